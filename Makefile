@@ -1,0 +1,42 @@
+# The project's commands. Each prepares what it needs (tools/bootstrap.sh) and does nothing twice.
+PYTHON := .venv/bin/python
+ARGS ?=
+
+.PHONY: help train test bench build asan tsan format clean
+
+help: ## list these commands
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
+
+train: ## train a small Llama on little memory (ARGS="..." goes to the script)
+	@tools/bootstrap.sh --extras examples
+	@$(PYTHON) examples/train_llama.py $(ARGS)
+
+test: ## build all, run the C++, install and Python tests
+	@python3 tools/run_tests.py
+
+bench: ## measure a step against other optimizers (ARGS="..." goes to the script)
+	@tools/bootstrap.sh --extras bench
+	@$(PYTHON) bench/step/run.py $(ARGS)
+
+build: ## build the C++ library and its tests into build/dev
+	@tools/bootstrap.sh --system-only
+	@cmake --preset dev
+	@cmake --build --preset dev
+
+asan: ## C++ tests under the address and undefined-behaviour sanitizers
+	@tools/bootstrap.sh --system-only
+	@cmake --preset asan
+	@cmake --build --preset asan
+	@ctest --preset asan
+
+tsan: ## C++ tests under the thread sanitizer
+	@tools/bootstrap.sh --system-only
+	@cmake --preset tsan
+	@cmake --build --preset tsan
+	@ctest --preset tsan
+
+format: ## format all C and C++ sources with clang-format
+	@git ls-files -co --exclude-standard -- '*.h' '*.c' '*.cpp' '*.inc' | xargs -r clang-format -i
+
+clean: ## remove all build results (keeps .venv)
+	rm -rf build dist

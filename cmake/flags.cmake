@@ -1,0 +1,28 @@
+# Compiler flags of all our code, as the target lowtide_flags; consumers of the library get none of them.
+# Results must not depend on the compiler's taste: contraction is off and no fast-math flag is ever set.
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Release, RelWithDebInfo or Debug" FORCE)
+endif()
+
+add_library(lowtide_flags INTERFACE)
+target_compile_features(lowtide_flags INTERFACE cxx_std_20 c_std_11)
+target_compile_options(
+  lowtide_flags
+  INTERFACE -ffp-contract=off
+            -fno-math-errno
+            -Wall
+            -Wextra
+            -Wpedantic)
+
+if(LOWTIDE_SANITIZE)
+  target_compile_options(lowtide_flags INTERFACE -fsanitize=${LOWTIDE_SANITIZE} -fno-sanitize-recover=all
+                                                 -fno-omit-frame-pointer)
+  target_link_options(lowtide_flags INTERFACE -fsanitize=${LOWTIDE_SANITIZE})
+endif()
+
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_C_EXTENSIONS OFF)
+set(CMAKE_C_VISIBILITY_PRESET hidden)
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)

@@ -1,0 +1,20 @@
+# The Python module lowtide._core (nanobind), with the library's objects linked in.
+find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
+if(NOT nanobind_DIR AND NOT LOWTIDE_FOR_WHEEL)
+  execute_process(
+    COMMAND "${Python_EXECUTABLE}" -m nanobind --cmake_dir
+    OUTPUT_VARIABLE lt_nanobind_dir OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  list(APPEND CMAKE_PREFIX_PATH "${lt_nanobind_dir}")
+endif()
+find_package(nanobind CONFIG QUIET)
+if(NOT nanobind_FOUND)
+  message(FATAL_ERROR "LOWTIDE_PYTHON needs nanobind >= 2.4: ${Python_EXECUTABLE} -m pip install nanobind")
+endif()
+
+nanobind_add_module(_core NB_STATIC NB_SUPPRESS_WARNINGS python/core_module.cpp python/param_binding.cpp)
+target_compile_definitions(_core PRIVATE LOWTIDE_VERSION="${PROJECT_VERSION}")
+target_link_libraries(_core PRIVATE lowtide_objects)
+
+if(LOWTIDE_FOR_WHEEL)
+  install(TARGETS _core LIBRARY DESTINATION lowtide COMPONENT python)
+endif()

@@ -1,0 +1,1 @@
+"""Parts of the LLaMA training example; ``examples/train_llama.py`` puts them together."""

@@ -1,0 +1,75 @@
+"""The model: a small LLaMA from ``transformers``, random weights, nothing downloaded."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from .config import Config
+
+
+def build_model(config: Config, vocab: int) -> nn.Module:
+    """A LlamaForCausalLM whose weights depend on the seed alone."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # its remarks are about pretrained weights, which are not used here
+    torch.manual_seed(config.seed)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=vocab,
+            hidden_size=config.width,
+            intermediate_size=config.ffn_width,
+            num_hidden_layers=config.layers,
+            num_attention_heads=config.heads,
+            num_key_value_heads=config.heads,
+            max_position_embeddings=config.context,
+            tie_word_embeddings=False,
+            use_cache=False,
+            # The defaults of LlamaConfig point at ids of another tokenizer.
+            bos_token_id=None,
+            eos_token_id=0,
+            pad_token_id=None,
+        )
+    )
+    if config.dtype == "bf16":
+        # Parameters only: the table of rotary frequencies is a buffer, and 8 bits of mantissa would bend positions.
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(torch.bfloat16)
+    return model.train()
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
+    """Matrices decay; norms and other vectors do not, since shrinking a gain regularizes nothing."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+
+
+def next_token_loss(model: nn.Module, windows: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy in nats of each next token, computed in fp32 whatever the weights are."""
+    logits = model(input_ids=windows[:, :-1], use_cache=False).logits
+    return F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
+
+
+@torch.no_grad()
+def validation_loss(model: nn.Module, windows: torch.Tensor, batch: int) -> float:
+    """Mean loss over all windows, weighted by their number so that a short last batch counts right."""
+    model.eval()
+    total = sum(float(next_token_loss(model, part)) * len(part) for part in windows.split(batch))
+    model.train()
+    return total / len(windows)
+
+
+def weights_sha256(model: nn.Module) -> str:
+    """A hash of every parameter's bits, to compare runs exactly."""
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        digest.update(name.encode())
+        digest.update(parameter.detach().contiguous().view(torch.uint8).numpy())
+    return digest.hexdigest()

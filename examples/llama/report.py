@@ -1,0 +1,97 @@
+"""The end of the job: one report as data, and the table that sums it up."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from . import memory
+from .config import Config
+
+MIB = 1 << 20
+
+
+def environment() -> dict[str, Any]:
+    """Versions and hardware: figures mean little without them."""
+    packages: dict[str, str | None] = {}
+    for name in ("torch", "transformers", "tokenizers", "numpy", "lowtide"):
+        try:
+            packages[name] = version(name)
+        except PackageNotFoundError:
+            packages[name] = None
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": memory.cpu_name(),
+        "cores": os.cpu_count(),
+        "packages": packages,
+    }
+
+
+def make_report(config: Config, data: dict[str, Any], runs: dict[str, Any], seconds: dict[str, float]) -> dict[str, Any]:
+    """Put everything together; the first run is the one the others are compared with."""
+    labels = list(runs)
+    first = runs[labels[0]]
+    comparison = {
+        label: {
+            "with": labels[0],
+            "validation_loss_difference": run["validation_loss"] - first["validation_loss"],
+            "train_loss_difference": run["train_loss"] - first["train_loss"],
+            "optimizer_bytes_ratio": run["optimizer_bytes"] / first["optimizer_bytes"],
+            "rss_peak_difference": run["rss_peak"] - first["rss_peak"],
+            "optimizer_ms_ratio": run["optimizer_ms_median"] / first["optimizer_ms_median"],
+            "same_start": run["initial_weights_sha256"] == first["initial_weights_sha256"],
+            "same_batches": run["batches_sha256"] == first["batches_sha256"],
+        }
+        for label, run in list(runs.items())[1:]
+    }
+    return {
+        "config": config.to_json(),
+        "environment": environment(),
+        "data": data,
+        "seconds": seconds,
+        "runs": runs,
+        "comparison": comparison,
+    }
+
+
+def print_table(report: dict[str, Any]) -> None:
+    """Show the runs side by side, then the differences in words."""
+    from rich.console import Console
+    from rich.table import Table
+
+    # A file has no width: 80 columns would fold the table there.
+    console = Console(width=None if sys.stdout.isatty() else 132)
+    runs = report["runs"].values()
+    table = Table(title=f"{next(iter(runs))['parameters']:,} parameters, {report['config']['steps']} steps, "
+                        f"text: {report['data']['source']}")  # fmt: skip
+    table.add_column("optimizer")
+    for column in ("train loss", "validation loss", "optimizer MiB", "bytes/param", "peak RSS MiB", "ms/step",
+                   "ms in step()"):  # fmt: skip
+        table.add_column(column, justify="right")
+    for run in runs:
+        table.add_row(
+            run["title"],
+            f"{run['train_loss']:.4f}",
+            f"{run['validation_loss']:.4f}",
+            f"{run['optimizer_bytes'] / MIB:.2f}",
+            f"{run['optimizer_bytes_per_parameter']:.3f}",
+            f"{run['rss_peak'] / MIB:.0f}",
+            f"{run['step_ms_median']:.1f}",
+            f"{run['optimizer_ms_median']:.2f}",
+        )
+    console.print(table)
+    for label, row in report["comparison"].items():
+        run, base = report["runs"][label], report["runs"][row["with"]]
+        console.print(
+            f"{run['title']} against {base['title']}: validation loss {row['validation_loss_difference']:+.4f} nat, "
+            f"optimizer memory x{row['optimizer_bytes_ratio']:.3f}, peak RSS "
+            f"{row['rss_peak_difference'] / MIB:+.1f} MiB, time in step() x{row['optimizer_ms_ratio']:.2f}",
+            highlight=False,
+            soft_wrap=True,
+        )
+        if not (row["same_start"] and row["same_batches"]):
+            console.print("  [bold red]the two did not start from the same weights or see the same batches[/]")

@@ -1,0 +1,29 @@
+// Errors of the C++ interface. One exception type; the kind says which Python exception or C status it becomes.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+#include "lowtide/export.h"
+
+namespace lowtide {
+
+// The values are those of lt_status in lowtide.h (a test holds the two together); never renumber.
+enum class ErrorKind : int {
+  kInvalidArgument = 1,  // the caller's value is wrong; nothing was changed          Python: ValueError
+  kOutOfMemory = 10,     // host or device memory could not be had; nothing changed   Python: MemoryError
+  kUnsupported = 20,     // valid, but this build or machine cannot do it             Python: NotImplementedError
+  kInternal = 90,        // a broken invariant: a bug of this library                 Python: RuntimeError
+};
+
+// Messages say what was got, what was wanted and, where it helps, what to do.
+class LT_API Error : public std::runtime_error {
+ public:
+  Error(ErrorKind kind, const std::string& message) : std::runtime_error(message), kind_(kind) {}
+  ErrorKind kind() const noexcept { return kind_; }
+
+ private:
+  ErrorKind kind_;
+};
+
+}  // namespace lowtide

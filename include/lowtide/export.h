@@ -1,0 +1,8 @@
+// Marks what the shared library shows; everything else is hidden.
+#pragma once
+
+#if defined(_WIN32)
+#error "Lowtide is built for POSIX systems; Windows is not supported yet"
+#else
+#define LT_API __attribute__((visibility("default")))
+#endif

@@ -1,0 +1,151 @@
+// The optimizer: parameters in groups, quantized state that it owns, one call per step.
+//
+// Threads: one Optimizer may be used by one thread at a time; a second concurrent call is refused with an Error.
+// Different Optimizers are independent. Results never depend on the number of threads or the instruction set.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lowtide/error.h"
+#include "lowtide/export.h"
+#include "lowtide/tensor.h"
+
+namespace lowtide {
+
+// What a step does when some gradient holds a NaN, an infinity or a magnitude of 2^62 and above (its square could
+// overflow).
+enum class NonFinite : int32_t {
+  kSkip = 0,       // no parameter and no state changes, nothing is counted as a step; StepResult says so
+  kRaise = 1,      // as kSkip, but throws Error(kInvalidArgument) naming the parameter
+  kPropagate = 2,  // no check (saves one read of the gradients); values spread as in torch.optim
+};
+
+struct OptimizerOptions {
+  // -- affect results
+  std::string rule = "adamw";  // one of rule_names()
+  NonFinite nonfinite = NonFinite::kSkip;
+  // -- affect speed only
+  int threads = 0;         // worker threads incl. the caller; 0 = one per core this process may run on
+  std::string cpu_target;  // "" = best for this CPU, else one of cpu_targets()
+};
+
+// Hyper-parameters of all rules; a rule reads those it names in docs/rules.md and ignores the others.
+struct Hyper {
+  double lr = 1e-3;           // >= 0, finite
+  double beta1 = 0.9;         // [0, 1)
+  double beta2 = 0.999;       // [0, 1)
+  double eps = 1e-8;          // > 0 as float32: 0 would divide 0 by 0 where a gradient was always zero
+  double weight_decay = 0;    // >= 0, finite
+  double momentum = 0;        // >= 0, finite
+  double dampening = 0;       // finite; must be 0 with nesterov
+  bool nesterov = false;      // needs momentum > 0
+  bool maximize = false;      // step along the gradient instead of against it
+};
+
+// The rule's usual defaults (those of torch.optim, and of the Lion paper).
+LT_API Hyper default_hyper(const std::string& rule);
+
+struct GroupOptions {
+  Hyper hyper;
+  std::string state = "dynamic8";      // codec of the state, one of codec_names()
+  int64_t min_quantized_numel = 4096;  // parameters with fewer elements keep float32 state
+};
+
+// A gradient for one step: the parameter's sizes, strides in elements (nullptr = contiguous; 0 allowed). Borrowed for
+// the call. data == nullptr: this parameter has no gradient and is left alone.
+struct Gradient {
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+  const int64_t* strides = nullptr;
+};
+
+struct StepOptions {
+  void* stream = nullptr;      // device stream to be ordered on; must be nullptr for CPU parameters
+  double grad_scale = 1.0;     // every gradient is multiplied by this (as float32) before use, e.g. 1/loss scale
+  bool assume_finite = false;  // the caller has checked the gradients already: no second check
+};
+
+struct StepResult {
+  bool applied = true;            // false: skipped because of a non-finite gradient
+  int64_t nonfinite_param = -1;   // the first parameter (by number) whose gradient was not finite
+};
+
+// One state of one parameter, in the optimizer's memory, alive as long as the Optimizer.
+// codes: the parameter's sizes, contiguous; code_bytes each. scales: float32 [rows][blocks_per_row], nullptr if the
+// codec has none; decoded value = table[code] * scale of its block of `block` elements within the row.
+struct StateView {
+  std::string name;   // "exp_avg", "exp_avg_sq", "momentum_buffer"
+  std::string codec;  // "fp32", "bf16", "dynamic8"
+  void* codes = nullptr;
+  float* scales = nullptr;
+  int64_t numel = 0, rows = 0, blocks_per_row = 0;
+  int code_bytes = 0, block = 0;
+};
+
+struct MemoryReport {
+  int64_t params = 0;           // parameters with state
+  int64_t elements = 0;         // their elements
+  int64_t state_bytes = 0;      // codes + scales: what the formats need
+  int64_t allocated_bytes = 0;  // what was taken from the system for them (alignment included)
+  int64_t steps = 0, skipped_steps = 0;
+};
+
+class LT_API Optimizer {
+ public:
+  explicit Optimizer(const OptimizerOptions& options);
+  ~Optimizer();
+  Optimizer(Optimizer&&) noexcept;
+  Optimizer& operator=(Optimizer&&) noexcept;
+
+  // Adds a group; returns its number, from 0. Throws kInvalidArgument on a bad value.
+  int add_group(const GroupOptions& options);
+  void set_hyper(int group, const Hyper& hyper);
+  const Hyper& hyper(int group) const;
+
+  // Registers a parameter (not owned, must outlive the optimizer or be rebound) and allocates its state, zeroed.
+  // Returns its number, counted from 0 over all groups. Refuses element types, sizes and layouts it cannot step
+  // (two elements at one address). with_state = false postpones the allocation to the first gradient.
+  int64_t add_param(int group, const TensorView& param, bool with_state = true);
+  // The parameter's memory moved (same sizes; type and strides may differ). State is kept.
+  void rebind(int64_t param, const TensorView& view);
+  int64_t param_count() const;
+
+  // One step over all parameters; grads[i] belongs to parameter i. Either all parameters and states are stepped or,
+  // on a non-finite gradient or any Error, none is.
+  StepResult step(std::span<const Gradient> grads, const StepOptions& options = {});
+
+  // States of a parameter in the rule's order; empty if it has none yet.
+  std::vector<StateView> state(int64_t param) const;
+  bool has_state(int64_t param) const;
+  void allocate_state(int64_t param);
+  // Name of the codec this parameter's state has or will have (float32 for small parameters).
+  const char* state_codec(int64_t param) const;
+  // Number of steps this parameter has taken; writable (resume).
+  int64_t* step_count(int64_t param);
+  // Decode state k to row-major float32 [numel], or encode it from there. import makes the state that a step would
+  // have stored for these values.
+  void export_state(int64_t param, int k, float* out) const;
+  void import_state(int64_t param, int k, const float* in);
+
+  void set_threads(int threads);  // as OptimizerOptions::threads
+  void set_nonfinite(NonFinite policy);
+  MemoryReport report() const;
+  const char* cpu_target() const;  // the instruction set in use
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+LT_API std::vector<std::string> rule_names();
+LT_API std::vector<std::string> codec_names();
+LT_API std::vector<std::string> state_names(const std::string& rule);  // e.g. "exp_avg", "exp_avg_sq"
+// Instruction-set paths that this CPU can run, best first: "avx512_vbmi", "avx512", "avx2", "scalar".
+LT_API std::vector<std::string> cpu_targets();
+LT_API const char* version();  // "0.1.0"
+
+}  // namespace lowtide

@@ -1,0 +1,201 @@
+// The Python module lowtide._core: lowtide::Optimizer plus the torch tensors it steps. No torch headers and no torch ABI:
+// tensors are read through their Python attributes, states go out through DLPack.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "param_binding.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using lowtide::python::ParamBinding;
+
+namespace {
+
+// Hyper-parameters by name: the one list that both directions use.
+template <class Fn>
+void for_each_hyper(lowtide::Hyper& h, Fn&& field) {
+  field("lr", h.lr);
+  field("beta1", h.beta1);
+  field("beta2", h.beta2);
+  field("eps", h.eps);
+  field("weight_decay", h.weight_decay);
+  field("momentum", h.momentum);
+  field("dampening", h.dampening);
+  field("nesterov", h.nesterov);
+  field("maximize", h.maximize);
+}
+
+// Missing keys keep `h`'s values; unknown keys are refused.
+lowtide::Hyper hyper_from(lowtide::Hyper h, const nb::dict& given) {
+  size_t used = 0;
+  for_each_hyper(h, [&](const char* name, auto& value) {
+    if (!given.contains(name)) return;
+    ++used;
+    try {
+      value = nb::cast<std::remove_reference_t<decltype(value)>>(given[name]);
+    } catch (const nb::cast_error&) {
+      const std::string text = nb::cast<std::string>(nb::repr(given[name]));
+      throw nb::value_error(("got " + std::string(name) + "=" + text + ", wanted a number").c_str());
+    }
+  });
+  if (used != given.size()) {
+    const std::string keys = nb::cast<std::string>(nb::repr(given.keys()));
+    throw nb::value_error(("unknown hyper-parameter among " + keys).c_str());
+  }
+  return h;
+}
+
+lowtide::NonFinite nonfinite_from(const std::string& name) {
+  if (name == "skip") return lowtide::NonFinite::kSkip;
+  if (name == "raise") return lowtide::NonFinite::kRaise;
+  if (name == "propagate") return lowtide::NonFinite::kPropagate;
+  throw nb::value_error(("got nonfinite='" + name + "', wanted 'skip', 'raise' or 'propagate'").c_str());
+}
+
+// The Python object: the optimizer and the tensors of its parameters.
+class PyOptimizer {
+ public:
+  PyOptimizer(const std::string& rule, const std::string& nonfinite, int threads, const std::string& cpu_target)
+      : rule_(rule), core_({rule, nonfinite_from(nonfinite), threads, cpu_target}), binding_(core_) {}
+
+  int add_group(const nb::dict& hyper, const std::string& state, int64_t min_quantized_numel) {
+    return core_.add_group({hyper_from(lowtide::default_hyper(rule_), hyper), state, min_quantized_numel});
+  }
+  void set_hyper(int group, const nb::dict& hyper) { core_.set_hyper(group, hyper_from(core_.hyper(group), hyper)); }
+  void set_threads(int threads) { core_.set_threads(threads); }
+  void set_nonfinite(const std::string& policy) { core_.set_nonfinite(nonfinite_from(policy)); }
+  int64_t add_param(int group, nb::object param, bool with_state) { return binding_.add(group, param, with_state); }
+
+  int64_t step(double grad_scale, bool assume_finite) {
+    const auto& grads = binding_.collect();
+    lowtide::StepOptions options;
+    options.grad_scale = grad_scale;
+    options.assume_finite = assume_finite;
+    const nb::gil_scoped_release nogil;
+    return core_.step(grads, options).nonfinite_param;
+  }
+
+  bool has_state(int64_t param) const { return core_.has_state(param); }
+  void allocate_state(int64_t param) { core_.allocate_state(param); }
+  void set_step_count(int64_t param, int64_t step) {
+    if (step < 0) throw nb::value_error("got a step count below 0");
+    *core_.step_count(param) = step;
+  }
+
+  std::vector<std::string> state_names() const { return lowtide::state_names(rule_); }
+  std::string state_codec(int64_t param) const { return core_.state_codec(param); }
+
+  nb::dict state(nb::handle self, int64_t param) {
+    nb::dict out;
+    out["step"] = tensor(self, core_.step_count(param), {}, nb::dtype<int64_t>());
+    const std::vector<int64_t>& sizes = binding_.sizes(param);
+    for (const lowtide::StateView& view : core_.state(param)) {
+      const nb::dlpack::dtype type = view.code_bytes == 1   ? nb::dtype<uint8_t>()
+                                     : view.code_bytes == 2 ? nb::dlpack::dtype{4 /* bfloat */, 16, 1}
+                                                            : nb::dtype<float>();
+      out[view.name.c_str()] = tensor(self, view.codes, sizes, type);
+      if (view.scales)
+        out[(view.name + "_scale").c_str()] = tensor(self, view.scales, {view.rows, view.blocks_per_row}, nb::dtype<float>());
+    }
+    return out;
+  }
+
+  nb::object export_state(int64_t param, int k) {
+    nb::object out = binding_.empty_like(param);
+    core_.export_state(param, k, static_cast<float*>(ParamBinding::data_pointer(out)));
+    return out;
+  }
+  void import_state(int64_t param, int k, nb::object value) {
+    core_.import_state(param, k, static_cast<const float*>(binding_.float_data(param, value)));
+  }
+
+  nb::dict report() const {
+    const lowtide::MemoryReport r = core_.report();
+    nb::dict out;
+    out["params"] = r.params;
+    out["elements"] = r.elements;
+    out["state_bytes"] = r.state_bytes;
+    out["allocated_bytes"] = r.allocated_bytes;
+    out["steps"] = r.steps;
+    out["skipped_steps"] = r.skipped_steps;
+    return out;
+  }
+  std::string cpu_target() const { return core_.cpu_target(); }
+
+  ParamBinding& binding() { return binding_; }
+
+ private:
+  // A torch tensor over the optimizer's memory; it keeps the optimizer alive.
+  static nb::object tensor(nb::handle owner, void* data, const std::vector<int64_t>& sizes, nb::dlpack::dtype type) {
+    const std::vector<size_t> shape(sizes.begin(), sizes.end());
+    return nb::cast(nb::ndarray<nb::pytorch>(data, shape.size(), shape.data(), owner, nullptr, type));
+  }
+
+  std::string rule_;
+  lowtide::Optimizer core_;
+  ParamBinding binding_;
+};
+
+// Parameters refer to the optimizer (hooks, closures) and it to them: let the garbage collector see the cycle.
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (!nb::inst_ready(self)) return 0;
+  for (const nb::object& param : nb::inst_ptr<PyOptimizer>(self)->binding().params()) Py_VISIT(param.ptr());
+  return 0;
+}
+int clear(PyObject* self) {
+  nb::inst_ptr<PyOptimizer>(self)->binding().clear();
+  return 0;
+}
+PyType_Slot kSlots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse)},
+                        {Py_tp_clear, reinterpret_cast<void*>(clear)},
+                        {0, nullptr}};
+
+}  // namespace
+
+NB_MODULE(_core, m) {
+  m.attr("__version__") = lowtide::version();
+  nb::register_exception_translator([](const std::exception_ptr& p, void*) {
+    try {
+      std::rethrow_exception(p);
+    } catch (const lowtide::Error& e) {
+      switch (e.kind()) {
+        case lowtide::ErrorKind::kInvalidArgument: PyErr_SetString(PyExc_ValueError, e.what()); break;
+        case lowtide::ErrorKind::kOutOfMemory: PyErr_SetString(PyExc_MemoryError, e.what()); break;
+        case lowtide::ErrorKind::kUnsupported: PyErr_SetString(PyExc_NotImplementedError, e.what()); break;
+        case lowtide::ErrorKind::kInternal: PyErr_SetString(PyExc_RuntimeError, e.what()); break;
+      }
+    }
+  });
+  m.def("rule_names", &lowtide::rule_names);
+  m.def("codec_names", &lowtide::codec_names);
+  m.def("cpu_targets", &lowtide::cpu_targets);
+  m.def("default_hyper", [](const std::string& rule) {
+    lowtide::Hyper h = lowtide::default_hyper(rule);
+    nb::dict out;
+    for_each_hyper(h, [&](const char* name, auto& value) { out[name] = value; });
+    return out;
+  });
+  nb::class_<PyOptimizer>(m, "Optimizer", nb::type_slots(kSlots))
+      .def(nb::init<const std::string&, const std::string&, int, const std::string&>(), "rule"_a, "nonfinite"_a = "skip",
+           "threads"_a = 0, "cpu_target"_a = "")
+      .def("add_group", &PyOptimizer::add_group, "hyper"_a, "state"_a, "min_quantized_numel"_a)
+      .def("set_hyper", &PyOptimizer::set_hyper, "group"_a, "hyper"_a)
+      .def("set_threads", &PyOptimizer::set_threads, "threads"_a)
+      .def("set_nonfinite", &PyOptimizer::set_nonfinite, "nonfinite"_a)
+      .def("add_param", &PyOptimizer::add_param, "group"_a, "param"_a, "with_state"_a = true)
+      .def("step", &PyOptimizer::step, "grad_scale"_a = 1.0, "assume_finite"_a = false)
+      .def("has_state", &PyOptimizer::has_state, "param"_a)
+      .def("allocate_state", &PyOptimizer::allocate_state, "param"_a)
+      .def("state_names", &PyOptimizer::state_names)
+      .def("state_codec", &PyOptimizer::state_codec, "param"_a)
+      .def("state", [](nb::pointer_and_handle<PyOptimizer> self, int64_t param) { return self.p->state(self.h, param); },
+           "param"_a)
+      .def("export_state", &PyOptimizer::export_state, "param"_a, "k"_a)
+      .def("import_state", &PyOptimizer::import_state, "param"_a, "k"_a, "value"_a)
+      .def("set_step_count", &PyOptimizer::set_step_count, "param"_a, "step"_a)
+      .def("report", &PyOptimizer::report)
+      .def("cpu_target", &PyOptimizer::cpu_target);
+}

@@ -1,0 +1,37 @@
+"""Lowtide: torch optimizers whose state is small.
+
+    import lowtide
+    optimizer = lowtide.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1)    # about 2 bytes of state per parameter
+
+The classes are `torch.optim.Optimizer`s: schedulers, closures, hooks, gradient clipping, GradScaler, `state_dict` and
+`load_state_dict` work as they do there. `state="fp32"` computes what torch computes, `"bf16"` halves the state and
+`"dynamic8"` (the default) quarters it. Errors: ValueError and TypeError for bad arguments, naming what was given and
+what is wanted; MemoryError. A call that raises has changed nothing.
+"""
+
+from typing_extensions import TypedDict
+
+from lowtide import _core
+from lowtide.rules import SGD, Adam, AdamW, Lion
+
+__version__: str = _core.__version__
+
+__all__ = ["SGD", "Adam", "AdamW", "Lion", "__version__", "backends"]
+
+
+class Backend(TypedDict):
+    """Whether parameters of a kind of device can be stepped, and why or how, in words."""
+
+    available: bool
+    detail: str
+
+
+def backends() -> dict[str, Backend]:
+    """What this installation can run on: backend name → {"available": bool, "detail": str}."""
+    targets = _core.cpu_targets()
+    absent = "not part of this build; parameters must be CPU tensors"
+    return {
+        "cpu": {"available": True, "detail": f"uses {targets[0]}; this CPU can run {', '.join(targets)}"},
+        "sycl": {"available": False, "detail": absent},
+        "cuda": {"available": False, "detail": absent},
+    }

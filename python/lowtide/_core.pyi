@@ -1,0 +1,54 @@
+"""The compiled core (nanobind). Private: use the classes of `lowtide`."""
+
+from collections.abc import Sequence
+
+import torch
+
+__version__: str
+
+def rule_names() -> list[str]: ...
+def codec_names() -> list[str]: ...
+def cpu_targets() -> list[str]:
+    """Instruction-set paths this CPU can run, best first."""
+
+def default_hyper(rule: str) -> dict[str, float | bool]:
+    """Hyper-parameters of `rule` with their defaults; the keys are those `Optimizer.set_hyper` takes."""
+
+class Optimizer:
+    """A `lowtide::Optimizer` plus the parameters' tensors. Bad values raise ValueError and change nothing."""
+
+    def __init__(self, rule: str, nonfinite: str = "skip", threads: int = 0, cpu_target: str = "") -> None: ...
+    def add_group(self, hyper: dict[str, float | bool], state: str, min_quantized_numel: int) -> int: ...
+    def set_hyper(self, group: int, hyper: dict[str, float | bool]) -> None: ...
+    def set_threads(self, threads: int) -> None: ...
+    def set_nonfinite(self, nonfinite: str) -> None: ...
+    def add_param(self, group: int, param: torch.Tensor, with_state: bool = True) -> int:
+        """Registers a strided CPU tensor of float32, bfloat16 or float16; returns its number (0, 1, ... over all groups)."""
+
+    def step(self, grad_scale: float = 1.0, assume_finite: bool = False) -> int:
+        """One step over every parameter whose `.grad` is not None. Returns -1 when applied, else (skipped) the number
+        of the first parameter with a non-finite gradient. Releases the GIL while computing."""
+
+    def has_state(self, param: int) -> bool: ...
+    def allocate_state(self, param: int) -> None: ...
+    def state_names(self) -> list[str]:
+        """e.g. ["exp_avg", "exp_avg_sq"]"""
+
+    def state_codec(self, param: int) -> str:
+        """Codec in use for this parameter (float32 for small ones)."""
+
+    def state(self, param: int) -> dict[str, torch.Tensor]:
+        """Views (no copies) of the live state: "step" int64 (), NAME with the parameter's sizes (float32, bfloat16 or
+        uint8 codes), and NAME_scale float32 (rows, ceil(row length / block)) where the codec has scales."""
+
+    def export_state(self, param: int, k: int) -> torch.Tensor:
+        """State k decoded to float32, the parameter's sizes (a copy)."""
+
+    def import_state(self, param: int, k: int, value: torch.Tensor) -> None:
+        """Encodes a contiguous float32 CPU tensor of the parameter's sizes into state k."""
+
+    def set_step_count(self, param: int, step: int) -> None: ...
+    def report(self) -> dict[str, int]:
+        """params, elements, state_bytes, allocated_bytes, steps, skipped_steps."""
+
+    def cpu_target(self) -> str: ...

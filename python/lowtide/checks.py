@@ -1,0 +1,127 @@
+"""Checks of what users hand over: parameters, options and hyper-parameters. None runs once per parameter in a step."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+PARAMETER_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Arguments of torch.optim that change what a step means, and are not offered: refused by name instead of ignored.
+REFUSED = {
+    "amsgrad": "the running maximum of the second moment is not kept",
+    "capturable": "steps of CPU parameters cannot be captured in a graph",
+    "differentiable": "steps are not recorded by autograd",
+}
+# Options of the whole optimizer, which a parameter group cannot set for itself.
+WHOLE_OPTIMIZER = ("memory", "nonfinite", "amp_scaling")
+_LARGEST_STEP = 2**53
+
+
+def refuse_unsupported(options: Mapping[str, Any], where: str) -> None:
+    """Raises ValueError for an option of torch.optim that would be wrong to ignore."""
+    for name, reason in REFUSED.items():
+        if options.get(name):
+            raise ValueError(f"{where}: {name}: got {options[name]!r}, wanted False or None: {reason}")
+
+
+def number(name: str, value: object) -> float:
+    """`value` as a float: a real number or a tensor of one element. TypeError or, for other tensors, ValueError."""
+    if type(value) is float:
+        return value
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1 or value.is_complex():
+            raise ValueError(
+                f"{name}: got a {value.dtype} tensor of shape {tuple(value.shape)}, wanted one real element"
+            )
+        return float(value)
+    if isinstance(value, Real):
+        return float(value)
+    raise TypeError(f"{name}: got {value!r} ({type(value).__name__}), wanted a number or a tensor of one element")
+
+
+def hyper_values(keys: Sequence[str], group: Mapping[str, Any]) -> tuple[float, ...]:
+    """The values of the core's hyper-parameters `keys` in a parameter group. Ranges are the core's business."""
+    values: list[float] = []
+    try:
+        for key in keys:
+            if key == "beta1" or key == "beta2":
+                betas = group["betas"]
+                if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+                    raise TypeError(f"betas: got {betas!r}, wanted a pair of numbers")
+                place = 0 if key == "beta1" else 1
+                values.append(number(f"betas[{place}]", betas[place]))
+            elif key == "maximize" or key == "nesterov":
+                if not isinstance(group[key], (bool, int)):
+                    raise TypeError(f"{key}: got {group[key]!r} ({type(group[key]).__name__}), wanted a bool")
+                values.append(bool(group[key]))
+            else:
+                values.append(number(key, group[key]))
+    except KeyError as error:
+        raise ValueError(f"the parameter group has no {error}, wanted all of {list(group_keys(keys))}") from None
+    return tuple(values)
+
+
+def group_keys(keys: Iterable[str]) -> dict[str, None]:
+    """The names, in a parameter group, of the core's hyper-parameters: `betas` for beta1 and beta2. An ordered set."""
+    return {"betas" if key in ("beta1", "beta2") else key: None for key in keys}
+
+
+def check_parameter(param: torch.Tensor, where: str) -> None:
+    """Raises for a tensor that cannot be stepped: a wrapper of others, a device, a layout or an element type."""
+    if is_traceable_wrapper_subclass(param) or "DTensor" in type(param).__name__:
+        raise TypeError(f"{where}: got a {type(param).__name__}, wanted a plain tensor or torch.nn.Parameter")
+    if torch.nn.parameter.is_lazy(param):
+        raise ValueError(f"{where}: got an uninitialized parameter, wanted one with a shape: run the lazy module first")
+    if param.device.type != "cpu":
+        raise ValueError(f"{where}: got a tensor on {param.device}, wanted cpu")
+    if param.layout != torch.strided:
+        raise ValueError(f"{where}: got layout {param.layout}, wanted torch.strided")
+    if param.dtype not in PARAMETER_DTYPES:
+        wanted = ", ".join(str(dtype) for dtype in PARAMETER_DTYPES)
+        raise ValueError(f"{where}: got {param.dtype}, wanted one of {wanted}")
+
+
+def expect(condition: bool, where: str, got: object, wanted: object) -> None:
+    """Raises ValueError unless `condition` holds."""
+    if not condition:
+        raise ValueError(f"{where}: got {got}, wanted {wanted}")
+
+
+def check_tensor(value: object, where: str) -> None:
+    """Raises ValueError unless `value` is a dense tensor with data, of no special kind."""
+    plain = isinstance(value, torch.Tensor) and not is_traceable_wrapper_subclass(value)
+    expect(plain, where, type(value).__name__, "a plain tensor")
+    assert isinstance(value, torch.Tensor)
+    expect(
+        value.layout == torch.strided and not value.is_meta,
+        where,
+        f"a {value.layout} tensor on {value.device}",
+        "a dense one",
+    )
+
+
+def check_moment(tensor: torch.Tensor, where: str, nonfinite: str, positive: bool) -> None:
+    """Raises ValueError for a garbled moment: it would spread through its block in silence."""
+    if nonfinite == "propagate" or not tensor.is_floating_point() or tensor.numel() == 0:
+        return
+    low, high = (float(bound) for bound in torch.aminmax(tensor.detach()))
+    expect(low > float("-inf") and high < float("inf"), where, f"values from {low} to {high}", "finite ones")
+    expect(low >= 0 or not positive, where, f"values from {low} to {high}", "none below 0")
+
+
+def read_step(entry: dict[str, Any], where: str) -> int:
+    """The number of steps in a saved entry: a Python number or a tensor of one element."""
+    step = entry.get("step")
+    try:
+        value = number("step", step)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{where}, {error}") from error
+    expect(
+        0 <= value <= _LARGEST_STEP and value == int(value),
+        f"{where}, step",
+        value,
+        f"an integer from 0 to {_LARGEST_STEP}",
+    )
+    return int(value)

@@ -1,0 +1,264 @@
+"""The class that all Lowtide optimizers share: `torch.optim.Optimizer` semantics over the compiled core.
+
+Parameters are numbered by their place over all groups, here, in the core and in `state_dict()`. Python decides nothing
+about the mathematics: it reads the groups' options, makes one call per step and hands out views of the state.
+"""
+
+from collections.abc import Callable
+from operator import is_
+from typing import Any, overload
+
+import torch
+from torch.optim.optimizer import ParamsT
+from typing_extensions import TypedDict
+
+from lowtide import _core, checks
+from lowtide import state_dict as formats
+
+
+class Options(TypedDict, total=False):
+    """Keyword options of every optimizer. Those marked (group) may also be set per parameter group."""
+
+    state: str  # (group) "dynamic8": 1 byte per value and 4 per block of 256; "bf16": 2 bytes; "fp32": 4 bytes
+    min_quantized_numel: int  # (group) parameters with fewer elements keep float32 state (default 4096)
+    maximize: bool  # (group) step along the gradient instead of against it
+    nonfinite: str  # for a NaN, infinity or magnitude >= 2^62: "skip" the step and count it, "raise", or "propagate"
+    amp_scaling: bool  # let GradScaler hand over its scale: gradients are unscaled within the step, not before it
+    memory: None  # reserved: where state lives
+    foreach: bool | None  # accepted for code written for torch.optim and ignored: a step is always one fused call
+    fused: bool | None  # likewise
+    capturable: bool  # must be False
+    differentiable: bool  # must be False
+
+
+class Optimizer(torch.optim.Optimizer):
+    """Base class; use `Adam`, `AdamW`, `Lion` or `SGD`.
+
+    Parameters: CPU tensors of float32, bfloat16 or float16, dense, of any shape and stride in which no two elements
+    share an address. A frozen parameter (`requires_grad=False`) gets its state with its first gradient; one whose
+    `.grad` is None is left alone. `state[p]` holds views of the live state: "step" (int64) and each moment (float32,
+    bfloat16, or uint8 codes with a float32 "…_scale" per block). Removing entries from `state` starts those parameters
+    afresh; assigning others has no effect.
+    """
+
+    def __init__(self, params: ParamsT, rule: str, hyper: dict[str, Any], options: Options) -> None:
+        name = type(self).__name__
+        unknown = [key for key in options if key not in Options.__annotations__]
+        if unknown:
+            raise TypeError(
+                f"{name}: got unknown option {unknown[0]!r}, wanted one of {sorted(Options.__annotations__)}"
+            )
+        checks.refuse_unsupported(options, name)
+        if options.get("memory") is not None:
+            raise ValueError(
+                f"memory: got {options['memory']!r}, wanted None: state lives in RAM beside its parameter; "
+                "tiers come in a later version"
+            )
+        self._amp_scaling = bool(options.get("amp_scaling", False))
+        self._nonfinite = options.get("nonfinite", "skip")
+        self._open_core(rule)
+        defaults = {
+            **hyper,
+            "maximize": options.get("maximize", False),
+            "state": options.get("state", "dynamic8"),
+            "min_quantized_numel": options.get("min_quantized_numel", 4096),
+            **formats.stamp(rule),
+        }
+        super().__init__(params, defaults)
+
+    def _open_core(self, rule: str) -> None:
+        """Starts with a core without groups."""
+        self._rule = rule
+        self._threads = torch.get_num_threads()
+        self._core = _core.Optimizer(rule, self._nonfinite, self._threads)
+        self._hyper_keys = tuple(_core.default_hyper(rule))
+        self._pushed: list[tuple[float, ...]] = []  # per group: the hyper-parameters that the core has
+        self._formats: list[tuple[Any, Any]] = []  # per group: state and min_quantized_numel, fixed when it was added
+        self._members: list[list[torch.Tensor]] = []  # per group: the parameters that the core has
+        self._params: list[torch.Tensor] = []  # all of them, by number
+        self._awaited: list[int] = []  # numbers of parameters whose state is not there yet: a step may bring it
+        self._with_state = 0  # parameters with state, as the core last counted them
+        self._scaler_skips = 0
+        if self._amp_scaling:
+            self._step_supports_amp_scaling = True
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group as torch does. On an error the optimizer is as it was.
+
+        Raises ValueError or TypeError for a parameter or an option that cannot be used; MemoryError.
+        """
+        if not isinstance(param_group, dict):
+            raise TypeError(f"param_group: got {type(param_group).__name__}, wanted a dict")
+        number = len(self.param_groups)
+        where = f"parameter group {number}"
+        if "params" not in param_group:
+            raise ValueError(f"{where}: got keys {sorted(map(str, param_group))}, wanted 'params' among them")
+        checks.refuse_unsupported(param_group, where)
+        for name in checks.WHOLE_OPTIMIZER:
+            if name in param_group:
+                raise ValueError(
+                    f"{where}: got the option {name!r}, which belongs to the whole optimizer: pass it there"
+                )
+        if not isinstance(param_group["params"], (torch.Tensor, set)):
+            param_group["params"] = list(param_group["params"])
+            bare = [entry[1] if isinstance(entry, tuple) else entry for entry in param_group["params"]]
+            if len({id(entry) for entry in bare}) != len(bare):
+                raise ValueError(f"{where}: got the same parameter more than once, wanted each once")
+        super().add_param_group(param_group)
+        try:
+            param_group.update(formats.stamp(self._rule))
+            params: list[torch.Tensor] = param_group["params"]
+            for place, param in enumerate(params):
+                checks.check_parameter(param, f"{where}, parameter {place}")
+            if self._pushed:  # A core cannot forget a group, so one added during training is tried out on another core.
+                self._register(_core.Optimizer(self._rule), param_group)
+            values = self._register(self._core, param_group)
+        except BaseException:
+            self.param_groups.pop()
+            raise
+        self._pushed.append(values)
+        self._formats.append((param_group["state"], param_group["min_quantized_numel"]))
+        self._members.append(list(params))
+        for param in params:
+            index = len(self._params)
+            self._params.append(param)
+            if not param.requires_grad:
+                self._awaited.append(index)
+            self.state[param] = self._core.state(index) if param.requires_grad else {}
+
+    def _register(self, core: _core.Optimizer, group: dict[str, Any]) -> tuple[float, ...]:
+        """Adds a group and its parameters to `core`; returns the hyper-parameters that it now has."""
+        values = checks.hyper_values(self._hyper_keys, group)
+        number = core.add_group(
+            dict(zip(self._hyper_keys, values, strict=True)), group["state"], group["min_quantized_numel"]
+        )
+        for param in group["params"]:
+            core.add_param(number, param, param.requires_grad)
+        return values
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One step over every parameter that has a gradient; returns the closure's loss, if there is a closure.
+
+        Raises ValueError when a hyper-parameter is out of range, a gradient cannot be used (sparse, of another shape),
+        a parameter was moved, re-typed or resized, or, with nonfinite="raise", a gradient is not finite. Nothing has
+        changed then.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._push_options()
+        scale, assume_finite = 1.0, False
+        if self._amp_scaling and (found := getattr(self, "found_inf", None)) is not None:
+            if float(found) > 0:
+                self._scaler_skips += 1
+                return loss
+            assume_finite = True
+            if (loss_scale := getattr(self, "grad_scale", None)) is not None:
+                scale = 1.0 / float(loss_scale)
+        self._core.step(scale, assume_finite)
+        if self._awaited:
+            self._adopt_new_state()
+        return loss
+
+    def _push_options(self) -> None:
+        """Brings the core up to date with what may have changed since the last step. No work per parameter but one
+        comparison of addresses."""
+        groups = self.param_groups
+        if len(groups) != len(self._pushed):
+            raise ValueError(f"param_groups: got {len(groups)} groups, wanted {len(self._pushed)}: use add_param_group")
+        for number, group in enumerate(groups):
+            members, params = self._members[number], group["params"]
+            if len(params) != len(members) or not all(map(is_, params, members)):
+                raise ValueError(
+                    f"param_groups[{number}]['params']: got other tensors than those registered: use add_param_group, "
+                    "or build a new optimizer and load the state_dict"
+                )
+            if (group["state"], group["min_quantized_numel"]) != self._formats[number]:
+                raise ValueError(
+                    f"param_groups[{number}]: got state, min_quantized_numel = {group['state']!r}, "
+                    f"{group['min_quantized_numel']!r}, wanted {self._formats[number]}: fixed when the group is added"
+                )
+            values = checks.hyper_values(self._hyper_keys, group)
+            if values != self._pushed[number]:
+                self._core.set_hyper(number, dict(zip(self._hyper_keys, values, strict=True)))
+                self._note_momentum(number, self._pushed[number], values)
+                self._pushed[number] = values
+        threads = torch.get_num_threads()
+        if threads != self._threads:
+            self._core.set_threads(threads)
+            self._threads = threads
+        if len(self.state) < len(self._params):
+            formats.restart_removed(self)
+
+    def _note_momentum(self, number: int, old: tuple[float, ...], new: tuple[float, ...]) -> None:
+        """SGD's state comes with its momentum: the step after a change from or to 0 may allocate it."""
+        if "momentum" in self._hyper_keys:
+            place = self._hyper_keys.index("momentum")
+            if bool(old[place]) != bool(new[place]):
+                start = sum(len(members) for members in self._members[:number])
+                added = range(start, start + len(self._members[number]))
+                self._awaited = sorted({*self._awaited, *added})
+                self._with_state = -1
+
+    def _adopt_new_state(self) -> None:
+        """Shows, in `state`, what the core has allocated for parameters that had their first gradient."""
+        count = self._core.report()["params"]
+        if count == self._with_state:
+            return
+        self._with_state = count
+        for index in self._awaited:
+            if self._core.has_state(index):
+                self.state[self._params[index]] = self._core.state(index)
+        self._awaited = [index for index in self._awaited if not self._core.has_state(index)]
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps that changed nothing because a gradient was not finite (those that GradScaler keeps from this optimizer
+        are not seen here)."""
+        return self._core.report()["skipped_steps"] + self._scaler_skips
+
+    def report(self) -> dict[str, int | float]:
+        """Memory in bytes, and counts: params (with state), elements, state_bytes (what the formats need),
+        allocated_bytes, steps, skipped_steps, bytes_per_parameter (state_bytes per element)."""
+        out: dict[str, int | float] = dict(self._core.report())
+        out["skipped_steps"] = self.skipped_steps
+        out["bytes_per_parameter"] = out["state_bytes"] / out["elements"] if out["elements"] else 0.0
+        return out
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads what `state_dict()` of the same rule returned, or a state_dict of the torch.optim class of that name,
+        whose moments are encoded. Raises ValueError, and changes nothing, if anything in it does not fit."""
+        formats.load(self, state_dict)
+
+    def torch_state_dict(self) -> dict[str, Any]:
+        """A dict that the torch.optim class of the same name loads: moments decoded to float32 (copies).
+
+        Raises ValueError for Lion, which torch does not have."""
+        return formats.to_torch(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        options = {"nonfinite": self._nonfinite, "amp_scaling": self._amp_scaling, "rule": self._rule}
+        entries = [self._core.state(i) if self._core.has_state(i) else {} for i in range(len(self._params))]
+        return {"defaults": self.defaults, "param_groups": self.param_groups, "state": entries, "options": options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._nonfinite, self._amp_scaling = state["options"]["nonfinite"], state["options"]["amp_scaling"]
+        self._open_core(state["options"]["rule"])
+        torch.optim.Optimizer.__init__(self, state["param_groups"], state["defaults"])
+        formats.copy_in(self, state["state"])
+
+    def __repr__(self) -> str:
+        lines = [f"{type(self).__name__} (lowtide {_core.__version__}, {self._core.cpu_target()}"]
+        for number, group in enumerate(self.param_groups):
+            lines.append(f"Parameter Group {number}: {len(group['params'])} tensors")
+            shown = sorted(key for key in group if key not in formats.HIDDEN_KEYS)
+            lines.extend(f"    {key}: {group[key]}" for key in shown)
+        return "\n".join(lines) + "\n)"

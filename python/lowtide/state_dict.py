@@ -1,0 +1,229 @@
+"""What `state_dict()` returns, and reading it back: check everything first, then copy.
+
+Format 1, in plain tensors and Python values that torch.load reads with weights_only=True:
+
+    {"state": {number: {"step": int64 (), NAME: codes of the parameter's shape, NAME_scale: float32 (rows, blocks)}},
+     "param_groups": [{the group's options, "lowtide_format": 1, "lowtide_rule": rule, "params": [number, ...]}]}
+
+The codec of a moment is seen in its tensors: float32 or bfloat16 values, or uint8 codes with scales (dynamic8: blocks
+of 256 within a row). A parameter without state yet has an empty entry. Tensors are views of the live state and no two
+share memory. Format and rule stand in the groups, so that they survive tools that take a state_dict apart and put it
+together again.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from lowtide import _core, checks, torch_dict
+from lowtide.checks import check_moment, check_tensor, expect, read_step
+
+if TYPE_CHECKING:
+    from lowtide.optimizer import Optimizer
+
+FORMAT = 1
+STAMP = ("lowtide_format", "lowtide_rule")
+FIXED = ("state", "min_quantized_numel")  # belong to the live tensors; loading never changes them
+HIDDEN_KEYS = ("params", "param_names", *STAMP)
+
+
+class Restore(NamedTuple):
+    """What to do with one parameter: zero its state (no tensors), copy tensors into it, or encode floats into it."""
+
+    number: int
+    step: int
+    tensors: dict[str, torch.Tensor]
+    encode: bool
+
+
+def stamp(rule: str) -> dict[str, Any]:
+    """What every parameter group carries to say what it is."""
+    return {"lowtide_format": FORMAT, "lowtide_rule": rule}
+
+
+def load(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+    """Checks all of `state_dict`, then copies it into the optimizer. ValueError: nothing has changed."""
+    expect(isinstance(state_dict, dict), "state_dict", type(state_dict).__name__, "a dict")
+    state_dict = state_dict.copy()
+    for pre_hook in optimizer._optimizer_load_state_dict_pre_hooks.values():
+        replaced = pre_hook(optimizer, state_dict)
+        if replaced is not None:
+            state_dict = replaced
+    groups, numbers, ours = _read_groups(optimizer, state_dict)
+    entries = _read_entries(state_dict["state"], numbers)
+    plan = _plan(optimizer, entries, ours)
+    _apply(optimizer, plan)
+    optimizer.param_groups = groups
+    for post_hook in optimizer._optimizer_load_state_dict_post_hooks.values():
+        post_hook(optimizer)
+
+
+def copy_in(optimizer: Optimizer, entries: list[dict[str, torch.Tensor]]) -> None:
+    """Puts copies of another optimizer's live state, by parameter number, into one with the same parameters."""
+    _apply(optimizer, _plan(optimizer, dict(enumerate(entries)), ours=True))
+
+
+def restart_removed(optimizer: Optimizer) -> None:
+    """Zeroes the state of parameters that were removed from `optimizer.state`, as torch.optim would."""
+    core = optimizer._core
+    gone = [i for i, param in enumerate(optimizer._params) if param not in optimizer.state]
+    _apply(optimizer, [Restore(i, 0, {}, False) for i in gone if core.has_state(i)])
+    for i in gone:
+        if not core.has_state(i):
+            optimizer.state[optimizer._params[i]] = {}
+
+
+def to_torch(optimizer: Optimizer) -> dict[str, Any]:
+    """See `Optimizer.torch_state_dict`."""
+    return torch_dict.write(optimizer, (*STAMP, *FIXED))
+
+
+def _read_groups(optimizer: Optimizer, state_dict: Any) -> tuple[list[dict[str, Any]], dict[Any, int], bool]:
+    """The new param_groups, the parameter number of every id in the dict, and whether the dict is one of Lowtide's."""
+    expect(isinstance(state_dict, dict), "state_dict", type(state_dict).__name__, "a dict")
+    for key, kind in (("state", dict), ("param_groups", list)):
+        expect(key in state_dict, "state_dict", f"keys {sorted(map(str, state_dict))}", f"{key!r} among them")
+        expect(isinstance(state_dict[key], kind), key, type(state_dict[key]).__name__, f"a {kind.__name__}")
+    saved = state_dict["param_groups"]
+    live = optimizer.param_groups
+    expect(len(saved) == len(live), "param_groups", f"{len(saved)} groups", f"{len(live)}")
+    ours = any(isinstance(group, dict) and any(key in group for key in STAMP) for group in saved)
+    groups: list[dict[str, Any]] = []
+    numbers: dict[Any, int] = {}
+    for n, (group, mine) in enumerate(zip(saved, live, strict=True)):
+        where = f"param_groups[{n}]"
+        expect(isinstance(group, dict), where, type(group).__name__, "a dict")
+        params = group.get("params")
+        expect(isinstance(params, list), f"{where}['params']", type(params).__name__, "a list")
+        got, wanted = len(group["params"]), len(mine["params"])
+        expect(got == wanted, f"{where}['params']", f"{got} parameters", wanted)
+        for key in group["params"]:
+            expect(isinstance(key, (int, str)) and key not in numbers, f"{where}['params']", repr(key), "distinct ids")
+            numbers[key] = len(numbers)
+        if ours:
+            _check_stamp(group, optimizer._rule, where)
+        else:
+            torch_dict.check_group(group, optimizer._rule, optimizer._hyper_keys, where)
+        drop = ("params", *STAMP, *FIXED, *(() if ours else torch_dict.IMPLEMENTATION_KEYS))
+        new = {key: copy.deepcopy(value) for key, value in group.items() if key not in drop}
+        if not ours:
+            new.setdefault("maximize", mine["maximize"])
+        kept = {key: mine[key] for key in ("params", *STAMP, *FIXED)}
+        if "param_names" in mine:
+            new.setdefault("param_names", mine["param_names"])
+        groups.append({**kept, **new})
+        try:
+            values = checks.hyper_values(optimizer._hyper_keys, groups[-1])
+            hyper = dict(zip(optimizer._hyper_keys, values, strict=True))
+            _core.Optimizer(optimizer._rule).add_group(hyper, mine["state"], mine["min_quantized_numel"])
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{where}: {error}") from error
+    return groups, numbers, ours
+
+
+def _check_stamp(group: dict[str, Any], rule: str, where: str) -> None:
+    version: Any = group.get("lowtide_format")
+    expect(isinstance(version, int) and version >= 1, f"{where}['lowtide_format']", repr(version), f"1 to {FORMAT}")
+    expect(version <= FORMAT, f"{where}['lowtide_format']", version, f"at most {FORMAT}: a newer version made it")
+    expect(group.get("lowtide_rule") == rule, f"{where}['lowtide_rule']", repr(group.get("lowtide_rule")), repr(rule))
+
+
+def _read_entries(state: dict[Any, Any], numbers: dict[Any, int]) -> dict[int, dict[str, Any]]:
+    """The dict's entries by parameter number."""
+    entries: dict[int, dict[str, Any]] = {}
+    for key, entry in state.items():
+        expect(key in numbers, "state", f"an entry {key!r}", "only ids that stand in param_groups")
+        expect(isinstance(entry, dict), f"state[{key!r}]", type(entry).__name__, "a dict")
+        entries[numbers[key]] = entry
+    return entries
+
+
+def _plan(optimizer: Optimizer, entries: dict[int, dict[str, Any]], ours: bool) -> list[Restore]:
+    """Checks every entry against the live state and says what is to be copied where. Changes nothing."""
+    plan = []
+    for i, param in enumerate(optimizer._params):
+        where = f"state of parameter {i}"
+        has_state = optimizer._core.has_state(i)
+        entry = entries.get(i)
+        if ours and entry is None:
+            expect(not (has_state and param.requires_grad), where, "no entry", "one (empty for a frozen parameter)")
+        if not entry:
+            if has_state:
+                plan.append(Restore(i, 0, {}, False))
+            continue
+        live = optimizer._core.state(i) if has_state else _template(optimizer, i)
+        read = _read_entry if ours else torch_dict.read_entry
+        step, tensors = read(entry, live, param, where)
+        for name, tensor in tensors.items():
+            positive = name.startswith("exp_avg_sq") or name.endswith("_scale")
+            check_moment(tensor, f"{where}, {name}", optimizer._nonfinite, positive)
+        plan.append(Restore(i, step, tensors, not ours))
+    return plan
+
+
+def _template(optimizer: Optimizer, index: int) -> dict[str, torch.Tensor]:
+    """State as the core would allocate it for a parameter that has none yet."""
+    param = optimizer._params[index]
+    number = next(n for n, members in enumerate(optimizer._members) if any(param is member for member in members))
+    core = _core.Optimizer(optimizer._rule)
+    hyper = dict(zip(optimizer._hyper_keys, optimizer._pushed[number], strict=True))
+    core.add_group(hyper, *optimizer._formats[number])
+    core.add_param(0, param)
+    return core.state(0)
+
+
+def _codec(entry: dict[str, Any], name: str) -> str:
+    """The codec of a moment, as its tensors tell, or what its dtype is."""
+    dtype = entry[name].dtype
+    if (dtype == torch.uint8) != (f"{name}_scale" in entry):
+        return f"{dtype} {'without' if dtype == torch.uint8 else 'with'} scales"
+    return {torch.float32: "fp32", torch.bfloat16: "bf16", torch.uint8: "dynamic8"}.get(dtype, str(dtype))
+
+
+def _read_entry(
+    entry: dict[str, Any], live: dict[str, torch.Tensor], param: torch.Tensor, where: str
+) -> tuple[int, dict[str, torch.Tensor]]:
+    for name in (key for key in live if key != "step" and not key.endswith("_scale")):
+        expect(name in entry, where, f"keys {sorted(map(str, entry))}", sorted(live))
+        check_tensor(entry[name], f"{where}, {name}")
+        expect(
+            _codec(entry, name) == _codec(live, name),
+            f"{where}, {name}",
+            _codec(entry, name),
+            f"{_codec(live, name)}: build the optimizer with the state and min_quantized_numel of the saved one",
+        )
+    expect(set(entry) == set(live), where, f"keys {sorted(map(str, entry))}", sorted(live))
+    tensors = {name: entry[name] for name in live if name != "step"}
+    for name, tensor in tensors.items():
+        check_tensor(tensor, f"{where}, {name}")
+        expect(tensor.dtype == live[name].dtype, f"{where}, {name}", tensor.dtype, live[name].dtype)
+        expect(tensor.shape == live[name].shape, f"{where}, {name}", tuple(tensor.shape), tuple(live[name].shape))
+    return read_step(entry, where), tensors
+
+
+def _apply(optimizer: Optimizer, plan: Iterable[Restore]) -> None:
+    """Carries a checked plan out. All allocation comes first, so that a MemoryError finds the state as it was."""
+    plan = list(plan)
+    core = optimizer._core
+    for restore in plan:
+        if not core.has_state(restore.number):
+            core.allocate_state(restore.number)
+    for restore in plan:
+        i, param = restore.number, optimizer._params[restore.number]
+        live = core.state(i)
+        names = [name for name in core.state_names() if name in live]
+        for k, name in enumerate(names):
+            if name not in restore.tensors:
+                core.import_state(i, k, torch.zeros(param.shape))
+            elif restore.encode:
+                core.import_state(i, k, restore.tensors[name].detach().to("cpu", torch.float32).contiguous())
+        if not restore.encode:
+            for name, tensor in restore.tensors.items():
+                live[name].copy_(tensor.detach())
+        core.set_step_count(i, restore.step)
+        optimizer.state[param] = live
+    optimizer._awaited = [i for i in optimizer._awaited if not core.has_state(i)]

@@ -1,0 +1,62 @@
+// What a place of computation can do: one table of operations, the same for every backend. Kernels see pointers and
+// counts, never memory tiers. The optimizer calls it with everything checked; an implementation checks only what it alone
+// can know (no device, no memory).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/layout.h"
+#include "lowtide/tensor.h"
+
+namespace lowtide {
+
+inline constexpr int kMaxStates = 3;
+
+// One parameter in one step. Everything is borrowed for the call; nothing here owns.
+struct StepItem {
+  void* param = nullptr;
+  const void* grad = nullptr;
+  const Layout* param_layout = nullptr;
+  const Layout* grad_layout = nullptr;
+  DType param_dtype = DType::kF32, grad_dtype = DType::kF32;
+  int rule = 0, codec = 0;  // numbers of rules.def and codecs.def
+  float grad_scale = 1.f;   // multiplies every gradient (loss scale, maximize)
+  const void* args = nullptr;          // the rule's Args
+  void* codes[kMaxStates] = {};        // [numel], contiguous
+  float* scales[kMaxStates] = {};      // [rows][ceil(row length / 256)], nullptr if the codec has none
+  uint32_t stochastic = 0;             // bit k: state k is rounded stochastically with key[k]
+  uint32_t key[kMaxStates][2] = {};
+};
+
+// The elements of one state of one parameter, encoded, and as packed row-major floats.
+struct CodecItem {
+  int codec = 0;
+  bool is_signed = true;
+  int64_t rows = 0, row_length = 0;
+  void* codes = nullptr;
+  float* scales = nullptr;
+  float* values = nullptr;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual const char* name() const = 0;
+  // Variants of the kernels that can run here, best first, and the one in use. Choosing none means the best.
+  virtual std::vector<std::string> targets() const = 0;
+  virtual const char* target() const = 0;
+
+  // One step over all items; items of one call may share no memory unless `ordered`, which runs them one after another
+  // in the given order on one thread. Ordered on `stream`.
+  virtual void step(std::span<const StepItem> items, int threads, bool ordered, void* stream) = 0;
+  // Index of the first item with a gradient that is not finite (or 2^62 and above), -1 if there is none. Synchronous.
+  virtual int64_t first_nonfinite(std::span<const StepItem> items, int threads, void* stream) = 0;
+  // values = decoded codes, and codes = encoded values, blocks within rows as in a step. Synchronous.
+  virtual void decode(const CodecItem& item, void* stream) = 0;
+  virtual void encode(const CodecItem& item, void* stream) = 0;
+};
+
+}  // namespace lowtide

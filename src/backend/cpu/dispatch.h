@@ -1,0 +1,19 @@
+// Chooses the kernels of one instruction set by its Highway target bit, so that each optimizer can have its own choice
+// (tests and benchmarks compare instruction sets inside one process).
+#pragma once
+
+#include <hwy/highway.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace lowtide::cpu {
+
+// Position of `target` (one bit, one that this CPU supports) in a HWY_EXPORT table.
+inline size_t dispatch_index(int64_t target) {
+  hwy::ChosenTarget chosen;
+  chosen.Update(target);
+  return chosen.GetIndex();
+}
+
+}  // namespace lowtide::cpu

@@ -1,0 +1,38 @@
+// What crosses the border between the dispatcher and the kernels of one instruction set: plain pointers and counts.
+#pragma once
+
+#include <cstdint>
+
+namespace lowtide::cpu {
+
+inline constexpr int kMaxStates = 3;
+
+// One contiguous run of elements of one row: whole blocks of 256 from its start, the last one may be short.
+struct StepRun {
+  void* param;          // [n]
+  const void* grad;     // [n]
+  int64_t n;
+  void* codes[kMaxStates];     // [n] each
+  float* scales[kMaxStates];   // [ceil(n / 256)] each, if the codec has scales
+  const void* args;     // the rule's Args
+  float grad_scale;     // multiplies every gradient
+  uint32_t stochastic;  // bit k: state k is rounded stochastically with key[k]
+  uint32_t key[kMaxStates][2];
+  uint32_t index;       // low 32 bits of the element's index in the whole parameter
+};
+
+using StepKernel = void (*)(const StepRun&);
+
+// True if all n gradients are finite and below 2^62 in magnitude.
+using FiniteKernel = bool (*)(const void* grad, int64_t n);
+
+// Decodes n values (blocks as in StepRun) to float, or encodes them from there.
+struct CodecRun {
+  float* values;
+  void* codes;
+  float* scales;
+  int64_t n;
+};
+using CodecKernel = void (*)(const CodecRun&);
+
+}  // namespace lowtide::cpu

@@ -1,0 +1,36 @@
+// Where the kernels of one instruction set are looked up.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cpu/kernel.h"
+
+namespace lowtide::cpu {
+
+inline constexpr int kRules = 0
+#define LT_RULE(number, name, Rule) +1
+#include "portable/rules.def"
+#undef LT_RULE
+    ;
+inline constexpr int kCodecs = 0
+#define LT_CODEC(number, name, Codec) +1
+#include "portable/codecs.def"
+#undef LT_CODEC
+    ;
+inline constexpr int kDTypes = 3;  // float32, bfloat16, float16, numbered as DType
+
+// Kernels for (parameter, gradient) are numbered parameter * kDTypes + gradient: the order of pairs.def.
+inline constexpr int kPairs = kDTypes * kDTypes;
+
+struct AuxKernels {
+  FiniteKernel finite[kDTypes];
+  CodecKernel decode[kCodecs][2], encode[kCodecs][2];  // [codec][is signed]
+};
+
+// target: one Highway target bit.
+AuxKernels pick_aux(int64_t target);
+#define LT_RULE(number, name, Rule) StepKernel pick_step_##name(int codec, int pair, int64_t target);
+#include "portable/rules.def"
+#undef LT_RULE
+
+}  // namespace lowtide::cpu

@@ -1,0 +1,107 @@
+// The dialect's vocabulary for one instruction set: vf (floats), vu (u32), vm (mask), and loads and stores of the element
+// types and codes. Included inside the target's namespace, after Highway and before portable/portable.h is used.
+// kLanes values at a time; with HWY_SCALAR a "vector" is a plain float, and the very same driver is the reference.
+
+#if HWY_TARGET == HWY_SCALAR
+
+using vf = float;
+using vu = u32;
+inline constexpr int kLanes = 1;
+
+LT_FN vf load(const float* p) { return *p; }
+LT_FN void store(vf x, float* p) { *p = x; }
+LT_FN vu load_code(const u8* p) { return *p; }
+LT_FN vu load_code(const bf16* p) { return p->bits; }
+LT_FN vu load_code(const f16* p) { return p->bits; }
+LT_FN void store_code(vu x, u8* p) { *p = static_cast<u8>(x); }
+LT_FN void store_code(vu x, bf16* p) { p->bits = static_cast<u16>(x); }
+LT_FN void store_code(vu x, f16* p) { p->bits = static_cast<u16>(x); }
+LT_FN vu iota(u32 first) { return first; }
+LT_FN float reduce_max(vf x) { return x; }
+LT_FN u32 reduce_max(vu x) { return x; }
+LT_FN vu max(vu a, vu b) { return a > b ? a : b; }
+
+#else
+
+namespace hn = hwy::HWY_NAMESPACE;
+inline constexpr hn::ScalableTag<float> kF;
+inline constexpr hn::ScalableTag<uint32_t> kU;
+inline constexpr hn::ScalableTag<int32_t> kI;
+inline constexpr int kLanes = HWY_MAX_BYTES / 4;
+
+struct vm { hn::Mask<decltype(kF)> m; };
+struct vu {
+  hn::Vec<decltype(kU)> v;
+  vu() = default;
+  HWY_INLINE explicit vu(hn::Vec<decltype(kU)> x) : v(x) {}
+  HWY_INLINE explicit vu(u32 x) : v(hn::Set(kU, x)) {}
+};
+struct vf {
+  hn::Vec<decltype(kF)> v;
+  vf() = default;
+  HWY_INLINE explicit vf(hn::Vec<decltype(kF)> x) : v(x) {}
+  HWY_INLINE vf(float x) : v(hn::Set(kF, x)) {}  // implicit: rules write vector * float
+};
+
+LT_FN vf operator+(vf a, vf b) { return vf(hn::Add(a.v, b.v)); }
+LT_FN vf operator-(vf a, vf b) { return vf(hn::Sub(a.v, b.v)); }
+LT_FN vf operator*(vf a, vf b) { return vf(hn::Mul(a.v, b.v)); }
+LT_FN vf operator/(vf a, vf b) { return vf(hn::Div(a.v, b.v)); }
+LT_FN vm operator<(vf a, vf b) { return vm{hn::Lt(a.v, b.v)}; }
+LT_FN vm operator>(vf a, vf b) { return vm{hn::Gt(a.v, b.v)}; }
+LT_FN vm operator==(vf a, vf b) { return vm{hn::Eq(a.v, b.v)}; }
+LT_FN vf sqrt(vf x) { return vf(hn::Sqrt(x.v)); }
+LT_FN vf abs(vf x) { return vf(hn::Abs(x.v)); }
+LT_FN vf max(vf a, vf b) { return vf(hn::Max(a.v, b.v)); }
+LT_FN vf min(vf a, vf b) { return vf(hn::Min(a.v, b.v)); }
+LT_FN vf select(vm m, vf a, vf b) { return vf(hn::IfThenElse(m.m, a.v, b.v)); }
+
+LT_FN vu operator+(vu a, vu b) { return vu(hn::Add(a.v, b.v)); }
+LT_FN vu operator-(vu a, vu b) { return vu(hn::Sub(a.v, b.v)); }
+LT_FN vu operator*(vu a, vu b) { return vu(hn::Mul(a.v, b.v)); }
+LT_FN vu operator&(vu a, vu b) { return vu(hn::And(a.v, b.v)); }
+LT_FN vu operator|(vu a, vu b) { return vu(hn::Or(a.v, b.v)); }
+LT_FN vu operator^(vu a, vu b) { return vu(hn::Xor(a.v, b.v)); }
+LT_FN vu operator<<(vu a, int n) { return vu(hn::ShiftLeftSame(a.v, n)); }
+LT_FN vu operator>>(vu a, int n) { return vu(hn::ShiftRightSame(a.v, n)); }
+LT_FN vm operator==(vu a, vu b) { return vm{hn::RebindMask(kF, hn::Eq(a.v, b.v))}; }
+LT_FN vu max(vu a, vu b) { return vu(hn::Max(a.v, b.v)); }
+LT_FN vu select(vm m, vu a, vu b) { return vu(hn::IfThenElse(hn::RebindMask(kU, m.m), a.v, b.v)); }
+
+LT_FN vu bits(vf x) { return vu(hn::BitCast(kU, x.v)); }
+LT_FN vf as_float(vu x) { return vf(hn::BitCast(kF, x.v)); }
+LT_FN vf gather(const float* t, vu i) { return vf(hn::GatherIndex(kF, t, hn::BitCast(kI, i.v))); }
+LT_FN vu gather(const u32* t, vu i) { return vu(hn::GatherIndex(kU, t, hn::BitCast(kI, i.v))); }
+
+LT_FN vf load(const float* p) { return vf(hn::LoadU(kF, p)); }
+LT_FN void store(vf x, float* p) { hn::StoreU(x.v, kF, p); }
+LT_FN vu load_u16(const void* p) {
+  return vu(hn::PromoteTo(kU, hn::LoadU(hn::Rebind<uint16_t, decltype(kU)>(), static_cast<const uint16_t*>(p))));
+}
+LT_FN void store_u16(vu x, void* p) {
+  const hn::Rebind<uint16_t, decltype(kI)> d;
+  hn::StoreU(hn::DemoteTo(d, hn::BitCast(kI, x.v)), d, static_cast<uint16_t*>(p));
+}
+LT_FN vu load_code(const u8* p) { return vu(hn::PromoteTo(kU, hn::LoadU(hn::Rebind<uint8_t, decltype(kU)>(), p))); }
+LT_FN vu load_code(const bf16* p) { return load_u16(p); }
+LT_FN vu load_code(const f16* p) { return load_u16(p); }
+LT_FN void store_code(vu x, u8* p) {
+  const hn::Rebind<uint8_t, decltype(kI)> d;
+  hn::StoreU(hn::DemoteTo(d, hn::BitCast(kI, x.v)), d, p);
+}
+LT_FN void store_code(vu x, bf16* p) { store_u16(x, p); }
+LT_FN void store_code(vu x, f16* p) { store_u16(x, p); }
+LT_FN vu iota(u32 first) { return vu(hn::Iota(kU, first)); }
+LT_FN float reduce_max(vf x) { return hn::GetLane(hn::MaxOfLanes(kF, x.v)); }
+LT_FN u32 reduce_max(vu x) { return hn::GetLane(hn::MaxOfLanes(kU, x.v)); }
+
+#endif
+
+// The 16-bit element types, through the dialect's bit arithmetic: the same bits on every instruction set.
+LT_FN vf load(const bf16* p) { return bf16_decode(load_code(p)); }
+LT_FN vf load(const f16* p) { return f16_decode(load_code(p)); }
+LT_FN void store(vf x, bf16* p) { store_code(bf16_encode(x), p); }
+LT_FN void store(vf x, f16* p) { store_code(f16_encode(x), p); }
+// Codes as the codec sees them: float for fp32, their bits in a vu otherwise.
+LT_FN vf load_code(const float* p) { return load(p); }
+LT_FN void store_code(vf x, float* p) { store(x, p); }

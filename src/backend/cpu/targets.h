@@ -1,0 +1,7 @@
+// The instruction sets that kernels are compiled for: AVX-512 with VBMI (AVX3_DL), AVX-512, AVX2 and plain scalar code.
+// Include before Highway. SSSE3 and SSE4 are left out: they would gain little over scalar and cost compile time.
+#pragma once
+
+#define HWY_WANT_AVX3_DL 1
+#define HWY_BROKEN_EMU128 1  // the fallback is one float at a time: the reference that vector code is compared with
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4)

@@ -1,0 +1,48 @@
+// The rules and codecs as data for host code: names, states, sizes, and each rule's arguments. Made from rules.def and
+// codecs.def through the dialect itself; nothing here is a second list.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace lowtide {
+
+inline constexpr int kBlockElements = 256;
+inline constexpr size_t kArgsBytes = 64;  // room for any rule's Args
+
+// The rule-independent input of RuleInfo::make_args; see portable/rules/hyper.h.
+struct RuleHyper {
+  double lr, beta1, beta2, eps, weight_decay, momentum, dampening;
+  bool nesterov;
+  double t;    // number of this step for this parameter, from 1
+  bool first;  // the state holds nothing yet
+};
+
+struct RuleInfo {
+  const char* name;
+  int states;
+  unsigned signed_mask;                  // bit k: state k takes both signs
+  std::vector<const char*> state_names;
+  void (*make_args)(const RuleHyper&, void* args);  // writes at most kArgsBytes
+};
+
+struct CodecInfo {
+  const char* name;
+  int code_bytes;
+  bool scaled;                // one float32 scale per block
+  unsigned zero_code[2];      // code of 0: [unsigned, signed]; memory starts with it
+};
+
+// By number. Rules that users do not name (sgd_plain) are included.
+const std::vector<RuleInfo>& rules();
+const std::vector<CodecInfo>& codecs();
+
+// Number of a rule or codec; throws kInvalidArgument naming those there are.
+int find_rule(const std::string& name);
+int find_codec(const std::string& name);
+
+// The rule that runs for `rule` with this momentum: SGD without momentum has no state.
+int effective_rule(int rule, double momentum);
+
+}  // namespace lowtide

@@ -1,0 +1,37 @@
+#include "core/error.h"
+
+#include <cstdarg>
+#include <cstdio>
+
+namespace lowtide {
+namespace {
+
+std::string vformat(const char* pattern, va_list args) {
+  va_list again;
+  va_copy(again, args);
+  const int length = std::vsnprintf(nullptr, 0, pattern, again);
+  va_end(again);
+  std::string text(static_cast<size_t>(length > 0 ? length : 0), '\0');
+  std::vsnprintf(text.data(), text.size() + 1, pattern, args);
+  return text;
+}
+
+}  // namespace
+
+std::string format(const char* pattern, ...) {
+  va_list args;
+  va_start(args, pattern);
+  std::string text = vformat(pattern, args);
+  va_end(args);
+  return text;
+}
+
+void fail(ErrorKind kind, const char* pattern, ...) {
+  va_list args;
+  va_start(args, pattern);
+  const std::string text = vformat(pattern, args);
+  va_end(args);
+  throw Error(kind, text);
+}
+
+}  // namespace lowtide

@@ -1,0 +1,21 @@
+// Throwing with a formatted message. Messages say what was got, what was wanted and what to do.
+#pragma once
+
+#include <string>
+
+#include "lowtide/error.h"
+
+namespace lowtide {
+
+[[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
+
+[[noreturn, gnu::format(printf, 2, 3)]] void fail(ErrorKind kind, const char* pattern, ...);
+
+// LT_REQUIRE(condition, "got n=%lld, wanted ...", n): throws kInvalidArgument if the caller's value is wrong.
+#define LT_REQUIRE(condition, ...) \
+  do {                             \
+    if (!(condition)) [[unlikely]] \
+      ::lowtide::fail(::lowtide::ErrorKind::kInvalidArgument, __VA_ARGS__); \
+  } while (false)
+
+}  // namespace lowtide

@@ -1,0 +1,31 @@
+// How a strided tensor is walked: as (rows, row length) of elements in row-major order, whatever its strides.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace lowtide {
+
+// Sizes and strides in elements, dims of size 1 dropped and neighbours that are contiguous to each other merged.
+struct Layout {
+  int64_t numel = 0;
+  int64_t rows = 1;        // dim 0; 1 for tensors of fewer than two dims
+  int64_t row_length = 0;  // product of the other dims
+  int64_t extent = 0;      // elements from the first to the last address, inclusive; 0 if empty
+  bool contiguous = true;  // row-major without gaps
+  std::vector<int64_t> sizes, strides;  // merged; empty if contiguous
+
+  // Empty strides mean contiguous. Throws kInvalidArgument on negative sizes or strides, a number of strides other than
+  // that of sizes, or more than 2^62 elements.
+  static Layout make(std::span<const int64_t> sizes, std::span<const int64_t> strides);
+
+  // True if two elements may share an address (an expanded or self-overlapping view).
+  bool overlaps_itself() const;
+
+  // Copies elements [first, first + n), in row-major order, between the tensor and a packed buffer.
+  void gather(const void* tensor, int64_t element_bytes, int64_t first, int64_t n, void* packed) const;
+  void scatter(const void* packed, int64_t element_bytes, int64_t first, int64_t n, void* tensor) const;
+};
+
+}  // namespace lowtide

@@ -1,0 +1,25 @@
+// Hands out state memory of one optimizer from few large buffers, and counts it. Nothing is given back one by one: state
+// lives as long as its optimizer.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/buffer.h"
+
+namespace lowtide {
+
+class Arena {
+ public:
+  // Zeroed, 64-byte aligned. Throws kOutOfMemory and changes nothing.
+  void* allocate(size_t bytes);
+  int64_t allocated_bytes() const { return allocated_; }  // taken from the system
+
+ private:
+  std::vector<Buffer> buffers_;
+  size_t used_ = 0;  // of the last buffer
+  int64_t allocated_ = 0;
+};
+
+}  // namespace lowtide

@@ -1,0 +1,37 @@
+// Hyper-parameters: defaults per rule and the checks that every interface shares.
+#include "optim/hyper.h"
+
+#include <cmath>
+
+#include "backend/dialect.h"
+#include "core/error.h"
+
+namespace lowtide {
+
+Hyper default_hyper(const std::string& rule) {
+  find_rule(rule);
+  Hyper hyper;
+  if (rule == "adamw") hyper.weight_decay = 1e-2;
+  if (rule == "lion") hyper.lr = 1e-4, hyper.beta2 = 0.99;
+  return hyper;
+}
+
+void check_hyper(const Hyper& h) {
+  const auto at_least_zero = [](const char* name, double value) {
+    LT_REQUIRE(std::isfinite(value) && value >= 0, "got %s=%g, wanted a finite number of 0 or more", name, value);
+    LT_REQUIRE(std::isfinite(static_cast<float>(value)), "got %s=%g, wanted a number that float32 can hold", name, value);
+  };
+  at_least_zero("lr", h.lr);
+  at_least_zero("weight_decay", h.weight_decay);
+  at_least_zero("momentum", h.momentum);
+  LT_REQUIRE(h.beta1 >= 0 && h.beta1 < 1, "got beta1=%g, wanted 0 <= beta1 < 1", h.beta1);
+  LT_REQUIRE(h.beta2 >= 0 && h.beta2 < 1, "got beta2=%g, wanted 0 <= beta2 < 1", h.beta2);
+  LT_REQUIRE(std::isfinite(h.eps) && static_cast<float>(h.eps) > 0 && std::isfinite(static_cast<float>(h.eps)),
+             "got eps=%g, wanted eps > 0 as float32 (with 0, a gradient that was always zero would give 0/0)", h.eps);
+  LT_REQUIRE(std::isfinite(static_cast<float>(h.dampening)), "got dampening=%g, wanted a finite number", h.dampening);
+  LT_REQUIRE(!h.nesterov || (h.momentum > 0 && h.dampening == 0),
+             "got nesterov with momentum=%g and dampening=%g, wanted momentum > 0 and dampening = 0", h.momentum,
+             h.dampening);
+}
+
+}  // namespace lowtide

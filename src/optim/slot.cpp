@@ -1,0 +1,51 @@
+#include "optim/slot.h"
+
+#include <cstring>
+
+#include "backend/dialect.h"
+
+namespace lowtide {
+namespace {
+
+const CodecInfo& info(int codec) { return codecs()[static_cast<size_t>(codec)]; }
+
+int64_t bytes_with(int codec, const Layout& layout) {
+  const int64_t blocks = layout.rows * ((layout.row_length + kBlockElements - 1) / kBlockElements);
+  return layout.numel * info(codec).code_bytes + (info(codec).scaled ? blocks * 4 : 0);
+}
+
+}  // namespace
+
+int64_t Slot::blocks_per_row() const { return (layout.row_length + kBlockElements - 1) / kBlockElements; }
+
+int64_t Slot::state_bytes() const {
+  return has_state ? rules()[static_cast<size_t>(rule)].states * bytes_with(codec, layout) : 0;
+}
+
+void Slot::allocate_state(Arena& arena) {
+  const RuleInfo& of = rules()[static_cast<size_t>(rule)];
+  const CodecInfo& as = info(codec);
+  const size_t code_bytes = static_cast<size_t>(layout.numel * as.code_bytes);
+  const size_t scale_bytes = as.scaled ? static_cast<size_t>(layout.rows * blocks_per_row()) * 4 : 0;
+  const auto aligned = [](size_t bytes) { return (bytes + 63) / 64 * 64; };
+  // One record: [codes of every state | scales of every state].
+  auto* record = static_cast<std::byte*>(
+      arena.allocate(static_cast<size_t>(of.states) * (aligned(code_bytes) + aligned(scale_bytes))));
+  std::byte* scale_record = record + static_cast<size_t>(of.states) * aligned(code_bytes);
+  for (int k = 0; k < of.states; ++k) {
+    codes[k] = record + static_cast<size_t>(k) * aligned(code_bytes);
+    const unsigned zero = as.zero_code[(of.signed_mask >> k) & 1];
+    if (zero) std::memset(codes[k], static_cast<int>(zero), code_bytes);  // the arena's memory is zeroed
+    if (as.scaled) scales[k] = reinterpret_cast<float*>(scale_record + static_cast<size_t>(k) * aligned(scale_bytes));
+  }
+  has_state = true;
+  state_since = steps;
+}
+
+int codec_for(int wanted, const Layout& layout, int64_t min_numel) {
+  constexpr int kFp32 = 0;
+  if (layout.numel < min_numel || bytes_with(wanted, layout) >= bytes_with(kFp32, layout)) return kFp32;
+  return wanted;
+}
+
+}  // namespace lowtide

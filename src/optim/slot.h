@@ -1,0 +1,37 @@
+// A parameter as the optimizer keeps it: where it is, how it is laid out, and its state.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/backend.h"
+#include "memory/arena.h"
+
+namespace lowtide {
+
+struct Slot {
+  int group = 0;
+  int rule = 0;   // the effective rule: what its state was made for
+  int codec = 0;  // as decided at registration: small parameters keep float32
+  void* data = nullptr;
+  DType dtype = DType::kF32;
+  std::vector<int64_t> sizes;
+  Layout layout;
+  Layout grad_layout;           // of the last gradient, kept for its memory
+  std::vector<int64_t> grad_strides;  // for which grad_layout was made; empty = contiguous
+  int64_t steps = 0;
+  bool has_state = false;
+  int64_t state_since = 0;      // value of `steps` when the state was allocated: nothing in it until a step more
+  void* codes[kMaxStates] = {};
+  float* scales[kMaxStates] = {};
+
+  int64_t blocks_per_row() const;
+  int64_t state_bytes() const;  // codes and scales of all states
+  // Allocates the states, each decoding to zero. Throws kOutOfMemory and changes nothing.
+  void allocate_state(Arena& arena);
+};
+
+// The codec of a parameter: `wanted`, unless the parameter is smaller than `min_numel` or the codec would not save memory
+// (rows of one element need a scale each). Looks at the whole parameter only, so that shards of it decide alike.
+int codec_for(int wanted, const Layout& layout, int64_t min_numel);
+
+}  // namespace lowtide

@@ -1,0 +1,20 @@
+// State in bfloat16: 2 bytes, no scale. A positive second moment is never stored as 0: below half of the smallest
+// denormal it becomes that denormal.
+struct Bf16 {
+  using Code = bf16;
+  static constexpr const char* kName = "bf16";
+  static constexpr bool kScaled = false;
+  static constexpr float kTop = 1.f;
+  struct Tables {};
+
+  // code: the 16 bits in a U.
+  template <bool kSigned, class U>
+  LT_FN auto decode(const Tables&, U code) { return bf16_decode(code); }
+
+  template <bool kSigned, class F, class U>
+  LT_FN U encode(const Tables&, F value, F /*inverse*/, const Rounding&, U /*index*/) {
+    const U code = bf16_encode(value);
+    if constexpr (kSigned) return code;
+    return select(value > F(0.f), select(code == U(0u), U(1u), code), code);
+  }
+};

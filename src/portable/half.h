@@ -1,0 +1,45 @@
+// bf16 and fp16 as bits, to and from float: round to nearest, ties to even (IEEE 754), NaN stays NaN. Bit arithmetic
+// only, so that every target agrees, denormals included.
+
+template <class U>
+LT_FN auto bf16_decode(U h) {
+  return as_float(h << 16);
+}
+
+// The upper 16 bits of the result are 0.
+template <class F>
+LT_FN auto bf16_encode(F x) {
+  auto u = bits(x);
+  using U = decltype(u);
+  const U rounded = (u + U(0x7fffu) + ((u >> 16) & U(1u))) >> 16;
+  // The carry would turn a NaN with a full payload into -0.
+  return select(abs(x) < F(__builtin_inff()), rounded, select(x == x, u >> 16, (u >> 16) | U(0x40u)));
+}
+
+template <class U>
+LT_FN auto f16_decode(U h) {
+  const auto magnitude = as_float((h & U(0x7fffu)) << 13);  // exponent still biased by 15: 2^-112 too small
+  using F = decltype(magnitude * magnitude);
+  const F scaled = magnitude * F(0x1p112f);  // exact, denormal halves included
+  // Exponent 31 (infinity, NaN) must become 255, and was scaled to 143.
+  const U special = bits(scaled) + U((255u - 143u) << 23);
+  const U u = select(scaled < F(0x1p16f), bits(scaled), special);
+  return as_float(u | ((h & U(0x8000u)) << 16));
+}
+
+template <class F>
+LT_FN auto f16_encode(F x) {
+  const auto u = bits(x);
+  using U = decltype(u + u);
+  const U sign = (u >> 16) & U(0x8000u);
+  const U m = u & U(0x7fffffffu);
+  const F a = as_float(m);
+  // Normal halves: add half of the last kept bit (to even), move the exponent by 112, drop 13 bits. 65520 and above
+  // carries into exponent 31 by itself up to 2^16; larger values are set to infinity.
+  const U normal = (m + U(0xfffu) + ((m >> 13) & U(1u)) - U(112u << 23)) >> 13;
+  // Denormal halves: the addition of 0.5 leaves the value in units of 2^-24 in the low bits, rounded by the adder.
+  const U denormal = bits(a + F(0.5f)) - U(0x3f000000u);
+  const U finite = select(a < F(0x1p-14f), denormal, normal);
+  const U special = select(x == x, U(0x7c00u), U(0x7e00u) | ((m >> 13) & U(0x1ffu)));
+  return select(a < F(0x1p16f), finite, special) | sign;
+}

@@ -1,0 +1,13 @@
+// Everything of the dialect, in order. Included once per target, inside that target's namespace (see README.md).
+#include "portable/types.h"
+#include "portable/math.h"
+#include "portable/half.h"
+#include "portable/random.h"
+#include "portable/block.h"
+#include "portable/codecs/fp32.h"
+#include "portable/codecs/bf16.h"
+#include "portable/codecs/dynamic8.h"
+#include "portable/rules/hyper.h"
+#include "portable/rules/adam.h"
+#include "portable/rules/lion.h"
+#include "portable/rules/sgd.h"

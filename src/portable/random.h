@@ -1,0 +1,28 @@
+// Counter-based random bits for stochastic rounding: a hash of (seed, step, global element index), so that the result
+// depends on nothing else (threads, tiers, shards, order). Two multiplications; one was shown not to be enough: pairs at
+// lags 16 and 256 correlate. Element indices are those of the whole parameter; bits above 32 are folded into the key.
+
+struct RandomKey { u32 k0, k1; };
+
+LT_FN u64 splitmix64(u64 x) {
+  x += 0x9e3779b97f4a7c15ull;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
+
+// index_high: the element index >> 32, constant over 2^32 neighbours.
+LT_FN RandomKey random_key(u64 seed, u64 step, u64 parameter, u64 index_high) {
+  const u64 k = splitmix64(splitmix64(splitmix64(seed) ^ step) ^ (parameter + (index_high << 40)));
+  return RandomKey{static_cast<u32>(k), static_cast<u32>(k >> 32)};
+}
+
+// 32 random bits for element `index` (its low 32 bits). Use the high 16 for v and the low 16 for m.
+template <class U>
+LT_FN U random_bits(U index, RandomKey key) {
+  U x = index * U(0x9e3779b9u) + U(key.k0);
+  x = (x ^ (x >> 15)) * U(0x2c1b3c6du);
+  x = x ^ U(key.k1);
+  x = (x ^ (x >> 13)) * U(0x297a2d39u);
+  return x ^ (x >> 16);
+}

@@ -1,0 +1,25 @@
+// Lion (Chen et al., arXiv 2302.06675, algorithm 2): the sign of an interpolation, then the momentum.
+//   c = b1 m + (1 - b1) g      p = (1 - lr weight_decay) p - lr sign(c)      m = b2 m + (1 - b2) g
+
+struct LionArgs {
+  float beta1, one_minus_beta1, beta2, one_minus_beta2, lr, decay;
+};
+
+struct Lion {
+  using Args = LionArgs;
+  static constexpr int kStates = 1;
+  static constexpr u32 kSigned = 0b1;
+  static constexpr const char* kStateNames[] = {"exp_avg"};
+
+  LT_HOST_FN Args args(const RuleInput& h) {
+    return Args{float(h.beta1), float(1 - h.beta1), float(h.beta2), float(1 - h.beta2), float(h.lr),
+                float(1 - h.lr * h.weight_decay)};
+  }
+
+  template <class F>
+  LT_FN F step(F p, F g, F (&s)[1], const Args& a) {
+    const F c = s[0] * a.beta1 + g * a.one_minus_beta1;
+    s[0] = s[0] * a.beta2 + g * a.one_minus_beta2;
+    return move(p * a.decay, sign(c) * a.lr);
+  }
+};

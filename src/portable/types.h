@@ -1,0 +1,18 @@
+// Names of the fixed-width types, and the function markers. An includer for a device defines LT_FN and LT_HOST_FN first.
+#ifndef LT_FN
+#define LT_FN static inline __attribute__((always_inline))
+#endif
+#ifndef LT_HOST_FN
+#define LT_HOST_FN static inline
+#endif
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i64 = long long;
+static_assert(sizeof(u16) == 2 && sizeof(u32) == 4 && sizeof(u64) == 8 && sizeof(float) == 4);
+
+// Tensors store bf16 and fp16 as their bits; the wrapper keeps the three element types apart.
+struct bf16 { u16 bits; };
+struct f16 { u16 bits; };

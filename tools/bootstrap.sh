@@ -1,0 +1,162 @@
+#!/usr/bin/env bash
+# Makes a fresh clone ready: system packages, .venv, Python requirements, and the package built and installed into
+# .venv. Needs git, python3, g++ and make. Does only what is missing or out of date, so every make target calls it.
+#   tools/bootstrap.sh --system-only          compilers, CMake and libraries only
+#   tools/bootstrap.sh [--extras test,bench]  all, with these optional requirements of pyproject.toml
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+system_only=no
+extras=""
+while (($#)); do
+  case "$1" in
+    --system-only) system_only=yes ;;
+    --extras)
+      extras="${2:?--extras wants a list, e.g. test,bench}"
+      shift
+      ;;
+    *)
+      echo "bootstrap: unknown argument '$1' (wanted --system-only or --extras LIST)" >&2
+      exit 2
+      ;;
+  esac
+  shift
+done
+
+readonly venv=.venv
+readonly logs=build/logs
+mkdir -p "$logs"
+
+say() { printf 'bootstrap: %s\n' "$*"; }
+die() {
+  printf 'bootstrap: %s\n' "$*" >&2
+  exit 1
+}
+
+# Runs a command with its output in a log; shows the end of the log if it fails.
+logged() {
+  local log="$logs/$1.log"
+  shift
+  if ! "$@" >"$log" 2>&1 </dev/null; then
+    tail -n 60 "$log" >&2
+    die "failed: $* (whole output: $log)"
+  fi
+}
+
+# One bootstrap at a time in this clone.
+if command -v flock >/dev/null; then
+  exec 9>build/bootstrap.lock
+  flock 9
+fi
+
+# ---- system packages ----
+
+has_header() { printf '#include <%s>\n' "$1" | g++ -std=c++20 -fsyntax-only -x c++ - 2>/dev/null; }
+
+missing_packages() {
+  command -v g++ >/dev/null || echo g++
+  command -v cmake >/dev/null || echo cmake
+  command -v ninja >/dev/null || echo ninja-build
+  command -v pkg-config >/dev/null || echo pkg-config
+  if command -v g++ >/dev/null; then
+    has_header hwy/highway.h || echo libhwy-dev
+    has_header gtest/gtest.h || echo libgtest-dev
+  else
+    echo libhwy-dev libgtest-dev
+  fi
+  if [[ $system_only == no ]]; then
+    python3 -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
+    python3 -c 'import os, sysconfig as s; os.stat(os.path.join(s.get_path("include"), "Python.h"))' 2>/dev/null ||
+      echo python3-dev
+  fi
+}
+
+install_system_packages() {
+  local packages sudo=()
+  mapfile -t packages < <(missing_packages | tr ' ' '\n')
+  ((${#packages[@]})) || return 0
+
+  local advice="missing system packages: ${packages[*]}
+  Debian or Ubuntu: apt-get install ${packages[*]}
+  Elsewhere: install their equivalents, then run this again."
+  command -v apt-get >/dev/null || die "$advice"
+  if [[ $(id -u) != 0 ]]; then
+    sudo -n true 2>/dev/null || die "$advice"
+    sudo=(sudo -n)
+  fi
+  say "installing system packages: ${packages[*]}"
+  logged apt-update "${sudo[@]}" apt-get update -q
+  logged apt-install "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive \
+    apt-get install -q -y --no-install-recommends "${packages[@]}"
+
+  mapfile -t packages < <(missing_packages | tr ' ' '\n')
+  ((${#packages[@]} == 0)) || die "still missing after installation: ${packages[*]}"
+}
+
+command -v python3 >/dev/null || die "python3 was not found; install Python 3.10 or newer"
+python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+  die "python3 is $(python3 -V 2>&1); wanted Python 3.10 or newer"
+install_system_packages
+[[ $system_only == yes ]] && exit 0
+
+# ---- .venv and Python requirements ----
+
+if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+  say "creating $venv"
+  logged venv python3 -m venv --clear "$venv"
+fi
+readonly python="$PWD/$venv/bin/python"
+
+# The requirements that pyproject.toml names, one a line: to build, to run, and each extra of the list.
+requirements() {
+  "$python" - "$extras" <<'PY'
+import sys
+
+try:
+    import tomllib
+except ImportError:  # Python 3.10
+    from pip._vendor import tomli as tomllib
+
+with open("pyproject.toml", "rb") as file:
+    tree = tomllib.load(file)
+lines = tree["build-system"]["requires"] + tree["project"]["dependencies"]
+for extra in filter(None, sys.argv[1].split(",")):
+    known = tree["project"]["optional-dependencies"]
+    if extra not in known:
+        sys.exit(f"bootstrap: pyproject.toml has no extra {extra!r}; it has {', '.join(known)}")
+    lines += known[extra]
+print("\n".join(sorted(set(lines))))
+PY
+}
+
+wanted="$(requirements)"
+# A stamp lists the requirements that were installed; it lives in .venv, so it goes when .venv goes.
+stamp="$venv/.requirements-${extras//,/-}"
+if [[ ! -f $stamp || $(<"$stamp") != "$wanted" ]]; then
+  say "installing Python requirements (torch is large the first time): $(tr '\n' ' ' <<<"$wanted")"
+  printf '%s\n' "$wanted" >"$logs/requirements.txt"
+  logged pip-requirements "$python" -m pip install --no-input --disable-pip-version-check -r "$logs/requirements.txt"
+  printf '%s\n' "$wanted" >"$stamp"
+fi
+
+# ---- the package ----
+
+# Content, not times: a checkout or a touch builds nothing.
+package_hash() {
+  {
+    "$python" -VV
+    find CMakeLists.txt pyproject.toml LICENSE README.md cmake include src python -type f \
+      ! -name '*_test.cpp' ! -name '*.pyc' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
+  } | sha256sum
+}
+
+hash="$(package_hash)"
+stamp="$venv/.package"
+if [[ ! -f $stamp || $(<"$stamp") != "$hash" ]] || ! "$python" -m pip show -q lowtide >/dev/null 2>&1; then
+  say "building and installing the lowtide package"
+  rm -f "$stamp"
+  # The build folder stays, so that only changed files compile again.
+  logged pip-package "$python" -m pip install --no-input --disable-pip-version-check \
+    --no-build-isolation --no-deps --force-reinstall -C build-dir=build/wheel .
+  printf '%s\n' "$hash" >"$stamp"
+fi

@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+"""Builds everything, runs every test suite and closes with `N passed, N failed[, N skipped]`.
+
+A suite that fails does not stop the next one. A step that cannot run at all (a build, a crash before any result)
+counts as one failure. Exit status 0 means: nothing failed and every suite had tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass
+class Tally:
+    passed: int = 0
+    failures: list[str] = field(default_factory=list)
+    skips: list[str] = field(default_factory=list)
+
+    def add_xml(self, path: Path) -> bool:
+        """Adds the cases of a JUnit-like file (gtest's, pytest's or ctest's testcases); False if it has none."""
+        cases = read_cases(path)
+        for case in cases:
+            self.add_case(case)
+        return bool(cases)
+
+    def add_case(self, case: ET.Element) -> None:
+        name = ".".join(filter(None, (case.get("classname"), case.get("name"))))
+        skipped = case.find("skipped")
+        if case.find("failure") is not None or case.find("error") is not None:
+            self.failures.append(name)
+        elif skipped is not None or case.get("status") in ("notrun", "disabled"):
+            reason = "disabled" if skipped is None else skipped.get("message") or "no reason given"
+            self.skips.append(f"{name}: {' '.join(reason.split())}")
+        else:
+            self.passed += 1
+
+
+def read_cases(path: Path) -> list[ET.Element]:
+    try:
+        return list(ET.parse(path).getroot().iter("testcase"))
+    except (OSError, ET.ParseError):
+        return []
+
+
+def run(title: str, *command: object, env: dict[str, str] | None = None) -> int:
+    """Runs a command with its output shown; returns its exit status."""
+    print(f"== {title}", flush=True)
+    start = time.monotonic()
+    try:
+        status = subprocess.run(
+            [str(word) for word in command], cwd=ROOT, env=env, stdin=subprocess.DEVNULL, check=False
+        ).returncode
+    except OSError as error:
+        print(error)
+        status = 127
+    print(f"== {title}: {'ok' if status == 0 else f'exit status {status}'}, {time.monotonic() - start:.0f} s", flush=True)
+    return status
+
+
+def cpp_tests(tally: Tally, preset: str) -> None:
+    build = ROOT / "build" / preset
+    for title, command in (
+        ("configure", ("cmake", "--preset", preset)),
+        ("build", ("cmake", "--build", "--preset", preset)),
+    ):
+        if run(f"C++ {title}", *command) != 0:
+            tally.failures.append(f"C++ {title}")
+            return
+
+    # Results of an earlier run must not count for this one.
+    reports = build / "reports"
+    shutil.rmtree(reports, ignore_errors=True)
+    reports.mkdir()
+    entries_xml = reports / "ctest-entries.xml"
+    status = run("C++ tests", "ctest", "--preset", preset, "--output-junit", entries_xml)
+
+    failed_before = len(tally.failures)
+    entries = read_cases(entries_xml)
+    for entry in entries:
+        # A gtest executable is one entry; its own report holds the cases.
+        entry_failed = entry.get("status") == "fail" or entry.find("failure") is not None
+        failed_inside = len(tally.failures)
+        if not tally.add_xml(reports / f"{entry.get('name')}.xml"):
+            tally.add_case(entry)
+        elif entry_failed and len(tally.failures) == failed_inside:
+            tally.failures.append(f"{entry.get('name')} (failed outside its cases)")
+    if not entries or (status != 0 and len(tally.failures) == failed_before):
+        tally.failures.append(f"ctest (exit status {status}, {len(entries)} entries)")
+
+
+def python_tests(tally: Tally, arguments: list[str]) -> None:
+    if run("Python package", ROOT / "tools/bootstrap.sh", "--extras", "test") != 0:
+        tally.failures.append("Python package")
+        return
+    report = ROOT / "build" / "reports" / "pytest.xml"
+    report.unlink(missing_ok=True)
+    failed_before = len(tally.failures)
+    # No path of this folder may hide the installed package.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    status = run(
+        "Python tests", ROOT / ".venv/bin/python", "-m", "pytest", "-q", f"--junitxml={report}",
+        "tests/python", *arguments, env=env,
+    )
+    any_case = tally.add_xml(report)
+    if not any_case or (status != 0 and len(tally.failures) == failed_before):
+        tally.failures.append(f"pytest (exit status {status}{'' if any_case else ', no results'})")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="dev", help="CMake preset of the C++ tests (default: %(default)s)")
+    parser.add_argument("pytest", nargs="*", help="arguments for pytest, after --")
+    options = parser.parse_args()
+
+    tally = Tally()
+    if run("system packages", ROOT / "tools/bootstrap.sh", "--system-only") != 0:
+        tally.failures.append("system packages")
+    else:
+        cpp_tests(tally, options.preset)
+        python_tests(tally, options.pytest)
+
+    print()
+    for reason in tally.skips:
+        print(f"skipped: {reason}")
+    for name in tally.failures:
+        print(f"FAILED: {name}")
+    skipped = f", {len(tally.skips)} skipped" if tally.skips else ""
+    print(f"{tally.passed} passed, {len(tally.failures)} failed{skipped}")
+    return 1 if tally.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
