@@ -5,27 +5,15 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "optim/hyper_fields.h"
 #include "param_binding.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
+using lowtide::for_each_hyper;
 using lowtide::python::ParamBinding;
 
 namespace {
-
-// Hyper-parameters by name: the one list that both directions use.
-template <class Fn>
-void for_each_hyper(lowtide::Hyper& h, Fn&& field) {
-  field("lr", h.lr);
-  field("beta1", h.beta1);
-  field("beta2", h.beta2);
-  field("eps", h.eps);
-  field("weight_decay", h.weight_decay);
-  field("momentum", h.momentum);
-  field("dampening", h.dampening);
-  field("nesterov", h.nesterov);
-  field("maximize", h.maximize);
-}
 
 // Missing keys keep `h`'s values; unknown keys are refused.
 lowtide::Hyper hyper_from(lowtide::Hyper h, const nb::dict& given) {
@@ -79,36 +67,33 @@ class PyOptimizer {
 
   bool has_state(int64_t param) const { return core_.has_state(param); }
   void allocate_state(int64_t param) { core_.allocate_state(param); }
-  void set_step_count(int64_t param, int64_t step) {
-    if (step < 0) throw nb::value_error("got a step count below 0");
-    *core_.step_count(param) = step;
-  }
+  void set_step_count(int64_t param, int64_t steps) { core_.set_steps(param, steps); }
 
   std::vector<std::string> state_names() const { return lowtide::state_names(rule_); }
   std::string state_codec(int64_t param) const { return core_.state_codec(param); }
 
   nb::dict state(nb::handle self, int64_t param) {
     nb::dict out;
-    out["step"] = tensor(self, core_.step_count(param), {}, nb::dtype<int64_t>());
+    out["step"] = tensor(self, const_cast<int64_t*>(core_.steps_address(param)), {}, nb::dtype<int64_t>());
     const std::vector<int64_t>& sizes = binding_.sizes(param);
     for (const lowtide::StateView& view : core_.state(param)) {
       const nb::dlpack::dtype type = view.code_bytes == 1   ? nb::dtype<uint8_t>()
                                      : view.code_bytes == 2 ? nb::dlpack::dtype{4 /* bfloat */, 16, 1}
                                                             : nb::dtype<float>();
-      out[view.name.c_str()] = tensor(self, view.codes, sizes, type);
+      out[view.name] = tensor(self, view.codes, sizes, type);
       if (view.scales)
-        out[(view.name + "_scale").c_str()] = tensor(self, view.scales, {view.rows, view.blocks_per_row}, nb::dtype<float>());
+        out[(std::string(view.name) + "_scale").c_str()] = tensor(self, view.scales, {view.rows, view.blocks_per_row}, nb::dtype<float>());
     }
     return out;
   }
 
   nb::object export_state(int64_t param, int k) {
     nb::object out = binding_.empty_like(param);
-    core_.export_state(param, k, static_cast<float*>(ParamBinding::data_pointer(out)));
+    core_.export_state(param, k, binding_.float_data(param, out));
     return out;
   }
   void import_state(int64_t param, int k, nb::object value) {
-    core_.import_state(param, k, static_cast<const float*>(binding_.float_data(param, value)));
+    core_.import_state(param, k, binding_.float_data(param, value));
   }
 
   nb::dict report() const {

@@ -1,165 +1,91 @@
 #include "param_binding.h"
 
+#include <algorithm>
 #include <string>
 
 namespace lowtide::python {
 namespace {
 
-// Interned names: attribute look-up by them compares pointers.
-struct Names {
-  nb::object grad = intern("grad"), data_ptr = intern("data_ptr"), dtype = intern("dtype"), numel = intern("numel"),
-             is_contiguous = intern("is_contiguous"), stride = intern("stride"), layout = intern("layout"),
-             device = intern("device"), shape = intern("shape"), type = intern("type");
-
-  static nb::object intern(const char* s) { return nb::steal(PyUnicode_InternFromString(s)); }
-};
-
-// torch's own objects, looked up once. Never destroyed: the interpreter may be gone by then.
-struct Torch {
-  nb::object module = nb::module_::import_("torch");
-  nb::object tensor = module.attr("Tensor");
-  nb::object dtypes[3] = {module.attr("float32"), module.attr("bfloat16"), module.attr("float16")};  // as DType
-  nb::object strided = module.attr("strided");
-  Names names;
-};
-const Torch& torch() {
-  static const Torch* const instance = new Torch;
-  return *instance;
+bool same(const std::vector<int64_t>& a, const int64_t* b, int n) {
+  return a.size() == static_cast<size_t>(n) && std::equal(a.begin(), a.end(), b);
 }
 
-std::string text(nb::handle value) { return nb::cast<std::string>(nb::str(value)); }
-
-[[noreturn]] void refuse(const std::string& message) { throw nb::value_error(message.c_str()); }
-
-nb::object get(nb::handle object, const nb::object& name) {
-  PyObject* value = PyObject_GetAttr(object.ptr(), name.ptr());
-  if (!value) throw nb::python_error();
-  return nb::steal(value);
+std::string shape_text(const int64_t* shape, int ndim) {
+  std::string text = "[";
+  for (int d = 0; d < ndim; ++d) text += (d ? ", " : "") + std::to_string(shape[d]);
+  return text + "]";
 }
 
-nb::object call(nb::handle object, const nb::object& method) {
-  PyObject* args[] = {object.ptr()};
-  PyObject* value = PyObject_VectorcallMethod(method.ptr(), args, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
-  if (!value) throw nb::python_error();
-  return nb::steal(value);
-}
-
-void* pointer(nb::handle tensor) {
-  const nb::object value = call(tensor, torch().names.data_ptr);
-  void* p = PyLong_AsVoidPtr(value.ptr());
-  if (!p && PyErr_Occurred()) throw nb::python_error();
-  return p;
-}
-
-// nullopt-like: -1 if it is none of the supported types.
-int dtype_index(PyObject* dtype) {
-  for (int i = 0; i < 3; ++i)
-    if (torch().dtypes[i].ptr() == dtype) return i;
-  return -1;
-}
-
-std::vector<int64_t> integers(const nb::object& tuple) {
-  std::vector<int64_t> out;
-  for (const nb::handle h : tuple) out.push_back(nb::cast<int64_t>(h));
-  return out;
-}
-
-TensorView view_of(nb::handle tensor) {
-  const Names& names = torch().names;
-  if (!nb::isinstance(tensor, torch().tensor))
-    throw nb::type_error(("got a parameter of type " + text(tensor.type()) + ", wanted torch.Tensor").c_str());
-  const std::string device = text(get(get(tensor, names.device), names.type));
-  if (device != "cpu")
-    refuse("got a parameter on device '" + device + "', wanted 'cpu': this build has no backend for others");
-  const nb::object layout = get(tensor, names.layout);
-  if (!layout.is(torch().strided)) refuse("got a parameter of layout " + text(layout) + ", wanted torch.strided");
-  const nb::object dtype = get(tensor, names.dtype);
-  const int index = dtype_index(dtype.ptr());
-  if (index < 0)
-    refuse("got a parameter of dtype " + text(dtype) + ", wanted torch.float32, torch.bfloat16 or torch.float16");
-  TensorView view;
-  view.dtype = static_cast<DType>(index);
-  view.data = pointer(tensor);
-  view.sizes = integers(get(tensor, names.shape));
-  view.strides = integers(call(tensor, names.stride));
-  return view;
-}
+std::string gradient_name(size_t i) { return "the gradient of parameter " + std::to_string(i); }
 
 }  // namespace
 
 int64_t ParamBinding::add(int group, const nb::object& tensor, bool with_state) {
-  const TensorView view = view_of(tensor);
+  TensorView view = reader_.read(tensor, [] { return "a parameter"; }).view();
   const int64_t index = optimizer_.add_param(group, view, with_state);
-  int64_t numel = 1;
-  for (const int64_t size : view.sizes) numel *= size;
   params_.push_back(tensor);
-  entries_.push_back({view.sizes, numel, view.data, get(tensor, torch().names.dtype).ptr(), {}});
+  entries_.push_back({std::move(view), {}});
   return index;
 }
 
-// The tensor's memory or type is not what it was: `param.data = ...`, `model.to(...)`.
-void ParamBinding::follow(size_t i) {
-  const TensorView view = view_of(params_[i]);
-  Entry& entry = entries_[i];
-  if (view.sizes != entry.sizes) {
-    const nb::object was = nb::steal(PyList_New(0));
-    for (const int64_t size : entry.sizes) nb::borrow<nb::list>(was).append(size);
-    refuse("parameter " + std::to_string(i) + " changed its shape from " + text(was) + " to " +
-           text(get(params_[i], torch().names.shape)) + "; build a new optimizer for it");
-  }
+// The tensor's memory, type or layout is not what it was: `param.data = ...`, `model.to(...)`.
+void ParamBinding::follow(size_t i, const TensorInfo& now) {
+  TensorView& known = entries_[i].view;
+  if (!same(known.sizes, now.shape, now.ndim))
+    refuse_value("parameter " + std::to_string(i) + " changed its shape from " +
+                 shape_text(known.sizes.data(), static_cast<int>(known.sizes.size())) + " to " +
+                 shape_text(now.shape, now.ndim) + "; build a new optimizer for it");
+  TensorView view = now.view();
   optimizer_.rebind(static_cast<int64_t>(i), view);
-  entry.data = view.data;
-  entry.dtype = get(params_[i], torch().names.dtype).ptr();
-}
-
-Gradient ParamBinding::gradient(size_t i, nb::handle grad) {
-  const Names& names = torch().names;
-  Entry& entry = entries_[i];
-  Gradient out;
-  const nb::object dtype = get(grad, names.dtype);
-  const int index = dtype_index(dtype.ptr());
-  const std::string which = "the gradient of parameter " + std::to_string(i);
-  if (index < 0)
-    refuse("got " + which + " as " + text(dtype) + ", wanted torch.float32, torch.bfloat16 or torch.float16");
-  out.dtype = static_cast<DType>(index);
-  const nb::object layout = get(grad, names.layout);
-  if (!layout.is(torch().strided)) refuse("got " + which + " of layout " + text(layout) + ", wanted torch.strided (dense)");
-  out.data = pointer(grad);
-  const nb::object numel = call(grad, names.numel);
-  if (PyLong_AsLongLong(numel.ptr()) != entry.numel) refuse(which + " has " + text(numel) + " elements, wanted " + std::to_string(entry.numel));
-  if (call(grad, names.is_contiguous).ptr() != Py_True) {
-    entry.grad_strides = integers(call(grad, names.stride));
-    out.strides = entry.grad_strides.data();
-  }
-  return out;
+  known = std::move(view);
 }
 
 const std::vector<Gradient>& ParamBinding::collect() {
-  const Names& names = torch().names;
+  // Interned: attribute look-up compares pointers. Never destroyed: the interpreter may be gone by then.
+  static PyObject* const grad_name = PyUnicode_InternFromString("grad");
   grads_.assign(params_.size(), Gradient{});
   for (size_t i = 0; i < params_.size(); ++i) {
-    const nb::handle param = params_[i];
-    const nb::object grad = get(param, names.grad);
+    PyObject* const raw = PyObject_GetAttr(params_[i].ptr(), grad_name);
+    if (!raw) throw nb::python_error();
+    const nb::object grad = nb::steal(raw);
     if (grad.is_none()) continue;
-    if (pointer(param) != entries_[i].data || get(param, names.dtype).ptr() != entries_[i].dtype) follow(i);
-    grads_[i] = gradient(i, grad);
+
+    Entry& entry = entries_[i];
+    const TensorInfo p = reader_.read(params_[i], [&] { return "parameter " + std::to_string(i); });
+    const TensorView& known = entry.view;
+    if (p.data != known.data || p.dtype != known.dtype || !same(known.sizes, p.shape, p.ndim) ||
+        !same(known.strides, p.strides, p.ndim))
+      follow(i, p);
+
+    const TensorInfo g = reader_.read(grad, [&] { return gradient_name(i); });
+    if (!same(entry.view.sizes, g.shape, g.ndim))
+      refuse_value("got " + gradient_name(i) + " of shape " + shape_text(g.shape, g.ndim) + ", wanted " +
+                   shape_text(entry.view.sizes.data(), static_cast<int>(entry.view.sizes.size())));
+    grads_[i].data = g.data;
+    grads_[i].dtype = g.dtype;
+    if (!g.is_contiguous()) {
+      entry.grad_strides.assign(g.strides, g.strides + g.ndim);
+      grads_[i].strides = entry.grad_strides.data();
+    }
   }
   return grads_;
 }
 
 nb::object ParamBinding::empty_like(int64_t param) const {
+  const nb::object torch = nb::module_::import_("torch");
   nb::list shape;
   for (const int64_t size : sizes(param)) shape.append(size);
-  return torch().module.attr("empty")(shape, nb::arg("dtype") = torch().dtypes[0], nb::arg("device") = "cpu");
+  return torch.attr("empty")(shape, nb::arg("dtype") = torch.attr("float32"), nb::arg("device") = "cpu");
 }
 
-const void* ParamBinding::float_data(int64_t param, const nb::object& tensor) const {
-  const TensorView view = view_of(tensor);
-  if (view.dtype != DType::kF32 || view.sizes != sizes(param) || call(tensor, torch().names.is_contiguous).ptr() != Py_True)
-    refuse("got a state that is not a contiguous float32 tensor of the parameter's shape");
-  return view.data;
+float* ParamBinding::float_data(int64_t param, nb::handle tensor) {
+  const TensorInfo info = reader_.read(tensor, [] { return "a state"; });
+  const std::vector<int64_t>& wanted = sizes(param);
+  if (info.dtype != DType::kF32 || !same(wanted, info.shape, info.ndim) || !info.is_contiguous())
+    refuse_value("got a state that is " + std::string(dtype_name(info.dtype)) + " of shape " +
+                 shape_text(info.shape, info.ndim) + ", wanted contiguous float32 of shape " +
+                 shape_text(wanted.data(), static_cast<int>(wanted.size())));
+  return static_cast<float*>(info.data);
 }
-
-void* ParamBinding::data_pointer(nb::handle tensor) { return pointer(tensor); }
 
 }  // namespace lowtide::python

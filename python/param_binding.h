@@ -7,10 +7,9 @@
 #include <vector>
 
 #include "lowtide/optimizer.h"
+#include "tensor_reader.h"
 
 namespace lowtide::python {
-
-namespace nb = nanobind;
 
 class ParamBinding {
  public:
@@ -19,31 +18,27 @@ class ParamBinding {
   // Registers a dense strided CPU tensor of a supported type. Keeps a reference to it.
   int64_t add(int group, const nb::object& tensor, bool with_state);
 
-  // Reads every parameter's `.grad` and follows parameters whose memory moved. One attribute and a few method calls a
-  // parameter: this is what a step costs for many small ones. The result is valid until the next call.
+  // Reads every parameter's `.grad` and follows parameters whose memory moved. One attribute and two reads a parameter:
+  // this is what a step costs for many small ones. The result is valid until the next call.
   const std::vector<Gradient>& collect();
 
-  const std::vector<int64_t>& sizes(int64_t param) const { return entries_.at(static_cast<size_t>(param)).sizes; }
+  const std::vector<int64_t>& sizes(int64_t param) const { return entries_.at(static_cast<size_t>(param)).view.sizes; }
   const std::vector<nb::object>& params() const { return params_; }
   void clear() { params_.clear(); }
 
   nb::object empty_like(int64_t param) const;  // a new contiguous float32 tensor of the parameter's sizes
-  const void* float_data(int64_t param, const nb::object& tensor) const;  // of such a tensor, checked
-  static void* data_pointer(nb::handle tensor);
+  float* float_data(int64_t param, nb::handle tensor);  // of such a tensor, checked
 
  private:
   struct Entry {
-    std::vector<int64_t> sizes;
-    int64_t numel;
-    void* data;        // at the last step
-    PyObject* dtype;   // at the last step (borrowed: torch's dtypes live as long as torch)
+    TensorView view;  // at the last step
     std::vector<int64_t> grad_strides;
   };
 
-  void follow(size_t i);
-  Gradient gradient(size_t i, nb::handle grad);
+  void follow(size_t i, const TensorInfo& now);
 
   Optimizer& optimizer_;
+  TensorReader reader_;
   std::vector<nb::object> params_;
   std::vector<Entry> entries_;
   std::vector<Gradient> grads_;

@@ -51,7 +51,7 @@ fi
 
 # ---- system packages ----
 
-has_header() { printf '#include <%s>\n' "$1" | g++ -std=c++20 -fsyntax-only -x c++ - 2>/dev/null; }
+has_header() { printf '#if !__has_include(<%s>)\n#error\n#endif\n' "$1" | g++ -E -x c++ - >/dev/null 2>&1; }
 
 missing_packages() {
   command -v g++ >/dev/null || echo g++

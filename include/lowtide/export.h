@@ -1,4 +1,4 @@
-// Marks what the shared library shows; everything else is hidden.
+/* Marks what the shared library shows; everything else is hidden. */
 #pragma once
 
 #if defined(_WIN32)

@@ -78,8 +78,8 @@ struct StepResult {
 // codes: the parameter's sizes, contiguous; code_bytes each. scales: float32 [rows][blocks_per_row], nullptr if the
 // codec has none; decoded value = table[code] * scale of its block of `block` elements within the row.
 struct StateView {
-  std::string name;   // "exp_avg", "exp_avg_sq", "momentum_buffer"
-  std::string codec;  // "fp32", "bf16", "dynamic8"
+  const char* name = "";   // "exp_avg", "exp_avg_sq", "momentum_buffer"; a constant
+  const char* codec = "";  // "fp32", "bf16", "dynamic8"; a constant
   void* codes = nullptr;
   float* scales = nullptr;
   int64_t numel = 0, rows = 0, blocks_per_row = 0;
@@ -124,8 +124,10 @@ class LT_API Optimizer {
   void allocate_state(int64_t param);
   // Name of the codec this parameter's state has or will have (float32 for small parameters).
   const char* state_codec(int64_t param) const;
-  // Number of steps this parameter has taken; writable (resume).
-  int64_t* step_count(int64_t param);
+  // Number of steps this parameter has taken, and to set it when state is restored. The address is stable, for views.
+  int64_t steps(int64_t param) const;
+  void set_steps(int64_t param, int64_t steps);
+  const int64_t* steps_address(int64_t param) const;
   // Decode state k to row-major float32 [numel], or encode it from there. import makes the state that a step would
   // have stored for these values.
   void export_state(int64_t param, int k, float* out) const;

@@ -1,6 +1,6 @@
 """Checks of what users hand over: parameters, options and hyper-parameters. None runs once per parameter in a step."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -59,13 +59,15 @@ def hyper_values(keys: Sequence[str], group: Mapping[str, Any]) -> tuple[float, 
             else:
                 values.append(number(key, group[key]))
     except KeyError as error:
-        raise ValueError(f"the parameter group has no {error}, wanted all of {list(group_keys(keys))}") from None
+        raise ValueError(
+            f"the parameter group has no {error}, wanted all of {sorted({group_key(key) for key in keys})}"
+        ) from None
     return tuple(values)
 
 
-def group_keys(keys: Iterable[str]) -> dict[str, None]:
-    """The names, in a parameter group, of the core's hyper-parameters: `betas` for beta1 and beta2. An ordered set."""
-    return {"betas" if key in ("beta1", "beta2") else key: None for key in keys}
+def group_key(key: str) -> str:
+    """The name, in a parameter group, of the core's hyper-parameter `key`."""
+    return "betas" if key in ("beta1", "beta2") else key
 
 
 def check_parameter(param: torch.Tensor, where: str) -> None:
@@ -114,9 +116,11 @@ def check_moment(tensor: torch.Tensor, where: str, nonfinite: str, positive: boo
 def read_step(entry: dict[str, Any], where: str) -> int:
     """The number of steps in a saved entry: a Python number or a tensor of one element."""
     step = entry.get("step")
+    if isinstance(step, torch.Tensor):
+        check_tensor(step, f"{where}, step")
     try:
         value = number("step", step)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{where}, {error}") from error
     expect(
         0 <= value <= _LARGEST_STEP and value == int(value),

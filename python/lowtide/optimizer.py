@@ -4,7 +4,7 @@ Parameters are numbered by their place over all groups, here, in the core and in
 about the mathematics: it reads the groups' options, makes one call per step and hands out views of the state.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import is_
 from typing import Any, overload
 
@@ -56,22 +56,22 @@ class Optimizer(torch.optim.Optimizer):
             )
         self._amp_scaling = bool(options.get("amp_scaling", False))
         self._nonfinite = options.get("nonfinite", "skip")
-        self._open_core(rule)
+        hyper = {**hyper, "maximize": options.get("maximize", False)}
+        self._open_core(rule, hyper)
         defaults = {
             **hyper,
-            "maximize": options.get("maximize", False),
             "state": options.get("state", "dynamic8"),
             "min_quantized_numel": options.get("min_quantized_numel", 4096),
             **formats.stamp(rule),
         }
         super().__init__(params, defaults)
 
-    def _open_core(self, rule: str) -> None:
-        """Starts with a core without groups."""
+    def _open_core(self, rule: str, hyper: Mapping[str, Any]) -> None:
+        """Starts with a core without groups. `hyper`: has the names of the rule's hyper-parameters among its keys."""
         self._rule = rule
         self._threads = torch.get_num_threads()
         self._core = _core.Optimizer(rule, self._nonfinite, self._threads)
-        self._hyper_keys = tuple(_core.default_hyper(rule))
+        self._hyper_keys = tuple(key for key in _core.default_hyper(rule) if checks.group_key(key) in hyper)
         self._pushed: list[tuple[float, ...]] = []  # per group: the hyper-parameters that the core has
         self._formats: list[tuple[Any, Any]] = []  # per group: state and min_quantized_numel, fixed when it was added
         self._members: list[list[torch.Tensor]] = []  # per group: the parameters that the core has
@@ -251,7 +251,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._nonfinite, self._amp_scaling = state["options"]["nonfinite"], state["options"]["amp_scaling"]
-        self._open_core(state["options"]["rule"])
+        self._open_core(state["options"]["rule"], state["defaults"])
         torch.optim.Optimizer.__init__(self, state["param_groups"], state["defaults"])
         formats.copy_in(self, state["state"])
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lowtide.checks import check_tensor, expect, group_keys, read_step
+from lowtide.checks import check_tensor, expect, group_key, read_step
 
 if TYPE_CHECKING:
     from lowtide.optimizer import Optimizer
@@ -25,7 +25,7 @@ def check_group(group: dict[str, Any], rule: str, hyper_keys: Sequence[str], whe
     """Raises ValueError unless `group` comes from the torch.optim class of `rule`."""
     expect(rule in _CLASSES, where, "a group without 'lowtide_format'", f"a state_dict of lowtide's {rule!r}")
     name = f"a state_dict of Lowtide's or of torch.optim.{_CLASSES[rule].__name__}"
-    wanted = set(group_keys(hyper_keys)) - {"maximize"} | ({"amsgrad"} if rule != "sgd" else set())
+    wanted = {group_key(key) for key in hyper_keys} - {"maximize"} | ({"amsgrad"} if rule != "sgd" else set())
     expect(wanted <= set(group), where, f"no {sorted(wanted - set(group))}", name)
     expect(not group.get("amsgrad"), f"{where}['amsgrad']", "True", "False: the running maximum is not kept")
     decoupled = group.get("decoupled_weight_decay", rule == "adamw")

@@ -316,7 +316,14 @@ const char* Optimizer::state_codec(int64_t param) const {
   return codecs()[static_cast<size_t>(impl_->slot_at(param).codec)].name;
 }
 
-int64_t* Optimizer::step_count(int64_t param) { return &impl_->slot_at(param).steps; }
+int64_t Optimizer::steps(int64_t param) const { return impl_->slot_at(param).steps; }
+const int64_t* Optimizer::steps_address(int64_t param) const { return &impl_->slot_at(param).steps; }
+
+void Optimizer::set_steps(int64_t param, int64_t steps) {
+  const Exclusive guard(impl_->busy);
+  LT_REQUIRE(steps >= 0, "got %lld steps, wanted 0 or more", ll(steps));
+  impl_->slot_at(param).steps = steps;
+}
 
 void Optimizer::export_state(int64_t param, int k, float* out) const {
   const Exclusive guard(impl_->busy);

@@ -6,14 +6,18 @@ LT_FN auto bf16_decode(U h) {
   return as_float(h << 16);
 }
 
-// The upper 16 bits of the result are 0.
+// The rounded value in the upper 16 bits; the lower ones are left over.
+template <class F>
+LT_FN auto bf16_round(F x) {
+  const auto u = bits(x);
+  using U = decltype(u + u);
+  const U rounded = u + U(0x7fffu) + ((u >> 16) & U(1u));
+  return select(x == x, rounded, u | U(0x400000u));  // the carry could turn a NaN into infinity or -0
+}
+
 template <class F>
 LT_FN auto bf16_encode(F x) {
-  auto u = bits(x);
-  using U = decltype(u);
-  const U rounded = (u + U(0x7fffu) + ((u >> 16) & U(1u))) >> 16;
-  // The carry would turn a NaN with a full payload into -0.
-  return select(abs(x) < F(__builtin_inff()), rounded, select(x == x, u >> 16, (u >> 16) | U(0x40u)));
+  return bf16_round(x) >> 16;
 }
 
 template <class U>

@@ -11,8 +11,12 @@ bool steps_a_parameter() {
   std::vector<float> param(5000, 1.0f);
   const std::vector<float> grad(param.size(), 0.5f);
 
-  lowtide::Optimizer optimizer({.rule = "adamw"});
-  const int group = optimizer.add_group({.hyper = lowtide::default_hyper("adamw")});
+  lowtide::OptimizerOptions options;
+  options.rule = "adamw";
+  lowtide::Optimizer optimizer(options);
+  lowtide::GroupOptions group_options;
+  group_options.hyper = lowtide::default_hyper("adamw");
+  const int group = optimizer.add_group(group_options);
   lowtide::TensorView view;
   view.data = param.data();
   view.sizes = {static_cast<int64_t>(param.size())};
@@ -31,8 +35,10 @@ bool steps_a_parameter() {
 
 // The exception's type must be one and the same on both sides of the shared library.
 bool catches_an_error() {
+  lowtide::OptimizerOptions options;
+  options.rule = "no such rule";
   try {
-    lowtide::Optimizer optimizer({.rule = "no such rule"});
+    lowtide::Optimizer optimizer(options);
   } catch (const lowtide::Error& error) {
     return error.kind() == lowtide::ErrorKind::kInvalidArgument;
   }

@@ -104,7 +104,7 @@ def test_report_and_pictures(tmp_path: Path, text: Path) -> None:
     report = json.loads(json.dumps(train_llama.run(config)))
     assert report == json.loads((tmp_path / "report.json").read_text())
     assert {"config", "environment", "data", "seconds", "runs", "comparison"} <= report.keys()
-    assert report["environment"]["packages"]["torch"] == torch.__version__.partition("+")[0] or report["environment"]["cpu"]
+    assert torch.__version__.startswith(report["environment"]["packages"]["torch"])
     run = report["runs"]["torch"]
     for name in ("loss", "grad_norm", "lr", "step_ms", "optimizer_ms", "rss", "seconds"):
         assert len(run["history"][name]) == 20, name
@@ -190,7 +190,9 @@ def test_sources_are_deterministic_and_parts_disjoint(tmp_path: Path, text: Path
     assert first == second and 0.5 * (1 << 20) < first.size <= 1 << 20
     assert not any("site-packages" in record.name or "test" in record.name.split("/") for record in first.records)
     train, validation = tokens.split(first.records)
-    assert not {r.name for r in train} & {r.name for r in validation} and len(train) + len(validation) == len(first.records)
+    assert not {r.name for r in train} & {r.name for r in validation} and len(train) + len(validation) == len(
+        first.records
+    )
     one = tmp_path / "one.txt"
     one.write_text("".join(f"line {i}\n" for i in range(5000)))
     cut = data.load_corpus(tiny(tmp_path, one)).records

@@ -105,3 +105,20 @@ LT_FN void store(vf x, f16* p) { store_code(f16_encode(x), p); }
 // Codes as the codec sees them: float for fp32, their bits in a vu otherwise.
 LT_FN vf load_code(const float* p) { return load(p); }
 LT_FN void store_code(vf x, float* p) { store(x, p); }
+
+// Stores consecutive vectors.
+template <int n, class P>
+LT_FN void store_tile(const vf (&x)[n], P* p) {
+  for (int i = 0; i < n; ++i) store(x[i], p + i * kLanes);
+}
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+// Two vectors at a time: one permutation takes the upper halves of both. 4 % of a bf16 AdamW step in cache (Zen 4).
+template <int n>
+LT_FN void store_tile(const vf (&x)[n], bf16* p) {
+  alignas(64) static constexpr u16 kOdd[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+                                               33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+  const __m512i odd = _mm512_load_si512(kOdd);
+  for (int i = 0; i < n; i += 2)
+    _mm512_storeu_si512(p + i * kLanes, _mm512_permutex2var_epi16(bf16_round(x[i]).v.raw, odd, bf16_round(x[i + 1]).v.raw));
+}
+#endif

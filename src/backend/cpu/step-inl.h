@@ -44,17 +44,18 @@ struct StepDriver {
       const int at = t * kTile;
       vf s[kStored][kTileVectors];
       each<K>([&](auto k) { std::get<k>(codecs).decode(codes[k] + at, C::kScaled ? *scales[k] : 1.f, s[k]); });
+      vf next[kTileVectors];
       for (int i = 0; i < kTileVectors; ++i) {
         const int e = at + i * kLanes;
         vf state[kStored];
         for (int k = 0; k < K; ++k) state[k] = s[k][i];
-        const vf next = R::template step<vf>(load(p + e), load(g + e) * grad_scale, state, args);
+        next[i] = R::template step<vf>(load(p + e), load(g + e) * grad_scale, state, args);
         for (int k = 0; k < K; ++k) {
           if constexpr (C::kScaled) largest[k] = max(largest[k], abs(state[k]));
           store(state[k], staged[k] + e);
         }
-        store(next, p + e);
       }
+      store_tile(next, p + at);
       if constexpr (!C::kScaled) each<K>([&](auto k) { encode<k>(staged[k] + at, 0.f, index + at, codes[k] + at); });
     }
     if constexpr (C::kScaled) {

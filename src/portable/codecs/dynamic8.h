@@ -9,8 +9,9 @@
 
 struct Dynamic8Table {
   // Buckets of floats that share their top 16 bits: 7 bits of mantissa are enough for a bucket to hold at most one
-  // midpoint. From the bucket below the smallest midpoint (1.6e-7) to that of 1.
-  static constexpr u32 kFirstKey = 0x342du, kLastKey = 0x3f80u;
+  // midpoint. From that of 2^-22, which is above the unsigned map's first midpoint (1.6e-7: all positive values are code 1
+  // or above) and below the signed map's (2.75e-7), to that of 1.
+  static constexpr u32 kFirstKey = 0x3480u, kLastKey = 0x3f80u;
   float value[256];                        // decoded value of a code, in units of absmax
   u32 bucket[kLastKey - kFirstKey + 1];    // (rank below the bucket << 16) + (0xffff - low half of the midpoint, if any)
 };
@@ -28,20 +29,17 @@ struct Dynamic8 {
 
   template <bool kSigned, class F, class U>
   LT_FN U encode(const Tables& t, F value, F inverse, const Rounding&, U /*index*/) {
-    const F x = value * inverse;
-    U magnitude = bits(x);
+    const F x = value * inverse;  // at most 1, or so little above that it is in the last bucket
+    const U sign = bits(x) >> 31;
     // A midpoint itself belongs to the lower index: for negative values that is the larger magnitude.
-    if constexpr (kSigned) magnitude = (magnitude & U(0x7fffffffu)) + (magnitude >> 31);
-    // A NaN becomes the lower bound.
-    const F a = min(max(as_float(magnitude), F(as_float(u32(Dynamic8Table::kFirstKey << 16)))), F(1.f));
-    const U u = bits(a);
+    const F magnitude = kSigned ? as_float((bits(x) & U(0x7fffffffu)) + sign) : x;
+    const U u = bits(max(magnitude, F(0x1p-22f)));  // a NaN becomes the floor
     const U rank = (gather(t.side[kSigned].bucket, (u >> 16) - U(Dynamic8Table::kFirstKey)) + (u & U(0xffffu))) >> 16;
     if constexpr (kSigned) {
-      const U zero(kSignedZero);
-      // There is no entry at -1: rank 128 exists on the positive side only.
-      return select(x < F(0.f), select(rank == U(128u), U(0u), zero - rank), zero + rank);
+      const U code = (rank ^ (U(0u) - sign)) + sign + U(kSignedZero);  // kSignedZero +- rank
+      return code + (code >> 31);                                      // there is no entry at -1: -1 becomes 0
     } else {
-      return select(value > F(0.f), select(rank == U(0u), U(1u), rank), rank);
+      return select(value > F(0.f), rank, U(0u));
     }
   }
 
@@ -52,7 +50,7 @@ struct Dynamic8 {
       const u32 zero = s ? kSignedZero : 0, ranks = 255 - zero;
       Dynamic8Table& table = t.side[s];
       for (int i = 0; i < 256; ++i) table.value[i] = as_float(map[i]);
-      u32 rank = 0;
+      u32 rank = s ? 0 : 1;  // of the first bucket's lower end
       for (u32 key = Dynamic8Table::kFirstKey; key <= Dynamic8Table::kLastKey; ++key) {
         const u32 midpoint =
             rank < ranks ? bits((table.value[zero + rank] + table.value[zero + rank + 1]) * 0.5f) : 0x7f800000u;

@@ -1,0 +1,138 @@
+/* Lowtide's C interface (C11): optimizers with small state, stepped in place on memory that the caller owns.
+ *
+ * Conventions
+ *  1. Every function that can fail returns an lt_status; 0 is success. After a failure lt_last_error() says what was got
+ *     and what was wanted. A failed call changes nothing.
+ *  2. Handles are opaque, made by *_create and freed by *_destroy, which accepts NULL.
+ *  3. Option structs begin with struct_size: set it with the LT_..._INIT macro, and fields added later keep their defaults.
+ *  4. Counts and sizes are int64_t, strides count elements. Tensors are borrowed, never owned.
+ *  5. One optimizer is used by one thread at a time; different ones are independent.
+ *  6. Nothing here prints, exits, aborts, or throws across the border.
+ *
+ * Not supported: devices other than the CPU (stream must be NULL), complex and integer tensors.
+ */
+#ifndef LOWTIDE_LOWTIDE_H_
+#define LOWTIDE_LOWTIDE_H_
+
+#include <stdint.h>
+
+#include "lowtide/export.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Status codes. Gaps are left for later kinds; values never change. */
+typedef enum lt_status {
+  LT_OK = 0,
+  LT_INVALID_ARGUMENT = 1, /* a value is wrong; lt_last_error() says which */
+  LT_OUT_OF_MEMORY = 10,
+  LT_UNSUPPORTED = 20, /* valid, but not in this build or on this machine */
+  LT_INTERNAL = 90     /* a bug of this library */
+} lt_status;
+
+/* Element types of parameters and gradients. */
+typedef enum lt_dtype { LT_F32 = 0, LT_BF16 = 1, LT_F16 = 2 } lt_dtype;
+
+/* What a step does about non-finite gradients (NaN, infinity, magnitudes of 2^62 and above). */
+typedef enum lt_nonfinite {
+  LT_NONFINITE_SKIP = 0,      /* change nothing, count a skipped step */
+  LT_NONFINITE_RAISE = 1,     /* change nothing, return LT_INVALID_ARGUMENT */
+  LT_NONFINITE_PROPAGATE = 2  /* do not look */
+} lt_nonfinite;
+
+typedef struct lt_optimizer lt_optimizer;
+
+/* A tensor. strides NULL means contiguous, row-major. */
+typedef struct lt_tensor {
+  void* data;
+  lt_dtype dtype;
+  int32_t ndim;
+  const int64_t* sizes;   /* [ndim] */
+  const int64_t* strides; /* [ndim] or NULL */
+} lt_tensor;
+
+/* A gradient of one step: sizes are its parameter's. data NULL: no gradient, the parameter is left alone. */
+typedef struct lt_gradient {
+  const void* data;
+  lt_dtype dtype;
+  const int64_t* strides; /* [ndim of the parameter] or NULL; 0 allowed */
+} lt_gradient;
+
+typedef struct lt_optimizer_options {
+  int64_t struct_size;
+  const char* rule;       /* "adam", "adamw", "lion", "sgd"; NULL = "adamw" */
+  const char* cpu_target; /* NULL = best for this CPU */
+  int32_t nonfinite;      /* an lt_nonfinite */
+  int32_t threads;        /* 0 = one per core */
+} lt_optimizer_options;
+#define LT_OPTIMIZER_OPTIONS_INIT {sizeof(lt_optimizer_options), 0, 0, LT_NONFINITE_SKIP, 0}
+
+typedef struct lt_group_options {
+  int64_t struct_size;
+  const char* state;           /* "fp32", "bf16", "dynamic8"; NULL = "dynamic8" */
+  int64_t min_quantized_numel; /* parameters with fewer elements keep float32 state */
+} lt_group_options;
+#define LT_GROUP_OPTIONS_INIT {sizeof(lt_group_options), 0, 4096}
+
+/* One state of one parameter, in the optimizer's memory, alive as long as the optimizer. A value is
+ * map[code] * scale, with one scale per `block` elements of a row; scales is NULL where the codec has none. */
+typedef struct lt_state_view {
+  const char* name;  /* "exp_avg", ...; a constant string */
+  const char* codec; /* "dynamic8", ...; a constant string */
+  void* codes;       /* [numel] of code_bytes each */
+  float* scales;     /* [rows][blocks_per_row] */
+  int64_t numel, rows, blocks_per_row;
+  int32_t code_bytes, block;
+} lt_state_view;
+
+typedef struct lt_memory_report {
+  int64_t params, elements;  /* with state */
+  int64_t state_bytes;       /* codes and scales */
+  int64_t allocated_bytes;   /* taken from the system */
+  int64_t steps, skipped_steps;
+} lt_memory_report;
+
+/* "0.1.0" */
+LT_API const char* lt_version(void);
+/* A constant name, e.g. "invalid argument". */
+LT_API const char* lt_status_name(lt_status status);
+/* Text of this thread's last failure; "" if there was none. Valid until the thread's next failing call. */
+LT_API const char* lt_last_error(void);
+
+LT_API lt_status lt_optimizer_create(const lt_optimizer_options* options, lt_optimizer** out);
+LT_API void lt_optimizer_destroy(lt_optimizer* optimizer);
+
+/* Adds a group with the rule's default hyper-parameters; *group is its number, from 0. options may be NULL. */
+LT_API lt_status lt_optimizer_add_group(lt_optimizer* optimizer, const lt_group_options* options, int32_t* group);
+/* Sets or reads a hyper-parameter by name: "lr", "beta1", "beta2", "eps", "weight_decay", "momentum", "dampening",
+ * "nesterov", "maximize" (the last two: 0 or 1). */
+LT_API lt_status lt_optimizer_set(lt_optimizer* optimizer, int32_t group, const char* name, double value);
+LT_API lt_status lt_optimizer_get(const lt_optimizer* optimizer, int32_t group, const char* name, double* value);
+
+/* Registers a parameter (borrowed) and allocates its state, zeroed; *param is its number, from 0 over all groups. */
+LT_API lt_status lt_optimizer_add_param(lt_optimizer* optimizer, int32_t group, const lt_tensor* tensor, int64_t* param);
+/* The parameter's memory moved; its sizes must be the same. */
+LT_API lt_status lt_optimizer_rebind(lt_optimizer* optimizer, int64_t param, const lt_tensor* tensor);
+
+/* One step of all parameters: gradients[count], count = number of parameters. stream must be NULL for the CPU.
+ * *applied (may be NULL) is 0 if the step was skipped because of a non-finite gradient. */
+LT_API lt_status lt_optimizer_step(lt_optimizer* optimizer, const lt_gradient* gradients, int64_t count, void* stream,
+                                   int32_t* applied);
+
+/* State number k (from 0) of a parameter. LT_INVALID_ARGUMENT if there are fewer. */
+LT_API lt_status lt_optimizer_state(const lt_optimizer* optimizer, int64_t param, int32_t k, lt_state_view* out);
+/* State k decoded to row-major float [numel], and encoded from it. */
+LT_API lt_status lt_optimizer_export_state(const lt_optimizer* optimizer, int64_t param, int32_t k, float* out);
+LT_API lt_status lt_optimizer_import_state(lt_optimizer* optimizer, int64_t param, int32_t k, const float* in);
+/* Steps a parameter has taken; to be set when state is restored. */
+LT_API lt_status lt_optimizer_get_steps(const lt_optimizer* optimizer, int64_t param, int64_t* steps);
+LT_API lt_status lt_optimizer_set_steps(lt_optimizer* optimizer, int64_t param, int64_t steps);
+
+LT_API lt_status lt_optimizer_report(const lt_optimizer* optimizer, lt_memory_report* out);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* LOWTIDE_LOWTIDE_H_ */

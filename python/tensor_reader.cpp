@@ -1,0 +1,113 @@
+#include "tensor_reader.h"
+
+namespace lowtide::python {
+namespace {
+
+// The head of DLPack's exchange table (dlpack.h 1.2, struct DLPackExchangeAPI): the fields up to the one used.
+struct ExchangeTable {
+  struct Header {
+    uint32_t major, minor;
+    Header* previous;
+  } header;
+  void* allocator;
+  void* managed_from_object;
+  void* managed_to_object;
+  int (*dltensor_from_object)(void* object, nb::dlpack::dltensor* out);
+};
+
+nb::object attribute(nb::handle object, const char* name) { return nb::getattr(object, name); }
+
+bool dtype_from(uint8_t code, uint8_t bits, DType& out) {
+  constexpr uint8_t kFloat = 2, kBfloat = 4;  // DLDataTypeCode
+  if (code == kFloat && bits == 32) return out = DType::kF32, true;
+  if (code == kBfloat && bits == 16) return out = DType::kBF16, true;
+  if (code == kFloat && bits == 16) return out = DType::kF16, true;
+  return false;
+}
+
+}  // namespace
+
+void refuse_value(const std::string& message) { throw nb::value_error(message.c_str()); }
+std::string text_of(nb::handle value) { return nb::cast<std::string>(nb::str(value)); }
+
+bool TensorInfo::is_contiguous() const {
+  int64_t expected = 1;
+  for (int d = ndim - 1; d >= 0; --d) {
+    if (shape[d] == 0) return true;
+    if (shape[d] != 1 && strides[d] != expected) return false;
+    expected *= shape[d];
+  }
+  return true;
+}
+
+TensorView TensorInfo::view() const { return {data, dtype, {shape, shape + ndim}, {strides, strides + ndim}}; }
+
+TensorReader::TensorReader() {
+  const nb::object torch = nb::module_::import_("torch");
+  const nb::object tensor = torch.attr("Tensor");
+  const nb::object capsule = nb::getattr(tensor, "__dlpack_c_exchange_api__", nb::none());
+  if (!PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return;
+  const auto* table = static_cast<const ExchangeTable*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+  if (table->header.major != 1) return;
+  exchange_ = table->dltensor_from_object;
+  // Subclasses may not be what their memory says (wrappers without storage); they take the careful way.
+  exchange_types_[0] = tensor.ptr();
+  exchange_types_[1] = nb::object(torch.attr("nn").attr("Parameter")).ptr();
+}
+
+bool TensorReader::try_read(nb::handle tensor, TensorInfo& info) {
+  PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(tensor.ptr()));
+  if (!exchange_ || (type != exchange_types_[0] && type != exchange_types_[1])) return read_attributes(tensor, info);
+  nb::dlpack::dltensor t;
+  if (exchange_(tensor.ptr(), &t) != 0) {
+    PyErr_Clear();  // sparse and the like; refuse() will say it better
+    return false;
+  }
+  if (t.device.device_type != nb::device::cpu::value || t.dtype.lanes != 1) return false;
+  info.data = static_cast<std::byte*>(t.data) + t.byte_offset;
+  info.ndim = t.ndim;
+  info.shape = t.shape;
+  info.strides = t.strides;
+  return dtype_from(t.dtype.code, t.dtype.bits, info.dtype);
+}
+
+bool TensorReader::read_attributes(nb::handle tensor, TensorInfo& info) {
+  const nb::object torch = nb::module_::import_("torch");
+  if (!nb::isinstance(tensor, torch.attr("Tensor")) || !attribute(tensor, "layout").is(torch.attr("strided")) ||
+      text_of(attribute(attribute(tensor, "device"), "type")) != "cpu")
+    return false;
+  const nb::object dtype = attribute(tensor, "dtype");
+  if (dtype.is(torch.attr("float32")))
+    info.dtype = DType::kF32;
+  else if (dtype.is(torch.attr("bfloat16")))
+    info.dtype = DType::kBF16;
+  else if (dtype.is(torch.attr("float16")))
+    info.dtype = DType::kF16;
+  else
+    return false;
+  shape_.clear();
+  strides_.clear();
+  for (const nb::handle size : attribute(tensor, "shape")) shape_.push_back(nb::cast<int64_t>(size));
+  for (const nb::handle stride : attribute(tensor, "stride")()) strides_.push_back(nb::cast<int64_t>(stride));
+  info.data = reinterpret_cast<void*>(nb::cast<uintptr_t>(attribute(tensor, "data_ptr")()));
+  info.ndim = static_cast<int>(shape_.size());
+  info.shape = shape_.data();
+  info.strides = strides_.data();
+  return true;
+}
+
+void TensorReader::refuse(nb::handle tensor, const std::string& what) {
+  const nb::object torch = nb::module_::import_("torch");
+  if (!nb::isinstance(tensor, torch.attr("Tensor")))
+    throw nb::type_error(("got " + what + " of type " + text_of(tensor.type()) + ", wanted torch.Tensor").c_str());
+  const std::string device = text_of(attribute(attribute(tensor, "device"), "type"));
+  if (device != "cpu")
+    refuse_value("got " + what + " on device '" + device + "', wanted 'cpu': this build has no backend for others");
+  const nb::object layout = attribute(tensor, "layout");
+  if (!layout.is(torch.attr("strided")))
+    refuse_value("got " + what + " of layout " + text_of(layout) + ", wanted torch.strided (dense)");
+  refuse_value("got " + what + " of dtype " + text_of(attribute(tensor, "dtype")) +
+               ", wanted torch.float32, torch.bfloat16 or torch.float16");
+}
+
+}  // namespace lowtide::python

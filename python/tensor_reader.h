@@ -1,0 +1,58 @@
+// Reads what a torch tensor is (memory, type, shape, strides) without torch's headers or ABI: through the DLPack C exchange
+// interface where torch has it (2.10 and later, some 10 ns a tensor), else through the tensor's Python attributes.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lowtide/tensor.h"
+
+namespace lowtide::python {
+
+namespace nb = nanobind;
+
+// A dense CPU tensor of a supported type. shape and strides are torch's own memory (or the reader's): valid until the
+// tensor changes or the next read, and only while the GIL is held.
+struct TensorInfo {
+  void* data;
+  DType dtype;
+  int ndim;
+  const int64_t* shape;
+  const int64_t* strides;  // elements
+
+  bool is_contiguous() const;
+  TensorView view() const;  // a copy
+};
+
+class TensorReader {
+ public:
+  TensorReader();
+  // what: "a parameter", "the gradient of parameter 3": for error messages, made only when needed.
+  // Throws ValueError naming what was got and wanted: device, layout (sparse), dtype.
+  template <class What>
+  TensorInfo read(nb::handle tensor, What&& what) {
+    TensorInfo info;
+    if (!try_read(tensor, info)) refuse(tensor, what());
+    return info;
+  }
+
+ private:
+  using FromPyObject = int (*)(void* object, nb::dlpack::dltensor* out);
+
+  bool try_read(nb::handle tensor, TensorInfo& info);
+  bool read_attributes(nb::handle tensor, TensorInfo& info);
+  [[noreturn]] static void refuse(nb::handle tensor, const std::string& what);
+
+  FromPyObject exchange_ = nullptr;
+  PyObject* exchange_types_[2] = {};  // the exact types the exchange function is for: Tensor, Parameter
+  std::vector<int64_t> shape_, strides_;
+};
+
+[[noreturn]] void refuse_value(const std::string& message);  // ValueError
+std::string text_of(nb::handle value);                       // str(value)
+
+}  // namespace lowtide::python

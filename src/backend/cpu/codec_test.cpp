@@ -1,0 +1,238 @@
+// The dynamic8 quantizer of every instruction set over every float of [2^-31, 1], against nearest by definition; and
+// blocks at the edges of the float range.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "backend/cpu/cpu_backend.h"
+#include "backend/dialect.h"
+#include "lowtide/optimizer.h"
+#include "support/dynamic_map.h"
+#include "support/random.h"
+
+namespace lowtide {
+namespace {
+
+using testing::DynamicMap;
+
+constexpr int64_t kBlock = kBlockElements;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(__SANITIZE_UNDEFINED__) || !defined(__OPTIMIZE__)
+constexpr uint32_t kStride = 127;  // sanitized code is slow; a prime passes through all low bits
+#else
+constexpr uint32_t kStride = 1;
+#endif
+
+void encode(Backend& backend, bool is_signed, std::vector<float>& values, std::vector<uint8_t>& codes,
+            std::vector<float>& scales) {
+  codes.resize(values.size());
+  scales.resize((values.size() + kBlock - 1) / kBlock);
+  CodecItem item;
+  item.codec = find_codec("dynamic8");
+  item.is_signed = is_signed;
+  item.rows = 1;
+  item.row_length = static_cast<int64_t>(values.size());
+  item.codes = codes.data();
+  item.scales = scales.data();
+  item.values = values.data();
+  backend.encode(item, nullptr);
+}
+
+// Feeds ascending floats through blocks of 255 of them and a 1 (so that absmax is 1 and the value is what is compared), and
+// counts codes that are not nearest.
+class Sweep {
+ public:
+  Sweep(Backend& backend, bool is_signed) : backend_(backend), map_(is_signed) {}
+
+  // All floats whose bits are first, first + stride, ... up to last, negated if `negative`.
+  void range(uint32_t first, uint32_t last, uint32_t stride, bool negative) {
+    for (uint64_t u = first; u <= last;) {
+      values_.clear();
+      wanted_.clear();
+      for (int64_t block = 0; block < kBlocks; ++block) {
+        const int64_t one = (7 * block) % kBlock;  // the 1 stands at every place in turn
+        for (int64_t i = 0; i < kBlock; ++i) {
+          if (i == one || u > last) {
+            push(1.f, 255);
+          } else {
+            const float x = std::bit_cast<float>(static_cast<uint32_t>(u) | (negative ? 0x80000000u : 0));
+            push(x, walk(x, negative));
+            u += stride;
+            ++swept;
+          }
+        }
+        if (u > last) break;
+      }
+      compare();
+    }
+  }
+
+  int64_t swept = 0, differing = 0, ties_up_differing = 0;
+
+ private:
+  static constexpr int64_t kBlocks = 512;
+
+  void push(float x, int code) {
+    values_.push_back(x);
+    wanted_.push_back(static_cast<uint8_t>(code));
+  }
+
+  // nearest(x), from where the last value was: values ascend in magnitude.
+  int walk(float x, bool negative) {
+    const auto above = [&](int code) { return x > map_.midpoint[static_cast<size_t>(code)]; };
+    if (negative) {
+      if (at_ > 254 || above(at_)) at_ = map_.nearest(x);
+      while (at_ > 0 && !above(at_ - 1)) --at_;
+    } else {
+      if (at_ > 0 && !above(at_ - 1)) at_ = map_.nearest(x);
+      while (at_ < 255 && above(at_)) ++at_;
+    }
+    // The control's definition, which gives a tie to the upper entry, differs exactly on the midpoints.
+    if (at_ < 255 && x == map_.midpoint[static_cast<size_t>(at_)]) ++ties_up_differing;
+    return !map_.is_signed && x > 0 && at_ == 0 ? 1 : at_;
+  }
+
+  void compare() {
+    encode(backend_, map_.is_signed, values_, codes_, scales_);
+    for (const float scale : scales_) ASSERT_EQ(scale, 1.f);
+    if (std::memcmp(codes_.data(), wanted_.data(), codes_.size()) == 0) return;
+    for (size_t i = 0; i < codes_.size(); ++i)
+      if (codes_[i] != wanted_[i] && differing++ < 5)
+        ADD_FAILURE() << "value " << values_[i] << " at " << i << ": got code " << int{codes_[i]} << ", wanted "
+                      << int{wanted_[i]};
+  }
+
+  Backend& backend_;
+  DynamicMap map_;
+  int at_ = 128;
+  std::vector<float> values_;
+  std::vector<uint8_t> wanted_, codes_;
+  std::vector<float> scales_;
+};
+
+TEST(Dynamic8Sweep, IsNearestForEveryFloatOnEveryTarget) {
+  constexpr uint32_t kOne = 0x3f800000u, kLow = 0x30000000u;  // 1 and 2^-31
+  for (const std::string& target : cpu_targets()) {
+    const auto start = std::chrono::steady_clock::now();
+    const auto backend = cpu::make_backend(target);
+    // Scalar code is what the sweep of the portable test checks too: a coarser one is enough.
+    const uint32_t stride = target == "scalar" && kStride == 1 ? 3 : kStride;
+    for (const bool is_signed : {false, true}) {
+      Sweep sweep(*backend, is_signed);
+      const DynamicMap map(is_signed);
+      for (const bool negative : {false, true}) {
+        if (negative && !is_signed) continue;
+        sweep.range(0, kLow - 1, 97 * kStride, negative);  // zero, denormals and what else is far below the first entry
+        sweep.range(kLow, kOne, stride, negative);
+        if (stride == 1) continue;
+        // Every float near every midpoint.
+        for (const float middle : map.midpoint) {
+          const uint32_t u = std::bit_cast<uint32_t>(std::fabs(middle));
+          if ((middle < 0) == negative) sweep.range(u - 300, std::min(u + 300, kOne), 1, negative);
+        }
+      }
+      EXPECT_EQ(sweep.differing, 0) << target;
+      // All 255 midpoints were among the values (the first unsigned one counts too: it is > 0 and nearest would be 0).
+      EXPECT_GE(sweep.ties_up_differing, 255) << "control: the sweep must hit every midpoint";
+      EXPECT_GE(sweep.swept, kStride == 1 ? 50'000'000 : 500'000);
+      std::printf("%-12s %s: %lld floats, %lld codes differ from nearest, %lld values on midpoints\n", target.c_str(),
+                  is_signed ? "signed  " : "unsigned", static_cast<long long>(sweep.swept),
+                  static_cast<long long>(sweep.differing), static_cast<long long>(sweep.ties_up_differing));
+    }
+    std::printf("%-12s %.1f s\n", target.c_str(),
+                std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+}
+
+// The float32 midpoint is the true one rounded, so "nearest" may err by half an ulp of x at most: the distance to the
+// chosen entry exceeds the smallest distance by no more than 2 * 2^-24 * x (both distances move by the midpoint's error).
+TEST(Dynamic8Sweep, NearestByMidpointsIsNearestByDistance) {
+  auto rng = testing::seeded("nearest by distance", 11);
+  int64_t checked = 0, off = 0;
+  double worst = 0;
+  for (const bool is_signed : {false, true}) {
+    const DynamicMap map(is_signed);
+    for (int n = 0; n < 300'000; ++n, ++checked) {
+      // Every other value within 2 ulp of a midpoint, where the two could part.
+      float x = static_cast<float>(is_signed ? rng.over_binades(-24, 0) : std::fabs(rng.over_binades(-24, 0)));
+      if (n & 1) x = std::bit_cast<float>(std::bit_cast<uint32_t>(map.midpoint[size_t(rng.below(255))]) + uint32_t(rng.between(-2, 2)));
+      const double chosen = std::fabs(double{x} - map.value[static_cast<size_t>(map.nearest(x))]);
+      double least = 2;
+      for (const float entry : map.value) least = std::min(least, std::fabs(double{x} - entry));
+      off += chosen > least;
+      worst = std::max(worst, (chosen - least) / std::fabs(x));
+    }
+  }
+  std::printf("%lld values: %lld not nearest, by at most %.3g of the value\n", static_cast<long long>(checked),
+              static_cast<long long>(off), worst);
+  EXPECT_LE(worst, 0x1p-23);
+}
+
+// Blocks over the whole range of absmax: denormal, the smallest normal, FLT_MAX. The definition: x = value * (1 / absmax)
+// in float32, where 1 / absmax is 0 for a denormal absmax; scale = absmax.
+TEST(Dynamic8Blocks, AreRightForEveryAbsmax) {
+  auto rng = testing::seeded("blocks", 12);
+  const float limits[] = {std::numeric_limits<float>::denorm_min(), 0x1p-140f, 0x1.fffffcp-127f, 0x1p-126f, 0x1.8p-126f, 1e-30f,
+                          0.75f, 3.f, 0x1p62f, 0x1.fffffep126f, 0x1p127f, std::numeric_limits<float>::max()};
+  for (const std::string& target : cpu_targets()) {
+    const auto backend = cpu::make_backend(target);
+    int64_t compared = 0;
+    for (const bool is_signed : {false, true}) {
+      const DynamicMap map(is_signed);
+      for (int round = 0; round < 200; ++round) {
+        std::vector<float> values;
+        for (const float limit : limits)
+          for (int64_t i = 0; i < kBlock; ++i) {
+            const double v = i == round ? double{limit} : limit * (rng.uniform() < 0.1 ? 0 : rng.over_binades(-30, -1));
+            values.push_back(static_cast<float>(is_signed ? v : std::fabs(v)));
+          }
+        values.resize(values.size() + kBlock);                      // a block of zeros
+        values.resize(values.size() + 1 + static_cast<size_t>(round));  // and a short one
+        std::vector<uint8_t> codes;
+        std::vector<float> scales;
+        encode(*backend, is_signed, values, codes, scales);
+        for (size_t i = 0; i < values.size(); ++i) {
+          const size_t block = i / kBlock;
+          const float absmax = block < std::size(limits) ? limits[block] : 0.f;
+          ASSERT_EQ(scales[block], absmax) << target;
+          const float inverse = absmax >= 0x1p-126f ? 1.f / absmax : 0.f;
+          ASSERT_EQ(int{codes[i]}, map.encode(values[i], inverse)) << target << " value " << values[i] << ", absmax " << absmax;
+          ASSERT_TRUE(is_signed || (codes[i] == 0) == (values[i] == 0)) << target << ": zero means zero, " << values[i];
+          ++compared;
+        }
+        for (size_t block = std::size(limits); block < scales.size(); ++block) ASSERT_EQ(scales[block], 0.f) << target;
+      }
+    }
+    std::printf("%-12s %lld codes compared, 0 differ\n", target.c_str(), static_cast<long long>(compared));
+  }
+}
+
+TEST(Codecs, DecodeEveryCodeOnEveryTarget) {
+  for (const std::string& target : cpu_targets()) {
+    const auto backend = cpu::make_backend(target);
+    for (const bool is_signed : {false, true}) {
+      const DynamicMap map(is_signed);
+      for (const float scale : {1.f, 0.f, 0x1p-140f, 3.14159f, std::numeric_limits<float>::max()}) {
+        std::vector<uint8_t> codes(kBlock);
+        for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>(i * 37);
+        std::vector<float> values(codes.size());
+        float scales[] = {scale};
+        CodecItem item{find_codec("dynamic8"), is_signed, 1, kBlock, codes.data(), scales, values.data()};
+        backend->decode(item, nullptr);
+        for (size_t i = 0; i < codes.size(); ++i)
+          ASSERT_EQ(std::bit_cast<uint32_t>(values[i]), std::bit_cast<uint32_t>(map.value[codes[i]] * scale))
+              << target << " code " << int{codes[i]} << " scale " << scale;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lowtide

@@ -1,0 +1,261 @@
+// The C interface: the only place where exceptions become status codes.
+#include <cstddef>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+#include "lowtide/lowtide.h"
+#include "lowtide/optimizer.h"
+#include "optim/hyper_fields.h"
+
+struct lt_optimizer {
+  lowtide::Optimizer optimizer;
+  std::string rule;
+  std::vector<lowtide::Gradient> gradients;  // of one step, kept for its memory
+};
+
+namespace {
+
+using lowtide::ErrorKind;
+using lowtide::fail;
+
+thread_local std::string last_error;
+
+// Never allocates on the way out when memory is short: the text is then cut.
+lt_status failed(lt_status status, const char* text) noexcept {
+  try {
+    last_error = text;
+  } catch (...) {
+    last_error.clear();
+  }
+  return status;
+}
+
+template <class Fn>
+lt_status guarded(Fn&& body) noexcept {
+  try {
+    body();
+    return LT_OK;
+  } catch (const lowtide::Error& e) {
+    return failed(static_cast<lt_status>(e.kind()), e.what());
+  } catch (const std::bad_alloc&) {
+    return failed(LT_OUT_OF_MEMORY, "out of host memory");
+  } catch (const std::exception& e) {
+    return failed(LT_INTERNAL, e.what());
+  } catch (...) {
+    return failed(LT_INTERNAL, "unknown exception");
+  }
+}
+
+void require(const void* pointer, const char* name) {
+  LT_REQUIRE(pointer, "got NULL for %s", name);
+}
+
+// Options of an older or newer caller: copies what both know, keeps the defaults of the rest.
+template <class Options>
+Options options_from(const Options* given, const Options& defaults) {
+  Options out = defaults;
+  if (!given) return out;
+  LT_REQUIRE(given->struct_size >= static_cast<int64_t>(sizeof(int64_t)) && given->struct_size <= 4096,
+             "got struct_size=%lld in an options struct; start from its _INIT macro",
+             static_cast<long long>(given->struct_size));
+  std::memcpy(&out, given, std::min(sizeof out, static_cast<size_t>(given->struct_size)));
+  return out;
+}
+
+lowtide::TensorView view_of(const lt_tensor* tensor) {
+  require(tensor, "tensor");
+  LT_REQUIRE(tensor->ndim >= 0 && (tensor->ndim == 0 || tensor->sizes), "got ndim=%d and sizes=%p", tensor->ndim,
+             static_cast<const void*>(tensor->sizes));
+  lowtide::TensorView view;
+  view.data = tensor->data;
+  view.dtype = static_cast<lowtide::DType>(tensor->dtype);
+  view.sizes.assign(tensor->sizes, tensor->sizes + tensor->ndim);
+  if (tensor->strides) view.strides.assign(tensor->strides, tensor->strides + tensor->ndim);
+  return view;
+}
+
+// Calls use(member) for the hyper-parameter of that name.
+template <class H, class Fn>
+void with_hyper(H& hyper, const char* name, Fn&& use) {
+  require(name, "name");
+  bool found = false;
+  std::string known;
+  lowtide::for_each_hyper(hyper, [&](const char* field, auto& value) {
+    known += (known.empty() ? "" : ", ") + std::string(field);
+    if (std::strcmp(field, name) == 0) found = true, use(value);
+  });
+  LT_REQUIRE(found, "got hyper-parameter '%s', wanted one of: %s", name, known.c_str());
+}
+
+}  // namespace
+
+static_assert(LT_INVALID_ARGUMENT == static_cast<int>(ErrorKind::kInvalidArgument));
+static_assert(LT_OUT_OF_MEMORY == static_cast<int>(ErrorKind::kOutOfMemory));
+static_assert(LT_UNSUPPORTED == static_cast<int>(ErrorKind::kUnsupported));
+static_assert(LT_INTERNAL == static_cast<int>(ErrorKind::kInternal));
+static_assert(LT_F32 == static_cast<int>(lowtide::DType::kF32) && LT_BF16 == static_cast<int>(lowtide::DType::kBF16) &&
+              LT_F16 == static_cast<int>(lowtide::DType::kF16));
+
+extern "C" {
+
+const char* lt_version(void) { return lowtide::version(); }
+const char* lt_last_error(void) { return last_error.c_str(); }
+
+const char* lt_status_name(lt_status status) {
+  switch (status) {
+    case LT_OK: return "ok";
+    case LT_INVALID_ARGUMENT: return "invalid argument";
+    case LT_OUT_OF_MEMORY: return "out of memory";
+    case LT_UNSUPPORTED: return "unsupported";
+    case LT_INTERNAL: return "internal error";
+  }
+  return "unknown status";
+}
+
+lt_status lt_optimizer_create(const lt_optimizer_options* options, lt_optimizer** out) {
+  return guarded([&] {
+    require(out, "out");
+    *out = nullptr;
+    const lt_optimizer_options given = options_from(options, lt_optimizer_options LT_OPTIMIZER_OPTIONS_INIT);
+    LT_REQUIRE(given.nonfinite >= LT_NONFINITE_SKIP && given.nonfinite <= LT_NONFINITE_PROPAGATE,
+               "got nonfinite=%d, wanted an lt_nonfinite", given.nonfinite);
+    lowtide::OptimizerOptions wanted;
+    if (given.rule) wanted.rule = given.rule;
+    if (given.cpu_target) wanted.cpu_target = given.cpu_target;
+    wanted.nonfinite = static_cast<lowtide::NonFinite>(given.nonfinite);
+    wanted.threads = given.threads;
+    *out = new lt_optimizer{lowtide::Optimizer(wanted), wanted.rule, {}};
+  });
+}
+
+void lt_optimizer_destroy(lt_optimizer* optimizer) { delete optimizer; }
+
+lt_status lt_optimizer_add_group(lt_optimizer* optimizer, const lt_group_options* options, int32_t* group) {
+  return guarded([&] {
+    require(optimizer, "optimizer");
+    const lt_group_options given = options_from(options, lt_group_options LT_GROUP_OPTIONS_INIT);
+    lowtide::GroupOptions wanted;
+    wanted.hyper = lowtide::default_hyper(optimizer->rule);
+    if (given.state) wanted.state = given.state;
+    wanted.min_quantized_numel = given.min_quantized_numel;
+    const int number = optimizer->optimizer.add_group(wanted);
+    if (group) *group = number;
+  });
+}
+
+lt_status lt_optimizer_set(lt_optimizer* optimizer, int32_t group, const char* name, double value) {
+  return guarded([&] {
+    require(optimizer, "optimizer");
+    lowtide::Hyper hyper = optimizer->optimizer.hyper(group);
+    with_hyper(hyper, name, [&](auto& member) {
+      if constexpr (std::is_same_v<std::remove_reference_t<decltype(member)>, bool>) {
+        LT_REQUIRE(value == 0 || value == 1, "got %s=%g, wanted 0 or 1", name, value);
+        member = value != 0;
+      } else {
+        member = value;
+      }
+    });
+    optimizer->optimizer.set_hyper(group, hyper);
+  });
+}
+
+lt_status lt_optimizer_get(const lt_optimizer* optimizer, int32_t group, const char* name, double* value) {
+  return guarded([&] {
+    require(optimizer, "optimizer");
+    require(value, "value");
+    with_hyper(optimizer->optimizer.hyper(group), name,
+               [&](const auto& member) { *value = static_cast<double>(member); });
+  });
+}
+
+lt_status lt_optimizer_add_param(lt_optimizer* optimizer, int32_t group, const lt_tensor* tensor, int64_t* param) {
+  return guarded([&] {
+    require(optimizer, "optimizer");
+    const int64_t number = optimizer->optimizer.add_param(group, view_of(tensor));
+    if (param) *param = number;
+  });
+}
+
+lt_status lt_optimizer_rebind(lt_optimizer* optimizer, int64_t param, const lt_tensor* tensor) {
+  return guarded([&] {
+    require(optimizer, "optimizer");
+    optimizer->optimizer.rebind(param, view_of(tensor));
+  });
+}
+
+lt_status lt_optimizer_step(lt_optimizer* optimizer, const lt_gradient* gradients, int64_t count, void* stream,
+                            int32_t* applied) {
+  return guarded([&] {
+    require(optimizer, "optimizer");
+    LT_REQUIRE(count == optimizer->optimizer.param_count(), "got %lld gradients for %lld parameters",
+               static_cast<long long>(count), static_cast<long long>(optimizer->optimizer.param_count()));
+    if (count) require(gradients, "gradients");
+    optimizer->gradients.clear();
+    for (int64_t i = 0; i < count; ++i)
+      optimizer->gradients.push_back(
+          {gradients[i].data, static_cast<lowtide::DType>(gradients[i].dtype), gradients[i].strides});
+    lowtide::StepOptions options;
+    options.stream = stream;
+    const lowtide::StepResult result = optimizer->optimizer.step(optimizer->gradients, options);
+    if (applied) *applied = result.applied;
+  });
+}
+
+lt_status lt_optimizer_state(const lt_optimizer* optimizer, int64_t param, int32_t k, lt_state_view* out) {
+  return guarded([&] {
+    require(optimizer, "optimizer");
+    require(out, "out");
+    const std::vector<lowtide::StateView> states = optimizer->optimizer.state(param);
+    LT_REQUIRE(k >= 0 && k < static_cast<int32_t>(states.size()), "got state %d of parameter %lld, which has %zu", k,
+               static_cast<long long>(param), states.size());
+    const lowtide::StateView& view = states[static_cast<size_t>(k)];
+    *out = {view.name, view.codec, view.codes, view.scales, view.numel, view.rows, view.blocks_per_row,
+            view.code_bytes, view.block};
+  });
+}
+
+lt_status lt_optimizer_export_state(const lt_optimizer* optimizer, int64_t param, int32_t k, float* out) {
+  return guarded([&] {
+    require(optimizer, "optimizer");
+    require(out, "out");
+    optimizer->optimizer.export_state(param, k, out);
+  });
+}
+
+lt_status lt_optimizer_import_state(lt_optimizer* optimizer, int64_t param, int32_t k, const float* in) {
+  return guarded([&] {
+    require(optimizer, "optimizer");
+    require(in, "in");
+    optimizer->optimizer.import_state(param, k, in);
+  });
+}
+
+lt_status lt_optimizer_get_steps(const lt_optimizer* optimizer, int64_t param, int64_t* steps) {
+  return guarded([&] {
+    require(optimizer, "optimizer");
+    require(steps, "steps");
+    *steps = optimizer->optimizer.steps(param);
+  });
+}
+
+lt_status lt_optimizer_set_steps(lt_optimizer* optimizer, int64_t param, int64_t steps) {
+  return guarded([&] {
+    require(optimizer, "optimizer");
+    optimizer->optimizer.set_steps(param, steps);
+  });
+}
+
+lt_status lt_optimizer_report(const lt_optimizer* optimizer, lt_memory_report* out) {
+  return guarded([&] {
+    require(optimizer, "optimizer");
+    require(out, "out");
+    const lowtide::MemoryReport r = optimizer->optimizer.report();
+    *out = {r.params, r.elements, r.state_bytes, r.allocated_bytes, r.steps, r.skipped_steps};
+  });
+}
+
+}  // extern "C"

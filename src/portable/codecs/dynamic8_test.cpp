@@ -1,0 +1,116 @@
+// The dynamic map's constants and the portable quantizer at every boundary, on plain floats. Dense sweeps of all
+// instruction sets are in backend/cpu/codec_test.cpp.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdio>
+
+#include "support/dynamic_map.h"
+#include "support/sha256.h"
+
+namespace {
+#include "portable/portable.h"
+
+using lowtide::testing::DynamicMap;
+using lowtide::testing::sha256;
+
+const Dynamic8::Tables& tables() {
+  static const Dynamic8::Tables all = [] {
+    Dynamic8::Tables t;
+    Dynamic8::make_tables(t);
+    return t;
+  }();
+  return all;
+}
+
+u32 encode(bool is_signed, float value, float inverse = 1.f) {
+  return is_signed ? Dynamic8::encode<true>(tables(), value, inverse, Rounding{}, u32{0})
+                   : Dynamic8::encode<false>(tables(), value, inverse, Rounding{}, u32{0});
+}
+float decode(bool is_signed, u32 code) {
+  return is_signed ? Dynamic8::decode<true>(tables(), code) : Dynamic8::decode<false>(tables(), code);
+}
+
+TEST(Sha256, KnowsThePublishedVectors) {
+  EXPECT_EQ(sha256("", 0), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+  EXPECT_EQ(sha256("abc", 3), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+}
+
+TEST(DynamicMap, HasThePublishedDigests) {
+  const char* signed_digest = "e732639a65f497b4ad684bb166a4467708255edd5207757de8b8f0c7e1fda89c";
+  EXPECT_EQ(sha256(kDynamic8SignedBits, sizeof kDynamic8SignedBits), signed_digest);
+  EXPECT_EQ(sha256(kDynamic8UnsignedBits, sizeof kDynamic8UnsignedBits),
+            "305f002cc11278fb769d13b25b9fd0c7c83c8402c40a878fe086f4039fde6398");
+  // Control: one ulp in one entry is another digest.
+  u32 altered[256];
+  std::copy(kDynamic8SignedBits, kDynamic8SignedBits + 256, altered);
+  altered[200] ^= 1;
+  EXPECT_NE(sha256(altered, sizeof altered), signed_digest);
+}
+
+TEST(DynamicMap, IsWhatItsDefinitionGives) {
+  for (const bool is_signed : {false, true}) {
+    const DynamicMap map(is_signed);
+    const u32* constants = is_signed ? kDynamic8SignedBits : kDynamic8UnsignedBits;
+    for (u32 i = 0; i < 256; ++i) {
+      EXPECT_EQ(std::bit_cast<u32>(map.value[i]), constants[i]) << "entry " << i;
+      EXPECT_EQ(std::bit_cast<u32>(decode(is_signed, i)), constants[i]) << "decoded code " << i;
+      EXPECT_TRUE(i == 0 || map.value[i - 1] < map.value[i]) << "entry " << i;
+    }
+    EXPECT_EQ(constants[is_signed ? Dynamic8::kSignedZero : 0], 0u);  // +0, not -0
+    EXPECT_EQ(map.value[255], 1.f);
+    for (u32 i = 0; is_signed && i < 127; ++i)
+      EXPECT_EQ(map.value[127 - i - 1], -map.value[127 + i + 1]) << "rank " << i + 1;
+  }
+}
+
+// Every midpoint keeps the lower index, its successor the upper one. The only exception is the promise that a positive
+// second moment is never 0: it takes the lower side of the first unsigned midpoint.
+TEST(Dynamic8, CutsExactlyAtEveryMidpoint) {
+  int checked = 0;
+  for (const bool is_signed : {false, true}) {
+    const DynamicMap map(is_signed);
+    for (u32 i = 0; i < 255; ++i) {
+      const float middle = map.midpoint[i];
+      const u32 low = !is_signed && i == 0 ? 1 : i;
+      EXPECT_EQ(encode(is_signed, middle), low) << "midpoint " << i << " " << middle;
+      EXPECT_EQ(encode(is_signed, std::nextafterf(middle, -2.f)), low) << "below midpoint " << i;
+      EXPECT_EQ(encode(is_signed, std::nextafterf(middle, 2.f)), i + 1) << "above midpoint " << i;
+      checked += 3;
+    }
+    for (u32 i = 0; i < 256; ++i) {
+      EXPECT_EQ(encode(is_signed, map.value[i]), i) << "entry " << i;
+      EXPECT_EQ(encode(is_signed, map.value[i] * 0x1p40f, 0x1p-40f), i) << "scaled entry " << i;
+      checked += 2;
+    }
+  }
+  std::printf("%d values at boundaries\n", checked);
+}
+
+TEST(Dynamic8, KeepsZeroAndOne) {
+  EXPECT_EQ(encode(true, 0.f), 127u);
+  EXPECT_EQ(encode(true, -0.f), 127u);
+  EXPECT_EQ(encode(false, 0.f), 0u);
+  EXPECT_EQ(encode(false, -0.f), 0u);
+  EXPECT_EQ(encode(true, 1.f), 255u);
+  EXPECT_EQ(encode(false, 1.f), 255u);
+  EXPECT_EQ(encode(true, -1.f), 0u);  // there is no entry at -1
+  EXPECT_EQ(encode(true, 0x1.000002p0f), 255u) << "rounding of value * (1 / absmax) may exceed 1 by an ulp";
+  EXPECT_EQ(encode(true, -0x1.000002p0f), 0u);
+}
+
+TEST(Dynamic8, NeverStoresAPositiveSecondMomentAsZero) {
+  int checked = 0;
+  for (u32 u = 1; u < 0x3f800000u; u += 9973, ++checked) {
+    const float v = std::bit_cast<float>(u);
+    ASSERT_GE(encode(false, v), 1u) << v;
+    ASSERT_GE(encode(false, v, 0x1p-20f), 1u) << v << ", whose product with the inverse may underflow";
+    ASSERT_GE(encode(false, v, 0.f), 1u) << v << " in a block of denormal absmax";
+  }
+  // Control: without the rule the nearest entry is 0 for many of them.
+  EXPECT_EQ(DynamicMap(false).nearest(1e-7f), 0);
+  std::printf("%d positive values, 0 stored as zero\n", 3 * checked);
+}
+
+}  // namespace

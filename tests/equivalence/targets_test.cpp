@@ -1,0 +1,184 @@
+// Every rule, codec and pair of element types gives the same bits on every instruction set and number of threads as one
+// float at a time on one thread.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <set>
+
+#include "backend/cpu/targets.h"
+//
+#include <hwy/highway.h>
+
+#include "backend/cpu/cpu_backend.h"
+#include "backend/cpu/kernel_tables.h"
+#include "lowtide/optimizer.h"
+#include "support/step_case.h"
+
+namespace lowtide {
+namespace {
+
+using testing::Rng;
+using testing::StepCase;
+
+constexpr int kSteps = 3;
+
+// (rows, row length): empty, one element, short tails, whole blocks, and enough blocks that two threads share the work.
+std::vector<std::pair<int64_t, int64_t>> shapes(Rng& rng) {
+  std::vector<std::pair<int64_t, int64_t>> out = {{0, 5}, {3, 0}, {1, 1}, {2, 256}, {7, 512}, {1, 256 * 300 + 77}};
+  out.emplace_back(1, rng.between(1, 255));
+  out.emplace_back(rng.between(2, 40), rng.between(1, 255));
+  out.emplace_back(rng.between(2, 5), rng.between(257, 1200));
+  out.emplace_back(1, 256 * rng.between(1, 4) + rng.between(1, 255));
+  return out;
+}
+
+std::vector<StepCase> make_cases(int rule, int codec, int pair, uint64_t seed) {
+  Rng rng(seed);
+  std::vector<StepCase> cases;
+  for (const auto& [rows, length] : shapes(rng))
+    cases.emplace_back(rule, codec, static_cast<DType>(pair / 3), static_cast<DType>(pair % 3), rows, length, rng);
+  return cases;
+}
+
+void take_steps(Backend& backend, std::vector<StepCase>& cases, int threads, uint64_t seed) {
+  Rng rng(seed);
+  for (int step = 0; step < kSteps; ++step) {
+    for (StepCase& c : cases) {
+      c.new_gradients(rng);
+      c.set_step(step + 1, step == 0);
+    }
+    step_all(backend, cases, threads);
+  }
+}
+
+bool all_finite(const StepCase& c) {
+  for (int64_t i = 0; i < c.layout.numel; ++i)
+    if (!std::isfinite(testing::element(c.param.data(), c.param_dtype, i))) return false;
+  return true;
+}
+
+TEST(Targets, AllGiveTheBitsOfScalarCode) {
+  constexpr uint64_t kSeed = 20;
+  std::printf("targets: seed %llu + combination\n", static_cast<unsigned long long>(kSeed));
+  int64_t comparisons = 0, bytes = 0, differing = 0, moved = 0;
+  const auto scalar = cpu::make_backend("scalar");
+  for (int rule = 0; rule < cpu::kRules; ++rule)
+    for (int codec = 0; codec < cpu::kCodecs; ++codec)
+      for (int pair = 0; pair < cpu::kPairs; ++pair) {
+        const uint64_t seed = kSeed + static_cast<uint64_t>((rule * cpu::kCodecs + codec) * cpu::kPairs + pair);
+        const std::vector<StepCase> start = make_cases(rule, codec, pair, seed);
+        std::vector<StepCase> wanted = start;
+        take_steps(*scalar, wanted, 1, seed);
+        for (size_t i = 0; i < wanted.size(); ++i) {
+          ASSERT_TRUE(all_finite(wanted[i])) << "equality is promised for finite values only";
+          moved += testing::differing_bytes(wanted[i], start[i]) > 0;
+        }
+        for (const std::string& target : cpu_targets())
+          for (const int threads : {1, 2}) {
+            if (target == "scalar" && threads == 1) continue;
+            std::vector<StepCase> got = start;
+            take_steps(*cpu::make_backend(target), got, threads, seed);
+            for (size_t i = 0; i < got.size(); ++i) {
+              const int64_t bad = testing::differing_bytes(got[i], wanted[i]);
+              if (bad)
+                ADD_FAILURE() << rules()[size_t(rule)].name << " " << codecs()[size_t(codec)].name << " pair " << pair
+                              << " " << target << " threads " << threads << " case " << i << ": " << bad << " bytes; "
+                              << testing::same_bits(got[i].param.data(), wanted[i].param.data(), got[i].param_dtype,
+                                                    got[i].layout.numel).message();
+              differing += bad, bytes += got[i].bytes(), ++comparisons;
+            }
+          }
+      }
+  EXPECT_EQ(differing, 0);
+  EXPECT_EQ(moved, 8 * cpu::kRules * cpu::kCodecs * cpu::kPairs) << "control: every case that is not empty must change";
+  std::printf("%lld comparisons after %d steps, %lld bytes, %lld differ\n", static_cast<long long>(comparisons), kSteps,
+              static_cast<long long>(bytes), static_cast<long long>(differing));
+}
+
+// Else an equality test could compare a kernel with itself.
+TEST(Targets, HaveKernelsOfTheirOwn) {
+  int sets = 0;
+  for (int codec = 0; codec < cpu::kCodecs; ++codec)
+    for (int pair = 0; pair < cpu::kPairs; ++pair) {
+#define LT_RULE(number, name, Rule)                                                                       \
+  {                                                                                                       \
+    std::set<cpu::StepKernel> kernels = {cpu::pick_step_##name(codec, pair, HWY_SCALAR)};                 \
+    size_t wanted = 1;                                                                                    \
+    for (const int64_t bit : {int64_t{HWY_AVX3_DL}, int64_t{HWY_AVX3}, int64_t{HWY_AVX2}}) {              \
+      if (!(hwy::SupportedTargets() & bit)) continue;                                                     \
+      kernels.insert(cpu::pick_step_##name(codec, pair, bit));                                            \
+      ++wanted;                                                                                           \
+    }                                                                                                     \
+    EXPECT_EQ(kernels.size(), wanted) << #name << " codec " << codec << " pair " << pair;                 \
+    EXPECT_EQ(kernels.count(nullptr), 0u) << #name << " codec " << codec << " pair " << pair;             \
+    EXPECT_EQ(wanted, cpu_targets().size());                                                              \
+    ++sets;                                                                                               \
+  }
+#include "portable/rules.def"
+#undef LT_RULE
+    }
+  std::printf("%d kernels, each a different function on %zu targets\n", sets, cpu_targets().size());
+}
+
+TEST(Targets, DoNotDependOnTheOrderOfParameters) {
+  auto rng = testing::seeded("order", 21);
+  int64_t comparisons = 0;
+  for (const std::string& target : cpu_targets()) {
+    const auto backend = cpu::make_backend(target);
+    for (int rule = 0; rule < cpu::kRules; ++rule) {
+      std::vector<StepCase> wanted = make_cases(rule, 2, static_cast<int>(rng.below(9)), rng.next());
+      std::vector<StepCase> got = wanted;
+      step_all(*backend, wanted, 1);
+      std::vector<StepItem> items;
+      for (const size_t i : rng.permutation(got.size())) items.push_back(got[i].item());
+      backend->step(items, 2, false, nullptr);
+      for (size_t i = 0; i < got.size(); ++i, ++comparisons)
+        EXPECT_EQ(testing::differing_bytes(got[i], wanted[i]), 0) << target << " rule " << rule << " case " << i;
+    }
+  }
+  std::printf("%lld comparisons, 0 differ\n", static_cast<long long>(comparisons));
+}
+
+// A parameter in pieces of whole rows, in any order: the blocks are the same, so are the bits.
+TEST(Targets, DoNotDependOnHowRowsAreSplit) {
+  auto rng = testing::seeded("split", 22);
+  constexpr int64_t kRows = 24, kLength = 700;  // 2.73 blocks a row
+  int64_t comparisons = 0;
+  for (int rule = 0; rule < cpu::kRules; ++rule)
+    for (int codec = 0; codec < cpu::kCodecs; ++codec) {
+      StepCase wanted(rule, codec, DType::kBF16, DType::kF32, kRows, kLength, rng);
+      StepCase got = wanted;
+      const auto backend = cpu::make_backend("");
+      const StepItem whole = wanted.item();
+      backend->step({&whole, 1}, 1, false, nullptr);
+      std::vector<int64_t> cuts = {0, kRows};
+      for (int i = 0; i < 5; ++i) cuts.push_back(rng.between(1, kRows - 1));
+      std::sort(cuts.begin(), cuts.end());
+      std::vector<Layout> layouts;
+      for (size_t i = 1; i < cuts.size(); ++i) {
+        const int64_t sizes[] = {cuts[i] - cuts[i - 1], kLength};
+        layouts.push_back(Layout::make(sizes, {}));
+      }
+      std::vector<StepItem> items;
+      for (const size_t i : rng.permutation(layouts.size())) {
+        StepItem part = got.item();
+        const int64_t first = cuts[i] * kLength, block = cuts[i] * ((kLength + 255) / 256);
+        part.param = static_cast<std::byte*>(part.param) + first * 2;
+        part.grad = static_cast<const std::byte*>(part.grad) + first * 4;
+        part.param_layout = part.grad_layout = &layouts[i];
+        for (int k = 0; k < kMaxStates; ++k) {
+          if (part.codes[k]) part.codes[k] = static_cast<std::byte*>(part.codes[k]) + first * codecs()[size_t(codec)].code_bytes;
+          if (part.scales[k]) part.scales[k] += block;
+        }
+        items.push_back(part);
+      }
+      backend->step(items, 2, false, nullptr);
+      EXPECT_EQ(testing::differing_bytes(got, wanted), 0) << "rule " << rule << " codec " << codec;
+      ++comparisons;
+    }
+  std::printf("%lld split parameters, 0 bytes differ\n", static_cast<long long>(comparisons));
+}
+
+}  // namespace
+}  // namespace lowtide

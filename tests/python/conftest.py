@@ -1,0 +1,52 @@
+"""Fixtures: `figure` records what a test has proved, in numbers, for the summary; `seed` makes random tests repeat."""
+
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))  # for support.py
+
+_FIGURES = pytest.StashKey[list[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_FIGURES] = []
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.stash[_FIGURES]:
+        terminalreporter.section("figures")
+        for line in config.stash[_FIGURES]:
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture
+def figure(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Call it with the figure that proves the test's claim."""
+
+    def record(text: str) -> None:
+        print(text)
+        request.config.stash[_FIGURES].append(f"{request.node.name}: {text}")
+
+    return record
+
+
+@pytest.fixture
+def seed() -> Iterator[int]:
+    """A new seed per run, or LOWTIDE_TEST_SEED; torch's generator starts from it, and a failure shows it."""
+    value = int(os.environ.get("LOWTIDE_TEST_SEED", random.SystemRandom().randrange(2**31)))
+    print(f"seed {value} (repeat with LOWTIDE_TEST_SEED={value})")
+    torch.manual_seed(value)
+    yield value
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)

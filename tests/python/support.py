@@ -1,0 +1,116 @@
+"""What several Python tests need: every rule by name, bit-for-bit snapshots, trained optimizers, spoilt dicts."""
+
+import io
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import lowtide
+import pytest
+import torch
+
+# name → class, options that make the rule do all it can
+RULES: dict[str, tuple[type[lowtide.optimizer.Optimizer], dict[str, Any]]] = {
+    "adamw": (lowtide.AdamW, {}),
+    "adam": (lowtide.Adam, {}),
+    "lion": (lowtide.Lion, {}),
+    "sgd": (lowtide.SGD, {"momentum": 0.9}),
+    "sgd_plain": (lowtide.SGD, {}),
+}
+CODECS = ("dynamic8", "bf16", "fp32")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def make(rule: str, params: Any, **options: Any) -> lowtide.optimizer.Optimizer:
+    cls, fixed = RULES[rule]
+    return cls(params, **{**fixed, **options})
+
+
+def parameter(*shape: int, dtype: torch.dtype = torch.float32) -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.randn(shape).to(dtype))
+
+
+def random_gradients(params: Sequence[torch.Tensor]) -> None:
+    for param in params:
+        param.grad = torch.randn(param.shape).to(param.dtype)
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    """The tensor's elements in row-major order, as bytes."""
+    flat = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+def state_bits(opt: torch.optim.Optimizer) -> list[dict[str, bytes]]:
+    """The live state of every parameter, in order."""
+    params = [param for group in opt.param_groups for param in group["params"]]
+    return [{name: bits(value) for name, value in opt.state.get(param, {}).items()} for param in params]
+
+
+def snapshot(opt: torch.optim.Optimizer) -> list[Any]:
+    """Everything a failed call must leave as it was, comparable with ==."""
+    groups = [{k: repr(v) for k, v in group.items() if k != "params"} for group in opt.param_groups]
+    members = [[(id(p), bits(p), p.dtype) for p in group["params"]] for group in opt.param_groups]
+    return [groups, members, state_bits(opt)]
+
+
+@contextmanager
+def refused(opt: torch.optim.Optimizer, *words: str, kind: Any = ValueError) -> Iterator[None]:
+    """The block raises `kind`, its message has all `words`, and nothing of the optimizer has changed."""
+    before = snapshot(opt)
+    with pytest.raises(kind) as caught:
+        yield
+    for word in words:
+        assert word in str(caught.value), f"{word!r} is not in the message: {caught.value}"
+    assert snapshot(opt) == before, f"changed by a call that failed with: {caught.value}"
+
+
+def trained(
+    rule: str = "adamw", steps: int = 3, dtype: torch.dtype = torch.float32, **options: Any
+) -> tuple[list[torch.nn.Parameter], lowtide.optimizer.Optimizer]:
+    """Parameters of several shapes after some steps: large, ragged rows, small (float32 state), 0-d."""
+    params = [parameter(*shape, dtype=dtype) for shape in ((32, 256), (70, 100), (9,), ())]
+    opt = make(rule, [{"params": params[:2]}, {"params": params[2:], "lr": 0.01}], **options)
+    for _ in range(steps):
+        random_gradients(params)
+        opt.step()
+    return params, opt
+
+
+def fresh(
+    params: Sequence[torch.Tensor], opt: torch.optim.Optimizer, **options: Any
+) -> tuple[list[torch.nn.Parameter], lowtide.optimizer.Optimizer]:
+    """A new optimizer of the same kind over copies of the parameters."""
+    copies = [torch.nn.Parameter(p.detach().clone()) for p in params]
+    options = {"state": opt.param_groups[0]["state"], **options}
+    return copies, type(opt)([{"params": copies[:2]}, {"params": copies[2:]}], **options)
+
+
+def through_file(saved: Any) -> Any:
+    """What torch.load, without pickle's freedoms, makes of a saved object."""
+    file = io.BytesIO()
+    torch.save(saved, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def put(path: list[Any], value: Any) -> Callable[[Any], None]:
+    """A change of a nested dict: the node at `path` becomes `value`, or `value(node)` if that can be called."""
+
+    def change(saved: Any) -> None:
+        for key in path[:-1]:
+            saved = saved[key]
+        saved[path[-1]] = value(saved[path[-1]]) if callable(value) else value
+
+    return change
+
+
+def drop(*path: Any) -> Callable[[Any], None]:
+    """A change of a nested dict: the node at `path` is deleted."""
+
+    def change(saved: Any) -> None:
+        for key in path[:-1]:
+            saved = saved[key]
+        del saved[path[-1]]
+
+    return change

@@ -1,0 +1,290 @@
+"""Bad arguments: an error that names what was given and what is wanted, and nothing has changed."""
+
+import math
+
+import lowtide
+import pytest
+import torch
+
+from support import RULES, bits, make, parameter, random_gradients, refused, snapshot
+
+NAN, INF = math.nan, math.inf
+# option, bad value, words of the message
+HYPER = {
+    "adamw": [
+        ("lr", NAN, ["lr", "nan", "wanted"]), ("lr", -1e-3, ["lr", "-0.001", "wanted"]), ("lr", INF, ["lr", "inf"]),
+        ("lr", 1e39, ["lr", "1e+39", "float32"]), ("lr", "fast", ["lr", "'fast'"]), ("lr", None, ["lr", "None"]),
+        ("lr", torch.zeros(2), ["lr", "(2,)", "one"]), ("lr", torch.tensor(NAN), ["lr", "nan"]),
+        ("lr", 1j, ["lr", "1j", "number"]), ("lr", torch.tensor(1j), ["lr", "complex64"]),
+        ("betas", (1.0, 0.999), ["beta1", "1", "wanted"]), ("betas", (0.9, 1.0), ["beta2", "1", "wanted"]),
+        ("betas", (-0.1, 0.999), ["beta1", "-0.1"]), ("betas", (0.9, NAN), ["beta2", "nan"]), 
+        ("betas", 0.9, ["betas", "0.9", "pair"]),
+        ("betas", (0.9,), ["betas", "pair"]), ("betas", ("a", 0.9), ["betas[0]", "'a'", "number"]),
+        ("eps", -1e-8, ["eps", "-1e-08", "wanted"]), ("eps", 0.0, ["eps", "0", "wanted"]), ("eps", NAN, ["eps", "nan"]),
+        ("eps", 1e-60, ["eps", "1e-60", "float32"]), ("weight_decay", -0.1, ["weight_decay", "-0.1"]),
+        ("weight_decay", INF, ["weight_decay", "inf"]), ("maximize", "no", ["maximize", "'no'", "bool"]),
+        ("state", "int3", ["int3", "dynamic8"]), ("state", None, []), 
+        ("min_quantized_numel", -1, ["min_quantized_numel", "-1"]),
+        ("min_quantized_numel", "many", []),
+    ],
+    "sgd": [
+        ("momentum", -0.1, ["momentum", "-0.1", "wanted"]), ("momentum", NAN, ["momentum", "nan"]),
+        ("dampening", NAN, ["dampening", "nan"]), ("nesterov", "yes", ["nesterov", "'yes'", "bool"]),
+    ],
+    "lion": [("lr", NAN, ["lr", "nan"]), ("betas", (0.9, 1.5), ["beta2", "1.5"])],
+}  # fmt: skip
+CASES = [(rule, *case) for rule, cases in HYPER.items() for case in cases]
+
+
+@pytest.mark.parametrize(("rule", "name", "value", "words"), CASES, ids=[f"{c[0]}-{c[1]}-{c[2]}" for c in CASES])
+def test_bad_options(rule, name, value, words, seed):
+    """Refused by the constructor, by add_param_group, and by step() when put into a group; nothing has changed then."""
+    with pytest.raises((ValueError, TypeError)) as caught:
+        make(rule, [parameter(3)], **{name: value})
+    assert all(word in str(caught.value) for word in words), caught.value
+
+    params = [parameter(5000), parameter(5000)]
+    opt = make(rule, [{"params": params[:1]}, {"params": params[1:]}])
+    random_gradients(params)
+    opt.step()
+    with refused(opt, *words, kind=(ValueError, TypeError)):
+        opt.add_param_group({"params": [parameter(3)], name: value})
+    good = opt.param_groups[1][name]
+    opt.param_groups[0]["lr"] = 0.5
+    opt.param_groups[1][name] = value
+    with refused(opt, kind=(ValueError, TypeError)):
+        opt.step()
+    opt.param_groups[1][name] = good
+    opt.step()
+    assert [int(opt.state[p]["step"]) for p in params] == [2, 2]
+
+
+def test_nesterov_needs_momentum_and_no_dampening(seed):
+    for options in ({"momentum": 0.0}, {"momentum": 0.9, "dampening": 0.1}):
+        with pytest.raises(ValueError, match="nesterov"):
+            lowtide.SGD([parameter(3)], nesterov=True, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"memory": "2GiB"}, ValueError, ["memory", "2GiB", "None", "later version"]),
+        ({"nonfinite": "ignore"}, ValueError, ["nonfinite", "ignore", "skip", "raise", "propagate"]),
+        ({"capturable": True}, ValueError, ["capturable", "True", "False"]),
+        ({"differentiable": True}, ValueError, ["differentiable", "True", "False"]),
+        ({"amsgrad": True}, ValueError, ["amsgrad", "True", "False"]),
+        ({"bits": 8}, TypeError, ["bits", "state"]),
+    ],
+)
+def test_bad_options_of_the_whole_optimizer(options, error, words):
+    with pytest.raises(error) as caught:
+        lowtide.AdamW([parameter(3)], **options)
+    assert all(word in str(caught.value) for word in words), caught.value
+    for harmless in ("capturable", "differentiable", "amsgrad", "foreach", "fused", "memory"):
+        lowtide.AdamW([parameter(3)], **{harmless: None})
+
+
+class Wrapper(torch.Tensor):
+    """A tensor subclass that stands for another tensor, as DTensor and quantized weights do."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, requires_grad=True)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __tensor_flatten__(self):
+        return ["inner"], None
+
+    @staticmethod
+    def __tensor_unflatten__(tensors, context, size, stride):
+        return Wrapper(tensors["inner"])
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        raise NotImplementedError(function)
+
+    def __repr__(self):
+        return "Wrapper()"
+
+
+PARAMETERS = {
+    "float64": (lambda: torch.zeros(3, dtype=torch.float64), ["float64", "float32"]),
+    "complex": (lambda: torch.zeros(3, dtype=torch.complex64), ["complex64", "float32"]),
+    "integer": (lambda: torch.zeros(3, dtype=torch.int64), ["int64", "float32"]),
+    "bool": (lambda: torch.zeros(3, dtype=torch.bool), ["bool", "float32"]),
+    "float8": (lambda: torch.zeros(3, dtype=torch.float8_e4m3fn), ["float8_e4m3fn", "float32"]),
+    "meta": (lambda: torch.zeros(3, device="meta"), ["meta", "cpu"]),
+    "sparse": (lambda: torch.zeros(3, 3).to_sparse(), ["sparse", "strided"]),
+    "wrapper": (lambda: Wrapper(torch.zeros(3)), ["Wrapper", "plain"]),
+    "lazy": (lambda: torch.nn.LazyLinear(3).weight, ["uninitialized", "shape"]),
+    "expanded": (lambda: torch.zeros(1, 3).expand(4, 3), ["expanded"]),
+    "overlapping": (lambda: torch.zeros(9).as_strided((4, 4), (1, 1)), ["address"]),
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters_that_cannot_be_stepped(name, seed):
+    build, words = PARAMETERS[name]
+    with pytest.raises((ValueError, TypeError)) as caught:
+        lowtide.AdamW([build()])
+    assert all(word in str(caught.value) for word in words), caught.value
+    opt = lowtide.AdamW([parameter(5000)])
+    with refused(opt, *words, kind=(ValueError, TypeError)):
+        opt.add_param_group({"params": [parameter(7), build()]})
+
+
+def test_what_is_no_parameter(seed):
+    p = parameter(3)
+    with pytest.raises(TypeError):
+        lowtide.AdamW([1.0])
+    with pytest.raises(ValueError, match="non-leaf"):
+        lowtide.AdamW([p * 2])
+    with pytest.raises(ValueError, match="more than once"):
+        lowtide.AdamW([p, p])
+    with pytest.raises(ValueError, match="more than one parameter group"):
+        lowtide.AdamW([{"params": [p]}, {"params": [p]}])
+    with pytest.raises(ValueError, match="params"):
+        lowtide.AdamW([{"lr": 1.0}])
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_sparse_gradients_are_refused(rule, seed):
+    """The parameter before the sparse one is not stepped either."""
+    first, table = parameter(300), torch.nn.Embedding(10, 4, sparse=True)
+    opt = make(rule, [first, table.weight])
+    table(torch.tensor([1, 2])).sum().backward()
+    first.grad = torch.randn(300)
+    with refused(opt, "sparse", "strided", "parameter 1"):
+        opt.step()
+
+
+def test_gradients_of_another_kind(seed):
+    a, b = parameter(300), parameter(40, 50)
+    opt = lowtide.AdamW([a, b])
+    for grad, words in (
+        (torch.randn(40, 50, dtype=torch.float64), ["float64", "float32"]),
+        (torch.zeros(40, 50, dtype=torch.complex64), ["complex64", "float32"]),
+    ):
+        b.grad_dtype = None
+        a.grad, b.grad = torch.randn(300), grad
+        with refused(opt, "parameter 1", *words):
+            opt.step()
+
+
+MOVES = {
+    "other memory": lambda p: p.detach().clone(),
+    "bfloat16": lambda p: p.detach().bfloat16(),
+    "float64": lambda p: p.detach().double(),
+    "transposed": lambda p: p.detach().t(),
+    "transposed copy": lambda p: p.detach().clone().t(),
+    "smaller": lambda p: p.detach()[:32],
+    "smaller copy": lambda p: p.detach()[:32].clone(),
+    "flattened": lambda p: p.detach().reshape(-1),
+    "reshaped": lambda p: p.detach().reshape(32, 128),
+    "larger": lambda p: torch.zeros(128, 64),
+    "expanded": lambda p: p.detach()[:1].expand(64, 64),
+    "offset": lambda p: torch.zeros(5000)[100:4196].view(64, 64),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+@pytest.mark.parametrize("rule", ["adamw", "sgd"])
+def test_parameters_swapped_after_construction(name, rule, seed, figure):
+    """`p.data = ...`: followed, as torch would step it, if shape and kind allow, or refused; never wrong in silence."""
+    p, other = parameter(64, 64), parameter(300)
+    opt = make(rule, [other, p], state="fp32", lr=0.1)
+    reference_class = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[rule]
+    twin, twin_other = torch.nn.Parameter(p.detach().clone()), torch.nn.Parameter(other.detach().clone())
+    reference = reference_class([twin_other, twin], lr=0.1, **RULES[rule][1])
+    random_gradients([p, other])
+    twin.grad, twin_other.grad = p.grad.clone(), other.grad.clone()
+    opt.step()
+    reference.step()
+    opt.zero_grad()
+    p.data = MOVES[name](p)
+    random_gradients([p, other])
+    start = [bits(other), bits(p)]
+    shown = {key: bits(value) for key, value in opt.state[p].items()}
+    expected = None
+    if p.shape == twin.shape and p.dtype == torch.float32:
+        twin.data = p.detach().clone()
+        twin.grad = p.grad.clone()
+        reference.step()
+        expected = twin.detach()
+    try:
+        opt.step()
+    except ValueError as error:
+        figure(f"refused: {error}")
+        assert [bits(other), bits(p)] == start
+        assert {key: bits(value) for key, value in opt.state[p].items()} == shown
+    else:
+        if p.dtype == torch.bfloat16:
+            figure("followed")
+            return
+        assert expected is not None, "stepped a tensor of another shape"
+        worst = float((p.detach() - expected).abs().max())
+        figure(f"followed, difference from torch {worst:.1e}")
+        assert worst < 1e-6
+
+
+def test_groups_changed_behind_the_back(seed):
+    params = [parameter(300), parameter(300)]
+    opt = lowtide.AdamW([{"params": params[:1]}, {"params": params[1:]}])
+    random_gradients(params)
+    stray = parameter(300)
+    changes = [
+        (lambda groups: groups.append({**groups[0], "params": [stray]}), lambda groups: groups.pop()),
+        (lambda groups: groups[0]["params"].append(stray), lambda groups: groups[0]["params"].pop()),
+        (lambda groups: groups[0].update(params=[stray]), lambda groups: groups[0].update(params=params[:1])),
+        (lambda groups: groups.reverse(), lambda groups: groups.reverse()),
+    ]
+    for change, undo in changes:
+        before = [bits(p) for p in params]
+        change(opt.param_groups)
+        with pytest.raises(ValueError, match=r"got .* wanted|got other tensors"):
+            opt.step()
+        undo(opt.param_groups)
+        assert [bits(p) for p in params] == before
+    for key, value in (("state", "fp32"), ("min_quantized_numel", 1)):
+        good = opt.param_groups[0][key]
+        opt.param_groups[0][key] = value
+        with refused(opt, key, repr(good)):
+            opt.step()
+        opt.param_groups[0][key] = good
+    opt.step()
+
+
+def test_raising_on_nonfinite_gradients(seed):
+    params = [parameter(5000), parameter(5000)]
+    opt = lowtide.AdamW(params, nonfinite="raise")
+    random_gradients(params)
+    opt.step()
+    params[1].grad[77] = NAN
+    with refused(opt, "parameter 1", "NaN"):
+        opt.step()
+    assert opt.skipped_steps == 0
+
+
+def test_propagating_nonfinite_gradients_as_torch_does(seed):
+    p = parameter(5000)
+    opt = lowtide.AdamW([p], nonfinite="propagate", state="fp32")
+    random_gradients([p])
+    p.grad[77] = NAN
+    opt.step()
+    assert p.isnan().nonzero().tolist() == [[77]] and opt.skipped_steps == 0
+
+
+def test_failed_closure_changes_nothing(seed):
+    p = parameter(300)
+    opt = lowtide.AdamW([p])
+    random_gradients([p])
+    before = snapshot(opt)
+
+    def closure():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        opt.step(closure)
+    assert snapshot(opt) == before

@@ -1,0 +1,68 @@
+"""Schedulers of torch and changes of hyper-parameters by hand, at any step."""
+
+import lowtide
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+from support import RULES, make, parameter
+
+SCHEDULERS = {
+    "StepLR": lambda o: lr_scheduler.StepLR(o, 2, 0.5),
+    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [2, 4]),
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda t: 1 / (1 + t)),
+    "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, lambda t: 0.9),
+    "ConstantLR": lambda o: lr_scheduler.ConstantLR(o),
+    "LinearLR": lambda o: lr_scheduler.LinearLR(o, total_iters=4),
+    "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, 0.9),
+    "PolynomialLR": lambda o: lr_scheduler.PolynomialLR(o, 4),
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 5),
+    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3),
+    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 1e-4, 1e-2, step_size_up=3, base_momentum=0.8, max_momentum=0.9),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 1e-2, total_steps=10),
+    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.ConstantLR(o), lr_scheduler.ExponentialLR(o, 0.9)], [3]
+    ),
+    "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=1),
+}
+
+
+@pytest.mark.parametrize("rule", ["adamw", "sgd"])
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_schedulers_drive_the_step(name, rule, seed, figure):
+    """lr, betas and momentum take the values that they take under torch.optim, and the step uses them."""
+    ours, theirs = parameter(300), None
+    theirs = torch.nn.Parameter(ours.detach().clone())
+    torch_class = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[rule]
+    a = make(rule, [ours], lr=1e-3, state="fp32")
+    b = torch_class([theirs], lr=1e-3, **RULES[rule][1])
+    schedulers = SCHEDULERS[name](a), SCHEDULERS[name](b)
+    worst = 0.0
+    for _ in range(8):
+        ours.grad = torch.randn(300)
+        theirs.grad = ours.grad.clone()
+        a.step()
+        b.step()
+        for scheduler in schedulers:
+            scheduler.step(*([1.0] if name == "ReduceLROnPlateau" else []))
+        for key in set(a.param_groups[0]) & set(b.param_groups[0]) - {"params"}:
+            assert a.param_groups[0][key] == b.param_groups[0][key], key
+        worst = max(worst, float((ours - theirs).detach().abs().max()))
+    figure(f"largest difference from torch after 8 steps {worst:.1e}")
+    assert worst < 1e-5
+
+
+@pytest.mark.parametrize("momentum", [(0.0, 0.9), (0.9, 0.0)])
+def test_momentum_may_be_switched_while_training(momentum, seed):
+    a, b = parameter(300), None
+    b = torch.nn.Parameter(a.detach().clone())
+    ours, theirs = lowtide.SGD([a], 0.1, momentum[0]), torch.optim.SGD([b], 0.1, momentum[0])
+    for step in range(6):
+        a.grad = torch.randn(300)
+        b.grad = a.grad.clone()
+        if step == 3:
+            ours.param_groups[0]["momentum"] = theirs.param_groups[0]["momentum"] = momentum[1]
+        ours.step()
+        theirs.step()
+    assert float((a - b).detach().abs().max()) < 1e-5
+    assert ("momentum_buffer" in ours.state[a]) == (momentum[1] > 0)

@@ -1,0 +1,126 @@
+"""Saving and loading, bit for bit."""
+
+import copy
+import io
+import itertools
+import pickletools
+import zipfile
+
+import lowtide
+import pytest
+import torch
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+
+from support import CODECS, DTYPES, RULES, bits, fresh, random_gradients, snapshot, state_bits, through_file, trained
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_resumed_run_equals_the_uninterrupted_one(rule, codec, dtype, seed, figure):
+    """save → file → load → 3 steps = 3 steps without saving, in every bit of parameters and state; lr too."""
+    params, opt = trained(rule, dtype=dtype, state=codec)
+    saved = through_file(opt.state_dict())
+    copies, resumed = fresh(params, opt, **({"momentum": 0.9} if rule == "sgd" else {}))
+    resumed.load_state_dict(saved)
+    assert state_bits(resumed) == state_bits(opt)
+    for _ in range(3):
+        random_gradients(params)
+        for p, q in zip(params, copies, strict=True):
+            q.grad = p.grad.clone()
+        opt.step()
+        resumed.step()
+    equal = sum(bits(p) == bits(q) for p, q in zip(params, copies, strict=True))
+    figure(f"parameters bit-equal {equal}/{len(params)}, state bit-equal {state_bits(opt) == state_bits(resumed)}")
+    assert equal == len(params) and state_bits(opt) == state_bits(resumed)
+    assert [g["lr"] for g in resumed.param_groups] == [g["lr"] for g in opt.param_groups]
+
+
+def test_only_plain_tensors_and_no_two_share_memory(seed, figure):
+    _, opt = trained()
+    saved = opt.state_dict()
+    tensors = [value for entry in saved["state"].values() for value in entry.values()]
+    assert all(type(value) is torch.Tensor for value in tensors)
+    spans = sorted((t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()) for t in tensors if t.numel())
+    overlaps = sum(a[1] > b[0] for a, b in itertools.pairwise(spans))
+    file = io.BytesIO()
+    torch.save(saved, file)
+    with zipfile.ZipFile(file) as archive:
+        pickle = next(archive.read(name) for name in archive.namelist() if name.endswith("data.pkl"))
+    names = {str(arg) for op, arg, _ in pickletools.genops(pickle) if op.name == "GLOBAL"}
+    figure(f"tensors {len(tensors)}, overlaps {overlaps}, names in the file {sorted(names)}")
+    assert overlaps == 0 and all(name.split()[0] in ("torch", "torch._utils", "collections") for name in names)
+
+
+def test_format_is_as_documented(seed):
+    _, opt = trained()
+    saved = opt.state_dict()
+    assert [g["params"] for g in saved["param_groups"]] == [[0, 1], [2, 3]]
+    assert all(g["lowtide_format"] == 1 and g["lowtide_rule"] == "adamw" for g in saved["param_groups"])
+    shapes = {name: (value.dtype, tuple(value.shape)) for name, value in saved["state"][1].items()}
+    assert shapes == {
+        "step": (torch.int64, ()),
+        "exp_avg": (torch.uint8, (70, 100)),
+        "exp_avg_sq": (torch.uint8, (70, 100)),
+        "exp_avg_scale": (torch.float32, (70, 1)),
+        "exp_avg_sq_scale": (torch.float32, (70, 1)),
+    }
+    assert set(saved["state"][2]) == {"step", "exp_avg", "exp_avg_sq"}
+    assert saved["state"][2]["exp_avg"].dtype == torch.float32
+
+
+def test_loading_into_a_frozen_parameter_keeps_its_state(seed):
+    """A parameter frozen after training has its state again after loading; an empty entry restarts a trained one."""
+    params, opt = trained()
+    saved = copy.deepcopy(opt.state_dict())
+    copies = [torch.nn.Parameter(p.detach().clone(), requires_grad=i != 0) for i, p in enumerate(params)]
+    other = lowtide.AdamW([{"params": copies[:2]}, {"params": copies[2:]}])
+    assert other.state[copies[0]] == {}
+    other.load_state_dict(saved)
+    assert state_bits(other) == state_bits(opt)
+    empty = copy.deepcopy(lowtide.AdamW([{"params": [copies[0], copies[1]]}, {"params": copies[2:]}]).state_dict())
+    assert empty["state"][0] == {}
+    opt.load_state_dict(empty)
+    assert int(opt.state[params[0]]["step"]) == 0 and not opt._core.export_state(0, 0).any()
+
+
+def test_own_state_dict_can_be_loaded(seed):
+    """state_dict() holds views of the live state, as in torch: loading it back is no change."""
+    _, opt = trained()
+    before = snapshot(opt)
+    opt.load_state_dict(opt.state_dict())
+    assert snapshot(opt) == before
+
+
+def test_lr_tensors_and_foreign_keys_survive(seed):
+    params, opt = trained()
+    opt.param_groups[0]["lr"] = torch.tensor(0.5)
+    opt.param_groups[0]["initial_lr"] = 0.25
+    copies, other = fresh(params, opt)
+    other.load_state_dict(through_file(opt.state_dict()))
+    assert isinstance(other.param_groups[0]["lr"], torch.Tensor) and float(other.param_groups[0]["lr"]) == 0.5
+    assert other.param_groups[0]["initial_lr"] == 0.25
+    assert other.param_groups[0]["params"][0] is copies[0]
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_distributed_checkpoints_neither_step_nor_lose_anything(flat, seed):
+    """torch.distributed.checkpoint takes the state as it is, frozen parameters and groups included, and puts it back."""
+    models = [torch.nn.Sequential(torch.nn.Linear(64, 80), torch.nn.Linear(80, 8)) for _ in range(2)]
+    opts = []
+    for model in models:
+        model[1].bias.requires_grad_(False)
+        opts.append(lowtide.AdamW([{"params": model[0].parameters()}, {"params": model[1].parameters(), "lr": 0.01}]))
+    for _ in range(3):
+        models[0](torch.randn(4, 64)).sum().backward()
+        opts[0].step()
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    before = snapshot(opts[0])
+    saved = copy.deepcopy(get_optimizer_state_dict(models[0], opts[0], options=options))
+    assert snapshot(opts[0]) == before
+    set_optimizer_state_dict(models[1], opts[1], saved, options=options)
+    assert state_bits(opts[0]) == state_bits(opts[1]) and opts[1].param_groups[1]["lr"] == 0.01

@@ -1,0 +1,151 @@
+"""State dicts of torch.optim, both ways: what torch saved goes on here, and what Lowtide saved goes on there."""
+
+import copy
+import math
+
+import lowtide
+import pytest
+import torch
+
+from support import (
+    CODECS,
+    RULES,
+    drop,
+    fresh,
+    make,
+    parameter,
+    put,
+    random_gradients,
+    refused,
+    state_bits,
+    through_file,
+    trained,
+)
+
+TORCH = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD, "sgd_plain": torch.optim.SGD}
+
+
+@pytest.mark.parametrize("rule", TORCH)
+@pytest.mark.parametrize("codec", CODECS)
+def test_states_of_torch_can_be_loaded(rule, codec, seed, figure):
+    """torch → Lowtide: float moments are encoded, so float32 state arrives bit for bit and the next step is torch's."""
+    params = [parameter(32, 256), parameter(70, 100), parameter(9), parameter()]
+    theirs = TORCH[rule]([{"params": params[:2]}, {"params": params[2:], "lr": 0.01}], **RULES[rule][1])
+    for _ in range(3):
+        random_gradients(params[:3])  # the last has no state
+        theirs.step()
+    copies = [torch.nn.Parameter(p.detach().clone()) for p in params]
+    ours = make(rule, [{"params": copies[:2]}, {"params": copies[2:]}], state=codec)
+    random_gradients(copies)
+    ours.step()  # something to overwrite
+    for p, q in zip(params, copies, strict=True):
+        q.data.copy_(p)
+    ours.load_state_dict(through_file(theirs.state_dict()))
+    assert ours.param_groups[1]["lr"] == 0.01 and "foreach" not in ours.param_groups[0]
+    if rule in ("adamw", "adam"):
+        assert [int(ours.state[p]["step"]) for p in copies] == [3, 3, 3, 0]
+    random_gradients(copies)
+    for p, q in zip(params, copies, strict=True):
+        p.grad = q.grad.clone()
+    ours.step()
+    theirs.step()
+    worst = max(float((p - q).detach().abs().max()) for p, q in zip(params, copies, strict=True))
+    figure(f"largest difference in the next step {worst:.1e}")
+    assert worst < (1e-6 if codec == "fp32" else 1e-3)
+
+
+@pytest.mark.parametrize("rule", TORCH)
+@pytest.mark.parametrize("codec", CODECS)
+def test_torch_can_load_ours(rule, codec, seed, figure):
+    """Lowtide → torch → Lowtide: torch's class accepts it and goes on alike; coming back changes no float state."""
+    params, ours = trained(rule, state=codec)
+    saved = through_file(ours.torch_state_dict())
+    copies = [torch.nn.Parameter(p.detach().clone()) for p in params]
+    theirs = TORCH[rule]([{"params": copies[:2]}, {"params": copies[2:]}])
+    theirs.load_state_dict(saved)
+    wanted = set(theirs.param_groups[0])
+    assert set(TORCH[rule]([parameter(1)]).param_groups[0]) == wanted
+    assert theirs.param_groups[1]["lr"] == 0.01
+    if rule in ("adamw", "adam"):
+        assert all(value["exp_avg"].dtype == torch.float32 for value in theirs.state.values())
+    random_gradients(params)
+    for p, q in zip(params, copies, strict=True):
+        q.grad = p.grad.clone()
+    _, twin = fresh(params, ours, **({"momentum": 0.9} if rule == "sgd" else {}))
+    twin.load_state_dict(theirs.state_dict())
+    kept = state_bits(twin) == state_bits(ours)
+    ours.step()
+    theirs.step()
+    worst = max(float((p - q).detach().abs().max()) for p, q in zip(params, copies, strict=True))
+    figure(f"largest difference in the next step {worst:.1e}; state bit-equal after coming back: {kept}")
+    assert worst < 1e-6
+    # dynamic8 has no code for -1: a block led by a negative value changes its scale when it is encoded again.
+    assert kept or codec == "dynamic8" or rule in ("sgd", "sgd_plain")  # torch's SGD does not count steps
+
+
+def test_lion_has_no_counterpart_in_torch(seed):
+    _, opt = trained("lion")
+    with refused(opt, "lion"):
+        opt.torch_state_dict()
+    with refused(opt, "lowtide_format", "lion"):
+        opt.load_state_dict(
+            torch.optim.AdamW([parameter(1)] * 1).state_dict() | {"param_groups": [{"params": [0, 1]}] * 2}
+        )
+
+
+def test_states_of_other_torch_optimizers_are_refused(seed):
+    params, opt = trained()
+    groups = [{"params": params[:2]}, {"params": params[2:]}]
+    for cls, options, word in (
+        (torch.optim.AdamW, {"amsgrad": True}, "amsgrad"),
+        (torch.optim.Adam, {}, "decoupled_weight_decay"),
+        (torch.optim.SGD, {"momentum": 0.9}, "torch.optim.AdamW"),
+        (torch.optim.RAdam, {}, "amsgrad"),
+        (torch.optim.NAdam, {}, "amsgrad"),
+        (torch.optim.RMSprop, {}, "torch.optim.AdamW"),
+    ):
+        other = cls(copy.deepcopy(groups), **options)
+        with refused(opt, word):
+            opt.load_state_dict(other.state_dict())
+
+
+def test_malformed_states_of_torch_are_refused_whole(seed):
+    params, opt = trained()
+    theirs = torch.optim.AdamW([{"params": params[:2]}, {"params": params[2:]}])
+    random_gradients(params)
+    theirs.step()
+    cases = [
+        (put(["state", 0, "exp_avg"], lambda t: t.to(torch.int32)), "int32"),
+        (put(["state", 0, "exp_avg"], lambda t: t[:-1]), "(31, 256)"),
+        (put(["state", 0, "exp_avg"], None), "NoneType"),
+        (put(["state", 3, "exp_avg_sq"], torch.tensor(-1.0)), "below 0"),
+        (put(["state", 3, "exp_avg_sq"], torch.tensor(math.inf)), "inf"),
+        (put(["state", 3], lambda e: {**e, "max_exp_avg_sq": e["exp_avg_sq"]}), "amsgrad"),
+        (drop("state", 3, "step"), "step"),
+        (drop("state", 0, "exp_avg_sq"), "exp_avg_sq"),
+        (drop("param_groups", 0, "betas"), "betas"),
+        (put(["param_groups", 1, "eps"], 0.0), "eps"),
+    ]
+    for change, word in cases:
+        saved = copy.deepcopy(theirs.state_dict())
+        change(saved)
+        with refused(opt, word):
+            opt.load_state_dict(saved)
+
+
+def test_loaded_momentum_counts_after_a_switch(seed):
+    """An optimizer whose momentum was switched on after a step takes over torch's buffer like any other."""
+    p, q = torch.nn.Parameter(torch.zeros(4)), torch.nn.Parameter(torch.zeros(4))
+    ours, theirs = lowtide.SGD([p], lr=1.0), torch.optim.SGD([q], lr=1.0, momentum=0.9)
+    p.grad = torch.ones(4)
+    ours.step()
+    ours.param_groups[0]["momentum"] = 0.9
+    ours.step()
+    q.grad = torch.full((4,), 10.0)
+    theirs.step()
+    ours.load_state_dict(theirs.state_dict())
+    p.data.copy_(q)
+    q.grad = p.grad.clone()
+    ours.step()
+    theirs.step()
+    assert torch.equal(p, q)

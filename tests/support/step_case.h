@@ -1,0 +1,123 @@
+// A parameter with gradient and state in memory of its own, to be stepped by a backend directly: random values, any rule,
+// codec, pair of types and shape.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "backend/backend.h"
+#include "backend/dialect.h"
+#include "support/compare.h"
+#include "support/random.h"
+
+namespace lowtide::testing {
+
+inline void put(std::vector<std::byte>& data, DType dtype, int64_t i, double value) {
+  if (dtype == DType::kF32) {
+    const float x = static_cast<float>(value);
+    std::memcpy(data.data() + i * 4, &x, 4);
+  } else {
+    const uint16_t h = dtype == DType::kBF16 ? bf16_nearest(value) : f16_nearest(value);
+    std::memcpy(data.data() + i * 2, &h, 2);
+  }
+}
+
+struct StepCase {
+  int rule, codec;
+  DType param_dtype, grad_dtype;
+  Layout layout;
+  std::vector<std::byte> param, grad;
+  std::vector<std::byte> codes[kMaxStates];
+  std::vector<float> scales[kMaxStates];
+  alignas(16) std::byte args[kArgsBytes] = {};
+  double lr = 1e-2, weight_decay = 1e-2;
+
+  StepCase(int of_rule, int of_codec, DType p, DType g, int64_t rows, int64_t row_length, Rng& rng)
+      : rule(of_rule), codec(of_codec), param_dtype(p), grad_dtype(g) {
+    const int64_t sizes[] = {rows, row_length};
+    layout = Layout::make(sizes, {});
+    const int64_t n = layout.numel, blocks_per_row = (row_length + kBlockElements - 1) / kBlockElements;
+    param.resize(static_cast<size_t>(n * dtype_bytes(p)));
+    for (int64_t i = 0; i < n; ++i) put(param, p, i, rng.over_binades(-8, 3));
+    new_gradients(rng);
+    const RuleInfo& info = rules()[static_cast<size_t>(rule)];
+    const CodecInfo& as = codecs()[static_cast<size_t>(codec)];
+    for (int k = 0; k < info.states; ++k) {
+      codes[k].resize(static_cast<size_t>(n * as.code_bytes));
+      if (as.scaled) scales[k].resize(static_cast<size_t>(rows * blocks_per_row));
+    }
+    // First moments over 60 binades from block to block, second moments over their squares, 5 % of the blocks zero.
+    for (int64_t row = 0; row < rows; ++row)
+      for (int64_t b = 0; b < blocks_per_row; ++b) {
+        const int binade = static_cast<int>(rng.between(-60, -1));
+        const double zero = rng.chance(0.05) ? 0 : 1;
+        for (int k = 0; k < info.states; ++k) {
+          const bool is_signed = (info.signed_mask >> k) & 1;
+          const double unit = zero * std::ldexp(1 + rng.uniform(), is_signed ? binade : 2 * binade);
+          if (as.scaled) scales[k][static_cast<size_t>(row * blocks_per_row + b)] = static_cast<float>(unit);
+          const int64_t end = std::min(row_length, (b + 1) * kBlockElements);
+          for (int64_t c = b * kBlockElements; c < end; ++c) {
+            const int64_t i = row * row_length + c;
+            const double value = unit * (rng.chance(0.05) ? 0 : rng.over_binades(-12, 0));
+            if (as.scaled)
+              codes[k][static_cast<size_t>(i)] = static_cast<std::byte>(rng.next());
+            else
+              put(codes[k], as.code_bytes == 4 ? DType::kF32 : DType::kBF16, i, is_signed ? value : std::fabs(value));
+          }
+        }
+      }
+    set_step(2);
+  }
+
+  // 5 % of them zero.
+  void new_gradients(Rng& rng) {
+    grad.resize(static_cast<size_t>(layout.numel * dtype_bytes(grad_dtype)));
+    for (int64_t i = 0; i < layout.numel; ++i) put(grad, grad_dtype, i, rng.chance(0.05) ? 0 : rng.over_binades(-20, 2));
+  }
+
+  void set_step(int64_t t, bool first = false) {
+    const RuleHyper hyper{lr, 0.9, 0.99, 1e-8, weight_decay, 0.9, 0.1, false, static_cast<double>(t), first};
+    rules()[static_cast<size_t>(rule)].make_args(hyper, args);
+  }
+
+  StepItem item() {
+    StepItem out;
+    out.param = param.data(), out.grad = grad.data();
+    out.param_layout = out.grad_layout = &layout;
+    out.param_dtype = param_dtype, out.grad_dtype = grad_dtype;
+    out.rule = rule, out.codec = codec;
+    out.args = args;
+    for (int k = 0; k < kMaxStates; ++k) {
+      out.codes[k] = codes[k].empty() ? nullptr : codes[k].data();
+      out.scales[k] = scales[k].empty() ? nullptr : scales[k].data();
+    }
+    return out;
+  }
+
+  int64_t bytes() const {
+    int64_t sum = static_cast<int64_t>(param.size());
+    for (int k = 0; k < kMaxStates; ++k) sum += static_cast<int64_t>(codes[k].size() + scales[k].size() * 4);
+    return sum;
+  }
+};
+
+// Bytes of parameter, codes and scales that differ.
+inline int64_t differing_bytes(const StepCase& a, const StepCase& b) {
+  int64_t sum = differing_bytes(a.param.data(), b.param.data(), static_cast<int64_t>(a.param.size()));
+  for (int k = 0; k < kMaxStates; ++k) {
+    sum += differing_bytes(a.codes[k].data(), b.codes[k].data(), static_cast<int64_t>(a.codes[k].size()));
+    sum += differing_bytes(a.scales[k].data(), b.scales[k].data(), static_cast<int64_t>(a.scales[k].size() * 4));
+  }
+  return sum;
+}
+
+inline void step_all(Backend& backend, std::vector<StepCase>& cases, int threads) {
+  std::vector<StepItem> items;
+  for (StepCase& c : cases) items.push_back(c.item());
+  backend.step(items, threads, false, nullptr);
+}
+
+}  // namespace lowtide::testing
