@@ -60,6 +60,14 @@ def read_cases(path: Path) -> list[ET.Element]:
         return []
 
 
+def was_not_started(entry: ET.Element) -> bool:
+    """ctest says "notrun" of a test that skipped itself and of a program that is missing."""
+    skipped = entry.find("skipped")
+    return entry.get("status") == "notrun" and not (
+        skipped is not None and (skipped.get("message") or "").startswith("SKIP_")
+    )
+
+
 def run(title: str, *command: object, env: dict[str, str] | None = None) -> int:
     """Runs a command with its output shown; returns its exit status."""
     print(f"== {title}", flush=True)
@@ -99,7 +107,10 @@ def cpp_tests(tally: Tally, preset: str) -> None:
         entry_failed = entry.get("status") == "fail" or entry.find("failure") is not None
         failed_inside = len(tally.failures)
         if not tally.add_xml(reports / f"{entry.get('name')}.xml"):
-            tally.add_case(entry)
+            if was_not_started(entry):
+                tally.failures.append(f"{entry.get('name')} (could not be started)")
+            else:
+                tally.add_case(entry)
         elif entry_failed and len(tally.failures) == failed_inside:
             tally.failures.append(f"{entry.get('name')} (failed outside its cases)")
     if not entries or (status != 0 and len(tally.failures) == failed_before):

@@ -1,4 +1,4 @@
-"""Checks of what users hand over: parameters, options and hyper-parameters. None runs once per parameter in a step."""
+"""Options, and checks of what users hand over. None runs once per parameter in a step."""
 
 from collections.abc import Mapping, Sequence
 from numbers import Real
@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from typing_extensions import TypedDict
 
 PARAMETER_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Arguments of torch.optim that change what a step means, and are not offered: refused by name instead of ignored.
@@ -17,6 +18,34 @@ REFUSED = {
 # Options of the whole optimizer, which a parameter group cannot set for itself.
 WHOLE_OPTIMIZER = ("memory", "nonfinite", "amp_scaling")
 _LARGEST_STEP = 2**53
+
+
+class Options(TypedDict, total=False):
+    """Keyword options of every optimizer. Those marked (group) may also be set per parameter group."""
+
+    state: str  # (group) "dynamic8": 1 byte per value and 4 per block of 256; "bf16": 2 bytes; "fp32": 4 bytes
+    min_quantized_numel: int  # (group) parameters with fewer elements keep float32 state (default 4096)
+    maximize: bool  # (group) step along the gradient instead of against it
+    nonfinite: str  # for a NaN, infinity or magnitude >= 2^62: "skip" the step and count it, "raise", or "propagate"
+    amp_scaling: bool  # GradScaler hands over its scale and its verdict: the step unscales, and checks nothing itself
+    memory: None  # reserved: where state lives
+    foreach: bool | None  # accepted for code written for torch.optim and ignored: a step is always one fused call
+    fused: bool | None  # likewise
+    capturable: bool  # must be False
+    differentiable: bool  # must be False
+
+
+def check_options(options: Options, where: str) -> None:
+    """Raises TypeError for an option that there is none of, ValueError for one that cannot be had."""
+    unknown = [key for key in options if key not in Options.__annotations__]
+    if unknown:
+        raise TypeError(f"{where}: got unknown option {unknown[0]!r}, wanted one of {list(Options.__annotations__)}")
+    refuse_unsupported(options, where)
+    if options.get("memory") is not None:
+        raise ValueError(
+            f"memory: got {options['memory']!r}, wanted None: state lives in RAM beside its parameter; "
+            "tiers come in a later version"
+        )
 
 
 def refuse_unsupported(options: Mapping[str, Any], where: str) -> None:

@@ -10,25 +10,10 @@ from typing import Any, overload
 
 import torch
 from torch.optim.optimizer import ParamsT
-from typing_extensions import TypedDict
 
 from lowtide import _core, checks
 from lowtide import state_dict as formats
-
-
-class Options(TypedDict, total=False):
-    """Keyword options of every optimizer. Those marked (group) may also be set per parameter group."""
-
-    state: str  # (group) "dynamic8": 1 byte per value and 4 per block of 256; "bf16": 2 bytes; "fp32": 4 bytes
-    min_quantized_numel: int  # (group) parameters with fewer elements keep float32 state (default 4096)
-    maximize: bool  # (group) step along the gradient instead of against it
-    nonfinite: str  # for a NaN, infinity or magnitude >= 2^62: "skip" the step and count it, "raise", or "propagate"
-    amp_scaling: bool  # let GradScaler hand over its scale: gradients are unscaled within the step, not before it
-    memory: None  # reserved: where state lives
-    foreach: bool | None  # accepted for code written for torch.optim and ignored: a step is always one fused call
-    fused: bool | None  # likewise
-    capturable: bool  # must be False
-    differentiable: bool  # must be False
+from lowtide.checks import Options
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -42,18 +27,7 @@ class Optimizer(torch.optim.Optimizer):
     """
 
     def __init__(self, params: ParamsT, rule: str, hyper: dict[str, Any], options: Options) -> None:
-        name = type(self).__name__
-        unknown = [key for key in options if key not in Options.__annotations__]
-        if unknown:
-            raise TypeError(
-                f"{name}: got unknown option {unknown[0]!r}, wanted one of {sorted(Options.__annotations__)}"
-            )
-        checks.refuse_unsupported(options, name)
-        if options.get("memory") is not None:
-            raise ValueError(
-                f"memory: got {options['memory']!r}, wanted None: state lives in RAM beside its parameter; "
-                "tiers come in a later version"
-            )
+        checks.check_options(options, type(self).__name__)
         self._amp_scaling = bool(options.get("amp_scaling", False))
         self._nonfinite = options.get("nonfinite", "skip")
         hyper = {**hyper, "maximize": options.get("maximize", False)}
@@ -96,9 +70,7 @@ class Optimizer(torch.optim.Optimizer):
         checks.refuse_unsupported(param_group, where)
         for name in checks.WHOLE_OPTIMIZER:
             if name in param_group:
-                raise ValueError(
-                    f"{where}: got the option {name!r}, which belongs to the whole optimizer: pass it there"
-                )
+                raise ValueError(f"{where}: got {name!r}, wanted it among the options of the whole optimizer")
         if not isinstance(param_group["params"], (torch.Tensor, set)):
             param_group["params"] = list(param_group["params"])
             bare = [entry[1] if isinstance(entry, tuple) else entry for entry in param_group["params"]]
@@ -111,7 +83,7 @@ class Optimizer(torch.optim.Optimizer):
             for place, param in enumerate(params):
                 checks.check_parameter(param, f"{where}, parameter {place}")
             if self._pushed:  # A core cannot forget a group, so one added during training is tried out on another core.
-                self._register(_core.Optimizer(self._rule), param_group)
+                self._register(_core.Optimizer(self._rule, threads=1), param_group)
             values = self._register(self._core, param_group)
         except BaseException:
             self.param_groups.pop()

@@ -4,7 +4,8 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
-from lowtide.optimizer import Optimizer, Options
+from lowtide.checks import Options
+from lowtide.optimizer import Optimizer
 
 
 class AdamW(Optimizer):
@@ -23,7 +24,7 @@ class AdamW(Optimizer):
         eps: added to the root of the second moment, > 0.
         weight_decay: λ, finite and ≥ 0.
         amsgrad: must be False.
-        options: see `lowtide.optimizer.Options`: state, min_quantized_numel, maximize, nonfinite, amp_scaling …
+        options: see `lowtide.checks.Options`: state, min_quantized_numel, maximize, nonfinite, amp_scaling …
 
     Raises:
         ValueError, TypeError: an argument or a parameter that cannot be used, named with what is wanted.
@@ -83,7 +84,7 @@ class Lion(Optimizer):
         lr: learning rate, finite and ≥ 0; a number or a tensor of one element, read at every step.
         betas: β1 of the interpolation and β2 of the momentum, each in [0, 1).
         weight_decay: λ, finite and ≥ 0.
-        options: see `lowtide.optimizer.Options`.
+        options: see `lowtide.checks.Options`.
 
     Raises: as `AdamW`.
     """
@@ -116,7 +117,7 @@ class SGD(Optimizer):
         dampening: finite; must be 0 with nesterov.
         weight_decay: λ, finite and ≥ 0.
         nesterov: needs momentum > 0.
-        options: see `lowtide.optimizer.Options`.
+        options: see `lowtide.checks.Options`.
 
     Raises: as `AdamW`.
     """

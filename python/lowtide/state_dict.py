@@ -119,7 +119,7 @@ def _read_groups(optimizer: Optimizer, state_dict: Any) -> tuple[list[dict[str, 
         try:
             values = checks.hyper_values(optimizer._hyper_keys, groups[-1])
             hyper = dict(zip(optimizer._hyper_keys, values, strict=True))
-            _core.Optimizer(optimizer._rule).add_group(hyper, mine["state"], mine["min_quantized_numel"])
+            _core.Optimizer(optimizer._rule, threads=1).add_group(hyper, mine["state"], mine["min_quantized_numel"])
         except (TypeError, ValueError) as error:
             raise ValueError(f"{where}: {error}") from error
     return groups, numbers, ours
@@ -169,7 +169,7 @@ def _template(optimizer: Optimizer, index: int) -> dict[str, torch.Tensor]:
     """State as the core would allocate it for a parameter that has none yet."""
     param = optimizer._params[index]
     number = next(n for n, members in enumerate(optimizer._members) if any(param is member for member in members))
-    core = _core.Optimizer(optimizer._rule)
+    core = _core.Optimizer(optimizer._rule, threads=1)
     hyper = dict(zip(optimizer._hyper_keys, optimizer._pushed[number], strict=True))
     core.add_group(hyper, *optimizer._formats[number])
     core.add_param(0, param)

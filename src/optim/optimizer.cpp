@@ -322,7 +322,9 @@ const int64_t* Optimizer::steps_address(int64_t param) const { return &impl_->sl
 void Optimizer::set_steps(int64_t param, int64_t steps) {
   const Exclusive guard(impl_->busy);
   LT_REQUIRE(steps >= 0, "got %lld steps, wanted 0 or more", ll(steps));
-  impl_->slot_at(param).steps = steps;
+  Slot& slot = impl_->slot_at(param);
+  slot.steps = steps;
+  slot.state_since = 0;  // what is restored with the count is state of these steps
 }
 
 void Optimizer::export_state(int64_t param, int k, float* out) const {

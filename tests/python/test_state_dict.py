@@ -109,7 +109,7 @@ def test_lr_tensors_and_foreign_keys_survive(seed):
 
 @pytest.mark.parametrize("flat", [False, True])
 def test_distributed_checkpoints_neither_step_nor_lose_anything(flat, seed):
-    """torch.distributed.checkpoint takes the state as it is, frozen parameters and groups included, and puts it back."""
+    """torch.distributed.checkpoint takes the state as it is, with frozen parameters and groups, and puts it back."""
     models = [torch.nn.Sequential(torch.nn.Linear(64, 80), torch.nn.Linear(80, 8)) for _ in range(2)]
     opts = []
     for model in models:

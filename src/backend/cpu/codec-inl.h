@@ -1,5 +1,6 @@
-// Codecs on tiles of 64 values: the generic form, vector by vector through the dialect. An instruction set may replace it
-// by something faster for one codec (dynamic8_vbmi-inl.h); equality with this form is tested over dense sweeps.
+// Codecs on tiles of 64 values: the generic form, vector by vector through the dialect. An instruction set may specialize
+// CpuCodec for one codec (dynamic8_avx2-inl.h, dynamic8_vbmi-inl.h); equality with the generic form is tested over dense
+// sweeps.
 
 inline constexpr int kTile = 64;
 inline constexpr int kTileVectors = kTile / kLanes;
@@ -15,7 +16,7 @@ const typename C::Tables& codec_tables() {
 }
 
 template <class C, bool kSigned>
-struct CpuCodec {
+struct GenericCodec {
   using Code = typename C::Code;
   const typename C::Tables& tables = codec_tables<C>();
 
@@ -42,3 +43,7 @@ struct CpuCodec {
       return Code{};
   }
 };
+
+// What the drivers use.
+template <class C, bool kSigned>
+struct CpuCodec : GenericCodec<C, kSigned> {};

@@ -57,10 +57,8 @@ const Dynamic8Vbmi& dynamic8_vbmi() {
 }
 
 template <bool kSigned>
-struct CpuCodec<Dynamic8, kSigned> {
-  using Code = u8;
+struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
   const Dynamic8Vbmi& t = dynamic8_vbmi<kSigned>();
-  const Dynamic8::Tables& portable = codec_tables<Dynamic8>();
 
   // mask: signed: entries that are not zero; unsigned: codes of 128 and above.
   HWY_INLINE __m512i look_up(int plane, __m512i index, __mmask64 mask) const {
@@ -108,7 +106,7 @@ struct CpuCodec<Dynamic8, kSigned> {
     const __m512 inv = _mm512_set1_ps(inverse);
     // Any value of the lowest row will do as the floor: it keeps tiny values (and exponents below the table) there.
     const __m512 floor = _mm512_set1_ps(kSigned ? 0x1p-23f : 0x1p-22f);
-    const __m512 sign_bit = _mm512_set1_ps(-0.f);
+    const __m512i sign_bit = _mm512_set1_epi32(static_cast<int>(0x80000000u));
     __m512i word[4];
     __mmask16 unsure = 0, nonzero[4];
     for (int i = 0; i < 4; ++i) {
@@ -117,11 +115,12 @@ struct CpuCodec<Dynamic8, kSigned> {
       const __m512 a = _mm512_range_ps(x, floor, 0b1011);  // max(|x|, floor)
       __m512i row = _mm512_srli_epi32(_mm512_castps_si512(a), 23);
       const __m512 bound = pick(t.bound, row);
-      unsure |= _mm512_cmp_ps_mask(a, bound, _CMP_EQ_OQ);
-      row = _mm512_mask_add_epi32(row, _mm512_cmp_ps_mask(a, bound, _CMP_GE_OQ), row, _mm512_set1_epi32(1));
+      // On a bound itself the sign decides; that is for the portable code.
+      if constexpr (kSigned) unsure |= _mm512_cmp_ps_mask(a, bound, _CMP_EQ_OQ);
+      row = _mm512_mask_add_epi32(row, _mm512_cmp_ps_mask(a, bound, _CMP_GT_OQ), row, _mm512_set1_epi32(1));
       __m512 y = _mm512_min_ps(_mm512_fmadd_ps(a, pick(t.slope, row), pick(t.start, row)), pick(t.last, row));
       if constexpr (kSigned) {
-        y = _mm512_xor_ps(y, _mm512_and_ps(x, sign_bit));
+        y = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_castps_si512(y), _mm512_castps_si512(x), sign_bit, 0x78));
         // Ranks count from the middle of code 127, both ways; there is no entry at -1.
         y = _mm512_max_ps(_mm512_add_ps(y, _mm512_set1_ps(127.5f * 65536 + 8)), _mm512_set1_ps(0.25f * 65536));
       } else {
@@ -130,7 +129,7 @@ struct CpuCodec<Dynamic8, kSigned> {
       word[i] = _mm512_cvttps_epi32(y);
       unsure |= _mm512_testn_epi32_mask(word[i], _mm512_set1_epi32(0xfff0));
     }
-    if (HWY_UNLIKELY(unsure != 0)) return encode_portable(values, inverse, rounding, index, codes);
+    if (HWY_UNLIKELY(unsure != 0)) return encode_generic(values, inverse, rounding, index, codes);
     const __m512i third = _mm512_load_si512(t.third_bytes);
     const __m512i low = _mm512_permutex2var_epi8(word[0], third, word[1]);
     const __m512i high = _mm512_permutex2var_epi8(word[2], third, word[3]);
@@ -143,21 +142,15 @@ struct CpuCodec<Dynamic8, kSigned> {
     _mm512_storeu_si512(codes, packed);
   }
 
-  // The same tile by the portable code: the arbiter near boundaries.
-  static HWY_NOINLINE void encode_portable(const float* values, float inverse, const Rounding& rounding, u32 index,
-                                           u8* codes) {
-    const Dynamic8::Tables& tables = codec_tables<Dynamic8>();
-    for (int i = 0; i < kTileVectors; ++i)
-      store_code(Dynamic8::encode<kSigned>(tables, load(values + i * kLanes), vf(inverse), rounding,
-                                           iota(index + static_cast<u32>(i * kLanes))),
-                 codes + i * kLanes);
+  // The same tile by the generic code: the arbiter near boundaries. Out of line: it is rare.
+  HWY_NOINLINE void encode_generic(const float* values, float inverse, const Rounding& rounding, u32 index,
+                                   u8* codes) const {
+    GenericCodec<Dynamic8, kSigned>::encode(values, inverse, rounding, index, codes);
   }
 
   HWY_INLINE static __m512 pick(const float (&table)[32], __m512i row) {
     return _mm512_permutex2var_ps(_mm512_load_ps(table), row, _mm512_load_ps(table + 16));
   }
-
-  static u8 zero_code() { return kSigned ? static_cast<u8>(Dynamic8::kSignedZero) : u8{0}; }
 };
 
 #endif

@@ -51,7 +51,7 @@ struct StepDriver {
         for (int k = 0; k < K; ++k) state[k] = s[k][i];
         next[i] = R::template step<vf>(load(p + e), load(g + e) * grad_scale, state, args);
         for (int k = 0; k < K; ++k) {
-          if constexpr (C::kScaled) largest[k] = max(largest[k], abs(state[k]));
+          if constexpr (C::kScaled) largest[k] = max_abs(largest[k], state[k]);
           store(state[k], staged[k] + e);
         }
       }

@@ -1,0 +1,50 @@
+/* The C header by a C compiler (-std=c11 -pedantic -Werror). Returns 0, or the line of the first check that failed. */
+#include "lowtide/lowtide.h"
+
+#include <string.h>
+
+_Static_assert(sizeof(lt_optimizer_options) % 8 == 0 && sizeof(lt_group_options) % 8 == 0, "no padding at the end");
+_Static_assert(LT_F32 == 0 && LT_BF16 == 1 && LT_F16 == 2, "dtype numbers are part of the ABI");
+_Static_assert(LT_OK == 0 && LT_INVALID_ARGUMENT == 1 && LT_OUT_OF_MEMORY == 10 && LT_UNSUPPORTED == 20 &&
+                   LT_INTERNAL == 90,
+               "status numbers are part of the ABI");
+
+#define CHECK(condition)       \
+  do {                         \
+    if (!(condition)) {        \
+      line = __LINE__;         \
+      goto done;               \
+    }                          \
+  } while (0)
+
+int lt_test_c11(void);
+
+int lt_test_c11(void) {
+  int line = 0;
+  lt_optimizer* optimizer = NULL;
+  lt_optimizer_options options = LT_OPTIMIZER_OPTIONS_INIT;
+  lt_group_options group_options = LT_GROUP_OPTIONS_INIT;
+  int32_t group = -1, applied = -1;
+  int64_t param = -1;
+  float p[6] = {1, 2, 3, 4, 5, 6};
+  const float g[3] = {1, -1, 0};
+  const int64_t sizes[2] = {2, 3}, strides[2] = {0, 1}; /* each row has the same gradient */
+  const lt_tensor tensor = {p, LT_F32, 2, sizes, NULL};
+  const lt_gradient gradient = {g, LT_F32, strides};
+  int i;
+
+  CHECK(strncmp(lt_version(), "0.", 2) == 0);
+  options.rule = "sgd";
+  group_options.state = "fp32";
+  CHECK(lt_optimizer_create(&options, &optimizer) == LT_OK);
+  CHECK(lt_optimizer_add_group(optimizer, &group_options, &group) == LT_OK && group == 0);
+  CHECK(lt_optimizer_set(optimizer, group, "lr", 0.5) == LT_OK);
+  CHECK(lt_optimizer_add_param(optimizer, group, &tensor, &param) == LT_OK && param == 0);
+  CHECK(lt_optimizer_step(optimizer, &gradient, 1, NULL, &applied) == LT_OK && applied == 1);
+  for (i = 0; i < 6; ++i) CHECK(p[i] == (float)(i + 1) - 0.5f * g[i % 3]);
+  CHECK(lt_optimizer_set(optimizer, group, "lr", -1) == LT_INVALID_ARGUMENT);
+  CHECK(strstr(lt_last_error(), "lr") != NULL);
+done:
+  lt_optimizer_destroy(optimizer);
+  return line;
+}

@@ -1,0 +1,233 @@
+// The C interface: statuses and messages, NULLs, option structs of older and newer callers, and the same bits as C++.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "lowtide/lowtide.h"
+#include "support/optimizer_case.h"
+
+extern "C" int lt_test_c11(void);  // c11_test.c
+
+namespace lowtide::testing {
+namespace {
+
+struct Handle {
+  lt_optimizer* optimizer = nullptr;
+  Handle() = default;
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+  ~Handle() { lt_optimizer_destroy(optimizer); }
+};
+
+void expect_refused(lt_status status, const char* words) {
+  EXPECT_EQ(status, LT_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(lt_last_error()).find(words), std::string::npos) << words << " not in: " << lt_last_error();
+}
+
+class CApi : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    lt_group_options group = LT_GROUP_OPTIONS_INIT;
+    group.min_quantized_numel = 0;
+    ASSERT_EQ(lt_optimizer_create(nullptr, &handle_.optimizer), LT_OK);
+    ASSERT_EQ(lt_optimizer_add_group(handle_.optimizer, &group, nullptr), LT_OK);
+    ASSERT_EQ(lt_optimizer_add_param(handle_.optimizer, 0, &tensor_, nullptr), LT_OK);
+  }
+
+  Handle handle_;
+  std::vector<float> p_ = std::vector<float>(600, 1.f), g_ = std::vector<float>(600, 0.5f);
+  const int64_t sizes_[1] = {600};
+  lt_tensor tensor_ = {p_.data(), LT_F32, 1, sizes_, nullptr};
+  lt_gradient gradient_ = {g_.data(), LT_F32, nullptr};
+};
+
+TEST_F(CApi, WorksFromC11) { EXPECT_EQ(lt_test_c11(), 0) << "line of c11_test.c"; }
+
+TEST_F(CApi, NamesItsStatuses) {
+  EXPECT_STREQ(lt_version(), version());
+  EXPECT_STREQ(lt_status_name(LT_OK), "ok");
+  EXPECT_STREQ(lt_status_name(LT_INVALID_ARGUMENT), "invalid argument");
+  EXPECT_STREQ(lt_status_name(LT_OUT_OF_MEMORY), "out of memory");
+  EXPECT_STREQ(lt_status_name(LT_UNSUPPORTED), "unsupported");
+  EXPECT_STREQ(lt_status_name(LT_INTERNAL), "internal error");
+  EXPECT_STREQ(lt_status_name(static_cast<lt_status>(77)), "unknown status");
+}
+
+TEST_F(CApi, GivesTheBitsOfTheCppInterface) {
+  Tensor q(DType::kF32, {600});
+  for (int64_t i = 0; i < 600; ++i) q.set(i, 1);
+  Config config;
+  config.hyper = default_hyper("adamw");
+  Optimizer optimizer = make_optimizer(config);
+  optimizer.add_param(0, q.view());
+  const Gradient gradient{g_.data(), DType::kF32, nullptr};
+  for (int i = 0; i < 3; ++i) {
+    int32_t applied = 0;
+    ASSERT_EQ(lt_optimizer_step(handle_.optimizer, &gradient_, 1, nullptr, &applied), LT_OK);
+    EXPECT_EQ(applied, 1);
+    optimizer.step({&gradient, 1});
+  }
+  EXPECT_TRUE(same_bits(p_.data(), q.data.data(), DType::kF32, 600));
+  lt_state_view view;
+  ASSERT_EQ(lt_optimizer_state(handle_.optimizer, 0, 1, &view), LT_OK);
+  const StateView wanted = optimizer.state(0)[1];
+  EXPECT_STREQ(view.name, "exp_avg_sq");
+  EXPECT_STREQ(view.codec, "dynamic8");
+  EXPECT_EQ(view.numel, 600);
+  EXPECT_EQ(view.blocks_per_row, 3);
+  EXPECT_EQ(view.block, 256);
+  EXPECT_EQ(differing_bytes(view.codes, wanted.codes, 600), 0);
+  EXPECT_EQ(differing_bytes(view.scales, wanted.scales, 12), 0);
+  std::vector<float> values(600);
+  EXPECT_EQ(lt_optimizer_export_state(handle_.optimizer, 0, 1, values.data()), LT_OK);
+  EXPECT_GT(values[0], 0.f);
+  EXPECT_EQ(lt_optimizer_import_state(handle_.optimizer, 0, 1, values.data()), LT_OK);
+  int64_t steps = 0;
+  EXPECT_EQ(lt_optimizer_get_steps(handle_.optimizer, 0, &steps), LT_OK);
+  EXPECT_EQ(steps, 3);
+  EXPECT_EQ(lt_optimizer_set_steps(handle_.optimizer, 0, 9), LT_OK);
+  EXPECT_EQ(lt_optimizer_get_steps(handle_.optimizer, 0, &steps), LT_OK);
+  EXPECT_EQ(steps, 9);
+  lt_memory_report report;
+  ASSERT_EQ(lt_optimizer_report(handle_.optimizer, &report), LT_OK);
+  EXPECT_EQ(report.params, 1);
+  EXPECT_EQ(report.elements, 600);
+  EXPECT_EQ(report.state_bytes, 2 * (600 + 12));
+  EXPECT_EQ(report.steps, 3);
+}
+
+TEST_F(CApi, RefusesNullsAndWrongNumbers) {
+  lt_optimizer* o = handle_.optimizer;
+  double value = 0;
+  int64_t number = 0;
+  lt_state_view view;
+  lt_memory_report report;
+  float x[1];
+  lt_optimizer_destroy(nullptr);
+  expect_refused(lt_optimizer_create(nullptr, nullptr), "NULL for out");
+  expect_refused(lt_optimizer_add_group(nullptr, nullptr, nullptr), "NULL for optimizer");
+  expect_refused(lt_optimizer_set(nullptr, 0, "lr", 1), "NULL for optimizer");
+  expect_refused(lt_optimizer_set(o, 0, nullptr, 1), "NULL for name");
+  expect_refused(lt_optimizer_set(o, 0, "learning_rate", 1), "got hyper-parameter 'learning_rate', wanted one of: lr, ");
+  expect_refused(lt_optimizer_set(o, 3, "lr", 1), "got group 3 of 1");
+  expect_refused(lt_optimizer_set(o, 0, "lr", -1), "got lr=-1");
+  expect_refused(lt_optimizer_set(o, 0, "maximize", 0.5), "got maximize=0.5, wanted 0 or 1");
+  expect_refused(lt_optimizer_get(nullptr, 0, "lr", &value), "NULL for optimizer");
+  expect_refused(lt_optimizer_get(o, 0, "lr", nullptr), "NULL for value");
+  expect_refused(lt_optimizer_get(o, -1, "lr", &value), "got group -1");
+  expect_refused(lt_optimizer_add_param(nullptr, 0, &tensor_, nullptr), "NULL for optimizer");
+  expect_refused(lt_optimizer_add_param(o, 0, nullptr, nullptr), "NULL for tensor");
+  lt_tensor bad = tensor_;
+  bad.sizes = nullptr;
+  expect_refused(lt_optimizer_add_param(o, 0, &bad, nullptr), "got ndim=1");
+  bad = tensor_, bad.ndim = -1;
+  expect_refused(lt_optimizer_add_param(o, 0, &bad, nullptr), "got ndim=-1");
+  bad = tensor_, bad.dtype = static_cast<lt_dtype>(5);
+  expect_refused(lt_optimizer_add_param(o, 0, &bad, nullptr), "got element type 5");
+  bad = tensor_, bad.data = nullptr;
+  expect_refused(lt_optimizer_add_param(o, 0, &bad, nullptr), "null pointer");
+  expect_refused(lt_optimizer_rebind(o, 4, &tensor_), "got parameter 4 of 1");
+  expect_refused(lt_optimizer_step(nullptr, &gradient_, 1, nullptr, nullptr), "NULL for optimizer");
+  expect_refused(lt_optimizer_step(o, &gradient_, 2, nullptr, nullptr), "got 2 gradients for 1");
+  expect_refused(lt_optimizer_step(o, &gradient_, -1, nullptr, nullptr), "got -1 gradients");
+  expect_refused(lt_optimizer_step(o, nullptr, 1, nullptr, nullptr), "NULL for gradients");
+  expect_refused(lt_optimizer_step(o, &gradient_, 1, x, nullptr), "got a stream");
+  expect_refused(lt_optimizer_state(o, 0, 2, &view), "got state 2 of parameter 0, which has 2");
+  expect_refused(lt_optimizer_state(o, 0, 0, nullptr), "NULL for out");
+  expect_refused(lt_optimizer_export_state(o, 0, 0, nullptr), "NULL for out");
+  expect_refused(lt_optimizer_export_state(o, 1, 0, x), "got parameter 1");
+  expect_refused(lt_optimizer_import_state(o, 0, 0, nullptr), "NULL for in");
+  expect_refused(lt_optimizer_get_steps(o, 0, nullptr), "NULL for steps");
+  expect_refused(lt_optimizer_get_steps(o, 8, &number), "got parameter 8");
+  expect_refused(lt_optimizer_set_steps(o, 0, -1), "got -1 steps");
+  expect_refused(lt_optimizer_report(o, nullptr), "NULL for out");
+  expect_refused(lt_optimizer_report(nullptr, &report), "NULL for optimizer");
+  EXPECT_EQ(p_, std::vector<float>(600, 1.f)) << "a refused call changed a parameter";
+  EXPECT_EQ(lt_optimizer_report(o, &report), LT_OK);
+  EXPECT_EQ(report.params, 1);
+  EXPECT_EQ(report.steps, 0);
+}
+
+TEST_F(CApi, TakesOptionStructsOfOtherVersions) {
+  // An older caller knows only struct_size and rule; what lies behind in its memory is not an option.
+  struct {
+    int64_t struct_size;
+    const char* rule;
+    const char* garbage = reinterpret_cast<const char*>(1);
+    int32_t more_garbage[2] = {-77, -77};
+  } old{2 * sizeof(int64_t), "lion", reinterpret_cast<const char*>(1), {-77, -77}};
+  Handle older, newer, wrong;
+  EXPECT_EQ(lt_optimizer_create(reinterpret_cast<lt_optimizer_options*>(&old), &older.optimizer), LT_OK) << lt_last_error();
+  // A newer one has fields that this library does not know.
+  struct {
+    lt_optimizer_options known;
+    int64_t unknown[4];
+  } future = {LT_OPTIMIZER_OPTIONS_INIT, {5, 6, 7, 8}};
+  future.known.struct_size = sizeof future;
+  future.known.rule = "sgd";
+  EXPECT_EQ(lt_optimizer_create(&future.known, &newer.optimizer), LT_OK) << lt_last_error();
+  for (const int64_t size : {int64_t{0}, int64_t{-8}, int64_t{7}, int64_t{1} << 40}) {
+    lt_optimizer_options options = LT_OPTIMIZER_OPTIONS_INIT;
+    options.struct_size = size;
+    wrong.optimizer = reinterpret_cast<lt_optimizer*>(8);
+    expect_refused(lt_optimizer_create(&options, &wrong.optimizer), "struct_size=");
+    EXPECT_EQ(wrong.optimizer, nullptr) << "a failed create gives NULL";
+    lt_group_options group = LT_GROUP_OPTIONS_INIT;
+    group.struct_size = size;
+    expect_refused(lt_optimizer_add_group(handle_.optimizer, &group, nullptr), "struct_size=");
+  }
+  lt_optimizer_options options = LT_OPTIMIZER_OPTIONS_INIT;
+  options.nonfinite = 3;
+  expect_refused(lt_optimizer_create(&options, &wrong.optimizer), "got nonfinite=3");
+  options = LT_OPTIMIZER_OPTIONS_INIT, options.rule = "adma";
+  expect_refused(lt_optimizer_create(&options, &wrong.optimizer), "got rule 'adma'");
+}
+
+TEST_F(CApi, HyperParametersGoInAndOut) {
+  lt_optimizer* o = handle_.optimizer;
+  const Hyper defaults = default_hyper("adamw");
+  double value = -1;
+  EXPECT_EQ(lt_optimizer_get(o, 0, "weight_decay", &value), LT_OK);
+  EXPECT_EQ(value, defaults.weight_decay);
+  for (const char* name : {"lr", "beta1", "beta2", "eps", "weight_decay", "momentum", "dampening"}) {
+    ASSERT_EQ(lt_optimizer_set(o, 0, name, 0.25), LT_OK) << lt_last_error();
+    EXPECT_EQ(lt_optimizer_get(o, 0, name, &value), LT_OK);
+    EXPECT_EQ(value, 0.25) << name;
+  }
+  ASSERT_EQ(lt_optimizer_set(o, 0, "maximize", 1), LT_OK);
+  EXPECT_EQ(lt_optimizer_get(o, 0, "maximize", &value), LT_OK);
+  EXPECT_EQ(value, 1);
+}
+
+TEST_F(CApi, SkipsOrRefusesNonFiniteGradients) {
+  g_[77] = std::numeric_limits<float>::quiet_NaN();
+  int32_t applied = 1;
+  EXPECT_EQ(lt_optimizer_step(handle_.optimizer, &gradient_, 1, nullptr, &applied), LT_OK);
+  EXPECT_EQ(applied, 0);
+  EXPECT_EQ(p_, std::vector<float>(600, 1.f));
+  lt_optimizer_options options = LT_OPTIMIZER_OPTIONS_INIT;
+  options.nonfinite = LT_NONFINITE_RAISE;
+  Handle raising;
+  ASSERT_EQ(lt_optimizer_create(&options, &raising.optimizer), LT_OK);
+  ASSERT_EQ(lt_optimizer_add_group(raising.optimizer, nullptr, nullptr), LT_OK);
+  ASSERT_EQ(lt_optimizer_add_param(raising.optimizer, 0, &tensor_, nullptr), LT_OK);
+  expect_refused(lt_optimizer_step(raising.optimizer, &gradient_, 1, nullptr, nullptr), "gradient of parameter 0");
+  EXPECT_EQ(p_, std::vector<float>(600, 1.f));
+}
+
+TEST_F(CApi, KeepsTheLastErrorOfEachThreadApart) {
+  expect_refused(lt_optimizer_set(handle_.optimizer, 0, "lr", -1), "got lr=-1");
+  const std::string mine = lt_last_error();
+  std::thread([&] {
+    EXPECT_STREQ(lt_last_error(), "") << "another thread's failure is not this one's";
+    expect_refused(lt_optimizer_set(handle_.optimizer, 0, "eps", 0), "got eps=0");
+  }).join();
+  EXPECT_EQ(lt_last_error(), mine);
+}
+
+}  // namespace
+}  // namespace lowtide::testing

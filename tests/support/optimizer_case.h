@@ -1,0 +1,100 @@
+// Shorthands for tests of the public interface.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "lowtide/optimizer.h"
+#include "support/compare.h"
+#include "support/random.h"
+
+namespace lowtide::testing {
+
+struct Config {
+  std::string rule = "adamw", state = "dynamic8", target;
+  Hyper hyper = {};
+  NonFinite nonfinite = NonFinite::kSkip;
+  int threads = 1;
+  int64_t min_quantized_numel = 0;
+};
+
+inline Optimizer make_optimizer(const Config& setup) {
+  OptimizerOptions options;
+  options.rule = setup.rule;
+  options.nonfinite = setup.nonfinite;
+  options.threads = setup.threads;
+  options.cpu_target = setup.target;
+  Optimizer optimizer(options);
+  GroupOptions group;
+  group.hyper = setup.hyper;
+  group.state = setup.state;
+  group.min_quantized_numel = setup.min_quantized_numel;
+  optimizer.add_group(group);
+  return optimizer;
+}
+
+// A contiguous tensor with memory of its own.
+struct Tensor {
+  DType dtype = DType::kF32;
+  std::vector<int64_t> sizes;
+  int64_t numel = 1;
+  std::vector<std::byte> data;
+
+  Tensor(DType type, std::vector<int64_t> of_sizes) : dtype(type), sizes(std::move(of_sizes)) {
+    for (const int64_t size : sizes) numel *= size;
+    data.resize(static_cast<size_t>(numel * dtype_bytes(dtype)));
+  }
+  void set(int64_t i, double value) {
+    if (dtype == DType::kF32) {
+      const float x = static_cast<float>(value);
+      std::memcpy(data.data() + i * 4, &x, 4);
+    } else {
+      const uint16_t h = dtype == DType::kBF16 ? bf16_nearest(value) : f16_nearest(value);
+      std::memcpy(data.data() + i * 2, &h, 2);
+    }
+  }
+  float get(int64_t i) const { return element(data.data(), dtype, i); }
+  void randomize(Rng& rng, double scale = 1) {
+    for (int64_t i = 0; i < numel; ++i) set(i, scale * rng.normal());
+  }
+  TensorView view() { return {data.data(), dtype, sizes, {}}; }
+  Gradient gradient() const { return {data.data(), dtype, nullptr}; }
+};
+
+// Everything a step may change, as bytes: state codes and scales of all parameters, step counts, and the parameters given.
+inline std::vector<std::byte> snapshot(const Optimizer& optimizer, const std::vector<const Tensor*>& params) {
+  std::vector<std::byte> out;
+  const auto append = [&](const void* data, int64_t bytes) {
+    const auto* begin = static_cast<const std::byte*>(data);
+    if (bytes) out.insert(out.end(), begin, begin + bytes);
+  };
+  for (const Tensor* tensor : params) append(tensor->data.data(), static_cast<int64_t>(tensor->data.size()));
+  for (int64_t i = 0; i < optimizer.param_count(); ++i) {
+    const int64_t steps = optimizer.steps(i);
+    append(&steps, sizeof steps);
+    for (const StateView& state : optimizer.state(i)) {
+      append(state.codes, state.numel * state.code_bytes);
+      append(state.scales, state.rows * state.blocks_per_row * 4);
+    }
+  }
+  return out;
+}
+
+// The message of the Error that `call` throws; fails the test if it throws none.
+template <class Fn>
+std::string refusal(Fn&& call, ErrorKind kind = ErrorKind::kInvalidArgument) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(static_cast<int>(error.kind()), static_cast<int>(kind)) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing was refused";
+  return "";
+}
+
+inline constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
+
+}  // namespace lowtide::testing
