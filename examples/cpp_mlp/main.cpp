@@ -7,6 +7,7 @@
 #include <lowtide/error.h>
 #include <lowtide/optimizer.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <random>
@@ -105,7 +106,9 @@ int main() try {
   Network network(96, rng);
 
   // One group; parameters of fewer than 4096 elements keep float state, so the 96 x 96 matrix is what is quantized.
-  lowtide::Optimizer optimizer({.rule = "adamw", .threads = 1});
+  lowtide::OptimizerOptions options;
+  options.rule = "adamw";
+  lowtide::Optimizer optimizer(options);
   lowtide::GroupOptions group;
   group.hyper = lowtide::default_hyper("adamw");
   group.hyper.lr = 5e-3;

@@ -16,7 +16,7 @@ REFUSED = {
     "differentiable": "steps are not recorded by autograd",
 }
 # Options of the whole optimizer, which a parameter group cannot set for itself.
-WHOLE_OPTIMIZER = ("memory", "nonfinite", "amp_scaling")
+WHOLE_OPTIMIZER = ("memory", "nonfinite", "amp_scaling", "cpu_target")
 _LARGEST_STEP = 2**53
 
 
@@ -28,6 +28,7 @@ class Options(TypedDict, total=False):
     maximize: bool  # (group) step along the gradient instead of against it
     nonfinite: str  # for a NaN, infinity or magnitude >= 2^62: "skip" the step and count it, "raise", or "propagate"
     amp_scaling: bool  # GradScaler hands over its scale and its verdict: the step unscales, and checks nothing itself
+    cpu_target: str  # instruction set, e.g. "avx2", for comparisons: changes speed only (default "": the best there is)
     memory: None  # reserved: where state lives
     foreach: bool | None  # accepted for code written for torch.optim and ignored: a step is always one fused call
     fused: bool | None  # likewise

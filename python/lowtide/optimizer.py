@@ -30,6 +30,7 @@ class Optimizer(torch.optim.Optimizer):
         checks.check_options(options, type(self).__name__)
         self._amp_scaling = bool(options.get("amp_scaling", False))
         self._nonfinite = options.get("nonfinite", "skip")
+        self._cpu_target = options.get("cpu_target", "")
         hyper = {**hyper, "maximize": options.get("maximize", False)}
         self._open_core(rule, hyper)
         defaults = {
@@ -44,7 +45,7 @@ class Optimizer(torch.optim.Optimizer):
         """Starts with a core without groups. `hyper`: has the names of the rule's hyper-parameters among its keys."""
         self._rule = rule
         self._threads = torch.get_num_threads()
-        self._core = _core.Optimizer(rule, self._nonfinite, self._threads)
+        self._core = _core.Optimizer(rule, self._nonfinite, self._threads, self._cpu_target)
         self._hyper_keys = tuple(key for key in _core.default_hyper(rule) if checks.group_key(key) in hyper)
         self._pushed: list[tuple[float, ...]] = []  # per group: the hyper-parameters that the core has
         self._formats: list[tuple[Any, Any]] = []  # per group: state and min_quantized_numel, fixed when it was added
@@ -217,13 +218,20 @@ class Optimizer(torch.optim.Optimizer):
         return formats.to_torch(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        options = {"nonfinite": self._nonfinite, "amp_scaling": self._amp_scaling, "rule": self._rule}
+        options = {
+            "rule": self._rule,
+            "nonfinite": self._nonfinite,
+            "amp_scaling": self._amp_scaling,
+            "cpu_target": self._cpu_target,
+        }
         entries = [self._core.state(i) if self._core.has_state(i) else {} for i in range(len(self._params))]
         return {"defaults": self.defaults, "param_groups": self.param_groups, "state": entries, "options": options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._nonfinite, self._amp_scaling = state["options"]["nonfinite"], state["options"]["amp_scaling"]
-        self._open_core(state["options"]["rule"], state["defaults"])
+        options = state["options"]
+        self._nonfinite, self._amp_scaling = options["nonfinite"], options["amp_scaling"]
+        self._cpu_target = options["cpu_target"]
+        self._open_core(options["rule"], state["defaults"])
         torch.optim.Optimizer.__init__(self, state["param_groups"], state["defaults"])
         formats.copy_in(self, state["state"])
 

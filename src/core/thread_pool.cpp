@@ -1,5 +1,6 @@
 #include "core/thread_pool.h"
 
+#include <dirent.h>
 #include <pthread.h>
 #include <sched.h>
 #include <unistd.h>
@@ -8,6 +9,7 @@
 #include <atomic>
 #include <cfenv>
 #include <cstdint>
+#include <cstdlib>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -49,12 +51,27 @@ class DefaultFloatingPoint {
 #endif
 };
 
-// A thread woken from sleep is often put on the waker's core and shares it with the caller. Moves it off.
+// The cores that this process may use: all that any of its threads may. One thread's own set is not enough: OpenMP
+// runtimes bind the threads they meet (OMP_PROC_BIND), the calling one included, to a single core each.
+cpu_set_t process_cores() {
+  cpu_set_t all;
+  CPU_ZERO(&all);
+  if (DIR* tasks = opendir("/proc/self/task")) {
+    while (const dirent* entry = readdir(tasks)) {
+      cpu_set_t one;
+      const pid_t tid = std::atoi(entry->d_name);
+      if (tid > 0 && sched_getaffinity(tid, sizeof one, &one) == 0) CPU_OR(&all, &all, &one);
+    }
+    closedir(tasks);
+  }
+  return all;
+}
+
+// A thread woken from sleep is often put on the waker's core, or starts bound to it, and would share it with the caller.
+// Moves it off.
 void leave_core(int core) {
   if (core < 0 || sched_getcpu() != core) return;
-  cpu_set_t all, others;
-  if (sched_getaffinity(getpid(), sizeof all, &all) != 0) return;
-  others = all;
+  cpu_set_t others = process_cores();
   CPU_CLR(static_cast<size_t>(core), &others);
   if (CPU_COUNT(&others) > 0) sched_setaffinity(0, sizeof others, &others);
 }
@@ -140,9 +157,8 @@ ThreadPool& pool() {
 }  // namespace
 
 int available_threads() {
-  cpu_set_t set;
-  if (sched_getaffinity(getpid(), sizeof set, &set) != 0) return 1;
-  return std::max(1, CPU_COUNT(&set));
+  const cpu_set_t cores = process_cores();
+  return std::max(1, CPU_COUNT(&cores));
 }
 
 void run_parallel(int threads, const std::function<void(int)>& job) {

@@ -177,13 +177,16 @@ TEST(Strided, StepsOverlappingParametersInOrder) {
       constexpr int64_t kTotal = 300'000, kShared = 200'000;  // [0, shared) and [total - shared, total) overlap
       Tensor together(DType::kF32, {kTotal});
       together.randomize(rng);
-      Tensor apart = together;
+      Tensor apart = together, reversed = together;
       Tensor g(DType::kBF16, {kShared}), h(DType::kBF16, {kShared});
       g.randomize(rng), h.randomize(rng);
       const auto part = [&](Tensor& t, int64_t first) {
         return TensorView{t.data.data() + first * 4, DType::kF32, {kShared}, {}};
       };
       Optimizer one = make_optimizer(setup), first = make_optimizer(setup), second = make_optimizer(setup);
+      Optimizer late = make_optimizer(setup), early = make_optimizer(setup);
+      late.add_param(0, part(reversed, 0));
+      early.add_param(0, part(reversed, kTotal - kShared));
       one.add_param(0, part(together, 0));
       one.add_param(0, part(together, kTotal - kShared));
       first.add_param(0, part(apart, 0));
@@ -193,7 +196,11 @@ TEST(Strided, StepsOverlappingParametersInOrder) {
         one.step(grads);
         first.step({grads, 1});
         second.step({grads + 1, 1});
+        early.step({grads + 1, 1});
+        late.step({grads, 1});
       }
+      // Control: the other order gives other bits, wherever p + a + b is rounded in between.
+      EXPECT_FALSE(same_bits(reversed.data.data(), apart.data.data(), DType::kF32, kTotal)) << rule;
       EXPECT_TRUE(same_bits(together.data.data(), apart.data.data(), DType::kF32, kTotal)) << rule << " " << target;
       compared += kTotal;
     }

@@ -16,11 +16,17 @@ namespace {
 
 constexpr int64_t kNumel = 400'000;
 
-struct Run {
+Config with_threads(int threads) {
+  Config config;
+  config.threads = threads;
+  return config;
+}
+
+struct Session {
   Tensor p{DType::kF32, {kNumel}}, g{DType::kF32, {kNumel}};
   Optimizer optimizer;
 
-  explicit Run(uint64_t seed, int threads) : optimizer(make_optimizer({.threads = threads})) {
+  explicit Session(uint64_t seed, int threads) : optimizer(make_optimizer(with_threads(threads))) {
     Rng rng(seed);
     p.randomize(rng), g.randomize(rng);
     optimizer.add_param(0, p.view());
@@ -32,7 +38,7 @@ struct Run {
 };
 
 TEST(Concurrency, ASecondThreadInOneOptimizerIsRefused) {
-  Run run(100, 2), alone(100, 1);
+  Session run(100, 2), alone(100, 1);
   std::atomic<int64_t> done{0}, refused{0};
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   const auto work = [&] {
@@ -58,8 +64,8 @@ TEST(Concurrency, ASecondThreadInOneOptimizerIsRefused) {
 }
 
 TEST(Concurrency, TwoOptimizersInTwoThreadsGiveTheirOwnBits) {
-  Run a(101, 2), b(102, 2), wanted_a(101, 1), wanted_b(102, 1);
-  const auto work = [](Run& run) {
+  Session a(101, 2), b(102, 2), wanted_a(101, 1), wanted_b(102, 1);
+  const auto work = [](Session& run) {
     for (int i = 0; i < 50; ++i) run.step();
   };
   std::thread other(work, std::ref(a));
@@ -75,13 +81,13 @@ TEST(Concurrency, AForkedChildCanStep) {
 #if defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "the thread sanitizer does not follow a fork of a process with threads";
 #endif
-  Run run(103, 2);
+  Session run(103, 2);
   run.step();  // the pool's threads exist now, and are not in the child
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
     alarm(60);  // a child that waits for threads it does not have would hang
-    Run wanted(103, 1);
+    Session wanted(103, 1);
     for (int i = 0; i < 3; ++i) wanted.step();
     run.step(), run.step();
     _exit(same_bits(run.p.data.data(), wanted.p.data.data(), DType::kF32, kNumel) ? 0 : 1);

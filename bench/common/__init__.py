@@ -1,0 +1,1 @@
+"""What all benchmarks share: how to measure on a machine that is not quiet."""

@@ -1,0 +1,1 @@
+"""The speed of one optimizer step."""
