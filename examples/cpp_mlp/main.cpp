@@ -21,7 +21,12 @@ struct Linear {
   std::vector<float> w, b, w_grad, b_grad;
 
   Linear(int inputs, int outputs, std::mt19937& rng)
-      : in(inputs), out(outputs), w(size_t(inputs) * size_t(outputs)), b(size_t(outputs)), w_grad(w.size()), b_grad(b.size()) {
+      : in(inputs),
+        out(outputs),
+        w(size_t(inputs) * size_t(outputs)),
+        b(size_t(outputs)),
+        w_grad(w.size()),
+        b_grad(b.size()) {
     std::uniform_real_distribution<float> uniform(-1, 1);
     const float bound = std::sqrt(3.0f / static_cast<float>(inputs));
     for (float& x : w) x = bound * uniform(rng);
@@ -139,7 +144,8 @@ int main() try {
     }
     accuracy = static_cast<double>(right) / static_cast<double>(points.x.size());
     if (epoch % 50 == 0)
-      std::printf("epoch %3d  loss %.4f  accuracy %.1f %%\n", epoch, loss / static_cast<double>(points.x.size()), 100 * accuracy);
+      std::printf("epoch %3d  loss %.4f  accuracy %.1f %%\n", epoch, loss / static_cast<double>(points.x.size()),
+                  100 * accuracy);
     optimizer.step(gradients);
   }
   if (accuracy < 0.99) {

@@ -1,6 +1,7 @@
 // The optimizer: parameters in groups, quantized state that it owns, one call per step.
 //
-// Threads: one Optimizer may be used by one thread at a time; a second concurrent call is refused with an Error.
+// Threads: one Optimizer may be used by one thread at a time; a call that changes it while another is under way is refused
+// with an Error. Reading it (state, report, ...) during another thread's call is a data race.
 // Different Optimizers are independent. Results never depend on the number of threads or the instruction set.
 #pragma once
 
@@ -16,8 +17,8 @@
 
 namespace lowtide {
 
-// What a step does when some gradient holds a NaN, an infinity or a magnitude of 2^62 and above (its square could
-// overflow).
+// What a step does when some gradient holds a NaN, an infinity or, after grad_scale, a magnitude of 2^62 and above (its
+// square could overflow).
 enum class NonFinite : int32_t {
   kSkip = 0,       // no parameter and no state changes, nothing is counted as a step; StepResult says so
   kRaise = 1,      // as kSkip, but throws Error(kInvalidArgument) naming the parameter
@@ -124,12 +125,14 @@ class LT_API Optimizer {
   void allocate_state(int64_t param);
   // Name of the codec this parameter's state has or will have (float32 for small parameters).
   const char* state_codec(int64_t param) const;
-  // Number of steps this parameter has taken, and to set it when state is restored. The address is stable, for views.
+  // Number of steps this parameter has taken, and to set it when state has been restored (set it last: 0 says that the
+  // state holds nothing yet). The address is stable, for views.
   int64_t steps(int64_t param) const;
   void set_steps(int64_t param, int64_t steps);
   const int64_t* steps_address(int64_t param) const;
   // Decode state k to row-major float32 [numel], or encode it from there. import makes the state that a step would
-  // have stored for these values.
+  // have stored for these values. Decoding and encoding again may change dynamic8 codes (its signed map has no entry at
+  // -1); to copy state exactly, copy codes and scales.
   void export_state(int64_t param, int k, float* out) const;
   void import_state(int64_t param, int k, const float* in);
 

@@ -54,6 +54,8 @@ void scatter_as(const Layout& layout, const void* packed, int64_t first, int64_t
 
 }  // namespace
 
+constexpr int64_t kMost = int64_t{1} << 62;  // elements, and offsets
+
 Layout Layout::make(std::span<const int64_t> sizes, std::span<const int64_t> strides) {
   LT_REQUIRE(strides.empty() || strides.size() == sizes.size(), "got %zu strides for %zu sizes; give one each, or none",
              strides.size(), sizes.size());
@@ -61,7 +63,7 @@ Layout Layout::make(std::span<const int64_t> sizes, std::span<const int64_t> str
   out.numel = 1;
   for (const int64_t size : sizes) {
     LT_REQUIRE(size >= 0, "got a size of %lld; sizes are 0 or more", static_cast<long long>(size));
-    LT_REQUIRE(size == 0 || out.numel <= (int64_t{1} << 62) / size, "the tensor has more than 2^62 elements");
+    LT_REQUIRE(size == 0 || out.numel <= kMost / size, "the tensor has more than 2^62 elements");
     out.numel *= size;
   }
   if (sizes.size() >= 2) out.rows = sizes[0];
@@ -73,7 +75,10 @@ Layout Layout::make(std::span<const int64_t> sizes, std::span<const int64_t> str
   for (size_t d = 0; d < sizes.size(); ++d) {
     LT_REQUIRE(strides[d] >= 0, "got a stride of %lld; strides are 0 or more", static_cast<long long>(strides[d]));
     if (sizes[d] == 1) continue;
-    out.extent += (sizes[d] - 1) * strides[d];
+    int64_t reach;
+    LT_REQUIRE(!__builtin_mul_overflow(sizes[d] - 1, strides[d], &reach) && reach <= kMost - out.extent,
+               "the tensor spans more than 2^62 elements");
+    out.extent += reach;
     if (!out.sizes.empty() && out.strides.back() == sizes[d] * strides[d]) {
       out.sizes.back() *= sizes[d];
       out.strides.back() = strides[d];

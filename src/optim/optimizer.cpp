@@ -119,7 +119,7 @@ struct Optimizer::Impl {
 
   const void* args_for(const Slot& slot) {
     const int64_t t = slot.steps + 1;
-    const bool first = slot.steps == slot.state_since;
+    const bool first = slot.fresh;
     const auto fits = [&](const ArgsEntry& e) {
       return e.group == slot.group && e.t == t && e.first == first && e.rule == slot.rule;
     };
@@ -205,7 +205,11 @@ struct Optimizer::Impl {
       addresses_changed = false;
     }
     backend->step(items, threads, ordered, options.stream);
-    for (const int64_t param : item_params) ++slots[static_cast<size_t>(param)].steps;
+    for (const int64_t param : item_params) {
+      Slot& slot = slots[static_cast<size_t>(param)];
+      ++slot.steps;
+      slot.fresh = false;
+    }
     ++steps;
     return StepResult{};
   }
@@ -324,7 +328,7 @@ void Optimizer::set_steps(int64_t param, int64_t steps) {
   LT_REQUIRE(steps >= 0, "got %lld steps, wanted 0 or more", ll(steps));
   Slot& slot = impl_->slot_at(param);
   slot.steps = steps;
-  slot.state_since = 0;  // what is restored with the count is state of these steps
+  slot.fresh = steps == 0;
 }
 
 void Optimizer::export_state(int64_t param, int k, float* out) const {
@@ -339,10 +343,17 @@ void Optimizer::import_state(int64_t param, int k, const float* in) {
   CodecItem item = impl_->codec_item(param, k);
   item.values = const_cast<float*>(in);  // encode only reads it
   impl_->backend->encode(item, nullptr);
+  impl_->slot_at(param).fresh = false;
 }
 
-void Optimizer::set_threads(int threads) { impl_->set_threads(threads); }
-void Optimizer::set_nonfinite(NonFinite policy) { impl_->nonfinite = policy; }
+void Optimizer::set_threads(int threads) {
+  const Exclusive guard(impl_->busy);
+  impl_->set_threads(threads);
+}
+void Optimizer::set_nonfinite(NonFinite policy) {
+  const Exclusive guard(impl_->busy);
+  impl_->nonfinite = policy;
+}
 const char* Optimizer::cpu_target() const { return impl_->backend->target(); }
 
 MemoryReport Optimizer::report() const {

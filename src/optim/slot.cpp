@@ -45,7 +45,7 @@ void Slot::allocate_state(Arena& arena) {
     if (as.scaled) scales[k] = reinterpret_cast<float*>(scale_record + static_cast<size_t>(k) * aligned(scale_bytes));
   }
   has_state = true;
-  state_since = steps;
+  fresh = true;
 }
 
 int codec_for(int wanted, const Layout& layout, int64_t min_numel) {

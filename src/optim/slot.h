@@ -20,7 +20,7 @@ struct Slot {
   std::vector<int64_t> grad_strides;  // for which grad_layout was made; empty = contiguous
   int64_t steps = 0;
   bool has_state = false;
-  int64_t state_since = 0;      // value of `steps` when the state was allocated: nothing in it until a step more
+  bool fresh = false;           // the state holds nothing yet: no step, and nothing was restored into it
   void* codes[kMaxStates] = {};
   float* scales[kMaxStates] = {};
 

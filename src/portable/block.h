@@ -10,7 +10,3 @@ struct Rounding {
 // Reciprocal for encoding: values are multiplied by top / absmax. Blocks whose absmax is zero or denormal use 0, so that
 // nothing becomes NaN or infinite: their values encode as zero (or the smallest code, where zero is not allowed).
 LT_FN float block_inverse(float absmax, float top) { return absmax >= 0x1p-126f ? top / absmax : 0.f; }
-
-// Bits of the largest magnitude a gradient may have, as a float: 2^62. Above it (infinities and NaN included) its square
-// could overflow and the step is not taken.
-inline constexpr u32 kGradientLimitBits = 0x5e800000u;

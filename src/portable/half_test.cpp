@@ -23,7 +23,8 @@ struct Format {
   u32 (*encode)(float);
 };
 const Format kFormats[] = {
-    {"bf16", lowtide::testing::kBf16Format, [](u32 h) { return bf16_decode(h); }, [](float x) { return bf16_encode(x); }},
+    {"bf16", lowtide::testing::kBf16Format, [](u32 h) { return bf16_decode(h); },
+     [](float x) { return bf16_encode(x); }},
     {"fp16", lowtide::testing::kF16Format, [](u32 h) { return f16_decode(h); }, [](float x) { return f16_encode(x); }},
 };
 

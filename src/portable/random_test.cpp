@@ -41,7 +41,8 @@ TEST(Random, KeysDifferInEveryInput) {
   for (const RandomKey& other : others) EXPECT_TRUE(other.k0 != base.k0 && other.k1 != base.k1);
 }
 
-// Chi-squared of counts against equal expectation, as a standard normal (Wilson-Hilferty is not needed at >= 4095 degrees).
+// Chi-squared of counts against equal expectation, as a standard normal (Wilson-Hilferty is not needed at >= 4095
+// degrees).
 double chi_squared_z(const std::vector<uint32_t>& counts, double total) {
   const double expected = total / static_cast<double>(counts.size());
   double chi = 0;

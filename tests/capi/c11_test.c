@@ -9,12 +9,12 @@ _Static_assert(LT_OK == 0 && LT_INVALID_ARGUMENT == 1 && LT_OUT_OF_MEMORY == 10 
                    LT_INTERNAL == 90,
                "status numbers are part of the ABI");
 
-#define CHECK(condition)       \
-  do {                         \
-    if (!(condition)) {        \
-      line = __LINE__;         \
-      goto done;               \
-    }                          \
+#define CHECK(condition) \
+  do {                   \
+    if (!(condition)) {  \
+      line = __LINE__;   \
+      goto done;         \
+    }                    \
   } while (0)
 
 int lt_test_c11(void);

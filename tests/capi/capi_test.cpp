@@ -112,7 +112,8 @@ TEST_F(CApi, RefusesNullsAndWrongNumbers) {
   expect_refused(lt_optimizer_add_group(nullptr, nullptr, nullptr), "NULL for optimizer");
   expect_refused(lt_optimizer_set(nullptr, 0, "lr", 1), "NULL for optimizer");
   expect_refused(lt_optimizer_set(o, 0, nullptr, 1), "NULL for name");
-  expect_refused(lt_optimizer_set(o, 0, "learning_rate", 1), "got hyper-parameter 'learning_rate', wanted one of: lr, ");
+  expect_refused(lt_optimizer_set(o, 0, "learning_rate", 1),
+                 "got hyper-parameter 'learning_rate', wanted one of: lr, ");
   expect_refused(lt_optimizer_set(o, 3, "lr", 1), "got group 3 of 1");
   expect_refused(lt_optimizer_set(o, 0, "lr", -1), "got lr=-1");
   expect_refused(lt_optimizer_set(o, 0, "maximize", 0.5), "got maximize=0.5, wanted 0 or 1");
@@ -161,7 +162,8 @@ TEST_F(CApi, TakesOptionStructsOfOtherVersions) {
     int32_t more_garbage[2] = {-77, -77};
   } old{2 * sizeof(int64_t), "lion", reinterpret_cast<const char*>(1), {-77, -77}};
   Handle older, newer, wrong;
-  EXPECT_EQ(lt_optimizer_create(reinterpret_cast<lt_optimizer_options*>(&old), &older.optimizer), LT_OK) << lt_last_error();
+  EXPECT_EQ(lt_optimizer_create(reinterpret_cast<lt_optimizer_options*>(&old), &older.optimizer), LT_OK)
+      << lt_last_error();
   // A newer one has fields that this library does not know.
   struct {
     lt_optimizer_options known;

@@ -23,7 +23,8 @@ using Control = void (*)(float*, const float*, float*, float*, int64_t, const vo
 
 void run_control(Control control, StepCase& c) {
   control(reinterpret_cast<float*>(c.param.data()), reinterpret_cast<const float*>(c.grad.data()),
-          reinterpret_cast<float*>(c.codes[0].data()), reinterpret_cast<float*>(c.codes[1].data()), c.layout.numel, c.args);
+          reinterpret_cast<float*>(c.codes[0].data()), reinterpret_cast<float*>(c.codes[1].data()), c.layout.numel,
+          c.args);
 }
 
 StepCase adamw_case(Rng& rng) {
@@ -71,7 +72,8 @@ TEST(FloatingPoint, AFlushToZeroCallerChangesNoBit) {
   auto* p = reinterpret_cast<float*>(start.param.data());
   auto* g = reinterpret_cast<float*>(start.grad.data());
   for (int64_t i = 0; i < start.layout.numel; ++i) {
-    m[i] = static_cast<float>(rng.over_binades(-148, -126)), v[i] = std::fabs(static_cast<float>(rng.over_binades(-148, -126)));
+    m[i] = static_cast<float>(rng.over_binades(-148, -126)),
+    v[i] = std::fabs(static_cast<float>(rng.over_binades(-148, -126)));
     g[i] = static_cast<float>(rng.over_binades(-148, -126));
     if (i % 2) p[i] = static_cast<float>(rng.over_binades(-148, -120));
   }

@@ -71,8 +71,9 @@ TEST(Targets, AllGiveTheBitsOfScalarCode) {
         std::vector<StepCase> wanted = start;
         take_steps(*scalar, wanted, 1, seed);
         for (size_t i = 0; i < wanted.size(); ++i) {
-          ASSERT_TRUE(all_finite(wanted[i])) << rules()[size_t(rule)].name << " pair " << pair << ": equality is promised "
-                                             << "for finite values only";
+          ASSERT_TRUE(all_finite(wanted[i]))
+              << rules()[size_t(rule)].name << " pair " << pair << ": equality is promised "
+              << "for finite values only";
           still += wanted[i].layout.numel > 256 && testing::differing_bytes(wanted[i], start[i]) == 0;
         }
         for (const std::string& target : cpu_targets())
@@ -86,7 +87,8 @@ TEST(Targets, AllGiveTheBitsOfScalarCode) {
                 ADD_FAILURE() << rules()[size_t(rule)].name << " " << codecs()[size_t(codec)].name << " pair " << pair
                               << " " << target << " threads " << threads << " case " << i << ": " << bad << " bytes; "
                               << testing::same_bits(got[i].param.data(), wanted[i].param.data(), got[i].param_dtype,
-                                                    got[i].layout.numel).message();
+                                                    got[i].layout.numel)
+                                     .message();
               differing += bad, bytes += got[i].bytes(), ++comparisons;
             }
           }
@@ -102,19 +104,19 @@ TEST(Targets, HaveKernelsOfTheirOwn) {
   int sets = 0;
   for (int codec = 0; codec < cpu::kCodecs; ++codec)
     for (int pair = 0; pair < cpu::kPairs; ++pair) {
-#define LT_RULE(number, name, Rule)                                                                       \
-  {                                                                                                       \
-    std::set<cpu::StepKernel> kernels = {cpu::pick_step_##name(codec, pair, HWY_SCALAR)};                 \
-    size_t wanted = 1;                                                                                    \
-    for (const int64_t bit : {int64_t{HWY_AVX3_DL}, int64_t{HWY_AVX3}, int64_t{HWY_AVX2}}) {              \
-      if (!(hwy::SupportedTargets() & bit)) continue;                                                     \
-      kernels.insert(cpu::pick_step_##name(codec, pair, bit));                                            \
-      ++wanted;                                                                                           \
-    }                                                                                                     \
-    EXPECT_EQ(kernels.size(), wanted) << #name << " codec " << codec << " pair " << pair;                 \
-    EXPECT_EQ(kernels.count(nullptr), 0u) << #name << " codec " << codec << " pair " << pair;             \
-    EXPECT_EQ(wanted, cpu_targets().size());                                                              \
-    ++sets;                                                                                               \
+#define LT_RULE(number, name, Rule)                                                           \
+  {                                                                                           \
+    std::set<cpu::StepKernel> kernels = {cpu::pick_step_##name(codec, pair, HWY_SCALAR)};     \
+    size_t wanted = 1;                                                                        \
+    for (const int64_t bit : {int64_t{HWY_AVX3_DL}, int64_t{HWY_AVX3}, int64_t{HWY_AVX2}}) {  \
+      if (!(hwy::SupportedTargets() & bit)) continue;                                         \
+      kernels.insert(cpu::pick_step_##name(codec, pair, bit));                                \
+      ++wanted;                                                                               \
+    }                                                                                         \
+    EXPECT_EQ(kernels.size(), wanted) << #name << " codec " << codec << " pair " << pair;     \
+    EXPECT_EQ(kernels.count(nullptr), 0u) << #name << " codec " << codec << " pair " << pair; \
+    EXPECT_EQ(wanted, cpu_targets().size());                                                  \
+    ++sets;                                                                                   \
   }
 #include "portable/rules.def"
 #undef LT_RULE
@@ -169,7 +171,8 @@ TEST(Targets, DoNotDependOnHowRowsAreSplit) {
         part.grad = static_cast<const std::byte*>(part.grad) + first * 4;
         part.param_layout = part.grad_layout = &layouts[i];
         for (int k = 0; k < kMaxStates; ++k) {
-          if (part.codes[k]) part.codes[k] = static_cast<std::byte*>(part.codes[k]) + first * codecs()[size_t(codec)].code_bytes;
+          if (part.codes[k])
+            part.codes[k] = static_cast<std::byte*>(part.codes[k]) + first * codecs()[size_t(codec)].code_bytes;
           if (part.scales[k]) part.scales[k] += block;
         }
         items.push_back(part);

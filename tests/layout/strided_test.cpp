@@ -126,7 +126,8 @@ TEST(Strided, StepsAsAContiguousCopyDoes) {
     const int64_t kind = rng.below(4);
     if (kind == 1) {  // contiguous, by explicit strides
       int64_t stride = 1;
-      for (size_t d = grad.sizes.size(); d-- > 0;) grad.strides[d] = stride, stride *= std::max<int64_t>(1, grad.sizes[d]);
+      for (size_t d = grad.sizes.size(); d-- > 0;)
+        grad.strides[d] = stride, stride *= std::max<int64_t>(1, grad.sizes[d]);
       grad.offset = 0, grad.extent = std::max<int64_t>(1, stride);
     } else if (kind == 2) {  // expanded: one value for everything, or along one dim
       grad = wild_view(rng, param.sizes);

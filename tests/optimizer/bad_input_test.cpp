@@ -59,11 +59,21 @@ std::vector<BadCall> param_calls() {
   const auto add = [](TensorView view) { return [view](Optimizer& optimizer) { optimizer.add_param(0, view); }; };
   constexpr int64_t kHuge = int64_t{1} << 40;
   return {
-      {"group -1", [](Optimizer& o) { o.add_param(-1, {memory, DType::kF32, {4}, {}}); }, {"got group -1 of 1"}},
-      {"group 1", [](Optimizer& o) { o.add_param(1, {memory, DType::kF32, {4}, {}}); }, {"got group 1 of 1"}},
+      {"group -1",
+       [](Optimizer& o) {
+         o.add_param(-1, {memory, DType::kF32, {4}, {}});
+       },
+       {"got group -1 of 1"}},
+      {"group 1",
+       [](Optimizer& o) {
+         o.add_param(1, {memory, DType::kF32, {4}, {}});
+       },
+       {"got group 1 of 1"}},
       {"set_hyper of group 5", [](Optimizer& o) { o.set_hyper(5, {}); }, {"got group 5 of 1"}},
       {"hyper of group 5", [](Optimizer& o) { o.hyper(5); }, {"got group 5 of 1"}},
-      {"element type", add({memory, static_cast<DType>(7), {4}, {}}), {"got element type 7", "float32, bfloat16 or float16"}},
+      {"element type",
+       add({memory, static_cast<DType>(7), {4}, {}}),
+       {"got element type 7", "float32, bfloat16 or float16"}},
       {"null", add({nullptr, DType::kF32, {4}, {}}), {"null pointer", "4 elements"}},
       {"negative size", add({memory, DType::kF32, {4, -1}, {}}), {"got a size of -1", "0 or more"}},
       {"too many elements", add({memory, DType::kF32, {kHuge, kHuge}, {}}), {"more than 2^62"}},
@@ -84,13 +94,27 @@ std::vector<BadCall> param_calls() {
          o.add_group(group);
        },
        {"got min_quantized_numel=-1", "wanted 0"}},
-      {"rebind to other sizes", [](Optimizer& o) { o.rebind(0, {memory, DType::kF32, {4}, {}}); }, {"sizes", "parameter 0"}},
-      {"rebind of none", [](Optimizer& o) { o.rebind(7, {memory, DType::kF32, {4}, {}}); }, {"got parameter 7 of 2"}},
-      {"rebind to null", [](Optimizer& o) { o.rebind(0, {nullptr, DType::kF32, {600}, {}}); }, {"null pointer"}},
+      {"rebind to other sizes",
+       [](Optimizer& o) {
+         o.rebind(0, {memory, DType::kF32, {4}, {}});
+       },
+       {"sizes", "parameter 0"}},
+      {"rebind of none",
+       [](Optimizer& o) {
+         o.rebind(7, {memory, DType::kF32, {4}, {}});
+       },
+       {"got parameter 7 of 2"}},
+      {"rebind to null",
+       [](Optimizer& o) {
+         o.rebind(0, {nullptr, DType::kF32, {600}, {}});
+       },
+       {"null pointer"}},
       {"state of none", [](Optimizer& o) { o.state(-1); }, {"got parameter -1 of 2"}},
       {"steps of none", [](Optimizer& o) { o.steps(2); }, {"got parameter 2 of 2"}},
       {"set_steps", [](Optimizer& o) { o.set_steps(0, -3); }, {"got -3 steps", "wanted 0"}},
-      {"export of none", [](Optimizer& o) { o.export_state(0, 2, memory); }, {"got state 2 of parameter 0, which has 2"}},
+      {"export of none",
+       [](Optimizer& o) { o.export_state(0, 2, memory); },
+       {"got state 2 of parameter 0, which has 2"}},
       {"import of none", [](Optimizer& o) { o.import_state(0, -1, memory); }, {"got state -1"}},
       {"threads", [](Optimizer& o) { o.set_threads(-1); }, {"got threads=-1", "wanted 0"}},
   };
@@ -140,7 +164,8 @@ TEST(BadInput, IsRefusedWithReasonAndChangesNothing) {
     for (const BadCall& bad : calls) {
       SCOPED_TRACE(bad.name);
       const std::string message = refusal([&] { bad.call(optimizer); });
-      for (const char* words : bad.words) EXPECT_NE(message.find(words), std::string::npos) << words << " not in: " << message;
+      for (const char* words : bad.words)
+        EXPECT_NE(message.find(words), std::string::npos) << words << " not in: " << message;
       EXPECT_TRUE(snapshot(optimizer, {&p, &q}) == before);
       EXPECT_EQ(optimizer.param_count(), 2);
       EXPECT_EQ(optimizer.report().steps, 1);
@@ -161,7 +186,9 @@ TEST(BadInput, OptimizersAreNotMadeFromIt) {
       Optimizer optimizer(options);
     };
   };
-  EXPECT_NE(refusal(make([](OptimizerOptions& o) { o.rule = "adma"; })).find("got rule 'adma', wanted one of: adam, adamw, lion, sgd"),
+  EXPECT_NE(refusal(make([](OptimizerOptions& o) {
+              o.rule = "adma";
+            })).find("got rule 'adma', wanted one of: adam, adamw, lion, sgd"),
             std::string::npos);
   EXPECT_NE(refusal(make([](OptimizerOptions& o) { o.rule = "sgd_plain"; })).find("got rule"), std::string::npos);
   EXPECT_NE(refusal(make([](OptimizerOptions& o) { o.cpu_target = "avx9"; })).find("'avx9'"), std::string::npos);

@@ -60,7 +60,8 @@ TEST(Concurrency, ASecondThreadInOneOptimizerIsRefused) {
   EXPECT_GT(refused, 0);
   EXPECT_EQ(run.optimizer.steps(0), done);
   for (int64_t i = 0; i < done; ++i) alone.step();
-  EXPECT_TRUE(same_bits(run.p.data.data(), alone.p.data.data(), DType::kF32, kNumel)) << "a refused call changed something";
+  EXPECT_TRUE(same_bits(run.p.data.data(), alone.p.data.data(), DType::kF32, kNumel))
+      << "a refused call changed something";
 }
 
 TEST(Concurrency, TwoOptimizersInTwoThreadsGiveTheirOwnBits) {

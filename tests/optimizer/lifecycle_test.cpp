@@ -26,8 +26,11 @@ TEST(Lifecycle, MemoryIsWhatTheReportSays) {
     double bytes_per_param;
   };
   // codes per element and one float32 scale per 256, for each of the rule's states
-  const Case cases[] = {{"adamw", "dynamic8", 2 * (1 + 4 / 256.0)}, {"adamw", "bf16", 4}, {"adam", "fp32", 8},
-                        {"lion", "dynamic8", 1 + 4 / 256.0},        {"sgd", "dynamic8", 1 + 4 / 256.0}};
+  const Case cases[] = {{"adamw", "dynamic8", 2 * (1 + 4 / 256.0)},
+                        {"adamw", "bf16", 4},
+                        {"adam", "fp32", 8},
+                        {"lion", "dynamic8", 1 + 4 / 256.0},
+                        {"sgd", "dynamic8", 1 + 4 / 256.0}};
   constexpr int64_t kRows = 1024, kLength = 4096, kNumel = kRows * kLength;
   for (const Case& c : cases) {
     Tensor p(DType::kBF16, {kRows, kLength});
@@ -45,7 +48,8 @@ TEST(Lifecycle, MemoryIsWhatTheReportSays) {
     EXPECT_EQ(report.params, 1);
     EXPECT_EQ(report.elements, kNumel);
     EXPECT_GE(report.allocated_bytes, report.state_bytes);
-    // At most the rest of one huge page, and a page and two lines between the four arrays that a step walks side by side.
+    // At most the rest of one huge page, and a page and two lines between the four arrays that a step walks side by
+    // side.
     EXPECT_LT(report.allocated_bytes - report.state_bytes, (2 << 20) + 4 * (4096 + 2 * 64));
     EXPECT_EQ(grown, report.allocated_bytes) << "the report agrees with the system";
   }
@@ -80,8 +84,8 @@ TEST(Lifecycle, AHundredOptimizersLeaveNoMemoryBehind) {
   const int64_t before = mapped_bytes();
   for (int i = 0; i < 100; ++i) cycle();
   const int64_t drift = mapped_bytes() - before;
-  std::printf("100 optimizers of %lld bytes of state: mapped memory grew by %lld bytes\n", static_cast<long long>(state),
-              static_cast<long long>(drift));
+  std::printf("100 optimizers of %lld bytes of state: mapped memory grew by %lld bytes\n",
+              static_cast<long long>(state), static_cast<long long>(drift));
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "a sanitizer's quarantine keeps freed memory; the leak checker takes this test's place";
 #endif
@@ -126,9 +130,9 @@ TEST(Lifecycle, MomentumSwitchedOnMidRunStartsAsAFreshOne) {
   }
 }
 
-// Codes and scales copied byte by byte are the state; so are decoded values, with one exception: the signed dynamic map has
-// no entry at -1, so a block whose largest magnitude is negative decodes to less than its scale (0.993 of it), and encoding
-// that again takes a smaller scale.
+// Codes and scales copied byte by byte are the state; so are decoded values, with one exception: the signed dynamic map
+// has no entry at -1, so a block whose largest magnitude is negative decodes to less than its scale (0.993 of it), and
+// encoding that again takes a smaller scale.
 TEST(Lifecycle, StateSurvivesExportAndImport) {
   auto rng = seeded("export", 91);
   int64_t blocks = 0, shrunk = 0;
@@ -158,12 +162,14 @@ TEST(Lifecycle, StateSurvivesExportAndImport) {
           const float was = from[k].scales[b], is = to[k].scales[b];
           shrunk += is != was;
           // -0.992968738, the lowest entry; a rounding more for the product with the scale.
-          EXPECT_TRUE(is == was || std::fabs(is / was - 0.992968738f) < 1e-6f) << rule << " state " << k << " block " << b;
+          EXPECT_TRUE(is == was || std::fabs(is / was - 0.992968738f) < 1e-6f)
+              << rule << " state " << k << " block " << b;
         }
         const bool same = differing_bytes(from[k].codes, to[k].codes, from[k].numel * from[k].code_bytes) == 0;
         EXPECT_TRUE(same || (state == "dynamic8" && std::string(from[k].name) != "exp_avg_sq")) << rule << " " << state;
         std::memcpy(to[k].codes, from[k].codes, static_cast<size_t>(from[k].numel * from[k].code_bytes));
-        if (from[k].scales) std::memcpy(to[k].scales, from[k].scales, static_cast<size_t>(from[k].rows * from[k].blocks_per_row) * 4);
+        if (from[k].scales)
+          std::memcpy(to[k].scales, from[k].scales, static_cast<size_t>(from[k].rows * from[k].blocks_per_row) * 4);
       }
       EXPECT_TRUE(snapshot(other, {&q}) == snapshot(optimizer, {&p})) << rule << " " << state;
       const Gradient gradient = g.gradient();

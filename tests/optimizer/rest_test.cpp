@@ -32,7 +32,8 @@ TEST(Rest, ZeroGradientsNeverMoveAParameter) {
         optimizer.add_param(0, p.view());
         const Gradient gradient = g.gradient();
         // All steps for one type; a tenth for the others.
-        for (int step = 0; step < (dtype == DType::kF32 ? kManySteps : kManySteps / 10); ++step) optimizer.step({&gradient, 1});
+        for (int step = 0; step < (dtype == DType::kF32 ? kManySteps : kManySteps / 10); ++step)
+          optimizer.step({&gradient, 1});
         EXPECT_TRUE(same_bits(p.data.data(), before.data.data(), dtype, 300)) << rule << " " << state;
         drifted += differing_bytes(p.data.data(), before.data.data(), 300 * dtype_bytes(dtype)), ++combinations;
       }
@@ -66,11 +67,11 @@ TEST(Rest, ACoordinateWithoutGradientStaysBesideOthers) {
     }
 }
 
-// 200 Gaussian steps, then only one coordinate in 32 goes on and holds its block's largest value. The others must come to
-// rest: float32 state drifts less than 0.01 lr from step 100 on; the dynamic map is nearest, so small codes of m cannot
-// decay, but the smallest is 5.5e-7 of the largest where v keeps at least 3e-7 (square root 5.7e-4): a step of at most
-// 1e-3 lr, and less as long as v stays above its smallest code. Wanted: below 2 lr in 2900 steps, where a format whose
-// smallest steps do not match would move by hundreds.
+// 200 Gaussian steps, then only one coordinate in 32 goes on and holds its block's largest value. The others must come
+// to rest: float32 state drifts less than 0.01 lr from step 100 on; the dynamic map is nearest, so small codes of m
+// cannot decay, but the smallest is 5.5e-7 of the largest where v keeps at least 3e-7 (square root 5.7e-4): a step of
+// at most 1e-3 lr, and less as long as v stays above its smallest code. Wanted: below 2 lr in 2900 steps, where a
+// format whose smallest steps do not match would move by hundreds.
 TEST(Rest, CoordinatesWhoseGradientStopsComeToRest) {
   auto rng = seeded("rest", 62);
   for (const std::string& state : codec_names())
@@ -112,7 +113,8 @@ TEST(Rest, LearningRateZeroChangesNoBit) {
             config.rule = rule, config.state = state, config.target = target;
             config.hyper.lr = 0, config.hyper.weight_decay = 0.1, config.hyper.momentum = 0.9;
             Tensor p(p_dtype, {777}), g(g_dtype, {777});
-            for (int64_t i = 0; i < 777; ++i) p.set(i, i % 5 == 0 ? -0.0 : i % 5 == 1 ? 0.0 : rng.over_binades(-140, 14));
+            for (int64_t i = 0; i < 777; ++i)
+              p.set(i, i % 5 == 0 ? -0.0 : i % 5 == 1 ? 0.0 : rng.over_binades(-140, 14));
             const Tensor before = p;
             Optimizer optimizer = make_optimizer(config);
             optimizer.add_param(0, p.view());
@@ -122,7 +124,8 @@ TEST(Rest, LearningRateZeroChangesNoBit) {
               const Gradient gradient = g.gradient();
               ASSERT_TRUE(optimizer.step({&gradient, 1}).applied);
             }
-            ASSERT_TRUE(same_bits(p.data.data(), before.data.data(), p_dtype, 777)) << target << " " << rule << " " << state;
+            ASSERT_TRUE(same_bits(p.data.data(), before.data.data(), p_dtype, 777))
+                << target << " " << rule << " " << state;
             compared += 777;
             // Control: the smallest other learning rate that shows does change them.
             Hyper moving = config.hyper;

@@ -1,10 +1,10 @@
 // One step from given quantized state: p as the formula in double from the decoded state, and the stored state the
 // encoding of the formula's new state.
 //
-// Bounds. float32 arithmetic on m or v: decoding, two products and a sum, 4 roundings of terms whose magnitudes add up to
-// `terms`: 4 * 2^-24 * terms. The update: 12 more roundings. p: two half ulps (decay, subtraction), one more half ulp of
-// its type when stored. The stored code: nearest to some value in the band new * (1 +- 2^-21), so between the codes of
-// the band's ends; they differ only where a midpoint lies in the band.
+// Bounds. float32 arithmetic on m or v: decoding, two products and a sum, 4 roundings of terms whose magnitudes add up
+// to `terms`: 4 * 2^-24 * terms. The update: 12 more roundings. p: two half ulps (decay, subtraction), one more half
+// ulp of its type when stored. The stored code: nearest to some value in the band new * (1 +- 2^-21), so between the
+// codes of the band's ends; they differ only where a midpoint lies in the band.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -79,8 +79,10 @@ void check(const char* rule, const char* codec, DType p_dtype, Rng& rng, Figures
     const double got = element(c.param.data(), p_dtype, i);
     const int mantissa = p_dtype == DType::kF32 ? 24 : p_dtype == DType::kBF16 ? 8 : 11;
     const double size = std::max(std::fabs(p), std::fabs(e.p));
-    const double bound = e.p_error + size * 0x1p-23 + std::max(size * std::ldexp(1, -mantissa), 0x1p-25) * (1 + 0x1p-10);
-    ASSERT_LE(std::fabs(got - e.p), bound) << rule << " " << codec << " index " << i << " got " << got << " wanted " << e.p;
+    const double bound =
+        e.p_error + size * 0x1p-23 + std::max(size * std::ldexp(1, -mantissa), 0x1p-25) * (1 + 0x1p-10);
+    ASSERT_LE(std::fabs(got - e.p), bound)
+        << rule << " " << codec << " index " << i << " got " << got << " wanted " << e.p;
     f.worst_p = std::max(f.worst_p, std::fabs(got - e.p) / bound);
   }
   for (int k = 0; k < info.states; ++k) {
@@ -123,8 +125,9 @@ void check(const char* rule, const char* codec, DType p_dtype, Rng& rng, Figures
             if (!is_signed && e.state[k] > 0) low = std::max(low, 1), high = std::max(high, 1);
           }
           ++f.codes, f.ambiguous += low != high, f.wrong += got < low || got > high;
-          ASSERT_TRUE(got >= low && got <= high) << rule << " " << codec << " state " << k << " index " << at << " got code "
-                                                 << got << ", wanted " << low << ".." << high << " for " << e.state[k];
+          ASSERT_TRUE(got >= low && got <= high)
+              << rule << " " << codec << " state " << k << " index " << at << " got code " << got << ", wanted " << low
+              << ".." << high << " for " << e.state[k];
         }
       }
   }
@@ -137,9 +140,10 @@ TEST(QuantizedStep, StoresTheEncodingOfTheFormulasState) {
     for (const char* rule : {"adamw", "lion", "sgd"})
       for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16})
         for (int round = 0; round < 5; ++round) check(rule, codec, dtype, rng, f);
-    std::printf("%-9s %lld codes, %lld wrong, %lld where rounding decides between neighbours; p at most %.2f of its bound\n",
-                codec, static_cast<long long>(f.codes), static_cast<long long>(f.wrong), static_cast<long long>(f.ambiguous),
-                f.worst_p);
+    std::printf(
+        "%-9s %lld codes, %lld wrong, %lld where rounding decides between neighbours; p at most %.2f of its bound\n",
+        codec, static_cast<long long>(f.codes), static_cast<long long>(f.wrong), static_cast<long long>(f.ambiguous),
+        f.worst_p);
     EXPECT_EQ(f.wrong, 0);
     // Else the bands would be so wide that the test could not fail.
     EXPECT_LT(f.ambiguous, f.codes / 100);

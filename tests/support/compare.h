@@ -44,11 +44,13 @@ inline ::testing::AssertionResult same_bits(const void* got, const void* wanted,
   const int64_t size = dtype_bytes(dtype), differing = differing_bytes(got, wanted, n * size);
   if (differing == 0) return ::testing::AssertionSuccess();
   for (int64_t i = 0; i < n; ++i) {
-    if (differing_bytes(static_cast<const char*>(got) + i * size, static_cast<const char*>(wanted) + i * size, size) == 0)
+    if (differing_bytes(static_cast<const char*>(got) + i * size, static_cast<const char*>(wanted) + i * size, size) ==
+        0)
       continue;
     const float g = element(got, dtype, i), w = element(wanted, dtype, i);
     char text[200];
-    std::snprintf(text, sizeof text, "%lld bytes differ; first at index %lld of %lld: got %a, wanted %a, %lld ulp of float",
+    std::snprintf(text, sizeof text,
+                  "%lld bytes differ; first at index %lld of %lld: got %a, wanted %a, %lld ulp of float",
                   static_cast<long long>(differing), static_cast<long long>(i), static_cast<long long>(n),
                   static_cast<double>(g), static_cast<double>(w), static_cast<long long>(ulp_distance(g, w)));
     return ::testing::AssertionFailure() << text;

@@ -1,6 +1,6 @@
 // The dynamic map and its quantizer by their definitions, apart from the library's tables. Values are those of
-// bitsandbytes' create_dynamic_map: for i in 0..6, K means of neighbours of linspace(0.1, 1, K + 1) times 10^(i - 6), with
-// K = 2^i (signed, both signs) or 2^(i+1) (unsigned); plus 0 and 1.
+// bitsandbytes' create_dynamic_map: for i in 0..6, K means of neighbours of linspace(0.1, 1, K + 1) times 10^(i - 6),
+// with K = 2^i (signed, both signs) or 2^(i+1) (unsigned); plus 0 and 1.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// bf16 and fp16 by their definition, in double arithmetic: values are exact, and rounding is that of nearbyint in units of
-// the last place (ties to even).
+// bf16 and fp16 by their definition, in double arithmetic: values are exact, and rounding is that of nearbyint in units
+// of the last place (ties to even).
 #pragma once
 
 #include <algorithm>

@@ -63,7 +63,8 @@ struct Tensor {
   Gradient gradient() const { return {data.data(), dtype, nullptr}; }
 };
 
-// Everything a step may change, as bytes: state codes and scales of all parameters, step counts, and the parameters given.
+// Everything a step may change, as bytes: state codes and scales of all parameters, step counts, and the parameters
+// given.
 inline std::vector<std::byte> snapshot(const Optimizer& optimizer, const std::vector<const Tensor*>& params) {
   std::vector<std::byte> out;
   const auto append = [&](const void* data, int64_t bytes) {

@@ -24,9 +24,7 @@ class Rng {
   int64_t between(int64_t low, int64_t high) { return low + below(high - low + 1); }
   bool chance(double p) { return uniform() < p; }
   double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }  // [0, 1)
-  double normal() {
-    return std::sqrt(-2 * std::log(1 - uniform())) * std::cos(6.283185307179586 * uniform());
-  }
+  double normal() { return std::sqrt(-2 * std::log(1 - uniform())) * std::cos(6.283185307179586 * uniform()); }
   // Magnitude spread evenly over the binades [low, high), either sign.
   double over_binades(int low, int high) {
     const double x = std::ldexp(1 + uniform(), static_cast<int>(between(low, high - 1)));

@@ -1,5 +1,5 @@
-// A parameter with gradient and state in memory of its own, to be stepped by a backend directly: random values, any rule,
-// codec, pair of types and shape.
+// A parameter with gradient and state in memory of its own, to be stepped by a backend directly: random values, any
+// rule, codec, pair of types and shape.
 #pragma once
 
 #include <cmath>
@@ -77,7 +77,8 @@ struct StepCase {
   // 5 % of them zero.
   void new_gradients(Rng& rng) {
     grad.resize(static_cast<size_t>(layout.numel * dtype_bytes(grad_dtype)));
-    for (int64_t i = 0; i < layout.numel; ++i) put(grad, grad_dtype, i, rng.chance(0.05) ? 0 : rng.over_binades(-20, 2));
+    for (int64_t i = 0; i < layout.numel; ++i)
+      put(grad, grad_dtype, i, rng.chance(0.05) ? 0 : rng.over_binades(-20, 2));
   }
 
   void set_step(int64_t t, bool first = false) {

@@ -24,7 +24,8 @@ namespace {
 using testing::DynamicMap;
 
 constexpr int64_t kBlock = kBlockElements;
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(__SANITIZE_UNDEFINED__) || !defined(__OPTIMIZE__)
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(__SANITIZE_UNDEFINED__) || \
+    !defined(__OPTIMIZE__)
 constexpr uint32_t kStride = 127;  // sanitized code is slow; a prime passes through all low bits
 #else
 constexpr uint32_t kStride = 1;
@@ -45,8 +46,8 @@ void encode(Backend& backend, bool is_signed, std::vector<float>& values, std::v
   backend.encode(item, nullptr);
 }
 
-// Feeds ascending floats through blocks of 255 of them and a 1 (so that absmax is 1 and the value is what is compared), and
-// counts codes that are not nearest.
+// Feeds ascending floats through blocks of 255 of them and a 1 (so that absmax is 1 and the value is what is compared),
+// and counts codes that are not nearest.
 class Sweep {
  public:
   Sweep(Backend& backend, bool is_signed) : backend_(backend), map_(is_signed) {}
@@ -152,7 +153,8 @@ TEST(Dynamic8Sweep, IsNearestForEveryFloatOnEveryTarget) {
 }
 
 // The float32 midpoint is the true one rounded, so "nearest" may err by half an ulp of x at most: the distance to the
-// chosen entry exceeds the smallest distance by no more than 2 * 2^-24 * x (both distances move by the midpoint's error).
+// chosen entry exceeds the smallest distance by no more than 2 * 2^-24 * x (both distances move by the midpoint's
+// error).
 TEST(Dynamic8Sweep, NearestByMidpointsIsNearestByDistance) {
   auto rng = testing::seeded("nearest by distance", 11);
   int64_t checked = 0, off = 0;
@@ -162,7 +164,9 @@ TEST(Dynamic8Sweep, NearestByMidpointsIsNearestByDistance) {
     for (int n = 0; n < 300'000; ++n, ++checked) {
       // Every other value within 2 ulp of a midpoint, where the two could part.
       float x = static_cast<float>(is_signed ? rng.over_binades(-24, 0) : std::fabs(rng.over_binades(-24, 0)));
-      if (n & 1) x = std::bit_cast<float>(std::bit_cast<uint32_t>(map.midpoint[size_t(rng.below(255))]) + uint32_t(rng.between(-2, 2)));
+      if (n & 1)
+        x = std::bit_cast<float>(std::bit_cast<uint32_t>(map.midpoint[size_t(rng.below(255))]) +
+                                 uint32_t(rng.between(-2, 2)));
       const double chosen = std::fabs(double{x} - map.value[static_cast<size_t>(map.nearest(x))]);
       double least = 2;
       for (const float entry : map.value) least = std::min(least, std::fabs(double{x} - entry));
@@ -175,12 +179,22 @@ TEST(Dynamic8Sweep, NearestByMidpointsIsNearestByDistance) {
   EXPECT_LE(worst, 0x1p-23);
 }
 
-// Blocks over the whole range of absmax: denormal, the smallest normal, FLT_MAX. The definition: x = value * (1 / absmax)
-// in float32, where 1 / absmax is 0 for a denormal absmax; scale = absmax.
+// Blocks over the whole range of absmax: denormal, the smallest normal, FLT_MAX. The definition: x = value * (1 /
+// absmax) in float32, where 1 / absmax is 0 for a denormal absmax; scale = absmax.
 TEST(Dynamic8Blocks, AreRightForEveryAbsmax) {
   auto rng = testing::seeded("blocks", 12);
-  const float limits[] = {std::numeric_limits<float>::denorm_min(), 0x1p-140f, 0x1.fffffcp-127f, 0x1p-126f, 0x1.8p-126f, 1e-30f,
-                          0.75f, 3.f, 0x1p62f, 0x1.fffffep126f, 0x1p127f, std::numeric_limits<float>::max()};
+  const float limits[] = {std::numeric_limits<float>::denorm_min(),
+                          0x1p-140f,
+                          0x1.fffffcp-127f,
+                          0x1p-126f,
+                          0x1.8p-126f,
+                          1e-30f,
+                          0.75f,
+                          3.f,
+                          0x1p62f,
+                          0x1.fffffep126f,
+                          0x1p127f,
+                          std::numeric_limits<float>::max()};
   for (const std::string& target : cpu_targets()) {
     const auto backend = cpu::make_backend(target);
     int64_t compared = 0;
@@ -193,7 +207,7 @@ TEST(Dynamic8Blocks, AreRightForEveryAbsmax) {
             const double v = i == round ? double{limit} : limit * (rng.uniform() < 0.1 ? 0 : rng.over_binades(-30, -1));
             values.push_back(static_cast<float>(is_signed ? v : std::fabs(v)));
           }
-        values.resize(values.size() + kBlock);                      // a block of zeros
+        values.resize(values.size() + kBlock);                          // a block of zeros
         values.resize(values.size() + 1 + static_cast<size_t>(round));  // and a short one
         std::vector<uint8_t> codes;
         std::vector<float> scales;
@@ -203,7 +217,8 @@ TEST(Dynamic8Blocks, AreRightForEveryAbsmax) {
           const float absmax = block < std::size(limits) ? limits[block] : 0.f;
           ASSERT_EQ(scales[block], absmax) << target;
           const float inverse = absmax >= 0x1p-126f ? 1.f / absmax : 0.f;
-          ASSERT_EQ(int{codes[i]}, map.encode(values[i], inverse)) << target << " value " << values[i] << ", absmax " << absmax;
+          ASSERT_EQ(int{codes[i]}, map.encode(values[i], inverse))
+              << target << " value " << values[i] << ", absmax " << absmax;
           ASSERT_TRUE(is_signed || (codes[i] == 0) == (values[i] == 0)) << target << ": zero means zero, " << values[i];
           ++compared;
         }

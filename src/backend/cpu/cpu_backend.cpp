@@ -6,7 +6,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
+#include <cmath>
 #include <functional>
+#include <limits>
 
 #include "backend/cpu/kernel_tables.h"
 #include "backend/dialect.h"
@@ -63,6 +66,13 @@ std::byte* at(void* base, int64_t element, int64_t element_bytes) {
 }
 const std::byte* at(const void* base, int64_t element, int64_t element_bytes) {
   return static_cast<const std::byte*>(base) + element * element_bytes;
+}
+
+// The smallest magnitude, as float bits, that a gradient must stay below: 2^62 after scaling, so that its square does not
+// overflow; never above infinity.
+uint32_t gradient_limit_bits(float grad_scale) {
+  const float limit = 0x1p62f / std::fabs(grad_scale);
+  return std::bit_cast<uint32_t>(std::min(limit, std::numeric_limits<float>::infinity()));
 }
 
 class CpuBackend final : public Backend {
@@ -178,19 +188,20 @@ class CpuBackend final : public Backend {
 
   bool finite_blocks(const StepItem& item, int64_t begin, int64_t end) const {
     const FiniteKernel finite = aux_.finite[static_cast<int>(item.grad_dtype)];
+    const uint32_t limit = gradient_limit_bits(item.grad_scale);
     const int64_t g_bytes = dtype_bytes(item.grad_dtype);
     bool ok = true;
     for_each_run(item.param_layout->row_length, begin, end, [&](int64_t first, int64_t n, int64_t) {
       if (!ok) return;
       if (item.grad_layout->contiguous) {
-        ok = finite(at(item.grad, first, g_bytes), n);
+        ok = finite(at(item.grad, first, g_bytes), n, limit);
         return;
       }
       alignas(64) std::byte g[kBlock * 4];
       for (int64_t done = 0; ok && done < n; done += kBlock) {
         const int64_t count = std::min(kBlock, n - done);
         item.grad_layout->gather(item.grad, g_bytes, first + done, count, g);
-        ok = finite(g, count);
+        ok = finite(g, count, limit);
       }
     });
     return ok;

@@ -23,8 +23,9 @@ struct StepRun {
 
 using StepKernel = void (*)(const StepRun&);
 
-// True if all n gradients are finite and below 2^62 in magnitude.
-using FiniteKernel = bool (*)(const void* grad, int64_t n);
+// True if the magnitudes of all n gradients, as float bits, are below limit_bits (at most those of infinity, so that
+// infinities and NaN never are).
+using FiniteKernel = bool (*)(const void* grad, int64_t n, uint32_t limit_bits);
 
 // Decodes n values (blocks as in StepRun) to float, or encodes them from there.
 struct CodecRun {

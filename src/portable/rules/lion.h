@@ -1,8 +1,9 @@
 // Lion (Chen et al., arXiv 2302.06675, algorithm 2): the sign of an interpolation, then the momentum.
-//   c = b1 m + (1 - b1) g      p = (1 - lr weight_decay) p - lr sign(c)      m = b2 m + (1 - b2) g
+//   c = b1 m + (1 - b1) g      p = p - (lr weight_decay p + lr sign(c))      m = b2 m + (1 - b2) g
 
 struct LionArgs {
-  float beta1, one_minus_beta1, beta2, one_minus_beta2, lr, decay;
+  float beta1, one_minus_beta1, beta2, one_minus_beta2, lr;
+  float decay;  // lr * weight_decay
 };
 
 struct Lion {
@@ -13,13 +14,13 @@ struct Lion {
 
   LT_HOST_FN Args args(const RuleInput& h) {
     return Args{float(h.beta1), float(1 - h.beta1), float(h.beta2), float(1 - h.beta2), float(h.lr),
-                float(1 - h.lr * h.weight_decay)};
+                float(h.lr * h.weight_decay)};
   }
 
   template <class F>
   LT_FN F step(F p, F g, F (&s)[1], const Args& a) {
     const F c = s[0] * a.beta1 + g * a.one_minus_beta1;
     s[0] = s[0] * a.beta2 + g * a.one_minus_beta2;
-    return move(p * a.decay, sign(c) * a.lr);
+    return move(p, p * a.decay + sign(c) * a.lr);
   }
 };
