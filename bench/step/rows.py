@@ -1,61 +1,189 @@
-"""The rows of the step benchmark: what is stepped, by whom, how many bytes it moves, and what is expected of it."""
+"""What is measured: groups of lines that run in turn over the same parameters and gradients, and what each must reach."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-BASELINE = "torch AdamW fused, fp32"
+from step.ceiling import Widths
+
+FUSED = "torch-fused"  # id of the line that every group has, and that all others are set against
 
 
 @dataclass(frozen=True)
-class Row:
-    """One contender on one kind of parameter."""
+class Target:
+    figure: str  # a name of FIGURES
+    wanted: float
+    threads: int | None = None  # at this number of threads only
 
-    name: str
-    maker: str  # lowtide | torch | bitsandbytes | deepspeed
-    options: dict[str, object]
-    bytes_per_element: int  # read + written once, scales left out
-    ceiling: str | None = None  # name of the traffic mix it is set against
-    dtype: str = "float32"
-    must: dict[int, float] | None = None  # threads -> ratio to the baseline
+    @property
+    def at_most(self) -> bool:
+        return self.figure in ("us_per_tensor", "state_bytes")
+
+    def reached(self, got: float) -> bool:
+        return got <= self.wanted if self.at_most else got >= self.wanted
 
 
-# Streams of a mix: (bytes per element, written back?)
-MIXES: dict[str, list[tuple[int, bool]]] = {
-    "28 B": [(4, True), (4, True), (4, True), (4, False)],  # fp32 p, m, v; g
-    "16 B": [(4, True), (1, True), (1, True), (4, False)],  # fp32 p, 8-bit m, v; g
-    "14 B": [(4, True), (1, True), (4, False)],  # fp32 p, 8-bit m; g
-    "10 B": [(2, True), (1, True), (1, True), (2, False)],  # bf16 p, 8-bit m, v; g
+FIGURES = {
+    "x_fused": "× torch fused",
+    "x_bitsandbytes": "× bitsandbytes",
+    "ceiling": "of the ceiling",
+    "scaling": "× its 1 thread",
+    "us_per_tensor": "µs per tensor",
+    "state_bytes": "B of state per parameter",
 }
 
-PROPAGATE = {"nonfinite": "propagate"}
 
-LARGE = [
-    Row(BASELINE, "torch", {"fused": True}, 28, "28 B"),
-    Row("Lowtide AdamW fp32", "lowtide", {"state": "fp32", **PROPAGATE}, 28, "28 B", must={1: 1.0, 2: 1.0}),
-    Row("  the same, gradients checked (default)", "lowtide", {"state": "fp32"}, 32, "28 B"),
-    Row("Lowtide AdamW dynamic8", "lowtide", {"state": "dynamic8", **PROPAGATE}, 16, "16 B", must={1: 0.65, 2: 1.0}),
-    Row("  the same, gradients checked (default)", "lowtide", {"state": "dynamic8"}, 20, "16 B"),
-    Row("  the same on AVX2", "lowtide", {"state": "dynamic8", "target": "avx2", **PROPAGATE}, 16, "16 B", must={2: 0.5}),
-    Row("Lowtide AdamW dynamic8, bf16 p and g", "lowtide", {"state": "dynamic8", **PROPAGATE}, 10, "10 B", "bfloat16"),
-    Row("Lowtide AdamW bf16 state", "lowtide", {"state": "bf16", **PROPAGATE}, 20),
-    Row("Lowtide Lion dynamic8", "lowtide", {"rule": "Lion", "state": "dynamic8", **PROPAGATE}, 14, "14 B", must={2: 1.5}),
-]  # fmt: skip
+@dataclass(frozen=True)
+class Line:
+    id: str
+    label: str
+    contender: str  # a module of step/contenders
+    widths: Widths  # bytes per element of p, g and the states
+    rule: str = "adamw"
+    options: dict[str, Any] = field(default_factory=dict)
+    dtype: str = "float32"  # of parameters and gradients
+    targets: tuple[Target, ...] = ()
 
-PEERS = [
-    Row(BASELINE, "torch", {"fused": True}, 28),
-    Row("torch AdamW foreach, fp32", "torch", {"foreach": True}, 28),
-    Row("bitsandbytes AdamW8bit", "bitsandbytes", {}, 16),
-    Row("DeepSpeedCPUAdam, fp32", "deepspeed", {}, 28),
-    Row("Lowtide AdamW dynamic8", "lowtide", {"state": "dynamic8", **PROPAGATE}, 16),
-    Row("  the same, gradients checked (default)", "lowtide", {"state": "dynamic8"}, 20),
-]
-BITSANDBYTES_MUST = 25.0
+    @property
+    def checks_gradients(self) -> bool:
+        """Reads the gradients once before anything is stored, to skip a step with a non-finite one."""
+        return self.contender == "lowtide" and self.options.get("nonfinite", "skip") != "propagate"
 
-TINY_MUST_MICROSECONDS, TINY_MUST_RATIO = 1.5, 5.0
-TINY = [
-    Row(BASELINE, "torch", {"fused": True}, 28),
-    Row("Lowtide AdamW fp32", "lowtide", {"state": "fp32", **PROPAGATE}, 28),
-    Row("  the same, gradients checked (default)", "lowtide", {"state": "fp32"}, 32),
-    Row("Lowtide AdamW dynamic8", "lowtide", {"state": "dynamic8", "min_quantized_numel": 0, **PROPAGATE}, 16),
-]
+    @property
+    def passes(self) -> list[Widths]:
+        """The passes over memory that this step cannot do without."""
+        check: list[Widths] = [(0, self.widths[1], 0, 0)] if self.checks_gradients else []
+        return [*check, self.widths]
+
+
+@dataclass(frozen=True)
+class Group:
+    id: str
+    title: str
+    shape: tuple[int, ...]  # of one tensor
+    quick_shape: tuple[int, ...]
+    lines: tuple[Line, ...]
+    tensors: int = 1
+    quick_tensors: int = 1
+    clean: int = 15  # samples wanted of each line at each number of threads
+    limit: int = 40  # rounds at most
+    ceiling: bool = True
+
+
+def _fused(dtype: str = "float32") -> Line:
+    if dtype == "float32":
+        return Line(FUSED, "torch AdamW(fused)", "torch_fused", (4, 4, 4, 4))
+    return Line("torch-fused-bf16", "torch AdamW(fused), bf16 p, g, state", "torch_fused", (2, 2, 2, 2), dtype=dtype)
+
+
+def _lowtide(
+    id: str,
+    label: str,
+    widths: Widths,
+    state: str,
+    *targets: Target,
+    rule: str = "adamw",
+    dtype: str = "float32",
+    **options: Any,
+) -> list[Line]:
+    """Two lines: without the check for non-finite gradients, as torch has none, and with it, as is the default."""
+    both = []
+    for suffix, name, policy in (("", "", "propagate"), ("+check", " + check", "skip")):
+        all_options = {"state": state, "nonfinite": policy, **options}
+        both.append(Line(id + suffix, f"lowtide {label}{name}", "lowtide", widths, rule, all_options, dtype, targets))
+    return both
+
+
+_STATE = Target("state_bytes", 2.04)  # 2 codes of a byte and 2 scales of 4 bytes per 256: 2.03125
+
+GROUPS = (
+    Group(
+        "fp32",
+        "fp32 parameters and gradients",
+        (16384, 4096),
+        (1024, 4096),
+        (
+            _fused(),
+            *_lowtide("fp32", "AdamW fp32", (4, 4, 4, 4), "fp32", Target("x_fused", 1.0), Target("ceiling", 0.95)),
+            *_lowtide(
+                "dynamic8",
+                "AdamW dynamic8",
+                (4, 4, 1, 1),
+                "dynamic8",
+                Target("x_fused", 0.65, threads=1),
+                Target("x_fused", 1.0, threads=2),
+                Target("scaling", 1.85, threads=2),
+                _STATE,
+            ),
+            *_lowtide(
+                "dynamic8-avx2",
+                "AdamW dynamic8, AVX2 path",
+                (4, 4, 1, 1),
+                "dynamic8",
+                Target("x_fused", 0.5, threads=2),
+                cpu_target="avx2",
+            ),
+            *_lowtide("bf16-state", "AdamW bf16 state", (4, 4, 2, 2), "bf16"),
+            *_lowtide(
+                "lion-dynamic8",
+                "Lion dynamic8",
+                (4, 4, 1, 0),
+                "dynamic8",
+                Target("x_fused", 1.5, threads=2),
+                rule="lion",
+            ),
+        ),
+    ),
+    Group(
+        "bf16",
+        "bf16 parameters and gradients",
+        (16384, 4096),
+        (1024, 4096),
+        (
+            _fused(),
+            _fused("bfloat16"),
+            *_lowtide("bf16-dynamic8", "AdamW dynamic8, bf16 p, g", (2, 2, 1, 1), "dynamic8", dtype="bfloat16"),
+            *_lowtide("bf16-fp32", "AdamW fp32 state, bf16 p, g", (2, 2, 4, 4), "fp32", dtype="bfloat16"),
+        ),
+    ),
+    Group(
+        "rivals",
+        "other optimizers",
+        (4096, 4096),
+        (256, 4096),
+        (
+            _fused(),
+            *_lowtide("rivals-dynamic8", "AdamW dynamic8", (4, 4, 1, 1), "dynamic8", Target("x_bitsandbytes", 25.0)),
+            *_lowtide("rivals-fp32", "AdamW fp32", (4, 4, 4, 4), "fp32"),
+            Line("bitsandbytes", "bitsandbytes AdamW8bit", "bitsandbytes", (4, 4, 1, 1)),
+            Line("torch-foreach", "torch AdamW(foreach)", "torch_foreach", (4, 4, 4, 4)),
+            Line("deepspeed", "DeepSpeedCPUAdam", "deepspeed_cpu_adam", (4, 4, 4, 4)),
+        ),
+        clean=9,
+        limit=20,
+    ),
+    Group(
+        "tiny",
+        "many small tensors, the whole Python step()",
+        (1024,),
+        (1024,),
+        (
+            _fused(),
+            *_lowtide(
+                "tiny-fp32",
+                "AdamW fp32",
+                (4, 4, 4, 4),
+                "fp32",
+                Target("us_per_tensor", 1.5),
+                Target("x_fused", 5.0),
+            ),
+            *_lowtide("tiny-dynamic8", "AdamW dynamic8", (4, 4, 1, 1), "dynamic8", min_quantized_numel=1),
+        ),
+        tensors=10000,
+        quick_tensors=1000,
+        ceiling=False,
+    ),
+)
+
+CODES = "codes"  # the line that counts codes that are not the nearest

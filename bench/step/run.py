@@ -1,62 +1,289 @@
 #!/usr/bin/env python3
-"""The speed of an optimizer step, as ratios to torch's fused AdamW and to the memory ceiling of the same run.
+"""Measures one optimizer step on the CPU against other optimizers and against what memory gives.
 
-    make bench                       all rows
-    make bench ARGS="--quick"        a smoke run: small sizes, few rounds; the figures mean nothing
-    make bench ARGS="--json x.json --markdown x.md"
+    .venv/bin/python bench/step/run.py                       all groups, some minutes
+    .venv/bin/python bench/step/run.py --rows fp32,codes     groups or lines by name (--list shows them)
+    .venv/bin/python bench/step/run.py --quick               small and short: shows that it runs, measures nothing
+
+docs/benchmarks/README.md says how the figures are taken and read.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import sys
 from pathlib import Path
 
-# torch's OpenMP threads bound to cores, from the start: a worker woken from sleep is otherwise put on its waker's core, and
-# two threads run like one. Bound before torch loads its OpenMP.
-if os.environ.get("OMP_PROC_BIND") is None:
-    os.environ.update(OMP_PROC_BIND="true", OMP_PLACES="cores")
-    os.execv(sys.executable, [sys.executable, *sys.argv])
+sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from common import threads  # noqa: E402 -- before torch
 
-from step.groups import Settings, codes_row, large_rows, peer_rows, state_row, tiny_rows  # noqa: E402
-from step.table import markdown, show  # noqa: E402
+if __name__ == "__main__":
+    threads.restart_bound()
 
-from common.measure import machine  # noqa: E402
+import argparse  # noqa: E402
+import dataclasses  # noqa: E402
+import gc  # noqa: E402
+import importlib  # noqa: E402
+import json  # noqa: E402
+import math  # noqa: E402
+import time  # noqa: E402
+from typing import Any  # noqa: E402
+
+import torch  # noqa: E402
+from common import machine, rounds  # noqa: E402
+from step import ceiling, contenders, report  # noqa: E402
+from step.codes import Count, count_wrong  # noqa: E402
+from step.rows import CODES, FUSED, GROUPS, Group, Line  # noqa: E402
+
+MODULES = ("torch_fused", "lowtide", "torch_foreach", "bitsandbytes", "deepspeed_cpu_adam")
+OUT = Path(__file__).resolve().parents[2] / "build" / "bench"
+
+
+class Choice:
+    """Which groups and lines to run, and which contenders can."""
+
+    def __init__(self, wanted: list[str], quick: bool) -> None:
+        known = {CODES, *(group.id for group in GROUPS), *(line.id for group in GROUPS for line in group.lines)}
+        for name in wanted:
+            if name not in known:
+                raise SystemExit(f"--rows: got {name!r}, wanted some of {', '.join(sorted(known))}")
+        self._wanted, self._quick = wanted, quick
+        self._reasons: dict[str, str | None] = {}
+
+    def why_not(self, module: str) -> str | None:
+        if module not in self._reasons:
+            self._reasons[module] = importlib.import_module(f"step.contenders.{module}").why_not(self._quick)
+        return self._reasons[module]
+
+    def codes(self) -> bool:
+        return not self._wanted or CODES in self._wanted
+
+    def lines(self, group: Group) -> list[Line]:
+        """The chosen lines of a group, torch fused always among them; none if the group is not chosen."""
+        if not self._wanted or group.id in self._wanted:
+            return list(group.lines)
+        named = [line for line in group.lines if line.id in self._wanted and line.id != FUSED]
+        needed = {FUSED} | {"bitsandbytes" for line in named for t in line.targets if t.figure == "x_bitsandbytes"}
+        return [line for line in group.lines if line in named or line.id in needed] if named else []
+
+    def reason(self, line: Line) -> str | None:
+        """Why a line cannot run, or None."""
+        if (reason := self.why_not(line.contender)) is not None:
+            return reason
+        module = importlib.import_module(f"step.contenders.{line.contender}")
+        return module.cannot(line.options) if hasattr(module, "cannot") else None
+
+
+def parameters(group: Group, dtype: str, quick: bool) -> list[torch.nn.Parameter]:
+    """Parameters with gradients. All lines of a group step the same ones: nobody's lie in better pages."""
+    shape, count = (group.quick_shape, group.quick_tensors) if quick else (group.shape, group.tensors)
+    source = torch.Generator().manual_seed(7)
+    made = []
+    for _ in range(count):
+        param = torch.nn.Parameter(torch.randn(shape, generator=source).mul_(0.02).to(getattr(torch, dtype)))
+        param.grad = torch.randn(shape, generator=source).mul_(0.01).to(getattr(torch, dtype))
+        made.append(param)
+    return made
+
+
+def ceiling_name(widths: ceiling.Widths, huge: bool) -> str:
+    return f"ceiling {'/'.join(map(str, widths))}{' huge pages' if huge else ''}"
+
+
+def measure_group(
+    group: Group, lines: list[Line], choice: Choice, counts: list[int], quick: bool
+) -> tuple[dict[str, Any], dict[int, dict[str, rounds.Series]]]:
+    absent = {line.id: reason for line in lines if (reason := choice.reason(line)) is not None}
+    present = [line for line in lines if line.id not in absent]
+    params = {dtype: parameters(group, dtype, quick) for dtype in sorted({line.dtype for line in present})}
+    elements = sum(param.numel() for param in params["float32"])
+    tensors = len(params["float32"])
+    optimizers, steps, buffers = {}, {}, []
+    for line in present:
+        module = importlib.import_module(f"step.contenders.{line.contender}")
+        optimizers[line.id] = module.optimizer(params[line.dtype], line.rule, line.options)
+        steps[line.id] = optimizers[line.id].step
+    if group.ceiling:
+        for dtype, (param,) in params.items():
+            passes = {widths for line in present if line.dtype == dtype for widths in line.passes}
+            for huge in (False, True):
+                memory = ceiling.Buffers(param.data, param.grad, huge)
+                buffers.append(memory)
+                for widths in sorted(passes):
+                    steps[ceiling_name(widths, huge)] = lambda memory=memory, widths=widths: memory.run(widths)
+    clean, limit = (2, 3) if quick else (group.clean, group.limit)
+    series = rounds.measure(steps, counts, clean, limit, parts=1 if quick else 2)
+    state = {id: contenders.state_bytes(optimizer) / elements for id, optimizer in optimizers.items()}
+    for memory in buffers:
+        memory.close()
+    rows = []
+    for line in present:
+        for count in counts:
+            figures = line_figures(line, count, series, state, elements, tensors)
+            judged = not (quick or figures["disturbed"] or series[count][FUSED].disturbed)
+            rows.append(report.line_data(group, line, count, figures, judged))
+    rows += [{"group": group.id, "id": id, "label": id_label(lines, id), "absent": why} for id, why in absent.items()]
+    rows += ceiling_rows(series, elements)
+    size = f"{elements / 2**20:.0f} Mi elements" if tensors == 1 else f"{tensors} tensors of {elements // tensors}"
+    return {"id": group.id, "title": f"{group.title}, {size}", "elements": elements, "rows": rows}, series
+
+
+def id_label(lines: list[Line], id: str) -> str:
+    return next(line.label for line in lines if line.id == id)
+
+
+def line_figures(
+    line: Line,
+    count: int,
+    series: dict[int, dict[str, rounds.Series]],
+    state: dict[str, float],
+    elements: int,
+    tensors: int,
+) -> dict[str, Any]:
+    at = series[count]
+    one = at[line.id]
+    moved = sum(ceiling.moved(widths) for widths in line.passes)
+
+    def against(other: str) -> float | None:
+        return at[other].seconds / one.seconds if other in at else None
+
+    def share(huge: bool) -> float | None:
+        names = [ceiling_name(widths, huge) for widths in line.passes]
+        return sum(at[name].seconds for name in names) / one.seconds if all(name in at for name in names) else None
+
+    return {
+        "seconds": one.seconds,
+        "gelt_per_s": elements / one.seconds * 1e-9,
+        "bytes_per_element": moved,
+        "gb_per_s": moved * elements / one.seconds * 1e-9,
+        "ceiling": share(huge=False),
+        "ceiling_huge_pages": share(huge=True),
+        "x_fused": against(FUSED),
+        "x_bitsandbytes": against("bitsandbytes"),
+        "scaling": series[1][line.id].seconds / one.seconds if count != 1 and 1 in series else None,
+        "us_per_tensor": one.seconds / tensors * 1e6 if tensors > 1 else None,
+        "state_bytes": state[line.id],
+        "cores": one.cores,
+        "clean": len(one.clean),
+        "taken": len(one.samples),
+        "disturbed": one.disturbed,
+    }
+
+
+def ceiling_rows(series: dict[int, dict[str, rounds.Series]], elements: int) -> list[dict[str, Any]]:
+    rows = []
+    for name in next(iter(series.values())):
+        if not name.startswith("ceiling "):
+            continue
+        _, widths_text, *huge = name.split(" ")
+        moved = ceiling.moved(tuple(map(int, widths_text.split("/"))))
+        for count, at in series.items():
+            one = at[name]
+            rows.append(
+                {
+                    "id": name,
+                    "label": f"memory ceiling, {moved} B" + (", huge pages" if huge else ""),
+                    "threads": count,
+                    "seconds": one.seconds,
+                    "gelt_per_s": elements / one.seconds * 1e-9,
+                    "bytes_per_element": moved,
+                    "gb_per_s": moved * elements / one.seconds * 1e-9,
+                    "scaling": series[1][name].seconds / one.seconds if count != 1 and 1 in series else None,
+                    "cores": one.cores,
+                    "clean": len(one.clean),
+                    "taken": len(one.samples),
+                    "disturbed": one.disturbed,
+                    "targets": [],
+                }
+            )
+    return rows
+
+
+def measure_codes(choice: Choice, quick: bool) -> list[Count]:
+    if (reason := choice.why_not("bitsandbytes")) is not None:
+        print(f"codes: not counted, the table of values is bitsandbytes' and it {reason}", file=sys.stderr)
+        return []
+    targets: list[str] = []
+    if with_lowtide := choice.why_not("lowtide") is None:
+        targets = importlib.import_module("step.contenders.lowtide").describe()["cpu_targets"]
+        targets = ["", *targets[1:]]
+    return count_wrong(1 << (14 if quick else 20), targets, with_lowtide)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Measures one optimizer step on the CPU.")
+    parser.add_argument("--quick", action="store_true", help="small and short: shows that it runs, measures nothing")
+    parser.add_argument("--rows", default="", help="groups or lines to run, separated by commas (default: all)")
+    parser.add_argument("--threads", default="1,2", help="numbers of threads, separated by commas (default: 1,2)")
+    parser.add_argument("--json", type=Path, help="where to write all results (default: OUT/step.json)")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder for step.json and step.md")
+    parser.add_argument("--list", action="store_true", help="show the names for --rows and stop")
+    return parser.parse_args()
+
+
+def finite(value: Any) -> Any:
+    """JSON has no NaN."""
+    if isinstance(value, dict):
+        return {key: finite(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="4 Mi elements, few rounds")
-    parser.add_argument("--rounds", type=int, default=None, help="rounds per contender (default 15, quick 3)")
-    parser.add_argument("--json", type=Path, default=Path("out/bench/step.json"), help="where the figures go")
-    parser.add_argument("--markdown", type=Path, default=None, help="write the tables as Markdown too")
-    args = parser.parse_args()
-
-    settings = Settings(
-        elements=(4 if args.quick else 64) << 20,
-        peer_elements=(1 if args.quick else 16) << 20,
-        tiny_tensors=500 if args.quick else 10_000,
-        rounds=args.rounds or (3 if args.quick else 15),
-    )
-    result: dict[str, object] = {"machine": machine(), "settings": vars(settings)}
-    result["large"] = large_rows(settings)
-    result["peers"] = peer_rows(settings)
-    result["tiny"] = tiny_rows(settings)
-    result["state"] = state_row()
-    result["codes"] = codes_row()
-    result["load_average_after"] = os.getloadavg()
-
-    show(result)
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"wrote {args.json}")
-    if args.markdown:
-        args.markdown.write_text(markdown(result))
-        print(f"wrote {args.markdown}")
+    args = arguments()
+    if args.list:
+        for group in GROUPS:
+            print(f"{group.id:10} {group.title}")
+            for line in group.lines:
+                print(f"    {line.id:24} {line.label}")
+        print(f"{CODES:10} 8-bit codes against the nearest of all 256")
+        return 0
+    choice = Choice([name for name in args.rows.split(",") if name], args.quick)
+    counts = [count for count in map(int, args.threads.split(",")) if count <= len(threads.cores())]
+    if not counts:
+        raise SystemExit(f"--threads: got {args.threads}, wanted at most {len(threads.cores())}, the cores there are")
+    packages = [importlib.import_module(f"step.contenders.{name}").PACKAGE for name in MODULES]
+    result: dict[str, Any] = {
+        "quick": args.quick,
+        "machine": machine.describe(sorted(set(packages))),
+        "ceiling_flags": ceiling.FLAGS,
+        "method": {
+            "seconds": "33rd percentile of the clean samples",
+            "samples": "seconds, share of them that threads waited for a core, cores in use",
+            "max_delay": rounds.MAX_DELAY,
+            "settle_seconds": rounds.SETTLE_SECONDS,
+        },
+        "load_average": {"before": machine.load_average()},
+        "groups": [],
+        "series": {},
+    }
+    start = time.monotonic()
+    for group in GROUPS:
+        if lines := choice.lines(group):
+            print(f"measuring: {group.title} ...", file=sys.stderr, flush=True)
+            data, series = measure_group(group, lines, choice, counts, args.quick)
+            result["groups"].append(data)
+            result["series"][group.id] = {
+                str(count): {name: report.series_data(one) for name, one in at.items()} for count, at in series.items()
+            }
+            gc.collect()
+    codes = measure_codes(choice, args.quick) if choice.codes() else []
+    result["codes"] = [dataclasses.asdict(count) for count in codes]
+    result["contenders"] = {
+        name: importlib.import_module(f"step.contenders.{name}").describe()
+        for name in MODULES
+        if choice.why_not(name) is None
+    }
+    result["load_average"]["after"] = machine.load_average()
+    result["seconds"] = time.monotonic() - start
+    report.show(result, codes)
+    target = args.json or args.out / "step.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(finite(result), indent=1, ensure_ascii=False) + "\n")
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "step.md").write_text(report.markdown(result, codes))
+    print(f"\nwritten: {target}, {args.out / 'step.md'}", file=sys.stderr)
     return 0
 
 

@@ -13,7 +13,7 @@ from .errors import ExampleError
 from .files import write_atomically
 
 FORMAT = "llama-example-checkpoint-1"
-KEYS = {"format", "identity", "environment", "step", "batch_hash", "model", "optimizer", "scheduler", "rng", "history"}
+KEYS = {"format", "identity", "environment", "step", "batch_hash", "model", "optimizer", "scheduler", "rng", "history", "sessions"}
 
 
 def save(path: Path, content: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from .optimizers import make_optimizer, reported_bytes, state_bytes, title
 from .progress import Progress, StopSignals
 from .tokens import Batches, Tokens, validation_windows
 
-SERIES = ("loss", "grad_norm", "lr", "step_ms", "optimizer_ms", "rss", "seconds")
+SERIES = ("loss", "grad_norm", "lr", "step_ms", "optimizer_ms", "rss", "rss_growth", "seconds")
 
 
 def learning_rate_factor(config: Config, step: int) -> float:
@@ -58,6 +58,9 @@ class Trainer:
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda s: learning_rate_factor(config, s))
         self.batches = Batches(tokens.train, config.batch, config.context, config.seed)
         self.windows = validation_windows(tokens.validation, config.context, config.eval_windows)
+        # Memory of each process that worked on this run; a resumed run has several, each with a baseline of its own.
+        self.sessions: list[dict[str, int]] = []
+        self.baseline = 0
         self.done = 0
         self.batch_hash = ""
         self.history: dict[str, list[Any]] = {name: [] for name in (*SERIES, "validation")}
@@ -85,8 +88,13 @@ class Trainer:
                 "scheduler": self.scheduler.state_dict(),
                 "rng": torch.get_rng_state(),
                 "history": self.history,
+                "sessions": [*self.sessions, self.session()],
             },
         )
+
+    def session(self) -> dict[str, int]:
+        """Memory of this process so far."""
+        return {"until_step": self.done, "rss_before_model": self.baseline, "rss_peak": memory.peak_bytes()}
 
     def restore(self, warn: Callable[[str], None]) -> None:
         """Continue from the checkpoint."""
@@ -105,6 +113,7 @@ class Trainer:
             raise ExampleError(f"checkpoint {self.path} does not fit this model or optimizer ({error}): "
                                "delete it to start this run anew")  from error  # fmt: skip
         self.done, self.batch_hash, self.history = content["step"], content["batch_hash"], content["history"]
+        self.sessions = content["sessions"]
 
     def step(self) -> float:
         """One training step with its measurements; returns the training loss."""
@@ -129,7 +138,8 @@ class Trainer:
         self.optimizer.zero_grad()
         end = time.perf_counter()
         elapsed = (self.history["seconds"][-1] if self.done else 0.0) + end - start
-        row = (value, norm_value, rate, (end - start) * 1e3, (after - before) * 1e3, rss, elapsed)
+        row = (value, norm_value, rate, (end - start) * 1e3, (after - before) * 1e3, rss,
+               rss - self.baseline, elapsed)  # fmt: skip
         for name, item in zip(SERIES, row, strict=True):
             self.history[name].append(item)
         self.done += 1
@@ -141,8 +151,12 @@ class Trainer:
         self.history["validation"].append([self.done, value])
         return value
 
-    def result(self, baseline: int, peak: int, peak_reset: bool) -> dict[str, Any]:
+    def result(self, peak_reset: bool) -> dict[str, Any]:
         """Everything the report needs to know about this run."""
+        # First of all: what follows copies state, which is no part of training. A process that only read the end of
+        # a finished run has trained nothing and is left out.
+        trained = not self.sessions or self.sessions[-1]["until_step"] < self.done
+        sessions = [*self.sessions, self.session()] if trained else self.sessions
         parameters = sum(p.numel() for p in self.model.parameters())
         measured, reported = state_bytes(self.optimizer), reported_bytes(self.optimizer)
         total = measured if reported is None else reported
@@ -157,8 +171,9 @@ class Trainer:
             "optimizer_bytes": total,
             "optimizer_bytes_in_checkpoint": measured,
             "optimizer_bytes_per_parameter": total / parameters,
-            "rss_before_model": baseline,
-            "rss_peak": peak,
+            "sessions": sessions,
+            "rss_peak": max(s["rss_peak"] for s in sessions),
+            "rss_peak_growth": max(s["rss_peak"] - s["rss_before_model"] for s in sessions),
             "rss_peak_excludes_imports": peak_reset,
             "step_ms_median": statistics.median(self.history["step_ms"]),
             "optimizer_ms_median": statistics.median(self.history["optimizer_ms"]),
@@ -178,6 +193,7 @@ def train(config: Config, label: str, tokens: Tokens, warn: Callable[[str], None
         peak_reset = memory.reset_peak()
         baseline = memory.resident_bytes()
         trainer = Trainer(config, label, tokens, threads)
+        trainer.baseline = baseline
         if config.resume and trainer.path.exists():
             trainer.restore(warn)
         progress = Progress(title(label, config), config.steps, trainer.done, config.quiet)
@@ -199,7 +215,7 @@ def train(config: Config, label: str, tokens: Tokens, warn: Callable[[str], None
                     trainer.save()
         finally:
             progress.close()
-        return trainer.result(baseline, memory.peak_bytes(), peak_reset)
+        return trainer.result(peak_reset)
 
 
 def _interruption(path: Path, step: int, config: Config) -> str:

@@ -90,11 +90,10 @@ def _memory(report: dict[str, Any]) -> plt.Figure:
     runs = list(report["runs"].values())
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.6), width_ratios=[2.2, 1], layout="constrained")
     for run, colour, style in zip(runs, COLOURS, STYLES, strict=False):
-        base = run["rss_before_model"]
-        left.plot(run["history"]["seconds"], (np.asarray(run["history"]["rss"]) - base) / MIB, color=colour,
+        left.plot(run["history"]["seconds"], np.asarray(run["history"]["rss_growth"]) / MIB, color=colour,
                   linestyle=style, lw=1.6, label=f"{run['title']}, after each step")  # fmt: skip
-        left.axhline((run["rss_peak"] - base) / MIB, color=colour, ls=":", lw=1.2,
-                     label=f"peak {(run['rss_peak'] - base) / MIB:.0f} MiB ({run['rss_peak'] / MIB:.0f} with libraries)")  # fmt: skip
+        left.axhline(run["rss_peak_growth"] / MIB, color=colour, ls=":", lw=1.2,
+                     label=f"peak {run['rss_peak_growth'] / MIB:.0f} MiB ({run['rss_peak'] / MIB:.0f} with libraries)")  # fmt: skip
     left.set_ylim(bottom=0)
     left.set_xlabel("seconds of training")
     left.set_ylabel("resident memory above the level\nbefore the model was built (MiB)")

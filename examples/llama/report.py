@@ -45,6 +45,8 @@ def make_report(config: Config, data: dict[str, Any], runs: dict[str, Any], seco
             "optimizer_ms_ratio": run["optimizer_ms_median"] / first["optimizer_ms_median"],
             "same_start": run["initial_weights_sha256"] == first["initial_weights_sha256"],
             "same_batches": run["batches_sha256"] == first["batches_sha256"],
+            # Sessions may differ in the load of the machine, its threads and its memory allocator.
+            "same_conditions": len(run["sessions"]) == len(first["sessions"]) == 1,
         }
         for label, run in list(runs.items())[1:]
     }
@@ -93,5 +95,8 @@ def print_table(report: dict[str, Any]) -> None:
             highlight=False,
             soft_wrap=True,
         )
+        if not row["same_conditions"]:
+            console.print("  resumed runs: losses and state bytes stand; times and RSS come from several sessions and "
+                          "are not comparable", highlight=False, soft_wrap=True)  # fmt: skip
         if not (row["same_start"] and row["same_batches"]):
             console.print("  [bold red]the two did not start from the same weights or see the same batches[/]")

@@ -10,6 +10,7 @@
 #include <cfenv>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -73,6 +74,12 @@ void leave_core(int core) {
   if (core < 0 || sched_getcpu() != core) return;
   cpu_set_t others = process_cores();
   CPU_CLR(static_cast<size_t>(core), &others);
+  const char* bind = std::getenv("OMP_PROC_BIND");
+  if (CPU_COUNT(&others) == 0 && bind && std::strcmp(bind, "false") != 0) {
+    // OpenMP has bound the only thread so far: ask for every core, the kernel grants those the process was given.
+    for (size_t i = 0; i < CPU_SETSIZE; ++i) CPU_SET(i, &others);
+    CPU_CLR(static_cast<size_t>(core), &others);
+  }
   if (CPU_COUNT(&others) > 0) sched_setaffinity(0, sizeof others, &others);
 }
 

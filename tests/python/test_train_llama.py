@@ -73,12 +73,15 @@ def test_resume_gives_the_same_bits(tmp_path: Path, text: Path, label: str) -> N
         assert resumed["history"][name] == whole["history"][name], name
     for name in ("final_weights_sha256", "batches_sha256", "initial_weights_sha256"):
         assert resumed[name] == whole[name], name
+    assert [s["until_step"] for s in resumed["sessions"]] == [9, 14, 20]
+    assert resumed["rss_peak"] == max(s["rss_peak"] for s in resumed["sessions"])
     assert whole["final_weights_sha256"] != whole["initial_weights_sha256"]
     print(f"{label}: 20 losses and the final weights {whole['final_weights_sha256'][:12]} equal after two resumptions")
 
     # Resuming a finished run trains no more and reports the same.
     again = train_llama.run(replace(broken, resume=True))["runs"][label]
     assert again["final_weights_sha256"] == whole["final_weights_sha256"]
+    assert [s["until_step"] for s in again["sessions"]] == [9, 14, 20]
 
 
 @needs_lowtide
@@ -106,13 +109,14 @@ def test_report_and_pictures(tmp_path: Path, text: Path) -> None:
     assert {"config", "environment", "data", "seconds", "runs", "comparison"} <= report.keys()
     assert torch.__version__.startswith(report["environment"]["packages"]["torch"])
     run = report["runs"]["torch"]
-    for name in ("loss", "grad_norm", "lr", "step_ms", "optimizer_ms", "rss", "seconds"):
+    for name in ("loss", "grad_norm", "lr", "step_ms", "optimizer_ms", "rss", "rss_growth", "seconds"):
         assert len(run["history"][name]) == 20, name
     assert [step for step, _ in run["history"]["validation"]] == [0, 5, 10, 15, 20]
     assert run["history"]["loss"][-1] < run["history"]["loss"][0] - 0.3
     assert run["rss_peak"] >= max(run["history"]["rss"]) > 0
     # Two fp32 moments and a four-byte step counter per tensor.
     assert 8 * run["parameters"] < run["optimizer_bytes"] < 8 * run["parameters"] + 4096
+    assert len(run["sessions"]) == 1 and report["comparison"]["torch:fused"]["same_conditions"]
     assert report["comparison"]["torch:fused"]["same_batches"] and report["comparison"]["torch:fused"]["same_start"]
     for name in ("loss.png", "memory.png"):
         picture = (tmp_path / name).read_bytes()

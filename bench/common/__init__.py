@@ -1,1 +1,0 @@
-"""What all benchmarks share: how to measure on a machine that is not quiet."""

@@ -1,0 +1,66 @@
+"""The machine and the software of a measurement, as written into its report."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+from common import threads
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return "unknown"
+
+
+def _field(path: str, name: str) -> str:
+    for line in _read(path).splitlines():
+        if line.startswith(name):
+            return line.partition(":")[2].strip()
+    return "unknown"
+
+
+def _first_line(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return (done.stdout.splitlines() or ["unknown"])[0]
+
+
+def load_average() -> list[float]:
+    return [round(value, 2) for value in os.getloadavg()]
+
+
+def versions(packages: list[str]) -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def describe(packages: list[str]) -> dict[str, object]:
+    import torch
+
+    return {
+        "cpu": _field("/proc/cpuinfo", "model name"),
+        "cores": len(threads.cores()),
+        "logical_cpus": len(threads.ALLOWED),
+        "cache_l3": _read("/sys/devices/system/cpu/cpu0/cache/index3/size"),
+        "memory": _field("/proc/meminfo", "MemTotal"),
+        "kernel": platform.release(),
+        "huge_pages": _read("/sys/kernel/mm/transparent_hugepage/enabled"),
+        "torch_instruction_set": torch.backends.cpu.get_cpu_capability(),
+        "compiler": _first_line("g++", "--version"),
+        "revision": _first_line("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"),
+        "environment": {key: os.environ.get(key, "") for key in threads.BOUND},
+        "versions": versions(packages),
+    }

@@ -1,0 +1,100 @@
+"""Where the threads of a measurement run, and whether they got their cores.
+
+Import this before anything that loads an OpenMP runtime: such a runtime binds the thread that loads it to one core, and
+the cores that the process may use are read here, at import.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable
+
+# A worker woken from sleep is placed on its waker's core while anything else runs: without binding, two threads are
+# often as fast as one. OpenMP reads these when it is loaded.
+BOUND = {"OMP_PROC_BIND": "true", "OMP_PLACES": "cores"}
+# Settings that would make a contender slower or its thread count another than the row's.
+UNWANTED = ("OMP_WAIT_POLICY", "OMP_NUM_THREADS", "OMP_DYNAMIC", "GOMP_CPU_AFFINITY", "GOMP_SPINCOUNT", "KMP_AFFINITY",
+            "KMP_BLOCKTIME", "MKL_NUM_THREADS")
+
+ALLOWED = sorted(os.sched_getaffinity(0))
+
+
+def restart_bound() -> None:
+    """Starts this process again, with the settings above, unless it has them."""
+    wanted = {key: value for key, value in os.environ.items() if key not in UNWANTED} | BOUND
+    if wanted != dict(os.environ):
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], wanted)
+
+
+def _siblings(cpu: int) -> frozenset[int]:
+    """The logical CPUs of one core."""
+    try:
+        with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as file:
+            text = file.read()
+    except OSError:
+        return frozenset({cpu})
+    cpus: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        cpus.update(range(int(first), int(last or first) + 1))
+    return frozenset(cpus)
+
+
+def cores() -> list[int]:
+    """One logical CPU of each core that this process may use."""
+    seen: set[frozenset[int]] = set()
+    return [cpu for cpu in ALLOWED if (one := _siblings(cpu)) not in seen and not seen.add(one)]
+
+
+def tasks() -> list[int]:
+    return [int(name) for name in os.listdir("/proc/self/task")]
+
+
+def set_threads(count: int) -> None:
+    """`count` threads for torch and for every OpenMP runtime in the process: a library may have brought its own."""
+    import torch
+
+    torch.set_num_threads(count)
+    with open("/proc/self/maps") as maps:
+        mapped = {line.split(maxsplit=5)[5].strip() for line in maps if ".so" in line}
+    for path in mapped:
+        if os.path.basename(path).startswith(("libgomp", "libiomp5", "libomp")):
+            ctypes.CDLL(path).omp_set_num_threads(count)
+
+
+def placed(warm_up: Callable[[], None]) -> None:
+    """Runs `warm_up`, which makes every contender start its threads; then this thread is bound to the first core and all
+    others are kept off it.
+
+    A pool that is not OpenMP's starts its threads from this one and inherits where it may run. OpenMP has bound it to
+    one core by now: with that left as it is, such a pool would share the one core with its caller.
+    """
+    first = cores()[0]
+    os.sched_setaffinity(0, ALLOWED)
+    warm_up()
+    os.sched_setaffinity(0, {first})
+    elsewhere = set(ALLOWED) - _siblings(first)
+    if not elsewhere:
+        return
+    for task in tasks():
+        if task == os.getpid():
+            continue
+        try:
+            now = os.sched_getaffinity(task)
+            os.sched_setaffinity(task, now & elsewhere or elsewhere)
+        except OSError:
+            pass  # The thread has ended.
+
+
+def queue_delay() -> int:
+    """Nanoseconds that the threads of this process have waited for a core, ready to run."""
+    total = 0
+    for task in tasks():
+        try:
+            with open(f"/proc/self/task/{task}/schedstat") as file:
+                total += int(file.read().split()[1])
+        except (OSError, IndexError):
+            pass  # The thread has ended, or the kernel keeps no such figures.
+    return total

@@ -1,1 +1,0 @@
-"""The speed of one optimizer step."""
