@@ -79,6 +79,7 @@ std::vector<BadCall> param_calls() {
       {"too many elements", add({memory, DType::kF32, {kHuge, kHuge}, {}}), {"more than 2^62"}},
       {"strides for other dims", add({memory, DType::kF32, {4}, {1, 1}}), {"got 2 strides for 1 sizes"}},
       {"negative stride", add({memory, DType::kF32, {4}, {-1}}), {"got a stride of -1", "0 or more"}},
+      {"strides beyond all memory", add({memory, DType::kF32, {4}, {int64_t{1} << 62}}), {"2^62"}},
       {"expanded", add({memory, DType::kF32, {4}, {0}}), {"share one address", "a copy"}},
       {"state name",
        [](Optimizer& o) {

@@ -130,6 +130,27 @@ TEST(Lifecycle, MomentumSwitchedOnMidRunStartsAsAFreshOne) {
   }
 }
 
+// Restoring the number of steps before or after the state makes no difference: SGD's buffer is not taken for an empty
+// one.
+TEST(Lifecycle, RestoredMomentumIsUsedInAnyOrder) {
+  for (const bool steps_first : {false, true}) {
+    Config config;
+    config.rule = "sgd", config.state = "fp32", config.hyper.lr = 1, config.hyper.momentum = 0.5;
+    Tensor p(DType::kF32, {4});
+    const Tensor g(DType::kF32, {4});
+    const std::vector<float> buffer(4, 1.f);
+    Optimizer optimizer = make_optimizer(config);
+    optimizer.add_param(0, p.view(), false);
+    if (steps_first) optimizer.set_steps(0, 5);
+    optimizer.allocate_state(0);
+    optimizer.import_state(0, 0, buffer.data());
+    if (!steps_first) optimizer.set_steps(0, 5);
+    const Gradient gradient = g.gradient();
+    optimizer.step({&gradient, 1});
+    for (int64_t i = 0; i < 4; ++i) EXPECT_EQ(p.get(i), -0.5f) << "steps first: " << steps_first;
+  }
+}
+
 // Codes and scales copied byte by byte are the state; so are decoded values, with one exception: the signed dynamic map
 // has no entry at -1, so a block whose largest magnitude is negative decodes to less than its scale (0.993 of it), and
 // encoding that again takes a smaller scale.

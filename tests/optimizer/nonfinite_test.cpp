@@ -93,6 +93,33 @@ TEST(NonFinite, NamesTheFirstParameterAndKnowsTheLimit) {
     for (int64_t i = 0; i < p.numel; ++i) ASSERT_TRUE(std::isfinite(p.get(i)));
 }
 
+// What is squared is the scaled gradient: the limit is 2^62 / |grad_scale|.
+TEST(NonFinite, TheLimitFollowsTheGradientScale) {
+  auto rng = seeded("scale", 74);
+  int checked = 0;
+  for (const std::string& target : cpu_targets())
+    for (const double scale : {1024.0, -1024.0, 0x1p-10, 0x1p-100}) {
+      Config config;
+      config.target = target, config.state = "fp32";
+      Model model(config, DType::kF32, rng);
+      StepOptions options;
+      options.grad_scale = scale;
+      const float limit = static_cast<float>(std::min(0x1p62 / std::fabs(scale), 0x1p127));
+      if (limit < 0x1p127f) {
+        model.grads[1].set(7, limit);
+        EXPECT_FALSE(model.step(options).applied) << target << " scale " << scale;
+      }
+      model.grads[1].set(7, kNan);
+      EXPECT_FALSE(model.step(options).applied) << target << " scale " << scale;
+      model.grads[1].set(7, std::nextafterf(limit, 0.f));
+      EXPECT_TRUE(model.step(options).applied) << target << " scale " << scale;
+      for (const StateView& state : model.optimizer.state(1))
+        for (int64_t i = 0; i < state.numel; ++i, ++checked)
+          ASSERT_TRUE(std::isfinite(static_cast<const float*>(state.codes)[i])) << state.name << " scale " << scale;
+    }
+  std::printf("%d moments finite\n", checked);
+}
+
 TEST(NonFinite, RaisePolicyNamesTheParameterAndChangesNothing) {
   auto rng = seeded("raise", 72);
   Config config;

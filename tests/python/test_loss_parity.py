@@ -33,7 +33,7 @@ SEEDS = (0, 1, 2)
 # a larger gap would outweigh the choice of the seed. The mean of three gets about half of it (27 / sqrt 3 = 16).
 BOUND_EACH = 27.0
 BOUND_MEAN = 16.0
-# The control: a learning rate that is a fifth too low. Halving it costs about 300, so this costs near 100. Were it not
+# The control: a learning rate that is a fifth too low. Halving it costs about 300, this 82. Were it not
 # told from the right one, the bounds would prove nothing.
 CONTROL_FACTOR = 0.8
 

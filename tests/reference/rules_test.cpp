@@ -1,11 +1,10 @@
 // Trajectories of 100 steps with float32 state against the papers' formulas in double.
 //
-// Bound, with u = ulp of the largest |p|. p itself: each step rounds it twice (decay, then the subtraction), half a u
-// each, and the factor 1 - lr * weight_decay is a float32 near 1, off by up to 2^-25: another half. Rounding of the
-// update d: its relative error is at most (steps + 12) * 2^-24 (the float32 betas enter every one of `steps` products;
-// a dozen operations after that), of |d| <= 8 lr for these gradients. Adam's and SGD's L2 term feeds p's error back
-// through the gradient, a factor below 1 + 8 lr * weight_decay a step: 1.1 in all. So after T steps
-//   |error| <= 1.1 T (1.5 u + 8 lr (T + 12) 2^-24).
+// Bound, with u = ulp of the largest |p|. p itself is rounded once a step, by the subtraction: half a u. Rounding of
+// what is subtracted: its relative error is at most (steps + 12) * 2^-24 (the float32 betas enter every one of `steps`
+// products; a dozen operations after that), of at most 8 lr for these gradients. Adam's and SGD's L2 term feeds p's
+// error back through the gradient, a factor below 1 + 8 lr * weight_decay a step: 1.1 in all. So after T steps
+//   |error| <= 1.1 T (u / 2 + 8 lr (T + 12) 2^-24).
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -113,7 +112,7 @@ Outcome run(const Claim& claim, bool mistake) {
   }
   Outcome out;
   out.unit = std::ldexp(1, std::ilogb(largest) - 23);
-  out.bound = 1.1 * kSteps * (1.5 * out.unit + 8 * claim.hyper.lr * (kSteps + 12) * 0x1p-24);
+  out.bound = 1.1 * kSteps * (out.unit / 2 + 8 * claim.hyper.lr * (kSteps + 12) * 0x1p-24);
   for (size_t i = 0; i < p.size(); ++i) {
     if (reference[i].near_sign_change)
       ++out.skipped;
