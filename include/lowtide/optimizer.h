@@ -30,8 +30,8 @@ struct OptimizerOptions {
   std::string rule = "adamw";  // one of rule_names()
   NonFinite nonfinite = NonFinite::kSkip;
   // -- affect speed only
-  int threads = 0;         // worker threads incl. the caller; 0 = one per core this process may run on
-  std::string cpu_target;  // "" = best for this CPU, else one of cpu_targets()
+  int threads = 0;              // worker threads incl. the caller; 0 = one per core this process may run on
+  std::string cpu_target = "";  // "" = best for this CPU, else one of cpu_targets()
 };
 
 // Hyper-parameters of all rules; a rule reads those it names in docs/rules.md and ignores the others.

@@ -20,8 +20,8 @@ LT_API const char* dtype_name(DType dtype);  // "float32", "bfloat16", "float16"
 struct TensorView {
   void* data = nullptr;
   DType dtype = DType::kF32;
-  std::vector<int64_t> sizes;
-  std::vector<int64_t> strides;
+  std::vector<int64_t> sizes = {};
+  std::vector<int64_t> strides = {};
 };
 
 }  // namespace lowtide
