@@ -1,9 +1,11 @@
-// The Python module lowtide._core: lowtide::Optimizer plus the torch tensors it steps. No torch headers and no torch ABI:
-// tensors are read through their Python attributes, states go out through DLPack.
+// The Python module lowtide._core: lowtide::Optimizer plus the torch tensors it steps. No torch headers and no torch
+// ABI: tensors are read through their Python attributes, states go out through DLPack.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+
+#include <memory>
 
 #include "optim/hyper_fields.h"
 #include "param_binding.h"
@@ -42,11 +44,22 @@ lowtide::NonFinite nonfinite_from(const std::string& name) {
   throw nb::value_error(("got nonfinite='" + name + "', wanted 'skip', 'raise' or 'propagate'").c_str());
 }
 
-// The Python object: the optimizer and the tensors of its parameters.
+// What tensors of state keep alive: the memory, without the parameters. Were it the whole optimizer, a parameter that
+// refers to its optimizer would make a cycle through memory that the garbage collector cannot see into.
+struct StateMemory {
+  std::shared_ptr<lowtide::Optimizer> core;
+};
+
+// The Python object: the optimizer and the tensors of its parameters. Calls that change it are refused while a step of
+// another thread is under way (the step releases the GIL).
 class PyOptimizer {
  public:
   PyOptimizer(const std::string& rule, const std::string& nonfinite, int threads, const std::string& cpu_target)
-      : rule_(rule), core_({rule, nonfinite_from(nonfinite), threads, cpu_target}), binding_(core_) {}
+      : rule_(rule),
+        shared_(std::make_shared<lowtide::Optimizer>(
+            lowtide::OptimizerOptions{rule, nonfinite_from(nonfinite), threads, cpu_target})),
+        core_(*shared_),
+        binding_(core_) {}
 
   int add_group(const nb::dict& hyper, const std::string& state, int64_t min_quantized_numel) {
     return core_.add_group({hyper_from(lowtide::default_hyper(rule_), hyper), state, min_quantized_numel});
@@ -54,9 +67,13 @@ class PyOptimizer {
   void set_hyper(int group, const nb::dict& hyper) { core_.set_hyper(group, hyper_from(core_.hyper(group), hyper)); }
   void set_threads(int threads) { core_.set_threads(threads); }
   void set_nonfinite(const std::string& policy) { core_.set_nonfinite(nonfinite_from(policy)); }
-  int64_t add_param(int group, nb::object param, bool with_state) { return binding_.add(group, param, with_state); }
+  int64_t add_param(int group, nb::object param, bool with_state) {
+    const Busy busy(*this);
+    return binding_.add(group, param, with_state);
+  }
 
   int64_t step(double grad_scale, bool assume_finite) {
+    const Busy busy(*this);
     const auto& grads = binding_.collect();
     lowtide::StepOptions options;
     options.grad_scale = grad_scale;
@@ -72,27 +89,31 @@ class PyOptimizer {
   std::vector<std::string> state_names() const { return lowtide::state_names(rule_); }
   std::string state_codec(int64_t param) const { return core_.state_codec(param); }
 
-  nb::dict state(nb::handle self, int64_t param) {
+  nb::dict state(int64_t param) {
     nb::dict out;
-    out["step"] = tensor(self, const_cast<int64_t*>(core_.steps_address(param)), {}, nb::dtype<int64_t>());
+    const nb::object owner = nb::cast(StateMemory{shared_});
+    out["step"] = tensor(owner, const_cast<int64_t*>(core_.steps_address(param)), {}, nb::dtype<int64_t>());
     const std::vector<int64_t>& sizes = binding_.sizes(param);
     for (const lowtide::StateView& view : core_.state(param)) {
       const nb::dlpack::dtype type = view.code_bytes == 1   ? nb::dtype<uint8_t>()
                                      : view.code_bytes == 2 ? nb::dlpack::dtype{4 /* bfloat */, 16, 1}
                                                             : nb::dtype<float>();
-      out[view.name] = tensor(self, view.codes, sizes, type);
+      out[view.name] = tensor(owner, view.codes, sizes, type);
       if (view.scales)
-        out[(std::string(view.name) + "_scale").c_str()] = tensor(self, view.scales, {view.rows, view.blocks_per_row}, nb::dtype<float>());
+        out[(std::string(view.name) + "_scale").c_str()] =
+            tensor(owner, view.scales, {view.rows, view.blocks_per_row}, nb::dtype<float>());
     }
     return out;
   }
 
   nb::object export_state(int64_t param, int k) {
+    const Busy busy(*this);
     nb::object out = binding_.empty_like(param);
     core_.export_state(param, k, binding_.float_data(param, out));
     return out;
   }
   void import_state(int64_t param, int k, nb::object value) {
+    const Busy busy(*this);
     core_.import_state(param, k, binding_.float_data(param, value));
   }
 
@@ -112,15 +133,35 @@ class PyOptimizer {
   ParamBinding& binding() { return binding_; }
 
  private:
-  // A torch tensor over the optimizer's memory; it keeps the optimizer alive.
+  // For the length of a call; taken and given back under the GIL. Lets go of the gradients that the call held.
+  class Busy {
+   public:
+    explicit Busy(PyOptimizer& self) : self_(self) {
+      if (self.busy_) throw nb::value_error("this optimizer is in use by another thread; wait for its call to return");
+      self.busy_ = true;
+    }
+    ~Busy() {
+      self_.binding_.release();
+      self_.busy_ = false;
+    }
+    Busy(const Busy&) = delete;
+    Busy& operator=(const Busy&) = delete;
+
+   private:
+    PyOptimizer& self_;
+  };
+
+  // A torch tensor over the optimizer's memory; it keeps `owner` alive.
   static nb::object tensor(nb::handle owner, void* data, const std::vector<int64_t>& sizes, nb::dlpack::dtype type) {
     const std::vector<size_t> shape(sizes.begin(), sizes.end());
     return nb::cast(nb::ndarray<nb::pytorch>(data, shape.size(), shape.data(), owner, nullptr, type));
   }
 
   std::string rule_;
-  lowtide::Optimizer core_;
+  std::shared_ptr<lowtide::Optimizer> shared_;
+  lowtide::Optimizer& core_;
   ParamBinding binding_;
+  bool busy_ = false;
 };
 
 // Parameters refer to the optimizer (hooks, closures) and it to them: let the garbage collector see the cycle.
@@ -134,23 +175,32 @@ int clear(PyObject* self) {
   nb::inst_ptr<PyOptimizer>(self)->binding().clear();
   return 0;
 }
-PyType_Slot kSlots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse)},
-                        {Py_tp_clear, reinterpret_cast<void*>(clear)},
-                        {0, nullptr}};
+PyType_Slot kSlots[] = {
+    {Py_tp_traverse, reinterpret_cast<void*>(traverse)}, {Py_tp_clear, reinterpret_cast<void*>(clear)}, {0, nullptr}};
 
 }  // namespace
 
 NB_MODULE(_core, m) {
   m.attr("__version__") = lowtide::version();
+  nb::set_leak_warnings(false);  // a library does not print; torch's own hooks can keep parameters to the very end
+  nb::class_<StateMemory>(m, "StateMemory");
   nb::register_exception_translator([](const std::exception_ptr& p, void*) {
     try {
       std::rethrow_exception(p);
     } catch (const lowtide::Error& e) {
       switch (e.kind()) {
-        case lowtide::ErrorKind::kInvalidArgument: PyErr_SetString(PyExc_ValueError, e.what()); break;
-        case lowtide::ErrorKind::kOutOfMemory: PyErr_SetString(PyExc_MemoryError, e.what()); break;
-        case lowtide::ErrorKind::kUnsupported: PyErr_SetString(PyExc_NotImplementedError, e.what()); break;
-        case lowtide::ErrorKind::kInternal: PyErr_SetString(PyExc_RuntimeError, e.what()); break;
+        case lowtide::ErrorKind::kInvalidArgument:
+          PyErr_SetString(PyExc_ValueError, e.what());
+          break;
+        case lowtide::ErrorKind::kOutOfMemory:
+          PyErr_SetString(PyExc_MemoryError, e.what());
+          break;
+        case lowtide::ErrorKind::kUnsupported:
+          PyErr_SetString(PyExc_NotImplementedError, e.what());
+          break;
+        case lowtide::ErrorKind::kInternal:
+          PyErr_SetString(PyExc_RuntimeError, e.what());
+          break;
       }
     }
   });
@@ -164,8 +214,8 @@ NB_MODULE(_core, m) {
     return out;
   });
   nb::class_<PyOptimizer>(m, "Optimizer", nb::type_slots(kSlots))
-      .def(nb::init<const std::string&, const std::string&, int, const std::string&>(), "rule"_a, "nonfinite"_a = "skip",
-           "threads"_a = 0, "cpu_target"_a = "")
+      .def(nb::init<const std::string&, const std::string&, int, const std::string&>(), "rule"_a,
+           "nonfinite"_a = "skip", "threads"_a = 0, "cpu_target"_a = "")
       .def("add_group", &PyOptimizer::add_group, "hyper"_a, "state"_a, "min_quantized_numel"_a)
       .def("set_hyper", &PyOptimizer::set_hyper, "group"_a, "hyper"_a)
       .def("set_threads", &PyOptimizer::set_threads, "threads"_a)
@@ -176,8 +226,7 @@ NB_MODULE(_core, m) {
       .def("allocate_state", &PyOptimizer::allocate_state, "param"_a)
       .def("state_names", &PyOptimizer::state_names)
       .def("state_codec", &PyOptimizer::state_codec, "param"_a)
-      .def("state", [](nb::pointer_and_handle<PyOptimizer> self, int64_t param) { return self.p->state(self.h, param); },
-           "param"_a)
+      .def("state", &PyOptimizer::state, "param"_a)
       .def("export_state", &PyOptimizer::export_state, "param"_a, "k"_a)
       .def("import_state", &PyOptimizer::import_state, "param"_a, "k"_a, "value"_a)
       .def("set_step_count", &PyOptimizer::set_step_count, "param"_a, "step"_a)

@@ -16,12 +16,16 @@ std::string shape_text(const int64_t* shape, int ndim) {
   return text + "]";
 }
 
+bool empty(const TensorInfo& t) { return std::find(t.shape, t.shape + t.ndim, 0) != t.shape + t.ndim; }
+
 std::string gradient_name(size_t i) { return "the gradient of parameter " + std::to_string(i); }
 
 }  // namespace
 
 int64_t ParamBinding::add(int group, const nb::object& tensor, bool with_state) {
   TensorView view = reader_.read(tensor, [] { return "a parameter"; }).view();
+  if (nb::cast<bool>(tensor.attr("is_neg")()))
+    refuse_value("got a parameter with a lazy negative bit, wanted tensor.resolve_neg()");
   const int64_t index = optimizer_.add_param(group, view, with_state);
   params_.push_back(tensor);
   entries_.push_back({std::move(view), {}});
@@ -44,10 +48,12 @@ const std::vector<Gradient>& ParamBinding::collect() {
   // Interned: attribute look-up compares pointers. Never destroyed: the interpreter may be gone by then.
   static PyObject* const grad_name = PyUnicode_InternFromString("grad");
   grads_.assign(params_.size(), Gradient{});
+  held_.clear();
+  held_.reserve(params_.size());
   for (size_t i = 0; i < params_.size(); ++i) {
     PyObject* const raw = PyObject_GetAttr(params_[i].ptr(), grad_name);
     if (!raw) throw nb::python_error();
-    const nb::object grad = nb::steal(raw);
+    nb::object grad = nb::steal(raw);
     if (grad.is_none()) continue;
 
     Entry& entry = entries_[i];
@@ -61,12 +67,18 @@ const std::vector<Gradient>& ParamBinding::collect() {
     if (!same(entry.view.sizes, g.shape, g.ndim))
       refuse_value("got " + gradient_name(i) + " of shape " + shape_text(g.shape, g.ndim) + ", wanted " +
                    shape_text(entry.view.sizes.data(), static_cast<int>(entry.view.sizes.size())));
+    if (!g.data && !empty(g))
+      refuse_value("got " + gradient_name(i) + " without memory (its storage was freed), wanted a dense tensor");
     grads_[i].data = g.data;
     grads_[i].dtype = g.dtype;
     if (!g.is_contiguous()) {
       entry.grad_strides.assign(g.strides, g.strides + g.ndim);
       grads_[i].strides = entry.grad_strides.data();
+      // Views of the imaginary part of a conjugate have it; they are never contiguous.
+      if (nb::cast<bool>(grad.attr("is_neg")()))
+        refuse_value("got " + gradient_name(i) + " with a lazy negative bit, wanted grad.resolve_neg()");
     }
+    held_.push_back(std::move(grad));
   }
   return grads_;
 }

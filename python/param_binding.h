@@ -19,14 +19,15 @@ class ParamBinding {
   int64_t add(int group, const nb::object& tensor, bool with_state);
 
   // Reads every parameter's `.grad` and follows parameters whose memory moved. One attribute and two reads a parameter:
-  // this is what a step costs for many small ones. The result is valid until the next call.
+  // this is what a step costs for many small ones. The result is valid until release(), which lets go of the gradients.
   const std::vector<Gradient>& collect();
+  void release() { held_.clear(); }
 
   const std::vector<int64_t>& sizes(int64_t param) const { return entries_.at(static_cast<size_t>(param)).view.sizes; }
   const std::vector<nb::object>& params() const { return params_; }
   void clear() { params_.clear(); }
 
-  nb::object empty_like(int64_t param) const;  // a new contiguous float32 tensor of the parameter's sizes
+  nb::object empty_like(int64_t param) const;           // a new contiguous float32 tensor of the parameter's sizes
   float* float_data(int64_t param, nb::handle tensor);  // of such a tensor, checked
 
  private:
@@ -42,6 +43,7 @@ class ParamBinding {
   std::vector<nb::object> params_;
   std::vector<Entry> entries_;
   std::vector<Gradient> grads_;
+  std::vector<nb::object> held_;  // the gradients of the step under way: other threads may drop theirs meanwhile
 };
 
 }  // namespace lowtide::python

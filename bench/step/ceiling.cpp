@@ -1,8 +1,8 @@
 // The most that memory gives to a step: the same bytes read and written per element, next to no arithmetic.
 //
 // A pass reads g, and reads and writes p and up to two states. To every word it adds a number that is 0 at run time, so
-// it can run over the contenders' own parameters and gradients, in the pages where they lie, and leave them as they are.
-// Widths are bytes per element; n is a multiple of 64.
+// it can run over the contenders' own parameters and gradients, in the pages where they lie, and leave them as they
+// are. Widths are bytes per element; n is a multiple of 64.
 
 #include <pthread.h>
 #include <sched.h>
@@ -52,16 +52,26 @@ using Pass = void (*)(const Streams&, int64_t, int64_t);
 
 Pass find(int p, int g, int s1, int s2) {
   switch (p * 1000 + g * 100 + s1 * 10 + s2) {
-    case 4444: return pass<4, 4, 4, 4>;  // fp32 AdamW                    28 bytes
-    case 4422: return pass<4, 4, 2, 2>;  // bf16 state                    20
-    case 4411: return pass<4, 4, 1, 1>;  // 8-bit state                   16
-    case 4410: return pass<4, 4, 1, 0>;  // 8-bit state, one moment       14
-    case 2244: return pass<2, 2, 4, 4>;  // bf16 parameters, fp32 state   22
-    case 2222: return pass<2, 2, 2, 2>;  // all bf16                      14
-    case 2211: return pass<2, 2, 1, 1>;  // bf16 parameters, 8-bit state  10
-    case 400: return pass<0, 4, 0, 0>;   // gradients read once more       4
-    case 200: return pass<0, 2, 0, 0>;   //                                2
-    default: return nullptr;
+    case 4444:
+      return pass<4, 4, 4, 4>;  // fp32 AdamW                    28 bytes
+    case 4422:
+      return pass<4, 4, 2, 2>;  // bf16 state                    20
+    case 4411:
+      return pass<4, 4, 1, 1>;  // 8-bit state                   16
+    case 4410:
+      return pass<4, 4, 1, 0>;  // 8-bit state, one moment       14
+    case 2244:
+      return pass<2, 2, 4, 4>;  // bf16 parameters, fp32 state   22
+    case 2222:
+      return pass<2, 2, 2, 2>;  // all bf16                      14
+    case 2211:
+      return pass<2, 2, 1, 1>;  // bf16 parameters, 8-bit state  10
+    case 400:
+      return pass<0, 4, 0, 0>;  // gradients read once more       4
+    case 200:
+      return pass<0, 2, 0, 0>;  //                                2
+    default:
+      return nullptr;
   }
 }
 
@@ -108,7 +118,8 @@ std::vector<std::unique_ptr<Helper>>& helpers() {
 extern "C" {
 
 // One pass of `threads` threads, each over one piece. The caller does the first piece where it is; thread k is bound to
-// cpus[k], which must be the same at every call. Not to be called by two threads at once. Returns -1 for widths that are not built.
+// cpus[k], which must be the same at every call. Not to be called by two threads at once. Returns -1 for widths that
+// are not built.
 int ceiling_pass(void* p, const void* g, void* s1, void* s2, int64_t n, const int* widths, int threads,
                  const int* cpus) {
   const Pass run = find(widths[0], widths[1], widths[2], widths[3]);
@@ -120,8 +131,7 @@ int ceiling_pass(void* p, const void* g, void* s1, void* s2, int64_t n, const in
   for (int k = static_cast<int>(others.size()) + 1; k < threads; ++k)
     others.push_back(std::make_unique<Helper>(cpus[k]));
   for (int k = 1; k < threads; ++k) {
-    others[static_cast<size_t>(k) - 1]->start(
-        [=] { run(streams, lines * k / threads, lines * (k + 1) / threads); });
+    others[static_cast<size_t>(k) - 1]->start([=] { run(streams, lines * k / threads, lines * (k + 1) / threads); });
   }
   run(streams, 0, lines / threads);
   for (int k = 1; k < threads; ++k) others[static_cast<size_t>(k) - 1]->join();

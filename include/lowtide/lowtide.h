@@ -1,10 +1,11 @@
 /* Lowtide's C interface (C11): optimizers with small state, stepped in place on memory that the caller owns.
  *
  * Conventions
- *  1. Every function that can fail returns an lt_status; 0 is success. After a failure lt_last_error() says what was got
- *     and what was wanted. A failed call changes nothing.
+ *  1. Every function that can fail returns an lt_status; 0 is success. After a failure lt_last_error() says what was
+ * got and what was wanted. A failed call changes nothing.
  *  2. Handles are opaque, made by *_create and freed by *_destroy, which accepts NULL.
- *  3. Option structs begin with struct_size: set it with the LT_..._INIT macro, and fields added later keep their defaults.
+ *  3. Option structs begin with struct_size: set it with the LT_..._INIT macro, and fields added later keep their
+ * defaults.
  *  4. Counts and sizes are int64_t, strides count elements. Tensors are borrowed, never owned.
  *  5. One optimizer is used by one thread at a time; different ones are independent.
  *  6. Nothing here prints, exits, aborts, or throws across the border.
@@ -36,9 +37,9 @@ typedef enum lt_dtype { LT_F32 = 0, LT_BF16 = 1, LT_F16 = 2 } lt_dtype;
 
 /* What a step does about non-finite gradients (NaN, infinity, magnitudes of 2^62 and above). */
 typedef enum lt_nonfinite {
-  LT_NONFINITE_SKIP = 0,      /* change nothing, count a skipped step */
-  LT_NONFINITE_RAISE = 1,     /* change nothing, return LT_INVALID_ARGUMENT */
-  LT_NONFINITE_PROPAGATE = 2  /* do not look */
+  LT_NONFINITE_SKIP = 0,     /* change nothing, count a skipped step */
+  LT_NONFINITE_RAISE = 1,    /* change nothing, return LT_INVALID_ARGUMENT */
+  LT_NONFINITE_PROPAGATE = 2 /* do not look */
 } lt_nonfinite;
 
 typedef struct lt_optimizer lt_optimizer;
@@ -66,14 +67,16 @@ typedef struct lt_optimizer_options {
   int32_t nonfinite;      /* an lt_nonfinite */
   int32_t threads;        /* 0 = one per core */
 } lt_optimizer_options;
-#define LT_OPTIMIZER_OPTIONS_INIT {sizeof(lt_optimizer_options), 0, 0, LT_NONFINITE_SKIP, 0}
+#define LT_OPTIMIZER_OPTIONS_INIT \
+  { sizeof(lt_optimizer_options), 0, 0, LT_NONFINITE_SKIP, 0 }
 
 typedef struct lt_group_options {
   int64_t struct_size;
   const char* state;           /* "fp32", "bf16", "dynamic8"; NULL = "dynamic8" */
   int64_t min_quantized_numel; /* parameters with fewer elements keep float32 state */
 } lt_group_options;
-#define LT_GROUP_OPTIONS_INIT {sizeof(lt_group_options), 0, 4096}
+#define LT_GROUP_OPTIONS_INIT \
+  { sizeof(lt_group_options), 0, 4096 }
 
 /* One state of one parameter, in the optimizer's memory, alive as long as the optimizer. A value is
  * map[code] * scale, with one scale per `block` elements of a row; scales is NULL where the codec has none. */
@@ -87,9 +90,9 @@ typedef struct lt_state_view {
 } lt_state_view;
 
 typedef struct lt_memory_report {
-  int64_t params, elements;  /* with state */
-  int64_t state_bytes;       /* codes and scales */
-  int64_t allocated_bytes;   /* taken from the system */
+  int64_t params, elements; /* with state */
+  int64_t state_bytes;      /* codes and scales */
+  int64_t allocated_bytes;  /* taken from the system */
   int64_t steps, skipped_steps;
 } lt_memory_report;
 
@@ -111,7 +114,8 @@ LT_API lt_status lt_optimizer_set(lt_optimizer* optimizer, int32_t group, const 
 LT_API lt_status lt_optimizer_get(const lt_optimizer* optimizer, int32_t group, const char* name, double* value);
 
 /* Registers a parameter (borrowed) and allocates its state, zeroed; *param is its number, from 0 over all groups. */
-LT_API lt_status lt_optimizer_add_param(lt_optimizer* optimizer, int32_t group, const lt_tensor* tensor, int64_t* param);
+LT_API lt_status lt_optimizer_add_param(lt_optimizer* optimizer, int32_t group, const lt_tensor* tensor,
+                                        int64_t* param);
 /* The parameter's memory moved; its sizes must be the same. */
 LT_API lt_status lt_optimizer_rebind(lt_optimizer* optimizer, int64_t param, const lt_tensor* tensor);
 

@@ -1,8 +1,8 @@
 // The optimizer: parameters in groups, quantized state that it owns, one call per step.
 //
-// Threads: one Optimizer may be used by one thread at a time; a call that changes it while another is under way is refused
-// with an Error. Reading it (state, report, ...) during another thread's call is a data race.
-// Different Optimizers are independent. Results never depend on the number of threads or the instruction set.
+// Threads: one Optimizer may be used by one thread at a time; a call that changes it while another is under way is
+// refused with an Error. Reading it (state, report, ...) during another thread's call is a data race. Different
+// Optimizers are independent. Results never depend on the number of threads or the instruction set.
 #pragma once
 
 #include <cstdint>
@@ -20,9 +20,10 @@ namespace lowtide {
 // What a step does when some gradient holds a NaN, an infinity or, after grad_scale, a magnitude of 2^62 and above (its
 // square could overflow).
 enum class NonFinite : int32_t {
-  kSkip = 0,       // no parameter and no state changes, nothing is counted as a step; StepResult says so
-  kRaise = 1,      // as kSkip, but throws Error(kInvalidArgument) naming the parameter
-  kPropagate = 2,  // no check (saves one read of the gradients); values spread as in torch.optim
+  kSkip = 0,   // no parameter and no state changes, nothing is counted as a step; StepResult says so
+  kRaise = 1,  // as kSkip, but throws Error(kInvalidArgument) naming the parameter
+  kPropagate =
+      2,  // no check (saves one read of the gradients); values spread, with quantized state through their block
 };
 
 struct OptimizerOptions {
@@ -36,15 +37,15 @@ struct OptimizerOptions {
 
 // Hyper-parameters of all rules; a rule reads those it names in docs/rules.md and ignores the others.
 struct Hyper {
-  double lr = 1e-3;           // >= 0, finite
-  double beta1 = 0.9;         // [0, 1)
-  double beta2 = 0.999;       // [0, 1)
-  double eps = 1e-8;          // > 0 as float32: 0 would divide 0 by 0 where a gradient was always zero
-  double weight_decay = 0;    // >= 0, finite
-  double momentum = 0;        // >= 0, finite
-  double dampening = 0;       // finite; must be 0 with nesterov
-  bool nesterov = false;      // needs momentum > 0
-  bool maximize = false;      // step along the gradient instead of against it
+  double lr = 1e-3;         // >= 0, finite
+  double beta1 = 0.9;       // [0, 1)
+  double beta2 = 0.999;     // [0, 1)
+  double eps = 1e-8;        // > 0 as float32: 0 would divide 0 by 0 where a gradient was always zero
+  double weight_decay = 0;  // >= 0, finite
+  double momentum = 0;      // >= 0, finite
+  double dampening = 0;     // finite; must be 0 with nesterov
+  bool nesterov = false;    // needs momentum > 0
+  bool maximize = false;    // step along the gradient instead of against it
 };
 
 // The rule's usual defaults (those of torch.optim, and of the Lion paper).
@@ -71,8 +72,8 @@ struct StepOptions {
 };
 
 struct StepResult {
-  bool applied = true;            // false: skipped because of a non-finite gradient
-  int64_t nonfinite_param = -1;   // the first parameter (by number) whose gradient was not finite
+  bool applied = true;           // false: skipped because of a non-finite gradient
+  int64_t nonfinite_param = -1;  // the first parameter (by number) whose gradient was not finite
 };
 
 // One state of one parameter, in the optimizer's memory, alive as long as the Optimizer.
@@ -122,6 +123,7 @@ class LT_API Optimizer {
   // States of a parameter in the rule's order; empty if it has none yet.
   std::vector<StateView> state(int64_t param) const;
   bool has_state(int64_t param) const;
+  // Allocates all states of the rule, also those that its present hyper-parameters do not use (SGD's momentum buffer).
   void allocate_state(int64_t param);
   // Name of the codec this parameter's state has or will have (float32 for small parameters).
   const char* state_codec(int64_t param) const;

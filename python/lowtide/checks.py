@@ -1,7 +1,8 @@
 """Options, and checks of what users hand over. None runs once per parameter in a step."""
 
 from collections.abc import Mapping, Sequence
-from numbers import Real
+from numbers import Integral, Real
+from types import NoneType
 from typing import Any
 
 import torch
@@ -14,10 +15,21 @@ REFUSED = {
     "amsgrad": "the running maximum of the second moment is not kept",
     "capturable": "steps of CPU parameters cannot be captured in a graph",
     "differentiable": "steps are not recorded by autograd",
+    "decoupled_weight_decay": "the class decides how weights decay: use AdamW",
 }
 # Options of the whole optimizer, which a parameter group cannot set for itself.
 WHOLE_OPTIMIZER = ("memory", "nonfinite", "amp_scaling", "cpu_target")
 _LARGEST_STEP = 2**53
+# What options may be, in types and in words. What a string may be, the core knows.
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "state": ((str,), "a str"),
+    "min_quantized_numel": ((Integral,), "an integer from 0 to 2^63 - 1"),
+    "nonfinite": ((str,), "'skip', 'raise' or 'propagate'"),
+    "cpu_target": ((str,), "a str"),
+    "amp_scaling": ((bool,), "a bool"),
+    "foreach": ((bool, NoneType), "a bool or None"),
+    "fused": ((bool, NoneType), "a bool or None"),
+}
 
 
 class Options(TypedDict, total=False):
@@ -34,6 +46,7 @@ class Options(TypedDict, total=False):
     fused: bool | None  # likewise
     capturable: bool  # must be False
     differentiable: bool  # must be False
+    decoupled_weight_decay: bool  # must be False: AdamW is the class for it
 
 
 def check_options(options: Options, where: str) -> None:
@@ -41,7 +54,7 @@ def check_options(options: Options, where: str) -> None:
     unknown = [key for key in options if key not in Options.__annotations__]
     if unknown:
         raise TypeError(f"{where}: got unknown option {unknown[0]!r}, wanted one of {list(Options.__annotations__)}")
-    refuse_unsupported(options, where)
+    check_kinds(options, where)
     if options.get("memory") is not None:
         raise ValueError(
             f"memory: got {options['memory']!r}, wanted None: state lives in RAM beside its parameter; "
@@ -49,11 +62,24 @@ def check_options(options: Options, where: str) -> None:
         )
 
 
-def refuse_unsupported(options: Mapping[str, Any], where: str) -> None:
-    """Raises ValueError for an option of torch.optim that would be wrong to ignore."""
+def check_kinds(options: Mapping[str, Any], where: str) -> None:
+    """Raises TypeError for an option of the wrong type, ValueError for one that would be wrong to ignore."""
     for name, reason in REFUSED.items():
         if options.get(name):
             raise ValueError(f"{where}: {name}: got {options[name]!r}, wanted False or None: {reason}")
+    for name, (kinds, wanted) in _KINDS.items():
+        if name not in options:
+            continue
+        value = options[name]
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise TypeError(f"{where}: {name}: got {value!r} ({type(value).__name__}), wanted {wanted}")
+        if isinstance(value, Integral) and bool not in kinds and not 0 <= int(value) < 2**63:
+            raise ValueError(f"{where}: {name}: got {value!r}, wanted {wanted}")
+
+
+def naming(where: str, error: TypeError | ValueError) -> TypeError | ValueError:
+    """The same error, with `where` before its message."""
+    return (TypeError if isinstance(error, TypeError) else ValueError)(f"{where}: {error}")
 
 
 def number(name: str, value: object) -> float:
@@ -90,7 +116,7 @@ def hyper_values(keys: Sequence[str], group: Mapping[str, Any]) -> tuple[float, 
                 values.append(number(key, group[key]))
     except KeyError as error:
         raise ValueError(
-            f"the parameter group has no {error}, wanted all of {sorted({group_key(key) for key in keys})}"
+            f"got no {error}, wanted all of {sorted({group_key(key) for key in keys})}"
         ) from None
     return tuple(values)
 

@@ -14,6 +14,7 @@ from torch.optim.optimizer import ParamsT
 from lowtide import _core, checks
 from lowtide import state_dict as formats
 from lowtide.checks import Options
+from lowtide.states import States, live_entry
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -22,13 +23,13 @@ class Optimizer(torch.optim.Optimizer):
     Parameters: CPU tensors of float32, bfloat16 or float16, dense, of any shape and stride in which no two elements
     share an address. A frozen parameter (`requires_grad=False`) gets its state with its first gradient; one whose
     `.grad` is None is left alone. `state[p]` holds views of the live state: "step" (int64) and each moment (float32,
-    bfloat16, or uint8 codes with a float32 "…_scale" per block). Removing entries from `state` starts those parameters
-    afresh; assigning others has no effect.
+    bfloat16, or uint8 codes with a float32 "…_scale" per block). Removing entries from `state`, or putting {} there,
+    starts those parameters afresh; assigning others has no effect.
     """
 
     def __init__(self, params: ParamsT, rule: str, hyper: dict[str, Any], options: Options) -> None:
         checks.check_options(options, type(self).__name__)
-        self._amp_scaling = bool(options.get("amp_scaling", False))
+        self._amp_scaling = options.get("amp_scaling", False)
         self._nonfinite = options.get("nonfinite", "skip")
         self._cpu_target = options.get("cpu_target", "")
         hyper = {**hyper, "maximize": options.get("maximize", False)}
@@ -53,7 +54,8 @@ class Optimizer(torch.optim.Optimizer):
         self._params: list[torch.Tensor] = []  # all of them, by number
         self._awaited: list[int] = []  # numbers of parameters whose state is not there yet: a step may bring it
         self._with_state = 0  # parameters with state, as the core last counted them
-        self._scaler_skips = 0
+        self._steps_before = 0  # counted before this object was copied or unpickled
+        self._skipped_before = 0  # likewise, and those that a GradScaler with amp_scaling asked for
         if self._amp_scaling:
             self._step_supports_amp_scaling = True
 
@@ -68,14 +70,14 @@ class Optimizer(torch.optim.Optimizer):
         where = f"parameter group {number}"
         if "params" not in param_group:
             raise ValueError(f"{where}: got keys {sorted(map(str, param_group))}, wanted 'params' among them")
-        checks.refuse_unsupported(param_group, where)
+        checks.check_kinds(param_group, where)
         for name in checks.WHOLE_OPTIMIZER:
             if name in param_group:
                 raise ValueError(f"{where}: got {name!r}, wanted it among the options of the whole optimizer")
         if not isinstance(param_group["params"], (torch.Tensor, set)):
             param_group["params"] = list(param_group["params"])
-            bare = [entry[1] if isinstance(entry, tuple) else entry for entry in param_group["params"]]
-            if len({id(entry) for entry in bare}) != len(bare):
+            bare = {id(entry[1] if isinstance(entry, tuple) else entry) for entry in param_group["params"]}
+            if len(bare) != len(param_group["params"]):
                 raise ValueError(f"{where}: got the same parameter more than once, wanted each once")
         super().add_param_group(param_group)
         try:
@@ -84,29 +86,33 @@ class Optimizer(torch.optim.Optimizer):
             for place, param in enumerate(params):
                 checks.check_parameter(param, f"{where}, parameter {place}")
             if self._pushed:  # A core cannot forget a group, so one added during training is tried out on another core.
-                self._register(_core.Optimizer(self._rule, threads=1), param_group)
-            values = self._register(self._core, param_group)
+                self._register(_core.Optimizer(self._rule, threads=1), param_group, where)
+            values = self._register(self._core, param_group, where)
         except BaseException:
             self.param_groups.pop()
             raise
         self._pushed.append(values)
         self._formats.append((param_group["state"], param_group["min_quantized_numel"]))
         self._members.append(list(params))
+        if type(self.state) is not States:
+            self.state = States(dict, self.state)
         for param in params:
             index = len(self._params)
             self._params.append(param)
+            self.state[param] = self._core.state(index) if param.requires_grad else {}
             if not param.requires_grad:
                 self._awaited.append(index)
-            self.state[param] = self._core.state(index) if param.requires_grad else {}
 
-    def _register(self, core: _core.Optimizer, group: dict[str, Any]) -> tuple[float, ...]:
+    def _register(self, core: _core.Optimizer, group: dict[str, Any], where: str) -> tuple[float, ...]:
         """Adds a group and its parameters to `core`; returns the hyper-parameters that it now has."""
-        values = checks.hyper_values(self._hyper_keys, group)
-        number = core.add_group(
-            dict(zip(self._hyper_keys, values, strict=True)), group["state"], group["min_quantized_numel"]
-        )
-        for param in group["params"]:
-            core.add_param(number, param, param.requires_grad)
+        try:
+            values = checks.hyper_values(self._hyper_keys, group)
+            hyper = dict(zip(self._hyper_keys, values, strict=True))
+            number = core.add_group(hyper, group["state"], int(group["min_quantized_numel"]))
+            for param in group["params"]:
+                core.add_param(number, param, param.requires_grad)
+        except (TypeError, ValueError) as error:
+            raise checks.naming(where, error) from error
         return values
 
     @overload
@@ -131,7 +137,7 @@ class Optimizer(torch.optim.Optimizer):
         scale, assume_finite = 1.0, False
         if self._amp_scaling and (found := getattr(self, "found_inf", None)) is not None:
             if float(found) > 0:
-                self._scaler_skips += 1
+                self._skipped_before += 1
                 return loss
             assume_finite = True
             if (loss_scale := getattr(self, "grad_scale", None)) is not None:
@@ -142,8 +148,7 @@ class Optimizer(torch.optim.Optimizer):
         return loss
 
     def _push_options(self) -> None:
-        """Brings the core up to date with what may have changed since the last step. No work per parameter but one
-        comparison of addresses."""
+        """Tells the core what has changed since the last step. No work per parameter but a comparison of addresses."""
         groups = self.param_groups
         if len(groups) != len(self._pushed):
             raise ValueError(f"param_groups: got {len(groups)} groups, wanted {len(self._pushed)}: use add_param_group")
@@ -159,16 +164,20 @@ class Optimizer(torch.optim.Optimizer):
                     f"param_groups[{number}]: got state, min_quantized_numel = {group['state']!r}, "
                     f"{group['min_quantized_numel']!r}, wanted {self._formats[number]}: fixed when the group is added"
                 )
-            values = checks.hyper_values(self._hyper_keys, group)
-            if values != self._pushed[number]:
+            try:
+                values = checks.hyper_values(self._hyper_keys, group)
+                if values == self._pushed[number]:
+                    continue
                 self._core.set_hyper(number, dict(zip(self._hyper_keys, values, strict=True)))
-                self._note_momentum(number, self._pushed[number], values)
-                self._pushed[number] = values
+            except (TypeError, ValueError) as error:
+                raise checks.naming(f"parameter group {number}", error) from error
+            self._note_momentum(number, self._pushed[number], values)
+            self._pushed[number] = values
         threads = torch.get_num_threads()
         if threads != self._threads:
             self._core.set_threads(threads)
             self._threads = threads
-        if len(self.state) < len(self._params):
+        if type(self.state) is not States or self.state.removed:
             formats.restart_removed(self)
 
     def _note_momentum(self, number: int, old: tuple[float, ...], new: tuple[float, ...]) -> None:
@@ -177,14 +186,12 @@ class Optimizer(torch.optim.Optimizer):
             place = self._hyper_keys.index("momentum")
             if bool(old[place]) != bool(new[place]):
                 start = sum(len(members) for members in self._members[:number])
-                added = range(start, start + len(self._members[number]))
-                self._awaited = sorted({*self._awaited, *added})
+                self._awaited = sorted({*self._awaited, *range(start, start + len(self._members[number]))})
                 self._with_state = -1
 
     def _adopt_new_state(self) -> None:
         """Shows, in `state`, what the core has allocated for parameters that had their first gradient."""
-        count = self._core.report()["params"]
-        if count == self._with_state:
+        if (count := self._core.report()["params"]) == self._with_state:
             return
         self._with_state = count
         for index in self._awaited:
@@ -196,12 +203,13 @@ class Optimizer(torch.optim.Optimizer):
     def skipped_steps(self) -> int:
         """Steps that changed nothing because a gradient was not finite (those that GradScaler keeps from this optimizer
         are not seen here)."""
-        return self._core.report()["skipped_steps"] + self._scaler_skips
+        return self._core.report()["skipped_steps"] + self._skipped_before
 
     def report(self) -> dict[str, int | float]:
         """Memory in bytes, and counts: params (with state), elements, state_bytes (what the formats need),
         allocated_bytes, steps, skipped_steps, bytes_per_parameter (state_bytes per element)."""
         out: dict[str, int | float] = dict(self._core.report())
+        out["steps"] += self._steps_before
         out["skipped_steps"] = self.skipped_steps
         out["bytes_per_parameter"] = out["state_bytes"] / out["elements"] if out["elements"] else 0.0
         return out
@@ -218,13 +226,9 @@ class Optimizer(torch.optim.Optimizer):
         return formats.to_torch(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        options = {
-            "rule": self._rule,
-            "nonfinite": self._nonfinite,
-            "amp_scaling": self._amp_scaling,
-            "cpu_target": self._cpu_target,
-        }
-        entries = [self._core.state(i) if self._core.has_state(i) else {} for i in range(len(self._params))]
+        options = {name: getattr(self, f"_{name}") for name in ("rule", "nonfinite", "amp_scaling", "cpu_target")}
+        options |= {name: self.report()[name] for name in ("steps", "skipped_steps")}
+        entries = [live_entry(self, i) for i in range(len(self._params))]
         return {"defaults": self.defaults, "param_groups": self.param_groups, "state": entries, "options": options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -232,8 +236,10 @@ class Optimizer(torch.optim.Optimizer):
         self._nonfinite, self._amp_scaling = options["nonfinite"], options["amp_scaling"]
         self._cpu_target = options["cpu_target"]
         self._open_core(options["rule"], state["defaults"])
-        torch.optim.Optimizer.__init__(self, state["param_groups"], state["defaults"])
+        groups = [dict(group) for group in state["param_groups"]]  # copy.copy hands over the original's
+        torch.optim.Optimizer.__init__(self, groups, dict(state["defaults"]))
         formats.copy_in(self, state["state"])
+        self._steps_before, self._skipped_before = options.get("steps", 0), options.get("skipped_steps", 0)
 
     def __repr__(self) -> str:
         lines = [f"{type(self).__name__} (lowtide {_core.__version__}, {self._core.cpu_target()}"]

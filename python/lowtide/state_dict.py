@@ -21,6 +21,7 @@ import torch
 
 from lowtide import _core, checks, torch_dict
 from lowtide.checks import check_moment, check_tensor, expect, read_step
+from lowtide.states import States, live_entry
 
 if TYPE_CHECKING:
     from lowtide.optimizer import Optimizer
@@ -69,12 +70,12 @@ def copy_in(optimizer: Optimizer, entries: list[dict[str, torch.Tensor]]) -> Non
 
 def restart_removed(optimizer: Optimizer) -> None:
     """Zeroes the state of parameters that were removed from `optimizer.state`, as torch.optim would."""
-    core = optimizer._core
-    gone = [i for i, param in enumerate(optimizer._params) if param not in optimizer.state]
-    _apply(optimizer, [Restore(i, 0, {}, False) for i in gone if core.has_state(i)])
-    for i in gone:
-        if not core.has_state(i):
-            optimizer.state[optimizer._params[i]] = {}
+    states = optimizer.state
+    if type(states) is not States:
+        optimizer.state = states = States(dict, states)
+    gone = [i for i, param in enumerate(optimizer._params) if not states.get(param)]
+    _apply(optimizer, [Restore(i, 0, {}, False) for i in gone])
+    states.removed = False
 
 
 def to_torch(optimizer: Optimizer) -> dict[str, Any]:
@@ -152,10 +153,14 @@ def _plan(optimizer: Optimizer, entries: dict[int, dict[str, Any]], ours: bool) 
         if ours and entry is None:
             expect(not (has_state and param.requires_grad), where, "no entry", "one (empty for a frozen parameter)")
         if not entry:
-            if has_state:
-                plan.append(Restore(i, 0, {}, False))
+            plan.append(Restore(i, 0, {}, False))
             continue
-        live = optimizer._core.state(i) if has_state else _template(optimizer, i)
+        live = optimizer._core.state(i)
+        if not has_state or len(live) == 1:  # SGD without momentum shows no buffer, and can be given one
+            live = _template(optimizer, i)
+        if ours and "momentum_buffer" in live and set(entry) == {"step"}:
+            plan.append(Restore(i, read_step(entry, where), {}, False))
+            continue
         read = _read_entry if ours else torch_dict.read_entry
         step, tensors = read(entry, live, param, where)
         for name, tensor in tensors.items():
@@ -166,13 +171,14 @@ def _plan(optimizer: Optimizer, entries: dict[int, dict[str, Any]], ours: bool) 
 
 
 def _template(optimizer: Optimizer, index: int) -> dict[str, torch.Tensor]:
-    """State as the core would allocate it for a parameter that has none yet."""
+    """All the state that the core can allocate for a parameter, whatever its momentum."""
     param = optimizer._params[index]
     number = next(n for n, members in enumerate(optimizer._members) if any(param is member for member in members))
     core = _core.Optimizer(optimizer._rule, threads=1)
     hyper = dict(zip(optimizer._hyper_keys, optimizer._pushed[number], strict=True))
     core.add_group(hyper, *optimizer._formats[number])
-    core.add_param(0, param)
+    core.add_param(0, param, False)
+    core.allocate_state(0)
     return core.state(0)
 
 
@@ -210,7 +216,7 @@ def _apply(optimizer: Optimizer, plan: Iterable[Restore]) -> None:
     plan = list(plan)
     core = optimizer._core
     for restore in plan:
-        if not core.has_state(restore.number):
+        if restore.tensors:
             core.allocate_state(restore.number)
     for restore in plan:
         i, param = restore.number, optimizer._params[restore.number]
@@ -224,6 +230,8 @@ def _apply(optimizer: Optimizer, plan: Iterable[Restore]) -> None:
         if not restore.encode:
             for name, tensor in restore.tensors.items():
                 live[name].copy_(tensor.detach())
-        core.set_step_count(i, restore.step)
-        optimizer.state[param] = live
+        core.set_step_count(i, restore.step if restore.tensors else 0)  # 0 also says: nothing is in the buffers yet
+        if not restore.tensors:
+            live["step"].fill_(restore.step)
+        optimizer.state[param] = live_entry(optimizer, i)
     optimizer._awaited = [i for i in optimizer._awaited if not core.has_state(i)]

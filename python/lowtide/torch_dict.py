@@ -43,7 +43,6 @@ def read_entry(
     if momentum_only:
         present = {name for name, value in entry.items() if value is not None and name != "step"}
         expect(present <= {"momentum_buffer"}, where, sorted(map(str, entry)), ["momentum_buffer"])
-        expect(present <= set(names), where, "'momentum_buffer'", "none: this optimizer has no momentum")
         names = sorted(present)
     else:
         expect(set(entry) == {"step", *names}, where, sorted(map(str, entry)), sorted(["step", *names]))

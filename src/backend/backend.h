@@ -1,6 +1,6 @@
 // What a place of computation can do: one table of operations, the same for every backend. Kernels see pointers and
-// counts, never memory tiers. The optimizer calls it with everything checked; an implementation checks only what it alone
-// can know (no device, no memory).
+// counts, never memory tiers. The optimizer calls it with everything checked; an implementation checks only what it
+// alone can know (no device, no memory).
 #pragma once
 
 #include <cstdint>
@@ -8,12 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "backend/limits.h"
 #include "core/layout.h"
 #include "lowtide/tensor.h"
 
 namespace lowtide {
-
-inline constexpr int kMaxStates = 3;
 
 // One parameter in one step. Everything is borrowed for the call; nothing here owns.
 struct StepItem {
@@ -22,12 +21,12 @@ struct StepItem {
   const Layout* param_layout = nullptr;
   const Layout* grad_layout = nullptr;
   DType param_dtype = DType::kF32, grad_dtype = DType::kF32;
-  int rule = 0, codec = 0;  // numbers of rules.def and codecs.def
-  float grad_scale = 1.f;   // multiplies every gradient (loss scale, maximize)
-  const void* args = nullptr;          // the rule's Args
-  void* codes[kMaxStates] = {};        // [numel], contiguous
-  float* scales[kMaxStates] = {};      // [rows][ceil(row length / 256)], nullptr if the codec has none
-  uint32_t stochastic = 0;             // bit k: state k is rounded stochastically with key[k]
+  int rule = 0, codec = 0;         // numbers of rules.def and codecs.def
+  float grad_scale = 1.f;          // multiplies every gradient (loss scale, maximize)
+  const void* args = nullptr;      // the rule's Args
+  void* codes[kMaxStates] = {};    // [numel], contiguous
+  float* scales[kMaxStates] = {};  // [rows][ceil(row length / 256)], nullptr if the codec has none
+  uint32_t stochastic = 0;         // bit k: state k is rounded stochastically with key[k]
   uint32_t key[kMaxStates][2] = {};
 };
 

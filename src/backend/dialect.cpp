@@ -12,14 +12,14 @@ namespace {
 
 template <class R>
 RuleInfo rule_info(const char* name) {
-  static_assert(sizeof(typename R::Args) <= kArgsBytes && R::kStates <= 3);
-  return RuleInfo{name, R::kStates, R::kSigned, {R::kStateNames, R::kStateNames + R::kStates},
-                  [](const RuleHyper& h, void* out) {
-                    const RuleInput in{h.lr, h.beta1, h.beta2, h.eps, h.weight_decay, h.momentum, h.dampening,
-                                       h.nesterov, h.t, h.first};
-                    const typename R::Args args = R::args(in);
-                    std::memcpy(out, &args, sizeof args);
-                  }};
+  static_assert(sizeof(typename R::Args) <= kArgsBytes && R::kStates <= kMaxStates);
+  return RuleInfo{
+      name, R::kStates, R::kSigned, {R::kStateNames, R::kStateNames + R::kStates}, [](const RuleHyper& h, void* out) {
+        const RuleInput in{h.lr,       h.beta1,     h.beta2,    h.eps, h.weight_decay,
+                           h.momentum, h.dampening, h.nesterov, h.t,   h.first};
+        const typename R::Args args = R::args(in);
+        std::memcpy(out, &args, sizeof args);
+      }};
 }
 
 template <class C>
@@ -30,6 +30,25 @@ CodecInfo codec_info() {
 }
 
 static_assert(kBlock == kBlockElements);
+// The numbers of the lists are positions in the tables below.
+constexpr int kRuleNumbers[] = {
+#define LT_RULE(number, name, Rule) number,
+#include "portable/rules.def"
+#undef LT_RULE
+};
+constexpr int kCodecNumbers[] = {
+#define LT_CODEC(number, name, Codec) number,
+#include "portable/codecs.def"
+#undef LT_CODEC
+};
+template <int n>
+constexpr bool counts_up(const int (&numbers)[n]) {
+  for (int i = 0; i < n; ++i)
+    if (numbers[i] != i) return false;
+  return true;
+}
+static_assert(counts_up(kRuleNumbers) && counts_up(kCodecNumbers),
+              "rules.def and codecs.def are numbered 0, 1, 2, ...");
 enum : int {
 #define LT_RULE(number, name, Rule) k_##name = number,
 #include "portable/rules.def"
@@ -75,19 +94,24 @@ std::vector<std::string> codec_names() {
 
 namespace {
 
-int find(const char* what, const std::string& name, const std::vector<std::string>& names) {
+// Position in `table` of the entry that users know as `name`; `names` are those they may know.
+template <class Info>
+int find(const char* what, const std::string& name, const std::vector<Info>& table,
+         const std::vector<std::string>& names) {
   std::string known;
-  for (size_t i = 0; i < names.size(); ++i) {
-    if (names[i] == name) return static_cast<int>(i);
-    known += (i ? ", " : "") + names[i];
+  for (const std::string& one : names) {
+    if (one == name)
+      for (size_t i = 0; i < table.size(); ++i)
+        if (name == table[i].name) return static_cast<int>(i);
+    known += (known.empty() ? "" : ", ") + one;
   }
   fail(ErrorKind::kInvalidArgument, "got %s '%s', wanted one of: %s", what, name.c_str(), known.c_str());
 }
 
 }  // namespace
 
-int find_rule(const std::string& name) { return find("rule", name, rule_names()); }
-int find_codec(const std::string& name) { return find("state", name, codec_names()); }
+int find_rule(const std::string& name) { return find("rule", name, rules(), rule_names()); }
+int find_codec(const std::string& name) { return find("state", name, codecs(), codec_names()); }
 
 std::vector<std::string> state_names(const std::string& rule) {
   const RuleInfo& info = rules()[static_cast<size_t>(find_rule(rule))];

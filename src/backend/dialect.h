@@ -6,10 +6,9 @@
 #include <string>
 #include <vector>
 
-namespace lowtide {
+#include "backend/limits.h"
 
-inline constexpr int kBlockElements = 256;
-inline constexpr size_t kArgsBytes = 64;  // room for any rule's Args
+namespace lowtide {
 
 // The rule-independent input of RuleInfo::make_args; see portable/rules/hyper.h.
 struct RuleHyper {
@@ -22,7 +21,7 @@ struct RuleHyper {
 struct RuleInfo {
   const char* name;
   int states;
-  unsigned signed_mask;                  // bit k: state k takes both signs
+  unsigned signed_mask;  // bit k: state k takes both signs
   std::vector<const char*> state_names;
   void (*make_args)(const RuleHyper&, void* args);  // writes at most kArgsBytes
 };
@@ -30,8 +29,8 @@ struct RuleInfo {
 struct CodecInfo {
   const char* name;
   int code_bytes;
-  bool scaled;                // one float32 scale per block
-  unsigned zero_code[2];      // code of 0: [unsigned, signed]; memory starts with it
+  bool scaled;            // one float32 scale per block
+  unsigned zero_code[2];  // code of 0: [unsigned, signed]; memory starts with it
 };
 
 // By number. Rules that users do not name (sgd_plain) are included.

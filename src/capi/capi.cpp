@@ -14,7 +14,6 @@
 struct lt_optimizer {
   lowtide::Optimizer optimizer;
   std::string rule;
-  std::vector<lowtide::Gradient> gradients;  // of one step, kept for its memory
 };
 
 namespace {
@@ -50,9 +49,7 @@ lt_status guarded(Fn&& body) noexcept {
   }
 }
 
-void require(const void* pointer, const char* name) {
-  LT_REQUIRE(pointer, "got NULL for %s", name);
-}
+void require(const void* pointer, const char* name) { LT_REQUIRE(pointer, "got NULL for %s", name); }
 
 // Options of an older or newer caller: copies what both know, keeps the defaults of the rest.
 template <class Options>
@@ -107,11 +104,16 @@ const char* lt_last_error(void) { return last_error.c_str(); }
 
 const char* lt_status_name(lt_status status) {
   switch (status) {
-    case LT_OK: return "ok";
-    case LT_INVALID_ARGUMENT: return "invalid argument";
-    case LT_OUT_OF_MEMORY: return "out of memory";
-    case LT_UNSUPPORTED: return "unsupported";
-    case LT_INTERNAL: return "internal error";
+    case LT_OK:
+      return "ok";
+    case LT_INVALID_ARGUMENT:
+      return "invalid argument";
+    case LT_OUT_OF_MEMORY:
+      return "out of memory";
+    case LT_UNSUPPORTED:
+      return "unsupported";
+    case LT_INTERNAL:
+      return "internal error";
   }
   return "unknown status";
 }
@@ -128,7 +130,7 @@ lt_status lt_optimizer_create(const lt_optimizer_options* options, lt_optimizer*
     if (given.cpu_target) wanted.cpu_target = given.cpu_target;
     wanted.nonfinite = static_cast<lowtide::NonFinite>(given.nonfinite);
     wanted.threads = given.threads;
-    *out = new lt_optimizer{lowtide::Optimizer(wanted), wanted.rule, {}};
+    *out = new lt_optimizer{lowtide::Optimizer(wanted), wanted.rule};
   });
 }
 
@@ -194,13 +196,13 @@ lt_status lt_optimizer_step(lt_optimizer* optimizer, const lt_gradient* gradient
     LT_REQUIRE(count == optimizer->optimizer.param_count(), "got %lld gradients for %lld parameters",
                static_cast<long long>(count), static_cast<long long>(optimizer->optimizer.param_count()));
     if (count) require(gradients, "gradients");
-    optimizer->gradients.clear();
+    std::vector<lowtide::Gradient> all;
+    all.reserve(static_cast<size_t>(count));
     for (int64_t i = 0; i < count; ++i)
-      optimizer->gradients.push_back(
-          {gradients[i].data, static_cast<lowtide::DType>(gradients[i].dtype), gradients[i].strides});
+      all.push_back({gradients[i].data, static_cast<lowtide::DType>(gradients[i].dtype), gradients[i].strides});
     lowtide::StepOptions options;
     options.stream = stream;
-    const lowtide::StepResult result = optimizer->optimizer.step(optimizer->gradients, options);
+    const lowtide::StepResult result = optimizer->optimizer.step(all, options);
     if (applied) *applied = result.applied;
   });
 }
@@ -213,8 +215,8 @@ lt_status lt_optimizer_state(const lt_optimizer* optimizer, int64_t param, int32
     LT_REQUIRE(k >= 0 && k < static_cast<int32_t>(states.size()), "got state %d of parameter %lld, which has %zu", k,
                static_cast<long long>(param), states.size());
     const lowtide::StateView& view = states[static_cast<size_t>(k)];
-    *out = {view.name, view.codec, view.codes, view.scales, view.numel, view.rows, view.blocks_per_row,
-            view.code_bytes, view.block};
+    *out = {view.name, view.codec,          view.codes,      view.scales, view.numel,
+            view.rows, view.blocks_per_row, view.code_bytes, view.block};
   });
 }
 

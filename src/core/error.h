@@ -12,9 +12,9 @@ namespace lowtide {
 [[noreturn, gnu::format(printf, 2, 3)]] void fail(ErrorKind kind, const char* pattern, ...);
 
 // LT_REQUIRE(condition, "got n=%lld, wanted ...", n): throws kInvalidArgument if the caller's value is wrong.
-#define LT_REQUIRE(condition, ...) \
-  do {                             \
-    if (!(condition)) [[unlikely]] \
+#define LT_REQUIRE(condition, ...)                                          \
+  do {                                                                      \
+    if (!(condition)) [[unlikely]]                                          \
       ::lowtide::fail(::lowtide::ErrorKind::kInvalidArgument, __VA_ARGS__); \
   } while (false)
 

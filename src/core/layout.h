@@ -10,10 +10,10 @@ namespace lowtide {
 // Sizes and strides in elements, dims of size 1 dropped and neighbours that are contiguous to each other merged.
 struct Layout {
   int64_t numel = 0;
-  int64_t rows = 1;        // dim 0; 1 for tensors of fewer than two dims
-  int64_t row_length = 0;  // product of the other dims
-  int64_t extent = 0;      // elements from the first to the last address, inclusive; 0 if empty
-  bool contiguous = true;  // row-major without gaps
+  int64_t rows = 1;                     // dim 0; 1 for tensors of fewer than two dims
+  int64_t row_length = 0;               // product of the other dims
+  int64_t extent = 0;                   // elements from the first to the last address, inclusive; 0 if empty
+  bool contiguous = true;               // row-major without gaps
   std::vector<int64_t> sizes, strides;  // merged; empty if contiguous
 
   // Empty strides mean contiguous. Throws kInvalidArgument on negative sizes or strides, a number of strides other than

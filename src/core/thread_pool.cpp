@@ -10,7 +10,6 @@
 #include <cfenv>
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -68,18 +67,12 @@ cpu_set_t process_cores() {
   return all;
 }
 
-// A thread woken from sleep is often put on the waker's core, or starts bound to it, and would share it with the caller.
-// Moves it off.
+// A thread woken from sleep is often put on the waker's core, or starts bound to it, and would share it with the
+// caller. Moves it off.
 void leave_core(int core) {
   if (core < 0 || sched_getcpu() != core) return;
   cpu_set_t others = process_cores();
   CPU_CLR(static_cast<size_t>(core), &others);
-  const char* bind = std::getenv("OMP_PROC_BIND");
-  if (CPU_COUNT(&others) == 0 && bind && std::strcmp(bind, "false") != 0) {
-    // OpenMP has bound the only thread so far: ask for every core, the kernel grants those the process was given.
-    for (size_t i = 0; i < CPU_SETSIZE; ++i) CPU_SET(i, &others);
-    CPU_CLR(static_cast<size_t>(core), &others);
-  }
   if (CPU_COUNT(&others) > 0) sched_setaffinity(0, sizeof others, &others);
 }
 
@@ -87,6 +80,7 @@ class ThreadPool {
  public:
   // Returns false if the pool is busy.
   bool run(int threads, const std::function<void(int)>& job) {
+    threads = std::min(threads, available_cores_);  // more would only wait for each other
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock) return false;
     grow(threads - 1);
@@ -135,6 +129,7 @@ class ThreadPool {
   }
 
   static constexpr int kHelperBits = 16;
+  const int available_cores_ = std::max(8, available_threads());
 
   std::mutex mutex_;
   std::vector<std::thread> workers_;

@@ -1,5 +1,5 @@
-// Hands out state memory of one optimizer from few large buffers, and counts it. Nothing is given back one by one: state
-// lives as long as its optimizer.
+// Hands out state memory of one optimizer from few large buffers, and counts it. Nothing is given back one by one:
+// state lives as long as its optimizer.
 #pragma once
 
 #include <cstddef>

@@ -19,13 +19,20 @@ Hyper default_hyper(const std::string& rule) {
 void check_hyper(const Hyper& h) {
   const auto at_least_zero = [](const char* name, double value) {
     LT_REQUIRE(std::isfinite(value) && value >= 0, "got %s=%g, wanted a finite number of 0 or more", name, value);
-    LT_REQUIRE(std::isfinite(static_cast<float>(value)), "got %s=%g, wanted a number that float32 can hold", name, value);
+    LT_REQUIRE(std::isfinite(static_cast<float>(value)), "got %s=%g, wanted a number that float32 can hold", name,
+               value);
   };
   at_least_zero("lr", h.lr);
   at_least_zero("weight_decay", h.weight_decay);
   at_least_zero("momentum", h.momentum);
   LT_REQUIRE(h.beta1 >= 0 && h.beta1 < 1, "got beta1=%g, wanted 0 <= beta1 < 1", h.beta1);
   LT_REQUIRE(h.beta2 >= 0 && h.beta2 < 1, "got beta2=%g, wanted 0 <= beta2 < 1", h.beta2);
+  const auto fits = [](double value) { return std::isfinite(static_cast<float>(value)); };
+  LT_REQUIRE(
+      fits(h.lr / (1 - h.beta1)) && fits(h.lr * h.weight_decay),
+      "got lr=%g with beta1=%g and weight_decay=%g, wanted lr / (1 - beta1) and lr * weight_decay that float32 can "
+      "hold",
+      h.lr, h.beta1, h.weight_decay);
   LT_REQUIRE(std::isfinite(h.eps) && static_cast<float>(h.eps) > 0 && std::isfinite(static_cast<float>(h.eps)),
              "got eps=%g, wanted eps > 0 as float32 (with 0, a gradient that was always zero would give 0/0)", h.eps);
   LT_REQUIRE(std::isfinite(static_cast<float>(h.dampening)), "got dampening=%g, wanted a finite number", h.dampening);

@@ -72,7 +72,7 @@ struct Optimizer::Impl {
   }
   Slot& slot_with_state(int64_t param, int k) {
     Slot& slot = slot_at(param);
-    const int states = slot.has_state ? rules()[static_cast<size_t>(slot.rule)].states : 0;
+    const int states = slot.has_state ? rules()[static_cast<size_t>(slot.state_rule)].states : 0;
     LT_REQUIRE(k >= 0 && k < states, "got state %d of parameter %lld, which has %d", k, ll(param), states);
     return slot;
   }
@@ -98,9 +98,9 @@ struct Optimizer::Impl {
   void refresh_rule(Slot& slot) {
     const int now = effective_rule(rule, groups[static_cast<size_t>(slot.group)].hyper.momentum);
     if (slot.rule == now) return;
-    const bool gains_state = rules()[static_cast<size_t>(now)].states > 0 && !slot.codes[0];
     slot.rule = now;
-    if (gains_state && slot.has_state) slot.has_state = false;  // allocated anew by the next step
+    const auto states = [](int of) { return rules()[static_cast<size_t>(of)].states; };
+    if (states(now) > states(slot.state_rule)) slot.has_state = false;  // allocated by the next step
   }
 
   // True if memory of two parameters may overlap: they are then stepped one after another, in order.
@@ -129,8 +129,9 @@ struct Optimizer::Impl {
     ArgsEntry& e = args.emplace_back();
     e.group = slot.group, e.rule = slot.rule, e.t = t, e.first = first;
     const Hyper& h = groups[static_cast<size_t>(slot.group)].hyper;
-    const RuleHyper in{h.lr,       h.beta1,    h.beta2,    h.eps, h.weight_decay,
-                       h.momentum, h.dampening, h.nesterov, static_cast<double>(t), first};
+    const RuleHyper in{
+        h.lr, h.beta1, h.beta2, h.eps, h.weight_decay, h.momentum, h.dampening, h.nesterov, static_cast<double>(t),
+        first};
     rules()[static_cast<size_t>(slot.rule)].make_args(in, e.bytes);
     return e.bytes;
   }
@@ -144,7 +145,8 @@ struct Optimizer::Impl {
         slot.grad_strides.clear();
         slot.grad_layout = Layout::make(slot.sizes, {});
       }
-    } else if (slot.grad_strides.empty() || !std::equal(slot.grad_strides.begin(), slot.grad_strides.end(), grad.strides)) {
+    } else if (slot.grad_strides.empty() ||
+               !std::equal(slot.grad_strides.begin(), slot.grad_strides.end(), grad.strides)) {
       slot.grad_layout = Layout::make(slot.sizes, {grad.strides, dims});
       slot.grad_strides.assign(grad.strides, grad.strides + dims);
     }
@@ -163,7 +165,7 @@ struct Optimizer::Impl {
       LT_REQUIRE(grad.dtype == DType::kF32 || grad.dtype == DType::kBF16 || grad.dtype == DType::kF16,
                  "got element type %d for the gradient of parameter %zu; gradients are float32, bfloat16 or float16",
                  static_cast<int>(grad.dtype), i);
-      if (!slot.has_state) slot.allocate_state(arena);
+      if (!slot.has_state) slot.allocate_state(arena, slot.rule);
       StepItem& item = items.emplace_back();
       item_params.push_back(static_cast<int64_t>(i));
       item.param = slot.data;
@@ -182,8 +184,10 @@ struct Optimizer::Impl {
 
   StepResult step(std::span<const Gradient> grads, const StepOptions& options) {
     const Exclusive guard(busy);
-    LT_REQUIRE(grads.size() == slots.size(), "got %zu gradients for %zu parameters; give one each, with null data where "
-               "there is none", grads.size(), slots.size());
+    LT_REQUIRE(grads.size() == slots.size(),
+               "got %zu gradients for %zu parameters; give one each, with null data where "
+               "there is none",
+               grads.size(), slots.size());
     LT_REQUIRE(std::isfinite(static_cast<float>(options.grad_scale)), "got grad_scale=%g, wanted a finite number",
                options.grad_scale);
     LT_REQUIRE(!options.stream, "got a stream for CPU parameters, wanted nullptr");
@@ -195,7 +199,8 @@ struct Optimizer::Impl {
         if (nonfinite == NonFinite::kRaise)
           fail(ErrorKind::kInvalidArgument,
                "the gradient of parameter %lld holds a NaN, an infinity or a magnitude of 2^62 and above; nothing was "
-               "changed", ll(param));
+               "changed",
+               ll(param));
         ++skipped_steps;
         return StepResult{false, param};
       }
@@ -208,7 +213,7 @@ struct Optimizer::Impl {
     for (const int64_t param : item_params) {
       Slot& slot = slots[static_cast<size_t>(param)];
       ++slot.steps;
-      slot.fresh = false;
+      if (rules()[static_cast<size_t>(slot.rule)].states > 0) slot.fresh = false;
     }
     ++steps;
     return StepResult{};
@@ -218,7 +223,7 @@ struct Optimizer::Impl {
     Slot& slot = slot_with_state(param, k);
     CodecItem item;
     item.codec = slot.codec;
-    item.is_signed = (rules()[static_cast<size_t>(slot.rule)].signed_mask >> k) & 1;
+    item.is_signed = (rules()[static_cast<size_t>(slot.state_rule)].signed_mask >> k) & 1;
     item.rows = slot.layout.rows;
     item.row_length = slot.layout.row_length;
     item.codes = slot.codes[k];
@@ -277,7 +282,7 @@ int64_t Optimizer::add_param(int group, const TensorView& param, bool with_state
   slot.codec = codec_for(of.codec, layout, of.min_quantized_numel);
   slot.sizes = param.sizes;
   impl_->bind(slot, param, std::move(layout));
-  if (with_state) slot.allocate_state(impl_->arena);
+  if (with_state) slot.allocate_state(impl_->arena, slot.rule);
   impl_->slots.push_back(std::move(slot));
   return static_cast<int64_t>(impl_->slots.size()) - 1;
 }
@@ -299,7 +304,7 @@ std::vector<StateView> Optimizer::state(int64_t param) const {
   const Slot& slot = impl_->slot_at(param);
   std::vector<StateView> views;
   if (!slot.has_state) return views;
-  const RuleInfo& rule = rules()[static_cast<size_t>(slot.rule)];
+  const RuleInfo& rule = rules()[static_cast<size_t>(slot.state_rule)];
   const CodecInfo& codec = codecs()[static_cast<size_t>(slot.codec)];
   for (int k = 0; k < rule.states; ++k)
     views.push_back({rule.state_names[static_cast<size_t>(k)], codec.name, slot.codes[k], slot.scales[k],
@@ -311,7 +316,8 @@ std::vector<StateView> Optimizer::state(int64_t param) const {
 void Optimizer::allocate_state(int64_t param) {
   const Exclusive guard(impl_->busy);
   Slot& slot = impl_->slot_at(param);
-  if (!slot.has_state) slot.allocate_state(impl_->arena);
+  const auto states = [](int of) { return rules()[static_cast<size_t>(of)].states; };
+  if (!slot.has_state || states(slot.state_rule) < states(impl_->rule)) slot.allocate_state(impl_->arena, impl_->rule);
 }
 
 bool Optimizer::has_state(int64_t param) const { return impl_->slot_at(param).has_state; }

@@ -19,11 +19,11 @@ int64_t bytes_with(int codec, const Layout& layout) {
 int64_t Slot::blocks_per_row() const { return (layout.row_length + kBlockElements - 1) / kBlockElements; }
 
 int64_t Slot::state_bytes() const {
-  return has_state ? rules()[static_cast<size_t>(rule)].states * bytes_with(codec, layout) : 0;
+  return has_state ? rules()[static_cast<size_t>(state_rule)].states * bytes_with(codec, layout) : 0;
 }
 
-void Slot::allocate_state(Arena& arena) {
-  const RuleInfo& of = rules()[static_cast<size_t>(rule)];
+void Slot::allocate_state(Arena& arena, int of_rule) {
+  const RuleInfo& of = rules()[static_cast<size_t>(of_rule)];
   const CodecInfo& as = info(codec);
   const size_t code_bytes = static_cast<size_t>(layout.numel * as.code_bytes);
   const size_t scale_bytes = as.scaled ? static_cast<size_t>(layout.rows * blocks_per_row()) * 4 : 0;
@@ -45,6 +45,7 @@ void Slot::allocate_state(Arena& arena) {
     if (as.scaled) scales[k] = reinterpret_cast<float*>(scale_record + static_cast<size_t>(k) * aligned(scale_bytes));
   }
   has_state = true;
+  state_rule = of_rule;
   fresh = true;
 }
 

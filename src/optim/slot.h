@@ -10,28 +10,29 @@ namespace lowtide {
 
 struct Slot {
   int group = 0;
-  int rule = 0;   // the effective rule: what its state was made for
+  int rule = 0;   // the effective rule: SGD without momentum steps as sgd_plain
   int codec = 0;  // as decided at registration: small parameters keep float32
   void* data = nullptr;
   DType dtype = DType::kF32;
   std::vector<int64_t> sizes;
   Layout layout;
-  Layout grad_layout;           // of the last gradient, kept for its memory
+  Layout grad_layout;                 // of the last gradient, kept for its memory
   std::vector<int64_t> grad_strides;  // for which grad_layout was made; empty = contiguous
   int64_t steps = 0;
   bool has_state = false;
-  bool fresh = false;           // the state holds nothing yet: no step, and nothing was restored into it
+  int state_rule = 0;  // whose states are allocated; SGD keeps its buffer while momentum is 0
+  bool fresh = false;  // the state holds nothing yet: no step, and nothing was restored into it
   void* codes[kMaxStates] = {};
   float* scales[kMaxStates] = {};
 
   int64_t blocks_per_row() const;
   int64_t state_bytes() const;  // codes and scales of all states
-  // Allocates the states, each decoding to zero. Throws kOutOfMemory and changes nothing.
-  void allocate_state(Arena& arena);
+  // Allocates the states of `of_rule`, each decoding to zero. Throws kOutOfMemory and changes nothing.
+  void allocate_state(Arena& arena, int of_rule);
 };
 
-// The codec of a parameter: `wanted`, unless the parameter is smaller than `min_numel` or the codec would not save memory
-// (rows of one element need a scale each). Looks at the whole parameter only, so that shards of it decide alike.
+// The codec of a parameter: `wanted`, unless the parameter is smaller than `min_numel` or the codec would not save
+// memory (rows of one element need a scale each). Looks at the whole parameter only, so that shards of it decide alike.
 int codec_for(int wanted, const Layout& layout, int64_t min_numel);
 
 }  // namespace lowtide

@@ -1,8 +1,11 @@
 // Counter-based random bits for stochastic rounding: a hash of (seed, step, global element index), so that the result
-// depends on nothing else (threads, tiers, shards, order). Two multiplications; one was shown not to be enough: pairs at
-// lags 16 and 256 correlate. Element indices are those of the whole parameter; bits above 32 are folded into the key.
+// depends on nothing else (threads, tiers, shards, order). Two multiplications; one was shown not to be enough: pairs
+// at lags 16 and 256 correlate. Element indices are those of the whole parameter; bits above 32 are folded into the
+// key.
 
-struct RandomKey { u32 k0, k1; };
+struct RandomKey {
+  u32 k0, k1;
+};
 
 LT_FN u64 splitmix64(u64 x) {
   x += 0x9e3779b97f4a7c15ull;

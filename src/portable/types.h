@@ -1,4 +1,5 @@
-// Names of the fixed-width types, and the function markers. An includer for a device defines LT_FN and LT_HOST_FN first.
+// Names of the fixed-width types, and the function markers. An includer for a device defines LT_FN and LT_HOST_FN
+// first.
 #ifndef LT_FN
 #define LT_FN static inline __attribute__((always_inline))
 #endif
@@ -14,5 +15,9 @@ using i64 = long long;
 static_assert(sizeof(u16) == 2 && sizeof(u32) == 4 && sizeof(u64) == 8 && sizeof(float) == 4);
 
 // Tensors store bf16 and fp16 as their bits; the wrapper keeps the three element types apart.
-struct bf16 { u16 bits; };
-struct f16 { u16 bits; };
+struct bf16 {
+  u16 bits;
+};
+struct f16 {
+  u16 bits;
+};

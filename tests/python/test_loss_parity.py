@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,14 +59,15 @@ def final_loss(job: tuple[Config, Tokens], label: str, seed: int, factor: float 
     return last
 
 
-def test_dynamic8_reaches_the_loss_of_fp32(job: tuple[Config, Tokens]) -> None:
+def test_dynamic8_reaches_the_loss_of_fp32(job: tuple[Config, Tokens], figure: Callable[[str], None]) -> None:
     reference = {seed: final_loss(job, "torch", seed) for seed in SEEDS}
     gaps = [1e3 * (final_loss(job, "lowtide:dynamic8", seed) - reference[seed]) for seed in SEEDS]
     control = 1e3 * (final_loss(job, "torch", SEEDS[0], CONTROL_FACTOR) - reference[SEEDS[0]])
     for seed, gap in zip(SEEDS, gaps, strict=True):
-        print(f"seed {seed}: torch fp32 {reference[seed]:.4f}, lowtide dynamic8 {gap:+.1f} thousandths of a nat")
-    print(f"mean {statistics.fmean(gaps):+.1f}, spread (sd) {statistics.stdev(gaps):.1f}; seeds differ by (sd) "
-          f"{1e3 * statistics.stdev(reference.values()):.1f}; control with lr x {CONTROL_FACTOR}: {control:+.1f}")  # fmt: skip
+        figure(f"seed {seed}: torch fp32 {reference[seed]:.4f}, lowtide dynamic8 {gap:+.1f} thousandths of a nat")
+    figure(f"mean {statistics.fmean(gaps):+.1f}, spread (sd) {statistics.stdev(gaps):.1f}")
+    seeds = 1e3 * statistics.stdev(reference.values())
+    figure(f"seeds differ by (sd) {seeds:.1f}; control with lr x {CONTROL_FACTOR}: {control:+.1f}")
     assert control > BOUND_EACH, "the bound could not tell a wrong learning rate from the right one"
     assert max(map(abs, gaps)) < BOUND_EACH
     assert abs(statistics.fmean(gaps)) < BOUND_MEAN

@@ -65,4 +65,4 @@ def test_momentum_may_be_switched_while_training(momentum, seed):
         ours.step()
         theirs.step()
     assert float((a - b).detach().abs().max()) < 1e-5
-    assert ("momentum_buffer" in ours.state[a]) == (momentum[1] > 0)
+    assert "momentum_buffer" in ours.state[a]  # kept, as torch keeps it, when momentum is switched off

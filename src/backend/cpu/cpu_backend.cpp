@@ -38,14 +38,12 @@ constexpr Target kTargets[] = {
     {HWY_SCALAR, "scalar"},
 };
 
-bool runs_here(const Target& target) {
-  return target.bit == HWY_SCALAR || (hwy::SupportedTargets() & target.bit) != 0;
-}
+bool runs_here(const Target& target) { return target.bit == HWY_SCALAR || (hwy::SupportedTargets() & target.bit) != 0; }
 
 int64_t blocks_per_row(const Layout& layout) { return (layout.row_length + kBlock - 1) / kBlock; }
 
-// Calls run(first element, count, first block) for contiguous runs of whole blocks that make up blocks [begin, end) of a
-// tensor of rows; no run crosses a row unless rows consist of whole blocks.
+// Calls run(first element, count, first block) for contiguous runs of whole blocks that make up blocks [begin, end) of
+// a tensor of rows; no run crosses a row unless rows consist of whole blocks.
 template <class Fn>
 void for_each_run(int64_t row_length, int64_t begin, int64_t end, Fn&& run) {
   const int64_t per_row = (row_length + kBlock - 1) / kBlock;
@@ -68,11 +66,26 @@ const std::byte* at(const void* base, int64_t element, int64_t element_bytes) {
   return static_cast<const std::byte*>(base) + element * element_bytes;
 }
 
-// The smallest magnitude, as float bits, that a gradient must stay below: 2^62 after scaling, so that its square does not
-// overflow; never above infinity.
+// The smallest magnitude, as float bits, that a gradient must stay below: 2^62 after scaling, so that its square does
+// not overflow; never above infinity.
 uint32_t gradient_limit_bits(float grad_scale) {
   const float limit = 0x1p62f / std::fabs(grad_scale);
   return std::bit_cast<uint32_t>(std::min(limit, std::numeric_limits<float>::infinity()));
+}
+
+// Brings in the beginnings of an item's arrays. Hardware prefetchers start anew with every page, so that many small
+// tensors would each wait for their first lines.
+void prefetch(const StepItem& item) {
+  const auto start_of = [](const void* p, int64_t bytes) {
+    constexpr int64_t kAhead = 1024, kLine = 64;
+    for (int64_t b = 0; b < std::min(bytes, kAhead); b += kLine)
+      __builtin_prefetch(static_cast<const std::byte*>(p) + b);
+  };
+  const int64_t n = item.param_layout->numel;
+  start_of(item.param, n * dtype_bytes(item.param_dtype));
+  start_of(item.grad, n * dtype_bytes(item.grad_dtype));
+  for (const void* codes : item.codes)
+    if (codes) start_of(codes, n * codecs()[static_cast<size_t>(item.codec)].code_bytes);
 }
 
 class CpuBackend final : public Backend {
@@ -140,6 +153,7 @@ class CpuBackend final : public Backend {
         const int64_t end = std::min(total, block + kBlocksAtOnce);
         size_t i = static_cast<size_t>(std::upper_bound(starts_.begin(), starts_.end(), block) - starts_.begin()) - 1;
         for (; block < end; ++i) {
+          if (i + 1 < items.size()) prefetch(items[i + 1]);
           const int64_t stop = std::min(end, starts_[i + 1]);
           if (stop > block && !work(items[i], block - starts_[i], stop - starts_[i])) return;
           block = stop;

@@ -1,5 +1,6 @@
 // dynamic8 with AVX-512 VBMI: no gathers. Decoding looks bytes up in four 256-byte planes held in registers; encoding
-// uses that within a decade of the map the entries are equally spaced, so the rank of a value is a linear function of it.
+// uses that within a decade of the map the entries are equally spaced, so the rank of a value is a linear function of
+// it.
 //
 // Exact: a tile in which some value lies within 2^-13 of the spacing from a boundary (about 1.6 % of tiles), or on a
 // boundary between decades, is redone by the portable code. A test compares the two over every float.
@@ -120,7 +121,8 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
       row = _mm512_mask_add_epi32(row, _mm512_cmp_ps_mask(a, bound, _CMP_GT_OQ), row, _mm512_set1_epi32(1));
       __m512 y = _mm512_min_ps(_mm512_fmadd_ps(a, pick(t.slope, row), pick(t.start, row)), pick(t.last, row));
       if constexpr (kSigned) {
-        y = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_castps_si512(y), _mm512_castps_si512(x), sign_bit, 0x78));
+        y = _mm512_castsi512_ps(
+            _mm512_ternarylogic_epi32(_mm512_castps_si512(y), _mm512_castps_si512(x), sign_bit, 0x78));
         // Ranks count from the middle of code 127, both ways; there is no entry at -1.
         y = _mm512_max_ps(_mm512_add_ps(y, _mm512_set1_ps(127.5f * 65536 + 8)), _mm512_set1_ps(0.25f * 65536));
       } else {

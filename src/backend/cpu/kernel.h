@@ -3,22 +3,22 @@
 
 #include <cstdint>
 
-namespace lowtide::cpu {
+#include "backend/limits.h"
 
-inline constexpr int kMaxStates = 3;
+namespace lowtide::cpu {
 
 // One contiguous run of elements of one row: whole blocks of 256 from its start, the last one may be short.
 struct StepRun {
-  void* param;          // [n]
-  const void* grad;     // [n]
+  void* param;       // [n]
+  const void* grad;  // [n]
   int64_t n;
-  void* codes[kMaxStates];     // [n] each
-  float* scales[kMaxStates];   // [ceil(n / 256)] each, if the codec has scales
-  const void* args;     // the rule's Args
-  float grad_scale;     // multiplies every gradient
-  uint32_t stochastic;  // bit k: state k is rounded stochastically with key[k]
+  void* codes[kMaxStates];    // [n] each
+  float* scales[kMaxStates];  // [ceil(n / 256)] each, if the codec has scales
+  const void* args;           // the rule's Args
+  float grad_scale;           // multiplies every gradient
+  uint32_t stochastic;        // bit k: state k is rounded stochastically with key[k]
   uint32_t key[kMaxStates][2];
-  uint32_t index;       // low 32 bits of the element's index in the whole parameter
+  uint32_t index;  // low 32 bits of the element's index in the whole parameter
 };
 
 using StepKernel = void (*)(const StepRun&);

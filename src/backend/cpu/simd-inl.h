@@ -1,6 +1,7 @@
-// The dialect's vocabulary for one instruction set: vf (floats), vu (u32), vm (mask), and loads and stores of the element
-// types and codes. Included inside the target's namespace, after Highway and before portable/portable.h is used.
-// kLanes values at a time; with HWY_SCALAR a "vector" is a plain float, and the very same driver is the reference.
+// The dialect's vocabulary for one instruction set: vf (floats), vu (u32), vm (mask), and loads and stores of the
+// element types and codes. Included inside the target's namespace, after Highway and before portable/portable.h is
+// used. kLanes values at a time; with HWY_SCALAR a "vector" is a plain float, and the very same driver is the
+// reference.
 
 #if HWY_TARGET == HWY_SCALAR
 
@@ -29,7 +30,9 @@ inline constexpr hn::ScalableTag<uint32_t> kU;
 inline constexpr hn::ScalableTag<int32_t> kI;
 inline constexpr int kLanes = HWY_MAX_BYTES / 4;
 
-struct vm { hn::Mask<decltype(kF)> m; };
+struct vm {
+  hn::Mask<decltype(kF)> m;
+};
 struct vu {
   hn::Vec<decltype(kU)> v;
   vu() = default;
@@ -78,7 +81,8 @@ LT_FN vu gather(const u32* t, vu i) {
   const auto a = static_cast<u64>(_mm_cvtsi128_si64(low)), b = static_cast<u64>(_mm_extract_epi64(low, 1));
   const auto c = static_cast<u64>(_mm_cvtsi128_si64(high)), d = static_cast<u64>(_mm_extract_epi64(high, 1));
   const auto at = [t](u64 k) { return static_cast<int>(t[static_cast<u32>(k)]); };
-  return vu(decltype(vu::v){_mm256_setr_epi32(at(a), at(a >> 32), at(b), at(b >> 32), at(c), at(c >> 32), at(d), at(d >> 32))});
+  return vu(decltype(vu::v){
+      _mm256_setr_epi32(at(a), at(a >> 32), at(b), at(b >> 32), at(c), at(c >> 32), at(d), at(d >> 32))});
 }
 #else
 LT_FN vu gather(const u32* t, vu i) { return vu(hn::GatherIndex(kU, t, hn::BitCast(kI, i.v))); }
@@ -137,6 +141,7 @@ LT_FN void store_tile(const vf (&x)[n], bf16* p) {
                                                33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
   const __m512i odd = _mm512_load_si512(kOdd);
   for (int i = 0; i < n; i += 2)
-    _mm512_storeu_si512(p + i * kLanes, _mm512_permutex2var_epi16(bf16_round(x[i]).v.raw, odd, bf16_round(x[i + 1]).v.raw));
+    _mm512_storeu_si512(p + i * kLanes,
+                        _mm512_permutex2var_epi16(bf16_round(x[i]).v.raw, odd, bf16_round(x[i + 1]).v.raw));
 }
 #endif

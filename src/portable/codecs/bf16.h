@@ -9,7 +9,9 @@ struct Bf16 {
 
   // code: the 16 bits in a U.
   template <bool kSigned, class U>
-  LT_FN auto decode(const Tables&, U code) { return bf16_decode(code); }
+  LT_FN auto decode(const Tables&, U code) {
+    return bf16_decode(code);
+  }
 
   template <bool kSigned, class F, class U>
   LT_FN U encode(const Tables&, F value, F /*inverse*/, const Rounding&, U /*index*/) {

@@ -1,19 +1,19 @@
 // dynamic8: bitsandbytes' 8-bit dynamic map with one float32 scale (the absmax) per block of 256 within a row
-// (Dettmers et al., arXiv 2110.02861). Signed states use 127 negative entries, 0, 127 positive ones and 1; second moments
-// use the unsigned map of 256 entries.
+// (Dettmers et al., arXiv 2110.02861). Signed states use 127 negative entries, 0, 127 positive ones and 1; second
+// moments use the unsigned map of 256 entries.
 //
-// Nearest: entry i is left for i + 1 when x = value * (1 / absmax) is above the midpoint (c[i] + c[i+1]) / 2 computed in
-// float32; a tie keeps the lower index. And: a positive second moment never encodes to 0. (In a block whose values span
-// many decades the smallest would be stored as 0, and the next step would divide by eps alone.)
+// Nearest: entry i is left for i + 1 when x = value * (1 / absmax) is above the midpoint (c[i] + c[i+1]) / 2 computed
+// in float32; a tie keeps the lower index. And: a positive second moment never encodes to 0. (In a block whose values
+// span many decades the smallest would be stored as 0, and the next step would divide by eps alone.)
 #include "portable/codecs/dynamic8_map.h"
 
 struct Dynamic8Table {
   // Buckets of floats that share their top 16 bits: 7 bits of mantissa are enough for a bucket to hold at most one
-  // midpoint. From that of 2^-22, which is above the unsigned map's first midpoint (1.6e-7: all positive values are code 1
-  // or above) and below the signed map's (2.75e-7), to that of 1.
+  // midpoint. From that of 2^-22, which is above the unsigned map's first midpoint (1.6e-7: all positive values are
+  // code 1 or above) and below the signed map's (2.75e-7), to that of 1.
   static constexpr u32 kFirstKey = 0x3480u, kLastKey = 0x3f80u;
-  float value[256];                        // decoded value of a code, in units of absmax
-  u32 bucket[kLastKey - kFirstKey + 1];    // (rank below the bucket << 16) + (0xffff - low half of the midpoint, if any)
+  float value[256];                      // decoded value of a code, in units of absmax
+  u32 bucket[kLastKey - kFirstKey + 1];  // (rank below the bucket << 16) + (0xffff - low half of the midpoint, if any)
 };
 
 struct Dynamic8 {
@@ -22,10 +22,14 @@ struct Dynamic8 {
   static constexpr bool kScaled = true;
   static constexpr float kTop = 1.f;
   static constexpr u32 kSignedZero = 127;  // code of 0; the rank of a magnitude counts from here, both ways
-  struct Tables { Dynamic8Table side[2]; };  // [0] unsigned, [1] signed
+  struct Tables {
+    Dynamic8Table side[2];
+  };  // [0] unsigned, [1] signed
 
   template <bool kSigned, class U>
-  LT_FN auto decode(const Tables& t, U code) { return gather(t.side[kSigned].value, code); }
+  LT_FN auto decode(const Tables& t, U code) {
+    return gather(t.side[kSigned].value, code);
+  }
 
   template <bool kSigned, class F, class U>
   LT_FN U encode(const Tables& t, F value, F inverse, const Rounding&, U /*index*/) {

@@ -2,13 +2,17 @@
 struct Fp32 {
   using Code = float;
   static constexpr const char* kName = "fp32";
-  static constexpr bool kScaled = false;   // has a float32 scale per block
-  static constexpr float kTop = 1.f;       // the largest decoded magnitude, in units of the scale
+  static constexpr bool kScaled = false;  // has a float32 scale per block
+  static constexpr float kTop = 1.f;      // the largest decoded magnitude, in units of the scale
   struct Tables {};
 
   template <bool kSigned, class F>
-  LT_FN F decode(const Tables&, F code) { return code; }
+  LT_FN F decode(const Tables&, F code) {
+    return code;
+  }
 
   template <bool kSigned, class F, class U>
-  LT_FN F encode(const Tables&, F value, F /*inverse*/, const Rounding&, U /*index*/) { return value; }
+  LT_FN F encode(const Tables&, F value, F /*inverse*/, const Rounding&, U /*index*/) {
+    return value;
+  }
 };

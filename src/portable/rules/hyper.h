@@ -1,6 +1,6 @@
-// What the host hands to a rule to make its arguments: the hyper-parameters in double, the number t of this step for this
-// parameter, from 1, and whether the state holds nothing yet (a state may be newer than its parameter's first step). Rules reduce them to a small struct of floats once per step, so that no kernel ever computes
-// beta^t.
+// What the host hands to a rule to make its arguments: the hyper-parameters in double, the number t of this step for
+// this parameter, from 1, and whether the state holds nothing yet (a state may be newer than its parameter's first
+// step). Rules reduce them to a small struct of floats once per step, so that no kernel ever computes beta^t.
 struct RuleInput {
   double lr, beta1, beta2, eps, weight_decay, momentum, dampening;
   bool nesterov;

@@ -13,8 +13,8 @@ struct Lion {
   static constexpr const char* kStateNames[] = {"exp_avg"};
 
   LT_HOST_FN Args args(const RuleInput& h) {
-    return Args{float(h.beta1), float(1 - h.beta1), float(h.beta2), float(1 - h.beta2), float(h.lr),
-                float(h.lr * h.weight_decay)};
+    return Args{float(h.beta1),     float(1 - h.beta1), float(h.beta2),
+                float(1 - h.beta2), float(h.lr),        float(h.lr * h.weight_decay)};
   }
 
   template <class F>

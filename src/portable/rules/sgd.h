@@ -4,8 +4,8 @@
 
 struct SgdArgs {
   float lr, l2;
-  float keep, take;         // b = keep b + take g
-  float from_g, from_b;     // direction = from_g g + from_b b
+  float keep, take;      // b = keep b + take g
+  float from_g, from_b;  // direction = from_g g + from_b b
 };
 
 struct Sgd {
@@ -15,8 +15,12 @@ struct Sgd {
   static constexpr const char* kStateNames[] = {"momentum_buffer"};
 
   LT_HOST_FN Args args(const RuleInput& h) {
-    return Args{float(h.lr), float(h.weight_decay), h.first ? 0.f : float(h.momentum),
-                h.first ? 1.f : float(1 - h.dampening), h.nesterov ? 1.f : 0.f, h.nesterov ? float(h.momentum) : 1.f};
+    return Args{float(h.lr),
+                float(h.weight_decay),
+                h.first ? 0.f : float(h.momentum),
+                h.first ? 1.f : float(1 - h.dampening),
+                h.nesterov ? 1.f : 0.f,
+                h.nesterov ? float(h.momentum) : 1.f};
   }
 
   template <class F>

@@ -1,0 +1,12 @@
+// Limits that the optimizer, the backends and their kernels share.
+#pragma once
+
+#include <cstddef>
+
+namespace lowtide {
+
+inline constexpr int kMaxStates = 3;        // of one rule
+inline constexpr int kBlockElements = 256;  // that share a scale
+inline constexpr size_t kArgsBytes = 64;    // room for any rule's Args
+
+}  // namespace lowtide

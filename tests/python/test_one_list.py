@@ -1,0 +1,63 @@
+"""Rules, formats and defaults stand in the core; the classes and docs/rules.md say the same."""
+
+import inspect
+import re
+from pathlib import Path
+
+import lowtide
+import pytest
+from lowtide import _core
+from lowtide.checks import group_key
+
+from support import CODECS, RULES, parameter
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "rules.md"
+CLASSES = {
+    cls([parameter(2)], lr=1.0)._rule: cls
+    for cls in (getattr(lowtide, name) for name in lowtide.__all__)
+    if inspect.isclass(cls) and issubclass(cls, lowtide.optimizer.Optimizer)
+}
+
+
+def table(first: str) -> list[list[str]]:
+    """The rows of the table of docs/rules.md whose first column is headed `first`, without marks."""
+    lines = DOCUMENT.read_text().splitlines()
+    start = next(n for n, line in enumerate(lines) if line.startswith(f"| {first} |"))
+    rows = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip().strip("`") for cell in line.strip("|").split("|")])
+    return rows
+
+
+def test_every_rule_has_a_class_and_a_row():
+    rows = table("rule")
+    assert sorted(CLASSES) == sorted(_core.rule_names()) == sorted(row[0] for row in rows)
+    assert {rule.removesuffix("_plain") for rule in RULES} == set(_core.rule_names())
+    for row in rows:
+        assert CLASSES[row[0]].__name__ == row[1]
+        assert row[3].split(", ") == list(_core.Optimizer(row[0]).state_names())
+
+
+def test_every_codec_has_a_row():
+    names = list(_core.codec_names())
+    assert sorted(names) == sorted(row[0] for row in table("state")) == sorted(CODECS)
+    assert lowtide.AdamW([parameter(2)]).param_groups[0]["state"] in names
+    for codec in names:
+        assert f'"{codec}"' in Path(lowtide.checks.__file__).read_text(), f"checks.Options does not describe {codec}"
+
+
+@pytest.mark.parametrize("rule", sorted(_core.rule_names()))
+def test_defaults_and_options_are_those_of_the_core(rule):
+    wanted = _core.default_hyper(rule)
+    group = CLASSES[rule]([parameter(2)]).param_groups[0]
+    reads = set(re.findall(r"[a-z_0-9]+", re.sub(r"\([^)]*\)", "", next(r[5] for r in table("rule") if r[0] == rule))))
+    assert {group_key(name) for name in reads} <= set(group), "docs/rules.md names what the class does not have"
+    for name, value in wanted.items():
+        key = group_key(name)
+        assert (key in group) == (name in reads or name == "maximize"), f"{name}: the class and docs/rules.md differ"
+        if key in group:
+            got = group[key] if key == name else group[key][int(name[-1]) - 1]
+            assert got == value, name
+    assert reads <= set(wanted)
