@@ -47,7 +47,7 @@ typedef struct lt_optimizer lt_optimizer;
 /* A tensor. strides NULL means contiguous, row-major. */
 typedef struct lt_tensor {
   void* data;
-  lt_dtype dtype;
+  int32_t dtype; /* an lt_dtype */
   int32_t ndim;
   const int64_t* sizes;   /* [ndim] */
   const int64_t* strides; /* [ndim] or NULL */
@@ -56,7 +56,7 @@ typedef struct lt_tensor {
 /* A gradient of one step: sizes are its parameter's. data NULL: no gradient, the parameter is left alone. */
 typedef struct lt_gradient {
   const void* data;
-  lt_dtype dtype;
+  int32_t dtype; /* an lt_dtype */
   const int64_t* strides; /* [ndim of the parameter] or NULL; 0 allowed */
 } lt_gradient;
 
