@@ -2,7 +2,6 @@
 LT_FN float sqrt(float x) { return __builtin_sqrtf(x); }
 LT_FN float abs(float x) { return __builtin_fabsf(x); }
 LT_FN float max(float a, float b) { return a > b ? a : b; }
-LT_FN float min(float a, float b) { return a < b ? a : b; }
 LT_FN float select(bool m, float a, float b) { return m ? a : b; }
 LT_FN u32 select(bool m, u32 a, u32 b) { return m ? a : b; }
 LT_FN u32 bits(float x) {

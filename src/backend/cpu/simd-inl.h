@@ -56,7 +56,6 @@ LT_FN vm operator==(vf a, vf b) { return vm{hn::Eq(a.v, b.v)}; }
 LT_FN vf sqrt(vf x) { return vf(hn::Sqrt(x.v)); }
 LT_FN vf abs(vf x) { return vf(hn::Abs(x.v)); }
 LT_FN vf max(vf a, vf b) { return vf(hn::Max(a.v, b.v)); }
-LT_FN vf min(vf a, vf b) { return vf(hn::Min(a.v, b.v)); }
 LT_FN vf select(vm m, vf a, vf b) { return vf(hn::IfThenElse(m.m, a.v, b.v)); }
 
 LT_FN vu operator+(vu a, vu b) { return vu(hn::Add(a.v, b.v)); }
