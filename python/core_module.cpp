@@ -1,5 +1,5 @@
 // The Python module lowtide._core: lowtide::Optimizer plus the torch tensors it steps. No torch headers and no torch
-// ABI: tensors are read through their Python attributes, states go out through DLPack.
+// ABI: tensors are read by tensor_reader.h, states go out through DLPack.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>

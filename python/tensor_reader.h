@@ -1,5 +1,5 @@
 // Reads what a torch tensor is (memory, type, shape, strides) without torch's headers or ABI: through the DLPack C
-// exchange interface where torch has it (2.10 and later, some 10 ns a tensor), else through the tensor's Python
+// exchange interface where torch has it (a C call), else through the tensor's Python
 // attributes.
 #pragma once
 

@@ -80,7 +80,7 @@ class ThreadPool {
  public:
   // Returns false if the pool is busy.
   bool run(int threads, const std::function<void(int)>& job) {
-    threads = std::min(threads, available_cores_);  // more would only wait for each other
+    threads = std::min(threads, most_threads_);
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock) return false;
     grow(threads - 1);
@@ -129,7 +129,9 @@ class ThreadPool {
   }
 
   static constexpr int kHelperBits = 16;
-  const int available_cores_ = std::max(8, available_threads());
+  // More would only wait for each other, and stay for the life of the process. Eight at least: tests of the order of
+  // pieces want more threads than a small machine has cores.
+  const int most_threads_ = std::max(8, available_threads());
 
   std::mutex mutex_;
   std::vector<std::thread> workers_;

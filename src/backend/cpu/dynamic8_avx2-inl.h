@@ -1,5 +1,5 @@
 // dynamic8 with AVX2: decoding by eight scalar loads instead of the gather instruction, which costs more (13 % of an
-// AdamW step in cache, Zen 4; parts with the gather mitigation gain more).
+// AdamW step in cache, Zen 4).
 #if HWY_TARGET == HWY_AVX2
 
 template <bool kSigned>

@@ -4,7 +4,7 @@
 //
 // Exact: a tile in which some value lies within 2^-13 of the spacing from a boundary (about 1.6 % of tiles), or on a
 // boundary between decades, is redone by the portable code. A test compares the two over every float.
-// 5.6x (encode) and 5x (decode) faster than the gather form on Zen 4, in cache.
+// A dynamic8 AdamW step in cache runs at twice the speed of the gather form (Zen 4: 1.02 against 0.50 Gelt/s).
 #if HWY_TARGET == HWY_AVX3_DL
 
 struct Dynamic8Vbmi {

@@ -74,7 +74,7 @@ LT_FN vu bits(vf x) { return vu(hn::BitCast(kU, x.v)); }
 LT_FN vf as_float(vu x) { return vf(hn::BitCast(kF, x.v)); }
 LT_FN vf gather(const float* t, vu i) { return vf(hn::GatherIndex(kF, t, hn::BitCast(kI, i.v))); }
 #if HWY_TARGET == HWY_AVX2
-// Eight scalar loads cost less than the gather instruction (Zen 4; more so on parts with the gather mitigation).
+// Eight scalar loads cost less than the gather instruction (Zen 4).
 LT_FN vu gather(const u32* t, vu i) {
   const __m128i low = _mm256_castsi256_si128(i.v.raw), high = _mm256_extracti128_si256(i.v.raw, 1);
   const auto a = static_cast<u64>(_mm_cvtsi128_si64(low)), b = static_cast<u64>(_mm_extract_epi64(low, 1));
@@ -133,7 +133,7 @@ LT_FN void store_tile(const vf (&x)[n], P* p) {
   for (int i = 0; i < n; ++i) store(x[i], p + i * kLanes);
 }
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
-// Two vectors at a time: one permutation takes the upper halves of both. 4 % of a bf16 AdamW step in cache (Zen 4).
+// Two vectors at a time: one permutation takes the upper halves of both. 7 % of a bf16 AdamW step in cache (Zen 4).
 template <int n>
 LT_FN void store_tile(const vf (&x)[n], bf16* p) {
   alignas(64) static constexpr u16 kOdd[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
