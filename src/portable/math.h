@@ -23,8 +23,9 @@ LT_FN F sign(F x) {
   return select(x > F(0.f), F(1.f), select(x < F(0.f), F(-1.f), F(0.f)));
 }
 
-// p - x, but exactly p where x is a zero of either sign: -0 - (-0) would be +0, and a step of length 0 changes no bit.
+// p - x, but exactly p where x is a zero of either sign: a step of length 0 changes no bit. (x + 0 has no negative
+// zero; -0 - (-0) would be +0.)
 template <class F>
 LT_FN F move(F p, F x) {
-  return select(x == F(0.f), p, p - x);
+  return p - (x + F(0.f));
 }

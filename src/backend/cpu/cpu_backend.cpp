@@ -73,19 +73,21 @@ uint32_t gradient_limit_bits(float grad_scale) {
   return std::bit_cast<uint32_t>(std::min(limit, std::numeric_limits<float>::infinity()));
 }
 
-// Brings in the beginnings of an item's arrays. Hardware prefetchers start anew with every page, so that many small
-// tensors would each wait for their first lines.
-void prefetch(const StepItem& item) {
-  const auto start_of = [](const void* p, int64_t bytes) {
-    constexpr int64_t kAhead = 1024, kLine = 64;
-    for (int64_t b = 0; b < std::min(bytes, kAhead); b += kLine)
-      __builtin_prefetch(static_cast<const std::byte*>(p) + b);
-  };
+// Brings in the beginning of an array. Hardware prefetchers start anew with every page, so that many small tensors
+// would each wait for their first lines.
+void prefetch(const void* p, int64_t bytes) {
+  constexpr int64_t kAhead = 1024, kLine = 64;
+  for (int64_t b = 0; b < std::min(bytes, kAhead); b += kLine) __builtin_prefetch(static_cast<const std::byte*>(p) + b);
+}
+void prefetch_grad(const StepItem& item) {
+  prefetch(item.grad, item.grad_layout->numel * dtype_bytes(item.grad_dtype));
+}
+void prefetch_all(const StepItem& item) {
   const int64_t n = item.param_layout->numel;
-  start_of(item.param, n * dtype_bytes(item.param_dtype));
-  start_of(item.grad, n * dtype_bytes(item.grad_dtype));
+  prefetch_grad(item);
+  prefetch(item.param, n * dtype_bytes(item.param_dtype));
   for (const void* codes : item.codes)
-    if (codes) start_of(codes, n * codecs()[static_cast<size_t>(item.codec)].code_bytes);
+    if (codes) prefetch(codes, n * codecs()[static_cast<size_t>(item.codec)].code_bytes);
 }
 
 class CpuBackend final : public Backend {
@@ -109,7 +111,7 @@ class CpuBackend final : public Backend {
   }
 
   void step(std::span<const StepItem> items, int threads, bool ordered, void*) override {
-    for_each_piece(items, ordered ? 1 : threads, [&](const StepItem& item, int64_t begin, int64_t end) {
+    for_each_piece(items, ordered ? 1 : threads, prefetch_all, [&](const StepItem& item, int64_t begin, int64_t end) {
       step_blocks(item, begin, end);
       return true;
     });
@@ -117,7 +119,7 @@ class CpuBackend final : public Backend {
 
   int64_t first_nonfinite(std::span<const StepItem> items, int threads, void*) override {
     std::atomic<int64_t> first{static_cast<int64_t>(items.size())};
-    for_each_piece(items, threads, [&](const StepItem& item, int64_t begin, int64_t end) {
+    for_each_piece(items, threads, prefetch_grad, [&](const StepItem& item, int64_t begin, int64_t end) {
       const int64_t index = &item - items.data();
       // Pieces come in order: once an earlier item is known to be bad, later ones do not matter.
       if (index >= first.load(std::memory_order_relaxed)) return false;
@@ -135,9 +137,10 @@ class CpuBackend final : public Backend {
 
  private:
   // Cuts the blocks of all items, laid end to end, into pieces and hands them to the threads; a piece of many small
-  // items becomes one call per item. work(item, first block, end block) returns false to stop this thread.
+  // items becomes one call per item, while prefetch(next item) is under way. work(item, first block, end block) returns
+  // false to stop this thread.
   template <class Fn>
-  void for_each_piece(std::span<const StepItem> items, int threads, Fn&& work) {
+  void for_each_piece(std::span<const StepItem> items, int threads, void (*prefetch)(const StepItem&), Fn&& work) {
     starts_.resize(items.size() + 1);
     int64_t total = 0;
     for (size_t i = 0; i < items.size(); ++i) {
@@ -153,7 +156,7 @@ class CpuBackend final : public Backend {
         const int64_t end = std::min(total, block + kBlocksAtOnce);
         size_t i = static_cast<size_t>(std::upper_bound(starts_.begin(), starts_.end(), block) - starts_.begin()) - 1;
         for (; block < end; ++i) {
-          if (i + 1 < items.size()) prefetch(items[i + 1]);
+          if (i + 2 < items.size()) prefetch(items[i + 2]);  // one ahead comes 3 % too late
           const int64_t stop = std::min(end, starts_[i + 1]);
           if (stop > block && !work(items[i], block - starts_[i], stop - starts_[i])) return;
           block = stop;
