@@ -3,10 +3,15 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <memory>
+#include <optional>
+#include <tuple>
 
+#include "core/sizes.h"
 #include "optim/hyper_fields.h"
 #include "param_binding.h"
 
@@ -44,6 +49,13 @@ lowtide::NonFinite nonfinite_from(const std::string& name) {
   throw nb::value_error(("got nonfinite='" + name + "', wanted 'skip', 'raise' or 'propagate'").c_str());
 }
 
+// None: no limit.
+std::optional<lowtide::Memory> memory_from(const nb::object& given) {
+  if (given.is_none()) return std::nullopt;
+  const auto [ram, disk, disk_bytes, chunk] = nb::cast<std::tuple<int64_t, std::string, int64_t, int64_t>>(given);
+  return lowtide::Memory{ram, disk, disk_bytes, chunk};
+}
+
 // What tensors of state keep alive: the memory, without the parameters. Were it the whole optimizer, a parameter that
 // refers to its optimizer would make a cycle through memory that the garbage collector cannot see into.
 struct StateMemory {
@@ -54,15 +66,18 @@ struct StateMemory {
 // another thread is under way (the step releases the GIL).
 class PyOptimizer {
  public:
-  PyOptimizer(const std::string& rule, const std::string& nonfinite, int threads, const std::string& cpu_target)
+  PyOptimizer(const std::string& rule, const std::string& nonfinite, int threads, const std::string& cpu_target,
+              const nb::object& memory)
       : rule_(rule),
-        shared_(std::make_shared<lowtide::Optimizer>(
-            lowtide::OptimizerOptions{rule, nonfinite_from(nonfinite), threads, cpu_target})),
+        shared_(std::make_shared<lowtide::Optimizer>(lowtide::OptimizerOptions{
+            rule, nonfinite_from(nonfinite), threads, cpu_target, memory_from(memory).value_or(lowtide::Memory{})})),
         core_(*shared_),
         binding_(core_) {}
 
-  int add_group(const nb::dict& hyper, const std::string& state, int64_t min_quantized_numel) {
-    return core_.add_group({hyper_from(lowtide::default_hyper(rule_), hyper), state, min_quantized_numel});
+  int add_group(const nb::dict& hyper, const std::string& state, int64_t min_quantized_numel,
+                const nb::object& memory) {
+    return core_.add_group(
+        {hyper_from(lowtide::default_hyper(rule_), hyper), state, min_quantized_numel, memory_from(memory)});
   }
   void set_hyper(int group, const nb::dict& hyper) { core_.set_hyper(group, hyper_from(core_.hyper(group), hyper)); }
   void set_threads(int threads) { core_.set_threads(threads); }
@@ -95,6 +110,7 @@ class PyOptimizer {
     out["step"] = tensor(owner, const_cast<int64_t*>(core_.steps_address(param)), {}, nb::dtype<int64_t>());
     const std::vector<int64_t>& sizes = binding_.sizes(param);
     for (const lowtide::StateView& view : core_.state(param)) {
+      if (!view.codes && view.numel) continue;  // not in memory of its own: read_state copies it
       const nb::dlpack::dtype type = view.code_bytes == 1   ? nb::dtype<uint8_t>()
                                      : view.code_bytes == 2 ? nb::dlpack::dtype{4 /* bfloat */, 16, 1}
                                                             : nb::dtype<float>();
@@ -104,6 +120,49 @@ class PyOptimizer {
             tensor(owner, view.scales, {view.rows, view.blocks_per_row}, nb::dtype<float>());
     }
     return out;
+  }
+
+  // Whether the state streams from a disk: no views of it.
+  bool is_paged(int64_t param) const {
+    const auto views = core_.state(param);
+    return std::any_of(views.begin(), views.end(), [](const auto& v) { return !v.codes && v.numel; });
+  }
+  // Copies of the state as it is stored, in new tensors, as state() would show it.
+  nb::dict read_state(int64_t param) {
+    const Busy busy(*this);
+    nb::dict out;
+    out["step"] = nb::module_::import_("torch").attr("tensor")(core_.steps(param));
+    int k = 0;
+    for (const lowtide::StateView& view : core_.state(param)) {
+      const auto [codes, scales] = binding_.empty_state(param, view.code_bytes, view.rows, view.blocks_per_row);
+      core_.read_state(param, k++, binding_.address(codes), static_cast<float*>(binding_.address(scales)));
+      out[view.name] = codes;
+      if (!scales.is_none()) out[(std::string(view.name) + "_scale").c_str()] = scales;
+    }
+    return out;
+  }
+  // Takes back what read_state gave (checked by the caller: types, shapes, contiguous). Does not set the step count.
+  void write_state(int64_t param, const nb::dict& tensors) {
+    const Busy busy(*this);
+    int k = 0;
+    for (const lowtide::StateView& view : core_.state(param)) {
+      const std::string scale = std::string(view.name) + "_scale";
+      core_.write_state(param, k++, binding_.address(tensors[view.name]),
+                        tensors.contains(scale.c_str())
+                            ? static_cast<const float*>(binding_.address(tensors[scale.c_str()]))
+                            : nullptr);
+    }
+  }
+
+  void save(const std::string& path, const std::string& metadata) {
+    const Busy busy(*this);
+    const nb::gil_scoped_release nogil;
+    core_.save(path, metadata);
+  }
+  std::string load(const std::string& path) {
+    const Busy busy(*this);
+    const nb::gil_scoped_release nogil;
+    return core_.load(path);
   }
 
   nb::object export_state(int64_t param, int k) {
@@ -126,6 +185,13 @@ class PyOptimizer {
     out["allocated_bytes"] = r.allocated_bytes;
     out["steps"] = r.steps;
     out["skipped_steps"] = r.skipped_steps;
+    out["disk_bytes"] = r.disk_bytes;
+    out["chunks"] = r.chunks;
+    out["moved_per_step"] = r.moved_per_step;
+    out["read_bytes"] = r.read_bytes;
+    out["written_bytes"] = r.written_bytes;
+    out["kept_bytes"] = r.kept_bytes;
+    out["waited_seconds"] = r.waited_seconds;
     return out;
   }
   std::string cpu_target() const { return core_.cpu_target(); }
@@ -198,6 +264,11 @@ NB_MODULE(_core, m) {
         case lowtide::ErrorKind::kUnsupported:
           PyErr_SetString(PyExc_NotImplementedError, e.what());
           break;
+        case lowtide::ErrorKind::kIo: {
+          const nb::object error = nb::steal(PyObject_CallFunction(PyExc_OSError, "is", e.os_error(), e.what()));
+          if (error.is_valid()) PyErr_SetObject(PyExc_OSError, error.ptr());
+          break;
+        }
         case lowtide::ErrorKind::kInternal:
           PyErr_SetString(PyExc_RuntimeError, e.what());
           break;
@@ -207,6 +278,11 @@ NB_MODULE(_core, m) {
   m.def("rule_names", &lowtide::rule_names);
   m.def("codec_names", &lowtide::codec_names);
   m.def("cpu_targets", &lowtide::cpu_targets);
+  m.def("checkpoint_metadata", &lowtide::checkpoint_metadata, "path"_a);
+  m.def(
+      "parse_bytes", [](const std::string& text) { return lowtide::parse_bytes(text); }, "text"_a);
+  m.def(
+      "format_bytes", [](int64_t bytes) { return lowtide::format_bytes(bytes); }, "bytes"_a);
   m.def("default_hyper", [](const std::string& rule) {
     lowtide::Hyper h = lowtide::default_hyper(rule);
     nb::dict out;
@@ -214,9 +290,9 @@ NB_MODULE(_core, m) {
     return out;
   });
   nb::class_<PyOptimizer>(m, "Optimizer", nb::type_slots(kSlots))
-      .def(nb::init<const std::string&, const std::string&, int, const std::string&>(), "rule"_a,
-           "nonfinite"_a = "skip", "threads"_a = 0, "cpu_target"_a = "")
-      .def("add_group", &PyOptimizer::add_group, "hyper"_a, "state"_a, "min_quantized_numel"_a)
+      .def(nb::init<const std::string&, const std::string&, int, const std::string&, const nb::object&>(), "rule"_a,
+           "nonfinite"_a = "skip", "threads"_a = 0, "cpu_target"_a = "", "memory"_a = nb::none())
+      .def("add_group", &PyOptimizer::add_group, "hyper"_a, "state"_a, "min_quantized_numel"_a, "memory"_a = nb::none())
       .def("set_hyper", &PyOptimizer::set_hyper, "group"_a, "hyper"_a)
       .def("set_threads", &PyOptimizer::set_threads, "threads"_a)
       .def("set_nonfinite", &PyOptimizer::set_nonfinite, "nonfinite"_a)
@@ -227,6 +303,11 @@ NB_MODULE(_core, m) {
       .def("state_names", &PyOptimizer::state_names)
       .def("state_codec", &PyOptimizer::state_codec, "param"_a)
       .def("state", &PyOptimizer::state, "param"_a)
+      .def("is_paged", &PyOptimizer::is_paged, "param"_a)
+      .def("read_state", &PyOptimizer::read_state, "param"_a)
+      .def("write_state", &PyOptimizer::write_state, "param"_a, "tensors"_a)
+      .def("save", &PyOptimizer::save, "path"_a, "metadata"_a)
+      .def("load", &PyOptimizer::load, "path"_a)
       .def("export_state", &PyOptimizer::export_state, "param"_a, "k"_a)
       .def("import_state", &PyOptimizer::import_state, "param"_a, "k"_a, "value"_a)
       .def("set_step_count", &PyOptimizer::set_step_count, "param"_a, "step"_a)

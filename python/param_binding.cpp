@@ -90,6 +90,25 @@ nb::object ParamBinding::empty_like(int64_t param) const {
   return torch.attr("empty")(shape, nb::arg("dtype") = torch.attr("float32"), nb::arg("device") = "cpu");
 }
 
+std::pair<nb::object, nb::object> ParamBinding::empty_state(int64_t param, int code_bytes, int64_t rows,
+                                                            int64_t blocks_per_row) const {
+  const nb::object torch = nb::module_::import_("torch");
+  nb::list shape;
+  for (const int64_t size : sizes(param)) shape.append(size);
+  const char* const type = code_bytes == 1 ? "uint8" : code_bytes == 2 ? "bfloat16" : "float32";
+  nb::object codes = torch.attr("empty")(shape, nb::arg("dtype") = torch.attr(type), nb::arg("device") = "cpu");
+  nb::object scales = nb::none();
+  if (blocks_per_row)
+    scales = torch.attr("empty")(nb::make_tuple(rows, blocks_per_row), nb::arg("dtype") = torch.attr("float32"),
+                                 nb::arg("device") = "cpu");
+  return {codes, scales};
+}
+
+void* ParamBinding::address(nb::handle tensor) {
+  if (tensor.is_none()) return nullptr;
+  return reinterpret_cast<void*>(nb::cast<uintptr_t>(tensor.attr("data_ptr")()));
+}
+
 float* ParamBinding::float_data(int64_t param, nb::handle tensor) {
   const TensorInfo info = reader_.read(tensor, [] { return "a state"; });
   const std::vector<int64_t>& wanted = sizes(param);

@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "lowtide/optimizer.h"
@@ -27,7 +28,11 @@ class ParamBinding {
   const std::vector<nb::object>& params() const { return params_; }
   void clear() { params_.clear(); }
 
-  nb::object empty_like(int64_t param) const;           // a new contiguous float32 tensor of the parameter's sizes
+  nb::object empty_like(int64_t param) const;  // a new contiguous float32 tensor of the parameter's sizes
+  // New tensors for one state as it is stored: codes of the parameter's sizes, and scales (None without blocks).
+  std::pair<nb::object, nb::object> empty_state(int64_t param, int code_bytes, int64_t rows,
+                                                int64_t blocks_per_row) const;
+  static void* address(nb::handle tensor);              // nullptr for None
   float* float_data(int64_t param, nb::handle tensor);  // of such a tensor, checked
 
  private:

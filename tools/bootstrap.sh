@@ -60,9 +60,12 @@ missing_packages() {
   command -v pkg-config >/dev/null || echo pkg-config
   if command -v g++ >/dev/null; then
     has_header hwy/highway.h || echo libhwy-dev
+    has_header xxhash.h || echo libxxhash-dev
+    has_header nlohmann/json.hpp || echo nlohmann-json3-dev
+    has_header liburing.h || echo liburing-dev
     has_header gtest/gtest.h || echo libgtest-dev
   else
-    echo libhwy-dev libgtest-dev
+    echo libhwy-dev libgtest-dev libxxhash-dev nlohmann-json3-dev liburing-dev
   fi
   if [[ $system_only == no ]]; then
     python3 -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv

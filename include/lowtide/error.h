@@ -13,17 +13,21 @@ enum class ErrorKind : int {
   kInvalidArgument = 1,  // the caller's value is wrong; nothing was changed          Python: ValueError
   kOutOfMemory = 10,     // host or device memory could not be had; nothing changed   Python: MemoryError
   kUnsupported = 20,     // valid, but this build or machine cannot do it             Python: NotImplementedError
+  kIo = 30,              // a file or disk failed; os_error() says how             Python: OSError with errno
   kInternal = 90,        // a broken invariant: a bug of this library                 Python: RuntimeError
 };
 
 // Messages say what was got, what was wanted and, where it helps, what to do.
 class LT_API Error : public std::runtime_error {
  public:
-  Error(ErrorKind kind, const std::string& message) : std::runtime_error(message), kind_(kind) {}
+  Error(ErrorKind kind, const std::string& message, int os_error = 0)
+      : std::runtime_error(message), kind_(kind), os_error_(os_error) {}
   ErrorKind kind() const noexcept { return kind_; }
+  int os_error() const noexcept { return os_error_; }  // errno of a kIo error; 0 if the system gave none
 
  private:
   ErrorKind kind_;
+  int os_error_;
 };
 
 }  // namespace lowtide

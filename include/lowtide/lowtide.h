@@ -29,6 +29,7 @@ typedef enum lt_status {
   LT_INVALID_ARGUMENT = 1, /* a value is wrong; lt_last_error() says which */
   LT_OUT_OF_MEMORY = 10,
   LT_UNSUPPORTED = 20, /* valid, but not in this build or on this machine */
+  LT_IO_ERROR = 30,    /* a file or disk failed */
   LT_INTERNAL = 90     /* a bug of this library */
 } lt_status;
 
@@ -56,7 +57,7 @@ typedef struct lt_tensor {
 /* A gradient of one step: sizes are its parameter's. data NULL: no gradient, the parameter is left alone. */
 typedef struct lt_gradient {
   const void* data;
-  int32_t dtype; /* an lt_dtype */
+  int32_t dtype;          /* an lt_dtype */
   const int64_t* strides; /* [ndim of the parameter] or NULL; 0 allowed */
 } lt_gradient;
 

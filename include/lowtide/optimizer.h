@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -26,6 +27,15 @@ enum class NonFinite : int32_t {
       2,  // no check (saves one read of the gradients); values spread, with quantized state through their block
 };
 
+// Where state may live. State that does not fit into `ram_bytes` lives in a scratch file and streams through RAM every
+// step; only what does not fit moves, and no bit of any result depends on it. Without a limit, all state is in RAM.
+struct Memory {
+  int64_t ram_bytes = -1;   // for state, buffers included; -1: no limit
+  std::string disk = "";    // directory for a scratch file that has no name and leaves nothing behind; "": no disk
+  int64_t disk_bytes = -1;  // at most this much there; -1: no limit
+  int64_t chunk_bytes = 0;  // unit of moving; 0: chosen from the budget
+};
+
 struct OptimizerOptions {
   // -- affect results
   std::string rule = "adamw";  // one of rule_names()
@@ -33,6 +43,7 @@ struct OptimizerOptions {
   // -- affect speed only
   int threads = 0;              // worker threads incl. the caller; 0 = one per core this process may run on
   std::string cpu_target = "";  // "" = best for this CPU, else one of cpu_targets()
+  Memory memory = {};           // one budget for all groups without their own
 };
 
 // Hyper-parameters of all rules; a rule reads those it names in docs/rules.md and ignores the others.
@@ -55,6 +66,7 @@ struct GroupOptions {
   Hyper hyper;
   std::string state = "dynamic8";      // codec of the state, one of codec_names()
   int64_t min_quantized_numel = 4096;  // parameters with fewer elements keep float32 state
+  std::optional<Memory> memory = {};   // this group's own budget
 };
 
 // A gradient for one step: the parameter's sizes, strides in elements (nullptr = contiguous; 0 allowed). Borrowed for
@@ -76,7 +88,8 @@ struct StepResult {
   int64_t nonfinite_param = -1;  // the first parameter (by number) whose gradient was not finite
 };
 
-// One state of one parameter, in the optimizer's memory, alive as long as the Optimizer.
+// One state of one parameter, in the optimizer's memory, alive as long as the Optimizer. Under a memory budget that it
+// does not fit into, codes and scales are nullptr: see Optimizer::read_state.
 // codes: the parameter's sizes, contiguous; code_bytes each. scales: float32 [rows][blocks_per_row], nullptr if the
 // codec has none; decoded value = table[code] * scale of its block of `block` elements within the row.
 struct StateView {
@@ -92,8 +105,15 @@ struct MemoryReport {
   int64_t params = 0;           // parameters with state
   int64_t elements = 0;         // their elements
   int64_t state_bytes = 0;      // codes + scales: what the formats need
-  int64_t allocated_bytes = 0;  // what was taken from the system for them (alignment included)
+  int64_t allocated_bytes = 0;  // RAM taken from the system for them (alignment and streaming buffers included)
   int64_t steps = 0, skipped_steps = 0;
+  // Under memory budgets:
+  int64_t disk_bytes = 0;                     // of scratch files
+  int64_t chunks = 0;                         // records that state is cut into
+  int64_t moved_per_step = 0;                 // bytes a step reads and writes, as planned
+  int64_t read_bytes = 0, written_bytes = 0;  // so far
+  int64_t kept_bytes = 0;                     // in RAM above the budget because they could not be written
+  double waited_seconds = 0;                  // that steps stood still for the disk
 };
 
 class LT_API Optimizer {
@@ -117,7 +137,9 @@ class LT_API Optimizer {
   int64_t param_count() const;
 
   // One step over all parameters; grads[i] belongs to parameter i. Either all parameters and states are stepped or,
-  // on a non-finite gradient or any Error, none is.
+  // on a non-finite gradient or any Error, none is. With state on disk a failing disk can stop a step half way
+  // (Error kIo): then every block of a parameter and its state are both of before or both of after the step, steps()
+  // counts right for each, and later steps go on from there.
   StepResult step(std::span<const Gradient> grads, const StepOptions& options = {});
 
   // States of a parameter in the rule's order; empty if it has none yet.
@@ -137,6 +159,19 @@ class LT_API Optimizer {
   // -1); to copy state exactly, copy codes and scales.
   void export_state(int64_t param, int k, float* out) const;
   void import_state(int64_t param, int k, const float* in);
+  // Copies state k as it is stored, wherever it lives: codes [numel] and scales [rows][blocks_per_row] (may be nullptr
+  // where StateView has none). write_state does not set steps().
+  void read_state(int64_t param, int k, void* codes, float* scales) const;
+  void write_state(int64_t param, int k, const void* codes, const float* scales);
+
+  // Writes all state to a file, durably and all or nothing, straight from wherever it lives: no second copy in memory.
+  // `metadata`: any text of the caller's, kept with it. Throws kIo; then a file that was there before is untouched. The
+  // format is docs/checkpoint-format.md.
+  void save(const std::string& path, const std::string& metadata = "") const;
+  // Reads such a file of an optimizer with the same rule, parameters and state formats into this one; state goes where
+  // this one's budget says. Everything in the file is checked before anything changes. Throws kInvalidArgument or kIo.
+  // Returns the metadata.
+  std::string load(const std::string& path);
 
   void set_threads(int threads);  // as OptimizerOptions::threads
   void set_nonfinite(NonFinite policy);
@@ -147,6 +182,9 @@ class LT_API Optimizer {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+// The metadata of a checkpoint file. Throws as Optimizer::load.
+LT_API std::string checkpoint_metadata(const std::string& path);
 
 LT_API std::vector<std::string> rule_names();
 LT_API std::vector<std::string> codec_names();

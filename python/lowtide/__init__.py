@@ -12,11 +12,12 @@ what is wanted; MemoryError. A call that raises has changed nothing.
 from typing_extensions import TypedDict
 
 from lowtide import _core
+from lowtide.memory import Memory
 from lowtide.rules import SGD, Adam, AdamW, Lion
 
 __version__: str = _core.__version__
 
-__all__ = ["SGD", "Adam", "AdamW", "Lion", "__version__", "backends"]
+__all__ = ["SGD", "Adam", "AdamW", "Lion", "Memory", "__version__", "backends"]
 
 
 class Backend(TypedDict):

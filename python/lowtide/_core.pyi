@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
+from lowtide.memory import Budget
+
 __version__: str
 
 def rule_names() -> list[str]: ...
@@ -14,11 +16,20 @@ def cpu_targets() -> list[str]:
 def default_hyper(rule: str) -> dict[str, float | bool]:
     """Hyper-parameters of `rule` with their defaults; the keys are those `Optimizer.set_hyper` takes."""
 
+def checkpoint_metadata(path: str) -> str: ...
+def parse_bytes(text: str) -> int:
+    """"2GiB" -> 2147483648. ValueError."""
+
+def format_bytes(bytes: int) -> str:
+    """1610612736 -> "1.50 GiB"."""
+
 class Optimizer:
     """A `lowtide::Optimizer` plus the parameters' tensors. Bad values raise ValueError and change nothing."""
 
-    def __init__(self, rule: str, nonfinite: str = "skip", threads: int = 0, cpu_target: str = "") -> None: ...
-    def add_group(self, hyper: dict[str, float | bool], state: str, min_quantized_numel: int) -> int: ...
+    def __init__(self, rule: str, nonfinite: str = "skip", threads: int = 0, cpu_target: str = "", memory: Budget | None = None) -> None: ...
+    def add_group(
+        self, hyper: dict[str, float | bool], state: str, min_quantized_numel: int, memory: Budget | None = None
+    ) -> int: ...
     def set_hyper(self, group: int, hyper: dict[str, float | bool]) -> None: ...
     def set_threads(self, threads: int) -> None: ...
     def set_nonfinite(self, nonfinite: str) -> None: ...
@@ -41,6 +52,17 @@ class Optimizer:
         """Views (no copies) of the live state: "step" int64 (), NAME with the parameter's sizes (float32, bfloat16 or
         uint8 codes), and NAME_scale float32 (rows, ceil(row length / block)) where the codec has scales."""
 
+    def is_paged(self, param: int) -> bool:
+        """Whether the state streams from a disk: `state` shows its step count only."""
+
+    def read_state(self, param: int) -> dict[str, torch.Tensor]:
+        """What `state` would show, in copies, wherever the state lives."""
+
+    def write_state(self, param: int, tensors: dict[str, torch.Tensor]) -> None:
+        """Takes back what `read_state` gave, but for the step count: contiguous tensors of those types and shapes."""
+
+    def save(self, path: str, metadata: str) -> None: ...
+    def load(self, path: str) -> str: ...
     def export_state(self, param: int, k: int) -> torch.Tensor:
         """State k decoded to float32, the parameter's sizes (a copy)."""
 
@@ -49,6 +71,6 @@ class Optimizer:
 
     def set_step_count(self, param: int, step: int) -> None: ...
     def report(self) -> dict[str, int]:
-        """params, elements, state_bytes, allocated_bytes, steps, skipped_steps."""
+        """See `lowtide.Optimizer.report`."""
 
     def cpu_target(self) -> str: ...

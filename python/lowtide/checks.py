@@ -9,6 +9,8 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from typing_extensions import TypedDict
 
+from lowtide.memory import Memory
+
 PARAMETER_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Arguments of torch.optim that change what a step means, and are not offered: refused by name instead of ignored.
 REFUSED = {
@@ -18,11 +20,12 @@ REFUSED = {
     "decoupled_weight_decay": "the class decides how weights decay: use AdamW",
 }
 # Options of the whole optimizer, which a parameter group cannot set for itself.
-WHOLE_OPTIMIZER = ("memory", "nonfinite", "amp_scaling", "cpu_target")
+WHOLE_OPTIMIZER = ("nonfinite", "amp_scaling", "cpu_target")
 _LARGEST_STEP = 2**53
 # What options may be, in types and in words. What a string may be, the core knows.
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "state": ((str,), "a str"),
+    "memory": ((Memory, NoneType), "a lowtide.Memory or None"),
     "min_quantized_numel": ((Integral,), "an integer from 0 to 2^63 - 1"),
     "nonfinite": ((str,), "'skip', 'raise' or 'propagate'"),
     "cpu_target": ((str,), "a str"),
@@ -41,7 +44,7 @@ class Options(TypedDict, total=False):
     nonfinite: str  # for a NaN, infinity or magnitude >= 2^62: "skip" the step and count it, "raise", or "propagate"
     amp_scaling: bool  # GradScaler hands over its scale and its verdict: the step unscales, and checks nothing itself
     cpu_target: str  # instruction set, e.g. "avx2", for comparisons: changes speed only (default "": the best there is)
-    memory: None  # reserved: where state lives
+    memory: Memory | None  # (group: a budget of its own) where state may live; None: in RAM, without a limit
     foreach: bool | None  # accepted for code written for torch.optim and ignored: a step is always one fused call
     fused: bool | None  # likewise
     capturable: bool  # must be False
@@ -55,11 +58,6 @@ def check_options(options: Options, where: str) -> None:
     if unknown:
         raise TypeError(f"{where}: got unknown option {unknown[0]!r}, wanted one of {list(Options.__annotations__)}")
     check_kinds(options, where)
-    if options.get("memory") is not None:
-        raise ValueError(
-            f"memory: got {options['memory']!r}, wanted None: state lives in RAM beside its parameter; "
-            "tiers come in a later version"
-        )
 
 
 def check_kinds(options: Mapping[str, Any], where: str) -> None:

@@ -4,6 +4,7 @@ Parameters are numbered by their place over all groups, here, in the core and in
 about the mathematics: it reads the groups' options, makes one call per step and hands out views of the state.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from operator import is_
 from typing import Any, overload
@@ -11,9 +12,10 @@ from typing import Any, overload
 import torch
 from torch.optim.optimizer import ParamsT
 
-from lowtide import _core, checks
+from lowtide import _core, checks, files
 from lowtide import state_dict as formats
 from lowtide.checks import Options
+from lowtide.memory import Memory
 from lowtide.states import States, live_entry
 
 
@@ -32,6 +34,7 @@ class Optimizer(torch.optim.Optimizer):
         self._amp_scaling = options.get("amp_scaling", False)
         self._nonfinite = options.get("nonfinite", "skip")
         self._cpu_target = options.get("cpu_target", "")
+        self._memory = options.get("memory")
         hyper = {**hyper, "maximize": options.get("maximize", False)}
         self._open_core(rule, hyper)
         defaults = {
@@ -46,10 +49,12 @@ class Optimizer(torch.optim.Optimizer):
         """Starts with a core without groups. `hyper`: has the names of the rule's hyper-parameters among its keys."""
         self._rule = rule
         self._threads = torch.get_num_threads()
-        self._core = _core.Optimizer(rule, self._nonfinite, self._threads, self._cpu_target)
+        budget = self._memory.budget() if self._memory else None
+        self._core = _core.Optimizer(rule, self._nonfinite, self._threads, self._cpu_target, budget)
         self._hyper_keys = tuple(key for key in _core.default_hyper(rule) if checks.group_key(key) in hyper)
         self._pushed: list[tuple[float, ...]] = []  # per group: the hyper-parameters that the core has
         self._formats: list[tuple[Any, Any]] = []  # per group: state and min_quantized_numel, fixed when it was added
+        self._budgets: list[Memory | None] = []  # per group: its own
         self._members: list[list[torch.Tensor]] = []  # per group: the parameters that the core has
         self._params: list[torch.Tensor] = []  # all of them, by number
         self._awaited: list[int] = []  # numbers of parameters whose state is not there yet: a step may bring it
@@ -79,6 +84,7 @@ class Optimizer(torch.optim.Optimizer):
             bare = {id(entry[1] if isinstance(entry, tuple) else entry) for entry in param_group["params"]}
             if len(bare) != len(param_group["params"]):
                 raise ValueError(f"{where}: got the same parameter more than once, wanted each once")
+        memory: Memory | None = param_group.pop("memory", None)  # not a value that a state_dict should carry
         super().add_param_group(param_group)
         try:
             param_group.update(formats.stamp(self._rule))
@@ -86,29 +92,35 @@ class Optimizer(torch.optim.Optimizer):
             for place, param in enumerate(params):
                 checks.check_parameter(param, f"{where}, parameter {place}")
             if self._pushed:  # A core cannot forget a group, so one added during training is tried out on another core.
-                self._register(_core.Optimizer(self._rule, threads=1), param_group, where)
-            values = self._register(self._core, param_group, where)
+                self._register(_core.Optimizer(self._rule, threads=1), param_group, where, memory)
+            values = self._register(self._core, param_group, where, memory)
         except BaseException:
             self.param_groups.pop()
             raise
         self._pushed.append(values)
         self._formats.append((param_group["state"], param_group["min_quantized_numel"]))
+        self._budgets.append(memory)
         self._members.append(list(params))
         if type(self.state) is not States:
             self.state = States(dict, self.state)
         for param in params:
             index = len(self._params)
             self._params.append(param)
-            self.state[param] = self._core.state(index) if param.requires_grad else {}
-            if not param.requires_grad:
+            here = self._core.has_state(index)
+            self.state[param] = self._core.state(index) if here or param.requires_grad else {}
+            if not here:
                 self._awaited.append(index)
 
-    def _register(self, core: _core.Optimizer, group: dict[str, Any], where: str) -> tuple[float, ...]:
+    def _register(
+        self, core: _core.Optimizer, group: dict[str, Any], where: str, memory: Memory | None
+    ) -> tuple[float, ...]:
         """Adds a group and its parameters to `core`; returns the hyper-parameters that it now has."""
         try:
             values = checks.hyper_values(self._hyper_keys, group)
             hyper = dict(zip(self._hyper_keys, values, strict=True))
-            number = core.add_group(hyper, group["state"], int(group["min_quantized_numel"]))
+            number = core.add_group(
+                hyper, group["state"], int(group["min_quantized_numel"]), memory.budget() if memory else None
+            )
             for param in group["params"]:
                 core.add_param(number, param, param.requires_grad)
         except (TypeError, ValueError) as error:
@@ -207,17 +219,43 @@ class Optimizer(torch.optim.Optimizer):
 
     def report(self) -> dict[str, int | float]:
         """Memory in bytes, and counts: params (with state), elements, state_bytes (what the formats need),
-        allocated_bytes, steps, skipped_steps, bytes_per_parameter (state_bytes per element)."""
+        allocated_bytes (of RAM), steps, skipped_steps, bytes_per_parameter (state_bytes per element). Under a memory
+        budget: disk_bytes, chunks, moved_per_step (as planned), read_bytes and written_bytes (so far), kept_bytes (in
+        RAM above the budget because the disk failed), waited_seconds (that steps stood still for the disk)."""
         out: dict[str, int | float] = dict(self._core.report())
         out["steps"] += self._steps_before
         out["skipped_steps"] = self.skipped_steps
         out["bytes_per_parameter"] = out["state_bytes"] / out["elements"] if out["elements"] else 0.0
         return out
 
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's; state that streams from a disk is copied into memory for it (`save` does not need that)."""
+        if not any(map(self._core.is_paged, range(len(self._params)))):
+            return super().state_dict()
+        live = self.state
+        self.state = States(dict, {param: live_entry(self, i) for i, param in enumerate(self._params)})
+        try:
+            return super().state_dict()
+        finally:
+            self.state = live
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what `state_dict()` of the same rule returned, or a state_dict of the torch.optim class of that name,
         whose moments are encoded. Raises ValueError, and changes nothing, if anything in it does not fit."""
         formats.load(self, state_dict)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes state and options to one file, durably and all or nothing, straight from wherever the state lives:
+        without a second copy in memory. The format is docs/checkpoint-format.md (no pickle).
+
+        Raises OSError (a file that was there before is untouched) or ValueError."""
+        files.save(self, path)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Reads what `save` wrote from an optimizer of the same class, parameters and state formats; the state goes
+        where this optimizer's `memory` says. The whole file is checked first: after a ValueError for a file that is
+        damaged or of another model, or an OSError from opening it, nothing has changed."""
+        files.load(self, path)
 
     def torch_state_dict(self) -> dict[str, Any]:
         """A dict that the torch.optim class of the same name loads: moments decoded to float32 (copies).
@@ -226,7 +264,7 @@ class Optimizer(torch.optim.Optimizer):
         return formats.to_torch(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        options = {name: getattr(self, f"_{name}") for name in ("rule", "nonfinite", "amp_scaling", "cpu_target")}
+        options = {name: getattr(self, f"_{name}") for name in ("rule", "nonfinite", "amp_scaling", "cpu_target", "memory", "budgets")}
         options |= {name: self.report()[name] for name in ("steps", "skipped_steps")}
         entries = [live_entry(self, i) for i in range(len(self._params))]
         return {"defaults": self.defaults, "param_groups": self.param_groups, "state": entries, "options": options}
@@ -234,9 +272,11 @@ class Optimizer(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         options = state["options"]
         self._nonfinite, self._amp_scaling = options["nonfinite"], options["amp_scaling"]
-        self._cpu_target = options["cpu_target"]
+        self._cpu_target, self._memory = options["cpu_target"], options["memory"]
         self._open_core(options["rule"], state["defaults"])
-        groups = [dict(group) for group in state["param_groups"]]  # copy.copy hands over the original's
+        groups = [  # copies: copy.copy hands over the original's
+            {**group, "memory": memory} for group, memory in zip(state["param_groups"], options["budgets"], strict=True)
+        ]
         torch.optim.Optimizer.__init__(self, groups, dict(state["defaults"]))
         formats.copy_in(self, state["state"])
         self._steps_before, self._skipped_before = options.get("steps", 0), options.get("skipped_steps", 0)

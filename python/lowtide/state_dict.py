@@ -78,6 +78,22 @@ def restart_removed(optimizer: Optimizer) -> None:
     states.removed = False
 
 
+def check_groups(optimizer: Optimizer, state_dict: dict[str, Any]) -> list[dict[str, Any]]:
+    """The optimizer's groups with the options of `state_dict`'s; ValueError if they do not fit."""
+    return _read_groups(optimizer, state_dict)[0]
+
+
+def show_state(optimizer: Optimizer) -> None:
+    """Puts into `optimizer.state` what the core has."""
+    core = optimizer._core
+    here = [core.has_state(i) for i in range(len(optimizer._params))]
+    optimizer.state = States(dict)
+    for i, param in enumerate(optimizer._params):
+        optimizer.state[param] = core.state(i) if here[i] or param.requires_grad else {}
+    optimizer._awaited = [i for i, has in enumerate(here) if not has]
+    optimizer.state.removed = False
+
+
 def to_torch(optimizer: Optimizer) -> dict[str, Any]:
     """See `Optimizer.torch_state_dict`."""
     return torch_dict.write(optimizer, (*STAMP, *FIXED))
@@ -220,18 +236,20 @@ def _apply(optimizer: Optimizer, plan: Iterable[Restore]) -> None:
             core.allocate_state(restore.number)
     for restore in plan:
         i, param = restore.number, optimizer._params[restore.number]
-        live = core.state(i)
-        names = [name for name in core.state_names() if name in live]
+        live, paged = core.state(i), core.is_paged(i)
+        names = [name for name in core.state_names() if paged or name in live]
         for k, name in enumerate(names):
             if name not in restore.tensors:
                 core.import_state(i, k, torch.zeros(param.shape))
             elif restore.encode:
                 core.import_state(i, k, restore.tensors[name].detach().to("cpu", torch.float32).contiguous())
-        if not restore.encode:
+        if paged and restore.tensors and not restore.encode:
+            core.write_state(i, {name: tensor.detach().contiguous() for name, tensor in restore.tensors.items()})
+        elif not restore.encode:
             for name, tensor in restore.tensors.items():
                 live[name].copy_(tensor.detach())
         core.set_step_count(i, restore.step if restore.tensors else 0)  # 0 also says: nothing is in the buffers yet
         if not restore.tensors:
             live["step"].fill_(restore.step)
-        optimizer.state[param] = live_entry(optimizer, i)
+        optimizer.state[param] = core.state(i) if paged else live_entry(optimizer, i)
     optimizer._awaited = [i for i in optimizer._awaited if not core.has_state(i)]

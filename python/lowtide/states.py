@@ -39,5 +39,7 @@ class States(defaultdict[torch.Tensor, dict[str, torch.Tensor]]):
 
 def live_entry(optimizer: Optimizer, index: int) -> dict[str, torch.Tensor]:
     """The live state of a parameter; empty if there is none and it has not been stepped."""
+    if optimizer._core.is_paged(index):
+        return optimizer._core.read_state(index)  # copies
     entry = optimizer._core.state(index)
     return entry if optimizer._core.has_state(index) or int(entry["step"]) else {}

@@ -73,7 +73,7 @@ def write(optimizer: Optimizer, hidden: Sequence[str]) -> dict[str, Any]:
         for i in numbers:
             live = core.state(i) if core.has_state(i) else {}
             if live and int(live["step"]) > 0:
-                names = [name for name in core.state_names() if name in live]
+                names = [name for name in core.state_names() if core.is_paged(i) or name in live]
                 entry = {name: core.export_state(i, k) for k, name in enumerate(names)}
                 if rule != "sgd":
                     entry["step"] = torch.tensor(float(live["step"]))

@@ -21,20 +21,24 @@ struct StepItem {
   const Layout* param_layout = nullptr;
   const Layout* grad_layout = nullptr;
   DType param_dtype = DType::kF32, grad_dtype = DType::kF32;
-  int rule = 0, codec = 0;         // numbers of rules.def and codecs.def
-  float grad_scale = 1.f;          // multiplies every gradient (loss scale, maximize)
-  const void* args = nullptr;      // the rule's Args
-  void* codes[kMaxStates] = {};    // [numel], contiguous
-  float* scales[kMaxStates] = {};  // [rows][ceil(row length / 256)], nullptr if the codec has none
+  int rule = 0, codec = 0;     // numbers of rules.def and codecs.def
+  float grad_scale = 1.f;      // multiplies every gradient (loss scale, maximize)
+  const void* args = nullptr;  // the rule's Args
+  // The part of the parameter that is stepped, in blocks counted row by row; -1: to the end. Codes and scales begin
+  // with the first block's.
+  int64_t first_block = 0, blocks = -1;
+  void* codes[kMaxStates] = {};    // [elements of the part], contiguous
+  float* scales[kMaxStates] = {};  // [blocks], nullptr if the codec has none
   uint32_t stochastic = 0;         // bit k: state k is rounded stochastically with key[k]
   uint32_t key[kMaxStates][2] = {};
 };
 
-// The elements of one state of one parameter, encoded, and as packed row-major floats.
+// The elements of one state of one parameter, or of a part of it, encoded, and as packed row-major floats.
 struct CodecItem {
   int codec = 0;
   bool is_signed = true;
   int64_t rows = 0, row_length = 0;
+  int64_t first_block = 0, blocks = -1;  // as in StepItem; codes, scales and values begin with the first block's
   void* codes = nullptr;
   float* scales = nullptr;
   float* values = nullptr;

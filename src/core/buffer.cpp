@@ -19,9 +19,8 @@ constexpr size_t kHugePage = size_t{2} << 20;
 Buffer::Buffer(size_t bytes) {
   if (bytes == 0) return;
   const bool huge = bytes >= kHugePage;
-  const size_t unit = huge ? kHugePage : kPage;
-  if (bytes > SIZE_MAX - 2 * unit) fail(ErrorKind::kOutOfMemory, "cannot allocate %zu bytes", bytes);
-  bytes_ = (bytes + unit - 1) / unit * unit;
+  if (bytes > SIZE_MAX - 2 * kHugePage) fail(ErrorKind::kOutOfMemory, "cannot allocate %zu bytes", bytes);
+  bytes_ = (bytes + kPage - 1) / kPage * kPage;
   // mmap aligns to 4 KiB only: take one huge page more and give back what sticks out.
   const size_t taken = bytes_ + (huge ? kHugePage : 0);
   void* raw = mmap(nullptr, taken, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -2,6 +2,7 @@
 
 #include <cstdarg>
 #include <cstdio>
+#include <system_error>
 
 namespace lowtide {
 namespace {
@@ -32,6 +33,15 @@ void fail(ErrorKind kind, const char* pattern, ...) {
   const std::string text = vformat(pattern, args);
   va_end(args);
   throw Error(kind, text);
+}
+
+void fail_io(int os_error, const char* pattern, ...) {
+  va_list args;
+  va_start(args, pattern);
+  std::string text = vformat(pattern, args);
+  va_end(args);
+  if (os_error) text.append(": ").append(std::generic_category().message(os_error));
+  throw Error(ErrorKind::kIo, text, os_error);
 }
 
 }  // namespace lowtide

@@ -11,6 +11,9 @@ namespace lowtide {
 
 [[noreturn, gnu::format(printf, 2, 3)]] void fail(ErrorKind kind, const char* pattern, ...);
 
+// Throws kIo; appends what the system says about os_error (an errno, 0 if there is none).
+[[noreturn, gnu::format(printf, 2, 3)]] void fail_io(int os_error, const char* pattern, ...);
+
 // LT_REQUIRE(condition, "got n=%lld, wanted ...", n): throws kInvalidArgument if the caller's value is wrong.
 #define LT_REQUIRE(condition, ...)                                          \
   do {                                                                      \

@@ -105,6 +105,12 @@ bool Layout::overlaps_itself() const {
   return false;
 }
 
+int64_t elements_before_block(int64_t row_length, int64_t index, int64_t block) {
+  const int64_t per_row = (row_length + block - 1) / block;
+  if (!per_row) return 0;
+  return index / per_row * row_length + index % per_row * block;
+}
+
 void Layout::gather(const void* tensor, int64_t element_bytes, int64_t first, int64_t n, void* packed) const {
   if (element_bytes == 4)
     gather_as<uint32_t>(*this, tensor, first, n, packed);

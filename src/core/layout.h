@@ -7,6 +7,9 @@
 
 namespace lowtide {
 
+// Elements before block number `index`, where rows of `row_length` are cut into blocks of `block` from their start.
+int64_t elements_before_block(int64_t row_length, int64_t index, int64_t block);
+
 // Sizes and strides in elements, dims of size 1 dropped and neighbours that are contiguous to each other merged.
 struct Layout {
   int64_t numel = 0;
@@ -22,6 +25,9 @@ struct Layout {
 
   // True if two elements may share an address (an expanded or self-overlapping view).
   bool overlaps_itself() const;
+
+  // Blocks of `block` elements that never cross a row, counted row by row.
+  int64_t blocks(int64_t block) const { return numel ? rows * ((row_length + block - 1) / block) : 0; }
 
   // Copies elements [first, first + n), in row-major order, between the tensor and a packed buffer.
   void gather(const void* tensor, int64_t element_bytes, int64_t first, int64_t n, void* packed) const;

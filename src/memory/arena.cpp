@@ -11,6 +11,13 @@ constexpr size_t kLargest = size_t{32} << 20;  // growth steps; a single larger 
 
 }  // namespace
 
+void Arena::reserve(size_t bytes) {
+  if (bytes == 0 || (!buffers_.empty() && used_ + bytes <= buffers_.back().bytes())) return;
+  buffers_.push_back(Buffer(bytes));
+  allocated_ += static_cast<int64_t>(buffers_.back().bytes());
+  used_ = 0;
+}
+
 void* Arena::allocate(size_t bytes) {
   bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
   if (buffers_.empty() || used_ + bytes > buffers_.back().bytes()) {

@@ -14,6 +14,8 @@ class Arena {
  public:
   // Zeroed, 64-byte aligned. Throws kOutOfMemory and changes nothing.
   void* allocate(size_t bytes);
+  // Takes what the next allocations of `bytes` together (each a multiple of 64) need, and no more. Throws likewise.
+  void reserve(size_t bytes);
   int64_t allocated_bytes() const { return allocated_; }  // taken from the system
 
  private:

@@ -3,13 +3,17 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstring>
 #include <deque>
+#include <memory>
 #include <utility>
 
 #include "backend/cpu/cpu_backend.h"
 #include "backend/dialect.h"
 #include "core/error.h"
 #include "core/thread_pool.h"
+#include "optim/checkpoint.h"
+#include "optim/home.h"
 #include "optim/hyper.h"
 #include "optim/slot.h"
 
@@ -49,11 +53,13 @@ struct Optimizer::Impl {
     Hyper hyper;
     int codec;
     int64_t min_quantized_numel;
+    size_t home;
   };
 
   explicit Impl(const OptimizerOptions& options)
       : rule(find_rule(options.rule)), nonfinite(options.nonfinite), backend(cpu::make_backend(options.cpu_target)) {
     set_threads(options.threads);
+    homes.push_back(std::make_unique<Home>(options.memory));
   }
 
   void set_threads(int n) {
@@ -117,9 +123,27 @@ struct Optimizer::Impl {
     return false;
   }
 
-  const void* args_for(const Slot& slot) {
-    const int64_t t = slot.steps + 1;
-    const bool first = slot.fresh;
+  Home& home_of(const Slot& slot) const { return *homes[groups[static_cast<size_t>(slot.group)].home]; }
+
+  // Gives `param` its state, and with it, under a budget, every parameter of that budget that is waiting for one: what
+  // fits can only be judged over all of them.
+  void place(size_t param) {
+    Home& home = home_of(slots[param]);
+    std::vector<Slot*> together;
+    std::vector<int64_t> numbers;
+    for (size_t i = 0; i < slots.size(); ++i) {
+      Slot& slot = slots[i];
+      const bool waits =
+          home.limited() && !slot.has_state && slot.wants_state && slot.layout.numel > 0 && &home_of(slot) == &home;
+      if (i != param && !waits) continue;
+      together.push_back(&slot);
+      numbers.push_back(static_cast<int64_t>(i));
+    }
+    home.place(together, numbers);
+  }
+
+  const void* args_for(const Slot& slot, int64_t steps, bool first) {
+    const int64_t t = steps + 1;
     const auto fits = [&](const ArgsEntry& e) {
       return e.group == slot.group && e.t == t && e.first == first && e.rule == slot.rule;
     };
@@ -158,6 +182,8 @@ struct Optimizer::Impl {
     items.clear();
     item_params.clear();
     args.clear();
+    for (size_t i = 0; i < slots.size(); ++i)
+      if (grads[i].data) slots[i].wants_state = true;
     for (size_t i = 0; i < slots.size(); ++i) {
       const Gradient& grad = grads[i];
       Slot& slot = slots[i];
@@ -165,7 +191,7 @@ struct Optimizer::Impl {
       LT_REQUIRE(grad.dtype == DType::kF32 || grad.dtype == DType::kBF16 || grad.dtype == DType::kF16,
                  "got element type %d for the gradient of parameter %zu; gradients are float32, bfloat16 or float16",
                  static_cast<int>(grad.dtype), i);
-      if (!slot.has_state) slot.allocate_state(arena, slot.rule);
+      if (!slot.has_state) place(i);
       StepItem& item = items.emplace_back();
       item_params.push_back(static_cast<int64_t>(i));
       item.param = slot.data;
@@ -173,12 +199,91 @@ struct Optimizer::Impl {
       item.param_layout = &slot.layout;
       item.rule = slot.rule;
       item.codec = slot.codec;
-      item.args = args_for(slot);
+      item.args = args_for(slot, slot.steps, slot.fresh);
       const double sign = groups[static_cast<size_t>(slot.group)].hyper.maximize ? -1 : 1;
       item.grad_scale = static_cast<float>(sign * options.grad_scale);
       std::copy(slot.codes, slot.codes + kMaxStates, item.codes);
       std::copy(slot.scales, slot.scales + kMaxStates, item.scales);
       set_gradient(slot, grad, item);
+    }
+  }
+
+  // Whether a step of this parameter needs its store.
+  bool streams(const Slot& slot) const { return slot.paged && rules()[static_cast<size_t>(slot.rule)].states > 0; }
+
+  void count(std::span<const int64_t> params) {
+    for (const int64_t param : params) {
+      Slot& slot = slots[static_cast<size_t>(param)];
+      ++slot.steps;
+      if (rules()[static_cast<size_t>(slot.rule)].states > 0) slot.fresh = false;
+    }
+  }
+
+  // Steps the items that are directly addressable, then those in stores, chunk by chunk.
+  void step_paged(void* stream) {
+    std::vector<const StepItem*> streamed(slots.size(), nullptr);
+    std::vector<StepItem> direct;
+    std::vector<int64_t> direct_params;
+    for (size_t i = 0; i < items.size(); ++i) {
+      const int64_t param = item_params[i];
+      if (streams(slots[static_cast<size_t>(param)])) {
+        streamed[static_cast<size_t>(param)] = &items[i];
+      } else {
+        direct.push_back(items[i]);
+        direct_params.push_back(param);
+      }
+    }
+    backend->step(direct, threads, false, stream);
+    count(direct_params);
+    try {
+      for (const std::unique_ptr<Home>& home : homes)
+        if (home->store())
+          home->store()->step(
+              [&](std::span<const Piece> pieces, std::byte* memory) { step_pieces(pieces, memory, streamed, stream); });
+    } catch (...) {
+      settle();
+      throw;
+    }
+    settle();
+  }
+
+  void step_pieces(std::span<const Piece> pieces, std::byte* memory, const std::vector<const StepItem*>& streamed,
+                   void* stream) {
+    std::vector<StepItem> batch;
+    for (const Piece& piece : pieces) {
+      const StepItem* whole = streamed[static_cast<size_t>(piece.param)];
+      if (!whole) continue;  // no gradient in this step
+      const Slot& slot = slots[static_cast<size_t>(piece.param)];
+      StepItem& item = batch.emplace_back(*whole);
+      const Progress& progress = slot.progress[piece.number];
+      item.args = args_for(slot, slot.steps - progress.behind, progress.fresh);
+      item.first_block = piece.first_block;
+      item.blocks = piece.blocks;
+      for (int k = 0; k < piece.states; ++k) {
+        item.codes[k] = memory + piece.codes_at[k];
+        if (piece.scaled) item.scales[k] = reinterpret_cast<float*>(memory + piece.scales_at[k]);
+      }
+    }
+    backend->step(batch, threads, false, stream);
+    for (const Piece& piece : pieces)
+      if (streamed[static_cast<size_t>(piece.param)])
+        slots[static_cast<size_t>(piece.param)].progress[piece.number].done = true;
+  }
+
+  // Counts a step of the parameters of which some piece was stepped; the others' pieces fall behind.
+  void settle() {
+    for (Slot& slot : slots) {
+      const auto done = [](const Progress& piece) { return piece.done; };
+      if (std::none_of(slot.progress.begin(), slot.progress.end(), done)) continue;
+      ++slot.steps;
+      slot.fresh = false;
+      for (Progress& piece : slot.progress) {
+        if (piece.done)
+          piece.fresh = false;
+        else
+          ++piece.behind;
+        piece.done = false;
+      }
     }
   }
 
@@ -209,17 +314,24 @@ struct Optimizer::Impl {
       ordered = parameters_overlap();
       addresses_changed = false;
     }
-    backend->step(items, threads, ordered, options.stream);
-    for (const int64_t param : item_params) {
-      Slot& slot = slots[static_cast<size_t>(param)];
-      ++slot.steps;
-      if (rules()[static_cast<size_t>(slot.rule)].states > 0) slot.fresh = false;
+    const bool paged = std::any_of(item_params.begin(), item_params.end(),
+                                   [&](int64_t param) { return streams(slots[static_cast<size_t>(param)]); });
+    if (!paged) {
+      backend->step(items, threads, ordered, options.stream);
+      count(item_params);
+    } else {
+      LT_REQUIRE(!ordered,
+                 "got parameters whose memory overlaps, which are stepped one after another; with state on disk "
+                 "that cannot be: give them a budget of their own that holds their state");
+      step_paged(options.stream);
     }
     ++steps;
     return StepResult{};
   }
 
-  CodecItem codec_item(int64_t param, int k) {
+  // Calls visit(item, first element) for the parts of state k: one where it is directly addressable, else each piece.
+  template <class Fn>
+  void for_each_part(int64_t param, int k, bool change, Fn&& visit) {
     Slot& slot = slot_with_state(param, k);
     CodecItem item;
     item.codec = slot.codec;
@@ -228,14 +340,140 @@ struct Optimizer::Impl {
     item.row_length = slot.layout.row_length;
     item.codes = slot.codes[k];
     item.scales = slot.scales[k];
-    return item;
+    item.blocks = slot.layout.blocks(kBlockElements);
+    if (!slot.paged) return visit(item, int64_t{0}, slot.layout.numel);
+    home_of(slot).store()->visit(param, change, [&](const Piece& piece, std::byte* memory) {
+      item.first_block = piece.first_block;
+      item.blocks = piece.blocks;
+      item.codes = memory + piece.codes_at[k];
+      item.scales = piece.scaled ? reinterpret_cast<float*>(memory + piece.scales_at[k]) : nullptr;
+      visit(item, piece.first_element, piece.elements);
+    });
+  }
+
+  // What a checkpoint says of the state as it is now.
+  Checkpoint describe(const std::string& metadata) const {
+    Checkpoint out;
+    out.rule = rules()[static_cast<size_t>(rule)].name;
+    out.metadata = metadata;
+    for (size_t i = 0; i < slots.size(); ++i) {
+      const Slot& slot = slots[i];
+      for (const Progress& piece : slot.progress)
+        LT_REQUIRE(piece.behind == 0,
+                   "parameter %zu is half way through a step that a failing disk stopped; take another step first", i);
+      CheckpointParam param = describe(slot, slot.has_state && !slot.fresh ? slot.state_rule : -1);
+      param.name = std::to_string(i);
+      out.params.push_back(std::move(param));
+    }
+    return out;
+  }
+
+  // of_rule -1: without state.
+  CheckpointParam describe(const Slot& slot, int of_rule) const {
+    const CodecInfo& codec = codecs()[static_cast<size_t>(slot.codec)];
+    CheckpointParam param;
+    param.sizes = slot.sizes;
+    param.group = slot.group;
+    param.steps = slot.steps;
+    param.codec = codec.name;
+    param.block = codec.scaled ? kBlockElements : 0;
+    if (of_rule < 0) return param;
+    const RuleInfo& of = rules()[static_cast<size_t>(of_rule)];
+    for (int k = 0; k < of.states; ++k)
+      param.states.push_back({of.state_names[static_cast<size_t>(k)], ((of.signed_mask >> k) & 1) != 0,
+                              slot.layout.numel * codec.code_bytes,
+                              codec.scaled ? slot.layout.blocks(kBlockElements) * int64_t{sizeof(float)} : 0});
+    return param;
+  }
+
+  void copy_state(const StatePart& part, int64_t offset, int64_t bytes, std::byte* to, const std::byte* from) {
+    Slot& slot = slots[part.param];
+    const int k = static_cast<int>(part.state);
+    if (slot.paged)
+      return home_of(slot).store()->copy({static_cast<int64_t>(part.param), k, part.scales}, offset, bytes, to, from);
+    std::byte* const here =
+        (part.scales ? reinterpret_cast<std::byte*>(slot.scales[k]) : static_cast<std::byte*>(slot.codes[k])) + offset;
+    if (from) std::memcpy(here, from, static_cast<size_t>(bytes));
+    if (to) std::memcpy(to, here, static_cast<size_t>(bytes));
+  }
+
+  void check_fits(const Checkpoint& saved) const {
+    const RuleInfo& mine = rules()[static_cast<size_t>(rule)];
+    LT_REQUIRE(saved.rule == mine.name, "got a checkpoint of '%s', wanted one of '%s'", saved.rule.c_str(), mine.name);
+    LT_REQUIRE(saved.params.size() == slots.size(), "got a checkpoint of %zu parameters, wanted %zu",
+               saved.params.size(), slots.size());
+    for (size_t i = 0; i < slots.size(); ++i) {
+      const CheckpointParam& got = saved.params[i];
+      const CheckpointParam wanted = describe(slots[i], rule);
+      LT_REQUIRE(got.sizes == wanted.sizes, "parameter %zu has other sizes in the checkpoint", i);
+      if (got.states.empty()) continue;
+      LT_REQUIRE(got.codec == wanted.codec && got.block == wanted.block,
+                 "parameter %zu has '%s' state in the checkpoint, wanted '%s': build the optimizer with the state and "
+                 "min_quantized_numel of the saved one",
+                 i, got.codec.c_str(), wanted.codec.c_str());
+      LT_REQUIRE(got.states.size() == wanted.states.size(),
+                 "parameter %zu has %zu states in the checkpoint, wanted %zu", i, got.states.size(),
+                 wanted.states.size());
+      for (size_t k = 0; k < wanted.states.size(); ++k)
+        LT_REQUIRE(got.states[k].name == wanted.states[k].name &&
+                       got.states[k].code_bytes == wanted.states[k].code_bytes &&
+                       got.states[k].scale_bytes == wanted.states[k].scale_bytes,
+                   "state %zu of parameter %zu has another name or size in the checkpoint", k, i);
+    }
+  }
+
+  void allocate_for(const Checkpoint& saved) {
+    for (size_t i = 0; i < slots.size(); ++i)
+      if (!saved.params[i].states.empty()) allocate_all_states(i);
+  }
+
+  void set_steps_of(const Checkpoint& saved) {
+    for (size_t i = 0; i < slots.size(); ++i) {
+      Slot& slot = slots[i];
+      slot.steps = saved.params[i].steps;
+      for (Progress& piece : slot.progress) piece.behind = 0;
+      if (!saved.params[i].states.empty()) {
+        slot.set_fresh(false);
+        continue;
+      }
+      // Nothing was saved: what this optimizer may hold is of another past.
+      const int states = slot.has_state ? rules()[static_cast<size_t>(slot.state_rule)].states : 0;
+      for (int k = 0; k < states; ++k) clear_state(static_cast<int64_t>(i), k);
+      slot.set_fresh(true);
+    }
+  }
+
+  void clear_state(int64_t param, int k) {
+    for_each_part(param, k, true, [&](const CodecItem& item, int64_t, int64_t elements) {
+      const CodecInfo& codec = codecs()[static_cast<size_t>(item.codec)];
+      std::memset(item.codes, codec.zero_code[item.is_signed], static_cast<size_t>(elements * codec.code_bytes));
+      if (item.scales) std::memset(item.scales, 0, static_cast<size_t>(item.blocks) * sizeof(float));
+    });
+  }
+
+  // All states of the rule, also those that its present hyper-parameters do not use.
+  void allocate_all_states(size_t param) {
+    Slot& slot = slots[param];
+    const auto states = [](int of) { return rules()[static_cast<size_t>(of)].states; };
+    if (slot.has_state && states(slot.state_rule) >= states(rule)) return;
+    const int effective = slot.rule;
+    const bool had = std::exchange(slot.has_state, false);
+    slot.rule = rule;
+    try {
+      place(param);
+    } catch (...) {
+      slot.rule = effective;
+      slot.has_state = had;
+      throw;
+    }
+    slot.rule = effective;
   }
 
   int rule;
   NonFinite nonfinite;
   int threads = 1;
   std::unique_ptr<Backend> backend;
-  Arena arena;
+  std::vector<std::unique_ptr<Home>> homes;  // the first is that of groups without a budget of their own
   std::vector<Group> groups;
   std::deque<Slot> slots;  // stable addresses: items and callers point into them
   std::atomic_flag busy = ATOMIC_FLAG_INIT;
@@ -257,7 +495,13 @@ int Optimizer::add_group(const GroupOptions& options) {
   check_hyper(options.hyper);
   LT_REQUIRE(options.min_quantized_numel >= 0, "got min_quantized_numel=%lld, wanted 0 or more",
              ll(options.min_quantized_numel));
-  impl_->groups.push_back({options.hyper, find_codec(options.state), options.min_quantized_numel});
+  const int codec = find_codec(options.state);
+  size_t home = 0;
+  if (options.memory) {
+    impl_->homes.push_back(std::make_unique<Home>(*options.memory));
+    home = impl_->homes.size() - 1;
+  }
+  impl_->groups.push_back({options.hyper, codec, options.min_quantized_numel, home});
   return static_cast<int>(impl_->groups.size()) - 1;
 }
 
@@ -282,9 +526,19 @@ int64_t Optimizer::add_param(int group, const TensorView& param, bool with_state
   slot.codec = codec_for(of.codec, layout, of.min_quantized_numel);
   slot.sizes = param.sizes;
   impl_->bind(slot, param, std::move(layout));
-  if (with_state) slot.allocate_state(impl_->arena, slot.rule);
-  impl_->slots.push_back(std::move(slot));
-  return static_cast<int64_t>(impl_->slots.size()) - 1;
+  slot.wants_state = with_state;
+  Home& home = impl_->home_of(slot);
+  Slot* const added = &impl_->slots.emplace_back(std::move(slot));
+  const int64_t number = static_cast<int64_t>(impl_->slots.size()) - 1;
+  if (with_state && !home.limited()) {  // under a budget all wait for the first step
+    try {
+      home.place({&added, 1}, {&number, 1});
+    } catch (...) {
+      impl_->slots.pop_back();
+      throw;
+    }
+  }
+  return number;
 }
 
 void Optimizer::rebind(int64_t param, const TensorView& view) {
@@ -315,9 +569,8 @@ std::vector<StateView> Optimizer::state(int64_t param) const {
 
 void Optimizer::allocate_state(int64_t param) {
   const Exclusive guard(impl_->busy);
-  Slot& slot = impl_->slot_at(param);
-  const auto states = [](int of) { return rules()[static_cast<size_t>(of)].states; };
-  if (!slot.has_state || states(slot.state_rule) < states(impl_->rule)) slot.allocate_state(impl_->arena, impl_->rule);
+  impl_->slot_at(param);
+  impl_->allocate_all_states(static_cast<size_t>(param));
 }
 
 bool Optimizer::has_state(int64_t param) const { return impl_->slot_at(param).has_state; }
@@ -334,22 +587,68 @@ void Optimizer::set_steps(int64_t param, int64_t steps) {
   LT_REQUIRE(steps >= 0, "got %lld steps, wanted 0 or more", ll(steps));
   Slot& slot = impl_->slot_at(param);
   slot.steps = steps;
-  slot.fresh = steps == 0;
+  slot.set_fresh(steps == 0);
+  for (Progress& piece : slot.progress) piece.behind = 0;
 }
 
 void Optimizer::export_state(int64_t param, int k, float* out) const {
   const Exclusive guard(impl_->busy);
-  CodecItem item = impl_->codec_item(param, k);
-  item.values = out;
-  impl_->backend->decode(item, nullptr);
+  impl_->for_each_part(param, k, false, [&](CodecItem item, int64_t first, int64_t) {
+    item.values = out + first;
+    impl_->backend->decode(item, nullptr);
+  });
 }
 
 void Optimizer::import_state(int64_t param, int k, const float* in) {
   const Exclusive guard(impl_->busy);
-  CodecItem item = impl_->codec_item(param, k);
-  item.values = const_cast<float*>(in);  // encode only reads it
-  impl_->backend->encode(item, nullptr);
-  impl_->slot_at(param).fresh = false;
+  impl_->for_each_part(param, k, true, [&](CodecItem item, int64_t first, int64_t) {
+    item.values = const_cast<float*>(in) + first;  // encode only reads it
+    impl_->backend->encode(item, nullptr);
+  });
+  impl_->slot_at(param).set_fresh(false);
+}
+
+void Optimizer::read_state(int64_t param, int k, void* codes, float* scales) const {
+  const Exclusive guard(impl_->busy);
+  impl_->for_each_part(param, k, false, [&](const CodecItem& item, int64_t first, int64_t elements) {
+    const int bytes = codecs()[static_cast<size_t>(item.codec)].code_bytes;
+    std::memcpy(static_cast<std::byte*>(codes) + first * bytes, item.codes, static_cast<size_t>(elements * bytes));
+    if (item.scales && scales)
+      std::memcpy(scales + item.first_block, item.scales, static_cast<size_t>(item.blocks) * sizeof(float));
+  });
+}
+
+void Optimizer::write_state(int64_t param, int k, const void* codes, const float* scales) {
+  const Exclusive guard(impl_->busy);
+  impl_->for_each_part(param, k, true, [&](const CodecItem& item, int64_t first, int64_t elements) {
+    const int bytes = codecs()[static_cast<size_t>(item.codec)].code_bytes;
+    std::memcpy(item.codes, static_cast<const std::byte*>(codes) + first * bytes,
+                static_cast<size_t>(elements * bytes));
+    if (item.scales && scales)
+      std::memcpy(item.scales, scales + item.first_block, static_cast<size_t>(item.blocks) * sizeof(float));
+  });
+  impl_->slot_at(param).set_fresh(false);
+}
+
+void Optimizer::save(const std::string& path, const std::string& metadata) const {
+  const Exclusive guard(impl_->busy);
+  save_checkpoint(system_env(), path, impl_->describe(metadata),
+                  [&](const StatePart& part, int64_t offset, std::byte* to, int64_t bytes) {
+                    impl_->copy_state(part, offset, bytes, to, nullptr);
+                  });
+}
+
+std::string Optimizer::load(const std::string& path) {
+  const Exclusive guard(impl_->busy);
+  const CheckpointFile file(system_env(), path);
+  impl_->check_fits(file.contents());
+  file.verify();
+  impl_->allocate_for(file.contents());
+  file.load([&](const StatePart& part, int64_t offset, const std::byte* from, int64_t bytes) {
+    impl_->copy_state(part, offset, bytes, nullptr, from);
+  });
+  impl_->set_steps_of(file.contents());
+  return file.contents().metadata;
 }
 
 void Optimizer::set_threads(int threads) {
@@ -370,10 +669,26 @@ MemoryReport Optimizer::report() const {
     report.elements += slot.layout.numel;
     report.state_bytes += slot.state_bytes();
   }
-  report.allocated_bytes = impl_->arena.allocated_bytes();
+  for (const std::unique_ptr<Home>& home : impl_->homes) {
+    report.allocated_bytes += home->direct_bytes();
+    if (!home->store()) continue;
+    const StoreReport store = home->store()->report();
+    report.allocated_bytes += store.resident_bytes + store.slot_bytes + store.kept_bytes;
+    report.disk_bytes += store.disk_bytes;
+    report.chunks += store.chunks;
+    report.moved_per_step += store.moved_per_step;
+    report.read_bytes += store.read_bytes;
+    report.written_bytes += store.written_bytes;
+    report.kept_bytes += store.kept_bytes;
+    report.waited_seconds += store.waited_seconds;
+  }
   report.steps = impl_->steps;
   report.skipped_steps = impl_->skipped_steps;
   return report;
+}
+
+std::string checkpoint_metadata(const std::string& path) {
+  return CheckpointFile(system_env(), path).contents().metadata;
 }
 
 std::vector<std::string> cpu_targets() { return cpu::make_backend("")->targets(); }

@@ -5,8 +5,16 @@
 
 #include "backend/backend.h"
 #include "memory/arena.h"
+#include "memory/chunk.h"
 
 namespace lowtide {
+
+// How far a piece of a parameter has come. Pieces differ only after a step that a failing disk stopped half way.
+struct Progress {
+  int64_t behind = 0;  // steps of the parameter that the piece has missed
+  bool fresh = false;
+  bool done = false;  // within a step
+};
 
 struct Slot {
   int group = 0;
@@ -20,13 +28,19 @@ struct Slot {
   std::vector<int64_t> grad_strides;  // for which grad_layout was made; empty = contiguous
   int64_t steps = 0;
   bool has_state = false;
-  int state_rule = 0;  // whose states are allocated; SGD keeps its buffer while momentum is 0
-  bool fresh = false;  // the state holds nothing yet: no step, and nothing was restored into it
+  int state_rule = 0;              // whose states are allocated; SGD keeps its buffer while momentum is 0
+  bool fresh = false;              // the state holds nothing yet: no step, and nothing was restored into it
+  bool wants_state = false;        // with the others of its budget, before its first gradient
+  bool paged = false;              // the state is in its budget's store; codes and scales are null
+  std::vector<Progress> progress;  // of each piece, where paged
   void* codes[kMaxStates] = {};
   float* scales[kMaxStates] = {};
 
   int64_t blocks_per_row() const;
-  int64_t state_bytes() const;  // codes and scales of all states
+  StateShape shape_of(int of_rule) const;
+  int64_t record_bytes(int of_rule) const;  // what allocate_state takes from the arena
+  int64_t state_bytes() const;              // codes and scales of all states
+  void set_fresh(bool now);
   // Allocates the states of `of_rule`, each decoding to zero. Throws kOutOfMemory and changes nothing.
   void allocate_state(Arena& arena, int of_rule);
 };

@@ -239,7 +239,7 @@ TEST(Codecs, DecodeEveryCodeOnEveryTarget) {
         for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>(i * 37);
         std::vector<float> values(codes.size());
         float scales[] = {scale};
-        CodecItem item{find_codec("dynamic8"), is_signed, 1, kBlock, codes.data(), scales, values.data()};
+        CodecItem item{find_codec("dynamic8"), is_signed, 1, kBlock, 0, -1, codes.data(), scales, values.data()};
         backend->decode(item, nullptr);
         for (size_t i = 0; i < codes.size(); ++i)
           ASSERT_EQ(std::bit_cast<uint32_t>(values[i]), std::bit_cast<uint32_t>(map.value[codes[i]] * scale))

@@ -40,7 +40,9 @@ constexpr Target kTargets[] = {
 
 bool runs_here(const Target& target) { return target.bit == HWY_SCALAR || (hwy::SupportedTargets() & target.bit) != 0; }
 
-int64_t blocks_per_row(const Layout& layout) { return (layout.row_length + kBlock - 1) / kBlock; }
+int64_t blocks_of(const StepItem& item) {
+  return item.blocks >= 0 ? item.blocks : item.param_layout->blocks(kBlock) - item.first_block;
+}
 
 // Calls run(first element, count, first block) for contiguous runs of whole blocks that make up blocks [begin, end) of
 // a tensor of rows; no run crosses a row unless rows consist of whole blocks.
@@ -145,7 +147,7 @@ class CpuBackend final : public Backend {
     int64_t total = 0;
     for (size_t i = 0; i < items.size(); ++i) {
       starts_[i] = total;
-      total += items[i].param_layout->rows * blocks_per_row(*items[i].param_layout);
+      total += blocks_of(items[i]);
     }
     starts_[items.size()] = total;
     const int64_t pieces = (total + kBlocksAtOnce - 1) / kBlocksAtOnce;
@@ -158,7 +160,8 @@ class CpuBackend final : public Backend {
         for (; block < end; ++i) {
           if (i + 2 < items.size()) prefetch(items[i + 2]);  // one ahead comes 3 % too late
           const int64_t stop = std::min(end, starts_[i + 1]);
-          if (stop > block && !work(items[i], block - starts_[i], stop - starts_[i])) return;
+          const int64_t shift = items[i].first_block - starts_[i];
+          if (stop > block && !work(items[i], block + shift, stop + shift)) return;
           block = stop;
         }
       }
@@ -175,14 +178,15 @@ class CpuBackend final : public Backend {
     run.grad_scale = item.grad_scale;
     run.stochastic = item.stochastic;
     std::copy(&item.key[0][0], &item.key[0][0] + 2 * kMaxStates, &run.key[0][0]);
+    const int64_t origin = elements_before_block(item.param_layout->row_length, item.first_block, kBlock);
     const auto kernel_on = [&](void* p, const void* g, int64_t first, int64_t n, int64_t block) {
       run.param = p;
       run.grad = g;
       run.n = n;
       run.index = static_cast<uint32_t>(first);
       for (int k = 0; k < kMaxStates; ++k) {
-        if (item.codes[k]) run.codes[k] = at(item.codes[k], first, code_bytes(item.codec));
-        if (item.scales[k]) run.scales[k] = item.scales[k] + block;
+        if (item.codes[k]) run.codes[k] = at(item.codes[k], first - origin, code_bytes(item.codec));
+        if (item.scales[k]) run.scales[k] = item.scales[k] + (block - item.first_block);
       }
       kernel(run);
     };
@@ -226,10 +230,12 @@ class CpuBackend final : public Backend {
 
   void convert(const CodecItem& item, CodecKernel kernel) const {
     const int64_t per_row = (item.row_length + kBlock - 1) / kBlock;
+    const int64_t end = item.blocks >= 0 ? item.first_block + item.blocks : item.rows * per_row;
+    const int64_t origin = elements_before_block(item.row_length, item.first_block, kBlock);
     run_parallel(1, [&](int) {
-      for_each_run(item.row_length, 0, item.rows * per_row, [&](int64_t first, int64_t n, int64_t block) {
-        kernel(CodecRun{item.values + first, at(item.codes, first, code_bytes(item.codec)),
-                        item.scales ? item.scales + block : nullptr, n});
+      for_each_run(item.row_length, item.first_block, end, [&](int64_t first, int64_t n, int64_t block) {
+        kernel(CodecRun{item.values + (first - origin), at(item.codes, first - origin, code_bytes(item.codec)),
+                        item.scales ? item.scales + (block - item.first_block) : nullptr, n});
       });
     });
   }

@@ -1,0 +1,83 @@
+#include "core/env.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+
+namespace lowtide {
+namespace {
+
+template <typename T>
+T or_error(T result) {
+  return result < 0 ? static_cast<T>(-errno) : result;
+}
+
+struct flock whole_file(short type) {
+  struct flock range {};
+  range.l_type = type;
+  range.l_whence = SEEK_SET;
+  return range;  // l_pid must be 0 for locks of a description
+}
+
+}  // namespace
+
+int Env::open(const char* path, int flags, unsigned mode) { return or_error(::open(path, flags, mode)); }
+
+int Env::openat(int directory, const char* name, int flags, unsigned mode) {
+  return or_error(::openat(directory, name, flags, mode));
+}
+
+int Env::unlinkat(int directory, const char* name) { return or_error(::unlinkat(directory, name, 0)); }
+
+int Env::close(int fd) { return or_error(::close(fd)); }
+
+int64_t Env::pread(int fd, void* to, int64_t bytes, int64_t offset) {
+  return or_error(static_cast<int64_t>(::pread(fd, to, static_cast<size_t>(bytes), offset)));
+}
+
+int64_t Env::pwrite(int fd, const void* from, int64_t bytes, int64_t offset) {
+  return or_error(static_cast<int64_t>(::pwrite(fd, from, static_cast<size_t>(bytes), offset)));
+}
+
+int Env::allocate(int fd, int64_t bytes) {
+  struct rlimit limit {};
+  if (bytes > 0 && ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && static_cast<rlim_t>(bytes) > limit.rlim_cur) {
+    return -EFBIG;  // the call itself would raise SIGXFSZ, which ends a process that has no handler
+  }
+  return -::posix_fallocate(fd, 0, bytes);
+}
+
+int Env::truncate(int fd, int64_t bytes) { return or_error(::ftruncate(fd, bytes)); }
+
+int Env::sync(int fd) { return or_error(::fsync(fd)); }
+
+int Env::rename(const char* from, const char* to) { return or_error(std::rename(from, to)); }
+
+int Env::unlink(const char* path) { return or_error(::unlink(path)); }
+
+int Env::lock(int fd, int* holder) {
+  *holder = 0;
+  struct flock range = whole_file(F_WRLCK);
+  if (::fcntl(fd, F_OFD_SETLK, &range) == 0) return 0;
+  const int error = errno == EACCES ? EAGAIN : errno;
+  if (error == EAGAIN) {
+    range = whole_file(F_WRLCK);
+    if (::fcntl(fd, F_OFD_GETLK, &range) == 0 && range.l_type != F_UNLCK && range.l_pid > 0) *holder = range.l_pid;
+  }
+  return -error;
+}
+
+int Env::unlock(int fd) {
+  struct flock range = whole_file(F_UNLCK);
+  return or_error(::fcntl(fd, F_OFD_SETLK, &range));
+}
+
+Env& system_env() {
+  static Env* const env = new Env;  // never destroyed: files may be closed while the process ends
+  return *env;
+}
+
+}  // namespace lowtide

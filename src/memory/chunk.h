@@ -1,0 +1,54 @@
+// Chunks: contiguous records of state, the unit of residency, of transfer and of checksums. A chunk holds the state of
+// one or more parameters, or a slice of a large one, as pieces:
+//   [codes of state 0 | codes of state 1 | ... | scales of state 0 | ...] for each piece, parts aligned to 64 bytes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "backend/limits.h"
+
+namespace lowtide {
+
+// What a parameter's state looks like, without where it is.
+struct StateShape {
+  int64_t rows = 0, row_length = 0;
+  int states = 0;
+  int code_bytes = 0;
+  bool scaled = false;            // one float32 per block of kBlockElements
+  uint8_t zero[kMaxStates] = {};  // the byte that all codes of an untouched state consist of
+};
+
+// Consecutive blocks of one parameter.
+struct Piece {
+  int64_t param = 0;  // number in the caller's counting
+  size_t number = 0;  // among the parameter's pieces
+  int64_t first_block = 0, blocks = 0;
+  int64_t first_element = 0, elements = 0;
+  int64_t codes_at[kMaxStates] = {};   // byte offsets within the chunk
+  int64_t scales_at[kMaxStates] = {};  // unused without scales
+  int code_bytes = 0, states = 0;
+  bool scaled = false;
+  uint8_t zero[kMaxStates] = {};
+};
+
+struct Chunk {
+  int64_t bytes = 0;  // multiple of 4096
+  std::vector<Piece> pieces;
+};
+
+struct ShapedParam {
+  int64_t param = 0;
+  StateShape shape;
+};
+
+// Cuts the states of `params`, in this order, into chunks of about `chunk_bytes`: never more, unless a single block
+// needs more. Every block of every parameter is in exactly one piece.
+std::vector<Chunk> cut_chunks(std::span<const ShapedParam> params, int64_t chunk_bytes);
+
+// Fills a chunk's memory [bytes] with states that decode to zero.
+void fill_zero(const Chunk& chunk, std::byte* memory);
+
+}  // namespace lowtide

@@ -1,0 +1,145 @@
+#include "memory/directory_lock.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "core/error.h"
+#include "memory/descriptor.h"
+#include "memory/retry.h"
+
+namespace lowtide {
+namespace {
+
+struct Held {
+  int fd = -1;
+  int64_t users = 0;
+};
+
+// The locks of this process by lock file, which keeps its inode number as long as it is open.
+struct Registry {
+  std::mutex mutex;
+  std::map<std::pair<dev_t, ino_t>, Held> held;
+  int64_t forks = 0;
+};
+
+Registry& registry();
+
+void before_fork() { registry().mutex.lock(); }
+
+void after_fork_in_parent() { registry().mutex.unlock(); }
+
+void after_fork_in_child() {
+  Registry& r = registry();
+  for (const auto& [file, held] : r.held) ::close(held.fd);  // or the lock would outlive the parent
+  r.held.clear();
+  ++r.forks;
+  r.mutex.unlock();
+}
+
+Registry& registry() {
+  static Registry* const r = [] {
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+    return new Registry;  // never destroyed: files may be closed while the process ends
+  }();
+  return *r;
+}
+
+int open_lock_file(Env& env, int directory, const std::string& path) {
+  // O_NONBLOCK: a planted FIFO or device must not make this wait.
+  constexpr int kFlags = O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
+  const int fd = retry_interrupted([&] { return env.openat(directory, DirectoryLock::kFileName, kFlags, 0600); });
+  const char* const name = DirectoryLock::kFileName;
+  LT_REQUIRE(fd != -ELOOP && fd != -EISDIR && fd != -ENXIO,
+             "got %s/%s that is a link, a directory or a device, wanted a lock file: remove it", path.c_str(), name);
+  if (fd < 0) fail_io(-fd, "cannot open the lock file %s/%s", path.c_str(), name);
+  return fd;
+}
+
+// The process id in the lock file, 0 if there is none: its owner may be about to write it.
+int written_holder(Env& env, int fd) {
+  char text[32] = {};
+  const int64_t length = retry_interrupted([&] { return env.pread(fd, text, sizeof text, 0); });
+  int pid = 0;
+  if (length > 0) std::from_chars(text, text + length, pid);
+  if (pid <= 0 || (::kill(pid, 0) < 0 && errno == ESRCH)) return 0;  // left by one that has ended
+  return pid;
+}
+
+void take(Env& env, int fd, const std::string& path) {
+  constexpr int kLooks = 20;
+  int holder = 0;
+  int result = -EAGAIN;
+  for (int look = 0; look < kLooks && result == -EAGAIN && !holder; ++look) {
+    if (look > 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    result = retry_interrupted([&] { return env.lock(fd, &holder); });
+    if (result == -EAGAIN && !holder) holder = written_holder(env, fd);
+  }
+  const char* const name = DirectoryLock::kFileName;
+  if (result == -EAGAIN) {
+    const std::string who = holder ? format("process %d", holder) : "another process";
+    fail(ErrorKind::kInvalidArgument,
+         "got directory %s, which is in use by %s (it has locked %s): give each process its own", path.c_str(),
+         who.c_str(), name);
+  }
+  if (result < 0) fail_io(-result, "cannot lock %s/%s", path.c_str(), name);
+}
+
+void write_holder(Env& env, int fd, const std::string& path) {
+  const std::string text = format("%d\n", static_cast<int>(::getpid()));
+  const auto length = static_cast<int64_t>(text.size());
+  int64_t result = retry_interrupted([&] { return env.truncate(fd, 0); });
+  for (int i = 0; i < kMaxRetries && result >= 0 && result < length; ++i) {
+    result = retry_interrupted([&] { return env.pwrite(fd, text.data(), length, 0); });
+  }
+  if (result == length) return;
+  env.unlock(fd);
+  fail_io(result < 0 ? static_cast<int>(-result) : ENOSPC, "cannot write %s/%s", path.c_str(),
+          DirectoryLock::kFileName);
+}
+
+}  // namespace
+
+DirectoryLock::DirectoryLock(Env& env, int directory, const std::string& path) : env_(env) {
+  Registry& r = registry();
+  const std::lock_guard guard(r.mutex);
+  Descriptor fd(env, open_lock_file(env, directory, path));
+  struct stat status {};
+  if (::fstat(fd.get(), &status) < 0) fail_io(errno, "cannot examine %s/%s", path.c_str(), kFileName);
+  // A second name could be a file that somebody wants to keep.
+  LT_REQUIRE(S_ISREG(status.st_mode) && status.st_nlink <= 1,
+             "got %s/%s that is not a plain file with one name, wanted a lock file: remove it", path.c_str(),
+             kFileName);
+  file_ = {status.st_dev, status.st_ino};
+  forks_ = r.forks;
+  if (const auto found = r.held.find(file_); found != r.held.end()) {
+    ++found->second.users;
+    return;
+  }
+  take(env, fd.get(), path);
+  write_holder(env, fd.get(), path);
+  r.held[file_] = {fd.get(), 1};
+  fd.release();
+}
+
+DirectoryLock::~DirectoryLock() {
+  Registry& r = registry();
+  const std::lock_guard guard(r.mutex);
+  if (forks_ != r.forks) return;
+  const auto found = r.held.find(file_);
+  if (--found->second.users > 0) return;
+  env_.unlock(found->second.fd);  // close() alone does not, where a child of vfork() or clone() has a copy
+  env_.close(found->second.fd);
+  r.held.erase(found);
+}
+
+}  // namespace lowtide

@@ -1,0 +1,74 @@
+// The pager's lanes on the fake device: chunk records in far memory, slots and resident chunks in near memory, and a
+// step that mixes every byte with all before it, so that a chunk read, stepped or written too early or twice shows.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "backend/fake/fake_device.h"
+#include "memory/pager.h"
+
+namespace lowtide::fake {
+
+struct FakeLanesOptions {
+  uint64_t seed = 0;
+  double read_rate = 0, step_rate = 0, write_rate = 0;  // bytes per second of the virtual clock; 0: no time
+  int64_t near_capacity = -1;                           // bytes; -1: what the plan says
+  // Lanes driven by the calling thread: transfers go on by themselves, a step is over when step() returns, and a wait
+  // on any lane holds up the caller.
+  bool blocking = false;
+  int64_t drop_wait = -1;  // the wait() call (from 0) that is ignored
+};
+
+class FakeLanes : public Lanes {
+ public:
+  struct Counts {
+    std::vector<int> reads, steps, writes;  // of each chunk, since begin_step
+    int64_t bytes_moved = 0;                // between far and near, since begin_step
+  };
+
+  // Throws kOutOfMemory if slots and resident chunks exceed the near memory.
+  FakeLanes(const Plan& plan, std::vector<int64_t> chunk_bytes, const FakeLanesOptions& options);
+
+  // To be called before each Pager::step. `number` goes into the bytes.
+  void begin_step(int64_t number);
+  void drain() { device_.synchronize(); }
+  std::vector<uint8_t> contents(int chunk);  // what the chunk is now; drain() first
+
+  static std::vector<uint8_t> initial(int chunk, int64_t bytes);
+  static void mix(uint8_t* bytes, int64_t n, int chunk, int64_t number);
+
+  void read(int chunk, int slot) override;
+  void step(int chunk, int slot) override;
+  void write(int chunk, int slot) override;
+  Event record(Lane lane) override;
+  void wait(Lane lane, Event event) override;  // throws kInternal if the event is older than the last step
+
+  FakeDevice& device() { return device_; }
+  const Counts& counts() const { return counts_; }
+  // Of each wait() call so far: whether it ordered anything that was not ordered already.
+  const std::vector<bool>& wait_mattered() const { return wait_mattered_; }
+  int64_t near_peak() const { return device_.peak(near_); }
+
+ private:
+  Span slot_span(int chunk, int slot) const;
+  int64_t bytes(int chunk) const { return chunk_bytes_.at(static_cast<size_t>(chunk)); }
+
+  std::vector<int64_t> chunk_bytes_;
+  FakeLanesOptions options_;
+  FakeDevice device_;
+  int near_ = -1, far_ = -1, step_over_ = -1;
+  std::vector<Span> home_;  // of each chunk: its record, or where it is resident
+  std::vector<int> slots_;  // regions
+  int64_t number_ = 0;
+  Counts counts_;
+  std::vector<bool> wait_mattered_;
+
+  // An Event counts the records of all steps. Device events are recycled after the two steps they are valid for: a
+  // pager that kept one for longer would wait for something else.
+  std::vector<int> pools_[2];           // device events, of even and odd steps
+  int64_t step_index_ = 0;              // calls of begin_step
+  Event first_[2] = {0, 0}, next_ = 0;  // of the pools' steps; of the next record
+};
+
+}  // namespace lowtide::fake

@@ -1,0 +1,76 @@
+// The pager's lanes for a synchronous backend: chunks in a file, slots in RAM. Reads and writes are under way on their
+// own; steps run at once, in the calling thread.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/buffer.h"
+#include "memory/chunk.h"
+#include "memory/pager.h"
+#include "memory/scratch_file.h"
+
+namespace lowtide {
+
+// A chunk as it is kept.
+struct ChunkRecord {
+  Chunk chunk;
+  Buffer memory;             // resident, or kept because it could not be written
+  int64_t file_offset = -1;  // -1: has never been in the file
+  uint64_t generation = 0;   // times it was written
+  uint64_t checksum = 0;     // of what was written last
+};
+
+// XXH3 (64 bits) of the record, seeded with its number and generation: a record that is another's, or its own of an
+// earlier step, does not match.
+uint64_t chunk_checksum(const std::byte* data, int64_t bytes, int64_t number, uint64_t generation);
+
+struct Traffic {
+  int64_t read_bytes = 0, written_bytes = 0;
+  double waited_seconds = 0;  // that steps stood still for reads and writes
+};
+
+class FileLanes final : public Lanes {
+ public:
+  using Work = std::function<void(int chunk, std::byte* memory)>;
+  // All borrowed for the object's life. A slot without memory is allocated when it is used, `slot_bytes` large.
+  FileLanes(ScratchFile* file, std::vector<ChunkRecord>& chunks, std::vector<Buffer>& slots, int64_t slot_bytes,
+            Traffic& traffic)
+      : file_(file), chunks_(chunks), slots_(slots), slot_bytes_(slot_bytes), traffic_(traffic) {}
+  ~FileLanes() override { finish(); }
+
+  void set_work(Work work) { work_ = std::move(work); }
+
+  void read(int chunk, int slot) override;
+  void step(int chunk, int slot) override;
+  void write(int chunk, int slot) override;
+  Event record(Lane lane) override;
+  void wait(Lane lane, Event event) override;
+
+  // Waits for everything. Chunks that could not be written stay in RAM; returns the first error's text, "" if none.
+  std::string finish() noexcept;
+
+ private:
+  struct Transfer {
+    ScratchFile::Ticket ticket;
+    int chunk, slot;
+    bool is_write;
+    bool over = false;
+  };
+  void complete(Transfer& transfer);
+  void keep(const Transfer& transfer);
+
+  ScratchFile* file_;
+  std::vector<ChunkRecord>& chunks_;
+  std::vector<Buffer>& slots_;
+  int64_t slot_bytes_;
+  Work work_;
+  Traffic& traffic_;
+  std::vector<Transfer> transfers_;  // of this step; an event is the number of a transfer, counted over all steps
+  Event first_event_ = 0;            // of transfers_[0]
+  std::string write_error_;
+};
+
+}  // namespace lowtide

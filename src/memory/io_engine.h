@@ -1,0 +1,37 @@
+// Carries out reads and writes of one file while its caller does something else. Two ways: io_uring, and threads with
+// pread and pwrite. What a short or failed request means is the business of ScratchFile.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "core/env.h"
+
+namespace lowtide {
+
+struct IoRequest {
+  bool write = false;
+  std::byte* memory = nullptr;  // not changed by writes
+  int64_t offset = 0, bytes = 0;
+  int64_t result = 0;         // bytes transferred or -errno
+  IoRequest* next = nullptr;  // the engine's, while the request is under way
+};
+
+// One thread at a time uses an engine. Nothing may be under way when it is destroyed.
+class IoEngine {
+ public:
+  virtual ~IoEngine() = default;
+  // The request and its memory belong to the engine until next() returns it; at most `depth` do at a time.
+  virtual void start(IoRequest* request) noexcept = 0;
+  // A request that is over, in any order; nullptr if none is under way or, unless `block`, none is over.
+  virtual IoRequest* next(bool block) noexcept = 0;
+  virtual const char* name() const = 0;
+};
+
+// nullptr if the library was built without liburing, or the kernel has no io_uring or does not allow it.
+std::unique_ptr<IoEngine> make_io_uring_engine(int fd, int depth);
+// Does without threads if none can be started: requests are then carried out one by one in next().
+std::unique_ptr<IoEngine> make_thread_engine(Env& env, int fd, int depth);
+
+}  // namespace lowtide

@@ -1,0 +1,73 @@
+#include "memory/pager.h"
+
+#include <utility>
+
+#include "core/error.h"
+
+namespace lowtide {
+
+Pager::Pager(Plan plan) : plan_(std::move(plan)) {
+  LT_REQUIRE(plan_.slots >= (plan_.streamed.empty() ? 0 : 1), "got a plan of %d slots for %zu streamed chunks",
+             plan_.slots, plan_.streamed.size());
+  size_t streamed = 0;
+  for (size_t chunk = 0; chunk < plan_.resident.size(); ++chunk) {
+    const bool next = streamed < plan_.streamed.size() && plan_.streamed[streamed] == static_cast<int>(chunk);
+    LT_REQUIRE(next != plan_.resident[chunk],
+               "got a plan in which chunk %zu is %s; streamed chunks must be the ones that are not resident, in order",
+               chunk, next ? "resident and streamed" : "neither resident nor the next to be streamed");
+    if (next)
+      ++streamed;
+    else
+      resident_.push_back(static_cast<int>(chunk));
+  }
+  LT_REQUIRE(streamed == plan_.streamed.size(),
+             "got a plan of %zu chunks that streams chunk %d, which it does not have", plan_.resident.size(),
+             plan_.streamed[streamed]);
+  free_.assign(static_cast<size_t>(plan_.slots), Lanes::kNone);
+}
+
+void Pager::step(Lanes& lanes) {
+  try {
+    queue(lanes);
+  } catch (...) {
+    // The events no longer stand for the last use of their slots, and some may not live to the end of the next step.
+    free_.assign(free_.size(), Lanes::kNone);
+    throw;
+  }
+}
+
+// The k-th streamed chunk goes through slot k mod slots.
+void Pager::load(Lanes& lanes, size_t k) {
+  const size_t slot = k % free_.size();
+  lanes.wait(Lane::kIn, free_[slot]);
+  lanes.read(plan_.streamed[k], static_cast<int>(slot));
+  loaded_[slot] = lanes.record(Lane::kIn);
+}
+
+void Pager::queue(Lanes& lanes) {
+  const size_t n = plan_.streamed.size(), slots = free_.size(), residents = resident_.size();
+  // A share of the resident chunks before each streamed one and the last after all. Stepping them all first would leave
+  // the transfers idle once the slots are full: resident time would add to theirs instead of running beneath it.
+  size_t done = 0;
+  const auto step_residents = [&](size_t share) {
+    for (; done * (n + 1) < share * residents; ++done) lanes.step(resident_[done], -1);
+  };
+  // A slot is loaded again `lag` chunks after its own, so that its write has had a step's time: where one thread drives
+  // the lanes, waiting for it holds nothing up. Two slots cannot afford that: the read would come too late.
+  const size_t lag = slots > 2 ? 2 : 1;
+  loaded_.assign(slots, Lanes::kNone);
+  for (size_t k = 0; k < n && k < slots; ++k) load(lanes, k);
+  for (size_t k = 0; k < n; ++k) {
+    const size_t slot = k % slots;
+    step_residents(k + 1);
+    if (k >= lag && k - lag + slots < n) load(lanes, k - lag + slots);
+    lanes.wait(Lane::kStep, loaded_[slot]);
+    lanes.step(plan_.streamed[k], static_cast<int>(slot));
+    lanes.wait(Lane::kOut, lanes.record(Lane::kStep));
+    lanes.write(plan_.streamed[k], static_cast<int>(slot));
+    free_[slot] = lanes.record(Lane::kOut);
+  }
+  step_residents(n + 1);
+}
+
+}  // namespace lowtide

@@ -1,0 +1,435 @@
+// The pager on a device that runs everything late: values, order, traffic, time, and what is left when a lane fails.
+#include "memory/pager.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "memory/fake_lanes.h"
+#include "lowtide/error.h"
+#include "support/random.h"
+
+namespace lowtide {
+namespace {
+
+using fake::FakeLanes;
+using fake::FakeLanesOptions;
+using Bytes = std::vector<uint8_t>;
+
+struct Case {
+  Plan plan;
+  std::vector<int64_t> chunk_bytes;
+  int chunks() const { return static_cast<int>(chunk_bytes.size()); }
+};
+
+Case make_case(std::vector<int64_t> chunk_bytes, std::vector<bool> resident, int slots) {
+  Case c{{}, std::move(chunk_bytes)};
+  Plan& plan = c.plan;
+  plan.resident = std::move(resident);
+  for (size_t i = 0; i < c.chunk_bytes.size(); ++i) {
+    plan.total_bytes += c.chunk_bytes[i];
+    (plan.resident[i] ? plan.resident_bytes : plan.streamed_bytes) += c.chunk_bytes[i];
+    if (plan.resident[i]) continue;
+    plan.streamed.push_back(static_cast<int>(i));
+    plan.slot_bytes = std::max(plan.slot_bytes, c.chunk_bytes[i]);
+  }
+  plan.slots = plan.streamed.empty() ? 0 : slots;
+  plan.ram_bytes = plan.resident_bytes + plan.slots * plan.slot_bytes;
+  plan.read_bytes = plan.written_bytes = plan.streamed_bytes;
+  return c;
+}
+
+Case random_case(testing::Rng& rng, int chunks, int slots, double resident) {
+  std::vector<int64_t> bytes;
+  std::vector<bool> stays;
+  for (int i = 0; i < chunks; ++i) {
+    bytes.push_back(rng.between(1, 96));
+    stays.push_back(rng.chance(resident));
+  }
+  return make_case(std::move(bytes), std::move(stays), slots);
+}
+
+std::vector<Bytes> initial_state(const Case& c) {
+  std::vector<Bytes> state;
+  for (int i = 0; i < c.chunks(); ++i) state.push_back(FakeLanes::initial(i, c.chunk_bytes[static_cast<size_t>(i)]));
+  return state;
+}
+
+void plain_step(std::vector<Bytes>& state, int64_t number) {
+  for (size_t i = 0; i < state.size(); ++i)
+    FakeLanes::mix(state[i].data(), static_cast<int64_t>(state[i].size()), static_cast<int>(i), number);
+}
+
+std::vector<Bytes> contents(FakeLanes& lanes, const Case& c) {
+  std::vector<Bytes> state;
+  for (int i = 0; i < c.chunks(); ++i) state.push_back(lanes.contents(i));
+  return state;
+}
+
+std::unique_ptr<FakeLanes> run(const Case& c, const FakeLanesOptions& options, int steps) {
+  auto lanes = std::make_unique<FakeLanes>(c.plan, c.chunk_bytes, options);
+  Pager pager(c.plan);
+  for (int s = 0; s < steps; ++s) {
+    lanes->begin_step(s);
+    pager.step(*lanes);
+  }
+  return lanes;
+}
+
+size_t races(FakeLanes& lanes) { return lanes.device().race_checker().races().size(); }
+
+std::string first_race(FakeLanes& lanes) {
+  return races(lanes) ? to_string(lanes.device().race_checker().races().front()) : "none";
+}
+
+TEST(Pager, StepsEqualAPlainLoopUnderEverySchedule) {
+  testing::Rng rng = testing::seeded("Pager.StepsEqualAPlainLoopUnderEverySchedule", 20260711);
+  int cases = 0;
+  int64_t steps = 0;
+  for (int chunks = 1; chunks <= 12; ++chunks)
+    for (int slots = 1; slots <= 4; ++slots)
+      for (int i = 0; i < 100; ++i, ++cases) {
+        const Case c = random_case(rng, chunks, slots, 0.15 * static_cast<double>(i % 5));
+        FakeLanesOptions options;
+        options.seed = rng.next();
+        options.blocking = i % 4 == 3;
+        FakeLanes lanes(c.plan, c.chunk_bytes, options);
+        Pager pager(c.plan);
+        std::vector<Bytes> expected = initial_state(c);
+        for (int64_t s = 0, n = rng.between(1, 5); s < n; ++s, ++steps) {
+          lanes.begin_step(s);
+          pager.step(lanes);
+          plain_step(expected, s);
+          if (rng.chance(0.25)) lanes.drain();
+        }
+        lanes.drain();
+        ASSERT_EQ(contents(lanes, c), expected) << chunks << " chunks, " << slots << " slots, seed " << options.seed;
+        ASSERT_EQ(races(lanes), 0u) << first_race(lanes);
+        ASSERT_LE(lanes.near_peak(), c.plan.ram_bytes);
+      }
+  std::printf("%d seeded schedules, %lld steps: bytes of a plain loop, 0 races, near memory within its capacity\n",
+              cases, static_cast<long long>(steps));
+}
+
+TEST(Pager, NearMemoryIsWhatThePlanSays) {
+  testing::Rng rng = testing::seeded("Pager.NearMemoryIsWhatThePlanSays", 4);
+  int plans = 0;
+  for (; plans < 200; ++plans) {
+    const Case c = random_case(rng, static_cast<int>(rng.between(1, 12)), static_cast<int>(rng.between(1, 4)), 0.4);
+    EXPECT_EQ(run(c, {}, 2)->near_peak(), c.plan.ram_bytes);
+    FakeLanesOptions tight;
+    tight.near_capacity = c.plan.ram_bytes - 1;
+    try {
+      run(c, tight, 1);
+      ADD_FAILURE() << "ran in a byte less than the plan's";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::kOutOfMemory) << e.what();
+    }
+  }
+  std::printf("%d plans: peak of near memory = ram_bytes, and a byte less is refused\n", plans);
+}
+
+TEST(Pager, EveryWaitIsNeededOrANoOp) {
+  testing::Rng rng = testing::seeded("Pager.EveryWaitIsNeededOrANoOp", 77);
+  constexpr int kSteps = 3, kSchedules = 20;
+  int plans = 0, needed = 0, caught = 0, no_ops = 0, no_ops_reported = 0, by_values = 0, first_schedule = 0;
+  for (int chunks = 1; chunks <= 12; ++chunks)
+    for (int slots = 1; slots <= 4; ++slots)
+      for (const double resident : {0.0, 0.4}) {
+        const Case c = random_case(rng, chunks, slots, resident);
+        if (c.plan.streamed.empty()) continue;
+        ++plans;
+        const auto whole = run(c, {}, kSteps);
+        ASSERT_EQ(races(*whole), 0u) << first_race(*whole);
+        std::vector<Bytes> expected = initial_state(c);
+        for (int s = 0; s < kSteps; ++s) plain_step(expected, s);
+        const std::vector<bool> matters = whole->wait_mattered();
+        for (size_t k = 0; k < matters.size(); ++k) {
+          FakeLanesOptions options;
+          options.drop_wait = static_cast<int64_t>(k);
+          const size_t found = races(*run(c, options, kSteps));
+          if (!matters[k]) {
+            ++no_ops;
+            no_ops_reported += found > 0;
+            continue;
+          }
+          ++needed;
+          caught += found > 0;
+          EXPECT_GT(found, 0u) << "wait " << k << " of " << chunks << " chunks, " << slots << " slots can be dropped";
+          for (int schedule = 0; schedule < kSchedules; ++schedule) {
+            options.seed = rng.next();
+            const auto lanes = run(c, options, kSteps);
+            EXPECT_EQ(races(*lanes), found) << "the verdict depends on the schedule";
+            lanes->drain();
+            if (contents(*lanes, c) == expected) continue;
+            ++by_values;
+            first_schedule += schedule == 0;
+            break;
+          }
+        }
+      }
+  std::printf(
+      "%d plans x %d steps, each wait dropped in turn: %d needed, %d caught by the race checker; %d no-ops, %d of them "
+      "reported; by values alone %d within %d schedules, %d with one\n",
+      plans, kSteps, needed, caught, no_ops, no_ops_reported, by_values, kSchedules, first_schedule);
+  EXPECT_GT(needed, 1000);
+  EXPECT_EQ(caught, needed);
+  EXPECT_EQ(no_ops_reported, 0);
+  EXPECT_GT(by_values, needed * 95 / 100);
+}
+
+TEST(Pager, TrafficIsTwiceTheStreamedBytes) {
+  testing::Rng rng = testing::seeded("Pager.TrafficIsTwiceTheStreamedBytes", 9);
+  int64_t steps = 0, moved = 0, streamed = 0;
+  for (int i = 0; i < 500; ++i) {
+    const Case c = random_case(rng, static_cast<int>(rng.between(1, 12)), static_cast<int>(rng.between(1, 4)), 0.3);
+    FakeLanes lanes(c.plan, c.chunk_bytes, {});
+    Pager pager(c.plan);
+    for (int s = 0; s < 3; ++s, ++steps) {
+      lanes.begin_step(s);
+      pager.step(lanes);
+      for (size_t chunk = 0; chunk < c.chunk_bytes.size(); ++chunk) {
+        const int transfers = c.plan.resident[chunk] ? 0 : 1;
+        ASSERT_EQ(lanes.counts().reads[chunk], transfers);
+        ASSERT_EQ(lanes.counts().steps[chunk], 1);
+        ASSERT_EQ(lanes.counts().writes[chunk], transfers);
+      }
+      ASSERT_EQ(lanes.counts().bytes_moved, 2 * c.plan.streamed_bytes);
+      moved += lanes.counts().bytes_moved;
+      streamed += c.plan.streamed_bytes;
+    }
+  }
+  std::printf(
+      "%lld steps: each chunk stepped once, read and written once if streamed; %lld bytes moved, %lld streamed\n",
+      static_cast<long long>(steps), static_cast<long long>(moved), static_cast<long long>(streamed));
+  EXPECT_EQ(moved, 2 * streamed);
+}
+
+// Seconds of one step of `streamed` chunks of a unit of bytes, with `resident` more among them, on the virtual clock.
+double step_seconds(int streamed, int resident, int slots, double read, double step, double write,
+                    bool blocking = false) {
+  constexpr int64_t kUnit = 64;
+  const size_t chunks = static_cast<size_t>(streamed + resident);
+  std::vector<bool> stays(chunks, false);
+  std::fill_n(stays.begin(), resident, true);
+  const Case c = make_case(std::vector<int64_t>(chunks, kUnit), stays, slots);
+  FakeLanesOptions options;
+  options.read_rate = kUnit / read;
+  options.step_rate = kUnit / step;
+  options.write_rate = kUnit / write;
+  options.blocking = blocking;
+  const auto lanes = run(c, options, 1);
+  lanes->drain();
+  return lanes->device().now();
+}
+
+std::array<double, 3> random_seconds(testing::Rng& rng) {  // from 1 to 100, in any proportion
+  const auto draw = [&] { return static_cast<double>(rng.between(1, 100)); };
+  return {draw(), draw(), draw()};
+}
+
+// n equal chunks that take r to read, s to step and w to write; M = max(r, s, w). With S >= 3 slots, step k starts when
+// read k has ended and read k when write k - S has. By induction read k ends by r + kM, step k by r + s + kM and write
+// k by r + s + w + kM: for a read that waits for its slot, write k - S ends by r + s + w + (k - S)M <= kM. So a step
+// takes at most (n - 1)M + r + s + w: the slowest lane's time nM, and r + s + w - M to fill and drain the pipeline. No
+// order takes less: the slowest lane cannot start before chunk 0 nor the others end before chunk n - 1 came through.
+TEST(Pager, ThreeSlotsTakeTheTimeOfTheSlowestLane) {
+  testing::Rng rng = testing::seeded("Pager.ThreeSlotsTakeTheTimeOfTheSlowestLane", 31);
+  int points = 0;
+  double worst = 0, worst_exact = 0, two_worst = 0;
+  for (; points < 1000; ++points) {
+    const auto [r, s, w] = random_seconds(rng);
+    const double slowest = std::max({r, s, w});
+    const int n = static_cast<int>(rng.between(1, 64));
+    for (int slots = 3; slots <= 4; ++slots) {
+      const double seconds = step_seconds(n, 0, slots, r, s, w);
+      worst = std::max(worst, (seconds - (r + s + w - slowest)) / (n * slowest));
+      worst_exact = std::max(worst_exact, std::abs(seconds / ((n - 1) * slowest + r + s + w) - 1));
+      ASSERT_LE(seconds, 1.05 * n * slowest + (r + s + w - slowest));
+    }
+    const double one = step_seconds(n, 0, 1, r, s, w);
+    ASSERT_NEAR(one / (n * (r + s + w)), 1, 1e-12);
+    // Two slots: the three lanes of a chunk take turns in each, so no step is faster than half their sum a chunk.
+    const double two = step_seconds(n, 0, 2, r, s, w);
+    two_worst = std::max(two_worst, two / step_seconds(n, 0, 3, r, s, w));
+    ASSERT_LE(two, one * (1 + 1e-12));
+  }
+  std::printf(
+      "%d rates and counts: >= 3 slots: (time - fill and drain) / slowest lane <= %.6f, time off its bound by "
+      "%.1e; 2 slots take up to %.2f times that; 1 slot: the sum of the lanes\n",
+      points, worst, worst_exact, two_worst);
+  for (const int slots : {1, 2, 3, 4})
+    std::printf("  16 chunks, read 3 s, step 2 s, write 4 s each, %d slots: %.0f s (lanes 48, 32, 64 s)\n", slots,
+                step_seconds(16, 0, slots, 3, 2, 4));
+  EXPECT_LE(worst_exact, 1e-12);
+}
+
+// Where one thread drives the lanes, the time depends on when the pager waits, not only on what it waits for.
+TEST(Pager, ABlockedCallerLosesNoTimeWithThreeSlots) {
+  testing::Rng rng = testing::seeded("Pager.ABlockedCallerLosesNoTimeWithThreeSlots", 32);
+  int points = 0;
+  double worst[5] = {};
+  for (; points < 1000; ++points) {
+    const auto [r, s, w] = random_seconds(rng);
+    const double slowest = std::max({r, s, w});
+    const int n = static_cast<int>(rng.between(1, 64));
+    for (int slots = 1; slots <= 4; ++slots) {
+      const double seconds = step_seconds(n, 0, slots, r, s, w, true);
+      worst[slots] = std::max(worst[slots], (seconds - (r + s + w - slowest)) / (n * slowest));
+      ASSERT_LE(seconds, slots >= 3 ? 1.05 * n * slowest + (r + s + w - slowest) : n * (r + s + w) * (1 + 1e-12));
+    }
+  }
+  std::printf(
+      "%d rates and counts, lanes driven by one thread: (time - fill and drain) / slowest lane <= %.4f, %.4f, "
+      "%.4f, %.4f with 1, 2, 3, 4 slots\n",
+      points, worst[1], worst[2], worst[3], worst[4]);
+  for (const int slots : {1, 2, 3, 4})
+    std::printf("  16 chunks, read 3 s, step 2 s, write 4 s each, %d slots: %.0f s; 17 more resident: %.0f s\n", slots,
+                step_seconds(16, 0, slots, 3, 2, 4, true), step_seconds(16, 17, slots, 3, 2, 4, true));
+}
+
+// The bound of above with what runs between two streamed steps added to s: at most G = ceil(m / (n + 1)) of the m
+// resident chunks, and as many after the last.
+TEST(Pager, ResidentStepsRunBeneathTheTransfers) {
+  testing::Rng rng = testing::seeded("Pager.ResidentStepsRunBeneathTheTransfers", 13);
+  int points = 0;
+  double even = 0;
+  for (; points < 1000; ++points) {
+    const auto [r, s, w] = random_seconds(rng);
+    const int n = static_cast<int>(rng.between(1, 32)), m = static_cast<int>(rng.between(0, 64));
+    const int group = (m + n) / (n + 1);
+    const double seconds = step_seconds(n, m, 3, r, s, w), most = (group + 1) * s, period = std::max({r, most, w});
+    ASSERT_LE(seconds, ((n - 1) * period + r + most + w + group * s) * (1 + 1e-12));
+    // As many in each gap: the claim is the one on lanes again.
+    const int each = static_cast<int>(rng.between(1, 3)), m_even = each * (n + 1);
+    const double lane = std::max({n * r, (n + m_even) * s, n * w});
+    const double excess = step_seconds(n, m_even, 3, r, s, w) - (r + w + (2 * each + 1) * s);
+    even = std::max(even, excess / lane);
+  }
+  std::printf("%d rates and counts: with residents, (time - fill and drain) / slowest lane <= %.4f\n", points, even);
+  std::printf("  16 streamed and 17 resident chunks, read 3 s, step 2 s, write 4 s each: %.0f s; lanes 48, 66, 64 s\n",
+              step_seconds(16, 17, 3, 3, 2, 4));
+  EXPECT_LE(even, 1.05);
+}
+
+// What the test below counts of the states that a failed step leaves.
+struct Failures {
+  int points = 0, before = 0, after = 0, mixed = 0;
+};
+
+// Fails the n-th operation of a step, drains, judges every chunk, and steps on with the pager or with a new one.
+void fail_and_go_on(const Case& c, int64_t n, int full_steps, bool new_pager, uint64_t seed, Failures& count) {
+  FakeLanesOptions options;
+  options.seed = seed;
+  FakeLanes lanes(c.plan, c.chunk_bytes, options);
+  auto pager = std::make_unique<Pager>(c.plan);
+  std::vector<Bytes> state = initial_state(c);
+  for (int s = 0; s < full_steps; ++s) {
+    lanes.begin_step(s);
+    pager->step(lanes);
+    plain_step(state, s);
+  }
+  std::vector<Bytes> stepped = state;
+  plain_step(stepped, full_steps);
+  lanes.begin_step(full_steps);
+  lanes.device().fail_at(n);
+  try {
+    pager->step(lanes);
+    ADD_FAILURE() << "operation " << n << " did not fail";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::kIo) << e.what();
+  }
+  ++count.points;
+  lanes.drain();
+  std::vector<Bytes> found = contents(lanes, c);
+  for (size_t i = 0; i < found.size(); ++i) {
+    const bool done = c.plan.resident[i] ? lanes.counts().steps[i] : lanes.counts().writes[i];
+    count.before += found[i] == state[i] && !done;
+    count.after += found[i] == stepped[i] && done;
+    count.mixed += found[i] != (done ? stepped[i] : state[i]);
+  }
+  if (new_pager) pager = std::make_unique<Pager>(c.plan);
+  for (int s = full_steps + 1; s < full_steps + 3; ++s) {
+    lanes.begin_step(s);
+    pager->step(lanes);
+    plain_step(found, s);
+  }
+  lanes.drain();
+  EXPECT_EQ(contents(lanes, c), found) << "after the failure of operation " << n;
+  EXPECT_EQ(races(lanes), 0u) << first_race(lanes);
+}
+
+int64_t operations_of_step(const Case& c, int step) {
+  const int64_t before = run(c, {}, step)->device().operations();
+  return run(c, {}, step + 1)->device().operations() - before;
+}
+
+TEST(Pager, AFailedStepLeavesEveryChunkWhole) {
+  testing::Rng rng = testing::seeded("Pager.AFailedStepLeavesEveryChunkWhole", 5);
+  Failures count;
+  for (int i = 0; i < 120; ++i) {
+    const Case c = random_case(rng, static_cast<int>(rng.between(1, 12)), static_cast<int>(rng.between(1, 4)), 0.3);
+    const int full_steps = static_cast<int>(rng.between(0, 2));
+    for (int64_t n = 1, all = operations_of_step(c, full_steps); n <= all; ++n)
+      for (const bool new_pager : {false, true}) fail_and_go_on(c, n, full_steps, new_pager, rng.next(), count);
+  }
+  std::printf(
+      "%d failed operations: the error passed through; %d chunks before the step, %d after it, %d neither; the "
+      "next steps, of the same pager or a new one, are right\n",
+      count.points, count.before, count.after, count.mixed);
+  EXPECT_EQ(count.mixed, 0);
+  EXPECT_GT(count.before, 1000);
+  EXPECT_GT(count.after, 1000);
+}
+
+// Why Pager::step wants the lanes finished after a failure: nothing else orders the slots' next use. (It is in order by
+// itself where the failure comes between reads that have waited for all writes and the next step.)
+TEST(Pager, GoingOnAfterAFailureWithoutDrainingIsARace) {
+  const Case c = make_case(std::vector<int64_t>(6, 32), std::vector<bool>(6, false), 3);
+  int points = 0, racy = 0;
+  for (int64_t n = 1, all = operations_of_step(c, 1); n <= all; ++n, ++points) {
+    FakeLanes lanes(c.plan, c.chunk_bytes, {});
+    Pager pager(c.plan);
+    lanes.begin_step(0);
+    pager.step(lanes);
+    lanes.begin_step(1);
+    lanes.device().fail_at(n);
+    EXPECT_THROW(pager.step(lanes), Error);
+    lanes.begin_step(2);
+    Pager(c.plan).step(lanes);
+    racy += races(lanes) > 0;
+  }
+  std::printf("%d points of failure, %d of them a race if the lanes are not drained\n", points, racy);
+  EXPECT_GT(racy, points / 2);
+}
+
+TEST(Pager, RefusesPlansThatDoNotHoldTogether) {
+  const Case good = make_case({8, 8, 8}, {false, true, false}, 2);
+  const auto refused = [&](auto&& change) {
+    Plan plan = good.plan;
+    change(plan);
+    try {
+      Pager pager(plan);
+    } catch (const Error& e) {
+      return e.kind() == ErrorKind::kInvalidArgument;
+    }
+    return false;
+  };
+  EXPECT_FALSE(refused([](Plan&) {}));
+  EXPECT_TRUE(refused([](Plan& p) { p.slots = 0; }));
+  EXPECT_TRUE(refused([](Plan& p) { p.slots = -1; }));
+  EXPECT_TRUE(refused([](Plan& p) { p.streamed = {2, 0}; }));
+  EXPECT_TRUE(refused([](Plan& p) { p.streamed = {0}; }));
+  EXPECT_TRUE(refused([](Plan& p) { p.streamed = {0, 1, 2}; }));
+  EXPECT_TRUE(refused([](Plan& p) { p.streamed = {0, 2, 3}; }));
+  EXPECT_FALSE(refused([](Plan& p) { p = Plan{}; }));
+}
+
+}  // namespace
+}  // namespace lowtide

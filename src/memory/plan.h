@@ -1,0 +1,53 @@
+// Where each chunk of state lives and how the rest moves: a pure function of sizes, budgets and rates.
+//
+// A step reads all chunks in one fixed cyclic order, so the best policy is known: keep a fixed set resident and stream
+// the others through a ring of slots. Each streamed chunk is read once and written once a step: the traffic of a step
+// is 2 * (total - resident), and no policy that keeps `resident` bytes across steps moves less. (Least recently used
+// moves everything as soon as one chunk too many is used.)
+//
+// How the budget is divided. If it holds everything, everything is resident and there is no ring. Otherwise the ring
+// comes first: with three slots reading, stepping and writing can all be under way at once, so there are fewer than
+// three only where the budgets cannot hold three (or max_slots says so). A slot beyond the third only evens out the
+// disk's pauses; it is taken where it raises the traffic by 1/16 at most. For that ring, the resident set with the most
+// bytes: with sizes that differ this weighs keeping the largest chunks, which makes the slots smaller, and it is exact
+// (a subset sum over the sizes' common unit) unless that would take more than a bounded amount of work; then most of
+// the budget is filled largest first and only the rest exactly. Of chunks of one size, the first in the order of a step
+// are resident.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace lowtide {
+
+struct PlanInput {
+  std::vector<int64_t> chunk_bytes;  // in the order of a step; multiples of 4096 (0 too), may be of different sizes
+  int64_t ram_budget = -1;           // bytes of RAM for state, slots included; -1 = no limit
+  int64_t disk_budget = -1;          // bytes on disk, for the streamed chunks; -1 = no limit
+  bool has_disk = false;
+  int max_slots = 4;  // 1 to 64: the most slots the ring may have
+  // Bytes of state per second, for the predicted time; 0 = unknown.
+  double read_rate = 0, write_rate = 0, step_rate = 0;
+};
+
+struct Plan {
+  std::vector<bool> resident;  // of each chunk; empty chunks always are
+  std::vector<int> streamed;   // the other chunks, in the order of the step: more of them than slots
+  int slots = 0;               // of the ring; 0 if nothing is streamed
+  int64_t slot_bytes = 0;      // the largest streamed chunk
+  int64_t total_bytes = 0, resident_bytes = 0, streamed_bytes = 0;
+  int64_t ram_bytes = 0;                      // resident + slots: never above the budget
+  int64_t read_bytes = 0, written_bytes = 0;  // per step: streamed_bytes each
+  // Of a step, where the time of the first read and the last write is small. Reads and writes share one disk and take
+  // turns; stepping overlaps both if there are two slots: max(step, read + write); with one slot the sum of the three.
+  // 0 if a rate that it depends on is unknown.
+  double seconds = 0;
+};
+
+// Throws kInvalidArgument if it cannot be done: a budget below what the smallest ring needs, no disk for what does not
+// fit, or a disk budget below the streamed bytes. The message says "at least N bytes" of which budget: with exactly
+// these it can be done. Also for sizes, budgets, slots or rates out of range, and more than 2^56 bytes in total.
+Plan make_plan(const PlanInput& input);
+
+}  // namespace lowtide

@@ -1,0 +1,494 @@
+// The plan loses no chunk, stays within its budgets at every moment of a step, and moves no more than it must.
+#include "memory/plan.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <list>
+#include <numeric>
+#include <string>
+
+#include "lowtide/error.h"
+#include "memory/pager.h"
+#include "support/random.h"
+
+namespace lowtide::testing {
+namespace {
+
+constexpr int64_t kPage = 4096;
+
+int64_t sum(const std::vector<int64_t>& sizes) { return std::accumulate(sizes.begin(), sizes.end(), int64_t{0}); }
+
+// Does all work at once, counts it, and keeps the clock that the lanes and the one disk would have shown.
+class Recorder : public Lanes {
+ public:
+  Recorder(const PlanInput& input, const Plan& plan)
+      : input_(input), plan_(plan), steps(input.chunk_bytes.size(), 0), holds_(static_cast<size_t>(plan.slots), -1) {}
+
+  void read(int chunk, int slot) override {
+    int& held = holds_.at(static_cast<size_t>(slot));
+    EXPECT_EQ(held, -1) << "slot " << slot << " read into while in use";
+    EXPECT_LE(size(chunk), plan_.slot_bytes);
+    held = chunk;
+    ++in_use_;
+    peak_bytes = std::max(peak_bytes, plan_.resident_bytes + in_use_ * plan_.slot_bytes);
+    bytes_read += size(chunk);
+    use_disk(Lane::kIn, chunk, input_.read_rate);
+  }
+  void step(int chunk, int slot) override {
+    EXPECT_EQ(slot == -1, plan_.resident.at(static_cast<size_t>(chunk)));
+    if (slot >= 0) {
+      EXPECT_EQ(holds_.at(static_cast<size_t>(slot)), chunk) << "stepped in a slot that holds another";
+    }
+    ++steps.at(static_cast<size_t>(chunk));
+    peak_bytes = std::max(peak_bytes, plan_.resident_bytes + in_use_ * plan_.slot_bytes);
+    if (input_.step_rate > 0) at(Lane::kStep) += static_cast<double>(size(chunk)) / input_.step_rate;
+  }
+  void write(int chunk, int slot) override {
+    int& held = holds_.at(static_cast<size_t>(slot));
+    EXPECT_EQ(held, chunk) << "written from a slot that holds another";
+    held = -1;
+    --in_use_;
+    bytes_written += size(chunk);
+    use_disk(Lane::kOut, chunk, input_.write_rate);
+  }
+  Event record(Lane lane) override {
+    events_.push_back(at(lane));
+    return static_cast<Event>(events_.size()) - 1;
+  }
+  void wait(Lane lane, Event event) override {
+    if (event != kNone) at(lane) = std::max(at(lane), events_.at(static_cast<size_t>(event)));
+  }
+
+  double clock() const { return *std::max_element(clocks_, clocks_ + 3); }
+
+ private:
+  int64_t size(int chunk) const { return input_.chunk_bytes.at(static_cast<size_t>(chunk)); }
+  double& at(Lane lane) { return clocks_[static_cast<int>(lane)]; }
+  void use_disk(Lane lane, int chunk, double rate) {
+    if (rate <= 0) return;
+    disk_ = at(lane) = std::max(disk_, at(lane)) + static_cast<double>(size(chunk)) / rate;
+  }
+
+  const PlanInput& input_;
+  const Plan& plan_;
+
+ public:
+  std::vector<int> steps;  // of each chunk
+  int64_t bytes_read = 0, bytes_written = 0, peak_bytes = 0;
+
+ private:
+  std::vector<int> holds_;  // the chunk in each slot
+  int64_t in_use_ = 0;
+  std::vector<double> events_;
+  double clocks_[3] = {0, 0, 0}, disk_ = 0;
+};
+
+// Everything that is true of any plan, and of the steps of a pager that follows it.
+void expect_sound(const PlanInput& input, const Plan& plan) {
+  constexpr int kSteps = 2;
+  const size_t n = input.chunk_bytes.size();
+  ASSERT_EQ(plan.resident.size(), n);
+  std::vector<int> placed(plan.resident.begin(), plan.resident.end());
+  int64_t resident = 0, largest = 0;
+  for (size_t i = 0; i < n; ++i) resident += plan.resident[i] ? input.chunk_bytes[i] : 0;
+  for (const int chunk : plan.streamed) {
+    ++placed.at(static_cast<size_t>(chunk));
+    largest = std::max(largest, input.chunk_bytes[static_cast<size_t>(chunk)]);
+  }
+  EXPECT_EQ(placed, std::vector<int>(n, 1)) << "a chunk lost or doubled";
+  EXPECT_TRUE(std::is_sorted(plan.streamed.begin(), plan.streamed.end()));
+  const int64_t total = sum(input.chunk_bytes);
+  EXPECT_EQ(plan.total_bytes, total);
+  EXPECT_EQ(plan.resident_bytes, resident);
+  EXPECT_EQ(plan.streamed_bytes, total - resident);
+  EXPECT_EQ(plan.read_bytes, plan.streamed_bytes);
+  EXPECT_EQ(plan.written_bytes, plan.streamed_bytes);
+  EXPECT_EQ(plan.slot_bytes, largest);
+  EXPECT_EQ(plan.ram_bytes, resident + plan.slots * plan.slot_bytes);
+  EXPECT_EQ(plan.slots == 0, plan.streamed.empty());
+  if (plan.slots > 0) {
+    EXPECT_LE(plan.slots, input.max_slots);
+    EXPECT_LT(static_cast<size_t>(plan.slots), plan.streamed.size());
+    EXPECT_TRUE(input.has_disk);
+    EXPECT_GT(total, input.ram_budget);
+  }
+  if (input.ram_budget >= 0) {
+    EXPECT_LE(plan.ram_bytes, input.ram_budget);
+  }
+  if (input.disk_budget >= 0) {
+    EXPECT_LE(plan.streamed_bytes, input.disk_budget);
+  }
+
+  Recorder lanes(input, plan);
+  Pager pager(plan);
+  for (int s = 0; s < kSteps; ++s) pager.step(lanes);
+  EXPECT_EQ(lanes.steps, std::vector<int>(n, kSteps)) << "a chunk not stepped once a step";
+  EXPECT_EQ(lanes.bytes_read + lanes.bytes_written, kSteps * 2 * (total - resident));
+  EXPECT_EQ(lanes.peak_bytes, n == 0 ? 0 : plan.ram_bytes);
+}
+
+enum class Sizes { kEqual, kEqualButLast, kFew, kAny, kCount };
+
+std::vector<int64_t> random_sizes(Rng& rng, Sizes kind, int64_t n) {
+  std::vector<int64_t> sizes;
+  const int64_t one = rng.between(1, 64), few[3] = {rng.between(1, 64), rng.between(1, 64), rng.between(1, 4)};
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t pages = kind == Sizes::kAny ? rng.between(0, 64) : kind == Sizes::kFew ? few[rng.below(3)] : one;
+    sizes.push_back(pages * kPage);
+  }
+  if (kind == Sizes::kEqualButLast && n > 0) sizes.back() = rng.between(0, one) * kPage;
+  return sizes;
+}
+
+// Makes the plan; where it is refused, makes it with the bytes that the message asks for. Returns false if it was.
+bool plan_or_repair(PlanInput& input, Plan* plan) {
+  try {
+    *plan = make_plan(input);
+    return true;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
+    const std::string what = error.what();
+    const size_t at = what.find("at least "), unit = what.find(" bytes of ", at);
+    if (at == std::string::npos || unit == std::string::npos) {
+      ADD_FAILURE() << "no number of bytes in: " << what;
+      throw;
+    }
+    const int64_t needed = std::stoll(what.substr(at + 9));
+    int64_t& budget = what.compare(unit, 13, " bytes of RAM") == 0 ? input.ram_budget : input.disk_budget;
+    EXPECT_LT(budget, needed) << what;
+    EXPECT_NE(what.find(std::to_string(budget) + " bytes ("), std::string::npos) << what;  // says what was got
+    budget = needed - 1;
+    EXPECT_THROW(make_plan(input), Error) << "one byte less is enough: " << what;
+    budget = needed;
+    plan_or_repair(input, plan);  // enough RAM may still be too little disk
+    return false;
+  }
+}
+
+TEST(Plan, IsSoundWhateverTheSizesAndBudgets) {
+  Rng rng = seeded("random plans", 20263);
+  int plans = 0, resident = 0, mixed = 0, repaired = 0, empty = 0, rings[7] = {};
+  for (; plans < 20000; ++plans) {
+    PlanInput input;
+    const Sizes kind = static_cast<Sizes>(rng.below(static_cast<int64_t>(Sizes::kCount)));
+    const int64_t n = rng.chance(0.1) ? rng.below(3) : rng.below(rng.chance(0.2) ? 150 : 40);
+    input.chunk_bytes = random_sizes(rng, kind, n);
+    const int64_t total = sum(input.chunk_bytes);
+    input.ram_budget = rng.chance(0.05) ? -1 : rng.chance(0.1) ? total - rng.below(2) : rng.below(total + 2);
+    input.ram_budget = std::max<int64_t>(input.ram_budget, -1);
+    input.has_disk = !rng.chance(0.1);
+    if (rng.chance(0.3)) input.disk_budget = rng.below(total + 1);
+    input.max_slots = static_cast<int>(rng.between(1, 6));
+    Plan plan;
+    if (!plan_or_repair(input, &plan)) ++repaired;
+    expect_sound(input, plan);
+    if (HasFailure()) {
+      FAIL() << "plan " << plans << " of this seed, budget " << input.ram_budget << " of " << total;
+    }
+    ++rings[plan.slots];
+    if (input.chunk_bytes.empty()) ++empty;
+    if (plan.slots == 0) ++resident;
+    if (plan.slots > 0 && plan.resident_bytes > 0) ++mixed;
+  }
+  std::printf(
+      "%d plans, each two steps: chunks lost or doubled 0, bytes above a budget 0, bytes moved = 2 * (total - "
+      "resident)\n  all resident %d (no chunks %d), some resident %d, refused and made with the bytes asked for %d\n"
+      "  rings of 1..6 slots: %d %d %d %d %d %d\n",
+      plans, resident, empty, mixed, repaired, rings[1], rings[2], rings[3], rings[4], rings[5], rings[6]);
+  for (int slots = 0; slots <= 6; ++slots) EXPECT_GT(rings[slots], 20) << slots << " slots";
+  EXPECT_GT(mixed, 5000);
+  EXPECT_GT(repaired, 1000);
+  EXPECT_GT(empty, 100);
+}
+
+// For equal chunks everything can be said in advance.
+TEST(Plan, KeepsTheLargestMultipleOfEqualChunksAtEveryBudget) {
+  int plans = 0, fourth = 0;
+  for (const int64_t chunk : {kPage, 5 * kPage, int64_t{16} << 20}) {
+    for (const int64_t n : {1, 2, 3, 4, 5, 17, 100}) {
+      for (const int max_slots : {1, 2, 3, 4}) {
+        int64_t before = n * chunk;
+        for (int64_t budget = 0; budget <= (n + 1) * chunk; budget += chunk / 4) {
+          for (const int64_t ram : {budget - 1, budget, budget + 1}) {
+            if (ram < 0) continue;
+            PlanInput input{.chunk_bytes = std::vector<int64_t>(static_cast<size_t>(n), chunk), .ram_budget = ram};
+            input.has_disk = true;
+            input.max_slots = max_slots;
+            const int64_t fit = ram / chunk;
+            ++plans;
+            if (fit == 0) {
+              EXPECT_THROW(make_plan(input), Error);
+              continue;
+            }
+            const Plan plan = make_plan(input);
+            expect_sound(input, plan);
+            if (fit >= n) {
+              EXPECT_EQ(plan.resident_bytes, n * chunk);
+            } else {
+              EXPECT_GE(plan.slots, std::min({fit, int64_t{3}, int64_t{max_slots}}));
+              EXPECT_EQ(plan.resident_bytes, (fit - plan.slots) * chunk);
+              if (plan.slots == 4) {  // at the price that the header names
+                ++fourth;
+                EXPECT_LE(16 * chunk, plan.streamed_bytes - chunk);
+              }
+            }
+            EXPECT_LE(plan.streamed_bytes, before) << "more RAM, more traffic";
+            before = plan.streamed_bytes;
+            if (HasFailure()) FAIL() << n << " chunks of " << chunk << ", budget " << ram << ", " << max_slots;
+          }
+        }
+      }
+    }
+  }
+  std::printf("%d plans of equal chunks, budgets from 0 to everything: resident is the largest multiple in all\n",
+              plans);
+  EXPECT_GT(plans, 5000);
+  EXPECT_GT(fourth, 100);
+}
+
+// The most resident bytes of any set beside a ring of `slots`; -1 if there is none.
+int64_t most_resident(const std::vector<int64_t>& sizes, int slots, int64_t budget) {
+  int64_t best = -1;
+  for (unsigned set = 0; set + 1 < 1u << sizes.size(); ++set) {
+    int64_t resident = 0, largest = 0;
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      if (set >> i & 1) {
+        resident += sizes[i];
+      } else {
+        largest = std::max(largest, sizes[i]);
+      }
+    }
+    if (resident + slots * largest <= budget) best = std::max(best, resident);
+  }
+  return best;
+}
+
+TEST(Plan, KeepsAsMuchAsAnySetOfChunksOfMixedSizes) {
+  Rng rng = seeded("exhaustive search over resident sets", 20264);
+  int plans = 0, shrunk = 0;
+  while (plans < 2000) {
+    PlanInput input;
+    input.chunk_bytes = random_sizes(rng, rng.chance(0.5) ? Sizes::kAny : Sizes::kFew, rng.between(2, 9));
+    std::erase(input.chunk_bytes, 0);
+    if (rng.chance(0.3)) input.chunk_bytes.push_back(rng.between(100, 400) * kPage);  // one that stands out
+    const int64_t total = sum(input.chunk_bytes);
+    if (total == 0) continue;
+    input.ram_budget = rng.below(total);
+    input.has_disk = true;
+    input.max_slots = static_cast<int>(rng.between(1, 4));
+    const int64_t largest = *std::max_element(input.chunk_bytes.begin(), input.chunk_bytes.end());
+    if (input.ram_budget < largest) continue;
+    const Plan plan = make_plan(input);
+    expect_sound(input, plan);
+    EXPECT_EQ(plan.resident_bytes, most_resident(input.chunk_bytes, plan.slots, input.ram_budget));
+    for (int more = plan.slots + 1; more <= std::min(input.max_slots, 3); ++more) {
+      EXPECT_EQ(most_resident(input.chunk_bytes, more, input.ram_budget), -1) << "the budget holds a better ring";
+    }
+    if (HasFailure()) FAIL() << "plan " << plans << " of this seed";
+    ++plans;
+    if (plan.slot_bytes < largest) ++shrunk;
+  }
+  std::printf(
+      "%d plans of mixed sizes: as many resident bytes as the best of all sets; slots made smaller by keeping "
+      "the largest chunks in %d\n",
+      plans, shrunk);
+  EXPECT_GT(shrunk, 200);
+}
+
+// Bytes moved per step, once settled, by a write-back cache that evicts what was used least recently.
+int64_t lru_traffic(const std::vector<int64_t>& sizes, int64_t capacity) {
+  constexpr int kWarm = 2, kCounted = 2;
+  std::list<size_t> cached;  // most recent first
+  int64_t held = 0, moved = 0;
+  for (int s = 0; s < kWarm + kCounted; ++s) {
+    if (s == kWarm) moved = 0;
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      const auto hit = std::find(cached.begin(), cached.end(), i);
+      if (hit != cached.end()) {
+        cached.splice(cached.begin(), cached, hit);
+        continue;
+      }
+      for (; held + sizes[i] > capacity; cached.pop_back()) {
+        held -= sizes[cached.back()];
+        moved += sizes[cached.back()];
+      }
+      cached.push_front(i);
+      held += sizes[i];
+      moved += sizes[i];
+    }
+  }
+  return moved / kCounted;
+}
+
+TEST(Plan, MovesLessThanLeastRecentlyUsedInTheSameBytes) {
+  Rng rng = seeded("plans against least recently used", 20265);
+  constexpr int64_t kChunk = int64_t{16} << 20;
+  std::printf("GiB moved per step, 64 chunks of 16 MiB:\n  %-10s %6s %6s\n", "RAM", "plan", "LRU");
+  for (const int64_t fit : {1, 2, 3, 8, 16, 32, 48, 60, 63, 64}) {
+    PlanInput input{.chunk_bytes = std::vector<int64_t>(64, kChunk), .ram_budget = fit * kChunk};
+    input.has_disk = true;
+    const Plan plan = make_plan(input);
+    const int64_t lru = lru_traffic(input.chunk_bytes, input.ram_budget);
+    std::printf("  %2lld chunks  %6.2f %6.2f\n", static_cast<long long>(fit),
+                static_cast<double>(plan.read_bytes + plan.written_bytes) / (1 << 30),
+                static_cast<double>(lru) / (1 << 30));
+    EXPECT_EQ(lru, fit == 64 ? 0 : 2 * 64 * kChunk);
+    EXPECT_EQ(plan.read_bytes, fit == 64 ? 0 : (64 - fit + plan.slots) * kChunk);
+  }
+  double moved = 0, lru_moved = 0;
+  int plans = 0;
+  while (plans < 1000) {
+    PlanInput input;
+    input.chunk_bytes = random_sizes(rng, Sizes::kAny, rng.between(20, 60));
+    const int64_t total = sum(input.chunk_bytes);
+    input.ram_budget = rng.between(total / 10, total - 1);
+    input.has_disk = true;
+    Plan plan;
+    plan_or_repair(input, &plan);
+    const int64_t lru = lru_traffic(input.chunk_bytes, input.ram_budget);
+    EXPECT_LE(plan.read_bytes + plan.written_bytes, lru);
+    moved += static_cast<double>(plan.read_bytes + plan.written_bytes) / static_cast<double>(total);
+    lru_moved += static_cast<double>(lru) / static_cast<double>(total);
+    ++plans;
+  }
+  std::printf("%d random mixes, bytes moved per step / bytes of state: plan %.3f, LRU %.3f\n", plans, moved / plans,
+              lru_moved / plans);
+  EXPECT_LT(moved, 0.75 * lru_moved);
+}
+
+TEST(Plan, HoldsAtTheEdges) {
+  const auto plan_of = [](std::vector<int64_t> sizes, int64_t ram) {
+    PlanInput input{.chunk_bytes = std::move(sizes), .ram_budget = ram};
+    input.has_disk = true;
+    Plan plan = make_plan(input);
+    expect_sound(input, plan);
+    return plan;
+  };
+  EXPECT_EQ(plan_of({}, 0).slots, 0);
+  EXPECT_EQ(plan_of({}, -1).ram_bytes, 0);
+  EXPECT_EQ(plan_of({0, 0, 0}, 0).ram_bytes, 0);  // nothing to hold, nothing to move
+  EXPECT_EQ(plan_of({kPage}, kPage).slots, 0);
+  EXPECT_THROW(plan_of({kPage}, kPage - 1), Error);  // one chunk cannot be streamed through less than itself
+  EXPECT_EQ(plan_of({kPage, kPage}, kPage).slots, 1);
+  EXPECT_EQ(plan_of({kPage, kPage}, 2 * kPage).slots, 0);
+  EXPECT_EQ(plan_of({kPage, kPage}, 2 * kPage - 1).slots, 1);
+  EXPECT_EQ(plan_of({0, kPage, 0, kPage}, kPage).streamed, (std::vector<int>{1, 3}));
+  const std::vector<int64_t> sizes = {7 * kPage, kPage, 3 * kPage, 3 * kPage};
+  EXPECT_EQ(plan_of(sizes, sum(sizes)).slots, 0);
+  EXPECT_EQ(plan_of(sizes, -1).slots, 0);
+  // A byte short: the largest chunk is kept, which leaves room for two small slots.
+  EXPECT_EQ(plan_of(sizes, sum(sizes) - 1).slots, 2);
+  EXPECT_EQ(plan_of(sizes, sum(sizes) - 1).resident_bytes, 7 * kPage);
+  const int64_t huge = int64_t{1} << 55;
+  EXPECT_EQ(plan_of({huge, huge}, huge).slots, 1);
+  EXPECT_EQ(plan_of({huge, huge}, std::numeric_limits<int64_t>::max()).slots, 0);
+}
+
+TEST(Plan, RefusesValuesOutOfRange) {
+  const auto valid = [] {
+    PlanInput input{.chunk_bytes = {kPage, 2 * kPage, kPage}, .ram_budget = 2 * kPage};
+    input.has_disk = true;
+    return input;
+  };
+  EXPECT_NO_THROW(make_plan(valid()));
+  std::vector<PlanInput> wrong(13, valid());
+  wrong[0].chunk_bytes[1] = -kPage;
+  wrong[1].chunk_bytes[1] = kPage + 1;
+  wrong[2].ram_budget = -2;
+  wrong[3].disk_budget = -2;
+  wrong[4].max_slots = 0;
+  wrong[5].max_slots = 65;
+  wrong[6].read_rate = -1;
+  wrong[7].write_rate = std::nan("");
+  wrong[8].step_rate = std::numeric_limits<double>::infinity();
+  wrong[9].chunk_bytes = {int64_t{1} << 56, kPage};
+  wrong[10].chunk_bytes.assign(4, int64_t{1} << 62);  // whose sum overflows
+  wrong[11].has_disk = false;
+  wrong[12].disk_budget = 0;
+  for (size_t i = 0; i < wrong.size(); ++i) {
+    try {
+      make_plan(wrong[i]);
+      ADD_FAILURE() << "case " << i << " was accepted";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
+    }
+  }
+  std::printf("inputs refused: %zu\n", wrong.size());
+}
+
+// The predicted time against the clocks of the lanes and of one disk that serves requests in the order of the queue.
+TEST(Plan, PredictsTheSecondsOfAStep) {
+  Rng rng = seeded("predicted seconds", 20266);
+  int plans = 0, disk_bound = 0;
+  double worst = 0;
+  for (; plans < 1000; ++plans) {
+    PlanInput input;
+    const int64_t chunk = rng.between(1, 64) * kPage, n = rng.between(5, 400);
+    input.chunk_bytes.assign(static_cast<size_t>(n), chunk);
+    input.ram_budget = chunk * rng.between(1, n - 1);
+    input.has_disk = true;
+    input.read_rate = 1e9 * (0.5 + rng.uniform());
+    input.write_rate = 1e9 * (0.5 + rng.uniform());
+    input.step_rate = 1e9 * (0.2 + 2 * rng.uniform());
+    const Plan plan = make_plan(input);
+    Recorder lanes(input, plan);
+    Pager(plan).step(lanes);
+    const double size = static_cast<double>(chunk);
+    const double one = size / input.read_rate + size / input.write_rate + size / input.step_rate;
+    EXPECT_NEAR(lanes.clock(), plan.seconds, one) << plan.slots << " slots of " << n << " chunks";
+    if (plan.slots > 1) {
+      EXPECT_GE(lanes.clock(), plan.seconds * (1 - 1e-9));
+      if (plan.seconds > static_cast<double>(plan.total_bytes) / input.step_rate) ++disk_bound;
+    }
+    worst = std::max(worst, std::abs(lanes.clock() - plan.seconds) / one);
+
+    EXPECT_GT(plan.seconds, 0);
+    for (double PlanInput::*rate : {&PlanInput::read_rate, &PlanInput::write_rate, &PlanInput::step_rate}) {
+      PlanInput unknown = input;
+      unknown.*rate = 0;
+      EXPECT_EQ(make_plan(unknown).seconds, 0);
+      unknown.ram_budget = -1;  // no disk in use
+      EXPECT_EQ(make_plan(unknown).seconds == 0, unknown.step_rate == 0);
+    }
+  }
+  std::printf(
+      "%d predictions, %d of them bound by the disk: off by %.2f times one chunk's read + step + write at most\n",
+      plans, disk_bound, worst);
+  EXPECT_GT(disk_bound, 100);
+  EXPECT_LT(disk_bound, plans - 100);
+}
+
+// Where an exact search would take too long: many sizes, whose sums are everything, and two sizes that are almost
+// equal, whose sums leave gaps.
+TEST(Plan, FillsALargeBudgetAlmostWhole) {
+  Rng rng = seeded("large plans", 20267);
+  constexpr int64_t kFull = int64_t{16} << 20;
+  int64_t worst[3] = {0, 0, 0};
+  int plans = 0;
+  for (; plans < 12; ++plans) {
+    const int kind = plans % 3;  // 0: any sizes, 1: a tenth of them is not full, 2: full or one page less
+    PlanInput input;
+    for (int i = 0; i < 30000; ++i) {
+      const int64_t other = kind == 2 ? kFull - kPage : rng.between(1, 4096) * kPage;
+      input.chunk_bytes.push_back(rng.chance(kind == 0 ? 0 : kind == 1 ? 0.9 : 0.5) ? kFull : other);
+    }
+    input.ram_budget = static_cast<int64_t>(static_cast<double>(sum(input.chunk_bytes)) * (0.05 + 0.9 * rng.uniform()));
+    input.has_disk = true;
+    const Plan plan = make_plan(input);
+    expect_sound(input, plan);
+    worst[kind] = std::max(worst[kind], input.ram_budget - plan.ram_bytes);
+  }
+  std::printf(
+      "%d plans of 30000 chunks: at most %lld and %lld bytes of the budget unused; %lld where sums leave gaps\n", plans,
+      static_cast<long long>(worst[0]), static_cast<long long>(worst[1]), static_cast<long long>(worst[2]));
+  EXPECT_LT(worst[0], kPage);
+  EXPECT_LT(worst[1], kPage);
+  EXPECT_LT(worst[2], kFull);
+}
+
+}  // namespace
+}  // namespace lowtide::testing

@@ -1,0 +1,230 @@
+#include "memory/scratch_file.h"
+
+#include <fcntl.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <optional>
+#include <utility>
+
+#include "core/error.h"
+#include "memory/descriptor.h"
+#include "memory/directory_lock.h"
+#include "memory/io_engine.h"
+#include "memory/retry.h"
+#include "memory/transfers.h"
+
+namespace lowtide {
+namespace {
+
+constexpr int kMaxDepth = 1024;
+constexpr int64_t kMaxRequestBytes = 1 << 30;  // the system transfers less than 2 GiB at a time
+constexpr int64_t kMaxBytes = int64_t{1} << 62;
+static_assert(Transfers::kAlignment == ScratchFile::kAlignment);
+
+int64_t checked_size(int64_t bytes) {
+  LT_REQUIRE(bytes >= 0 && bytes <= kMaxBytes, "got a scratch file of %lld bytes, wanted 0 to 2^62",
+             static_cast<long long>(bytes));
+  return (bytes + ScratchFile::kAlignment - 1) / ScratchFile::kAlignment * ScratchFile::kAlignment;
+}
+
+const ScratchFile::Options& checked(const ScratchFile::Options& options) {
+  LT_REQUIRE(options.depth >= 1 && options.depth <= kMaxDepth, "got depth=%d, wanted 1 to %d", options.depth,
+             kMaxDepth);
+  LT_REQUIRE(options.request_bytes > 0 && options.request_bytes <= kMaxRequestBytes &&
+                 options.request_bytes % ScratchFile::kAlignment == 0,
+             "got request_bytes=%lld, wanted a multiple of %lld up to 2^30",
+             static_cast<long long>(options.request_bytes), static_cast<long long>(ScratchFile::kAlignment));
+  return options;
+}
+
+// A slash at the end would make the system follow a link in spite of O_NOFOLLOW.
+std::string without_slashes(std::string path) {
+  LT_REQUIRE(!path.empty() && path.find('\0') == std::string::npos,
+             "got %s as directory for scratch files, wanted the path of a directory",
+             path.empty() ? "an empty path" : "a path with a zero byte");
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  return path;
+}
+
+int open_directory(Env& env, const std::string& path) {
+  constexpr int kFlags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
+  const int fd = retry_interrupted([&] { return env.open(path.c_str(), kFlags, 0); });
+  LT_REQUIRE(fd != -ENOTDIR && fd != -ELOOP && fd != -ENOENT && fd != -ENAMETOOLONG,
+             "got %s for scratch files, wanted an existing directory that is not a symbolic link (errno %d): create it "
+             "or give another",
+             path.c_str(), -fd);
+  if (fd < 0) fail_io(-fd, "cannot open the directory %s for scratch files", path.c_str());
+  return fd;
+}
+
+std::string random_name() {
+  unsigned long long number = 0;
+  if (::getrandom(&number, sizeof number, GRND_NONBLOCK) != sizeof number) {  // early at boot: O_EXCL is what protects
+    number = static_cast<unsigned long long>(::getpid()) ^ reinterpret_cast<uintptr_t>(&number);
+  }
+  return format(".lowtide-%016llx", number);
+}
+
+struct Created {
+  Descriptor file;
+  int error = 0;  // errno, 0 = none
+};
+
+// For file systems without O_TMPFILE: a file that nobody else can have made, and whose name goes at once.
+Created create_named(Env& env, int directory, const std::string& path, int flags) {
+  constexpr int kTries = 16;
+  int fd = -EEXIST;
+  std::string name;
+  for (int i = 0; i < kTries && fd == -EEXIST; ++i) {
+    name = random_name();
+    fd = retry_interrupted(
+        [&] { return env.openat(directory, name.c_str(), flags | O_CREAT | O_EXCL | O_NOFOLLOW, 0600); });
+  }
+  if (fd == -EINVAL) env.unlinkat(directory, name.c_str());  // O_DIRECT can be refused after the file has been made
+  if (fd < 0) return {Descriptor(), -fd};
+  Descriptor file(env, fd);
+  int result = -EINTR;
+  for (int i = 0; i < kTries && result < 0 && result != -ENOENT; ++i) result = env.unlinkat(directory, name.c_str());
+  if (result < 0 && result != -ENOENT) {
+    fail_io(-result, "cannot remove the name of the new scratch file %s/%s, remove it", path.c_str(), name.c_str());
+  }
+  return {std::move(file), 0};
+}
+
+Created create(Env& env, int directory, const std::string& path, bool direct) {
+  const int flags = O_RDWR | O_CLOEXEC | (direct ? O_DIRECT : 0);
+  // O_EXCL: it can never be given a name.
+  const int fd = retry_interrupted([&] { return env.openat(directory, ".", flags | O_TMPFILE | O_EXCL, 0600); });
+  if (fd >= 0) return {Descriptor(env, fd), 0};
+  // What file systems and kernels say that do not know O_TMPFILE.
+  const bool unknown = fd == -EOPNOTSUPP || fd == -EISDIR || fd == -ENOENT || (fd == -EINVAL && !direct);
+  if (unknown) return create_named(env, directory, path, flags);
+  return {Descriptor(), -fd};
+}
+
+int allocate(Env& env, int fd, int64_t bytes) {
+  return -retry_interrupted([&] { return env.allocate(fd, bytes); });
+}
+
+// The file, not direct if the file system refuses O_DIRECT anywhere on the way: in open(), in writing what it allocates
+// (where it has no call for that) or in the first transfer, if it wants more than kAlignment.
+Descriptor open_file(Env& env, int directory, const std::string& path, int64_t bytes, bool* direct) {
+  for (;; *direct = false) {
+    Created created = create(env, directory, path, *direct);
+    if (created.error == EINVAL && *direct) continue;
+    if (created.error) fail_io(created.error, "cannot create a scratch file in %s", path.c_str());
+    const int fd = created.file.get();
+    // Never empty: whether grow() will be able to allocate is found out here.
+    const int error = allocate(env, fd, std::max(bytes, ScratchFile::kAlignment));
+    if (error == EINVAL && *direct) continue;
+    if (error) {
+      fail_io(error, "cannot allocate %lld bytes for a scratch file in %s", static_cast<long long>(bytes),
+              path.c_str());
+    }
+    if (*direct) {
+      alignas(ScratchFile::kAlignment) std::byte first[ScratchFile::kAlignment];
+      if (env.pread(fd, first, sizeof first, 0) == -EINVAL) continue;
+    }
+    return std::move(created.file);
+  }
+}
+
+}  // namespace
+
+struct ScratchFile::Impl {
+  Impl(Env& env_, const std::string& directory, int64_t bytes_, const Options& options)
+      : env(env_), path(without_slashes(directory)), bytes(checked_size(bytes_)), direct(checked(options).direct) {
+    const Descriptor folder(env, open_directory(env, path));
+    lock.emplace(env, folder.get(), path);
+    file = open_file(env, folder.get(), path, bytes, &direct);
+    std::unique_ptr<IoEngine> engine;
+    if (options.io_uring && env.allows_io_uring()) engine = make_io_uring_engine(file.get(), options.depth);
+    if (!engine) engine = make_thread_engine(env, file.get(), options.depth);
+    transfers.emplace(std::move(engine), options.depth, options.request_bytes, direct);
+  }
+  ~Impl() {
+    if (::getpid() != process) transfers->abandon();
+  }
+
+  void check_process() const {
+    LT_REQUIRE(::getpid() == process,
+               "got a scratch file of process %d used in its forked child %d, wanted one that "
+               "the child has made itself",
+               static_cast<int>(process), static_cast<int>(::getpid()));
+  }
+
+  Ticket start(bool write, int64_t offset, std::byte* memory, int64_t size) {
+    check_process();
+    const char* const operation = write ? "write" : "read";
+    const auto address = reinterpret_cast<uintptr_t>(memory);
+    LT_REQUIRE(offset % kAlignment == 0 && size % kAlignment == 0 && address % kAlignment == 0,
+               "got a %s of %lld bytes at offset %lld, memory %p, wanted multiples of %lld", operation,
+               static_cast<long long>(size), static_cast<long long>(offset), static_cast<void*>(memory),
+               static_cast<long long>(kAlignment));
+    LT_REQUIRE(offset >= 0 && size >= 0 && size <= bytes && offset <= bytes - size,
+               "got a %s of %lld bytes at offset %lld, wanted it within the %lld bytes of the scratch file", operation,
+               static_cast<long long>(size), static_cast<long long>(offset), static_cast<long long>(bytes));
+    LT_REQUIRE(memory || size == 0, "got a %s of %lld bytes at no address, wanted memory", operation,
+               static_cast<long long>(size));
+    return transfers->start(write, offset, memory, size);
+  }
+
+  // In the order in which they are made; taken down the other way round.
+  Env& env;
+  const pid_t process = ::getpid();
+  const std::string path;
+  int64_t bytes;
+  bool direct;
+  std::optional<DirectoryLock> lock;
+  Descriptor file;
+  std::optional<Transfers> transfers;
+};
+
+ScratchFile::ScratchFile(Env& env, const std::string& directory, int64_t bytes, const Options& options)
+    : impl_(std::make_unique<Impl>(env, directory, bytes, options)) {}
+
+ScratchFile::~ScratchFile() = default;
+
+int64_t ScratchFile::bytes() const { return impl_->bytes; }
+
+void ScratchFile::grow(int64_t bytes) {
+  impl_->check_process();
+  const int64_t wanted = checked_size(bytes);
+  LT_REQUIRE(impl_->transfers->idle(), "got grow() with transfers under way, wanted wait() for each of them first");
+  if (wanted <= impl_->bytes) return;
+  if (const int error = allocate(impl_->env, impl_->file.get(), wanted)) {
+    impl_->env.truncate(impl_->file.get(), std::max(impl_->bytes, kAlignment));  // gives back what was allocated
+    fail_io(error, "cannot grow a scratch file in %s from %lld to %lld bytes", impl_->path.c_str(),
+            static_cast<long long>(impl_->bytes), static_cast<long long>(wanted));
+  }
+  impl_->bytes = wanted;
+}
+
+ScratchFile::Ticket ScratchFile::read(int64_t offset, std::byte* to, int64_t bytes) {
+  return impl_->start(false, offset, to, bytes);
+}
+
+ScratchFile::Ticket ScratchFile::write(int64_t offset, const std::byte* from, int64_t bytes) {
+  return impl_->start(true, offset, const_cast<std::byte*>(from), bytes);  // requests of both kinds are alike
+}
+
+void ScratchFile::wait(Ticket ticket) {
+  impl_->check_process();
+  LT_REQUIRE(impl_->transfers->knows(ticket), "got ticket %lld, wanted one that has not been waited for",
+             static_cast<long long>(ticket));
+  const Transfers::Outcome outcome = impl_->transfers->wait(ticket);
+  if (!outcome.failed) return;
+  const char* const reason = outcome.system_error ? "" : ": the file has been made shorter by another";
+  fail_io(outcome.system_error, "cannot %s %lld bytes at offset %lld of the scratch file in %s%s",
+          outcome.write ? "write" : "read", static_cast<long long>(outcome.bytes),
+          static_cast<long long>(outcome.offset), impl_->path.c_str(), reason);
+}
+
+bool ScratchFile::direct() const { return impl_->direct; }
+
+const char* ScratchFile::engine() const { return impl_->transfers->engine().name(); }
+
+}  // namespace lowtide

@@ -1,0 +1,241 @@
+#include "memory/state_store.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/error.h"
+#include "core/sizes.h"
+
+namespace lowtide {
+namespace {
+
+constexpr int64_t kPage = 4096;
+constexpr int64_t kLargestChunk = 16 << 20, kSmallestChunk = 64 << 10;
+constexpr int kSlots = 4;
+
+int64_t bytes_of(const std::vector<ChunkRecord>& chunks) {
+  int64_t total = 0;
+  for (const ChunkRecord& record : chunks) total += record.chunk.bytes;
+  return total;
+}
+
+}  // namespace
+
+// Large enough for the disk to run at its rate, small enough that the ring leaves most of the budget to residents.
+int64_t StateStore::chunk_bytes_for(int64_t total) const {
+  if (options_.chunk_bytes > 0) return options_.chunk_bytes;
+  if (options_.ram_bytes < 0) return kLargestChunk;
+  const int64_t share = std::min(options_.ram_bytes, total) / (4 * kSlots) / kPage * kPage;
+  return std::clamp(share, kSmallestChunk, kLargestChunk);
+}
+
+void StateStore::add(std::span<const ShapedParam> params) {
+  int64_t total = bytes_of(chunks_);
+  for (const ShapedParam& p : params) {
+    LT_REQUIRE(!has(p.param), "got parameter %lld twice", static_cast<long long>(p.param));
+    const StateShape& s = p.shape;
+    total += s.states * s.rows * s.row_length * s.code_bytes;
+  }
+  std::vector<Chunk> cut = cut_chunks(params, chunk_bytes_for(total));
+
+  PlanInput input;
+  for (const ChunkRecord& record : chunks_) input.chunk_bytes.push_back(record.chunk.bytes);
+  for (const Chunk& chunk : cut) input.chunk_bytes.push_back(chunk.bytes);
+  input.ram_budget = options_.ram_bytes;
+  input.disk_budget = options_.disk_bytes;
+  input.has_disk = !options_.disk.empty();
+  input.max_slots = kSlots;
+  const Plan plan = make_plan(input);
+
+  // Everything that can fail comes before the first change.
+  std::vector<ChunkRecord> added(cut.size());
+  const size_t before = chunks_.size();
+  for (size_t i = 0; i < cut.size(); ++i) {
+    added[i].chunk = std::move(cut[i]);
+    if (!plan.resident[before + i]) continue;
+    added[i].memory = Buffer(static_cast<size_t>(added[i].chunk.bytes));
+    fill_zero(added[i].chunk, added[i].memory.data());
+  }
+  std::vector<Buffer> slots(static_cast<size_t>(plan.slots));
+  for (Buffer& slot : slots) slot = Buffer(static_cast<size_t>(plan.slot_bytes));
+  int64_t file_bytes = 0;
+  std::vector<int64_t> offsets(plan.resident.size(), -1);
+  for (size_t i = 0; i < plan.resident.size(); ++i) {
+    // A chunk keeps its place in the file once it has one.
+    if (i < before && chunks_[i].file_offset >= 0)
+      file_bytes = std::max(file_bytes, chunks_[i].file_offset + chunks_[i].chunk.bytes);
+  }
+  for (size_t i = 0; i < plan.resident.size(); ++i) {
+    if (i < before && chunks_[i].file_offset >= 0) {
+      offsets[i] = chunks_[i].file_offset;
+    } else if (!plan.resident[i]) {
+      offsets[i] = file_bytes;
+      file_bytes += input.chunk_bytes[i];
+    }
+  }
+  if (plan.slots > 0) {
+    if (!file_)
+      file_ = std::make_unique<ScratchFile>(env_, options_.disk, file_bytes);
+    else if (file_bytes > file_->bytes())
+      file_->grow(file_bytes);
+  }
+
+  // New chunks first: nobody misses them if one cannot be written.
+  for (size_t i = 0; i < added.size(); ++i) {
+    added[i].file_offset = offsets[before + i];
+    if (plan.resident[before + i]) continue;
+    fill_zero(added[i].chunk, slots[0].data());
+    added[i].generation = 1;
+    added[i].checksum = chunk_checksum(slots[0].data(), added[i].chunk.bytes, static_cast<int64_t>(before + i), 1);
+    file_->wait(file_->write(added[i].file_offset, slots[0].data(), added[i].chunk.bytes));
+  }
+  // Then chunks of before that change places, one at a time: each is whole in one place or the other.
+  for (size_t i = 0; i < before; ++i) {
+    if (plan.resident[i] && !chunks_[i].memory.data()) chunks_[i].memory = fetch(i);
+    if (!plan.resident[i] && chunks_[i].memory.data()) {
+      chunks_[i].file_offset = offsets[i];
+      evict(i);
+    }
+  }
+
+  lanes_.reset();
+  in_slot_ = -1;
+  for (size_t i = 0; i < added.size(); ++i) {
+    for (size_t p = 0; p < added[i].chunk.pieces.size(); ++p)
+      pieces_[added[i].chunk.pieces[p].param].push_back({before + i, p});
+    chunks_.push_back(std::move(added[i]));
+  }
+  slots_ = std::move(slots);
+  lanes_ = std::make_unique<FileLanes>(file_.get(), chunks_, slots_, plan.slot_bytes, traffic_);
+  pager_ = Pager(plan);
+}
+
+void StateStore::step(const Work& work) {
+  if (!lanes_) return;
+  in_slot_ = -1;
+  lanes_->set_work(
+      [&](int chunk, std::byte* memory) { work(chunks_[static_cast<size_t>(chunk)].chunk.pieces, memory); });
+  try {
+    pager_.step(*lanes_);
+  } catch (...) {
+    lanes_->finish();
+    throw;
+  }
+  const std::string error = lanes_->finish();
+  if (!error.empty())
+    fail_io(0,
+            "%s. The step is complete and nothing is lost: what could not be written (%s) is kept in RAM, and the next "
+            "step tries again",
+            error.c_str(), format_bytes(report().kept_bytes).c_str());
+}
+
+// Writes a chunk that is in RAM to its place in the file and frees its memory.
+void StateStore::evict(size_t chunk) {
+  ChunkRecord& record = chunks_[chunk];
+  const uint64_t generation = record.generation + 1;
+  file_->wait(file_->write(record.file_offset, record.memory.data(), record.chunk.bytes));
+  record.checksum = chunk_checksum(record.memory.data(), record.chunk.bytes, static_cast<int64_t>(chunk), generation);
+  record.generation = generation;
+  record.memory = Buffer();
+}
+
+void StateStore::read_checked(size_t chunk, std::byte* to) {
+  const ChunkRecord& record = chunks_[chunk];
+  file_->wait(file_->read(record.file_offset, to, record.chunk.bytes));
+  if (chunk_checksum(to, record.chunk.bytes, static_cast<int64_t>(chunk), record.generation) != record.checksum)
+    fail_io(0, "chunk %zu of the optimizer's state read back from '%s' is not what was written", chunk,
+            options_.disk.c_str());
+}
+
+// A chunk of the file, in memory of its own.
+Buffer StateStore::fetch(size_t chunk) {
+  Buffer memory(static_cast<size_t>(chunks_[chunk].chunk.bytes));
+  read_checked(chunk, memory.data());
+  return memory;
+}
+
+// Between steps: the chunk's memory, or a copy of its record in the first slot.
+std::byte* StateStore::bring(size_t chunk) {
+  if (chunks_[chunk].memory.data()) return chunks_[chunk].memory.data();
+  Buffer& slot = slots_[0];
+  if (in_slot_ == static_cast<int64_t>(chunk)) return slot.data();
+  in_slot_ = -1;
+  if (!slot.data()) slot = Buffer(static_cast<size_t>(pager_.plan().slot_bytes));
+  read_checked(chunk, slot.data());
+  in_slot_ = static_cast<int64_t>(chunk);
+  return slot.data();
+}
+
+// After a change to what bring() gave. If it cannot be written, it stays in RAM and the next step writes it.
+void StateStore::put_back(size_t chunk) {
+  ChunkRecord& record = chunks_[chunk];
+  if (record.memory.data()) return;
+  const uint64_t generation = record.generation + 1;
+  const uint64_t checksum =
+      chunk_checksum(slots_[0].data(), record.chunk.bytes, static_cast<int64_t>(chunk), generation);
+  try {
+    file_->wait(file_->write(record.file_offset, slots_[0].data(), record.chunk.bytes));
+  } catch (...) {
+    record.memory = std::move(slots_[0]);
+    slots_[0] = Buffer();
+    in_slot_ = -1;
+    throw;
+  }
+  record.generation = generation;
+  record.checksum = checksum;
+}
+
+void StateStore::visit(int64_t param, bool change, const Visit& visit) {
+  const auto found = pieces_.find(param);
+  if (found == pieces_.end()) return;
+  for (const Place& place : found->second) {
+    visit(chunks_[place.chunk].chunk.pieces[place.piece], bring(place.chunk));
+    if (change) put_back(place.chunk);
+  }
+}
+
+void StateStore::copy(const Part& part, int64_t offset, int64_t bytes, std::byte* to, const std::byte* from) {
+  for (const Place& place : pieces_.at(part.param)) {
+    const Piece& piece = chunks_[place.chunk].chunk.pieces[place.piece];
+    const int64_t unit = part.scales ? static_cast<int64_t>(sizeof(float)) : piece.code_bytes;
+    const int64_t first = (part.scales ? piece.first_block : piece.first_element) * unit;
+    const int64_t end = first + (part.scales ? piece.blocks : piece.elements) * unit;
+    const int64_t begin = std::max(first, offset), stop = std::min(end, offset + bytes);
+    if (begin >= stop) continue;
+    std::byte* const here =
+        bring(place.chunk) + (part.scales ? piece.scales_at[part.k] : piece.codes_at[part.k]) + (begin - first);
+    const auto n = static_cast<size_t>(stop - begin);
+    if (from) {
+      std::memcpy(here, from + (begin - offset), n);
+      put_back(place.chunk);
+    } else {
+      std::memcpy(to + (begin - offset), here, n);
+    }
+  }
+}
+
+StoreReport StateStore::report() const {
+  StoreReport report;
+  const Plan& plan = pager_.plan();
+  report.chunks = static_cast<int64_t>(chunks_.size());
+  report.state_bytes = bytes_of(chunks_);
+  for (size_t i = 0; i < chunks_.size(); ++i) {
+    if (plan.resident[i])
+      report.resident_bytes += chunks_[i].chunk.bytes;
+    else if (chunks_[i].memory.data())
+      report.kept_bytes += chunks_[i].chunk.bytes;
+  }
+  for (const Buffer& slot : slots_) report.slot_bytes += static_cast<int64_t>(slot.bytes());
+  report.disk_bytes = file_ ? file_->bytes() : 0;
+  report.moved_per_step = plan.read_bytes + plan.written_bytes;
+  report.read_bytes = traffic_.read_bytes;
+  report.written_bytes = traffic_.written_bytes;
+  report.waited_seconds = traffic_.waited_seconds;
+  return report;
+}
+
+std::string StateStore::describe_io() const {
+  return file_ ? std::string(file_->engine()) + (file_->direct() ? ", direct" : ", through the page cache") : "";
+}
+
+}  // namespace lowtide

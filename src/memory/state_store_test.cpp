@@ -1,0 +1,219 @@
+// Claims: a step over state on disk is whole for every chunk, whatever call fails; what could not be written is kept;
+// damage on the disk is seen; nothing leaks.
+#include "memory/state_store.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <optional>
+
+#include "core/error.h"
+#include "support/faulty_env.h"
+#include "support/random.h"
+#include "support/temporary.h"
+
+namespace lowtide {
+namespace {
+
+using testing::Call;
+using testing::Fault;
+using testing::FaultyEnv;
+
+StateShape shape(int64_t rows, int64_t row_length) { return {rows, row_length, 2, 1, true, {127, 0}}; }
+
+// A step adds 1 to every byte of the codes of state 1, so that each piece shows how often it was stepped.
+class Counted {
+ public:
+  explicit Counted(Env& env, const std::string& directory, int64_t ram = 5 * 16384)
+      : store_(env, {ram, directory, -1, 16384}) {
+    const ShapedParam params[] = {{0, shape(1, 30000)}, {1, shape(7, 1000)}, {2, shape(1, 1)}, {3, shape(40, 256)}};
+    store_.add(params);
+    for (const ShapedParam& p : params) expected_[p.param].assign(store_.pieces(p.param), 0);
+  }
+
+  StateStore& store() { return store_; }
+
+  // What it threw.
+  std::optional<std::string> step() {
+    try {
+      store_.step([&](std::span<const Piece> pieces, std::byte* memory) {
+        for (const Piece& piece : pieces) {
+          for (int64_t i = 0; i < piece.elements; ++i)
+            memory[piece.codes_at[1] + i] = static_cast<std::byte>(static_cast<int>(memory[piece.codes_at[1] + i]) + 1);
+          ++expected_[piece.param][piece.number];
+        }
+      });
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kIo) << error.what();
+      return error.what();
+    }
+    return std::nullopt;
+  }
+
+  // Bytes that are not what the calls of `work` made them; -1: could not be read.
+  int64_t wrong() {
+    int64_t wrong = 0;
+    for (auto& [param, steps] : expected_) try {
+        store_.visit(param, false, [&, &counts = steps](const Piece& piece, std::byte* memory) {
+          for (int64_t i = 0; i < piece.elements; ++i) {
+            wrong += memory[piece.codes_at[1] + i] != static_cast<std::byte>(counts[piece.number]);
+            wrong += memory[piece.codes_at[0] + i] != std::byte{127};
+          }
+        });
+      } catch (const Error&) {
+        return -1;
+      }
+    return wrong;
+  }
+
+ private:
+  std::map<int64_t, std::vector<int>> expected_;
+  StateStore store_;
+};
+
+TEST(StateStore, EveryFailingCallLeavesEachChunkWhole) {
+  const testing::TemporaryDirectory directory;
+  const int64_t descriptors = testing::open_descriptors();
+  int64_t points = 0, failed = 0, kept = 0, wrong = 0, unusable = 0;
+  for (const Call call : {Call::kPread, Call::kPwrite})
+    for (const bool persistent : {false, true})
+      for (const auto& kind :
+           {Fault{.error = EIO}, Fault{.error = ENOSPC}, Fault{.error = EINTR}, Fault{.short_ = true}}) {
+        if (persistent && (kind.error == EINTR || kind.short_)) continue;  // never ends; see ScratchFile's own tests
+        for (int64_t n = 1;; ++n) {
+          FaultyEnv env;
+          Counted counted(env, directory.path());
+          ASSERT_EQ(counted.step(), std::nullopt);
+          Fault fault = kind;
+          fault.call = call, fault.nth = n, fault.persistent = persistent;
+          env.arm(fault);
+          const auto error = counted.step();
+          const bool struck = env.struck() > 0;
+          env.disarm();
+          if (!struck) {
+            EXPECT_EQ(error, std::nullopt);
+            break;
+          }
+          ++points;
+          failed += error.has_value();
+          kept += counted.store().report().kept_bytes > 0;
+          if (error) {
+            EXPECT_NE(error->find(directory.path()), std::string::npos) << *error;
+          }
+          wrong += counted.wrong();
+          unusable += counted.step().has_value() || counted.step().has_value();
+          wrong += counted.wrong();
+          EXPECT_EQ(counted.store().report().kept_bytes, 0) << "written by the next step";
+        }
+      }
+  EXPECT_EQ(wrong, 0);
+  EXPECT_EQ(unusable, 0);
+  EXPECT_GT(failed, points / 4) << "control: most errors must show";
+  EXPECT_GT(kept, 0) << "control: some write must have failed";
+  EXPECT_EQ(testing::open_descriptors(), descriptors);
+  std::printf(
+      "%lld points: %lld steps failed, %lld kept chunks in RAM, %lld bytes wrong, %lld stores unusable after it; "
+      "0 descriptors leaked\n",
+      static_cast<long long>(points), static_cast<long long>(failed), static_cast<long long>(kept),
+      static_cast<long long>(wrong), static_cast<long long>(unusable));
+}
+
+TEST(StateStore, ADeadDiskLosesNothingThatWasWritten) {
+  const testing::TemporaryDirectory directory;
+  FaultyEnv env;
+  Counted counted(env, directory.path());
+  for (int i = 0; i < 3; ++i) ASSERT_EQ(counted.step(), std::nullopt);
+  env.arm({.call = Call::kPwrite, .nth = 1, .persistent = true, .error = EIO});
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_NE(counted.step(), std::nullopt);
+    EXPECT_EQ(counted.wrong(), 0);
+  }
+  env.disarm();
+  EXPECT_EQ(counted.step(), std::nullopt);
+  EXPECT_EQ(counted.wrong(), 0);
+}
+
+// Damages what a read returns: a bit, another record, an older one.
+class DamagingEnv : public Env {
+ public:
+  int64_t pread(int fd, void* to, int64_t bytes, int64_t offset) override {
+    const int64_t got = Env::pread(fd, to, bytes, offset);
+    if (got > 0 && countdown > 0 && --countdown == 0) damage(static_cast<std::byte*>(to), got, fd, offset);
+    return got;
+  }
+  int64_t pwrite(int fd, const void* from, int64_t bytes, int64_t offset) override {
+    if (lose > 0 && --lose == 0) return bytes;  // says it did
+    return Env::pwrite(fd, from, bytes, offset);
+  }
+  bool allows_io_uring() const override { return false; }
+
+  int countdown = 0, lose = 0;
+  std::function<void(std::byte*, int64_t, int, int64_t)> damage;
+};
+
+TEST(StateStore, DamageOnTheDiskIsSeen) {
+  const testing::TemporaryDirectory directory;
+  testing::Rng rng = testing::seeded("damage", 95);
+  int flips = 0, flips_seen = 0, swaps = 0, swaps_seen = 0, stale = 0, stale_seen = 0;
+  for (int i = 0; i < 300; ++i) {
+    DamagingEnv env;
+    Counted counted(env, directory.path());
+    ASSERT_EQ(counted.step(), std::nullopt);
+    env.damage = [&](std::byte* data, int64_t bytes, int, int64_t) {
+      const int64_t at = rng.below(bytes);
+      data[at] ^= static_cast<std::byte>(1 << rng.below(8));
+    };
+    env.countdown = 1 + static_cast<int>(rng.below(3));
+    ++flips, flips_seen += counted.step().has_value();
+  }
+  for (int i = 0; i < 50; ++i) {
+    DamagingEnv env;
+    Counted counted(env, directory.path());
+    ASSERT_EQ(counted.step(), std::nullopt);
+    env.damage = [&](std::byte* data, int64_t bytes, int fd, int64_t offset) {
+      env.Env::pread(fd, data, bytes, offset >= 16384 ? 0 : 16384);  // a misdirected read
+    };
+    env.countdown = 1 + static_cast<int>(rng.below(3));
+    ++swaps, swaps_seen += counted.step().has_value();
+    DamagingEnv forgetful;
+    Counted old(forgetful, directory.path());
+    ASSERT_EQ(old.step(), std::nullopt);
+    forgetful.lose = 1 + static_cast<int>(rng.below(3));
+    ASSERT_EQ(old.step(), std::nullopt);
+    ++stale, stale_seen += old.step().has_value();
+  }
+  EXPECT_EQ(flips_seen, flips);
+  EXPECT_EQ(swaps_seen, swaps);
+  EXPECT_EQ(stale_seen, stale);
+  std::printf("detected: flipped bits %d/%d, swapped chunks %d/%d, lost writes %d/%d\n", flips_seen, flips, swaps_seen,
+              swaps, stale_seen, stale);
+}
+
+TEST(StateStore, AllMemoryAndDescriptorsComeBack) {
+  const testing::TemporaryDirectory directory;
+  const int64_t descriptors = testing::open_descriptors();
+  const auto mapped = [] {
+    std::FILE* file = std::fopen("/proc/self/statm", "r");
+    long pages = 0;
+    if (!file || std::fscanf(file, "%ld", &pages) != 1) ADD_FAILURE() << "cannot read /proc/self/statm";
+    if (file) std::fclose(file);
+    return pages;
+  };
+  long before = 0;
+  for (int i = 0; i < 101; ++i) {
+    Counted counted(system_env(), directory.path());
+    counted.step();
+    if (i == 0) before = -1;
+    if (i == 1) before = mapped();
+  }
+  // Threads' stacks and the allocator's arenas settle in the first rounds; 100 more take nothing.
+  EXPECT_LE(mapped() - before, 16) << "pages";
+  EXPECT_EQ(testing::open_descriptors(), descriptors);
+  std::printf("100 stores: drift %ld pages, %lld descriptors\n", mapped() - before,
+              static_cast<long long>(testing::open_descriptors() - descriptors));
+}
+
+}  // namespace
+}  // namespace lowtide

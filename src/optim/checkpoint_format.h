@@ -1,0 +1,58 @@
+// The parts of a checkpoint file (docs/checkpoint-format.md), for its writer and its reader: what is where, and which
+// values are valid. Both sides check by the same functions, so nothing is written that would not be read.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "optim/checkpoint.h"
+
+namespace lowtide::checkpoint {
+
+constexpr uint32_t kVersion = 1;
+constexpr int64_t kAlignment = 4096;  // of the data in the file
+constexpr int64_t kPrefixBytes = 64;
+constexpr int64_t kPieceBytes = int64_t{4} << 20;  // as written
+constexpr int64_t kSmallestPiece = 4096, kLargestPiece = int64_t{16} << 20;
+constexpr int64_t kMostHeaderBytes = 100'000'000;
+constexpr int64_t kMostBytes = int64_t{1} << 60;  // of data and of the file: sums of a few never overflow
+constexpr size_t kMostNameBytes = 4096, kMostSizes = 64, kMostStates = 64;
+
+// prefix | header | zeros up to a multiple of kAlignment | data | table of piece checksums | root
+struct Prefix {
+  int64_t piece_bytes = 0, header_bytes = 0, data_bytes = 0, pieces = 0;
+
+  int64_t data_offset() const { return (kPrefixBytes + header_bytes + kAlignment - 1) / kAlignment * kAlignment; }
+  int64_t table_offset() const { return data_offset() + data_bytes; }
+  int64_t table_bytes() const { return pieces * 8; }
+  int64_t file_bytes() const { return table_offset() + table_bytes() + 8; }
+};
+std::string encode(const Prefix& prefix);      // kPrefixBytes
+Prefix decode_prefix(std::string_view bytes);  // throws kInvalidArgument; what it returns is consistent in itself
+
+// One array of the data: all codes or all scales of a state. It is cut into pieces from its start.
+struct Array {
+  StatePart part;
+  int64_t offset = 0, bytes = 0;  // in the data
+  int64_t pieces(int64_t piece_bytes) const { return (bytes + piece_bytes - 1) / piece_bytes; }
+};
+// The arrays in file order, back to back. Checks every value of the checkpoint on the way; throws kInvalidArgument.
+std::vector<Array> arrays_of(const Checkpoint& checkpoint);
+
+// The header: JSON, compact, keys sorted. Both throw kInvalidArgument; decode_header() holds, beside the text and the
+// result, no more than one parameter at a time.
+std::string encode_header(const Checkpoint& checkpoint);
+Checkpoint decode_header(std::string_view text);
+
+uint64_t piece_checksum(const void* data, int64_t bytes, int64_t index);
+// Of everything but the data: prefix, header and zeros, then the table.
+uint64_t root_checksum(std::string_view head, const std::vector<uint64_t>& table);
+
+// save_checkpoint() with pieces of another size.
+void save(Env& env, const std::string& path, const Checkpoint& checkpoint, const StateReader& read,
+          int64_t piece_bytes);
+
+}  // namespace lowtide::checkpoint

@@ -1,0 +1,170 @@
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <memory>
+#include <random>
+#include <utility>
+
+#include "core/error.h"
+#include "optim/checkpoint_format.h"
+
+namespace lowtide {
+namespace checkpoint {
+namespace {
+
+std::string directory_of(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
+}
+
+// Closes what it opened, whatever happens.
+class Descriptor {
+ public:
+  Descriptor(Env& env, const char* path, int flags, unsigned mode) : env_(env) {
+    do fd_ = env.open(path, flags, mode);
+    while (fd_ == -EINTR);
+  }
+  ~Descriptor() {
+    if (fd_ >= 0) env_.close(fd_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+
+  int get() const { return fd_; }
+  // 0 or -errno. Never tried again: the descriptor is gone even after EINTR.
+  int close() {
+    const int result = env_.close(std::exchange(fd_, -1));
+    return result == -EINTR ? 0 : result;
+  }
+
+ private:
+  Env& env_;
+  int fd_;
+};
+
+// A new file beside `path` that takes its name, or leaves nothing.
+class Replacement {
+ public:
+  Replacement(Env& env, const std::string& path) : env_(env), path_(path) {
+    std::random_device random;
+    int tries = 0;
+    do {
+      const uint64_t tag = uint64_t{random()} << 32 | random();
+      temporary_ = format("%s.tmp-%ld-%016llx", path.c_str(), static_cast<long>(::getpid()),
+                          static_cast<unsigned long long>(tag));
+      file_ = std::make_unique<Descriptor>(env, temporary_.c_str(),
+                                           O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    } while (file_->get() == -EEXIST && ++tries < 100);
+    if (file_->get() < 0) fail_io(-file_->get(), "could not create '%s'", temporary_.c_str());
+    exists_ = true;
+  }
+  ~Replacement() {
+    file_.reset();
+    while (exists_ && env_.unlink(temporary_.c_str()) == -EINTR) {
+    }
+  }
+  Replacement(const Replacement&) = delete;
+  Replacement& operator=(const Replacement&) = delete;
+
+  // A full disk shows now, not after all state has been read.
+  void allocate(int64_t bytes) {
+    int result;
+    do result = env_.allocate(file_->get(), bytes);
+    while (result == -EINTR);
+    if (result == -EOPNOTSUPP || result == -EINVAL || result == -ENOSYS) return;  // this file system cannot
+    if (result < 0) fail_io(-result, "no room for %lld bytes in '%s'", static_cast<long long>(bytes), name());
+  }
+
+  void append(const void* data, int64_t bytes) {
+    const auto* from = static_cast<const char*>(data);
+    while (bytes > 0) {
+      const int64_t done = env_.pwrite(file_->get(), from, bytes, at_);
+      if (done == -EINTR) continue;
+      if (done <= 0) {
+        fail_io(done == 0 ? EIO : static_cast<int>(-done), "could not write %lld bytes at %lld of '%s'",
+                static_cast<long long>(bytes), static_cast<long long>(at_), name());
+      }
+      from += done;
+      bytes -= done;
+      at_ += done;
+    }
+  }
+
+  void commit() {
+    // Not tried again after an error, not even EINTR: the system may have dropped the data it could not write.
+    if (const int result = env_.sync(file_->get())) fail_io(-result, "could not sync '%s'", name());
+    if (const int result = file_->close()) fail_io(-result, "could not close '%s'", name());
+    // Before the rename, so that only one thing can fail after it.
+    const std::string directory = directory_of(path_);
+    Descriptor names(env_, directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+    if (names.get() < 0) fail_io(-names.get(), "could not open the directory '%s'", directory.c_str());
+    if (const int result = env_.rename(temporary_.c_str(), path_.c_str()))
+      fail_io(-result, "could not rename '%s' to '%s'", name(), path_.c_str());
+    exists_ = false;
+    const int result = env_.sync(names.get());
+    if (result == 0 || result == -EINVAL) return;  // EINVAL: this file system has no such thing
+    fail_io(-result,
+            "'%s' holds the new checkpoint, but after a power failure it may hold the old one: could not sync the "
+            "directory '%s'",
+            path_.c_str(), directory.c_str());
+  }
+
+ private:
+  const char* name() const { return temporary_.c_str(); }
+
+  Env& env_;
+  const std::string path_;
+  std::string temporary_;
+  std::unique_ptr<Descriptor> file_;
+  bool exists_ = false;
+  int64_t at_ = 0;
+};
+
+}  // namespace
+
+void save(Env& env, const std::string& path, const Checkpoint& checkpoint, const StateReader& read,
+          int64_t piece_bytes) {
+  LT_REQUIRE(!path.empty() && path.back() != '/' && path.find('\0') == std::string::npos,
+             "'%s' is not the name of a file", path.c_str());
+  const std::vector<Array> arrays = arrays_of(checkpoint);
+  Prefix prefix;
+  prefix.piece_bytes = piece_bytes;
+  int64_t largest = 0;
+  for (const Array& array : arrays) {
+    prefix.data_bytes += array.bytes;
+    prefix.pieces += array.pieces(piece_bytes);
+    largest = std::max(largest, array.bytes);
+  }
+  std::string head = encode_header(checkpoint);
+  prefix.header_bytes = static_cast<int64_t>(head.size());
+  head.insert(0, encode(prefix));
+  head.resize(static_cast<size_t>(prefix.data_offset()), '\0');
+  const auto piece = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(std::min(piece_bytes, largest)));
+  std::vector<uint64_t> table;
+  table.reserve(static_cast<size_t>(prefix.pieces) + 1);
+
+  Replacement file(env, path);
+  file.allocate(prefix.file_bytes());
+  file.append(head.data(), static_cast<int64_t>(head.size()));
+  for (const Array& array : arrays) {
+    for (int64_t at = 0; at < array.bytes; at += piece_bytes) {
+      const int64_t bytes = std::min(piece_bytes, array.bytes - at);
+      read(array.part, at, piece.get(), bytes);
+      table.push_back(piece_checksum(piece.get(), bytes, static_cast<int64_t>(table.size())));
+      file.append(piece.get(), bytes);
+    }
+  }
+  table.push_back(root_checksum(head, table));
+  file.append(table.data(), static_cast<int64_t>(table.size()) * 8);
+  file.commit();
+}
+
+}  // namespace checkpoint
+
+void save_checkpoint(Env& env, const std::string& path, const Checkpoint& checkpoint, const StateReader& read) {
+  checkpoint::save(env, path, checkpoint, read, checkpoint::kPieceBytes);
+}
+
+}  // namespace lowtide

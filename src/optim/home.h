@@ -1,0 +1,33 @@
+// Where the state of the parameters under one budget lives: in memory of its own while that fits, else in a store.
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "lowtide/optimizer.h"
+#include "memory/state_store.h"
+#include "optim/slot.h"
+
+namespace lowtide {
+
+class Home {
+ public:
+  // Throws kInvalidArgument on a bad value.
+  explicit Home(const Memory& memory);
+
+  bool limited() const { return memory_.ram_bytes >= 0; }
+  // Gives state to all of `slots`, numbered `params`: directly addressable if what is left of the budget holds all of
+  // them, else in the store. Throws kInvalidArgument, kOutOfMemory or kIo; then no slot has changed.
+  void place(std::span<Slot* const> slots, std::span<const int64_t> params);
+
+  StateStore* store() { return store_.get(); }
+  const StateStore* store() const { return store_.get(); }
+  int64_t direct_bytes() const { return arena_.allocated_bytes(); }
+
+ private:
+  Memory memory_;
+  Arena arena_;
+  std::unique_ptr<StateStore> store_;
+};
+
+}  // namespace lowtide

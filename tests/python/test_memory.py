@@ -1,0 +1,227 @@
+"""Budgets: state on disk changes no bit, survives every way of saving, and says where it is."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+import lowtide
+from lowtide import _core
+
+
+def model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(300, 700), torch.nn.ReLU(), torch.nn.Linear(700, 65, bias=False))
+
+
+def train(net: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int, seed: int = 1) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        x, y = torch.randn(8, 300, generator=generator), torch.randn(8, 65, generator=generator)
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(net(x), y).backward()
+        optimizer.step()
+
+
+def same(a: torch.nn.Module, b: torch.nn.Module) -> bool:
+    return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+def budget(path: Path, host: int | str = "200KiB") -> lowtide.Memory:
+    return lowtide.Memory(host=host, disk=path, chunk="32KiB")
+
+
+CLASSES = [lowtide.AdamW, lowtide.Adam, lowtide.Lion, lowtide.SGD]
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("state", ["dynamic8", "bf16", "fp32"])
+def test_disk_gives_the_bits_of_ram(cls: type[lowtide.AdamW], state: str, tmp_path: Path, figure) -> None:
+    extra = {"momentum": 0.9} if cls is lowtide.SGD else {}
+    here, there = model(), model()
+    ram = cls(here.parameters(), lr=1e-3, state=state, **extra)
+    disk = cls(there.parameters(), lr=1e-3, state=state, memory=budget(tmp_path), **extra)
+    train(here, ram, 20)
+    train(there, disk, 20)
+    report = disk.report()
+    figure(f"{cls.__name__} {state}: {report['disk_bytes']} bytes on disk, {report['moved_per_step']} moved per step")
+    assert same(here, there)
+    assert report["allocated_bytes"] <= 200 * 1024
+    assert report["state_bytes"] < 200 * 1024 or report["disk_bytes"] > 0
+    a, b = ram.state_dict(), disk.state_dict()
+    assert a["param_groups"] == b["param_groups"]
+    for number, entry in a["state"].items():
+        assert entry.keys() == b["state"][number].keys()
+        assert all(torch.equal(entry[name], b["state"][number][name]) for name in entry)
+
+
+def test_state_dict_goes_both_ways(tmp_path: Path) -> None:
+    here, there = model(), model()
+    ram = lowtide.AdamW(here.parameters())
+    train(here, ram, 5)
+    file = io.BytesIO()
+    torch.save({"model": here.state_dict(), "optimizer": ram.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    there.load_state_dict(saved["model"])
+    disk = lowtide.AdamW(there.parameters(), memory=budget(tmp_path))
+    disk.load_state_dict(saved["optimizer"])
+    assert disk.report()["disk_bytes"] > 0
+    train(here, ram, 5, seed=2)
+    train(there, disk, 5, seed=2)
+    assert same(here, there)
+    back, again = model(), lowtide.AdamW
+    back.load_state_dict(there.state_dict())
+    ram2 = again(back.parameters())
+    ram2.load_state_dict(disk.state_dict())
+    train(back, ram2, 5, seed=3)
+    train(there, disk, 5, seed=3)
+    assert same(back, there)
+
+
+def test_torch_state_dict_and_back(tmp_path: Path) -> None:
+    net = model()
+    disk = lowtide.AdamW(net.parameters(), memory=budget(tmp_path))
+    train(net, disk, 3)
+    torch_optimizer = torch.optim.AdamW(model().parameters())
+    torch_optimizer.load_state_dict(disk.torch_state_dict())
+    other = lowtide.AdamW(model().parameters(), memory=budget(tmp_path))
+    other.load_state_dict(torch_optimizer.state_dict())
+    assert other.report()["disk_bytes"] > 0
+
+
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+def test_copies_continue_alike(clone, tmp_path: Path) -> None:
+    net = model()
+    disk = lowtide.AdamW(net.parameters(), memory=budget(tmp_path))
+    train(net, disk, 4)
+    net2, disk2 = clone((net, disk))
+    train(net, disk, 4, seed=5)
+    train(net2, disk2, 4, seed=5)
+    assert same(net, net2)
+    assert disk2.report()["disk_bytes"] > 0
+
+
+def test_groups_page_on_their_own(tmp_path: Path) -> None:
+    net, plain = model(), model()
+    first, second = list(net.parameters())[:2], list(net.parameters())[2:]
+    mixed = lowtide.AdamW([{"params": first, "memory": budget(tmp_path)}, {"params": second}])
+    assert "memory" not in mixed.param_groups[0]
+    train(net, mixed, 6)
+    train(plain, lowtide.AdamW(plain.parameters()), 6)
+    assert same(net, plain)
+    assert set(mixed.state[first[0]]) == {"step"}
+    assert "exp_avg" in mixed.state[second[0]]
+    assert int(mixed.state[first[0]]["step"]) == 6
+
+
+def test_what_fits_is_not_moved(tmp_path: Path) -> None:
+    net = model()
+    roomy = lowtide.AdamW(net.parameters(), memory=budget(tmp_path, "8MiB"))
+    train(net, roomy, 3)
+    report = roomy.report()
+    assert report["disk_bytes"] == report["moved_per_step"] == 0
+    assert "exp_avg" in roomy.state[next(net.parameters())]
+    assert not list(tmp_path.iterdir()), "nothing on disk was needed"
+
+
+def test_nothing_stays_on_disk(tmp_path: Path) -> None:
+    net = model()
+    disk = lowtide.AdamW(net.parameters(), memory=budget(tmp_path))
+    train(net, disk, 2)
+    left = [entry.name for entry in tmp_path.iterdir()]
+    assert [name for name in left if name != ".lowtide.lock"] == []
+
+
+@pytest.mark.parametrize(
+    ("memory", "error", "words"),
+    [
+        (lambda p: lowtide.Memory(disk=p), ValueError, "host"),
+        (lambda p: lowtide.Memory(host="2GB ?", disk=p), ValueError, "2GB \\?"),
+        (lambda p: lowtide.Memory(host=-1, disk=p), ValueError, "0 or more"),
+        (lambda p: lowtide.Memory(host=1.5, disk=p), TypeError, "1.5"),
+        (lambda p: lowtide.Memory(host="150%", disk=p), ValueError, "150%"),
+        (lambda p: lowtide.Memory(host="1MiB", chunk=1000), ValueError, "4096"),
+        (lambda p: lowtide.Memory(host="1MiB", disk_limit="1GiB"), ValueError, "disk"),
+        (lambda p: "1GiB", TypeError, "lowtide.Memory"),
+    ],
+)
+def test_bad_budgets_are_refused(memory, error: type[Exception], words: str, tmp_path: Path) -> None:
+    with pytest.raises(error, match=words):
+        lowtide.AdamW(model().parameters(), memory=memory(tmp_path))
+
+
+def test_too_small_a_budget_names_what_it_takes(tmp_path: Path) -> None:
+    net = model()
+    tight = lowtide.AdamW(net.parameters(), memory=lowtide.Memory(host="1KiB", disk=tmp_path))
+    before = [p.detach().clone() for p in net.parameters()]
+    with pytest.raises(ValueError, match="at least [0-9]+ bytes"):
+        train(net, tight, 1)
+    assert all(torch.equal(p, q) for p, q in zip(before, net.parameters(), strict=True))
+    missing = lowtide.AdamW(net.parameters(), memory=lowtide.Memory(host="200KiB", disk=tmp_path / "missing"))
+    with pytest.raises((ValueError, OSError), match="missing"):
+        train(net, missing, 1)
+
+
+def test_sizes() -> None:
+    assert _core.parse_bytes("2GiB") == 2 << 30
+    assert _core.format_bytes(3 << 29) == "1.50 GiB"
+    assert lowtide.Memory(device="1MiB", host=4096).budget().ram_bytes == (1 << 20) + 4096
+    assert lowtide.Memory(host="50%").budget().ram_bytes > 0
+
+
+@pytest.mark.parametrize("source", ["ram", "disk"])
+@pytest.mark.parametrize("target", ["ram", "disk"])
+@pytest.mark.parametrize("state", ["dynamic8", "fp32"])
+def test_files_go_from_any_tier_to_any(source: str, target: str, state: str, tmp_path: Path) -> None:
+    def build(net: torch.nn.Module, kind: str, lr: float) -> lowtide.AdamW:
+        memory = budget(tmp_path) if kind == "disk" else None
+        return lowtide.AdamW(net.parameters(), lr=lr, betas=(0.8, 0.99), state=state, memory=memory)
+
+    net, again = model(), model()
+    first, second = build(net, source, 1e-3), build(again, target, 5e-3)
+    train(net, first, 6)
+    path = tmp_path / "opt.lowtide"
+    first.save(path)
+    again.load_state_dict(net.state_dict())
+    second.load(path)
+    assert second.param_groups[0]["lr"] == 1e-3
+    assert second.param_groups[0]["betas"] == (0.8, 0.99)
+    train(net, first, 6, seed=7)
+    train(again, second, 6, seed=7)
+    assert same(net, again)
+
+
+def test_a_damaged_file_changes_nothing(tmp_path: Path) -> None:
+    net = model()
+    optimizer = lowtide.AdamW(net.parameters(), memory=budget(tmp_path))
+    train(net, optimizer, 3)
+    path = tmp_path / "opt.lowtide"
+    optimizer.save(path)
+    good = path.read_bytes()
+    before = optimizer.state_dict()
+    refused = 0
+    for damage in (good[:100], good[:-1], good[: len(good) // 2], good[:5000] + b"\x55" + good[5001:], b"", b"x" * 9999):
+        if damage == good:
+            continue
+        path.write_bytes(damage)
+        with pytest.raises((ValueError, OSError)):
+            optimizer.load(path)
+        refused += 1
+    assert refused >= 5
+    after = optimizer.state_dict()
+    for number, entry in before["state"].items():
+        assert all(torch.equal(entry[name], after["state"][number][name]) for name in entry)
+    other = lowtide.Lion(model().parameters())
+    path.write_bytes(good)
+    with pytest.raises(ValueError, match="lion"):
+        other.load(path)
+    with pytest.raises(FileNotFoundError):
+        optimizer.load(tmp_path / "absent")
+    with pytest.raises(OSError, match="absent"):
+        optimizer.save(tmp_path / "absent" / "opt.lowtide")

@@ -1,0 +1,184 @@
+// An Env that forwards to another and spoils chosen calls: the n-th call of a kind, once or from then on, fails with an
+// errno or transfers less than asked. It can also call back around the n-th call, where a test ends the process.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <iterator>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "core/env.h"
+
+namespace lowtide::testing {
+
+enum class Call : int { kAny, kOpen, kPread, kPwrite, kAllocate, kTruncate, kSync, kRename, kUnlink, kLock };
+constexpr int kCallKinds = 10;
+
+struct Fault {
+  Call call = Call::kAny;
+  int64_t nth = 0;          // the n-th call of this kind, from 1; 0 = none
+  bool persistent = false;  // and all later ones of this kind
+  // One of the two. EINTR is an errno like others.
+  int error = 0;            // the call is not carried out and returns -error
+  bool short_ = false;      // pread and pwrite transfer short_bytes; other kinds are carried out as usual
+  int64_t short_bytes = 0;  // 0: half of what is asked. Never more than asked
+  // Called at the n-th call, before it is carried out (or fails) and after: a crash point. May end the process.
+  std::function<void()> before = nullptr, after = nullptr;
+};
+
+// Descriptors of this process that are open, as the system counts them.
+inline int64_t open_descriptors() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator()) - 1;
+}
+
+// Thread-safe; one fault at a time. Counts start again with each arm().
+class FaultyEnv : public Env {
+ public:
+  explicit FaultyEnv(Env& under = system_env()) : under_(under) {}
+
+  void arm(Fault fault) {
+    const std::lock_guard lock(mutex_);
+    fault_ = std::move(fault);
+    counts_.fill(0);
+    struck_ = 0;
+  }
+  void disarm() { arm({}); }
+  // Calls since arm(); close() is not counted.
+  int64_t calls(Call kind = Call::kAny) const {
+    const std::lock_guard lock(mutex_);
+    return counts_[static_cast<size_t>(kind)];
+  }
+  // Calls spoilt since arm(): 0 says that a test proves nothing.
+  int64_t struck() const {
+    const std::lock_guard lock(mutex_);
+    return struck_;
+  }
+  // Descriptors opened through this Env and not closed through it.
+  int64_t open_fds() const {
+    const std::lock_guard lock(mutex_);
+    return static_cast<int64_t>(fds_.size());
+  }
+
+  int open(const char* path, int flags, unsigned mode) override {
+    return at(Call::kOpen, [&] { return opened(under_.open(path, flags, mode)); });
+  }
+  int openat(int directory, const char* name, int flags, unsigned mode) override {
+    return at(Call::kOpen, [&] { return opened(under_.openat(directory, name, flags, mode)); });
+  }
+  int close(int fd) override {
+    const std::lock_guard lock(mutex_);  // until it is closed: its number may be given out again at once
+    fds_.erase(fd);
+    return under_.close(fd);
+  }
+  int64_t pread(int fd, void* to, int64_t bytes, int64_t offset) override {
+    return transfer(Call::kPread, bytes, [&](int64_t n) { return under_.pread(fd, to, n, offset); });
+  }
+  int64_t pwrite(int fd, const void* from, int64_t bytes, int64_t offset) override {
+    return transfer(Call::kPwrite, bytes, [&](int64_t n) { return under_.pwrite(fd, from, n, offset); });
+  }
+  int allocate(int fd, int64_t bytes) override {
+    return at(Call::kAllocate, [&] { return under_.allocate(fd, bytes); });
+  }
+  int truncate(int fd, int64_t bytes) override {
+    return at(Call::kTruncate, [&] { return under_.truncate(fd, bytes); });
+  }
+  int sync(int fd) override {
+    return at(Call::kSync, [&] { return under_.sync(fd); });
+  }
+  int rename(const char* from, const char* to) override {
+    return at(Call::kRename, [&] { return under_.rename(from, to); });
+  }
+  int unlink(const char* path) override {
+    return at(Call::kUnlink, [&] { return under_.unlink(path); });
+  }
+  int unlinkat(int directory, const char* name) override {
+    return at(Call::kUnlink, [&] { return under_.unlinkat(directory, name); });
+  }
+  int lock(int fd, int* holder) override {
+    return at(Call::kLock, [&] { return under_.lock(fd, holder); });
+  }
+  int unlock(int fd) override { return under_.unlock(fd); }
+  bool allows_io_uring() const override { return false; }
+
+ private:
+  struct Strike {
+    int error = 0;
+    bool short_ = false;
+    int64_t short_bytes = 0;
+    std::function<void()> before = nullptr, after = nullptr;
+  };
+
+  Strike count(Call kind) {
+    const std::lock_guard lock(mutex_);
+    const int64_t any = ++counts_[0];
+    const int64_t own = ++counts_[static_cast<size_t>(kind)];
+    const int64_t n = fault_.call == Call::kAny ? any : fault_.call == kind ? own : 0;
+    if (n == 0 || fault_.nth == 0 || (fault_.persistent ? n < fault_.nth : n != fault_.nth)) return {};
+    ++struck_;
+    return {fault_.error, fault_.short_, fault_.short_bytes, fault_.before, fault_.after};
+  }
+
+  template <typename Do>
+  int at(Call kind, Do carry_out) {
+    const Strike strike = count(kind);
+    if (strike.before) strike.before();
+    const int result = strike.error ? -strike.error : carry_out();
+    if (strike.after) strike.after();
+    return result;
+  }
+
+  template <typename Do>
+  int64_t transfer(Call kind, int64_t bytes, Do carry_out) {
+    const Strike strike = count(kind);
+    if (strike.before) strike.before();
+    int64_t result;
+    if (strike.error) {
+      result = -strike.error;
+    } else if (strike.short_) {
+      const int64_t wanted = strike.short_bytes > 0 ? strike.short_bytes : (bytes + 1) / 2;
+      result = shortened(wanted < bytes ? wanted : bytes, carry_out);
+    } else {
+      result = carry_out(bytes);
+    }
+    if (strike.after) strike.after();
+    return result;
+  }
+
+  // Direct I/O refuses counts that are no multiple of a block, yet may transfer such a count. Then the whole blocks are
+  // transferred and the count is claimed: a caller that resumes from it unrounded reads or writes the wrong bytes.
+  template <typename Do>
+  static int64_t shortened(int64_t bytes, Do carry_out) {
+    const int64_t result = carry_out(bytes);
+    if (result != -EINVAL) return result;
+    const int64_t blocks = bytes / 4096 * 4096;
+    if (blocks > 0) {
+      const int64_t done = carry_out(blocks);
+      if (done != blocks) return done;
+    }
+    return bytes;
+  }
+
+  int opened(int fd) {
+    if (fd >= 0) {
+      const std::lock_guard lock(mutex_);
+      fds_.insert(fd);
+    }
+    return fd;
+  }
+
+  Env& under_;
+  mutable std::mutex mutex_;
+  Fault fault_;
+  std::array<int64_t, kCallKinds> counts_{};
+  int64_t struck_ = 0;
+  std::set<int> fds_;
+};
+
+}  // namespace lowtide::testing
