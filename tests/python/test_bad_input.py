@@ -68,7 +68,7 @@ def test_nesterov_needs_momentum_and_no_dampening(seed):
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"memory": "2GiB"}, ValueError, ["memory", "2GiB", "None", "later version"]),
+        ({"memory": "2GiB"}, TypeError, ["memory", "2GiB", "lowtide.Memory", "None"]),
         ({"nonfinite": "ignore"}, ValueError, ["nonfinite", "ignore", "skip", "raise", "propagate"]),
         ({"capturable": True}, ValueError, ["capturable", "True", "False"]),
         ({"differentiable": True}, ValueError, ["differentiable", "True", "False"]),
