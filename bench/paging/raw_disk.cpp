@@ -1,7 +1,7 @@
 // What the disk gives: a plain io_uring loop that reads every block of a file once and writes it once, `lag` blocks
 // behind, with `depth` requests under way, past the page cache. The traffic of a step whose state is all on disk,
-// without the step. Prints the seconds of each round.
-//   raw_disk DIRECTORY BYTES BLOCK DEPTH LAG ROUNDS
+// without the step. For every line of input one round over the same file; prints its seconds.
+//   raw_disk DIRECTORY BYTES BLOCK DEPTH LAG
 #include <fcntl.h>
 #include <liburing.h>
 #include <unistd.h>
@@ -13,9 +13,9 @@
 #include <vector>
 
 int main(int argc, char** argv) {
-  if (argc != 7) return std::fprintf(stderr, "raw_disk DIRECTORY BYTES BLOCK DEPTH LAG ROUNDS\n"), 2;
+  if (argc != 6) return std::fprintf(stderr, "raw_disk DIRECTORY BYTES BLOCK DEPTH LAG\n"), 2;
   const long bytes = std::atol(argv[2]), block = std::atol(argv[3]), depth = std::atol(argv[4]);
-  const long lag = std::atol(argv[5]), rounds = std::atol(argv[6]), blocks = bytes / block;
+  const long lag = std::atol(argv[5]), blocks = bytes / block;
   int fd = open(argv[1], O_TMPFILE | O_RDWR | O_DIRECT, 0600);
   const bool direct = fd >= 0;
   if (!direct) fd = open(argv[1], O_TMPFILE | O_RDWR, 0600);
@@ -28,7 +28,8 @@ int main(int argc, char** argv) {
   for (int i = 0; i < depth; ++i) idle.push_back(i);
   const auto finish_one = [&] {
     io_uring_cqe* done;
-    if (io_uring_wait_cqe(&ring, &done) < 0 || done->res != block) std::fprintf(stderr, "failed: %d\n", done->res), std::exit(1);
+    if (io_uring_wait_cqe(&ring, &done) < 0 || done->res != block)
+      std::fprintf(stderr, "failed: %d\n", done->res), std::exit(1);
     idle.push_back(static_cast<int>(done->user_data));
     io_uring_cqe_seen(&ring, done);
   };
@@ -46,8 +47,8 @@ int main(int argc, char** argv) {
     io_uring_submit(&ring);
   };
   for (long i = 0; i < blocks; ++i) start(true, i);  // so that there is something to read
-  for (long round = 0; round < rounds; ++round) {
-    while (static_cast<long>(idle.size()) < depth) finish_one();
+  while (static_cast<long>(idle.size()) < depth) finish_one();
+  while (std::getchar() != EOF) {
     const auto begin = std::chrono::steady_clock::now();
     for (long i = 0; i < blocks + lag; ++i) {
       if (i < blocks) start(false, i);
@@ -55,6 +56,7 @@ int main(int argc, char** argv) {
     }
     while (static_cast<long>(idle.size()) < depth) finish_one();
     std::printf("%.6f\n", std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    std::fflush(stdout);
   }
   return 0;
 }

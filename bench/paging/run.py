@@ -66,12 +66,17 @@ def measure(elements: int, state: str, disk: str, chunk: int, rounds: int) -> di
         line.step()
     times: dict[str, list[float]] = {name: [] for name in (*lines, "raw disk")}
     on_disk = int(lines["all on disk"].report()["disk_bytes"])
-    for _ in range(rounds):
-        for name, line in lines.items():
-            times[name].append(timed(line.step))
-        command = [str(raw_disk()), disk, str(on_disk // BLOCK * BLOCK), str(BLOCK), str(DEPTH), str(3 * chunk // BLOCK), "1"]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        times["raw disk"].append(float(done.stdout.split()[-1]))
+    command = [raw_disk(), disk, on_disk // BLOCK * BLOCK, BLOCK, DEPTH, 3 * chunk // BLOCK]
+    with subprocess.Popen(list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as raw:
+        assert raw.stdin is not None
+        assert raw.stdout is not None
+        for _ in range(rounds):
+            for name, line in lines.items():
+                times[name].append(timed(line.step))
+            raw.stdin.write("\n")
+            raw.stdin.flush()
+            times["raw disk"].append(float(raw.stdout.readline()))
+        raw.stdin.close()
     figures = {f"{name}, s": statistics.median(series) for name, series in times.items()}
     ratios = [b / a for a, b in zip(times["ram"], times["budget that holds it"], strict=True)]
     bound = [max(r, c) for r, c in zip(times["raw disk"], times["ram"], strict=True)]
@@ -96,7 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--disk", default=None, help="directory on the disk to measure (default: a temporary one)")
     parser.add_argument("--elements", type=int, default=128 << 20)
-    parser.add_argument("--chunk", type=int, default=16 << 20, help="bytes")
+    parser.add_argument("--chunk", type=int, default=4 << 20, help="bytes")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()

@@ -40,7 +40,7 @@ void fail_io(int os_error, const char* pattern, ...) {
   va_start(args, pattern);
   std::string text = vformat(pattern, args);
   va_end(args);
-  if (os_error) text.append(": ").append(std::generic_category().message(os_error));
+  if (os_error) text = format("%s: %s", text.c_str(), std::generic_category().message(os_error).c_str());
   throw Error(ErrorKind::kIo, text, os_error);
 }
 

@@ -1,19 +1,11 @@
 #include "memory/file_lanes.h"
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include <chrono>
 #include <cstring>
 
 #include "core/error.h"
 
 namespace lowtide {
-
-uint64_t chunk_checksum(const std::byte* data, int64_t bytes, int64_t number, uint64_t generation) {
-  const uint64_t seed = static_cast<uint64_t>(number) * 0x9e3779b97f4a7c15u + generation;
-  return XXH3_64bits_withSeed(data, static_cast<size_t>(bytes), seed);
-}
 
 void FileLanes::read(int chunk, int slot) {
   ChunkRecord& record = chunks_[static_cast<size_t>(chunk)];
@@ -38,7 +30,7 @@ void FileLanes::write(int chunk, int slot) {
   ChunkRecord& record = chunks_[static_cast<size_t>(chunk)];
   const std::byte* const from = slots_[static_cast<size_t>(slot)].data();
   ++record.generation;
-  record.checksum = chunk_checksum(from, record.chunk.bytes, chunk, record.generation);
+  record.checksum = chunk_checksum(from, record.chunk.bytes, chunk, record.generation, threads_);
   ScratchFile::Ticket ticket = -1;
   try {
     ticket = file_->write(record.file_offset, from, record.chunk.bytes);
@@ -84,7 +76,7 @@ void FileLanes::complete(Transfer& transfer) {
   file_->wait(transfer.ticket);
   count();
   const std::byte* const got = slots_[static_cast<size_t>(transfer.slot)].data();
-  if (chunk_checksum(got, record.chunk.bytes, transfer.chunk, record.generation) != record.checksum)
+  if (chunk_checksum(got, record.chunk.bytes, transfer.chunk, record.generation, threads_) != record.checksum)
     fail_io(0,
             "chunk %d of the optimizer's state (%lld bytes) read back from the disk is not what was written; the file "
             "or the disk was damaged",

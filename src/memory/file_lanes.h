@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/buffer.h"
+#include "memory/checksum.h"
 #include "memory/chunk.h"
 #include "memory/pager.h"
 #include "memory/scratch_file.h"
@@ -23,10 +24,6 @@ struct ChunkRecord {
   uint64_t checksum = 0;     // of what was written last
 };
 
-// XXH3 (64 bits) of the record, seeded with its number and generation: a record that is another's, or its own of an
-// earlier step, does not match.
-uint64_t chunk_checksum(const std::byte* data, int64_t bytes, int64_t number, uint64_t generation);
-
 struct Traffic {
   int64_t read_bytes = 0, written_bytes = 0;
   double waited_seconds = 0;  // that steps stood still for reads and writes
@@ -41,7 +38,7 @@ class FileLanes final : public Lanes {
       : file_(file), chunks_(chunks), slots_(slots), slot_bytes_(slot_bytes), traffic_(traffic) {}
   ~FileLanes() override { finish(); }
 
-  void set_work(Work work) { work_ = std::move(work); }
+  void set_work(Work work, int threads) { work_ = std::move(work), threads_ = threads; }
 
   void read(int chunk, int slot) override;
   void step(int chunk, int slot) override;
@@ -67,6 +64,7 @@ class FileLanes final : public Lanes {
   std::vector<Buffer>& slots_;
   int64_t slot_bytes_;
   Work work_;
+  int threads_ = 1;  // for checksums
   Traffic& traffic_;
   std::vector<Transfer> transfers_;  // of this step; an event is the number of a transfer, counted over all steps
   Event first_event_ = 0;            // of transfers_[0]

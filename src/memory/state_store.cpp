@@ -110,11 +110,11 @@ void StateStore::add(std::span<const ShapedParam> params) {
   pager_ = Pager(plan);
 }
 
-void StateStore::step(const Work& work) {
+void StateStore::step(const Work& work, int threads) {
   if (!lanes_) return;
   in_slot_ = -1;
   lanes_->set_work(
-      [&](int chunk, std::byte* memory) { work(chunks_[static_cast<size_t>(chunk)].chunk.pieces, memory); });
+      [&](int chunk, std::byte* memory) { work(chunks_[static_cast<size_t>(chunk)].chunk.pieces, memory); }, threads);
   try {
     pager_.step(*lanes_);
   } catch (...) {

@@ -48,7 +48,7 @@ class StateStore {
   // come in one call. If the disk fails, throws kIo: chunks for which `work` was called are changed, others are not;
   // message and the caller's own count say which.
   using Work = std::function<void(std::span<const Piece> pieces, std::byte* memory)>;
-  void step(const Work& work);
+  void step(const Work& work, int threads = 1);
 
   // Visits the pieces of one parameter in order; `change`: and puts them back.
   using Visit = std::function<void(const Piece& piece, std::byte* memory)>;

@@ -239,7 +239,8 @@ struct Optimizer::Impl {
       for (const std::unique_ptr<Home>& home : homes)
         if (home->store())
           home->store()->step(
-              [&](std::span<const Piece> pieces, std::byte* memory) { step_pieces(pieces, memory, streamed, stream); });
+              [&](std::span<const Piece> pieces, std::byte* memory) { step_pieces(pieces, memory, streamed, stream); },
+              threads);
     } catch (...) {
       settle();
       throw;

@@ -1,0 +1,23 @@
+// Checksums of chunk records: XXH3 (64 bits) over segments, so that threads can share the work; the same on every CPU
+// and with any number of threads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace lowtide {
+
+// Of a record of `bytes` bytes, seeded with its number and generation: a record that is another's, or its own of an
+// earlier step, does not match.
+uint64_t chunk_checksum(const std::byte* data, int64_t bytes, int64_t number, uint64_t generation, int threads = 1);
+
+namespace checksum {
+
+using Hash = uint64_t (*)(const void* data, size_t bytes, uint64_t seed);
+uint64_t hash_baseline(const void* data, size_t bytes, uint64_t seed);
+#ifdef LOWTIDE_CHECKSUM_AVX2
+uint64_t hash_avx2(const void* data, size_t bytes, uint64_t seed);  // for CPUs that have it
+#endif
+
+}  // namespace checksum
+}  // namespace lowtide
