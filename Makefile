@@ -2,7 +2,7 @@
 PYTHON := .venv/bin/python
 ARGS ?=
 
-.PHONY: help train test bench build asan tsan format clean
+.PHONY: help train test bench bench-paging build asan tsan format clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
@@ -17,6 +17,10 @@ test: ## build all, run the C++, install and Python tests
 bench: ## measure a step against other optimizers (ARGS="..." goes to the script)
 	@tools/bootstrap.sh --extras bench
 	@$(PYTHON) bench/step/run.py $(ARGS)
+
+bench-paging: ## measure what state on disk costs (ARGS="--disk DIR")
+	@tools/bootstrap.sh --extras bench
+	@$(PYTHON) bench/paging/run.py $(ARGS)
 
 build: ## build the C++ library and its tests into build/dev
 	@tools/bootstrap.sh --system-only

@@ -26,7 +26,16 @@ Pager::Pager(Plan plan) : plan_(std::move(plan)) {
   free_.assign(static_cast<size_t>(plan_.slots), Lanes::kNone);
 }
 
-void Pager::step(Lanes& lanes) {
+void Pager::step(Lanes& lanes, const std::vector<bool>& wanted) {
+  LT_REQUIRE(wanted.empty() || wanted.size() == plan_.resident.size(), "got wishes for %zu chunks of %zu",
+             wanted.size(), plan_.resident.size());
+  const auto pick = [&](const std::vector<int>& from, std::vector<int>& to) {
+    to.clear();
+    for (const int chunk : from)
+      if (wanted.empty() || wanted[static_cast<size_t>(chunk)]) to.push_back(chunk);
+  };
+  pick(plan_.streamed, streaming_);
+  pick(resident_, staying_);
   try {
     queue(lanes);
   } catch (...) {
@@ -40,17 +49,17 @@ void Pager::step(Lanes& lanes) {
 void Pager::load(Lanes& lanes, size_t k) {
   const size_t slot = k % free_.size();
   lanes.wait(Lane::kIn, free_[slot]);
-  lanes.read(plan_.streamed[k], static_cast<int>(slot));
+  lanes.read(streaming_[k], static_cast<int>(slot));
   loaded_[slot] = lanes.record(Lane::kIn);
 }
 
 void Pager::queue(Lanes& lanes) {
-  const size_t n = plan_.streamed.size(), slots = free_.size(), residents = resident_.size();
+  const size_t n = streaming_.size(), slots = free_.size(), residents = staying_.size();
   // A share of the resident chunks before each streamed one and the last after all. Stepping them all first would leave
   // the transfers idle once the slots are full: resident time would add to theirs instead of running beneath it.
   size_t done = 0;
   const auto step_residents = [&](size_t share) {
-    for (; done * (n + 1) < share * residents; ++done) lanes.step(resident_[done], -1);
+    for (; done * (n + 1) < share * residents; ++done) lanes.step(staying_[done], -1);
   };
   // A slot is loaded again `lag` chunks after its own, so that its write has had a step's time: where one thread drives
   // the lanes, waiting for it holds nothing up. Two slots cannot afford that: the read would come too late.
@@ -62,9 +71,9 @@ void Pager::queue(Lanes& lanes) {
     step_residents(k + 1);
     if (k >= lag && k - lag + slots < n) load(lanes, k - lag + slots);
     lanes.wait(Lane::kStep, loaded_[slot]);
-    lanes.step(plan_.streamed[k], static_cast<int>(slot));
+    lanes.step(streaming_[k], static_cast<int>(slot));
     lanes.wait(Lane::kOut, lanes.record(Lane::kStep));
-    lanes.write(plan_.streamed[k], static_cast<int>(slot));
+    lanes.write(streaming_[k], static_cast<int>(slot));
     free_[slot] = lanes.record(Lane::kOut);
   }
   step_residents(n + 1);

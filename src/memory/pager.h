@@ -34,15 +34,15 @@ class Pager {
   explicit Pager(Plan plan);
   const Plan& plan() const { return plan_; }
 
-  // Queues the work of one step: every chunk once, in order within each set; resident chunks spread evenly among the
-  // streamed ones, so that transfers go on beneath them. Slots are free again when their write has happened, which the
-  // next step waits for.
+  // Queues the work of one step: every chunk that is wanted (empty: all of them) once, in order within each set;
+  // resident chunks spread evenly among the streamed ones, so that transfers go on beneath them. Slots are free again
+  // when their write has happened, which the next step waits for.
   //
   // What a lane throws passes through. The work queued until then stands: the chunks whose write, or resident step, was
   // queued get the new state once the lanes have run, the others keep the old one, whole. Slots may be in use by work
   // that no event stands for, so the lanes must have finished (or dropped) all of it before the next step, of this
   // pager or of another on the same slots.
-  void step(Lanes& lanes);
+  void step(Lanes& lanes, const std::vector<bool>& wanted = {});
 
  private:
   void queue(Lanes& lanes);
@@ -50,6 +50,8 @@ class Pager {
 
   Plan plan_;
   std::vector<int> resident_;         // the resident chunks, in the order of the step
+  std::vector<int> streaming_;        // the streamed chunks that this step wants
+  std::vector<int> staying_;          // the resident ones
   std::vector<Lanes::Event> free_;    // of each slot: its last write
   std::vector<Lanes::Event> loaded_;  // of each slot: its last read
 };

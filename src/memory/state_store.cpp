@@ -110,13 +110,23 @@ void StateStore::add(std::span<const ShapedParam> params) {
   pager_ = Pager(plan);
 }
 
-void StateStore::step(const Work& work, int threads) {
+void StateStore::step(const Work& work, int threads, const std::vector<int64_t>& wanted) {
   if (!lanes_) return;
+  std::vector<bool> chunks;
+  if (!wanted.empty()) {
+    chunks.assign(chunks_.size(), false);
+    for (const int64_t param : wanted)
+      if (const auto found = pieces_.find(param); found != pieces_.end())
+        for (const Place& place : found->second) chunks[place.chunk] = true;
+    // What could not be written is due whoever asks.
+    for (size_t i = 0; i < chunks_.size(); ++i)
+      if (!pager_.plan().resident[i] && chunks_[i].memory.data()) chunks[i] = true;
+  }
   in_slot_ = -1;
   lanes_->set_work(
       [&](int chunk, std::byte* memory) { work(chunks_[static_cast<size_t>(chunk)].chunk.pieces, memory); }, threads);
   try {
-    pager_.step(*lanes_);
+    pager_.step(*lanes_, chunks);
   } catch (...) {
     lanes_->finish();
     throw;

@@ -48,7 +48,8 @@ class StateStore {
   // come in one call. If the disk fails, throws kIo: chunks for which `work` was called are changed, others are not;
   // message and the caller's own count say which.
   using Work = std::function<void(std::span<const Piece> pieces, std::byte* memory)>;
-  void step(const Work& work, int threads = 1);
+  // Only chunks that hold some of the `wanted` parameters are brought (empty: all).
+  void step(const Work& work, int threads = 1, const std::vector<int64_t>& wanted = {});
 
   // Visits the pieces of one parameter in order; `change`: and puts them back.
   using Visit = std::function<void(const Piece& piece, std::byte* memory)>;

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -133,6 +134,27 @@ TEST(StateStore, ADeadDiskLosesNothingThatWasWritten) {
   env.disarm();
   EXPECT_EQ(counted.step(), std::nullopt);
   EXPECT_EQ(counted.wrong(), 0);
+}
+
+TEST(StateStore, OnlyWantedChunksMove) {
+  const testing::TemporaryDirectory directory;
+  StateStore store(system_env(), {3 * 16384, directory.path(), -1, 16384});
+  const ShapedParam params[] = {{0, shape(1, 100000)}, {1, shape(1, 100000)}};
+  store.add(params);
+  store.step([](std::span<const Piece>, std::byte*) {});
+  const int64_t all = store.report().read_bytes;
+  std::vector<bool> seen(store.pieces(1));
+  const auto mark = [&](std::span<const Piece> pieces, std::byte*) {
+    for (const Piece& piece : pieces)
+      if (piece.param == 1) seen[piece.number] = true;
+  };
+  store.step(mark, 1, {1});
+  const int64_t half = store.report().read_bytes - all;
+  EXPECT_EQ(std::count(seen.begin(), seen.end(), false), 0);
+  EXPECT_LE(half, all / 2 + 2 * 16384);
+  EXPECT_GT(half, 0);
+  std::printf("of two parameters: both read %lld bytes, one %lld\n", static_cast<long long>(all),
+              static_cast<long long>(half));
 }
 
 // Damages what a read returns: a bit, another record, an older one.

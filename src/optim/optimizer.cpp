@@ -22,6 +22,11 @@ namespace {
 
 constexpr long long ll(int64_t n) { return n; }
 
+// memcpy that takes null pointers where there is nothing to copy.
+void copy_bytes(void* to, const void* from, int64_t bytes) {
+  if (bytes) std::memcpy(to, from, static_cast<size_t>(bytes));
+}
+
 // A group's arguments for one step number: all its parameters usually share one.
 struct ArgsEntry {
   int group;
@@ -235,12 +240,15 @@ struct Optimizer::Impl {
     }
     backend->step(direct, threads, false, stream);
     count(direct_params);
+    std::vector<int64_t> wanted;
+    for (size_t param = 0; param < streamed.size(); ++param)
+      if (streamed[param]) wanted.push_back(static_cast<int64_t>(param));
     try {
       for (const std::unique_ptr<Home>& home : homes)
         if (home->store())
           home->store()->step(
               [&](std::span<const Piece> pieces, std::byte* memory) { step_pieces(pieces, memory, streamed, stream); },
-              threads);
+              threads, wanted);
     } catch (...) {
       settle();
       throw;
@@ -394,8 +402,8 @@ struct Optimizer::Impl {
       return home_of(slot).store()->copy({static_cast<int64_t>(part.param), k, part.scales}, offset, bytes, to, from);
     std::byte* const here =
         (part.scales ? reinterpret_cast<std::byte*>(slot.scales[k]) : static_cast<std::byte*>(slot.codes[k])) + offset;
-    if (from) std::memcpy(here, from, static_cast<size_t>(bytes));
-    if (to) std::memcpy(to, here, static_cast<size_t>(bytes));
+    if (from) copy_bytes(here, from, bytes);
+    if (to) copy_bytes(to, here, bytes);
   }
 
   void check_fits(const Checkpoint& saved) const {
@@ -613,9 +621,8 @@ void Optimizer::read_state(int64_t param, int k, void* codes, float* scales) con
   const Exclusive guard(impl_->busy);
   impl_->for_each_part(param, k, false, [&](const CodecItem& item, int64_t first, int64_t elements) {
     const int bytes = codecs()[static_cast<size_t>(item.codec)].code_bytes;
-    std::memcpy(static_cast<std::byte*>(codes) + first * bytes, item.codes, static_cast<size_t>(elements * bytes));
-    if (item.scales && scales)
-      std::memcpy(scales + item.first_block, item.scales, static_cast<size_t>(item.blocks) * sizeof(float));
+    copy_bytes(static_cast<std::byte*>(codes) + first * bytes, item.codes, elements * bytes);
+    if (item.scales && scales) copy_bytes(scales + item.first_block, item.scales, item.blocks * int64_t{sizeof(float)});
   });
 }
 
@@ -623,10 +630,8 @@ void Optimizer::write_state(int64_t param, int k, const void* codes, const float
   const Exclusive guard(impl_->busy);
   impl_->for_each_part(param, k, true, [&](const CodecItem& item, int64_t first, int64_t elements) {
     const int bytes = codecs()[static_cast<size_t>(item.codec)].code_bytes;
-    std::memcpy(item.codes, static_cast<const std::byte*>(codes) + first * bytes,
-                static_cast<size_t>(elements * bytes));
-    if (item.scales && scales)
-      std::memcpy(item.scales, scales + item.first_block, static_cast<size_t>(item.blocks) * sizeof(float));
+    copy_bytes(item.codes, static_cast<const std::byte*>(codes) + first * bytes, elements * bytes);
+    if (item.scales && scales) copy_bytes(item.scales, scales + item.first_block, item.blocks * int64_t{sizeof(float)});
   });
   impl_->slot_at(param).set_fresh(false);
 }
