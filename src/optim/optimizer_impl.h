@@ -1,0 +1,228 @@
+// What an Optimizer holds, and what its parts share: optimizer.cpp has the public calls, optimizer_step.cpp the step,
+// optimizer_state.cpp where state goes and comes from.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backend/cpu/cpu_backend.h"
+#include "backend/dialect.h"
+#include "core/error.h"
+#include "core/thread_pool.h"
+#include "lowtide/optimizer.h"
+#include "optim/checkpoint.h"
+#include "optim/home.h"
+#include "optim/hyper.h"
+#include "optim/slot.h"
+
+namespace lowtide {
+
+inline constexpr long long ll(int64_t n) { return n; }
+
+// memcpy that takes null pointers where there is nothing to copy.
+inline void copy_bytes(void* to, const void* from, int64_t bytes) {
+  if (bytes) std::memcpy(to, from, static_cast<size_t>(bytes));
+}
+
+// A group's arguments for one step number: all its parameters usually share one.
+struct ArgsEntry {
+  int group;
+  int rule;
+  int64_t t;
+  bool first;
+  alignas(16) std::byte bytes[kArgsBytes];
+};
+
+// Refuses a second call while one is under way (another thread, or a callback of this one).
+class Exclusive {
+ public:
+  explicit Exclusive(std::atomic_flag& busy) : busy_(busy) {
+    LT_REQUIRE(!busy_.test_and_set(std::memory_order_acquire),
+               "this optimizer is in use by another thread; wait for its call to return");
+  }
+  ~Exclusive() { busy_.clear(std::memory_order_release); }
+  Exclusive(const Exclusive&) = delete;
+  Exclusive& operator=(const Exclusive&) = delete;
+
+ private:
+  std::atomic_flag& busy_;
+};
+
+struct Optimizer::Impl {
+  struct Group {
+    Hyper hyper;
+    int codec;
+    int64_t min_quantized_numel;
+    size_t home;
+  };
+
+  explicit Impl(const OptimizerOptions& options)
+      : rule(find_rule(options.rule)), nonfinite(options.nonfinite), backend(cpu::make_backend(options.cpu_target)) {
+    set_threads(options.threads);
+    homes.push_back(std::make_unique<Home>(options.memory));
+  }
+
+  void set_threads(int n) {
+    LT_REQUIRE(n >= 0, "got threads=%d, wanted 0 (one per core) or more", n);
+    threads = n ? n : available_threads();
+  }
+
+  const Group& group_at(int group) const {
+    LT_REQUIRE(group >= 0 && group < static_cast<int>(groups.size()), "got group %d of %zu", group, groups.size());
+    return groups[static_cast<size_t>(group)];
+  }
+
+  Slot& slot_at(int64_t param) {
+    LT_REQUIRE(param >= 0 && param < ll(static_cast<int64_t>(slots.size())), "got parameter %lld of %zu", ll(param),
+               slots.size());
+    return slots[static_cast<size_t>(param)];
+  }
+
+  Slot& slot_with_state(int64_t param, int k) {
+    Slot& slot = slot_at(param);
+    const int states = slot.has_state ? rules()[static_cast<size_t>(slot.state_rule)].states : 0;
+    LT_REQUIRE(k >= 0 && k < states, "got state %d of parameter %lld, which has %d", k, ll(param), states);
+    return slot;
+  }
+
+  static Layout checked_layout(const TensorView& view) {
+    LT_REQUIRE(view.dtype == DType::kF32 || view.dtype == DType::kBF16 || view.dtype == DType::kF16,
+               "got element type %d; parameters are float32, bfloat16 or float16", static_cast<int>(view.dtype));
+    Layout layout = Layout::make(view.sizes, view.strides);
+    LT_REQUIRE(layout.numel == 0 || view.data, "got a null pointer for a parameter of %lld elements", ll(layout.numel));
+    LT_REQUIRE(!layout.overlaps_itself(),
+               "two elements of the parameter may share one address (an expanded view?); step a copy of it instead");
+    return layout;
+  }
+
+  void bind(Slot& slot, const TensorView& view, Layout layout) {
+    slot.data = view.data;
+    slot.dtype = view.dtype;
+    slot.layout = std::move(layout);
+    addresses_changed = true;
+  }
+
+  // Follows a change of momentum to or from 0: SGD's state comes with it and stays.
+  void refresh_rule(Slot& slot) {
+    const int now = effective_rule(rule, groups[static_cast<size_t>(slot.group)].hyper.momentum);
+    if (slot.rule == now) return;
+    slot.rule = now;
+    const auto states = [](int of) { return rules()[static_cast<size_t>(of)].states; };
+    if (states(now) > states(slot.state_rule)) slot.has_state = false;  // allocated by the next step
+  }
+
+  // True if memory of two parameters may overlap: they are then stepped one after another, in order.
+  bool parameters_overlap() const;
+
+  Home& home_of(const Slot& slot) const { return *homes[groups[static_cast<size_t>(slot.group)].home]; }
+
+  // Gives `param` its state, and with it, under a budget, every parameter of that budget that is waiting for one: what
+  // fits can only be judged over all of them.
+  void place(size_t param);
+
+  const void* args_for(const Slot& slot, int64_t steps, bool first);
+
+  void set_gradient(Slot& slot, const Gradient& grad, StepItem& item) const;
+
+  // Everything that can fail happens here, before any parameter or state is touched.
+  void prepare(std::span<const Gradient> grads, const StepOptions& options);
+
+  // Whether a step of this parameter needs its store.
+  bool streams(const Slot& slot) const { return slot.paged && rules()[static_cast<size_t>(slot.rule)].states > 0; }
+
+  void count(std::span<const int64_t> params) {
+    for (const int64_t param : params) {
+      Slot& slot = slots[static_cast<size_t>(param)];
+      ++slot.steps;
+      if (rules()[static_cast<size_t>(slot.rule)].states > 0) slot.fresh = false;
+    }
+  }
+
+  // Steps the items that are directly addressable, then those in stores, chunk by chunk.
+  void step_paged(void* stream);
+
+  void step_pieces(std::span<const Piece> pieces, std::byte* memory, const std::vector<const StepItem*>& streamed,
+                   void* stream);
+
+  // Counts a step of the parameters of which some piece was stepped; the others' pieces fall behind.
+  void settle();
+
+  StepResult step(std::span<const Gradient> grads, const StepOptions& options);
+
+  // Calls visit(item, first element) for the parts of state k: one where it is directly addressable, else each piece.
+  template <class Fn>
+  void for_each_part(int64_t param, int k, bool change, Fn&& visit) {
+    Slot& slot = slot_with_state(param, k);
+    CodecItem item;
+    item.codec = slot.codec;
+    item.is_signed = (rules()[static_cast<size_t>(slot.state_rule)].signed_mask >> k) & 1;
+    item.rows = slot.layout.rows;
+    item.row_length = slot.layout.row_length;
+    item.codes = slot.codes[k];
+    item.scales = slot.scales[k];
+    item.blocks = slot.layout.blocks(kBlockElements);
+    if (!slot.paged) return visit(item, int64_t{0}, slot.layout.numel);
+    home_of(slot).store()->visit(param, change, [&](const Piece& piece, std::byte* memory) {
+      item.first_block = piece.first_block;
+      item.blocks = piece.blocks;
+      item.codes = memory + piece.codes_at[k];
+      item.scales = piece.scaled ? reinterpret_cast<float*>(memory + piece.scales_at[k]) : nullptr;
+      visit(item, piece.first_element, piece.elements);
+    });
+  }
+
+  // What a checkpoint says of the state as it is now.
+  Checkpoint describe(const std::string& metadata) const;
+
+  // of_rule -1: without state.
+  CheckpointParam describe(const Slot& slot, int of_rule) const;
+
+  void copy_state(const StatePart& part, int64_t offset, int64_t bytes, std::byte* to, const std::byte* from);
+
+  void check_fits(const Checkpoint& saved) const;
+
+  void allocate_for(const Checkpoint& saved);
+
+  void set_steps_of(const Checkpoint& saved);
+
+  void clear_state(int64_t param, int k);
+
+  // All states of the rule, also those that its present hyper-parameters do not use.
+  void allocate_all_states(size_t param);
+
+  int rule;
+
+  NonFinite nonfinite;
+
+  int threads = 1;
+
+  std::unique_ptr<Backend> backend;
+
+  std::vector<std::unique_ptr<Home>> homes;  // the first is that of groups without a budget of their own
+  std::vector<Group> groups;
+
+  std::deque<Slot> slots;  // stable addresses: items and callers point into them
+  std::atomic_flag busy = ATOMIC_FLAG_INIT;
+
+  bool addresses_changed = true, ordered = false;
+
+  int64_t steps = 0, skipped_steps = 0;
+
+  // One step's work list, kept for its memory.
+  std::vector<StepItem> items;
+
+  std::vector<int64_t> item_params;
+
+  std::deque<ArgsEntry> args;
+};
+
+}  // namespace lowtide

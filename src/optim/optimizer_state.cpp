@@ -1,0 +1,136 @@
+// Where state goes and comes from: places, copies, checkpoints.
+#include "optim/optimizer_impl.h"
+
+namespace lowtide {
+
+void Optimizer::Impl::place(size_t param) {
+  Home& home = home_of(slots[param]);
+  std::vector<Slot*> together;
+  std::vector<int64_t> numbers;
+  for (size_t i = 0; i < slots.size(); ++i) {
+    Slot& slot = slots[i];
+    const bool waits =
+        home.limited() && !slot.has_state && slot.wants_state && slot.layout.numel > 0 && &home_of(slot) == &home;
+    if (i != param && !waits) continue;
+    together.push_back(&slot);
+    numbers.push_back(static_cast<int64_t>(i));
+  }
+  home.place(together, numbers);
+}
+
+Checkpoint Optimizer::Impl::describe(const std::string& metadata) const {
+  Checkpoint out;
+  out.rule = rules()[static_cast<size_t>(rule)].name;
+  out.metadata = metadata;
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const Slot& slot = slots[i];
+    for (const Progress& piece : slot.progress)
+      LT_REQUIRE(piece.behind == 0,
+                 "parameter %zu is half way through a step that a failing disk stopped; take another step first", i);
+    CheckpointParam param = describe(slot, slot.has_state && !slot.fresh ? slot.state_rule : -1);
+    param.name = std::to_string(i);
+    out.params.push_back(std::move(param));
+  }
+  return out;
+}
+
+CheckpointParam Optimizer::Impl::describe(const Slot& slot, int of_rule) const {
+  const CodecInfo& codec = codecs()[static_cast<size_t>(slot.codec)];
+  CheckpointParam param;
+  param.sizes = slot.sizes;
+  param.group = slot.group;
+  param.steps = slot.steps;
+  param.codec = codec.name;
+  param.block = codec.scaled ? kBlockElements : 0;
+  if (of_rule < 0) return param;
+  const RuleInfo& of = rules()[static_cast<size_t>(of_rule)];
+  for (int k = 0; k < of.states; ++k)
+    param.states.push_back({of.state_names[static_cast<size_t>(k)], ((of.signed_mask >> k) & 1) != 0,
+                            slot.layout.numel * codec.code_bytes,
+                            codec.scaled ? slot.layout.blocks(kBlockElements) * int64_t{sizeof(float)} : 0});
+  return param;
+}
+
+void Optimizer::Impl::copy_state(const StatePart& part, int64_t offset, int64_t bytes, std::byte* to,
+                                 const std::byte* from) {
+  Slot& slot = slots[part.param];
+  const int k = static_cast<int>(part.state);
+  if (slot.paged)
+    return home_of(slot).store()->copy({static_cast<int64_t>(part.param), k, part.scales}, offset, bytes, to, from);
+  std::byte* const here =
+      (part.scales ? reinterpret_cast<std::byte*>(slot.scales[k]) : static_cast<std::byte*>(slot.codes[k])) + offset;
+  if (from) copy_bytes(here, from, bytes);
+  if (to) copy_bytes(to, here, bytes);
+}
+
+void Optimizer::Impl::check_fits(const Checkpoint& saved) const {
+  const RuleInfo& mine = rules()[static_cast<size_t>(rule)];
+  LT_REQUIRE(saved.rule == mine.name, "got a checkpoint of '%s', wanted one of '%s'", saved.rule.c_str(), mine.name);
+  LT_REQUIRE(saved.params.size() == slots.size(), "got a checkpoint of %zu parameters, wanted %zu", saved.params.size(),
+             slots.size());
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const CheckpointParam& got = saved.params[i];
+    const CheckpointParam wanted = describe(slots[i], rule);
+    LT_REQUIRE(got.sizes == wanted.sizes, "parameter %zu has other sizes in the checkpoint", i);
+    if (got.states.empty()) continue;
+    LT_REQUIRE(got.codec == wanted.codec && got.block == wanted.block,
+               "parameter %zu has '%s' state in the checkpoint, wanted '%s': build the optimizer with the state and "
+               "min_quantized_numel of the saved one",
+               i, got.codec.c_str(), wanted.codec.c_str());
+    LT_REQUIRE(got.states.size() == wanted.states.size(), "parameter %zu has %zu states in the checkpoint, wanted %zu",
+               i, got.states.size(), wanted.states.size());
+    for (size_t k = 0; k < wanted.states.size(); ++k)
+      LT_REQUIRE(got.states[k].name == wanted.states[k].name &&
+                     got.states[k].code_bytes == wanted.states[k].code_bytes &&
+                     got.states[k].scale_bytes == wanted.states[k].scale_bytes,
+                 "state %zu of parameter %zu has another name or size in the checkpoint", k, i);
+  }
+}
+
+void Optimizer::Impl::allocate_for(const Checkpoint& saved) {
+  for (size_t i = 0; i < slots.size(); ++i)
+    if (!saved.params[i].states.empty()) allocate_all_states(i);
+}
+
+void Optimizer::Impl::set_steps_of(const Checkpoint& saved) {
+  for (size_t i = 0; i < slots.size(); ++i) {
+    Slot& slot = slots[i];
+    slot.steps = saved.params[i].steps;
+    for (Progress& piece : slot.progress) piece.behind = 0;
+    if (!saved.params[i].states.empty()) {
+      slot.set_fresh(false);
+      continue;
+    }
+    // Nothing was saved: what this optimizer may hold is of another past.
+    const int states = slot.has_state ? rules()[static_cast<size_t>(slot.state_rule)].states : 0;
+    for (int k = 0; k < states; ++k) clear_state(static_cast<int64_t>(i), k);
+    slot.set_fresh(true);
+  }
+}
+
+void Optimizer::Impl::clear_state(int64_t param, int k) {
+  for_each_part(param, k, true, [&](const CodecItem& item, int64_t, int64_t elements) {
+    const CodecInfo& codec = codecs()[static_cast<size_t>(item.codec)];
+    std::memset(item.codes, codec.zero_code[item.is_signed], static_cast<size_t>(elements * codec.code_bytes));
+    if (item.scales) std::memset(item.scales, 0, static_cast<size_t>(item.blocks) * sizeof(float));
+  });
+}
+
+void Optimizer::Impl::allocate_all_states(size_t param) {
+  Slot& slot = slots[param];
+  const auto states = [](int of) { return rules()[static_cast<size_t>(of)].states; };
+  if (slot.has_state && states(slot.state_rule) >= states(rule)) return;
+  const int effective = slot.rule;
+  const bool had = std::exchange(slot.has_state, false);
+  slot.rule = rule;
+  try {
+    place(param);
+  } catch (...) {
+    slot.rule = effective;
+    slot.has_state = had;
+    throw;
+  }
+  slot.rule = effective;
+}
+
+}  // namespace lowtide

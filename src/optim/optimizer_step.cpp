@@ -1,0 +1,198 @@
+// One step: prepare, check, and hand over to the backend, directly or chunk by chunk.
+#include "optim/optimizer_impl.h"
+
+#include <cmath>
+
+namespace lowtide {
+
+bool Optimizer::Impl::parameters_overlap() const {
+  std::vector<std::pair<uintptr_t, uintptr_t>> ranges;
+  for (const Slot& slot : slots) {
+    const auto begin = reinterpret_cast<uintptr_t>(slot.data);
+    if (slot.layout.numel)
+      ranges.emplace_back(begin, begin + static_cast<uintptr_t>(slot.layout.extent * dtype_bytes(slot.dtype)));
+  }
+  std::sort(ranges.begin(), ranges.end());
+  for (size_t i = 1; i < ranges.size(); ++i)
+    if (ranges[i].first < ranges[i - 1].second) return true;
+  return false;
+}
+
+const void* Optimizer::Impl::args_for(const Slot& slot, int64_t steps, bool first) {
+  const int64_t t = steps + 1;
+  const auto fits = [&](const ArgsEntry& e) {
+    return e.group == slot.group && e.t == t && e.first == first && e.rule == slot.rule;
+  };
+  if (!args.empty() && fits(args.back())) return args.back().bytes;
+  for (const ArgsEntry& e : args)
+    if (fits(e)) return e.bytes;
+  ArgsEntry& e = args.emplace_back();
+  e.group = slot.group, e.rule = slot.rule, e.t = t, e.first = first;
+  const Hyper& h = groups[static_cast<size_t>(slot.group)].hyper;
+  const RuleHyper in{
+      h.lr, h.beta1, h.beta2, h.eps, h.weight_decay, h.momentum, h.dampening, h.nesterov, static_cast<double>(t),
+      first};
+  rules()[static_cast<size_t>(slot.rule)].make_args(in, e.bytes);
+  return e.bytes;
+}
+
+void Optimizer::Impl::set_gradient(Slot& slot, const Gradient& grad, StepItem& item) const {
+  item.grad = grad.data;
+  item.grad_dtype = grad.dtype;
+  const size_t dims = slot.sizes.size();
+  if (!grad.strides) {
+    if (!slot.grad_strides.empty() || slot.grad_layout.numel != slot.layout.numel) {
+      slot.grad_strides.clear();
+      slot.grad_layout = Layout::make(slot.sizes, {});
+    }
+  } else if (slot.grad_strides.empty() ||
+             !std::equal(slot.grad_strides.begin(), slot.grad_strides.end(), grad.strides)) {
+    slot.grad_layout = Layout::make(slot.sizes, {grad.strides, dims});
+    slot.grad_strides.assign(grad.strides, grad.strides + dims);
+  }
+  item.grad_layout = &slot.grad_layout;
+}
+
+void Optimizer::Impl::prepare(std::span<const Gradient> grads, const StepOptions& options) {
+  items.clear();
+  item_params.clear();
+  args.clear();
+  for (size_t i = 0; i < slots.size(); ++i)
+    if (grads[i].data) slots[i].wants_state = true;
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const Gradient& grad = grads[i];
+    Slot& slot = slots[i];
+    if (!grad.data || slot.layout.numel == 0) continue;
+    LT_REQUIRE(grad.dtype == DType::kF32 || grad.dtype == DType::kBF16 || grad.dtype == DType::kF16,
+               "got element type %d for the gradient of parameter %zu; gradients are float32, bfloat16 or float16",
+               static_cast<int>(grad.dtype), i);
+    if (!slot.has_state) place(i);
+    StepItem& item = items.emplace_back();
+    item_params.push_back(static_cast<int64_t>(i));
+    item.param = slot.data;
+    item.param_dtype = slot.dtype;
+    item.param_layout = &slot.layout;
+    item.rule = slot.rule;
+    item.codec = slot.codec;
+    item.args = args_for(slot, slot.steps, slot.fresh);
+    const double sign = groups[static_cast<size_t>(slot.group)].hyper.maximize ? -1 : 1;
+    item.grad_scale = static_cast<float>(sign * options.grad_scale);
+    std::copy(slot.codes, slot.codes + kMaxStates, item.codes);
+    std::copy(slot.scales, slot.scales + kMaxStates, item.scales);
+    set_gradient(slot, grad, item);
+  }
+}
+
+void Optimizer::Impl::step_paged(void* stream) {
+  std::vector<const StepItem*> streamed(slots.size(), nullptr);
+  std::vector<StepItem> direct;
+  std::vector<int64_t> direct_params;
+  for (size_t i = 0; i < items.size(); ++i) {
+    const int64_t param = item_params[i];
+    if (streams(slots[static_cast<size_t>(param)])) {
+      streamed[static_cast<size_t>(param)] = &items[i];
+    } else {
+      direct.push_back(items[i]);
+      direct_params.push_back(param);
+    }
+  }
+  backend->step(direct, threads, false, stream);
+  count(direct_params);
+  std::vector<int64_t> wanted;
+  for (size_t param = 0; param < streamed.size(); ++param)
+    if (streamed[param]) wanted.push_back(static_cast<int64_t>(param));
+  try {
+    for (const std::unique_ptr<Home>& home : homes)
+      if (home->store())
+        home->store()->step(
+            [&](std::span<const Piece> pieces, std::byte* memory) { step_pieces(pieces, memory, streamed, stream); },
+            threads, wanted);
+  } catch (...) {
+    settle();
+    throw;
+  }
+  settle();
+}
+
+void Optimizer::Impl::step_pieces(std::span<const Piece> pieces, std::byte* memory,
+                                  const std::vector<const StepItem*>& streamed, void* stream) {
+  std::vector<StepItem> batch;
+  for (const Piece& piece : pieces) {
+    const StepItem* whole = streamed[static_cast<size_t>(piece.param)];
+    if (!whole) continue;  // no gradient in this step
+    const Slot& slot = slots[static_cast<size_t>(piece.param)];
+    StepItem& item = batch.emplace_back(*whole);
+    const Progress& progress = slot.progress[piece.number];
+    item.args = args_for(slot, slot.steps - progress.behind, progress.fresh);
+    item.first_block = piece.first_block;
+    item.blocks = piece.blocks;
+    for (int k = 0; k < piece.states; ++k) {
+      item.codes[k] = memory + piece.codes_at[k];
+      if (piece.scaled) item.scales[k] = reinterpret_cast<float*>(memory + piece.scales_at[k]);
+    }
+  }
+  backend->step(batch, threads, false, stream);
+  for (const Piece& piece : pieces)
+    if (streamed[static_cast<size_t>(piece.param)])
+      slots[static_cast<size_t>(piece.param)].progress[piece.number].done = true;
+}
+
+void Optimizer::Impl::settle() {
+  for (Slot& slot : slots) {
+    const auto done = [](const Progress& piece) { return piece.done; };
+    if (std::none_of(slot.progress.begin(), slot.progress.end(), done)) continue;
+    ++slot.steps;
+    slot.fresh = false;
+    for (Progress& piece : slot.progress) {
+      if (piece.done)
+        piece.fresh = false;
+      else
+        ++piece.behind;
+      piece.done = false;
+    }
+  }
+}
+
+StepResult Optimizer::Impl::step(std::span<const Gradient> grads, const StepOptions& options) {
+  const Exclusive guard(busy);
+  LT_REQUIRE(grads.size() == slots.size(),
+             "got %zu gradients for %zu parameters; give one each, with null data where "
+             "there is none",
+             grads.size(), slots.size());
+  LT_REQUIRE(std::isfinite(static_cast<float>(options.grad_scale)), "got grad_scale=%g, wanted a finite number",
+             options.grad_scale);
+  LT_REQUIRE(!options.stream, "got a stream for CPU parameters, wanted nullptr");
+  prepare(grads, options);
+  if (nonfinite != NonFinite::kPropagate && !options.assume_finite) {
+    const int64_t bad = backend->first_nonfinite(items, threads, options.stream);
+    if (bad >= 0) {
+      const int64_t param = item_params[static_cast<size_t>(bad)];
+      if (nonfinite == NonFinite::kRaise)
+        fail(ErrorKind::kInvalidArgument,
+             "the gradient of parameter %lld holds a NaN, an infinity or a magnitude of 2^62 and above; nothing was "
+             "changed",
+             ll(param));
+      ++skipped_steps;
+      return StepResult{false, param};
+    }
+  }
+  if (addresses_changed) {
+    ordered = parameters_overlap();
+    addresses_changed = false;
+  }
+  const bool paged = std::any_of(item_params.begin(), item_params.end(),
+                                 [&](int64_t param) { return streams(slots[static_cast<size_t>(param)]); });
+  if (!paged) {
+    backend->step(items, threads, ordered, options.stream);
+    count(item_params);
+  } else {
+    LT_REQUIRE(!ordered,
+               "got parameters whose memory overlaps, which are stepped one after another; with state on disk "
+               "that cannot be: give them a budget of their own that holds their state");
+    step_paged(options.stream);
+  }
+  ++steps;
+  return StepResult{};
+}
+
+}  // namespace lowtide
