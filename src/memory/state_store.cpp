@@ -85,18 +85,24 @@ void StateStore::add(std::span<const ShapedParam> params) {
     added[i].file_offset = offsets[before + i];
     if (plan.resident[before + i]) continue;
     fill_zero(added[i].chunk, slots[0].data());
-    added[i].generation = 1;
-    added[i].checksum = chunk_checksum(slots[0].data(), added[i].chunk.bytes, static_cast<int64_t>(before + i), 1);
-    file_->wait(file_->write(added[i].file_offset, slots[0].data(), added[i].chunk.bytes));
+    write_checked(before + i, added[i], slots[0].data());
   }
-  // Then chunks of before that change places, one at a time: each is whole in one place or the other.
+  // Then chunks of before that change places. Memory is given up when nothing can fail any more: until then the old
+  // plan must find what it calls resident, and takes what it does not for a record that could not be written.
   for (size_t i = 0; i < before; ++i) {
-    if (plan.resident[i] && !chunks_[i].memory.data()) chunks_[i].memory = fetch(i);
-    if (!plan.resident[i] && chunks_[i].memory.data()) {
-      chunks_[i].file_offset = offsets[i];
-      evict(i);
+    ChunkRecord& record = chunks_[i];
+    if (plan.resident[i] && !record.memory.data()) {
+      Buffer memory(static_cast<size_t>(record.chunk.bytes));
+      read_checked(i, memory.data());
+      record.memory = std::move(memory);
+    }
+    if (!plan.resident[i] && record.memory.data()) {
+      record.file_offset = offsets[i];
+      write_checked(i, record, record.memory.data());
     }
   }
+  for (size_t i = 0; i < before; ++i)
+    if (!plan.resident[i]) chunks_[i].memory = Buffer();
 
   lanes_.reset();
   in_slot_ = -1;
@@ -139,14 +145,13 @@ void StateStore::step(const Work& work, int threads, const std::vector<int64_t>&
             error.c_str(), format_bytes(report().kept_bytes).c_str());
 }
 
-// Writes a chunk that is in RAM to its place in the file and frees its memory.
-void StateStore::evict(size_t chunk) {
-  ChunkRecord& record = chunks_[chunk];
+// Writes a chunk's record, `from` RAM, to its place in the file. On an error `record` is as it was.
+void StateStore::write_checked(size_t chunk, ChunkRecord& record, const std::byte* from) {
   const uint64_t generation = record.generation + 1;
-  file_->wait(file_->write(record.file_offset, record.memory.data(), record.chunk.bytes));
-  record.checksum = chunk_checksum(record.memory.data(), record.chunk.bytes, static_cast<int64_t>(chunk), generation);
+  const uint64_t checksum = chunk_checksum(from, record.chunk.bytes, static_cast<int64_t>(chunk), generation);
+  file_->wait(file_->write(record.file_offset, from, record.chunk.bytes));
   record.generation = generation;
-  record.memory = Buffer();
+  record.checksum = checksum;
 }
 
 void StateStore::read_checked(size_t chunk, std::byte* to) {
@@ -155,13 +160,6 @@ void StateStore::read_checked(size_t chunk, std::byte* to) {
   if (chunk_checksum(to, record.chunk.bytes, static_cast<int64_t>(chunk), record.generation) != record.checksum)
     fail_io(0, "chunk %zu of the optimizer's state read back from '%s' is not what was written", chunk,
             options_.disk.c_str());
-}
-
-// A chunk of the file, in memory of its own.
-Buffer StateStore::fetch(size_t chunk) {
-  Buffer memory(static_cast<size_t>(chunks_[chunk].chunk.bytes));
-  read_checked(chunk, memory.data());
-  return memory;
 }
 
 // Between steps: the chunk's memory, or a copy of its record in the first slot.
@@ -180,19 +178,14 @@ std::byte* StateStore::bring(size_t chunk) {
 void StateStore::put_back(size_t chunk) {
   ChunkRecord& record = chunks_[chunk];
   if (record.memory.data()) return;
-  const uint64_t generation = record.generation + 1;
-  const uint64_t checksum =
-      chunk_checksum(slots_[0].data(), record.chunk.bytes, static_cast<int64_t>(chunk), generation);
   try {
-    file_->wait(file_->write(record.file_offset, slots_[0].data(), record.chunk.bytes));
+    write_checked(chunk, record, slots_[0].data());
   } catch (...) {
     record.memory = std::move(slots_[0]);
     slots_[0] = Buffer();
     in_slot_ = -1;
     throw;
   }
-  record.generation = generation;
-  record.checksum = checksum;
 }
 
 void StateStore::visit(int64_t param, bool change, const Visit& visit) {
@@ -228,7 +221,6 @@ StoreReport StateStore::report() const {
   StoreReport report;
   const Plan& plan = pager_.plan();
   report.chunks = static_cast<int64_t>(chunks_.size());
-  report.state_bytes = bytes_of(chunks_);
   for (size_t i = 0; i < chunks_.size(); ++i) {
     if (plan.resident[i])
       report.resident_bytes += chunks_[i].chunk.bytes;
@@ -242,10 +234,6 @@ StoreReport StateStore::report() const {
   report.written_bytes = traffic_.written_bytes;
   report.waited_seconds = traffic_.waited_seconds;
   return report;
-}
-
-std::string StateStore::describe_io() const {
-  return file_ ? std::string(file_->engine()) + (file_->direct() ? ", direct" : ", through the page cache") : "";
 }
 
 }  // namespace lowtide

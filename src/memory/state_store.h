@@ -25,7 +25,7 @@ struct StoreOptions {
 };
 
 struct StoreReport {
-  int64_t chunks = 0, state_bytes = 0;         // records, alignment included
+  int64_t chunks = 0;
   int64_t resident_bytes = 0, slot_bytes = 0;  // in RAM
   int64_t disk_bytes = 0;                      // in the file
   int64_t kept_bytes = 0;                      // in RAM because they could not be written
@@ -65,16 +65,14 @@ class StateStore {
   void copy(const Part& part, int64_t offset, int64_t bytes, std::byte* to, const std::byte* from);
 
   StoreReport report() const;
-  std::string describe_io() const;  // "io_uring, direct"; "" without a file
 
  private:
   struct Place {
     size_t chunk, piece;
   };
   int64_t chunk_bytes_for(int64_t total) const;
-  void evict(size_t chunk);
   void read_checked(size_t chunk, std::byte* to);
-  Buffer fetch(size_t chunk);
+  void write_checked(size_t chunk, ChunkRecord& record, const std::byte* from);
   std::byte* bring(size_t chunk);
   void put_back(size_t chunk);
 
