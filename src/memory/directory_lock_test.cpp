@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string lock_path(const ScratchDir& dir) { return dir.path() + "/" + DirectoryLock::kFileName; }
+std::string lock_path(const TemporaryDirectory& dir) { return dir.path() + "/" + DirectoryLock::kFileName; }
 
 std::string contents(const std::string& path) {
   std::ostringstream text;
@@ -30,7 +30,7 @@ std::string contents(const std::string& path) {
 }
 
 struct Locked {
-  explicit Locked(const ScratchDir& dir, Env& env = system_env())
+  explicit Locked(const TemporaryDirectory& dir, Env& env = system_env())
       : folder(env, env.open(dir.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0)),
         lock(env, folder.get(), dir.path()) {}
   Descriptor folder;
@@ -38,7 +38,7 @@ struct Locked {
 };
 
 // 0: it got the lock; 1: it was refused as it should be; 2: otherwise.
-int attempt(const ScratchDir& dir, const std::string& wanted) {
+int attempt(const TemporaryDirectory& dir, const std::string& wanted) {
   try {
     const Locked locked(dir);
     return 0;
@@ -50,7 +50,7 @@ int attempt(const ScratchDir& dir, const std::string& wanted) {
 }
 
 TEST(DirectoryLock, SharedWithinTheProcessRefusedToAnother) {
-  const ScratchDir dir;
+  const TemporaryDirectory dir;
   const int64_t before = open_descriptors();
   const std::string mine = "in use by process " + std::to_string(::getpid());
   {
@@ -72,7 +72,7 @@ TEST(DirectoryLock, SharedWithinTheProcessRefusedToAnother) {
 
 // A worker process that outlives its parent must not keep the directory in use.
 TEST(DirectoryLock, ForkedChildDoesNotKeepIt) {
-  const ScratchDir dir;
+  const TemporaryDirectory dir;
   auto lock = std::make_unique<Locked>(dir);
   int go[2];
   ASSERT_EQ(::pipe(go), 0);
@@ -98,7 +98,7 @@ TEST(DirectoryLock, ForkedChildDoesNotKeepIt) {
 }
 
 TEST(DirectoryLock, ForkedChildDoesNotKeepItWhenItsParentIsKilled) {
-  const ScratchDir dir;
+  const TemporaryDirectory dir;
   int pids[2];
   ASSERT_EQ(::pipe(pids), 0);
   const pid_t parent = ::fork();
@@ -121,7 +121,7 @@ TEST(DirectoryLock, ForkedChildDoesNotKeepItWhenItsParentIsKilled) {
 
 // What the child takes for itself is not given back with what it has inherited.
 TEST(DirectoryLock, ForkedChildTakesItsOwn) {
-  const ScratchDir dir;
+  const TemporaryDirectory dir;
   auto inherited = std::make_unique<Locked>(dir);
   int go[2];
   ASSERT_EQ(::pipe(go), 0);
@@ -145,7 +145,7 @@ TEST(DirectoryLock, ForkedChildTakesItsOwn) {
 
 // Many processes take and release it as fast as they can; a file that only the owner may have shows two owners.
 TEST(DirectoryLock, NeverTwoOwners) {
-  const ScratchDir dir;
+  const TemporaryDirectory dir;
   const std::string mark = dir.path() + "/owner";
   constexpr int kProcesses = 6;
   constexpr int kTries = 150;
@@ -195,7 +195,7 @@ TEST(DirectoryLock, NeverTwoOwners) {
 }
 
 TEST(DirectoryLock, ThreadsShareIt) {
-  const ScratchDir dir;
+  const TemporaryDirectory dir;
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&] {
@@ -209,7 +209,7 @@ TEST(DirectoryLock, ThreadsShareIt) {
 TEST(DirectoryLock, PlantedFilesAreRefused) {
   const int64_t before = open_descriptors();
   {
-    const ScratchDir dir;
+    const TemporaryDirectory dir;
     std::ofstream(dir.path() + "/precious") << "precious";
     const auto refused = [&] {
       expect_error([&] { const Locked locked(dir); }, ErrorKind::kInvalidArgument, "remove it");
@@ -236,7 +236,7 @@ TEST(DirectoryLock, PlantedFilesAreRefused) {
 
 // A holder that has not written its id, or one that has left that of an ended process.
 TEST(DirectoryLock, UnknownHolderIsNotGuessed) {
-  const ScratchDir dir;
+  const TemporaryDirectory dir;
   for (const char* text : {"", "nonsense", "-5", "0", "999999999"}) {
     std::ofstream(lock_path(dir)) << text;
     const int fd = ::open(lock_path(dir).c_str(), O_RDWR | O_CLOEXEC);
@@ -248,7 +248,7 @@ TEST(DirectoryLock, UnknownHolderIsNotGuessed) {
 }
 
 TEST(DirectoryLock, EveryFailureIsCleanedUp) {
-  const ScratchDir dir;
+  const TemporaryDirectory dir;
   FaultyEnv env;
   int points = 0;
   for (const bool persistent : {false, true}) {

@@ -58,7 +58,7 @@ struct Outcome {
 };
 
 void spoil_transfers(const std::string& base, const ScratchFile::Options& options, Call call, Outcome* out) {
-  const ScratchDir dir(base);
+  const TemporaryDirectory dir(base);
   Rng rng(31);
   const int64_t before = open_descriptors();
   FaultyEnv env;
@@ -105,7 +105,7 @@ void spoil_transfers(const std::string& base, const ScratchFile::Options& option
     EXPECT_EQ(env.open_fds(), 0);
   }
   EXPECT_EQ(open_descriptors(), before);
-  EXPECT_EQ(dir.left().size(), 0u);
+  EXPECT_EQ(dir.names().size(), 0u);
 }
 
 TEST(ScratchFaults, TransfersMoveEverythingOrThrow) {
@@ -128,7 +128,7 @@ TEST(ScratchFaults, TransfersMoveEverythingOrThrow) {
 
 // Every call that making a file takes fails in turn.
 TEST(ScratchFaults, ConstructionFailsCleanly) {
-  const ScratchDir dir;
+  const TemporaryDirectory dir;
   const int64_t before = open_descriptors();
   FaultyEnv env;
   int points = 0, failures = 0;
@@ -156,7 +156,7 @@ TEST(ScratchFaults, ConstructionFailsCleanly) {
         }
         file.reset();
         EXPECT_EQ(env.open_fds(), 0) << n;
-        EXPECT_EQ(dir.left().size(), 0u) << n;
+        EXPECT_EQ(dir.names().size(), 0u) << n;
         const ScratchFile next(system_env(), dir.path(), kPage);
       }
     }
@@ -167,7 +167,7 @@ TEST(ScratchFaults, ConstructionFailsCleanly) {
 }
 
 TEST(ScratchFaults, FullDiskShowsAtOnce) {
-  const ScratchDir dir;
+  const TemporaryDirectory dir;
   FaultyEnv env;
   env.arm({.call = Call::kAllocate, .nth = 1, .persistent = true, .error = ENOSPC});
   const auto error = error_of([&] { ScratchFile(env, dir.path(), kBytes); });
@@ -228,11 +228,11 @@ TEST(ScratchFaults, WorksWithoutNamelessFilesAndWithoutDirectIo) {
   for (const bool nameless : {true, false}) {
     for (const int refused_at : {0, 1, 2, 3}) {
       SCOPED_TRACE(std::to_string(nameless) + " " + std::to_string(refused_at));
-      const ScratchDir dir;
+      const TemporaryDirectory dir;
       PoorFileSystem env(nameless, refused_at);
       {
         ScratchFile file(env, dir.path(), kBytes, kDirect);
-        EXPECT_EQ(dir.left().size(), 0u);
+        EXPECT_EQ(dir.names().size(), 0u);
         EXPECT_EQ(env.named() > 0, !nameless);
         EXPECT_FALSE(refused_at && file.direct());
         Memory expected(kBytes), memory(kBytes);
@@ -247,15 +247,15 @@ TEST(ScratchFaults, WorksWithoutNamelessFilesAndWithoutDirectIo) {
     }
   }
   // The name does not go at once.
-  const ScratchDir dir;
+  const TemporaryDirectory dir;
   PoorFileSystem env(false, 0);
   env.arm({.call = Call::kUnlink, .nth = 1, .error = EIO});
   { const ScratchFile file(env, dir.path(), kBytes, kDirect); }
   EXPECT_EQ(env.struck(), 1);
-  EXPECT_EQ(dir.left().size(), 0u);
+  EXPECT_EQ(dir.names().size(), 0u);
   env.arm({.call = Call::kUnlink, .nth = 1, .persistent = true, .error = EIO});
   expect_error([&] { ScratchFile(env, dir.path(), kBytes, kDirect); }, ErrorKind::kIo, dir.path() + "/.lowtide-");
-  EXPECT_EQ(dir.left().size(), 1u);  // and the message names it
+  EXPECT_EQ(dir.names().size(), 1u);  // and the message names it
   EXPECT_EQ(env.open_fds(), 0);
   std::printf("kinds of file system %d\n", cases);
 }
@@ -276,7 +276,7 @@ class SlowEnv : public FaultyEnv {
 };
 
 TEST(ScratchFaults, FailedTransferWaitsForItsOtherRequests) {
-  const ScratchDir dir;
+  const TemporaryDirectory dir;
   SlowEnv env;
   ScratchFile file(env, dir.path(), kBytes, kDirect);
   env.armed = true;

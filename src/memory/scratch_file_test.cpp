@@ -58,7 +58,7 @@ INSTANTIATE_TEST_SUITE_P(, Everywhere,
 
 // Several transfers under way at a time, in disjoint places, waited for in any order.
 TEST_P(Everywhere, ContentsComeBack) {
-  const ScratchDir dir(GetParam().base);
+  const TemporaryDirectory dir(GetParam().base);
   Rng rng = seeded("ContentsComeBack", 20261);
   const int64_t pages = 512;
   ScratchFile file(system_env(), dir.path(), pages * kPage, with(GetParam().io_uring, GetParam().direct));
@@ -98,7 +98,7 @@ TEST_P(Everywhere, ContentsComeBack) {
 }
 
 TEST_P(Everywhere, GrowsKeepingItsContents) {
-  const ScratchDir dir(GetParam().base);
+  const TemporaryDirectory dir(GetParam().base);
   Rng rng(7);
   ScratchFile file(system_env(), dir.path(), 0, with(GetParam().io_uring, GetParam().direct));
   EXPECT_EQ(file.bytes(), 0);
@@ -124,7 +124,7 @@ TEST_P(Everywhere, GrowsKeepingItsContents) {
 
 // A read that runs past the end ends in an error, not in less data; the other transfers are not disturbed.
 TEST_P(Everywhere, ShorterBehindOurBackIsAnError) {
-  const ScratchDir dir(GetParam().base);
+  const TemporaryDirectory dir(GetParam().base);
   ScratchFile file(system_env(), dir.path(), 256 * kPage, with(GetParam().io_uring, GetParam().direct));
   Memory memory(256 * kPage), other(40 * kPage);
   file.wait(file.write(0, memory.at(0), 256 * kPage));
@@ -151,7 +151,7 @@ TEST_P(Everywhere, ShorterBehindOurBackIsAnError) {
 
 // io_uring gives up what a thread has submitted when the thread ends.
 TEST_P(Everywhere, TransfersOutliveTheThreadThatStartedThem) {
-  const ScratchDir dir(GetParam().base);
+  const TemporaryDirectory dir(GetParam().base);
   Rng rng(9);
   ScratchFile file(system_env(), dir.path(), 256 * kPage, with(GetParam().io_uring, GetParam().direct));
   Memory expected(256 * kPage), memory(256 * kPage);
@@ -168,7 +168,7 @@ TEST_P(Everywhere, TransfersOutliveTheThreadThatStartedThem) {
 }
 
 TEST_P(Everywhere, NothingIsLeftNorOpen) {
-  const ScratchDir dir(GetParam().base);
+  const TemporaryDirectory dir(GetParam().base);
   const int64_t before = open_descriptors();
   Memory from(64 * kPage), to(64 * kPage);  // outlive the files
   {
@@ -181,17 +181,17 @@ TEST_P(Everywhere, NothingIsLeftNorOpen) {
     EXPECT_EQ(status.st_mode & 07777u, 0600u);
     EXPECT_EQ(status.st_nlink, 0u);
     EXPECT_GE(status.st_blocks * 512, 64 * kPage);  // allocated
-    EXPECT_EQ(dir.left().size(), 0u);
+    EXPECT_EQ(dir.names().size(), 0u);
     static_cast<void>(file.write(0, from.at(0), from.bytes));  // never waited for
     file.wait(file.read(0, to.at(0), 0));
     for (int i = 0; i < 8; ++i) static_cast<void>(file.read(i * kPage, to.at(i * kPage), kPage));
   }
   EXPECT_EQ(open_descriptors(), before);
-  EXPECT_EQ(dir.left().size(), 0u);
+  EXPECT_EQ(dir.names().size(), 0u);
 }
 
 TEST(ScratchFile, EnginesAreTheOnesAskedFor) {
-  const ScratchDir dir;
+  const TemporaryDirectory dir;
   const ScratchFile threads(system_env(), dir.path(), kPage, with(false, true));
   EXPECT_STREQ(threads.engine(), "threads");
   FaultyEnv env;
@@ -210,7 +210,7 @@ TEST(ScratchFile, ThreadsWhereTheKernelGivesNoRing) {
     if (::setrlimit(RLIMIT_NOFILE, &few)) return 1;
     std::vector<int> taken;
     for (int fd = 0; (fd = ::open("/dev/null", O_RDONLY)) >= 0;) taken.push_back(fd);
-    const ScratchDir other;
+    const TemporaryDirectory other;
     for (int i = 0; i < 3; ++i, taken.pop_back()) ::close(taken.back());
     const auto refused = error_of([&] {
       const ScratchFile file(system_env(), other.path(), kPage, with(true, true));
@@ -223,7 +223,7 @@ TEST(ScratchFile, ThreadsWhereTheKernelGivesNoRing) {
 }
 
 TEST(ScratchFile, BadArgumentsAreRefused) {
-  const ScratchDir dir;
+  const TemporaryDirectory dir;
   const auto make = [&](int64_t bytes, int depth, int64_t request) {
     return [&dir, bytes, depth, request] {
       ScratchFile(system_env(), dir.path(), bytes,
@@ -268,7 +268,7 @@ TEST(ScratchFile, BadArgumentsAreRefused) {
 }
 
 TEST(ScratchFile, BadDirectoriesAreRefused) {
-  const ScratchDir dir;
+  const TemporaryDirectory dir;
   const int64_t before = open_descriptors();
   const auto make = [](std::string path) { return [path] { ScratchFile(system_env(), path, kPage); }; };
   fs::create_directory(dir.path() + "/real");
@@ -290,7 +290,7 @@ TEST(ScratchFile, BadDirectoriesAreRefused) {
 }
 
 TEST(ScratchFile, ReadOnlyDirectoryIsTheSystemsRefusal) {
-  const ScratchDir dir;
+  const TemporaryDirectory dir;
   fs::permissions(dir.path(), fs::perms::owner_read | fs::perms::owner_exec);
   if (::access(dir.path().c_str(), W_OK) == 0) {
     // Root writes everywhere: a child without its privileges is asked, who may only read the directory.
@@ -317,7 +317,7 @@ TEST(ScratchFile, NothingIsLeftByAKilledProcess) {
   Rng rng = seeded("NothingIsLeftByAKilledProcess", 5);
   int kills = 0;
   for (const char* base : {"/tmp", "/dev/shm"}) {
-    const ScratchDir dir(base);
+    const TemporaryDirectory dir(base);
     for (int i = 0; i < 10; ++i, ++kills) {
       const bool io_uring = i % 2, direct = i % 4 < 2;
       int ready[2];
@@ -340,7 +340,7 @@ TEST(ScratchFile, NothingIsLeftByAKilledProcess) {
       ASSERT_TRUE(WIFSIGNALED(status));
       ::close(ready[0]);
       ::close(ready[1]);
-      EXPECT_EQ(dir.left().size(), 0u);
+      EXPECT_EQ(dir.names().size(), 0u);
       const ScratchFile next(system_env(), dir.path(), kPage);
     }
   }
@@ -350,7 +350,7 @@ TEST(ScratchFile, NothingIsLeftByAKilledProcess) {
 // In a forked child, which has no part in what its parent started.
 TEST(ScratchFile, ForkedChildCanOnlyDestroyIt) {
   for (const bool io_uring : {false, true}) {
-    const ScratchDir dir;
+    const TemporaryDirectory dir;
     Memory memory(64 * kPage);
     auto file = std::make_unique<ScratchFile>(system_env(), dir.path(), 64 * kPage, with(io_uring, true));
     const auto ticket = file->write(0, memory.at(0), memory.bytes);

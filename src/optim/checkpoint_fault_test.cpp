@@ -76,7 +76,7 @@ TEST(CheckpointFault, AnyFailedCallLeavesTheOldOrTheNew) {
         const bool renamed = !threw || (call == Call::kSync && nth == 2);
         wrong += holds != (renamed ? Holds::kNew : Holds::kOld);
         (holds == Holds::kOld ? old_count : new_count)++;
-        files_left += directory.entries() - 1;
+        files_left += static_cast<int64_t>(directory.names().size()) - 1;
         open_fds += env.open_fds();
       }
     }
@@ -116,7 +116,7 @@ TEST(CheckpointFault, AFailedCloseIsAnErrorUnlessInterrupted) {
   EXPECT_EQ(held(path, older, newer), Holds::kOld);
   newer.save(path, kSmallPiece, interrupted);
   EXPECT_EQ(held(path, older, newer), Holds::kNew);
-  EXPECT_EQ(directory.entries(), 1);
+  EXPECT_EQ(directory.names().size(), 1u);
   EXPECT_EQ(failing.open_fds() + interrupted.open_fds(), 0);
   std::printf("failed close: old kept 1/1; interrupted close: new in place 1/1\n");
 }
@@ -254,7 +254,7 @@ TEST(CheckpointFault, AThrowingCallbackLeavesTheOld) {
   int untouched = 0;
   for (int k = 0; k < count; ++k) {
     EXPECT_THROW(checkpoint::save(env, path, newer.description, throw_at(k), kSmallPiece), std::logic_error);
-    untouched += held(path, older, newer) == Holds::kOld && directory.entries() == 1 && env.open_fds() == 0;
+    untouched += held(path, older, newer) == Holds::kOld && directory.names().size() == 1 && env.open_fds() == 0;
   }
   // A writer's exception comes through as it is, too.
   const CheckpointFile file(env, path);

@@ -17,32 +17,11 @@
 #include "lowtide/error.h"
 #include "optim/checkpoint_format.h"
 #include "support/random.h"
+#include "support/temporary.h"
 
 namespace lowtide::testing {
 
 constexpr int64_t kSmallPiece = checkpoint::kSmallestPiece;
-
-// A directory of its own, removed with all it holds.
-class TemporaryDirectory {
- public:
-  TemporaryDirectory() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "lowtide-checkpoint-XXXXXX").string();
-    if (!::mkdtemp(pattern.data())) throw std::runtime_error("no temporary directory");
-    path_ = pattern;
-  }
-  ~TemporaryDirectory() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TemporaryDirectory(const TemporaryDirectory&) = delete;
-  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
-
-  std::string file(const std::string& name) const { return path_ + "/" + name; }
-  int64_t entries() const { return std::distance(std::filesystem::directory_iterator(path_), {}); }
-
- private:
-  std::string path_;
-};
 
 inline std::string read_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);

@@ -1,4 +1,4 @@
-// What tests of scratch files share: a directory of their own, aligned memory, and what an error says.
+// What tests of scratch files share: aligned memory, and what an error says.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,34 +19,9 @@
 #include "lowtide/error.h"
 #include "memory/scratch_file.h"
 #include "support/random.h"
+#include "support/temporary.h"
 
 namespace lowtide::testing {
-
-// Removed with what is in it.
-class ScratchDir {
- public:
-  explicit ScratchDir(const std::string& base = "/tmp") : path_(base + "/lowtide-scratch-XXXXXX") {
-    if (!::mkdtemp(path_.data())) path_.clear();
-  }
-  ~ScratchDir() {
-    std::error_code ignored;
-    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
-  }
-  ScratchDir(const ScratchDir&) = delete;
-  ScratchDir& operator=(const ScratchDir&) = delete;
-  const std::string& path() const { return path_; }
-  // Names in it, without the lock file.
-  std::vector<std::string> left() const {
-    std::vector<std::string> names;
-    for (const auto& entry : std::filesystem::directory_iterator(path_)) {
-      if (entry.path().filename() != ".lowtide.lock") names.push_back(entry.path().filename());
-    }
-    return names;
-  }
-
- private:
-  std::string path_;
-};
 
 struct Memory {
   explicit Memory(int64_t n) : bytes(n) {
