@@ -11,7 +11,7 @@
 namespace lowtide {
 namespace {
 
-constexpr size_t kPage = 4096;
+constexpr size_t kPage = kPageBytes;
 constexpr size_t kHugePage = size_t{2} << 20;
 
 }  // namespace

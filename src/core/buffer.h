@@ -2,9 +2,15 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <utility>
 
 namespace lowtide {
+
+// What memory and files are rounded to and aligned at.
+inline constexpr int64_t kPageBytes = 4096;
+
+constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 class Buffer {
  public:

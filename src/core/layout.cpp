@@ -106,7 +106,7 @@ bool Layout::overlaps_itself() const {
 }
 
 int64_t elements_before_block(int64_t row_length, int64_t index, int64_t block) {
-  const int64_t per_row = (row_length + block - 1) / block;
+  const int64_t per_row = blocks_per_row(row_length, block);
   if (!per_row) return 0;
   return index / per_row * row_length + index % per_row * block;
 }

@@ -7,6 +7,8 @@
 
 namespace lowtide {
 
+inline int64_t blocks_per_row(int64_t row_length, int64_t block) { return (row_length + block - 1) / block; }
+
 // Elements before block number `index`, where rows of `row_length` are cut into blocks of `block` from their start.
 int64_t elements_before_block(int64_t row_length, int64_t index, int64_t block);
 
@@ -27,7 +29,7 @@ struct Layout {
   bool overlaps_itself() const;
 
   // Blocks of `block` elements that never cross a row, counted row by row.
-  int64_t blocks(int64_t block) const { return numel ? rows * ((row_length + block - 1) / block) : 0; }
+  int64_t blocks(int64_t block) const { return numel ? rows * blocks_per_row(row_length, block) : 0; }
 
   // Copies elements [first, first + n), in row-major order, between the tensor and a packed buffer.
   void gather(const void* tensor, int64_t element_bytes, int64_t first, int64_t n, void* packed) const;

@@ -3,30 +3,26 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/buffer.h"
 #include "core/layout.h"
 
 namespace lowtide {
-namespace {
 
-constexpr int64_t kLine = 64, kPage = 4096;
+int64_t block_count(const StateShape& s) { return s.rows * blocks_per_row(s.row_length, kBlockElements); }
 
-int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-
-int64_t block_count(const StateShape& s) {
-  return s.row_length ? s.rows * ((s.row_length + kBlockElements - 1) / kBlockElements) : 0;
-}
-
-// Lays the piece out from byte `at` of its chunk; returns the end. Parts that a step walks side by side must not start
-// at equal offsets within a page (see Slot::allocate_state); large ones are moved on by a page and a line.
-int64_t place(Piece& piece, int64_t at) {
+// Arrays that a step walks side by side must not start at equal offsets within a page: with large power-of-two sizes
+// they would fall on the same cache sets and memory banks (fp32 AdamW, 64 Mi elements, one thread on Zen 4: 32 GB/s
+// without the extra page and line, 54 GB/s with them).
+int64_t lay_out(Piece& piece, int64_t at) {
+  constexpr int64_t kLine = 64;
   const auto part = [&at](int64_t bytes) {
     const int64_t here = at;
-    at += round_up(bytes, kLine) + (bytes >= 16 * kPage ? kPage + kLine : 0);
+    at += round_up(bytes, kLine) + (bytes >= 16 * kPageBytes ? kPageBytes + kLine : 0);
     return here;
   };
   for (int k = 0; k < piece.states; ++k) piece.codes_at[k] = part(piece.elements * piece.code_bytes);
   if (piece.scaled)
-    for (int k = 0; k < piece.states; ++k) piece.scales_at[k] = part(piece.blocks * 4);
+    for (int k = 0; k < piece.states; ++k) piece.scales_at[k] = part(piece.blocks * int64_t{sizeof(float)});
   return at;
 }
 
@@ -36,11 +32,10 @@ Piece make_piece(const ShapedParam& param, int64_t first_block, int64_t blocks) 
   piece.param = param.param;
   piece.first_block = first_block;
   piece.blocks = blocks;
-  const auto before = [&](int64_t block) {
-    return block == block_count(s) ? s.rows * s.row_length : elements_before_block(s.row_length, block, kBlockElements);
-  };
-  piece.first_element = before(first_block);
-  piece.elements = before(first_block + blocks) - piece.first_element;
+  if (blocks > 0) {
+    piece.first_element = elements_before_block(s.row_length, first_block, kBlockElements);
+    piece.elements = elements_before_block(s.row_length, first_block + blocks, kBlockElements) - piece.first_element;
+  }
   piece.code_bytes = s.code_bytes;
   piece.states = s.states;
   piece.scaled = s.scaled;
@@ -48,13 +43,11 @@ Piece make_piece(const ShapedParam& param, int64_t first_block, int64_t blocks) 
   return piece;
 }
 
-}  // namespace
-
 std::vector<Chunk> cut_chunks(std::span<const ShapedParam> params, int64_t chunk_bytes) {
   std::vector<Chunk> chunks;
   int64_t used = 0;  // of the last chunk
   const auto close = [&] {
-    if (!chunks.empty()) chunks.back().bytes = round_up(used, kPage);
+    if (!chunks.empty()) chunks.back().bytes = round_up(used, kPageBytes);
   };
   for (const ShapedParam& param : params) {
     const int64_t total = block_count(param.shape);
@@ -66,7 +59,7 @@ std::vector<Chunk> cut_chunks(std::span<const ShapedParam> params, int64_t chunk
       while (beyond - fit > 1) {
         const int64_t middle = fit + (beyond - fit) / 2;
         Piece trial = make_piece(param, done, middle);
-        (place(trial, fresh ? 0 : used) <= chunk_bytes ? fit : beyond) = middle;
+        (lay_out(trial, fresh ? 0 : used) <= chunk_bytes ? fit : beyond) = middle;
       }
       if (fit == 0 && !fresh) {  // a new chunk
         close();
@@ -76,7 +69,7 @@ std::vector<Chunk> cut_chunks(std::span<const ShapedParam> params, int64_t chunk
       if (fresh) chunks.emplace_back();
       Piece piece = make_piece(param, done, std::max<int64_t>(fit, 1));
       piece.number = number++;
-      used = place(piece, fresh ? 0 : used);
+      used = lay_out(piece, fresh ? 0 : used);
       chunks.back().pieces.push_back(piece);
       done += piece.blocks;
     }
@@ -85,12 +78,15 @@ std::vector<Chunk> cut_chunks(std::span<const ShapedParam> params, int64_t chunk
   return chunks;
 }
 
+void fill_zero(const Piece& piece, std::byte* zeroed) {
+  for (int k = 0; k < piece.states; ++k)
+    if (piece.zero[k])
+      std::memset(zeroed + piece.codes_at[k], piece.zero[k], static_cast<size_t>(piece.elements * piece.code_bytes));
+}
+
 void fill_zero(const Chunk& chunk, std::byte* memory) {
   std::memset(memory, 0, static_cast<size_t>(chunk.bytes));
-  for (const Piece& piece : chunk.pieces)
-    for (int k = 0; k < piece.states; ++k)
-      if (piece.zero[k])
-        std::memset(memory + piece.codes_at[k], piece.zero[k], static_cast<size_t>(piece.elements * piece.code_bytes));
+  for (const Piece& piece : chunk.pieces) fill_zero(piece, memory);
 }
 
 }  // namespace lowtide

@@ -35,7 +35,7 @@ struct Piece {
 };
 
 struct Chunk {
-  int64_t bytes = 0;  // multiple of 4096
+  int64_t bytes = 0;  // multiple of kPageBytes
   std::vector<Piece> pieces;
 };
 
@@ -44,11 +44,18 @@ struct ShapedParam {
   StateShape shape;
 };
 
+int64_t block_count(const StateShape& shape);
+// Blocks [first_block, first_block + blocks) of a parameter, not laid out yet.
+Piece make_piece(const ShapedParam& param, int64_t first_block, int64_t blocks);
+// Gives the piece's parts their places from byte `at` of a record, a multiple of 64; returns the end, likewise.
+int64_t lay_out(Piece& piece, int64_t at);
+
 // Cuts the states of `params`, in this order, into chunks of about `chunk_bytes`: never more, unless a single block
 // needs more. Every block of every parameter is in exactly one piece.
 std::vector<Chunk> cut_chunks(std::span<const ShapedParam> params, int64_t chunk_bytes);
 
-// Fills a chunk's memory [bytes] with states that decode to zero.
+// Fills with states that decode to zero: what is zeroed already, and a whole chunk [bytes].
+void fill_zero(const Piece& piece, std::byte* zeroed);
 void fill_zero(const Chunk& chunk, std::byte* memory);
 
 }  // namespace lowtide

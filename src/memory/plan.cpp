@@ -8,13 +8,13 @@
 #include <span>
 #include <utility>
 
+#include "core/buffer.h"
 #include "core/error.h"
 #include "core/sizes.h"
 
 namespace lowtide {
 namespace {
 
-constexpr int64_t kPage = 4096;
 constexpr int64_t kMostBytes = int64_t{1} << 56;  // in total; slots * slot_bytes cannot overflow
 constexpr int kMostSlots = 64;
 constexpr int kOverlap = 3;  // slots that reading, stepping and writing need to overlap
@@ -117,8 +117,9 @@ int64_t checked_total(const PlanInput& input) {
   int64_t total = 0;
   for (size_t i = 0; i < input.chunk_bytes.size(); ++i) {
     const int64_t bytes = input.chunk_bytes[i];
-    LT_REQUIRE(bytes >= 0 && bytes % kPage == 0, "got %lld bytes for chunk %zu; chunks are multiples of %lld bytes",
-               static_cast<long long>(bytes), i, static_cast<long long>(kPage));
+    LT_REQUIRE(bytes >= 0 && bytes % kPageBytes == 0,
+               "got %lld bytes for chunk %zu; chunks are multiples of %lld bytes", static_cast<long long>(bytes), i,
+               static_cast<long long>(kPageBytes));
     LT_REQUIRE(bytes <= kMostBytes - total, "got more than %s of state in all", exact(kMostBytes).c_str());
     total += bytes;
   }

@@ -22,9 +22,10 @@
 namespace lowtide {
 
 struct PlanInput {
-  std::vector<int64_t> chunk_bytes;  // in the order of a step; multiples of 4096 (0 too), may be of different sizes
-  int64_t ram_budget = -1;           // bytes of RAM for state, slots included; -1 = no limit
-  int64_t disk_budget = -1;          // bytes on disk, for the streamed chunks; -1 = no limit
+  std::vector<int64_t>
+      chunk_bytes;           // in the order of a step; multiples of kPageBytes (0 too), may be of different sizes
+  int64_t ram_budget = -1;   // bytes of RAM for state, slots included; -1 = no limit
+  int64_t disk_budget = -1;  // bytes on disk, for the streamed chunks; -1 = no limit
   bool has_disk = false;
   int max_slots = 4;  // 1 to 64: the most slots the ring may have
   // Bytes of state per second, for the predicted time; 0 = unknown.

@@ -22,12 +22,11 @@ namespace {
 constexpr int kMaxDepth = 1024;
 constexpr int64_t kMaxRequestBytes = 1 << 30;  // the system transfers less than 2 GiB at a time
 constexpr int64_t kMaxBytes = int64_t{1} << 62;
-static_assert(Transfers::kAlignment == ScratchFile::kAlignment);
 
 int64_t checked_size(int64_t bytes) {
   LT_REQUIRE(bytes >= 0 && bytes <= kMaxBytes, "got a scratch file of %lld bytes, wanted 0 to 2^62",
              static_cast<long long>(bytes));
-  return (bytes + ScratchFile::kAlignment - 1) / ScratchFile::kAlignment * ScratchFile::kAlignment;
+  return round_up(bytes, ScratchFile::kAlignment);
 }
 
 const ScratchFile::Options& checked(const ScratchFile::Options& options) {

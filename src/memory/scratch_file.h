@@ -12,6 +12,7 @@
 #include <memory>
 #include <string>
 
+#include "core/buffer.h"
 #include "core/env.h"
 
 namespace lowtide {
@@ -22,9 +23,9 @@ class ScratchFile {
     bool direct = true;               // try O_DIRECT
     bool io_uring = true;             // try io_uring
     int depth = 8;                    // requests under way at a time
-    int64_t request_bytes = 1 << 20;  // of one request at most; multiple of 4096
+    int64_t request_bytes = 1 << 20;  // of one request at most; multiple of kAlignment
   };
-  static constexpr int64_t kAlignment = 4096;  // of offsets, sizes and memory
+  static constexpr int64_t kAlignment = kPageBytes;  // of offsets, sizes and memory
 
   // `directory` must be an existing directory that this process may write to, reached through no symbolic link in its
   // last component. Another process that has it in use is an error that names its process id (a lock on

@@ -9,7 +9,6 @@
 namespace lowtide {
 namespace {
 
-constexpr int64_t kPage = 4096;
 constexpr int64_t kLargestChunk = 16 << 20, kSmallestChunk = 64 << 10;
 constexpr int kSlots = 4;
 
@@ -25,7 +24,7 @@ int64_t bytes_of(const std::vector<ChunkRecord>& chunks) {
 int64_t StateStore::chunk_bytes_for(int64_t total) const {
   if (options_.chunk_bytes > 0) return options_.chunk_bytes;
   if (options_.ram_bytes < 0) return kLargestChunk;
-  const int64_t share = std::min(options_.ram_bytes, total) / (4 * kSlots) / kPage * kPage;
+  const int64_t share = std::min(options_.ram_bytes, total) / (4 * kSlots) / kPageBytes * kPageBytes;
   return std::clamp(share, kSmallestChunk, kLargestChunk);
 }
 

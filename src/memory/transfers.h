@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/buffer.h"
 #include "memory/io_engine.h"
 
 namespace lowtide {
@@ -16,7 +17,7 @@ namespace lowtide {
 class Transfers {
  public:
   using Ticket = int64_t;
-  static constexpr int64_t kAlignment = 4096;
+  static constexpr int64_t kAlignment = kPageBytes;
 
   // How a transfer failed. system_error 0: the file is shorter than it should be.
   struct Outcome {

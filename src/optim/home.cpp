@@ -10,9 +10,9 @@ Home::Home(const Memory& memory) : memory_(memory) {
              static_cast<long long>(memory.ram_bytes));
   LT_REQUIRE(memory.disk_bytes >= -1, "got disk_bytes=%lld, wanted 0 or more, or -1 for no limit",
              static_cast<long long>(memory.disk_bytes));
-  LT_REQUIRE(memory.chunk_bytes >= 0 && memory.chunk_bytes % 4096 == 0 && memory.chunk_bytes <= int64_t{1} << 40,
-             "got chunk_bytes=%lld, wanted a multiple of 4096, or 0 to have it chosen",
-             static_cast<long long>(memory.chunk_bytes));
+  LT_REQUIRE(memory.chunk_bytes >= 0 && memory.chunk_bytes % kPageBytes == 0 && memory.chunk_bytes <= int64_t{1} << 40,
+             "got chunk_bytes=%lld, wanted a multiple of %lld, or 0 to have it chosen",
+             static_cast<long long>(memory.chunk_bytes), static_cast<long long>(kPageBytes));
   LT_REQUIRE(memory.disk.empty() || limited(), "got a disk ('%s') without a limit for RAM: all state would stay in RAM",
              memory.disk.c_str());
 }
@@ -26,9 +26,8 @@ void Home::place(std::span<Slot* const> slots, std::span<const int64_t> params) 
     shaped.push_back({params[i], shape});
     bytes += slots[i]->record_bytes(slots[i]->rule);
   }
-  constexpr int64_t kPage = 4096;
   const int64_t left = memory_.ram_bytes - arena_.allocated_bytes();
-  if (!limited() || (!store_ && (bytes + kPage - 1) / kPage * kPage <= left)) {
+  if (!limited() || (!store_ && round_up(bytes, kPageBytes) <= left)) {
     if (limited()) arena_.reserve(static_cast<size_t>(bytes));
     for (Slot* slot : slots) slot->allocate_state(arena_, slot->rule);
     return;

@@ -81,7 +81,8 @@ std::vector<StateView> Optimizer::state(int64_t param) const {
   const CodecInfo& codec = codecs()[static_cast<size_t>(slot.codec)];
   for (int k = 0; k < rule.states; ++k)
     views.push_back({rule.state_names[static_cast<size_t>(k)], codec.name, slot.codes[k], slot.scales[k],
-                     slot.layout.numel, slot.layout.rows, codec.scaled ? slot.blocks_per_row() : 0, codec.code_bytes,
+                     slot.layout.numel, slot.layout.rows,
+                     codec.scaled ? blocks_per_row(slot.layout.row_length, kBlockElements) : 0, codec.code_bytes,
                      codec.scaled ? kBlockElements : 0});
   return views;
 }

@@ -125,9 +125,9 @@ struct Optimizer::Impl {
 
   Home& home_of(const Slot& slot) const { return *homes[groups[static_cast<size_t>(slot.group)].home]; }
 
-  // Gives `param` its state, and with it, under a budget, every parameter of that budget that is waiting for one: what
-  // fits can only be judged over all of them.
-  void place(size_t param);
+  // Gives `param` its state, and with it, under a budget, every parameter of that budget that is waiting for one or has
+  // a gradient now: what fits can only be judged over all of them. `grads`: of this step, or empty.
+  void place(size_t param, std::span<const Gradient> grads);
 
   const void* args_for(const Slot& slot, int64_t steps, bool first);
 

@@ -3,17 +3,23 @@
 
 namespace lowtide {
 
-void Optimizer::Impl::place(size_t param) {
+void Optimizer::Impl::place(size_t param, std::span<const Gradient> grads) {
   Home& home = home_of(slots[param]);
   std::vector<Slot*> together;
   std::vector<int64_t> numbers;
-  for (size_t i = 0; i < slots.size(); ++i) {
-    Slot& slot = slots[i];
-    const bool waits =
-        home.limited() && !slot.has_state && slot.wants_state && slot.layout.numel > 0 && &home_of(slot) == &home;
-    if (i != param && !waits) continue;
-    together.push_back(&slot);
+  const auto add = [&](size_t i) {
+    together.push_back(&slots[i]);
     numbers.push_back(static_cast<int64_t>(i));
+  };
+  if (!home.limited()) {
+    add(param);
+  } else {
+    for (size_t i = 0; i < slots.size(); ++i) {
+      const Slot& slot = slots[i];
+      const bool wants = slot.wants_state || (i < grads.size() && grads[i].data);
+      const bool waits = !slot.has_state && wants && slot.layout.numel > 0 && &home_of(slot) == &home;
+      if (i == param || waits) add(i);
+    }
   }
   home.place(together, numbers);
 }
@@ -124,7 +130,7 @@ void Optimizer::Impl::allocate_all_states(size_t param) {
   const bool had = std::exchange(slot.has_state, false);
   slot.rule = rule;
   try {
-    place(param);
+    place(param, {});
   } catch (...) {
     slot.rule = effective;
     slot.has_state = had;

@@ -57,8 +57,6 @@ void Optimizer::Impl::prepare(std::span<const Gradient> grads, const StepOptions
   items.clear();
   item_params.clear();
   args.clear();
-  for (size_t i = 0; i < slots.size(); ++i)
-    if (grads[i].data) slots[i].wants_state = true;
   for (size_t i = 0; i < slots.size(); ++i) {
     const Gradient& grad = grads[i];
     Slot& slot = slots[i];
@@ -66,7 +64,7 @@ void Optimizer::Impl::prepare(std::span<const Gradient> grads, const StepOptions
     LT_REQUIRE(grad.dtype == DType::kF32 || grad.dtype == DType::kBF16 || grad.dtype == DType::kF16,
                "got element type %d for the gradient of parameter %zu; gradients are float32, bfloat16 or float16",
                static_cast<int>(grad.dtype), i);
-    if (!slot.has_state) place(i);
+    if (!slot.has_state) place(i, grads);
     StepItem& item = items.emplace_back();
     item_params.push_back(static_cast<int64_t>(i));
     item.param = slot.data;
@@ -180,8 +178,9 @@ StepResult Optimizer::Impl::step(std::span<const Gradient> grads, const StepOpti
     ordered = parameters_overlap();
     addresses_changed = false;
   }
-  const bool paged = std::any_of(item_params.begin(), item_params.end(),
-                                 [&](int64_t param) { return streams(slots[static_cast<size_t>(param)]); });
+  const bool stores = std::any_of(homes.begin(), homes.end(), [](const auto& home) { return home->store(); });
+  const bool paged = stores && std::any_of(item_params.begin(), item_params.end(),
+                                           [&](int64_t param) { return streams(slots[static_cast<size_t>(param)]); });
   if (!paged) {
     backend->step(items, threads, ordered, options.stream);
     count(item_params);

@@ -30,14 +30,14 @@ struct Slot {
   bool has_state = false;
   int state_rule = 0;              // whose states are allocated; SGD keeps its buffer while momentum is 0
   bool fresh = false;              // the state holds nothing yet: no step, and nothing was restored into it
-  bool wants_state = false;        // with the others of its budget, before its first gradient
+  bool wants_state = false;        // before its first gradient, with the others of its budget
   bool paged = false;              // the state is in its budget's store; codes and scales are null
   std::vector<Progress> progress;  // of each piece, where paged
   void* codes[kMaxStates] = {};
   float* scales[kMaxStates] = {};
 
-  int64_t blocks_per_row() const;
   StateShape shape_of(int of_rule) const;
+  Piece whole_piece(int of_rule) const;     // all of it in one piece, not laid out
   int64_t record_bytes(int of_rule) const;  // what allocate_state takes from the arena
   int64_t state_bytes() const;              // codes and scales of all states
   void set_fresh(bool now);
