@@ -43,17 +43,9 @@ struct Model {
   }
 };
 
-Optimizer build(const Config& config, const Memory& memory, Model& model) {
-  OptimizerOptions options;
-  options.rule = config.rule;
-  options.threads = config.threads;
-  options.memory = memory;
-  Optimizer optimizer(options);
-  GroupOptions group;
-  group.hyper = config.hyper;
-  group.state = config.state;
-  group.min_quantized_numel = config.min_quantized_numel;
-  optimizer.add_group(group);
+Optimizer build(Config config, const Memory& memory, Model& model) {
+  config.memory = memory;
+  Optimizer optimizer = make_optimizer(config);
   for (Tensor& param : model.params) optimizer.add_param(0, param.view());
   return optimizer;
 }
@@ -71,25 +63,10 @@ void run(Optimizer& optimizer, Model& model, uint64_t seed, int first, int count
   }
 }
 
-// Parameters, step counts and state as it is stored, wherever it is.
 std::vector<std::byte> everything(const Optimizer& optimizer, const Model& model) {
-  std::vector<std::byte> out;
-  for (const Tensor& param : model.params) out.insert(out.end(), param.data.begin(), param.data.end());
-  for (int64_t i = 0; i < optimizer.param_count(); ++i) {
-    const int64_t steps = optimizer.steps(i);
-    const auto* bytes = reinterpret_cast<const std::byte*>(&steps);
-    out.insert(out.end(), bytes, bytes + sizeof steps);
-    int k = 0;
-    for (const StateView& state : optimizer.state(i)) {
-      std::vector<std::byte> codes(static_cast<size_t>(state.numel * state.code_bytes));
-      std::vector<float> scales(static_cast<size_t>(state.rows * state.blocks_per_row));
-      optimizer.read_state(i, k++, codes.data(), scales.data());
-      out.insert(out.end(), codes.begin(), codes.end());
-      const auto* raw = reinterpret_cast<const std::byte*>(scales.data());
-      out.insert(out.end(), raw, raw + scales.size() * sizeof(float));
-    }
-  }
-  return out;
+  std::vector<const Tensor*> params;
+  for (const Tensor& param : model.params) params.push_back(&param);
+  return snapshot(optimizer, params);
 }
 
 TEST(Tiers, DiskAndRamGiveTheSameBits) {
@@ -214,10 +191,9 @@ TEST(Tiers, BudgetsThatCannotBeKeptAreRefused) {
   Tensor grad(DType::kF32, {1 << 20});
   const Gradient g = grad.gradient();
   const auto attempt = [&](const Memory& memory) {
-    OptimizerOptions options;
-    options.memory = memory;
-    Optimizer optimizer(options);
-    optimizer.add_group({});
+    Config config;
+    config.memory = memory;
+    Optimizer optimizer = make_optimizer(config);
     optimizer.add_param(0, param.view());
     const std::vector<std::byte> before = param.data;
     try {

@@ -18,6 +18,7 @@ struct Config {
   NonFinite nonfinite = NonFinite::kSkip;
   int threads = 1;
   int64_t min_quantized_numel = 0;
+  Memory memory = {};
 };
 
 inline Optimizer make_optimizer(const Config& setup) {
@@ -26,6 +27,7 @@ inline Optimizer make_optimizer(const Config& setup) {
   options.nonfinite = setup.nonfinite;
   options.threads = setup.threads;
   options.cpu_target = setup.target;
+  options.memory = setup.memory;
   Optimizer optimizer(options);
   GroupOptions group;
   group.hyper = setup.hyper;
@@ -63,8 +65,8 @@ struct Tensor {
   Gradient gradient() const { return {data.data(), dtype, nullptr}; }
 };
 
-// Everything a step may change, as bytes: state codes and scales of all parameters, step counts, and the parameters
-// given.
+// Everything a step may change, as bytes: the parameters given, step counts, and the state of all parameters as it is
+// stored, wherever it is.
 inline std::vector<std::byte> snapshot(const Optimizer& optimizer, const std::vector<const Tensor*>& params) {
   std::vector<std::byte> out;
   const auto append = [&](const void* data, int64_t bytes) {
@@ -75,9 +77,13 @@ inline std::vector<std::byte> snapshot(const Optimizer& optimizer, const std::ve
   for (int64_t i = 0; i < optimizer.param_count(); ++i) {
     const int64_t steps = optimizer.steps(i);
     append(&steps, sizeof steps);
+    int k = 0;
     for (const StateView& state : optimizer.state(i)) {
-      append(state.codes, state.numel * state.code_bytes);
-      append(state.scales, state.rows * state.blocks_per_row * 4);
+      std::vector<std::byte> codes(static_cast<size_t>(state.numel * state.code_bytes));
+      std::vector<float> scales(static_cast<size_t>(state.rows * state.blocks_per_row));
+      optimizer.read_state(i, k++, codes.data(), scales.data());
+      append(codes.data(), static_cast<int64_t>(codes.size()));
+      append(scales.data(), static_cast<int64_t>(scales.size() * sizeof(float)));
     }
   }
   return out;
