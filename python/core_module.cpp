@@ -165,6 +165,17 @@ class PyOptimizer {
     return core_.load(path);
   }
 
+  void offload() {
+    const Busy busy(*this);
+    const nb::gil_scoped_release nogil;
+    core_.offload();
+  }
+  void onload() {
+    const Busy busy(*this);
+    const nb::gil_scoped_release nogil;
+    core_.onload();
+  }
+
   nb::object export_state(int64_t param, int k) {
     const Busy busy(*this);
     nb::object out = binding_.empty_like(param);
@@ -190,6 +201,7 @@ class PyOptimizer {
     out["moved_per_step"] = r.moved_per_step;
     out["read_bytes"] = r.read_bytes;
     out["written_bytes"] = r.written_bytes;
+    out["offloaded_bytes"] = r.offloaded_bytes;
     out["kept_bytes"] = r.kept_bytes;
     out["waited_seconds"] = r.waited_seconds;
     return out;
@@ -311,6 +323,8 @@ NB_MODULE(_core, m) {
       .def("export_state", &PyOptimizer::export_state, "param"_a, "k"_a)
       .def("import_state", &PyOptimizer::import_state, "param"_a, "k"_a, "value"_a)
       .def("set_step_count", &PyOptimizer::set_step_count, "param"_a, "step"_a)
+      .def("offload", &PyOptimizer::offload)
+      .def("onload", &PyOptimizer::onload)
       .def("report", &PyOptimizer::report)
       .def("cpu_target", &PyOptimizer::cpu_target);
 }

@@ -112,6 +112,7 @@ struct MemoryReport {
   int64_t chunks = 0;                         // records that state is cut into
   int64_t moved_per_step = 0;                 // bytes a step reads and writes, as planned
   int64_t read_bytes = 0, written_bytes = 0;  // so far
+  int64_t offloaded_bytes = 0;                // put on disk by offload(); counted in disk_bytes
   int64_t kept_bytes = 0;                     // in RAM above the budget because they could not be written
   double waited_seconds = 0;                  // that steps stood still for the disk
 };
@@ -172,6 +173,12 @@ class LT_API Optimizer {
   // this one's budget says. Everything in the file is checked before anything changes. Throws kInvalidArgument or kIo.
   // Returns the metadata.
   std::string load(const std::string& path);
+
+  // Moves all state out of RAM to the disk of its budget, to make room while no steps are taken, and back. Whatever
+  // needs the state (a step, save, read_state, ...) brings it back by itself; until then memory that StateView shows
+  // reads as zero. Throws kInvalidArgument (a budget has no disk, or too little) or kIo; state then stays where it was.
+  void offload();
+  void onload();
 
   void set_threads(int threads);  // as OptimizerOptions::threads
   void set_nonfinite(NonFinite policy);

@@ -70,6 +70,10 @@ class Optimizer:
         """Encodes a contiguous float32 CPU tensor of the parameter's sizes into state k."""
 
     def set_step_count(self, param: int, step: int) -> None: ...
+    def offload(self) -> None:
+        """See `lowtide.Optimizer.offload`."""
+    def onload(self) -> None:
+        """See `lowtide.Optimizer.onload`."""
     def report(self) -> dict[str, int]:
         """See `lowtide.Optimizer.report`."""
 

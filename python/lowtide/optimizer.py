@@ -220,8 +220,9 @@ class Optimizer(torch.optim.Optimizer):
     def report(self) -> dict[str, int | float]:
         """Memory in bytes, and counts: params (with state), elements, state_bytes (what the formats need),
         allocated_bytes (of RAM), steps, skipped_steps, bytes_per_parameter (state_bytes per element). Under a memory
-        budget: disk_bytes, chunks, moved_per_step (as planned), read_bytes and written_bytes (so far), kept_bytes (in
-        RAM above the budget because the disk failed), waited_seconds (that steps stood still for the disk)."""
+        budget: disk_bytes, offloaded_bytes (of these: put there by `offload`), chunks, moved_per_step (as planned),
+        read_bytes and written_bytes (so far), kept_bytes (in RAM above the budget because the disk failed),
+        waited_seconds (that steps stood still for the disk)."""
         out: dict[str, int | float] = dict(self._core.report())
         out["steps"] += self._steps_before
         out["skipped_steps"] = self.skipped_steps
@@ -230,6 +231,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's; state that streams from a disk is copied into memory for it (`save` does not need that)."""
+        self.onload()
         if not any(map(self._core.is_paged, range(len(self._params)))):
             return super().state_dict()
         live = self.state
@@ -257,6 +259,19 @@ class Optimizer(torch.optim.Optimizer):
         damaged or of another model, or an OSError from opening it, nothing has changed."""
         files.load(self, path)
 
+    def offload(self) -> None:
+        """Moves all state out of RAM to the disk of `memory`, to make room while no steps are taken (for generation, or
+        another model). The next step, or whatever else needs the state, brings it back by itself; until then the
+        tensors in `state` show zeros and must not be written.
+
+        Raises ValueError if a budget that holds state has no disk, or not enough; OSError, and then the state stays
+        where it was."""
+        self._core.offload()
+
+    def onload(self) -> None:
+        """Brings back what `offload` moved. Raises OSError; the state is then still on the disk."""
+        self._core.onload()
+
     def torch_state_dict(self) -> dict[str, Any]:
         """A dict that the torch.optim class of the same name loads: moments decoded to float32 (copies).
 
@@ -266,6 +281,7 @@ class Optimizer(torch.optim.Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         options = {name: getattr(self, f"_{name}") for name in ("rule", "nonfinite", "amp_scaling", "cpu_target", "memory", "budgets")}
         options |= {name: self.report()[name] for name in ("steps", "skipped_steps")}
+        self.onload()
         entries = [live_entry(self, i) for i in range(len(self._params))]
         return {"defaults": self.defaults, "param_groups": self.param_groups, "state": entries, "options": options}
 

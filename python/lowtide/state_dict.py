@@ -231,6 +231,7 @@ def _apply(optimizer: Optimizer, plan: Iterable[Restore]) -> None:
     """Carries a checked plan out. All allocation comes first, so that a MemoryError finds the state as it was."""
     plan = list(plan)
     core = optimizer._core
+    core.onload()
     for restore in plan:
         if restore.tensors:
             core.allocate_state(restore.number)

@@ -42,6 +42,10 @@ Buffer::Buffer(size_t bytes) {
   }
 }
 
+void Buffer::drop_pages() const {
+  if (data_) madvise(data_, bytes_, MADV_DONTNEED);
+}
+
 Buffer::~Buffer() {
   if (data_) munmap(data_, bytes_);
 }

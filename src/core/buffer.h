@@ -26,6 +26,9 @@ class Buffer {
     return *this;
   }
 
+  // Gives the pages back to the system; the addresses stay, and read as zero until they are written again.
+  void drop_pages() const;
+
   std::byte* data() const { return data_; }
   size_t bytes() const { return bytes_; }  // rounded up to whole pages
 

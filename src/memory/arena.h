@@ -16,6 +16,7 @@ class Arena {
   void* allocate(size_t bytes);
   // Takes what the next allocations of `bytes` together (each a multiple of 64) need, and no more. Throws likewise.
   void reserve(size_t bytes);
+  const std::vector<Buffer>& buffers() const { return buffers_; }
   int64_t allocated_bytes() const { return allocated_; }  // taken from the system
 
  private:

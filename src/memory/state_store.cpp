@@ -216,6 +216,15 @@ void StateStore::copy(const Part& part, int64_t offset, int64_t bytes, std::byte
   }
 }
 
+std::vector<const Buffer*> StateStore::shrink() {
+  in_slot_ = -1;
+  for (Buffer& slot : slots_) slot = Buffer();
+  std::vector<const Buffer*> buffers;
+  for (const ChunkRecord& record : chunks_)
+    if (record.memory.data()) buffers.push_back(&record.memory);
+  return buffers;
+}
+
 StoreReport StateStore::report() const {
   StoreReport report;
   const Plan& plan = pager_.plan();

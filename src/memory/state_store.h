@@ -64,6 +64,9 @@ class StateStore {
   };
   void copy(const Part& part, int64_t offset, int64_t bytes, std::byte* to, const std::byte* from);
 
+  // The memory of chunks in RAM; the slots' is freed first (they are allocated again when they are used).
+  std::vector<const Buffer*> shrink();
+
   StoreReport report() const;
 
  private:

@@ -50,4 +50,24 @@ void Home::place(std::span<Slot* const> slots, std::span<const int64_t> params) 
   }
 }
 
+void Home::offload(int threads) {
+  if (parked_) return;
+  std::vector<const Buffer*> buffers = store_ ? store_->shrink() : std::vector<const Buffer*>();
+  for (const Buffer& buffer : arena_.buffers()) buffers.push_back(&buffer);
+  if (buffers.empty()) return;
+  LT_REQUIRE(!memory_.disk.empty(), "got state in RAM and no disk to put it on, wanted a memory budget with a disk");
+  int64_t needed = store_ ? store_->report().disk_bytes : 0;
+  for (const Buffer* buffer : buffers) needed += static_cast<int64_t>(buffer->bytes());
+  LT_REQUIRE(memory_.disk_bytes < 0 || needed <= memory_.disk_bytes,
+             "got a disk budget of %lld bytes, wanted at least %lld to put all state there",
+             static_cast<long long>(memory_.disk_bytes), static_cast<long long>(needed));
+  parked_ = std::make_unique<ParkedMemory>(system_env(), memory_.disk, std::move(buffers), threads);
+}
+
+void Home::onload(int threads) {
+  if (!parked_) return;
+  parked_->bring_back(threads);
+  parked_.reset();
+}
+
 }  // namespace lowtide

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "lowtide/optimizer.h"
+#include "memory/parked.h"
 #include "memory/state_store.h"
 #include "optim/slot.h"
 
@@ -20,6 +21,12 @@ class Home {
   // them, else in the store. Throws kInvalidArgument, kOutOfMemory or kIo; then no slot has changed.
   void place(std::span<Slot* const> slots, std::span<const int64_t> params);
 
+  // All state out of RAM, to the disk, and back. No-ops where it is already so. Throws kInvalidArgument (no disk, or
+  // its limit is too low) or kIo; then it stays where it was.
+  void offload(int threads);
+  void onload(int threads);
+  int64_t parked_bytes() const { return parked_ ? parked_->bytes() : 0; }
+
   StateStore* store() { return store_.get(); }
   const StateStore* store() const { return store_.get(); }
   int64_t direct_bytes() const { return arena_.allocated_bytes(); }
@@ -28,6 +35,7 @@ class Home {
   Memory memory_;
   Arena arena_;
   std::unique_ptr<StateStore> store_;
+  std::unique_ptr<ParkedMemory> parked_;
 };
 
 }  // namespace lowtide

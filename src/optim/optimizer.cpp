@@ -37,6 +37,7 @@ const Hyper& Optimizer::hyper(int group) const { return impl_->group_at(group).h
 
 int64_t Optimizer::add_param(int group, const TensorView& param, bool with_state) {
   const Exclusive guard(impl_->busy);
+  impl_->onload();
   const Impl::Group& of = impl_->group_at(group);
   Layout layout = Impl::checked_layout(param);
   Slot slot;
@@ -89,6 +90,7 @@ std::vector<StateView> Optimizer::state(int64_t param) const {
 
 void Optimizer::allocate_state(int64_t param) {
   const Exclusive guard(impl_->busy);
+  impl_->onload();
   impl_->slot_at(param);
   impl_->allocate_all_states(static_cast<size_t>(param));
 }
@@ -113,6 +115,7 @@ void Optimizer::set_steps(int64_t param, int64_t steps) {
 
 void Optimizer::export_state(int64_t param, int k, float* out) const {
   const Exclusive guard(impl_->busy);
+  impl_->onload();
   impl_->for_each_part(param, k, false, [&](CodecItem item, int64_t first, int64_t) {
     item.values = out + first;
     impl_->backend->decode(item, nullptr);
@@ -121,6 +124,7 @@ void Optimizer::export_state(int64_t param, int k, float* out) const {
 
 void Optimizer::import_state(int64_t param, int k, const float* in) {
   const Exclusive guard(impl_->busy);
+  impl_->onload();
   impl_->for_each_part(param, k, true, [&](CodecItem item, int64_t first, int64_t) {
     item.values = const_cast<float*>(in) + first;  // encode only reads it
     impl_->backend->encode(item, nullptr);
@@ -130,6 +134,7 @@ void Optimizer::import_state(int64_t param, int k, const float* in) {
 
 void Optimizer::read_state(int64_t param, int k, void* codes, float* scales) const {
   const Exclusive guard(impl_->busy);
+  impl_->onload();
   impl_->for_each_part(param, k, false, [&](const CodecItem& item, int64_t first, int64_t elements) {
     const int bytes = codecs()[static_cast<size_t>(item.codec)].code_bytes;
     copy_bytes(static_cast<std::byte*>(codes) + first * bytes, item.codes, elements * bytes);
@@ -139,6 +144,7 @@ void Optimizer::read_state(int64_t param, int k, void* codes, float* scales) con
 
 void Optimizer::write_state(int64_t param, int k, const void* codes, const float* scales) {
   const Exclusive guard(impl_->busy);
+  impl_->onload();
   impl_->for_each_part(param, k, true, [&](const CodecItem& item, int64_t first, int64_t elements) {
     const int bytes = codecs()[static_cast<size_t>(item.codec)].code_bytes;
     copy_bytes(item.codes, static_cast<const std::byte*>(codes) + first * bytes, elements * bytes);
@@ -149,6 +155,7 @@ void Optimizer::write_state(int64_t param, int k, const void* codes, const float
 
 void Optimizer::save(const std::string& path, const std::string& metadata) const {
   const Exclusive guard(impl_->busy);
+  impl_->onload();
   save_checkpoint(system_env(), path, impl_->describe(metadata),
                   [&](const StatePart& part, int64_t offset, std::byte* to, int64_t bytes) {
                     impl_->copy_state(part, offset, bytes, to, nullptr);
@@ -157,6 +164,7 @@ void Optimizer::save(const std::string& path, const std::string& metadata) const
 
 std::string Optimizer::load(const std::string& path) {
   const Exclusive guard(impl_->busy);
+  impl_->onload();
   const CheckpointFile file(system_env(), path);
   impl_->check_fits(file.contents());
   file.verify();
@@ -166,6 +174,16 @@ std::string Optimizer::load(const std::string& path) {
   });
   impl_->set_steps_of(file.contents());
   return file.contents().metadata;
+}
+
+void Optimizer::offload() {
+  const Exclusive guard(impl_->busy);
+  for (const std::unique_ptr<Home>& home : impl_->homes) home->offload(impl_->threads);
+}
+
+void Optimizer::onload() {
+  const Exclusive guard(impl_->busy);
+  impl_->onload();
 }
 
 void Optimizer::set_threads(int threads) {
@@ -187,7 +205,9 @@ MemoryReport Optimizer::report() const {
     report.state_bytes += slot.state_bytes();
   }
   for (const std::unique_ptr<Home>& home : impl_->homes) {
-    report.allocated_bytes += home->direct_bytes();
+    report.offloaded_bytes += home->parked_bytes();
+    report.disk_bytes += home->parked_bytes();
+    report.allocated_bytes += home->direct_bytes() - home->parked_bytes();
     if (!home->store()) continue;
     const StoreReport store = home->store()->report();
     report.allocated_bytes += store.resident_bytes + store.slot_bytes + store.kept_bytes;

@@ -125,6 +125,11 @@ struct Optimizer::Impl {
 
   Home& home_of(const Slot& slot) const { return *homes[groups[static_cast<size_t>(slot.group)].home]; }
 
+  // What offload() put aside comes back. Every call that touches state begins with it.
+  void onload() {
+    for (const std::unique_ptr<Home>& home : homes) home->onload(threads);
+  }
+
   // Gives `param` its state, and with it, under a budget, every parameter of that budget that is waiting for one or has
   // a gradient now: what fits can only be judged over all of them. `grads`: of this step, or empty.
   void place(size_t param, std::span<const Gradient> grads);

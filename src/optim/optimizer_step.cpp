@@ -160,6 +160,7 @@ StepResult Optimizer::Impl::step(std::span<const Gradient> grads, const StepOpti
   LT_REQUIRE(std::isfinite(static_cast<float>(options.grad_scale)), "got grad_scale=%g, wanted a finite number",
              options.grad_scale);
   LT_REQUIRE(!options.stream, "got a stream for CPU parameters, wanted nullptr");
+  onload();
   prepare(grads, options);
   if (nonfinite != NonFinite::kPropagate && !options.assume_finite) {
     const int64_t bad = backend->first_nonfinite(items, threads, options.stream);

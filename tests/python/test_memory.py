@@ -225,3 +225,34 @@ def test_a_damaged_file_changes_nothing(tmp_path: Path) -> None:
         optimizer.load(tmp_path / "absent")
     with pytest.raises(OSError, match="absent"):
         optimizer.save(tmp_path / "absent" / "opt.lowtide")
+
+
+def test_offload_and_onload(tmp_path: Path) -> None:
+    here, there = model(), model()
+    there.load_state_dict(here.state_dict())
+    ram = lowtide.AdamW(here.parameters())
+    disk = lowtide.AdamW(there.parameters(), memory=lowtide.Memory(host="1GiB", disk=tmp_path))
+    train(here, ram, 3, seed=1)
+    train(there, disk, 3, seed=1)
+    in_ram = disk.report()["allocated_bytes"]
+    ways = {
+        "step": lambda: (train(here, ram, 2, seed=2), train(there, disk, 2, seed=2)),
+        "state_dict": lambda: disk.load_state_dict(disk.state_dict()),
+        "torch_state_dict": disk.torch_state_dict,
+        "copy": lambda: copy.deepcopy(disk),
+        "onload": disk.onload,
+        "removed entries": lambda: (ram.state.clear(), disk.state.clear(), train(here, ram, 1), train(there, disk, 1)),
+    }
+    for name, way in ways.items():
+        disk.offload()
+        report = disk.report()
+        assert report["allocated_bytes"] == 0, name
+        assert report["offloaded_bytes"] == in_ram, name
+        way()
+        assert disk.report()["offloaded_bytes"] == 0, name
+        train(here, ram, 2, seed=3)
+        train(there, disk, 2, seed=3)
+        assert same(here, there), name
+    print(f"{in_ram} bytes put aside and brought back by {len(ways)} ways: 0 bytes differ")
+    with pytest.raises(ValueError, match="no disk"):
+        ram.offload()

@@ -1,0 +1,42 @@
+// State memory put aside for a while: its bytes in a scratch file, its pages given back to the system, its addresses
+// still its own. What a program that needs the RAM for something else (generating text between training phases) asks
+// for.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/buffer.h"
+#include "memory/scratch_file.h"
+
+namespace lowtide {
+
+class ParkedMemory {
+ public:
+  // Writes the buffers, which outlive this object, to a scratch file in `directory` and drops their pages: until
+  // bring_back() they read as zero and must not be written. Throws kInvalidArgument or kIo as ScratchFile does; then
+  // the buffers are as they were.
+  ParkedMemory(Env& env, const std::string& directory, std::vector<const Buffer*> buffers, int threads);
+
+  // Reads everything back and checks it. Throws kIo: the buffers' contents are then undefined, the file still has what
+  // was parked, and another try is possible.
+  void bring_back(int threads);
+
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  // Calls fn(number, offset in the file, memory) for parts small enough that transfers and checksums overlap.
+  template <class Fn>
+  void for_each_part(Fn&& fn) const;
+
+  std::string directory_;
+  std::vector<const Buffer*> buffers_;
+  std::vector<uint64_t> checksums_;  // of each part
+  std::unique_ptr<ScratchFile> file_;
+  int64_t bytes_ = 0;
+};
+
+}  // namespace lowtide
