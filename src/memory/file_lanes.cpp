@@ -6,6 +6,28 @@
 #include "core/error.h"
 
 namespace lowtide {
+namespace {
+
+// Adds the seconds of its life.
+class Stopwatch {
+ public:
+  explicit Stopwatch(double& seconds) : seconds_(seconds) {}
+  ~Stopwatch() { seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+ private:
+  double& seconds_;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace
+
+void FileLanes::set_work(Work work, int threads) {
+  work_ = std::move(work);
+  threads_ = threads;
+  for (Transfer& transfer : transfers_) transfer.ahead = true;
+}
 
 void FileLanes::read(int chunk, int slot) {
   ChunkRecord& record = chunks_[static_cast<size_t>(chunk)];
@@ -18,7 +40,6 @@ void FileLanes::read(int chunk, int slot) {
     return;
   }
   transfers_.push_back({file_->read(record.file_offset, to, record.chunk.bytes), chunk, slot, false});
-  traffic_.read_bytes += record.chunk.bytes;
 }
 
 void FileLanes::step(int chunk, int slot) {
@@ -57,24 +78,35 @@ void FileLanes::wait(Lane, Event event) {
 
 void FileLanes::complete(Transfer& transfer) {
   transfer.over = true;
-  ChunkRecord& record = chunks_[static_cast<size_t>(transfer.chunk)];
-  const auto start = std::chrono::steady_clock::now();
-  const auto count = [&] {
-    traffic_.waited_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  };
-  if (transfer.is_write) {
+  if (!transfer.is_write) {
     try {
-      file_->wait(transfer.ticket);
-      record.memory = Buffer();  // what was kept is out of date
-    } catch (const Error& error) {
-      if (write_error_.empty()) write_error_ = error.what();
-      keep(transfer);
+      return receive(transfer);
+    } catch (const Error&) {
+      if (!transfer.ahead) throw;
     }
-    count();
-    return;
+    // What went wrong between two steps is no step's error, if it goes well now.
+    ChunkRecord& record = chunks_[static_cast<size_t>(transfer.chunk)];
+    std::byte* const to = slots_[static_cast<size_t>(transfer.slot)].data();
+    transfer.ticket = file_->read(record.file_offset, to, record.chunk.bytes);
+    return receive(transfer);
   }
-  file_->wait(transfer.ticket);
-  count();
+  const Stopwatch waiting(traffic_.waited_seconds);
+  try {
+    file_->wait(transfer.ticket);
+    chunks_[static_cast<size_t>(transfer.chunk)].memory = Buffer();  // what was kept is out of date
+  } catch (const Error& error) {
+    if (write_error_.empty()) write_error_ = error.what();
+    keep(transfer);
+  }
+}
+
+void FileLanes::receive(const Transfer& transfer) {
+  const ChunkRecord& record = chunks_[static_cast<size_t>(transfer.chunk)];
+  {
+    const Stopwatch waiting(traffic_.waited_seconds);
+    file_->wait(transfer.ticket);
+  }
+  traffic_.read_bytes += record.chunk.bytes;
   const std::byte* const got = slots_[static_cast<size_t>(transfer.slot)].data();
   if (chunk_checksum(got, record.chunk.bytes, transfer.chunk, record.generation, threads_) != record.checksum)
     fail_io(0,
@@ -95,17 +127,20 @@ void FileLanes::keep(const Transfer& transfer) {
   slot = Buffer();  // the next read through it allocates another one
 }
 
-std::string FileLanes::finish() noexcept {
+std::string FileLanes::finish_writes() noexcept { return finish(false); }
+
+std::string FileLanes::finish() noexcept { return finish(true); }
+
+std::string FileLanes::finish(bool reads) noexcept {
   for (Transfer& transfer : transfers_) {
-    if (transfer.over) continue;
+    if (transfer.over || !(transfer.is_write || reads)) continue;
     try {
       complete(transfer);
     } catch (const std::exception& error) {
       if (write_error_.empty() && transfer.is_write) write_error_ = error.what();
     }
   }
-  first_event_ += static_cast<Event>(transfers_.size());
-  transfers_.clear();
+  for (; !transfers_.empty() && transfers_.front().over; transfers_.pop_front()) ++first_event_;
   return std::exchange(write_error_, {});
 }
 

@@ -2,6 +2,7 @@
 // own; steps run at once, in the calling thread.
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <string>
 #include <utility>
@@ -38,7 +39,8 @@ class FileLanes final : public Lanes {
       : file_(file), chunks_(chunks), slots_(slots), slot_bytes_(slot_bytes), traffic_(traffic) {}
   ~FileLanes() override { finish(); }
 
-  void set_work(Work work, int threads) { work_ = std::move(work), threads_ = threads; }
+  // Before a step. What is under way then was read ahead.
+  void set_work(Work work, int threads);
 
   void read(int chunk, int slot) override;
   void step(int chunk, int slot) override;
@@ -46,7 +48,9 @@ class FileLanes final : public Lanes {
   Event record(Lane lane) override;
   void wait(Lane lane, Event event) override;
 
-  // Waits for everything. Chunks that could not be written stay in RAM; returns the first error's text, "" if none.
+  // Waits for the writes. Chunks that could not be written stay in RAM; returns the first error's text, "" if none.
+  std::string finish_writes() noexcept;
+  // Waits for everything, and forgets what went wrong with reads that nobody has waited for.
   std::string finish() noexcept;
 
  private:
@@ -54,9 +58,11 @@ class FileLanes final : public Lanes {
     ScratchFile::Ticket ticket;
     int chunk, slot;
     bool is_write;
-    bool over = false;
+    bool over = false, ahead = false;
   };
   void complete(Transfer& transfer);
+  void receive(const Transfer& transfer);
+  std::string finish(bool reads) noexcept;
   void keep(const Transfer& transfer);
 
   ScratchFile* file_;
@@ -66,8 +72,8 @@ class FileLanes final : public Lanes {
   Work work_;
   int threads_ = 1;  // for checksums
   Traffic& traffic_;
-  std::vector<Transfer> transfers_;  // of this step; an event is the number of a transfer, counted over all steps
-  Event first_event_ = 0;            // of transfers_[0]
+  std::deque<Transfer> transfers_;  // from the oldest under way; an event is the number of a transfer, counted from 0
+  Event first_event_ = 0;           // of transfers_[0]
   std::string write_error_;
 };
 

@@ -1,5 +1,6 @@
 #include "memory/pager.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/error.h"
@@ -24,6 +25,7 @@ Pager::Pager(Plan plan) : plan_(std::move(plan)) {
              "got a plan of %zu chunks that streams chunk %d, which it does not have", plan_.resident.size(),
              plan_.streamed[streamed]);
   free_.assign(static_cast<size_t>(plan_.slots), Lanes::kNone);
+  loaded_ = free_;
 }
 
 void Pager::step(Lanes& lanes, const std::vector<bool>& wanted) {
@@ -34,15 +36,39 @@ void Pager::step(Lanes& lanes, const std::vector<bool>& wanted) {
     for (const int chunk : from)
       if (wanted.empty() || wanted[static_cast<size_t>(chunk)]) to.push_back(chunk);
   };
+  const std::vector<int> last = streaming_;
   pick(plan_.streamed, streaming_);
   pick(resident_, staying_);
   try {
+    if (streaming_ != last) start_over(lanes);
     queue(lanes);
   } catch (...) {
     // The events no longer stand for the last use of their slots, and some may not live to the end of the next step.
-    free_.assign(free_.size(), Lanes::kNone);
+    forget();
     throw;
   }
+}
+
+void Pager::prefetch(Lanes& lanes) {
+  while (prefetched_ < std::min(streaming_.size(), free_.size())) {
+    load(lanes, prefetched_);
+    ++prefetched_;
+  }
+}
+
+// A chunk that went through slot k is read into slot k again, after its write. Where chunks change slots only the last
+// write of all stands for that, and what was read ahead is in the wrong ones.
+void Pager::start_over(Lanes& lanes) {
+  lanes.wait(Lane::kIn, written_);
+  for (const Lanes::Event event : loaded_) lanes.wait(Lane::kIn, event);
+  forget();
+}
+
+void Pager::forget() {
+  free_.assign(free_.size(), Lanes::kNone);
+  loaded_.assign(loaded_.size(), Lanes::kNone);
+  written_ = Lanes::kNone;
+  prefetched_ = 0;
 }
 
 // The k-th streamed chunk goes through slot k mod slots.
@@ -64,17 +90,17 @@ void Pager::queue(Lanes& lanes) {
   // A slot is loaded again `lag` chunks after its own, so that its write has had a step's time: where one thread drives
   // the lanes, waiting for it holds nothing up. Two slots cannot afford that: the read would come too late.
   const size_t lag = slots > 2 ? 2 : 1;
-  loaded_.assign(slots, Lanes::kNone);
-  for (size_t k = 0; k < n && k < slots; ++k) load(lanes, k);
+  for (size_t k = prefetched_; k < n && k < slots; ++k) load(lanes, k);
+  prefetched_ = 0;
   for (size_t k = 0; k < n; ++k) {
     const size_t slot = k % slots;
     step_residents(k + 1);
     if (k >= lag && k - lag + slots < n) load(lanes, k - lag + slots);
-    lanes.wait(Lane::kStep, loaded_[slot]);
+    lanes.wait(Lane::kStep, std::exchange(loaded_[slot], Lanes::kNone));
     lanes.step(streaming_[k], static_cast<int>(slot));
     lanes.wait(Lane::kOut, lanes.record(Lane::kStep));
     lanes.write(streaming_[k], static_cast<int>(slot));
-    free_[slot] = lanes.record(Lane::kOut);
+    written_ = free_[slot] = lanes.record(Lane::kOut);
   }
   step_residents(n + 1);
 }

@@ -44,16 +44,26 @@ class Pager {
   // pager or of another on the same slots.
   void step(Lanes& lanes, const std::vector<bool>& wanted = {});
 
+  // Queues the reads that the next step begins with, so that they run while the caller does something else. Taken to be
+  // those of the last step; if the next one wants other chunks, it reads again.
+  void prefetch(Lanes& lanes);
+  // Forgets them, for another use of the slots. The lanes must have finished.
+  void forget();
+  bool has_prefetched() const { return prefetched_ > 0; }
+
  private:
+  void start_over(Lanes& lanes);
   void queue(Lanes& lanes);
   void load(Lanes& lanes, size_t k);
 
   Plan plan_;
-  std::vector<int> resident_;         // the resident chunks, in the order of the step
-  std::vector<int> streaming_;        // the streamed chunks that this step wants
-  std::vector<int> staying_;          // the resident ones
-  std::vector<Lanes::Event> free_;    // of each slot: its last write
-  std::vector<Lanes::Event> loaded_;  // of each slot: its last read
+  std::vector<int> resident_;            // the resident chunks, in the order of the step
+  std::vector<int> streaming_;           // the streamed chunks that the step wants
+  std::vector<int> staying_;             // the resident ones
+  std::vector<Lanes::Event> free_;       // of each slot: its last write
+  std::vector<Lanes::Event> loaded_;     // of each slot: a read that no step has waited for
+  Lanes::Event written_ = Lanes::kNone;  // the last write of all
+  size_t prefetched_ = 0;                // of streaming_: those that are in their slots already
 };
 
 }  // namespace lowtide

@@ -61,9 +61,10 @@ std::vector<Bytes> initial_state(const Case& c) {
   return state;
 }
 
-void plain_step(std::vector<Bytes>& state, int64_t number) {
+void plain_step(std::vector<Bytes>& state, int64_t number, const std::vector<bool>& wanted = {}) {
   for (size_t i = 0; i < state.size(); ++i)
-    FakeLanes::mix(state[i].data(), static_cast<int64_t>(state[i].size()), static_cast<int>(i), number);
+    if (wanted.empty() || wanted[i])
+      FakeLanes::mix(state[i].data(), static_cast<int64_t>(state[i].size()), static_cast<int>(i), number);
 }
 
 std::vector<Bytes> contents(FakeLanes& lanes, const Case& c) {
@@ -72,12 +73,13 @@ std::vector<Bytes> contents(FakeLanes& lanes, const Case& c) {
   return state;
 }
 
-std::unique_ptr<FakeLanes> run(const Case& c, const FakeLanesOptions& options, int steps) {
+std::unique_ptr<FakeLanes> run(const Case& c, const FakeLanesOptions& options, int steps, bool ahead = false) {
   auto lanes = std::make_unique<FakeLanes>(c.plan, c.chunk_bytes, options);
   Pager pager(c.plan);
   for (int s = 0; s < steps; ++s) {
     lanes->begin_step(s);
     pager.step(*lanes);
+    if (ahead) pager.prefetch(*lanes);
   }
   return lanes;
 }
@@ -91,7 +93,7 @@ std::string first_race(FakeLanes& lanes) {
 TEST(Pager, StepsEqualAPlainLoopUnderEverySchedule) {
   testing::Rng rng = testing::seeded("Pager.StepsEqualAPlainLoopUnderEverySchedule", 20260711);
   int cases = 0;
-  int64_t steps = 0;
+  int64_t steps = 0, ahead = 0;
   for (int chunks = 1; chunks <= 12; ++chunks)
     for (int slots = 1; slots <= 4; ++slots)
       for (int i = 0; i < 100; ++i, ++cases) {
@@ -102,19 +104,28 @@ TEST(Pager, StepsEqualAPlainLoopUnderEverySchedule) {
         FakeLanes lanes(c.plan, c.chunk_bytes, options);
         Pager pager(c.plan);
         std::vector<Bytes> expected = initial_state(c);
+        std::vector<bool> wanted;
         for (int64_t s = 0, n = rng.between(1, 5); s < n; ++s, ++steps) {
+          if (i % 3 == 1 && rng.chance(0.5)) {
+            wanted.resize(static_cast<size_t>(chunks));
+            for (int chunk = 0; chunk < chunks; ++chunk) wanted[static_cast<size_t>(chunk)] = rng.chance(0.6);
+          }
           lanes.begin_step(s);
-          pager.step(lanes);
-          plain_step(expected, s);
+          pager.step(lanes, wanted);
+          plain_step(expected, s, wanted);
           if (rng.chance(0.25)) lanes.drain();
+          if (rng.chance(0.5)) pager.prefetch(lanes), ++ahead;
+          if (rng.chance(0.1)) lanes.drain(), pager.forget();
         }
         lanes.drain();
         ASSERT_EQ(contents(lanes, c), expected) << chunks << " chunks, " << slots << " slots, seed " << options.seed;
         ASSERT_EQ(races(lanes), 0u) << first_race(lanes);
         ASSERT_LE(lanes.near_peak(), c.plan.ram_bytes);
       }
-  std::printf("%d seeded schedules, %lld steps: bytes of a plain loop, 0 races, near memory within its capacity\n",
-              cases, static_cast<long long>(steps));
+  std::printf(
+      "%d seeded schedules, %lld steps, %lld of them with the next one's first reads ahead: bytes of a plain "
+      "loop, 0 races, near memory within its capacity\n",
+      cases, static_cast<long long>(steps), static_cast<long long>(ahead));
 }
 
 TEST(Pager, NearMemoryIsWhatThePlanSays) {
@@ -141,11 +152,12 @@ TEST(Pager, EveryWaitIsNeededOrANoOp) {
   int plans = 0, needed = 0, caught = 0, no_ops = 0, no_ops_reported = 0, by_values = 0, first_schedule = 0;
   for (int chunks = 1; chunks <= 12; ++chunks)
     for (int slots = 1; slots <= 4; ++slots)
-      for (const double resident : {0.0, 0.4}) {
-        const Case c = random_case(rng, chunks, slots, resident);
+      for (const int variant : {0, 1, 2, 3}) {
+        const Case c = random_case(rng, chunks, slots, variant % 2 ? 0.4 : 0.0);
+        const bool ahead = variant >= 2;
         if (c.plan.streamed.empty()) continue;
         ++plans;
-        const auto whole = run(c, {}, kSteps);
+        const auto whole = run(c, {}, kSteps, ahead);
         ASSERT_EQ(races(*whole), 0u) << first_race(*whole);
         std::vector<Bytes> expected = initial_state(c);
         for (int s = 0; s < kSteps; ++s) plain_step(expected, s);
@@ -153,7 +165,7 @@ TEST(Pager, EveryWaitIsNeededOrANoOp) {
         for (size_t k = 0; k < matters.size(); ++k) {
           FakeLanesOptions options;
           options.drop_wait = static_cast<int64_t>(k);
-          const size_t found = races(*run(c, options, kSteps));
+          const size_t found = races(*run(c, options, kSteps, ahead));
           if (!matters[k]) {
             ++no_ops;
             no_ops_reported += found > 0;
@@ -164,7 +176,7 @@ TEST(Pager, EveryWaitIsNeededOrANoOp) {
           EXPECT_GT(found, 0u) << "wait " << k << " of " << chunks << " chunks, " << slots << " slots can be dropped";
           for (int schedule = 0; schedule < kSchedules; ++schedule) {
             options.seed = rng.next();
-            const auto lanes = run(c, options, kSteps);
+            const auto lanes = run(c, options, kSteps, ahead);
             EXPECT_EQ(races(*lanes), found) << "the verdict depends on the schedule";
             lanes->drain();
             if (contents(*lanes, c) == expected) continue;

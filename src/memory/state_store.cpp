@@ -29,6 +29,7 @@ int64_t StateStore::chunk_bytes_for(int64_t total) const {
 }
 
 void StateStore::add(std::span<const ShapedParam> params) {
+  drop_prefetched();
   int64_t total = bytes_of(chunks_);
   for (const ShapedParam& p : params) {
     LT_REQUIRE(!has(p.param), "got parameter %lld twice", static_cast<long long>(p.param));
@@ -136,7 +137,14 @@ void StateStore::step(const Work& work, int threads, const std::vector<int64_t>&
     lanes_->finish();
     throw;
   }
-  const std::string error = lanes_->finish();
+  std::string error;
+  try {
+    pager_.prefetch(*lanes_);
+    error = lanes_->finish_writes();
+  } catch (...) {  // the next step reads it, and says what is wrong
+    error = lanes_->finish();
+    pager_.forget();
+  }
   if (!error.empty())
     fail_io(0,
             "%s. The step is complete and nothing is lost: what could not be written (%s) is kept in RAM, and the next "
@@ -161,8 +169,16 @@ void StateStore::read_checked(size_t chunk, std::byte* to) {
             options_.disk.c_str());
 }
 
+// Before the slots are used for something else.
+void StateStore::drop_prefetched() {
+  if (!pager_.has_prefetched()) return;
+  lanes_->finish();
+  pager_.forget();
+}
+
 // Between steps: the chunk's memory, or a copy of its record in the first slot.
 std::byte* StateStore::bring(size_t chunk) {
+  drop_prefetched();
   if (chunks_[chunk].memory.data()) return chunks_[chunk].memory.data();
   Buffer& slot = slots_[0];
   if (in_slot_ == static_cast<int64_t>(chunk)) return slot.data();
@@ -217,6 +233,7 @@ void StateStore::copy(const Part& part, int64_t offset, int64_t bytes, std::byte
 }
 
 std::vector<const Buffer*> StateStore::shrink() {
+  drop_prefetched();
   in_slot_ = -1;
   for (Buffer& slot : slots_) slot = Buffer();
   std::vector<const Buffer*> buffers;

@@ -78,6 +78,7 @@ class StateStore {
   void write_checked(size_t chunk, ChunkRecord& record, const std::byte* from);
   std::byte* bring(size_t chunk);
   void put_back(size_t chunk);
+  void drop_prefetched();
 
   Env& env_;
   StoreOptions options_;
