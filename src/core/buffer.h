@@ -4,17 +4,20 @@
 #include <cstddef>
 #include <utility>
 
+#include "core/env.h"
+
 namespace lowtide {
 
 class Buffer {
  public:
   Buffer() = default;
-  // Throws kOutOfMemory, naming the bytes, if the system has not got them.
-  explicit Buffer(size_t bytes);
+  // Throws kOutOfMemory, naming the bytes, if the system has not got them. env outlives the buffer.
+  Buffer(Env& env, size_t bytes);
   ~Buffer();
   Buffer(Buffer&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+      : env_(other.env_), data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
   Buffer& operator=(Buffer&& other) noexcept {
+    std::swap(env_, other.env_);
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
     return *this;
@@ -24,6 +27,7 @@ class Buffer {
   size_t bytes() const { return bytes_; }  // rounded up to whole pages
 
  private:
+  Env* env_ = nullptr;
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;
 };

@@ -12,6 +12,7 @@
 #include "memory/chunk.h"
 #include "memory/pager.h"
 #include "memory/scratch_file.h"
+#include "memory/write_failure.h"
 
 namespace lowtide {
 
@@ -33,12 +34,13 @@ class FileLanes final : public Lanes {
  public:
   using Work = std::function<void(int chunk, std::byte* memory)>;
   // All borrowed for the object's life. A slot without memory is allocated when it is used, `slot_bytes` large.
-  FileLanes(ScratchFile* file, std::vector<ChunkRecord>& chunks, std::vector<Buffer>& slots, int64_t slot_bytes,
-            Traffic& traffic)
-      : file_(file), chunks_(chunks), slots_(slots), slot_bytes_(slot_bytes), traffic_(traffic) {}
+  FileLanes(Env& env, ScratchFile* file, std::vector<ChunkRecord>& chunks, std::vector<Buffer>& slots,
+            int64_t slot_bytes, Traffic& traffic)
+      : env_(env), file_(file), chunks_(chunks), slots_(slots), slot_bytes_(slot_bytes), traffic_(traffic) {}
   ~FileLanes() override { finish(); }
 
-  void set_work(Work work, int threads) { work_ = std::move(work), threads_ = threads; }
+  // Before each step. Takes the memory that the step's bookkeeping needs.
+  void set_work(Work work, int threads);
 
   void read(int chunk, int slot) override;
   void step(int chunk, int slot) override;
@@ -46,8 +48,8 @@ class FileLanes final : public Lanes {
   Event record(Lane lane) override;
   void wait(Lane lane, Event event) override;
 
-  // Waits for everything. Chunks that could not be written stay in RAM; returns the first error's text, "" if none.
-  std::string finish() noexcept;
+  // Waits for everything. Chunks that could not be written stay in RAM; returns the first failure.
+  WriteFailure finish() noexcept;
 
  private:
   struct Transfer {
@@ -57,8 +59,9 @@ class FileLanes final : public Lanes {
     bool over = false;
   };
   void complete(Transfer& transfer);
-  void keep(const Transfer& transfer);
+  void keep_unwritten(const Transfer& transfer) noexcept;
 
+  Env& env_;
   ScratchFile* file_;
   std::vector<ChunkRecord>& chunks_;
   std::vector<Buffer>& slots_;
@@ -68,7 +71,7 @@ class FileLanes final : public Lanes {
   Traffic& traffic_;
   std::vector<Transfer> transfers_;  // of this step; an event is the number of a transfer, counted over all steps
   Event first_event_ = 0;            // of transfers_[0]
-  std::string write_error_;
+  WriteFailure write_failure_;
 };
 
 }  // namespace lowtide

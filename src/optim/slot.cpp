@@ -67,6 +67,7 @@ void Slot::allocate_state(Arena& arena, int of_rule) {
     if (as.scaled) scales[k] = reinterpret_cast<float*>(scale_record + static_cast<size_t>(k) * aligned(scale_bytes));
   }
   has_state = true;
+  torn = 0;
   state_rule = of_rule;
   fresh = true;
 }
