@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <utility>
 
+#include "core/env.h"
+
 namespace lowtide {
 
 // What memory and files are rounded to and aligned at.
@@ -15,12 +17,13 @@ constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * t
 class Buffer {
  public:
   Buffer() = default;
-  // Throws kOutOfMemory, naming the bytes, if the system has not got them.
-  explicit Buffer(size_t bytes);
+  // Throws kOutOfMemory, naming the bytes, if the system has not got them. env outlives the buffer.
+  Buffer(Env& env, size_t bytes);
   ~Buffer();
   Buffer(Buffer&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+      : env_(other.env_), data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
   Buffer& operator=(Buffer&& other) noexcept {
+    std::swap(env_, other.env_);
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
     return *this;
@@ -33,6 +36,7 @@ class Buffer {
   size_t bytes() const { return bytes_; }  // rounded up to whole pages
 
  private:
+  Env* env_ = nullptr;
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;
 };

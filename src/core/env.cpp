@@ -1,6 +1,7 @@
 #include "core/env.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -74,6 +75,15 @@ int Env::unlock(int fd) {
   struct flock range = whole_file(F_UNLCK);
   return or_error(::fcntl(fd, F_OFD_SETLK, &range));
 }
+
+int Env::map(size_t bytes, void** memory) {
+  void* const mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) return -errno;
+  *memory = mapped;
+  return 0;
+}
+
+int Env::unmap(void* memory, size_t bytes) { return or_error(::munmap(memory, bytes)); }
 
 Env& system_env() {
   static Env* const env = new Env;  // never destroyed: files may be closed while the process ends

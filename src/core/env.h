@@ -1,9 +1,11 @@
-// Files, as the library sees them: one seam under everything that touches a disk, so that tests can fail any call.
+// Files and the memory of state, as the library sees them: one seam under everything that touches a disk or takes memory
+// for state, so that tests can fail any call.
 //
 // Every function returns what the system call returns, or -errno: no retries, no messages. Callers handle EINTR and
 // short counts. Thread-safe, as the system is.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -30,6 +32,10 @@ class Env {
   // shared with forked children: the lock ends with unlock() or when the last of its descriptors is closed.
   virtual int lock(int fd, int* holder);
   virtual int unlock(int fd);
+  // Anonymous memory, zeroed and page-aligned (mmap); *memory is set on success, 0.
+  virtual int map(size_t bytes, void** memory);
+  // Whole pages of it, also a part.
+  virtual int unmap(void* memory, size_t bytes);
   // False: all I/O goes through pread and pwrite above, where a test can reach it.
   virtual bool allows_io_uring() const { return true; }
 };

@@ -12,6 +12,7 @@ namespace lowtide {
 
 class Arena {
  public:
+  explicit Arena(Env& env) : env_(&env) {}
   // Zeroed, 64-byte aligned. Throws kOutOfMemory and changes nothing.
   void* allocate(size_t bytes);
   // Takes what the next allocations of `bytes` together (each a multiple of 64) need, and no more. Throws likewise.
@@ -20,6 +21,7 @@ class Arena {
   int64_t allocated_bytes() const { return allocated_; }  // taken from the system
 
  private:
+  Env* env_;
   std::vector<Buffer> buffers_;
   size_t used_ = 0;  // of the last buffer
   int64_t allocated_ = 0;

@@ -1,5 +1,6 @@
 #include "memory/file_lanes.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 
@@ -24,6 +25,9 @@ class Stopwatch {
 }  // namespace
 
 void FileLanes::set_work(Work work, int threads) {
+  // A transfer that is under way must not be forgotten for lack of memory: one read and one write of each chunk, and
+  // what is read ahead before and after.
+  transfers_.reserve(2 * (chunks_.size() + slots_.size()));
   work_ = std::move(work);
   threads_ = threads;
   for (Transfer& transfer : transfers_) transfer.ahead = true;
@@ -32,7 +36,7 @@ void FileLanes::set_work(Work work, int threads) {
 void FileLanes::read(int chunk, int slot) {
   ChunkRecord& record = chunks_[static_cast<size_t>(chunk)];
   Buffer& memory = slots_[static_cast<size_t>(slot)];
-  if (!memory.data()) memory = Buffer(static_cast<size_t>(slot_bytes_));
+  if (!memory.data()) memory = Buffer(env_, static_cast<size_t>(slot_bytes_));
   std::byte* const to = memory.data();
   if (record.memory.data()) {  // it could not be written; RAM has the only copy
     std::memcpy(to, record.memory.data(), static_cast<size_t>(record.chunk.bytes));
@@ -47,22 +51,22 @@ void FileLanes::step(int chunk, int slot) {
   work_(chunk, slot < 0 ? record.memory.data() : slots_[static_cast<size_t>(slot)].data());
 }
 
+// The slot holds the only copy of what the step has made: it is written, or kept, whatever fails.
 void FileLanes::write(int chunk, int slot) {
   ChunkRecord& record = chunks_[static_cast<size_t>(chunk)];
   const std::byte* const from = slots_[static_cast<size_t>(slot)].data();
-  ++record.generation;
-  record.checksum = chunk_checksum(from, record.chunk.bytes, chunk, record.generation, threads_);
-  ScratchFile::Ticket ticket = -1;
+  Transfer& transfer = transfers_.emplace_back(Transfer{0, chunk, slot, true, true});
   try {
-    ticket = file_->write(record.file_offset, from, record.chunk.bytes);
-  } catch (const Error& error) {
-    if (write_error_.empty()) write_error_ = error.what();
-    keep({0, chunk, slot, true});
-    transfers_.push_back({0, chunk, slot, true, true});
-    return;
+    const uint64_t generation = record.generation + 1;
+    const uint64_t checksum = chunk_checksum(from, record.chunk.bytes, chunk, generation, threads_);
+    transfer.ticket = file_->write(record.file_offset, from, record.chunk.bytes);
+    transfer.over = false;
+    record.generation = generation;
+    record.checksum = checksum;
+    traffic_.written_bytes += record.chunk.bytes;
+  } catch (...) {
+    keep_unwritten(transfer);
   }
-  transfers_.push_back({ticket, chunk, slot, true});
-  traffic_.written_bytes += record.chunk.bytes;
 }
 
 Lanes::Event FileLanes::record(Lane lane) {
@@ -94,9 +98,8 @@ void FileLanes::complete(Transfer& transfer) {
   try {
     file_->wait(transfer.ticket);
     chunks_[static_cast<size_t>(transfer.chunk)].memory = Buffer();  // what was kept is out of date
-  } catch (const Error& error) {
-    if (write_error_.empty()) write_error_ = error.what();
-    keep(transfer);
+  } catch (...) {
+    keep_unwritten(transfer);
   }
 }
 
@@ -115,8 +118,9 @@ void FileLanes::receive(const Transfer& transfer) {
             transfer.chunk, static_cast<long long>(record.chunk.bytes));
 }
 
-// The write failed: what is in the slot is the only good copy. Its memory becomes the chunk's.
-void FileLanes::keep(const Transfer& transfer) {
+// In a handler: the write failed, and what is in the slot is the only good copy. Its memory becomes the chunk's.
+void FileLanes::keep_unwritten(const Transfer& transfer) noexcept {
+  write_failure_.note();
   ChunkRecord& record = chunks_[static_cast<size_t>(transfer.chunk)];
   Buffer& slot = slots_[static_cast<size_t>(transfer.slot)];
   if (record.memory.data()) {
@@ -127,21 +131,23 @@ void FileLanes::keep(const Transfer& transfer) {
   slot = Buffer();  // the next read through it allocates another one
 }
 
-std::string FileLanes::finish_writes() noexcept { return finish(false); }
+WriteFailure FileLanes::finish_writes() noexcept { return finish(false); }
 
-std::string FileLanes::finish() noexcept { return finish(true); }
+WriteFailure FileLanes::finish() noexcept { return finish(true); }
 
-std::string FileLanes::finish(bool reads) noexcept {
+WriteFailure FileLanes::finish(bool reads) noexcept {
   for (Transfer& transfer : transfers_) {
     if (transfer.over || !(transfer.is_write || reads)) continue;
     try {
       complete(transfer);
-    } catch (const std::exception& error) {
-      if (write_error_.empty() && transfer.is_write) write_error_ = error.what();
+    } catch (...) {  // a read that nobody waits for any more
     }
   }
-  for (; !transfers_.empty() && transfers_.front().over; transfers_.pop_front()) ++first_event_;
-  return std::exchange(write_error_, {});
+  const auto under_way =
+      std::find_if(transfers_.begin(), transfers_.end(), [](const Transfer& transfer) { return !transfer.over; });
+  first_event_ += under_way - transfers_.begin();
+  transfers_.erase(transfers_.begin(), under_way);
+  return std::exchange(write_failure_, {});
 }
 
 }  // namespace lowtide

@@ -2,7 +2,6 @@
 // own; steps run at once, in the calling thread.
 #pragma once
 
-#include <deque>
 #include <functional>
 #include <string>
 #include <utility>
@@ -13,6 +12,7 @@
 #include "memory/chunk.h"
 #include "memory/pager.h"
 #include "memory/scratch_file.h"
+#include "memory/write_failure.h"
 
 namespace lowtide {
 
@@ -34,12 +34,12 @@ class FileLanes final : public Lanes {
  public:
   using Work = std::function<void(int chunk, std::byte* memory)>;
   // All borrowed for the object's life. A slot without memory is allocated when it is used, `slot_bytes` large.
-  FileLanes(ScratchFile* file, std::vector<ChunkRecord>& chunks, std::vector<Buffer>& slots, int64_t slot_bytes,
-            Traffic& traffic)
-      : file_(file), chunks_(chunks), slots_(slots), slot_bytes_(slot_bytes), traffic_(traffic) {}
+  FileLanes(Env& env, ScratchFile* file, std::vector<ChunkRecord>& chunks, std::vector<Buffer>& slots,
+            int64_t slot_bytes, Traffic& traffic)
+      : env_(env), file_(file), chunks_(chunks), slots_(slots), slot_bytes_(slot_bytes), traffic_(traffic) {}
   ~FileLanes() override { finish(); }
 
-  // Before a step. What is under way then was read ahead.
+  // Before each step. Takes the memory that the step's bookkeeping needs. What is under way then was read ahead.
   void set_work(Work work, int threads);
 
   void read(int chunk, int slot) override;
@@ -48,10 +48,10 @@ class FileLanes final : public Lanes {
   Event record(Lane lane) override;
   void wait(Lane lane, Event event) override;
 
-  // Waits for the writes. Chunks that could not be written stay in RAM; returns the first error's text, "" if none.
-  std::string finish_writes() noexcept;
+  // Waits for the writes. Chunks that could not be written stay in RAM; returns the first failure.
+  WriteFailure finish_writes() noexcept;
   // Waits for everything, and forgets what went wrong with reads that nobody has waited for.
-  std::string finish() noexcept;
+  WriteFailure finish() noexcept;
 
  private:
   struct Transfer {
@@ -62,9 +62,10 @@ class FileLanes final : public Lanes {
   };
   void complete(Transfer& transfer);
   void receive(const Transfer& transfer);
-  std::string finish(bool reads) noexcept;
-  void keep(const Transfer& transfer);
+  WriteFailure finish(bool reads) noexcept;
+  void keep_unwritten(const Transfer& transfer) noexcept;
 
+  Env& env_;
   ScratchFile* file_;
   std::vector<ChunkRecord>& chunks_;
   std::vector<Buffer>& slots_;
@@ -72,9 +73,9 @@ class FileLanes final : public Lanes {
   Work work_;
   int threads_ = 1;  // for checksums
   Traffic& traffic_;
-  std::deque<Transfer> transfers_;  // from the oldest under way; an event is the number of a transfer, counted from 0
-  Event first_event_ = 0;           // of transfers_[0]
-  std::string write_error_;
+  std::vector<Transfer> transfers_;  // from the oldest under way; an event is the number of a transfer, counted from 0
+  Event first_event_ = 0;            // of transfers_[0]
+  WriteFailure write_failure_;
 };
 
 }  // namespace lowtide

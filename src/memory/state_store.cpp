@@ -53,11 +53,11 @@ void StateStore::add(std::span<const ShapedParam> params) {
   for (size_t i = 0; i < cut.size(); ++i) {
     added[i].chunk = std::move(cut[i]);
     if (!plan.resident[before + i]) continue;
-    added[i].memory = Buffer(static_cast<size_t>(added[i].chunk.bytes));
+    added[i].memory = Buffer(env_, static_cast<size_t>(added[i].chunk.bytes));
     fill_zero(added[i].chunk, added[i].memory.data());
   }
   std::vector<Buffer> slots(static_cast<size_t>(plan.slots));
-  for (Buffer& slot : slots) slot = Buffer(static_cast<size_t>(plan.slot_bytes));
+  for (Buffer& slot : slots) slot = Buffer(env_, static_cast<size_t>(plan.slot_bytes));
   int64_t file_bytes = 0;
   std::vector<int64_t> offsets(plan.resident.size(), -1);
   for (size_t i = 0; i < plan.resident.size(); ++i) {
@@ -80,6 +80,16 @@ void StateStore::add(std::span<const ShapedParam> params) {
       file_->grow(file_bytes);
   }
 
+  // Memory for the bookkeeping, too.
+  std::unordered_map<int64_t, std::vector<Place>> places;
+  for (size_t i = 0; i < added.size(); ++i)
+    for (size_t p = 0; p < added[i].chunk.pieces.size(); ++p)
+      places[added[i].chunk.pieces[p].param].push_back({before + i, p});
+  pieces_.reserve(pieces_.size() + places.size());
+  chunks_.reserve(before + added.size());
+  auto lanes = std::make_unique<FileLanes>(env_, file_.get(), chunks_, slots_, plan.slot_bytes, traffic_);
+  Pager pager(plan);
+
   // New chunks first: nobody misses them if one cannot be written.
   for (size_t i = 0; i < added.size(); ++i) {
     added[i].file_offset = offsets[before + i];
@@ -92,7 +102,7 @@ void StateStore::add(std::span<const ShapedParam> params) {
   for (size_t i = 0; i < before; ++i) {
     ChunkRecord& record = chunks_[i];
     if (plan.resident[i] && !record.memory.data()) {
-      Buffer memory(static_cast<size_t>(record.chunk.bytes));
+      Buffer memory(env_, static_cast<size_t>(record.chunk.bytes));
       read_checked(i, memory.data());
       record.memory = std::move(memory);
     }
@@ -104,16 +114,12 @@ void StateStore::add(std::span<const ShapedParam> params) {
   for (size_t i = 0; i < before; ++i)
     if (!plan.resident[i]) chunks_[i].memory = Buffer();
 
-  lanes_.reset();
   in_slot_ = -1;
-  for (size_t i = 0; i < added.size(); ++i) {
-    for (size_t p = 0; p < added[i].chunk.pieces.size(); ++p)
-      pieces_[added[i].chunk.pieces[p].param].push_back({before + i, p});
-    chunks_.push_back(std::move(added[i]));
-  }
+  pieces_.merge(places);
+  for (ChunkRecord& record : added) chunks_.push_back(std::move(record));
   slots_ = std::move(slots);
-  lanes_ = std::make_unique<FileLanes>(file_.get(), chunks_, slots_, plan.slot_bytes, traffic_);
-  pager_ = Pager(plan);
+  lanes_ = std::move(lanes);
+  pager_ = std::move(pager);
 }
 
 void StateStore::step(const Work& work, int threads, const std::vector<int64_t>& wanted) {
@@ -137,20 +143,18 @@ void StateStore::step(const Work& work, int threads, const std::vector<int64_t>&
     lanes_->finish();
     throw;
   }
-  std::string error;
+  WriteFailure failure;
   try {
     pager_.prefetch(*lanes_);
-    error = lanes_->finish_writes();
+    failure = lanes_->finish_writes();
   } catch (...) {  // the next step reads it, and says what is wrong
-    error = lanes_->finish();
+    failure = lanes_->finish();
     pager_.forget();
   }
-  if (!error.empty())
-    fail_io(0,
-            "%s. The step is complete and nothing is lost: what could not be written (%s) is kept in RAM, and the next "
-            "step tries again",
-            error.c_str(), format_bytes(report().kept_bytes).c_str());
+  failure.raise("step", report().kept_bytes);
 }
+
+void StateStore::check_written() { unwritten_.raise("change", report().kept_bytes); }
 
 // Writes a chunk's record, `from` RAM, to its place in the file. On an error `record` is as it was.
 void StateStore::write_checked(size_t chunk, ChunkRecord& record, const std::byte* from) {
@@ -183,23 +187,23 @@ std::byte* StateStore::bring(size_t chunk) {
   Buffer& slot = slots_[0];
   if (in_slot_ == static_cast<int64_t>(chunk)) return slot.data();
   in_slot_ = -1;
-  if (!slot.data()) slot = Buffer(static_cast<size_t>(pager_.plan().slot_bytes));
+  if (!slot.data()) slot = Buffer(env_, static_cast<size_t>(pager_.plan().slot_bytes));
   read_checked(chunk, slot.data());
   in_slot_ = static_cast<int64_t>(chunk);
   return slot.data();
 }
 
-// After a change to what bring() gave. If it cannot be written, it stays in RAM and the next step writes it.
+// After a change to what bring() gave. If it cannot be written, it stays in RAM; see check_written().
 void StateStore::put_back(size_t chunk) {
   ChunkRecord& record = chunks_[chunk];
   if (record.memory.data()) return;
   try {
     write_checked(chunk, record, slots_[0].data());
   } catch (...) {
+    unwritten_.note();
     record.memory = std::move(slots_[0]);
     slots_[0] = Buffer();
     in_slot_ = -1;
-    throw;
   }
 }
 

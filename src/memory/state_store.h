@@ -51,18 +51,22 @@ class StateStore {
   // Only chunks that hold some of the `wanted` parameters are brought (empty: all).
   void step(const Work& work, int threads = 1, const std::vector<int64_t>& wanted = {});
 
-  // Visits the pieces of one parameter in order; `change`: and puts them back.
+  // Visits the pieces of one parameter in order; `change`: and puts them back. Throws kIo if one cannot be read: those
+  // before it have been visited. That one cannot be written stops nothing: see check_written().
   using Visit = std::function<void(const Piece& piece, std::byte* memory)>;
   void visit(int64_t param, bool change, const Visit& visit);
 
   // Copies bytes [offset, offset + bytes) of all codes (or scales) of state k of a parameter, as if they were one
-  // array; `from` not null: into the store, else out of it to `to`.
+  // array; `from` not null: into the store, else out of it to `to`. Throws as visit() does.
   struct Part {
     int64_t param = 0;
     int k = 0;
     bool scales = false;
   };
   void copy(const Part& part, int64_t offset, int64_t bytes, std::byte* to, const std::byte* from);
+  // Throws kIo, once, if chunks that visit() or copy() changed could not be written: they are kept in RAM, and the next
+  // step tries again.
+  void check_written();
 
   // The memory of chunks in RAM; the slots' is freed first (they are allocated again when they are used).
   std::vector<const Buffer*> shrink();
@@ -90,6 +94,7 @@ class StateStore {
   int64_t in_slot_ = -1;  // between steps: the chunk that bring() put into slot 0
   std::unique_ptr<FileLanes> lanes_;
   Traffic traffic_;
+  WriteFailure unwritten_;  // of visit() and copy()
 };
 
 }  // namespace lowtide

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "memory/retry.h"
 #include "optim/checkpoint_format.h"
 
 namespace lowtide {
@@ -23,8 +24,7 @@ std::string directory_of(const std::string& path) {
 class Descriptor {
  public:
   Descriptor(Env& env, const char* path, int flags, unsigned mode) : env_(env) {
-    do fd_ = env.open(path, flags, mode);
-    while (fd_ == -EINTR);
+    fd_ = retry_interrupted([&] { return env.open(path, flags, mode); });
   }
   ~Descriptor() {
     if (fd_ >= 0) env_.close(fd_);
@@ -62,17 +62,14 @@ class Replacement {
   }
   ~Replacement() {
     file_.reset();
-    while (exists_ && env_.unlink(temporary_.c_str()) == -EINTR) {
-    }
+    if (exists_) retry_interrupted([&] { return env_.unlink(temporary_.c_str()); });
   }
   Replacement(const Replacement&) = delete;
   Replacement& operator=(const Replacement&) = delete;
 
   // A full disk shows now, not after all state has been read.
   void allocate(int64_t bytes) {
-    int result;
-    do result = env_.allocate(file_->get(), bytes);
-    while (result == -EINTR);
+    const int result = retry_interrupted([&] { return env_.allocate(file_->get(), bytes); });
     if (result == -EOPNOTSUPP || result == -EINVAL || result == -ENOSYS) return;  // this file system cannot
     if (result < 0) fail_io(-result, "no room for %lld bytes in '%s'", static_cast<long long>(bytes), name());
   }
@@ -80,8 +77,7 @@ class Replacement {
   void append(const void* data, int64_t bytes) {
     const auto* from = static_cast<const char*>(data);
     while (bytes > 0) {
-      const int64_t done = env_.pwrite(file_->get(), from, bytes, at_);
-      if (done == -EINTR) continue;
+      const int64_t done = retry_interrupted([&] { return env_.pwrite(file_->get(), from, bytes, at_); });
       if (done <= 0) {
         fail_io(done == 0 ? EIO : static_cast<int>(-done), "could not write %lld bytes at %lld of '%s'",
                 static_cast<long long>(bytes), static_cast<long long>(at_), name());

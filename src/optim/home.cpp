@@ -5,7 +5,7 @@
 
 namespace lowtide {
 
-Home::Home(const Memory& memory) : memory_(memory) {
+Home::Home(Env& env, const Memory& memory) : env_(env), memory_(memory), arena_(env) {
   LT_REQUIRE(memory.ram_bytes >= -1, "got ram_bytes=%lld, wanted 0 or more, or -1 for no limit",
              static_cast<long long>(memory.ram_bytes));
   LT_REQUIRE(memory.disk_bytes >= -1, "got disk_bytes=%lld, wanted 0 or more, or -1 for no limit",
@@ -22,7 +22,7 @@ void Home::place(std::span<Slot* const> slots, std::span<const int64_t> params) 
   int64_t bytes = 0;
   for (size_t i = 0; i < slots.size(); ++i) {
     const StateShape shape = slots[i]->shape_of(slots[i]->rule);
-    if (shape.states == 0) continue;
+    if (shape.states == 0 || (store_ && store_->has(params[i]))) continue;
     shaped.push_back({params[i], shape});
     bytes += slots[i]->record_bytes(slots[i]->rule);
   }
@@ -33,20 +33,25 @@ void Home::place(std::span<Slot* const> slots, std::span<const int64_t> params) 
     return;
   }
   if (!store_) {
-    auto store = std::make_unique<StateStore>(
-        system_env(), StoreOptions{left, memory_.disk, memory_.disk_bytes, memory_.chunk_bytes});
+    auto store =
+        std::make_unique<StateStore>(env_, StoreOptions{left, memory_.disk, memory_.disk_bytes, memory_.chunk_bytes});
     store->add(shaped);
     store_ = std::move(store);
   } else {
     store_->add(shaped);
   }
+  // All memory before the first change: the store has the parameters now, also for a second attempt.
+  std::vector<std::vector<Progress>> progress;
+  for (const int64_t param : params)
+    progress.emplace_back(store_->has(param) ? store_->pieces(param) : 0, Progress{0, true});
   for (size_t i = 0; i < slots.size(); ++i) {
     Slot& slot = *slots[i];
     slot.has_state = true;
+    slot.torn = 0;
     slot.state_rule = slot.rule;
     slot.fresh = true;
     slot.paged = store_->has(params[i]);
-    slot.progress.assign(slot.paged ? store_->pieces(params[i]) : 0, Progress{0, true});
+    slot.progress = std::move(progress[i]);
   }
 }
 
@@ -61,7 +66,7 @@ void Home::offload(int threads) {
   LT_REQUIRE(memory_.disk_bytes < 0 || needed <= memory_.disk_bytes,
              "got a disk budget of %lld bytes, wanted at least %lld to put all state there",
              static_cast<long long>(memory_.disk_bytes), static_cast<long long>(needed));
-  parked_ = std::make_unique<ParkedMemory>(system_env(), memory_.disk, std::move(buffers), threads);
+  parked_ = std::make_unique<ParkedMemory>(env_, memory_.disk, std::move(buffers), threads);
 }
 
 void Home::onload(int threads) {

@@ -13,8 +13,8 @@ namespace lowtide {
 
 class Home {
  public:
-  // Throws kInvalidArgument on a bad value.
-  explicit Home(const Memory& memory);
+  // Throws kInvalidArgument on a bad value. env outlives this object.
+  Home(Env& env, const Memory& memory);
 
   bool limited() const { return memory_.ram_bytes >= 0; }
   // Gives state to all of `slots`, numbered `params`: directly addressable if what is left of the budget holds all of
@@ -32,6 +32,7 @@ class Home {
   int64_t direct_bytes() const { return arena_.allocated_bytes(); }
 
  private:
+  Env& env_;
   Memory memory_;
   Arena arena_;
   std::unique_ptr<StateStore> store_;

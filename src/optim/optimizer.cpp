@@ -1,10 +1,15 @@
 #include "lowtide/optimizer.h"
 
+#include "optim/optimizer_env.h"
 #include "optim/optimizer_impl.h"
 
 namespace lowtide {
 
-Optimizer::Optimizer(const OptimizerOptions& options) : impl_(std::make_unique<Impl>(options)) {}
+Optimizer::Optimizer(const OptimizerOptions& options) : impl_(std::make_unique<Impl>(options, system_env())) {}
+Optimizer::Optimizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Optimizer OptimizerEnv::make(const OptimizerOptions& options, Env& env) {
+  return Optimizer(std::make_unique<Optimizer::Impl>(options, env));
+}
 Optimizer::~Optimizer() = default;
 Optimizer::Optimizer(Optimizer&&) noexcept = default;
 Optimizer& Optimizer::operator=(Optimizer&&) noexcept = default;
@@ -17,7 +22,7 @@ int Optimizer::add_group(const GroupOptions& options) {
   const int codec = find_codec(options.state);
   size_t home = 0;
   if (options.memory) {
-    impl_->homes.push_back(std::make_unique<Home>(*options.memory));
+    impl_->homes.push_back(std::make_unique<Home>(impl_->env, *options.memory));
     home = impl_->homes.size() - 1;
   }
   impl_->groups.push_back({options.hyper, codec, options.min_quantized_numel, home});
@@ -130,6 +135,7 @@ void Optimizer::import_state(int64_t param, int k, const float* in) {
     impl_->backend->encode(item, nullptr);
   });
   impl_->slot_at(param).set_fresh(false);
+  impl_->check_written();
 }
 
 void Optimizer::read_state(int64_t param, int k, void* codes, float* scales) const {
@@ -151,29 +157,40 @@ void Optimizer::write_state(int64_t param, int k, const void* codes, const float
     if (item.scales && scales) copy_bytes(item.scales, scales + item.first_block, item.blocks * int64_t{sizeof(float)});
   });
   impl_->slot_at(param).set_fresh(false);
+  impl_->check_written();
 }
 
 void Optimizer::save(const std::string& path, const std::string& metadata) const {
   const Exclusive guard(impl_->busy);
   impl_->onload();
-  save_checkpoint(system_env(), path, impl_->describe(metadata),
+  save_checkpoint(impl_->env, path, impl_->describe(metadata),
                   [&](const StatePart& part, int64_t offset, std::byte* to, int64_t bytes) {
                     impl_->copy_state(part, offset, bytes, to, nullptr);
                   });
+  impl_->catch_up();  // the file has one count for each parameter: what goes on here is what is loaded from it
 }
 
 std::string Optimizer::load(const std::string& path) {
   const Exclusive guard(impl_->busy);
   impl_->onload();
-  const CheckpointFile file(system_env(), path);
+  const CheckpointFile file(impl_->env, path);
   impl_->check_fits(file.contents());
   file.verify();
   impl_->allocate_for(file.contents());
+  std::string metadata = file.contents().metadata;
+  bool begun = false;
+  const auto begin = [&] {  // until all is in place, no step must be taken with a part of it
+    for (Slot& slot : impl_->slots) slot.torn = slot.has_state ? kAllStates : 0;
+    begun = true;
+  };
   file.load([&](const StatePart& part, int64_t offset, const std::byte* from, int64_t bytes) {
+    if (!begun) begin();
     impl_->copy_state(part, offset, bytes, nullptr, from);
   });
+  if (!begun) begin();
   impl_->set_steps_of(file.contents());
-  return file.contents().metadata;
+  impl_->check_written();
+  return metadata;
 }
 
 void Optimizer::offload() {

@@ -65,10 +65,13 @@ struct Optimizer::Impl {
     size_t home;
   };
 
-  explicit Impl(const OptimizerOptions& options)
-      : rule(find_rule(options.rule)), nonfinite(options.nonfinite), backend(cpu::make_backend(options.cpu_target)) {
+  Impl(const OptimizerOptions& options, Env& of_env)
+      : env(of_env),
+        rule(find_rule(options.rule)),
+        nonfinite(options.nonfinite),
+        backend(cpu::make_backend(options.cpu_target)) {
     set_threads(options.threads);
-    homes.push_back(std::make_unique<Home>(options.memory));
+    homes.push_back(std::make_unique<Home>(env, options.memory));
   }
 
   void set_threads(int n) {
@@ -92,6 +95,13 @@ struct Optimizer::Impl {
     const int states = slot.has_state ? rules()[static_cast<size_t>(slot.state_rule)].states : 0;
     LT_REQUIRE(k >= 0 && k < states, "got state %d of parameter %lld, which has %d", k, ll(param), states);
     return slot;
+  }
+
+  void require_whole(const Slot& slot, int64_t param) const {
+    LT_REQUIRE(!slot.torn,
+               "the state of parameter %lld was being replaced when that failed, and is part old, part new: load or "
+               "write it again",
+               ll(param));
   }
 
   static Layout checked_layout(const TensorView& view) {
@@ -155,11 +165,20 @@ struct Optimizer::Impl {
   // Steps the items that are directly addressable, then those in stores, chunk by chunk.
   void step_paged(void* stream);
 
+  // Whether this step has stepped all pieces of the `streamed` parameters that live in `home`.
+  bool all_done(const Home& home, const std::vector<const StepItem*>& streamed) const;
+
   void step_pieces(std::span<const Piece> pieces, std::byte* memory, const std::vector<const StepItem*>& streamed,
                    void* stream);
 
   // Counts a step of the parameters of which some piece was stepped; the others' pieces fall behind.
   void settle();
+
+  // From here on the pieces that are behind count as their parameters do.
+  void catch_up();
+
+  // Throws kIo if state that was replaced could not be written (it is complete, and kept in RAM).
+  void check_written();
 
   StepResult step(std::span<const Gradient> grads, const StepOptions& options);
 
@@ -175,14 +194,23 @@ struct Optimizer::Impl {
     item.codes = slot.codes[k];
     item.scales = slot.scales[k];
     item.blocks = slot.layout.blocks(kBlockElements);
-    if (!slot.paged) return visit(item, int64_t{0}, slot.layout.numel);
+    const uint32_t bit = uint32_t{1} << k;
+    if (!change) require_whole(slot, param);
+    if (!slot.paged) {
+      visit(item, int64_t{0}, slot.layout.numel);
+      if (change) slot.torn &= ~bit;
+      return;
+    }
+    const uint32_t before = slot.torn;
     home_of(slot).store()->visit(param, change, [&](const Piece& piece, std::byte* memory) {
       item.first_block = piece.first_block;
       item.blocks = piece.blocks;
       item.codes = memory + piece.codes_at[k];
       item.scales = piece.scaled ? reinterpret_cast<float*>(memory + piece.scales_at[k]) : nullptr;
       visit(item, piece.first_element, piece.elements);
+      if (change) slot.torn |= bit;
     });
+    if (change) slot.torn = before & ~bit;
   }
 
   // What a checkpoint says of the state as it is now.
@@ -203,6 +231,8 @@ struct Optimizer::Impl {
 
   // All states of the rule, also those that its present hyper-parameters do not use.
   void allocate_all_states(size_t param);
+
+  Env& env;  // of all files and all state memory
 
   int rule;
 

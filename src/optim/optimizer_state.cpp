@@ -30,9 +30,7 @@ Checkpoint Optimizer::Impl::describe(const std::string& metadata) const {
   out.metadata = metadata;
   for (size_t i = 0; i < slots.size(); ++i) {
     const Slot& slot = slots[i];
-    for (const Progress& piece : slot.progress)
-      LT_REQUIRE(piece.behind == 0,
-                 "parameter %zu is half way through a step that a failing disk stopped; take another step first", i);
+    require_whole(slot, static_cast<int64_t>(i));
     CheckpointParam param = describe(slot, slot.has_state && !slot.fresh ? slot.state_rule : -1);
     param.name = std::to_string(i);
     out.params.push_back(std::move(param));
@@ -55,6 +53,19 @@ CheckpointParam Optimizer::Impl::describe(const Slot& slot, int of_rule) const {
                             slot.layout.numel * codec.code_bytes,
                             codec.scaled ? slot.layout.blocks(kBlockElements) * int64_t{sizeof(float)} : 0});
   return param;
+}
+
+void Optimizer::Impl::catch_up() {
+  for (Slot& slot : slots)
+    for (Progress& piece : slot.progress) {
+      piece.behind = 0;
+      piece.fresh = slot.fresh;
+    }
+}
+
+void Optimizer::Impl::check_written() {
+  for (const std::unique_ptr<Home>& home : homes)
+    if (home->store()) home->store()->check_written();
 }
 
 void Optimizer::Impl::copy_state(const StatePart& part, int64_t offset, int64_t bytes, std::byte* to,
@@ -112,6 +123,7 @@ void Optimizer::Impl::set_steps_of(const Checkpoint& saved) {
     for (int k = 0; k < states; ++k) clear_state(static_cast<int64_t>(i), k);
     slot.set_fresh(true);
   }
+  for (Slot& slot : slots) slot.torn = 0;
 }
 
 void Optimizer::Impl::clear_state(int64_t param, int k) {

@@ -2,6 +2,7 @@
 #include "optim/optimizer_impl.h"
 
 #include <cmath>
+#include <exception>
 
 namespace lowtide {
 
@@ -42,12 +43,16 @@ void Optimizer::Impl::set_gradient(Slot& slot, const Gradient& grad, StepItem& i
   const size_t dims = slot.sizes.size();
   if (!grad.strides) {
     if (!slot.grad_strides.empty() || slot.grad_layout.numel != slot.layout.numel) {
+      Layout layout = Layout::make(slot.sizes, {});
       slot.grad_strides.clear();
-      slot.grad_layout = Layout::make(slot.sizes, {});
+      slot.grad_layout = std::move(layout);
     }
   } else if (slot.grad_strides.empty() ||
              !std::equal(slot.grad_strides.begin(), slot.grad_strides.end(), grad.strides)) {
-    slot.grad_layout = Layout::make(slot.sizes, {grad.strides, dims});
+    // Both or neither: strides that are remembered for another layout would be believed by the next step.
+    Layout layout = Layout::make(slot.sizes, {grad.strides, dims});
+    slot.grad_strides.reserve(dims);
+    slot.grad_layout = std::move(layout);
     slot.grad_strides.assign(grad.strides, grad.strides + dims);
   }
   item.grad_layout = &slot.grad_layout;
@@ -64,6 +69,7 @@ void Optimizer::Impl::prepare(std::span<const Gradient> grads, const StepOptions
     LT_REQUIRE(grad.dtype == DType::kF32 || grad.dtype == DType::kBF16 || grad.dtype == DType::kF16,
                "got element type %d for the gradient of parameter %zu; gradients are float32, bfloat16 or float16",
                static_cast<int>(grad.dtype), i);
+    require_whole(slot, static_cast<int64_t>(i));
     if (!slot.has_state) place(i, grads);
     StepItem& item = items.emplace_back();
     item_params.push_back(static_cast<int64_t>(i));
@@ -94,22 +100,38 @@ void Optimizer::Impl::step_paged(void* stream) {
       direct_params.push_back(param);
     }
   }
-  backend->step(direct, threads, false, stream);
-  count(direct_params);
   std::vector<int64_t> wanted;
   for (size_t param = 0; param < streamed.size(); ++param)
     if (streamed[param]) wanted.push_back(static_cast<int64_t>(param));
-  try {
-    for (const std::unique_ptr<Home>& home : homes)
-      if (home->store())
-        home->store()->step(
-            [&](std::span<const Piece> pieces, std::byte* memory) { step_pieces(pieces, memory, streamed, stream); },
-            threads, wanted);
-  } catch (...) {
-    settle();
-    throw;
+  backend->step(direct, threads, false, stream);
+  count(direct_params);
+  // The failure of one budget's disk does not keep the others from their step. What stopped something matters more than
+  // what could not be written.
+  std::exception_ptr stopped, unwritten;
+  for (const std::unique_ptr<Home>& home : homes) {
+    if (!home->store()) continue;
+    try {
+      home->store()->step(
+          [&](std::span<const Piece> pieces, std::byte* memory) { step_pieces(pieces, memory, streamed, stream); },
+          threads, wanted);
+    } catch (...) {
+      std::exception_ptr& first = all_done(*home, streamed) ? unwritten : stopped;
+      if (!first) first = std::current_exception();
+    }
   }
   settle();
+  if (stopped) std::rethrow_exception(stopped);
+  if (!unwritten) return;
+  ++steps;
+  std::rethrow_exception(unwritten);
+}
+
+bool Optimizer::Impl::all_done(const Home& home, const std::vector<const StepItem*>& streamed) const {
+  for (size_t i = 0; i < slots.size(); ++i)
+    if (streamed[i] && &home_of(slots[i]) == &home)
+      for (const Progress& piece : slots[i].progress)
+        if (!piece.done) return false;
+  return true;
 }
 
 void Optimizer::Impl::step_pieces(std::span<const Piece> pieces, std::byte* memory,

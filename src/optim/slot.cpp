@@ -52,6 +52,7 @@ void Slot::allocate_state(Arena& arena, int of_rule) {
     if (whole.scaled) scales[k] = reinterpret_cast<float*>(record + whole.scales_at[k]);
   }
   has_state = true;
+  torn = 0;
   state_rule = of_rule;
   fresh = true;
 }

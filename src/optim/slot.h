@@ -16,6 +16,8 @@ struct Progress {
   bool done = false;  // within a step
 };
 
+constexpr uint32_t kAllStates = (uint32_t{1} << kMaxStates) - 1;
+
 struct Slot {
   int group = 0;
   int rule = 0;   // the effective rule: SGD without momentum steps as sgd_plain
@@ -33,6 +35,7 @@ struct Slot {
   bool wants_state = false;        // before its first gradient, with the others of its budget
   bool paged = false;              // the state is in its budget's store; codes and scales are null
   std::vector<Progress> progress;  // of each piece, where paged
+  uint32_t torn = 0;               // bit k: state k was being replaced when something failed; part of it is of before
   void* codes[kMaxStates] = {};
   float* scales[kMaxStates] = {};
 

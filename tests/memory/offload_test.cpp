@@ -114,14 +114,13 @@ class FlippingEnv : public Env {
 };
 
 Buffer filled(size_t bytes, unsigned char value) {
-  Buffer buffer(bytes);
+  Buffer buffer(system_env(), bytes);
   std::memset(buffer.data(), value, bytes);
   return buffer;
 }
 
 bool holds(const Buffer& buffer, unsigned char value) {
-  return buffer.data()[0] == std::byte{value} &&
-         std::memcmp(buffer.data(), buffer.data() + 1, buffer.bytes() - 1) == 0;
+  return buffer.data()[0] == std::byte{value} && std::memcmp(buffer.data(), buffer.data() + 1, buffer.bytes() - 1) == 0;
 }
 
 TEST(Offload, AFailingDiskLosesNothing) {

@@ -1,5 +1,5 @@
 // An Env that forwards to another and spoils chosen calls: the n-th call of a kind, once or from then on, fails with an
-// errno or transfers less than asked. It can also call back around the n-th call, where a test ends the process.
+// errno or transfers less than asked. So does memory: kMap, which kAny leaves out. It can also call back around the n-th call, where a test ends the process.
 #pragma once
 
 #include <array>
@@ -18,8 +18,8 @@
 
 namespace lowtide::testing {
 
-enum class Call : int { kAny, kOpen, kPread, kPwrite, kAllocate, kTruncate, kSync, kRename, kUnlink, kLock };
-constexpr int kCallKinds = 10;
+enum class Call : int { kAny, kOpen, kPread, kPwrite, kAllocate, kTruncate, kSync, kRename, kUnlink, kLock, kMap };
+constexpr int kCallKinds = 11;
 
 struct Fault {
   Call call = Call::kAny;
@@ -106,6 +106,17 @@ class FaultyEnv : public Env {
   }
   int unlock(int fd) override { return under_.unlock(fd); }
   bool allows_io_uring() const override { return false; }
+  int map(size_t bytes, void** memory) override {
+    const int result = at(Call::kMap, [&] { return under_.map(bytes, memory); });
+    if (result == 0) mapped_ += static_cast<int64_t>(bytes);
+    return result;
+  }
+  int unmap(void* memory, size_t bytes) override {
+    mapped_ -= static_cast<int64_t>(bytes);
+    return under_.unmap(memory, bytes);
+  }
+  // Bytes taken through this Env and not given back through it.
+  int64_t mapped_bytes() const { return mapped_; }
 
  private:
   struct Strike {
@@ -117,9 +128,10 @@ class FaultyEnv : public Env {
 
   Strike count(Call kind) {
     const std::lock_guard lock(mutex_);
-    const int64_t any = ++counts_[0];
+    const bool file = kind != Call::kMap;
+    const int64_t any = counts_[0] += file;
     const int64_t own = ++counts_[static_cast<size_t>(kind)];
-    const int64_t n = fault_.call == Call::kAny ? any : fault_.call == kind ? own : 0;
+    const int64_t n = fault_.call == kind ? own : fault_.call == Call::kAny && file ? any : 0;
     if (n == 0 || fault_.nth == 0 || (fault_.persistent ? n < fault_.nth : n != fault_.nth)) return {};
     ++struck_;
     return {fault_.error, fault_.short_, fault_.short_bytes, fault_.before, fault_.after};
@@ -179,6 +191,7 @@ class FaultyEnv : public Env {
   std::array<int64_t, kCallKinds> counts_{};
   int64_t struck_ = 0;
   std::set<int> fds_;
+  std::atomic<int64_t> mapped_{0};
 };
 
 }  // namespace lowtide::testing

@@ -1,0 +1,15 @@
+// An Optimizer whose files and state memory go through a given Env: the seam where tests fail any call of a whole
+// optimizer. Not part of the public interface.
+#pragma once
+
+#include "core/env.h"
+#include "lowtide/optimizer.h"
+
+namespace lowtide {
+
+struct OptimizerEnv {
+  // As Optimizer(options). env outlives the optimizer.
+  static Optimizer make(const OptimizerOptions& options, Env& env);
+};
+
+}  // namespace lowtide

@@ -1,0 +1,336 @@
+// Claim: nothing is lost. Every class of system call that an optimizer makes, failing at its n-th call, once and from
+// then on, in every operation: afterwards each block of a parameter and its state are both of before or both of after,
+// training goes on, and ends bit for bit where it ends undisturbed with the same steps for each block.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <functional>
+#include <vector>
+
+#include "support/fault_trial.h"
+#include "support/faulty_env.h"
+#include "support/temporary.h"
+
+namespace lowtide::testing {
+namespace {
+
+constexpr Call kCalls[] = {Call::kOpen, Call::kPread,  Call::kPwrite, Call::kAllocate, Call::kTruncate,
+                           Call::kSync, Call::kRename, Call::kLock,   Call::kMap};
+
+struct Tally {
+  int64_t points = 0, failed = 0, halfway = 0, kept = 0, refused = 0, blocks = 0, wrong = 0, unusable = 0,
+          miscalled = 0, bytes = 0, fds = 0;
+
+  void print(const char* what) const {
+    std::printf(
+        "%-28s points %5lld: failed %5lld (half way %lld, kept in RAM %lld, refused until repeated %lld); blocks "
+        "checked "
+        "%lld, wrong %lld; unusable %lld, wrong error %lld, bytes leaked %lld, descriptors leaked %lld\n",
+        what, ll(points), ll(failed), ll(halfway), ll(kept), ll(refused), ll(blocks), ll(wrong), ll(unusable),
+        ll(miscalled), ll(bytes), ll(fds));
+    EXPECT_GT(points, 0);
+    EXPECT_GT(failed, 0) << "control: some fault must show";
+    EXPECT_EQ(wrong + unusable + miscalled + bytes + fds, 0);
+  }
+  static long long ll(int64_t n) { return n; }
+};
+
+std::vector<Fault> faults_of(Call call) {
+  std::vector<Fault> faults;
+  for (const bool persistent : {false, true}) {
+    if (call == Call::kMap) {
+      faults.push_back({.call = call, .persistent = persistent, .error = ENOMEM});
+      continue;
+    }
+    for (const int error : {EIO, ENOSPC, EINTR})
+      faults.push_back({.call = call, .persistent = persistent, .error = error});
+    if (call == Call::kPread || call == Call::kPwrite)
+      faults.push_back({.call = call, .persistent = persistent, .short_ = true});
+  }
+  return faults;
+}
+
+// One trial: `prepare` unharmed, `act` under the fault, `check` after it with the Error (or none).
+struct Operation {
+  std::function<void(Trial&)> prepare, act;
+  std::function<void(Trial&, const std::optional<Error>&)> check;
+};
+
+void try_everything(const TemporaryDirectory& directory, const Operation& operation, Tally& tally) {
+  for (const Call call : kCalls)
+    for (const Fault& kind : faults_of(call)) {
+      // Retries of what never ends take their time, and are ScratchFile's to prove at every call.
+      const bool endless = kind.persistent && (kind.error == EINTR || kind.short_);
+      for (int64_t n = 1; n <= (endless ? 1 : 1 << 20); ++n) {
+        const int64_t descriptors = open_descriptors();
+        FaultyEnv env;
+        bool struck;
+        {
+          Trial trial(env, directory.path());
+          operation.prepare(trial);
+          Fault fault = kind;
+          fault.nth = n;
+          env.arm(fault);
+          std::optional<Error> error;
+          try {
+            operation.act(trial);
+          } catch (const Error& thrown) {
+            error = thrown;
+          }
+          struck = env.struck() > 0;
+          env.disarm();
+          if (struck) {
+            ++tally.points;
+            tally.failed += error.has_value();
+            tally.kept += trial.optimizer().report().kept_bytes > 0;
+            if (error) {
+              const bool memory = call == Call::kMap, resumed = kind.short_;
+              tally.miscalled += error->kind() != (memory ? ErrorKind::kOutOfMemory : ErrorKind::kIo) ||
+                                 (!memory && !resumed && error->os_error() != kind.error);
+            }
+            operation.check(trial, error);
+          } else {
+            EXPECT_EQ(error, std::nullopt) << error->what();
+          }
+        }
+        tally.bytes += env.mapped_bytes();
+        tally.fds += env.open_fds() + open_descriptors() - descriptors;
+        if (!struck) break;
+      }
+    }
+}
+
+bool throws(const std::function<void()>& act) {
+  try {
+    act();
+  } catch (const std::exception& error) {
+    std::printf("unusable: %s\n", error.what());
+    return true;
+  }
+  return false;
+}
+
+std::function<void(Trial&)> steps_before(int end) {
+  return [end](Trial& trial) {
+    for (int number = 0; number < end; ++number) {
+      if (number == kLateStep) trial.add_late();
+      trial.step(number);
+    }
+  };
+}
+
+// The steps from `number` on, with parameters that move in between.
+void finish(Trial& trial, int number, Tally& tally) {
+  tally.unusable += throws([&] {
+    for (; number < kTrialSteps; ++number) {
+      if (number == kLateStep) trial.add_late();
+      trial.move_params();
+      trial.step(number);
+    }
+  });
+  tally.unusable += trial.optimizer().report().kept_bytes != 0;
+}
+
+// Adds blocks whose bits are all 0.
+void count(const std::vector<uint32_t>& masks, Tally& tally) {
+  tally.blocks += static_cast<int64_t>(masks.size());
+  for (const uint32_t mask : masks) tally.wrong += mask == 0;
+}
+
+// Step `number` fails; blocks have taken it or not, and go on accordingly.
+void check_step(Trial& trial, int number, bool failed, const std::vector<Image>& all, const std::vector<Image>& missed,
+                Tally& tally) {
+  const auto now = static_cast<size_t>(number + 1);
+  if (static_cast<size_t>(trial.optimizer().param_count()) < kTrialParams.size()) trial.add_late();
+  const std::vector<uint32_t> then = matches(trial.image(), {&all[now], &missed[now]});
+  count(then, tally);
+  int64_t after = 0, before = 0;
+  for (const uint32_t mask : then) after += mask == 1, before += mask == 2;
+  if (!failed) tally.wrong += before;
+  tally.halfway += after > 0 && before > 0;
+  finish(trial, number + 1, tally);
+  std::vector<uint32_t> end = matches(trial.image(), {&all.back(), &missed.back()});
+  for (size_t block = 0; block < end.size(); ++block) end[block] &= then[block];
+  count(end, tally);
+}
+
+TEST(Faults, InAStep) {
+  const TemporaryDirectory directory;
+  const std::vector<Image> all = reference_images();
+  for (const int number : {0, 2}) {
+    const std::vector<Image> missed = reference_images(number);
+    Tally tally;
+    try_everything(directory,
+                   {steps_before(number), [&](Trial& trial) { trial.step(number); },
+                    [&](Trial& trial, const std::optional<Error>& error) {
+                      check_step(trial, number, error.has_value(), all, missed, tally);
+                    }},
+                   tally);
+    tally.print(number ? "a later step" : "the first step");
+    EXPECT_GT(tally.halfway, 0) << "control";
+    EXPECT_GT(tally.kept, 0) << "control";
+  }
+}
+
+TEST(Faults, WhereAGroupIsAdded) {
+  const TemporaryDirectory directory;
+  const std::vector<Image> all = reference_images(), missed = reference_images(kLateStep);
+  Tally tally;
+  try_everything(directory,
+                 {steps_before(kLateStep),
+                  [&](Trial& trial) {
+                    trial.add_late();
+                    trial.step(kLateStep);
+                  },
+                  [&](Trial& trial, const std::optional<Error>& error) {
+                    check_step(trial, kLateStep, error.has_value(), all, missed, tally);
+                  }},
+                 tally);
+  tally.print("adding a group, and a step");
+}
+
+TEST(Faults, WhileStateIsRead) {
+  const TemporaryDirectory directory;
+  const std::vector<Image> all = reference_images();
+  Tally tally;
+  try_everything(directory,
+                 {steps_before(4), [](Trial& trial) { static_cast<void>(trial.image()); },
+                  [&](Trial& trial, const std::optional<Error>&) {
+                    count(matches(trial.image(), {&all[4]}), tally);
+                    finish(trial, 4, tally);
+                    count(matches(trial.image(), {&all.back()}), tally);
+                  }},
+                 tally);
+  tally.print("read_state");
+}
+
+TEST(Faults, InSave) {
+  const TemporaryDirectory directory, files;
+  const std::vector<Image> all = reference_images();
+  const std::string path = files.file("c");
+  Trial older(system_env(), ""), reader(system_env(), "");
+  older.add_late();
+  reader.add_late();
+  older.step(0);
+  Tally tally;
+  int64_t olds = 0, news = 0;
+  const Operation operation{[&](Trial& trial) {
+                              steps_before(4)(trial);
+                              older.optimizer().save(path, "old");
+                            },
+                            [&](Trial& trial) { trial.optimizer().save(path, "new"); },
+                            [&](Trial& trial, const std::optional<Error>& error) {
+                              const bool is_old = reader.optimizer().load(path) == "old";
+                              (is_old ? olds : news)++;
+                              tally.wrong += is_old && !error;
+                              count(matches(reader.image(), {&all[is_old ? 1 : 4]}, false), tally);
+                              tally.wrong += files.names().size() != 1;
+                              count(matches(trial.image(), {&all[4]}), tally);
+                              finish(trial, 4, tally);
+                              count(matches(trial.image(), {&all.back()}), tally);
+                            }};
+  try_everything(directory, operation, tally);
+  tally.print("save");
+  EXPECT_GT(olds, 0);
+  EXPECT_GT(news, 0);
+  std::printf("%-28s old %lld, new %lld\n", "", Tally::ll(olds), Tally::ll(news));
+}
+
+// Until it is repeated, nothing goes on with state of which a part is of before.
+void repeat_if_refused(Trial& trial, const std::function<void()>& repeat, Tally& tally) {
+  bool refused = false;
+  try {
+    static_cast<void>(trial.image());
+  } catch (const Error& error) {
+    refused = error.kind() == ErrorKind::kInvalidArgument;
+    tally.wrong += !refused;
+  }
+  if (!refused) return;
+  ++tally.refused;
+  const Tensor before = trial.param(0);
+  EXPECT_NE(refusal([&] { trial.step(4); }).find("part old, part new"), std::string::npos);
+  EXPECT_NE(refusal([&] { trial.optimizer().save("/nowhere/c"); }).find("part old, part new"), std::string::npos);
+  EXPECT_TRUE(before.data == trial.param(0).data);
+  tally.unusable += throws(repeat);
+}
+
+TEST(Faults, InLoad) {
+  const TemporaryDirectory directory, files;
+  const std::vector<Image> all = reference_images();
+  const std::string path = files.file("c");
+  Trial saved(system_env(), "");
+  saved.add_late();
+  for (int number = 0; number < 4; ++number) saved.step(number);
+  saved.optimizer().save(path);
+  saved.step(4);
+  const std::vector<Image> other = reference_images(0);  // what the optimizer was before: it has missed step 0
+  Tally tally;
+  int64_t olds = 0, news = 0;
+  const auto load = [&](Trial& trial) { trial.optimizer().load(path); };
+  const Operation operation{[&](Trial& trial) {
+                              trial.add_late();
+                              for (int number = 1; number < 4; ++number) trial.step(number);
+                            },
+                            load,
+                            [&](Trial& trial, const std::optional<Error>& error) {
+                              const bool half = error.has_value();
+                              repeat_if_refused(
+                                  trial, [&] { load(trial); }, tally);
+                              const std::vector<uint32_t> masks = matches(trial.image(), {&all[4], &other[4]}, false);
+                              count(masks, tally);
+                              uint32_t common = ~uint32_t{0};
+                              for (const uint32_t mask : masks) common &= mask;
+                              tally.wrong += common == 0;  // all loaded or all of before
+                              tally.wrong += !half && !(common & 1);
+                              (common & 1 ? news : olds)++;
+                              if (!(common & 1)) load(trial);
+                              for (size_t i = 0; i < kTrialParams.size(); ++i)
+                                trial.param(i).data = all[4].params[i].data;
+                              finish(trial, 4, tally);
+                              count(matches(trial.image(), {&all.back()}), tally);
+                            }};
+  try_everything(directory, operation, tally);
+  tally.print("load");
+  EXPECT_GT(tally.refused, 0) << "control";
+  EXPECT_GT(olds, 0);
+  EXPECT_GT(news, 0);
+  std::printf("%-28s before %lld, loaded %lld\n", "", Tally::ll(olds), Tally::ll(news));
+}
+
+// Both states of the largest parameter are replaced by others.
+TEST(Faults, InWriteState) {
+  const TemporaryDirectory directory;
+  const std::vector<Image> all = reference_images();
+  const auto replace = [&](Trial& trial, const Image& by) {
+    for (size_t k = 0; k < 2; ++k)
+      trial.optimizer().write_state(0, static_cast<int>(k), by.params[0].codes[k].data(),
+                                    by.params[0].scales[k].data());
+  };
+  Image mixed = all[4];  // the first state written, the second not yet
+  mixed.params[0].codes[0] = all[2].params[0].codes[0];
+  mixed.params[0].scales[0] = all[2].params[0].scales[0];
+  Image written = mixed;
+  written.params[0].codes[1] = all[2].params[0].codes[1];
+  written.params[0].scales[1] = all[2].params[0].scales[1];
+  Tally tally;
+  const Operation operation{steps_before(4), [&](Trial& trial) { replace(trial, all[2]); },
+                            [&](Trial& trial, const std::optional<Error>& error) {
+                              repeat_if_refused(
+                                  trial, [&] { replace(trial, all[2]); }, tally);
+                              const auto masks = matches(trial.image(), {&written, &mixed, &all[4]});
+                              count(masks, tally);
+                              uint32_t common = ~uint32_t{0};
+                              for (const uint32_t mask : masks) common &= mask;
+                              tally.wrong += common == 0;
+                              tally.wrong += !error && !(common & 1);
+                              tally.unusable += throws([&] { replace(trial, all[4]); });
+                              finish(trial, 4, tally);
+                              count(matches(trial.image(), {&all.back()}), tally);
+                            }};
+  try_everything(directory, operation, tally);
+  tally.print("write_state");
+  EXPECT_GT(tally.refused, 0) << "control";
+}
+
+}  // namespace
+}  // namespace lowtide::testing
