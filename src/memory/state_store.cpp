@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "core/error.h"
 #include "core/sizes.h"
@@ -30,6 +31,7 @@ int64_t StateStore::chunk_bytes_for(int64_t total) const {
 
 void StateStore::add(std::span<const ShapedParam> params) {
   drop_prefetched();
+  write_changed();
   int64_t total = bytes_of(chunks_);
   for (const ShapedParam& p : params) {
     LT_REQUIRE(!has(p.param), "got parameter %lld twice", static_cast<long long>(p.param));
@@ -124,6 +126,8 @@ void StateStore::add(std::span<const ShapedParam> params) {
 
 void StateStore::step(const Work& work, int threads, const std::vector<int64_t>& wanted) {
   if (!lanes_) return;
+  write_changed();
+  unwritten_ = {};  // what is kept in RAM is part of this step
   std::vector<bool> chunks;
   if (!wanted.empty()) {
     chunks.assign(chunks_.size(), false);
@@ -154,7 +158,10 @@ void StateStore::step(const Work& work, int threads, const std::vector<int64_t>&
   failure.raise("step", report().kept_bytes);
 }
 
-void StateStore::check_written() { unwritten_.raise("change", report().kept_bytes); }
+void StateStore::check_written() {
+  write_changed();
+  unwritten_.raise("change", report().kept_bytes);
+}
 
 // Writes a chunk's record, `from` RAM, to its place in the file. On an error `record` is as it was.
 void StateStore::write_checked(size_t chunk, ChunkRecord& record, const std::byte* from) {
@@ -186,6 +193,7 @@ std::byte* StateStore::bring(size_t chunk) {
   if (chunks_[chunk].memory.data()) return chunks_[chunk].memory.data();
   Buffer& slot = slots_[0];
   if (in_slot_ == static_cast<int64_t>(chunk)) return slot.data();
+  write_changed();
   in_slot_ = -1;
   if (!slot.data()) slot = Buffer(env_, static_cast<size_t>(pager_.plan().slot_bytes));
   read_checked(chunk, slot.data());
@@ -193,12 +201,17 @@ std::byte* StateStore::bring(size_t chunk) {
   return slot.data();
 }
 
-// After a change to what bring() gave. If it cannot be written, it stays in RAM; see check_written().
+// After a change to what bring() gave. It is written when the slot is needed: many small changes are one write.
 void StateStore::put_back(size_t chunk) {
-  ChunkRecord& record = chunks_[chunk];
-  if (record.memory.data()) return;
+  if (!chunks_[chunk].memory.data()) in_slot_changed_ = true;
+}
+
+// If it cannot be written, it stays in RAM; see check_written().
+void StateStore::write_changed() {
+  if (!std::exchange(in_slot_changed_, false)) return;
+  ChunkRecord& record = chunks_[static_cast<size_t>(in_slot_)];
   try {
-    write_checked(chunk, record, slots_[0].data());
+    write_checked(static_cast<size_t>(in_slot_), record, slots_[0].data());
   } catch (...) {
     unwritten_.note();
     record.memory = std::move(slots_[0]);
@@ -238,6 +251,7 @@ void StateStore::copy(const Part& part, int64_t offset, int64_t bytes, std::byte
 
 std::vector<const Buffer*> StateStore::shrink() {
   drop_prefetched();
+  write_changed();
   in_slot_ = -1;
   for (Buffer& slot : slots_) slot = Buffer();
   std::vector<const Buffer*> buffers;

@@ -64,8 +64,8 @@ class StateStore {
     bool scales = false;
   };
   void copy(const Part& part, int64_t offset, int64_t bytes, std::byte* to, const std::byte* from);
-  // Throws kIo, once, if chunks that visit() or copy() changed could not be written: they are kept in RAM, and the next
-  // step tries again.
+  // To be called after changes: the last of them are still to be written. Throws kIo, once, if chunks that visit() or
+  // copy() changed could not be written: they are kept in RAM, and the next step tries again.
   void check_written();
 
   // The memory of chunks in RAM; the slots' is freed first (they are allocated again when they are used).
@@ -82,6 +82,7 @@ class StateStore {
   void write_checked(size_t chunk, ChunkRecord& record, const std::byte* from);
   std::byte* bring(size_t chunk);
   void put_back(size_t chunk);
+  void write_changed();
   void drop_prefetched();
 
   Env& env_;
@@ -92,6 +93,7 @@ class StateStore {
   std::unique_ptr<ScratchFile> file_;
   std::vector<Buffer> slots_;
   int64_t in_slot_ = -1;  // between steps: the chunk that bring() put into slot 0
+  bool in_slot_changed_ = false;
   std::unique_ptr<FileLanes> lanes_;
   Traffic traffic_;
   WriteFailure unwritten_;  // of visit() and copy()
