@@ -5,10 +5,9 @@
 // bytes checksummed in a step, and seconds of checksums over that many bytes that no cache holds.
 #include <algorithm>
 #include <chrono>
-#include <string>
-#include <thread>
 #include <unordered_map>
 
+#include "core/thread_pool.h"
 #include "lowtide/optimizer.h"
 #include "memory/checksum.h"
 #include "state.h"
@@ -91,7 +90,7 @@ int main(int argc, char** argv) {
       return std::fprintf(stderr, "checksum_cost: a step checksummed nothing: all state fits %lld bytes\n",
                           static_cast<long long>(budget)),
              1;
-    const int threads = static_cast<int>(std::thread::hardware_concurrency());
+    const int threads = lowtide::available_threads();
     const int64_t spread = std::max<int64_t>(chunk, int64_t{256} << 20) / chunk * chunk;
     const std::vector<std::byte> memory(static_cast<size_t>(spread), std::byte{1});
     uint64_t sum = 0;

@@ -16,6 +16,7 @@
 
 #include "backend/cpu/cpu_backend.h"
 #include "backend/dialect.h"
+#include "core/thread_pool.h"
 #include "lowtide/optimizer.h"
 #include "state.h"
 
@@ -93,7 +94,7 @@ class Mapped final : public Contender {
         {h.lr, h.beta1, h.beta2, h.eps, h.weight_decay, h.momentum, h.dampening, h.nesterov,
          static_cast<double>(steps_), first},
         args_);
-    backend_->step({&item_, 1}, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)), false, nullptr);
+    backend_->step({&item_, 1}, lowtide::available_threads(), false, nullptr);
   }
   void settle() override {
     if (fdatasync(fd_) != 0) paging::die("fdatasync");

@@ -102,7 +102,7 @@ def measure(
                 one.turn(steps)
         hashes = {one.name: one.ask("end") for one in contenders}
         version = contenders[0].group.version
-    except Unavailable as reason:
+    except (Unavailable, RuntimeError) as reason:
         return {"state": state, "skipped": str(reason)}
     finally:
         for one in contenders:

@@ -36,10 +36,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--share", type=float, default=0.25, help="os: the budget, as a share of the state")
     parser.add_argument("--steps", type=int, default=4, help="os: timed steps of a turn")
-    parser.add_argument("--quick", action="store_true", help="a small llama: it runs, and no more")
+    parser.add_argument("--quick", action="store_true", help="everything small: it runs, and no more")
     parser.add_argument("--programs", type=Path, default=None, help="folder of compiled programs (default: CMake's)")
     parser.add_argument("--out", type=Path, default=programs.OUT)
     args = parser.parse_args()
+    if args.quick:
+        args.elements, args.chunk, args.rounds, args.steps = 4 << 20, 256 << 10, 2, 2
     rows = args.rows.split(",")
     if unknown := set(rows) - set(ROWS):
         parser.error(f"--rows: got {', '.join(sorted(unknown))}, wanted some of {', '.join(ROWS)}")
