@@ -1,5 +1,5 @@
-"""Row "budgets": steps with state in RAM, under a budget that holds it, half on disk, and all on disk, beside the raw rate
-of the disk, in rounds of one process."""
+"""Row "budgets": steps with state in RAM, under a budget that holds it, half on disk, and all on disk, beside the raw
+rate of the disk, in rounds of one process."""
 
 from __future__ import annotations
 

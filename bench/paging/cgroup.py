@@ -29,9 +29,8 @@ class Group:
             self.path.mkdir()
         except OSError as error:
             raise Unavailable(f"control groups (version {self.version}) cannot be made: {error}") from error
-        self._limit, self._usage = (
-            ("memory.limit_in_bytes", "memory.usage_in_bytes") if self.version == 1 else ("memory.max", "memory.current")
-        )
+        files = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes"), 2: ("memory.max", "memory.current")}
+        self._limit, self._usage = files[self.version]
         if not (self.path / self._limit).exists():
             self.close()
             raise Unavailable(f"the memory controller of control groups (version {self.version}) is not there")

@@ -1,8 +1,8 @@
 """Row "what checksums and generations cost": their time within a step whose state is all on disk, and the step without.
 
-Inside: seconds spent in chunk_checksum over the step's. Without: the same step with the calls left out. Uncached: the same
-bytes once more, from memory that no cache holds, which bounds the time from above; a step checksums what was just read or
-just computed. Generations are counted in the same calls: a number beside each chunk, seeding its checksum.
+Inside: seconds spent in chunk_checksum over the step's. Without: the same step with the calls left out. Uncached: the
+same bytes once more, from memory that no cache holds, which bounds the time from above; a step checksums what was just
+read or just computed. Generations are counted in the same calls: a number beside each chunk, seeding its checksum.
 """
 
 from __future__ import annotations

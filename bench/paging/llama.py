@@ -20,7 +20,8 @@ from typing import Any
 
 # What bitsandbytes published for its paged AdamW on XPU (pull request 1898): a LLaMA of about this size, memory of the
 # device, where the paged state does not count; and the largest difference of losses.
-PUBLISHED = {"what": "bitsandbytes paged, XPU (published)", "unpaged_mb": 2524, "paged_mb": 861, "loss_difference": 0.01}
+PUBLISHED = {"what": "bitsandbytes paged, XPU (published)", "unpaged_mb": 2524, "paged_mb": 861,
+             "loss_difference": 0.01}  # fmt: skip
 
 REFERENCE = "torch fused fp32"
 CONTENDERS: dict[str, tuple[str, bool]] = {  # state format ("": torch's), under the budget
@@ -94,8 +95,8 @@ def show(row: dict[str, Any]) -> None:
         print(f"  {name:24s}" + "".join(f"{cell:>13s}" for cell in cells))
     told = row["published"]
     saved = 100 * (1 - told["paged_mb"] / told["unpaged_mb"])
-    print(f"  {told['what']}: {told['unpaged_mb']} to {told['paged_mb']} MB of device memory, saved {saved:.1f} %, losses "
-          f"within {told['loss_difference']}")  # fmt: skip
+    print(f"  {told['what']}: {told['unpaged_mb']} to {told['paged_mb']} MB of device memory, saved {saved:.1f} %, "
+          f"losses within {told['loss_difference']}")  # fmt: skip
     for name, run in runs.items():
         if "same_bits_as_unpaged" in run:
             print(f"  {name}: losses and weights {'equal bit for bit' if run['same_bits_as_unpaged'] else 'DIFFER'} "

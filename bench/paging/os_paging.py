@@ -64,7 +64,9 @@ class Contender:
         self.group.close()
 
 
-def commands(state: str, elements: int, budget: int, chunk: int, disk: str, programs: Path | None) -> dict[str, list[str]]:
+def commands(
+    state: str, elements: int, budget: int, chunk: int, disk: str, programs: Path | None
+) -> dict[str, list[str]]:
     program = str(linked("os_paging", programs))
     tail = [disk, state, str(elements), str(budget), str(chunk)]
     found = {
@@ -88,7 +90,7 @@ def measure(
         lines = commands(state, elements, budget, chunk, disk, programs)
         for name, command in lines.items():
             contenders.append(Contender(name, command))
-        # One limit for all programs that are alike, so that no difference of their start decides; torch's own is larger.
+        # One limit for all programs that are alike, so that no difference of their start decides; torch's is larger.
         before = [one.ready() for one in contenders]
         alike = max(size for one, size in zip(contenders, before, strict=True) if "torch" not in one.name)
         limits = [(size if "torch" in one.name else alike) + budget + SLACK
@@ -135,8 +137,8 @@ def show(row: dict[str, Any]) -> None:
     if "skipped" in row:
         print(f": not measured: {row['skipped']}")
         return
-    print(f", {row['elements']} elements, {row['state_bytes'] / 1e6:.0f} MB of state, budget {row['budget'] / 1e6:.0f} MB, "
-          f"cgroup v{row['cgroup_version']}")  # fmt: skip
+    print(f", {row['elements']} elements, {row['state_bytes'] / 1e6:.0f} MB of state, budget "
+          f"{row['budget'] / 1e6:.0f} MB, cgroup v{row['cgroup_version']}")  # fmt: skip
     print(f"  {'':30s} {'limit, MB':>10s} {'s/step':>10s} {'explicit / this':>16s}")
     for name, one in row["contenders"].items():
         print(f"  {name:30s} {one['limit_bytes'] / 1e6:10.0f} {one['seconds']:10.4f} {one['explicit_to_this']:16.3f}")

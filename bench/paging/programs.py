@@ -20,8 +20,8 @@ def raw_disk() -> Path:
 
 
 def linked(name: str, folder: Path | None) -> Path:
-    """A program that links the library's objects: from `folder`, or built by CMake into build/dev (`make build` has done
-    most of that; without it, minutes)."""
+    """A program that links the library's objects: from `folder`, or built by CMake into build/dev (`make build` has
+    done most of that; without it, minutes)."""
     if folder is not None:
         return folder / name
     for command in (["cmake", "--preset", "dev"], ["cmake", "--build", "--preset", "dev", "--target", name]):

@@ -69,7 +69,8 @@ class Trainer:
 
     def identity(self) -> dict[str, Any]:
         """What makes a checkpoint one of this run."""
-        return {"optimizer": format_name(self.label, self.config), "data": self.tokens.info["fingerprint"], **self.config.identity()}
+        variant = format_name(self.label, self.config)
+        return {"optimizer": variant, "data": self.tokens.info["fingerprint"], **self.config.identity()}
 
     def environment(self) -> dict[str, Any]:
         """What may change the last bit of a sum although the settings are the same."""

@@ -94,8 +94,9 @@ def make_optimizer(label: str, config: Config, groups: list[dict[str, object]]) 
         return torch.optim.AdamW(groups, fused=variant == "fused" or None, **settings)
     import lowtide
 
+    memory = memory_of(config) if is_limited(label, config) else None
     try:
-        return lowtide.AdamW(groups, state=variant, memory=memory_of(config) if is_limited(label, config) else None, **settings)
+        return lowtide.AdamW(groups, state=variant, memory=memory, **settings)
     except (ValueError, OSError) as error:
         raise ExampleError(f"lowtide refused {label!r} with state {variant!r}: {error}") from error
 

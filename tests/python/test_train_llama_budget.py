@@ -43,7 +43,8 @@ def test_same_bits_with_a_budget_and_without(tmp_path: Path, text: Path, figure:
     assert a.keys() == b.keys()
     assert all(torch.equal(a[name].view(torch.uint8), b[name].view(torch.uint8)) for name in a)
     compared = sum(tensor.nbytes for tensor in a.values())
-    states = [next(config.run_dir(label).glob("optimizer-*.lowtide")).read_bytes() for label in ("lowtide:ram", "lowtide")]
+    files = [next(config.run_dir(label).glob("optimizer-*.lowtide")) for label in ("lowtide:ram", "lowtide")]
+    states = [path.read_bytes() for path in files]
     assert states[0] == states[1]
     for name in ("loss", "grad_norm", "validation"):
         assert plain["history"][name] == limited["history"][name], name
@@ -51,11 +52,13 @@ def test_same_bits_with_a_budget_and_without(tmp_path: Path, text: Path, figure:
     # The control: another format, which does change bits.
     assert report["comparison"]["lowtide:ram"]["same_bits_as"] is None
     assert plain["final_weights_sha256"] != other["final_weights_sha256"]
-    figure(f"{compared} bytes of weights and {len(states[0])} bytes of optimizer state equal after {limited['steps']} steps")
+    figure(f"{compared} bytes of weights and {len(states[0])} bytes of optimizer state equal after "
+           f"{limited['steps']} steps")  # fmt: skip
 
     assert max(limited["history"]["state_ram"]) <= 4 << 20 < plain["state_ram_bytes"]
     assert limited["state_disk_bytes"] > 0 == plain["state_disk_bytes"] == other["state_disk_bytes"]
-    assert limited["state_ram_bytes"] + limited["state_disk_bytes"] >= limited["optimizer_bytes"] == plain["optimizer_bytes"]
+    assert limited["optimizer_bytes"] == plain["optimizer_bytes"]
+    assert limited["state_ram_bytes"] + limited["state_disk_bytes"] >= limited["optimizer_bytes"]
     # Every step reads and writes what is on disk once.
     assert limited["moved_bytes_per_step"] == 2 * limited["state_disk_bytes"]
     assert plain["moved_bytes_per_step"] == other["moved_bytes_per_step"] == 0
@@ -64,7 +67,8 @@ def test_same_bits_with_a_budget_and_without(tmp_path: Path, text: Path, figure:
     for name in ("loss.png", "memory.png"):
         assert (tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG\r\n")
     figure(f"RAM {limited['state_ram_bytes']} of 4194304 bytes, disk {limited['state_disk_bytes']}, "
-           f"moved {limited['moved_bytes_per_step']:.0f} a step; without a budget RAM {plain['state_ram_bytes']}")  # fmt: skip
+           f"moved {limited['moved_bytes_per_step']:.0f} a step; without a budget RAM "
+           f"{plain['state_ram_bytes']}")  # fmt: skip
 
 
 def test_the_table_says_where_state_is(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,7 +170,7 @@ def test_errors_of_budgets_say_what_to_do(tmp_path: Path, text: Path, figure: Fi
     refused("no such directory; make it", ram_budget="4MiB", disk=__file__)
     refused("no unit", ram_budget="4MiX", disk=str(tmp_path))
     refused("multiple of 4096", ram_budget="4MiB", disk=str(tmp_path), chunk="100")
-    refused("has no effect: torch,lowtide:ram have no optimizer", ram_budget="4MiB", optimizers=("torch", "lowtide:ram"))
+    refused("has no effect: torch,lowtide:ram have no", ram_budget="4MiB", optimizers=("torch", "lowtide:ram"))
     # The library knows how much is needed. Nothing has been trained when it says so.
     refused(r"give at least \d+ bytes of RAM, or a directory", ram_budget="64KiB")
     refused(r"give at least \d+ bytes of RAM", ram_budget="4KiB", disk=str(tmp_path))
