@@ -75,6 +75,6 @@ def measure(elements: int, state: str, disk: str, chunk: int, rounds: int) -> di
 
 
 def show(state: str, elements: int, chunk: int, figures: dict[str, float]) -> None:
-    print(f"AdamW {state}, {elements} elements, chunks of {chunk >> 20} MiB")
+    print(f"AdamW {state}, {elements} elements, chunks of {chunk >> 10} KiB")
     for name, value in figures.items():
         print(f"  {name:44s} {value:10.4f}")
