@@ -18,8 +18,8 @@ bench: ## measure a step against other optimizers (ARGS="..." goes to the script
 	@tools/bootstrap.sh --extras bench
 	@$(PYTHON) bench/step/run.py $(ARGS)
 
-bench-paging: ## measure what state on disk costs (ARGS="--disk DIR")
-	@tools/bootstrap.sh --extras bench
+bench-paging: ## measure what state on disk costs and saves (ARGS="--disk DIR --rows os")
+	@tools/bootstrap.sh --extras bench,examples
 	@$(PYTHON) bench/paging/run.py $(ARGS)
 
 build: ## build the C++ library and its tests into build/dev

@@ -4,6 +4,7 @@
     python examples/train_llama.py                          # about three minutes on two cores
     python examples/train_llama.py --data my_notes.txt      # your own text, folder, or Alpaca JSON
     python examples/train_llama.py --resume                 # after Ctrl-C
+    python examples/train_llama.py --optimizers torch,lowtide:ram,lowtide --ram-budget 2MiB --disk .   # state on disk
 
 Both runs start from the same weights and see the same text in the same order. Results go to ``out/train``: a table on
 the terminal, ``report.json``, ``loss.png`` and ``memory.png``, one folder per optimizer with its checkpoint.
@@ -21,7 +22,7 @@ from typing import Any
 from llama.config import Config
 from llama.errors import ExampleError, Interrupted, require_packages
 from llama.files import write_json
-from llama.optimizers import check_optimizers
+from llama.optimizers import check_optimizers, is_limited
 from llama.report import make_report, print_table
 
 PACKAGES = ("torch", "numpy", "transformers", "tokenizers", "matplotlib", "rich", "tqdm")
@@ -47,12 +48,14 @@ def run(config: Config) -> dict[str, Any]:
                  f"{tokens.info['tokens']['train']:,} training tokens, "
                  f"{tokens.info['tokens']['validation']:,} for validation")  # fmt: skip
     runs: dict[str, Any] = {}
-    for label in config.optimizers:
+    # Those under a budget first: one that is too small shows in the first step, not after the others have trained.
+    for label in sorted(config.optimizers, key=lambda label: not is_limited(label, config)):
         begin = time.perf_counter()
         runs[label] = train_isolated(config, label) if config.isolate else train(config, label, tokens)
         seconds[label] = time.perf_counter() - begin
     begin = time.perf_counter()
     seconds["total"] = begin - start
+    runs = {label: runs[label] for label in config.optimizers}
     data = {key: value for key, value in tokens.info.items() if not key.endswith("sha256")}
     report = make_report(config, data, runs, seconds)
     out = Path(config.out)
@@ -77,9 +80,13 @@ def parse(arguments: list[str] | None = None) -> Config:
         parser.add_argument("--" + name.replace("_", "-"), default=value, help=text, **kind, **more)
 
     add("out", "folder for everything the job writes")
-    add("optimizers", "comma-separated: torch, torch:fused, lowtide, lowtide:STATE; the first is the reference",
+    add("optimizers", "comma-separated: torch, torch:fused, lowtide, lowtide:STATE, either with :ram to stay in RAM "
+        "beside a run with --ram-budget; the first is the reference",
         type=lambda text: tuple(part.strip() for part in text.split(",") if part.strip()))  # fmt: skip
     add("state", "state format of lowtide")
+    add("ram_budget", "RAM that lowtide's state may take, such as 4MiB; the rest goes to --disk")
+    add("disk", "directory for state beyond --ram-budget, best on a local SSD")
+    add("chunk", "unit in which state moves, such as 1MiB (None: the library chooses)")
     add("data", "text file, folder of text or code, or .json/.jsonl in Alpaca's form (None: Python's standard library)")
     add("hf_dataset", "name of a Hugging Face data set (needs the datasets package and a network)")
     add("hf_config", "its configuration")

@@ -1,8 +1,14 @@
-"""Checkpoints that are whole or refused: everything needed to continue a run bit for bit."""
+"""Checkpoints that are whole or refused: everything needed to continue a run bit for bit.
+
+A checkpoint is ``checkpoint.pt`` and, for an optimizer that writes its own files, the one that it names. That one is
+written first, under a name that no other has, and the one before is removed last: whenever the job dies, ``checkpoint.pt`` names
+a file that is there and of the same moment.
+"""
 
 from __future__ import annotations
 
 import pickle
+import secrets
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -12,13 +18,46 @@ import torch
 from .errors import ExampleError
 from .files import write_atomically
 
-FORMAT = "llama-example-checkpoint-1"
+FORMAT = "llama-example-checkpoint-2"
+OPTIMIZER_FILE = "optimizer-{}.lowtide"
 KEYS = {"format", "identity", "environment", "step", "batch_hash", "model", "optimizer", "scheduler", "rng", "history", "sessions"}
 
 
 def save(path: Path, content: dict[str, Any]) -> None:
     """Write a checkpoint; the one before stays until the new one is on disk."""
     write_atomically(path, lambda file: torch.save({"format": FORMAT, **content}, file))
+
+
+def save_optimizer(folder: Path, optimizer: torch.optim.Optimizer, step: int) -> dict[str, Any]:
+    """What ``checkpoint.pt`` holds of the optimizer: its state, or the name of the file that it has written.
+
+    Lowtide's ``save`` streams state from wherever it lives; ``state_dict`` would copy all of it into memory at once.
+    """
+    if not hasattr(optimizer, "save"):
+        return {"state_dict": optimizer.state_dict()}
+    folder.mkdir(parents=True, exist_ok=True)
+    # A step alone would not do: a new run in the same folder could replace the file of the checkpoint before.
+    name = OPTIMIZER_FILE.format(f"{step}-{secrets.token_hex(4)}")
+    try:
+        optimizer.save(folder / name)
+    except OSError as error:
+        raise ExampleError(f"cannot write {folder / name}: {error}; the checkpoint before is untouched") from error
+    return {"file": name, "bytes": (folder / name).stat().st_size}
+
+
+def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer, content: dict[str, Any]) -> None:
+    """Undo ``save_optimizer``. Raises what the optimizer raises."""
+    if "file" in content:
+        optimizer.load(folder / Path(content["file"]).name)
+    else:
+        optimizer.load_state_dict(content["state_dict"])
+
+
+def remove_old(folder: Path, content: dict[str, Any]) -> None:
+    """Remove the optimizer's files of earlier checkpoints, once a new one is on disk."""
+    for path in folder.glob(OPTIMIZER_FILE.format("*")):
+        if path.name != content.get("file"):
+            path.unlink(missing_ok=True)
 
 
 def load(path: Path, identity: dict[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,10 @@ class Config:
     out: str = "out/train"
     optimizers: tuple[str, ...] = ("torch", "lowtide")
     state: str = "dynamic8"
+    # None of these changes a bit of the result, so a checkpoint may be continued with others.
+    ram_budget: str | None = None  # of Lowtide's state; a size such as 4MiB
+    disk: str | None = None
+    chunk: str | None = None
 
     data: str | None = None
     hf_dataset: str | None = None
@@ -85,6 +89,10 @@ class Config:
             raise ExampleError(f"--dtype must be fp32 or bf16, got {self.dtype!r}")
         if self.data is not None and self.hf_dataset is not None:
             raise ExampleError("--data and --hf-dataset exclude each other: give one source of text")
+        for name in ("disk", "chunk"):
+            if getattr(self, name) is not None and self.ram_budget is None:
+                raise ExampleError(f"--{name} has no effect without --ram-budget: say how much RAM the state may take, for "
+                                   "example --ram-budget 4MiB")  # fmt: skip
         if not self.optimizers:
             raise ExampleError("--optimizers is empty: give torch, lowtide or both, separated by a comma")
         if len(set(self.optimizers)) != len(self.optimizers):

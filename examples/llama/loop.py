@@ -18,11 +18,12 @@ from . import checkpoint, memory
 from .config import Config
 from .errors import ExampleError, Interrupted
 from .model import build_model, next_token_loss, parameter_groups, validation_loss, weights_sha256
-from .optimizers import make_optimizer, reported_bytes, state_bytes, title
+from .optimizers import format_name, make_optimizer, reported_bytes, residency, state_bytes, title
 from .progress import Progress, StopSignals
 from .tokens import Batches, Tokens, validation_windows
 
-SERIES = ("loss", "grad_norm", "lr", "step_ms", "optimizer_ms", "rss", "rss_growth", "seconds")
+SERIES = ("loss", "grad_norm", "lr", "step_ms", "optimizer_ms", "rss", "rss_growth", "seconds", "state_ram", "state_disk",
+          "moved", "waited_ms")  # fmt: skip
 
 
 def learning_rate_factor(config: Config, step: int) -> float:
@@ -61,13 +62,14 @@ class Trainer:
         # Memory of each process that worked on this run; a resumed run has several, each with a baseline of its own.
         self.sessions: list[dict[str, int]] = []
         self.baseline = 0
+        self.saved: dict[str, Any] = {}  # what the last checkpoint holds of the optimizer
         self.done = 0
         self.batch_hash = ""
         self.history: dict[str, list[Any]] = {name: [] for name in (*SERIES, "validation")}
 
     def identity(self) -> dict[str, Any]:
         """What makes a checkpoint one of this run."""
-        variant = title(self.label, self.config)
+        variant = format_name(self.label, self.config)
         return {"optimizer": variant, "data": self.tokens.info["fingerprint"], **self.config.identity()}
 
     def environment(self) -> dict[str, Any]:
@@ -76,6 +78,7 @@ class Trainer:
 
     def save(self) -> None:
         """Write everything needed to continue from here."""
+        self.saved = checkpoint.save_optimizer(self.path.parent, self.optimizer, self.done)
         checkpoint.save(
             self.path,
             {
@@ -84,13 +87,14 @@ class Trainer:
                 "step": self.done,  # also the position in the data: see Batches
                 "batch_hash": self.batch_hash,
                 "model": self.model.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
+                "optimizer": self.saved,
                 "scheduler": self.scheduler.state_dict(),
                 "rng": torch.get_rng_state(),
                 "history": self.history,
                 "sessions": [*self.sessions, self.session()],
             },
         )
+        checkpoint.remove_old(self.path.parent, self.saved)
 
     def session(self) -> dict[str, int]:
         """Memory of this process so far."""
@@ -106,14 +110,14 @@ class Trainer:
             warn(f"{self.path}: continues, but the last bits may differ from an unbroken run ({'; '.join(changed)})")
         try:
             self.model.load_state_dict(content["model"])
-            self.optimizer.load_state_dict(content["optimizer"])
+            checkpoint.load_optimizer(self.path.parent, self.optimizer, content["optimizer"])
             self.scheduler.load_state_dict(content["scheduler"])
             torch.set_rng_state(content["rng"])
-        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        except (RuntimeError, ValueError, KeyError, TypeError, OSError) as error:
             raise ExampleError(f"checkpoint {self.path} does not fit this model or optimizer ({error}): "
                                "delete it to start this run anew")  from error  # fmt: skip
         self.done, self.batch_hash, self.history = content["step"], content["batch_hash"], content["history"]
-        self.sessions = content["sessions"]
+        self.sessions, self.saved = content["sessions"], content["optimizer"]
 
     def step(self) -> float:
         """One training step with its measurements; returns the training loss."""
@@ -129,9 +133,17 @@ class Trainer:
         if not (math.isfinite(value) and math.isfinite(norm_value)):
             raise ExampleError(f"{title(self.label, self.config)}: loss or gradient is not finite at step "
                                f"{self.done + 1} (loss {value}, norm {norm_value}); try a lower --lr")  # fmt: skip
+        had = residency(self.optimizer)
         before = time.perf_counter()
-        self.optimizer.step()
+        try:
+            self.optimizer.step()
+        except ValueError as error:  # the first step gives state its place
+            raise ExampleError(f"{title(self.label, self.config)}: {error} (--ram-budget, --disk, --chunk)") from error
+        except OSError as error:
+            raise ExampleError(f"{title(self.label, self.config)}: the disk failed in step {self.done + 1}: {error}; "
+                               "mend it and continue from the last checkpoint with --resume") from error  # fmt: skip
         after = time.perf_counter()
+        has = residency(self.optimizer)
         self.scheduler.step()
         # Sampled while gradients are alive: that is the level the optimizer state comes on top of.
         rss = memory.resident_bytes()
@@ -139,7 +151,8 @@ class Trainer:
         end = time.perf_counter()
         elapsed = (self.history["seconds"][-1] if self.done else 0.0) + end - start
         row = (value, norm_value, rate, (end - start) * 1e3, (after - before) * 1e3, rss,
-               rss - self.baseline, elapsed)  # fmt: skip
+               rss - self.baseline, elapsed, has.ram, has.disk, has.moved - had.moved,
+               (has.waited - had.waited) * 1e3)  # fmt: skip
         for name, item in zip(SERIES, row, strict=True):
             self.history[name].append(item)
         self.done += 1
@@ -158,7 +171,8 @@ class Trainer:
         trained = not self.sessions or self.sessions[-1]["until_step"] < self.done
         sessions = [*self.sessions, self.session()] if trained else self.sessions
         parameters = sum(p.numel() for p in self.model.parameters())
-        measured, reported = state_bytes(self.optimizer), reported_bytes(self.optimizer)
+        reported = reported_bytes(self.optimizer)
+        measured = self.saved["bytes"] if "bytes" in self.saved else state_bytes(self.optimizer)
         total = measured if reported is None else reported
         recent = self.history["loss"][-max(1, min(50, self.config.steps // 4)) :]
         return {
@@ -171,6 +185,10 @@ class Trainer:
             "optimizer_bytes": total,
             "optimizer_bytes_in_checkpoint": measured,
             "optimizer_bytes_per_parameter": total / parameters,
+            "state_ram_bytes": max(self.history["state_ram"]),
+            "state_disk_bytes": max(self.history["state_disk"]),
+            "moved_bytes_per_step": statistics.median(self.history["moved"]),
+            "waited_ms_median": statistics.median(self.history["waited_ms"]),
             "sessions": sessions,
             "rss_peak": max(s["rss_peak"] for s in sessions),
             "rss_peak_growth": max(s["rss_peak"] - s["rss_before_model"] for s in sessions),

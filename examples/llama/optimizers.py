@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,43 +15,109 @@ from .errors import ExampleError
 NAMES = ("torch", "lowtide")
 
 
-def parse_label(label: str, default_state: str) -> tuple[str, str]:
-    """Split ``torch``, ``torch:fused``, ``lowtide`` or ``lowtide:STATE`` into library and variant."""
-    name, _, variant = label.partition(":")
-    if name not in NAMES or (name == "torch" and variant not in ("", "fused")):
+class Choice(NamedTuple):
+    """What a label stands for."""
+
+    library: str  # of NAMES
+    variant: str  # torch: "" or "fused"; lowtide: the state format
+    budget: bool  # keeps its state within --ram-budget, if there is one
+
+
+def parse_label(label: str, default_state: str) -> Choice:
+    """Split ``torch``, ``torch:fused``, ``lowtide`` or ``lowtide:STATE``, each of the last two perhaps with ``:ram``."""
+    name, *variants = label.split(":")
+    if name == "torch" and variants in ([], ["fused"]):
+        return Choice(name, "".join(variants), False)
+    in_ram = variants[-1:] == ["ram"]
+    states = variants[:-1] if in_ram else variants
+    if name != "lowtide" or len(states) > 1:
         raise ExampleError(f"no optimizer {label!r}; known are torch, torch:fused, lowtide (with --state) and "
-                           "lowtide:STATE, for example lowtide:bf16")  # fmt: skip
-    return name, variant if name == "torch" else variant or default_state
+                           "lowtide:STATE, for example lowtide:bf16; lowtide:ram and lowtide:STATE:ram stay in RAM "
+                           "whatever --ram-budget says")  # fmt: skip
+    return Choice(name, "".join(states) or default_state, not in_ram)
+
+
+def memory_of(config: Config) -> Any:
+    """The budget as a ``lowtide.Memory``; None without one."""
+    if config.ram_budget is None:
+        return None
+    import lowtide
+
+    memory = lowtide.Memory(host=config.ram_budget, disk=config.disk, chunk=config.chunk)
+    try:
+        memory.budget()
+    except (ValueError, TypeError) as error:
+        raise ExampleError(f"--ram-budget or --chunk: {error}") from error
+    return memory
 
 
 def check_optimizers(config: Config) -> None:
-    """Refuse unknown names and a missing library before any time is spent."""
-    names = {parse_label(label, config.state)[0] for label in config.optimizers}
-    if "lowtide" in names and importlib.util.find_spec("lowtide") is None:
+    """Refuse unknown names, a missing library and a budget that cannot be before any time is spent."""
+    choices = [parse_label(label, config.state) for label in config.optimizers]
+    ours = any(choice.library == "lowtide" for choice in choices)
+    if ours and importlib.util.find_spec("lowtide") is None:
         raise ExampleError("missing Python package: lowtide\n  install with: pip install .  (in the root of the "
                            "repository), or compare nothing with --optimizers torch")  # fmt: skip
+    if config.ram_budget is None:
+        return
+    if not any(choice.budget for choice in choices):
+        raise ExampleError(f"--ram-budget {config.ram_budget} has no effect: {','.join(config.optimizers)} have no optimizer "
+                           "that keeps a budget; add lowtide to --optimizers")  # fmt: skip
+    if config.disk is not None and not Path(config.disk).is_dir():
+        raise ExampleError(f"--disk {config.disk}: no such directory; make it, best on a local SSD, or name another")
+    memory_of(config)
 
 
-def title(label: str, config: Config) -> str:
-    """How tables and plots name a run."""
-    name, variant = parse_label(label, config.state)
-    if name == "torch":  # it keeps its state in the type of the weights
+def format_name(label: str, config: Config) -> str:
+    """Library and format: what decides the bits of a run."""
+    library, variant, _ = parse_label(label, config.state)
+    if library == "torch":  # it keeps its state in the type of the weights
         return f"torch AdamW {config.dtype}{' ' + variant if variant else ''}"
     return f"lowtide AdamW {variant}"
 
 
+def is_limited(label: str, config: Config) -> bool:
+    """Whether the run keeps its state within ``--ram-budget``."""
+    return config.ram_budget is not None and parse_label(label, config.state).budget
+
+
+def title(label: str, config: Config) -> str:
+    """How tables and plots name a run."""
+    return format_name(label, config) + (f" in {config.ram_budget}" if is_limited(label, config) else "")
+
+
 def make_optimizer(label: str, config: Config, groups: list[dict[str, object]]) -> torch.optim.Optimizer:
     """Make AdamW of either library with the same hyper-parameters."""
-    name, variant = parse_label(label, config.state)
+    library, variant, _ = parse_label(label, config.state)
     settings: dict[str, Any] = {"lr": config.lr, "betas": (config.beta1, config.beta2), "eps": config.eps}
-    if name == "torch":
+    if library == "torch":
         return torch.optim.AdamW(groups, fused=variant == "fused" or None, **settings)
     import lowtide
 
+    memory = memory_of(config) if is_limited(label, config) else None
     try:
-        return lowtide.AdamW(groups, state=variant, **settings)
-    except ValueError as error:
+        return lowtide.AdamW(groups, state=variant, memory=memory, **settings)
+    except (ValueError, OSError) as error:
         raise ExampleError(f"lowtide refused {label!r} with state {variant!r}: {error}") from error
+
+
+class Residency(NamedTuple):
+    """Where an optimizer's state is, and what has been moved so far. Bytes and seconds."""
+
+    ram: int
+    disk: int
+    moved: int
+    waited: float
+
+
+def residency(optimizer: torch.optim.Optimizer) -> Residency:
+    """As the optimizer reports it; one that does not has all of its tensors in RAM."""
+    tell = getattr(optimizer, "report", None)
+    if not callable(tell):
+        return Residency(sum(tensor.nbytes for tensor in _tensors(list(optimizer.state.values()))), 0, 0, 0.0)
+    report = tell()
+    moved = report["read_bytes"] + report["written_bytes"]
+    return Residency(report["allocated_bytes"], report["disk_bytes"], moved, report["waited_seconds"])
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:

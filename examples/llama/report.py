@@ -6,10 +6,13 @@ import os
 import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import memory
 from .config import Config
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 MIB = 1 << 20
 
@@ -31,9 +34,23 @@ def environment() -> dict[str, Any]:
     }
 
 
+def same_bits(runs: dict[str, Any]) -> dict[str, str | None]:
+    """For each run the first one before it with the same losses and final weights, bit for bit; None if there is none."""
+    found: dict[str, str | None] = {}
+    for label, run in runs.items():
+        alike = (
+            other for other in found
+            if runs[other]["final_weights_sha256"] == run["final_weights_sha256"]
+            and all(runs[other]["history"][name] == run["history"][name] for name in ("loss", "grad_norm", "validation"))
+        )  # fmt: skip
+        found[label] = next(alike, None)
+    return found
+
+
 def make_report(config: Config, data: dict[str, Any], runs: dict[str, Any], seconds: dict[str, float]) -> dict[str, Any]:
     """Put everything together; the first run is the one the others are compared with."""
     labels = list(runs)
+    same = same_bits(runs)
     first = runs[labels[0]]
     comparison = {
         label: {
@@ -43,6 +60,8 @@ def make_report(config: Config, data: dict[str, Any], runs: dict[str, Any], seco
             "optimizer_bytes_ratio": run["optimizer_bytes"] / first["optimizer_bytes"],
             "rss_peak_difference": run["rss_peak"] - first["rss_peak"],
             "optimizer_ms_ratio": run["optimizer_ms_median"] / first["optimizer_ms_median"],
+            "state_ram_ratio": run["state_ram_bytes"] / first["state_ram_bytes"],
+            "same_bits_as": same[label],
             "same_start": run["initial_weights_sha256"] == first["initial_weights_sha256"],
             "same_batches": run["batches_sha256"] == first["batches_sha256"],
             # Sessions may differ in the load of the machine, its threads and its memory allocator.
@@ -86,6 +105,8 @@ def print_table(report: dict[str, Any]) -> None:
             f"{run['optimizer_ms_median']:.2f}",
         )
     console.print(table)
+    if any(run["state_disk_bytes"] for run in runs):
+        console.print(_residency_table(report))
     for label, row in report["comparison"].items():
         run, base = report["runs"][label], report["runs"][row["with"]]
         console.print(
@@ -95,8 +116,28 @@ def print_table(report: dict[str, Any]) -> None:
             highlight=False,
             soft_wrap=True,
         )
+        if row["same_bits_as"]:
+            twin = report["runs"][row["same_bits_as"]]
+            console.print(f"  same bits as {twin['title']}: {run['steps']} training losses and gradient norms, "
+                          f"{len(run['history']['validation'])} validation losses, {run['parameters']:,} weights",
+                          highlight=False, soft_wrap=True)  # fmt: skip
         if not row["same_conditions"]:
             console.print("  resumed runs: losses and state bytes stand; times and RSS come from several sessions and "
                           "are not comparable", highlight=False, soft_wrap=True)  # fmt: skip
         if not (row["same_start"] and row["same_batches"]):
             console.print("  [bold red]the two did not start from the same weights or see the same batches[/]")
+
+
+def _residency_table(report: dict[str, Any]) -> Table:
+    from rich.table import Table
+
+    table = Table(title="where the state is, and what a step moves between RAM and disk")
+    table.add_column("optimizer")
+    for column in ("RAM MiB", "disk MiB", "moved MiB/step", "GB/s in step()", "ms waited for the disk"):
+        table.add_column(column, justify="right")
+    for run in report["runs"].values():
+        rate = run["moved_bytes_per_step"] / (run["optimizer_ms_median"] * 1e6)
+        cells = (f"{run['moved_bytes_per_step'] / MIB:.2f}", f"{rate:.2f}", f"{run['waited_ms_median']:.2f}")
+        table.add_row(run["title"], f"{run['state_ram_bytes'] / MIB:.2f}", f"{run['state_disk_bytes'] / MIB:.2f}",
+                      *(cells if run["state_disk_bytes"] else ("", "", "")))  # fmt: skip
+    return table

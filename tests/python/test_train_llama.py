@@ -83,13 +83,15 @@ def test_report_and_pictures(tmp_path: Path, text: Path, figure: Figure) -> None
     assert {"config", "environment", "data", "seconds", "runs", "comparison"} <= report.keys()
     assert torch.__version__.startswith(report["environment"]["packages"]["torch"])
     run = report["runs"]["torch"]
-    for name in ("loss", "grad_norm", "lr", "step_ms", "optimizer_ms", "rss", "rss_growth", "seconds"):
+    for name in ("loss", "grad_norm", "lr", "step_ms", "optimizer_ms", "rss", "rss_growth", "seconds", "state_ram",
+                 "state_disk", "moved", "waited_ms"):  # fmt: skip
         assert len(run["history"][name]) == 20, name
     assert [step for step, _ in run["history"]["validation"]] == [0, 5, 10, 15, 20]
     assert run["history"]["loss"][-1] < run["history"]["loss"][0] - 0.3
     assert run["rss_peak"] >= max(run["history"]["rss"]) > 0
     # Two fp32 moments and a four-byte step counter per tensor.
     assert 8 * run["parameters"] < run["optimizer_bytes"] < 8 * run["parameters"] + 4096
+    assert run["state_ram_bytes"] == run["optimizer_bytes"]
     assert len(run["sessions"]) == 1 and report["comparison"]["torch:fused"]["same_conditions"]
     assert report["comparison"]["torch:fused"]["same_batches"] and report["comparison"]["torch:fused"]["same_start"]
     for name in ("loss.png", "memory.png"):
