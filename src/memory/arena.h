@@ -1,5 +1,5 @@
-// Hands out state memory of one optimizer from few large buffers, and counts it. Nothing is given back one by one:
-// state lives as long as its optimizer.
+// Hands out state memory of one optimizer, small arrays from shared buffers, and counts it. Nothing is given back one
+// by one: state lives as long as its optimizer.
 #pragma once
 
 #include <cstddef>
@@ -21,9 +21,14 @@ class Arena {
   int64_t allocated_bytes() const { return allocated_; }  // taken from the system
 
  private:
+  size_t left() const;      // in the open buffer
+  void* add(size_t bytes);  // a buffer
+  void open(size_t bytes);
+
   Env* env_;
   std::vector<Buffer> buffers_;
-  size_t used_ = 0;  // of the last buffer
+  int64_t open_ = -1;  // the buffer that small arrays share; -1: none yet
+  size_t used_ = 0;    // of it
   int64_t allocated_ = 0;
 };
 
