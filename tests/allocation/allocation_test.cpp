@@ -155,7 +155,7 @@ class Allocation : public ::testing::Test {
     matches(trial.image(), {&all_.back()});
   }
 
-  const TemporaryDirectory disk_, files_;
+  const TemporaryDirectory disk_{kFast}, files_{kFast};
   const std::string path_ = files_.file("c");
   const std::vector<Image> all_ = reference_images();
 };

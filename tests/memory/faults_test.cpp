@@ -18,9 +18,6 @@ namespace {
 constexpr Call kCalls[] = {Call::kOpen, Call::kPread, Call::kPwrite, Call::kAllocate, Call::kTruncate,
                            Call::kSync, Call::kRename, Call::kLock,  Call::kMap};
 
-// Thousands of scratch files: in memory where the system has such a place.
-const std::string kFast = std::filesystem::exists("/dev/shm") ? "/dev/shm" : std::filesystem::temp_directory_path().string();
-
 std::vector<Fault> faults_of(Call call) {
   std::vector<Fault> faults;
   for (const bool persistent : {false, true}) {
