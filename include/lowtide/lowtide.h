@@ -79,15 +79,16 @@ typedef struct lt_optimizer_options {
   const char* cpu_target; /* NULL = best for this CPU */
   int32_t nonfinite;      /* an lt_nonfinite */
   int32_t threads;        /* 0 = one per core */
-  const lt_memory_options* memory; /* one budget for all groups without their own; NULL: no limit. Read during the call */
+  const lt_memory_options*
+      memory; /* one budget for all groups without their own; NULL: no limit. Read during the call */
 } lt_optimizer_options;
 #define LT_OPTIMIZER_OPTIONS_INIT \
   { sizeof(lt_optimizer_options), 0, 0, LT_NONFINITE_SKIP, 0, 0 }
 
 typedef struct lt_group_options {
   int64_t struct_size;
-  const char* state;           /* "fp32", "bf16", "dynamic8"; NULL = "dynamic8" */
-  int64_t min_quantized_numel; /* parameters with fewer elements keep float32 state */
+  const char* state;               /* "fp32", "bf16", "dynamic8"; NULL = "dynamic8" */
+  int64_t min_quantized_numel;     /* parameters with fewer elements keep float32 state */
   const lt_memory_options* memory; /* this group's own budget; NULL: the optimizer's. Read during the call */
 } lt_group_options;
 #define LT_GROUP_OPTIONS_INIT \
@@ -156,7 +157,8 @@ LT_API lt_status lt_optimizer_rebind(lt_optimizer* optimizer, int64_t param, con
  * *applied (may be NULL) is 0 if the step was skipped because of a non-finite gradient.
  * With state on disk: a chunk that cannot be written stays in RAM, the step is complete, and LT_IO_ERROR says so; one
  * that cannot be read, or memory that is short meanwhile, can stop the step half way (LT_IO_ERROR, LT_OUT_OF_MEMORY):
- * then every block of a parameter and its state are both of before or both of after, and later steps go on from there. */
+ * then every block of a parameter and its state are both of before or both of after, and later steps go on from there.
+ */
 LT_API lt_status lt_optimizer_step(lt_optimizer* optimizer, const lt_gradient* gradients, int64_t count, void* stream,
                                    int32_t* applied);
 
@@ -178,12 +180,13 @@ LT_API lt_status lt_optimizer_allocate_state(lt_optimizer* optimizer, int64_t pa
 LT_API lt_status lt_optimizer_get_steps(const lt_optimizer* optimizer, int64_t param, int64_t* steps);
 LT_API lt_status lt_optimizer_set_steps(lt_optimizer* optimizer, int64_t param, int64_t steps);
 
-/* Writes all state to a file, durably and all or nothing, straight from wherever it lives. metadata: any text, kept with
- * it; NULL: none. After LT_IO_ERROR a file that was there before is untouched (or lt_last_error() says that the new one
- * is in place). */
+/* Writes all state to a file, durably and all or nothing, straight from wherever it lives. metadata: any text, kept
+ * with it; NULL: none. After LT_IO_ERROR a file that was there before is untouched (or lt_last_error() says that the
+ * new one is in place). */
 LT_API lt_status lt_optimizer_save(const lt_optimizer* optimizer, const char* path, const char* metadata);
-/* Reads such a file of an optimizer with the same rule, parameters and state formats. Everything in it is checked before
- * anything changes. *metadata (may be NULL): its text, valid until the next load or destroy of this optimizer. */
+/* Reads such a file of an optimizer with the same rule, parameters and state formats. Everything in it is checked
+ * before anything changes. *metadata (may be NULL): its text, valid until the next load or destroy of this optimizer.
+ */
 LT_API lt_status lt_optimizer_load(lt_optimizer* optimizer, const char* path, const char** metadata);
 
 LT_API lt_status lt_optimizer_report(const lt_optimizer* optimizer, lt_memory_report* out);

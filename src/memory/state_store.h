@@ -67,6 +67,8 @@ class StateStore {
   // Throws kIo, once, if chunks that visit() or copy() changed could not be written: they are kept in RAM, and the next
   // step tries again.
   void check_written();
+  // What an earlier change could not write is not reported again.
+  void forget_unwritten() { unwritten_ = {}; }
 
   StoreReport report() const;
 

@@ -165,7 +165,8 @@ class Decoder {
     param.codec = text_of(member(from, "codec"), "\"codec\"");
     param.group = static_cast<int>(integer(member(from, "group"), "\"group\"", std::numeric_limits<int>::max()));
     param.name = text_of(member(from, "name"), "\"name\"");
-    for (const JsonValue& size : array(member(from, "sizes"), "\"sizes\"")) param.sizes.push_back(integer(size, "a size"));
+    for (const JsonValue& size : array(member(from, "sizes"), "\"sizes\""))
+      param.sizes.push_back(integer(size, "a size"));
     for (const JsonValue& state : array(member(from, "states"), "\"states\"")) {
       check_object(state, "state", 4);
       CheckpointState one;

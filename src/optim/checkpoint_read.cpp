@@ -27,8 +27,8 @@ struct CheckpointFile::File {
   int64_t read(void* to, int64_t bytes, int64_t offset) const {
     int64_t done = 0;
     while (done < bytes) {
-      const int64_t got = retry_interrupted(
-          [&] { return env.pread(fd, static_cast<char*>(to) + done, bytes - done, offset + done); });
+      const int64_t got =
+          retry_interrupted([&] { return env.pread(fd, static_cast<char*>(to) + done, bytes - done, offset + done); });
       if (got < 0) {
         fail_io(static_cast<int>(-got), "could not read %lld bytes at %lld", static_cast<long long>(bytes - done),
                 static_cast<long long>(offset + done));
@@ -47,8 +47,7 @@ struct CheckpointFile::File {
   // Everything but the data. Nothing is allocated that the file does not hold.
   Checkpoint open(const std::string& path) {
     // O_NONBLOCK: a pipe of that name must not block; on files it does nothing.
-    fd = retry_interrupted(
-        [&] { return env.open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0); });
+    fd = retry_interrupted([&] { return env.open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0); });
     if (fd < 0) fail_io(-fd, "could not open it");
     std::string head(static_cast<size_t>(checkpoint::kPrefixBytes), '\0');
     head.resize(static_cast<size_t>(read(head.data(), checkpoint::kPrefixBytes, 0)));

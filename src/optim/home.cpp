@@ -34,8 +34,8 @@ void Home::place(std::span<Slot* const> slots, std::span<const int64_t> params) 
     return;
   }
   if (!store_) {
-    auto store = std::make_unique<StateStore>(
-        env_, StoreOptions{left, memory_.disk, memory_.disk_bytes, memory_.chunk_bytes});
+    auto store =
+        std::make_unique<StateStore>(env_, StoreOptions{left, memory_.disk, memory_.disk_bytes, memory_.chunk_bytes});
     store->add(shaped);
     store_ = std::move(store);
   } else {

@@ -15,7 +15,7 @@ struct JsonValue {
 
   Type type = Type::kNull;
   bool boolean = false;
-  bool negative = false;   // of an integer; then `number` is its magnitude
+  bool negative = false;  // of an integer; then `number` is its magnitude
   uint64_t number = 0;
   std::string text = {};
   std::vector<JsonValue> items = {};   // of an array or object

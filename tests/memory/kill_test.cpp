@@ -128,7 +128,8 @@ TEST(Killed, AtEveryCallThatWrites) {
   EXPECT_GT(held[1], 0);
   EXPECT_GT(held[2], 0);
   std::printf(
-      "killed at %lld/%lld points: no save had completed %lld, first %d, second %d, wrong %lld; scratch files left %lld, "
+      "killed at %lld/%lld points: no save had completed %lld, first %d, second %d, wrong %lld; scratch files left "
+      "%lld, "
       "directories that could not be used at once %lld; files c.tmp-* left %lld, others %d\n",
       static_cast<long long>(killed), static_cast<long long>(points), static_cast<long long>(none), held[1], held[2],
       static_cast<long long>(wrong), static_cast<long long>(left), static_cast<long long>(unusable),
@@ -170,8 +171,10 @@ TEST(Killed, AtAnyTime) {
   EXPECT_EQ(wrong + left + unusable + others, 0);
   EXPECT_GT(saves, 0) << "control: some kill must have hit a save";
   EXPECT_LT(saves, kKills) << "control: and some must not have";
-  std::printf("killed %d/%d times (%d in a save): wrong %d; scratch files left %d, directories not usable at once %d; "
-              "checkpoints of step", killed, kKills, saves, wrong, left, unusable);
+  std::printf(
+      "killed %d/%d times (%d in a save): wrong %d; scratch files left %d, directories not usable at once %d; "
+      "checkpoints of step",
+      killed, kKills, saves, wrong, left, unusable);
   for (int steps = 1; steps <= kTrialSteps; ++steps) std::printf(" %d: %d", steps, held[steps]);
   std::printf("\n");
 }

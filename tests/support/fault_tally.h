@@ -13,15 +13,17 @@
 namespace lowtide::testing {
 
 // Thousands of scratch files: in memory where the system has such a place.
-inline const std::string kFast = std::filesystem::exists("/dev/shm") ? "/dev/shm" : std::filesystem::temp_directory_path().string();
+inline const std::string kFast =
+    std::filesystem::exists("/dev/shm") ? "/dev/shm" : std::filesystem::temp_directory_path().string();
 
 struct Tally {
-  int64_t points = 0, failed = 0, halfway = 0, kept = 0, refused = 0, blocks = 0, wrong = 0, unusable = 0, miscalled = 0,
-          bytes = 0, fds = 0;
+  int64_t points = 0, failed = 0, halfway = 0, kept = 0, refused = 0, blocks = 0, wrong = 0, unusable = 0,
+          miscalled = 0, bytes = 0, fds = 0;
 
   void print(const char* what) const {
     std::printf(
-        "%-28s points %5lld: failed %5lld (half way %lld, kept in RAM %lld, refused until repeated %lld); blocks checked "
+        "%-28s points %5lld: failed %5lld (half way %lld, kept in RAM %lld, refused until repeated %lld); blocks "
+        "checked "
         "%lld, wrong %lld; unusable %lld, wrong error %lld, bytes leaked %lld, descriptors leaked %lld\n",
         what, ll(points), ll(failed), ll(halfway), ll(kept), ll(refused), ll(blocks), ll(wrong), ll(unusable),
         ll(miscalled), ll(bytes), ll(fds));
@@ -69,16 +71,16 @@ inline void count(const std::vector<uint32_t>& masks, Tally& tally) {
   for (const uint32_t mask : masks) tally.wrong += mask == 0;
 }
 
-// Step `number` fails; blocks have taken it or not, and go on accordingly.
-inline void check_step(Trial& trial, int number, bool failed, const std::vector<Image>& all, const std::vector<Image>& missed,
-                Tally& tally) {
+// Step `number` failed, unless it is said to be complete; blocks have taken it or not, and go on accordingly.
+inline void check_step(Trial& trial, int number, bool complete, const std::vector<Image>& all,
+                       const std::vector<Image>& missed, Tally& tally) {
   const auto now = static_cast<size_t>(number + 1);
   if (static_cast<size_t>(trial.optimizer().param_count()) < kTrialParams.size()) trial.add_late();
   const std::vector<uint32_t> then = matches(trial.image(), {&all[now], &missed[now]});
   count(then, tally);
   int64_t after = 0, before = 0;
   for (const uint32_t mask : then) after += mask == 1, before += mask == 2;
-  if (!failed) tally.wrong += before;
+  if (complete) tally.wrong += before;
   tally.halfway += after > 0 && before > 0;
   finish(trial, number + 1, tally);
   std::vector<uint32_t> end = matches(trial.image(), {&all.back(), &missed.back()});
