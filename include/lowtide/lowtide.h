@@ -2,7 +2,7 @@
  *
  * Conventions
  *  1. Every function that can fail returns an lt_status; 0 is success. After a failure lt_last_error() says what was
- * got and what was wanted. A failed call changes nothing.
+ * got and what was wanted. A failed call changes nothing; with state on disk see lt_optimizer_step.
  *  2. Handles are opaque, made by *_create and freed by *_destroy, which accepts NULL.
  *  3. Option structs begin with struct_size: set it with the LT_..._INIT macro, and fields added later keep their
  * defaults.
@@ -61,26 +61,42 @@ typedef struct lt_gradient {
   const int64_t* strides; /* [ndim of the parameter] or NULL; 0 allowed */
 } lt_gradient;
 
+/* Where state may live. What does not fit into ram_bytes lives in a scratch file and streams through RAM every step; no
+ * bit of any result depends on it. */
+typedef struct lt_memory_options {
+  int64_t struct_size;
+  int64_t ram_bytes;   /* for state, buffers included; -1: no limit */
+  const char* disk;    /* directory for a scratch file that has no name and leaves nothing behind; NULL: no disk */
+  int64_t disk_bytes;  /* at most this much there; -1: no limit */
+  int64_t chunk_bytes; /* unit of moving, a multiple of 4096; 0: chosen from the budget */
+} lt_memory_options;
+#define LT_MEMORY_OPTIONS_INIT \
+  { sizeof(lt_memory_options), -1, 0, -1, 0 }
+
 typedef struct lt_optimizer_options {
   int64_t struct_size;
   const char* rule;       /* "adam", "adamw", "lion", "sgd"; NULL = "adamw" */
   const char* cpu_target; /* NULL = best for this CPU */
   int32_t nonfinite;      /* an lt_nonfinite */
   int32_t threads;        /* 0 = one per core */
+  const lt_memory_options*
+      memory; /* one budget for all groups without their own; NULL: no limit. Read during the call */
 } lt_optimizer_options;
 #define LT_OPTIMIZER_OPTIONS_INIT \
-  { sizeof(lt_optimizer_options), 0, 0, LT_NONFINITE_SKIP, 0 }
+  { sizeof(lt_optimizer_options), 0, 0, LT_NONFINITE_SKIP, 0, 0 }
 
 typedef struct lt_group_options {
   int64_t struct_size;
-  const char* state;           /* "fp32", "bf16", "dynamic8"; NULL = "dynamic8" */
-  int64_t min_quantized_numel; /* parameters with fewer elements keep float32 state */
+  const char* state;               /* "fp32", "bf16", "dynamic8"; NULL = "dynamic8" */
+  int64_t min_quantized_numel;     /* parameters with fewer elements keep float32 state */
+  const lt_memory_options* memory; /* this group's own budget; NULL: the optimizer's. Read during the call */
 } lt_group_options;
 #define LT_GROUP_OPTIONS_INIT \
-  { sizeof(lt_group_options), 0, 4096 }
+  { sizeof(lt_group_options), 0, 4096, 0 }
 
 /* One state of one parameter, in the optimizer's memory, alive as long as the optimizer. A value is
- * map[code] * scale, with one scale per `block` elements of a row; scales is NULL where the codec has none. */
+ * map[code] * scale, with one scale per `block` elements of a row; scales is NULL where the codec has none. Under a
+ * memory budget that it does not fit into, codes and scales are NULL: see lt_optimizer_read_state. */
 typedef struct lt_state_view {
   const char* name;  /* "exp_avg", ...; a constant string */
   const char* codec; /* "dynamic8", ...; a constant string */
@@ -97,12 +113,28 @@ typedef struct lt_memory_report {
   int64_t steps, skipped_steps;
 } lt_memory_report;
 
+/* Of state under memory budgets, beside lt_memory_report. Set struct_size with the macro before the call. */
+typedef struct lt_disk_report {
+  int64_t struct_size;
+  int64_t disk_bytes;                /* of scratch files */
+  int64_t chunks;                    /* records that state is cut into */
+  int64_t moved_per_step;            /* bytes that a step reads and writes, as planned */
+  int64_t read_bytes, written_bytes; /* so far */
+  int64_t kept_bytes;                /* in RAM above the budget because they could not be written */
+  double waited_seconds;             /* that steps stood still for the disk */
+} lt_disk_report;
+#define LT_DISK_REPORT_INIT \
+  { sizeof(lt_disk_report), 0, 0, 0, 0, 0, 0, 0 }
+
 /* "0.1.0" */
 LT_API const char* lt_version(void);
 /* A constant name, e.g. "invalid argument". */
 LT_API const char* lt_status_name(lt_status status);
 /* Text of this thread's last failure; "" if there was none. Valid until the thread's next failing call. */
 LT_API const char* lt_last_error(void);
+/* The system's error number (errno) of this thread's last failure, where it was LT_IO_ERROR and the system gave one;
+ * else 0. */
+LT_API int32_t lt_last_os_error(void);
 
 LT_API lt_status lt_optimizer_create(const lt_optimizer_options* options, lt_optimizer** out);
 LT_API void lt_optimizer_destroy(lt_optimizer* optimizer);
@@ -114,14 +146,19 @@ LT_API lt_status lt_optimizer_add_group(lt_optimizer* optimizer, const lt_group_
 LT_API lt_status lt_optimizer_set(lt_optimizer* optimizer, int32_t group, const char* name, double value);
 LT_API lt_status lt_optimizer_get(const lt_optimizer* optimizer, int32_t group, const char* name, double* value);
 
-/* Registers a parameter (borrowed) and allocates its state, zeroed; *param is its number, from 0 over all groups. */
+/* Registers a parameter (borrowed) and allocates its state, zeroed (under a memory budget at its first step); *param is
+ * its number, from 0 over all groups. */
 LT_API lt_status lt_optimizer_add_param(lt_optimizer* optimizer, int32_t group, const lt_tensor* tensor,
                                         int64_t* param);
 /* The parameter's memory moved; its sizes must be the same. */
 LT_API lt_status lt_optimizer_rebind(lt_optimizer* optimizer, int64_t param, const lt_tensor* tensor);
 
 /* One step of all parameters: gradients[count], count = number of parameters. stream must be NULL for the CPU.
- * *applied (may be NULL) is 0 if the step was skipped because of a non-finite gradient. */
+ * *applied (may be NULL) is 0 if the step was skipped because of a non-finite gradient.
+ * With state on disk: a chunk that cannot be written stays in RAM, the step is complete, and LT_IO_ERROR says so; one
+ * that cannot be read, or memory that is short meanwhile, can stop the step half way (LT_IO_ERROR, LT_OUT_OF_MEMORY):
+ * then every block of a parameter and its state are both of before or both of after, and later steps go on from there.
+ */
 LT_API lt_status lt_optimizer_step(lt_optimizer* optimizer, const lt_gradient* gradients, int64_t count, void* stream,
                                    int32_t* applied);
 
@@ -130,11 +167,30 @@ LT_API lt_status lt_optimizer_state(const lt_optimizer* optimizer, int64_t param
 /* State k decoded to row-major float [numel], and encoded from it. */
 LT_API lt_status lt_optimizer_export_state(const lt_optimizer* optimizer, int64_t param, int32_t k, float* out);
 LT_API lt_status lt_optimizer_import_state(lt_optimizer* optimizer, int64_t param, int32_t k, const float* in);
+/* Copies state k as it is stored, wherever it lives: codes [numel] of code_bytes each and scales [rows][blocks_per_row]
+ * (may be NULL where lt_state_view has none). write does not set steps. If a disk stops it (or import_state) half way,
+ * part of the state is of before: it is refused until it is written or loaded again. */
+LT_API lt_status lt_optimizer_read_state(const lt_optimizer* optimizer, int64_t param, int32_t k, void* codes,
+                                         float* scales);
+LT_API lt_status lt_optimizer_write_state(lt_optimizer* optimizer, int64_t param, int32_t k, const void* codes,
+                                          const float* scales);
+/* Allocates all states of the rule now, to be written. */
+LT_API lt_status lt_optimizer_allocate_state(lt_optimizer* optimizer, int64_t param);
 /* Steps a parameter has taken; to be set when state is restored. */
 LT_API lt_status lt_optimizer_get_steps(const lt_optimizer* optimizer, int64_t param, int64_t* steps);
 LT_API lt_status lt_optimizer_set_steps(lt_optimizer* optimizer, int64_t param, int64_t steps);
 
+/* Writes all state to a file, durably and all or nothing, straight from wherever it lives. metadata: any text, kept
+ * with it; NULL: none. After LT_IO_ERROR a file that was there before is untouched (or lt_last_error() says that the
+ * new one is in place). */
+LT_API lt_status lt_optimizer_save(const lt_optimizer* optimizer, const char* path, const char* metadata);
+/* Reads such a file of an optimizer with the same rule, parameters and state formats. Everything in it is checked
+ * before anything changes. *metadata (may be NULL): its text, valid until the next load or destroy of this optimizer.
+ */
+LT_API lt_status lt_optimizer_load(lt_optimizer* optimizer, const char* path, const char** metadata);
+
 LT_API lt_status lt_optimizer_report(const lt_optimizer* optimizer, lt_memory_report* out);
+LT_API lt_status lt_optimizer_disk_report(const lt_optimizer* optimizer, lt_disk_report* out);
 
 #ifdef __cplusplus
 }

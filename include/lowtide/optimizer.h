@@ -140,11 +140,11 @@ class LT_API Optimizer {
   int64_t param_count() const;
 
   // One step over all parameters; grads[i] belongs to parameter i. Either all parameters and states are stepped or,
-  // on a non-finite gradient or any exception, none is. With state on disk there are two exceptions. A chunk that cannot
-  // be written stays in RAM: the step is complete, and throws kIo to say so. A chunk that cannot be read, or memory that
-  // is short meanwhile, can stop the step half way (kIo, kOutOfMemory or std::bad_alloc): then every block of a parameter
-  // and its state are both of before or both of after the step, later steps go on from there, and each block counts the
-  // steps that it has taken itself (until the next save(), which has one count for each parameter).
+  // on a non-finite gradient or any exception, none is. With state on disk there are two exceptions. A chunk that
+  // cannot be written stays in RAM: the step is complete, and throws kIo to say so. A chunk that cannot be read, or
+  // memory that is short meanwhile, can stop the step half way (kIo, kOutOfMemory or std::bad_alloc): then every block
+  // of a parameter and its state are both of before or both of after the step, later steps go on from there, and each
+  // block counts the steps that it has taken itself (until the next save(), which has one count for each parameter).
   StepResult step(std::span<const Gradient> grads, const StepOptions& options = {});
 
   // States of a parameter in the rule's order; empty if it has none yet.
@@ -165,9 +165,9 @@ class LT_API Optimizer {
   void export_state(int64_t param, int k, float* out) const;
   void import_state(int64_t param, int k, const float* in);
   // Copies state k as it is stored, wherever it lives: codes [numel] and scales [rows][blocks_per_row] (may be nullptr
-  // where StateView has none). write_state does not set steps(). If the disk stops it (or import_state) half way, part of
-  // the state is of before: it is refused by step, read_state, export_state and save until it is written or loaded again.
-  // If it only cannot be written to the disk it is complete and kept in RAM, and kIo says so.
+  // where StateView has none). write_state does not set steps(). If the disk stops it (or import_state) half way, part
+  // of the state is of before: it is refused by step, read_state, export_state and save until it is written or loaded
+  // again. If it only cannot be written to the disk it is complete and kept in RAM, and kIo says so.
   void read_state(int64_t param, int k, void* codes, float* scales) const;
   void write_state(int64_t param, int k, const void* codes, const float* scales);
 
@@ -176,8 +176,8 @@ class LT_API Optimizer {
   // format is docs/checkpoint-format.md.
   void save(const std::string& path, const std::string& metadata = "") const;
   // Reads such a file of an optimizer with the same rule, parameters and state formats into this one; state goes where
-  // this one's budget says. Everything in the file is checked before anything changes. Throws kInvalidArgument or kIo; a
-  // disk that fails after that check leaves what write_state leaves. Returns the metadata.
+  // this one's budget says. Everything in the file is checked before anything changes. Throws kInvalidArgument or kIo;
+  // a disk that fails after that check leaves what write_state leaves. Returns the metadata.
   std::string load(const std::string& path);
 
   // Moves all state out of RAM to the disk of its budget, to make room while no steps are taken, and back. Whatever

@@ -1,4 +1,5 @@
 // The C interface: the only place where exceptions become status codes.
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <exception>
@@ -14,6 +15,7 @@
 struct lt_optimizer {
   lowtide::Optimizer optimizer;
   std::string rule;
+  std::string metadata;  // of the last checkpoint loaded
 };
 
 namespace {
@@ -22,9 +24,11 @@ using lowtide::ErrorKind;
 using lowtide::fail;
 
 thread_local std::string last_error;
+thread_local int32_t last_os_error = 0;
 
 // Never allocates on the way out when memory is short: the text is then cut.
-lt_status failed(lt_status status, const char* text) noexcept {
+lt_status failed(lt_status status, const char* text, int os_error = 0) noexcept {
+  last_os_error = os_error;
   try {
     last_error = text;
   } catch (...) {
@@ -39,7 +43,7 @@ lt_status guarded(Fn&& body) noexcept {
     body();
     return LT_OK;
   } catch (const lowtide::Error& e) {
-    return failed(static_cast<lt_status>(e.kind()), e.what());
+    return failed(static_cast<lt_status>(e.kind()), e.what(), e.os_error());
   } catch (const std::bad_alloc&) {
     return failed(LT_OUT_OF_MEMORY, "out of host memory");
   } catch (const std::exception& e) {
@@ -52,15 +56,22 @@ lt_status guarded(Fn&& body) noexcept {
 void require(const void* pointer, const char* name) { LT_REQUIRE(pointer, "got NULL for %s", name); }
 
 // Options of an older or newer caller: copies what both know, keeps the defaults of the rest.
+void check_struct_size(int64_t bytes) {
+  LT_REQUIRE(bytes >= static_cast<int64_t>(sizeof(int64_t)) && bytes <= 4096,
+             "got struct_size=%lld in a struct; start from its _INIT macro", static_cast<long long>(bytes));
+}
 template <class Options>
 Options options_from(const Options* given, const Options& defaults) {
   Options out = defaults;
   if (!given) return out;
-  LT_REQUIRE(given->struct_size >= static_cast<int64_t>(sizeof(int64_t)) && given->struct_size <= 4096,
-             "got struct_size=%lld in an options struct; start from its _INIT macro",
-             static_cast<long long>(given->struct_size));
+  check_struct_size(given->struct_size);
   std::memcpy(&out, given, std::min(sizeof out, static_cast<size_t>(given->struct_size)));
   return out;
+}
+
+lowtide::Memory memory_from(const lt_memory_options* options) {
+  const lt_memory_options given = options_from(options, lt_memory_options LT_MEMORY_OPTIONS_INIT);
+  return {given.ram_bytes, given.disk ? given.disk : "", given.disk_bytes, given.chunk_bytes};
 }
 
 lowtide::TensorView view_of(const lt_tensor* tensor) {
@@ -102,6 +113,7 @@ extern "C" {
 
 const char* lt_version(void) { return lowtide::version(); }
 const char* lt_last_error(void) { return last_error.c_str(); }
+int32_t lt_last_os_error(void) { return last_os_error; }
 
 const char* lt_status_name(lt_status status) {
   switch (status) {
@@ -133,7 +145,8 @@ lt_status lt_optimizer_create(const lt_optimizer_options* options, lt_optimizer*
     if (given.cpu_target) wanted.cpu_target = given.cpu_target;
     wanted.nonfinite = static_cast<lowtide::NonFinite>(given.nonfinite);
     wanted.threads = given.threads;
-    *out = new lt_optimizer{lowtide::Optimizer(wanted), wanted.rule};
+    wanted.memory = memory_from(given.memory);
+    *out = new lt_optimizer{lowtide::Optimizer(wanted), wanted.rule, ""};
   });
 }
 
@@ -147,6 +160,7 @@ lt_status lt_optimizer_add_group(lt_optimizer* optimizer, const lt_group_options
     wanted.hyper = lowtide::default_hyper(optimizer->rule);
     if (given.state) wanted.state = given.state;
     wanted.min_quantized_numel = given.min_quantized_numel;
+    if (given.memory) wanted.memory = memory_from(given.memory);
     const int number = optimizer->optimizer.add_group(wanted);
     if (group) *group = number;
   });
@@ -239,6 +253,30 @@ lt_status lt_optimizer_import_state(lt_optimizer* optimizer, int64_t param, int3
   });
 }
 
+lt_status lt_optimizer_read_state(const lt_optimizer* optimizer, int64_t param, int32_t k, void* codes, float* scales) {
+  return guarded([&] {
+    require(optimizer, "optimizer");
+    require(codes, "codes");
+    optimizer->optimizer.read_state(param, k, codes, scales);
+  });
+}
+
+lt_status lt_optimizer_write_state(lt_optimizer* optimizer, int64_t param, int32_t k, const void* codes,
+                                   const float* scales) {
+  return guarded([&] {
+    require(optimizer, "optimizer");
+    require(codes, "codes");
+    optimizer->optimizer.write_state(param, k, codes, scales);
+  });
+}
+
+lt_status lt_optimizer_allocate_state(lt_optimizer* optimizer, int64_t param) {
+  return guarded([&] {
+    require(optimizer, "optimizer");
+    optimizer->optimizer.allocate_state(param);
+  });
+}
+
 lt_status lt_optimizer_get_steps(const lt_optimizer* optimizer, int64_t param, int64_t* steps) {
   return guarded([&] {
     require(optimizer, "optimizer");
@@ -251,6 +289,35 @@ lt_status lt_optimizer_set_steps(lt_optimizer* optimizer, int64_t param, int64_t
   return guarded([&] {
     require(optimizer, "optimizer");
     optimizer->optimizer.set_steps(param, steps);
+  });
+}
+
+lt_status lt_optimizer_save(const lt_optimizer* optimizer, const char* path, const char* metadata) {
+  return guarded([&] {
+    require(optimizer, "optimizer");
+    require(path, "path");
+    optimizer->optimizer.save(path, metadata ? metadata : "");
+  });
+}
+
+lt_status lt_optimizer_load(lt_optimizer* optimizer, const char* path, const char** metadata) {
+  return guarded([&] {
+    require(optimizer, "optimizer");
+    require(path, "path");
+    optimizer->metadata = optimizer->optimizer.load(path);
+    if (metadata) *metadata = optimizer->metadata.c_str();
+  });
+}
+
+lt_status lt_optimizer_disk_report(const lt_optimizer* optimizer, lt_disk_report* out) {
+  return guarded([&] {
+    require(optimizer, "optimizer");
+    require(out, "out");
+    check_struct_size(out->struct_size);
+    const lowtide::MemoryReport r = optimizer->optimizer.report();
+    const lt_disk_report all = {out->struct_size, r.disk_bytes,    r.chunks,     r.moved_per_step,
+                                r.read_bytes,     r.written_bytes, r.kept_bytes, r.waited_seconds};
+    std::memcpy(out, &all, std::min(sizeof all, static_cast<size_t>(out->struct_size)));
   });
 }
 

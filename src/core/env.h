@@ -1,5 +1,5 @@
-// Files and the memory of state, as the library sees them: one seam under everything that touches a disk or takes memory
-// for state, so that tests can fail any call.
+// Files and the memory of state, as the library sees them: one seam under everything that touches a disk or takes
+// memory for state, so that tests can fail any call.
 //
 // Every function returns what the system call returns, or -errno: no retries, no messages. Callers handle EINTR and
 // short counts. Thread-safe, as the system is.

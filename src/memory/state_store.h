@@ -67,6 +67,8 @@ class StateStore {
   // To be called after changes: the last of them are still to be written. Throws kIo, once, if chunks that visit() or
   // copy() changed could not be written: they are kept in RAM, and the next step tries again.
   void check_written();
+  // What an earlier change could not write is not reported again.
+  void forget_unwritten() { unwritten_ = {}; }
 
   // The memory of chunks in RAM; the slots' is freed first (they are allocated again when they are used).
   std::vector<const Buffer*> shrink();

@@ -8,67 +8,64 @@
 
 #include "core/error.h"
 #include "optim/checkpoint_format.h"
+#include "optim/json_value.h"
 
 namespace lowtide::checkpoint {
 namespace {
 
-using json = nlohmann::json;  // objects are sorted by key
-using Event = json::parse_event_t;
+using json = nlohmann::json;
+using Type = JsonValue::Type;
+enum class Event { kStart, kEnd, kKey, kValue };
 
 // Depths of containers: header 0, params 1, parameter 2, sizes and states 3, state 4, codes and scales 5.
 constexpr int kParam = 2, kDeepest = 5;
 // Of one parameter: 64 states take 16 each, 64 sizes one each, the rest 16.
 constexpr int kMostEvents = 16 * kMostStates + kMostSizes + 16;
 
-std::string dump(const json& value) {
+std::string quoted(const std::string& text) {
   try {
-    return value.dump();
+    return json(text).dump();
   } catch (const json::exception&) {
     fail(ErrorKind::kInvalidArgument, "a name or the metadata is not UTF-8");
   }
 }
 
-int64_t integer(const json& value, const char* what, int64_t most = kMostBytes) {
-  LT_REQUIRE(value.is_number_integer(), "%s is %s; wanted an integer", what, value.type_name());
-  const bool fits = value.is_number_unsigned() ? value.get<uint64_t>() <= static_cast<uint64_t>(most)
-                                               : value.get<int64_t>() >= 0 && value.get<int64_t>() <= most;
-  LT_REQUIRE(fits, "%s is %s; wanted 0 to %lld", what, value.dump().c_str(), static_cast<long long>(most));
-  return value.get<int64_t>();
+int64_t integer(const JsonValue& value, const char* what, int64_t most = kMostBytes) {
+  LT_REQUIRE(value.type == Type::kInteger, "%s is %s; wanted an integer", what, value.type_name());
+  LT_REQUIRE(!value.negative && value.number <= static_cast<uint64_t>(most), "%s is %s%llu; wanted 0 to %lld", what,
+             value.negative ? "-" : "", static_cast<unsigned long long>(value.number), static_cast<long long>(most));
+  return static_cast<int64_t>(value.number);
 }
 
-std::string text_of(const json& value, const char* what) {
-  LT_REQUIRE(value.is_string(), "%s is %s; wanted a string", what, value.type_name());
-  return value.get<std::string>();
+std::string text_of(const JsonValue& value, const char* what) {
+  LT_REQUIRE(value.type == Type::kString, "%s is %s; wanted a string", what, value.type_name());
+  return value.text;
 }
 
-const json& array(const json& value, const char* what) {
-  LT_REQUIRE(value.is_array(), "%s is %s; wanted an array", what, value.type_name());
-  return value;
+const std::vector<JsonValue>& array(const JsonValue& value, const char* what) {
+  LT_REQUIRE(value.type == Type::kArray, "%s is %s; wanted an array", what, value.type_name());
+  return value.items;
 }
 
-const json& member(const json& object, const char* key) {
-  const auto found = object.find(key);
-  LT_REQUIRE(found != object.end(), "the header lacks \"%s\"", key);
+const JsonValue& member(const JsonValue& object, const char* key) {
+  const JsonValue* const found = object.find(key);
+  LT_REQUIRE(found, "the header lacks \"%s\"", key);
   return *found;
 }
 
-void check_object(const json& value, const char* what, size_t keys) {
-  LT_REQUIRE(value.is_object(), "a %s is %s; wanted an object", what, value.type_name());
-  LT_REQUIRE(value.size() == keys, "a %s has %zu keys; wanted %zu", what, value.size(), keys);
+void check_object(const JsonValue& value, const char* what, size_t keys) {
+  LT_REQUIRE(value.type == Type::kObject, "a %s is %s; wanted an object", what, value.type_name());
+  LT_REQUIRE(value.items.size() == keys, "a %s has %zu keys; wanted %zu", what, value.items.size(), keys);
 }
 
+// The parser calls the functions with names of its own choice.
 class Decoder {
  public:
   Checkpoint decode(std::string_view text) {
     // A byte order mark or leading space would be skipped by the parser; the format has neither.
     LT_REQUIRE(!text.empty() && text.front() == '{', "the header is not a JSON object");
-    json rest;
-    try {
-      rest = json::parse(text.begin(), text.end(),
-                         [this](int depth, Event event, json& value) { return see(depth, event, value); });
-    } catch (const json::exception& error) {
-      fail(ErrorKind::kInvalidArgument, "the header is not valid JSON: %.200s", error.what());
-    }
+    json::sax_parse(text.begin(), text.end(), this);
+    const JsonValue& rest = root_;
     check_object(rest, "header", 3);
     out_.metadata = text_of(member(rest, "metadata"), "\"metadata\"");
     array(member(rest, "params"), "\"params\"");
@@ -76,26 +73,69 @@ class Decoder {
     return std::move(out_);
   }
 
+  bool null() { return add({}); }
+  bool boolean(bool value) { return add({.type = Type::kBoolean, .boolean = value}); }
+  bool number_integer(int64_t value) {  // only negative ones
+    return add({.type = Type::kInteger, .negative = true, .number = 0 - static_cast<uint64_t>(value)});
+  }
+  bool number_unsigned(uint64_t value) { return add({.type = Type::kInteger, .number = value}); }
+  bool number_float(double, const std::string&) { return add({.type = Type::kFloat}); }
+  bool string(std::string& value) { return add({.type = Type::kString, .text = std::move(value)}); }
+  bool binary(json::binary_t&) { return false; }  // JSON has none
+  bool start_object(size_t) { return open(Type::kObject); }
+  bool start_array(size_t) { return open(Type::kArray); }
+  bool end_object() { return close(); }
+  bool end_array() { return close(); }
+  bool key(std::string& value) {
+    see(depth(), Event::kKey);
+    see_key(depth(), value);
+    open_.back().keys.push_back(std::move(value));
+    return true;
+  }
+  bool parse_error(size_t, const std::string&, const json::exception& error) {
+    fail(ErrorKind::kInvalidArgument, "the header is not valid JSON: %.200s", error.what());
+  }
+
  private:
-  // Called by the parser. Refuses early what would take memory; false drops a value, here a parameter that was taken.
-  bool see(int depth, Event event, json& value) {
-    const bool starts = event == Event::object_start || event == Event::array_start;
-    if (event == Event::key) {
-      see_key(depth, value.get_ref<const std::string&>());
-    } else if (starts) {
-      LT_REQUIRE(depth <= kDeepest && (event == Event::object_start) == (depth == 0 || depth == kParam || depth == 4),
+  int depth() const { return static_cast<int>(open_.size()); }
+
+  bool add(JsonValue value) {
+    see(depth(), Event::kValue);
+    open_.back().items.push_back(std::move(value));
+    return true;
+  }
+  bool open(Type type) {
+    see(depth(), Event::kStart, type == Type::kObject);
+    open_.push_back({.type = type});
+    return true;
+  }
+  // A parameter that is complete is taken, and kept no longer.
+  bool close() {
+    JsonValue value = std::move(open_.back());
+    open_.pop_back();
+    see(depth(), Event::kEnd);
+    if (depth() == 0)
+      root_ = std::move(value);
+    else if (depth() == kParam)
+      take(value);
+    else
+      open_.back().items.push_back(std::move(value));
+    return true;
+  }
+
+  // Refuses early what would take memory.
+  void see(int depth, Event event, bool object = false) {
+    if (event == Event::kStart) {
+      LT_REQUIRE(depth <= kDeepest && object == (depth == 0 || depth == kParam || depth == 4),
                  "the header has an object or array where none belongs");
       LT_REQUIRE(depth != 1 || keys_[1] == "params", "the header has an array where a string belongs");
-      if (event == Event::object_start) keys_[static_cast<size_t>(depth) + 1].reset();
-    } else if (event == Event::value) {
+      if (object) keys_[static_cast<size_t>(depth) + 1].reset();
+    } else if (event == Event::kValue) {
       LT_REQUIRE(depth != 0 && depth != kParam, "a parameter of the header is not an object");
       LT_REQUIRE(depth != 1 || keys_[1] != "params", "\"params\" is not an array");
     }
-    if (depth == kParam && starts) events_ = 0;
+    if (depth == kParam && event == Event::kStart) events_ = 0;
     LT_REQUIRE(depth < kParam || ++events_ <= kMostEvents, "a parameter of the header has too many sizes or states");
-    if (depth != kParam || event != Event::object_end) return true;
-    take(value);
-    return false;
   }
 
   void see_key(int depth, const std::string& key) {
@@ -107,8 +147,8 @@ class Decoder {
                key.c_str());
   }
 
-  int64_t extent(const json& state, const char* key) {
-    const json& pair = array(member(state, key), key);
+  int64_t extent(const JsonValue& state, const char* key) {
+    const std::vector<JsonValue>& pair = array(member(state, key), key);
     LT_REQUIRE(pair.size() == 2, "\"%s\" has %zu numbers; wanted [offset, bytes]", key, pair.size());
     const int64_t offset = integer(pair[0], "an offset"), bytes = integer(pair[1], "a number of bytes");
     LT_REQUIRE(offset == next_ && bytes <= kMostBytes - next_,
@@ -118,22 +158,23 @@ class Decoder {
     return bytes;
   }
 
-  void take(const json& from) {
+  void take(const JsonValue& from) {
     check_object(from, "parameter", 7);
     CheckpointParam param;
     param.block = static_cast<int>(integer(member(from, "block"), "\"block\"", std::numeric_limits<int>::max()));
     param.codec = text_of(member(from, "codec"), "\"codec\"");
     param.group = static_cast<int>(integer(member(from, "group"), "\"group\"", std::numeric_limits<int>::max()));
     param.name = text_of(member(from, "name"), "\"name\"");
-    for (const json& size : array(member(from, "sizes"), "\"sizes\"")) param.sizes.push_back(integer(size, "a size"));
-    for (const json& state : array(member(from, "states"), "\"states\"")) {
+    for (const JsonValue& size : array(member(from, "sizes"), "\"sizes\""))
+      param.sizes.push_back(integer(size, "a size"));
+    for (const JsonValue& state : array(member(from, "states"), "\"states\"")) {
       check_object(state, "state", 4);
       CheckpointState one;
       one.code_bytes = extent(state, "codes");
       one.name = text_of(member(state, "name"), "\"name\"");
       one.scale_bytes = extent(state, "scales");
-      LT_REQUIRE(member(state, "signed").is_boolean(), "\"signed\" is not true or false");
-      one.is_signed = member(state, "signed").get<bool>();
+      LT_REQUIRE(member(state, "signed").type == Type::kBoolean, "\"signed\" is not true or false");
+      one.is_signed = member(state, "signed").boolean;
       param.states.push_back(std::move(one));
     }
     param.steps = integer(member(from, "steps"), "\"steps\"", std::numeric_limits<int64_t>::max());
@@ -141,6 +182,8 @@ class Decoder {
   }
 
   Checkpoint out_;
+  JsonValue root_;
+  std::vector<JsonValue> open_;                                // containers, outermost first
   std::array<std::optional<std::string>, kDeepest + 2> keys_;  // the last of the open object of each depth
   int events_ = 0;                                             // of the open parameter
   int64_t next_ = 0;                                           // end of the last array
@@ -149,32 +192,38 @@ class Decoder {
 }  // namespace
 
 std::string encode_header(const Checkpoint& checkpoint) {
-  std::string out = "{\"metadata\":" + dump(checkpoint.metadata) + ",\"params\":[";
+  // Written by hand, compact and with sorted keys: see json_value.h.
+  std::string out = "{\"metadata\":" + quoted(checkpoint.metadata) + ",\"params\":[";
   int64_t offset = 0;
-  const auto extent = [&offset](int64_t bytes) {
-    json pair = json::array({offset, bytes});
+  const auto extent = [&](int64_t bytes) {
+    out += '[' + std::to_string(offset) + ',' + std::to_string(bytes) + ']';
     offset += bytes;
-    return pair;
   };
-  bool first = true;
+  const auto separate = [&](bool first) {
+    if (!first) out += ',';
+  };
   for (const CheckpointParam& param : checkpoint.params) {
-    json states = json::array();
-    for (const CheckpointState& state : param.states) {
-      json codes = extent(state.code_bytes), scales = extent(state.scale_bytes);
-      states.push_back(json{{"codes", codes}, {"name", state.name}, {"scales", scales}, {"signed", state.is_signed}});
+    separate(&param == &checkpoint.params.front());
+    out += "{\"block\":" + std::to_string(param.block) + ",\"codec\":" + quoted(param.codec);
+    out += ",\"group\":" + std::to_string(param.group) + ",\"name\":" + quoted(param.name) + ",\"sizes\":[";
+    for (const int64_t& size : param.sizes) {
+      separate(&size == &param.sizes.front());
+      out += std::to_string(size);
     }
-    if (!std::exchange(first, false)) out += ',';
-    out += dump(json{{"block", param.block},
-                     {"codec", param.codec},
-                     {"group", param.group},
-                     {"name", param.name},
-                     {"sizes", param.sizes},
-                     {"states", states},
-                     {"steps", param.steps}});
+    out += "],\"states\":[";
+    for (const CheckpointState& state : param.states) {
+      separate(&state == &param.states.front());
+      out += "{\"codes\":";
+      extent(state.code_bytes);
+      out += ",\"name\":" + quoted(state.name) + ",\"scales\":";
+      extent(state.scale_bytes);
+      out += state.is_signed ? ",\"signed\":true}" : ",\"signed\":false}";
+    }
+    out += "],\"steps\":" + std::to_string(param.steps) + '}';
     LT_REQUIRE(static_cast<int64_t>(out.size()) < kMostHeaderBytes,
                "names, sizes and metadata take more than %lld bytes", static_cast<long long>(kMostHeaderBytes));
   }
-  out += "],\"rule\":" + dump(checkpoint.rule) + "}";
+  out += "],\"rule\":" + quoted(checkpoint.rule) + "}";
   LT_REQUIRE(static_cast<int64_t>(out.size()) <= kMostHeaderBytes,
              "names, sizes and metadata take more than %lld bytes", static_cast<long long>(kMostHeaderBytes));
   return out;

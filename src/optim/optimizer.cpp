@@ -130,6 +130,7 @@ void Optimizer::export_state(int64_t param, int k, float* out) const {
 void Optimizer::import_state(int64_t param, int k, const float* in) {
   const Exclusive guard(impl_->busy);
   impl_->onload();
+  impl_->forget_unwritten();
   impl_->for_each_part(param, k, true, [&](CodecItem item, int64_t first, int64_t) {
     item.values = const_cast<float*>(in) + first;  // encode only reads it
     impl_->backend->encode(item, nullptr);
@@ -151,6 +152,7 @@ void Optimizer::read_state(int64_t param, int k, void* codes, float* scales) con
 void Optimizer::write_state(int64_t param, int k, const void* codes, const float* scales) {
   const Exclusive guard(impl_->busy);
   impl_->onload();
+  impl_->forget_unwritten();
   impl_->for_each_part(param, k, true, [&](const CodecItem& item, int64_t first, int64_t elements) {
     const int bytes = codecs()[static_cast<size_t>(item.codec)].code_bytes;
     copy_bytes(item.codes, static_cast<const std::byte*>(codes) + first * bytes, elements * bytes);
@@ -173,6 +175,7 @@ void Optimizer::save(const std::string& path, const std::string& metadata) const
 std::string Optimizer::load(const std::string& path) {
   const Exclusive guard(impl_->busy);
   impl_->onload();
+  impl_->forget_unwritten();
   const CheckpointFile file(impl_->env, path);
   impl_->check_fits(file.contents());
   file.verify();

@@ -177,6 +177,9 @@ struct Optimizer::Impl {
   // From here on the pieces that are behind count as their parameters do.
   void catch_up();
 
+  // Before state is replaced: a failure of an earlier call is none of this one.
+  void forget_unwritten();
+
   // Throws kIo if state that was replaced could not be written (it is complete, and kept in RAM).
   void check_written();
 

@@ -63,6 +63,11 @@ void Optimizer::Impl::catch_up() {
     }
 }
 
+void Optimizer::Impl::forget_unwritten() {
+  for (const std::unique_ptr<Home>& home : homes)
+    if (home->store()) home->store()->forget_unwritten();
+}
+
 void Optimizer::Impl::check_written() {
   for (const std::unique_ptr<Home>& home : homes)
     if (home->store()) home->store()->check_written();

@@ -1,12 +1,15 @@
 /* The C header by a C compiler (-std=c11 -pedantic -Werror). Returns 0, or the line of the first check that failed. */
 #include "lowtide/lowtide.h"
 
+#include <errno.h>
 #include <string.h>
 
-_Static_assert(sizeof(lt_optimizer_options) % 8 == 0 && sizeof(lt_group_options) % 8 == 0, "no padding at the end");
+_Static_assert(sizeof(lt_optimizer_options) % 8 == 0 && sizeof(lt_group_options) % 8 == 0 &&
+                   sizeof(lt_memory_options) % 8 == 0 && sizeof(lt_disk_report) % 8 == 0,
+               "no padding at the end");
 _Static_assert(LT_F32 == 0 && LT_BF16 == 1 && LT_F16 == 2, "dtype numbers are part of the ABI");
 _Static_assert(LT_OK == 0 && LT_INVALID_ARGUMENT == 1 && LT_OUT_OF_MEMORY == 10 && LT_UNSUPPORTED == 20 &&
-                   LT_INTERNAL == 90,
+                   LT_IO_ERROR == 30 && LT_INTERNAL == 90,
                "status numbers are part of the ABI");
 
 #define CHECK(condition) \
@@ -24,6 +27,8 @@ int lt_test_c11(void) {
   lt_optimizer* optimizer = NULL;
   lt_optimizer_options options = LT_OPTIMIZER_OPTIONS_INIT;
   lt_group_options group_options = LT_GROUP_OPTIONS_INIT;
+  lt_memory_options memory = LT_MEMORY_OPTIONS_INIT;
+  lt_disk_report disk = LT_DISK_REPORT_INIT;
   int32_t group = -1, applied = -1;
   int64_t param = -1;
   float p[6] = {1, 2, 3, 4, 5, 6};
@@ -44,6 +49,11 @@ int lt_test_c11(void) {
   for (i = 0; i < 6; ++i) CHECK(p[i] == (float)(i + 1) - 0.5f * g[i % 3]);
   CHECK(lt_optimizer_set(optimizer, group, "lr", -1) == LT_INVALID_ARGUMENT);
   CHECK(strstr(lt_last_error(), "lr") != NULL);
+  CHECK(lt_optimizer_disk_report(optimizer, &disk) == LT_OK && disk.disk_bytes == 0);
+  CHECK(lt_optimizer_save(optimizer, "/does/not/exist/c", NULL) == LT_IO_ERROR && lt_last_os_error() == ENOENT);
+  memory.ram_bytes = -2;
+  group_options.memory = &memory;
+  CHECK(lt_optimizer_add_group(optimizer, &group_options, &group) == LT_INVALID_ARGUMENT && lt_last_os_error() == 0);
 done:
   lt_optimizer_destroy(optimizer);
   return line;

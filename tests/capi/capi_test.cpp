@@ -1,6 +1,7 @@
 // The C interface: statuses and messages, NULLs, option structs of older and newer callers, and the same bits as C++.
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -9,6 +10,7 @@
 
 #include "lowtide/lowtide.h"
 #include "support/optimizer_case.h"
+#include "support/temporary.h"
 
 extern "C" int lt_test_c11(void);  // c11_test.c
 
@@ -38,7 +40,7 @@ class CApi : public ::testing::Test {
     ASSERT_EQ(lt_optimizer_add_param(handle_.optimizer, 0, &tensor_, nullptr), LT_OK);
   }
 
-  Handle handle_;
+  Handle handle_, options_target_;
   std::vector<float> p_ = std::vector<float>(600, 1.f), g_ = std::vector<float>(600, 0.5f);
   const int64_t sizes_[1] = {600};
   lt_tensor tensor_ = {p_.data(), LT_F32, 1, sizes_, nullptr};
@@ -187,6 +189,85 @@ TEST_F(CApi, TakesOptionStructsOfOtherVersions) {
   expect_refused(lt_optimizer_create(&options, &wrong.optimizer), "got nonfinite=3");
   options = LT_OPTIMIZER_OPTIONS_INIT, options.rule = "adma";
   expect_refused(lt_optimizer_create(&options, &wrong.optimizer), "got rule 'adma'");
+}
+
+// State on disk by the C interface: the same bits as in RAM, through save and load, too.
+TEST_F(CApi, StateUnderABudget) {
+  const TemporaryDirectory directory;
+  constexpr int64_t kNumel = 40000;
+  const int64_t sizes[1] = {kNumel};
+  std::vector<float> p(kNumel, 1.f), q = p, g(kNumel);
+  for (size_t i = 0; i < g.size(); ++i) g[i] = static_cast<float>(i % 100) * 0.01f;
+  const lt_tensor on_disk = {p.data(), LT_F32, 1, sizes, nullptr}, in_ram = {q.data(), LT_F32, 1, sizes, nullptr};
+  const lt_gradient gradient = {g.data(), LT_F32, nullptr};
+  lt_memory_options memory = LT_MEMORY_OPTIONS_INIT;
+  memory.ram_bytes = 4 * 8192;
+  memory.disk = directory.path().c_str();
+  memory.chunk_bytes = 8192;
+  lt_optimizer_options options = LT_OPTIMIZER_OPTIONS_INIT;
+  Handle a, b, c;
+  options.memory = &memory;
+  ASSERT_EQ(lt_optimizer_create(&options, &a.optimizer), LT_OK) << lt_last_error();
+  ASSERT_EQ(lt_optimizer_add_group(a.optimizer, nullptr, nullptr), LT_OK);
+  ASSERT_EQ(lt_optimizer_create(nullptr, &b.optimizer), LT_OK);
+  ASSERT_EQ(lt_optimizer_add_group(b.optimizer, nullptr, nullptr), LT_OK);
+  ASSERT_EQ(lt_optimizer_create(nullptr, &c.optimizer), LT_OK);  // the budget of its group
+  lt_group_options group = LT_GROUP_OPTIONS_INIT;
+  group.memory = &memory;
+  ASSERT_EQ(lt_optimizer_add_group(c.optimizer, &group, nullptr), LT_OK) << lt_last_error();
+  ASSERT_EQ(lt_optimizer_add_param(a.optimizer, 0, &on_disk, nullptr), LT_OK);
+  ASSERT_EQ(lt_optimizer_add_param(b.optimizer, 0, &in_ram, nullptr), LT_OK);
+  ASSERT_EQ(lt_optimizer_add_param(c.optimizer, 0, &on_disk, nullptr), LT_OK);
+  const auto step = [&](Handle& h) {
+    ASSERT_EQ(lt_optimizer_step(h.optimizer, &gradient, 1, nullptr, nullptr), LT_OK) << lt_last_error();
+  };
+  for (int i = 0; i < 3; ++i) step(a), step(b);
+  EXPECT_EQ(p, q);
+  lt_disk_report disk = LT_DISK_REPORT_INIT;
+  ASSERT_EQ(lt_optimizer_disk_report(a.optimizer, &disk), LT_OK);
+  EXPECT_GT(disk.disk_bytes, 0);
+  EXPECT_EQ(disk.read_bytes + disk.written_bytes, 3 * disk.moved_per_step);
+  EXPECT_EQ(disk.kept_bytes, 0);
+  lt_disk_report old = {2 * sizeof(int64_t), -1, -77, 0, 0, 0, 0, 0};  // a caller who knows only disk_bytes
+  ASSERT_EQ(lt_optimizer_disk_report(a.optimizer, &old), LT_OK);
+  EXPECT_EQ(old.disk_bytes, disk.disk_bytes);
+  EXPECT_EQ(old.chunks, -77);
+  lt_state_view view;
+  ASSERT_EQ(lt_optimizer_state(a.optimizer, 0, 0, &view), LT_OK);
+  EXPECT_EQ(view.codes, nullptr);
+  std::vector<unsigned char> codes(kNumel), wanted(kNumel);
+  std::vector<float> scales(static_cast<size_t>(view.rows * view.blocks_per_row)), wanted_scales = scales;
+  ASSERT_EQ(lt_optimizer_read_state(a.optimizer, 0, 0, codes.data(), scales.data()), LT_OK);
+  ASSERT_EQ(lt_optimizer_read_state(b.optimizer, 0, 0, wanted.data(), wanted_scales.data()), LT_OK);
+  EXPECT_EQ(codes, wanted);
+  EXPECT_EQ(scales, wanted_scales);
+  // By file into the third, whose first state is then overwritten with itself.
+  const std::string path = directory.file("c");
+  const char* metadata = nullptr;
+  ASSERT_EQ(lt_optimizer_save(a.optimizer, path.c_str(), "three steps"), LT_OK) << lt_last_error();
+  ASSERT_EQ(lt_optimizer_load(c.optimizer, path.c_str(), &metadata), LT_OK) << lt_last_error();
+  EXPECT_STREQ(metadata, "three steps");
+  ASSERT_EQ(lt_optimizer_allocate_state(c.optimizer, 0), LT_OK);
+  ASSERT_EQ(lt_optimizer_write_state(c.optimizer, 0, 0, codes.data(), scales.data()), LT_OK);
+  step(b), step(c);
+  EXPECT_EQ(p, q);
+  // Refusals, with the system's number where there is one.
+  EXPECT_EQ(lt_optimizer_load(c.optimizer, directory.file("none").c_str(), nullptr), LT_IO_ERROR);
+  EXPECT_EQ(lt_last_os_error(), ENOENT);
+  EXPECT_EQ(lt_optimizer_save(c.optimizer, directory.path().c_str(), nullptr), LT_IO_ERROR);
+  EXPECT_EQ(lt_last_os_error(), EISDIR);
+  expect_refused(lt_optimizer_load(b.optimizer, nullptr, nullptr), "NULL for path");
+  expect_refused(lt_optimizer_save(nullptr, path.c_str(), nullptr), "NULL for optimizer");
+  expect_refused(lt_optimizer_read_state(b.optimizer, 0, 0, nullptr, nullptr), "NULL for codes");
+  expect_refused(lt_optimizer_write_state(b.optimizer, 0, 2, codes.data(), nullptr), "got state 2");
+  expect_refused(lt_optimizer_allocate_state(b.optimizer, 3), "got parameter 3");
+  disk.struct_size = 0;
+  expect_refused(lt_optimizer_disk_report(b.optimizer, &disk), "struct_size=0");
+  EXPECT_EQ(lt_last_os_error(), 0);
+  memory.chunk_bytes = 100;
+  expect_refused(lt_optimizer_create(&options, &options_target_.optimizer), "got chunk_bytes=100");
+  memory.struct_size = 3;
+  expect_refused(lt_optimizer_create(&options, &options_target_.optimizer), "struct_size=3");
 }
 
 TEST_F(CApi, HyperParametersGoInAndOut) {

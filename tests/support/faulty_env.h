@@ -1,5 +1,6 @@
 // An Env that forwards to another and spoils chosen calls: the n-th call of a kind, once or from then on, fails with an
-// errno or transfers less than asked. So does memory: kMap, which kAny leaves out. It can also call back around the n-th call, where a test ends the process.
+// errno or transfers less than asked. So does memory: kMap, which kAny leaves out. It can also call back around the
+// n-th call, where a test ends the process.
 #pragma once
 
 #include <array>

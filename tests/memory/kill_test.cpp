@@ -1,0 +1,183 @@
+// Claim: a process that is killed, anywhere in its steps and saves, leaves the checkpoint of some save that completed,
+// whole; no scratch file; and a directory that the next process can use at once.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+
+#include "support/fault_trial.h"
+#include "support/faulty_env.h"
+#include "support/temporary.h"
+
+namespace lowtide::testing {
+namespace {
+
+// What is at the path: how many steps the saved optimizer had taken; 0 if there is nothing, -1 if it is not bit for bit
+// what that optimizer was.
+class Judge {
+ public:
+  Judge() { late_.add_late(); }
+
+  int held(const std::string& path) {
+    if (!std::filesystem::exists(path)) return 0;
+    int steps = -1;
+    try {
+      steps = std::stoi(checkpoint_metadata(path));
+      Trial& reader = steps > kLateStep ? late_ : early_;
+      reader.optimizer().load(path);
+      for (const uint32_t mask : matches(reader.image(), {&images_.at(static_cast<size_t>(steps))}, false))
+        if (!mask) return -1;
+      return steps;
+    } catch (const std::exception& error) {
+      std::printf("lost: %s\n", error.what());
+      return -1;
+    }
+  }
+
+  // Whether another process can use the directory, and gets the bits that it should.
+  bool usable(const std::string& disk) const {
+    try {
+      Trial trial(system_env(), disk);
+      trial.step(0);
+      for (const uint32_t mask : matches(trial.image(), {&images_[1]}))
+        if (!mask) return false;
+      return trial.optimizer().report().disk_bytes > 0;
+    } catch (const std::exception& error) {
+      std::printf("unusable: %s\n", error.what());
+      return false;
+    }
+  }
+
+ private:
+  std::vector<Image> images_ = reference_images();
+  Trial early_{system_env(), ""}, late_{system_env(), ""};
+};
+
+// Steps and saves up to `end` steps, each save named by the steps before it.
+void train(Env& env, const std::string& disk, const std::string& path, int end) {
+  Trial trial(env, disk);
+  for (int number = 0; number < end; ++number) {
+    if (number == kLateStep) trial.add_late();
+    trial.step(number);
+    trial.optimizer().save(path, std::to_string(number + 1));
+  }
+}
+
+int temporary_files(const TemporaryDirectory& files, int* others) {
+  int temporary = 0;
+  for (const std::string& name : files.names()) {
+    if (name.starts_with("c.tmp-"))
+      ++temporary;
+    else if (name != "c")
+      ++*others;
+  }
+  return temporary;
+}
+
+bool was_killed(pid_t child) {
+  int status = 0;
+  return ::waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+}
+
+TEST(Killed, AtEveryCallThatWrites) {
+  const TemporaryDirectory disk, files;
+  const std::string path = files.file("c");
+  Judge judge;
+  constexpr int kEnd = 2;
+  constexpr Call kCalls[] = {Call::kOpen, Call::kPwrite, Call::kAllocate, Call::kTruncate,
+                             Call::kSync, Call::kRename, Call::kUnlink,   Call::kLock};
+  FaultyEnv counting;
+  counting.arm({});
+  train(counting, disk.path(), path, kEnd);
+  ASSERT_EQ(judge.held(path), kEnd);
+  int64_t points = 0, killed = 0, none = 0, wrong = 0, left = 0, leftovers = 0, unusable = 0;
+  int held[kEnd + 1] = {}, others = 0;
+  for (const Call call : kCalls)
+    for (int64_t n = 1; n <= counting.calls(call); ++n)
+      for (const bool before : {true, false}) {
+        std::filesystem::remove_all(files.path());
+        std::filesystem::create_directory(files.path());
+        const pid_t child = ::fork();
+        ASSERT_GE(child, 0);
+        if (child == 0) {
+          FaultyEnv env;
+          Fault fault;
+          fault.call = call;
+          fault.nth = n;
+          (before ? fault.before : fault.after) = [] { ::kill(::getpid(), SIGKILL); };
+          env.arm(fault);
+          train(env, disk.path(), path, kEnd);
+          ::_exit(0);
+        }
+        ++points;
+        killed += was_killed(child);
+        const int steps = judge.held(path);
+        wrong += steps < 0;
+        if (steps >= 0) ++held[steps];
+        none += steps == 0;
+        left += static_cast<int64_t>(disk.names().size());
+        leftovers += temporary_files(files, &others);
+        unusable += !judge.usable(disk.path());
+      }
+  EXPECT_EQ(killed, points);
+  EXPECT_EQ(wrong + left + unusable + others, 0);
+  EXPECT_GT(none, 0);
+  EXPECT_GT(held[1], 0);
+  EXPECT_GT(held[2], 0);
+  std::printf(
+      "killed at %lld/%lld points: no save had completed %lld, first %d, second %d, wrong %lld; scratch files left "
+      "%lld, "
+      "directories that could not be used at once %lld; files c.tmp-* left %lld, others %d\n",
+      static_cast<long long>(killed), static_cast<long long>(points), static_cast<long long>(none), held[1], held[2],
+      static_cast<long long>(wrong), static_cast<long long>(left), static_cast<long long>(unusable),
+      static_cast<long long>(leftovers), others);
+}
+
+// With the engine that the system gives, and no matter what the process is doing.
+TEST(Killed, AtAnyTime) {
+  const TemporaryDirectory disk, files;
+  const std::string path = files.file("c");
+  Judge judge;
+  Rng rng = seeded("kill -9", 61);
+  constexpr int kKills = 60;
+  int killed = 0, wrong = 0, left = 0, unusable = 0, others = 0, saves = 0;
+  int held[kTrialSteps + 1] = {};
+  std::string last;
+  for (int i = 0; i < kKills; ++i) {
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      for (;;) train(system_env(), disk.path(), path, kTrialSteps);
+    }
+    // The first runs until there is a checkpoint.
+    while (i == 0 && !std::filesystem::exists(path)) ::usleep(1000);
+    ::usleep(static_cast<useconds_t>(rng.below(80'000)));
+    ::kill(child, SIGKILL);
+    killed += was_killed(child);
+    const int steps = judge.held(path);
+    wrong += steps <= 0;
+    if (steps > 0) ++held[steps];
+    left += static_cast<int>(disk.names().size());
+    unusable += !judge.usable(disk.path());
+    const int temporary = temporary_files(files, &others);
+    saves += temporary > 0;
+    for (const std::string& name : files.names())
+      if (name != "c") std::filesystem::remove(files.file(name));
+  }
+  EXPECT_EQ(killed, kKills);
+  EXPECT_EQ(wrong + left + unusable + others, 0);
+  EXPECT_GT(saves, 0) << "control: some kill must have hit a save";
+  EXPECT_LT(saves, kKills) << "control: and some must not have";
+  std::printf(
+      "killed %d/%d times (%d in a save): wrong %d; scratch files left %d, directories not usable at once %d; "
+      "checkpoints of step",
+      killed, kKills, saves, wrong, left, unusable);
+  for (int steps = 1; steps <= kTrialSteps; ++steps) std::printf(" %d: %d", steps, held[steps]);
+  std::printf("\n");
+}
+
+}  // namespace
+}  // namespace lowtide::testing
