@@ -1,36 +1,18 @@
 #include "memory/arena.h"
 
-#include <algorithm>
-
 namespace lowtide {
-namespace {
-
-constexpr size_t kAlignment = 64;
-constexpr size_t kSmallest = size_t{64} << 10;
-constexpr size_t kLargest = size_t{32} << 20;  // growth steps; a single larger array gets a buffer of its size
-
-}  // namespace
 
 void Arena::reserve(size_t bytes) {
-  if (bytes == 0 || (!buffers_.empty() && used_ + bytes <= buffers_.back().bytes())) return;
-  buffers_.push_back(Buffer(bytes));
-  allocated_ += static_cast<int64_t>(buffers_.back().bytes());
-  used_ = 0;
+  ArenaSizes after = sizes_;
+  if (const size_t taken = after.reserve(bytes)) buffers_.push_back(Buffer(taken));
+  sizes_ = after;
 }
 
 void* Arena::allocate(size_t bytes) {
-  bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  if (buffers_.empty() || used_ + bytes > buffers_.back().bytes()) {
-    // Doubling keeps small optimizers small and large ones in few buffers.
-    const size_t grow = std::clamp(static_cast<size_t>(allocated_), kSmallest, kLargest);
-    Buffer buffer(std::max(bytes, grow));
-    buffers_.push_back(std::move(buffer));
-    allocated_ += static_cast<int64_t>(buffers_.back().bytes());
-    used_ = 0;
-  }
-  void* out = buffers_.back().data() + used_;
-  used_ += bytes;
-  return out;
+  ArenaSizes after = sizes_;
+  if (const size_t taken = after.allocate(bytes)) buffers_.push_back(Buffer(taken));
+  sizes_ = after;
+  return buffers_.back().data() + after.offset();
 }
 
 }  // namespace lowtide

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/buffer.h"
+#include "memory/arena_sizes.h"
 
 namespace lowtide {
 
@@ -16,12 +17,11 @@ class Arena {
   void* allocate(size_t bytes);
   // Takes what the next allocations of `bytes` together (each a multiple of 64) need, and no more. Throws likewise.
   void reserve(size_t bytes);
-  int64_t allocated_bytes() const { return allocated_; }  // taken from the system
+  int64_t allocated_bytes() const { return sizes_.allocated_bytes(); }  // taken from the system
 
  private:
   std::vector<Buffer> buffers_;
-  size_t used_ = 0;  // of the last buffer
-  int64_t allocated_ = 0;
+  ArenaSizes sizes_;
 };
 
 }  // namespace lowtide
