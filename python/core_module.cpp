@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 
+#include "checkpoint_binding.h"
 #include "core/sizes.h"
 #include "memory_argument.h"
 #include "optim/hyper_fields.h"
@@ -284,6 +285,7 @@ NB_MODULE(_core, m) {
     return out;
   });
   lowtide::python::bind_planning(m);
+  lowtide::python::bind_checkpoint(m);
   nb::class_<PyOptimizer>(m, "Optimizer", nb::type_slots(kSlots))
       .def(nb::init<const std::string&, const std::string&, int, const std::string&, const nb::object&>(), "rule"_a,
            "nonfinite"_a = "skip", "threads"_a = 0, "cpu_target"_a = "", "memory"_a = nb::none())
