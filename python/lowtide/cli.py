@@ -31,7 +31,7 @@ class _Commands(TyperGroup):
         except Exception as error:
             if not hasattr(error, "format_message"):  # what click raises for arguments
                 raise
-            status = _complain(error.format_message())
+            status = _complain(f"{error.format_message().rstrip('.')} (see lowtide --help)")
         if not standalone_mode:
             return status
         sys.exit(status if isinstance(status, int) else 0)
@@ -47,9 +47,11 @@ app = typer.Typer(
 )
 Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")]
 Disk = Annotated[str | None, typer.Option(help="Directory for scratch files, best on a local SSD.", metavar="DIR")]
-Rule = Annotated[str, typer.Option(help=f"One of {', '.join(_core.rule_names())}.")]
-State = Annotated[str, typer.Option(help=f"State format: one of {', '.join(_core.codec_names())}.")]
-Momentum = Annotated[float, typer.Option(help="Of SGD, which has no state without.")]
+Rule = Annotated[str, typer.Option(help=f"One of {', '.join(_core.rule_names())}.", metavar="NAME")]
+State = Annotated[
+    str, typer.Option(help=f"State format: one of {', '.join(_core.codec_names())}.", metavar="NAME")
+]
+Momentum = Annotated[float, typer.Option(help="Of SGD, which has no state without.", metavar="X")]
 
 
 @app.callback()
@@ -116,7 +118,7 @@ def bench(
     rule: Rule = "adamw",
     state: State = "dynamic8",
     disk: Disk = None,
-    rounds: Annotated[int, typer.Option(help="Every contender runs once in each.", min=1, max=1000)] = 15,
+    rounds: Annotated[int, typer.Option(help="Every contender runs once in each.", min=1, max=1000, metavar="N")] = 15,
     momentum: Momentum = 0.9,
     as_json: Json = False,
 ) -> None:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from lowtide import _core
 from lowtide.commands import Formats
-from lowtide.planning import seconds_text
+from lowtide.planning import Plan, seconds_text
 from lowtide.quick_bench import Bench
 
 _size = _core.format_bytes
@@ -20,9 +20,14 @@ def _rate(bytes_per_second: float) -> str:
     return f"{bytes_per_second / 1e9:.2f} GB/s" if bytes_per_second > 0 else "-"
 
 
-def _say(console: Console, text: str) -> None:
-    """Wrapped at words; nothing in it is markup."""
-    console.print(Text(text), highlight=False)
+def _show(*parts: str | Table) -> None:
+    """Texts, wrapped at words (nothing in them is markup), and tables; no blanks at the ends of lines."""
+    console = Console()
+    with console.capture() as capture:
+        for part in parts:
+            console.print(Text(part) if isinstance(part, str) else part, highlight=False)
+    for line in capture.get().splitlines():
+        print(line.rstrip())
 
 
 def _table(*columns: str) -> Table:
@@ -45,7 +50,7 @@ def _row(table: Table, *cells: str) -> None:
 
 
 def machine(found: dict[str, Any]) -> None:
-    console, table = Console(), _pairs()
+    table = _pairs()
     _row(table, "lowtide", f"{found['version']}, torch {found['torch']}")
     for name, backend in found["backends"].items():
         _row(table, f"backend {name}", f"{'available' if backend['available'] else 'not available'}: {backend['detail']}")
@@ -61,44 +66,42 @@ def machine(found: dict[str, Any]) -> None:
         _row(table, "disk rate", f"{_rate(disk['read_rate'])} read, {_rate(disk['write_rate'])} written")
     else:
         _row(table, "tiers", "RAM (and a disk: see --disk DIR)")
-    console.print(table)
+    _show(table)
 
 
 def formats(found: Formats, assumed: str) -> None:
-    console, chosen = Console(), found.chosen
-    _say(console, f"{chosen.rule}, {chosen.params:,} tensors, {chosen.elements:,} elements")
-    if assumed:
-        _say(console, f"({assumed})")
+    chosen = found.chosen
+    head = f"{chosen.rule}, {chosen.params:,} tensors, {chosen.elements:,} elements"
     limits = [f"{_size(found.memory.budget().ram_bytes)} of RAM"] if found.memory else ["no limit of RAM"]
     if found.free_on_disk >= 0 and found.memory:
         limits.append(f"{found.memory.disk} with {_size(found.free_on_disk)} free")
-    _say(console, f"given: {', '.join(limits)}\n")
-    table = _table("state", "B/param", "state", "RAM", "disk", "moved/step", "s/step", "fits")
+    given = f"given: {', '.join(limits)}\n"
+    table = _table("  state", "B/param", "state", "RAM", "disk", "moved/step", "s/step", "fits")
     for state, plan in found.plans.items():
         per = f"{plan.state_bytes / plan.elements:.2f}" if plan.elements else "-"
         cells = [_size(plan.ram_bytes), _size(plan.disk_bytes), _size(plan.moved_per_step), _seconds(plan.seconds)]
         cells = cells if plan.fits else ["-"] * 4
         mark = "*" if state == found.state else " "
         _row(table, f"{mark} {state}", per, _size(plan.state_bytes), *cells, "yes" if plan.fits else "no")
-    console.print(table)
-    console.print()
+    _show(*([head, f"({assumed})"] if assumed else [head]), given, table, "", *_verdict(found))
+
+
+def _verdict(found: Formats) -> list[str]:
+    chosen = found.chosen
     if not chosen.fits:
-        _say(console, f"{found.state} does not fit: {chosen.problem}")
-        return
-    _say(console, f"* {found.state} fits: {_where(found)}")
-    if found.rates.step:
-        disk = f", the disk {seconds_text(chosen.disk_seconds)}" if chosen.moved_per_step else ""
-        _say(console, f"A step: computing {seconds_text(chosen.step_seconds)}{disk}; the two overlap.")
-    else:
-        _say(console, "Seconds are not predicted without --measure.")
+        return [f"{found.state} does not fit: {chosen.problem}"]
+    verdict = [f"* {found.state} fits: {_where(chosen)}"]
+    if not found.rates.step:
+        return [*verdict, "Seconds are not predicted without --measure."]
+    disk = f", the disk {seconds_text(chosen.disk_seconds)}; the two overlap" if chosen.moved_per_step else ""
+    return [*verdict, f"A step: computing {seconds_text(chosen.step_seconds)}{disk}."]
 
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:.3g}" if seconds > 0 else "-"
 
 
-def _where(found: Formats) -> str:
-    plan = found.chosen
+def _where(plan: Plan) -> str:
     if not plan.chunks:
         return f"all {_size(plan.ram_bytes)} in RAM, nothing moves."
     return (
@@ -108,9 +111,8 @@ def _where(found: Formats) -> str:
 
 
 def bench(found: Bench) -> None:
-    console = Console()
     of_state = f"{found.rule}, {found.state}, {found.elements:,} elements"
-    _say(console, f"{of_state}, {found.threads} threads, medians of {found.rounds} rounds\n")
+    head = f"{of_state}, {found.threads} threads, medians of {found.rounds} rounds\n"
     ceiling = found.lines[0].moved / found.lines[0].seconds
     reference = next((line for line in found.lines if line.name.startswith("torch")), None)
     table = _table("step", "ms", "GB/s", "of memory", "against torch")
@@ -118,21 +120,20 @@ def bench(found: Bench) -> None:
         rate = line.moved / line.seconds
         against = f"{reference.seconds / line.seconds:.2f} x" if reference and line is not found.lines[0] else "-"
         _row(table, line.name, f"{line.seconds * 1e3:.2f}", f"{rate / 1e9:.1f}", f"{rate / ceiling:.0%}", against)
-    console.print(table)
+    _show(head, table)
     if not (disk := found.disk):
         return
     way = f"{disk.engine}, {'past the page cache' if disk.direct else 'through the page cache'}"
-    _say(console, f"\nall state on disk in {disk.directory} ({way})")
-    table = _table("", "ms")
+    table = _table(f"all state on disk in {disk.directory}, {way}", "ms")
     _row(table, f"step, {_size(disk.moved)} moved", f"{disk.seconds * 1e3:.1f}")
     _row(table, "predicted", f"{disk.predicted_seconds * 1e3:.1f}")
     raw = f"the file alone: {_rate(disk.read_rate)} read, {_rate(disk.write_rate)} written"
     _row(table, raw, f"{disk.raw_seconds * 1e3:.1f}")
-    console.print(table)
+    _show("", table)
 
 
 def checkpoint(found: dict[str, Any]) -> None:
-    console, table = Console(), _pairs()
+    table = _pairs()
     _row(table, "file", f"{found['file']}, {_size(found['bytes'])}")
     _row(table, "rule", found["rule"])
     _row(table, "parameters", f"{found['params']:,}, {found['elements']:,} elements")
@@ -142,7 +143,7 @@ def checkpoint(found: dict[str, Any]) -> None:
     for n, group in enumerate(found["groups"]):
         values = ", ".join(f"{key}={value}" for key, value in sorted(group.items()) if not key.startswith("lowtide"))
         _row(table, f"group {n}", values)
-    console.print(table)
+    _show(table)
 
 
 def _span(low: int, high: int) -> str:
