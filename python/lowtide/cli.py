@@ -23,16 +23,17 @@ FAILED, BAD = 1, 2
 class _Commands(TyperGroup):
     """Errors as one line on stderr and status 2; nothing of Python's."""
 
-    def main(self, *args: Any, standalone_mode: bool = True, **more: Any) -> Any:
+    def main(self, *args: Any, **more: Any) -> Any:
+        standalone = more.get("standalone_mode", True)
         try:
-            status = super().main(*args, standalone_mode=False, **more)
+            status = super().main(*args, **{**more, "standalone_mode": False})
         except (ValueError, TypeError, OSError, MemoryError, NotImplementedError) as error:
             status = _complain(str(error))
         except Exception as error:
             if not hasattr(error, "format_message"):  # what click raises for arguments
                 raise
             status = _complain(f"{error.format_message().rstrip('.')} (see lowtide --help)")
-        if not standalone_mode:
+        if not standalone:
             return status
         sys.exit(status if isinstance(status, int) else 0)
 

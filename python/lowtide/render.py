@@ -138,7 +138,7 @@ def checkpoint(found: dict[str, Any]) -> None:
     _row(table, "rule", found["rule"])
     _row(table, "parameters", f"{found['params']:,}, {found['elements']:,} elements")
     for codec, entry in found["states"].items():
-        _row(table, f"state {codec}", f"{entry['params']:,} parameters, {_size(entry['bytes'])}")
+        _row(table, f"state {codec}", f"{entry['params']:,} of them, {_size(entry['bytes'])}")
     _row(table, "steps", _span(found["fewest_steps"], found["most_steps"]))
     for n, group in enumerate(found["groups"]):
         values = ", ".join(f"{key}={value}" for key, value in sorted(group.items()) if not key.startswith("lowtide"))

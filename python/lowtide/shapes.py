@@ -123,8 +123,9 @@ def of_hf_config(path: str | os.PathLike[str]) -> list[Shape]:
     kind = content.pop("model_type")
     try:
         config = AutoConfig.for_model(kind, **content)
+        build: Any = AutoModelForCausalLM.from_config  # untyped there
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model = build(config)
     except Exception as error:  # whatever that package raises for a config that it cannot use
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"{path}: transformers cannot make a causal language model of it: {reason[:200]}") from error
