@@ -36,8 +36,8 @@ struct BudgetPlan {
   int64_t disk_bytes = 0;
   int64_t chunks = 0;
   int64_t moved_per_step = 0;  // read and written
-  // Of a step: stepping; the disk; all of it, where stepping and the disk overlap. Each 0 if a rate that it depends on
-  // is unknown. Without forward, backward and the parameters' own first touch.
+  // Of a step: stepping; the disk; all of it, a lower bound that supposes full overlap of both and leaves out
+  // checksums, the first read and the last write. Each 0 if a rate that it depends on is unknown.
   double step_seconds = 0, disk_seconds = 0, seconds = 0;
 
   int64_t ram_bytes() const { return direct_bytes + resident_bytes + slot_bytes; }

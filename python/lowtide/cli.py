@@ -89,7 +89,8 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Will the optimizer's state fit, and what does each state format take? Status 1 if the chosen one does not fit."""
-    given = [name for name, value in (("--params", params), ("--hf-config", hf_config), ("--shapes", shapes_file)) if value]
+    models = {"--params": params, "--hf-config": hf_config, "--shapes": shapes_file}
+    given = [name for name, value in models.items() if value]
     if len(given) != 1:
         raise ValueError(f"got {' and '.join(given) or 'no model'}, wanted one of --params, --hf-config, --shapes")
     assumed = ""
@@ -99,7 +100,8 @@ def plan(
         assumed = f"{count:,} parameters are taken for matrices of 4096 by 4096 and a rest of rows of 4096"
     else:
         model = shapes.of_hf_config(hf_config) if hf_config else shapes.of_file(str(shapes_file))
-    memory = Memory(host=ram, disk=disk, disk_limit=disk_limit, chunk=chunk) if ram or disk or disk_limit or chunk else None
+    limited = any((ram, disk, disk_limit, chunk))
+    memory = Memory(host=ram, disk=disk, disk_limit=disk_limit, chunk=chunk) if limited else None
     found = commands.plan_formats(model, rule, state, memory, momentum, measure)
     if as_json:
         plans = {name: _plan_dict(one) for name, one in found.plans.items()}

@@ -56,7 +56,7 @@ class BudgetPlan:
     moved_per_step: int  # read and written
     step_seconds: float  # stepping; 0: a rate is unknown, here and below
     disk_seconds: float
-    seconds: float  # of a step: stepping and the disk overlap
+    seconds: float  # of a step: a lower bound where state streams, if stepping and the disk overlap fully
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ class Plan(BudgetPlan):
         if len(shown) > 1:
             columns.append(("in all", _column(self, None, limit="")))
         widths = [max(map(len, (head, *cells))) for head, cells in columns]
-        rows = [[head for head, _ in columns], *(list(row) for row in zip(*(cells for _, cells in columns), strict=True))]
+        rows = zip(*((head, *cells) for head, cells in columns), strict=True)
         lines = [
-            "  ".join(f"{cell:<{w}}" if n == 0 else f"{cell:>{w}}" for n, (cell, w) in enumerate(zip(row, widths, strict=True)))
+            "  ".join(cell.rjust(width) if n else cell.ljust(width) for n, (cell, width) in enumerate(zip(row, widths)))
             for row in rows
         ]
         verdict = "fits" if self.fits else "does not fit"
@@ -161,9 +161,16 @@ def plan(
 def _predict(rule: str, memory: Memory | None, groups: list[ShapedGroup], rates: Rates) -> Plan:
     read, write = checks.number("rates: read", rates.read), checks.number("rates: write", rates.write)
     described = [
-        (g.shapes, g.state, g.min_quantized_numel, g.momentum, g.memory.budget() if g.memory else None, rates.step_of(g.state))
-        for g in groups
-    ]  # fmt: skip
+        (
+            group.shapes,
+            group.state,
+            group.min_quantized_numel,
+            group.momentum,
+            group.memory.budget() if group.memory else None,
+            rates.step_of(group.state),
+        )
+        for group in groups
+    ]
     total, budgets = _core.plan_memory(rule, memory.budget() if memory else None, described, read, write)
     own = [(f"group {n}", group.memory) for n, group in enumerate(groups) if group.memory]
     names, memories = zip(("optimizer", memory), *own, strict=True)

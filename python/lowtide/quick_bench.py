@@ -145,7 +145,7 @@ def _disk(
     rates = Rates(rate, found["read"], found["write"], found["engine"], found["direct"])
     planned = plan([param], rule, state, memory, rates=rates, momentum=momentum)
     if not planned.moved_per_step:
-        raise ValueError(f"got {param.numel()} elements of {rule} with {state}: no state to stream; give more --elements")
+        raise ValueError(f"got {param.numel()} elements of {rule}, {state}: no state to stream; give more --elements")
     optimizer = _OURS[rule]([param], lr=1e-3, state=state, memory=memory, **hyper)
     for _ in range(2):
         optimizer.step()
@@ -153,6 +153,13 @@ def _disk(
     half = planned.moved_per_step / 2
     raw = half / found["read"] + half / found["write"]
     return OnDisk(
-        directory, found["engine"], found["direct"], seconds, planned.moved_per_step, found["read"], found["write"], raw,
+        directory,
+        found["engine"],
+        found["direct"],
+        seconds,
+        planned.moved_per_step,
+        found["read"],
+        found["write"],
+        raw,
         planned.seconds,
-    )  # fmt: skip
+    )

@@ -53,7 +53,8 @@ def machine(found: dict[str, Any]) -> None:
     table = _pairs()
     _row(table, "lowtide", f"{found['version']}, torch {found['torch']}")
     for name, backend in found["backends"].items():
-        _row(table, f"backend {name}", f"{'available' if backend['available'] else 'not available'}: {backend['detail']}")
+        here = "available" if backend["available"] else "not available"
+        _row(table, f"backend {name}", f"{here}: {backend['detail']}")
     _row(table, "threads", f"{found['threads']} of {found['cores']} cores")
     _row(table, "RAM", f"{_size(found['ram_total'])}, {_size(found['ram_free'])} free")
     _row(table, "memory rate", f"{_rate(found['memory_rate'])} read and written (a += b)")
