@@ -3,21 +3,23 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <memory>
 #include <optional>
-#include <tuple>
 
+#include "checkpoint_binding.h"
 #include "core/sizes.h"
+#include "memory_argument.h"
 #include "optim/hyper_fields.h"
 #include "param_binding.h"
+#include "planning_binding.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 using lowtide::for_each_hyper;
+using lowtide::python::memory_from;
 using lowtide::python::ParamBinding;
 
 namespace {
@@ -47,13 +49,6 @@ lowtide::NonFinite nonfinite_from(const std::string& name) {
   if (name == "raise") return lowtide::NonFinite::kRaise;
   if (name == "propagate") return lowtide::NonFinite::kPropagate;
   throw nb::value_error(("got nonfinite='" + name + "', wanted 'skip', 'raise' or 'propagate'").c_str());
-}
-
-// None: no limit.
-std::optional<lowtide::Memory> memory_from(const nb::object& given) {
-  if (given.is_none()) return std::nullopt;
-  const auto [ram, disk, disk_bytes, chunk] = nb::cast<std::tuple<int64_t, std::string, int64_t, int64_t>>(given);
-  return lowtide::Memory{ram, disk, disk_bytes, chunk};
 }
 
 // What tensors of state keep alive: the memory, without the parameters. Were it the whole optimizer, a parameter that
@@ -301,6 +296,8 @@ NB_MODULE(_core, m) {
     for_each_hyper(h, [&](const char* name, auto& value) { out[name] = value; });
     return out;
   });
+  lowtide::python::bind_planning(m);
+  lowtide::python::bind_checkpoint(m);
   nb::class_<PyOptimizer>(m, "Optimizer", nb::type_slots(kSlots))
       .def(nb::init<const std::string&, const std::string&, int, const std::string&, const nb::object&>(), "rule"_a,
            "nonfinite"_a = "skip", "threads"_a = 0, "cpu_target"_a = "", "memory"_a = nb::none())

@@ -12,7 +12,8 @@ from paging.programs import raw_disk
 
 import lowtide
 
-BLOCK, DEPTH = 1 << 20, 8  # as ScratchFile cuts its requests
+BLOCK = 1 << 20  # as ScratchFile cuts its requests
+SLOTS = 4  # of the ring
 
 
 def optimizer(param: torch.nn.Parameter, state: str, memory: lowtide.Memory | None) -> lowtide.AdamW:
@@ -43,7 +44,7 @@ def measure(elements: int, state: str, disk: str, chunk: int, rounds: int) -> di
         line.step()
     times: dict[str, list[float]] = {name: [] for name in (*lines, "raw disk")}
     on_disk = int(lines["all on disk"].report()["disk_bytes"])
-    command = [raw_disk(), disk, on_disk // BLOCK * BLOCK, BLOCK, DEPTH, 3 * chunk // BLOCK]
+    command = [raw_disk(), disk, on_disk // BLOCK * BLOCK, BLOCK, SLOTS * chunk // BLOCK, 3 * chunk // BLOCK]
     with subprocess.Popen(list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as raw:
         assert raw.stdin is not None
         assert raw.stdout is not None

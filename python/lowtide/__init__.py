@@ -13,11 +13,14 @@ from typing_extensions import TypedDict
 
 from lowtide import _core
 from lowtide.memory import Memory
+from lowtide.planning import Plan, Rates, measure_rates, plan
 from lowtide.rules import SGD, Adam, AdamW, Lion
 
 __version__: str = _core.__version__
 
-__all__ = ["SGD", "Adam", "AdamW", "Lion", "Memory", "__version__", "backends"]
+__all__ = [
+    "SGD", "Adam", "AdamW", "Lion", "Memory", "Plan", "Rates", "__version__", "backends", "measure_rates", "plan",
+]  # fmt: skip
 
 
 class Backend(TypedDict):

@@ -1,6 +1,7 @@
 """The compiled core (nanobind). Private: use the classes of `lowtide`."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -17,11 +18,36 @@ def default_hyper(rule: str) -> dict[str, float | bool]:
     """Hyper-parameters of `rule` with their defaults; the keys are those `Optimizer.set_hyper` takes."""
 
 def checkpoint_metadata(path: str) -> str: ...
+def describe_checkpoint(path: str) -> dict[str, Any]:
+    """{"rule", "metadata", "params", "elements", "states": {format: {"params", "bytes"}}, "fewest_steps",
+    "most_steps"}. ValueError, OSError."""
+
 def parse_bytes(text: str) -> int:
     """"2GiB" -> 2147483648. ValueError."""
 
 def format_bytes(bytes: int) -> str:
     """1610612736 -> "1.50 GiB"."""
+
+def plan_memory(
+    rule: str,
+    memory: Budget | None,
+    groups: Sequence[tuple[Sequence[Sequence[int]], str, int, float, Budget | None, float]],
+    read_rate: float = 0.0,
+    write_rate: float = 0.0,
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """groups: (shapes, state, min_quantized_numel, momentum, own budget, bytes of state stepped per second). Returns the
+    fields of `lowtide.planning.BudgetPlan` in all and for each budget: the optimizer's, then each group's own."""
+
+def measure_step_rate(
+    rule: str, state: str, momentum: float = 0.0, threads: int = 0, elements: int = 0, seconds: float = 0.5
+) -> float:
+    """Bytes of state per second; 0 for a rule without state. Releases the GIL."""
+
+def disk_info(directory: str) -> dict[str, Any]:
+    """{"free_bytes": int, "engine": str, "direct": bool}. ValueError, OSError."""
+
+def measure_disk_rates(directory: str, bytes: int = 268435456, seconds: float = 1.0) -> dict[str, Any]:
+    """What `disk_info` says, "read" and "write" in bytes per second, and the "bytes" used. Releases the GIL."""
 
 class Optimizer:
     """A `lowtide::Optimizer` plus the parameters' tensors. Bad values raise ValueError and change nothing."""

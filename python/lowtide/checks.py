@@ -124,13 +124,14 @@ def group_key(key: str) -> str:
     return "betas" if key in ("beta1", "beta2") else key
 
 
-def check_parameter(param: torch.Tensor, where: str) -> None:
-    """Raises for a tensor that cannot be stepped: a wrapper of others, a device, a layout or an element type."""
+def check_parameter(param: torch.Tensor, where: str, anywhere: bool = False) -> None:
+    """Raises for a tensor that cannot be stepped: a wrapper of others, a device (unless `anywhere`), a layout or an
+    element type."""
     if is_traceable_wrapper_subclass(param) or "DTensor" in type(param).__name__:
         raise TypeError(f"{where}: got a {type(param).__name__}, wanted a plain tensor or torch.nn.Parameter")
     if torch.nn.parameter.is_lazy(param):
         raise ValueError(f"{where}: got an uninitialized parameter, wanted one with a shape: run the lazy module first")
-    if param.device.type != "cpu":
+    if param.device.type != "cpu" and not anywhere:
         raise ValueError(f"{where}: got a tensor on {param.device}, wanted cpu")
     if param.layout != torch.strided:
         raise ValueError(f"{where}: got layout {param.layout}, wanted torch.strided")

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/buffer.h"
+#include "memory/arena_sizes.h"
 
 namespace lowtide {
 
@@ -18,18 +19,12 @@ class Arena {
   // Takes what the next allocations of `bytes` together (each a multiple of 64) need, and no more. Throws likewise.
   void reserve(size_t bytes);
   const std::vector<Buffer>& buffers() const { return buffers_; }
-  int64_t allocated_bytes() const { return allocated_; }  // taken from the system
+  int64_t allocated_bytes() const { return sizes_.allocated_bytes(); }  // taken from the system
 
  private:
-  size_t left() const;      // in the open buffer
-  void* add(size_t bytes);  // a buffer
-  void open(size_t bytes);
-
   Env* env_;
   std::vector<Buffer> buffers_;
-  int64_t open_ = -1;  // the buffer that small arrays share; -1: none yet
-  size_t used_ = 0;    // of it
-  int64_t allocated_ = 0;
+  ArenaSizes sizes_;
 };
 
 }  // namespace lowtide

@@ -126,14 +126,15 @@ int64_t checked_total(const PlanInput& input) {
   return total;
 }
 
-double predicted_seconds(const PlanInput& input, const Plan& plan) {
-  if (input.step_rate == 0) return 0;
-  const double step = static_cast<double>(plan.total_bytes) / input.step_rate;
-  if (plan.slots == 0) return step;
-  if (input.read_rate == 0 || input.write_rate == 0) return 0;
-  const double disk = static_cast<double>(plan.read_bytes) / input.read_rate +
-                      static_cast<double>(plan.written_bytes) / input.write_rate;
-  return plan.slots == 1 ? step + disk : std::max(step, disk);
+void predict_seconds(const PlanInput& input, Plan& plan) {
+  const bool disk_known = input.read_rate > 0 && input.write_rate > 0;
+  if (input.step_rate > 0) plan.step_seconds = static_cast<double>(plan.total_bytes) / input.step_rate;
+  if (disk_known)
+    plan.disk_seconds = static_cast<double>(plan.read_bytes) / input.read_rate +
+                        static_cast<double>(plan.written_bytes) / input.write_rate;
+  if (input.step_rate == 0 || (plan.slots > 0 && !disk_known)) return;
+  plan.seconds =
+      plan.slots == 1 ? plan.step_seconds + plan.disk_seconds : std::max(plan.step_seconds, plan.disk_seconds);
 }
 
 // The ring and the resident set beside it, for state that does not fit.
@@ -204,7 +205,7 @@ Plan make_plan(const PlanInput& input) {
     plan.ram_bytes = plan.resident_bytes + plan.slots * plan.slot_bytes;
     plan.read_bytes = plan.written_bytes = plan.streamed_bytes;
   }
-  plan.seconds = predicted_seconds(input, plan);
+  predict_seconds(input, plan);
   return plan;
 }
 

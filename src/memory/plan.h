@@ -42,8 +42,8 @@ struct Plan {
   int64_t read_bytes = 0, written_bytes = 0;  // per step: streamed_bytes each
   // Of a step, where the time of the first read and the last write is small. Reads and writes share one disk and take
   // turns; stepping overlaps both if there are two slots: max(step, read + write); with one slot the sum of the three.
-  // 0 if a rate that it depends on is unknown.
-  double seconds = 0;
+  // Each 0 if a rate that it depends on is unknown.
+  double step_seconds = 0, disk_seconds = 0, seconds = 0;
 };
 
 // Throws kInvalidArgument if it cannot be done: a budget below what the smallest ring needs, no disk for what does not

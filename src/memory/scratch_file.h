@@ -22,7 +22,9 @@ class ScratchFile {
   struct Options {
     bool direct = true;               // try O_DIRECT
     bool io_uring = true;             // try io_uring
-    int depth = 8;                    // requests under way at a time
+    // Requests under way at a time. Enough for all of a pager's ring: what has to wait is issued only in a later call,
+    // and none comes while a chunk is stepped.
+    int depth = 64;
     int64_t request_bytes = 1 << 20;  // of one request at most; multiple of kAlignment
   };
   static constexpr int64_t kAlignment = kPageBytes;  // of offsets, sizes and memory

@@ -8,46 +8,17 @@
 #include "core/sizes.h"
 
 namespace lowtide {
-namespace {
-
-constexpr int64_t kLargestChunk = 16 << 20, kSmallestChunk = 64 << 10;
-constexpr int kSlots = 4;
-
-int64_t bytes_of(const std::vector<ChunkRecord>& chunks) {
-  int64_t total = 0;
-  for (const ChunkRecord& record : chunks) total += record.chunk.bytes;
-  return total;
-}
-
-}  // namespace
-
-// Large enough for the disk to run at its rate, small enough that the ring leaves most of the budget to residents.
-int64_t StateStore::chunk_bytes_for(int64_t total) const {
-  if (options_.chunk_bytes > 0) return options_.chunk_bytes;
-  if (options_.ram_bytes < 0) return kLargestChunk;
-  const int64_t share = std::min(options_.ram_bytes, total) / (4 * kSlots) / kPageBytes * kPageBytes;
-  return std::clamp(share, kSmallestChunk, kLargestChunk);
-}
 
 void StateStore::add(std::span<const ShapedParam> params) {
   drop_prefetched();
   write_changed();
-  int64_t total = bytes_of(chunks_);
-  for (const ShapedParam& p : params) {
+  for (const ShapedParam& p : params)
     LT_REQUIRE(!has(p.param), "got parameter %lld twice", static_cast<long long>(p.param));
-    const StateShape& s = p.shape;
-    total += s.states * s.rows * s.row_length * s.code_bytes;
-  }
-  std::vector<Chunk> cut = cut_chunks(params, chunk_bytes_for(total));
-
-  PlanInput input;
-  for (const ChunkRecord& record : chunks_) input.chunk_bytes.push_back(record.chunk.bytes);
-  for (const Chunk& chunk : cut) input.chunk_bytes.push_back(chunk.bytes);
-  input.ram_budget = options_.ram_bytes;
-  input.disk_budget = options_.disk_bytes;
-  input.has_disk = !options_.disk.empty();
-  input.max_slots = kSlots;
-  const Plan plan = make_plan(input);
+  std::vector<int64_t> sizes;
+  for (const ChunkRecord& record : chunks_) sizes.push_back(record.chunk.bytes);
+  StorePlan planned = plan_store(options_, std::move(sizes), params);
+  std::vector<Chunk>& cut = planned.added;
+  const Plan& plan = planned.plan;
 
   // Everything that can fail comes before the first change.
   std::vector<ChunkRecord> added(cut.size());
@@ -72,7 +43,7 @@ void StateStore::add(std::span<const ShapedParam> params) {
       offsets[i] = chunks_[i].file_offset;
     } else if (!plan.resident[i]) {
       offsets[i] = file_bytes;
-      file_bytes += input.chunk_bytes[i];
+      file_bytes += planned.chunk_bytes[i];
     }
   }
   if (plan.slots > 0) {

@@ -14,15 +14,9 @@
 
 #include "memory/file_lanes.h"
 #include "memory/pager.h"
+#include "memory/store_plan.h"
 
 namespace lowtide {
-
-struct StoreOptions {
-  int64_t ram_bytes = -1;   // -1: no limit
-  std::string disk;         // directory for the scratch file; "": no disk
-  int64_t disk_bytes = -1;  // -1: no limit
-  int64_t chunk_bytes = 0;  // 0: chosen from the budget
-};
 
 struct StoreReport {
   int64_t chunks = 0;
@@ -79,7 +73,6 @@ class StateStore {
   struct Place {
     size_t chunk, piece;
   };
-  int64_t chunk_bytes_for(int64_t total) const;
   void read_checked(size_t chunk, std::byte* to);
   void write_checked(size_t chunk, ChunkRecord& record, const std::byte* from);
   std::byte* bring(size_t chunk);

@@ -5,7 +5,7 @@
 
 namespace lowtide {
 
-Home::Home(Env& env, const Memory& memory) : env_(env), memory_(memory), arena_(env) {
+void check_memory(const Memory& memory) {
   LT_REQUIRE(memory.ram_bytes >= -1, "got ram_bytes=%lld, wanted 0 or more, or -1 for no limit",
              static_cast<long long>(memory.ram_bytes));
   LT_REQUIRE(memory.disk_bytes >= -1, "got disk_bytes=%lld, wanted 0 or more, or -1 for no limit",
@@ -13,32 +13,39 @@ Home::Home(Env& env, const Memory& memory) : env_(env), memory_(memory), arena_(
   LT_REQUIRE(memory.chunk_bytes >= 0 && memory.chunk_bytes % kPageBytes == 0 && memory.chunk_bytes <= int64_t{1} << 40,
              "got chunk_bytes=%lld, wanted a multiple of %lld, or 0 to have it chosen",
              static_cast<long long>(memory.chunk_bytes), static_cast<long long>(kPageBytes));
-  LT_REQUIRE(memory.disk.empty() || limited(), "got a disk ('%s') without a limit for RAM: all state would stay in RAM",
-             memory.disk.c_str());
+  LT_REQUIRE(memory.disk.empty() || memory.ram_bytes >= 0,
+             "got a disk ('%s') without a limit for RAM: all state would stay in RAM", memory.disk.c_str());
+}
+
+Placement placement_of(const Memory& memory, int64_t taken, std::span<const Slot* const> slots,
+                       std::span<const int64_t> params) {
+  Placement out;
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const StateShape shape = slots[i]->shape_of(slots[i]->rule);
+    if (shape.states == 0) continue;
+    out.shaped.push_back({params[i], shape});
+    out.record_bytes += slots[i]->record_bytes(slots[i]->rule);
+  }
+  const int64_t left = memory.ram_bytes - taken;
+  out.direct = memory.ram_bytes < 0 || round_up(out.record_bytes, kPageBytes) <= left;
+  out.store = {left, memory.disk, memory.disk_bytes, memory.chunk_bytes};
+  return out;
 }
 
 void Home::place(std::span<Slot* const> slots, std::span<const int64_t> params) {
-  std::vector<ShapedParam> shaped;
-  int64_t bytes = 0;
-  for (size_t i = 0; i < slots.size(); ++i) {
-    const StateShape shape = slots[i]->shape_of(slots[i]->rule);
-    if (shape.states == 0 || (store_ && store_->has(params[i]))) continue;
-    shaped.push_back({params[i], shape});
-    bytes += slots[i]->record_bytes(slots[i]->rule);
-  }
-  const int64_t left = memory_.ram_bytes - arena_.allocated_bytes();
-  if (!limited() || (!store_ && round_up(bytes, kPageBytes) <= left)) {
-    if (limited()) arena_.reserve(static_cast<size_t>(bytes));
+  Placement placement = placement_of(memory_, arena_.allocated_bytes(), slots, params);
+  if (!store_ && placement.direct) {
+    if (limited()) arena_.reserve(static_cast<size_t>(placement.record_bytes));
     for (Slot* slot : slots) slot->allocate_state(arena_, slot->rule);
     return;
   }
   if (!store_) {
-    auto store =
-        std::make_unique<StateStore>(env_, StoreOptions{left, memory_.disk, memory_.disk_bytes, memory_.chunk_bytes});
-    store->add(shaped);
+    auto store = std::make_unique<StateStore>(env_, placement.store);
+    store->add(placement.shaped);
     store_ = std::move(store);
-  } else {
-    store_->add(shaped);
+  } else {  // without those that an attempt of before has put there
+    std::erase_if(placement.shaped, [&](const ShapedParam& shaped) { return store_->has(shaped.param); });
+    store_->add(placement.shaped);
   }
   // All memory before the first change: the store has the parameters now, also for a second attempt.
   std::vector<std::vector<Progress>> progress;

@@ -11,10 +11,24 @@
 
 namespace lowtide {
 
+// Throws kInvalidArgument on a bad value.
+void check_memory(const Memory& memory);
+
+// What Home::place decides, before it does it.
+struct Placement {
+  std::vector<ShapedParam> shaped;  // the parameters whose rule has state
+  int64_t record_bytes = 0;         // that they would take where they are directly addressable
+  bool direct = false;              // that they are: there is no limit, or what is left of it holds all of them
+  StoreOptions store;               // else: of the store that takes them
+};
+// Of `slots`, numbered `params`, beside `taken` bytes of the budget.
+Placement placement_of(const Memory& memory, int64_t taken, std::span<const Slot* const> slots,
+                       std::span<const int64_t> params);
+
 class Home {
  public:
   // Throws kInvalidArgument on a bad value. env outlives this object.
-  Home(Env& env, const Memory& memory);
+  Home(Env& env, const Memory& memory) : env_(env), memory_(memory), arena_(env) { check_memory(memory); }
 
   bool limited() const { return memory_.ram_bytes >= 0; }
   // Gives state to all of `slots`, numbered `params`: directly addressable if what is left of the budget holds all of

@@ -41,4 +41,10 @@ void check_hyper(const Hyper& h) {
              h.dampening);
 }
 
+void check_group(const GroupOptions& options) {
+  check_hyper(options.hyper);
+  LT_REQUIRE(options.min_quantized_numel >= 0, "got min_quantized_numel=%lld, wanted 0 or more",
+             static_cast<long long>(options.min_quantized_numel));
+}
+
 }  // namespace lowtide

@@ -16,9 +16,7 @@ Optimizer& Optimizer::operator=(Optimizer&&) noexcept = default;
 
 int Optimizer::add_group(const GroupOptions& options) {
   const Exclusive guard(impl_->busy);
-  check_hyper(options.hyper);
-  LT_REQUIRE(options.min_quantized_numel >= 0, "got min_quantized_numel=%lld, wanted 0 or more",
-             ll(options.min_quantized_numel));
+  check_group(options);
   const int codec = find_codec(options.state);
   size_t home = 0;
   if (options.memory) {

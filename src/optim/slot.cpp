@@ -14,9 +14,11 @@ int64_t bytes_with(int codec, const Layout& layout) {
 
 }  // namespace
 
-int64_t Slot::state_bytes() const {
-  return has_state ? rules()[static_cast<size_t>(state_rule)].states * bytes_with(codec, layout) : 0;
+int64_t Slot::bytes_of(int of_rule) const {
+  return rules()[static_cast<size_t>(of_rule)].states * bytes_with(codec, layout);
 }
+
+int64_t Slot::state_bytes() const { return has_state ? bytes_of(state_rule) : 0; }
 
 StateShape Slot::shape_of(int of_rule) const {
   const RuleInfo& of = rules()[static_cast<size_t>(of_rule)];

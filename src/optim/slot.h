@@ -42,7 +42,8 @@ struct Slot {
   StateShape shape_of(int of_rule) const;
   Piece whole_piece(int of_rule) const;     // all of it in one piece, not laid out
   int64_t record_bytes(int of_rule) const;  // what allocate_state takes from the arena
-  int64_t state_bytes() const;              // codes and scales of all states
+  int64_t bytes_of(int of_rule) const;      // codes and scales of all states of a rule
+  int64_t state_bytes() const;              // of those that it has
   void set_fresh(bool now);
   // Allocates the states of `of_rule`, each decoding to zero. Throws kOutOfMemory and changes nothing.
   void allocate_state(Arena& arena, int of_rule);

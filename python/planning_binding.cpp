@@ -1,0 +1,110 @@
+#include "planning_binding.h"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "lowtide/planning.h"
+#include "memory_argument.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace lowtide::python {
+namespace {
+
+nb::dict budget_dict(const BudgetPlan& plan) {
+  nb::dict out;
+  out["params"] = plan.params;
+  out["elements"] = plan.elements;
+  out["state_bytes"] = plan.state_bytes;
+  out["fits"] = plan.fits;
+  out["problem"] = plan.problem;
+  out["ram_bytes"] = plan.ram_bytes();
+  out["direct_bytes"] = plan.direct_bytes;
+  out["resident_bytes"] = plan.resident_bytes;
+  out["slot_bytes"] = plan.slot_bytes;
+  out["disk_bytes"] = plan.disk_bytes;
+  out["chunks"] = plan.chunks;
+  out["moved_per_step"] = plan.moved_per_step;
+  out["step_seconds"] = plan.step_seconds;
+  out["disk_seconds"] = plan.disk_seconds;
+  out["seconds"] = plan.seconds;
+  return out;
+}
+
+// (shapes, state, min_quantized_numel, momentum, memory or None, step rate)
+using Group = std::tuple<std::vector<std::vector<int64_t>>, std::string, int64_t, double, nb::object, double>;
+
+nb::tuple plan_memory_dicts(const std::string& rule, const nb::object& memory, const std::vector<Group>& groups,
+                            double read_rate, double write_rate) {
+  PlanRequest request;
+  request.options.rule = rule;
+  request.options.memory = memory_from(memory).value_or(Memory{});
+  request.read_rate = read_rate;
+  request.write_rate = write_rate;
+  for (const auto& [shapes, state, min_quantized_numel, momentum, own, step_rate] : groups) {
+    GroupOptions options{default_hyper(rule), state, min_quantized_numel, memory_from(own)};
+    options.hyper.momentum = momentum;
+    request.groups.push_back({std::move(options), shapes, step_rate});
+  }
+  const MemoryPlan plan = [&] {
+    const nb::gil_scoped_release nogil;
+    return plan_memory(request);
+  }();
+  nb::list budgets;
+  for (const BudgetPlan& budget : plan.budgets) budgets.append(budget_dict(budget));
+  return nb::make_tuple(budget_dict(plan.total), budgets);
+}
+
+double step_rate(const std::string& rule, const std::string& state, double momentum, int threads, int64_t elements,
+                 double seconds) {
+  StepMeasurement what;
+  what.rule = rule;
+  what.state = state;
+  what.hyper = default_hyper(rule);
+  what.hyper.momentum = momentum;
+  what.threads = threads;
+  what.elements = elements;
+  what.seconds = seconds;
+  const nb::gil_scoped_release nogil;
+  return measure_step_rate(what);
+}
+
+nb::dict disk_dict(const DiskInfo& info) {
+  nb::dict out;
+  out["free_bytes"] = info.free_bytes;
+  out["engine"] = info.engine;
+  out["direct"] = info.direct;
+  return out;
+}
+
+nb::dict disk_rates(const std::string& directory, int64_t bytes, double seconds) {
+  const DiskRates rates = [&] {
+    const nb::gil_scoped_release nogil;
+    return measure_disk_rates(directory, bytes, seconds);
+  }();
+  nb::dict out = disk_dict(rates.disk);
+  out["read"] = rates.read;
+  out["write"] = rates.write;
+  out["bytes"] = rates.bytes;
+  return out;
+}
+
+}  // namespace
+
+void bind_planning(nb::module_& m) {
+  m.def("plan_memory", &plan_memory_dicts, "rule"_a, "memory"_a.none(), "groups"_a, "read_rate"_a = 0.0,
+        "write_rate"_a = 0.0);
+  m.def("measure_step_rate", &step_rate, "rule"_a, "state"_a, "momentum"_a = 0.0, "threads"_a = 0, "elements"_a = 0,
+        "seconds"_a = 0.5);
+  m.def(
+      "disk_info", [](const std::string& directory) { return disk_dict(disk_info(directory)); }, "directory"_a);
+  m.def("measure_disk_rates", &disk_rates, "directory"_a, "bytes"_a = int64_t{256} << 20, "seconds"_a = 1.0);
+}
+
+}  // namespace lowtide::python

@@ -1,0 +1,54 @@
+#include "memory/store_plan.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "core/buffer.h"
+#include "core/error.h"
+
+namespace lowtide {
+namespace {
+
+constexpr int64_t kSmallestChunk = 64 << 10;
+constexpr int64_t kMostChunks = int64_t{1} << 22;  // a gigabyte of bookkeeping
+constexpr int kSlots = 4;
+
+// Large enough for the disk to run at its rate, small enough that the ring leaves most of the budget to residents.
+int64_t chunk_bytes_for(const StoreOptions& options, int64_t total) {
+  if (options.chunk_bytes > 0) return options.chunk_bytes;
+  if (options.ram_bytes < 0) return kLargestChunk;
+  const int64_t share = std::min(options.ram_bytes, total) / (4 * kSlots) / kPageBytes * kPageBytes;
+  return std::clamp(share, kSmallestChunk, kLargestChunk);
+}
+
+}  // namespace
+
+StorePlan plan_store(const StoreOptions& options, std::vector<int64_t> before, std::span<const ShapedParam> params,
+                     const StoreRates& rates) {
+  int64_t total = std::accumulate(before.begin(), before.end(), int64_t{0});
+  for (const ShapedParam& p : params) total += p.shape.states * p.shape.rows * p.shape.row_length * p.shape.code_bytes;
+  const int64_t chunk_bytes = chunk_bytes_for(options, total);
+  LT_REQUIRE(total / chunk_bytes <= kMostChunks,
+             "got %lld bytes of state in chunks of %lld bytes, more than 2^22 of them; make chunks larger (chunk_bytes "
+             "of at least %lld) or give more RAM",
+             static_cast<long long>(total), static_cast<long long>(chunk_bytes),
+             static_cast<long long>((total / kMostChunks + kPageBytes) / kPageBytes * kPageBytes));
+  StorePlan out;
+  out.added = cut_chunks(params, chunk_bytes);
+  PlanInput input;
+  input.chunk_bytes = std::move(before);
+  for (const Chunk& chunk : out.added) input.chunk_bytes.push_back(chunk.bytes);
+  input.ram_budget = options.ram_bytes;
+  input.disk_budget = options.disk_bytes;
+  input.has_disk = !options.disk.empty();
+  input.max_slots = kSlots;
+  input.read_rate = rates.read;
+  input.write_rate = rates.write;
+  input.step_rate = rates.step;
+  out.plan = make_plan(input);
+  out.chunk_bytes = std::move(input.chunk_bytes);
+  return out;
+}
+
+}  // namespace lowtide

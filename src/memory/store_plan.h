@@ -1,0 +1,40 @@
+// How a store divides state: the size of chunks, the cut, and the plan over them. Pure; the store and predictions of
+// what it will do use it.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "memory/chunk.h"
+#include "memory/plan.h"
+
+namespace lowtide {
+
+struct StoreOptions {
+  int64_t ram_bytes = -1;   // -1: no limit
+  std::string disk;         // directory for the scratch file; "": no disk
+  int64_t disk_bytes = -1;  // -1: no limit
+  int64_t chunk_bytes = 0;  // 0: chosen from the budget
+};
+
+// Bytes of state per second, for predicted times; 0: unknown.
+struct StoreRates {
+  double read = 0, write = 0, step = 0;
+};
+
+struct StorePlan {
+  std::vector<Chunk> added;          // the chunks of the new parameters
+  std::vector<int64_t> chunk_bytes;  // of all chunks: those there were, then the new ones
+  Plan plan;                         // over all chunks
+};
+
+constexpr int64_t kLargestChunk = 16 << 20;  // that is chosen by itself
+
+// Cuts the states of `params` into chunks behind those that there are, of `before` bytes each, and plans for all.
+// Throws kInvalidArgument where make_plan() does, and for more than 2^22 chunks.
+StorePlan plan_store(const StoreOptions& options, std::vector<int64_t> before, std::span<const ShapedParam> params,
+                     const StoreRates& rates = {});
+
+}  // namespace lowtide

@@ -1,0 +1,285 @@
+// Claim: what plan_memory() says before a run is, to the byte, what report() says after its first step.
+#include "lowtide/planning.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <limits>
+
+#include "support/optimizer_case.h"
+#include "support/random.h"
+#include "support/scratch_support.h"
+#include "support/temporary.h"
+
+namespace lowtide::testing {
+namespace {
+
+using Budget = lowtide::Memory;
+
+std::vector<int64_t> random_sizes(Rng& rng) {
+  switch (rng.below(7)) {
+    case 0:
+      return {rng.between(1, 5), rng.between(1, 3000)};
+    case 1:
+      return {rng.between(1, 400), 256};
+    case 2:
+      return {};
+    case 3:
+      return {rng.between(0, 3), rng.between(1, 300), 2};
+    case 4:
+      return {rng.between(1, 3000), 1};
+    case 5:
+      return {rng.between(1, 600), 1024};
+    default:
+      return {rng.between(1, 200000)};
+  }
+}
+
+Budget random_budget(Rng& rng, const std::string& disk) {
+  if (rng.chance(0.2)) return {};
+  Budget memory;
+  memory.ram_bytes = int64_t{1} << rng.between(10, 24);
+  memory.ram_bytes += rng.below(memory.ram_bytes);
+  if (rng.chance(0.85)) memory.disk = disk;
+  if (rng.chance(0.2)) memory.disk_bytes = rng.below(8 << 20);
+  if (rng.chance(0.4)) memory.chunk_bytes = 4096 * rng.between(1, 64);
+  return memory;
+}
+
+PlanRequest random_request(Rng& rng, const std::string& disk) {
+  PlanRequest request;
+  const auto rules = rule_names();
+  const auto codecs = codec_names();
+  request.options.rule = rules[static_cast<size_t>(rng.below(static_cast<int64_t>(rules.size())))];
+  request.options.threads = 1;
+  request.options.nonfinite = NonFinite::kPropagate;
+  request.options.memory = random_budget(rng, disk);
+  const int64_t groups = rng.between(1, 3);
+  for (int64_t g = 0; g < groups; ++g) {
+    PlannedGroup& group = request.groups.emplace_back();
+    group.options.state = codecs[static_cast<size_t>(rng.below(static_cast<int64_t>(codecs.size())))];
+    group.options.min_quantized_numel = rng.chance(0.5) ? 4096 : 0;
+    if (rng.chance(0.7)) group.options.hyper.momentum = 0.9;
+    if (rng.chance(0.3)) group.options.memory = random_budget(rng, disk);
+    const int64_t count = rng.between(0, 10);
+    for (int64_t i = 0; i < count; ++i) group.params.push_back(random_sizes(rng));
+  }
+  return request;
+}
+
+// The report after a step of an optimizer of this kind. Parameters and gradients all lie in one piece of memory each.
+MemoryReport report_of(const PlanRequest& request) {
+  Optimizer optimizer(request.options);
+  std::vector<Tensor> params;
+  for (const PlannedGroup& group : request.groups)
+    for (const auto& sizes : group.params) params.emplace_back(DType::kBF16, sizes);
+  std::vector<Gradient> gradients;
+  size_t i = 0;
+  for (const PlannedGroup& group : request.groups) {
+    const int number = optimizer.add_group(group.options);
+    for (size_t k = 0; k < group.params.size(); ++k, ++i) {
+      optimizer.add_param(number, params[i].view());
+      gradients.push_back(params[i].gradient());  // an empty tensor's is null, and has none
+    }
+  }
+  optimizer.step(gradients);
+  return optimizer.report();
+}
+
+TEST(Planning, BytesAreThoseOfTheReport) {
+  Rng rng = seeded("planned against reported", 20261121);
+  const TemporaryDirectory directory;
+  constexpr int kCases = 600;
+  int64_t fits = 0, refused = 0, on_disk = 0, params = 0, most_off = 0, state = 0;
+  for (int i = 0; i < kCases; ++i) {
+    SCOPED_TRACE(i);
+    const PlanRequest request = random_request(rng, directory.path());
+    const MemoryPlan plan = plan_memory(request);
+    if (!plan.total.fits) {
+      ++refused;
+      const auto planned = error_of([&] { plan.require_fit(); });
+      ASSERT_TRUE(planned);
+      EXPECT_EQ(planned->kind(), ErrorKind::kInvalidArgument);
+      const auto real = error_of([&] { report_of(request); });
+      ASSERT_TRUE(real) << "predicted: " << plan.total.problem;
+      EXPECT_EQ(real->kind(), ErrorKind::kInvalidArgument);
+      EXPECT_NE(plan.total.problem.find("at least"), std::string::npos) << plan.total.problem;
+      if (plan.budgets.size() == 1) {
+        EXPECT_STREQ(real->what(), plan.total.problem.c_str());
+      }
+      continue;
+    }
+    ++fits;
+    const MemoryReport report = report_of(request);
+    const BudgetPlan& total = plan.total;
+    const int64_t off[] = {total.params - report.params,
+                           total.elements - report.elements,
+                           total.state_bytes - report.state_bytes,
+                           total.ram_bytes() - report.allocated_bytes,
+                           total.disk_bytes - report.disk_bytes,
+                           total.chunks - report.chunks,
+                           total.moved_per_step - report.moved_per_step};
+    for (const int64_t n : off) most_off = std::max(most_off, std::abs(n));
+    EXPECT_EQ(total.moved_per_step, report.read_bytes + report.written_bytes);  // of one step
+    for (const BudgetPlan& budget : plan.budgets) EXPECT_TRUE(budget.fits);
+    on_disk += total.disk_bytes > 0;
+    params += total.params;
+    state += total.state_bytes;
+  }
+  EXPECT_EQ(most_off, 0);
+  EXPECT_GT(on_disk, kCases / 10);
+  EXPECT_GT(refused, kCases / 20);
+  std::printf(
+      "planned against reported: %lld of %d random optimizers fit (%lld with state on disk, %lld parameters, %lld "
+      "bytes of "
+      "state): parameters, elements, state, RAM, disk, chunks and traffic off by %lld at most; %lld are refused, all "
+      "by "
+      "the optimizer too\n",
+      static_cast<long long>(fits), kCases, static_cast<long long>(on_disk), static_cast<long long>(params),
+      static_cast<long long>(state), static_cast<long long>(most_off), static_cast<long long>(refused));
+}
+
+// What a refusal asks for is enough, and one page less is not.
+TEST(Planning, ARefusalSaysHowMuchIsNeeded) {
+  PlanRequest request;
+  PlannedGroup& group = request.groups.emplace_back();
+  group.params = {{1000, 1000}, {64}};
+  request.options.memory.ram_bytes = 1 << 20;
+  const std::string problem = plan_memory(request).total.problem;
+  const size_t at = problem.find("at least ");
+  ASSERT_NE(at, std::string::npos) << problem;
+  const int64_t needed = std::stoll(problem.substr(at + 9));
+  request.options.memory.ram_bytes = needed;
+  EXPECT_TRUE(plan_memory(request).total.fits);
+  EXPECT_LE(plan_memory(request).total.ram_bytes(), needed);
+  std::printf("1 MiB for %lld bytes of state: \"%s\"; with exactly that it fits\n",
+              static_cast<long long>(plan_memory(request).total.state_bytes), problem.c_str());
+}
+
+// Sizes of models that no test could allocate.
+TEST(Planning, LargeModelsTakeNoMemory) {
+  PlanRequest request;
+  PlannedGroup& group = request.groups.emplace_back();
+  group.params.assign(1000, {32768, 32768});
+  request.options.memory.ram_bytes = int64_t{64} << 30;
+  request.options.memory.disk = "/nowhere";
+  const BudgetPlan total = plan_memory(request).total;
+  EXPECT_EQ(total.elements, int64_t{1000} << 30);
+  EXPECT_TRUE(total.fits);
+  EXPECT_LE(total.ram_bytes(), int64_t{64} << 30);
+  EXPECT_NEAR(static_cast<double>(total.ram_bytes() + total.disk_bytes), static_cast<double>(total.state_bytes), 8e9);
+  std::printf("1000 Gi elements: %lld bytes of state, %lld chunks\n", static_cast<long long>(total.state_bytes),
+              static_cast<long long>(total.chunks));
+}
+
+TEST(Planning, SecondsFollowTheRates) {
+  PlanRequest request;
+  PlannedGroup& group = request.groups.emplace_back();
+  group.params.assign(8, {4096, 4096});
+  EXPECT_EQ(plan_memory(request).total.seconds, 0);  // unknown
+  group.step_rate = 1e9;
+  BudgetPlan total = plan_memory(request).total;
+  const double step = static_cast<double>(total.state_bytes) / 1e9;
+  EXPECT_NEAR(total.seconds, step, step * 1e-4);
+  EXPECT_EQ(total.disk_seconds, 0);
+  request.options.memory = {64 << 20, "/nowhere", -1, 0};
+  EXPECT_EQ(plan_memory(request).total.seconds, 0);  // the disk's rates are unknown
+  EXPECT_NEAR(plan_memory(request).total.step_seconds, step, step * 0.02);
+  request.read_rate = 2e9;
+  request.write_rate = 1e9;
+  total = plan_memory(request).total;
+  const double disk = static_cast<double>(total.disk_bytes) * (1 / 2e9 + 1 / 1e9);
+  EXPECT_NEAR(total.disk_seconds, disk, disk * 1e-9);
+  EXPECT_EQ(total.seconds, std::max(total.step_seconds, total.disk_seconds));
+  // Two formats under one budget: each has its own rate.
+  request.options.memory = {};
+  PlannedGroup other = request.groups[0];
+  other.options.state = "fp32";
+  other.step_rate = 4e9;
+  request.groups.push_back(other);
+  total = plan_memory(request).total;
+  const double both = step + 8.0 * 8 * 4096 * 4096 / 4e9;
+  EXPECT_NEAR(total.seconds, both, both * 1e-4);
+  std::printf("seconds: step %.3f, disk %.3f, two formats %.3f\n", step, disk, total.seconds);
+}
+
+TEST(Planning, BadRequestsAreRefused) {
+  const auto refuses = [](const std::string& part, const auto& change) {
+    PlanRequest request;
+    request.groups.emplace_back().params = {{8, 8}};
+    change(request);
+    expect_error([&] { plan_memory(request); }, ErrorKind::kInvalidArgument, part);
+  };
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  int cases = 0;
+  const auto with = [&](const std::string& part, const auto& change) { ++cases, refuses(part, change); };
+  with("adamw", [](PlanRequest& r) { r.options.rule = "adamax"; });
+  with("dynamic8", [](PlanRequest& r) { r.groups[0].options.state = "int3"; });
+  with("min_quantized_numel=-1", [](PlanRequest& r) { r.groups[0].options.min_quantized_numel = -1; });
+  with("momentum", [&](PlanRequest& r) { r.groups[0].options.hyper.momentum = nan; });
+  with("size of -4", [](PlanRequest& r) { r.groups[0].params[0] = {-4}; });
+  with("2^62", [](PlanRequest& r) { r.groups[0].params[0] = {int64_t{1} << 40, int64_t{1} << 40}; });
+  with("2^52", [](PlanRequest& r) { r.groups[0].params[0] = {int64_t{1} << 61}; });
+  with("2^52", [](PlanRequest& r) { r.groups[0].params.assign(2, {int64_t{1} << 52}); });
+  with("step_rate=nan", [&](PlanRequest& r) { r.groups[0].step_rate = nan; });
+  with("read_rate=-1", [](PlanRequest& r) { r.read_rate = -1; });
+  with("write_rate=inf", [](PlanRequest& r) { r.write_rate = std::numeric_limits<double>::infinity(); });
+  with("ram_bytes=-2", [](PlanRequest& r) { r.options.memory.ram_bytes = -2; });
+  with("chunk_bytes=5", [](PlanRequest& r) { r.groups[0].options.memory = Budget{1 << 20, "", -1, 5}; });
+  with("without a limit for RAM", [](PlanRequest& r) { r.options.memory.disk = "/nowhere"; });
+  // Not wrong in itself, but more than fits: told apart from the above.
+  PlanRequest small;
+  small.groups.emplace_back().params = {{int64_t{1} << 20, int64_t{1} << 20}};
+  small.options.memory = {1 << 20, "/nowhere", -1, 4096};
+  EXPECT_FALSE(plan_memory(small).total.fits);
+  EXPECT_NE(plan_memory(small).total.problem.find("chunks"), std::string::npos);
+  const MemoryPlan empty = plan_memory({});
+  EXPECT_TRUE(empty.total.fits);
+  EXPECT_EQ(empty.total.ram_bytes(), 0);
+  std::printf("bad requests refused: %d of %d\n", cases, cases);
+}
+
+TEST(Rates, OfAStep) {
+  StepMeasurement what;
+  what.elements = 1 << 16;
+  what.seconds = 0.01;
+  what.threads = 1;
+  for (const char* state : {"dynamic8", "fp32"}) {
+    what.state = state;
+    const double rate = measure_step_rate(what);
+    EXPECT_GT(rate, 1e6);
+    EXPECT_LT(rate, 1e13);
+  }
+  what.rule = "sgd";  // without momentum it has no state
+  EXPECT_EQ(measure_step_rate(what), 0);
+  for (const double bad : {0.0, -1.0, 61.0, std::numeric_limits<double>::quiet_NaN()}) {
+    what.seconds = bad;
+    expect_error([&] { measure_step_rate(what); }, ErrorKind::kInvalidArgument, "seconds");
+  }
+}
+
+TEST(Rates, OfADirectoryLeaveNothingBehind) {
+  const TemporaryDirectory directory;
+  const DiskRates rates = measure_disk_rates(directory.path(), 32 << 20, 0.01);
+  EXPECT_EQ(rates.bytes, 32 << 20);
+  EXPECT_GT(rates.read, 1e5);
+  EXPECT_GT(rates.write, 1e5);
+  EXPECT_GT(rates.disk.free_bytes, 0);
+  EXPECT_TRUE(directory.names().empty());
+  const std::string file = directory.file("file"), link = directory.file("link");
+  std::fclose(std::fopen(file.c_str(), "w"));
+  std::filesystem::create_directory_symlink(directory.path(), link);
+  for (const std::string& bad : {directory.file("missing"), file, link, std::string()}) {
+    expect_error([&] { disk_info(bad); }, ErrorKind::kInvalidArgument, "director");
+    expect_error([&] { measure_disk_rates(bad); }, ErrorKind::kInvalidArgument, "director");
+  }
+  EXPECT_EQ(error_of([&] { disk_info("/proc"); })->kind(), ErrorKind::kIo);  // nothing can be created there
+  expect_error([&] { measure_disk_rates(directory.path(), 1); }, ErrorKind::kInvalidArgument, "16 MiB");
+  expect_error([&] { measure_disk_rates(directory.path(), 16 << 20, -1); }, ErrorKind::kInvalidArgument, "seconds");
+  EXPECT_EQ(directory.names().size(), 2u);
+  std::printf("engine %s, direct %d\n", rates.disk.engine.c_str(), rates.disk.direct);
+}
+
+}  // namespace
+}  // namespace lowtide::testing

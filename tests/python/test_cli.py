@@ -1,0 +1,207 @@
+"""The command line: what it says, its exit status, and errors of one line."""
+
+import json
+import os
+import subprocess
+import sys
+
+import lowtide
+import pytest
+import torch
+from lowtide import _core
+from lowtide.cli import app
+from lowtide.commands import count_of
+from typer.testing import CliRunner
+
+from support import CODECS, trained
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Runs a command; checks what holds for all: status, one line on stderr for errors, lines that fit."""
+
+    def call(*arguments, status=0, columns=80):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        assert done.exit_code == status, done.output + done.stderr
+        assert max(map(len, done.stdout.splitlines()), default=0) <= columns or "--json" in arguments, done.stdout
+        assert "\x1b" not in done.stdout
+        assert not any(line.endswith(" ") for line in done.stdout.splitlines())
+        if status == 2:
+            assert done.stderr.count("\n") == 1 and done.stderr.startswith("lowtide: "), done.stderr
+            assert done.stdout == ""
+            return done.stderr
+        assert done.stderr == ""
+        return json.loads(done.stdout) if "--json" in arguments else done.stdout
+
+    return call
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_plan_shows_every_format_and_marks_the_chosen_one(run, tmp_path, columns):
+    text = run("plan", "--params", "1e6", "--state", "bf16", "--ram", "2MiB", "--disk", tmp_path, columns=columns)
+    rows = [line for line in text.splitlines() if line.startswith(("* ", "  ")) and line.split()[-1] in ("yes", "no")]
+    assert [row[:2] + row[2:].split()[0] for row in rows] == [
+        f"{'*' if codec == 'bf16' else ' '} {codec}" for codec in _core.codec_names()
+    ]
+    assert set(CODECS) == set(_core.codec_names())
+    assert "bf16 fits" in text and "4096 by 4096" in text
+
+
+def test_plan_agrees_with_the_library(run, tmp_path):
+    found = run("plan", "--params", "1000003", "--ram", "1MiB", "--disk", tmp_path, "--json")
+    shapes = [(244, 4096), (579,)]
+    memory = lowtide.Memory(host="1MiB", disk=tmp_path)
+    assert found["fits"] and set(found["plans"]) == set(CODECS)
+    for codec, got in found["plans"].items():
+        wanted = lowtide.plan(shapes, state=codec, memory=memory)
+        assert got == {key: getattr(wanted, key) for key in got} and got["elements"] == 1000003
+
+
+def test_plan_that_does_not_fit_has_status_1(run, tmp_path, monkeypatch):
+    text = run("plan", "--params", "1e6", "--ram", "1MiB", status=1)
+    assert "dynamic8 does not fit" in text and "at least" in text
+    disk = ("--disk", tmp_path, "--disk-limit", "4KiB")
+    found = run("plan", "--params", "1e6", "--ram", "1MiB", *disk, "--json", status=1)
+    assert not found["fits"] and "disk" in found["plans"]["dynamic8"]["problem"]
+    monkeypatch.setattr(_core, "disk_info", lambda _: {"free_bytes": 1 << 20})
+    full = run("plan", "--params", "1e7", "--ram", "1MiB", "--disk", tmp_path, "--json", status=1)
+    assert "1048576 bytes free" in full["plans"]["dynamic8"]["problem"]
+
+
+def test_plan_of_shapes_and_configs(run, tmp_path):
+    listed, named = tmp_path / "list.json", tmp_path / "named.json"
+    listed.write_text("[[512, 256], [256], []]")
+    named.write_text('{"weight": [512, 256], "bias": [256], "scale": []}')
+    plans = [run("plan", "--shapes", path, "--json")["plans"] for path in (listed, named)]
+    assert plans[0] == plans[1] and plans[0]["dynamic8"]["elements"] == 512 * 256 + 256 + 1
+    pytest.importorskip("transformers")
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1000,
+    }))  # fmt: skip
+    layer = 64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128 + 2 * 64
+    assert run("plan", "--hf-config", config, "--json")["plans"]["fp32"]["elements"] == 2 * layer + 2 * 64000 + 64
+
+
+def test_plan_measures_when_asked_to(run, tmp_path, monkeypatch):
+    fast = lowtide.Rates(dict.fromkeys(CODECS, 1e9), 1e9, 1e9)
+    monkeypatch.setattr("lowtide.commands.measure_rates", lambda *_, **__: fast)
+    arguments = ("plan", "--params", "1e6", "--ram", "1MiB", "--disk", tmp_path, "--measure")
+    assert "A step: computing" in run(*arguments)
+    found = run(*arguments, "--json")
+    assert found["rates"]["read"] == 1e9 and found["plans"]["dynamic8"]["seconds"] > 0
+
+
+def test_info(run, tmp_path, monkeypatch):
+    rates = lowtide.measure_rates(tmp_path, elements=4096, disk_bytes="16MiB", seconds=0.001)
+    monkeypatch.setattr("lowtide.commands.measure_rates", lambda *_: rates)
+    found = run("info", "--disk", tmp_path, "--json")
+    assert found["version"] == lowtide.__version__ and found["cpu_targets"] == _core.cpu_targets()
+    assert found["ram_total"] > found["ram_free"] > 0 and found["memory_rate"] > 1e8
+    assert set(found["step_rates"]) == set(CODECS) and found["disk"]["free_bytes"] > 0
+    text = run("info", "--disk", tmp_path)
+    assert lowtide.__version__ in text and "GB/s" in text and "free" in text and "not available" in text
+    assert "--disk DIR" in run("info")
+    run("info", "--disk", tmp_path, columns=120)
+
+
+@pytest.mark.parametrize("rule", _core.rule_names())
+def test_bench(run, tmp_path, rule):
+    found = run("bench", "--rule", rule, "--elements", "256Ki", "--rounds", "2", "--json")
+    names = [line["name"] for line in found["lines"]]
+    assert all(line["seconds"] >= line["fastest"] > 0 and line["moved"] > 0 for line in found["lines"])
+    assert any(name.startswith("torch") for name in names) == (rule != "lion")
+    assert sum(name.startswith("lowtide") for name in names) == 2 and found["disk"] is None
+
+
+def test_bench_on_disk(run, tmp_path):
+    text = run("bench", "--elements", "1Mi", "--rounds", "2", "--disk", tmp_path)
+    assert "all state on disk" in text and "the file alone" in text and "predicted" in text
+    assert [path.name for path in tmp_path.iterdir()] == [".lowtide.lock"]
+
+
+def test_inspect(run, tmp_path):
+    params, opt = trained(state="dynamic8")
+    opt.save(tmp_path / "a.lowtide")
+    found = run("inspect", tmp_path / "a.lowtide", "--json")
+    assert found["rule"] == "adamw" and found["params"] == len(params) and found["most_steps"] == 3
+    assert sum(entry["bytes"] for entry in found["states"].values()) == opt.report()["state_bytes"]
+    assert len(found["groups"]) == 2 and found["bytes"] == (tmp_path / "a.lowtide").stat().st_size
+    assert "dynamic8" in run("inspect", tmp_path / "a.lowtide")
+    (tmp_path / "b.lowtide").write_bytes(b"no checkpoint")
+    run("inspect", tmp_path / "b.lowtide", status=2)
+    run("inspect", tmp_path / "missing", status=2)
+
+
+def test_bad_arguments_have_status_2_and_one_line(run, tmp_path, figure):
+    (tmp_path / "file").write_text("{")
+    (tmp_path / "number.json").write_text("7")
+    (tmp_path / "sizes.json").write_text("[7]")
+    (tmp_path / "config.json").write_text('{"model_type": "no such model"}')
+    (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
+    plan = ["plan", "--params", "1e6"]
+    cases = {
+        "--nope": ["--nope"],
+        "'nope'": ["nope"],
+        "--help": [],
+        "--bad": [*plan, "--bad"],
+        "one of --params": ["plan"],
+        "--params and --shapes": [*plan, "--shapes", "x"],
+        "'many'": ["plan", "--params", "many"],
+        "'0'": ["plan", "--params", "0"],
+        "'-5'": ["plan", "--params", "-5"],
+        "'1e30'": ["plan", "--params", "1e30"],
+        "'nan'": ["plan", "--params", "nan"],
+        "parameters, wanted": ["plan", "--params", "9e18"],
+        "adamax": [*plan, "--rule", "adamax"],
+        "int3": [*plan, "--state", "int3"],
+        "2GB ?": [*plan, "--ram", "2GB ?"],
+        "200%": [*plan, "--ram", "200%"],
+        "4096": [*plan, "--ram", "1GiB", "--chunk", "5"],
+        "disk without host": [*plan, "--disk", tmp_path],
+        "missing": [*plan, "--ram", "1GiB", "--disk", tmp_path / "missing"],
+        "file": [*plan, "--ram", "1GiB", "--disk", tmp_path / "file"],
+        "link": [*plan, "--ram", "1GiB", "--disk", tmp_path / "link"],
+        "/proc": [*plan, "--ram", "1GiB", "--disk", "/proc"],
+        "momentum": [*plan, "--momentum", "nan"],
+        "missing.json": ["plan", "--shapes", tmp_path / "missing.json"],
+        "not JSON": ["plan", "--shapes", tmp_path / "file"],
+        "a list of shapes": ["plan", "--shapes", tmp_path / "number.json"],
+        "shape 0": ["plan", "--shapes", tmp_path / "sizes.json"],
+        "model_type": ["plan", "--hf-config", tmp_path / "sizes.json"],
+        "transformers": ["plan", "--hf-config", tmp_path / "config.json"],
+        "elements": ["bench", "--elements", "x"],
+        "--rounds": ["bench", "--rounds", "0"],
+        "adamax'": ["bench", "--rule", "adamax"],
+        "int3'": ["bench", "--state", "int3"],
+        "missing'": ["bench", "--disk", tmp_path / "missing'"],
+        "FILE": ["inspect"],
+    }
+    for part, arguments in cases.items():
+        assert part.lower() in run(*arguments, status=2).lower(), part
+    figure(f"bad command lines: {len(cases)}, each with status 2 and one line")
+
+
+def test_numbers_are_read_exactly():
+    read = {"7e9": 7 * 10**9, "7B": 7 * 10**9, "350m": 350 * 10**6, "1.5T": 15 * 10**11, "16Mi": 1 << 24, "1": 1}
+    assert {text: count_of("n", text) for text in read} == read
+
+
+def test_module_runs_as_a_program(tmp_path):
+    def call(*arguments):
+        environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "80"}
+        command = [sys.executable, "-m", "lowtide", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, cwd=tmp_path)
+
+    done = call("plan", "--params", "1e6", "--ram", "1MiB")
+    assert done.returncode == 1 and "does not fit" in done.stdout and done.stderr == ""
+    done = call("plan", "--params", "x")
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
+
+
+def test_torch_threads_are_left_alone(run):
+    before = torch.get_num_threads()
+    run("bench", "--elements", "4Ki", "--rounds", "1", "--json")
+    assert torch.get_num_threads() == before

@@ -1,0 +1,210 @@
+"""`lowtide.plan` says before a run what `report()` says after its first step, for whatever describes the model."""
+
+import dataclasses
+import math
+import random
+import resource
+
+import lowtide
+import pytest
+import torch
+from lowtide import _core
+
+from support import CODECS, RULES, random_gradients
+
+MIB = 1 << 20
+
+
+def reported(opt):
+    random_gradients([p for group in opt.param_groups for p in group["params"]])
+    opt.step()
+    return opt.report()
+
+
+def compare(plan, report):
+    """The largest deviation, in bytes or counts."""
+    pairs = {
+        "params": plan.params,
+        "elements": plan.elements,
+        "state_bytes": plan.state_bytes,
+        "allocated_bytes": plan.ram_bytes,
+        "disk_bytes": plan.disk_bytes,
+        "chunks": plan.chunks,
+        "moved_per_step": plan.moved_per_step,
+    }
+    return max(abs(planned - report[name]) for name, planned in pairs.items())
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_bytes_are_those_of_the_report(rule, codec, seed, tmp_path, figure):
+    rng = random.Random(seed)
+    cls, fixed = RULES[rule]
+    name = rule.removesuffix("_plain")
+    cases, streamed, worst = 12, 0, 0
+    for case in range(cases):
+        shapes = [tuple(rng.randint(1, 300) for _ in range(rng.randint(0, 3))) for _ in range(rng.randint(1, 5))]
+        shapes = [shape if math.prod(shape) < 2 * MIB else shape[:2] for shape in shapes]
+        shapes.append((rng.randint(500, 600), 1024))  # at least 512 kB of state, if there is any
+        memory = own = None
+        if case % 3:
+            most = 400_000 if case % 3 == 1 else 4 * MIB
+            memory = lowtide.Memory(host=rng.randint(200_000, most), disk=tmp_path, chunk=rng.choice([None, 65536]))
+        if case % 4 == 0:
+            own = lowtide.Memory(host="300KiB", disk=tmp_path, chunk="32KiB")
+        groups = [{"params": shapes[1:]}, {"params": shapes[:1], "memory": own, "state": "fp32"}]
+        plan = lowtide.plan(groups, name, codec, memory, momentum=fixed.get("momentum", 0.0))
+        assert plan.fits, plan
+        real = [{**g, "params": [torch.nn.Parameter(torch.zeros(s)) for s in g["params"]]} for g in groups]
+        worst = max(worst, compare(plan, reported(cls(real, state=codec, memory=memory, **fixed))))
+        assert plan.budgets[0].fits and len(plan.budgets) == (2 if own else 1)
+        streamed += plan.disk_bytes > 0
+    figure(f"planned against reported: {cases} optimizers, {streamed} with state on disk, off by {worst} at most")
+    assert worst == 0
+    assert streamed >= 4 or rule == "sgd_plain"
+
+
+def test_every_description_of_a_model_gives_the_same_plan():
+    model = torch.nn.Sequential(torch.nn.Linear(300, 500), torch.nn.Linear(500, 7))
+    with torch.device("meta"):
+        meta = torch.nn.Sequential(torch.nn.Linear(300, 500), torch.nn.Linear(500, 7))
+    shapes = [tuple(p.shape) for p in model.parameters()]
+    described = [
+        model,
+        meta,
+        model.parameters(),
+        list(meta.named_parameters()),
+        [{"params": model.parameters()}],
+        [{"params": list(meta.parameters())[:2]}, {"params": list(meta.parameters())[2:], "lr": 1.0}],
+        [torch.empty(shape, device="meta", dtype=torch.bfloat16) for shape in shapes],
+        shapes,
+        [list(shape) for shape in shapes],
+        [torch.Size(shape) for shape in shapes],
+        iter(shapes),
+    ]
+    plans = {dataclasses.replace(lowtide.plan(source), rates=lowtide.Rates()) for source in described}
+    assert len(plans) == 1
+    assert compare(plans.pop(), reported(lowtide.AdamW(model.parameters()))) == 0
+
+
+def test_frozen_parameters_take_nothing():
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+    model[0].requires_grad_(False)
+    assert lowtide.plan(model).params == 2
+    assert lowtide.plan(model).state_bytes == lowtide.plan([(64, 64), (64,)]).state_bytes
+
+
+def test_a_large_model_is_not_materialized(figure):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with torch.device("meta"):
+        model = torch.nn.Sequential(*[torch.nn.Linear(32768, 32768) for _ in range(100)])
+    plan = lowtide.plan(model, memory=lowtide.Memory(host="32GiB", disk="/nowhere"))
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    figure(f"{plan.elements:,} elements planned ({plan.state_bytes:,} bytes of state); the process grew by {grown:,}")
+    assert plan.state_bytes > 200e9 and grown < 200e6
+
+
+def test_what_does_not_fit_says_how_much_is_needed():
+    plan = lowtide.plan([(1000, 1000)], memory=lowtide.Memory(host="1MiB"))
+    assert not plan.fits and plan.ram_bytes == 0 and plan.state_bytes > MIB
+    needed = int(plan.problem.split("at least ")[1].split()[0])
+    assert lowtide.plan([(1000, 1000)], memory=lowtide.Memory(host=needed)).fits
+    with pytest.raises(ValueError) as real:
+        reported(lowtide.AdamW([torch.zeros(1000, 1000, requires_grad=True)], memory=lowtide.Memory(host="1MiB")))
+    assert plan.problem in str(real.value)
+    assert plan.problem in str(plan) and "does not fit" in str(plan)
+
+
+def test_seconds_follow_the_rates():
+    shapes, memory = [(4096, 4096)] * 4, lowtide.Memory(host="64MiB", disk="/nowhere")
+    unknown = lowtide.plan(shapes, memory=memory)
+    assert unknown.seconds == unknown.step_seconds == unknown.disk_seconds == 0 and "unknown" in str(unknown)
+    rates = lowtide.Rates({"dynamic8": 1e9, "fp32": 4e9}, 2e9, 1e9)
+    plan = lowtide.plan(shapes, memory=memory, rates=rates)
+    assert plan.disk_seconds == pytest.approx(plan.disk_bytes * (1 / 2e9 + 1 / 1e9))
+    assert plan.step_seconds == pytest.approx(plan.state_bytes / 1e9, rel=0.02)
+    assert plan.seconds == max(plan.step_seconds, plan.disk_seconds)
+    in_ram = lowtide.plan(shapes, state="fp32", rates=rates)
+    assert in_ram.seconds == pytest.approx(in_ram.state_bytes / 4e9, rel=1e-3)
+    assert lowtide.plan(shapes, state="bf16", rates=rates).seconds == 0  # not among the rates
+    assert lowtide.plan(shapes, state="bf16", rates=lowtide.Rates(1e9)).seconds > 0
+
+
+def test_rates_are_measured(tmp_path, figure):
+    rates = lowtide.measure_rates(tmp_path, states=["bf16"], elements=1 << 16, disk_bytes="16MiB", seconds=0.01)
+    assert set(rates.step) == {"bf16"} and min(rates.step["bf16"], rates.read, rates.write) > 1e5
+    assert rates.engine in ("io_uring", "threads")
+    assert [path.name for path in tmp_path.iterdir()] == [".lowtide.lock"]
+    memory = lowtide.Memory(host="1MiB", disk=tmp_path)
+    plan = lowtide.plan([(1024, 1024)], memory=memory, rates="measure")
+    assert plan.seconds > 0 and plan.rates.read > 0 and list(plan.rates.step) == ["dynamic8"]
+    figure(f"{plan.rates}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "part"),
+    [
+        ({"rule": "adamax"}, ValueError, "adamax"),
+        ({"rule": None}, TypeError, "rule"),
+        ({"state": "int3"}, ValueError, "int3"),
+        ({"state": 8}, TypeError, "state"),
+        ({"memory": "8GiB"}, TypeError, "lowtide.Memory"),
+        ({"memory": lowtide.Memory(host="2GB ?")}, ValueError, "2GB ?"),
+        ({"memory": lowtide.Memory(host=1, chunk=5)}, ValueError, "4096"),
+        ({"memory": lowtide.Memory(disk="/tmp")}, ValueError, "host"),
+        ({"min_quantized_numel": -1}, ValueError, "min_quantized_numel"),
+        ({"rates": "fast"}, TypeError, "rates"),
+        ({"rates": lowtide.Rates(math.nan)}, ValueError, "nan"),
+        ({"rates": lowtide.Rates(1.0, read=-1.0)}, ValueError, "read_rate=-1"),
+        ({"rates": lowtide.Rates(1.0, write=math.inf)}, ValueError, "write_rate=inf"),
+        ({"rates": lowtide.Rates("fast")}, TypeError, "fast"),
+        ({"momentum": math.nan}, ValueError, "momentum"),
+        ({"model_or_params": 7}, TypeError, "int"),
+        ({"model_or_params": torch.zeros(3)}, TypeError, "Tensor"),
+        ({"model_or_params": "model"}, TypeError, "str"),
+        ({"model_or_params": [4096, 4096]}, TypeError, "4096"),
+        ({"model_or_params": [(4.5, 2)]}, TypeError, "4.5"),
+        ({"model_or_params": [(-1, 2)]}, ValueError, "-1"),
+        ({"model_or_params": [(2**63, 2)]}, ValueError, "2^63"),
+        ({"model_or_params": [(2**40, 2**40)]}, ValueError, "2^62"),
+        ({"model_or_params": [(2**52,), (1,)]}, ValueError, "2^52"),
+        ({"model_or_params": [{"lr": 1.0}]}, TypeError, "params"),
+        ({"model_or_params": [{"params": [(2, 2)], "state": "int3"}]}, ValueError, "int3"),
+        ({"model_or_params": [{"params": [(2, 2)], "amsgrad": True}]}, ValueError, "amsgrad"),
+        ({"model_or_params": [torch.zeros(2, dtype=torch.int64)]}, ValueError, "int64"),
+        ({"model_or_params": [torch.nn.LazyLinear(3).weight]}, ValueError, "uninitialized"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, kind, part):
+    with pytest.raises(kind) as caught:
+        lowtide.plan(**{"model_or_params": [(8, 8)], **arguments})
+    assert part in str(caught.value)
+
+
+def test_a_parameter_twice_is_refused():
+    param = torch.nn.Parameter(torch.zeros(3))
+    with pytest.raises(ValueError, match="more than once"):
+        lowtide.plan([param, param])
+
+
+def test_nothing_is_a_plan_too():
+    for empty in ([], [(0, 5)], [(0,)], torch.nn.Identity()):
+        plan = lowtide.plan(empty, memory=lowtide.Memory(host=0))
+        assert plan.fits and plan.ram_bytes == plan.state_bytes == plan.params == 0
+
+
+def test_bad_directories_are_refused(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
+    for name in ("missing", "file", "link"):
+        with pytest.raises(ValueError, match=name):
+            lowtide.measure_rates(tmp_path / name)
+    with pytest.raises(OSError):
+        lowtide.measure_rates("/proc")  # where nothing can be created, even by root
+    with pytest.raises(ValueError, match="seconds"):
+        lowtide.measure_rates(states=["fp32"], seconds=math.nan)
+
+
+def test_rates_of_every_format_are_asked_for_by_default():
+    rates = lowtide.measure_rates(elements=4096, seconds=0.001)
+    assert set(rates.step) == set(_core.codec_names()) and rates.read == rates.write == 0
