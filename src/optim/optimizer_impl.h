@@ -156,6 +156,9 @@ struct Optimizer::Impl {
   // Counts a step of the parameters of which some piece was stepped; the others' pieces fall behind.
   void settle();
 
+  // prepare(), and whether the gradients are finite.
+  StepResult check(std::span<const Gradient> grads, const StepOptions& options);
+
   StepResult step(std::span<const Gradient> grads, const StepOptions& options);
 
   // Calls visit(item, first element) for the parts of state k: one where it is directly addressable, else each piece.
@@ -221,6 +224,8 @@ struct Optimizer::Impl {
   std::vector<StepItem> items;
 
   std::vector<int64_t> item_params;
+
+  std::vector<int64_t> empty_params;  // stepped, but without elements to work on: a shard of no rows
 
   std::deque<ArgsEntry> args;
 };

@@ -4,6 +4,12 @@
 namespace lowtide {
 
 void Optimizer::Impl::place(size_t param) {
+  if (Slot& slot = slots[param]; slot.layout.numel == 0) {  // nothing to store
+    slot.has_state = true;
+    slot.state_rule = slot.rule;
+    slot.fresh = true;
+    return;
+  }
   Home& home = home_of(slots[param]);
   std::vector<Slot*> together;
   std::vector<int64_t> numbers;
