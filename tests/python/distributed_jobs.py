@@ -158,3 +158,105 @@ def resumed(
     load(net, opt, path)
     train(net, opt, range(3, 6))
     return snapshot(net, opt), opt.report()
+
+
+FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
+FULL_FROM_0 = StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=True)
+
+
+def through_full_state_dict(layout: Layout, disk: str | None = None) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """Six steps in one go, and with the whole state gathered on rank 0 and handed to a new optimizer after three."""
+    net, opt = build(layout, "adamw", "dynamic8")
+    train(net, opt, range(3))
+    weights, state = get_state_dict(net, opt, options=FULL)
+    assert bool(state["state"]) == (dist.get_rank() == 0), "cpu_offload leaves the whole on rank 0 only"
+    other_net, other = build(layout, "adamw", "dynamic8", disk)
+    set_state_dict(other_net, other, model_state_dict=weights, optim_state_dict=state, options=FULL_FROM_0)
+    for pair in ((net, opt), (other_net, other)):
+        train(*pair, range(3, 6))
+    return snapshot(net, opt), snapshot(other_net, other)
+
+
+def untouched_by_asking(layout: Layout, disk: str | None = None) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """An optimizer whose state_dict is taken before the first step, and one without."""
+    asked_net, asked = build(layout, "adamw", "dynamic8", disk)
+    before = {name: whole(param.detach()) for name, param in asked_net.named_parameters()}
+    _, state = get_state_dict(asked_net, asked)
+    steps = {name: int(entry["step"]) for name, entry in state["state"].items() if entry}
+    assert len(steps) == len(SHAPES) - 1, "all but the frozen one have state"
+    assert set(steps.values()) == {0}
+    assert all("exp_avg" in state["state"][name] for name in steps), "a template for loading must be complete"
+    assert before == {name: whole(param.detach()) for name, param in asked_net.named_parameters()}
+    net, opt = build(layout, "adamw", "dynamic8")
+    for pair in ((net, opt), (asked_net, asked)):
+        train(*pair, range(3))
+    return snapshot(net, opt), snapshot(asked_net, asked)
+
+
+def plain_into_shards(layout: Layout, state: str) -> tuple[dict[str, bytes], dict[str, bytes]] | str:
+    """A state_dict of a process alone, loaded into a sharded optimizer; or the error."""
+    net, opt = build(Layout("plain"), "adamw", state)
+    train(net, opt, range(3))
+    saved = opt.state_dict()
+    sharded, other = build(layout, "adamw", state)
+    with torch.no_grad():
+        for param, value in zip(sharded.parameters(), net.parameters(), strict=True):
+            param.copy_(distribute_tensor(value.detach(), param.device_mesh, param.placements, src_data_rank=None))
+    before = snapshot(sharded, other)
+    try:
+        other.load_state_dict(saved)
+    except ValueError as error:
+        assert snapshot(sharded, other) == before
+        return str(error)
+    for pair in ((net, opt), (sharded, other)):
+        train(*pair, range(3, 6))
+    return snapshot(net, opt), snapshot(sharded, other)
+
+
+def torch_into_shards(layout: Layout) -> float:
+    """The largest difference between fp32 state here and torch's after a state_dict of torch's, both ways."""
+    net = Net(layout)
+    theirs = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    train(net, theirs, range(2))
+    ours = lowtide.AdamW(net.parameters(), lr=1e-2, state="fp32")
+    ours.load_state_dict(theirs.state_dict())
+    back = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    back.load_state_dict(ours.torch_state_dict())
+    worst = 0.0
+    for param, entry in theirs.state.items():
+        assert back.state[param]["step"] == entry["step"]
+        for name in ("exp_avg", "exp_avg_sq"):
+            assert back.state[param][name].placements == param.placements
+            far = back.state[param][name].full_tensor().float() - entry[name].full_tensor().float()
+            worst = max(worst, float(far.abs().max()))
+    return worst
+
+
+def own_files(layout: Layout, folder: str) -> tuple[dict[str, bytes], dict[str, bytes], str]:
+    """Each rank's own file, read back by the rank that wrote it; and the error of reading the next rank's."""
+    net, opt = build(layout, "adamw", "dynamic8")
+    train(net, opt, range(3))
+    rank, world = dist.get_rank(), dist.get_world_size()
+    opt.save(f"{folder}/{rank}.lowtide")
+    dist.barrier()
+    other_net, other = build(layout, "adamw", "dynamic8")
+    other_net.load_state_dict(net.state_dict())
+    other.load(f"{folder}/{rank}.lowtide")
+    assert isinstance(other.state[other_net.uneven]["exp_avg"], DTensor)
+    for pair in ((net, opt), (other_net, other)):
+        train(*pair, range(3, 6))
+    after = snapshot(net, opt), snapshot(other_net, other)
+    try:
+        other.load(f"{folder}/{(rank + 1) % world}.lowtide")
+    except ValueError as error:
+        return *after, str(error)
+    raise AssertionError("the next rank's file was taken")
+
+
+def read_file(layout: Layout, path: str) -> str:
+    _, opt = build(layout, "adamw", "dynamic8")
+    try:
+        opt.load(path)
+    except ValueError as error:
+        return str(error)
+    raise AssertionError(f"{path} was taken on {layout}")

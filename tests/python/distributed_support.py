@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import tempfile
 import traceback
@@ -24,8 +26,11 @@ def _serve(rank: int, pipe: Connection) -> None:
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    while (job := pipe.recv()) is not None:
-        function, world, store, args, kwargs = job
+    while True:
+        try:
+            function, world, store, args, kwargs = pipe.recv()
+        except EOFError:
+            os._exit(0)  # torch takes seconds to clean up
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
         try:
             dist.init_process_group(
@@ -44,7 +49,8 @@ class Ranks:
     """`MOST` processes; a job runs on the first `world` of them, in a process group of its own."""
 
     def __init__(self) -> None:
-        context = mp.get_context("spawn")
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(["lowtide", "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp"])
         self._folder = tempfile.TemporaryDirectory()
         self._jobs = 0
         self._pipes: list[Connection] = []
@@ -77,11 +83,25 @@ class Ranks:
 
     def close(self) -> None:
         for pipe, process in zip(self._pipes, self._processes, strict=True):
-            if process.is_alive():
-                pipe.send(None)
-            process.join(5)
-            if process.is_alive():
-                process.terminate()
             pipe.close()
+            process.kill()
+            process.join()
         self._pipes, self._processes = [], []
         self._folder.cleanup()
+
+
+@functools.cache
+def shared_ranks() -> Ranks:
+    """Those of this test run, started with the first call."""
+    ranks = Ranks()
+    atexit.register(ranks.close)
+    return ranks
+
+
+def differing(a: dict[str, bytes], b: dict[str, bytes]) -> list[str]:
+    assert a.keys() == b.keys(), sorted(a.keys() ^ b.keys())
+    return [name for name in a if a[name] != b[name]]
+
+
+def size(found: dict[str, bytes]) -> int:
+    return sum(map(len, found.values()))
