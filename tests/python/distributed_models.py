@@ -63,8 +63,10 @@ def sharded(kind: str) -> torch.nn.Module:
 
 def train(net: torch.nn.Module, opt: torch.optim.Optimizer, steps: range) -> None:
     for step in steps:
-        # Every rank has data of its own.
-        generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
+        # Every rank has data of its own, but those that share the work of one.
+        meshes = [p.device_mesh for p in net.parameters() if isinstance(p, DTensor)]
+        shared = any("tensor" in (mesh.mesh_dim_names or ()) for mesh in meshes)
+        generator = torch.Generator().manual_seed(1000 * step + dist.get_rank() // (2 if shared else 1))
         tokens = torch.randint(0, 101, (3, 11), generator=generator)
         logits = net(tokens[:, :-1])
         torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten()).backward()
