@@ -27,8 +27,8 @@ class Optimizer(torch.optim.Optimizer):
     """Base class; use `Adam`, `AdamW`, `Lion` or `SGD`.
 
     Parameters: CPU tensors of float32, bfloat16 or float16, dense, of any shape and stride in which no two elements
-    share an address; or DTensors of them (docs/distributed.md). A frozen parameter (`requires_grad=False`) gets its state with its first gradient; one whose
-    `.grad` is None is left alone. `state[p]` holds views of the live state: "step" (int64) and each moment (float32,
+    share an address; or DTensors of them (docs/distributed.md). A frozen parameter (`requires_grad=False`) gets its
+    state with its first gradient; one whose `.grad` is None is left alone. `state[p]` holds views of the live state: "step" (int64) and each moment (float32,
     bfloat16, or uint8 codes with a float32 "…_scale" per block). Removing entries from `state`, or putting {} there,
     starts those parameters afresh; assigning others has no effect.
     """

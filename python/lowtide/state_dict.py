@@ -7,8 +7,8 @@ Format 1, in plain tensors and Python values that torch.load reads with weights_
 
 The codec of a moment is seen in its tensors: float32 or bfloat16 values, or uint8 codes with scales (dynamic8: blocks
 of 256 within a row). A parameter without state yet has an empty entry. Tensors are views of the live state and no two
-share memory; of a parameter that is a DTensor they are DTensors (sharding.py). Format and rule stand in the groups, so that they survive tools that take a state_dict apart and put it
-together again.
+share memory; of a parameter that is a DTensor they are DTensors (sharding.py). Format and rule stand in the groups, so
+that they survive tools that take a state_dict apart and put it together again.
 """
 
 from __future__ import annotations

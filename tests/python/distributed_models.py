@@ -1,8 +1,9 @@
-"""Real models under fully_shard, DistributedDataParallel and tensor parallelism, trained by several ranks; and what goes
-wrong on one rank alone."""
+"""Real models under fully_shard, DistributedDataParallel and tensor parallelism, trained by several ranks; and what
+goes wrong on one rank alone."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -175,7 +176,8 @@ def spoiled(kind: str, nonfinite: str = "skip") -> tuple[str, int, bool, bool]:
     for each, of in ((params, opt), (good_params, good)):
         give(each, 2)
         of.step()
-    alike = all(torch.equal(a.detach().to_local(), b.detach().to_local()) for a, b in zip(params, good_params, strict=True))
+    pairs = zip(params, good_params, strict=True)
+    alike = all(torch.equal(a.detach().to_local(), b.detach().to_local()) for a, b in pairs)
     return error, opt.skipped_steps, unchanged, alike
 
 
@@ -206,3 +208,31 @@ def refusals() -> dict[str, str]:
         except ValueError as error:
             found[name] = str(error)
     return found
+
+
+def scaled_and_copied() -> tuple[list[tuple[int, int]], bool]:
+    """(steps, skipped) after a step of GradScaler's and one with an infinity on rank 1; and whether a copy goes on
+    alike."""
+    params, _ = parts()
+    opt = lowtide.AdamW(params, amp_scaling=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    counts = []
+    for step in range(2):
+        give(params, step)
+        if step == 1 and dist.get_rank() == 1:
+            params[0].grad.to_local()[0, 0] = float("inf")
+        scaler.scale(torch.ones(()))
+        scaler.step(opt)
+        scaler.update()
+        counts.append((int(opt.state[params[0]]["step"]), opt.skipped_steps))
+    params, opt = parts()
+    give(params, 0)
+    opt.step()
+    copies, copied = copy.deepcopy((params, opt))
+    for each, of in ((params, opt), (copies, copied)):
+        give(each, 1)
+        of.step()
+    pairs = list(zip(params, copies, strict=True))
+    alike = all(torch.equal(a.detach().to_local(), b.detach().to_local()) for a, b in pairs)
+    assert all(a.to_local().data_ptr() != b.to_local().data_ptr() for a, b in pairs if a.to_local().numel())
+    return counts, alike

@@ -1,5 +1,5 @@
-"""fully_shard, DistributedDataParallel and tensor parallelism: ranks agree, and resumed training is the training that was
-not interrupted."""
+"""fully_shard, DistributedDataParallel and tensor parallelism: ranks agree, and resumed training is the training that
+was not interrupted."""
 
 from __future__ import annotations
 
@@ -68,3 +68,9 @@ def test_refusals(figure) -> None:
         for name, word in wanted.items():
             assert word in found[name], f"{name}: {found[name]}"
     figure(f"{len(wanted)} refusals on 2 ranks, each with its reason")
+
+
+def test_scaled_steps_and_copies(figure) -> None:
+    answers = shared_ranks().run(2, models.scaled_and_copied)
+    assert answers == [([(1, 0), (1, 1)], True)] * 2
+    figure("2 ranks skip the step with an infinity on one of them; copies go on alike")
