@@ -77,20 +77,26 @@ class PyOptimizer {
   void set_hyper(int group, const nb::dict& hyper) { core_.set_hyper(group, hyper_from(core_.hyper(group), hyper)); }
   void set_threads(int threads) { core_.set_threads(threads); }
   void set_nonfinite(const std::string& policy) { core_.set_nonfinite(nonfinite_from(policy)); }
-  int64_t add_param(int group, nb::object param, bool with_state) {
+  // whole: None, or of a DTensor: (sizes of the whole, whether the cut is not between rows).
+  int64_t add_param(int group, nb::object param, bool with_state, const nb::object& whole) {
     const Busy busy(*this);
-    return binding_.add(group, param, with_state);
+    std::optional<lowtide::WholeParam> of;
+    if (!whole.is_none()) {
+      auto [sizes, rows_cut] = nb::cast<std::tuple<std::vector<int64_t>, bool>>(whole);
+      of = lowtide::WholeParam{std::move(sizes), rows_cut};
+    }
+    return binding_.add(group, param, with_state, of);
+  }
+  void place_states() {
+    const Busy busy(*this);
+    core_.place_states();
   }
 
+  // The first parameter whose gradient is not finite, or -1. check: finds it out, and steps nothing.
   int64_t step(double grad_scale, bool assume_finite) {
-    const Busy busy(*this);
-    const auto& grads = binding_.collect();
-    lowtide::StepOptions options;
-    options.grad_scale = grad_scale;
-    options.assume_finite = assume_finite;
-    const nb::gil_scoped_release nogil;
-    return core_.step(grads, options).nonfinite_param;
+    return with_gradients(grad_scale, assume_finite, &lowtide::Optimizer::step);
   }
+  int64_t check(double grad_scale) { return with_gradients(grad_scale, false, &lowtide::Optimizer::check); }
 
   bool has_state(int64_t param) const { return core_.has_state(param); }
   void allocate_state(int64_t param) { core_.allocate_state(param); }
@@ -105,14 +111,20 @@ class PyOptimizer {
     out["step"] = tensor(owner, const_cast<int64_t*>(core_.steps_address(param)), {}, nb::dtype<int64_t>());
     const std::vector<int64_t>& sizes = binding_.sizes(param);
     for (const lowtide::StateView& view : core_.state(param)) {
-      if (!view.codes && view.numel) continue;  // not in memory of its own: read_state copies it
+      const std::string scale = std::string(view.name) + "_scale";
+      if (!view.numel) {  // a shard of no rows: there is nothing to view
+        auto [codes, scales] = binding_.empty_state(param, view.code_bytes, view.rows, view.blocks_per_row);
+        out[view.name] = codes;
+        if (!scales.is_none()) out[scale.c_str()] = scales;
+        continue;
+      }
+      if (!view.codes) continue;  // not in memory of its own: read_state copies it
       const nb::dlpack::dtype type = view.code_bytes == 1   ? nb::dtype<uint8_t>()
                                      : view.code_bytes == 2 ? nb::dlpack::dtype{4 /* bfloat */, 16, 1}
                                                             : nb::dtype<float>();
       out[view.name] = tensor(owner, view.codes, sizes, type);
       if (view.scales)
-        out[(std::string(view.name) + "_scale").c_str()] =
-            tensor(owner, view.scales, {view.rows, view.blocks_per_row}, nb::dtype<float>());
+        out[scale.c_str()] = tensor(owner, view.scales, {view.rows, view.blocks_per_row}, nb::dtype<float>());
     }
     return out;
   }
@@ -206,6 +218,18 @@ class PyOptimizer {
   ParamBinding& binding() { return binding_; }
 
  private:
+  using StepCall = lowtide::StepResult (lowtide::Optimizer::*)(std::span<const lowtide::Gradient>,
+                                                               const lowtide::StepOptions&);
+  int64_t with_gradients(double grad_scale, bool assume_finite, StepCall call) {
+    const Busy busy(*this);
+    const auto& grads = binding_.collect();
+    lowtide::StepOptions options;
+    options.grad_scale = grad_scale;
+    options.assume_finite = assume_finite;
+    const nb::gil_scoped_release nogil;
+    return (core_.*call)(grads, options).nonfinite_param;
+  }
+
   // For the length of a call; taken and given back under the GIL. Lets go of the gradients that the call held.
   class Busy {
    public:
@@ -305,7 +329,9 @@ NB_MODULE(_core, m) {
       .def("set_hyper", &PyOptimizer::set_hyper, "group"_a, "hyper"_a)
       .def("set_threads", &PyOptimizer::set_threads, "threads"_a)
       .def("set_nonfinite", &PyOptimizer::set_nonfinite, "nonfinite"_a)
-      .def("add_param", &PyOptimizer::add_param, "group"_a, "param"_a, "with_state"_a = true)
+      .def("add_param", &PyOptimizer::add_param, "group"_a, "param"_a, "with_state"_a = true, "whole"_a = nb::none())
+      .def("place_states", &PyOptimizer::place_states)
+      .def("check", &PyOptimizer::check, "grad_scale"_a = 1.0)
       .def("step", &PyOptimizer::step, "grad_scale"_a = 1.0, "assume_finite"_a = false)
       .def("has_state", &PyOptimizer::has_state, "param"_a)
       .def("allocate_state", &PyOptimizer::allocate_state, "param"_a)

@@ -22,14 +22,29 @@ std::string gradient_name(size_t i) { return "the gradient of parameter " + std:
 
 }  // namespace
 
-int64_t ParamBinding::add(int group, const nb::object& tensor, bool with_state) {
-  TensorView view = reader_.read(tensor, [] { return "a parameter"; }).view();
-  if (nb::cast<bool>(tensor.attr("is_neg")()))
+int64_t ParamBinding::add(int group, const nb::object& tensor, bool with_state,
+                          const std::optional<WholeParam>& whole) {
+  const nb::object local = whole ? local_tensor(tensor) : tensor;
+  TensorView view = reader_.read(local, [] { return "a parameter"; }).view();
+  if (nb::cast<bool>(local.attr("is_neg")()))
     refuse_value("got a parameter with a lazy negative bit, wanted tensor.resolve_neg()");
-  const int64_t index = optimizer_.add_param(group, view, with_state);
+  const int64_t index = optimizer_.add_param(group, view, with_state, whole);
   params_.push_back(tensor);
-  entries_.push_back({std::move(view), {}});
+  entries_.push_back({std::move(view), {}, whole.has_value()});
   return index;
+}
+
+// Of a DTensor parameter. The mesh's comparison is a long one, and usually it is the very same.
+nb::object ParamBinding::local_gradient(size_t i, const nb::object& grad) const {
+  if (!nb::hasattr(grad, "_local_tensor"))
+    refuse_value("got " + gradient_name(i) + " as a plain tensor, wanted a DTensor like the parameter");
+  const nb::object& param = params_[i];
+  const nb::object have = grad.attr("placements"), want = param.attr("placements");
+  const nb::object grad_mesh = grad.attr("device_mesh"), mesh = param.attr("device_mesh");
+  if (!have.equal(want) || (!grad_mesh.is(mesh) && !grad_mesh.equal(mesh)))
+    refuse_value("got " + gradient_name(i) + " with placements " + text_of(have) + " on " + text_of(grad_mesh) +
+                 ", wanted " + text_of(want) + " on " + text_of(mesh) + ": redistribute it");
+  return local_tensor(grad);
 }
 
 // The tensor's memory, type or layout is not what it was: `param.data = ...`, `model.to(...)`.
@@ -47,6 +62,7 @@ void ParamBinding::follow(size_t i, const TensorInfo& now) {
 const std::vector<Gradient>& ParamBinding::collect() {
   // Interned: attribute look-up compares pointers. Never destroyed: the interpreter may be gone by then.
   static PyObject* const grad_name = PyUnicode_InternFromString("grad");
+  static const std::byte no_elements{};  // the address of a gradient without memory, which is not the same as none
   grads_.assign(params_.size(), Gradient{});
   held_.clear();
   held_.reserve(params_.size());
@@ -55,9 +71,11 @@ const std::vector<Gradient>& ParamBinding::collect() {
     if (!raw) throw nb::python_error();
     nb::object grad = nb::steal(raw);
     if (grad.is_none()) continue;
-
     Entry& entry = entries_[i];
-    const TensorInfo p = reader_.read(params_[i], [&] { return "parameter " + std::to_string(i); });
+    if (entry.distributed) grad = local_gradient(i, grad);
+    const nb::object& param = params_[i];
+    const TensorInfo p =
+        reader_.read(entry.distributed ? local_tensor(param) : param, [&] { return "parameter " + std::to_string(i); });
     const TensorView& known = entry.view;
     if (p.data != known.data || p.dtype != known.dtype || !same(known.sizes, p.shape, p.ndim) ||
         !same(known.strides, p.strides, p.ndim))
@@ -69,7 +87,7 @@ const std::vector<Gradient>& ParamBinding::collect() {
                    shape_text(entry.view.sizes.data(), static_cast<int>(entry.view.sizes.size())));
     if (!g.data && !empty(g))
       refuse_value("got " + gradient_name(i) + " without memory (its storage was freed), wanted a dense tensor");
-    grads_[i].data = g.data;
+    grads_[i].data = g.data ? g.data : &no_elements;
     grads_[i].dtype = g.dtype;
     if (!g.is_contiguous()) {
       entry.grad_strides.assign(g.strides, g.strides + g.ndim);

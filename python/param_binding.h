@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -16,8 +17,9 @@ class ParamBinding {
  public:
   explicit ParamBinding(Optimizer& optimizer) : optimizer_(optimizer) {}
 
-  // Registers a dense strided CPU tensor of a supported type. Keeps a reference to it.
-  int64_t add(int group, const nb::object& tensor, bool with_state);
+  // Registers a dense strided CPU tensor of a supported type. Keeps a reference to it. With `whole`, the tensor is a
+  // DTensor: this process steps its local tensor, and its gradients are DTensors of the same mesh and placements.
+  int64_t add(int group, const nb::object& tensor, bool with_state, const std::optional<WholeParam>& whole);
 
   // Reads every parameter's `.grad` and follows parameters whose memory moved. One attribute and two reads a parameter:
   // this is what a step costs for many small ones. The result is valid until release(), which lets go of the gradients.
@@ -39,8 +41,10 @@ class ParamBinding {
   struct Entry {
     TensorView view;  // at the last step
     std::vector<int64_t> grad_strides;
+    bool distributed = false;
   };
 
+  nb::object local_gradient(size_t i, const nb::object& grad) const;
   void follow(size_t i, const TensorInfo& now);
 
   Optimizer& optimizer_;

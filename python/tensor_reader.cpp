@@ -30,6 +30,12 @@ bool dtype_from(uint8_t code, uint8_t bits, DType& out) {
 void refuse_value(const std::string& message) { throw nb::value_error(message.c_str()); }
 std::string text_of(nb::handle value) { return nb::cast<std::string>(nb::str(value)); }
 
+nb::object local_tensor(nb::handle dtensor) {
+  nb::object local = attribute(dtensor, "_local_tensor");
+  // The result of a collective that may be under way is a wrapper, of a type of its own.
+  return nb::hasattr(local, "trigger_wait") ? local.attr("wait")() : local;
+}
+
 bool TensorInfo::is_contiguous() const {
   int64_t expected = 1;
   for (int d = ndim - 1; d >= 0; --d) {
@@ -74,7 +80,7 @@ bool TensorReader::try_read(nb::handle tensor, TensorInfo& info) {
 bool TensorReader::read_attributes(nb::handle tensor, TensorInfo& info) {
   const nb::object torch = nb::module_::import_("torch");
   if (!nb::isinstance(tensor, torch.attr("Tensor")) || !attribute(tensor, "layout").is(torch.attr("strided")) ||
-      text_of(attribute(attribute(tensor, "device"), "type")) != "cpu")
+      text_of(attribute(attribute(tensor, "device"), "type")) != "cpu" || nb::hasattr(tensor, "_local_tensor"))
     return false;
   const nb::object dtype = attribute(tensor, "dtype");
   if (dtype.is(torch.attr("float32")))
@@ -100,6 +106,8 @@ void TensorReader::refuse(nb::handle tensor, const std::string& what) {
   const nb::object torch = nb::module_::import_("torch");
   if (!nb::isinstance(tensor, torch.attr("Tensor")))
     throw nb::type_error(("got " + what + " of type " + text_of(tensor.type()) + ", wanted torch.Tensor").c_str());
+  if (nb::hasattr(tensor, "_local_tensor"))
+    refuse_value("got " + what + " as a DTensor, wanted a plain tensor: only DTensor parameters have such gradients");
   const std::string device = text_of(attribute(attribute(tensor, "device"), "type"));
   if (device != "cpu")
     refuse_value("got " + what + " on device '" + device + "', wanted 'cpu': this build has no backend for others");

@@ -53,6 +53,9 @@ class TensorReader {
   std::vector<int64_t> shape_, strides_;
 };
 
+// The tensor of a DTensor that is in this process, itself: no view and no copy. Waits for a collective that fills it.
+nb::object local_tensor(nb::handle dtensor);
+
 [[noreturn]] void refuse_value(const std::string& message);  // ValueError
 std::string text_of(nb::handle value);                       // str(value)
 

@@ -71,8 +71,18 @@ struct GroupOptions {
   std::optional<Memory> memory = {};   // this group's own budget
 };
 
+// The parameter that a tensor is a shard of. Its state format is chosen by the whole, so that it is the same however
+// many shards there are.
+struct WholeParam {
+  std::vector<int64_t> sizes;  // of the whole parameter
+  // The cut is not along dim 0, or there is only one row: edges of shards may fall into blocks. Such a parameter gets
+  // float32 state in place of a codec with blocks, also as the only shard.
+  bool rows_cut = false;
+};
+
 // A gradient for one step: the parameter's sizes, strides in elements (nullptr = contiguous; 0 allowed). Borrowed for
-// the call. data == nullptr: this parameter has no gradient and is left alone.
+// the call. data == nullptr: this parameter has no gradient and is left alone (a parameter without elements is counted
+// as stepped with any other address).
 struct Gradient {
   const void* data = nullptr;
   DType dtype = DType::kF32;
@@ -133,11 +143,20 @@ class LT_API Optimizer {
 
   // Registers a parameter (not owned, must outlive the optimizer or be rebound) and allocates its state, zeroed.
   // Returns its number, counted from 0 over all groups. Refuses element types, sizes and layouts it cannot step
-  // (two elements at one address). with_state = false postpones the allocation to the first gradient.
-  int64_t add_param(int group, const TensorView& param, bool with_state = true);
+  // (two elements at one address). with_state = false postpones the allocation to the first gradient. `whole`: param is
+  // a shard of that, and no larger in any dimension.
+  int64_t add_param(int group, const TensorView& param, bool with_state = true,
+                    const std::optional<WholeParam>& whole = {});
+  // Allocates now what parameters added with state under a memory budget would otherwise get in the first step. Throws
+  // as step.
+  void place_states();
   // The parameter's memory moved (same sizes; type and strides may differ). State is kept.
   void rebind(int64_t param, const TensorView& view);
   int64_t param_count() const;
+
+  // What the next step would decide about these gradients (applied or not, or the Error), without taking it: for
+  // optimizers of several processes, which must decide alike. Counts nothing; states may be allocated.
+  StepResult check(std::span<const Gradient> grads, const StepOptions& options = {});
 
   // One step over all parameters; grads[i] belongs to parameter i. Either all parameters and states are stepped or,
   // on a non-finite gradient or any exception, none is. With state on disk there are two exceptions. A chunk that

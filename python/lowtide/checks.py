@@ -125,10 +125,12 @@ def group_key(key: str) -> str:
 
 
 def check_parameter(param: torch.Tensor, where: str, anywhere: bool = False) -> None:
-    """Raises for a tensor that cannot be stepped: a wrapper of others, a device (unless `anywhere`), a layout or an
-    element type."""
+    """Raises for a (local) tensor that cannot be stepped: a wrapper of others, a device (unless `anywhere`), a layout
+    or an element type."""
     if is_traceable_wrapper_subclass(param) or "DTensor" in type(param).__name__:
-        raise TypeError(f"{where}: got a {type(param).__name__}, wanted a plain tensor or torch.nn.Parameter")
+        raise TypeError(
+            f"{where}: got a {type(param).__name__}, wanted a plain tensor, a torch.nn.Parameter or a DTensor of one"
+        )
     if torch.nn.parameter.is_lazy(param):
         raise ValueError(f"{where}: got an uninitialized parameter, wanted one with a shape: run the lazy module first")
     if param.device.type != "cpu" and not anywhere:

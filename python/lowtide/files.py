@@ -1,6 +1,8 @@
 """Checkpoint files: what `Optimizer.save` and `load` add to the core's, which holds the state.
 
-The core keeps one text beside the state: JSON of {"lowtide_groups": [the options of each group, without parameters]}.
+The core keeps one text beside the state: JSON of {"lowtide_groups": [the options of each group, without parameters]}
+and, with DTensor parameters, "lowtide_shards": [where this rank's part of each lies, null for a plain parameter]. A
+file holds one rank's part and is for that rank of such a mesh.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from lowtide.optimizer import Optimizer
 
 _KEY = "lowtide_groups"
+_SHARDS = "lowtide_shards"
 
 
 def save(optimizer: Optimizer, path: str | os.PathLike[str]) -> None:
@@ -27,7 +30,8 @@ def save(optimizer: Optimizer, path: str | os.PathLike[str]) -> None:
     for group in optimizer.param_groups:
         options = {key: _plain(value) for key, value in group.items() if key != "params"}
         groups.append({**options, "params": len(group["params"])})
-    optimizer._core.save(os.fspath(path), json.dumps({_KEY: groups}, default=_refuse))
+    metadata = {_KEY: groups, **_shards(optimizer)}
+    optimizer._core.save(os.fspath(path), json.dumps(metadata, default=_refuse))
 
 
 def load(optimizer: Optimizer, path: str | os.PathLike[str]) -> None:
@@ -39,6 +43,7 @@ def load(optimizer: Optimizer, path: str | os.PathLike[str]) -> None:
         raise ValueError(f"{name}: got metadata that is not JSON: {error}") from error
     found = isinstance(metadata, dict) and isinstance(metadata.get(_KEY), list)
     expect(found, name, "a checkpoint without the options of param_groups", "one that Optimizer.save wrote")
+    _check_shards(optimizer, metadata.get(_SHARDS), name)
     groups: list[dict[str, Any]] = []
     number = 0
     for n, saved in enumerate(metadata[_KEY]):
@@ -51,6 +56,26 @@ def load(optimizer: Optimizer, path: str | os.PathLike[str]) -> None:
     optimizer._core.load(name)
     optimizer.param_groups = new_groups
     formats.show_state(optimizer)
+
+
+def _shards(optimizer: Optimizer) -> dict[str, Any]:
+    if not optimizer._meshes:
+        return {}
+    return {_SHARDS: [of.describe() if of else None for of in optimizer._shardings]}
+
+
+def _check_shards(optimizer: Optimizer, saved: Any, name: str) -> None:
+    """Equal sizes are not enough: another rank's rows would fit."""
+    ours = _shards(optimizer).get(_SHARDS)
+    if saved == ours:
+        return
+    listed = isinstance(saved, list) and isinstance(ours, list) and len(saved) == len(ours)
+    i = next(i for i in range(len(ours)) if saved[i] != ours[i]) if listed else 0
+    got, wanted = (f"parameter {i} as {shards[i]}" if shards else "plain parameters" for shards in (saved, ours))
+    raise ValueError(
+        f"{name}: got {got}, wanted {wanted}: a file is for the rank and mesh that saved it; use "
+        "torch.distributed.checkpoint to change them"
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -7,24 +7,28 @@ about the mathematics: it reads the groups' options, makes one call per step and
 import os
 from collections.abc import Callable, Mapping
 from operator import is_
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch.optim.optimizer import ParamsT
 
-from lowtide import _core, checks, files
+from lowtide import _core, checks, files, sharding
 from lowtide import state_dict as formats
 from lowtide.checks import Options
 from lowtide.memory import Memory
-from lowtide.states import States, live_entry
+from lowtide.sharding import Sharding
+from lowtide.states import States, live_entry, shown_entry
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class Optimizer(torch.optim.Optimizer):
     """Base class; use `Adam`, `AdamW`, `Lion` or `SGD`.
 
     Parameters: CPU tensors of float32, bfloat16 or float16, dense, of any shape and stride in which no two elements
-    share an address. A frozen parameter (`requires_grad=False`) gets its state with its first gradient; one whose
-    `.grad` is None is left alone. `state[p]` holds views of the live state: "step" (int64) and each moment (float32,
+    share an address; or DTensors of them (docs/distributed.md). A frozen parameter (`requires_grad=False`) gets its
+    state with its first gradient; one whose `.grad` is None is left alone. `state[p]` holds views of the live state: "step" (int64) and each moment (float32,
     bfloat16, or uint8 codes with a float32 "…_scale" per block). Removing entries from `state`, or putting {} there,
     starts those parameters afresh; assigning others has no effect.
     """
@@ -57,6 +61,8 @@ class Optimizer(torch.optim.Optimizer):
         self._budgets: list[Memory | None] = []  # per group: its own
         self._members: list[list[torch.Tensor]] = []  # per group: the parameters that the core has
         self._params: list[torch.Tensor] = []  # all of them, by number
+        self._shardings: list[Sharding | None] = []  # of those that are DTensors, by number
+        self._meshes: list[DeviceMesh] = []  # of these
         self._awaited: list[int] = []  # numbers of parameters whose state is not there yet: a step may bring it
         self._with_state = 0  # parameters with state, as the core last counted them
         self._steps_before = 0  # counted before this object was copied or unpickled
@@ -89,11 +95,14 @@ class Optimizer(torch.optim.Optimizer):
         try:
             param_group.update(formats.stamp(self._rule))
             params: list[torch.Tensor] = param_group["params"]
+            shardings: list[Sharding | None] = []
             for place, param in enumerate(params):
-                checks.check_parameter(param, f"{where}, parameter {place}")
+                place_text = f"{where}, parameter {place}"
+                checks.check_parameter(sharding.local_of(param), place_text)
+                shardings.append(sharding.sharding_of(param, place_text))
             if self._pushed:  # A core cannot forget a group, so one added during training is tried out on another core.
-                self._register(_core.Optimizer(self._rule, threads=1), param_group, where, memory)
-            values = self._register(self._core, param_group, where, memory)
+                self._register(_core.Optimizer(self._rule, threads=1), param_group, shardings, where, memory)
+            values = self._register(self._core, param_group, shardings, where, memory)
         except BaseException:
             self.param_groups.pop()
             raise
@@ -103,16 +112,23 @@ class Optimizer(torch.optim.Optimizer):
         self._members.append(list(params))
         if type(self.state) is not States:
             self.state = States(dict, self.state)
+        self._shardings += shardings
+        self._meshes = sharding.meshes_of(self._shardings)
         for param in params:
             index = len(self._params)
             self._params.append(param)
             here = self._core.has_state(index)
-            self.state[param] = self._core.state(index) if here or param.requires_grad else {}
+            self.state[param] = shown_entry(self, index) if here or param.requires_grad else {}
             if not here:
                 self._awaited.append(index)
 
     def _register(
-        self, core: _core.Optimizer, group: dict[str, Any], where: str, memory: Memory | None
+        self,
+        core: _core.Optimizer,
+        group: dict[str, Any],
+        shardings: list[Sharding | None],
+        where: str,
+        memory: Memory | None,
     ) -> tuple[float, ...]:
         """Adds a group and its parameters to `core`; returns the hyper-parameters that it now has."""
         try:
@@ -121,8 +137,8 @@ class Optimizer(torch.optim.Optimizer):
             number = core.add_group(
                 hyper, group["state"], int(group["min_quantized_numel"]), memory.budget() if memory else None
             )
-            for param in group["params"]:
-                core.add_param(number, param, param.requires_grad)
+            for param, of in zip(group["params"], shardings, strict=True):
+                core.add_param(number, param, param.requires_grad, of.whole if of else None)
         except (TypeError, ValueError) as error:
             raise checks.naming(where, error) from error
         return values
@@ -139,25 +155,46 @@ class Optimizer(torch.optim.Optimizer):
 
         Raises ValueError when a hyper-parameter is out of range, a gradient cannot be used (sparse, of another shape),
         a parameter was moved, re-typed or resized, or, with nonfinite="raise", a gradient is not finite. Nothing has
-        changed then.
+        changed then. With DTensor parameters every rank of their meshes must make the call: unless nonfinite is
+        "propagate", they agree on whether to step.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         self._push_options()
-        scale, assume_finite = 1.0, False
+        scale, bad = 1.0, None  # whether a gradient is known to be not finite
         if self._amp_scaling and (found := getattr(self, "found_inf", None)) is not None:
-            if float(found) > 0:
-                self._skipped_before += 1
-                return loss
-            assume_finite = True
-            if (loss_scale := getattr(self, "grad_scale", None)) is not None:
+            bad = float(found) > 0
+            if not bad and (loss_scale := getattr(self, "grad_scale", None)) is not None:
                 scale = 1.0 / float(loss_scale)
-        self._core.step(scale, assume_finite)
+        if self._meshes and self._nonfinite != "propagate":
+            bad = self._agree(scale, bad)
+        if bad:
+            self._skipped_before += 1
+        else:
+            self._core.step(scale, bad is not None)
         if self._awaited:
             self._adopt_new_state()
         return loss
+
+    def _agree(self, scale: float, bad: bool | None) -> bool:
+        """Whether a gradient is not finite on any rank. If one rank cannot step, all of them raise."""
+        failure = None
+        verdict = sharding.OK
+        try:
+            if self._core.check(scale) >= 0 if bad is None else bad:
+                verdict = sharding.NONFINITE
+        except Exception as error:  # whatever it is: the other ranks are waiting
+            failure, verdict = error, sharding.FAILED
+        try:
+            verdict = sharding.agree(self._meshes, self._shardings, self._params, verdict)
+        finally:
+            if failure:
+                raise failure
+        if verdict == sharding.FAILED:
+            raise ValueError("another rank refused this step, and says why; nothing was changed")
+        return verdict == sharding.NONFINITE
 
     def _push_options(self) -> None:
         """Tells the core what has changed since the last step. No work per parameter but a comparison of addresses."""
@@ -208,7 +245,7 @@ class Optimizer(torch.optim.Optimizer):
         self._with_state = count
         for index in self._awaited:
             if self._core.has_state(index):
-                self.state[self._params[index]] = self._core.state(index)
+                self.state[self._params[index]] = shown_entry(self, index)
         self._awaited = [index for index in self._awaited if not self._core.has_state(index)]
 
     @property
@@ -230,8 +267,15 @@ class Optimizer(torch.optim.Optimizer):
         return out
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's; state that streams from a disk is copied into memory for it (`save` does not need that)."""
+        """As torch's; state that streams from a disk is copied into memory for it (`save` does not need that).
+
+        State that waits for the first step, under a memory budget, is placed first, so that the dict is complete:
+        tools load checkpoints into it. Raises ValueError, MemoryError or OSError if the budget cannot hold it.
+        """
         self.onload()
+        if any(memory is not None for memory in (self._memory, *self._budgets)):
+            self._core.place_states()
+            self._adopt_new_state()
         if not any(map(self._core.is_paged, range(len(self._params)))):
             return super().state_dict()
         live = self.state

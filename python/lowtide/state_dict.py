@@ -7,8 +7,8 @@ Format 1, in plain tensors and Python values that torch.load reads with weights_
 
 The codec of a moment is seen in its tensors: float32 or bfloat16 values, or uint8 codes with scales (dynamic8: blocks
 of 256 within a row). A parameter without state yet has an empty entry. Tensors are views of the live state and no two
-share memory. Format and rule stand in the groups, so that they survive tools that take a state_dict apart and put it
-together again.
+share memory; of a parameter that is a DTensor they are DTensors (sharding.py). Format and rule stand in the groups, so
+that they survive tools that take a state_dict apart and put it together again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import torch
 
 from lowtide import _core, checks, torch_dict
 from lowtide.checks import check_moment, check_tensor, expect, read_step
-from lowtide.states import States, live_entry
+from lowtide.sharding import local_of
+from lowtide.states import States, live_entry, shown_entry
 
 if TYPE_CHECKING:
     from lowtide.optimizer import Optimizer
@@ -89,7 +90,7 @@ def show_state(optimizer: Optimizer) -> None:
     here = [core.has_state(i) for i in range(len(optimizer._params))]
     optimizer.state = States(dict)
     for i, param in enumerate(optimizer._params):
-        optimizer.state[param] = core.state(i) if here[i] or param.requires_grad else {}
+        optimizer.state[param] = shown_entry(optimizer, i) if here[i] or param.requires_grad else {}
     optimizer._awaited = [i for i, has in enumerate(here) if not has]
     optimizer.state.removed = False
 
@@ -177,8 +178,13 @@ def _plan(optimizer: Optimizer, entries: dict[int, dict[str, Any]], ours: bool) 
         if ours and "momentum_buffer" in live and set(entry) == {"step"}:
             plan.append(Restore(i, read_step(entry, where), {}, False))
             continue
+        if of := optimizer._shardings[i]:
+            entry = {
+                name: of.unwrap(name, value, live[name], where) if name in live else local_of(value)
+                for name, value in entry.items()
+            }
         read = _read_entry if ours else torch_dict.read_entry
-        step, tensors = read(entry, live, param, where)
+        step, tensors = read(entry, live, local_of(param), where)
         for name, tensor in tensors.items():
             positive = name.startswith("exp_avg_sq") or name.endswith("_scale")
             check_moment(tensor, f"{where}, {name}", optimizer._nonfinite, positive)
@@ -193,7 +199,8 @@ def _template(optimizer: Optimizer, index: int) -> dict[str, torch.Tensor]:
     core = _core.Optimizer(optimizer._rule, threads=1)
     hyper = dict(zip(optimizer._hyper_keys, optimizer._pushed[number], strict=True))
     core.add_group(hyper, *optimizer._formats[number])
-    core.add_param(0, param, False)
+    of = optimizer._shardings[index]
+    core.add_param(0, param, False, of.whole if of else None)
     core.allocate_state(0)
     return core.state(0)
 
@@ -241,7 +248,7 @@ def _apply(optimizer: Optimizer, plan: Iterable[Restore]) -> None:
         names = [name for name in core.state_names() if paged or name in live]
         for k, name in enumerate(names):
             if name not in restore.tensors:
-                core.import_state(i, k, torch.zeros(param.shape))
+                core.import_state(i, k, torch.zeros(local_of(param).shape))
             elif restore.encode:
                 core.import_state(i, k, restore.tensors[name].detach().to("cpu", torch.float32).contiguous())
         if paged and restore.tensors and not restore.encode:
@@ -252,5 +259,5 @@ def _apply(optimizer: Optimizer, plan: Iterable[Restore]) -> None:
         core.set_step_count(i, restore.step if restore.tensors else 0)  # 0 also says: nothing is in the buffers yet
         if not restore.tensors:
             live["step"].fill_(restore.step)
-        optimizer.state[param] = core.state(i) if paged else live_entry(optimizer, i)
+        optimizer.state[param] = shown_entry(optimizer, i) if paged else live_entry(optimizer, i)
     optimizer._awaited = [i for i in optimizer._awaited if not core.has_state(i)]

@@ -37,9 +37,18 @@ class States(defaultdict[torch.Tensor, dict[str, torch.Tensor]]):
         super().clear()
 
 
+def shown_entry(optimizer: Optimizer, index: int) -> dict[str, torch.Tensor]:
+    """Views of a parameter's state, as `Optimizer.state` has them."""
+    entry = optimizer._core.state(index)
+    of = optimizer._shardings[index]
+    return of.wrap(entry) if of else entry
+
+
 def live_entry(optimizer: Optimizer, index: int) -> dict[str, torch.Tensor]:
     """The live state of a parameter; empty if there is none and it has not been stepped."""
     if optimizer._core.is_paged(index):
-        return optimizer._core.read_state(index)  # copies
-    entry = optimizer._core.state(index)
+        copies = optimizer._core.read_state(index)
+        of = optimizer._shardings[index]
+        return of.wrap(copies) if of else copies
+    entry = shown_entry(optimizer, index)
     return entry if optimizer._core.has_state(index) or int(entry["step"]) else {}

@@ -75,6 +75,8 @@ def write(optimizer: Optimizer, hidden: Sequence[str]) -> dict[str, Any]:
             if live and int(live["step"]) > 0:
                 names = [name for name in core.state_names() if core.is_paged(i) or name in live]
                 entry = {name: core.export_state(i, k) for k, name in enumerate(names)}
+                if of := optimizer._shardings[i]:
+                    entry = of.wrap(entry)
                 if rule != "sgd":
                     entry["step"] = torch.tensor(float(live["step"]))
                 state[i] = entry

@@ -67,7 +67,12 @@ Layout Layout::make(std::span<const int64_t> sizes, std::span<const int64_t> str
     out.numel *= size;
   }
   if (sizes.size() >= 2) out.rows = sizes[0];
-  out.row_length = out.rows ? out.numel / out.rows : 0;
+  // Also of no rows: a shard without rows has blocks of a length nevertheless.
+  out.row_length = 1;
+  for (const int64_t size : sizes.subspan(sizes.size() >= 2 ? 1 : 0)) {
+    LT_REQUIRE(size == 0 || out.row_length <= kMost / size, "a row of the tensor has more than 2^62 elements");
+    out.row_length *= size;
+  }
   out.extent = out.numel;
   if (strides.empty() || out.numel == 0) return out;
 

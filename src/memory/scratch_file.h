@@ -20,8 +20,8 @@ namespace lowtide {
 class ScratchFile {
  public:
   struct Options {
-    bool direct = true;               // try O_DIRECT
-    bool io_uring = true;             // try io_uring
+    bool direct = true;    // try O_DIRECT
+    bool io_uring = true;  // try io_uring
     // Requests under way at a time. Enough for all of a pager's ring: what has to wait is issued only in a later call,
     // and none comes while a chunk is stepped.
     int depth = 64;

@@ -38,7 +38,26 @@ void Optimizer::set_hyper(int group, const Hyper& hyper) {
 
 const Hyper& Optimizer::hyper(int group) const { return impl_->group_at(group).hyper; }
 
-int64_t Optimizer::add_param(int group, const TensorView& param, bool with_state) {
+namespace {
+
+// The layout by which a parameter's codec is chosen.
+Layout whole_layout(const TensorView& shard, const WholeParam& whole) {
+  const size_t dims = shard.sizes.size();
+  LT_REQUIRE(whole.sizes.size() == dims, "got a shard of %zu dimensions of a parameter of %zu, wanted as many", dims,
+             whole.sizes.size());
+  for (size_t d = 0; d < dims; ++d) {
+    const bool same = whole.sizes[d] == shard.sizes[d];
+    LT_REQUIRE(same || (shard.sizes[d] < whole.sizes[d] && (whole.rows_cut || (d == 0 && dims > 1))),
+               "got a shard of size %lld in dimension %zu, of a parameter of size %lld; wanted whole rows, or rows_cut",
+               ll(shard.sizes[d]), d, ll(whole.sizes[d]));
+  }
+  return Layout::make(whole.sizes, {});
+}
+
+}  // namespace
+
+int64_t Optimizer::add_param(int group, const TensorView& param, bool with_state,
+                             const std::optional<WholeParam>& whole) {
   const Exclusive guard(impl_->busy);
   impl_->onload();
   const Impl::Group& of = impl_->group_at(group);
@@ -46,7 +65,8 @@ int64_t Optimizer::add_param(int group, const TensorView& param, bool with_state
   Slot slot;
   slot.group = group;
   slot.rule = effective_rule(impl_->rule, of.hyper.momentum);
-  slot.codec = codec_for(of.codec, layout, of.min_quantized_numel);
+  slot.codec = whole ? codec_for(of.codec, whole_layout(param, *whole), whole->rows_cut, of.min_quantized_numel)
+                     : codec_for(of.codec, layout, false, of.min_quantized_numel);
   slot.sizes = param.sizes;
   impl_->bind(slot, param, std::move(layout));
   slot.wants_state = with_state;
@@ -64,6 +84,15 @@ int64_t Optimizer::add_param(int group, const TensorView& param, bool with_state
   return number;
 }
 
+void Optimizer::place_states() {
+  const Exclusive guard(impl_->busy);
+  impl_->onload();
+  for (size_t i = 0; i < impl_->slots.size(); ++i) {
+    const Slot& slot = impl_->slots[i];
+    if (slot.wants_state && !slot.has_state && impl_->home_of(slot).limited()) impl_->place(i, {});
+  }
+}
+
 void Optimizer::rebind(int64_t param, const TensorView& view) {
   const Exclusive guard(impl_->busy);
   Slot& slot = impl_->slot_at(param);
@@ -72,6 +101,11 @@ void Optimizer::rebind(int64_t param, const TensorView& view) {
 }
 
 int64_t Optimizer::param_count() const { return static_cast<int64_t>(impl_->slots.size()); }
+
+StepResult Optimizer::check(std::span<const Gradient> grads, const StepOptions& options) {
+  const Exclusive guard(impl_->busy);
+  return impl_->check(grads, options);
+}
 
 StepResult Optimizer::step(std::span<const Gradient> grads, const StepOptions& options) {
   return impl_->step(grads, options);

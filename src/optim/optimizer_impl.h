@@ -183,6 +183,9 @@ struct Optimizer::Impl {
   // Throws kIo if state that was replaced could not be written (it is complete, and kept in RAM).
   void check_written();
 
+  // prepare(), and whether the gradients are finite.
+  StepResult check(std::span<const Gradient> grads, const StepOptions& options);
+
   StepResult step(std::span<const Gradient> grads, const StepOptions& options);
 
   // Calls visit(item, first element) for the parts of state k: one where it is directly addressable, else each piece.
@@ -259,6 +262,8 @@ struct Optimizer::Impl {
   std::vector<StepItem> items;
 
   std::vector<int64_t> item_params;
+
+  std::vector<int64_t> empty_params;  // stepped, but without elements to work on: a shard of no rows
 
   std::deque<ArgsEntry> args;
 };

@@ -4,6 +4,13 @@
 namespace lowtide {
 
 void Optimizer::Impl::place(size_t param, std::span<const Gradient> grads) {
+  if (Slot& slot = slots[param]; slot.layout.numel == 0) {  // nothing to store
+    slot.has_state = true;
+    slot.torn = 0;
+    slot.state_rule = slot.rule;
+    slot.fresh = true;
+    return;
+  }
   Home& home = home_of(slots[param]);
   std::vector<Slot*> together;
   std::vector<int64_t> numbers;

@@ -61,16 +61,21 @@ void Optimizer::Impl::set_gradient(Slot& slot, const Gradient& grad, StepItem& i
 void Optimizer::Impl::prepare(std::span<const Gradient> grads, const StepOptions& options) {
   items.clear();
   item_params.clear();
+  empty_params.clear();
   args.clear();
   for (size_t i = 0; i < slots.size(); ++i) {
     const Gradient& grad = grads[i];
     Slot& slot = slots[i];
-    if (!grad.data || slot.layout.numel == 0) continue;
+    if (!grad.data) continue;
     LT_REQUIRE(grad.dtype == DType::kF32 || grad.dtype == DType::kBF16 || grad.dtype == DType::kF16,
                "got element type %d for the gradient of parameter %zu; gradients are float32, bfloat16 or float16",
                static_cast<int>(grad.dtype), i);
     require_whole(slot, static_cast<int64_t>(i));
     if (!slot.has_state) place(i, grads);
+    if (slot.layout.numel == 0) {
+      empty_params.push_back(static_cast<int64_t>(i));
+      continue;
+    }
     StepItem& item = items.emplace_back();
     item_params.push_back(static_cast<int64_t>(i));
     item.param = slot.data;
@@ -173,8 +178,7 @@ void Optimizer::Impl::settle() {
   }
 }
 
-StepResult Optimizer::Impl::step(std::span<const Gradient> grads, const StepOptions& options) {
-  const Exclusive guard(busy);
+StepResult Optimizer::Impl::check(std::span<const Gradient> grads, const StepOptions& options) {
   LT_REQUIRE(grads.size() == slots.size(),
              "got %zu gradients for %zu parameters; give one each, with null data where "
              "there is none",
@@ -184,18 +188,23 @@ StepResult Optimizer::Impl::step(std::span<const Gradient> grads, const StepOpti
   LT_REQUIRE(!options.stream, "got a stream for CPU parameters, wanted nullptr");
   onload();
   prepare(grads, options);
-  if (nonfinite != NonFinite::kPropagate && !options.assume_finite) {
-    const int64_t bad = backend->first_nonfinite(items, threads, options.stream);
-    if (bad >= 0) {
-      const int64_t param = item_params[static_cast<size_t>(bad)];
-      if (nonfinite == NonFinite::kRaise)
-        fail(ErrorKind::kInvalidArgument,
-             "the gradient of parameter %lld holds a NaN, an infinity or a magnitude of 2^62 and above; nothing was "
-             "changed",
-             ll(param));
-      ++skipped_steps;
-      return StepResult{false, param};
-    }
+  if (nonfinite == NonFinite::kPropagate || options.assume_finite) return StepResult{};
+  const int64_t bad = backend->first_nonfinite(items, threads, options.stream);
+  if (bad < 0) return StepResult{};
+  const int64_t param = item_params[static_cast<size_t>(bad)];
+  if (nonfinite == NonFinite::kRaise)
+    fail(ErrorKind::kInvalidArgument,
+         "the gradient of parameter %lld holds a NaN, an infinity or a magnitude of 2^62 and above; nothing was "
+         "changed",
+         ll(param));
+  return StepResult{false, param};
+}
+
+StepResult Optimizer::Impl::step(std::span<const Gradient> grads, const StepOptions& options) {
+  const Exclusive guard(busy);
+  if (const StepResult result = check(grads, options); !result.applied) {
+    ++skipped_steps;
+    return result;
   }
   if (addresses_changed) {
     ordered = parameters_overlap();
@@ -207,10 +216,12 @@ StepResult Optimizer::Impl::step(std::span<const Gradient> grads, const StepOpti
   if (!paged) {
     backend->step(items, threads, ordered, options.stream);
     count(item_params);
+    count(empty_params);
   } else {
     LT_REQUIRE(!ordered,
                "got parameters whose memory overlaps, which are stepped one after another; with state on disk "
                "that cannot be: give them a budget of their own that holds their state");
+    count(empty_params);
     step_paged(options.stream);
   }
   ++steps;

@@ -59,9 +59,10 @@ void Slot::allocate_state(Arena& arena, int of_rule) {
   fresh = true;
 }
 
-int codec_for(int wanted, const Layout& layout, int64_t min_numel) {
+int codec_for(int wanted, const Layout& whole, bool rows_cut, int64_t min_numel) {
   constexpr int kFp32 = 0;
-  if (layout.numel < min_numel || bytes_with(wanted, layout) >= bytes_with(kFp32, layout)) return kFp32;
+  if (whole.numel < min_numel || bytes_with(wanted, whole) >= bytes_with(kFp32, whole)) return kFp32;
+  if (rows_cut && info(wanted).scaled) return kFp32;
   return wanted;
 }
 

@@ -49,8 +49,9 @@ struct Slot {
   void allocate_state(Arena& arena, int of_rule);
 };
 
-// The codec of a parameter: `wanted`, unless the parameter is smaller than `min_numel` or the codec would not save
-// memory (rows of one element need a scale each). Looks at the whole parameter only, so that shards of it decide alike.
-int codec_for(int wanted, const Layout& layout, int64_t min_numel);
+// The codec of a parameter: `wanted`, unless the parameter is smaller than `min_numel`, the codec would not save memory
+// (rows of one element need a scale each), or it has blocks and shards cut them. `whole` is the layout of the whole
+// parameter, so that shards of it decide alike.
+int codec_for(int wanted, const Layout& whole, bool rows_cut, int64_t min_numel);
 
 }  // namespace lowtide

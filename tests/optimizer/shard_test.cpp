@@ -1,0 +1,165 @@
+// Shards: cut between rows, however many, they take the formats, bits and step counts of the whole parameter.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "lowtide/optimizer.h"
+#include "support/temporary.h"
+
+namespace lowtide::testing {
+namespace {
+
+GroupOptions quantized() {
+  GroupOptions group;
+  group.hyper.lr = 1e-2;
+  group.state = "dynamic8";
+  return group;
+}
+
+TensorView rows_of(std::vector<float>& whole, const std::vector<int64_t>& sizes, int64_t first, int64_t rows) {
+  std::vector<int64_t> part = sizes;
+  part[0] = rows;
+  const int64_t row = static_cast<int64_t>(whole.size()) / sizes[0];
+  return {rows ? whole.data() + first * row : nullptr, DType::kF32, part, {}};
+}
+
+TEST(Shard, RowsSideBySideAreTheWhole) {
+  const uint32_t seed = std::random_device{}();
+  std::mt19937 rng(seed);
+  const auto below = [&](int64_t n) { return static_cast<int64_t>(rng() % static_cast<uint32_t>(n)); };
+  const TemporaryDirectory folder;
+  int64_t cases = 0, shards = 0, empty = 0, bytes = 0, quantized_cases = 0, paged = 0;
+  for (; cases < 40; ++cases) {
+    // Some of few rows; the first have state that does not fit, ranks without rows, too few elements.
+    std::vector<int64_t> sizes{1 + below(below(2) ? 6 : 40), 1 + below(below(2) ? 3000 : 300)};
+    if (below(2)) sizes.push_back(1 + below(4));
+    int64_t ranks = 1 + below(6);
+    if (cases == 0) sizes = {40, 2000}, ranks = 2;
+    if (cases == 1) sizes = {1, 5000}, ranks = 3;
+    if (cases == 2) sizes = {2, 10};
+    int64_t numel = 1;
+    for (const int64_t size : sizes) numel *= size;
+    std::vector<float> start(static_cast<size_t>(numel)), gradient(start.size());
+    std::normal_distribution<float> normal;
+    for (float& value : start) value = normal(rng);
+
+    // Rank 1 keeps its state on disk.
+    std::vector<float> whole = start, cut = start;
+    Optimizer one({.rule = "adamw"});
+    one.add_param(one.add_group(quantized()), rows_of(whole, sizes, 0, sizes[0]));
+    const int64_t each = (sizes[0] + ranks - 1) / ranks;
+    std::vector<Optimizer> many;
+    std::vector<int64_t> firsts;
+    for (int64_t r = 0; r < ranks; ++r) {
+      const int64_t first = std::min(r * each, sizes[0]), rows = std::min(each, sizes[0] - first);
+      Memory memory;
+      if (r == 1) memory = {.ram_bytes = 32 << 10, .disk = folder.path(), .chunk_bytes = 4096};
+      Optimizer& rank = many.emplace_back(OptimizerOptions{.rule = "adamw", .memory = memory});
+      rank.add_param(rank.add_group(quantized()), rows_of(cut, sizes, first, rows), true, WholeParam{sizes});
+      firsts.push_back(first);
+      ++shards;
+      empty += rows == 0;
+      ASSERT_STREQ(rank.state_codec(0), one.state_codec(0)) << "seed " << seed;
+      rank.place_states();
+      ASSERT_TRUE(rank.has_state(0));
+    }
+    const int64_t row = numel / sizes[0];
+    for (int step = 0; step < 3; ++step) {
+      for (float& value : gradient) value = normal(rng);
+      one.step(std::vector<Gradient>{{gradient.data()}});
+      for (size_t r = 0; r < many.size(); ++r) many[r].step(std::vector<Gradient>{{gradient.data() + firsts[r] * row}});
+    }
+    ASSERT_EQ(std::memcmp(whole.data(), cut.data(), whole.size() * sizeof(float)), 0) << "seed " << seed;
+    quantized_cases += std::string(one.state_codec(0)) != "fp32";
+    for (int k = 0; k < 2; ++k) {
+      const StateView view = one.state(0)[static_cast<size_t>(k)];
+      std::vector<std::byte> codes(static_cast<size_t>(numel * view.code_bytes));
+      std::vector<float> scales(static_cast<size_t>(view.rows * view.blocks_per_row));
+      for (size_t r = 0; r < many.size(); ++r) {
+        ASSERT_EQ(many[r].steps(0), 3) << "seed " << seed << ": rows or none, a step is a step";
+        ASSERT_EQ(many[r].state(0)[static_cast<size_t>(k)].blocks_per_row, view.blocks_per_row);
+        many[r].read_state(0, k, codes.data() + firsts[r] * row * view.code_bytes,
+                           scales.data() + firsts[r] * view.blocks_per_row);
+        paged += many[r].report().disk_bytes > 0;
+      }
+      ASSERT_EQ(std::memcmp(codes.data(), view.codes, codes.size()), 0) << "seed " << seed;
+      if (view.scales) {
+        ASSERT_EQ(std::memcmp(scales.data(), view.scales, scales.size() * sizeof(float)), 0);
+      }
+      bytes += static_cast<int64_t>(codes.size() + scales.size() * sizeof(float));
+    }
+    bytes += static_cast<int64_t>(whole.size() * sizeof(float));
+  }
+  EXPECT_GT(empty, 0);
+  EXPECT_GT(quantized_cases, 0);
+  EXPECT_LT(quantized_cases, cases) << "some are below the threshold";
+  EXPECT_GT(paged, 0);
+  std::printf("seed %u: %lld parameters in %lld shards (%lld without rows), %lld with blocks; %lld bytes, 0 differ\n",
+              seed, static_cast<long long>(cases), static_cast<long long>(shards), static_cast<long long>(empty),
+              static_cast<long long>(quantized_cases), static_cast<long long>(bytes));
+}
+
+TEST(Shard, FormatsDependOnTheWholeAndTheKindOfCut) {
+  struct Case {
+    std::vector<int64_t> shard, whole;
+    bool rows_cut;
+    const char* codec;
+  };
+  const Case cases[] = {
+      {{2, 300}, {40, 300}, false, "dynamic8"},   // the shard alone would be below the threshold
+      {{0, 300}, {40, 300}, false, "dynamic8"},   // and this one would save nothing
+      {{40, 300}, {40, 300}, false, "dynamic8"},  // the only shard
+      {{40, 256}, {40, 512}, true, "fp32"},       // blocks would be whole, but not on three ranks
+      {{40, 512}, {40, 512}, true, "fp32"},       // nor does the only shard decide otherwise
+      {{2500}, {5000}, true, "fp32"},
+      {{5, 300}, {10, 300}, false, "fp32"},  // the whole is below the threshold
+      {{2500, 1}, {5000, 1}, false, "fp32"},
+  };
+  std::vector<float> memory(40 * 512);
+  int right = 0;
+  for (const Case& c : cases) {
+    Optimizer optimizer({.rule = "adamw"});
+    const TensorView view{memory.data(), DType::kF32, c.shard, {}};
+    optimizer.add_param(optimizer.add_group(quantized()), view, true, WholeParam{c.whole, c.rows_cut});
+    EXPECT_STREQ(optimizer.state_codec(0), c.codec) << right;
+    ++right;
+  }
+  Optimizer optimizer({.rule = "adamw"});
+  const int group = optimizer.add_group(quantized());
+  const Case refused[] = {{{2, 300}, {300}, false, ""},      {{41, 300}, {40, 300}, false, ""},
+                          {{40, 256}, {40, 512}, false, ""}, {{2500}, {5000}, false, ""},
+                          {{8, 8}, {8, -8}, true, ""},       {{8, 9}, {8, 8}, true, ""}};
+  for (const Case& c : refused)
+    EXPECT_THROW(
+        optimizer.add_param(group, {memory.data(), DType::kF32, c.shard, {}}, true, WholeParam{c.whole, c.rows_cut}),
+        Error);
+  EXPECT_EQ(optimizer.param_count(), 0);
+  std::printf("%d formats as they should be, %zu impossible shards refused\n", right, std::size(refused));
+}
+
+TEST(Shard, CheckSaysWhatAStepWouldDo) {
+  std::vector<float> p(8192, 1.0f), g(p.size(), 0.5f);
+  Optimizer optimizer({.rule = "adamw"});
+  optimizer.add_param(optimizer.add_group(quantized()), {p.data(), DType::kF32, {32, 256}, {}});
+  const std::vector<Gradient> gradients{{g.data()}};
+  EXPECT_TRUE(optimizer.check(gradients).applied);
+  g[5000] = std::numeric_limits<float>::quiet_NaN();
+  const StepResult bad = optimizer.check(gradients);
+  EXPECT_FALSE(bad.applied);
+  EXPECT_EQ(bad.nonfinite_param, 0);
+  optimizer.set_nonfinite(NonFinite::kRaise);
+  EXPECT_THROW(optimizer.check(gradients), Error);
+  EXPECT_EQ(p, std::vector<float>(p.size(), 1.0f));
+  EXPECT_EQ(optimizer.steps(0), 0);
+  EXPECT_EQ(optimizer.report().skipped_steps, 0);
+  std::printf("3 checks of %zu elements, 0 changed\n", p.size());
+}
+
+}  // namespace
+}  // namespace lowtide::testing

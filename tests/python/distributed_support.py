@@ -1,0 +1,107 @@
+"""Processes that run jobs together over gloo. They are started once: importing torch takes longer than the jobs."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+
+MOST = 4
+TIMEOUT = 120  # seconds that a job may take; a rank that waits for another in vain fails before
+
+
+def _serve(rank: int, pipe: Connection) -> None:
+    from datetime import timedelta
+
+    import torch.distributed as dist
+
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    while True:
+        try:
+            function, world, store, args, kwargs = pipe.recv()
+        except EOFError:
+            os._exit(0)  # torch takes seconds to clean up
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
+        try:
+            dist.init_process_group(
+                "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=20)
+            )
+            answer = (True, function(*args, **kwargs))
+        except BaseException:
+            answer = (False, traceback.format_exc())
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+        pipe.send(answer)
+
+
+class Ranks:
+    """`MOST` processes; a job runs on the first `world` of them, in a process group of its own."""
+
+    def __init__(self) -> None:
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(["lowtide", "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp"])
+        self._folder = tempfile.TemporaryDirectory()
+        self._jobs = 0
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for rank in range(MOST):
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, there), daemon=True)
+            process.start()
+            there.close()
+            self._pipes.append(here)
+            self._processes.append(process)
+
+    def run(self, world: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+        """What `function` of an importable module returned, by rank. AssertionError with the ranks' own tracebacks."""
+        self._jobs += 1
+        store = Path(self._folder.name) / str(self._jobs)
+        for pipe in self._pipes[:world]:
+            pipe.send((function, world, store, args, kwargs))
+        answers, failures = [], []
+        for rank, pipe in enumerate(self._pipes[:world]):
+            if not pipe.poll(TIMEOUT):
+                self.close()
+                raise AssertionError(f"rank {rank} of {world} did not answer within {TIMEOUT} s")
+            good, answer = pipe.recv()
+            answers.append(answer)
+            if not good:
+                failures.append(f"rank {rank} of {world}:\n{answer}")
+        assert not failures, "\n".join(failures)
+        return answers
+
+    def close(self) -> None:
+        for pipe, process in zip(self._pipes, self._processes, strict=True):
+            pipe.close()
+            process.kill()
+            process.join()
+        self._pipes, self._processes = [], []
+        self._folder.cleanup()
+
+
+@functools.cache
+def shared_ranks() -> Ranks:
+    """Those of this test run, started with the first call."""
+    ranks = Ranks()
+    atexit.register(ranks.close)
+    return ranks
+
+
+def differing(a: dict[str, bytes], b: dict[str, bytes]) -> list[str]:
+    assert a.keys() == b.keys(), sorted(a.keys() ^ b.keys())
+    return [name for name in a if a[name] != b[name]]
+
+
+def size(found: dict[str, bytes]) -> int:
+    return sum(map(len, found.values()))
