@@ -138,7 +138,7 @@ MemoryPlan plan_memory(const PlanRequest& request) {
       // Under a limit, state comes with the first step, and there is nothing to step here.
       if (slot.layout.numel == 0 && memories[home].ram_bytes >= 0) continue;
       slot.rule = slot.state_rule = effective_rule(rule, group.options.hyper.momentum);
-      slot.codec = codec_for(codec, slot.layout, group.options.min_quantized_numel);
+      slot.codec = codec_for(codec, slot.layout, false, group.options.min_quantized_numel);
       Members& to = members[home];
       const int64_t bytes = slot.bytes_of(slot.rule);
       to.known = to.known && (group.step_rate > 0 || bytes == 0);
