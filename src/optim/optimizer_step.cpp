@@ -110,6 +110,7 @@ void Optimizer::Impl::step_paged(void* stream) {
     if (streamed[param]) wanted.push_back(static_cast<int64_t>(param));
   backend->step(direct, threads, false, stream);
   count(direct_params);
+  count(empty_params);
   // The failure of one budget's disk does not keep the others from their step. What stopped something matters more than
   // what could not be written.
   std::exception_ptr stopped, unwritten;
@@ -221,7 +222,6 @@ StepResult Optimizer::Impl::step(std::span<const Gradient> grads, const StepOpti
     LT_REQUIRE(!ordered,
                "got parameters whose memory overlaps, which are stepped one after another; with state on disk "
                "that cannot be: give them a budget of their own that holds their state");
-    count(empty_params);
     step_paged(options.stream);
   }
   ++steps;
