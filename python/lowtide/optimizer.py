@@ -28,9 +28,9 @@ class Optimizer(torch.optim.Optimizer):
 
     Parameters: CPU tensors of float32, bfloat16 or float16, dense, of any shape and stride in which no two elements
     share an address; or DTensors of them (docs/distributed.md). A frozen parameter (`requires_grad=False`) gets its
-    state with its first gradient; one whose `.grad` is None is left alone. `state[p]` holds views of the live state: "step" (int64) and each moment (float32,
-    bfloat16, or uint8 codes with a float32 "…_scale" per block). Removing entries from `state`, or putting {} there,
-    starts those parameters afresh; assigning others has no effect.
+    state with its first gradient; one whose `.grad` is None is left alone. `state[p]` holds views of the live state:
+    "step" (int64) and each moment (float32, bfloat16, or uint8 codes with a float32 "…_scale" per block). Removing
+    entries from `state`, or putting {} there, starts those parameters afresh; assigning others has no effect.
     """
 
     def __init__(self, params: ParamsT, rule: str, hyper: dict[str, Any], options: Options) -> None:
@@ -323,7 +323,8 @@ class Optimizer(torch.optim.Optimizer):
         return formats.to_torch(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        options = {name: getattr(self, f"_{name}") for name in ("rule", "nonfinite", "amp_scaling", "cpu_target", "memory", "budgets")}
+        names = ("rule", "nonfinite", "amp_scaling", "cpu_target", "memory", "budgets")
+        options = {name: getattr(self, f"_{name}") for name in names}
         options |= {name: self.report()[name] for name in ("steps", "skipped_steps")}
         self.onload()
         entries = [live_entry(self, i) for i in range(len(self._params))]
