@@ -233,7 +233,7 @@ TEST(CheckpointFault, AKilledProcessLeavesTheOldOrTheNew) {
   EXPECT_GT(missing, 20);
   std::printf(
       "killed at %d/%d points of %lld calls: old %d, new %d, none before and none after %d, wrong %d; %d files "
-      "c.tmp-* left, %d others\n",
+      "c.tmp-* left, %zu after one more save, %d others\n",
       killed, points, static_cast<long long>(calls), old_count, new_count, missing, wrong, leftovers, kept, strangers);
 }
 
