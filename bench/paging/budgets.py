@@ -26,7 +26,10 @@ def timed(step: object) -> float:
     return time.perf_counter() - start
 
 
-def measure(elements: int, state: str, disk: str, chunk: int, rounds: int) -> dict[str, float]:
+def measure(
+    elements: int, state: str, disk: str, chunk: int, rounds: int, disk_rate: int | None
+) -> dict[str, float]:
+    """`disk_rate`: bytes/s each way that the disk is limited to."""
     param = torch.nn.Parameter(torch.randn(elements // 1024, 1024) * 0.02)
     param.grad = torch.randn_like(param) * 1e-3
     plain = optimizer(param, state, None)
@@ -71,6 +74,9 @@ def measure(elements: int, state: str, disk: str, chunk: int, rounds: int) -> di
         figures[f"{name}: bytes moved / planned"] = moved / report["moved_per_step"]
         figures[f"{name}: MB moved per step"] = moved / 1e6
         figures[f"{name}: RAM, MB"] = report["allocated_bytes"] / 1e6
+    if disk_rate:
+        least = max(on_disk / disk_rate, figures["ram, s"])
+        figures["all on disk / max(compute, bytes at the disk's limit)"] = figures["all on disk, s"] / least
     figures["raw disk, GB/s"] = 2e-9 * (on_disk // BLOCK * BLOCK) / figures["raw disk, s"]
     return figures
 
@@ -78,4 +84,4 @@ def measure(elements: int, state: str, disk: str, chunk: int, rounds: int) -> di
 def show(state: str, elements: int, chunk: int, figures: dict[str, float]) -> None:
     print(f"AdamW {state}, {elements} elements, chunks of {chunk >> 10} KiB")
     for name, value in figures.items():
-        print(f"  {name:44s} {value:10.4f}")
+        print(f"  {name:52s} {value:10.4f}")

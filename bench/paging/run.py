@@ -64,7 +64,9 @@ def main() -> None:
             here: dict[str, object] = {}
             result[state] = here
             if "budgets" in rows:
-                here["budgets"] = figures = budgets.measure(args.elements, state, disk, args.chunk, args.rounds)
+                here["budgets"] = figures = budgets.measure(
+                    args.elements, state, disk, args.chunk, args.rounds, args.disk_rate
+                )
                 budgets.show(state, args.elements, args.chunk, figures)
             if "os" in rows:
                 row = os_paging.measure(state, args.elements, args.share, args.chunk, args.rounds, args.steps, disk,
