@@ -1,11 +1,15 @@
 #include "planning_binding.h"
 
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "lowtide/planning.h"
@@ -37,8 +41,10 @@ nb::dict budget_dict(const BudgetPlan& plan) {
   return out;
 }
 
-// (shapes, state, min_quantized_numel, momentum, memory or None, step rate)
-using Group = std::tuple<std::vector<std::vector<int64_t>>, std::string, int64_t, double, nb::object, double>;
+// (sizes, (sizes of the whole, rows_cut) or None)
+using Param = std::tuple<std::vector<int64_t>, std::optional<std::pair<std::vector<int64_t>, bool>>>;
+// (params, state, min_quantized_numel, momentum, memory or None, step rate)
+using Group = std::tuple<std::vector<Param>, std::string, int64_t, double, nb::object, double>;
 
 nb::tuple plan_memory_dicts(const std::string& rule, const nb::object& memory, const std::vector<Group>& groups,
                             double read_rate, double write_rate) {
@@ -47,10 +53,14 @@ nb::tuple plan_memory_dicts(const std::string& rule, const nb::object& memory, c
   request.options.memory = memory_from(memory).value_or(Memory{});
   request.read_rate = read_rate;
   request.write_rate = write_rate;
-  for (const auto& [shapes, state, min_quantized_numel, momentum, own, step_rate] : groups) {
+  for (const auto& [params, state, min_quantized_numel, momentum, own, step_rate] : groups) {
     GroupOptions options{default_hyper(rule), state, min_quantized_numel, memory_from(own)};
     options.hyper.momentum = momentum;
-    request.groups.push_back({std::move(options), shapes, step_rate});
+    PlannedGroup& group = request.groups.emplace_back(PlannedGroup{std::move(options), {}, step_rate});
+    for (const auto& [sizes, whole] : params) {
+      PlannedParam& param = group.params.emplace_back(PlannedParam{sizes});
+      if (whole) param.whole = WholeParam{whole->first, whole->second};
+    }
   }
   const MemoryPlan plan = [&] {
     const nb::gil_scoped_release nogil;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,10 +11,15 @@
 
 namespace lowtide {
 
+struct PlannedParam {
+  std::vector<int64_t> sizes;            // strides and element types do not matter
+  std::optional<WholeParam> whole = {};  // as in Optimizer::add_param
+};
+
 struct PlannedGroup {
   GroupOptions options;
-  std::vector<std::vector<int64_t>> params;  // the sizes of each parameter; strides and element types do not matter
-  double step_rate = 0;                      // bytes of this group's state stepped per second; 0: unknown
+  std::vector<PlannedParam> params;
+  double step_rate = 0;  // bytes of this group's state stepped per second; 0: unknown
 };
 
 struct PlanRequest {

@@ -1,5 +1,6 @@
 """Options, and checks of what users hand over. None runs once per parameter in a step."""
 
+import difflib
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from types import NoneType
@@ -52,11 +53,16 @@ class Options(TypedDict, total=False):
     decoupled_weight_decay: bool  # must be False: AdamW is the class for it
 
 
-def check_options(options: Options, where: str) -> None:
-    """Raises TypeError for an option that there is none of, ValueError for one that cannot be had."""
-    unknown = [key for key in options if key not in Options.__annotations__]
-    if unknown:
-        raise TypeError(f"{where}: got unknown option {unknown[0]!r}, wanted one of {list(Options.__annotations__)}")
+def check_options(options: Options, where: str, others: Sequence[str]) -> None:
+    """Raises TypeError for an option that there is none of, ValueError for one that cannot be had. `others`: the
+    arguments that there are besides."""
+    known = [*others, *(key for key in Options.__annotations__ if key not in REFUSED)]
+    for key in options:
+        if key in known or key in REFUSED:
+            continue
+        close = difflib.get_close_matches(key, known, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise TypeError(f"{where}: got unknown argument {key!r}{hint}, wanted one of {', '.join(known)}")
     check_kinds(options, where)
 
 

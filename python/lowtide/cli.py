@@ -32,7 +32,9 @@ class _Commands(TyperGroup):
         except Exception as error:
             if not hasattr(error, "format_message"):  # what click raises for arguments
                 raise
-            status = _complain(f"{error.format_message().rstrip('.')} (see lowtide --help)")
+            context = getattr(error, "ctx", None)
+            command = context.command_path if context else "lowtide"
+            status = _complain(f"{error.format_message().rstrip('.')} (see {command} --help)")
         if not standalone:
             return status
         sys.exit(status if isinstance(status, int) else 0)
@@ -55,8 +57,16 @@ State = Annotated[
 Momentum = Annotated[float, typer.Option(help="Of SGD, which has no state without.", metavar="X")]
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(_core.__version__)
+        raise typer.Exit
+
+
 @app.callback()
-def _lowtide() -> None:
+def _lowtide(
+    version: Annotated[bool, typer.Option("--version", help="Print it.", callback=_version, is_eager=True)] = False,
+) -> None:
     """Optimizers for training large models on little memory."""
 
 

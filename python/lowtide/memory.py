@@ -18,12 +18,13 @@ class Budget(NamedTuple):
     chunk_bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Memory:
     """Budgets for optimizer state. What does not fit into one tier lives in the next and streams through every step;
     only what does not fit moves, and no bit of any result depends on it.
 
-    Sizes are ints (bytes), strings such as "512MiB" or "2 GB", or a share of the machine's RAM such as "25%".
+    Sizes are ints (bytes), strings such as "512MiB" or "2 GB" (kB, MB, GB, TB: powers of 1000; KiB ... TiB: of 1024), or
+    a share of the machine's RAM such as "25%".
 
     Attributes:
         device: bytes on the parameters' device. For CPU parameters that is RAM: `device` and `host` add up.

@@ -34,7 +34,7 @@ class Optimizer(torch.optim.Optimizer):
     """
 
     def __init__(self, params: ParamsT, rule: str, hyper: dict[str, Any], options: Options) -> None:
-        checks.check_options(options, type(self).__name__)
+        checks.check_options(options, type(self).__name__, list(hyper))
         self._amp_scaling = options.get("amp_scaling", False)
         self._nonfinite = options.get("nonfinite", "skip")
         self._cpu_target = options.get("cpu_target", "")
@@ -349,9 +349,11 @@ class Optimizer(torch.optim.Optimizer):
         self._steps_before, self._skipped_before = options.get("steps", 0), options.get("skipped_steps", 0)
 
     def __repr__(self) -> str:
-        lines = [f"{type(self).__name__} (lowtide {_core.__version__}, {self._core.cpu_target()}"]
-        for number, group in enumerate(self.param_groups):
+        lines = [f"{type(self).__name__} (", f"lowtide {_core.__version__}, {self._core.cpu_target()}"]
+        lines.extend([f"memory: {self._memory}"] if self._memory else [])
+        for number, (group, memory) in enumerate(zip(self.param_groups, self._budgets, strict=True)):
             lines.append(f"Parameter Group {number}: {len(group['params'])} tensors")
+            lines.extend([f"    memory: {memory}"] if memory else [])
             shown = sorted(key for key in group if key not in formats.HIDDEN_KEYS)
             lines.extend(f"    {key}: {group[key]}" for key in shown)
         return "\n".join(lines) + "\n)"

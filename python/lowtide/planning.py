@@ -136,7 +136,7 @@ def plan(
     Args:
         model_or_params: a module, parameters or (name, parameter) pairs, groups of these (dicts, with "state",
             "memory" and so on per group), or shapes. Tensors may be on any device, "meta" too. Frozen parameters
-            are left out.
+            are left out. Of a DTensor (FSDP2), this rank's part is planned.
         rule: "adamw", "adam", "lion", "sgd".
         state, memory, min_quantized_numel: as for the optimizer.
         rates: for the seconds. "measure" measures what this model needs on this machine: about a second for each
@@ -162,7 +162,7 @@ def _predict(rule: str, memory: Memory | None, groups: list[ShapedGroup], rates:
     read, write = checks.number("rates: read", rates.read), checks.number("rates: write", rates.write)
     described = [
         (
-            group.shapes,
+            group.params,
             group.state,
             group.min_quantized_numel,
             group.momentum,
@@ -179,7 +179,7 @@ def _predict(rule: str, memory: Memory | None, groups: list[ShapedGroup], rates:
 
 
 def _measure_for(unrated: Plan, groups: list[ShapedGroup], momentum: float) -> Rates:
-    used = {g.state for g in groups if g.shapes}
+    used = {g.state for g in groups if g.params}
     pairs = zip(unrated.memories, unrated.budgets, strict=True)
     disks = {memory.budget().disk for memory, budget in pairs if memory and budget.disk_bytes > 0}
     momentum = max([momentum, *(g.momentum for g in groups)])

@@ -7,11 +7,11 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from lowtide import checks
+from lowtide import checks, sharding
 from lowtide.memory import Memory
 
 Shape = tuple[int, ...]
@@ -19,11 +19,18 @@ _WANTED = "wanted a module, tensors, groups of them (dicts with 'params') or sha
 _COLUMNS = 4096  # of the matrices that a bare number of parameters is taken for
 
 
+class ShapedParam(NamedTuple):
+    """A parameter as one process has it; `whole`: (shape of the whole, whether rows are cut) of a DTensor."""
+
+    shape: Shape
+    whole: tuple[list[int], bool] | None = None
+
+
 @dataclass(frozen=True)
 class ShapedGroup:
-    """Shapes with the options of their group that decide about memory."""
+    """Parameters with the options of their group that decide about memory."""
 
-    shapes: tuple[Shape, ...]
+    params: tuple[ShapedParam, ...]
     state: str
     min_quantized_numel: int
     momentum: float
@@ -55,7 +62,7 @@ def _group(entry: Any, defaults: ShapedGroup, where: str, seen: set[int]) -> Sha
     if isinstance(params, torch.nn.Module):
         params = params.parameters()
     members = [params] if isinstance(params, torch.Tensor) else list(params)
-    shapes = []
+    shaped = []
     for place, member in enumerate(members):
         if isinstance(member, tuple) and len(member) == 2 and isinstance(member[0], str):
             member = member[1]  # a (name, parameter) pair
@@ -64,14 +71,16 @@ def _group(entry: Any, defaults: ShapedGroup, where: str, seen: set[int]) -> Sha
             if id(member) in seen:
                 raise ValueError(f"{here}: got the same parameter more than once, wanted each once")
             seen.add(id(member))
-            checks.check_parameter(member, here, anywhere=True)
+            local = sharding.local_of(member)
+            checks.check_parameter(local, here, anywhere=True)
             if isinstance(member, torch.nn.Parameter) and not member.requires_grad:
                 continue
-            shapes.append(tuple(member.shape))
+            shards = sharding.sharding_of(member, here)
+            shaped.append(ShapedParam(tuple(local.shape), shards.whole if shards else None))
         else:
-            shapes.append(_shape(member, here))
+            shaped.append(ShapedParam(_shape(member, here)))
     return ShapedGroup(
-        tuple(shapes),
+        tuple(shaped),
         entry.get("state", defaults.state),
         int(entry.get("min_quantized_numel", defaults.min_quantized_numel)),
         checks.number("momentum", entry.get("momentum", defaults.momentum)),

@@ -113,7 +113,7 @@ class Replacement {
     temporary_ = temporary_name(path_);
     file_.emplace(env_, name(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (file_->get() == -EEXIST) return;
-    if (file_->get() < 0) fail_io(-file_->get(), "could not create '%s'", name());
+    if (file_->get() < 0) fail_io(-file_->get(), "could not write '%s': no file '%s' there", path_.c_str(), name());
     // A descriptor of its own: the lock has to outlive the closing of the file, before the rename.
     lock_.emplace(env_, name(), O_WRONLY | O_NOFOLLOW | O_CLOEXEC, 0);
     const int opened = lock_->get();

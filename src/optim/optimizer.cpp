@@ -38,24 +38,6 @@ void Optimizer::set_hyper(int group, const Hyper& hyper) {
 
 const Hyper& Optimizer::hyper(int group) const { return impl_->group_at(group).hyper; }
 
-namespace {
-
-// The layout by which a parameter's codec is chosen.
-Layout whole_layout(const TensorView& shard, const WholeParam& whole) {
-  const size_t dims = shard.sizes.size();
-  LT_REQUIRE(whole.sizes.size() == dims, "got a shard of %zu dimensions of a parameter of %zu, wanted as many", dims,
-             whole.sizes.size());
-  for (size_t d = 0; d < dims; ++d) {
-    const bool same = whole.sizes[d] == shard.sizes[d];
-    LT_REQUIRE(same || (shard.sizes[d] < whole.sizes[d] && (whole.rows_cut || (d == 0 && dims > 1))),
-               "got a shard of size %lld in dimension %zu, of a parameter of size %lld; wanted whole rows, or rows_cut",
-               ll(shard.sizes[d]), d, ll(whole.sizes[d]));
-  }
-  return Layout::make(whole.sizes, {});
-}
-
-}  // namespace
-
 int64_t Optimizer::add_param(int group, const TensorView& param, bool with_state,
                              const std::optional<WholeParam>& whole) {
   const Exclusive guard(impl_->busy);
@@ -65,8 +47,7 @@ int64_t Optimizer::add_param(int group, const TensorView& param, bool with_state
   Slot slot;
   slot.group = group;
   slot.rule = effective_rule(impl_->rule, of.hyper.momentum);
-  slot.codec = whole ? codec_for(of.codec, whole_layout(param, *whole), whole->rows_cut, of.min_quantized_numel)
-                     : codec_for(of.codec, layout, false, of.min_quantized_numel);
+  slot.codec = codec_for(of.codec, param.sizes, whole, of.min_quantized_numel);
   slot.sizes = param.sizes;
   impl_->bind(slot, param, std::move(layout));
   slot.wants_state = with_state;

@@ -130,15 +130,15 @@ MemoryPlan plan_memory(const PlanRequest& request) {
       members.emplace_back();
     }
     const size_t home = group.options.memory ? memories.size() - 1 : 0;
-    for (const std::vector<int64_t>& sizes : group.params) {
+    for (const PlannedParam& param : group.params) {
       Slot slot;
-      slot.layout = Layout::make(sizes, {});
+      slot.layout = Layout::make(param.sizes, {});
       LT_REQUIRE(slot.layout.numel <= kMostElements - elements, "got more than 2^52 elements in all");
       elements += slot.layout.numel;
       // Under a limit, state comes with the first step, and there is nothing to step here.
       if (slot.layout.numel == 0 && memories[home].ram_bytes >= 0) continue;
       slot.rule = slot.state_rule = effective_rule(rule, group.options.hyper.momentum);
-      slot.codec = codec_for(codec, slot.layout, false, group.options.min_quantized_numel);
+      slot.codec = codec_for(codec, param.sizes, param.whole, group.options.min_quantized_numel);
       Members& to = members[home];
       const int64_t bytes = slot.bytes_of(slot.rule);
       to.known = to.known && (group.step_rate > 0 || bytes == 0);

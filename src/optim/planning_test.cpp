@@ -144,7 +144,7 @@ TEST(Planning, BytesAreThoseOfTheReport) {
 TEST(Planning, ARefusalSaysHowMuchIsNeeded) {
   PlanRequest request;
   PlannedGroup& group = request.groups.emplace_back();
-  group.params = {{1000, 1000}, {64}};
+  group.params = {PlannedParam{{1000, 1000}}, PlannedParam{{64}}};
   request.options.memory.ram_bytes = 1 << 20;
   const std::string problem = plan_memory(request).total.problem;
   const size_t at = problem.find("at least ");
@@ -207,7 +207,7 @@ TEST(Planning, SecondsFollowTheRates) {
 TEST(Planning, BadRequestsAreRefused) {
   const auto refuses = [](const std::string& part, const auto& change) {
     PlanRequest request;
-    request.groups.emplace_back().params = {{8, 8}};
+    request.groups.emplace_back().params = {PlannedParam{{8, 8}}};
     change(request);
     expect_error([&] { plan_memory(request); }, ErrorKind::kInvalidArgument, part);
   };
@@ -230,7 +230,7 @@ TEST(Planning, BadRequestsAreRefused) {
   with("without a limit for RAM", [](PlanRequest& r) { r.options.memory.disk = "/nowhere"; });
   // Not wrong in itself, but more than fits: told apart from the above.
   PlanRequest small;
-  small.groups.emplace_back().params = {{int64_t{1} << 20, int64_t{1} << 20}};
+  small.groups.emplace_back().params = {PlannedParam{{int64_t{1} << 20, int64_t{1} << 20}}};
   small.options.memory = {1 << 20, "/nowhere", -1, 4096};
   EXPECT_FALSE(plan_memory(small).total.fits);
   EXPECT_NE(plan_memory(small).total.problem.find("chunks"), std::string::npos);

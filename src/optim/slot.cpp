@@ -1,6 +1,7 @@
 #include "optim/slot.h"
 
 #include "backend/dialect.h"
+#include "core/error.h"
 
 namespace lowtide {
 namespace {
@@ -10,6 +11,20 @@ const CodecInfo& info(int codec) { return codecs()[static_cast<size_t>(codec)]; 
 int64_t bytes_with(int codec, const Layout& layout) {
   return layout.numel * info(codec).code_bytes +
          (info(codec).scaled ? layout.blocks(kBlockElements) * int64_t{sizeof(float)} : 0);
+}
+
+// The layout by which a parameter's codec is chosen.
+Layout whole_layout(std::span<const int64_t> shard, const WholeParam& whole) {
+  const size_t dims = shard.size();
+  LT_REQUIRE(whole.sizes.size() == dims, "got a shard of %zu dimensions of a parameter of %zu, wanted as many", dims,
+             whole.sizes.size());
+  for (size_t d = 0; d < dims; ++d) {
+    const bool same = whole.sizes[d] == shard[d];
+    LT_REQUIRE(same || (shard[d] < whole.sizes[d] && (whole.rows_cut || (d == 0 && dims > 1))),
+               "got a shard of size %lld in dimension %zu, of a parameter of size %lld; wanted whole rows, or rows_cut",
+               static_cast<long long>(shard[d]), d, static_cast<long long>(whole.sizes[d]));
+  }
+  return Layout::make(whole.sizes, {});
 }
 
 }  // namespace
@@ -59,10 +74,11 @@ void Slot::allocate_state(Arena& arena, int of_rule) {
   fresh = true;
 }
 
-int codec_for(int wanted, const Layout& whole, bool rows_cut, int64_t min_numel) {
+int codec_for(int wanted, std::span<const int64_t> sizes, const std::optional<WholeParam>& whole, int64_t min_numel) {
   constexpr int kFp32 = 0;
-  if (whole.numel < min_numel || bytes_with(wanted, whole) >= bytes_with(kFp32, whole)) return kFp32;
-  if (rows_cut && info(wanted).scaled) return kFp32;
+  const Layout layout = whole ? whole_layout(sizes, *whole) : Layout::make(sizes, {});
+  if (layout.numel < min_numel || bytes_with(wanted, layout) >= bytes_with(kFp32, layout)) return kFp32;
+  if (whole && whole->rows_cut && info(wanted).scaled) return kFp32;
   return wanted;
 }
 

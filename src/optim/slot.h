@@ -2,8 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
 
 #include "backend/backend.h"
+#include "lowtide/optimizer.h"
 #include "memory/arena.h"
 #include "memory/chunk.h"
 
@@ -50,8 +54,8 @@ struct Slot {
 };
 
 // The codec of a parameter: `wanted`, unless the parameter is smaller than `min_numel`, the codec would not save memory
-// (rows of one element need a scale each), or it has blocks and shards cut them. `whole` is the layout of the whole
-// parameter, so that shards of it decide alike.
-int codec_for(int wanted, const Layout& whole, bool rows_cut, int64_t min_numel);
+// (rows of one element need a scale each), or it has blocks and shards cut them. Decided by the `whole` of which a
+// parameter of `sizes` is a shard, so that all shards of it decide alike. Throws kInvalidArgument if it can be none.
+int codec_for(int wanted, std::span<const int64_t> sizes, const std::optional<WholeParam>& whole, int64_t min_numel);
 
 }  // namespace lowtide
