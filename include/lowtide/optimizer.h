@@ -29,13 +29,19 @@ enum class NonFinite : int32_t {
       2,  // no check (saves one read of the gradients); values spread, with quantized state through their block
 };
 
-// Where state may live. State that does not fit into `ram_bytes` lives in a scratch file and streams through RAM every
-// step; only what does not fit moves, and no bit of any result depends on it. Without a limit, all state is in RAM.
+// Where state may live. For parameters in host memory: State that does not fit into `ram_bytes` lives in a scratch file
+// and streams through RAM every step; only what does not fit moves, and no bit of any result depends on it. Without a
+// limit, all state is in RAM.
 struct Memory {
-  int64_t ram_bytes = -1;   // for state, buffers included; -1: no limit
+  int64_t ram_bytes = -1;   // of the host, for state, buffers included; -1: no limit
   std::string disk = "";    // directory for a scratch file that has no name and leaves nothing behind; "": no disk
   int64_t disk_bytes = -1;  // at most this much there; -1: no limit
   int64_t chunk_bytes = 0;  // unit of moving; 0: chosen from the budget
+  // For parameters on a device, of its memory. What does not fit streams between it and pinned host memory (ram_bytes)
+  // every step; there is no disk tier behind that yet. 0 < device_bytes must hold a few chunks.
+  int64_t device_bytes = -1;  // for state, buffers included; -1: no limit
+  bool managed = false;       // instead: all of it in managed (shared) memory, which the driver migrates; never more
+                              // than device_bytes, or than the device has
 };
 
 struct OptimizerOptions {
@@ -46,6 +52,10 @@ struct OptimizerOptions {
   int threads = 0;              // worker threads incl. the caller; 0 = one per core this process may run on
   std::string cpu_target = "";  // "" = best for this CPU, else one of cpu_targets()
   Memory memory = {};           // one budget for all groups without their own
+  // -- where parameters and gradients are
+  std::string backend = "cpu";  // one of backends() (lowtide/backends.h)
+  std::string device = "";      // of the backend: "" = its best, else as it names them
+  void* stream = nullptr;       // of the backend: its device and context are those of all steps; nullptr: own ones
 };
 
 // Hyper-parameters of all rules; a rule reads those it names in docs/rules.md and ignores the others.
@@ -90,7 +100,9 @@ struct Gradient {
 };
 
 struct StepOptions {
-  void* stream = nullptr;      // device stream to be ordered on; must be nullptr for CPU parameters
+  // Device queue (sycl::queue*) that the step is ordered on: when the call returns, the step is queued, and parameters
+  // are final for what is queued there next. nullptr: the backend's own. Must be nullptr for CPU parameters.
+  void* stream = nullptr;
   double grad_scale = 1.0;     // every gradient is multiplied by this (as float32) before use, e.g. 1/loss scale
   bool assume_finite = false;  // the caller has checked the gradients already: no second check
 };
@@ -119,6 +131,8 @@ struct MemoryReport {
   int64_t state_bytes = 0;      // codes + scales: what the formats need
   int64_t allocated_bytes = 0;  // RAM taken from the system for them (alignment and streaming buffers included)
   int64_t steps = 0, skipped_steps = 0;
+  int64_t device_bytes = 0;   // of device memory (streaming buffers included)
+  int64_t managed_bytes = 0;  // of memory that the driver migrates
   // Under memory budgets:
   int64_t disk_bytes = 0;                     // of scratch files
   int64_t chunks = 0;                         // records that state is cut into

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/device.h"
 #include "backend/limits.h"
 #include "core/layout.h"
 #include "lowtide/tensor.h"
@@ -51,6 +52,8 @@ class Backend {
   // Variants of the kernels that can run here, best first, and the one in use. Choosing none means the best.
   virtual std::vector<std::string> targets() const = 0;
   virtual const char* target() const = 0;
+  // For parameters, gradients and codes that are not in host memory; nullptr where they are.
+  virtual Device* device() { return nullptr; }
 
   // One step over all items; items of one call may share no memory unless `ordered`, which runs them one after another
   // in the given order on one thread. Ordered on `stream`.

@@ -145,9 +145,9 @@ std::pair<int, Choice> divide(const PlanInput& input, std::span<const SizeClass>
              "or a directory on disk",
              exact(total).c_str(), exact(input.ram_budget).c_str(), static_cast<long long>(total));
   LT_REQUIRE(input.ram_budget >= largest,
-             "the RAM budget is %s, and the largest chunk of state must be in RAM while it is stepped; give at least "
-             "%lld bytes of RAM, or make chunks smaller",
-             exact(input.ram_budget).c_str(), static_cast<long long>(largest));
+             "the %s budget is %s, and the largest chunk of state must be in %s while it is stepped; give at least "
+             "%lld bytes of %s, or make chunks smaller",
+             input.near, exact(input.ram_budget).c_str(), input.near, static_cast<long long>(largest), input.near);
   const auto streamed = [&](const Choice& choice) { return total - choice.bytes; };
   int slots = 0;
   Choice best;
@@ -161,10 +161,10 @@ std::pair<int, Choice> divide(const PlanInput& input, std::span<const SizeClass>
     best = *std::move(choice);
   }
   LT_REQUIRE(slots > 0,
-             "%s of state do not fit in the RAM budget of %s, and the disk budget is %s; give at least %lld bytes of "
-             "disk, or more RAM",
-             exact(total).c_str(), exact(input.ram_budget).c_str(), exact(input.disk_budget).c_str(),
-             static_cast<long long>(least));
+             "%s of state do not fit in the %s budget of %s, and the %s budget is %s; give at least %lld bytes of "
+             "%s, or more %s",
+             exact(total).c_str(), input.near, exact(input.ram_budget).c_str(), input.far,
+             exact(input.disk_budget).c_str(), static_cast<long long>(least), input.far, input.near);
   if (slots < kOverlap) return {slots, std::move(best)};
   const int64_t base = streamed(best);
   for (int n = kOverlap + 1; n <= input.max_slots; ++n) {

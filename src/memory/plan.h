@@ -27,6 +27,9 @@ struct PlanInput {
   int64_t ram_budget = -1;   // bytes of RAM for state, slots included; -1 = no limit
   int64_t disk_budget = -1;  // bytes on disk, for the streamed chunks; -1 = no limit
   bool has_disk = false;
+  // For messages: where chunks are stepped, and where the others wait.
+  const char* near = "RAM";
+  const char* far = "disk";
   int max_slots = 4;  // 1 to 64: the most slots the ring may have
   // Bytes of state per second, for the predicted time; 0 = unknown.
   double read_rate = 0, write_rate = 0, step_rate = 0;

@@ -23,6 +23,7 @@ void StateStore::add(std::span<const ShapedParam> params) {
   // Everything that can fail comes before the first change.
   std::vector<ChunkRecord> added(cut.size());
   const size_t before = chunks_.size();
+  Index places = index_of(cut, before);
   for (size_t i = 0; i < cut.size(); ++i) {
     added[i].chunk = std::move(cut[i]);
     if (!plan.resident[before + i]) continue;
@@ -61,10 +62,6 @@ void StateStore::add(std::span<const ShapedParam> params) {
   }
 
   // Memory for the bookkeeping, too.
-  std::unordered_map<int64_t, std::vector<Place>> places;
-  for (size_t i = 0; i < added.size(); ++i)
-    for (size_t p = 0; p < added[i].chunk.pieces.size(); ++p)
-      places[added[i].chunk.pieces[p].param].push_back({before + i, p});
   pieces_.reserve(pieces_.size() + places.size());
   chunks_.reserve(before + added.size());
   auto lanes = std::make_unique<FileLanes>(env_, file_.get(), chunks_, slots_, plan.slot_bytes, traffic_);
@@ -102,20 +99,15 @@ void StateStore::add(std::span<const ShapedParam> params) {
   pager_ = std::move(pager);
 }
 
-void StateStore::step(const Work& work, int threads, const std::vector<int64_t>& wanted) {
+void StateStore::step(const Work& work, int threads, const std::vector<int64_t>& wanted, void*) {
   if (!lanes_) return;
   write_changed();
   unwritten_ = {};  // what is kept in RAM is part of this step
-  std::vector<bool> chunks;
-  if (!wanted.empty()) {
-    chunks.assign(chunks_.size(), false);
-    for (const int64_t param : wanted)
-      if (const auto found = pieces_.find(param); found != pieces_.end())
-        for (const Place& place : found->second) chunks[place.chunk] = true;
+  std::vector<bool> chunks = chunks_of(wanted, chunks_.size());
+  if (!chunks.empty())
     // What could not be written is due whoever asks.
     for (size_t i = 0; i < chunks_.size(); ++i)
       if (!pager_.plan().resident[i] && chunks_[i].memory.data()) chunks[i] = true;
-  }
   in_slot_ = -1;
   lanes_->set_work(
       [&](int chunk, std::byte* memory) { work(chunks_[static_cast<size_t>(chunk)].chunk.pieces, memory); }, threads);
@@ -195,35 +187,6 @@ void StateStore::write_changed() {
     record.memory = std::move(slots_[0]);
     slots_[0] = Buffer();
     in_slot_ = -1;
-  }
-}
-
-void StateStore::visit(int64_t param, bool change, const Visit& visit) {
-  const auto found = pieces_.find(param);
-  if (found == pieces_.end()) return;
-  for (const Place& place : found->second) {
-    visit(chunks_[place.chunk].chunk.pieces[place.piece], bring(place.chunk));
-    if (change) put_back(place.chunk);
-  }
-}
-
-void StateStore::copy(const Part& part, int64_t offset, int64_t bytes, std::byte* to, const std::byte* from) {
-  for (const Place& place : pieces_.at(part.param)) {
-    const Piece& piece = chunks_[place.chunk].chunk.pieces[place.piece];
-    const int64_t unit = part.scales ? static_cast<int64_t>(sizeof(float)) : piece.code_bytes;
-    const int64_t first = (part.scales ? piece.first_block : piece.first_element) * unit;
-    const int64_t end = first + (part.scales ? piece.blocks : piece.elements) * unit;
-    const int64_t begin = std::max(first, offset), stop = std::min(end, offset + bytes);
-    if (begin >= stop) continue;
-    std::byte* const here =
-        bring(place.chunk) + (part.scales ? piece.scales_at[part.k] : piece.codes_at[part.k]) + (begin - first);
-    const auto n = static_cast<size_t>(stop - begin);
-    if (from) {
-      std::memcpy(here, from + (begin - offset), n);
-      put_back(place.chunk);
-    } else {
-      std::memcpy(to + (begin - offset), here, n);
-    }
   }
 }
 

@@ -41,7 +41,8 @@ StorePlan plan_store(const StoreOptions& options, std::vector<int64_t> before, s
   for (const Chunk& chunk : out.added) input.chunk_bytes.push_back(chunk.bytes);
   input.ram_budget = options.ram_bytes;
   input.disk_budget = options.disk_bytes;
-  input.has_disk = !options.disk.empty();
+  input.has_disk = options.on_device || !options.disk.empty();
+  if (options.on_device) input.near = "device memory", input.far = "host memory";
   input.max_slots = kSlots;
   input.read_rate = rates.read;
   input.write_rate = rates.write;

@@ -13,10 +13,11 @@
 namespace lowtide {
 
 struct StoreOptions {
-  int64_t ram_bytes = -1;   // -1: no limit
+  int64_t ram_bytes = -1;   // where chunks are stepped (DeviceStore: of the device); -1: no limit
   std::string disk;         // directory for the scratch file; "": no disk
-  int64_t disk_bytes = -1;  // -1: no limit
+  int64_t disk_bytes = -1;  // where the others wait (DeviceStore: of the host); -1: no limit
   int64_t chunk_bytes = 0;  // 0: chosen from the budget
+  bool on_device = false;   // device and host, instead of RAM and disk
 };
 
 // Bytes of state per second, for predicted times; 0: unknown.

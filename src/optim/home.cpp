@@ -6,6 +6,8 @@
 namespace lowtide {
 
 void check_memory(const Memory& memory) {
+  LT_REQUIRE(memory.device_bytes >= -1, "got device_bytes=%lld, wanted 0 or more, or -1 for no limit",
+             static_cast<long long>(memory.device_bytes));
   LT_REQUIRE(memory.ram_bytes >= -1, "got ram_bytes=%lld, wanted 0 or more, or -1 for no limit",
              static_cast<long long>(memory.ram_bytes));
   LT_REQUIRE(memory.disk_bytes >= -1, "got disk_bytes=%lld, wanted 0 or more, or -1 for no limit",
@@ -15,6 +17,19 @@ void check_memory(const Memory& memory) {
              static_cast<long long>(memory.chunk_bytes), static_cast<long long>(kPageBytes));
   LT_REQUIRE(memory.disk.empty() || memory.ram_bytes >= 0,
              "got a disk ('%s') without a limit for RAM: all state would stay in RAM", memory.disk.c_str());
+}
+
+Home::Home(Env& env, const Memory& memory, Device* device) : env_(env), memory_(memory), device_(device), arena_(env) {
+  check_memory(memory);
+  if (device) {
+    LT_REQUIRE(memory.disk.empty(),
+               "got a disk ('%s') for the state of parameters on a device, wanted budgets of device and host memory",
+               memory.disk.c_str());
+  } else {
+    LT_REQUIRE(memory.device_bytes < 0 && !memory.managed,
+               "got device_bytes=%lld and managed=%d for parameters in host memory, wanted ram_bytes alone",
+               static_cast<long long>(memory.device_bytes), memory.managed);
+  }
 }
 
 Placement placement_of(const Memory& memory, int64_t taken, std::span<const Slot* const> slots,
@@ -32,49 +47,60 @@ Placement placement_of(const Memory& memory, int64_t taken, std::span<const Slot
   return out;
 }
 
+void Home::add_to_store(const Placement& placement) {
+  if (store()) return store()->add(placement.shaped);
+  if (device_) {
+    auto store = std::make_unique<DeviceStore>(
+        env_, *device_,
+        DeviceStoreOptions{memory_.device_bytes, memory_.ram_bytes, memory_.chunk_bytes, memory_.managed});
+    store->add(placement.shaped);
+    on_device_ = std::move(store);
+  } else {
+    auto store = std::make_unique<StateStore>(env_, placement.store);
+    store->add(placement.shaped);
+    in_ram_ = std::move(store);
+  }
+}
+
 void Home::place(std::span<Slot* const> slots, std::span<const int64_t> params) {
   Placement placement = placement_of(memory_, arena_.allocated_bytes(), slots, params);
-  if (!store_ && placement.direct) {
-    if (limited()) arena_.reserve(static_cast<size_t>(placement.record_bytes));
+  if (!device_ && !store() && placement.direct) {
+    if (waits()) arena_.reserve(static_cast<size_t>(placement.record_bytes));
     for (Slot* slot : slots) slot->allocate_state(arena_, slot->rule);
     return;
   }
-  if (!store_) {
-    auto store = std::make_unique<StateStore>(env_, placement.store);
-    store->add(placement.shaped);
-    store_ = std::move(store);
-  } else {  // without those that an attempt of before has put there
-    std::erase_if(placement.shaped, [&](const ShapedParam& shaped) { return store_->has(shaped.param); });
-    store_->add(placement.shaped);
-  }
+  // Without those that an attempt of before has put there.
+  std::erase_if(placement.shaped, [&](const ShapedParam& shaped) { return store() && store()->has(shaped.param); });
+  add_to_store(placement);
   // All memory before the first change: the store has the parameters now, also for a second attempt.
   std::vector<std::vector<Progress>> progress;
   for (const int64_t param : params)
-    progress.emplace_back(store_->has(param) ? store_->pieces(param) : 0, Progress{0, true});
+    progress.emplace_back(store()->has(param) ? store()->pieces(param) : 0, Progress{0, true});
   for (size_t i = 0; i < slots.size(); ++i) {
     Slot& slot = *slots[i];
     slot.has_state = true;
     slot.torn = 0;
     slot.state_rule = slot.rule;
     slot.fresh = true;
-    slot.paged = store_->has(params[i]);
+    slot.paged = store()->has(params[i]);
     slot.progress = std::move(progress[i]);
   }
 }
 
 // All memory that holds state.
-std::vector<const Buffer*> Home::in_ram() {
-  std::vector<const Buffer*> buffers = store_ ? store_->shrink() : std::vector<const Buffer*>();
+std::vector<const Buffer*> Home::ram_buffers() {
+  std::vector<const Buffer*> buffers = in_ram_ ? in_ram_->shrink() : std::vector<const Buffer*>();
   for (const Buffer& buffer : arena_.buffers()) buffers.push_back(&buffer);
   return buffers;
 }
 
 void Home::check_offload() {
-  if (parked_) return;
-  const std::vector<const Buffer*> buffers = in_ram();
+  if (on_device_) return on_device_->check_offload();
+  if (parked_ || device_) return;
+  const std::vector<const Buffer*> buffers = ram_buffers();
   if (buffers.empty()) return;
   LT_REQUIRE(!memory_.disk.empty(), "got state in RAM and no disk to put it on, wanted a memory budget with a disk");
-  int64_t needed = store_ ? store_->report().disk_bytes : 0;
+  int64_t needed = in_ram_ ? in_ram_->report().disk_bytes : 0;
   for (const Buffer* buffer : buffers) needed += static_cast<int64_t>(buffer->bytes());
   LT_REQUIRE(memory_.disk_bytes < 0 || needed <= memory_.disk_bytes,
              "got a disk budget of %lld bytes, wanted at least %lld to put all state there",
@@ -82,13 +108,15 @@ void Home::check_offload() {
 }
 
 void Home::offload(int threads) {
+  if (on_device_) return on_device_->offload();
   if (parked_) return;
   check_offload();
-  std::vector<const Buffer*> buffers = in_ram();
+  std::vector<const Buffer*> buffers = ram_buffers();
   if (!buffers.empty()) parked_ = std::make_unique<ParkedMemory>(env_, memory_.disk, std::move(buffers), threads);
 }
 
 void Home::onload(int threads) {
+  if (on_device_) return on_device_->onload();
   if (!parked_) return;
   parked_->bring_back(threads);
   parked_.reset();

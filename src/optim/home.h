@@ -5,6 +5,7 @@
 #include <span>
 
 #include "lowtide/optimizer.h"
+#include "memory/device_store.h"
 #include "memory/parked.h"
 #include "memory/state_store.h"
 #include "optim/slot.h"
@@ -27,33 +28,41 @@ Placement placement_of(const Memory& memory, int64_t taken, std::span<const Slot
 
 class Home {
  public:
-  // Throws kInvalidArgument on a bad value. env outlives this object.
-  Home(Env& env, const Memory& memory) : env_(env), memory_(memory), arena_(env) { check_memory(memory); }
+  // Throws kInvalidArgument on a bad value. env and device (nullptr: parameters are in host memory) outlive this
+  // object.
+  Home(Env& env, const Memory& memory, Device* device);
 
-  bool limited() const { return memory_.ram_bytes >= 0; }
-  // Gives state to all of `slots`, numbered `params`: directly addressable if what is left of the budget holds all of
-  // them, else in the store. Throws kInvalidArgument, kOutOfMemory or kIo; then no slot has changed.
+  // Whether state is placed for all parameters together: with a budget to divide, or chunks to cut.
+  bool waits() const { return device_ || memory_.ram_bytes >= 0; }
+  // Gives state to all of `slots`, numbered `params`: directly addressable if they are in host memory and what is left
+  // of the budget holds all of them, else in the store. Throws kInvalidArgument, kOutOfMemory or kIo; then no slot has
+  // changed.
   void place(std::span<Slot* const> slots, std::span<const int64_t> params);
 
   // Throws kInvalidArgument if offload() cannot be: no disk, or its limit is too low.
   void check_offload();
-  // All state out of RAM, to the disk, and back. No-ops where it is already so. Throws as check_offload(), or kIo; then
-  // it stays where it was.
+  // All state out of RAM to the disk, or out of device memory to RAM, and back. No-ops where it is already so. Throws
+  // as check_offload(), or kIo; then it stays where it was.
   void offload(int threads);
   void onload(int threads);
-  int64_t parked_bytes() const { return parked_ ? parked_->bytes() : 0; }
+  // That offload() has put aside, and those of it on disk.
+  int64_t parked_bytes() const { return on_device_ ? on_device_->offloaded_bytes() : on_disk_bytes(); }
+  int64_t on_disk_bytes() const { return parked_ ? parked_->bytes() : 0; }
 
-  StateStore* store() { return store_.get(); }
-  const StateStore* store() const { return store_.get(); }
+  Store* store() { return on_device_ ? static_cast<Store*>(on_device_.get()) : in_ram_.get(); }
+  const Store* store() const { return const_cast<Home*>(this)->store(); }
   int64_t direct_bytes() const { return arena_.allocated_bytes(); }
 
  private:
-  std::vector<const Buffer*> in_ram();
+  std::vector<const Buffer*> ram_buffers();
+  void add_to_store(const Placement& placement);
 
   Env& env_;
   Memory memory_;
+  Device* device_;
   Arena arena_;
-  std::unique_ptr<StateStore> store_;
+  std::unique_ptr<StateStore> in_ram_;  // at most one of the two
+  std::unique_ptr<DeviceStore> on_device_;
   std::unique_ptr<ParkedMemory> parked_;
 };
 

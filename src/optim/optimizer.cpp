@@ -7,8 +7,8 @@ namespace lowtide {
 
 Optimizer::Optimizer(const OptimizerOptions& options) : impl_(std::make_unique<Impl>(options, system_env())) {}
 Optimizer::Optimizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-Optimizer OptimizerEnv::make(const OptimizerOptions& options, Env& env) {
-  return Optimizer(std::make_unique<Optimizer::Impl>(options, env));
+Optimizer OptimizerEnv::make(const OptimizerOptions& options, Env& env, std::unique_ptr<Backend> device) {
+  return Optimizer(std::make_unique<Optimizer::Impl>(options, env, std::move(device)));
 }
 Optimizer::~Optimizer() = default;
 Optimizer::Optimizer(Optimizer&&) noexcept = default;
@@ -20,7 +20,7 @@ int Optimizer::add_group(const GroupOptions& options) {
   const int codec = find_codec(options.state);
   size_t home = 0;
   if (options.memory) {
-    impl_->homes.push_back(std::make_unique<Home>(impl_->env, *options.memory));
+    impl_->homes.push_back(std::make_unique<Home>(impl_->env, *options.memory, impl_->backend->device()));
     home = impl_->homes.size() - 1;
   }
   impl_->groups.push_back({options.hyper, codec, options.min_quantized_numel, home});
@@ -54,7 +54,7 @@ int64_t Optimizer::add_param(int group, const TensorView& param, bool with_state
   Home& home = impl_->home_of(slot);
   Slot* const added = &impl_->slots.emplace_back(std::move(slot));
   const int64_t number = static_cast<int64_t>(impl_->slots.size()) - 1;
-  if (with_state && !home.limited()) {  // under a budget all wait for the first step
+  if (with_state && !home.waits()) {  // else all wait for the first step
     try {
       home.place({&added, 1}, {&number, 1});
     } catch (...) {
@@ -70,7 +70,7 @@ void Optimizer::place_states() {
   impl_->onload();
   for (size_t i = 0; i < impl_->slots.size(); ++i) {
     const Slot& slot = impl_->slots[i];
-    if (slot.wants_state && !slot.has_state && impl_->home_of(slot).limited()) impl_->place(i, {});
+    if (slot.wants_state && !slot.has_state && impl_->home_of(slot).waits()) impl_->place(i, {});
   }
 }
 
@@ -136,7 +136,7 @@ void Optimizer::export_state(int64_t param, int k, float* out) const {
   impl_->onload();
   impl_->for_each_part(param, k, false, [&](CodecItem item, int64_t first, int64_t) {
     item.values = out + first;
-    impl_->backend->decode(item, nullptr);
+    impl_->host->decode(item, nullptr);
   });
 }
 
@@ -146,7 +146,7 @@ void Optimizer::import_state(int64_t param, int k, const float* in) {
   impl_->forget_unwritten();
   impl_->for_each_part(param, k, true, [&](CodecItem item, int64_t first, int64_t) {
     item.values = const_cast<float*>(in) + first;  // encode only reads it
-    impl_->backend->encode(item, nullptr);
+    impl_->host->encode(item, nullptr);
   });
   impl_->slot_at(param).set_fresh(false);
   impl_->check_written();
@@ -228,7 +228,7 @@ void Optimizer::set_nonfinite(NonFinite policy) {
   const Exclusive guard(impl_->busy);
   impl_->nonfinite = policy;
 }
-const char* Optimizer::cpu_target() const { return impl_->backend->target(); }
+const char* Optimizer::cpu_target() const { return impl_->host->target(); }
 
 MemoryReport Optimizer::report() const {
   MemoryReport report;
@@ -240,11 +240,13 @@ MemoryReport Optimizer::report() const {
   }
   for (const std::unique_ptr<Home>& home : impl_->homes) {
     report.offloaded_bytes += home->parked_bytes();
-    report.disk_bytes += home->parked_bytes();
-    report.allocated_bytes += home->direct_bytes() - home->parked_bytes();
+    report.disk_bytes += home->on_disk_bytes();
+    report.allocated_bytes += home->direct_bytes() - home->on_disk_bytes();
     if (!home->store()) continue;
     const StoreReport store = home->store()->report();
     report.allocated_bytes += store.resident_bytes + store.slot_bytes + store.kept_bytes;
+    report.device_bytes += store.device_bytes;
+    report.managed_bytes += store.managed_bytes;
     report.disk_bytes += store.disk_bytes;
     report.chunks += store.chunks;
     report.moved_per_step += store.moved_per_step;

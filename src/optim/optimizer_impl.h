@@ -68,13 +68,16 @@ struct Optimizer::Impl {
     size_t home;
   };
 
-  Impl(const OptimizerOptions& options, Env& of_env)
+  // `of_device`: where parameters are not in host memory.
+  Impl(const OptimizerOptions& options, Env& of_env, std::unique_ptr<Backend> of_device = nullptr)
       : env(of_env),
         rule(find_rule(options.rule)),
         nonfinite(options.nonfinite),
-        backend(cpu::make_backend(options.cpu_target)) {
+        host(cpu::make_backend(options.cpu_target)),
+        elsewhere(std::move(of_device)),
+        backend(elsewhere ? elsewhere.get() : host.get()) {
     set_threads(options.threads);
-    homes.push_back(std::make_unique<Home>(env, options.memory));
+    homes.push_back(std::make_unique<Home>(env, options.memory, backend->device()));
   }
 
   void set_threads(int n) {
@@ -250,7 +253,9 @@ struct Optimizer::Impl {
 
   int threads = 1;
 
-  std::unique_ptr<Backend> backend;
+  std::unique_ptr<Backend> host;       // converts state that it brings to host memory
+  std::unique_ptr<Backend> elsewhere;  // where the parameters are, if not in host memory
+  Backend* backend;                    // that steps
 
   std::vector<std::unique_ptr<Home>> homes;  // the first is that of groups without a budget of their own
   std::vector<Group> groups;

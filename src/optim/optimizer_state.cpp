@@ -18,7 +18,7 @@ void Optimizer::Impl::place(size_t param, std::span<const Gradient> grads) {
     together.push_back(&slots[i]);
     numbers.push_back(static_cast<int64_t>(i));
   };
-  if (!home.limited()) {
+  if (!home.waits()) {
     add(param);
   } else {
     for (size_t i = 0; i < slots.size(); ++i) {

@@ -120,7 +120,7 @@ void Optimizer::Impl::step_paged(void* stream) {
     try {
       home->store()->step(
           [&](std::span<const Piece> pieces, std::byte* memory) { step_pieces(pieces, memory, streamed, stream); },
-          threads, wanted);
+          threads, wanted, stream);
     } catch (...) {
       std::exception_ptr& first = all_done(*home, streamed) ? unwritten : stopped;
       if (!first) first = std::current_exception();
@@ -187,7 +187,7 @@ StepResult Optimizer::Impl::check(std::span<const Gradient> grads, const StepOpt
              grads.size(), slots.size());
   LT_REQUIRE(std::isfinite(static_cast<float>(options.grad_scale)), "got grad_scale=%g, wanted a finite number",
              options.grad_scale);
-  LT_REQUIRE(!options.stream, "got a stream for CPU parameters, wanted nullptr");
+  LT_REQUIRE(!options.stream || backend->device(), "got a stream for CPU parameters, wanted nullptr");
   onload();
   prepare(grads, options);
   if (nonfinite == NonFinite::kPropagate || options.assume_finite) return StepResult{};
@@ -222,8 +222,8 @@ StepResult Optimizer::Impl::step(std::span<const Gradient> grads, const StepOpti
   } else {
     // One that moved while it had no gradient is known by an address that another may have now.
     LT_REQUIRE(!ordered || !parameters_overlap(true),
-               "got parameters whose memory overlaps, which are stepped one after another; with state on disk "
-               "that cannot be: give them a budget of their own that holds their state");
+               "got parameters whose memory overlaps, which are stepped one after another; with state in "
+               "chunks that cannot be: give them a budget of their own that holds their state");
     step_paged(options.stream);
   }
   ++steps;

@@ -1,0 +1,75 @@
+// What a backend offers whose parameters are not in host memory: memory, transfers, and order between them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+namespace lowtide {
+
+enum class MemoryKind {
+  kDevice,  // the host must not touch it
+  kPinned,  // host memory that transfers reach at full rate; kernels must not rely on it
+  kShared,  // migrates between host and device; only one of them may touch it at a time
+};
+
+// Queues are the backend's (a sycl::queue*, a cudaStream_t): in order each, unordered among each other, and work on
+// them is late. nullptr is the backend's own. Used by one thread at a time. Errors of work that was queued may come
+// with any later call.
+class Device {
+ public:
+  using Event = std::shared_ptr<void>;  // nullptr: has happened
+  struct Limits {
+    int64_t total = -1, free = -1, largest_allocation = -1;  // bytes of device memory; -1: not known
+  };
+
+  virtual ~Device() = default;
+  virtual Limits limits() const = 0;
+  // Aligned to 64 bytes at least, not initialized. Throws kOutOfMemory, naming the bytes; never nullptr.
+  virtual void* allocate(MemoryKind kind, int64_t bytes) = 0;
+  // Nothing that is queued may still use it.
+  virtual void free(void* memory) noexcept = 0;
+
+  // A queue of the device's own, alive as long as this object.
+  virtual void* make_queue() = 0;
+  // Between memory of any kind; the host's may be any.
+  virtual void copy(void* queue, void* to, const void* from, int64_t bytes) = 0;
+  // Asks for shared memory to be moved to the device.
+  virtual void prefetch(void* queue, const void* shared, int64_t bytes) = 0;
+
+  // All that is queued so far.
+  virtual Event record(void* queue) = 0;
+  // What is queued from here on runs after the event, which may be of another queue.
+  virtual void wait(void* queue, const Event& event) = 0;
+  virtual void host_wait(const Event& event) = 0;
+};
+
+// Owns memory of a device, which outlives it.
+class DeviceBytes {
+ public:
+  DeviceBytes() = default;
+  DeviceBytes(Device& device, MemoryKind kind, int64_t bytes)
+      : device_(&device), data_(static_cast<std::byte*>(device.allocate(kind, bytes))), bytes_(bytes) {}
+  ~DeviceBytes() {
+    if (data_) device_->free(data_);
+  }
+  DeviceBytes(DeviceBytes&& other) noexcept
+      : device_(other.device_), data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  DeviceBytes& operator=(DeviceBytes&& other) noexcept {
+    std::swap(device_, other.device_);
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+
+  std::byte* data() const { return data_; }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  Device* device_ = nullptr;
+  std::byte* data_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+}  // namespace lowtide

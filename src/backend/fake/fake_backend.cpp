@@ -1,0 +1,164 @@
+#include "backend/fake/fake_backend.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "backend/cpu/cpu_backend.h"
+#include "backend/dialect.h"
+#include "core/error.h"
+
+namespace lowtide::fake {
+namespace {
+
+constexpr int64_t kAlignment = 64;
+
+int64_t extent_bytes(const Layout& layout, DType dtype) { return layout.extent * dtype_bytes(dtype); }
+
+}  // namespace
+
+// A call's items, and what they borrow.
+struct FakeBackend::Batch {
+  std::deque<Layout> layouts;
+  std::deque<std::array<std::byte, kArgsBytes>> args;
+  std::vector<StepItem> items;
+
+  explicit Batch(std::span<const StepItem> from) {
+    for (StepItem item : from) {
+      item.param_layout = &layouts.emplace_back(*item.param_layout);
+      item.grad_layout = &layouts.emplace_back(*item.grad_layout);
+      auto& copy = args.emplace_back();
+      std::memcpy(copy.data(), item.args, kArgsBytes);  // callers' arrays have that size
+      item.args = copy.data();
+      items.push_back(item);
+    }
+  }
+};
+
+FakeBackend::FakeBackend(const FakeBackendOptions& options)
+    : options_(options),
+      device_(options.seed),
+      cpu_(cpu::make_backend("")),
+      near_(device_.add_memory("device", options.device_bytes)),
+      far_(device_.add_memory("host", options.host_bytes)) {
+  device_.add_stream("own");
+}
+
+void FakeBackend::step(std::span<const StepItem> items, int, bool ordered, void* stream) {
+  const auto batch = std::make_shared<Batch>(items);
+  std::vector<Span> reads, writes;
+  int64_t bytes = 0;
+  const auto touch = [&](const void* memory, int64_t size, bool change) {
+    Span span;
+    if (!memory || size == 0) return;
+    if (!find(memory, size, &span)) fail(ErrorKind::kInternal, "a kernel would touch memory that is not the device's");
+    reads.push_back(span);
+    if (change) writes.push_back(span);
+    bytes += size;
+  };
+  for (const StepItem& item : items) {
+    touch(item.param, extent_bytes(*item.param_layout, item.param_dtype), true);
+    touch(item.grad, extent_bytes(*item.grad_layout, item.grad_dtype), false);
+    const CodecInfo& codec = codecs()[static_cast<size_t>(item.codec)];
+    const int64_t row = item.param_layout->row_length;
+    const int64_t blocks = item.blocks < 0 ? item.param_layout->blocks(kBlockElements) : item.blocks;
+    const auto element = [&](int64_t b) { return elements_before_block(row, b, kBlockElements); };
+    const int64_t elements = blocks ? element(item.first_block + blocks) - element(item.first_block) : 0;
+    for (int k = 0; k < rules()[static_cast<size_t>(item.rule)].states; ++k) {
+      touch(item.codes[k], elements * codec.code_bytes, true);
+      touch(item.scales[k], blocks * int64_t{sizeof(float)}, true);
+    }
+  }
+  device_.launch(stream_of(stream), "step", reads, writes, bytes,
+                 [this, batch, ordered] { cpu_->step(batch->items, 1, ordered, nullptr); });
+}
+
+int64_t FakeBackend::first_nonfinite(std::span<const StepItem> items, int threads, void* stream) {
+  finish(stream);
+  return cpu_->first_nonfinite(items, threads, nullptr);
+}
+
+void FakeBackend::decode(const CodecItem& item, void* stream) {
+  finish(stream);
+  cpu_->decode(item, nullptr);
+}
+
+void FakeBackend::encode(const CodecItem& item, void* stream) {
+  finish(stream);
+  cpu_->encode(item, nullptr);
+}
+
+Device::Limits FakeBackend::limits() const {
+  return {options_.device_bytes, options_.device_bytes - device_.used(near_), options_.device_bytes};
+}
+
+void* FakeBackend::allocate(MemoryKind kind, int64_t bytes) {
+  const int region = device_.allocate(kind == MemoryKind::kDevice ? near_ : far_, bytes + kAlignment);
+  uint8_t* const all = device_.data({region, 0, bytes + kAlignment});
+  const int64_t begin = -reinterpret_cast<intptr_t>(all) & (kAlignment - 1);
+  auto* data = reinterpret_cast<std::byte*>(all + begin);
+  allocations_.push_back({data, bytes, region, begin});
+  return data;
+}
+
+void FakeBackend::free(void* memory) noexcept {
+  const auto found =
+      std::find_if(allocations_.begin(), allocations_.end(), [&](const Allocation& a) { return a.data == memory; });
+  device_.free(found->region);
+  allocations_.erase(found);
+}
+
+void* FakeBackend::make_queue() {
+  queues_.push_back(device_.add_stream("queue " + std::to_string(queues_.size())));
+  return &queues_.back();
+}
+
+void FakeBackend::copy(void* queue, void* to, const void* from, int64_t bytes) {
+  Span to_span, from_span;
+  const bool to_here = find(to, bytes, &to_span), from_here = find(from, bytes, &from_span);
+  if (to_here && from_here) return device_.copy(stream_of(queue), "copy", to_span, from_span);
+  std::vector<Span> reads, writes;
+  if (to_here) writes.push_back(to_span);
+  if (from_here) reads.push_back(from_span);
+  device_.launch(stream_of(queue), "copy", reads, writes, bytes,
+                 [to, from, bytes] { std::memcpy(to, from, static_cast<size_t>(bytes)); });
+}
+
+void FakeBackend::prefetch(void*, const void* shared, int64_t bytes) {
+  Span span;
+  if (!find(shared, bytes, &span)) fail(ErrorKind::kInternal, "prefetch of memory that is not the device's");
+  ++prefetches_;
+}
+
+Device::Event FakeBackend::record(void* queue) {
+  const int event = device_.new_event();
+  device_.record(event, stream_of(queue));
+  return std::make_shared<int>(event);
+}
+
+void FakeBackend::wait(void* queue, const Event& event) {
+  if (!event) return;
+  const int stream = stream_of(queue), number = *static_cast<int*>(event.get());
+  if (waits_++ == options_.drop_wait)
+    dropped_mattered_ = device_.wait_matters(stream, number);
+  else
+    device_.wait(stream, number);
+}
+
+void FakeBackend::host_wait(const Event& event) {
+  if (event) device_.host_wait(*static_cast<int*>(event.get()));
+}
+
+bool FakeBackend::find(const void* memory, int64_t bytes, Span* span) const {
+  const auto* at = static_cast<const std::byte*>(memory);
+  for (const Allocation& a : allocations_)
+    if (at >= a.data && at + bytes <= a.data + a.bytes) {
+      *span = {a.region, a.begin + (at - a.data), bytes};
+      return true;
+    }
+  return false;
+}
+
+void FakeBackend::finish(void* queue) { host_wait(record(queue)); }
+
+}  // namespace lowtide::fake

@@ -1,0 +1,73 @@
+// A backend on the fake device: the CPU backend's kernels, run late. For tests of all that queues work on a device.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "backend/backend.h"
+#include "backend/fake/fake_device.h"
+
+namespace lowtide::fake {
+
+struct FakeBackendOptions {
+  uint64_t seed = 0;
+  int64_t drop_wait = -1;                                                  // the wait() call (from 0) that is ignored
+  int64_t device_bytes = int64_t{1} << 40, host_bytes = int64_t{1} << 40;  // capacities; shared memory is of the host's
+};
+
+class FakeBackend final : public Backend, public Device {
+ public:
+  explicit FakeBackend(const FakeBackendOptions& options);
+
+  const char* name() const override { return "fake"; }
+  const char* target() const override { return cpu_->target(); }
+  std::vector<std::string> targets() const override { return cpu_->targets(); }
+  Device* device() override { return this; }
+  // Items' tensors and states are memory of this backend.
+  void step(std::span<const StepItem> items, int threads, bool ordered, void* stream) override;
+  int64_t first_nonfinite(std::span<const StepItem> items, int threads, void* stream) override;
+  void decode(const CodecItem& item, void* stream) override;
+  void encode(const CodecItem& item, void* stream) override;
+
+  Limits limits() const override;
+  void* allocate(MemoryKind kind, int64_t bytes) override;
+  void free(void* memory) noexcept override;
+  void* make_queue() override;
+  void copy(void* queue, void* to, const void* from, int64_t bytes) override;
+  void prefetch(void* queue, const void* shared, int64_t bytes) override;
+  Event record(void* queue) override;
+  void wait(void* queue, const Event& event) override;
+  void host_wait(const Event& event) override;
+
+  FakeDevice& fake() { return device_; }
+  int64_t device_peak() const { return device_.peak(near_); }
+  int64_t used() const { return device_.used(near_) + device_.used(far_); }
+  int64_t prefetches() const { return prefetches_; }
+  int64_t waits() const { return waits_; }
+  bool dropped_mattered() const { return dropped_mattered_; }  // it ordered something that was not ordered already
+
+ private:
+  struct Allocation {
+    std::byte* data;
+    int64_t bytes;
+    int region;
+    int64_t begin;  // of data, within the region
+  };
+  struct Batch;
+  int stream_of(void* queue) const { return queue ? *static_cast<int*>(queue) : 0; }
+  // False for memory that is not this device's.
+  bool find(const void* memory, int64_t bytes, Span* span) const;
+  void finish(void* queue);
+
+  FakeBackendOptions options_;
+  FakeDevice device_;
+  std::unique_ptr<Backend> cpu_;
+  int near_, far_;
+  std::deque<int> queues_;  // numbers of streams, at stable addresses
+  std::vector<Allocation> allocations_;
+  int64_t prefetches_ = 0, waits_ = 0;
+  bool dropped_mattered_ = false;
+};
+
+}  // namespace lowtide::fake

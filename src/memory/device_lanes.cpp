@@ -1,0 +1,49 @@
+#include "memory/device_lanes.h"
+
+#include "core/error.h"
+
+namespace lowtide {
+
+void DeviceLanes::begin_step(void* queue, Work work) {
+  for (; first_ < begun_; ++first_) events_.pop_front();
+  begun_ = first_ + static_cast<Event>(events_.size());
+  queues_[static_cast<int>(Lane::kStep)] = queue;
+  work_ = std::move(work);
+  device_.wait(queue, stepped_);
+}
+
+void DeviceLanes::read(int chunk, int slot) {
+  const DeviceRecord& record = chunks_[static_cast<size_t>(chunk)];
+  device_.copy(queue_of(Lane::kIn), slots_[static_cast<size_t>(slot)].data(), record.memory.data(), record.chunk.bytes);
+  read_bytes_ += record.chunk.bytes;
+}
+
+void DeviceLanes::step(int chunk, int slot) {
+  work_(chunk, slot < 0 ? chunks_[static_cast<size_t>(chunk)].memory.data() : slots_[static_cast<size_t>(slot)].data());
+}
+
+void DeviceLanes::write(int chunk, int slot) {
+  const DeviceRecord& record = chunks_[static_cast<size_t>(chunk)];
+  device_.copy(queue_of(Lane::kOut), record.memory.data(), slots_[static_cast<size_t>(slot)].data(),
+               record.chunk.bytes);
+  written_bytes_ += record.chunk.bytes;
+}
+
+Lanes::Event DeviceLanes::record(Lane lane) {
+  events_.push_back(device_.record(queue_of(lane)));
+  return first_ + static_cast<Event>(events_.size()) - 1;
+}
+
+void DeviceLanes::wait(Lane lane, Event event) {
+  if (event == kNone) return;
+  if (event < first_) fail(ErrorKind::kInternal, "waited for an event of two steps ago");
+  device_.wait(queue_of(lane), events_[static_cast<size_t>(event - first_)]);
+}
+
+void DeviceLanes::finish() {
+  device_.host_wait(device_.record(queue_of(Lane::kIn)));
+  device_.host_wait(device_.record(queue_of(Lane::kOut)));
+  device_.host_wait(stepped_);
+}
+
+}  // namespace lowtide

@@ -1,0 +1,63 @@
+// The pager's lanes on a device: chunks in host memory, slots and resident chunks in device memory. Reads and writes
+// are queued on two queues of the lanes' own, steps on the caller's; nothing is waited for but by finish().
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <vector>
+
+#include "backend/device.h"
+#include "memory/chunk.h"
+#include "memory/pager.h"
+
+namespace lowtide {
+
+// A chunk as it is kept.
+struct DeviceRecord {
+  Chunk chunk;
+  DeviceBytes memory;  // device memory where the chunk is resident, shared where it is managed, else pinned
+};
+
+class DeviceLanes final : public Lanes {
+ public:
+  using Work = std::function<void(int chunk, std::byte* memory)>;
+  // All borrowed for the object's life.
+  DeviceLanes(Device& device, std::vector<DeviceRecord>& chunks, std::vector<DeviceBytes>& slots)
+      : device_(device), chunks_(chunks), slots_(slots), queues_{device.make_queue(), nullptr, device.make_queue()} {}
+  // The owner has called finish().
+  ~DeviceLanes() override = default;
+
+  // Before each step, on the caller's queue: what it does comes after all of the step before.
+  void begin_step(void* queue, Work work);
+  // After it.
+  void end_step() { stepped_ = device_.record(queues_[1]); }
+
+  void read(int chunk, int slot) override;
+  void step(int chunk, int slot) override;
+  void write(int chunk, int slot) override;
+  Event record(Lane lane) override;
+  // Throws kInternal if the event is older than the step before this one.
+  void wait(Lane lane, Event event) override;
+
+  // Waits, on the host, for all that is queued.
+  void finish();
+  void* transfer_queue() const { return queues_[0]; }
+  int64_t read_bytes() const { return read_bytes_; }
+  int64_t written_bytes() const { return written_bytes_; }
+
+ private:
+  void* queue_of(Lane lane) const { return queues_[static_cast<int>(lane)]; }
+
+  Device& device_;
+  std::vector<DeviceRecord>& chunks_;
+  std::vector<DeviceBytes>& slots_;
+  void* queues_[3];  // of each Lane
+  Work work_;
+  Device::Event stepped_;
+  std::deque<Device::Event> events_;  // of this step and the one before
+  Event first_ = 0;                   // the number of events_[0]
+  Event begun_ = 0;                   // of this step's first
+  int64_t read_bytes_ = 0, written_bytes_ = 0;
+};
+
+}  // namespace lowtide

@@ -1,0 +1,54 @@
+#include "memory/store.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace lowtide {
+
+Store::Index Store::index_of(std::span<const Chunk> chunks, size_t before) {
+  Index places;
+  for (size_t i = 0; i < chunks.size(); ++i)
+    for (size_t p = 0; p < chunks[i].pieces.size(); ++p) places[chunks[i].pieces[p].param].push_back({before + i, p});
+  return places;
+}
+
+std::vector<bool> Store::chunks_of(const std::vector<int64_t>& wanted, size_t chunks) const {
+  std::vector<bool> out;
+  if (wanted.empty()) return out;
+  out.assign(chunks, false);
+  for (const int64_t param : wanted)
+    if (const auto found = pieces_.find(param); found != pieces_.end())
+      for (const Place& place : found->second) out[place.chunk] = true;
+  return out;
+}
+
+void Store::visit(int64_t param, bool change, const Visit& visit) {
+  const auto found = pieces_.find(param);
+  if (found == pieces_.end()) return;
+  for (const Place& place : found->second) {
+    visit(chunk_at(place.chunk).pieces[place.piece], bring(place.chunk));
+    if (change) put_back(place.chunk);
+  }
+}
+
+void Store::copy(const Part& part, int64_t offset, int64_t bytes, std::byte* to, const std::byte* from) {
+  for (const Place& place : pieces_.at(part.param)) {
+    const Piece& piece = chunk_at(place.chunk).pieces[place.piece];
+    const int64_t unit = part.scales ? static_cast<int64_t>(sizeof(float)) : piece.code_bytes;
+    const int64_t first = (part.scales ? piece.first_block : piece.first_element) * unit;
+    const int64_t end = first + (part.scales ? piece.blocks : piece.elements) * unit;
+    const int64_t begin = std::max(first, offset), stop = std::min(end, offset + bytes);
+    if (begin >= stop) continue;
+    std::byte* const here =
+        bring(place.chunk) + (part.scales ? piece.scales_at[part.k] : piece.codes_at[part.k]) + (begin - first);
+    const auto n = static_cast<size_t>(stop - begin);
+    if (from) {
+      std::memcpy(here, from + (begin - offset), n);
+      put_back(place.chunk);
+    } else {
+      std::memcpy(to + (begin - offset), here, n);
+    }
+  }
+}
+
+}  // namespace lowtide
