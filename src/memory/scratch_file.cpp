@@ -133,6 +133,11 @@ Descriptor open_file(Env& env, int directory, const std::string& path, int64_t b
 
 }  // namespace
 
+void check_scratch_directory(Env& env, const std::string& directory) {
+  const std::string path = without_slashes(directory);
+  const Descriptor folder(env, open_directory(env, path));
+}
+
 struct ScratchFile::Impl {
   Impl(Env& env_, const std::string& directory, int64_t bytes_, const Options& options)
       : env(env_), path(without_slashes(directory)), bytes(checked_size(bytes_)), direct(checked(options).direct) {

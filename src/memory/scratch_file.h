@@ -63,4 +63,7 @@ class ScratchFile {
   std::unique_ptr<Impl> impl_;
 };
 
+// Throws as a ScratchFile's constructor does for what is no directory, without taking or leaving anything.
+void check_scratch_directory(Env& env, const std::string& directory);
+
 }  // namespace lowtide

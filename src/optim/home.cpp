@@ -29,6 +29,7 @@ Home::Home(Env& env, const Memory& memory, Device* device) : env_(env), memory_(
     LT_REQUIRE(memory.device_bytes < 0 && !memory.managed,
                "got device_bytes=%lld and managed=%d for parameters in host memory, wanted ram_bytes alone",
                static_cast<long long>(memory.device_bytes), memory.managed);
+    if (!memory.disk.empty()) check_scratch_directory(env, memory.disk);  // now, not when the first step needs it
   }
 }
 
