@@ -66,7 +66,8 @@ typedef struct lt_gradient {
 typedef struct lt_memory_options {
   int64_t struct_size;
   int64_t ram_bytes;   /* for state, buffers included; -1: no limit */
-  const char* disk;    /* directory for a scratch file that has no name and leaves nothing behind; NULL: no disk */
+  const char* disk;    /* directory for a scratch file that has no name and leaves nothing behind; NULL: no disk. That
+                          it is one is checked at once, its room when the first step (or load) needs it */
   int64_t disk_bytes;  /* at most this much there; -1: no limit */
   int64_t chunk_bytes; /* unit of moving, a multiple of 4096; 0: chosen from the budget */
 } lt_memory_options;

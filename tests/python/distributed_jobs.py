@@ -152,6 +152,26 @@ def uninterrupted(
     return snapshot(net, opt)
 
 
+def planned(layout: Layout, state: str, disk: str | None) -> tuple[dict[str, int], dict[str, int]]:
+    """What lowtide.plan says of this rank's part, and what report() says after a step."""
+    memory = None
+    if disk is not None:
+        own = Path(disk) / f"rank{dist.get_rank()}"
+        own.mkdir(exist_ok=True)
+        memory = lowtide.Memory(host="24KiB", disk=own, chunk="4KiB")
+    params = [param for param in Net(layout).parameters() if param.requires_grad]
+    plan = lowtide.plan(params, "adamw", state, memory)
+    opt = lowtide.AdamW(params, state=state, memory=memory)
+    for param in params:
+        param.grad = torch.zeros_like(param)
+    opt.step()
+    report = opt.report()
+    got = {"state": plan.state_bytes, "ram": plan.ram_bytes, "disk": plan.disk_bytes, "moved": plan.moved_per_step}
+    wanted = {"state": report["state_bytes"], "ram": report["allocated_bytes"], "disk": report["disk_bytes"],
+              "moved": report["moved_per_step"]}  # fmt: skip
+    return got, wanted
+
+
 def resumed(
     layout: Layout, rule: str, state: str, path: str, disk: str | None = None
 ) -> tuple[dict[str, bytes], dict[str, Any]]:

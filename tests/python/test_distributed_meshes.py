@@ -41,3 +41,17 @@ def test_a_mesh_gives_the_bits_of_no_mesh(figure) -> None:
         assert "row.exp_avg_scale" in alone and "row.exp_avg_scale" not in found
         assert "uneven.exp_avg_scale" in found and "edge.exp_avg_scale" in found, "judged by the whole"
         figure(f"{layout}: {sum(len(alone[name]) for name in same)} bytes compared, 0 differ")
+
+
+def test_a_plan_of_shards_is_what_the_report_says(tmp_path, figure) -> None:
+    compared, on_disk = 0, 0
+    for layout in (Layout("rows", (3,)), Layout("columns", (2,)), Layout("replicas", (2,))):
+        for state in ("dynamic8", "fp32"):
+            for paged in (False, True):
+                disk = str(tmp_path) if paged else None
+                for got, wanted in shared_ranks().run(layout.world, jobs.planned, layout, state, disk):
+                    assert got == wanted, f"{layout} {state}"
+                    compared += 1
+                    on_disk += got["disk"] > 0
+    assert on_disk > 0
+    figure(f"{compared} ranks planned ({on_disk} with state on disk): RAM, disk and traffic off by 0 bytes")

@@ -163,9 +163,8 @@ def test_too_small_a_budget_names_what_it_takes(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least [0-9]+ bytes"):
         train(net, tight, 1)
     assert all(torch.equal(p, q) for p, q in zip(before, net.parameters(), strict=True))
-    missing = lowtide.AdamW(net.parameters(), memory=lowtide.Memory(host="200KiB", disk=tmp_path / "missing"))
-    with pytest.raises((ValueError, OSError), match="missing"):
-        train(net, missing, 1)
+    with pytest.raises(ValueError, match="missing"):
+        lowtide.AdamW(net.parameters(), memory=lowtide.Memory(host="1GiB", disk=tmp_path / "missing"))
 
 
 def test_sizes() -> None:
