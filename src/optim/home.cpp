@@ -1,5 +1,8 @@
 #include "optim/home.h"
 
+#include <filesystem>
+#include <system_error>
+
 #include "backend/dialect.h"
 #include "core/error.h"
 
@@ -30,6 +33,14 @@ Placement placement_of(const Memory& memory, int64_t taken, std::span<const Slot
   out.direct = memory.ram_bytes < 0 || round_up(out.record_bytes, kPageBytes) <= left;
   out.store = {left, memory.disk, memory.disk_bytes, memory.chunk_bytes};
   return out;
+}
+
+Home::Home(Env& env, const Memory& memory) : env_(env), memory_(memory), arena_(env) {
+  check_memory(memory);
+  if (memory.disk.empty()) return;
+  std::error_code error;  // without a working directory: as it is given, which will be refused where it is used
+  if (std::filesystem::path whole = std::filesystem::absolute(memory.disk, error); !error)
+    memory_.disk = whole.string();
 }
 
 void Home::place(std::span<Slot* const> slots, std::span<const int64_t> params) {

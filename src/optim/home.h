@@ -27,8 +27,9 @@ Placement placement_of(const Memory& memory, int64_t taken, std::span<const Slot
 
 class Home {
  public:
-  // Throws kInvalidArgument on a bad value. env outlives this object.
-  Home(Env& env, const Memory& memory) : env_(env), memory_(memory), arena_(env) { check_memory(memory); }
+  // Throws kInvalidArgument on a bad value. env outlives this object. A relative path of a disk is of now, whatever
+  // directory the process is in when the disk is used.
+  Home(Env& env, const Memory& memory);
 
   bool limited() const { return memory_.ram_bytes >= 0; }
   // Gives state to all of `slots`, numbered `params`: directly addressable if what is left of the budget holds all of
