@@ -1,6 +1,7 @@
 #include "optim/slot.h"
 
 #include "backend/dialect.h"
+#include "core/error.h"
 
 namespace lowtide {
 namespace {
@@ -60,6 +61,8 @@ void Slot::allocate_state(Arena& arena, int of_rule) {
 }
 
 int codec_for(int wanted, const Layout& whole, bool rows_cut, int64_t min_numel) {
+  LT_REQUIRE(whole.numel <= kMostElements, "got a parameter of %lld elements, wanted 2^52 at most",
+             static_cast<long long>(whole.numel));
   constexpr int kFp32 = 0;
   if (whole.numel < min_numel || bytes_with(wanted, whole) >= bytes_with(kFp32, whole)) return kFp32;
   if (rows_cut && info(wanted).scaled) return kFp32;

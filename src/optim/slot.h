@@ -18,6 +18,9 @@ struct Progress {
 
 constexpr uint32_t kAllStates = (uint32_t{1} << kMaxStates) - 1;
 
+// Of a parameter, and in all: no sum of the bytes of their states overflows.
+constexpr int64_t kMostElements = int64_t{1} << 52;
+
 struct Slot {
   int group = 0;
   int rule = 0;   // the effective rule: SGD without momentum steps as sgd_plain
@@ -51,7 +54,7 @@ struct Slot {
 
 // The codec of a parameter: `wanted`, unless the parameter is smaller than `min_numel`, the codec would not save memory
 // (rows of one element need a scale each), or it has blocks and shards cut them. `whole` is the layout of the whole
-// parameter, so that shards of it decide alike.
+// parameter, so that shards of it decide alike. Throws kInvalidArgument for more than kMostElements.
 int codec_for(int wanted, const Layout& whole, bool rows_cut, int64_t min_numel);
 
 }  // namespace lowtide
