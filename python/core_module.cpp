@@ -6,11 +6,13 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <exception>
 #include <memory>
 #include <optional>
 
 #include "checkpoint_binding.h"
 #include "core/sizes.h"
+#include "memory/write_failure.h"
 #include "memory_argument.h"
 #include "optim/hyper_fields.h"
 #include "param_binding.h"
@@ -152,13 +154,19 @@ class PyOptimizer {
   void write_state(int64_t param, const nb::dict& tensors) {
     const Busy busy(*this);
     int k = 0;
+    std::exception_ptr kept;  // does not keep the other states from being written
     for (const lowtide::StateView& view : core_.state(param)) {
       const std::string scale = std::string(view.name) + "_scale";
-      core_.write_state(param, k++, binding_.address(tensors[view.name]),
-                        tensors.contains(scale.c_str())
-                            ? static_cast<const float*>(binding_.address(tensors[scale.c_str()]))
-                            : nullptr);
+      try {
+        core_.write_state(param, k++, binding_.address(tensors[view.name]),
+                          tensors.contains(scale.c_str())
+                              ? static_cast<const float*>(binding_.address(tensors[scale.c_str()]))
+                              : nullptr);
+      } catch (const lowtide::KeptInMemory&) {
+        kept = std::current_exception();
+      }
     }
+    if (kept) std::rethrow_exception(kept);
   }
 
   void save(const std::string& path, const std::string& metadata) {
@@ -194,8 +202,11 @@ class PyOptimizer {
     core_.import_state(param, k, binding_.float_data(param, value));
   }
 
-  nb::dict report() const {
-    const lowtide::MemoryReport r = core_.report();
+  nb::dict report() {
+    const lowtide::MemoryReport r = [&] {
+      const Busy busy(*this);  // a step of another thread may be giving up what is counted here
+      return core_.report();
+    }();
     nb::dict out;
     out["params"] = r.params;
     out["elements"] = r.elements;
@@ -297,7 +308,10 @@ NB_MODULE(_core, m) {
           break;
         case lowtide::ErrorKind::kIo: {
           const nb::object error = nb::steal(PyObject_CallFunction(PyExc_OSError, "is", e.os_error(), e.what()));
-          if (error.is_valid()) PyErr_SetObject(PyExc_OSError, error.ptr());
+          if (!error.is_valid()) break;
+          const bool complete = dynamic_cast<const lowtide::KeptInMemory*>(&e) != nullptr;
+          if (PyObject_SetAttrString(error.ptr(), "complete", complete ? Py_True : Py_False) == 0)
+            PyErr_SetObject(PyExc_OSError, error.ptr());
           break;
         }
         case lowtide::ErrorKind::kInternal:

@@ -100,17 +100,17 @@ def plan(
 ) -> None:
     """Will the optimizer's state fit, and what does each state format take? Status 1 if the chosen one does not fit."""
     models = {"--params": params, "--hf-config": hf_config, "--shapes": shapes_file}
-    given = [name for name, value in models.items() if value]
+    given = [name for name, value in models.items() if value is not None]
     if len(given) != 1:
         raise ValueError(f"got {' and '.join(given) or 'no model'}, wanted one of --params, --hf-config, --shapes")
     assumed = ""
-    if params:
+    if params is not None:
         count = commands.count_of("--params", params)
         model = shapes.of_count(count)
         assumed = f"{count:,} parameters are taken for matrices of 4096 by 4096 and a rest of rows of 4096"
     else:
         model = shapes.of_hf_config(hf_config) if hf_config else shapes.of_file(str(shapes_file))
-    limited = any((ram, disk, disk_limit, chunk))
+    limited = any(value is not None for value in (ram, disk, disk_limit, chunk))
     memory = Memory(host=ram, disk=disk, disk_limit=disk_limit, chunk=chunk) if limited else None
     found = commands.plan_formats(model, rule, state, memory, momentum, measure)
     if as_json:

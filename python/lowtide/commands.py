@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import re
@@ -16,6 +15,7 @@ import torch
 
 import lowtide
 from lowtide import _core
+from lowtide.files import read_metadata
 from lowtide.memory import Memory, path_of
 from lowtide.planning import Plan, Rates, measure_rates
 from lowtide.planning import plan as predict
@@ -116,8 +116,9 @@ def describe_checkpoint(file: Path) -> dict[str, Any]:
     """For `lowtide inspect`. ValueError or OSError."""
     found = _core.describe_checkpoint(path_of("file", file))
     try:
-        metadata = json.loads(found.pop("metadata") or "{}")
-    except json.JSONDecodeError:
+        metadata = read_metadata(found.pop("metadata"), str(file))
+    except ValueError:  # not one of Python's
         metadata = {}
-    groups = metadata.get("lowtide_groups", []) if isinstance(metadata, dict) else []
-    return {"file": str(file), "bytes": file.stat().st_size, **found, "groups": groups}
+    groups = metadata.get("lowtide_groups") if isinstance(metadata, dict) else None
+    ours = isinstance(groups, list) and all(isinstance(group, dict) for group in groups)
+    return {"file": str(file), "bytes": file.stat().st_size, **found, "groups": groups if ours else []}

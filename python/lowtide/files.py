@@ -17,6 +17,7 @@ import torch
 from lowtide import _core
 from lowtide import state_dict as formats
 from lowtide.checks import expect
+from lowtide.kept_errors import KeptErrors
 from lowtide.memory import path_of
 
 if TYPE_CHECKING:
@@ -39,10 +40,7 @@ def save(optimizer: Optimizer, path: str | os.PathLike[str]) -> None:
 def load(optimizer: Optimizer, path: str | os.PathLike[str]) -> None:
     """See `Optimizer.load`."""
     name = path_of("path", path)
-    try:
-        metadata = json.loads(_core.checkpoint_metadata(name) or "{}")
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{name}: got metadata that is not JSON: {error}") from error
+    metadata = read_metadata(_core.checkpoint_metadata(name), name)
     found = isinstance(metadata, dict) and isinstance(metadata.get(_KEY), list)
     expect(found, name, "a checkpoint without the options of param_groups", "one that Optimizer.save wrote")
     _check_shards(optimizer, metadata.get(_SHARDS), name)
@@ -55,9 +53,18 @@ def load(optimizer: Optimizer, path: str | os.PathLike[str]) -> None:
         groups.append({**options, "params": list(range(number, number + saved["params"]))})
         number += saved["params"]
     new_groups = formats.check_groups(optimizer, {"state": {}, "param_groups": groups})
-    optimizer._core.load(name)
-    optimizer.param_groups = new_groups
-    formats.show_state(optimizer)
+    with KeptErrors() as kept:
+        kept.call(optimizer._core.load, name)
+        optimizer.param_groups = new_groups
+        formats.show_state(optimizer)
+
+
+def read_metadata(text: str, where: str) -> Any:
+    """The metadata of a checkpoint: any text, of whoever wrote it. ValueError, naming `where`, if it is not JSON."""
+    try:
+        return json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:  # also numbers that are too long
+        raise ValueError(f"{where}: got metadata that is not JSON: {error}") from error
 
 
 def _shards(optimizer: Optimizer) -> dict[str, Any]:

@@ -52,6 +52,8 @@ class Memory:
         if self.chunk is not None and (chunk < 4096 or chunk % 4096):
             raise ValueError(f"memory: chunk: got {self.chunk!r}, wanted a multiple of 4096 bytes")
         disk = "" if self.disk is None else path_of("memory: disk", self.disk)
+        if self.disk is not None and not disk:
+            raise ValueError("memory: got an empty path as disk, wanted a directory, or None for no disk")
         limit = -1 if self.disk_limit is None else size_of("disk_limit", self.disk_limit)
         total = sum(ram) if ram else -1
         if total >= 2**63:

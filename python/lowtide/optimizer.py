@@ -293,7 +293,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what `state_dict()` of the same rule returned, or a state_dict of the torch.optim class of that name,
-        whose moments are encoded. Raises ValueError, and changes nothing, if anything in it does not fit."""
+        whose moments are encoded. Raises ValueError, and changes nothing, if anything in it does not fit; OSError when
+        a disk fails (if only in writing, all is loaded all the same: see the message)."""
         formats.load(self, state_dict)
 
     def save(self, path: str | os.PathLike[str]) -> None:

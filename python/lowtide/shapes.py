@@ -144,5 +144,5 @@ def of_hf_config(path: str | os.PathLike[str]) -> list[Shape]:
 def _json(path: str | os.PathLike[str]) -> Any:
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also bytes that are no text, and numbers that are too long
         raise ValueError(f"{path}: got what is not JSON: {error}") from error

@@ -21,6 +21,7 @@ import torch
 
 from lowtide import _core, checks, torch_dict
 from lowtide.checks import check_moment, check_tensor, expect, read_step
+from lowtide.kept_errors import KeptErrors
 from lowtide.sharding import local_of
 from lowtide.states import States, live_entry, shown_entry
 
@@ -58,15 +59,17 @@ def load(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
     groups, numbers, ours = _read_groups(optimizer, state_dict)
     entries = _read_entries(state_dict["state"], numbers)
     plan = _plan(optimizer, entries, ours)
-    _apply(optimizer, plan)
-    optimizer.param_groups = groups
-    for post_hook in optimizer._optimizer_load_state_dict_post_hooks.values():
-        post_hook(optimizer)
+    with KeptErrors() as kept:
+        _apply(optimizer, plan, kept)
+        optimizer.param_groups = groups
+        for post_hook in optimizer._optimizer_load_state_dict_post_hooks.values():
+            post_hook(optimizer)
 
 
 def copy_in(optimizer: Optimizer, entries: list[dict[str, torch.Tensor]]) -> None:
     """Puts copies of another optimizer's live state, by parameter number, into one with the same parameters."""
-    _apply(optimizer, _plan(optimizer, dict(enumerate(entries)), ours=True))
+    with KeptErrors() as kept:
+        _apply(optimizer, _plan(optimizer, dict(enumerate(entries)), ours=True), kept)
 
 
 def restart_removed(optimizer: Optimizer) -> None:
@@ -75,8 +78,9 @@ def restart_removed(optimizer: Optimizer) -> None:
     if type(states) is not States:
         optimizer.state = states = States(dict, states)
     gone = [i for i, param in enumerate(optimizer._params) if not states.get(param)]
-    _apply(optimizer, [Restore(i, 0, {}, False) for i in gone])
-    states.removed = False
+    with KeptErrors() as kept:
+        _apply(optimizer, [Restore(i, 0, {}, False) for i in gone], kept)
+        states.removed = False
 
 
 def check_groups(optimizer: Optimizer, state_dict: dict[str, Any]) -> list[dict[str, Any]]:
@@ -234,7 +238,7 @@ def _read_entry(
     return read_step(entry, where), tensors
 
 
-def _apply(optimizer: Optimizer, plan: Iterable[Restore]) -> None:
+def _apply(optimizer: Optimizer, plan: Iterable[Restore], kept: KeptErrors) -> None:
     """Carries a checked plan out. All allocation comes first, so that a MemoryError finds the state as it was."""
     plan = list(plan)
     core = optimizer._core
@@ -248,11 +252,13 @@ def _apply(optimizer: Optimizer, plan: Iterable[Restore]) -> None:
         names = [name for name in core.state_names() if paged or name in live]
         for k, name in enumerate(names):
             if name not in restore.tensors:
-                core.import_state(i, k, torch.zeros(local_of(param).shape))
+                kept.call(core.import_state, i, k, torch.zeros(local_of(param).shape))
             elif restore.encode:
-                core.import_state(i, k, restore.tensors[name].detach().to("cpu", torch.float32).contiguous())
+                values = restore.tensors[name].detach().to("cpu", torch.float32).contiguous()
+                kept.call(core.import_state, i, k, values)
         if paged and restore.tensors and not restore.encode:
-            core.write_state(i, {name: tensor.detach().contiguous() for name, tensor in restore.tensors.items()})
+            copies = {name: tensor.detach().contiguous() for name, tensor in restore.tensors.items()}
+            kept.call(core.write_state, i, copies)
         elif not restore.encode:
             for name, tensor in restore.tensors.items():
                 live[name].copy_(tensor.detach())

@@ -57,7 +57,9 @@ void require(const void* pointer, const char* name) { LT_REQUIRE(pointer, "got N
 
 // Options of an older or newer caller: copies what both know, keeps the defaults of the rest.
 void check_struct_size(int64_t bytes) {
-  LT_REQUIRE(bytes >= static_cast<int64_t>(sizeof(int64_t)) && bytes <= 4096,
+  // No version of a struct ends within a pointer: half of one would be followed.
+  constexpr auto kUnit = static_cast<int64_t>(sizeof(int64_t));
+  LT_REQUIRE(bytes >= kUnit && bytes <= 4096 && bytes % kUnit == 0,
              "got struct_size=%lld in a struct; start from its _INIT macro", static_cast<long long>(bytes));
 }
 template <class Options>

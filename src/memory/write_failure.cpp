@@ -31,11 +31,12 @@ void WriteFailure::note() noexcept {
 void WriteFailure::raise(const char* done, int64_t kept_bytes) {
   if (text.empty()) return;
   const WriteFailure failure = std::exchange(*this, {});
-  throw Error(ErrorKind::kIo,
-              format("%s. The %s is complete and nothing is lost: what could not be written (%s) is kept in RAM, and "
-                     "the next step tries again",
-                     failure.text.c_str(), done, format_bytes(kept_bytes).c_str()),
-              failure.os_error);
+  throw KeptInMemory(
+      ErrorKind::kIo,
+      format("%s. The %s is complete and nothing is lost: what could not be written (%s) is kept in RAM, and "
+             "the next step tries again",
+             failure.text.c_str(), done, format_bytes(kept_bytes).c_str()),
+      failure.os_error);
 }
 
 }  // namespace lowtide

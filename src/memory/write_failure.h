@@ -4,7 +4,15 @@
 #include <cstdint>
 #include <string>
 
+#include "core/error.h"
+
 namespace lowtide {
+
+// The kIo error of a call that was carried out to its end: what could not be written is kept in RAM.
+class KeptInMemory : public Error {
+ public:
+  using Error::Error;
+};
 
 struct WriteFailure {
   std::string text;  // of the first failure; "": none
@@ -12,7 +20,7 @@ struct WriteFailure {
 
   // In a handler: takes over what was thrown, unless there is a failure already. Needs no memory.
   void note() noexcept;
-  // Throws kIo, and forgets it, if there is a failure. `done`: what is complete all the same, e.g. "step".
+  // Throws KeptInMemory, and forgets it, if there is a failure. `done`: what is complete all the same, e.g. "step".
   void raise(const char* done, int64_t kept_bytes);
 };
 

@@ -1,5 +1,8 @@
 #include "optim/home.h"
 
+#include <filesystem>
+#include <system_error>
+
 #include "backend/dialect.h"
 #include "core/error.h"
 
@@ -29,7 +32,11 @@ Home::Home(Env& env, const Memory& memory, Device* device) : env_(env), memory_(
     LT_REQUIRE(memory.device_bytes < 0 && !memory.managed,
                "got device_bytes=%lld and managed=%d for parameters in host memory, wanted ram_bytes alone",
                static_cast<long long>(memory.device_bytes), memory.managed);
-    if (!memory.disk.empty()) check_scratch_directory(env, memory.disk);  // now, not when the first step needs it
+    if (memory.disk.empty()) return;
+    std::error_code error;  // without a working directory: as it is given, which will be refused
+    if (std::filesystem::path whole = std::filesystem::absolute(memory.disk, error); !error)
+      memory_.disk = whole.string();
+    check_scratch_directory(env, memory_.disk);  // now, not when the first step needs it
   }
 }
 

@@ -29,7 +29,7 @@ Placement placement_of(const Memory& memory, int64_t taken, std::span<const Slot
 class Home {
  public:
   // Throws kInvalidArgument on a bad value. env and device (nullptr: parameters are in host memory) outlive this
-  // object.
+  // object. A relative path of a disk is of now, whatever directory the process is in when the disk is used.
   Home(Env& env, const Memory& memory, Device* device);
 
   // Whether state is placed for all parameters together: with a budget to divide, or chunks to cut.

@@ -13,8 +13,6 @@
 namespace lowtide {
 namespace {
 
-constexpr int64_t kMostElements = int64_t{1} << 52;  // no sum of their bytes overflows
-
 void check_rate(const char* name, double rate) {
   LT_REQUIRE(std::isfinite(rate) && rate >= 0, "got %s=%g bytes/s, wanted a finite number, or 0 for unknown", name,
              rate);

@@ -77,6 +77,8 @@ void Slot::allocate_state(Arena& arena, int of_rule) {
 int codec_for(int wanted, std::span<const int64_t> sizes, const std::optional<WholeParam>& whole, int64_t min_numel) {
   constexpr int kFp32 = 0;
   const Layout layout = whole ? whole_layout(sizes, *whole) : Layout::make(sizes, {});
+  LT_REQUIRE(layout.numel <= kMostElements, "got a parameter of %lld elements, wanted 2^52 at most",
+             static_cast<long long>(layout.numel));
   if (layout.numel < min_numel || bytes_with(wanted, layout) >= bytes_with(kFp32, layout)) return kFp32;
   if (whole && whole->rows_cut && info(wanted).scaled) return kFp32;
   return wanted;

@@ -22,6 +22,9 @@ struct Progress {
 
 constexpr uint32_t kAllStates = (uint32_t{1} << kMaxStates) - 1;
 
+// Of a parameter, and in all: no sum of the bytes of their states overflows.
+constexpr int64_t kMostElements = int64_t{1} << 52;
+
 struct Slot {
   int group = 0;
   int rule = 0;   // the effective rule: SGD without momentum steps as sgd_plain
@@ -55,7 +58,8 @@ struct Slot {
 
 // The codec of a parameter: `wanted`, unless the parameter is smaller than `min_numel`, the codec would not save memory
 // (rows of one element need a scale each), or it has blocks and shards cut them. Decided by the `whole` of which a
-// parameter of `sizes` is a shard, so that all shards of it decide alike. Throws kInvalidArgument if it can be none.
+// parameter of `sizes` is a shard, so that all shards of it decide alike. Throws
+// kInvalidArgument if it can be none, or has more than kMostElements.
 int codec_for(int wanted, std::span<const int64_t> sizes, const std::optional<WholeParam>& whole, int64_t min_numel);
 
 }  // namespace lowtide

@@ -174,7 +174,7 @@ TEST_F(CApi, TakesOptionStructsOfOtherVersions) {
   future.known.struct_size = sizeof future;
   future.known.rule = "sgd";
   EXPECT_EQ(lt_optimizer_create(&future.known, &newer.optimizer), LT_OK) << lt_last_error();
-  for (const int64_t size : {int64_t{0}, int64_t{-8}, int64_t{7}, int64_t{1} << 40}) {
+  for (const int64_t size : {int64_t{0}, int64_t{-8}, int64_t{7}, int64_t{12}, int64_t{1} << 40}) {  // 12: half of rule
     lt_optimizer_options options = LT_OPTIMIZER_OPTIONS_INIT;
     options.struct_size = size;
     wrong.optimizer = reinterpret_cast<lt_optimizer*>(8);

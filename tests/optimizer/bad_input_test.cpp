@@ -77,6 +77,7 @@ std::vector<BadCall> param_calls() {
       {"null", add({nullptr, DType::kF32, {4}, {}}), {"null pointer", "4 elements"}},
       {"negative size", add({memory, DType::kF32, {4, -1}, {}}), {"got a size of -1", "0 or more"}},
       {"too many elements", add({memory, DType::kF32, {kHuge, kHuge}, {}}), {"more than 2^62"}},
+      {"more bytes than can be counted", add({memory, DType::kF32, {int64_t{1} << 61, 1}, {}}), {"2^52"}},
       {"strides for other dims", add({memory, DType::kF32, {4}, {1, 1}}), {"got 2 strides for 1 sizes"}},
       {"negative stride", add({memory, DType::kF32, {4}, {-1}}), {"got a stride of -1", "0 or more"}},
       {"strides beyond all memory", add({memory, DType::kF32, {4}, {int64_t{1} << 62}}), {"2^62"}},

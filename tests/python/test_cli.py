@@ -139,6 +139,7 @@ def test_bad_arguments_have_status_2_and_one_line(run, tmp_path, figure):
     (tmp_path / "file").write_text("{")
     (tmp_path / "number.json").write_text("7")
     (tmp_path / "sizes.json").write_text("[7]")
+    (tmp_path / "digits.json").write_text(f"[[{'9' * 5000}]]")
     (tmp_path / "config.json").write_text('{"model_type": "no such model"}')
     (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
     plan = ["plan", "--params", "1e6"]
@@ -158,6 +159,10 @@ def test_bad_arguments_have_status_2_and_one_line(run, tmp_path, figure):
         "adamax": [*plan, "--rule", "adamax"],
         "int3": [*plan, "--state", "int3"],
         "2GB ?": [*plan, "--ram", "2GB ?"],
+        'host: got ""': [*plan, "--ram", ""],
+        "empty path": [*plan, "--ram", "1GiB", "--disk", ""],
+        "got ''": ["plan", "--params", ""],
+        "digits": ["plan", "--shapes", tmp_path / "digits.json"],
         "200%": [*plan, "--ram", "200%"],
         "4096": [*plan, "--ram", "1GiB", "--chunk", "5"],
         "disk without host": [*plan, "--disk", tmp_path],

@@ -1,0 +1,142 @@
+"""What happens to a program while it trains: a disk that refuses writes, a change of directory, threads that look on."""
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+import lowtide
+from lowtide import _core, commands, render
+
+
+def parameters(count: int = 6, seed: int = 1) -> list[torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(seed)
+    made = [torch.nn.Parameter(torch.randn(64, 1024, generator=generator)) for _ in range(count)]
+    for param in made:
+        param.grad = torch.randn(64, 1024, generator=generator)
+    return made
+
+
+def on_disk(path: Path | str) -> lowtide.Memory:
+    return lowtide.Memory(host="48KiB", disk=path, chunk="16KiB")
+
+
+@contextmanager
+def disk_that_refuses() -> Iterator[None]:
+    """Writes beyond the first page of any file fail, as on a disk that has gone bad."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("way", ["load", "load_state_dict", "of torch"])
+def test_what_is_loaded_is_loaded_whole_when_the_disk_refuses_it(way: str, tmp_path: Path, figure) -> None:
+    source = lowtide.AdamW(parameters(), lr=0.5)
+    for _ in range(2):
+        source.step()
+    source.save(tmp_path / "file")
+    saved = source.torch_state_dict() if way == "of torch" else source.state_dict()
+    target = lowtide.AdamW(parameters(seed=2), lr=0.1, memory=on_disk(tmp_path))
+    target.step()
+    with disk_that_refuses(), pytest.raises(OSError, match="nothing is lost"):
+        target.load(tmp_path / "file") if way == "load" else target.load_state_dict(saved)
+    kept = target.report()["kept_bytes"]
+    assert kept > 0
+    assert target.param_groups[0]["lr"] == 0.5
+    now = target.state_dict()["state"]
+    if way == "of torch":
+        source.load_state_dict(saved)  # encoded again
+    for number, entry in source.state_dict()["state"].items():
+        assert all(torch.equal(entry[name], now[number][name]) for name in entry), number
+    target.step()  # the disk takes it now
+    assert target.report()["kept_bytes"] == 0
+    figure(f"{way}: {kept} bytes kept in RAM, all {len(now)} parameters as saved")
+
+
+def test_a_relative_path_is_of_the_directory_at_construction(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    optimizer = lowtide.AdamW(parameters(2), memory=on_disk("scratch"))
+    optimizer.add_param_group({"params": parameters(2, seed=3), "memory": on_disk("scratch")})
+    monkeypatch.chdir(tmp_path / "other")
+    optimizer.step()
+    assert optimizer.report()["disk_bytes"] > 0
+    assert os.listdir(tmp_path / "scratch") == [".lowtide.lock"] and not os.listdir(tmp_path / "other")
+
+
+def test_an_empty_path_is_no_disk() -> None:
+    with pytest.raises(ValueError, match="empty path as disk"):
+        lowtide.AdamW(parameters(1), memory=on_disk(""))
+
+
+# What report() counts moves while chunks are added: with every block of memory given back at once, reading it is fatal.
+_LOOKING_ON = """
+import sys, threading, torch, lowtide
+stop, counts = False, [0, 0]
+current = []
+def look():
+    while not stop:
+        for optimizer in list(current):
+            try:
+                optimizer.report()
+                counts[0] += 1
+            except ValueError as error:
+                assert "in use by another thread" in str(error), error
+                counts[1] += 1
+watcher = threading.Thread(target=look)
+watcher.start()
+try:
+    for _ in range(3):
+        memory = lowtide.Memory(host="1MiB", disk=sys.argv[1], chunk=4096)
+        def group():
+            params = [torch.nn.Parameter(torch.zeros(300, 1000)) for _ in range(8)]
+            for param in params:
+                param.grad = torch.ones_like(param)
+            return {"params": params}
+        optimizer = lowtide.AdamW([group()], memory=memory)
+        current[:] = [optimizer]
+        optimizer.step()
+        optimizer.add_param_group(group())
+        optimizer.step()
+finally:
+    stop = True
+    watcher.join()
+print(*counts, int(optimizer.report()["steps"]))
+"""
+
+
+def test_report_during_a_step_of_another_thread_is_refused(tmp_path: Path, figure) -> None:
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
+    done = subprocess.run(
+        [sys.executable, "-c", _LOOKING_ON, str(tmp_path)], capture_output=True, text=True, env=environment, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    reports, refused, steps = map(int, done.stdout.split())
+    assert steps == 2 and refused > 0
+    figure(f"{reports} reports beside steps, {refused} refused during one")
+
+
+@pytest.mark.parametrize(
+    "metadata", ['{"lowtide_groups": 3}', '{"lowtide_groups": [1]}', '{"lowtide_groups": {"a": 1}}', "[1]", "text",
+                 "[" * 100_000, "9" * 5000],
+)  # fmt: skip
+def test_metadata_of_others_is_no_groups(metadata: str, tmp_path: Path, capsys) -> None:
+    core = _core.Optimizer("adamw")
+    core.add_group({}, "dynamic8", 4096, None)
+    core.save(str(tmp_path / "file"), metadata)
+    found = commands.describe_checkpoint(tmp_path / "file")
+    assert found["groups"] == [] and found["rule"] == "adamw"
+    render.checkpoint(found)
+    assert "adamw" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=str(tmp_path)):
+        lowtide.AdamW(parameters(1)).load(tmp_path / "file")
