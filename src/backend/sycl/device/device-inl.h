@@ -67,7 +67,8 @@ LT_FN void store_code(float x, float* code) { *code = x; }
 template <class C, bool kSigned>
 LT_FN float decode_element(const typename C::Tables* tables, const Place& at, int k) {
   const i64 i = at.element - at.item->origin;
-  const float x = C::template decode<kSigned>(*tables, load_code(static_cast<const typename C::Code*>(at.item->codes[k]) + i));
+  const float x =
+      C::template decode<kSigned>(*tables, load_code(static_cast<const typename C::Code*>(at.item->codes[k]) + i));
   return C::kScaled ? x * at.item->scales[k][at.block - at.item->first_block] : x;
 }
 

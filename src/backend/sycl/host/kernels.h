@@ -1,0 +1,38 @@
+// The kernels on one device of one context: programs are built when first used, since a driver takes 0.05 to 0.3 s for
+// each and keeps none from process to process. Not for several threads at once.
+#pragma once
+
+#include <sycl/sycl.hpp>
+
+#include <map>
+#include <string>
+
+#include "backend/sycl/host/device_memory.h"
+
+namespace lowtide::sycl_host {
+
+class Kernels {
+ public:
+  Kernels(const sycl::context& context, const sycl::device& device) : context_(context), device_(device) {}
+
+  // By the numbers of rules.def and codecs.def.
+  const sycl::kernel& step(int rule, int codec);
+  const sycl::kernel& decode(int codec, bool is_signed);
+  const sycl::kernel& encode(int codec, bool is_signed);
+  const sycl::kernel& first_nonfinite();
+
+  // The codec's tables in device memory, nullptr if it has none.
+  const void* tables(int codec);
+
+ private:
+  using Bundle = sycl::kernel_bundle<sycl::bundle_state::executable>;
+  const sycl::kernel& find(const std::string& program, const std::string& name);
+
+  sycl::context context_;
+  sycl::device device_;
+  std::map<std::string, Bundle> bundles_;
+  std::map<std::string, sycl::kernel> kernels_;
+  std::map<int, UsmBytes> tables_;
+};
+
+}  // namespace lowtide::sycl_host
