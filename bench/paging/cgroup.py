@@ -1,4 +1,4 @@
-"""A memory limit for one process and what it caches of files: control groups, version 1 or 2."""
+"""Limits by control groups, version 1 or 2: memory of one process and what it caches of files, rates of a disk."""
 
 from __future__ import annotations
 
@@ -52,3 +52,32 @@ class Group:
                 return self.path.rmdir()
             except OSError:
                 time.sleep(0.1)
+
+
+class DiskRate:
+    """This process and its children read and write the disk under `directory` at `rate` bytes/s each, at most."""
+
+    def __init__(self, directory: str, rate: int) -> None:
+        number = os.stat(directory).st_dev
+        # The limits are the whole disk's; a partition knows of which.
+        device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve()
+        disk = ((device.parent if (device / "partition").exists() else device) / "dev").read_text().strip()
+        root = V1.parent / "blkio"
+        self._home = root if root.exists() else V2
+        self.path = self._home / f"lowtide-bench-{os.getpid()}-disk"
+        try:
+            if self._home == V2:
+                (V2 / "cgroup.subtree_control").write_text("+io")
+            self.path.mkdir()
+            if self._home == V2:
+                (self.path / "io.max").write_text(f"{disk} rbps={rate} wbps={rate}")
+            else:
+                for way in ("read", "write"):
+                    (self.path / f"blkio.throttle.{way}_bps_device").write_text(f"{disk} {rate}")
+            (self.path / "cgroup.procs").write_text(str(os.getpid()))
+        except OSError as error:
+            raise Unavailable(f"the disk's rate cannot be limited: {error}") from error
+
+    def close(self) -> None:
+        (self._home / "cgroup.procs").write_text(str(os.getpid()))
+        self.path.rmdir()

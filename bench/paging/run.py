@@ -8,12 +8,15 @@
 
     .venv/bin/python bench/paging/run.py --disk DIRECTORY [--rows budgets,os] [--elements 134217728] [--rounds 9]
 
+--disk-rate 1000000000 makes a disk of 1 GB/s (read, and as much written) of a faster one (needs cgroups: root).
+
 docs/benchmarks/README.md says how figures are taken and read. Needs g++, liburing and CMake.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import tempfile
@@ -23,6 +26,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from common import machine  # noqa: E402
 from paging import budgets, checksums, llama, os_paging, programs  # noqa: E402
+from paging.cgroup import DiskRate  # noqa: E402
 
 ROWS = ("budgets", "os", "checksums", "llama")
 
@@ -30,6 +34,7 @@ ROWS = ("budgets", "os", "checksums", "llama")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--disk", default=None, help="directory on the disk to measure (default: under --out)")
+    parser.add_argument("--disk-rate", type=int, default=None, help="bytes/s each way, for every row but os")
     parser.add_argument("--rows", default=",".join(ROWS), help="comma-separated; default: all")
     parser.add_argument("--elements", type=int, default=128 << 20)
     parser.add_argument("--chunk", type=int, default=4 << 20, help="bytes")
@@ -43,13 +48,18 @@ def main() -> None:
     if args.quick:
         args.elements, args.chunk, args.rounds, args.steps = 4 << 20, 256 << 10, 2, 2
     rows = args.rows.split(",")
+    if args.disk_rate is not None and (args.disk_rate < 1 or "os" in rows):
+        parser.error("--disk-rate: wanted bytes per second, and rows other than os")
     if unknown := set(rows) - set(ROWS):
         parser.error(f"--rows: got {', '.join(sorted(unknown))}, wanted some of {', '.join(ROWS)}")
     args.out.mkdir(parents=True, exist_ok=True)
     # Not the system's folder for temporary files, which is often one in RAM.
-    with tempfile.TemporaryDirectory(prefix="disk-", dir=args.out) as temporary:
-        disk = args.disk or temporary
-        result: dict[str, object] = {"machine": machine.describe(["torch", "lowtide"]), "rows": rows}
+    with contextlib.ExitStack() as stack:
+        disk = args.disk or stack.enter_context(tempfile.TemporaryDirectory(prefix="disk-", dir=args.out))
+        if args.disk_rate is not None:
+            stack.enter_context(contextlib.closing(DiskRate(disk, args.disk_rate)))
+        result: dict[str, object] = {"machine": machine.describe(["torch", "lowtide"]), "rows": rows,
+                                     "disk_rate": args.disk_rate}  # fmt: skip
         for state in ("dynamic8", "fp32"):
             here: dict[str, object] = {}
             result[state] = here

@@ -201,7 +201,8 @@ class LT_API Optimizer {
 
   // Moves all state out of RAM to the disk of its budget, to make room while no steps are taken, and back. Whatever
   // needs the state (a step, save, read_state, ...) brings it back by itself; until then memory that StateView shows
-  // reads as zero. Throws kInvalidArgument (a budget has no disk, or too little) or kIo; state then stays where it was.
+  // reads as zero. Throws kInvalidArgument (a budget has no disk, or too little): nothing has moved; or kIo: the state
+  // of that budget stays where it was.
   void offload();
   void onload();
 

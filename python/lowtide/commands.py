@@ -16,7 +16,7 @@ import torch
 
 import lowtide
 from lowtide import _core
-from lowtide.memory import Memory
+from lowtide.memory import Memory, path_of
 from lowtide.planning import Plan, Rates, measure_rates
 from lowtide.planning import plan as predict
 from lowtide.shapes import Shape
@@ -114,7 +114,7 @@ def plan_formats(
 
 def describe_checkpoint(file: Path) -> dict[str, Any]:
     """For `lowtide inspect`. ValueError or OSError."""
-    found = _core.describe_checkpoint(os.fspath(file))
+    found = _core.describe_checkpoint(path_of("file", file))
     try:
         metadata = json.loads(found.pop("metadata") or "{}")
     except json.JSONDecodeError:

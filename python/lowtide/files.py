@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ import torch
 from lowtide import _core
 from lowtide import state_dict as formats
 from lowtide.checks import expect
+from lowtide.memory import path_of
 
 if TYPE_CHECKING:
     from lowtide.optimizer import Optimizer
@@ -31,12 +33,12 @@ def save(optimizer: Optimizer, path: str | os.PathLike[str]) -> None:
         options = {key: _plain(value) for key, value in group.items() if key != "params"}
         groups.append({**options, "params": len(group["params"])})
     metadata = {_KEY: groups, **_shards(optimizer)}
-    optimizer._core.save(os.fspath(path), json.dumps(metadata, default=_refuse))
+    optimizer._core.save(path_of("path", path), json.dumps(metadata, default=_refuse))
 
 
 def load(optimizer: Optimizer, path: str | os.PathLike[str]) -> None:
     """See `Optimizer.load`."""
-    name = os.fspath(path)
+    name = path_of("path", path)
     try:
         metadata = json.loads(_core.checkpoint_metadata(name) or "{}")
     except json.JSONDecodeError as error:
@@ -81,7 +83,11 @@ def _check_shards(optimizer: Optimizer, saved: Any, name: str) -> None:
 def _plain(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return [_plain(part) for part in value]
-    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.item()
+    if isinstance(value, (bool, int, float)):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value) if isinstance(value, Real) else value  # NumPy's
 
 
 def _tuples(value: Any) -> Any:  # JSON has no tuples; betas is one

@@ -50,9 +50,22 @@ class Memory:
         chunk = 0 if self.chunk is None else size_of("chunk", self.chunk)
         if self.chunk is not None and (chunk < 4096 or chunk % 4096):
             raise ValueError(f"memory: chunk: got {self.chunk!r}, wanted a multiple of 4096 bytes")
-        disk = "" if self.disk is None else os.fspath(self.disk)
+        disk = "" if self.disk is None else path_of("memory: disk", self.disk)
         limit = -1 if self.disk_limit is None else size_of("disk_limit", self.disk_limit)
-        return Budget(sum(ram) if ram else -1, disk, limit, chunk)
+        total = sum(ram) if ram else -1
+        if total >= 2**63:
+            raise ValueError(f"memory: got {total} bytes as device + host, wanted less than 2^63")
+        return Budget(total, disk, limit, chunk)
+
+
+def path_of(name: str, path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
+    """A path as the core takes it. TypeError if it is none, ValueError for a name that is not UTF-8."""
+    text = os.fsdecode(path)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name}: got {text!r}, wanted a path in UTF-8") from error
+    return text
 
 
 def size_of(name: str, value: int | str) -> int:

@@ -28,9 +28,9 @@ class Optimizer(torch.optim.Optimizer):
 
     Parameters: CPU tensors of float32, bfloat16 or float16, dense, of any shape and stride in which no two elements
     share an address; or DTensors of them (docs/distributed.md). A frozen parameter (`requires_grad=False`) gets its
-    state with its first gradient; one whose `.grad` is None is left alone. `state[p]` holds views of the live state: "step" (int64) and each moment (float32,
-    bfloat16, or uint8 codes with a float32 "…_scale" per block). Removing entries from `state`, or putting {} there,
-    starts those parameters afresh; assigning others has no effect.
+    state with its first gradient; one whose `.grad` is None is left alone. `state[p]` holds views of the live state:
+    "step" (int64) and each moment (float32, bfloat16, or uint8 codes with a float32 "…_scale" per block). Removing
+    entries from `state`, or putting {} there, starts those parameters afresh; assigning others has no effect.
     """
 
     def __init__(self, params: ParamsT, rule: str, hyper: dict[str, Any], options: Options) -> None:
@@ -53,8 +53,7 @@ class Optimizer(torch.optim.Optimizer):
         """Starts with a core without groups. `hyper`: has the names of the rule's hyper-parameters among its keys."""
         self._rule = rule
         self._threads = torch.get_num_threads()
-        budget = self._memory.budget() if self._memory else None
-        self._core = _core.Optimizer(rule, self._nonfinite, self._threads, self._cpu_target, budget)
+        self._core = self._new_core(self._threads)
         self._hyper_keys = tuple(key for key in _core.default_hyper(rule) if checks.group_key(key) in hyper)
         self._pushed: list[tuple[float, ...]] = []  # per group: the hyper-parameters that the core has
         self._formats: list[tuple[Any, Any]] = []  # per group: state and min_quantized_numel, fixed when it was added
@@ -69,6 +68,11 @@ class Optimizer(torch.optim.Optimizer):
         self._skipped_before = 0  # likewise, and those that a GradScaler with amp_scaling asked for
         if self._amp_scaling:
             self._step_supports_amp_scaling = True
+
+    def _new_core(self, threads: int) -> _core.Optimizer:
+        """Under the same budget, so that the state of what is added to it waits there, too, for the first step."""
+        budget = self._memory.budget() if self._memory else None
+        return _core.Optimizer(self._rule, self._nonfinite, threads, self._cpu_target, budget)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group as torch does. On an error the optimizer is as it was.
@@ -90,7 +94,9 @@ class Optimizer(torch.optim.Optimizer):
             bare = {id(entry[1] if isinstance(entry, tuple) else entry) for entry in param_group["params"]}
             if len(bare) != len(param_group["params"]):
                 raise ValueError(f"{where}: got the same parameter more than once, wanted each once")
-        memory: Memory | None = param_group.pop("memory", None)  # not a value that a state_dict should carry
+        memory: Memory | None = param_group.get("memory")
+        if "memory" in param_group:  # not a value that a state_dict should carry; the caller's dict keeps it
+            param_group = {key: value for key, value in param_group.items() if key != "memory"}
         super().add_param_group(param_group)
         try:
             param_group.update(formats.stamp(self._rule))
@@ -101,7 +107,7 @@ class Optimizer(torch.optim.Optimizer):
                 checks.check_parameter(sharding.local_of(param), place_text)
                 shardings.append(sharding.sharding_of(param, place_text))
             if self._pushed:  # A core cannot forget a group, so one added during training is tried out on another core.
-                self._register(_core.Optimizer(self._rule, threads=1), param_group, shardings, where, memory)
+                self._register(self._new_core(threads=1), param_group, shardings, where, memory)
             values = self._register(self._core, param_group, shardings, where, memory)
         except BaseException:
             self.param_groups.pop()
@@ -323,7 +329,8 @@ class Optimizer(torch.optim.Optimizer):
         return formats.to_torch(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        options = {name: getattr(self, f"_{name}") for name in ("rule", "nonfinite", "amp_scaling", "cpu_target", "memory", "budgets")}
+        names = ("rule", "nonfinite", "amp_scaling", "cpu_target", "memory", "budgets")
+        options = {name: getattr(self, f"_{name}") for name in names}
         options |= {name: self.report()[name] for name in ("steps", "skipped_steps")}
         self.onload()
         entries = [live_entry(self, i) for i in range(len(self._params))]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from lowtide import _core, checks
-from lowtide.memory import Memory, size_of
+from lowtide.memory import Memory, path_of, size_of
 from lowtide.shapes import ShapedGroup, groups_of
 
 
@@ -218,6 +218,6 @@ def measure_rates(
     wanted = _core.codec_names() if states is None else list(states)
     found: dict[str, Any] = {}
     if disk is not None:
-        found = _core.measure_disk_rates(os.fspath(disk), size_of("disk_bytes", disk_bytes), 2 * seconds)
+        found = _core.measure_disk_rates(path_of("disk", disk), size_of("disk_bytes", disk_bytes), 2 * seconds)
     step = {state: _core.measure_step_rate(rule, state, momentum, threads, elements, seconds) for state in wanted}
     return Rates(step, **{f.name: found[f.name] for f in fields(Rates) if f.name in found})

@@ -46,6 +46,13 @@ void StateStore::add(std::span<const ShapedParam> params) {
       file_bytes += planned.chunk_bytes[i];
     }
   }
+  // The plan counts what streams; places of chunks that have become resident since are still in the file.
+  LT_REQUIRE(plan.slots == 0 || options_.disk_bytes < 0 || file_bytes <= options_.disk_bytes,
+             "the scratch file, in which chunks keep their places, would grow to %lld bytes, and the disk budget is "
+             "%lld bytes; give at least %lld bytes of disk, or save and load into an optimizer that has all "
+             "parameters from the start",
+             static_cast<long long>(file_bytes), static_cast<long long>(options_.disk_bytes),
+             static_cast<long long>(file_bytes));
   if (plan.slots > 0) {
     if (!file_)
       file_ = std::make_unique<ScratchFile>(env_, options_.disk, file_bytes);

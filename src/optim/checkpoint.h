@@ -48,7 +48,7 @@ using StateWriter = std::function<void(const StatePart&, int64_t offset, const s
 
 // Writes `path`. On any error the file that was there before is untouched and nothing is left behind; with one
 // exception, which its message names: if only the last call fails, the sync of the directory, `path` already holds the
-// whole new checkpoint. A process that is killed may leave `<path>.tmp-<pid>-<random>`; it is safe to delete.
+// whole new checkpoint. A process that is killed may leave `<path>.tmp-<pid>-<random>`: the next save to this path removes it.
 // Throws kInvalidArgument (a value that does not belong into a checkpoint) or kIo, or what `read` throws.
 void save_checkpoint(Env& env, const std::string& path, const Checkpoint& checkpoint, const StateReader& read);
 

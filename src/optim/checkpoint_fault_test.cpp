@@ -222,6 +222,9 @@ TEST(CheckpointFault, AKilledProcessLeavesTheOldOrTheNew) {
     if (name == "c") continue;
     (name.rfind("c.tmp-", 0) == 0 ? leftovers : strangers)++;
   }
+  older.save(path);
+  const size_t kept = directory.names().size() - 1;
+  EXPECT_EQ(kept, 0u) << "the next save removes what is nobody's";
   EXPECT_EQ(killed, points);
   EXPECT_EQ(wrong, 0);
   EXPECT_EQ(strangers, 0);
@@ -230,8 +233,8 @@ TEST(CheckpointFault, AKilledProcessLeavesTheOldOrTheNew) {
   EXPECT_GT(missing, 20);
   std::printf(
       "killed at %d/%d points of %lld calls: old %d, new %d, none before and none after %d, wrong %d; %d files "
-      "c.tmp-* left, %d others\n",
-      killed, points, static_cast<long long>(calls), old_count, new_count, missing, wrong, leftovers, strangers);
+      "c.tmp-* left, %zu after one more save, %d others\n",
+      killed, points, static_cast<long long>(calls), old_count, new_count, missing, wrong, leftovers, kept, strangers);
 }
 
 TEST(CheckpointFault, AThrowingCallbackLeavesTheOld) {

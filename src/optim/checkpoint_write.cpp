@@ -1,15 +1,15 @@
 #include <fcntl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <memory>
-#include <random>
+#include <optional>
 #include <utility>
 
 #include "core/error.h"
 #include "memory/retry.h"
 #include "optim/checkpoint_format.h"
+#include "optim/checkpoint_temporary.h"
 
 namespace lowtide {
 namespace checkpoint {
@@ -48,21 +48,13 @@ class Descriptor {
 class Replacement {
  public:
   Replacement(Env& env, const std::string& path) : env_(env), path_(path) {
-    std::random_device random;
-    int tries = 0;
-    do {
-      const uint64_t tag = uint64_t{random()} << 32 | random();
-      temporary_ = format("%s.tmp-%ld-%016llx", path.c_str(), static_cast<long>(::getpid()),
-                          static_cast<unsigned long long>(tag));
-      file_ = std::make_unique<Descriptor>(env, temporary_.c_str(),
-                                           O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
-    } while (file_->get() == -EEXIST && ++tries < 100);
-    if (file_->get() < 0) fail_io(-file_->get(), "could not create '%s'", temporary_.c_str());
-    exists_ = true;
+    remove_abandoned(env, path);  // first: they may take the room that this one needs
+    for (int tries = 0; tries < kMostTries && !exists_; ++tries) create();
+    if (!exists_) fail_io(EEXIST, "could not create '%s' and keep it: something removes it at once", name());
   }
   ~Replacement() {
     file_.reset();
-    if (exists_) retry_interrupted([&] { return env_.unlink(temporary_.c_str()); });
+    if (exists_) remove();
   }
   Replacement(const Replacement&) = delete;
   Replacement& operator=(const Replacement&) = delete;
@@ -108,12 +100,33 @@ class Replacement {
   }
 
  private:
+  static constexpr int kMostTries = 100;
+
   const char* name() const { return temporary_.c_str(); }
+
+  void remove() {
+    retry_interrupted([&] { return env_.unlink(name()); });
+  }
+
+  // Leaves nothing, and exists_ false, if the name is taken or another save has taken the new file for abandoned.
+  void create() {
+    temporary_ = temporary_name(path_);
+    file_.emplace(env_, name(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (file_->get() == -EEXIST) return;
+    if (file_->get() < 0) fail_io(-file_->get(), "could not create '%s'", name());
+    // A descriptor of its own: the lock has to outlive the closing of the file, before the rename.
+    lock_.emplace(env_, name(), O_WRONLY | O_NOFOLLOW | O_CLOEXEC, 0);
+    const int opened = lock_->get();
+    exists_ = opened >= 0 && lock_temporary(env_, opened) != Lock::kLost;
+    if (exists_) return;
+    remove();
+    if (opened < 0 && opened != -ENOENT) fail_io(-opened, "could not open '%s' to lock it", name());
+  }
 
   Env& env_;
   const std::string path_;
   std::string temporary_;
-  std::unique_ptr<Descriptor> file_;
+  std::optional<Descriptor> file_, lock_;
   bool exists_ = false;
   int64_t at_ = 0;
 };

@@ -62,10 +62,16 @@ void Home::place(std::span<Slot* const> slots, std::span<const int64_t> params) 
   }
 }
 
-void Home::offload(int threads) {
-  if (parked_) return;
+// All memory that holds state.
+std::vector<const Buffer*> Home::in_ram() {
   std::vector<const Buffer*> buffers = store_ ? store_->shrink() : std::vector<const Buffer*>();
   for (const Buffer& buffer : arena_.buffers()) buffers.push_back(&buffer);
+  return buffers;
+}
+
+void Home::check_offload() {
+  if (parked_) return;
+  const std::vector<const Buffer*> buffers = in_ram();
   if (buffers.empty()) return;
   LT_REQUIRE(!memory_.disk.empty(), "got state in RAM and no disk to put it on, wanted a memory budget with a disk");
   int64_t needed = store_ ? store_->report().disk_bytes : 0;
@@ -73,7 +79,13 @@ void Home::offload(int threads) {
   LT_REQUIRE(memory_.disk_bytes < 0 || needed <= memory_.disk_bytes,
              "got a disk budget of %lld bytes, wanted at least %lld to put all state there",
              static_cast<long long>(memory_.disk_bytes), static_cast<long long>(needed));
-  parked_ = std::make_unique<ParkedMemory>(env_, memory_.disk, std::move(buffers), threads);
+}
+
+void Home::offload(int threads) {
+  if (parked_) return;
+  check_offload();
+  std::vector<const Buffer*> buffers = in_ram();
+  if (!buffers.empty()) parked_ = std::make_unique<ParkedMemory>(env_, memory_.disk, std::move(buffers), threads);
 }
 
 void Home::onload(int threads) {

@@ -35,8 +35,10 @@ class Home {
   // them, else in the store. Throws kInvalidArgument, kOutOfMemory or kIo; then no slot has changed.
   void place(std::span<Slot* const> slots, std::span<const int64_t> params);
 
-  // All state out of RAM, to the disk, and back. No-ops where it is already so. Throws kInvalidArgument (no disk, or
-  // its limit is too low) or kIo; then it stays where it was.
+  // Throws kInvalidArgument if offload() cannot be: no disk, or its limit is too low.
+  void check_offload();
+  // All state out of RAM, to the disk, and back. No-ops where it is already so. Throws as check_offload(), or kIo; then
+  // it stays where it was.
   void offload(int threads);
   void onload(int threads);
   int64_t parked_bytes() const { return parked_ ? parked_->bytes() : 0; }
@@ -46,6 +48,8 @@ class Home {
   int64_t direct_bytes() const { return arena_.allocated_bytes(); }
 
  private:
+  std::vector<const Buffer*> in_ram();
+
   Env& env_;
   Memory memory_;
   Arena arena_;

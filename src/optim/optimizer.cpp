@@ -143,7 +143,7 @@ const int64_t* Optimizer::steps_address(int64_t param) const { return &impl_->sl
 
 void Optimizer::set_steps(int64_t param, int64_t steps) {
   const Exclusive guard(impl_->busy);
-  LT_REQUIRE(steps >= 0, "got %lld steps, wanted 0 or more", ll(steps));
+  LT_REQUIRE(steps >= 0 && steps <= kMostSteps, "got %lld steps, wanted 0 to 2^53", ll(steps));
   Slot& slot = impl_->slot_at(param);
   slot.steps = steps;
   slot.set_fresh(steps == 0);
@@ -230,6 +230,7 @@ std::string Optimizer::load(const std::string& path) {
 
 void Optimizer::offload() {
   const Exclusive guard(impl_->busy);
+  for (const std::unique_ptr<Home>& home : impl_->homes) home->check_offload();  // all of them, or none
   for (const std::unique_ptr<Home>& home : impl_->homes) home->offload(impl_->threads);
 }
 

@@ -26,6 +26,9 @@
 
 namespace lowtide {
 
+// That a parameter can be said to have taken: rules count in double.
+inline constexpr int64_t kMostSteps = int64_t{1} << 53;
+
 inline constexpr long long ll(int64_t n) { return n; }
 
 // memcpy that takes null pointers where there is nothing to copy.
@@ -130,8 +133,9 @@ struct Optimizer::Impl {
     if (states(now) > states(slot.state_rule)) slot.has_state = false;  // allocated by the next step
   }
 
-  // True if memory of two parameters may overlap: they are then stepped one after another, in order.
-  bool parameters_overlap() const;
+  // True if memory of two parameters, of all or of those that are stepped now, may overlap: they are then stepped one
+  // after another, in order.
+  bool parameters_overlap(bool of_items) const;
 
   Home& home_of(const Slot& slot) const { return *homes[groups[static_cast<size_t>(slot.group)].home]; }
 

@@ -101,6 +101,8 @@ void Optimizer::Impl::check_fits(const Checkpoint& saved) const {
     const CheckpointParam& got = saved.params[i];
     const CheckpointParam wanted = describe(slots[i], rule);
     LT_REQUIRE(got.sizes == wanted.sizes, "parameter %zu has other sizes in the checkpoint", i);
+    LT_REQUIRE(got.steps <= kMostSteps, "parameter %zu has taken %lld steps in the checkpoint, wanted 2^53 at most", i,
+               ll(got.steps));
     if (got.states.empty()) continue;
     LT_REQUIRE(got.codec == wanted.codec && got.block == wanted.block,
                "parameter %zu has '%s' state in the checkpoint, wanted '%s': build the optimizer with the state and "

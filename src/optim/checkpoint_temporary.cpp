@@ -1,0 +1,81 @@
+#include "optim/checkpoint_temporary.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <exception>
+#include <filesystem>
+#include <random>
+#include <string_view>
+#include <system_error>
+
+#include "core/error.h"
+#include "memory/descriptor.h"
+#include "memory/retry.h"
+
+namespace lowtide::checkpoint {
+namespace {
+
+constexpr char kMark[] = ".tmp-";
+constexpr std::string_view kDigits = "0123456789", kHexDigits = "0123456789abcdef";
+constexpr size_t kTagDigits = 16;
+
+bool only(std::string_view text, std::string_view of) {
+  return !text.empty() && text.find_first_not_of(of) == text.npos;
+}
+
+// Whether temporary_name() gives such names to files that are to be called `name`.
+bool is_temporary_of(std::string_view candidate, std::string_view name) {
+  const std::string_view mark(kMark);
+  if (!candidate.starts_with(name) || !candidate.substr(name.size()).starts_with(mark)) return false;
+  const std::string_view rest = candidate.substr(name.size() + mark.size());
+  const size_t dash = rest.find('-');
+  if (dash == rest.npos) return false;
+  const std::string_view tag = rest.substr(dash + 1);
+  return only(rest.substr(0, dash), kDigits) && tag.size() == kTagDigits && only(tag, kHexDigits);
+}
+
+void remove_if_abandoned(Env& env, const std::string& file) {
+  // O_NONBLOCK: a planted FIFO must not make this wait.
+  constexpr int kFlags = O_WRONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
+  const Descriptor fd(env, retry_interrupted([&] { return env.open(file.c_str(), kFlags, 0); }));
+  struct stat status {};
+  if (fd.get() < 0 || ::fstat(fd.get(), &status) != 0 || !S_ISREG(status.st_mode)) return;
+  // Removed under the lock: its writer, had it not come to locking it yet, finds out.
+  if (lock_temporary(env, fd.get()) == Lock::kHeld) retry_interrupted([&] { return env.unlink(file.c_str()); });
+}
+
+}  // namespace
+
+std::string temporary_name(const std::string& path) {
+  std::random_device random;
+  const uint64_t tag = uint64_t{random()} << 32 | random();
+  return format("%s%s%ld-%016llx", path.c_str(), kMark, static_cast<long>(::getpid()),
+                static_cast<unsigned long long>(tag));
+}
+
+Lock lock_temporary(Env& env, int fd) {
+  int holder = 0;
+  const int result = retry_interrupted([&] { return env.lock(fd, &holder); });
+  if (result == -EAGAIN) return Lock::kLost;
+  if (result < 0) return Lock::kNone;
+  struct stat status {};
+  return ::fstat(fd, &status) == 0 && status.st_nlink == 1 ? Lock::kHeld : Lock::kLost;
+}
+
+void remove_abandoned(Env& env, const std::string& path) noexcept {
+  try {
+    const std::filesystem::path whole(path);
+    const std::string name = whole.filename().string();
+    const std::filesystem::path directory = whole.has_parent_path() ? whole.parent_path() : ".";
+    std::error_code error;
+    for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end;
+         entry.increment(error))
+      if (is_temporary_of(entry->path().filename().string(), name)) remove_if_abandoned(env, entry->path().string());
+  } catch (const std::exception&) {  // memory is short: the next save will do it
+  }
+}
+
+}  // namespace lowtide::checkpoint

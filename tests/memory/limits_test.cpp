@@ -1,0 +1,120 @@
+// Claims: whatever is added when, a budget's file never grows above its limit; offload() moves all state or none where
+// a budget cannot take it; counts of steps that could not be counted on are refused.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <limits>
+
+#include "lowtide/optimizer.h"
+#include "memory/state_store.h"
+#include "support/checkpoint_case.h"
+#include "support/optimizer_case.h"
+#include "support/scratch_support.h"
+
+namespace lowtide::testing {
+namespace {
+
+TEST(Limits, TheFileNeverGrowsAboveItsLimit) {
+  const TemporaryDirectory disk;
+  Rng rng = seeded("parameters added to stores with a limit", 5);
+  int adds = 0, refused_by_plan = 0, refused_by_file = 0, above = 0, changed = 0;
+  for (int trial = 0; trial < 100; ++trial) {
+    const int64_t limit = rng.between(20, 80) * kPageBytes;
+    StateStore store(system_env(), {rng.between(4, 20) * kPageBytes, disk.path(), limit, kPageBytes});
+    for (int64_t param = 0; param < 8; ++param) {
+      // Chunks of one block each where the block is large: of several sizes, so that the best set to keep changes.
+      const ShapedParam added{param, {rng.between(1, 8), rng.between(100, 300), 2, 1 << rng.between(0, 4), false, {}}};
+      const StoreReport before = store.report();
+      try {
+        store.add({&added, 1});
+        ++adds;
+      } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
+        ++(std::string(error.what()).find("keep their places") == std::string::npos ? refused_by_plan
+                                                                                    : refused_by_file);
+        const StoreReport after = store.report();
+        changed += after.chunks != before.chunks || after.disk_bytes != before.disk_bytes ||
+                   after.resident_bytes != before.resident_bytes || store.has(param);
+      }
+      above += store.report().disk_bytes > limit;
+    }
+  }
+  EXPECT_GT(adds, 300);
+  EXPECT_GT(refused_by_plan, 3);
+  EXPECT_GT(refused_by_file, 0) << "control: places of chunks that became resident must have counted";
+  EXPECT_EQ(above + changed, 0);
+  std::printf("%d additions: above the limit %d; refused by the plan %d, for places in the file %d, changed by it %d\n",
+              adds, above, refused_by_plan, refused_by_file, changed);
+}
+
+TEST(Limits, OffloadMovesNothingIfABudgetCannotTakeIt) {
+  const TemporaryDirectory disk;
+  Rng rng(1);
+  int refused = 0;
+  int64_t moved = 0;
+  for (const lowtide::Memory& second :
+       {lowtide::Memory{1 << 20}, lowtide::Memory{1 << 20, disk.path(), 4096}, lowtide::Memory{}}) {
+    OptimizerOptions options;
+    options.memory = {1 << 20, disk.path()};
+    Optimizer optimizer(options);
+    GroupOptions group;
+    optimizer.add_group(group);
+    group.memory = second;
+    optimizer.add_group(group);
+    std::vector<Tensor> params, gradients;
+    for (int i = 0; i < 2; ++i) {
+      params.emplace_back(DType::kF32, std::vector<int64_t>{20000}).randomize(rng);
+      gradients.emplace_back(DType::kF32, std::vector<int64_t>{20000}).randomize(rng);
+    }
+    for (int i = 0; i < 2; ++i) optimizer.add_param(i, params[static_cast<size_t>(i)].view());
+    optimizer.step(std::vector<Gradient>{gradients[0].gradient(), gradients[1].gradient()});
+    try {
+      optimizer.offload();
+    } catch (const Error& error) {
+      refused += error.kind() == ErrorKind::kInvalidArgument;
+    }
+    moved += optimizer.report().offloaded_bytes;
+  }
+  EXPECT_EQ(refused, 3);
+  EXPECT_EQ(moved, 0);
+  std::printf("offload refused %d/3, bytes moved by it %lld\n", refused, static_cast<long long>(moved));
+}
+
+TEST(Limits, CountsOfStepsHaveABound) {
+  const TemporaryDirectory files;
+  const std::string path = files.file("c");
+  Rng rng(2);
+  Tensor param(DType::kF32, {7}), gradient(DType::kF32, {7});
+  param.randomize(rng);
+  gradient.randomize(rng);
+  Optimizer optimizer(OptimizerOptions{});
+  optimizer.add_group({});
+  optimizer.add_param(0, param.view());
+  Content saved;
+  saved.description.rule = "adamw";
+  saved.description.params = {param_of("0", {7}, 2, 4, 0)};
+  CheckpointParam& only = saved.description.params[0];
+  only.codec = optimizer.state_codec(0);
+  saved.fill(rng);
+  for (auto& [key, bytes] : saved.arrays) std::fill(bytes.begin(), bytes.end(), '\0');
+  constexpr int64_t kMost = int64_t{1} << 53;
+  int accepted = 0, refused = 0;
+  for (const int64_t steps : {kMost, kMost + 1, std::numeric_limits<int64_t>::max()}) {
+    only.steps = steps;
+    saved.save(path);
+    for (const bool from_file : {true, false}) try {
+        from_file ? static_cast<void>(optimizer.load(path)) : optimizer.set_steps(0, steps);
+        ++accepted;
+        EXPECT_TRUE(optimizer.step(std::vector<Gradient>{gradient.gradient()}).applied);
+        EXPECT_EQ(optimizer.steps(0), steps + 1);
+      } catch (const Error& error) {
+        refused += error.kind() == ErrorKind::kInvalidArgument;
+      }
+  }
+  EXPECT_EQ(accepted, 2);
+  EXPECT_EQ(refused, 4);
+  std::printf("counts of 2^53 steps accepted %d/2, larger ones refused %d/4\n", accepted, refused);
+}
+
+}  // namespace
+}  // namespace lowtide::testing
