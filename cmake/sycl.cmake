@@ -7,6 +7,12 @@ if(NOT LOWTIDE_SYCL)
   return()
 endif()
 
+# The driver's own threads and memory are not the sanitizers' business; ON tries all the same.
+if(LOWTIDE_SYCL STREQUAL "AUTO" AND LOWTIDE_SANITIZE)
+  set(SyclRuntime_REASON "sanitized builds have it with LOWTIDE_SYCL=ON only")
+  return()
+endif()
+
 find_package(SyclRuntime QUIET)
 if(NOT SyclRuntime_FOUND)
   if(LOWTIDE_SYCL STREQUAL "AUTO")
@@ -22,14 +28,19 @@ set(lt_src "${PROJECT_SOURCE_DIR}/src")
 set(lt_spirv "${lt_src}/backend/sycl/spirv")
 file(GLOB lt_sycl_sources CONFIGURE_DEPENDS "${lt_src}/backend/sycl/host/*.cpp")
 file(GLOB lt_spirv_files CONFIGURE_DEPENDS "${lt_spirv}/*.spv")
-add_library(${lt_sycl} MODULE ${lt_sycl_sources} "${lt_src}/backend/dialect.cpp" "${lt_src}/core/error.cpp"
-                              "${lt_src}/core/layout.cpp")
+# Objects, since its tests reach inside.
+add_library(lowtide_sycl_objects OBJECT ${lt_sycl_sources})
+set_target_properties(lowtide_sycl_objects PROPERTIES POSITION_INDEPENDENT_CODE ON)
+add_library(${lt_sycl} MODULE $<TARGET_OBJECTS:lowtide_sycl_objects> "${lt_src}/backend/dialect.cpp"
+                              "${lt_src}/core/error.cpp" "${lt_src}/core/layout.cpp")
 set_source_files_properties("${lt_src}/backend/sycl/host/programs.cpp"
                             PROPERTIES COMPILE_DEFINITIONS "LOWTIDE_SPIRV_DIR=\"${lt_spirv}\""
                                        OBJECT_DEPENDS "${lt_spirv_files}")
-target_compile_definitions(${lt_sycl} PRIVATE LOWTIDE_VERSION="${PROJECT_VERSION}")
-target_include_directories(${lt_sycl} PRIVATE "${PROJECT_SOURCE_DIR}/include" "${lt_src}")
-target_link_libraries(${lt_sycl} PRIVATE lowtide_flags SyclRuntime::SyclRuntime)
+foreach(target IN ITEMS lowtide_sycl_objects ${lt_sycl})
+  target_compile_definitions(${target} PRIVATE LOWTIDE_VERSION="${PROJECT_VERSION}")
+  target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}/include" "${lt_src}")
+  target_link_libraries(${target} PRIVATE lowtide_flags SyclRuntime::SyclRuntime)
+endforeach()
 # Installed as a wheel, the plug-in is in lib/python3.x/site-packages/lowtide, and pip's libsycl in lib. Elsewhere
 # libsycl is found as any library is, or is in the process already.
 set_target_properties(${lt_sycl} PROPERTIES PREFIX lib LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}"

@@ -87,9 +87,12 @@ TEST(SyclSteps, GiveTheBitsOfTheCpu) {
   EXPECT_EQ(differing, 0);
   EXPECT_EQ(still, 0) << "control: steps must change something";
   EXPECT_EQ(combinations, rule_count() * codec_count() * kPairs);
-  std::printf("%lld combinations of rule, codec and types, %lld comparisons after %d steps, %lld bytes, %lld differ\n",
-              static_cast<long long>(combinations), static_cast<long long>(comparisons), kSteps,
-              static_cast<long long>(bytes), static_cast<long long>(differing));
+  std::printf(
+      "%lld combinations of rule, codec and types, %lld comparisons after %d steps, %lld bytes, %lld differ; %lld "
+      "guards "
+      "whole\n",
+      static_cast<long long>(combinations), static_cast<long long>(comparisons), kSteps, static_cast<long long>(bytes),
+      static_cast<long long>(differing), static_cast<long long>(DeviceBytes::guards_checked));
 }
 
 // Control: the comparison sees a learning rate that is one float off.

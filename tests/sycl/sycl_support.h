@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 #include <sycl/sycl.hpp>
 
+#include <algorithm>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "backend/registry.h"
@@ -39,29 +41,57 @@ struct SyclDevice {
 #define LT_NEEDS_SYCL() \
   if (!SyclDevice::get().backend) GTEST_SKIP() << SyclDevice::get().missing
 
-// A copy of host memory on the device.
+// The message of the error that act() throws, which is of this kind.
+template <class Fn>
+std::string message_of(ErrorKind kind, Fn&& act) {
+  try {
+    act();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), kind) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "no error";
+  return "";
+}
+
+// A copy of host memory on the device, between guards: a kernel that writes beyond it is seen.
 class DeviceBytes {
  public:
+  static constexpr size_t kGuard = 256;
+  static constexpr unsigned char kPoison = 0xc5;
+  static inline int64_t guards_checked = 0;
+
   DeviceBytes(const void* host, size_t bytes, sycl::queue& queue) : bytes_(bytes), queue_(queue) {
     if (!bytes) return;
-    data_ = sycl::malloc_device<std::byte>(bytes, queue);
+    memory_ = sycl::malloc_device<std::byte>(bytes + 2 * kGuard, queue);
+    const std::vector<unsigned char> poison(bytes + 2 * kGuard, kPoison);
+    queue_.memcpy(memory_, poison.data(), poison.size()).wait();
     put(host);
   }
   ~DeviceBytes() {
-    if (data_) sycl::free(data_, queue_);
+    if (memory_) sycl::free(memory_, queue_);
   }
   DeviceBytes(DeviceBytes&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), bytes_(other.bytes_), queue_(other.queue_) {}
-  std::byte* data() const { return data_; }
+      : memory_(std::exchange(other.memory_, nullptr)), bytes_(other.bytes_), queue_(other.queue_) {}
+  std::byte* data() const { return memory_ ? memory_ + kGuard : nullptr; }
   void put(const void* host) {
-    if (bytes_) queue_.memcpy(data_, host, bytes_).wait();
+    if (bytes_) queue_.memcpy(data(), host, bytes_).wait();
   }
   void get(void* host) {
-    if (bytes_) queue_.memcpy(host, data_, bytes_).wait();
+    if (bytes_) queue_.memcpy(host, data(), bytes_).wait();
+    EXPECT_TRUE(guards_are_whole());
+  }
+  bool guards_are_whole() {
+    if (!bytes_) return true;
+    std::vector<unsigned char> guards(2 * kGuard);
+    queue_.memcpy(guards.data(), memory_, kGuard);
+    queue_.memcpy(guards.data() + kGuard, data() + bytes_, kGuard).wait();
+    guards_checked += 2;
+    return std::all_of(guards.begin(), guards.end(), [](unsigned char byte) { return byte == kPoison; });
   }
 
  private:
-  std::byte* data_ = nullptr;
+  std::byte* memory_ = nullptr;
   size_t bytes_;
   sycl::queue queue_;
 };
@@ -88,6 +118,7 @@ class DeviceCase {
   }
   // Parameter and state, back into the case.
   void fetch() {
+    EXPECT_TRUE(grad_.guards_are_whole());
     param_.get(case_.param.data());
     for (size_t k = 0; k < kMaxStates; ++k) {
       codes_[k].get(case_.codes[k].data());

@@ -3,6 +3,7 @@
 
 #include <sycl/sycl.hpp>
 
+#include <exception>
 #include <new>
 
 #include "core/error.h"
@@ -26,6 +27,10 @@ auto guarded(const char* doing, Fn&& f) -> decltype(f()) {
     fail(kind_of(error), "SYCL, %s: %s", doing, error.what());
   } catch (const std::bad_alloc&) {
     fail(ErrorKind::kOutOfMemory, "SYCL, %s: no host memory", doing);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    fail(ErrorKind::kInternal, "SYCL, %s: %s", doing, error.what());
   }
 }
 

@@ -2,7 +2,6 @@
 
 #include "backend/dialect.h"
 #include "backend/sycl/host/codec_tables.h"
-#include "backend/sycl/host/programs.h"
 
 namespace lowtide::sycl_host {
 namespace {
@@ -16,7 +15,7 @@ const sycl::kernel& Kernels::find(const std::string& program_name, const std::st
   if (const auto known = kernels_.find(name); known != kernels_.end()) return known->second;
   auto bundle = bundles_.find(program_name);
   if (bundle == bundles_.end()) {
-    const auto bytes = program(program_name);
+    const auto bytes = source_(program_name);
     const std::vector<std::byte> copy(bytes.begin(), bytes.end());
     auto source = sx::create_kernel_bundle_from_source(context_, sx::source_language::spirv, copy);
     bundle = bundles_.emplace(program_name, sx::build(source, {device_})).first;

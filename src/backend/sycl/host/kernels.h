@@ -5,15 +5,20 @@
 #include <sycl/sycl.hpp>
 
 #include <map>
+#include <span>
 #include <string>
 
 #include "backend/sycl/host/device_memory.h"
+#include "backend/sycl/host/programs.h"
 
 namespace lowtide::sycl_host {
 
 class Kernels {
  public:
-  Kernels(const sycl::context& context, const sycl::device& device) : context_(context), device_(device) {}
+  // source: where SPIR-V comes from, as program() of programs.h.
+  using Source = std::span<const std::byte>(const std::string& name);
+  Kernels(const sycl::context& context, const sycl::device& device, Source* source = &program)
+      : context_(context), device_(device), source_(source) {}
 
   // By the numbers of rules.def and codecs.def.
   const sycl::kernel& step(int rule, int codec);
@@ -30,6 +35,7 @@ class Kernels {
 
   sycl::context context_;
   sycl::device device_;
+  Source* source_;
   std::map<std::string, Bundle> bundles_;
   std::map<std::string, sycl::kernel> kernels_;
   std::map<int, UsmBytes> tables_;

@@ -10,6 +10,7 @@
 #include "backend/sycl/host/batch.h"
 #include "backend/sycl/host/errors.h"
 #include "backend/sycl/host/kernels.h"
+#include "backend/sycl/host/pointers.h"
 #include "backend/sycl/host/uploads.h"
 
 namespace lowtide::sycl_host {
@@ -76,6 +77,7 @@ class SyclBackend final : public Backend {
       late_->throw_any();
       sycl::queue queue = queue_of(stream);
       Place& place = place_of(queue);
+      for (size_t i = 0; i < items.size(); ++i) place.check(items[i], i);
       batch_.clear();
       if (ordered) {
         for (size_t i = 0; i < items.size(); ++i) {
@@ -104,6 +106,7 @@ class SyclBackend final : public Backend {
       LT_REQUIRE(items.size() < kNone, "got %zu parameters, wanted fewer than 2^32 - 1", items.size());
       sycl::queue queue = queue_of(stream);
       Place& place = place_of(queue);
+      for (size_t i = 0; i < items.size(); ++i) place.check.gradient(items[i], i);
       batch_.clear();
       batch_.begin_launch(0, 0);
       for (size_t i = 0; i < items.size(); ++i) batch_.add(items[i], static_cast<int64_t>(i));
@@ -137,7 +140,9 @@ class SyclBackend final : public Backend {
     sycl::device device;
     Kernels kernels;
     Uploads uploads;
-    Place(const sycl::context& c, const sycl::device& d) : context(c), device(d), kernels(c, d), uploads(c, d) {}
+    PointerCheck check;
+    Place(const sycl::context& c, const sycl::device& d)
+        : context(c), device(d), kernels(c, d), uploads(c, d), check(c, d.has(sycl::aspect::usm_system_allocations)) {}
   };
 
   sycl::queue queue_of(void* stream) const {
@@ -185,6 +190,7 @@ class SyclBackend final : public Backend {
   void convert(const CodecItem& item, void* stream, const sycl::kernel& (Kernels::*pick)(int, bool)) {
     sycl::queue queue = queue_of(stream);
     Place& place = place_of(queue);
+    place.check(item);
     batch_.clear();
     batch_.begin_launch(0, item.codec);
     batch_.add(item);

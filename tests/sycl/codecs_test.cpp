@@ -1,4 +1,4 @@
-// The backend's other operations, and its errors.
+// Conversions between states and floats, and the search for gradients that are not finite, as on the CPU.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -141,88 +141,6 @@ TEST(SyclNonfinite, IsFoundWhereTheCpuFindsIt) {
   EXPECT_TRUE(found > 50 && found < rounds - 50) << "control: both outcomes happen; found " << found;
   std::printf("%lld calls, %lld with a bad gradient, %lld wrong\n", static_cast<long long>(rounds),
               static_cast<long long>(found), static_cast<long long>(wrong));
-}
-
-template <class Fn>
-std::string message_of(ErrorKind kind, Fn&& act) {
-  try {
-    act();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), kind) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
-}
-
-TEST(SyclErrors, AreOursAndLeaveAllAsItWas) {
-  LT_NEEDS_SYCL();
-  auto rng = testing::seeded("errors", 43);
-  SyclDevice& device = SyclDevice::get();
-  StepCase c(1, 2, DType::kF32, DType::kF32, 3, 300, rng);
-  const StepCase before = c;
-  DeviceCase on_device(c, *device.queue);
-  const StepItem item = on_device.item();
-  sycl::queue out_of_order(device.queue->get_context(), device.queue->get_device());
-  EXPECT_NE(message_of(ErrorKind::kInvalidArgument,
-                       [&] {
-                         device.backend->step({&item, 1}, 1, false, &out_of_order);
-                       })
-                .find("in_order"),
-            std::string::npos);
-  on_device.fetch();
-  EXPECT_EQ(differing_bytes(c, before), 0);
-  EXPECT_NE(message_of(ErrorKind::kInvalidArgument, [] { open_backend("sycl", "tpu"); }).find("tpu"),
-            std::string::npos);
-  EXPECT_NE(message_of(ErrorKind::kInvalidArgument, [] { open_backend("tpu", ""); }).find("tpu"), std::string::npos);
-  message_of(ErrorKind::kUnsupported, [] { open_backend("cuda", ""); });
-  bool gpu = false;
-  for (const sycl::device& one : sycl::device::get_devices()) gpu = gpu || one.is_gpu();
-  if (!gpu)
-    EXPECT_NE(message_of(ErrorKind::kUnsupported, [] { open_backend("sycl", "gpu"); }).find("gpu"), std::string::npos);
-  // And it works on.
-  device.backend->step({&item, 1}, 1, false, device.queue.get());
-  on_device.fetch();
-  EXPECT_GT(differing_bytes(c, before), 0);
-}
-
-// A queue of another context has kernels and tables of its own; nullptr is the backend's queue.
-TEST(SyclQueues, OfAnyContextGiveTheSameBits) {
-  LT_NEEDS_SYCL();
-  auto rng = testing::seeded("queues", 44);
-  SyclDevice& device = SyclDevice::get();
-  const StepCase start(1, 2, DType::kBF16, DType::kBF16, 5, 1000, rng);
-  StepCase wanted = start;
-  const StepItem item = wanted.item();
-  open_backend("cpu", "")->step({&item, 1}, 1, false, nullptr);
-  const sycl::context context(device.queue->get_device());
-  sycl::queue other(context, device.queue->get_device(), sycl::property::queue::in_order());
-  ASSERT_NE(other.get_context(), device.queue->get_context());
-  for (sycl::queue* queue : {&other, device.queue.get(), static_cast<sycl::queue*>(nullptr)}) {
-    StepCase got = start;
-    DeviceCase on_device(got, queue ? *queue : *device.queue);
-    const StepItem there = on_device.item();
-    device.backend->step({&there, 1}, 1, false, queue);
-    // The backend's own queue is seen through a synchronous call only.
-    device.backend->first_nonfinite({&there, 1}, 1, queue);
-    on_device.fetch();
-    EXPECT_EQ(differing_bytes(got, wanted), 0);
-  }
-  std::printf("3 queues, 0 bytes differ\n");
-}
-
-TEST(SyclRegistry, SaysWhatIsThere) {
-  LT_NEEDS_SYCL();
-  const auto reports = report_backends();
-  ASSERT_EQ(reports.size(), 3u);
-  for (const BackendReport& report : reports)
-    std::printf("%s: %s: %s\n", report.name.c_str(), report.available ? "available" : "not available",
-                report.detail.c_str());
-  EXPECT_TRUE(reports[0].available && reports[0].name == "cpu");
-  EXPECT_TRUE(reports[1].available && reports[1].name == "sycl");
-  EXPECT_NE(reports[1].detail.find("cpu: "), std::string::npos);
-  EXPECT_FALSE(reports[2].available);
-  EXPECT_EQ(SyclDevice::get().backend->target(), std::string("cpu"));
 }
 
 }  // namespace
