@@ -2,12 +2,24 @@
 
 #include "backend/dialect.h"
 #include "backend/sycl/host/codec_tables.h"
+#include "backend/sycl/host/errors.h"
 
 namespace lowtide::sycl_host {
 namespace {
 namespace sx = sycl::ext::oneapi::experimental;
 
 std::string codec_name(int codec) { return codecs()[static_cast<size_t>(codec)].name; }
+
+template <class Fn>
+void refused_if_throws(const std::string& program, Fn&& f) {
+  try {
+    f();
+  } catch (const sycl::exception& error) {
+    fail(kind_of(error) == ErrorKind::kOutOfMemory ? ErrorKind::kOutOfMemory : ErrorKind::kUnsupported,
+         "SYCL: the device's driver takes no program %s: %s", program.c_str(), error.what());
+  }
+}
+
 const char* sign_suffix(bool is_signed) { return is_signed ? "_signed" : "_unsigned"; }
 }  // namespace
 
@@ -17,10 +29,14 @@ const sycl::kernel& Kernels::find(const std::string& program_name, const std::st
   if (bundle == bundles_.end()) {
     const auto bytes = source_(program_name);
     const std::vector<std::byte> copy(bytes.begin(), bytes.end());
-    auto source = sx::create_kernel_bundle_from_source(context_, sx::source_language::spirv, copy);
-    bundle = bundles_.emplace(program_name, sx::build(source, {device_})).first;
+    refused_if_throws(program_name, [&] {
+      auto source = sx::create_kernel_bundle_from_source(context_, sx::source_language::spirv, copy);
+      bundle = bundles_.emplace(program_name, sx::build(source, {device_})).first;
+    });
   }
-  return kernels_.emplace(name, bundle->second.ext_oneapi_get_kernel("__sycl_kernel_" + name)).first->second;
+  refused_if_throws(program_name,
+                    [&] { kernels_.emplace(name, bundle->second.ext_oneapi_get_kernel("__sycl_kernel_" + name)); });
+  return kernels_.at(name);
 }
 
 const sycl::kernel& Kernels::step(int rule, int codec) {
