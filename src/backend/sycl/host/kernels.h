@@ -1,4 +1,4 @@
-// The kernels on one device of one context: programs are built when first used, since a driver takes 0.05 to 0.3 s for
+// The kernels on one device of one context: programs are built when first used, since a driver takes 0.2 to 0.4 s for
 // each and keeps none from process to process. Not for several threads at once.
 #pragma once
 
