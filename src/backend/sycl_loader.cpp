@@ -16,7 +16,8 @@ SyclPlugin load(const std::string& path) {
   SyclPlugin plugin;
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!library) {
-    plugin.missing = format("%s (pip install intel-sycl-rt brings libsycl)", dlerror());
+    plugin.missing = format(
+        "%s (libsycl comes with pip install intel-sycl-rt or oneAPI; LD_LIBRARY_PATH may name its folder)", dlerror());
     return plugin;
   }
   auto* version = reinterpret_cast<sycl_plugin::VersionFn*>(dlsym(library, sycl_plugin::kVersionSymbol));
