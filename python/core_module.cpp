@@ -12,6 +12,7 @@
 
 #include "checkpoint_binding.h"
 #include "core/sizes.h"
+#include "lowtide/backends.h"
 #include "memory/write_failure.h"
 #include "memory_argument.h"
 #include "optim/hyper_fields.h"
@@ -323,6 +324,21 @@ NB_MODULE(_core, m) {
   m.def("rule_names", &lowtide::rule_names);
   m.def("codec_names", &lowtide::codec_names);
   m.def("cpu_targets", &lowtide::cpu_targets);
+  m.def("backends", [] {
+    std::vector<lowtide::BackendReport> reports;
+    {
+      const nb::gil_scoped_release released;
+      reports = lowtide::report_backends();
+    }
+    nb::dict out;
+    for (const lowtide::BackendReport& report : reports) {
+      nb::dict entry;
+      entry["available"] = report.available;
+      entry["detail"] = report.detail;
+      out[report.name.c_str()] = entry;
+    }
+    return out;
+  });
   m.def("checkpoint_metadata", &lowtide::checkpoint_metadata, "path"_a);
   m.def(
       "parse_bytes", [](const std::string& text) { return lowtide::parse_bytes(text); }, "text"_a);

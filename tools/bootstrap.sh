@@ -3,20 +3,23 @@
 # .venv. Needs git, python3, g++ and make. Does only what is missing or out of date, so every make target calls it.
 #   tools/bootstrap.sh --system-only          compilers, CMake and libraries only
 #   tools/bootstrap.sh [--extras test,bench]  all, with these optional requirements of pyproject.toml
+#   tools/bootstrap.sh --no-package [...]     all but the package
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 system_only=no
+package=yes
 extras=""
 while (($#)); do
   case "$1" in
     --system-only) system_only=yes ;;
+    --no-package) package=no ;;
     --extras)
       extras="${2:?--extras wants a list, e.g. test,bench}"
       shift
       ;;
     *)
-      echo "bootstrap: unknown argument '$1' (wanted --system-only or --extras LIST)" >&2
+      echo "bootstrap: unknown argument '$1' (wanted --system-only, --no-package or --extras LIST)" >&2
       exit 2
       ;;
   esac
@@ -136,7 +139,7 @@ wanted="$(requirements)"
 # A stamp lists the requirements that were installed; it lives in .venv, so it goes when .venv goes.
 stamp="$venv/.requirements-${extras//,/-}"
 if [[ ! -f $stamp || $(<"$stamp") != "$wanted" ]]; then
-  say "installing Python requirements (torch is large the first time): $(tr '\n' ' ' <<<"$wanted")"
+  say "installing Python requirements (torch and intel-* are large the first time): $(tr '\n' ' ' <<<"$wanted")"
   printf '%s\n' "$wanted" >"$logs/requirements.txt"
   logged pip-requirements "$python" -m pip install --no-input --disable-pip-version-check -r "$logs/requirements.txt"
   printf '%s\n' "$wanted" >"$stamp"
@@ -144,10 +147,13 @@ fi
 
 # ---- the package ----
 
-# Content, not times: a checkout or a touch builds nothing.
+[[ $package == no ]] && exit 0
+
+# Content, not times: a checkout or a touch builds nothing. With the SYCL runtime, the package has a plug-in for it.
 package_hash() {
   {
     "$python" -VV
+    "$python" -m pip freeze --disable-pip-version-check | grep -i '^intel.sycl.rt=' || echo "no SYCL runtime"
     find CMakeLists.txt pyproject.toml LICENSE README.md cmake include src python -type f \
       ! -name '*_test.cpp' ! -name '*.pyc' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
   } | sha256sum

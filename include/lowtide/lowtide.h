@@ -127,6 +127,13 @@ typedef struct lt_disk_report {
 #define LT_DISK_REPORT_INIT \
   { sizeof(lt_disk_report), 0, 0, 0, 0, 0, 0, 0 }
 
+/* What one backend ("cpu", "sycl", "cuda") can do in this process. An array element: fields are never added. */
+typedef struct lt_backend_report {
+  const char* name;
+  const char* detail; /* what it runs on, devices by name; or what is missing and how to get it */
+  int32_t available;  /* 1: its kernels can run here and now */
+} lt_backend_report;
+
 /* "0.1.0" */
 LT_API const char* lt_version(void);
 /* A constant name, e.g. "invalid argument". */
@@ -136,6 +143,11 @@ LT_API const char* lt_last_error(void);
 /* The system's error number (errno) of this thread's last failure, where it was LT_IO_ERROR and the system gave one;
  * else 0. */
 LT_API int32_t lt_last_os_error(void);
+
+/* Fills out[0..room) with what this installation can compute on; *count is how many there are, also where room is less
+ * (room 0, out NULL: only the count). Texts are valid until this thread's next lt_backends(). Loads installed plug-ins
+ * and asks their drivers. */
+LT_API lt_status lt_backends(lt_backend_report* out, int32_t room, int32_t* count);
 
 LT_API lt_status lt_optimizer_create(const lt_optimizer_options* options, lt_optimizer** out);
 LT_API void lt_optimizer_destroy(lt_optimizer* optimizer);

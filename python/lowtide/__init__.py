@@ -24,18 +24,13 @@ __all__ = [
 
 
 class Backend(TypedDict):
-    """Whether parameters of a kind of device can be stepped, and why or how, in words."""
+    """Whether a kind of device can compute here, and in words on what, or what is missing and how to get it."""
 
     available: bool
     detail: str
 
 
 def backends() -> dict[str, Backend]:
-    """What this installation can run on: backend name → {"available": bool, "detail": str}."""
-    targets = _core.cpu_targets()
-    absent = "not part of this build; parameters must be CPU tensors"
-    return {
-        "cpu": {"available": True, "detail": f"uses {targets[0]}; this CPU can run {', '.join(targets)}"},
-        "sycl": {"available": False, "detail": absent},
-        "cuda": {"available": False, "detail": absent},
-    }
+    """What this installation can run on: backend name → {"available": bool, "detail": str}. Loads the plug-ins that
+    are installed and asks their drivers for devices. The optimizers step CPU tensors, whatever else is available."""
+    return _core.backends()

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from lowtide import Backend
 from lowtide.memory import Budget
 
 __version__: str
@@ -14,6 +15,7 @@ def codec_names() -> list[str]: ...
 def cpu_targets() -> list[str]:
     """Instruction-set paths this CPU can run, best first."""
 
+def backends() -> dict[str, Backend]: ...
 def default_hyper(rule: str) -> dict[str, float | bool]:
     """Hyper-parameters of `rule` with their defaults; the keys are those `Optimizer.set_hyper` takes."""
 

@@ -13,13 +13,17 @@ namespace {
 template <class R>
 RuleInfo rule_info(const char* name) {
   static_assert(sizeof(typename R::Args) <= kArgsBytes && R::kStates <= kMaxStates);
-  return RuleInfo{
-      name, R::kStates, R::kSigned, {R::kStateNames, R::kStateNames + R::kStates}, [](const RuleHyper& h, void* out) {
-        const RuleInput in{h.lr,       h.beta1,     h.beta2,    h.eps, h.weight_decay,
-                           h.momentum, h.dampening, h.nesterov, h.t,   h.first};
-        const typename R::Args args = R::args(in);
-        std::memcpy(out, &args, sizeof args);
-      }};
+  return RuleInfo{name,
+                  R::kStates,
+                  R::kSigned,
+                  {R::kStateNames, R::kStateNames + R::kStates},
+                  [](const RuleHyper& h, void* out) {
+                    const RuleInput in{h.lr,       h.beta1,     h.beta2,    h.eps, h.weight_decay,
+                                       h.momentum, h.dampening, h.nesterov, h.t,   h.first};
+                    const typename R::Args args = R::args(in);
+                    std::memcpy(out, &args, sizeof args);
+                  },
+                  sizeof(typename R::Args)};
 }
 
 template <class C>

@@ -23,7 +23,8 @@ struct RuleInfo {
   int states;
   unsigned signed_mask;  // bit k: state k takes both signs
   std::vector<const char*> state_names;
-  void (*make_args)(const RuleHyper&, void* args);  // writes at most kArgsBytes
+  void (*make_args)(const RuleHyper&, void* args);  // writes args_bytes
+  size_t args_bytes;                                // at most kArgsBytes
 };
 
 struct CodecInfo {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "lowtide/backends.h"
 #include "lowtide/lowtide.h"
 #include "lowtide/optimizer.h"
 #include "optim/hyper_fields.h"
@@ -25,6 +26,7 @@ using lowtide::fail;
 
 thread_local std::string last_error;
 thread_local int32_t last_os_error = 0;
+thread_local std::vector<lowtide::BackendReport> last_backends;  // what lt_backends() gave pointers into
 
 // Never allocates on the way out when memory is short: the text is then cut.
 lt_status failed(lt_status status, const char* text, int os_error = 0) noexcept {
@@ -116,6 +118,17 @@ extern "C" {
 const char* lt_version(void) { return lowtide::version(); }
 const char* lt_last_error(void) { return last_error.c_str(); }
 int32_t lt_last_os_error(void) { return last_os_error; }
+
+lt_status lt_backends(lt_backend_report* out, int32_t room, int32_t* count) {
+  return guarded([&] {
+    require(count, "count");
+    LT_REQUIRE(room >= 0 && (out || room == 0), "got room=%d and out=%p", room, static_cast<void*>(out));
+    last_backends = lowtide::report_backends();
+    *count = static_cast<int32_t>(last_backends.size());
+    for (size_t i = 0; i < std::min(last_backends.size(), static_cast<size_t>(room)); ++i)
+      out[i] = {last_backends[i].name.c_str(), last_backends[i].detail.c_str(), last_backends[i].available};
+  });
+}
 
 const char* lt_status_name(lt_status status) {
   switch (status) {

@@ -79,8 +79,8 @@ std::string format_bytes(int64_t bytes) {
   for (value /= 1024; value >= 1023.995 && power + 1 < kPrefixes.size(); ++power) value /= 1024;
   char digits[32];
   const auto end = std::to_chars(digits, digits + sizeof digits, value, std::chars_format::fixed, 2);
-  return (bytes < 0 ? "-" : "") + std::string(digits, end.ptr) + " " + static_cast<char>(kPrefixes[power] - 'a' + 'A') +
-         "iB";
+  return format("%s%.*s %ciB", bytes < 0 ? "-" : "", static_cast<int>(end.ptr - digits), digits,
+                kPrefixes[power] - 'a' + 'A');
 }
 
 }  // namespace lowtide

@@ -29,7 +29,8 @@ int lt_test_c11(void) {
   lt_group_options group_options = LT_GROUP_OPTIONS_INIT;
   lt_memory_options memory = LT_MEMORY_OPTIONS_INIT;
   lt_disk_report disk = LT_DISK_REPORT_INIT;
-  int32_t group = -1, applied = -1;
+  lt_backend_report backend;
+  int32_t group = -1, applied = -1, count = 0;
   int64_t param = -1;
   float p[6] = {1, 2, 3, 4, 5, 6};
   const float g[3] = {1, -1, 0};
@@ -39,6 +40,10 @@ int lt_test_c11(void) {
   int i;
 
   CHECK(strncmp(lt_version(), "0.", 2) == 0);
+  CHECK(lt_backends(NULL, 0, &count) == LT_OK && count >= 1);
+  CHECK(lt_backends(&backend, 1, &count) == LT_OK && strcmp(backend.name, "cpu") == 0 && backend.available == 1);
+  CHECK(strstr(backend.detail, "scalar") != NULL);
+  CHECK(lt_backends(NULL, 1, &count) == LT_INVALID_ARGUMENT && lt_backends(NULL, 0, NULL) == LT_INVALID_ARGUMENT);
   options.rule = "sgd";
   group_options.state = "fp32";
   CHECK(lt_optimizer_create(&options, &optimizer) == LT_OK);

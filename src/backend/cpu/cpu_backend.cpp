@@ -6,13 +6,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
-#include <cmath>
 #include <functional>
-#include <limits>
 
 #include "backend/cpu/kernel_tables.h"
 #include "backend/dialect.h"
+#include "backend/gradient_limit.h"
 #include "core/error.h"
 #include "core/thread_pool.h"
 
@@ -66,13 +64,6 @@ std::byte* at(void* base, int64_t element, int64_t element_bytes) {
 }
 const std::byte* at(const void* base, int64_t element, int64_t element_bytes) {
   return static_cast<const std::byte*>(base) + element * element_bytes;
-}
-
-// The smallest magnitude, as float bits, that a gradient must stay below: 2^62 after scaling, so that its square does
-// not overflow; never above infinity.
-uint32_t gradient_limit_bits(float grad_scale) {
-  const float limit = 0x1p62f / std::fabs(grad_scale);
-  return std::bit_cast<uint32_t>(std::min(limit, std::numeric_limits<float>::infinity()));
 }
 
 // Brings in the beginning of an array. Hardware prefetchers start anew with every page, so that many small tensors

@@ -1,0 +1,17 @@
+// Opens the places of computation that report_backends() (lowtide/backends.h) tells of. The CPU is part of the library;
+// others are plug-ins, shared libraries beside it that are loaded when first asked for and stay loaded.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "backend/backend.h"
+#include "lowtide/backends.h"
+
+namespace lowtide {
+
+// target: "" for the best, or as the backend names it (the CPU's instruction sets; "gpu" or "cpu" for sycl). Throws
+// kInvalidArgument for names that no backend has, kUnsupported if what it needs is not there.
+std::unique_ptr<Backend> open_backend(const std::string& name, const std::string& target);
+
+}  // namespace lowtide

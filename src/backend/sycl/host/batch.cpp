@@ -1,0 +1,104 @@
+#include "backend/sycl/host/batch.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "backend/dialect.h"
+#include "backend/gradient_limit.h"
+
+namespace lowtide::sycl_host {
+namespace {
+using sycl_device::DeviceItem;
+using sycl_device::DeviceTensor;
+
+static_assert(sizeof(DeviceItem) % alignof(int64_t) == 0);
+static_assert(sizeof(DeviceItem::key) == sizeof(StepItem::key));
+
+const int64_t* at(const std::byte* device, size_t bytes) { return reinterpret_cast<const int64_t*>(device + bytes); }
+}  // namespace
+
+void Batch::clear() {
+  items_.clear();
+  starts_.clear();
+  dims_.clear();
+  launches_.clear();
+}
+
+DeviceTensor Batch::tensor(const void* data, DType dtype, const Layout& layout) {
+  DeviceTensor out{const_cast<void*>(data), nullptr, 0, static_cast<int32_t>(dtype)};
+  if (layout.contiguous) return out;
+  out.dim_count = static_cast<int32_t>(layout.sizes.size());
+  out.dims = reinterpret_cast<const int64_t*>(dims_.size() * sizeof(int64_t));
+  for (size_t d = 0; d < layout.sizes.size(); ++d) {
+    dims_.push_back(layout.sizes[d]);
+    dims_.push_back(layout.strides[d]);
+  }
+  return out;
+}
+
+void Batch::add(const DeviceItem& item, int64_t blocks) {
+  Launch& launch = launches_.back();
+  items_.push_back(item);
+  starts_.push_back(launch.blocks);
+  ++launch.count;
+  launch.blocks += blocks;
+}
+
+void Batch::add(const StepItem& item, int64_t index) {
+  DeviceItem out{};
+  out.param = tensor(item.param, item.param_dtype, *item.param_layout);
+  out.grad = tensor(item.grad, item.grad_dtype, *item.grad_layout);
+  out.row_length = item.param_layout->row_length;
+  out.first_block = item.first_block;
+  out.origin = elements_before_block(out.row_length, item.first_block, kBlockElements);
+  std::copy(std::begin(item.codes), std::end(item.codes), out.codes);
+  std::copy(std::begin(item.scales), std::end(item.scales), out.scales);
+  out.grad_scale = item.grad_scale;
+  out.limit_bits = gradient_limit_bits(item.grad_scale);
+  out.index = static_cast<uint32_t>(index);
+  out.stochastic = item.stochastic;
+  std::memcpy(out.key, item.key, sizeof out.key);
+  if (item.args) std::memcpy(out.args, item.args, rules()[static_cast<size_t>(item.rule)].args_bytes);
+  add(out, item.blocks >= 0 ? item.blocks : item.param_layout->blocks(kBlockElements) - item.first_block);
+}
+
+void Batch::add(const CodecItem& item) {
+  DeviceItem out{};
+  out.param.data = item.values;
+  out.row_length = item.row_length;
+  out.first_block = item.first_block;
+  out.origin = elements_before_block(item.row_length, item.first_block, kBlockElements);
+  out.codes[0] = item.codes;
+  out.scales[0] = item.scales;
+  const int64_t all = item.rows * blocks_per_row(item.row_length, kBlockElements);
+  add(out, item.blocks >= 0 ? item.blocks : all - item.first_block);
+}
+
+size_t Batch::bytes() const {
+  return items_.size() * sizeof(DeviceItem) + (starts_.size() + dims_.size()) * sizeof(int64_t);
+}
+
+void Batch::write(std::byte* to, const std::byte* device) {
+  const size_t item_bytes = items_.size() * sizeof(DeviceItem), start_bytes = starts_.size() * sizeof(int64_t);
+  for (DeviceItem& item : items_)
+    for (DeviceTensor* tensor : {&item.param, &item.grad})
+      if (tensor->dim_count)
+        tensor->dims = at(device, item_bytes + start_bytes + reinterpret_cast<size_t>(tensor->dims));
+  const auto put = [&](const void* data, size_t bytes) {
+    if (bytes) std::memcpy(to, data, bytes);
+    to += bytes;
+  };
+  put(items_.data(), item_bytes);
+  put(starts_.data(), start_bytes);
+  put(dims_.data(), dims_.size() * sizeof(int64_t));
+}
+
+const DeviceItem* Batch::items(const std::byte* device, const Launch& launch) const {
+  return reinterpret_cast<const DeviceItem*>(device) + launch.first;
+}
+
+const int64_t* Batch::starts(const std::byte* device, const Launch& launch) const {
+  return at(device, items_.size() * sizeof(DeviceItem)) + launch.first;
+}
+
+}  // namespace lowtide::sycl_host

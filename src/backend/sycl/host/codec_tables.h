@@ -1,0 +1,12 @@
+// The codecs' tables as bytes, to be copied to a device.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+namespace lowtide::sycl_host {
+
+// Of the codec with this number; empty if it has none.
+std::vector<std::byte> codec_tables(int codec);
+
+}  // namespace lowtide::sycl_host

@@ -1,0 +1,65 @@
+#include "backend/sycl/host/kernels.h"
+
+#include "backend/dialect.h"
+#include "backend/sycl/host/codec_tables.h"
+#include "backend/sycl/host/errors.h"
+
+namespace lowtide::sycl_host {
+namespace {
+namespace sx = sycl::ext::oneapi::experimental;
+
+std::string codec_name(int codec) { return codecs()[static_cast<size_t>(codec)].name; }
+
+template <class Fn>
+void refused_if_throws(const std::string& program, Fn&& f) {
+  try {
+    f();
+  } catch (const sycl::exception& error) {
+    fail(kind_of(error) == ErrorKind::kOutOfMemory ? ErrorKind::kOutOfMemory : ErrorKind::kUnsupported,
+         "SYCL: the device's driver takes no program %s: %s", program.c_str(), error.what());
+  }
+}
+
+const char* sign_suffix(bool is_signed) { return is_signed ? "_signed" : "_unsigned"; }
+}  // namespace
+
+const sycl::kernel& Kernels::find(const std::string& program_name, const std::string& name) {
+  if (const auto known = kernels_.find(name); known != kernels_.end()) return known->second;
+  auto bundle = bundles_.find(program_name);
+  if (bundle == bundles_.end()) {
+    const auto bytes = source_(program_name);
+    const std::vector<std::byte> copy(bytes.begin(), bytes.end());
+    refused_if_throws(program_name, [&] {
+      auto source = sx::create_kernel_bundle_from_source(context_, sx::source_language::spirv, copy);
+      bundle = bundles_.emplace(program_name, sx::build(source, {device_})).first;
+    });
+  }
+  refused_if_throws(program_name,
+                    [&] { kernels_.emplace(name, bundle->second.ext_oneapi_get_kernel("__sycl_kernel_" + name)); });
+  return kernels_.at(name);
+}
+
+const sycl::kernel& Kernels::step(int rule, int codec) {
+  const std::string rule_name = rules()[static_cast<size_t>(rule)].name;
+  return find("step_" + rule_name, "lt_step_" + rule_name + "_" + codec_name(codec));
+}
+const sycl::kernel& Kernels::decode(int codec, bool is_signed) {
+  return find("aux", "lt_decode_" + codec_name(codec) + sign_suffix(is_signed));
+}
+const sycl::kernel& Kernels::encode(int codec, bool is_signed) {
+  return find("aux", "lt_encode_" + codec_name(codec) + sign_suffix(is_signed));
+}
+const sycl::kernel& Kernels::first_nonfinite() { return find("aux", "lt_first_nonfinite"); }
+
+const void* Kernels::tables(int codec) {
+  if (const auto known = tables_.find(codec); known != tables_.end()) return known->second.get();
+  const std::vector<std::byte> bytes = codec_tables(codec);
+  UsmBytes memory(nullptr, Free{context_});
+  if (!bytes.empty()) {
+    memory = allocate(bytes.size(), context_, device_, sycl::usm::alloc::device);
+    sycl::queue(context_, device_).memcpy(memory.get(), bytes.data(), bytes.size()).wait();
+  }
+  return tables_.emplace(codec, std::move(memory)).first->second.get();
+}
+
+}  // namespace lowtide::sycl_host

@@ -1,0 +1,44 @@
+// The kernels on one device of one context: programs are built when first used, since a driver takes 0.2 to 0.4 s for
+// each and keeps none from process to process. Not for several threads at once.
+#pragma once
+
+#include <sycl/sycl.hpp>
+
+#include <map>
+#include <span>
+#include <string>
+
+#include "backend/sycl/host/device_memory.h"
+#include "backend/sycl/host/programs.h"
+
+namespace lowtide::sycl_host {
+
+class Kernels {
+ public:
+  // source: where SPIR-V comes from, as program() of programs.h.
+  using Source = std::span<const std::byte>(const std::string& name);
+  Kernels(const sycl::context& context, const sycl::device& device, Source* source = &program)
+      : context_(context), device_(device), source_(source) {}
+
+  // By the numbers of rules.def and codecs.def.
+  const sycl::kernel& step(int rule, int codec);
+  const sycl::kernel& decode(int codec, bool is_signed);
+  const sycl::kernel& encode(int codec, bool is_signed);
+  const sycl::kernel& first_nonfinite();
+
+  // The codec's tables in device memory, nullptr if it has none.
+  const void* tables(int codec);
+
+ private:
+  using Bundle = sycl::kernel_bundle<sycl::bundle_state::executable>;
+  const sycl::kernel& find(const std::string& program, const std::string& name);
+
+  sycl::context context_;
+  sycl::device device_;
+  Source* source_;
+  std::map<std::string, Bundle> bundles_;
+  std::map<std::string, sycl::kernel> kernels_;
+  std::map<int, UsmBytes> tables_;
+};
+
+}  // namespace lowtide::sycl_host

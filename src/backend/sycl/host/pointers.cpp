@@ -1,0 +1,34 @@
+#include "backend/sycl/host/pointers.h"
+
+#include "core/error.h"
+
+namespace lowtide::sycl_host {
+
+void PointerCheck::one(const void* data, const char* what, size_t index) const {
+  if (!data || sycl::get_pointer_type(data, context_) != sycl::usm::alloc::unknown) return;
+  fail(ErrorKind::kInvalidArgument,
+       "got %s of item %zu at %p, which is no memory of the queue's SYCL context; wanted USM (sycl::malloc_device, "
+       "_host or _shared with that context), as this device cannot address other memory",
+       what, index, data);
+}
+
+void PointerCheck::gradient(const StepItem& item, size_t index) const {
+  if (!any_ && item.param_layout->numel) one(item.grad, "the gradient", index);
+}
+
+void PointerCheck::operator()(const StepItem& item, size_t index) const {
+  if (any_ || !item.param_layout->numel) return;
+  one(item.param, "the parameter", index);
+  one(item.grad, "the gradient", index);
+  for (const void* codes : item.codes) one(codes, "codes", index);
+  for (const void* scales : item.scales) one(scales, "scales", index);
+}
+
+void PointerCheck::operator()(const CodecItem& item) const {
+  if (any_ || !item.rows || !item.row_length) return;
+  one(item.values, "values", 0);
+  one(item.codes, "codes", 0);
+  one(item.scales, "scales", 0);
+}
+
+}  // namespace lowtide::sycl_host

@@ -1,0 +1,27 @@
+#include "backend/sycl/host/programs.h"
+
+#include "core/error.h"
+
+// LOWTIDE_SPIRV_DIR: the folder of the .spv files.
+#define LT_EMBED(name)                                                                                    \
+  __asm__(".pushsection .rodata\n.balign 16\nlt_spirv_" #name ":\n.incbin \"" LOWTIDE_SPIRV_DIR "/" #name \
+          ".spv\"\nlt_spirv_end_" #name ":\n.popsection\n");                                              \
+  extern "C" [[gnu::visibility("hidden")]] const std::byte lt_spirv_##name[], lt_spirv_end_##name[];
+
+#define LT_RULE(number, name, Rule) LT_EMBED(step_##name)
+#include "portable/rules.def"
+#undef LT_RULE
+LT_EMBED(aux)
+
+namespace lowtide::sycl_host {
+
+std::span<const std::byte> program(const std::string& name) {
+#define LT_RULE(number, rule, Rule) \
+  if (name == "step_" #rule) return {lt_spirv_step_##rule, lt_spirv_end_step_##rule};
+#include "portable/rules.def"
+#undef LT_RULE
+  if (name == "aux") return {lt_spirv_aux, lt_spirv_end_aux};
+  fail(ErrorKind::kInternal, "no SYCL program '%s'", name.c_str());
+}
+
+}  // namespace lowtide::sycl_host

@@ -1,0 +1,257 @@
+#include "backend/sycl/host/sycl_backend.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <list>
+#include <mutex>
+#include <utility>
+
+#include "backend/sycl/host/batch.h"
+#include "backend/sycl/host/errors.h"
+#include "backend/sycl/host/kernels.h"
+#include "backend/sycl/host/pointers.h"
+#include "backend/sycl/host/uploads.h"
+
+namespace lowtide::sycl_host {
+namespace {
+
+constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
+
+// Errors that the runtime reports later, of the backend's own queue. (Of a caller's queue, its own handler hears.)
+struct LateErrors {
+  std::mutex mutex;
+  std::string first;
+
+  void throw_any() {
+    const std::lock_guard lock(mutex);
+    if (!first.empty()) fail(ErrorKind::kInternal, "SYCL: %s", std::exchange(first, {}).c_str());
+  }
+};
+
+sycl::queue make_queue(const sycl::device& device, const std::shared_ptr<LateErrors>& late) {
+  const auto keep = [late](const sycl::exception_list& errors) {
+    const std::lock_guard lock(late->mutex);
+    for (const std::exception_ptr& error : errors) {
+      try {
+        std::rethrow_exception(error);
+      } catch (const std::exception& e) {
+        if (late->first.empty()) late->first = e.what();
+      } catch (...) {
+        if (late->first.empty()) late->first = "unknown error";
+      }
+    }
+  };
+  return sycl::queue(device, keep, sycl::property::queue::in_order());
+}
+
+// Groups of a launch: enough for any device; each takes several blocks if there are more.
+size_t groups_of(int64_t blocks) { return static_cast<size_t>(std::min<int64_t>(blocks, 1 << 16)); }
+
+template <class... Args>
+sycl::event launch(sycl::queue& queue, const sycl::kernel& kernel, int64_t blocks, Args... args) {
+  constexpr size_t kGroup = sycl_device::kGroupSize;
+  return queue.submit([&](sycl::handler& handler) {
+    handler.set_args(args...);
+    handler.parallel_for(sycl::nd_range<1>{groups_of(blocks) * kGroup, kGroup}, kernel);
+  });
+}
+
+class SyclBackend final : public Backend {
+ public:
+  explicit SyclBackend(const sycl::device& device)
+      : target_(target_of(device)), late_(std::make_shared<LateErrors>()), own_(make_queue(device, late_)) {}
+
+  const char* name() const override { return "sycl"; }
+  const char* target() const override { return target_; }
+  std::vector<std::string> targets() const override {
+    std::vector<std::string> names;
+    for (const sycl::device& device : find_devices())
+      if (std::find(names.begin(), names.end(), target_of(device)) == names.end())
+        names.emplace_back(target_of(device));
+    return names;
+  }
+
+  void step(std::span<const StepItem> items, int, bool ordered, void* stream) override {
+    guarded("step", [&] {
+      late_->throw_any();
+      sycl::queue queue = queue_of(stream);
+      Place& place = place_of(queue);
+      for (size_t i = 0; i < items.size(); ++i) place.check(items[i], i);
+      batch_.clear();
+      if (ordered) {
+        for (size_t i = 0; i < items.size(); ++i) {
+          batch_.begin_launch(items[i].rule, items[i].codec);
+          batch_.add(items[i], static_cast<int64_t>(i));
+        }
+      } else {
+        add_grouped(items);
+      }
+      // All that can fail for want of memory or a kernel comes before the first launch.
+      for (const Batch::Launch& part : batch_.launches()) {
+        place.kernels.step(part.rule, part.codec);
+        place.kernels.tables(part.codec);
+      }
+      Uploads::Slot& slot = upload(queue, place, batch_.bytes());
+      for (const Batch::Launch& part : batch_.launches())
+        if (part.blocks)
+          slot.used = launch(queue, place.kernels.step(part.rule, part.codec), part.blocks,
+                             batch_.items(slot.device.get(), part), batch_.starts(slot.device.get(), part), part.count,
+                             part.blocks, place.kernels.tables(part.codec));
+    });
+  }
+
+  int64_t first_nonfinite(std::span<const StepItem> items, int, void* stream) override {
+    return guarded("first_nonfinite", [&]() -> int64_t {
+      LT_REQUIRE(items.size() < kNone, "got %zu parameters, wanted fewer than 2^32 - 1", items.size());
+      sycl::queue queue = queue_of(stream);
+      Place& place = place_of(queue);
+      for (size_t i = 0; i < items.size(); ++i) place.check.gradient(items[i], i);
+      batch_.clear();
+      batch_.begin_launch(0, 0);
+      for (size_t i = 0; i < items.size(); ++i) batch_.add(items[i], static_cast<int64_t>(i));
+      const Batch::Launch& part = batch_.launches()[0];
+      if (part.blocks == 0) return -1;
+      const size_t at = batch_.bytes();
+      const sycl::kernel& kernel = place.kernels.first_nonfinite();
+      Uploads::Slot& slot =
+          upload(queue, place, at + sizeof kNone, [&](std::byte* to) { std::memcpy(to + at, &kNone, sizeof kNone); });
+      launch(queue, kernel, part.blocks, batch_.items(slot.device.get(), part), batch_.starts(slot.device.get(), part),
+             part.count, part.blocks, reinterpret_cast<uint32_t*>(slot.device.get() + at));
+      slot.used = queue.memcpy(slot.host.get() + at, slot.device.get() + at, sizeof kNone);
+      wait(slot.used);
+      uint32_t first;
+      std::memcpy(&first, slot.host.get() + at, sizeof first);
+      return first == kNone ? -1 : static_cast<int64_t>(first);
+    });
+  }
+
+  void decode(const CodecItem& item, void* stream) override {
+    guarded("decode", [&] { convert(item, stream, &Kernels::decode); });
+  }
+  void encode(const CodecItem& item, void* stream) override {
+    guarded("encode", [&] { convert(item, stream, &Kernels::encode); });
+  }
+
+ private:
+  // What belongs to one device of one context.
+  struct Place {
+    sycl::context context;
+    sycl::device device;
+    Kernels kernels;
+    Uploads uploads;
+    PointerCheck check;
+    Place(const sycl::context& c, const sycl::device& d)
+        : context(c), device(d), kernels(c, d), uploads(c, d), check(c, d.has(sycl::aspect::usm_system_allocations)) {}
+  };
+
+  sycl::queue queue_of(void* stream) const {
+    if (!stream) return own_;
+    sycl::queue queue = *static_cast<sycl::queue*>(stream);
+    LT_REQUIRE(queue.is_in_order(),
+               "got an out-of-order sycl::queue, wanted one made with sycl::property::queue::in_order");
+    return queue;
+  }
+
+  Place& place_of(const sycl::queue& queue) {
+    const sycl::context context = queue.get_context();
+    const sycl::device device = queue.get_device();
+    for (Place& place : places_)
+      if (place.context == context && place.device == device) return place;
+    return places_.emplace_back(context, device);
+  }
+
+  // One launch for all items of the same kernel.
+  void add_grouped(std::span<const StepItem> items) {
+    order_.resize(items.size());
+    for (size_t i = 0; i < items.size(); ++i) order_[i] = i;
+    const auto kernel_of = [&](size_t i) { return std::pair(items[i].rule, items[i].codec); };
+    std::stable_sort(order_.begin(), order_.end(), [&](size_t a, size_t b) { return kernel_of(a) < kernel_of(b); });
+    for (size_t n = 0; n < order_.size(); ++n) {
+      const StepItem& item = items[order_[n]];
+      if (n == 0 || kernel_of(order_[n - 1]) != kernel_of(order_[n])) batch_.begin_launch(item.rule, item.codec);
+      batch_.add(item, static_cast<int64_t>(order_[n]));
+    }
+  }
+
+  // Queues the copy of the batch, and of what `more` writes behind it, to a slot's device memory.
+  template <class Fn>
+  Uploads::Slot& upload(sycl::queue& queue, Place& place, size_t bytes, Fn&& more) {
+    Uploads::Slot& slot = place.uploads.acquire(bytes);
+    batch_.write(slot.host.get(), slot.device.get());
+    more(slot.host.get());
+    if (bytes) slot.used = queue.memcpy(slot.device.get(), slot.host.get(), bytes);
+    return slot;
+  }
+  Uploads::Slot& upload(sycl::queue& queue, Place& place, size_t bytes) {
+    return upload(queue, place, bytes, [](std::byte*) {});
+  }
+
+  void convert(const CodecItem& item, void* stream, const sycl::kernel& (Kernels::*pick)(int, bool)) {
+    sycl::queue queue = queue_of(stream);
+    Place& place = place_of(queue);
+    place.check(item);
+    batch_.clear();
+    batch_.begin_launch(0, item.codec);
+    batch_.add(item);
+    const Batch::Launch& part = batch_.launches()[0];
+    if (part.blocks == 0) return;
+    const sycl::kernel& kernel = (place.kernels.*pick)(item.codec, item.is_signed);
+    const void* tables = place.kernels.tables(item.codec);
+    Uploads::Slot& slot = upload(queue, place, batch_.bytes());
+    slot.used = launch(queue, kernel, part.blocks, batch_.items(slot.device.get(), part), part.blocks, tables);
+    wait(slot.used);
+  }
+
+  void wait(sycl::event& event) {
+    event.wait();
+    late_->throw_any();
+  }
+
+  const char* target_;
+  std::shared_ptr<LateErrors> late_;
+  sycl::queue own_;
+  std::list<Place> places_;
+  Batch batch_;  // kept between calls for its memory
+  std::vector<size_t> order_;
+};
+
+}  // namespace
+
+std::vector<sycl::device> find_devices() {
+  std::vector<sycl::device> found;
+  for (const sycl::device& device : sycl::device::get_devices())
+    if (device.has(sycl::aspect::usm_device_allocations) && device.has(sycl::aspect::usm_host_allocations) &&
+        device.has(sycl::aspect::online_compiler))
+      found.push_back(device);
+  std::stable_sort(found.begin(), found.end(),
+                   [](const sycl::device& a, const sycl::device& b) { return a.is_gpu() > b.is_gpu(); });
+  return found;
+}
+
+bool gives_cpu_bits(const sycl::device& device) {
+  const auto config = device.get_info<sycl::info::device::single_fp_config>();
+  const auto has = [&](sycl::info::fp_config bit) {
+    return std::find(config.begin(), config.end(), bit) != config.end();
+  };
+  return has(sycl::info::fp_config::denorm) && has(sycl::info::fp_config::round_to_nearest) &&
+         has(sycl::info::fp_config::correctly_rounded_divide_sqrt);
+}
+
+const char* target_of(const sycl::device& device) {
+  return device.is_gpu() ? "gpu" : device.is_cpu() ? "cpu" : "other";
+}
+
+std::unique_ptr<Backend> make_backend(const std::string& target) {
+  LT_REQUIRE(target.empty() || target == "gpu" || target == "cpu",
+             "got SYCL target '%s', wanted gpu, cpu, or none for the best", target.c_str());
+  return guarded("opening a device", [&]() -> std::unique_ptr<Backend> {
+    for (const sycl::device& device : find_devices())
+      if (target.empty() || target == target_of(device)) return std::make_unique<SyclBackend>(device);
+    fail(ErrorKind::kUnsupported,
+         "the SYCL runtime finds no %s; install its driver (a CPU's: pip install intel-opencl-rt)",
+         target.empty() ? "device that runs SPIR-V kernels" : (target + " device").c_str());
+  });
+}
+
+}  // namespace lowtide::sycl_host

@@ -1,0 +1,27 @@
+// The SYCL backend: every rule and codec on any device whose driver takes SPIR-V. Tensors and states are USM that the
+// queue's device can address; `stream` is a sycl::queue* of order "in order", nullptr for the backend's own queue. Work
+// is queued and not waited for, except where backend.h says synchronous. One call at a time.
+//
+// Bits are those of the CPU backend where the device rounds division and square root correctly and keeps denormals; see
+// gives_cpu_bits.
+#pragma once
+
+#include <sycl/sycl.hpp>
+
+#include <memory>
+#include <string>
+
+#include "backend/backend.h"
+
+namespace lowtide::sycl_host {
+
+// target: "gpu", "cpu", or "" for the first of these that is there. Throws kInvalidArgument for another name,
+// kUnsupported if there is no such device.
+std::unique_ptr<Backend> make_backend(const std::string& target);
+
+// The devices that kernels can run on.
+std::vector<sycl::device> find_devices();
+bool gives_cpu_bits(const sycl::device& device);
+const char* target_of(const sycl::device& device);  // "gpu", "cpu", or "other"
+
+}  // namespace lowtide::sycl_host

@@ -1,0 +1,135 @@
+// Step cases in memory of the SYCL CPU device, so that a backend that touched host memory by mistake would be seen.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <sycl/sycl.hpp>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backend/registry.h"
+#include "lowtide/error.h"
+#include "support/step_case.h"
+
+namespace lowtide::testing {
+
+// The backend on the CPU's OpenCL device, and a queue of the tests; null with the reason if there is none.
+struct SyclDevice {
+  std::unique_ptr<Backend> backend;
+  std::unique_ptr<sycl::queue> queue;
+  std::string missing;
+
+  // Opened once: the driver can be named only before the process's first SYCL call.
+  static SyclDevice& get() {
+    static SyclDevice device = [] {
+      SyclDevice made;
+      try {
+        made.backend = open_backend("sycl", "cpu");
+        made.queue = std::make_unique<sycl::queue>(sycl::cpu_selector_v, sycl::property::queue::in_order());
+      } catch (const Error& error) {
+        made.missing = error.what();
+      }
+      return made;
+    }();
+    return device;
+  }
+};
+
+#define LT_NEEDS_SYCL() \
+  if (!SyclDevice::get().backend) GTEST_SKIP() << SyclDevice::get().missing
+
+// The message of the error that act() throws, which is of this kind.
+template <class Fn>
+std::string message_of(ErrorKind kind, Fn&& act) {
+  try {
+    act();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), kind) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "no error";
+  return "";
+}
+
+// A copy of host memory on the device, between guards: a kernel that writes beyond it is seen.
+class DeviceBytes {
+ public:
+  static constexpr size_t kGuard = 256;
+  static constexpr unsigned char kPoison = 0xc5;
+  static inline int64_t guards_checked = 0;
+
+  DeviceBytes(const void* host, size_t bytes, sycl::queue& queue) : bytes_(bytes), queue_(queue) {
+    if (!bytes) return;
+    memory_ = sycl::malloc_device<std::byte>(bytes + 2 * kGuard, queue);
+    const std::vector<unsigned char> poison(bytes + 2 * kGuard, kPoison);
+    queue_.memcpy(memory_, poison.data(), poison.size()).wait();
+    put(host);
+  }
+  ~DeviceBytes() {
+    if (memory_) sycl::free(memory_, queue_);
+  }
+  DeviceBytes(DeviceBytes&& other) noexcept
+      : memory_(std::exchange(other.memory_, nullptr)), bytes_(other.bytes_), queue_(other.queue_) {}
+  std::byte* data() const { return memory_ ? memory_ + kGuard : nullptr; }
+  void put(const void* host) {
+    if (bytes_) queue_.memcpy(data(), host, bytes_).wait();
+  }
+  void get(void* host) {
+    if (bytes_) queue_.memcpy(host, data(), bytes_).wait();
+    EXPECT_TRUE(guards_are_whole());
+  }
+  bool guards_are_whole() {
+    if (!bytes_) return true;
+    std::vector<unsigned char> guards(2 * kGuard);
+    queue_.memcpy(guards.data(), memory_, kGuard);
+    queue_.memcpy(guards.data() + kGuard, data() + bytes_, kGuard).wait();
+    guards_checked += 2;
+    return std::all_of(guards.begin(), guards.end(), [](unsigned char byte) { return byte == kPoison; });
+  }
+
+ private:
+  std::byte* memory_ = nullptr;
+  size_t bytes_;
+  sycl::queue queue_;
+};
+
+// A step case's arrays on the device; gradients and args are taken from the case at every item().
+class DeviceCase {
+ public:
+  DeviceCase(StepCase& of, sycl::queue& queue)
+      : case_(of), param_(of.param.data(), of.param.size(), queue), grad_(of.grad.data(), of.grad.size(), queue) {
+    for (int k = 0; k < kMaxStates; ++k) {
+      codes_.emplace_back(of.codes[k].data(), of.codes[k].size(), queue);
+      scales_.emplace_back(of.scales[k].data(), of.scales[k].size() * sizeof(float), queue);
+    }
+  }
+  StepItem item() {
+    StepItem out = case_.item();
+    grad_.put(case_.grad.data());
+    out.param = param_.data(), out.grad = grad_.data();
+    for (size_t k = 0; k < kMaxStates; ++k) {
+      out.codes[k] = codes_[k].data();
+      out.scales[k] = reinterpret_cast<float*>(scales_[k].data());
+    }
+    return out;
+  }
+  // Parameter and state, back into the case.
+  void fetch() {
+    EXPECT_TRUE(grad_.guards_are_whole());
+    param_.get(case_.param.data());
+    for (size_t k = 0; k < kMaxStates; ++k) {
+      codes_[k].get(case_.codes[k].data());
+      scales_[k].get(case_.scales[k].data());
+    }
+  }
+
+ private:
+  StepCase& case_;
+  DeviceBytes param_, grad_;
+  std::vector<DeviceBytes> codes_, scales_;
+};
+
+}  // namespace lowtide::testing
