@@ -63,7 +63,7 @@ PlanRequest random_request(Rng& rng, const std::string& disk) {
     if (rng.chance(0.7)) group.options.hyper.momentum = 0.9;
     if (rng.chance(0.3)) group.options.memory = random_budget(rng, disk);
     const int64_t count = rng.between(0, 10);
-    for (int64_t i = 0; i < count; ++i) group.params.push_back(random_sizes(rng));
+    for (int64_t i = 0; i < count; ++i) group.params.push_back({random_sizes(rng)});
   }
   return request;
 }
@@ -73,7 +73,7 @@ MemoryReport report_of(const PlanRequest& request) {
   Optimizer optimizer(request.options);
   std::vector<Tensor> params;
   for (const PlannedGroup& group : request.groups)
-    for (const auto& sizes : group.params) params.emplace_back(DType::kBF16, sizes);
+    for (const PlannedParam& param : group.params) params.emplace_back(DType::kBF16, param.sizes);
   std::vector<Gradient> gradients;
   size_t i = 0;
   for (const PlannedGroup& group : request.groups) {
@@ -161,7 +161,7 @@ TEST(Planning, ARefusalSaysHowMuchIsNeeded) {
 TEST(Planning, LargeModelsTakeNoMemory) {
   PlanRequest request;
   PlannedGroup& group = request.groups.emplace_back();
-  group.params.assign(1000, {32768, 32768});
+  group.params.assign(1000, PlannedParam{{32768, 32768}});
   request.options.memory.ram_bytes = int64_t{64} << 30;
   request.options.memory.disk = "/nowhere";
   const BudgetPlan total = plan_memory(request).total;
@@ -176,7 +176,7 @@ TEST(Planning, LargeModelsTakeNoMemory) {
 TEST(Planning, SecondsFollowTheRates) {
   PlanRequest request;
   PlannedGroup& group = request.groups.emplace_back();
-  group.params.assign(8, {4096, 4096});
+  group.params.assign(8, PlannedParam{{4096, 4096}});
   EXPECT_EQ(plan_memory(request).total.seconds, 0);  // unknown
   group.step_rate = 1e9;
   BudgetPlan total = plan_memory(request).total;
@@ -218,10 +218,10 @@ TEST(Planning, BadRequestsAreRefused) {
   with("dynamic8", [](PlanRequest& r) { r.groups[0].options.state = "int3"; });
   with("min_quantized_numel=-1", [](PlanRequest& r) { r.groups[0].options.min_quantized_numel = -1; });
   with("momentum", [&](PlanRequest& r) { r.groups[0].options.hyper.momentum = nan; });
-  with("size of -4", [](PlanRequest& r) { r.groups[0].params[0] = {-4}; });
-  with("2^62", [](PlanRequest& r) { r.groups[0].params[0] = {int64_t{1} << 40, int64_t{1} << 40}; });
-  with("2^52", [](PlanRequest& r) { r.groups[0].params[0] = {int64_t{1} << 61}; });
-  with("2^52", [](PlanRequest& r) { r.groups[0].params.assign(2, {int64_t{1} << 52}); });
+  with("size of -4", [](PlanRequest& r) { r.groups[0].params[0].sizes = {-4}; });
+  with("2^62", [](PlanRequest& r) { r.groups[0].params[0].sizes = {int64_t{1} << 40, int64_t{1} << 40}; });
+  with("2^52", [](PlanRequest& r) { r.groups[0].params[0].sizes = {int64_t{1} << 61}; });
+  with("2^52", [](PlanRequest& r) { r.groups[0].params.assign(2, PlannedParam{{int64_t{1} << 52}}); });
   with("step_rate=nan", [&](PlanRequest& r) { r.groups[0].step_rate = nan; });
   with("read_rate=-1", [](PlanRequest& r) { r.read_rate = -1; });
   with("write_rate=inf", [](PlanRequest& r) { r.write_rate = std::numeric_limits<double>::infinity(); });
@@ -234,7 +234,7 @@ TEST(Planning, BadRequestsAreRefused) {
   small.options.memory = {1 << 20, "/nowhere", -1, 4096};
   EXPECT_FALSE(plan_memory(small).total.fits);
   EXPECT_NE(plan_memory(small).total.problem.find("chunks"), std::string::npos);
-  const MemoryPlan empty = plan_memory({});
+  const MemoryPlan empty = plan_memory(PlanRequest());
   EXPECT_TRUE(empty.total.fits);
   EXPECT_EQ(empty.total.ram_bytes(), 0);
   std::printf("bad requests refused: %d of %d\n", cases, cases);
