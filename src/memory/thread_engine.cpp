@@ -1,10 +1,10 @@
 #include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 
 #include <algorithm>
-#include <condition_variable>
-#include <mutex>
 #include <exception>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -47,6 +47,24 @@ class AllSignalsBlocked {
   sigset_t before_;
 };
 
+// A POSIX semaphore. (Not a condition variable: those of glibc before 2.41 can lose a signal, bug 25847, and did.)
+class Semaphore {
+ public:
+  Semaphore() { sem_init(&semaphore_, 0, 0); }
+  ~Semaphore() { sem_destroy(&semaphore_); }
+  Semaphore(const Semaphore&) = delete;
+  Semaphore& operator=(const Semaphore&) = delete;
+  void post() { sem_post(&semaphore_); }
+  void wait() {
+    while (sem_wait(&semaphore_) != 0) {  // a signal
+    }
+  }
+  bool try_wait() { return sem_trywait(&semaphore_) == 0; }
+
+ private:
+  sem_t semaphore_;
+};
+
 class ThreadEngine : public IoEngine {
  public:
   ThreadEngine(Env& env, int fd, int depth) : env_(env), fd_(fd) {
@@ -59,11 +77,7 @@ class ThreadEngine : public IoEngine {
   }
 
   ~ThreadEngine() override {
-    {
-      const std::lock_guard lock(mutex_);
-      stop_ = true;
-    }
-    work_.notify_all();
+    for (size_t i = 0; i < threads_.size(); ++i) work_.post();  // without a request
     for (std::thread& thread : threads_) thread.join();
   }
 
@@ -73,52 +87,53 @@ class ThreadEngine : public IoEngine {
       waiting_.push(request);
     }
     ++under_way_;
-    work_.notify_one();
+    work_.post();
   }
 
   IoRequest* next(bool block) noexcept override {
     if (!under_way_) return nullptr;
-    std::unique_lock lock(mutex_);
-    if (threads_.empty()) {
-      IoRequest* const request = waiting_.pop();
-      carry_out(request);
-      over_.push(request);
-    }
-    if (block) done_.wait(lock, [this] { return !over_.empty(); });
-    IoRequest* const request = over_.pop();
-    if (request) --under_way_;
-    return request;
+    if (threads_.empty()) run_one();
+    if (block)
+      done_.wait();
+    else if (!done_.try_wait())
+      return nullptr;
+    --under_way_;
+    const std::lock_guard lock(mutex_);
+    return over_.pop();
   }
 
   const char* name() const override { return "threads"; }
 
  private:
-  void carry_out(IoRequest* request) {
+  // False if nothing waits.
+  bool run_one() {
+    IoRequest* request = nullptr;
+    {
+      const std::lock_guard lock(mutex_);
+      request = waiting_.pop();
+    }
+    if (!request) return false;
     request->result = request->write ? env_.pwrite(fd_, request->memory, request->bytes, request->offset)
                                      : env_.pread(fd_, request->memory, request->bytes, request->offset);
+    {
+      const std::lock_guard lock(mutex_);
+      over_.push(request);
+    }
+    done_.post();
+    return true;
   }
 
   void run() {
-    std::unique_lock lock(mutex_);
-    for (;;) {
-      work_.wait(lock, [this] { return stop_ || !waiting_.empty(); });
-      if (waiting_.empty()) return;
-      IoRequest* const request = waiting_.pop();
-      lock.unlock();
-      carry_out(request);
-      lock.lock();
-      over_.push(request);
-      done_.notify_one();
-    }
+    do work_.wait();
+    while (run_one());
   }
 
   Env& env_;
   const int fd_;
   int under_way_ = 0;  // of the caller's thread alone
-  std::mutex mutex_;
-  std::condition_variable work_, done_;
+  std::mutex mutex_;   // of the queues
+  Semaphore work_, done_;
   RequestQueue waiting_, over_;
-  bool stop_ = false;
   std::vector<std::thread> threads_;
 };
 
