@@ -158,29 +158,36 @@ TEST(Device, WithoutABudgetWhatFitsStays) {
   setup.state = "fp32";
   setup.hyper = default_hyper("adamw");
   int64_t streamed = 0, refused = 0, bytes = 0;
-  for (const int64_t capacity : {int64_t{1} << 30, int64_t{1} << 20, int64_t{600} << 10}) {
-    auto backend = std::make_unique<FakeBackend>(fake::FakeBackendOptions{rng.next(), -1, capacity, 5 << 20});
+  struct Capacity {
+    int64_t device, host;
+  };
+  for (const Capacity& has : {Capacity{1 << 30, 0}, Capacity{400 << 10, 5 << 20}, Capacity{400 << 10, 200 << 10}}) {
+    auto backend = std::make_unique<FakeBackend>(fake::FakeBackendOptions{rng.next(), -1, has.device, has.host});
     FakeBackend& fake = *backend;
-    Twins twins(rng, setup, {.chunk_bytes = 16 << 10}, std::move(backend));
-    for (int i = 0; i < 2; ++i) twins.add(DType::kF32, {40, 1000});
-    for (int step = 0; step < 3; ++step) twins.step();
+    lowtide::Memory memory;
+    memory.chunk_bytes = 8 << 10;
+    Twins twins(rng, setup, memory, std::move(backend));
+    for (int i = 0; i < 4; ++i) twins.add(DType::kF32, {10, 1000});
+    const int64_t used = fake.used();
+    try {
+      for (int step = 0; step < 3; ++step) twins.step();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kOutOfMemory) << error.what();
+      EXPECT_EQ(twins.on_device().steps(0), 0);
+      EXPECT_EQ(fake.used(), used);
+      ++refused;
+      continue;
+    }
     EXPECT_EQ(twins.differing(), 0);
     streamed += twins.on_device().report().moved_per_step > 0;
-    EXPECT_LE(fake.device_peak(), capacity);
+    EXPECT_LE(fake.device_peak(), has.device);
     expect_no_race(fake);
     bytes += twins.compared();
-    const int64_t used = fake.used();
-    twins.add(DType::kF32, {600, 1000});
-    if (capacity < int64_t{1} << 30) {
-      EXPECT_THROW(twins.on_device().place_states(), Error);
-      EXPECT_LE(fake.used(), used + (4 << 20)) << "only the new parameter, and what a step would need";
-      ++refused;
-    }
   }
-  EXPECT_EQ(streamed, 2);
-  EXPECT_EQ(refused, 2);
-  std::printf("streaming %lld of 3, differing bytes 0 of %lld; refused for want of host memory %lld/2\n",
-              static_cast<long long>(streamed), static_cast<long long>(bytes), static_cast<long long>(refused));
+  EXPECT_EQ(streamed, 1);
+  EXPECT_EQ(refused, 1);
+  std::printf("streaming 1 of 2, differing bytes 0 of %lld; refused for want of host memory 1/1\n",
+              static_cast<long long>(bytes));
 }
 
 }  // namespace
