@@ -57,12 +57,15 @@ std::vector<BackendReport> report_backends() {
   return {report_cpu(), report_sycl(), {"cuda", false, "not part of this build"}};
 }
 
-std::unique_ptr<Backend> open_backend(const std::string& name, const std::string& target) {
-  if (name == "cpu") return cpu::make_backend(target);
+std::unique_ptr<Backend> open_backend(const std::string& name, const std::string& target, void* queue) {
+  if (name == "cpu") {
+    LT_REQUIRE(!queue, "got a queue for the cpu backend, wanted nullptr");
+    return cpu::make_backend(target);
+  }
   if (name == "sycl") {
     const SyclPlugin plugin = sycl_plugin_of_process();
     if (!plugin.open) fail(ErrorKind::kUnsupported, "no SYCL backend: %s", plugin.missing.c_str());
-    return std::unique_ptr<Backend>(plugin.open(target.c_str()));
+    return std::unique_ptr<Backend>(plugin.open(target.c_str(), queue));
   }
   LT_REQUIRE(name == "cuda", "got backend '%s', wanted cpu, sycl or cuda", name.c_str());
   fail(ErrorKind::kUnsupported, "the cuda backend is not part of this build");

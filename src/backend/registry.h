@@ -10,8 +10,9 @@
 
 namespace lowtide {
 
-// target: "" for the best, or as the backend names it (the CPU's instruction sets; "gpu" or "cpu" for sycl). Throws
-// kInvalidArgument for names that no backend has, kUnsupported if what it needs is not there.
-std::unique_ptr<Backend> open_backend(const std::string& name, const std::string& target);
+// target: "" for the best, or as the backend names it (the CPU's instruction sets; "gpu" or "cpu" for sycl). queue: of
+// the backend (a sycl::queue*), whose device and context are to be used; nullptr: its own. Throws kInvalidArgument for
+// names that no backend has, kUnsupported if what it needs is not there.
+std::unique_ptr<Backend> open_backend(const std::string& name, const std::string& target, void* queue = nullptr);
 
 }  // namespace lowtide

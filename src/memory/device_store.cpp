@@ -7,6 +7,12 @@
 #include "core/sizes.h"
 
 namespace lowtide {
+namespace {
+
+// Drivers of some devices allocate no more than 4 GiB at a time.
+constexpr int64_t kLargestDeviceChunk = int64_t{2} << 30;
+
+}  // namespace
 
 DeviceStore::DeviceStore(Env& env, Device& device, const DeviceStoreOptions& options)
     : env_(env), device_(device), options_(options), lanes_(device, chunks_, slots_) {}
@@ -21,12 +27,14 @@ DeviceStore::~DeviceStore() {
 void DeviceStore::add(std::span<const ShapedParam> params) {
   onload();
   catch_up();
+  LT_REQUIRE(options_.chunk_bytes <= kLargestDeviceChunk, "got chunk_bytes=%lld, wanted %lld at most on a device",
+             static_cast<long long>(options_.chunk_bytes), static_cast<long long>(kLargestDeviceChunk));
   for (const ShapedParam& p : params)
     LT_REQUIRE(!has(p.param), "got parameter %lld twice", static_cast<long long>(p.param));
   std::vector<int64_t> sizes;
   for (const DeviceRecord& record : chunks_) sizes.push_back(record.chunk.bytes);
-  const StoreOptions limits{options_.managed ? -1 : options_.device_bytes, "", options_.host_bytes,
-                            options_.chunk_bytes, true};
+  const StoreOptions limits{options_.managed ? -1 : device_budget(), "", options_.host_bytes, options_.chunk_bytes,
+                            true};
   StorePlan planned = plan_store(limits, std::move(sizes), params);
   if (options_.managed) check_managed(planned.plan.total_bytes);
 
@@ -58,6 +66,14 @@ void DeviceStore::add(std::span<const ShapedParam> params) {
   pieces_.merge(places);
   for (DeviceRecord& record : added) chunks_.push_back(std::move(record));
   pager_ = std::move(pager);
+}
+
+// The rest is for activations and gradients that are not there yet.
+int64_t DeviceStore::device_budget() const {
+  if (options_.device_bytes >= 0) return options_.device_bytes;
+  const Device::Limits limits = device_.limits();
+  const int64_t left = limits.free >= 0 ? limits.free : limits.total;
+  return left < 0 ? -1 : report().device_bytes + left / 8 * 7;
 }
 
 MemoryKind DeviceStore::kind_of(bool resident) const {

@@ -20,8 +20,8 @@
 namespace lowtide {
 
 struct DeviceStoreOptions {
-  int64_t device_bytes = -1;  // for state, slots included; -1: no limit
-  int64_t host_bytes = -1;    // likewise
+  int64_t device_bytes = -1;  // for state, slots included; -1: 7/8 of what is free when parameters are added
+  int64_t host_bytes = -1;    // likewise; -1: no limit
   int64_t chunk_bytes = 0;    // 0: chosen from the budget
   bool managed = false;
 };
@@ -58,6 +58,7 @@ class DeviceStore final : public Store {
   MemoryKind kind_of(bool resident) const;
   // A new chunk's memory, with states that decode to zero.
   DeviceBytes make_zero(const Chunk& chunk, bool resident);
+  int64_t device_budget() const;
   void check_managed(int64_t bytes) const;
   void step_managed(const std::vector<bool>& wanted);
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "backend/cpu/cpu_backend.h"
+#include "backend/registry.h"
 #include "backend/dialect.h"
 #include "core/error.h"
 #include "core/thread_pool.h"
@@ -74,10 +75,18 @@ struct Optimizer::Impl {
         rule(find_rule(options.rule)),
         nonfinite(options.nonfinite),
         host(cpu::make_backend(options.cpu_target)),
-        elsewhere(std::move(of_device)),
+        elsewhere(of_device ? std::move(of_device) : open_elsewhere(options)),
         backend(elsewhere ? elsewhere.get() : host.get()) {
     set_threads(options.threads);
     homes.push_back(std::make_unique<Home>(env, options.memory, backend->device()));
+  }
+
+  static std::unique_ptr<Backend> open_elsewhere(const OptimizerOptions& options) {
+    if (options.backend != "cpu") return open_backend(options.backend, options.device, options.stream);
+    LT_REQUIRE(options.device.empty() && !options.stream,
+               "got device '%s' and stream %p for the cpu backend, wanted none", options.device.c_str(),
+               options.stream);
+    return nullptr;
   }
 
   void set_threads(int n) {

@@ -14,5 +14,5 @@ const char* lt_sycl_version() { return lt_stub_runtime() ? LT_STUB_VERSION : "";
 const char* lt_sycl_version() { return LT_STUB_VERSION; }
 #endif
 int lt_sycl_devices(std::string*) { return LT_STUB_NUMBER; }
-lowtide::Backend* lt_sycl_open(const char*) { return nullptr; }
+lowtide::Backend* lt_sycl_open(const char*, const void*) { return nullptr; }
 }

@@ -1,5 +1,7 @@
 #include "backend/sycl/host/kernels.h"
 
+#include <list>
+
 #include "backend/dialect.h"
 #include "backend/sycl/host/codec_tables.h"
 #include "backend/sycl/host/errors.h"
@@ -24,6 +26,7 @@ const char* sign_suffix(bool is_signed) { return is_signed ? "_signed" : "_unsig
 }  // namespace
 
 const sycl::kernel& Kernels::find(const std::string& program_name, const std::string& name) {
+  const std::lock_guard lock(mutex_);
   if (const auto known = kernels_.find(name); known != kernels_.end()) return known->second;
   auto bundle = bundles_.find(program_name);
   if (bundle == bundles_.end()) {
@@ -52,6 +55,7 @@ const sycl::kernel& Kernels::encode(int codec, bool is_signed) {
 const sycl::kernel& Kernels::first_nonfinite() { return find("aux", "lt_first_nonfinite"); }
 
 const void* Kernels::tables(int codec) {
+  const std::lock_guard lock(mutex_);
   if (const auto known = tables_.find(codec); known != tables_.end()) return known->second.get();
   const std::vector<std::byte> bytes = codec_tables(codec);
   UsmBytes memory(nullptr, Free{context_});
@@ -60,6 +64,21 @@ const void* Kernels::tables(int codec) {
     sycl::queue(context_, device_).memcpy(memory.get(), bytes.data(), bytes.size()).wait();
   }
   return tables_.emplace(codec, std::move(memory)).first->second.get();
+}
+
+Kernels& kernels_of(const sycl::context& context, const sycl::device& device) {
+  struct Entry {
+    sycl::context context;
+    sycl::device device;
+    Kernels kernels;
+    Entry(const sycl::context& c, const sycl::device& d) : context(c), device(d), kernels(c, d) {}
+  };
+  static std::mutex mutex;
+  static auto* const entries = new std::list<Entry>();  // never freed: the runtime may be gone when statics are
+  const std::lock_guard lock(mutex);
+  for (Entry& entry : *entries)
+    if (entry.context == context && entry.device == device) return entry.kernels;
+  return entries->emplace_back(context, device).kernels;
 }
 
 }  // namespace lowtide::sycl_host

@@ -1,10 +1,12 @@
 // The kernels on one device of one context: programs are built when first used, since a driver takes 0.2 to 0.4 s for
-// each and keeps none from process to process. Not for several threads at once.
+// each and keeps none from process to process. Any thread.
 #pragma once
 
 #include <sycl/sycl.hpp>
 
 #include <map>
+#include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 
@@ -36,9 +38,13 @@ class Kernels {
   sycl::context context_;
   sycl::device device_;
   Source* source_;
+  std::mutex mutex_;
   std::map<std::string, Bundle> bundles_;
   std::map<std::string, sycl::kernel> kernels_;
   std::map<int, UsmBytes> tables_;
 };
+
+// Those of the process for this device of this context, built once however many backends use them; kept to its end.
+Kernels& kernels_of(const sycl::context& context, const sycl::device& device);
 
 }  // namespace lowtide::sycl_host

@@ -61,8 +61,8 @@ int lt_sycl_devices(std::string* text) {
   });
 }
 
-Backend* lt_sycl_open(const char* target) {
+Backend* lt_sycl_open(const char* target, const void* queue) {
   sycl_host::guarded("looking for drivers", [] { sycl_host::find_drivers(); });
-  return sycl_host::make_backend(target).release();
+  return sycl_host::make_backend(target, static_cast<const sycl::queue*>(queue)).release();
 }
 }

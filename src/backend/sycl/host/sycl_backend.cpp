@@ -11,6 +11,7 @@
 #include "backend/sycl/host/errors.h"
 #include "backend/sycl/host/kernels.h"
 #include "backend/sycl/host/pointers.h"
+#include "backend/sycl/host/sycl_device.h"
 #include "backend/sycl/host/uploads.h"
 
 namespace lowtide::sycl_host {
@@ -29,8 +30,8 @@ struct LateErrors {
   }
 };
 
-sycl::queue make_queue(const sycl::device& device, const std::shared_ptr<LateErrors>& late) {
-  const auto keep = [late](const sycl::exception_list& errors) {
+sycl::async_handler handler_of(const std::shared_ptr<LateErrors>& late) {
+  return [late](const sycl::exception_list& errors) {
     const std::lock_guard lock(late->mutex);
     for (const std::exception_ptr& error : errors) {
       try {
@@ -42,7 +43,6 @@ sycl::queue make_queue(const sycl::device& device, const std::shared_ptr<LateErr
       }
     }
   };
-  return sycl::queue(device, keep, sycl::property::queue::in_order());
 }
 
 // Groups of a launch: enough for any device; each takes several blocks if there are more.
@@ -59,11 +59,15 @@ sycl::event launch(sycl::queue& queue, const sycl::kernel& kernel, int64_t block
 
 class SyclBackend final : public Backend {
  public:
-  explicit SyclBackend(const sycl::device& device)
-      : target_(target_of(device)), late_(std::make_shared<LateErrors>()), own_(make_queue(device, late_)) {}
+  SyclBackend(const sycl::context& context, const sycl::device& device)
+      : target_(target_of(device)),
+        late_(std::make_shared<LateErrors>()),
+        own_(context, device, handler_of(late_), sycl::property::queue::in_order()),
+        device_(own_, handler_of(late_)) {}
 
   const char* name() const override { return "sycl"; }
   const char* target() const override { return target_; }
+  Device* device() override { return &device_; }
   std::vector<std::string> targets() const override {
     std::vector<std::string> names;
     for (const sycl::device& device : find_devices())
@@ -138,11 +142,15 @@ class SyclBackend final : public Backend {
   struct Place {
     sycl::context context;
     sycl::device device;
-    Kernels kernels;
+    Kernels& kernels;
     Uploads uploads;
     PointerCheck check;
     Place(const sycl::context& c, const sycl::device& d)
-        : context(c), device(d), kernels(c, d), uploads(c, d), check(c, d.has(sycl::aspect::usm_system_allocations)) {}
+        : context(c),
+          device(d),
+          kernels(kernels_of(c, d)),
+          uploads(c, d),
+          check(c, d.has(sycl::aspect::usm_system_allocations)) {}
   };
 
   sycl::queue queue_of(void* stream) const {
@@ -211,6 +219,7 @@ class SyclBackend final : public Backend {
   const char* target_;
   std::shared_ptr<LateErrors> late_;
   sycl::queue own_;
+  SyclDevice device_;
   std::list<Place> places_;
   Batch batch_;  // kept between calls for its memory
   std::vector<size_t> order_;
@@ -242,12 +251,18 @@ const char* target_of(const sycl::device& device) {
   return device.is_gpu() ? "gpu" : device.is_cpu() ? "cpu" : "other";
 }
 
-std::unique_ptr<Backend> make_backend(const std::string& target) {
+std::unique_ptr<Backend> make_backend(const std::string& target, const sycl::queue* queue) {
   LT_REQUIRE(target.empty() || target == "gpu" || target == "cpu",
              "got SYCL target '%s', wanted gpu, cpu, or none for the best", target.c_str());
   return guarded("opening a device", [&]() -> std::unique_ptr<Backend> {
-    for (const sycl::device& device : find_devices())
-      if (target.empty() || target == target_of(device)) return std::make_unique<SyclBackend>(device);
+    for (const sycl::device& device : find_devices()) {
+      if (!(target.empty() || target == target_of(device))) continue;
+      if (!queue) return std::make_unique<SyclBackend>(sycl::queue(device).get_context(), device);
+      if (device == queue->get_device()) return std::make_unique<SyclBackend>(queue->get_context(), device);
+    }
+    LT_REQUIRE(!queue, "got a queue of '%s', wanted one of a %s that runs SPIR-V kernels",
+               queue->get_device().get_info<sycl::info::device::name>().c_str(),
+               target.empty() ? "device" : (target + " device").c_str());
     fail(ErrorKind::kUnsupported,
          "the SYCL runtime finds no %s; install its driver (a CPU's: pip install intel-opencl-rt)",
          target.empty() ? "device that runs SPIR-V kernels" : (target + " device").c_str());

@@ -15,9 +15,10 @@
 
 namespace lowtide::sycl_host {
 
-// target: "gpu", "cpu", or "" for the first of these that is there. Throws kInvalidArgument for another name,
-// kUnsupported if there is no such device.
-std::unique_ptr<Backend> make_backend(const std::string& target);
+// target: "gpu", "cpu", or "" for the first of these that is there. queue: whose device and context are to be used;
+// nullptr: any device, and its platform's default context. Throws kInvalidArgument for another name or for a queue of
+// another kind of device, kUnsupported if there is no such device.
+std::unique_ptr<Backend> make_backend(const std::string& target, const sycl::queue* queue);
 
 // The devices that kernels can run on.
 std::vector<sycl::device> find_devices();

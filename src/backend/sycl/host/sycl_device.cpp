@@ -1,0 +1,105 @@
+#include "backend/sycl/host/sycl_device.h"
+
+#include "backend/sycl/host/errors.h"
+#include "core/buffer.h"
+
+namespace lowtide::sycl_host {
+namespace {
+
+sycl::usm::alloc alloc_of(MemoryKind kind) {
+  switch (kind) {
+    case MemoryKind::kDevice:
+      return sycl::usm::alloc::device;
+    case MemoryKind::kPinned:
+      return sycl::usm::alloc::host;
+    case MemoryKind::kShared:
+      return sycl::usm::alloc::shared;
+  }
+  return sycl::usm::alloc::unknown;
+}
+
+const char* name_of(MemoryKind kind) {
+  return kind == MemoryKind::kDevice ? "device" : kind == MemoryKind::kPinned ? "pinned host" : "shared";
+}
+
+int64_t bytes_of(uint64_t bytes) { return static_cast<int64_t>(std::min<uint64_t>(bytes, INT64_MAX)); }
+
+}  // namespace
+
+Device::Limits SyclDevice::limits() const {
+  return guarded("asking for the device's memory", [&] {
+    const sycl::device device = own_.get_device();
+    Limits limits;
+    limits.total = bytes_of(device.get_info<sycl::info::device::global_mem_size>());
+    limits.largest_allocation = bytes_of(device.get_info<sycl::info::device::max_mem_alloc_size>());
+    if (device.has(sycl::aspect::ext_intel_free_memory))
+      limits.free = bytes_of(device.get_info<sycl::ext::intel::info::device::free_memory>());
+    return limits;
+  });
+}
+
+// Beyond a device's limits runtimes answer with a null pointer, and some crash: those are asked for first.
+void* SyclDevice::allocate(MemoryKind kind, int64_t bytes) {
+  const Limits most = limits();
+  if (kind != MemoryKind::kPinned && bytes > most.largest_allocation)
+    fail(ErrorKind::kOutOfMemory, "SYCL: %lld bytes of %s memory wanted, this device allocates %lld at most at a time",
+         static_cast<long long>(bytes), name_of(kind), static_cast<long long>(most.largest_allocation));
+  return guarded("allocating memory", [&] {
+    void* const memory = sycl::aligned_alloc(static_cast<size_t>(kPageBytes), static_cast<size_t>(bytes),
+                                             own_.get_device(), own_.get_context(), alloc_of(kind));
+    if (!memory)
+      fail(ErrorKind::kOutOfMemory, "SYCL: %lld bytes of %s memory could not be had; the device has %lld",
+           static_cast<long long>(bytes), name_of(kind), static_cast<long long>(most.total));
+    return memory;
+  });
+}
+
+void SyclDevice::free(void* memory) noexcept {
+  try {
+    sycl::free(memory, own_.get_context());
+  } catch (const sycl::exception&) {  // the device is gone, and its memory with it
+  }
+}
+
+void* SyclDevice::make_queue() {
+  return guarded("making a queue", [&] {
+    return &queues_.emplace_back(own_.get_context(), own_.get_device(), handler_, sycl::property::queue::in_order());
+  });
+}
+
+void SyclDevice::copy(void* queue, void* to, const void* from, int64_t bytes) {
+  guarded("copying", [&] { queue_of(queue).memcpy(to, from, static_cast<size_t>(bytes)); });
+}
+
+void SyclDevice::prefetch(void* queue, const void* shared, int64_t bytes) {
+  guarded("prefetching", [&] { queue_of(queue).prefetch(shared, static_cast<size_t>(bytes)); });
+}
+
+Device::Event SyclDevice::record(void* queue) {
+  return guarded("recording an event",
+                 [&] { return std::make_shared<sycl::event>(queue_of(queue).ext_oneapi_submit_barrier()); });
+}
+
+void SyclDevice::wait(void* queue, const Event& event) {
+  if (event)
+    guarded("waiting for an event",
+            [&] { queue_of(queue).ext_oneapi_submit_barrier({*static_cast<sycl::event*>(event.get())}); });
+}
+
+void SyclDevice::host_wait(const Event& event) {
+  if (event) guarded("waiting for the device", [&] { static_cast<sycl::event*>(event.get())->wait_and_throw(); });
+}
+
+sycl::queue& SyclDevice::queue_of(void* queue) {
+  if (!queue) return own_;
+  auto& given = *static_cast<sycl::queue*>(queue);
+  LT_REQUIRE(given.is_in_order(),
+             "got an out-of-order sycl::queue, wanted one made with sycl::property::queue::in_order");
+  LT_REQUIRE(
+      given.get_context() == own_.get_context() && given.get_device() == own_.get_device(),
+      "got a sycl::queue of another device or context than the optimizer's, whose state it could not reach; make "
+      "the optimizer with a queue of this one");
+  return given;
+}
+
+}  // namespace lowtide::sycl_host

@@ -1,0 +1,37 @@
+// Memory, transfers and order on one SYCL device, in one context. Queues are sycl::queue*, in order, of that context.
+#pragma once
+
+#include <sycl/sycl.hpp>
+
+#include <deque>
+#include <functional>
+
+#include "backend/device.h"
+
+namespace lowtide::sycl_host {
+
+class SyclDevice final : public Device {
+ public:
+  // own: for what no caller's queue is given. handler: of errors that the runtime reports later.
+  SyclDevice(const sycl::queue& own, sycl::async_handler handler) : own_(own), handler_(std::move(handler)) {}
+
+  Limits limits() const override;
+  void* allocate(MemoryKind kind, int64_t bytes) override;
+  void free(void* memory) noexcept override;
+  void* make_queue() override;
+  void copy(void* queue, void* to, const void* from, int64_t bytes) override;
+  void prefetch(void* queue, const void* shared, int64_t bytes) override;
+  Event record(void* queue) override;
+  void wait(void* queue, const Event& event) override;
+  void host_wait(const Event& event) override;
+
+  // nullptr: the own one. Throws kInvalidArgument for a queue that is out of order, or of another context or device.
+  sycl::queue& queue_of(void* queue);
+
+ private:
+  sycl::queue own_;
+  sycl::async_handler handler_;
+  std::deque<sycl::queue> queues_;
+};
+
+}  // namespace lowtide::sycl_host

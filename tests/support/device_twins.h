@@ -1,0 +1,159 @@
+// Optimizers twice, in host memory and on a device, to be compared.
+#pragma once
+
+#include <algorithm>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "backend/backend.h"
+#include "optim/optimizer_env.h"
+#include "support/optimizer_case.h"
+#include "support/random.h"
+
+namespace lowtide::testing {
+
+// Tensors in a device's memory, filled on a queue.
+class DeviceTensors {
+ public:
+  DeviceTensors(Device& device, void* queue) : device_(device), queue_(queue) {}
+
+  void* put(const Tensor& tensor) {
+    const auto bytes = static_cast<int64_t>(tensor.data.size());
+    memory_.emplace_back(device_, MemoryKind::kDevice, std::max<int64_t>(bytes, 1));
+    set(memory_.back().data(), tensor);
+    return memory_.back().data();
+  }
+  // Late: the contents are kept until then.
+  void set(void* to, const Tensor& tensor) {
+    kept_.push_back(tensor.data);
+    if (!tensor.data.empty()) device_.copy(queue_, to, kept_.back().data(), static_cast<int64_t>(tensor.data.size()));
+  }
+  void get(const void* from, Tensor& tensor) {
+    if (tensor.data.empty()) return;
+    device_.copy(queue_, tensor.data.data(), from, static_cast<int64_t>(tensor.data.size()));
+    device_.host_wait(device_.record(queue_));
+  }
+
+ private:
+  Device& device_;
+  void* queue_;
+  std::deque<DeviceBytes> memory_;
+  std::deque<std::vector<std::byte>> kept_;
+};
+
+// The same optimizer twice: in host memory, and on a device under `memory`.
+class Twins {
+ public:
+  Twins(Rng& rng, Config setup, const lowtide::Memory& memory, std::unique_ptr<Backend> backend)
+      : rng_(rng), on_host_(make_optimizer(setup)), device_(*backend->device()) {
+    queue_ = device_.make_queue();
+    tensors_.emplace(device_, queue_);
+    OptimizerOptions options;
+    options.rule = setup.rule;
+    options.nonfinite = setup.nonfinite;
+    options.threads = 1;
+    options.memory = memory;
+    on_device_.emplace(OptimizerEnv::make(options, system_env(), std::move(backend)));
+    group_.hyper = setup.hyper;
+    group_.state = setup.state;
+    group_.min_quantized_numel = setup.min_quantized_numel;
+    on_device_->add_group(group_);
+  }
+  ~Twins() {
+    tensors_.reset();  // before their device
+  }
+
+  void add(DType dtype, std::vector<int64_t> sizes) {
+    Tensor& param = params_.emplace_back(dtype, sizes);
+    param.randomize(rng_);
+    on_host_.add_param(0, param.view());
+    grads_.emplace_back(rng_.chance(0.5) ? dtype : DType::kF32, std::move(sizes));
+    device_params_.push_back(tensors_->put(param));
+    device_grads_.push_back(tensors_->put(grads_.back()));
+    on_device_->add_param(0, {device_params_.back(), dtype, param.sizes, {}});
+  }
+
+  // share: of the parameters that get a gradient.
+  void step(double share = 1) {
+    std::vector<Gradient> here, there;
+    for (size_t i = 0; i < params_.size(); ++i) {
+      if (!rng_.chance(share)) {
+        here.emplace_back();
+        there.emplace_back();
+        continue;
+      }
+      grads_[i].randomize(rng_);
+      tensors_->set(device_grads_[i], grads_[i]);  // after the step before, which the caller has not waited for
+      here.push_back(grads_[i].gradient());
+      if (grads_[i].numel == 0) here.back().data = this;  // any address: it counts as stepped, as on the device
+      there.push_back({device_grads_[i], grads_[i].dtype, nullptr});
+    }
+    on_host_.step(here);
+    StepOptions options;
+    options.stream = queue_;
+    on_device_->step(there, options);
+    ++steps_;
+  }
+
+  // Bytes in which parameters, states or counts differ.
+  int64_t differing() {
+    on_device_->place_states();  // as on the host, where parameters get theirs when they are added
+    std::deque<Tensor> got = params_;
+    std::vector<const Tensor*> mine, theirs;
+    for (size_t i = 0; i < params_.size(); ++i) {
+      tensors_->get(device_params_[i], got[i]);
+      mine.push_back(&params_[i]);
+      theirs.push_back(&got[i]);
+    }
+    const auto a = snapshot(on_host_, mine), b = snapshot(*on_device_, theirs);
+    if (a.size() != b.size()) return -1;
+    int64_t count = 0;
+    for (size_t i = 0; i < a.size(); ++i) count += a[i] != b[i];
+    bytes_ += static_cast<int64_t>(a.size());
+    return count;
+  }
+
+  Optimizer& on_host() { return on_host_; }
+  Optimizer& on_device() { return *on_device_; }
+  int64_t compared() const { return bytes_; }
+  int64_t steps() const { return steps_; }
+
+ private:
+  Rng& rng_;
+  Optimizer on_host_;
+  std::optional<Optimizer> on_device_;
+  Device& device_;
+  void* queue_;
+  std::optional<DeviceTensors> tensors_;
+  GroupOptions group_;
+  std::deque<Tensor> params_, grads_;
+  std::vector<void*> device_params_, device_grads_;
+  int64_t bytes_ = 0, steps_ = 0;
+};
+
+template <class T>
+T pick(Rng& rng, const std::vector<T>& from) {
+  return from[static_cast<size_t>(rng.below(static_cast<int64_t>(from.size())))];
+}
+
+inline Config random_setup(Rng& rng) {
+  Config setup;
+  setup.rule = pick(rng, rule_names());
+  setup.state = pick(rng, codec_names());
+  setup.hyper = default_hyper(setup.rule);
+  setup.hyper.lr = 0.01;
+  if (setup.rule == "sgd") setup.hyper.momentum = 0.9;
+  return setup;
+}
+
+inline std::vector<int64_t> random_sizes(Rng& rng) {
+  if (rng.chance(0.1)) return {};
+  if (rng.chance(0.1)) return {0, 3};
+  if (rng.chance(0.3)) return {rng.between(1, 9000)};
+  return {rng.between(1, 12), rng.between(1, 1500)};
+}
+
+}  // namespace lowtide::testing
