@@ -1,5 +1,6 @@
 #include "optim/checkpoint_temporary.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -7,9 +8,9 @@
 #include <cerrno>
 #include <exception>
 #include <filesystem>
+#include <memory>
 #include <random>
 #include <string_view>
-#include <system_error>
 
 #include "core/error.h"
 #include "memory/descriptor.h"
@@ -65,15 +66,15 @@ Lock lock_temporary(Env& env, int fd) {
   return ::fstat(fd, &status) == 0 && status.st_nlink == 1 ? Lock::kHeld : Lock::kLost;
 }
 
+// With readdir(): a std::filesystem::directory_iterator without exceptions ends the process when memory is short.
 void remove_abandoned(Env& env, const std::string& path) noexcept {
   try {
     const std::filesystem::path whole(path);
     const std::string name = whole.filename().string();
     const std::filesystem::path directory = whole.has_parent_path() ? whole.parent_path() : ".";
-    std::error_code error;
-    for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end;
-         entry.increment(error))
-      if (is_temporary_of(entry->path().filename().string(), name)) remove_if_abandoned(env, entry->path().string());
+    const std::unique_ptr<DIR, int (*)(DIR*)> entries(::opendir(directory.c_str()), ::closedir);
+    while (const dirent* entry = entries ? ::readdir(entries.get()) : nullptr)
+      if (is_temporary_of(entry->d_name, name)) remove_if_abandoned(env, (directory / entry->d_name).string());
   } catch (const std::exception&) {  // memory is short: the next save will do it
   }
 }

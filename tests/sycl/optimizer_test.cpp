@@ -60,6 +60,14 @@ TEST(SyclOptimizer, EveryBudgetGivesTheBitsOfTheHost) {
       static_cast<long long>(above));
 }
 
+OptimizerOptions on(const std::string& backend, const std::string& device, void* stream) {
+  OptimizerOptions options;
+  options.backend = backend;
+  options.device = device;
+  options.stream = stream;
+  return options;
+}
+
 TEST(SyclOptimizer, QueuesOfElsewhereAreRefused) {
   LT_NEEDS_SYCL();
   const sycl::device device = SyclDevice::get().queue->get_device();
@@ -70,7 +78,7 @@ TEST(SyclOptimizer, QueuesOfElsewhereAreRefused) {
   queue.memset(param, 0, 4000).wait();
   int refused = 0;
   for (sycl::queue* stream : {&elsewhere, &disorderly}) {
-    Optimizer optimizer({.backend = "sycl", .device = "cpu", .stream = &queue});
+    Optimizer optimizer(on("sycl", "cpu", &queue));
     optimizer.add_group({});
     optimizer.add_param(0, {param, DType::kF32, {10, 100}, {}});
     const Gradient gradient{param, DType::kF32, nullptr};
@@ -81,10 +89,12 @@ TEST(SyclOptimizer, QueuesOfElsewhereAreRefused) {
     ++refused;
   }
   // Another context at construction: its memory is that context's.
-  Optimizer there({.backend = "sycl", .stream = &elsewhere});
-  message_of(ErrorKind::kInvalidArgument, [] { Optimizer({.backend = "tpu"}); });
-  message_of(ErrorKind::kInvalidArgument, [&] { Optimizer({.stream = &queue}); });
-  message_of(ErrorKind::kInvalidArgument, [] { Optimizer({.memory = {1 << 20, "/tmp"}, .backend = "sycl"}); });
+  Optimizer there(on("sycl", "", &elsewhere));
+  message_of(ErrorKind::kInvalidArgument, [] { Optimizer(on("tpu", "", nullptr)); });
+  message_of(ErrorKind::kInvalidArgument, [&] { Optimizer(on("cpu", "", &queue)); });
+  OptimizerOptions with_disk = on("sycl", "", nullptr);
+  with_disk.memory = {1 << 20, "/tmp"};
+  message_of(ErrorKind::kInvalidArgument, [&] { Optimizer refused{with_disk}; });
   queue.wait();
   sycl::free(param, queue);
   std::printf("queues refused: %d/2\n", refused);
