@@ -1,13 +1,13 @@
-// A SYCL backend whose queues stand still for random times before each copy and each step, so that work of different
-// queues meets in orders that an idle machine never shows.
+// A SYCL backend whose queues are busy for random times before each copy and each step, so that work of different
+// queues meets in orders that an idle machine never shows. (Busy with fills: libsycl 9 deadlocks when tasks of the host
+// wait for events of other queues.)
 #pragma once
 
 #include <sycl/sycl.hpp>
 
-#include <chrono>
+#include <algorithm>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -19,7 +19,12 @@ namespace lowtide::testing {
 class DelayedDevice final : public Backend, public Device {
  public:
   DelayedDevice(std::unique_ptr<Backend> backend, uint64_t seed)
-      : backend_(std::move(backend)), device_(*backend_->device()), rng_(seed), own_(device_.make_queue()) {}
+      : backend_(std::move(backend)), device_(*backend_->device()), rng_(seed), own_(device_.make_queue()) {
+    for (int i = 0; i < 4; ++i) scratch_.emplace_back(device_, MemoryKind::kDevice, kMost);
+  }
+  ~DelayedDevice() override {
+    for (void* queue : busy_) device_.host_wait(device_.record(queue));
+  }
 
   const char* name() const override { return backend_->name(); }
   const char* target() const override { return backend_->target(); }
@@ -57,16 +62,20 @@ class DelayedDevice final : public Backend, public Device {
   void delay(void* queue) {
     if (!rng_.chance(0.5)) return;
     ++delays_;
-    const std::chrono::microseconds time(rng_.between(20, 400));
-    static_cast<sycl::queue*>(given(queue))->submit([&](sycl::handler& handler) {
-      handler.host_task([time] { std::this_thread::sleep_for(time); });
-    });
+    queue = given(queue);
+    if (std::find(busy_.begin(), busy_.end(), queue) == busy_.end()) busy_.push_back(queue);
+    // A queue's own memory: two that fill the same would race.
+    const auto number = static_cast<size_t>(std::find(busy_.begin(), busy_.end(), queue) - busy_.begin());
+    static_cast<sycl::queue*>(queue)->memset(scratch_[number].data(), 0, static_cast<size_t>(rng_.between(1, kMost)));
   }
 
+  static constexpr int64_t kMost = 2 << 20;
   std::unique_ptr<Backend> backend_;
   Device& device_;
   Rng rng_;
   void* own_;
+  std::vector<DeviceBytes> scratch_;
+  std::vector<void*> busy_;
   int64_t delays_ = 0;
 };
 
