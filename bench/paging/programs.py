@@ -19,11 +19,11 @@ def raw_disk() -> Path:
     return built
 
 
-def linked(name: str, folder: Path | None) -> Path:
+def linked(name: str, folder: Path | None, beside_plugin: bool = False) -> Path:
     """A program that links the library's objects: from `folder`, or built by CMake into build/dev (`make build` has
-    done most of that; without it, minutes)."""
+    done most of that; without it, minutes). beside_plugin: it looks for plug-ins where it is."""
     if folder is not None:
         return folder / name
     for command in (["cmake", "--preset", "dev"], ["cmake", "--build", "--preset", "dev", "--target", name]):
         subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    return ROOT / "build" / "dev" / "bench" / name
+    return ROOT / "build" / "dev" / (name if beside_plugin else f"bench/{name}")

@@ -180,6 +180,9 @@ class LT_API Optimizer {
   // block counts the steps that it has taken itself (until the next save(), which has one count for each parameter).
   StepResult step(std::span<const Gradient> grads, const StepOptions& options = {});
 
+  // On a device: waits until all that steps have queued has happened, state that streams back to the host included.
+  void synchronize();
+
   // States of a parameter in the rule's order; empty if it has none yet.
   std::vector<StateView> state(int64_t param) const;
   bool has_state(int64_t param) const;

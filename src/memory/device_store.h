@@ -36,6 +36,7 @@ class DeviceStore final : public Store {
   void step(const Work& work, int threads = 1, const std::vector<int64_t>& wanted = {},
             void* stream = nullptr) override;
   void check_written() override { write_changed(); }
+  void synchronize() override { lanes_.finish(); }
 
   // All state out of device memory to host memory, and back. No-ops where it is already so. Throws kInvalidArgument
   // (the host's budget) or kOutOfMemory, and changes nothing. Everything that needs the state brings it back.

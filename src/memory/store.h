@@ -64,6 +64,9 @@ class Store {
   // What an earlier change could not write is not reported again.
   virtual void forget_unwritten() {}
 
+  // Waits for what steps have queued.
+  virtual void synchronize() {}
+
   virtual StoreReport report() const = 0;
 
  protected:

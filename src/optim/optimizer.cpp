@@ -92,6 +92,15 @@ StepResult Optimizer::step(std::span<const Gradient> grads, const StepOptions& o
   return impl_->step(grads, options);
 }
 
+void Optimizer::synchronize() {
+  const Exclusive guard(impl_->busy);
+  Device* const device = impl_->backend->device();
+  if (!device) return;
+  device->host_wait(impl_->stepped);
+  for (const std::unique_ptr<Home>& home : impl_->homes)
+    if (home->store()) home->store()->synchronize();
+}
+
 std::vector<StateView> Optimizer::state(int64_t param) const {
   const Slot& slot = impl_->slot_at(param);
   std::vector<StateView> views;

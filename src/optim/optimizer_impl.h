@@ -266,6 +266,8 @@ struct Optimizer::Impl {
   std::unique_ptr<Backend> elsewhere;  // where the parameters are, if not in host memory
   Backend* backend;                    // that steps
 
+  Device::Event stepped;  // all that the last step has queued on the caller's stream
+
   std::vector<std::unique_ptr<Home>> homes;  // the first is that of groups without a budget of their own
   std::vector<Group> groups;
 

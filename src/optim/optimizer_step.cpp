@@ -226,6 +226,7 @@ StepResult Optimizer::Impl::step(std::span<const Gradient> grads, const StepOpti
                "chunks that cannot be: give them a budget of their own that holds their state");
     step_paged(options.stream);
   }
+  if (Device* const device = backend->device()) stepped = device->record(options.stream);
   ++steps;
   return StepResult{};
 }

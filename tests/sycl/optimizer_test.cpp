@@ -4,6 +4,7 @@
 
 #include <cstdio>
 
+#include "delayed_device.h"
 #include "support/device_twins.h"
 #include "sycl_support.h"
 
@@ -13,14 +14,21 @@ namespace {
 TEST(SyclOptimizer, EveryBudgetGivesTheBitsOfTheHost) {
   LT_NEEDS_SYCL();
   Rng rng = seeded("optimizers on a SYCL device", 81);
-  int64_t compared = 0, steps = 0, plans = 0, streamed = 0, managed = 0, above = 0;
+  int64_t compared = 0, steps = 0, plans = 0, streamed = 0, managed = 0, above = 0, delays = 0;
   for (int trial = 0; trial < 120; ++trial) {
     const Config setup = random_setup(rng);
     lowtide::Memory memory;
     memory.chunk_bytes = rng.between(1, 4) * 4096;
     memory.managed = rng.chance(0.2);
     if (!memory.managed && rng.chance(0.85)) memory.device_bytes = rng.between(5, 30) * 4096;
-    Twins twins(rng, setup, memory, open_backend("sycl", "cpu"));
+    std::unique_ptr<Backend> backend = open_backend("sycl", "cpu");
+    DelayedDevice* delayed = nullptr;
+    if (trial % 2) {
+      auto made = std::make_unique<DelayedDevice>(std::move(backend), rng.next());
+      delayed = made.get();
+      backend = std::move(made);
+    }
+    Twins twins(rng, setup, memory, std::move(backend));
     for (int64_t n = rng.between(1, 6); n > 0; --n)
       twins.add(pick(rng, std::vector{DType::kF32, DType::kBF16, DType::kF16}), random_sizes(rng));
     for (int step = 0; step < 6; ++step) {
@@ -35,6 +43,7 @@ TEST(SyclOptimizer, EveryBudgetGivesTheBitsOfTheHost) {
     EXPECT_EQ(twins.differing(), 0) << "trial " << trial << " " << setup.rule << " " << setup.state;
     streamed += twins.on_device().report().moved_per_step > 0;
     managed += twins.on_device().report().managed_bytes > 0;
+    if (delayed) delays += delayed->delays();
     ++plans;
     compared += twins.compared();
     steps += twins.steps();
@@ -42,10 +51,13 @@ TEST(SyclOptimizer, EveryBudgetGivesTheBitsOfTheHost) {
   EXPECT_EQ(above, 0);
   EXPECT_GT(streamed, 20);
   EXPECT_GT(managed, 10);
+  EXPECT_GT(delays, 1000);
   std::printf(
-      "%lld plans (%lld streaming, %lld managed), %lld steps: differing bytes 0 of %lld, above the budget %lld\n",
+      "%lld plans (%lld streaming, %lld managed), %lld steps, queues delayed %lld times: differing bytes 0 of %lld, "
+      "above the budget %lld\n",
       static_cast<long long>(plans), static_cast<long long>(streamed), static_cast<long long>(managed),
-      static_cast<long long>(steps), static_cast<long long>(compared), static_cast<long long>(above));
+      static_cast<long long>(steps), static_cast<long long>(delays), static_cast<long long>(compared),
+      static_cast<long long>(above));
 }
 
 OptimizerOptions on(const std::string& backend, const std::string& device, void* stream) {
