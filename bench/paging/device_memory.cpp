@@ -1,8 +1,10 @@
 // Memory of stepping a LLaMA of 220 million bfloat16 parameters on a SYCL device, with all optimizer state there, paged
 // or managed.
-//   device_memory TARGET STATE DEVICE_BYTES MANAGED STEPS     TARGET: gpu or cpu; DEVICE_BYTES of state, -1: no limit
-// Prints a line: bytes of parameters and gradients; of state on the device, in host memory and managed; bytes moved in
-// a step; resident memory of the process before and its peak; seconds of the last step; a hash of the parameters.
+//   device_memory TARGET STATE DEVICE_BYTES MANAGED STEPS     TARGET: gpu, cpu or best; DEVICE_BYTES of state, -1: no
+//   limit
+// Prints a line: the device's kind; bytes of parameters and gradients; of state on the device, in host memory and
+// managed; bytes moved in a step; resident memory of the process before and its peak; seconds of the last step; a hash
+// of the parameters.
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -123,11 +125,11 @@ void run(const Arguments& given) {
     device.host_wait(device.record(nullptr));
     for (const uint16_t value : values) hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
   }
-  std::printf("%lld %lld %lld %lld %lld %lld %lld %.4f %016llx\n", static_cast<long long>(2 * weights),
-              static_cast<long long>(report.device_bytes), static_cast<long long>(report.allocated_bytes),
-              static_cast<long long>(report.managed_bytes), static_cast<long long>(report.moved_per_step),
-              static_cast<long long>(before), static_cast<long long>(peak), seconds,
-              static_cast<unsigned long long>(hash));
+  std::printf("%s %lld %lld %lld %lld %lld %lld %lld %.4f %016llx\n", backend->target(),
+              static_cast<long long>(2 * weights), static_cast<long long>(report.device_bytes),
+              static_cast<long long>(report.allocated_bytes), static_cast<long long>(report.managed_bytes),
+              static_cast<long long>(report.moved_per_step), static_cast<long long>(before),
+              static_cast<long long>(peak), seconds, static_cast<unsigned long long>(hash));
 }
 
 }  // namespace
@@ -138,7 +140,8 @@ int main(int argc, char** argv) {
     Memory memory;
     memory.device_bytes = std::atoll(argv[3]);
     memory.managed = std::atoi(argv[4]) != 0;
-    run({argv[1], argv[2], memory, std::atoi(argv[5])});
+    const std::string target = argv[1];
+    run({target == "best" ? "" : target, argv[2], memory, std::atoi(argv[5])});
   } catch (const std::exception& error) {
     return std::fprintf(stderr, "device_memory: %s\n", error.what()), 1;
   }

@@ -33,14 +33,14 @@ WANTED = 0.659
 def measure(program: Path, target: str, state: str, budget: int, managed: bool, steps: int) -> dict[str, Any]:
     command = [program, target, state, budget, int(managed), steps]
     done = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True)
-    *numbers, seconds, digest = done.stdout.split()
-    row: dict[str, Any] = {name: int(number) for name, number in zip(FIELDS, numbers, strict=True)}
+    kind, *numbers, seconds, digest = done.stdout.split()
+    row: dict[str, Any] = {"target": kind, **{name: int(number) for name, number in zip(FIELDS, numbers, strict=True)}}
     return {**row, "device": row["weights"] + row["device_state"], "seconds": float(seconds), "parameters": digest}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", default="", choices=("", "gpu", "cpu"), help="default: a GPU if there is one")
+    parser.add_argument("--target", default="best", choices=("best", "gpu", "cpu"), help="best: a GPU if there is one")
     parser.add_argument("--budget", default="4MiB", help="device memory for paged state")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--states", default="fp32,dynamic8")
@@ -49,14 +49,14 @@ def main() -> None:
     args = parser.parse_args()
     budget = lowtide.Memory(host=args.budget).budget().ram_bytes
     program = programs.linked("device_memory", args.programs, beside_plugin=True)
-    target = args.target or ("gpu" if "gpu:" in lowtide.backends()["sycl"]["detail"] else "cpu")
     rows: dict[str, dict[str, Any]] = {}
     for state in args.states.split(","):
         for name, limit, managed in (("on the device", -1, False), ("paged", budget, False), ("managed", -1, True)):
-            row = rows[f"{state}, {name}"] = measure(program, target, state, limit, managed, args.steps)
+            row = rows[f"{state}, {name}"] = measure(program, args.target, state, limit, managed, args.steps)
             unpaged = rows[f"{state}, on the device"]
             row["saved"] = 1 - row["device"] / unpaged["device"]
             row["same_parameters"] = row["parameters"] == unpaged["parameters"]
+    target = next(iter(rows.values()))["target"]
     print(f"AdamW, 219.7 M bfloat16 parameters, SYCL {target} device, {args.steps} steps; MB")
     print(f"{'':26s}{'device':>8s}{'saved':>8s}{'state there':>13s}{'host':>8s}{'managed':>9s}{'moved':>8s}{'resident':>10s}"
           f"{'s/step':>8s}  parameters")  # fmt: skip
