@@ -74,9 +74,12 @@ class Optimizer:
     def set_hyper(self, group: int, hyper: dict[str, float | bool]) -> None: ...
     def set_threads(self, threads: int) -> None: ...
     def set_nonfinite(self, nonfinite: str) -> None: ...
-    def add_param(self, group: int, param: torch.Tensor, with_state: bool = True) -> int:
+    def add_param(
+        self, group: int, param: torch.Tensor, with_state: bool = True, whole: tuple[list[int], bool] | None = None
+    ) -> int:
         """Registers a strided tensor of float32, bfloat16 or float16 on the device; returns its number (0, 1, ... over all groups)."""
 
+    def place_states(self) -> None: ...
     def check(self, grad_scale: float = 1.0, stream: int = 0) -> int:
         """What `step` would return, without stepping."""
 

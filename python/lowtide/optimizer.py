@@ -29,11 +29,10 @@ class Optimizer(torch.optim.Optimizer):
 
     Parameters: tensors of float32, bfloat16 or float16, dense, of any shape and stride in which no two elements share
     an address; or DTensors of them (docs/distributed.md). All are on one device: the CPU, or one with a backend
-    (docs/devices.md). A frozen parameter (`requires_grad=False`) gets its
-    state with its first gradient; one whose `.grad` is None is left alone. `state[p]` holds views of the live state:
-    "step" (int64) and each moment (float32, bfloat16, or uint8 codes with a float32 "…_scale" per block); of
-    state that streams or is on a device "step" alone. Removing
-    entries from `state`, or putting {} there, starts those parameters afresh; assigning others has no effect.
+    (docs/devices.md). A frozen parameter (`requires_grad=False`) gets its state with its first gradient; one whose
+    `.grad` is None is left alone. `state[p]` holds views of the live state: "step" (int64) and each moment (float32,
+    bfloat16, or uint8 codes with a float32 "…_scale" per block); of state that streams or is on a device "step" alone.
+    Removing entries from `state`, or putting {} there, starts those parameters afresh; assigning others has no effect.
     """
 
     def __init__(self, params: ParamsT, rule: str, hyper: dict[str, Any], options: Options) -> None:
@@ -53,7 +52,7 @@ class Optimizer(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     def _open_core(self, rule: str, hyper: Mapping[str, Any]) -> None:
-        """Starts with a core without groups. `hyper`: has the names of the rule's hyper-parameters among its keys."""
+        """Starts without groups. `hyper`: has the names of the rule's hyper-parameters among its keys."""
         self._rule = rule
         self._threads = torch.get_num_threads()
         self._core: _core.Optimizer  # made with the first group, when it is known where parameters are
@@ -93,14 +92,16 @@ class Optimizer(torch.optim.Optimizer):
         if self._place and (self._params or place == self._place):
             return self._core
         core = self._new_core(self._threads, place)
-        for number, (group, memory) in enumerate(zip(self.param_groups[: len(self._budgets)], self._budgets, strict=True)):
-            self._register(core, place, {**group, "params": []}, [], f"parameter group {number}", memory)
+        for number, memory in enumerate(self._budgets):
+            empty = {**self.param_groups[number], "params": []}
+            self._register(core, place, empty, [], f"parameter group {number}", memory)
         return core
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group as torch does. On an error the optimizer is as it was.
 
-        Raises ValueError or TypeError for a parameter or an option that cannot be used; MemoryError.
+        Raises ValueError or TypeError for a parameter or an option that cannot be used; MemoryError; NotImplementedError
+        for parameters on a device that this installation cannot step.
         """
         if not isinstance(param_group, dict):
             raise TypeError(f"param_group: got {type(param_group).__name__}, wanted a dict")
@@ -126,8 +127,8 @@ class Optimizer(torch.optim.Optimizer):
             params: list[torch.Tensor] = param_group["params"]
             shardings: list[Sharding | None] = []
             place = self._place if self._params else None
-            for number_in_group, param in enumerate(params):
-                text = f"{where}, parameter {number_in_group}"
+            for i, param in enumerate(params):
+                text = f"{where}, parameter {i}"
                 local = sharding.local_of(param)
                 checks.check_parameter(local, text)
                 shardings.append(sharding.sharding_of(param, text))
@@ -392,9 +393,9 @@ class Optimizer(torch.optim.Optimizer):
         self._steps_before, self._skipped_before = options.get("steps", 0), options.get("skipped_steps", 0)
 
     def __repr__(self) -> str:
-        lines = [f"{type(self).__name__} (", f"lowtide {_core.__version__}, {self._core.cpu_target()}"]
+        lines = [f"{type(self).__name__} (lowtide {_core.__version__}, {self._core.cpu_target()}"]
         if self._place and not self._place.on_host:
-            lines[-1] += f", {self._place.kind.backend} for {self._place.device}"
+            lines[0] += f", {self._place.kind.backend} for {self._place.device}"
         lines.extend([f"memory: {self._memory}"] if self._memory else [])
         for number, (group, memory) in enumerate(zip(self.param_groups, self._budgets, strict=True)):
             lines.append(f"Parameter Group {number}: {len(group['params'])} tensors")

@@ -4,7 +4,9 @@ They are shared memory of the CPU's OpenCL device (usm.py); skipped where that i
 """
 
 import copy
+import gc
 import io
+import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -251,6 +253,27 @@ def test_gradients_that_are_not_finite(device: usm.Usm, figure: Callable[[str], 
         assert (bits(there) == before) == (nonfinite != "propagate")
         assert optimizer.skipped_steps == (nonfinite == "skip")
     figure("skipped, raised and spread")
+
+
+def test_nothing_is_kept(device: usm.Usm, figure: Callable[[str], None]) -> None:
+    (param,) = device.parameters([torch.zeros(1 << 21)])
+    param.grad = device.tensor(torch.ones(1 << 21))
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    sizes = []
+    for _ in range(10):
+        optimizer = lowtide.AdamW([param], state="fp32")
+        optimizer.step()
+        device.synchronize()
+        state = int(optimizer.report()["device_bytes"])
+        del optimizer
+        gc.collect()
+        sizes.append(resident())
+    growth = max(sizes[2:]) - min(sizes[2:])
+    assert state >= 16 << 20 and growth < 2 * state, growth  # 8 optimizers that were kept would add 8 times that
+    figure(f"8 optimizers of {state} bytes on the device: memory grew by {growth} bytes")
 
 
 def test_refused(device: usm.Usm, tmp_path: Path, figure: Callable[[str], None]) -> None:
