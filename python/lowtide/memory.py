@@ -26,12 +26,14 @@ class Memory:
     """Budgets for optimizer state. What does not fit into one tier lives in the next and streams through every step;
     only what does not fit moves, and no bit of any result depends on it.
 
-    Sizes are ints (bytes), strings such as "512MiB" or "2 GB" (kB, MB, GB, TB: powers of 1000; KiB ... TiB: of 1024), or
-    a share such as "25%" of what the machine has: of its RAM, or, for `device`, of the memory of the parameters' device.
+    Sizes are ints (bytes), strings such as "512MiB" or "2 GB" (kB, MB, GB, TB: powers of 1000; KiB ... TiB: of 1024),
+    or a share such as "25%" of what there is: of the machine's RAM or, for `device`, of the memory of the parameters'
+    device.
 
     Attributes:
-        device: bytes on the parameters' device, streaming buffers included. For CPU parameters that is RAM: `device` and
-            `host` add up. Not given, for parameters on another device: 7/8 of its memory that is free at the first step.
+        device: bytes on the parameters' device, streaming buffers included. For CPU parameters that is RAM: `device`
+            and `host` add up. Not given, for parameters on another device: 7/8 of its memory that is free at the first
+            step.
         host: bytes of host memory, streaming buffers included. Neither given: no limit, all state of CPU parameters
             stays in RAM.
         disk: a directory, best on a local SSD, for a scratch file without a name: nothing is left behind, whatever
@@ -56,7 +58,7 @@ class Memory:
         if not isinstance(self.managed, bool):
             raise TypeError(f"memory: managed: got {self.managed!r} ({type(self.managed).__name__}), wanted a bool")
         if self.managed and place.on_host:
-            raise ValueError("memory: got managed for parameters on cpu, wanted it for those on a device: RAM needs none")
+            raise ValueError("memory: got managed for parameters on cpu, wanted it for those on a device only")
         if self.disk is not None and not place.on_host:
             raise ValueError(
                 f"memory: got disk for parameters on {place.device}, wanted device and host alone: there is no disk "

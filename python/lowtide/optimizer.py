@@ -100,8 +100,8 @@ class Optimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group as torch does. On an error the optimizer is as it was.
 
-        Raises ValueError or TypeError for a parameter or an option that cannot be used; MemoryError; NotImplementedError
-        for parameters on a device that this installation cannot step.
+        Raises ValueError or TypeError for a parameter or an option that cannot be used; MemoryError;
+        NotImplementedError for parameters on a device that this installation cannot step.
         """
         if not isinstance(param_group, dict):
             raise TypeError(f"param_group: got {type(param_group).__name__}, wanted a dict")
@@ -303,10 +303,10 @@ class Optimizer(torch.optim.Optimizer):
     def report(self) -> dict[str, int | float]:
         """Memory in bytes, and counts: params (with state), elements, state_bytes (what the formats need),
         allocated_bytes (of RAM), device_bytes (of the memory of the parameters' device), managed_bytes (of memory that
-        its driver moves), steps, skipped_steps, bytes_per_parameter (state_bytes per element). Under a memory
-        budget or on a device: disk_bytes, offloaded_bytes (of these: put there by `offload`), chunks, moved_per_step (as planned),
-        read_bytes and written_bytes (so far), kept_bytes (in RAM above the budget because the disk failed),
-        waited_seconds (that steps stood still for the disk)."""
+        its driver moves), steps, skipped_steps, bytes_per_parameter (state_bytes per element). Under a memory budget or
+        on a device: disk_bytes, offloaded_bytes (put aside by `offload`: part of disk_bytes, or of allocated_bytes for
+        a device), chunks, moved_per_step (as planned), read_bytes and written_bytes (so far), kept_bytes (in RAM above
+        the budget because the disk failed), waited_seconds (that steps stood still for the disk)."""
         out: dict[str, int | float] = dict(self._core.report())
         out["steps"] += self._steps_before
         out["skipped_steps"] = self.skipped_steps
@@ -314,11 +314,12 @@ class Optimizer(torch.optim.Optimizer):
         return out
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's; state that streams from a disk or is on a device is copied into CPU tensors for it (`save` does not
-        need that).
+        """As torch's; state that streams from a disk or is on a device is copied into CPU tensors for it (`save` does
+        not need that).
 
-        State that waits for the first step, under a memory budget or on a device, is placed first, so that the dict is complete:
-        tools load checkpoints into it. Raises ValueError, MemoryError or OSError if the budget cannot hold it.
+        State that waits for the first step, under a memory budget or on a device, is placed first, so that the dict is
+        complete: tools load checkpoints into it. Raises ValueError, MemoryError or OSError if the budget cannot hold
+        it.
         """
         self.onload()
         on_host = self._place is None or self._place.on_host
@@ -354,12 +355,12 @@ class Optimizer(torch.optim.Optimizer):
         files.load(self, path)
 
     def offload(self) -> None:
-        """Moves all state out of RAM to the disk of `memory`, or from a device to pinned host memory, to make room while
-        no steps are taken (for generation, or another model). The next step, or whatever else needs the state, brings it back by itself; until then the
-        tensors in `state` show zeros and must not be written.
+        """Moves all state out of RAM to the disk of `memory`, or from a device to pinned host memory, to make room
+        while no steps are taken (for generation, or another model). The next step, or whatever else needs the state,
+        brings it back by itself; until then the tensors in `state` show zeros and must not be written.
 
-        Raises ValueError if a budget that holds state has no disk, or not enough, or too little host memory; OSError, and then the state stays
-        where it was."""
+        Raises ValueError if a budget that holds state has no disk, or not enough, or too little host memory; OSError,
+        and then the state stays where it was."""
         self._core.offload()
 
     def onload(self) -> None:

@@ -1,5 +1,5 @@
-"""Parameters on a device without a torch that has one: shared memory of the CPU's OpenCL device, which torch sees as CPU
-tensors, and which Lowtide is told to take for parameters on "xpu".
+"""Parameters on a device without a torch that has one: shared memory of the CPU's OpenCL device, which torch sees as
+CPU tensors, and which Lowtide is told to take for parameters on "xpu".
 
 Allocation, queue and order come from the C interface (include/lowtide/lowtide_device.h) of the compiled core.
 """
@@ -27,29 +27,34 @@ def missing() -> str:
 
 
 class Usm:
-    """A device, its queue, and tensors in its shared memory. They belong to torch device `xpu:index`."""
+    """Devices with a queue each, and tensors in their shared memory, which belong to torch device `xpu:index`. Both are
+    the one that there is."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._lib = ctypes.CDLL(_core.__file__)
         self._lib.lt_last_error.restype = ctypes.c_char_p
-        self._device, queue = ctypes.c_void_p(), ctypes.c_void_p()
-        self._call("lt_device_open", b"sycl", b"cpu", None, ctypes.byref(self._device))
-        self._call("lt_device_queue", self._device, ctypes.byref(queue))
-        self._queue = queue.value or 0
-        self.queues_asked = 0  # times that Lowtide asked for the current one
+        self._devices = [ctypes.c_void_p(), ctypes.c_void_p()]
+        self._queues: list[int] = []
+        for device in self._devices:
+            queue = ctypes.c_void_p()
+            self._call("lt_device_open", b"sycl", b"cpu", None, ctypes.byref(device))
+            self._call("lt_device_queue", device, ctypes.byref(queue))
+            self._queues.append(queue.value or 0)
+        self.asked: list[int] = []  # indices of the devices that Lowtide asked for the current queue of
         self._ranges: list[tuple[int, int, int]] = []  # first and last byte, index of the device
         monkeypatch.setitem(devices.KINDS, "xpu", devices.Kind("sycl", self._current_queue, lambda _: 1 << 30))
         monkeypatch.setattr(devices, "device_of", self._device_of)
 
     def close(self) -> None:
         """Frees the memory: no tensor may be used any more."""
-        self._lib.lt_device_close(self._device)
+        for device in self._devices:
+            self._lib.lt_device_close(device)
 
     def tensor(self, like: torch.Tensor, index: int = 0) -> torch.Tensor:
         """A copy of a tensor (with elements) in memory of the device."""
         bytes_ = like.numel() * like.element_size()
         memory = ctypes.c_void_p()
-        self._call("lt_device_alloc", self._device, SHARED, ctypes.c_int64(bytes_), ctypes.byref(memory))
+        self._call("lt_device_alloc", self._devices[index], SHARED, ctypes.c_int64(bytes_), ctypes.byref(memory))
         assert memory.value
         self._ranges.append((memory.value, memory.value + bytes_ - 1, index))
         raw = (ctypes.c_uint8 * bytes_).from_address(memory.value)
@@ -70,12 +75,13 @@ class Usm:
                 param.grad.copy_(other.grad)
 
     def synchronize(self) -> None:
-        self._call("lt_device_synchronize", self._device, None)
+        for device in self._devices:
+            self._call("lt_device_synchronize", device, None)
 
     def _current_queue(self, device: torch.device) -> int:
         assert device.type == "xpu"
-        self.queues_asked += 1
-        return self._queue
+        self.asked.append(device.index)
+        return self._queues[device.index]
 
     def _device_of(self, tensor: torch.Tensor) -> torch.device:
         for first, last, index in self._ranges:
