@@ -5,7 +5,7 @@ from collections.abc import Callable
 import lowtide
 import pytest
 import torch
-from lowtide import devices
+from lowtide import _core, devices
 from support import parameter
 
 
@@ -43,7 +43,7 @@ def test_cpu_parameters_open_no_backend(monkeypatch: pytest.MonkeyPatch) -> None
     def fail() -> None:
         raise AssertionError("asked for backends")
 
-    monkeypatch.setattr(devices._core, "backends", fail)
+    monkeypatch.setattr(_core, "backends", fail)
     param = parameter(3)
     param.grad = torch.ones(3)
     lowtide.AdamW([param]).step()
