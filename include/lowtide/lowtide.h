@@ -71,7 +71,7 @@ typedef struct lt_memory_options {
                           it is one is checked at once, its room when the first step (or load) needs it */
   int64_t disk_bytes;  /* at most this much there; -1: no limit */
   int64_t chunk_bytes; /* unit of moving, a multiple of 4096; 0: chosen from the budget */
-  /* For parameters on a device; for others as set here. */
+  /* For parameters on a device; must keep their defaults for those in host memory. */
   int64_t device_bytes; /* of its memory, for state, buffers included; -1: 7/8 of what is free when state is placed */
   int64_t managed;      /* 1: all state in managed (shared) memory, which the driver migrates; 0 */
 } lt_memory_options;
@@ -178,13 +178,17 @@ LT_API lt_status lt_optimizer_add_param(lt_optimizer* optimizer, int32_t group, 
 /* The parameter's memory moved; its sizes must be the same. */
 LT_API lt_status lt_optimizer_rebind(lt_optimizer* optimizer, int64_t param, const lt_tensor* tensor);
 
-/* One step of all parameters: gradients[count], count = number of parameters. stream: the queue (sycl::queue*, in
- * order) that the step of parameters on a device is ordered on: when the call returns, the step is queued, and
- * parameters are final for what is queued there next. NULL: the backend's own queue; must be NULL for the CPU. *applied
- * (may be NULL) is 0 if the step was skipped because of a non-finite gradient. With state on disk: a chunk that cannot
- * be written stays in RAM, the step is complete, and LT_IO_ERROR says so; one that cannot be read, or memory that is
- * short meanwhile, can stop the step half way (LT_IO_ERROR, LT_OUT_OF_MEMORY): then every block of a parameter and its
- * state are both of before or both of after, and later steps go on from there.
+/* One step of all parameters: gradients[count], count = number of parameters.
+ *
+ * stream: the queue (sycl::queue*, in order) that the step of parameters on a device is ordered on: when the call
+ * returns, the step is queued, and parameters are final for what is queued there next. NULL: the backend's own queue;
+ * must be NULL for the CPU.
+ *
+ * *applied (may be NULL) is 0 if the step was skipped because of a non-finite gradient.
+ *
+ * With state on disk: a chunk that cannot be written stays in RAM, the step is complete, and LT_IO_ERROR says so; one
+ * that cannot be read, or memory that is short meanwhile, can stop the step half way (LT_IO_ERROR, LT_OUT_OF_MEMORY):
+ * then every block of a parameter and its state are both of before or both of after, and later steps go on from there.
  */
 LT_API lt_status lt_optimizer_step(lt_optimizer* optimizer, const lt_gradient* gradients, int64_t count, void* stream,
                                    int32_t* applied);
