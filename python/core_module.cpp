@@ -65,12 +65,13 @@ struct StateMemory {
 class PyOptimizer {
  public:
   PyOptimizer(const std::string& rule, const std::string& nonfinite, int threads, const std::string& cpu_target,
-              const nb::object& memory)
+              const nb::object& memory, const std::string& backend, uintptr_t stream, const std::string& device)
       : rule_(rule),
         shared_(std::make_shared<lowtide::Optimizer>(lowtide::OptimizerOptions{
-            rule, nonfinite_from(nonfinite), threads, cpu_target, memory_from(memory).value_or(lowtide::Memory{})})),
+            rule, nonfinite_from(nonfinite), threads, cpu_target, memory_from(memory).value_or(lowtide::Memory{}),
+            backend, "", reinterpret_cast<void*>(stream)})),
         core_(*shared_),
-        binding_(core_) {}
+        binding_(core_, device) {}
 
   int add_group(const nb::dict& hyper, const std::string& state, int64_t min_quantized_numel,
                 const nb::object& memory) {
@@ -96,10 +97,13 @@ class PyOptimizer {
   }
 
   // The first parameter whose gradient is not finite, or -1. check: finds it out, and steps nothing.
-  int64_t step(double grad_scale, bool assume_finite) {
-    return with_gradients(grad_scale, assume_finite, &lowtide::Optimizer::step);
+  // stream: of the backend, see StepOptions; 0: its own.
+  int64_t step(double grad_scale, bool assume_finite, uintptr_t stream) {
+    return with_gradients(grad_scale, assume_finite, stream, &lowtide::Optimizer::step);
   }
-  int64_t check(double grad_scale) { return with_gradients(grad_scale, false, &lowtide::Optimizer::check); }
+  int64_t check(double grad_scale, uintptr_t stream) {
+    return with_gradients(grad_scale, false, stream, &lowtide::Optimizer::check);
+  }
 
   bool has_state(int64_t param) const { return core_.has_state(param); }
   void allocate_state(int64_t param) { core_.allocate_state(param); }
@@ -132,7 +136,7 @@ class PyOptimizer {
     return out;
   }
 
-  // Whether the state streams from a disk: no views of it.
+  // Whether the state streams from a disk, or is on a device: no views of it.
   bool is_paged(int64_t param) const {
     const auto views = core_.state(param);
     return std::any_of(views.begin(), views.end(), [](const auto& v) { return !v.codes && v.numel; });
@@ -215,6 +219,8 @@ class PyOptimizer {
     out["allocated_bytes"] = r.allocated_bytes;
     out["steps"] = r.steps;
     out["skipped_steps"] = r.skipped_steps;
+    out["device_bytes"] = r.device_bytes;
+    out["managed_bytes"] = r.managed_bytes;
     out["disk_bytes"] = r.disk_bytes;
     out["chunks"] = r.chunks;
     out["moved_per_step"] = r.moved_per_step;
@@ -232,10 +238,11 @@ class PyOptimizer {
  private:
   using StepCall = lowtide::StepResult (lowtide::Optimizer::*)(std::span<const lowtide::Gradient>,
                                                                const lowtide::StepOptions&);
-  int64_t with_gradients(double grad_scale, bool assume_finite, StepCall call) {
+  int64_t with_gradients(double grad_scale, bool assume_finite, uintptr_t stream, StepCall call) {
     const Busy busy(*this);
     const auto& grads = binding_.collect();
     lowtide::StepOptions options;
+    options.stream = reinterpret_cast<void*>(stream);
     options.grad_scale = grad_scale;
     options.assume_finite = assume_finite;
     const nb::gil_scoped_release nogil;
@@ -353,16 +360,18 @@ NB_MODULE(_core, m) {
   lowtide::python::bind_planning(m);
   lowtide::python::bind_checkpoint(m);
   nb::class_<PyOptimizer>(m, "Optimizer", nb::type_slots(kSlots))
-      .def(nb::init<const std::string&, const std::string&, int, const std::string&, const nb::object&>(), "rule"_a,
-           "nonfinite"_a = "skip", "threads"_a = 0, "cpu_target"_a = "", "memory"_a = nb::none())
+      .def(nb::init<const std::string&, const std::string&, int, const std::string&, const nb::object&,
+                    const std::string&, uintptr_t, const std::string&>(),
+           "rule"_a, "nonfinite"_a = "skip", "threads"_a = 0, "cpu_target"_a = "", "memory"_a = nb::none(),
+           "backend"_a = "cpu", "stream"_a = 0, "device"_a = "cpu")
       .def("add_group", &PyOptimizer::add_group, "hyper"_a, "state"_a, "min_quantized_numel"_a, "memory"_a = nb::none())
       .def("set_hyper", &PyOptimizer::set_hyper, "group"_a, "hyper"_a)
       .def("set_threads", &PyOptimizer::set_threads, "threads"_a)
       .def("set_nonfinite", &PyOptimizer::set_nonfinite, "nonfinite"_a)
       .def("add_param", &PyOptimizer::add_param, "group"_a, "param"_a, "with_state"_a = true, "whole"_a = nb::none())
       .def("place_states", &PyOptimizer::place_states)
-      .def("check", &PyOptimizer::check, "grad_scale"_a = 1.0)
-      .def("step", &PyOptimizer::step, "grad_scale"_a = 1.0, "assume_finite"_a = false)
+      .def("check", &PyOptimizer::check, "grad_scale"_a = 1.0, "stream"_a = 0)
+      .def("step", &PyOptimizer::step, "grad_scale"_a = 1.0, "assume_finite"_a = false, "stream"_a = 0)
       .def("has_state", &PyOptimizer::has_state, "param"_a)
       .def("allocate_state", &PyOptimizer::allocate_state, "param"_a)
       .def("state_names", &PyOptimizer::state_names)

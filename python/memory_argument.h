@@ -16,8 +16,9 @@ namespace lowtide::python {
 // None: no limit.
 inline std::optional<Memory> memory_from(const nanobind::object& given) {
   if (given.is_none()) return std::nullopt;
-  const auto [ram, disk, disk_bytes, chunk] = nanobind::cast<std::tuple<int64_t, std::string, int64_t, int64_t>>(given);
-  return Memory{ram, disk, disk_bytes, chunk};
+  const auto [ram, disk, disk_bytes, chunk, device, managed] =
+      nanobind::cast<std::tuple<int64_t, std::string, int64_t, int64_t, int64_t, bool>>(given);
+  return Memory{ram, disk, disk_bytes, chunk, device, managed};
 }
 
 }  // namespace lowtide::python

@@ -128,7 +128,7 @@ void* ParamBinding::address(nb::handle tensor) {
 }
 
 float* ParamBinding::float_data(int64_t param, nb::handle tensor) {
-  const TensorInfo info = reader_.read(tensor, [] { return "a state"; });
+  const TensorInfo info = host_reader_.read(tensor, [] { return "a state"; });
   const std::vector<int64_t>& wanted = sizes(param);
   if (info.dtype != DType::kF32 || !same(wanted, info.shape, info.ndim) || !info.is_contiguous())
     refuse_value("got a state that is " + std::string(dtype_name(info.dtype)) + " of shape " +

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -15,10 +16,12 @@ namespace lowtide::python {
 
 class ParamBinding {
  public:
-  explicit ParamBinding(Optimizer& optimizer) : optimizer_(optimizer) {}
+  // device: of parameters and gradients, as TensorReader has it.
+  ParamBinding(Optimizer& optimizer, std::string device) : optimizer_(optimizer), reader_(std::move(device)) {}
 
-  // Registers a dense strided CPU tensor of a supported type. Keeps a reference to it. With `whole`, the tensor is a
-  // DTensor: this process steps its local tensor, and its gradients are DTensors of the same mesh and placements.
+  // Registers a dense strided tensor of a supported type on the device. Keeps a reference to it. With `whole`, the
+  // tensor is a DTensor: this process steps its local tensor, and its gradients are DTensors of the same mesh and
+  // placements.
   int64_t add(int group, const nb::object& tensor, bool with_state, const std::optional<WholeParam>& whole);
 
   // Reads every parameter's `.grad` and follows parameters whose memory moved. One attribute and two reads a parameter:
@@ -30,8 +33,8 @@ class ParamBinding {
   const std::vector<nb::object>& params() const { return params_; }
   void clear() { params_.clear(); }
 
-  nb::object empty_like(int64_t param) const;  // a new contiguous float32 tensor of the parameter's sizes
-  // New tensors for one state as it is stored: codes of the parameter's sizes, and scales (None without blocks).
+  nb::object empty_like(int64_t param) const;  // a new contiguous float32 CPU tensor of the parameter's sizes
+  // New CPU tensors for one state as it is stored: codes of the parameter's sizes, and scales (None without blocks).
   std::pair<nb::object, nb::object> empty_state(int64_t param, int code_bytes, int64_t rows,
                                                 int64_t blocks_per_row) const;
   static void* address(nb::handle tensor);              // nullptr for None
@@ -48,7 +51,7 @@ class ParamBinding {
   void follow(size_t i, const TensorInfo& now);
 
   Optimizer& optimizer_;
-  TensorReader reader_;
+  TensorReader reader_, host_reader_;
   std::vector<nb::object> params_;
   std::vector<Entry> entries_;
   std::vector<Gradient> grads_;

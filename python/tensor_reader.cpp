@@ -48,7 +48,7 @@ bool TensorInfo::is_contiguous() const {
 
 TensorView TensorInfo::view() const { return {data, dtype, {shape, shape + ndim}, {strides, strides + ndim}}; }
 
-TensorReader::TensorReader() {
+TensorReader::TensorReader(std::string device) : device_(std::move(device)) {
   const nb::object torch = nb::module_::import_("torch");
   const nb::object tensor = torch.attr("Tensor");
   const nb::object capsule = nb::getattr(tensor, "__dlpack_c_exchange_api__", nb::none());
@@ -64,12 +64,16 @@ TensorReader::TensorReader() {
 bool TensorReader::try_read(nb::handle tensor, TensorInfo& info) {
   PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(tensor.ptr()));
   if (!exchange_ || (type != exchange_types_[0] && type != exchange_types_[1])) return read_attributes(tensor, info);
+  const bool learn = numbers_.device_type == 0;
+  if (learn && !read_attributes(tensor, info)) return false;
   nb::dlpack::dltensor t;
   if (exchange_(tensor.ptr(), &t) != 0) {
     PyErr_Clear();  // sparse and the like; refuse() will say it better
     return false;
   }
-  if (t.device.device_type != nb::device::cpu::value || t.dtype.lanes != 1) return false;
+  if (learn) numbers_ = t.device;
+  if (t.device.device_type != numbers_.device_type || t.device.device_id != numbers_.device_id || t.dtype.lanes != 1)
+    return false;
   info.data = static_cast<std::byte*>(t.data) + t.byte_offset;
   info.ndim = t.ndim;
   info.shape = t.shape;
@@ -77,10 +81,15 @@ bool TensorReader::try_read(nb::handle tensor, TensorInfo& info) {
   return dtype_from(t.dtype.code, t.dtype.bits, info.dtype);
 }
 
+bool TensorReader::is_here(nb::handle tensor) const {
+  const nb::object device = attribute(tensor, "device");
+  return device_ == (device_ == "cpu" ? text_of(attribute(device, "type")) : text_of(device));
+}
+
 bool TensorReader::read_attributes(nb::handle tensor, TensorInfo& info) {
   const nb::object torch = nb::module_::import_("torch");
   if (!nb::isinstance(tensor, torch.attr("Tensor")) || !attribute(tensor, "layout").is(torch.attr("strided")) ||
-      text_of(attribute(attribute(tensor, "device"), "type")) != "cpu" || nb::hasattr(tensor, "_local_tensor"))
+      !is_here(tensor) || nb::hasattr(tensor, "_local_tensor"))
     return false;
   const nb::object dtype = attribute(tensor, "dtype");
   if (dtype.is(torch.attr("float32")))
@@ -102,15 +111,15 @@ bool TensorReader::read_attributes(nb::handle tensor, TensorInfo& info) {
   return true;
 }
 
-void TensorReader::refuse(nb::handle tensor, const std::string& what) {
+void TensorReader::refuse(nb::handle tensor, const std::string& what) const {
   const nb::object torch = nb::module_::import_("torch");
   if (!nb::isinstance(tensor, torch.attr("Tensor")))
     throw nb::type_error(("got " + what + " of type " + text_of(tensor.type()) + ", wanted torch.Tensor").c_str());
   if (nb::hasattr(tensor, "_local_tensor"))
     refuse_value("got " + what + " as a DTensor, wanted a plain tensor: only DTensor parameters have such gradients");
-  const std::string device = text_of(attribute(attribute(tensor, "device"), "type"));
-  if (device != "cpu")
-    refuse_value("got " + what + " on device '" + device + "', wanted 'cpu': this build has no backend for others");
+  if (!is_here(tensor))
+    refuse_value("got " + what + " on device '" + text_of(attribute(tensor, "device")) + "', wanted '" + device_ +
+                 "': build a new optimizer for parameters that are elsewhere");
   const nb::object layout = attribute(tensor, "layout");
   if (!layout.is(torch.attr("strided")))
     refuse_value("got " + what + " of layout " + text_of(layout) + ", wanted torch.strided (dense)");

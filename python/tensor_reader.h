@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lowtide/tensor.h"
@@ -16,7 +17,7 @@ namespace lowtide::python {
 
 namespace nb = nanobind;
 
-// A dense CPU tensor of a supported type. shape and strides are torch's own memory (or the reader's): valid until the
+// A dense tensor of a supported type. shape and strides are torch's own memory (or the reader's): valid until the
 // tensor changes or the next read, and only while the GIL is held.
 struct TensorInfo {
   void* data;
@@ -31,7 +32,8 @@ struct TensorInfo {
 
 class TensorReader {
  public:
-  TensorReader();
+  // device: where tensors have to be, as str(tensor.device) says it. "cpu" is every one of its indices.
+  explicit TensorReader(std::string device = "cpu");
   // what: "a parameter", "the gradient of parameter 3": for error messages, made only when needed.
   // Throws ValueError naming what was got and wanted: device, layout (sparse), dtype.
   template <class What>
@@ -46,8 +48,12 @@ class TensorReader {
 
   bool try_read(nb::handle tensor, TensorInfo& info);
   bool read_attributes(nb::handle tensor, TensorInfo& info);
-  [[noreturn]] static void refuse(nb::handle tensor, const std::string& what);
+  bool is_here(nb::handle tensor) const;
+  [[noreturn]] void refuse(nb::handle tensor, const std::string& what) const;
 
+  std::string device_;
+  // The device in DLPack's numbers, which are not torch's: learnt from the first tensor that is there.
+  nb::dlpack::device numbers_ = {0, 0};
   FromPyObject exchange_ = nullptr;
   PyObject* exchange_types_[2] = {};  // the exact types the exchange function is for: Tensor, Parameter
   std::vector<int64_t> shape_, strides_;

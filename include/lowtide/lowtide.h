@@ -10,7 +10,7 @@
  *  5. One optimizer is used by one thread at a time; different ones are independent.
  *  6. Nothing here prints, exits, aborts, or throws across the border.
  *
- * Not supported: devices other than the CPU (stream must be NULL), complex and integer tensors.
+ * Not supported: complex and integer tensors. Memory of devices without their compilers: lowtide_device.h.
  */
 #ifndef LOWTIDE_LOWTIDE_H_
 #define LOWTIDE_LOWTIDE_H_
@@ -61,8 +61,9 @@ typedef struct lt_gradient {
   const int64_t* strides; /* [ndim of the parameter] or NULL; 0 allowed */
 } lt_gradient;
 
-/* Where state may live. What does not fit into ram_bytes lives in a scratch file and streams through RAM every step; no
- * bit of any result depends on it. */
+/* Where state may live; no bit of any result depends on it. Of parameters in host memory, what does not fit into
+ * ram_bytes lives in a scratch file and streams through RAM every step. Of parameters on a device, what does not fit
+ * into device_bytes lives in pinned host memory (ram_bytes) and streams through the device; there disk must be NULL. */
 typedef struct lt_memory_options {
   int64_t struct_size;
   int64_t ram_bytes;   /* for state, buffers included; -1: no limit */
@@ -70,9 +71,12 @@ typedef struct lt_memory_options {
                           it is one is checked at once, its room when the first step (or load) needs it */
   int64_t disk_bytes;  /* at most this much there; -1: no limit */
   int64_t chunk_bytes; /* unit of moving, a multiple of 4096; 0: chosen from the budget */
+  /* For parameters on a device; must keep their defaults for those in host memory. */
+  int64_t device_bytes; /* of its memory, for state, buffers included; -1: 7/8 of what is free when state is placed */
+  int64_t managed;      /* 1: all state in managed (shared) memory, which the driver migrates; 0 */
 } lt_memory_options;
 #define LT_MEMORY_OPTIONS_INIT \
-  { sizeof(lt_memory_options), -1, 0, -1, 0 }
+  { sizeof(lt_memory_options), -1, 0, -1, 0, -1, 0 }
 
 typedef struct lt_optimizer_options {
   int64_t struct_size;
@@ -82,9 +86,14 @@ typedef struct lt_optimizer_options {
   int32_t threads;        /* 0 = one per core */
   const lt_memory_options*
       memory; /* one budget for all groups without their own; NULL: no limit. Read during the call */
+  /* Where parameters and gradients are. */
+  const char* backend; /* "cpu" or another of lt_backends(); NULL = "cpu" */
+  const char* device;  /* of the backend, as it names them ("gpu", "cpu" for sycl); NULL = its best */
+  void* stream;        /* a queue of the backend (sycl::queue*), whose device and context are those of all steps; read
+                          during the call. NULL: the backend's own */
 } lt_optimizer_options;
 #define LT_OPTIMIZER_OPTIONS_INIT \
-  { sizeof(lt_optimizer_options), 0, 0, LT_NONFINITE_SKIP, 0, 0 }
+  { sizeof(lt_optimizer_options), 0, 0, LT_NONFINITE_SKIP, 0, 0, 0, 0, 0 }
 
 typedef struct lt_group_options {
   int64_t struct_size;
@@ -114,7 +123,8 @@ typedef struct lt_memory_report {
   int64_t steps, skipped_steps;
 } lt_memory_report;
 
-/* Of state under memory budgets, beside lt_memory_report. Set struct_size with the macro before the call. */
+/* Of state under memory budgets or on a device, beside lt_memory_report. Set struct_size with the macro before the
+ * call. */
 typedef struct lt_disk_report {
   int64_t struct_size;
   int64_t disk_bytes;                /* of scratch files */
@@ -123,9 +133,11 @@ typedef struct lt_disk_report {
   int64_t read_bytes, written_bytes; /* so far */
   int64_t kept_bytes;                /* in RAM above the budget because they could not be written */
   double waited_seconds;             /* that steps stood still for the disk */
+  int64_t device_bytes;              /* of device memory, streaming buffers included */
+  int64_t managed_bytes;             /* of memory that the driver migrates */
 } lt_disk_report;
 #define LT_DISK_REPORT_INIT \
-  { sizeof(lt_disk_report), 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(lt_disk_report), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* What one backend ("cpu", "sycl", "cuda") can do in this process. An array element: fields are never added. */
 typedef struct lt_backend_report {
@@ -166,8 +178,14 @@ LT_API lt_status lt_optimizer_add_param(lt_optimizer* optimizer, int32_t group, 
 /* The parameter's memory moved; its sizes must be the same. */
 LT_API lt_status lt_optimizer_rebind(lt_optimizer* optimizer, int64_t param, const lt_tensor* tensor);
 
-/* One step of all parameters: gradients[count], count = number of parameters. stream must be NULL for the CPU.
+/* One step of all parameters: gradients[count], count = number of parameters.
+ *
+ * stream: the queue (sycl::queue*, in order) that the step of parameters on a device is ordered on: when the call
+ * returns, the step is queued, and parameters are final for what is queued there next. NULL: the backend's own queue;
+ * must be NULL for the CPU.
+ *
  * *applied (may be NULL) is 0 if the step was skipped because of a non-finite gradient.
+ *
  * With state on disk: a chunk that cannot be written stays in RAM, the step is complete, and LT_IO_ERROR says so; one
  * that cannot be read, or memory that is short meanwhile, can stop the step half way (LT_IO_ERROR, LT_OUT_OF_MEMORY):
  * then every block of a parameter and its state are both of before or both of after, and later steps go on from there.

@@ -6,7 +6,8 @@
 The classes are `torch.optim.Optimizer`s: schedulers, closures, hooks, gradient clipping, GradScaler, `state_dict` and
 `load_state_dict` work as they do there. `state="fp32"` computes what torch computes, `"bf16"` halves the state and
 `"dynamic8"` (the default) quarters it. Errors: ValueError and TypeError for bad arguments, naming what was given and
-what is wanted; MemoryError. A call that raises has changed nothing.
+what is wanted; MemoryError; NotImplementedError for parameters on a device that this installation cannot step. A call
+that raises has changed nothing.
 """
 
 from typing_extensions import TypedDict
@@ -32,5 +33,6 @@ class Backend(TypedDict):
 
 def backends() -> dict[str, Backend]:
     """What this installation can run on: backend name → {"available": bool, "detail": str}. Loads the plug-ins that
-    are installed and asks their drivers for devices. The optimizers step CPU tensors, whatever else is available."""
+    are installed and asks their drivers for devices. Parameters on the CPU are stepped by "cpu", those on `xpu` by
+    "sycl"."""
     return _core.backends()

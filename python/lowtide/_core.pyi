@@ -54,17 +54,36 @@ def measure_disk_rates(directory: str, bytes: int = 268435456, seconds: float = 
 class Optimizer:
     """A `lowtide::Optimizer` plus the parameters' tensors. Bad values raise ValueError and change nothing."""
 
-    def __init__(self, rule: str, nonfinite: str = "skip", threads: int = 0, cpu_target: str = "", memory: Budget | None = None) -> None: ...
+    def __init__(
+        self,
+        rule: str,
+        nonfinite: str = "skip",
+        threads: int = 0,
+        cpu_target: str = "",
+        memory: Budget | None = None,
+        backend: str = "cpu",
+        stream: int = 0,
+        device: str = "cpu",
+    ) -> None:
+        """stream: address of a queue of the backend, whose device and context are those of all steps; 0: its own.
+        device: of parameters and gradients, as str(tensor.device) has it."""
+
     def add_group(
         self, hyper: dict[str, float | bool], state: str, min_quantized_numel: int, memory: Budget | None = None
     ) -> int: ...
     def set_hyper(self, group: int, hyper: dict[str, float | bool]) -> None: ...
     def set_threads(self, threads: int) -> None: ...
     def set_nonfinite(self, nonfinite: str) -> None: ...
-    def add_param(self, group: int, param: torch.Tensor, with_state: bool = True) -> int:
-        """Registers a strided CPU tensor of float32, bfloat16 or float16; returns its number (0, 1, ... over all groups)."""
+    def add_param(
+        self, group: int, param: torch.Tensor, with_state: bool = True, whole: tuple[list[int], bool] | None = None
+    ) -> int:
+        """Registers a strided tensor of float32, bfloat16 or float16 on the device; returns its number (0, 1, ... over all groups)."""
 
-    def step(self, grad_scale: float = 1.0, assume_finite: bool = False) -> int:
+    def place_states(self) -> None: ...
+    def check(self, grad_scale: float = 1.0, stream: int = 0) -> int:
+        """What `step` would return, without stepping."""
+
+    def step(self, grad_scale: float = 1.0, assume_finite: bool = False, stream: int = 0) -> int:
         """One step over every parameter whose `.grad` is not None. Returns -1 when applied, else (skipped) the number
         of the first parameter with a non-finite gradient. Releases the GIL while computing."""
 
@@ -81,7 +100,7 @@ class Optimizer:
         uint8 codes), and NAME_scale float32 (rows, ceil(row length / block)) where the codec has scales."""
 
     def is_paged(self, param: int) -> bool:
-        """Whether the state streams from a disk: `state` shows its step count only."""
+        """Whether the state streams from a disk or is on a device: `state` shows its step count only."""
 
     def read_state(self, param: int) -> dict[str, torch.Tensor]:
         """What `state` would show, in copies, wherever the state lives."""

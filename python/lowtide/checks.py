@@ -10,13 +10,14 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from typing_extensions import TypedDict
 
+from lowtide import devices
 from lowtide.memory import Memory
 
 PARAMETER_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Arguments of torch.optim that change what a step means, and are not offered: refused by name instead of ignored.
 REFUSED = {
     "amsgrad": "the running maximum of the second moment is not kept",
-    "capturable": "steps of CPU parameters cannot be captured in a graph",
+    "capturable": "steps cannot be captured in a graph",
     "differentiable": "steps are not recorded by autograd",
     "decoupled_weight_decay": "the class decides how weights decay: use AdamW",
 }
@@ -45,7 +46,7 @@ class Options(TypedDict, total=False):
     nonfinite: str  # for a NaN, infinity or magnitude >= 2^62: "skip" the step and count it, "raise", or "propagate"
     amp_scaling: bool  # GradScaler hands over its scale and its verdict: the step unscales, and checks nothing itself
     cpu_target: str  # instruction set, e.g. "avx2", for comparisons: changes speed only (default "": the best there is)
-    memory: Memory | None  # (group: a budget of its own) where state may live; None: in RAM, without a limit
+    memory: Memory | None  # (group: a budget of its own) where state may live; None: no limit
     foreach: bool | None  # accepted for code written for torch.optim and ignored: a step is always one fused call
     fused: bool | None  # likewise
     capturable: bool  # must be False
@@ -131,16 +132,16 @@ def group_key(key: str) -> str:
 
 
 def check_parameter(param: torch.Tensor, where: str, anywhere: bool = False) -> None:
-    """Raises for a (local) tensor that cannot be stepped: a wrapper of others, a device (unless `anywhere`), a layout
-    or an element type."""
+    """Raises for a (local) tensor that cannot be stepped: a wrapper of others, a device without a backend (unless
+    `anywhere`), a layout or an element type."""
     if is_traceable_wrapper_subclass(param) or "DTensor" in type(param).__name__:
         raise TypeError(
             f"{where}: got a {type(param).__name__}, wanted a plain tensor, a torch.nn.Parameter or a DTensor of one"
         )
     if torch.nn.parameter.is_lazy(param):
         raise ValueError(f"{where}: got an uninitialized parameter, wanted one with a shape: run the lazy module first")
-    if param.device.type != "cpu" and not anywhere:
-        raise ValueError(f"{where}: got a tensor on {param.device}, wanted cpu")
+    if not anywhere:
+        devices.place_of(param, where)
     if param.layout != torch.strided:
         raise ValueError(f"{where}: got layout {param.layout}, wanted torch.strided")
     if param.dtype not in PARAMETER_DTYPES:

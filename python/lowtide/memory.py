@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lowtide import _core
+from lowtide.devices import HOST, Place
 
 
 class Budget(NamedTuple):
@@ -16,6 +17,8 @@ class Budget(NamedTuple):
     disk: str
     disk_bytes: int
     chunk_bytes: int
+    device_bytes: int = -1  # of a device; RAM is ram_bytes
+    managed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,16 +26,23 @@ class Memory:
     """Budgets for optimizer state. What does not fit into one tier lives in the next and streams through every step;
     only what does not fit moves, and no bit of any result depends on it.
 
-    Sizes are ints (bytes), strings such as "512MiB" or "2 GB" (kB, MB, GB, TB: powers of 1000; KiB ... TiB: of 1024), or
-    a share of the machine's RAM such as "25%".
+    Sizes are ints (bytes), strings such as "512MiB" or "2 GB" (kB, MB, GB, TB: powers of 1000; KiB ... TiB: of 1024),
+    or a share such as "25%" of what there is: of the machine's RAM or, for `device`, of the memory of the parameters'
+    device.
 
     Attributes:
-        device: bytes on the parameters' device. For CPU parameters that is RAM: `device` and `host` add up.
-        host: bytes of host memory, streaming buffers included. Neither given: no limit, all state stays in RAM.
+        device: bytes on the parameters' device, streaming buffers included. For CPU parameters that is RAM: `device`
+            and `host` add up. Not given, for parameters on another device: 7/8 of its memory that is free at the first
+            step.
+        host: bytes of host memory, streaming buffers included. Neither given: no limit, all state of CPU parameters
+            stays in RAM.
         disk: a directory, best on a local SSD, for a scratch file without a name: nothing is left behind, whatever
-            happens to the process. One process at a time. None: no disk, and state that does not fit is refused.
+            happens to the process. One process at a time. None: no disk, and state that does not fit is refused. For
+            CPU parameters only.
         disk_limit: bytes on disk at most.
         chunk: the unit of moving; by default chosen from the budget.
+        managed: all state in memory that the driver moves between a device and the host as it is used, instead of what
+            does not fit in chunks. It must fit into the device's memory. For parameters on a device only.
     """
 
     device: int | str | None = None
@@ -40,10 +50,23 @@ class Memory:
     disk: str | os.PathLike[str] | None = None
     disk_limit: int | str | None = None
     chunk: int | str | None = None
+    managed: bool = False
 
-    def budget(self) -> Budget:
-        """In bytes. Raises ValueError or TypeError for a size or a combination that means nothing."""
-        ram = [size_of(name, getattr(self, name)) for name in ("device", "host") if getattr(self, name) is not None]
+    def budget(self, place: Place = HOST) -> Budget:
+        """In bytes, for parameters at `place`. Raises ValueError or TypeError for a size or a combination that means
+        nothing."""
+        if not isinstance(self.managed, bool):
+            raise TypeError(f"memory: managed: got {self.managed!r} ({type(self.managed).__name__}), wanted a bool")
+        if self.managed and place.on_host:
+            raise ValueError("memory: got managed for parameters on cpu, wanted it for those on a device only")
+        if self.disk is not None and not place.on_host:
+            raise ValueError(
+                f"memory: got disk for parameters on {place.device}, wanted device and host alone: there is no disk "
+                "tier behind a device yet"
+            )
+        device = -1 if self.device is None or place.on_host else size_of("device", self.device, place)
+        names = ("device", "host") if place.on_host else ("host",)
+        ram = [size_of(name, getattr(self, name)) for name in names if getattr(self, name) is not None]
         if self.disk is not None and not ram:
             raise ValueError("memory: got disk without host, wanted host=BYTES too: without it all state stays in RAM")
         if self.disk is None and self.disk_limit is not None:
@@ -58,7 +81,7 @@ class Memory:
         total = sum(ram) if ram else -1
         if total >= 2**63:
             raise ValueError(f"memory: got {total} bytes as device + host, wanted less than 2^63")
-        return Budget(total, disk, limit, chunk)
+        return Budget(total, disk, limit, chunk, device, self.managed)
 
 
 def path_of(name: str, path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
@@ -71,8 +94,8 @@ def path_of(name: str, path: str | bytes | os.PathLike[str] | os.PathLike[bytes]
     return text
 
 
-def size_of(name: str, value: int | str) -> int:
-    """A size in bytes. ValueError or TypeError, naming `name`, if it is none."""
+def size_of(name: str, value: int | str, place: Place = HOST) -> int:
+    """A size in bytes; shares are of the memory at `place`. ValueError or TypeError, naming `name`, if it is none."""
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise TypeError(f"memory: {name}: got {value!r} ({type(value).__name__}), wanted bytes as an int or '2GiB'")
     if isinstance(value, int):
@@ -85,8 +108,9 @@ def size_of(name: str, value: int | str) -> int:
         except ValueError:
             share = -1.0
         if not 0 <= share <= 100:
-            raise ValueError(f"memory: {name}: got {value!r}, wanted 0% to 100% of the machine's RAM")
-        return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * share / 100)
+            of = "the machine's RAM" if place.on_host else f"the memory of {place.device}"
+            raise ValueError(f"memory: {name}: got {value!r}, wanted 0% to 100% of {of}")
+        return int(place.memory() * share / 100)
     try:
         return _core.parse_bytes(value)
     except ValueError as error:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch.optim.optimizer import ParamsT
 
-from lowtide import _core, checks, files, sharding
+from lowtide import _core, checks, devices, files, sharding
 from lowtide import state_dict as formats
 from lowtide.checks import Options
+from lowtide.devices import Place
 from lowtide.memory import Memory
 from lowtide.sharding import Sharding
 from lowtide.states import States, live_entry, shown_entry
@@ -26,11 +27,12 @@ if TYPE_CHECKING:
 class Optimizer(torch.optim.Optimizer):
     """Base class; use `Adam`, `AdamW`, `Lion` or `SGD`.
 
-    Parameters: CPU tensors of float32, bfloat16 or float16, dense, of any shape and stride in which no two elements
-    share an address; or DTensors of them (docs/distributed.md). A frozen parameter (`requires_grad=False`) gets its
-    state with its first gradient; one whose `.grad` is None is left alone. `state[p]` holds views of the live state:
-    "step" (int64) and each moment (float32, bfloat16, or uint8 codes with a float32 "…_scale" per block). Removing
-    entries from `state`, or putting {} there, starts those parameters afresh; assigning others has no effect.
+    Parameters: tensors of float32, bfloat16 or float16, dense, of any shape and stride in which no two elements share
+    an address; or DTensors of them (docs/distributed.md). All are on one device: the CPU, or one with a backend
+    (docs/devices.md). A frozen parameter (`requires_grad=False`) gets its state with its first gradient; one whose
+    `.grad` is None is left alone. `state[p]` holds views of the live state: "step" (int64) and each moment (float32,
+    bfloat16, or uint8 codes with a float32 "…_scale" per block); of state that streams or is on a device "step" alone.
+    Removing entries from `state`, or putting {} there, starts those parameters afresh; assigning others has no effect.
     """
 
     def __init__(self, params: ParamsT, rule: str, hyper: dict[str, Any], options: Options) -> None:
@@ -50,10 +52,11 @@ class Optimizer(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     def _open_core(self, rule: str, hyper: Mapping[str, Any]) -> None:
-        """Starts with a core without groups. `hyper`: has the names of the rule's hyper-parameters among its keys."""
+        """Starts without groups. `hyper`: has the names of the rule's hyper-parameters among its keys."""
         self._rule = rule
         self._threads = torch.get_num_threads()
-        self._core = self._new_core(self._threads)
+        self._core: _core.Optimizer  # made with the first group, when it is known where parameters are
+        self._place: Place | None = None  # of the core
         self._hyper_keys = tuple(key for key in _core.default_hyper(rule) if checks.group_key(key) in hyper)
         self._pushed: list[tuple[float, ...]] = []  # per group: the hyper-parameters that the core has
         self._formats: list[tuple[Any, Any]] = []  # per group: state and min_quantized_numel, fixed when it was added
@@ -69,15 +72,36 @@ class Optimizer(torch.optim.Optimizer):
         if self._amp_scaling:
             self._step_supports_amp_scaling = True
 
-    def _new_core(self, threads: int) -> _core.Optimizer:
+    def _new_core(self, threads: int, place: Place) -> _core.Optimizer:
         """Under the same budget, so that the state of what is added to it waits there, too, for the first step."""
-        budget = self._memory.budget() if self._memory else None
-        return _core.Optimizer(self._rule, self._nonfinite, threads, self._cpu_target, budget)
+        place.require_backend()
+        budget = self._memory.budget(place) if self._memory else None
+        return _core.Optimizer(
+            self._rule,
+            self._nonfinite,
+            threads,
+            self._cpu_target,
+            budget,
+            place.kind.backend,
+            place.queue(),
+            place.reads,
+        )
+
+    def _core_at(self, place: Place) -> _core.Optimizer:
+        """The core; before there are parameters, one for that place, with the groups that there are."""
+        if self._place and (self._params or place == self._place):
+            return self._core
+        core = self._new_core(self._threads, place)
+        for number, memory in enumerate(self._budgets):
+            empty = {**self.param_groups[number], "params": []}
+            self._register(core, place, empty, [], f"parameter group {number}", memory)
+        return core
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group as torch does. On an error the optimizer is as it was.
 
-        Raises ValueError or TypeError for a parameter or an option that cannot be used; MemoryError.
+        Raises ValueError or TypeError for a parameter or an option that cannot be used; MemoryError;
+        NotImplementedError for parameters on a device that this installation cannot step.
         """
         if not isinstance(param_group, dict):
             raise TypeError(f"param_group: got {type(param_group).__name__}, wanted a dict")
@@ -102,16 +126,27 @@ class Optimizer(torch.optim.Optimizer):
             param_group.update(formats.stamp(self._rule))
             params: list[torch.Tensor] = param_group["params"]
             shardings: list[Sharding | None] = []
-            for place, param in enumerate(params):
-                place_text = f"{where}, parameter {place}"
-                checks.check_parameter(sharding.local_of(param), place_text)
-                shardings.append(sharding.sharding_of(param, place_text))
+            place = self._place if self._params else None
+            for i, param in enumerate(params):
+                text = f"{where}, parameter {i}"
+                local = sharding.local_of(param)
+                checks.check_parameter(local, text)
+                shardings.append(sharding.sharding_of(param, text))
+                here = devices.place_of(local, text)
+                if here != (place := place or here):
+                    raise ValueError(
+                        f"{text}: got a tensor on {here.device}, wanted {place.device} as the parameters before it: an "
+                        "optimizer steps one device, so make one for each"
+                    )
+            place = place or self._place or devices.HOST
             if self._pushed:  # A core cannot forget a group, so one added during training is tried out on another core.
-                self._register(self._new_core(threads=1), param_group, shardings, where, memory)
-            values = self._register(self._core, param_group, shardings, where, memory)
+                self._register(self._new_core(1, place), place, param_group, shardings, where, memory)
+            core = self._core_at(place)
+            values = self._register(core, place, param_group, shardings, where, memory)
         except BaseException:
             self.param_groups.pop()
             raise
+        self._core, self._place = core, place
         self._pushed.append(values)
         self._formats.append((param_group["state"], param_group["min_quantized_numel"]))
         self._budgets.append(memory)
@@ -123,14 +158,15 @@ class Optimizer(torch.optim.Optimizer):
         for param in params:
             index = len(self._params)
             self._params.append(param)
-            here = self._core.has_state(index)
-            self.state[param] = shown_entry(self, index) if here or param.requires_grad else {}
-            if not here:
+            has_state = self._core.has_state(index)
+            self.state[param] = shown_entry(self, index) if has_state or param.requires_grad else {}
+            if not has_state:
                 self._awaited.append(index)
 
     def _register(
         self,
         core: _core.Optimizer,
+        place: Place,
         group: dict[str, Any],
         shardings: list[Sharding | None],
         where: str,
@@ -141,7 +177,7 @@ class Optimizer(torch.optim.Optimizer):
             values = checks.hyper_values(self._hyper_keys, group)
             hyper = dict(zip(self._hyper_keys, values, strict=True))
             number = core.add_group(
-                hyper, group["state"], int(group["min_quantized_numel"]), memory.budget() if memory else None
+                hyper, group["state"], int(group["min_quantized_numel"]), memory.budget(place) if memory else None
             )
             for param, of in zip(group["params"], shardings, strict=True):
                 core.add_param(number, param, param.requires_grad, of.whole if of else None)
@@ -179,17 +215,21 @@ class Optimizer(torch.optim.Optimizer):
         if bad:
             self._skipped_before += 1
         else:
-            self._core.step(scale, bad is not None)
+            self._core.step(scale, bad is not None, self._queue())
         if self._awaited:
             self._adopt_new_state()
         return loss
+
+    def _queue(self) -> int:
+        """That torch works on now, on the parameters' device."""
+        return self._place.queue() if self._place else 0
 
     def _agree(self, scale: float, bad: bool | None) -> bool:
         """Whether a gradient is not finite on any rank. If one rank cannot step, all of them raise."""
         failure = None
         verdict = sharding.OK
         try:
-            if self._core.check(scale) >= 0 if bad is None else bad:
+            if self._core.check(scale, self._queue()) >= 0 if bad is None else bad:
                 verdict = sharding.NONFINITE
         except Exception as error:  # whatever it is: the other ranks are waiting
             failure, verdict = error, sharding.FAILED
@@ -262,10 +302,11 @@ class Optimizer(torch.optim.Optimizer):
 
     def report(self) -> dict[str, int | float]:
         """Memory in bytes, and counts: params (with state), elements, state_bytes (what the formats need),
-        allocated_bytes (of RAM), steps, skipped_steps, bytes_per_parameter (state_bytes per element). Under a memory
-        budget: disk_bytes, offloaded_bytes (of these: put there by `offload`), chunks, moved_per_step (as planned),
-        read_bytes and written_bytes (so far), kept_bytes (in RAM above the budget because the disk failed),
-        waited_seconds (that steps stood still for the disk)."""
+        allocated_bytes (of RAM), device_bytes (of the memory of the parameters' device), managed_bytes (of memory that
+        its driver moves), steps, skipped_steps, bytes_per_parameter (state_bytes per element). Under a memory budget or
+        on a device: disk_bytes, offloaded_bytes (put aside by `offload`: part of disk_bytes, or of allocated_bytes for
+        a device), chunks, moved_per_step (as planned), read_bytes and written_bytes (so far), kept_bytes (in RAM above
+        the budget because the disk failed), waited_seconds (that steps stood still for the disk)."""
         out: dict[str, int | float] = dict(self._core.report())
         out["steps"] += self._steps_before
         out["skipped_steps"] = self.skipped_steps
@@ -273,13 +314,16 @@ class Optimizer(torch.optim.Optimizer):
         return out
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's; state that streams from a disk is copied into memory for it (`save` does not need that).
+        """As torch's; state that streams from a disk or is on a device is copied into CPU tensors for it (`save` does
+        not need that).
 
-        State that waits for the first step, under a memory budget, is placed first, so that the dict is complete:
-        tools load checkpoints into it. Raises ValueError, MemoryError or OSError if the budget cannot hold it.
+        State that waits for the first step, under a memory budget or on a device, is placed first, so that the dict is
+        complete: tools load checkpoints into it. Raises ValueError, MemoryError or OSError if the budget cannot hold
+        it.
         """
         self.onload()
-        if any(memory is not None for memory in (self._memory, *self._budgets)):
+        on_host = self._place is None or self._place.on_host
+        if not on_host or any(memory is not None for memory in (self._memory, *self._budgets)):
             self._core.place_states()
             self._adopt_new_state()
         if not any(map(self._core.is_paged, range(len(self._params)))):
@@ -311,12 +355,12 @@ class Optimizer(torch.optim.Optimizer):
         files.load(self, path)
 
     def offload(self) -> None:
-        """Moves all state out of RAM to the disk of `memory`, to make room while no steps are taken (for generation, or
-        another model). The next step, or whatever else needs the state, brings it back by itself; until then the
-        tensors in `state` show zeros and must not be written.
+        """Moves all state out of RAM to the disk of `memory`, or from a device to pinned host memory, to make room
+        while no steps are taken (for generation, or another model). The next step, or whatever else needs the state,
+        brings it back by itself; until then the tensors in `state` show zeros and must not be written.
 
-        Raises ValueError if a budget that holds state has no disk, or not enough; OSError, and then the state stays
-        where it was."""
+        Raises ValueError if a budget that holds state has no disk, or not enough, or too little host memory; OSError,
+        and then the state stays where it was."""
         self._core.offload()
 
     def onload(self) -> None:
@@ -351,6 +395,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def __repr__(self) -> str:
         lines = [f"{type(self).__name__} (", f"lowtide {_core.__version__}, {self._core.cpu_target()}"]
+        if self._place and not self._place.on_host:
+            lines[1] += f", {self._place.kind.backend} for {self._place.device}"
         lines.extend([f"memory: {self._memory}"] if self._memory else [])
         for number, (group, memory) in enumerate(zip(self.param_groups, self._budgets, strict=True)):
             lines.append(f"Parameter Group {number}: {len(group['params'])} tensors")

@@ -204,9 +204,19 @@ def _template(optimizer: Optimizer, index: int) -> dict[str, torch.Tensor]:
     hyper = dict(zip(optimizer._hyper_keys, optimizer._pushed[number], strict=True))
     core.add_group(hyper, *optimizer._formats[number])
     of = optimizer._shardings[index]
-    core.add_param(0, param, False, of.whole if of else None)
+    core.add_param(0, _param_on_host(optimizer, index), False, of.whole if of else None)
     core.allocate_state(0)
     return core.state(0)
+
+
+def _param_on_host(optimizer: Optimizer, index: int) -> torch.Tensor:
+    """A parameter, or, if it is on a device, one like it of which no memory is used."""
+    param = optimizer._params[index]
+    if optimizer._place is None or optimizer._place.on_host:
+        return param
+    local = torch.empty(local_of(param).shape, dtype=param.dtype)
+    of = optimizer._shardings[index]
+    return of.whole_of("param", local) if of else local
 
 
 def _codec(entry: dict[str, Any], name: str) -> str:
@@ -257,7 +267,7 @@ def _apply(optimizer: Optimizer, plan: Iterable[Restore], kept: KeptErrors) -> N
                 values = restore.tensors[name].detach().to("cpu", torch.float32).contiguous()
                 kept.call(core.import_state, i, k, values)
         if paged and restore.tensors and not restore.encode:
-            copies = {name: tensor.detach().contiguous() for name, tensor in restore.tensors.items()}
+            copies = {name: tensor.detach().cpu().contiguous() for name, tensor in restore.tensors.items()}
             kept.call(core.write_state, i, copies)
         elif not restore.encode:
             for name, tensor in restore.tensors.items():

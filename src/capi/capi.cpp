@@ -1,12 +1,11 @@
-// The C interface: the only place where exceptions become status codes.
+// The C interface's optimizers. Devices: device.cpp.
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
-#include <exception>
-#include <new>
 #include <string>
 #include <vector>
 
+#include "capi/guard.h"
 #include "core/error.h"
 #include "lowtide/backends.h"
 #include "lowtide/lowtide.h"
@@ -22,60 +21,29 @@ struct lt_optimizer {
 namespace {
 
 using lowtide::ErrorKind;
-using lowtide::fail;
+using lowtide::capi::guarded;
+using lowtide::capi::require;
 
 thread_local std::string last_error;
 thread_local int32_t last_os_error = 0;
 thread_local std::vector<lowtide::BackendReport> last_backends;  // what lt_backends() gave pointers into
 
-// Never allocates on the way out when memory is short: the text is then cut.
-lt_status failed(lt_status status, const char* text, int os_error = 0) noexcept {
-  last_os_error = os_error;
-  try {
-    last_error = text;
-  } catch (...) {
-    last_error.clear();
-  }
-  return status;
-}
-
-template <class Fn>
-lt_status guarded(Fn&& body) noexcept {
-  try {
-    body();
-    return LT_OK;
-  } catch (const lowtide::Error& e) {
-    return failed(static_cast<lt_status>(e.kind()), e.what(), e.os_error());
-  } catch (const std::bad_alloc&) {
-    return failed(LT_OUT_OF_MEMORY, "out of host memory");
-  } catch (const std::exception& e) {
-    return failed(LT_INTERNAL, e.what());
-  } catch (...) {
-    return failed(LT_INTERNAL, "unknown exception");
-  }
-}
-
-void require(const void* pointer, const char* name) { LT_REQUIRE(pointer, "got NULL for %s", name); }
-
 // Options of an older or newer caller: copies what both know, keeps the defaults of the rest.
-void check_struct_size(int64_t bytes) {
-  // No version of a struct ends within a pointer: half of one would be followed.
-  constexpr auto kUnit = static_cast<int64_t>(sizeof(int64_t));
-  LT_REQUIRE(bytes >= kUnit && bytes <= 4096 && bytes % kUnit == 0,
-             "got struct_size=%lld in a struct; start from its _INIT macro", static_cast<long long>(bytes));
-}
 template <class Options>
 Options options_from(const Options* given, const Options& defaults) {
   Options out = defaults;
   if (!given) return out;
-  check_struct_size(given->struct_size);
+  lowtide::capi::check_struct_size(given->struct_size);
   std::memcpy(&out, given, std::min(sizeof out, static_cast<size_t>(given->struct_size)));
   return out;
 }
 
 lowtide::Memory memory_from(const lt_memory_options* options) {
   const lt_memory_options given = options_from(options, lt_memory_options LT_MEMORY_OPTIONS_INIT);
-  return {given.ram_bytes, given.disk ? given.disk : "", given.disk_bytes, given.chunk_bytes};
+  LT_REQUIRE(given.managed == 0 || given.managed == 1, "got managed=%lld, wanted 0 or 1",
+             static_cast<long long>(given.managed));
+  return {given.ram_bytes,   given.disk ? given.disk : "", given.disk_bytes,
+          given.chunk_bytes, given.device_bytes,           given.managed == 1};
 }
 
 lowtide::TensorView view_of(const lt_tensor* tensor) {
@@ -104,6 +72,16 @@ void with_hyper(H& hyper, const char* name, Fn&& use) {
 }
 
 }  // namespace
+
+lt_status lowtide::capi::failed(lt_status status, const char* text, int os_error) noexcept {
+  last_os_error = os_error;
+  try {
+    last_error = text;
+  } catch (...) {
+    last_error.clear();
+  }
+  return status;
+}
 
 static_assert(LT_INVALID_ARGUMENT == static_cast<int>(ErrorKind::kInvalidArgument));
 static_assert(LT_OUT_OF_MEMORY == static_cast<int>(ErrorKind::kOutOfMemory));
@@ -161,6 +139,9 @@ lt_status lt_optimizer_create(const lt_optimizer_options* options, lt_optimizer*
     wanted.nonfinite = static_cast<lowtide::NonFinite>(given.nonfinite);
     wanted.threads = given.threads;
     wanted.memory = memory_from(given.memory);
+    if (given.backend) wanted.backend = given.backend;
+    if (given.device) wanted.device = given.device;
+    wanted.stream = given.stream;
     *out = new lt_optimizer{lowtide::Optimizer(wanted), wanted.rule, ""};
   });
 }
@@ -328,11 +309,11 @@ lt_status lt_optimizer_disk_report(const lt_optimizer* optimizer, lt_disk_report
   return guarded([&] {
     require(optimizer, "optimizer");
     require(out, "out");
-    check_struct_size(out->struct_size);
+    lowtide::capi::check_struct_size(out->struct_size);
     const lowtide::MemoryReport r = optimizer->optimizer.report();
-    const lt_disk_report all = {out->struct_size, r.disk_bytes,    r.chunks,     r.moved_per_step,
-                                r.read_bytes,     r.written_bytes, r.kept_bytes, r.waited_seconds};
-    std::memcpy(out, &all, std::min(sizeof all, static_cast<size_t>(out->struct_size)));
+    const lt_disk_report all = {out->struct_size, r.disk_bytes, r.chunks,         r.moved_per_step, r.read_bytes,
+                                r.written_bytes,  r.kept_bytes, r.waited_seconds, r.device_bytes,   r.managed_bytes};
+    lowtide::capi::copy_out(all, out);
   });
 }
 

@@ -1,13 +1,16 @@
 /* The C header by a C compiler (-std=c11 -pedantic -Werror). Returns 0, or the line of the first check that failed. */
 #include "lowtide/lowtide.h"
+#include "lowtide/lowtide_device.h"
 
 #include <errno.h>
 #include <string.h>
 
 _Static_assert(sizeof(lt_optimizer_options) % 8 == 0 && sizeof(lt_group_options) % 8 == 0 &&
-                   sizeof(lt_memory_options) % 8 == 0 && sizeof(lt_disk_report) % 8 == 0,
+                   sizeof(lt_memory_options) % 8 == 0 && sizeof(lt_disk_report) % 8 == 0 &&
+                   sizeof(lt_device_limits_report) % 8 == 0,
                "no padding at the end");
 _Static_assert(LT_F32 == 0 && LT_BF16 == 1 && LT_F16 == 2, "dtype numbers are part of the ABI");
+_Static_assert(LT_MEMORY_DEVICE == 0 && LT_MEMORY_PINNED == 1 && LT_MEMORY_SHARED == 2, "part of the ABI");
 _Static_assert(LT_OK == 0 && LT_INVALID_ARGUMENT == 1 && LT_OUT_OF_MEMORY == 10 && LT_UNSUPPORTED == 20 &&
                    LT_IO_ERROR == 30 && LT_INTERNAL == 90,
                "status numbers are part of the ABI");
@@ -30,6 +33,8 @@ int lt_test_c11(void) {
   lt_memory_options memory = LT_MEMORY_OPTIONS_INIT;
   lt_disk_report disk = LT_DISK_REPORT_INIT;
   lt_backend_report backend;
+  lt_device* device = NULL;
+  lt_device_limits_report limits = LT_DEVICE_LIMITS_REPORT_INIT;
   int32_t group = -1, applied = -1, count = 0;
   int64_t param = -1;
   float p[6] = {1, 2, 3, 4, 5, 6};
@@ -59,6 +64,18 @@ int lt_test_c11(void) {
   memory.ram_bytes = -2;
   group_options.memory = &memory;
   CHECK(lt_optimizer_add_group(optimizer, &group_options, &group) == LT_INVALID_ARGUMENT && lt_last_os_error() == 0);
+  group_options.memory = NULL;
+  /* Nothing of a device without one. */
+  CHECK(disk.device_bytes == 0 && disk.managed_bytes == 0);
+  CHECK(lt_device_open("cpu", NULL, NULL, &device) == LT_INVALID_ARGUMENT && device == NULL);
+  CHECK(lt_device_open("tpu", NULL, NULL, &device) == LT_INVALID_ARGUMENT);
+  CHECK(lt_device_open("cuda", NULL, NULL, &device) == LT_UNSUPPORTED && device == NULL);
+  CHECK(lt_device_open(NULL, NULL, NULL, NULL) == LT_INVALID_ARGUMENT);
+  CHECK(lt_device_queue(NULL, NULL) == LT_INVALID_ARGUMENT && lt_device_limits(NULL, &limits) == LT_INVALID_ARGUMENT);
+  CHECK(lt_device_alloc(NULL, LT_MEMORY_SHARED, 1, NULL) == LT_INVALID_ARGUMENT);
+  CHECK(lt_device_free(NULL, NULL) == LT_INVALID_ARGUMENT && lt_device_synchronize(NULL, NULL) == LT_INVALID_ARGUMENT);
+  CHECK(lt_device_copy(NULL, NULL, NULL, NULL, 0) == LT_INVALID_ARGUMENT);
+  lt_device_close(NULL);
 done:
   lt_optimizer_destroy(optimizer);
   return line;

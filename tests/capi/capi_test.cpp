@@ -228,7 +228,7 @@ TEST_F(CApi, StateUnderABudget) {
   EXPECT_GT(disk.disk_bytes, 0);
   EXPECT_EQ(disk.read_bytes + disk.written_bytes, 3 * disk.moved_per_step);
   EXPECT_EQ(disk.kept_bytes, 0);
-  lt_disk_report old = {2 * sizeof(int64_t), -1, -77, 0, 0, 0, 0, 0};  // a caller who knows only disk_bytes
+  lt_disk_report old = {2 * sizeof(int64_t), -1, -77, 0, 0, 0, 0, 0, 0, 0};  // a caller who knows only disk_bytes
   ASSERT_EQ(lt_optimizer_disk_report(a.optimizer, &old), LT_OK);
   EXPECT_EQ(old.disk_bytes, disk.disk_bytes);
   EXPECT_EQ(old.chunks, -77);

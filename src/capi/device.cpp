@@ -1,0 +1,125 @@
+// The C interface's devices.
+#include <memory>
+#include <unordered_map>
+
+#include "backend/device.h"
+#include "backend/registry.h"
+#include "capi/guard.h"
+#include "core/error.h"
+#include "lowtide/lowtide_device.h"
+
+using lowtide::Device;
+using lowtide::DeviceBytes;
+using lowtide::ErrorKind;
+using lowtide::MemoryKind;
+using lowtide::capi::guarded;
+using lowtide::capi::require;
+
+struct lt_device {
+  std::unique_ptr<lowtide::Backend> backend;
+  void* queue = nullptr;
+  std::unordered_map<void*, DeviceBytes> memory;  // before the backend: it outlives what it allocated
+
+  Device& device() { return *backend->device(); }
+  void* queue_or_own(void* given) { return given ? given : queue; }
+  void synchronize(void* on) { device().host_wait(device().record(on)); }
+};
+
+namespace {
+
+MemoryKind kind_from(int32_t kind) {
+  switch (kind) {
+    case LT_MEMORY_DEVICE:
+      return MemoryKind::kDevice;
+    case LT_MEMORY_PINNED:
+      return MemoryKind::kPinned;
+    case LT_MEMORY_SHARED:
+      return MemoryKind::kShared;
+    default:
+      lowtide::fail(ErrorKind::kInvalidArgument, "got kind=%d, wanted an lt_memory_kind", kind);
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+lt_status lt_device_open(const char* backend, const char* device, void* queue, lt_device** out) {
+  return guarded([&] {
+    require(out, "out");
+    *out = nullptr;
+    auto made = std::make_unique<lt_device>();
+    const char* const name = backend ? backend : "sycl";
+    made->backend = lowtide::open_backend(name, device ? device : "", queue);
+    LT_REQUIRE(made->backend->device(), "got backend '%s', whose memory is the host's, wanted one of a device", name);
+    made->queue = made->device().make_queue();
+    *out = made.release();
+  });
+}
+
+void lt_device_close(lt_device* device) {
+  if (!device) return;
+  guarded([&] { device->synchronize(device->queue); });  // a device that is lost uses nothing
+  delete device;
+}
+
+lt_status lt_device_queue(lt_device* device, void** queue) {
+  return guarded([&] {
+    require(device, "device");
+    require(queue, "queue");
+    *queue = device->queue;
+  });
+}
+
+lt_status lt_device_limits(lt_device* device, lt_device_limits_report* out) {
+  return guarded([&] {
+    require(device, "device");
+    require(out, "out");
+    lowtide::capi::check_struct_size(out->struct_size);
+    const Device::Limits limits = device->device().limits();
+    const lt_device_limits_report all = {out->struct_size, limits.total, limits.free, limits.largest_allocation};
+    lowtide::capi::copy_out(all, out);
+  });
+}
+
+lt_status lt_device_alloc(lt_device* device, int32_t kind, int64_t bytes, void** out) {
+  return guarded([&] {
+    require(device, "device");
+    require(out, "out");
+    *out = nullptr;
+    const MemoryKind wanted = kind_from(kind);
+    LT_REQUIRE(bytes > 0, "got bytes=%lld, wanted more than 0", static_cast<long long>(bytes));
+    DeviceBytes memory(device->device(), wanted, bytes);
+    void* const data = memory.data();
+    device->memory.emplace(data, std::move(memory));
+    *out = data;
+  });
+}
+
+lt_status lt_device_free(lt_device* device, void* memory) {
+  return guarded([&] {
+    require(device, "device");
+    LT_REQUIRE(!memory || device->memory.erase(memory), "got memory %p, wanted memory that this lt_device allocated",
+               memory);
+  });
+}
+
+lt_status lt_device_copy(lt_device* device, void* queue, void* to, const void* from, int64_t bytes) {
+  return guarded([&] {
+    require(device, "device");
+    LT_REQUIRE(bytes >= 0, "got bytes=%lld, wanted 0 or more", static_cast<long long>(bytes));
+    if (bytes == 0) return;
+    require(to, "to");
+    require(from, "from");
+    device->device().copy(device->queue_or_own(queue), to, from, bytes);
+  });
+}
+
+lt_status lt_device_synchronize(lt_device* device, void* queue) {
+  return guarded([&] {
+    require(device, "device");
+    device->synchronize(device->queue_or_own(queue));
+  });
+}
+
+}  // extern "C"
