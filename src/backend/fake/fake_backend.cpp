@@ -124,6 +124,16 @@ void FakeBackend::copy(void* queue, void* to, const void* from, int64_t bytes) {
                  [to, from, bytes] { std::memcpy(to, from, static_cast<size_t>(bytes)); });
 }
 
+void FakeBackend::fill(void* queue, void* to, uint32_t pattern, int pattern_bytes, int64_t count) {
+  const int64_t bytes = pattern_bytes * count;
+  Span span;
+  if (!find(to, bytes, &span)) fail(ErrorKind::kInternal, "fill of memory that is not the device's");
+  device_.launch(stream_of(queue), "fill", {}, {span}, bytes, [to, pattern, pattern_bytes, count] {
+    for (int64_t i = 0; i < count; ++i)
+      std::memcpy(static_cast<std::byte*>(to) + i * pattern_bytes, &pattern, static_cast<size_t>(pattern_bytes));
+  });
+}
+
 void FakeBackend::prefetch(void*, const void* shared, int64_t bytes) {
   Span span;
   if (!find(shared, bytes, &span)) fail(ErrorKind::kInternal, "prefetch of memory that is not the device's");

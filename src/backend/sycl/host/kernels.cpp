@@ -53,6 +53,7 @@ const sycl::kernel& Kernels::encode(int codec, bool is_signed) {
   return find("aux", "lt_encode_" + codec_name(codec) + sign_suffix(is_signed));
 }
 const sycl::kernel& Kernels::first_nonfinite() { return find("aux", "lt_first_nonfinite"); }
+const sycl::kernel& Kernels::fill() { return find("fill", "lt_fill"); }
 
 const void* Kernels::tables(int codec) {
   const std::lock_guard lock(mutex_);

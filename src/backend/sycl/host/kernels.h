@@ -27,6 +27,7 @@ class Kernels {
   const sycl::kernel& decode(int codec, bool is_signed);
   const sycl::kernel& encode(int codec, bool is_signed);
   const sycl::kernel& first_nonfinite();
+  const sycl::kernel& fill();
 
   // The codec's tables in device memory, nullptr if it has none.
   const void* tables(int codec);

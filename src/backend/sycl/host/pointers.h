@@ -20,9 +20,10 @@ class PointerCheck {
   void operator()(const CodecItem& item) const;
   void gradient(const StepItem& item, size_t index) const;
 
- private:
+  // One array, which may be nullptr.
   void one(const void* data, const char* what, size_t index) const;
 
+ private:
   sycl::context context_;
   bool any_;
 };

@@ -12,6 +12,7 @@
 #include "portable/rules.def"
 #undef LT_RULE
 LT_EMBED(aux)
+LT_EMBED(fill)
 
 namespace lowtide::sycl_host {
 
@@ -21,6 +22,7 @@ std::span<const std::byte> program(const std::string& name) {
 #include "portable/rules.def"
 #undef LT_RULE
   if (name == "aux") return {lt_spirv_aux, lt_spirv_end_aux};
+  if (name == "fill") return {lt_spirv_fill, lt_spirv_end_fill};
   fail(ErrorKind::kInternal, "no SYCL program '%s'", name.c_str());
 }
 
