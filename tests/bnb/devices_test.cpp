@@ -32,6 +32,9 @@ class Recorder final : public Backend, public Device {
   int64_t first_nonfinite(std::span<const StepItem>, int, void*) override { return -1; }
   void decode(const CodecItem&, void*) override { ADD_FAILURE(); }
   void encode(const CodecItem&, void*) override { ADD_FAILURE(); }
+  void pack_signs(const SignItem&, void*) override { ADD_FAILURE(); }
+  void unpack_signs(const SignItem&, void*) override { ADD_FAILURE(); }
+  void vote_signs(const VoteItem&, void*) override { ADD_FAILURE(); }
 
   Limits limits() const override { return {}; }
   void* allocate(MemoryKind kind, int64_t bytes) override {

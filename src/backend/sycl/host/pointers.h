@@ -18,6 +18,8 @@ class PointerCheck {
   // Each throws kInvalidArgument, naming the array and the item's position.
   void operator()(const StepItem& item, size_t index) const;
   void operator()(const CodecItem& item) const;
+  void operator()(const SignItem& item) const;
+  void operator()(const VoteItem& item) const;
   void gradient(const StepItem& item, size_t index) const;
 
   // One array, which may be nullptr.

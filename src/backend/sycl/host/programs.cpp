@@ -13,6 +13,7 @@
 #undef LT_RULE
 LT_EMBED(aux)
 LT_EMBED(fill)
+LT_EMBED(sign)
 
 namespace lowtide::sycl_host {
 
@@ -23,6 +24,7 @@ std::span<const std::byte> program(const std::string& name) {
 #undef LT_RULE
   if (name == "aux") return {lt_spirv_aux, lt_spirv_end_aux};
   if (name == "fill") return {lt_spirv_fill, lt_spirv_end_fill};
+  if (name == "sign") return {lt_spirv_sign, lt_spirv_end_sign};
   fail(ErrorKind::kInternal, "no SYCL program '%s'", name.c_str());
 }
 

@@ -13,6 +13,7 @@
 #include "backend/sycl/host/kernels.h"
 #include "backend/sycl/host/launch.h"
 #include "backend/sycl/host/pointers.h"
+#include "backend/sycl/host/signs.h"
 #include "backend/sycl/host/sycl_device.h"
 #include "backend/sycl/host/uploads.h"
 
@@ -127,6 +128,23 @@ class SyclBackend final : public Backend {
     guarded("encode", [&] { convert(item, stream, &Kernels::encode); });
   }
 
+  void pack_signs(const SignItem& item, void* stream) override {
+    guarded("pack_signs", [&] {
+      at_place(item, stream, [&](auto& queue, Place& place) { sycl_host::pack_signs(queue, place.kernels, item); });
+    });
+  }
+  void unpack_signs(const SignItem& item, void* stream) override {
+    guarded("unpack_signs", [&] {
+      at_place(item, stream, [&](auto& queue, Place& place) { sycl_host::unpack_signs(queue, place.kernels, item); });
+    });
+  }
+  void vote_signs(const VoteItem& item, void* stream) override {
+    guarded("vote_signs", [&] {
+      at_place(item, stream,
+               [&](auto& queue, Place& place) { sycl_host::vote_signs(queue, place.kernels, place.uploads, item); });
+    });
+  }
+
  private:
   // What belongs to one device of one context.
   struct Place {
@@ -157,6 +175,17 @@ class SyclBackend final : public Backend {
     for (Place& place : places_)
       if (place.context == context && place.device == device) return place;
     return places_.emplace_back(context, device);
+  }
+
+  // queue_signs(queue, place), the item being checked.
+  template <class Item, class Fn>
+  void at_place(const Item& item, void* stream, Fn&& queue_signs) {
+    late_->throw_any();
+    check(item);
+    sycl::queue queue = queue_of(stream);
+    Place& place = place_of(queue);
+    place.check(item);
+    queue_signs(queue, place);
   }
 
   // One launch for all items of the same kernel.
