@@ -23,7 +23,7 @@ struct SignBits<f16> {
 // flushes them.
 template <class T>
 LT_FN bool is_plus(typename SignBits<T>::Raw x) {
-  return x <= SignBits<T>::kInfinity || x == SignBits<T>::kMinusZero;
+  return (x <= SignBits<T>::kInfinity) | (x == SignBits<T>::kMinusZero);
 }
 
 // +1, -1, or +0.
@@ -84,6 +84,19 @@ LT_FN void count_votes(W* plane, int planes, const u32* weights, int voters, Row
       held = 0;
     }
     for (int i = 0; i < held; ++i) count_row(plane, planes, j, rows[i]);
+  }
+}
+
+// The same for few planes of a known number, which then need no memory.
+template <int kPlanes, class W, class Row>
+LT_FN void count_votes_in_registers(W (&plane)[kPlanes], const u32* weights, int voters, Row&& row) {
+  for (W& p : plane) p = 0;
+  for (int v = 0; v < voters; ++v) {
+    const u32 weight = weights[v];
+    if (weight == 0) continue;
+    const W word = row(v);
+    for (int j = 0; j < kPlanes; ++j)
+      if ((weight >> j) & 1u) count_row(plane, kPlanes, j, word);
   }
 }
 

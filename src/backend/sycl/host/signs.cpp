@@ -13,22 +13,31 @@ T* bytes(const std::byte* p) {
   return reinterpret_cast<T*>(const_cast<std::byte*>(p));
 }
 
+// Words of 4 bytes are aligned: signs count from the word that `bits` is in.
+struct Aligned {
+  int64_t before, first, words;  // bytes before `bits`; where the item's signs begin; the words that hold them
+};
+Aligned aligned(const SignItem& item) {
+  const auto before = static_cast<int64_t>(reinterpret_cast<uintptr_t>(item.bits) & 3u);
+  const int64_t first = item.first + 8 * before;
+  return {before, first, (first + item.count + 31) / 32 - first / 32};
+}
+
 }  // namespace
 
 void pack_signs(sycl::queue& queue, Kernels& kernels, const SignItem& item) {
   if (item.count == 0) return;
-  // Words of 4 bytes are aligned: signs count from the one that `bits` is in.
-  const auto before = static_cast<int64_t>(reinterpret_cast<uintptr_t>(item.bits) & 3u);
-  const int64_t first = item.first + 8 * before;
-  const int64_t words = (first + item.count + 31) / 32 - first / 32;
+  const auto [before, first, words] = aligned(item);
   launch(queue, kernels.pack_signs(item.dtype), groups_for(32 * words), static_cast<const void*>(item.values),
          bytes(item.bits) - before, first, item.count);
 }
 
 void unpack_signs(sycl::queue& queue, Kernels& kernels, const SignItem& item) {
   if (item.count == 0) return;
-  launch(queue, kernels.unpack_signs(item.dtype), groups_for(item.count), bytes<const unsigned char>(item.bits),
-         bytes<const unsigned char>(item.zeros), item.values, item.first, item.count);
+  const auto [before, first, words] = aligned(item);
+  const auto* const zeros = item.zeros ? bytes<const unsigned char>(item.zeros) - before : nullptr;
+  launch(queue, kernels.unpack_signs(item.dtype), groups_for(32 * words),
+         bytes<const unsigned char>(item.bits) - before, zeros, item.values, first, item.count);
 }
 
 void vote_signs(sycl::queue& queue, Kernels& kernels, Uploads& uploads, const VoteItem& item) {
