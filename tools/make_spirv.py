@@ -39,7 +39,7 @@ def programs() -> dict[str, str]:
         '#include "backend/sycl/device/step_rule.inc"\n'
         for name, struct in rules
     }
-    return found | {name: f'#include "backend/sycl/device/{name}_kernels.inc"\n' for name in ("aux", "fill", "sign")}
+    return found | {name: f'#include "backend/sycl/device/{name}_kernels.inc"\n' for name in ("aux", "fill", "sign", "vote")}
 
 
 def sources_hash() -> str:

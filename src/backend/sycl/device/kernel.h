@@ -44,4 +44,7 @@ struct DeviceVote {
 // Work-items of a group: one for each element of a block.
 inline constexpr int kGroupSize = kBlockElements;
 
+// Words of 32 signs that a sub-group packs at a time.
+inline constexpr int kSignWordsAtOnce = 8;
+
 }  // namespace lowtide::sycl_device

@@ -60,7 +60,7 @@ const sycl::kernel& Kernels::pack_signs(DType dtype) {
 const sycl::kernel& Kernels::unpack_signs(DType dtype) {
   return find("sign", std::string("lt_unpack_") + dtype_name(dtype));
 }
-const sycl::kernel& Kernels::vote_signs() { return find("sign", "lt_vote"); }
+const sycl::kernel& Kernels::vote_signs() { return find("vote", "lt_vote"); }
 
 const void* Kernels::tables(int codec) {
   const std::lock_guard lock(mutex_);

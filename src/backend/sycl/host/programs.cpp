@@ -14,6 +14,7 @@
 LT_EMBED(aux)
 LT_EMBED(fill)
 LT_EMBED(sign)
+LT_EMBED(vote)
 
 namespace lowtide::sycl_host {
 
@@ -25,6 +26,7 @@ std::span<const std::byte> program(const std::string& name) {
   if (name == "aux") return {lt_spirv_aux, lt_spirv_end_aux};
   if (name == "fill") return {lt_spirv_fill, lt_spirv_end_fill};
   if (name == "sign") return {lt_spirv_sign, lt_spirv_end_sign};
+  if (name == "vote") return {lt_spirv_vote, lt_spirv_end_vote};
   fail(ErrorKind::kInternal, "no SYCL program '%s'", name.c_str());
 }
 

@@ -28,8 +28,8 @@ Aligned aligned(const SignItem& item) {
 void pack_signs(sycl::queue& queue, Kernels& kernels, const SignItem& item) {
   if (item.count == 0) return;
   const auto [before, first, words] = aligned(item);
-  launch(queue, kernels.pack_signs(item.dtype), groups_for(32 * words), static_cast<const void*>(item.values),
-         bytes(item.bits) - before, first, item.count);
+  launch(queue, kernels.pack_signs(item.dtype), groups_for(32 * words / sycl_device::kSignWordsAtOnce + 1),
+         static_cast<const void*>(item.values), bytes(item.bits) - before, first, item.count);
 }
 
 void unpack_signs(sycl::queue& queue, Kernels& kernels, const SignItem& item) {
