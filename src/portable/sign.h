@@ -1,4 +1,5 @@
-// Signs as bits, 1 for +, and votes over them. Words W are unsigned integers of one element a bit, the first the lowest.
+// Signs as bits, 1 for +, and votes over them. Words W are unsigned integers of one element a bit, the first the
+// lowest.
 
 // The element types as integers.
 template <class T>
