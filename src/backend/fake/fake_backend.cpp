@@ -117,10 +117,10 @@ void FakeBackend::vote_signs(const VoteItem& item, void* stream) {
   if (item.ties == TieRule::kPrevious) reads.push_back(touched(item.previous, bytes));
   if (item.ties == TieRule::kZero) writes.push_back(touched(item.zeros, bytes));
   device_.launch(stream_of(stream), "vote_signs", reads, writes, bytes * static_cast<int64_t>(reads.size()),
-                 [this, item, ballots = std::vector(item.ballots.begin(), item.ballots.end()),
+                 [this, vote = item, ballots = std::vector(item.ballots.begin(), item.ballots.end()),
                   weights = std::vector(item.weights.begin(), item.weights.end())]() mutable {
-                   item.ballots = ballots, item.weights = weights;
-                   cpu_->vote_signs(item, nullptr);
+                   vote.ballots = ballots, vote.weights = weights;
+                   cpu_->vote_signs(vote, nullptr);
                  });
 }
 

@@ -13,12 +13,12 @@ namespace {
 using testing::Bits;
 
 // Packs two pieces on one queue and votes on another, after an event or without one.
-struct Run {
+struct Outcome {
   int64_t differing = 0;
   size_t races = 0;
 };
 
-Run run(uint64_t seed, bool ordered) {
+Outcome run(uint64_t seed, bool ordered) {
   constexpr int64_t kCount = 1003, kBytes = 126;
   testing::Rng rng(seed);
   FakeBackend fake({seed});
@@ -45,7 +45,7 @@ Run run(uint64_t seed, bool ordered) {
     fake.host_wait(fake.record(packs));
   }
   testing::reference_pack(DType::kBF16, elements, 0, kCount, &wanted);
-  Run out;
+  Outcome out;
   for (size_t b = 0; b < kBytes; ++b) out.differing += std::popcount(static_cast<unsigned>(got[b] ^ wanted[b]));
   out.races = fake.fake().race_checker().races().size();
   return out;
@@ -55,7 +55,7 @@ TEST(FakeBackend, SignsAndFillsKeepTheOrderOfQueuesOnly) {
   constexpr int kSeeds = 100;
   int64_t differing = 0, racy = 0, loose_racy = 0, loose_wrong = 0;
   for (uint64_t seed = 0; seed < kSeeds; ++seed) {
-    const Run ordered = run(seed, true), loose = run(seed, false);
+    const Outcome ordered = run(seed, true), loose = run(seed, false);
     differing += ordered.differing, racy += ordered.races > 0;
     loose_racy += loose.races > 0, loose_wrong += loose.differing > 0;
   }
