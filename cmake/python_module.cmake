@@ -15,8 +15,9 @@ nanobind_add_module(_core NB_STATIC NB_SUPPRESS_WARNINGS python/checkpoint_bindi
                     python/param_binding.cpp python/planning_binding.cpp python/tensor_reader.cpp)
 target_compile_definitions(_core PRIVATE LOWTIDE_VERSION="${PROJECT_VERSION}")
 target_link_libraries(_core PRIVATE lowtide_objects)
+add_dependencies(_core lowtide_bnb)  # the wheel's build makes _core only
 if(TARGET SyclRuntime::SyclRuntime)
-  add_dependencies(_core ${lt_sycl})  # the wheel's build makes _core only
+  add_dependencies(_core ${lt_sycl})
 endif()
 
 if(LOWTIDE_FOR_WHEEL)

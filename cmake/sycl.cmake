@@ -32,6 +32,7 @@ file(GLOB lt_spirv_files CONFIGURE_DEPENDS "${lt_spirv}/*.spv")
 add_library(lowtide_sycl_objects OBJECT ${lt_sycl_sources})
 set_target_properties(lowtide_sycl_objects PROPERTIES POSITION_INDEPENDENT_CODE ON)
 add_library(${lt_sycl} MODULE $<TARGET_OBJECTS:lowtide_sycl_objects> "${lt_src}/backend/dialect.cpp"
+                              "${lt_src}/backend/signs.cpp" "${lt_src}/core/dtype.cpp"
                               "${lt_src}/core/error.cpp" "${lt_src}/core/layout.cpp")
 set_source_files_properties("${lt_src}/backend/sycl/host/programs.cpp"
                             PROPERTIES COMPILE_DEFINITIONS "LOWTIDE_SPIRV_DIR=\"${lt_spirv}\""

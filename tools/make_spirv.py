@@ -32,14 +32,19 @@ OPTIONS = ["-ffp-contract=off", "-fno-math-errno", "-foffload-fp32-prec-div", "-
 
 
 def programs() -> dict[str, str]:
-    """Program name -> SYCL source: one for each rule, and the kernels that belong to no rule."""
+    """Program name -> SYCL source: one for each rule and for each type of signs, and the rest."""
     rules = re.findall(r"^LT_RULE\(\d+, (\w+), (\w+)\)", (SRC / "portable/rules.def").read_text(), re.MULTILINE)
     found = {
         f"step_{name}": f"#define LT_SYCL_RULE {struct}\n#define LT_SYCL_RULE_NAME {name}\n"
         '#include "backend/sycl/device/step_rule.inc"\n'
         for name, struct in rules
     }
-    return found | {"aux": '#include "backend/sycl/device/aux_kernels.inc"\n'}
+    for name, struct in {"float32": "float", "bfloat16": "bf16", "float16": "f16"}.items():
+        found[f"sign_{name}"] = (
+            f"#define LT_SYCL_SIGN_TYPE {struct}\n#define LT_SYCL_SIGN_NAME {name}\n"
+            '#include "backend/sycl/device/sign_kernels.inc"\n'
+        )
+    return found | {name: f'#include "backend/sycl/device/{name}_kernels.inc"\n' for name in ("aux", "fill", "vote")}
 
 
 def sources_hash() -> str:

@@ -10,6 +10,7 @@
 
 #include "backend/device.h"
 #include "backend/limits.h"
+#include "backend/signs.h"
 #include "core/layout.h"
 #include "lowtide/tensor.h"
 
@@ -63,6 +64,12 @@ class Backend {
   // values = decoded codes, and codes = encoded values, blocks within rows as in a step. Synchronous.
   virtual void decode(const CodecItem& item, void* stream) = 0;
   virtual void encode(const CodecItem& item, void* stream) = 0;
+
+  // Signs to bits, bits to +1, -1 and 0, and the majority of several (backend/signs.h). Ordered on `stream`. Throw
+  // kInvalidArgument for items that make no sense.
+  virtual void pack_signs(const SignItem& item, void* stream) = 0;
+  virtual void unpack_signs(const SignItem& item, void* stream) = 0;
+  virtual void vote_signs(const VoteItem& item, void* stream) = 0;
 };
 
 }  // namespace lowtide

@@ -35,6 +35,9 @@ class Device {
   virtual void* make_queue() = 0;
   // Between memory of any kind; the host's may be any.
   virtual void copy(void* queue, void* to, const void* from, int64_t bytes) = 0;
+  // Sets `count` elements of 1 or 4 bytes each (the low bytes of `pattern`) of memory of any of the kinds. `to` is
+  // aligned to pattern_bytes.
+  virtual void fill(void* queue, void* to, uint32_t pattern, int pattern_bytes, int64_t count) = 0;
   // Asks for shared memory to be moved to the device.
   virtual void prefetch(void* queue, const void* shared, int64_t bytes) = 0;
 

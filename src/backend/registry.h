@@ -10,7 +10,8 @@
 
 namespace lowtide {
 
-// target: "" for the best, or as the backend names it (the CPU's instruction sets; "gpu" or "cpu" for sycl). queue: of
+// target: "" for the best, or as the backend names it (the CPU's instruction sets; "gpu" or "cpu" for sycl, and
+// "gpu:1" for the second of the platform that the first is of). queue: of
 // the backend (a sycl::queue*), whose device and context are to be used; nullptr: its own. Throws kInvalidArgument for
 // names that no backend has, kUnsupported if what it needs is not there.
 std::unique_ptr<Backend> open_backend(const std::string& name, const std::string& target, void* queue = nullptr);

@@ -40,6 +40,10 @@ class DelayedDevice final : public Backend, public Device {
   void decode(const CodecItem& item, void* stream) override { backend_->decode(item, given(stream)); }
   void encode(const CodecItem& item, void* stream) override { backend_->encode(item, given(stream)); }
 
+  void pack_signs(const SignItem& item, void* stream) override { backend_->pack_signs(item, given(stream)); }
+  void unpack_signs(const SignItem& item, void* stream) override { backend_->unpack_signs(item, given(stream)); }
+  void vote_signs(const VoteItem& item, void* stream) override { backend_->vote_signs(item, given(stream)); }
+
   Limits limits() const override { return device_.limits(); }
   void* allocate(MemoryKind kind, int64_t bytes) override { return device_.allocate(kind, bytes); }
   void free(void* memory) noexcept override { device_.free(memory); }
@@ -47,6 +51,9 @@ class DelayedDevice final : public Backend, public Device {
   void copy(void* queue, void* to, const void* from, int64_t bytes) override {
     delay(queue);
     device_.copy(given(queue), to, from, bytes);
+  }
+  void fill(void* queue, void* to, uint32_t pattern, int pattern_bytes, int64_t count) override {
+    device_.fill(given(queue), to, pattern, pattern_bytes, count);
   }
   void prefetch(void* queue, const void* shared, int64_t bytes) override {
     device_.prefetch(given(queue), shared, bytes);

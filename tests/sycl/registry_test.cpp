@@ -50,6 +50,15 @@ TEST(SyclRegistry, SaysWhatIsThere) {
   EXPECT_EQ(SyclDevice::get().backend->target(), std::string("cpu"));
 }
 
+// This machine's CPU is one device: number 0 is there, and no other.
+TEST(SyclRegistry, TakesDevicesByNumber) {
+  LT_NEEDS_SYCL();
+  EXPECT_EQ(open_backend("sycl", "cpu:0")->target(), std::string("cpu"));
+  for (const char* target : {"cpu:1", "cpu:", "cpu:x", "cpu:0x", "cpu:-1", "cuda:0"})
+    EXPECT_NE(testing::message_of(ErrorKind::kInvalidArgument, [&] { open_backend("sycl", target); }).find(target),
+              std::string::npos);
+}
+
 TEST(WithoutSyclDevice, IsSaid) {
   ASSERT_NE(getenv("ONEAPI_DEVICE_SELECTOR"), nullptr) << "to be run with a selector that no device fits";
   const BackendReport report = report_backends()[1];

@@ -9,6 +9,7 @@
 #include <functional>
 
 #include "backend/cpu/kernel_tables.h"
+#include "backend/cpu/signs.h"
 #include "backend/dialect.h"
 #include "backend/gradient_limit.h"
 #include "core/error.h"
@@ -127,6 +128,19 @@ class CpuBackend final : public Backend {
 
   void decode(const CodecItem& item, void*) override { convert(item, aux_.decode[item.codec][item.is_signed]); }
   void encode(const CodecItem& item, void*) override { convert(item, aux_.encode[item.codec][item.is_signed]); }
+
+  void pack_signs(const SignItem& item, void*) override {
+    check(item);
+    cpu::pack_signs(item);
+  }
+  void unpack_signs(const SignItem& item, void*) override {
+    check(item);
+    cpu::unpack_signs(item);
+  }
+  void vote_signs(const VoteItem& item, void*) override {
+    check(item);
+    cpu::vote_signs(item);
+  }
 
  private:
   // Cuts the blocks of all items, laid end to end, into pieces and hands them to the threads; a piece of many small

@@ -49,9 +49,8 @@ void FakeBackend::step(std::span<const StepItem> items, int, bool ordered, void*
   std::vector<Span> reads, writes;
   int64_t bytes = 0;
   const auto touch = [&](const void* memory, int64_t size, bool change) {
-    Span span;
     if (!memory || size == 0) return;
-    if (!find(memory, size, &span)) fail(ErrorKind::kInternal, "a kernel would touch memory that is not the device's");
+    const Span span = touched(memory, size);
     reads.push_back(span);
     if (change) writes.push_back(span);
     bytes += size;
@@ -86,6 +85,43 @@ void FakeBackend::decode(const CodecItem& item, void* stream) {
 void FakeBackend::encode(const CodecItem& item, void* stream) {
   finish(stream);
   cpu_->encode(item, nullptr);
+}
+
+void FakeBackend::pack_signs(const SignItem& item, void* stream) {
+  check(item);
+  if (!item.count) return;
+  const int64_t bytes = item.count * dtype_bytes(item.dtype), first = item.first / 8;
+  const Span bits = touched(item.bits + first, (item.first + item.count + 7) / 8 - first);
+  device_.launch(stream_of(stream), "pack_signs", {touched(item.values, bytes), bits}, {bits}, bytes,
+                 [this, item] { cpu_->pack_signs(item, nullptr); });
+}
+
+void FakeBackend::unpack_signs(const SignItem& item, void* stream) {
+  check(item);
+  if (!item.count) return;
+  const int64_t bytes = item.count * dtype_bytes(item.dtype), first = item.first / 8;
+  std::vector<Span> reads;
+  for (const std::byte* bits : {static_cast<const std::byte*>(item.bits), item.zeros})
+    if (bits) reads.push_back(touched(bits + first, (item.first + item.count + 7) / 8 - first));
+  device_.launch(stream_of(stream), "unpack_signs", reads, {touched(item.values, bytes)}, bytes,
+                 [this, item] { cpu_->unpack_signs(item, nullptr); });
+}
+
+void FakeBackend::vote_signs(const VoteItem& item, void* stream) {
+  check(item);
+  if (!item.count) return;
+  const int64_t bytes = (item.count + 7) / 8;
+  std::vector<Span> reads, writes{touched(item.result, bytes)};
+  for (size_t v = 0; v < item.ballots.size(); ++v)
+    if (weight_of(item, v)) reads.push_back(touched(item.ballots[v], bytes));
+  if (item.ties == TieRule::kPrevious) reads.push_back(touched(item.previous, bytes));
+  if (item.ties == TieRule::kZero) writes.push_back(touched(item.zeros, bytes));
+  device_.launch(stream_of(stream), "vote_signs", reads, writes, bytes * static_cast<int64_t>(reads.size()),
+                 [this, vote = item, ballots = std::vector(item.ballots.begin(), item.ballots.end()),
+                  weights = std::vector(item.weights.begin(), item.weights.end())]() mutable {
+                   vote.ballots = ballots, vote.weights = weights;
+                   cpu_->vote_signs(vote, nullptr);
+                 });
 }
 
 Device::Limits FakeBackend::limits() const {
@@ -124,6 +160,16 @@ void FakeBackend::copy(void* queue, void* to, const void* from, int64_t bytes) {
                  [to, from, bytes] { std::memcpy(to, from, static_cast<size_t>(bytes)); });
 }
 
+void FakeBackend::fill(void* queue, void* to, uint32_t pattern, int pattern_bytes, int64_t count) {
+  const int64_t bytes = pattern_bytes * count;
+  Span span;
+  if (!find(to, bytes, &span)) fail(ErrorKind::kInternal, "fill of memory that is not the device's");
+  device_.launch(stream_of(queue), "fill", {}, {span}, bytes, [to, pattern, pattern_bytes, count] {
+    for (int64_t i = 0; i < count; ++i)
+      std::memcpy(static_cast<std::byte*>(to) + i * pattern_bytes, &pattern, static_cast<size_t>(pattern_bytes));
+  });
+}
+
 void FakeBackend::prefetch(void*, const void* shared, int64_t bytes) {
   Span span;
   if (!find(shared, bytes, &span)) fail(ErrorKind::kInternal, "prefetch of memory that is not the device's");
@@ -157,6 +203,12 @@ bool FakeBackend::find(const void* memory, int64_t bytes, Span* span) const {
       return true;
     }
   return false;
+}
+
+Span FakeBackend::touched(const void* memory, int64_t bytes) const {
+  Span span;
+  if (!find(memory, bytes, &span)) fail(ErrorKind::kInternal, "a kernel would touch memory that is not the device's");
+  return span;
 }
 
 void FakeBackend::finish(void* queue) { host_wait(record(queue)); }

@@ -29,12 +29,16 @@ class FakeBackend final : public Backend, public Device {
   int64_t first_nonfinite(std::span<const StepItem> items, int threads, void* stream) override;
   void decode(const CodecItem& item, void* stream) override;
   void encode(const CodecItem& item, void* stream) override;
+  void pack_signs(const SignItem& item, void* stream) override;
+  void unpack_signs(const SignItem& item, void* stream) override;
+  void vote_signs(const VoteItem& item, void* stream) override;
 
   Limits limits() const override;
   void* allocate(MemoryKind kind, int64_t bytes) override;
   void free(void* memory) noexcept override;
   void* make_queue() override;
   void copy(void* queue, void* to, const void* from, int64_t bytes) override;
+  void fill(void* queue, void* to, uint32_t pattern, int pattern_bytes, int64_t count) override;
   void prefetch(void* queue, const void* shared, int64_t bytes) override;
   Event record(void* queue) override;
   void wait(void* queue, const Event& event) override;
@@ -55,6 +59,8 @@ class FakeBackend final : public Backend, public Device {
     int64_t begin;  // of data, within the region
   };
   struct Batch;
+  // The device's bytes that a kernel touches; throws kInternal for other memory.
+  Span touched(const void* memory, int64_t bytes) const;
   int stream_of(void* queue) const { return queue ? *static_cast<int*>(queue) : 0; }
   // False for memory that is not this device's.
   bool find(const void* memory, int64_t bytes, Span* span) const;

@@ -31,7 +31,20 @@ struct DeviceItem {
   alignas(8) unsigned char args[kArgsBytes];  // the rule's Args
 };
 
+// A VoteItem. Ballots and weights are arrays beside it.
+struct DeviceVote {
+  int64_t count;
+  uint64_t first_index, seed, step;
+  const unsigned char* previous;
+  unsigned char *result, *zeros;
+  uint32_t sum;                  // of the weights
+  int32_t planes, voters, ties;  // ties: a Tie; planes hold the sum
+};
+
 // Work-items of a group: one for each element of a block.
 inline constexpr int kGroupSize = kBlockElements;
+
+// Words of 32 signs that a sub-group packs at a time.
+inline constexpr int kSignWordsAtOnce = 8;
 
 }  // namespace lowtide::sycl_device

@@ -53,6 +53,14 @@ const sycl::kernel& Kernels::encode(int codec, bool is_signed) {
   return find("aux", "lt_encode_" + codec_name(codec) + sign_suffix(is_signed));
 }
 const sycl::kernel& Kernels::first_nonfinite() { return find("aux", "lt_first_nonfinite"); }
+const sycl::kernel& Kernels::fill() { return find("fill", "lt_fill"); }
+const sycl::kernel& Kernels::pack_signs(DType dtype) {
+  return find(std::string("sign_") + dtype_name(dtype), std::string("lt_pack_") + dtype_name(dtype));
+}
+const sycl::kernel& Kernels::unpack_signs(DType dtype) {
+  return find(std::string("sign_") + dtype_name(dtype), std::string("lt_unpack_") + dtype_name(dtype));
+}
+const sycl::kernel& Kernels::vote_signs() { return find("vote", "lt_vote"); }
 
 const void* Kernels::tables(int codec) {
   const std::lock_guard lock(mutex_);

@@ -12,6 +12,7 @@
 
 #include "backend/sycl/host/device_memory.h"
 #include "backend/sycl/host/programs.h"
+#include "lowtide/tensor.h"
 
 namespace lowtide::sycl_host {
 
@@ -27,6 +28,10 @@ class Kernels {
   const sycl::kernel& decode(int codec, bool is_signed);
   const sycl::kernel& encode(int codec, bool is_signed);
   const sycl::kernel& first_nonfinite();
+  const sycl::kernel& fill();
+  const sycl::kernel& pack_signs(DType dtype);
+  const sycl::kernel& unpack_signs(DType dtype);
+  const sycl::kernel& vote_signs();
 
   // The codec's tables in device memory, nullptr if it has none.
   const void* tables(int codec);

@@ -18,7 +18,8 @@ using VersionFn = const char*();  // of the project, as version()
 // Throws Error.
 using DevicesFn = int(std::string* text);
 
-// A backend; the caller deletes it. target: "gpu", "cpu", or "" for the best there is. queue: a sycl::queue* whose
+// A backend; the caller deletes it. target: "gpu", "cpu", or "" for the best there is, with ":N" the
+// device N of it. queue: a sycl::queue* whose
 // device and context are to be used, or nullptr. Throws Error.
 using OpenFn = Backend*(const char* target, const void* queue);
 

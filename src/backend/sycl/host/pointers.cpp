@@ -31,4 +31,20 @@ void PointerCheck::operator()(const CodecItem& item) const {
   one(item.scales, "scales", 0);
 }
 
+void PointerCheck::operator()(const SignItem& item) const {
+  if (any_ || !item.count) return;
+  one(item.values, "values", 0);
+  one(item.bits, "bits", 0);
+  one(item.zeros, "the marks of zeros", 0);
+}
+
+void PointerCheck::operator()(const VoteItem& item) const {
+  if (any_ || !item.count) return;
+  for (size_t v = 0; v < item.ballots.size(); ++v)
+    if (weight_of(item, v)) one(item.ballots[v], "the ballot", v);
+  if (item.ties == TieRule::kPrevious) one(item.previous, "the earlier result", 0);
+  if (item.ties == TieRule::kZero) one(item.zeros, "the marks of zeros", 0);
+  one(item.result, "the result", 0);
+}
+
 }  // namespace lowtide::sycl_host

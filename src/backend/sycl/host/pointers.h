@@ -18,11 +18,14 @@ class PointerCheck {
   // Each throws kInvalidArgument, naming the array and the item's position.
   void operator()(const StepItem& item, size_t index) const;
   void operator()(const CodecItem& item) const;
+  void operator()(const SignItem& item) const;
+  void operator()(const VoteItem& item) const;
   void gradient(const StepItem& item, size_t index) const;
 
- private:
+  // One array, which may be nullptr.
   void one(const void* data, const char* what, size_t index) const;
 
+ private:
   sycl::context context_;
   bool any_;
 };

@@ -12,6 +12,11 @@
 #include "portable/rules.def"
 #undef LT_RULE
 LT_EMBED(aux)
+LT_EMBED(fill)
+LT_EMBED(sign_float32)
+LT_EMBED(sign_bfloat16)
+LT_EMBED(sign_float16)
+LT_EMBED(vote)
 
 namespace lowtide::sycl_host {
 
@@ -21,6 +26,11 @@ std::span<const std::byte> program(const std::string& name) {
 #include "portable/rules.def"
 #undef LT_RULE
   if (name == "aux") return {lt_spirv_aux, lt_spirv_end_aux};
+  if (name == "fill") return {lt_spirv_fill, lt_spirv_end_fill};
+  if (name == "sign_float32") return {lt_spirv_sign_float32, lt_spirv_end_sign_float32};
+  if (name == "sign_bfloat16") return {lt_spirv_sign_bfloat16, lt_spirv_end_sign_bfloat16};
+  if (name == "sign_float16") return {lt_spirv_sign_float16, lt_spirv_end_sign_float16};
+  if (name == "vote") return {lt_spirv_vote, lt_spirv_end_vote};
   fail(ErrorKind::kInternal, "no SYCL program '%s'", name.c_str());
 }
 

@@ -1,6 +1,7 @@
 #include "backend/sycl/host/sycl_backend.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstring>
 #include <limits>
 #include <list>
@@ -10,7 +11,9 @@
 #include "backend/sycl/host/batch.h"
 #include "backend/sycl/host/errors.h"
 #include "backend/sycl/host/kernels.h"
+#include "backend/sycl/host/launch.h"
 #include "backend/sycl/host/pointers.h"
+#include "backend/sycl/host/signs.h"
 #include "backend/sycl/host/sycl_device.h"
 #include "backend/sycl/host/uploads.h"
 
@@ -43,18 +46,6 @@ sycl::async_handler handler_of(const std::shared_ptr<LateErrors>& late) {
       }
     }
   };
-}
-
-// Groups of a launch: enough for any device; each takes several blocks if there are more.
-size_t groups_of(int64_t blocks) { return static_cast<size_t>(std::min<int64_t>(blocks, 1 << 16)); }
-
-template <class... Args>
-sycl::event launch(sycl::queue& queue, const sycl::kernel& kernel, int64_t blocks, Args... args) {
-  constexpr size_t kGroup = sycl_device::kGroupSize;
-  return queue.submit([&](sycl::handler& handler) {
-    handler.set_args(args...);
-    handler.parallel_for(sycl::nd_range<1>{groups_of(blocks) * kGroup, kGroup}, kernel);
-  });
 }
 
 class SyclBackend final : public Backend {
@@ -137,6 +128,23 @@ class SyclBackend final : public Backend {
     guarded("encode", [&] { convert(item, stream, &Kernels::encode); });
   }
 
+  void pack_signs(const SignItem& item, void* stream) override {
+    guarded("pack_signs", [&] {
+      at_place(item, stream, [&](auto& queue, Place& place) { sycl_host::pack_signs(queue, place.kernels, item); });
+    });
+  }
+  void unpack_signs(const SignItem& item, void* stream) override {
+    guarded("unpack_signs", [&] {
+      at_place(item, stream, [&](auto& queue, Place& place) { sycl_host::unpack_signs(queue, place.kernels, item); });
+    });
+  }
+  void vote_signs(const VoteItem& item, void* stream) override {
+    guarded("vote_signs", [&] {
+      at_place(item, stream,
+               [&](auto& queue, Place& place) { sycl_host::vote_signs(queue, place.kernels, place.uploads, item); });
+    });
+  }
+
  private:
   // What belongs to one device of one context.
   struct Place {
@@ -167,6 +175,17 @@ class SyclBackend final : public Backend {
     for (Place& place : places_)
       if (place.context == context && place.device == device) return place;
     return places_.emplace_back(context, device);
+  }
+
+  // queue_signs(queue, place), the item being checked.
+  template <class Item, class Fn>
+  void at_place(const Item& item, void* stream, Fn&& queue_signs) {
+    late_->throw_any();
+    check(item);
+    sycl::queue queue = queue_of(stream);
+    Place& place = place_of(queue);
+    place.check(item);
+    queue_signs(queue, place);
   }
 
   // One launch for all items of the same kernel.
@@ -252,20 +271,36 @@ const char* target_of(const sycl::device& device) {
 }
 
 std::unique_ptr<Backend> make_backend(const std::string& target, const sycl::queue* queue) {
-  LT_REQUIRE(target.empty() || target == "gpu" || target == "cpu",
+  const std::string kind = target.substr(0, target.find(':'));
+  size_t number = 0;
+  if (kind.size() < target.size()) {
+    const char *const first = target.data() + kind.size() + 1, *const end = target.data() + target.size();
+    const auto [rest, error] = std::from_chars(first, end, number);
+    LT_REQUIRE(error == std::errc() && rest == end && !queue,
+               "got SYCL target '%s'%s, wanted a number behind ':', and no queue", target.c_str(),
+               queue ? " and a queue" : "");
+  }
+  LT_REQUIRE(kind.empty() || kind == "gpu" || kind == "cpu",
              "got SYCL target '%s', wanted gpu, cpu, or none for the best", target.c_str());
   return guarded("opening a device", [&]() -> std::unique_ptr<Backend> {
+    std::vector<sycl::device> found;  // of one platform, unless there is a queue: drivers may list a GPU twice
     for (const sycl::device& device : find_devices()) {
-      if (!(target.empty() || target == target_of(device))) continue;
-      if (!queue) return std::make_unique<SyclBackend>(sycl::queue(device).get_context(), device);
-      if (device == queue->get_device()) return std::make_unique<SyclBackend>(queue->get_context(), device);
+      if (!(kind.empty() || kind == target_of(device))) continue;
+      if (queue && device == queue->get_device()) return std::make_unique<SyclBackend>(queue->get_context(), device);
+      if (found.empty() ||
+          (device.get_platform() == found[0].get_platform() && target_of(device) == target_of(found[0])))
+        found.push_back(device);
     }
     LT_REQUIRE(!queue, "got a queue of '%s', wanted one of a %s that runs SPIR-V kernels",
                queue->get_device().get_info<sycl::info::device::name>().c_str(),
-               target.empty() ? "device" : (target + " device").c_str());
+               kind.empty() ? "device" : (kind + " device").c_str());
+    if (number < found.size())
+      return std::make_unique<SyclBackend>(sycl::queue(found[number]).get_context(), found[number]);
+    LT_REQUIRE(found.empty(), "got SYCL target '%s', wanted a number below %zu, for there are so many devices",
+               target.c_str(), found.size());
     fail(ErrorKind::kUnsupported,
          "the SYCL runtime finds no %s; install its driver (a CPU's: pip install intel-opencl-rt)",
-         target.empty() ? "device that runs SPIR-V kernels" : (target + " device").c_str());
+         kind.empty() ? "device that runs SPIR-V kernels" : (kind + " device").c_str());
   });
 }
 

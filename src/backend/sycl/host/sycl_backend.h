@@ -15,7 +15,8 @@
 
 namespace lowtide::sycl_host {
 
-// target: "gpu", "cpu", or "" for the first of these that is there. queue: whose device and context are to be used;
+// target: "gpu", "cpu", or "" for the first of these that is there; with ":" and a number, that device of the same kind
+// and platform, from 0, in the platform's context, which they share. queue: whose device and context are to be used;
 // nullptr: any device, and its platform's default context. Throws kInvalidArgument for another name or for a queue of
 // another kind of device, kUnsupported if there is no such device.
 std::unique_ptr<Backend> make_backend(const std::string& target, const sycl::queue* queue);

@@ -1,6 +1,9 @@
 #include "backend/sycl/host/sycl_device.h"
 
 #include "backend/sycl/host/errors.h"
+#include "backend/sycl/host/kernels.h"
+#include "backend/sycl/host/launch.h"
+#include "backend/sycl/host/pointers.h"
 #include "core/buffer.h"
 
 namespace lowtide::sycl_host {
@@ -69,6 +72,23 @@ void* SyclDevice::make_queue() {
 
 void SyclDevice::copy(void* queue, void* to, const void* from, int64_t bytes) {
   guarded("copying", [&] { queue_of(queue).memcpy(to, from, static_cast<size_t>(bytes)); });
+}
+
+// A kernel of ours: drivers' own fills are several times slower for 4-byte patterns, and some crash on shared memory.
+void SyclDevice::fill(void* queue, void* to, uint32_t pattern, int pattern_bytes, int64_t count) {
+  LT_REQUIRE(
+      (pattern_bytes == 1 || pattern_bytes == 4) && (reinterpret_cast<uintptr_t>(to) & (pattern_bytes - 1u)) == 0,
+      "got a pattern of %d bytes for memory at %p, wanted 1, or 4 and memory aligned to them", pattern_bytes, to);
+  guarded("filling", [&] {
+    sycl::queue& on = queue_of(queue);
+    if (count <= 0) return;
+    const sycl::device device = own_.get_device();
+    PointerCheck(own_.get_context(), device.has(sycl::aspect::usm_system_allocations)).one(to, "the memory to fill", 0);
+    const sycl::kernel& kernel = kernels_of(own_.get_context(), device).fill();
+    const uint32_t word = pattern_bytes == 4 ? pattern : (pattern & 0xff) * 0x01010101u;
+    const int64_t bytes = count * pattern_bytes;
+    launch(on, kernel, groups_for(bytes / 4 + 1), static_cast<unsigned char*>(to), word, bytes);
+  });
 }
 
 void SyclDevice::prefetch(void* queue, const void* shared, int64_t bytes) {

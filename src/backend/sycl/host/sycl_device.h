@@ -20,6 +20,7 @@ class SyclDevice final : public Device {
   void free(void* memory) noexcept override;
   void* make_queue() override;
   void copy(void* queue, void* to, const void* from, int64_t bytes) override;
+  void fill(void* queue, void* to, uint32_t pattern, int pattern_bytes, int64_t count) override;
   void prefetch(void* queue, const void* shared, int64_t bytes) override;
   Event record(void* queue) override;
   void wait(void* queue, const Event& event) override;

@@ -1,0 +1,17 @@
+// Signs on a SYCL device: what is queued for one item.
+#pragma once
+
+#include <sycl/sycl.hpp>
+
+#include "backend/signs.h"
+#include "backend/sycl/host/kernels.h"
+#include "backend/sycl/host/uploads.h"
+
+namespace lowtide::sycl_host {
+
+// Items are checked, and so are their pointers.
+void pack_signs(sycl::queue& queue, Kernels& kernels, const SignItem& item);
+void unpack_signs(sycl::queue& queue, Kernels& kernels, const SignItem& item);
+void vote_signs(sycl::queue& queue, Kernels& kernels, Uploads& uploads, const VoteItem& item);
+
+}  // namespace lowtide::sycl_host

@@ -1,0 +1,99 @@
+#include "bnb/memory.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+
+#include "core/error.h"
+
+namespace lowtide::bnb {
+namespace {
+
+constexpr size_t kAlignment = 4096;
+
+uintptr_t address(const void* memory) { return reinterpret_cast<uintptr_t>(memory); }
+
+}  // namespace
+
+Memory::Memory(OpenDevice* open) : open_(open) {
+  try {
+    std::unique_ptr<Backend> first = open_(0);
+    place_ = format("%s: %s", first->name(), first->target());
+    devices_.emplace(0, std::move(first));
+  } catch (const Error& error) {
+    place_ = format("host: %s", error.what());
+  }
+}
+
+void* Memory::allocate(size_t bytes) {
+  LT_REQUIRE(bytes > 0 && bytes <= std::numeric_limits<int64_t>::max() - kAlignment,
+             "got %zu bytes to allocate, wanted from 1 to 2^63 - 4097", bytes);
+  const auto size = static_cast<int64_t>(bytes);
+  void* memory = nullptr;
+  if (device()) {
+    memory = device()->allocate(MemoryKind::kShared, size);
+  } else {
+    memory = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+    if (!memory) fail(ErrorKind::kOutOfMemory, "%zu bytes of host memory could not be had", bytes);
+  }
+  try {
+    set(memory, 0, 1, size);
+    allocations_.emplace(address(memory), size);
+  } catch (...) {
+    device() ? device()->free(memory) : std::free(memory);
+    throw;
+  }
+  return memory;
+}
+
+void Memory::free(void* memory) {
+  if (!memory) return;
+  const auto found = allocations_.find(address(memory));
+  LT_REQUIRE(found != allocations_.end(), "got %p to free, wanted what cget_managed_ptr returned, once", memory);
+  for (auto& [number, backend] : devices_) backend->device()->host_wait(backend->device()->record(nullptr));
+  device() ? device()->free(memory) : std::free(memory);
+  allocations_.erase(found);
+}
+
+void Memory::prefetch(const void* memory, size_t bytes, int number) {
+  LT_REQUIRE(bytes <= static_cast<size_t>(std::numeric_limits<int64_t>::max()), "got %zu bytes to prefetch", bytes);
+  require_ours(memory, static_cast<int64_t>(bytes));
+  LT_REQUIRE(number >= -1, "got device %d, wanted one from 0, or -1 for the host", number);
+  if (!device() || number == -1 || bytes == 0) return;
+  auto found = devices_.find(number);
+  if (found == devices_.end()) found = devices_.emplace(number, open_(number)).first;
+  found->second->device()->prefetch(nullptr, memory, static_cast<int64_t>(bytes));
+}
+
+void Memory::fill(void* memory, uint32_t pattern, int pattern_bytes, int64_t count) {
+  LT_REQUIRE(count >= 0 && count <= std::numeric_limits<int64_t>::max() / pattern_bytes,
+             "got %lld elements to fill, wanted 0 or more", static_cast<long long>(count));
+  require_ours(memory, count * pattern_bytes);
+  LT_REQUIRE(address(memory) % static_cast<uintptr_t>(pattern_bytes) == 0, "got %p, wanted memory aligned to %d bytes",
+             memory, pattern_bytes);
+  set(memory, pattern, pattern_bytes, count);
+}
+
+void Memory::set(void* memory, uint32_t pattern, int pattern_bytes, int64_t count) {
+  if (device()) {
+    device()->fill(nullptr, memory, pattern, pattern_bytes, count);
+    device()->host_wait(device()->record(nullptr));
+  } else if (pattern_bytes == 1) {
+    std::memset(memory, static_cast<int>(pattern & 0xff), static_cast<size_t>(count));
+  } else {
+    std::fill_n(static_cast<uint32_t*>(memory), count, pattern);
+  }
+}
+
+void Memory::require_ours(const void* memory, int64_t bytes) const {
+  const uintptr_t begin = address(memory);
+  auto after = allocations_.upper_bound(begin);
+  const bool ours = after != allocations_.begin() && (--after, true) &&
+                    begin - after->first <= static_cast<uintptr_t>(after->second) &&
+                    bytes <= after->second - static_cast<int64_t>(begin - after->first);
+  LT_REQUIRE(ours, "got %lld bytes at %p, wanted memory that cget_managed_ptr returned, or a part of it",
+             static_cast<long long>(bytes), memory);
+}
+
+}  // namespace lowtide::bnb

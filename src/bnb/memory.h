@@ -1,0 +1,42 @@
+// Memory that is shared between host and device, or the host's where there is no device; and all that is allocated.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "backend/backend.h"
+
+namespace lowtide::bnb {
+
+// Opens device `number` of the SYCL backend; throws Error.
+using OpenDevice = std::unique_ptr<Backend>(int number);
+
+// One thread at a time. Throws Error.
+class Memory {
+ public:
+  // The host's memory if device 0 cannot be opened.
+  explicit Memory(OpenDevice* open);
+
+  const std::string& place() const { return place_; }
+  void* allocate(size_t bytes);
+  void free(void* memory);
+  void prefetch(const void* memory, size_t bytes, int device);
+  // Elements of 1 or 4 bytes, as Device::fill; waits.
+  void fill(void* memory, uint32_t pattern, int pattern_bytes, int64_t count);
+
+ private:
+  Device* device() { return devices_.empty() ? nullptr : devices_.begin()->second->device(); }
+  // Throws kInvalidArgument unless the bytes are of one allocation.
+  void require_ours(const void* memory, int64_t bytes) const;
+  void set(void* memory, uint32_t pattern, int pattern_bytes, int64_t count);
+
+  OpenDevice* open_;
+  std::string place_;
+  std::map<int, std::unique_ptr<Backend>> devices_;  // by number; those in use
+  std::map<uintptr_t, int64_t> allocations_;         // bytes by address
+};
+
+}  // namespace lowtide::bnb

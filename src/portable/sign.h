@@ -1,0 +1,160 @@
+// Signs as bits, 1 for +, and votes over them. Words W are unsigned integers of one element a bit, the first the
+// lowest.
+
+// The element types as integers.
+template <class T>
+struct SignBits;
+template <>
+struct SignBits<float> {
+  using Raw = u32;
+  static constexpr Raw kInfinity = 0x7f800000u, kMinusZero = 0x80000000u, kOne = 0x3f800000u;
+};
+template <>
+struct SignBits<bf16> {
+  using Raw = u16;
+  static constexpr Raw kInfinity = 0x7f80, kMinusZero = 0x8000, kOne = 0x3f80;
+};
+template <>
+struct SignBits<f16> {
+  using Raw = u16;
+  static constexpr Raw kInfinity = 0x7c00, kMinusZero = 0x8000, kOne = 0x3c00;
+};
+
+// What + is, everywhere: x >= 0. Both zeros are, no NaN is. On integers, so that a denormal is no zero where a device
+// flushes them.
+template <class T>
+LT_FN bool is_plus(typename SignBits<T>::Raw x) {
+  return (x <= SignBits<T>::kInfinity) | (x == SignBits<T>::kMinusZero);
+}
+
+// +1, -1, or +0.
+template <class T>
+LT_FN typename SignBits<T>::Raw sign_value(bool plus, bool zero) {
+  using B = SignBits<T>;
+  return static_cast<typename B::Raw>(zero ? 0 : plus ? B::kOne : B::kOne | B::kMinusZero);
+}
+
+enum class Tie : int {
+#define LT_TIE(number, name) name = number,
+#include "portable/ties.def"
+#undef LT_TIE
+};
+
+// Per bit, a + b + c = sum + 2 carry.
+template <class W>
+LT_FN void carry_save_add(W a, W b, W c, W* sum, W* carry) {
+  const W differ = a ^ b;
+  *carry = (a & b) | (differ & c);
+  *sum = differ ^ c;
+}
+
+// Counters, one for each bit of a word, in planes: bit j of all counters is plane[j]. Adds 2^j where `row` has a 1.
+template <class W>
+LT_FN void count_row(W* plane, int planes, int j, W row) {
+  for (; j < planes; ++j) {
+    const W carry = plane[j] & row;
+    plane[j] = plane[j] ^ row;
+    row = carry;
+  }
+}
+
+// Eight rows: seven additions, and one carry of weight 2^(j + 3) that ripples on. Counters that hold their sum have
+// these planes.
+template <class W>
+LT_FN void count_rows(W* plane, int planes, int j, const W (&row)[8]) {
+  W two[4], four[2], eight;
+  for (int i = 0; i < 4; ++i) carry_save_add(plane[j], row[2 * i], row[2 * i + 1], &plane[j], &two[i]);
+  for (int i = 0; i < 2; ++i) carry_save_add(plane[j + 1], two[2 * i], two[2 * i + 1], &plane[j + 1], &four[i]);
+  carry_save_add(plane[j + 2], four[0], four[1], &plane[j + 2], &eight);
+  count_row(plane, planes, j + 3, eight);
+}
+
+// Sums the weights of the voters with a 1, for each bit: row(v) is voter v's word, asked for once for each 1 in its
+// weight. The planes must hold the sum of all weights.
+template <class W, class Row>
+LT_FN void count_votes(W* plane, int planes, const u32* weights, int voters, Row&& row) {
+  for (int j = 0; j < planes; ++j) plane[j] = 0;
+  for (int j = 0; j < planes; ++j) {
+    W rows[8];
+    int held = 0;
+    for (int v = 0; v < voters; ++v) {
+      if (!((weights[v] >> j) & 1u)) continue;
+      rows[held++] = row(v);
+      if (held < 8) continue;
+      count_rows(plane, planes, j, rows);
+      held = 0;
+    }
+    for (int i = 0; i < held; ++i) count_row(plane, planes, j, rows[i]);
+  }
+}
+
+// The same for few planes of a known number, which then need no memory.
+template <int kPlanes, class W, class Row>
+LT_FN void count_votes_in_registers(W (&plane)[kPlanes], const u32* weights, int voters, Row&& row) {
+  for (W& p : plane) p = 0;
+  for (int v = 0; v < voters; ++v) {
+    const u32 weight = weights[v];
+    if (weight == 0) continue;
+    const W word = row(v);
+    for (int j = 0; j < kPlanes; ++j)
+      if ((weight >> j) & 1u) count_row(plane, kPlanes, j, word);
+  }
+}
+
+// Where counters are above half of `sum`, and where they are half of it.
+template <class W>
+struct Majority {
+  W plus, tie;
+};
+template <class W>
+LT_FN Majority<W> majority(const W* plane, int planes, u32 sum) {
+  const u32 half = sum >> 1;
+  W above = 0, equal = static_cast<W>(~W{0});
+  for (int j = planes - 1; j >= 0; --j) {
+    if ((half >> j) & 1u) {
+      equal = equal & plane[j];
+    } else {
+      above = above | (equal & plane[j]);
+      equal = equal & ~plane[j];
+    }
+  }
+  return {above, sum & 1u ? W{0} : equal};
+}
+
+// 32 random bits for the elements from 32 * group.
+LT_FN u32 tie_group(u64 seed, u64 step, u64 group) {
+  constexpr u64 kStream = 0x7469657300000000ull;  // apart from the keys of parameters
+  return random_bits(static_cast<u32>(group), random_key(seed, step, kStream, group >> 32));
+}
+
+// As many as W has, for the elements from `index`.
+template <class W>
+LT_FN W tie_bits(u64 seed, u64 step, u64 index) {
+  W all = 0;
+  for (int at = 0; at < static_cast<int>(8 * sizeof(W)); at += 32) {
+    const u64 first = index + static_cast<u64>(at);
+    u32 bits32 = tie_group(seed, step, first / 32);
+    if (const int shift = static_cast<int>(first % 32))
+      bits32 = bits32 >> shift | tie_group(seed, step, first / 32 + 1) << (32 - shift);
+    all = all | static_cast<W>(bits32) << at;
+  }
+  return all;
+}
+
+// A vote's result. previous: the earlier result's word, looked at for kPrevious only.
+template <class W>
+LT_FN W break_ties(const Majority<W>& of, Tie rule, u64 seed, u64 step, u64 index, W previous) {
+  if (of.tie == 0) return of.plus;
+  switch (rule) {
+    case Tie::kPlus:
+      return of.plus | of.tie;
+    case Tie::kHash:
+      return of.plus | (of.tie & tie_bits<W>(seed, step, index));
+    case Tie::kPrevious:
+      return of.plus | (of.tie & previous);
+    case Tie::kMinus:
+    case Tie::kZero:
+      break;
+  }
+  return of.plus;
+}

@@ -1,0 +1,111 @@
+// Signs as their definition has them, one at a time, and nothing of the dialect: what all backends are compared with.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backend/signs.h"
+#include "support/random.h"
+
+namespace lowtide::testing {
+
+using Bits = std::vector<unsigned char>;
+
+inline bool sign_of(const Bits& bits, int64_t i) { return bits[static_cast<size_t>(i / 8)] >> (i % 8) & 1; }
+inline size_t sign_bytes(int64_t count) { return static_cast<size_t>((count + 7) / 8); }
+
+// The value of an element in double, NaN as NaN.
+inline double value_of(DType dtype, const unsigned char* element) {
+  if (dtype == DType::kF32) {
+    float x;
+    std::memcpy(&x, element, sizeof x);
+    return x;
+  }
+  uint16_t h;
+  std::memcpy(&h, element, sizeof h);
+  const int exponent_bits = dtype == DType::kBF16 ? 8 : 5, mantissa_bits = 15 - exponent_bits;
+  const int exponent = h >> mantissa_bits & ((1 << exponent_bits) - 1), mantissa = h & ((1 << mantissa_bits) - 1);
+  const int bias = (1 << (exponent_bits - 1)) - 1;
+  double x;
+  if (exponent == (1 << exponent_bits) - 1)
+    x = mantissa ? NAN : INFINITY;
+  else if (exponent)
+    x = std::ldexp(1 + std::ldexp(mantissa, -mantissa_bits), exponent - bias);
+  else
+    x = std::ldexp(mantissa, 1 - bias - mantissa_bits);
+  return h >> 15 ? -x : x;
+}
+
+// Random elements: numbers of all sizes, and in a tenth of the places zeros of both signs, NaNs, infinities, and the
+// smallest denormals.
+inline Bits random_elements(DType dtype, int64_t count, Rng& rng) {
+  const auto width = static_cast<size_t>(dtype_bytes(dtype));
+  Bits out(static_cast<size_t>(count) * width);
+  const uint32_t infinity = dtype == DType::kF32 ? 0x7f800000u : dtype == DType::kBF16 ? 0x7f80u : 0x7c00u;
+  const uint32_t minus = dtype == DType::kF32 ? 0x80000000u : 0x8000u;
+  for (int64_t i = 0; i < count; ++i) {
+    auto x = static_cast<uint32_t>(rng.next());
+    if (rng.chance(0.1)) {
+      const uint32_t special[] = {0, infinity, infinity + 1, infinity | infinity >> 1, 1};
+      x = special[rng.below(5)] | (rng.chance(0.5) ? minus : 0);
+    }
+    std::memcpy(out.data() + static_cast<size_t>(i) * width, &x, width);
+  }
+  return out;
+}
+
+inline void reference_pack(DType dtype, const Bits& values, int64_t first, int64_t count, Bits* bits) {
+  const auto put = [&](int64_t i, bool bit) {
+    unsigned char& byte = (*bits)[static_cast<size_t>(i / 8)];
+    byte = static_cast<unsigned char>((byte & ~(1 << (i % 8))) | bit << (i % 8));
+  };
+  int64_t i = first;
+  for (; i < first + count; ++i)
+    put(i, value_of(dtype, values.data() + static_cast<size_t>((i - first) * dtype_bytes(dtype))) >= 0);
+  for (; count && i % 8; ++i) put(i, false);
+}
+
+// A vote, as its definition has it. The rule of ties is given by its name; a tie of "kHash" is settled by `hash`, for
+// it has no other definition than the dialect's.
+struct ReferenceVote {
+  std::vector<Bits> ballots;
+  std::vector<uint32_t> weights;
+  std::string ties;
+  Bits previous;
+
+  // The result's bits, those of ties, and how many there are.
+  template <class Hash>
+  int64_t count(int64_t n, Bits* result, Bits* tied, Hash&& hash) const {
+    int64_t ties_seen = 0;
+    result->assign(sign_bytes(n), 0), tied->assign(sign_bytes(n), 0);
+    for (int64_t i = 0; i < n; ++i) {
+      int64_t sum = 0;
+      for (size_t v = 0; v < ballots.size(); ++v)
+        if (weights[v]) sum += sign_of(ballots[v], i) ? int64_t{weights[v]} : -int64_t{weights[v]};
+      bool plus = sum > 0;
+      if (sum == 0) {
+        ++ties_seen;
+        (*tied)[static_cast<size_t>(i / 8)] |= static_cast<unsigned char>(1 << (i % 8));
+        plus = ties == "kPlus" || (ties == "kPrevious" && sign_of(previous, i)) || (ties == "kHash" && hash(i));
+      }
+      (*result)[static_cast<size_t>(i / 8)] |= static_cast<unsigned char>(plus << (i % 8));
+    }
+    return ties_seen;
+  }
+};
+
+// The rules, by their numbers.
+inline const std::vector<std::pair<TieRule, std::string>>& tie_rules() {
+  static const std::vector<std::pair<TieRule, std::string>> all = {
+#define LT_TIE(number, name) {TieRule::name, #name},
+#include "portable/ties.def"
+#undef LT_TIE
+  };
+  return all;
+}
+
+}  // namespace lowtide::testing
