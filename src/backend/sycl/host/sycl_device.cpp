@@ -25,6 +25,15 @@ const char* name_of(MemoryKind kind) {
   return kind == MemoryKind::kDevice ? "device" : kind == MemoryKind::kPinned ? "pinned host" : "shared";
 }
 
+// A hint: whatever a driver makes of it, the memory is as good.
+void prefer_device(sycl::queue& queue, void* memory, int64_t bytes) {
+  constexpr int kPreferredLocation = 1 << 3;  // UR_USM_ADVICE_FLAG_SET_PREFERRED_LOCATION of the unified runtime
+  try {
+    queue.mem_advise(memory, static_cast<size_t>(bytes), kPreferredLocation).wait();
+  } catch (const sycl::exception&) {
+  }
+}
+
 int64_t bytes_of(uint64_t bytes) { return static_cast<int64_t>(std::min<uint64_t>(bytes, INT64_MAX)); }
 
 }  // namespace
@@ -53,6 +62,7 @@ void* SyclDevice::allocate(MemoryKind kind, int64_t bytes) {
     if (!memory)
       fail(ErrorKind::kOutOfMemory, "SYCL: %lld bytes of %s memory could not be had; the device has %lld",
            static_cast<long long>(bytes), name_of(kind), static_cast<long long>(most.total));
+    if (kind == MemoryKind::kShared) prefer_device(own_, memory, bytes);
     return memory;
   });
 }
