@@ -1,15 +1,18 @@
 #include "memory/device_lanes.h"
 
+#include <exception>
+#include <utility>
+
 #include "core/error.h"
 
 namespace lowtide {
 
 void DeviceLanes::begin_step(void* queue, Work work) {
+  device_.wait(queue, stepped_);
   for (; first_ < begun_; ++first_) events_.pop_front();
   begun_ = first_ + static_cast<Event>(events_.size());
   queues_[static_cast<int>(Lane::kStep)] = queue;
   work_ = std::move(work);
-  device_.wait(queue, stepped_);
 }
 
 void DeviceLanes::read(int chunk, int slot) {
@@ -41,9 +44,18 @@ void DeviceLanes::wait(Lane lane, Event event) {
 }
 
 void DeviceLanes::finish() {
-  device_.host_wait(device_.record(queue_of(Lane::kIn)));
-  device_.host_wait(device_.record(queue_of(Lane::kOut)));
-  device_.host_wait(stepped_);
+  std::exception_ptr first;
+  const auto each = [&](auto&& event) {
+    try {
+      device_.host_wait(event());
+    } catch (...) {
+      if (!first) first = std::current_exception();
+    }
+  };
+  each([&] { return device_.record(queue_of(Lane::kIn)); });
+  each([&] { return device_.record(queue_of(Lane::kOut)); });
+  each([&] { return stepped_; });
+  if (first) std::rethrow_exception(first);
 }
 
 }  // namespace lowtide

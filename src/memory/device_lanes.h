@@ -27,7 +27,8 @@ class DeviceLanes final : public Lanes {
   // The owner has called finish().
   ~DeviceLanes() override = default;
 
-  // Before each step, on the caller's queue: what it does comes after all of the step before.
+  // Before each step, on the caller's queue: what it does comes after all of the step before. If it throws, nothing has
+  // changed.
   void begin_step(void* queue, Work work);
   // After it.
   void end_step() { stepped_ = device_.record(queues_[1]); }
@@ -39,7 +40,7 @@ class DeviceLanes final : public Lanes {
   // Throws kInternal if the event is older than the step before this one.
   void wait(Lane lane, Event event) override;
 
-  // Waits, on the host, for all that is queued.
+  // Waits, on the host, for all that is queued: also for what is left when waiting for some of it throws.
   void finish();
   void* transfer_queue() const { return queues_[0]; }
   int64_t read_bytes() const { return read_bytes_; }

@@ -53,6 +53,7 @@ class DeviceStore final : public Store {
   void put_back(size_t chunk) override;
   // What the host does next comes after all that is queued.
   void catch_up();
+  void abandon_step() noexcept;
   void write_changed();
   void forget_staged();
   void copy_now(void* to, const void* from, int64_t bytes);
@@ -74,7 +75,8 @@ class DeviceStore final : public Store {
   Buffer stage_;                     // of the host, for a chunk in device memory
   int64_t in_stage_ = -1;
   bool stage_changed_ = false;
-  bool queued_ = false;  // since the host last waited
+  bool queued_ = false;      // since the host last waited
+  bool unfinished_ = false;  // of a step that failed: nothing may be queued before it has been waited for
 };
 
 }  // namespace lowtide

@@ -190,5 +190,30 @@ TEST(Device, WithoutABudgetWhatFitsStays) {
               static_cast<long long>(bytes));
 }
 
+// Where the driver does not say what is free, 7/8 of all is the budget, however often parameters are added.
+TEST(Device, WithoutABudgetOrAWordOfWhatIsFree) {
+  Rng rng = seeded("free unknown", 75);
+  Config setup;
+  setup.state = "fp32";
+  setup.hyper = default_hyper("adamw");
+  constexpr int64_t kTotal = 512 << 10;
+  auto backend = std::make_unique<FakeBackend>(
+      fake::FakeBackendOptions{rng.next(), -1, int64_t{1} << 30, int64_t{1} << 30, kTotal});
+  lowtide::Memory memory;
+  memory.chunk_bytes = 8 << 10;
+  Twins twins(rng, setup, memory, std::move(backend));
+  int64_t most = 0, moved = 0;
+  for (int i = 0; i < 10; ++i) {
+    twins.add(DType::kF32, {10, 1000});
+    twins.step();
+    most = std::max(most, twins.on_device().report().device_bytes);
+    moved = twins.on_device().report().moved_per_step;
+  }
+  EXPECT_LE(most, kTotal / 8 * 7);
+  EXPECT_GT(moved, 0);
+  EXPECT_EQ(twins.differing(), 0);
+  std::printf("%lld bytes of %lld at most\n", static_cast<long long>(most), static_cast<long long>(kTotal));
+}
+
 }  // namespace
 }  // namespace lowtide::testing
