@@ -20,7 +20,8 @@
 namespace lowtide {
 
 struct DeviceStoreOptions {
-  int64_t device_bytes = -1;  // for state, slots included; -1: 7/8 of what is free when parameters are added
+  int64_t device_bytes = -1;  // for state, slots included; -1: 7/8 of what is free when parameters are added (of all,
+                              // where that is not known)
   int64_t host_bytes = -1;    // likewise; -1: no limit
   int64_t chunk_bytes = 0;    // 0: chosen from the budget
   bool managed = false;
