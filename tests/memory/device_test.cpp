@@ -190,6 +190,35 @@ TEST(Device, WithoutABudgetWhatFitsStays) {
               static_cast<long long>(bytes));
 }
 
+// Their steps would race: chunks are not stepped parameter by parameter.
+TEST(Device, ParametersThatOverlapAreRefused) {
+  FakeBackend* fake = nullptr;
+  auto backend = std::make_unique<FakeBackend>(fake::FakeBackendOptions{76});
+  fake = backend.get();
+  OptimizerOptions options;
+  options.rule = "adamw";
+  options.nonfinite = NonFinite::kPropagate;
+  Optimizer optimizer = OptimizerEnv::make(options, system_env(), std::move(backend));
+  const DeviceBytes memory(*fake, MemoryKind::kDevice, 8192);
+  optimizer.add_group({});
+  optimizer.add_param(0, {memory.data(), DType::kF32, {512}, {}});
+  optimizer.add_param(0, {memory.data() + 1024, DType::kF32, {512}, {}});
+  const Gradient grad{memory.data() + 4096, DType::kF32, nullptr};
+  int refused = 0;
+  try {
+    optimizer.step(std::vector{grad, grad});
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
+    EXPECT_NE(std::string(error.what()).find("make them one parameter"), std::string::npos) << error.what();
+    ++refused;
+  }
+  EXPECT_EQ(refused, 1);
+  optimizer.step(std::vector{grad, Gradient{}});  // alone, it may
+  EXPECT_EQ(optimizer.steps(0), 1);
+  optimizer.synchronize();
+  std::printf("refused %d/1\n", refused);
+}
+
 // Where the driver does not say what is free, 7/8 of all is the budget, however often parameters are added.
 TEST(Device, WithoutABudgetOrAWordOfWhatIsFree) {
   Rng rng = seeded("free unknown", 75);
