@@ -175,6 +175,9 @@ TEST(Device, WithoutABudgetWhatFitsStays) {
       EXPECT_EQ(error.kind(), ErrorKind::kOutOfMemory) << error.what();
       EXPECT_EQ(twins.on_device().steps(0), 0);
       EXPECT_EQ(fake.used(), used);
+      const int64_t queues = fake.queues();
+      EXPECT_THROW(twins.on_device().place_states(), Error);
+      EXPECT_EQ(fake.queues(), queues);
       ++refused;
       continue;
     }

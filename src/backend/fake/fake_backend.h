@@ -48,6 +48,7 @@ class FakeBackend final : public Backend, public Device {
   FakeDevice& fake() { return device_; }
   int64_t device_peak() const { return device_.peak(near_); }
   int64_t used() const { return device_.used(near_) + device_.used(far_); }
+  int64_t queues() const { return static_cast<int64_t>(queues_.size()); }
   int64_t prefetches() const { return prefetches_; }
   int64_t waits() const { return waits_; }
   bool dropped_mattered() const { return dropped_mattered_; }  // it ordered something that was not ordered already
