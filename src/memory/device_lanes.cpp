@@ -13,6 +13,7 @@ void DeviceLanes::begin_step(void* queue, Work work) {
   begun_ = first_ + static_cast<Event>(events_.size());
   queues_[static_cast<int>(Lane::kStep)] = queue;
   work_ = std::move(work);
+  unwritten_ = -1;
 }
 
 void DeviceLanes::read(int chunk, int slot) {
@@ -23,6 +24,7 @@ void DeviceLanes::read(int chunk, int slot) {
 
 void DeviceLanes::step(int chunk, int slot) {
   work_(chunk, slot < 0 ? chunks_[static_cast<size_t>(chunk)].memory.data() : slots_[static_cast<size_t>(slot)].data());
+  if (slot >= 0) unwritten_ = chunk, unwritten_slot_ = slot;
 }
 
 void DeviceLanes::write(int chunk, int slot) {
@@ -30,6 +32,13 @@ void DeviceLanes::write(int chunk, int slot) {
   device_.copy(queue_of(Lane::kOut), record.memory.data(), slots_[static_cast<size_t>(slot)].data(),
                record.chunk.bytes);
   written_bytes_ += record.chunk.bytes;
+  unwritten_ = -1;
+}
+
+void DeviceLanes::write_stepped() {
+  if (unwritten_ < 0) return;
+  device_.wait(queue_of(Lane::kOut), stepped_);
+  write(unwritten_, unwritten_slot_);
 }
 
 Lanes::Event DeviceLanes::record(Lane lane) {

@@ -37,6 +37,8 @@ class DeviceLanes final : public Lanes {
   void step(int chunk, int slot) override;
   void write(int chunk, int slot) override;
   Event record(Lane lane) override;
+  // After a failure and end_step(): writes what has been stepped in a slot and is not on its way back.
+  void write_stepped();
   // Throws kInternal if the event is older than the step before this one.
   void wait(Lane lane, Event event) override;
 
@@ -55,9 +57,10 @@ class DeviceLanes final : public Lanes {
   void* queues_[3];  // of each Lane
   Work work_;
   Device::Event stepped_;
-  std::deque<Device::Event> events_;  // of this step and the one before
-  Event first_ = 0;                   // the number of events_[0]
-  Event begun_ = 0;                   // of this step's first
+  int unwritten_ = -1, unwritten_slot_ = -1;  // the chunk that was stepped in this slot, until it is written
+  std::deque<Device::Event> events_;          // of this step and the one before
+  Event first_ = 0;                           // the number of events_[0]
+  Event begun_ = 0;                           // of this step's first
   int64_t read_bytes_ = 0, written_bytes_ = 0;
 };
 

@@ -138,6 +138,7 @@ void DeviceStore::abandon_step() noexcept {
   unfinished_ = true;
   try {
     lanes_.end_step();
+    lanes_.write_stepped();  // the caller counts it as done
   } catch (...) {
   }
   try {
