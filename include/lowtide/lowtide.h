@@ -72,7 +72,8 @@ typedef struct lt_memory_options {
   int64_t disk_bytes;  /* at most this much there; -1: no limit */
   int64_t chunk_bytes; /* unit of moving, a multiple of 4096; 0: chosen from the budget */
   /* For parameters on a device; must keep their defaults for those in host memory. */
-  int64_t device_bytes; /* of its memory, for state, buffers included; -1: 7/8 of what is free when state is placed */
+  int64_t device_bytes; /* of its memory, for state, buffers included; -1: 7/8 of what is free when state is placed (of
+                           all, where the driver does not tell) */
   int64_t managed;      /* 1: all state in managed (shared) memory, which the driver migrates; 0 */
 } lt_memory_options;
 #define LT_MEMORY_OPTIONS_INIT \

@@ -39,9 +39,10 @@ struct Memory {
   int64_t chunk_bytes = 0;  // unit of moving; 0: chosen from the budget
   // For parameters on a device, of its memory. What does not fit streams between it and pinned host memory (ram_bytes)
   // every step; there is no disk tier behind that yet. 0 < device_bytes must hold a few chunks.
-  int64_t device_bytes = -1;  // for state, buffers included; -1: 7/8 of what is free when state is placed
-  bool managed = false;       // instead: all of it in managed (shared) memory, which the driver migrates; never more
-                              // than device_bytes, or than the device has
+  int64_t device_bytes = -1;  // for state, buffers included; -1: 7/8 of what is free when state is placed (of all,
+                              // where the driver does not tell)
+  bool managed = false;  // instead: all of it in managed (shared) memory, which the driver migrates; never more
+                         // than device_bytes, or than the device has
 };
 
 struct OptimizerOptions {

@@ -33,7 +33,7 @@ class Memory:
     Attributes:
         device: bytes on the parameters' device, streaming buffers included. For CPU parameters that is RAM: `device`
             and `host` add up. Not given, for parameters on another device: 7/8 of its memory that is free at the first
-            step.
+            step (of all of it where the driver does not tell what is free).
         host: bytes of host memory, streaming buffers included. Neither given: no limit, all state of CPU parameters
             stays in RAM.
         disk: a directory, best on a local SSD, for a scratch file without a name: nothing is left behind, whatever

@@ -1,15 +1,19 @@
 #include "memory/device_lanes.h"
 
+#include <exception>
+#include <utility>
+
 #include "core/error.h"
 
 namespace lowtide {
 
 void DeviceLanes::begin_step(void* queue, Work work) {
+  device_.wait(queue, stepped_);
   for (; first_ < begun_; ++first_) events_.pop_front();
   begun_ = first_ + static_cast<Event>(events_.size());
   queues_[static_cast<int>(Lane::kStep)] = queue;
   work_ = std::move(work);
-  device_.wait(queue, stepped_);
+  unwritten_ = -1;
 }
 
 void DeviceLanes::read(int chunk, int slot) {
@@ -20,6 +24,7 @@ void DeviceLanes::read(int chunk, int slot) {
 
 void DeviceLanes::step(int chunk, int slot) {
   work_(chunk, slot < 0 ? chunks_[static_cast<size_t>(chunk)].memory.data() : slots_[static_cast<size_t>(slot)].data());
+  if (slot >= 0) unwritten_ = chunk, unwritten_slot_ = slot;
 }
 
 void DeviceLanes::write(int chunk, int slot) {
@@ -27,6 +32,13 @@ void DeviceLanes::write(int chunk, int slot) {
   device_.copy(queue_of(Lane::kOut), record.memory.data(), slots_[static_cast<size_t>(slot)].data(),
                record.chunk.bytes);
   written_bytes_ += record.chunk.bytes;
+  unwritten_ = -1;
+}
+
+void DeviceLanes::write_stepped() {
+  if (unwritten_ < 0) return;
+  device_.wait(queue_of(Lane::kOut), stepped_);
+  write(unwritten_, unwritten_slot_);
 }
 
 Lanes::Event DeviceLanes::record(Lane lane) {
@@ -41,9 +53,18 @@ void DeviceLanes::wait(Lane lane, Event event) {
 }
 
 void DeviceLanes::finish() {
-  device_.host_wait(device_.record(queue_of(Lane::kIn)));
-  device_.host_wait(device_.record(queue_of(Lane::kOut)));
-  device_.host_wait(stepped_);
+  std::exception_ptr first;
+  const auto each = [&](auto&& event) {
+    try {
+      device_.host_wait(event());
+    } catch (...) {
+      if (!first) first = std::current_exception();
+    }
+  };
+  each([&] { return device_.record(queue_of(Lane::kIn)); });
+  each([&] { return device_.record(queue_of(Lane::kOut)); });
+  each([&] { return stepped_; });
+  if (first) std::rethrow_exception(first);
 }
 
 }  // namespace lowtide

@@ -27,7 +27,8 @@ class DeviceLanes final : public Lanes {
   // The owner has called finish().
   ~DeviceLanes() override = default;
 
-  // Before each step, on the caller's queue: what it does comes after all of the step before.
+  // Before each step, on the caller's queue: what it does comes after all of the step before. If it throws, nothing has
+  // changed.
   void begin_step(void* queue, Work work);
   // After it.
   void end_step() { stepped_ = device_.record(queues_[1]); }
@@ -36,10 +37,12 @@ class DeviceLanes final : public Lanes {
   void step(int chunk, int slot) override;
   void write(int chunk, int slot) override;
   Event record(Lane lane) override;
+  // After a failure and end_step(): writes what has been stepped in a slot and is not on its way back.
+  void write_stepped();
   // Throws kInternal if the event is older than the step before this one.
   void wait(Lane lane, Event event) override;
 
-  // Waits, on the host, for all that is queued.
+  // Waits, on the host, for all that is queued: also for what is left when waiting for some of it throws.
   void finish();
   void* transfer_queue() const { return queues_[0]; }
   int64_t read_bytes() const { return read_bytes_; }
@@ -54,9 +57,10 @@ class DeviceLanes final : public Lanes {
   void* queues_[3];  // of each Lane
   Work work_;
   Device::Event stepped_;
-  std::deque<Device::Event> events_;  // of this step and the one before
-  Event first_ = 0;                   // the number of events_[0]
-  Event begun_ = 0;                   // of this step's first
+  int unwritten_ = -1, unwritten_slot_ = -1;  // the chunk that was stepped in this slot, until it is written
+  std::deque<Device::Event> events_;          // of this step and the one before
+  Event first_ = 0;                           // the number of events_[0]
+  Event begun_ = 0;                           // of this step's first
   int64_t read_bytes_ = 0, written_bytes_ = 0;
 };
 

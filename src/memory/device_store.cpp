@@ -18,9 +18,10 @@ DeviceStore::DeviceStore(Env& env, Device& device, const DeviceStoreOptions& opt
     : env_(env), device_(device), options_(options), lanes_(device, chunks_, slots_) {}
 
 DeviceStore::~DeviceStore() {
+  if (!queued_) return;
   try {
-    catch_up();
-  } catch (const Error&) {  // a device that is lost uses nothing
+    lanes_.finish();
+  } catch (...) {  // a device that is lost uses nothing
   }
 }
 
@@ -72,8 +73,8 @@ void DeviceStore::add(std::span<const ShapedParam> params) {
 int64_t DeviceStore::device_budget() const {
   if (options_.device_bytes >= 0) return options_.device_bytes;
   const Device::Limits limits = device_.limits();
-  const int64_t left = limits.free >= 0 ? limits.free : limits.total;
-  return left < 0 ? -1 : report().device_bytes + left / 8 * 7;
+  if (limits.free >= 0) return report().device_bytes + limits.free / 8 * 7;
+  return limits.total < 0 ? -1 : limits.total / 8 * 7;
 }
 
 MemoryKind DeviceStore::kind_of(bool resident) const {
@@ -105,6 +106,7 @@ void DeviceStore::check_managed(int64_t bytes) const {
 void DeviceStore::step(const Work& work, int, const std::vector<int64_t>& wanted, void* stream) {
   if (chunks_.empty()) return;
   onload();
+  if (unfinished_) catch_up();
   write_changed();
   forget_staged();
   slots_.resize(static_cast<size_t>(pager_.plan().slots));
@@ -119,16 +121,29 @@ void DeviceStore::step(const Work& work, int, const std::vector<int64_t>& wanted
       step_managed(chunks);
     else
       pager_.step(lanes_, chunks);
-  } catch (...) {
     lanes_.end_step();
-    catch_up();
+  } catch (...) {
+    abandon_step();
     throw;
   }
-  lanes_.end_step();
   try {
     pager_.prefetch(lanes_);
-  } catch (const Error&) {  // the next step queues it again, or says what is wrong
+  } catch (...) {  // the next step queues it again, or says what is wrong
+    abandon_step();
+  }
+}
+
+// Waits for what is queued: now or, if that fails too, before anything else is.
+void DeviceStore::abandon_step() noexcept {
+  unfinished_ = true;
+  try {
+    lanes_.end_step();
+    lanes_.write_stepped();  // the caller counts it as done
+  } catch (...) {
+  }
+  try {
     catch_up();
+  } catch (...) {
   }
 }
 
@@ -154,14 +169,23 @@ void DeviceStore::step_managed(const std::vector<bool>& wanted) {
 
 void DeviceStore::catch_up() {
   write_changed();
-  if (!std::exchange(queued_, false)) return;
-  lanes_.finish();
+  if (!queued_) return;
+  lanes_.finish();  // if it throws, all is as it was: it has to be waited for again
+  queued_ = unfinished_ = false;
   pager_.forget();  // what was read ahead is out of date when the host has changed it
 }
 
 void DeviceStore::copy_now(void* to, const void* from, int64_t bytes) {
-  device_.copy(lanes_.transfer_queue(), to, from, bytes);
-  device_.host_wait(device_.record(lanes_.transfer_queue()));
+  try {
+    device_.copy(lanes_.transfer_queue(), to, from, bytes);
+    device_.host_wait(device_.record(lanes_.transfer_queue()));
+  } catch (...) {
+    try {
+      lanes_.finish();  // the caller frees the memory
+    } catch (...) {     // a device that is lost uses nothing
+    }
+    throw;
+  }
 }
 
 // Between steps: the chunk's memory if that is of the host, or a copy of it.

@@ -20,7 +20,8 @@
 namespace lowtide {
 
 struct DeviceStoreOptions {
-  int64_t device_bytes = -1;  // for state, slots included; -1: 7/8 of what is free when parameters are added
+  int64_t device_bytes = -1;  // for state, slots included; -1: 7/8 of what is free when parameters are added (of all,
+                              // where that is not known)
   int64_t host_bytes = -1;    // likewise; -1: no limit
   int64_t chunk_bytes = 0;    // 0: chosen from the budget
   bool managed = false;
@@ -53,6 +54,7 @@ class DeviceStore final : public Store {
   void put_back(size_t chunk) override;
   // What the host does next comes after all that is queued.
   void catch_up();
+  void abandon_step() noexcept;
   void write_changed();
   void forget_staged();
   void copy_now(void* to, const void* from, int64_t bytes);
@@ -74,7 +76,8 @@ class DeviceStore final : public Store {
   Buffer stage_;                     // of the host, for a chunk in device memory
   int64_t in_stage_ = -1;
   bool stage_changed_ = false;
-  bool queued_ = false;  // since the host last waited
+  bool queued_ = false;      // since the host last waited
+  bool unfinished_ = false;  // of a step that failed: nothing may be queued before it has been waited for
 };
 
 }  // namespace lowtide

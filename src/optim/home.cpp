@@ -56,18 +56,15 @@ Placement placement_of(const Memory& memory, int64_t taken, std::span<const Slot
 }
 
 void Home::add_to_store(const Placement& placement) {
-  if (store()) return store()->add(placement.shaped);
-  if (device_) {
-    auto store = std::make_unique<DeviceStore>(
+  // One store, however often it refuses: its queues live as long as the device.
+  if (device_ && !on_device_)
+    on_device_ = std::make_unique<DeviceStore>(
         env_, *device_,
         DeviceStoreOptions{memory_.device_bytes, memory_.ram_bytes, memory_.chunk_bytes, memory_.managed});
-    store->add(placement.shaped);
-    on_device_ = std::move(store);
-  } else {
-    auto store = std::make_unique<StateStore>(env_, placement.store);
-    store->add(placement.shaped);
-    in_ram_ = std::move(store);
-  }
+  if (store()) return store()->add(placement.shaped);
+  auto store = std::make_unique<StateStore>(env_, placement.store);
+  store->add(placement.shaped);
+  in_ram_ = std::move(store);
 }
 
 void Home::place(std::span<Slot* const> slots, std::span<const int64_t> params) {

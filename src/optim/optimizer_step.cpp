@@ -223,7 +223,9 @@ StepResult Optimizer::Impl::step(std::span<const Gradient> grads, const StepOpti
     // One that moved while it had no gradient is known by an address that another may have now.
     LT_REQUIRE(!ordered || !parameters_overlap(true),
                "got parameters whose memory overlaps, which are stepped one after another; with state in "
-               "chunks that cannot be: give them a budget of their own that holds their state");
+               "chunks that cannot be: %s",
+               backend->device() ? "on a device, make them one parameter"
+                                 : "give them a budget of their own that holds their state");
     step_paged(options.stream);
   }
   if (Device* const device = backend->device()) stepped = device->record(options.stream);

@@ -175,6 +175,9 @@ TEST(Device, WithoutABudgetWhatFitsStays) {
       EXPECT_EQ(error.kind(), ErrorKind::kOutOfMemory) << error.what();
       EXPECT_EQ(twins.on_device().steps(0), 0);
       EXPECT_EQ(fake.used(), used);
+      const int64_t queues = fake.queues();
+      EXPECT_THROW(twins.on_device().place_states(), Error);
+      EXPECT_EQ(fake.queues(), queues);
       ++refused;
       continue;
     }
@@ -188,6 +191,60 @@ TEST(Device, WithoutABudgetWhatFitsStays) {
   EXPECT_EQ(refused, 1);
   std::printf("streaming 1 of 2, differing bytes 0 of %lld; refused for want of host memory 1/1\n",
               static_cast<long long>(bytes));
+}
+
+// Their steps would race: chunks are not stepped parameter by parameter.
+TEST(Device, ParametersThatOverlapAreRefused) {
+  FakeBackend* fake = nullptr;
+  auto backend = std::make_unique<FakeBackend>(fake::FakeBackendOptions{76});
+  fake = backend.get();
+  OptimizerOptions options;
+  options.rule = "adamw";
+  options.nonfinite = NonFinite::kPropagate;
+  Optimizer optimizer = OptimizerEnv::make(options, system_env(), std::move(backend));
+  const DeviceBytes memory(*fake, MemoryKind::kDevice, 8192);
+  optimizer.add_group({});
+  optimizer.add_param(0, {memory.data(), DType::kF32, {512}, {}});
+  optimizer.add_param(0, {memory.data() + 1024, DType::kF32, {512}, {}});
+  const Gradient grad{memory.data() + 4096, DType::kF32, nullptr};
+  int refused = 0;
+  try {
+    optimizer.step(std::vector{grad, grad});
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
+    EXPECT_NE(std::string(error.what()).find("make them one parameter"), std::string::npos) << error.what();
+    ++refused;
+  }
+  EXPECT_EQ(refused, 1);
+  optimizer.step(std::vector{grad, Gradient{}});  // alone, it may
+  EXPECT_EQ(optimizer.steps(0), 1);
+  optimizer.synchronize();
+  std::printf("refused %d/1\n", refused);
+}
+
+// Where the driver does not say what is free, 7/8 of all is the budget, however often parameters are added.
+TEST(Device, WithoutABudgetOrAWordOfWhatIsFree) {
+  Rng rng = seeded("free unknown", 75);
+  Config setup;
+  setup.state = "fp32";
+  setup.hyper = default_hyper("adamw");
+  constexpr int64_t kTotal = 512 << 10;
+  auto backend = std::make_unique<FakeBackend>(
+      fake::FakeBackendOptions{rng.next(), -1, int64_t{1} << 30, int64_t{1} << 30, kTotal});
+  lowtide::Memory memory;
+  memory.chunk_bytes = 8 << 10;
+  Twins twins(rng, setup, memory, std::move(backend));
+  int64_t most = 0, moved = 0;
+  for (int i = 0; i < 10; ++i) {
+    twins.add(DType::kF32, {10, 1000});
+    twins.step();
+    most = std::max(most, twins.on_device().report().device_bytes);
+    moved = twins.on_device().report().moved_per_step;
+  }
+  EXPECT_LE(most, kTotal / 8 * 7);
+  EXPECT_GT(moved, 0);
+  EXPECT_EQ(twins.differing(), 0);
+  std::printf("%lld bytes of %lld at most\n", static_cast<long long>(most), static_cast<long long>(kTotal));
 }
 
 }  // namespace

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -94,8 +96,17 @@ class Twins {
     on_host_.step(here);
     StepOptions options;
     options.stream = queue_;
+    if (before_device_step) before_device_step();
     on_device_->step(there, options);
     ++steps_;
+  }
+  std::function<void()> before_device_step;  // all that a step needs is queued
+
+  // The device's parameters and state as the host's, after a step that failed half way.
+  void restore(const std::string& path) {
+    for (size_t i = 0; i < params_.size(); ++i) tensors_->set(device_params_[i], params_[i]);
+    on_host_.save(path);
+    on_device_->load(path);
   }
 
   // Bytes in which parameters, states or counts differ.

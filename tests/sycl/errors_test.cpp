@@ -1,10 +1,18 @@
 // Bad input: named errors of ours, nothing changed, and the backend works on.
 #include <cstdint>
+#include <cstdio>
+#include <future>
 #include <limits>
+#include <memory>
+#include <set>
+#include <string>
 
 #include "backend/sycl/host/errors.h"
 #include "backend/sycl/host/kernels.h"
+#include "backend/sycl/host/late_errors.h"
 #include "backend/sycl/host/pointers.h"
+#include "backend/sycl/host/sycl_device.h"
+#include "backend/sycl/host/uploads.h"
 #include "sycl/sycl_support.h"
 
 namespace lowtide {
@@ -129,6 +137,55 @@ TEST(SyclErrors, MemoryOfNoContext) {
   converted.values = static_cast<float*>(good.param);
   check(converted);
   std::printf("%zu arrays of a step, 1 of a conversion, 1 of another context refused\n", std::size(swaps));
+}
+
+// What the runtime reports late is thrown, once, by whoever waits next; a wrong queue is refused even where there is
+// nothing to wait for.
+TEST(SyclErrors, LateOnesAreThrownByTheNextWait) {
+  LT_NEEDS_SYCL();
+  const sycl::queue& queue = *SyclDevice::get().queue;
+  const auto late = std::make_shared<sycl_host::LateErrors>();
+  sycl_host::SyclDevice device(queue, late);
+  void* const own = device.make_queue();
+  device.host_wait(device.record(own));
+  late->first = "lost work";
+  const std::string message = testing::message_of(ErrorKind::kInternal, [&] { device.host_wait(device.record(own)); });
+  EXPECT_NE(message.find("lost work"), std::string::npos) << message;
+  device.host_wait(device.record(own));
+  sycl::queue out_of_order(queue.get_context(), queue.get_device());
+  EXPECT_NE(
+      testing::message_of(ErrorKind::kInvalidArgument, [&] { device.wait(&out_of_order, nullptr); }).find("in_order"),
+      std::string::npos);
+  device.wait(own, nullptr);
+}
+
+// Calls of a step, one for each chunk of state, do not wait for each other: slots are given out while none is done, and
+// used again when they are.
+TEST(SyclUploads, ManyAreUnderWay) {
+  LT_NEEDS_SYCL();
+  const sycl::queue& queue = *SyclDevice::get().queue;
+  sycl_host::Uploads uploads(queue.get_context(), queue.get_device());
+  constexpr size_t kMost = sycl_host::Uploads::kMostBytes / sycl_host::Uploads::kSmallestSlot;
+  std::promise<void> gate;
+  sycl::queue slow(queue.get_context(), queue.get_device());
+  sycl::event busy = slow.submit(
+      [&](sycl::handler& handler) { handler.host_task([open = gate.get_future().share()] { open.wait(); }); });
+  std::set<const void*> slots;
+  for (size_t i = 0; i < kMost; ++i) {
+    sycl_host::Uploads::Slot& slot = uploads.acquire(1);
+    slot.used = busy;
+    slots.insert(slot.host.get());
+  }
+  EXPECT_EQ(slots.size(), kMost);
+  gate.set_value();
+  busy.wait();
+  int again = 0;
+  for (int i = 0; i < 10; ++i) again += static_cast<int>(slots.count(uploads.acquire(4096).host.get()));
+  EXPECT_EQ(again, 10);
+  std::set<const void*> large;
+  for (int i = 0; i < 50; ++i) large.insert(uploads.acquire(sycl_host::Uploads::kMostBytes).host.get());
+  EXPECT_LE(large.size(), sycl_host::Uploads::kAlways);
+  std::printf("%zu slots under way at a time, used again %d/10\n", slots.size(), again);
 }
 
 // Control of the guards of all tests here: one byte beyond is seen.

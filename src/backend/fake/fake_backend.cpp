@@ -125,6 +125,7 @@ void FakeBackend::vote_signs(const VoteItem& item, void* stream) {
 }
 
 Device::Limits FakeBackend::limits() const {
+  if (options_.says_total >= 0) return {options_.says_total, -1, options_.says_total};
   return {options_.device_bytes, options_.device_bytes - device_.used(near_), options_.device_bytes};
 }
 

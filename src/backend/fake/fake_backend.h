@@ -14,6 +14,7 @@ struct FakeBackendOptions {
   uint64_t seed = 0;
   int64_t drop_wait = -1;                                                  // the wait() call (from 0) that is ignored
   int64_t device_bytes = int64_t{1} << 40, host_bytes = int64_t{1} << 40;  // capacities; shared memory is of the host's
+  int64_t says_total = -1;  // not -1: what limits() calls the device's bytes, saying nothing of what is free
 };
 
 class FakeBackend final : public Backend, public Device {
@@ -47,6 +48,7 @@ class FakeBackend final : public Backend, public Device {
   FakeDevice& fake() { return device_; }
   int64_t device_peak() const { return device_.peak(near_); }
   int64_t used() const { return device_.used(near_) + device_.used(far_); }
+  int64_t queues() const { return static_cast<int64_t>(queues_.size()); }
   int64_t prefetches() const { return prefetches_; }
   int64_t waits() const { return waits_; }
   bool dropped_mattered() const { return dropped_mattered_; }  // it ordered something that was not ordered already

@@ -5,12 +5,12 @@
 #include <cstring>
 #include <limits>
 #include <list>
-#include <mutex>
 #include <utility>
 
 #include "backend/sycl/host/batch.h"
 #include "backend/sycl/host/errors.h"
 #include "backend/sycl/host/kernels.h"
+#include "backend/sycl/host/late_errors.h"
 #include "backend/sycl/host/launch.h"
 #include "backend/sycl/host/pointers.h"
 #include "backend/sycl/host/signs.h"
@@ -22,39 +22,13 @@ namespace {
 
 constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
 
-// Errors that the runtime reports later, of the backend's own queue. (Of a caller's queue, its own handler hears.)
-struct LateErrors {
-  std::mutex mutex;
-  std::string first;
-
-  void throw_any() {
-    const std::lock_guard lock(mutex);
-    if (!first.empty()) fail(ErrorKind::kInternal, "SYCL: %s", std::exchange(first, {}).c_str());
-  }
-};
-
-sycl::async_handler handler_of(const std::shared_ptr<LateErrors>& late) {
-  return [late](const sycl::exception_list& errors) {
-    const std::lock_guard lock(late->mutex);
-    for (const std::exception_ptr& error : errors) {
-      try {
-        std::rethrow_exception(error);
-      } catch (const std::exception& e) {
-        if (late->first.empty()) late->first = e.what();
-      } catch (...) {
-        if (late->first.empty()) late->first = "unknown error";
-      }
-    }
-  };
-}
-
 class SyclBackend final : public Backend {
  public:
   SyclBackend(const sycl::context& context, const sycl::device& device)
       : target_(target_of(device)),
         late_(std::make_shared<LateErrors>()),
         own_(context, device, handler_of(late_), sycl::property::queue::in_order()),
-        device_(own_, handler_of(late_)) {}
+        device_(own_, late_) {}
 
   const char* name() const override { return "sycl"; }
   const char* target() const override { return target_; }
@@ -111,8 +85,9 @@ class SyclBackend final : public Backend {
       const sycl::kernel& kernel = place.kernels.first_nonfinite();
       Uploads::Slot& slot =
           upload(queue, place, at + sizeof kNone, [&](std::byte* to) { std::memcpy(to + at, &kNone, sizeof kNone); });
-      launch(queue, kernel, part.blocks, batch_.items(slot.device.get(), part), batch_.starts(slot.device.get(), part),
-             part.count, part.blocks, reinterpret_cast<uint32_t*>(slot.device.get() + at));
+      slot.used = launch(queue, kernel, part.blocks, batch_.items(slot.device.get(), part),
+                         batch_.starts(slot.device.get(), part), part.count, part.blocks,
+                         reinterpret_cast<uint32_t*>(slot.device.get() + at));
       slot.used = queue.memcpy(slot.host.get() + at, slot.device.get() + at, sizeof kNone);
       wait(slot.used);
       uint32_t first;

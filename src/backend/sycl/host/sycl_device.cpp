@@ -76,7 +76,8 @@ void SyclDevice::free(void* memory) noexcept {
 
 void* SyclDevice::make_queue() {
   return guarded("making a queue", [&] {
-    return &queues_.emplace_back(own_.get_context(), own_.get_device(), handler_, sycl::property::queue::in_order());
+    return &queues_.emplace_back(own_.get_context(), own_.get_device(), handler_of(late_),
+                                 sycl::property::queue::in_order());
   });
 }
 
@@ -111,13 +112,18 @@ Device::Event SyclDevice::record(void* queue) {
 }
 
 void SyclDevice::wait(void* queue, const Event& event) {
-  if (event)
-    guarded("waiting for an event",
-            [&] { queue_of(queue).ext_oneapi_submit_barrier({*static_cast<sycl::event*>(event.get())}); });
+  guarded("waiting for an event", [&] {
+    sycl::queue& on = queue_of(queue);  // refuses a wrong one, whatever there is to wait for
+    if (event) on.ext_oneapi_submit_barrier({*static_cast<sycl::event*>(event.get())});
+  });
 }
 
 void SyclDevice::host_wait(const Event& event) {
-  if (event) guarded("waiting for the device", [&] { static_cast<sycl::event*>(event.get())->wait_and_throw(); });
+  if (!event) return;
+  guarded("waiting for the device", [&] {
+    static_cast<sycl::event*>(event.get())->wait_and_throw();
+    late_->throw_any();
+  });
 }
 
 sycl::queue& SyclDevice::queue_of(void* queue) {

@@ -4,16 +4,19 @@
 #include <sycl/sycl.hpp>
 
 #include <deque>
-#include <functional>
+#include <memory>
+#include <utility>
 
 #include "backend/device.h"
+#include "backend/sycl/host/late_errors.h"
 
 namespace lowtide::sycl_host {
 
 class SyclDevice final : public Device {
  public:
-  // own: for what no caller's queue is given. handler: of errors that the runtime reports later.
-  SyclDevice(const sycl::queue& own, sycl::async_handler handler) : own_(own), handler_(std::move(handler)) {}
+  // own: for what no caller's queue is given. late: takes errors that the runtime reports later; host_wait() throws
+  // them.
+  SyclDevice(const sycl::queue& own, std::shared_ptr<LateErrors> late) : own_(own), late_(std::move(late)) {}
 
   Limits limits() const override;
   void* allocate(MemoryKind kind, int64_t bytes) override;
@@ -31,7 +34,7 @@ class SyclDevice final : public Device {
 
  private:
   sycl::queue own_;
-  sycl::async_handler handler_;
+  std::shared_ptr<LateErrors> late_;
   std::deque<sycl::queue> queues_;
 };
 

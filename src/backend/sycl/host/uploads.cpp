@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 namespace lowtide::sycl_host {
 namespace {
@@ -22,24 +23,26 @@ Uploads::~Uploads() {
 }
 
 Uploads::Slot& Uploads::acquire(size_t bytes) {
-  auto slot = std::find_if(slots_.begin(), slots_.end(), [](const Slot& s) { return is_done(s.used); });
-  if (slot == slots_.end() && slots_.size() < kMostSlots) {
-    slots_.push_back(Slot{UsmBytes(nullptr, Free{context_}), UsmBytes(nullptr, Free{context_}), 0, {}});
-    slot = slots_.end() - 1;
+  const size_t room = std::bit_ceil(std::max(bytes, kSmallestSlot));
+  const auto fits = [&](size_t more) { return bytes_ + more <= kMostBytes; };
+  if ((slots_.empty() || !is_done(slots_.front().used)) && (slots_.size() < kAlways || fits(room)))
+    slots_.push_front(Slot{UsmBytes(nullptr, Free{context_}), UsmBytes(nullptr, Free{context_}), 0, {}});
+  while (slots_.front().bytes < bytes && slots_.size() > kAlways && !fits(room - slots_.front().bytes)) {
+    slots_.front().used.wait();  // many small ones do not all become large
+    bytes_ -= slots_.front().bytes;
+    slots_.pop_front();
   }
-  if (slot == slots_.end()) {
-    slot = slots_.begin() + static_cast<std::ptrdiff_t>(oldest_);
-    oldest_ = (oldest_ + 1) % kMostSlots;
-    slot->used.wait();
+  slots_.front().used.wait();
+  Slot& slot = slots_.front();
+  if (slot.bytes < bytes) {
+    bytes_ -= std::exchange(slot.bytes, 0);
+    slot.host = allocate(room, context_, device_, sycl::usm::alloc::host);
+    slot.device = allocate(room, context_, device_, sycl::usm::alloc::device);
+    slot.bytes = room;
+    bytes_ += room;
   }
-  if (slot->bytes < bytes) {
-    slot->bytes = 0;
-    const size_t room = std::bit_ceil(std::max(bytes, size_t{4096}));
-    slot->host = allocate(room, context_, device_, sycl::usm::alloc::host);
-    slot->device = allocate(room, context_, device_, sycl::usm::alloc::device);
-    slot->bytes = room;
-  }
-  return *slot;
+  slots_.splice(slots_.end(), slots_, slots_.begin());
+  return slot;
 }
 
 }  // namespace lowtide::sycl_host

@@ -1,12 +1,12 @@
 // What kernels read besides tensors (items, starts, dims) goes to the device through slots: pinned host memory, device
-// memory of the same size, and the event after which both may be written again. A step therefore waits for the device
-// only when four earlier ones are still under way.
+// memory of the same size, and the event after which both may be written again. A call waits for the device only when
+// so much is under way that another slot would be too many: see kAlways and kMostBytes.
 #pragma once
 
 #include <sycl/sycl.hpp>
 
 #include <cstddef>
-#include <vector>
+#include <list>
 
 #include "backend/sycl/host/device_memory.h"
 
@@ -19,6 +19,9 @@ class Uploads {
     size_t bytes = 0;
     sycl::event used;
   };
+  static constexpr size_t kAlways = 4;                      // slots, however large
+  static constexpr size_t kMostBytes = size_t{4} << 20;     // of all slots where there are more
+  static constexpr size_t kSmallestSlot = size_t{4} << 10;  // so of the most slots, too: a step has one for each chunk
 
   Uploads(const sycl::context& context, const sycl::device& device) : context_(context), device_(device) {}
   // Waits for all that still reads the slots.
@@ -29,11 +32,10 @@ class Uploads {
   Slot& acquire(size_t bytes);
 
  private:
-  static constexpr size_t kMostSlots = 4;
   sycl::context context_;
   sycl::device device_;
-  std::vector<Slot> slots_;
-  size_t oldest_ = 0;
+  std::list<Slot> slots_;  // the least recently used first
+  size_t bytes_ = 0;       // of all
 };
 
 }  // namespace lowtide::sycl_host
