@@ -41,8 +41,8 @@ struct Memory {
   // every step; there is no disk tier behind that yet. 0 < device_bytes must hold a few chunks.
   int64_t device_bytes = -1;  // for state, buffers included; -1: 7/8 of what is free when state is placed (of all,
                               // where the driver does not tell)
-  bool managed = false;  // instead: all of it in managed (shared) memory, which the driver migrates; never more
-                         // than device_bytes, or than the device has
+  bool managed = false;       // instead: all of it in managed (shared) memory, which the driver migrates; never more
+                              // than device_bytes, or than the device has
 };
 
 struct OptimizerOptions {
