@@ -65,6 +65,7 @@ def train(config: Config, tokens: Any, device: str, state: str, memory: Any) -> 
 def compare(config: Config, device: str, states: list[str], budget: str, disk: str | None) -> list[dict[str, Any]]:
     """Trains with every state format, unpaged and paged; a row for each."""
     import lowtide
+    import torch
     from llama.data import load_corpus
     from llama.tokens import prepare
 
@@ -72,6 +73,8 @@ def compare(config: Config, device: str, states: list[str], budget: str, disk: s
     found = lowtide.backends()[backend]
     if not found["available"]:
         raise ExampleError(f"--device {device}: {found['detail']}")
+    if device == "xpu" and not torch.xpu.is_available():
+        raise ExampleError("--device xpu: this torch has no XPU device")
     tokens = prepare(config, load_corpus(config))
     rows = []
     for state in states:
@@ -99,22 +102,22 @@ def show(rows: list[dict[str, Any]], device: str) -> None:
         before, after = row["unpaged_fast_bytes"], row["paged_fast_bytes"]
         print(f"{row['state']:9s} {row['first_loss']:6.3f} → {row['last_loss']:6.3f} {row['largest_difference']:11.1e} "
               f"{'same' if row['same_weights'] else 'DIFFER':>8s} {before / 1e6:7.2f} → {after / 1e6:7.2f} "
-              f"{100 * (1 - after / before):5.1f}% {row['paged_other_bytes'] / 1e6:9.2f} "
+              f"{f'{100 * (1 - after / before):.1f}%' if row['paged_moved_per_step'] else 'fits':>6s} {row['paged_other_bytes'] / 1e6:9.2f} "
               f"{row['paged_moved_per_step'] / 1e6:17.2f}")  # fmt: skip
 
 
 def main() -> int:
     """Returns the exit status: 1 if paging changed anything."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda", "xpu"))
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda", "xpu"), help="where the model is")
     parser.add_argument("--data", default=str(DEFAULT_DATA), help="instructions in Alpaca's form (.json, .jsonl), or text")
     parser.add_argument("--states", default="fp32,dynamic8", help="state formats")
     parser.add_argument("--budget", default="1MiB", help="fast memory for the paged state")
     parser.add_argument("--disk", default=None, help="where scratch files go (default: the system's temporary folder)")
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--layers", type=int, default=3)
-    parser.add_argument("--out", default="out/paged")
+    parser.add_argument("--steps", type=int, default=60, help="of training, for each run")
+    parser.add_argument("--width", type=int, default=128, help="of the model")
+    parser.add_argument("--layers", type=int, default=3, help="of the model")
+    parser.add_argument("--out", default="out/paged", help="folder for report.json and the tokens")
     args = parser.parse_args()
     try:
         require_packages(PACKAGES)

@@ -20,7 +20,7 @@ typedef struct lt_device lt_device;
 /* Kinds of memory. */
 typedef enum lt_memory_kind {
   LT_MEMORY_DEVICE = 0, /* the host must not touch it */
-  LT_MEMORY_PINNED = 1, /* host memory that copies reach at full rate; parameters cannot be there */
+  LT_MEMORY_PINNED = 1, /* host memory that copies reach at full rate; not every device can step parameters there */
   LT_MEMORY_SHARED = 2  /* migrates between host and device; only one of them may touch it at a time */
 } lt_memory_kind;
 

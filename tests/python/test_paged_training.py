@@ -32,6 +32,7 @@ def test_paged_and_unpaged_give_the_same_bits(tmp_path: Path, figure) -> None:
 def test_what_cannot_be_is_said(tmp_path: Path) -> None:
     for arguments, part in (
         (("--device", "cuda"), "cuda"),
+        (("--device", "xpu"), "xpu"),
         (("--data", tmp_path / "none.json"), "none.json"),
         (("--disk", tmp_path / "missing", "--steps", 1, "--out", tmp_path), "missing"),
     ):
