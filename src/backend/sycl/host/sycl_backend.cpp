@@ -139,8 +139,7 @@ class SyclBackend final : public Backend {
   sycl::queue queue_of(void* stream) const {
     if (!stream) return own_;
     sycl::queue queue = *static_cast<sycl::queue*>(stream);
-    LT_REQUIRE(queue.is_in_order(),
-               "got an out-of-order sycl::queue, wanted one made with sycl::property::queue::in_order");
+    require_in_order(queue);
     return queue;
   }
 

@@ -38,6 +38,11 @@ int64_t bytes_of(uint64_t bytes) { return static_cast<int64_t>(std::min<uint64_t
 
 }  // namespace
 
+void require_in_order(const sycl::queue& queue) {
+  LT_REQUIRE(queue.is_in_order(),
+             "got an out-of-order sycl::queue, wanted one made with sycl::property::queue::in_order");
+}
+
 Device::Limits SyclDevice::limits() const {
   return guarded("asking for the device's memory", [&] {
     const sycl::device device = own_.get_device();
@@ -129,8 +134,7 @@ void SyclDevice::host_wait(const Event& event) {
 sycl::queue& SyclDevice::queue_of(void* queue) {
   if (!queue) return own_;
   auto& given = *static_cast<sycl::queue*>(queue);
-  LT_REQUIRE(given.is_in_order(),
-             "got an out-of-order sycl::queue, wanted one made with sycl::property::queue::in_order");
+  require_in_order(given);
   LT_REQUIRE(
       given.get_context() == own_.get_context() && given.get_device() == own_.get_device(),
       "got a sycl::queue of another device or context than the optimizer's, whose state it could not reach; make "

@@ -12,6 +12,9 @@
 
 namespace lowtide::sycl_host {
 
+// Throws kInvalidArgument for a queue that is out of order.
+void require_in_order(const sycl::queue& queue);
+
 class SyclDevice final : public Device {
  public:
   // own: for what no caller's queue is given. late: takes errors that the runtime reports later; host_wait() throws
