@@ -5,12 +5,13 @@
 #include <cstring>
 #include <limits>
 
+#include "core/buffer.h"
 #include "core/error.h"
 
 namespace lowtide::bnb {
 namespace {
 
-constexpr size_t kAlignment = 4096;
+constexpr auto kAlignment = static_cast<size_t>(kPageBytes);
 
 uintptr_t address(const void* memory) { return reinterpret_cast<uintptr_t>(memory); }
 
