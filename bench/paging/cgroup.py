@@ -76,6 +76,8 @@ class DiskRate:
                     (self.path / f"blkio.throttle.{way}_bps_device").write_text(f"{disk} {rate}")
             (self.path / "cgroup.procs").write_text(str(os.getpid()))
         except OSError as error:
+            if self.path.is_dir():
+                self.path.rmdir()
             raise Unavailable(f"the disk's rate cannot be limited: {error}") from error
 
     def close(self) -> None:
