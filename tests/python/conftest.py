@@ -1,13 +1,18 @@
-"""Fixtures: `figure` records what a test has proved, in numbers, for the summary; `seed` makes random tests repeat."""
+"""Fixtures: `figure` records what a test has proved, in numbers, for the summary; `seed` makes random tests repeat;
+`device` lends memory of a SYCL device."""
 
 import os
 import random
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
+
+if TYPE_CHECKING:
+    import usm
 
 sys.path.insert(0, str(Path(__file__).parent))  # for support.py
 
@@ -50,3 +55,16 @@ def _threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch, figure: Callable[[str], None]) -> Iterator["usm.Usm"]:
+    """Devices with shared memory for parameters; skipped, with the reason, where there are none."""
+    import usm
+
+    if reason := usm.missing():
+        figure(f"skipped: {reason}")
+        pytest.skip(reason)
+    opened = usm.Usm(monkeypatch)
+    yield opened
+    opened.close()

@@ -8,7 +8,7 @@ import gc
 import io
 import os
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +24,6 @@ BUDGETS: dict[str, lowtide.Memory | None] = {
     "managed": lowtide.Memory(managed=True, chunk=4096),
 }
 SHAPES = ((64, 300), (70, 100), (5, 7, 257), (9,), ())
-
-
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch, figure: Callable[[str], None]) -> Iterator[usm.Usm]:
-    if reason := usm.missing():
-        figure(f"skipped: {reason}")
-        pytest.skip(reason)
-    opened = usm.Usm(monkeypatch)
-    yield opened
-    opened.close()
 
 
 def dict_bits(opt: lowtide.optimizer.Optimizer) -> dict[int, dict[str, bytes]]:

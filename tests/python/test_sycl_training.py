@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import lowtide
 import pytest
@@ -15,16 +15,6 @@ BUDGETS: dict[str, lowtide.Memory | None] = {
     "managed": lowtide.Memory(managed=True, chunk="8KiB"),
 }
 STEPS = 12
-
-
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch, figure: Callable[[str], None]) -> Iterator[usm.Usm]:
-    if reason := usm.missing():
-        figure(f"skipped: {reason}")
-        pytest.skip(reason)
-    opened = usm.Usm(monkeypatch)
-    yield opened
-    opened.close()
 
 
 def losses(state: str, memory: lowtide.Memory | None, device: usm.Usm | None) -> tuple[list[float], int]:
