@@ -56,7 +56,7 @@ void run(const std::string& target, int64_t count, int rounds) {
        [&] {
          VoteItem vote;
          vote.count = count, vote.ballots = ballots, vote.result = bits.data();
-         backend->vote_signs(vote, nullptr);
+         backend->vote_signs(vote, 1, nullptr);
        },
        {}},
       {"fill, 4 bytes", 4 * n, [&] { device.fill(nullptr, copy.data(), 0x3f800000u, 4, count); }, {}},

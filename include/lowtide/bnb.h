@@ -35,8 +35,8 @@ LT_API void cprefetch(void* ptr, size_t bytes, int device);
 LT_API void cfill_fp32(float* A, float* B, float value, long n);
 LT_API void cfill_uint8(unsigned char* A, unsigned char* B, unsigned char value, long n);
 
-/* Where memory comes from, in words: "sycl: gpu", "sycl: cpu", or "host: " and why there is no SYCL device. Lives as long as the
- * process. */
+/* Where memory comes from, in words: "sycl: gpu", "sycl: cpu", or "host: " and why there is no SYCL device. Lives as
+ * long as the process. */
 LT_API const char* lt_bnb_place(void);
 
 /* Why the last call of this thread that failed did; "" if none has. Valid until the next one of this thread fails. */

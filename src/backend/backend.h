@@ -16,6 +16,16 @@
 
 namespace lowtide {
 
+// Where the signs of a step go instead of the step itself: those of the parameter that its update would make out of
+// zeros. first: of its signs, a multiple of kSignAlignment; bits and presence (backend/signs.h) as from packing, and
+// zeros before the step: a step of a part of the parameter sets those of the part, whichever way it is cut.
+struct BallotTarget {
+  std::byte* bits = nullptr;
+  std::byte* presence = nullptr;
+  int64_t first = 0;
+  bool zero_is_plus = true;
+};
+
 // One parameter in one step. Everything is borrowed for the call; nothing here owns.
 struct StepItem {
   void* param = nullptr;
@@ -33,6 +43,9 @@ struct StepItem {
   float* scales[kMaxStates] = {};  // [blocks], nullptr if the codec has none
   uint32_t stochastic = 0;         // bit k: state k is rounded stochastically with key[k]
   uint32_t key[kMaxStates][2] = {};
+  // Not nullptr: the parameter is neither read nor written (`param` may be nullptr), and signs are made. With args of
+  // lr = -1 and no decay they are those of what the rule would subtract.
+  const BallotTarget* ballot = nullptr;
 };
 
 // The elements of one state of one parameter, or of a part of it, encoded, and as packed row-major floats.
@@ -65,11 +78,18 @@ class Backend {
   virtual void decode(const CodecItem& item, void* stream) = 0;
   virtual void encode(const CodecItem& item, void* stream) = 0;
 
-  // Signs to bits, bits to +1, -1 and 0, and the majority of several (backend/signs.h). Ordered on `stream`. Throw
+  // Signs to bits, bits to +1, -1 and 0, majorities and what they are made of, steps by signs, and error feedback
+  // (backend/signs.h). Items of one call share no byte that one of them writes. Ordered on `stream`. Throw
   // kInvalidArgument for items that make no sense.
-  virtual void pack_signs(const SignItem& item, void* stream) = 0;
-  virtual void unpack_signs(const SignItem& item, void* stream) = 0;
-  virtual void vote_signs(const VoteItem& item, void* stream) = 0;
+  virtual void pack_signs(std::span<const SignItem> items, int threads, void* stream) = 0;
+  virtual void unpack_signs(std::span<const SignItem> items, int threads, void* stream) = 0;
+  virtual void vote_signs(const VoteItem& item, int threads, void* stream) = 0;
+  virtual void count_signs(const CountItem& item, int threads, void* stream) = 0;
+  virtual void apply_signs(std::span<const ApplyItem> items, int threads, void* stream) = 0;
+  virtual void feedback(std::span<const FeedbackItem> items, int threads, void* stream) = 0;
+  // Of one item, on the calling thread.
+  void pack_signs(const SignItem& item, void* stream) { pack_signs({&item, 1}, 1, stream); }
+  void unpack_signs(const SignItem& item, void* stream) { unpack_signs({&item, 1}, 1, stream); }
 };
 
 }  // namespace lowtide

@@ -1,35 +1,58 @@
 #include "backend/signs.h"
 
+#include <bit>
 #include <limits>
 
 #include "core/error.h"
 
 namespace lowtide {
+namespace {
+// Ballots and weights of `count` signs.
+void check_voters(int64_t count, std::span<const std::byte* const> ballots, std::span<const uint32_t> weights) {
+  LT_REQUIRE(count >= 0, "got %lld signs to vote on, wanted 0 or more", static_cast<long long>(count));
+  LT_REQUIRE(weights.empty() || weights.size() == ballots.size(), "got %zu weights for %zu ballots, wanted one each",
+             weights.size(), ballots.size());
+  uint64_t sum = 0;
+  for (size_t v = 0; v < ballots.size(); ++v) {
+    LT_REQUIRE(ballots[v] || weight_of(weights, v) == 0 || count == 0,
+               "got no ballot from voter %zu, whose weight is %u; absent ones have weight 0", v, weight_of(weights, v));
+    sum += weight_of(weights, v);
+  }
+  LT_REQUIRE(sum < uint64_t{1} << 31 && ballots.size() < size_t{1} << 31,
+             "got %zu voters with %llu votes, wanted fewer than 2^31", ballots.size(),
+             static_cast<unsigned long long>(sum));
+}
+
+void check_range(int64_t first, int64_t count) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 8;
+  LT_REQUIRE(first >= 0 && count >= 0 && first <= kMost && count <= kMost,
+             "got %lld signs from number %lld, wanted both from 0 to 2^60", static_cast<long long>(count),
+             static_cast<long long>(first));
+}
+
+void check_aligned(int64_t first) {
+  LT_REQUIRE(first % kSignAlignment == 0, "got signs from number %lld, wanted a multiple of %lld",
+             static_cast<long long>(first), static_cast<long long>(kSignAlignment));
+}
+
+}  // namespace
 
 void check(const SignItem& item) {
-  constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 8;
-  LT_REQUIRE(item.first >= 0 && item.count >= 0 && item.first <= kMost && item.count <= kMost,
-             "got %lld signs from number %lld, wanted both from 0 to 2^60", static_cast<long long>(item.count),
-             static_cast<long long>(item.first));
+  check_range(item.first, item.count);
   LT_REQUIRE(item.count == 0 || (item.values && item.bits), "got no %s for %lld signs", item.values ? "bits" : "values",
              static_cast<long long>(item.count));
   LT_REQUIRE(reinterpret_cast<uintptr_t>(item.values) % static_cast<uintptr_t>(dtype_bytes(item.dtype)) == 0,
              "got %s values at %p, wanted them aligned to an element", dtype_name(item.dtype), item.values);
+  if (item.presence || item.scales) check_aligned(item.first);
 }
 
 void check(const VoteItem& item) {
-  LT_REQUIRE(item.count >= 0, "got %lld signs to vote on, wanted 0 or more", static_cast<long long>(item.count));
-  LT_REQUIRE(item.weights.empty() || item.weights.size() == item.ballots.size(),
-             "got %zu weights for %zu ballots, wanted one each", item.weights.size(), item.ballots.size());
-  uint64_t sum = 0;
-  for (size_t v = 0; v < item.ballots.size(); ++v) {
-    LT_REQUIRE(item.ballots[v] || weight_of(item, v) == 0 || item.count == 0,
-               "got no ballot from voter %zu, whose weight is %u; absent ones have weight 0", v, weight_of(item, v));
-    sum += weight_of(item, v);
-  }
-  LT_REQUIRE(sum < uint64_t{1} << 31 && item.ballots.size() < size_t{1} << 31,
-             "got %zu voters with %llu votes, wanted fewer than 2^31", item.ballots.size(),
-             static_cast<unsigned long long>(sum));
+  check_voters(item.count, item.ballots, item.weights);
+  LT_REQUIRE(item.presence.empty() || item.presence.size() == item.ballots.size(),
+             "got presence of %zu voters for %zu ballots, wanted one each", item.presence.size(), item.ballots.size());
+  for (size_t v = 0; v < item.presence.size(); ++v)
+    LT_REQUIRE(item.presence[v] || weight_of(item, v) == 0 || item.count == 0, "got no presence of voter %zu", v);
+  LT_REQUIRE(item.count == 0 || item.presence.empty() || item.result_presence, "got no memory for the presence");
   switch (item.ties) {
 #define LT_TIE(number, name) case TieRule::name:
 #include "portable/ties.def"
@@ -45,9 +68,39 @@ void check(const VoteItem& item) {
              "got no memory for the marks of ties that become zero");
 }
 
-uint32_t weight_sum(const VoteItem& item) {
+void check(const CountItem& item) {
+  check_voters(item.count, item.ballots, item.weights);
+  const auto needed = static_cast<size_t>(std::bit_width(weight_sum(item.ballots, item.weights)));
+  LT_REQUIRE(item.planes.size() >= needed, "got %zu planes for counts that need %zu", item.planes.size(), needed);
+  for (const std::byte* plane : item.planes) LT_REQUIRE(plane || item.count == 0, "got no memory for a plane");
+}
+
+void check(const ApplyItem& item) {
+  LT_REQUIRE(item.layout, "got no layout");
+  check_range(item.first, item.layout->numel);
+  check_aligned(item.first);
+  LT_REQUIRE(item.layout->numel == 0 || (item.param && item.bits), "got no %s", item.param ? "bits" : "parameter");
+}
+
+void check(const FeedbackItem& item) {
+  check_range(item.first, item.count);
+  check_aligned(item.first);
+  LT_REQUIRE(item.count == 0 || (item.bits && item.bit_scales), "got no memory for bits and scales");
+  if (item.values) {
+    LT_REQUIRE(item.ballots.empty(), "got values and ballots, wanted either");
+    LT_REQUIRE(reinterpret_cast<uintptr_t>(item.values) % static_cast<uintptr_t>(dtype_bytes(item.dtype)) == 0,
+               "got %s values at %p, wanted them aligned to an element", dtype_name(item.dtype), item.values);
+    return;
+  }
+  check_voters(item.count, item.ballots, item.weights);
+  LT_REQUIRE(item.ballot_scales.size() == item.ballots.size(), "got scales of %zu voters for %zu ballots",
+             item.ballot_scales.size(), item.ballots.size());
+  LT_REQUIRE(item.count == 0 || weight_sum(item.ballots, item.weights) > 0, "got no values and no voters");
+}
+
+uint32_t weight_sum(std::span<const std::byte* const> ballots, std::span<const uint32_t> weights) {
   uint32_t sum = 0;
-  for (size_t v = 0; v < item.ballots.size(); ++v) sum += weight_of(item, v);
+  for (size_t v = 0; v < ballots.size(); ++v) sum += weight_of(weights, v);
   return sum;
 }
 

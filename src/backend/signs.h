@@ -6,9 +6,19 @@
 #include <cstdint>
 #include <span>
 
+#include "core/layout.h"
 #include "lowtide/tensor.h"
 
 namespace lowtide {
+
+// Signs that share one presence bit: a block in which all values are zero has none, and so takes no part in a vote.
+inline constexpr int64_t kSignBlock = 64;
+// Where the signs of a tensor begin among those of others, so that no two share a byte of bits or presence, or a scale
+// of error feedback.
+inline constexpr int64_t kSignAlignment = 1024;
+
+constexpr int64_t sign_bytes(int64_t signs) { return (signs + 7) / 8; }
+constexpr int64_t presence_bytes(int64_t signs) { return sign_bytes((signs + kSignBlock - 1) / kSignBlock); }
 
 // Values, and their signs among others'. Borrowed for the call; on a device, memory that it can address.
 struct SignItem {
@@ -21,6 +31,17 @@ struct SignItem {
   std::byte* bits = nullptr;
   // For unpacking, laid out as bits, or nullptr: 1 makes the value 0 and not +1 or -1.
   const std::byte* zeros = nullptr;
+  // Bit b is that of the block of signs from b * kSignBlock, or nullptr. Packing sets it where a value is not zero (a
+  // NaN is not), and treats presence bytes as it does those of bits; `first` must then be a multiple of kSignAlignment.
+  // Bits themselves do not depend on it. Unpacking makes values of a block without presence 0.
+  std::byte* presence = nullptr;
+  // For packing: what zeros of both signs are.
+  bool zero_is_plus = true;
+  // For packing: set to 1 if a value is infinite or NaN, otherwise left alone. nullptr: not looked at.
+  uint32_t* nonfinite = nullptr;
+  // For unpacking: bfloat16 for each kFeedbackBlock signs from sign 0 of `bits`: values are +scale and -scale, rounded
+  // to dtype. nullptr: +1 and -1. `first` must then be a multiple of kSignAlignment.
+  const uint16_t* scales = nullptr;
 };
 
 enum class TieRule : int32_t {
@@ -40,14 +61,66 @@ struct VoteItem {
   const std::byte* previous = nullptr;           // kPrevious: as a ballot; may be the result
   std::byte* result = nullptr;                   // as a ballot, and may be one; bits behind the last are 0
   std::byte* zeros = nullptr;                    // kZero: as a ballot; 1 where votes were equal
+  // [voters] or empty: presence_bytes(count) each, nullptr as the ballot. The votes of a block are the weights of those
+  // with presence; ballots must be 0 where theirs has none. Without votes a sign is 0, and no tie. (Counters of an
+  // earlier count_signs are ballots of weights 1, 2, 4 ..., with the planes counted from presences as theirs.)
+  std::span<const std::byte* const> presence;
+  std::byte* result_presence = nullptr;  // with presence: presence_bytes(count), 1 where there was a vote
+};
+
+// Sums of weights, one for each sign, in bit planes: what a vote is made of. Presences are counted as signs, one for
+// each block.
+struct CountItem {
+  int64_t count = 0;
+  std::span<const std::byte* const> ballots;  // as those of a vote
+  std::span<const uint32_t> weights;
+  std::span<std::byte* const> planes;  // [bit_width(sum of weights)] or more, as a ballot; may be none of them
+};
+
+// A parameter that moves by signs: p = p - (p decay + lr sign), sign +1, -1 or, where `zeros` has a 1, 0. Blocks
+// without presence keep every bit. Computed in float32, rounded to nearest.
+struct ApplyItem {
+  DType dtype = DType::kF32;
+  int64_t first = 0;  // of its signs, a multiple of kSignAlignment
+  void* param = nullptr;
+  const Layout* layout = nullptr;       // signs are those of its elements in row-major order
+  const std::byte* bits = nullptr;      // as SignItem::bits
+  const std::byte* zeros = nullptr;     // or nullptr
+  const std::byte* presence = nullptr;  // or nullptr: all present
+  float lr = 0, decay = 0;              // decay: lr * weight_decay
+};
+
+// Values and their residual become signs, scales and the next residual (portable/feedback.h), in one pass.
+struct FeedbackItem {
+  int64_t first = 0, count = 0;  // first: a multiple of kSignAlignment
+  // Either [count] values of `dtype`, contiguous, times value_scale ...
+  DType dtype = DType::kF32;
+  const void* values = nullptr;
+  float value_scale = 1.f;
+  // ... or the weighted mean of what voters sent: their bits and scales, indexed as the item's own.
+  std::span<const std::byte* const> ballots;
+  std::span<const uint16_t* const> ballot_scales;
+  std::span<const uint32_t> weights;  // empty: each 1
+  // Residual of sign `first` on: a codec of codecs.def, one row, signed. codes nullptr: no residual (all of it zero,
+  // and forgotten).
+  int codec = 0;
+  void* codes = nullptr;
+  float* scales = nullptr;
+  std::byte* bits = nullptr;       // as SignItem::bits; whole bytes are written, and behind the last sign zeros
+  uint16_t* bit_scales = nullptr;  // bfloat16 for each kFeedbackBlock signs from sign 0 of `bits`
 };
 
 // Throw kInvalidArgument for what can be no item, naming it; values of host memory are looked at only.
 void check(const SignItem& item);
 void check(const VoteItem& item);
+void check(const CountItem& item);
+void check(const ApplyItem& item);
+void check(const FeedbackItem& item);
 
 // Sum of the weights of a checked item, and voter v's weight.
-uint32_t weight_sum(const VoteItem& item);
-inline uint32_t weight_of(const VoteItem& item, size_t v) { return item.weights.empty() ? 1 : item.weights[v]; }
+uint32_t weight_sum(std::span<const std::byte* const> ballots, std::span<const uint32_t> weights);
+inline uint32_t weight_sum(const VoteItem& item) { return weight_sum(item.ballots, item.weights); }
+inline uint32_t weight_of(std::span<const uint32_t> weights, size_t v) { return weights.empty() ? 1 : weights[v]; }
+inline uint32_t weight_of(const VoteItem& item, size_t v) { return weight_of(item.weights, v); }
 
 }  // namespace lowtide

@@ -27,6 +27,24 @@ LT_FN bool is_plus(typename SignBits<T>::Raw x) {
   return (x <= SignBits<T>::kInfinity) | (x == SignBits<T>::kMinusZero);
 }
 
+// The same where zeros of both signs are `zero_is_plus`.
+template <class T>
+LT_FN bool is_plus(typename SignBits<T>::Raw x, bool zero_is_plus) {
+  const bool positive = (x != 0) & (x <= SignBits<T>::kInfinity);
+  return positive | (zero_is_plus & ((x == 0) | (x == SignBits<T>::kMinusZero)));
+}
+
+template <class T>
+LT_FN bool is_zero(typename SignBits<T>::Raw x) {
+  return (x == 0) | (x == SignBits<T>::kMinusZero);
+}
+
+template <class T>
+LT_FN bool is_finite(typename SignBits<T>::Raw x) {
+  return static_cast<typename SignBits<T>::Raw>(x & static_cast<typename SignBits<T>::Raw>(~SignBits<T>::kMinusZero)) <
+         SignBits<T>::kInfinity;
+}
+
 // +1, -1, or +0.
 template <class T>
 LT_FN typename SignBits<T>::Raw sign_value(bool plus, bool zero) {
@@ -119,6 +137,18 @@ LT_FN Majority<W> majority(const W* plane, int planes, u32 sum) {
     }
   }
   return {above, sum & 1u ? W{0} : equal};
+}
+
+// The same where what was counted differs between the elements of a word and is itself in planes, by `half` the number
+// of votes (rounded down) and whether it is `odd`.
+template <class W>
+LT_FN Majority<W> majority(const W* plane, int planes, const W* half, W odd) {
+  W above = 0, equal = static_cast<W>(~W{0});
+  for (int j = planes - 1; j >= 0; --j) {
+    above = above | (equal & plane[j] & ~half[j]);
+    equal = equal & ~(plane[j] ^ half[j]);
+  }
+  return {above, equal & ~odd};
 }
 
 // 32 random bits for the elements from 32 * group.

@@ -32,9 +32,12 @@ class Recorder final : public Backend, public Device {
   int64_t first_nonfinite(std::span<const StepItem>, int, void*) override { return -1; }
   void decode(const CodecItem&, void*) override { ADD_FAILURE(); }
   void encode(const CodecItem&, void*) override { ADD_FAILURE(); }
-  void pack_signs(const SignItem&, void*) override { ADD_FAILURE(); }
-  void unpack_signs(const SignItem&, void*) override { ADD_FAILURE(); }
-  void vote_signs(const VoteItem&, void*) override { ADD_FAILURE(); }
+  void pack_signs(std::span<const SignItem>, int, void*) override { ADD_FAILURE(); }
+  void unpack_signs(std::span<const SignItem>, int, void*) override { ADD_FAILURE(); }
+  void vote_signs(const VoteItem&, int, void*) override { ADD_FAILURE(); }
+  void count_signs(const CountItem&, int, void*) override { ADD_FAILURE(); }
+  void apply_signs(std::span<const ApplyItem>, int, void*) override { ADD_FAILURE(); }
+  void feedback(std::span<const FeedbackItem>, int, void*) override { ADD_FAILURE(); }
 
   Limits limits() const override { return {}; }
   void* allocate(MemoryKind kind, int64_t bytes) override {

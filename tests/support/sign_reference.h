@@ -15,8 +15,8 @@ namespace lowtide::testing {
 
 using Bits = std::vector<unsigned char>;
 
+inline size_t sign_bytes(int64_t count) { return static_cast<size_t>(lowtide::sign_bytes(count)); }
 inline bool sign_of(const Bits& bits, int64_t i) { return bits[static_cast<size_t>(i / 8)] >> (i % 8) & 1; }
-inline size_t sign_bytes(int64_t count) { return static_cast<size_t>((count + 7) / 8); }
 
 // The value of an element in double, NaN as NaN.
 inline double value_of(DType dtype, const unsigned char* element) {

@@ -40,9 +40,24 @@ class DelayedDevice final : public Backend, public Device {
   void decode(const CodecItem& item, void* stream) override { backend_->decode(item, given(stream)); }
   void encode(const CodecItem& item, void* stream) override { backend_->encode(item, given(stream)); }
 
-  void pack_signs(const SignItem& item, void* stream) override { backend_->pack_signs(item, given(stream)); }
-  void unpack_signs(const SignItem& item, void* stream) override { backend_->unpack_signs(item, given(stream)); }
-  void vote_signs(const VoteItem& item, void* stream) override { backend_->vote_signs(item, given(stream)); }
+  void pack_signs(std::span<const SignItem> items, int threads, void* stream) override {
+    backend_->pack_signs(items, threads, given(stream));
+  }
+  void unpack_signs(std::span<const SignItem> items, int threads, void* stream) override {
+    backend_->unpack_signs(items, threads, given(stream));
+  }
+  void vote_signs(const VoteItem& item, int threads, void* stream) override {
+    backend_->vote_signs(item, threads, given(stream));
+  }
+  void count_signs(const CountItem& item, int threads, void* stream) override {
+    backend_->count_signs(item, threads, given(stream));
+  }
+  void apply_signs(std::span<const ApplyItem> items, int threads, void* stream) override {
+    backend_->apply_signs(items, threads, given(stream));
+  }
+  void feedback(std::span<const FeedbackItem> items, int threads, void* stream) override {
+    backend_->feedback(items, threads, given(stream));
+  }
 
   Limits limits() const override { return device_.limits(); }
   void* allocate(MemoryKind kind, int64_t bytes) override { return device_.allocate(kind, bytes); }

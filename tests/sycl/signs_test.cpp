@@ -126,7 +126,7 @@ TEST(SyclSigns, VotesGiveTheBitsOfTheCpu) {
       VoteItem mine = item;
       mine.ballots = pointers, mine.previous = before, mine.zeros = results + row + 1;
       mine.result = over_a_ballot ? rows : results;
-      on.vote_signs(mine, queue);
+      on.vote_signs(mine, 1, queue);
     };
     run(*cpu, bytes(cpu_ballots), bytes(cpu_out), bytes(vote.previous), nullptr);
     run(*sycl.backend, ballots.data(), outputs.data(), row ? previous.data() : nullptr, sycl.queue.get());
@@ -138,7 +138,7 @@ TEST(SyclSigns, VotesGiveTheBitsOfTheCpu) {
     Bits hashed(row), result, tied;
     VoteItem nobody = item;
     nobody.weights = {}, nobody.ties = TieRule::kHash, nobody.result = bytes(hashed);
-    cpu->vote_signs(nobody, nullptr);
+    cpu->vote_signs(nobody, 1, nullptr);
     const int64_t here = vote.count(count, &result, &tied, [&](int64_t i) { return testing::sign_of(hashed, i); });
     const unsigned char* const results = over_a_ballot ? got_ballots.data() : got.data();
     from_definition += differing_bits(Bits(results, results + row), result);
@@ -170,7 +170,7 @@ TEST(SyclSigns, RefusesWhatMakesNoSense) {
             std::string::npos);
   VoteItem vote;
   vote.count = 8;
-  EXPECT_NE(testing::message_of(ErrorKind::kInvalidArgument, [&] { sycl.backend->vote_signs(vote, nullptr); })
+  EXPECT_NE(testing::message_of(ErrorKind::kInvalidArgument, [&] { sycl.backend->vote_signs(vote, 1, nullptr); })
                 .find("no memory for the result"),
             std::string::npos);
 }

@@ -129,17 +129,25 @@ class CpuBackend final : public Backend {
   void decode(const CodecItem& item, void*) override { convert(item, aux_.decode[item.codec][item.is_signed]); }
   void encode(const CodecItem& item, void*) override { convert(item, aux_.encode[item.codec][item.is_signed]); }
 
-  void pack_signs(const SignItem& item, void*) override {
-    check(item);
-    cpu::pack_signs(item);
+  void pack_signs(std::span<const SignItem> items, int, void*) override {
+    for (const SignItem& item : items) check(item), cpu::pack_signs(item);
   }
-  void unpack_signs(const SignItem& item, void*) override {
-    check(item);
-    cpu::unpack_signs(item);
+  void unpack_signs(std::span<const SignItem> items, int, void*) override {
+    for (const SignItem& item : items) check(item), cpu::unpack_signs(item);
   }
-  void vote_signs(const VoteItem& item, void*) override {
+  void vote_signs(const VoteItem& item, int, void*) override {
     check(item);
     cpu::vote_signs(item);
+  }
+  void count_signs(const CountItem& item, int, void*) override {
+    check(item);
+    cpu::count_signs(item);
+  }
+  void apply_signs(std::span<const ApplyItem> items, int, void*) override {
+    for (const ApplyItem& item : items) check(item), cpu::apply_signs(item);
+  }
+  void feedback(std::span<const FeedbackItem>, int, void*) override {
+    fail(ErrorKind::kUnsupported, "error feedback is not in this backend yet");
   }
 
  private:

@@ -3,15 +3,25 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 namespace lowtide::cpu {
 namespace {
 #include "portable/portable.h"
 #include "portable/sign.h"
+#include "portable/feedback.h"
 
 static_assert(std::endian::native == std::endian::little);
 constexpr int64_t kWord = 64;
+
+// A float as an element.
+template <class T>
+typename SignBits<T>::Raw stored(float x) {
+  if constexpr (std::is_same_v<T, float>) return bits(x);
+  if constexpr (std::is_same_v<T, bf16>) return static_cast<u16>(bf16_encode(x));
+  if constexpr (std::is_same_v<T, f16>) return static_cast<u16>(f16_encode(x));
+}
 
 bool bit_at(const std::byte* bits, int64_t i) { return (std::to_integer<unsigned>(bits[i / 8]) >> (i % 8) & 1u) != 0; }
 
@@ -21,29 +31,35 @@ void put_bit(std::byte* bits, int64_t i, bool bit) {
 }
 
 template <class T>
-bool plus_at(const std::byte* values, int64_t i) {
+typename SignBits<T>::Raw raw_at(const std::byte* values, int64_t i) {
   typename SignBits<T>::Raw x;
   std::memcpy(&x, values + i * static_cast<int64_t>(sizeof x), sizeof x);
-  return is_plus<T>(x);
+  return x;
 }
 
 template <class T>
 void pack(const SignItem& item) {
   const auto* values = static_cast<const std::byte*>(item.values);
   const int64_t begin = item.first, end = item.first + item.count;
+  bool finite = true;
   int64_t i = begin;
   while (i < end) {
-    if (i % 8 == 0 && i + kWord <= end) {
-      u64 word = 0;
-      for (int64_t k = 0; k < kWord; ++k) word |= u64{plus_at<T>(values, i - begin + k)} << k;
-      std::memcpy(item.bits + i / 8, &word, sizeof word);
-      i += kWord;
-    } else {
-      put_bit(item.bits, i, plus_at<T>(values, i - begin));
-      ++i;
+    const int64_t stop = std::min(end, (i / kSignBlock + 1) * kSignBlock);
+    bool present = false;
+    for (const int64_t block = i / kSignBlock; i < stop; ++i) {
+      const auto x = raw_at<T>(values, i - begin);
+      put_bit(item.bits, i, is_plus<T>(x, item.zero_is_plus));
+      present |= !is_zero<T>(x);
+      finite &= is_finite<T>(x);
+      if (item.presence && i + 1 == stop) put_bit(item.presence, block, present);
     }
   }
-  for (; i % 8 != 0 && item.count > 0; ++i) put_bit(item.bits, i, false);
+  if (item.nonfinite && !finite) *item.nonfinite = 1;
+  if (item.count == 0) return;
+  for (; i % 8 != 0; ++i) put_bit(item.bits, i, false);
+  if (!item.presence) return;
+  for (int64_t block = (end + kSignBlock - 1) / kSignBlock; block % 8 != 0; ++block)
+    put_bit(item.presence, block, false);
 }
 
 template <class T>
@@ -51,8 +67,58 @@ void unpack(const SignItem& item) {
   auto* values = static_cast<std::byte*>(item.values);
   for (int64_t i = 0; i < item.count; ++i) {
     const int64_t at = item.first + i;
-    const auto x = sign_value<T>(bit_at(item.bits, at), item.zeros && bit_at(item.zeros, at));
+    const bool plus = bit_at(item.bits, at);
+    const bool zero =
+        (item.zeros && bit_at(item.zeros, at)) || (item.presence && !bit_at(item.presence, at / kSignBlock));
+    auto x = sign_value<T>(plus, zero);
+    if (item.scales && !zero) {
+      const float scale = bf16_decode(u32{item.scales[at / kFeedbackBlock]});
+      x = stored<T>(plus ? scale : -scale);
+    }
     std::memcpy(values + i * static_cast<int64_t>(sizeof x), &x, sizeof x);
+  }
+}
+
+std::vector<u32> weights_of(std::span<const std::byte* const> ballots, std::span<const uint32_t> weights) {
+  std::vector<u32> all;
+  for (size_t v = 0; v < ballots.size(); ++v) all.push_back(weight_of(weights, v));
+  return all;
+}
+
+// Calls word(first sign, signs, bytes) for each word of 64 signs.
+template <class Fn>
+void for_each_word(int64_t count, Fn&& word) {
+  for (int64_t first = 0; first < count; first += kWord) {
+    const int64_t here = std::min(kWord, count - first);
+    word(first, here, static_cast<size_t>((here + 7) / 8));
+  }
+}
+u64 load_word(const std::byte* bits, int64_t first, size_t bytes) {
+  u64 word = 0;
+  std::memcpy(&word, bits + first / 8, bytes);
+  return word;
+}
+u64 inside_of(int64_t signs) { return ~u64{0} >> (kWord - signs); }
+
+template <class T>
+float load_value(const std::byte* values, int64_t i) {
+  const auto x = raw_at<T>(values, i);
+  if constexpr (std::is_same_v<T, float>) return as_float(x);
+  if constexpr (std::is_same_v<T, bf16>) return bf16_decode(u32{x});
+  if constexpr (std::is_same_v<T, f16>) return f16_decode(u32{x});
+}
+
+template <class T>
+void apply(const ApplyItem& item) {
+  for (int64_t i = 0; i < item.layout->numel; ++i) {
+    const int64_t at = item.first + i;
+    if (item.presence && !bit_at(item.presence, at / kSignBlock)) continue;
+    typename SignBits<T>::Raw x;
+    item.layout->gather(item.param, sizeof x, i, 1, &x);
+    const float p = load_value<T>(reinterpret_cast<const std::byte*>(&x), 0);
+    const float sign = item.zeros && bit_at(item.zeros, at) ? 0.f : bit_at(item.bits, at) ? 1.f : -1.f;
+    x = stored<T>(move(p, p * item.decay + sign * item.lr));
+    item.layout->scatter(&x, sizeof x, i, 1, item.param);
   }
 }
 
@@ -69,28 +135,50 @@ void unpack_signs(const SignItem& item) {
 void vote_signs(const VoteItem& item) {
   const uint32_t sum = weight_sum(item);
   const int planes = std::bit_width(sum);
-  std::vector<u32> weights;
-  for (size_t v = 0; v < item.ballots.size(); ++v) weights.push_back(weight_of(item, v));
-  for (int64_t first = 0; first < item.count; first += kWord) {
-    const int64_t here = std::min(kWord, item.count - first), at = first / 8;
-    const auto bytes = static_cast<size_t>((here + 7) / 8);
-    const u64 inside = ~u64{0} >> (kWord - here);
-    const auto word_of = [&](const std::byte* bits) {
-      u64 word = 0;
-      std::memcpy(&word, bits + at, bytes);
-      return word;
-    };
+  const std::vector<u32> weights = weights_of(item.ballots, item.weights);
+  for_each_word(item.count, [&](int64_t first, int64_t signs, size_t bytes) {
     u64 plane[32];
     count_votes(plane, planes, weights.data(), static_cast<int>(weights.size()),
-                [&](int v) { return word_of(item.ballots[static_cast<size_t>(v)]); });
-    const Majority<u64> of = majority(plane, planes, sum);
-    const u64 result = inside & break_ties(of, static_cast<Tie>(item.ties), item.seed, item.step,
-                                           item.first_index + static_cast<u64>(first),
-                                           item.ties == TieRule::kPrevious ? word_of(item.previous) : u64{0});
-    const u64 tie = inside & of.tie;
-    std::memcpy(item.result + at, &result, bytes);
-    if (item.ties == TieRule::kZero) std::memcpy(item.zeros + at, &tie, bytes);
-  }
+                [&](int v) { return load_word(item.ballots[static_cast<size_t>(v)], first, bytes); });
+    static_assert(kWord == kSignBlock);
+    u32 votes = sum;
+    if (!item.presence.empty()) {
+      votes = 0;
+      for (size_t v = 0; v < weights.size(); ++v)
+        if (weights[v] && bit_at(item.presence[v], first / kWord)) votes += weights[v];
+      put_bit(item.result_presence, first / kWord, votes > 0);
+    }
+    const Majority<u64> of = majority(plane, planes, votes);
+    const u64 result =
+        inside_of(signs) &
+        break_ties(of, static_cast<Tie>(item.ties), item.seed, item.step, item.first_index + static_cast<u64>(first),
+                   item.ties == TieRule::kPrevious ? load_word(item.previous, first, bytes) : u64{0});
+    const u64 tie = inside_of(signs) & of.tie, kept = votes > 0 || item.presence.empty() ? ~u64{0} : u64{0};
+    const u64 out = result & kept, zeros = tie & kept;
+    std::memcpy(item.result + first / 8, &out, bytes);
+    if (item.ties == TieRule::kZero) std::memcpy(item.zeros + first / 8, &zeros, bytes);
+  });
+  if (item.presence.empty()) return;
+  for (int64_t block = (item.count + kSignBlock - 1) / kSignBlock; block % 8 != 0; ++block)
+    put_bit(item.result_presence, block, false);
+}
+
+void count_signs(const CountItem& item) {
+  const std::vector<u32> weights = weights_of(item.ballots, item.weights);
+  const auto planes = static_cast<int>(item.planes.size());
+  for_each_word(item.count, [&](int64_t first, int64_t signs, size_t bytes) {
+    std::vector<u64> plane(item.planes.size());
+    count_votes(plane.data(), planes, weights.data(), static_cast<int>(weights.size()),
+                [&](int v) { return load_word(item.ballots[static_cast<size_t>(v)], first, bytes); });
+    for (size_t j = 0; j < plane.size(); ++j) {
+      const u64 word = plane[j] & inside_of(signs);
+      std::memcpy(item.planes[j] + first / 8, &word, bytes);
+    }
+  });
+}
+
+void apply_signs(const ApplyItem& item) {
+  item.dtype == DType::kF32 ? apply<float>(item) : item.dtype == DType::kBF16 ? apply<bf16>(item) : apply<f16>(item);
 }
 
 }  // namespace lowtide::cpu

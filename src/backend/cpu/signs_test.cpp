@@ -104,7 +104,7 @@ TEST(CpuSigns, VotesOfAnyNumberOfVoters) {
     Bits result(testing::sign_bytes(count)), wanted, tied;
     VoteItem item;
     item.count = count, item.ballots = pointers, item.ties = TieRule::kMinus, item.result = bytes(result);
-    cpu->vote_signs(item, nullptr);
+    cpu->vote_signs(item, 1, nullptr);
     const testing::ReferenceVote vote{ballots, std::vector<uint32_t>(voters, 1), "kMinus", {}};
     ties += vote.count(count, &wanted, &tied, [](int64_t) { return false; });
     for (size_t b = 0; b < result.size(); ++b) differing += std::popcount(static_cast<unsigned>(result[b] ^ wanted[b]));
@@ -125,7 +125,7 @@ TEST(CpuSigns, HashedTiesAreFairAndOfTheElement) {
     Bits result(testing::sign_bytes(count));
     VoteItem item;
     item.count = count, item.seed = seed, item.step = step, item.first_index = first, item.result = bytes(result);
-    cpu->vote_signs(item, nullptr);
+    cpu->vote_signs(item, 1, nullptr);
     return result;
   };
   const Bits all = bits_of(7, 3, 0, kCount);
@@ -191,7 +191,7 @@ TEST(CpuSigns, RefusesWhatMakesNoSense) {
     VoteItem item;
     item.count = 8, item.ballots = {ballots, 1}, item.result = bits;
     change(item);
-    return [&cpu, item] { cpu->vote_signs(item, nullptr); };
+    return [&cpu, item] { cpu->vote_signs(item, 1, nullptr); };
   };
   refuses(vote([](VoteItem& v) { v.count = -1; }), "got -1 signs");
   refuses(vote([&](VoteItem& v) { v.ballots = ballots; }), "voter 1, whose weight is 1");

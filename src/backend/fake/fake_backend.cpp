@@ -87,27 +87,36 @@ void FakeBackend::encode(const CodecItem& item, void* stream) {
   cpu_->encode(item, nullptr);
 }
 
-void FakeBackend::pack_signs(const SignItem& item, void* stream) {
+void FakeBackend::pack_signs(std::span<const SignItem> items, int, void* stream) {
+  for (const SignItem& item : items) pack(item, stream);
+}
+void FakeBackend::unpack_signs(std::span<const SignItem> items, int, void* stream) {
+  for (const SignItem& item : items) unpack(item, stream);
+}
+
+void FakeBackend::pack(const SignItem& item, void* stream) {
   check(item);
   if (!item.count) return;
   const int64_t bytes = item.count * dtype_bytes(item.dtype), first = item.first / 8;
   const Span bits = touched(item.bits + first, (item.first + item.count + 7) / 8 - first);
-  device_.launch(stream_of(stream), "pack_signs", {touched(item.values, bytes), bits}, {bits}, bytes,
-                 [this, item] { cpu_->pack_signs(item, nullptr); });
+  device_.launch(stream_of(stream), "pack_signs", {touched(item.values, bytes), bits}, {bits}, bytes, [this, item] {
+    cpu_->pack_signs({&item, 1}, 1, nullptr);
+  });
 }
 
-void FakeBackend::unpack_signs(const SignItem& item, void* stream) {
+void FakeBackend::unpack(const SignItem& item, void* stream) {
   check(item);
   if (!item.count) return;
   const int64_t bytes = item.count * dtype_bytes(item.dtype), first = item.first / 8;
   std::vector<Span> reads;
   for (const std::byte* bits : {static_cast<const std::byte*>(item.bits), item.zeros})
     if (bits) reads.push_back(touched(bits + first, (item.first + item.count + 7) / 8 - first));
-  device_.launch(stream_of(stream), "unpack_signs", reads, {touched(item.values, bytes)}, bytes,
-                 [this, item] { cpu_->unpack_signs(item, nullptr); });
+  device_.launch(stream_of(stream), "unpack_signs", reads, {touched(item.values, bytes)}, bytes, [this, item] {
+    cpu_->unpack_signs({&item, 1}, 1, nullptr);
+  });
 }
 
-void FakeBackend::vote_signs(const VoteItem& item, void* stream) {
+void FakeBackend::vote_signs(const VoteItem& item, int, void* stream) {
   check(item);
   if (!item.count) return;
   const int64_t bytes = (item.count + 7) / 8;
@@ -120,8 +129,24 @@ void FakeBackend::vote_signs(const VoteItem& item, void* stream) {
                  [this, vote = item, ballots = std::vector(item.ballots.begin(), item.ballots.end()),
                   weights = std::vector(item.weights.begin(), item.weights.end())]() mutable {
                    vote.ballots = ballots, vote.weights = weights;
-                   cpu_->vote_signs(vote, nullptr);
+                   cpu_->vote_signs(vote, 1, nullptr);
                  });
+}
+
+// What has no waiting callers yet happens at once.
+void FakeBackend::count_signs(const CountItem& item, int threads, void* stream) {
+  finish(stream);
+  cpu_->count_signs(item, threads, nullptr);
+}
+
+void FakeBackend::apply_signs(std::span<const ApplyItem> items, int threads, void* stream) {
+  finish(stream);
+  cpu_->apply_signs(items, threads, nullptr);
+}
+
+void FakeBackend::feedback(std::span<const FeedbackItem> items, int threads, void* stream) {
+  finish(stream);
+  cpu_->feedback(items, threads, nullptr);
 }
 
 Device::Limits FakeBackend::limits() const {

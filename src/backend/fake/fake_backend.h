@@ -30,9 +30,14 @@ class FakeBackend final : public Backend, public Device {
   int64_t first_nonfinite(std::span<const StepItem> items, int threads, void* stream) override;
   void decode(const CodecItem& item, void* stream) override;
   void encode(const CodecItem& item, void* stream) override;
-  void pack_signs(const SignItem& item, void* stream) override;
-  void unpack_signs(const SignItem& item, void* stream) override;
-  void vote_signs(const VoteItem& item, void* stream) override;
+  using Backend::pack_signs;
+  using Backend::unpack_signs;
+  void pack_signs(std::span<const SignItem> items, int threads, void* stream) override;
+  void unpack_signs(std::span<const SignItem> items, int threads, void* stream) override;
+  void vote_signs(const VoteItem& item, int threads, void* stream) override;
+  void count_signs(const CountItem& item, int threads, void* stream) override;
+  void apply_signs(std::span<const ApplyItem> items, int threads, void* stream) override;
+  void feedback(std::span<const FeedbackItem> items, int threads, void* stream) override;
 
   Limits limits() const override;
   void* allocate(MemoryKind kind, int64_t bytes) override;
@@ -67,6 +72,8 @@ class FakeBackend final : public Backend, public Device {
   // False for memory that is not this device's.
   bool find(const void* memory, int64_t bytes, Span* span) const;
   void finish(void* queue);
+  void pack(const SignItem& item, void* stream);
+  void unpack(const SignItem& item, void* stream);
 
   FakeBackendOptions options_;
   FakeDevice device_;

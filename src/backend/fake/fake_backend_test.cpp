@@ -38,7 +38,7 @@ Outcome run(uint64_t seed, bool ordered) {
       const std::vector<const std::byte*> rows = {ballots.data(), ballots.data() + kBytes, ballots.data() + 2 * kBytes};
       VoteItem item;
       item.count = kCount, item.ballots = rows, item.result = result.data();
-      fake.vote_signs(item, votes);
+      fake.vote_signs(item, 1, votes);
     }
     fake.copy(votes, got.data(), result.data(), kBytes);
     fake.host_wait(fake.record(votes));

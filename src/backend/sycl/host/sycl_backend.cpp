@@ -103,17 +103,26 @@ class SyclBackend final : public Backend {
     guarded("encode", [&] { convert(item, stream, &Kernels::encode); });
   }
 
-  void pack_signs(const SignItem& item, void* stream) override {
+  void pack_signs(std::span<const SignItem> items, int, void* stream) override {
     guarded("pack_signs", [&] {
-      at_place(item, stream, [&](auto& queue, Place& place) { sycl_host::pack_signs(queue, place.kernels, item); });
+      for (const SignItem& item : items)
+        at_place(item, stream, [&](auto& queue, Place& place) { sycl_host::pack_signs(queue, place.kernels, item); });
     });
   }
-  void unpack_signs(const SignItem& item, void* stream) override {
+  void unpack_signs(std::span<const SignItem> items, int, void* stream) override {
     guarded("unpack_signs", [&] {
-      at_place(item, stream, [&](auto& queue, Place& place) { sycl_host::unpack_signs(queue, place.kernels, item); });
+      for (const SignItem& item : items)
+        at_place(item, stream, [&](auto& queue, Place& place) { sycl_host::unpack_signs(queue, place.kernels, item); });
     });
   }
-  void vote_signs(const VoteItem& item, void* stream) override {
+  void count_signs(const CountItem&, int, void*) override { fail(ErrorKind::kUnsupported, "not on SYCL yet"); }
+  void apply_signs(std::span<const ApplyItem>, int, void*) override {
+    fail(ErrorKind::kUnsupported, "not on SYCL yet");
+  }
+  void feedback(std::span<const FeedbackItem>, int, void*) override {
+    fail(ErrorKind::kUnsupported, "not on SYCL yet");
+  }
+  void vote_signs(const VoteItem& item, int, void* stream) override {
     guarded("vote_signs", [&] {
       at_place(item, stream,
                [&](auto& queue, Place& place) { sycl_host::vote_signs(queue, place.kernels, place.uploads, item); });

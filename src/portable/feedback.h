@@ -1,0 +1,32 @@
+// Error feedback: what one bit per value leaves out is added to the next values (Seide et al. 2014; EF-signSGD,
+// Karimireddy et al., arXiv 1901.09847, algorithm 1; one scale per block as in Zheng et al., arXiv 1905.10936).
+//   c = x + residual     scale = bf16(mean |c|)     sent: scale * (c >= 0 ? 1 : -1)     residual = c - sent
+// One scale for kFeedbackBlock values.
+inline constexpr int kFeedbackBlock = 1024;
+
+// The sum of |c| is taken in an order that vectors of any width have: lane k of 16 adds up c[k], c[16 + k], ...; then the
+// upper half of the lanes is added to the lower, four times. Places behind the last value are zeros, which change
+// nothing.
+inline constexpr int kSumLanes = 16;
+LT_FN float sum_lanes(float (&lane)[kSumLanes]) {
+  for (int half = kSumLanes / 2; half > 0; half /= 2)
+    for (int k = 0; k < half; ++k) lane[k] = lane[k] + lane[k + half];
+  return lane[0];
+}
+
+// bfloat16 bits of the scale. What rounds to zero sends nothing, and all stays in the residual.
+LT_FN u16 feedback_scale(float sum, int count) {
+  return static_cast<u16>(bf16_encode(sum / static_cast<float>(count)));
+}
+
+template <class F, class M>
+LT_FN F feedback_residual(F c, M plus, F scale) {
+  return c - select(plus, scale, F(0.f) - scale);
+}
+
+// The mean of what voters sent, term by term in their order: x = (sum of weight * (+-scale)) * inverse, inverse = 1 / sum
+// of weights.
+template <class F, class M>
+LT_FN F feedback_term(F sum, M plus, F weighted_scale) {
+  return sum + select(plus, weighted_scale, F(0.f) - weighted_scale);
+}
