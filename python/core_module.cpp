@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "checkpoint_binding.h"
+#include "collective_binding.h"
 #include "core/sizes.h"
 #include "lowtide/backends.h"
 #include "memory/write_failure.h"
@@ -105,8 +106,29 @@ class PyOptimizer {
     return with_gradients(grad_scale, false, stream, &lowtide::Optimizer::check);
   }
 
+  // Signs in place of a step, to and from memory that Python holds (addresses).
+  int64_t sign_count() const { return core_.sign_count(); }
+  int64_t ballots(uintptr_t bits, uintptr_t presence, bool zero_is_plus, double grad_scale, bool assume_finite,
+                  uintptr_t stream) {
+    const Busy busy(*this);
+    const auto& grads = binding_.collect();
+    const lowtide::SignBuffer out{reinterpret_cast<std::byte*>(bits), reinterpret_cast<std::byte*>(presence), nullptr};
+    const lowtide::StepOptions options{reinterpret_cast<void*>(stream), grad_scale, assume_finite};
+    const nb::gil_scoped_release nogil;
+    return core_.ballots(grads, out, zero_is_plus, options).nonfinite_param;
+  }
+  void apply_signs(uintptr_t bits, uintptr_t presence, uintptr_t zeros, uintptr_t stream) {
+    const Busy busy(*this);
+    binding_.collect();  // follows parameters that moved
+    const lowtide::SignBuffer signs{reinterpret_cast<std::byte*>(bits), reinterpret_cast<std::byte*>(presence),
+                                    reinterpret_cast<std::byte*>(zeros)};
+    const nb::gil_scoped_release nogil;
+    core_.apply_signs(signs, reinterpret_cast<void*>(stream));
+  }
+
   bool has_state(int64_t param) const { return core_.has_state(param); }
   void allocate_state(int64_t param) { core_.allocate_state(param); }
+  int64_t step_count(int64_t param) const { return core_.steps(param); }
   void set_step_count(int64_t param, int64_t steps) { core_.set_steps(param, steps); }
 
   std::vector<std::string> state_names() const { return lowtide::state_names(rule_); }
@@ -359,6 +381,7 @@ NB_MODULE(_core, m) {
   });
   lowtide::python::bind_planning(m);
   lowtide::python::bind_checkpoint(m);
+  lowtide::python::bind_collective(m);
   nb::class_<PyOptimizer>(m, "Optimizer", nb::type_slots(kSlots))
       .def(nb::init<const std::string&, const std::string&, int, const std::string&, const nb::object&,
                     const std::string&, uintptr_t, const std::string&>(),
@@ -372,6 +395,9 @@ NB_MODULE(_core, m) {
       .def("place_states", &PyOptimizer::place_states)
       .def("check", &PyOptimizer::check, "grad_scale"_a = 1.0, "stream"_a = 0)
       .def("step", &PyOptimizer::step, "grad_scale"_a = 1.0, "assume_finite"_a = false, "stream"_a = 0)
+      .def("sign_count", &PyOptimizer::sign_count)
+      .def("ballots", &PyOptimizer::ballots)
+      .def("apply_signs", &PyOptimizer::apply_signs)
       .def("has_state", &PyOptimizer::has_state, "param"_a)
       .def("allocate_state", &PyOptimizer::allocate_state, "param"_a)
       .def("state_names", &PyOptimizer::state_names)
@@ -384,6 +410,7 @@ NB_MODULE(_core, m) {
       .def("load", &PyOptimizer::load, "path"_a)
       .def("export_state", &PyOptimizer::export_state, "param"_a, "k"_a)
       .def("import_state", &PyOptimizer::import_state, "param"_a, "k"_a, "value"_a)
+      .def("step_count", &PyOptimizer::step_count, "param"_a)
       .def("set_step_count", &PyOptimizer::set_step_count, "param"_a, "step"_a)
       .def("offload", &PyOptimizer::offload)
       .def("onload", &PyOptimizer::onload)

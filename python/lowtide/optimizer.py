@@ -205,11 +205,7 @@ class Optimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._push_options()
-        scale, bad = 1.0, None  # whether a gradient is known to be not finite
-        if self._amp_scaling and (found := getattr(self, "found_inf", None)) is not None:
-            bad = float(found) > 0
-            if not bad and (loss_scale := getattr(self, "grad_scale", None)) is not None:
-                scale = 1.0 / float(loss_scale)
+        scale, bad = self._scaling()
         if self._meshes and self._nonfinite != "propagate":
             bad = self._agree(scale, bad)
         if bad:
@@ -219,6 +215,15 @@ class Optimizer(torch.optim.Optimizer):
         if self._awaited:
             self._adopt_new_state()
         return loss
+
+    def _scaling(self) -> tuple[float, bool | None]:
+        """What gradients are multiplied by, and whether one is known not to be finite (None: it is not known)."""
+        if not self._amp_scaling or (found := getattr(self, "found_inf", None)) is None:
+            return 1.0, None
+        bad = float(found) > 0
+        if bad or (loss_scale := getattr(self, "grad_scale", None)) is None:
+            return 1.0, bad
+        return 1.0 / float(loss_scale), bad
 
     def _queue(self) -> int:
         """That torch works on now, on the parameters' device."""

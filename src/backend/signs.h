@@ -17,6 +17,9 @@ inline constexpr int64_t kSignBlock = 64;
 // of error feedback.
 inline constexpr int64_t kSignAlignment = 1024;
 
+// Signs that share a scale of error feedback (portable/feedback.h).
+inline constexpr int64_t kFeedbackSigns = 1024;
+
 constexpr int64_t sign_bytes(int64_t signs) { return (signs + 7) / 8; }
 constexpr int64_t presence_bytes(int64_t signs) { return sign_bytes((signs + kSignBlock - 1) / kSignBlock); }
 
@@ -39,7 +42,7 @@ struct SignItem {
   bool zero_is_plus = true;
   // For packing: set to 1 if a value is infinite or NaN, otherwise left alone. nullptr: not looked at.
   uint32_t* nonfinite = nullptr;
-  // For unpacking: bfloat16 for each kFeedbackBlock signs from sign 0 of `bits`: values are +scale and -scale, rounded
+  // For unpacking: bfloat16 for each kFeedbackSigns signs from sign 0 of `bits`: values are +scale and -scale, rounded
   // to dtype. nullptr: +1 and -1. `first` must then be a multiple of kSignAlignment.
   const uint16_t* scales = nullptr;
 };
@@ -107,7 +110,7 @@ struct FeedbackItem {
   void* codes = nullptr;
   float* scales = nullptr;
   std::byte* bits = nullptr;       // as SignItem::bits; whole bytes are written, and behind the last sign zeros
-  uint16_t* bit_scales = nullptr;  // bfloat16 for each kFeedbackBlock signs from sign 0 of `bits`
+  uint16_t* bit_scales = nullptr;  // bfloat16 for each kFeedbackSigns signs from sign 0 of `bits`
 };
 
 // Throw kInvalidArgument for what can be no item, naming it; values of host memory are looked at only.

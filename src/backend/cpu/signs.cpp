@@ -13,6 +13,7 @@ namespace {
 #include "portable/feedback.h"
 
 static_assert(std::endian::native == std::endian::little);
+static_assert(kFeedbackSigns == kFeedbackBlock && kSignAlignment % kFeedbackSigns == 0);
 constexpr int64_t kWord = 64;
 
 // A float as an element.
@@ -72,7 +73,7 @@ void unpack(const SignItem& item) {
         (item.zeros && bit_at(item.zeros, at)) || (item.presence && !bit_at(item.presence, at / kSignBlock));
     auto x = sign_value<T>(plus, zero);
     if (item.scales && !zero) {
-      const float scale = bf16_decode(u32{item.scales[at / kFeedbackBlock]});
+      const float scale = bf16_decode(u32{item.scales[at / kFeedbackSigns]});
       x = stored<T>(plus ? scale : -scale);
     }
     std::memcpy(values + i * static_cast<int64_t>(sizeof x), &x, sizeof x);

@@ -1,0 +1,1 @@
+"""Several processes on one machine that talk over a network as slow as you like."""

@@ -1,0 +1,265 @@
+#include "collective_binding.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "backend/cpu/cpu_backend.h"
+#include "backend/dialect.h"
+#include "backend/signs.h"
+#include "lowtide/sign_collective.h"
+#include "tensor_reader.h"
+
+namespace lowtide::python {
+namespace {
+
+using namespace nb::literals;
+
+Backend& backend() {
+  static const std::unique_ptr<Backend> cpu = cpu::make_backend("");
+  return *cpu;
+}
+
+// Addresses are ints in Python: what they point to is held there for the call.
+template <class T = std::byte>
+T* at(uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
+DType dtype_from(const std::string& torch_name) {
+  if (torch_name == "torch.float32") return DType::kF32;
+  if (torch_name == "torch.bfloat16") return DType::kBF16;
+  if (torch_name == "torch.float16") return DType::kF16;
+  refuse_value("got " + torch_name + ", wanted torch.float32, torch.bfloat16 or torch.float16");
+}
+
+int codec_from(const std::string& name) {
+  const std::vector<std::string> names = codec_names();
+  for (size_t i = 0; i < names.size(); ++i)
+    if (names[i] == name) return static_cast<int>(i);
+  refuse_value("got '" + name + "', wanted a codec of state");
+}
+
+// Of one gradient: its address, its elements, the number of its first sign.
+using Gradients = std::vector<std::tuple<uintptr_t, int64_t, int64_t>>;
+
+std::vector<SignItem> items_of(const Gradients& gradients, const std::string& dtype, uintptr_t bits) {
+  std::vector<SignItem> items;
+  items.reserve(gradients.size());
+  for (const auto& [address, count, first] : gradients) {
+    SignItem item;
+    item.dtype = dtype_from(dtype);
+    item.first = first, item.count = count;
+    item.values = at<void>(address);
+    item.bits = at(bits);
+    items.push_back(item);
+  }
+  return items;
+}
+
+// Whether a value was not finite.
+bool pack_gradients(const Gradients& gradients, const std::string& dtype, uintptr_t bits, uintptr_t presence,
+                    bool zero_is_plus, int threads) {
+  std::vector<SignItem> items = items_of(gradients, dtype, bits);
+  uint32_t nonfinite = 0;
+  for (SignItem& item : items)
+    item.presence = at(presence), item.zero_is_plus = zero_is_plus, item.nonfinite = &nonfinite;
+  const nb::gil_scoped_release released;
+  backend().pack_signs(items, threads, nullptr);
+  return nonfinite != 0;
+}
+
+void unpack_gradients(const Gradients& gradients, const std::string& dtype, uintptr_t bits, uintptr_t presence,
+                      uintptr_t zeros, uintptr_t scales, int threads) {
+  std::vector<SignItem> items = items_of(gradients, dtype, bits);
+  for (SignItem& item : items)
+    item.presence = at(presence), item.zeros = at(zeros), item.scales = at<const uint16_t>(scales);
+  const nb::gil_scoped_release released;
+  backend().unpack_signs(items, threads, nullptr);
+}
+
+// residuals: of each gradient, codes and scales (0: the codec has none).
+void feed_back(const Gradients& gradients, const std::string& dtype, float value_scale, const std::string& codec,
+               const std::vector<std::pair<uintptr_t, uintptr_t>>& residuals, uintptr_t bits, uintptr_t scales,
+               int threads) {
+  if (residuals.size() != gradients.size()) refuse_value("got other numbers of residuals and gradients");
+  std::vector<FeedbackItem> items;
+  items.reserve(gradients.size());
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    const auto& [address, count, first] = gradients[i];
+    FeedbackItem item;
+    item.first = first, item.count = count;
+    item.dtype = dtype_from(dtype);
+    item.values = at<void>(address);
+    item.value_scale = value_scale;
+    item.codec = codec_from(codec);
+    item.codes = at<void>(residuals[i].first);
+    item.scales = at<float>(residuals[i].second);
+    item.bits = at(bits);
+    item.bit_scales = at<uint16_t>(scales);
+    items.push_back(item);
+  }
+  const nb::gil_scoped_release released;
+  backend().feedback(items, threads, nullptr);
+}
+
+// A signed state of one row, as floats and back.
+void convert_residual(bool encode, uintptr_t values, uintptr_t codes, uintptr_t scales, int64_t count,
+                      const std::string& codec) {
+  CodecItem item;
+  item.codec = codec_from(codec);
+  item.rows = count > 0, item.row_length = count;
+  item.codes = at<void>(codes), item.scales = at<float>(scales), item.values = at<float>(values);
+  const nb::gil_scoped_release released;
+  encode ? backend().encode(item, nullptr) : backend().decode(item, nullptr);
+}
+
+CallbackTransport::Call call_of(nb::object function) {
+  // Lives in a C++ object without the GIL: taken for each call, and for the last reference.
+  auto held = std::shared_ptr<nb::object>(new nb::object(std::move(function)), [](nb::object* object) {
+    const nb::gil_scoped_acquire gil;
+    delete object;
+  });
+  return [held](const std::byte* send, std::byte* receive, int64_t bytes) {
+    const nb::gil_scoped_acquire gil;
+    (*held)(reinterpret_cast<uintptr_t>(send), reinterpret_cast<uintptr_t>(receive), bytes);
+  };
+}
+
+SignAlgorithm algorithm_from(const std::string& name) {
+  if (name == "auto") return SignAlgorithm::kAuto;
+  if (name == "one_phase") return SignAlgorithm::kOnePhase;
+  if (name == "two_phase") return SignAlgorithm::kTwoPhase;
+  refuse_value("got algorithm '" + name + "', wanted 'auto', 'one_phase' or 'two_phase'");
+}
+
+nb::dict outcome_dict(const SignOutcome& outcome, int size) {
+  nb::dict out, rejected, seconds;
+  for (const RejectedBallot& ballot : outcome.rejected) rejected[nb::int_(ballot.sender)] = ballot.reason;
+  seconds["announce"] = outcome.seconds.announce;
+  seconds["ballots"] = outcome.seconds.ballots;
+  seconds["vote"] = outcome.seconds.vote;
+  seconds["results"] = outcome.seconds.results;
+  seconds["confirm"] = outcome.seconds.confirm;
+  seconds["measure"] = outcome.seconds.measure;
+  out["applied"] = outcome.applied;
+  out["nonfinite_ranks"] = outcome.nonfinite;
+  out["failed_ranks"] = outcome.failed;
+  out["rejected"] = rejected;
+  out["algorithm"] = size == 1                                              ? "none"
+                     : outcome.algorithm == SignAlgorithm::kOnePhase ? "one_phase"
+                                                                            : "two_phase";
+  out["sent_bytes"] = outcome.payload_sent + outcome.control_sent;
+  out["seconds"] = seconds;
+  return out;
+}
+
+class PyCollective {
+ public:
+  PyCollective(int rank, int size, nb::object all_to_all, nb::object all_gather, const std::string& ties, uint64_t seed,
+               const std::string& algorithm, uint32_t weight, int threads)
+      : size_(size), core_(std::make_shared<CallbackTransport>(rank, size, call_of(std::move(all_to_all)),
+                                                               call_of(std::move(all_gather))),
+                           options(ties, seed, algorithm, weight, threads)) {}
+
+  // ready: called when all ranks have agreed to go on, and returns whether this one can.
+  nb::dict vote(int64_t count, uint64_t step, uint64_t digest, bool nonfinite, bool failed, const nb::object& ready,
+                uintptr_t bits, uintptr_t presence, uintptr_t zeros, uintptr_t previous) {
+    SignBallot ballot = ballot_of(count, step, digest, nonfinite, failed, ready, bits);
+    ballot.presence = at(presence);
+    ballot.previous = at(previous);
+    SignResult result;
+    result.bits = at(bits), result.presence = at(presence), result.zeros = at(zeros);
+    SignOutcome outcome;
+    {
+      const nb::gil_scoped_release released;
+      outcome = core_.vote(ballot, result);
+    }
+    return outcome_dict(outcome, size_);
+  }
+
+  nb::dict mean(int64_t count, uint64_t step, uint64_t digest, bool nonfinite, bool failed, const nb::object& ready,
+                uintptr_t bits, uintptr_t scales, SignResidual& residual) {
+    SignBallot ballot = ballot_of(count, step, digest, nonfinite, failed, ready, bits);
+    ballot.scales = at<const uint16_t>(scales);
+    SignResult result;
+    result.bits = at(bits), result.scales = at<uint16_t>(scales);
+    SignOutcome outcome;
+    {
+      const nb::gil_scoped_release released;
+      outcome = core_.mean(ballot, result, residual);
+    }
+    return outcome_dict(outcome, size_);
+  }
+
+ private:
+  static SignCollectiveOptions options(const std::string& ties, uint64_t seed, const std::string& algorithm,
+                                       uint32_t weight, int threads) {
+    SignCollectiveOptions options;
+    options.ties = ties;
+    options.seed = seed;
+    options.algorithm = algorithm_from(algorithm);
+    options.weight = weight;
+    options.threads = threads;
+    return options;
+  }
+
+  static SignBallot ballot_of(int64_t count, uint64_t step, uint64_t digest, bool nonfinite, bool failed,
+                              const nb::object& ready, uintptr_t bits) {
+    SignBallot ballot;
+    ballot.count = count;
+    ballot.bits = at(bits);
+    ballot.step = step, ballot.digest = digest;
+    ballot.nonfinite = nonfinite, ballot.failed = failed;
+    ballot.prepare = [&ready] {
+      const nb::gil_scoped_acquire gil;
+      return nb::cast<bool>(ready());
+    };
+    return ballot;
+  }
+
+  int size_;
+  SignCollective core_;
+};
+
+}  // namespace
+
+void bind_collective(nb::module_& m) {
+  m.attr("SIGN_ALIGNMENT") = kSignAlignment;
+  m.attr("SIGN_BLOCK") = kSignBlock;
+  m.attr("FEEDBACK_BLOCK") = kFeedbackSigns;
+  m.attr("STATE_BLOCK") = kBlockElements;
+  m.def("pack_gradients", &pack_gradients);
+  m.def("unpack_gradients", &unpack_gradients);
+  m.def("feed_back", &feed_back);
+  m.def("convert_residual", &convert_residual);
+  m.def("codec_bytes", [](const std::string& codec) {
+    const auto& of = codecs()[static_cast<size_t>(codec_from(codec))];
+    return std::pair(of.code_bytes, of.scaled);
+  });
+  nb::class_<SignResidual>(m, "SignResidual")
+      .def(nb::init<int64_t, int, int, const std::string&>(), "count"_a, "rank"_a, "size"_a, "state"_a)
+      .def("first", &SignResidual::first)
+      .def("count", &SignResidual::count)
+      .def("bytes", &SignResidual::bytes)
+      .def("allocated_bytes", &SignResidual::allocated_bytes)
+      .def("read", [](const SignResidual& of, uintptr_t out) { of.read(at(out)); })
+      .def("replace", [](SignResidual& of, uintptr_t in) { of.replace(at(in)); })
+      .def("read_values", [](const SignResidual& of, uintptr_t out) { of.read_values(at<float>(out)); })
+      .def("replace_values", [](SignResidual& of, uintptr_t in) { of.replace_values(at<const float>(in)); });
+  nb::class_<PyCollective>(m, "SignCollective")
+      .def(nb::init<int, int, nb::object, nb::object, const std::string&, uint64_t, const std::string&, uint32_t, int>(),
+           "rank"_a, "size"_a, "all_to_all"_a, "all_gather"_a, nb::kw_only(), "ties"_a, "seed"_a, "algorithm"_a,
+           "weight"_a, "threads"_a)
+      .def("vote", &PyCollective::vote)
+      .def("mean", &PyCollective::mean);
+}
+
+}  // namespace lowtide::python

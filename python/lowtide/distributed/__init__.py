@@ -1,0 +1,23 @@
+"""Data-parallel training on slow links: workers exchange one bit per value, and move by the exact majority.
+
+`DistributedLion`, `Signum`: optimizers that vote. `SignVote`, `ErrorFeedbackSign`: communication hooks for
+DistributedDataParallel. `ShardVote`: a vote on one tensor, for FSDP2 between nodes. docs/sign.md says when which pays.
+"""
+
+from lowtide.distributed.collective import Collective, Outcome, VoteOptions
+from lowtide.distributed.hooks import ErrorFeedbackSign, ShardVote, SignVote
+from lowtide.distributed.optimizers import DistributedLion, SignOptimizer, Signum
+from lowtide.distributed.parameters import broadcast_parameters
+
+__all__ = [
+    "Collective",
+    "DistributedLion",
+    "ErrorFeedbackSign",
+    "Outcome",
+    "ShardVote",
+    "SignOptimizer",
+    "SignVote",
+    "Signum",
+    "VoteOptions",
+    "broadcast_parameters",
+]

@@ -1,0 +1,67 @@
+"""The process group under a vote: two collectives on bytes, and errors that say what did not come through."""
+
+from __future__ import annotations
+
+import ctypes
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+class Transport:
+    """`all_to_all` and `all_gather` of host bytes over a `torch.distributed` process group, given by addresses.
+
+    Any backend with these two collectives on uint8 tensors will do (gloo, MPI, NCCL, XCCL). A backend that moves device
+    memory only gets copies on the group's device; bits are few.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        if not dist.is_initialized():
+            raise ValueError("got no default process group, wanted torch.distributed.init_process_group() before")
+        self.group = group if group is not None else dist.group.WORLD
+        self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
+        if self.rank < 0:
+            raise ValueError("group: got one that this process is not in, wanted a member's")
+        self.device = _memory_of(self.group)
+        # torch renames it; both names take the same arguments.
+        self._gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+    def all_to_all(self, send: int, receive: int, each: int) -> None:
+        """Block r of `send`, `each` bytes, goes to rank r; block s of `receive` comes from rank s."""
+        self._run(dist.all_to_all_single, send, each * self.size, receive, each * self.size)
+
+    def all_gather(self, send: int, receive: int, each: int) -> None:
+        """`each` bytes of every rank, by rank."""
+        self._run(self._gather, send, each, receive, each * self.size)
+
+    def _run(self, collective: Any, send: int, sent: int, receive: int, received: int) -> None:
+        here, there = _bytes_at(send, sent), _bytes_at(receive, received)
+        if self.device.type == "cpu":
+            collective(there, here, group=self.group)
+            return
+        staged = torch.empty(received, dtype=torch.uint8, device=self.device)
+        collective(staged, here.to(self.device), group=self.group)
+        there.copy_(staged)
+
+
+def _bytes_at(address: int, count: int) -> torch.Tensor:
+    if not count:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer((ctypes.c_uint8 * count).from_address(address), dtype=torch.uint8)
+
+
+def _memory_of(group: dist.ProcessGroup) -> torch.device:
+    """The device whose tensors the group's collectives take; the CPU where they take those."""
+    kinds = [device.type for device in group._device_types]
+    if "cpu" in kinds or not kinds:
+        return torch.device("cpu")
+    return torch.device(kinds[0], torch.get_device_module(kinds[0]).current_device())
+
+
+def new_group(group: dist.ProcessGroup | None, timeout: float | None) -> dist.ProcessGroup:
+    """A new group of the same ranks, for one thread of its own. Every rank of the default group must call this."""
+    ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
+    limit = {} if timeout is None else {"timeout": timedelta(seconds=timeout)}
+    return dist.new_group(ranks, **limit)

@@ -1,0 +1,67 @@
+"""Where the signs of each parameter are among those of all, and the buffers that hold them.
+
+The order is that of the parameters, so nothing here changes when DistributedDataParallel lays its buckets anew. Every
+parameter begins with a sign whose number is a multiple of `ALIGNMENT`: no two share a byte of bits, a byte of presence or a
+scale of error feedback.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from lowtide import _core
+
+ALIGNMENT: int = _core.SIGN_ALIGNMENT
+BLOCK: int = _core.SIGN_BLOCK  # signs of one presence bit
+FEEDBACK_BLOCK: int = _core.FEEDBACK_BLOCK  # signs of one scale
+
+
+def aligned(count: int) -> int:
+    """The next multiple of `ALIGNMENT`."""
+    return -(-count // ALIGNMENT) * ALIGNMENT
+
+
+class Layout:
+    """names: of the parameters, unique; offsets: number of each one's first sign; count: signs in all."""
+
+    def __init__(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+        named = list(named)
+        self.names: Sequence[str] = [name for name, _ in named]
+        self.shapes = [tuple(param.shape) for _, param in named]
+        self.numels = [param.numel() for _, param in named]
+        self.offsets: list[int] = []
+        self.count = 0
+        for numel in self.numels:
+            self.offsets.append(self.count)
+            self.count += aligned(numel)
+        self.digest = digest(*zip(self.names, self.shapes, strict=True))
+
+
+def digest(*values: object) -> int:
+    """32 bits of plain values, the same in every process."""
+    return zlib.crc32(repr(values).encode())
+
+
+class SignBuffers:
+    """Room for `count` signs, a multiple of `ALIGNMENT`: uint8 CPU tensors `bits`, and `presence` or, for error feedback,
+    `scales` (bfloat16 as int16). `zeros` and `previous` (the result before) as the rule of ties wants them."""
+
+    def __init__(self, count: int, ties: str | None) -> None:
+        """ties: None for error feedback."""
+
+        def signs(wanted: bool) -> torch.Tensor | None:
+            return torch.zeros(count // 8, dtype=torch.uint8) if wanted else None
+
+        self.count = count
+        self.bits = torch.zeros(count // 8, dtype=torch.uint8)
+        self.presence = torch.zeros(count // (8 * BLOCK), dtype=torch.uint8) if ties else None
+        self.scales = None if ties else torch.zeros(count // FEEDBACK_BLOCK, dtype=torch.int16)
+        self.zeros, self.previous = signs(ties == "zero"), signs(ties == "previous")
+
+
+def address(tensor: torch.Tensor | None) -> int:
+    """What the core takes; 0 for None."""
+    return 0 if tensor is None else tensor.data_ptr()

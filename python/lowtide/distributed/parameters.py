@@ -1,0 +1,22 @@
+"""The same parameters on all workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+
+
+@torch.no_grad()
+def broadcast_parameters(
+    of: torch.nn.Module | Iterable[torch.Tensor], group: dist.ProcessGroup | None = None, source: int = 0
+) -> None:
+    """Gives all workers of `group` the parameters and buffers of a module (or the tensors) of its rank `source`. Every worker
+    must call it. DistributedDataParallel does this itself."""
+    tensors = [*of.parameters(), *of.buffers()] if isinstance(of, torch.nn.Module) else list(of)
+    root = dist.get_global_rank(group, source) if group is not None else source
+    for tensor in tensors:
+        whole = tensor.detach().contiguous()
+        dist.broadcast(whole, root, group=group)
+        tensor.detach().copy_(whole)

@@ -1,0 +1,142 @@
+#include "lowtide/sign_accumulator.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <vector>
+
+#include "backend/cpu/cpu_backend.h"
+#include "backend/signs.h"
+#include "core/error.h"
+#include "core/thread_pool.h"
+
+namespace lowtide {
+namespace {
+constexpr int kMostPlanes = 16;
+constexpr int kMost = (1 << kMostPlanes) - 1;
+// Signs that are counted at a time: what is new of them is in the cache.
+constexpr int64_t kWindow = 1 << 20;
+static_assert(kWindow % kSignAlignment == 0);
+}  // namespace
+
+struct SignAccumulator::Impl {
+  Impl(int64_t of_count, int of_most, int of_threads)
+      : count(of_count), most(of_most), planes(std::bit_width(static_cast<unsigned>(of_most))), threads(of_threads) {
+    const int64_t window = std::min(kWindow, count);
+    plane.assign(static_cast<size_t>(planes), std::vector<std::byte>(static_cast<size_t>(sign_bytes(count))));
+    next.assign(static_cast<size_t>(planes), std::vector<std::byte>(static_cast<size_t>(sign_bytes(window))));
+    signs.resize(static_cast<size_t>(sign_bytes(window)));
+    carry.resize(signs.size());
+  }
+
+  // Weights 1, 2, 4 ... of the planes.
+  std::vector<uint32_t> weights() const {
+    std::vector<uint32_t> out;
+    for (int j = 0; j < planes; ++j) out.push_back(uint32_t{1} << j);
+    return out;
+  }
+
+  int64_t count;
+  int most, planes, threads, added = 0;
+  std::unique_ptr<Backend> cpu = cpu::make_backend("");
+  std::vector<std::vector<std::byte>> plane, next;  // bit j of every counter; and of those of a window, after it
+  std::vector<std::byte> signs;                     // of a window
+  std::vector<std::byte> carry;                     // a plane that the weights' sum asks for, and counts never reach
+};
+
+SignAccumulator::SignAccumulator(int64_t count, int most, int threads) {
+  LT_REQUIRE(count >= 0, "got %lld values, wanted 0 or more", static_cast<long long>(count));
+  LT_REQUIRE(most >= 1 && most <= kMost, "got at most %d additions, wanted 1 to %d", most, kMost);
+  LT_REQUIRE(threads >= 0, "got threads=%d, wanted 0 (one per core) or more", threads);
+  impl_ = std::make_unique<Impl>(count, most, threads ? threads : available_threads());
+}
+SignAccumulator::~SignAccumulator() = default;
+SignAccumulator::SignAccumulator(SignAccumulator&&) noexcept = default;
+SignAccumulator& SignAccumulator::operator=(SignAccumulator&&) noexcept = default;
+
+int64_t SignAccumulator::count() const { return impl_->count; }
+int SignAccumulator::added() const { return impl_->added; }
+int SignAccumulator::most() const { return impl_->most; }
+int64_t SignAccumulator::bytes() const { return impl_->planes * sign_bytes(impl_->count); }
+
+void SignAccumulator::reset() {
+  impl_->added = 0;
+  for (std::vector<std::byte>& plane : impl_->plane) std::fill(plane.begin(), plane.end(), std::byte{0});
+}
+
+bool SignAccumulator::add(const void* values, DType dtype) {
+  Impl& self = *impl_;
+  LT_REQUIRE(self.added < self.most, "got an addition after %d, wanted at most as many: reset() begins anew", self.most);
+  LT_REQUIRE(values || self.count == 0, "got no values");
+  uint32_t nonfinite = 0;
+  std::vector<uint32_t> weights = self.weights();
+  weights.push_back(1);
+  for (int64_t first = 0; first < self.count; first += kWindow) {
+    const int64_t here = std::min(kWindow, self.count - first);
+    SignItem item;
+    item.dtype = dtype, item.count = here;
+    item.values = const_cast<std::byte*>(static_cast<const std::byte*>(values) + first * dtype_bytes(dtype));
+    item.bits = self.signs.data();
+    item.zero_is_plus = self.added % 2 == 0;
+    item.nonfinite = &nonfinite;
+    self.cpu->pack_signs({&item, 1}, self.threads, nullptr);
+    std::vector<const std::byte*> ballots;
+    std::vector<std::byte*> planes;
+    for (size_t j = 0; j < self.plane.size(); ++j) {
+      ballots.push_back(self.plane[j].data() + first / 8);
+      planes.push_back(self.next[j].data());
+    }
+    ballots.push_back(self.signs.data());
+    planes.push_back(self.carry.data());
+    CountItem sum;
+    sum.count = here, sum.ballots = ballots, sum.weights = weights, sum.planes = planes;
+    self.cpu->count_signs(sum, self.threads, nullptr);
+    for (size_t j = 0; j < self.plane.size(); ++j)
+      std::memcpy(self.plane[j].data() + first / 8, planes[j], static_cast<size_t>(sign_bytes(here)));
+  }
+  ++self.added;
+  return nonfinite == 0;
+}
+
+void SignAccumulator::majority(std::byte* bits, const std::string& ties, uint64_t seed, uint64_t step) const {
+  const Impl& self = *impl_;
+  LT_REQUIRE(ties == "hash" || ties == "plus" || ties == "minus", "got ties '%s', wanted 'hash', 'plus' or 'minus'",
+             ties.c_str());
+  LT_REQUIRE(bits || self.count == 0, "got no memory for the signs");
+  // The planes' weights add up to 2^P - 1 votes, and counters c are of `added`. A voter that is + everywhere, with the x
+  // votes that lack, moves the border to where it belongs: 2 (c + x) > 2^P - 1 + x, which is 2 c > added.
+  std::vector<uint32_t> weights = self.weights();
+  weights.push_back((uint32_t{1} << self.planes) - 1 - static_cast<uint32_t>(self.added));
+  const std::vector<std::byte> all(self.signs.size(), std::byte{0xff});
+  for (int64_t first = 0; first < self.count; first += kWindow) {
+    std::vector<const std::byte*> ballots;
+    for (const std::vector<std::byte>& plane : self.plane) ballots.push_back(plane.data() + first / 8);
+    ballots.push_back(all.data());
+    VoteItem item;
+    item.count = std::min(kWindow, self.count - first), item.first_index = static_cast<uint64_t>(first);
+    item.ballots = ballots, item.weights = weights;
+    item.ties = ties == "hash" ? TieRule::kHash : ties == "plus" ? TieRule::kPlus : TieRule::kMinus;
+    item.seed = seed, item.step = step;
+    item.result = bits + first / 8;
+    self.cpu->vote_signs(item, self.threads, nullptr);
+  }
+}
+
+void SignAccumulator::mean(float* out) const {
+  const Impl& self = *impl_;
+  LT_REQUIRE(out || self.count == 0, "got no memory for the means");
+  std::vector<float> of(static_cast<size_t>(self.most) + 1);
+  for (int c = 0; c <= self.added; ++c)
+    of[static_cast<size_t>(c)] = self.added ? static_cast<float>(2 * c - self.added) / static_cast<float>(self.added) : 0.f;
+  for (int64_t i = 0; i < self.count; ++i) {
+    size_t c = 0;
+    for (int j = 0; j < self.planes; ++j)
+      c |= static_cast<size_t>(std::to_integer<unsigned>(self.plane[static_cast<size_t>(j)][static_cast<size_t>(i / 8)]) >>
+                                   (i % 8) & 1u)
+           << j;
+    out[i] = of[c];
+  }
+}
+
+}  // namespace lowtide

@@ -1,0 +1,103 @@
+// Counts of signs in bit planes against counts of signs.
+#include "lowtide/sign_accumulator.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "lowtide/error.h"
+#include "support/random.h"
+
+namespace lowtide {
+namespace {
+
+TEST(SignAccumulator, CountsWhatWasAdded) {
+  auto rng = testing::seeded("accumulated signs", 91);
+  int64_t cases = 0, additions = 0, ties = 0, differing = 0;
+  for (const int64_t count : {0, 1, 7, 64, 1000, 1024, 4097, (1 << 20) + 77}) {
+    for (const int most : {1, 2, 3, 7, 8, 15}) {
+      if (count > 100000 && most > 3) continue;
+      SignAccumulator sums(count, most, 1 + static_cast<int>(rng.below(2)));
+      std::vector<int> plus(static_cast<size_t>(count));
+      const int added = count > 100000 ? most : 1 + static_cast<int>(rng.below(most));
+      for (int k = 0; k < added; ++k) {
+        std::vector<float> x(static_cast<size_t>(count));
+        for (size_t i = 0; i < x.size(); ++i) {
+          x[i] = rng.chance(0.1) ? (rng.chance(0.5) ? 0.f : -0.f) : rng.chance(0.5) ? 1.f : -1.f;
+          plus[i] += x[i] > 0 || (x[i] == 0 && k % 2 == 0);
+        }
+        EXPECT_TRUE(sums.add(x.data(), DType::kF32));
+      }
+      std::vector<float> mean(static_cast<size_t>(count));
+      std::vector<std::byte> bits(static_cast<size_t>((count + 7) / 8));
+      sums.mean(mean.data());
+      sums.majority(bits.data(), "minus");
+      for (size_t i = 0; i < mean.size(); ++i) {
+        differing += mean[i] != static_cast<float>(2 * plus[i] - added) / static_cast<float>(added);
+        const bool bit = (std::to_integer<unsigned>(bits[i / 8]) >> (i % 8) & 1u) != 0;
+        differing += bit != (2 * plus[i] > added);
+        ties += 2 * plus[i] == added;
+      }
+      EXPECT_EQ(sums.bytes(), (count + 7) / 8 * static_cast<int>(std::floor(std::log2(most)) + 1));
+      ++cases, additions += added;
+    }
+  }
+  std::printf("%lld accumulators, %lld additions, %lld ties: %lld elements differ\n", static_cast<long long>(cases),
+              static_cast<long long>(additions), static_cast<long long>(ties), static_cast<long long>(differing));
+  EXPECT_EQ(differing, 0);
+  EXPECT_GT(ties, 1000);
+}
+
+// What counts keep of micro-batches, and what a running XOR (parity) would: agreement with the sign of their sum.
+TEST(SignAccumulator, KeepsWhatParityLoses) {
+  auto rng = testing::seeded("accumulated noise", 92);
+  constexpr int64_t kCount = 200000;
+  for (const int k : {3, 7, 15}) {
+    SignAccumulator sums(kCount, k);
+    std::vector<double> total(kCount);
+    std::vector<bool> parity(kCount);
+    for (int j = 0; j < k; ++j) {
+      std::vector<float> x(kCount);
+      for (size_t i = 0; i < x.size(); ++i) {
+        x[i] = static_cast<float>((i % 2 ? 0.1 : -0.1) + rng.normal());
+        total[i] += x[i];
+        parity[i] = parity[i] != (x[i] >= 0);
+      }
+      sums.add(x.data(), DType::kF32);
+    }
+    std::vector<std::byte> bits(kCount / 8);
+    sums.majority(bits.data());
+    int64_t votes = 0, odd = 0;
+    for (size_t i = 0; i < total.size(); ++i) {
+      votes += ((std::to_integer<unsigned>(bits[i / 8]) >> (i % 8) & 1u) != 0) == (total[i] >= 0);
+      odd += parity[i] == (total[i] >= 0);
+    }
+    const double of_votes = static_cast<double>(votes) / kCount, of_odd = static_cast<double>(odd) / kCount;
+    std::printf("%d micro-batches: %.3f of the signs of the sum; parity %.3f; %.3f bytes an element\n", k, of_votes, of_odd,
+                static_cast<double>(sums.bytes()) / kCount);
+    // The correlation of a normal sum with the sum of its terms' signs is sqrt(2 / pi), so their signs agree in
+    // 1/2 + asin(sqrt(2 / pi)) / pi = 0.794 of the cases for many terms, and in more for few; parity tends to a half.
+    EXPECT_GT(of_votes, 0.794);
+    EXPECT_LT(std::fabs(of_odd - 0.5), k == 3 ? 0.12 : 0.02);
+  }
+}
+
+TEST(SignAccumulator, RefusesWhatMakesNoSense) {
+  for (const auto& make : {+[] { SignAccumulator(-1, 3); }, +[] { SignAccumulator(8, 0); }, +[] { SignAccumulator(8, 65536); },
+                           +[] { SignAccumulator(8, 3, -1); }})
+    EXPECT_THROW(make(), Error);
+  SignAccumulator one(8, 1);
+  const float x[8] = {1, -1, 1, -1, NAN, INFINITY, 1, 1};
+  EXPECT_FALSE(one.add(x, DType::kF32)) << "a NaN is in it";
+  EXPECT_THROW(one.add(x, DType::kF32), Error) << "one is the most";
+  one.reset();
+  EXPECT_EQ(one.added(), 0);
+  EXPECT_FALSE(one.add(x, DType::kF32));
+  std::byte bits{};
+  EXPECT_THROW(one.majority(&bits, "zero"), Error);
+}
+
+}  // namespace
+}  // namespace lowtide
