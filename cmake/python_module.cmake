@@ -12,7 +12,7 @@ if(NOT nanobind_FOUND)
 endif()
 
 nanobind_add_module(_core NB_STATIC NB_SUPPRESS_WARNINGS python/checkpoint_binding.cpp python/core_module.cpp
-                    python/param_binding.cpp python/planning_binding.cpp python/tensor_reader.cpp)
+                    python/param_binding.cpp python/planning_binding.cpp python/sign_binding.cpp python/tensor_reader.cpp)
 target_compile_definitions(_core PRIVATE LOWTIDE_VERSION="${PROJECT_VERSION}")
 target_link_libraries(_core PRIVATE lowtide_objects)
 add_dependencies(_core lowtide_bnb)  # the wheel's build makes _core only

@@ -19,6 +19,7 @@
 #include "optim/hyper_fields.h"
 #include "param_binding.h"
 #include "planning_binding.h"
+#include "sign_binding.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -382,6 +383,7 @@ NB_MODULE(_core, m) {
   lowtide::python::bind_planning(m);
   lowtide::python::bind_checkpoint(m);
   lowtide::python::bind_collective(m);
+  lowtide::python::bind_sign(m);
   nb::class_<PyOptimizer>(m, "Optimizer", nb::type_slots(kSlots))
       .def(nb::init<const std::string&, const std::string&, int, const std::string&, const nb::object&,
                     const std::string&, uintptr_t, const std::string&>(),

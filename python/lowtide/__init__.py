@@ -7,12 +7,12 @@ The classes are `torch.optim.Optimizer`s: schedulers, closures, hooks, gradient 
 `load_state_dict` work as they do there. `state="fp32"` computes what torch computes, `"bf16"` halves the state and
 `"dynamic8"` (the default) quarters it. Errors: ValueError and TypeError for bad arguments, naming what was given and
 what is wanted; MemoryError; NotImplementedError for parameters on a device that this installation cannot step. A call
-that raises has changed nothing.
+that raises has changed nothing. `lowtide.sign` packs signs into bits and takes majorities of them.
 """
 
 from typing_extensions import TypedDict
 
-from lowtide import _core
+from lowtide import _core, compat, sign
 from lowtide.memory import Memory
 from lowtide.planning import Plan, Rates, measure_rates, plan
 from lowtide.rules import SGD, Adam, AdamW, Lion
@@ -20,7 +20,8 @@ from lowtide.rules import SGD, Adam, AdamW, Lion
 __version__: str = _core.__version__
 
 __all__ = [
-    "SGD", "Adam", "AdamW", "Lion", "Memory", "Plan", "Rates", "__version__", "backends", "measure_rates", "plan",
+    "SGD", "Adam", "AdamW", "Lion", "Memory", "Plan", "Rates", "__version__", "backends", "compat", "measure_rates", "plan",
+    "sign",
 ]  # fmt: skip
 
 

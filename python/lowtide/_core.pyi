@@ -51,6 +51,25 @@ def disk_info(directory: str) -> dict[str, Any]:
 def measure_disk_rates(directory: str, bytes: int = 268435456, seconds: float = 1.0) -> dict[str, Any]:
     """What `disk_info` says, "read" and "write" in bytes per second, and the "bytes" used. Releases the GIL."""
 
+class Signer:
+    """Where signs are computed: the CPU, or the device of a queue. Arrays are addresses with their bytes, contiguous
+    and alive until the call returns (on a device: until what it queued is done); 0: none. stream: the queue."""
+
+    def __init__(self, backend: str = "cpu", stream: int = 0) -> None: ...
+    def pack(
+        self, values: int, dtype: str, count: int, bits: int, bits_bytes: int, order: str, threads: int,
+        stream: int = 0,
+    ) -> None: ...  # fmt: skip
+    def unpack(
+        self, bits: int, bits_bytes: int, values: int, dtype: str, count: int, zeros: int, zeros_bytes: int,
+        order: str, threads: int, stream: int = 0,
+    ) -> None: ...  # fmt: skip
+    def majority(
+        self, ballots: Sequence[int], count: int, weights: Sequence[int] | None, ties: str, seed: int, step: int,
+        offset: int, previous: int, result: int, result_bytes: int, zeros: int, zeros_bytes: int, order: str,
+        threads: int, stream: int = 0,
+    ) -> None: ...  # fmt: skip
+
 class Optimizer:
     """A `lowtide::Optimizer` plus the parameters' tensors. Bad values raise ValueError and change nothing."""
 

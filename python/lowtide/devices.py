@@ -63,13 +63,13 @@ class Place(NamedTuple):
         return self.kind.memory(self.device)
 
     def require_backend(self) -> None:
-        """Raises NotImplementedError, with what `lowtide.backends()` says, if nothing can step parameters there."""
+        """Raises NotImplementedError, with what `lowtide.backends()` says, if nothing can compute there."""
         if self.on_host:
             return
         found = _core.backends()[self.kind.backend]
         if not found["available"]:
             raise NotImplementedError(
-                f"got parameters on {self.device}, wanted the {self.kind.backend} backend for them: {found['detail']}"
+                f"got tensors on {self.device}, wanted the {self.kind.backend} backend for them: {found['detail']}"
             )
 
 

@@ -1,4 +1,4 @@
-// The C interface's optimizers. Devices: device.cpp.
+// The C interface's optimizers. Devices: device.cpp. Signs: sign.cpp.
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
@@ -22,21 +22,12 @@ namespace {
 
 using lowtide::ErrorKind;
 using lowtide::capi::guarded;
+using lowtide::capi::options_from;
 using lowtide::capi::require;
 
 thread_local std::string last_error;
 thread_local int32_t last_os_error = 0;
 thread_local std::vector<lowtide::BackendReport> last_backends;  // what lt_backends() gave pointers into
-
-// Options of an older or newer caller: copies what both know, keeps the defaults of the rest.
-template <class Options>
-Options options_from(const Options* given, const Options& defaults) {
-  Options out = defaults;
-  if (!given) return out;
-  lowtide::capi::check_struct_size(given->struct_size);
-  std::memcpy(&out, given, std::min(sizeof out, static_cast<size_t>(given->struct_size)));
-  return out;
-}
 
 lowtide::Memory memory_from(const lt_memory_options* options) {
   const lt_memory_options given = options_from(options, lt_memory_options LT_MEMORY_OPTIONS_INIT);

@@ -42,6 +42,16 @@ inline void check_struct_size(int64_t bytes) {
              "got struct_size=%lld in a struct; start from its _INIT macro", static_cast<long long>(bytes));
 }
 
+// Options of an older or newer caller: copies what both know, keeps the defaults of the rest.
+template <class Options>
+Options options_from(const Options* given, const Options& defaults) {
+  Options out = defaults;
+  if (!given) return out;
+  check_struct_size(given->struct_size);
+  std::memcpy(&out, given, std::min(sizeof out, static_cast<size_t>(given->struct_size)));
+  return out;
+}
+
 // What the caller's version of the struct has room for.
 template <class Report>
 void copy_out(const Report& all, Report* out) {

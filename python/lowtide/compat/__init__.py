@@ -1,0 +1,5 @@
+"""Functions of other libraries under the names, arguments and layouts that people already use."""
+
+from lowtide.compat import deepspeed
+
+__all__ = ["deepspeed"]

@@ -1,0 +1,274 @@
+"""Signs of values as bits, one each, and majorities of them: 1/32 of float32, 1/16 of bfloat16.
+
+A bit is 1 for +, which means x >= 0: both zeros are +, a NaN is not. Sign i is in byte i // 8, and bits behind the last
+are 0. Arrays are torch tensors (of the CPU, or of a device that `lowtide.backends()` can compute on), numpy arrays, or
+anything that speaks DLPack; results are numpy arrays where the first argument is one, and else torch tensors. The GIL
+is released, nothing is recorded by autograd, and every machine and number of threads gives the same bits.
+
+    bits = sign.pack(gradient)                                  # uint8, gradient.numel() / 8 bytes
+    vote = sign.majority([bits, theirs], gradient.numel(), seed=1, step=step)
+    direction = sign.unpack(vote, gradient.numel(), shape=gradient.shape)       # +1 and -1
+
+Packed bytes are no numbers: their sum is no vote, and their XOR is no sum. `majority` is the way to join them. Errors:
+ValueError, TypeError, NotImplementedError, naming what was given and what is wanted; MemoryError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from math import prod
+from operator import index
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+import torch
+
+from lowtide import _core, arrays
+from lowtide.arrays import Array
+from lowtide.checks import PARAMETER_DTYPES
+from lowtide.devices import Place
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    NumpyArray = npt.NDArray[Any]
+
+BitOrder = Literal["little", "big"]
+Ties = Literal["hash", "plus", "minus", "zero", "previous"]
+# numpy in, numpy out; torch in, torch out.
+AnyArray = TypeVar("AnyArray", torch.Tensor, "NumpyArray")
+_MOST_SIGNS = 2**60
+
+__all__ = ["majority", "pack", "packed_bytes", "unpack"]
+
+
+def packed_bytes(n: int) -> int:
+    """Bytes of `n` signs: ceil(n / 8)."""
+    return -(-n // 8)
+
+
+def pack(x: AnyArray, *, out: AnyArray | None = None, bitorder: BitOrder = "little") -> AnyArray:
+    """Signs of `x` in row-major order, as uint8 [ceil(x.numel() / 8)].
+
+    Args:
+        x: float32, bfloat16 or float16, of any shape and stride. Contiguous ones are read where they are, others
+            through a contiguous copy.
+        out: where to put the bits: contiguous uint8 of that size, no memory of x. Returned.
+        bitorder: "little": sign i is bit i % 8 of its byte; "big": bit 7 - i % 8. As in numpy.packbits, whose
+            default is the other one. On devices "little" only.
+    """
+    values = arrays.contiguous(arrays.read(x, "x"))
+    bits = _bits_out(out, "out", values, values.numel)
+    signer, stream = _signer_of(values.place)
+    signer.pack(
+        values.address, values.dtype, values.numel, bits.address, bits.nbytes, bitorder, _threads(), stream
+    )
+    return bits.value
+
+
+def unpack(
+    bits: AnyArray,
+    n: int,
+    *,
+    dtype: Any = None,
+    shape: Sequence[int] | None = None,
+    out: AnyArray | None = None,
+    bitorder: BitOrder = "little",
+    zeros: AnyArray | None = None,
+) -> AnyArray:
+    """+1 and -1 for `n` signs.
+
+    Args:
+        bits: uint8, contiguous, of ceil(n / 8) bytes.
+        n: number of signs, which is not that of bytes.
+        dtype: of the result: float32 (the default), bfloat16 or float16, of torch or numpy.
+        shape: of the result, of n elements; default [n].
+        out: where to put it: contiguous, of n elements, no memory of the others; its dtype and shape are the result's.
+        bitorder: of bits and zeros, as in `pack`.
+        zeros: as bits; where it has a 1 the result is 0. What `majority(ties="zero")` gives.
+    """
+    n = _unsigned("n", n, _MOST_SIGNS)
+    packed = _bits_in(bits, "bits", n)
+    marks = _bits_in(zeros, "zeros", n, packed) if zeros is not None else None
+    wanted = tuple(index(size) for size in shape) if shape is not None else None
+    if wanted is not None and prod(wanted) != n:
+        raise ValueError(f"shape: got {wanted} of {prod(wanted)} elements, wanted n={n}")
+    if out is None:
+        values = arrays.read(packed.empty((n,) if wanted is None else wanted, _dtype_name(dtype)), "out")
+    else:
+        values = arrays.written(out, "out", packed)
+        if values.numel != n or (wanted is not None and values.shape != wanted):
+            raise ValueError(f"out: got shape {values.shape}, wanted {n} elements, or those of shape={shape}")
+        if dtype is not None and _dtype_name(dtype) != values.dtype:
+            raise ValueError(f"out: got {values.dtype}, wanted dtype={_dtype_name(dtype)}")
+    signer, stream = _signer_of(packed.place)
+    signer.unpack(
+        packed.address, packed.nbytes, values.address, values.dtype, n, *_address_of(marks), bitorder, _threads(),
+        stream,
+    )  # fmt: skip
+    return values.value
+
+
+@overload
+def majority(
+    ballots: AnyArray | Sequence[AnyArray | None], n: int, *, weights: Sequence[int] | None = ...,
+    ties: Literal["hash", "plus", "minus", "previous"] = ..., seed: int = ..., step: int = ..., offset: int = ...,
+    previous: AnyArray | None = ..., out: AnyArray | None = ..., bitorder: BitOrder = ...,
+) -> AnyArray: ...  # fmt: skip
+
+
+@overload
+def majority(
+    ballots: AnyArray | Sequence[AnyArray | None], n: int, *, weights: Sequence[int] | None = ...,
+    ties: Literal["zero"], seed: int = ..., step: int = ..., offset: int = ...,
+    previous: AnyArray | None = ..., out: tuple[AnyArray, AnyArray] | None = ..., bitorder: BitOrder = ...,
+) -> tuple[AnyArray, AnyArray]: ...  # fmt: skip
+
+
+def majority(
+    ballots: Any,
+    n: int,
+    *,
+    weights: Any = None,
+    ties: Ties = "hash",
+    seed: int = 0,
+    step: int = 0,
+    offset: int = 0,
+    previous: Any = None,
+    out: Any = None,
+    bitorder: BitOrder = "little",
+) -> Any:
+    """The signs that most votes are for, as uint8 [ceil(n / 8)]; with ties="zero" a pair of these: (bits, zeros).
+
+    Args:
+        ballots: what `pack` made of 1 to 65,535 voters: uint8 [voters, ceil(n / 8)], rows at any distance, or a
+            sequence of rows.
+        n: number of signs.
+        weights: votes of each voter: integers of 0 and above, whose sum is below 2^31; default: 1 each. A voter of
+            weight 0 is absent: its ballot is not read, and may be None in a sequence.
+        ties: what a sign becomes for which + and - have equally many votes: a fair bit of (`seed`, `step`, `offset` +
+            i), the same wherever it is computed; "plus"; "minus"; "zero", which is - and marked with a 1 in `zeros`
+            (give it to `unpack`); or the sign of `previous`, an earlier result.
+        seed, step, offset: integers from 0 to 2^64 - 1. offset: index of sign 0 in the whole, where this is a part.
+        out: where to put the bits (with ties="zero": a pair): contiguous uint8; may be a ballot, or `previous`.
+        bitorder: of all bits, as in `pack`.
+    """
+    n = _unsigned("n", n, _MOST_SIGNS)
+    rows = _rows(ballots, n)
+    first = next((row for row in rows if row is not None), None)
+    if first is None:
+        raise ValueError("ballots: got none, wanted at least one: weights of 0 make voters absent")
+    votes = None if weights is None else _weights(weights)
+    pair = ties == "zero"
+    if pair and out is not None and not (isinstance(out, (tuple, list)) and len(out) == 2):
+        raise TypeError(f"out: got {type(out).__name__}, wanted a pair (bits, zeros) for ties='zero'")
+    bits = _bits_out(out[0] if pair and out is not None else out, "out", first, n)
+    zeros = _bits_out(out[1] if out is not None else None, "out[1]", first, n) if pair else None
+    earlier = _bits_in(previous, "previous", n, first) if previous is not None else None
+    if (earlier is None) == (ties == "previous"):
+        raise ValueError(f"previous: got {type(previous).__name__} with ties={ties!r}, wanted it with 'previous' only")
+    signer, stream = _signer_of(first.place)
+    signer.majority(
+        [row.address if row is not None else 0 for row in rows], n, votes, ties, _unsigned("seed", seed),
+        _unsigned("step", step), _unsigned("offset", offset), _address_of(earlier)[0], bits.address, bits.nbytes,
+        *_address_of(zeros), bitorder, _threads(), stream,
+    )  # fmt: skip
+    return bits.value if zeros is None else (bits.value, zeros.value)
+
+
+def _threads() -> int:
+    return torch.get_num_threads()
+
+
+@cache
+def _signer(place: Place) -> _core.Signer:
+    return _core.Signer(place.kind.backend, place.queue())
+
+
+def _signer_of(place: Place) -> tuple[_core.Signer, int]:
+    """What computes there, and the queue that a call is ordered on."""
+    return _signer(place), place.queue()
+
+
+def _address_of(array: Array | None) -> tuple[int, int]:
+    return (array.address, array.nbytes) if array is not None else (0, 0)
+
+
+def _unsigned(name: str, value: Any, most: int = 2**64 - 1) -> int:
+    try:
+        number = index(value)
+    except TypeError:
+        raise TypeError(f"{name}: got {value!r} ({type(value).__name__}), wanted an integer") from None
+    if not 0 <= number <= most:
+        raise ValueError(f"{name}: got {number}, wanted 0 to {most}")
+    return number
+
+
+def _weights(weights: Any) -> list[int]:
+    values = weights.tolist() if hasattr(weights, "tolist") else list(weights)
+    if not isinstance(values, list):
+        raise TypeError("weights: got one number, wanted one for each ballot")
+    found = [_unsigned(f"weights[{v}]", value) for v, value in enumerate(values)]
+    if sum(found) >= 2**31:
+        raise ValueError(f"weights: got a sum of {sum(found)}, wanted less than 2^31")
+    return found
+
+
+def _dtype_name(dtype: Any) -> str:
+    """Of a torch or numpy dtype; of None, the default."""
+    if dtype is None:
+        return "float32"
+    name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype).removeprefix("torch.")
+    wanted = [str(one).removeprefix("torch.") for one in PARAMETER_DTYPES]
+    if name not in wanted:
+        raise ValueError(f"dtype: got {dtype}, wanted one of {', '.join(wanted)}")
+    return str(name)
+
+
+def _check_bits(array: Array, where: str, n: int) -> Array:
+    if array.dtype != "uint8":
+        raise ValueError(f"{where}: got {array.dtype}, wanted uint8: packed signs")
+    if array.numel != packed_bytes(n):
+        raise ValueError(
+            f"{where}: got {array.numel} bytes for n={n} signs, wanted {packed_bytes(n)}: n counts signs, and each "
+            "byte has 8"
+        )
+    return array
+
+
+def _bits_in(value: Any, where: str, n: int, like: Array | None = None) -> Array:
+    array = _check_bits(arrays.read(value, where), where, n)
+    if like is not None:
+        arrays.same_place(array, where, like)
+    if not array.is_contiguous:
+        raise ValueError(f"{where}: got shape {array.shape} with strides, wanted contiguous bytes")
+    return array
+
+
+def _bits_out(out: Any, where: str, like: Array, n: int) -> Array:
+    if out is None:
+        return arrays.read(like.empty((packed_bytes(n),), "uint8"), where)
+    return _check_bits(arrays.written(out, where, like), where, n)
+
+
+def _rows(ballots: Any, n: int) -> list[Array | None]:
+    """One array for each voter; None: nothing of it."""
+    if isinstance(ballots, (list, tuple)):
+        rows: list[Array | None] = []
+        first: Array | None = None
+        for v, ballot in enumerate(ballots):
+            row = _bits_in(ballot, f"ballots[{v}]", n, first) if ballot is not None else None
+            first = first or row
+            rows.append(row)
+        return rows
+    whole = arrays.read(ballots, "ballots")
+    wanted = packed_bytes(n)
+    if whole.dtype != "uint8" or len(whole.shape) != 2 or whole.shape[1] != wanted:
+        raise ValueError(
+            f"ballots: got {whole.dtype} of shape {whole.shape}, wanted uint8 of shape (voters, {wanted}) for n={n} "
+            "signs: each byte has 8"
+        )
+    voters, stride = whole.shape[0], whole.strides[0]
+    if wanted > 1 and whole.strides[1] != 1:
+        raise ValueError(f"ballots: got bytes of a row at a distance of {whole.strides[1]}, wanted 1")
+    return [whole._replace(address=whole.address + v * stride, shape=(wanted,), strides=(1,)) for v in range(voters)]

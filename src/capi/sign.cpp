@@ -1,0 +1,87 @@
+// The C interface's signs.
+#include "lowtide/sign.h"
+
+#include <vector>
+
+#include "capi/guard.h"
+#include "core/error.h"
+#include "lowtide/lowtide_sign.h"
+
+namespace sign = lowtide::sign;
+using lowtide::capi::guarded;
+using lowtide::capi::options_from;
+using lowtide::capi::require;
+
+namespace {
+
+static_assert(LT_BITS_LITTLE == static_cast<int>(sign::BitOrder::kLittle) &&
+              LT_BITS_BIG == static_cast<int>(sign::BitOrder::kBig));
+static_assert(LT_TIES_HASH == static_cast<int>(sign::Ties::kHash) &&
+              LT_TIES_PLUS == static_cast<int>(sign::Ties::kPlus) &&
+              LT_TIES_MINUS == static_cast<int>(sign::Ties::kMinus) &&
+              LT_TIES_ZERO == static_cast<int>(sign::Ties::kZero) &&
+              LT_TIES_PREVIOUS == static_cast<int>(sign::Ties::kPrevious));
+
+size_t size_from(int64_t bytes) {
+  LT_REQUIRE(bytes >= 0, "got bits_bytes=%lld, wanted 0 or more", static_cast<long long>(bytes));
+  return static_cast<size_t>(bytes);
+}
+std::span<std::byte> span_of(void* bits, int64_t bytes) { return {static_cast<std::byte*>(bits), size_from(bytes)}; }
+std::span<const std::byte> span_of(const void* bits, int64_t bytes) {
+  return {static_cast<const std::byte*>(bits), size_from(bytes)};
+}
+
+template <class Given>
+sign::Options sign_options(const Given& given) {
+  return {static_cast<sign::BitOrder>(given.bit_order), given.threads};
+}
+
+}  // namespace
+
+extern "C" {
+
+lt_status lt_sign_pack(const void* values, int32_t dtype, int64_t count, void* bits, int64_t bits_bytes,
+                       const lt_sign_options* options) {
+  return guarded([&] {
+    const lt_sign_options given = options_from(options, lt_sign_options LT_SIGN_OPTIONS_INIT);
+    if (count) require(values, "values");
+    sign::pack(static_cast<lowtide::DType>(dtype), values, count, span_of(bits, bits_bytes), sign_options(given));
+  });
+}
+
+lt_status lt_sign_unpack(const void* bits, int64_t bits_bytes, void* values, int32_t dtype, int64_t count,
+                         const void* zeros, const lt_sign_options* options) {
+  return guarded([&] {
+    const lt_sign_options given = options_from(options, lt_sign_options LT_SIGN_OPTIONS_INIT);
+    if (count) require(values, "values");
+    sign::unpack(span_of(bits, bits_bytes), static_cast<lowtide::DType>(dtype), values, count,
+                 zeros ? span_of(zeros, bits_bytes) : std::span<const std::byte>(), sign_options(given));
+  });
+}
+
+lt_status lt_sign_majority(const void* const* ballots, int64_t voters, int64_t count, void* result, int64_t bits_bytes,
+                           void* zeros, const lt_majority_options* options) {
+  return guarded([&] {
+    const lt_majority_options given = options_from(options, lt_majority_options LT_MAJORITY_OPTIONS_INIT);
+    require(ballots, "ballots");
+    LT_REQUIRE(voters >= 1 && voters <= sign::kMostBallots, "got %lld ballots, wanted 1 to %lld",
+               static_cast<long long>(voters), static_cast<long long>(sign::kMostBallots));
+    LT_REQUIRE(given.ties >= LT_TIES_HASH && given.ties <= LT_TIES_PREVIOUS, "got ties=%lld, wanted an lt_ties",
+               static_cast<long long>(given.ties));
+    std::vector<const std::byte*> all;
+    for (int64_t v = 0; v < voters; ++v) all.push_back(static_cast<const std::byte*>(ballots[v]));
+    sign::Vote vote;
+    vote.count = count;
+    vote.ballots = all;
+    if (given.weights) vote.weights = {given.weights, all.size()};
+    vote.ties = static_cast<sign::Ties>(given.ties);
+    vote.seed = given.seed;
+    vote.step = given.step;
+    vote.offset = given.offset;
+    vote.previous = static_cast<const std::byte*>(given.previous);
+    vote.options = sign_options(given);
+    sign::majority(vote, span_of(result, bits_bytes), zeros ? span_of(zeros, bits_bytes) : std::span<std::byte>());
+  });
+}
+
+}  // extern "C"
