@@ -88,9 +88,9 @@ LT_FN void count_rows(W* plane, int planes, int j, const W (&row)[8]) {
 }
 
 // Sums the weights of the voters with a 1, for each bit: row(v) is voter v's word, asked for once for each 1 in its
-// weight. The planes must hold the sum of all weights.
-template <class W, class Row>
-LT_FN void count_votes(W* plane, int planes, const u32* weights, int voters, Row&& row) {
+// weight, weights[v]. The planes must hold the sum of all weights.
+template <class W, class Weights, class Row>
+LT_FN void count_votes(W* plane, int planes, const Weights& weights, int voters, Row&& row) {
   for (int j = 0; j < planes; ++j) plane[j] = 0;
   for (int j = 0; j < planes; ++j) {
     W rows[8];
@@ -151,10 +151,13 @@ LT_FN Majority<W> majority(const W* plane, int planes, const W* half, W odd) {
   return {above, equal & ~odd};
 }
 
-// 32 random bits for the elements from 32 * group.
-LT_FN u32 tie_group(u64 seed, u64 step, u64 group) {
+// Random bits of ties: random_bits(group's low half, key of its high half) are those of the elements from 32 * group.
+LT_FN RandomKey tie_key(u64 seed, u64 step, u64 group_high) {
   constexpr u64 kStream = 0x7469657300000000ull;  // apart from the keys of parameters
-  return random_bits(static_cast<u32>(group), random_key(seed, step, kStream, group >> 32));
+  return random_key(seed, step, kStream, group_high);
+}
+LT_FN u32 tie_group(u64 seed, u64 step, u64 group) {
+  return random_bits(static_cast<u32>(group), tie_key(seed, step, group >> 32));
 }
 
 // As many as W has, for the elements from `index`.

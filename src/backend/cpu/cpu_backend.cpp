@@ -9,6 +9,7 @@
 #include <functional>
 
 #include "backend/cpu/kernel_tables.h"
+#include "backend/cpu/sign_pieces.h"
 #include "backend/cpu/sign_step.h"
 #include "backend/cpu/signs.h"
 #include "backend/dialect.h"
@@ -88,7 +89,10 @@ void prefetch_all(const StepItem& item) {
 class CpuBackend final : public Backend {
  public:
   explicit CpuBackend(const Target& target)
-      : target_(target), aux_(pick_aux(target.bit)), signs_(pick_sign_step(target.bit)) {
+      : target_(target),
+        aux_(pick_aux(target.bit)),
+        signs_(pick_signs(target.bit)),
+        sign_steps_(pick_sign_step(target.bit)) {
     for (int codec = 0; codec < kCodecs; ++codec)
       for (int pair = 0; pair < kPairs; ++pair) {
 #define LT_RULE(number, name, Rule) kernels_[number][codec][pair] = pick_step_##name(codec, pair, target.bit);
@@ -131,27 +135,29 @@ class CpuBackend final : public Backend {
   void decode(const CodecItem& item, void*) override { convert(item, aux_.decode[item.codec][item.is_signed]); }
   void encode(const CodecItem& item, void*) override { convert(item, aux_.encode[item.codec][item.is_signed]); }
 
-  void pack_signs(std::span<const SignItem> items, int, void*) override {
-    for (const SignItem& item : items) check(item), cpu::pack_signs(item);
+  void pack_signs(std::span<const SignItem> items, int threads, void*) override {
+    for (const SignItem& item : items) check(item);
+    cpu::pack_signs(signs_, items, threads);
   }
-  void unpack_signs(std::span<const SignItem> items, int, void*) override {
-    for (const SignItem& item : items) check(item), cpu::unpack_signs(item);
+  void unpack_signs(std::span<const SignItem> items, int threads, void*) override {
+    for (const SignItem& item : items) check(item);
+    cpu::unpack_signs(signs_, items, threads);
   }
-  void vote_signs(const VoteItem& item, int, void*) override {
+  void vote_signs(const VoteItem& item, int threads, void*) override {
     check(item);
-    cpu::vote_signs(item);
+    cpu::vote_signs(signs_, item, threads);
   }
-  void count_signs(const CountItem& item, int, void*) override {
+  void count_signs(const CountItem& item, int threads, void*) override {
     check(item);
-    cpu::count_signs(item);
+    cpu::count_signs(signs_, item, threads);
   }
   void apply_signs(std::span<const ApplyItem> items, int threads, void*) override {
     for (const ApplyItem& item : items) check(item);
-    cpu::apply_signs(signs_, items, threads);
+    cpu::apply_signs(sign_steps_, items, threads);
   }
   void feedback(std::span<const FeedbackItem> items, int threads, void*) override {
     for (const FeedbackItem& item : items) check(item);
-    cpu::feedback(signs_, items, threads);
+    cpu::feedback(sign_steps_, items, threads);
   }
 
  private:
@@ -242,7 +248,7 @@ class CpuBackend final : public Backend {
         g = gathered;
       }
       kernel_on(tile.begin(to.first + e, static_cast<int>(count)), g, e, count, block + done / kBlock);
-      tile.end(signs_, to.zero_is_plus, to.bits, to.presence);
+      tile.end(sign_steps_, to.zero_is_plus, to.bits, to.presence);
     }
   }
 
@@ -283,7 +289,8 @@ class CpuBackend final : public Backend {
 
   Target target_;
   AuxKernels aux_;
-  SignStepKernels signs_;
+  SignKernels signs_;
+  SignStepKernels sign_steps_;
   StepKernel kernels_[kRules][kCodecs][kPairs];
   std::vector<int64_t> starts_;  // first block of each item; kept between steps for its memory
 };

@@ -4,7 +4,6 @@
 #include <bit>
 #include <cstring>
 #include <type_traits>
-#include <vector>
 
 namespace lowtide::cpu {
 namespace {
@@ -80,17 +79,11 @@ void unpack(const SignItem& item) {
   }
 }
 
-std::vector<u32> weights_of(std::span<const std::byte* const> ballots, std::span<const uint32_t> weights) {
-  std::vector<u32> all;
-  for (size_t v = 0; v < ballots.size(); ++v) all.push_back(weight_of(weights, v));
-  return all;
-}
-
-// Calls word(first sign, signs, bytes) for each word of 64 signs.
+// Calls word(first sign, signs, bytes) for each word of 64 signs of [begin, end).
 template <class Fn>
-void for_each_word(int64_t count, Fn&& word) {
-  for (int64_t first = 0; first < count; first += kWord) {
-    const int64_t here = std::min(kWord, count - first);
+void for_each_word(int64_t begin, int64_t end, Fn&& word) {
+  for (int64_t first = begin; first < end; first += kWord) {
+    const int64_t here = std::min(kWord, end - first);
     word(first, here, static_cast<size_t>((here + 7) / 8));
   }
 }
@@ -111,23 +104,23 @@ void unpack_signs(const SignItem& item) {
   item.dtype == DType::kF32 ? unpack<float>(item) : item.dtype == DType::kBF16 ? unpack<bf16>(item) : unpack<f16>(item);
 }
 
-void vote_signs(const VoteItem& item) {
-  const uint32_t sum = weight_sum(item);
-  const int planes = std::bit_width(sum);
-  const std::vector<u32> weights = weights_of(item.ballots, item.weights);
-  for_each_word(item.count, [&](int64_t first, int64_t signs, size_t bytes) {
+void vote_signs(const VoteRun& run) {
+  const VoteItem& item = run.item;
+  const Voters& voters = run.voters;
+  const auto count = static_cast<int>(item.ballots.size());
+  for_each_word(run.begin, run.end, [&](int64_t first, int64_t signs, size_t bytes) {
     u64 plane[32];
-    count_votes(plane, planes, weights.data(), static_cast<int>(weights.size()),
+    count_votes(plane, voters.planes, voters, count,
                 [&](int v) { return load_word(item.ballots[static_cast<size_t>(v)], first, bytes); });
     static_assert(kWord == kSignBlock);
-    u32 votes = sum;
+    u32 votes = voters.sum;
     if (!item.presence.empty()) {
       votes = 0;
-      for (size_t v = 0; v < weights.size(); ++v)
-        if (weights[v] && bit_at(item.presence[v], first / kWord)) votes += weights[v];
+      for (size_t v = 0; v < item.presence.size(); ++v)
+        if (voters[v] && bit_at(item.presence[v], first / kWord)) votes += voters[v];
       put_bit(item.result_presence, first / kWord, votes > 0);
     }
-    const Majority<u64> of = majority(plane, planes, votes);
+    const Majority<u64> of = majority(plane, voters.planes, votes);
     const u64 result =
         inside_of(signs) &
         break_ties(of, static_cast<Tie>(item.ties), item.seed, item.step, item.first_index + static_cast<u64>(first),
@@ -137,20 +130,19 @@ void vote_signs(const VoteItem& item) {
     std::memcpy(item.result + first / 8, &out, bytes);
     if (item.ties == TieRule::kZero) std::memcpy(item.zeros + first / 8, &zeros, bytes);
   });
-  if (item.presence.empty()) return;
+  if (item.presence.empty() || run.end < item.count) return;
   for (int64_t block = (item.count + kSignBlock - 1) / kSignBlock; block % 8 != 0; ++block)
     put_bit(item.result_presence, block, false);
 }
 
-void count_signs(const CountItem& item) {
-  const std::vector<u32> weights = weights_of(item.ballots, item.weights);
-  const auto planes = static_cast<int>(item.planes.size());
-  for_each_word(item.count, [&](int64_t first, int64_t signs, size_t bytes) {
-    std::vector<u64> plane(item.planes.size());
-    count_votes(plane.data(), planes, weights.data(), static_cast<int>(weights.size()),
+void count_signs(const CountRun& run) {
+  const CountItem& item = run.item;
+  for_each_word(run.begin, run.end, [&](int64_t first, int64_t signs, size_t bytes) {
+    u64 plane[32];
+    count_votes(plane, run.voters.planes, run.voters, static_cast<int>(item.ballots.size()),
                 [&](int v) { return load_word(item.ballots[static_cast<size_t>(v)], first, bytes); });
-    for (size_t j = 0; j < plane.size(); ++j) {
-      const u64 word = plane[j] & inside_of(signs);
+    for (size_t j = 0; j < item.planes.size(); ++j) {
+      const u64 word = static_cast<int>(j) < run.voters.planes ? plane[j] & inside_of(signs) : u64{0};
       std::memcpy(item.planes[j] + first / 8, &word, bytes);
     }
   });
