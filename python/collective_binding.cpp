@@ -14,6 +14,7 @@
 #include "backend/cpu/cpu_backend.h"
 #include "backend/dialect.h"
 #include "backend/signs.h"
+#include "lowtide/sign_accumulator.h"
 #include "lowtide/sign_collective.h"
 #include "tensor_reader.h"
 
@@ -244,6 +245,18 @@ void bind_collective(nb::module_& m) {
     const auto& of = codecs()[static_cast<size_t>(codec_from(codec))];
     return std::pair(of.code_bytes, of.scaled);
   });
+  nb::class_<SignAccumulator>(m, "SignAccumulator")
+      .def(nb::init<int64_t, int, int>(), "count"_a, "most"_a, "threads"_a)
+      .def("add",
+           [](SignAccumulator& of, uintptr_t values, const std::string& dtype) {
+             const DType type = dtype_from(dtype);
+             const nb::gil_scoped_release released;
+             return of.add(at<const void>(values), type);
+           })
+      .def("mean", [](const SignAccumulator& of, uintptr_t out) { of.mean(at<float>(out)); })
+      .def("added", &SignAccumulator::added)
+      .def("bytes", &SignAccumulator::bytes)
+      .def("reset", &SignAccumulator::reset);
   nb::class_<SignResidual>(m, "SignResidual")
       .def(nb::init<int64_t, int, int, const std::string&>(), "count"_a, "rank"_a, "size"_a, "state"_a)
       .def("first", &SignResidual::first)

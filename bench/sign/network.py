@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+"""What a step's communication costs over a real, limited network: bytes from the interfaces' counters, and time.
+
+    .venv/bin/python bench/sign/network.py [--workers 2,4,8] [--rates 1gbit,none] [--elements 10000000] [--rounds 9]
+
+Every worker is a process in a network namespace of its own (root, iproute2). Contenders take turns within every round:
+
+    fp32, bf16, int8     torch.distributed.all_reduce of that type (gloo), nothing else: no packing, no update
+    sign                 float32 gradients -> bits, vote, float32 parameters moved by the result
+    lion                 lowtide.DistributedLion(state="dynamic8").step(), all of it
+
+A row is the median over rounds of the slowest worker. docs/benchmarks/README.md says how figures are taken and read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])
+sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
+
+from cluster.network import Network  # noqa: E402
+from common import machine  # noqa: E402
+
+WORKER = Path(__file__).with_name("network_worker.py")
+MUST = {"fp32": 20, "bf16": 10, "int8": 5}  # times ours, 4 workers, 1 Gb/s, 10 M
+RATIO_AT = (4, "1gbit", 10_000_000)
+
+
+def measure(workers: int, rate: str | None, elements: int, rounds: int) -> dict[str, dict[str, float]]:
+    """By contender: ms, and bytes sent by the worker that sent most."""
+    with Network(workers, rate) as network:
+        command = [sys.executable, str(WORKER), str(elements), str(rounds)]
+        started = [network.start(rank, command, {"OMP_NUM_THREADS": "1"}) for rank in range(workers)]
+        outputs = [process.communicate(timeout=1800) for process in started]
+        for rank, process in enumerate(started):
+            if process.returncode:
+                raise SystemExit(f"worker {rank} of {workers}: exit {process.returncode}\n{outputs[rank][1][-3000:]}")
+    found = [json.loads(out.splitlines()[-1]) for out, _ in outputs]
+    table = {}
+    for name in found[0]:
+        slowest = [max(one[name]["seconds"][r] for one in found) for r in range(rounds)]
+        sent = [max(one[name]["sent"][r] for one in found) for r in range(rounds)]
+        table[name] = {"ms": statistics.median(slowest) * 1e3, "sent": statistics.median(sent)}
+        if "phases" in found[0][name]:
+            table[name]["phases_ms"] = {
+                phase: round(1e3 * statistics.median(v), 2) for phase, v in found[0][name]["phases"].items()
+            }
+    return table
+
+
+def show(workers: int, rate: str | None, elements: int, table: dict[str, dict[str, float]]) -> list[dict[str, object]]:
+    """Prints the table of one network; returns the rows that a figure is asked of."""
+    print(f"\n{workers} workers, {rate or 'no limit'}, {elements / 1e6:g} M elements", flush=True)
+    bits = elements / 8
+    for name, row in table.items():
+        line = f"  {name:<16} {row['ms']:9.2f} ms  {row['sent'] / 1e6:9.3f} MB sent  ({row['sent'] / bits:6.2f} x n/8)"
+        if name != "sign":
+            line += f"  {row['ms'] / table['sign']['ms']:6.1f} x sign"
+        if phases := row.get("phases_ms"):
+            line += "  " + ", ".join(f"{k} {v}" for k, v in phases.items())
+        print(line)
+    rows: list[dict[str, object]] = []
+    most = 2 * bits * (workers - 1) / workers * 1.03 + 65536
+    sent = table["sign"]["sent"]
+    rows.append({"what": f"bytes sent, W = {workers}, {rate}", "must": f"<= {most:.0f}", "got": sent, "ok": sent <= most})
+    if (workers, rate, elements) == RATIO_AT:
+        for name, must in MUST.items():
+            got = table[name]["ms"] / table["sign"]["ms"]
+            rows.append({"what": f"{name} all-reduce / ours", "must": f">= {must}", "got": round(got, 1), "ok": got >= must})
+    for row in rows:
+        print(f"  {row['what']}: must {row['must']}, got {row['got']}: {'ok' if row['ok'] else 'MISSED'}")
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", default="2,4,8")
+    parser.add_argument("--rates", default="1gbit,none", help="as tc has them; none: no limit")
+    parser.add_argument("--elements", type=int, default=10_000_000)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--out", type=Path, default=Path("out/bench/sign-network.json"))
+    args = parser.parse_args()
+    if why := Network.missing():
+        raise SystemExit(f"no network of one's own here: {why}")
+    result: dict[str, object] = {"machine": machine.describe(["torch", "lowtide"]), "elements": args.elements}
+    networks, rows = [], []
+    for rate in (None if rate == "none" else rate for rate in args.rates.split(",")):
+        for workers in map(int, args.workers.split(",")):
+            table = measure(workers, rate, args.elements, args.rounds)
+            rows += show(workers, rate, args.elements, table)
+            networks.append({"workers": workers, "rate": rate, "contenders": table})
+    result |= {"networks": networks, "rows": rows}
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"written: {args.out}")
+
+
+if __name__ == "__main__":
+    main()
