@@ -66,9 +66,7 @@ def read(value: object, where: str) -> Array:
     if numpy is not None and isinstance(value, numpy.ndarray):
         if not value.dtype.isnative:
             raise ValueError(f"{where}: got dtype {value.dtype.str}, wanted this machine's byte order: use astype")
-        return Array(
-            value, value.ctypes.data, value.dtype.name, value.shape, value.strides, value.dtype.itemsize, HOST
-        )
+        return Array(value, value.ctypes.data, value.dtype.name, value.shape, value.strides, value.dtype.itemsize, HOST)
     if hasattr(value, "__dlpack__"):
         return _read_tensor(torch.from_dlpack(value), where)
     raise TypeError(f"{where}: got {type(value).__name__}, wanted a torch.Tensor, a numpy.ndarray or a DLPack array")
