@@ -6,7 +6,7 @@
 // number of threads.
 //
 // Memory is borrowed for the call. Any thread, any number of them at a time. Errors (lowtide/error.h) are
-// kInvalidArgument, naming what was got and wanted, and kOutOfMemory; nothing was written then.
+// kInvalidArgument, naming what was got and wanted: nothing was written then; and std::bad_alloc.
 #pragma once
 
 #include <cstddef>

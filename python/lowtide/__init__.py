@@ -20,8 +20,8 @@ from lowtide.rules import SGD, Adam, AdamW, Lion
 __version__: str = _core.__version__
 
 __all__ = [
-    "SGD", "Adam", "AdamW", "Lion", "Memory", "Plan", "Rates", "__version__", "backends", "compat", "measure_rates", "plan",
-    "sign",
+    "SGD", "Adam", "AdamW", "Lion", "Memory", "Plan", "Rates", "__version__", "backends", "compat",
+    "measure_rates", "plan", "sign",
 ]  # fmt: skip
 
 

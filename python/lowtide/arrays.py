@@ -66,11 +66,9 @@ def read(value: object, where: str) -> Array:
     if numpy is not None and isinstance(value, numpy.ndarray):
         if not value.dtype.isnative:
             raise ValueError(f"{where}: got dtype {value.dtype.str}, wanted this machine's byte order: use astype")
-        return Array(
-            value, value.ctypes.data, value.dtype.name, value.shape, value.strides, value.dtype.itemsize, HOST
-        )
+        return Array(value, value.ctypes.data, value.dtype.name, value.shape, value.strides, value.dtype.itemsize, HOST)
     if hasattr(value, "__dlpack__"):
-        return _read_tensor(torch.from_dlpack(value), where)
+        return _read_tensor(torch.utils.dlpack.from_dlpack(value), where)
     raise TypeError(f"{where}: got {type(value).__name__}, wanted a torch.Tensor, a numpy.ndarray or a DLPack array")
 
 
@@ -86,7 +84,7 @@ def contiguous(array: Array) -> Array:
     return read(copy, "a copy")
 
 
-def written(value: object, where: str, like: Array) -> Array:
+def written(value: Any, where: str, like: Array) -> Array:
     """An array of the caller's for results, in the place that `like` is in.
 
     ValueError for one that is not contiguous, cannot be written, or that autograd has an eye on.

@@ -60,10 +60,9 @@ def pack(x: AnyArray, *, out: AnyArray | None = None, bitorder: BitOrder = "litt
     values = arrays.contiguous(arrays.read(x, "x"))
     bits = _bits_out(out, "out", values, values.numel)
     signer, stream = _signer_of(values.place)
-    signer.pack(
-        values.address, values.dtype, values.numel, bits.address, bits.nbytes, bitorder, _threads(), stream
-    )
-    return bits.value
+    signer.pack(values.address, values.dtype, values.numel, bits.address, bits.nbytes, bitorder, _threads(), stream)
+    result: AnyArray = bits.value
+    return result
 
 
 def unpack(
@@ -106,7 +105,8 @@ def unpack(
         packed.address, packed.nbytes, values.address, values.dtype, n, *_address_of(marks), bitorder, _threads(),
         stream,
     )  # fmt: skip
-    return values.value
+    result: AnyArray = values.value
+    return result
 
 
 @overload
@@ -154,10 +154,7 @@ def majority(
         bitorder: of all bits, as in `pack`.
     """
     n = _unsigned("n", n, _MOST_SIGNS)
-    rows = _rows(ballots, n)
-    first = next((row for row in rows if row is not None), None)
-    if first is None:
-        raise ValueError("ballots: got none, wanted at least one: weights of 0 make voters absent")
+    first, rows, _kept = _rows(ballots, n)
     votes = None if weights is None else _weights(weights)
     pair = ties == "zero"
     if pair and out is not None and not (isinstance(out, (tuple, list)) and len(out) == 2):
@@ -169,9 +166,8 @@ def majority(
         raise ValueError(f"previous: got {type(previous).__name__} with ties={ties!r}, wanted it with 'previous' only")
     signer, stream = _signer_of(first.place)
     signer.majority(
-        [row.address if row is not None else 0 for row in rows], n, votes, ties, _unsigned("seed", seed),
-        _unsigned("step", step), _unsigned("offset", offset), _address_of(earlier)[0], bits.address, bits.nbytes,
-        *_address_of(zeros), bitorder, _threads(), stream,
+        rows, n, votes, ties, _unsigned("seed", seed), _unsigned("step", step), _unsigned("offset", offset),
+        _address_of(earlier)[0], bits.address, bits.nbytes, *_address_of(zeros), bitorder, _threads(), stream,
     )  # fmt: skip
     return bits.value if zeros is None else (bits.value, zeros.value)
 
@@ -251,16 +247,20 @@ def _bits_out(out: Any, where: str, like: Array, n: int) -> Array:
     return _check_bits(arrays.written(out, where, like), where, n)
 
 
-def _rows(ballots: Any, n: int) -> list[Array | None]:
-    """One array for each voter; None: nothing of it."""
+def _rows(ballots: Any, n: int) -> tuple[Array, list[int], list[Array]]:
+    """An array like those of all voters, their addresses (0: nothing of that voter), and what keeps the memory."""
     if isinstance(ballots, (list, tuple)):
-        rows: list[Array | None] = []
-        first: Array | None = None
+        kept: list[Array] = []
+        addresses: list[int] = []
         for v, ballot in enumerate(ballots):
-            row = _bits_in(ballot, f"ballots[{v}]", n, first) if ballot is not None else None
-            first = first or row
-            rows.append(row)
-        return rows
+            if ballot is None:
+                addresses.append(0)
+                continue
+            kept.append(_bits_in(ballot, f"ballots[{v}]", n, kept[0] if kept else None))
+            addresses.append(kept[-1].address)
+        if not kept:
+            raise ValueError(f"ballots: got none among {len(ballots)}, wanted at least one")
+        return kept[0], addresses, kept
     whole = arrays.read(ballots, "ballots")
     wanted = packed_bytes(n)
     if whole.dtype != "uint8" or len(whole.shape) != 2 or whole.shape[1] != wanted:
@@ -268,7 +268,6 @@ def _rows(ballots: Any, n: int) -> list[Array | None]:
             f"ballots: got {whole.dtype} of shape {whole.shape}, wanted uint8 of shape (voters, {wanted}) for n={n} "
             "signs: each byte has 8"
         )
-    voters, stride = whole.shape[0], whole.strides[0]
     if wanted > 1 and whole.strides[1] != 1:
         raise ValueError(f"ballots: got bytes of a row at a distance of {whole.strides[1]}, wanted 1")
-    return [whole._replace(address=whole.address + v * stride, shape=(wanted,), strides=(1,)) for v in range(voters)]
+    return whole, [whole.address + v * whole.strides[0] for v in range(whole.shape[0])], [whole]
