@@ -1,0 +1,50 @@
+// The ranks of a collective, over one transport or over two (inside nodes and between them), and what goes over them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "lowtide/sign_collective.h"
+
+namespace lowtide {
+
+class Channel {
+ public:
+  // between: nullptr for one transport.
+  Channel(std::shared_ptr<Transport> inside, std::shared_ptr<Transport> between);
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  bool two_level() const { return between_ != nullptr; }
+  int inside_size() const { return inside_->size(); }
+  int inside_rank() const { return inside_->rank(); }
+  int nodes() const { return between_ ? between_->size() : 1; }
+  int node() const { return between_ ? between_->rank() : 0; }
+
+  // Records of the control rounds, [size()] of them, by rank.
+  void gather_records(const void* record, std::byte* all);
+
+  // Payload messages. A level of one rank communicates nothing.
+  enum class Level { kInside, kBetween };
+  void all_to_all(Level level, const std::byte* send, std::byte* receive, int64_t bytes_each);
+  void all_gather(Level level, const std::byte* send, std::byte* receive, int64_t bytes);
+
+  struct Traffic {
+    int64_t payload = 0, control = 0;  // sent to other ranks, and as much received
+  };
+  const Traffic& traffic() const { return traffic_; }
+  void reset_traffic() { traffic_ = {}; }
+
+ private:
+  template <class Call>
+  void run(Level level, Call&& call);
+  void gather(Level level, const std::byte* send, std::byte* receive, int64_t bytes, int64_t* sent);
+
+  std::shared_ptr<Transport> inside_, between_;
+  int rank_, size_;
+  Traffic traffic_;
+  std::string failure_;  // "": none so far
+};
+
+}  // namespace lowtide

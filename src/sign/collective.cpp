@@ -1,0 +1,197 @@
+#include <cmath>
+#include <exception>
+
+#include "backend/cpu/cpu_backend.h"
+#include "core/error.h"
+#include "core/thread_pool.h"
+#include "lowtide/sign_collective.h"
+#include "sign/cost.h"
+#include "sign/exchange.h"
+#include "sign/pieces.h"
+#include "sign/ties.h"
+
+namespace lowtide {
+
+static_assert(sign_bits_bytes(12345) == sign_bytes(12345) && sign_presence_bytes(12345) == presence_bytes(12345));
+static_assert(sign_scales(1024) == 1 && sign_scales(1025) == 2 && kSignAlignment == 1024);
+
+struct SignCollective::Impl {
+  Impl(std::shared_ptr<Transport> inside, std::shared_ptr<Transport> between, const SignCollectiveOptions& given)
+      : options(given), channel(std::move(inside), std::move(between)), ties(find_tie_rule(given.ties)) {
+    LT_REQUIRE(options.algorithm >= SignAlgorithm::kAuto && options.algorithm <= SignAlgorithm::kTwoPhase,
+               "got algorithm %d, wanted auto, one_phase or two_phase", static_cast<int>(options.algorithm));
+    LT_REQUIRE(!channel.two_level() || options.algorithm != SignAlgorithm::kOnePhase,
+               "got algorithm one_phase for ranks on nodes, wanted auto or two_phase");
+    LT_REQUIRE(std::isfinite(options.latency_s) && std::isfinite(options.bytes_per_s) && options.latency_s >= 0 &&
+                   options.bytes_per_s >= 0 && (options.latency_s > 0) == (options.bytes_per_s > 0),
+               "got latency_s=%g and bytes_per_s=%g, wanted both above 0, or both 0 to have them measured",
+               options.latency_s, options.bytes_per_s);
+    LT_REQUIRE(options.threads >= 0, "got threads=%d, wanted 0 or more", options.threads);
+    check_weight(options.weight);
+    cost = {options.latency_s, options.bytes_per_s};
+    threads = options.threads ? options.threads : available_threads();
+    backend = cpu::make_backend(options.cpu_target);
+  }
+
+  static void check_weight(int64_t weight) {
+    LT_REQUIRE(weight >= 0 && weight < int64_t{1} << 31, "got a weight of %lld votes, wanted 0 to 2^31 - 1",
+               static_cast<long long>(weight));
+  }
+
+  uint32_t weight_of(const SignBallot& ballot) const {
+    return ballot.weight < 0 ? options.weight : static_cast<uint32_t>(ballot.weight);
+  }
+
+  void check(const SignBallot& ballot, const SignResult& result, const ResidualState* residual) const;
+  wire::Announcement announcement(const SignBallot& ballot, const ResidualState* residual) const;
+  SignAlgorithm choose(const SignBallot& ballot) const;
+  SignOutcome call(const SignBallot& ballot, const SignResult& result, ResidualState* residual);
+
+  SignCollectiveOptions options;
+  Channel channel;
+  TieRule ties;
+  int threads = 1;
+  std::unique_ptr<Backend> backend;
+  Cost cost;
+  Scratches scratch;
+  uint64_t calls = 0;
+};
+
+void SignCollective::Impl::check(const SignBallot& ballot, const SignResult& result,
+                                 const ResidualState* residual) const {
+  LT_REQUIRE(ballot.count >= 0 && ballot.count < int64_t{1} << 60, "got %lld signs, wanted 0 to 2^60",
+             static_cast<long long>(ballot.count));
+  LT_REQUIRE(ballot.weight >= -1, "got weight=%lld, wanted votes, or -1 for those of the collective",
+             static_cast<long long>(ballot.weight));
+  check_weight(weight_of(ballot));
+  LT_REQUIRE(ballot.first_index % static_cast<uint64_t>(kSignAlignment) == 0,
+             "got signs from index %llu, wanted a multiple of %lld",
+             static_cast<unsigned long long>(ballot.first_index), static_cast<long long>(kSignAlignment));
+  if (residual) {
+    LT_REQUIRE(!channel.two_level(), "got a mean over nodes, wanted one transport");
+    LT_REQUIRE(!ballot.presence, "got presence for a mean, wanted scales only");
+    LT_REQUIRE(residual->total == ballot.count && residual->rank == channel.rank() && residual->size == channel.size(),
+               "got the residual of %lld signs, rank %d of %d, wanted that of %lld signs, rank %d of %d",
+               static_cast<long long>(residual->total), residual->rank, residual->size,
+               static_cast<long long>(ballot.count), channel.rank(), channel.size());
+  }
+  if (ballot.count == 0) return;
+  if (weight_of(ballot) && !ballot.nonfinite) {
+    LT_REQUIRE(ballot.bits, "got no bits for %lld signs", static_cast<long long>(ballot.count));
+    LT_REQUIRE(ballot.scales || !residual, "got no scales for a mean");
+  }
+  LT_REQUIRE(result.bits, "got no memory for the result");
+  LT_REQUIRE(result.scales || !residual, "got no memory for the result's scales");
+  if (residual) return;
+  LT_REQUIRE(result.presence || !ballot.presence, "got no memory for the result's presence");
+  LT_REQUIRE(result.zeros || ties != TieRule::kZero, "got no memory for the marks of ties that become zero");
+  LT_REQUIRE(ballot.previous || ties != TieRule::kPrevious,
+             "got no earlier result for ties that become the earlier sign");
+}
+
+wire::Announcement SignCollective::Impl::announcement(const SignBallot& ballot, const ResidualState* residual) const {
+  wire::Announcement out;
+  out.prefix.kind = residual ? wire::Kind::kMean : wire::Kind::kVote;
+  out.count = ballot.count;
+  out.step = ballot.step, out.digest = ballot.digest;
+  out.seed = options.seed, out.first_index = ballot.first_index;
+  out.sequence = calls;
+  out.dtype = static_cast<int32_t>(ballot.dtype), out.ties = static_cast<int32_t>(ties);
+  out.inside = channel.two_level() ? channel.inside_size() : 0;
+  out.residual = residual ? residual->codec : -1;
+  out.weight = weight_of(ballot);
+  out.has_presence = ballot.presence != nullptr;
+  out.settle = options.settle;
+  out.nonfinite = ballot.nonfinite;
+  out.failed = ballot.failed;
+  return out;
+}
+
+SignAlgorithm SignCollective::Impl::choose(const SignBallot& ballot) const {
+  if (options.algorithm != SignAlgorithm::kAuto) return options.algorithm;
+  if (channel.two_level()) return SignAlgorithm::kTwoPhase;
+  const PieceShape whole{shard_signs(ballot.count, 1), ballot.presence != nullptr};
+  return faster(cost, channel.size(), whole.ballot_bytes());
+}
+
+SignOutcome SignCollective::Impl::call(const SignBallot& ballot, const SignResult& result, ResidualState* residual) {
+  SignOutcome outcome;
+  Stopwatch watch;
+  channel.reset_traffic();
+  ++calls;
+  if (options.algorithm == SignAlgorithm::kAuto && !residual && !channel.two_level() && channel.size() > 1 &&
+      !cost.known()) {
+    cost = measure(channel);
+    outcome.control_sent = outcome.control_received = channel.traffic().payload + channel.traffic().control;
+    channel.reset_traffic();
+    watch.lap(&outcome.seconds.measure);
+  }
+  // What is wrong on this rank alone is told to the others before it is thrown.
+  std::exception_ptr own;
+  std::unique_ptr<Exchange> exchange;
+  wire::Announcement mine = announcement(ballot, residual);
+  if (!ballot.failed) try {
+      check(ballot, result, residual);
+      outcome.algorithm = residual ? SignAlgorithm::kTwoPhase : choose(ballot);
+      const ExchangeCall with{channel, *backend,     scratch,           ballot,  result,  residual,
+                              ties,    options.seed, weight_of(ballot), threads, &outcome};
+      exchange = channel.two_level()                             ? make_two_level(with)
+                 : outcome.algorithm == SignAlgorithm::kOnePhase ? make_one_phase(with)
+                                                                 : make_two_phase(with);
+      exchange->prepare();
+    } catch (const std::exception&) {
+      own = std::current_exception();
+      mine.failed = 1;
+    }
+  mine.algorithm = static_cast<int32_t>(outcome.algorithm);
+  const auto count_traffic = [&] {
+    const Channel::Traffic& traffic = channel.traffic();
+    outcome.payload_sent = outcome.payload_received = traffic.payload;
+    outcome.control_sent += traffic.control, outcome.control_received += traffic.control;
+  };
+  const Agreement agreed = announce(channel, mine);
+  watch.lap(&outcome.seconds.announce);
+  if (own) std::rethrow_exception(own);
+  outcome.nonfinite = agreed.nonfinite, outcome.failed = agreed.failed;
+  outcome.applied = agreed.nonfinite.empty() && agreed.failed.empty();
+  if (outcome.applied && ballot.count) {
+    const Found found = exchange->run(agreed);
+    watch = {};
+    confirm(channel, agreed, found);
+    watch.lap(&outcome.seconds.confirm);
+    exchange->deliver();
+  }
+  count_traffic();
+  return outcome;
+}
+
+SignCollective::SignCollective(std::shared_ptr<Transport> transport, const SignCollectiveOptions& options)
+    : impl_(std::make_unique<Impl>(std::move(transport), nullptr, options)) {}
+
+SignCollective::SignCollective(std::shared_ptr<Transport> inside, std::shared_ptr<Transport> between,
+                               const SignCollectiveOptions& options) {
+  LT_REQUIRE(between, "got no transport between nodes");
+  impl_ = std::make_unique<Impl>(std::move(inside), std::move(between), options);
+}
+
+SignCollective::~SignCollective() = default;
+SignCollective::SignCollective(SignCollective&&) noexcept = default;
+SignCollective& SignCollective::operator=(SignCollective&&) noexcept = default;
+
+int SignCollective::rank() const { return impl_->channel.rank(); }
+int SignCollective::size() const { return impl_->channel.size(); }
+double SignCollective::latency_s() const { return impl_->cost.latency_s; }
+double SignCollective::bytes_per_s() const { return impl_->cost.bytes_per_s; }
+
+SignOutcome SignCollective::vote(const SignBallot& ballot, const SignResult& result) {
+  SignBallot of = ballot;
+  SignResult to = result;
+  of.scales = nullptr, to.scales = nullptr;
+  return impl_->call(of, to, nullptr);
+}
+
+SignOutcome SignCollective::mean(const SignBallot& ballot, const SignResult& result, SignResidual& residual) {
+  return impl_->call(ballot, result, residual.impl_.get());
+}
+
+}  // namespace lowtide

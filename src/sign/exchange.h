@@ -1,0 +1,81 @@
+// The payload rounds: one form for each algorithm.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+
+#include "backend/backend.h"
+#include "lowtide/sign_collective.h"
+#include "sign/channel.h"
+#include "sign/residual.h"
+#include "sign/rounds.h"
+
+namespace lowtide {
+
+// Memory that is kept from call to call, and holds anything.
+class Scratch {
+ public:
+  std::byte* need(int64_t bytes) {
+    if (bytes > bytes_) {
+      bytes_ = 0;
+      data_.reset();
+      data_ = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(bytes));
+      bytes_ = bytes;
+    }
+    return data_.get();
+  }
+
+ private:
+  std::unique_ptr<std::byte[]> data_;
+  int64_t bytes_ = 0;
+};
+
+struct Scratches {
+  Scratch first, second, third, fourth;
+};
+
+// One call, as an exchange sees it. Everything is borrowed.
+struct ExchangeCall {
+  Channel& channel;
+  Backend& backend;
+  Scratches& scratch;
+  const SignBallot& ballot;
+  const SignResult& result;
+  ResidualState* residual = nullptr;  // of a mean
+  TieRule ties = TieRule::kHash;
+  uint64_t seed = 0;
+  uint32_t weight = 1;
+  int threads = 1;
+  SignOutcome* outcome = nullptr;
+};
+
+class Exchange {
+ public:
+  virtual ~Exchange() = default;
+  // Allocates all that run() needs, from this rank's ballot alone.
+  virtual void prepare() = 0;
+  // The rounds; afterwards the result is in scratch memory, and those rejected are in the outcome.
+  virtual Found run(const Agreement& agreed) = 0;
+  // Copies it to the caller.
+  virtual void deliver() = 0;
+};
+
+std::unique_ptr<Exchange> make_one_phase(const ExchangeCall& call);
+std::unique_ptr<Exchange> make_two_phase(const ExchangeCall& call);  // a mean where the call has a residual
+std::unique_ptr<Exchange> make_two_level(const ExchangeCall& call);
+
+// Adds up the seconds between its calls.
+class Stopwatch {
+ public:
+  void lap(double* seconds) {
+    const auto now = std::chrono::steady_clock::now();
+    *seconds += std::chrono::duration<double>(now - last_).count();
+    last_ = now;
+  }
+
+ private:
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace lowtide

@@ -1,0 +1,75 @@
+#include "sign/wire.h"
+
+#include <cstring>
+
+#include "core/crc32c.h"
+
+namespace lowtide::wire {
+
+const char* describe(Reason reason) {
+  switch (reason) {
+    case Reason::kFine:
+      return "is fine";
+    case Reason::kNoAnnouncement:
+      return "was damaged";
+    case Reason::kBadHeader:
+      return "has a damaged header";
+    case Reason::kOtherMessage:
+      return "is one of another call, shard or rank";
+    case Reason::kBadPayload:
+      return "does not match its checksum";
+    case Reason::kBadScale:
+      return "has scales that are negative or not finite";
+    case Reason::kNoVotes:
+      return "has no ballots in it";
+    case Reason::kSenderFailed:
+      return "could not be made there";
+    case Reason::kBadRecord:
+      return "was damaged";
+    case Reason::kDiffers:
+      return "differs from that of the others";
+    case Reason::kLostCounts:
+      return "was lost with the counts of its node";
+  }
+  return "has an unknown fault";
+}
+
+namespace {
+constexpr size_t kRecordCrcAt = kRecordBytes - sizeof(uint32_t);
+constexpr size_t kHeaderCrcAt = kHeaderBytes - sizeof(uint32_t);
+}  // namespace
+
+void seal_record(void* record) {
+  const uint32_t crc = crc32c(record, kRecordCrcAt);
+  std::memcpy(static_cast<std::byte*>(record) + kRecordCrcAt, &crc, sizeof crc);
+}
+
+bool sound_record(const void* record) {
+  uint32_t crc, magic;
+  std::memcpy(&crc, static_cast<const std::byte*>(record) + kRecordCrcAt, sizeof crc);
+  std::memcpy(&magic, record, sizeof magic);
+  return magic == kMagic && crc == crc32c(record, kRecordCrcAt);
+}
+
+void seal_message(Header header, std::byte* message, int64_t payload_bytes) {
+  header.payload_bytes = static_cast<uint64_t>(payload_bytes);
+  header.payload_crc = crc32c(message + kHeaderBytes, static_cast<size_t>(payload_bytes));
+  header.crc = crc32c(&header, kHeaderCrcAt);
+  std::memcpy(message, &header, sizeof header);
+}
+
+Reason check_message(const Header& due, const std::byte* message, int64_t payload_bytes, Header* read) {
+  std::memcpy(read, message, sizeof *read);
+  if (read->magic != kMagic || read->version != kVersion || read->crc != crc32c(read, kHeaderCrcAt))
+    return Reason::kBadHeader;
+  if (read->round != due.round || read->sender != due.sender || read->receiver != due.receiver ||
+      read->count != due.count || read->step != due.step || read->first != due.first ||
+      read->payload_bytes != static_cast<uint64_t>(payload_bytes) ||
+      (due.announcement && read->announcement != due.announcement))
+    return Reason::kOtherMessage;
+  if (read->payload_crc != crc32c(message + kHeaderBytes, static_cast<size_t>(payload_bytes)))
+    return Reason::kBadPayload;
+  return read->reason == Reason::kFine ? Reason::kFine : Reason::kSenderFailed;
+}
+
+}  // namespace lowtide::wire
