@@ -14,6 +14,7 @@
 #include "backend/cpu/cpu_backend.h"
 #include "backend/dialect.h"
 #include "backend/signs.h"
+#include "lowtide/optimizer.h"
 #include "lowtide/sign_accumulator.h"
 #include "lowtide/sign_collective.h"
 #include "tensor_reader.h"

@@ -14,6 +14,7 @@
 #include "collective_binding.h"
 #include "core/sizes.h"
 #include "lowtide/backends.h"
+#include "lowtide/sign_collective.h"
 #include "memory/write_failure.h"
 #include "memory_argument.h"
 #include "optim/hyper_fields.h"
@@ -326,6 +327,10 @@ NB_MODULE(_core, m) {
   nb::register_exception_translator([](const std::exception_ptr& p, void*) {
     try {
       std::rethrow_exception(p);
+    } catch (const lowtide::CollectiveError& e) {
+      PyErr_SetString(e.kind() == lowtide::ErrorKind::kInvalidArgument ? PyExc_ValueError : PyExc_ConnectionError, e.what());
+    } catch (const lowtide::TransportError& e) {
+      PyErr_SetString(PyExc_ConnectionError, e.what());
     } catch (const lowtide::Error& e) {
       switch (e.kind()) {
         case lowtide::ErrorKind::kInvalidArgument:

@@ -154,8 +154,10 @@ SignOutcome SignCollective::Impl::call(const SignBallot& ballot, const SignResul
   if (own) std::rethrow_exception(own);
   outcome.nonfinite = agreed.nonfinite, outcome.failed = agreed.failed;
   outcome.applied = agreed.nonfinite.empty() && agreed.failed.empty();
-  if (outcome.applied && ballot.count) {
-    const Found found = exchange->run(agreed);
+  const bool ready = !outcome.applied || !ballot.prepare || ballot.prepare();
+  if (outcome.applied && (ballot.count || !ready)) {
+    Found found = exchange->run(agreed);
+    if (!ready) found.reason = wire::Reason::kSenderFailed, found.culprit = channel.rank();
     watch = {};
     confirm(channel, agreed, found);
     watch.lap(&outcome.seconds.confirm);

@@ -40,9 +40,8 @@ class SignHook:
     model: the DDP model or the one inside, on the CPU. Every worker of the default group makes its hook.
     """
 
-    __name__ = "lowtide_sign"  # torch logs it
-
     def __init__(self, model: torch.nn.Module, vote: VoteOptions) -> None:
+        self.__name__ = self.__qualname__ = f"lowtide.{type(self).__name__}"  # torch logs them
         inner = model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
         named = [(name, param) for name, param in inner.named_parameters() if param.requires_grad]
         if not named:
