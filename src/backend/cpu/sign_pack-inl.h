@@ -1,35 +1,37 @@
-// Values to bits and back, a word of 64 signs at a time: 64 values are 4 KiB or less of registers' worth, and a word is
-// a block of presence. On integers. Included inside the target's namespace by sign_kernels.inc.
+// Values to bits and back, a word of 64 signs at a time, which is a block of presence. On integers: a denormal is a
+// number where floating point takes it for zero. Included inside the target's namespace by sign_kernels.inc.
 
 inline constexpr int kWordSigns = 64;
 static_assert(kWordSigns == kSignBlock);
 
-// The words that signs [first, first + count) lie in, whole or in part: word(at, n), at the first sign's number.
+// Signs [first, first + count) as parts of words, n < 64, and runs of whole ones, n a multiple of 64 within one block of
+// scales: run(at, n), at the first sign's number.
 template <class Fn>
-HWY_INLINE void for_each_sign_word(int64_t first, int64_t count, Fn&& word) {
-  for (int64_t at = first, end = first + count; at < end;) {
-    const int64_t n = std::min(end - at, kWordSigns - at % kWordSigns);
-    word(at, static_cast<int>(n));
-    at += n;
+HWY_INLINE void for_each_sign_run(int64_t first, int64_t count, Fn&& run) {
+  const auto begin = static_cast<u64>(first), end = static_cast<u64>(first + count);
+  for (u64 at = begin, n; at < end; at += n) {
+    n = std::min<u64>(end - at, at % kWordSigns ? kWordSigns - at % kWordSigns : kFeedbackBlock - at % kFeedbackBlock);
+    if (n > kWordSigns) n -= n % kWordSigns;
+    run(at, n);
   }
 }
 
 // Bytes of n signs from number `at`, their first bit the lowest.
-LT_FN u64 load_signs(const std::byte* bits, int64_t at, int n) {
+LT_FN u64 load_signs(const std::byte* bits, u64 at, u64 n) {
   u64 word = 0;
-  std::memcpy(&word, bits + at / 8, n == kWordSigns ? 8 : static_cast<size_t>(sign_bytes(at % 8 + n)));
+  std::memcpy(&word, bits + at / 8, (at % 8 + n + 7) / 8);
   return word >> (at % 8);
 }
+LT_FN u64 load_word(const std::byte* bits, u64 at) {
+  u64 word;
+  std::memcpy(&word, bits + at / 8, sizeof word);
+  return word;
+}
 // Keeps those before them in their first byte, and clears those behind in their last.
-LT_FN void store_signs(u64 word, std::byte* bits, int64_t at, int n) {
-  if (n == kWordSigns) {
-    std::memcpy(bits + at / 8, &word, 8);
-    return;
-  }
-  const int shift = static_cast<int>(at % 8);
-  const u64 before = std::to_integer<u64>(bits[at / 8]) & ((u64{1} << shift) - 1);
+LT_FN void store_signs(u64 word, std::byte* bits, u64 at, u64 n) {
+  const u64 shift = at % 8, before = std::to_integer<u64>(bits[at / 8]) & ((u64{1} << shift) - 1);
   word = (word & ((u64{1} << n) - 1)) << shift | before;
-  std::memcpy(bits + at / 8, &word, static_cast<size_t>(sign_bytes(shift + n)));
+  std::memcpy(bits + at / 8, &word, (shift + n + 7) / 8);
 }
 
 // Elements as signed integers, for which compares are cheapest.
@@ -65,35 +67,46 @@ void pack_as(const SignItem& item) {
   using Lane = typename E::Lane;
   const PlusTest<T> plus(item.zero_is_plus);
   const auto magnitude = E::set(static_cast<typename E::Raw>(~SignBits<T>::kMinusZero));
-  const auto* values = static_cast<const std::byte*>(item.values);
   auto largest = hn::Zero(E::d);
-  u32 present = 0;
-  for_each_sign_word(item.first, item.count, [&](int64_t at, int n) {
-    alignas(64) Lane padded[kWordSigns];
-    const std::byte* from = values + (at - item.first) * static_cast<int64_t>(sizeof(Lane));
-    if (n < kWordSigns) {
-      std::memset(padded, 0, sizeof padded);
-      std::memcpy(padded, from, static_cast<size_t>(n) * sizeof(Lane));
-      from = reinterpret_cast<const std::byte*>(padded);
-    }
+  bool some = false;  // of the last word's values is not zero
+  const auto pack_word = [&](const Lane* from) {
     u64 word = 0;
     auto any = hn::Zero(E::d);
     for (int k = 0; k < kWordSigns; k += E::kCount) {
-      const auto x = hn::LoadU(E::d, reinterpret_cast<const Lane*>(from) + k);
+      const auto x = hn::LoadU(E::d, from + k);
       u64 part = 0;
       hn::StoreMaskBits(E::d, plus(x), reinterpret_cast<u8*>(&part));
       word |= part << k;
       if constexpr (kPresence) any = hn::Or(any, x);
       if constexpr (kFinite) largest = hn::Max(largest, hn::And(x, magnitude));
     }
-    store_signs(word, item.bits, at, n);
-    if constexpr (kPresence) {
-      const int64_t block = at / kSignBlock;
-      const bool zero = hn::AllTrue(E::d, hn::Eq(hn::And(any, magnitude), hn::Zero(E::d)));
-      present |= static_cast<u32>(!zero) << (block % 8);
-      if (block % 8 < 7 && at + n < item.first + item.count) return;
-      item.presence[block / 8] = static_cast<std::byte>(present);
-      present = 0;
+    if constexpr (kPresence) some = !hn::AllTrue(E::d, hn::Eq(hn::And(any, magnitude), hn::Zero(E::d)));
+    return word;
+  };
+  const auto* values = static_cast<const Lane*>(item.values);
+  std::byte *const bits = item.bits, *const presence = item.presence;
+  const auto first = static_cast<u64>(item.first), end = first + static_cast<u64>(item.count);
+  u64 present = 0;
+  const auto note = [&](u64 at, u64 n) {
+    const u64 block = at / kWordSigns;
+    present |= u64{some} << (block % 8);
+    if (block % 8 < 7 && at + n < end) return;
+    presence[block / 8] = static_cast<std::byte>(present);
+    present = 0;
+  };
+  for_each_sign_run(item.first, item.count, [&](u64 at, u64 n) {
+    const Lane* from = values + (at - first);
+    if (n < kWordSigns) {
+      alignas(64) Lane padded[kWordSigns] = {};
+      std::memcpy(padded, from, n * sizeof(Lane));
+      store_signs(pack_word(padded), bits, at, n);
+      if constexpr (kPresence) note(at, n);
+      return;
+    }
+    for (const u64 stop = at + n; at < stop; at += kWordSigns, from += kWordSigns) {
+      const u64 word = pack_word(from);
+      std::memcpy(bits + at / 8, &word, sizeof word);
+      if constexpr (kPresence) note(at, kWordSigns);
     }
   });
   if constexpr (kFinite) {
@@ -110,15 +123,18 @@ void pack_run(const SignItem& item) {
     item.nonfinite ? pack_as<T, false, true>(item) : pack_as<T, false, false>(item);
 }
 
-// A word's values to memory, past the cache if it is aligned and `kStream`.
-template <class T, bool kStream>
+// A word's values to memory: past the cache, where it must be aligned, if kStream.
+template <class T, bool kStream, bool kZeros>
 HWY_INLINE void expand(u64 word, u64 zeros, typename Elements<T>::Vec plus, typename Elements<T>::Vec minus,
                        typename Elements<T>::Lane* values) {
   using E = Elements<T>;
   for (int k = 0; k < kWordSigns; k += E::kCount) {
-    const u64 part = word >> k, zero = zeros >> k;
+    const u64 part = word >> k;
     auto x = hn::IfThenElse(hn::LoadMaskBits(E::d, reinterpret_cast<const u8*>(&part)), plus, minus);
-    if (zeros) x = hn::IfThenZeroElse(hn::LoadMaskBits(E::d, reinterpret_cast<const u8*>(&zero)), x);
+    if constexpr (kZeros) {
+      const u64 zero = zeros >> k;
+      x = hn::IfThenZeroElse(hn::LoadMaskBits(E::d, reinterpret_cast<const u8*>(&zero)), x);
+    }
     if constexpr (kStream)
       hn::Stream(x, E::d, values + k);
     else
@@ -141,22 +157,34 @@ void unpack_as(const SignItem& item) {
   using E = Elements<T>;
   using Lane = typename E::Lane;
   auto plus = E::set(SignBits<T>::kOne), minus = E::set(SignBits<T>::kOne | SignBits<T>::kMinusZero);
-  int64_t scaled = -1;
-  for_each_sign_word(item.first, item.count, [&](int64_t at, int n) {
-    if (item.scales && at / kFeedbackBlock != scaled) {
-      scaled = at / kFeedbackBlock;
-      const float scale = bf16_decode(u32{item.scales[scaled]});
+  auto* values = static_cast<Lane*>(item.values);
+  const std::byte *const bits = item.bits, *const zeros = item.zeros, *const presence = item.presence;
+  const auto first = static_cast<u64>(item.first);
+  const auto absent = [&](u64 at) {
+    const u64 block = at / kWordSigns;
+    return presence && !(std::to_integer<u32>(presence[block / 8]) >> (block % 8) & 1u) ? ~u64{0} : u64{0};
+  };
+  for_each_sign_run(item.first, item.count, [&](u64 at, u64 n) {
+    if (item.scales) {
+      const float scale = bf16_decode(u32{item.scales[at / kFeedbackBlock]});
       plus = as_elements<T>(scale), minus = as_elements<T>(-scale);
     }
-    const u64 word = load_signs(item.bits, at, n);
-    u64 zeros = item.zeros ? load_signs(item.zeros, at, n) : 0;
-    const int64_t block = at / kSignBlock;
-    if (item.presence && !(std::to_integer<u32>(item.presence[block / 8]) >> (block % 8) & 1u)) zeros = ~u64{0};
-    auto* values = static_cast<Lane*>(item.values) + (at - item.first);
-    if (n == kWordSigns) return expand<T, kStream>(word, zeros, plus, minus, values);
-    alignas(64) Lane padded[kWordSigns];
-    expand<T, false>(word, zeros, plus, minus, padded);
-    std::memcpy(values, padded, static_cast<size_t>(n) * sizeof(Lane));
+    Lane* to = values + (at - first);
+    if (n < kWordSigns) {
+      alignas(64) Lane padded[kWordSigns];
+      const u64 zero = absent(at) | (zeros ? load_signs(zeros, at, n) : 0);
+      expand<T, false, true>(load_signs(bits, at, n), zero, plus, minus, padded);
+      std::memcpy(to, padded, n * sizeof(Lane));
+      return;
+    }
+    const u64 stop = at + n;
+    if (zeros || presence) {
+      for (; at < stop; at += kWordSigns, to += kWordSigns)
+        expand<T, kStream, true>(load_word(bits, at), absent(at) | (zeros ? load_word(zeros, at) : 0), plus, minus, to);
+    } else {
+      for (; at < stop; at += kWordSigns, to += kWordSigns)
+        expand<T, kStream, false>(load_word(bits, at), 0, plus, minus, to);
+    }
   });
   if constexpr (kStream) hwy::FlushStream();
 }
