@@ -99,16 +99,20 @@ const char* round_name(Round round) {
   }
 }
 
-// All ranks' records, those that were damaged zero. Throws if a rank is in another round.
+// All ranks' records, those that were damaged zero. Before a call begins a rank in another round is refused; later it
+// can only be a message that went astray.
 template <class Record>
 std::vector<Record> gather(Channel& channel, const Record& mine, std::vector<bool>* sound) {
   std::vector<Record> all(static_cast<size_t>(channel.size()));
   channel.gather_records(&mine, reinterpret_cast<std::byte*>(all.data()));
   all[static_cast<size_t>(channel.rank())] = mine;
   sound->assign(all.size(), true);
+  const Round round = mine.prefix.round;
+  const bool begins = round == Round::kMeasure || round == Round::kAnnounce;
   Values rounds;
   for (size_t r = 0; r < all.size(); ++r) {
-    (*sound)[r] = wire::sound_record(&all[r]) && all[r].prefix.rank == static_cast<int32_t>(r);
+    (*sound)[r] = wire::sound_record(&all[r]) && all[r].prefix.rank == static_cast<int32_t>(r) &&
+                  (begins || all[r].prefix.round == round);
     if ((*sound)[r])
       rounds[round_name(all[r].prefix.round)].push_back(static_cast<int>(r));
     else
@@ -120,10 +124,10 @@ std::vector<Record> gather(Channel& channel, const Record& mine, std::vector<boo
 
 const char* message_name(Round round) {
   switch (round) {
+    case Round::kAnnounce:
+      return "announcement";
     case Round::kBallot:
       return "ballot";
-    case Round::kCounts:
-      return "counts";
     case Round::kConfirm:
     case Round::kSettle:
       return "confirmation";
@@ -167,7 +171,10 @@ void judge(const Agreement& agreed, const std::vector<Verdict>& all, const std::
   for (size_t r = 0; r < all.size(); ++r) {
     if (all[r].result == most) continue;
     const auto rank = static_cast<int>(r);
-    if (all[r].suspect >= 0) return accuse(view, all[r].suspicion, Round::kBallot, all[r].suspect, rank);
+    const Reason suspicion = all[r].suspicion;
+    if (suspicion != Reason::kFine)
+      return accuse(view, suspicion, suspicion == Reason::kNoAnnouncement ? Round::kAnnounce : Round::kBallot,
+                    all[r].suspect, rank);
     return accuse(view, Reason::kDiffers, Round::kResult, rank, rank);
   }
 }
@@ -243,6 +250,9 @@ void confirm(Channel& channel, const Agreement& agreed, const Found& found) {
   Verdict mine = verdict(channel, agreed, Round::kConfirm);
   mine.result = found.result_crc;
   mine.suspect = found.suspect, mine.suspicion = found.suspicion;
+  const auto damaged = std::find(agreed.reasons.begin(), agreed.reasons.end(), Reason::kNoAnnouncement);
+  if (damaged != agreed.reasons.end())
+    mine.suspect = static_cast<int32_t>(damaged - agreed.reasons.begin()), mine.suspicion = *damaged;
   if (found.reason != Reason::kFine) accuse(&mine, found.reason, Round::kResult, found.culprit, channel.rank());
   wire::seal_record(&mine);
   std::vector<bool> sound;

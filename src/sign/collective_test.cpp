@@ -1,0 +1,306 @@
+// Votes over all algorithms against the definition, sign by sign; bytes on the wire; what ranks must agree on.
+#include <gtest/gtest.h>
+
+#include "support/sign_ranks.h"
+
+namespace lowtide {
+namespace {
+
+using testing::Ended;
+using testing::Ranks;
+using testing::Rng;
+using testing::VoteCase;
+using testing::VoteResult;
+
+int64_t random_count(Rng& rng) {
+  static const int64_t borders[] = {0, 1, 7, 8, 63, 64, 65, 512, 1023, 1024, 1025, 2048, 9216, 9217};
+  if (rng.chance(0.4)) return borders[rng.below(std::size(borders))];
+  return rng.chance(0.01) ? rng.below(300000) : rng.below(rng.chance(0.1) ? 30000 : 6000);
+}
+
+bool votes_at_all(const VoteCase& of) {
+  for (const uint32_t weight : of.weights)
+    if (weight) return true;
+  return false;
+}
+
+// Differing bytes over all ranks; -1 if a rank threw.
+int64_t differing(const VoteCase& of, const VoteResult& wanted) {
+  Ranks ranks(of);
+  std::vector<VoteResult> results;
+  int64_t different = 0;
+  for (const Ended& ended : testing::take_vote(of, ranks, &results))
+    if (ended.threw || !ended.outcome.applied || !ended.outcome.rejected.empty()) {
+      ADD_FAILURE() << ended.text;
+      return -1;
+    }
+  for (const VoteResult& result : results) {
+    for (size_t i = 0; i < wanted.bits.size(); ++i)
+      different += (result.bits[i] != wanted.bits[i]) + (result.zeros[i] != wanted.zeros[i]);
+    for (size_t i = 0; i < wanted.presence.size(); ++i) different += result.presence[i] != wanted.presence[i];
+  }
+  return different;
+}
+
+TEST(SignCollective, VotesAreThoseOfTheDefinitionOnAllRanks) {
+  Rng rng = testing::seeded("votes over transports", 20261121);
+  int64_t cases[4] = {}, signs = 0, ties = 0;
+  for (int i = 0; i < 2400; ++i) {
+    const int nodes = i % 3 == 0 ? static_cast<int>(rng.between(1, 3)) : 0;
+    const int ranks = nodes ? nodes * static_cast<int>(rng.between(1, 3)) : static_cast<int>(rng.between(1, 9));
+    VoteCase of = random_vote(ranks, random_count(rng), rng);
+    of.nodes = nodes;
+    of.options.algorithm = static_cast<SignAlgorithm>(nodes ? 2 * rng.below(2) : i % 3 == 1 ? 1 : 2 * rng.below(2));
+    if (!votes_at_all(of)) of.weights[0] = 1;
+    const VoteResult wanted = reference_vote(of, {}, &ties);
+    ASSERT_EQ(differing(of, wanted), 0) << "case " << i << ": " << ranks << " ranks, " << nodes << " nodes, "
+                                        << of.count << " signs, ties " << of.options.ties;
+    ++cases[nodes ? 3 : static_cast<int>(of.options.algorithm)];
+    signs += of.count * ranks;
+  }
+  // A control: one ballot's bit makes a difference.
+  VoteCase of = random_vote(3, 2000, rng);
+  of.weights = {1, 1, 1}, of.with_presence = false;
+  const VoteResult wanted = reference_vote(of);
+  for (auto& byte : of.ballots[1]) byte = static_cast<unsigned char>(~byte);
+  EXPECT_GT(differing(of, wanted), 0);
+  EXPECT_GT(ties, 100000);
+  std::printf(
+      "[ checks ] %lld votes (auto %lld, one phase %lld, two phases %lld, nodes %lld), %lld signs, %lld ties: 0 "
+      "bytes differ\n",
+      static_cast<long long>(cases[0] + cases[1] + cases[2] + cases[3]), static_cast<long long>(cases[0]),
+      static_cast<long long>(cases[1]), static_cast<long long>(cases[2]), static_cast<long long>(cases[3]),
+      static_cast<long long>(signs), static_cast<long long>(ties));
+}
+
+TEST(SignCollective, BytesOnTheWireAreTheFormula) {
+  Rng rng = testing::seeded("bytes on the wire", 4);
+  int64_t cases = 0;
+  double worst = 0;
+  for (int w = 2; w <= 16; ++w) {
+    for (const bool two : {false, true}) {
+      VoteCase of = random_vote(w, 1 << 20, rng);
+      of.with_presence = false, of.options.ties = "hash";
+      of.weights.assign(static_cast<size_t>(w), 1);
+      of.options.algorithm = two ? SignAlgorithm::kTwoPhase : SignAlgorithm::kOnePhase;
+      // What the hook sees is what the outcome claims.
+      Ranks ranks(of);
+      std::vector<int64_t> seen(static_cast<size_t>(w));
+      ranks.inside[0]->on_message([&](ThreadGroup::Message& m) {
+        if (m.sender != m.receiver) seen[static_cast<size_t>(m.sender)] += m.bytes;
+      });
+      std::vector<VoteResult> results;
+      const std::vector<Ended> ended = testing::take_vote(of, ranks, &results);
+      const int64_t units = of.count / 1024;
+      const int64_t shard = (units + w - 1) / w * 128;  // bytes
+      const int64_t payload =
+          two ? (w - 1) * (64 + shard + 64 + shard + (w + 7) / 8 * 8) : (w - 1) * (64 + of.count / 8);
+      for (int r = 0; r < w; ++r) {
+        const SignOutcome& outcome = ended[static_cast<size_t>(r)].outcome;
+        ASSERT_TRUE(outcome.applied);
+        ASSERT_EQ(outcome.payload_sent, payload);
+        ASSERT_EQ(outcome.control_sent, 3 * 128 * (w - 1));
+        ASSERT_EQ(seen[static_cast<size_t>(r)], outcome.payload_sent + outcome.control_sent);
+        const double ideal = (two ? 2.0 / w : 1.0) * (w - 1) * static_cast<double>(of.count) / 8;
+        worst = std::max(worst, static_cast<double>(seen[static_cast<size_t>(r)]) / ideal - 1);
+      }
+      ++cases;
+    }
+  }
+  // Rounding to shards, and 128 + 384 bytes of headers for each other rank.
+  EXPECT_LT(worst, 0.1);
+  std::printf(
+      "[ checks ] %lld groups of 2 to 16 ranks, 2^20 signs: bytes sent as the formula says, at most %.2f %% above "
+      "2 (n / 8) (W - 1) / W or (n / 8) (W - 1)\n",
+      static_cast<long long>(cases), 100 * worst);
+}
+
+TEST(SignCollective, AutoTakesTheFasterByTheCostModelAndAgreesOnWhatItMeasures) {
+  int64_t chosen[3] = {};
+  for (int w = 2; w <= 6; ++w)
+    for (const int64_t count : {int64_t{1024}, int64_t{1} << 16, int64_t{1} << 20}) {
+      Rng rng(static_cast<uint64_t>(w * 100 + count));
+      VoteCase of = random_vote(w, count, rng);
+      of.with_presence = false, of.weights.assign(static_cast<size_t>(w), 1);
+      of.options.latency_s = 1e-4, of.options.bytes_per_s = 1e9;
+      const bool one = (w - 1) * (1 - 2.0 / w) * static_cast<double>(count / 8 + 64) < 1e5;
+      for (const bool measured : {false, true}) {
+        if (measured) of.options.latency_s = of.options.bytes_per_s = 0;
+        Ranks ranks(of);
+        std::vector<VoteResult> results(static_cast<size_t>(w), VoteResult(count));
+        std::vector<double> latency(static_cast<size_t>(w)), rate(latency);
+        const std::vector<Ended> ended = testing::run_ranks(w, [&](int r) {
+          const auto at = static_cast<size_t>(r);
+          SignCollective collective = ranks.collective(r, of.options);
+          SignOutcome outcome = collective.vote(of.ballot(r), results[at].memory());
+          latency[at] = collective.latency_s(), rate[at] = collective.bytes_per_s();
+          if (measured) outcome = collective.vote(of.ballot(r), results[at].memory());
+          EXPECT_EQ(outcome.control_sent, 3 * 128 * (w - 1)) << "a later vote measured again";
+          return outcome;
+        });
+        for (int r = 0; r < w; ++r) {
+          const auto at = static_cast<size_t>(r);
+          ASSERT_FALSE(ended[at].threw) << ended[at].text;
+          ASSERT_EQ(results[at], reference_vote(of));
+          ASSERT_EQ(ended[at].outcome.algorithm, ended[0].outcome.algorithm);
+          ASSERT_TRUE(latency[at] > 0 && rate[at] > 0);
+          ASSERT_TRUE(latency[at] == latency[0] && rate[at] == rate[0]);
+          const SignAlgorithm wanted = one ? SignAlgorithm::kOnePhase : SignAlgorithm::kTwoPhase;
+          ASSERT_TRUE(measured || ended[at].outcome.algorithm == wanted);
+        }
+        ++chosen[measured ? 0 : static_cast<int>(ended[0].outcome.algorithm)];
+      }
+    }
+  EXPECT_TRUE(chosen[1] > 0 && chosen[2] > 0);
+  std::printf(
+      "[ checks ] by given costs %lld times one phase, %lld times two; %lld measurements agreed on by all ranks\n",
+      static_cast<long long>(chosen[1]), static_cast<long long>(chosen[2]), static_cast<long long>(chosen[0]));
+}
+
+// One rank differs in one thing: all throw, with one text that names it and both values.
+TEST(SignCollective, RanksThatDifferAreRefusedByAllAlike) {
+  struct Difference {
+    const char* text;  // of the error
+    std::function<void(SignBallot&, SignCollectiveOptions&)> make;
+  };
+  const Difference differences[] = {
+      {"step: got 5 on ranks", [](SignBallot& b, auto&) { b.step = 6; }},
+      {"number of signs: got 3000 on ranks", [](SignBallot& b, auto&) { b.count = 2999; }},
+      {"dtype: got float32 on ranks", [](SignBallot& b, auto&) { b.dtype = DType::kBF16; }},
+      {"digest", [](SignBallot& b, auto&) { b.digest ^= 1; }},
+      {"first index: got 0 on ranks", [](SignBallot& b, auto&) { b.first_index = 1024; }},
+      {"presence: got no on ranks", [](SignBallot& b, auto&) { b.presence = b.bits; }},
+      {"ties: got hash on ranks", [](SignBallot&, SignCollectiveOptions& o) { o.ties = "plus"; }},
+      {"seed: got 9 on ranks", [](SignBallot&, SignCollectiveOptions& o) { o.seed = 8; }},
+      {"settle: got yes on ranks", [](SignBallot&, SignCollectiveOptions& o) { o.settle = false; }},
+      {"algorithm: got two_phase on ranks",
+       [](SignBallot&, SignCollectiveOptions& o) { o.algorithm = SignAlgorithm::kOnePhase; }},
+      {"where they are in the call: got announcing on ranks",
+       [](SignBallot&, SignCollectiveOptions& o) {
+         o.algorithm = SignAlgorithm::kAuto, o.latency_s = o.bytes_per_s = 0;
+       }},
+  };
+  Rng rng(7);
+  int64_t cases = 0;
+  for (const Difference& difference : differences)
+    for (const int nodes : {0, 3})
+      for (const int odd : {0, 2, 5}) {
+        const std::string text = difference.text;
+        // Measuring and algorithms are matters of one transport.
+        if (nodes && (text.starts_with("algorithm") || text.starts_with("where"))) continue;
+        VoteCase of = testing::random_vote(6, 3000, rng);
+        of.nodes = nodes, of.with_presence = false, of.first_index = 0, of.step = 5;
+        of.weights.assign(6, 1);
+        of.options.ties = "hash", of.options.seed = 9, of.options.algorithm = SignAlgorithm::kTwoPhase;
+        Ranks ranks(of);
+        std::vector<VoteResult> results(6, VoteResult(3000));
+        const std::vector<Ended> ended = testing::run_ranks(6, [&](int r) {
+          SignCollectiveOptions options = of.options;
+          SignBallot ballot = of.ballot(r);
+          if (r == odd) difference.make(ballot, options);
+          SignCollective collective = ranks.collective(r, options);
+          return collective.vote(ballot, results[static_cast<size_t>(r)].memory());
+        });
+        for (int r = 0; r < 6; ++r) {
+          const Ended& each = ended[static_cast<size_t>(r)];
+          ASSERT_TRUE(each.threw) << text;
+          ASSERT_EQ(each.kind, static_cast<int>(ErrorKind::kInvalidArgument)) << each.text;
+          ASSERT_EQ(each.text, ended[0].text);
+          ASSERT_NE(each.text.find(text), std::string::npos) << each.text << ", wanted " << text;
+          ASSERT_NE(each.text.find("on rank " + std::to_string(odd)), std::string::npos) << each.text;
+          ASSERT_EQ(each.ranks, std::vector<int>{odd});
+          ASSERT_EQ(results[static_cast<size_t>(r)], VoteResult(3000));
+        }
+        ++cases;
+      }
+  std::printf("[ checks ] %lld groups with one odd rank: one error on all 6, nothing written\n",
+              static_cast<long long>(cases));
+}
+
+TEST(SignCollective, WhatOneRankCannotApplyNobodyDoes) {
+  Rng rng(8);
+  int64_t cases = 0;
+  for (const int nodes : {0, 2})
+    for (int odd = 0; odd < 4; ++odd)
+      for (const int what : {0, 1, 2}) {  // not finite, says it failed, a ballot that is wrong in itself
+        VoteCase of = testing::random_vote(4, 5000, rng);
+        of.nodes = nodes, of.with_presence = false, of.weights.assign(4, 1);
+        Ranks ranks(of);
+        std::vector<VoteResult> results(4, VoteResult(5000));
+        const std::vector<Ended> ended = testing::run_ranks(4, [&](int r) {
+          SignCollective collective = ranks.collective(r, of.options);
+          SignBallot ballot = of.ballot(r);
+          if (r == odd && what == 0) ballot.nonfinite = true;
+          if (r == odd && what == 1) ballot = {}, ballot.failed = true;
+          if (r == odd && what == 2) ballot.bits = nullptr;
+          SignOutcome outcome;
+          std::exception_ptr own;
+          try {
+            outcome = collective.vote(ballot, results[static_cast<size_t>(r)].memory());
+          } catch (const Error&) {
+            own = std::current_exception();
+          }
+          EXPECT_EQ(results[static_cast<size_t>(r)], VoteResult(5000));
+          // The collective goes on.
+          EXPECT_TRUE(collective.vote(of.ballot(r), results[static_cast<size_t>(r)].memory()).applied);
+          if (own) std::rethrow_exception(own);
+          return outcome;
+        });
+        for (int r = 0; r < 4; ++r) {
+          const Ended& each = ended[static_cast<size_t>(r)];
+          ASSERT_EQ(results[static_cast<size_t>(r)], reference_vote(of));
+          if (what == 2 && r == odd) {
+            ASSERT_TRUE(each.threw && each.text == "got no bits for 5000 signs") << each.text;
+            continue;
+          }
+          ASSERT_FALSE(each.threw) << each.text;
+          ASSERT_FALSE(each.outcome.applied);
+          ASSERT_EQ(each.outcome.nonfinite, what == 0 ? std::vector<int>{odd} : std::vector<int>{});
+          ASSERT_EQ(each.outcome.failed, what != 0 ? std::vector<int>{odd} : std::vector<int>{});
+          ASSERT_EQ(each.outcome.payload_sent, 0);
+        }
+        ++cases;
+      }
+  std::printf(
+      "[ checks ] %lld votes with one rank that stops them: unanimous, nothing sent or written, and the next vote "
+      "goes well\n",
+      static_cast<long long>(cases));
+}
+
+TEST(SignCollective, NoVotesAndTooManyAreRefused) {
+  Rng rng(9);
+  for (const uint32_t weight : {0u, 1u << 30}) {
+    VoteCase of = testing::random_vote(3, 100, rng);
+    of.weights.assign(3, weight);
+    Ranks ranks(of);
+    std::vector<VoteResult> results;
+    for (const Ended& each : testing::take_vote(of, ranks, &results)) {
+      ASSERT_TRUE(each.threw);
+      ASSERT_EQ(each.kind, static_cast<int>(ErrorKind::kInvalidArgument));
+    }
+  }
+}
+
+TEST(SignCollective, BadOptionsAndTransportsAreRefused) {
+  ThreadGroup group(2, std::chrono::seconds(1));
+  const auto refused = [&](auto change) {
+    SignCollectiveOptions options;
+    change(options);
+    EXPECT_THROW(SignCollective(group.transport(0), options), Error);
+  };
+  refused([](auto& o) { o.ties = "coin"; });
+  refused([](auto& o) { o.latency_s = 1; });
+  refused([](auto& o) { o.bytes_per_s = -1; });
+  refused([](auto& o) { o.threads = -1; });
+  refused([](auto& o) { o.weight = 1u << 31; });
+  refused([](auto& o) { o.cpu_target = "abacus"; });
+  refused([](auto& o) { o.algorithm = static_cast<SignAlgorithm>(3); });
+  EXPECT_THROW(SignCollective(nullptr), Error);
+  EXPECT_THROW(SignCollective(group.transport(0), nullptr), Error);
+  EXPECT_THROW(ThreadGroup(0, std::chrono::seconds(1)), Error);
+  EXPECT_THROW(CallbackTransport(2, 2, nullptr, nullptr), Error);
+  EXPECT_THROW(CallbackTransport(0, 1, nullptr, nullptr), Error);
+}
+
+}  // namespace
+}  // namespace lowtide

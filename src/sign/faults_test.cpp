@@ -1,0 +1,394 @@
+// What becomes of votes when a rank dies at any call, and when any message is damaged, cut off, late, or another's.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <mutex>
+#include <tuple>
+
+#include "sign/pieces.h"
+#include "support/sign_ranks.h"
+
+namespace lowtide {
+namespace {
+
+using testing::Ended;
+using testing::Ranks;
+using testing::Rng;
+using testing::VoteCase;
+using testing::VoteResult;
+
+VoteCase vote_of(int ranks, int nodes, SignAlgorithm algorithm, int64_t count, Rng& rng) {
+  VoteCase of = testing::random_vote(ranks, count, rng);
+  of.nodes = nodes;
+  of.weights.assign(static_cast<size_t>(ranks), 1);
+  of.options.algorithm = algorithm;
+  of.options.threads = 1;
+  return of;
+}
+
+// The vote without the ballots that were left out, which all ranks report alike.
+VoteResult vote_without(const VoteCase& of, const std::vector<RejectedBallot>& rejected) {
+  const int nodes = std::max(of.nodes, 1), inside = of.ranks / nodes;
+  const int64_t part = shard_signs(of.count, of.ranks);
+  return reference_vote(of, [&](int rank, int64_t sign) {
+    const auto index = static_cast<int>(sign / part);
+    const int owner = of.nodes ? index % nodes * inside + index / nodes : index;
+    for (const RejectedBallot& each : rejected)
+      if (each.sender == rank && (each.owner < 0 || each.owner == owner)) return false;
+    return true;
+  });
+}
+
+struct Tally {
+  int64_t cases = 0, right = 0, without = 0, refused = 0, timed_out = 0;
+};
+
+// Deaths -------------------------------------------------------------------------------------------------------------
+
+// One rank dies at one call of one of its transports.
+void expect_survived(const VoteCase& of, int dead, bool between, int64_t call, bool after_sending, Tally* tally) {
+  Ranks ranks(of, std::chrono::milliseconds(400));
+  const int inside = of.nodes ? of.ranks / of.nodes : of.ranks;
+  ThreadGroup& group =
+      between ? *ranks.between[static_cast<size_t>(dead % inside)] : *ranks.inside[static_cast<size_t>(dead / inside)];
+  group.kill(between ? dead / inside : dead % inside, call, after_sending);
+  std::vector<VoteResult> results;
+  const std::vector<Ended> ended = testing::take_vote(of, ranks, &results);
+  const VoteResult wanted = reference_vote(of);
+  int64_t succeeded = 0, named = 0;
+  for (int r = 0; r < of.ranks; ++r) {
+    const Ended& each = ended[static_cast<size_t>(r)];
+    if (r == dead) {
+      ASSERT_TRUE(each.threw && each.transport) << each.text;
+      ASSERT_EQ(results[static_cast<size_t>(r)], VoteResult(of.count));
+      continue;
+    }
+    if (each.threw) {
+      ASSERT_TRUE(each.transport) << each.text;
+      ASSERT_FALSE(each.ranks.empty()) << each.text;
+      ASSERT_EQ(results[static_cast<size_t>(r)], VoteResult(of.count)) << "written, though it threw";
+      named += each.ranks == std::vector<int>{dead};
+    } else {
+      ASSERT_EQ(results[static_cast<size_t>(r)], wanted);
+      ++succeeded;
+    }
+  }
+  const int64_t last = of.options.algorithm == SignAlgorithm::kOnePhase ? 3 : 4;
+  if (!of.nodes) {
+    // Over one transport all others see the same; they succeed where the dead had said all it had to say.
+    ASSERT_EQ(succeeded, call == last && after_sending ? of.ranks - 1 : 0) << "call " << call;
+    ASSERT_EQ(named + succeeded, of.ranks - 1);
+  } else {
+    ASSERT_TRUE(succeeded > 0 || named > 0);
+  }
+  ++tally->cases;
+  if (succeeded)
+    ++tally->right;
+  else
+    ++tally->timed_out;
+}
+
+TEST(SignFaults, ARankThatDiesAtAnyCallHangsNobody) {
+  struct Death {
+    SignAlgorithm algorithm;
+    int ranks, nodes, dead;
+    bool between;
+    int64_t call;
+    bool after_sending;
+  };
+  std::vector<Death> deaths;
+  for (const bool after : {false, true}) {
+    for (int dead = 0; dead < 5; ++dead) {
+      for (int64_t call = 0; call < 4; ++call)
+        deaths.push_back({SignAlgorithm::kOnePhase, 5, 0, dead, false, call, after});
+      for (int64_t call = 0; call < 5; ++call)
+        deaths.push_back({SignAlgorithm::kTwoPhase, 5, 0, dead, false, call, after});
+    }
+    for (const int dead : {0, 4})
+      for (int64_t call = 0; call < 5; ++call)
+        for (const bool between : {false, true})
+          deaths.push_back({SignAlgorithm::kTwoPhase, 6, 2, dead, between, call, after});
+  }
+  // They mostly wait: many at a time.
+  constexpr int kAtOnce = 12;
+  std::atomic<size_t> next{0};
+  std::mutex mutex;
+  Tally tally;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kAtOnce; ++t)
+    threads.emplace_back([&] {
+      for (size_t i; (i = next.fetch_add(1)) < deaths.size();) {
+        const Death& d = deaths[i];
+        Rng rng(i);
+        const VoteCase of = vote_of(d.ranks, d.nodes, d.algorithm, 5000, rng);
+        Tally mine;
+        expect_survived(of, d.dead, d.between, d.call, d.after_sending, &mine);
+        const std::lock_guard lock(mutex);
+        tally.cases += mine.cases, tally.right += mine.right, tally.timed_out += mine.timed_out;
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(tally.cases, static_cast<int64_t>(deaths.size()));
+  EXPECT_GT(tally.right, 0);
+  std::printf(
+      "[ checks ] %lld deaths at every call, before and after sending: %lld times the others had all it said and "
+      "the right result, %lld times they threw within the timeout and wrote nothing; none hung, no result "
+      "differed\n",
+      static_cast<long long>(tally.cases), static_cast<long long>(tally.right),
+      static_cast<long long>(tally.timed_out));
+}
+
+// Damage -------------------------------------------------------------------------------------------------------------
+
+enum class Damage { kHeaderBit, kPayloadBit, kManyBits, kCutOff, kZeros, kLate, kOthers };
+constexpr Damage kDamages[] = {Damage::kHeaderBit, Damage::kPayloadBit, Damage::kManyBits, Damage::kCutOff,
+                               Damage::kZeros,     Damage::kLate,       Damage::kOthers};
+
+// Damages what `sender` sends at its call number `call` of a group, to one rank, to all others, or to itself too.
+class Damager {
+ public:
+  enum Receivers { kOne, kOthers, kAll };
+  Damager(ThreadGroup& group, Damage damage, int sender, int receiver, Receivers receivers, int64_t call,
+          int64_t calls_before, Rng& rng)
+      : damage_(damage),
+        sender_(sender),
+        receiver_(receiver),
+        receivers_(receivers),
+        call_(call),
+        calls_before_(calls_before),
+        random_(rng.next()) {
+    group.on_message([this](ThreadGroup::Message& message) { see(message); });
+  }
+  int64_t changed() const { return changed_; }
+
+ private:
+  void see(ThreadGroup::Message& m) {
+    const std::vector<std::byte> as_sent(m.data, m.data + m.bytes);
+    const bool hit = m.call == call_ && m.sender == sender_ &&
+                     (receivers_ == kAll || (receivers_ == kOthers ? m.receiver != sender_ : m.receiver == receiver_));
+    if (hit) {
+      change(m);
+      changed_ += m.bytes < static_cast<int64_t>(as_sent.size()) || !std::equal(as_sent.begin(), as_sent.end(), m.data);
+    }
+    sent_[{m.call, m.sender, m.receiver}] = as_sent;
+  }
+
+  void flip(std::byte* data, int64_t from, int64_t to) {
+    const int64_t bit = random_.between(8 * from, 8 * to - 1);
+    data[bit / 8] ^= static_cast<std::byte>(1 << (bit % 8));
+  }
+
+  void change(ThreadGroup::Message& m) {
+    const int64_t header = std::min<int64_t>(m.bytes, 64);
+    switch (damage_) {
+      case Damage::kHeaderBit:
+        return flip(m.data, 0, header);
+      case Damage::kPayloadBit:
+        return flip(m.data, m.bytes > header ? header : 0, m.bytes);
+      case Damage::kManyBits:
+        for (int i = 0; i < 100; ++i) flip(m.data, 0, m.bytes);
+        return;
+      case Damage::kCutOff: {
+        // Of a part that is zero anyway nothing can be lost: then in the header.
+        const int64_t all = m.bytes;
+        m.bytes = random_.below(all);
+        if (std::all_of(m.data + m.bytes, m.data + all, [](std::byte b) { return b == std::byte{0}; }))
+          m.bytes = random_.below(header);
+        return;
+      }
+      case Damage::kZeros:
+        std::memset(m.data, 0, static_cast<size_t>(m.bytes));
+        return;
+      case Damage::kLate:  // what the same call of the vote before sent
+        return put(m, {m.call - calls_before_, m.sender, m.receiver});
+      case Damage::kOthers:  // another sender's, or the same sender's in the vote before if there is none yet
+        return put(m, m.sender ? std::tuple{m.call, m.sender - 1, m.receiver}
+                               : std::tuple{m.call - calls_before_, m.sender + 1, m.receiver});
+    }
+  }
+
+  void put(ThreadGroup::Message& m, const std::tuple<int64_t, int, int>& which) {
+    const auto found = sent_.find(which);
+    if (found != sent_.end() && found->second.size() == static_cast<size_t>(m.bytes))
+      std::copy(found->second.begin(), found->second.end(), m.data);
+  }
+
+  Damage damage_;
+  int sender_, receiver_;
+  Receivers receivers_;
+  int64_t call_, calls_before_;
+  Rng random_;
+  int64_t changed_ = 0;
+  std::map<std::tuple<int64_t, int, int>, std::vector<std::byte>> sent_;
+};
+
+struct Where {
+  bool between;
+  int64_t call;
+  const char* name;
+};
+
+// Two votes over the same transports, the second of which is damaged.
+void damaged_vote(const VoteCase& of, const Where& where, Damage damage, int sender, Damager::Receivers receivers,
+                  Rng& rng, Tally* tally) {
+  const bool late_announcement = damage == Damage::kLate && where.call == 0;
+  // A sound announcement of an earlier step stops those who get it at once; the others find out by waiting for them.
+  Ranks ranks(of, std::chrono::milliseconds(late_announcement ? 300 : 30000));
+  const int inside = of.nodes ? of.ranks / of.nodes : of.ranks;
+  ThreadGroup& group = where.between ? *ranks.between[static_cast<size_t>(sender % inside)]
+                                     : *ranks.inside[static_cast<size_t>(sender / inside)];
+  const int group_size = where.between ? of.nodes : inside;
+  const int group_sender = where.between ? sender / inside : sender % inside;
+  const int64_t calls = of.options.algorithm == SignAlgorithm::kOnePhase ? 4 : 5;
+  const int group_receiver = static_cast<int>((group_sender + 1 + rng.below(group_size - 1)) % group_size);
+  Damager damager(group, damage, group_sender, group_receiver, receivers, calls + where.call, calls, rng);
+
+  VoteCase before = of;
+  before.step = of.step - 1;
+  std::vector<VoteResult> results(static_cast<size_t>(of.ranks), VoteResult(of.count));
+  const std::vector<Ended> ended = testing::run_ranks(of.ranks, [&](int r) {
+    SignCollective collective = ranks.collective(r, of.options);
+    VoteResult first(of.count);
+    EXPECT_TRUE(collective.vote(before.ballot(r), first.memory()).applied);
+    return collective.vote(of.ballot(r), results[static_cast<size_t>(r)].memory());
+  });
+  ASSERT_GT(damager.changed(), 0) << "nothing was damaged at " << where.name;
+  ++tally->cases;
+  int threw = 0;
+  bool transport = false;
+  for (const Ended& each : ended) threw += each.threw, transport |= each.transport;
+  ASSERT_TRUE(threw == 0 || threw == of.ranks) << where.name << ": some applied what others did not: " << threw;
+  for (int r = 0; r < of.ranks; ++r) {
+    const Ended& each = ended[static_cast<size_t>(r)];
+    if (each.threw) {
+      ASSERT_EQ(results[static_cast<size_t>(r)], VoteResult(of.count)) << "written, though it threw";
+      if (late_announcement) continue;
+      ASSERT_FALSE(each.transport) << each.text;
+      ASSERT_EQ(each.text, ended[0].text) << where.name;
+      ASSERT_FALSE(each.ranks.empty());
+      continue;
+    }
+    ASSERT_TRUE(each.outcome.applied);
+    ASSERT_EQ(each.outcome.rejected.size(), ended[0].outcome.rejected.size());
+    ASSERT_EQ(results[static_cast<size_t>(r)], vote_without(of, ended[0].outcome.rejected)) << where.name;
+  }
+  if (transport)
+    ++tally->timed_out;
+  else if (threw)
+    ++tally->refused;
+  else if (ended[0].outcome.rejected.empty())
+    ++tally->right;
+  else
+    ++tally->without;
+  bool named = false;
+  for (const RejectedBallot& each : ended[0].outcome.rejected) named |= each.sender == sender;
+  for (const int rank : ended[0].ranks) named |= rank == sender;
+  // The last round may be damaged once without harm, and what a rank passes on between nodes is not its own.
+  if (!of.nodes && where.call + 1 < calls && !late_announcement) {
+    ASSERT_TRUE(named) << where.name << ": " << ended[0].text;
+  }
+}
+
+void damage_everything(const char* name, int ranks, int nodes, SignAlgorithm algorithm,
+                       const std::vector<Where>& places, const std::vector<int>& senders) {
+  Rng rng = testing::seeded(name, 5);
+  Tally all;
+  for (const Where& where : places) {
+    Tally tally;
+    for (const int sender : senders)
+      for (const Damage damage : kDamages)
+        for (const auto receivers : {Damager::kOne, Damager::kOthers, Damager::kAll}) {
+          // Waits for a timeout: once for each place is enough.
+          if (damage == Damage::kLate && where.call == 0 && (sender != 1 || receivers != Damager::kOne)) continue;
+          const VoteCase of = vote_of(ranks, nodes, algorithm, 3000 + rng.below(6000), rng);
+          damaged_vote(of, where, damage, sender, receivers, rng, &tally);
+          if (::testing::Test::HasFatalFailure()) {
+            std::printf("at %s, sender %d, damage %d, receivers %d\n", where.name, sender, static_cast<int>(damage),
+                        static_cast<int>(receivers));
+            return;
+          }
+        }
+    std::printf(
+        "[ checks ] %s, %s: %lld damaged: %lld right, %lld right without the ballot and its sender named, %lld "
+        "refused by all alike, %lld by timeout\n",
+        name, where.name, static_cast<long long>(tally.cases), static_cast<long long>(tally.right),
+        static_cast<long long>(tally.without), static_cast<long long>(tally.refused),
+        static_cast<long long>(tally.timed_out));
+    all.cases += tally.cases, all.right += tally.right, all.without += tally.without, all.refused += tally.refused;
+    const std::string place = where.name;
+    // What must not be lost: a ballot's damage costs the ballot only, and the last round's costs nothing.
+    if (place.starts_with("ballots") && algorithm == SignAlgorithm::kTwoPhase) {
+      EXPECT_EQ(tally.without, tally.cases);
+    }
+    if (place.starts_with("settle")) {
+      EXPECT_EQ(tally.right, tally.cases);
+    }
+    if (place.starts_with("results")) {
+      EXPECT_EQ(tally.refused, tally.cases);
+    }
+  }
+  EXPECT_GT(all.cases, 0);
+}
+
+TEST(SignFaults, DamageInTwoPhases) {
+  damage_everything("two phases", 5, 0, SignAlgorithm::kTwoPhase,
+                    {{false, 0, "announce"},
+                     {false, 1, "ballots"},
+                     {false, 2, "results"},
+                     {false, 3, "confirm"},
+                     {false, 4, "settle"}},
+                    {0, 1, 2, 3, 4});
+}
+
+TEST(SignFaults, DamageInOnePhase) {
+  damage_everything("one phase", 5, 0, SignAlgorithm::kOnePhase,
+                    {{false, 0, "announce"}, {false, 1, "ballots"}, {false, 2, "confirm"}, {false, 3, "settle"}},
+                    {0, 1, 2, 3, 4});
+}
+
+TEST(SignFaults, DamageOnNodes) {
+  damage_everything("nodes", 6, 2, SignAlgorithm::kTwoPhase,
+                    {{false, 0, "announce inside"},
+                     {true, 0, "announce between"},
+                     {false, 1, "ballots inside"},
+                     {true, 1, "ballots' counts between"},
+                     {true, 2, "results between"},
+                     {false, 2, "results inside"},
+                     {false, 3, "confirm inside"},
+                     {true, 3, "confirm between"},
+                     {false, 4, "settle inside"},
+                     {true, 4, "settle between"}},
+                    {0, 1, 4});
+}
+
+TEST(SignFaults, AfterATransportFailedItIsNotUsedAgain) {
+  ThreadGroup group(2, std::chrono::milliseconds(50));
+  SignCollective collective(group.transport(0));
+  const std::byte bits{0x55};
+  std::byte out{};
+  SignBallot ballot;
+  ballot.count = 8, ballot.bits = &bits;
+  EXPECT_THROW((void)collective.vote(ballot, {&out}), TransportError);
+  try {
+    (void)collective.vote(ballot, {&out});
+    ADD_FAILURE();
+  } catch (const TransportError& e) {
+    EXPECT_NE(std::string(e.what()).find("rank 1 did not come"), std::string::npos) << e.what();
+  }
+}
+
+// What a transport throws reaches the caller as it is.
+TEST(SignFaults, ForeignExceptionsPass) {
+  struct Foreign {};
+  const auto fail = [](const std::byte*, std::byte*, int64_t) { throw Foreign(); };
+  SignCollective collective(std::make_shared<CallbackTransport>(0, 2, fail, fail));
+  const std::byte bits{0x55};
+  std::byte out{};
+  SignBallot ballot;
+  ballot.count = 8, ballot.bits = &bits;
+  EXPECT_THROW((void)collective.vote(ballot, {&out}), Foreign);
+  EXPECT_THROW((void)collective.vote(ballot, {&out}), TransportError);
+}
+
+}  // namespace
+}  // namespace lowtide
