@@ -141,11 +141,9 @@ void values(DType dtype, int64_t count, int threads, Backend& cpu) {
 void votes(size_t voters, int64_t count, int threads, Backend& cpu) {
   const auto bytes = static_cast<size_t>(sign_bytes(count));
   std::vector<const std::byte*> ballots;
-  for (size_t v = 0; v < voters; ++v) {
-    std::byte* ballot = allocate(bytes);
-    randomize(ballot, bytes, v + 1);
-    ballots.push_back(ballot);
-  }
+  std::byte* const all = allocate(voters * bytes);  // one after the other, as they are gathered
+  randomize(all, voters * bytes, 1);
+  for (size_t v = 0; v < voters; ++v) ballots.push_back(all + v * bytes);
   VoteItem item;
   item.count = count, item.ballots = ballots, item.result = allocate(bytes);
   CountItem counts{count, ballots, {}, {}};
