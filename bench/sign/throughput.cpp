@@ -103,7 +103,8 @@ void rounds(const std::vector<Pass>& passes) {
       seconds[i] = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / passes[i].share;
     }
     ++turn;
-    for (size_t i = 0; i < passes.size(); ++i) std::printf("%s\"%s\": %.9f", i ? ", " : "{", passes[i].name, seconds[i]);
+    for (size_t i = 0; i < passes.size(); ++i)
+      std::printf("%s\"%s\": %.9f", i ? ", " : "{", passes[i].name, seconds[i]);
     std::printf("}\n");
     std::fflush(stdout);
   }
@@ -119,8 +120,14 @@ void values(DType dtype, int64_t count, int threads, Backend& cpu) {
   checked.nonfinite = &nonfinite;
   rounds({
       {"read", [&] { read_all({in}, bytes, threads); }},
-      {"pack", [&] { cpu.pack_signs({&pack, 1}, threads, nullptr); }},
-      {"pack_checked", [&] { cpu.pack_signs({&checked, 1}, threads, nullptr); }},
+      {"pack",
+       [&] {
+         cpu.pack_signs({&pack, 1}, threads, nullptr);
+       }},
+      {"pack_checked",
+       [&] {
+         cpu.pack_signs({&checked, 1}, threads, nullptr);
+       }},
       {"fill",
        [&] {
          in_pieces(bytes, threads,
@@ -134,7 +141,10 @@ void values(DType dtype, int64_t count, int threads, Backend& cpu) {
            for (int i; (i = next.fetch_add(1)) < threads;) std::memset(out + static_cast<size_t>(i) * share, 1, share);
          });
        }},
-      {"unpack", [&] { cpu.unpack_signs({&unpack, 1}, threads, nullptr); }},
+      {"unpack",
+       [&] {
+         cpu.unpack_signs({&unpack, 1}, threads, nullptr);
+       }},
   });
 }
 
@@ -185,9 +195,10 @@ int main(int argc, char** argv) {
   const int64_t count = argc > 3 ? std::atoll(argv[3]) : 0;
   const int threads = argc > 4 ? std::atoi(argv[4]) : 0;
   if (count < 1024 || count % 1024 || threads < 1 || (what != "values" && what != "votes")) {
-    std::fprintf(stderr, "sign_throughput values float32|bfloat16 ELEMENTS THREADS [TARGET]\n"
-                         "sign_throughput votes VOTERS ELEMENTS THREADS [TARGET]\n"
-                         "ELEMENTS: a multiple of 1024\n");
+    std::fprintf(stderr,
+                 "sign_throughput values float32|bfloat16 ELEMENTS THREADS [TARGET]\n"
+                 "sign_throughput votes VOTERS ELEMENTS THREADS [TARGET]\n"
+                 "ELEMENTS: a multiple of 1024\n");
     return 2;
   }
   try {

@@ -47,6 +47,7 @@ PACK = Ratio("pack", ("read",), 0.9, f"pack / {READ}")
 UNPACK = Ratio("unpack", ("fill", "memset"), 0.9, "unpack / plain fill")
 NUMPY = Ratio("pack", ("numpy_pack",), 2, "pack / numpy.packbits(x >= 0)")
 TORCH = Ratio("pack", ("torch_pack",), 15, "pack / torch ((x.view(-1, 8) >= 0) * weights).sum(1)")
+VOTE = f"vote / {READ} of its ballots"
 LOOP = Ratio("vote", ("loop",), 30, "vote / unpack and sum in a loop")
 
 
@@ -68,11 +69,12 @@ def lines(quick: bool) -> list[Line]:
     for elements, rounds in sizes.items():
         made.append(Line(("values", "float32", elements), rounds, (PACK, UNPACK, NUMPY, TORCH)))
         made.append(Line(("values", "bfloat16", elements), rounds, (PACK, UNPACK)))
-    for voters in (2, 3, 8, 16, 64, 255):
-        must = 0.7 if voters <= 16 else 0.4
-        ratios = (Ratio("vote", ("read",), must, f"vote / {READ}"), LOOP)
+        for voters in (2, 3, 8, 16):
+            made.append(Line(("votes", str(voters), elements), rounds, (Ratio("vote", ("read",), 0.7, VOTE), LOOP)))
+    for voters in (64, 255):
         elements, rounds = next(iter(sizes.items()))
-        made.append(Line(("votes", str(voters), elements), rounds if voters <= 16 else min(rounds, 15), ratios))
+        ratios = (Ratio("vote", ("read",), 0.4, VOTE), LOOP)
+        made.append(Line(("votes", str(voters), elements), min(rounds, 15), ratios))
     return made
 
 

@@ -87,7 +87,8 @@ void prefetch_all(const StepItem& item) {
 
 class CpuBackend final : public Backend {
  public:
-  explicit CpuBackend(const Target& target) : target_(target), aux_(pick_aux(target.bit)), signs_(pick_signs(target.bit)) {
+  explicit CpuBackend(const Target& target)
+      : target_(target), aux_(pick_aux(target.bit)), signs_(pick_signs(target.bit)) {
     for (int codec = 0; codec < kCodecs; ++codec)
       for (int pair = 0; pair < kPairs; ++pair) {
 #define LT_RULE(number, name, Rule) kernels_[number][codec][pair] = pick_step_##name(codec, pair, target.bit);

@@ -55,7 +55,7 @@ LT_FN vw of_blocks(u64 blocks) {
 }
 
 // Planes of a tile: those of a column beside each other.
-inline constexpr int kTileBytes = 16 * 1024;
+inline constexpr int kTileBytes = 32 * 1024;
 inline constexpr int kTileVectorsHeld = kTileBytes / kColumn;
 inline constexpr int kMostPlanes = 32;
 static_assert(kTileVectorsHeld / kMostPlanes * kColumn >= kCutBytes);
@@ -96,12 +96,7 @@ template <int kPlanes>
 void count_group(vw* plane, int planes, int j, const std::byte* const (&rows)[kGroup], int columns) {
   for (int c = 0; c < columns; ++c, plane += planes) {
     vw row[2][8];
-    for (int i = 0; i < kGroup; ++i) {
-      row[i / 8][i % 8] = load_column(rows[i] + int64_t{c} * kColumn);
-#ifdef PF
-      __builtin_prefetch(rows[i] + int64_t{c} * kColumn + PF);
-#endif
-    }
+    for (int i = 0; i < kGroup; ++i) row[i / 8][i % 8] = load_column(rows[i] + int64_t{c} * kColumn);
     if constexpr (kPlanes > 0) {
       vw held[kPlanes];
       for (int k = 0; k < kPlanes; ++k) held[k] = plane[k];
@@ -117,10 +112,14 @@ void count_group(vw* plane, int planes, int j, const std::byte* const (&rows)[kG
 inline void count_group(vw* plane, int planes, int j, const std::byte* const (&rows)[kGroup], int held, int columns) {
   if (held == kGroup) {
     switch (j == 0 ? planes : 0) {
-      case 6: return count_group<6>(plane, planes, j, rows, columns);
-      case 7: return count_group<7>(plane, planes, j, rows, columns);
-      case 8: return count_group<8>(plane, planes, j, rows, columns);
-      default: return count_group<0>(plane, planes, j, rows, columns);
+      case 6:
+        return count_group<6>(plane, planes, j, rows, columns);
+      case 7:
+        return count_group<7>(plane, planes, j, rows, columns);
+      case 8:
+        return count_group<8>(plane, planes, j, rows, columns);
+      default:
+        return count_group<0>(plane, planes, j, rows, columns);
     }
   }
   for (int c = 0; c < columns; ++c, plane += planes)
@@ -254,9 +253,7 @@ void vote_in_registers(const VoteRun& run, const std::byte* const* rows, const B
         count_row(plane, kPlanes, 0, load_column(rows[v] + byte, static_cast<int>(sign_bytes(n))));
     } else {
       for (int v = 0; v < voters; v += 8)
-        count_some(plane, kPlanes, 0, std::min(8, voters - v), [&](int i) {
-          return load_column(rows[v + i] + byte);
-        });
+        count_some(plane, kPlanes, 0, std::min(8, voters - v), [&](int i) { return load_column(rows[v + i] + byte); });
     }
     decide(run, plane, kPlanes, votes, tile, sign, n, ties);
   }
@@ -280,11 +277,20 @@ inline void vote_run(const VoteRun& run) {
     if (!run.item.presence.empty()) count_blocks(run, begin / 8, sign_bytes(end), &votes);
     if (in_registers) {
       switch (voters.planes) {
-        case 1: vote_in_registers<1>(run, rows, votes, begin, end, &ties); break;
-        case 2: vote_in_registers<2>(run, rows, votes, begin, end, &ties); break;
-        case 3: vote_in_registers<3>(run, rows, votes, begin, end, &ties); break;
-        case 4: vote_in_registers<4>(run, rows, votes, begin, end, &ties); break;
-        default: vote_in_registers<kRegisterPlanes>(run, rows, votes, begin, end, &ties);
+        case 1:
+          vote_in_registers<1>(run, rows, votes, begin, end, &ties);
+          break;
+        case 2:
+          vote_in_registers<2>(run, rows, votes, begin, end, &ties);
+          break;
+        case 3:
+          vote_in_registers<3>(run, rows, votes, begin, end, &ties);
+          break;
+        case 4:
+          vote_in_registers<4>(run, rows, votes, begin, end, &ties);
+          break;
+        default:
+          vote_in_registers<kRegisterPlanes>(run, rows, votes, begin, end, &ties);
       }
       continue;
     }
