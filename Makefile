@@ -2,7 +2,7 @@
 PYTHON := .venv/bin/python
 ARGS ?=
 
-.PHONY: help train test bench bench-paging build asan tsan format clean
+.PHONY: help train test bench bench-paging bench-sign build asan tsan format clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
@@ -21,6 +21,10 @@ bench: ## measure a step against other optimizers (ARGS="..." goes to the script
 bench-paging: ## measure what state on disk costs and saves (ARGS="--disk DIR --rows os")
 	@tools/bootstrap.sh --extras bench,examples
 	@$(PYTHON) bench/paging/run.py $(ARGS)
+
+bench-sign: ## measure signs to bits, back, and votes against memory, numpy and torch (ARGS="--json FILE")
+	@tools/bootstrap.sh --extras bench
+	@$(PYTHON) bench/sign/throughput.py $(ARGS)
 
 build: ## build the C++ library and its tests into build/dev
 	@tools/bootstrap.sh --system-only

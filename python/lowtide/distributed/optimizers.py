@@ -39,10 +39,7 @@ class SignOptimizer(Optimizer):
         self._buffers: SignBuffers | None = None
         self._agreed = False  # that workers have the same parameters
         self.last_outcome: Outcome | None = None
-        super().__init__(params, rule, {**hyper}, options)
-        for group in self.param_groups:
-            group.setdefault("votes", 0)
-        self.defaults["votes"] = 0
+        super().__init__(params, rule, {**hyper, "votes": 0}, options)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -122,8 +119,7 @@ class SignOptimizer(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As `lowtide.Optimizer.add_param_group`; on every worker."""
         super().add_param_group(param_group)
-        if len(self.param_groups) > 1:
-            self.param_groups[-1]["votes"] = self._votes
+        self.param_groups[-1]["votes"] = self._votes
         self._agreed = False
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -4,8 +4,8 @@
 inline constexpr int kWordSigns = 64;
 static_assert(kWordSigns == kSignBlock);
 
-// Signs [first, first + count) as parts of words, n < 64, and runs of whole ones, n a multiple of 64 within one block of
-// scales: run(at, n), at the first sign's number.
+// Signs [first, first + count) as parts of words, n < 64, and runs of whole ones, n a multiple of 64 within one block
+// of scales: run(at, n), at the first sign's number.
 template <class Fn>
 HWY_INLINE void for_each_sign_run(int64_t first, int64_t count, Fn&& run) {
   const auto begin = static_cast<u64>(first), end = static_cast<u64>(first + count);
@@ -55,9 +55,7 @@ struct PlusTest {
       : move(E::set(static_cast<typename B::Raw>(B::kMinusZero - !zero_is_plus))),
         end(E::set(static_cast<typename B::Raw>(B::kMinusZero + B::kInfinity - !zero_is_plus + 1))),
         also(E::set(zero_is_plus ? B::kMinusZero : typename B::Raw{1})) {}
-  HWY_INLINE auto operator()(typename E::Vec x) const {
-    return hn::Or(hn::Lt(hn::Add(x, move), end), hn::Eq(x, also));
-  }
+  HWY_INLINE auto operator()(typename E::Vec x) const { return hn::Or(hn::Lt(hn::Add(x, move), end), hn::Eq(x, also)); }
   typename E::Vec move, end, also;
 };
 
@@ -194,5 +192,5 @@ void unpack_run(const UnpackRun& run) {
   // The first whole word's values; all others lie as it does.
   const auto first_word = reinterpret_cast<uintptr_t>(run.item.values) +
                           static_cast<uintptr_t>(-run.item.first & (kWordSigns - 1)) * sizeof(T);
-  run.stream && first_word % HWY_MAX_BYTES == 0 ? unpack_as<T, true>(run.item) : unpack_as<T, false>(run.item);
+  run.stream&& first_word % HWY_MAX_BYTES == 0 ? unpack_as<T, true>(run.item) : unpack_as<T, false>(run.item);
 }

@@ -1,10 +1,14 @@
 // Packing and unpacking with every option, on every target that runs here and several threads, against the definition.
+#include "backend/cpu/targets.h"
+//
 #include <gtest/gtest.h>
+#include <hwy/highway.h>
 
 #include <bit>
 #include <cmath>
 
 #include "backend/cpu/cpu_backend.h"
+#include "backend/cpu/sign_kernel.h"
 #include "support/sign_reference.h"
 
 namespace lowtide {
@@ -80,8 +84,8 @@ TEST(CpuSignKernels, PackingWithEveryOption) {
   constexpr int kCases = 20000;
   int64_t apart = 0, wrong_flags = 0, elements = 0, absent = 0, flagged = 0, seen = 0, changed = 0;
   for (int turn = 0; turn < kCases; ++turn) {
-    Case c{static_cast<DType>(rng.below(3)), 0,           any_count(rng, turn), rng.chance(0.5),
-           rng.chance(0.5),                  rng.chance(0.5)};
+    Case c{
+        static_cast<DType>(rng.below(3)), 0, any_count(rng, turn), rng.chance(0.5), rng.chance(0.5), rng.chance(0.5)};
     c.first = c.presence ? rng.below(3) * kSignAlignment : rng.below(3000);
     const auto width = static_cast<size_t>(dtype_bytes(c.dtype));
     const auto skipped = static_cast<size_t>(rng.below(9));  // values from any element on
@@ -130,11 +134,12 @@ TEST(CpuSignKernels, PackingWithEveryOption) {
     ++changed;
     seen += bits_apart(bits, wanted) == 1;
   }
-  std::printf("%d cases on %zu targets, %lld elements, %lld flagged: %lld bits and %lld flags differ; "
-              "%lld of %lld changed values seen\n",
-              kCases, targets.size(), static_cast<long long>(elements), static_cast<long long>(flagged),
-              static_cast<long long>(apart), static_cast<long long>(wrong_flags), static_cast<long long>(seen),
-              static_cast<long long>(changed));
+  std::printf(
+      "%d cases on %zu targets, %lld elements, %lld flagged: %lld bits and %lld flags differ; "
+      "%lld of %lld changed values seen\n",
+      kCases, targets.size(), static_cast<long long>(elements), static_cast<long long>(flagged),
+      static_cast<long long>(apart), static_cast<long long>(wrong_flags), static_cast<long long>(seen),
+      static_cast<long long>(changed));
   EXPECT_EQ(apart, 0);
   EXPECT_EQ(wrong_flags, 0);
   EXPECT_GT(flagged, 1000);
@@ -204,11 +209,12 @@ TEST(CpuSignKernels, UnpackingWithEveryOption) {
       seen += compare(values) == 1;
     }
   }
-  std::printf("%d cases on %zu targets, %lld elements, %lld zeros, %lld cases with scales: %lld differ; "
-              "%lld of %lld turned bits seen\n",
-              kCases, targets.size(), static_cast<long long>(elements), static_cast<long long>(zeros_seen),
-              static_cast<long long>(scaled_cases), static_cast<long long>(wrong), static_cast<long long>(seen),
-              static_cast<long long>(turned));
+  std::printf(
+      "%d cases on %zu targets, %lld elements, %lld zeros, %lld cases with scales: %lld differ; "
+      "%lld of %lld turned bits seen\n",
+      kCases, targets.size(), static_cast<long long>(elements), static_cast<long long>(zeros_seen),
+      static_cast<long long>(scaled_cases), static_cast<long long>(wrong), static_cast<long long>(seen),
+      static_cast<long long>(turned));
   EXPECT_EQ(wrong, 0);
   EXPECT_GT(zeros_seen, 100000);
   EXPECT_GT(turned, 1000);
@@ -249,6 +255,39 @@ TEST(CpuSignKernels, ManyItemsInOneCall) {
               static_cast<long long>(elements), static_cast<long long>(apart));
   EXPECT_EQ(apart, 0);
   EXPECT_GT(items_seen, 500);
+}
+
+// Large outputs are stored past the cache, where they are aligned: the same values.
+TEST(CpuSignKernels, ValuesStoredPastTheCache) {
+  auto rng = testing::seeded("values past the cache", 94);
+  int64_t apart = 0, elements = 0;
+  for (const int64_t target : {int64_t{HWY_AVX2}, int64_t{HWY_AVX3}, int64_t{HWY_AVX3_DL}, int64_t{HWY_SCALAR}}) {
+    if (target != HWY_SCALAR && !(hwy::SupportedTargets() & target)) continue;
+    const cpu::SignKernels kernels = cpu::pick_signs(target);
+    for (int turn = 0; turn < 500; ++turn) {
+      const auto dtype = static_cast<DType>(rng.below(3));
+      const auto width = static_cast<size_t>(dtype_bytes(dtype));
+      const int64_t first = rng.below(200), count = rng.below(3000);
+      Memory bits(testing::sign_bytes(first + count), rng);
+      std::vector<Bits> values(2, Bits(static_cast<size_t>(count) * width + 256, 0xa5));
+      for (const bool stream : {false, true}) {
+        unsigned char* base = values[stream].data();
+        // So that the first whole word of signs is aligned, in most of the cases.
+        const auto lead = static_cast<uintptr_t>(-first & 63) * width;
+        base += (64 - (reinterpret_cast<uintptr_t>(base) + lead) % 64) % 64 + (turn % 5 ? 0 : width);
+        const SignItem item{dtype, first, count, base, bits.at()};
+        kernels.unpack[static_cast<int>(dtype)]({item, stream});
+        std::memmove(values[stream].data(), base, static_cast<size_t>(count) * width);
+        for (int64_t i = 0; i < count; ++i)
+          apart += testing::value_of(dtype, values[stream].data() + static_cast<size_t>(i) * width) !=
+                   (bits.bit(first + i) ? 1 : -1);
+      }
+      elements += count;
+    }
+  }
+  std::printf("%lld elements: %lld differ\n", static_cast<long long>(elements), static_cast<long long>(apart));
+  EXPECT_EQ(apart, 0);
+  EXPECT_GT(elements, 100000);
 }
 
 }  // namespace

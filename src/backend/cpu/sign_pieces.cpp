@@ -108,14 +108,16 @@ void unpack_signs(const SignKernels& kernels, std::span<const SignItem> items, i
 
 void vote_signs(const SignKernels& kernels, const VoteItem& item, int threads) {
   const Voters voters(item.ballots, item.weights, true);
-  for_each_cut(item.count, item.ballots.size(), threads,
-               [&](int64_t begin, int64_t end) { kernels.vote({item, voters, begin, end}); });
+  for_each_cut(item.count, item.ballots.size(), threads, [&](int64_t begin, int64_t end) {
+    kernels.vote({item, voters, begin, end});
+  });
 }
 
 void count_signs(const SignKernels& kernels, const CountItem& item, int threads) {
   const Voters voters(item.ballots, item.weights, false);
-  for_each_cut(item.count, item.ballots.size(), threads,
-               [&](int64_t begin, int64_t end) { kernels.count({item, voters, begin, end}); });
+  for_each_cut(item.count, item.ballots.size(), threads, [&](int64_t begin, int64_t end) {
+    kernels.count({item, voters, begin, end});
+  });
 }
 
 }  // namespace lowtide::cpu

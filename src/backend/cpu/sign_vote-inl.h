@@ -1,6 +1,6 @@
 // Majorities and sums of bits: counters in bit planes (portable/sign.h), one vector of each at a time, a "column". Few
 // votes are counted in registers, column by column; many in tiles: 16 ballots at a time, over as many columns as have
-// their planes in the first-level cache, while the next 16 are brought in. Included inside the target's namespace by
+// their planes in the first-level cache. (Prefetching by hand was no faster.) Included inside the target's namespace by
 // sign_kernels.inc.
 
 inline constexpr hn::ScalableTag<uint64_t> kW;
@@ -55,7 +55,8 @@ LT_FN vw of_blocks(u64 blocks) {
 }
 
 // Planes of a tile: those of a column beside each other.
-inline constexpr int kTileVectorsHeld = 16 * 1024 / kColumn;
+inline constexpr int kTileBytes = 32 * 1024;
+inline constexpr int kTileVectorsHeld = kTileBytes / kColumn;
 inline constexpr int kMostPlanes = 32;
 static_assert(kTileVectorsHeld / kMostPlanes * kColumn >= kCutBytes);
 struct Tile {
@@ -90,43 +91,63 @@ LT_FN void count_some(vw* plane, int planes, int j, int n, Row&& row) {
   for (int i = 0; i < n; ++i) count_row(plane, planes, j, row(i));
 }
 
-// `held` rows to a tile's counters from plane j on. ahead: rows that are brought in meanwhile.
-LT_FN void count_group(vw* plane, int planes, int j, const std::byte* const (&rows)[kGroup], int held,
-                       const std::byte* const (&ahead)[kGroup], int next, int columns) {
+// A whole group to a tile's counters from plane j on: in registers if their number is kPlanes, of ones only.
+template <int kPlanes>
+void count_group(vw* plane, int planes, int j, const std::byte* const (&rows)[kGroup], int columns) {
   for (int c = 0; c < columns; ++c, plane += planes) {
-    const int64_t at = int64_t{c} * kColumn;
-    if (at % 64 == 0)
-      for (int i = 0; i < next; ++i) __builtin_prefetch(ahead[i] + at);
-    for (int i = 0; i < held; i += 8)
-      count_some(plane, planes, j, std::min(8, held - i), [&](int k) { return load_column(rows[i + k] + at); });
+    vw row[2][8];
+    for (int i = 0; i < kGroup; ++i) row[i / 8][i % 8] = load_column(rows[i] + int64_t{c} * kColumn);
+    if constexpr (kPlanes > 0) {
+      vw held[kPlanes];
+      for (int k = 0; k < kPlanes; ++k) held[k] = plane[k];
+      for (const auto& eight : row) count_rows(held, kPlanes, 0, eight);
+      for (int k = 0; k < kPlanes; ++k) plane[k] = held[k];
+    } else {
+      for (const auto& eight : row) count_rows(plane, planes, j, eight);
+    }
   }
+}
+
+// `held` rows, of a whole group or less.
+inline void count_group(vw* plane, int planes, int j, const std::byte* const (&rows)[kGroup], int held, int columns) {
+  if (held == kGroup) {
+    switch (j == 0 ? planes : 0) {
+      case 6:
+        return count_group<6>(plane, planes, j, rows, columns);
+      case 7:
+        return count_group<7>(plane, planes, j, rows, columns);
+      case 8:
+        return count_group<8>(plane, planes, j, rows, columns);
+      default:
+        return count_group<0>(plane, planes, j, rows, columns);
+    }
+  }
+  for (int c = 0; c < columns; ++c, plane += planes)
+    for (int i = 0; i < held; i += 8)
+      count_some(plane, planes, j, std::min(8, held - i),
+                 [&](int k) { return load_column(rows[i + k] + int64_t{c} * kColumn); });
 }
 
 // Sums of the weights of `columns` whole columns from `byte` on, or of one that has `bytes` only.
 inline void count_tile(const Voters& voters, int64_t byte, int columns, int bytes, vw* plane) {
   const int planes = voters.planes;
   for (int i = 0; i < columns * planes; ++i) plane[i] = vw(0);
-  const std::byte *rows[kGroup], *ahead[kGroup];
   for (int j = 0; j < planes; ++j) {
     if (!(voters.bits >> j & 1u)) continue;
+    const std::byte* rows[kGroup];
     size_t v = 0;
-    for (int held = next_group(voters, j, &v, byte, rows), next; held > 0; held = next) {
-      if (bytes < kColumn) {
-        next = 0;
+    while (const int held = next_group(voters, j, &v, byte, rows)) {
+      if (bytes == kColumn)
+        count_group(plane, planes, j, rows, held, columns);
+      else
         for (int i = 0; i < held; ++i) count_row(plane, planes, j, load_column(rows[i], bytes));
-        next = next_group(voters, j, &v, byte, rows);
-        continue;
-      }
-      next = next_group(voters, j, &v, byte, ahead);
-      count_group(plane, planes, j, rows, held, ahead, next, columns);
-      std::copy(ahead, ahead + next, rows);
     }
   }
 }
 
 // Numbers of votes of the blocks of a tile, in planes of one word for each kVoteCut signs.
 struct BlockVotes {
-  static constexpr int kWords = 16 * 1024 / 4 / static_cast<int>(kCutBytes);  // of a tile's four planes
+  static constexpr int kWords = kTileBytes / 4 / static_cast<int>(kCutBytes);  // of a tile's four planes
   u64 plane[kWords][kMostPlanes];
   u64 some[kWords];
 };
@@ -167,9 +188,10 @@ LT_FN vw hashed(const VoteItem& item, u64 index, HashedTies* ties) {
     ties->high = group >> 32;
     ties->key = tie_key(item.seed, item.step, ties->high);
   }
-  vu bits = random_bits(iota(low), ties->key);
+  const vu groups = iota(0u) + vu(low);  // iota(low) is made in memory
+  vu bits = random_bits(groups, ties->key);
   if (const int shift = static_cast<int>(index % 32))
-    bits = (bits >> shift) | (random_bits(iota(low + 1), ties->key) << (32 - shift));
+    bits = (bits >> shift) | (random_bits(groups + vu(1u), ties->key) << (32 - shift));
   return vw(hn::BitCast(kW, bits.v));
 }
 
@@ -220,7 +242,6 @@ LT_FN void decide(const VoteRun& run, const vw* plane, int planes, const BlockVo
 template <int kPlanes>
 void vote_in_registers(const VoteRun& run, const std::byte* const* rows, const BlockVotes& votes, int64_t tile,
                        int64_t end, HashedTies* ties) {
-  constexpr int64_t kAhead = 512;
   const auto voters = static_cast<int>(run.voters.sum);
   for (int64_t sign = tile; sign < end; sign += kColumnSigns) {
     const int n = static_cast<int>(std::min<int64_t>(kColumnSigns, end - sign));
@@ -232,11 +253,7 @@ void vote_in_registers(const VoteRun& run, const std::byte* const* rows, const B
         count_row(plane, kPlanes, 0, load_column(rows[v] + byte, static_cast<int>(sign_bytes(n))));
     } else {
       for (int v = 0; v < voters; v += 8)
-        count_some(plane, kPlanes, 0, std::min(8, voters - v), [&](int i) {
-          const std::byte* row = rows[v + i] + byte;
-          __builtin_prefetch(row + kAhead);
-          return load_column(row);
-        });
+        count_some(plane, kPlanes, 0, std::min(8, voters - v), [&](int i) { return load_column(rows[v + i] + byte); });
     }
     decide(run, plane, kPlanes, votes, tile, sign, n, ties);
   }
@@ -260,11 +277,20 @@ inline void vote_run(const VoteRun& run) {
     if (!run.item.presence.empty()) count_blocks(run, begin / 8, sign_bytes(end), &votes);
     if (in_registers) {
       switch (voters.planes) {
-        case 1: vote_in_registers<1>(run, rows, votes, begin, end, &ties); break;
-        case 2: vote_in_registers<2>(run, rows, votes, begin, end, &ties); break;
-        case 3: vote_in_registers<3>(run, rows, votes, begin, end, &ties); break;
-        case 4: vote_in_registers<4>(run, rows, votes, begin, end, &ties); break;
-        default: vote_in_registers<kRegisterPlanes>(run, rows, votes, begin, end, &ties);
+        case 1:
+          vote_in_registers<1>(run, rows, votes, begin, end, &ties);
+          break;
+        case 2:
+          vote_in_registers<2>(run, rows, votes, begin, end, &ties);
+          break;
+        case 3:
+          vote_in_registers<3>(run, rows, votes, begin, end, &ties);
+          break;
+        case 4:
+          vote_in_registers<4>(run, rows, votes, begin, end, &ties);
+          break;
+        default:
+          vote_in_registers<kRegisterPlanes>(run, rows, votes, begin, end, &ties);
       }
       continue;
     }

@@ -105,8 +105,9 @@ int64_t vote_apart(Backend& cpu, Case c, const Outcome& wanted, int threads) {
   VoteItem item;
   item.count = c.count, item.ballots = ballots, item.weights = c.weights, item.presence = presence;
   item.ties = c.ties, item.seed = c.seed, item.step = c.step, item.first_index = c.first_index;
-  Bits* result = c.result_is_previous ? &c.previous
-                 : c.result_is_ballot >= 0 ? &c.ballots[static_cast<size_t>(c.result_is_ballot)] : &got.result;
+  Bits* result = c.result_is_previous      ? &c.previous
+                 : c.result_is_ballot >= 0 ? &c.ballots[static_cast<size_t>(c.result_is_ballot)]
+                                           : &got.result;
   item.previous = bytes(c.previous), item.result = bytes(*result), item.zeros = bytes(got.zeros);
   item.result_presence = c.presence.empty() ? nullptr : bytes(got.presence);
   cpu.vote_signs(item, threads, nullptr);
@@ -185,10 +186,11 @@ TEST(CpuSignKernels, VotesAndCountsWithEveryOption) {
     ++turned;
     seen += vote_apart(*backends[0], other, wanted, 1) > 0;
   }
-  std::printf("%d votes with counts on %zu targets, %lld ballots' signs, %lld ties: %lld bits differ; "
-              "%lld of %lld turned bits seen\n",
-              kCases, targets.size(), static_cast<long long>(votes), static_cast<long long>(ties),
-              static_cast<long long>(apart), static_cast<long long>(seen), static_cast<long long>(turned));
+  std::printf(
+      "%d votes with counts on %zu targets, %lld ballots' signs, %lld ties: %lld bits differ; "
+      "%lld of %lld turned bits seen\n",
+      kCases, targets.size(), static_cast<long long>(votes), static_cast<long long>(ties),
+      static_cast<long long>(apart), static_cast<long long>(seen), static_cast<long long>(turned));
   EXPECT_EQ(apart, 0);
   EXPECT_GT(ties, 100000);
   EXPECT_GE(large, 20);

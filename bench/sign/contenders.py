@@ -1,0 +1,19 @@
+"""Signs to bits and back as numpy and torch have them, over arrays of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy
+import torch
+
+
+def float32_passes(elements: int) -> dict[str, Callable[[], object]]:
+    """By name: each packs the same `elements` random numbers, a multiple of 8, with all that it allocates on its way."""
+    tensor = torch.randn(elements, generator=torch.Generator().manual_seed(7))
+    array = tensor.numpy()
+    weights = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
+    return {
+        "numpy_pack": lambda: numpy.packbits(array >= 0, bitorder="little"),
+        "torch_pack": lambda: ((tensor.view(-1, 8) >= 0) * weights).sum(1),
+    }
