@@ -1,7 +1,9 @@
 // The fused parts of training by signs against plain loops that read and write the same arrays, in the same run: what
-// memory allows. Rounds are interleaved; medians, and the best of each, which a busy machine disturbs
-// least. Prints JSON.
+// memory allows. Rounds are interleaved; medians, and for busy machines also the best of each, and processor
+// time. Prints JSON.
 //   sign_fused [millions of elements, 64] [rounds, 15] [threads, one per core]
+#include <time.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -43,7 +45,7 @@ struct Row {
   std::string name;
   double bytes;  // read and written, of one element
   std::function<void()> bound, fused;
-  std::vector<double> of_bound = {}, of_fused = {}, ratios = {};
+  std::vector<double> of_bound = {}, of_fused = {}, ratios = {}, cpu_ratios = {};
 };
 
 double median(std::vector<double> of) {
@@ -53,10 +55,20 @@ double median(std::vector<double> of) {
 
 double best(const std::vector<double>& of) { return *std::min_element(of.begin(), of.end()); }
 
-double seconds(const std::function<void()>& of) {
+struct Cost {
+  double seconds, cpu;  // cpu: of all threads, which the machine's other work leaves alone
+};
+Cost cost(const std::function<void()>& of) {
+  const auto cpu = [] {
+    timespec now{};
+    ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+  };
+  const double before = cpu();
   const auto start = std::chrono::steady_clock::now();
   of();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+  return {taken.count(), cpu() - before};
 }
 
 void for_all(int64_t count, int threads, const std::function<void(int64_t begin, int64_t n)>& work) {
@@ -133,9 +145,10 @@ void run(int64_t count, int rounds, int threads) {
   for (int i = 0; i < rounds; ++i)
     for (Row& row : rows) {
       // Whichever is second meets the other's last lines in the cache: they take turns.
-      double first = seconds(i % 2 ? row.fused : row.bound), second = seconds(i % 2 ? row.bound : row.fused);
+      Cost first = cost(i % 2 ? row.fused : row.bound), second = cost(i % 2 ? row.bound : row.fused);
       if (i % 2) std::swap(first, second);
-      row.of_bound.push_back(first), row.of_fused.push_back(second), row.ratios.push_back(second / first);
+      row.of_bound.push_back(first.seconds), row.of_fused.push_back(second.seconds);
+      row.ratios.push_back(second.seconds / first.seconds), row.cpu_ratios.push_back(second.cpu / first.cpu);
     }
   std::printf("{\"target\": \"%s\", \"elements\": %lld, \"threads\": %d, \"rounds\": %d, \"rows\": [",
               backend->target(), static_cast<long long>(count), threads, rounds);
@@ -143,9 +156,10 @@ void run(int64_t count, int rounds, int threads) {
     const double bound = median(row.of_bound), fused = median(row.of_fused), all = row.bytes * static_cast<double>(n);
     std::printf(
         "%s\n  {\"name\": \"%s\", \"bytes_per_element\": %.3f, \"bound_ms\": %.2f, \"fused_ms\": %.2f, "
-        "\"fused_gb_per_s\": %.1f, \"of_bound_time\": %.3f, \"of_bound_time_at_best\": %.3f}",
+        "\"fused_gb_per_s\": %.1f, \"of_bound_time\": %.3f, \"of_bound_time_at_best\": %.3f, \"of_bound_cpu_time\": "
+        "%.3f}",
         &row == rows.data() ? "" : ",", row.name.c_str(), row.bytes, bound * 1e3, fused * 1e3, all / fused * 1e-9,
-        median(row.ratios), best(row.of_fused) / best(row.of_bound));
+        median(row.ratios), best(row.of_fused) / best(row.of_bound), median(row.cpu_ratios));
   }
   std::printf("\n]}\n");
 }
