@@ -208,7 +208,7 @@ class LT_API SignResidual {
   int64_t allocated_bytes() const;
   void read(std::byte* out) const;
   void replace(const std::byte* in);
-  // As numbers, [count()]: for another number of ranks.
+  // As numbers, [count()]: for another number of ranks. Replacing encodes them anew, which dynamic8 rounds.
   void read_values(float* out) const;
   void replace_values(const float* in);
 

@@ -1,6 +1,7 @@
 /* The C header by a C compiler (-std=c11 -pedantic -Werror). Returns 0, or the line of the first check that failed. */
 #include "lowtide/lowtide.h"
 #include "lowtide/lowtide_device.h"
+#include "lowtide/lowtide_sign_collective.h"
 
 #include <errno.h>
 #include <string.h>

@@ -1,0 +1,246 @@
+// The C interface's sign collective.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "capi/guard.h"
+#include "core/error.h"
+#include "lowtide/lowtide_sign_collective.h"
+#include "lowtide/sign_collective.h"
+
+using lowtide::ErrorKind;
+using lowtide::SignOutcome;
+using lowtide::capi::guarded;
+using lowtide::capi::require;
+
+struct lt_sign_collective {
+  explicit lt_sign_collective(lowtide::SignCollective made) : collective(std::move(made)) {}
+
+  lowtide::SignCollective collective;
+  // What outcomes and failures point at.
+  SignOutcome last;
+  std::vector<lt_sign_rejected> rejected;
+  std::vector<int> error_ranks;
+};
+
+struct lt_sign_residual {
+  lowtide::SignResidual residual;
+};
+
+namespace {
+
+// The caller's version of a struct, and defaults for what it has no room for.
+template <class Struct>
+Struct copy_in(const Struct* given, Struct defaults, const char* name) {
+  require(given, name);
+  lowtide::capi::check_struct_size(given->struct_size);
+  std::memcpy(&defaults, given, std::min(sizeof defaults, static_cast<size_t>(given->struct_size)));
+  return defaults;
+}
+
+std::shared_ptr<lowtide::Transport> transport_of(const lt_sign_transport* given) {
+  const lt_sign_transport transport = copy_in(given, LT_SIGN_TRANSPORT_INIT, "transport");
+  const auto call = [context = transport.context](lt_sign_transfer transfer, const char* name) {
+    lowtide::CallbackTransport::Call out;
+    if (transfer)
+      out = [=](const std::byte* send, std::byte* receive, int64_t bytes) {
+        if (const int32_t code = transfer(context, send, receive, bytes))
+          throw lowtide::TransportError(lowtide::format("%s of the caller's transport returned %d", name, code), {},
+                                        code);
+      };
+    return out;
+  };
+  return std::make_shared<lowtide::CallbackTransport>(transport.rank, transport.size,
+                                                      call(transport.all_to_all, "all_to_all"),
+                                                      call(transport.all_gather, "all_gather"));
+}
+
+lowtide::SignCollectiveOptions options_of(const lt_sign_collective_options* given) {
+  lowtide::SignCollectiveOptions out;
+  if (!given) return out;
+  const auto options = copy_in(given, LT_SIGN_COLLECTIVE_OPTIONS_INIT, "options");
+  LT_REQUIRE(options.weight >= 0 && options.weight < int64_t{1} << 31,
+             "got a weight of %lld votes, wanted 0 to 2^31 - 1", static_cast<long long>(options.weight));
+  if (options.ties) out.ties = options.ties;
+  out.seed = options.seed;
+  out.algorithm = static_cast<lowtide::SignAlgorithm>(options.algorithm);
+  out.settle = options.settle != 0;
+  out.latency_s = options.latency_s, out.bytes_per_s = options.bytes_per_s;
+  out.weight = static_cast<uint32_t>(options.weight);
+  out.threads = options.threads;
+  if (options.cpu_target) out.cpu_target = options.cpu_target;
+  return out;
+}
+
+lowtide::SignBallot ballot_of(const lt_sign_ballot* given) {
+  const auto ballot = copy_in(given, LT_SIGN_BALLOT_INIT, "ballot");
+  LT_REQUIRE(ballot.dtype >= LT_F32 && ballot.dtype <= LT_F16, "got dtype=%d, wanted an lt_dtype", ballot.dtype);
+  lowtide::SignBallot out;
+  out.count = ballot.count;
+  out.bits = static_cast<const std::byte*>(ballot.bits);
+  out.presence = static_cast<const std::byte*>(ballot.presence);
+  out.scales = ballot.scales;
+  out.previous = static_cast<const std::byte*>(ballot.previous);
+  out.dtype = static_cast<lowtide::DType>(ballot.dtype);
+  out.step = ballot.step, out.digest = ballot.digest, out.first_index = ballot.first_index;
+  out.weight = ballot.weight;
+  out.nonfinite = ballot.nonfinite != 0, out.failed = ballot.failed != 0;
+  return out;
+}
+
+lowtide::SignResult result_of(const lt_sign_result* given) {
+  const auto result = copy_in(given, LT_SIGN_RESULT_INIT, "result");
+  return {static_cast<std::byte*>(result.bits), static_cast<std::byte*>(result.presence),
+          static_cast<std::byte*>(result.zeros), result.scales};
+}
+
+void report(lt_sign_collective& from, lt_sign_outcome* out) {
+  const SignOutcome& last = from.last;
+  lt_sign_outcome all = LT_SIGN_OUTCOME_INIT;
+  all.struct_size = out->struct_size;
+  all.applied = last.applied, all.algorithm = static_cast<int32_t>(last.algorithm);
+  all.nonfinite = last.nonfinite.data(), all.nonfinite_count = static_cast<int64_t>(last.nonfinite.size());
+  all.failed = last.failed.data(), all.failed_count = static_cast<int64_t>(last.failed.size());
+  all.rejected = from.rejected.data(), all.rejected_count = static_cast<int64_t>(from.rejected.size());
+  all.payload_sent = last.payload_sent, all.payload_received = last.payload_received;
+  all.control_sent = last.control_sent, all.control_received = last.control_received;
+  all.announce_s = last.seconds.announce, all.ballots_s = last.seconds.ballots, all.vote_s = last.seconds.vote;
+  all.results_s = last.seconds.results, all.confirm_s = last.seconds.confirm, all.measure_s = last.seconds.measure;
+  lowtide::capi::copy_out(all, out);
+}
+
+// A call of vote or mean (residual: not nullptr if there is none to be). Whatever is wrong with this rank's structs
+// must be told to the others too.
+template <class Call>
+lt_status run(lt_sign_collective* collective, const lt_sign_ballot* ballot, const lt_sign_result* result,
+              lt_sign_outcome* outcome, const void* residual, Call&& call) {
+  return guarded([&] {
+    require(collective, "collective");
+    collective->last = {};
+    collective->rejected.clear();
+    collective->error_ranks.clear();
+    lowtide::SignBallot given;
+    lowtide::SignResult memory;
+    std::exception_ptr own;
+    try {
+      if (outcome) lowtide::capi::check_struct_size(outcome->struct_size);
+      require(residual, "residual");
+      given = ballot_of(ballot);
+      memory = result_of(result);
+    } catch (const lowtide::Error&) {
+      own = std::current_exception();
+      given = {};
+      given.failed = true;
+    }
+    try {
+      collective->last = call(collective->collective, given, memory);
+    } catch (const lowtide::CollectiveError& e) {
+      collective->error_ranks = e.ranks();
+      throw;
+    } catch (const lowtide::TransportError& e) {
+      collective->error_ranks = e.ranks();
+      throw;
+    }
+    if (own) std::rethrow_exception(own);
+    for (const lowtide::RejectedBallot& each : collective->last.rejected)
+      collective->rejected.push_back({each.sender, each.owner, each.reason.c_str()});
+    if (outcome) report(*collective, outcome);
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+lt_status lt_sign_collective_create(const lt_sign_transport* transport, const lt_sign_transport* between,
+                                    const lt_sign_collective_options* options, lt_sign_collective** out) {
+  return guarded([&] {
+    require(out, "out");
+    *out = nullptr;
+    const auto with = options_of(options);
+    const auto inside = transport_of(transport);
+    *out = new lt_sign_collective(between ? lowtide::SignCollective(inside, transport_of(between), with)
+                                          : lowtide::SignCollective(inside, with));
+  });
+}
+
+void lt_sign_collective_destroy(lt_sign_collective* collective) { delete collective; }
+
+lt_status lt_sign_vote(lt_sign_collective* collective, const lt_sign_ballot* ballot, const lt_sign_result* result,
+                       lt_sign_outcome* outcome) {
+  return run(collective, ballot, result, outcome, collective,
+             [](auto& on, const auto& given, const auto& memory) { return on.vote(given, memory); });
+}
+
+lt_status lt_sign_mean(lt_sign_collective* collective, const lt_sign_ballot* ballot, const lt_sign_result* result,
+                       lt_sign_residual* residual, lt_sign_outcome* outcome) {
+  return run(
+      collective, ballot, result, outcome, residual, [residual](auto& on, const auto& given, const auto& memory) {
+        return residual ? on.mean(given, memory, residual->residual) : on.vote(given, memory);  // the latter has failed
+      });
+}
+
+lt_status lt_sign_collective_error_ranks(const lt_sign_collective* collective, const int32_t** ranks, int64_t* count) {
+  return guarded([&] {
+    require(collective, "collective");
+    require(ranks, "ranks");
+    require(count, "count");
+    *ranks = collective->error_ranks.data();
+    *count = static_cast<int64_t>(collective->error_ranks.size());
+  });
+}
+
+lt_status lt_sign_residual_create(int64_t count, int32_t rank, int32_t size, const char* state,
+                                  lt_sign_residual** out) {
+  return guarded([&] {
+    require(out, "out");
+    *out = nullptr;
+    require(state, "state");
+    *out = new lt_sign_residual{lowtide::SignResidual(count, rank, size, state)};
+  });
+}
+
+void lt_sign_residual_destroy(lt_sign_residual* residual) { delete residual; }
+
+lt_status lt_sign_residual_shape(const lt_sign_residual* residual, int64_t* first, int64_t* count, int64_t* bytes) {
+  return guarded([&] {
+    require(residual, "residual");
+    if (first) *first = residual->residual.first();
+    if (count) *count = residual->residual.count();
+    if (bytes) *bytes = residual->residual.bytes();
+  });
+}
+
+lt_status lt_sign_residual_read(const lt_sign_residual* residual, void* out) {
+  return guarded([&] {
+    require(residual, "residual");
+    require(out, "out");
+    residual->residual.read(static_cast<std::byte*>(out));
+  });
+}
+
+lt_status lt_sign_residual_replace(lt_sign_residual* residual, const void* in) {
+  return guarded([&] {
+    require(residual, "residual");
+    require(in, "in");
+    residual->residual.replace(static_cast<const std::byte*>(in));
+  });
+}
+
+lt_status lt_sign_residual_read_values(const lt_sign_residual* residual, float* out) {
+  return guarded([&] {
+    require(residual, "residual");
+    require(out, "out");
+    residual->residual.read_values(out);
+  });
+}
+
+lt_status lt_sign_residual_replace_values(lt_sign_residual* residual, const float* in) {
+  return guarded([&] {
+    require(residual, "residual");
+    require(in, "in");
+    residual->residual.replace_values(in);
+  });
+}
+
+}  // extern "C"
