@@ -25,8 +25,12 @@ LT_FN F feedback_residual(F c, M plus, F scale) {
 }
 
 // The mean of what voters sent, term by term in their order: x = (sum of weight * (+-scale)) * inverse, inverse = 1 / sum
-// of weights.
+// of weights. Voters of weight 0 have no term.
 template <class F, class M>
 LT_FN F feedback_term(F sum, M plus, F weighted_scale) {
   return sum + select(plus, weighted_scale, F(0.f) - weighted_scale);
 }
+LT_FN float feedback_weighted_scale(u32 weight, u16 scale) {
+  return static_cast<float>(weight) * bf16_decode(u32{scale});
+}
+LT_FN float feedback_inverse(u32 weights) { return 1.f / static_cast<float>(weights); }

@@ -46,6 +46,10 @@ const sycl::kernel& Kernels::step(int rule, int codec) {
   const std::string rule_name = rules()[static_cast<size_t>(rule)].name;
   return find("step_" + rule_name, "lt_step_" + rule_name + "_" + codec_name(codec));
 }
+const sycl::kernel& Kernels::ballot(int rule, int codec) {
+  const std::string rule_name = rules()[static_cast<size_t>(rule)].name;
+  return find("ballot_" + rule_name, "lt_ballot_" + rule_name + "_" + codec_name(codec));
+}
 const sycl::kernel& Kernels::decode(int codec, bool is_signed) {
   return find("aux", "lt_decode_" + codec_name(codec) + sign_suffix(is_signed));
 }
@@ -54,13 +58,19 @@ const sycl::kernel& Kernels::encode(int codec, bool is_signed) {
 }
 const sycl::kernel& Kernels::first_nonfinite() { return find("aux", "lt_first_nonfinite"); }
 const sycl::kernel& Kernels::fill() { return find("fill", "lt_fill"); }
-const sycl::kernel& Kernels::pack_signs(DType dtype) {
-  return find(std::string("sign_") + dtype_name(dtype), std::string("lt_pack_") + dtype_name(dtype));
+const sycl::kernel& Kernels::pack_signs(DType dtype, bool marks) {
+  const std::string name = dtype_name(dtype);
+  return find("sign_" + name, (marks ? "lt_pack_marks_" : "lt_pack_") + name);
 }
 const sycl::kernel& Kernels::unpack_signs(DType dtype) {
-  return find(std::string("sign_") + dtype_name(dtype), std::string("lt_unpack_") + dtype_name(dtype));
+  const std::string name = dtype_name(dtype);
+  return find("sign_" + name, "lt_unpack_" + name);
 }
 const sycl::kernel& Kernels::vote_signs() { return find("vote", "lt_vote"); }
+const sycl::kernel& Kernels::vote_presence() { return find("vote", "lt_vote_presence"); }
+const sycl::kernel& Kernels::count_signs() { return find("vote", "lt_count"); }
+const sycl::kernel& Kernels::apply_signs() { return find("apply", "lt_apply"); }
+const sycl::kernel& Kernels::feedback(int codec) { return find("feedback", "lt_feedback_" + codec_name(codec)); }
 
 const void* Kernels::tables(int codec) {
   const std::lock_guard lock(mutex_);

@@ -25,13 +25,18 @@ class Kernels {
 
   // By the numbers of rules.def and codecs.def.
   const sycl::kernel& step(int rule, int codec);
+  const sycl::kernel& ballot(int rule, int codec);  // of a step
   const sycl::kernel& decode(int codec, bool is_signed);
   const sycl::kernel& encode(int codec, bool is_signed);
   const sycl::kernel& first_nonfinite();
   const sycl::kernel& fill();
-  const sycl::kernel& pack_signs(DType dtype);
+  const sycl::kernel& pack_signs(DType dtype, bool marks);  // marks: presence, or what is not finite
   const sycl::kernel& unpack_signs(DType dtype);
   const sycl::kernel& vote_signs();
+  const sycl::kernel& vote_presence();
+  const sycl::kernel& count_signs();
+  const sycl::kernel& apply_signs();
+  const sycl::kernel& feedback(int codec);
 
   // The codec's tables in device memory, nullptr if it has none.
   const void* tables(int codec);
