@@ -58,13 +58,11 @@ const sycl::kernel& Kernels::encode(int codec, bool is_signed) {
 }
 const sycl::kernel& Kernels::first_nonfinite() { return find("aux", "lt_first_nonfinite"); }
 const sycl::kernel& Kernels::fill() { return find("fill", "lt_fill"); }
-const sycl::kernel& Kernels::pack_signs(DType dtype, bool marks) {
-  const std::string name = dtype_name(dtype);
-  return find("sign_" + name, (marks ? "lt_pack_marks_" : "lt_pack_") + name);
+const sycl::kernel& Kernels::pack_signs(DType dtype) {
+  return find(std::string("sign_") + dtype_name(dtype), std::string("lt_pack_") + dtype_name(dtype));
 }
 const sycl::kernel& Kernels::unpack_signs(DType dtype) {
-  const std::string name = dtype_name(dtype);
-  return find("sign_" + name, "lt_unpack_" + name);
+  return find(std::string("sign_") + dtype_name(dtype), std::string("lt_unpack_") + dtype_name(dtype));
 }
 const sycl::kernel& Kernels::vote_signs() { return find("vote", "lt_vote"); }
 const sycl::kernel& Kernels::vote_presence() { return find("vote", "lt_vote_presence"); }

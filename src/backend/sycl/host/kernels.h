@@ -30,7 +30,7 @@ class Kernels {
   const sycl::kernel& encode(int codec, bool is_signed);
   const sycl::kernel& first_nonfinite();
   const sycl::kernel& fill();
-  const sycl::kernel& pack_signs(DType dtype, bool marks);  // marks: presence, or what is not finite
+  const sycl::kernel& pack_signs(DType dtype);
   const sycl::kernel& unpack_signs(DType dtype);
   const sycl::kernel& vote_signs();
   const sycl::kernel& vote_presence();

@@ -72,8 +72,7 @@ int64_t groups_for_words(int64_t signs) { return groups_for((signs + 31) / 32); 
 void pack_signs(sycl::queue& queue, Kernels& kernels, const SignItem& item) {
   if (item.count == 0) return;
   const int64_t units = (item.first + item.count + kPackedAtOnce - 1) / kPackedAtOnce - item.first / kPackedAtOnce;
-  launch(queue, kernels.pack_signs(item.dtype, item.presence || item.nonfinite), groups_for(32 * units),
-         device_item(item));
+  launch(queue, kernels.pack_signs(item.dtype), groups_for(32 * units), device_item(item));
 }
 
 void unpack_signs(sycl::queue& queue, Kernels& kernels, const SignItem& item) {
