@@ -7,6 +7,7 @@
 // Errors are thrown as Error; small allocations that fail as std::bad_alloc. The optimizer stays usable after each.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -113,6 +114,16 @@ struct StepResult {
   int64_t nonfinite_param = -1;  // the first parameter (by number) whose gradient was not finite
 };
 
+// Where the packed signs of all parameters are: Optimizer::sign_count() of them, those of parameter i, in row-major
+// order, from number sign_offset(i) on. Sign s is bit s % 8 of byte s / 8, 1 for +; block b, of the 64 signs from
+// 64 b on, has presence bit b % 8 of byte b / 8, and takes no part where that is 0. Of any alignment, owned by the
+// caller and borrowed for the call; for parameters on a device, memory that the device can address.
+struct SignBuffer {
+  std::byte* bits = nullptr;      // [sign_count() / 8]
+  std::byte* presence = nullptr;  // [sign_count() / 512]
+  std::byte* zeros = nullptr;     // as bits, 1 where the sign is 0; nullptr: nowhere
+};
+
 // One state of one parameter, in the optimizer's memory, alive as long as the Optimizer. Under a memory budget that it
 // does not fit into, codes and scales are nullptr: see Optimizer::read_state.
 // codes: the parameter's sizes, contiguous; code_bytes each. scales: float32 [rows][blocks_per_row], nullptr if the
@@ -180,6 +191,23 @@ class LT_API Optimizer {
   // of a parameter and its state are both of before or both of after the step, later steps go on from there, and each
   // block counts the steps that it has taken itself (until the next save(), which has one count for each parameter).
   StepResult step(std::span<const Gradient> grads, const StepOptions& options = {});
+
+  // Signs of all parameters together, a multiple of 1024, and the number of a parameter's first, which is one too: no
+  // two parameters share a byte. They change with the next add_param.
+  int64_t sign_count() const;
+  int64_t sign_offset(int64_t param) const;
+  // A step as step() takes it, with all it promises, in which no parameter moves: `out` gets the sign of what the rule
+  // would subtract from each element, without learning rate, weight decay and the parameter itself (Lion: of the
+  // interpolation; SGD: of the direction that momentum gives). An exact zero is + if zero_is_plus; blocks of 64 zeros
+  // and parameters without a gradient have no presence. bits and presence are written whole, zeros must be nullptr. A
+  // step that is skipped leaves all bits 0; one that throws may leave any.
+  StepResult ballots(std::span<const Gradient> grads, const SignBuffer& out, bool zero_is_plus = true,
+                     const StepOptions& options = {});
+  // Moves all parameters by signs, as a vote gives them: p = p - (p lr weight_decay + lr sign), with the group's lr and
+  // weight_decay, in float32 rounded to nearest. Blocks without presence keep every bit (`signs.presence` nullptr: all
+  // are present). Neither gradients nor state are needed, and no step is counted: ballots() has. `stream` as in
+  // StepOptions.
+  void apply_signs(const SignBuffer& signs, void* stream = nullptr);
 
   // On a device: waits until all that steps have queued has happened, state that streams back to the host included.
   void synchronize();

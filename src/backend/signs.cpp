@@ -3,6 +3,7 @@
 #include <bit>
 #include <limits>
 
+#include "backend/dialect.h"
 #include "core/error.h"
 
 namespace lowtide {
@@ -86,6 +87,12 @@ void check(const FeedbackItem& item) {
   check_range(item.first, item.count);
   check_aligned(item.first);
   LT_REQUIRE(item.count == 0 || (item.bits && item.bit_scales), "got no memory for bits and scales");
+  if (item.codes) {
+    LT_REQUIRE(item.codec >= 0 && static_cast<size_t>(item.codec) < codecs().size(),
+               "got codec %d for the residual, which there is not", item.codec);
+    const CodecInfo& codec = codecs()[static_cast<size_t>(item.codec)];
+    LT_REQUIRE(!codec.scaled || item.scales || item.count == 0, "got no scales for a residual in %s", codec.name);
+  }
   if (item.values) {
     LT_REQUIRE(item.ballots.empty(), "got values and ballots, wanted either");
     LT_REQUIRE(reinterpret_cast<uintptr_t>(item.values) % static_cast<uintptr_t>(dtype_bytes(item.dtype)) == 0,

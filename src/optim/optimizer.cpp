@@ -89,6 +89,7 @@ StepResult Optimizer::check(std::span<const Gradient> grads, const StepOptions& 
 }
 
 StepResult Optimizer::step(std::span<const Gradient> grads, const StepOptions& options) {
+  const Exclusive guard(impl_->busy);
   return impl_->step(grads, options);
 }
 

@@ -1,5 +1,5 @@
 // What an Optimizer holds, and what its parts share: optimizer.cpp has the public calls, optimizer_step.cpp the step,
-// optimizer_state.cpp where state goes and comes from.
+// optimizer_signs.cpp ballots and steps by signs, optimizer_state.cpp where state goes and comes from.
 #pragma once
 
 #include <algorithm>
@@ -202,7 +202,23 @@ struct Optimizer::Impl {
   // prepare(), and whether the gradients are finite.
   StepResult check(std::span<const Gradient> grads, const StepOptions& options);
 
+  // Called with the optimizer in use.
   StepResult step(std::span<const Gradient> grads, const StepOptions& options);
+
+  // A step of signs in place of parameters: while it is under way, `voting` says where those go.
+  StepResult ballots(std::span<const Gradient> grads, const SignBuffer& out, bool zero_is_plus,
+                     const StepOptions& options);
+
+  // Number of a parameter's first sign, or, of one behind the last, of all signs.
+  int64_t sign_offset(size_t param) const;
+
+  void apply_signs(const SignBuffer& signs, void* stream);
+
+  // Refuses memory for signs that is missing, and a stream for host memory.
+  void check_signs(const SignBuffer& signs, bool presence, void* stream) const;
+
+  // All of it, on the stream that the step is ordered on.
+  void clear_signs(const SignBuffer& signs, void* stream);
 
   // Calls visit(item, first element) for the parts of state k: one where it is directly addressable, else each piece.
   template <class Fn>
@@ -286,6 +302,11 @@ struct Optimizer::Impl {
   std::vector<int64_t> empty_params;  // stepped, but without elements to work on: a shard of no rows
 
   std::deque<ArgsEntry> args;
+
+  // Of a step that makes signs, otherwise nullptr.
+  const SignBuffer* voting = nullptr;
+
+  std::vector<BallotTarget> targets;  // of all parameters
 };
 
 }  // namespace lowtide

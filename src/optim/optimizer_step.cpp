@@ -31,9 +31,10 @@ const void* Optimizer::Impl::args_for(const Slot& slot, int64_t steps, bool firs
   ArgsEntry& e = args.emplace_back();
   e.group = slot.group, e.rule = slot.rule, e.t = t, e.first = first;
   const Hyper& h = groups[static_cast<size_t>(slot.group)].hyper;
-  const RuleHyper in{
-      h.lr, h.beta1, h.beta2, h.eps, h.weight_decay, h.momentum, h.dampening, h.nesterov, static_cast<double>(t),
-      first};
+  // Out of zeros, a rate of -1 makes what is to be subtracted.
+  const RuleHyper in{voting ? -1 : h.lr,          h.beta1,    h.beta2,     h.eps,
+                     voting ? 0 : h.weight_decay, h.momentum, h.dampening, h.nesterov,
+                     static_cast<double>(t),      first};
   rules()[static_cast<size_t>(slot.rule)].make_args(in, e.bytes);
   return e.bytes;
 }
@@ -79,7 +80,10 @@ void Optimizer::Impl::prepare(std::span<const Gradient> grads, const StepOptions
     }
     StepItem& item = items.emplace_back();
     item_params.push_back(static_cast<int64_t>(i));
-    item.param = slot.data;
+    if (voting)
+      item.ballot = &targets[i];
+    else
+      item.param = slot.data;
     item.param_dtype = slot.dtype;
     item.param_layout = &slot.layout;
     item.rule = slot.rule;
@@ -203,8 +207,9 @@ StepResult Optimizer::Impl::check(std::span<const Gradient> grads, const StepOpt
 }
 
 StepResult Optimizer::Impl::step(std::span<const Gradient> grads, const StepOptions& options) {
-  const Exclusive guard(busy);
-  if (const StepResult result = check(grads, options); !result.applied) {
+  const StepResult result = check(grads, options);
+  if (voting) clear_signs(*voting, options.stream);
+  if (!result.applied) {
     ++skipped_steps;
     return result;
   }
@@ -216,12 +221,12 @@ StepResult Optimizer::Impl::step(std::span<const Gradient> grads, const StepOpti
   const bool paged = stores && std::any_of(item_params.begin(), item_params.end(),
                                            [&](int64_t param) { return streams(slots[static_cast<size_t>(param)]); });
   if (!paged) {
-    backend->step(items, threads, ordered, options.stream);
+    backend->step(items, threads, ordered && !voting, options.stream);
     count(item_params);
     count(empty_params);
   } else {
     // One that moved while it had no gradient is known by an address that another may have now.
-    LT_REQUIRE(!ordered || !parameters_overlap(true),
+    LT_REQUIRE(voting || !ordered || !parameters_overlap(true),
                "got parameters whose memory overlaps, which are stepped one after another; with state in "
                "chunks that cannot be: %s",
                backend->device() ? "on a device, make them one parameter"

@@ -9,6 +9,7 @@
 #include <functional>
 
 #include "backend/cpu/kernel_tables.h"
+#include "backend/cpu/sign_step.h"
 #include "backend/cpu/signs.h"
 #include "backend/dialect.h"
 #include "backend/gradient_limit.h"
@@ -79,14 +80,15 @@ void prefetch_grad(const StepItem& item) {
 void prefetch_all(const StepItem& item) {
   const int64_t n = item.param_layout->numel;
   prefetch_grad(item);
-  prefetch(item.param, n * dtype_bytes(item.param_dtype));
+  if (!item.ballot) prefetch(item.param, n * dtype_bytes(item.param_dtype));
   for (const void* codes : item.codes)
     if (codes) prefetch(codes, n * codecs()[static_cast<size_t>(item.codec)].code_bytes);
 }
 
 class CpuBackend final : public Backend {
  public:
-  explicit CpuBackend(const Target& target) : target_(target), aux_(pick_aux(target.bit)) {
+  explicit CpuBackend(const Target& target)
+      : target_(target), aux_(pick_aux(target.bit)), signs_(pick_sign_step(target.bit)) {
     for (int codec = 0; codec < kCodecs; ++codec)
       for (int pair = 0; pair < kPairs; ++pair) {
 #define LT_RULE(number, name, Rule) kernels_[number][codec][pair] = pick_step_##name(codec, pair, target.bit);
@@ -143,11 +145,13 @@ class CpuBackend final : public Backend {
     check(item);
     cpu::count_signs(item);
   }
-  void apply_signs(std::span<const ApplyItem> items, int, void*) override {
-    for (const ApplyItem& item : items) check(item), cpu::apply_signs(item);
+  void apply_signs(std::span<const ApplyItem> items, int threads, void*) override {
+    for (const ApplyItem& item : items) check(item);
+    cpu::apply_signs(signs_, items, threads);
   }
-  void feedback(std::span<const FeedbackItem>, int, void*) override {
-    fail(ErrorKind::kUnsupported, "error feedback is not in this backend yet");
+  void feedback(std::span<const FeedbackItem> items, int threads, void*) override {
+    for (const FeedbackItem& item : items) check(item);
+    cpu::feedback(signs_, items, threads);
   }
 
  private:
@@ -182,7 +186,8 @@ class CpuBackend final : public Backend {
   }
 
   void step_blocks(const StepItem& item, int64_t begin, int64_t end) const {
-    const int pair = static_cast<int>(item.param_dtype) * kDTypes + static_cast<int>(item.grad_dtype);
+    const DType param_dtype = item.ballot ? DType::kF32 : item.param_dtype;
+    const int pair = static_cast<int>(param_dtype) * kDTypes + static_cast<int>(item.grad_dtype);
     const StepKernel kernel = kernels_[item.rule][item.codec][pair];
     const int64_t p_bytes = dtype_bytes(item.param_dtype), g_bytes = dtype_bytes(item.grad_dtype);
     static_assert(sizeof(StepRun::key) == sizeof(StepItem::key));
@@ -204,6 +209,7 @@ class CpuBackend final : public Backend {
       kernel(run);
     };
     for_each_run(item.param_layout->row_length, begin, end, [&](int64_t first, int64_t n, int64_t block) {
+      if (item.ballot) return make_ballot(item, first, n, block, kernel_on);
       if (item.param_layout->contiguous && item.grad_layout->contiguous) {
         kernel_on(at(item.param, first, p_bytes), at(item.grad, first, g_bytes), first, n, block);
         return;
@@ -218,6 +224,26 @@ class CpuBackend final : public Backend {
         item.param_layout->scatter(p, p_bytes, e, count, item.param);
       }
     });
+  }
+
+  // A step of elements [first, first + n) from `block` on whose parameter is a tile of zeros.
+  template <class KernelOn>
+  void make_ballot(const StepItem& item, int64_t first, int64_t n, int64_t block, KernelOn&& kernel_on) const {
+    const BallotTarget& to = *item.ballot;
+    const int64_t g_bytes = dtype_bytes(item.grad_dtype);
+    BallotTile tile;
+    static_assert(kBallotTile % kBlock == 0);
+    for (int64_t done = 0; done < n; done += kBallotTile) {
+      alignas(64) std::byte gathered[kBallotTile * 4];
+      const int64_t e = first + done, count = std::min<int64_t>(kBallotTile, n - done);
+      const void* g = at(item.grad, e, g_bytes);
+      if (!item.grad_layout->contiguous) {
+        item.grad_layout->gather(item.grad, g_bytes, e, count, gathered);
+        g = gathered;
+      }
+      kernel_on(tile.begin(to.first + e, static_cast<int>(count)), g, e, count, block + done / kBlock);
+      tile.end(signs_, to.zero_is_plus, to.bits, to.presence);
+    }
   }
 
   bool finite_blocks(const StepItem& item, int64_t begin, int64_t end) const {
@@ -257,6 +283,7 @@ class CpuBackend final : public Backend {
 
   Target target_;
   AuxKernels aux_;
+  SignStepKernels signs_;
   StepKernel kernels_[kRules][kCodecs][kPairs];
   std::vector<int64_t> starts_;  // first block of each item; kept between steps for its memory
 };

@@ -100,28 +100,6 @@ u64 load_word(const std::byte* bits, int64_t first, size_t bytes) {
 }
 u64 inside_of(int64_t signs) { return ~u64{0} >> (kWord - signs); }
 
-template <class T>
-float load_value(const std::byte* values, int64_t i) {
-  const auto x = raw_at<T>(values, i);
-  if constexpr (std::is_same_v<T, float>) return as_float(x);
-  if constexpr (std::is_same_v<T, bf16>) return bf16_decode(u32{x});
-  if constexpr (std::is_same_v<T, f16>) return f16_decode(u32{x});
-}
-
-template <class T>
-void apply(const ApplyItem& item) {
-  for (int64_t i = 0; i < item.layout->numel; ++i) {
-    const int64_t at = item.first + i;
-    if (item.presence && !bit_at(item.presence, at / kSignBlock)) continue;
-    typename SignBits<T>::Raw x;
-    item.layout->gather(item.param, sizeof x, i, 1, &x);
-    const float p = load_value<T>(reinterpret_cast<const std::byte*>(&x), 0);
-    const float sign = item.zeros && bit_at(item.zeros, at) ? 0.f : bit_at(item.bits, at) ? 1.f : -1.f;
-    x = stored<T>(move(p, p * item.decay + sign * item.lr));
-    item.layout->scatter(&x, sizeof x, i, 1, item.param);
-  }
-}
-
 }  // namespace
 
 void pack_signs(const SignItem& item) {
@@ -175,10 +153,6 @@ void count_signs(const CountItem& item) {
       std::memcpy(item.planes[j] + first / 8, &word, bytes);
     }
   });
-}
-
-void apply_signs(const ApplyItem& item) {
-  item.dtype == DType::kF32 ? apply<float>(item) : item.dtype == DType::kBF16 ? apply<bf16>(item) : apply<f16>(item);
 }
 
 }  // namespace lowtide::cpu

@@ -9,6 +9,5 @@ void pack_signs(const SignItem& item);
 void unpack_signs(const SignItem& item);
 void vote_signs(const VoteItem& item);
 void count_signs(const CountItem& item);
-void apply_signs(const ApplyItem& item);
 
 }  // namespace lowtide::cpu

@@ -21,6 +21,7 @@ int64_t extent_bytes(const Layout& layout, DType dtype) { return layout.extent *
 struct FakeBackend::Batch {
   std::deque<Layout> layouts;
   std::deque<std::array<std::byte, kArgsBytes>> args;
+  std::deque<BallotTarget> ballots;
   std::vector<StepItem> items;
 
   explicit Batch(std::span<const StepItem> from) {
@@ -30,6 +31,7 @@ struct FakeBackend::Batch {
       auto& copy = args.emplace_back();
       std::memcpy(copy.data(), item.args, kArgsBytes);  // callers' arrays have that size
       item.args = copy.data();
+      if (item.ballot) item.ballot = &ballots.emplace_back(*item.ballot);
       items.push_back(item);
     }
   }
@@ -56,7 +58,13 @@ void FakeBackend::step(std::span<const StepItem> items, int, bool ordered, void*
     bytes += size;
   };
   for (const StepItem& item : items) {
-    touch(item.param, extent_bytes(*item.param_layout, item.param_dtype), true);
+    if (const BallotTarget* ballot = item.ballot) {
+      const int64_t signs = item.param_layout->numel;
+      touch(ballot->bits + ballot->first / 8, sign_bytes(signs), true);
+      if (ballot->presence) touch(ballot->presence + ballot->first / kSignBlock / 8, presence_bytes(signs), true);
+    } else {
+      touch(item.param, extent_bytes(*item.param_layout, item.param_dtype), true);
+    }
     touch(item.grad, extent_bytes(*item.grad_layout, item.grad_dtype), false);
     const CodecInfo& codec = codecs()[static_cast<size_t>(item.codec)];
     const int64_t row = item.param_layout->row_length;

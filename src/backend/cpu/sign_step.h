@@ -1,0 +1,75 @@
+// What training by signs does to every element, fused: a step's ballot, a move by signs, and error feedback. No array
+// of floats is made but tiles that stay in the cache.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "backend/cpu/kernel_tables.h"
+#include "backend/signs.h"
+
+namespace lowtide::cpu {
+
+// Signs of `words` * 64 floats to as many words, and to present[w] whether one of word w's is not zero.
+using PackFloats = void (*)(const float* values, int words, bool zero_is_plus, uint64_t* bits, bool* present);
+
+// A run of a parameter that moves by signs. Sign 0 is that of element 0, the first bit of its byte; so is presence.
+struct ApplyRun {
+  void* param;
+  int64_t n;
+  const std::byte *bits, *zeros, *presence;  // the latter two or nullptr
+  float lr, decay;
+};
+using ApplyKernel = void (*)(const ApplyRun&);
+
+// Values and residual from the start of a block of feedback on. Arrays begin with the run.
+struct FeedbackRun {
+  const void* values;
+  float value_scale;
+  int64_t n;
+  void* codes;  // codes and scales: nullptr without residual
+  float* scales;
+  std::byte* bits;
+  uint16_t* bit_scales;
+};
+using FeedbackKernel = void (*)(const FeedbackRun&);
+
+// sums[i] += sign i of `bits` times weighted_scale, for i < n <= kFeedbackBlock; sums has whole words of 64.
+using AddBallot = void (*)(const std::byte* bits, float weighted_scale, int n, float* sums);
+
+struct SignStepKernels {
+  PackFloats pack;
+  ApplyKernel apply[kDTypes];
+  FeedbackKernel feedback[kCodecs + 1][kDTypes];  // [kCodecs]: without residual
+  AddBallot add_ballot;
+};
+
+// target: one Highway target bit.
+SignStepKernels pick_sign_step(int64_t target);
+
+// Elements of a ballot that are in the making at a time: they stay in the innermost cache.
+inline constexpr int kBallotTile = 4096;
+
+// Where one contiguous piece of a step's ballot is made: a parameter of zeros, in which the step leaves what it would
+// subtract, and whose signs are then packed among those of other pieces that other threads may make.
+class BallotTile {
+ public:
+  // The floats for n <= kBallotTile elements from `sign` on, all zero.
+  float* begin(int64_t sign, int n);
+  // Their signs go to bits and presence (nullptr: nowhere), which hold zeros there.
+  void end(const SignStepKernels& kernels, bool zero_is_plus, std::byte* bits, std::byte* presence) const;
+
+ private:
+  static constexpr int kWord = static_cast<int>(kSignBlock);
+  // Word for word as the signs are: the first float is that of a sign that begins a word.
+  alignas(64) float values_[kBallotTile + 2 * kWord];
+  int64_t first_word_ = 0;
+  int lead_ = 0, count_ = 0, words_ = 0;
+};
+
+// Of checked items.
+void apply_signs(const SignStepKernels& kernels, std::span<const ApplyItem> items, int threads);
+void feedback(const SignStepKernels& kernels, std::span<const FeedbackItem> items, int threads);
+
+}  // namespace lowtide::cpu
