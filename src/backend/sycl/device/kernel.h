@@ -74,7 +74,7 @@ struct DeviceFeedback {
   int64_t first, count;
   float value_scale;
   uint32_t sum;  // of the weights
-  int32_t voters;
+  int32_t voters, codec;
   void* codes;  // nullptr: no residual
   float* scales;
   unsigned char* bits;

@@ -68,7 +68,7 @@ const sycl::kernel& Kernels::vote_signs() { return find("vote", "lt_vote"); }
 const sycl::kernel& Kernels::vote_presence() { return find("vote", "lt_vote_presence"); }
 const sycl::kernel& Kernels::count_signs() { return find("vote", "lt_count"); }
 const sycl::kernel& Kernels::apply_signs() { return find("apply", "lt_apply"); }
-const sycl::kernel& Kernels::feedback(int codec) { return find("feedback", "lt_feedback_" + codec_name(codec)); }
+const sycl::kernel& Kernels::feedback() { return find("feedback", "lt_feedback"); }
 
 const void* Kernels::tables(int codec) {
   const std::lock_guard lock(mutex_);

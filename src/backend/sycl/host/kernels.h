@@ -36,7 +36,7 @@ class Kernels {
   const sycl::kernel& vote_presence();
   const sycl::kernel& count_signs();
   const sycl::kernel& apply_signs();
-  const sycl::kernel& feedback(int codec);
+  const sycl::kernel& feedback();
 
   // The codec's tables in device memory, nullptr if it has none.
   const void* tables(int codec);

@@ -139,14 +139,12 @@ void feedback(sycl::queue& queue, Kernels& kernels, Uploads& uploads, const Feed
   out.first = item.first, out.count = item.count;
   out.value_scale = item.value_scale;
   out.sum = weight_sum(item.ballots, item.weights);
-  out.voters = static_cast<int32_t>(item.ballots.size());
+  out.voters = static_cast<int32_t>(item.ballots.size()), out.codec = item.codec;
   out.codes = item.codes, out.scales = item.scales;
   out.bits = bytes(item.bits), out.bit_scales = item.bit_scales;
 
-  // Without a residual the codec is none; any codec's kernel will do.
-  const int codec = item.codes ? item.codec : 0;
-  const sycl::kernel& kernel = kernels.feedback(codec);
-  const void* const tables = kernels.tables(codec);
+  const sycl::kernel& kernel = kernels.feedback();
+  const void* const tables = item.codes ? kernels.tables(item.codec) : nullptr;
   Arguments arguments;
   const size_t item_at = arguments.add(&out, sizeof out), ballots_at = arguments.add(item.ballots),
                scales_at = arguments.add(item.ballot_scales),
