@@ -1,4 +1,5 @@
 // Error feedback on the device, on the CPU, and by its formulas one value at a time: the same bits.
+#include "support/feedback_reference.h"
 #include "sycl/sign_support.h"
 
 namespace lowtide {
@@ -36,44 +37,21 @@ struct Sent {
 // x of the formulas: scaled values, or the weighted mean of what voters sent.
 std::vector<float> inputs(const FeedbackItem& item, const std::vector<std::byte>& values,
                           const std::vector<Sent>& voters) {
-  std::vector<float> x(static_cast<size_t>(item.count));
-  uint32_t sum = 0;
-  for (const Sent& sent : voters) sum += sent.weight;
-  for (size_t i = 0; i < x.size(); ++i) {
-    if (voters.empty()) {
-      x[i] = testing::element(values.data(), item.dtype, static_cast<int64_t>(i)) * item.value_scale;
-      continue;
-    }
-    const int64_t at = item.first + static_cast<int64_t>(i);
-    for (const Sent& sent : voters) {
-      const auto scale = static_cast<float>(testing::bf16_value(sent.scales[static_cast<size_t>(at / kBlock)]));
-      const float term = static_cast<float>(sent.weight) * scale;
-      if (sent.weight) x[i] = testing::sign_of(sent.bits, at) ? x[i] + term : x[i] - term;
-    }
-    x[i] *= 1.f / static_cast<float>(sum);
+  if (voters.empty()) {
+    std::vector<float> x;
+    for (int64_t i = 0; i < item.count; ++i)
+      x.push_back(testing::element(values.data(), item.dtype, i) * item.value_scale);
+    return x;
   }
-  return x;
-}
-
-// Signs and scales of c, whose blocks begin with its values; c becomes what they leave out.
-void send(std::vector<float>& c, int64_t first, Bits& bits, Bits& scales) {
-  const auto count = static_cast<int64_t>(c.size());
-  for (int64_t begin = 0; begin < count; begin += kBlock) {
-    const int64_t n = std::min(kBlock, count - begin);
-    float lane[16] = {};
-    for (int64_t i = 0; i < n; ++i) lane[i % 16] += std::fabs(c[static_cast<size_t>(begin + i)]);
-    for (int half = 8; half > 0; half /= 2)
-      for (int k = 0; k < half; ++k) lane[k] += lane[k + half];
-    const uint16_t stored = testing::bf16_nearest(static_cast<double>(lane[0] / static_cast<float>(n)));
-    std::memcpy(scales.data() + 2 * ((first + begin) / kBlock), &stored, sizeof stored);
-    const auto scale = static_cast<float>(testing::bf16_value(stored));
-    for (int64_t i = begin; i < begin + n; ++i) {
-      float& value = c[static_cast<size_t>(i)];
-      testing::put_sign(bits, first + i, value >= 0);
-      value = value >= 0 ? value - scale : value + scale;
-    }
+  std::vector<Bits> ballots;
+  std::vector<std::vector<uint16_t>> scales;
+  std::vector<uint32_t> weights;
+  for (const Sent& sent : voters) {
+    ballots.emplace_back(sent.bits.begin() + item.first / 8, sent.bits.end());
+    scales.emplace_back(sent.scales.begin() + item.first / kBlock, sent.scales.end());
+    weights.push_back(sent.weight);
   }
-  for (int64_t i = first + count; count && i % 8; ++i) testing::put_sign(bits, i, false);
+  return testing::FeedbackReference::mean(item.count, ballots, scales, weights);
 }
 
 TEST(SyclFeedback, GivesTheBitsOfTheCpu) {
@@ -140,18 +118,17 @@ TEST(SyclFeedback, GivesTheBitsOfTheCpu) {
       if (mean) item.values = nullptr;
       if (count || mean) cpu->feedback({&item, 1}, 1, nullptr);
 
-      std::vector<float> x = inputs(item, values, voters);
-      if (kept) {
-        cpu->decode(codec_item(codes3.wanted.data(), reinterpret_cast<float*>(scales3.wanted.data()), residual.data()),
-                    nullptr);
-        for (size_t i = 0; i < x.size(); ++i) x[i] += residual[i];
-      }
-      Bits tail(bits.wanted.begin() + static_cast<ptrdiff_t>(misaligned), bits.wanted.end());
-      send(x, first, tail, sent.wanted);
-      std::copy(tail.begin(), tail.end(), bits.wanted.begin() + static_cast<ptrdiff_t>(misaligned));
-      if (kept)
-        cpu->encode(codec_item(codes3.wanted.data(), reinterpret_cast<float*>(scales3.wanted.data()), x.data()),
-                    nullptr);
+      testing::FeedbackReference reference;
+      reference.residual.resize(static_cast<size_t>(count));
+      CodecItem wanted =
+          codec_item(codes3.wanted.data(), reinterpret_cast<float*>(scales3.wanted.data()), reference.residual.data());
+      if (kept) cpu->decode(wanted, nullptr);
+      reference.run(inputs(item, values, voters));
+      if (kept) cpu->encode(wanted, nullptr);
+      std::copy(reference.bits.begin(), reference.bits.end(),
+                bits.wanted.begin() + static_cast<ptrdiff_t>(misaligned) + first / 8);
+      if (count)
+        std::memcpy(sent.wanted.data() + 2 * (first / kBlock), reference.scales.data(), 2 * reference.scales.size());
 
       item.values = values_there.data(), item.ballots = device_rows, item.ballot_scales = device_scales;
       item.codes = kept ? codes3.device.data() : nullptr;
@@ -161,10 +138,8 @@ TEST(SyclFeedback, GivesTheBitsOfTheCpu) {
       differing += codes3.differing() + scales3.differing() + bits.differing() + sent.differing();
 
       signs += count, means += mean, without += !kept;
-      for (int64_t i = 0; i < count; ++i) plus += testing::sign_of(tail, first + i);
-      for (int64_t b = first; b < first + count; b += kBlock)
-        silent += !sent.wanted[static_cast<size_t>(2 * (b / kBlock))] &&
-                  !sent.wanted[static_cast<size_t>(2 * (b / kBlock)) + 1];
+      for (int64_t i = 0; i < count; ++i) plus += testing::sign_of(reference.bits, i);
+      silent += std::count(reference.scales.begin(), reference.scales.end(), uint16_t{0});
     }
   }
   std::printf(
