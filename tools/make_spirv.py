@@ -32,11 +32,12 @@ OPTIONS = ["-ffp-contract=off", "-fno-math-errno", "-foffload-fp32-prec-div", "-
 
 
 def programs() -> dict[str, str]:
-    """Program name -> SYCL source: one for each rule and for each type of signs, and the rest."""
+    """Program name -> SYCL source: two for each rule, one for each type of signs, and the rest."""
     rules = re.findall(r"^LT_RULE\(\d+, (\w+), (\w+)\)", (SRC / "portable/rules.def").read_text(), re.MULTILINE)
     found = {
-        f"step_{name}": f"#define LT_SYCL_RULE {struct}\n#define LT_SYCL_RULE_NAME {name}\n"
-        '#include "backend/sycl/device/step_rule.inc"\n'
+        f"{kind}_{name}": f"#define LT_SYCL_RULE {struct}\n#define LT_SYCL_RULE_NAME {name}\n"
+        f'#include "backend/sycl/device/{kind}_rule.inc"\n'
+        for kind in ("step", "ballot")
         for name, struct in rules
     }
     for name, struct in {"float32": "float", "bfloat16": "bf16", "float16": "f16"}.items():
@@ -44,7 +45,8 @@ def programs() -> dict[str, str]:
             f"#define LT_SYCL_SIGN_TYPE {struct}\n#define LT_SYCL_SIGN_NAME {name}\n"
             '#include "backend/sycl/device/sign_kernels.inc"\n'
         )
-    return found | {name: f'#include "backend/sycl/device/{name}_kernels.inc"\n' for name in ("aux", "fill", "vote")}
+    others = ("aux", "fill", "vote", "apply", "feedback")
+    return found | {name: f'#include "backend/sycl/device/{name}_kernels.inc"\n' for name in others}
 
 
 def sources_hash() -> str:

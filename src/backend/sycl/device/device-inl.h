@@ -30,6 +30,14 @@ LT_FN Place find_place(const DeviceItem* items, const i64* starts, i64 count, i6
   return Place{item, block, row * item->row_length + column, column < item->row_length};
 }
 
+// Calls work(group, place) for the blocks of this group.
+template <class Fn>
+LT_FN void for_each_block(const DeviceItem* items, const i64* starts, i64 count, i64 blocks, Fn&& work) {
+  const auto here = this_item();
+  for (i64 b = static_cast<i64>(here.get_group(0)); b < blocks; b += static_cast<i64>(here.get_group_range(0)))
+    work(here.get_group(), find_place(items, starts, count, b, static_cast<u32>(here.get_local_id(0))));
+}
+
 LT_FN i64 offset_of(const DeviceTensor& tensor, i64 element) {
   if (tensor.dim_count == 0) return element;
   i64 offset = 0;

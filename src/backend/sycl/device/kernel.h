@@ -15,9 +15,19 @@ struct DeviceTensor {
   int32_t dtype;        // a DType
 };
 
-// A StepItem, or a CodecItem as one of float32 (param: the values).
+// Signs beside a parameter, from number `first`: where those of a step go instead of it (bits and presence are
+// written), or what a step by signs reads (zeros, too).
+struct DeviceSigns {
+  unsigned char *bits, *presence;  // presence may be nullptr
+  const unsigned char* zeros;      // or nullptr
+  int64_t first;
+  uint32_t zero_is_plus;
+};
+
+// A StepItem; or a CodecItem as one of float32 (param: the values); or an ApplyItem, whose elements are one row.
 struct DeviceItem {
   DeviceTensor param, grad;
+  DeviceSigns signs;
   int64_t row_length;
   int64_t first_block;  // codes and scales begin with its
   int64_t origin;       // elements before first_block
@@ -31,20 +41,53 @@ struct DeviceItem {
   alignas(8) unsigned char args[kArgsBytes];  // the rule's Args
 };
 
-// A VoteItem. Ballots and weights are arrays beside it.
+// The args of a DeviceItem that is an ApplyItem.
+struct ApplyArgs {
+  float lr, decay;
+};
+
+// A VoteItem or a CountItem. Arrays beside it: the ballots, the weights, and the presences or the counters' planes.
 struct DeviceVote {
   int64_t count;
   uint64_t first_index, seed, step;
   const unsigned char* previous;
   unsigned char *result, *zeros;
-  uint32_t sum;                  // of the weights
-  int32_t planes, voters, ties;  // ties: a Tie; planes hold the sum
+  unsigned char* result_presence;  // nullptr: all ballots are present
+  uint32_t sum;                    // of the weights
+  int32_t planes, voters, ties;    // ties: a Tie; planes hold the sum, and are a CountItem's own number
+};
+
+// A SignItem, as far as kernels of signs read it.
+struct DeviceSignItem {
+  void* values;
+  unsigned char *bits, *presence;
+  const unsigned char* zeros;
+  const uint16_t* scales;
+  uint32_t* nonfinite;
+  int64_t first, count;
+  uint32_t zero_is_plus;
+};
+
+// A FeedbackItem. Arrays beside it: the ballots, their scales, and the weights.
+struct DeviceFeedback {
+  DeviceTensor values;  // data nullptr: ballots instead
+  int64_t first, count;
+  float value_scale;
+  uint32_t sum;  // of the weights
+  int32_t voters, codec;
+  void* codes;  // nullptr: no residual
+  float* scales;
+  unsigned char* bits;
+  uint16_t* bit_scales;
 };
 
 // Work-items of a group: one for each element of a block.
 inline constexpr int kGroupSize = kBlockElements;
 
-// Words of 32 signs that a sub-group packs at a time.
-inline constexpr int kSignWordsAtOnce = 8;
+// Words of 32 signs of a presence bit, and those that a sub-group packs at a time: of a presence byte.
+inline constexpr int kWordsOfBlock = 2, kSignWordsAtOnce = 8 * kWordsOfBlock;
+
+// Work-items that share a block of error feedback: the lanes of its sum.
+inline constexpr int kFeedbackLanes = 16;
 
 }  // namespace lowtide::sycl_device

@@ -1,5 +1,5 @@
-// The one SYCL driver: decode -> rule -> absmax -> encode -> store. A group of 256 work-items takes a block of 256
-// elements at a time.
+// The one SYCL driver: decode -> rule -> absmax -> encode -> store, or signs in place of the last. A group of 256
+// work-items takes a block of 256 elements at a time.
 
 // Calls f(std::integral_constant<int, k>) for k = 0 .. K-1.
 template <int K, class Fn>
@@ -8,23 +8,29 @@ LT_FN void each(Fn&& f) {
   (std::make_integer_sequence<int, K>{});
 }
 
-template <class R, class C>
+// What becomes of a parameter: it is stepped.
+struct Parameter {
+  template <class StepFn>
+  LT_FN void step(const Place& at, StepFn&& next) {
+    if (at.inside) store(at.item->param, at.element, next(load(at.item->param, at.element)));
+  }
+};
+
+// Target: what becomes of a parameter; its step() is called by all work-items of a group.
+template <class R, class C, class Target>
 LT_FN void step_blocks(const DeviceItem* items, const i64* starts, i64 count, i64 blocks,
                        const typename C::Tables* tables) {
   constexpr int K = R::kStates;
   constexpr float kLargestState = 0x1.fffffep127f;
-  const auto here = this_item();
-  const Group group = here.get_group();
-  for (i64 b = static_cast<i64>(here.get_group(0)); b < blocks; b += static_cast<i64>(here.get_group_range(0))) {
-    const Place at = find_place(items, starts, count, b, static_cast<u32>(here.get_local_id(0)));
+  for_each_block(items, starts, count, blocks, [&](const Group& group, const Place& at) {
     float state[K ? K : 1] = {};
-    if (at.inside) {
+    Target::step(at, [&](float p) {
       typename R::Args args;
       __builtin_memcpy(&args, at.item->args, sizeof args);
       each<K>([&](auto k) { state[k] = decode_element<C, ((R::kSigned >> k) & 1) != 0>(tables, at, k); });
       const float g = load(at.item->grad, at.element) * at.item->grad_scale;
-      store(at.item->param, at.element, R::template step<float>(load(at.item->param, at.element), g, state, args));
-    }
+      return R::template step<float>(p, g, state, args);
+    });
     each<K>([&](auto k) {
       float x = state[k];
       // An infinite state would make the scale infinite and the whole block NaN.
@@ -33,5 +39,5 @@ LT_FN void step_blocks(const DeviceItem* items, const i64* starts, i64 count, i6
       const Rounding rounding{((item.stochastic >> k) & 1) != 0, RandomKey{item.key[k][0], item.key[k][1]}};
       encode_block<C, ((R::kSigned >> k) & 1) != 0>(group, tables, at, k, x, rounding);
     });
-  }
+  });
 }

@@ -14,6 +14,8 @@ using sycl_device::DeviceTensor;
 static_assert(sizeof(DeviceItem) % alignof(int64_t) == 0);
 static_assert(sizeof(DeviceItem::key) == sizeof(StepItem::key));
 
+unsigned char* chars(const std::byte* p) { return reinterpret_cast<unsigned char*>(const_cast<std::byte*>(p)); }
+
 const int64_t* at(const std::byte* device, size_t bytes) { return reinterpret_cast<const int64_t*>(device + bytes); }
 }  // namespace
 
@@ -46,7 +48,9 @@ void Batch::add(const DeviceItem& item, int64_t blocks) {
 
 void Batch::add(const StepItem& item, int64_t index) {
   DeviceItem out{};
-  out.param = tensor(item.param, item.param_dtype, *item.param_layout);
+  if (!item.ballot) out.param = tensor(item.param, item.param_dtype, *item.param_layout);
+  if (const BallotTarget* to = item.ballot)
+    out.signs = {chars(to->bits), chars(to->presence), nullptr, to->first, to->zero_is_plus};
   out.grad = tensor(item.grad, item.grad_dtype, *item.grad_layout);
   out.row_length = item.param_layout->row_length;
   out.first_block = item.first_block;
@@ -72,6 +76,16 @@ void Batch::add(const CodecItem& item) {
   out.scales[0] = item.scales;
   const int64_t all = item.rows * blocks_per_row(item.row_length, kBlockElements);
   add(out, item.blocks >= 0 ? item.blocks : all - item.first_block);
+}
+
+void Batch::add(const ApplyItem& item) {
+  DeviceItem out{};
+  out.param = tensor(item.param, item.dtype, *item.layout);
+  out.row_length = item.layout->numel;
+  out.signs = {chars(item.bits), chars(item.presence), chars(item.zeros), item.first, true};
+  const sycl_device::ApplyArgs args{item.lr, item.decay};
+  std::memcpy(out.args, &args, sizeof args);
+  add(out, blocks_per_row(item.layout->numel, kBlockElements));
 }
 
 size_t Batch::bytes() const {

@@ -15,16 +15,20 @@ class Batch {
  public:
   struct Launch {
     int rule, codec;
+    bool ballot;
     int64_t first, count;  // items
     int64_t blocks;
   };
 
   void clear();
   // Begins a launch; add() goes to it.
-  void begin_launch(int rule, int codec) { launches_.push_back({rule, codec, size(), 0, 0}); }
+  void begin_launch(int rule, int codec, bool ballot = false) {
+    launches_.push_back({rule, codec, ballot, size(), 0, 0});
+  }
   // index: the item's position among the caller's.
   void add(const StepItem& item, int64_t index);
   void add(const CodecItem& item);
+  void add(const ApplyItem& item);
 
   const std::vector<Launch>& launches() const { return launches_; }
   size_t bytes() const;

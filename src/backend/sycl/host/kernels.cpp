@@ -46,6 +46,10 @@ const sycl::kernel& Kernels::step(int rule, int codec) {
   const std::string rule_name = rules()[static_cast<size_t>(rule)].name;
   return find("step_" + rule_name, "lt_step_" + rule_name + "_" + codec_name(codec));
 }
+const sycl::kernel& Kernels::ballot(int rule, int codec) {
+  const std::string rule_name = rules()[static_cast<size_t>(rule)].name;
+  return find("ballot_" + rule_name, "lt_ballot_" + rule_name + "_" + codec_name(codec));
+}
 const sycl::kernel& Kernels::decode(int codec, bool is_signed) {
   return find("aux", "lt_decode_" + codec_name(codec) + sign_suffix(is_signed));
 }
@@ -61,6 +65,10 @@ const sycl::kernel& Kernels::unpack_signs(DType dtype) {
   return find(std::string("sign_") + dtype_name(dtype), std::string("lt_unpack_") + dtype_name(dtype));
 }
 const sycl::kernel& Kernels::vote_signs() { return find("vote", "lt_vote"); }
+const sycl::kernel& Kernels::vote_presence() { return find("vote", "lt_vote_presence"); }
+const sycl::kernel& Kernels::count_signs() { return find("vote", "lt_count"); }
+const sycl::kernel& Kernels::apply_signs() { return find("apply", "lt_apply"); }
+const sycl::kernel& Kernels::feedback() { return find("feedback", "lt_feedback"); }
 
 const void* Kernels::tables(int codec) {
   const std::lock_guard lock(mutex_);

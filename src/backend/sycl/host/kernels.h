@@ -25,6 +25,7 @@ class Kernels {
 
   // By the numbers of rules.def and codecs.def.
   const sycl::kernel& step(int rule, int codec);
+  const sycl::kernel& ballot(int rule, int codec);  // of a step
   const sycl::kernel& decode(int codec, bool is_signed);
   const sycl::kernel& encode(int codec, bool is_signed);
   const sycl::kernel& first_nonfinite();
@@ -32,6 +33,10 @@ class Kernels {
   const sycl::kernel& pack_signs(DType dtype);
   const sycl::kernel& unpack_signs(DType dtype);
   const sycl::kernel& vote_signs();
+  const sycl::kernel& vote_presence();
+  const sycl::kernel& count_signs();
+  const sycl::kernel& apply_signs();
+  const sycl::kernel& feedback();
 
   // The codec's tables in device memory, nullptr if it has none.
   const void* tables(int codec);

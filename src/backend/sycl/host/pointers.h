@@ -5,6 +5,8 @@
 #include <sycl/sycl.hpp>
 
 #include <cstddef>
+#include <cstdint>
+#include <span>
 
 #include "backend/backend.h"
 
@@ -18,14 +20,21 @@ class PointerCheck {
   // Each throws kInvalidArgument, naming the array and the item's position.
   void operator()(const StepItem& item, size_t index) const;
   void operator()(const CodecItem& item) const;
-  void operator()(const SignItem& item) const;
-  void operator()(const VoteItem& item) const;
+  void operator()(const SignItem& item, size_t index) const;
+  void operator()(const VoteItem& item, size_t index) const;
+  void operator()(const CountItem& item, size_t index) const;
+  void operator()(const ApplyItem& item, size_t index) const;
+  void operator()(const FeedbackItem& item, size_t index) const;
   void gradient(const StepItem& item, size_t index) const;
 
   // One array, which may be nullptr.
   void one(const void* data, const char* what, size_t index) const;
 
  private:
+  // Those of voters with a weight; the index is the voter's.
+  template <class T>
+  void voters(std::span<const T* const> rows, std::span<const uint32_t> weights, const char* what) const;
+
   sycl::context context_;
   bool any_;
 };

@@ -8,7 +8,7 @@
           ".spv\"\nlt_spirv_end_" #name ":\n.popsection\n");                                              \
   extern "C" [[gnu::visibility("hidden")]] const std::byte lt_spirv_##name[], lt_spirv_end_##name[];
 
-#define LT_RULE(number, name, Rule) LT_EMBED(step_##name)
+#define LT_RULE(number, name, Rule) LT_EMBED(step_##name) LT_EMBED(ballot_##name)
 #include "portable/rules.def"
 #undef LT_RULE
 LT_EMBED(aux)
@@ -17,12 +17,15 @@ LT_EMBED(sign_float32)
 LT_EMBED(sign_bfloat16)
 LT_EMBED(sign_float16)
 LT_EMBED(vote)
+LT_EMBED(apply)
+LT_EMBED(feedback)
 
 namespace lowtide::sycl_host {
 
 std::span<const std::byte> program(const std::string& name) {
-#define LT_RULE(number, rule, Rule) \
-  if (name == "step_" #rule) return {lt_spirv_step_##rule, lt_spirv_end_step_##rule};
+#define LT_RULE(number, rule, Rule)                                                   \
+  if (name == "step_" #rule) return {lt_spirv_step_##rule, lt_spirv_end_step_##rule}; \
+  if (name == "ballot_" #rule) return {lt_spirv_ballot_##rule, lt_spirv_end_ballot_##rule};
 #include "portable/rules.def"
 #undef LT_RULE
   if (name == "aux") return {lt_spirv_aux, lt_spirv_end_aux};
@@ -31,6 +34,8 @@ std::span<const std::byte> program(const std::string& name) {
   if (name == "sign_bfloat16") return {lt_spirv_sign_bfloat16, lt_spirv_end_sign_bfloat16};
   if (name == "sign_float16") return {lt_spirv_sign_float16, lt_spirv_end_sign_float16};
   if (name == "vote") return {lt_spirv_vote, lt_spirv_end_vote};
+  if (name == "apply") return {lt_spirv_apply, lt_spirv_end_apply};
+  if (name == "feedback") return {lt_spirv_feedback, lt_spirv_end_feedback};
   fail(ErrorKind::kInternal, "no SYCL program '%s'", name.c_str());
 }
 

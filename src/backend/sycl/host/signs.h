@@ -13,5 +13,7 @@ namespace lowtide::sycl_host {
 void pack_signs(sycl::queue& queue, Kernels& kernels, const SignItem& item);
 void unpack_signs(sycl::queue& queue, Kernels& kernels, const SignItem& item);
 void vote_signs(sycl::queue& queue, Kernels& kernels, Uploads& uploads, const VoteItem& item);
+void count_signs(sycl::queue& queue, Kernels& kernels, Uploads& uploads, const CountItem& item);
+void feedback(sycl::queue& queue, Kernels& kernels, Uploads& uploads, const FeedbackItem& item);
 
 }  // namespace lowtide::sycl_host

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 #include <list>
+#include <tuple>
 #include <utility>
 
 #include "backend/sycl/host/batch.h"
@@ -50,7 +51,7 @@ class SyclBackend final : public Backend {
       batch_.clear();
       if (ordered) {
         for (size_t i = 0; i < items.size(); ++i) {
-          batch_.begin_launch(items[i].rule, items[i].codec);
+          batch_.begin_launch(items[i].rule, items[i].codec, items[i].ballot != nullptr);
           batch_.add(items[i], static_cast<int64_t>(i));
         }
       } else {
@@ -58,15 +59,15 @@ class SyclBackend final : public Backend {
       }
       // All that can fail for want of memory or a kernel comes before the first launch.
       for (const Batch::Launch& part : batch_.launches()) {
-        place.kernels.step(part.rule, part.codec);
+        step_kernel(place, part);
         place.kernels.tables(part.codec);
       }
       Uploads::Slot& slot = upload(queue, place, batch_.bytes());
       for (const Batch::Launch& part : batch_.launches())
         if (part.blocks)
-          slot.used = launch(queue, place.kernels.step(part.rule, part.codec), part.blocks,
-                             batch_.items(slot.device.get(), part), batch_.starts(slot.device.get(), part), part.count,
-                             part.blocks, place.kernels.tables(part.codec));
+          slot.used =
+              launch(queue, step_kernel(place, part), part.blocks, batch_.items(slot.device.get(), part),
+                     batch_.starts(slot.device.get(), part), part.count, part.blocks, place.kernels.tables(part.codec));
     });
   }
 
@@ -104,28 +105,41 @@ class SyclBackend final : public Backend {
   }
 
   void pack_signs(std::span<const SignItem> items, int, void* stream) override {
-    guarded("pack_signs", [&] {
-      for (const SignItem& item : items)
-        at_place(item, stream, [&](auto& queue, Place& place) { sycl_host::pack_signs(queue, place.kernels, item); });
+    at_place("pack_signs", items, stream, [&](sycl::queue& queue, Place& place) {
+      for (const SignItem& item : items) sycl_host::pack_signs(queue, place.kernels, item);
     });
   }
   void unpack_signs(std::span<const SignItem> items, int, void* stream) override {
-    guarded("unpack_signs", [&] {
-      for (const SignItem& item : items)
-        at_place(item, stream, [&](auto& queue, Place& place) { sycl_host::unpack_signs(queue, place.kernels, item); });
+    at_place("unpack_signs", items, stream, [&](sycl::queue& queue, Place& place) {
+      for (const SignItem& item : items) sycl_host::unpack_signs(queue, place.kernels, item);
     });
   }
-  void count_signs(const CountItem&, int, void*) override { fail(ErrorKind::kUnsupported, "not on SYCL yet"); }
-  void apply_signs(std::span<const ApplyItem>, int, void*) override {
-    fail(ErrorKind::kUnsupported, "not on SYCL yet");
-  }
-  void feedback(std::span<const FeedbackItem>, int, void*) override {
-    fail(ErrorKind::kUnsupported, "not on SYCL yet");
-  }
   void vote_signs(const VoteItem& item, int, void* stream) override {
-    guarded("vote_signs", [&] {
-      at_place(item, stream,
-               [&](auto& queue, Place& place) { sycl_host::vote_signs(queue, place.kernels, place.uploads, item); });
+    at_place("vote_signs", std::span(&item, 1), stream, [&](sycl::queue& queue, Place& place) {
+      sycl_host::vote_signs(queue, place.kernels, place.uploads, item);
+    });
+  }
+  void count_signs(const CountItem& item, int, void* stream) override {
+    at_place("count_signs", std::span(&item, 1), stream, [&](sycl::queue& queue, Place& place) {
+      sycl_host::count_signs(queue, place.kernels, place.uploads, item);
+    });
+  }
+  void apply_signs(std::span<const ApplyItem> items, int, void* stream) override {
+    at_place("apply_signs", items, stream, [&](sycl::queue& queue, Place& place) {
+      batch_.clear();
+      batch_.begin_launch(0, 0);
+      for (const ApplyItem& item : items) batch_.add(item);
+      const Batch::Launch& part = batch_.launches()[0];
+      if (part.blocks == 0) return;
+      const sycl::kernel& kernel = place.kernels.apply_signs();
+      Uploads::Slot& slot = upload(queue, place, batch_.bytes());
+      slot.used = launch(queue, kernel, part.blocks, batch_.items(slot.device.get(), part),
+                         batch_.starts(slot.device.get(), part), part.count, part.blocks);
+    });
+  }
+  void feedback(std::span<const FeedbackItem> items, int, void* stream) override {
+    at_place("feedback", items, stream, [&](sycl::queue& queue, Place& place) {
+      for (const FeedbackItem& item : items) sycl_host::feedback(queue, place.kernels, place.uploads, item);
     });
   }
 
@@ -160,26 +174,35 @@ class SyclBackend final : public Backend {
     return places_.emplace_back(context, device);
   }
 
-  // queue_signs(queue, place), the item being checked.
+  static const sycl::kernel& step_kernel(Place& place, const Batch::Launch& part) {
+    return part.ballot ? place.kernels.ballot(part.rule, part.codec) : place.kernels.step(part.rule, part.codec);
+  }
+
+  // queue_signs(queue, place), all items being checked.
   template <class Item, class Fn>
-  void at_place(const Item& item, void* stream, Fn&& queue_signs) {
-    late_->throw_any();
-    check(item);
-    sycl::queue queue = queue_of(stream);
-    Place& place = place_of(queue);
-    place.check(item);
-    queue_signs(queue, place);
+  void at_place(const char* what, std::span<const Item> items, void* stream, Fn&& queue_signs) {
+    guarded(what, [&] {
+      late_->throw_any();
+      for (const Item& item : items) check(item);
+      sycl::queue queue = queue_of(stream);
+      Place& place = place_of(queue);
+      for (size_t i = 0; i < items.size(); ++i) place.check(items[i], i);
+      queue_signs(queue, place);
+    });
   }
 
   // One launch for all items of the same kernel.
   void add_grouped(std::span<const StepItem> items) {
     order_.resize(items.size());
     for (size_t i = 0; i < items.size(); ++i) order_[i] = i;
-    const auto kernel_of = [&](size_t i) { return std::pair(items[i].rule, items[i].codec); };
+    const auto kernel_of = [&](size_t i) {
+      return std::tuple(items[i].rule, items[i].codec, items[i].ballot != nullptr);
+    };
     std::stable_sort(order_.begin(), order_.end(), [&](size_t a, size_t b) { return kernel_of(a) < kernel_of(b); });
     for (size_t n = 0; n < order_.size(); ++n) {
       const StepItem& item = items[order_[n]];
-      if (n == 0 || kernel_of(order_[n - 1]) != kernel_of(order_[n])) batch_.begin_launch(item.rule, item.codec);
+      if (n == 0 || kernel_of(order_[n - 1]) != kernel_of(order_[n]))
+        batch_.begin_launch(item.rule, item.codec, item.ballot != nullptr);
       batch_.add(item, static_cast<int64_t>(order_[n]));
     }
   }
