@@ -13,7 +13,7 @@ enum class ErrorKind : int {
   kInvalidArgument = 1,  // the caller's value is wrong; nothing was changed          Python: ValueError
   kOutOfMemory = 10,     // host or device memory could not be had; nothing changed   Python: MemoryError
   kUnsupported = 20,     // valid, but this build or machine cannot do it             Python: NotImplementedError
-  kIo = 30,              // a file or disk failed; os_error() says how             Python: OSError with errno
+  kIo = 30,              // a file, disk or transport failed; os_error() says how             Python: OSError with errno
   kInternal = 90,        // a broken invariant: a bug of this library                 Python: RuntimeError
 };
 

@@ -29,7 +29,7 @@ typedef enum lt_status {
   LT_INVALID_ARGUMENT = 1, /* a value is wrong; lt_last_error() says which */
   LT_OUT_OF_MEMORY = 10,
   LT_UNSUPPORTED = 20, /* valid, but not in this build or on this machine */
-  LT_IO_ERROR = 30,    /* a file or disk failed */
+  LT_IO_ERROR = 30,    /* a file, disk or transport failed */
   LT_INTERNAL = 90     /* a bug of this library */
 } lt_status;
 

@@ -162,6 +162,7 @@ SignOutcome SignCollective::Impl::call(const SignBallot& ballot, const SignResul
     confirm(channel, agreed, found);
     watch.lap(&outcome.seconds.confirm);
     exchange->deliver();
+    watch.lap(&outcome.seconds.results);
   }
   count_traffic();
   return outcome;

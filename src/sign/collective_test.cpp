@@ -1,6 +1,8 @@
 // Votes over all algorithms against the definition, sign by sign; bytes on the wire; what ranks must agree on.
 #include <gtest/gtest.h>
 
+#include <bit>
+
 #include "support/sign_ranks.h"
 
 namespace lowtide {
@@ -113,6 +115,34 @@ TEST(SignCollective, BytesOnTheWireAreTheFormula) {
       "[ checks ] %lld groups of 2 to 16 ranks, 2^20 signs: bytes sent as the formula says, at most %.2f %% above "
       "2 (n / 8) (W - 1) / W or (n / 8) (W - 1)\n",
       static_cast<long long>(cases), 100 * worst);
+}
+
+TEST(SignCollective, NodesSendCountsAndNotBallots) {
+  Rng rng(5);
+  int64_t cases = 0;
+  double ratio = 0;
+  for (const int inside : {2, 4, 8}) {
+    VoteCase of = random_vote(2 * inside, 1 << 20, rng);
+    of.nodes = 2, of.with_presence = false, of.options.ties = "hash";
+    of.weights.assign(static_cast<size_t>(of.ranks), 1);
+    Ranks ranks(of);
+    std::atomic<int64_t> between{0};  // what node 0 sends to node 1: announcements and verdicts, counts, results
+    for (auto& group : ranks.between)
+      group->on_message([&](ThreadGroup::Message& m) { between += m.sender == 0 && m.receiver == 1 ? m.bytes : 0; });
+    std::vector<VoteResult> results;
+    for (const Ended& each : testing::take_vote(of, ranks, &results)) ASSERT_TRUE(each.outcome.applied) << each.text;
+    ASSERT_EQ(results[0], reference_vote(of));
+    const int64_t part = of.count / 8 / of.ranks, planes = std::bit_width(static_cast<unsigned>(inside));
+    const int64_t counts = 64 + 8 + planes * part, result = 64 + (of.ranks + 7) / 8 * 8 + part;
+    ASSERT_EQ(between, inside * (3 * 128 * inside + counts + result));
+    ratio =
+        static_cast<double>(inside * counts) / (static_cast<double>(inside) * static_cast<double>(of.count) / 8 / 2);
+    ++cases;
+  }
+  std::printf(
+      "[ checks ] %lld pairs of nodes: bytes between them as the formula says; counts of 8 ranks are %.2f of their "
+      "ballots\n",
+      static_cast<long long>(cases), ratio);
 }
 
 TEST(SignCollective, AutoTakesTheFasterByTheCostModelAndAgreesOnWhatItMeasures) {

@@ -32,7 +32,7 @@ class Scratch {
 };
 
 struct Scratches {
-  Scratch first, second, third, fourth;
+  Scratch first, second, third;
 };
 
 // One call, as an exchange sees it. Everything is borrowed.

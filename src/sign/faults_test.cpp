@@ -47,7 +47,7 @@ struct Tally {
 
 // One rank dies at one call of one of its transports.
 void expect_survived(const VoteCase& of, int dead, bool between, int64_t call, bool after_sending, Tally* tally) {
-  Ranks ranks(of, std::chrono::milliseconds(400));
+  Ranks ranks(of, std::chrono::milliseconds(900));
   const int inside = of.nodes ? of.ranks / of.nodes : of.ranks;
   ThreadGroup& group =
       between ? *ranks.between[static_cast<size_t>(dead % inside)] : *ranks.inside[static_cast<size_t>(dead / inside)];
@@ -110,7 +110,7 @@ TEST(SignFaults, ARankThatDiesAtAnyCallHangsNobody) {
           deaths.push_back({SignAlgorithm::kTwoPhase, 6, 2, dead, between, call, after});
   }
   // They mostly wait: many at a time.
-  constexpr int kAtOnce = 12;
+  constexpr int kAtOnce = 20;
   std::atomic<size_t> next{0};
   std::mutex mutex;
   Tally tally;
@@ -233,7 +233,7 @@ void damaged_vote(const VoteCase& of, const Where& where, Damage damage, int sen
                   Rng& rng, Tally* tally) {
   const bool late_announcement = damage == Damage::kLate && where.call == 0;
   // A sound announcement of an earlier step stops those who get it at once; the others find out by waiting for them.
-  Ranks ranks(of, std::chrono::milliseconds(late_announcement ? 300 : 30000));
+  Ranks ranks(of, std::chrono::milliseconds(late_announcement ? 900 : 30000));
   const int inside = of.nodes ? of.ranks / of.nodes : of.ranks;
   ThreadGroup& group = where.between ? *ranks.between[static_cast<size_t>(sender % inside)]
                                      : *ranks.inside[static_cast<size_t>(sender / inside)];

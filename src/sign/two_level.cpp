@@ -32,9 +32,11 @@ class TwoLevel final : public Exchange {
   }
 
   void prepare() override {
-    send_ = call_.scratch.first.need(shard_.ballot_bytes() * ranks_);
+    // What was sent is not needed when the results come.
+    send_ = call_.scratch.first.need(
+        std::max(shard_.ballot_bytes() * ranks_, part_.result_bytes() * (part_.ranks + nodes_ + 1)));
+    results_ = send_;
     ballots_ = call_.scratch.second.need(shard_.ballot_bytes() * ranks_);
-    results_ = call_.scratch.fourth.need(part_.result_bytes() * (part_.ranks + nodes_ + 1));
     // How many planes there are is known when all weights are; as many as these where all are alike.
     planes_ = std::bit_width(uint64_t{call_.weight} * static_cast<uint64_t>(ranks_));
     call_.scratch.third.need(2 * counts_bytes() * nodes_);

@@ -23,10 +23,11 @@ class TwoPhase final : public Exchange {
   }
 
   void prepare() override {
-    send_ = call_.scratch.first.need(shape_.ballot_bytes() * shape_.ranks);
+    // What was sent is not needed when the results come.
+    send_ = call_.scratch.first.need(std::max(shape_.ballot_bytes(), shape_.result_bytes()) * shape_.ranks);
+    results_ = send_;
     ballots_ = call_.scratch.second.need(shape_.ballot_bytes() * shape_.ranks);
     result_ = call_.scratch.third.need(shape_.result_bytes());
-    results_ = call_.scratch.fourth.need(shape_.result_bytes() * shape_.ranks);
     if (call_.residual) call_.residual->next = call_.residual->now;
   }
 
