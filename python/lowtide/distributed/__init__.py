@@ -1,14 +1,18 @@
 """Data-parallel training on slow links: workers exchange one bit per value, and move by the exact majority.
 
 `DistributedLion`, `Signum`: optimizers that vote. `SignVote`, `ErrorFeedbackSign`: communication hooks for
-DistributedDataParallel. `ShardVote`: a vote on one tensor, for FSDP2 between nodes. `SignAccumulator`: micro-batches. docs/sign.md says when which pays.
+DistributedDataParallel. `ShardVote`: a vote on one tensor, for FSDP2 between nodes. `SignAccumulator`: micro-batches.
+docs/sign.md says when which pays.
 """
 
 from lowtide.distributed.accumulator import SignAccumulator
 from lowtide.distributed.collective import Collective, Outcome, VoteOptions
-from lowtide.distributed.hooks import ErrorFeedbackSign, ShardVote, SignVote
-from lowtide.distributed.optimizers import DistributedLion, SignOptimizer, Signum
+from lowtide.distributed.feedback import ErrorFeedbackSign
+from lowtide.distributed.hooks import SignVote
+from lowtide.distributed.optimizers import DistributedLion, SignOptimizer
 from lowtide.distributed.parameters import broadcast_parameters
+from lowtide.distributed.shard_vote import ShardVote
+from lowtide.distributed.signum import Signum
 
 __all__ = [
     "Collective",

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 import torch
 
 from lowtide import _core
-from lowtide.distributed.layout import address
+from lowtide.distributed.layout import address, check_gradients_of
 
 
 class SignAccumulator:
-    """Counts the signs of the gradients of several backward passes: ceil(log2(k + 1)) bits an element for `most` = k of them,
-    where a float32 sum takes 32.
+    """Counts the signs of the gradients of several backward passes: ceil(log2(k + 1)) bits an element for `most` = k of
+    them, where a float32 sum takes 32.
 
         counts = SignAccumulator(model.parameters(), most=15)
         for batch in batches:
@@ -21,15 +21,20 @@ class SignAccumulator:
         counts.finish()           # p.grad: (number of + minus number of -) / k
         optimizer.step()
 
-    It keeps no magnitudes: the majority of k signs is worth 2/π of the sign of the mean, for noise much larger than the gradient
-    (1.57 times as many micro-batches for the same certainty). `Signum.fold` keeps magnitudes and needs no buffer at all.
-    Contiguous CPU gradients. An exact zero counts as + in one pass and - in the next.
+    It keeps no magnitudes: the majority of k signs is worth 2/π of the sign of the mean, for noise much larger than the
+    gradient (1.57 times as many micro-batches for the same certainty). `Signum.fold` keeps magnitudes and needs no buffer
+    at all. Dense gradients on the CPU. An exact zero counts as + in one pass and - in the next.
     """
 
     def __init__(self, params: Iterable[torch.Tensor], most: int = 15) -> None:
         self._params = [param for param in params if param.requires_grad]
         if not self._params:
             raise ValueError("params: got none that requires a gradient, wanted one")
+        if not isinstance(most, int) or not 1 <= most <= 65535:
+            raise ValueError(f"most: got {most!r}, wanted an integer from 1 to 65535")
+        for number, param in enumerate(self._params):
+            check_gradients_of(param, f"parameter {number}")
+        self._most = most
         self._counts = [_core.SignAccumulator(param.numel(), most, torch.get_num_threads()) for param in self._params]
         self._finite = True
 
@@ -39,10 +44,14 @@ class SignAccumulator:
         return sum(counts.bytes() for counts in self._counts)
 
     def add(self) -> None:
-        """Counts every `.grad` that there is, and sets it to None. Raises ValueError after `most` times."""
-        for param, counts in zip(self._params, self._counts, strict=True):
-            if param.grad is None:
-                continue
+        """Counts every `.grad` that there is, and sets it to None. Raises ValueError after `most` times, or for a gradient
+        that cannot be counted; nothing has changed then."""
+        pairs = [pair for pair in zip(self._params, self._counts, strict=True) if pair[0].grad is not None]
+        for number, (param, counts) in enumerate(pairs):
+            check_gradients_of(param.grad, f"gradient {number}")
+            if counts.added() >= self._most:
+                raise ValueError(f"got more than {self._most} gradients to count, wanted finish() or most= above that")
+        for param, counts in pairs:
             grad = param.grad.detach().contiguous()
             self._finite &= counts.add(address(grad), str(grad.dtype))
             param.grad = None

@@ -10,16 +10,19 @@ from typing_extensions import TypedDict
 
 from lowtide import _core
 from lowtide.distributed.groups import Transport, new_group
-from lowtide.distributed.layout import SignBuffers, address
+from lowtide.distributed.layout import SignBuffers, address, digest
 
 if TYPE_CHECKING:
     import torch.distributed as dist
+
 
 class VoteOptions(TypedDict, total=False):
     """Keyword options of everything that votes."""
 
     group: dist.ProcessGroup | None  # of the workers; None: all
-    ties: str  # "hash" (a fair bit of seed, step and element), "plus", "minus", "zero" (the element stays), "previous"
+    # "hash" (a fair bit of seed, step and element), "plus", "minus", "zero" (the element stays), or "previous" (the last
+    # result; what an optimizer or a hook resumes begins with minus)
+    ties: str
     seed: int  # of "hash"; the same on all workers
     weight: int  # votes of this worker (the size of its batch, say); 0: it does not vote
     algorithm: str  # "auto" (by size), "two_phase", "one_phase": how bits travel, never what comes out
@@ -45,8 +48,8 @@ class Outcome(NamedTuple):
 class Collective:
     """Votes over `group`, one after another; every worker of the group makes the same calls in the same order.
 
-    Arguments as in `VoteOptions`. own_group: take a new group of the same workers, so that a thread may vote while others use `group`.
-    Every worker of the default group must then make one, too.
+    Arguments as in `VoteOptions`. own_group: take a new group of the same workers, so that a thread may vote while others
+    use `group`; so does a timeout. Cannot be copied or pickled.
     """
 
     def __init__(
@@ -62,17 +65,17 @@ class Collective:
     ) -> None:
         _one_of("ties", ties, TIES)
         _one_of("algorithm", algorithm, ALGORITHMS)
-        if not isinstance(weight, int) or not 0 <= weight < 2**31:
-            raise ValueError(f"weight: got {weight!r}, wanted an integer from 0 to 2^31 - 1")
-        if timeout is not None and not timeout > 0:
+        _integer("weight", weight, 31)
+        _integer("seed", seed, 64)
+        if timeout is not None and not 0 < timeout < float("inf"):
             raise ValueError(f"timeout: got {timeout!r}, wanted seconds above 0, or None")
         if own_group or timeout is not None:
             group = new_group(group, timeout)
-        self.ties = ties
+        self.ties, self.weight = ties, weight
         self.transport = Transport(group)
         self._core = _core.SignCollective(
             self.transport.rank, self.transport.size, self.transport.all_to_all, self.transport.all_gather,
-            ties=ties, seed=int(seed), weight=weight, algorithm=algorithm, threads=torch.get_num_threads(),
+            ties=ties, seed=seed, weight=weight, algorithm=algorithm, threads=torch.get_num_threads(),
         )  # fmt: skip
 
     def vote(
@@ -81,20 +84,21 @@ class Collective:
         fill: Callable[[], None] | None,
         *,
         step: int,
-        digest: int = 0,
+        alike: Mapping[str, int] | None = None,
         nonfinite: bool = False,
-        failure: Exception | None = None,
+        failure: BaseException | None = None,
     ) -> Outcome:
         """Workers tell each other what they are about to do; if all can, `fill` writes this one's ballot into `buffers`, and
-        the majority replaces it there. failure: this worker cannot; it says so to the others, and raises it.
+        the majority replaces it there. alike: what must be the same on all, by name, the same names on all. failure: this
+        worker cannot; it says so to the others, and raises it.
 
-        Raises ValueError if workers differ in step, digest, size or rules (named), RuntimeError if another one failed,
+        Raises ValueError if workers differ in step, size, rules or `alike` (named), RuntimeError if another one failed,
         ConnectionError if one cannot be reached or the result did not arrive whole everywhere.
         """
         ready = _Guard(fill, failure)
         outcome = self._run(
-            ready, step, self._core.vote, buffers.count, step, digest, nonfinite, ready.failed, ready,
-            address(buffers.bits), address(buffers.presence), address(buffers.zeros), address(buffers.previous),
+            ready, step, alike or {}, self._core.vote, buffers.count, step, digest(alike) if alike else 0, nonfinite, ready.failed,
+            ready, address(buffers.bits), address(buffers.presence), address(buffers.zeros), address(buffers.previous),
         )  # fmt: skip
         if outcome.applied and buffers.previous is not None:
             buffers.previous.copy_(buffers.bits)
@@ -107,47 +111,63 @@ class Collective:
         residual: _core.SignResidual,
         *,
         step: int,
-        digest: int = 0,
+        alike: Mapping[str, int] | None = None,
         nonfinite: bool = False,
+        failure: BaseException | None = None,
     ) -> Outcome:
         """As `vote`, of bits with scales: the mean of sign times scale, with the residual of this worker's shard."""
-        ready = _Guard(fill, None)
+        ready = _Guard(fill, failure)
         return self._run(
-            ready, step, self._core.mean, buffers.count, step, digest, nonfinite, ready.failed, ready,
-            address(buffers.bits), address(buffers.scales), residual,
+            ready, step, alike or {}, self._core.mean, buffers.count, step, digest(alike) if alike else 0, nonfinite, ready.failed,
+            ready, address(buffers.bits), address(buffers.scales), residual,
         )  # fmt: skip
 
-    def _run(self, ready: _Guard, step: int, call: Any, *args: Any) -> Outcome:
+    def _run(self, ready: _Guard, step: int, alike: Mapping[str, int], call: Any, *args: Any) -> Outcome:
         try:
             outcome = Outcome(**call(*args))
         except Exception as error:
             if ready.failure:
                 raise ready.failure from None
+            if alike and isinstance(error, ValueError) and "differ in digest" in str(error):
+                self.require_same(alike)  # every worker has heard the same, and is here
+            if isinstance(error, ConnectionError) and "could not be made there" in str(error):
+                raise RuntimeError(f"vote {step}: {error}") from None
             if isinstance(error, (ValueError, ConnectionError, MemoryError)):
                 raise
-            raise ConnectionError(
-                f"vote {step} of rank {self.transport.rank}: the other workers could not be reached: {error}; nothing was "
-                "applied, and this process group is of no more use"
-            ) from error
+            raise self._lost(f"vote {step}", error) from error
         if ready.failure:
             raise ready.failure
         if outcome.failed_ranks:
             raise RuntimeError(f"vote {step}: ranks {outcome.failed_ranks} failed, and say why; nothing was applied")
         return outcome
 
-    def require_same(self, values: Mapping[str, int]) -> None:
-        """ValueError, on every worker, naming what is not the same on all."""
-        import torch.distributed as dist
+    def _lost(self, what: str, error: Exception) -> ConnectionError:
+        return ConnectionError(
+            f"{what} of rank {self.transport.rank}: the other workers could not be reached: {error}; nothing was applied, "
+            "and this process group is of no more use"
+        )
 
-        transport = self.transport
-        mine = torch.tensor(list(values.values()), dtype=torch.int64, device=transport.device)
-        every = [torch.empty_like(mine) for _ in range(transport.size)]
-        dist.all_gather(every, mine, group=transport.group)
-        for place, what in enumerate(values):
-            found = [int(one[place]) for one in every]
-            if len(set(found)) > 1:
-                others = [rank for rank, value in enumerate(found) if value != found[0]]
+    def require_same(self, values: Mapping[str, int]) -> None:
+        """ValueError, on every worker, naming what is not the same on all. Values of 63 bits; the same names on all."""
+        mine = torch.tensor(list(values.values()), dtype=torch.int64)
+        try:
+            every = self.transport.gather(mine).tolist()
+        except RuntimeError as error:
+            raise self._lost("comparison", error) from error
+        for what, found in zip(values, zip(*every, strict=True), strict=True):
+            if others := [rank for rank, value in enumerate(found) if value != found[0]]:
                 raise ValueError(f"got workers that differ in {what}: ranks {others} from rank 0; wanted the same on all")
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise TypeError(
+            f"got a {type(self).__name__} to copy or pickle, which holds a process group: make a new one, and give it the "
+            "state_dict() of what it votes for"
+        )
+
+
+def _integer(name: str, value: object, bits: int) -> None:
+    if not isinstance(value, int) or not 0 <= value < 2**bits:
+        raise ValueError(f"{name}: got {value!r}, wanted an integer from 0 to 2^{bits} - 1")
 
 
 def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
@@ -158,7 +178,7 @@ def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
 class _Guard:
     """Fills a ballot; what goes wrong waits until the others know."""
 
-    def __init__(self, fill: Callable[[], None] | None, failure: Exception | None) -> None:
+    def __init__(self, fill: Callable[[], None] | None, failure: BaseException | None) -> None:
         self._fill, self.failure = fill, failure
 
     @property
@@ -169,6 +189,6 @@ class _Guard:
         try:
             if self._fill:
                 self._fill()
-        except Exception as error:
+        except BaseException as error:  # also of the keyboard: the others are in the middle of a call
             self.failure = error
         return self.failure is None

@@ -18,8 +18,7 @@ class Transport:
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
-        if not dist.is_initialized():
-            raise ValueError("got no default process group, wanted torch.distributed.init_process_group() before")
+        require_initialized()
         self.group = group if group is not None else dist.group.WORLD
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
         if self.rank < 0:
@@ -35,6 +34,19 @@ class Transport:
     def all_gather(self, send: int, receive: int, each: int) -> None:
         """`each` bytes of every rank, by rank."""
         self._run(self._gather, send, each, receive, each * self.size)
+
+    def gather(self, mine: torch.Tensor) -> torch.Tensor:
+        """Small tensors of all ranks, on the CPU: [ranks, *mine.shape]."""
+        every = torch.empty(self.size, *mine.shape, dtype=mine.dtype)
+        here = mine.contiguous()
+        self.all_gather(here.data_ptr(), every.data_ptr(), here.nbytes)
+        return every
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Of all ranks' `values`, on the CPU."""
+        total = values.to(self.device, copy=True)
+        dist.all_reduce(total, group=self.group)
+        return total.cpu()
 
     def _run(self, collective: Any, send: int, sent: int, receive: int, received: int) -> None:
         here, there = _bytes_at(send, sent), _bytes_at(receive, received)
@@ -61,7 +73,17 @@ def _memory_of(group: dist.ProcessGroup) -> torch.device:
 
 
 def new_group(group: dist.ProcessGroup | None, timeout: float | None) -> dist.ProcessGroup:
-    """A new group of the same ranks, for one thread of its own. Every rank of the default group must call this."""
+    """A new group of the same ranks, for one thread of its own. Every rank of `group` must call this."""
+    require_initialized()
+    if group is not None and dist.get_rank(group) < 0:
+        raise ValueError("group: got one that this process is not in, wanted a member's")
     ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
     limit = {} if timeout is None else {"timeout": timedelta(seconds=timeout)}
-    return dist.new_group(ranks, **limit)
+    alone = dist.get_backend(group) != "mpi"  # which makes groups of all processes together
+    return dist.new_group(ranks, use_local_synchronization=alone, **limit)
+
+
+def require_initialized() -> None:
+    """ValueError without a default process group."""
+    if not dist.is_initialized():
+        raise ValueError("got no default process group, wanted torch.distributed.init_process_group() before")

@@ -1,18 +1,20 @@
 """Where the signs of each parameter are among those of all, and the buffers that hold them.
 
 The order is that of the parameters, so nothing here changes when DistributedDataParallel lays its buckets anew. Every
-parameter begins with a sign whose number is a multiple of `ALIGNMENT`: no two share a byte of bits, a byte of presence or a
-scale of error feedback.
+parameter begins with a sign whose number is a multiple of `ALIGNMENT`: no two share a byte of bits, a byte of presence
+or a scale of error feedback.
 """
 
 from __future__ import annotations
 
+import ctypes
 import zlib
 from collections.abc import Iterable, Sequence
 
 import torch
 
 from lowtide import _core
+from lowtide.checks import PARAMETER_DTYPES
 
 ALIGNMENT: int = _core.SIGN_ALIGNMENT
 BLOCK: int = _core.SIGN_BLOCK  # signs of one presence bit
@@ -37,12 +39,30 @@ class Layout:
         for numel in self.numels:
             self.offsets.append(self.count)
             self.count += aligned(numel)
-        self.digest = digest(*zip(self.names, self.shapes, strict=True))
+        self.digest = digest(*zip(self.names, self.shapes, [str(param.dtype) for _, param in named], strict=True))
 
 
 def digest(*values: object) -> int:
     """32 bits of plain values, the same in every process."""
     return zlib.crc32(repr(values).encode())
+
+
+def checksum(tensor: torch.Tensor, begun: int = 0) -> int:
+    """32 bits of a CPU tensor's elements, in row-major order; `begun`: of those before it."""
+    whole = tensor.detach().contiguous()
+    return zlib.crc32((ctypes.c_char * whole.nbytes).from_address(whole.data_ptr()), begun) if whole.nbytes else begun
+
+
+def check_gradients_of(tensor: torch.Tensor, where: str) -> None:
+    """Raises for a tensor whose gradients (or itself) have no signs that can be packed."""
+    if tensor.dtype not in PARAMETER_DTYPES:
+        raise ValueError(f"{where}: got {tensor.dtype}, wanted one of {', '.join(map(str, PARAMETER_DTYPES))}")
+    if tensor.layout != torch.strided:
+        raise ValueError(f"{where}: got layout {tensor.layout}, wanted torch.strided")
+    if tensor.device.type != "cpu":
+        raise NotImplementedError(
+            f"{where}: got a tensor on {tensor.device}, wanted one on the CPU: votes are not built for devices"
+        )
 
 
 class SignBuffers:

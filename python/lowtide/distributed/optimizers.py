@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import zlib
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -11,10 +11,15 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
-from lowtide.checks import Options
+from lowtide import _core
+from lowtide.checks import Options, expect, group_key
+from lowtide.devices import Place
 from lowtide.distributed.collective import Collective, Outcome, VoteOptions
-from lowtide.distributed.layout import SignBuffers, address, digest
+from lowtide.distributed.layout import SignBuffers, address, checksum, digest
+from lowtide.memory import Memory
 from lowtide.optimizer import Optimizer
+from lowtide.sharding import Sharding
+
 
 class SignOptimizer(Optimizer):
     """Base class; use `DistributedLion` or `Signum`.
@@ -22,14 +27,16 @@ class SignOptimizer(Optimizer):
     One step: every worker takes its own gradient into its own state, sends the sign of its update, and all move by the
     majority, p = p - lr (sign + weight_decay p). Give it gradients that are *not* averaged: a plain model, or
     `DistributedDataParallel` under `no_sync()`. Parameters must start alike on all workers (`broadcast_parameters`); the
-    first step checks that, and every step that workers have the same options. Every worker must call `step()`.
+    first step checks that, and every step that workers have the same options. Every worker must call `step()`: with a
+    GradScaler, which decides by its own worker's gradients, take amp_scaling=True. Plain parameters on the CPU.
 
     A block of 64 elements (of a parameter, in row-major order) that is zero on every worker does not move or decay at
     all; elements of other blocks whose update is exactly zero on all workers swing by lr around where they are, + in one
     step and - in the next.
 
     State differs between workers, and so does a checkpoint of it: each saves its own, to go on with as many workers.
-    `average_state()` first makes it the same on all, so that any number of workers can go on with one file.
+    `average_state()` first makes it the same on all, so that any number of workers can go on with one file. It cannot be
+    copied or pickled.
     """
 
     def __init__(
@@ -38,59 +45,73 @@ class SignOptimizer(Optimizer):
         self._collective = Collective(**vote)
         self._buffers: SignBuffers | None = None
         self._agreed = False  # that workers have the same parameters
+        self._shapes = 0  # their digest
         self.last_outcome: Outcome | None = None
-        super().__init__(params, rule, {**hyper, "votes": 0}, options)
+        super().__init__(params, rule, {**hyper, "votes": 0}, options)  # votes: how many there were, in every group
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One step of all workers together; returns the closure's loss, if there is a closure.
 
-        Raises, on every worker that is there: ValueError if workers differ in parameters, options or steps, and what
-        `Optimizer.step` raises (on one worker that, on the others RuntimeError); ConnectionError if a worker is lost or
-        what it sent arrived damaged in a way that a vote cannot bear. Parameters are then as before the step. If the
-        vote itself failed, state has taken the gradient in.
+        Raises, on every worker that is there: ValueError if workers differ in parameters, options or steps, and, with
+        nonfinite="raise", if a gradient on any of them is not finite; what `Optimizer.step` raises, on one worker, and
+        on the others RuntimeError; ConnectionError if a worker is lost or what it sent arrived damaged in a way that a
+        vote cannot bear. Parameters are then as before the step. If the vote itself failed, state has taken the gradient
+        in.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._push_options()
-        if not self._agreed:
-            self._agree_on_start()
+        failure, bad, fill = self._prepare()
         votes, buffers = self._votes, self._room()
-        failure, bad, fill = self._prepare(votes, buffers)
         outcome = self._collective.vote(
-            buffers, fill, step=votes, digest=digest(self._pushed, self._rule), nonfinite=bad, failure=failure
+            buffers, fill, step=votes, alike=self._alike(), nonfinite=bad, failure=failure
         )
         self.last_outcome = outcome
+        self._voted()
+        if self._awaited:
+            self._adopt_new_state()
         if outcome.applied:
             places = address(buffers.bits), address(buffers.presence), address(buffers.zeros)
             self._core.apply_signs(*places, self._queue())
             for group in self.param_groups:
                 group["votes"] = votes + 1
+        elif self._nonfinite == "raise" and not self._amp_scaling:
+            raise ValueError(
+                f"vote {votes}: got gradients that are not finite on ranks {outcome.nonfinite_ranks}, wanted finite ones; "
+                "nothing was changed"
+            )
         else:
             self._skipped_before += 1
-        if self._awaited:
-            self._adopt_new_state()
         return loss
 
-    def _prepare(
-        self, votes: int, buffers: SignBuffers
-    ) -> tuple[Exception | None, bool, Callable[[], None] | None]:
+    def _voted(self) -> None:
+        """A vote is over: all workers were alike."""
+        self._agreed = True
+
+    def _prepare(self) -> tuple[Exception | None, bool, Callable[[], None] | None]:
         """Why this worker cannot vote, if it cannot; whether its gradients are not finite; and what makes its ballot."""
+        try:
+            self._push_options()
+            scale, bad = self._check_gradients()
+        except Exception as error:  # whatever it is: the others are waiting
+            return error, False, None
+        return None, bad, lambda: self._ballots(scale)
+
+    def _check_gradients(self) -> tuple[float, bool]:
+        """What gradients are multiplied by, and whether one is not finite."""
         scale, bad = self._scaling()
-        failure: Exception | None = None
-        if bad is None and self._nonfinite != "propagate":
-            try:
-                bad = self._core.check(scale, self._queue()) >= 0
-            except Exception as error:  # whatever it is: the others are waiting
-                failure = error
+        if bad is None:
+            bad = self._nonfinite != "propagate" and self._core.check(scale, self._queue()) >= 0
+        return scale, bad
 
-        def fill() -> None:
-            places = address(buffers.bits), address(buffers.presence)
-            self._core.ballots(*places, votes % 2 == 0, scale, True, self._queue())
-
-        return failure, bool(bad), fill
+    def _ballots(self, scale: float) -> None:
+        """Steps the state, and fills the buffers."""
+        buffers = self._room()
+        self._core.ballots(
+            address(buffers.bits), address(buffers.presence), self._votes % 2 == 0, scale, True, self._queue()
+        )
 
     @property
     def _votes(self) -> int:
@@ -102,47 +123,100 @@ class SignOptimizer(Optimizer):
             self._buffers = SignBuffers(count, self._collective.ties)
         return self._buffers
 
-    def _agree_on_start(self) -> None:
-        shapes = [(tuple(p.shape), str(p.dtype)) for p in self._params]
-        weights = 0
-        for param in self._params:
-            weights = zlib.crc32(param.detach().contiguous().view(torch.uint8).numpy(), weights)
-        self._collective.require_same(
-            {
-                "the parameters' shapes and types": digest(shapes),
-                "the parameters' values (use lowtide.distributed.broadcast_parameters)": weights,
-                "the number of votes taken so far": self._votes,
-            }
-        )
-        self._agreed = True
+    def _alike(self) -> dict[str, int]:
+        """What must be the same on all workers, by name."""
+        found = {"the parameters' shapes and types": self._shapes}
+        for place, key in enumerate(self._hyper_keys):
+            name = group_key(key)
+            found[name] = digest(found.get(name), [values[place] for values in self._pushed])
+        found["nonfinite"] = digest(self._nonfinite)
+        found["what came before (add parameters and load state on all of them, or on none)"] = int(self._agreed)
+        values = 0
+        if not self._agreed:
+            for param in self._params:
+                values = checksum(param, values)
+        found["the parameters' values (use lowtide.distributed.broadcast_parameters)"] = values
+        return found
+
+    def _new_core(self, threads: int, place: Place) -> _core.Optimizer:
+        core = super()._new_core(threads, place)
+        if self._nonfinite == "raise":
+            core.set_nonfinite("skip")  # all workers are to raise, once they know
+        return core
+
+    def _register(
+        self,
+        core: _core.Optimizer,
+        place: Place,
+        group: dict[str, Any],
+        shardings: list[Sharding | None],
+        where: str,
+        memory: Memory | None,
+    ) -> tuple[float, ...]:
+        if not place.on_host:
+            raise NotImplementedError(
+                f"{where}: got tensors on {place.device}, wanted some on the CPU: votes are not built for devices"
+            )
+        if any(shardings):
+            raise NotImplementedError(f"{where}: got a DTensor, wanted plain tensors: see ShardVote for shards")
+        return super()._register(core, place, group, shardings, where, memory)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As `lowtide.Optimizer.add_param_group`; on every worker."""
         super().add_param_group(param_group)
         self.param_groups[-1]["votes"] = self._votes
+        self._shapes = digest([(tuple(param.shape), str(param.dtype)) for param in self._params])
         self._agreed = False
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As `lowtide.Optimizer.load_state_dict`."""
+        """As `lowtide.Optimizer.load_state_dict`; on every worker."""
+        if isinstance(state_dict, dict) and isinstance(groups := state_dict.get("param_groups"), list):
+            for number, group in enumerate(groups):
+                votes = group.get("votes", 0) if isinstance(group, dict) else 0  # other optimizers have none
+                expect(isinstance(votes, int) and votes >= 0, f"param_groups[{number}]['votes']", votes, "0 or more")
         super().load_state_dict(state_dict)
+        self._begin_again()
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """As `lowtide.Optimizer.load`; on every worker."""
+        super().load(path)
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        votes = self.param_groups[0].get("votes", 0)
+        for group in self.param_groups:
+            group["votes"] = votes
         self._agreed = False
+        self._buffers = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            f"got a {type(self).__name__} to copy or pickle, which holds a process group: make a new one and load the "
+            "state_dict()"
+        )
 
     @torch.no_grad()
     def average_state(self) -> None:
         """Gives every worker the mean of all workers' state, one parameter at a time (4 bytes per element travel). Every
         worker must call it. Before a checkpoint that another number of workers is to go on with."""
-        import torch.distributed as dist
-
+        transport = self._collective.transport
         names = self._core.state_names()
-        group = self._collective.transport.group
-        for number in range(len(self._params)):
-            self._core.allocate_state(number)
-            for k in range(len(names)):
-                mean = self._core.export_state(number, k)
-                dist.all_reduce(mean, group=group)
-                mean /= self._collective.transport.size
-                self._core.import_state(number, k, mean)
+        counts = [(int(self._core.step_count(i)), self._has_buffers(i)) for i in range(len(self._params))]
+        most = transport.gather(torch.tensor(counts, dtype=torch.int64).reshape(-1, 2)).amax(0).tolist()
+        for number, (steps, state) in enumerate(most):
+            if state:
+                self._core.allocate_state(number)
+                for k in range(len(names)):
+                    mean = transport.sum(self._core.export_state(number, k)) / transport.size
+                    self._core.import_state(number, k, mean)
+            self._core.set_step_count(number, steps)
         self._adopt_new_state()
+
+    def _has_buffers(self, number: int) -> bool:
+        """Whether a parameter has state that its steps have filled."""
+        if not self._core.has_state(number) or not int(self._core.step_count(number)):
+            return False
+        return self._core.is_paged(number) or len(self._core.state(number)) > 1
 
 
 class DistributedLion(SignOptimizer):
@@ -166,81 +240,3 @@ class DistributedLion(SignOptimizer):
     ) -> None:
         hyper = {"lr": lr, "betas": betas, "weight_decay": weight_decay}
         super().__init__(params, "lion", hyper, vote or {}, options)
-
-
-class Signum(SignOptimizer):
-    """Signum with majority vote (Bernstein et al., arXiv 1810.05291, algorithm 1; signSGD: arXiv 1802.04434):
-
-        m = β m + (1 − β) g        p = p − lr (majority of sign(m) + λ p)
-
-    m and g are each worker's own. State as that of `lowtide.SGD`, for every worker; momentum: β in [0, 1), 0 votes with
-    the signs of gradients (signSGD) and has no state. `vote`: see `VoteOptions`.
-    """
-
-    def __init__(
-        self,
-        params: ParamsT,
-        lr: float | Tensor = 1e-4,
-        momentum: float = 0.9,
-        weight_decay: float = 0.0,
-        *,
-        vote: VoteOptions | None = None,
-        **options: Unpack[Options],
-    ) -> None:
-        # The sign does not depend on the factor 1 - β, but bfloat16 and 8-bit state last longer within their range.
-        hyper = {"lr": lr, "momentum": momentum, "dampening": momentum, "weight_decay": weight_decay, "nesterov": False}
-        super().__init__(params, "sgd", hyper, vote or {}, options)
-        self._folded = 0  # micro-batches that the momentum has taken in since the last step
-        self._fold_bad = False
-
-    @torch.no_grad()
-    def fold(self, micro_batches: int) -> None:
-        """Takes the gradients of one of `micro_batches` into the momentum, and frees them: with it after every backward pass,
-        `step()` then votes on m = β m + (1 − β) mean of their gradients, and no sum of gradients is kept. Equal to adding them
-        up but for rounding. (Lion has no such form: its sign needs the gradient beside the momentum.)
-
-        Raises ValueError without momentum or or after `micro_batches` calls. A micro-batch with a gradient that is not finite is left out, and the vote is then skipped on all workers.
-        """
-        if not isinstance(micro_batches, int) or micro_batches < 1:
-            raise ValueError(f"micro_batches: got {micro_batches!r}, wanted an integer of 1 or more")
-        if self._folded >= micro_batches:
-            raise ValueError(f"got call {self._folded + 1} for {micro_batches} micro-batches, wanted step() after the last")
-        self._push_options()
-        for number, values in enumerate(self._pushed):
-            hyper = dict(zip(self._hyper_keys, values, strict=True))
-            if not 0 < hyper["momentum"] < 1:
-                raise ValueError(f"momentum: got {hyper['momentum']}, wanted one between 0 and 1 to fold gradients into")
-            take = (1 - hyper["momentum"]) / micro_batches
-            keep = hyper["momentum"] if self._folded == 0 else 1.0
-            self._core.set_hyper(number, {**hyper, "momentum": keep, "dampening": 1 - take})
-        try:
-            self._begin_states()
-            scale, bad = self._scaling()
-            if bad is None and self._nonfinite != "propagate":
-                bad = self._core.check(scale, self._queue()) >= 0
-            if bad:
-                self._fold_bad = True
-            else:
-                buffers = self._room()
-                places = address(buffers.bits), address(buffers.presence)
-                self._core.ballots(*places, self._votes % 2 == 0, scale, True, self._queue())
-        finally:
-            for number, values in enumerate(self._pushed):
-                self._core.set_hyper(number, dict(zip(self._hyper_keys, values, strict=True)))
-        self._folded += 1
-        self.zero_grad()
-
-    def _begin_states(self) -> None:
-        """Momentum of zero counts as momentum: the core would replace it by the first gradient, whole."""
-        for number, param in enumerate(self._params):
-            if param.grad is not None and int(self._core.step_count(number)) == 0:
-                self._core.allocate_state(number)
-                self._core.set_step_count(number, 1)
-
-    def _prepare(
-        self, votes: int, buffers: SignBuffers
-    ) -> tuple[Exception | None, bool, Callable[[], None] | None]:
-        if not self._folded:
-            return super()._prepare(votes, buffers)
-        bad, self._folded, self._fold_bad = self._fold_bad, 0, False
-        return None, bad, None  # the last fold has made the ballot

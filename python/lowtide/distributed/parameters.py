@@ -12,11 +12,12 @@ import torch.distributed as dist
 def broadcast_parameters(
     of: torch.nn.Module | Iterable[torch.Tensor], group: dist.ProcessGroup | None = None, source: int = 0
 ) -> None:
-    """Gives all workers of `group` the parameters and buffers of a module (or the tensors) of its rank `source`. Every worker
-    must call it. DistributedDataParallel does this itself."""
+    """Gives all workers of `group` the parameters and buffers of a module (or the tensors) of its rank `source`. Every
+    worker must call it. DistributedDataParallel does this itself."""
     tensors = [*of.parameters(), *of.buffers()] if isinstance(of, torch.nn.Module) else list(of)
     root = dist.get_global_rank(group, source) if group is not None else source
     for tensor in tensors:
-        whole = tensor.detach().contiguous()
-        dist.broadcast(whole, root, group=group)
-        tensor.detach().copy_(whole)
+        if tensor.numel():
+            whole = tensor.detach().contiguous()
+            dist.broadcast(whole.reshape(-1).view(torch.uint8), root, group=group)  # of any type
+            tensor.detach().copy_(whole)

@@ -1,0 +1,155 @@
+"""The communication hook that sends signs with scales, and keeps what they leave out."""
+
+# No `from __future__ import annotations`: torch looks at a hook's annotations, and wants types.
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from typing_extensions import Unpack
+
+from lowtide import _core
+from lowtide.distributed.collective import Outcome, VoteOptions
+from lowtide.distributed.hooks import Arrived, SignHook
+from lowtide.distributed.layout import SignBuffers, address, digest
+from lowtide.distributed.residuals import Residual, ShardResidual
+
+
+class ErrorFeedbackSign(SignHook):
+    """The mean of gradients through one bit per element, in both directions, with what is left out kept and added to the
+    next (error feedback: EF-signSGD, Karimireddy et al., arXiv 1901.09847, with one scale for 1024 elements and a second
+    residual on the worker that averages a shard, Zheng et al., arXiv 1905.10936). For any optimizer that takes gradients.
+
+    residual: how what is left out is kept: "fp32" (4 bytes an element), "bf16" (2), "dynamic8" (1.02); and 1 / workers of
+    that again. loss_scale: of the gradients, such as `scaler.get_scale`: residuals are kept without it. A pass with a
+    gradient that is not finite changes no residual. If the exchange itself fails, what this pass would have sent is lost.
+    `vote`: see `VoteOptions`; "ties" and "algorithm" do not matter.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *,
+        residual: str = "bf16",
+        loss_scale: Callable[[], float] | None = None,
+        **vote: Unpack[VoteOptions],
+    ) -> None:
+        if residual not in _core.codec_names():
+            raise ValueError(f"residual: got {residual!r}, wanted one of {', '.join(_core.codec_names())}")
+        super().__init__(model, vote)
+        self._codec, self._loss_scale = residual, loss_scale
+        self._buffers = SignBuffers(self._layout.count, None)
+        self._residuals = [Residual(numel, residual) for numel in self._layout.numels]
+        transport = self._collective.transport
+        self._shard = ShardResidual(self._layout.count, transport.rank, transport.size, residual)
+
+    def _exchange(self, arrived: list[Arrived]) -> Outcome:
+        buffers, threads = self._buffers, self._threads
+        scale, nonfinite, failure = 1.0, False, None
+        try:
+            scale = self._scale()
+            for bucket in arrived:  # only looks: `fill` writes the bits again
+                nonfinite |= _core.pack_gradients(bucket.items, bucket.dtype, address(buffers.bits), 0, True, threads)
+        except Exception as error:  # whatever it is: the others are waiting
+            failure = error
+
+        def fill() -> None:
+            for bucket in arrived:
+                kept = [self._residuals[number] for number in bucket.numbers]
+                residuals = [(address(one.codes), address(one.scales)) for one in kept]
+                _core.feed_back(
+                    bucket.items, bucket.dtype, 1.0 / scale, self._codec, residuals,
+                    address(buffers.bits), address(buffers.scales), threads,
+                )  # fmt: skip
+
+        outcome = self._collective.mean(
+            buffers, fill, self._shard.core, step=self.votes, nonfinite=nonfinite, failure=failure,
+            alike={"loss_scale": digest(scale)},
+        )  # fmt: skip
+        if outcome.applied:
+            for bucket in arrived:
+                _core.unpack_gradients(
+                    bucket.items, bucket.dtype, address(buffers.bits), 0, 0, address(buffers.scales), threads
+                )
+                if scale != 1.0:
+                    bucket.buffer.mul_(scale)
+        return outcome
+
+    def _scale(self) -> float:
+        scale = float(self._loss_scale()) if self._loss_scale else 1.0
+        if not 0 < scale < float("inf"):
+            raise ValueError(f"loss_scale: got {scale}, wanted a finite number above 0")
+        return scale
+
+    def residual_bytes(self) -> int:
+        """That this worker keeps."""
+        own = sum(part.nbytes for residual in self._residuals for part in residual.tensors().values())
+        return own + self._shard.core.allocated_bytes()
+
+    @torch.no_grad()
+    def average_state(self) -> None:
+        """Gives every worker the same residual, with the same (weighted) mean as now, and empties the second ones (4 bytes
+        an element travel). Every worker must call it. Before a checkpoint that another number of workers is to go on with.
+        """
+        transport, weight = self._collective.transport, self._collective.weight
+        share = weight / int(transport.gather(torch.tensor([weight])).sum())
+        first, values = self._shard.first, self._shard.values()
+        for number, numel in enumerate(self._layout.numels):
+            begin = self._layout.offsets[number]
+            mean = self._residuals[number].values() * share
+            low, high = max(begin, first), min(begin + numel, first + values.numel())
+            if low < high:
+                mean[low - begin : high - begin] += values[low - first : high - first]
+            self._residuals[number].put(transport.sum(mean))
+        self._shard.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """votes, and this worker's residuals by parameter name, "shard" being the second one; tensors are copies. For the
+        same rank of as many workers; after `average_state()`, for any (every rank then loads the same dict)."""
+        return {
+            "votes": self.votes,
+            "codec": self._codec,
+            "workers": self._workers(),
+            "residual": {
+                name: {key: part.clone() for key, part in residual.tensors().items()}
+                for name, residual in zip(self._layout.names, self._residuals, strict=True)
+            },
+            "shard": self._shard.read(),
+            "shard_empty": not bool(self._shard.values().any()),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """ValueError, and nothing has changed, for one of other parameters, of another residual format, or of another rank
+        or number of workers without `average_state()` before it was saved."""
+        keys = {"votes", "codec", "workers", "residual", "shard", "shard_empty"}
+        if missing := keys - set(state_dict):
+            raise ValueError(f"state_dict: got no {', '.join(sorted(missing))}, wanted what state_dict() returns")
+        if state_dict["codec"] != self._codec:
+            raise ValueError(f"residual: got {state_dict['codec']!r}, wanted {self._codec!r}")
+        here, there = self._workers(), list(state_dict["workers"])
+        if here != there and not state_dict["shard_empty"]:
+            raise ValueError(
+                f"got residuals of rank {there[0]} of {there[1]}, wanted rank {here[0]} of {here[1]}: call average_state() "
+                "before saving to go on with other workers"
+            )
+        saved = state_dict["residual"]
+        if differing := sorted(set(saved) ^ set(self._layout.names)):
+            raise ValueError(f"got residuals of other parameters: {', '.join(differing[:5])}; wanted those of the model")
+        pairs = []
+        for name, residual in zip(self._layout.names, self._residuals, strict=True):
+            for key, mine in residual.tensors().items():
+                given = saved[name].get(key)
+                if given is None or given.shape != mine.shape or given.dtype != mine.dtype:
+                    got = "nothing" if given is None else f"{given.dtype} {tuple(given.shape)}"
+                    raise ValueError(f"{name}, {key}: got {got}, wanted {mine.dtype} {tuple(mine.shape)}")
+                pairs.append((mine, given))
+        if here == there:
+            self._shard.replace(state_dict["shard"])  # or refuses it
+        else:
+            self._shard.clear()
+        for mine, given in pairs:
+            mine.copy_(given)
+        self.votes = int(state_dict["votes"])
+
+    def _workers(self) -> list[int]:
+        transport = self._collective.transport
+        return [transport.rank, transport.size]

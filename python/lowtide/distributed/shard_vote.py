@@ -1,0 +1,73 @@
+"""A vote on one tensor."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from typing_extensions import Unpack
+
+from lowtide import _core
+from lowtide.distributed.collective import Collective, Outcome, VoteOptions
+from lowtide.distributed.layout import SignBuffers, address, aligned, check_gradients_of
+
+
+class ShardVote:
+    """A vote on one tensor, in place, and the hook of FSDP2 between nodes:
+
+        model = fully_shard(model, mesh=mesh_inside_the_node)
+        model.set_all_reduce_hook(ShardVote(group=workers_with_the_same_shard))
+
+    FSDP averages inside the mesh; then every shard becomes the sign that most of `group` have. One for a model: its votes
+    are numbered, and every worker of the group must make the same calls. ties="previous" is refused: torch does not say
+    which tensor is which.
+    """
+
+    def __init__(self, **vote: Unpack[VoteOptions]) -> None:
+        if vote.get("ties") == "previous":
+            raise ValueError("ties: got 'previous', wanted another rule: tensors of one size cannot be told apart")
+        self._collective = Collective(**vote)
+        self._buffers: dict[int, SignBuffers] = {}
+        self.votes = 0
+        self.last_outcome: Outcome | None = None
+
+    @torch.no_grad()
+    def __call__(self, tensor: torch.Tensor) -> None:
+        """Contiguous CPU tensor of float32, bfloat16 or float16: becomes +1, -1 and, where every worker has a block of 64
+        zeros (or ties are), 0; NaN on all workers if any has a value that is not finite. An exact zero among others counts
+        as + or -, by a fair bit of the vote's number. Raises as `Collective.vote`."""
+        failure = _refusal(tensor)
+        numel = 0 if failure else tensor.numel()
+        count = aligned(numel)
+        if count not in self._buffers:
+            self._buffers[count] = SignBuffers(count, self._collective.ties)
+        buffers, threads, dtype = self._buffers[count], torch.get_num_threads(), str(tensor.dtype)
+        items = [(0 if failure else tensor.data_ptr(), numel, 0)]
+        places = address(buffers.bits), address(buffers.presence)
+        nonfinite = False
+        if not failure:
+            nonfinite = _core.pack_gradients(items, dtype, *places, _fair_bit(self.votes), threads)
+        outcome = self._collective.vote(
+            buffers, None, step=self.votes, alike={"numel": numel}, nonfinite=nonfinite, failure=failure
+        )
+        self.last_outcome = outcome
+        self.votes += 1
+        if outcome.applied:
+            _core.unpack_gradients(items, dtype, *places, address(buffers.zeros), 0, threads)
+        else:
+            tensor.fill_(float("nan"))
+
+
+def _refusal(tensor: torch.Tensor) -> Exception | None:
+    try:
+        check_gradients_of(tensor, "tensor")
+        if not tensor.is_contiguous():
+            raise ValueError(f"tensor: got strides {tensor.stride()}, wanted a contiguous one")
+    except (ValueError, NotImplementedError) as error:
+        return error
+    return None
+
+
+def _fair_bit(number: int) -> bool:
+    """Not number % 2: a model with an even number of tensors would always get the same for each."""
+    return bool(hashlib.sha256(number.to_bytes(8, "little")).digest()[0] & 1)

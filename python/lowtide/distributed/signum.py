@@ -1,0 +1,194 @@
+"""Signum: votes with the sign of momentum, into which micro-batches can be folded one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
+
+from lowtide.checks import Options, number
+from lowtide.distributed.collective import VoteOptions
+from lowtide.distributed.layout import BLOCK, aligned
+from lowtide.distributed.optimizers import SignOptimizer
+
+
+class Signum(SignOptimizer):
+    """Signum with majority vote (Bernstein et al., arXiv 1810.05291, algorithm 1; signSGD: arXiv 1802.04434):
+
+        m = β m + (1 − β) g        p = p − lr (majority of sign(m) + λ p)
+
+    m and g are each worker's own; m begins with 0. State as that of `lowtide.SGD`, for every worker; momentum: β in
+    [0, 1), 0 votes with the signs of gradients (signSGD) and has no state. `vote`: see `VoteOptions`. See
+    `SignOptimizer` for what a step does.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-4,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        *,
+        vote: VoteOptions | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        self._micro_batches = 0  # of the vote to come
+        self._folded = 0  # of these, in the momentum already
+        self._touched: set[int] = set()  # parameters that had a gradient in them
+        self._fold_bad = False
+        # The sign does not depend on the factor 1 - β, but bfloat16 and 8-bit state last longer within their range.
+        hyper = {"lr": lr, "momentum": momentum, "dampening": momentum, "weight_decay": weight_decay, "nesterov": False}
+        super().__init__(params, "sgd", hyper, vote or {}, options)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As `lowtide.Optimizer.add_param_group`; on every worker."""
+        if self._folded:
+            raise ValueError("got a parameter group between fold() and step(), wanted step() first")
+        if isinstance(param_group, dict):
+            momentum = param_group.get("momentum", self.defaults["momentum"])
+            _check_momentum(momentum, f"parameter group {len(self.param_groups)}")
+            param_group = {**param_group, "dampening": momentum}
+        super().add_param_group(param_group)
+
+    def _push_options(self) -> None:
+        for place, group in enumerate(self.param_groups):
+            _check_momentum(group.get("momentum"), f"parameter group {place}")
+            group["dampening"] = group["momentum"]
+        super()._push_options()
+
+    @torch.no_grad()
+    def fold(self, micro_batches: int) -> None:
+        """Takes the gradients of one of `micro_batches` into the momentum, and frees them: with it after every backward
+        pass, `step()` then votes on m = β m + (1 − β) mean of their gradients, and no sum of gradients is kept. Equal to
+        adding them up but for rounding. (Lion has no such form: its sign needs the gradient beside the momentum.) With
+        fewer calls than `micro_batches`, those that are missing count as gradients of zero.
+
+        Raises ValueError without momentum, after `micro_batches` calls, or for another number than in the call before;
+        nothing has changed then. A micro-batch with a gradient that is not finite is left out, and the vote is then as
+        with such a gradient on all workers.
+        """
+        if not isinstance(micro_batches, int) or micro_batches < 1:
+            raise ValueError(f"micro_batches: got {micro_batches!r}, wanted an integer of 1 or more")
+        if self._folded and micro_batches != self._micro_batches:
+            raise ValueError(f"micro_batches: got {micro_batches}, wanted {self._micro_batches} as in the call before")
+        if self._folded >= micro_batches:
+            raise ValueError(
+                f"got call {self._folded + 1} for {micro_batches} micro-batches, wanted step() after the last"
+            )
+        self._push_options()
+        for place, momentum in enumerate(self._momenta()):
+            if momentum == 0:
+                raise ValueError(f"parameter group {place}: momentum: got 0, wanted more, to fold gradients into")
+        scale, bad = self._check_gradients()
+        self._fold_bad |= bad
+        if not bad:
+            self._fold_in(micro_batches, scale)
+        self._micro_batches, self._folded = micro_batches, self._folded + 1
+        self.zero_grad()
+
+    def _fold_in(self, micro_batches: int, scale: float) -> None:
+        now = {number for number, param in enumerate(self._params) if param.grad is not None}
+        begun = bool(self._touched)
+        if begun and (late := now - self._touched):
+            self._decay(late)
+        # The ballots of this one are written over those of all others.
+        earlier = [(part, part.clone()) for part in self._parts(self._touched - now)]
+        with self._core_momentum(lambda beta: (1.0 if begun else beta, (1 - beta) / micro_batches)):
+            self._ballots(scale)
+        for part, ballot in earlier:
+            part.copy_(ballot)
+        self._touched |= now
+
+    def _decay(self, numbers: set[int]) -> None:
+        """m = β m of these parameters."""
+        grads = [param.grad for param in self._params]
+        try:
+            for number, param in enumerate(self._params):
+                param.grad = param.new_zeros(()).expand_as(param) if number in numbers else None
+            with self._core_momentum(lambda beta: (beta, 0.0)):
+                self._ballots(1.0)
+        finally:
+            for param, grad in zip(self._params, grads, strict=True):
+                param.grad = grad
+
+    def _parts(self, numbers: set[int]) -> Iterator[Tensor]:
+        """Of the buffers, that of each of these parameters."""
+        buffers, first = self._room(), 0
+        for number, param in enumerate(self._params):
+            count = aligned(param.numel())
+            if number in numbers:
+                for part, signs in ((buffers.bits, 8), (buffers.presence, 8 * BLOCK)):
+                    assert part is not None
+                    yield part[first // signs : (first + count) // signs]
+            first += count
+
+    def _ballots(self, scale: float) -> None:
+        begun = self._begin_states()
+        try:
+            super()._ballots(scale)
+        finally:
+            for number in begun:
+                self._core.set_step_count(number, self._core.step_count(number) - 1)
+
+    def _begin_states(self) -> list[int]:
+        """Counts a step for parameters that have their first gradient, and returns them: at a first step the core takes
+        the gradient whole in place of momentum."""
+        begun: list[int] = []
+        number = 0
+        for members, momentum in zip(self._members, self._momenta(), strict=True):
+            for param in members:
+                if momentum and param.grad is not None and not self._core.step_count(number):
+                    self._core.allocate_state(number)
+                    self._core.set_step_count(number, 1)
+                    begun.append(number)
+                number += 1
+        return begun
+
+    def _momenta(self) -> list[float]:
+        """Of each group."""
+        place = self._hyper_keys.index("momentum")
+        return [values[place] for values in self._pushed]
+
+    @contextmanager
+    def _core_momentum(self, of: Callable[[float], tuple[float, float]]) -> Iterator[None]:
+        """Makes m = keep m + take g of the core's steps, (keep, take) = of(β)."""
+        hypers = [dict(zip(self._hyper_keys, values, strict=True)) for values in self._pushed]
+        try:
+            for group, hyper in enumerate(hypers):
+                keep, take = of(hyper["momentum"])
+                self._core.set_hyper(group, {**hyper, "momentum": keep, "dampening": 1 - take})
+            yield
+        finally:
+            for group, hyper in enumerate(hypers):
+                self._core.set_hyper(group, hyper)
+
+    def _prepare(self) -> tuple[Exception | None, bool, Callable[[], None] | None]:
+        if not self._folded:
+            return super()._prepare()
+        try:
+            self._push_options()
+            if any(param.grad is not None for param in self._params):
+                raise ValueError("got gradients beside those folded in, wanted fold() for them, too, or none")
+        except Exception as error:
+            return error, False, None
+        return None, self._fold_bad, None  # the last fold has made the ballot
+
+    def _voted(self) -> None:
+        super()._voted()
+        self._folded, self._fold_bad = 0, False
+        self._touched.clear()
+
+    def _begin_again(self) -> None:
+        super()._begin_again()
+        self._folded, self._fold_bad = 0, False
+        self._touched.clear()
+
+
+def _check_momentum(value: Any, where: str) -> None:
+    if not 0 <= number("momentum", value) < 1:
+        raise ValueError(f"{where}: momentum: got {value!r}, wanted 0 or more, and less than 1")
