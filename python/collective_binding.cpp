@@ -156,9 +156,7 @@ nb::dict outcome_dict(const SignOutcome& outcome, int size) {
   out["nonfinite_ranks"] = outcome.nonfinite;
   out["failed_ranks"] = outcome.failed;
   out["rejected"] = rejected;
-  out["algorithm"] = size == 1                                              ? "none"
-                     : outcome.algorithm == SignAlgorithm::kOnePhase ? "one_phase"
-                                                                            : "two_phase";
+  out["algorithm"] = size == 1 ? "none" : outcome.algorithm == SignAlgorithm::kOnePhase ? "one_phase" : "two_phase";
   out["sent_bytes"] = outcome.payload_sent + outcome.control_sent;
   out["seconds"] = seconds;
   return out;
@@ -167,10 +165,11 @@ nb::dict outcome_dict(const SignOutcome& outcome, int size) {
 class PyCollective {
  public:
   PyCollective(int rank, int size, nb::object all_to_all, nb::object all_gather, const std::string& ties, uint64_t seed,
-               const std::string& algorithm, uint32_t weight, int threads)
-      : size_(size), core_(std::make_shared<CallbackTransport>(rank, size, call_of(std::move(all_to_all)),
-                                                               call_of(std::move(all_gather))),
-                           options(ties, seed, algorithm, weight, threads)) {}
+               const std::string& algorithm, uint32_t weight, int threads, bool settle)
+      : size_(size),
+        core_(std::make_shared<CallbackTransport>(rank, size, call_of(std::move(all_to_all)),
+                                                  call_of(std::move(all_gather))),
+              options(ties, seed, algorithm, weight, threads, settle)) {}
 
   // ready: called when all ranks have agreed to go on, and returns whether this one can.
   nb::dict vote(int64_t count, uint64_t step, uint64_t digest, bool nonfinite, bool failed, const nb::object& ready,
@@ -204,13 +203,14 @@ class PyCollective {
 
  private:
   static SignCollectiveOptions options(const std::string& ties, uint64_t seed, const std::string& algorithm,
-                                       uint32_t weight, int threads) {
+                                       uint32_t weight, int threads, bool settle) {
     SignCollectiveOptions options;
     options.ties = ties;
     options.seed = seed;
     options.algorithm = algorithm_from(algorithm);
     options.weight = weight;
     options.threads = threads;
+    options.settle = settle;
     return options;
   }
 
@@ -270,9 +270,10 @@ void bind_collective(nb::module_& m) {
       .def("read_values", [](const SignResidual& of, uintptr_t out) { of.read_values(at<float>(out)); })
       .def("replace_values", [](SignResidual& of, uintptr_t in) { of.replace_values(at<const float>(in)); });
   nb::class_<PyCollective>(m, "SignCollective")
-      .def(nb::init<int, int, nb::object, nb::object, const std::string&, uint64_t, const std::string&, uint32_t, int>(),
+      .def(nb::init<int, int, nb::object, nb::object, const std::string&, uint64_t, const std::string&, uint32_t, int,
+                    bool>(),
            "rank"_a, "size"_a, "all_to_all"_a, "all_gather"_a, nb::kw_only(), "ties"_a, "seed"_a, "algorithm"_a,
-           "weight"_a, "threads"_a)
+           "weight"_a, "threads"_a, "settle"_a = true)
       .def("vote", &PyCollective::vote)
       .def("mean", &PyCollective::mean);
 }

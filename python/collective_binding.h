@@ -1,4 +1,5 @@
-// lowtide._core's part of lowtide.distributed: the collective over two Python callables, and gradients to bits and back.
+// lowtide._core's part of lowtide.distributed: the collective over two Python callables, and gradients to bits and
+// back.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -328,7 +328,8 @@ NB_MODULE(_core, m) {
     try {
       std::rethrow_exception(p);
     } catch (const lowtide::CollectiveError& e) {
-      PyErr_SetString(e.kind() == lowtide::ErrorKind::kInvalidArgument ? PyExc_ValueError : PyExc_ConnectionError, e.what());
+      PyErr_SetString(e.kind() == lowtide::ErrorKind::kInvalidArgument ? PyExc_ValueError : PyExc_ConnectionError,
+                      e.what());
     } catch (const lowtide::TransportError& e) {
       PyErr_SetString(PyExc_ConnectionError, e.what());
     } catch (const lowtide::Error& e) {

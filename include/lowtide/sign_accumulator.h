@@ -2,8 +2,9 @@
 // float32 sum takes 32 (k = 15: an eighth).
 //
 // What it is not: the sum. Magnitudes are gone; the majority of k signs is an estimate of the sign of the mean gradient
-// whose efficiency, for normal noise much larger than the gradient, is 2 / pi: it needs 1.57 times as many micro-batches
-// for the same certainty. (A running XOR of signs, by contrast, is their parity, which after a few says nothing at all.)
+// whose efficiency, for normal noise much larger than the gradient, is 2 / pi: it needs 1.57 times as many
+// micro-batches for the same certainty. (A running XOR of signs, by contrast, is their parity, which after a few says
+// nothing at all.)
 //
 // Threads: one accumulator is used by one thread at a time.
 #pragma once
@@ -27,9 +28,9 @@ class LT_API SignAccumulator {
   SignAccumulator(SignAccumulator&&) noexcept;
   SignAccumulator& operator=(SignAccumulator&&) noexcept;
 
-  // values: [count], contiguous. + is x >= 0; exact zeros are + in one addition and - in the next. False if a value is NaN
-  // or infinite: it was counted (as its sign, a NaN as -), and the caller decides. Throws kInvalidArgument when `most`
-  // are there.
+  // values: [count], contiguous. + is x >= 0; exact zeros are + in one addition and - in the next. False if a value is
+  // NaN or infinite: it was counted (as its sign, a NaN as -), and the caller decides. Throws kInvalidArgument when
+  // `most` are there.
   bool add(const void* values, DType dtype);
   void reset();
 
@@ -38,8 +39,8 @@ class LT_API SignAccumulator {
   int most() const;
   int64_t bytes() const;  // of counters
 
-  // The sign that most additions had: bits as lowtide/sign.h has them, [(count + 7) / 8]. ties, seed, step: as there, but
-  // "zero" and "previous", which need more room.
+  // The sign that most additions had: bits as lowtide/sign.h has them, [(count + 7) / 8]. ties, seed, step: as there,
+  // but "zero" and "previous", which need more room.
   void majority(std::byte* bits, const std::string& ties = "hash", uint64_t seed = 0, uint64_t step = 0) const;
   // (number of + minus number of -) / added, [count] float32; 0 where nothing was added.
   void mean(float* out) const;

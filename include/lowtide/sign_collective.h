@@ -157,9 +157,9 @@ struct SignBallot {
   int64_t weight = -1;                  // votes, 0 for none (its bits are not looked at); -1: the collective's
   bool nonfinite = false;               // this rank has a NaN or an infinity: nothing is applied anywhere
   bool failed = false;                  // this rank cannot take part: nothing is applied anywhere; pointers unused
-  // Called once when all ranks have announced that they go on, and before anything that pointers point to is read: for a
-  // ballot whose making changes something that must not change in vain. False: this rank cannot after all; the call goes
-  // on to its end, where all ranks throw CollectiveError. It must not throw.
+  // Called once when all ranks have announced that they go on, and before anything that pointers point to is read: for
+  // a ballot whose making changes something that must not change in vain. False: this rank cannot after all; the call
+  // goes on to its end, where all ranks throw CollectiveError. It must not throw.
   std::function<bool()> prepare = nullptr;
 };
 

@@ -4,8 +4,8 @@
 // One scale for kFeedbackBlock values.
 inline constexpr int kFeedbackBlock = 1024;
 
-// The sum of |c| is taken in an order that vectors of any width have: lane k of 16 adds up c[k], c[16 + k], ...; then the
-// upper half of the lanes is added to the lower, four times. Places behind the last value are zeros, which change
+// The sum of |c| is taken in an order that vectors of any width have: lane k of 16 adds up c[k], c[16 + k], ...; then
+// the upper half of the lanes is added to the lower, four times. Places behind the last value are zeros, which change
 // nothing.
 inline constexpr int kSumLanes = 16;
 LT_FN float sum_lanes(float (&lane)[kSumLanes]) {
@@ -24,8 +24,8 @@ LT_FN F feedback_residual(F c, M plus, F scale) {
   return c - select(plus, scale, F(0.f) - scale);
 }
 
-// The mean of what voters sent, term by term in their order: x = (sum of weight * (+-scale)) * inverse, inverse = 1 / sum
-// of weights. Voters of weight 0 have no term.
+// The mean of what voters sent, term by term in their order: x = (sum of weight * (+-scale)) * inverse, inverse = 1 /
+// sum of weights. Voters of weight 0 have no term.
 template <class F, class M>
 LT_FN F feedback_term(F sum, M plus, F weighted_scale) {
   return sum + select(plus, weighted_scale, F(0.f) - weighted_scale);

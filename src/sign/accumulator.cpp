@@ -67,7 +67,8 @@ void SignAccumulator::reset() {
 
 bool SignAccumulator::add(const void* values, DType dtype) {
   Impl& self = *impl_;
-  LT_REQUIRE(self.added < self.most, "got an addition after %d, wanted at most as many: reset() begins anew", self.most);
+  LT_REQUIRE(self.added < self.most, "got an addition after %d, wanted at most as many: reset() begins anew",
+             self.most);
   LT_REQUIRE(values || self.count == 0, "got no values");
   uint32_t nonfinite = 0;
   std::vector<uint32_t> weights = self.weights();
@@ -104,8 +105,8 @@ void SignAccumulator::majority(std::byte* bits, const std::string& ties, uint64_
   LT_REQUIRE(ties == "hash" || ties == "plus" || ties == "minus", "got ties '%s', wanted 'hash', 'plus' or 'minus'",
              ties.c_str());
   LT_REQUIRE(bits || self.count == 0, "got no memory for the signs");
-  // The planes' weights add up to 2^P - 1 votes, and counters c are of `added`. A voter that is + everywhere, with the x
-  // votes that lack, moves the border to where it belongs: 2 (c + x) > 2^P - 1 + x, which is 2 c > added.
+  // The planes' weights add up to 2^P - 1 votes, and counters c are of `added`. A voter that is + everywhere, with the
+  // x votes that lack, moves the border to where it belongs: 2 (c + x) > 2^P - 1 + x, which is 2 c > added.
   std::vector<uint32_t> weights = self.weights();
   weights.push_back((uint32_t{1} << self.planes) - 1 - static_cast<uint32_t>(self.added));
   const std::vector<std::byte> all(self.signs.size(), std::byte{0xff});
@@ -128,13 +129,15 @@ void SignAccumulator::mean(float* out) const {
   LT_REQUIRE(out || self.count == 0, "got no memory for the means");
   std::vector<float> of(static_cast<size_t>(self.most) + 1);
   for (int c = 0; c <= self.added; ++c)
-    of[static_cast<size_t>(c)] = self.added ? static_cast<float>(2 * c - self.added) / static_cast<float>(self.added) : 0.f;
+    of[static_cast<size_t>(c)] =
+        self.added ? static_cast<float>(2 * c - self.added) / static_cast<float>(self.added) : 0.f;
   for (int64_t i = 0; i < self.count; ++i) {
     size_t c = 0;
     for (int j = 0; j < self.planes; ++j)
-      c |= static_cast<size_t>(std::to_integer<unsigned>(self.plane[static_cast<size_t>(j)][static_cast<size_t>(i / 8)]) >>
-                                   (i % 8) & 1u)
-           << j;
+      c |=
+          static_cast<size_t>(
+              std::to_integer<unsigned>(self.plane[static_cast<size_t>(j)][static_cast<size_t>(i / 8)]) >> (i % 8) & 1u)
+          << j;
     out[i] = of[c];
   }
 }

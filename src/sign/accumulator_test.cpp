@@ -75,8 +75,8 @@ TEST(SignAccumulator, KeepsWhatParityLoses) {
       odd += parity[i] == (total[i] >= 0);
     }
     const double of_votes = static_cast<double>(votes) / kCount, of_odd = static_cast<double>(odd) / kCount;
-    std::printf("%d micro-batches: %.3f of the signs of the sum; parity %.3f; %.3f bytes an element\n", k, of_votes, of_odd,
-                static_cast<double>(sums.bytes()) / kCount);
+    std::printf("%d micro-batches: %.3f of the signs of the sum; parity %.3f; %.3f bytes an element\n", k, of_votes,
+                of_odd, static_cast<double>(sums.bytes()) / kCount);
     // The correlation of a normal sum with the sum of its terms' signs is sqrt(2 / pi), so their signs agree in
     // 1/2 + asin(sqrt(2 / pi)) / pi = 0.794 of the cases for many terms, and in more for few; parity tends to a half.
     EXPECT_GT(of_votes, 0.794);
@@ -85,8 +85,8 @@ TEST(SignAccumulator, KeepsWhatParityLoses) {
 }
 
 TEST(SignAccumulator, RefusesWhatMakesNoSense) {
-  for (const auto& make : {+[] { SignAccumulator(-1, 3); }, +[] { SignAccumulator(8, 0); }, +[] { SignAccumulator(8, 65536); },
-                           +[] { SignAccumulator(8, 3, -1); }})
+  for (const auto& make : {+[] { SignAccumulator(-1, 3); }, +[] { SignAccumulator(8, 0); },
+                           +[] { SignAccumulator(8, 65536); }, +[] { SignAccumulator(8, 3, -1); }})
     EXPECT_THROW(make(), Error);
   SignAccumulator one(8, 1);
   const float x[8] = {1, -1, 1, -1, NAN, INFINITY, 1, 1};

@@ -27,6 +27,7 @@ class VoteOptions(TypedDict, total=False):
     weight: int  # votes of this worker (the size of its batch, say); 0: it does not vote
     algorithm: str  # "auto" (by size), "two_phase", "one_phase": how bits travel, never what comes out
     timeout: float | None  # seconds; None: the group's
+    settle: bool  # False saves the last round of a vote: docs/votes.md
 
 
 TIES = ("hash", "plus", "minus", "zero", "previous")
@@ -61,6 +62,7 @@ class Collective:
         weight: int = 1,
         algorithm: str = "auto",
         timeout: float | None = None,
+        settle: bool = True,
         own_group: bool = False,
     ) -> None:
         _one_of("ties", ties, TIES)
@@ -75,7 +77,7 @@ class Collective:
         self.transport = Transport(group)
         self._core = _core.SignCollective(
             self.transport.rank, self.transport.size, self.transport.all_to_all, self.transport.all_gather,
-            ties=ties, seed=seed, weight=weight, algorithm=algorithm, threads=torch.get_num_threads(),
+            ties=ties, seed=seed, weight=weight, algorithm=algorithm, threads=torch.get_num_threads(), settle=settle,
         )  # fmt: skip
 
     def vote(

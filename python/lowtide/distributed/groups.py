@@ -10,6 +10,11 @@ import torch
 import torch.distributed as dist
 
 
+# Bytes of each rank. gloo gathers around a ring, in as many hops as there are other ranks; straight from each to each a
+# small message takes one.
+SMALL = 4096
+
+
 class Transport:
     """`all_to_all` and `all_gather` of host bytes over a `torch.distributed` process group, given by addresses.
 
@@ -24,6 +29,7 @@ class Transport:
         if self.rank < 0:
             raise ValueError("group: got one that this process is not in, wanted a member's")
         self.device = _memory_of(self.group)
+        self._ring = dist.get_backend(self.group) == "gloo"
         # torch renames it; both names take the same arguments.
         self._gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
@@ -33,7 +39,11 @@ class Transport:
 
     def all_gather(self, send: int, receive: int, each: int) -> None:
         """`each` bytes of every rank, by rank."""
-        self._run(self._gather, send, each, receive, each * self.size)
+        if self._ring and each <= SMALL:
+            copies = _bytes_at(send, each).repeat(self.size)
+            self.all_to_all(copies.data_ptr(), receive, each)
+        else:
+            self._run(self._gather, send, each, receive, each * self.size)
 
     def gather(self, mine: torch.Tensor) -> torch.Tensor:
         """Small tensors of all ranks, on the CPU: [ranks, *mine.shape]."""
