@@ -2,10 +2,10 @@
 PYTHON := .venv/bin/python
 ARGS ?=
 
-.PHONY: help train test bench bench-paging bench-sign build asan tsan format clean
+.PHONY: help train test bench bench-paging bench-sign bench-sign-network build asan tsan format clean
 
 help: ## list these commands
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s  %s\n", $$1, $$2 }'
 
 train: ## train a small Llama on little memory (ARGS="..." goes to the script)
 	@tools/bootstrap.sh --extras examples
@@ -25,6 +25,10 @@ bench-paging: ## measure what state on disk costs and saves (ARGS="--disk DIR --
 bench-sign: ## measure signs to bits, back, and votes against memory, numpy and torch (ARGS="--json FILE")
 	@tools/bootstrap.sh --extras bench
 	@$(PYTHON) bench/sign/throughput.py $(ARGS)
+
+bench-sign-network: ## measure a vote beside all-reduce over a limited network (as root; ARGS="--workers 4")
+	@tools/bootstrap.sh --extras bench
+	@$(PYTHON) bench/sign/network.py $(ARGS)
 
 build: ## build the C++ library and its tests into build/dev
 	@tools/bootstrap.sh --system-only

@@ -129,7 +129,7 @@ def print_table(found: dict[str, Any]) -> None:
             row["title"], f"{row['validation_loss']:.4f}", f"{100 * row['to_first']:+.2f} %", f"{row['step_ms']:.0f}",
             f"{needed:.1f}" if needed else "not reached", f"{faster:.1f}" if faster else "", f"{sent / 1e6:.2f}" if sent else "",
         )  # fmt: skip
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
 
 
 def main() -> int:
