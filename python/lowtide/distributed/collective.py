@@ -143,8 +143,8 @@ class Collective:
 
     def _lost(self, what: str, error: Exception) -> ConnectionError:
         return ConnectionError(
-            f"{what} of rank {self.transport.rank}: the other workers could not be reached: {error}; nothing was applied, "
-            "and this process group is of no more use"
+            f"{what} of rank {self.transport.rank}: the other workers could not be reached: {error}; nothing was applied "
+            "here, and this process group is of no more use"
         )
 
     def require_same(self, values: Mapping[str, int]) -> None:

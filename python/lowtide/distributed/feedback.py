@@ -19,7 +19,7 @@ class ErrorFeedbackSign(SignHook):
     next (error feedback: EF-signSGD, Karimireddy et al., arXiv 1901.09847, with one scale for 1024 elements and a second
     residual on the worker that averages a shard, Zheng et al., arXiv 1905.10936). For any optimizer that takes gradients.
 
-    residual: how what is left out is kept: "fp32" (4 bytes an element), "bf16" (2), "dynamic8" (1.02); and 1 / workers of
+    residual: how what is left out is kept: "fp32" (4 bytes an element), "bf16" (2), "dynamic8" (1.02); and 2 / workers of
     that again. loss_scale: of the gradients, such as `scaler.get_scale`: residuals are kept without it. A pass with a
     gradient that is not finite changes no residual. If the exchange itself fails, what this pass would have sent is lost.
     `vote`: see `VoteOptions`; "ties" and "algorithm" do not matter.
