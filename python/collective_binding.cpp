@@ -156,9 +156,9 @@ nb::dict outcome_dict(const SignOutcome& outcome, int size) {
   out["nonfinite_ranks"] = outcome.nonfinite;
   out["failed_ranks"] = outcome.failed;
   out["rejected"] = rejected;
-  out["algorithm"] = size == 1                                              ? "none"
+  out["algorithm"] = size == 1                                       ? "none"
                      : outcome.algorithm == SignAlgorithm::kOnePhase ? "one_phase"
-                                                                            : "two_phase";
+                                                                     : "two_phase";
   out["sent_bytes"] = outcome.payload_sent + outcome.control_sent;
   out["seconds"] = seconds;
   return out;
@@ -270,7 +270,8 @@ void bind_collective(nb::module_& m) {
       .def("read_values", [](const SignResidual& of, uintptr_t out) { of.read_values(at<float>(out)); })
       .def("replace_values", [](SignResidual& of, uintptr_t in) { of.replace_values(at<const float>(in)); });
   nb::class_<PyCollective>(m, "SignCollective")
-      .def(nb::init<int, int, nb::object, nb::object, const std::string&, uint64_t, const std::string&, uint32_t, int>(),
+      .def(nb::init<int, int, nb::object, nb::object, const std::string&, uint64_t, const std::string&, uint32_t,
+                    int>(),
            "rank"_a, "size"_a, "all_to_all"_a, "all_gather"_a, nb::kw_only(), "ties"_a, "seed"_a, "algorithm"_a,
            "weight"_a, "threads"_a)
       .def("vote", &PyCollective::vote)

@@ -1,5 +1,5 @@
-"""ErrorFeedbackSign: what one bit leaves out comes later, whatever residuals are kept in, over checkpoints and changes of
-the number of workers."""
+"""ErrorFeedbackSign: what one bit leaves out comes later, whatever residuals are kept in, over checkpoints and changes
+of the number of workers."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def test_sums_are_those_of_means(residual: str, weights: list[int], figure: Call
     signs = sum(aligned(torch.Size(shape).numel()) for shape in jobs.SHAPES)
     assert numel * width <= found["bytes"] <= 1.02 * width * (numel + 2 * (signs / world + 1024))
     figure(
-        f"{residual}, weights {weights}: {PASSES} passes within {max(found['errors']):.2%} of the sum of means, with what "
-        f"is left {max(found['whole']):.5%}; {found['bytes']} bytes of residuals for {numel} elements"
+        f"{residual}, weights {weights}: {PASSES} passes within {max(found['errors']):.2%} of the sum of means, with "
+        f"what is left {max(found['whole']):.5%}; {found['bytes']} bytes of residuals for {numel} elements"
     )
 
 
@@ -70,6 +70,6 @@ def test_another_number_of_workers(
         assert kept == after[0][0] and max(kept) < max(lost)
         assert refusal[0] == "nothing" if then == len(weights) else "average_state" in refusal[1]
     figure(
-        f"{len(weights)} -> {then} workers: the mean residual moved by {before[0][0]:.1e} of {before[0][1]:.1e}; sums over "
-        f"both within {max(after[0][0]):.2%} (without taking over {max(after[0][1]):.2%})"
+        f"{len(weights)} -> {then} workers: the mean residual moved by {before[0][0]:.1e} of {before[0][1]:.1e}; sums "
+        f"over both within {max(after[0][0]):.2%} (without taking over {max(after[0][1]):.2%})"
     )

@@ -91,8 +91,8 @@ def test_folds_into_small_state(state: str, figure: Callable[[str], None]) -> No
 
 def test_misused_folds() -> None:
     wanted = [
-        "momentum: got 0", "micro_batches: got 0", "momentum: got 1.0", "micro_batches: got 3, wanted 2", "wanted step()",
-        "call 3 for 2", "beside those folded",
+        "momentum: got 0", "micro_batches: got 0", "momentum: got 1.0", "micro_batches: got 3, wanted 2",
+        "wanted step()", "call 3 for 2", "beside those folded",
     ]  # fmt: skip
     for answers in shared_ranks().run(2, jobs.misuse_folds):
         for (kind, text), words in zip(answers, wanted, strict=True):

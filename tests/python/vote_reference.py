@@ -138,11 +138,12 @@ class Simulation:
                 None if grads[number] is None else self.direction(rank, number, grads[number])
                 for rank, grads in enumerate(gradients)
             ]
-            tie = {
-                "hash": lambda: tie_bits(self.count, case.vote_seed, self.step_number)[first : first + numel],  # noqa: B023
-                "plus": lambda: torch.ones(numel), "minus": lambda: -torch.ones(numel),  # noqa: B023
-                "zero": lambda: torch.zeros(numel), "previous": lambda: self.previous[number],  # noqa: B023
-            }[case.ties]()  # fmt: skip
+            if case.ties == "hash":
+                tie = tie_bits(self.count, case.vote_seed, self.step_number)[first : first + numel]
+            elif case.ties == "previous":
+                tie = self.previous[number]
+            else:
+                tie = torch.full((numel,), {"plus": 1.0, "minus": -1.0, "zero": 0.0}[case.ties])
             result, live, tied = elect(ballots, weights, self.step_number % 2 == 0, tie)
             self.ties += tied
             self.previous[number] = torch.where(result > 0, 1.0, -1.0)
