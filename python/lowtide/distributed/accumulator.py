@@ -45,13 +45,16 @@ class SignAccumulator:
     def add(self) -> None:
         """Counts every `.grad` that there is, and sets it to None. Raises ValueError after `most` times, or for a
         gradient that cannot be counted; nothing has changed then."""
-        pairs = [pair for pair in zip(self._params, self._counts, strict=True) if pair[0].grad is not None]
-        for number, (param, counts) in enumerate(pairs):
-            check_gradients_of(param.grad, f"gradient {number}")
+        found = []
+        for number, (param, counts) in enumerate(zip(self._params, self._counts, strict=True)):
+            if param.grad is None:
+                continue
+            check_gradients_of(param.grad, f"gradient of parameter {number}")
             if counts.added() >= self._most:
                 raise ValueError(f"got more than {self._most} gradients to count, wanted finish() or most= above that")
-        for param, counts in pairs:
-            grad = param.grad.detach().contiguous()
+            found.append((param, param.grad.detach(), counts))
+        for param, grad, counts in found:
+            grad = grad.contiguous()
             self._finite &= counts.add(address(grad), str(grad.dtype))
             param.grad = None
 

@@ -101,7 +101,7 @@ class SignHook:
                     bucket.buffer.fill_(float("nan"))
         except BaseException as error:
             for bucket in arrived:
-                bucket.future.set_exception(error)
+                bucket.future.set_exception(error)  # type: ignore[arg-type]  # says torch, and takes exceptions
             return
         for bucket in arrived:
             bucket.future.set_result(bucket.buffer)
