@@ -159,7 +159,7 @@ struct SignBallot {
   bool failed = false;                  // this rank cannot take part: nothing is applied anywhere; pointers unused
   // Called once when all ranks have announced that they go on, and before anything that pointers point to is read: for
   // a ballot whose making changes something that must not change in vain. False: this rank cannot after all; the call
-  // goes on to its end, where all ranks throw CollectiveError. It must not throw.
+  // goes on to its end, where all ranks throw CollectiveError. It must not throw. Given on all ranks, or on none.
   std::function<bool()> prepare = nullptr;
 };
 

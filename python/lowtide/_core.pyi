@@ -1,6 +1,6 @@
 """The compiled core (nanobind). Private: use the classes of `lowtide`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -70,6 +70,104 @@ class Signer:
         threads: int, stream: int = 0,
     ) -> None: ...  # fmt: skip
 
+SIGN_ALIGNMENT: int
+"""Signs: those of a parameter begin at a multiple of it."""
+SIGN_BLOCK: int
+"""Signs of one presence bit."""
+FEEDBACK_BLOCK: int
+"""Signs of one scale of error feedback."""
+STATE_BLOCK: int
+"""Values of one scale of state."""
+
+# Gradients: of each its address, its elements (contiguous, on the CPU) and the number of its first sign, a multiple of
+# SIGN_ALIGNMENT. dtype: as str() of torch's. Other arguments that are ints and no counts are addresses, 0 for none,
+# alive until the call returns. The GIL is released.
+def pack_gradients(
+    gradients: Sequence[tuple[int, int, int]], dtype: str, bits: int, presence: int, zero_is_plus: bool, threads: int
+) -> bool:
+    """Signs into `bits` and, unless 0, blocks that are not all zeros into `presence`. Whether a value is not finite."""
+
+def unpack_gradients(
+    gradients: Sequence[tuple[int, int, int]], dtype: str, bits: int, presence: int, zeros: int, scales: int,
+    threads: int,
+) -> None:  # fmt: skip
+    """Writes +1 and -1, times bfloat16 `scales` (one for FEEDBACK_BLOCK signs) unless 0; and 0 where `zeros` has a 1 or
+    `presence` a 0."""
+
+def feed_back(
+    gradients: Sequence[tuple[int, int, int]], dtype: str, value_scale: float, codec: str,
+    residuals: Sequence[tuple[int, int]], bits: int, scales: int, threads: int,
+) -> None:  # fmt: skip
+    """Gradients times `value_scale`, plus their residuals (codes and scales of `codec`), as bits and scales; residuals
+    become what these leave out."""
+
+def convert_residual(encode: bool, values: int, codes: int, scales: int, count: int, codec: str) -> None:
+    """float32 values into a signed state of one row, or out of it."""
+
+def codec_bytes(codec: str) -> tuple[int, bool]:
+    """Bytes of one code, and whether there are scales."""
+
+class SignAccumulator:
+    """See `lowtide::SignAccumulator`."""
+
+    def __init__(self, count: int, most: int, threads: int) -> None: ...
+    def add(self, values: int, dtype: str) -> bool:
+        """Whether all values are finite; they are counted in any case. ValueError after `most` times."""
+
+    def mean(self, out: int) -> None:
+        """float32 [count]."""
+
+    def added(self) -> int: ...
+    def bytes(self) -> int: ...
+    def reset(self) -> None: ...
+
+class SignResidual:
+    """See `lowtide::SignResidual`. Of the shard of `rank` among `size` workers of `count` signs."""
+
+    def __init__(self, count: int, rank: int, size: int, state: str) -> None: ...
+    def first(self) -> int:
+        """Number of the shard's first sign."""
+
+    def count(self) -> int:
+        """Signs of the shard."""
+
+    def bytes(self) -> int:
+        """As stored."""
+
+    def allocated_bytes(self) -> int:
+        """In memory: with room for the next."""
+
+    def read(self, out: int) -> None:
+        """As stored: bytes() of them."""
+
+    def replace(self, values: int, /) -> None: ...
+    def read_values(self, out: int) -> None:
+        """float32 [count()]."""
+
+    def replace_values(self, values: int, /) -> None: ...
+
+class SignCollective:
+    """See `lowtide::SignCollective`. all_to_all, all_gather: (send, receive, bytes each), of addresses; what they raise
+    comes out of the call that made them. Calls return the fields of `lowtide.distributed.Outcome`.
+    """
+
+    def __init__(
+        self, rank: int, size: int, all_to_all: Callable[[int, int, int], None],
+        all_gather: Callable[[int, int, int], None], *, ties: str, seed: int, algorithm: str, weight: int, threads: int,
+    ) -> None: ...  # fmt: skip
+    def vote(
+        self, count: int, step: int, digest: int, nonfinite: bool, failed: bool, ready: Callable[[], bool], bits: int,
+        presence: int, zeros: int, previous: int, /,
+    ) -> dict[str, Any]:  # fmt: skip
+        """bits and presence: the ballot, and the result in its place. ready: called when all workers have agreed to go
+        on, before anything is read; whether this one can. It must not raise. ValueError where workers differ,
+        ConnectionError where messages came damaged or one was not `ready`; the same on all."""
+
+    def mean(
+        self, count: int, step: int, digest: int, nonfinite: bool, failed: bool, ready: Callable[[], bool], bits: int,
+        scales: int, residual: SignResidual, /,
+    ) -> dict[str, Any]: ...  # fmt: skip
+
 class Optimizer:
     """A `lowtide::Optimizer` plus the parameters' tensors. Bad values raise ValueError and change nothing."""
 
@@ -96,7 +194,8 @@ class Optimizer:
     def add_param(
         self, group: int, param: torch.Tensor, with_state: bool = True, whole: tuple[list[int], bool] | None = None
     ) -> int:
-        """Registers a strided tensor of float32, bfloat16 or float16 on the device; returns its number (0, 1, ... over all groups)."""
+        """Registers a strided tensor of float32, bfloat16 or float16 on the device; returns its number (0, 1, ... over
+        all groups)."""
 
     def place_states(self) -> None: ...
     def check(self, grad_scale: float = 1.0, stream: int = 0) -> int:
@@ -105,6 +204,19 @@ class Optimizer:
     def step(self, grad_scale: float = 1.0, assume_finite: bool = False, stream: int = 0) -> int:
         """One step over every parameter whose `.grad` is not None. Returns -1 when applied, else (skipped) the number
         of the first parameter with a non-finite gradient. Releases the GIL while computing."""
+
+    def sign_count(self) -> int:
+        """Of the signs of all parameters, each with room up to a multiple of SIGN_ALIGNMENT."""
+
+    def ballots(
+        self, bits: int, presence: int, zero_is_plus: bool, grad_scale: float, assume_finite: bool, stream: int, /
+    ) -> int:
+        """As `step`, but no parameter moves: addresses get the signs of what would be subtracted, and the blocks that
+        are not all zeros. Both are written whole."""
+
+    def apply_signs(self, bits: int, presence: int, zeros: int, stream: int, /) -> None:
+        """Moves all parameters by signs at these addresses (zeros: 0 for none), with their groups' lr and weight_decay.
+        Counts no step."""
 
     def has_state(self, param: int) -> bool: ...
     def allocate_state(self, param: int) -> None: ...
@@ -135,6 +247,7 @@ class Optimizer:
     def import_state(self, param: int, k: int, value: torch.Tensor) -> None:
         """Encodes a contiguous float32 CPU tensor of the parameter's sizes into state k."""
 
+    def step_count(self, param: int) -> int: ...
     def set_step_count(self, param: int, step: int) -> None: ...
     def offload(self) -> None:
         """See `lowtide.Optimizer.offload`."""

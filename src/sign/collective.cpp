@@ -155,7 +155,8 @@ SignOutcome SignCollective::Impl::call(const SignBallot& ballot, const SignResul
   outcome.nonfinite = agreed.nonfinite, outcome.failed = agreed.failed;
   outcome.applied = agreed.nonfinite.empty() && agreed.failed.empty();
   const bool ready = !outcome.applied || !ballot.prepare || ballot.prepare();
-  if (outcome.applied && (ballot.count || !ready)) {
+  // Also for no signs: a rank whose `prepare` failed must not be alone in the rounds.
+  if (outcome.applied && (ballot.count || ballot.prepare)) {
     Found found = exchange->run(agreed);
     if (!ready) found.reason = wire::Reason::kSenderFailed, found.culprit = channel.rank();
     watch = {};

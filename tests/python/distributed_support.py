@@ -16,6 +16,10 @@ import torch
 import torch.multiprocessing as mp
 
 MOST = 4
+# torch imports the last one when the first optimizer is made.
+PRELOADED = [
+    "lowtide.distributed", "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp", "torch._dynamo",
+]  # fmt: skip
 TIMEOUT = 120  # seconds that a job may take; a rank that waits for another in vain fails before
 
 
@@ -50,7 +54,7 @@ class Ranks:
 
     def __init__(self) -> None:
         context = mp.get_context("forkserver")
-        context.set_forkserver_preload(["lowtide", "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp"])
+        context.set_forkserver_preload(PRELOADED)
         self._folder = tempfile.TemporaryDirectory()
         self._jobs = 0
         self._pipes: list[Connection] = []

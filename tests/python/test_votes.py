@@ -1,5 +1,5 @@
-"""DistributedLion and Signum against workers simulated in plain torch: the same bits on every rank, whatever the number of
-workers, the rule of ties, the weights, the format of parameters and which of them have gradients."""
+"""DistributedLion and Signum against workers simulated in plain torch: the same bits on every rank, whatever the number
+of workers, the rule of ties, the weights, the format of parameters and which of them have gradients."""
 
 from __future__ import annotations
 

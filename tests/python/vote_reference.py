@@ -72,6 +72,36 @@ def f32(x: float) -> torch.Tensor:
     return torch.tensor(x, dtype=torch.float32)
 
 
+def aligned(numel: int) -> int:
+    return -(-numel // ALIGNMENT) * ALIGNMENT
+
+
+def tie_bits(count: int, seed: int, step: int) -> torch.Tensor:
+    """+1 and -1: what two voters who disagree about everything come to."""
+    full = torch.full((count // 8,), 255, dtype=torch.uint8)
+    return sign.unpack(sign.majority([full, ~full], count, ties="hash", seed=seed, step=step), count)
+
+
+def elect(
+    ballots: list[torch.Tensor | None], weights: list[int], zero_is_plus: bool, tie: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Of one parameter, by counting: the result (+1, -1, and 0 without votes or as `tie` says), where anyone voted, and
+    how many ties there were."""
+    numel = tie.numel()
+    total, votes = torch.zeros(numel, dtype=torch.int64), torch.zeros(numel, dtype=torch.int64)
+    for ballot, weight in zip(ballots, weights, strict=True):
+        if ballot is None:
+            continue
+        c = ballot.reshape(-1)
+        live = torch.zeros(numel, dtype=torch.bool)
+        for begin in range(0, numel, BLOCK):
+            live[begin : begin + BLOCK] = bool((c[begin : begin + BLOCK] != 0).any())
+        total += torch.where((c > 0) | ((c == 0) & zero_is_plus), 1, -1) * live * weight
+        votes += live * weight
+    tied = (votes > 0) & (total == 0)
+    return torch.where(tied, tie, torch.sign(total.float())), votes > 0, int(tied.sum())
+
+
 class Simulation:
     """All ranks; `params` are what each of them must have."""
 
@@ -79,7 +109,7 @@ class Simulation:
         self.case = case
         self.params = initial(case)
         self.momenta = [[torch.zeros(shape) for shape in SHAPES] for _ in range(case.world)]
-        self.count = sum(-(-p.numel() // ALIGNMENT) * ALIGNMENT for p in self.params)
+        self.count = sum(aligned(param.numel()) for param in self.params)
         self.previous = [torch.full((p.numel(),), -1.0) for p in self.params]
         self.ties = 0  # of signs, so far: for controls
         self.lr = case.hyper.get("lr", 1e-4)
@@ -98,45 +128,30 @@ class Simulation:
         m.copy_(m * f32(beta) + g * f32(1 - beta))
         return m
 
-    def tie_bits(self, first: int, numel: int) -> torch.Tensor:
-        """+1 and -1: what two voters who disagree about everything come to."""
-        full = torch.full((self.count // 8,), 255, dtype=torch.uint8)
-        bits = sign.majority([full, ~full], self.count, ties="hash", seed=self.case.vote_seed, step=self.step_number)
-        return sign.unpack(bits, self.count)[first : first + numel]
-
     def step(self, gradients: list[list[torch.Tensor | None]]) -> None:
         """gradients: of each rank, of each parameter."""
         case, first = self.case, 0
+        weights = [case.weight(rank) for rank in range(case.world)]
         for number, param in enumerate(self.params):
             numel = param.numel()
-            total = torch.zeros(numel, dtype=torch.int64)
-            votes = torch.zeros(numel, dtype=torch.int64)
-            for rank in range(case.world):
-                grad = gradients[rank][number]
-                if grad is None:
-                    continue
-                c = self.direction(rank, number, grad).reshape(-1)
-                plus = (c > 0) | ((c == 0) & (self.step_number % 2 == 0))
-                live = torch.zeros(numel, dtype=torch.bool)
-                for begin in range(0, numel, BLOCK):
-                    live[begin : begin + BLOCK] = bool((c[begin : begin + BLOCK] != 0).any())
-                total += torch.where(plus, 1, -1) * live * case.weight(rank)
-                votes += live * case.weight(rank)
-            result = torch.sign(total.float())
-            tied = (votes > 0) & (total == 0)
-            self.ties += int(tied.sum())
-            rule = {
-                "hash": lambda: self.tie_bits(first, numel), "plus": lambda: torch.ones(numel),  # noqa: B023
-                "minus": lambda: -torch.ones(numel), "zero": lambda: torch.zeros(numel),  # noqa: B023
-                "previous": lambda: self.previous[number],  # noqa: B023
-            }[case.ties]  # fmt: skip
-            result = torch.where(tied, rule(), result)
+            ballots = [
+                None if grads[number] is None else self.direction(rank, number, grads[number])
+                for rank, grads in enumerate(gradients)
+            ]
+            if case.ties == "hash":
+                tie = tie_bits(self.count, case.vote_seed, self.step_number)[first : first + numel]
+            elif case.ties == "previous":
+                tie = self.previous[number]
+            else:
+                tie = torch.full((numel,), {"plus": 1.0, "minus": -1.0, "zero": 0.0}[case.ties])
+            result, live, tied = elect(ballots, weights, self.step_number % 2 == 0, tie)
+            self.ties += tied
             self.previous[number] = torch.where(result > 0, 1.0, -1.0)
             p = param.reshape(-1).float()
             decay = f32(self.lr * case.hyper.get("weight_decay", 0.0))
             moved = p - (p * decay + f32(self.lr) * result)
-            param.copy_(torch.where(votes > 0, moved, p).to(param.dtype).view(param.shape))
-            first += -(-numel // ALIGNMENT) * ALIGNMENT
+            param.copy_(torch.where(live, moved, p).to(param.dtype).view(param.shape))
+            first += aligned(numel)
         self.step_number += 1
 
     def run(self) -> list[torch.Tensor]:

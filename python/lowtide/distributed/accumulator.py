@@ -22,9 +22,8 @@ class SignAccumulator:
         optimizer.step()
 
     It keeps no magnitudes: the majority of k signs is worth 2/π of the sign of the mean, for noise much larger than the
-    gradient (1.57 times as many micro-batches for the same certainty). `Signum.fold` keeps magnitudes and needs no buffer
-    at all. Dense gradients on the CPU. An exact zero counts as + in one pass and - in the next.
-    """
+    gradient (1.57 times as many micro-batches for the same certainty). `Signum.fold` keeps magnitudes and needs no
+    buffer at all. Dense gradients on the CPU. An exact zero counts as + in one pass and - in the next."""
 
     def __init__(self, params: Iterable[torch.Tensor], most: int = 15) -> None:
         self._params = [param for param in params if param.requires_grad]
@@ -44,22 +43,25 @@ class SignAccumulator:
         return sum(counts.bytes() for counts in self._counts)
 
     def add(self) -> None:
-        """Counts every `.grad` that there is, and sets it to None. Raises ValueError after `most` times, or for a gradient
-        that cannot be counted; nothing has changed then."""
-        pairs = [pair for pair in zip(self._params, self._counts, strict=True) if pair[0].grad is not None]
-        for number, (param, counts) in enumerate(pairs):
-            check_gradients_of(param.grad, f"gradient {number}")
+        """Counts every `.grad` that there is, and sets it to None. Raises ValueError after `most` times, or for a
+        gradient that cannot be counted; nothing has changed then."""
+        found = []
+        for number, (param, counts) in enumerate(zip(self._params, self._counts, strict=True)):
+            if param.grad is None:
+                continue
+            check_gradients_of(param.grad, f"gradient of parameter {number}")
             if counts.added() >= self._most:
                 raise ValueError(f"got more than {self._most} gradients to count, wanted finish() or most= above that")
-        for param, counts in pairs:
-            grad = param.grad.detach().contiguous()
+            found.append((param, param.grad.detach(), counts))
+        for param, grad, counts in found:
+            grad = grad.contiguous()
             self._finite &= counts.add(address(grad), str(grad.dtype))
             param.grad = None
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Gives every parameter that had a gradient the mean of its signs as `.grad`, and begins anew. NaN everywhere if a
-        gradient was not finite, so that whoever looks skips the step."""
+        """Gives every parameter that had a gradient the mean of its signs as `.grad`, and begins anew. NaN everywhere
+        if a gradient was not finite, so that whoever looks skips the step."""
         for param, counts in zip(self._params, self._counts, strict=True):
             if not counts.added():
                 continue

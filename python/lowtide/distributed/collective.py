@@ -20,8 +20,8 @@ class VoteOptions(TypedDict, total=False):
     """Keyword options of everything that votes."""
 
     group: dist.ProcessGroup | None  # of the workers; None: all
-    # "hash" (a fair bit of seed, step and element), "plus", "minus", "zero" (the element stays), or "previous" (the last
-    # result; what an optimizer or a hook resumes begins with minus)
+    # "hash" (a fair bit of seed, step and element), "plus", "minus", "zero" (the element stays), or "previous" (the
+    # last result; after a resume, or with new parameters, minus at first)
     ties: str
     seed: int  # of "hash"; the same on all workers
     weight: int  # votes of this worker (the size of its batch, say); 0: it does not vote
@@ -49,9 +49,8 @@ class Outcome(NamedTuple):
 class Collective:
     """Votes over `group`, one after another; every worker of the group makes the same calls in the same order.
 
-    Arguments as in `VoteOptions`. own_group: take a new group of the same workers, so that a thread may vote while others
-    use `group`; so does a timeout. Cannot be copied or pickled.
-    """
+    Arguments as in `VoteOptions`. own_group: take a new group of the same workers, so that a thread may vote while
+    others use `group`; so does a timeout. Cannot be copied or pickled."""
 
     def __init__(
         self,
@@ -90,17 +89,18 @@ class Collective:
         nonfinite: bool = False,
         failure: BaseException | None = None,
     ) -> Outcome:
-        """Workers tell each other what they are about to do; if all can, `fill` writes this one's ballot into `buffers`, and
-        the majority replaces it there. alike: what must be the same on all, by name, the same names on all. failure: this
-        worker cannot; it says so to the others, and raises it.
+        """Workers tell each other what they are about to do; if all can, `fill` writes this one's ballot into
+        `buffers`, and the majority replaces it there. alike: what must be the same on all, by name, the same names on
+        all. failure: this worker cannot; it says so to the others, and raises it.
 
         Raises ValueError if workers differ in step, size, rules or `alike` (named), RuntimeError if another one failed,
         ConnectionError if one cannot be reached or the result did not arrive whole everywhere.
         """
         ready = _Guard(fill, failure)
         outcome = self._run(
-            ready, step, alike or {}, self._core.vote, buffers.count, step, digest(alike) if alike else 0, nonfinite, ready.failed,
-            ready, address(buffers.bits), address(buffers.presence), address(buffers.zeros), address(buffers.previous),
+            ready, step, alike or {}, self._core.vote,
+            buffers.count, step, digest(alike) if alike else 0, nonfinite, ready.failed, ready,
+            address(buffers.bits), address(buffers.presence), address(buffers.zeros), address(buffers.previous),
         )  # fmt: skip
         if outcome.applied and buffers.previous is not None:
             buffers.previous.copy_(buffers.bits)
@@ -120,8 +120,9 @@ class Collective:
         """As `vote`, of bits with scales: the mean of sign times scale, with the residual of this worker's shard."""
         ready = _Guard(fill, failure)
         return self._run(
-            ready, step, alike or {}, self._core.mean, buffers.count, step, digest(alike) if alike else 0, nonfinite, ready.failed,
-            ready, address(buffers.bits), address(buffers.scales), residual,
+            ready, step, alike or {}, self._core.mean,
+            buffers.count, step, digest(alike) if alike else 0, nonfinite, ready.failed, ready,
+            address(buffers.bits), address(buffers.scales), residual,
         )  # fmt: skip
 
     def _run(self, ready: _Guard, step: int, alike: Mapping[str, int], call: Any, *args: Any) -> Outcome:
@@ -145,8 +146,8 @@ class Collective:
 
     def _lost(self, what: str, error: Exception) -> ConnectionError:
         return ConnectionError(
-            f"{what} of rank {self.transport.rank}: the other workers could not be reached: {error}; nothing was applied, "
-            "and this process group is of no more use"
+            f"{what} of rank {self.transport.rank}: the other workers could not be reached: {error}; nothing was "
+            "applied here, and this process group is of no more use"
         )
 
     def require_same(self, values: Mapping[str, int]) -> None:
@@ -158,12 +159,14 @@ class Collective:
             raise self._lost("comparison", error) from error
         for what, found in zip(values, zip(*every, strict=True), strict=True):
             if others := [rank for rank, value in enumerate(found) if value != found[0]]:
-                raise ValueError(f"got workers that differ in {what}: ranks {others} from rank 0; wanted the same on all")
+                raise ValueError(
+                    f"got workers that differ in {what}: ranks {others} from rank 0; wanted the same on all"
+                )
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise TypeError(
-            f"got a {type(self).__name__} to copy or pickle, which holds a process group: make a new one, and give it the "
-            "state_dict() of what it votes for"
+            f"got a {type(self).__name__} to copy or pickle, which holds a process group: make a new one, and let what "
+            "votes load the state_dict()"
         )
 
 

@@ -15,15 +15,15 @@ from lowtide.distributed.residuals import Residual, ShardResidual
 
 
 class ErrorFeedbackSign(SignHook):
-    """The mean of gradients through one bit per element, in both directions, with what is left out kept and added to the
-    next (error feedback: EF-signSGD, Karimireddy et al., arXiv 1901.09847, with one scale for 1024 elements and a second
-    residual on the worker that averages a shard, Zheng et al., arXiv 1905.10936). For any optimizer that takes gradients.
+    """The mean of gradients through one bit per element, in both directions, with what is left out kept and added to
+    the next (error feedback: EF-signSGD, Karimireddy et al., arXiv 1901.09847, with one scale for 1024 elements and a
+    second residual on the worker that averages a shard, Zheng et al., arXiv 1905.10936). For any optimizer that takes
+    gradients.
 
-    residual: how what is left out is kept: "fp32" (4 bytes an element), "bf16" (2), "dynamic8" (1.02); and 1 / workers of
-    that again. loss_scale: of the gradients, such as `scaler.get_scale`: residuals are kept without it. A pass with a
-    gradient that is not finite changes no residual. If the exchange itself fails, what this pass would have sent is lost.
-    `vote`: see `VoteOptions`; "ties" and "algorithm" do not matter.
-    """
+    residual: how what is left out is kept: "fp32" (4 bytes an element), "bf16" (2), "dynamic8" (1.02); and 2 / workers
+    of that again. loss_scale: of the gradients, such as `scaler.get_scale`: residuals are kept without it. A pass with
+    a gradient that is not finite changes no residual. If the exchange itself fails, what this pass would have sent is
+    lost. `vote`: see `VoteOptions`; "ties" and "algorithm" do not matter."""
 
     def __init__(
         self,
@@ -87,9 +87,9 @@ class ErrorFeedbackSign(SignHook):
 
     @torch.no_grad()
     def average_state(self) -> None:
-        """Gives every worker the same residual, with the same (weighted) mean as now, and empties the second ones (4 bytes
-        an element travel). Every worker must call it. Before a checkpoint that another number of workers is to go on with.
-        """
+        """Gives every worker the same residual, with the same (weighted) mean as now, and empties the second ones (4
+        bytes an element travel). Every worker must call it. Before a checkpoint that another number of workers is to go
+        on with."""
         transport, weight = self._collective.transport, self._collective.weight
         share = weight / int(transport.gather(torch.tensor([weight])).sum())
         first, values = self._shard.first, self._shard.values()
@@ -103,8 +103,8 @@ class ErrorFeedbackSign(SignHook):
         self._shard.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """votes, and this worker's residuals by parameter name, "shard" being the second one; tensors are copies. For the
-        same rank of as many workers; after `average_state()`, for any (every rank then loads the same dict)."""
+        """votes, and this worker's residuals by parameter name, "shard" being the second one; tensors are copies. For
+        the same rank of as many workers; after `average_state()`, for any (every rank then loads the same dict)."""
         return {
             "votes": self.votes,
             "codec": self._codec,
@@ -118,8 +118,8 @@ class ErrorFeedbackSign(SignHook):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """ValueError, and nothing has changed, for one of other parameters, of another residual format, or of another rank
-        or number of workers without `average_state()` before it was saved."""
+        """ValueError, and nothing has changed, for one of other parameters, of another residual format, or of another
+        rank or number of workers without `average_state()` before it was saved."""
         keys = {"votes", "codec", "workers", "residual", "shard", "shard_empty"}
         if missing := keys - set(state_dict):
             raise ValueError(f"state_dict: got no {', '.join(sorted(missing))}, wanted what state_dict() returns")
@@ -128,12 +128,13 @@ class ErrorFeedbackSign(SignHook):
         here, there = self._workers(), list(state_dict["workers"])
         if here != there and not state_dict["shard_empty"]:
             raise ValueError(
-                f"got residuals of rank {there[0]} of {there[1]}, wanted rank {here[0]} of {here[1]}: call average_state() "
-                "before saving to go on with other workers"
+                f"got residuals of rank {there[0]} of {there[1]}, wanted rank {here[0]} of {here[1]}: call "
+                "average_state() before saving to go on with other workers"
             )
         saved = state_dict["residual"]
         if differing := sorted(set(saved) ^ set(self._layout.names)):
-            raise ValueError(f"got residuals of other parameters: {', '.join(differing[:5])}; wanted those of the model")
+            names = ", ".join(differing[:5])
+            raise ValueError(f"got residuals of other parameters: {names}; wanted those of the model")
         pairs = []
         for name, residual in zip(self._layout.names, self._residuals, strict=True):
             for key, mine in residual.tensors().items():

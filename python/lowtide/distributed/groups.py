@@ -88,9 +88,9 @@ def new_group(group: dist.ProcessGroup | None, timeout: float | None) -> dist.Pr
     if group is not None and dist.get_rank(group) < 0:
         raise ValueError("group: got one that this process is not in, wanted a member's")
     ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
-    limit = {} if timeout is None else {"timeout": timedelta(seconds=timeout)}
+    limit = None if timeout is None else timedelta(seconds=timeout)
     alone = dist.get_backend(group) != "mpi"  # which makes groups of all processes together
-    return dist.new_group(ranks, use_local_synchronization=alone, **limit)
+    return dist.new_group(ranks, timeout=limit, use_local_synchronization=alone)
 
 
 def require_initialized() -> None:

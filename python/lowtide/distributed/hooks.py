@@ -29,11 +29,13 @@ class Arrived(NamedTuple):
 
 
 class SignHook:
-    """Base class; use `SignVote` or `ErrorFeedbackSign`. Register with `ddp.register_comm_hook(None, hook)`, or `register`.
+    """Base class; use `SignVote` or `ErrorFeedbackSign`. Register with `ddp.register_comm_hook(None, hook)`, or
+    `register`.
 
     The buckets of a backward pass wait for each other and travel together when the last one is there, in a thread and a
-    process group of their own. Where a parameter's signs lie depends on the order of the model's parameters alone: torch
-    may lay its buckets anew. Under `no_sync()` torch calls no hook: gradients add up, and the next pass votes on the sum.
+    process group of their own. Where a parameter's signs lie depends on the order of the model's parameters alone:
+    torch may lay its buckets anew. Under `no_sync()` torch calls no hook: gradients add up, and the next pass votes on
+    the sum.
 
     If a gradient on any worker is not finite, the gradients are NaN on all of them, so that `GradScaler`, or whoever
     checks, skips the step everywhere. Errors come out of `backward()`, as RuntimeError with the text of
@@ -99,7 +101,7 @@ class SignHook:
                     bucket.buffer.fill_(float("nan"))
         except BaseException as error:
             for bucket in arrived:
-                bucket.future.set_exception(error)
+                bucket.future.set_exception(error)  # type: ignore[arg-type]  # says torch, and takes exceptions
             return
         for bucket in arrived:
             bucket.future.set_result(bucket.buffer)
@@ -110,9 +112,9 @@ class SignHook:
 
 
 class SignVote(SignHook):
-    """signSGD with majority vote (Bernstein et al., arXiv 1810.05291): every gradient element becomes the sign, +1 or -1,
-    that most workers' have. 1/32 of the bytes of float32 gradients. For optimizers that use signs (`torch.optim.SGD` with
-    a learning rate for signs is signSGD); magnitudes are gone.
+    """signSGD with majority vote (Bernstein et al., arXiv 1810.05291): every gradient element becomes the sign, +1 or
+    -1, that most workers' have. 1/32 of the bytes of float32 gradients. For optimizers that use signs
+    (`torch.optim.SGD` with a learning rate for signs is signSGD); magnitudes are gone.
 
     0 where every worker has a block of 64 zeros; other exact zeros count as + in one vote and - in the next.
     `vote`: see `VoteOptions`; weight for workers with batches of different sizes.

@@ -66,8 +66,9 @@ def check_gradients_of(tensor: torch.Tensor, where: str) -> None:
 
 
 class SignBuffers:
-    """Room for `count` signs, a multiple of `ALIGNMENT`: uint8 CPU tensors `bits`, and `presence` or, for error feedback,
-    `scales` (bfloat16 as int16). `zeros` and `previous` (the result before) as the rule of ties wants them."""
+    """Room for `count` signs, a multiple of `ALIGNMENT`: uint8 CPU tensors `bits`, and `presence` or, for error
+    feedback, `scales` (bfloat16 as int16). `zeros` and `previous` (the result before) as the rule of ties wants them.
+    """
 
     def __init__(self, count: int, ties: str | None) -> None:
         """ties: None for error feedback."""

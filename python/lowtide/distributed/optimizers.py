@@ -26,18 +26,17 @@ class SignOptimizer(Optimizer):
 
     One step: every worker takes its own gradient into its own state, sends the sign of its update, and all move by the
     majority, p = p - lr (sign + weight_decay p). Give it gradients that are *not* averaged: a plain model, or
-    `DistributedDataParallel` under `no_sync()`. Parameters must start alike on all workers (`broadcast_parameters`); the
-    first step checks that, and every step that workers have the same options. Every worker must call `step()`: with a
-    GradScaler, which decides by its own worker's gradients, take amp_scaling=True. Plain parameters on the CPU.
+    `DistributedDataParallel` under `no_sync()`. Parameters must start alike on all workers (`broadcast_parameters`);
+    the first step checks that, and every step that workers have the same options. Every worker must call `step()`: with
+    a GradScaler, which decides by its own worker's gradients, take amp_scaling=True. Plain parameters on the CPU.
 
     A block of 64 elements (of a parameter, in row-major order) that is zero on every worker does not move or decay at
-    all; elements of other blocks whose update is exactly zero on all workers swing by lr around where they are, + in one
-    step and - in the next.
+    all; elements of other blocks whose update is exactly zero on all workers swing by lr around where they are, + in
+    one step and - in the next.
 
     State differs between workers, and so does a checkpoint of it: each saves its own, to go on with as many workers.
-    `average_state()` first makes it the same on all, so that any number of workers can go on with one file. It cannot be
-    copied or pickled.
-    """
+    `average_state()` first makes it the same on all, so that any number of workers can go on with one file. It cannot
+    be copied or pickled."""
 
     def __init__(
         self, params: ParamsT, rule: str, hyper: dict[str, Any], vote: VoteOptions, options: Options
@@ -56,9 +55,8 @@ class SignOptimizer(Optimizer):
         Raises, on every worker that is there: ValueError if workers differ in parameters, options or steps, and, with
         nonfinite="raise", if a gradient on any of them is not finite; what `Optimizer.step` raises, on one worker, and
         on the others RuntimeError; ConnectionError if a worker is lost or what it sent arrived damaged in a way that a
-        vote cannot bear. Parameters are then as before the step. If the vote itself failed, state has taken the gradient
-        in.
-        """
+        vote cannot bear. Parameters are then as before the step. If the vote itself failed, state has taken the
+        gradient in."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -79,8 +77,8 @@ class SignOptimizer(Optimizer):
                 group["votes"] = votes + 1
         elif self._nonfinite == "raise" and not self._amp_scaling:
             raise ValueError(
-                f"vote {votes}: got gradients that are not finite on ranks {outcome.nonfinite_ranks}, wanted finite ones; "
-                "nothing was changed"
+                f"vote {votes}: got gradients that are not finite on ranks {outcome.nonfinite_ranks}, wanted finite "
+                "ones; nothing was changed"
             )
         else:
             self._skipped_before += 1
@@ -91,7 +89,7 @@ class SignOptimizer(Optimizer):
         self._agreed = True
 
     def _prepare(self) -> tuple[Exception | None, bool, Callable[[], None] | None]:
-        """Why this worker cannot vote, if it cannot; whether its gradients are not finite; and what makes its ballot."""
+        """Why this worker cannot vote, if it cannot; whether a gradient is not finite; and what makes its ballot."""
         try:
             self._push_options()
             scale, bad = self._check_gradients()
@@ -197,8 +195,8 @@ class SignOptimizer(Optimizer):
 
     @torch.no_grad()
     def average_state(self) -> None:
-        """Gives every worker the mean of all workers' state, one parameter at a time (4 bytes per element travel). Every
-        worker must call it. Before a checkpoint that another number of workers is to go on with."""
+        """Gives every worker the mean of all workers' state, one parameter at a time (4 bytes per element travel).
+        Every worker must call it. Before a checkpoint that another number of workers is to go on with."""
         transport = self._collective.transport
         names = self._core.state_names()
         counts = [(int(self._core.step_count(i)), self._has_buffers(i)) for i in range(len(self._params))]

@@ -11,8 +11,8 @@ STATE_BLOCK: int = _core.STATE_BLOCK  # values that share a scale
 
 
 class Residual:
-    """`numel` values in a state format: `codes`, and `scales` (float32, one for `STATE_BLOCK` values) where it has them. Zero
-    at first."""
+    """`numel` values in a state format: `codes`, and `scales` (float32, one for `STATE_BLOCK` values) where it has
+    them. Zero at first."""
 
     def __init__(self, numel: int, codec: str) -> None:
         width, scaled = _core.codec_bytes(codec)

@@ -18,10 +18,9 @@ class ShardVote:
         model = fully_shard(model, mesh=mesh_inside_the_node)
         model.set_all_reduce_hook(ShardVote(group=workers_with_the_same_shard))
 
-    FSDP averages inside the mesh; then every shard becomes the sign that most of `group` have. One for a model: its votes
-    are numbered, and every worker of the group must make the same calls. ties="previous" is refused: torch does not say
-    which tensor is which.
-    """
+    FSDP averages inside the mesh; then every shard becomes the sign that most of `group` have. One for a model: its
+    votes are numbered, and every worker of the group must make the same calls. ties="previous" is refused: torch does
+    not say which tensor is which."""
 
     def __init__(self, **vote: Unpack[VoteOptions]) -> None:
         if vote.get("ties") == "previous":
@@ -33,9 +32,9 @@ class ShardVote:
 
     @torch.no_grad()
     def __call__(self, tensor: torch.Tensor) -> None:
-        """Contiguous CPU tensor of float32, bfloat16 or float16: becomes +1, -1 and, where every worker has a block of 64
-        zeros (or ties are), 0; NaN on all workers if any has a value that is not finite. An exact zero among others counts
-        as + or -, by a fair bit of the vote's number. Raises as `Collective.vote`."""
+        """Contiguous CPU tensor of float32, bfloat16 or float16: becomes +1, -1 and, where every worker has a block of
+        64 zeros (or ties are), 0; NaN on all workers if any has a value that is not finite. An exact zero among others
+        counts as + or -, by a fair bit of the vote's number. Raises as `Collective.vote`."""
         failure = _refusal(tensor)
         numel = 0 if failure else tensor.numel()
         count = aligned(numel)

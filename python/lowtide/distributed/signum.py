@@ -64,9 +64,9 @@ class Signum(SignOptimizer):
     @torch.no_grad()
     def fold(self, micro_batches: int) -> None:
         """Takes the gradients of one of `micro_batches` into the momentum, and frees them: with it after every backward
-        pass, `step()` then votes on m = β m + (1 − β) mean of their gradients, and no sum of gradients is kept. Equal to
-        adding them up but for rounding. (Lion has no such form: its sign needs the gradient beside the momentum.) With
-        fewer calls than `micro_batches`, those that are missing count as gradients of zero.
+        pass, `step()` then votes on m = β m + (1 − β) mean of their gradients, and no sum of gradients is kept. Equal
+        to adding them up but for rounding. (Lion has no such form: its sign needs the gradient beside the momentum.)
+        With fewer calls than `micro_batches`, those that are missing count as gradients of zero.
 
         Raises ValueError without momentum, after `micro_batches` calls, or for another number than in the call before;
         nothing has changed then. A micro-batch with a gradient that is not finite is left out, and the vote is then as

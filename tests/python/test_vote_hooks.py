@@ -1,0 +1,64 @@
+"""SignVote and ShardVote: what DistributedDataParallel and FSDP2 make of gradients is the majority of those that ranks
+compute without them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import vote_hook_jobs as jobs
+from distributed_support import shared_ranks
+
+CASES: dict[str, tuple[str, torch.dtype, int, dict[str, Any]]] = {
+    "plain": ("plain", torch.float32, 1, {}),
+    "bfloat16": ("plain", torch.bfloat16, 1, {}),
+    "float16": ("plain", torch.float16, 1, {}),
+    "views": ("plain", torch.float32, 1, {"gradient_as_bucket_view": True}),
+    "accumulated": ("plain", torch.float32, 3, {}),
+    "accumulated_views": ("plain", torch.bfloat16, 2, {"gradient_as_bucket_view": True}),
+    "static_graph": ("plain", torch.float32, 1, {"static_graph": True}),
+    "unused": ("branches", torch.float32, 1, {"find_unused_parameters": True}),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "world"), [(name, world) for name in CASES for world in ((2, 4) if "16" in name else (1, 2, 3, 4))]
+)
+def test_gradients_are_majorities(name: str, world: int, figure: Callable[[str], None]) -> None:
+    for found in shared_ranks().run(world, jobs.votes_of_signs, *CASES[name]):
+        assert found["wrong"] == 0 and found["votes"] == 4 and found["compared"] > 10_000
+        assert bool(found["ties"]) == (world % 2 == 0 or (name == "unused" and world > 1))
+        assert (found["unused"] > 0) == (name == "unused")
+        assert max(found["buckets"]) >= 3
+    figure(
+        f"{name}, {world} workers: {found['compared']} elements equal, {found['ties']} ties; buckets of each pass: "
+        f"{found['buckets']}"
+    )
+
+
+def test_buckets_are_laid_anew(figure: Callable[[str], None]) -> None:
+    """Control: the passes above differ in their buckets."""
+    found = shared_ranks().run(2, jobs.votes_of_signs, *CASES["plain"])[0]
+    assert found["buckets"][0] != found["buckets"][-1]
+    figure(f"buckets of each pass: {found['buckets']}")
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_nan_on_one_rank(world: int, figure: Callable[[str], None]) -> None:
+    for found in shared_ranks().run(world, jobs.not_finite):
+        assert found["nans"] == [False, True, False, False] and found["equal"] and found["votes"] == 4
+        assert all(values <= {-1.0, 0.0, 1.0} for values in found["values"][::2])
+    figure(f"{world} workers: a NaN on one is NaN on all, in that pass only")
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_two_models(world: int) -> None:
+    assert shared_ranks().run(world, jobs.two_models) == [0] * world
+
+
+def test_fsdp2_between_nodes(figure: Callable[[str], None]) -> None:
+    for found in shared_ranks().run(4, jobs.sharded):
+        assert found["wrong"] == 0 and found["calls"] >= 3 and found["ties"] > 100
+    figure(f"2 x 2 ranks: {found['calls']} votes on {found['elements']} elements of shards, {found['ties']} ties")

@@ -1,0 +1,192 @@
+"""What ranks do in the tests of communication hooks: gradients of DistributedDataParallel against those of a copy."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lowtide.distributed import ShardVote, SignVote
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from vote_reference import aligned, elect, generator, tie_bits
+
+
+class Branches(torch.nn.Module):
+    """Ranks take different branches; one is taken by none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = torch.nn.Linear(20, 33)
+        self.sides = torch.nn.ModuleList([torch.nn.Linear(33, 60), torch.nn.Linear(33, 60), torch.nn.Linear(33, 60)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.sides[dist.get_rank() % 2](self.root(x).relu())
+
+
+def network(kind: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    if kind == "branches":
+        return Branches().to(dtype)
+    widths = (20, 60, 41, 50, 7)
+    layers = [(torch.nn.Linear(n, m), torch.nn.Tanh()) for n, m in zip(widths, widths[1:], strict=False)]
+    return torch.nn.Sequential(*(module for pair in layers for module in pair)).to(dtype)
+
+
+def batch(dtype: torch.dtype, *of: int) -> torch.Tensor:
+    return torch.randn(8, 20, generator=generator(dist.get_rank(), *of)).to(dtype)
+
+
+def local_gradients(plain: torch.nn.Module, dtype: torch.dtype, step: int, micro_batches: int) -> list[torch.Tensor]:
+    plain.zero_grad()
+    for micro in range(micro_batches):
+        plain(batch(dtype, step, micro)).square().mean().backward()
+    return [torch.zeros_like(p) if p.grad is None else p.grad for p in plain.parameters()]
+
+
+def reference(mine: list[torch.Tensor], votes: int, seed: int = 0) -> tuple[list[torch.Tensor], int]:
+    """The majority of all ranks' gradients, and how many ties there were."""
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    tie = tie_bits(sum(aligned(grad.numel()) for grad in mine), seed, votes)
+    first, ties, out = 0, 0, []
+    for number, grad in enumerate(mine):
+        part = tie[first : first + grad.numel()]
+        result, _, tied = elect([one[number].float() for one in every], [1] * len(every), votes % 2 == 0, part)
+        out.append(result.to(grad.dtype).view(grad.shape))
+        first, ties = first + aligned(grad.numel()), ties + tied
+    return out, ties
+
+
+def watch_buckets(hook: SignVote) -> list[int]:
+    """Numbers of buckets of each pass to come."""
+    found: list[int] = []
+    finish: Callable[[Any], None] = hook._finish
+
+    def watched(arrived: Any) -> None:
+        found.append(len(arrived))
+        finish(arrived)
+
+    hook._finish = watched  # type: ignore[method-assign]
+    return found
+
+
+def votes_of_signs(kind: str, dtype: torch.dtype, micro_batches: int, ddp_options: dict[str, Any]) -> dict[str, Any]:
+    model = network(kind, dtype)
+    plain = copy.deepcopy(model)
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.002, **ddp_options)
+    hook = SignVote(ddp, timeout=15)
+    hook.register(ddp)
+    buckets = watch_buckets(hook)
+    wrong = compared = ties = unused = 0
+    for step in range(4):
+        for param in model.parameters():
+            param.grad = None
+        for micro in range(micro_batches):
+            with ddp.no_sync() if micro + 1 < micro_batches else nullcontext():
+                ddp(batch(dtype, step, micro)).square().mean().backward()
+        wanted, tied = reference(local_gradients(plain, dtype, step, micro_batches), step)
+        ties += tied
+        for param, want in zip(model.parameters(), wanted, strict=True):
+            if param.grad is None:
+                assert not want.any()
+                unused += 1
+                continue
+            wrong, compared = wrong + int((param.grad != want).sum()), compared + want.numel()
+        with torch.no_grad():
+            for param, same, want in zip(model.parameters(), plain.parameters(), wanted, strict=True):
+                param -= 0.01 * want
+                same -= 0.01 * want
+    counts = {"wrong": wrong, "compared": compared, "ties": ties, "unused": unused, "votes": hook.votes}
+    return {**counts, "buckets": buckets}
+
+
+def not_finite() -> dict[str, Any]:
+    """A NaN on rank 1 in the second of four passes; then a hook that takes over its state."""
+    model = network("plain")
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.004)
+    hook = SignVote(model)
+    hook.register(ddp)
+    nans, values = [], []
+    for step in range(4):
+        model.zero_grad()
+        spoilt = batch(torch.float32, step)
+        if step == 1 and dist.get_rank() == 1:
+            spoilt[0, 0] = float("nan")
+        ddp(spoilt).sum().backward()
+        nans.append(all(bool(p.grad.isnan().all()) for p in model.parameters()))
+        values.append({float(x) for p in model.parameters() for x in p.grad.unique()})
+    other_model = network("plain")
+    other_ddp = DistributedDataParallel(other_model)
+    other = SignVote(other_model)
+    other.register(other_ddp)
+    other.load_state_dict(hook.state_dict())
+    same = []
+    for one, zero_grads in ((ddp, model), (other_ddp, other_model)):
+        zero_grads.zero_grad()
+        one(batch(torch.float32, 9)).sum().backward()
+        same.append([p.grad.clone() for p in zero_grads.parameters()])
+    equal = all(bool((a == b).all()) for a, b in zip(*same, strict=True))
+    return {"nans": nans, "values": values, "votes": hook.votes, "equal": equal}
+
+
+def two_models() -> int:
+    """Hooks of two models whose passes follow each other without a pause; one uneven, one with other weights."""
+    wrong = 0
+    models = [network("plain", seed=seed) for seed in (0, 1)]
+    plains = [copy.deepcopy(model) for model in models]
+    ddps = [DistributedDataParallel(model, bucket_cap_mb=0.004) for model in models]
+    for number, ddp in enumerate(ddps):
+        SignVote(ddp, seed=number).register(ddp)
+    for step in range(3):
+        for model in models:
+            model.zero_grad()
+        data = batch(torch.float32, step, 0)
+        (ddps[0](data).square().mean() + ddps[1](data).square().mean()).backward()
+        for number, (model, plain) in enumerate(zip(models, plains, strict=True)):
+            wanted, _ = reference(local_gradients(plain, torch.float32, step, 1), step, number)
+            wrong += sum(int((p.grad != want).sum()) for p, want in zip(model.parameters(), wanted, strict=True))
+    return wrong
+
+
+def sharded() -> dict[str, Any]:
+    """FSDP2 inside pairs, a vote between them."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("between", "inside"))
+    model = network("plain")
+    for layer in model:
+        if isinstance(layer, torch.nn.Linear):
+            fully_shard(layer, mesh=mesh["inside"])
+    fully_shard(model, mesh=mesh["inside"])
+    group = mesh["between"].get_group()
+    vote = ShardVote(group=group)
+    found = {"wrong": 0, "calls": 0, "elements": 0, "ties": 0}
+
+    def hook(tensor: torch.Tensor) -> None:
+        every = [torch.empty_like(tensor) for _ in range(2)]
+        dist.all_gather(every, tensor, group=group)
+        before = vote.votes
+        vote(tensor)
+        total = sum(one.sign() for one in every)
+        found["calls"], found["elements"] = found["calls"] + 1, found["elements"] + tensor.numel()
+        found["wrong"] += int(((total != 0) & (tensor != total.sign())).sum())
+        tie = tie_bits(aligned(tensor.numel()), 0, before)[: tensor.numel()]
+        tied = (every[0] * every[1]) < 0
+        found["wrong"] += int((tensor[tied] != tie[tied]).sum())
+        found["ties"] += int(tied.sum())
+
+    for module in model.modules():
+        if hasattr(module, "set_all_reduce_hook"):
+            module.set_all_reduce_hook(hook)
+    for step in range(3):
+        model.zero_grad()
+        model(batch(torch.float32, step)).square().mean().backward()
+        for param in model.parameters():
+            mine = param.grad.to_local()
+            every = [torch.empty_like(mine) for _ in range(2)]
+            dist.all_gather(every, mine.contiguous(), group=group)
+            found["wrong"] += int((every[0] != every[1]).sum()) + int((mine.abs() > 1).sum())
+    return found

@@ -1,0 +1,199 @@
+"""What ranks do in the tests of bad input to votes: on all of them, or on one alone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import lowtide.distributed as votes
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from vote_jobs import raised, snapshot
+
+Lion, Vote = votes.DistributedLion, votes.ShardVote
+
+
+def ones(*shape: int, **options: Any) -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.ones(*shape, **options), requires_grad=True)
+
+
+def integers() -> torch.nn.Module:
+    model = torch.nn.Linear(3, 3)
+    model.weight = torch.nn.Parameter(torch.ones(3, 3, dtype=torch.float64))
+    return model
+
+
+def sparse(*shape: int) -> torch.Tensor:
+    return torch.sparse_coo_tensor(torch.tensor([[1]]), torch.ones(1, shape[1]), shape, check_invariants=True)
+
+
+def with_sparse_gradient() -> Any:
+    param = ones(10, 3)
+    param.grad = sparse(10, 3)
+    return param
+
+
+def accumulate_sparse() -> None:
+    counts = votes.SignAccumulator([with_sparse_gradient()])
+    counts.add()
+
+
+CALLS: dict[str, tuple[str, str, Callable[[], Any]]] = {
+    "ties": ("ValueError", "ties: got 'most'", lambda: Lion([ones(3)], vote={"ties": "most"})),
+    "algorithm": ("ValueError", "algorithm: got 3", lambda: votes.Collective(algorithm=3)),
+    "weight": ("ValueError", "weight: got -1", lambda: Lion([ones(3)], vote={"weight": -1})),
+    "half a weight": ("ValueError", "weight: got 0.5", lambda: Vote(weight=0.5)),
+    "seed": ("ValueError", "seed: got -1", lambda: votes.Collective(seed=-1)),
+    "timeout": ("ValueError", "timeout: got 0", lambda: votes.Signum([ones(3)], vote={"timeout": 0})),
+    "option": ("TypeError", "tie", lambda: votes.SignVote(torch.nn.Linear(3, 3), tie="plus")),
+    "no votes": ("ValueError", "weights of 0 votes", lambda: Vote(weight=0)(torch.ones(3))),
+    "no parameters": ("ValueError", "no parameter", lambda: votes.SignVote(torch.nn.Tanh())),
+    "frozen": ("ValueError", "requires a grad", lambda: votes.SignVote(torch.nn.Linear(3, 3).requires_grad_(False))),
+    "float64": ("ValueError", "weight: got torch.float64", lambda: votes.SignVote(integers())),
+    "integers": ("ValueError", "got torch.int64", lambda: Vote()(torch.ones(3, dtype=torch.int64))),
+    "integer parameters": ("ValueError", "torch.int32", lambda: Lion([torch.ones(3, dtype=torch.int32)])),
+    "strides": ("ValueError", "strides (1, 4)", lambda: Vote()(torch.ones(5, 4).T)),
+    "meta": ("NotImplementedError", "meta", lambda: Vote()(torch.ones(3, device="meta"))),
+    "meta model": ("NotImplementedError", "meta", lambda: votes.SignVote(torch.nn.Linear(3, 3, device="meta"))),
+    "meta parameters": ("ValueError", "meta", lambda: Lion([ones(3, device="meta")])),
+    "meta counts": ("NotImplementedError", "meta", lambda: votes.SignAccumulator([ones(3, device="meta")])),
+    "sparse": ("ValueError", "sparse", lambda: Lion([with_sparse_gradient()]).step()),
+    "sparse counts": ("ValueError", "sparse", accumulate_sparse),
+    "most": ("ValueError", "most: got 0", lambda: votes.SignAccumulator([ones(3)], most=0)),
+    "nothing to count": ("ValueError", "params: got none", lambda: votes.SignAccumulator([torch.ones(3)])),
+    "residual": ("ValueError", "got 'fp8'", lambda: votes.ErrorFeedbackSign(torch.nn.Linear(3, 3), residual="fp8")),
+    "previous": ("ValueError", "ties: got 'previous'", lambda: Vote(ties="previous")),
+    "a copied hook": ("TypeError", "process group", lambda: copy.deepcopy(votes.SignVote(torch.nn.Linear(3, 3)))),
+    "a copied vote": ("TypeError", "process group", lambda: copy.deepcopy(Vote())),
+    "unknown option": ("TypeError", "unknown argument 'eps'", lambda: Lion([ones(3)], eps=1e-8)),
+}  # fmt: skip
+
+
+def bad_calls() -> dict[str, tuple[str, str]]:
+    return {name: raised(call) for name, (_, _, call) in CALLS.items()}
+
+
+def outside() -> tuple[tuple[str, str], tuple[str, str], float]:
+    """Rank 1 of 2 is not in the group; rank 0 makes the group's own, and nobody waits for anybody."""
+    group = dist.new_group([0])
+    calls = [lambda: votes.Collective(group=group), lambda: votes.SignVote(torch.nn.Linear(3, 3), group=group)]
+    found = [raised(call) for call in calls]
+    param = ones(70)
+    if dist.get_rank() == 0:
+        opt = Lion([param], lr=0.5, vote={"group": group, "timeout": 5})
+        param.grad = torch.ones(70)
+        opt.step()
+    return found[0], found[1], float(param[0].detach())
+
+
+def without_group() -> list[tuple[str, str]]:
+    dist.destroy_process_group()
+    calls: list[Callable[[], Any]] = [votes.Collective, lambda: Lion([ones(3)]), lambda: Vote(timeout=3)]
+    return [raised(call) for call in [*calls, lambda: votes.SignVote(torch.nn.Linear(3, 3))]]
+
+
+def one_cannot(what: str) -> tuple[tuple[str, str], bool, tuple[str, str]]:
+    """Rank 1 alone cannot vote: what all raise, whether parameters are untouched, and what the next step raises."""
+    odd = dist.get_rank() == 1
+    params = [ones(100), ones(3, 4)]
+    opt: Any = Lion(params, lr=0.1)
+    for param in params:
+        param.grad = torch.ones_like(param)
+    if what == "gradient" and odd:
+        params[1].grad = sparse(3, 4)
+    if what == "option" and odd:
+        opt.param_groups[0]["lr"] = -1.0
+    if what == "ballot" and odd:
+        ballots, opt._ballots = opt._ballots, lambda scale: [][1]
+    before = snapshot(params)
+    first, untouched = raised(opt.step), snapshot(params) == before
+    if odd:
+        params[1].grad = torch.ones(3, 4)
+        opt.param_groups[0]["lr"] = 0.1
+        if what == "ballot":
+            opt._ballots = ballots
+    return first, untouched, raised(opt.step)
+
+
+def nothing_to_move(algorithm: str) -> list[tuple[str, str]]:
+    """Parameters without elements only: steps that all can take, and one that rank 1 cannot."""
+    param = ones(0, 5)
+    opt = Lion([param], vote={"algorithm": algorithm})
+    counts = votes.SignAccumulator([param])
+    found = []
+    for broken in (False, True, False):
+        param.grad = torch.ones(0, 5)
+        if broken and dist.get_rank() == 1:
+            ballots, opt._ballots = opt._ballots, lambda scale: [][1]  # type: ignore[method-assign]
+        found.append(raised(opt.step))
+        if broken and dist.get_rank() == 1:
+            opt._ballots = ballots  # type: ignore[method-assign]
+    counts.add()
+    counts.finish()
+    assert param.grad.shape == (0, 5)
+    model = torch.nn.Linear(3, 3)
+    model.none = torch.nn.Parameter(torch.ones(0))
+    ddp = DistributedDataParallel(model)
+    hook = votes.SignVote(ddp)
+    hook.register(ddp)
+    found.append(raised(lambda: (ddp(torch.ones(2, 3)).sum() + model.none.sum()).backward()))
+    return found
+
+
+def one_hook_cannot() -> list[tuple[str, str]]:
+    found = []
+    model = torch.nn.Linear(30, 40)
+    ddp = DistributedDataParallel(model)
+    broken = [dist.get_rank() == 1]
+    hook = votes.ErrorFeedbackSign(ddp, loss_scale=lambda: -3.0 if broken[0] else 1.0)
+    hook.register(ddp)
+    for _ in range(2):
+        found.append(raised(lambda: ddp(torch.ones(2, 30)).sum().backward()))
+        broken[0] = False
+        model.zero_grad()
+        ddp = DistributedDataParallel(model)  # the reducer of a pass that was broken off is of no use
+        hook.register(ddp)
+    vote, tensor = Vote(), torch.ones(6, 5)
+    found.append(raised(lambda: vote(tensor.T if dist.get_rank() == 1 else tensor)))
+    found.append(raised(lambda: vote(tensor[: dist.get_rank() + 1])))
+    found.append(raised(lambda: vote(tensor)))
+    return found
+
+
+def shards() -> dict[str, Any]:
+    """Plain tensors of all kinds: signs, zeros of dead blocks, NaN everywhere, and none at all."""
+    vote, rank = Vote(seed=3), dist.get_rank()
+    out: dict[str, Any] = {}
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        tensor = torch.arange(-100, 101).to(dtype) + 0.5
+        tensor[64:128] = 0
+        vote(tensor)
+        assert tensor.dtype == dtype
+        out[str(dtype)] = tensor.float()
+    empty = torch.ones(0, 4)
+    vote(empty)
+    scalar = torch.tensor(-2.0)
+    vote(scalar)
+    spoilt = torch.ones(5)
+    spoilt[1] = float("inf") if rank == 1 else 1
+    vote(spoilt)
+    zero = torch.ones(2)
+    found = []
+    for _ in range(40):  # in turn with another tensor, as two layers
+        zero[:] = torch.tensor([0.0, 1.0])
+        vote(zero)
+        found.append(float(zero[0]))
+        vote(torch.ones(2))
+    plus = sum(value > 0 for value in found)
+    return out | {"scalar": float(scalar), "nan": bool(spoilt.isnan().all()), "plus": plus, "votes": vote.votes}
+
+
+def broadcast() -> list[bytes]:
+    torch.manual_seed(dist.get_rank())
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)).bfloat16()
+    extra = [torch.randn(()), torch.randn(0, 2), torch.randn(4, 5).T, torch.randint(9, (3,)), torch.randn(3) > 0]
+    votes.broadcast_parameters(model, source=1)
+    votes.broadcast_parameters(extra, dist.group.WORLD, source=1)
+    return snapshot([*model.parameters(), *model.buffers(), *extra])
