@@ -28,9 +28,9 @@ class LT_API SignAccumulator {
   SignAccumulator(SignAccumulator&&) noexcept;
   SignAccumulator& operator=(SignAccumulator&&) noexcept;
 
-  // values: [count], contiguous. + is x >= 0; exact zeros are + in one addition and - in the next. False if a value is
-  // NaN or infinite: it was counted (as its sign, a NaN as -), and the caller decides. Throws kInvalidArgument when
-  // `most` are there.
+  // values: [count], contiguous. + is x >= 0; exact zeros are + in one addition and - in the next, reset() or not.
+  // False if a value is NaN or infinite: it was counted (as its sign, a NaN as -), and the caller decides. Throws
+  // kInvalidArgument when `most` are there.
   bool add(const void* values, DType dtype);
   void reset();
 

@@ -144,7 +144,7 @@ constexpr int64_t sign_bits_bytes(int64_t signs) { return (signs + 7) / 8; }
 constexpr int64_t sign_presence_bytes(int64_t signs) { return (signs + 511) / 512; }
 constexpr int64_t sign_scales(int64_t signs) { return (signs + 1023) / 1024; }
 
-// What one rank brings to one call. Borrowed for the call.
+// What one rank brings to one call. Borrowed for the call; its memory may be that of the result.
 struct SignBallot {
   int64_t count = 0;                    // signs
   const std::byte* bits = nullptr;      // [sign_bits_bytes(count)]
@@ -159,7 +159,7 @@ struct SignBallot {
   bool failed = false;                  // this rank cannot take part: nothing is applied anywhere; pointers unused
   // Called once when all ranks have announced that they go on, and before anything that pointers point to is read: for
   // a ballot whose making changes something that must not change in vain. False: this rank cannot after all; the call
-  // goes on to its end, where all ranks throw CollectiveError. It must not throw. Given on all ranks, or on none.
+  // goes on to its end, where all ranks throw CollectiveError. So it does if this throws, which then passes through.
   std::function<bool()> prepare = nullptr;
 };
 

@@ -1,7 +1,6 @@
 #include "backend/signs.h"
 
 #include <bit>
-#include <limits>
 
 #include "backend/dialect.h"
 #include "core/error.h"
@@ -25,8 +24,7 @@ void check_voters(int64_t count, std::span<const std::byte* const> ballots, std:
 }
 
 void check_range(int64_t first, int64_t count) {
-  constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 8;
-  LT_REQUIRE(first >= 0 && count >= 0 && first <= kMost && count <= kMost,
+  LT_REQUIRE(first >= 0 && count >= 0 && first <= kMostSigns && count <= kMostSigns,
              "got %lld signs from number %lld, wanted both from 0 to 2^60", static_cast<long long>(count),
              static_cast<long long>(first));
 }

@@ -17,6 +17,9 @@ inline constexpr int64_t kSignBlock = 64;
 // of error feedback.
 inline constexpr int64_t kSignAlignment = 1024;
 
+// Signs of one call: what is computed from their number fits into 64 bits.
+inline constexpr int64_t kMostSigns = int64_t{1} << 60;
+
 // Signs that share a scale of error feedback (portable/feedback.h).
 inline constexpr int64_t kFeedbackSigns = 1024;
 

@@ -39,6 +39,7 @@ struct SignAccumulator::Impl {
 
   int64_t count;
   int most, planes, threads, added = 0;
+  bool zero_is_plus = true;  // of the next addition; reset() leaves it: an odd number of them would favor one sign
   std::unique_ptr<Backend> cpu = cpu::make_backend("");
   std::vector<std::vector<std::byte>> plane, next;  // bit j of every counter; and of those of a window, after it
   std::vector<std::byte> signs;                     // of a window
@@ -46,7 +47,7 @@ struct SignAccumulator::Impl {
 };
 
 SignAccumulator::SignAccumulator(int64_t count, int most, int threads) {
-  LT_REQUIRE(count >= 0, "got %lld values, wanted 0 or more", static_cast<long long>(count));
+  LT_REQUIRE(count >= 0 && count <= kMostSigns, "got %lld values, wanted 0 to 2^60", static_cast<long long>(count));
   LT_REQUIRE(most >= 1 && most <= kMost, "got at most %d additions, wanted 1 to %d", most, kMost);
   LT_REQUIRE(threads >= 0, "got threads=%d, wanted 0 (one per core) or more", threads);
   impl_ = std::make_unique<Impl>(count, most, threads ? threads : available_threads());
@@ -79,7 +80,7 @@ bool SignAccumulator::add(const void* values, DType dtype) {
     item.dtype = dtype, item.count = here;
     item.values = const_cast<std::byte*>(static_cast<const std::byte*>(values) + first * dtype_bytes(dtype));
     item.bits = self.signs.data();
-    item.zero_is_plus = self.added % 2 == 0;
+    item.zero_is_plus = self.zero_is_plus;
     item.nonfinite = &nonfinite;
     self.cpu->pack_signs({&item, 1}, self.threads, nullptr);
     std::vector<const std::byte*> ballots;
@@ -97,6 +98,7 @@ bool SignAccumulator::add(const void* values, DType dtype) {
       std::memcpy(self.plane[j].data() + first / 8, planes[j], static_cast<size_t>(sign_bytes(here)));
   }
   ++self.added;
+  self.zero_is_plus = !self.zero_is_plus;
   return nonfinite == 0;
 }
 

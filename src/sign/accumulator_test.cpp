@@ -3,8 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "lowtide/error.h"
@@ -84,8 +86,31 @@ TEST(SignAccumulator, KeepsWhatParityLoses) {
   }
 }
 
+// Parameters whose gradient is always zero go nowhere, however many additions a round has.
+TEST(SignAccumulator, ZerosDriftNowhere) {
+  const float zeros[3] = {0.f, -0.f, 0.f};
+  for (const int k : {1, 2, 3, 15}) {
+    SignAccumulator sums(3, k);
+    double place = 0, farthest = 0;
+    constexpr int kRounds = 100;
+    for (int round = 0; round < kRounds; ++round) {
+      for (int j = 0; j < k; ++j) sums.add(zeros, DType::kF32);
+      float mean[3];
+      sums.mean(mean);
+      ASSERT_TRUE(mean[0] == mean[1] && mean[1] == mean[2]);
+      place += mean[0];
+      farthest = std::max(farthest, std::fabs(place));
+      sums.reset();
+    }
+    std::printf("%d rounds of %d additions of zeros: at most %.3f from where it was\n", kRounds, k, farthest);
+    EXPECT_LE(farthest, k % 2 ? 1.0 / k + 1e-6 : 0.0);
+    EXPECT_NEAR(place, 0, 1e-6);
+  }
+}
+
 TEST(SignAccumulator, RefusesWhatMakesNoSense) {
   for (const auto& make : {+[] { SignAccumulator(-1, 3); }, +[] { SignAccumulator(8, 0); },
+                           +[] { SignAccumulator(std::numeric_limits<int64_t>::max(), 3); },
                            +[] { SignAccumulator(8, 65536); }, +[] { SignAccumulator(8, 3, -1); }})
     EXPECT_THROW(make(), Error);
   SignAccumulator one(8, 1);

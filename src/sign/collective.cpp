@@ -45,6 +45,7 @@ struct SignCollective::Impl {
   void check(const SignBallot& ballot, const SignResult& result, const ResidualState* residual) const;
   wire::Announcement announcement(const SignBallot& ballot, const ResidualState* residual) const;
   SignAlgorithm choose(const SignBallot& ballot) const;
+  Agreement agree(const wire::Announcement& mine);
   SignOutcome call(const SignBallot& ballot, const SignResult& result, ResidualState* residual);
 
   SignCollectiveOptions options;
@@ -59,7 +60,7 @@ struct SignCollective::Impl {
 
 void SignCollective::Impl::check(const SignBallot& ballot, const SignResult& result,
                                  const ResidualState* residual) const {
-  LT_REQUIRE(ballot.count >= 0 && ballot.count < int64_t{1} << 60, "got %lld signs, wanted 0 to 2^60",
+  LT_REQUIRE(ballot.count >= 0 && ballot.count <= kMostSigns, "got %lld signs, wanted 0 to 2^60",
              static_cast<long long>(ballot.count));
   LT_REQUIRE(ballot.weight >= -1, "got weight=%lld, wanted votes, or -1 for those of the collective",
              static_cast<long long>(ballot.weight));
@@ -114,6 +115,16 @@ SignAlgorithm SignCollective::Impl::choose(const SignBallot& ballot) const {
   return faster(cost, channel.size(), whole.ballot_bytes());
 }
 
+Agreement SignCollective::Impl::agree(const wire::Announcement& mine) {
+  try {
+    return announce(channel, mine);
+  } catch (const CollectiveError&) {
+    // All ranks are here. A damaged measurement may be why they differ: the next call measures anew.
+    cost = {options.latency_s, options.bytes_per_s};
+    throw;
+  }
+}
+
 SignOutcome SignCollective::Impl::call(const SignBallot& ballot, const SignResult& result, ResidualState* residual) {
   SignOutcome outcome;
   Stopwatch watch;
@@ -149,18 +160,28 @@ SignOutcome SignCollective::Impl::call(const SignBallot& ballot, const SignResul
     outcome.payload_sent = outcome.payload_received = traffic.payload;
     outcome.control_sent += traffic.control, outcome.control_received += traffic.control;
   };
-  const Agreement agreed = announce(channel, mine);
+  const Agreement agreed = agree(mine);
   watch.lap(&outcome.seconds.announce);
   if (own) std::rethrow_exception(own);
   outcome.nonfinite = agreed.nonfinite, outcome.failed = agreed.failed;
   outcome.applied = agreed.nonfinite.empty() && agreed.failed.empty();
-  const bool ready = !outcome.applied || !ballot.prepare || ballot.prepare();
-  // Also for no signs: a rank whose `prepare` failed must not be alone in the rounds.
-  if (outcome.applied && (ballot.count || ballot.prepare)) {
+  if (outcome.applied) {  // without signs, too: a rank that cannot after all must be heard
+    bool ready = true;
+    if (ballot.prepare) try {
+        ready = ballot.prepare();
+      } catch (...) {
+        own = std::current_exception();
+        ready = false;
+      }
     Found found = exchange->run(agreed);
     if (!ready) found.reason = wire::Reason::kSenderFailed, found.culprit = channel.rank();
     watch = {};
-    confirm(channel, agreed, found);
+    try {
+      confirm(channel, agreed, found);
+    } catch (const CollectiveError&) {
+      if (own) std::rethrow_exception(own);
+      throw;
+    }
     watch.lap(&outcome.seconds.confirm);
     exchange->deliver();
     watch.lap(&outcome.seconds.results);

@@ -40,8 +40,7 @@ void check_dtype(DType dtype) {
 }
 
 void check_count(int64_t count) {
-  LT_REQUIRE(count >= 0 && count <= int64_t{1} << 60, "got %lld signs, wanted 0 to 2^60",
-             static_cast<long long>(count));
+  LT_REQUIRE(count >= 0 && count <= kMostSigns, "got %lld signs, wanted 0 to 2^60", static_cast<long long>(count));
 }
 
 // The peers' trap: a count of elements where one of bytes is meant, and the other way round.
