@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import struct
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,6 +30,9 @@ class VoteOptions(TypedDict, total=False):
     algorithm: str  # "auto" (by size), "two_phase", "one_phase": how bits travel, never what comes out
     timeout: float | None  # seconds; None: the group's
     settle: bool  # False saves the last round of a vote: docs/votes.md
+
+
+COMPARED = 24  # values that workers compare at a time
 
 
 TIES = ("hash", "plus", "minus", "zero", "previous")
@@ -68,11 +73,12 @@ class Collective:
         _one_of("algorithm", algorithm, ALGORITHMS)
         _integer("weight", weight, 31)
         _integer("seed", seed, 64)
-        if timeout is not None and not 0 < timeout < float("inf"):
-            raise ValueError(f"timeout: got {timeout!r}, wanted seconds above 0, or None")
+        if timeout is not None and not (isinstance(timeout, (int, float)) and 0 < timeout < float("inf")):
+            raise ValueError(f"timeout: got {timeout!r} ({type(timeout).__name__}), wanted seconds above 0, or None")
         if own_group or timeout is not None:
             group = new_group(group, timeout)
         self.ties, self.weight = ties, weight
+        self._lost_in = ""  # what broke the group
         self.transport = Transport(group)
         self._core = _core.SignCollective(
             self.transport.rank, self.transport.size, self.transport.all_to_all, self.transport.all_gather,
@@ -85,13 +91,13 @@ class Collective:
         fill: Callable[[], None] | None,
         *,
         step: int,
-        alike: Mapping[str, int] | None = None,
+        alike: Mapping[str, int | float] | None = None,
         nonfinite: bool = False,
         failure: BaseException | None = None,
     ) -> Outcome:
         """Workers tell each other what they are about to do; if all can, `fill` writes this one's ballot into
-        `buffers`, and the majority replaces it there. alike: what must be the same on all, by name, the same names on
-        all. failure: this worker cannot; it says so to the others, and raises it.
+        `buffers`, and the majority replaces it there. alike: what must be the same on all, by name; floats are named
+        with their values. failure: this worker cannot; it says so to the others, and raises it.
 
         Raises ValueError if workers differ in step, size, rules or `alike` (named), RuntimeError if another one failed,
         ConnectionError if one cannot be reached or the result did not arrive whole everywhere.
@@ -113,7 +119,7 @@ class Collective:
         residual: _core.SignResidual,
         *,
         step: int,
-        alike: Mapping[str, int] | None = None,
+        alike: Mapping[str, int | float] | None = None,
         nonfinite: bool = False,
         failure: BaseException | None = None,
     ) -> Outcome:
@@ -125,7 +131,9 @@ class Collective:
             address(buffers.bits), address(buffers.scales), residual,
         )  # fmt: skip
 
-    def _run(self, ready: _Guard, step: int, alike: Mapping[str, int], call: Any, *args: Any) -> Outcome:
+    def _run(self, ready: _Guard, step: int, alike: Mapping[str, int | float], call: Any, *args: Any) -> Outcome:
+        if self._lost_in:
+            raise ConnectionError(f"vote {step}: workers were lost in {self._lost_in}: start again from a checkpoint")
         try:
             outcome = Outcome(**call(*args))
         except Exception as error:
@@ -137,37 +145,72 @@ class Collective:
                 raise RuntimeError(f"vote {step}: {error}") from None
             if isinstance(error, (ValueError, ConnectionError, MemoryError)):
                 raise
-            raise self._lost(f"vote {step}", error) from error
+            raise self.lost(f"vote {step}", error) from error
         if ready.failure:
             raise ready.failure
         if outcome.failed_ranks:
             raise RuntimeError(f"vote {step}: ranks {outcome.failed_ranks} failed, and say why; nothing was applied")
         return outcome
 
-    def _lost(self, what: str, error: Exception) -> ConnectionError:
+    def lost(self, what: str, error: Exception) -> ConnectionError:
+        """The error to raise when a collective did not come to its end."""
+        self._lost_in = what
+        first = str(error).strip().partition("\n")[0]
         return ConnectionError(
-            f"{what} of rank {self.transport.rank}: the other workers could not be reached: {error}; nothing was "
-            "applied here, and this process group is of no more use"
+            f"{what} of rank {self.transport.rank}: not all workers took part (one is gone, or did not make the same call): "
+            f"{first}; nothing was applied here. This process group is of no more use: start again from a checkpoint"
         )
 
-    def require_same(self, values: Mapping[str, int]) -> None:
-        """ValueError, on every worker, naming what is not the same on all. Values of 63 bits; the same names on all."""
-        mine = torch.tensor(list(values.values()), dtype=torch.int64)
+    def require_same(self, values: Mapping[str, int | float]) -> None:
+        """ValueError, on every worker, naming what is not the same on all. Integers of 63 bits, or floats."""
+        if len(values) > COMPARED:
+            raise ValueError(f"got {len(values)} values to compare, wanted at most {COMPARED}")
+        # Of one size, whatever there is to compare: workers that run different code must find that out, too.
+        mine = torch.zeros(COMPARED, 2, dtype=torch.int64)
+        for place, (what, value) in enumerate(values.items()):
+            mine[place] = torch.tensor([1 + digest(what), _integer_of(value)])
         try:
-            every = self.transport.gather(mine).tolist()
+            every = [dict(one) for one in self.transport.gather(mine).tolist()]
         except RuntimeError as error:
-            raise self._lost("comparison", error) from error
-        for what, found in zip(values, zip(*every, strict=True), strict=True):
-            if others := [rank for rank, value in enumerate(found) if value != found[0]]:
-                raise ValueError(
-                    f"got workers that differ in {what}: ranks {others} from rank 0; wanted the same on all"
-                )
+            raise self.lost("comparison", error) from error
+        if any(one.keys() != every[0].keys() for one in every):
+            others = [rank for rank, one in enumerate(every) if one.keys() != every[0].keys()]
+            raise ValueError(f"got workers that vote on different things: ranks {others} from rank 0; wanted the same class")
+        for what, value in values.items():
+            found = [one[1 + digest(what)] for one in every]
+            if len(set(found)) == 1:
+                continue
+            ranks = {one: [rank for rank, other in enumerate(found) if other == one] for one in found}
+            named = (f"{_float_of(one)} on ranks {those}" for one, those in ranks.items())
+            others = [rank for rank, one in enumerate(found) if one != found[0]]
+            who = ", ".join(named) if isinstance(value, float) else f"ranks {others} from rank 0"
+            raise ValueError(f"got workers that differ in {what}: {who}; wanted the same on all")
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise TypeError(
             f"got a {type(self).__name__} to copy or pickle, which holds a process group: make a new one, and let what "
             "votes load the state_dict()"
         )
+
+
+def check_vote_options(vote: object, where: str) -> None:
+    """TypeError for what is no `VoteOptions`."""
+    if not isinstance(vote, Mapping):
+        raise TypeError(f"{where}: got {vote!r} ({type(vote).__name__}), wanted a dict such as {{'ties': 'hash'}}")
+    known = list(VoteOptions.__annotations__)
+    for key in vote:
+        if key not in known:
+            close = difflib.get_close_matches(str(key), known, n=1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            raise TypeError(f"{where}: got unknown option {key!r}{hint}, wanted one of {', '.join(known)}")
+
+
+def _integer_of(value: int | float) -> int:
+    return struct.unpack("<q", struct.pack("<d", value))[0] if isinstance(value, float) else int(value)
+
+
+def _float_of(bits: int) -> float:
+    return struct.unpack("<d", struct.pack("<q", bits))[0]
 
 
 def _integer(name: str, value: object, bits: int) -> None:

@@ -35,6 +35,8 @@ class ErrorFeedbackSign(SignHook):
     ) -> None:
         if residual not in _core.codec_names():
             raise ValueError(f"residual: got {residual!r}, wanted one of {', '.join(_core.codec_names())}")
+        if loss_scale is not None and not callable(loss_scale):
+            raise TypeError(f"loss_scale: got {loss_scale!r}, wanted a function such as scaler.get_scale, or None")
         super().__init__(model, vote)
         self._codec, self._loss_scale = residual, loss_scale
         self._buffers = SignBuffers(self._layout.count, None)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-
 # Bytes of each rank. gloo gathers around a ring, in as many hops as there are other ranks; straight from each to each a
 # small message takes one.
 SMALL = 4096
@@ -24,6 +23,7 @@ class Transport:
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         require_initialized()
+        check_group(group)
         self.group = group if group is not None else dist.group.WORLD
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
         if self.rank < 0:
@@ -85,12 +85,21 @@ def _memory_of(group: dist.ProcessGroup) -> torch.device:
 def new_group(group: dist.ProcessGroup | None, timeout: float | None) -> dist.ProcessGroup:
     """A new group of the same ranks, for one thread of its own. Every rank of `group` must call this."""
     require_initialized()
+    check_group(group)
     if group is not None and dist.get_rank(group) < 0:
         raise ValueError("group: got one that this process is not in, wanted a member's")
     ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
     limit = None if timeout is None else timedelta(seconds=timeout)
     alone = dist.get_backend(group) != "mpi"  # which makes groups of all processes together
     return dist.new_group(ranks, timeout=limit, use_local_synchronization=alone)
+
+
+def check_group(group: object) -> None:
+    """TypeError for what is no process group."""
+    if group is None or isinstance(group, dist.ProcessGroup) or group is dist.GroupMember.NON_GROUP_MEMBER:
+        return
+    hint = ": mesh.get_group()" if hasattr(group, "get_group") else ""
+    raise TypeError(f"group: got a {type(group).__name__}, wanted a torch.distributed.ProcessGroup or None{hint}")
 
 
 def require_initialized() -> None:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from typing_extensions import Unpack
 
 from lowtide import _core
-from lowtide.distributed.collective import Collective, Outcome, VoteOptions
+from lowtide.distributed.collective import Collective, Outcome, VoteOptions, check_vote_options
 from lowtide.distributed.layout import Layout, SignBuffers, address, check_gradients_of
 
 BucketFuture = torch.futures.Future[torch.Tensor]
@@ -39,13 +39,16 @@ class SignHook:
 
     If a gradient on any worker is not finite, the gradients are NaN on all of them, so that `GradScaler`, or whoever
     checks, skips the step everywhere. Errors come out of `backward()`, as RuntimeError with the text of
-    `Collective.vote`'s.
+    `Collective.vote`'s, which is kept in `last_error`.
 
     model: the DDP model or the one inside, on the CPU. Every worker of the group makes its hook. It cannot be copied or
     pickled: see `state_dict`.
     """
 
     def __init__(self, model: torch.nn.Module, vote: VoteOptions) -> None:
+        if not isinstance(model, torch.nn.Module):
+            raise TypeError(f"model: got a {type(model).__name__}, wanted a torch.nn.Module")
+        check_vote_options(vote, type(self).__name__)
         self.__name__ = self.__qualname__ = f"lowtide.{type(self).__name__}"  # torch logs them
         inner = model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
         named = [(name, param) for name, param in inner.named_parameters() if param.requires_grad]
@@ -63,6 +66,7 @@ class SignHook:
         self._arrived: list[Arrived] = []
         self.votes = 0
         self.last_outcome: Outcome | None = None
+        self.last_error: BaseException | None = None
 
     def __reduce_ex__(self, protocol: object) -> Any:
         return self._collective.__reduce_ex__(protocol)  # refuses
@@ -100,6 +104,7 @@ class SignHook:
                 for bucket in arrived:
                     bucket.buffer.fill_(float("nan"))
         except BaseException as error:
+            self.last_error = error
             for bucket in arrived:
                 bucket.future.set_exception(error)  # type: ignore[arg-type]  # says torch, and takes exceptions
             return

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
-from lowtide import _core
-from lowtide.checks import Options, expect, group_key
+from lowtide import _core, checks
+from lowtide.checks import Options, expect
 from lowtide.devices import Place
-from lowtide.distributed.collective import Collective, Outcome, VoteOptions
+from lowtide.distributed.collective import Collective, Outcome, VoteOptions, check_vote_options
 from lowtide.distributed.layout import SignBuffers, address, checksum, digest
 from lowtide.memory import Memory
 from lowtide.optimizer import Optimizer
@@ -41,6 +41,12 @@ class SignOptimizer(Optimizer):
     def __init__(
         self, params: ParamsT, rule: str, hyper: dict[str, Any], vote: VoteOptions, options: Options
     ) -> None:
+        names = [name for name in hyper if name not in ("dampening", "nesterov")]
+        for name in options:
+            if name in VoteOptions.__annotations__:
+                raise TypeError(f"{type(self).__name__}: got argument {name!r}, wanted it in vote={{{name!r}: ...}}")
+        checks.check_options(options, type(self).__name__, [*names, "vote"])
+        check_vote_options(vote, f"{type(self).__name__}, vote")
         self._collective = Collective(**vote)
         self._buffers: SignBuffers | None = None
         self._agreed = False  # that workers have the same parameters
@@ -121,19 +127,20 @@ class SignOptimizer(Optimizer):
             self._buffers = SignBuffers(count, self._collective.ties)
         return self._buffers
 
-    def _alike(self) -> dict[str, int]:
+    def _alike(self) -> dict[str, int | float]:
         """What must be the same on all workers, by name."""
-        found = {"the parameters' shapes and types": self._shapes}
+        found: dict[str, int | float] = {"the optimizer's class": digest(type(self).__name__)}
+        found["the parameters' shapes and types"] = self._shapes
         for place, key in enumerate(self._hyper_keys):
-            name = group_key(key)
-            found[name] = digest(found.get(name), [values[place] for values in self._pushed])
+            values = [of_group[place] for of_group in self._pushed]
+            found[key] = float(values[0]) if len(set(values)) == 1 else digest(values)
         found["nonfinite"] = digest(self._nonfinite)
         found["what came before (add parameters and load state on all of them, or on none)"] = int(self._agreed)
-        values = 0
+        weights = 0
         if not self._agreed:
             for param in self._params:
-                values = checksum(param, values)
-        found["the parameters' values (use lowtide.distributed.broadcast_parameters)"] = values
+                weights = checksum(param, weights)
+        found["the parameters' values (use lowtide.distributed.broadcast_parameters)"] = weights
         return found
 
     def _new_core(self, threads: int, place: Place) -> _core.Optimizer:
@@ -200,14 +207,17 @@ class SignOptimizer(Optimizer):
         transport = self._collective.transport
         names = self._core.state_names()
         counts = [(int(self._core.step_count(i)), self._has_buffers(i)) for i in range(len(self._params))]
-        most = transport.gather(torch.tensor(counts, dtype=torch.int64).reshape(-1, 2)).amax(0).tolist()
-        for number, (steps, state) in enumerate(most):
-            if state:
-                self._core.allocate_state(number)
-                for k in range(len(names)):
-                    mean = transport.sum(self._core.export_state(number, k)) / transport.size
-                    self._core.import_state(number, k, mean)
-            self._core.set_step_count(number, steps)
+        try:
+            most = transport.gather(torch.tensor(counts, dtype=torch.int64).reshape(-1, 2)).amax(0).tolist()
+            for number, (steps, state) in enumerate(most):
+                if state:
+                    self._core.allocate_state(number)
+                    for k in range(len(names)):
+                        mean = transport.sum(self._core.export_state(number, k)) / transport.size
+                        self._core.import_state(number, k, mean)
+                self._core.set_step_count(number, steps)
+        except RuntimeError as error:
+            raise self._collective.lost("average_state()", error) from error
         self._adopt_new_state()
 
     def _has_buffers(self, number: int) -> bool:

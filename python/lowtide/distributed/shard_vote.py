@@ -8,27 +8,48 @@ import torch
 from typing_extensions import Unpack
 
 from lowtide import _core
-from lowtide.distributed.collective import Collective, Outcome, VoteOptions
-from lowtide.distributed.layout import SignBuffers, address, aligned, check_gradients_of
+from lowtide.distributed.collective import Collective, Outcome, VoteOptions, check_vote_options
+from lowtide.distributed.layout import SignBuffers, address, aligned, check_gradients_of, checksum
+from lowtide.sharding import local_of
 
 
 class ShardVote:
     """A vote on one tensor, in place, and the hook of FSDP2 between nodes:
 
-        model = fully_shard(model, mesh=mesh_inside_the_node)
-        model.set_all_reduce_hook(ShardVote(group=workers_with_the_same_shard))
+        for layer in model.layers:
+            fully_shard(layer, mesh=inside)
+        fully_shard(model, mesh=inside)
+        ShardVote(group=workers_with_the_same_shard).register(model)
 
     FSDP averages inside the mesh; then every shard becomes the sign that most of `group` have. One for a model: its
     votes are numbered, and every worker of the group must make the same calls. ties="previous" is refused: torch does
-    not say which tensor is which."""
+    not say which tensor is which. vote: `VoteOptions`; there is no default for `group`."""
 
     def __init__(self, **vote: Unpack[VoteOptions]) -> None:
+        check_vote_options(vote, "ShardVote")
+        if vote.get("group") is None:
+            raise TypeError("group: got None, wanted the process group of the workers that hold the same shard")
         if vote.get("ties") == "previous":
             raise ValueError("ties: got 'previous', wanted another rule: tensors of one size cannot be told apart")
         self._collective = Collective(**vote)
         self._buffers: dict[int, SignBuffers] = {}
         self.votes = 0
         self.last_outcome: Outcome | None = None
+
+    def register(self, model: torch.nn.Module) -> None:
+        """Makes this the hook of every FSDP2 module within `model`; on every worker of the group. ValueError if there is
+        none, or, on all of them, if their shards do not start alike."""
+        sharded = [module for module in model.modules() if hasattr(module, "set_all_reduce_hook")]
+        values = 0
+        for param in model.parameters():
+            values = checksum(local_of(param.detach()), values)
+        self._collective.require_same(
+            {"FSDP2 modules": len(sharded), "the values of this shard (seed alike, or broadcast before sharding)": values}
+        )
+        if not sharded:
+            raise ValueError(f"model: got a {type(model).__name__} without FSDP2 modules, wanted fully_shard() before")
+        for module in sharded:
+            module.set_all_reduce_hook(self)  # type: ignore[operator]
 
     @torch.no_grad()
     def __call__(self, tensor: torch.Tensor) -> None:
