@@ -2,7 +2,7 @@
 
 `DistributedLion`, `Signum`: optimizers that vote. `SignVote`, `ErrorFeedbackSign`: communication hooks for
 DistributedDataParallel. `ShardVote`: a vote on one tensor, for FSDP2 between nodes. `SignAccumulator`: micro-batches.
-docs/sign.md says when which pays.
+docs/votes.md says when which pays.
 """
 
 from lowtide.distributed.accumulator import SignAccumulator

@@ -151,17 +151,18 @@ class Collective:
         )
 
     def require_same(self, values: Mapping[str, int]) -> None:
-        """ValueError, on every worker, naming what is not the same on all. Values of 63 bits; the same names on all."""
-        mine = torch.tensor(list(values.values()), dtype=torch.int64)
-        try:
-            every = self.transport.gather(mine).tolist()
-        except RuntimeError as error:
-            raise self._lost("comparison", error) from error
-        for what, found in zip(values, zip(*every, strict=True), strict=True):
-            if others := [rank for rank, value in enumerate(found) if value != found[0]]:
-                raise ValueError(
-                    f"got workers that differ in {what}: ranks {others} from rank 0; wanted the same on all"
-                )
+        """ValueError, on every worker, naming what is not the same on all. Values of 63 bits."""
+        # Names first: with others a worker has another number of values, and gloo ends a process that gets more bytes.
+        for names, mine in ((["their kind of optimizer or hook"], [digest(*values)]), (list(values), values.values())):
+            try:
+                every = self.transport.gather(torch.tensor(list(mine), dtype=torch.int64)).tolist()
+            except RuntimeError as error:
+                raise self._lost("comparison", error) from error
+            for what, found in zip(names, zip(*every, strict=True), strict=True):
+                if others := [rank for rank, value in enumerate(found) if value != found[0]]:
+                    raise ValueError(
+                        f"got workers that differ in {what}: ranks {others} from rank 0; wanted the same on all"
+                    )
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise TypeError(

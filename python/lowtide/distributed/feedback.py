@@ -1,6 +1,7 @@
 """The communication hook that sends signs with scales, and keeps what they leave out."""
 
 # No `from __future__ import annotations`: torch looks at a hook's annotations, and wants types.
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -66,12 +67,16 @@ class ErrorFeedbackSign(SignHook):
             alike={"loss_scale": digest(scale)},
         )  # fmt: skip
         if outcome.applied:
+            # The power of two goes into the scales, exactly: float16 may have no room for what is not scaled.
+            mantissa, exponent = math.frexp(scale)
+            assert buffers.scales is not None
+            buffers.scales.view(torch.bfloat16).mul_(2.0 ** (exponent - 1))
             for bucket in arrived:
                 _core.unpack_gradients(
                     bucket.items, bucket.dtype, address(buffers.bits), 0, 0, address(buffers.scales), threads
                 )
-                if scale != 1.0:
-                    bucket.buffer.mul_(scale)
+                if mantissa != 0.5:
+                    bucket.buffer.mul_(2 * mantissa)
         return outcome
 
     def _scale(self) -> float:
