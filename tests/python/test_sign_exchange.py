@@ -1,4 +1,4 @@
-"""Workers that vote in different ways, and gradients that only a loss scale keeps within float16."""
+"""Workers that cannot do what the others do, and gradients that only a loss scale keeps within float16."""
 
 from __future__ import annotations
 
@@ -27,3 +27,16 @@ def test_error_feedback_under_a_loss_scale(
         # One sign and one scale say it all; the scale is a power of two, and 3 * 2^-12 is exact in all types.
         assert low == high == gradient
     figure(f"{dtype}, {loss_scale}: a gradient of {gradient} arrives as it is")
+
+
+def test_a_hook_that_is_interrupted_ends_backward() -> None:
+    good, bad, _ = shared_ranks().run(3, sign_exchange_jobs.interrupted_hook)
+    assert "SystemExit: enough" in bad, bad
+    assert "ranks [1] failed" in good, good
+
+
+def test_a_shard_that_cannot_be_read_fails_on_all() -> None:
+    (own, first), (others, second) = shared_ranks().run(2, sign_exchange_jobs.misaligned_shard)
+    assert own.startswith("ValueError") and "aligned" in own, own
+    assert others.startswith("RuntimeError") and "ranks [0] failed" in others, others
+    assert first == second == ""

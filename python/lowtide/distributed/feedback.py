@@ -10,7 +10,7 @@ from typing_extensions import Unpack
 
 from lowtide import _core
 from lowtide.distributed.collective import Outcome, VoteOptions
-from lowtide.distributed.hooks import Arrived, SignHook
+from lowtide.distributed.hooks import Arrived, SignHook, votes_of
 from lowtide.distributed.layout import SignBuffers, address, digest
 from lowtide.distributed.residuals import Residual, ShardResidual
 
@@ -50,7 +50,7 @@ class ErrorFeedbackSign(SignHook):
             scale = self._scale()
             for bucket in arrived:  # only looks: `fill` writes the bits again
                 nonfinite |= _core.pack_gradients(bucket.items, bucket.dtype, address(buffers.bits), 0, True, threads)
-        except Exception as error:  # whatever it is: the others are waiting
+        except BaseException as error:  # whatever it is: the others are waiting
             failure = error
 
         def fill() -> None:
@@ -128,6 +128,7 @@ class ErrorFeedbackSign(SignHook):
         keys = {"votes", "codec", "workers", "residual", "shard", "shard_empty"}
         if missing := keys - set(state_dict):
             raise ValueError(f"state_dict: got no {', '.join(sorted(missing))}, wanted what state_dict() returns")
+        votes = votes_of(state_dict)
         if state_dict["codec"] != self._codec:
             raise ValueError(f"residual: got {state_dict['codec']!r}, wanted {self._codec!r}")
         here, there = self._workers(), list(state_dict["workers"])
@@ -154,7 +155,7 @@ class ErrorFeedbackSign(SignHook):
             self._shard.clear()
         for mine, given in pairs:
             mine.copy_(given)
-        self.votes = int(state_dict["votes"])
+        self.votes = votes
 
     def _workers(self) -> list[int]:
         transport = self._collective.transport
