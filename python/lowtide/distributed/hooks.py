@@ -31,7 +31,7 @@ class Arrived(NamedTuple):
 
 def votes_of(state_dict: dict[str, Any]) -> int:
     """ValueError unless there is a number of votes."""
-    votes = state_dict.get("votes")
+    votes: Any = state_dict.get("votes")
     expect(isinstance(votes, int) and votes >= 0, "state_dict['votes']", votes, "0 or more")
     return int(votes)
 
