@@ -154,13 +154,14 @@ class SignCollective:
     def __init__(
         self, rank: int, size: int, all_to_all: Callable[[int, int, int], None],
         all_gather: Callable[[int, int, int], None], *, ties: str, seed: int, algorithm: str, weight: int, threads: int,
+        settle: bool = True,
     ) -> None: ...  # fmt: skip
     def vote(
         self, count: int, step: int, digest: int, nonfinite: bool, failed: bool, ready: Callable[[], bool], bits: int,
         presence: int, zeros: int, previous: int, /,
     ) -> dict[str, Any]:  # fmt: skip
         """bits and presence: the ballot, and the result in its place. ready: called when all workers have agreed to go
-        on, before anything is read; whether this one can. It must not raise. ValueError where workers differ,
+        on, before anything is read; whether this one can. What it raises comes out here. ValueError where workers differ,
         ConnectionError where messages came damaged or one was not `ready`; the same on all."""
 
     def mean(

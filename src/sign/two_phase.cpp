@@ -98,11 +98,13 @@ class TwoPhase final : public Exchange {
     }
     if (count_ == 0) return Reason::kFine;
     if (*votes == 0) return Reason::kNoVotes;
-    if (call_.residual)
-      average(ballots, extra, weights);
-    else
+    if (!call_.residual) {
       vote(ballots, extra, weights);
-    return Reason::kFine;
+      return Reason::kFine;
+    }
+    average(ballots, extra, weights);
+    // Beyond float32: what it leaves out would be no number, and stay in the residual for ever.
+    return sound_scales(shape_.result_extra(result_), count_) ? Reason::kFine : Reason::kBadScale;
   }
 
   void vote(const std::vector<const std::byte*>& ballots, const std::vector<const std::byte*>& presence,

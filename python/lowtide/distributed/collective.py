@@ -175,7 +175,7 @@ class Collective:
             raise self.lost("comparison", error) from error
         if any(one.keys() != every[0].keys() for one in every):
             others = [rank for rank, one in enumerate(every) if one.keys() != every[0].keys()]
-            raise ValueError(f"got workers that vote on different things: ranks {others} from rank 0; wanted the same class")
+            raise ValueError(f"got workers that vote on different things: ranks {others} from rank 0; wanted the same kind of optimizer or hook")
         for what, value in values.items():
             found = [one[1 + digest(what)] for one in every]
             if len(set(found)) == 1:

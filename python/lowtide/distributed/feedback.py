@@ -1,6 +1,7 @@
 """The communication hook that sends signs with scales, and keeps what they leave out."""
 
 # No `from __future__ import annotations`: torch looks at a hook's annotations, and wants types.
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ from typing_extensions import Unpack
 
 from lowtide import _core
 from lowtide.distributed.collective import Outcome, VoteOptions
-from lowtide.distributed.hooks import Arrived, SignHook
+from lowtide.distributed.hooks import Arrived, SignHook, votes_of
 from lowtide.distributed.layout import SignBuffers, address, digest
 from lowtide.distributed.residuals import Residual, ShardResidual
 
@@ -51,7 +52,7 @@ class ErrorFeedbackSign(SignHook):
             scale = self._scale()
             for bucket in arrived:  # only looks: `fill` writes the bits again
                 nonfinite |= _core.pack_gradients(bucket.items, bucket.dtype, address(buffers.bits), 0, True, threads)
-        except Exception as error:  # whatever it is: the others are waiting
+        except BaseException as error:  # whatever it is: the others are waiting
             failure = error
 
         def fill() -> None:
@@ -68,12 +69,16 @@ class ErrorFeedbackSign(SignHook):
             alike={"loss_scale": digest(scale)},
         )  # fmt: skip
         if outcome.applied:
+            # The power of two goes into the scales, exactly: float16 may have no room for what is not scaled.
+            mantissa, exponent = math.frexp(scale)
+            assert buffers.scales is not None
+            buffers.scales.view(torch.bfloat16).mul_(2.0 ** (exponent - 1))
             for bucket in arrived:
                 _core.unpack_gradients(
                     bucket.items, bucket.dtype, address(buffers.bits), 0, 0, address(buffers.scales), threads
                 )
-                if scale != 1.0:
-                    bucket.buffer.mul_(scale)
+                if mantissa != 0.5:
+                    bucket.buffer.mul_(2 * mantissa)
         return outcome
 
     def _scale(self) -> float:
@@ -125,6 +130,7 @@ class ErrorFeedbackSign(SignHook):
         keys = {"votes", "codec", "workers", "residual", "shard", "shard_empty"}
         if missing := keys - set(state_dict):
             raise ValueError(f"state_dict: got no {', '.join(sorted(missing))}, wanted what state_dict() returns")
+        votes = votes_of(state_dict)
         if state_dict["codec"] != self._codec:
             raise ValueError(f"residual: got {state_dict['codec']!r}, wanted {self._codec!r}")
         here, there = self._workers(), list(state_dict["workers"])
@@ -151,7 +157,7 @@ class ErrorFeedbackSign(SignHook):
             self._shard.clear()
         for mine, given in pairs:
             mine.copy_(given)
-        self.votes = int(state_dict["votes"])
+        self.votes = votes
 
     def _workers(self) -> list[int]:
         transport = self._collective.transport

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from typing_extensions import Unpack
 
 from lowtide import _core
+from lowtide.checks import expect
 from lowtide.distributed.collective import Collective, Outcome, VoteOptions, check_vote_options
 from lowtide.distributed.layout import Layout, SignBuffers, address, check_gradients_of
 
@@ -26,6 +27,13 @@ class Arrived(NamedTuple):
     @property
     def dtype(self) -> str:
         return str(self.buffer.dtype)
+
+
+def votes_of(state_dict: dict[str, Any]) -> int:
+    """ValueError unless there is a number of votes."""
+    votes: Any = state_dict.get("votes")
+    expect(isinstance(votes, int) and votes >= 0, "state_dict['votes']", votes, "0 or more")
+    return int(votes)
 
 
 class SignHook:
@@ -105,8 +113,10 @@ class SignHook:
                     bucket.buffer.fill_(float("nan"))
         except BaseException as error:
             self.last_error = error
+            # A future takes no others, and backward() would wait for it for ever.
+            told = error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
             for bucket in arrived:
-                bucket.future.set_exception(error)  # type: ignore[arg-type]  # says torch, and takes exceptions
+                bucket.future.set_exception(told)  # type: ignore[arg-type]  # says torch, and takes exceptions
             return
         for bucket in arrived:
             bucket.future.set_result(bucket.buffer)
@@ -136,7 +146,7 @@ class SignVote(SignHook):
         try:
             for bucket in arrived:
                 nonfinite |= _core.pack_gradients(bucket.items, bucket.dtype, *places, self.votes % 2 == 0, threads)
-        except Exception as error:  # whatever it is: the others are waiting
+        except BaseException as error:  # whatever it is: the others are waiting
             failure = error
         outcome = self._collective.vote(buffers, None, step=self.votes, nonfinite=nonfinite, failure=failure)
         if outcome.applied:
@@ -150,4 +160,4 @@ class SignVote(SignHook):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Of any number of workers; on every one."""
-        self.votes = int(state_dict["votes"])
+        self.votes = votes_of(state_dict)

@@ -65,8 +65,11 @@ class ShardVote:
         items = [(0 if failure else tensor.data_ptr(), numel, 0)]
         places = address(buffers.bits), address(buffers.presence)
         nonfinite = False
-        if not failure:
-            nonfinite = _core.pack_gradients(items, dtype, *places, _fair_bit(self.votes), threads)
+        try:
+            if not failure:
+                nonfinite = _core.pack_gradients(items, dtype, *places, _fair_bit(self.votes), threads)
+        except Exception as error:  # whatever it is: the others are waiting
+            failure = error
         outcome = self._collective.vote(
             buffers, None, step=self.votes, alike={"numel": numel}, nonfinite=nonfinite, failure=failure
         )
