@@ -76,9 +76,9 @@ def lose_one(
 @pytest.mark.parametrize(
     ("kind", "losses", "world", "timeout", "how"),
     [
-        ("lion", 5, 5, 5.0, signal.SIGKILL),
-        ("signum", 3, 3, 5.0, signal.SIGKILL),
-        ("hook", 4, 3, 5.0, signal.SIGKILL),
+        ("lion", 8, 5, 5.0, signal.SIGKILL),
+        ("signum", 6, 3, 5.0, signal.SIGKILL),
+        ("hook", 6, 3, 5.0, signal.SIGKILL),
         ("lion", 1, 3, 2.0, signal.SIGSTOP),
         ("hook", 1, 3, 2.0, signal.SIGSTOP),
     ],

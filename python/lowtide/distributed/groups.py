@@ -23,6 +23,7 @@ class Transport:
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
         if self.rank < 0:
             raise ValueError("group: got one that this process is not in, wanted a member's")
+        assert self.group is not None  # there is a default group
         self.device = _memory_of(self.group)
         # torch renames it; both names take the same arguments.
         self._gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -80,7 +81,9 @@ def new_group(group: dist.ProcessGroup | None, timeout: float | None) -> dist.Pr
     ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
     limit = None if timeout is None else timedelta(seconds=timeout)
     alone = dist.get_backend(group) != "mpi"  # which makes groups of all processes together
-    return dist.new_group(ranks, timeout=limit, use_local_synchronization=alone)
+    made = dist.new_group(ranks, timeout=limit, use_local_synchronization=alone)
+    assert isinstance(made, dist.ProcessGroup)  # this rank is in it
+    return made
 
 
 def require_initialized() -> None:
