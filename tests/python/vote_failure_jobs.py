@@ -19,7 +19,7 @@ def train(rank: int, world: int, store: str, kind: str, timeout: float, pipe: Co
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=timeout)
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=60)
     )
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.ReLU(), torch.nn.Linear(40, 30))
@@ -30,7 +30,7 @@ def train(rank: int, world: int, store: str, kind: str, timeout: float, pipe: Co
         SignVote(forward, timeout=timeout).register(forward)
         opt = torch.optim.SGD(model.parameters(), lr=1e-3)
     else:
-        opt = {"lion": DistributedLion, "signum": Signum}[kind](model.parameters(), lr=1e-3)
+        opt = {"lion": DistributedLion, "signum": Signum}[kind](model.parameters(), lr=1e-3, vote={"timeout": timeout})
     pipe.send(("ready",))
     number = 0
     try:
