@@ -111,7 +111,7 @@ def test_a_lost_worker(
         apart += max(taken) - min(taken)
     assert steps
     figure(
-        f"{kind}, {how.name}: {losses} losses of one of {world} workers, all {endings} others ended with an error, the "
-        f"last after {longest:.1f} s (timeout {timeout:g} s); {steps} steps with the same parameters everywhere; in {apart} "
+        f"{kind}, {how.name}: {losses} losses of one of {world} workers, all {endings} others ended with "
+        f"an error, the last after {longest:.1f} s (timeout {timeout:g} s); {steps} steps with the same parameters everywhere; in {apart} "
         "trials some had taken a step more"
     )

@@ -39,7 +39,8 @@ def train(rank: int, world: int, store: str, kind: str, timeout: float, pipe: Co
             forward(torch.randn(4, 30)).square().mean().backward()
             opt.step()
             number += 1
-            pipe.send(("step", number, zlib.crc32(b"".join(param.detach().numpy().tobytes() for param in model.parameters()))))
+            found = b"".join(param.detach().numpy().tobytes() for param in model.parameters())
+            pipe.send(("step", number, zlib.crc32(found)))
     except Exception as error:
         pipe.send(("error", type(error).__name__, str(error), time.monotonic()))
     os._exit(0)  # a dead group's destructor would wait

@@ -49,7 +49,7 @@ def local_gradients(plain: torch.nn.Module, dtype: torch.dtype, step: int, micro
 
 
 def reference(
-    mine: list[torch.Tensor], votes: int, seed: int = 0, weights: tuple[int, ...] = (1, 1, 1, 1), ties_stay: bool = False
+    mine: list[torch.Tensor], votes: int, seed: int = 0, weights: tuple[int, ...] = (1,) * 4, ties_stay: bool = False
 ) -> tuple[list[torch.Tensor], int]:
     """The majority of all ranks' gradients, and how many ties there were."""
     every: list[Any] = [None] * dist.get_world_size()
