@@ -112,6 +112,6 @@ def test_a_lost_worker(
     assert steps
     figure(
         f"{kind}, {how.name}: {losses} losses of one of {world} workers, all {endings} others ended with "
-        f"an error, the last after {longest:.1f} s (timeout {timeout:g} s); {steps} steps with the same parameters everywhere; in {apart} "
-        "trials some had taken a step more"
+        f"an error, the last after {longest:.1f} s (timeout {timeout:g} s); {steps} steps with the same "
+        f"parameters everywhere; in {apart} trials some had taken a step more"
     )
