@@ -45,6 +45,14 @@ def test_buckets_are_laid_anew(figure: Callable[[str], None]) -> None:
     figure(f"buckets of each pass: {found['buckets']}")
 
 
+@pytest.mark.parametrize("world", [3, 4])
+def test_weighted_votes(world: int, figure: Callable[[str], None]) -> None:
+    """1, 2 and 3 votes tie where the last stands alone; 1, 2, 3 and 2 where halves do."""
+    for found in shared_ranks().run(world, jobs.votes_of_signs, *CASES["plain"], weighted=True):
+        assert found["wrong"] == 0 and found["ties"] > 1000
+    figure(f"{world} workers: {found['compared']} elements equal, {found['ties']} ties that are 0")
+
+
 @pytest.mark.parametrize("world", [2, 3])
 def test_nan_on_one_rank(world: int, figure: Callable[[str], None]) -> None:
     for found in shared_ranks().run(world, jobs.not_finite):

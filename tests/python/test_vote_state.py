@@ -113,6 +113,11 @@ def test_counts_of_signs(figure: Callable[[str], None]) -> None:
     figure(f"{numel} elements, 7 passes: {found['bytes']} bytes of counters, float32 sums {4 * numel}")
 
 
+def test_momentum_that_changes() -> None:
+    (found,) = shared_ranks().run(1, jobs.momentum_that_changes)
+    assert found[:4] == [0.0, 0.0, 0.5, 0.75] and found[5] == 0.875
+
+
 def test_dicts_of_others() -> None:
     votes, group = shared_ranks().run(1, jobs.defaults)[0]
     assert votes == 1 and group == {"lr": 0.1}

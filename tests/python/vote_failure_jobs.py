@@ -19,7 +19,7 @@ def train(rank: int, world: int, store: str, kind: str, timeout: float, pipe: Co
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=timeout)
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=60)
     )
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.ReLU(), torch.nn.Linear(40, 30))
@@ -30,7 +30,7 @@ def train(rank: int, world: int, store: str, kind: str, timeout: float, pipe: Co
         SignVote(forward, timeout=timeout).register(forward)
         opt = torch.optim.SGD(model.parameters(), lr=1e-3)
     else:
-        opt = {"lion": DistributedLion, "signum": Signum}[kind](model.parameters(), lr=1e-3)
+        opt = {"lion": DistributedLion, "signum": Signum}[kind](model.parameters(), lr=1e-3, vote={"timeout": timeout})
     pipe.send(("ready",))
     number = 0
     try:
@@ -39,7 +39,8 @@ def train(rank: int, world: int, store: str, kind: str, timeout: float, pipe: Co
             forward(torch.randn(4, 30)).square().mean().backward()
             opt.step()
             number += 1
-            pipe.send(("step", number, zlib.crc32(b"".join(param.detach().numpy().tobytes() for param in model.parameters()))))
+            found = b"".join(param.detach().numpy().tobytes() for param in model.parameters())
+            pipe.send(("step", number, zlib.crc32(found)))
     except Exception as error:
         pipe.send(("error", type(error).__name__, str(error), time.monotonic()))
     os._exit(0)  # a dead group's destructor would wait

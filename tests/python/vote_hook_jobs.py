@@ -48,15 +48,21 @@ def local_gradients(plain: torch.nn.Module, dtype: torch.dtype, step: int, micro
     return [torch.zeros_like(p) if p.grad is None else p.grad for p in plain.parameters()]
 
 
-def reference(mine: list[torch.Tensor], votes: int, seed: int = 0) -> tuple[list[torch.Tensor], int]:
+def reference(
+    mine: list[torch.Tensor], votes: int, seed: int = 0, weights: tuple[int, ...] = (1,) * 4, ties_stay: bool = False
+) -> tuple[list[torch.Tensor], int]:
     """The majority of all ranks' gradients, and how many ties there were."""
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, mine)
     tie = tie_bits(sum(aligned(grad.numel()) for grad in mine), seed, votes)
+    if ties_stay:
+        tie.zero_()
     first, ties, out = 0, 0, []
     for number, grad in enumerate(mine):
         part = tie[first : first + grad.numel()]
-        result, _, tied = elect([one[number].float() for one in every], [1] * len(every), votes % 2 == 0, part)
+        result, _, tied = elect(
+            [one[number].float() for one in every], list(weights[: len(every)]), votes % 2 == 0, part
+        )
         out.append(result.to(grad.dtype).view(grad.shape))
         first, ties = first + aligned(grad.numel()), ties + tied
     return out, ties
@@ -75,22 +81,28 @@ def watch_buckets(hook: SignVote) -> list[int]:
     return found
 
 
-def votes_of_signs(kind: str, dtype: torch.dtype, micro_batches: int, ddp_options: dict[str, Any]) -> dict[str, Any]:
+def votes_of_signs(
+    kind: str, dtype: torch.dtype, micro_batches: int, ddp_options: dict[str, Any], weighted: bool = False
+) -> dict[str, Any]:
+    """Four passes. weighted: also ties that become 0."""
     model = network(kind, dtype)
     plain = copy.deepcopy(model)
     ddp = DistributedDataParallel(model, bucket_cap_mb=0.002, **ddp_options)
-    hook = SignVote(ddp, timeout=15)
+    weights = (1, 2, 3, 2) if weighted else (1, 1, 1, 1)
+    ties = "zero" if weighted else "hash"
+    hook = SignVote(ddp, timeout=15, weight=weights[dist.get_rank()], ties=ties)
     hook.register(ddp)
     buckets = watch_buckets(hook)
-    wrong = compared = ties = unused = 0
+    wrong = compared = tied = unused = 0
     for step in range(4):
         for param in model.parameters():
             param.grad = None
         for micro in range(micro_batches):
             with ddp.no_sync() if micro + 1 < micro_batches else nullcontext():
                 ddp(batch(dtype, step, micro)).square().mean().backward()
-        wanted, tied = reference(local_gradients(plain, dtype, step, micro_batches), step)
-        ties += tied
+        mine = local_gradients(plain, dtype, step, micro_batches)
+        wanted, more = reference(mine, step, weights=weights, ties_stay=weighted)
+        tied += more
         for param, want in zip(model.parameters(), wanted, strict=True):
             if param.grad is None:
                 assert not want.any()
@@ -101,7 +113,7 @@ def votes_of_signs(kind: str, dtype: torch.dtype, micro_batches: int, ddp_option
             for param, same, want in zip(model.parameters(), plain.parameters(), wanted, strict=True):
                 param -= 0.01 * want
                 same -= 0.01 * want
-    counts = {"wrong": wrong, "compared": compared, "ties": ties, "unused": unused, "votes": hook.votes}
+    counts = {"wrong": wrong, "compared": compared, "ties": tied, "unused": unused, "votes": hook.votes}
     return {**counts, "buckets": buckets}
 
 

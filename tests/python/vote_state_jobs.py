@@ -196,6 +196,19 @@ def accumulate() -> dict[str, Any]:
     return {"equal": equal, "spoilt": spoilt, "again": once_more, "bytes": counts.nbytes}
 
 
+def momentum_that_changes() -> list[float]:
+    """The momentum of steps with gradients of 1, for β = 0, 0, 1/2, 1/2, 0, 1/2."""
+    param = torch.nn.Parameter(torch.ones(70))
+    opt = Signum([param], state="fp32")
+    found = []
+    for beta in (0.0, 0.0, 0.5, 0.5, 0.0, 0.5):
+        opt.param_groups[0]["momentum"] = beta
+        param.grad = torch.ones(70)
+        opt.step()
+        found.append(float(opt.state[param]["momentum_buffer"][0]) if "momentum_buffer" in opt.state[param] else 0.0)
+    return found
+
+
 def defaults() -> tuple[int, dict[str, Any]]:
     """A lowtide.SGD's dict goes into Signum, and Signum's into torch.optim.SGD."""
     param = torch.nn.Parameter(torch.ones(70))

@@ -28,6 +28,7 @@ class Transport:
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
         if self.rank < 0:
             raise ValueError("group: got one that this process is not in, wanted a member's")
+        assert self.group is not None  # there is a default group
         self.device = _memory_of(self.group)
         self._ring = dist.get_backend(self.group) == "gloo"
         # torch renames it; both names take the same arguments.
@@ -91,7 +92,9 @@ def new_group(group: dist.ProcessGroup | None, timeout: float | None) -> dist.Pr
     ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
     limit = None if timeout is None else timedelta(seconds=timeout)
     alone = dist.get_backend(group) != "mpi"  # which makes groups of all processes together
-    return dist.new_group(ranks, timeout=limit, use_local_synchronization=alone)
+    made = dist.new_group(ranks, timeout=limit, use_local_synchronization=alone)
+    assert isinstance(made, dist.ProcessGroup)  # this rank is in it
+    return made
 
 
 def check_group(group: object) -> None:

@@ -149,6 +149,17 @@ class Signum(SignOptimizer):
                 number += 1
         return begun
 
+    def _note_momentum(self, number: int, old: tuple[float, ...], new: tuple[float, ...]) -> None:
+        super()._note_momentum(number, old, new)
+        place = self._hyper_keys.index("momentum")
+        if old[place] or not new[place]:
+            return
+        start = sum(len(members) for members in self._members[:number])
+        for index in range(start, start + len(self._members[number])):
+            if steps := int(self._core.step_count(index)):  # without momentum: now it has one, of 0
+                self._core.allocate_state(index)
+                self._core.set_step_count(index, steps)
+
     def _momenta(self) -> list[float]:
         """Of each group."""
         place = self._hyper_keys.index("momentum")
