@@ -104,7 +104,7 @@ def test_gradients_that_are_not_finite(rule: str, policy: str, value: float, fig
 
 
 WORDS = {
-    "lr": "lr", "betas": "betas", "weight_decay": "weight_decay", "maximize": "maximize", "nonfinite": "nonfinite",
+    "lr": "lr", "betas": "beta", "weight_decay": "weight_decay", "maximize": "maximize", "nonfinite": "nonfinite",
     "ties": "ties", "seed": "seed", "algorithm": "algorithm", "shapes": "shapes", "values": "broadcast_parameters",
     "step": "step",
 }  # fmt: skip

@@ -12,7 +12,12 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from vote_jobs import raised, snapshot
 
-Lion, Vote = votes.DistributedLion, votes.ShardVote
+Lion = votes.DistributedLion
+
+
+def Vote(**options: Any) -> votes.ShardVote:  # noqa: N802 - stands where the class does
+    """Of all ranks."""
+    return votes.ShardVote(group=dist.group.WORLD, **options)
 
 
 def ones(*shape: int, **options: Any) -> torch.nn.Parameter:

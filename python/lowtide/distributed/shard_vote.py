@@ -9,6 +9,7 @@ from typing_extensions import Unpack
 
 from lowtide import _core
 from lowtide.distributed.collective import Collective, Outcome, VoteOptions, check_vote_options
+from lowtide.distributed.groups import require_initialized
 from lowtide.distributed.layout import SignBuffers, address, aligned, check_gradients_of, checksum
 from lowtide.sharding import local_of
 
@@ -27,6 +28,7 @@ class ShardVote:
 
     def __init__(self, **vote: Unpack[VoteOptions]) -> None:
         check_vote_options(vote, "ShardVote")
+        require_initialized()
         if vote.get("group") is None:
             raise TypeError("group: got None, wanted the process group of the workers that hold the same shard")
         if vote.get("ties") == "previous":
