@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# Bytes of each rank. gloo gathers around a ring, in as many hops as there are other ranks; straight from each to each a
-# small message takes one.
-SMALL = 4096
+# Bytes of all ranks together. gloo gathers around a ring, in as many hops as there are other ranks; straight from each to
+# each there is one hop, for the same bytes. (4 workers: 1.2 to 2 times as fast, up to the size of a result of 10 M signs.)
+STRAIGHT = 4 << 20
 
 
 class Transport:
@@ -40,7 +40,7 @@ class Transport:
 
     def all_gather(self, send: int, receive: int, each: int) -> None:
         """`each` bytes of every rank, by rank."""
-        if self._ring and each <= SMALL:
+        if self._ring and each * self.size <= STRAIGHT:
             copies = _bytes_at(send, each).repeat(self.size)
             self.all_to_all(copies.data_ptr(), receive, each)
         else:
