@@ -11,7 +11,9 @@ validation. Results go to ``out/ddp_sign``: a table, ``report.json`` and ``loss.
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import signal
 import socket
 import statistics
 import subprocess
@@ -50,17 +52,20 @@ def train(config: Config, method: str, workers: int, rate: str | None, folder: P
         "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive",
     }  # fmt: skip
     command = [sys.executable, "-W", "ignore", "-m", "cluster.worker", str(request.resolve())]
+    started: list[subprocess.Popen[str]] = []
     with Network(workers, rate) if rate else nullcontext() as network:
-        if network:
-            started = [network.start(rank, command, env) for rank in range(workers)]
-        else:
-            started = _on_localhost(command, env, workers)
-        problems = [process.communicate()[1] for process in started]
+        try:
+            if network:
+                started += [network.start(rank, command, env) for rank in range(workers)]
+            else:
+                started += _on_localhost(command, env, workers)
+            problems = [process.communicate()[1] for process in started]
+        finally:  # also when this process is told to end
+            for process in started:
+                process.kill()
     for rank, process in enumerate(started):
         if process.returncode:
             raise ExampleError(f"{method}: worker {rank} ended with {process.returncode}:\n{problems[rank][-2000:]}")
-    import json
-
     return json.loads(answer.read_text())
 
 
@@ -127,7 +132,8 @@ def print_table(found: dict[str, Any]) -> None:
         needed, faster, sent = row["seconds_to_target"], row["speed_up"], row["sent_bytes_per_step"]
         table.add_row(
             row["title"], f"{row['validation_loss']:.4f}", f"{100 * row['to_first']:+.2f} %", f"{row['step_ms']:.0f}",
-            f"{needed:.1f}" if needed else "not reached", f"{faster:.1f}" if faster else "", f"{sent / 1e6:.2f}" if sent else "",
+            f"{needed:.1f}" if needed is not None else "not reached", f"{faster:.1f}" if faster else "",
+            f"{sent / 1e6:.2f}" if sent else "not counted",
         )  # fmt: skip
     Console(width=None if sys.stdout.isatty() else 140).print(table)
 
@@ -136,8 +142,8 @@ def main() -> int:
     """Entry point; 0 done, 2 an error the user can mend."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--rate", default="1gbit", help="of each worker's link, as tc has it; none: localhost, no limit")
-    parser.add_argument("--methods", default="fp32,bf16,sign_vote,error_feedback,lion", help="the first is the reference")
+    parser.add_argument("--rate", default="1gbit", help="of each worker's link, as tc has it (gbit, not gbps); none: localhost, no limit")
+    parser.add_argument("--methods", default="fp32,bf16,sign_vote,error_feedback,lion", help="some of these; the first is the reference")
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--lr", type=float, default=5e-4)
     parser.add_argument("--weight-decay", type=float, default=0.1)
@@ -151,6 +157,7 @@ def main() -> int:
     parser.add_argument("--data", default=None, help="text file, folder, or Alpaca JSON (None: Python's standard library)")
     parser.add_argument("--out", type=Path, default=Path("out/ddp_sign"))
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # through the blocks that clean up
     try:
         require_packages(PACKAGES)
         from cluster.methods import METHODS

@@ -21,16 +21,15 @@ def draw(report: dict[str, Any], path: Path) -> None:
         look = {"color": COLOURS[place % len(COLOURS)], "linestyle": STYLES[place % len(STYLES)], "lw": 1.7}
         row = report["rows"][name]
         by_step.plot(steps, losses, label=run["title"], **look)
-        by_time.plot(seconds, losses, label=f"{run['title']}: {row['step_ms']:.0f} ms a step", **look)
-    by_time.axhline(report["target"], color="0.6", lw=0.8)
+        by_time.plot(seconds[1:], losses[1:], label=f"{run['title']}: {row['step_ms']:.0f} ms a step", **look)
+    by_time.axhline(report["target"], color="0.6", lw=0.8, label="1 % above where the first ends")
     by_time.set_xscale("log")
     by_step.set_xlabel("step")
     by_time.set_xlabel("seconds of training (log)")
     by_step.set_ylabel("validation loss (nats per token)")
-    limit = report["rate"] or "no limit"
-    figure.suptitle(
-        f"LLaMA, {report['parameters'] / 1e6:.1f} M parameters, {report['workers']} workers, {limit} each way", fontweight="bold"
-    )
+    limit = f"{report['rate']} each way" if report["rate"] else "no limit"
+    title = f"LLaMA, {report['parameters'] / 1e6:.1f} M parameters, {report['workers']} workers, {limit}"
+    figure.suptitle(title, fontweight="bold")
     for axis in (by_step, by_time):
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)

@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 
+#include "backend/dialect.h"
 #include "core/crc32c.h"
 #include "core/error.h"
 #include "sign/ranks.h"
@@ -45,6 +46,11 @@ std::string type_name(int32_t dtype) {
                                                                   : std::to_string(dtype);
 }
 
+std::string codec_name(int32_t codec) {
+  return codec >= 0 && static_cast<size_t>(codec) < codecs().size() ? codecs()[static_cast<size_t>(codec)].name
+                                                                    : std::to_string(codec);
+}
+
 const Compared kCompared[] = {
     {"format version", [](const Announcement& a) { return number(a.prefix.version); }},
     {"call", [](const Announcement& a) { return std::string(a.prefix.kind == wire::Kind::kMean ? "mean" : "vote"); }},
@@ -60,7 +66,7 @@ const Compared kCompared[] = {
     {"algorithm", [](const Announcement& a) { return algorithm_name(a.algorithm); }},
     {"presence", [](const Announcement& a) { return yes_no(a.has_presence); }},
     {"settle", [](const Announcement& a) { return yes_no(a.settle); }},
-    {"residual codec", [](const Announcement& a) { return std::to_string(a.residual); }},
+    {"residual format", [](const Announcement& a) { return codec_name(a.residual); }},
 };
 
 // By value, the ranks that have it.
@@ -87,9 +93,9 @@ void require_one(const char* name, const Values& values) {
 const char* round_name(Round round) {
   switch (round) {
     case Round::kMeasure:
-      return "measuring";
+      return "measuring the link (algorithm auto)";
     case Round::kAnnounce:
-      return "announcing";
+      return "announcing a vote";
     case Round::kConfirm:
       return "confirming";
     case Round::kSettle:

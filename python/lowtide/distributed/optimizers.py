@@ -63,15 +63,18 @@ class SignOptimizer(Optimizer):
         on the others RuntimeError; ConnectionError if a worker is lost or what it sent arrived damaged in a way that a
         vote cannot bear. Parameters are then as before the step. If the vote itself failed, state has taken the
         gradient in."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        failure, bad, fill = self._prepare()
-        votes, buffers = self._votes, self._room()
-        outcome = self._collective.vote(
-            buffers, fill, step=votes, alike=self._alike(), nonfinite=bad, failure=failure
-        )
+        loss: float | None = None
+        votes, alike, bad = self._votes, None, False
+        buffers, fill, failure = SignBuffers(0, self._collective.ties), None, None
+        try:
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            bad, fill = self._prepare()
+            alike, buffers = self._alike(), self._room()
+        except Exception as error:  # whatever it is: the others are waiting
+            failure = error
+        outcome = self._collective.vote(buffers, fill, step=votes, alike=alike, nonfinite=bad, failure=failure)
         self.last_outcome = outcome
         self._voted()
         if self._awaited:
@@ -84,7 +87,7 @@ class SignOptimizer(Optimizer):
         elif self._nonfinite == "raise" and not self._amp_scaling:
             raise ValueError(
                 f"vote {votes}: got gradients that are not finite on ranks {outcome.nonfinite_ranks}, wanted finite "
-                "ones; nothing was changed"
+                "ones; no parameter was moved"
             )
         else:
             self._skipped_before += 1
@@ -94,14 +97,11 @@ class SignOptimizer(Optimizer):
         """A vote is over: all workers were alike."""
         self._agreed = True
 
-    def _prepare(self) -> tuple[Exception | None, bool, Callable[[], None] | None]:
-        """Why this worker cannot vote, if it cannot; whether a gradient is not finite; and what makes its ballot."""
-        try:
-            self._push_options()
-            scale, bad = self._check_gradients()
-        except Exception as error:  # whatever it is: the others are waiting
-            return error, False, None
-        return None, bad, lambda: self._ballots(scale)
+    def _prepare(self) -> tuple[bool, Callable[[], None] | None]:
+        """Whether a gradient is not finite, and what makes this worker's ballot. Raises if it cannot vote."""
+        self._push_options()
+        scale, bad = self._check_gradients()
+        return bad, lambda: self._ballots(scale)
 
     def _check_gradients(self) -> tuple[float, bool]:
         """What gradients are multiplied by, and whether one is not finite."""

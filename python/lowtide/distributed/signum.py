@@ -178,16 +178,13 @@ class Signum(SignOptimizer):
             for group, hyper in enumerate(hypers):
                 self._core.set_hyper(group, hyper)
 
-    def _prepare(self) -> tuple[Exception | None, bool, Callable[[], None] | None]:
+    def _prepare(self) -> tuple[bool, Callable[[], None] | None]:
         if not self._folded:
             return super()._prepare()
-        try:
-            self._push_options()
-            if any(param.grad is not None for param in self._params):
-                raise ValueError("got gradients beside those folded in, wanted fold() for them, too, or none")
-        except Exception as error:
-            return error, False, None
-        return None, self._fold_bad, None  # the last fold has made the ballot
+        self._push_options()
+        if any(param.grad is not None for param in self._params):
+            raise ValueError("got gradients beside those folded in, wanted fold() for them, too, or none")
+        return self._fold_bad, None  # the last fold has made the ballot
 
     def _voted(self) -> None:
         super()._voted()
