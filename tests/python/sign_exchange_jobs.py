@@ -70,7 +70,7 @@ def interrupted_hook() -> str:
 
 def misaligned_shard() -> list[str]:
     """Texts of a vote with a tensor that is not aligned to its elements on one rank, and of the next ("" for none)."""
-    vote = ShardVote()
+    vote = ShardVote(group=dist.group.WORLD)
     raw = torch.ones(4 * 256 + 1, dtype=torch.uint8)
     texts = []
     for begin in (int(dist.get_rank() == 0), 0):

@@ -70,3 +70,9 @@ def test_fsdp2_between_nodes(figure: Callable[[str], None]) -> None:
     for found in shared_ranks().run(4, jobs.sharded):
         assert found["wrong"] == 0 and found["calls"] >= 3 and found["ties"] > 100
     figure(f"2 x 2 ranks: {found['calls']} votes on {found['elements']} elements of shards, {found['ties']} ties")
+
+
+def test_every_fsdp2_module_votes(figure: Callable[[str], None]) -> None:
+    for odd, equal, votes in shared_ranks().run(4, jobs.registered):
+        assert odd == [] and equal and votes >= 3
+    figure(f"2 x 2 ranks: {votes} modules within each other voted in one pass, and all gradients are signs")

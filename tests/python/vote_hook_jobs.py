@@ -165,6 +165,38 @@ def two_models() -> int:
     return wrong
 
 
+def registered() -> tuple[list[str], bool, int]:
+    """What `register` does with FSDP2 modules within each other: gradients that are no signs, whether the pairs' shards
+    are equal, and how many votes there were in a pass; and the error where shards do not start alike."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("between", "inside"))
+    group = mesh["between"].get_group()
+    model = network("plain")
+    for layer in model:
+        if isinstance(layer, torch.nn.Linear):
+            fully_shard(layer, mesh=mesh["inside"])
+    fully_shard(model, mesh=mesh["inside"])
+    vote = ShardVote(group=group)
+    vote.register(model)
+    model(batch(torch.float32, 0)).square().mean().backward()
+    odd, equal = [], True
+    for name, param in model.named_parameters():
+        mine = param.grad.to_local()
+        every = [torch.empty_like(mine) for _ in range(2)]
+        dist.all_gather(every, mine, group=group)
+        equal &= bool((every[0] == every[1]).all())
+        if not bool(((mine == 1) | (mine == -1) | (mine == 0)).all()):
+            odd.append(name)
+    with torch.no_grad():
+        next(model.parameters()).to_local().add_(dist.get_rank(group))
+    try:
+        ShardVote(group=group).register(model)
+        odd.append("other values were not seen")
+    except ValueError as error:
+        if "seed alike" not in str(error):
+            odd.append(str(error))
+    return odd, equal, vote.votes
+
+
 def sharded() -> dict[str, Any]:
     """FSDP2 inside pairs, a vote between them."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("between", "inside"))
