@@ -205,7 +205,7 @@ TEST(SignCollective, RanksThatDifferAreRefusedByAllAlike) {
       {"settle: got yes on ranks", [](SignBallot&, SignCollectiveOptions& o) { o.settle = false; }},
       {"algorithm: got two_phase on ranks",
        [](SignBallot&, SignCollectiveOptions& o) { o.algorithm = SignAlgorithm::kOnePhase; }},
-      {"where they are in the call: got announcing on ranks",
+      {"where they are in the call: got announcing a vote on ranks",
        [](SignBallot&, SignCollectiveOptions& o) {
          o.algorithm = SignAlgorithm::kAuto, o.latency_s = o.bytes_per_s = 0;
        }},
