@@ -73,7 +73,7 @@ class Line:
 def lines(quick: bool) -> list[Line]:
     sizes = {65536: 3} if quick else {10_000_384: 100, 100_000_768: 20}
     made = []
-    if not quick:  # all of it in the second-level cache, and as short as starting a thread
+    if not quick:  # in the last-level cache, and not much longer than starting a thread
         shown = tuple(replace(ratio, must=0) for ratio in (PACK, UNPACK, NUMPY, TORCH))
         made.append(Line(("values", "float32", 1_000_448), 300, shown))
     for elements, rounds in sizes.items():
