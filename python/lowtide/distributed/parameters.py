@@ -32,4 +32,5 @@ def broadcast_parameters(
         if tensor.numel():
             whole = tensor.detach().contiguous()
             dist.broadcast(whole.reshape(-1).view(torch.uint8), root, group=group)  # of any type
-            tensor.detach().copy_(whole)
+            if not tensor.is_contiguous():
+                tensor.detach().copy_(whole)
