@@ -36,20 +36,6 @@ T* at(uintptr_t address) {
   return reinterpret_cast<T*>(address);
 }
 
-DType dtype_from(const std::string& torch_name) {
-  if (torch_name == "torch.float32") return DType::kF32;
-  if (torch_name == "torch.bfloat16") return DType::kBF16;
-  if (torch_name == "torch.float16") return DType::kF16;
-  refuse_value("got " + torch_name + ", wanted torch.float32, torch.bfloat16 or torch.float16");
-}
-
-int codec_from(const std::string& name) {
-  const std::vector<std::string> names = codec_names();
-  for (size_t i = 0; i < names.size(); ++i)
-    if (names[i] == name) return static_cast<int>(i);
-  refuse_value("got '" + name + "', wanted a codec of state");
-}
-
 // Of one gradient: its address, its elements, the number of its first sign.
 using Gradients = std::vector<std::tuple<uintptr_t, int64_t, int64_t>>;
 
@@ -58,7 +44,7 @@ std::vector<SignItem> items_of(const Gradients& gradients, const std::string& dt
   items.reserve(gradients.size());
   for (const auto& [address, count, first] : gradients) {
     SignItem item;
-    item.dtype = dtype_from(dtype);
+    item.dtype = dtype_named(dtype);
     item.first = first, item.count = count;
     item.values = at<void>(address);
     item.bits = at(bits);
@@ -99,10 +85,10 @@ void feed_back(const Gradients& gradients, const std::string& dtype, float value
     const auto& [address, count, first] = gradients[i];
     FeedbackItem item;
     item.first = first, item.count = count;
-    item.dtype = dtype_from(dtype);
+    item.dtype = dtype_named(dtype);
     item.values = at<void>(address);
     item.value_scale = value_scale;
-    item.codec = codec_from(codec);
+    item.codec = find_codec(codec);
     item.codes = at<void>(residuals[i].first);
     item.scales = at<float>(residuals[i].second);
     item.bits = at(bits);
@@ -117,7 +103,7 @@ void feed_back(const Gradients& gradients, const std::string& dtype, float value
 void convert_residual(bool encode, uintptr_t values, uintptr_t codes, uintptr_t scales, int64_t count,
                       const std::string& codec) {
   CodecItem item;
-  item.codec = codec_from(codec);
+  item.codec = find_codec(codec);
   item.rows = count > 0, item.row_length = count;
   item.codes = at<void>(codes), item.scales = at<float>(scales), item.values = at<float>(values);
   const nb::gil_scoped_release released;
@@ -244,14 +230,14 @@ void bind_collective(nb::module_& m) {
   m.def("feed_back", &feed_back);
   m.def("convert_residual", &convert_residual);
   m.def("codec_bytes", [](const std::string& codec) {
-    const auto& of = codecs()[static_cast<size_t>(codec_from(codec))];
+    const auto& of = codecs()[static_cast<size_t>(find_codec(codec))];
     return std::pair(of.code_bytes, of.scaled);
   });
   nb::class_<SignAccumulator>(m, "SignAccumulator")
       .def(nb::init<int64_t, int, int>(), "count"_a, "most"_a, "threads"_a)
       .def("add",
            [](SignAccumulator& of, uintptr_t values, const std::string& dtype) {
-             const DType type = dtype_from(dtype);
+             const DType type = dtype_named(dtype);
              const nb::gil_scoped_release released;
              return of.add(at<const void>(values), type);
            })

@@ -12,6 +12,8 @@
 #include "backend/registry.h"
 #include "core/error.h"
 #include "sign/sign_on.h"
+#include "sign/ties.h"
+#include "tensor_reader.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -19,26 +21,10 @@ using namespace nb::literals;
 namespace lowtide::python {
 namespace {
 
-DType dtype_from(const std::string& name) {
-  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16})
-    if (name == dtype_name(dtype)) return dtype;
-  fail(ErrorKind::kInvalidArgument, "got dtype %s, wanted float32, bfloat16 or float16", name.c_str());
-}
-
 sign::BitOrder order_from(const std::string& name) {
   if (name == "little") return sign::BitOrder::kLittle;
   if (name == "big") return sign::BitOrder::kBig;
   fail(ErrorKind::kInvalidArgument, "got bitorder='%s', wanted 'little' or 'big'", name.c_str());
-}
-
-sign::Ties ties_from(const std::string& name) {
-  if (name == "hash") return sign::Ties::kHash;
-  if (name == "plus") return sign::Ties::kPlus;
-  if (name == "minus") return sign::Ties::kMinus;
-  if (name == "zero") return sign::Ties::kZero;
-  if (name == "previous") return sign::Ties::kPrevious;
-  fail(ErrorKind::kInvalidArgument, "got ties='%s', wanted 'hash', 'plus', 'minus', 'zero' or 'previous'",
-       name.c_str());
 }
 
 // Memory that Python checked and keeps; address 0: none.
@@ -59,7 +45,7 @@ class PySigner {
   void pack(uintptr_t values, const std::string& dtype, int64_t count, uintptr_t bits, size_t bits_bytes,
             const std::string& order, int threads, uintptr_t stream) {
     const sign::Options options{order_from(order), threads};
-    const DType type = dtype_from(dtype);
+    const DType type = dtype_named(dtype);
     const nb::gil_scoped_release nogil;
     sign::pack_on(*backend_, reinterpret_cast<void*>(stream), type, reinterpret_cast<const void*>(values), count,
                   span_of(bits, bits_bytes), options);
@@ -68,7 +54,7 @@ class PySigner {
   void unpack(uintptr_t bits, size_t bits_bytes, uintptr_t values, const std::string& dtype, int64_t count,
               uintptr_t zeros, size_t zeros_bytes, const std::string& order, int threads, uintptr_t stream) {
     const sign::Options options{order_from(order), threads};
-    const DType type = dtype_from(dtype);
+    const DType type = dtype_named(dtype);
     const nb::gil_scoped_release nogil;
     sign::unpack_on(*backend_, reinterpret_cast<void*>(stream), span_of(bits, bits_bytes), type,
                     reinterpret_cast<void*>(values), count, span_of(zeros, zeros_bytes), options);
@@ -85,7 +71,7 @@ class PySigner {
     vote.count = count;
     vote.ballots = all;
     if (weights) vote.weights = *weights;
-    vote.ties = ties_from(ties);
+    vote.ties = static_cast<sign::Ties>(find_tie_rule(ties));  // the same numbers
     vote.seed = seed;
     vote.step = step;
     vote.offset = offset;

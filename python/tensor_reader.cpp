@@ -1,5 +1,7 @@
 #include "tensor_reader.h"
 
+#include <string_view>
+
 namespace lowtide::python {
 namespace {
 
@@ -125,6 +127,14 @@ void TensorReader::refuse(nb::handle tensor, const std::string& what) const {
     refuse_value("got " + what + " of layout " + text_of(layout) + ", wanted torch.strided (dense)");
   refuse_value("got " + what + " of dtype " + text_of(attribute(tensor, "dtype")) +
                ", wanted torch.float32, torch.bfloat16 or torch.float16");
+}
+
+DType dtype_named(const std::string& name) {
+  constexpr std::string_view kTorch = "torch.";
+  const std::string_view bare = std::string_view(name).substr(name.starts_with(kTorch) ? kTorch.size() : 0);
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16})
+    if (bare == dtype_name(dtype)) return dtype;
+  refuse_value("got dtype " + name + ", wanted float32, bfloat16 or float16");
 }
 
 }  // namespace lowtide::python

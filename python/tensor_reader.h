@@ -62,6 +62,9 @@ class TensorReader {
 // The tensor of a DTensor that is in this process, itself: no view and no copy. Waits for a collective that fills it.
 nb::object local_tensor(nb::handle dtensor);
 
+// An element type by its name, with or without "torch." before it. ValueError for others than the three.
+DType dtype_named(const std::string& name);
+
 [[noreturn]] void refuse_value(const std::string& message);  // ValueError
 std::string text_of(nb::handle value);                       // str(value)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import struct
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import torch
 from typing_extensions import TypedDict
@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 from lowtide import _core
 from lowtide.distributed.groups import Transport, new_group
 from lowtide.distributed.layout import SignBuffers, address, digest
+from lowtide.sign import Ties
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -35,7 +36,7 @@ class VoteOptions(TypedDict, total=False):
 COMPARED = 24  # values that workers compare at a time
 
 
-TIES = ("hash", "plus", "minus", "zero", "previous")
+TIES: tuple[str, ...] = get_args(Ties)
 ALGORITHMS = ("auto", "one_phase", "two_phase")
 
 
