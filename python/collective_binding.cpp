@@ -12,23 +12,18 @@
 #include <utility>
 #include <vector>
 
-#include "backend/cpu/cpu_backend.h"
 #include "backend/dialect.h"
 #include "backend/signs.h"
 #include "lowtide/optimizer.h"
 #include "lowtide/sign_accumulator.h"
 #include "lowtide/sign_collective.h"
+#include "sign/sign_on.h"
 #include "tensor_reader.h"
 
 namespace lowtide::python {
 namespace {
 
 using namespace nb::literals;
-
-Backend& backend() {
-  static const std::unique_ptr<Backend> cpu = cpu::make_backend("");
-  return *cpu;
-}
 
 // Addresses are ints in Python: what they point to is held there for the call.
 template <class T = std::byte>
@@ -61,7 +56,7 @@ bool pack_gradients(const Gradients& gradients, const std::string& dtype, uintpt
   for (SignItem& item : items)
     item.presence = at(presence), item.zero_is_plus = zero_is_plus, item.nonfinite = &nonfinite;
   const nb::gil_scoped_release released;
-  backend().pack_signs(items, threads, nullptr);
+  sign::host_backend().pack_signs(items, threads, nullptr);
   return nonfinite != 0;
 }
 
@@ -71,7 +66,7 @@ void unpack_gradients(const Gradients& gradients, const std::string& dtype, uint
   for (SignItem& item : items)
     item.presence = at(presence), item.zeros = at(zeros), item.scales = at<const uint16_t>(scales);
   const nb::gil_scoped_release released;
-  backend().unpack_signs(items, threads, nullptr);
+  sign::host_backend().unpack_signs(items, threads, nullptr);
 }
 
 // residuals: of each gradient, codes and scales (0: the codec has none).
@@ -96,7 +91,7 @@ void feed_back(const Gradients& gradients, const std::string& dtype, float value
     items.push_back(item);
   }
   const nb::gil_scoped_release released;
-  backend().feedback(items, threads, nullptr);
+  sign::host_backend().feedback(items, threads, nullptr);
 }
 
 // A signed state of one row, as floats and back.
@@ -107,7 +102,7 @@ void convert_residual(bool encode, uintptr_t values, uintptr_t codes, uintptr_t 
   item.rows = count > 0, item.row_length = count;
   item.codes = at<void>(codes), item.scales = at<float>(scales), item.values = at<float>(values);
   const nb::gil_scoped_release released;
-  encode ? backend().encode(item, nullptr) : backend().decode(item, nullptr);
+  encode ? sign::host_backend().encode(item, nullptr) : sign::host_backend().decode(item, nullptr);
 }
 
 CallbackTransport::Call call_of(nb::object function) {

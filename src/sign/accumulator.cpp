@@ -6,10 +6,10 @@
 #include <cstring>
 #include <vector>
 
-#include "backend/cpu/cpu_backend.h"
 #include "backend/signs.h"
 #include "core/error.h"
 #include "core/thread_pool.h"
+#include "sign/sign_on.h"
 
 namespace lowtide {
 namespace {
@@ -40,7 +40,6 @@ struct SignAccumulator::Impl {
   int64_t count;
   int most, planes, threads, added = 0;
   bool zero_is_plus = true;  // of the next addition; reset() leaves it: an odd number of them would favor one sign
-  std::unique_ptr<Backend> cpu = cpu::make_backend("");
   std::vector<std::vector<std::byte>> plane, next;  // bit j of every counter; and of those of a window, after it
   std::vector<std::byte> signs;                     // of a window
   std::vector<std::byte> carry;                     // a plane that the weights' sum asks for, and counts never reach
@@ -82,7 +81,7 @@ bool SignAccumulator::add(const void* values, DType dtype) {
     item.bits = self.signs.data();
     item.zero_is_plus = self.zero_is_plus;
     item.nonfinite = &nonfinite;
-    self.cpu->pack_signs({&item, 1}, self.threads, nullptr);
+    sign::host_backend().pack_signs({&item, 1}, self.threads, nullptr);
     std::vector<const std::byte*> ballots;
     std::vector<std::byte*> planes;
     for (size_t j = 0; j < self.plane.size(); ++j) {
@@ -93,7 +92,7 @@ bool SignAccumulator::add(const void* values, DType dtype) {
     planes.push_back(self.carry.data());
     CountItem sum;
     sum.count = here, sum.ballots = ballots, sum.weights = weights, sum.planes = planes;
-    self.cpu->count_signs(sum, self.threads, nullptr);
+    sign::host_backend().count_signs(sum, self.threads, nullptr);
     for (size_t j = 0; j < self.plane.size(); ++j)
       std::memcpy(self.plane[j].data() + first / 8, planes[j], static_cast<size_t>(sign_bytes(here)));
   }
@@ -122,7 +121,7 @@ void SignAccumulator::majority(std::byte* bits, const std::string& ties, uint64_
     item.ties = ties == "hash" ? TieRule::kHash : ties == "plus" ? TieRule::kPlus : TieRule::kMinus;
     item.seed = seed, item.step = step;
     item.result = bits + first / 8;
-    self.cpu->vote_signs(item, self.threads, nullptr);
+    sign::host_backend().vote_signs(item, self.threads, nullptr);
   }
 }
 

@@ -32,7 +32,7 @@ struct PieceShape {
   int ranks = 1;
 
   int64_t bits_bytes() const { return signs / 8; }
-  int64_t extra_bytes() const { return extra ? signs / 512 : 0; }
+  int64_t extra_bytes() const { return extra ? presence_bytes(signs) : 0; }
   int64_t ballot_bytes() const { return wire::kHeaderBytes + bits_bytes() + extra_bytes(); }
   // A result begins with a Reason for each rank whose ballot is not in it.
   int64_t reasons_bytes() const { return (ranks + 7) / 8 * 8; }

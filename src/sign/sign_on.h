@@ -11,8 +11,8 @@
 
 namespace lowtide::sign {
 
-// The CPU of lowtide/sign.h: made by the first call, one for the process. Only its operations on signs may be used:
-// they keep nothing between calls, so that any number of threads can make them at a time.
+// The CPU of lowtide/sign.h: made by the first call, one for the process. Only its operations on signs, decode
+// and encode may be used: they keep nothing between calls, so that any number of threads can make them at a time.
 Backend& host_backend();
 
 void pack_on(Backend& backend, void* stream, DType dtype, const void* values, int64_t count, std::span<std::byte> bits,
