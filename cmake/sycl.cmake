@@ -26,12 +26,13 @@ set(lt_sycl lowtide_sycl${SyclRuntime_MAJOR})
 message(STATUS "SYCL plug-in: lib${lt_sycl}.so with ${SyclRuntime_ROOT}")
 set(lt_src "${PROJECT_SOURCE_DIR}/src")
 set(lt_spirv "${lt_src}/backend/sycl/spirv")
-file(GLOB lt_sycl_sources CONFIGURE_DEPENDS "${lt_src}/backend/sycl/host/*.cpp")
+file(GLOB lt_sycl_sources CONFIGURE_DEPENDS "${lt_src}/backend/sycl/host/*.cpp" "${lt_src}/backend/kernels/*.cpp")
 file(GLOB lt_spirv_files CONFIGURE_DEPENDS "${lt_spirv}/*.spv")
 # Objects, since its tests reach inside.
 add_library(lowtide_sycl_objects OBJECT ${lt_sycl_sources})
 set_target_properties(lowtide_sycl_objects PROPERTIES POSITION_INDEPENDENT_CODE ON)
-add_library(${lt_sycl} MODULE $<TARGET_OBJECTS:lowtide_sycl_objects> "${lt_src}/backend/dialect.cpp"
+add_library(${lt_sycl} MODULE $<TARGET_OBJECTS:lowtide_sycl_objects> "${lt_src}/backend/backend.cpp"
+                              "${lt_src}/backend/dialect.cpp"
                               "${lt_src}/backend/signs.cpp" "${lt_src}/core/dtype.cpp"
                               "${lt_src}/core/error.cpp" "${lt_src}/core/layout.cpp")
 set_source_files_properties("${lt_src}/backend/sycl/host/programs.cpp"

@@ -30,6 +30,7 @@ typedef enum lt_status {
   LT_OUT_OF_MEMORY = 10,
   LT_UNSUPPORTED = 20, /* valid, but not in this build or on this machine */
   LT_IO_ERROR = 30,    /* a file, disk or transport failed */
+  LT_DEVICE_LOST = 40, /* the device can do nothing more in this process */
   LT_INTERNAL = 90     /* a bug of this library */
 } lt_status;
 

@@ -43,7 +43,23 @@ struct Memory {
   int64_t device_bytes = -1;  // for state, buffers included; -1: 7/8 of what is free when state is placed (of all,
                               // where the driver does not tell)
   bool managed = false;       // instead: all of it in managed (shared) memory, which the driver migrates; never more
-                              // than device_bytes, or than the device has
+                              // than device_bytes, or than the device has free
+  // How state that does not fit reaches the device: "copy" (through slots in its memory), "zero_copy" (kernels reach
+  // into pinned host memory), "hybrid" (copied in, written by kernels), or "": the fastest of those the device can do,
+  // which is measured once for each kind of machine and remembered (docs/devices.md).
+  std::string path = "";
+  // Instead of device_bytes: all state begins in host memory; once steps have shown what else the device has to hold,
+  // as much as fits is moved there, and back when memory gets short. See Optimizer::demote and StepOptions::free_bytes.
+  bool automatic = false;
+};
+
+// Where device memory is taken from instead of the driver: a framework's cache. allocate: `bytes` of it, aligned to 256
+// bytes, or nullptr. Both may be called in any call of the optimizer and in its destructor, on the calling thread; they
+// must not throw.
+struct DeviceAllocator {
+  void* context = nullptr;
+  void* (*allocate)(void* context, int64_t bytes) = nullptr;
+  void (*free)(void* context, void* memory) = nullptr;
 };
 
 struct OptimizerOptions {
@@ -55,9 +71,10 @@ struct OptimizerOptions {
   std::string cpu_target = "";  // "" = best for this CPU, else one of cpu_targets()
   Memory memory = {};           // one budget for all groups without their own
   // -- where parameters and gradients are
-  std::string backend = "cpu";  // one of backends() (lowtide/backends.h)
-  std::string device = "";      // of the backend: "" = its best, else as it names them
-  void* stream = nullptr;       // of the backend: its device and context are those of all steps; nullptr: own ones
+  std::string backend = "cpu";     // one of backends() (lowtide/backends.h)
+  std::string device = "";         // of the backend: "" = its best, else as it names them
+  void* stream = nullptr;          // of the backend: its device and context are those of all steps; nullptr: own ones
+  DeviceAllocator allocator = {};  // for CUDA; without functions: the driver
 };
 
 // Hyper-parameters of all rules; a rule reads those it names in docs/rules.md and ignores the others.
@@ -107,11 +124,18 @@ struct StepOptions {
   void* stream = nullptr;
   double grad_scale = 1.0;     // every gradient is multiplied by this (as float32) before use, e.g. 1/loss scale
   bool assume_finite = false;  // the caller has checked the gradients already: no second check
+  // For Memory::automatic: bytes of device memory that nothing else needs now, counting what the allocator keeps
+  // unused; -1: what the driver calls free.
+  int64_t free_bytes = -1;
 };
 
 struct StepResult {
   bool applied = true;           // false: skipped because of a non-finite gradient
   int64_t nonfinite_param = -1;  // the first parameter (by number) whose gradient was not finite
+  // On a device that searches gradients in the step itself (CUDA): not known yet. A step whose gradients are not finite
+  // changes nothing; the next call that has to know (a step, report(), steps(), synchronize(), save() ...) uncounts it,
+  // and with NonFinite::kRaise throws what this one would have thrown.
+  bool pending = false;
 };
 
 // Where the packed signs of all parameters are: Optimizer::sign_count() of them, those of parameter i, in row-major
@@ -153,6 +177,8 @@ struct MemoryReport {
   int64_t offloaded_bytes = 0;                // put on disk by offload(); counted in disk_bytes
   int64_t kept_bytes = 0;                     // in RAM above the budget because they could not be written
   double waited_seconds = 0;                  // that steps stood still for the disk
+  int64_t promotions = 0, demotions = 0;      // times that automatic residency has moved state to the device, and away
+  std::string path;                           // how streaming state reaches the device (Memory::path); "" if none does
 };
 
 class LT_API Optimizer {
@@ -208,6 +234,23 @@ class LT_API Optimizer {
   // are present). Neither gradients nor state are needed, and no step is counted: ballots() has. `stream` as in
   // StepOptions.
   void apply_signs(const SignBuffer& signs, void* stream = nullptr);
+
+  // A step on a queue that is recorded for replays (a CUDA graph that captures it) takes none: it records one, which
+  // replays then take. Before each replay: counts a step and queues, on `stream`, what the replay there needs: its
+  // number and the hyper-parameters as they are now. A replay without it changes nothing, and the next call throws
+  // kInvalidArgument to say so. All state must be in device memory (Memory without a limit that it exceeds), gradients
+  // and parameters where they were when it was recorded. Throws kInvalidArgument if no step has been recorded.
+  StepResult prepare_replay(const StepOptions& options = {});
+
+  // On a device, where state streams: takes up to `bytes` more of device memory and queues copies of the state that the
+  // next step needs into it, after what is queued on `stream` so far, where the memory may just have become free.
+  // Called during backward, as activations are freed, it hides reading behind computing; the step gives the memory
+  // back. Nothing happens without state that streams, or if memory is short. Returns the bytes taken.
+  int64_t prefetch(int64_t bytes, void* stream = nullptr);
+  // On a device: moves state out of its memory until at least `bytes` (or all there is) are free again, and waits for
+  // that. Under Memory::automatic it comes back when there has been room for a while, else it stays on the host.
+  // Returns the bytes freed. No bit of any result changes.
+  int64_t demote(int64_t bytes);
 
   // On a device: waits until all that steps have queued has happened, state that streams back to the host included.
   void synchronize();

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -26,6 +27,30 @@ struct BallotTarget {
   bool zero_is_plus = true;
 };
 
+struct StepItem;
+
+// A search for gradients that are not finite that has been queued and is not waited for. Steps that are given it do
+// nothing if it finds one.
+class Guard {
+ public:
+  virtual ~Guard() = default;
+  // Waits for it: the position of the first item with one, -1 if there is none.
+  virtual int64_t first() = 0;
+  // What kernels read, in memory of the device: kernels::kNoItem, or that position.
+  virtual const uint32_t* word() const = 0;
+};
+
+// A step that was recorded on a capturing queue (Device::is_capturing) and runs when the recording is replayed.
+class RecordedStep {
+ public:
+  virtual ~RecordedStep() = default;
+  // Queues, on `stream`, what the next replay there needs: the same items, with args, scales and keys of the step that
+  // it is to be. A replay without it changes nothing.
+  virtual void prepare(std::span<const StepItem> items, void* stream) = 0;
+  // Whether all replays so far had been prepared. Waits for those that are queued.
+  virtual bool all_prepared() = 0;
+};
+
 // One parameter in one step. Everything is borrowed for the call; nothing here owns.
 struct StepItem {
   void* param = nullptr;
@@ -41,7 +66,10 @@ struct StepItem {
   int64_t first_block = 0, blocks = -1;
   void* codes[kMaxStates] = {};    // [elements of the part], contiguous
   float* scales[kMaxStates] = {};  // [blocks], nullptr if the codec has none
-  uint32_t stochastic = 0;         // bit k: state k is rounded stochastically with key[k]
+  // Bytes from where codes and scales are read to where they are written: 0, in place, or a whole chunk elsewhere.
+  int64_t write_offset = 0;
+  Guard* guard = nullptr;   // of the backend's own, of this step and queue
+  uint32_t stochastic = 0;  // bit k: state k is rounded stochastically with key[k]
   uint32_t key[kMaxStates][2] = {};
   // Not nullptr: the parameter is neither read nor written (`param` may be nullptr), and signs are made. With args of
   // lr = -1 and no decay they are those of what the rule would subtract.
@@ -74,6 +102,10 @@ class Backend {
   virtual void step(std::span<const StepItem> items, int threads, bool ordered, void* stream) = 0;
   // Index of the first item with a gradient that is not finite (or 2^62 and above), -1 if there is none. Synchronous.
   virtual int64_t first_nonfinite(std::span<const StepItem> items, int threads, void* stream) = 0;
+  // The same, queued: see Guard. nullptr where there is no such thing, and first_nonfinite is to be asked.
+  virtual std::shared_ptr<Guard> queue_guard(std::span<const StepItem> /*items*/, void* /*stream*/) { return nullptr; }
+  // Records a step of these items on a capturing queue. Throws kUnsupported where queues cannot capture.
+  virtual std::shared_ptr<RecordedStep> record_step(std::span<const StepItem> items, bool ordered, void* stream);
   // values = decoded codes, and codes = encoded values, blocks within rows as in a step. Synchronous.
   virtual void decode(const CodecItem& item, void* stream) = 0;
   virtual void encode(const CodecItem& item, void* stream) = 0;

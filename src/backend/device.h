@@ -46,6 +46,24 @@ class Device {
   // What is queued from here on runs after the event, which may be of another queue.
   virtual void wait(void* queue, const Event& event) = 0;
   virtual void host_wait(const Event& event) = 0;
+  // Whether it has happened; false where that cannot be told without waiting.
+  virtual bool has_happened(const Event& event) { return !event; }
+
+  // Whether steps may be given codes and scales in pinned memory: kernels then reach it over the link.
+  virtual bool steps_pinned() const { return false; }
+  // Whether what is queued there is recorded for later replays (a CUDA graph) instead of run.
+  virtual bool is_capturing(void* /*queue*/) { return false; }
+  // Set once the device can do nothing more in this process: every call throws kDeviceLost, and frees do nothing.
+  virtual bool is_lost() const { return false; }
+
+  // Takes device memory (kDevice) from elsewhere from now on: a framework's cache, so that it is seen, limited and
+  // shared there. allocate returns nullptr if there is none. Throws kUnsupported.
+  struct Allocator {
+    void* context = nullptr;
+    void* (*allocate)(void* context, int64_t bytes) = nullptr;
+    void (*free)(void* context, void* memory) = nullptr;
+  };
+  virtual void use_allocator(const Allocator& allocator);
 };
 
 // Owns memory of a device, which outlives it.

@@ -78,6 +78,7 @@ static_assert(LT_INVALID_ARGUMENT == static_cast<int>(ErrorKind::kInvalidArgumen
 static_assert(LT_OUT_OF_MEMORY == static_cast<int>(ErrorKind::kOutOfMemory));
 static_assert(LT_UNSUPPORTED == static_cast<int>(ErrorKind::kUnsupported));
 static_assert(LT_IO_ERROR == static_cast<int>(ErrorKind::kIo));
+static_assert(LT_DEVICE_LOST == static_cast<int>(ErrorKind::kDeviceLost));
 static_assert(LT_INTERNAL == static_cast<int>(ErrorKind::kInternal));
 static_assert(LT_F32 == static_cast<int>(lowtide::DType::kF32) && LT_BF16 == static_cast<int>(lowtide::DType::kBF16) &&
               LT_F16 == static_cast<int>(lowtide::DType::kF16));
@@ -111,6 +112,8 @@ const char* lt_status_name(lt_status status) {
       return "unsupported";
     case LT_IO_ERROR:
       return "input/output error";
+    case LT_DEVICE_LOST:
+      return "device lost";
     case LT_INTERNAL:
       return "internal error";
   }

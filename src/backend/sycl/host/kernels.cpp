@@ -3,7 +3,7 @@
 #include <list>
 
 #include "backend/dialect.h"
-#include "backend/sycl/host/codec_tables.h"
+#include "backend/kernels/codec_tables.h"
 #include "backend/sycl/host/errors.h"
 
 namespace lowtide::sycl_host {
@@ -73,7 +73,7 @@ const sycl::kernel& Kernels::feedback() { return find("feedback", "lt_feedback")
 const void* Kernels::tables(int codec) {
   const std::lock_guard lock(mutex_);
   if (const auto known = tables_.find(codec); known != tables_.end()) return known->second.get();
-  const std::vector<std::byte> bytes = codec_tables(codec);
+  const std::vector<std::byte> bytes = kernels::codec_tables(codec);
   UsmBytes memory(nullptr, Free{context_});
   if (!bytes.empty()) {
     memory = allocate(bytes.size(), context_, device_, sycl::usm::alloc::device);

@@ -10,15 +10,15 @@
 namespace lowtide::sycl_host {
 namespace {
 
-static_assert(kSignBlock == 32 * sycl_device::kWordsOfBlock);
-constexpr int64_t kPackedAtOnce = 32 * sycl_device::kSignWordsAtOnce;
+static_assert(kSignBlock == 32 * kernels::kWordsOfBlock);
+constexpr int64_t kPackedAtOnce = 32 * kernels::kSignWordsAtOnce;
 
 template <class T = unsigned char>
 T* bytes(const std::byte* p) {
   return reinterpret_cast<T*>(const_cast<std::byte*>(p));
 }
 
-sycl_device::DeviceSignItem device_item(const SignItem& item) {
+kernels::DeviceSignItem device_item(const SignItem& item) {
   return {item.values,    bytes(item.bits), bytes(item.presence), bytes(item.zeros), item.scales,
           item.nonfinite, item.first,       item.count,           item.zero_is_plus};
 }
@@ -61,8 +61,8 @@ T* at(const Uploads::Slot& slot, size_t offset) {
 }
 
 using Row = const unsigned char* const;
-using sycl_device::DeviceFeedback;
-using sycl_device::DeviceVote;
+using kernels::DeviceFeedback;
+using kernels::DeviceVote;
 
 // Work-items that take a word of 32 signs each.
 int64_t groups_for_words(int64_t signs) { return groups_for((signs + 31) / 32); }
@@ -151,7 +151,7 @@ void feedback(sycl::queue& queue, Kernels& kernels, Uploads& uploads, const Feed
                weights_at = arguments.add_weights(item.ballots, item.weights);
   Uploads::Slot& slot = arguments.upload(queue, uploads);
   const int64_t blocks = (item.count + kSignAlignment - 1) / kSignAlignment;
-  slot.used = launch(queue, kernel, groups_for(blocks * sycl_device::kFeedbackLanes),
+  slot.used = launch(queue, kernel, groups_for(blocks * kernels::kFeedbackLanes),
                      at<const DeviceFeedback>(slot, item_at), at<Row>(slot, ballots_at),
                      at<const uint16_t* const>(slot, scales_at), at<const uint32_t>(slot, weights_at), tables);
 }

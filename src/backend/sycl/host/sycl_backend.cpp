@@ -8,7 +8,7 @@
 #include <tuple>
 #include <utility>
 
-#include "backend/sycl/host/batch.h"
+#include "backend/kernels/batch.h"
 #include "backend/sycl/host/errors.h"
 #include "backend/sycl/host/kernels.h"
 #include "backend/sycl/host/late_errors.h"
@@ -58,12 +58,12 @@ class SyclBackend final : public Backend {
         add_grouped(items);
       }
       // All that can fail for want of memory or a kernel comes before the first launch.
-      for (const Batch::Launch& part : batch_.launches()) {
+      for (const kernels::Batch::Launch& part : batch_.launches()) {
         step_kernel(place, part);
         place.kernels.tables(part.codec);
       }
       Uploads::Slot& slot = upload(queue, place, batch_.bytes());
-      for (const Batch::Launch& part : batch_.launches())
+      for (const kernels::Batch::Launch& part : batch_.launches())
         if (part.blocks)
           slot.used =
               launch(queue, step_kernel(place, part), part.blocks, batch_.items(slot.device.get(), part),
@@ -80,7 +80,7 @@ class SyclBackend final : public Backend {
       batch_.clear();
       batch_.begin_launch(0, 0);
       for (size_t i = 0; i < items.size(); ++i) batch_.add(items[i], static_cast<int64_t>(i));
-      const Batch::Launch& part = batch_.launches()[0];
+      const kernels::Batch::Launch& part = batch_.launches()[0];
       if (part.blocks == 0) return -1;
       const size_t at = batch_.bytes();
       const sycl::kernel& kernel = place.kernels.first_nonfinite();
@@ -129,7 +129,7 @@ class SyclBackend final : public Backend {
       batch_.clear();
       batch_.begin_launch(0, 0);
       for (const ApplyItem& item : items) batch_.add(item);
-      const Batch::Launch& part = batch_.launches()[0];
+      const kernels::Batch::Launch& part = batch_.launches()[0];
       if (part.blocks == 0) return;
       const sycl::kernel& kernel = place.kernels.apply_signs();
       Uploads::Slot& slot = upload(queue, place, batch_.bytes());
@@ -174,7 +174,7 @@ class SyclBackend final : public Backend {
     return places_.emplace_back(context, device);
   }
 
-  static const sycl::kernel& step_kernel(Place& place, const Batch::Launch& part) {
+  static const sycl::kernel& step_kernel(Place& place, const kernels::Batch::Launch& part) {
     return part.ballot ? place.kernels.ballot(part.rule, part.codec) : place.kernels.step(part.rule, part.codec);
   }
 
@@ -227,7 +227,7 @@ class SyclBackend final : public Backend {
     batch_.clear();
     batch_.begin_launch(0, item.codec);
     batch_.add(item);
-    const Batch::Launch& part = batch_.launches()[0];
+    const kernels::Batch::Launch& part = batch_.launches()[0];
     if (part.blocks == 0) return;
     const sycl::kernel& kernel = (place.kernels.*pick)(item.codec, item.is_signed);
     const void* tables = place.kernels.tables(item.codec);
@@ -246,7 +246,7 @@ class SyclBackend final : public Backend {
   sycl::queue own_;
   SyclDevice device_;
   std::list<Place> places_;
-  Batch batch_;  // kept between calls for its memory
+  kernels::Batch batch_;  // kept between calls for its memory
   std::vector<size_t> order_;
 };
 

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "backend/sycl/device/kernel.h"
+#include "backend/kernels/items.h"
 
-namespace lowtide::sycl_host {
+namespace lowtide::kernels {
 
 class Batch {
  public:
@@ -35,17 +35,17 @@ class Batch {
   // Writes bytes() bytes; `device` is where they will be.
   void write(std::byte* to, const std::byte* device);
   // Where a launch finds its items and their starts.
-  const sycl_device::DeviceItem* items(const std::byte* device, const Launch& launch) const;
+  const DeviceItem* items(const std::byte* device, const Launch& launch) const;
   const int64_t* starts(const std::byte* device, const Launch& launch) const;
 
  private:
   int64_t size() const { return static_cast<int64_t>(items_.size()); }
-  sycl_device::DeviceTensor tensor(const void* data, DType dtype, const Layout& layout);
-  void add(const sycl_device::DeviceItem& item, int64_t blocks);
+  DeviceTensor tensor(const void* data, DType dtype, const Layout& layout);
+  void add(const DeviceItem& item, int64_t blocks);
 
-  std::vector<sycl_device::DeviceItem> items_;  // with dims as positions in dims_ until they are written
+  std::vector<DeviceItem> items_;  // with dims as positions in dims_ until they are written
   std::vector<int64_t> starts_, dims_;
   std::vector<Launch> launches_;
 };
 
-}  // namespace lowtide::sycl_host
+}  // namespace lowtide::kernels

@@ -1,8 +1,8 @@
-#include "backend/sycl/host/codec_tables.h"
+#include "backend/kernels/codec_tables.h"
 
 #include <memory>
 
-namespace lowtide::sycl_host {
+namespace lowtide::kernels {
 namespace {
 #include "portable/portable.h"
 
@@ -29,4 +29,4 @@ std::vector<std::byte> codec_tables(int codec) {
   return {};
 }
 
-}  // namespace lowtide::sycl_host
+}  // namespace lowtide::kernels

@@ -1,11 +1,11 @@
-// What crosses the border between host code and the SYCL kernels: plain data, for both compilers.
+// What crosses the border between host code and the kernels of devices (SYCL, CUDA): plain data, for all compilers.
 #pragma once
 
 #include <cstdint>
 
 #include "backend/limits.h"
 
-namespace lowtide::sycl_device {
+namespace lowtide::kernels {
 
 // A strided tensor in memory that the device can address.
 struct DeviceTensor {
@@ -38,8 +38,13 @@ struct DeviceItem {
   uint32_t index;       // position among the caller's items
   uint32_t stochastic;  // bit k: state k is rounded stochastically with key[k]
   uint32_t key[kMaxStates][2];
+  int64_t write_offset;                       // bytes from where codes and scales are read to where they are written
+  const uint32_t* guard;                      // nullptr, or nothing happens unless *guard is kNoItem
   alignas(8) unsigned char args[kArgsBytes];  // the rule's Args
 };
+
+// "No item" where a kernel says which one.
+inline constexpr uint32_t kNoItem = ~uint32_t{0};
 
 // The args of a DeviceItem that is an ApplyItem.
 struct ApplyArgs {
@@ -90,4 +95,4 @@ inline constexpr int kWordsOfBlock = 2, kSignWordsAtOnce = 8 * kWordsOfBlock;
 // Work-items that share a block of error feedback: the lanes of its sum.
 inline constexpr int kFeedbackLanes = 16;
 
-}  // namespace lowtide::sycl_device
+}  // namespace lowtide::kernels

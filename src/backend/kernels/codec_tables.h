@@ -4,9 +4,9 @@
 #include <cstddef>
 #include <vector>
 
-namespace lowtide::sycl_host {
+namespace lowtide::kernels {
 
 // Of the codec with this number; empty if it has none.
 std::vector<std::byte> codec_tables(int codec);
 
-}  // namespace lowtide::sycl_host
+}  // namespace lowtide::kernels

@@ -1,4 +1,4 @@
-#include "backend/sycl/host/batch.h"
+#include "backend/kernels/batch.h"
 
 #include <algorithm>
 #include <cstring>
@@ -6,10 +6,8 @@
 #include "backend/dialect.h"
 #include "backend/gradient_limit.h"
 
-namespace lowtide::sycl_host {
+namespace lowtide::kernels {
 namespace {
-using sycl_device::DeviceItem;
-using sycl_device::DeviceTensor;
 
 static_assert(sizeof(DeviceItem) % alignof(int64_t) == 0);
 static_assert(sizeof(DeviceItem::key) == sizeof(StepItem::key));
@@ -61,6 +59,8 @@ void Batch::add(const StepItem& item, int64_t index) {
   out.limit_bits = gradient_limit_bits(item.grad_scale);
   out.index = static_cast<uint32_t>(index);
   out.stochastic = item.stochastic;
+  out.write_offset = item.write_offset;
+  if (item.guard) out.guard = item.guard->word();
   std::memcpy(out.key, item.key, sizeof out.key);
   if (item.args) std::memcpy(out.args, item.args, rules()[static_cast<size_t>(item.rule)].args_bytes);
   add(out, item.blocks >= 0 ? item.blocks : item.param_layout->blocks(kBlockElements) - item.first_block);
@@ -83,7 +83,7 @@ void Batch::add(const ApplyItem& item) {
   out.param = tensor(item.param, item.dtype, *item.layout);
   out.row_length = item.layout->numel;
   out.signs = {chars(item.bits), chars(item.presence), chars(item.zeros), item.first, true};
-  const sycl_device::ApplyArgs args{item.lr, item.decay};
+  const ApplyArgs args{item.lr, item.decay};
   std::memcpy(out.args, &args, sizeof args);
   add(out, blocks_per_row(item.layout->numel, kBlockElements));
 }
@@ -115,4 +115,4 @@ const int64_t* Batch::starts(const std::byte* device, const Launch& launch) cons
   return at(device, items_.size() * sizeof(DeviceItem)) + launch.first;
 }
 
-}  // namespace lowtide::sycl_host
+}  // namespace lowtide::kernels

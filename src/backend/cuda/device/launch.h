@@ -1,0 +1,76 @@
+// What the CUDA kernels offer to host code: one function for each kind, which queues it. Arguments are memory that the
+// device can address. Implemented in the .cu files; each returns what the launch did, and launches nothing for no work.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "backend/kernels/items.h"
+#include "lowtide/tensor.h"
+
+namespace lowtide::cuda_kernels {
+
+// Where kernels are queued, and how many multiprocessors work there.
+struct Queue {
+  cudaStream_t stream;
+  int processors;
+};
+
+// Blocks of a tile, the unit of work of a warp in a step: items' starts are counted in tiles.
+inline constexpr int64_t kTileBlocks = 32;
+
+// What a recorded step looks at before it does anything: replays whose number has not gone up do nothing.
+struct ReplayState {
+  uint32_t prepared;  // by the host, for the next replay
+  uint32_t done;      // of the last replay that was taken
+  uint32_t missed;    // replays that found nothing prepared
+};
+
+struct StepLaunch {
+  int rule = 0, codec = 0;
+  int pair = -1;        // number of pairs.def that all items have, -1: they differ
+  bool fast = false;    // approximate arithmetic, where there is such a kernel; else the bits of the CPU backend
+  bool ballot = false;  // signs instead of parameters
+  const kernels::DeviceItem* items = nullptr;
+  const int64_t* starts = nullptr;  // [count], tiles before each
+  int64_t count = 0, tiles = 0;
+  const void* tables = nullptr;         // of the codec
+  const ReplayState* replay = nullptr;  // of a recorded step
+};
+cudaError_t step(const StepLaunch& launch, const Queue& queue);
+// Behind the launches of a recorded step: counts the replay.
+cudaError_t finish_replay(ReplayState* replay, const Queue& queue);
+
+// item: one, `blocks` of it.
+cudaError_t decode(int codec, bool is_signed, const kernels::DeviceItem* item, int64_t blocks, const void* tables,
+                   const Queue& queue);
+cudaError_t encode(int codec, bool is_signed, const kernels::DeviceItem* item, int64_t blocks, const void* tables,
+                   const Queue& queue);
+// *first becomes the smallest index of an item with such a gradient, if that is smaller.
+cudaError_t first_nonfinite(const kernels::DeviceItem* items, const int64_t* starts, int64_t count, int64_t tiles,
+                            uint32_t* first, const Queue& queue);
+// A byte stands in `word` four times; other words come with `to` aligned, and whole.
+cudaError_t fill(unsigned char* to, uint32_t word, int64_t bytes, const Queue& queue);
+
+cudaError_t pack_signs(DType dtype, const kernels::DeviceSignItem& item, const Queue& queue);
+cudaError_t unpack_signs(DType dtype, const kernels::DeviceSignItem& item, const Queue& queue);
+// signs: of the vote, which the host knows. Then, if it has presences, vote_presence.
+cudaError_t vote_signs(const kernels::DeviceVote* vote, const unsigned char* const* ballots, const uint32_t* weights,
+                       const unsigned char* const* presences, int64_t signs, const Queue& queue);
+cudaError_t vote_presence(const kernels::DeviceVote* vote, const uint32_t* weights,
+                          const unsigned char* const* presences, int64_t signs, const Queue& queue);
+cudaError_t count_signs(const kernels::DeviceVote* vote, const unsigned char* const* ballots, const uint32_t* weights,
+                        unsigned char* const* planes, int64_t signs, const Queue& queue);
+// starts in blocks.
+cudaError_t apply_signs(const kernels::DeviceItem* items, const int64_t* starts, int64_t count, int64_t blocks,
+                        const Queue& queue);
+cudaError_t feedback(const kernels::DeviceFeedback* item, const unsigned char* const* ballots,
+                     const uint16_t* const* ballot_scales, const uint32_t* weights, const void* tables, int64_t signs,
+                     const Queue& queue);
+
+// "sm_90" or, of PTX that the driver has compiled, "compute_120": what runs on the present device. nullptr: nothing of
+// this build does.
+const char* architecture();
+
+}  // namespace lowtide::cuda_kernels
