@@ -90,10 +90,14 @@ class Mapped final : public Contender {
   void step() override {
     const Hyper h = lowtide::default_hyper("adamw");
     const bool first = steps_++ == 0;
-    lowtide::rules()[static_cast<size_t>(item_.rule)].make_args(
-        {h.lr, h.beta1, h.beta2, h.eps, h.weight_decay, h.momentum, h.dampening, h.nesterov,
-         static_cast<double>(steps_), first},
-        args_);
+    lowtide::rules()[static_cast<size_t>(item_.rule)].make_args({.lr = h.lr,
+                                                                 .beta1 = h.beta1,
+                                                                 .beta2 = h.beta2,
+                                                                 .eps = h.eps,
+                                                                 .weight_decay = h.weight_decay,
+                                                                 .t = static_cast<double>(steps_),
+                                                                 .first = first},
+                                                                args_);
     backend_->step({&item_, 1}, lowtide::available_threads(), false, nullptr);
   }
   void settle() override {

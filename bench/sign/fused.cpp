@@ -116,7 +116,7 @@ void run(int64_t count, int rounds, int threads) {
   const auto ballot = [&](int as, void* of) {
     constexpr int kLion = 2;
     alignas(16) std::byte args[kArgsBytes];
-    rules()[kLion].make_args({-1, 0.9, 0.99, 1e-8, 0, 0, 0, false, 2, false}, args);
+    rules()[kLion].make_args({.lr = -1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .t = 2}, args);
     const BallotTarget target{bits.data(), presence.data(), 0, true};
     StepItem item;
     item.grad = g, item.param_layout = item.grad_layout = &layout, item.rule = kLion, item.codec = as;

@@ -43,7 +43,8 @@ struct Problem {
   Problem(const Problem&) = delete;
 
   StepItem item(int rule, int codec) {
-    rules()[static_cast<size_t>(rule)].make_args({1e-3, 0.9, 0.99, 1e-8, 0, 0.9, 0, false, 1, true}, args);
+    rules()[static_cast<size_t>(rule)].make_args(
+        {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .momentum = 0.9, .t = 1, .first = true}, args);
     StepItem out;
     out.param = arrays, out.grad = arrays + kElements;
     out.param_layout = out.grad_layout = &layout;

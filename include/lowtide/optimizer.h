@@ -82,12 +82,21 @@ struct Hyper {
   double lr = 1e-3;         // >= 0, finite
   double beta1 = 0.9;       // [0, 1)
   double beta2 = 0.999;     // [0, 1)
+  double beta3 = 0.9999;    // [0, 1); of AdEMAMix's slow average
   double eps = 1e-8;        // > 0 as float32: 0 would divide 0 by 0 where a gradient was always zero
   double weight_decay = 0;  // >= 0, finite
   double momentum = 0;      // >= 0, finite
   double dampening = 0;     // finite; must be 0 with nesterov
-  bool nesterov = false;    // needs momentum > 0
+  bool nesterov = false;    // SGD: needs momentum > 0. Adam, AdamW: NAdam
   bool maximize = false;    // step along the gradient instead of against it
+  bool amsgrad = false;     // Adam, AdamW: divide by the root of the largest second moment so far
+  bool centered = false;    // RMSprop: divide by the deviation from the average gradient
+  double alpha = 5;         // AdEMAMix: weight of the slow average, >= 0. RMSprop: decay of its averages, [0, 1)
+  double t_alpha = 0;       // AdEMAMix: steps in which alpha grows from 0, >= 0
+  double t_beta3 = 0;       // AdEMAMix: steps in which beta3 grows from beta1, >= 0
+  double lr_decay = 0;      // Adagrad: lr / (1 + (t - 1) lr_decay), >= 0
+  double initial_accumulator_value = 0;  // Adagrad: what the sum begins with, >= 0
+  double momentum_decay = 4e-3;          // NAdam's, >= 0
 };
 
 // The rule's usual defaults (those of torch.optim, and of the Lion paper).

@@ -16,13 +16,15 @@ from lowtide.memory import Memory
 PARAMETER_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Arguments of torch.optim that change what a step means, and are not offered: refused by name instead of ignored.
 REFUSED = {
-    "amsgrad": "the running maximum of the second moment is not kept",
     "capturable": "steps cannot be captured in a graph",
     "differentiable": "steps are not recorded by autograd",
     "decoupled_weight_decay": "the class decides how weights decay: use AdamW",
 }
 # Options of the whole optimizer, which a parameter group cannot set for itself.
 WHOLE_OPTIMIZER = ("nonfinite", "amp_scaling", "cpu_target")
+# Hyper-parameters of the core that are one tuple, "betas", here, and those that are bools.
+BETAS = ("beta1", "beta2", "beta3")
+FLAGS = ("maximize", "nesterov", "amsgrad", "centered")
 _LARGEST_STEP = 2**53
 # What options may be, in types and in words. What a string may be, the core knows.
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
@@ -107,13 +109,13 @@ def hyper_values(keys: Sequence[str], group: Mapping[str, Any]) -> tuple[float, 
     values: list[float] = []
     try:
         for key in keys:
-            if key == "beta1" or key == "beta2":
-                betas = group["betas"]
-                if not isinstance(betas, (tuple, list)) or len(betas) != 2:
-                    raise TypeError(f"betas: got {betas!r}, wanted a pair of numbers")
-                place = 0 if key == "beta1" else 1
+            if key in BETAS:
+                betas, count = group["betas"], sum(beta in keys for beta in BETAS)
+                if not isinstance(betas, (tuple, list)) or len(betas) != count:
+                    raise TypeError(f"betas: got {betas!r}, wanted a tuple of {count} numbers")
+                place = BETAS.index(key)
                 values.append(number(f"betas[{place}]", betas[place]))
-            elif key == "maximize" or key == "nesterov":
+            elif key in FLAGS:
                 if not isinstance(group[key], (bool, int)):
                     raise TypeError(f"{key}: got {group[key]!r} ({type(group[key]).__name__}), wanted a bool")
                 values.append(bool(group[key]))
@@ -128,7 +130,7 @@ def hyper_values(keys: Sequence[str], group: Mapping[str, Any]) -> tuple[float, 
 
 def group_key(key: str) -> str:
     """The name, in a parameter group, of the core's hyper-parameter `key`."""
-    return "betas" if key in ("beta1", "beta2") else key
+    return "betas" if key in BETAS else key
 
 
 def check_parameter(param: torch.Tensor, where: str, anywhere: bool = False) -> None:

@@ -18,8 +18,9 @@ RuleInfo rule_info(const char* name) {
                   R::kSigned,
                   {R::kStateNames, R::kStateNames + R::kStates},
                   [](const RuleHyper& h, void* out) {
-                    const RuleInput in{h.lr,       h.beta1,     h.beta2,    h.eps, h.weight_decay,
-                                       h.momentum, h.dampening, h.nesterov, h.t,   h.first};
+                    const RuleInput in{h.lr,       h.beta1,     h.beta2,          h.beta3, h.eps,     h.weight_decay,
+                                       h.momentum, h.dampening, h.nesterov,       h.alpha, h.t_alpha, h.t_beta3,
+                                       h.lr_decay, h.initial,   h.momentum_decay, h.t,     h.first};
                     const typename R::Args args = R::args(in);
                     std::memcpy(out, &args, sizeof args);
                   },
@@ -79,14 +80,30 @@ const std::vector<CodecInfo>& codecs() {
   return all;
 }
 
-int effective_rule(int rule, double momentum) {
-  return rule == host::k_sgd && momentum == 0 ? host::k_sgd_plain : rule;
+int effective_rule(int rule, const RuleVariant& variant) {
+  using namespace host;
+  const bool amsgrad = variant.amsgrad, nesterov = variant.nesterov;
+  LT_REQUIRE(!(amsgrad && nesterov) || (rule != k_adam && rule != k_adamw),
+             "got amsgrad and nesterov for %s, wanted one of them at most", rules()[static_cast<size_t>(rule)].name);
+  switch (rule) {
+    case k_adam:
+      return amsgrad ? k_adam_amsgrad : nesterov ? k_adam_nesterov : k_adam;
+    case k_adamw:
+      return amsgrad ? k_adamw_amsgrad : nesterov ? k_adamw_nesterov : k_adamw;
+    case k_sgd:
+      return variant.momentum ? k_sgd : k_sgd_plain;
+    case k_rmsprop:
+      if (variant.momentum) return variant.centered ? k_rmsprop_centered_momentum : k_rmsprop_momentum;
+      return variant.centered ? k_rmsprop_centered : k_rmsprop;
+  }
+  return rule;
 }
 
 std::vector<std::string> rule_names() {
   std::vector<std::string> names;
-  for (int i = 0; i < static_cast<int>(rules().size()); ++i)
-    if (i != host::k_sgd_plain) names.emplace_back(rules()[static_cast<size_t>(i)].name);
+  for (const int rule :
+       {host::k_adam, host::k_adamw, host::k_lion, host::k_sgd, host::k_adagrad, host::k_rmsprop, host::k_ademamix})
+    names.emplace_back(rules()[static_cast<size_t>(rule)].name);
   return names;
 }
 

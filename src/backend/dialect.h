@@ -12,10 +12,11 @@ namespace lowtide {
 
 // The rule-independent input of RuleInfo::make_args; see portable/rules/hyper.h.
 struct RuleHyper {
-  double lr, beta1, beta2, eps, weight_decay, momentum, dampening;
-  bool nesterov;
-  double t;    // number of this step for this parameter, from 1
-  bool first;  // the state holds nothing yet
+  double lr = 0, beta1 = 0, beta2 = 0, beta3 = 0, eps = 0, weight_decay = 0, momentum = 0, dampening = 0;
+  bool nesterov = false;
+  double alpha = 0, t_alpha = 0, t_beta3 = 0, lr_decay = 0, initial = 0, momentum_decay = 0;
+  double t = 1;        // number of this step for this parameter, from 1
+  bool first = false;  // the state holds nothing yet
 };
 
 struct RuleInfo {
@@ -34,7 +35,7 @@ struct CodecInfo {
   unsigned zero_code[2];  // code of 0: [unsigned, signed]; memory starts with it
 };
 
-// By number. Rules that users do not name (sgd_plain) are included.
+// By number. Rules that users do not name (sgd_plain, adam_amsgrad, ...) are included.
 const std::vector<RuleInfo>& rules();
 const std::vector<CodecInfo>& codecs();
 
@@ -42,7 +43,12 @@ const std::vector<CodecInfo>& codecs();
 int find_rule(const std::string& name);
 int find_codec(const std::string& name);
 
-// The rule that runs for `rule` with this momentum: SGD without momentum has no state.
-int effective_rule(int rule, double momentum);
+// What of the hyper-parameters decides which states a rule has.
+struct RuleVariant {
+  bool momentum = false, nesterov = false, amsgrad = false, centered = false;
+};
+// The rule that runs for one that users name: SGD without momentum has no state, Adam with amsgrad a third, ... Throws
+// kInvalidArgument for a variant that does not exist.
+int effective_rule(int rule, const RuleVariant& variant);
 
 }  // namespace lowtide

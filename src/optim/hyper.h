@@ -1,12 +1,18 @@
 // The one place where hyper-parameters and options of groups are checked.
 #pragma once
 
+#include "backend/dialect.h"
 #include "lowtide/optimizer.h"
 
 namespace lowtide {
 
 // Throws kInvalidArgument naming the value and what was wanted.
-void check_hyper(const Hyper& hyper);
-void check_group(const GroupOptions& options);  // but for the state's name and the budget
+// rule: as users name it.
+void check_hyper(const std::string& rule, const Hyper& hyper);
+// What the rule's arguments of step `t` are made of.
+RuleHyper rule_hyper(const Hyper& hyper, int64_t t, bool first);
+// What of it decides which states a rule has.
+RuleVariant variant_of(const Hyper& hyper);
+void check_group(const std::string& rule, const GroupOptions& options);  // but for the state's name and the budget
 
 }  // namespace lowtide

@@ -16,7 +16,7 @@ Optimizer& Optimizer::operator=(Optimizer&&) noexcept = default;
 
 int Optimizer::add_group(const GroupOptions& options) {
   const Exclusive guard(impl_->busy);
-  check_group(options);
+  check_group(impl_->rule_name(), options);
   const int codec = find_codec(options.state);
   size_t home = 0;
   if (options.memory) {
@@ -29,8 +29,14 @@ int Optimizer::add_group(const GroupOptions& options) {
 
 void Optimizer::set_hyper(int group, const Hyper& hyper) {
   const Exclusive guard(impl_->busy);
-  impl_->group_at(group);
-  check_hyper(hyper);
+  const Hyper& before = impl_->group_at(group).hyper;
+  check_hyper(impl_->rule_name(), hyper);
+  const int was = effective_rule(impl_->rule, variant_of(before)), now = effective_rule(impl_->rule, variant_of(hyper));
+  // SGD's only state comes and stays with its momentum; others would lose what they have.
+  LT_REQUIRE(was == now || impl_->rule_name() == "sgd",
+             "got hyper-parameters that make %s out of %s, wanted momentum (0 or not), nesterov, amsgrad and centered "
+             "as they were when the group was added: they decide which states there are",
+             rules()[static_cast<size_t>(now)].name, rules()[static_cast<size_t>(was)].name);
   impl_->groups[static_cast<size_t>(group)].hyper = hyper;
   for (Slot& slot : impl_->slots)
     if (slot.group == group) impl_->refresh_rule(slot);
@@ -46,7 +52,7 @@ int64_t Optimizer::add_param(int group, const TensorView& param, bool with_state
   Layout layout = Impl::checked_layout(param);
   Slot slot;
   slot.group = group;
-  slot.rule = effective_rule(impl_->rule, of.hyper.momentum);
+  slot.rule = effective_rule(impl_->rule, variant_of(of.hyper));
   slot.codec = codec_for(of.codec, param.sizes, whole, of.min_quantized_numel);
   slot.sizes = param.sizes;
   impl_->bind(slot, param, std::move(layout));

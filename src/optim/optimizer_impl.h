@@ -94,6 +94,8 @@ struct Optimizer::Impl {
     threads = n ? n : available_threads();
   }
 
+  std::string rule_name() const { return rules()[static_cast<size_t>(rule)].name; }
+
   const Group& group_at(int group) const {
     LT_REQUIRE(group >= 0 && group < static_cast<int>(groups.size()), "got group %d of %zu", group, groups.size());
     return groups[static_cast<size_t>(group)];
@@ -138,7 +140,7 @@ struct Optimizer::Impl {
 
   // Follows a change of momentum to or from 0: SGD's state comes with it and stays.
   void refresh_rule(Slot& slot) {
-    const int now = effective_rule(rule, groups[static_cast<size_t>(slot.group)].hyper.momentum);
+    const int now = effective_rule(rule, variant_of(groups[static_cast<size_t>(slot.group)].hyper));
     if (slot.rule == now) return;
     slot.rule = now;
     const auto states = [](int of) { return rules()[static_cast<size_t>(of)].states; };

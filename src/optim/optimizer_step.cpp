@@ -30,11 +30,9 @@ const void* Optimizer::Impl::args_for(const Slot& slot, int64_t steps, bool firs
     if (fits(e)) return e.bytes;
   ArgsEntry& e = args.emplace_back();
   e.group = slot.group, e.rule = slot.rule, e.t = t, e.first = first;
-  const Hyper& h = groups[static_cast<size_t>(slot.group)].hyper;
-  // Out of zeros, a rate of -1 makes what is to be subtracted.
-  const RuleHyper in{voting ? -1 : h.lr,          h.beta1,    h.beta2,     h.eps,
-                     voting ? 0 : h.weight_decay, h.momentum, h.dampening, h.nesterov,
-                     static_cast<double>(t),      first};
+  Hyper h = groups[static_cast<size_t>(slot.group)].hyper;
+  if (voting) h.lr = -1, h.weight_decay = 0;  // out of zeros, this makes what is to be subtracted
+  const RuleHyper in = rule_hyper(h, t, first);
   rules()[static_cast<size_t>(slot.rule)].make_args(in, e.bytes);
   return e.bytes;
 }

@@ -120,7 +120,7 @@ MemoryPlan plan_memory(const PlanRequest& request) {
   std::vector<Members> members(1);
   int64_t elements = 0;
   for (const PlannedGroup& group : request.groups) {
-    check_group(group.options);
+    check_group(request.options.rule, group.options);
     check_rate("step_rate", group.step_rate);
     const int codec = find_codec(group.options.state);
     if (group.options.memory) {
@@ -135,7 +135,7 @@ MemoryPlan plan_memory(const PlanRequest& request) {
       elements += slot.layout.numel;
       // Under a limit, state comes with the first step, and there is nothing to step here.
       if (slot.layout.numel == 0 && memories[home].ram_bytes >= 0) continue;
-      slot.rule = slot.state_rule = effective_rule(rule, group.options.hyper.momentum);
+      slot.rule = slot.state_rule = effective_rule(rule, variant_of(group.options.hyper));
       slot.codec = codec_for(codec, param.sizes, param.whole, group.options.min_quantized_numel);
       Members& to = members[home];
       const int64_t bytes = slot.bytes_of(slot.rule);

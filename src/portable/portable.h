@@ -9,5 +9,8 @@
 #include "portable/codecs/dynamic8.h"
 #include "portable/rules/hyper.h"
 #include "portable/rules/adam.h"
+#include "portable/rules/adagrad.h"
+#include "portable/rules/ademamix.h"
 #include "portable/rules/lion.h"
+#include "portable/rules/rmsprop.h"
 #include "portable/rules/sgd.h"

@@ -2,9 +2,10 @@
 //
 // Bound, with u = ulp of the largest |p|. p itself is rounded once a step, by the subtraction: half a u. Rounding of
 // what is subtracted: its relative error is at most (steps + 12) * 2^-24 (the float32 betas enter every one of `steps`
-// products; a dozen operations after that), of at most 8 lr for these gradients. Adam's and SGD's L2 term feeds p's
-// error back through the gradient, a factor below 1 + 8 lr * weight_decay a step: 1.1 in all. So after T steps
-//   |error| <= 1.1 T (u / 2 + 8 lr (T + 12) 2^-24).
+// products; a dozen operations after that), of at most `largest` lr for these gradients: 8, but RMSprop's first steps
+// are of 1 / sqrt(1 - alpha) = 10 lr, and its momentum adds up to ten of them. Adam's and SGD's L2 term feeds p's
+// error back through the gradient, a factor below 1 + largest lr * weight_decay a step: 1.1 in all. So after T steps
+//   |error| <= 1.1 T (u / 2 + largest lr (T + 12) 2^-24).
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -24,12 +25,49 @@ constexpr int64_t kElements = 5000;
 
 // One element in double. `mistake` turns one detail of the formula into what is often written instead.
 struct Element {
-  double p = 0, a = 0, b = 0;  // a, b: states
+  double p = 0, a = 0, b = 0, c = 0, product = 1;  // a, b, c: states
   bool near_sign_change = false;
 
   void step(const std::string& rule, const Hyper& h, double g, int t, bool mistake) {
     if (h.maximize) g = -g;
-    if (rule == "adam" || rule == "adamw") {
+    if (rule == "adagrad") {
+      g += h.weight_decay * p;
+      if (t == 1 && !mistake) a = h.initial_accumulator_value;
+      a += g * g;
+      p -= h.lr / (1 + (t - 1) * h.lr_decay) * g / (std::sqrt(a) + h.eps);
+    } else if (rule == "rmsprop") {
+      g += h.weight_decay * p;
+      a = h.alpha * a + (1 - h.alpha) * g * g;
+      b = h.alpha * b + (1 - h.alpha) * g;
+      const double spread = h.centered && !mistake ? a - b * b : a;
+      const double d = g / (std::sqrt(mistake && !h.centered ? a / (1 - std::pow(h.alpha, t)) : spread) + h.eps);
+      c = h.momentum * c + d;
+      p -= h.lr * (h.momentum > 0 ? c : d);
+    } else if (rule == "ademamix") {
+      const double alpha = h.t_alpha > 0 ? std::min(h.alpha * t / h.t_alpha, h.alpha) : h.alpha;
+      double beta3 = h.beta3;
+      if (h.t_beta3 > 0 && !mistake) {
+        const double s = t / h.t_beta3, l1 = std::log(h.beta1), l3 = std::log(h.beta3);
+        beta3 = std::min(std::exp(l1 * l3 / ((1 - s) * l3 + s * l1)), h.beta3);
+      }
+      a = h.beta1 * a + (1 - h.beta1) * g;
+      b = h.beta2 * b + (1 - h.beta2) * g * g;
+      c = beta3 * c + (1 - beta3) * g;
+      const double divisor = std::sqrt(b) / std::sqrt(1 - std::pow(h.beta2, t)) + h.eps;
+      p -= h.lr * ((a / (1 - std::pow(h.beta1, t)) + alpha * c) / divisor + h.weight_decay * p);
+    } else if ((rule == "adam" || rule == "adamw") && h.nesterov) {
+      const auto mu = [&](int i) { return h.beta1 * (1 - 0.5 * std::pow(0.96, i * h.momentum_decay)); };
+      if (rule == "adam")
+        g += h.weight_decay * p;
+      else
+        p -= h.lr * h.weight_decay * p;
+      product *= mu(t);
+      a = h.beta1 * a + (1 - h.beta1) * g;
+      b = h.beta2 * b + (1 - h.beta2) * g * g;
+      const double divisor = std::sqrt(b / (1 - std::pow(h.beta2, t))) + h.eps;
+      const double ahead = mistake ? a / (1 - product) : a * mu(t + 1) / (1 - product * mu(t + 1));
+      p -= h.lr * (ahead + (mistake ? 0 : g * (1 - mu(t)) / (1 - product))) / divisor;
+    } else if (rule == "adam" || rule == "adamw") {
       if (rule == "adam")
         g += h.weight_decay * p;
       else
@@ -37,7 +75,9 @@ struct Element {
       a = h.beta1 * a + (1 - h.beta1) * g;
       b = h.beta2 * b + (1 - h.beta2) * g * g;
       const double corrected_m = a / (1 - std::pow(h.beta1, t));
-      const double corrected_v = mistake ? b : b / (1 - std::pow(h.beta2, t));
+      c = std::max(b, c);
+      const double v = h.amsgrad && !mistake ? c : b;
+      const double corrected_v = mistake && !h.amsgrad ? v : v / (1 - std::pow(h.beta2, t));
       p -= h.lr * corrected_m / (std::sqrt(corrected_v) + h.eps);
     } else if (rule == "lion") {
       const double left = h.beta1 * a, right = (1 - h.beta1) * g, c = left + right;
@@ -61,6 +101,7 @@ struct Claim {
   const char* name;
   const char* rule;
   Hyper hyper;
+  double largest = 8;  // update, in units of lr
 };
 
 std::vector<Claim> claims() {
@@ -79,6 +120,22 @@ std::vector<Claim> claims() {
   add("sgd", "sgd", [](Hyper& h) { h.weight_decay = 0.01; });
   add("sgd, momentum, dampening", "sgd", [](Hyper& h) { h.momentum = 0.9, h.dampening = 0.5; });
   add("sgd, nesterov", "sgd", [](Hyper& h) { h.momentum = 0.9, h.nesterov = true; });
+  add("adam, amsgrad", "adam", [](Hyper& h) { h.amsgrad = true, h.beta2 = 0.9; });
+  add("adamw, amsgrad", "adamw", [](Hyper& h) { h.amsgrad = true, h.beta2 = 0.9, h.weight_decay = 0.1; });
+  add("adam, nesterov", "adam", [](Hyper& h) { h.nesterov = true, h.weight_decay = 0.05; });
+  add("adamw, nesterov", "adamw", [](Hyper& h) { h.nesterov = true, h.weight_decay = 0.1; });
+  add("adagrad", "adagrad", [](Hyper& h) { h.initial_accumulator_value = 0.5, h.lr_decay = 0.01; });
+  add("adagrad, L2", "adagrad", [](Hyper& h) { h.initial_accumulator_value = 0.1, h.weight_decay = 0.05; });
+  add("rmsprop", "rmsprop", [](Hyper&) {});
+  all.back().largest = 10;
+  add("rmsprop, centered", "rmsprop", [](Hyper& h) { h.centered = true, h.weight_decay = 0.01; });
+  all.back().largest = 10;
+  add("rmsprop, momentum", "rmsprop", [](Hyper& h) { h.momentum = 0.9; });
+  all.back().largest = 100;
+  add("rmsprop, centered, momentum", "rmsprop", [](Hyper& h) { h.momentum = 0.9, h.centered = true; });
+  all.back().largest = 100;
+  add("ademamix", "ademamix", [](Hyper& h) { h.beta3 = 0.99, h.t_beta3 = 50; });
+  add("ademamix, schedules", "ademamix", [](Hyper& h) { h.beta3 = 0.999, h.t_beta3 = 200, h.t_alpha = 150; });
   return all;
 }
 
@@ -112,7 +169,7 @@ Outcome run(const Claim& claim, bool mistake) {
   }
   Outcome out;
   out.unit = std::ldexp(1, std::ilogb(largest) - 23);
-  out.bound = 1.1 * kSteps * (out.unit / 2 + 8 * claim.hyper.lr * (kSteps + 12) * 0x1p-24);
+  out.bound = 1.1 * kSteps * (out.unit / 2 + claim.largest * claim.hyper.lr * (kSteps + 12) * 0x1p-24);
   for (size_t i = 0; i < p.size(); ++i) {
     if (reference[i].near_sign_change)
       ++out.skipped;

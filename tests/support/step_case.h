@@ -82,8 +82,21 @@ struct StepCase {
   }
 
   void set_step(int64_t t, bool first = false) {
-    const RuleHyper hyper{lr, 0.9, 0.99, 1e-8, weight_decay, 0.9, 0.1, false, static_cast<double>(t), first};
-    rules()[static_cast<size_t>(rule)].make_args(hyper, args);
+    rules()[static_cast<size_t>(rule)].make_args(
+        {.lr = lr,
+         .beta1 = 0.9,
+         .beta2 = 0.99,
+         .beta3 = 0.9999,
+         .eps = 1e-8,
+         .weight_decay = weight_decay,
+         .momentum = 0.9,
+         .dampening = 0.1,
+         .alpha = rules()[static_cast<size_t>(rule)].name == std::string("ademamix") ? 5 : 0.99,
+         .initial = 0.1,
+         .momentum_decay = 4e-3,
+         .t = static_cast<double>(t),
+         .first = first},
+        args);
   }
 
   StepItem item() {

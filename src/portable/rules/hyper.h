@@ -2,8 +2,11 @@
 // this parameter, from 1, and whether the state holds nothing yet (a state may be newer than its parameter's first
 // step). Rules reduce them to a small struct of floats once per step, so that no kernel ever computes beta^t.
 struct RuleInput {
-  double lr, beta1, beta2, eps, weight_decay, momentum, dampening;
+  double lr, beta1, beta2, beta3, eps, weight_decay, momentum, dampening;
   bool nesterov;
+  double alpha, t_alpha, t_beta3;  // AdEMAMix
+  double lr_decay, initial;        // Adagrad
+  double momentum_decay;           // NAdam
   double t;
   bool first;
 };

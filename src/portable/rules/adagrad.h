@@ -1,0 +1,27 @@
+// Adagrad (Duchi et al., JMLR 2011, diagonal form), as torch.optim.Adagrad has it:
+//   g = g + weight_decay p      s = s + g^2, from `initial`      p = p - lr / (1 + (t - 1) lr_decay) g / (sqrt(s) +
+//   eps)
+
+struct AdagradArgs {
+  float step_size, eps, l2;
+  float initial;  // joins the sum in the first step
+};
+
+struct Adagrad {
+  using Args = AdagradArgs;
+  static constexpr int kStates = 1;
+  static constexpr u32 kSigned = 0b0;
+  static constexpr const char* kStateNames[] = {"sum"};
+
+  LT_HOST_FN Args args(const RuleInput& h) {
+    return Args{float(h.lr / (1 + (h.t - 1) * h.lr_decay)), float(h.eps), float(h.weight_decay),
+                h.first ? float(h.initial) : 0.f};
+  }
+
+  template <class F>
+  LT_FN F step(F p, F g, F (&s)[1], const Args& a) {
+    g = g + p * a.l2;
+    s[0] = s[0] + g * g + F(a.initial);
+    return move(p, g / (sqrt(s[0]) + a.eps) * a.step_size);
+  }
+};

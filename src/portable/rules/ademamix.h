@@ -1,0 +1,50 @@
+// AdEMAMix (Pagliardini et al., arXiv 2409.03137, algorithm 1): AdamW with a second, slow average of gradients.
+//   m1 = b1 m1 + (1 - b1) g      m2 = b3(t) m2 + (1 - b3(t)) g      v = b2 v + (1 - b2) g^2
+//   p = p - lr ((m1 / (1 - b1^t) + alpha(t) m2) / (sqrt(v) / sqrt(1 - b2^t) + eps) + weight_decay p)
+// alpha(t) = min(alpha t / t_alpha, alpha); b3(t) goes from b1 to b3 in t_beta3 steps, evenly in its half-life's time
+// (their equation for beta3's scheduler). Without t_alpha or t_beta3 (0) they are alpha and b3 from the start.
+
+struct AdemamixArgs {
+  float beta1, one_minus_beta1, beta2, one_minus_beta2, beta3, one_minus_beta3;
+  float step_size;          // lr / (1 - beta1^t)
+  float slow_size;          // lr alpha(t)
+  float inverse_sqrt_bias;  // 1 / sqrt(1 - beta2^t)
+  float eps, decay;         // decay: lr * weight_decay
+};
+
+struct Ademamix {
+  using Args = AdemamixArgs;
+  static constexpr int kStates = 3;
+  static constexpr u32 kSigned = 0b101;
+  static constexpr const char* kStateNames[] = {"exp_avg", "exp_avg_sq", "exp_avg_slow"};
+
+  LT_HOST_FN Args args(const RuleInput& h) {
+    const double alpha = h.t_alpha > h.t ? h.alpha * h.t / h.t_alpha : h.alpha;
+    double beta3 = h.beta3;
+    if (h.t_beta3 > h.t && h.beta1 > 0 && h.beta3 > 0) {
+      const double share = h.t / h.t_beta3, log1 = __builtin_log(h.beta1), log3 = __builtin_log(h.beta3);
+      const double scheduled = __builtin_exp(log1 * log3 / ((1 - share) * log3 + share * log1));
+      beta3 = scheduled < h.beta3 ? scheduled : h.beta3;
+    }
+    return Args{float(h.beta1),
+                float(1 - h.beta1),
+                float(h.beta2),
+                float(1 - h.beta2),
+                float(beta3),
+                float(1 - beta3),
+                float(h.lr / (1 - power(h.beta1, h.t))),
+                float(h.lr * alpha),
+                float(1 / __builtin_sqrt(1 - power(h.beta2, h.t))),
+                float(h.eps),
+                float(h.lr * h.weight_decay)};
+  }
+
+  template <class F>
+  LT_FN F step(F p, F g, F (&s)[3], const Args& a) {
+    s[0] = s[0] * a.beta1 + g * a.one_minus_beta1;
+    s[1] = s[1] * a.beta2 + g * g * a.one_minus_beta2;
+    s[2] = s[2] * a.beta3 + g * a.one_minus_beta3;
+    const F direction = s[0] * a.step_size + s[2] * a.slow_size;
+    return move(p, p * a.decay + direction / (sqrt(s[1]) * a.inverse_sqrt_bias + a.eps));
+  }
+};
