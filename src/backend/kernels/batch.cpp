@@ -39,6 +39,7 @@ DeviceTensor Batch::tensor(const void* data, DType dtype, const Layout& layout) 
 void Batch::add(const DeviceItem& item, int64_t blocks) {
   Launch& launch = launches_.back();
   items_.push_back(item);
+  items_.back().blocks = blocks;
   starts_.push_back(launch.blocks);
   ++launch.count;
   launch.blocks += blocks;
