@@ -1,5 +1,5 @@
-// Codecs of the hot path: 16 codes of a lane, for states that in_range (step-inl.h) lets through. Bits are those of the
-// dialect's codecs. Included in the namespace of a .cu file after packed-inl.h. LaneCodec<C>::
+// Codecs of the hot path: 16 codes of a lane, for states that HotBlocks (step-inl.h) lets through. Bits are those of
+// the dialect's codecs. Included in the namespace of a .cu file after packed-inl.h. LaneCodec<C>::
 //   Shared              tables of a thread block in shared memory
 //   Codes<kSigned>      load, get(i): in units of the scale, encode_two(i, two values, factor), store
 //   factor(inverse)     what encode_two multiplies values by, of the reciprocal of the block's absmax

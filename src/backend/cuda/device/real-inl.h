@@ -1,11 +1,12 @@
 // The float of steps whose operands are known to be in range: division and square root without the tests for operands
 // out of it, which cost more than the arithmetic. Included in the namespace of a .cu file after the dialect.
 //
-// In exact files the bits are those of IEEE 754 for the operands that in_range (step-inl.h) lets through: the sequences
-// are those of nvcc's own fast paths, whose results depend on the exponents only where something over- or underflows.
-// With 2^-100 <= x < 2^25 or x = 0 the remainder x - g g of the square root is a multiple of 2^-149 and exact. With
-// 2^-96 <= |a| < 2^61 or a = 0, and 2^-60 <= b <= 2^26, quotients are normal, and so are a - b q and all others.
-// (A quotient of -0 is +0, which no rule tells apart.)
+// In exact files the bits are those of IEEE 754 for the operands that HotBlocks (step-inl.h) lets through: the
+// sequences are those of nvcc's own fast paths, whose results depend on the exponents only where something over- or
+// underflows. With 2^-100 <= x < 2^25 or x = 0 the remainder x - g g of the square root is a multiple of 2^-149 and
+// exact. With 2^-96 <= |a| < 2^61 or a = 0, and 2^-60 <= b <= 2^26, quotients are normal, and so are a - b q and all
+// others. A quotient of -0 becomes +0, and so a step of no length is +0 where HotBlocks has seen that it cannot
+// underflow: then move needs not to turn it.
 //
 // Fast files (LT_CUDA_FAST) have an error of at most 1 ulp of the reciprocal, then one multiplication for the division
 // (2 ulp together), and at most 1 ulp for the square root (PTX ISA: rcp.approx, sqrt.approx).
@@ -18,7 +19,7 @@ struct Real {
 
 LT_FN float unchecked_divide(float a, float b) {
 #ifndef __CUDA_ARCH__
-  return a / b;
+  return a / b + 0.f;  // as below, no -0
 #elif defined LT_CUDA_FAST
   return __fdividef(a, b);
 #else
@@ -56,3 +57,6 @@ LT_FN Real sqrt(Real a) { return unchecked_sqrt(a.x); }
 LT_FN Real abs(Real a) { return abs(a.x); }
 LT_FN Real max(Real a, Real b) { return max(a.x, b.x); }
 LT_FN Real select(bool m, Real a, Real b) { return m ? a.x : b.x; }
+#ifndef LT_CUDA_FAST
+LT_FN Real move(Real p, Real x) { return p.x - x.x; }
+#endif

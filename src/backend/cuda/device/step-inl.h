@@ -125,6 +125,13 @@ LT_FN u32 min_but_zero(u32 least, u32 u) {
 #endif
 }
 
+// Rules whose steps are never -0 where HotBlocks takes them: Real's move does without the addition that would turn it.
+// With a step size of 2^-27, quotients of 2^-121 or more make steps of 2^-148 or more; Lion's are multiples of lr.
+template <class R>
+using Float = std::conditional_t<kDivides<R> || std::is_same_v<R, Lion>, Real, float>;
+LT_FN float value_of(float x) { return x; }
+LT_FN float value_of(Real x) { return x.x; }
+
 // The hot path. P, G: element types of parameter and gradient.
 template <class R, class C, class P, class G>
 struct HotBlocks {
@@ -160,7 +167,8 @@ struct HotBlocks {
     for (int k = 0; k < K; ++k) yes = yes && is_aligned(item.codes[k]);
     if constexpr (kDivides<R>)
       yes = yes && args.eps >= 0x1p-60f && args.eps <= 0x1p10f && args.inverse_sqrt_bias >= 0.f &&
-            args.inverse_sqrt_bias <= 0x1p12f;
+            args.inverse_sqrt_bias <= 0x1p12f && args.step_size >= 0x1p-27f;
+    if constexpr (std::is_same_v<R, Lion>) yes = yes && args.lr >= 0x1p-100f;
     return yes;
   }
 
@@ -190,18 +198,19 @@ struct HotBlocks {
       float next[2];
 #pragma unroll
       for (int one = 0; one < 2; ++one) {
-        Real s[K ? K : 1];
+        using F = Float<R>;
+        F s[K ? K : 1];
         each<K>([&](auto k) {
           const float x = codes.of(k).get(shared, e + one);
           s[k] = C::kScaled ? x * scale[k] : x;
         });
-        const Real g = grad.get(e + one) * grad_scale;
-        next[one] = R::template step<Real>(param.get(e + one), g, s, args).x;
+        const F g = grad.get(e + one) * grad_scale;
+        next[one] = value_of(R::template step<F>(param.get(e + one), g, s, args));
         each<K>([&](auto k) {
-          state[k][e + one] = s[k].x;
-          if constexpr (kLooksAtMost) most_here[k] = max_or_nan(most_here[k], abs(s[k].x));
+          state[k][e + one] = value_of(s[k]);
+          if constexpr (kLooksAtMost) most_here[k] = max_or_nan(most_here[k], abs(value_of(s[k])));
           if constexpr (kLooksAtLeast) {
-            const u32 u = bits(s[k].x);
+            const u32 u = bits(value_of(s[k]));
             least_here[k] = min_but_zero(least_here[k], State<k>::kSigned ? u + u : u);
           }
         });

@@ -24,9 +24,7 @@ using testing::StepCase;
 // Memory that host and device see.
 class Shared {
  public:
-  explicit Shared(size_t bytes) {
-    EXPECT_EQ(cudaMallocManaged(&data_, std::max<size_t>(bytes, 1)), cudaSuccess);
-  }
+  explicit Shared(size_t bytes) { EXPECT_EQ(cudaMallocManaged(&data_, std::max<size_t>(bytes, 1)), cudaSuccess); }
   Shared(const void* data, size_t bytes) : Shared(bytes) {
     if (bytes) std::memcpy(data_, data, bytes);
   }
@@ -72,7 +70,8 @@ struct DeviceCase {
     for (int k = 0; k < kMaxStates; ++k) {
       std::byte* const base = states->get() + offset;
       if (!of->codes[k].empty()) copy(of->codes[k].data(), base + at[2 * k], of->codes[k].size());
-      if (!of->scales[k].empty()) copy(of->scales[k].data(), base + at[2 * k + 1], of->scales[k].size() * sizeof(float));
+      if (!of->scales[k].empty())
+        copy(of->scales[k].data(), base + at[2 * k + 1], of->scales[k].size() * sizeof(float));
     }
   }
 
@@ -131,8 +130,8 @@ void step_on_device(std::span<StepItem> items, const Launch& how) {
 }
 
 std::vector<StepCase> make_cases(int rule, int codec, int pair, Rng& rng) {
-  std::vector<std::pair<int64_t, int64_t>> shapes = {{0, 5},           {3, 0},    {1, 1},   {2, 256}, {3, 512},
-                                                     {1, 256 * 70 + 77}, {5, 400}, {9, 16}, {1, 256 * 33}};
+  std::vector<std::pair<int64_t, int64_t>> shapes = {
+      {0, 5}, {3, 0}, {1, 1}, {2, 256}, {3, 512}, {1, 256 * 70 + 77}, {5, 400}, {9, 16}, {1, 256 * 33}};
   shapes.emplace_back(1, rng.between(1, 255));
   shapes.emplace_back(rng.between(2, 40), rng.between(1, 255));
   shapes.emplace_back(rng.between(2, 5), rng.between(257, 1200));
@@ -148,12 +147,14 @@ void make_usual(StepCase& c, Rng& rng) {
   const RuleInfo& info = rules()[static_cast<size_t>(c.rule)];
   const CodecInfo& as = codecs()[static_cast<size_t>(c.codec)];
   for (int k = 0; k < info.states; ++k) {
-    for (float& scale : c.scales[k]) scale = rng.chance(0.05) ? 0.f : static_cast<float>(std::ldexp(1 + rng.uniform(), -6));
+    for (float& scale : c.scales[k])
+      scale = rng.chance(0.05) ? 0.f : static_cast<float>(std::ldexp(1 + rng.uniform(), -6));
     if (as.scaled) continue;
     const bool is_signed = (info.signed_mask >> k) & 1;
     for (int64_t i = 0; i < c.layout.numel; ++i) {
       const double value = rng.chance(0.1) ? 0 : rng.over_binades(-30, 0);
-      testing::put(c.codes[k], as.code_bytes == 4 ? DType::kF32 : DType::kBF16, i, is_signed ? value : std::fabs(value));
+      testing::put(c.codes[k], as.code_bytes == 4 ? DType::kF32 : DType::kBF16, i,
+                   is_signed ? value : std::fabs(value));
     }
   }
 }
@@ -173,7 +174,8 @@ TEST(CudaSteps, GiveTheBitsOfTheCpu) {
           std::vector<StepCase> wanted = start, got = start;
           step_all(*cpu, wanted, 1);
           std::vector<DeviceCase> on_device;
-          for (size_t i = 0; i < got.size(); ++i) on_device.emplace_back(got[i], variant == 2 ? 1 + i % 3 : 0, i % 2 == 1);
+          for (size_t i = 0; i < got.size(); ++i)
+            on_device.emplace_back(got[i], variant == 2 ? 1 + i % 3 : 0, i % 2 == 1);
           std::vector<StepItem> items;
           for (DeviceCase& c : on_device) items.push_back(c.item());
           step_on_device(items, {rule, codec, variant == 3 ? -1 : pair});
