@@ -11,7 +11,7 @@ bool safe_in_capture(Machine& machine) {
   const HostThread& thread = host_thread();
   if (thread.mode == cudaStreamCaptureModeRelaxed) return true;
   bool safe = true;
-  std::erase_if(machine.captures, [](const auto& weak) { return weak.expired(); });
+  std::erase_if(machine.captures, [](const auto& weak) { return weak.expired() || weak.lock()->ended; });
   for (const auto& weak : machine.captures) {
     const CaptureRef capture = weak.lock();
     const bool own = capture->thread == std::this_thread::get_id();
@@ -29,6 +29,7 @@ cudaError_t wait_in_capture(Stream& stream, Event& event) {
     stream.capture->valid = false;
     return cudaErrorStreamCaptureIsolation;
   }
+  if (event.capture->ended) return cudaErrorCapturedEvent;
   if (stream.legacy) {
     event.capture->valid = false;
     return cudaErrorStreamCaptureImplicit;
@@ -70,6 +71,7 @@ cudaError_t end(Machine& machine, Stream& stream, cudaGraph_t* graph) {
     capture->valid = false;
     return cudaErrorStreamCaptureUnmatched;
   }
+  capture->ended = true;
   const bool joined = is_joined(*capture, stream.tail);
   for (const auto& [handle, other] : machine.streams)
     if (other->capture == capture) other->capture = nullptr, other->tail.clear();

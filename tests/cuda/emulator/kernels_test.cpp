@@ -1,6 +1,6 @@
 // Kernels: threads meet where they must, see races in some order, and are told apart when they do not meet.
-#include <chrono>
 #include <cstdio>
+#include <ctime>
 #include <numeric>
 #include <set>
 
@@ -158,10 +158,10 @@ TEST_F(Kernels, SwitchesAreCheap) {
   constexpr unsigned kBlocks = 500;
   float* memory = on_device<float>(256 * kBlocks);
   ok(launch(nullptr, kBlocks, 256, busy, memory));
-  const auto start = std::chrono::steady_clock::now();
+  const std::clock_t start = std::clock();
   ok(cudaStreamSynchronize(nullptr));
-  const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - start;
-  std::printf("a block of 256 threads that meet 24 times each: %.0f us\n", took.count() / kBlocks);
+  const double microseconds = 1e6 * static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC / kBlocks;
+  std::printf("a block of 256 threads that meet 24 times each: %.0f us of a processor\n", microseconds);
   ok(cudaFree(memory));
 }
 

@@ -45,7 +45,7 @@ struct Capture {
   cudaStreamCaptureMode mode;
   std::thread::id thread;
   Stream* origin;
-  bool valid = true;
+  bool valid = true, ended = false;
   std::vector<Node> nodes;
 };
 using CaptureRef = std::shared_ptr<Capture>;
