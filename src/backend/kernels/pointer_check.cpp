@@ -1,16 +1,6 @@
-#include "backend/sycl/host/pointers.h"
+#include "backend/kernels/pointer_check.h"
 
-#include "core/error.h"
-
-namespace lowtide::sycl_host {
-
-void PointerCheck::one(const void* data, const char* what, size_t index) const {
-  if (!data || sycl::get_pointer_type(data, context_) != sycl::usm::alloc::unknown) return;
-  fail(ErrorKind::kInvalidArgument,
-       "got %s of item %zu at %p, which is no memory of the queue's SYCL context; wanted USM (sycl::malloc_device, "
-       "_host or _shared with that context), as this device cannot address other memory",
-       what, index, data);
-}
+namespace lowtide::kernels {
 
 void PointerCheck::gradient(const StepItem& item, size_t index) const {
   if (!any_ && item.param_layout->numel) one(item.grad, "the gradient", index);
@@ -87,4 +77,4 @@ void PointerCheck::operator()(const FeedbackItem& item, size_t index) const {
   one(item.bit_scales, "the scales of bits", index);
 }
 
-}  // namespace lowtide::sycl_host
+}  // namespace lowtide::kernels
