@@ -1,17 +1,17 @@
 // Error feedback on the device, on the CPU, and by its formulas one value at a time: the same bits.
 #include "support/feedback_reference.h"
-#include "sycl/sign_support.h"
+#include "device/sign_support.h"
 
 namespace lowtide {
 namespace {
 
 using testing::Bits;
 using testing::bytes;
-using testing::DeviceBytes;
+using testing::GuardedBytes;
 using testing::ll;
 using testing::random_bits;
 using testing::Rng;
-using testing::SyclDevice;
+using testing::TestDevice;
 using testing::Trio;
 
 constexpr int64_t kBlock = kSignAlignment;  // of signs that share a scale
@@ -54,14 +54,15 @@ std::vector<float> inputs(const FeedbackItem& item, const std::vector<std::byte>
   return testing::FeedbackReference::mean(item.count, ballots, scales, weights);
 }
 
-TEST(SyclFeedback, GivesTheBitsOfTheCpu) {
-  LT_NEEDS_SYCL();
+TEST(DeviceFeedback, GivesTheBitsOfTheCpu) {
+  LT_NEEDS_DEVICE();
   auto rng = testing::seeded("feedback on the device", 99);
-  SyclDevice& sycl = SyclDevice::get();
+  TestDevice& device = TestDevice::get();
   const auto cpu = open_backend("cpu", "");
-  constexpr int kCases = 600, kSteps = 3;
+  constexpr int kSteps = 3;
+  const int cases = testing::share_of(600);
   int64_t differing = 0, signs = 0, means = 0, without = 0, plus = 0, silent = 0;
-  for (int c = 0; c < kCases; ++c) {
+  for (int c = 0; c < cases; ++c) {
     const int64_t count = rng.chance(0.2)   ? rng.below(20)
                           : rng.chance(0.9) ? rng.below(3000)
                                             : rng.between(10000, 40000);
@@ -81,9 +82,9 @@ TEST(SyclFeedback, GivesTheBitsOfTheCpu) {
       return CodecItem{codec, true, 1, count, 0, -1, to, scales, values};
     };
     cpu->encode(codec_item(codes.data(), code_scales.data(), residual.data()), nullptr);
-    Trio codes3(codes, *sycl.queue), scales3(as_bits(code_scales.data(), 4 * code_scales.size()), *sycl.queue);
-    Trio bits(random_bits(misaligned + testing::sign_bytes(first + count) + 1, rng), *sycl.queue);
-    Trio sent(random_bits(2 * static_cast<size_t>((first + count + kBlock - 1) / kBlock) + 2, rng), *sycl.queue);
+    Trio codes3(codes), scales3(as_bits(code_scales.data(), 4 * code_scales.size()));
+    Trio bits(random_bits(misaligned + testing::sign_bytes(first + count) + 1, rng));
+    Trio sent(random_bits(2 * static_cast<size_t>((first + count + kBlock - 1) / kBlock) + 2, rng));
 
     for (int step = 0; step < kSteps; ++step) {
       FeedbackItem item;
@@ -98,15 +99,15 @@ TEST(SyclFeedback, GivesTheBitsOfTheCpu) {
                           static_cast<uint32_t>(v == 1            ? 1
                                                 : rng.chance(0.5) ? rng.below(4)
                                                                   : rng.below(100000000))});
-      const DeviceBytes values_there(values.data(), values.size(), *sycl.queue);
-      std::deque<DeviceBytes> rows_there;
+      const GuardedBytes values_there(values.data(), values.size());
+      std::deque<GuardedBytes> rows_there;
       std::vector<const std::byte*> rows, device_rows;
       std::vector<const uint16_t*> scales, device_scales;
       std::vector<uint32_t> weights;
       for (Sent& of : voters) {
         rows.push_back(of.weight ? bytes(of.bits) : nullptr), scales.push_back(of.weight ? of.scales.data() : nullptr);
-        const auto& row = rows_there.emplace_back(of.bits.data(), of.bits.size(), *sycl.queue);
-        const auto& scale = rows_there.emplace_back(of.scales.data(), 2 * of.scales.size(), *sycl.queue);
+        const auto& row = rows_there.emplace_back(of.bits.data(), of.bits.size());
+        const auto& scale = rows_there.emplace_back(of.scales.data(), 2 * of.scales.size());
         device_rows.push_back(of.weight ? row.data() : nullptr);
         device_scales.push_back(of.weight ? reinterpret_cast<const uint16_t*>(scale.data()) : nullptr);
         weights.push_back(of.weight);
@@ -134,7 +135,7 @@ TEST(SyclFeedback, GivesTheBitsOfTheCpu) {
       item.codes = kept ? codes3.device.data() : nullptr;
       item.scales = item.scales ? reinterpret_cast<float*>(scales3.device.data()) : nullptr;
       item.bits = bits.device.data() + misaligned, item.bit_scales = reinterpret_cast<uint16_t*>(sent.device.data());
-      if (count || mean) sycl.backend->feedback({&item, 1}, 1, sycl.queue.get());
+      if (count || mean) device.backend->feedback({&item, 1}, 1, device.queue);
       differing += codes3.differing() + scales3.differing() + bits.differing() + sent.differing();
 
       signs += count, means += mean, without += !kept;
@@ -145,9 +146,9 @@ TEST(SyclFeedback, GivesTheBitsOfTheCpu) {
   std::printf(
       "%d residuals in %d steps each, %lld signs, %lld +, %lld steps on means of voters, %lld without residual, %lld "
       "blocks of scale 0: %lld bits differ from the CPU's or the formulas'\n",
-      kCases, kSteps, ll(signs), ll(plus), ll(means), ll(without), ll(silent), ll(differing));
+      cases, kSteps, ll(signs), ll(plus), ll(means), ll(without), ll(silent), ll(differing));
   EXPECT_EQ(differing, 0);
-  EXPECT_GT(silent, 20);
+  EXPECT_GT(silent, testing::share_of(20));
   EXPECT_GT(plus, signs / 3);
   EXPECT_LT(plus, signs * 3 / 4);
 }

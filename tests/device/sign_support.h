@@ -5,7 +5,7 @@
 #include <deque>
 
 #include "support/sign_reference.h"
-#include "sycl/sycl_support.h"
+#include "device/device_support.h"
 
 namespace lowtide::testing {
 
@@ -43,8 +43,8 @@ inline Bits random_presence(int64_t count, Rng& rng) {
 // One array three times: as the CPU backend's, on the device, and as the definition has it.
 struct Trio {
   Bits cpu, wanted;
-  DeviceBytes device;
-  Trio(Bits start, sycl::queue& queue) : cpu(start), wanted(start), device(start.data(), start.size(), queue) {}
+  GuardedBytes device;
+  explicit Trio(Bits start) : cpu(start), wanted(start), device(start.data(), start.size()) {}
   // Bits in which the device's differs from the others'.
   int64_t differing() {
     Bits got(cpu.size());

@@ -1,9 +1,7 @@
-// A SYCL backend whose queues are busy for random times before each copy and each step, so that work of different
+// A backend whose queues are busy for random times before each copy and each step, so that work of different
 // queues meets in orders that an idle machine never shows. (Busy with fills: libsycl 9 deadlocks when tasks of the host
 // wait for events of other queues.)
 #pragma once
-
-#include <sycl/sycl.hpp>
 
 #include <algorithm>
 #include <memory>
@@ -36,6 +34,9 @@ class DelayedDevice final : public Backend, public Device {
   }
   int64_t first_nonfinite(std::span<const StepItem> items, int threads, void* stream) override {
     return backend_->first_nonfinite(items, threads, given(stream));
+  }
+  std::shared_ptr<Guard> queue_guard(std::span<const StepItem> items, void* stream) override {
+    return backend_->queue_guard(items, given(stream));
   }
   void decode(const CodecItem& item, void* stream) override { backend_->decode(item, given(stream)); }
   void encode(const CodecItem& item, void* stream) override { backend_->encode(item, given(stream)); }
@@ -77,6 +78,10 @@ class DelayedDevice final : public Backend, public Device {
   void wait(void* queue, const Event& event) override { device_.wait(given(queue), event); }
   void host_wait(const Event& event) override { device_.host_wait(event); }
 
+  bool has_happened(const Event& event) override { return device_.has_happened(event); }
+  bool steps_pinned() const override { return device_.steps_pinned(); }
+  bool is_lost() const override { return device_.is_lost(); }
+
   int64_t delays() const { return delays_; }
 
  private:
@@ -88,7 +93,7 @@ class DelayedDevice final : public Backend, public Device {
     if (std::find(busy_.begin(), busy_.end(), queue) == busy_.end()) busy_.push_back(queue);
     // A queue's own memory: two that fill the same would race.
     const auto number = static_cast<size_t>(std::find(busy_.begin(), busy_.end(), queue) - busy_.begin());
-    static_cast<sycl::queue*>(queue)->memset(scratch_[number].data(), 0, static_cast<size_t>(rng_.between(1, kMost)));
+    device_.fill(queue, scratch_[number].data(), 0, 1, rng_.between(1, kMost));
   }
 
   static constexpr int64_t kMost = 2 << 20;

@@ -1,16 +1,16 @@
 // Votes on the device, on the CPU, and by their definition: the same bits; and the counters that votes are made of.
-#include "sycl/sign_support.h"
+#include "device/sign_support.h"
 
 namespace lowtide {
 namespace {
 
 using testing::Bits;
 using testing::bytes;
-using testing::DeviceBytes;
+using testing::GuardedBytes;
 using testing::ll;
 using testing::random_bits;
 using testing::Rng;
-using testing::SyclDevice;
+using testing::TestDevice;
 using testing::Trio;
 
 // Voters, whose ballots and presences lie in one piece of memory each, so that guards are looked at once.
@@ -64,23 +64,23 @@ struct Voters {
   }
 };
 
-TEST(SyclVotes, GiveTheBitsOfTheCpu) {
-  LT_NEEDS_SYCL();
+TEST(DeviceVotes, GiveTheBitsOfTheCpu) {
+  LT_NEEDS_DEVICE();
   auto rng = testing::seeded("votes on the device", 92);
-  SyclDevice& sycl = SyclDevice::get();
+  TestDevice& device = TestDevice::get();
   const auto cpu = open_backend("cpu", "");
-  constexpr int kCases = 12000;
+  const int cases = testing::share_of(12000);
   int64_t differing = 0, signs = 0, weighted = 0, with_presence = 0, in_place = 0, absent = 0, empty = 0;
   int64_t ties[8] = {};
-  for (int c = 0; c < kCases; ++c) {
+  for (int c = 0; c < cases; ++c) {
     const Voters of(rng, rng.chance(0.4));
     const auto& [rule, name] = testing::tie_rules()[static_cast<size_t>(rng.below(std::ssize(testing::tie_rules())))];
     const bool over_a_ballot = of.voters && rng.chance(0.2);
     Bits previous = random_bits(of.row, rng);
-    const DeviceBytes previous_there(previous.data(), previous.size(), *sycl.queue);
-    Trio ballots(of.ballots, *sycl.queue), presences(of.presences, *sycl.queue);
-    Trio result(random_bits(of.row + 1, rng), *sycl.queue), zeros(random_bits(of.row + 1, rng), *sycl.queue);
-    Trio present(random_bits(of.with_presence ? of.presence_row + 1 : 0, rng), *sycl.queue);
+    const GuardedBytes previous_there(previous.data(), previous.size());
+    Trio ballots(of.ballots), presences(of.presences);
+    Trio result(random_bits(of.row + 1, rng)), zeros(random_bits(of.row + 1, rng));
+    Trio present(random_bits(of.with_presence ? of.presence_row + 1 : 0, rng));
     VoteItem item;
     item.count = of.count, item.ties = rule, item.seed = rng.next(), item.step = rng.next();
     item.first_index = rng.chance(0.5) ? static_cast<uint64_t>(rng.below(1000)) : rng.next() >> 1;
@@ -95,8 +95,8 @@ TEST(SyclVotes, GiveTheBitsOfTheCpu) {
     };
     vote(*cpu, bytes(ballots.cpu), bytes(presences.cpu), bytes(result.cpu), bytes(previous), bytes(zeros.cpu),
          bytes(present.cpu), nullptr);
-    vote(*sycl.backend, ballots.device.data(), presences.device.data(), result.device.data(), previous_there.data(),
-         zeros.device.data(), present.device.data(), sycl.queue.get());
+    vote(*device.backend, ballots.device.data(), presences.device.data(), result.device.data(), previous_there.data(),
+         zeros.device.data(), present.device.data(), device.queue);
 
     // Ties of the hash by a vote of nobody, which is all ties.
     Bits hashed(of.row);
@@ -129,33 +129,33 @@ TEST(SyclVotes, GiveTheBitsOfTheCpu) {
   std::printf(
       "%d votes on %lld signs, %lld weighted, %lld with presence (%lld signs without a vote), %lld ballots absent, "
       "%lld in place; ties:",
-      kCases, ll(signs), ll(weighted), ll(with_presence), ll(empty), ll(absent), ll(in_place));
+      cases, ll(signs), ll(weighted), ll(with_presence), ll(empty), ll(absent), ll(in_place));
   for (const auto& [rule, name] : testing::tie_rules()) {
     std::printf(" %lld %s", ll(ties[static_cast<size_t>(rule)]), name.c_str());
-    EXPECT_GT(ties[static_cast<size_t>(rule)], 1000);
+    EXPECT_GT(ties[static_cast<size_t>(rule)], testing::share_of(1000));
   }
   std::printf("; %lld bits differ from the CPU's or the definition's\n", ll(differing));
   EXPECT_EQ(differing, 0);
-  EXPECT_GT(empty, 10000);
+  EXPECT_GT(empty, testing::share_of(10000));
 }
 
-TEST(SyclVotes, CountersAreThoseOfTheCpu) {
-  LT_NEEDS_SYCL();
+TEST(DeviceVotes, CountersAreThoseOfTheCpu) {
+  LT_NEEDS_DEVICE();
   auto rng = testing::seeded("counters on the device", 95);
-  SyclDevice& sycl = SyclDevice::get();
+  TestDevice& device = TestDevice::get();
   const auto cpu = open_backend("cpu", "");
-  constexpr int kCases = 2500;
+  const int cases = testing::share_of(2500);
   int64_t differing = 0, counters = 0, most_planes = 0;
   uint64_t votes = 0;
-  for (int c = 0; c < kCases; ++c) {
+  for (int c = 0; c < cases; ++c) {
     const Voters of(rng, false);
     uint32_t sum = 0;
     for (const uint32_t weight : of.weights) sum += weight;
     const auto planes =
         static_cast<size_t>(std::bit_width(sum)) + static_cast<size_t>(rng.chance(0.5) ? 0 : rng.below(8));
     const size_t stride = of.row + static_cast<size_t>(rng.below(5));
-    const DeviceBytes ballots_there(of.ballots.data(), of.ballots.size(), *sycl.queue);
-    Trio out(random_bits(planes * stride + 1, rng), *sycl.queue);
+    const GuardedBytes ballots_there(of.ballots.data(), of.ballots.size());
+    Trio out(random_bits(planes * stride + 1, rng));
     const auto count = [&](Backend& on, const std::byte* rows, std::byte* to, void* queue) {
       const auto pointers = of.rows(rows, of.stride);
       std::vector<std::byte*> results;
@@ -165,7 +165,7 @@ TEST(SyclVotes, CountersAreThoseOfTheCpu) {
       if (of.with_weights) item.weights = of.weights;
       on.count_signs(item, 1, queue);
     };
-    count(*sycl.backend, ballots_there.data(), out.device.data(), sycl.queue.get());
+    count(*device.backend, ballots_there.data(), out.device.data(), device.queue);
     for (int64_t i = 0; i < static_cast<int64_t>(8 * of.row); ++i) {
       uint64_t counter = 0;
       for (size_t v = 0; v < of.voters && i < of.count; ++v) counter += of.sign(v, i) ? of.weights[v] : 0;
@@ -182,7 +182,7 @@ TEST(SyclVotes, CountersAreThoseOfTheCpu) {
   }
   std::printf(
       "%d counts of %lld signs, %lld votes, up to %lld planes: %lld bits differ from the CPU's or the definition's\n",
-      kCases, ll(counters), ll(static_cast<int64_t>(votes)), ll(most_planes), ll(differing));
+      cases, ll(counters), ll(static_cast<int64_t>(votes)), ll(most_planes), ll(differing));
   EXPECT_EQ(differing, 0);
   EXPECT_GT(most_planes, 32);
 }

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <limits>
 
-#include "sycl/sycl_support.h"
+#include "device/device_support.h"
 
 namespace lowtide {
 namespace {
@@ -12,7 +12,7 @@ namespace {
 using testing::DeviceCase;
 using testing::Rng;
 using testing::StepCase;
-using testing::SyclDevice;
+using testing::TestDevice;
 
 struct Tally {
   int64_t cases = 0, parts = 0, strided = 0, stochastic = 0, scaled = 0, nonfinite = 0;
@@ -105,7 +105,7 @@ std::pair<int64_t, int64_t> shape(Rng& rng) {
 
 void run(bool with_nonfinite, int rounds, uint64_t seed, const char* name) {
   auto rng = testing::seeded(name, seed);
-  SyclDevice& device = SyclDevice::get();
+  TestDevice& device = TestDevice::get();
   const auto cpu = open_backend("cpu", "");
   Tally tally;
   for (int rule = 0; rule < static_cast<int>(rules().size()); ++rule)
@@ -122,10 +122,10 @@ void run(bool with_nonfinite, int rounds, uint64_t seed, const char* name) {
           StepItem item = wanted.item();
           extras.set(item, &extras.grad_layout, code_bytes);
           cpu->step({&item, 1}, 1, false, nullptr);
-          DeviceCase on_device(got, *device.queue);
+          DeviceCase on_device(got);
           item = on_device.item();
           extras.set(item, &extras.grad_layout, code_bytes);
-          device.backend->step({&item, 1}, 1, false, device.queue.get());
+          device.backend->step({&item, 1}, 1, false, device.queue);
           on_device.fetch();
           const int64_t bad =
               with_nonfinite ? differing_numbers(got, wanted, tally.nans) : differing_bytes(got, wanted);
@@ -148,14 +148,14 @@ void run(bool with_nonfinite, int rounds, uint64_t seed, const char* name) {
       static_cast<long long>(tally.differing), static_cast<long long>(tally.nans));
 }
 
-TEST(SyclFlags, GiveTheBitsOfTheCpu) {
-  LT_NEEDS_SYCL();
-  run(false, 12, 50, "flags");
+TEST(DeviceFlags, GiveTheBitsOfTheCpu) {
+  LT_NEEDS_DEVICE();
+  run(false, testing::share_of(12), 50, "flags");
 }
 
-TEST(SyclFlags, GiveTheNumbersOfTheCpuWhereGradientsAreNotFinite) {
-  LT_NEEDS_SYCL();
-  run(true, 3, 51, "not finite steps");
+TEST(DeviceFlags, GiveTheNumbersOfTheCpuWhereGradientsAreNotFinite) {
+  LT_NEEDS_DEVICE();
+  run(true, testing::share_of(3), 51, "not finite steps");
 }
 
 }  // namespace

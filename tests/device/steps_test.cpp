@@ -1,17 +1,17 @@
-// A step on a SYCL device gives the bits of a step on the CPU: every rule, codec and pair of element types.
+// A step on a device gives the bits of a step on the CPU: every rule, codec and pair of element types.
 #include <algorithm>
 #include <cstring>
 
-#include "sycl/sycl_support.h"
+#include "device/device_support.h"
 
 namespace lowtide {
 namespace {
 
-using testing::DeviceBytes;
+using testing::GuardedBytes;
 using testing::DeviceCase;
 using testing::Rng;
 using testing::StepCase;
-using testing::SyclDevice;
+using testing::TestDevice;
 
 constexpr int kSteps = 3, kPairs = 9;
 
@@ -39,15 +39,15 @@ void new_step(std::vector<StepCase>& cases, int step, uint64_t seed) {
 }
 
 void step_on_device(std::vector<StepCase>& cases, int steps, uint64_t seed, void* stream) {
-  SyclDevice& device = SyclDevice::get();
+  TestDevice& device = TestDevice::get();
   std::vector<DeviceCase> on_device;
-  for (StepCase& c : cases) on_device.emplace_back(c, *device.queue);
+  for (StepCase& c : cases) on_device.emplace_back(c);
   for (int step = 0; step < steps; ++step) {
     new_step(cases, step, seed);
     std::vector<StepItem> items;
     for (DeviceCase& c : on_device) items.push_back(c.item());
     device.backend->step(items, 1, false, stream);
-    static_cast<sycl::queue*>(stream)->wait();
+    device.wait();
   }
   for (DeviceCase& c : on_device) c.fetch();
 }
@@ -60,8 +60,8 @@ void step_on_cpu(std::vector<StepCase>& cases, int steps, uint64_t seed) {
   }
 }
 
-TEST(SyclSteps, GiveTheBitsOfTheCpu) {
-  LT_NEEDS_SYCL();
+TEST(DeviceSteps, GiveTheBitsOfTheCpu) {
+  LT_NEEDS_DEVICE();
   auto rng = testing::seeded("steps", 30);
   int64_t combinations = 0, comparisons = 0, bytes = 0, differing = 0, still = 0;
   for (int rule = 0; rule < rule_count(); ++rule)
@@ -71,7 +71,7 @@ TEST(SyclSteps, GiveTheBitsOfTheCpu) {
         std::vector<StepCase> wanted = start, got = start;
         const uint64_t seed = rng.next();
         step_on_cpu(wanted, kSteps, seed);
-        step_on_device(got, kSteps, seed, SyclDevice::get().queue.get());
+        step_on_device(got, kSteps, seed, TestDevice::get().queue);
         for (size_t i = 0; i < got.size(); ++i, ++comparisons) {
           const int64_t bad = differing_bytes(got[i], wanted[i]);
           if (bad)
@@ -92,17 +92,17 @@ TEST(SyclSteps, GiveTheBitsOfTheCpu) {
       "guards "
       "whole\n",
       static_cast<long long>(combinations), static_cast<long long>(comparisons), kSteps, static_cast<long long>(bytes),
-      static_cast<long long>(differing), static_cast<long long>(DeviceBytes::guards_checked));
+      static_cast<long long>(differing), static_cast<long long>(GuardedBytes::guards_checked));
 }
 
 // Control: the comparison sees a learning rate that is one float off.
-TEST(SyclSteps, ComparisonSeesTheSmallestDifference) {
-  LT_NEEDS_SYCL();
+TEST(DeviceSteps, ComparisonSeesTheSmallestDifference) {
+  LT_NEEDS_DEVICE();
   auto rng = testing::seeded("control", 31);
   std::vector<StepCase> wanted = make_cases(find_rule("lion"), 0, 0, rng), got = wanted;
   for (StepCase& c : got) c.lr = static_cast<double>(std::nextafter(static_cast<float>(c.lr), 1.f));
   step_on_cpu(wanted, 1, 1);
-  step_on_device(got, 1, 1, SyclDevice::get().queue.get());
+  step_on_device(got, 1, 1, TestDevice::get().queue);
   int64_t differing = 0;
   for (size_t i = 0; i < got.size(); ++i) differing += differing_bytes(got[i], wanted[i]);
   EXPECT_GT(differing, 0);
@@ -110,8 +110,8 @@ TEST(SyclSteps, ComparisonSeesTheSmallestDifference) {
 }
 
 // Items of all rules, codecs and types in one call, in random order, more than one upload can be in flight.
-TEST(SyclSteps, OneCallTakesItemsOfAllKinds) {
-  LT_NEEDS_SYCL();
+TEST(DeviceSteps, OneCallTakesItemsOfAllKinds) {
+  LT_NEEDS_DEVICE();
   auto rng = testing::seeded("mixed", 32);
   std::vector<StepCase> wanted;
   for (int i = 0; i < 600; ++i)
@@ -121,14 +121,14 @@ TEST(SyclSteps, OneCallTakesItemsOfAllKinds) {
   std::vector<StepCase> got = wanted;
   step_on_cpu(wanted, 7, 5);
   // On the caller's queue without waiting between steps: the gradients stay.
-  SyclDevice& device = SyclDevice::get();
+  TestDevice& device = TestDevice::get();
   std::vector<DeviceCase> on_device;
-  for (StepCase& c : got) on_device.emplace_back(c, *device.queue);
+  for (StepCase& c : got) on_device.emplace_back(c);
   for (int step = 0; step < 7; ++step) {
     new_step(got, step, 5);
     std::vector<StepItem> items;
     for (DeviceCase& c : on_device) items.push_back(c.item());
-    device.backend->step(items, 1, false, device.queue.get());
+    device.backend->step(items, 1, false, device.queue);
   }
   for (DeviceCase& c : on_device) c.fetch();
   int64_t differing = 0;
@@ -138,10 +138,10 @@ TEST(SyclSteps, OneCallTakesItemsOfAllKinds) {
 }
 
 // Parts of a parameter, each with codes and scales of its own, give what the whole does.
-TEST(SyclSteps, PartsGiveTheWhole) {
-  LT_NEEDS_SYCL();
+TEST(DeviceSteps, PartsGiveTheWhole) {
+  LT_NEEDS_DEVICE();
   auto rng = testing::seeded("parts", 33);
-  SyclDevice& device = SyclDevice::get();
+  TestDevice& device = TestDevice::get();
   int64_t parts = 0, differing = 0;
   for (int rule = 0; rule < rule_count(); ++rule)
     for (int codec = 0; codec < codec_count(); ++codec) {
@@ -149,7 +149,7 @@ TEST(SyclSteps, PartsGiveTheWhole) {
       StepCase got = wanted;
       const StepItem whole = wanted.item();
       open_backend("cpu", "")->step({&whole, 1}, 1, false, nullptr);
-      DeviceCase on_device(got, *device.queue);
+      DeviceCase on_device(got);
       std::vector<StepItem> items;
       const int64_t blocks = got.layout.blocks(kBlockElements);
       for (int64_t first = 0; first < blocks; ++parts) {
@@ -165,7 +165,7 @@ TEST(SyclSteps, PartsGiveTheWhole) {
         first += part.blocks;
         items.push_back(part);
       }
-      device.backend->step(items, 1, false, device.queue.get());
+      device.backend->step(items, 1, false, device.queue);
       on_device.fetch();
       differing += differing_bytes(got, wanted);
     }
@@ -174,10 +174,10 @@ TEST(SyclSteps, PartsGiveTheWhole) {
 }
 
 // Parameter and gradient as views with strides of their own.
-TEST(SyclSteps, TakeStridedTensors) {
-  LT_NEEDS_SYCL();
+TEST(DeviceSteps, TakeStridedTensors) {
+  LT_NEEDS_DEVICE();
   auto rng = testing::seeded("strides", 34);
-  SyclDevice& device = SyclDevice::get();
+  TestDevice& device = TestDevice::get();
   int64_t views = 0, bytes = 0, differing = 0, moved = 0;
   for (int pair = 0; pair < kPairs; ++pair)
     for (int round = 0; round < 6; ++round, ++views) {
@@ -202,10 +202,10 @@ TEST(SyclSteps, TakeStridedTensors) {
       StepItem item = wanted.item();
       item.param_layout = &p, item.grad_layout = &g;
       open_backend("cpu", "")->step({&item, 1}, 1, false, nullptr);
-      DeviceCase on_device(got, *device.queue);
+      DeviceCase on_device(got);
       item = on_device.item();
       item.param_layout = &p, item.grad_layout = &g;
-      device.backend->step({&item, 1}, 1, false, device.queue.get());
+      device.backend->step({&item, 1}, 1, false, device.queue);
       on_device.fetch();
       differing += differing_bytes(got, wanted), bytes += got.bytes();
       moved += testing::differing_bytes(got.param.data(), before.data(), static_cast<int64_t>(before.size())) > 0;
@@ -217,10 +217,10 @@ TEST(SyclSteps, TakeStridedTensors) {
 }
 
 // Items that share a parameter, in the order given.
-TEST(SyclSteps, OrderedItemsRunOneAfterAnother) {
-  LT_NEEDS_SYCL();
+TEST(DeviceSteps, OrderedItemsRunOneAfterAnother) {
+  LT_NEEDS_DEVICE();
   auto rng = testing::seeded("ordered", 35);
-  SyclDevice& device = SyclDevice::get();
+  TestDevice& device = TestDevice::get();
   int64_t differing = 0, reversed = 0;
   for (int round = 0; round < 20; ++round) {
     StepCase a(find_rule("adamw"), 0, DType::kF32, DType::kF32, 3, 400, rng);
@@ -235,8 +235,8 @@ TEST(SyclSteps, OrderedItemsRunOneAfterAnother) {
     std::vector<StepItem> backwards = both(other_a.item(), other_b.item());
     std::swap(backwards[0], backwards[1]);
     cpu->step(backwards, 2, true, nullptr);
-    DeviceCase on_a(a, *device.queue), on_b(b, *device.queue);
-    device.backend->step(both(on_a.item(), on_b.item()), 1, true, device.queue.get());
+    DeviceCase on_a(a), on_b(b);
+    device.backend->step(both(on_a.item(), on_b.item()), 1, true, device.queue);
     on_a.fetch(), on_b.fetch();
     differing += differing_bytes(a, wanted_a);
     reversed += differing_bytes(other_a, wanted_a);
