@@ -164,7 +164,7 @@ TEST(SyclErrors, LateOnesAreThrownByTheNextWait) {
 TEST(SyclUploads, ManyAreUnderWay) {
   LT_NEEDS_SYCL();
   const sycl::queue& queue = *SyclDevice::get().queue;
-  sycl_host::Uploads uploads(queue.get_context(), queue.get_device());
+  sycl_host::Uploads uploads(sycl_host::UploadPlace{queue.get_context(), queue.get_device()});
   constexpr size_t kMost = sycl_host::Uploads::kMostBytes / sycl_host::Uploads::kSmallestSlot;
   std::promise<void> gate;
   sycl::queue slow(queue.get_context(), queue.get_device());

@@ -57,12 +57,13 @@ DeviceTensor Batch::tensor(const void* data, DType dtype, const Layout& layout) 
   return out;
 }
 
-void Batch::add(const DeviceItem& item, int64_t units) {
+void Batch::add(const DeviceItem& item, int64_t blocks, int64_t unit_blocks) {
   Launch& launch = launches_.back();
   items_.push_back(item);
+  items_.back().blocks = blocks;
   starts_.push_back(launch.units);
   ++launch.count;
-  launch.units += units;
+  launch.units += (blocks + unit_blocks - 1) / unit_blocks;
 }
 
 void Batch::add(const StepItem& item, int64_t index) {
@@ -85,7 +86,7 @@ void Batch::add(const StepItem& item, int64_t index) {
   std::memcpy(out.key, item.key, sizeof out.key);
   if (item.args) std::memcpy(out.args, item.args, rules()[static_cast<size_t>(item.rule)].args_bytes);
   const int64_t blocks = item.blocks >= 0 ? item.blocks : item.param_layout->blocks(kBlockElements) - item.first_block;
-  add(out, (blocks + shape_.unit_blocks - 1) / shape_.unit_blocks);
+  add(out, blocks, shape_.unit_blocks);
 }
 
 void Batch::add_steps(std::span<const StepItem> items, bool ordered) {
@@ -117,7 +118,7 @@ void Batch::add(const CodecItem& item) {
   out.codes[0] = item.codes;
   out.scales[0] = item.scales;
   const int64_t all = item.rows * blocks_per_row(item.row_length, kBlockElements);
-  add(out, item.blocks >= 0 ? item.blocks : all - item.first_block);
+  add(out, item.blocks >= 0 ? item.blocks : all - item.first_block, 1);
 }
 
 void Batch::add(const ApplyItem& item) {
@@ -127,7 +128,7 @@ void Batch::add(const ApplyItem& item) {
   out.signs = {chars(item.bits), chars(item.presence), chars(item.zeros), item.first, true};
   const ApplyArgs args{item.lr, item.decay};
   std::memcpy(out.args, &args, sizeof args);
-  add(out, blocks_per_row(item.layout->numel, kBlockElements));
+  add(out, blocks_per_row(item.layout->numel, kBlockElements), 1);
 }
 
 size_t Batch::bytes() const {

@@ -58,7 +58,7 @@ class Batch {
  private:
   int64_t size() const { return static_cast<int64_t>(items_.size()); }
   DeviceTensor tensor(const void* data, DType dtype, const Layout& layout);
-  void add(const DeviceItem& item, int64_t units);
+  void add(const DeviceItem& item, int64_t blocks, int64_t unit_blocks);
 
   Shape shape_;
   std::vector<size_t> order_;      // of add_steps, kept for its memory

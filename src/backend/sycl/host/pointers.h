@@ -10,8 +10,10 @@ namespace lowtide::sycl_host {
 
 class PointerCheck final : public kernels::PointerCheck {
  public:
+  // any: the device can address all memory of the process.
+  PointerCheck(const sycl::context& context, bool any) : kernels::PointerCheck(any), context_(context) {}
   PointerCheck(const sycl::context& context, const sycl::device& device)
-      : kernels::PointerCheck(device.has(sycl::aspect::usm_system_allocations)), context_(context) {}
+      : PointerCheck(context, device.has(sycl::aspect::usm_system_allocations)) {}
 
  private:
   void check(const void* data, const char* what, size_t index) const override {

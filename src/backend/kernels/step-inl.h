@@ -1,5 +1,5 @@
-// The one SYCL driver: decode -> rule -> absmax -> encode -> store, or signs in place of the last. A group of 256
-// work-items takes a block of 256 elements at a time.
+// A driver of steps: decode -> rule -> absmax -> encode -> store, or signs in place of the last. A group of 256
+// work-items takes a block of 256 elements at a time. Included in a target's namespace after device-inl.h.
 
 // Calls f(std::integral_constant<int, k>) for k = 0 .. K-1.
 template <int K, class Fn>
@@ -18,11 +18,12 @@ struct Parameter {
 
 // Target: what becomes of a parameter; its step() is called by all work-items of a group.
 template <class R, class C, class Target>
-LT_FN void step_blocks(const DeviceItem* items, const i64* starts, i64 count, i64 blocks,
+LT_FN void step_blocks(const DeviceItem* items, const i64* starts, i64 count, i64 tiles,
                        const typename C::Tables* tables) {
   constexpr int K = R::kStates;
   constexpr float kLargestState = 0x1.fffffep127f;
-  for_each_block(items, starts, count, blocks, [&](const Group& group, const Place& at) {
+  for_each_block<kBlocksOfTile>(items, starts, count, tiles, [&](const Place& at) {
+    if (is_stopped(*at.item)) return;
     float state[K ? K : 1] = {};
     Target::step(at, [&](float p) {
       typename R::Args args;
@@ -37,7 +38,7 @@ LT_FN void step_blocks(const DeviceItem* items, const i64* starts, i64 count, i6
       if constexpr (C::kScaled) x = x > kLargestState ? kLargestState : x < -kLargestState ? -kLargestState : x;
       const DeviceItem& item = *at.item;
       const Rounding rounding{((item.stochastic >> k) & 1) != 0, RandomKey{item.key[k][0], item.key[k][1]}};
-      encode_block<C, ((R::kSigned >> k) & 1) != 0>(group, tables, at, k, x, rounding);
+      encode_block<C, ((R::kSigned >> k) & 1) != 0>(tables, at, k, x, rounding);
     });
   });
 }

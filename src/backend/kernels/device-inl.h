@@ -1,9 +1,5 @@
-// What all kernels share: which block a group works on, and elements of any type and stride as floats. Included in
-// lowtide::sycl_device after the dialect.
-
-using Group = sycl::group<1>;
-
-LT_FN sycl::nd_item<1> this_item() { return sycl::ext::oneapi::this_work_item::get_nd_item<1>(); }
+// What all kernels share: which block a group works on, and elements of any type and stride as floats. Included in a
+// target's namespace after the dialect and the target's target-inl.h.
 
 // A block, and this work-item's element of it.
 struct Place {
@@ -13,9 +9,9 @@ struct Place {
   bool inside;  // false past the end of a short block
 };
 
-// The work-item's place in block `at` of all items laid end to end; starts[i]: blocks before item i.
-LT_FN Place find_place(const DeviceItem* items, const i64* starts, i64 count, i64 at, u32 lane) {
-  i64 low = 0, high = count;  // the last item that starts at or before `at`: it is not empty
+// The last item that starts at or before tile `at`, which is not empty; starts[i]: tiles before item i.
+LT_FN i64 find_item(const i64* starts, i64 count, i64 at) {
+  i64 low = 0, high = count;
   while (high - low > 1) {
     const i64 middle = low + (high - low) / 2;
     if (starts[middle] <= at)
@@ -23,19 +19,26 @@ LT_FN Place find_place(const DeviceItem* items, const i64* starts, i64 count, i6
     else
       high = middle;
   }
-  const DeviceItem* item = items + low;
-  const i64 block = at - starts[low] + item->first_block;
+  return low;
+}
+
+// Lane `lane` of a block of an item, counted from the item's first.
+LT_FN Place place_in(const DeviceItem* item, i64 item_block, u32 lane) {
+  const i64 block = item_block + item->first_block;
   const i64 per_row = (item->row_length + kBlock - 1) / kBlock;
   const i64 row = block / per_row, column = block % per_row * kBlock + lane;
   return Place{item, block, row * item->row_length + column, column < item->row_length};
 }
 
-// Calls work(group, place) for the blocks of this group.
-template <class Fn>
-LT_FN void for_each_block(const DeviceItem* items, const i64* starts, i64 count, i64 blocks, Fn&& work) {
-  const auto here = this_item();
-  for (i64 b = static_cast<i64>(here.get_group(0)); b < blocks; b += static_cast<i64>(here.get_group_range(0)))
-    work(here.get_group(), find_place(items, starts, count, b, static_cast<u32>(here.get_local_id(0))));
+// Calls work(place) for the blocks of this group, among those of all items laid end to end in tiles of kOfTile.
+template <i64 kOfTile, class Fn>
+LT_FN void for_each_block(const DeviceItem* items, const i64* starts, i64 count, i64 tiles, Fn&& work) {
+  for (i64 b = group_id(); b < tiles * kOfTile; b += group_count()) {
+    const i64 at = find_item(starts, count, b / kOfTile);
+    const i64 block = (b / kOfTile - starts[at]) * kOfTile + b % kOfTile;
+    // Only the last tile of an item may be short.
+    if (kOfTile == 1 || block < items[at].blocks) work(place_in(items + at, block, id_in_group()));
+  }
 }
 
 LT_FN i64 offset_of(const DeviceTensor& tensor, i64 element) {
@@ -72,27 +75,42 @@ LT_FN void store_code(u32 x, u8* code) { *code = static_cast<u8>(x); }
 LT_FN void store_code(u32 x, bf16* code) { code->bits = static_cast<u16>(x); }
 LT_FN void store_code(float x, float* code) { *code = x; }
 
+// Whether nothing may happen to the item: a search has found a gradient that is not finite.
+LT_FN bool is_stopped(const DeviceItem& item) { return item.guard && *item.guard != kNoItem; }
+
+// Where a state is read, and where it is written.
+template <class Code>
+LT_FN const Code* codes_of(const DeviceItem& item, int k) {
+  return static_cast<const Code*>(item.codes[k]);
+}
+template <class Code>
+LT_FN Code* new_codes_of(const DeviceItem& item, int k) {
+  return reinterpret_cast<Code*>(static_cast<u8*>(item.codes[k]) + item.write_offset);
+}
+LT_FN float* new_scales_of(const DeviceItem& item, int k) {
+  return reinterpret_cast<float*>(reinterpret_cast<u8*>(item.scales[k]) + item.write_offset);
+}
+
 template <class C, bool kSigned>
 LT_FN float decode_element(const typename C::Tables* tables, const Place& at, int k) {
   const i64 i = at.element - at.item->origin;
-  const float x =
-      C::template decode<kSigned>(*tables, load_code(static_cast<const typename C::Code*>(at.item->codes[k]) + i));
+  const float x = C::template decode<kSigned>(*tables, load_code(codes_of<typename C::Code>(*at.item, k) + i));
   return C::kScaled ? x * at.item->scales[k][at.block - at.item->first_block] : x;
 }
 
 // Stores a block's values as codes, and its scale. For all work-items of the group; outside of the block value is 0.
 template <class C, bool kSigned>
-LT_FN void encode_block(const Group& group, const typename C::Tables* tables, const Place& at, int k, float value,
+LT_FN void encode_block(const typename C::Tables* tables, const Place& at, int k, float value,
                         const Rounding& rounding) {
   float inverse = 0.f;
   if constexpr (C::kScaled) {
     // As integers, magnitudes are in the order of their values. All have read the old scale when this has their values.
-    const float absmax = as_float(sycl::reduce_over_group(group, bits(abs(value)), sycl::maximum<u32>()));
+    const float absmax = as_float(max_of_group(bits(abs(value))));
     inverse = block_inverse(absmax, C::kTop);
-    if (group.leader()) at.item->scales[k][at.block - at.item->first_block] = absmax / C::kTop;
+    if (id_in_group() == 0) new_scales_of(*at.item, k)[at.block - at.item->first_block] = absmax / C::kTop;
   }
   if (!at.inside) return;
   const i64 i = at.element - at.item->origin;
   store_code(C::template encode<kSigned>(*tables, value, inverse, rounding, static_cast<u32>(at.element)),
-             static_cast<typename C::Code*>(at.item->codes[k]) + i);
+             new_codes_of<typename C::Code>(*at.item, k) + i);
 }
