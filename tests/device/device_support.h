@@ -52,10 +52,10 @@ struct TestDevice {
 };
 
 // A device that must be there (LOWTIDE_TEST_DEVICE_NEEDED) is missed loudly.
-#define LT_NEEDS_DEVICE()                                                                         \
-  if (!TestDevice::get().backend) {                                                               \
+#define LT_NEEDS_DEVICE()                                                                        \
+  if (!TestDevice::get().backend) {                                                              \
     if (std::getenv("LOWTIDE_TEST_DEVICE_NEEDED")) FAIL() << testing::TestDevice::get().missing; \
-    GTEST_SKIP() << testing::TestDevice::get().missing;                                           \
+    GTEST_SKIP() << testing::TestDevice::get().missing;                                          \
   }
 
 // So many cases, and what is expected of so many.

@@ -60,17 +60,5 @@ TEST(DeviceOptimizer, EveryBudgetGivesTheBitsOfTheHost) {
       static_cast<long long>(above));
 }
 
-TEST(DeviceOptimizer, AllocationsBeyondTheDeviceAreRefused) {
-  LT_NEEDS_DEVICE();
-  Device& device = *TestDevice::get().backend->device();
-  const Device::Limits limits = device.limits();
-  EXPECT_GT(limits.total, 0);
-  EXPECT_GT(limits.largest_allocation, 0);
-  for (const MemoryKind kind : {MemoryKind::kDevice, MemoryKind::kPinned, MemoryKind::kShared})
-    message_of(ErrorKind::kOutOfMemory, [&] { device.free(device.allocate(kind, int64_t{1} << 50)); });
-  std::printf("refused 3/3; the device has %lld bytes, %lld at a time\n", static_cast<long long>(limits.total),
-              static_cast<long long>(limits.largest_allocation));
-}
-
 }  // namespace
 }  // namespace lowtide::testing

@@ -6,8 +6,8 @@ namespace {
 
 using testing::Bits;
 using testing::bytes;
-using testing::GuardedBytes;
 using testing::DeviceCase;
+using testing::GuardedBytes;
 using testing::ll;
 using testing::random_bits;
 using testing::Rng;

@@ -7,8 +7,8 @@
 namespace lowtide {
 namespace {
 
-using testing::GuardedBytes;
 using testing::DeviceCase;
+using testing::GuardedBytes;
 using testing::Rng;
 using testing::StepCase;
 using testing::TestDevice;

@@ -188,18 +188,5 @@ TEST(SyclUploads, ManyAreUnderWay) {
   std::printf("%zu slots under way at a time, used again %d/10\n", slots.size(), again);
 }
 
-// Control of the guards of all tests here: one byte beyond is seen.
-TEST(SyclErrors, GuardsSeeOneByte) {
-  LT_NEEDS_SYCL();
-  sycl::queue& queue = *SyclDevice::get().queue;
-  const char text[] = "seven b";
-  for (const int at : {-1, 8}) {
-    DeviceBytes bytes(text, 8, queue);
-    EXPECT_TRUE(bytes.guards_are_whole());
-    queue.memset(bytes.data() + at, 0, 1).wait();
-    EXPECT_FALSE(bytes.guards_are_whole());
-  }
-}
-
 }  // namespace
 }  // namespace lowtide
