@@ -55,24 +55,23 @@ class CudaBackend final : public Backend {
   std::shared_ptr<Guard> queue_guard(std::span<const StepItem> items, void* stream) override {
     LT_REQUIRE(items.size() < kernels::kNoItem, "got %zu parameters, wanted fewer than 2^32 - 1", items.size());
     const Scope scope(place_, "looking for gradients that are not finite");
-    const cudaStream_t on = stream_for_now(scope, stream);
+    const cudaStream_t on = device_.queue_of(scope, stream);
     const PointerCheck check(place_, device_);
     for (size_t i = 0; i < items.size(); ++i) check.gradient(items[i], i);
     steps_.clear();
     steps_.begin_launch(0, 0);
     for (size_t i = 0; i < items.size(); ++i) steps_.add(items[i], static_cast<int64_t>(i));
-    auto guard = std::make_shared<CudaGuard>(place_, answers_, answers_->take());
-    Answer& answer = guard->answer();
-    scope.check(cuda_kernels::fill(reinterpret_cast<unsigned char*>(answer.word()), kernels::kNoItem, sizeof(uint32_t),
-                                   queue(on)));
-    const kernels::Batch::Launch& part = steps_.launches()[0];
-    if (part.units) {
-      const Upload there = upload(scope, on, steps_);
-      scope.check(cuda_kernels::first_nonfinite(steps_.items(there.device(), part), steps_.starts(there.device(), part),
-                                                part.count, part.units, answer.word(), queue(on)));
+    if (scope.is_capturing(on)) {
+      auto guard = std::make_shared<CudaRecordedGuard>(scope, Answers::make(scope), events_, steps_, side_.get());
+      search(scope, guard->items(), guard->answer(), on);
+      return guard;
     }
-    scope.check(cudaMemcpyAsync(answer.copy(), answer.word(), sizeof(uint32_t), cudaMemcpyDeviceToHost, on));
-    answer.found = events_->record(scope, on);
+    auto guard = std::make_shared<CudaGuard>(place_, answers_, answers_->take());
+    {
+      const Upload there = upload(scope, on, steps_);
+      search(scope, there.device(), guard->answer(), on);
+    }
+    guard->answer().found = events_->record(scope, on);
     scope.queued(on);
     return guard;
   }
@@ -83,7 +82,8 @@ class CudaBackend final : public Backend {
     LT_REQUIRE(scope.is_capturing(on),
                "got a stream that is not capturing, wanted one that is (cudaStreamBeginCapture)");
     for (const StepItem& item : items)
-      LT_REQUIRE(!item.guard, "got a step to record that waits for a search of its gradients, wanted it without");
+      LT_REQUIRE(!item.guard || dynamic_cast<CudaRecordedGuard*>(item.guard),
+                 "got a step to record behind a search that was not recorded, wanted one that was");
     add_steps(items, ordered);
     const std::vector<const void*> tables = tables_of(scope, steps_);
     return std::make_shared<CudaRecordedStep>(RecordingPlace{place_, device_, uploads_, events_}, scope, steps_,
@@ -155,6 +155,17 @@ class CudaBackend final : public Backend {
   Upload upload(const Scope& scope, cudaStream_t stream, kernels::Batch& batch) {
     return Upload(scope, uploads_, events_, stream, batch.bytes(),
                   [&](std::byte* host, std::byte* device) { batch.write(host, device); });
+  }
+
+  // Queues the search of the batch, which is at `device`, and its answer's way to the host.
+  void search(const Scope& scope, const std::byte* device, Answer& answer, cudaStream_t stream) const {
+    scope.check(cuda_kernels::fill(reinterpret_cast<unsigned char*>(answer.word()), kernels::kNoItem, sizeof(uint32_t),
+                                   queue(stream)));
+    const kernels::Batch::Launch& part = steps_.launches()[0];
+    if (part.units)
+      scope.check(cuda_kernels::first_nonfinite(steps_.items(device, part), steps_.starts(device, part), part.count,
+                                                part.units, answer.word(), queue(stream)));
+    scope.check(cudaMemcpyAsync(answer.copy(), answer.word(), sizeof(uint32_t), cudaMemcpyDeviceToHost, stream));
   }
 
   // Steps of `items` have been queued: what their guards answer is read until then.

@@ -177,6 +177,16 @@ bool CudaDevice::is_capturing(void* queue) {
   return scope.is_capturing(queue_of(scope, queue));
 }
 
+std::string CudaDevice::describe() const {
+  const Scope scope(place_, "describing the device");
+  cudaDeviceProp found{};
+  int driver = 0;
+  scope.check(cudaGetDeviceProperties(&found, place_.ordinal));
+  scope.check(cudaDriverGetVersion(&driver));
+  return format("%s, driver for CUDA %d.%d, NUMA node %d", found.name, driver / 1000, driver % 1000 / 10,
+                place_.numa_node);
+}
+
 bool CudaDevice::is_lost() const { return lost(place_.ordinal); }
 
 cudaStream_t CudaDevice::queue_of(const Scope& scope, void* queue) const {

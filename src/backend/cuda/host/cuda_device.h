@@ -36,6 +36,7 @@ class CudaDevice final : public Device {
   bool has_happened(const Event& event) override;
   bool steps_pinned() const override { return place_.reaches_pinned || place_.reaches_all; }
   bool is_capturing(void* queue) override;
+  std::string describe() const override;
   bool is_lost() const override;
   void use_allocator(const Allocator& allocator) override { allocator_ = allocator; }
 

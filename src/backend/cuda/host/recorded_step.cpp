@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "backend/cuda/host/guards.h"
 #include "backend/cuda/host/pointers.h"
 #include "backend/cuda/host/steps.h"
 
@@ -45,6 +46,14 @@ void CudaRecordedStep::prepare(std::span<const StepItem> items, void* stream) {
              "got %zu parameters of other sizes or kinds than those of the recorded step, wanted the same; record it "
              "again",
              items.size());
+  const Guard* ready = nullptr;
+  for (const StepItem& item : items) {
+    if (!item.guard || item.guard == ready) continue;
+    auto* const guard = dynamic_cast<CudaRecordedGuard*>(item.guard);
+    LT_REQUIRE(guard, "got a replay to prepare behind a search that was not recorded, wanted the recorded one");
+    guard->prepare(scope, items, of_.uploads, on);
+    ready = item.guard;
+  }
   const uint32_t next = prepared_ + 1;
   const Upload there(
       scope, of_.uploads, of_.events, on, bytes_ + sizeof next,
@@ -63,7 +72,7 @@ bool CudaRecordedStep::all_prepared() {
   auto* const copy = reinterpret_cast<ReplayState*>(answer_.data());
   scope.check(cudaMemcpyAsync(copy, state(), sizeof *copy, cudaMemcpyDeviceToHost, side_.get()));
   scope.check(cudaStreamSynchronize(side_.get()));
-  return copy->missed == 0;
+  return std::exchange(missed_, copy->missed) == copy->missed;
 }
 
 }  // namespace lowtide::cuda_host

@@ -45,8 +45,8 @@ class CudaRecordedStep final : public RecordedStep {
   DeviceMemory memory_;  // the batch, and a ReplayState behind it
   HostMemory answer_;
   OwnStream side_;
-  uint32_t prepared_ = 0;
-  cudaStream_t last_ = nullptr;  // where replays were prepared
+  uint32_t prepared_ = 0, missed_ = 0;  // replays; missed: that all_prepared() has told of
+  cudaStream_t last_ = nullptr;         // where replays were prepared
 };
 
 }  // namespace lowtide::cuda_host
