@@ -56,7 +56,7 @@ class BlockRunner {
   void abandon();
   std::string stuck() const;
 
-  Fibers fibers_;
+  Fibers& fibers_ = Fibers::get();
   std::vector<Thread> threads_;
   std::vector<Warp> warps_;
   uint32_t at_block_ = 0, ended_ = 0;

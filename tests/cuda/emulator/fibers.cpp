@@ -25,6 +25,11 @@ void finish_switch(void*, const void**, size_t*) {}
 
 }  // namespace
 
+Fibers& Fibers::get() {
+  static auto& fibers = *new Fibers;
+  return fibers;
+}
+
 void Fibers::prepare(int count, const std::function<void()>* body) {
   body_ = body;
   while (static_cast<int>(fibers_.size()) < count) {
