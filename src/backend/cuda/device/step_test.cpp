@@ -1,0 +1,199 @@
+// The step kernels, compiled for the emulated device, give the bits of a step on the CPU: every rule, codec and pair of
+// element types, whole and short blocks, misaligned and strided memory, states written elsewhere, and stopped steps.
+#include <cuda_runtime.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+
+#include "backend/cpu/cpu_backend.h"
+#include "backend/cuda/device/launch.h"
+#include "backend/cuda/device/shape.h"
+#include "backend/kernels/batch.h"
+#include "backend/kernels/codec_tables.h"
+#include "support/step_case.h"
+
+namespace lowtide {
+namespace {
+
+using kernels::Batch;
+using kernels::DeviceItem;
+using testing::Rng;
+using testing::StepCase;
+
+// Memory that host and device see.
+class Shared {
+ public:
+  explicit Shared(size_t bytes) {
+    EXPECT_EQ(cudaMallocManaged(&data_, std::max<size_t>(bytes, 1)), cudaSuccess);
+  }
+  Shared(const void* data, size_t bytes) : Shared(bytes) {
+    if (bytes) std::memcpy(data_, data, bytes);
+  }
+  ~Shared() { cudaFree(data_); }
+  Shared(const Shared&) = delete;
+  std::byte* get() const { return static_cast<std::byte*>(data_); }
+
+ private:
+  void* data_ = nullptr;
+};
+
+// A case's memory on the device, `shift` bytes behind aligned ones; states may be written elsewhere.
+struct DeviceCase {
+  StepCase* of;
+  std::unique_ptr<Shared> param, grad, states;
+  size_t shift, param_shift, at[2 * kMaxStates] = {}, state_bytes = 0;
+  int64_t write_offset = 0;
+
+  DeviceCase(StepCase& c, size_t shifted, bool elsewhere) : of(&c), shift(shifted) {
+    param_shift = shift * static_cast<size_t>(dtype_bytes(c.param_dtype));
+    const size_t grad_shift = shift * static_cast<size_t>(dtype_bytes(c.grad_dtype));
+    param = std::make_unique<Shared>(c.param.size() + param_shift);
+    grad = std::make_unique<Shared>(c.grad.size() + grad_shift);
+    std::memcpy(param->get() + param_shift, c.param.data(), c.param.size());
+    std::memcpy(grad->get() + grad_shift, c.grad.data(), c.grad.size());
+    const auto place = [&](size_t bytes) {
+      const size_t begin = state_bytes;
+      state_bytes = (begin + bytes + 255) / 256 * 256;
+      return begin;
+    };
+    for (int k = 0; k < kMaxStates; ++k) {
+      at[2 * k] = place(c.codes[k].size());
+      at[2 * k + 1] = place(c.scales[k].size() * sizeof(float));
+    }
+    states = std::make_unique<Shared>(2 * state_bytes);
+    std::memset(states->get(), 0xa5, 2 * state_bytes);
+    if (elsewhere) write_offset = static_cast<int64_t>(state_bytes);
+    copy_states([&](void* host, std::byte* device, size_t bytes) { std::memcpy(device, host, bytes); }, 0);
+  }
+
+  template <class Fn>
+  void copy_states(Fn&& copy, int64_t offset) {
+    for (int k = 0; k < kMaxStates; ++k) {
+      std::byte* const base = states->get() + offset;
+      if (!of->codes[k].empty()) copy(of->codes[k].data(), base + at[2 * k], of->codes[k].size());
+      if (!of->scales[k].empty()) copy(of->scales[k].data(), base + at[2 * k + 1], of->scales[k].size() * sizeof(float));
+    }
+  }
+
+  StepItem item() {
+    StepItem out = of->item();
+    out.param = param->get() + param_shift;
+    out.grad = grad->get() + shift * static_cast<size_t>(dtype_bytes(of->grad_dtype));
+    for (int k = 0; k < kMaxStates; ++k) {
+      if (out.codes[k]) out.codes[k] = states->get() + at[2 * k];
+      if (out.scales[k]) out.scales[k] = reinterpret_cast<float*>(states->get() + at[2 * k + 1]);
+    }
+    out.write_offset = write_offset;
+    return out;
+  }
+
+  void fetch() {
+    std::memcpy(of->param.data(), param->get() + param_shift, of->param.size());
+    copy_states([&](void* host, std::byte* device, size_t bytes) { std::memcpy(host, device, bytes); }, write_offset);
+  }
+};
+
+struct Launch {
+  int rule, codec, pair;
+  bool fast = false;
+  const uint32_t* guard = nullptr;
+  const cuda_kernels::ReplayState* replay = nullptr;
+};
+
+// One launch for all items of one rule and codec.
+void step_on_device(std::span<StepItem> items, const Launch& how) {
+  Batch batch;
+  batch.begin_launch(how.rule, how.codec);
+  for (size_t i = 0; i < items.size(); ++i) batch.add(items[i], static_cast<int64_t>(i));
+  std::vector<std::byte> bytes(batch.bytes());
+  const Shared table(batch.bytes() + 1);
+  batch.write(bytes.data(), table.get());
+  auto* const device_items = reinterpret_cast<DeviceItem*>(bytes.data());
+  auto* const starts = reinterpret_cast<int64_t*>(bytes.data() + items.size() * sizeof(DeviceItem));
+  int64_t tiles = 0;
+  for (size_t i = 0; i < items.size(); ++i) {
+    if (how.guard) device_items[i].guard = how.guard;
+    starts[i] = tiles;
+    tiles += cuda_kernels::tiles_of(device_items[i].blocks);
+  }
+  std::memcpy(table.get(), bytes.data(), bytes.size());
+  const std::vector<std::byte> tables = kernels::codec_tables(how.codec);
+  const Shared on_device(tables.data(), tables.size());
+  cuda_kernels::StepLaunch launch;
+  launch.rule = how.rule, launch.codec = how.codec, launch.pair = how.pair, launch.fast = how.fast;
+  launch.items = reinterpret_cast<const DeviceItem*>(table.get());
+  launch.starts = reinterpret_cast<const int64_t*>(table.get() + items.size() * sizeof(DeviceItem));
+  launch.count = static_cast<int64_t>(items.size()), launch.tiles = tiles;
+  launch.tables = on_device.get(), launch.replay = how.replay;
+  ASSERT_EQ(cuda_kernels::step(launch, {nullptr, 2}), cudaSuccess);
+  ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
+}
+
+std::vector<StepCase> make_cases(int rule, int codec, int pair, Rng& rng) {
+  std::vector<std::pair<int64_t, int64_t>> shapes = {{0, 5},           {3, 0},    {1, 1},   {2, 256}, {3, 512},
+                                                     {1, 256 * 70 + 77}, {5, 400}, {9, 16}, {1, 256 * 33}};
+  shapes.emplace_back(1, rng.between(1, 255));
+  shapes.emplace_back(rng.between(2, 40), rng.between(1, 255));
+  shapes.emplace_back(rng.between(2, 5), rng.between(257, 1200));
+  std::vector<StepCase> cases;
+  for (const auto& [rows, length] : shapes)
+    cases.emplace_back(rule, codec, static_cast<DType>(pair / 3), static_cast<DType>(pair % 3), rows, length, rng);
+  return cases;
+}
+
+// States that a training has, so that the hot path takes them: scales within a few binades, and no gradient below
+// 2^-20; zeros among all.
+void make_usual(StepCase& c, Rng& rng) {
+  const RuleInfo& info = rules()[static_cast<size_t>(c.rule)];
+  const CodecInfo& as = codecs()[static_cast<size_t>(c.codec)];
+  for (int k = 0; k < info.states; ++k) {
+    for (float& scale : c.scales[k]) scale = rng.chance(0.05) ? 0.f : static_cast<float>(std::ldexp(1 + rng.uniform(), -6));
+    if (as.scaled) continue;
+    const bool is_signed = (info.signed_mask >> k) & 1;
+    for (int64_t i = 0; i < c.layout.numel; ++i) {
+      const double value = rng.chance(0.1) ? 0 : rng.over_binades(-30, 0);
+      testing::put(c.codes[k], as.code_bytes == 4 ? DType::kF32 : DType::kBF16, i, is_signed ? value : std::fabs(value));
+    }
+  }
+}
+
+TEST(CudaSteps, GiveTheBitsOfTheCpu) {
+  auto rng = testing::seeded("steps of CUDA kernels", 70);
+  const auto cpu = cpu::make_backend("");
+  int64_t comparisons = 0, bytes = 0, differing = 0, still = 0;
+  for (int rule = 0; rule < static_cast<int>(rules().size()); ++rule)
+    for (int codec = 0; codec < static_cast<int>(codecs().size()); ++codec)
+      for (int pair = 0; pair < 9; ++pair)
+        for (int variant = 0; variant < 4; ++variant) {
+          // Usual states, any states, misaligned memory, and kernels of any types.
+          std::vector<StepCase> start = make_cases(rule, codec, pair, rng);
+          if (variant != 1)
+            for (StepCase& c : start) make_usual(c, rng);
+          std::vector<StepCase> wanted = start, got = start;
+          step_all(*cpu, wanted, 1);
+          std::vector<DeviceCase> on_device;
+          for (size_t i = 0; i < got.size(); ++i) on_device.emplace_back(got[i], variant == 2 ? 1 + i % 3 : 0, i % 2 == 1);
+          std::vector<StepItem> items;
+          for (DeviceCase& c : on_device) items.push_back(c.item());
+          step_on_device(items, {rule, codec, variant == 3 ? -1 : pair});
+          for (DeviceCase& c : on_device) c.fetch();
+          for (size_t i = 0; i < got.size(); ++i, ++comparisons) {
+            const int64_t bad = differing_bytes(got[i], wanted[i]);
+            if (bad)
+              ADD_FAILURE() << rules()[size_t(rule)].name << " " << codecs()[size_t(codec)].name << " pair " << pair
+                            << " variant " << variant << " case " << i << ": " << bad << " bytes; "
+                            << testing::same_bits(got[i].param.data(), wanted[i].param.data(), got[i].param_dtype,
+                                                  got[i].layout.numel);
+            differing += bad, bytes += got[i].bytes();
+            still += got[i].layout.numel && differing_bytes(got[i], start[i]) == 0;
+          }
+          if (differing) return;
+        }
+  std::printf("%lld parameters stepped, %lld bytes compared, %lld differ, %lld were left as they were\n",
+              static_cast<long long>(comparisons), static_cast<long long>(bytes), static_cast<long long>(differing),
+              static_cast<long long>(still));
+}
+
+}  // namespace
+}  // namespace lowtide
