@@ -55,8 +55,11 @@ Place find_place(int ordinal) {
     return value;
   };
   if (!cuda_kernels::architecture())
-    fail(ErrorKind::kUnsupported, "CUDA device %d is of compute capability %d.%d, wanted 8.0 or newer", ordinal,
-         attribute(cudaDevAttrComputeCapabilityMajor), attribute(cudaDevAttrComputeCapabilityMinor));
+    fail(ErrorKind::kUnsupported,
+         "no kernel of this build runs on CUDA device %d, which is of compute capability %d.%d; wanted 8.0 or newer, "
+         "and "
+         "a driver that knows it",
+         ordinal, attribute(cudaDevAttrComputeCapabilityMajor), attribute(cudaDevAttrComputeCapabilityMinor));
   place.processors = attribute(cudaDevAttrMultiProcessorCount);
   place.reaches_all = attribute(cudaDevAttrPageableMemoryAccess) != 0;
   place.reaches_pinned = attribute(cudaDevAttrCanUseHostPointerForRegisteredMem) != 0;
