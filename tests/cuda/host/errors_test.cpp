@@ -106,10 +106,11 @@ TEST_F(CudaErrors, SynchronousOnDemand) {
   EXPECT_EQ(cuda_emulator::held().pending, 0);
 }
 
-// Whatever CUDA call fails, once, for want of memory: an error, nothing kept, and the next step is right.
+// Whatever CUDA call fails, once, for want of memory: an error, or none where there is another way; nothing is kept,
+// and the next step is right.
 TEST_F(CudaErrors, AnyCallMayFail) {
   int failures = 0;
-  for (int64_t after = 0; after < 400; ++after) {
+  for (int64_t after = 0; after < 60; ++after) {
     restart({});
     const auto before = cuda_emulator::held();
     {
@@ -133,8 +134,9 @@ TEST_F(CudaErrors, AnyCallMayFail) {
       cuda_emulator::forget_failures();
       if (failed) backend->step(model.items(), 1, false, stream);
       const std::vector<int> all = model.steps();
-      for (const int count : all) EXPECT_TRUE(count == steps + failed || count == steps + failed + 1) << count;
-      if (!failed) after = 400;
+      // A step that failed may have been queued all the same.
+      const int least = steps + failed, most = failed && steps == 0 ? 2 : least;
+      for (const int count : all) EXPECT_TRUE(count == all[0] && count >= least && count <= most) << count;
     }
     const auto left = cuda_emulator::held();
     EXPECT_EQ(left.device_bytes, before.device_bytes);
@@ -143,7 +145,7 @@ TEST_F(CudaErrors, AnyCallMayFail) {
     EXPECT_EQ(left.events, before.events);
   }
   EXPECT_GE(failures, 10);
-  std::printf("%d calls failed, each once\n", failures);
+  std::printf("60 calls refused, one at a time: %d errors\n", failures);
 }
 
 }  // namespace
