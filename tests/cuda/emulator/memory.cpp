@@ -19,8 +19,9 @@ namespace cuda_emulator {
 namespace {
 
 constexpr size_t kPage = 4096, kEdge = 256;
-// Addresses are never given twice, so that what is freed stays out of reach.
 constexpr size_t kAddresses = size_t{1} << 38;
+// Addresses are given again only after so many others, so that what is freed stays out of reach for long.
+constexpr size_t kRound = 64 << 20;
 constexpr size_t kPoisoned = 16 << 20;  // of the beginning of an allocation
 
 size_t whole(size_t bytes) { return (bytes + kEdge + kPage - 1) / kPage * kPage; }
@@ -69,13 +70,24 @@ void Arena::close() {
   ::mprotect(base_ + first, last - first, PROT_NONE);
 }
 
+// The first gap from where the last allocation ended, and after a round from the beginning.
+size_t Arena::find_gap(size_t bytes) {
+  if (next_ > kRound) next_ = 0;
+  auto behind = live_.lower_bound(next_);
+  if (behind != live_.begin()) next_ = std::max(next_, std::prev(behind)->second);
+  for (; behind != live_.end() && behind->first - next_ < bytes; ++behind) next_ = behind->second;
+  return next_;
+}
+
 std::byte* Arena::allocate(size_t bytes) {
   const size_t pages = whole(bytes);
-  if (bytes > capacity_ || used_ > capacity_ - bytes || next_ + pages > kAddresses) return nullptr;
+  if (bytes > capacity_ || used_ > capacity_ - bytes) return nullptr;
+  const size_t begin = find_gap(pages);
+  if (begin + pages > kAddresses) return nullptr;
   close();
-  std::byte* const memory = base_ + next_;
-  live_[next_] = next_ + pages;
-  next_ += pages, used_ += bytes;
+  std::byte* const memory = base_ + begin;
+  live_[begin] = begin + pages;
+  next_ = begin + pages, used_ += bytes;
   open();
   LT_ASAN_UNPOISON(memory, pages);
   std::memset(memory, kPoison, std::min(bytes, kPoisoned));
@@ -99,8 +111,7 @@ bool Arena::free(std::byte* memory, size_t bytes) {
   close();
   live_.erase(static_cast<size_t>(memory - base_));
   used_ -= bytes;
-  // A fresh mapping of no memory: the pages are given back.
-  ::mmap(memory, whole(bytes), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  ::madvise(memory, whole(bytes), MADV_DONTNEED);
   LT_ASAN_POISON(memory, whole(bytes));
   return is_whole;
 }

@@ -52,6 +52,8 @@ class Arena {
   static constexpr unsigned char kPoison = 0xc5;
 
  private:
+  size_t find_gap(size_t bytes);
+
   size_t capacity_, used_ = 0, next_ = 0;
   std::byte* base_ = nullptr;
   bool is_open_ = false;
