@@ -75,6 +75,10 @@ class DeviceStore final : public Store {
   // The queue of the step to come: memory that is taken before it comes after what is queued there.
   void set_queue(void* queue) { queue_ = queue; }
 
+  // Asks, without waiting, whether the last step has happened while the device can still answer: once it is lost, that
+  // tells what of the host's memory is whole. To be called when it is known what that step was.
+  void note_what_happened();
+
   // -- Recorded steps
   // Whether all state is in device memory and stays there.
   bool stays() const { return !options_.managed && parked_.empty() && pager_.plan().streamed.empty(); }
@@ -101,7 +105,6 @@ class DeviceStore final : public Store {
   void put_back(size_t chunk) override;
   // What the host does next comes after all that is queued.
   void catch_up();
-  void note_what_happened();
   void abandon_step() noexcept;
   void write_changed();
   void forget_staged();

@@ -38,7 +38,6 @@ void DeviceStore::catch_up() {
   returning_.clear();
 }
 
-// Asked while the device can still answer: once it is lost, this tells what of the host's memory is whole.
 void DeviceStore::note_what_happened() {
   if (last_step_.empty() || unfinished_) return;
   for (const Device::Event& event : last_step_)

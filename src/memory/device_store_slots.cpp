@@ -47,7 +47,6 @@ bool DeviceStore::demote_for_slots(int64_t bytes) {
 
 int64_t DeviceStore::prefetch(int64_t bytes, void* stream) {
   if (chunks_.empty() || !parked_.empty() || unfinished_ || pager_.plan().slots == 0) return 0;
-  note_what_happened();
   free_returned();
   const int64_t each = pager_.plan().slot_bytes;
   const bool own = slots_.size() >= static_cast<size_t>(pager_.plan().slots);  // before the first step it has none

@@ -131,13 +131,13 @@ Path choose_path(const PathRates& rates) {
   return std::max(rates.zero_copy, rates.hybrid) > 1.05 * rates.copy ? other : Path::kCopy;
 }
 
-Path fastest_path(Env& env, Backend& backend) {
+Path fastest_path(Env& env, Backend& backend, int64_t bytes) {
   const std::string device = backend.device()->describe(), directory = device.empty() ? "" : cache_directory();
   const std::string key = std::string(backend.name()) + "; " + device + "; " + host_name();
   if (!directory.empty())
     if (const std::optional<PathRates> rates = remembered_paths(env, directory, key)) return choose_path(*rates);
   try {
-    const PathRates rates = measure_paths(backend);
+    const PathRates rates = measure_paths(backend, bytes);
     if (!directory.empty()) remember_paths(env, directory, key, rates);
     return choose_path(rates);
   } catch (const Error& error) {

