@@ -12,11 +12,7 @@ constexpr int64_t kLargestDeviceChunk = int64_t{2} << 30;
 }  // namespace
 
 DeviceStore::DeviceStore(Env& env, Device& device, DeviceStoreOptions options)
-    : env_(env),
-      device_(device),
-      options_(std::move(options)),
-      path_(options_.path),
-      lanes_(device, chunks_, slots_) {}
+    : env_(env), device_(device), options_(std::move(options)), path_(options_.path), lanes_(device, chunks_, slots_) {}
 
 DeviceStore::~DeviceStore() {
   if (!queued_) return;

@@ -65,7 +65,8 @@ class DeviceStore final : public Store {
   // At least `bytes` less on the device, or nothing; returns how many. Throws as set_device_budget().
   int64_t demote(int64_t bytes);
   // Takes more slots, of up to `bytes`, and queues reads of what the next step needs into them, after what is queued on
-  // `stream` where that may still use their memory; that step gives them back. Returns their bytes: 0 where nothing goes through slots or memory is short.
+  // `stream` where that may still use their memory; that step gives them back. Returns their bytes: 0 where nothing
+  // goes through slots or memory is short.
   int64_t prefetch(int64_t bytes, void* stream);
   // For a step that does not come here.
   void end_prefetch();
@@ -145,8 +146,8 @@ class DeviceStore final : public Store {
   Buffer stage_;                     // of the host, for a chunk in device memory
   int64_t in_stage_ = -1;
   bool stage_changed_ = false;
-  bool queued_ = false;      // since the host last waited
-  bool unfinished_ = false;  // of a step that failed: nothing may be queued before it has been waited for
+  bool queued_ = false;                   // since the host last waited
+  bool unfinished_ = false;               // of a step that failed: nothing may be queued before it has been waited for
   std::vector<Device::Event> last_step_;  // all of it, where the device can tell whether that has happened
   std::vector<bool> writing_;             // of each chunk: a step that may change it may still run
   Residency residency_;

@@ -36,7 +36,12 @@ StoreOptions DeviceStore::limits() const {
 StorePlan DeviceStore::plan(std::span<const ShapedParam> params) {
   StorePlan planned = plan_store(limits(), sizes(), params);
   if (path_ || planned.plan.streamed.empty()) return planned;
-  path_ = device_.steps_pinned() && options_.choose_path ? options_.choose_path() : Path::kCopy;
+  if (device_.steps_pinned() && options_.choose_path) {
+    device_.host_wait(device_.record(queue_));  // what runs there now is not to be measured, too
+    path_ = options_.choose_path();
+  } else {
+    path_ = Path::kCopy;
+  }
   return path_ == Path::kZeroCopy ? plan_store(limits(), sizes(), params) : planned;
 }
 

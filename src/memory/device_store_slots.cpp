@@ -51,7 +51,8 @@ int64_t DeviceStore::prefetch(int64_t bytes, void* stream) {
   const int64_t each = pager_.plan().slot_bytes;
   const bool own = slots_.size() >= static_cast<size_t>(pager_.plan().slots);  // before the first step it has none
   if (own) pager_.set_slots(lanes_, slots_.size());
-  const size_t most = std::min(static_cast<size_t>(std::max<int64_t>(bytes, 0) / each), own ? pager_.slots_wanted() : 0);
+  const size_t most =
+      std::min(static_cast<size_t>(std::max<int64_t>(bytes, 0) / each), own ? pager_.slots_wanted() : 0);
   const size_t before = slots_.size();
   slots_.reserve(before + most);
   try {

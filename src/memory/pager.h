@@ -24,7 +24,7 @@ class Lanes {
   static constexpr Event kNone = -1;  // has happened
 
   virtual ~Lanes() = default;
-  virtual void read(int chunk, int slot) = 0;   // on kIn: the chunk's record into the slot
+  virtual void read(int chunk, int slot) = 0;  // on kIn: the chunk's record into the slot
   // On kStep: in the slot's memory (hybrid: from there to the chunk's record); slot -1: where the chunk is.
   virtual void step(int chunk, int slot) = 0;
   virtual void write(int chunk, int slot) = 0;  // on kOut: the slot back to the chunk's record

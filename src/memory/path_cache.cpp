@@ -59,8 +59,8 @@ std::optional<PathRates> remembered_paths(Env& env, const std::string& directory
   const std::string text = read_file(env, file_for(directory, key)), head = kFormat + one_line(key) + "\n";
   PathRates r;
   if (text.compare(0, head.size(), head) != 0) return std::nullopt;
-  if (std::sscanf(text.c_str() + head.size(), "%la %la %la %la %la", &r.in, &r.out, &r.copy, &r.hybrid,
-                  &r.zero_copy) != 5)
+  if (std::sscanf(text.c_str() + head.size(), "%la %la %la %la %la", &r.in, &r.out, &r.copy, &r.hybrid, &r.zero_copy) !=
+      5)
     return std::nullopt;
   for (const double rate : {r.in, r.out, r.copy, r.hybrid, r.zero_copy})
     if (!std::isfinite(rate) || rate <= 0) return std::nullopt;

@@ -185,9 +185,9 @@ TEST(StateStore, OnlyWantedChunksMove) {
   store.add(params);
   constexpr int64_t kChunk = 16384, kRing = 3;
   const int64_t all = store.report().moved_per_step / 2;
-  store.step([](std::span<const Piece>, std::byte*) {});
+  store.step([](std::span<const Piece>, std::byte*, int64_t) {});
   std::vector<bool> seen(store.pieces(1));
-  const auto mark = [&](std::span<const Piece> pieces, std::byte*) {
+  const auto mark = [&](std::span<const Piece> pieces, std::byte*, int64_t) {
     for (const Piece& piece : pieces)
       if (piece.param == 1) seen[piece.number] = true;
   };

@@ -28,8 +28,8 @@ Placement placement_of(const Memory& memory, int64_t taken, std::span<const Slot
 
 class Home {
  public:
-  // Throws kInvalidArgument on a bad value. env and backend, which steps, outlive this object. A relative path of a disk
-  // is of now, whatever directory the process is in when the disk is used.
+  // Throws kInvalidArgument on a bad value. env and backend, which steps, outlive this object. A relative path of a
+  // disk is of now, whatever directory the process is in when the disk is used.
   Home(Env& env, const Memory& memory, Backend& backend, bool shared_allocator = false);
 
   // Whether state is placed for all parameters together: with a budget to divide, or chunks to cut.

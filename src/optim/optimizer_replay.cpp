@@ -74,8 +74,8 @@ StepResult Optimizer::Impl::prepare_replay(const StepOptions& options) {
   resolve_and_raise();
   const Recording& recording = *recordings.back();
   LT_REQUIRE(recording.grads.size() == slots.size(),
-             "got a step that was recorded for %zu parameters and has %zu now: record it again",
-             recording.grads.size(), slots.size());
+             "got a step that was recorded for %zu parameters and has %zu now: record it again", recording.grads.size(),
+             slots.size());
   LT_REQUIRE(!backend->device()->is_capturing(options.stream),
              "got a replay to prepare on a queue that is being captured, wanted it before the replay");
   check_arguments(recording.grads, options);

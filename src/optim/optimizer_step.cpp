@@ -122,11 +122,9 @@ void Optimizer::Impl::step_paged(void* stream) {
   for (const std::unique_ptr<Home>& home : homes) {
     if (!home->store()) continue;
     try {
-      home->store()->step(
-          [&](std::span<const Piece> pieces, std::byte* memory, int64_t write_offset) {
-            step_pieces(pieces, memory, write_offset, streamed, stream);
-          },
-          threads, wanted, stream);
+      home->store()->step([&](std::span<const Piece> pieces, std::byte* memory,
+                              int64_t write_offset) { step_pieces(pieces, memory, write_offset, streamed, stream); },
+                          threads, wanted, stream);
     } catch (...) {
       std::exception_ptr& first = all_done(*home, streamed) ? unwritten : stopped;
       if (!first) first = std::current_exception();
@@ -229,10 +227,16 @@ StepResult Optimizer::Impl::step(std::span<const Gradient> grads, const StepOpti
   prepare(grads, options);
   std::shared_ptr<Guard> guard = searches(options) ? backend->queue_guard(items, options.stream) : nullptr;
   StepResult result;
-  if (guard)
+  if (guard) {
     result.pending = true;
-  else
-    result = search(options);
+  } else {
+    try {
+      result = search(options);
+    } catch (...) {
+      end_prefetch();
+      throw;
+    }
+  }
   if (voting) clear_signs(*voting, options.stream);
   if (!result.applied) {
     ++skipped_steps;

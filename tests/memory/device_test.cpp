@@ -7,6 +7,7 @@
 #include <map>
 
 #include "backend/fake/fake_backend.h"
+#include "memory/residency.h"
 #include "support/device_twins.h"
 
 namespace lowtide::testing {
@@ -245,6 +246,42 @@ TEST(Device, ParametersThatOverlapAreRefused) {
   EXPECT_EQ(optimizer.steps(0), 1);
   optimizer.synchronize();
   std::printf("refused %d/1\n", refused);
+}
+
+// Managed memory is never more than is free, less a margin, in one go or bit by bit, whether or not what there is has
+// been moved to the device.
+TEST(Device, ManagedMemoryIsNeverMoreThanIsFree) {
+  Rng rng = seeded("managed and free", 77);
+  Config setup;
+  setup.state = "fp32", setup.hyper = default_hyper("adamw");
+  int refused = 0;
+  for (const bool at_once : {true, false}) {
+    fake::FakeBackendOptions options{rng.next()};
+    options.device_bytes = 1 << 20;
+    auto backend = std::make_unique<FakeBackend>(options);
+    FakeBackend& fake = *backend;
+    lowtide::Memory memory;
+    memory.managed = true;
+    memory.chunk_bytes = 4096;
+    Twins twins(rng, setup, memory, std::move(backend));
+    const DeviceBytes ballast(fake, MemoryKind::kDevice, 500 << 10);
+    const int64_t room = fake.limits().free - Residency::margin(1 << 20);
+    int64_t most = 0;
+    try {
+      for (int i = 0; i < 20; ++i) {
+        twins.add(DType::kF32, {at_once ? 100 : 5, 500});
+        twins.on_device().place_states();
+        most = twins.on_device().report().managed_bytes;
+      }
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("managed memory must not exceed"), std::string::npos) << error.what();
+      ++refused;
+    }
+    EXPECT_LE(most, room);
+    EXPECT_EQ(most == 0, at_once);
+  }
+  EXPECT_EQ(refused, 2);
+  std::printf("refused %d/2\n", refused);
 }
 
 // Where the driver does not say what is free, 7/8 of all is the budget, however often parameters are added.

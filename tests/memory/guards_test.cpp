@@ -85,10 +85,11 @@ TEST(Guards, SkippedStepsAreUncounted) {
   }
   EXPECT_GT(skipped, 30);
   EXPECT_GT(raised, 30);
-  std::printf("%lld steps, %lld gradients spoiled, %lld steps skipped, %lld errors one call late: differing bytes 0 of "
-              "%lld\n",
-              static_cast<long long>(steps), static_cast<long long>(spoiled), static_cast<long long>(skipped),
-              static_cast<long long>(raised), static_cast<long long>(compared));
+  std::printf(
+      "%lld steps, %lld gradients spoiled, %lld steps skipped, %lld errors one call late: differing bytes 0 of "
+      "%lld\n",
+      static_cast<long long>(steps), static_cast<long long>(spoiled), static_cast<long long>(skipped),
+      static_cast<long long>(raised), static_cast<long long>(compared));
 }
 
 // Calls that have nothing to know of it do not wait; the step that comes after waits for the search alone.

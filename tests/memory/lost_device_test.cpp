@@ -113,12 +113,13 @@ TEST(LostDevice, HostMemoryStaysReadable) {
   EXPECT_EQ(tally.differing, 0);
   EXPECT_GT(tally.saved, 60);
   EXPECT_GT(in_steps, 20);
-  std::printf("%lld losses, %lld in a step: %lld states read, differing bytes %lld of %lld; %lld refused by name; %lld "
-              "optimizers saved and loaded, %lld refused\n",
-              static_cast<long long>(trials), static_cast<long long>(in_steps), static_cast<long long>(tally.read),
-              static_cast<long long>(tally.differing), static_cast<long long>(tally.bytes),
-              static_cast<long long>(tally.refused), static_cast<long long>(tally.saved),
-              static_cast<long long>(tally.unsaved));
+  std::printf(
+      "%lld losses, %lld in a step: %lld states read, differing bytes %lld of %lld; %lld refused by name; %lld "
+      "optimizers saved and loaded, %lld refused\n",
+      static_cast<long long>(trials), static_cast<long long>(in_steps), static_cast<long long>(tally.read),
+      static_cast<long long>(tally.differing), static_cast<long long>(tally.bytes),
+      static_cast<long long>(tally.refused), static_cast<long long>(tally.saved),
+      static_cast<long long>(tally.unsaved));
 }
 
 }  // namespace

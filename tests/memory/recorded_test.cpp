@@ -1,6 +1,6 @@
 // Claims: replays of a recorded step take the steps that plain calls would have taken, with the hyper-parameters and
-// step numbers of their time; a replay that was not prepared changes nothing and is reported; what cannot be recorded is
-// refused by name.
+// step numbers of their time; a replay that was not prepared changes nothing and is reported; what cannot be recorded
+// is refused by name.
 #include <gtest/gtest.h>
 
 #include <cmath>

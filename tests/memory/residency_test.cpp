@@ -62,10 +62,11 @@ TEST(AutomaticResidency, RandomPressureChangesNoBit) {
   EXPECT_GT(promotions, 10);
   EXPECT_GT(demotions, 10);
   EXPECT_GT(borrowed, 100);
-  std::printf("%lld steps: %lld promotions, %lld demotions, %lld of them asked for, %lld readings ahead; differing bytes "
-              "0 of %lld\n",
-              static_cast<long long>(steps), static_cast<long long>(promotions), static_cast<long long>(demotions),
-              static_cast<long long>(asked), static_cast<long long>(borrowed), static_cast<long long>(compared));
+  std::printf(
+      "%lld steps: %lld promotions, %lld demotions, %lld of them asked for, %lld readings ahead; differing bytes "
+      "0 of %lld\n",
+      static_cast<long long>(steps), static_cast<long long>(promotions), static_cast<long long>(demotions),
+      static_cast<long long>(asked), static_cast<long long>(borrowed), static_cast<long long>(compared));
 }
 
 // On the host until two steps have been taken, then on the device, as far as there is room; back under pressure.
@@ -120,9 +121,10 @@ TEST(AutomaticResidency, StateComesAfterTwoStepsAndGoesUnderPressure) {
     EXPECT_EQ(twins.differing(), 0);
     compared += twins.compared();
   }
-  std::printf("3 paths: promoted after 2 steps, demoted under pressure, promoted again after %d quiet steps; differing "
-              "bytes 0 of %lld\n",
-              Residency::kQuietSteps, static_cast<long long>(compared));
+  std::printf(
+      "3 paths: promoted after 2 steps, demoted under pressure, promoted again after %d quiet steps; differing "
+      "bytes 0 of %lld\n",
+      Residency::kQuietSteps, static_cast<long long>(compared));
 }
 
 // Slots that cannot be had in a step: what is resident makes room, or fewer do.

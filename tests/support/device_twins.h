@@ -132,8 +132,8 @@ class Twins {
     ++steps_;
   }
   const std::vector<Gradient>& last_gradients() const { return last_; }
-  std::function<void(Tensor&)> spoil;        // gradients, before they are used
-  bool raises_later = false;                 // on the device a step throws what the one before it should have
+  std::function<void(Tensor&)> spoil;  // gradients, before they are used
+  bool raises_later = false;           // on the device a step throws what the one before it should have
   int64_t raised_here = 0, raised_there = 0;
   int64_t free_bytes = -1;                   // that steps are told
   std::function<void()> before_device_step;  // all that a step needs is queued

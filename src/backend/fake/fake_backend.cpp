@@ -71,8 +71,7 @@ FakeBackend::Kernel FakeBackend::step_kernel(std::span<const StepItem> items) co
     if (const BallotTarget* ballot = item.ballot) {
       const int64_t signs = item.param_layout->numel;
       touch(ballot->bits + ballot->first / 8, sign_bytes(signs), true, true);
-      if (ballot->presence)
-        touch(ballot->presence + ballot->first / kSignBlock / 8, presence_bytes(signs), true, true);
+      if (ballot->presence) touch(ballot->presence + ballot->first / kSignBlock / 8, presence_bytes(signs), true, true);
     } else {
       touch(item.param, extent_bytes(*item.param_layout, item.param_dtype), true, true);
     }
@@ -163,11 +162,11 @@ void FakeBackend::vote_signs(const VoteItem& item, int, void* stream) {
   if (item.ties == TieRule::kPrevious) reads.push_back(touched(item.previous, bytes));
   if (item.ties == TieRule::kZero) writes.push_back(touched(item.zeros, bytes));
   launch(stream, {"vote_signs", reads, writes, bytes * static_cast<int64_t>(reads.size()),
-                 [this, vote = item, ballots = std::vector(item.ballots.begin(), item.ballots.end()),
-                  weights = std::vector(item.weights.begin(), item.weights.end())]() mutable {
-                   vote.ballots = ballots, vote.weights = weights;
-                   cpu_->vote_signs(vote, 1, nullptr);
-                 }});
+                  [this, vote = item, ballots = std::vector(item.ballots.begin(), item.ballots.end()),
+                   weights = std::vector(item.weights.begin(), item.weights.end())]() mutable {
+                    vote.ballots = ballots, vote.weights = weights;
+                    cpu_->vote_signs(vote, 1, nullptr);
+                  }});
 }
 
 // What has no waiting callers yet happens at once.
@@ -242,8 +241,8 @@ void FakeBackend::copy(void* queue, void* to, const void* from, int64_t bytes) {
   std::vector<Span> reads, writes;
   if (to_here) writes.push_back(to_span);
   if (from_here) reads.push_back(from_span);
-  launch(queue, {"copy", reads, writes, bytes,
-                 [to, from, bytes] { std::memcpy(to, from, static_cast<size_t>(bytes)); }});
+  launch(queue,
+         {"copy", reads, writes, bytes, [to, from, bytes] { std::memcpy(to, from, static_cast<size_t>(bytes)); }});
 }
 
 void FakeBackend::fill(void* queue, void* to, uint32_t pattern, int pattern_bytes, int64_t count) {
@@ -251,9 +250,10 @@ void FakeBackend::fill(void* queue, void* to, uint32_t pattern, int pattern_byte
   Span span;
   if (!find(to, bytes, &span)) fail(ErrorKind::kInternal, "fill of memory that is not the device's");
   launch(queue, {"fill", {}, {span}, bytes, [to, pattern, pattern_bytes, count] {
-    for (int64_t i = 0; i < count; ++i)
-      std::memcpy(static_cast<std::byte*>(to) + i * pattern_bytes, &pattern, static_cast<size_t>(pattern_bytes));
-  }});
+                   for (int64_t i = 0; i < count; ++i)
+                     std::memcpy(static_cast<std::byte*>(to) + i * pattern_bytes, &pattern,
+                                 static_cast<size_t>(pattern_bytes));
+                 }});
 }
 
 void FakeBackend::prefetch(void*, const void* shared, int64_t bytes) {

@@ -18,7 +18,7 @@ struct FakeBackendOptions {
   uint64_t seed = 0;
   int64_t drop_wait = -1;                                                  // the wait() call (from 0) that is ignored
   int64_t device_bytes = int64_t{1} << 40, host_bytes = int64_t{1} << 40;  // capacities; shared memory is of the host's
-  int64_t says_total = -1;  // not -1: what limits() calls the device's bytes, saying nothing of what is free
+  int64_t says_total = -1;    // not -1: what limits() calls the device's bytes, saying nothing of what is free
   bool steps_pinned = false;  // else a kernel that touches pinned memory is an error
   bool guards = false;        // queue_guard() gives one
   std::string description = "";
