@@ -268,8 +268,8 @@ TEST(Device, ManagedMemoryIsNeverMoreThanIsFree) {
     const int64_t room = fake.limits().free - Residency::margin(1 << 20);
     int64_t most = 0;
     try {
-      for (int i = 0; i < 20; ++i) {
-        twins.add(DType::kF32, {at_once ? 100 : 5, 500});
+      for (int i = 0; i < 40; ++i) {
+        twins.add(DType::kBF16, {at_once ? 100 : 5, 500});
         twins.on_device().place_states();
         most = twins.on_device().report().managed_bytes;
       }

@@ -36,6 +36,7 @@ TEST(Guards, SkippedStepsAreUncounted) {
   for (int trial = 0; trial < 150; ++trial) {
     Config setup = random_setup(rng);
     setup.nonfinite = static_cast<NonFinite>(trial % 3);
+    if (setup.rule == "sgd") setup.hyper.dampening = 0.25;  // not in a first step: one that is skipped is none
     auto backend = guarding(rng);
     FakeBackend& fake = *backend;
     Twins twins(rng, setup, random_memory(rng), std::move(backend));
