@@ -35,7 +35,7 @@ def test_budgets_of_cpu_parameters() -> None:
 
 
 def test_devices_without_a_kind_are_refused() -> None:
-    with pytest.raises(ValueError, match="got a tensor on meta, wanted one on cpu or xpu"):
+    with pytest.raises(ValueError, match="got a tensor on meta, wanted one on cpu or cuda or xpu"):
         lowtide.AdamW([torch.zeros(3, device="meta")])
 
 
