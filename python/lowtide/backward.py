@@ -109,7 +109,8 @@ class PrefetchInBackward(InBackward):
             self._passes += 1
             self._seen.clear()
             if self._passes == self._usual:
-                self._to_come = sum(_bytes(p) for p in optimizer._params if p.requires_grad and p.grad is None)
+                late = (p for p in optimizer._params if p.requires_grad and p.grad is None)
+                self._to_come = _bytes(param) + sum(map(_bytes, late))
         self._seen.add(number)
         self._to_come -= _bytes(param)
         self._since += _bytes(param)
