@@ -16,9 +16,9 @@ nanobind_add_module(_core NB_STATIC NB_SUPPRESS_WARNINGS python/checkpoint_bindi
 target_compile_definitions(_core PRIVATE LOWTIDE_VERSION="${PROJECT_VERSION}")
 target_link_libraries(_core PRIVATE lowtide_objects)
 add_dependencies(_core lowtide_bnb)  # the wheel's build makes _core only
-if(TARGET SyclRuntime::SyclRuntime)
-  add_dependencies(_core ${lt_sycl})
-endif()
+foreach(plugin IN ITEMS ${lt_sycl} ${lt_cuda})
+  add_dependencies(_core ${plugin})
+endforeach()
 
 if(LOWTIDE_FOR_WHEEL)
   install(TARGETS _core LIBRARY DESTINATION lowtide COMPONENT python)

@@ -67,8 +67,9 @@ missing_packages() {
     has_header nlohmann/json.hpp || echo nlohmann-json3-dev
     has_header liburing.h || echo liburing-dev
     has_header gtest/gtest.h || echo libgtest-dev
+    has_header boost/context/fiber.hpp || echo libboost-context-dev
   else
-    echo libhwy-dev libgtest-dev libxxhash-dev nlohmann-json3-dev liburing-dev
+    echo libhwy-dev libgtest-dev libboost-context-dev libxxhash-dev nlohmann-json3-dev liburing-dev
   fi
   if [[ $system_only == no ]]; then
     python3 -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv

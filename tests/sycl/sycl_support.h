@@ -12,6 +12,7 @@
 
 #include "backend/registry.h"
 #include "lowtide/error.h"
+#include "support/message_of.h"
 #include "support/step_case.h"
 
 namespace lowtide::testing {
@@ -40,19 +41,6 @@ struct SyclDevice {
 
 #define LT_NEEDS_SYCL() \
   if (!SyclDevice::get().backend) GTEST_SKIP() << SyclDevice::get().missing
-
-// The message of the error that act() throws, which is of this kind.
-template <class Fn>
-std::string message_of(ErrorKind kind, Fn&& act) {
-  try {
-    act();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), kind) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
-}
 
 // A copy of host memory on the device, between guards: a kernel that writes beyond it is seen.
 class DeviceBytes {

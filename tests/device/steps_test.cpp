@@ -1,0 +1,251 @@
+// A step on a device gives the bits of a step on the CPU: every rule, codec and pair of element types.
+#include <algorithm>
+#include <cstring>
+
+#include "device/device_support.h"
+
+namespace lowtide {
+namespace {
+
+using testing::DeviceCase;
+using testing::GuardedBytes;
+using testing::Rng;
+using testing::StepCase;
+using testing::TestDevice;
+
+constexpr int kSteps = 3, kPairs = 9;
+
+int rule_count() { return static_cast<int>(rules().size()); }
+int codec_count() { return static_cast<int>(codecs().size()); }
+
+// (rows, row length): empty, one element, short tails, whole blocks, and random ones.
+std::vector<StepCase> make_cases(int rule, int codec, int pair, Rng& rng) {
+  std::vector<std::pair<int64_t, int64_t>> shapes = {{0, 5}, {3, 0}, {1, 1}, {2, 256}, {3, 512}, {1, 256 * 20 + 77}};
+  shapes.emplace_back(1, rng.between(1, 255));
+  shapes.emplace_back(rng.between(2, 40), rng.between(1, 255));
+  shapes.emplace_back(rng.between(2, 5), rng.between(257, 1200));
+  std::vector<StepCase> cases;
+  for (const auto& [rows, length] : shapes)
+    cases.emplace_back(rule, codec, static_cast<DType>(pair / 3), static_cast<DType>(pair % 3), rows, length, rng);
+  return cases;
+}
+
+void new_step(std::vector<StepCase>& cases, int step, uint64_t seed) {
+  Rng rng(seed + static_cast<uint64_t>(step));
+  for (StepCase& c : cases) {
+    c.new_gradients(rng);
+    c.set_step(step + 1, step == 0);
+  }
+}
+
+void step_on_device(std::vector<StepCase>& cases, int steps, uint64_t seed, void* stream) {
+  TestDevice& device = TestDevice::get();
+  std::vector<DeviceCase> on_device;
+  for (StepCase& c : cases) on_device.emplace_back(c);
+  for (int step = 0; step < steps; ++step) {
+    new_step(cases, step, seed);
+    std::vector<StepItem> items;
+    for (DeviceCase& c : on_device) items.push_back(c.item());
+    device.backend->step(items, 1, false, stream);
+    device.wait();
+  }
+  for (DeviceCase& c : on_device) c.fetch();
+}
+
+void step_on_cpu(std::vector<StepCase>& cases, int steps, uint64_t seed) {
+  const auto cpu = open_backend("cpu", "");
+  for (int step = 0; step < steps; ++step) {
+    new_step(cases, step, seed);
+    step_all(*cpu, cases, 1);
+  }
+}
+
+TEST(DeviceSteps, GiveTheBitsOfTheCpu) {
+  LT_NEEDS_DEVICE();
+  auto rng = testing::seeded("steps", 30);
+  int64_t combinations = 0, comparisons = 0, bytes = 0, differing = 0, still = 0;
+  for (int rule = 0; rule < rule_count(); ++rule)
+    for (int codec = 0; codec < codec_count(); ++codec)
+      for (int pair = 0; pair < kPairs; ++pair, ++combinations) {
+        const std::vector<StepCase> start = make_cases(rule, codec, pair, rng);
+        std::vector<StepCase> wanted = start, got = start;
+        const uint64_t seed = rng.next();
+        step_on_cpu(wanted, kSteps, seed);
+        step_on_device(got, kSteps, seed, TestDevice::get().queue);
+        for (size_t i = 0; i < got.size(); ++i, ++comparisons) {
+          const int64_t bad = differing_bytes(got[i], wanted[i]);
+          if (bad)
+            ADD_FAILURE() << rules()[size_t(rule)].name << " " << codecs()[size_t(codec)].name << " pair " << pair
+                          << " case " << i << ": " << bad << " bytes; "
+                          << testing::same_bits(got[i].param.data(), wanted[i].param.data(), got[i].param_dtype,
+                                                got[i].layout.numel)
+                                 .message();
+          differing += bad, bytes += got[i].bytes();
+          still += got[i].layout.numel > 256 && differing_bytes(got[i], start[i]) == 0;
+        }
+      }
+  EXPECT_EQ(differing, 0);
+  EXPECT_EQ(still, 0) << "control: steps must change something";
+  EXPECT_EQ(combinations, rule_count() * codec_count() * kPairs);
+  std::printf(
+      "%lld combinations of rule, codec and types, %lld comparisons after %d steps, %lld bytes, %lld differ; %lld "
+      "guards "
+      "whole\n",
+      static_cast<long long>(combinations), static_cast<long long>(comparisons), kSteps, static_cast<long long>(bytes),
+      static_cast<long long>(differing), static_cast<long long>(GuardedBytes::guards_checked));
+}
+
+// Control: the comparison sees a learning rate that is one float off.
+TEST(DeviceSteps, ComparisonSeesTheSmallestDifference) {
+  LT_NEEDS_DEVICE();
+  auto rng = testing::seeded("control", 31);
+  std::vector<StepCase> wanted = make_cases(find_rule("lion"), 0, 0, rng), got = wanted;
+  for (StepCase& c : got) c.lr = static_cast<double>(std::nextafter(static_cast<float>(c.lr), 1.f));
+  step_on_cpu(wanted, 1, 1);
+  step_on_device(got, 1, 1, TestDevice::get().queue);
+  int64_t differing = 0;
+  for (size_t i = 0; i < got.size(); ++i) differing += differing_bytes(got[i], wanted[i]);
+  EXPECT_GT(differing, 0);
+  std::printf("%lld bytes differ\n", static_cast<long long>(differing));
+}
+
+// Items of all rules, codecs and types in one call, in random order, more than one upload can be in flight.
+TEST(DeviceSteps, OneCallTakesItemsOfAllKinds) {
+  LT_NEEDS_DEVICE();
+  auto rng = testing::seeded("mixed", 32);
+  std::vector<StepCase> wanted;
+  for (int i = 0; i < 600; ++i)
+    wanted.emplace_back(static_cast<int>(rng.below(rule_count())), static_cast<int>(rng.below(codec_count())),
+                        static_cast<DType>(rng.below(3)), static_cast<DType>(rng.below(3)), rng.between(1, 3),
+                        rng.between(1, 700), rng);
+  std::vector<StepCase> got = wanted;
+  step_on_cpu(wanted, 7, 5);
+  // On the caller's queue without waiting between steps: the gradients stay.
+  TestDevice& device = TestDevice::get();
+  std::vector<DeviceCase> on_device;
+  for (StepCase& c : got) on_device.emplace_back(c);
+  for (int step = 0; step < 7; ++step) {
+    new_step(got, step, 5);
+    std::vector<StepItem> items;
+    for (DeviceCase& c : on_device) items.push_back(c.item());
+    device.backend->step(items, 1, false, device.queue);
+  }
+  for (DeviceCase& c : on_device) c.fetch();
+  int64_t differing = 0;
+  for (size_t i = 0; i < got.size(); ++i) differing += differing_bytes(got[i], wanted[i]);
+  EXPECT_EQ(differing, 0);
+  std::printf("%zu items a call, 7 calls, %lld bytes differ\n", got.size(), static_cast<long long>(differing));
+}
+
+// Parts of a parameter, each with codes and scales of its own, give what the whole does.
+TEST(DeviceSteps, PartsGiveTheWhole) {
+  LT_NEEDS_DEVICE();
+  auto rng = testing::seeded("parts", 33);
+  TestDevice& device = TestDevice::get();
+  int64_t parts = 0, differing = 0;
+  for (int rule = 0; rule < rule_count(); ++rule)
+    for (int codec = 0; codec < codec_count(); ++codec) {
+      StepCase wanted(rule, codec, DType::kBF16, DType::kF32, rng.between(1, 9), rng.between(1, 900), rng);
+      StepCase got = wanted;
+      const StepItem whole = wanted.item();
+      open_backend("cpu", "")->step({&whole, 1}, 1, false, nullptr);
+      DeviceCase on_device(got);
+      std::vector<StepItem> items;
+      const int64_t blocks = got.layout.blocks(kBlockElements);
+      for (int64_t first = 0; first < blocks; ++parts) {
+        StepItem part = items.empty() ? on_device.item() : items[0];
+        const int64_t begin = elements_before_block(got.layout.row_length, first, kBlockElements);
+        part.first_block = first;
+        part.blocks = std::min(blocks - first, rng.between(1, 4));
+        for (int k = 0; first && k < kMaxStates; ++k) {
+          if (part.codes[k])
+            part.codes[k] = static_cast<std::byte*>(part.codes[k]) + begin * codecs()[size_t(codec)].code_bytes;
+          if (part.scales[k]) part.scales[k] += first;
+        }
+        first += part.blocks;
+        items.push_back(part);
+      }
+      device.backend->step(items, 1, false, device.queue);
+      on_device.fetch();
+      differing += differing_bytes(got, wanted);
+    }
+  EXPECT_EQ(differing, 0);
+  std::printf("%lld parts, %lld bytes differ\n", static_cast<long long>(parts), static_cast<long long>(differing));
+}
+
+// Parameter and gradient as views with strides of their own.
+TEST(DeviceSteps, TakeStridedTensors) {
+  LT_NEEDS_DEVICE();
+  auto rng = testing::seeded("strides", 34);
+  TestDevice& device = TestDevice::get();
+  int64_t views = 0, bytes = 0, differing = 0, moved = 0;
+  for (int pair = 0; pair < kPairs; ++pair)
+    for (int round = 0; round < 6; ++round, ++views) {
+      const int64_t sizes[] = {rng.between(2, 5), rng.between(2, 20), rng.between(2, 30)};
+      const auto view = [&] {  // dims in random order, gaps between elements
+        std::vector<int64_t> strides(3);
+        int64_t stride = rng.between(1, 3);
+        for (const size_t d : rng.permutation(3)) strides[d] = stride, stride *= sizes[d] + rng.below(3);
+        return Layout::make(sizes, strides);
+      };
+      const Layout p = view(), g = view();
+      const auto p_type = static_cast<DType>(pair / 3), g_type = static_cast<DType>(pair % 3);
+      StepCase wanted(find_rule("lion"), find_codec("dynamic8"), p_type, g_type, sizes[0], sizes[1] * sizes[2], rng);
+      const auto values = [&](DType type, int64_t n) {
+        std::vector<std::byte> data(static_cast<size_t>(n * dtype_bytes(type)));
+        for (int64_t i = 0; i < n; ++i) testing::put(data, type, i, rng.over_binades(-8, 2));
+        return data;
+      };
+      wanted.param = values(p_type, p.extent), wanted.grad = values(g_type, g.extent);
+      const std::vector<std::byte> before = wanted.param;
+      StepCase got = wanted;
+      StepItem item = wanted.item();
+      item.param_layout = &p, item.grad_layout = &g;
+      open_backend("cpu", "")->step({&item, 1}, 1, false, nullptr);
+      DeviceCase on_device(got);
+      item = on_device.item();
+      item.param_layout = &p, item.grad_layout = &g;
+      device.backend->step({&item, 1}, 1, false, device.queue);
+      on_device.fetch();
+      differing += differing_bytes(got, wanted), bytes += got.bytes();
+      moved += testing::differing_bytes(got.param.data(), before.data(), static_cast<int64_t>(before.size())) > 0;
+    }
+  EXPECT_EQ(differing, 0);
+  EXPECT_EQ(moved, views) << "control: steps must change something";
+  std::printf("%lld views, %lld bytes, %lld differ\n", static_cast<long long>(views), static_cast<long long>(bytes),
+              static_cast<long long>(differing));
+}
+
+// Items that share a parameter, in the order given.
+TEST(DeviceSteps, OrderedItemsRunOneAfterAnother) {
+  LT_NEEDS_DEVICE();
+  auto rng = testing::seeded("ordered", 35);
+  TestDevice& device = TestDevice::get();
+  int64_t differing = 0, reversed = 0;
+  for (int round = 0; round < 20; ++round) {
+    StepCase a(find_rule("adamw"), 0, DType::kF32, DType::kF32, 3, 400, rng);
+    StepCase b(find_rule("sgd"), 2, DType::kF32, DType::kF32, 3, 400, rng);
+    StepCase wanted_a = a, wanted_b = b, other_a = a, other_b = b;
+    const auto both = [&](StepItem x, StepItem y) {
+      y.param = x.param;
+      return std::vector<StepItem>{x, y, x};
+    };
+    const auto cpu = open_backend("cpu", "");
+    cpu->step(both(wanted_a.item(), wanted_b.item()), 2, true, nullptr);
+    std::vector<StepItem> backwards = both(other_a.item(), other_b.item());
+    std::swap(backwards[0], backwards[1]);
+    cpu->step(backwards, 2, true, nullptr);
+    DeviceCase on_a(a), on_b(b);
+    device.backend->step(both(on_a.item(), on_b.item()), 1, true, device.queue);
+    on_a.fetch(), on_b.fetch();
+    differing += differing_bytes(a, wanted_a);
+    reversed += differing_bytes(other_a, wanted_a);
+  }
+  EXPECT_EQ(differing, 0);
+  EXPECT_GT(reversed, 0) << "control: the order matters";
+  std::printf("20 rounds of 3 items, %lld bytes differ (another order: %lld)\n", static_cast<long long>(differing),
+              static_cast<long long>(reversed));
+}
+
+}  // namespace
+}  // namespace lowtide
