@@ -7,8 +7,11 @@
 
 namespace lowtide {
 
-void DeviceLanes::begin_step(void* queue, Work work) {
+void DeviceLanes::begin_step(void* queue, bool hybrid, Work work) {
+  if (following_) end_step();
+  following_ = false;
   device_.wait(queue, stepped_);
+  hybrid_ = hybrid;
   for (; first_ < begun_; ++first_) events_.pop_front();
   begun_ = first_ + static_cast<Event>(events_.size());
   queues_[static_cast<int>(Lane::kStep)] = queue;
@@ -22,9 +25,23 @@ void DeviceLanes::read(int chunk, int slot) {
   read_bytes_ += record.chunk.bytes;
 }
 
+void DeviceLanes::follow(void* queue) {
+  device_.wait(queue, stepped_);
+  queues_[static_cast<int>(Lane::kStep)] = queue;
+  following_ = true;
+}
+
 void DeviceLanes::step(int chunk, int slot) {
-  work_(chunk, slot < 0 ? chunks_[static_cast<size_t>(chunk)].memory.data() : slots_[static_cast<size_t>(slot)].data());
-  if (slot >= 0) unwritten_ = chunk, unwritten_slot_ = slot;
+  const DeviceRecord& record = chunks_[static_cast<size_t>(chunk)];
+  if (slot < 0) return work_(chunk, record.memory.data(), 0);
+  std::byte* const at = slots_[static_cast<size_t>(slot)].data();
+  if (hybrid_) {
+    work_(chunk, at, record.memory.data() - at);
+    written_bytes_ += record.chunk.bytes;
+  } else {
+    work_(chunk, at, 0);
+    unwritten_ = chunk, unwritten_slot_ = slot;
+  }
 }
 
 void DeviceLanes::write(int chunk, int slot) {
@@ -52,6 +69,12 @@ void DeviceLanes::wait(Lane lane, Event event) {
   device_.wait(queue_of(lane), events_[static_cast<size_t>(event - first_)]);
 }
 
+std::vector<Device::Event> DeviceLanes::record_all() const {
+  std::vector<Device::Event> events;
+  for (void* const queue : queues_) events.push_back(device_.record(queue));
+  return events;
+}
+
 void DeviceLanes::finish() {
   std::exception_ptr first;
   const auto each = [&](auto&& event) {
@@ -63,7 +86,7 @@ void DeviceLanes::finish() {
   };
   each([&] { return device_.record(queue_of(Lane::kIn)); });
   each([&] { return device_.record(queue_of(Lane::kOut)); });
-  each([&] { return stepped_; });
+  each([&] { return following_ ? device_.record(queue_of(Lane::kStep)) : stepped_; });
   if (first) std::rethrow_exception(first);
 }
 

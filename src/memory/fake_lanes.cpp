@@ -1,5 +1,6 @@
 #include "memory/fake_lanes.h"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -56,11 +57,16 @@ void FakeLanes::read(int chunk, int slot) {
 
 void FakeLanes::step(int chunk, int slot) {
   const Span span = slot < 0 ? home_.at(static_cast<size_t>(chunk)) : slot_span(chunk, slot);
+  const Span& home = home_.at(static_cast<size_t>(chunk));
+  const Span& to = options_.path == Path::kHybrid ? home : span;
   device_.launch(static_cast<int>(Lane::kStep),
                  format("step of chunk %d in slot %d, step %lld", chunk, slot, static_cast<long long>(number_)), {span},
-                 {span}, span.bytes,
-                 [this, span, chunk, number = number_] { mix(device_.data(span), span.bytes, chunk, number); });
+                 {to}, span.bytes, [this, span, to, chunk, number = number_] {
+                   if (to.region != span.region) std::copy_n(device_.data(span), span.bytes, device_.data(to));
+                   mix(device_.data(to), to.bytes, chunk, number);
+                 });
   ++counts_.steps[static_cast<size_t>(chunk)];
+  if (to.region != span.region) counts_.bytes_moved += to.bytes;
   if (!options_.blocking) return;
   device_.record(step_over_, static_cast<int>(Lane::kStep));
   device_.host_wait(step_over_);

@@ -18,6 +18,7 @@ struct FakeLanesOptions {
   // on any lane holds up the caller.
   bool blocking = false;
   int64_t drop_wait = -1;  // the wait() call (from 0) that is ignored
+  Path path = Path::kCopy;
 };
 
 class FakeLanes : public Lanes {

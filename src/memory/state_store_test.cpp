@@ -45,7 +45,7 @@ class Counted {
   // What it threw.
   std::optional<std::string> step() {
     try {
-      store_.step([&](std::span<const Piece> pieces, std::byte* memory) {
+      store_.step([&](std::span<const Piece> pieces, std::byte* memory, int64_t) {
         for (const Piece& piece : pieces) {
           for (int64_t i = 0; i < piece.elements; ++i)
             memory[piece.codes_at[1] + i] = static_cast<std::byte>(static_cast<int>(memory[piece.codes_at[1] + i]) + 1);

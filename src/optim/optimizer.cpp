@@ -20,7 +20,8 @@ int Optimizer::add_group(const GroupOptions& options) {
   const int codec = find_codec(options.state);
   size_t home = 0;
   if (options.memory) {
-    impl_->homes.push_back(std::make_unique<Home>(impl_->env, *options.memory, impl_->backend->device()));
+    impl_->homes.push_back(
+        std::make_unique<Home>(impl_->env, *options.memory, *impl_->backend, impl_->shared_allocator));
     home = impl_->homes.size() - 1;
   }
   impl_->groups.push_back({options.hyper, codec, options.min_quantized_numel, home});
@@ -264,6 +265,9 @@ MemoryReport Optimizer::report() const {
     report.written_bytes += store.written_bytes;
     report.kept_bytes += store.kept_bytes;
     report.waited_seconds += store.waited_seconds;
+    report.promotions += store.promotions;
+    report.demotions += store.demotions;
+    if (report.path.empty()) report.path = store.path;
   }
   report.steps = impl_->steps;
   report.skipped_steps = impl_->skipped_steps;

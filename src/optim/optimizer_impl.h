@@ -78,7 +78,16 @@ struct Optimizer::Impl {
         elsewhere(of_device ? std::move(of_device) : open_elsewhere(options)),
         backend(elsewhere ? elsewhere.get() : host.get()) {
     set_threads(options.threads);
-    homes.push_back(std::make_unique<Home>(env, options.memory, backend->device()));
+    use_allocator(options.allocator);
+    homes.push_back(std::make_unique<Home>(env, options.memory, *backend, shared_allocator));
+  }
+
+  void use_allocator(const DeviceAllocator& from) {
+    if (!from.allocate && !from.free) return;
+    LT_REQUIRE(from.allocate && from.free, "got an allocator with one function of two, wanted both or none");
+    LT_REQUIRE(backend->device(), "got an allocator of device memory for parameters in host memory, wanted none");
+    backend->device()->use_allocator({from.context, from.allocate, from.free});
+    shared_allocator = true;
   }
 
   static std::unique_ptr<Backend> open_elsewhere(const OptimizerOptions& options) {
@@ -184,8 +193,8 @@ struct Optimizer::Impl {
   // Whether this step has stepped all pieces of the `streamed` parameters that live in `home`.
   bool all_done(const Home& home, const std::vector<const StepItem*>& streamed) const;
 
-  void step_pieces(std::span<const Piece> pieces, std::byte* memory, const std::vector<const StepItem*>& streamed,
-                   void* stream);
+  void step_pieces(std::span<const Piece> pieces, std::byte* memory, int64_t write_offset,
+                   const std::vector<const StepItem*>& streamed, void* stream);
 
   // Counts a step of the parameters of which some piece was stepped; the others' pieces fall behind.
   void settle();
@@ -281,6 +290,8 @@ struct Optimizer::Impl {
   std::unique_ptr<Backend> host;       // converts state that it brings to host memory
   std::unique_ptr<Backend> elsewhere;  // where the parameters are, if not in host memory
   Backend* backend;                    // that steps
+
+  bool shared_allocator = false;  // device memory is a framework's
 
   Device::Event stepped;  // all that the last step has queued on the caller's stream
 

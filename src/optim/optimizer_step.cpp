@@ -123,7 +123,9 @@ void Optimizer::Impl::step_paged(void* stream) {
     if (!home->store()) continue;
     try {
       home->store()->step(
-          [&](std::span<const Piece> pieces, std::byte* memory) { step_pieces(pieces, memory, streamed, stream); },
+          [&](std::span<const Piece> pieces, std::byte* memory, int64_t write_offset) {
+            step_pieces(pieces, memory, write_offset, streamed, stream);
+          },
           threads, wanted, stream);
     } catch (...) {
       std::exception_ptr& first = all_done(*home, streamed) ? unwritten : stopped;
@@ -145,7 +147,7 @@ bool Optimizer::Impl::all_done(const Home& home, const std::vector<const StepIte
   return true;
 }
 
-void Optimizer::Impl::step_pieces(std::span<const Piece> pieces, std::byte* memory,
+void Optimizer::Impl::step_pieces(std::span<const Piece> pieces, std::byte* memory, int64_t write_offset,
                                   const std::vector<const StepItem*>& streamed, void* stream) {
   std::vector<StepItem> batch;
   for (const Piece& piece : pieces) {
@@ -157,6 +159,7 @@ void Optimizer::Impl::step_pieces(std::span<const Piece> pieces, std::byte* memo
     item.args = args_for(slot, slot.steps - progress.behind, progress.fresh);
     item.first_block = piece.first_block;
     item.blocks = piece.blocks;
+    item.write_offset = write_offset;
     for (int k = 0; k < piece.states; ++k) {
       item.codes[k] = memory + piece.codes_at[k];
       if (piece.scaled) item.scales[k] = reinterpret_cast<float*>(memory + piece.scales_at[k]);
