@@ -16,7 +16,7 @@ import pytest
 import stand_in
 import torch
 
-_BUILT = "tests/cuda/liblowtide_cuda_emulated.so"
+_BUILT = "liblowtide_cuda_emulated.so"
 
 
 def plugin() -> Path | None:
@@ -33,7 +33,7 @@ def prepare(monkeypatch: pytest.MonkeyPatch) -> str:
     """Makes it the plug-in of this process; returns why that cannot be, or ""."""
     path = plugin()
     if path is None:
-        return f"no emulated CUDA: {_BUILT} is not built in a folder of build/ (needs the CUDA headers)"
+        return f"no emulated CUDA: {_BUILT} is not built in a folder of build/ (needs Boost.Context)"
     monkeypatch.setenv("LOWTIDE_CUDA_PLUGIN", str(path))
     monkeypatch.setenv("LT_CUDA_EMULATOR_DEVICES", "2")
     monkeypatch.setenv("LT_CUDA_EMULATOR_STRICT", "1")
