@@ -75,6 +75,11 @@ std::vector<Device::Event> DeviceLanes::record_all() const {
   return events;
 }
 
+// A slot that has been stepped has been written when the last write of all has happened.
+std::vector<Device::Event> DeviceLanes::record_slots() const {
+  return {device_.record(queue_of(Lane::kIn)), device_.record(queue_of(hybrid_ ? Lane::kStep : Lane::kOut))};
+}
+
 void DeviceLanes::finish() {
   std::exception_ptr first;
   const auto each = [&](auto&& event) {

@@ -48,8 +48,9 @@ class DeviceLanes final : public Lanes {
   // Waits, on the host, for all that is queued: also for what is left when waiting for some of it throws.
   void finish();
   void* transfer_queue() const { return queues_[0]; }
-  // All that is queued on the lanes so far.
+  // All that is queued on the lanes so far, and all of it that uses slots.
   std::vector<Device::Event> record_all() const;
+  std::vector<Device::Event> record_slots() const;
   // Of chunks that are stepped in host memory.
   void count_moved(int64_t bytes) { read_bytes_ += bytes, written_bytes_ += bytes; }
   int64_t read_bytes() const { return read_bytes_; }

@@ -64,9 +64,11 @@ class DeviceStore final : public Store {
   void set_device_budget(int64_t bytes);
   // At least `bytes` less on the device, or nothing; returns how many. Throws as set_device_budget().
   int64_t demote(int64_t bytes);
-  // Takes more slots, of up to `bytes`, for reads of what the next step needs, which are queued after what is queued on
-  // `stream`; that step gives them back. Returns their bytes: 0 where nothing goes through slots or memory is short.
+  // Takes more slots, of up to `bytes`, and queues reads of what the next step needs into them, after what is queued on
+  // `stream` where that may still use their memory; that step gives them back. Returns their bytes: 0 where nothing goes through slots or memory is short.
   int64_t prefetch(int64_t bytes, void* stream);
+  // For a step that does not come here.
+  void end_prefetch();
   // What Residency decides by, at the end of each step under `automatic`: device memory that nothing else needs now;
   // -1: ask the driver.
   void set_free_bytes(int64_t bytes) { room_ = bytes < 0 ? -1 : bytes + report().device_bytes; }

@@ -17,7 +17,7 @@ std::vector<int64_t> DeviceStore::sizes() const {
 
 // The rest is for activations and gradients that are not there yet.
 int64_t DeviceStore::device_budget() const {
-  if (budget_) return *budget_;
+  if (budget_) return options_.device_bytes < 0 ? *budget_ : std::min(*budget_, options_.device_bytes);
   if (options_.automatic) return 0;
   if (options_.device_bytes >= 0) return options_.device_bytes;
   const Device::Limits limits = device_.limits();
@@ -29,6 +29,7 @@ StoreOptions DeviceStore::limits() const {
   StoreOptions out{options_.managed ? -1 : device_budget(), "", options_.host_bytes, options_.chunk_bytes, true};
   out.in_place = path_ == Path::kZeroCopy;
   out.at_least_slots = !options_.managed && (options_.automatic || budget_);
+  out.ram_limit = options_.device_bytes;
   return out;
 }
 

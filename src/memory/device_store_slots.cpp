@@ -56,11 +56,9 @@ int64_t DeviceStore::prefetch(int64_t bytes, void* stream) {
   const size_t before = slots_.size();
   slots_.reserve(before + most);
   try {
-    // Memory that the last step has used last: the reads come after that.
-    for (; slots_.size() < before + most && !returning_.empty(); returning_.pop_front()) {
-      for (const Device::Event& event : returning_.front().used) device_.wait(lanes_.transfer_queue(), event);
+    // Memory that the last step may still use: since the ring became smaller reads come after that.
+    for (; slots_.size() < before + most && !returning_.empty(); returning_.pop_front())
       slots_.push_back(std::move(returning_.front().memory));
-    }
     try {
       while (slots_.size() < before + most) slots_.push_back(allocate(true, each));
     } catch (const Error& error) {
@@ -68,7 +66,7 @@ int64_t DeviceStore::prefetch(int64_t bytes, void* stream) {
     }
     if (slots_.size() == before) return 0;
     queued_ = true;
-    device_.wait(lanes_.transfer_queue(), device_.record(stream));
+    if (options_.shared_allocator) device_.wait(lanes_.transfer_queue(), device_.record(stream));
     pager_.set_slots(lanes_, slots_.size());
     pager_.prefetch(lanes_);
   } catch (...) {
@@ -78,12 +76,21 @@ int64_t DeviceStore::prefetch(int64_t bytes, void* stream) {
   return static_cast<int64_t>(slots_.size() - before) * each;
 }
 
+void DeviceStore::end_prefetch() {
+  try {
+    give_slots_back();
+  } catch (...) {
+    abandon_step();
+    throw;
+  }
+}
+
 void DeviceStore::give_slots_back() {
   free_returned();
   const auto own = static_cast<size_t>(pager_.plan().slots);
   if (slots_.size() <= own) return;
   pager_.set_slots(lanes_, own);
-  const std::vector<Device::Event> used = lanes_.record_all();
+  const std::vector<Device::Event> used = lanes_.record_slots();
   for (; slots_.size() > own; slots_.pop_back()) returning_.push_back({used, std::move(slots_.back())});
 }
 

@@ -13,10 +13,12 @@ FakeLanes::FakeLanes(const Plan& plan, std::vector<int64_t> chunk_bytes, const F
   device_.add_stream("in", options.read_rate);  // in the order of Lane
   device_.add_stream("step", options.step_rate);
   device_.add_stream("out", options.write_rate);
-  near_ = device_.add_memory("near", options.near_capacity < 0 ? plan.ram_bytes : options.near_capacity);
+  const int64_t near = plan.ram_bytes + options.more_slots * plan.slot_bytes;
+  near_ = device_.add_memory("near", options.near_capacity < 0 ? near : options.near_capacity);
   far_ = device_.add_memory("far", std::accumulate(chunk_bytes_.begin(), chunk_bytes_.end(), int64_t{0}));
   step_over_ = device_.new_event();
-  for (int slot = 0; slot < plan.slots; ++slot) slots_.push_back(device_.allocate(near_, plan.slot_bytes));
+  for (int slot = 0; slot < plan.slots + options.more_slots; ++slot)
+    slots_.push_back(device_.allocate(near_, plan.slot_bytes));
   for (int chunk = 0; chunk < static_cast<int>(chunk_bytes_.size()); ++chunk) {
     const bool resident = plan.resident.at(static_cast<size_t>(chunk));
     home_.push_back({device_.allocate(resident ? near_ : far_, bytes(chunk)), 0, bytes(chunk)});

@@ -19,6 +19,7 @@ struct FakeLanesOptions {
   bool blocking = false;
   int64_t drop_wait = -1;  // the wait() call (from 0) that is ignored
   Path path = Path::kCopy;
+  int more_slots = 0;  // than the plan's, for rings that grow
 };
 
 class FakeLanes : public Lanes {

@@ -49,7 +49,8 @@ class DeviceTensors {
 // The same optimizer twice: in host memory, and on a device under `memory`.
 class Twins {
  public:
-  Twins(Rng& rng, Config setup, const lowtide::Memory& memory, std::unique_ptr<Backend> backend)
+  Twins(Rng& rng, Config setup, const lowtide::Memory& memory, std::unique_ptr<Backend> backend,
+        const DeviceAllocator& allocator = {})
       : rng_(rng), on_host_(make_optimizer(setup)), device_(*backend->device()) {
     queue_ = device_.make_queue();
     tensors_.emplace(device_, queue_);
@@ -58,6 +59,7 @@ class Twins {
     options.nonfinite = setup.nonfinite;
     options.threads = 1;
     options.memory = memory;
+    options.allocator = allocator;
     on_device_.emplace(OptimizerEnv::make(options, system_env(), std::move(backend)));
     group_.hyper = setup.hyper;
     group_.state = setup.state;
@@ -96,10 +98,12 @@ class Twins {
     on_host_.step(here);
     StepOptions options;
     options.stream = queue_;
+    options.free_bytes = free_bytes;
     if (before_device_step) before_device_step();
     on_device_->step(there, options);
     ++steps_;
   }
+  int64_t free_bytes = -1;                   // that steps are told
   std::function<void()> before_device_step;  // all that a step needs is queued
 
   // The device's parameters and state as the host's, after a step that failed half way.
@@ -127,6 +131,7 @@ class Twins {
     return count;
   }
 
+  void* queue() const { return queue_; }
   Optimizer& on_host() { return on_host_; }
   Optimizer& on_device() { return *on_device_; }
   int64_t compared() const { return bytes_; }

@@ -1,0 +1,230 @@
+// Claims: under automatic residency, with budgets, demotions and promotions at random between steps, an optimizer on a
+// device gives the bits of one in host memory; state comes to the device after two steps and leaves it when memory is
+// short; memory that a framework's allocator hands out while its queue still uses it is touched only after that.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "backend/fake/fake_backend.h"
+#include "memory/residency.h"
+#include "support/device_twins.h"
+
+namespace lowtide::testing {
+namespace {
+
+using fake::FakeBackend;
+using fake::FakeBackendOptions;
+
+const std::vector<std::string> kPathsOfTests = {"copy", "hybrid", "zero_copy"};
+
+void expect_no_race(FakeBackend& backend) {
+  for (const auto& race : backend.fake().race_checker().races()) ADD_FAILURE() << to_string(race);
+}
+
+TEST(AutomaticResidency, RandomPressureChangesNoBit) {
+  Rng rng = seeded("automatic residency", 81);
+  int64_t compared = 0, promotions = 0, demotions = 0, borrowed = 0, asked = 0, steps = 0;
+  for (int trial = 0; trial < 12; ++trial) {
+    FakeBackendOptions options{rng.next()};
+    options.steps_pinned = true;
+    options.guards = trial % 2;
+    auto backend = std::make_unique<FakeBackend>(options);
+    FakeBackend& fake = *backend;
+    lowtide::Memory memory;
+    memory.automatic = true;
+    memory.chunk_bytes = rng.between(1, 3) * 4096;
+    memory.path = kPathsOfTests[static_cast<size_t>(trial % 3)];
+    Config setup = random_setup(rng);
+    if (trial % 4 < 2) setup.rule = "adamw", setup.state = "dynamic8", setup.hyper = default_hyper("adamw");
+    Twins twins(rng, setup, memory, std::move(backend));
+    for (int i = 0; i < 5; ++i) twins.add(pick(rng, std::vector{DType::kF32, DType::kBF16}), random_sizes(rng));
+    const int64_t margin = Residency::margin(fake.limits().total);
+    for (int step = 0; step < 200; ++step, ++steps) {
+      // What is free: plenty, some, or too little, for a while each.
+      if (step % 25 == 0) twins.free_bytes = margin + rng.between(-1, 3) * margin / 2 + rng.between(0, 40) * 4096;
+      if (rng.chance(0.05)) asked += twins.on_device().demote(rng.between(0, 60) * 4096) > 0;
+      if (rng.chance(0.2)) borrowed += twins.on_device().prefetch(rng.between(0, 12) * 4096, twins.queue()) > 0;
+      if (rng.chance(0.02)) twins.on_device().offload();
+      twins.step(rng.chance(0.3) ? 0.6 : 1);
+      if (rng.chance(0.05)) {
+        EXPECT_EQ(twins.differing(), 0) << "trial " << trial << ", step " << step;
+      }
+    }
+    EXPECT_EQ(twins.differing(), 0) << "trial " << trial;
+    expect_no_race(fake);
+    const MemoryReport report = twins.on_device().report();
+    promotions += report.promotions;
+    demotions += report.demotions;
+    compared += twins.compared();
+  }
+  EXPECT_GT(promotions, 20);
+  EXPECT_GT(demotions, 20);
+  EXPECT_GT(borrowed, 100);
+  std::printf("%lld steps: %lld promotions, %lld demotions, %lld of them asked for, %lld readings ahead; differing bytes "
+              "0 of %lld\n",
+              static_cast<long long>(steps), static_cast<long long>(promotions), static_cast<long long>(demotions),
+              static_cast<long long>(asked), static_cast<long long>(borrowed), static_cast<long long>(compared));
+}
+
+// On the host until two steps have been taken, then on the device, as far as there is room; back under pressure.
+TEST(AutomaticResidency, StateComesAfterTwoStepsAndGoesUnderPressure) {
+  Rng rng = seeded("automatic residency, phases", 82);
+  int64_t compared = 0;
+  for (const std::string& path : kPathsOfTests) {
+    FakeBackendOptions options{rng.next()};
+    options.steps_pinned = true;
+    options.device_bytes = 64 << 20;
+    auto backend = std::make_unique<FakeBackend>(options);
+    lowtide::Memory memory;
+    memory.automatic = true;
+    memory.chunk_bytes = 64 << 10;
+    memory.path = path;
+    Config setup;
+    setup.state = "fp32", setup.hyper = default_hyper("adamw");
+    Twins twins(rng, setup, memory, std::move(backend));
+    for (int i = 0; i < 4; ++i) twins.add(DType::kF32, {100, 1000});  // 3.2 MB of state in all
+    const int64_t margin = Residency::margin(64 << 20), slots = path == "zero_copy" ? 0 : 4 * (64 << 10);
+    const auto on_device = [&] { return twins.on_device().report().device_bytes; };
+    const int64_t all = 4 * 100 * 1000 * 8;
+    twins.free_bytes = 2 * margin;
+    twins.step();
+    EXPECT_LE(on_device(), slots);
+    EXPECT_EQ(twins.on_device().report().path, path);
+    twins.step();
+    EXPECT_GE(on_device(), all);  // as much is free: 3/4 of the margin
+    EXPECT_EQ(twins.on_device().report().promotions, 1);
+    EXPECT_EQ(twins.on_device().report().moved_per_step, 0);
+    twins.free_bytes = margin - (1 << 20);  // 1 MiB and a quarter of the margin leave
+    twins.step();
+    const int64_t left = on_device();
+    EXPECT_LT(left, all);
+    EXPECT_EQ(twins.on_device().report().demotions, 1);
+    twins.free_bytes = 3 * margin;
+    for (int i = 0; i < Residency::kQuietSteps - 1; ++i) {
+      twins.step();
+      EXPECT_LE(on_device(), left + slots) << "after " << i + 1 << " quiet steps";
+    }
+    twins.step();
+    EXPECT_GE(on_device(), all);
+    // A demotion that is asked for frees what it says.
+    twins.on_device().synchronize();
+    const int64_t before = on_device(), freed = twins.on_device().demote(1 << 20);
+    EXPECT_GE(freed, 1 << 20);
+    EXPECT_EQ(before - on_device(), freed);
+    EXPECT_EQ(twins.on_device().demote(int64_t{1} << 40), before - freed);
+    EXPECT_EQ(on_device(), 0);
+    EXPECT_EQ(twins.on_device().demote(1), 0);
+    twins.step();
+    EXPECT_EQ(twins.differing(), 0);
+    compared += twins.compared();
+  }
+  std::printf("3 paths: promoted after 2 steps, demoted under pressure, promoted again after %d quiet steps; differing "
+              "bytes 0 of %lld\n",
+              Residency::kQuietSteps, static_cast<long long>(compared));
+}
+
+// Slots that cannot be had in a step: what is resident makes room, or fewer do.
+TEST(AutomaticResidency, AStepMakesRoomForItsSlots) {
+  Rng rng = seeded("room for slots", 83);
+  int64_t compared = 0, demotions = 0, refused = 0;
+  for (const char* path : {"copy", "hybrid"})
+    for (const int64_t left : {200 << 10, 70 << 10, 40 << 10, 10 << 10}) {  // of device memory, for slots of 32 KiB
+      FakeBackendOptions options{rng.next()};
+      options.steps_pinned = true;
+      options.device_bytes = 4 << 20;
+      auto backend = std::make_unique<FakeBackend>(options);
+      FakeBackend& fake = *backend;
+      lowtide::Memory memory;
+      memory.chunk_bytes = 32 << 10, memory.path = path;
+      const bool resident = left != 40 << 10;
+      memory.device_bytes = (resident ? 20 : 3) * memory.chunk_bytes;
+      Config setup;
+      setup.state = "fp32", setup.hyper = default_hyper("adamw");
+      Twins twins(rng, setup, memory, std::move(backend));
+      twins.add(DType::kF32, {100, 1000});  // 800 KB of state
+      twins.on_device().place_states();
+      const DeviceBytes ballast(fake, MemoryKind::kDevice, fake.limits().free - left);
+      if (left < memory.chunk_bytes && !resident) {
+        EXPECT_THROW(twins.step(), Error);
+        ++refused;
+        continue;
+      }
+      for (int i = 0; i < 3; ++i) twins.step();
+      EXPECT_EQ(twins.differing(), 0);
+      demotions += twins.on_device().report().demotions;
+      expect_no_race(fake);
+      compared += twins.compared();
+    }
+  EXPECT_GE(demotions, 4);
+  std::printf("%lld demotions for slots; differing bytes 0 of %lld\n", static_cast<long long>(demotions),
+              static_cast<long long>(compared));
+}
+
+// A framework's cache: what is freed is handed out again at once, while its queue may still be using it.
+struct Cache {
+  FakeBackend& fake;
+  std::vector<std::pair<void*, int64_t>> unused = {};
+  int64_t reused = 0, taken = 0;
+
+  static void* allocate(void* self, int64_t bytes) {
+    Cache& cache = *static_cast<Cache*>(self);
+    ++cache.taken;
+    for (size_t i = 0; i < cache.unused.size(); ++i)
+      if (cache.unused[i].second >= bytes) {
+        void* const memory = cache.unused[i].first;
+        cache.unused.erase(cache.unused.begin() + static_cast<ptrdiff_t>(i));
+        ++cache.reused;
+        return memory;
+      }
+    return cache.fake.allocate_own(MemoryKind::kDevice, bytes);
+  }
+  static void free(void* self, void* memory) { static_cast<Cache*>(self)->fake.free_own(memory); }
+};
+
+TEST(FrameworkAllocator, MemoryThatTheQueueStillUsesIsTouchedAfterThat) {
+  Rng rng = seeded("framework allocator", 84);
+  int64_t compared = 0, reused = 0, taken = 0;
+  for (int trial = 0; trial < 30; ++trial) {
+    FakeBackendOptions options{rng.next()};
+    options.steps_pinned = options.guards = true;
+    auto backend = std::make_unique<FakeBackend>(options);
+    FakeBackend& fake = *backend;
+    Cache cache{fake};
+    lowtide::Memory memory;
+    memory.chunk_bytes = 4096;
+    if (trial % 2)
+      memory.automatic = true;
+    else
+      memory.device_bytes = 8 * 4096;
+    memory.path = kPathsOfTests[static_cast<size_t>(trial / 2 % 3)];
+    DeviceAllocator allocator{&cache, Cache::allocate, Cache::free};
+    Twins twins(rng, random_setup(rng), memory, std::move(backend), allocator);
+    twins.add(DType::kF32, {5, 1000});
+    twins.add(DType::kBF16, {3000});
+    std::vector<std::byte> filling(4096 * 4, std::byte{7});
+    for (int step = 0; step < 6; ++step) {
+      // An activation of the caller's, freed while a copy into it is queued.
+      for (const int64_t bytes : {4096, 4096, 8192, 16384}) {
+        void* const activation = fake.allocate_own(MemoryKind::kDevice, bytes);
+        fake.copy(twins.queue(), activation, filling.data(), bytes);
+        cache.unused.emplace_back(activation, bytes);
+      }
+      if (step > 0) twins.on_device().prefetch(rng.between(0, 6) * 4096, twins.queue());
+      twins.step();
+      if (trial % 3 == 0) twins.on_device().demote(rng.between(0, 5) * 4096);
+    }
+    EXPECT_EQ(twins.differing(), 0);
+    expect_no_race(fake);
+    compared += twins.compared();
+    reused += cache.reused;
+    taken += cache.taken;
+  }
+  EXPECT_GT(reused, 200);
+  std::printf("%lld blocks taken, %lld of them in use by the queue: differing bytes 0 of %lld\n",
+              static_cast<long long>(taken), static_cast<long long>(reused), static_cast<long long>(compared));
+}
+
+}  // namespace
+}  // namespace lowtide::testing
