@@ -39,7 +39,7 @@ class LoadedOnce {
 
 struct PluginBackend {
   const char *name, *title;
-  const char* no_device;  // what to do where there is none
+  const char* no_device;  // what to do where there is none, if its plug-in does not say that
   LoadedOnce plugin;
 };
 
@@ -50,7 +50,7 @@ PluginBackend& sycl() {
 }
 
 PluginBackend& cuda() {
-  static PluginBackend backend{"cuda", "CUDA", "see nvidia-smi, and CUDA_VISIBLE_DEVICES",
+  static PluginBackend backend{"cuda", "CUDA", "",
                                LoadedOnce([] { return load_cuda_plugin(own_folder(), find_cuda_driver()); })};
   return backend;
 }
@@ -61,7 +61,8 @@ BackendReport report(PluginBackend& backend) {
   try {
     std::string text;
     if (plugin.devices(&text) > 0) return {backend.name, true, text};
-    return {backend.name, false, format("%s; no device: %s", text.c_str(), backend.no_device)};
+    if (*backend.no_device) text += format("; no device: %s", backend.no_device);
+    return {backend.name, false, text};
   } catch (const Error& error) {
     return {backend.name, false, error.what()};
   }

@@ -16,7 +16,7 @@ LT_FN void encode_blocks(const DeviceItem* item, i64 blocks, const void* tables)
   const i64 start = 0;
   for_each_block<1>(item, &start, 1, blocks, [&](const Place& at) {
     const float x = at.inside ? static_cast<const float*>(at.item->param.data)[at.element - at.item->origin] : 0.f;
-    encode_block<C, kSigned>(static_cast<const typename C::Tables*>(tables), at, 0, x, Rounding{});
+    encode_block<C, kSigned>(static_cast<const typename C::Tables*>(tables), at, 0, x);
   });
 }
 

@@ -98,10 +98,24 @@ LT_FN float decode_element(const typename C::Tables* tables, const Place& at, in
   return C::kScaled ? x * at.item->scales[k][at.block - at.item->first_block] : x;
 }
 
+// Stores a value as a code. inverse: of the block's absmax, if the codec has scales.
+template <class C, bool kSigned>
+LT_FN void store_state(const typename C::Tables* tables, const Place& at, int k, float value, float inverse) {
+  const DeviceItem& item = *at.item;
+  const Rounding rounding{((item.stochastic >> k) & 1) != 0, RandomKey{item.key[k][0], item.key[k][1]}};
+  store_code(C::template encode<kSigned>(*tables, value, inverse, rounding, static_cast<u32>(at.element)),
+             new_codes_of<typename C::Code>(item, k) + (at.element - item.origin));
+}
+
+// An infinite state would make the scale infinite and the whole block NaN.
+LT_FN float limited(float state) {
+  constexpr float kLargest = 0x1.fffffep127f;
+  return state > kLargest ? kLargest : state < -kLargest ? -kLargest : state;
+}
+
 // Stores a block's values as codes, and its scale. For all work-items of the group; outside of the block value is 0.
 template <class C, bool kSigned>
-LT_FN void encode_block(const typename C::Tables* tables, const Place& at, int k, float value,
-                        const Rounding& rounding) {
+LT_FN void encode_block(const typename C::Tables* tables, const Place& at, int k, float value) {
   float inverse = 0.f;
   if constexpr (C::kScaled) {
     // As integers, magnitudes are in the order of their values. All have read the old scale when this has their values.
@@ -109,8 +123,5 @@ LT_FN void encode_block(const typename C::Tables* tables, const Place& at, int k
     inverse = block_inverse(absmax, C::kTop);
     if (id_in_group() == 0) new_scales_of(*at.item, k)[at.block - at.item->first_block] = absmax / C::kTop;
   }
-  if (!at.inside) return;
-  const i64 i = at.element - at.item->origin;
-  store_code(C::template encode<kSigned>(*tables, value, inverse, rounding, static_cast<u32>(at.element)),
-             new_codes_of<typename C::Code>(*at.item, k) + i);
+  if (at.inside) store_state<C, kSigned>(tables, at, k, value, inverse);
 }

@@ -1,10 +1,16 @@
 // A driver of steps: decode -> rule -> absmax -> encode -> store, or signs in place of the last. A group of 256
 // work-items takes a block of 256 elements at a time. Included in a target's namespace after device-inl.h.
 
-// Calls f(std::integral_constant<int, k>) for k = 0 .. K-1.
+// The number of a state as a type, which all compilers take for a constant.
+template <int k>
+struct Index {
+  LT_METHOD constexpr operator int() const { return k; }
+};
+
+// Calls f(Index<k>()) for k = 0 .. K-1.
 template <int K, class Fn>
 LT_FN void each(Fn&& f) {
-  [&]<int... k>(std::integer_sequence<int, k...>) { (f(std::integral_constant<int, k>{}), ...); }
+  [&]<int... k>(std::integer_sequence<int, k...>) { (f(Index<k>{}), ...); }
   (std::make_integer_sequence<int, K>{});
 }
 
@@ -21,7 +27,6 @@ template <class R, class C, class Target>
 LT_FN void step_blocks(const DeviceItem* items, const i64* starts, i64 count, i64 tiles,
                        const typename C::Tables* tables) {
   constexpr int K = R::kStates;
-  constexpr float kLargestState = 0x1.fffffep127f;
   for_each_block<kBlocksOfTile>(items, starts, count, tiles, [&](const Place& at) {
     if (is_stopped(*at.item)) return;
     float state[K ? K : 1] = {};
@@ -33,12 +38,8 @@ LT_FN void step_blocks(const DeviceItem* items, const i64* starts, i64 count, i6
       return R::template step<float>(p, g, state, args);
     });
     each<K>([&](auto k) {
-      float x = state[k];
-      // An infinite state would make the scale infinite and the whole block NaN.
-      if constexpr (C::kScaled) x = x > kLargestState ? kLargestState : x < -kLargestState ? -kLargestState : x;
-      const DeviceItem& item = *at.item;
-      const Rounding rounding{((item.stochastic >> k) & 1) != 0, RandomKey{item.key[k][0], item.key[k][1]}};
-      encode_block<C, ((R::kSigned >> k) & 1) != 0>(tables, at, k, x, rounding);
+      const float x = C::kScaled ? limited(state[k]) : state[k];
+      encode_block<C, ((R::kSigned >> k) & 1) != 0>(tables, at, k, x);
     });
   });
 }

@@ -25,7 +25,7 @@ struct UploadPlace {
 
   bool is_done(const Slot& slot) const { return Events::is_done(Scope(place, "looking at an upload"), slot.used); }
   void wait(Slot& slot) const {
-    Events::wait(Scope(place, "waiting for an upload"), slot.used);
+    if (!is_done(slot)) Events::wait(Scope(place, "waiting for an upload"), slot.used);
     slot.used = nullptr;
   }
   void wait_at_end(Slot& slot) const noexcept {

@@ -1,0 +1,295 @@
+// The driver of steps: a warp takes a tile of kTileBlocks blocks of one item, two blocks at a time, 16 lanes each. Where
+// all is contiguous and aligned, and operands are in range, a lane has 16 elements in registers; else the two blocks go
+// an element after the other (slow_blocks), to the same bits. Included in the namespace of a .cu file after
+// backend/kernels/step-inl.h.
+
+inline constexpr int kLanes = kBlock / kLaneElements;
+
+struct StepArguments {
+  const DeviceItem* items;
+  const i64* starts;
+  i64 count, tiles;
+  const void* tables;
+  const cuda_kernels::ReplayState* replay;
+};
+
+// Whether this is the replay of a recorded step for which nothing has been prepared.
+LT_FN bool is_void(const cuda_kernels::ReplayState* replay) { return replay && replay->prepared == replay->done; }
+
+// As find_item, by all lanes of a warp: each looks at one of 32 starts at a time.
+LT_FN i64 find_item_by_warp(const i64* starts, i64 count, i64 tile) {
+  const i64 lane = threadIdx.x % 32;
+  i64 low = 0, span = count;
+  while (span > 1) {
+    const i64 step = (span + 31) / 32, at = low + lane * step;
+    // The first lane's starts at or before the tile.
+    const u32 before = __ballot_sync(kAllLanes, lane == 0 || (lane * step < span && starts[at] <= tile));
+    const i64 last = __popc(before) - 1, left = span - last * step;
+    low += last * step;
+    span = left < step ? left : step;
+  }
+  return low;
+}
+
+// The blocks of a tile as one half of a warp meets them.
+struct Cursor {
+  i64 element, column;  // of the block's first element: in the parameter, in its row
+  i64 padding;          // what rows lack to whole blocks
+  i64 padded_row;
+
+  LT_METHOD Cursor(const DeviceItem& item, i64 item_block) {
+    const i64 per_row = (item.row_length + kBlock - 1) / kBlock, block = item.first_block + item_block;
+    const i64 row = block / per_row;
+    column = (block - row * per_row) * kBlock;
+    element = row * item.row_length + column;
+    padded_row = per_row * kBlock;
+    padding = padded_row - item.row_length;
+  }
+  LT_METHOD void advance(i64 blocks) {
+    element += blocks * kBlock;
+    column += blocks * kBlock;
+    while (column >= padded_row) column -= padded_row, element -= padding;
+  }
+};
+
+// A block on the slow path, of `count` elements (0: there is none).
+struct SlowBlock {
+  const DeviceItem* item;
+  i64 block, element;
+  int count;
+};
+
+// Lane j of 16 takes elements j, 16 + j, ... Twice: for the absmax, and to store; nothing that the first time reads is
+// written before the second is done with it.
+template <class R, class C>
+LT_FN void slow_blocks(const SlowBlock& of, const typename C::Tables* tables) {
+  constexpr int K = R::kStates;
+  const DeviceItem& item = *of.item;
+  const int lane = static_cast<int>(threadIdx.x % kLanes);
+  typename R::Args args;
+  __builtin_memcpy(&args, item.args, sizeof args);
+  const auto next = [&](const Place& at, float(&state)[K ? K : 1], float& p) {
+    each<K>([&](auto k) { state[k] = decode_element<C, ((R::kSigned >> k) & 1) != 0>(tables, at, k); });
+    p = load(item.param, at.element);
+    const float g = load(item.grad, at.element) * item.grad_scale;
+    p = R::template step<float>(p, g, state, args);
+    if constexpr (C::kScaled) each<K>([&](auto k) { state[k] = limited(state[k]); });
+  };
+  u32 most[K ? K : 1] = {};
+  if constexpr (C::kScaled && K > 0) {
+#pragma unroll 1
+    for (int j = lane; j < of.count; j += kLanes) {
+      float state[K], p;
+      next(Place{of.item, of.block, of.element + j, true}, state, p);
+      each<K>([&](auto k) { most[k] = bits(abs(state[k])) > most[k] ? bits(abs(state[k])) : most[k]; });
+    }
+    each<K>([&](auto k) { most[k] = max_of_lanes(most[k], kLanes); });
+  }
+#pragma unroll 1
+  for (int j = lane; j < of.count; j += kLanes) {
+    const Place at{of.item, of.block, of.element + j, true};
+    float state[K ? K : 1], p;
+    next(at, state, p);
+    store(item.param, at.element, p);
+    each<K>([&](auto k) {
+      store_state<C, ((R::kSigned >> k) & 1) != 0>(tables, at, k, state[k],
+                                                   block_inverse(as_float(most[k]), C::kTop));
+    });
+  }
+  if constexpr (C::kScaled) {
+    __syncwarp();
+    if (lane == 0 && of.count)
+      each<K>([&](auto k) { new_scales_of(item, k)[of.block - item.first_block] = as_float(most[k]) / C::kTop; });
+  }
+}
+
+LT_FN bool is_aligned(const void* p) { return (reinterpret_cast<u64>(p) & 15u) == 0; }
+
+// Rules that divide a first moment by the square root of a second one: operands must be in range for Real.
+template <class R>
+inline constexpr bool kDivides = std::is_base_of_v<AdamBase, R>;
+
+// max(x, y), NaN if one is.
+LT_FN float max_or_nan(float x, float y) {
+#ifdef __CUDA_ARCH__
+  asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(y));
+  return x;
+#else
+  return x >= y || x != x ? x : y;
+#endif
+}
+
+// The least of what is not 0, as bits less 1.
+LT_FN u32 min_but_zero(u32 least, u32 u) {
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+  return __viaddmin_u32(u, ~0u, least);
+#else
+  return u - 1 < least ? u - 1 : least;
+#endif
+}
+
+// The hot path. P, G: element types of parameter and gradient.
+template <class R, class C, class P, class G>
+struct HotBlocks {
+  using Codec = LaneCodec<C>;
+  static constexpr int K = R::kStates;
+#ifdef LT_CUDA_FAST
+  static constexpr bool kExact = false;
+#else
+  static constexpr bool kExact = true;
+#endif
+  static_assert(K <= 2 && (kDivides<R> || R::kSigned == (1u << K) - 1u), "no codec has looked at such second moments");
+  template <int k>
+  struct State {
+    static constexpr bool kSigned = ((R::kSigned >> k) & 1) != 0;
+    using Codes = typename Codec::template Codes<kSigned>;
+    // The largest magnitude that is in range, and the least but 0, as bits without the sign (a signed state's bits are
+    // shifted for it), less 1. Others are left to the slow path. See Real and LaneCodec.
+    static constexpr float kMost = kSigned ? (C::kScaled ? 0x1p22f : 0x1p60f) : 0x1p24f;
+    static constexpr u32 kLeast = kSigned ? (31u << 24) - 1u : (27u << 23) - 1u;  // of 2^-96, of 2^-100
+  };
+  struct StateCodes {
+    typename State<0>::Codes first{};
+    typename State<1>::Codes second{};
+    LT_METHOD auto& of(Index<0>) { return first; }
+    LT_METHOD auto& of(Index<1>) { return second; }
+  };
+
+  // Whether all of an item's blocks whose sizes are multiples of 16 may take this path.
+  LT_FN bool takes(const DeviceItem& item, const typename R::Args& args) {
+    bool yes = item.param.dim_count == 0 && item.grad.dim_count == 0 && item.param.dtype == Packed<P>::kDtype &&
+               item.grad.dtype == Packed<G>::kDtype && is_aligned(item.param.data) && is_aligned(item.grad.data) &&
+               item.origin % kLaneElements == 0 && item.write_offset % 16 == 0;
+    for (int k = 0; k < K; ++k) yes = yes && is_aligned(item.codes[k]);
+    if constexpr (kDivides<R>)
+      yes = yes && args.eps >= 0x1p-60f && args.eps <= 0x1p10f && args.inverse_sqrt_bias >= 0.f &&
+            args.inverse_sqrt_bias <= 0x1p12f;
+    return yes;
+  }
+
+  static constexpr bool kLooksAtMost = K > 0 && (C::kScaled || kDivides<R>);
+  static constexpr bool kLooksAtLeast = kExact && kDivides<R>;
+
+  // False, and nothing done, if an operand is out of range: the same for the warp. `inside`: whether the lane's 16
+  // elements from `element` are of the block.
+  LT_FN bool step(const DeviceItem& item, const typename R::Args& args, const typename Codec::Shared& shared,
+                  i64 element, i64 scale_at, bool inside) {
+    Packed<P> param{};
+    Packed<G> grad{};
+    StateCodes codes;
+    P* const p_at = static_cast<P*>(item.param.data) + element;
+    const i64 i = element - item.origin;
+    float scale[K ? K : 1] = {};
+    if (inside) {
+      load_words(param.word, p_at);
+      load_words(grad.word, static_cast<const G*>(item.grad.data) + element);
+      each<K>([&](auto k) {
+        load_words(codes.of(k).word, codes_of<typename C::Code>(item, k) + i);
+        if constexpr (C::kScaled) scale[k] = __ldcs(item.scales[k] + scale_at);
+      });
+    }
+    float state[K ? K : 1][kLaneElements], most_here[K ? K : 1] = {};
+    u32 least_here[2] = {~0u, ~0u};
+#pragma unroll
+    for (int e = 0; e < kLaneElements; e += 2) {
+      float next[2];
+#pragma unroll
+      for (int one = 0; one < 2; ++one) {
+        Real s[K ? K : 1];
+        each<K>([&](auto k) {
+          const float x = codes.of(k).get(shared, e + one);
+          s[k] = C::kScaled ? x * scale[k] : x;
+        });
+        const Real g = grad.get(e + one) * item.grad_scale;
+        next[one] = R::template step<Real>(param.get(e + one), g, s, args).x;
+        each<K>([&](auto k) {
+          state[k][e + one] = s[k].x;
+          if constexpr (kLooksAtMost) most_here[k] = max_or_nan(most_here[k], abs(s[k].x));
+          if constexpr (kLooksAtLeast) {
+            const u32 u = bits(s[k].x);
+            least_here[k] = min_but_zero(least_here[k], State<k>::kSigned ? u + u : u);
+          }
+        });
+      }
+      param.set_two(e, next[0], next[1]);
+    }
+    bool out = false;
+    each<K>([&](auto k) {
+      if constexpr (kLooksAtMost) {
+        if (!inside) most_here[k] = 0.f;
+        out = out || !(most_here[k] <= State<k>::kMost);
+      }
+      if constexpr (kLooksAtLeast)
+        out = out || (inside && least_here[k] < State<k>::kLeast);
+    });
+    if constexpr (C::kScaled && K > 0)
+      each<K>([&](auto k) {
+        for (int distance = kLanes / 2; distance > 0; distance /= 2)
+          most_here[k] = max_or_nan(most_here[k], __shfl_xor_sync(kAllLanes, most_here[k], distance));
+        // A block of zeros has no reciprocal; one of denormals or nearly so has none in range.
+        out = out || (most_here[k] != 0.f && most_here[k] < 0x1p-96f);
+      });
+    if constexpr (kLooksAtMost || kLooksAtLeast)
+      if (__any_sync(kAllLanes, out)) return false;
+
+    each<K>([&](auto k) {
+      float factor = 1.f;
+      if constexpr (C::kScaled)
+        factor = most_here[k] == 0.f ? 0.f : Codec::factor(State<k>::kSigned, unchecked_divide(C::kTop, most_here[k]));
+#pragma unroll
+      for (int e = 0; e < kLaneElements; e += 4) codes.of(k).encode_four(shared, e, state[k] + e, factor);
+      if (inside) store_words(codes.of(k).word, new_codes_of<typename C::Code>(item, k) + i);
+      if constexpr (C::kScaled)
+        if (inside && threadIdx.x % kLanes == 0) __stcs(new_scales_of(item, k) + scale_at, most_here[k] / C::kTop);
+    });
+    if (inside) store_words(param.word, p_at);
+    return true;
+  }
+};
+
+// No hot path: for items of any types.
+struct NoHotBlocks {
+  struct Codec {
+    struct Shared {};
+    LT_FN void fill(Shared&, const void*) {}
+  };
+  template <class Item, class Args>
+  LT_FN bool takes(const Item&, const Args&) {
+    return false;
+  }
+  template <class Item, class Args>
+  LT_FN bool step(const Item&, const Args&, const Codec::Shared&, i64, i64, bool) {
+    return false;
+  }
+};
+
+template <class R, class C, class Hot>
+LT_FN void step_tiles(const StepArguments& a) {
+  __shared__ typename Hot::Codec::Shared shared;
+  if (is_void(a.replay)) return;
+  Hot::Codec::fill(shared, a.tables);
+  __syncthreads();
+  const auto* const tables = static_cast<const typename C::Tables*>(a.tables);
+  const int half = static_cast<int>(threadIdx.x % 32 / kLanes);
+  const int first = static_cast<int>(threadIdx.x % kLanes) * kLaneElements;
+  for (i64 tile = item_id() / 32; tile < a.tiles; tile += item_count() / 32) {
+    const i64 at = find_item_by_warp(a.starts, a.count, tile);
+    const DeviceItem& item = a.items[at];
+    if (is_stopped(item)) continue;
+    typename R::Args args;
+    __builtin_memcpy(&args, item.args, sizeof args);
+    const bool hot = Hot::takes(item, args);
+    const i64 begin = (tile - a.starts[at]) * cuda_kernels::kTileBlocks, blocks = item.blocks - begin;
+    Cursor cursor(item, begin + half);
+    for (int b = 0; b < cuda_kernels::kTileBlocks && b < blocks; b += 2, cursor.advance(2)) {
+      const i64 left = b + half < blocks ? item.row_length - cursor.column : 0;
+      const int count = static_cast<int>(left < kBlock ? left : kBlock);
+      // Rows of a hot item may still begin or end where no lane's elements do.
+      bool slow = !hot || ((cursor.element | count) & (kLaneElements - 1)) != 0;
+      slow = __any_sync(kAllLanes, slow);
+      if (!slow)
+        slow = !Hot::step(item, args, shared, cursor.element + first, begin + b + half, first < count);
+      if (slow) slow_blocks<R, C>({&item, item.first_block + begin + b + half, cursor.element, count}, tables);
+    }
+  }
+}

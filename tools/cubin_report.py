@@ -1,0 +1,252 @@
+#!/usr/bin/env python3
+"""Reads what the CUDA compiler made of the kernels: registers, spills, accesses, and instructions per element.
+
+    cubin_report.py FILE...            objects of nvcc, or cubins
+    cubin_report.py --all FILE...      every kernel and architecture, not only those that have a budget
+
+Needs cuobjdump and nvdisasm: on PATH, or pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm. Exits with 1 if a budget
+is exceeded; without the tools it says so and exits with 0.
+
+Instructions per element. A lane of a step's hot path has 16 elements. The machine code is cut into basic blocks and
+natural loops (a branch back to a block that dominates it). The hot loop is the innermost one with 128-bit stores to
+global memory. Of its blocks those count from which such a store can still be reached in the same round, and those that
+come behind a store before the next round: both branches of every condition among them, and none of the slow path,
+which goes back without such a store. Their instructions, without NOP, divided by 16, are "loop". "static" is the whole
+kernel's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+ELEMENTS_OF_A_LANE = 16
+ACCESS = re.compile(r"^(LDG|STG|LD|ST)\.")
+BRANCH = re.compile(r"^(BRA|BRX|JMP|JMX)\b")
+
+
+@dataclass
+class Instruction:
+    address: int
+    text: str  # without its predicate
+    predicate: str
+
+    @property
+    def name(self) -> str:
+        return self.text.split()[0]
+
+    @property
+    def is_wide(self) -> bool:
+        return ".128" in self.name
+
+    @property
+    def is_store(self) -> bool:
+        return self.name.startswith(("STG.", "ST."))
+
+
+@dataclass
+class Kernel:
+    name: str
+    architecture: str
+    registers: int = 0
+    shared: int = 0
+    stack: int = 0
+    code: list[Instruction] = field(default_factory=list)
+
+    @property
+    def spills(self) -> int:
+        return sum(i.name.startswith(("LDL", "STL")) for i in self.code)
+
+
+def find_tool(name: str) -> Path | None:
+    """On PATH, or in the folder of its Python package."""
+    if there := shutil.which(name):
+        return Path(there)
+    for package in (f"nvidia-cuda-{name}", f"nvidia-cuda-{name}-cu13", f"nvidia-cuda-{name}-cu12"):
+        try:
+            files = metadata.files(package) or []
+        except metadata.PackageNotFoundError:
+            continue
+        for file in files:
+            if file.name == name:
+                return Path(str(file.locate()))
+    return None
+
+
+def run(*command: object, cwd: Path | None = None) -> str:
+    words = [str(word) for word in command]
+    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"cubin_report: {Path(words[0]).name} failed with {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def cubins_of(file: Path, cuobjdump: Path, folder: Path) -> list[Path]:
+    if file.suffix == ".cubin":
+        return [file]
+    into = folder / file.name
+    into.mkdir()
+    run(cuobjdump, "-xelf", "all", file.resolve(), cwd=into)
+    return sorted(into.glob("*.cubin"))
+
+
+def read_cubin(cubin: Path, cuobjdump: Path, nvdisasm: Path) -> list[Kernel]:
+    """Every kernel of a cubin, which is of one architecture."""
+    kernels: dict[str, Kernel] = {}
+    usage = run(cuobjdump, "-res-usage", cubin)
+    for name, rest in re.findall(r"Function (\S+?):\s*\n\s*(REG:.*)", usage):
+        values = dict(re.findall(r"(\w+):(\d+)", rest))
+        kernels[name] = Kernel(name, "", int(values["REG"]), int(values["SHARED"]), int(values["STACK"]))
+    text = run(nvdisasm, "-c", "-hex", cubin) if not kernels else run(nvdisasm, "-c", cubin)
+    architecture = (re.search(r"\.target\s+(sm_\w+)", text) or [None, "?"])[1]
+    for section in re.split(r"(?m)^\s*\.section\s+", text)[1:]:
+        head = re.match(r"\.text\.(\S+?),", section)
+        if not head or head[1] not in kernels:
+            continue
+        kernel = kernels[head[1]]
+        kernel.architecture = architecture
+        kernel.code = read_code(section)
+    return [k for k in kernels.values() if k.code]
+
+
+def read_code(section: str) -> list[Instruction]:
+    labels: dict[str, int] = {}
+    pending: list[str] = []
+    lines: list[tuple[int, str]] = []
+    for line in section.splitlines():
+        if label := re.match(r"\s*(\.L_x_\d+|\.text\.\S+|\S+):\s*$", line):
+            pending.append(label[1])
+        elif found := re.match(r"\s*/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;", line):
+            address = int(found[1], 16)
+            labels |= dict.fromkeys(pending, address)
+            pending.clear()
+            lines.append((address, found[2]))
+    code = []
+    for address, text in lines:
+        predicate = ""
+        if guarded := re.match(r"(@!?U?P\w+)\s+(.*)", text):
+            predicate, text = guarded[1], guarded[2]
+        text = re.sub(r"`\((\S+?)\)", lambda m: hex(labels.get(m[1], -1)), text)
+        code.append(Instruction(address, text, predicate))
+    return code
+
+
+@dataclass
+class Block:
+    code: list[Instruction]
+    to: list[int] = field(default_factory=list)
+
+
+def blocks_of(code: list[Instruction]) -> list[Block]:
+    """Basic blocks in the order of their addresses, and which follow which. Calls return, and end no block."""
+    index = {i.address: at for at, i in enumerate(code)}
+
+    def target(i: Instruction) -> int | None:
+        found = re.findall(r"0x[0-9a-f]+", i.text) if BRANCH.match(i.text) else []
+        return index.get(int(found[-1], 16)) if found else None
+
+    starts = {0}
+    for at, i in enumerate(code):
+        if BRANCH.match(i.text) or i.name in ("EXIT", "RET.REL.NODEC", "RET.ABS.NODEC"):
+            starts.add(at + 1)
+            if (to := target(i)) is not None:
+                starts.add(to)
+    ordered = sorted(s for s in starts if s < len(code))
+    number = {s: n for n, s in enumerate(ordered)}
+    blocks = []
+    for n, start in enumerate(ordered):
+        end = ordered[n + 1] if n + 1 < len(ordered) else len(code)
+        block = Block(code[start:end])
+        last = block.code[-1]
+        if BRANCH.match(last.text) and (to := target(last)) is not None:
+            block.to.append(number[to])
+        ends = (BRANCH.match(last.text) or last.name.startswith(("EXIT", "RET"))) and not conditional(last)
+        if not ends and n + 1 < len(ordered):
+            block.to.append(n + 1)
+        blocks.append(block)
+    return blocks
+
+
+def conditional(i: Instruction) -> bool:
+    """A branch may have a second predicate among its operands, and one on divergence in its name."""
+    return bool(i.predicate) or bool(re.search(r"\s!?U?P\d", i.text)) or ".DIV" in i.name or ".CONV" in i.name
+
+
+def reach(begin: set[int], follow: list[list[int]], within: set[int]) -> set[int]:
+    seen, todo = set(begin), list(begin)
+    while todo:
+        for to in follow[todo.pop()]:
+            if to in within and to not in seen:
+                seen.add(to)
+                todo.append(to)
+    return seen
+
+
+def dominators(blocks: list[Block], before: list[list[int]]) -> list[set[int]]:
+    everything = set(range(len(blocks)))
+    reached = reach({0}, [b.to for b in blocks], everything)
+    found = [everything for _ in blocks]
+    found[0] = {0}
+    changed = True
+    while changed:
+        changed = False
+        for n in sorted(reached - {0}):
+            new = {n} | set.intersection(*(found[p] for p in before[n] if p in reached))
+            if new != found[n]:
+                found[n], changed = new, True
+    return found
+
+
+def hot_loop(kernel: Kernel) -> list[Instruction] | None:
+    """The instructions that count; None without a loop that stores 128 bits at a time."""
+    blocks = blocks_of(kernel.code)
+    before: list[list[int]] = [[] for _ in blocks]
+    for n, block in enumerate(blocks):
+        for to in block.to:
+            before[to].append(n)
+    dominated_by = dominators(blocks, before)
+    after = [b.to for b in blocks]
+    stores = {n for n, b in enumerate(blocks) if any(i.is_store and i.is_wide for i in b.code)}
+    loops: dict[int, set[int]] = {}
+    for n, block in enumerate(blocks):
+        for head in block.to:
+            if head in dominated_by[n]:
+                loops.setdefault(head, {head}).update(reach({n}, before, set(range(len(blocks))) - {head}))
+    holding = [(len(body), head) for head, body in loops.items() if stores & body]
+    if not holding:
+        return None
+    _, head = min(holding)
+    body = loops[head]
+    of_body = stores & body
+    to_store = reach(of_body, before, body - {head}) | {head}
+    from_store = reach(of_body, after, body - {head})
+    # What a failed test leads to is behind no store.
+    return [i for n in sorted(to_store | from_store) for i in blocks[n].code if i.name != "NOP"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--all", action="store_true")
+    parser.add_argument("--dump", metavar="PART", help="print the hot loop of kernels with this in their name")
+    options = parser.parse_args()
+    tools = [find_tool("cuobjdump"), find_tool("nvdisasm")]
+    with tempfile.TemporaryDirectory() as folder:
+        for file in options.files:
+            for cubin in cubins_of(file, tools[0], Path(folder)):
+                for k in read_cubin(cubin, *tools):
+                    hot = hot_loop(k)
+                    print(k.architecture, k.name[-70:], k.registers, k.spills, k.shared, len(k.code), hot and len(hot)/16)
+                    if options.dump and options.dump in k.name and hot:
+                        for i in hot: print(f"{i.address:5x} {i.predicate:6}{i.text}")
+
+
+if __name__ == "__main__":
+    main()
