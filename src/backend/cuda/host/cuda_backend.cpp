@@ -26,7 +26,6 @@ class CudaBackend final : public Backend {
         events_(std::make_shared<Events>(place_)),
         answers_(std::make_shared<Answers>(place_)),
         device_(place_, events_),
-        check_(place_, device_),
         uploads_(UploadPlace{place_}),
         side_(Scope(place_, "making a stream")),
         steps_(kStepShape) {}
@@ -57,7 +56,8 @@ class CudaBackend final : public Backend {
     LT_REQUIRE(items.size() < kernels::kNoItem, "got %zu parameters, wanted fewer than 2^32 - 1", items.size());
     const Scope scope(place_, "looking for gradients that are not finite");
     const cudaStream_t on = stream_for_now(scope, stream);
-    for (size_t i = 0; i < items.size(); ++i) check_.gradient(items[i], i);
+    const PointerCheck check(place_, device_);
+    for (size_t i = 0; i < items.size(); ++i) check.gradient(items[i], i);
     steps_.clear();
     steps_.begin_launch(0, 0);
     for (size_t i = 0; i < items.size(); ++i) steps_.add(items[i], static_cast<int64_t>(i));
@@ -86,7 +86,7 @@ class CudaBackend final : public Backend {
       LT_REQUIRE(!item.guard, "got a step to record that waits for a search of its gradients, wanted it without");
     add_steps(items, ordered);
     const std::vector<const void*> tables = tables_of(scope, steps_);
-    return std::make_shared<CudaRecordedStep>(RecordingPlace{place_, device_, check_, uploads_, events_}, scope, steps_,
+    return std::make_shared<CudaRecordedStep>(RecordingPlace{place_, device_, uploads_, events_}, scope, steps_,
                                               ordered, tables, fast_, on);
   }
 
@@ -146,7 +146,8 @@ class CudaBackend final : public Backend {
   }
 
   void add_steps(std::span<const StepItem> items, bool ordered) {
-    for (size_t i = 0; i < items.size(); ++i) check_(items[i], i);
+    const PointerCheck check(place_, device_);
+    for (size_t i = 0; i < items.size(); ++i) check(items[i], i);
     steps_.clear();
     steps_.add_steps(items, ordered);
   }
@@ -187,7 +188,8 @@ class CudaBackend final : public Backend {
   void convert(const char* what, const CodecItem& item, void* stream, Convert* run) {
     const Scope scope(place_, what);
     const cudaStream_t on = stream_for_now(scope, stream);
-    check_(item);
+    const PointerCheck check(place_, device_);
+    check(item);
     batch_.clear();
     batch_.begin_launch(0, item.codec);
     batch_.add(item);
@@ -207,7 +209,8 @@ class CudaBackend final : public Backend {
     for (const Item& item : items) lowtide::check(item);
     const Scope scope(place_, what);
     const cudaStream_t on = can_be_captured ? device_.queue_of(scope, stream) : stream_for_now(scope, stream);
-    for (size_t i = 0; i < items.size(); ++i) check_(items[i], i);
+    const PointerCheck check(place_, device_);
+    for (size_t i = 0; i < items.size(); ++i) check(items[i], i);
     run(SignQueue{scope, queue(on), uploads_, events_});
     scope.queued(on);
   }
@@ -217,7 +220,6 @@ class CudaBackend final : public Backend {
   std::shared_ptr<Events> events_;
   std::shared_ptr<Answers> answers_;
   CudaDevice device_;
-  PointerCheck check_;
   Uploads uploads_;
   OwnStream side_;  // for what is waited for at once
   std::map<int, DeviceMemory> tables_;

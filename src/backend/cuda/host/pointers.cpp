@@ -3,10 +3,12 @@
 namespace lowtide::cuda_host {
 
 void PointerCheck::check(const void* data, const char* what, size_t index) const {
-  if (device_.owns(data)) return;
-  const Scope scope(place_, "looking at a pointer");
+  const uintptr_t granule = reinterpret_cast<uintptr_t>(data) / kGranule;
+  uintptr_t& known = known_[granule % known_.size()];
+  if (known == granule || device_.owns(data)) return;
   cudaPointerAttributes found{};
-  scope.check(cudaPointerGetAttributes(&found, data));
+  if (const cudaError_t code = cudaPointerGetAttributes(&found, data); code != cudaSuccess)
+    Scope(place_, "looking at a pointer").check(code);
   constexpr const char* kWanted = "wanted device memory (cudaMalloc, a CUDA tensor)";
   switch (found.type) {
     case cudaMemoryTypeDevice:

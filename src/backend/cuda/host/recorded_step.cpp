@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "backend/cuda/host/pointers.h"
 #include "backend/cuda/host/steps.h"
 
 namespace lowtide::cuda_host {
@@ -36,7 +37,8 @@ void CudaRecordedStep::prepare(std::span<const StepItem> items, void* stream) {
   const Scope scope(of_.place, "preparing a replay");
   const cudaStream_t on = of_.device.queue_of(scope, stream);
   LT_REQUIRE(!scope.is_capturing(on), "got a stream that is capturing, wanted the one that the next replay runs on");
-  for (size_t i = 0; i < items.size(); ++i) of_.check(items[i], i);
+  const PointerCheck check(of_.place, of_.device);
+  for (size_t i = 0; i < items.size(); ++i) check(items[i], i);
   batch_.clear();
   batch_.add_steps(items, ordered_);
   LT_REQUIRE(batch_.launches() == launches_ && batch_.bytes() == bytes_,

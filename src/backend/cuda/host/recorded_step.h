@@ -11,7 +11,7 @@
 #include "backend/cuda/host/device_memory.h"
 #include "backend/cuda/host/events.h"
 #include "backend/cuda/host/host_memory.h"
-#include "backend/cuda/host/pointers.h"
+#include "backend/cuda/host/cuda_device.h"
 #include "backend/cuda/host/uploads.h"
 #include "backend/kernels/batch.h"
 
@@ -21,7 +21,6 @@ namespace lowtide::cuda_host {
 struct RecordingPlace {
   const Place& place;
   CudaDevice& device;
-  const PointerCheck& check;
   Uploads& uploads;
   const std::shared_ptr<Events>& events;
 };

@@ -23,7 +23,9 @@ struct UploadPlace {
 
   const Place& place;
 
-  bool is_done(const Slot& slot) const { return Events::is_done(Scope(place, "looking at an upload"), slot.used); }
+  bool is_done(const Slot& slot) const {
+    return !slot.used || Events::is_done(Scope(place, "looking at an upload"), slot.used);
+  }
   void wait(Slot& slot) const {
     if (!is_done(slot)) Events::wait(Scope(place, "waiting for an upload"), slot.used);
     slot.used = nullptr;

@@ -12,11 +12,7 @@
   X(ErrorInvalidMemcpyDirection, 21, "invalid copy direction for memcpy")                                            \
   X(ErrorStubLibrary, 34, "CUDA driver is a stub library")                                                           \
   X(ErrorInsufficientDriver, 35, "CUDA driver version is insufficient for CUDA runtime version")                     \
-<<<<<<< HEAD
-  X(ErrorCallRequiresNewerDriver, 36, "the API call requires a newer CUDA driver than the one currently installed")    \
-=======
   X(ErrorCallRequiresNewerDriver, 36, "API call is not supported in the installed CUDA driver")                      \
->>>>>>> emulator
   X(ErrorDevicesUnavailable, 46, "CUDA-capable device(s) is/are busy or unavailable")                                \
   X(ErrorInvalidDeviceFunction, 98, "invalid device function")                                                       \
   X(ErrorNoDevice, 100, "no CUDA-capable device is detected")                                                        \
