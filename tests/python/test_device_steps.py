@@ -8,7 +8,7 @@ import gc
 import io
 import os
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 import torch
 from stand_in import StandIn
 from support import CODECS, DTYPES, RULES, bits, make, parameter, random_gradients, through_file, trained
+from twins import Twins, dict_bits
 
 BUDGETS: dict[str, lowtide.Memory | None] = {
     "roomy": lowtide.Memory(device="50%"),
@@ -25,42 +26,6 @@ BUDGETS: dict[str, lowtide.Memory | None] = {
     "managed": lowtide.Memory(managed=True, chunk=4096),
 }
 SHAPES = ((64, 300), (70, 100), (5, 7, 257), (9,), ())
-
-
-def dict_bits(opt: lowtide.optimizer.Optimizer) -> dict[int, dict[str, bytes]]:
-    """All state, wherever it is, in CPU tensors."""
-    entries = opt.state_dict()["state"]
-    assert all(value.device.type == "cpu" for entry in entries.values() for value in entry.values())
-    return {i: {name: bits(value) for name, value in entry.items()} for i, entry in entries.items()}
-
-
-class Twins:
-    """Two optimizers with the same parameters, of which the second may be on the device."""
-
-    def __init__(self, device: StandIn, here: Sequence[torch.Tensor], there: Sequence[torch.Tensor]) -> None:
-        self._device, self._here, self._there = device, here, there
-        self.differing = self.compared = 0
-
-    def step(self, first: lowtide.optimizer.Optimizer, second: lowtide.optimizer.Optimizer, steps: int = 3) -> None:
-        for _ in range(steps):
-            random_gradients(self._here)
-            self._device.give_gradients(self._there, self._here)
-            first.step()
-            second.step()
-            self._device.synchronize()
-            for one, other in zip(self._here, self._there, strict=True):
-                self._count(bits(one), bits(other))
-
-    def compare_state(self, first: lowtide.optimizer.Optimizer, second: lowtide.optimizer.Optimizer) -> None:
-        mine, theirs = dict_bits(first), dict_bits(second)
-        assert {i: set(entry) for i, entry in mine.items()} == {i: set(entry) for i, entry in theirs.items()}
-        for i, entry in mine.items():
-            for name, value in entry.items():
-                self._count(value, theirs[i][name])
-
-    def _count(self, one: bytes, other: bytes) -> None:
-        self.compared += len(one)
-        self.differing += one != other
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
