@@ -80,11 +80,19 @@ void Home::add_to_store(const Placement& placement) {
     options.choose_path = [this] { return fastest_path(env_, backend_); };
     options.shared_allocator = shared_allocator_;
     on_device_ = std::make_unique<DeviceStore>(env_, *device_, std::move(options));
+    on_device_->set_queue(queue_);
   }
   if (store()) return store()->add(placement.shaped);
   auto store = std::make_unique<StateStore>(env_, placement.store);
   store->add(placement.shaped);
   in_ram_ = std::move(store);
+}
+
+void Home::tell(void* queue, int64_t free_bytes) {
+  queue_ = queue;
+  if (!on_device_) return;
+  on_device_->set_queue(queue);
+  on_device_->set_free_bytes(free_bytes);
 }
 
 void Home::place(std::span<Slot* const> slots, std::span<const int64_t> params) {

@@ -51,6 +51,8 @@ class Home {
 
   // nullptr where parameters are in host memory, or there is no state yet.
   DeviceStore* device_store() { return on_device_.get(); }
+  // Before a step: the queue it is ordered on, and DeviceStore::set_free_bytes().
+  void tell(void* queue, int64_t free_bytes);
   bool automatic() const { return memory_.automatic; }
   Store* store() { return on_device_ ? static_cast<Store*>(on_device_.get()) : in_ram_.get(); }
   const Store* store() const { return const_cast<Home*>(this)->store(); }
@@ -65,6 +67,7 @@ class Home {
   Backend& backend_;
   Device* device_;  // nullptr: parameters are in host memory
   bool shared_allocator_;
+  void* queue_ = nullptr;
   Arena arena_;
   std::unique_ptr<StateStore> in_ram_;  // at most one of the two
   std::unique_ptr<DeviceStore> on_device_;

@@ -47,8 +47,10 @@ void Optimizer::Impl::resolve() {
     slot.progress = std::move(before.progress);
   }
   steps = step.steps;
-  ++skipped_steps;
-  if (step.raises) unraised = step.params[static_cast<size_t>(bad)];
+  if (step.raises)
+    unraised = step.params[static_cast<size_t>(bad)];
+  else
+    ++skipped_steps;
 }
 
 void Optimizer::Impl::resolve_and_raise() {

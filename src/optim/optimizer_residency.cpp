@@ -34,10 +34,7 @@ void Optimizer::Impl::tell_homes(const StepOptions& options) {
   int64_t automatic = 0;
   for (const std::unique_ptr<Home>& home : homes) automatic += home->automatic();
   for (const std::unique_ptr<Home>& home : homes)
-    if (DeviceStore* const store = home->device_store()) {
-      store->set_queue(options.stream);
-      store->set_free_bytes(options.free_bytes < 0 || automatic == 0 ? -1 : options.free_bytes / automatic);
-    }
+    home->tell(options.stream, options.free_bytes < 0 || automatic == 0 ? -1 : options.free_bytes / automatic);
 }
 
 }  // namespace lowtide

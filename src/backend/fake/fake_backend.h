@@ -70,7 +70,9 @@ class FakeBackend final : public Backend, public Device {
   int end_capture(void* queue);
   void replay(int recording, void* queue);
   // From now on every call throws kDeviceLost; some of what is queued happens.
-  void lose();
+  void lose() const;
+  // Likewise, in the n-th call from now on, from 1.
+  void lose_at(int64_t call) { lose_at_ = call; }
   // As allocate(), whatever use_allocator() says.
   void* allocate_own(MemoryKind kind, int64_t bytes);
   void free_own(void* memory) noexcept;
@@ -117,13 +119,15 @@ class FakeBackend final : public Backend, public Device {
   void unpack(const SignItem& item, void* stream);
 
   FakeBackendOptions options_;
-  FakeDevice device_;
+  mutable FakeDevice device_;  // asking may be the call in which it is lost
   std::unique_ptr<Backend> cpu_;
   int near_, far_;
   std::deque<int> queues_;  // numbers of streams, at stable addresses
   std::vector<Allocation> allocations_;
   int64_t prefetches_ = 0, waits_ = 0;
-  bool dropped_mattered_ = false, lost_ = false;
+  bool dropped_mattered_ = false;
+  mutable bool lost_ = false;
+  mutable int64_t lose_at_ = 0;
   Allocator allocator_;
   std::set<const void*> from_allocator_;
   std::map<int, std::vector<Kernel>> capturing_;  // by stream

@@ -115,12 +115,13 @@ void FakeBackend::replay(int recording, void* queue) {
   for (const Kernel& kernel : recordings_.at(static_cast<size_t>(recording))) launch(queue, kernel);
 }
 
-void FakeBackend::lose() {
+void FakeBackend::lose() const {
   device_.lose();
   lost_ = true;
 }
 
 void FakeBackend::require_alive() const {
+  if (lose_at_ > 0 && --lose_at_ == 0) lose();
   if (lost_) fail(ErrorKind::kDeviceLost, "the fake device is lost");
 }
 
