@@ -30,7 +30,7 @@ TEST(DeviceErrors, MoreMemoryThanThereIs) {
   }
   const Device::Limits limits = device.limits();
   EXPECT_GT(limits.total, 0);
-  EXPECT_GT(limits.largest_allocation, 0);
+  EXPECT_NE(limits.largest_allocation, 0);  // -1: not known
   std::printf("refused 3/3; the device has %lld bytes, %lld at a time\n", static_cast<long long>(limits.total),
               static_cast<long long>(limits.largest_allocation));
   // And it works on.
