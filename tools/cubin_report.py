@@ -11,7 +11,7 @@ Instructions per element. A lane of a step's hot path has 16 elements. The machi
 natural loops (a branch back to a block that dominates it). The hot loop is the innermost one with 128-bit stores to
 global memory. Of its blocks those count from which such a store can still be reached in the same round, and those that
 come behind a store before the next round: both branches of every condition among them, and none of the slow path,
-which goes back without such a store. Their instructions, without NOP, divided by 16, are "loop". "static" is the whole
+which goes back without such a store. (BRA.DIV, to where lanes that have diverged meet, is never taken: warps are whole.) Their instructions, without NOP, divided by 16, are "loop". "static" is the whole
 kernel's.
 """
 
@@ -165,7 +165,7 @@ def blocks_of(code: list[Instruction]) -> list[Block]:
         end = ordered[n + 1] if n + 1 < len(ordered) else len(code)
         block = Block(code[start:end])
         last = block.code[-1]
-        if BRANCH.match(last.text) and (to := target(last)) is not None:
+        if BRANCH.match(last.text) and ".DIV" not in last.name and (to := target(last)) is not None:
             block.to.append(number[to])
         ends = (BRANCH.match(last.text) or last.name.startswith(("EXIT", "RET"))) and not conditional(last)
         if not ends and n + 1 < len(ordered):
@@ -213,12 +213,13 @@ def hot_loop(kernel: Kernel) -> list[Instruction] | None:
             before[to].append(n)
     dominated_by = dominators(blocks, before)
     after = [b.to for b in blocks]
-    stores = {n for n, b in enumerate(blocks) if any(i.is_store and i.is_wide for i in b.code)}
+    reached = reach({0}, after, set(range(len(blocks))))
+    stores = {n for n in reached if any(i.is_store and i.is_wide for i in blocks[n].code)}
     loops: dict[int, set[int]] = {}
-    for n, block in enumerate(blocks):
-        for head in block.to:
+    for n in reached:
+        for head in after[n]:
             if head in dominated_by[n]:
-                loops.setdefault(head, {head}).update(reach({n}, before, set(range(len(blocks))) - {head}))
+                loops.setdefault(head, {head}).update(reach({n}, before, reached - {head}))
     holding = [(len(body), head) for head, body in loops.items() if stores & body]
     if not holding:
         return None

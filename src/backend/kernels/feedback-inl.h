@@ -1,6 +1,6 @@
 // Error feedback, in one kernel for all codecs of the residual, whose parts are small. Loops are not unrolled: that
-// would triple what drivers need to make it. Included in a target's namespace after words-inl.h and members-inl.h.
-#include "portable/feedback.h"
+// would triple what drivers need to make it. Included in a target's namespace after words-inl.h, members-inl.h and
+// portable/feedback.h.
 
 // Two blocks that 32 members make at a time, 16 work-items each, which are the lanes of the sum. A work-item has the
 // values kFeedbackLanes * j + lane of its block.

@@ -1,6 +1,5 @@
-// Signs to bits and back, for one type T of elements. Included in a target's namespace after words-inl.h and
-// members-inl.h.
-#include "portable/feedback.h"
+// Signs to bits and back, for one type T of elements. Included in a target's namespace after words-inl.h,
+// members-inl.h and portable/feedback.h.
 
 // Words that are packed side by side.
 inline constexpr int kAtOnce = 8;

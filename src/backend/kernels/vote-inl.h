@@ -1,6 +1,5 @@
 // Majorities of packed signs, and the counters that they are made of. Included in a target's namespace after
-// words-inl.h.
-#include "portable/sign.h"
+// words-inl.h and portable/sign.h.
 
 using Rows = const u8* const*;  // of each voter; those of weight 0 are not looked at
 

@@ -26,6 +26,9 @@ struct LaneCodec<Fp32> : PlainLaneCodec<float> {};
 template <>
 struct LaneCodec<Bf16> : PlainLaneCodec<bf16> {};
 
+// Bytes are taken out by permutations: shifts and masks would be merged with those of addresses, and be three instead
+// of two.
+//
 // dynamic8 by one addition for each code: sum = entry[u >> 16] + u has the code in its byte 2, where u are the float
 // bits of the magnitude, or something of their order, and an entry is the dialect's less what u >> 16 itself adds.
 //
@@ -44,7 +47,7 @@ struct LaneCodec<Dynamic8> {
   static_assert(kFirstUp == 0x3f7f && kFirstDown == 0x80);
 
   struct Shared {
-    float value[2][256];             // as the dialect's, [0] unsigned, [1] signed
+    float value[2][256];              // as the dialect's, [0] unsigned, [1] signed
     u32 second_moment[1 + kBuckets];  // of u >> 16 less kFirstUp
     u32 code[2 * kMagnitudes];        // of u >> 16, signed, plus kMagnitudes
   };
@@ -77,8 +80,8 @@ struct LaneCodec<Dynamic8> {
   LT_FN u32 sum(const Shared& shared, float value, float factor) {
     const float x = value * factor;
     if constexpr (kSigned) {
-      const int u = static_cast<int>(bits(x) ^ (static_cast<u32>(static_cast<int>(bits(x)) >> 31) & 0x7fffffffu));
-      return shared.code[(u >> 16) + kMagnitudes] + static_cast<u32>(u);
+      const u32 u = bits(x) ^ (static_cast<u32>(static_cast<int>(bits(x)) >> 31) & 0x7fffffffu);
+      return shared.code[static_cast<int>(__byte_perm(u, 0, 0xbb32)) + kMagnitudes] + u;
     } else {
 #ifdef __CUDA_ARCH__
       float least;  // 1 for what is above 0, for the product is 2^-23 or more
@@ -87,7 +90,7 @@ struct LaneCodec<Dynamic8> {
 #else
       const u32 u = bits(max(x, value > 0.f ? 1.f : 0x1.fffffep-1f));
 #endif
-      return shared.second_moment[static_cast<int>(u >> 16) - kFirstUp] + u;
+      return shared.second_moment[static_cast<int>(__byte_perm(u, 0, 0x4432)) - kFirstUp] + u;
     }
   }
 
@@ -95,11 +98,12 @@ struct LaneCodec<Dynamic8> {
   struct Codes {
     u32 word[kLaneElements / 4];
     LT_METHOD float get(const Shared& shared, int i) const {
-      return shared.value[kSigned][word[i / 4] >> (8 * (i % 4)) & 0xffu];
+      return shared.value[kSigned][__byte_perm(word[i / 4], 0, 0x4440u + i % 4)];
     }
     LT_METHOD void encode_four(const Shared& shared, int i, const float* value, float factor) {
       const u32 low = __byte_perm(sum<kSigned>(shared, value[0], factor), sum<kSigned>(shared, value[1], factor), 0x62);
-      const u32 high = __byte_perm(sum<kSigned>(shared, value[2], factor), sum<kSigned>(shared, value[3], factor), 0x62);
+      const u32 high =
+          __byte_perm(sum<kSigned>(shared, value[2], factor), sum<kSigned>(shared, value[3], factor), 0x62);
       word[i / 4] = __byte_perm(low, high, 0x5410);
     }
   };

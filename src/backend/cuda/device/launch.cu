@@ -1,8 +1,10 @@
 // Steps by their rule, the count of replays, and which of this build's code runs here.
-#include "backend/cuda/device/prelude.inc"
-#include "backend/cuda/device/steps.h"
+#include <cstdio>
 
-__global__ void finish_replay_kernel(cuda_kernels::ReplayState* replay) {
+#include "backend/cuda/device/steps.h"
+#include "backend/cuda/device/prelude.inc"
+
+static __global__ void finish_replay_kernel(cuda_kernels::ReplayState* replay) {
   if (replay->prepared == replay->done) ++replay->missed;
   replay->done = replay->prepared;
 }
@@ -47,9 +49,16 @@ cudaError_t finish_replay(ReplayState* replay, const Queue& queue) {
 }
 
 const char* architecture() {
-  static char names[2][4096 / 256][16];
-  (void)names;
-  return nullptr;
+  cudaFuncAttributes attributes{};
+  if (cudaFuncGetAttributes(&attributes, cuda_device::finish_replay_kernel) != cudaSuccess) {
+    cudaGetLastError();  // it is said by the result
+    return nullptr;
+  }
+  // Code that was made ahead is of the version of its PTX; the driver makes that of the device.
+  const bool made_ahead = attributes.binaryVersion == attributes.ptxVersion;
+  static thread_local char name[24];
+  std::snprintf(name, sizeof name, made_ahead ? "sm_%d" : "compute_%d", attributes.ptxVersion);
+  return name;
 }
 
 }  // namespace lowtide::cuda_kernels

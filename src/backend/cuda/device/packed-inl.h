@@ -35,9 +35,7 @@ template <>
 struct Packed<bf16> {
   static constexpr int kDtype = 1;
   u32 word[kLaneElements / 2];
-  LT_METHOD float get(int i) const {
-    return as_float(i % 2 ? word[i / 2] & 0xffff0000u : word[i / 2] << 16);
-  }
+  LT_METHOD float get(int i) const { return as_float(i % 2 ? word[i / 2] & 0xffff0000u : word[i / 2] << 16); }
   LT_METHOD void set_two(int i, float low, float high) {
 #ifdef __CUDA_ARCH__
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word[i / 2]) : "f"(high), "f"(low));

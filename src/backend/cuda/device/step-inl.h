@@ -1,7 +1,7 @@
-// The driver of steps: a warp takes a tile of kTileBlocks blocks of one item, two blocks at a time, 16 lanes each. Where
-// all is contiguous and aligned, and operands are in range, a lane has 16 elements in registers; else the two blocks go
-// an element after the other (slow_blocks), to the same bits. Included in the namespace of a .cu file after
-// backend/kernels/step-inl.h.
+// The driver of steps: a warp takes a tile of kTileBlocks blocks of one item, two blocks at a time, 16 lanes each.
+// Where all is contiguous and aligned, and operands are in range, a lane has 16 elements in registers; else the two
+// blocks go an element after the other (slow_blocks), to the same bits. Included in the namespace of a .cu file after
+// tiles-inl.h, backend/kernels/step-inl.h, lane_codec-inl.h and real-inl.h.
 
 inline constexpr int kLanes = kBlock / kLaneElements;
 
@@ -16,39 +16,37 @@ struct StepArguments {
 // Whether this is the replay of a recorded step for which nothing has been prepared.
 LT_FN bool is_void(const cuda_kernels::ReplayState* replay) { return replay && replay->prepared == replay->done; }
 
-// As find_item, by all lanes of a warp: each looks at one of 32 starts at a time.
-LT_FN i64 find_item_by_warp(const i64* starts, i64 count, i64 tile) {
-  const i64 lane = threadIdx.x % 32;
-  i64 low = 0, span = count;
-  while (span > 1) {
-    const i64 step = (span + 31) / 32, at = low + lane * step;
-    // The first lane's starts at or before the tile.
-    const u32 before = __ballot_sync(kAllLanes, lane == 0 || (lane * step < span && starts[at] <= tile));
-    const i64 last = __popc(before) - 1, left = span - last * step;
-    low += last * step;
-    span = left < step ? left : step;
-  }
-  return low;
-}
+// What the lanes of a warp know of its tile. It lies in shared memory, for the states of 16 elements need the
+// registers.
+struct alignas(16) Tile {
+  const DeviceItem* item;
+  i64 begin;         // its first block, counted from the item's first
+  i64 codes_origin;  // elements before the first code
+  i64 write_offset;
+  u8* param;
+  const u8* grad;
+  struct {
+    const u8* codes;
+    const float* scales;
+  } state[kMaxStates];
+  Cursor cursor[2];  // of the two halves of the warp
+  int blocks;
+  u32 hot;
+  float grad_scale;
 
-// The blocks of a tile as one half of a warp meets them.
-struct Cursor {
-  i64 element, column;  // of the block's first element: in the parameter, in its row
-  i64 padding;          // what rows lack to whole blocks
-  i64 padded_row;
-
-  LT_METHOD Cursor(const DeviceItem& item, i64 item_block) {
-    const i64 per_row = (item.row_length + kBlock - 1) / kBlock, block = item.first_block + item_block;
-    const i64 row = block / per_row;
-    column = (block - row * per_row) * kBlock;
-    element = row * item.row_length + column;
-    padded_row = per_row * kBlock;
-    padding = padded_row - item.row_length;
-  }
-  LT_METHOD void advance(i64 blocks) {
-    element += blocks * kBlock;
-    column += blocks * kBlock;
-    while (column >= padded_row) column -= padded_row, element -= padding;
+  LT_METHOD void fill(const DeviceItem& of, i64 first_block, bool is_hot) {
+    item = &of;
+    begin = first_block;
+    codes_origin = of.origin;
+    write_offset = of.write_offset;
+    param = static_cast<u8*>(of.param.data);
+    grad = static_cast<const u8*>(of.grad.data);
+    for (int k = 0; k < kMaxStates; ++k) state[k] = {static_cast<const u8*>(of.codes[k]), of.scales[k]};
+    for (int half = 0; half < 2; ++half) cursor[half].find(of, first_block + half);
+    const i64 there = of.blocks - first_block;
+    blocks = static_cast<int>(there < cuda_kernels::kTileBlocks ? there : cuda_kernels::kTileBlocks);
+    hot = is_hot;
+    grad_scale = of.grad_scale;
   }
 };
 
@@ -92,8 +90,7 @@ LT_FN void slow_blocks(const SlowBlock& of, const typename C::Tables* tables) {
     next(at, state, p);
     store(item.param, at.element, p);
     each<K>([&](auto k) {
-      store_state<C, ((R::kSigned >> k) & 1) != 0>(tables, at, k, state[k],
-                                                   block_inverse(as_float(most[k]), C::kTop));
+      store_state<C, ((R::kSigned >> k) & 1) != 0>(tables, at, k, state[k], block_inverse(as_float(most[k]), C::kTop));
     });
   }
   if constexpr (C::kScaled) {
@@ -149,8 +146,8 @@ struct HotBlocks {
     static constexpr u32 kLeast = kSigned ? (31u << 24) - 1u : (27u << 23) - 1u;  // of 2^-96, of 2^-100
   };
   struct StateCodes {
-    typename State<0>::Codes first{};
-    typename State<1>::Codes second{};
+    typename State<0>::Codes first;
+    typename State<1>::Codes second;
     LT_METHOD auto& of(Index<0>) { return first; }
     LT_METHOD auto& of(Index<1>) { return second; }
   };
@@ -170,26 +167,24 @@ struct HotBlocks {
   static constexpr bool kLooksAtMost = K > 0 && (C::kScaled || kDivides<R>);
   static constexpr bool kLooksAtLeast = kExact && kDivides<R>;
 
-  // False, and nothing done, if an operand is out of range: the same for the warp. `inside`: whether the lane's 16
-  // elements from `element` are of the block.
-  LT_FN bool step(const DeviceItem& item, const typename R::Args& args, const typename Codec::Shared& shared,
-                  i64 element, i64 scale_at, bool inside) {
-    Packed<P> param{};
-    Packed<G> grad{};
+  // False, and nothing done, if an operand is out of range: the same for the warp. `inside`: whether the lane has 16
+  // elements, which begin with `element`; else it is that of others, and its work is for nothing. scale_at: likewise.
+  LT_FN bool step(const Tile& tile, const typename R::Args& args, const typename Codec::Shared& shared, i64 element,
+                  i64 scale_at, bool inside) {
+    Packed<P> param;
+    Packed<G> grad;
     StateCodes codes;
-    P* const p_at = static_cast<P*>(item.param.data) + element;
-    const i64 i = element - item.origin;
+    const i64 code_at = (element - tile.codes_origin) * static_cast<i64>(sizeof(typename C::Code));
     float scale[K ? K : 1] = {};
-    if (inside) {
-      load_words(param.word, p_at);
-      load_words(grad.word, static_cast<const G*>(item.grad.data) + element);
-      each<K>([&](auto k) {
-        load_words(codes.of(k).word, codes_of<typename C::Code>(item, k) + i);
-        if constexpr (C::kScaled) scale[k] = __ldcs(item.scales[k] + scale_at);
-      });
-    }
+    load_words(param.word, tile.param + element * static_cast<i64>(sizeof(P)));
+    load_words(grad.word, tile.grad + element * static_cast<i64>(sizeof(G)));
+    each<K>([&](auto k) {
+      load_words(codes.of(k).word, tile.state[k].codes + code_at);
+      if constexpr (C::kScaled) scale[k] = __ldcs(tile.state[k].scales + scale_at);
+    });
     float state[K ? K : 1][kLaneElements], most_here[K ? K : 1] = {};
     u32 least_here[2] = {~0u, ~0u};
+    const float grad_scale = tile.grad_scale;
 #pragma unroll
     for (int e = 0; e < kLaneElements; e += 2) {
       float next[2];
@@ -200,7 +195,7 @@ struct HotBlocks {
           const float x = codes.of(k).get(shared, e + one);
           s[k] = C::kScaled ? x * scale[k] : x;
         });
-        const Real g = grad.get(e + one) * item.grad_scale;
+        const Real g = grad.get(e + one) * grad_scale;
         next[one] = R::template step<Real>(param.get(e + one), g, s, args).x;
         each<K>([&](auto k) {
           state[k][e + one] = s[k].x;
@@ -213,21 +208,21 @@ struct HotBlocks {
       }
       param.set_two(e, next[0], next[1]);
     }
+    const u32 whole = inside ? ~0u : 0u;  // no branch, of which the compiler would make two copies of all
     bool out = false;
     each<K>([&](auto k) {
       if constexpr (kLooksAtMost) {
-        if (!inside) most_here[k] = 0.f;
-        out = out || !(most_here[k] <= State<k>::kMost);
+        most_here[k] = as_float(bits(most_here[k]) & whole);
+        out = out | !(most_here[k] <= State<k>::kMost);
       }
-      if constexpr (kLooksAtLeast)
-        out = out || (inside && least_here[k] < State<k>::kLeast);
+      if constexpr (kLooksAtLeast) out = out | ((least_here[k] | ~whole) < State<k>::kLeast);
     });
     if constexpr (C::kScaled && K > 0)
       each<K>([&](auto k) {
         for (int distance = kLanes / 2; distance > 0; distance /= 2)
           most_here[k] = max_or_nan(most_here[k], __shfl_xor_sync(kAllLanes, most_here[k], distance));
         // A block of zeros has no reciprocal; one of denormals or nearly so has none in range.
-        out = out || (most_here[k] != 0.f && most_here[k] < 0x1p-96f);
+        out = out | ((most_here[k] != 0.f) & (most_here[k] < 0x1p-96f));
       });
     if constexpr (kLooksAtMost || kLooksAtLeast)
       if (__any_sync(kAllLanes, out)) return false;
@@ -238,11 +233,15 @@ struct HotBlocks {
         factor = most_here[k] == 0.f ? 0.f : Codec::factor(State<k>::kSigned, unchecked_divide(C::kTop, most_here[k]));
 #pragma unroll
       for (int e = 0; e < kLaneElements; e += 4) codes.of(k).encode_four(shared, e, state[k] + e, factor);
-      if (inside) store_words(codes.of(k).word, new_codes_of<typename C::Code>(item, k) + i);
+      u8* const to = const_cast<u8*>(tile.state[k].codes) + tile.write_offset;
+      if (inside) store_words(codes.of(k).word, to + code_at);
       if constexpr (C::kScaled)
-        if (inside && threadIdx.x % kLanes == 0) __stcs(new_scales_of(item, k) + scale_at, most_here[k] / C::kTop);
+        if (inside && threadIdx.x % kLanes == 0)
+          __stcs(reinterpret_cast<float*>(reinterpret_cast<u8*>(const_cast<float*>(tile.state[k].scales + scale_at)) +
+                                          tile.write_offset),
+                 most_here[k] / C::kTop);
     });
-    if (inside) store_words(param.word, p_at);
+    if (inside) store_words(param.word, tile.param + element * static_cast<i64>(sizeof(P)));
     return true;
   }
 };
@@ -257,8 +256,8 @@ struct NoHotBlocks {
   LT_FN bool takes(const Item&, const Args&) {
     return false;
   }
-  template <class Item, class Args>
-  LT_FN bool step(const Item&, const Args&, const Codec::Shared&, i64, i64, bool) {
+  template <class Args>
+  LT_FN bool step(const Tile&, const Args&, const Codec::Shared&, i64, i64, bool) {
     return false;
   }
 };
@@ -266,30 +265,39 @@ struct NoHotBlocks {
 template <class R, class C, class Hot>
 LT_FN void step_tiles(const StepArguments& a) {
   __shared__ typename Hot::Codec::Shared shared;
+  __shared__ Tile of_warp[cuda_kernels::kWarps];
   if (is_void(a.replay)) return;
   Hot::Codec::fill(shared, a.tables);
   __syncthreads();
   const auto* const tables = static_cast<const typename C::Tables*>(a.tables);
-  const int half = static_cast<int>(threadIdx.x % 32 / kLanes);
-  const int first = static_cast<int>(threadIdx.x % kLanes) * kLaneElements;
-  for (i64 tile = item_id() / 32; tile < a.tiles; tile += item_count() / 32) {
-    const i64 at = find_item_by_warp(a.starts, a.count, tile);
+  Tile& tile = of_warp[threadIdx.x / 32];
+  for (i64 t = item_id() / 32; t < a.tiles; t += item_count() / 32) {
+    const i64 at = find_item_by_warp(a.starts, a.count, t);
     const DeviceItem& item = a.items[at];
     if (is_stopped(item)) continue;
     typename R::Args args;
     __builtin_memcpy(&args, item.args, sizeof args);
-    const bool hot = Hot::takes(item, args);
-    const i64 begin = (tile - a.starts[at]) * cuda_kernels::kTileBlocks, blocks = item.blocks - begin;
-    Cursor cursor(item, begin + half);
-    for (int b = 0; b < cuda_kernels::kTileBlocks && b < blocks; b += 2, cursor.advance(2)) {
-      const i64 left = b + half < blocks ? item.row_length - cursor.column : 0;
-      const int count = static_cast<int>(left < kBlock ? left : kBlock);
+    if (threadIdx.x % 32 == 0) tile.fill(item, (t - a.starts[at]) * cuda_kernels::kTileBlocks, Hot::takes(item, args));
+    __syncwarp();
+    for (int b = 0; b < tile.blocks; b += 2) {
+      const int half = static_cast<int>(threadIdx.x % 32 / kLanes);
+      const int first = static_cast<int>(threadIdx.x % kLanes) * kLaneElements;
+      // Without a block of its own a half sees the other's, and stores nothing.
+      const bool there = b + half < tile.blocks;
+      const int seen = there ? half : 0;
+      const i64 element = tile.cursor[seen].element, left = tile.item->row_length - tile.cursor[seen].column;
+      const int count = !there ? 0 : static_cast<int>(left < kBlock ? left : kBlock);
       // Rows of a hot item may still begin or end where no lane's elements do.
-      bool slow = !hot || ((cursor.element | count) & (kLaneElements - 1)) != 0;
-      slow = __any_sync(kAllLanes, slow);
-      if (!slow)
-        slow = !Hot::step(item, args, shared, cursor.element + first, begin + b + half, first < count);
-      if (slow) slow_blocks<R, C>({&item, item.first_block + begin + b + half, cursor.element, count}, tables);
+      const bool not_whole = ((element | count) & (kLaneElements - 1)) != 0;
+      bool slow = __any_sync(kAllLanes, !tile.hot || not_whole);
+      if (!slow) {
+        const bool inside = first < count;
+        slow = !Hot::step(tile, args, shared, element + (inside ? first : 0), tile.begin + b + seen, inside);
+      }
+      if (slow) slow_blocks<R, C>({tile.item, tile.item->first_block + tile.begin + b + seen, element, count}, tables);
+      __syncwarp();
+      if (threadIdx.x % kLanes == 0) tile.cursor[half].advance(*tile.item, 2);
+      __syncwarp();
     }
   }
 }
