@@ -232,6 +232,8 @@ class Optimizer(Controls, torch.optim.Optimizer):
 
     def _step_gradients(self, only: list[int] | None = None) -> None:
         """Steps the parameters that have a gradient; `only`: those of them that have these numbers."""
+        if self._amp_scaling or (self._meshes and self._nonfinite != "propagate"):
+            self._refuse_capture()
         self._push_options()
         scale, bad = self._scaling()
         if self._meshes and self._nonfinite != "propagate":
@@ -242,6 +244,13 @@ class Optimizer(Controls, torch.optim.Optimizer):
             self._core.step(scale, bad is not None, self._queue(), self._free(), only)
         if self._awaited:
             self._adopt_new_state()
+
+    def _refuse_capture(self) -> None:
+        if self._place and self._place.capturing():
+            raise ValueError(
+                "step: got amp_scaling, or DTensor parameters whose gradients are checked, while a graph is captured; "
+                "wanted neither: they have the host decide on every step"
+            )
 
     def prepare_replay(self) -> None:
         """To be called before each replay of a graph (`torch.cuda.CUDAGraph`) that a step was captured in, on the

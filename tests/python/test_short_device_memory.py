@@ -243,3 +243,18 @@ def test_refused(figure: Figure) -> None:
         lowtide.AdamW(params, capturable=True)
     assert bits(params[0]) == before
     figure("8 refused by name")
+
+
+def test_what_has_the_host_decide_is_not_captured(elsewhere: Elsewhere, figure: Figure) -> None:
+    params = [parameter(3)]
+    opt = lowtide.AdamW(params, amp_scaling=True)
+    run(params)
+    elsewhere.capturing = True
+    before = bits(params[0])
+    with pytest.raises(ValueError, match="amp_scaling, or DTensor parameters.*while a graph is captured"):
+        opt.step()
+    assert bits(params[0]) == before
+    elsewhere.capturing = False
+    opt.step()
+    assert bits(params[0]) != before
+    figure("refused by name, and stepped after it")
