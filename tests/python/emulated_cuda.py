@@ -6,6 +6,7 @@ memory, is here; what Lowtide makes of it (devices.py) is what runs on a GPU.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import os
 from pathlib import Path
@@ -37,6 +38,8 @@ def prepare(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("LOWTIDE_CUDA_PLUGIN", str(path))
     monkeypatch.setenv("LT_CUDA_EMULATOR_DEVICES", "2")
     monkeypatch.setenv("LT_CUDA_EMULATOR_STRICT", "1")
+    # Before Lowtide loads it, and bound to the runtime beside it: torch's CUDA builds have a real one in the process.
+    ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL | os.RTLD_DEEPBIND)
     return stand_in.missing("cuda")
 
 
@@ -46,6 +49,9 @@ class EmulatedCuda(stand_in.StandIn):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(monkeypatch, ("exact:0", "exact:1"))
+        path = plugin()
+        assert path
+        self.runtime = ctypes.CDLL(str(path.parent / "liblowtide_cudart_emulated.so"))
         self.cached: dict[int, tuple[int, int]] = {}  # what torch's allocator gave: address -> bytes, device
         self.cache_limit = 1 << 40  # bytes that it has
         self.unused = 0  # bytes that it keeps and nobody uses
@@ -62,8 +68,13 @@ class EmulatedCuda(stand_in.StandIn):
     def close(self) -> None:
         gc.collect()
         held = dict(self.cached)
+        self.cached.clear()  # what a failed test keeps alive frees it later, when there is nothing to free any more
         super().close()
         assert not held, f"optimizers that are gone still hold {held}"
+
+    def synchronize(self) -> None:
+        super().synchronize()
+        assert self.runtime.cudaStreamSynchronize(None) == 0
 
     # What torch.cuda has:
 
@@ -92,7 +103,8 @@ class EmulatedCuda(stand_in.StandIn):
         return address
 
     def caching_allocator_delete(self, address: int) -> None:
-        self.free(address, self.cached.pop(address)[1])
+        if address in self.cached:
+            self.free(address, self.cached.pop(address)[1])
 
     def empty_cache(self) -> None:
         self.emptied += 1
