@@ -74,7 +74,10 @@ def _cuda_capturing(device: torch.device) -> bool:
 def _cuda_free(device: torch.device) -> int:
     if _cuda_capturing(device):  # what a graph records must not depend on it
         return -1
-    free, _ = torch.cuda.mem_get_info(device)
+    try:
+        free, _ = torch.cuda.mem_get_info(device)
+    except RuntimeError:  # the device is lost: the step will say so
+        return -1
     stats = torch.cuda.memory_stats_as_nested_dict(device)  # memory_reserved() sorts and flattens all of it each time
     if not stats:  # nothing has been allocated yet
         return int(free)
