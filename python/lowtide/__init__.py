@@ -6,8 +6,9 @@
 The classes are `torch.optim.Optimizer`s: schedulers, closures, hooks, gradient clipping, GradScaler, `state_dict` and
 `load_state_dict` work as they do there. `state="fp32"` computes what torch computes, `"bf16"` halves the state and
 `"dynamic8"` (the default) quarters it. Errors: ValueError and TypeError for bad arguments, naming what was given and
-what is wanted; MemoryError; NotImplementedError for parameters on a device that this installation cannot step. A call
-that raises has changed nothing. DeviceLostError, a RuntimeError: a device that can do nothing more in this process. `lowtide.sign` packs signs into bits and takes majorities of them.
+what is wanted; MemoryError; NotImplementedError for parameters on a device that this installation cannot step;
+DeviceLostError, a RuntimeError, for a device that can do nothing more in this process. Another call that raises has
+changed nothing. `lowtide.sign` packs signs into bits and takes majorities of them.
 """
 
 from typing_extensions import TypedDict

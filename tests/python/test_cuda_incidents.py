@@ -1,4 +1,4 @@
-"""A CUDA device that is lost, and a process that ends with one in use: on the emulated runtime, each in its own process."""
+"""A CUDA device that is lost, and a process that ends with one in use: on the emulated runtime, in processes of their own."""
 
 from __future__ import annotations
 
