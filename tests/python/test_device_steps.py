@@ -25,7 +25,7 @@ BUDGETS: dict[str, lowtide.Memory | None] = {
     "streaming": lowtide.Memory(device="20KiB", chunk=4096),
     "managed": lowtide.Memory(managed=True, chunk=4096),
 }
-SHAPES = ((64, 300), (70, 100), (5, 7, 257), (9,), ())
+SHAPES = ((32, 300), (7, 100), (3, 5, 257), (9,), ())  # emulated kernels are slow
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
