@@ -17,12 +17,14 @@ PARAMETER_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Arguments of torch.optim that change what a step means, and are not offered: refused by name instead of ignored.
 REFUSED = {
     "amsgrad": "the running maximum of the second moment is not kept",
-    "capturable": "steps cannot be captured in a graph",
+    "capturable": "a step needs no option to be captured: see Optimizer.prepare_replay",
     "differentiable": "steps are not recorded by autograd",
     "decoupled_weight_decay": "the class decides how weights decay: use AdamW",
 }
 # Options of the whole optimizer, which a parameter group cannot set for itself.
-WHOLE_OPTIMIZER = ("nonfinite", "amp_scaling", "cpu_target")
+WHOLE_OPTIMIZER = (
+    "nonfinite", "amp_scaling", "cpu_target", "arithmetic", "prefetch_in_backward", "step_in_backward",
+)  # fmt: skip
 _LARGEST_STEP = 2**53
 # What options may be, in types and in words. What a string may be, the core knows.
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
@@ -32,6 +34,9 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "nonfinite": ((str,), "'skip', 'raise' or 'propagate'"),
     "cpu_target": ((str,), "a str"),
     "amp_scaling": ((bool,), "a bool"),
+    "arithmetic": ((str,), "'exact' or 'fast'"),
+    "prefetch_in_backward": ((bool, int, str), "a bool or bytes as an int or '2GiB'"),
+    "step_in_backward": ((bool, int, str), "a bool or bytes as an int or '64MiB'"),
     "foreach": ((bool, NoneType), "a bool or None"),
     "fused": ((bool, NoneType), "a bool or None"),
 }
@@ -46,7 +51,10 @@ class Options(TypedDict, total=False):
     nonfinite: str  # for a NaN, infinity or magnitude >= 2^62: "skip" the step and count it, "raise", or "propagate"
     amp_scaling: bool  # GradScaler hands over its scale and its verdict: the step unscales, and checks nothing itself
     cpu_target: str  # instruction set, e.g. "avx2", for comparisons: changes speed only (default "": the best there is)
-    memory: Memory | None  # (group: a budget of its own) where state may live; None: no limit
+    memory: Memory | None  # (group: a budget of its own) where state may live; None: no limit (docs/devices.md)
+    arithmetic: str  # on devices that have a choice (CUDA): "exact", the bits of the CPU (default), or "fast"
+    prefetch_in_backward: bool | int | str  # read streaming state during backward, into at most that many bytes
+    step_in_backward: bool | int | str  # step and free gradients during backward, whenever there are that many bytes
     foreach: bool | None  # accepted for code written for torch.optim and ignored: a step is always one fused call
     fused: bool | None  # likewise
     capturable: bool  # must be False

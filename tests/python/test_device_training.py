@@ -7,17 +7,18 @@ from collections.abc import Callable
 import lowtide
 import pytest
 import torch
-import usm
+from stand_in import StandIn
 
 BUDGETS: dict[str, lowtide.Memory | None] = {
-    "unpaged": None,
+    "auto": None,
     "paged": lowtide.Memory(device="16KiB", chunk="4KiB"),
     "managed": lowtide.Memory(managed=True, chunk="8KiB"),
+    "roomy": lowtide.Memory(device="50%"),
 }
 STEPS = 12
 
 
-def losses(state: str, memory: lowtide.Memory | None, device: usm.Usm | None) -> tuple[list[float], int]:
+def losses(state: str, memory: lowtide.Memory | None, device: StandIn | None) -> tuple[list[float], int]:
     """Of a small classifier, and bytes of state on the device; `device`: where its parameters and gradients are."""
     generator = torch.Generator().manual_seed(3)
     inputs = torch.randn(64, 32, generator=generator)
@@ -40,7 +41,7 @@ def losses(state: str, memory: lowtide.Memory | None, device: usm.Usm | None) ->
 
 
 @pytest.mark.parametrize("state", ["fp32", "dynamic8"])
-def test_losses_are_those_of_the_cpu(device: usm.Usm, state: str, figure: Callable[[str], None]) -> None:
+def test_losses_are_those_of_the_cpu(device: StandIn, state: str, figure: Callable[[str], None]) -> None:
     torch.set_num_threads(1)  # torch's own sums, forwards and backwards
     expected, _ = losses(state, None, None)
     assert expected[-1] < expected[0] / 2, "control: it learns"

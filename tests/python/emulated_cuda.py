@@ -1,0 +1,113 @@
+"""Torch's "cuda" devices, stood in for by the CUDA runtime that is emulated on the CPU (tests/cuda): a plug-in of its own,
+with streams that are late and device memory that the host cannot touch. torch.cuda's part, its streams and its cache of
+memory, is here; what Lowtide makes of it (devices.py) is what runs on a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import lowtide
+import pytest
+import stand_in
+import torch
+
+_BUILT = "liblowtide_cuda_emulated.so"
+
+
+def plugin() -> Path | None:
+    """Where it is: what LOWTIDE_CUDA_EMULATED names, or that of a build in the source tree."""
+    root = Path(__file__).resolve().parents[2]
+    named = os.environ.get("LOWTIDE_CUDA_EMULATED")
+    for path in [Path(named)] if named else sorted((root / "build").glob(f"*/{_BUILT}")):
+        if path.is_file():
+            return path
+    return None
+
+
+def prepare(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Makes it the plug-in of this process; returns why that cannot be, or ""."""
+    path = plugin()
+    if path is None:
+        return f"no emulated CUDA: {_BUILT} is not built in a folder of build/ (needs Boost.Context)"
+    monkeypatch.setenv("LOWTIDE_CUDA_PLUGIN", str(path))
+    monkeypatch.setenv("LT_CUDA_EMULATOR_DEVICES", "2")
+    monkeypatch.setenv("LT_CUDA_EMULATOR_STRICT", "1")
+    # Before Lowtide loads it, and bound to the runtime beside it: torch's CUDA builds have a real one in the process.
+    ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL | os.RTLD_DEEPBIND)
+    return stand_in.missing("cuda")
+
+
+class EmulatedCuda(stand_in.StandIn):
+    kind = "cuda"
+    roomy = lowtide.Memory(device="50%")
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(monkeypatch, ("exact:0", "exact:1"))
+        path = plugin()
+        assert path
+        self.runtime = ctypes.CDLL(str(path.parent / "liblowtide_cudart_emulated.so"))
+        self.cached: dict[int, tuple[int, int]] = {}  # what torch's allocator gave: address -> bytes, device
+        self.cache_limit = 1 << 40  # bytes that it has
+        self.unused = 0  # bytes that it keeps and nobody uses
+        self.emptied = 0
+        self.legacy = False  # torch works on the legacy default stream, whose address is 0
+        self.capturing = False
+        for name in (
+            "caching_allocator_alloc", "caching_allocator_delete", "current_stream", "get_device_properties",
+            "mem_get_info", "memory_stats_as_nested_dict", "empty_cache", "is_current_stream_capturing",
+        ):  # fmt: skip
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+        monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+
+    def close(self) -> None:
+        gc.collect()
+        held = dict(self.cached)
+        self.cached.clear()  # what a failed test keeps alive frees it later, when there is nothing to free any more
+        super().close()
+        assert not held, f"optimizers that are gone still hold {held}"
+
+    def synchronize(self) -> None:
+        super().synchronize()
+        assert self.runtime.cudaStreamSynchronize(None) == 0
+
+    # What torch.cuda has:
+
+    def current_stream(self, device: torch.device) -> SimpleNamespace:
+        queue = self.current_queue(device)
+        return SimpleNamespace(cuda_stream=0 if self.legacy else queue)
+
+    def get_device_properties(self, device: torch.device) -> SimpleNamespace:
+        return SimpleNamespace(total_memory=self.limits(device.index)[1])
+
+    def mem_get_info(self, device: torch.device) -> tuple[int, int]:
+        return self.limits(device.index)
+
+    def memory_stats_as_nested_dict(self, device: torch.device) -> dict[str, dict[str, dict[str, int]]]:
+        used = sum(size for size, index in self.cached.values() if index == device.index)
+        return {
+            "allocated_bytes": {"all": {"current": used}},
+            "reserved_bytes": {"all": {"current": used + self.unused}},
+        }
+
+    def caching_allocator_alloc(self, size: int, device: torch.device) -> int:
+        if sum(used for used, _ in self.cached.values()) + size > self.cache_limit:
+            raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size} bytes")
+        address = self.allocate(stand_in.DEVICE, size, device.index)
+        self.cached[address] = size, device.index
+        return address
+
+    def caching_allocator_delete(self, address: int) -> None:
+        if address in self.cached:
+            self.free(address, self.cached.pop(address)[1])
+
+    def empty_cache(self) -> None:
+        self.emptied += 1
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.capturing
