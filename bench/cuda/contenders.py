@@ -9,6 +9,7 @@ import torch
 from cuda.device import Absent, Gpu
 
 LR = 1e-4
+SETTLING = 60  # steps: more than promotion waits for
 NEW_OPTIONS = ("arithmetic", "prefetch_in_backward", "step_in_backward")
 
 
@@ -39,6 +40,21 @@ def lowtide_adamw(gpu: Gpu, params: Any, state: str = "dynamic8", nonfinite: str
         # Some options mean something on a device only.
         gpu.dropped |= {key for key in NEW_OPTIONS if key in options}
         return lowtide.AdamW(params, **base, **{key: value for key, value in options.items() if key not in NEW_OPTIONS})
+
+
+def settle(gpu: Gpu, optimizer: Any) -> Any:
+    """Steps until all state is on the device: by default it starts on the host and follows when steps have shown what
+    else the device has to hold. Raises Absent if it stays where it is."""
+    for _ in range(SETTLING):
+        optimizer.step()
+        if gpu.rehearsed or optimizer.report().get("moved_per_step", 0) == 0:
+            return optimizer
+    raise Absent(f"after {SETTLING} steps, state still streams from the host: {dict(optimizer.report())}")
+
+
+def still_resident(gpu: Gpu, optimizer: Any) -> None:
+    if not gpu.rehearsed and (moved := optimizer.report().get("moved_per_step", 0)):
+        raise Absent(f"during the measurement, state was moved to the host: {moved} bytes move in each step")
 
 
 def torch_fused(gpu: Gpu, params: Any) -> Any:

@@ -39,8 +39,9 @@ def bandwidth(gpu: Gpu, rows: Rows) -> None:
 
                 def measure(name: str = name, dtype: Any = dtype, params: Any = params, count: int = count,
                             state: str = state, label: str = label, options: Any = options) -> None:  # fmt: skip
-                    optimizer = contenders.lowtide_adamw(gpu, params, state, **options)
+                    optimizer = contenders.settle(gpu, contenders.lowtide_adamw(gpu, params, state, **options))
                     found = in_turns(gpu, {"step": Step(optimizer.step), "copy": copy_step(gpu, half)}, seconds=4)
+                    contenders.still_resident(gpu, optimizer)
                     moved = count * (bytes_each(dtype, state) + (dtype.itemsize if "check" in label else 0))
                     rate, limit = moved / found["step"].median(), 2 * half / found["copy"].median()
                     main = (name, state, label) == ("bf16", "dynamic8", "exact")
@@ -58,12 +59,14 @@ def budget(gpu: Gpu, rows: Rows) -> None:
     """With a budget in which everything fits, nothing may cost more than without one."""
     count = gpu.elements(1_000_000_000, 300_000, 12)
     params = gpu.parameters(shapes.llama_7b(count), torch.bfloat16)
-    steps = {"none": Step(contenders.lowtide_adamw(gpu, params).step)}
+    made = {"none": contenders.lowtide_adamw(gpu, params)}
     for device in ("50%", "auto"):
         memory = contenders.budget(gpu, device=None if gpu.rehearsed else device)
-        steps[device] = Step(contenders.lowtide_adamw(gpu, params, memory=memory).step)
-    # State that starts on the host is promoted after some steps.
-    found = in_turns(gpu, steps, seconds=30, warm_up=30, rounds=60)
+        made[device] = contenders.lowtide_adamw(gpu, params, memory=memory)
+    steps = {name: Step(contenders.settle(gpu, optimizer).step) for name, optimizer in made.items()}
+    found = in_turns(gpu, steps, seconds=30, rounds=60)
+    for optimizer in made.values():
+        contenders.still_resident(gpu, optimizer)
     for device in ("50%", "auto"):
         for which in ("event", "wall"):
             rows.add(f"all fits: Memory(device={device!r}) / none, {which} time",
@@ -75,7 +78,8 @@ def compare(gpu: Gpu, rows: Rows, where: str, params: Any, others: dict[str, Cal
             figures: dict[str, str]) -> None:  # fmt: skip
     """Each of `others` against 8-bit Lowtide, all over the same parameters, in turn. `figures`: ids by label."""
     elements = sum(param.numel() for param in params)
-    steps = {"lowtide": Step(contenders.lowtide_adamw(gpu, params).step)}
+    lowtide = contenders.settle(gpu, contenders.lowtide_adamw(gpu, params))
+    steps = {"lowtide": Step(lowtide.step)}
     for label, make in others.items():
 
         def add(label: str = label, make: Any = make) -> None:
@@ -85,6 +89,7 @@ def compare(gpu: Gpu, rows: Rows, where: str, params: Any, others: dict[str, Cal
 
         rows.attempt(f"{where}: {label}", add, figures.get(label))
     found = in_turns(gpu, steps, seconds=25)
+    contenders.still_resident(gpu, lowtide)
     own = found["lowtide"]
     rows.add(f"{where}: Lowtide AdamW dynamic8", elements / own.median() * 1e-9, "Gelt/s", **own.data())
     for label, series in found.items():
@@ -129,7 +134,7 @@ def torchao(gpu: Gpu, rows: Rows) -> None:
 def graph(gpu: Gpu, rows: Rows) -> None:
     """A step replayed from a CUDA graph against calling it."""
     params = gpu.parameters(shapes.llama_7b(gpu.elements(500_000_000, 300_000, 12)), torch.bfloat16)
-    optimizer = contenders.lowtide_adamw(gpu, params)
+    optimizer = contenders.settle(gpu, contenders.lowtide_adamw(gpu, params))
     side = gpu.cuda.Stream()
     side.wait_stream(gpu.cuda.current_stream())
     with gpu.cuda.stream(side):
@@ -142,7 +147,13 @@ def graph(gpu: Gpu, rows: Rows) -> None:
             optimizer.step()
     except (RuntimeError, ValueError) as error:
         raise Absent(f"a step cannot be captured: {error}") from error
-    found = in_turns(gpu, {"replay": Step(captured.replay), "call": Step(optimizer.step)}, seconds=10)
+
+    def replay() -> None:
+        if not gpu.rehearsed:
+            optimizer.prepare_replay()
+        captured.replay()
+
+    found = in_turns(gpu, {"replay": Step(replay), "call": Step(optimizer.step)}, seconds=10)
     rows.add("CUDA graph replay / call, wall time", found["replay"].median("wall") / found["call"].median("wall"), "x",
              **found["replay"].data())  # fmt: skip
 

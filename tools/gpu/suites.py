@@ -1,0 +1,99 @@
+"""Runs the tests that need a device: the executables that CTest knows, Python's, and both checkers of compute-sanitizer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpu.build import ROOT, Folders
+from gpu.find import Found
+from gpu.watchdog import Result, run
+
+LABELS = {"device", "cuda", "gpu"}  # of the CTest entries that run on a device
+PYTHON_TESTS = ("test_cuda*.py", "test_devices.py", "test_gpu*.py")
+NOT_PYTHON_TESTS = ("test_gpu_check.py",)  # it would start this program again
+CHECKERS = ("memcheck", "racecheck")
+SANITIZER_ERROR = 86  # an exit status that no test has
+SMALL = {"LOWTIDE_TEST_SIZE": "small"}  # tests that scale by it stay short under a checker
+
+
+@dataclass
+class Suite:
+    name: str
+    command: list[str]
+    folder: Path
+
+
+def entries(ctest: str, cmake: Path) -> list[Suite]:
+    """CTest's entries with one of LABELS."""
+    if not ctest or not cmake.is_dir():
+        return []
+    done = subprocess.run([ctest, "--show-only=json-v1"], cwd=cmake, capture_output=True, text=True, check=False, timeout=60)
+    try:
+        tests = json.loads(done.stdout)["tests"]
+    except (ValueError, KeyError):
+        return []
+    found = []
+    for test in tests:
+        given = {entry["name"]: entry["value"] for entry in test.get("properties", [])}
+        if LABELS & set(given.get("LABELS", [])) and test.get("command"):
+            found.append(Suite(test["name"], test["command"], Path(given.get("WORKING_DIRECTORY", cmake))))
+    return found
+
+
+def python_suite(found: Found, folders: Folders) -> Suite | None:
+    tests = ROOT / "tests" / "python"
+    files = sorted({path for pattern in PYTHON_TESTS for path in tests.glob(pattern) if path.name not in NOT_PYTHON_TESTS})
+    if not files:
+        return None
+    report = folders.build / "reports" / "pytest.xml"
+    report.unlink(missing_ok=True)
+    return Suite("python", [found.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *map(str, files)], ROOT)
+
+
+def cases(path: Path) -> dict[str, Any]:
+    """Counts of a gtest or pytest report."""
+    try:
+        found = list(ET.parse(path).getroot().iter("testcase"))
+    except (OSError, ET.ParseError):
+        return {}
+    bad = [case for case in found if case.find("failure") is not None or case.find("error") is not None]
+    skipped = [case for case in found if case.find("skipped") is not None or case.get("status") == "notrun"]
+    return {
+        "passed": len(found) - len(bad) - len(skipped),
+        "failed": [f"{case.get('classname')}.{case.get('name')}" for case in bad][:50],
+        "skipped": len(skipped),
+    }
+
+
+def report_of(suite: Suite) -> Path | None:
+    for word in suite.command:
+        for option in ("--gtest_output=xml:", "--junitxml="):
+            if word.startswith(option):
+                return Path(word.removeprefix(option))
+    return None
+
+
+def run_suite(suite: Suite, folders: Folders, limit_s: float) -> dict[str, Any]:
+    report = report_of(suite)
+    if report:
+        report.parent.mkdir(parents=True, exist_ok=True)
+        report.unlink(missing_ok=True)
+    result = run(suite.command, limit_s, folders.logs / f"suite-{suite.name}.log", folders.environment(), suite.folder)
+    return {**result.data(), **(cases(report) if report else {})}
+
+
+def run_checker(sanitizer: str, checker: str, suite: Suite, folders: Folders, limit_s: float) -> dict[str, Any]:
+    command = [sanitizer, "--tool", checker, "--error-exitcode", SANITIZER_ERROR, *suite.command]
+    env = {**folders.environment(), **SMALL}
+    result: Result = run(command, limit_s, folders.logs / f"{checker}-{suite.name}.log", env, suite.folder)
+    found = result.data()
+    if result.code == SANITIZER_ERROR:
+        found["status"] = "errors found"
+    elif "not supported" in result.tail.lower() and not result.ok:
+        found["status"] = "not supported here"  # on virtual machines without debugging
+    return found
