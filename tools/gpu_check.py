@@ -194,6 +194,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cases", type=lambda text: text.split(","), help="measurements by name (bench/cuda/case.py --list)")
     parser.add_argument("--python", default=sys.executable, help="the Python that has torch (default: this one)")
     parser.add_argument("--python-include", type=Path, help="folder of its Python.h, where it has none")
+    parser.add_argument("--architecture", help="to build for, as nvcc names it: 90 (default: the GPU's)")
     parser.add_argument("--bundle", type=Path, help="folder made by tools/gpu_bundle.py (default: gpu-bundle, if it is there)")
     parser.add_argument("--wheels", type=Path, help="folder with further wheels (default: wheels, if it is there)")
     parser.add_argument("--seconds", type=float, default=570, help="for all after the build (default: %(default)s)")
@@ -226,11 +227,19 @@ def main() -> int:
     elif "build" in args.parts:
         build.install_wheels(found, folders, steps)
         found = find.look(args.python, [folders.site / "bin"], folders.environment())  # wheels may have brought some of it
-        if args.python_include:
-            found.missing = [text for text in found.missing if not text.startswith("no Python.h")]
-    if found.missing and not args.rehearse:
-        print("\n".join(f"missing: {text}" for text in found.missing))
+    needed = {find.BUILD} if "build" in args.parts else set()
+    needed |= {find.RUN} if set(args.parts) - {"build"} else set()
+    missing = [text for part, text in found.missing if part in needed]
+    if args.python_include:
+        missing = [text for text in missing if not text.startswith("no Python.h")]
+    if missing and not args.rehearse:
+        print("\n".join(f"missing: {text}" for text in missing))
         return 2
+    if not found.architecture and not args.architecture and "build" in args.parts:
+        print("missing: the GPU's compute capability: nvidia-smi does not tell it. Give it: --architecture 90")
+        return 2
+    found.gpu.setdefault("compute_cap", "")
+    found.gpu["compute_cap"] = args.architecture or found.gpu["compute_cap"]
     check = Check(args, found, folders)
     check.result["build"].update(steps.results)
     ready = check.build() if "build" in args.parts else True

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+BUILD, RUN = "build", "run"
 _QUERY = "name,memory.total,driver_version,compute_cap,pcie.link.gen.max,pcie.link.width.max"
 # Run by the Python that has torch: this program may run under another.
 _TORCH = """
@@ -32,7 +33,7 @@ class Found:
     nvcc_version: str = ""
     torch: dict[str, Any] = field(default_factory=dict)
     tools: dict[str, str] = field(default_factory=dict)  # paths; "" for what is not there
-    missing: list[str] = field(default_factory=list)
+    missing: list[tuple[str, str]] = field(default_factory=list)  # what needs it (BUILD or RUN), and a message
 
     @property
     def architecture(self) -> str:
@@ -81,19 +82,21 @@ def look(python: str, extra: list[Path], env: dict[str, str]) -> Found:
 
 
 def _complain(found: Found) -> None:
-    say = found.missing.append
+    def say(part: str, text: str) -> None:
+        found.missing.append((part, text))
+
     if not found.gpu:
-        say("no GPU: nvidia-smi is not there or names none. Run this on a machine with an NVIDIA GPU and its driver")
-    if not found.nvcc:
-        say("no nvcc on PATH, in CUDA_HOME/bin or /usr/local/cuda/bin: install the CUDA toolkit, 12.8 or newer")
+        say(RUN, "no GPU: nvidia-smi is not there or names none. Run this on a machine with an NVIDIA GPU and its driver")
     if "error" in found.torch:
-        say(f"no torch: {found.torch['error']}. Name the Python that has it: --python PATH")
+        say(RUN, f"no torch: {found.torch['error']}. Name the Python that has it: --python PATH")
     elif not found.torch["available"]:
-        say(f"torch {found.torch['torch']} (CUDA {found.torch['cuda']}) sees no GPU: wanted a CUDA build that its driver can run")
+        say(RUN, f"torch {found.torch['torch']} (CUDA {found.torch['cuda']}) sees no GPU: wanted a build that its driver can run")
+    if not found.nvcc:
+        say(BUILD, "no nvcc on PATH, in CUDA_HOME/bin or /usr/local/cuda/bin: install the CUDA toolkit, 12.8 or newer")
     if not found.torch.get("headers", True):
-        say("no Python.h: install the headers of that Python (python3-dev), or name a folder: --python-include DIR")
-    for name, why in (("g++", "to compile"), ("cmake", "to build; also a wheel, with --with cmake in the bundle")):
+        say(BUILD, "no Python.h: install the headers of that Python (python3-dev), or name their folder: --python-include DIR")
+    for name, why in (("g++", "it compiles"), ("cmake", "it builds; gpu_bundle.py --with cmake has it as a wheel")):
         if not found.tools[name]:
-            say(f"no {name} on PATH: it is needed {why}")
+            say(BUILD, f"no {name} on PATH: {why}")
     if not (found.tools["ninja"] or found.tools["make"]):
-        say("neither ninja nor make on PATH: one of them is needed to build")
+        say(BUILD, "neither ninja nor make on PATH: one of them is needed")
