@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[0:0] = [str(ROOT / "tools"), str(ROOT / "bench" / "cuda")]
+sys.path.append(str(ROOT))  # for the figures of bench/cuda
 
 from gpu import build, find, report, suites  # noqa: E402
 from gpu.watchdog import run  # noqa: E402
@@ -103,7 +103,7 @@ class Check:
             print("the GPU no longer answers: nothing more is run on it", flush=True)
 
     def suites(self) -> None:
-        found = suites.entries(self.found.tools["ctest"], self.folders.cmake)
+        found = suites.entries(self.found.tools["ctest"], self.folders)
         if not self.args.rehearse and (python := suites.python_suite(self.found, self.folders)):
             found.append(python)
         limits = self.left(time.monotonic() + SHARE_S["suites"])
@@ -131,7 +131,7 @@ class Check:
             return
         limits = self.left(time.monotonic() + SHARE_S["sanitizer"])
         for checker in suites.CHECKERS:
-            for suite in suites.entries(self.found.tools["ctest"], self.folders.cmake):
+            for suite in suites.entries(self.found.tools["ctest"], self.folders):
                 name = f"{checker} {suite.name}"
                 if (limit := next(limits, None)) is None:
                     self.result["suites"][name] = {"status": "not run: no time or no GPU left", "seconds": 0.0}
@@ -221,12 +221,12 @@ def main() -> int:
     args = arguments()
     folders = build.Folders(args.build, args.bundle, args.wheels)
     steps = build.Steps()
-    found = find.look(args.python, [folders.site / "bin"], folders.environment())
+    found = find.look(args.python, folders.programs(), folders.environment())
     if args.rehearse:
         args.parts = [part for part in args.parts if part != "build"]
     elif "build" in args.parts:
         build.install_wheels(found, folders, steps)
-        found = find.look(args.python, [folders.site / "bin"], folders.environment())  # wheels may have brought some of it
+        found = find.look(args.python, folders.programs(), folders.environment())  # wheels may have brought some of it
     needed = {find.BUILD} if "build" in args.parts else set()
     needed |= {find.RUN} if set(args.parts) - {"build"} else set()
     missing = [text for part, text in found.missing if part in needed]

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from cuda import contenders
-from cuda.device import Gpu
-from cuda.rows import Rows
+from bench.cuda import contenders
+from bench.cuda.device import Gpu
+from bench.cuda.rows import Rows
 
 SHAPES = [(1,), (255,), (256,), (257,), (1_000_003,), (33, 1000), (64, 4096), (3, 5, 7)]
 LARGE = (2048, 4096)  # more state than DEVICE in every format
@@ -43,7 +43,7 @@ def run(gpu: Gpu, start: list[torch.Tensor], grads: list[list[torch.Tensor]], de
 
 
 def tiers(gpu: Gpu, rows: Rows) -> None:
-    shapes = [(257,), (33, 1000), (64, 4096)] if gpu.rehearsed else [*SHAPES, LARGE]
+    shapes = [(257,), (32, 4096)] if gpu.rehearsed else [*SHAPES, LARGE]
     start, grads = values(shapes, 3), [values(shapes, 4 + step) for step in range(gpu.size(STEPS, 2))]
     wanted = {
         (dtype, state): run(gpu, start, grads, torch.device("cpu"), dtype, state, None)[0] for dtype in TYPES for state in STATES

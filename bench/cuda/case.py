@@ -11,13 +11,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])
+sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import argparse  # noqa: E402
 import importlib  # noqa: E402
 
-from cuda.device import Gpu  # noqa: E402
-from cuda.rows import Rows  # noqa: E402
+from bench.cuda.device import Gpu  # noqa: E402
+from bench.cuda.rows import Rows  # noqa: E402
 
 SCENARIOS = ("bits", "instructions", "link", "resident", "paged", "overlap", "pressure")
 # Correctness and what the figures need come first, so that a run that is cut short has them.
@@ -29,7 +29,7 @@ FIRST = ("bits.tiers", "instructions.cubins", "link.copy_engines", "resident.ban
 def names(rehearse: bool = False) -> list[str]:
     """Of all cases, in the order in which they should run. A rehearsal also has some that go wrong."""
     scenarios = SCENARIOS + (("rehearsal",) if rehearse else ())
-    found = [name for scenario in scenarios for name in importlib.import_module(f"cuda.{scenario}").CASES]
+    found = [name for scenario in scenarios for name in importlib.import_module(f"bench.cuda.{scenario}").CASES]
     return [*FIRST, *(name for name in found if name not in FIRST)]
 
 
@@ -50,7 +50,7 @@ def main() -> int:
 
     def run() -> None:
         gpus.append(Gpu(args.rehearse))
-        importlib.import_module(f"cuda.{args.case.partition('.')[0]}").CASES[args.case](gpus[0], rows)
+        importlib.import_module(f"bench.cuda.{args.case.partition('.')[0]}").CASES[args.case](gpus[0], rows)
 
     rows.attempt(args.case, run)
     for option in sorted(gpus[0].dropped if gpus else ()):

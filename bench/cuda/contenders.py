@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from cuda.device import Absent, Gpu
+from bench.cuda.device import Absent, Gpu
 
 LR = 1e-4
 SETTLING = 60  # steps: more than promotion waits for

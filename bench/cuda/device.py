@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from cuda import stand_in
+from bench.cuda import stand_in
 
 GIB = 1 << 30
 MANAGED_SPARE = 8 * GIB  # that must stay free beside all managed memory

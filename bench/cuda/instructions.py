@@ -13,8 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cuda.device import Absent, Gpu
-from cuda.rows import Rows
+from bench.cuda.device import Absent, Gpu
+from bench.cuda.rows import Rows
 
 _ARCH = re.compile(r"^arch = (sm_\w+)")
 _FUNCTION = re.compile(r"^\s*Function (\S+):")

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from cuda import contenders, shapes
-from cuda.device import Gpu
-from cuda.rows import Rows
-from cuda.timing import Step, in_turns
+from bench.cuda import contenders, shapes
+from bench.cuda.device import Gpu
+from bench.cuda.rows import Rows
+from bench.cuda.timing import Step, in_turns
 
 MIB = 1 << 20
 CHUNKS = (1, 4, 8, 16, 32, 64)  # MiB

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from cuda import contenders
-from cuda.device import Gpu
-from cuda.link import Link
-from cuda.paged import DEVICE, STATE_EACH
-from cuda.rows import Rows
-from cuda.timing import Step, in_turns
-from cuda.transformer import LARGE, SMALL, Decoder, Size
+from bench.cuda import contenders
+from bench.cuda.device import Gpu
+from bench.cuda.link import Link
+from bench.cuda.paged import DEVICE, STATE_EACH
+from bench.cuda.rows import Rows
+from bench.cuda.timing import Step, in_turns
+from bench.cuda.transformer import LARGE, SMALL, Decoder, Size
 
 TOKENS = (1024, 2048, 4096, 8192, 16384, 32768)
 ROUNDS = 5
@@ -81,7 +81,7 @@ def curves(gpu: Gpu, rows: Rows, state: str) -> None:
     model = fresh(gpu, size)
     count = sum(param.numel() for param in model.parameters())
     most = gpu.elements(TOKENS[-1], 64, ACTIVATIONS)
-    sequences = [tokens // size.context for tokens in TOKENS if tokens <= most] if not gpu.rehearsed else [1, 2]
+    sequences = [tokens // size.context for tokens in TOKENS if tokens <= most] if not gpu.rehearsed else [1]
     batches = {
         n * size.context: torch.randint(size.words, (n, size.context), device=gpu.device) for n in sequences
     }

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from cuda import contenders, shapes
-from cuda.device import Absent, Gpu
-from cuda.link import Link
-from cuda.rows import Rows
-from cuda.timing import Step, in_turns
+from bench.cuda import contenders, shapes
+from bench.cuda.device import Absent, Gpu
+from bench.cuda.link import Link
+from bench.cuda.rows import Rows
+from bench.cuda.timing import Step, in_turns
 
 ELEMENTS = 2_000_000_000
 STATE_EACH = {"dynamic8": 2 * (1 + 4 / 256), "fp32": 8.0}  # bytes of state per element: what moves each way

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from cuda import contenders, shapes
-from cuda.device import Absent, Gpu
-from cuda.rows import Rows
+from bench.cuda import contenders, shapes
+from bench.cuda.device import Absent, Gpu
+from bench.cuda.rows import Rows
 
 QUIET_STEPS = 45  # twice what promotion waits for after the last pressure
 PRESSED_STEPS = 5

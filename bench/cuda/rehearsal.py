@@ -6,8 +6,8 @@ import os
 import signal
 import time
 
-from cuda.device import Gpu
-from cuda.rows import Rows
+from bench.cuda.device import Gpu
+from bench.cuda.rows import Rows
 
 
 def hangs(gpu: Gpu, rows: Rows) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from cuda import contenders, shapes
-from cuda.device import Absent, Gpu
-from cuda.rows import Rows
-from cuda.timing import Step, in_turns
+from bench.cuda import contenders, shapes
+from bench.cuda.device import Absent, Gpu
+from bench.cuda.rows import Rows
+from bench.cuda.timing import Step, in_turns
 
 SCALES = 2 * 2 * 4 / 256  # bytes per element of reading and writing the scales of two moments in blocks of 256
 TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -101,7 +101,7 @@ def compare(gpu: Gpu, rows: Rows, where: str, params: Any, others: dict[str, Cal
 def peers(gpu: Gpu, rows: Rows, shape: Callable[[int], list[tuple[int, ...]]], where: str, elements: int) -> None:
     for name, dtype in TYPES.items():
         count = gpu.elements(elements, 300_000, 4 * dtype.itemsize + 12)
-        params = gpu.parameters(shape(count), dtype)
+        params = gpu.parameters(shape(count)[: gpu.size(1_000_000, 6)], dtype)
         others = {
             "bitsandbytes AdamW8bit": lambda p: contenders.bitsandbytes(gpu, p, "AdamW8bit"),
             "torch AdamW(fused)": lambda p: contenders.torch_fused(gpu, p),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cuda.device import Absent
+from bench.cuda.device import Absent
 
 
 class Rows:

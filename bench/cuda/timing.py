@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from cuda.device import Gpu
+from bench.cuda.device import Gpu
 
 ROUNDS = 20
 FEWEST = 3  # rounds that a slow measurement takes whatever time is left

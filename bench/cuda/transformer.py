@@ -19,7 +19,7 @@ class Size:
 
 
 LARGE = Size(2048, 24, 16, 32000, 1024)
-SMALL = Size(64, 2, 4, 256, 16)
+SMALL = Size(32, 1, 2, 64, 16)
 
 
 class Layer(nn.Module):

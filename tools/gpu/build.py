@@ -1,7 +1,7 @@
 """Builds the CUDA plug-in, its tests and the Python module into one folder, from a bundle where the machine lacks things.
 
-One CMake build makes all of it; the package is put together beside it (`site`), so nothing is installed into the Python
-that has torch. Wheels of the bundle go to `site`, too, unless that Python has them.
+One CMake build makes all of it; the package is put together beside it (`site`), and wheels of the bundle that the Python
+with torch does not have are unpacked beside it, too: nothing is installed into that Python.
 """
 
 from __future__ import annotations
@@ -40,11 +40,22 @@ class Folders:
     def logs(self) -> Path:
         return self.build / "logs"
 
+    @property
+    def installed(self) -> Path:
+        return self.build / "wheels"
+
+    def wheel_folders(self) -> list[Path]:
+        return sorted(path for path in self.installed.glob("*") if path.is_dir())
+
+    def programs(self) -> list[Path]:
+        """Folders of programs that wheels brought."""
+        return [folder / "bin" for folder in self.wheel_folders() if (folder / "bin").is_dir()]
+
     def environment(self) -> dict[str, str]:
         """In which Python finds the package and the wheels, and programs that wheels brought are on PATH."""
         env = dict(os.environ)
-        env["PYTHONPATH"] = str(self.site)
-        env["PATH"] = os.pathsep.join([env.get("PATH", os.defpath), str(self.site / "bin")])
+        env["PYTHONPATH"] = os.pathsep.join(map(str, [self.site, *self.wheel_folders()]))
+        env["PATH"] = os.pathsep.join([env.get("PATH", os.defpath), *map(str, self.programs())])
         env["PYTHONUNBUFFERED"] = "1"
         env["LOWTIDE_SCRATCH"] = str(self.build)  # what is killed leaves its scratch folder there
         return env
@@ -72,14 +83,15 @@ def _has(python: str, wheel: Path, env: dict[str, str]) -> bool:
 
 
 def install_wheels(found: Found, folders: Folders, steps: Steps) -> None:
-    """One by one: a wheel that does not fit is reported and keeps no other from being installed."""
+    """Each into a folder of its own: one that does not fit keeps no other out, and pip leaves programs out of a folder
+    that has some."""
     places = [path for path in (folders.wheels, folders.bundle and folders.bundle / "wheels", ROOT / "wheels") if path]
     wheels = {wheel.name: wheel for place in reversed(places) if place.is_dir() for wheel in sorted(place.glob("*.whl"))}
     env = folders.environment()
     for wheel in wheels.values():
         if not _has(found.python, wheel, env):
             command = [found.python, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile",
-                       "--disable-pip-version-check", "--target", folders.site, wheel]  # fmt: skip
+                       "--disable-pip-version-check", "--target", folders.installed / wheel.stem, wheel]  # fmt: skip
             steps.add(f"wheel {wheel.name}", run(command, 120, folders.logs / f"wheel-{wheel.name}.log", env))
 
 
@@ -88,6 +100,7 @@ def _configure(found: Found, folders: Folders, headers: Path | None) -> list[obj
         found.tools["cmake"], "-S", ROOT, "-B", folders.cmake,
         "-G", "Ninja" if found.tools["ninja"] else "Unix Makefiles",
         "-DCMAKE_BUILD_TYPE=Release", "-DLOWTIDE_DEV=ON", "-DLOWTIDE_PYTHON=ON", "-DLOWTIDE_CUDA=ON", "-DLOWTIDE_SYCL=OFF",
+        "-DCMAKE_DISABLE_FIND_PACKAGE_MPI=ON",  # no test that runs here is about it
         f"-DCMAKE_CUDA_COMPILER={found.nvcc}", f"-DCMAKE_CUDA_ARCHITECTURES={found.architecture}",
         f"-DLOWTIDE_CUDA_ARCHITECTURES={found.architecture}",
         f"-DPython_EXECUTABLE={found.python}", f"-DPython3_EXECUTABLE={found.python}",
@@ -113,7 +126,8 @@ def _environment(folders: Folders) -> dict[str, str]:
 def targets(found: Found, folders: Folders) -> list[str]:
     """Those of the configured build that are needed here."""
     command = [found.tools["cmake"], "--build", str(folders.cmake), "--target", "help"]
-    text = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout
+    env = folders.environment()
+    text = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=env).stdout
     words = {re.sub(r"^\.\.\.\s*", "", line).split(":")[0].strip() for line in text.splitlines()}
     return sorted(word for word in words if TARGETS.match(word))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import figures
+from bench.cuda import figures
 
 VERDICT = {True: "yes", False: "**no**", None: ""}
 

@@ -28,11 +28,13 @@ class Suite:
     folder: Path
 
 
-def entries(ctest: str, cmake: Path) -> list[Suite]:
+def entries(ctest: str, folders: Folders) -> list[Suite]:
     """CTest's entries with one of LABELS."""
+    cmake = folders.cmake
     if not ctest or not cmake.is_dir():
         return []
-    done = subprocess.run([ctest, "--show-only=json-v1"], cwd=cmake, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([ctest, "--show-only=json-v1"], cwd=cmake, env=folders.environment(), capture_output=True, text=True,
+                          check=False, timeout=60)  # fmt: skip
     try:
         tests = json.loads(done.stdout)["tests"]
     except (ValueError, KeyError):
