@@ -115,7 +115,7 @@ class Check:
                 continue
             self.keep_suite(suite.name, suites.run_suite(suite, self.folders, limit))
         if not found:
-            print("suites: no CTest entry of this build has a label of " + ", ".join(sorted(suites.LABELS)), flush=True)
+            print("suites: no CTest entry of this build has the labels " + " and ".join(sorted(suites.LABELS)), flush=True)
 
     def keep_suite(self, name: str, result: dict[str, Any]) -> None:
         self.result["suites"][name] = result

@@ -21,8 +21,8 @@ from bench.cuda.rows import Rows  # noqa: E402
 
 SCENARIOS = ("bits", "instructions", "link", "resident", "paged", "overlap", "pressure")
 # Correctness and what the figures need come first, so that a run that is cut short has them.
-FIRST = ("bits.tiers", "instructions.cubins", "link.copy_engines", "resident.bandwidth", "resident.budget",
-         "paged.dynamic8", "paged.fp32", "resident.peers_7b", "paged.bitsandbytes_8bit", "overlap.dynamic8",
+FIRST = ("bits.tiers", "instructions.cubins", "instructions.budgets", "link.copy_engines", "resident.bandwidth", 
+         "resident.budget", "paged.dynamic8", "paged.fp32", "resident.peers_7b", "paged.bitsandbytes_8bit", "overlap.dynamic8",
          "pressure.promote_demote", "pressure.oom_guard", "pressure.demote", "resident.graph")  # fmt: skip
 
 

@@ -1,6 +1,5 @@
-"""What the compiler made of the kernels: registers, stack and spills of every kernel in the plug-in, read from its cubins.
-
-Instructions per element are counted by the tests of the kernels, without a GPU; here is what this machine's build has.
+"""What the compiler made of the kernels, read from their cubins: registers, stack and spills of all, and whether the steps
+are within their budgets of instructions per element, which tools/cubin_report.py knows.
 """
 
 from __future__ import annotations
@@ -74,4 +73,18 @@ def cubins(gpu: Gpu, rows: Rows) -> None:
              "spills", kernels=[k for kernels in found.values() for k in kernels if k[2]])  # fmt: skip
 
 
-CASES = {"instructions.cubins": cubins}
+def budgets(gpu: Gpu, rows: Rows) -> None:
+    """Of the objects that nvcc made in the build folder, LOWTIDE_CUDA_OBJECTS."""
+    figure, label = "instructions", "budgets of instructions per element that are exceeded"
+    tool = Path(__file__).resolve().parents[2] / "tools" / "cubin_report.py"
+    objects = sorted(Path(os.environ.get("LOWTIDE_CUDA_OBJECTS", "/nonexistent")).glob("step*.o"))
+    if gpu.rehearsed or not tool.is_file() or not objects:
+        rows.absent(label, f"no {tool.name}, or no step*.o in LOWTIDE_CUDA_OBJECTS: got {len(objects)}", figure)
+        return
+    done = subprocess.run([sys.executable, str(tool), *map(str, objects)], capture_output=True, text=True, check=False, timeout=80)
+    if "sm_" not in done.stdout:
+        raise Absent(f"{tool.name} read no kernel: {(done.stdout + done.stderr)[-200:]}")
+    rows.add(label, float(done.returncode != 0), "", figure, report=done.stdout[-6000:], status=done.returncode)
+
+
+CASES = {"instructions.cubins": cubins, "instructions.budgets": budgets}

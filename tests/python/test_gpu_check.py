@@ -22,7 +22,7 @@ from bench.cuda.rows import Rows  # noqa: E402
 from gpu import find, report, suites, watchdog  # noqa: E402
 
 # Of bitsandbytes and torchao, or of what only a device has: rehearsed as "not measured" where they are absent.
-MAY_BE_ABSENT = ("torchao", "bitsandbytes", "Paged", "option ", "oom_guard", "demote")
+MAY_BE_ABSENT = ("torchao", "bitsandbytes", "Paged", "option ", "oom_guard", "demote", "cubin_report")
 NAMES = case.names()
 
 
@@ -51,11 +51,13 @@ def fake_build(folder: Path) -> None:
     for name, xml, last in (("good", passes, "True"), ("bad", fails, "sys.exit(1)"), ("dies", "", "os.abort()")):
         program = folder / f"{name}.py"
         program.write_text(
-            f"import os, sys\npath = sys.argv[1].partition(':')[2]\nopen(path, 'w').write({xml!r}) if {xml!r} else None\n{last}\n"
+            f"import os, sys\nassert os.environ['GIVEN'] + os.environ['ALSO'] == '12'\npath = sys.argv[1].partition(':')[2]\nopen(path, 'w').write({xml!r}) if {xml!r} else None\n{last}\n"
         )
         out = folder.parent / "reports" / f"{name}.xml"
         lines.append(f'add_test({name} "{sys.executable}" "{program}" "--gtest_output=xml:{out}")')
-        lines.append(f'set_tests_properties({name} PROPERTIES LABELS "device")')
+        lines.append(f'set_tests_properties({name} PROPERTIES LABELS "device;cuda" ENVIRONMENT "GIVEN=1;ALSO=2")')
+    lines.append(f'add_test(emulated "{sys.executable}" "-c" "1/0")')
+    lines.append('set_tests_properties(emulated PROPERTIES LABELS "device;cuda" ENVIRONMENT "LOWTIDE_CUDA_PLUGIN=/x")')
     lines.append(f'add_test(other "{sys.executable}" "-c" "1/0")')
     (folder / "CTestTestfile.cmake").write_text("\n".join(lines) + "\n")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import xml.etree.ElementTree as ET
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,13 @@ from gpu.build import ROOT, Folders
 from gpu.find import Found
 from gpu.watchdog import Result, run
 
-LABELS = {"device", "cuda", "gpu"}  # of the CTest entries that run on a device
-PYTHON_TESTS = ("test_cuda*.py", "test_devices.py", "test_gpu*.py")
-NOT_PYTHON_TESTS = ("test_gpu_check.py",)  # it would start this program again
+LABELS = {"device", "cuda"}  # that the CTest entries have, all of them, that run on a CUDA device
+EMULATED = "LOWTIDE_CUDA_PLUGIN"  # in the environment of entries that run on a stand-in for one
+NEEDED = {"LOWTIDE_TEST_DEVICE_NEEDED": "1"}  # without it, a test that finds no device is skipped
+PYTHON_TESTS = ("test_on_gpu.py",)
 CHECKERS = ("memcheck", "racecheck")
 SANITIZER_ERROR = 86  # an exit status that no test has
-SMALL = {"LOWTIDE_TEST_SIZE": "small"}  # tests that scale by it stay short under a checker
+SMALL = {"LOWTIDE_TEST_SHARE": "0.05"}  # of the random cases: a checker makes all slower
 
 
 @dataclass
@@ -26,10 +27,11 @@ class Suite:
     name: str
     command: list[str]
     folder: Path
+    env: dict[str, str] = field(default_factory=dict)
 
 
 def entries(ctest: str, folders: Folders) -> list[Suite]:
-    """CTest's entries with one of LABELS."""
+    """CTest's entries with LABELS."""
     cmake = folders.cmake
     if not ctest or not cmake.is_dir():
         return []
@@ -42,14 +44,16 @@ def entries(ctest: str, folders: Folders) -> list[Suite]:
     found = []
     for test in tests:
         given = {entry["name"]: entry["value"] for entry in test.get("properties", [])}
-        if LABELS & set(given.get("LABELS", [])) and test.get("command"):
-            found.append(Suite(test["name"], test["command"], Path(given.get("WORKING_DIRECTORY", cmake))))
+        env = dict(entry.partition("=")[::2] for entry in given.get("ENVIRONMENT", []))
+        if set(given.get("LABELS", [])) >= LABELS and EMULATED not in env and test.get("command"):
+            folder = Path(given.get("WORKING_DIRECTORY", cmake))
+            found.append(Suite(test["name"], test["command"], folder, {**env, **NEEDED}))
     return found
 
 
 def python_suite(found: Found, folders: Folders) -> Suite | None:
     tests = ROOT / "tests" / "python"
-    files = sorted({path for pattern in PYTHON_TESTS for path in tests.glob(pattern) if path.name not in NOT_PYTHON_TESTS})
+    files = [tests / name for name in PYTHON_TESTS if (tests / name).is_file()]
     if not files:
         return None
     report = folders.build / "reports" / "pytest.xml"
@@ -85,13 +89,14 @@ def run_suite(suite: Suite, folders: Folders, limit_s: float) -> dict[str, Any]:
     if report:
         report.parent.mkdir(parents=True, exist_ok=True)
         report.unlink(missing_ok=True)
-    result = run(suite.command, limit_s, folders.logs / f"suite-{suite.name}.log", folders.environment(), suite.folder)
+    result = run(suite.command, limit_s, folders.logs / f"suite-{suite.name}.log", {**folders.environment(), **suite.env},
+                 suite.folder)  # fmt: skip
     return {**result.data(), **(cases(report) if report else {})}
 
 
 def run_checker(sanitizer: str, checker: str, suite: Suite, folders: Folders, limit_s: float) -> dict[str, Any]:
     command = [sanitizer, "--tool", checker, "--error-exitcode", SANITIZER_ERROR, *suite.command]
-    env = {**folders.environment(), **SMALL}
+    env = {**folders.environment(), **suite.env, **SMALL}
     result: Result = run(command, limit_s, folders.logs / f"{checker}-{suite.name}.log", env, suite.folder)
     found = result.data()
     if result.code == SANITIZER_ERROR:
