@@ -19,9 +19,9 @@ from bench.cuda.rows import Rows
 from bench.cuda.timing import Step, in_turns
 from bench.cuda.transformer import LARGE, SMALL, Decoder, Size
 
-TOKENS = (1024, 2048, 4096, 8192, 16384, 32768)
+TOKENS = {"dynamic8": (1024, 2048, 4096, 8192, 16384, 32768), "fp32": (2048, 8192, 32768)}
 ROUNDS = 5
-ACTIVATIONS = 4 << 20  # bytes of device memory for each token of LARGE, more than the largest use
+ACTIVATIONS = 3 << 20  # bytes of device memory for each token of LARGE, more than the largest use
 HIDDEN = 0.05  # of the link's time: less than this is hidden
 MODES: dict[str, dict[str, Any]] = {
     "no overlap": {},
@@ -31,7 +31,8 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 class Curve:
-    """One way to step, over one model: seconds of an iteration, and its peak of device memory, by number of tokens."""
+    """One way to step, over one model: seconds of an iteration, and its peak of device memory, by number of tokens; up to
+    the number that fits."""
 
     def __init__(self, gpu: Gpu, model: Decoder) -> None:
         self.gpu, self.model = gpu, model
@@ -49,7 +50,12 @@ class Curve:
         for tokens, batch in batches.items():
             self.gpu.free()
             self.gpu.cuda.reset_peak_memory_stats()
-            found = in_turns(self.gpu, {"": Step(lambda batch=batch: iteration(batch))}, seconds=6, rounds=ROUNDS, warm_up=2)
+            step = Step(lambda batch=batch: iteration(batch))
+            try:
+                found = in_turns(self.gpu, {"": step}, seconds=6, rounds=ROUNDS, warm_up=2)
+            except self.gpu.cuda.OutOfMemoryError:
+                self.model.zero_grad(set_to_none=True)
+                break
             self.seconds[tokens] = found[""].median("wall")
             self.peak[tokens] = int(self.gpu.cuda.max_memory_allocated())
 
@@ -80,8 +86,8 @@ def curves(gpu: Gpu, rows: Rows, state: str) -> None:
     size = SMALL if gpu.rehearsed else LARGE
     model = fresh(gpu, size)
     count = sum(param.numel() for param in model.parameters())
-    most = gpu.elements(TOKENS[-1], 64, ACTIVATIONS)
-    sequences = [tokens // size.context for tokens in TOKENS if tokens <= most] if not gpu.rehearsed else [1]
+    most = gpu.elements(TOKENS[state][-1], 64, ACTIVATIONS)
+    sequences = [tokens // size.context for tokens in TOKENS[state] if tokens <= most] if not gpu.rehearsed else [1]
     batches = {
         n * size.context: torch.randint(size.words, (n, size.context), device=gpu.device) for n in sequences
     }
@@ -89,9 +95,10 @@ def curves(gpu: Gpu, rows: Rows, state: str) -> None:
     both = in_turns(gpu, {"": link.steps()["both"]}, seconds=3)[""].median()
     rate = link.count / both
     link_seconds = count * STATE_EACH[state] / rate
-    backward = backward_seconds(gpu, model, batches)
     base = Curve(gpu, model)
     base.measure(batches, lambda: None)
+    batches = {tokens: batches[tokens] for tokens in base.seconds}
+    backward = backward_seconds(gpu, model, batches)
     del model
     for mode, options in MODES.items():
 
@@ -101,7 +108,7 @@ def curves(gpu: Gpu, rows: Rows, state: str) -> None:
             optimizer = contenders.lowtide_adamw(gpu, model.parameters(), state, memory=memory, **options)
             curve = Curve(gpu, model)
             curve.measure(batches, optimizer.step)
-            for tokens in batches:
+            for tokens in curve.seconds:
                 added = curve.seconds[tokens] - base.seconds[tokens]
                 flops = 4 * count * tokens / backward[tokens]
                 rows.add(f"AdamW {state}, {mode}, {tokens} tokens: time added / link's time", added / link_seconds, "x",

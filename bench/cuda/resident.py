@@ -51,7 +51,7 @@ def bandwidth(gpu: Gpu, rows: Rows) -> None:
 
                 figure = "resident_8bit" if (name, state, label) == ("bf16", "dynamic8", "exact") else None
                 rows.attempt(f"AdamW {state}, {name}, {label}", measure, figure)
-        del params
+        del params, measure  # which holds them, too
         gpu.free()
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpu.find import Found
+from gpu.find import Found, output
 from gpu.watchdog import Result, run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,7 +79,7 @@ def _has(python: str, wheel: Path, env: dict[str, str]) -> bool:
     """Whether that Python has the wheel's distribution, of whatever version."""
     name = wheel.name.split("-")[0]
     code = f"import importlib.metadata as m; m.version({name!r})"
-    return subprocess.run([python, "-c", code], env=env, capture_output=True, check=False).returncode == 0
+    return output([python, "-c", code + "; print(1)"], env=env) != ""
 
 
 def install_wheels(found: Found, folders: Folders, steps: Steps) -> None:
@@ -125,9 +124,8 @@ def _environment(folders: Folders) -> dict[str, str]:
 
 def targets(found: Found, folders: Folders) -> list[str]:
     """Those of the configured build that are needed here."""
-    command = [found.tools["cmake"], "--build", str(folders.cmake), "--target", "help"]
-    env = folders.environment()
-    text = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=env).stdout
+    command = [found.tools["cmake"], "--build", folders.cmake, "--target", "help"]
+    text = output(command, env=folders.environment())
     words = {re.sub(r"^\.\.\.\s*", "", line).split(":")[0].strip() for line in text.splitlines()}
     return sorted(word for word in words if TARGETS.match(word))
 

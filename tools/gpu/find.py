@@ -41,16 +41,18 @@ class Found:
         return self.gpu.get("compute_cap", "").replace(".", "")
 
 
-def _output(command: list[str], limit_s: float = 60) -> str | None:
+def output(command: list[object], limit_s: float = 60, env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
+    """What a command prints; "" if it fails, hangs or is not there."""
+    words = [str(word) for word in command]
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=True).stdout
+        return subprocess.run(words, capture_output=True, text=True, timeout=limit_s, check=True, env=env, cwd=cwd).stdout
     except (OSError, subprocess.SubprocessError):
-        return None
+        return ""
 
 
 def gpu() -> dict[str, str]:
-    text = _output(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader"])
-    if not text or not text.strip():
+    text = output(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader"])
+    if not text.strip():
         return {}
     values = [value.strip() for value in text.strip().splitlines()[0].split(",")]
     return dict(zip(_QUERY.split(","), values, strict=False))
@@ -67,7 +69,7 @@ def look(python: str, extra: list[Path], env: dict[str, str]) -> Found:
     found = Found(python)
     found.gpu = gpu()
     found.nvcc = tool("nvcc", cuda)
-    if found.nvcc and (text := _output([found.nvcc, "--version"])):
+    if found.nvcc and (text := output([found.nvcc, "--version"])):
         found.nvcc_version = next((line.strip() for line in text.splitlines() if "release" in line), "")
     for name in ("g++", "cmake", "ninja", "make", "ctest"):
         found.tools[name] = tool(name, extra)

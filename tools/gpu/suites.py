@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gpu.build import ROOT, Folders
-from gpu.find import Found
+from gpu.find import Found, output
 from gpu.watchdog import Result, run
 
 LABELS = {"device", "cuda"}  # that the CTest entries have, all of them, that run on a CUDA device
@@ -35,10 +34,9 @@ def entries(ctest: str, folders: Folders) -> list[Suite]:
     cmake = folders.cmake
     if not ctest or not cmake.is_dir():
         return []
-    done = subprocess.run([ctest, "--show-only=json-v1"], cwd=cmake, env=folders.environment(), capture_output=True, text=True,
-                          check=False, timeout=60)  # fmt: skip
+    text = output([ctest, "--show-only=json-v1"], env=folders.environment(), cwd=cmake)
     try:
-        tests = json.loads(done.stdout)["tests"]
+        tests = json.loads(text)["tests"]
     except (ValueError, KeyError):
         return []
     found = []
@@ -99,7 +97,9 @@ def run_checker(sanitizer: str, checker: str, suite: Suite, folders: Folders, li
     env = {**folders.environment(), **suite.env, **SMALL}
     result: Result = run(command, limit_s, folders.logs / f"{checker}-{suite.name}.log", env, suite.folder)
     found = result.data()
-    if result.code == SANITIZER_ERROR:
+    if result.status == "hung":
+        found["status"] = "not finished in time"  # the end of its output says whether it had found anything
+    elif result.code == SANITIZER_ERROR:
         found["status"] = "errors found"
     elif "not supported" in result.tail.lower() and not result.ok:
         found["status"] = "not supported here"  # on virtual machines without debugging
