@@ -24,7 +24,8 @@ MOST_BYTES = 64 << 20  # without what --with adds
 
 # Wheels of any Python that lowtide, its build and its tests need beside torch, and that torch does not bring.
 WHEELS = ("nanobind", "ninja", "pytest", "pluggy", "iniconfig", "packaging", "pygments", "hypothesis", "sortedcontainers",
-          "rich", "markdown-it-py", "mdurl", "typer", "click", "shellingham", "typing_extensions", "annotated-doc")  # fmt: skip
+          "rich", "markdown-it-py", "mdurl", "typer", "click", "shellingham", "typing_extensions",
+          "annotated-doc")  # fmt: skip
 OPTIONAL = {
     "cmake": ("cmake",),
     "numpy": ("numpy",),
@@ -104,7 +105,8 @@ def wheels(target: Path, names: list[str], version: str) -> None:
     tags = [f"--platform={name}_{platform.machine()}" for name in PLATFORMS]
     for name in names:
         output(sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps",
-               "--only-binary=:all:", "--implementation=cp", f"--python-version={version}", *tags, "-d", str(target), name)  # fmt: skip
+               "--only-binary=:all:", "--implementation=cp", f"--python-version={version}", *tags,
+               "-d", str(target), name)  # fmt: skip
 
 
 def size(folder: Path) -> int:

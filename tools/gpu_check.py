@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Checks and measures the CUDA backend on a machine with a GPU: builds it, runs its tests, compute-sanitizer and bench/cuda.
+"""Checks and measures the CUDA backend on a machine with a GPU: builds it, runs its tests and bench/cuda.
 
-    python3 tools/gpu_check.py                                all; then docs/benchmarks/<gpu>-<date>.{json,md} are written
+    python3 tools/gpu_check.py                                all; writes docs/benchmarks/<gpu>-<date>.{json,md}
     python3 tools/gpu_check.py --bundle DIR                   with what tools/gpu_bundle.py collected: needs no network
     python3 tools/gpu_check.py --parts build                  a part alone; --continue keeps what an earlier call has done
-    python3 tools/gpu_check.py --rehearse --python PYTHON     everything that can be run without a GPU, tiny; judges nothing
+    python3 tools/gpu_check.py --rehearse --python PYTHON     what can be run without a GPU, tiny; judges nothing
 
-A part that fails or hangs is reported and does not stop the next. docs/gpu-check.md says what is needed and how to read it.
+A part that fails or hangs is reported and does not stop the next. docs/gpu-check.md: what is needed, how to read it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,20 @@ PARTS = ("build", "suites", "sanitizer", "measure")
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated; default: all")
-    parser.add_argument("--cases", type=lambda text: text.split(","), help="measurements by name (bench/cuda/case.py --list)")
+    parser.add_argument(
+        "--cases", type=lambda text: text.split(","), help="measurements by name (bench/cuda/case.py --list)"
+    )
     parser.add_argument("--python", default=sys.executable, help="the Python that has torch (default: this one)")
     parser.add_argument("--python-include", type=Path, help="folder of its Python.h, where it has none")
     parser.add_argument("--architecture", help="to build for, as nvcc names it: 90 (default: the GPU's)")
-    parser.add_argument("--bundle", type=Path, help="folder made by tools/gpu_bundle.py (default: gpu-bundle, if it is there)")
+    parser.add_argument(
+        "--bundle", type=Path, help="folder made by tools/gpu_bundle.py (default: gpu-bundle, if it is there)"
+    )
     parser.add_argument("--wheels", type=Path, help="folder with further wheels (default: wheels, if it is there)")
     parser.add_argument("--seconds", type=float, default=570, help="for all after the build (default: %(default)s)")
-    parser.add_argument("--build-seconds", type=float, default=540, help="for a step of the build (default: %(default)s)")
+    parser.add_argument(
+        "--build-seconds", type=float, default=540, help="for a step of the build (default: %(default)s)"
+    )
     parser.add_argument("--case-seconds", type=float, default=90, help="for one measurement (default: %(default)s)")
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "gpu", help="folder to build in")
     parser.add_argument("--out", type=Path, help="where results go (default: docs/benchmarks; of rehearsals: --build)")
@@ -95,7 +101,11 @@ def main() -> int:
     everything = [*check.result["suites"].values(), *check.result["cases"].values(), *check.result["build"].values()]
     missed = any(entry["reached"] is False for entry in report.judged(check.result)) and not args.rehearse
     # Not run, not finished or not supported is no failure: the table says so.
-    return 1 if missed or any(entry["status"] != "ok" and not entry["status"].startswith("not ") for entry in everything) else 0
+    return (
+        1
+        if missed or any(entry["status"] != "ok" and not entry["status"].startswith("not ") for entry in everything)
+        else 0
+    )
 
 
 if __name__ == "__main__":

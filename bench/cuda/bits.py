@@ -1,4 +1,4 @@
-"""The same bits wherever state lives: parameters and state on the CPU, resident on the GPU, and streaming, byte by byte."""
+"""The same bits wherever state lives: on the CPU, resident on the GPU and streaming, byte by byte."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ STATES = ("dynamic8", "bf16", "fp32")
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 STEPS = 5
 PLACES = {"resident": {"device": "1GiB"}, "copy": {"device": DEVICE, "path": "copy"},
-          "zero_copy": {"device": DEVICE, "path": "zero_copy"}, "hybrid": {"device": DEVICE, "path": "hybrid"}}  # fmt: skip
+          "zero_copy": {"device": DEVICE, "path": "zero_copy"},
+          "hybrid": {"device": DEVICE, "path": "hybrid"}}  # fmt: skip
 
 
 def values(shapes: list[tuple[int, ...]], seed: int) -> list[torch.Tensor]:
@@ -46,7 +47,9 @@ def tiers(gpu: Gpu, rows: Rows) -> None:
     shapes = [(257,), (32, 4096)] if gpu.rehearsed else [*SHAPES, LARGE]
     start, grads = values(shapes, 3), [values(shapes, 4 + step) for step in range(gpu.size(STEPS, 2))]
     wanted = {
-        (dtype, state): run(gpu, start, grads, torch.device("cpu"), dtype, state, None)[0] for dtype in TYPES for state in STATES
+        (dtype, state): run(gpu, start, grads, torch.device("cpu"), dtype, state, None)[0]
+        for dtype in TYPES
+        for state in STATES
     }
     compared = differing = 0
     complete = True
@@ -69,7 +72,13 @@ def tiers(gpu: Gpu, rows: Rows) -> None:
         compared += totals["bytes"]
         differing += totals["wrong"]
     if complete or differing:
-        rows.add("resident and streaming against the CPU: differing bytes", differing, "bytes", "same_bits", compared=compared)
+        rows.add(
+            "resident and streaming against the CPU: differing bytes",
+            differing,
+            "bytes",
+            "same_bits",
+            compared=compared,
+        )
     else:
         rows.absent("resident and streaming against the CPU", "not all places could be compared", "same_bits")
 

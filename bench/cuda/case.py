@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Runs one measurement of bench/cuda in this process; tools/gpu_check.py runs each in one of its own, under a watchdog.
 
-    python3 bench/cuda/case.py --list
-    python3 bench/cuda/case.py resident.bandwidth --json rows.json
-    python3 bench/cuda/case.py resident.bandwidth --rehearse       tiny, on the CPU: shows that it runs, measures nothing
+python3 bench/cuda/case.py --list
+python3 bench/cuda/case.py resident.bandwidth --json rows.json
+python3 bench/cuda/case.py resident.bandwidth --rehearse       tiny, on the CPU: shows that it runs, measures nothing
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from bench.cuda.rows import Rows  # noqa: E402
 SCENARIOS = ("bits", "instructions", "link", "resident", "paged", "overlap", "pressure")
 # Correctness and what the figures need come first, so that a run that is cut short has them.
 FIRST = ("bits.tiers", "instructions.cubins", "instructions.budgets", "link.copy_engines", "resident.bandwidth", 
-         "resident.budget", "paged.dynamic8", "paged.fp32", "resident.peers_7b", "paged.bitsandbytes_8bit", "overlap.dynamic8",
-         "pressure.promote_demote", "pressure.oom_guard", "pressure.demote", "resident.graph")  # fmt: skip
+         "resident.budget", "paged.dynamic8", "paged.fp32", "resident.peers_7b", "paged.bitsandbytes_8bit",
+         "overlap.dynamic8", "pressure.promote_demote", "pressure.oom_guard", "pressure.demote", "resident.graph")  # fmt: skip
 
 
 def names(rehearse: bool = False) -> list[str]:

@@ -71,7 +71,9 @@ class Gpu:
         source = torch.Generator(self.device).manual_seed(7)
         made = []
         for shape in shapes:
-            param = torch.nn.Parameter(torch.empty(shape, dtype=dtype, device=self.device).normal_(0, 0.02, generator=source))
+            param = torch.nn.Parameter(
+                torch.empty(shape, dtype=dtype, device=self.device).normal_(0, 0.02, generator=source)
+            )
             param.grad = torch.empty_like(param).normal_(0, 0.01, generator=source)
             made.append(param)
         return made
@@ -88,7 +90,9 @@ class Gpu:
         if total > MANAGED_CAP:
             raise Absent(f"got {total} bytes of managed memory, wanted at most {MANAGED_CAP}")
         if not self.rehearsed and total + MANAGED_SPARE > self.free():
-            raise Absent(f"got {self.free()} bytes free, wanted {total} of managed memory and {MANAGED_SPARE} beside it")
+            raise Absent(
+                f"got {self.free()} bytes free, wanted {total} of managed memory and {MANAGED_SPARE} beside it"
+            )
         self._managed = total
 
     def ballast(self, leave: int) -> None:
@@ -103,5 +107,7 @@ class Gpu:
         self.free()
 
     def scratch(self) -> str:
-        self._scratch = self._scratch or tempfile.TemporaryDirectory(prefix="lowtide-gpu-", dir=os.environ.get("LOWTIDE_SCRATCH"))
+        self._scratch = self._scratch or tempfile.TemporaryDirectory(
+            prefix="lowtide-gpu-", dir=os.environ.get("LOWTIDE_SCRATCH")
+        )
         return self._scratch.name

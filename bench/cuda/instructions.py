@@ -1,5 +1,5 @@
-"""What the compiler made of the kernels, read from their cubins: registers, stack and spills of all, and whether the steps
-are within their budgets of instructions per element, which tools/cubin_report.py knows.
+"""What the compiler made of the kernels, read from their cubins: registers, stack and spills of all, and whether the
+steps are within their budgets of instructions per element, which tools/cubin_report.py knows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def plugin() -> Path:
 
 
 def cuobjdump() -> str:
-    beside = [Path(path) / "nvidia" / kind / "bin" / "cuobjdump" for path in sys.path for kind in ("cu13", "cuda_cuobjdump")]
+    beside = [
+        Path(path) / "nvidia" / kind / "bin" / "cuobjdump" for path in sys.path for kind in ("cu13", "cuda_cuobjdump")
+    ]
     usual = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin" / "cuobjdump"
     for path in (shutil.which("cuobjdump"), usual, *beside):
         if path and Path(path).is_file():
@@ -81,7 +83,9 @@ def budgets(gpu: Gpu, rows: Rows) -> None:
     if gpu.rehearsed or not tool.is_file() or not objects:
         rows.absent(label, f"no {tool.name}, or no step*.o in LOWTIDE_CUDA_OBJECTS: got {len(objects)}", figure)
         return
-    done = subprocess.run([sys.executable, str(tool), *map(str, objects)], capture_output=True, text=True, check=False, timeout=80)
+    done = subprocess.run(
+        [sys.executable, str(tool), *map(str, objects)], capture_output=True, text=True, check=False, timeout=80
+    )
     if "sm_" not in done.stdout:
         raise Absent(f"{tool.name} read no kernel: {(done.stdout + done.stderr)[-200:]}")
     rows.add(label, float(done.returncode != 0), "", figure, report=done.stdout[-6000:], status=done.returncode)

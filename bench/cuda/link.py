@@ -123,7 +123,7 @@ def zero_copy(gpu: Gpu, rows: Rows) -> None:
             optimizer = contenders.lowtide_adamw(gpu, params, memory=memory)
             found = in_turns(gpu, {"step": Step(optimizer.step), "link": link.steps()["both"]}, seconds=8)
             step = found["step"].median("wall")
-            rows.add(f"400 M parameters, state on the host, {path}: rate / copy engines", found["link"].median("wall") / step,
+            rows.add(f"state on the host, {path}: rate / copy engines", found["link"].median("wall") / step,
                      "x", gb_per_s=moved / step * 1e-9, **found["step"].data())  # fmt: skip
 
         rows.attempt(f"path {path}", measure)

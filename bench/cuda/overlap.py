@@ -1,7 +1,7 @@
 """Steps hidden behind a backward: what a step adds to an iteration, against the number of tokens, beside the formula.
 
-With b bytes of state per parameter each way over a link of B bytes/s and F flop/s in the backward, which takes 4 T flop per
-parameter for T tokens, transfers are hidden from T = F * max(b / B_in, b / B_out) / 4 on.
+With b bytes of state per parameter each way over a link of B bytes/s and F flop/s in the backward, which takes 4 T flop
+per parameter for T tokens, transfers are hidden from T = F * max(b / B_in, b / B_out) / 4 on.
 """
 
 from __future__ import annotations
@@ -88,9 +88,7 @@ def curves(gpu: Gpu, rows: Rows, state: str) -> None:
     count = sum(param.numel() for param in model.parameters())
     most = gpu.elements(TOKENS[state][-1], 64, ACTIVATIONS)
     sequences = [tokens // size.context for tokens in TOKENS[state] if tokens <= most] if not gpu.rehearsed else [1]
-    batches = {
-        n * size.context: torch.randint(size.words, (n, size.context), device=gpu.device) for n in sequences
-    }
+    batches = {n * size.context: torch.randint(size.words, (n, size.context), device=gpu.device) for n in sequences}
     link = Link(gpu, gpu.size(512 << 20, 1 << 18))
     both = in_turns(gpu, {"": link.steps()["both"]}, seconds=3)[""].median()
     rate = link.count / both

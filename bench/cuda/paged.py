@@ -34,7 +34,7 @@ def streaming(gpu: Gpu, rows: Rows, state: str) -> None:
     share = moved / link.count
     for path in PATHS:
         figure = f"paged_{state}" if path is None else None
-        label = f"AdamW {state}, {count * 1e-9:.2g}e9 parameters, path {path or 'chosen by the library'}"
+        label = f"AdamW {state}, {count * 1e-9:.2g}e9 elements, path {path or 'chosen by the library'}"
 
         def measure(path: str | None = path, figure: str | None = figure, label: str = label) -> None:
             memory = contenders.budget(gpu, device=DEVICE, path=path)
@@ -46,7 +46,7 @@ def streaming(gpu: Gpu, rows: Rows, state: str) -> None:
                      link_gb_per_s_each_way=moved / both * 1e-9,
                      link_in_gb_per_s=link.count / found["in"].median("wall") * 1e-9,
                      link_out_gb_per_s=link.count / found["out"].median("wall") * 1e-9,
-                     report={key: value for key, value in optimizer.report().items() if isinstance(value, (int, float, str))},
+                     report=dict(optimizer.report()),
                      **found["step"].data())  # fmt: skip
 
         rows.attempt(label, measure, figure)
@@ -76,7 +76,8 @@ def bitsandbytes(gpu: Gpu, rows: Rows, name: str, state: str, figure: str | None
     cold, warm = found["cold"].median("wall"), found["warm"].median("wall")
     moved = count * STATE_EACH[state]
     rows.add(f"{name}, cold step / Lowtide, state on the host", cold / mine, "x", figure, elements=count,
-             gb_per_s_each_way=moved / cold * 1e-9, own_gb_per_s_each_way=moved / mine * 1e-9, **found["cold"].data())  # fmt: skip
+             gb_per_s_each_way=moved / cold * 1e-9, own_gb_per_s_each_way=moved / mine * 1e-9,
+             **found["cold"].data())  # fmt: skip
     rows.add(f"{name}, step on resident state / Lowtide, state on the host", warm / mine, "x", **found["warm"].data())
 
 
@@ -101,7 +102,8 @@ def torchao(gpu: Gpu, rows: Rows) -> None:
     steps = {"own": Step(own.step, before=grads), "other": Step(lambda: backward_and(other.step))}
     found = in_turns(gpu, steps, seconds=25, warm_up=2)
     rows.add("torchao CPUOffloadOptimizer, backward and step / Lowtide step, state on the host",
-             found["other"].median("wall") / found["own"].median("wall"), "x", elements=count, **found["other"].data())  # fmt: skip
+             found["other"].median("wall") / found["own"].median("wall"), "x", elements=count,
+             **found["other"].data())  # fmt: skip
 
 
 CASES = {

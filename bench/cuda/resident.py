@@ -35,7 +35,11 @@ def bandwidth(gpu: Gpu, rows: Rows) -> None:
         params = gpu.parameters(shapes.one(count), dtype)
         count = params[0].numel()
         for state in ("dynamic8", "fp32"):
-            for label, options in (("exact", {}), ("fast", {"arithmetic": "fast"}), ("exact + check", {"nonfinite": "skip"})):
+            for label, options in (
+                ("exact", {}),
+                ("fast", {"arithmetic": "fast"}),
+                ("exact + check", {"nonfinite": "skip"}),
+            ):
 
                 def measure(name: str = name, dtype: Any = dtype, params: Any = params, count: int = count,
                             state: str = state, label: str = label, options: Any = options) -> None:  # fmt: skip
@@ -71,7 +75,8 @@ def budget(gpu: Gpu, rows: Rows) -> None:
         for which in ("event", "wall"):
             rows.add(f"all fits: Memory(device={device!r}) / none, {which} time",
                      found[device].median(which) / found["none"].median(which), "x",
-                     "fits_overhead" if (device, which) == ("50%", "event") else None, **found[device].data())  # fmt: skip
+                     "fits_overhead" if (device, which) == ("50%", "event") else None,
+                     **found[device].data())  # fmt: skip
 
 
 def compare(gpu: Gpu, rows: Rows, where: str, params: Any, others: dict[str, Callable[[Any], Any]],
@@ -108,7 +113,10 @@ def peers(gpu: Gpu, rows: Rows, shape: Callable[[int], list[tuple[int, ...]]], w
         }
         figures = {}
         if where == "7B shape":  # in bf16, torch's state is bf16, too: 14 bytes against 10
-            figures = {"bf16": {"bitsandbytes AdamW8bit": "bnb_resident"}, "fp32": {"torch AdamW(fused)": "torch_resident"}}[name]
+            figures = {
+                "bf16": {"bitsandbytes AdamW8bit": "bnb_resident"},
+                "fp32": {"torch AdamW(fused)": "torch_resident"},
+            }[name]
         compare(gpu, rows, f"{where}, {len(params)} tensors, {name}", params, others, figures)
         del params, others
         gpu.free()

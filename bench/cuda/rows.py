@@ -1,4 +1,4 @@
-"""What a case hands on: rows, written to its file after each, so that a case that is killed keeps what it had measured."""
+"""What a case hands on: rows, written to its file after each, so that a case that is killed keeps them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ class Rows:
             self.absent(label, str(reason), figure)
         except Exception as error:  # of any library that is compared
             where = traceback.extract_tb(error.__traceback__)[-1]
-            self.absent(label, f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"[:500], figure)
+            self.absent(
+                label, f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"[:500], figure
+            )
 
     def _keep(self, row: dict[str, Any]) -> None:
         self.rows.append(row)

@@ -1,7 +1,7 @@
 """Times steps on a GPU against each other: in turn within every round, the first rounds thrown away.
 
-Each sample has three times: `event` (from the first to the last operation of the caller's stream), `wall` (until the whole
-device is idle: transfers of side streams too) and `call` (until the call returned). Figures are medians.
+Each sample has three times: `event` (from the first to the last operation of the caller's stream), `wall` (until the
+whole device is idle: transfers of side streams too) and `call` (until the call returned). Figures are medians.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What a machine with a GPU runs (tools/gpu_check.py, bench/cuda), rehearsed on the CPU: every measurement is executed, and
-what hangs, dies or fails is reported and stops nothing else."""
+"""What a machine with a GPU runs (tools/gpu_check.py, bench/cuda), rehearsed on the CPU: every measurement is executed,
+and what hangs, dies or fails is reported and stops nothing else."""
 
 import json
 import os
@@ -40,18 +40,22 @@ def test_every_measurement_runs(name: str, figure: Callable[[str], None], tmp_pa
         if row["figure"] == "same_bits":
             assert row["value"] == 0
             assert row["detail"]["compared"] > 1_000_000
-    figure(f"{len(rows.rows) - len(absent)} rows, {len(absent)} absent; options not taken on the CPU: {sorted(gpu.dropped)}")
+    figure(
+        f"{len(rows.rows) - len(absent)} rows, {len(absent)} absent; options not taken on the CPU: {sorted(gpu.dropped)}"
+    )
 
 
 def fake_build(folder: Path) -> None:
     """A configured build whose CTest entries pass, fail, die and have no device."""
-    passes = '<testsuites><testsuite><testcase classname="S" name="a"/><testcase classname="S" name="b"/></testsuite></testsuites>'
+    passes = '<testsuites><testcase classname="S" name="a"/><testcase classname="S" name="b"/></testsuites>'
     fails = '<testsuites><testsuite><testcase classname="S" name="c"><failure/></testcase></testsuite></testsuites>'
     lines = []
     for name, xml, last in (("good", passes, "True"), ("bad", fails, "sys.exit(1)"), ("dies", "", "os.abort()")):
         program = folder / f"{name}.py"
         program.write_text(
-            f"import os, sys\nassert os.environ['GIVEN'] + os.environ['ALSO'] == '12'\npath = sys.argv[1].partition(':')[2]\nopen(path, 'w').write({xml!r}) if {xml!r} else None\n{last}\n"
+            "import os, sys\nassert os.environ['GIVEN'] + os.environ['ALSO'] == '12'\n"
+            f"path, xml = sys.argv[1].partition(':')[2], {xml!r}\n"
+            f"xml and open(path, 'w').write(xml)\n{last}\n"
         )
         out = folder.parent / "reports" / f"{name}.xml"
         lines.append(f'add_test({name} "{sys.executable}" "{program}" "--gtest_output=xml:{out}")')
@@ -104,14 +108,23 @@ def test_a_rehearsal_ends_with_all_results(figure: Callable[[str], None], tmp_pa
     assert "| everything fits: Memory(...) / none | ≤ 1.01 | not measured |" in text
     assert "A rehearsal on the CPU" in text
     assert "rehearsal.hangs: hung" in text
-    figure(f"{len(cases)} cases, {len(result['suites'])} suites; a case of {cases['rehearsal.hangs']['seconds']} s was killed")
+    figure(
+        f"{len(cases)} cases, {len(result['suites'])} suites; one was killed after {cases['rehearsal.hangs']['seconds']} s"
+    )
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     if find.gpu():
         pytest.skip("this machine has a GPU")
     env = {**os.environ, "PATH": str(tmp_path), "CUDA_HOME": ""}
-    command = [sys.executable, str(ROOT / "tools" / "gpu_check.py"), "--build", str(tmp_path / "gpu"), "--python", "/no/python"]
+    command = [
+        sys.executable,
+        str(ROOT / "tools" / "gpu_check.py"),
+        "--build",
+        str(tmp_path / "gpu"),
+        "--python",
+        "/no/python",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
     assert done.returncode == 2
     for text in ("no GPU", "no torch", "no g++", "no cmake", "neither ninja nor make"):
@@ -179,7 +192,9 @@ def test_cubins_are_read_as_cuobjdump_prints_them() -> None:
 
 def test_reports_of_suites_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "r.xml"
-    path.write_text('<s><testcase name="a"/><testcase name="b"><skipped/></testcase><testcase name="c"><error/></testcase></s>')
+    path.write_text(
+        '<s><testcase name="a"/><testcase name="b"><skipped/></testcase><testcase name="c"><error/></testcase></s>'
+    )
     assert suites.cases(path) == {"passed": 1, "failed": ["None.c"], "skipped": 1}
     assert suites.cases(tmp_path / "none.xml") == {}
     assert report.VERDICT[False] == "**no**"

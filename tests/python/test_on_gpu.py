@@ -51,7 +51,9 @@ def take_steps(params: list[torch.nn.Parameter], optimizer: Any, steps: range) -
         optimizer.step()
 
 
-def on_cpu(dtype: torch.dtype = torch.bfloat16, steps: range = range(STEPS), **options: Any) -> list[torch.nn.Parameter]:
+def on_cpu(
+    dtype: torch.dtype = torch.bfloat16, steps: range = range(STEPS), **options: Any
+) -> list[torch.nn.Parameter]:
     params = made("cpu", dtype)
     take_steps(params, adamw(params, **options), steps)
     return params
@@ -59,7 +61,10 @@ def on_cpu(dtype: torch.dtype = torch.bfloat16, steps: range = range(STEPS), **o
 
 def differing(got: list[Any], wanted: list[Any]) -> int:
     pairs = zip(got, wanted, strict=True)
-    return sum(int((a.detach().cpu().view(-1).view(torch.uint8) != b.detach().cpu().view(-1).view(torch.uint8)).sum()) for a, b in pairs)
+    return sum(
+        int((a.detach().cpu().view(-1).view(torch.uint8) != b.detach().cpu().view(-1).view(torch.uint8)).sum())
+        for a, b in pairs
+    )
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["resident", "streaming"])

@@ -86,7 +86,9 @@ def install_wheels(found: Found, folders: Folders, steps: Steps) -> None:
     """Each into a folder of its own: one that does not fit keeps no other out, and pip leaves programs out of a folder
     that has some."""
     places = [path for path in (folders.wheels, folders.bundle and folders.bundle / "wheels", ROOT / "wheels") if path]
-    wheels = {wheel.name: wheel for place in reversed(places) if place.is_dir() for wheel in sorted(place.glob("*.whl"))}
+    wheels = {
+        wheel.name: wheel for place in reversed(places) if place.is_dir() for wheel in sorted(place.glob("*.whl"))
+    }
     env = folders.environment()
     for wheel in wheels.values():
         if not _has(found.python, wheel, env):
@@ -99,7 +101,8 @@ def _configure(found: Found, folders: Folders, headers: Path | None) -> list[obj
     command: list[object] = [
         found.tools["cmake"], "-S", ROOT, "-B", folders.cmake,
         "-G", "Ninja" if found.tools["ninja"] else "Unix Makefiles",
-        "-DCMAKE_BUILD_TYPE=Release", "-DLOWTIDE_DEV=ON", "-DLOWTIDE_PYTHON=ON", "-DLOWTIDE_CUDA=ON", "-DLOWTIDE_SYCL=OFF",
+        "-DCMAKE_BUILD_TYPE=Release", "-DLOWTIDE_DEV=ON", "-DLOWTIDE_PYTHON=ON",
+        "-DLOWTIDE_CUDA=ON", "-DLOWTIDE_SYCL=OFF",
         "-DCMAKE_DISABLE_FIND_PACKAGE_MPI=ON",  # no test that runs here is about it
         f"-DLOWTIDE_NVCC={found.nvcc}", f"-DLOWTIDE_CUDA_ARCHITECTURES={found.architecture}",
         f"-DPython_EXECUTABLE={found.python}", f"-DPython3_EXECUTABLE={found.python}",
@@ -144,7 +147,9 @@ def build(found: Found, folders: Folders, steps: Steps, limit_s: float, headers:
     """Everything; False if there is no package to measure."""
     env = _environment(folders)
     logs = folders.logs
-    if not steps.add("configure", run(_configure(found, folders, headers), min(limit_s, 180), logs / "configure.log", env)):
+    if not steps.add(
+        "configure", run(_configure(found, folders, headers), min(limit_s, 180), logs / "configure.log", env)
+    ):
         return False
     wanted = targets(found, folders)
     if "_core" not in wanted:
@@ -154,7 +159,15 @@ def build(found: Found, folders: Folders, steps: Steps, limit_s: float, headers:
     # The module and the plug-in first: without tests there is still something to measure.
     for names in ([name for name in wanted if "test" not in name], [name for name in wanted if "test" in name]):
         if names:
-            command = [found.tools["cmake"], "--build", folders.cmake, "--parallel", os.cpu_count() or 2, "--target", *names]
+            command = [
+                found.tools["cmake"],
+                "--build",
+                folders.cmake,
+                "--parallel",
+                os.cpu_count() or 2,
+                "--target",
+                *names,
+            ]
             label = "build of " + ", ".join(names)
             done &= steps.add(label, run(command, limit_s, logs / f"build-{names[0]}.log", env)) or "test" in names[0]
     if done:

@@ -48,7 +48,9 @@ class Check:
 
     def machine(self) -> dict[str, Any]:
         found = self.found
-        out: dict[str, Any] = dict.fromkeys(("cpu", "logical_cpus", "memory", "kernel", "huge_pages", "revision"), "unknown")
+        out: dict[str, Any] = dict.fromkeys(
+            ("cpu", "logical_cpus", "memory", "kernel", "huge_pages", "revision"), "unknown"
+        )
         out["versions"] = {}
         command = [found.python, "-c", _DESCRIBE, str(ROOT / "bench"), *PACKAGES]
         if text := find.output(command, 120, self.folders.environment()).strip():
@@ -73,7 +75,9 @@ class Check:
 
     def left(self, until: float) -> Iterator[float]:
         """The limit for the next step, as long as there is time and a GPU."""
-        while not self.lost and (rest := min(until, self.until) - time.monotonic()) > min(ENOUGH_S, self.args.case_seconds):
+        while not self.lost and (rest := min(until, self.until) - time.monotonic()) > min(
+            ENOUGH_S, self.args.case_seconds
+        ):
             yield min(rest, self.args.case_seconds)
 
     def look_for_gpu(self, result: dict[str, Any]) -> None:
@@ -98,11 +102,16 @@ class Check:
                 continue
             self.keep_suite(suite.name, suites.run_suite(suite, self.folders, limit))
         if not found:
-            print("suites: no CTest entry of this build has the labels " + " and ".join(sorted(suites.LABELS)), flush=True)
+            print(
+                "suites: no CTest entry of this build has the labels " + " and ".join(sorted(suites.LABELS)), flush=True
+            )
 
     def keep_suite(self, name: str, result: dict[str, Any]) -> None:
         self.result["suites"][name] = result
-        print(f"suite {name}: {result['status']}, {result['seconds']:.0f} s, {result.get('passed', '?')} passed", flush=True)
+        print(
+            f"suite {name}: {result['status']}, {result['seconds']:.0f} s, {result.get('passed', '?')} passed",
+            flush=True,
+        )
         self.save()
         self.look_for_gpu(result)
 
@@ -126,11 +135,20 @@ class Check:
         command = [self.found.python, str(CASE_PY), "--list", *(["--rehearse"] if self.args.rehearse else [])]
         known = find.output(command, 180, self.folders.environment()).split()
         if not known:
-            self.result["cases"]["list"] = {"status": "failed", "seconds": 0.0, "rows": [], "reason": " ".join(command) + " failed"}
+            self.result["cases"]["list"] = {
+                "status": "failed",
+                "seconds": 0.0,
+                "rows": [],
+                "reason": " ".join(command) + " failed",
+            }
         if unknown := set(self.args.cases or ()) - set(known):
             print(f"--cases: got {', '.join(sorted(unknown))}, wanted some of {', '.join(known)}", flush=True)
         wrong = not self.args.cases  # unless asked for, no case that is meant to go wrong
-        return [n for n in known if (not self.args.cases or n in self.args.cases) and not (wrong and n.startswith("rehearsal."))]
+        return [
+            n
+            for n in known
+            if (not self.args.cases or n in self.args.cases) and not (wrong and n.startswith("rehearsal."))
+        ]
 
     def measure(self) -> None:
         limits = self.left(time.monotonic() + SHARE_S["measure"])
@@ -146,12 +164,22 @@ class Check:
             file = self.folders.build / "cases" / f"{name}.json"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.unlink(missing_ok=True)
-            command = [self.found.python, CASE_PY, name, "--json", file, *(["--rehearse"] if self.args.rehearse else [])]
+            command = [
+                self.found.python,
+                CASE_PY,
+                name,
+                "--json",
+                file,
+                *(["--rehearse"] if self.args.rehearse else []),
+            ]
             log = self.folders.logs / f"case-{name}.log"
             done = run(command, limit, log, self.folders.environment()).data()
             done["rows"] = json.loads(file.read_text()) if file.is_file() else []
             if done["status"] != "ok":
-                done["reason"] = f"status {done['code']} after {done['seconds']:.0f} s; the end of {log.name}: " + done["tail"][-300:]
+                done["reason"] = (
+                    f"status {done['code']} after {done['seconds']:.0f} s; the end of {log.name}: "
+                    + done["tail"][-300:]
+                )
             for row in done["rows"]:
                 print(f"  {row['label']}: " + (row.get("absent") or f"{row['value']:.4g} {row['unit']}"), flush=True)
             print(f"  {done['status']}, {done['seconds']:.0f} s", flush=True)

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ _QUERY = "name,memory.total,driver_version,compute_cap,pcie.link.gen.max,pcie.li
 # Run by the Python that has torch: this program may run under another.
 _TORCH = """
 import json, os, sys, sysconfig
-out = {"python": sys.version.split()[0], "headers": os.path.isfile(os.path.join(sysconfig.get_path("include"), "Python.h"))}
+header = os.path.join(sysconfig.get_path("include"), "Python.h")
+out = {"python": sys.version.split()[0], "headers": os.path.isfile(header)}
 try:
     import torch
     out.update(torch=torch.__version__, cuda=torch.version.cuda, available=torch.cuda.is_available())
@@ -41,11 +43,15 @@ class Found:
         return self.gpu.get("compute_cap", "").replace(".", "")
 
 
-def output(command: list[object], limit_s: float = 60, env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
+def output(
+    command: Sequence[object], limit_s: float = 60, env: dict[str, str] | None = None, cwd: Path | None = None
+) -> str:
     """What a command prints; "" if it fails, hangs or is not there."""
     words = [str(word) for word in command]
     try:
-        return subprocess.run(words, capture_output=True, text=True, timeout=limit_s, check=True, env=env, cwd=cwd).stdout
+        return subprocess.run(
+            words, capture_output=True, text=True, timeout=limit_s, check=True, env=env, cwd=cwd
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
 
@@ -75,7 +81,9 @@ def look(python: str, extra: list[Path], env: dict[str, str]) -> Found:
         found.tools[name] = tool(name, extra)
     found.tools["compute-sanitizer"] = tool("compute-sanitizer", cuda)
     try:
-        text = subprocess.run([python, "-c", _TORCH], capture_output=True, text=True, timeout=120, env=env, check=True).stdout
+        text = subprocess.run(
+            [python, "-c", _TORCH], capture_output=True, text=True, timeout=120, env=env, check=True
+        ).stdout
         found.torch = json.loads(text.strip().splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         found.torch = {"error": f"{python}: {type(error).__name__}: {error}"}
@@ -88,15 +96,24 @@ def _complain(found: Found) -> None:
         found.missing.append((part, text))
 
     if not found.gpu:
-        say(RUN, "no GPU: nvidia-smi is not there or names none. Run this on a machine with an NVIDIA GPU and its driver")
+        say(
+            RUN,
+            "no GPU: nvidia-smi is not there or names none. Run this on a machine with an NVIDIA GPU and its driver",
+        )
     if "error" in found.torch:
         say(RUN, f"no torch: {found.torch['error']}. Name the Python that has it: --python PATH")
     elif not found.torch["available"]:
-        say(RUN, f"torch {found.torch['torch']} (CUDA {found.torch['cuda']}) sees no GPU: wanted a build that its driver can run")
+        say(
+            RUN,
+            f"torch {found.torch['torch']} (CUDA {found.torch['cuda']}) sees no GPU: wanted one that its driver runs",
+        )
     if not found.nvcc:
         say(BUILD, "no nvcc on PATH, in CUDA_HOME/bin or /usr/local/cuda/bin: install the CUDA toolkit, 12.8 or newer")
     if not found.torch.get("headers", True):
-        say(BUILD, "no Python.h: install the headers of that Python (python3-dev), or name their folder: --python-include DIR")
+        say(
+            BUILD,
+            "no Python.h: install the headers of that Python (python3-dev), or name their folder: --python-include DIR",
+        )
     for name, why in (("g++", "it compiles"), ("cmake", "it builds; gpu_bundle.py --with cmake has it as a wheel")):
         if not found.tools[name]:
             say(BUILD, f"no {name} on PATH: {why}")

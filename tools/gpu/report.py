@@ -38,7 +38,9 @@ def _suites(result: dict[str, Any]) -> list[str]:
     rows = []
     for name, suite in result["suites"].items():
         failed = suite.get("failed", [])
-        counts = f"{suite['passed']} passed, {len(failed)} failed, {suite['skipped']} skipped" if "passed" in suite else ""
+        counts = (
+            f"{suite['passed']} passed, {len(failed)} failed, {suite['skipped']} skipped" if "passed" in suite else ""
+        )
         rows.append([name, suite["status"], counts, f"{suite['seconds']:.0f} s", ", ".join(failed[:5])])
     return _table(("suite", "", "cases", "time", "failed"), rows) if rows else ["No suite ran."]
 

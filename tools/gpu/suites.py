@@ -1,4 +1,4 @@
-"""Runs the tests that need a device: the executables that CTest knows, Python's, and both checkers of compute-sanitizer."""
+"""Runs the tests that need a device: executables that CTest knows, Python's, and checkers of compute-sanitizer."""
 
 from __future__ import annotations
 
@@ -56,7 +56,11 @@ def python_suite(found: Found, folders: Folders) -> Suite | None:
         return None
     report = folders.build / "reports" / "pytest.xml"
     report.unlink(missing_ok=True)
-    return Suite("python", [found.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *map(str, files)], ROOT)
+    return Suite(
+        "python",
+        [found.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *map(str, files)],
+        ROOT,
+    )
 
 
 def cases(path: Path) -> dict[str, Any]:

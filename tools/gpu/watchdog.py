@@ -45,7 +45,9 @@ def _waited(process: subprocess.Popen[bytes], seconds: float) -> bool:
     return True
 
 
-def run(command: Sequence[object], limit_s: float, log: Path, env: dict[str, str] | None = None, cwd: Path | None = None) -> Result:
+def run(
+    command: Sequence[object], limit_s: float, log: Path, env: dict[str, str] | None = None, cwd: Path | None = None
+) -> Result:
     """Its output goes to `log`; the last of it is in the result."""
     log.parent.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
