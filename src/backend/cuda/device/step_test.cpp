@@ -197,5 +197,84 @@ TEST(CudaSteps, GiveTheBitsOfTheCpu) {
               static_cast<long long>(still));
 }
 
+// One AdamW step of one usual parameter; returns the bytes that it changed.
+int64_t changed_by(const uint32_t* guard, const cuda_kernels::ReplayState* replay) {
+  Rng rng(71);
+  StepCase start(1, 2, DType::kBF16, DType::kBF16, 3, 512, rng), got = start;
+  make_usual(got, rng);
+  start = got;
+  DeviceCase on_device(got, 0, false);
+  StepItem item = on_device.item();
+  step_on_device({&item, 1}, {1, 2, 4, false, guard, replay});
+  on_device.fetch();
+  return differing_bytes(got, start);
+}
+
+TEST(CudaSteps, AreStoppedByGuardsAndUnpreparedReplays) {
+  const Shared memory(64);
+  auto* const guard = reinterpret_cast<uint32_t*>(memory.get());
+  auto* const replay = reinterpret_cast<cuda_kernels::ReplayState*>(memory.get() + 16);
+  *guard = kernels::kNoItem;
+  EXPECT_GT(changed_by(guard, nullptr), 0);
+  *guard = 3;
+  EXPECT_EQ(changed_by(guard, nullptr), 0);
+  const auto finish = [&] {
+    ASSERT_EQ(cuda_kernels::finish_replay(replay, {nullptr, 2}), cudaSuccess);
+    ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
+  };
+  *replay = {1, 0, 0};
+  EXPECT_GT(changed_by(nullptr, replay), 0);
+  finish();
+  EXPECT_EQ(replay->done, 1u);
+  EXPECT_EQ(replay->missed, 0u);
+  EXPECT_EQ(changed_by(nullptr, replay), 0);
+  finish();
+  EXPECT_EQ(replay->missed, 1u);
+}
+
+// Each place of a parameter of this type in turn holds a gradient that is not finite, or one too large.
+TEST(CudaSearch, FindsTheFirstGradientThatIsNotFinite) {
+  Rng rng(72);
+  int64_t searches = 0;
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16})
+    for (int trial = 0; trial < 40; ++trial) {
+      std::vector<StepCase> cases;
+      for (int i = 0; i < 5; ++i) cases.emplace_back(2, 1, dtype, dtype, rng.between(1, 3), rng.between(1, 9000), rng);
+      const int bad = static_cast<int>(rng.between(-1, 4));
+      for (int i = bad; i >= 0 && i < 5; i += 2) {
+        StepCase& c = cases[static_cast<size_t>(i)];
+        // Infinities of both signs and a NaN: what follows the sign is 0x7f8..., 0x7c..., or all ones.
+        const uint32_t infinity = dtype == DType::kF32 ? 0x7f800000u : dtype == DType::kBF16 ? 0x7f80u : 0x7c00u;
+        const uint32_t sign = dtype == DType::kF32 ? 0x80000000u : 0x8000u;
+        const uint32_t what[] = {infinity, infinity | sign, sign - 1};
+        const size_t bytes = static_cast<size_t>(dtype_bytes(dtype));
+        std::memcpy(c.grad.data() + bytes * static_cast<size_t>(rng.below(c.layout.numel)), &what[rng.below(3)], bytes);
+      }
+      std::vector<DeviceCase> on_device;
+      Batch batch;
+      batch.begin_launch(0, 0);
+      for (size_t i = 0; i < cases.size(); ++i) {
+        on_device.emplace_back(cases[i], rng.below(4), false);
+        batch.add(on_device.back().item(), static_cast<int64_t>(i));
+      }
+      const Shared table(batch.bytes()), first(8);
+      batch.write(table.get(), table.get());
+      auto* const items = reinterpret_cast<DeviceItem*>(table.get());
+      auto* const starts = reinterpret_cast<int64_t*>(table.get() + cases.size() * sizeof(DeviceItem));
+      int64_t tiles = 0;
+      for (size_t i = 0; i < cases.size(); ++i) {
+        starts[i] = tiles;
+        tiles += cuda_kernels::tiles_of(items[i].blocks);
+      }
+      auto* const found = reinterpret_cast<uint32_t*>(first.get());
+      *found = kernels::kNoItem;
+      ASSERT_EQ(cuda_kernels::first_nonfinite(items, starts, 5, tiles, found, {nullptr, 2}), cudaSuccess);
+      ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
+      EXPECT_EQ(*found, bad < 0 ? kernels::kNoItem : static_cast<uint32_t>(bad)) << "trial " << trial;
+      ++searches;
+    }
+  std::printf("%lld searches\n", static_cast<long long>(searches));
+}
+
 }  // namespace
 }  // namespace lowtide
