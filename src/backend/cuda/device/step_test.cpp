@@ -103,7 +103,7 @@ struct Launch {
 // One launch for all items of one rule and codec.
 void step_on_device(std::span<StepItem> items, const Launch& how) {
   Batch batch;
-  batch.begin_launch(how.rule, how.codec);
+  batch.begin_launch(how.rule, how.codec, items[0].ballot != nullptr);
   for (size_t i = 0; i < items.size(); ++i) batch.add(items[i], static_cast<int64_t>(i));
   std::vector<std::byte> bytes(batch.bytes());
   const Shared table(batch.bytes() + 1);
@@ -124,6 +124,7 @@ void step_on_device(std::span<StepItem> items, const Launch& how) {
   launch.items = reinterpret_cast<const DeviceItem*>(table.get());
   launch.starts = reinterpret_cast<const int64_t*>(table.get() + items.size() * sizeof(DeviceItem));
   launch.count = static_cast<int64_t>(items.size()), launch.tiles = tiles;
+  launch.ballot = items[0].ballot != nullptr;
   launch.tables = on_device.get(), launch.replay = how.replay;
   ASSERT_EQ(cuda_kernels::step(launch, {nullptr, 2}), cudaSuccess);
   ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
@@ -195,6 +196,38 @@ TEST(CudaSteps, GiveTheBitsOfTheCpu) {
   std::printf("%lld parameters stepped, %lld bytes compared, %lld differ, %lld were left as they were\n",
               static_cast<long long>(comparisons), static_cast<long long>(bytes), static_cast<long long>(differing),
               static_cast<long long>(still));
+}
+
+TEST(CudaSteps, MakeTheBallotsOfTheCpu) {
+  auto rng = testing::seeded("ballots of CUDA kernels", 73);
+  const auto cpu = cpu::make_backend("");
+  int64_t ballots = 0, bytes = 0;
+  for (int rule = 0; rule < static_cast<int>(rules().size()); ++rule)
+    for (int codec = 0; codec < static_cast<int>(codecs().size()); ++codec)
+      for (StepCase& start : make_cases(rule, codec, static_cast<int>(rng.below(9)), rng)) {
+        start.lr = -1, start.weight_decay = 0;
+        start.set_step(2);
+        StepCase wanted = start, got = start;
+        const size_t size = static_cast<size_t>(sign_bytes(start.layout.numel) + 16), half = (size + 7) / 8 * 8;
+        std::vector<std::byte> host(2 * half);
+        const Shared device(host.data(), host.size());
+        const BallotTarget on_host{host.data(), host.data() + half, 0, rng.chance(0.5)};
+        const BallotTarget on_device{device.get(), device.get() + half, 0, on_host.zero_is_plus};
+        StepItem item = wanted.item();
+        item.ballot = &on_host;
+        cpu->step({&item, 1}, 1, false, nullptr);
+        DeviceCase there(got, 0, rng.chance(0.5));
+        item = there.item();
+        item.ballot = &on_device;
+        step_on_device({&item, 1}, {rule, codec, -1});
+        there.fetch();
+        ASSERT_EQ(testing::differing_bytes(host.data(), device.get(), static_cast<int64_t>(host.size())), 0)
+            << rules()[size_t(rule)].name << " " << codecs()[size_t(codec)].name << " of " << start.layout.numel;
+        ASSERT_EQ(differing_bytes(got, wanted), 0);
+        ++ballots, bytes += static_cast<int64_t>(host.size()) + got.bytes();
+      }
+  std::printf("%lld ballots, %lld bytes compared, 0 differ\n", static_cast<long long>(ballots),
+              static_cast<long long>(bytes));
 }
 
 // One AdamW step of one usual parameter; returns the bytes that it changed.
