@@ -109,6 +109,73 @@ TEST(DeviceSteps, ComparisonSeesTheSmallestDifference) {
   std::printf("%lld bytes differ\n", static_cast<long long>(differing));
 }
 
+// A guard as a search leaves it.
+class FixedGuard final : public Guard {
+ public:
+  explicit FixedGuard(const uint32_t* word) : word_(word) {}
+  int64_t first() override { return *word_ == ~uint32_t{0} ? -1 : static_cast<int64_t>(*word_); }
+  const uint32_t* word() const override { return word_; }
+
+ private:
+  const uint32_t* word_;
+};
+
+// States that are written elsewhere are whole there, and as they were where they are read; a guard stops all of it.
+TEST(SyclSteps, WriteElsewhereAndStopAtGuards) {
+  LT_NEEDS_SYCL();
+  auto rng = testing::seeded("elsewhere", 33);
+  SyclDevice& device = SyclDevice::get();
+  const auto cpu = open_backend("cpu", "");
+  constexpr size_t kHalf = size_t{1} << 16;  // room for any state of the case; the other half is where it is written
+  std::byte* const memory = sycl::malloc_shared<std::byte>(2 * kHalf * 2 * kMaxStates + kHalf, *device.queue);
+  std::byte* const param = memory + 2 * kHalf * 2 * kMaxStates;
+  auto* const word = sycl::malloc_shared<uint32_t>(1, *device.queue);
+  FixedGuard guard(word);
+  int64_t compared = 0;
+  for (int rule = 0; rule < rule_count(); ++rule)
+    for (int codec = 0; codec < codec_count(); ++codec)
+      for (const uint32_t stopped_by : {~uint32_t{0}, 0u}) {
+        std::vector<StepCase> wanted(1, StepCase(rule, codec, DType::kBF16, DType::kBF16, 3, 700, rng));
+        const StepCase start = wanted[0];
+        step_all(*cpu, wanted, 1);
+        std::memset(memory, 0xa5, 2 * kHalf * 2 * kMaxStates);
+        std::memcpy(param, start.param.data(), start.param.size());
+        std::byte* const grad = param + kHalf / 2;
+        std::memcpy(grad, start.grad.data(), start.grad.size());
+        StepItem item = wanted[0].item();
+        item.param = param, item.grad = grad, item.write_offset = kHalf, item.guard = &guard;
+        for (int k = 0; k < kMaxStates; ++k) {
+          std::byte *const codes = memory + 4 * kHalf * size_t(k), *const scales = codes + 2 * kHalf;
+          if (item.codes[k]) item.codes[k] = std::memcpy(codes, start.codes[k].data(), start.codes[k].size());
+          if (item.scales[k])
+            item.scales[k] =
+                static_cast<float*>(std::memcpy(scales, start.scales[k].data(), start.scales[k].size() * 4));
+        }
+        *word = stopped_by;
+        device.backend->step({&item, 1}, 1, false, device.queue.get());
+        device.queue->wait();
+        const bool stopped = stopped_by == 0;
+        const StepCase& expected = stopped ? start : wanted[0];
+        EXPECT_EQ(testing::differing_bytes(param, expected.param.data(), int64_t(expected.param.size())), 0);
+        for (int k = 0; k < kMaxStates; ++k) {
+          const auto whole = [&](const void* read, const void* before, const void* after, size_t bytes) {
+            const auto* const written = static_cast<const std::byte*>(read) + kHalf;
+            EXPECT_EQ(testing::differing_bytes(read, before, int64_t(bytes)), 0);
+            const std::vector<std::byte> untouched(bytes, std::byte{0xa5});
+            EXPECT_EQ(testing::differing_bytes(written, stopped ? untouched.data() : after, int64_t(bytes)), 0);
+            compared += int64_t(2 * bytes);
+          };
+          if (item.codes[k])
+            whole(item.codes[k], start.codes[k].data(), wanted[0].codes[k].data(), start.codes[k].size());
+          if (item.scales[k])
+            whole(item.scales[k], start.scales[k].data(), wanted[0].scales[k].data(), start.scales[k].size() * 4);
+        }
+      }
+  sycl::free(memory, *device.queue);
+  sycl::free(word, *device.queue);
+  std::printf("%lld bytes of states compared\n", static_cast<long long>(compared));
+}
+
 // Items of all rules, codecs and types in one call, in random order, more than one upload can be in flight.
 TEST(DeviceSteps, OneCallTakesItemsOfAllKinds) {
   LT_NEEDS_DEVICE();

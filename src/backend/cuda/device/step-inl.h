@@ -286,6 +286,7 @@ LT_FN void step_tiles(const StepArguments& a) {
     if (is_stopped(item)) continue;
     typename R::Args args;
     __builtin_memcpy(&args, item.args, sizeof args);
+    __syncwarp();  // all are done with the tile before
     if (threadIdx.x % 32 == 0) tile.fill(item, (t - a.starts[at]) * cuda_kernels::kTileBlocks, Hot::takes(item, args));
     __syncwarp();
     for (int b = 0; b < tile.blocks; b += 2) {

@@ -103,7 +103,7 @@ struct Launch {
 // One launch for all items of one rule and codec.
 void step_on_device(std::span<StepItem> items, const Launch& how) {
   Batch batch;
-  batch.begin_launch(how.rule, how.codec);
+  batch.begin_launch(how.rule, how.codec, items[0].ballot != nullptr);
   for (size_t i = 0; i < items.size(); ++i) batch.add(items[i], static_cast<int64_t>(i));
   std::vector<std::byte> bytes(batch.bytes());
   const Shared table(batch.bytes() + 1);
@@ -124,6 +124,7 @@ void step_on_device(std::span<StepItem> items, const Launch& how) {
   launch.items = reinterpret_cast<const DeviceItem*>(table.get());
   launch.starts = reinterpret_cast<const int64_t*>(table.get() + items.size() * sizeof(DeviceItem));
   launch.count = static_cast<int64_t>(items.size()), launch.tiles = tiles;
+  launch.ballot = items[0].ballot != nullptr;
   launch.tables = on_device.get(), launch.replay = how.replay;
   ASSERT_EQ(cuda_kernels::step(launch, {nullptr, 2}), cudaSuccess);
   ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
@@ -195,6 +196,117 @@ TEST(CudaSteps, GiveTheBitsOfTheCpu) {
   std::printf("%lld parameters stepped, %lld bytes compared, %lld differ, %lld were left as they were\n",
               static_cast<long long>(comparisons), static_cast<long long>(bytes), static_cast<long long>(differing),
               static_cast<long long>(still));
+}
+
+TEST(CudaSteps, MakeTheBallotsOfTheCpu) {
+  auto rng = testing::seeded("ballots of CUDA kernels", 73);
+  const auto cpu = cpu::make_backend("");
+  int64_t ballots = 0, bytes = 0;
+  for (int rule = 0; rule < static_cast<int>(rules().size()); ++rule)
+    for (int codec = 0; codec < static_cast<int>(codecs().size()); ++codec)
+      for (StepCase& start : make_cases(rule, codec, static_cast<int>(rng.below(9)), rng)) {
+        start.lr = -1, start.weight_decay = 0;
+        start.set_step(2);
+        StepCase wanted = start, got = start;
+        const size_t size = static_cast<size_t>(sign_bytes(start.layout.numel) + 16), half = (size + 7) / 8 * 8;
+        std::vector<std::byte> host(2 * half);
+        const Shared device(host.data(), host.size());
+        const BallotTarget on_host{host.data(), host.data() + half, 0, rng.chance(0.5)};
+        const BallotTarget on_device{device.get(), device.get() + half, 0, on_host.zero_is_plus};
+        StepItem item = wanted.item();
+        item.ballot = &on_host;
+        cpu->step({&item, 1}, 1, false, nullptr);
+        DeviceCase there(got, 0, rng.chance(0.5));
+        item = there.item();
+        item.ballot = &on_device;
+        step_on_device({&item, 1}, {rule, codec, -1});
+        there.fetch();
+        ASSERT_EQ(testing::differing_bytes(host.data(), device.get(), static_cast<int64_t>(host.size())), 0)
+            << rules()[size_t(rule)].name << " " << codecs()[size_t(codec)].name << " of " << start.layout.numel;
+        ASSERT_EQ(differing_bytes(got, wanted), 0);
+        ++ballots, bytes += static_cast<int64_t>(host.size()) + got.bytes();
+      }
+  std::printf("%lld ballots, %lld bytes compared, 0 differ\n", static_cast<long long>(ballots),
+              static_cast<long long>(bytes));
+}
+
+// One AdamW step of one usual parameter; returns the bytes that it changed.
+int64_t changed_by(const uint32_t* guard, const cuda_kernels::ReplayState* replay) {
+  Rng rng(71);
+  StepCase start(1, 2, DType::kBF16, DType::kBF16, 3, 512, rng), got = start;
+  make_usual(got, rng);
+  start = got;
+  DeviceCase on_device(got, 0, false);
+  StepItem item = on_device.item();
+  step_on_device({&item, 1}, {1, 2, 4, false, guard, replay});
+  on_device.fetch();
+  return differing_bytes(got, start);
+}
+
+TEST(CudaSteps, AreStoppedByGuardsAndUnpreparedReplays) {
+  const Shared memory(64);
+  auto* const guard = reinterpret_cast<uint32_t*>(memory.get());
+  auto* const replay = reinterpret_cast<cuda_kernels::ReplayState*>(memory.get() + 16);
+  *guard = kernels::kNoItem;
+  EXPECT_GT(changed_by(guard, nullptr), 0);
+  *guard = 3;
+  EXPECT_EQ(changed_by(guard, nullptr), 0);
+  const auto finish = [&] {
+    ASSERT_EQ(cuda_kernels::finish_replay(replay, {nullptr, 2}), cudaSuccess);
+    ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
+  };
+  *replay = {1, 0, 0};
+  EXPECT_GT(changed_by(nullptr, replay), 0);
+  finish();
+  EXPECT_EQ(replay->done, 1u);
+  EXPECT_EQ(replay->missed, 0u);
+  EXPECT_EQ(changed_by(nullptr, replay), 0);
+  finish();
+  EXPECT_EQ(replay->missed, 1u);
+}
+
+// Each place of a parameter of this type in turn holds a gradient that is not finite, or one too large.
+TEST(CudaSearch, FindsTheFirstGradientThatIsNotFinite) {
+  Rng rng(72);
+  int64_t searches = 0;
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16})
+    for (int trial = 0; trial < 40; ++trial) {
+      std::vector<StepCase> cases;
+      for (int i = 0; i < 5; ++i) cases.emplace_back(2, 1, dtype, dtype, rng.between(1, 3), rng.between(1, 9000), rng);
+      const int bad = static_cast<int>(rng.between(-1, 4));
+      for (int i = bad; i >= 0 && i < 5; i += 2) {
+        StepCase& c = cases[static_cast<size_t>(i)];
+        // Infinities of both signs and a NaN: what follows the sign is 0x7f8..., 0x7c..., or all ones.
+        const uint32_t infinity = dtype == DType::kF32 ? 0x7f800000u : dtype == DType::kBF16 ? 0x7f80u : 0x7c00u;
+        const uint32_t sign = dtype == DType::kF32 ? 0x80000000u : 0x8000u;
+        const uint32_t what[] = {infinity, infinity | sign, sign - 1};
+        const size_t bytes = static_cast<size_t>(dtype_bytes(dtype));
+        std::memcpy(c.grad.data() + bytes * static_cast<size_t>(rng.below(c.layout.numel)), &what[rng.below(3)], bytes);
+      }
+      std::vector<DeviceCase> on_device;
+      Batch batch;
+      batch.begin_launch(0, 0);
+      for (size_t i = 0; i < cases.size(); ++i) {
+        on_device.emplace_back(cases[i], rng.below(4), false);
+        batch.add(on_device.back().item(), static_cast<int64_t>(i));
+      }
+      const Shared table(batch.bytes()), first(8);
+      batch.write(table.get(), table.get());
+      auto* const items = reinterpret_cast<DeviceItem*>(table.get());
+      auto* const starts = reinterpret_cast<int64_t*>(table.get() + cases.size() * sizeof(DeviceItem));
+      int64_t tiles = 0;
+      for (size_t i = 0; i < cases.size(); ++i) {
+        starts[i] = tiles;
+        tiles += cuda_kernels::tiles_of(items[i].blocks);
+      }
+      auto* const found = reinterpret_cast<uint32_t*>(first.get());
+      *found = kernels::kNoItem;
+      ASSERT_EQ(cuda_kernels::first_nonfinite(items, starts, 5, tiles, found, {nullptr, 2}), cudaSuccess);
+      ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
+      EXPECT_EQ(*found, bad < 0 ? kernels::kNoItem : static_cast<uint32_t>(bad)) << "trial " << trial;
+      ++searches;
+    }
+  std::printf("%lld searches\n", static_cast<long long>(searches));
 }
 
 }  // namespace
