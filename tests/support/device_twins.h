@@ -67,6 +67,10 @@ class Twins {
     on_device_->add_group(group_);
   }
   ~Twins() {
+    try {
+      device_.host_wait(device_.record(queue_));  // copies of what the tensors keep may still be queued
+    } catch (const Error&) {                      // a device that is lost makes none
+    }
     tensors_.reset();  // before their device
   }
 
