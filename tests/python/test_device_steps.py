@@ -230,6 +230,8 @@ def test_gradients_that_are_not_finite(device: StandIn, figure: Callable[[str], 
 
 
 def test_nothing_is_kept(device: StandIn, figure: Callable[[str], None]) -> None:
+    if device.kind == "cuda":
+        pytest.skip("after every test, nothing may be left of torch's memory (emulated_cuda.py)")
     (param,) = device.parameters([torch.zeros(1 << 21)])
     param.grad = device.tensor(torch.ones(1 << 21))
 
