@@ -221,7 +221,7 @@ def test_gradients_that_are_not_finite(device: StandIn, figure: Callable[[str], 
         if nonfinite == "raise":
             with pytest.raises(ValueError, match="holds a NaN"):
                 optimizer.step()
-                optimizer.report()  # where the step does not wait for the verdict
+                optimizer.synchronize()  # where the step does not wait for the verdict
         else:
             optimizer.step()
         device.synchronize()
