@@ -20,7 +20,7 @@ from twins import Twins
 
 Figure = Callable[[str], None]
 SHAPES = ((64, 300), (70, 100), (9,))
-STREAMING = lowtide.Memory(device="20KiB", chunk=4096)
+STREAMING = lowtide.Memory(device="20KiB", chunk=4096, path="copy")
 ROOMY = EmulatedCuda.roomy
 INSTANTIATE = "_Z20cudaGraphInstantiatePP14CUgraphExec_stP10CUgraph_sty"  # C++: it has a default argument
 
@@ -88,7 +88,7 @@ def test_paths_that_there_are_none_of(cuda: EmulatedCuda) -> None:
 
 def test_automatic_residency(cuda: EmulatedCuda, seed: int, figure: Figure, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "lowtide")
-    twins, first, second = pair(cuda, lowtide.Memory(device="auto", chunk=4096))
+    twins, first, second = pair(cuda, lowtide.Memory(device="auto", chunk=4096, path="copy"))
     twins.step(first, second, 1)
     report = second.report()
     assert report["promotions"] == 0 and report["moved_per_step"] > 0, "the first step begins on the host"
