@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "backend/kernels/items.h"
 #include "device/device_support.h"
 
 namespace lowtide {
@@ -109,71 +110,92 @@ TEST(DeviceSteps, ComparisonSeesTheSmallestDifference) {
   std::printf("%lld bytes differ\n", static_cast<long long>(differing));
 }
 
-// A guard as a search leaves it.
+// A guard as a search leaves it: a word on the device, which says `found`.
 class FixedGuard final : public Guard {
  public:
-  explicit FixedGuard(const uint32_t* word) : word_(word) {}
-  int64_t first() override { return *word_ == ~uint32_t{0} ? -1 : static_cast<int64_t>(*word_); }
-  const uint32_t* word() const override { return word_; }
+  explicit FixedGuard(uint32_t found) : found_(found), word_(&found_, sizeof found_) {}
+  int64_t first() override { return found_ == kernels::kNoItem ? -1 : static_cast<int64_t>(found_); }
+  const uint32_t* word() const override { return reinterpret_cast<const uint32_t*>(word_.data()); }
 
  private:
-  const uint32_t* word_;
+  uint32_t found_;
+  GuardedBytes word_;
+};
+
+// An array and room for it elsewhere, at a distance that all arrays have.
+class TwoPlaces {
+ public:
+  static constexpr size_t kDistance = size_t{1} << 16;
+
+  template <class T>
+  explicit TwoPlaces(const std::vector<T>& array)
+      : before_(bytes_of(array)), memory_(nullptr, before_.empty() ? 0 : 2 * kDistance) {
+    std::vector<std::byte> start(2 * kDistance, kUntouched);
+    std::copy(before_.begin(), before_.end(), start.begin());
+    memory_.put(start.data());
+  }
+  std::byte* data() const { return memory_.data(); }
+  // Bytes that are not those of before here, and of `after` (empty: untouched) elsewhere.
+  template <class T>
+  int64_t differing(const std::vector<T>& after) {
+    if (before_.empty()) return 0;
+    std::vector<std::byte> now(2 * kDistance), wanted(2 * kDistance, kUntouched);
+    memory_.get(now.data());
+    std::copy(before_.begin(), before_.end(), wanted.begin());
+    const std::vector<std::byte> there = bytes_of(after);
+    std::copy(there.begin(), there.end(), wanted.begin() + kDistance);
+    return testing::differing_bytes(now.data(), wanted.data(), static_cast<int64_t>(now.size()));
+  }
+
+ private:
+  static constexpr std::byte kUntouched{0xa5};
+  template <class T>
+  static std::vector<std::byte> bytes_of(const std::vector<T>& array) {
+    const auto* const data = reinterpret_cast<const std::byte*>(array.data());
+    return {data, data + array.size() * sizeof(T)};
+  }
+  std::vector<std::byte> before_;
+  GuardedBytes memory_;
 };
 
 // States that are written elsewhere are whole there, and as they were where they are read; a guard stops all of it.
-TEST(SyclSteps, WriteElsewhereAndStopAtGuards) {
-  LT_NEEDS_SYCL();
+TEST(DeviceSteps, WriteElsewhereAndStopAtGuards) {
+  LT_NEEDS_DEVICE();
   auto rng = testing::seeded("elsewhere", 33);
-  SyclDevice& device = SyclDevice::get();
+  TestDevice& device = TestDevice::get();
   const auto cpu = open_backend("cpu", "");
-  constexpr size_t kHalf = size_t{1} << 16;  // room for any state of the case; the other half is where it is written
-  std::byte* const memory = sycl::malloc_shared<std::byte>(2 * kHalf * 2 * kMaxStates + kHalf, *device.queue);
-  std::byte* const param = memory + 2 * kHalf * 2 * kMaxStates;
-  auto* const word = sycl::malloc_shared<uint32_t>(1, *device.queue);
-  FixedGuard guard(word);
-  int64_t compared = 0;
+  int64_t steps = 0, differing = 0;
   for (int rule = 0; rule < rule_count(); ++rule)
     for (int codec = 0; codec < codec_count(); ++codec)
-      for (const uint32_t stopped_by : {~uint32_t{0}, 0u}) {
+      for (const uint32_t found : {kernels::kNoItem, 0u}) {
         std::vector<StepCase> wanted(1, StepCase(rule, codec, DType::kBF16, DType::kBF16, 3, 700, rng));
         const StepCase start = wanted[0];
         step_all(*cpu, wanted, 1);
-        std::memset(memory, 0xa5, 2 * kHalf * 2 * kMaxStates);
-        std::memcpy(param, start.param.data(), start.param.size());
-        std::byte* const grad = param + kHalf / 2;
-        std::memcpy(grad, start.grad.data(), start.grad.size());
+        FixedGuard guard(found);
+        const bool stopped = found != kernels::kNoItem;
+        GuardedBytes param(start.param.data(), start.param.size()), grad(start.grad.data(), start.grad.size());
+        std::vector<TwoPlaces> codes, scales;
         StepItem item = wanted[0].item();
-        item.param = param, item.grad = grad, item.write_offset = kHalf, item.guard = &guard;
-        for (int k = 0; k < kMaxStates; ++k) {
-          std::byte *const codes = memory + 4 * kHalf * size_t(k), *const scales = codes + 2 * kHalf;
-          if (item.codes[k]) item.codes[k] = std::memcpy(codes, start.codes[k].data(), start.codes[k].size());
-          if (item.scales[k])
-            item.scales[k] =
-                static_cast<float*>(std::memcpy(scales, start.scales[k].data(), start.scales[k].size() * 4));
+        item.param = param.data(), item.grad = grad.data();
+        item.write_offset = TwoPlaces::kDistance, item.guard = &guard;
+        for (size_t k = 0; k < kMaxStates; ++k) {
+          item.codes[k] = codes.emplace_back(start.codes[k]).data();
+          item.scales[k] = reinterpret_cast<float*>(scales.emplace_back(start.scales[k]).data());
         }
-        *word = stopped_by;
-        device.backend->step({&item, 1}, 1, false, device.queue.get());
-        device.queue->wait();
-        const bool stopped = stopped_by == 0;
+        device.backend->step({&item, 1}, 1, false, device.queue);
+        StepCase got = start;
+        param.get(got.param.data());
         const StepCase& expected = stopped ? start : wanted[0];
-        EXPECT_EQ(testing::differing_bytes(param, expected.param.data(), int64_t(expected.param.size())), 0);
-        for (int k = 0; k < kMaxStates; ++k) {
-          const auto whole = [&](const void* read, const void* before, const void* after, size_t bytes) {
-            const auto* const written = static_cast<const std::byte*>(read) + kHalf;
-            EXPECT_EQ(testing::differing_bytes(read, before, int64_t(bytes)), 0);
-            const std::vector<std::byte> untouched(bytes, std::byte{0xa5});
-            EXPECT_EQ(testing::differing_bytes(written, stopped ? untouched.data() : after, int64_t(bytes)), 0);
-            compared += int64_t(2 * bytes);
-          };
-          if (item.codes[k])
-            whole(item.codes[k], start.codes[k].data(), wanted[0].codes[k].data(), start.codes[k].size());
-          if (item.scales[k])
-            whole(item.scales[k], start.scales[k].data(), wanted[0].scales[k].data(), start.scales[k].size() * 4);
+        differing += testing::differing_bytes(got.param.data(), expected.param.data(), int64_t(got.param.size()));
+        for (size_t k = 0; k < kMaxStates; ++k) {
+          differing += codes[k].differing(stopped ? std::vector<std::byte>() : wanted[0].codes[k]);
+          differing += scales[k].differing(stopped ? std::vector<float>() : wanted[0].scales[k]);
         }
+        ++steps;
       }
-  sycl::free(memory, *device.queue);
-  sycl::free(word, *device.queue);
-  std::printf("%lld bytes of states compared\n", static_cast<long long>(compared));
+  EXPECT_EQ(differing, 0);
+  std::printf("%lld steps, half of them stopped, %lld bytes differ\n", static_cast<long long>(steps),
+              static_cast<long long>(differing));
 }
 
 // Items of all rules, codecs and types in one call, in random order, more than one upload can be in flight.
