@@ -9,6 +9,11 @@ set(LOWTIDE_CUDA_ARCHITECTURES "80;90;100;120" CACHE STRING
 
 lt_plugin_host_sources(cuda lt_cuda_host_sources)
 file(GLOB lt_cuda_device_sources CONFIGURE_DEPENDS "${lt_src}/backend/cuda/device/*.cu")
+include(rules)
+lt_generate_rule_sources("${lt_src}/portable/rules.def" step_rule.cu.in .cu lt_cuda_exact_rules)
+set(LT_CUDA_FAST ON)
+lt_generate_rule_sources("${lt_src}/portable/rules.def" step_rule.cu.in _fast.cu lt_cuda_fast_rules)
+list(APPEND lt_cuda_device_sources ${lt_cuda_exact_rules} ${lt_cuda_fast_rules})
 
 if(NOT LOWTIDE_CUDA)
   set(Nvcc_REASON "LOWTIDE_CUDA is OFF")
@@ -40,7 +45,7 @@ set(lt_nvcc_flags
     "-I${lt_src}"
     "-I${Nvcc_INCLUDE}")
 # Exact kernels have the bits of the CPU backend: nothing is contracted, division and roots are IEEE's. The others are
-# in files of their own, and say what they need in their code.
+# in files of their own.
 list(APPEND lt_nvcc_flags --fmad=false)
 list(GET LOWTIDE_CUDA_ARCHITECTURES -1 lt_newest)
 foreach(lt_arch IN LISTS LOWTIDE_CUDA_ARCHITECTURES)
@@ -61,7 +66,7 @@ foreach(lt_source IN LISTS lt_cuda_device_sources)
   get_filename_component(lt_name "${lt_source}" NAME_WE)
   set(lt_object "${PROJECT_BINARY_DIR}/cuda/${lt_name}.o")
   set(lt_flags ${lt_nvcc_flags})
-  if(lt_name MATCHES "_fast$")
+  if(lt_source IN_LIST lt_cuda_fast_rules)
     list(REMOVE_ITEM lt_flags --fmad=false)
     list(APPEND lt_flags ${lt_nvcc_fast_flags})
   endif()

@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
 """Reads what the CUDA compiler made of the kernels: registers, spills, accesses, and instructions per element.
 
-    cubin_report.py FILE...            objects of nvcc, or cubins
-    cubin_report.py --all FILE...      every kernel and architecture, not only those that have a budget
+    cubin_report.py FILE...                       objects of nvcc, or cubins
+    cubin_report.py --all FILE...                 every kernel, not only those that have a budget
+    cubin_report.py --architectures 80,90 FILE... these only
 
 Needs cuobjdump and nvdisasm: on PATH, or pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm. Exits with 1 if a budget
-is exceeded; without the tools it says so and exits with 0.
+is exceeded or a step's kernel spills; with 77, and the reason, without the tools or the files.
 
 Instructions per element. A lane of a step's hot path has 16 elements. The machine code is cut into basic blocks and
 natural loops (a branch back to a block that dominates it). The hot loop is the innermost one with 128-bit stores to
 global memory. Of its blocks those count from which such a store can still be reached in the same round, and those that
 come behind a store before the next round: both branches of every condition among them, and none of the slow path,
-which goes back without such a store. (BRA.DIV, to where lanes that have diverged meet, is never taken: warps are whole.) Their instructions, without NOP, divided by 16, are "loop". "static" is the whole
-kernel's.
+which goes back without such a store. (BRA.DIV, to where lanes that have diverged meet, is never taken: warps are whole.)
+Their instructions, without NOP, divided by 16, are "loop". "static" is the whole kernel's.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ import tempfile
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from typing import NoReturn
 
 ELEMENTS_OF_A_LANE = 16
+SKIPPED = 77  # exit status
 
 # Instructions per element of hot loops, at most: (rule, codec) -> exact, fast. For all pairs of element types and all
 # architectures. At 4.3 TB/s an H200 issues 78 per element of AdamW with 8-bit states (132 multiprocessors of 128 lanes).
@@ -116,13 +119,15 @@ def run(*command: object, cwd: Path | None = None) -> str:
     return done.stdout
 
 
-def cubins_of(file: Path, cuobjdump: Path, folder: Path) -> list[Path]:
+def cubins_of(file: Path, architectures: list[str], cuobjdump: Path, folder: Path) -> list[Path]:
+    """Of these architectures; of all, if none is named."""
     if file.suffix == ".cubin":
         return [file]
     into = folder / file.name
     into.mkdir()
     run(cuobjdump, "-xelf", "all", file.resolve(), cwd=into)
-    return sorted(into.glob("*.cubin"))
+    found = sorted(into.glob("*.cubin"))
+    return [cubin for cubin in found if not architectures or any(f".sm_{a}." in cubin.name for a in architectures)]
 
 
 def read_cubin(cubin: Path, cuobjdump: Path, nvdisasm: Path) -> list[Kernel]:
@@ -328,21 +333,29 @@ def print_table(rows: list[list[str]]) -> None:
         print("  ".join(cells).rstrip())
 
 
+def skip(reason: str) -> NoReturn:
+    print(f"skipped: {reason}")
+    sys.exit(SKIPPED)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--all", action="store_true")
+    parser.add_argument("--architectures", default="", metavar="LIST", help="e.g. 80,90 (default: all)")
     parser.add_argument("--dump", metavar="PART", help="print the hot loop of kernels with this in their short name")
     options = parser.parse_args()
     cuobjdump, nvdisasm = find_tool("cuobjdump"), find_tool("nvdisasm")
     if not cuobjdump or not nvdisasm:
-        print("cubin_report: skipped, no cuobjdump and nvdisasm: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm")
-        return
+        skip("no cuobjdump and nvdisasm (pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm)")
+    if missing := [str(file) for file in options.files if not file.is_file()]:
+        skip(f"not built: {', '.join(missing)}")
+    architectures = list(filter(None, options.architectures.split(",")))
     with tempfile.TemporaryDirectory() as folder:
         kernels = [
             kernel
             for file in options.files
-            for cubin in cubins_of(file, cuobjdump, Path(folder))
+            for cubin in cubins_of(file, architectures, cuobjdump, Path(folder))
             for kernel in read_cubin(cubin, cuobjdump, nvdisasm)
         ]
     judged = [(kernel, *judge(kernel)) for kernel in kernels]

@@ -40,17 +40,19 @@ class Tally:
         if case.find("failure") is not None or case.find("error") is not None:
             self.failures.append(name)
         elif skipped is not None or case.get("status") in ("notrun", "disabled"):
-            self.skips.append(f"{name}: {skip_reason(skipped)}")
+            self.skips.append(f"{name}: {skip_reason(skipped, case.findtext('system-out'))}")
         else:
             self.passed += 1
 
 
-def skip_reason(skipped: ET.Element | None) -> str:
+def skip_reason(skipped: ET.Element | None, output: str | None) -> str:
     if skipped is None:
         return "disabled"
     reason = skipped.get("message") or "no reason given"
     if reason == "collection skipped":  # a whole pytest file: the reason is in the text
         reason = skipped.text or reason
+    if reason.startswith("SKIP_") and output:  # ctest says which rule it was; the test itself why
+        reason = output
     return " ".join(reason.split())
 
 

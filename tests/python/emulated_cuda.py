@@ -11,6 +11,7 @@ import gc
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import lowtide
 import pytest
@@ -18,6 +19,17 @@ import stand_in
 import torch
 
 _BUILT = "liblowtide_cuda_emulated.so"
+# Functions of the runtime that tests call, of C++ (cuda_runtime.h says why).
+_FUNCTIONS = {
+    "cudaGraphDestroy": "_Z16cudaGraphDestroyP10CUgraph_st",
+    "cudaGraphExecDestroy": "_Z20cudaGraphExecDestroyP14CUgraphExec_st",
+    "cudaGraphInstantiate": "_Z20cudaGraphInstantiatePP14CUgraphExec_stP10CUgraph_sty",
+    "cudaGraphLaunch": "_Z15cudaGraphLaunchP14CUgraphExec_stP11CUstream_st",
+    "cudaStreamBeginCapture": "_Z22cudaStreamBeginCaptureP11CUstream_st21cudaStreamCaptureMode",
+    "cudaStreamEndCapture": "_Z20cudaStreamEndCaptureP11CUstream_stPP10CUgraph_st",
+    "cudaStreamSynchronize": "_Z21cudaStreamSynchronizeP11CUstream_st",
+    "lose_device": "_ZN13cuda_emulator11lose_deviceEi9cudaError",
+}
 
 
 def plugin() -> Path | None:
@@ -38,8 +50,6 @@ def prepare(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("LOWTIDE_CUDA_PLUGIN", str(path))
     monkeypatch.setenv("LT_CUDA_EMULATOR_DEVICES", "2")
     monkeypatch.setenv("LT_CUDA_EMULATOR_STRICT", "1")
-    # Before Lowtide loads it, and bound to the runtime beside it: torch's CUDA builds have a real one in the process.
-    ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL | os.RTLD_DEEPBIND)
     return stand_in.missing("cuda")
 
 
@@ -51,7 +61,9 @@ class EmulatedCuda(stand_in.StandIn):
         super().__init__(monkeypatch, ("exact:0", "exact:1"))
         path = plugin()
         assert path
-        self.runtime = ctypes.CDLL(str(path.parent / "liblowtide_cudart_emulated.so"))
+        runtime = ctypes.CDLL(str(path.parent / "liblowtide_cudart_emulated.so"))
+        self._functions = {name: runtime[symbol] for name, symbol in _FUNCTIONS.items()}
+        self._functions["lose_device"].restype = None
         self.cached: dict[int, tuple[int, int]] = {}  # what torch's allocator gave: address -> bytes, device
         self.cache_limit = 1 << 40  # bytes that it has
         self.unused = 0  # bytes that it keeps and nobody uses
@@ -74,7 +86,11 @@ class EmulatedCuda(stand_in.StandIn):
 
     def synchronize(self) -> None:
         super().synchronize()
-        assert self.runtime.cudaStreamSynchronize(None) == 0
+        self.call("cudaStreamSynchronize", None)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """A function of the runtime, which must succeed."""
+        assert not self._functions[name](*arguments), name
 
     # What torch.cuda has:
 

@@ -22,7 +22,6 @@ Figure = Callable[[str], None]
 SHAPES = ((64, 300), (70, 100), (9,))
 STREAMING = lowtide.Memory(device="20KiB", chunk=4096, path="copy")
 ROOMY = EmulatedCuda.roomy
-INSTANTIATE = "_Z20cudaGraphInstantiatePP14CUgraphExec_stP10CUgraph_sty"  # C++: it has a default argument
 
 
 def pair(
@@ -186,16 +185,15 @@ def test_verdicts_come_later(cuda: EmulatedCuda, figure: Figure) -> None:
 def test_graphs(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:
     twins, first, second = pair(cuda, ROOMY, nonfinite="propagate")
     twins.step(first, second, 1)
-    runtime = cuda.runtime
     stream, graph, ready = ctypes.c_void_p(cuda.queues[0]), ctypes.c_void_p(), ctypes.c_void_p()
     with pytest.raises(ValueError):
         second.prepare_replay()
-    assert runtime.cudaStreamBeginCapture(stream, 2) == 0
+    cuda.call("cudaStreamBeginCapture", stream, 2)
     cuda.capturing = True
     second.step()
     cuda.capturing = False
-    assert runtime.cudaStreamEndCapture(stream, ctypes.byref(graph)) == 0
-    assert runtime[INSTANTIATE](ctypes.byref(ready), graph, ctypes.c_uint64(0)) == 0
+    cuda.call("cudaStreamEndCapture", stream, ctypes.byref(graph))
+    cuda.call("cudaGraphInstantiate", ctypes.byref(ready), graph, ctypes.c_uint64(0))
     cuda.synchronize()
     for i in range(4):
         random_gradients(twins.here)
@@ -204,19 +202,19 @@ def test_graphs(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:
             opt.param_groups[0]["lr"] = 0.01 / (i + 1)
         first.step()
         second.prepare_replay()
-        assert runtime.cudaGraphLaunch(ready, stream) == 0
+        cuda.call("cudaGraphLaunch", ready, stream)
         cuda.synchronize()
         assert [bits(one) for one in twins.here] == [bits(other) for other in twins.there], i
     twins.compare_state(first, second)
     assert twins.differing == 0 and second.report()["steps"] == first.report()["steps"]
     before = [bits(param) for param in twins.there]
-    assert runtime.cudaGraphLaunch(ready, stream) == 0
+    cuda.call("cudaGraphLaunch", ready, stream)
     cuda.synchronize()
     assert [bits(param) for param in twins.there] == before, "a replay that was not prepared"
     with pytest.raises(ValueError):
         second.step()
-    runtime.cudaGraphExecDestroy(ready)
-    runtime.cudaGraphDestroy(graph)
+    cuda.call("cudaGraphExecDestroy", ready)
+    cuda.call("cudaGraphDestroy", graph)
     figure(f"4 replays with their own lr: {twins.compared} bytes alike")
 
 

@@ -4,6 +4,11 @@
 // tiles-inl.h, backend/kernels/step-inl.h, lane_codec-inl.h and real-inl.h.
 
 inline constexpr int kLanes = kBlock / kLaneElements;
+#ifdef LT_CUDA_FAST
+inline constexpr bool kIsFast = true;
+#else
+inline constexpr bool kIsFast = false;
+#endif
 
 struct StepArguments {
   const DeviceItem* items;
@@ -106,6 +111,11 @@ LT_FN bool is_aligned(const void* p) { return (reinterpret_cast<u64>(p) & 15u) =
 template <class R>
 inline constexpr bool kDivides = std::is_base_of_v<AdamBase, R>;
 
+// Rules whose states LaneCodec has codes for: second moments are looked at with those that divide, and as theirs are.
+template <class R>
+inline constexpr bool kHasHotPath = R::kStates <= 2 &&
+                                    (kDivides<R> || R::kSigned == (1u << (R::kStates <= 2 ? R::kStates : 0)) - 1u);
+
 // max(x, y), NaN if one is.
 LT_FN float max_or_nan(float x, float y) {
 #ifdef __CUDA_ARCH__
@@ -137,12 +147,7 @@ template <class R, class C, class P, class G>
 struct HotBlocks {
   using Codec = LaneCodec<C>;
   static constexpr int K = R::kStates;
-#ifdef LT_CUDA_FAST
-  static constexpr bool kExact = false;
-#else
-  static constexpr bool kExact = true;
-#endif
-  static_assert(K <= 2 && (kDivides<R> || R::kSigned == (1u << K) - 1u), "no codec has looked at such second moments");
+  static_assert(kHasHotPath<R>);
   template <int k>
   struct State {
     static constexpr bool kSigned = ((R::kSigned >> k) & 1) != 0;
@@ -173,7 +178,7 @@ struct HotBlocks {
   }
 
   static constexpr bool kLooksAtMost = K > 0 && (C::kScaled || kDivides<R>);
-  static constexpr bool kLooksAtLeast = kExact && kDivides<R>;
+  static constexpr bool kLooksAtLeast = !kIsFast && kDivides<R>;
 
   // False, and nothing done, if an operand is out of range: the same for the warp. `inside`: whether the lane has 16
   // elements, which begin with `element`; else it is that of others, and its work is for nothing. scale_at: likewise.

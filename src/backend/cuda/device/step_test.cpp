@@ -1,5 +1,6 @@
 // The step kernels, compiled for the emulated device, give the bits of a step on the CPU: every rule, codec and pair of
-// element types, whole and short blocks, misaligned and strided memory, states written elsewhere, and stopped steps.
+// element types, whole and short blocks and rows, misaligned memory, strided and transposed parameters and gradients,
+// states written elsewhere, and stopped steps.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -36,20 +37,62 @@ class Shared {
   void* data_ = nullptr;
 };
 
-// A case's memory on the device, `shift` bytes behind aligned ones; states may be written elsewhere.
+// A tensor's elements in memory of the device: `shift` elements behind aligned ones, as this layout has them, and
+// between them bytes that nobody may change.
+class DeviceTensor {
+ public:
+  DeviceTensor(const std::vector<std::byte>& packed, DType dtype, Layout as, size_t shift)
+      : layout(std::make_unique<Layout>(std::move(as))),
+        element_bytes_(dtype_bytes(dtype)),
+        shift_(shift * static_cast<size_t>(element_bytes_)),
+        memory_(std::make_unique<Shared>(bytes())) {
+    write(packed, memory_->get());
+  }
+
+  std::byte* data() const { return memory_->get() + shift_; }
+  // The elements in row-major order; false if a byte between them has changed.
+  bool fetch(std::vector<std::byte>& packed) const {
+    layout->gather(data(), element_bytes_, 0, layout->numel, packed.data());
+    std::vector<std::byte> wanted(bytes());
+    write(packed, wanted.data());
+    return testing::differing_bytes(wanted.data(), memory_->get(), static_cast<int64_t>(bytes())) == 0;
+  }
+
+  std::unique_ptr<const Layout> layout;  // items point to it
+
+ private:
+  size_t bytes() const { return static_cast<size_t>(layout->extent * element_bytes_) + shift_; }
+  void write(const std::vector<std::byte>& packed, std::byte* to) const {
+    std::memset(to, 0xa5, bytes());
+    layout->scatter(packed.data(), element_bytes_, 0, layout->numel, to + shift_);
+  }
+
+  int64_t element_bytes_;
+  size_t shift_;
+  std::unique_ptr<Shared> memory_;
+};
+
+// The same rows in other memory.
+enum class Lie { kContiguous, kTransposed, kGaps, kEveryThird, kCount };
+Layout layout_of(const Layout& contiguous, Lie lie) {
+  const int64_t rows = contiguous.rows, length = contiguous.row_length, sizes[] = {rows, length};
+  const int64_t strides[][2] = {{length, 1}, {1, rows}, {length + 5, 1}, {3 * length, 3}};
+  return Layout::make(sizes, strides[static_cast<size_t>(lie)]);
+}
+
+// A case's memory on the device, `shift` elements behind aligned ones; states may be written elsewhere.
 struct DeviceCase {
   StepCase* of;
-  std::unique_ptr<Shared> param, grad, states;
-  size_t shift, param_shift, at[2 * kMaxStates] = {}, state_bytes = 0;
+  DeviceTensor param, grad;
+  std::unique_ptr<Shared> states;
+  size_t at[2 * kMaxStates] = {}, state_bytes = 0;
   int64_t write_offset = 0;
 
-  DeviceCase(StepCase& c, size_t shifted, bool elsewhere) : of(&c), shift(shifted) {
-    param_shift = shift * static_cast<size_t>(dtype_bytes(c.param_dtype));
-    const size_t grad_shift = shift * static_cast<size_t>(dtype_bytes(c.grad_dtype));
-    param = std::make_unique<Shared>(c.param.size() + param_shift);
-    grad = std::make_unique<Shared>(c.grad.size() + grad_shift);
-    std::memcpy(param->get() + param_shift, c.param.data(), c.param.size());
-    std::memcpy(grad->get() + grad_shift, c.grad.data(), c.grad.size());
+  DeviceCase(StepCase& c, size_t shift, bool elsewhere, Lie param_lie = Lie::kContiguous,
+             Lie grad_lie = Lie::kContiguous)
+      : of(&c),
+        param(c.param, c.param_dtype, layout_of(c.layout, param_lie), shift),
+        grad(c.grad, c.grad_dtype, layout_of(c.layout, grad_lie), shift) {
     const auto place = [&](size_t bytes) {
       const size_t begin = state_bytes;
       state_bytes = (begin + bytes + 255) / 256 * 256;
@@ -77,8 +120,8 @@ struct DeviceCase {
 
   StepItem item() {
     StepItem out = of->item();
-    out.param = param->get() + param_shift;
-    out.grad = grad->get() + shift * static_cast<size_t>(dtype_bytes(of->grad_dtype));
+    out.param = param.data(), out.param_layout = param.layout.get();
+    out.grad = grad.data(), out.grad_layout = grad.layout.get();
     for (int k = 0; k < kMaxStates; ++k) {
       if (out.codes[k]) out.codes[k] = states->get() + at[2 * k];
       if (out.scales[k]) out.scales[k] = reinterpret_cast<float*>(states->get() + at[2 * k + 1]);
@@ -88,7 +131,7 @@ struct DeviceCase {
   }
 
   void fetch() {
-    std::memcpy(of->param.data(), param->get() + param_shift, of->param.size());
+    EXPECT_TRUE(param.fetch(of->param)) << "bytes between the elements have changed";
     copy_states([&](void* host, std::byte* device, size_t bytes) { std::memcpy(host, device, bytes); }, write_offset);
   }
 };
@@ -132,7 +175,8 @@ void step_on_device(std::span<StepItem> items, const Launch& how) {
 
 std::vector<StepCase> make_cases(int rule, int codec, int pair, Rng& rng) {
   std::vector<std::pair<int64_t, int64_t>> shapes = {
-      {0, 5}, {3, 0}, {1, 1}, {2, 256}, {3, 512}, {1, 256 * 70 + 77}, {5, 400}, {9, 16}, {1, 256 * 33}};
+      {0, 5},   {3, 0},  {1, 1},        {2, 256}, {3, 512}, {1, 256 * 70 + 77},
+      {5, 400}, {9, 16}, {1, 256 * 33}, {33, 24}, {6, 257}};
   shapes.emplace_back(1, rng.between(1, 255));
   shapes.emplace_back(rng.between(2, 40), rng.between(1, 255));
   shapes.emplace_back(rng.between(2, 5), rng.between(257, 1200));
@@ -163,20 +207,24 @@ void make_usual(StepCase& c, Rng& rng) {
 TEST(CudaSteps, GiveTheBitsOfTheCpu) {
   auto rng = testing::seeded("steps of CUDA kernels", 70);
   const auto cpu = cpu::make_backend("");
-  int64_t comparisons = 0, bytes = 0, differing = 0, still = 0;
+  int64_t comparisons = 0, bytes = 0, differing = 0, still = 0, strided = 0;
   for (int rule = 0; rule < static_cast<int>(rules().size()); ++rule)
     for (int codec = 0; codec < static_cast<int>(codecs().size()); ++codec)
       for (int pair = 0; pair < 9; ++pair)
-        for (int variant = 0; variant < 4; ++variant) {
-          // Usual states, any states, misaligned memory, and kernels of any types.
+        for (int variant = 0; variant < 5; ++variant) {
+          // Usual states, any states, misaligned memory, kernels of any types, and memory that is not contiguous.
           std::vector<StepCase> start = make_cases(rule, codec, pair, rng);
           if (variant != 1)
             for (StepCase& c : start) make_usual(c, rng);
           std::vector<StepCase> wanted = start, got = start;
           step_all(*cpu, wanted, 1);
           std::vector<DeviceCase> on_device;
-          for (size_t i = 0; i < got.size(); ++i)
-            on_device.emplace_back(got[i], variant == 2 ? 1 + i % 3 : 0, i % 2 == 1);
+          const auto any_lie = [&] { return static_cast<Lie>(rng.below(variant == 4 ? int(Lie::kCount) : 1)); };
+          for (size_t i = 0; i < got.size(); ++i) {
+            const Lie param_lie = any_lie();
+            on_device.emplace_back(got[i], variant == 2 ? 1 + i % 3 : 0, i % 2 == 1, param_lie, any_lie());
+            strided += variant == 4 && !(on_device[i].param.layout->contiguous && on_device[i].grad.layout->contiguous);
+          }
           std::vector<StepItem> items;
           for (DeviceCase& c : on_device) items.push_back(c.item());
           step_on_device(items, {rule, codec, variant == 3 ? -1 : pair});
@@ -193,9 +241,10 @@ TEST(CudaSteps, GiveTheBitsOfTheCpu) {
           }
           if (differing) return;
         }
-  std::printf("%lld parameters stepped, %lld bytes compared, %lld differ, %lld were left as they were\n",
-              static_cast<long long>(comparisons), static_cast<long long>(bytes), static_cast<long long>(differing),
-              static_cast<long long>(still));
+  std::printf(
+      "%lld parameters stepped (%lld not contiguous), %lld bytes compared, %lld differ, %lld were left as they were\n",
+      static_cast<long long>(comparisons), static_cast<long long>(strided), static_cast<long long>(bytes),
+      static_cast<long long>(differing), static_cast<long long>(still));
 }
 
 TEST(CudaSteps, MakeTheBallotsOfTheCpu) {

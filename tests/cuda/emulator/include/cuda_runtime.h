@@ -120,7 +120,9 @@ struct cudaLaunchConfig_t {
   unsigned int numAttrs;
 };
 
-#define LT_CUDA_API extern "C" __attribute__((visibility("default")))
+// Of C++, unlike the real functions, whose names stand in the symbol table as they are: a process may have loaded those
+// too (torch's are), and neither is to be taken for the other.
+#define LT_CUDA_API __attribute__((visibility("default")))
 
 LT_CUDA_API cudaError_t cudaGetLastError();
 LT_CUDA_API cudaError_t cudaPeekAtLastError();
@@ -172,12 +174,10 @@ LT_CUDA_API cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph);
 LT_CUDA_API cudaError_t cudaGraphDestroy(cudaGraph_t graph);
 
 // With default arguments, as in C++ programs.
-__attribute__((visibility("default"))) cudaError_t cudaMallocManaged(void** memory, size_t bytes,
-                                                                     unsigned int flags = cudaMemAttachGlobal);
-__attribute__((visibility("default"))) cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event,
-                                                                       unsigned int flags = 0);
-__attribute__((visibility("default"))) cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr);
-__attribute__((visibility("default"))) cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
-                                                                        unsigned long long flags = 0);
+LT_CUDA_API cudaError_t cudaMallocManaged(void** memory, size_t bytes, unsigned int flags = cudaMemAttachGlobal);
+LT_CUDA_API cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int flags = 0);
+LT_CUDA_API cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr);
+LT_CUDA_API cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
+                                             unsigned long long flags = 0);
 
 #include "emulator/launch.h"
