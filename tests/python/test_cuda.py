@@ -183,41 +183,93 @@ def test_verdicts_come_later(cuda: EmulatedCuda, figure: Figure) -> None:
     figure("a skipped step is uncounted, and raised, by the next")
 
 
-def test_graphs(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:
-    twins, first, second = pair(cuda, ROOMY, nonfinite="propagate")
+class Graph:
+    """A captured step: what torch.cuda.graph() does, on the emulated runtime."""
+
+    def __init__(self, cuda: EmulatedCuda, step: Callable[[], object]) -> None:
+        self._cuda = cuda
+        self._stream, self._graph, self._ready = ctypes.c_void_p(cuda.queues[0]), ctypes.c_void_p(), ctypes.c_void_p()
+        assert cuda.runtime.cudaStreamBeginCapture(self._stream, 2) == 0
+        cuda.capturing = True
+        step()
+        cuda.capturing = False
+        assert cuda.runtime.cudaStreamEndCapture(self._stream, ctypes.byref(self._graph)) == 0
+        assert cuda.runtime[INSTANTIATE](ctypes.byref(self._ready), self._graph, ctypes.c_uint64(0)) == 0
+        cuda.synchronize()
+
+    def replay(self) -> None:
+        assert self._cuda.runtime.cudaGraphLaunch(self._ready, self._stream) == 0
+        self._cuda.synchronize()
+
+    def close(self) -> None:
+        self._cuda.runtime.cudaGraphExecDestroy(self._ready)
+        self._cuda.runtime.cudaGraphDestroy(self._graph)
+
+
+@pytest.mark.parametrize("nonfinite", ["skip", "raise", "propagate"])
+def test_graphs(cuda: EmulatedCuda, nonfinite: str, seed: int, figure: Figure) -> None:
+    twins, first, second = pair(cuda, ROOMY, nonfinite=nonfinite)
     twins.step(first, second, 1)
-    runtime = cuda.runtime
-    stream, graph, ready = ctypes.c_void_p(cuda.queues[0]), ctypes.c_void_p(), ctypes.c_void_p()
     with pytest.raises(ValueError):
         second.prepare_replay()
-    assert runtime.cudaStreamBeginCapture(stream, 2) == 0
-    cuda.capturing = True
-    second.step()
-    cuda.capturing = False
-    assert runtime.cudaStreamEndCapture(stream, ctypes.byref(graph)) == 0
-    assert runtime[INSTANTIATE](ctypes.byref(ready), graph, ctypes.c_uint64(0)) == 0
-    cuda.synchronize()
-    for i in range(4):
-        random_gradients(twins.here)
-        cuda.give_gradients(twins.there, twins.here)
-        for opt in (first, second):
-            opt.param_groups[0]["lr"] = 0.01 / (i + 1)
-        first.step()
+    graph = Graph(cuda, second.step)
+
+    def replays(count: int) -> None:
+        for i in range(count):
+            random_gradients(twins.here)
+            cuda.give_gradients(twins.there, twins.here)
+            for opt in (first, second):
+                opt.param_groups[0]["lr"] = 0.01 / (i + 1)
+            first.step()
+            second.prepare_replay()
+            graph.replay()
+            assert [bits(one) for one in twins.here] == [bits(other) for other in twins.there], i
+
+    replays(3)
+    before = [bits(param) for param in twins.there]
+    if nonfinite != "propagate":
+        gradient = twins.there[1].grad
+        assert gradient is not None
+        gradient[3, 5] = float("nan")
         second.prepare_replay()
-        assert runtime.cudaGraphLaunch(ready, stream) == 0
-        cuda.synchronize()
-        assert [bits(one) for one in twins.here] == [bits(other) for other in twins.there], i
+        graph.replay()
+        assert [bits(param) for param in twins.there] == before, "a replay of gradients that are not finite"
+        if nonfinite == "raise":
+            with pytest.raises(ValueError, match="parameter 1 holds a NaN"):
+                second.prepare_replay()
+        assert second.skipped_steps == (nonfinite == "skip")
+        replays(1)
     twins.compare_state(first, second)
     assert twins.differing == 0 and second.report()["steps"] == first.report()["steps"]
     before = [bits(param) for param in twins.there]
-    assert runtime.cudaGraphLaunch(ready, stream) == 0
-    cuda.synchronize()
+    graph.replay()
     assert [bits(param) for param in twins.there] == before, "a replay that was not prepared"
     with pytest.raises(ValueError):
         second.step()
-    runtime.cudaGraphExecDestroy(ready)
-    runtime.cudaGraphDestroy(graph)
-    figure(f"4 replays with their own lr: {twins.compared} bytes alike")
+    graph.close()
+    figure(f"{nonfinite}: replays with their own lr, {twins.compared} bytes alike")
+
+
+def test_a_learning_rate_on_the_device(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:
+    twins, first, second = pair(cuda, ROOMY)
+    second.param_groups[0]["lr"] = rate = cuda.tensor(torch.tensor([0.01]))
+    first.param_groups[0]["lr"] = float(rate)
+    twins.step(first, second)
+    cuda.capturing = True
+    with pytest.raises(ValueError, match="group 0: got lr as a tensor on cuda:0 while a graph"):
+        second.step()
+    cuda.capturing = False
+    second.param_groups[0]["lr"] = rate.to("cpu", copy=True)
+    graph = Graph(cuda, second.step)
+    random_gradients(twins.here)
+    cuda.give_gradients(twins.there, twins.here)
+    first.step()
+    second.prepare_replay()
+    graph.replay()
+    twins.compare_state(first, second)
+    graph.close()
+    assert [bits(one) for one in twins.here] == [bits(other) for other in twins.there] and twins.differing == 0
+    figure(f"read by steps ({twins.compared} bytes alike), refused in a capture, where one on the CPU does")
 
 
 def test_streams(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:
