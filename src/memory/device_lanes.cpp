@@ -16,7 +16,19 @@ void DeviceLanes::begin_step(void* queue, bool hybrid, Work work) {
   begun_ = first_ + static_cast<Event>(events_.size());
   queues_[static_cast<int>(Lane::kStep)] = queue;
   work_ = std::move(work);
+  waiting_.clear();
   unwritten_ = -1;
+}
+
+void DeviceLanes::end_step() {
+  step_waiting();
+  stepped_ = device_.record(queues_[1]);
+}
+
+void DeviceLanes::step_waiting() {
+  if (waiting_.empty()) return;
+  const std::vector<Target> targets = std::exchange(waiting_, {});
+  work_(targets);
 }
 
 void DeviceLanes::read(int chunk, int slot) {
@@ -33,15 +45,18 @@ void DeviceLanes::follow(void* queue) {
 
 void DeviceLanes::step(int chunk, int slot) {
   const DeviceRecord& record = chunks_[static_cast<size_t>(chunk)];
-  if (slot < 0) return work_(chunk, record.memory.data(), 0);
-  std::byte* const at = slots_[static_cast<size_t>(slot)].data();
-  if (hybrid_) {
-    work_(chunk, at, record.memory.data() - at);
-    written_bytes_ += record.chunk.bytes;
-  } else {
-    work_(chunk, at, 0);
-    unwritten_ = chunk, unwritten_slot_ = slot;
+  if (slot < 0) {
+    waiting_.push_back({chunk, record.memory.data(), 0});
+    return;
   }
+  step_waiting();
+  std::byte* const at = slots_[static_cast<size_t>(slot)].data();
+  const Target target{chunk, at, hybrid_ ? record.memory.data() - at : 0};
+  work_({&target, 1});
+  if (hybrid_)
+    written_bytes_ += record.chunk.bytes;
+  else
+    unwritten_ = chunk, unwritten_slot_ = slot;
 }
 
 void DeviceLanes::write(int chunk, int slot) {
@@ -59,12 +74,14 @@ void DeviceLanes::write_stepped() {
 }
 
 Lanes::Event DeviceLanes::record(Lane lane) {
+  if (lane == Lane::kStep) step_waiting();
   events_.push_back(device_.record(queue_of(lane)));
   return first_ + static_cast<Event>(events_.size()) - 1;
 }
 
 void DeviceLanes::wait(Lane lane, Event event) {
   if (event == kNone) return;
+  if (lane == Lane::kStep) step_waiting();
   if (event < first_) fail(ErrorKind::kInternal, "waited for an event of two steps ago");
   device_.wait(queue_of(lane), events_[static_cast<size_t>(event - first_)]);
 }

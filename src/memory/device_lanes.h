@@ -4,6 +4,7 @@
 
 #include <deque>
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "backend/device.h"
@@ -21,7 +22,12 @@ struct DeviceRecord {
 class DeviceLanes final : public Lanes {
  public:
   // write_offset: bytes from where the chunk is read to where it is written.
-  using Work = std::function<void(int chunk, std::byte* memory, int64_t write_offset)>;
+  struct Target {
+    int chunk;
+    std::byte* memory;
+    int64_t write_offset;
+  };
+  using Work = std::function<void(std::span<const Target> targets)>;
   // All borrowed for the object's life.
   DeviceLanes(Device& device, std::vector<DeviceRecord>& chunks, std::vector<DeviceBytes>& slots)
       : device_(device), chunks_(chunks), slots_(slots), queues_{device.make_queue(), nullptr, device.make_queue()} {}
@@ -32,7 +38,10 @@ class DeviceLanes final : public Lanes {
   // changed. Not hybrid: steps in slots stay there until they are written.
   void begin_step(void* queue, bool hybrid, Work work);
   // After it.
-  void end_step() { stepped_ = device_.record(queues_[1]); }
+  void end_step();
+  // Chunks that are stepped where they are wait for those behind them, to be one call of the work: until one in a slot
+  // follows, or the end of the step, or this.
+  void step_waiting();
   // What will be queued on this queue until the next step touches chunks, too.
   void follow(void* queue);
 
@@ -64,6 +73,7 @@ class DeviceLanes final : public Lanes {
   std::vector<DeviceBytes>& slots_;
   void* queues_[3];  // of each Lane
   Work work_;
+  std::vector<Target> waiting_;
   bool hybrid_ = false, following_ = false;
   Device::Event stepped_;
   int unwritten_ = -1, unwritten_slot_ = -1;  // the chunk that was stepped in this slot, until it is written

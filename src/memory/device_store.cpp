@@ -75,10 +75,15 @@ void DeviceStore::step(const Work& work, int, const std::vector<int64_t>& wanted
   const bool in_place = path_ == Path::kZeroCopy;
   queued_ = true;
   for (const int chunk : pager_.plan().streamed) writing_[static_cast<size_t>(chunk)] = true;
-  lanes_.begin_step(stream, path_ == Path::kHybrid, [&](int chunk, std::byte* memory, int64_t write_offset) {
-    const auto i = static_cast<size_t>(chunk);
-    work(chunk_at(i).pieces, memory, write_offset);
-    if (in_place && !pager_.plan().resident[i]) lanes_.count_moved(chunks_[i].chunk.bytes);
+  std::vector<PlacedChunk> placed;
+  lanes_.begin_step(stream, path_ == Path::kHybrid, [&](std::span<const DeviceLanes::Target> targets) {
+    placed.clear();
+    for (const DeviceLanes::Target& target : targets)
+      placed.push_back({chunk_at(static_cast<size_t>(target.chunk)).pieces, target.memory, target.write_offset});
+    work(placed);
+    for (const DeviceLanes::Target& target : targets)
+      if (const auto i = static_cast<size_t>(target.chunk); in_place && !pager_.plan().resident[i])
+        lanes_.count_moved(chunks_[i].chunk.bytes);
   });
   try {
     if (options_.managed)
@@ -117,12 +122,15 @@ void DeviceStore::step_managed(const std::vector<bool>& wanted) {
     const size_t after = next(chunk + 1);
     prefetch(after);
     lanes_.step(static_cast<int>(chunk), -1);
+    lanes_.step_waiting();
     chunk = after;
   }
 }
 
 void DeviceStore::visit_in_place(const Work& work) const {
-  for (const DeviceRecord& record : chunks_) work(record.chunk.pieces, record.memory.data(), 0);
+  std::vector<PlacedChunk> placed;
+  for (const DeviceRecord& record : chunks_) placed.push_back({record.chunk.pieces, record.memory.data(), 0});
+  work(placed);
 }
 
 void DeviceStore::follow(void* queue) {

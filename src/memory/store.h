@@ -40,11 +40,16 @@ class Store {
   bool has(int64_t param) const { return pieces_.contains(param); }
   size_t pieces(int64_t param) const { return pieces_.at(param).size(); }
 
-  // Every piece once: work(pieces, memory of their chunk, write_offset) may change the pieces' parts of the record, or
-  // queue that on `stream`; changes go to `write_offset` bytes from where the record is read (0: in place). Pieces of
-  // one chunk come in one call. An error that stops the step half way passes through: chunks for
-  // which `work` was called are changed, others are not; the caller's own count says which.
-  using Work = std::function<void(std::span<const Piece> pieces, std::byte* memory, int64_t write_offset)>;
+  // A chunk where it is stepped: its record is read at `memory`, and changes go to `write_offset` bytes from there.
+  struct PlacedChunk {
+    std::span<const Piece> pieces;
+    std::byte* memory = nullptr;
+    int64_t write_offset = 0;
+  };
+  // Every chunk once, one or several in a call: work(chunks) may change the parts of their pieces, or queue that on
+  // `stream`. An error that stops the step half way passes through: chunks for which `work` has returned are changed,
+  // others are not; the caller's own count says which.
+  using Work = std::function<void(std::span<const PlacedChunk> chunks)>;
   // Only chunks that hold some of the `wanted` parameters are brought (empty: all).
   virtual void step(const Work& work, int threads = 1, const std::vector<int64_t>& wanted = {},
                     void* stream = nullptr) = 0;

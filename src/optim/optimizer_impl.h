@@ -237,8 +237,12 @@ struct Optimizer::Impl {
   // What is to be stepped of an item, of which this piece is in memory.
   StepItem part_of(const StepItem& whole, const Piece& piece, std::byte* memory, int64_t write_offset);
 
-  void step_pieces(std::span<const Piece> pieces, std::byte* memory, int64_t write_offset,
-                   const std::vector<const StepItem*>& streamed, void* stream);
+  // Appends the parts of those that are `streamed`, where their chunks are.
+  void append_parts(std::span<const Store::PlacedChunk> chunks, const std::vector<const StepItem*>& streamed,
+                    std::vector<StepItem>& parts);
+  // Queues their step, in one call.
+  void step_chunks(std::span<const Store::PlacedChunk> chunks, const std::vector<const StepItem*>& streamed,
+                   void* stream);
 
   // Counts a step of the parameters of which some piece was stepped; the others' pieces fall behind.
   void settle();

@@ -29,11 +29,7 @@ void Optimizer::Impl::gather_parts(std::vector<StepItem>& parts) {
   }
   for (const std::unique_ptr<Home>& home : homes)
     if (const DeviceStore* const store = home->device_store())
-      store->visit_in_place([&](std::span<const Piece> pieces, std::byte* memory, int64_t) {
-        for (const Piece& piece : pieces)
-          if (const StepItem* const whole = streamed[static_cast<size_t>(piece.param)])
-            parts.push_back(part_of(*whole, piece, memory, 0));
-      });
+      store->visit_in_place([&](std::span<const Store::PlacedChunk> chunks) { append_parts(chunks, streamed, parts); });
 }
 
 // Called on a capturing queue: nothing is waited for, and nothing allocated but by the backend.

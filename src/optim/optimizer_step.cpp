@@ -122,8 +122,7 @@ void Optimizer::Impl::step_paged(void* stream) {
   for (const std::unique_ptr<Home>& home : homes) {
     if (!home->store()) continue;
     try {
-      home->store()->step([&](std::span<const Piece> pieces, std::byte* memory,
-                              int64_t write_offset) { step_pieces(pieces, memory, write_offset, streamed, stream); },
+      home->store()->step([&](std::span<const Store::PlacedChunk> chunks) { step_chunks(chunks, streamed, stream); },
                           threads, wanted, stream);
     } catch (...) {
       std::exception_ptr& first = all_done(*home, streamed) ? unwritten : stopped;
@@ -160,16 +159,23 @@ StepItem Optimizer::Impl::part_of(const StepItem& whole, const Piece& piece, std
   return item;
 }
 
-void Optimizer::Impl::step_pieces(std::span<const Piece> pieces, std::byte* memory, int64_t write_offset,
+void Optimizer::Impl::step_chunks(std::span<const Store::PlacedChunk> chunks,
                                   const std::vector<const StepItem*>& streamed, void* stream) {
   std::vector<StepItem> batch;
-  for (const Piece& piece : pieces)
-    if (const StepItem* const whole = streamed[static_cast<size_t>(piece.param)])  // else: no gradient in this step
-      batch.push_back(part_of(*whole, piece, memory, write_offset));
+  append_parts(chunks, streamed, batch);
   backend->step(batch, threads, false, stream);
-  for (const Piece& piece : pieces)
-    if (streamed[static_cast<size_t>(piece.param)])
-      slots[static_cast<size_t>(piece.param)].progress[piece.number].done = true;
+  for (const Store::PlacedChunk& chunk : chunks)
+    for (const Piece& piece : chunk.pieces)
+      if (streamed[static_cast<size_t>(piece.param)])
+        slots[static_cast<size_t>(piece.param)].progress[piece.number].done = true;
+}
+
+void Optimizer::Impl::append_parts(std::span<const Store::PlacedChunk> chunks,
+                                   const std::vector<const StepItem*>& streamed, std::vector<StepItem>& parts) {
+  for (const Store::PlacedChunk& chunk : chunks)
+    for (const Piece& piece : chunk.pieces)
+      if (const StepItem* const whole = streamed[static_cast<size_t>(piece.param)])  // else: no gradient in this step
+        parts.push_back(part_of(*whole, piece, chunk.memory, chunk.write_offset));
 }
 
 void Optimizer::Impl::settle() {
