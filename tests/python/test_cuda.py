@@ -15,6 +15,7 @@ import pytest
 import torch
 from emulated_cuda import EmulatedCuda
 from lowtide import backward
+from lowtide.report import Report
 from support import bits, parameter, random_gradients
 from twins import Twins
 
@@ -104,6 +105,37 @@ def test_automatic_residency(cuda: EmulatedCuda, seed: int, figure: Figure, capl
     told = [record.getMessage() for record in caplog.records if "was moved to the device" in record.getMessage()]
     assert len(told) >= 2
     figure(f"{there['promotions']} promotions, {freed} bytes demoted, {twins.compared} bytes alike; {told}")
+
+
+def test_reports(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:
+    """What report() calls device memory is what torch's cache gave, whatever has moved."""
+    twins, first, second = pair(cuda, STREAMING)
+    seen: list[int] = []
+
+    def look() -> Report:
+        report = second.report()
+        assert report["device_bytes"] == sum(size for size, _ in cuda.cached.values())
+        seen.append(report["device_bytes"])
+        return report
+
+    twins.step(first, second, 2)
+    look()
+    taken = second.prefetch("64KiB")
+    assert taken > 0 and look()["device_bytes"] == seen[0] + taken
+    twins.step(first, second, 1)
+    look()
+    second.synchronize()  # what has been read ahead is given back when what the step queued has happened,
+    twins.step(first, second, 1)  # by the next call that looks
+    assert look()["device_bytes"] == seen[0]
+    second.prefetch("64KiB")
+    freed = second.demote()
+    look()
+    second.synchronize()
+    twins.step(first, second, 2)
+    assert look()["steps"] == first.report()["steps"] == 6 and seen[-1] <= seen[0]
+    twins.compare_state(first, second)
+    assert twins.differing == 0
+    figure(f"{seen} bytes on the device after steps, prefetch (of {taken}) and demote (of {freed})")
 
 
 def test_the_guard_makes_room(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:
