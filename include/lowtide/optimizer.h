@@ -72,8 +72,8 @@ struct OptimizerOptions {
   Memory memory = {};           // one budget for all groups without their own
   // -- where parameters and gradients are
   std::string backend = "cpu";     // one of backends() (lowtide/backends.h)
-  std::string device = "";         // of the backend: "" = its best, else as it names them
-  void* stream = nullptr;          // of the backend: its device and context are those of all steps; nullptr: own ones
+  std::string device = "";         // of the backend: "" = its best, else as it names them ("exact:0", "fast:1" of cuda)
+  void* stream = nullptr;          // sycl::queue* or cudaStream_t: its device is that of all steps; nullptr: own ones
   DeviceAllocator allocator = {};  // for CUDA; without functions: the driver
 };
 
@@ -119,8 +119,9 @@ struct Gradient {
 };
 
 struct StepOptions {
-  // Device queue (sycl::queue*) that the step is ordered on: when the call returns, the step is queued, and parameters
-  // are final for what is queued there next. nullptr: the backend's own. Must be nullptr for CPU parameters.
+  // Device queue (sycl::queue*, in order; cudaStream_t) that the step is ordered on: when the call returns, the step is
+  // queued, and parameters are final for what is queued there next. nullptr: the backend's own (CUDA: the legacy
+  // default stream). Must be nullptr for CPU parameters.
   void* stream = nullptr;
   double grad_scale = 1.0;     // every gradient is multiplied by this (as float32) before use, e.g. 1/loss scale
   bool assume_finite = false;  // the caller has checked the gradients already: no second check
