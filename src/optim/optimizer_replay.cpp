@@ -75,6 +75,7 @@ StepResult Optimizer::Impl::prepare_replay(const StepOptions& options) {
   LT_REQUIRE(!backend->device()->is_capturing(options.stream),
              "got a replay to prepare on a queue that is being captured, wanted it before the replay");
   check_arguments(recording.grads, options);
+  tell_homes(options);
   onload();
   require_in_place();
   prepare(recording.grads, options);

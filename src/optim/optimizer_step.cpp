@@ -208,8 +208,8 @@ void Optimizer::Impl::check_arguments(std::span<const Gradient> grads, const Ste
 
 StepResult Optimizer::Impl::check(std::span<const Gradient> grads, const StepOptions& options) {
   check_arguments(grads, options);
+  tell_homes(options);  // before memory is taken
   onload();
-  tell_homes(options);
   prepare(grads, options);
   return search(options);
 }
@@ -228,8 +228,8 @@ StepResult Optimizer::Impl::step(std::span<const Gradient> grads, const StepOpti
   if (device && device->is_capturing(options.stream)) return record(grads, options);
   resolve_and_raise();
   check_arguments(grads, options);
+  tell_homes(options);  // before memory is taken
   onload();
-  tell_homes(options);
   prepare(grads, options);
   std::shared_ptr<Guard> guard = searches(options) ? backend->queue_guard(items, options.stream) : nullptr;
   StepResult result;

@@ -228,5 +228,81 @@ TEST(FrameworkAllocator, MemoryThatTheQueueStillUsesIsTouchedAfterThat) {
               static_cast<long long>(taken), static_cast<long long>(reused), static_cast<long long>(compared));
 }
 
+// The queue that counts is that of the step that brings state back, not that of the step before.
+TEST(FrameworkAllocator, StateComesBackBehindTheQueueOfItsStep) {
+  Rng rng = seeded("state that comes back", 85);
+  int64_t reused = 0, steps = 0;
+  for (int trial = 0; trial < 10; ++trial) {
+    FakeBackendOptions options{rng.next()};
+    options.steps_pinned = options.guards = true;
+    auto backend = std::make_unique<FakeBackend>(options);
+    FakeBackend& fake = *backend;
+    Cache cache{fake};
+    lowtide::Memory memory;
+    memory.chunk_bytes = 4096;
+    DeviceAllocator allocator{&cache, Cache::allocate, Cache::free};
+    Config setup;
+    setup.hyper = default_hyper("adamw");
+    Twins twins(rng, setup, memory, std::move(backend), allocator);
+    twins.add(DType::kF32, {5, 1000});
+    twins.step();
+    void* const other = fake.make_queue();
+    std::vector<std::byte> filling(4096 * 4, std::byte{7});
+    for (int step = 0; step < 3; ++step, ++steps) {
+      twins.on_device().offload();
+      fake.wait(other, fake.record(twins.queue()));
+      for (int i = 0; i < 6; ++i) {
+        void* const activation = fake.allocate_own(MemoryKind::kDevice, 4096 * 4);
+        fake.copy(other, activation, filling.data(), 4096 * 4);
+        cache.unused.emplace_back(activation, 4096 * 4);
+      }
+      StepOptions there;
+      there.stream = step % 2 ? twins.queue() : other;
+      if (step % 2) fake.wait(twins.queue(), fake.record(other));
+      twins.on_device().step(twins.last_gradients(), there);
+    }
+    twins.on_device().synchronize();
+    expect_no_race(fake);
+    reused += cache.reused;
+  }
+  EXPECT_GT(reused, 30);
+  std::printf("%lld steps, %lld blocks in use by the step's queue\n", static_cast<long long>(steps),
+              static_cast<long long>(reused));
+}
+
+// What was free while state was on the host is not free beside that state once it is back.
+TEST(AutomaticResidency, StateThatComesBackIsNotCountedAsFreeToo) {
+  Rng rng = seeded("free bytes and state that comes back", 86);
+  FakeBackendOptions options{rng.next()};
+  options.device_bytes = int64_t{1} << 20;
+  auto backend = std::make_unique<FakeBackend>(options);
+  FakeBackend& fake = *backend;
+  lowtide::Memory memory;
+  memory.chunk_bytes = 4096;
+  memory.automatic = true;
+  Config setup;
+  setup.hyper = default_hyper("adamw");
+  setup.min_quantized_numel = int64_t{1} << 40;
+  Twins twins(rng, setup, memory, std::move(backend));
+  twins.add(DType::kF32, {50, 1000});  // 400 000 bytes of state
+  const int64_t margin = Residency::margin(options.device_bytes), room = margin + 200 * 1024;
+  const auto step = [&] {
+    twins.free_bytes = room - twins.on_device().report().device_bytes;
+    twins.step();
+  };
+  int64_t most = 0;
+  for (int i = 0; i < 60; ++i) {
+    if (i >= 2) twins.on_device().offload();
+    step();
+    most = std::max(most, twins.on_device().report().device_bytes);
+  }
+  EXPECT_GT(most, 0);
+  EXPECT_LE(most, room - margin);
+  EXPECT_EQ(twins.differing(), 0);
+  expect_no_race(fake);
+  std::printf("at most %lld bytes on the device, of %lld\n", static_cast<long long>(most),
+              static_cast<long long>(room - margin));
+}
+
 }  // namespace
 }  // namespace lowtide::testing

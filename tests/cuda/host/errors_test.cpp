@@ -15,7 +15,8 @@ TEST_F(CudaErrors, OfEachKind) {
   EXPECT_EQ(kind_of(cudaErrorInsufficientDriver), ErrorKind::kUnsupported);
   EXPECT_EQ(kind_of(cudaErrorNotSupported), ErrorKind::kUnsupported);
   for (const cudaError_t code : {cudaErrorIllegalAddress, cudaErrorLaunchFailure, cudaErrorMisalignedAddress,
-                                 cudaErrorAssert, cudaErrorECCUncorrectable, cudaErrorCudartUnloading})
+                                 cudaErrorAssert, cudaErrorECCUncorrectable, cudaErrorContained,
+                                 cudaErrorTensorMemoryLeak, cudaErrorExternalDevice, cudaErrorCudartUnloading})
     EXPECT_EQ(kind_of(code), ErrorKind::kDeviceLost);
   EXPECT_EQ(kind_of(cudaErrorUnknown), ErrorKind::kInternal);
   expect_words(words_of(cudaErrorInsufficientDriver), {"cudaErrorInsufficientDriver", "update", "580"});
@@ -44,7 +45,8 @@ TEST_F(CudaErrors, DevicesByNumber) {
 // After a launch that hurts the device, every call says that it is lost, at once; frees do nothing, and nor do they
 // fail.
 TEST_F(CudaErrors, ALostDeviceStaysLost) {
-  for (const cudaError_t code : {cudaErrorIllegalAddress, cudaErrorLaunchFailure, cudaErrorECCUncorrectable}) {
+  for (const cudaError_t code :
+       {cudaErrorIllegalAddress, cudaErrorLaunchFailure, cudaErrorECCUncorrectable, cudaErrorContained}) {
     restart({});
     auto backend = make_backend("", nullptr);
     Device& device = *backend->device();

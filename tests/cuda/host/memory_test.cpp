@@ -156,5 +156,30 @@ TEST_F(CudaMemory, PointersThatKernelsCannotReach) {
   EXPECT_EQ(model.steps(), (std::vector<int>{2, 0}));
 }
 
+// Tensors of a framework lie beside one another: CUDA is asked after one of them.
+TEST_F(CudaMemory, PointersAreAskedAfterOnceForEachGranule) {
+  auto backend = make_backend("", nullptr), framework = make_backend("", nullptr);
+  const cudaStream_t stream = own_stream(*backend);
+  const auto calls_of = [&](size_t params) {
+    Model model(*framework, std::vector<int64_t>(params, 100), stream);
+    model.steps();
+    backend->step(model.items(), 1, false, stream);
+    model.steps();
+    const int64_t before = cuda_emulator::counters().calls;
+    backend->step(model.items(), 1, false, stream);
+    const int64_t calls = cuda_emulator::counters().calls - before;
+    EXPECT_EQ(model.steps(), std::vector<int>(params, 2));
+    return calls;
+  };
+  const int64_t of_one = calls_of(1), of_many = calls_of(100);
+  EXPECT_LE(of_many, of_one + 2);
+  Model model(*framework, {100}, stream);
+  std::vector<StepItem> items = model.items();
+  items[0].grad = reinterpret_cast<const void*>(uintptr_t{64});
+  message_of(ErrorKind::kInvalidArgument, [&] { backend->step(items, 1, false, stream); });
+  std::printf("calls of a step of 1 parameter: %lld, of 100: %lld\n", static_cast<long long>(of_one),
+              static_cast<long long>(of_many));
+}
+
 }  // namespace
 }  // namespace lowtide::cuda_host

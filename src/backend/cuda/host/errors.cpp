@@ -61,6 +61,7 @@ ErrorKind kind_of(cudaError_t code) {
     case cudaErrorCudartUnloading:  // the process ends
     case cudaErrorECCUncorrectable:
     case cudaErrorNvlinkUncorrectable:
+    case cudaErrorContained:
     case cudaErrorIllegalAddress:
     case cudaErrorLaunchTimeout:
     case cudaErrorContextIsDestroyed:
@@ -71,6 +72,8 @@ ErrorKind kind_of(cudaError_t code) {
     case cudaErrorInvalidAddressSpace:
     case cudaErrorInvalidPc:
     case cudaErrorLaunchFailure:
+    case cudaErrorTensorMemoryLeak:
+    case cudaErrorExternalDevice:
       return ErrorKind::kDeviceLost;
     default:
       return ErrorKind::kInternal;

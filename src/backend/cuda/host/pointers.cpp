@@ -3,7 +3,7 @@
 namespace lowtide::cuda_host {
 
 void PointerCheck::check(const void* data, const char* what, size_t index) const {
-  const uintptr_t granule = reinterpret_cast<uintptr_t>(data) / kGranule;
+  const uintptr_t granule = reinterpret_cast<uintptr_t>(data) / kGranule + 1;
   uintptr_t& known = known_[granule % known_.size()];
   if (known == granule || device_.owns(data)) return;
   cudaPointerAttributes found{};
@@ -15,6 +15,7 @@ void PointerCheck::check(const void* data, const char* what, size_t index) const
       LT_REQUIRE(found.device == place_.ordinal,
                  "got %s of item %zu at %p, which is memory of CUDA device %d; %s of device %d", what, index, data,
                  found.device, kWanted, place_.ordinal);
+      known = granule;
       return;
     case cudaMemoryTypeManaged:
       return;

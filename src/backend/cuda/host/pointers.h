@@ -22,7 +22,7 @@ class PointerCheck final : public kernels::PointerCheck {
   const Place& place_;
   const CudaDevice& device_;
   // CUDA maps a device's memory in granules: where one address is the device's, all of the granule is, and a model's
-  // tensors share few. By the granule's number, its last bits the place; 0: none.
+  // tensors share few. By the granule's number, from 1, its last bits the place; 0: none.
   static constexpr uintptr_t kGranule = uintptr_t{2} << 20;
   mutable std::array<uintptr_t, 256> known_{};
 };
