@@ -55,7 +55,8 @@ struct Memory {
 
 // Where device memory is taken from instead of the driver: a framework's cache. allocate: `bytes` of it, aligned to 256
 // bytes, or nullptr. Both may be called in any call of the optimizer and in its destructor, on the calling thread; they
-// must not throw.
+// must not throw. Memory that is given back may still be used by what is queued on the streams of steps and prefetches
+// so far: it is to be handed out again to work behind that only, as caches that are ordered by stream do.
 struct DeviceAllocator {
   void* context = nullptr;
   void* (*allocate)(void* context, int64_t bytes) = nullptr;

@@ -118,7 +118,8 @@ class EmulatedCuda(stand_in.StandIn):
         return address
 
     def caching_allocator_delete(self, address: int) -> None:
-        if address in self.cached:
+        if address in self.cached:  # torch keeps it for what comes next on the stream; here it is gone at once
+            self.call("cudaStreamSynchronize", ctypes.c_void_p(self.queues[0]))
             self.free(address, self.cached.pop(address)[1])
 
     def empty_cache(self) -> None:
