@@ -258,8 +258,8 @@ class Optimizer(Controls, torch.optim.Optimizer):
 
         Before the capture take a step without it; nonfinite must be "propagate". All state must be on the device then
         (`report()["moved_per_step"]` is 0) and stay there; parameters and gradients keep their memory
-        (zero_grad(set_to_none=False)). Raises ValueError if no step has been captured or memory has moved, and for a
-        replay that was not prepared: it has changed nothing."""
+        (zero_grad(set_to_none=False)). Raises ValueError if no step has been captured or memory has moved, for a second
+        call without a replay between, and for a replay that was not prepared: it has changed nothing."""
         self._push_options()
         self._core.prepare_replay(1.0, self._queue())
 

@@ -289,6 +289,9 @@ struct Optimizer::Impl {
   // Refuses replays that nothing was prepared for.
   void check_replays();
 
+  // Refuses to go on before what was prepared has been replayed.
+  void require_replayed() const;
+
   // Refuses state that a recorded step would not find.
   void require_in_place() const;
 
