@@ -32,7 +32,7 @@ from typing import NoReturn
 ELEMENTS_OF_A_LANE = 16
 SKIPPED = 77  # exit status
 
-# Instructions per element of hot loops, at most: (rule, codec) -> exact, fast. For all pairs of element types and all
+# Instructions per element of hot loops, at most: (rule, codec) -> exact, and fast where there is such a kernel. For all pairs of element types and all
 # architectures. At 4.3 TB/s an H200 issues 78 per element of AdamW with 8-bit states (132 multiprocessors of 128 lanes).
 BUDGETS = {
     ("adam", "dynamic8"): (76, 60),
@@ -41,12 +41,12 @@ BUDGETS = {
     ("adamw", "dynamic8"): (76, 60),
     ("adamw", "bf16"): (53, 36),
     ("adamw", "fp32"): (50, 33),
-    ("lion", "dynamic8"): (45, 43),
-    ("lion", "bf16"): (30, 28),
-    ("lion", "fp32"): (29, 27),
-    ("sgd", "dynamic8"): (40, 36),
-    ("sgd", "bf16"): (25, 21),
-    ("sgd", "fp32"): (24, 20),
+    ("lion", "dynamic8"): (45,),
+    ("lion", "bf16"): (30,),
+    ("lion", "fp32"): (29,),
+    ("sgd", "dynamic8"): (40,),
+    ("sgd", "bf16"): (25,),
+    ("sgd", "fp32"): (24,),
 }
 
 # States with a scale, which is 4 bytes for a block, read and written.
@@ -57,7 +57,8 @@ def budget_of(name: str) -> float | None:
     """By a kernel's short name."""
     words = name.split()
     found = BUDGETS.get((words[0], words[1])) if len(words) == 4 and words[2] != "any" else None
-    return found[words[3] == "fast"] if found else None
+    is_fast = words[-1] == "fast"
+    return found[is_fast] if found and is_fast < len(found) else None
 
 ACCESS = re.compile(r"^(LDG|STG|LD|ST)\.")
 BRANCH = re.compile(r"^(BRA|BRX|JMP|JMX)\b")

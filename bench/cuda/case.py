@@ -11,7 +11,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parents[2])
+if __name__ == "__main__":  # in place of this folder
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import argparse  # noqa: E402
 import importlib  # noqa: E402

@@ -139,6 +139,18 @@ def group_key(key: str) -> str:
     return "betas" if key in ("beta1", "beta2") else key
 
 
+def check_on_host(keys: Sequence[str], group: Mapping[str, Any], where: str) -> None:
+    """ValueError for a hyper-parameter that has to be fetched from a device."""
+    for name in dict.fromkeys(map(group_key, keys)):
+        values = group.get(name)
+        for value in values if name == "betas" and isinstance(values, (tuple, list)) else (values,):
+            if isinstance(value, torch.Tensor) and (device := devices.device_of(value)).type != "cpu":
+                raise ValueError(
+                    f"{where}: got {name} as a tensor on {device} while a graph is captured, wanted a number or a "
+                    "tensor on the CPU: prepare_replay() gives each replay the value of then"
+                )
+
+
 def check_parameter(param: torch.Tensor, where: str, anywhere: bool = False) -> None:
     """Raises for a (local) tensor that cannot be stepped: a wrapper of others, a device without a backend (unless
     `anywhere`), a layout or an element type."""

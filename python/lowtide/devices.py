@@ -20,7 +20,7 @@ OutOfMemory: type[BaseException] = getattr(torch, "OutOfMemoryError", torch.cuda
 
 
 class Allocator(NamedTuple):
-    """Device memory of torch's cache. Nothing that is queued may still use what is freed."""
+    """Device memory of torch's cache, which hands out what is freed behind what is queued on the current stream."""
 
     allocate: Callable[[int], int]  # bytes -> address, aligned to 256 bytes; 0: there is none
     free: Callable[[int], None]

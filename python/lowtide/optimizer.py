@@ -232,8 +232,8 @@ class Optimizer(Controls, torch.optim.Optimizer):
 
     def _step_gradients(self, only: list[int] | None = None) -> None:
         """Steps the parameters that have a gradient; `only`: those of them that have these numbers."""
-        if self._amp_scaling or (self._meshes and self._nonfinite != "propagate"):
-            self._refuse_capture()
+        if self._place and self._place.capturing():
+            self._check_capture()
         self._push_options()
         scale, bad = self._scaling()
         if self._meshes and self._nonfinite != "propagate":
@@ -245,21 +245,27 @@ class Optimizer(Controls, torch.optim.Optimizer):
         if self._awaited:
             self._adopt_new_state()
 
-    def _refuse_capture(self) -> None:
-        if self._place and self._place.capturing():
+    def _check_capture(self) -> None:
+        """ValueError for a step that would ask the device something while a graph is captured, which spoils the
+        capture."""
+        if self._amp_scaling or (self._meshes and self._nonfinite != "propagate"):
             raise ValueError(
                 "step: got amp_scaling, or DTensor parameters whose gradients are checked, while a graph is captured; "
                 "wanted neither: they have the host decide on every step"
             )
+        for number, group in enumerate(self.param_groups):
+            checks.check_on_host(self._hyper_keys, group, f"parameter group {number}")
 
     def prepare_replay(self) -> None:
         """To be called before each replay of a graph (`torch.cuda.CUDAGraph`) that a step was captured in, on the
         stream of the replay: counts a step, and gives the replay its number and the options as they are now.
 
-        Before the capture take a step without it; nonfinite must be "propagate". All state must be on the device then
+        Before the capture take a step without it. All state must be on the device then
         (`report()["moved_per_step"]` is 0) and stay there; parameters and gradients keep their memory
-        (zero_grad(set_to_none=False)). Raises ValueError if no step has been captured or memory has moved, for a second
-        call without a replay between, and for a replay that was not prepared: it has changed nothing."""
+        (zero_grad(set_to_none=False)). Gradients that are not finite do to a replay what they do to a step. Raises
+        ValueError if no step has been captured or memory has moved, for a second call without a replay between, for a
+        replay that was not prepared (it has changed nothing) and, with nonfinite="raise", for the replay before if a
+        gradient of it was not finite."""
         self._push_options()
         self._core.prepare_replay(1.0, self._queue())
 

@@ -142,6 +142,7 @@ class DeviceStore final : public Store {
   DeviceLanes lanes_;
   Pager pager_{Plan{}};
   std::deque<Returning> returning_;
+  std::vector<void*> borrowed_for_;  // with a shared allocator: the queues that slots were borrowed for
   std::vector<DeviceBytes> parked_;  // by chunk: where offload() has put what was on the device
   Buffer stage_;                     // of the host, for a chunk in device memory
   int64_t in_stage_ = -1;

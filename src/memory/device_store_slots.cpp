@@ -66,7 +66,11 @@ int64_t DeviceStore::prefetch(int64_t bytes, void* stream) {
     }
     if (slots_.size() == before) return 0;
     queued_ = true;
-    if (options_.shared_allocator) device_.wait(lanes_.transfer_queue(), device_.record(stream));
+    if (options_.shared_allocator) {
+      if (std::find(borrowed_for_.begin(), borrowed_for_.end(), stream) == borrowed_for_.end())
+        borrowed_for_.push_back(stream);
+      device_.wait(lanes_.transfer_queue(), device_.record(stream));
+    }
     pager_.set_slots(lanes_, slots_.size());
     pager_.prefetch(lanes_);
   } catch (...) {
@@ -91,6 +95,12 @@ void DeviceStore::give_slots_back() {
   if (slots_.size() <= own) return;
   pager_.set_slots(lanes_, own);
   const std::vector<Device::Event> used = lanes_.record_slots();
+  if (options_.shared_allocator) {  // at once: what is queued next, a forward pass, may need the memory
+    for (void* const queue : std::exchange(borrowed_for_, {}))
+      for (const Device::Event& event : used) device_.wait(queue, event);
+    slots_.resize(own);
+    return;
+  }
   for (; slots_.size() > own; slots_.pop_back()) returning_.push_back({used, std::move(slots_.back())});
 }
 

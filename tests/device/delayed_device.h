@@ -17,9 +17,7 @@ namespace lowtide::testing {
 class DelayedDevice final : public Backend, public Device {
  public:
   DelayedDevice(std::unique_ptr<Backend> backend, uint64_t seed)
-      : backend_(std::move(backend)), device_(*backend_->device()), rng_(seed), own_(device_.make_queue()) {
-    for (int i = 0; i < 4; ++i) scratch_.emplace_back(device_, MemoryKind::kDevice, kMost);
-  }
+      : backend_(std::move(backend)), device_(*backend_->device()), rng_(seed), own_(device_.make_queue()) {}
   ~DelayedDevice() override {
     for (void* queue : busy_) device_.host_wait(device_.record(queue));
   }
@@ -90,7 +88,10 @@ class DelayedDevice final : public Backend, public Device {
     if (!rng_.chance(0.5)) return;
     ++delays_;
     queue = given(queue);
-    if (std::find(busy_.begin(), busy_.end(), queue) == busy_.end()) busy_.push_back(queue);
+    if (std::find(busy_.begin(), busy_.end(), queue) == busy_.end()) {
+      busy_.push_back(queue);
+      scratch_.emplace_back(device_, MemoryKind::kDevice, kMost);
+    }
     // A queue's own memory: two that fill the same would race.
     const auto number = static_cast<size_t>(std::find(busy_.begin(), busy_.end(), queue) - busy_.begin());
     device_.fill(queue, scratch_[number].data(), 0, 1, rng_.between(1, kMost));

@@ -110,7 +110,7 @@ TEST(DeviceSteps, ComparisonSeesTheSmallestDifference) {
   std::printf("%lld bytes differ\n", static_cast<long long>(differing));
 }
 
-// A guard as a search leaves it: a word on the device, which says `found`.
+// For backends that queue no searches: a guard as one would leave it, a word on the device that says `found`.
 class FixedGuard final : public Guard {
  public:
   explicit FixedGuard(uint32_t found) : found_(found), word_(&found_, sizeof found_) {}
@@ -171,18 +171,24 @@ TEST(DeviceSteps, WriteElsewhereAndStopAtGuards) {
         std::vector<StepCase> wanted(1, StepCase(rule, codec, DType::kBF16, DType::kBF16, 3, 700, rng));
         const StepCase start = wanted[0];
         step_all(*cpu, wanted, 1);
-        FixedGuard guard(found);
         const bool stopped = found != kernels::kNoItem;
         GuardedBytes param(start.param.data(), start.param.size()), grad(start.grad.data(), start.grad.size());
+        const std::vector<std::byte> nans(start.grad.size(), std::byte{0xff});
+        GuardedBytes searched(stopped ? nans.data() : start.grad.data(), nans.size());
+        StepItem search = wanted[0].item();
+        search.param = param.data(), search.grad = searched.data();
+        std::shared_ptr<Guard> guard = device.backend->queue_guard({&search, 1}, device.queue);
+        if (!guard) guard = std::make_shared<FixedGuard>(found);
         std::vector<TwoPlaces> codes, scales;
         StepItem item = wanted[0].item();
         item.param = param.data(), item.grad = grad.data();
-        item.write_offset = TwoPlaces::kDistance, item.guard = &guard;
+        item.write_offset = TwoPlaces::kDistance, item.guard = guard.get();
         for (size_t k = 0; k < kMaxStates; ++k) {
           item.codes[k] = codes.emplace_back(start.codes[k]).data();
           item.scales[k] = reinterpret_cast<float*>(scales.emplace_back(start.scales[k]).data());
         }
         device.backend->step({&item, 1}, 1, false, device.queue);
+        EXPECT_EQ(guard->first(), stopped ? 0 : -1);
         StepCase got = start;
         param.get(got.param.data());
         const StepCase& expected = stopped ? start : wanted[0];

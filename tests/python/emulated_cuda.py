@@ -33,20 +33,19 @@ _FUNCTIONS = {
 
 
 def plugin() -> Path | None:
-    """Where it is: what LOWTIDE_CUDA_EMULATED names, or that of a build in the source tree."""
+    """Where it is: what LOWTIDE_CUDA_EMULATED names, or that of the tests' build in the source tree."""
     root = Path(__file__).resolve().parents[2]
-    named = os.environ.get("LOWTIDE_CUDA_EMULATED")
-    for path in [Path(named)] if named else sorted((root / "build").glob(f"*/{_BUILT}")):
-        if path.is_file():
-            return path
-    return None
+    path = Path(os.environ.get("LOWTIDE_CUDA_EMULATED") or root / "build" / "dev" / _BUILT)
+    return path if path.is_file() else None
 
 
 def prepare(monkeypatch: pytest.MonkeyPatch) -> str:
     """Makes it the plug-in of this process; returns why that cannot be, or ""."""
+    if torch.cuda.is_available():  # and its backend may be loaded: there is one of a kind in a process
+        return "torch has a GPU: CUDA is not emulated beside it (set CUDA_VISIBLE_DEVICES= for that)"
     path = plugin()
     if path is None:
-        return f"no emulated CUDA: {_BUILT} is not built in a folder of build/ (needs Boost.Context)"
+        return f"no emulated CUDA: build/dev/{_BUILT} is not built (make build; needs Boost.Context)"
     monkeypatch.setenv("LOWTIDE_CUDA_PLUGIN", str(path))
     monkeypatch.setenv("LT_CUDA_EMULATOR_DEVICES", "2")
     monkeypatch.setenv("LT_CUDA_EMULATOR_STRICT", "1")
@@ -119,7 +118,8 @@ class EmulatedCuda(stand_in.StandIn):
         return address
 
     def caching_allocator_delete(self, address: int) -> None:
-        if address in self.cached:
+        if address in self.cached:  # torch keeps it for what comes next on the stream; here it is gone at once
+            self.call("cudaStreamSynchronize", ctypes.c_void_p(self.queues[0]))
             self.free(address, self.cached.pop(address)[1])
 
     def empty_cache(self) -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from emulated_cuda import EmulatedCuda
 from lowtide import backward
+from lowtide.report import Report
 from support import bits, parameter, random_gradients
 from twins import Twins
 
@@ -105,6 +106,37 @@ def test_automatic_residency(cuda: EmulatedCuda, seed: int, figure: Figure, capl
     figure(f"{there['promotions']} promotions, {freed} bytes demoted, {twins.compared} bytes alike; {told}")
 
 
+def test_reports(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:
+    """What report() calls device memory is what torch's cache gave, whatever has moved."""
+    twins, first, second = pair(cuda, STREAMING)
+    seen: list[int] = []
+
+    def look() -> Report:
+        report = second.report()
+        assert report["device_bytes"] == sum(size for size, _ in cuda.cached.values())
+        seen.append(report["device_bytes"])
+        return report
+
+    twins.step(first, second, 2)
+    look()
+    taken = second.prefetch("64KiB")
+    assert taken > 0 and look()["device_bytes"] == seen[0] + taken
+    twins.step(first, second, 1)
+    look()
+    second.synchronize()  # what has been read ahead is given back when what the step queued has happened,
+    twins.step(first, second, 1)  # by the next call that looks
+    assert look()["device_bytes"] == seen[0]
+    second.prefetch("64KiB")
+    freed = second.demote()
+    look()
+    second.synchronize()
+    twins.step(first, second, 2)
+    assert look()["steps"] == first.report()["steps"] == 6 and seen[-1] <= seen[0]
+    twins.compare_state(first, second)
+    assert twins.differing == 0
+    figure(f"{seen} bytes on the device after steps, prefetch (of {taken}) and demote (of {freed})")
+
+
 def test_the_guard_makes_room(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:
     twins, first, second = pair(cuda, lowtide.Memory(device="50%", chunk=4096))
     twins.step(first, second)
@@ -182,40 +214,93 @@ def test_verdicts_come_later(cuda: EmulatedCuda, figure: Figure) -> None:
     figure("a skipped step is uncounted, and raised, by the next")
 
 
-def test_graphs(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:
-    twins, first, second = pair(cuda, ROOMY, nonfinite="propagate")
+class Graph:
+    """A captured step: what torch.cuda.graph() does, on the emulated runtime."""
+
+    def __init__(self, cuda: EmulatedCuda, step: Callable[[], object]) -> None:
+        self._cuda = cuda
+        self._stream, self._graph, self._ready = ctypes.c_void_p(cuda.queues[0]), ctypes.c_void_p(), ctypes.c_void_p()
+        cuda.call("cudaStreamBeginCapture", self._stream, 2)
+        cuda.capturing = True
+        step()
+        cuda.capturing = False
+        cuda.call("cudaStreamEndCapture", self._stream, ctypes.byref(self._graph))
+        cuda.call("cudaGraphInstantiate", ctypes.byref(self._ready), self._graph, ctypes.c_uint64(0))
+        cuda.synchronize()
+
+    def replay(self) -> None:
+        self._cuda.call("cudaGraphLaunch", self._ready, self._stream)
+        self._cuda.synchronize()
+
+    def close(self) -> None:
+        self._cuda.call("cudaGraphExecDestroy", self._ready)
+        self._cuda.call("cudaGraphDestroy", self._graph)
+
+
+@pytest.mark.parametrize("nonfinite", ["skip", "raise", "propagate"])
+def test_graphs(cuda: EmulatedCuda, nonfinite: str, seed: int, figure: Figure) -> None:
+    twins, first, second = pair(cuda, ROOMY, nonfinite=nonfinite)
     twins.step(first, second, 1)
-    stream, graph, ready = ctypes.c_void_p(cuda.queues[0]), ctypes.c_void_p(), ctypes.c_void_p()
     with pytest.raises(ValueError):
         second.prepare_replay()
-    cuda.call("cudaStreamBeginCapture", stream, 2)
-    cuda.capturing = True
-    second.step()
-    cuda.capturing = False
-    cuda.call("cudaStreamEndCapture", stream, ctypes.byref(graph))
-    cuda.call("cudaGraphInstantiate", ctypes.byref(ready), graph, ctypes.c_uint64(0))
-    cuda.synchronize()
-    for i in range(4):
-        random_gradients(twins.here)
-        cuda.give_gradients(twins.there, twins.here)
-        for opt in (first, second):
-            opt.param_groups[0]["lr"] = 0.01 / (i + 1)
-        first.step()
+    graph = Graph(cuda, second.step)
+
+    def replays(count: int) -> None:
+        for i in range(count):
+            random_gradients(twins.here)
+            cuda.give_gradients(twins.there, twins.here)
+            for opt in (first, second):
+                opt.param_groups[0]["lr"] = 0.01 / (i + 1)
+            first.step()
+            second.prepare_replay()
+            graph.replay()
+            assert [bits(one) for one in twins.here] == [bits(other) for other in twins.there], i
+
+    replays(3)
+    before = [bits(param) for param in twins.there]
+    if nonfinite != "propagate":
+        gradient = twins.there[1].grad
+        assert gradient is not None
+        gradient[3, 5] = float("nan")
         second.prepare_replay()
-        cuda.call("cudaGraphLaunch", ready, stream)
-        cuda.synchronize()
-        assert [bits(one) for one in twins.here] == [bits(other) for other in twins.there], i
+        graph.replay()
+        assert [bits(param) for param in twins.there] == before, "a replay of gradients that are not finite"
+        if nonfinite == "raise":
+            with pytest.raises(ValueError, match="parameter 1 holds a NaN"):
+                second.prepare_replay()
+        assert second.skipped_steps == (nonfinite == "skip")
+        replays(1)
     twins.compare_state(first, second)
     assert twins.differing == 0 and second.report()["steps"] == first.report()["steps"]
     before = [bits(param) for param in twins.there]
-    cuda.call("cudaGraphLaunch", ready, stream)
-    cuda.synchronize()
+    graph.replay()
     assert [bits(param) for param in twins.there] == before, "a replay that was not prepared"
     with pytest.raises(ValueError):
         second.step()
-    cuda.call("cudaGraphExecDestroy", ready)
-    cuda.call("cudaGraphDestroy", graph)
-    figure(f"4 replays with their own lr: {twins.compared} bytes alike")
+    graph.close()
+    figure(f"{nonfinite}: replays with their own lr, {twins.compared} bytes alike")
+
+
+def test_a_learning_rate_on_the_device(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:
+    twins, first, second = pair(cuda, ROOMY)
+    second.param_groups[0]["lr"] = rate = cuda.tensor(torch.tensor([0.01]))
+    first.param_groups[0]["lr"] = float(rate)
+    twins.step(first, second)
+    cuda.capturing = True
+    with pytest.raises(ValueError, match="group 0: got lr as a tensor on cuda:0 while a graph"):
+        second.step()
+    cuda.capturing = False
+    second.param_groups[0]["lr"] = rate.to("cpu", copy=True)
+    graph = Graph(cuda, second.step)
+    random_gradients(twins.here)
+    cuda.give_gradients(twins.there, twins.here)
+    first.step()
+    second.prepare_replay()
+    graph.replay()
+    twins.compare_state(first, second)
+    graph.close()
+    assert [bits(one) for one in twins.here] == [bits(other) for other in twins.there] and twins.differing == 0
+    figure(f"read by steps ({twins.compared} bytes alike), refused in a capture, where one on the CPU does")
 
 
 def test_streams(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:

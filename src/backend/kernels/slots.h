@@ -34,6 +34,11 @@ class Slots {
   // A slot of at least `bytes` that nothing reads any more. The caller sets its event to the last that reads it.
   Slot& acquire(size_t bytes) {
     const size_t room = std::bit_ceil(std::max(bytes, kSmallestSlot));
+    // Rather one that is large enough than one that has to grow, which waits for the device. Those after the first were
+    // used later: they are not done before it.
+    const auto large =
+        std::find_if(slots_.begin(), slots_.end(), [&](const Slot& slot) { return slot.bytes >= bytes; });
+    if (large != slots_.end() && place_.is_done(*large)) slots_.splice(slots_.begin(), slots_, large);
     const auto fits = [&](size_t more) { return bytes_ + more <= kMostBytes; };
     if ((slots_.empty() || !place_.is_done(slots_.front())) && (slots_.size() < kAlways || fits(room)))
       slots_.emplace_front();

@@ -125,10 +125,11 @@ cudaError_t cudaEventQuery(cudaEvent_t handle) {
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
-  return call("cudaEventSynchronize", kUnsafeInCapture | kSynchronizes, [&](Machine& machine) {
+  return call("cudaEventSynchronize", kUnsafeInCapture, [&](Machine& machine) {
     const Event* event = machine.event(handle);
     if (!event) return cudaErrorInvalidResourceHandle;
     if (event->capture) return cudaErrorCapturedEvent;
+    if (event->record && !event->record->done) ++machine.counters.synchronizing;
     machine.force(event->record);
     return cudaSuccess;
   });

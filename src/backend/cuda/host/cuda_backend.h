@@ -4,8 +4,8 @@
 // queue_guard, and packing and unpacking of signs, can be queued: the others read memory that a replay would find
 // changed.
 //
-// Bits are those of the CPU backend with target "exact"; "fast" has approximate arithmetic for steps whose parameter
-// and gradient are of one type (docs/cuda.md).
+// Bits are those of the CPU backend with target "exact"; "fast" has approximate arithmetic for steps of Adam and
+// AdamW whose parameter and gradient are of one type (docs/cuda.md).
 #pragma once
 
 #include <memory>
