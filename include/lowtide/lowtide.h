@@ -238,7 +238,7 @@ LT_API lt_status lt_optimizer_step_with(lt_optimizer* optimizer, const lt_gradie
 /* A step on a stream that is being captured in a CUDA graph is recorded, not taken. Before each replay of the graph:
  * counts a step and queues, on options->stream, what the replay there needs: its number and the hyper-parameters as
  * they are now. All state must be in device memory. A replay without it changes nothing, and the next call fails to say
- * so. LT_INVALID_ARGUMENT if no step has been recorded. */
+ * so. LT_INVALID_ARGUMENT if no step has been recorded, or the last one prepared has not been replayed. */
 LT_API lt_status lt_optimizer_prepare_replay(lt_optimizer* optimizer, const lt_step_options* options);
 
 /* Of state on a device; elsewhere there is nothing to do.

@@ -240,8 +240,10 @@ class LT_API Optimizer {
   // A step on a queue that is recorded for replays (a CUDA graph that captures it) takes none: it records one, which
   // replays then take. Before each replay: counts a step and queues, on `stream`, what the replay there needs: its
   // number and the hyper-parameters as they are now. A replay without it changes nothing, and the next call throws
-  // kInvalidArgument to say so. All state must be in device memory (Memory without a limit that it exceeds), gradients
-  // and parameters where they were when it was recorded. Throws kInvalidArgument if no step has been recorded.
+  // kInvalidArgument to say so; so does a second call without a replay between, and, where gradients are searched, any
+  // call that has to know what the replay did (StepResult::pending). All state must be in device memory (Memory without
+  // a limit that it exceeds), gradients and parameters where they were when it was recorded. Throws kInvalidArgument if
+  // no step has been recorded.
   StepResult prepare_replay(const StepOptions& options = {});
 
   // On a device, where state streams: takes up to `bytes` more of device memory and queues copies of the state that the

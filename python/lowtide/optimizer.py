@@ -263,8 +263,9 @@ class Optimizer(Controls, torch.optim.Optimizer):
         Before the capture take a step without it. All state must be on the device then
         (`report()["moved_per_step"]` is 0) and stay there; parameters and gradients keep their memory
         (zero_grad(set_to_none=False)). Gradients that are not finite do to a replay what they do to a step. Raises
-        ValueError if no step has been captured or memory has moved, for a replay that was not prepared (it has changed
-        nothing) and, with nonfinite="raise", for the replay before if a gradient of it was not finite."""
+        ValueError if no step has been captured or memory has moved, for a second call without a replay between, for a
+        replay that was not prepared (it has changed nothing) and, with nonfinite="raise", for the replay before if a
+        gradient of it was not finite."""
         self._push_options()
         self._core.prepare_replay(1.0, self._queue())
 

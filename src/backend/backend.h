@@ -50,6 +50,8 @@ class RecordedStep {
   // Whether all replays since it was last asked had been prepared. Waits for those that are queued where the last was
   // prepared.
   virtual bool all_prepared() = 0;
+  // Whether a replay has taken what was prepared last; true if nothing was. Waits likewise.
+  virtual bool was_replayed() = 0;
 };
 
 // One parameter in one step. Everything is borrowed for the call; nothing here owns.

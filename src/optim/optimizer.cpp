@@ -20,8 +20,7 @@ int Optimizer::add_group(const GroupOptions& options) {
   const int codec = find_codec(options.state);
   size_t home = 0;
   if (options.memory) {
-    impl_->homes.push_back(
-        std::make_unique<Home>(impl_->env, *options.memory, *impl_->backend, impl_->shared_allocator));
+    impl_->add_home(*options.memory);
     home = impl_->homes.size() - 1;
   }
   impl_->groups.push_back({options.hyper, codec, options.min_quantized_numel, home});

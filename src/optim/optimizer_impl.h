@@ -105,7 +105,13 @@ struct Optimizer::Impl {
         backend(elsewhere ? elsewhere.get() : host.get()) {
     set_threads(options.threads);
     use_allocator(options.allocator);
-    homes.push_back(std::make_unique<Home>(env, options.memory, *backend, shared_allocator));
+    if (shared_allocator) opened_on = options.stream;
+    add_home(options.memory);
+  }
+
+  void add_home(const Memory& memory) {
+    homes.push_back(std::make_unique<Home>(env, memory, *backend, shared_allocator));
+    homes.back()->tell(opened_on, -1);
   }
 
   ~Impl() {
@@ -289,6 +295,9 @@ struct Optimizer::Impl {
   // Refuses replays that nothing was prepared for.
   void check_replays();
 
+  // Refuses to go on before what was prepared has been replayed.
+  void require_replayed() const;
+
   // Refuses state that a recorded step would not find.
   void require_in_place() const;
 
@@ -381,6 +390,7 @@ struct Optimizer::Impl {
   Backend* backend;                    // that steps
 
   bool shared_allocator = false;  // device memory is a framework's
+  void* opened_on = nullptr;      // whose queue is this until a step says another
 
   Device::Event stepped;  // all that the last step has queued on the caller's stream
 

@@ -32,7 +32,10 @@ void Optimizer::Impl::resolve() {
     pending.reset();
     return;
   }
-  if (pending->replayed) device.host_wait(device.record(replay_queue));
+  if (pending->replayed) {
+    device.host_wait(device.record(replay_queue));
+    require_replayed();  // else the answer is of an earlier one
+  }
   const int64_t bad = pending->guard->first();
   Pending step = std::move(*pending);
   pending.reset();

@@ -68,6 +68,7 @@ StepResult Optimizer::Impl::prepare_replay(const StepOptions& options) {
   LT_REQUIRE(!recordings.empty(),
              "got a replay to prepare and no recorded step, wanted a step on a queue that is being captured before");
   resolve_and_raise();
+  require_replayed();
   const Recording& recording = *recordings.back();
   LT_REQUIRE(recording.grads.size() == slots.size(),
              "got a step that was recorded for %zu parameters and has %zu now: record it again", recording.grads.size(),
@@ -103,6 +104,13 @@ StepResult Optimizer::Impl::prepare_replay(const StepOptions& options) {
   settle();
   ++steps;
   return StepResult{true, -1, recording.guard != nullptr};
+}
+
+// Of the last recording: who records again has given up those before.
+void Optimizer::Impl::require_replayed() const {
+  LT_REQUIRE(recordings.back()->step->was_replayed(),
+             "got a call that needs the outcome of a replay after prepare_replay() and before that replay, wanted the "
+             "replay first: its step is counted; replay it, or record the step again");
 }
 
 void Optimizer::Impl::check_replays() {

@@ -287,6 +287,40 @@ TEST(FrameworkAllocator, StateComesBackBehindTheQueueOfItsStep) {
               static_cast<long long>(reused));
 }
 
+// Before the first step it is the queue that the optimizer was opened with.
+TEST(FrameworkAllocator, StateIsPlacedBehindTheQueueThatItWasOpenedWith) {
+  Rng rng = seeded("state before the first step", 87);
+  int64_t reused = 0;
+  for (int trial = 0; trial < 10; ++trial) {
+    auto backend = std::make_unique<FakeBackend>(FakeBackendOptions{rng.next()});
+    FakeBackend& fake = *backend;
+    Cache cache{fake};
+    OptimizerOptions options;
+    options.threads = 1;
+    options.allocator = {&cache, Cache::allocate, Cache::free};
+    options.stream = fake.make_queue();
+    options.memory.chunk_bytes = 4096;
+    Optimizer optimizer = OptimizerEnv::make(options, system_env(), std::move(backend));
+    const DeviceBytes param(fake, MemoryKind::kDevice, 8000);
+    GroupOptions group;
+    if (trial % 2) group.memory = options.memory;
+    optimizer.add_group(group);
+    optimizer.add_param(0, {param.data(), DType::kF32, {2000}, {}});
+    const std::vector<std::byte> filling(16384, std::byte{7});
+    for (int i = 0; i < 6; ++i) {
+      void* const activation = fake.allocate_own(MemoryKind::kDevice, 16384);
+      fake.copy(options.stream, activation, filling.data(), 16384);
+      cache.unused.emplace_back(activation, 16384);
+    }
+    optimizer.place_states();
+    fake.host_wait(fake.record(options.stream));
+    expect_no_race(fake);
+    reused += cache.reused;
+  }
+  EXPECT_GT(reused, 10);
+  std::printf("%lld blocks in use by the queue\n", static_cast<long long>(reused));
+}
+
 // What was free while state was on the host is not free beside that state once it is back.
 TEST(AutomaticResidency, StateThatComesBackIsNotCountedAsFreeToo) {
   Rng rng = seeded("free bytes and state that comes back", 86);

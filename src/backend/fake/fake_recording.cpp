@@ -73,6 +73,11 @@ class FakeBackend::Recorded final : public RecordedStep {
     return !std::exchange(state_->unprepared, false);
   }
 
+  bool was_replayed() override {
+    of_.host_wait(of_.record(queue_));
+    return !state_->next;
+  }
+
  private:
   struct State {
     std::shared_ptr<Batch> next;

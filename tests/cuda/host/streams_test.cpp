@@ -164,9 +164,12 @@ TEST_F(CudaStreams, RecordedSteps) {
       EXPECT_FALSE(backend->device()->is_capturing(stream));
       EXPECT_EQ(model.steps(), (std::vector<int>{0, 0, 0}));
       EXPECT_TRUE(recorded->all_prepared());
+      EXPECT_TRUE(recorded->was_replayed());
       for (int replay = 1; replay <= 5; ++replay) {
         recorded->prepare(model.items(static_cast<float>(replay)), stream);
+        EXPECT_FALSE(recorded->was_replayed());
         ASSERT_EQ(cudaGraphLaunch(graph.executable, stream), cudaSuccess);
+        EXPECT_TRUE(recorded->was_replayed());
       }
       EXPECT_TRUE(recorded->all_prepared());
       EXPECT_EQ(model.steps(), std::vector<int>(3, 1 + 2 + 3 + 4 + 5));

@@ -66,13 +66,20 @@ void CudaRecordedStep::prepare(std::span<const StepItem> items, void* stream) {
   last_ = on;
 }
 
-bool CudaRecordedStep::all_prepared() {
+ReplayState CudaRecordedStep::wait_for_state() {
   const Scope scope(of_.place, "asking a recorded step for its replays");
   if (last_) scope.check(cudaStreamWaitEvent(side_.get(), Events::handle(of_.events->record(scope, last_)), 0));
   auto* const copy = reinterpret_cast<ReplayState*>(answer_.data());
   scope.check(cudaMemcpyAsync(copy, state(), sizeof *copy, cudaMemcpyDeviceToHost, side_.get()));
   scope.check(cudaStreamSynchronize(side_.get()));
-  return std::exchange(missed_, copy->missed) == copy->missed;
+  return *copy;
 }
+
+bool CudaRecordedStep::all_prepared() {
+  const uint32_t missed = wait_for_state().missed;
+  return std::exchange(missed_, missed) == missed;
+}
+
+bool CudaRecordedStep::was_replayed() { return wait_for_state().done == prepared_; }
 
 }  // namespace lowtide::cuda_host

@@ -33,9 +33,12 @@ class CudaRecordedStep final : public RecordedStep {
 
   void prepare(std::span<const StepItem> items, void* stream) override;
   bool all_prepared() override;
+  bool was_replayed() override;
 
  private:
   cuda_kernels::ReplayState* state() const;
+  // As it is after what is queued where the last replay was prepared.
+  cuda_kernels::ReplayState wait_for_state();
 
   RecordingPlace of_;
   kernels::Batch batch_;
