@@ -306,12 +306,7 @@ TEST(FrameworkAllocator, StateIsPlacedBehindTheQueueThatItWasOpenedWith) {
     if (trial % 2) group.memory = options.memory;
     optimizer.add_group(group);
     optimizer.add_param(0, {param.data(), DType::kF32, {2000}, {}});
-    const std::vector<std::byte> filling(16384, std::byte{7});
-    for (int i = 0; i < 6; ++i) {
-      void* const activation = fake.allocate_own(MemoryKind::kDevice, 16384);
-      fake.copy(options.stream, activation, filling.data(), 16384);
-      cache.unused.emplace_back(activation, 16384);
-    }
+    for (int i = 0; i < 6; ++i) cache.unused.emplace_back(cache.activation(options.stream, 16384), 16384);
     optimizer.place_states();
     fake.host_wait(fake.record(options.stream));
     expect_no_race(fake);
