@@ -10,7 +10,8 @@ int64_t Optimizer::prefetch(int64_t bytes, void* stream) {
   LT_REQUIRE(!stream || device, "got a stream for CPU parameters, wanted nullptr");
   if (!device || device->is_capturing(stream)) return 0;
   std::optional<Impl::Pending>& pending = impl_->pending;
-  if (pending && !pending->replayed && device->has_happened(pending->queued)) impl_->resolve();  // which then waits for nothing
+  if (pending && !pending->replayed && device->has_happened(pending->queued))
+    impl_->resolve();  // which then waits for nothing
   int64_t taken = 0;
   for (const std::unique_ptr<Home>& home : impl_->homes)
     if (DeviceStore* const store = home->device_store()) {
