@@ -121,8 +121,8 @@ struct Gradient {
 
 struct StepOptions {
   // Device queue (sycl::queue*, in order; cudaStream_t) that the step is ordered on: when the call returns, the step is
-  // queued, and parameters are final for what is queued there next. nullptr: the backend's own (CUDA: the legacy
-  // default stream), which must outlive the optimizer. Must be nullptr for CPU parameters.
+  // queued, and parameters are final for what is queued there next. It must outlive the optimizer. nullptr: the
+  // backend's own (CUDA: the legacy default stream). Must be nullptr for CPU parameters.
   void* stream = nullptr;
   double grad_scale = 1.0;     // every gradient is multiplied by this (as float32) before use, e.g. 1/loss scale
   bool assume_finite = false;  // the caller has checked the gradients already: no second check
