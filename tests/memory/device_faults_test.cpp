@@ -8,6 +8,7 @@
 
 #include "backend/fake/fake_backend.h"
 #include "support/device_twins.h"
+#include "support/fake_races.h"
 #include "support/temporary.h"
 
 namespace lowtide::testing {
@@ -93,7 +94,7 @@ Outcome run(At at, int64_t n, bool step_first, int64_t device_bytes, const std::
   EXPECT_EQ(twins.differing(), 0);
   optimizer.synchronize();
   EXPECT_LE(optimizer.report().device_bytes, device_bytes);
-  for (const auto& race : fake.fake().race_checker().races()) ADD_FAILURE() << to_string(race);
+  expect_no_race(fake);
   outcome.compared = twins.compared();
   return outcome;
 }

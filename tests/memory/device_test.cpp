@@ -9,6 +9,7 @@
 #include "backend/fake/fake_backend.h"
 #include "memory/residency.h"
 #include "support/device_twins.h"
+#include "support/fake_races.h"
 
 namespace lowtide::testing {
 namespace {
@@ -23,10 +24,6 @@ std::unique_ptr<FakeBackend> fake_backend(Rng& rng, int64_t drop_wait = -1, bool
 }
 
 // What is queued, over all of it, has no race.
-void expect_no_race(FakeBackend& backend) {
-  for (const auto& race : backend.fake().race_checker().races()) ADD_FAILURE() << to_string(race);
-}
-
 TEST(Device, EveryBudgetGivesTheBitsOfTheHost) {
   Rng rng = seeded("optimizers on the fake device", 71);
   int64_t compared = 0, steps = 0, plans = 0, managed = 0, above = 0, refused = 0, borrowed = 0, demoted = 0;

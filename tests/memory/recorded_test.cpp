@@ -10,6 +10,7 @@
 
 #include "backend/fake/fake_backend.h"
 #include "support/device_twins.h"
+#include "support/fake_races.h"
 
 namespace lowtide::testing {
 namespace {
@@ -109,7 +110,7 @@ TEST(RecordedSteps, FiftyReplaysAreFiftySteps) {
     EXPECT_EQ(twins.differing(), 0) << "trial " << trial;
     EXPECT_EQ(twins.on_device().report().steps, twins.on_host().report().steps);
     skipped += twins.on_device().report().skipped_steps;
-    for (const auto& race : recorder.fake->fake().race_checker().races()) ADD_FAILURE() << to_string(race);
+    expect_no_race(*recorder.fake);
     compared += twins.compared();
   }
   EXPECT_GT(skipped, 20);

@@ -11,6 +11,7 @@
 #include "backend/fake/fake_backend.h"
 #include "memory/residency.h"
 #include "support/device_twins.h"
+#include "support/fake_races.h"
 
 namespace lowtide::testing {
 namespace {
@@ -19,10 +20,6 @@ using fake::FakeBackend;
 using fake::FakeBackendOptions;
 
 const std::vector<std::string> kPathsOfTests = {"copy", "hybrid", "zero_copy"};
-
-void expect_no_race(FakeBackend& backend) {
-  for (const auto& race : backend.fake().race_checker().races()) ADD_FAILURE() << to_string(race);
-}
 
 TEST(AutomaticResidency, RandomPressureChangesNoBit) {
   Rng rng = seeded("automatic residency", 81);
