@@ -2,7 +2,7 @@
 PYTHON := .venv/bin/python
 ARGS ?=
 
-.PHONY: help train test bench bench-paging bench-sign bench-sign-network build asan tsan format clean
+.PHONY: help train test bench bench-paging bench-sign bench-sign-network gpu-check gpu-bundle build asan tsan format clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s  %s\n", $$1, $$2 }'
@@ -29,6 +29,13 @@ bench-sign: ## measure signs to bits, back, and votes against memory, numpy and 
 bench-sign-network: ## measure a vote beside all-reduce over a limited network (as root; ARGS="--workers 4")
 	@tools/bootstrap.sh --extras bench
 	@$(PYTHON) bench/sign/network.py $(ARGS)
+
+gpu-check: ## on a machine with a GPU: build, test and measure the CUDA backend (ARGS="--bundle DIR --python PYTHON")
+	@python3 tools/gpu_check.py $(ARGS)
+
+gpu-bundle: ## collect what gpu-check needs on a machine without a network (ARGS="--with bitsandbytes,torchao")
+	@tools/bootstrap.sh --no-package
+	@$(PYTHON) tools/gpu_bundle.py $(ARGS)
 
 build: ## build the C++ library and its tests into build/dev
 	@tools/bootstrap.sh --system-only

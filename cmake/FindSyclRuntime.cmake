@@ -8,6 +8,7 @@ set(LOWTIDE_SYCL_ROOT "" CACHE PATH "Prefix of the SYCL runtime (include/sycl, l
 
 # Majors that the sources are known to build with.
 set(lt_sycl_majors 8 9)
+list(JOIN lt_sycl_majors ", " lt_sycl_wanted)
 
 function(lt_sycl_root_of_python python out)
   set(${out} "" PARENT_SCOPE)
@@ -39,7 +40,9 @@ endif()
 
 set(SyclRuntime_ROOT)
 set(SyclRuntime_MAJOR)
-set(SyclRuntime_REASON "no include/sycl/sycl.hpp with lib/libsycl.so in: ${lt_sycl_roots}; pip install intel-sycl-rt")
+# Not with semicolons, at which CMake would cut it.
+list(JOIN lt_sycl_roots ", " lt_sycl_places)
+set(SyclRuntime_REASON "no include/sycl/sycl.hpp with lib/libsycl.so in ${lt_sycl_places} (pip install intel-sycl-rt)")
 foreach(lt_sycl_root IN LISTS lt_sycl_roots)
   if(EXISTS "${lt_sycl_root}/include/sycl/version.hpp" AND EXISTS "${lt_sycl_root}/lib/libsycl.so")
     file(STRINGS "${lt_sycl_root}/include/sycl/version.hpp" lt_sycl_line REGEX "__LIBSYCL_MAJOR_VERSION")
@@ -50,7 +53,7 @@ foreach(lt_sycl_root IN LISTS lt_sycl_roots)
       set(SyclRuntime_REASON)
       break()
     endif()
-    set(SyclRuntime_REASON "${lt_sycl_root} has libsycl ${lt_sycl_major}; wanted one of: ${lt_sycl_majors}")
+    set(SyclRuntime_REASON "${lt_sycl_root} has libsycl ${lt_sycl_major}; wanted one of ${lt_sycl_wanted}")
   endif()
 endforeach()
 

@@ -3,6 +3,7 @@
 set(lt_src "${PROJECT_SOURCE_DIR}/src")
 set(map "${PROJECT_SOURCE_DIR}/cmake/bnb.map")
 add_library(lowtide_bnb SHARED "${lt_src}/bnb/bnb.cpp" "${lt_src}/bnb/memory.cpp" "${lt_src}/backend/sycl_loader.cpp"
+                               "${lt_src}/backend/plugin_loader.cpp"
                                "${lt_src}/core/error.cpp")
 target_compile_definitions(lowtide_bnb PRIVATE LOWTIDE_VERSION="${PROJECT_VERSION}")
 target_include_directories(lowtide_bnb PUBLIC "${PROJECT_SOURCE_DIR}/include" PRIVATE "${lt_src}")

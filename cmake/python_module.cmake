@@ -11,14 +11,23 @@ if(NOT nanobind_FOUND)
   message(FATAL_ERROR "LOWTIDE_PYTHON needs nanobind >= 2.4: ${Python_EXECUTABLE} -m pip install nanobind")
 endif()
 
-nanobind_add_module(_core NB_STATIC NB_SUPPRESS_WARNINGS python/checkpoint_binding.cpp python/collective_binding.cpp python/core_module.cpp
-                    python/param_binding.cpp python/planning_binding.cpp python/sign_binding.cpp python/tensor_reader.cpp)
+nanobind_add_module(
+  _core NB_STATIC NB_SUPPRESS_WARNINGS
+  python/checkpoint_binding.cpp
+  python/collective_binding.cpp
+  python/core_module.cpp
+  python/error_binding.cpp
+  python/param_binding.cpp
+  python/planning_binding.cpp
+  python/python_allocator.cpp
+  python/sign_binding.cpp
+  python/tensor_reader.cpp)
 target_compile_definitions(_core PRIVATE LOWTIDE_VERSION="${PROJECT_VERSION}")
 target_link_libraries(_core PRIVATE lowtide_objects)
 add_dependencies(_core lowtide_bnb)  # the wheel's build makes _core only
-if(TARGET SyclRuntime::SyclRuntime)
-  add_dependencies(_core ${lt_sycl})
-endif()
+foreach(plugin IN ITEMS ${lt_sycl} ${lt_cuda})
+  add_dependencies(_core ${plugin})
+endforeach()
 
 if(LOWTIDE_FOR_WHEEL)
   install(TARGETS _core LIBRARY DESTINATION lowtide COMPONENT python)

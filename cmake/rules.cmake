@@ -1,6 +1,6 @@
-# One translation unit per optimizer rule, generated from rules.def: rules compile in parallel, and a new rule needs
-# no edit here. Lines: LT_RULE(number, name, struct).
-function(lt_generate_rule_sources rules_def out_sources)
+# One translation unit per optimizer rule, rules/step_<name><suffix>, generated from rules.def by a template of this
+# folder: rules compile in parallel, and a new rule needs no edit here. Lines: LT_RULE(number, name, struct).
+function(lt_generate_rule_sources rules_def template suffix out_sources)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${rules_def}")
   file(STRINGS "${rules_def}" lines REGEX "^[ \t]*LT_RULE[ \t]*\\(")
   set(sources)
@@ -8,10 +8,10 @@ function(lt_generate_rule_sources rules_def out_sources)
     if(NOT line MATCHES "LT_RULE[ \t]*\\([ \t]*([0-9]+)[ \t]*,[ \t]*([a-z0-9_]+)[ \t]*,[ \t]*([A-Za-z0-9_]+)[ \t]*[,)]")
       message(FATAL_ERROR "${rules_def}: cannot read the line\n  ${line}\nwanted: LT_RULE(number, name, Struct)")
     endif()
-    set(LT_CPU_RULE_NAME "${CMAKE_MATCH_2}")
-    set(LT_CPU_RULE "${CMAKE_MATCH_3}")
-    set(source "${CMAKE_CURRENT_BINARY_DIR}/rules/step_${LT_CPU_RULE_NAME}.cpp")
-    configure_file("${PROJECT_SOURCE_DIR}/cmake/step_rule.cpp.in" "${source}" @ONLY)
+    set(LT_RULE_NAME "${CMAKE_MATCH_2}")
+    set(LT_RULE "${CMAKE_MATCH_3}")
+    set(source "${CMAKE_CURRENT_BINARY_DIR}/rules/step_${LT_RULE_NAME}${suffix}")
+    configure_file("${PROJECT_SOURCE_DIR}/cmake/${template}" "${source}" @ONLY)
     list(APPEND sources "${source}")
   endforeach()
   if(NOT sources)

@@ -24,31 +24,21 @@ endif()
 
 set(lt_sycl lowtide_sycl${SyclRuntime_MAJOR})
 message(STATUS "SYCL plug-in: lib${lt_sycl}.so with ${SyclRuntime_ROOT}")
-set(lt_src "${PROJECT_SOURCE_DIR}/src")
 set(lt_spirv "${lt_src}/backend/sycl/spirv")
-file(GLOB lt_sycl_sources CONFIGURE_DEPENDS "${lt_src}/backend/sycl/host/*.cpp" "${lt_src}/backend/kernels/*.cpp")
+lt_plugin_host_sources(sycl lt_sycl_sources)
 file(GLOB lt_spirv_files CONFIGURE_DEPENDS "${lt_spirv}/*.spv")
 # Objects, since its tests reach inside.
 add_library(lowtide_sycl_objects OBJECT ${lt_sycl_sources})
 set_target_properties(lowtide_sycl_objects PROPERTIES POSITION_INDEPENDENT_CODE ON)
-add_library(${lt_sycl} MODULE $<TARGET_OBJECTS:lowtide_sycl_objects> "${lt_src}/backend/backend.cpp"
-                              "${lt_src}/backend/dialect.cpp"
-                              "${lt_src}/backend/signs.cpp" "${lt_src}/core/dtype.cpp"
-                              "${lt_src}/core/error.cpp" "${lt_src}/core/layout.cpp")
+add_library(${lt_sycl} MODULE $<TARGET_OBJECTS:lowtide_sycl_objects> ${lt_plugin_core_sources})
 set_source_files_properties("${lt_src}/backend/sycl/host/programs.cpp"
                             PROPERTIES COMPILE_DEFINITIONS "LOWTIDE_SPIRV_DIR=\"${lt_spirv}\""
                                        OBJECT_DEPENDS "${lt_spirv_files}")
 foreach(target IN ITEMS lowtide_sycl_objects ${lt_sycl})
-  target_compile_definitions(${target} PRIVATE LOWTIDE_VERSION="${PROJECT_VERSION}")
-  target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}/include" "${lt_src}")
-  target_link_libraries(${target} PRIVATE lowtide_flags SyclRuntime::SyclRuntime)
+  lt_plugin_properties(${target})
+  target_link_libraries(${target} PRIVATE SyclRuntime::SyclRuntime)
 endforeach()
 # Installed as a wheel, the plug-in is in lib/python3.x/site-packages/lowtide, and pip's libsycl in lib. Elsewhere
 # libsycl is found as any library is, or is in the process already.
-set_target_properties(${lt_sycl} PROPERTIES PREFIX lib LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}"
-                                            INSTALL_RPATH "$ORIGIN/../../..")
-if(LOWTIDE_FOR_WHEEL)
-  install(TARGETS ${lt_sycl} LIBRARY DESTINATION lowtide COMPONENT python)
-else()
-  install(TARGETS ${lt_sycl} LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT library)
-endif()
+set_target_properties(${lt_sycl} PROPERTIES INSTALL_RPATH "$ORIGIN/../../..")
+lt_install_plugin(${lt_sycl})

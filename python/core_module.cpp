@@ -2,6 +2,7 @@
 // ABI: tensors are read by tensor_reader.h, states go out through DLPack.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -9,17 +10,20 @@
 #include <exception>
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 
 #include "checkpoint_binding.h"
 #include "collective_binding.h"
 #include "core/sizes.h"
+#include "error_binding.h"
 #include "lowtide/backends.h"
-#include "lowtide/sign_collective.h"
 #include "memory/write_failure.h"
 #include "memory_argument.h"
 #include "optim/hyper_fields.h"
 #include "param_binding.h"
 #include "planning_binding.h"
+#include "python_allocator.h"
 #include "sign_binding.h"
 
 namespace nb = nanobind;
@@ -57,10 +61,21 @@ lowtide::NonFinite nonfinite_from(const std::string& name) {
   throw nb::value_error(("got nonfinite='" + name + "', wanted 'skip', 'raise' or 'propagate'").c_str());
 }
 
+// The optimizer, and what it takes device memory from.
+struct Core {
+  Core(lowtide::OptimizerOptions options, const nb::object& functions)
+      : allocator(functions), optimizer([&] {
+          options.allocator = allocator.callbacks();
+          return options;
+        }()) {}
+  lowtide::python::PythonAllocator allocator;
+  lowtide::Optimizer optimizer;
+};
+
 // What tensors of state keep alive: the memory, without the parameters. Were it the whole optimizer, a parameter that
 // refers to its optimizer would make a cycle through memory that the garbage collector cannot see into.
 struct StateMemory {
-  std::shared_ptr<lowtide::Optimizer> core;
+  std::shared_ptr<Core> core;
 };
 
 // The Python object: the optimizer and the tensors of its parameters. Calls that change it are refused while a step of
@@ -68,12 +83,14 @@ struct StateMemory {
 class PyOptimizer {
  public:
   PyOptimizer(const std::string& rule, const std::string& nonfinite, int threads, const std::string& cpu_target,
-              const nb::object& memory, const std::string& backend, uintptr_t stream, const std::string& device)
+              const nb::object& memory, const std::string& backend, uintptr_t stream, const std::string& device,
+              const std::string& target, const nb::object& allocator)
       : rule_(rule),
-        shared_(std::make_shared<lowtide::Optimizer>(lowtide::OptimizerOptions{
-            rule, nonfinite_from(nonfinite), threads, cpu_target, memory_from(memory).value_or(lowtide::Memory{}),
-            backend, "", reinterpret_cast<void*>(stream)})),
-        core_(*shared_),
+        shared_(std::make_shared<Core>(lowtide::OptimizerOptions{rule, nonfinite_from(nonfinite), threads, cpu_target,
+                                                                 memory_from(memory).value_or(lowtide::Memory{}),
+                                                                 backend, target, reinterpret_cast<void*>(stream)},
+                                       allocator)),
+        core_(shared_->optimizer),
         binding_(core_, device) {}
 
   int add_group(const nb::dict& hyper, const std::string& state, int64_t min_quantized_numel,
@@ -101,11 +118,35 @@ class PyOptimizer {
 
   // The first parameter whose gradient is not finite, or -1. check: finds it out, and steps nothing.
   // stream: of the backend, see StepOptions; 0: its own.
-  int64_t step(double grad_scale, bool assume_finite, uintptr_t stream) {
-    return with_gradients(grad_scale, assume_finite, stream, &lowtide::Optimizer::step);
+  // free_bytes: see StepOptions. only: parameters with other numbers count as without a gradient.
+  int64_t step(double grad_scale, bool assume_finite, uintptr_t stream, int64_t free_bytes,
+               const std::optional<std::vector<int64_t>>& only) {
+    return with_gradients(step_options(stream, grad_scale, assume_finite, free_bytes), &lowtide::Optimizer::step, only);
   }
   int64_t check(double grad_scale, uintptr_t stream) {
-    return with_gradients(grad_scale, false, stream, &lowtide::Optimizer::check);
+    return with_gradients(step_options(stream, grad_scale, false, -1), &lowtide::Optimizer::check);
+  }
+  void prepare_replay(double grad_scale, uintptr_t stream) {
+    const Busy busy(*this);
+    const nb::gil_scoped_release nogil;
+    core_.prepare_replay(step_options(stream, grad_scale, false, -1));
+  }
+
+  // Of state on a device.
+  int64_t prefetch(int64_t bytes, uintptr_t stream) {
+    const Busy busy(*this);
+    const nb::gil_scoped_release nogil;
+    return core_.prefetch(bytes, reinterpret_cast<void*>(stream));
+  }
+  int64_t demote(int64_t bytes) {
+    const Busy busy(*this);
+    const nb::gil_scoped_release nogil;
+    return core_.demote(bytes);
+  }
+  void synchronize() {
+    const Busy busy(*this);
+    const nb::gil_scoped_release nogil;
+    core_.synchronize();
   }
 
   // Signs in place of a step, to and from memory that Python holds (addresses).
@@ -115,7 +156,7 @@ class PyOptimizer {
     const Busy busy(*this);
     const auto& grads = binding_.collect();
     const lowtide::SignBuffer out{reinterpret_cast<std::byte*>(bits), reinterpret_cast<std::byte*>(presence), nullptr};
-    const lowtide::StepOptions options{reinterpret_cast<void*>(stream), grad_scale, assume_finite};
+    const lowtide::StepOptions options = step_options(stream, grad_scale, assume_finite, -1);
     const nb::gil_scoped_release nogil;
     return core_.ballots(grads, out, zero_is_plus, options).nonfinite_param;
   }
@@ -129,6 +170,12 @@ class PyOptimizer {
   }
 
   bool has_state(int64_t param) const { return core_.has_state(param); }
+  // Parameters with state; unlike report() this waits for nothing.
+  int64_t state_count() const {
+    int64_t count = 0;
+    for (int64_t param = 0; param < core_.param_count(); ++param) count += core_.has_state(param);
+    return count;
+  }
   void allocate_state(int64_t param) { core_.allocate_state(param); }
   int64_t step_count(int64_t param) const { return core_.steps(param); }
   void set_step_count(int64_t param, int64_t steps) { core_.set_steps(param, steps); }
@@ -253,6 +300,9 @@ class PyOptimizer {
     out["offloaded_bytes"] = r.offloaded_bytes;
     out["kept_bytes"] = r.kept_bytes;
     out["waited_seconds"] = r.waited_seconds;
+    out["promotions"] = r.promotions;
+    out["demotions"] = r.demotions;
+    out["path"] = r.path;
     return out;
   }
   std::string cpu_target() const { return core_.cpu_target(); }
@@ -262,13 +312,19 @@ class PyOptimizer {
  private:
   using StepCall = lowtide::StepResult (lowtide::Optimizer::*)(std::span<const lowtide::Gradient>,
                                                                const lowtide::StepOptions&);
-  int64_t with_gradients(double grad_scale, bool assume_finite, uintptr_t stream, StepCall call) {
-    const Busy busy(*this);
-    const auto& grads = binding_.collect();
+  static lowtide::StepOptions step_options(uintptr_t stream, double grad_scale, bool assume_finite,
+                                           int64_t free_bytes) {
     lowtide::StepOptions options;
     options.stream = reinterpret_cast<void*>(stream);
     options.grad_scale = grad_scale;
     options.assume_finite = assume_finite;
+    options.free_bytes = free_bytes;
+    return options;
+  }
+  int64_t with_gradients(const lowtide::StepOptions& options, StepCall call,
+                         const std::optional<std::vector<int64_t>>& only = {}) {
+    const Busy busy(*this);
+    const auto& grads = binding_.collect(only);
     const nb::gil_scoped_release nogil;
     return (core_.*call)(grads, options).nonfinite_param;
   }
@@ -298,7 +354,7 @@ class PyOptimizer {
   }
 
   std::string rule_;
-  std::shared_ptr<lowtide::Optimizer> shared_;
+  std::shared_ptr<Core> shared_;
   lowtide::Optimizer& core_;
   ParamBinding binding_;
   bool busy_ = false;
@@ -324,39 +380,7 @@ NB_MODULE(_core, m) {
   m.attr("__version__") = lowtide::version();
   nb::set_leak_warnings(false);  // a library does not print; torch's own hooks can keep parameters to the very end
   nb::class_<StateMemory>(m, "StateMemory");
-  nb::register_exception_translator([](const std::exception_ptr& p, void*) {
-    try {
-      std::rethrow_exception(p);
-    } catch (const lowtide::CollectiveError& e) {
-      PyErr_SetString(e.kind() == lowtide::ErrorKind::kInvalidArgument ? PyExc_ValueError : PyExc_ConnectionError,
-                      e.what());
-    } catch (const lowtide::TransportError& e) {
-      PyErr_SetString(PyExc_ConnectionError, e.what());
-    } catch (const lowtide::Error& e) {
-      switch (e.kind()) {
-        case lowtide::ErrorKind::kInvalidArgument:
-          PyErr_SetString(PyExc_ValueError, e.what());
-          break;
-        case lowtide::ErrorKind::kOutOfMemory:
-          PyErr_SetString(PyExc_MemoryError, e.what());
-          break;
-        case lowtide::ErrorKind::kUnsupported:
-          PyErr_SetString(PyExc_NotImplementedError, e.what());
-          break;
-        case lowtide::ErrorKind::kIo: {
-          const nb::object error = nb::steal(PyObject_CallFunction(PyExc_OSError, "is", e.os_error(), e.what()));
-          if (!error.is_valid()) break;
-          const bool complete = dynamic_cast<const lowtide::KeptInMemory*>(&e) != nullptr;
-          if (PyObject_SetAttrString(error.ptr(), "complete", complete ? Py_True : Py_False) == 0)
-            PyErr_SetObject(PyExc_OSError, error.ptr());
-          break;
-        }
-        case lowtide::ErrorKind::kInternal:
-          PyErr_SetString(PyExc_RuntimeError, e.what());
-          break;
-      }
-    }
-  });
+  lowtide::python::bind_errors(m);
   m.def("rule_names", &lowtide::rule_names);
   m.def("codec_names", &lowtide::codec_names);
   m.def("cpu_targets", &lowtide::cpu_targets);
@@ -392,9 +416,9 @@ NB_MODULE(_core, m) {
   lowtide::python::bind_sign(m);
   nb::class_<PyOptimizer>(m, "Optimizer", nb::type_slots(kSlots))
       .def(nb::init<const std::string&, const std::string&, int, const std::string&, const nb::object&,
-                    const std::string&, uintptr_t, const std::string&>(),
+                    const std::string&, uintptr_t, const std::string&, const std::string&, const nb::object&>(),
            "rule"_a, "nonfinite"_a = "skip", "threads"_a = 0, "cpu_target"_a = "", "memory"_a = nb::none(),
-           "backend"_a = "cpu", "stream"_a = 0, "device"_a = "cpu")
+           "backend"_a = "cpu", "stream"_a = 0, "device"_a = "cpu", "target"_a = "", "allocator"_a = nb::none())
       .def("add_group", &PyOptimizer::add_group, "hyper"_a, "state"_a, "min_quantized_numel"_a, "memory"_a = nb::none())
       .def("set_hyper", &PyOptimizer::set_hyper, "group"_a, "hyper"_a)
       .def("set_threads", &PyOptimizer::set_threads, "threads"_a)
@@ -402,11 +426,17 @@ NB_MODULE(_core, m) {
       .def("add_param", &PyOptimizer::add_param, "group"_a, "param"_a, "with_state"_a = true, "whole"_a = nb::none())
       .def("place_states", &PyOptimizer::place_states)
       .def("check", &PyOptimizer::check, "grad_scale"_a = 1.0, "stream"_a = 0)
-      .def("step", &PyOptimizer::step, "grad_scale"_a = 1.0, "assume_finite"_a = false, "stream"_a = 0)
+      .def("step", &PyOptimizer::step, "grad_scale"_a = 1.0, "assume_finite"_a = false, "stream"_a = 0,
+           "free_bytes"_a = -1, "only"_a = nb::none())
+      .def("prepare_replay", &PyOptimizer::prepare_replay, "grad_scale"_a = 1.0, "stream"_a = 0)
+      .def("prefetch", &PyOptimizer::prefetch, "bytes"_a, "stream"_a = 0)
+      .def("demote", &PyOptimizer::demote, "bytes"_a)
+      .def("synchronize", &PyOptimizer::synchronize)
       .def("sign_count", &PyOptimizer::sign_count)
       .def("ballots", &PyOptimizer::ballots)
       .def("apply_signs", &PyOptimizer::apply_signs)
       .def("has_state", &PyOptimizer::has_state, "param"_a)
+      .def("state_count", &PyOptimizer::state_count)
       .def("allocate_state", &PyOptimizer::allocate_state, "param"_a)
       .def("state_names", &PyOptimizer::state_names)
       .def("state_codec", &PyOptimizer::state_codec, "param"_a)

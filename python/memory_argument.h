@@ -16,9 +16,9 @@ namespace lowtide::python {
 // None: no limit.
 inline std::optional<Memory> memory_from(const nanobind::object& given) {
   if (given.is_none()) return std::nullopt;
-  const auto [ram, disk, disk_bytes, chunk, device, managed] =
-      nanobind::cast<std::tuple<int64_t, std::string, int64_t, int64_t, int64_t, bool>>(given);
-  return Memory{ram, disk, disk_bytes, chunk, device, managed};
+  const auto [ram, disk, disk_bytes, chunk, device, managed, path, automatic] =
+      nanobind::cast<std::tuple<int64_t, std::string, int64_t, int64_t, int64_t, bool, std::string, bool>>(given);
+  return Memory{ram, disk, disk_bytes, chunk, device, managed, path, automatic};
 }
 
 }  // namespace lowtide::python

@@ -59,45 +59,50 @@ void ParamBinding::follow(size_t i, const TensorInfo& now) {
   known = std::move(view);
 }
 
-const std::vector<Gradient>& ParamBinding::collect() {
+void ParamBinding::collect_one(size_t i) {
   // Interned: attribute look-up compares pointers. Never destroyed: the interpreter may be gone by then.
   static PyObject* const grad_name = PyUnicode_InternFromString("grad");
   static const std::byte no_elements{};  // the address of a gradient without memory, which is not the same as none
+  PyObject* const raw = PyObject_GetAttr(params_[i].ptr(), grad_name);
+  if (!raw) throw nb::python_error();
+  nb::object grad = nb::steal(raw);
+  if (grad.is_none()) return;
+  Entry& entry = entries_[i];
+  if (entry.distributed) grad = local_gradient(i, grad);
+  const nb::object& param = params_[i];
+  const TensorInfo p =
+      reader_.read(entry.distributed ? local_tensor(param) : param, [&] { return "parameter " + std::to_string(i); });
+  const TensorView& known = entry.view;
+  if (p.data != known.data || p.dtype != known.dtype || !same(known.sizes, p.shape, p.ndim) ||
+      !same(known.strides, p.strides, p.ndim))
+    follow(i, p);
+
+  const TensorInfo g = reader_.read(grad, [&] { return gradient_name(i); });
+  if (!same(entry.view.sizes, g.shape, g.ndim))
+    refuse_value("got " + gradient_name(i) + " of shape " + shape_text(g.shape, g.ndim) + ", wanted " +
+                 shape_text(entry.view.sizes.data(), static_cast<int>(entry.view.sizes.size())));
+  if (!g.data && !empty(g))
+    refuse_value("got " + gradient_name(i) + " without memory (its storage was freed), wanted a dense tensor");
+  grads_[i].data = g.data ? g.data : &no_elements;
+  grads_[i].dtype = g.dtype;
+  if (!g.is_contiguous()) {
+    entry.grad_strides.assign(g.strides, g.strides + g.ndim);
+    grads_[i].strides = entry.grad_strides.data();
+    // Views of the imaginary part of a conjugate have it; they are never contiguous.
+    if (nb::cast<bool>(grad.attr("is_neg")()))
+      refuse_value("got " + gradient_name(i) + " with a lazy negative bit, wanted grad.resolve_neg()");
+  }
+  held_.push_back(std::move(grad));
+}
+
+const std::vector<Gradient>& ParamBinding::collect(const std::optional<std::vector<int64_t>>& only) {
   grads_.assign(params_.size(), Gradient{});
   held_.clear();
-  held_.reserve(params_.size());
-  for (size_t i = 0; i < params_.size(); ++i) {
-    PyObject* const raw = PyObject_GetAttr(params_[i].ptr(), grad_name);
-    if (!raw) throw nb::python_error();
-    nb::object grad = nb::steal(raw);
-    if (grad.is_none()) continue;
-    Entry& entry = entries_[i];
-    if (entry.distributed) grad = local_gradient(i, grad);
-    const nb::object& param = params_[i];
-    const TensorInfo p =
-        reader_.read(entry.distributed ? local_tensor(param) : param, [&] { return "parameter " + std::to_string(i); });
-    const TensorView& known = entry.view;
-    if (p.data != known.data || p.dtype != known.dtype || !same(known.sizes, p.shape, p.ndim) ||
-        !same(known.strides, p.strides, p.ndim))
-      follow(i, p);
-
-    const TensorInfo g = reader_.read(grad, [&] { return gradient_name(i); });
-    if (!same(entry.view.sizes, g.shape, g.ndim))
-      refuse_value("got " + gradient_name(i) + " of shape " + shape_text(g.shape, g.ndim) + ", wanted " +
-                   shape_text(entry.view.sizes.data(), static_cast<int>(entry.view.sizes.size())));
-    if (!g.data && !empty(g))
-      refuse_value("got " + gradient_name(i) + " without memory (its storage was freed), wanted a dense tensor");
-    grads_[i].data = g.data ? g.data : &no_elements;
-    grads_[i].dtype = g.dtype;
-    if (!g.is_contiguous()) {
-      entry.grad_strides.assign(g.strides, g.strides + g.ndim);
-      grads_[i].strides = entry.grad_strides.data();
-      // Views of the imaginary part of a conjugate have it; they are never contiguous.
-      if (nb::cast<bool>(grad.attr("is_neg")()))
-        refuse_value("got " + gradient_name(i) + " with a lazy negative bit, wanted grad.resolve_neg()");
-    }
-    held_.push_back(std::move(grad));
-  }
+  held_.reserve(only ? only->size() : params_.size());
+  if (only)
+    for (const int64_t i : *only) collect_one(static_cast<size_t>(i));
+  else
+    for (size_t i = 0; i < params_.size(); ++i) collect_one(i);
   return grads_;
 }
 

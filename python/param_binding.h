@@ -26,7 +26,8 @@ class ParamBinding {
 
   // Reads every parameter's `.grad` and follows parameters whose memory moved. One attribute and two reads a parameter:
   // this is what a step costs for many small ones. The result is valid until release(), which lets go of the gradients.
-  const std::vector<Gradient>& collect();
+  // only: of these parameters.
+  const std::vector<Gradient>& collect(const std::optional<std::vector<int64_t>>& only = {});
   void release() { held_.clear(); }
 
   const std::vector<int64_t>& sizes(int64_t param) const { return entries_.at(static_cast<size_t>(param)).view.sizes; }
@@ -49,6 +50,7 @@ class ParamBinding {
 
   nb::object local_gradient(size_t i, const nb::object& grad) const;
   void follow(size_t i, const TensorInfo& now);
+  void collect_one(size_t i);
 
   Optimizer& optimizer_;
   TensorReader reader_, host_reader_;

@@ -33,12 +33,12 @@ std::span<std::byte> span_of(uintptr_t address, size_t bytes) { return {reinterp
 // Where signs are computed: the CPU that the process shares, or one device.
 class PySigner {
  public:
-  PySigner(const std::string& backend, uintptr_t stream) {
+  PySigner(const std::string& backend, uintptr_t stream, const std::string& target) {
     if (backend == "cpu") {
       backend_ = &sign::host_backend();
       return;
     }
-    own_ = open_backend(backend, "", reinterpret_cast<void*>(stream));
+    own_ = open_backend(backend, target, reinterpret_cast<void*>(stream));
     backend_ = own_.get();
   }
 
@@ -91,7 +91,8 @@ class PySigner {
 
 void bind_sign(nb::module_& m) {
   nb::class_<PySigner>(m, "Signer")
-      .def(nb::init<const std::string&, uintptr_t>(), "backend"_a = "cpu", "stream"_a = 0)
+      .def(nb::init<const std::string&, uintptr_t, const std::string&>(), "backend"_a = "cpu", "stream"_a = 0,
+           "target"_a = "")
       .def("pack", &PySigner::pack, "values"_a, "dtype"_a, "count"_a, "bits"_a, "bits_bytes"_a, "order"_a, "threads"_a,
            "stream"_a = 0)
       .def("unpack", &PySigner::unpack, "bits"_a, "bits_bytes"_a, "values"_a, "dtype"_a, "count"_a, "zeros"_a,

@@ -4,22 +4,25 @@
 #   tools/bootstrap.sh --system-only          compilers, CMake and libraries only
 #   tools/bootstrap.sh [--extras test,bench]  all, with these optional requirements of pyproject.toml
 #   tools/bootstrap.sh --no-package [...]     all but the package
+#   tools/bootstrap.sh --no-cuda [...]        the package without CUDA kernels, which take minutes to compile
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 system_only=no
 package=yes
+cuda=AUTO
 extras=""
 while (($#)); do
   case "$1" in
     --system-only) system_only=yes ;;
     --no-package) package=no ;;
+    --no-cuda) cuda=OFF ;;
     --extras)
       extras="${2:?--extras wants a list, e.g. test,bench}"
       shift
       ;;
     *)
-      echo "bootstrap: unknown argument '$1' (wanted --system-only, --no-package or --extras LIST)" >&2
+      echo "bootstrap: unknown argument '$1' (wanted --system-only, --no-package, --no-cuda or --extras LIST)" >&2
       exit 2
       ;;
   esac
@@ -67,8 +70,9 @@ missing_packages() {
     has_header nlohmann/json.hpp || echo nlohmann-json3-dev
     has_header liburing.h || echo liburing-dev
     has_header gtest/gtest.h || echo libgtest-dev
+    has_header boost/context/fiber.hpp || echo libboost-context-dev
   else
-    echo libhwy-dev libgtest-dev libxxhash-dev nlohmann-json3-dev liburing-dev
+    echo libhwy-dev libgtest-dev libboost-context-dev libxxhash-dev nlohmann-json3-dev liburing-dev
   fi
   if [[ $system_only == no ]]; then
     python3 -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
@@ -156,10 +160,24 @@ fi
 
 [[ $package == no ]] && exit 0
 
-# Content, not times: a checkout or a touch builds nothing. With the SYCL runtime, the package has a plug-in for it.
+# The compiler of CUDA kernels, where cmake/FindNvcc.cmake looks for it.
+cuda_compiler() {
+  local nvcc
+  for nvcc in "${CUDA_HOME:-}/bin/nvcc" "${CUDA_PATH:-}/bin/nvcc" /usr/local/cuda/bin/nvcc "$(command -v nvcc)"; do
+    [[ -x $nvcc ]] || continue
+    echo "$nvcc"
+    "$nvcc" --version
+    return
+  done
+  echo "no CUDA compiler"
+}
+
+# Content, not times: a checkout or a touch builds nothing. With the SYCL runtime, or CUDA's compiler, the package has a
+# plug-in for it.
 package_hash() {
   {
     "$python" -VV
+    if [[ $cuda == OFF ]]; then echo "no CUDA"; else cuda_compiler; fi
     "$python" -m pip freeze --disable-pip-version-check | grep -i '^intel.sycl.rt=' || echo "no SYCL runtime"
     find CMakeLists.txt pyproject.toml LICENSE README.md cmake include src python -type f \
       ! -name '*_test.cpp' ! -name '*.pyc' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
@@ -173,6 +191,6 @@ if [[ ! -f $stamp || $(<"$stamp") != "$hash" ]] || ! "$python" -m pip show -q lo
   rm -f "$stamp"
   # The build folder stays, so that only changed files compile again.
   logged pip-package "$python" -m pip install --no-input --disable-pip-version-check \
-    --no-build-isolation --no-deps --force-reinstall -C build-dir=build/wheel .
+    --no-build-isolation --no-deps --force-reinstall -C build-dir=build/wheel -C "cmake.define.LOWTIDE_CUDA=$cuda" .
   printf '%s\n' "$hash" >"$stamp"
 fi

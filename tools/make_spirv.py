@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the SPIR-V of the SYCL kernels (src/backend/sycl/spirv) from the dialect and src/backend/sycl/device.
+"""Makes the SPIR-V of the SYCL kernels (src/backend/sycl/spirv) from the dialect and the kernels of src/backend.
 
     make_spirv.py                 compile anew; needs g++ and: pip install intel-sycl-rt intel-opencl-rt
     make_spirv.py --check         compare what is there with its sources; needs nothing
@@ -50,7 +50,7 @@ def programs() -> dict[str, str]:
 
 
 def sources_hash() -> str:
-    files = [SRC / "backend/limits.h"]
+    files = [SRC / "backend/limits.h", SRC / "backend/kernels/items.h", *(SRC / "backend/kernels").glob("*-inl.h")]
     for folder in ("portable", "backend/sycl/device"):
         files += (f for f in (SRC / folder).rglob("*") if f.suffix in (".h", ".inc", ".def"))
     digest = hashlib.sha256(json.dumps([OPTIONS, programs()]).encode())

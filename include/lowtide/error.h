@@ -14,7 +14,7 @@ enum class ErrorKind : int {
   kOutOfMemory = 10,     // host or device memory could not be had; nothing changed   Python: MemoryError
   kUnsupported = 20,     // valid, but this build or machine cannot do it             Python: NotImplementedError
   kIo = 30,              // a file, disk or transport failed; os_error() says how             Python: OSError with errno
-  kDeviceLost = 40,     // the device can do nothing more in this process             Python: RuntimeError
+  kDeviceLost = 40,      // the device can do nothing more in this process             Python: RuntimeError
   kInternal = 90,        // a broken invariant: a bug of this library                 Python: RuntimeError
 };
 

@@ -76,9 +76,13 @@ typedef struct lt_memory_options {
   int64_t device_bytes; /* of its memory, for state, buffers included; -1: 7/8 of what is free when state is placed (of
                            all, where the driver does not tell) */
   int64_t managed;      /* 1: all state in managed (shared) memory, which the driver migrates; 0 */
+  const char* path;  /* how state that does not fit reaches the device: "copy", "zero_copy", "hybrid"; NULL: the fastest
+                        of those that it can do, which is measured once and remembered */
+  int64_t automatic; /* 1: instead of device_bytes (-1): all state begins in host memory, and as much as fits moves to
+                        the device once steps have shown what else it holds, and back when memory gets short; 0 */
 } lt_memory_options;
 #define LT_MEMORY_OPTIONS_INIT \
-  { sizeof(lt_memory_options), -1, 0, -1, 0, -1, 0 }
+  { sizeof(lt_memory_options), -1, 0, -1, 0, -1, 0, 0, 0 }
 
 typedef struct lt_optimizer_options {
   int64_t struct_size;
@@ -90,12 +94,42 @@ typedef struct lt_optimizer_options {
       memory; /* one budget for all groups without their own; NULL: no limit. Read during the call */
   /* Where parameters and gradients are. */
   const char* backend; /* "cpu" or another of lt_backends(); NULL = "cpu" */
-  const char* device;  /* of the backend, as it names them ("gpu", "cpu" for sycl); NULL = its best */
-  void* stream;        /* a queue of the backend (sycl::queue*), whose device and context are those of all steps; read
-                          during the call. NULL: the backend's own */
+  const char* device;  /* of the backend, as it names them ("gpu", "cpu" for sycl; "exact:0", "fast:1" for cuda: how it
+                          computes, and the device's number); NULL = its best */
+  void* stream;        /* a queue of the backend (sycl::queue*, cudaStream_t), whose device and context are those of all
+                          steps; read during the call. NULL: the backend's own (for cuda, the legacy default stream) */
+  /* For cuda: where device memory is taken from instead of the driver, both or none. allocate returns `bytes`
+   * of it, aligned to 256 bytes, or NULL. They may be called in any call that gets this optimizer, on its thread, and
+   * must not call back into it. */
+  void* allocator_context;
+  void* (*allocate)(void* allocator_context, int64_t bytes);
+  void (*deallocate)(void* allocator_context, void* memory);
 } lt_optimizer_options;
 #define LT_OPTIMIZER_OPTIONS_INIT \
-  { sizeof(lt_optimizer_options), 0, 0, LT_NONFINITE_SKIP, 0, 0, 0, 0, 0 }
+  { sizeof(lt_optimizer_options), 0, 0, LT_NONFINITE_SKIP, 0, 0, 0, 0, 0, 0, 0, 0 }
+
+/* Of one step. */
+typedef struct lt_step_options {
+  int64_t struct_size;
+  void* stream;          /* as in lt_optimizer_step */
+  double grad_scale;     /* every gradient is multiplied by this (as float32) before use, e.g. 1 / loss scale */
+  int64_t assume_finite; /* 1: the caller has checked the gradients already; 0 */
+  int64_t free_bytes; /* for lt_memory_options.automatic: bytes of device memory that nothing else needs now, counting
+                         what the caller's allocator keeps unused; -1: what the driver calls free */
+} lt_step_options;
+#define LT_STEP_OPTIONS_INIT \
+  { sizeof(lt_step_options), 0, 1.0, 0, -1 }
+
+/* What has become of a step. Set struct_size with the macro before the call. */
+typedef struct lt_step_report {
+  int64_t struct_size;
+  int64_t applied;         /* 0: skipped because of a non-finite gradient */
+  int64_t nonfinite_param; /* the first parameter whose gradient was not finite; -1: none */
+  int64_t pending;         /* 1: on this device that is not known yet. The next call that has to know settles it: a step
+                              that changed nothing is not counted then, and with LT_NONFINITE_RAISE that call fails */
+} lt_step_report;
+#define LT_STEP_REPORT_INIT \
+  { sizeof(lt_step_report), 0, -1, 0 }
 
 typedef struct lt_group_options {
   int64_t struct_size;
@@ -137,9 +171,12 @@ typedef struct lt_disk_report {
   double waited_seconds;             /* that steps stood still for the disk */
   int64_t device_bytes;              /* of device memory, streaming buffers included */
   int64_t managed_bytes;             /* of memory that the driver migrates */
+  int64_t promotions, demotions;     /* times that state was moved to the device because there was room, and away */
+  const char* path; /* how streaming state reaches the device, as in lt_memory_options; "" if none does. Valid
+                       until the next report on this optimizer */
 } lt_disk_report;
 #define LT_DISK_REPORT_INIT \
-  { sizeof(lt_disk_report), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(lt_disk_report), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* What one backend ("cpu", "sycl", "cuda") can do in this process. An array element: fields are never added. */
 typedef struct lt_backend_report {
@@ -182,9 +219,9 @@ LT_API lt_status lt_optimizer_rebind(lt_optimizer* optimizer, int64_t param, con
 
 /* One step of all parameters: gradients[count], count = number of parameters.
  *
- * stream: the queue (sycl::queue*, in order) that the step of parameters on a device is ordered on: when the call
- * returns, the step is queued, and parameters are final for what is queued there next. NULL: the backend's own queue;
- * must be NULL for the CPU.
+ * stream: the queue (sycl::queue*, in order; cudaStream_t) that the step of parameters on a device is ordered on: when
+ * the call returns, the step is queued, and parameters are final for what is queued there next. NULL: the backend's own
+ * queue; must be NULL for the CPU.
  *
  * *applied (may be NULL) is 0 if the step was skipped because of a non-finite gradient.
  *
@@ -194,6 +231,25 @@ LT_API lt_status lt_optimizer_rebind(lt_optimizer* optimizer, int64_t param, con
  */
 LT_API lt_status lt_optimizer_step(lt_optimizer* optimizer, const lt_gradient* gradients, int64_t count, void* stream,
                                    int32_t* applied);
+
+/* lt_optimizer_step with more options (NULL: the defaults) and results (NULL: not wanted). */
+LT_API lt_status lt_optimizer_step_with(lt_optimizer* optimizer, const lt_gradient* gradients, int64_t count,
+                                        const lt_step_options* options, lt_step_report* report);
+/* A step on a stream that is being captured in a CUDA graph is recorded, not taken. Before each replay of the graph:
+ * counts a step and queues, on options->stream, what the replay there needs: its number and the hyper-parameters as
+ * they are now. All state must be in device memory. A replay without it changes nothing, and the next call fails to say
+ * so. LT_INVALID_ARGUMENT if no step has been recorded, or the last one prepared has not been replayed. */
+LT_API lt_status lt_optimizer_prepare_replay(lt_optimizer* optimizer, const lt_step_options* options);
+
+/* Of state on a device; elsewhere there is nothing to do.
+ * Takes up to `bytes` more of device memory and queues copies of streaming state of the next step into it, after what
+ * is queued on `stream` so far; the step gives it back. *taken (may be NULL): the bytes, 0 if memory is short. */
+LT_API lt_status lt_optimizer_prefetch(lt_optimizer* optimizer, int64_t bytes, void* stream, int64_t* taken);
+/* Moves state to the host until at least `bytes` of device memory (or all there is) are free again, and waits for that.
+ * *freed (may be NULL): the bytes. */
+LT_API lt_status lt_optimizer_demote(lt_optimizer* optimizer, int64_t bytes, int64_t* freed);
+/* Waits until all that steps have queued has happened, state that streams back to the host included. */
+LT_API lt_status lt_optimizer_synchronize(lt_optimizer* optimizer);
 
 /* State number k (from 0) of a parameter. LT_INVALID_ARGUMENT if there are fewer. */
 LT_API lt_status lt_optimizer_state(const lt_optimizer* optimizer, int64_t param, int32_t k, lt_state_view* out);

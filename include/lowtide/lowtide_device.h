@@ -1,6 +1,6 @@
 /* Memory and order on a device, for programs without the device's own compiler (C11): what lt_optimizer needs to step
- * parameters there. Conventions of lowtide.h. A program that has a sycl::queue of its own needs none of this: it hands
- * that queue to lt_optimizer_create and lt_optimizer_step.
+ * parameters there. Conventions of lowtide.h. A program that has a queue of its own (a sycl::queue*, a cudaStream_t)
+ * needs none of this: it hands that queue to lt_optimizer_create and lt_optimizer_step.
  *
  * Work on a queue is late and in order; different queues are unordered. Errors of work that was queued may come with
  * any later call. One lt_device is used by one thread at a time.
@@ -14,7 +14,8 @@
 extern "C" {
 #endif
 
-/* One device in one context: its memory can be used by queues of that context only. */
+/* One device in one context: its memory can be used by queues of that context only. (CUDA has one context for each
+ * device of a process.) */
 typedef struct lt_device lt_device;
 
 /* Kinds of memory. */
@@ -32,16 +33,18 @@ typedef struct lt_device_limits_report {
 #define LT_DEVICE_LIMITS_REPORT_INIT \
   { sizeof(lt_device_limits_report), -1, -1, -1 }
 
-/* Opens a device. backend: "sycl"; NULL = "sycl". device: as lt_optimizer_options has it; NULL = its best. queue: whose
- * device and context are to be used (copied: it may go), or NULL: a context that all lt_devices and optimizers without
- * a queue of their own share. LT_UNSUPPORTED if there is none; lt_last_error() says what is missing. */
+/* Opens a device. backend: "sycl" or "cuda"; NULL = "sycl". device: as lt_optimizer_options has it; NULL = its best,
+ * and for cuda the present one. queue: of the backend (a sycl::queue*, a cudaStream_t), whose device and context are to
+ * be used (a sycl::queue is copied: it may go), or NULL: a context that all lt_devices and optimizers without a queue
+ * of their own share. LT_UNSUPPORTED if there is none; lt_last_error() says what is missing. */
 LT_API lt_status lt_device_open(const char* backend, const char* device, void* queue, lt_device** out);
 /* Waits for the device's own queue, frees all memory of lt_device_alloc and closes. No optimizer may still use the
  * memory or the queue: destroy it first, and wait for queues of your own. NULL is accepted. */
 LT_API void lt_device_close(lt_device* device);
 
-/* The device's own queue, of the backend (a sycl::queue*), in order: to be handed over as stream. Belongs to the device
- * and is alive as long as it. */
+/* The device's own queue, of the backend (a sycl::queue*, a cudaStream_t), in order: to be handed over as stream.
+ * Belongs to the device and is alive as long as it. Of cuda it is a non-blocking stream: unordered with the default
+ * one. */
 LT_API lt_status lt_device_queue(lt_device* device, void** queue);
 LT_API lt_status lt_device_limits(lt_device* device, lt_device_limits_report* out);
 

@@ -55,7 +55,8 @@ struct Memory {
 
 // Where device memory is taken from instead of the driver: a framework's cache. allocate: `bytes` of it, aligned to 256
 // bytes, or nullptr. Both may be called in any call of the optimizer and in its destructor, on the calling thread; they
-// must not throw.
+// must not throw. Memory that is given back may still be used by what is queued on the streams of steps and prefetches
+// so far: it is to be handed out again to work behind that only, as caches that are ordered by stream do.
 struct DeviceAllocator {
   void* context = nullptr;
   void* (*allocate)(void* context, int64_t bytes) = nullptr;
@@ -72,8 +73,8 @@ struct OptimizerOptions {
   Memory memory = {};           // one budget for all groups without their own
   // -- where parameters and gradients are
   std::string backend = "cpu";     // one of backends() (lowtide/backends.h)
-  std::string device = "";         // of the backend: "" = its best, else as it names them
-  void* stream = nullptr;          // of the backend: its device and context are those of all steps; nullptr: own ones
+  std::string device = "";         // of the backend: "" = its best, else as it names them ("exact:0", "fast:1" of cuda)
+  void* stream = nullptr;          // sycl::queue* or cudaStream_t: its device is that of all steps; nullptr: own ones
   DeviceAllocator allocator = {};  // for CUDA; without functions: the driver
 };
 
@@ -128,8 +129,9 @@ struct Gradient {
 };
 
 struct StepOptions {
-  // Device queue (sycl::queue*) that the step is ordered on: when the call returns, the step is queued, and parameters
-  // are final for what is queued there next. nullptr: the backend's own. Must be nullptr for CPU parameters.
+  // Device queue (sycl::queue*, in order; cudaStream_t) that the step is ordered on: when the call returns, the step is
+  // queued, and parameters are final for what is queued there next. It must outlive the optimizer. nullptr: the
+  // backend's own (CUDA: the legacy default stream). Must be nullptr for CPU parameters.
   void* stream = nullptr;
   double grad_scale = 1.0;     // every gradient is multiplied by this (as float32) before use, e.g. 1/loss scale
   bool assume_finite = false;  // the caller has checked the gradients already: no second check
@@ -247,8 +249,10 @@ class LT_API Optimizer {
   // A step on a queue that is recorded for replays (a CUDA graph that captures it) takes none: it records one, which
   // replays then take. Before each replay: counts a step and queues, on `stream`, what the replay there needs: its
   // number and the hyper-parameters as they are now. A replay without it changes nothing, and the next call throws
-  // kInvalidArgument to say so. All state must be in device memory (Memory without a limit that it exceeds), gradients
-  // and parameters where they were when it was recorded. Throws kInvalidArgument if no step has been recorded.
+  // kInvalidArgument to say so; so does a second call without a replay between, and, where gradients are searched, any
+  // call that has to know what the replay did (StepResult::pending). All state must be in device memory (Memory without
+  // a limit that it exceeds), gradients and parameters where they were when it was recorded. Throws kInvalidArgument if
+  // no step has been recorded.
   StepResult prepare_replay(const StepOptions& options = {});
 
   // On a device, where state streams: takes up to `bytes` more of device memory and queues copies of the state that the

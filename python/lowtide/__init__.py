@@ -6,13 +6,15 @@
 The classes are `torch.optim.Optimizer`s: schedulers, closures, hooks, gradient clipping, GradScaler, `state_dict` and
 `load_state_dict` work as they do there. `state="fp32"` computes what torch computes, `"bf16"` halves the state and
 `"dynamic8"` (the default) quarters it. Errors: ValueError and TypeError for bad arguments, naming what was given and
-what is wanted; MemoryError; NotImplementedError for parameters on a device that this installation cannot step. A call
-that raises has changed nothing. `lowtide.sign` packs signs into bits and takes majorities of them.
+what is wanted; MemoryError; NotImplementedError for parameters on a device that this installation cannot step;
+DeviceLostError, a RuntimeError, for a device that can do nothing more in this process. Another call that raises has
+changed nothing. `lowtide.sign` packs signs into bits and takes majorities of them.
 """
 
 from typing_extensions import TypedDict
 
 from lowtide import _core, compat, sign
+from lowtide._core import DeviceLostError
 from lowtide.memory import Memory
 from lowtide.planning import Plan, Rates, measure_rates, plan
 from lowtide.rules import SGD, Adam, AdamW, Lion
@@ -20,7 +22,7 @@ from lowtide.rules import SGD, Adam, AdamW, Lion
 __version__: str = _core.__version__
 
 __all__ = [
-    "SGD", "Adam", "AdamW", "Lion", "Memory", "Plan", "Rates", "__version__", "backends", "compat",
+    "SGD", "Adam", "AdamW", "DeviceLostError", "Lion", "Memory", "Plan", "Rates", "__version__", "backends", "compat",
     "measure_rates", "plan", "sign",
 ]  # fmt: skip
 
@@ -34,6 +36,6 @@ class Backend(TypedDict):
 
 def backends() -> dict[str, Backend]:
     """What this installation can run on: backend name → {"available": bool, "detail": str}. Loads the plug-ins that
-    are installed and asks their drivers for devices. Parameters on the CPU are stepped by "cpu", those on `xpu` by
-    "sycl"."""
+    are installed and asks their drivers for devices. Parameters on the CPU are stepped by "cpu", those on `cuda` by
+    "cuda", those on `xpu` by "sycl"."""
     return _core.backends()

@@ -6,9 +6,13 @@ from typing import Any
 import torch
 
 from lowtide import Backend
+from lowtide.devices import Allocator
 from lowtide.memory import Budget
+from lowtide.report import CoreReport
 
 __version__: str
+
+class DeviceLostError(RuntimeError): ...
 
 def rule_names() -> list[str]: ...
 def codec_names() -> list[str]: ...
@@ -55,7 +59,7 @@ class Signer:
     """Where signs are computed: the CPU, or the device of a queue. Arrays are addresses with their bytes, contiguous
     and alive until the call returns (on a device: until what it queued is done); 0: none. stream: the queue."""
 
-    def __init__(self, backend: str = "cpu", stream: int = 0) -> None: ...
+    def __init__(self, backend: str = "cpu", stream: int = 0, target: str = "") -> None: ...
     def pack(
         self, values: int, dtype: str, count: int, bits: int, bits_bytes: int, order: str, threads: int,
         stream: int = 0,
@@ -182,9 +186,13 @@ class Optimizer:
         backend: str = "cpu",
         stream: int = 0,
         device: str = "cpu",
+        target: str = "",
+        allocator: Allocator | None = None,
     ) -> None:
         """stream: address of a queue of the backend, whose device and context are those of all steps; 0: its own.
-        device: of parameters and gradients, as str(tensor.device) has it."""
+        device: of parameters and gradients, as str(tensor.device) has it. target: what the backend calls that device.
+        allocator: where its memory is taken from; None: the driver. It is called by any method and when the optimizer
+        and all views of its state are gone."""
 
     def add_group(
         self, hyper: dict[str, float | bool], state: str, min_quantized_numel: int, memory: Budget | None = None
@@ -202,9 +210,20 @@ class Optimizer:
     def check(self, grad_scale: float = 1.0, stream: int = 0) -> int:
         """What `step` would return, without stepping."""
 
-    def step(self, grad_scale: float = 1.0, assume_finite: bool = False, stream: int = 0) -> int:
-        """One step over every parameter whose `.grad` is not None. Returns -1 when applied, else (skipped) the number
-        of the first parameter with a non-finite gradient. Releases the GIL while computing."""
+    def step(
+        self, grad_scale: float = 1.0, assume_finite: bool = False, stream: int = 0, free_bytes: int = -1,
+        only: Sequence[int] | None = None,
+    ) -> int:  # fmt: skip
+        """One step over every parameter whose `.grad` is not None. Returns -1 when applied or not known yet, else
+        (skipped) the number of the first parameter with a non-finite gradient. Releases the GIL while computing.
+        free_bytes: see `lowtide::StepOptions`. only: parameters with other numbers count as without a gradient."""
+
+    def prepare_replay(self, grad_scale: float = 1.0, stream: int = 0) -> None:
+        """See `lowtide::Optimizer`; so do the next three."""
+
+    def prefetch(self, bytes: int, stream: int = 0) -> int: ...
+    def demote(self, bytes: int) -> int: ...
+    def synchronize(self) -> None: ...
 
     def sign_count(self) -> int:
         """Of the signs of all parameters, each with room up to a multiple of SIGN_ALIGNMENT."""
@@ -220,6 +239,9 @@ class Optimizer:
         Counts no step."""
 
     def has_state(self, param: int) -> bool: ...
+    def state_count(self) -> int:
+        """Parameters with state. Waits for nothing."""
+
     def allocate_state(self, param: int) -> None: ...
     def state_names(self) -> list[str]:
         """e.g. ["exp_avg", "exp_avg_sq"]"""
@@ -254,7 +276,7 @@ class Optimizer:
         """See `lowtide.Optimizer.offload`."""
     def onload(self) -> None:
         """See `lowtide.Optimizer.onload`."""
-    def report(self) -> dict[str, int]:
+    def report(self) -> CoreReport:
         """See `lowtide.Optimizer.report`."""
 
     def cpu_target(self) -> str: ...

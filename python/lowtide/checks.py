@@ -16,12 +16,14 @@ from lowtide.memory import Memory
 PARAMETER_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Arguments of torch.optim that change what a step means, and are not offered: refused by name instead of ignored.
 REFUSED = {
-    "capturable": "steps cannot be captured in a graph",
+    "capturable": "a step needs no option to be captured: see Optimizer.prepare_replay",
     "differentiable": "steps are not recorded by autograd",
     "decoupled_weight_decay": "the class decides how weights decay: use AdamW",
 }
 # Options of the whole optimizer, which a parameter group cannot set for itself.
-WHOLE_OPTIMIZER = ("nonfinite", "amp_scaling", "cpu_target")
+WHOLE_OPTIMIZER = (
+    "nonfinite", "amp_scaling", "cpu_target", "arithmetic", "prefetch_in_backward", "step_in_backward",
+)  # fmt: skip
 # Hyper-parameters of the core that are one tuple, "betas", here, and those that are bools.
 BETAS = ("beta1", "beta2", "beta3")
 FLAGS = ("maximize", "nesterov", "amsgrad", "centered")
@@ -34,6 +36,9 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "nonfinite": ((str,), "'skip', 'raise' or 'propagate'"),
     "cpu_target": ((str,), "a str"),
     "amp_scaling": ((bool,), "a bool"),
+    "arithmetic": ((str,), "'exact' or 'fast'"),
+    "prefetch_in_backward": ((bool, int, str), "a bool or bytes as an int or '2GiB'"),
+    "step_in_backward": ((bool, int, str), "a bool or bytes as an int or '64MiB'"),
     "foreach": ((bool, NoneType), "a bool or None"),
     "fused": ((bool, NoneType), "a bool or None"),
 }
@@ -48,7 +53,10 @@ class Options(TypedDict, total=False):
     nonfinite: str  # for a NaN, infinity or magnitude >= 2^62: "skip" the step and count it, "raise", or "propagate"
     amp_scaling: bool  # GradScaler hands over its scale and its verdict: the step unscales, and checks nothing itself
     cpu_target: str  # instruction set, e.g. "avx2", for comparisons: changes speed only (default "": the best there is)
-    memory: Memory | None  # (group: a budget of its own) where state may live; None: no limit
+    memory: Memory | None  # (group: a budget of its own) where state may live; None: no limit (docs/devices.md)
+    arithmetic: str  # on devices that have a choice (CUDA): "exact", the bits of the CPU (default), or "fast"
+    prefetch_in_backward: bool | int | str  # read streaming state during backward, into at most that many bytes
+    step_in_backward: bool | int | str  # step and free gradients during backward, whenever there are that many bytes
     foreach: bool | None  # accepted for code written for torch.optim and ignored: a step is always one fused call
     fused: bool | None  # likewise
     capturable: bool  # must be False
@@ -131,6 +139,18 @@ def hyper_values(keys: Sequence[str], group: Mapping[str, Any]) -> tuple[float, 
 def group_key(key: str) -> str:
     """The name, in a parameter group, of the core's hyper-parameter `key`."""
     return "betas" if key in BETAS else key
+
+
+def check_on_host(keys: Sequence[str], group: Mapping[str, Any], where: str) -> None:
+    """ValueError for a hyper-parameter that has to be fetched from a device."""
+    for name in dict.fromkeys(map(group_key, keys)):
+        values = group.get(name)
+        for value in values if name == "betas" and isinstance(values, (tuple, list)) else (values,):
+            if isinstance(value, torch.Tensor) and (device := devices.device_of(value)).type != "cpu":
+                raise ValueError(
+                    f"{where}: got {name} as a tensor on {device} while a graph is captured, wanted a number or a "
+                    "tensor on the CPU: prepare_replay() gives each replay the value of then"
+                )
 
 
 def check_parameter(param: torch.Tensor, where: str, anywhere: bool = False) -> None:

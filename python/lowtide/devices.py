@@ -1,4 +1,4 @@
-"""Where parameters are: all that Lowtide asks of torch about devices.
+"""Where parameters are: all that Lowtide asks of torch about devices, and the only place that names them.
 
 Each kind of torch device has a backend (`lowtide.backends()`) that steps what is there. Another kind is one more entry
 of `KINDS`.
@@ -13,14 +13,33 @@ from typing import NamedTuple
 import torch
 
 from lowtide import _core
+from lowtide.log import logger
+
+EXACT = "exact"  # the arithmetic that every device has: the same bits as the CPU
+OutOfMemory: type[BaseException] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
+
+
+class Allocator(NamedTuple):
+    """Device memory of torch's cache, which hands out what is freed behind what is queued on the current stream."""
+
+    allocate: Callable[[int], int]  # bytes -> address, aligned to 256 bytes; 0: there is none
+    free: Callable[[int], None]
 
 
 class Kind(NamedTuple):
     """One kind of torch device (`torch.device.type`)."""
 
     backend: str
-    queue: Callable[[torch.device], int]  # address of the backend's queue that torch now queues its work on; 0: none
+    queue: Callable[[torch.device], int]  # address of the backend's queue that torch now queues its work on
     memory: Callable[[torch.device], int]  # bytes that there are
+    arithmetics: tuple[str, ...] = (EXACT,)  # that the backend's steps can be in
+    target: Callable[[torch.device, str], str] = lambda device, arithmetic: ""  # as the backend names the device
+    # Bytes that nothing else needs now, counting what torch's cache keeps unused; -1: not known, or not just now.
+    free: Callable[[torch.device], int] = lambda device: -1
+    allocator: Callable[[torch.device], Allocator | None] = lambda device: None  # None: the driver's
+    capturing: Callable[[torch.device], bool] = lambda device: False  # whether torch's queue is being recorded
+    empty_cache: Callable[[], None] = lambda: None  # gives what torch's cache keeps unused back to the driver
+    automatic: bool = False  # state moves to the device as it fits, unless a budget says otherwise
 
 
 def _ram(_: torch.device) -> int:
@@ -35,9 +54,64 @@ def _xpu_memory(device: torch.device) -> int:
     return int(torch.xpu.get_device_properties(device).total_memory)
 
 
+def _cuda_queue(device: torch.device) -> int:  # a cudaStream_t; 0 is a stream too, the legacy default one
+    return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+def _cuda_memory(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).total_memory)
+
+
+def _cuda_target(device: torch.device, arithmetic: str) -> str:
+    return f"{arithmetic}:{device.index}"
+
+
+def _cuda_capturing(device: torch.device) -> bool:
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
+
+
+def _cuda_free(device: torch.device) -> int:
+    if _cuda_capturing(device):  # what a graph records must not depend on it
+        return -1
+    try:
+        free, _ = torch.cuda.mem_get_info(device)
+    except RuntimeError:  # the device is lost: the step will say so
+        return -1
+    stats = torch.cuda.memory_stats_as_nested_dict(device)  # memory_reserved() sorts and flattens all of it each time
+    if not stats:  # nothing has been allocated yet
+        return int(free)
+    return int(free + stats["reserved_bytes"]["all"]["current"] - stats["allocated_bytes"]["all"]["current"])
+
+
+def _cuda_allocator(device: torch.device) -> Allocator:
+    def allocate(size: int) -> int:
+        try:
+            return int(torch.cuda.caching_allocator_alloc(size, device))
+        except OutOfMemory:
+            return 0
+        except RuntimeError as error:  # the caller can only be told that there is no memory
+            logger.warning("torch could not allocate %d bytes on %s: %s", size, device, error)
+            return 0
+
+    return Allocator(allocate, torch.cuda.caching_allocator_delete)
+
+
 KINDS: dict[str, Kind] = {
     "cpu": Kind("cpu", lambda _: 0, _ram),
-    "xpu": Kind("sycl", _xpu_queue, _xpu_memory),
+    "cuda": Kind(
+        "cuda",
+        _cuda_queue,
+        _cuda_memory,
+        arithmetics=(EXACT, "fast"),
+        target=_cuda_target,
+        free=_cuda_free,
+        allocator=_cuda_allocator,
+        capturing=_cuda_capturing,
+        empty_cache=lambda: torch.cuda.empty_cache(),
+        automatic=True,
+    ),
+    "xpu": Kind("sycl", _xpu_queue, _xpu_memory, empty_cache=lambda: torch.xpu.empty_cache()),
 }
 
 
@@ -61,6 +135,24 @@ class Place(NamedTuple):
 
     def memory(self) -> int:
         return self.kind.memory(self.device)
+
+    def free(self) -> int:
+        """Bytes that nothing else needs now; -1: not known. Waits for nothing."""
+        return self.kind.free(self.device)
+
+    def capturing(self) -> bool:
+        """Whether a step would be recorded, for replays, instead of taken."""
+        return self.kind.capturing(self.device)
+
+    def allocator(self) -> Allocator | None:
+        return self.kind.allocator(self.device)
+
+    def target(self, arithmetic: str) -> str:
+        """The device, as its backend names it. ValueError for an arithmetic that it does not have."""
+        if arithmetic not in self.kind.arithmetics:
+            wanted = " or ".join(map(repr, self.kind.arithmetics))
+            raise ValueError(f"arithmetic: got {arithmetic!r} for parameters on {self.device}, wanted {wanted}")
+        return self.kind.target(self.device, arithmetic)
 
     def require_backend(self) -> None:
         """Raises NotImplementedError, with what `lowtide.backends()` says, if nothing can compute there."""

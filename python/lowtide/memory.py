@@ -19,6 +19,8 @@ class Budget(NamedTuple):
     chunk_bytes: int
     device_bytes: int = -1  # of a device; RAM is ram_bytes
     managed: bool = False
+    path: str = ""
+    automatic: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +34,10 @@ class Memory:
 
     Attributes:
         device: bytes on the parameters' device, streaming buffers included. For CPU parameters that is RAM: `device`
-            and `host` add up. Not given, for parameters on another device: 7/8 of its memory that is free at the first
-            step (of all of it where the driver does not tell what is free).
+            and `host` add up. "auto": all state begins in host memory, and as much as fits is moved to the device
+            once steps have shown what else it has to hold, and back when its memory gets short; for CPU parameters as
+            if not given. Not given: "auto" on CUDA; on other devices 7/8 of the memory that is free at the first step
+            (of all of it where the driver does not tell what is free).
         host: bytes of host memory, streaming buffers included. Neither given: no limit, all state of CPU parameters
             stays in RAM.
         disk: a directory, best on a local SSD, for a scratch file without a name: nothing is left behind, whatever
@@ -43,6 +47,9 @@ class Memory:
         chunk: the unit of moving; by default chosen from the budget.
         managed: all state in memory that the driver moves between a device and the host as it is used, instead of what
             does not fit in chunks. It must fit into the device's memory. For parameters on a device only.
+        path: how state that does not fit on a device reaches it: "copy" (through buffers there), "zero_copy" (kernels
+            read and write host memory), "hybrid" (copied in, written by kernels). None: the fastest of those that the
+            device can do, which is measured once and remembered. For parameters on a device only.
     """
 
     device: int | str | None = None
@@ -51,6 +58,7 @@ class Memory:
     disk_limit: int | str | None = None
     chunk: int | str | None = None
     managed: bool = False
+    path: str | None = None
 
     def budget(self, place: Place = HOST) -> Budget:
         """In bytes, for parameters at `place`. Raises ValueError or TypeError for a size or a combination that means
@@ -59,14 +67,23 @@ class Memory:
             raise TypeError(f"memory: managed: got {self.managed!r} ({type(self.managed).__name__}), wanted a bool")
         if self.managed and place.on_host:
             raise ValueError("memory: got managed for parameters on cpu, wanted it for those on a device only")
+        if self.path is not None and not isinstance(self.path, str):
+            raise TypeError(f"memory: path: got {self.path!r} ({type(self.path).__name__}), wanted a str or None")
+        if self.path is not None and place.on_host:
+            raise ValueError("memory: got path for parameters on cpu, wanted it for those on a device only")
         if self.disk is not None and not place.on_host:
             raise ValueError(
                 f"memory: got disk for parameters on {place.device}, wanted device and host alone: there is no disk "
                 "tier behind a device yet"
             )
-        device = -1 if self.device is None or place.on_host else size_of("device", self.device, place)
-        names = ("device", "host") if place.on_host else ("host",)
-        ram = [size_of(name, getattr(self, name)) for name in names if getattr(self, name) is not None]
+        auto = self.device == "auto"
+        if auto and self.managed:
+            raise ValueError("memory: got managed with device='auto', wanted one of them: a driver moves managed state")
+        automatic = not place.on_host and not self.managed and (auto or (self.device is None and place.kind.automatic))
+        limits = {"device": None if auto else self.device, "host": self.host}
+        here = limits.pop("device") if not place.on_host else None
+        device = -1 if here is None else size_of("device", here, place)
+        ram = [size_of(name, limit) for name, limit in limits.items() if limit is not None]
         if self.disk is not None and not ram:
             raise ValueError("memory: got disk without host, wanted host=BYTES too: without it all state stays in RAM")
         if self.disk is None and self.disk_limit is not None:
@@ -81,7 +98,14 @@ class Memory:
         total = sum(ram) if ram else -1
         if total >= 2**63:
             raise ValueError(f"memory: got {total} bytes as device + host, wanted less than 2^63")
-        return Budget(total, disk, limit, chunk, device, self.managed)
+        return Budget(total, disk, limit, chunk, device, self.managed, self.path or "", automatic)
+
+
+def budget_at(memory: Memory | None, place: Place) -> Budget | None:
+    """What an optimizer with this `memory` gives its core; None: no limit."""
+    if memory is None and not place.kind.automatic:
+        return None
+    return (memory or Memory()).budget(place)
 
 
 def path_of(name: str, path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch.optim.optimizer import ParamsT
 
-from lowtide import _core, checks, devices, files, sharding
+from lowtide import _core, backward, checks, devices, files, sharding
 from lowtide import state_dict as formats
 from lowtide.checks import Options
+from lowtide.controls import Controls
 from lowtide.devices import Place
-from lowtide.memory import Memory
+from lowtide.log import Residency
+from lowtide.memory import Memory, budget_at
 from lowtide.sharding import Sharding
 from lowtide.states import States, live_entry, shown_entry
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-class Optimizer(torch.optim.Optimizer):
+class Optimizer(Controls, torch.optim.Optimizer):
     """Base class; use `Adam`, `AdamW`, `Lion` or `SGD`.
 
     Parameters: tensors of float32, bfloat16 or float16, dense, of any shape and stride in which no two elements share
@@ -41,6 +43,8 @@ class Optimizer(torch.optim.Optimizer):
         self._nonfinite = options.get("nonfinite", "skip")
         self._cpu_target = options.get("cpu_target", "")
         self._memory = options.get("memory")
+        self._arithmetic = options.get("arithmetic", devices.EXACT)
+        self._backward_options = backward.options_of(options)
         hyper = {**hyper, "maximize": options.get("maximize", False)}
         self._open_core(rule, hyper)
         defaults = {
@@ -67,24 +71,28 @@ class Optimizer(torch.optim.Optimizer):
         self._meshes: list[DeviceMesh] = []  # of these
         self._awaited: list[int] = []  # numbers of parameters whose state is not there yet: a step may bring it
         self._with_state = 0  # parameters with state, as the core last counted them
-        self._steps_before = 0  # counted before this object was copied or unpickled
-        self._skipped_before = 0  # likewise, and those that a GradScaler with amp_scaling asked for
+        self._steps_before = self._skipped_before = 0
+        self._automatic = False
+        self._residency = Residency()
+        self._in_backward = backward.in_backward(self, self._backward_options)
         if self._amp_scaling:
             self._step_supports_amp_scaling = True
 
     def _new_core(self, threads: int, place: Place) -> _core.Optimizer:
         """Under the same budget, so that the state of what is added to it waits there, too, for the first step."""
+        target = place.target(self._arithmetic)
         place.require_backend()
-        budget = self._memory.budget(place) if self._memory else None
         return _core.Optimizer(
             self._rule,
             self._nonfinite,
             threads,
             self._cpu_target,
-            budget,
+            budget_at(self._memory, place),
             place.kind.backend,
             place.queue(),
             place.reads,
+            target,
+            place.allocator(),
         )
 
     def _core_at(self, place: Place) -> _core.Optimizer:
@@ -138,6 +146,8 @@ class Optimizer(torch.optim.Optimizer):
                         f"{text}: got a tensor on {here.device}, wanted {place.device} as the parameters before it: an "
                         "optimizer steps one device, so make one for each"
                     )
+            if self._in_backward:
+                self._in_backward.check(params, where)
             place = place or self._place or devices.HOST
             if self._pushed:  # A core cannot forget a group, so one added during training is tried out on another core.
                 self._register(self._new_core(1, place), place, param_group, shardings, where, memory)
@@ -147,6 +157,8 @@ class Optimizer(torch.optim.Optimizer):
             self.param_groups.pop()
             raise
         self._core, self._place = core, place
+        budgets = (budget_at(self._memory, place), memory.budget(place) if memory else None)
+        self._automatic |= any(budget.automatic for budget in budgets if budget)
         self._pushed.append(values)
         self._formats.append((param_group["state"], param_group["min_quantized_numel"]))
         self._budgets.append(memory)
@@ -162,6 +174,8 @@ class Optimizer(torch.optim.Optimizer):
             self.state[param] = shown_entry(self, index) if has_state or param.requires_grad else {}
             if not has_state:
                 self._awaited.append(index)
+        if self._in_backward:
+            self._in_backward.watch(params, len(self._params) - len(params))
 
     def _register(
         self,
@@ -201,9 +215,25 @@ class Optimizer(torch.optim.Optimizer):
         "propagate", they agree on whether to step.
         """
         loss = None
+        if self._in_backward:
+            self._in_backward.before_step(closure)
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._tell()
+        taken = False
+        try:
+            self._step_gradients()
+            taken = True
+        finally:
+            if self._in_backward:
+                self._in_backward.after_step(taken)
+        return loss
+
+    def _step_gradients(self, only: list[int] | None = None) -> None:
+        """Steps the parameters that have a gradient; `only`: those of them that have these numbers."""
+        if self._place and self._place.capturing():
+            self._check_capture()
         self._push_options()
         scale, bad = self._scaling()
         if self._meshes and self._nonfinite != "propagate":
@@ -211,10 +241,33 @@ class Optimizer(torch.optim.Optimizer):
         if bad:
             self._skipped_before += 1
         else:
-            self._core.step(scale, bad is not None, self._queue())
+            self._core.step(scale, bad is not None, self._queue(), self._free(), only)
         if self._awaited:
             self._adopt_new_state()
-        return loss
+
+    def _check_capture(self) -> None:
+        """ValueError for a step that would ask the device something while a graph is captured, which spoils the
+        capture."""
+        if self._amp_scaling or (self._meshes and self._nonfinite != "propagate"):
+            raise ValueError(
+                "step: got amp_scaling, or DTensor parameters whose gradients are checked, while a graph is captured; "
+                "wanted neither: they have the host decide on every step"
+            )
+        for number, group in enumerate(self.param_groups):
+            checks.check_on_host(self._hyper_keys, group, f"parameter group {number}")
+
+    def prepare_replay(self) -> None:
+        """To be called before each replay of a graph (`torch.cuda.CUDAGraph`) that a step was captured in, on the
+        stream of the replay: counts a step, and gives the replay its number and the options as they are now.
+
+        Before the capture take a step without it. All state must be on the device then
+        (`report()["moved_per_step"]` is 0) and stay there; parameters and gradients keep their memory
+        (zero_grad(set_to_none=False)). Gradients that are not finite do to a replay what they do to a step. Raises
+        ValueError if no step has been captured or memory has moved, for a second call without a replay between, for a
+        replay that was not prepared (it has changed nothing) and, with nonfinite="raise", for the replay before if a
+        gradient of it was not finite."""
+        self._push_options()
+        self._core.prepare_replay(1.0, self._queue())
 
     def _scaling(self) -> tuple[float, bool | None]:
         """What gradients are multiplied by, and whether one is known not to be finite (None: it is not known)."""
@@ -224,10 +277,6 @@ class Optimizer(torch.optim.Optimizer):
         if bad or (loss_scale := getattr(self, "grad_scale", None)) is None:
             return 1.0, bad
         return 1.0 / float(loss_scale), bad
-
-    def _queue(self) -> int:
-        """That torch works on now, on the parameters' device."""
-        return self._place.queue() if self._place else 0
 
     def _agree(self, scale: float, bad: bool | None) -> bool:
         """Whether a gradient is not finite on any rank. If one rank cannot step, all of them raise."""
@@ -291,32 +340,13 @@ class Optimizer(torch.optim.Optimizer):
 
     def _adopt_new_state(self) -> None:
         """Shows, in `state`, what the core has allocated for parameters that had their first gradient."""
-        if (count := self._core.report()["params"]) == self._with_state:
+        if (count := self._core.state_count()) == self._with_state:
             return
         self._with_state = count
         for index in self._awaited:
             if self._core.has_state(index):
                 self.state[self._params[index]] = shown_entry(self, index)
         self._awaited = [index for index in self._awaited if not self._core.has_state(index)]
-
-    @property
-    def skipped_steps(self) -> int:
-        """Steps that changed nothing because a gradient was not finite (those that GradScaler keeps from this optimizer
-        are not seen here)."""
-        return self._core.report()["skipped_steps"] + self._skipped_before
-
-    def report(self) -> dict[str, int | float]:
-        """Memory in bytes, and counts: params (with state), elements, state_bytes (what the formats need),
-        allocated_bytes (of RAM), device_bytes (of the memory of the parameters' device), managed_bytes (of memory that
-        its driver moves), steps, skipped_steps, bytes_per_parameter (state_bytes per element). Under a memory budget or
-        on a device: disk_bytes, offloaded_bytes (put aside by `offload`: part of disk_bytes, or of allocated_bytes for
-        a device), chunks, moved_per_step (as planned), read_bytes and written_bytes (so far), kept_bytes (in RAM above
-        the budget because the disk failed), waited_seconds (that steps stood still for the disk)."""
-        out: dict[str, int | float] = dict(self._core.report())
-        out["steps"] += self._steps_before
-        out["skipped_steps"] = self.skipped_steps
-        out["bytes_per_parameter"] = out["state_bytes"] / out["elements"] if out["elements"] else 0.0
-        return out
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's; state that streams from a disk or is on a device is copied into CPU tensors for it (`save` does
@@ -359,19 +389,6 @@ class Optimizer(torch.optim.Optimizer):
         damaged or of another model, or an OSError from opening it, nothing has changed."""
         files.load(self, path)
 
-    def offload(self) -> None:
-        """Moves all state out of RAM to the disk of `memory`, or from a device to pinned host memory, to make room
-        while no steps are taken (for generation, or another model). The next step, or whatever else needs the state,
-        brings it back by itself; until then the tensors in `state` show zeros and must not be written.
-
-        Raises ValueError if a budget that holds state has no disk, or not enough, or too little host memory; OSError,
-        and then the state stays where it was."""
-        self._core.offload()
-
-    def onload(self) -> None:
-        """Brings back what `offload` moved. Raises OSError; the state is then still on the disk."""
-        self._core.onload()
-
     def torch_state_dict(self) -> dict[str, Any]:
         """A dict that the torch.optim class of the same name loads: moments decoded to float32 (copies).
 
@@ -379,9 +396,10 @@ class Optimizer(torch.optim.Optimizer):
         return formats.to_torch(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("rule", "nonfinite", "amp_scaling", "cpu_target", "memory", "budgets")
+        names = ("rule", "nonfinite", "amp_scaling", "cpu_target", "memory", "budgets", "arithmetic", "backward_options")
         options = {name: getattr(self, f"_{name}") for name in names}
-        options |= {name: self.report()[name] for name in ("steps", "skipped_steps")}
+        report = self.report()
+        options |= {"steps": report["steps"], "skipped_steps": report["skipped_steps"]}
         self.onload()
         entries = [live_entry(self, i) for i in range(len(self._params))]
         return {"defaults": self.defaults, "param_groups": self.param_groups, "state": entries, "options": options}
@@ -390,6 +408,8 @@ class Optimizer(torch.optim.Optimizer):
         options = state["options"]
         self._nonfinite, self._amp_scaling = options["nonfinite"], options["amp_scaling"]
         self._cpu_target, self._memory = options["cpu_target"], options["memory"]
+        self._arithmetic = options.get("arithmetic", devices.EXACT)
+        self._backward_options = options.get("backward_options", {})
         self._open_core(options["rule"], state["defaults"])
         groups = [  # copies: copy.copy hands over the original's
             {**group, "memory": memory} for group, memory in zip(state["param_groups"], options["budgets"], strict=True)

@@ -26,7 +26,7 @@ import torch
 from lowtide import _core, arrays
 from lowtide.arrays import Array
 from lowtide.checks import PARAMETER_DTYPES
-from lowtide.devices import Place
+from lowtide.devices import EXACT, Place
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -178,7 +178,7 @@ def _threads() -> int:
 
 @cache
 def _signer(place: Place) -> _core.Signer:
-    return _core.Signer(place.kind.backend, place.queue())
+    return _core.Signer(place.kind.backend, place.queue(), place.target(EXACT))
 
 
 def _signer_of(place: Place) -> tuple[_core.Signer, int]:

@@ -47,8 +47,11 @@ class RecordedStep {
   // Queues, on `stream`, what the next replay there needs: the same items, with args, scales and keys of the step that
   // it is to be. A replay without it changes nothing.
   virtual void prepare(std::span<const StepItem> items, void* stream) = 0;
-  // Whether all replays so far had been prepared. Waits for those that are queued.
+  // Whether all replays since it was last asked had been prepared. Waits for those that are queued where the last was
+  // prepared.
   virtual bool all_prepared() = 0;
+  // Whether a replay has taken what was prepared last; true if nothing was. Waits likewise.
+  virtual bool was_replayed() = 0;
 };
 
 // One parameter in one step. Everything is borrowed for the call; nothing here owns.
@@ -102,7 +105,8 @@ class Backend {
   virtual void step(std::span<const StepItem> items, int threads, bool ordered, void* stream) = 0;
   // Index of the first item with a gradient that is not finite (or 2^62 and above), -1 if there is none. Synchronous.
   virtual int64_t first_nonfinite(std::span<const StepItem> items, int threads, void* stream) = 0;
-  // The same, queued: see Guard. nullptr where there is no such thing, and first_nonfinite is to be asked.
+  // The same, queued: see Guard. nullptr where there is no such thing, and first_nonfinite is to be asked. On a
+  // capturing queue it is recorded, to be searched by each replay, with the scales of the step that is prepared for it.
   virtual std::shared_ptr<Guard> queue_guard(std::span<const StepItem> /*items*/, void* /*stream*/) { return nullptr; }
   // Records a step of these items on a capturing queue. Throws kUnsupported where queues cannot capture.
   virtual std::shared_ptr<RecordedStep> record_step(std::span<const StepItem> items, bool ordered, void* stream);

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 
 namespace lowtide {
@@ -53,6 +54,8 @@ class Device {
   virtual bool steps_pinned() const { return false; }
   // Whether what is queued there is recorded for later replays (a CUDA graph) instead of run.
   virtual bool is_capturing(void* /*queue*/) { return false; }
+  // Its name and its driver's version, for what is remembered of it; "": not known.
+  virtual std::string describe() const { return ""; }
   // Set once the device can do nothing more in this process: every call throws kDeviceLost, and frees do nothing.
   virtual bool is_lost() const { return false; }
 

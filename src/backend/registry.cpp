@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "backend/cpu/cpu_backend.h"
+#include "backend/cuda_loader.h"
 #include "backend/sycl_loader.h"
 #include "core/error.h"
 
@@ -20,24 +21,50 @@ std::filesystem::path own_folder() {
   return std::filesystem::weakly_canonical(info.dli_fname, ignored).parent_path();
 }
 
-// A failure is not remembered: what is missing may be brought.
-SyclPlugin sycl_plugin_of_process() {
-  static std::mutex mutex;
-  static SyclPlugin plugin;
-  const std::lock_guard lock(mutex);
-  if (!plugin.open) plugin = load_sycl_plugin(own_folder());
-  return plugin;
+// Loaded when first asked for. A failure is not remembered: what is missing may be brought.
+class LoadedOnce {
+ public:
+  explicit LoadedOnce(Plugin (*load)()) : load_(load) {}
+  Plugin get() {
+    const std::lock_guard lock(mutex_);
+    if (!plugin_.open) plugin_ = load_();
+    return plugin_;
+  }
+
+ private:
+  Plugin (*load_)();
+  std::mutex mutex_;
+  Plugin plugin_;
+};
+
+struct PluginBackend {
+  const char *name, *title;
+  const char* no_device;  // what to do where there is none, if its plug-in does not say that
+  LoadedOnce plugin;
+};
+
+PluginBackend& sycl() {
+  static PluginBackend backend{"sycl", "SYCL", "install its driver (a CPU's: pip install intel-opencl-rt)",
+                               LoadedOnce([] { return load_sycl_plugin(own_folder()); })};
+  return backend;
 }
 
-BackendReport report_sycl() {
-  const SyclPlugin plugin = sycl_plugin_of_process();
-  if (!plugin.open) return {"sycl", false, plugin.missing};
+PluginBackend& cuda() {
+  static PluginBackend backend{"cuda", "CUDA", "",
+                               LoadedOnce([] { return load_cuda_plugin(own_folder(), find_cuda_driver()); })};
+  return backend;
+}
+
+BackendReport report(PluginBackend& backend) {
+  const Plugin plugin = backend.plugin.get();
+  if (!plugin.open) return {backend.name, false, plugin.missing};
   try {
     std::string text;
-    if (plugin.devices(&text) > 0) return {"sycl", true, text};
-    return {"sycl", false, text + "; no device: install its driver (a CPU's: pip install intel-opencl-rt)"};
+    if (plugin.devices(&text) > 0) return {backend.name, true, text};
+    if (*backend.no_device) text += format("; no device: %s", backend.no_device);
+    return {backend.name, false, text};
   } catch (const Error& error) {
-    return {"sycl", false, error.what()};
+    return {backend.name, false, error.what()};
   }
 }
 
@@ -53,22 +80,18 @@ BackendReport report_cpu() {
 
 }  // namespace
 
-std::vector<BackendReport> report_backends() {
-  return {report_cpu(), report_sycl(), {"cuda", false, "not part of this build"}};
-}
+std::vector<BackendReport> report_backends() { return {report_cpu(), report(sycl()), report(cuda())}; }
 
 std::unique_ptr<Backend> open_backend(const std::string& name, const std::string& target, void* queue) {
   if (name == "cpu") {
     LT_REQUIRE(!queue, "got a queue for the cpu backend, wanted nullptr");
     return cpu::make_backend(target);
   }
-  if (name == "sycl") {
-    const SyclPlugin plugin = sycl_plugin_of_process();
-    if (!plugin.open) fail(ErrorKind::kUnsupported, "no SYCL backend: %s", plugin.missing.c_str());
-    return std::unique_ptr<Backend>(plugin.open(target.c_str(), queue));
-  }
-  LT_REQUIRE(name == "cuda", "got backend '%s', wanted cpu, sycl or cuda", name.c_str());
-  fail(ErrorKind::kUnsupported, "the cuda backend is not part of this build");
+  LT_REQUIRE(name == sycl().name || name == cuda().name, "got backend '%s', wanted cpu, sycl or cuda", name.c_str());
+  PluginBackend& backend = name == sycl().name ? sycl() : cuda();
+  const Plugin plugin = backend.plugin.get();
+  if (!plugin.open) fail(ErrorKind::kUnsupported, "no %s backend: %s", backend.title, plugin.missing.c_str());
+  return std::unique_ptr<Backend>(plugin.open(target.c_str(), queue));
 }
 
 }  // namespace lowtide

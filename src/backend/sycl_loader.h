@@ -2,20 +2,13 @@
 #pragma once
 
 #include <filesystem>
-#include <string>
 
-#include "backend/sycl/host/plugin.h"
+#include "backend/plugin_loader.h"
 
 namespace lowtide {
 
-struct SyclPlugin {
-  sycl_plugin::DevicesFn* devices = nullptr;
-  sycl_plugin::OpenFn* open = nullptr;
-  std::string missing;  // why there is none, and how to get it
-};
-
 // The one in `folder`: for the libsycl that the process has loaded (the caller's queues are of it), else for the newest
-// that can be loaded. It stays loaded.
-SyclPlugin load_sycl_plugin(const std::filesystem::path& folder);
+// that can be loaded.
+Plugin load_sycl_plugin(const std::filesystem::path& folder);
 
 }  // namespace lowtide

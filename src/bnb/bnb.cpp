@@ -25,7 +25,7 @@ std::unique_ptr<Backend> open_device(int number) {
   if (!dladdr(reinterpret_cast<void*>(&cget_managed_ptr), &info) || !info.dli_fname)
     fail(ErrorKind::kUnsupported, "no SYCL backend: this library does not know its folder");
   std::error_code ignored;
-  static const SyclPlugin plugin =
+  static const Plugin plugin =
       load_sycl_plugin(std::filesystem::weakly_canonical(info.dli_fname, ignored).parent_path());
   if (!plugin.open) fail(ErrorKind::kUnsupported, "no SYCL backend: %s", plugin.missing.c_str());
   return std::unique_ptr<Backend>(plugin.open(format(":%d", number).c_str(), nullptr));

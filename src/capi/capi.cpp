@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "capi/guard.h"
@@ -15,7 +16,8 @@
 struct lt_optimizer {
   lowtide::Optimizer optimizer;
   std::string rule;
-  std::string metadata;  // of the last checkpoint loaded
+  std::string metadata;      // of the last checkpoint loaded
+  mutable std::string path;  // of the last report
 };
 
 namespace {
@@ -29,12 +31,23 @@ thread_local std::string last_error;
 thread_local int32_t last_os_error = 0;
 thread_local std::vector<lowtide::BackendReport> last_backends;  // what lt_backends() gave pointers into
 
+std::string text(const char* given) { return given ? given : ""; }
+
 lowtide::Memory memory_from(const lt_memory_options* options) {
   const lt_memory_options given = options_from(options, lt_memory_options LT_MEMORY_OPTIONS_INIT);
   LT_REQUIRE(given.managed == 0 || given.managed == 1, "got managed=%lld, wanted 0 or 1",
              static_cast<long long>(given.managed));
-  return {given.ram_bytes,   given.disk ? given.disk : "", given.disk_bytes,
-          given.chunk_bytes, given.device_bytes,           given.managed == 1};
+  LT_REQUIRE(given.automatic == 0 || given.automatic == 1, "got automatic=%lld, wanted 0 or 1",
+             static_cast<long long>(given.automatic));
+  return {given.ram_bytes,    text(given.disk),   given.disk_bytes, given.chunk_bytes,
+          given.device_bytes, given.managed == 1, text(given.path), given.automatic == 1};
+}
+
+lowtide::StepOptions step_options_from(const lt_step_options* options) {
+  const lt_step_options given = options_from(options, lt_step_options LT_STEP_OPTIONS_INIT);
+  LT_REQUIRE(given.assume_finite == 0 || given.assume_finite == 1, "got assume_finite=%lld, wanted 0 or 1",
+             static_cast<long long>(given.assume_finite));
+  return {given.stream, given.grad_scale, given.assume_finite == 1, given.free_bytes};
 }
 
 lowtide::TensorView view_of(const lt_tensor* tensor) {
@@ -47,6 +60,22 @@ lowtide::TensorView view_of(const lt_tensor* tensor) {
   view.sizes.assign(tensor->sizes, tensor->sizes + tensor->ndim);
   if (tensor->strides) view.strides.assign(tensor->strides, tensor->strides + tensor->ndim);
   return view;
+}
+
+lowtide::StepResult step(lt_optimizer& of, const lt_gradient* gradients, int64_t count,
+                         const lowtide::StepOptions& options) {
+  LT_REQUIRE(count == of.optimizer.param_count(), "got %lld gradients for %lld parameters",
+             static_cast<long long>(count), static_cast<long long>(of.optimizer.param_count()));
+  if (count) require(gradients, "gradients");
+  std::vector<lowtide::Gradient> all;
+  all.reserve(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i)
+    all.push_back({gradients[i].data, static_cast<lowtide::DType>(gradients[i].dtype), gradients[i].strides});
+  return of.optimizer.step(all, options);
+}
+
+void require_bytes(int64_t bytes) {
+  LT_REQUIRE(bytes >= 0, "got bytes=%lld, wanted 0 or more", static_cast<long long>(bytes));
 }
 
 // Calls use(member) for the hyper-parameter of that name.
@@ -136,7 +165,8 @@ lt_status lt_optimizer_create(const lt_optimizer_options* options, lt_optimizer*
     if (given.backend) wanted.backend = given.backend;
     if (given.device) wanted.device = given.device;
     wanted.stream = given.stream;
-    *out = new lt_optimizer{lowtide::Optimizer(wanted), wanted.rule, ""};
+    wanted.allocator = {given.allocator_context, given.allocate, given.deallocate};
+    *out = new lt_optimizer{lowtide::Optimizer(wanted), wanted.rule, "", ""};
   });
 }
 
@@ -200,17 +230,54 @@ lt_status lt_optimizer_step(lt_optimizer* optimizer, const lt_gradient* gradient
                             int32_t* applied) {
   return guarded([&] {
     require(optimizer, "optimizer");
-    LT_REQUIRE(count == optimizer->optimizer.param_count(), "got %lld gradients for %lld parameters",
-               static_cast<long long>(count), static_cast<long long>(optimizer->optimizer.param_count()));
-    if (count) require(gradients, "gradients");
-    std::vector<lowtide::Gradient> all;
-    all.reserve(static_cast<size_t>(count));
-    for (int64_t i = 0; i < count; ++i)
-      all.push_back({gradients[i].data, static_cast<lowtide::DType>(gradients[i].dtype), gradients[i].strides});
     lowtide::StepOptions options;
     options.stream = stream;
-    const lowtide::StepResult result = optimizer->optimizer.step(all, options);
+    const lowtide::StepResult result = step(*optimizer, gradients, count, options);
     if (applied) *applied = result.applied;
+  });
+}
+
+lt_status lt_optimizer_step_with(lt_optimizer* optimizer, const lt_gradient* gradients, int64_t count,
+                                 const lt_step_options* options, lt_step_report* report) {
+  return guarded([&] {
+    require(optimizer, "optimizer");
+    if (report) lowtide::capi::check_struct_size(report->struct_size);
+    const lowtide::StepResult result = step(*optimizer, gradients, count, step_options_from(options));
+    if (!report) return;
+    const lt_step_report all = {report->struct_size, result.applied, result.nonfinite_param, result.pending};
+    lowtide::capi::copy_out(all, report);
+  });
+}
+
+lt_status lt_optimizer_prepare_replay(lt_optimizer* optimizer, const lt_step_options* options) {
+  return guarded([&] {
+    require(optimizer, "optimizer");
+    optimizer->optimizer.prepare_replay(step_options_from(options));
+  });
+}
+
+lt_status lt_optimizer_prefetch(lt_optimizer* optimizer, int64_t bytes, void* stream, int64_t* taken) {
+  return guarded([&] {
+    require(optimizer, "optimizer");
+    require_bytes(bytes);
+    const int64_t found = optimizer->optimizer.prefetch(bytes, stream);
+    if (taken) *taken = found;
+  });
+}
+
+lt_status lt_optimizer_demote(lt_optimizer* optimizer, int64_t bytes, int64_t* freed) {
+  return guarded([&] {
+    require(optimizer, "optimizer");
+    require_bytes(bytes);
+    const int64_t found = optimizer->optimizer.demote(bytes);
+    if (freed) *freed = found;
+  });
+}
+
+lt_status lt_optimizer_synchronize(lt_optimizer* optimizer) {
+  return guarded([&] {
+    require(optimizer, "optimizer");
+    optimizer->optimizer.synchronize();
   });
 }
 
@@ -304,9 +371,12 @@ lt_status lt_optimizer_disk_report(const lt_optimizer* optimizer, lt_disk_report
     require(optimizer, "optimizer");
     require(out, "out");
     lowtide::capi::check_struct_size(out->struct_size);
-    const lowtide::MemoryReport r = optimizer->optimizer.report();
-    const lt_disk_report all = {out->struct_size, r.disk_bytes, r.chunks,         r.moved_per_step, r.read_bytes,
-                                r.written_bytes,  r.kept_bytes, r.waited_seconds, r.device_bytes,   r.managed_bytes};
+    lowtide::MemoryReport r = optimizer->optimizer.report();
+    optimizer->path = std::move(r.path);
+    const lt_disk_report all = {out->struct_size,       r.disk_bytes,    r.chunks,     r.moved_per_step,
+                                r.read_bytes,           r.written_bytes, r.kept_bytes, r.waited_seconds,
+                                r.device_bytes,         r.managed_bytes, r.promotions, r.demotions,
+                                optimizer->path.c_str()};
     lowtide::capi::copy_out(all, out);
   });
 }

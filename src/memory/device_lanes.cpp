@@ -7,13 +7,28 @@
 
 namespace lowtide {
 
-void DeviceLanes::begin_step(void* queue, Work work) {
+void DeviceLanes::begin_step(void* queue, bool hybrid, Work work) {
+  if (following_) end_step();
+  following_ = false;
   device_.wait(queue, stepped_);
+  hybrid_ = hybrid;
   for (; first_ < begun_; ++first_) events_.pop_front();
   begun_ = first_ + static_cast<Event>(events_.size());
   queues_[static_cast<int>(Lane::kStep)] = queue;
   work_ = std::move(work);
+  waiting_.clear();
   unwritten_ = -1;
+}
+
+void DeviceLanes::end_step() {
+  step_waiting();
+  stepped_ = device_.record(queues_[1]);
+}
+
+void DeviceLanes::step_waiting() {
+  if (waiting_.empty()) return;
+  const std::vector<Target> targets = std::exchange(waiting_, {});
+  work_(targets);
 }
 
 void DeviceLanes::read(int chunk, int slot) {
@@ -22,9 +37,26 @@ void DeviceLanes::read(int chunk, int slot) {
   read_bytes_ += record.chunk.bytes;
 }
 
+void DeviceLanes::follow(void* queue) {
+  device_.wait(queue, stepped_);
+  queues_[static_cast<int>(Lane::kStep)] = queue;
+  following_ = true;
+}
+
 void DeviceLanes::step(int chunk, int slot) {
-  work_(chunk, slot < 0 ? chunks_[static_cast<size_t>(chunk)].memory.data() : slots_[static_cast<size_t>(slot)].data());
-  if (slot >= 0) unwritten_ = chunk, unwritten_slot_ = slot;
+  const DeviceRecord& record = chunks_[static_cast<size_t>(chunk)];
+  if (slot < 0) {
+    waiting_.push_back({chunk, record.memory.data(), 0});
+    return;
+  }
+  step_waiting();
+  std::byte* const at = slots_[static_cast<size_t>(slot)].data();
+  const Target target{chunk, at, hybrid_ ? record.memory.data() - at : 0};
+  work_({&target, 1});
+  if (hybrid_)
+    written_bytes_ += record.chunk.bytes;
+  else
+    unwritten_ = chunk, unwritten_slot_ = slot;
 }
 
 void DeviceLanes::write(int chunk, int slot) {
@@ -42,14 +74,27 @@ void DeviceLanes::write_stepped() {
 }
 
 Lanes::Event DeviceLanes::record(Lane lane) {
+  if (lane == Lane::kStep) step_waiting();
   events_.push_back(device_.record(queue_of(lane)));
   return first_ + static_cast<Event>(events_.size()) - 1;
 }
 
 void DeviceLanes::wait(Lane lane, Event event) {
   if (event == kNone) return;
+  if (lane == Lane::kStep) step_waiting();
   if (event < first_) fail(ErrorKind::kInternal, "waited for an event of two steps ago");
   device_.wait(queue_of(lane), events_[static_cast<size_t>(event - first_)]);
+}
+
+std::vector<Device::Event> DeviceLanes::record_all() const {
+  std::vector<Device::Event> events;
+  for (void* const queue : queues_) events.push_back(device_.record(queue));
+  return events;
+}
+
+// A slot that has been stepped has been written when the last write of all has happened.
+std::vector<Device::Event> DeviceLanes::record_slots() const {
+  return {device_.record(queue_of(Lane::kIn)), device_.record(queue_of(hybrid_ ? Lane::kStep : Lane::kOut))};
 }
 
 void DeviceLanes::finish() {
@@ -63,7 +108,7 @@ void DeviceLanes::finish() {
   };
   each([&] { return device_.record(queue_of(Lane::kIn)); });
   each([&] { return device_.record(queue_of(Lane::kOut)); });
-  each([&] { return stepped_; });
+  each([&] { return following_ ? device_.record(queue_of(Lane::kStep)) : stepped_; });
   if (first) std::rethrow_exception(first);
 }
 

@@ -4,6 +4,7 @@
 
 #include <deque>
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "backend/device.h"
@@ -20,7 +21,13 @@ struct DeviceRecord {
 
 class DeviceLanes final : public Lanes {
  public:
-  using Work = std::function<void(int chunk, std::byte* memory)>;
+  // write_offset: bytes from where the chunk is read to where it is written.
+  struct Target {
+    int chunk;
+    std::byte* memory;
+    int64_t write_offset;
+  };
+  using Work = std::function<void(std::span<const Target> targets)>;
   // All borrowed for the object's life.
   DeviceLanes(Device& device, std::vector<DeviceRecord>& chunks, std::vector<DeviceBytes>& slots)
       : device_(device), chunks_(chunks), slots_(slots), queues_{device.make_queue(), nullptr, device.make_queue()} {}
@@ -28,10 +35,15 @@ class DeviceLanes final : public Lanes {
   ~DeviceLanes() override = default;
 
   // Before each step, on the caller's queue: what it does comes after all of the step before. If it throws, nothing has
-  // changed.
-  void begin_step(void* queue, Work work);
+  // changed. Not hybrid: steps in slots stay there until they are written.
+  void begin_step(void* queue, bool hybrid, Work work);
   // After it.
-  void end_step() { stepped_ = device_.record(queues_[1]); }
+  void end_step();
+  // Chunks that are stepped where they are wait for those behind them, to be one call of the work: until one in a slot
+  // follows, or the end of the step, or this.
+  void step_waiting();
+  // What will be queued on this queue until the next step touches chunks, too.
+  void follow(void* queue);
 
   void read(int chunk, int slot) override;
   void step(int chunk, int slot) override;
@@ -45,6 +57,11 @@ class DeviceLanes final : public Lanes {
   // Waits, on the host, for all that is queued: also for what is left when waiting for some of it throws.
   void finish();
   void* transfer_queue() const { return queues_[0]; }
+  // All that is queued on the lanes so far, and all of it that uses slots.
+  std::vector<Device::Event> record_all() const;
+  std::vector<Device::Event> record_slots() const;
+  // Of chunks that are stepped in host memory.
+  void count_moved(int64_t bytes) { read_bytes_ += bytes, written_bytes_ += bytes; }
   int64_t read_bytes() const { return read_bytes_; }
   int64_t written_bytes() const { return written_bytes_; }
 
@@ -56,6 +73,8 @@ class DeviceLanes final : public Lanes {
   std::vector<DeviceBytes>& slots_;
   void* queues_[3];  // of each Lane
   Work work_;
+  std::vector<Target> waiting_;
+  bool hybrid_ = false, following_ = false;
   Device::Event stepped_;
   int unwritten_ = -1, unwritten_slot_ = -1;  // the chunk that was stepped in this slot, until it is written
   std::deque<Device::Event> events_;          // of this step and the one before

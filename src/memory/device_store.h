@@ -1,19 +1,26 @@
 // The state of a set of parameters on a device, under a budget of device memory: cut into chunks, of which as many stay
-// on the device as fit and the rest lives in pinned host memory and streams through a ring of slots, every step. Or, if
-// asked for, all of it in managed memory, which the driver migrates. Where a chunk is never changes a bit of it.
+// on the device as fit and the rest lives in pinned host memory and reaches the device in every step, by one of the
+// ways of path.h. Or, if asked for, all of it in managed memory, which the driver migrates. Where a chunk is never
+// changes a bit of it.
 //
 // A step is queued, not waited for: it is ordered on the caller's queue, and after all of the step before it. Used by
 // one thread at a time. An error of the device passes through; memory that is short is found before a step begins.
 #pragma once
 
+#include <deque>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "backend/device.h"
 #include "core/buffer.h"
 #include "memory/device_lanes.h"
 #include "memory/pager.h"
+#include "memory/path.h"
+#include "memory/residency.h"
 #include "memory/store.h"
 #include "memory/store_plan.h"
 
@@ -25,32 +32,77 @@ struct DeviceStoreOptions {
   int64_t host_bytes = -1;    // likewise; -1: no limit
   int64_t chunk_bytes = 0;    // 0: chosen from the budget
   bool managed = false;
+  bool automatic = false;  // instead of device_bytes: see Residency
+  // How chunks that do not fit are stepped; nothing: as choose_path says when it first matters.
+  std::optional<Path> path = Path::kCopy;
+  std::function<Path()> choose_path = {};
+  // Device memory comes from an allocator that hands out what the caller's queue may still use.
+  bool shared_allocator = false;
 };
 
 class DeviceStore final : public Store {
  public:
   // Both outlive this object.
-  DeviceStore(Env& env, Device& device, const DeviceStoreOptions& options);
+  DeviceStore(Env& env, Device& device, DeviceStoreOptions options);
   ~DeviceStore() override;
 
   void add(std::span<const ShapedParam> params) override;
   void step(const Work& work, int threads = 1, const std::vector<int64_t>& wanted = {},
             void* stream = nullptr) override;
   void check_written() override { write_changed(); }
-  void synchronize() override { lanes_.finish(); }
+  void synchronize() override;
 
+  // -- What moves between steps
   // All state out of device memory to host memory, and back. No-ops where it is already so. Throws kInvalidArgument
   // (the host's budget) or kOutOfMemory, and changes nothing. Everything that needs the state brings it back.
   void check_offload() const;
   void offload();
   void onload();
   int64_t offloaded_bytes() const;
+  // Plans anew for this budget, which is raised to what the slots take, and moves what that changes. Waits for the
+  // device. Throws and changes nothing; but where device memory is short, what was to go there stays in host memory.
+  void set_device_budget(int64_t bytes);
+  // At least `bytes` less on the device, or nothing; returns how many. Throws as set_device_budget().
+  int64_t demote(int64_t bytes);
+  // Takes more slots, of up to `bytes`, and queues reads of what the next step needs into them, after what is queued on
+  // `stream` where that may still use their memory; that step gives them back. Returns their bytes: 0 where nothing
+  // goes through slots or memory is short.
+  int64_t prefetch(int64_t bytes, void* stream);
+  // For a step that does not come here.
+  void end_prefetch();
+  // What Residency decides by, at the end of each step under `automatic`: device memory that nothing else needs now;
+  // -1: ask the driver.
+  void set_free_bytes(int64_t bytes) { room_ = bytes < 0 ? -1 : bytes + report().device_bytes; }
+  // The queue of the step to come: memory that is taken before it comes after what is queued there.
+  void set_queue(void* queue) { queue_ = queue; }
 
+  // Asks, without waiting, whether the last step has happened while the device can still answer: once it is lost, that
+  // tells what of the host's memory is whole. To be called when it is known what that step was.
+  void note_what_happened();
+
+  // -- Recorded steps
+  // Whether all state is in device memory and stays there.
+  bool stays() const { return !options_.managed && parked_.empty() && pager_.plan().streamed.empty(); }
+  // The pieces of all chunks where they are, without a step. Only while stays().
+  void visit_in_place(const Work& work) const;
+  // Steps that do not come through step() will be queued here.
+  void follow(void* queue);
+
+  bool managed() const { return options_.managed; }
+  std::optional<Path> path() const { return path_; }
   StoreReport report() const override;
 
  private:
+  // Slots that a step has used and the device may still use.
+  struct Returning {
+    std::vector<Device::Event> used;
+    DeviceBytes memory;
+  };
+
   const Chunk& chunk_at(size_t chunk) const override { return chunks_[chunk].chunk; }
+  // device_store_host.cpp: what the host reads and changes.
   std::byte* bring(size_t chunk) override;
+  std::byte* bring_from_lost(size_t chunk);
   void put_back(size_t chunk) override;
   // What the host does next comes after all that is queued.
   void catch_up();
@@ -58,26 +110,52 @@ class DeviceStore final : public Store {
   void write_changed();
   void forget_staged();
   void copy_now(void* to, const void* from, int64_t bytes);
+
+  // device_store_moves.cpp: where chunks are.
+  StorePlan plan(std::span<const ShapedParam> params);
+  StoreOptions limits() const;
   MemoryKind kind_of(bool resident) const;
+  DeviceBytes allocate(bool resident, int64_t bytes);
   // A new chunk's memory, with states that decode to zero.
   DeviceBytes make_zero(const Chunk& chunk, bool resident);
   int64_t device_budget() const;
-  void check_managed(int64_t bytes) const;
+  void check_managed(int64_t bytes);
+  std::vector<int64_t> sizes() const;
+  void move_to(const Plan& plan);
+  void follow_residency();
+
+  // device_store_slots.cpp
+  void take_slots(void* stream);
+  bool demote_for_slots(int64_t bytes);
+  void give_slots_back();
+  void free_returned();
+
   void step_managed(const std::vector<bool>& wanted);
 
   Env& env_;
   Device& device_;
   DeviceStoreOptions options_;
+  std::optional<Path> path_;
+  std::optional<int64_t> budget_;  // in place of options_.device_bytes
   std::vector<DeviceRecord> chunks_;
-  std::vector<DeviceBytes> slots_;
+  std::vector<DeviceBytes> slots_;  // the plan's, and behind them those that prefetch() has borrowed
   DeviceLanes lanes_;
   Pager pager_{Plan{}};
+  std::deque<Returning> returning_;
+  std::vector<void*> borrowed_for_;  // with a shared allocator: the queues that slots were borrowed for
   std::vector<DeviceBytes> parked_;  // by chunk: where offload() has put what was on the device
   Buffer stage_;                     // of the host, for a chunk in device memory
   int64_t in_stage_ = -1;
   bool stage_changed_ = false;
-  bool queued_ = false;      // since the host last waited
-  bool unfinished_ = false;  // of a step that failed: nothing may be queued before it has been waited for
+  bool queued_ = false;                   // since the host last waited
+  bool unfinished_ = false;               // of a step that failed: nothing may be queued before it has been waited for
+  std::vector<Device::Event> last_step_;  // all of it, where the device can tell whether that has happened
+  std::vector<bool> writing_;             // of each chunk: a step that may change it may still run
+  Residency residency_;
+  int64_t room_ = -1;  // for state, as the caller says
+  void* queue_ = nullptr;
+  int64_t managed_room_ = -1;  // what was free before there was managed memory; -1: not known
+  int64_t promotions_ = 0, demotions_ = 0;
 };
 
 }  // namespace lowtide

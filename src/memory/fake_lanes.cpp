@@ -1,5 +1,6 @@
 #include "memory/fake_lanes.h"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -12,10 +13,12 @@ FakeLanes::FakeLanes(const Plan& plan, std::vector<int64_t> chunk_bytes, const F
   device_.add_stream("in", options.read_rate);  // in the order of Lane
   device_.add_stream("step", options.step_rate);
   device_.add_stream("out", options.write_rate);
-  near_ = device_.add_memory("near", options.near_capacity < 0 ? plan.ram_bytes : options.near_capacity);
+  const int64_t near = plan.ram_bytes + options.more_slots * plan.slot_bytes;
+  near_ = device_.add_memory("near", options.near_capacity < 0 ? near : options.near_capacity);
   far_ = device_.add_memory("far", std::accumulate(chunk_bytes_.begin(), chunk_bytes_.end(), int64_t{0}));
   step_over_ = device_.new_event();
-  for (int slot = 0; slot < plan.slots; ++slot) slots_.push_back(device_.allocate(near_, plan.slot_bytes));
+  for (int slot = 0; slot < plan.slots + options.more_slots; ++slot)
+    slots_.push_back(device_.allocate(near_, plan.slot_bytes));
   for (int chunk = 0; chunk < static_cast<int>(chunk_bytes_.size()); ++chunk) {
     const bool resident = plan.resident.at(static_cast<size_t>(chunk));
     home_.push_back({device_.allocate(resident ? near_ : far_, bytes(chunk)), 0, bytes(chunk)});
@@ -56,11 +59,16 @@ void FakeLanes::read(int chunk, int slot) {
 
 void FakeLanes::step(int chunk, int slot) {
   const Span span = slot < 0 ? home_.at(static_cast<size_t>(chunk)) : slot_span(chunk, slot);
+  const Span& home = home_.at(static_cast<size_t>(chunk));
+  const Span& to = options_.path == Path::kHybrid ? home : span;
   device_.launch(static_cast<int>(Lane::kStep),
                  format("step of chunk %d in slot %d, step %lld", chunk, slot, static_cast<long long>(number_)), {span},
-                 {span}, span.bytes,
-                 [this, span, chunk, number = number_] { mix(device_.data(span), span.bytes, chunk, number); });
+                 {to}, span.bytes, [this, span, to, chunk, number = number_] {
+                   if (to.region != span.region) std::copy_n(device_.data(span), span.bytes, device_.data(to));
+                   mix(device_.data(to), to.bytes, chunk, number);
+                 });
   ++counts_.steps[static_cast<size_t>(chunk)];
+  if (to.region != span.region) counts_.bytes_moved += to.bytes;
   if (!options_.blocking) return;
   device_.record(step_over_, static_cast<int>(Lane::kStep));
   device_.host_wait(step_over_);

@@ -18,6 +18,8 @@ struct FakeLanesOptions {
   // on any lane holds up the caller.
   bool blocking = false;
   int64_t drop_wait = -1;  // the wait() call (from 0) that is ignored
+  Path path = Path::kCopy;
+  int more_slots = 0;  // than the plan's, for rings that grow
 };
 
 class FakeLanes : public Lanes {

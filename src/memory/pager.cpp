@@ -7,25 +7,24 @@
 
 namespace lowtide {
 
-Pager::Pager(Plan plan) : plan_(std::move(plan)) {
-  LT_REQUIRE(plan_.slots >= (plan_.streamed.empty() ? 0 : 1), "got a plan of %d slots for %zu streamed chunks",
-             plan_.slots, plan_.streamed.size());
+Pager::Pager(Plan plan, Path path) : plan_(std::move(plan)), path_(path) {
+  const bool has_slots = path != Path::kZeroCopy;
+  LT_REQUIRE(plan_.slots >= (plan_.streamed.empty() || !has_slots ? 0 : 1),
+             "got a plan of %d slots for %zu streamed chunks", plan_.slots, plan_.streamed.size());
   size_t streamed = 0;
   for (size_t chunk = 0; chunk < plan_.resident.size(); ++chunk) {
     const bool next = streamed < plan_.streamed.size() && plan_.streamed[streamed] == static_cast<int>(chunk);
     LT_REQUIRE(next != plan_.resident[chunk],
                "got a plan in which chunk %zu is %s; streamed chunks must be the ones that are not resident, in order",
                chunk, next ? "resident and streamed" : "neither resident nor the next to be streamed");
-    if (next)
-      ++streamed;
-    else
-      resident_.push_back(static_cast<int>(chunk));
+    streamed += next;
+    (next && has_slots ? through_slots_ : in_place_).push_back(static_cast<int>(chunk));
   }
   LT_REQUIRE(streamed == plan_.streamed.size(),
              "got a plan of %zu chunks that streams chunk %d, which it does not have", plan_.resident.size(),
              plan_.streamed[streamed]);
-  free_.assign(static_cast<size_t>(plan_.slots), Lanes::kNone);
-  loaded_ = free_;
+  streaming_ = through_slots_;
+  forget();
 }
 
 void Pager::step(Lanes& lanes, const std::vector<bool>& wanted) {
@@ -37,8 +36,8 @@ void Pager::step(Lanes& lanes, const std::vector<bool>& wanted) {
       if (wanted.empty() || wanted[static_cast<size_t>(chunk)]) to.push_back(chunk);
   };
   const std::vector<int> last = streaming_;
-  pick(plan_.streamed, streaming_);
-  pick(resident_, staying_);
+  pick(through_slots_, streaming_);
+  pick(in_place_, staying_);
   try {
     if (streaming_ != last) start_over(lanes);
     queue(lanes);
@@ -61,12 +60,28 @@ void Pager::prefetch(Lanes& lanes) {
 void Pager::start_over(Lanes& lanes) {
   lanes.wait(Lane::kIn, written_);
   for (const Lanes::Event event : loaded_) lanes.wait(Lane::kIn, event);
+  const size_t slots = free_.size();
   forget();
+  free_.assign(slots, Lanes::kNone);
+  loaded_ = free_;
+}
+
+void Pager::set_slots(Lanes& lanes, size_t slots) {
+  if (slots == free_.size()) return;
+  if (slots < free_.size()) {
+    start_over(lanes);
+  } else {  // what has been read ahead is in the first slots of either ring
+    lanes.wait(Lane::kIn, written_);
+    written_ = Lanes::kNone;
+    free_.assign(free_.size(), Lanes::kNone);
+  }
+  free_.resize(slots, Lanes::kNone);
+  loaded_.resize(slots, Lanes::kNone);
 }
 
 void Pager::forget() {
-  free_.assign(free_.size(), Lanes::kNone);
-  loaded_.assign(loaded_.size(), Lanes::kNone);
+  free_.assign(static_cast<size_t>(plan_.slots), Lanes::kNone);
+  loaded_ = free_;
   written_ = Lanes::kNone;
   prefetched_ = 0;
 }
@@ -98,9 +113,11 @@ void Pager::queue(Lanes& lanes) {
     if (k >= lag && k - lag + slots < n) load(lanes, k - lag + slots);
     lanes.wait(Lane::kStep, std::exchange(loaded_[slot], Lanes::kNone));
     lanes.step(streaming_[k], static_cast<int>(slot));
-    lanes.wait(Lane::kOut, lanes.record(Lane::kStep));
-    lanes.write(streaming_[k], static_cast<int>(slot));
-    written_ = free_[slot] = lanes.record(Lane::kOut);
+    if (path_ == Path::kCopy) {
+      lanes.wait(Lane::kOut, lanes.record(Lane::kStep));
+      lanes.write(streaming_[k], static_cast<int>(slot));
+    }
+    written_ = free_[slot] = lanes.record(path_ == Path::kCopy ? Lane::kOut : Lane::kStep);
   }
   step_residents(n + 1);
 }

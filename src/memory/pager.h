@@ -1,10 +1,15 @@
-// Streams chunks through a ring of slots: read k+1 | step k | write k-1, on three lanes that run side by side. Knows
-// nothing of devices or disks; what a lane is, is the business of Lanes. Every order that matters is an explicit wait.
+// Streams chunks through a ring of slots: read k+1 | step k | write k-1, on three lanes that run side by side. On the
+// hybrid path a step writes to the chunk's record by itself; on the zero-copy path it reads there, too, and there are
+// no slots. Knows nothing of devices or disks; what a lane is, is the business of Lanes. Every order that matters is an
+// explicit wait.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
+#include "memory/path.h"
 #include "memory/plan.h"
 
 namespace lowtide {
@@ -19,8 +24,9 @@ class Lanes {
   static constexpr Event kNone = -1;  // has happened
 
   virtual ~Lanes() = default;
-  virtual void read(int chunk, int slot) = 0;   // on kIn: the chunk's record into the slot
-  virtual void step(int chunk, int slot) = 0;   // on kStep: in the slot's memory; slot -1: the chunk is resident
+  virtual void read(int chunk, int slot) = 0;  // on kIn: the chunk's record into the slot
+  // On kStep: in the slot's memory (hybrid: from there to the chunk's record); slot -1: where the chunk is.
+  virtual void step(int chunk, int slot) = 0;
   virtual void write(int chunk, int slot) = 0;  // on kOut: the slot back to the chunk's record
   // All that is queued on the lane so far. Events stay valid until the end of the next step.
   virtual Event record(Lane lane) = 0;
@@ -30,8 +36,8 @@ class Lanes {
 
 class Pager {
  public:
-  // Throws kInvalidArgument if the plan has no slot for what it streams, or a chunk both or neither ways.
-  explicit Pager(Plan plan);
+  // Throws kInvalidArgument if the plan has no slot for what it streams through slots, or a chunk both or neither ways.
+  explicit Pager(Plan plan, Path path = Path::kCopy);
   const Plan& plan() const { return plan_; }
 
   // Queues the work of one step: every chunk that is wanted (empty: all of them) once, in order within each set;
@@ -45,9 +51,17 @@ class Pager {
   void step(Lanes& lanes, const std::vector<bool>& wanted = {});
 
   // Queues the reads that the next step begins with, so that they run while the caller does something else. Taken to be
-  // those of the last step; if the next one wants other chunks, it reads again.
+  // those of the last step (before the first: of all chunks); if the next one wants other chunks, it reads again.
   void prefetch(Lanes& lanes);
-  // Forgets them, for another use of the slots. The lanes must have finished.
+  // Makes the ring larger or smaller than the plan's, until it is made another or forget() is called. A larger one
+  // keeps what has been read ahead, and prefetch() fills it up; a smaller one reads that again. Slots that it no longer
+  // has may still be read into and written from.
+  void set_slots(Lanes& lanes, size_t slots);
+  size_t slots() const { return free_.size(); }
+  // Of how many more slots prefetch() could make use.
+  size_t slots_wanted() const { return streaming_.size() - std::min(streaming_.size(), free_.size()); }
+  // Forgets what has been read ahead, and a ring of another size, for another use of the slots. The lanes must have
+  // finished.
   void forget();
   bool has_prefetched() const { return prefetched_ > 0; }
 
@@ -57,12 +71,14 @@ class Pager {
   void load(Lanes& lanes, size_t k);
 
   Plan plan_;
-  std::vector<int> resident_;            // the resident chunks, in the order of the step
-  std::vector<int> streaming_;           // the streamed chunks that the step wants
-  std::vector<int> staying_;             // the resident ones
-  std::vector<Lanes::Event> free_;       // of each slot: its last write
+  Path path_;
+  std::vector<int> in_place_;            // the chunks that are stepped where they are, in the order of the step
+  std::vector<int> through_slots_;       // the others
+  std::vector<int> streaming_;           // of through_slots_: those that the step wants
+  std::vector<int> staying_;             // of in_place_
+  std::vector<Lanes::Event> free_;       // of each slot: its last write (hybrid: step)
   std::vector<Lanes::Event> loaded_;     // of each slot: a read that no step has waited for
-  Lanes::Event written_ = Lanes::kNone;  // the last write of all
+  Lanes::Event written_ = Lanes::kNone;  // the last of free_
   size_t prefetched_ = 0;                // of streaming_: those that are in their slots already
 };
 

@@ -73,13 +73,27 @@ std::vector<Bytes> contents(FakeLanes& lanes, const Case& c) {
   return state;
 }
 
+constexpr Path kPaths[] = {Path::kCopy, Path::kHybrid, Path::kZeroCopy};
+
+// What a plan is on this path.
+Case on_path(Case c, Path path) {
+  if (path == Path::kZeroCopy) c.plan = plan_keeping(c.plan.resident, c.chunk_bytes, 0);
+  return c;
+}
+
+// With options.more_slots, every other step reads ahead into them.
 std::unique_ptr<FakeLanes> run(const Case& c, const FakeLanesOptions& options, int steps, bool ahead = false) {
   auto lanes = std::make_unique<FakeLanes>(c.plan, c.chunk_bytes, options);
-  Pager pager(c.plan);
+  Pager pager(c.plan, options.path);
+  const size_t own = pager.slots();
   for (int s = 0; s < steps; ++s) {
     lanes->begin_step(s);
     pager.step(*lanes);
+    pager.set_slots(*lanes, own);
     if (ahead) pager.prefetch(*lanes);
+    if (own == 0 || options.more_slots == 0 || s % 2) continue;
+    pager.set_slots(*lanes, own + static_cast<size_t>(options.more_slots));
+    pager.prefetch(*lanes);
   }
   return lanes;
 }
@@ -93,16 +107,18 @@ std::string first_race(FakeLanes& lanes) {
 TEST(Pager, StepsEqualAPlainLoopUnderEverySchedule) {
   testing::Rng rng = testing::seeded("Pager.StepsEqualAPlainLoopUnderEverySchedule", 20260711);
   int cases = 0;
-  int64_t steps = 0, ahead = 0;
+  int64_t steps = 0, ahead = 0, borrowed = 0;
   for (int chunks = 1; chunks <= 12; ++chunks)
     for (int slots = 1; slots <= 4; ++slots)
       for (int i = 0; i < 100; ++i, ++cases) {
-        const Case c = random_case(rng, chunks, slots, 0.15 * static_cast<double>(i % 5));
         FakeLanesOptions options;
         options.seed = rng.next();
         options.blocking = i % 4 == 3;
+        options.path = kPaths[i % 7 % 3];
+        const Case c = on_path(random_case(rng, chunks, slots, 0.15 * static_cast<double>(i % 5)), options.path);
+        options.more_slots = c.plan.slots ? static_cast<int>(rng.below(4)) : 0;
         FakeLanes lanes(c.plan, c.chunk_bytes, options);
-        Pager pager(c.plan);
+        Pager pager(c.plan, options.path);
         std::vector<Bytes> expected = initial_state(c);
         std::vector<bool> wanted;
         for (int64_t s = 0, n = rng.between(1, 5); s < n; ++s, ++steps) {
@@ -114,18 +130,24 @@ TEST(Pager, StepsEqualAPlainLoopUnderEverySchedule) {
           pager.step(lanes, wanted);
           plain_step(expected, s, wanted);
           if (rng.chance(0.25)) lanes.drain();
+          if (rng.chance(0.7)) pager.set_slots(lanes, static_cast<size_t>(c.plan.slots));
           if (rng.chance(0.5)) pager.prefetch(lanes), ++ahead;
+          if (options.more_slots > 0 && rng.chance(0.4)) {
+            pager.set_slots(lanes, static_cast<size_t>(c.plan.slots + rng.between(1, options.more_slots)));
+            if (rng.chance(0.7)) pager.prefetch(lanes);
+            ++borrowed;
+          }
           if (rng.chance(0.1)) lanes.drain(), pager.forget();
         }
         lanes.drain();
         ASSERT_EQ(contents(lanes, c), expected) << chunks << " chunks, " << slots << " slots, seed " << options.seed;
         ASSERT_EQ(races(lanes), 0u) << first_race(lanes);
-        ASSERT_LE(lanes.near_peak(), c.plan.ram_bytes);
+        ASSERT_LE(lanes.near_peak(), c.plan.ram_bytes + options.more_slots * c.plan.slot_bytes);
       }
   std::printf(
-      "%d seeded schedules, %lld steps, %lld of them with the next one's first reads ahead: bytes of a plain "
-      "loop, 0 races, near memory within its capacity\n",
-      cases, static_cast<long long>(steps), static_cast<long long>(ahead));
+      "%d seeded schedules of 3 paths, %lld steps, %lld of them with the next one's first reads ahead, %lld with a "
+      "larger ring: bytes of a plain loop, 0 races, near memory within its capacity\n",
+      cases, static_cast<long long>(steps), static_cast<long long>(ahead), static_cast<long long>(borrowed));
 }
 
 TEST(Pager, NearMemoryIsWhatThePlanSays) {
@@ -152,18 +174,21 @@ TEST(Pager, EveryWaitIsNeededOrANoOp) {
   int plans = 0, needed = 0, caught = 0, no_ops = 0, no_ops_reported = 0, by_values = 0, first_schedule = 0;
   for (int chunks = 1; chunks <= 12; ++chunks)
     for (int slots = 1; slots <= 4; ++slots)
-      for (const int variant : {0, 1, 2, 3}) {
-        const Case c = random_case(rng, chunks, slots, variant % 2 ? 0.4 : 0.0);
-        const bool ahead = variant >= 2;
+      for (int variant = 0; variant < 12; ++variant) {
+        FakeLanesOptions options;
+        options.path = kPaths[variant / 4];
+        const Case c = on_path(random_case(rng, chunks, slots, variant % 2 ? 0.4 : 0.0), options.path);
+        const bool ahead = variant % 4 >= 2;
         if (c.plan.streamed.empty()) continue;
+        options.more_slots = c.plan.slots ? (variant + chunks) % 3 : 0;
         ++plans;
-        const auto whole = run(c, {}, kSteps, ahead);
+        const auto whole = run(c, options, kSteps, ahead);
         ASSERT_EQ(races(*whole), 0u) << first_race(*whole);
         std::vector<Bytes> expected = initial_state(c);
         for (int s = 0; s < kSteps; ++s) plain_step(expected, s);
         const std::vector<bool> matters = whole->wait_mattered();
         for (size_t k = 0; k < matters.size(); ++k) {
-          FakeLanesOptions options;
+          options.seed = 0;
           options.drop_wait = static_cast<int64_t>(k);
           const size_t found = races(*run(c, options, kSteps, ahead));
           if (!matters[k]) {

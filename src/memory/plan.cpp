@@ -17,7 +17,6 @@ namespace {
 
 constexpr int64_t kMostBytes = int64_t{1} << 56;  // in total; slots * slot_bytes cannot overflow
 constexpr int kMostSlots = 64;
-constexpr int kOverlap = 3;  // slots that reading, stepping and writing need to overlap
 // Bounds of the search for the resident set: milliseconds for sizes as they occur, 8 MiB of memory at the worst.
 constexpr int64_t kMostUnits = int64_t{1} << 20;  // of one subset sum
 constexpr int64_t kMostWork = int64_t{1} << 24;   // units * sizes of one subset sum
@@ -107,7 +106,7 @@ int64_t checked_total(const PlanInput& input) {
   LT_REQUIRE(input.ram_budget >= -1 && input.disk_budget >= -1,
              "got budgets of %lld bytes of RAM and %lld bytes of disk; give 0 or more, or -1 for no limit",
              static_cast<long long>(input.ram_budget), static_cast<long long>(input.disk_budget));
-  LT_REQUIRE(input.max_slots >= 1 && input.max_slots <= kMostSlots, "got max_slots=%d; give 1 to %d", input.max_slots,
+  LT_REQUIRE(input.max_slots >= 0 && input.max_slots <= kMostSlots, "got max_slots=%d; give 0 to %d", input.max_slots,
              kMostSlots);
   for (const double rate : {input.read_rate, input.write_rate, input.step_rate}) {
     LT_REQUIRE(std::isfinite(rate) && rate >= 0, "got a rate of %g bytes/s; give 0 (unknown) or a finite one", rate);
@@ -137,6 +136,17 @@ void predict_seconds(const PlanInput& input, Plan& plan) {
       plan.slots == 1 ? plan.step_seconds + plan.disk_seconds : std::max(plan.step_seconds, plan.disk_seconds);
 }
 
+// The resident set where there is no ring.
+Choice fill_all(const PlanInput& input, std::span<const SizeClass> classes, int64_t total) {
+  Choice choice = fill(classes, input.ram_budget);
+  LT_REQUIRE(input.disk_budget < 0 || total - choice.bytes <= input.disk_budget,
+             "%s of state do not fit in the %s budget of %s, and the %s budget is %s; give at least %lld bytes of %s, "
+             "or more %s",
+             exact(total).c_str(), input.near, exact(input.ram_budget).c_str(), input.far,
+             exact(input.disk_budget).c_str(), static_cast<long long>(total - choice.bytes), input.far, input.near);
+  return choice;
+}
+
 // The ring and the resident set beside it, for state that does not fit.
 std::pair<int, Choice> divide(const PlanInput& input, std::span<const SizeClass> classes, int64_t total) {
   const int64_t largest = classes.back().bytes;
@@ -144,6 +154,7 @@ std::pair<int, Choice> divide(const PlanInput& input, std::span<const SizeClass>
              "state takes %s, the RAM budget is %s and there is no disk for the rest; give at least %lld bytes of RAM, "
              "or a directory on disk",
              exact(total).c_str(), exact(input.ram_budget).c_str(), static_cast<long long>(total));
+  if (input.max_slots == 0) return {0, fill_all(input, classes, total)};
   LT_REQUIRE(input.ram_budget >= largest,
              "the %s budget is %s, and the largest chunk of state must be in %s while it is stepped; give at least "
              "%lld bytes of %s, or make chunks smaller",
@@ -152,7 +163,7 @@ std::pair<int, Choice> divide(const PlanInput& input, std::span<const SizeClass>
   int slots = 0;
   Choice best;
   int64_t least = total;  // bytes on disk, of any ring
-  for (int n = std::min(input.max_slots, kOverlap); n >= 1 && slots == 0; --n) {
+  for (int n = std::min(input.max_slots, kOverlappingSlots); n >= 1 && slots == 0; --n) {
     std::optional<Choice> choice = choose(classes, n, input.ram_budget);
     if (!choice) continue;
     least = std::min(least, streamed(*choice));
@@ -165,9 +176,9 @@ std::pair<int, Choice> divide(const PlanInput& input, std::span<const SizeClass>
              "%s, or more %s",
              exact(total).c_str(), input.near, exact(input.ram_budget).c_str(), input.far,
              exact(input.disk_budget).c_str(), static_cast<long long>(least), input.far, input.near);
-  if (slots < kOverlap) return {slots, std::move(best)};
+  if (slots < kOverlappingSlots) return {slots, std::move(best)};
   const int64_t base = streamed(best);
-  for (int n = kOverlap + 1; n <= input.max_slots; ++n) {
+  for (int n = kOverlappingSlots + 1; n <= input.max_slots; ++n) {
     std::optional<Choice> choice = choose(classes, n, input.ram_budget);
     if (!choice || streamed(*choice) > base + base / 16) break;
     if (input.disk_budget >= 0 && streamed(*choice) > input.disk_budget) break;
@@ -178,6 +189,23 @@ std::pair<int, Choice> divide(const PlanInput& input, std::span<const SizeClass>
 }
 
 }  // namespace
+
+Plan plan_keeping(std::vector<bool> resident, const std::vector<int64_t>& chunk_bytes, int slots) {
+  Plan plan;
+  plan.resident = std::move(resident);
+  for (size_t i = 0; i < chunk_bytes.size(); ++i) {
+    plan.total_bytes += chunk_bytes[i];
+    if (plan.resident[i]) continue;
+    plan.streamed.push_back(static_cast<int>(i));
+    plan.streamed_bytes += chunk_bytes[i];
+    if (slots > 0) plan.slot_bytes = std::max(plan.slot_bytes, chunk_bytes[i]);
+  }
+  plan.slots = plan.streamed.empty() ? 0 : slots;
+  plan.resident_bytes = plan.total_bytes - plan.streamed_bytes;
+  plan.ram_bytes = plan.resident_bytes + plan.slots * plan.slot_bytes;
+  plan.read_bytes = plan.written_bytes = plan.streamed_bytes;
+  return plan;
+}
 
 Plan make_plan(const PlanInput& input) {
   Plan plan;
@@ -196,14 +224,8 @@ Plan make_plan(const PlanInput& input) {
       const int64_t bytes = input.chunk_bytes[i];
       if (bytes == 0 || count[bytes]-- > 0) continue;
       plan.resident[i] = false;
-      plan.streamed.push_back(static_cast<int>(i));
-      plan.slot_bytes = std::max(plan.slot_bytes, bytes);
-      plan.streamed_bytes += bytes;
     }
-    plan.slots = slots;
-    plan.resident_bytes = plan.total_bytes - plan.streamed_bytes;
-    plan.ram_bytes = plan.resident_bytes + plan.slots * plan.slot_bytes;
-    plan.read_bytes = plan.written_bytes = plan.streamed_bytes;
+    plan = plan_keeping(std::move(plan.resident), input.chunk_bytes, slots);
   }
   predict_seconds(input, plan);
   return plan;

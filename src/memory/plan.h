@@ -30,15 +30,17 @@ struct PlanInput {
   // For messages: where chunks are stepped, and where the others wait.
   const char* near = "RAM";
   const char* far = "disk";
-  int max_slots = 4;  // 1 to 64: the most slots the ring may have
+  // 1 to 64: the most slots the ring may have. 0: there is none, chunks that are not resident are stepped where they
+  // wait.
+  int max_slots = 4;
   // Bytes of state per second, for the predicted time; 0 = unknown.
   double read_rate = 0, write_rate = 0, step_rate = 0;
 };
 
 struct Plan {
   std::vector<bool> resident;  // of each chunk; empty chunks always are
-  std::vector<int> streamed;   // the other chunks, in the order of the step: more of them than slots
-  int slots = 0;               // of the ring; 0 if nothing is streamed
+  std::vector<int> streamed;   // the other chunks, in the order of the step
+  int slots = 0;               // of the ring; 0 if nothing is streamed, or nothing goes through slots
   int64_t slot_bytes = 0;      // the largest streamed chunk
   int64_t total_bytes = 0, resident_bytes = 0, streamed_bytes = 0;
   int64_t ram_bytes = 0;                      // resident + slots: never above the budget
@@ -53,5 +55,12 @@ struct Plan {
 // fit, or a disk budget below the streamed bytes. The message says "at least N bytes" of which budget: with exactly
 // these it can be done. Also for sizes, budgets, slots or rates out of range, and more than 2^56 bytes in total.
 Plan make_plan(const PlanInput& input);
+
+// The plan that keeps this set (one entry for each of chunk_bytes), whatever that takes, without predicted times; with
+// `slots` if something is streamed.
+Plan plan_keeping(std::vector<bool> resident, const std::vector<int64_t>& chunk_bytes, int slots);
+
+// The slots that reading, stepping and writing need to overlap.
+inline constexpr int kOverlappingSlots = 3;
 
 }  // namespace lowtide

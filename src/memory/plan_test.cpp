@@ -400,7 +400,7 @@ TEST(Plan, RefusesValuesOutOfRange) {
   wrong[1].chunk_bytes[1] = kPage + 1;
   wrong[2].ram_budget = -2;
   wrong[3].disk_budget = -2;
-  wrong[4].max_slots = 0;
+  wrong[4].max_slots = -1;
   wrong[5].max_slots = 65;
   wrong[6].read_rate = -1;
   wrong[7].write_rate = std::nan("");
@@ -418,6 +418,39 @@ TEST(Plan, RefusesValuesOutOfRange) {
     }
   }
   std::printf("inputs refused: %zu\n", wrong.size());
+}
+
+// Without a ring, all of the budget is for chunks that stay: what the best set takes, and nothing at a budget of 0.
+TEST(Plan, WithoutARingTheBudgetIsForResidentsAlone) {
+  Rng rng = seeded("plans without a ring", 20267);
+  int plans = 0, exact = 0;
+  for (; plans < 2000; ++plans) {
+    PlanInput input;
+    for (int64_t n = rng.between(1, 10); n > 0; --n) input.chunk_bytes.push_back(rng.between(0, 6) * kPage);
+    input.ram_budget = plans % 10 == 0 ? 0 : rng.between(0, sum(input.chunk_bytes));
+    input.has_disk = true;
+    input.max_slots = 0;
+    const Plan plan = make_plan(input);
+    EXPECT_EQ(plan.slots, 0);
+    EXPECT_EQ(plan.ram_bytes, plan.resident_bytes);
+    EXPECT_LE(plan.ram_bytes, input.ram_budget);
+    EXPECT_EQ(plan.resident_bytes + plan.streamed_bytes, plan.total_bytes);
+    EXPECT_EQ(plan.read_bytes, plan.streamed_bytes);
+    int64_t best = 0;
+    for (unsigned set = 0; set < 1u << input.chunk_bytes.size(); ++set) {
+      int64_t bytes = 0;
+      for (size_t i = 0; i < input.chunk_bytes.size(); ++i) bytes += set >> i & 1 ? input.chunk_bytes[i] : 0;
+      if (bytes <= input.ram_budget) best = std::max(best, bytes);
+    }
+    EXPECT_EQ(plan.resident_bytes, best);
+    exact += plan.resident_bytes == best;
+    input.disk_budget = plan.streamed_bytes;
+    EXPECT_NO_THROW(make_plan(input));
+    if (plan.streamed_bytes == 0) continue;
+    --input.disk_budget;
+    EXPECT_THROW(make_plan(input), Error);
+  }
+  std::printf("%d plans without a ring, %d of them with as much as any set of chunks\n", plans, exact);
 }
 
 // The predicted time against the clocks of the lanes and of one disk that serves requests in the order of the queue.

@@ -110,7 +110,11 @@ void StateStore::step(const Work& work, int threads, const std::vector<int64_t>&
       if (!pager_.plan().resident[i] && chunks_[i].memory.data()) chunks[i] = true;
   in_slot_ = -1;
   lanes_->set_work(
-      [&](int chunk, std::byte* memory) { work(chunks_[static_cast<size_t>(chunk)].chunk.pieces, memory); }, threads);
+      [&](int chunk, std::byte* memory) {
+        const PlacedChunk placed{chunks_[static_cast<size_t>(chunk)].chunk.pieces, memory, 0};
+        work({&placed, 1});
+      },
+      threads);
   try {
     pager_.step(*lanes_, chunks);
   } catch (...) {

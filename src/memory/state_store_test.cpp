@@ -45,8 +45,9 @@ class Counted {
   // What it threw.
   std::optional<std::string> step() {
     try {
-      store_.step([&](std::span<const Piece> pieces, std::byte* memory) {
-        for (const Piece& piece : pieces) {
+      store_.step([&](std::span<const Store::PlacedChunk> chunks) {
+        std::byte* const memory = chunks[0].memory;
+        for (const Piece& piece : chunks[0].pieces) {
           for (int64_t i = 0; i < piece.elements; ++i)
             memory[piece.codes_at[1] + i] = static_cast<std::byte>(static_cast<int>(memory[piece.codes_at[1] + i]) + 1);
           ++expected_[piece.param][piece.number];
@@ -185,10 +186,10 @@ TEST(StateStore, OnlyWantedChunksMove) {
   store.add(params);
   constexpr int64_t kChunk = 16384, kRing = 3;
   const int64_t all = store.report().moved_per_step / 2;
-  store.step([](std::span<const Piece>, std::byte*) {});
+  store.step([](std::span<const Store::PlacedChunk>) {});
   std::vector<bool> seen(store.pieces(1));
-  const auto mark = [&](std::span<const Piece> pieces, std::byte*) {
-    for (const Piece& piece : pieces)
+  const auto mark = [&](std::span<const Store::PlacedChunk> chunks) {
+    for (const Piece& piece : chunks[0].pieces)
       if (piece.param == 1) seen[piece.number] = true;
   };
   store.step(mark, 1, {1});

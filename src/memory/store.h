@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -25,6 +26,8 @@ struct StoreReport {
   int64_t moved_per_step = 0;                  // predicted: read + written
   int64_t read_bytes = 0, written_bytes = 0;   // so far
   double waited_seconds = 0;                   // that steps stood still for the disk
+  int64_t promotions = 0, demotions = 0;       // times that state has moved to the device, and away
+  std::string path;                            // how what is not in device memory gets there; "": nothing has to
 };
 
 class Store {
@@ -37,10 +40,16 @@ class Store {
   bool has(int64_t param) const { return pieces_.contains(param); }
   size_t pieces(int64_t param) const { return pieces_.at(param).size(); }
 
-  // Every piece once: work(piece, memory of its chunk) may change the piece's part of the record, or queue that on
-  // `stream`. Pieces of one chunk come in one call. An error that stops the step half way passes through: chunks for
-  // which `work` was called are changed, others are not; the caller's own count says which.
-  using Work = std::function<void(std::span<const Piece> pieces, std::byte* memory)>;
+  // A chunk where it is stepped: its record is read at `memory`, and changes go to `write_offset` bytes from there.
+  struct PlacedChunk {
+    std::span<const Piece> pieces;
+    std::byte* memory = nullptr;
+    int64_t write_offset = 0;
+  };
+  // Every chunk once, one or several in a call: work(chunks) may change the parts of their pieces, or queue that on
+  // `stream`. An error that stops the step half way passes through: chunks for which `work` has returned are changed,
+  // others are not; the caller's own count says which.
+  using Work = std::function<void(std::span<const PlacedChunk> chunks)>;
   // Only chunks that hold some of the `wanted` parameters are brought (empty: all).
   virtual void step(const Work& work, int threads = 1, const std::vector<int64_t>& wanted = {},
                     void* stream = nullptr) = 0;

@@ -18,7 +18,10 @@ constexpr int kSlots = 4;
 int64_t chunk_bytes_for(const StoreOptions& options, int64_t total) {
   if (options.chunk_bytes > 0) return options.chunk_bytes;
   if (options.ram_bytes < 0) return kLargestChunk;
-  const int64_t share = std::min(options.ram_bytes, total) / (4 * kSlots) / kPageBytes * kPageBytes;
+  const int64_t budget = !options.at_least_slots ? options.ram_bytes
+                         : options.ram_limit < 0 ? total
+                                                 : options.ram_limit;
+  const int64_t share = std::min(budget, total) / (4 * kSlots) / kPageBytes * kPageBytes;
   return std::clamp(share, kSmallestChunk, kLargestChunk);
 }
 
@@ -40,10 +43,15 @@ StorePlan plan_store(const StoreOptions& options, std::vector<int64_t> before, s
   input.chunk_bytes = std::move(before);
   for (const Chunk& chunk : out.added) input.chunk_bytes.push_back(chunk.bytes);
   input.ram_budget = options.ram_bytes;
+  if (options.at_least_slots && !options.in_place && !input.chunk_bytes.empty()) {
+    int64_t slots = kOverlappingSlots * *std::max_element(input.chunk_bytes.begin(), input.chunk_bytes.end());
+    if (options.ram_limit >= 0) slots = std::min(slots, options.ram_limit);
+    input.ram_budget = std::max(input.ram_budget, slots);
+  }
   input.disk_budget = options.disk_bytes;
   input.has_disk = options.on_device || !options.disk.empty();
   if (options.on_device) input.near = "device memory", input.far = "host memory";
-  input.max_slots = kSlots;
+  input.max_slots = options.in_place ? 0 : kSlots;
   input.read_rate = rates.read;
   input.write_rate = rates.write;
   input.step_rate = rates.step;

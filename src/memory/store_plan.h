@@ -18,6 +18,11 @@ struct StoreOptions {
   int64_t disk_bytes = -1;  // where the others wait (DeviceStore: of the host); -1: no limit
   int64_t chunk_bytes = 0;  // 0: chosen from the budget
   bool on_device = false;   // device and host, instead of RAM and disk
+  bool in_place = false;    // chunks that are not resident are stepped where they wait, without slots
+  // ram_bytes is raised to what three slots of the largest chunk take, or to `ram_limit` (-1: none) if that is less,
+  // and has no part in the size of chunks.
+  bool at_least_slots = false;
+  int64_t ram_limit = -1;
 };
 
 // Bytes of state per second, for predicted times; 0: unknown.

@@ -5,6 +5,7 @@
 
 #include "backend/dialect.h"
 #include "core/error.h"
+#include "memory/path_probe.h"
 
 namespace lowtide {
 
@@ -18,20 +19,35 @@ void check_memory(const Memory& memory) {
   LT_REQUIRE(memory.chunk_bytes >= 0 && memory.chunk_bytes % kPageBytes == 0 && memory.chunk_bytes <= int64_t{1} << 40,
              "got chunk_bytes=%lld, wanted a multiple of %lld, or 0 to have it chosen",
              static_cast<long long>(memory.chunk_bytes), static_cast<long long>(kPageBytes));
+  LT_REQUIRE(!memory.automatic || (memory.device_bytes < 0 && !memory.managed),
+             "got automatic with device_bytes=%lld and managed=%d, wanted it instead of them",
+             static_cast<long long>(memory.device_bytes), memory.managed);
+  LT_REQUIRE(!find_path(memory.path) || !memory.managed,
+             "got path='%s' for managed memory, which the driver migrates, wanted ''", memory.path.c_str());
   LT_REQUIRE(memory.disk.empty() || memory.ram_bytes >= 0,
              "got a disk ('%s') without a limit for RAM: all state would stay in RAM", memory.disk.c_str());
 }
 
-Home::Home(Env& env, const Memory& memory, Device* device) : env_(env), memory_(memory), device_(device), arena_(env) {
+Home::Home(Env& env, const Memory& memory, Backend& backend, bool shared_allocator)
+    : env_(env),
+      memory_(memory),
+      backend_(backend),
+      device_(backend.device()),
+      shared_allocator_(shared_allocator),
+      arena_(env) {
   check_memory(memory);
-  if (device) {
+  if (device_) {
+    LT_REQUIRE(find_path(memory.path).value_or(Path::kCopy) == Path::kCopy || device_->steps_pinned(),
+               "got path='%s' on a %s device, whose kernels do not reach pinned host memory, wanted 'copy' or ''",
+               memory.path.c_str(), backend.name());
     LT_REQUIRE(memory.disk.empty(),
                "got a disk ('%s') for the state of parameters on a device, wanted budgets of device and host memory",
                memory.disk.c_str());
   } else {
-    LT_REQUIRE(memory.device_bytes < 0 && !memory.managed,
-               "got device_bytes=%lld and managed=%d for parameters in host memory, wanted ram_bytes alone",
-               static_cast<long long>(memory.device_bytes), memory.managed);
+    LT_REQUIRE(memory.device_bytes < 0 && !memory.managed && !memory.automatic && memory.path.empty(),
+               "got device_bytes=%lld, managed=%d, automatic=%d and path='%s' for parameters in host memory, wanted "
+               "ram_bytes alone",
+               static_cast<long long>(memory.device_bytes), memory.managed, memory.automatic, memory.path.c_str());
     if (memory.disk.empty()) return;
     std::error_code error;  // without a working directory: as it is given, which will be refused
     if (std::filesystem::path whole = std::filesystem::absolute(memory.disk, error); !error)
@@ -57,14 +73,26 @@ Placement placement_of(const Memory& memory, int64_t taken, std::span<const Slot
 
 void Home::add_to_store(const Placement& placement) {
   // One store, however often it refuses: its queues live as long as the device.
-  if (device_ && !on_device_)
-    on_device_ = std::make_unique<DeviceStore>(
-        env_, *device_,
-        DeviceStoreOptions{memory_.device_bytes, memory_.ram_bytes, memory_.chunk_bytes, memory_.managed});
+  if (device_ && !on_device_) {
+    DeviceStoreOptions options{memory_.device_bytes, memory_.ram_bytes, memory_.chunk_bytes, memory_.managed,
+                               memory_.automatic};
+    options.path = find_path(memory_.path);
+    options.choose_path = [this] { return fastest_path(env_, backend_); };
+    options.shared_allocator = shared_allocator_;
+    on_device_ = std::make_unique<DeviceStore>(env_, *device_, std::move(options));
+    on_device_->set_queue(queue_);
+  }
   if (store()) return store()->add(placement.shaped);
   auto store = std::make_unique<StateStore>(env_, placement.store);
   store->add(placement.shaped);
   in_ram_ = std::move(store);
+}
+
+void Home::tell(void* queue, int64_t free_bytes) {
+  queue_ = queue;
+  if (!on_device_) return;
+  on_device_->set_queue(queue);
+  on_device_->set_free_bytes(free_bytes);
 }
 
 void Home::place(std::span<Slot* const> slots, std::span<const int64_t> params) {

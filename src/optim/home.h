@@ -28,9 +28,9 @@ Placement placement_of(const Memory& memory, int64_t taken, std::span<const Slot
 
 class Home {
  public:
-  // Throws kInvalidArgument on a bad value. env and device (nullptr: parameters are in host memory) outlive this
-  // object. A relative path of a disk is of now, whatever directory the process is in when the disk is used.
-  Home(Env& env, const Memory& memory, Device* device);
+  // Throws kInvalidArgument on a bad value. env and backend, which steps, outlive this object. A relative path of a
+  // disk is of now, whatever directory the process is in when the disk is used.
+  Home(Env& env, const Memory& memory, Backend& backend, bool shared_allocator = false);
 
   // Whether state is placed for all parameters together: with a budget to divide, or chunks to cut.
   bool waits() const { return device_ || memory_.ram_bytes >= 0; }
@@ -49,6 +49,11 @@ class Home {
   int64_t parked_bytes() const { return on_device_ ? on_device_->offloaded_bytes() : on_disk_bytes(); }
   int64_t on_disk_bytes() const { return parked_ ? parked_->bytes() : 0; }
 
+  // nullptr where parameters are in host memory, or there is no state yet.
+  DeviceStore* device_store() { return on_device_.get(); }
+  // Before a step: the queue it is ordered on, and DeviceStore::set_free_bytes().
+  void tell(void* queue, int64_t free_bytes);
+  bool automatic() const { return memory_.automatic; }
   Store* store() { return on_device_ ? static_cast<Store*>(on_device_.get()) : in_ram_.get(); }
   const Store* store() const { return const_cast<Home*>(this)->store(); }
   int64_t direct_bytes() const { return arena_.allocated_bytes(); }
@@ -59,7 +64,10 @@ class Home {
 
   Env& env_;
   Memory memory_;
-  Device* device_;
+  Backend& backend_;
+  Device* device_;  // nullptr: parameters are in host memory
+  bool shared_allocator_;
+  void* queue_ = nullptr;
   Arena arena_;
   std::unique_ptr<StateStore> in_ram_;  // at most one of the two
   std::unique_ptr<DeviceStore> on_device_;

@@ -20,7 +20,7 @@ int Optimizer::add_group(const GroupOptions& options) {
   const int codec = find_codec(options.state);
   size_t home = 0;
   if (options.memory) {
-    impl_->homes.push_back(std::make_unique<Home>(impl_->env, *options.memory, impl_->backend->device()));
+    impl_->add_home(*options.memory);
     home = impl_->homes.size() - 1;
   }
   impl_->groups.push_back({options.hyper, codec, options.min_quantized_numel, home});
@@ -73,6 +73,7 @@ int64_t Optimizer::add_param(int group, const TensorView& param, bool with_state
 
 void Optimizer::place_states() {
   const Exclusive guard(impl_->busy);
+  impl_->resolve();
   impl_->onload();
   for (size_t i = 0; i < impl_->slots.size(); ++i) {
     const Slot& slot = impl_->slots[i];
@@ -91,6 +92,7 @@ int64_t Optimizer::param_count() const { return static_cast<int64_t>(impl_->slot
 
 StepResult Optimizer::check(std::span<const Gradient> grads, const StepOptions& options) {
   const Exclusive guard(impl_->busy);
+  impl_->resolve_and_raise();
   return impl_->check(grads, options);
 }
 
@@ -103,9 +105,10 @@ void Optimizer::synchronize() {
   const Exclusive guard(impl_->busy);
   Device* const device = impl_->backend->device();
   if (!device) return;
-  device->host_wait(impl_->stepped);
+  impl_->wait_for_steps();
   for (const std::unique_ptr<Home>& home : impl_->homes)
     if (home->store()) home->store()->synchronize();
+  impl_->resolve_and_raise();
 }
 
 std::vector<StateView> Optimizer::state(int64_t param) const {
@@ -124,6 +127,7 @@ std::vector<StateView> Optimizer::state(int64_t param) const {
 
 void Optimizer::allocate_state(int64_t param) {
   const Exclusive guard(impl_->busy);
+  impl_->resolve();
   impl_->onload();
   impl_->slot_at(param);
   impl_->allocate_all_states(static_cast<size_t>(param));
@@ -135,11 +139,15 @@ const char* Optimizer::state_codec(int64_t param) const {
   return codecs()[static_cast<size_t>(impl_->slot_at(param).codec)].name;
 }
 
-int64_t Optimizer::steps(int64_t param) const { return impl_->slot_at(param).steps; }
+int64_t Optimizer::steps(int64_t param) const {
+  impl_->resolve();
+  return impl_->slot_at(param).steps;
+}
 const int64_t* Optimizer::steps_address(int64_t param) const { return &impl_->slot_at(param).steps; }
 
 void Optimizer::set_steps(int64_t param, int64_t steps) {
   const Exclusive guard(impl_->busy);
+  impl_->resolve();
   LT_REQUIRE(steps >= 0 && steps <= kMostSteps, "got %lld steps, wanted 0 to 2^53", ll(steps));
   Slot& slot = impl_->slot_at(param);
   slot.steps = steps;
@@ -149,6 +157,7 @@ void Optimizer::set_steps(int64_t param, int64_t steps) {
 
 void Optimizer::export_state(int64_t param, int k, float* out) const {
   const Exclusive guard(impl_->busy);
+  impl_->resolve();
   impl_->onload();
   impl_->for_each_part(param, k, false, [&](CodecItem item, int64_t first, int64_t) {
     item.values = out + first;
@@ -158,6 +167,7 @@ void Optimizer::export_state(int64_t param, int k, float* out) const {
 
 void Optimizer::import_state(int64_t param, int k, const float* in) {
   const Exclusive guard(impl_->busy);
+  impl_->resolve();
   impl_->onload();
   impl_->forget_unwritten();
   impl_->for_each_part(param, k, true, [&](CodecItem item, int64_t first, int64_t) {
@@ -170,6 +180,7 @@ void Optimizer::import_state(int64_t param, int k, const float* in) {
 
 void Optimizer::read_state(int64_t param, int k, void* codes, float* scales) const {
   const Exclusive guard(impl_->busy);
+  impl_->resolve();
   impl_->onload();
   impl_->for_each_part(param, k, false, [&](const CodecItem& item, int64_t first, int64_t elements) {
     const int bytes = codecs()[static_cast<size_t>(item.codec)].code_bytes;
@@ -180,6 +191,7 @@ void Optimizer::read_state(int64_t param, int k, void* codes, float* scales) con
 
 void Optimizer::write_state(int64_t param, int k, const void* codes, const float* scales) {
   const Exclusive guard(impl_->busy);
+  impl_->resolve();
   impl_->onload();
   impl_->forget_unwritten();
   impl_->for_each_part(param, k, true, [&](const CodecItem& item, int64_t first, int64_t elements) {
@@ -193,6 +205,7 @@ void Optimizer::write_state(int64_t param, int k, const void* codes, const float
 
 void Optimizer::save(const std::string& path, const std::string& metadata) const {
   const Exclusive guard(impl_->busy);
+  impl_->resolve_and_raise();
   impl_->onload();
   save_checkpoint(impl_->env, path, impl_->describe(metadata),
                   [&](const StatePart& part, int64_t offset, std::byte* to, int64_t bytes) {
@@ -203,6 +216,7 @@ void Optimizer::save(const std::string& path, const std::string& metadata) const
 
 std::string Optimizer::load(const std::string& path) {
   const Exclusive guard(impl_->busy);
+  impl_->resolve();
   impl_->onload();
   impl_->forget_unwritten();
   const CheckpointFile file(impl_->env, path);
@@ -227,12 +241,14 @@ std::string Optimizer::load(const std::string& path) {
 
 void Optimizer::offload() {
   const Exclusive guard(impl_->busy);
+  impl_->resolve();
   for (const std::unique_ptr<Home>& home : impl_->homes) home->check_offload();  // all of them, or none
   for (const std::unique_ptr<Home>& home : impl_->homes) home->offload(impl_->threads);
 }
 
 void Optimizer::onload() {
   const Exclusive guard(impl_->busy);
+  impl_->resolve();
   impl_->onload();
 }
 
@@ -247,6 +263,7 @@ void Optimizer::set_nonfinite(NonFinite policy) {
 const char* Optimizer::cpu_target() const { return impl_->host->target(); }
 
 MemoryReport Optimizer::report() const {
+  impl_->resolve();
   MemoryReport report;
   for (const Slot& slot : impl_->slots) {
     if (!slot.has_state) continue;
@@ -270,6 +287,9 @@ MemoryReport Optimizer::report() const {
     report.written_bytes += store.written_bytes;
     report.kept_bytes += store.kept_bytes;
     report.waited_seconds += store.waited_seconds;
+    report.promotions += store.promotions;
+    report.demotions += store.demotions;
+    if (report.path.empty()) report.path = store.path;
   }
   report.steps = impl_->steps;
   report.skipped_steps = impl_->skipped_steps;

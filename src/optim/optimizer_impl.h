@@ -1,5 +1,7 @@
 // What an Optimizer holds, and what its parts share: optimizer.cpp has the public calls, optimizer_step.cpp the step,
-// optimizer_signs.cpp ballots and steps by signs, optimizer_state.cpp where state goes and comes from.
+// optimizer_signs.cpp ballots and steps by signs, optimizer_state.cpp where state goes and comes from,
+// optimizer_pending.cpp steps of which it is not known yet whether they are taken, optimizer_replay.cpp recorded steps,
+// optimizer_residency.cpp how much device memory state has.
 #pragma once
 
 #include <algorithm>
@@ -9,6 +11,7 @@
 #include <cstring>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -69,6 +72,29 @@ struct Optimizer::Impl {
     size_t home;
   };
 
+  // A step that is counted, and queued with a guard.
+  struct Pending {
+    struct Before {
+      int64_t param, steps;
+      bool fresh;
+      std::vector<Progress> progress;
+    };
+    std::shared_ptr<Guard> guard;
+    Device::Event queued;         // all of the step
+    std::vector<int64_t> params;  // of the items that the guard counts
+    std::vector<Before> before;   // to go back to
+    int64_t steps = 0;
+    bool raises = false, replayed = false;
+  };
+
+  struct Recording {
+    std::shared_ptr<Guard> guard;  // or nullptr
+    std::vector<StepItem> parts;
+    std::vector<Gradient> grads;
+    std::deque<std::vector<int64_t>> strides;
+    std::shared_ptr<RecordedStep> step;
+  };
+
   // `of_device`: where parameters are not in host memory.
   Impl(const OptimizerOptions& options, Env& of_env, std::unique_ptr<Backend> of_device = nullptr)
       : env(of_env),
@@ -78,7 +104,37 @@ struct Optimizer::Impl {
         elsewhere(of_device ? std::move(of_device) : open_elsewhere(options)),
         backend(elsewhere ? elsewhere.get() : host.get()) {
     set_threads(options.threads);
-    homes.push_back(std::make_unique<Home>(env, options.memory, backend->device()));
+    use_allocator(options.allocator);
+    if (shared_allocator) opened_on = options.stream;
+    add_home(options.memory);
+  }
+
+  void add_home(const Memory& memory) {
+    homes.push_back(std::make_unique<Home>(env, memory, *backend, shared_allocator));
+    homes.back()->tell(opened_on, -1);
+  }
+
+  ~Impl() {
+    if (!backend->device()) return;
+    try {
+      wait_for_steps();
+    } catch (...) {  // a device that is lost uses nothing
+    }
+  }
+
+  // Until all that is queued on callers' queues has happened.
+  void wait_for_steps() {
+    Device& device = *backend->device();
+    device.host_wait(stepped);
+    if (replays) device.host_wait(device.record(replay_queue));
+  }
+
+  void use_allocator(const DeviceAllocator& from) {
+    if (!from.allocate && !from.free) return;
+    LT_REQUIRE(from.allocate && from.free, "got an allocator with one function of two, wanted both or none");
+    LT_REQUIRE(backend->device(), "got an allocator of device memory for parameters in host memory, wanted none");
+    backend->device()->use_allocator({from.context, from.allocate, from.free});
+    shared_allocator = true;
   }
 
   static std::unique_ptr<Backend> open_elsewhere(const OptimizerOptions& options) {
@@ -186,7 +242,14 @@ struct Optimizer::Impl {
   // Whether this step has stepped all pieces of the `streamed` parameters that live in `home`.
   bool all_done(const Home& home, const std::vector<const StepItem*>& streamed) const;
 
-  void step_pieces(std::span<const Piece> pieces, std::byte* memory, const std::vector<const StepItem*>& streamed,
+  // What is to be stepped of an item, of which this piece is in memory.
+  StepItem part_of(const StepItem& whole, const Piece& piece, std::byte* memory, int64_t write_offset);
+
+  // Appends the parts of those that are `streamed`, where their chunks are.
+  void append_parts(std::span<const Store::PlacedChunk> chunks, const std::vector<const StepItem*>& streamed,
+                    std::vector<StepItem>& parts);
+  // Queues their step, in one call.
+  void step_chunks(std::span<const Store::PlacedChunk> chunks, const std::vector<const StepItem*>& streamed,
                    void* stream);
 
   // Counts a step of the parameters of which some piece was stepped; the others' pieces fall behind.
@@ -201,8 +264,52 @@ struct Optimizer::Impl {
   // Throws kIo if state that was replaced could not be written (it is complete, and kept in RAM).
   void check_written();
 
-  // prepare(), and whether the gradients are finite.
+  // What every step is refused for.
+  void check_arguments(std::span<const Gradient> grads, const StepOptions& options) const;
+
+  // Whether this step looks at its gradients.
+  bool searches(const StepOptions& options) const {
+    return nonfinite != NonFinite::kPropagate && !options.assume_finite;
+  }
+
+  // Whether the prepared gradients are finite.
+  StepResult search(const StepOptions& options);
+
+  // prepare() and search().
   StepResult check(std::span<const Gradient> grads, const StepOptions& options);
+
+  [[noreturn]] static void fail_nonfinite(int64_t param);
+
+  // What the prepared step is uncounted by, if `guard` finds something.
+  void begin_pending(std::shared_ptr<Guard> guard, bool replayed);
+
+  // Waits until it is known whether the last step was taken.
+  void resolve();
+
+  // And throws what a step could not throw by itself.
+  void resolve_and_raise();
+
+  // A step on a capturing queue.
+  StepResult record(std::span<const Gradient> grads, const StepOptions& options);
+
+  StepResult prepare_replay(const StepOptions& options);
+
+  // Refuses replays that nothing was prepared for.
+  void check_replays();
+
+  // Refuses to go on before what was prepared has been replayed.
+  void require_replayed() const;
+
+  // Refuses state that a recorded step would not find.
+  void require_in_place() const;
+
+  void gather_parts(std::vector<StepItem>& parts);
+
+  // Gives back what was borrowed for a step that touches no state.
+  void end_prefetch();
+
+  // What homes should know of a step before it.
+  void tell_homes(const StepOptions& options);
 
   // Called with the optimizer in use.
   StepResult step(std::span<const Gradient> grads, const StepOptions& options);
@@ -284,6 +391,9 @@ struct Optimizer::Impl {
   std::unique_ptr<Backend> elsewhere;  // where the parameters are, if not in host memory
   Backend* backend;                    // that steps
 
+  bool shared_allocator = false;  // device memory is a framework's
+  void* opened_on = nullptr;      // whose queue is this until a step says another
+
   Device::Event stepped;  // all that the last step has queued on the caller's stream
 
   std::vector<std::unique_ptr<Home>> homes;  // the first is that of groups without a budget of their own
@@ -309,6 +419,18 @@ struct Optimizer::Impl {
   const SignBuffer* voting = nullptr;
 
   std::vector<BallotTarget> targets;  // of all parameters
+
+  std::optional<Pending> pending;
+
+  std::optional<int64_t> unraised;  // the parameter whose gradient kRaise has not reported yet
+
+  std::vector<std::pair<Device::Event, std::shared_ptr<Guard>>> old_guards;  // and what uses them
+
+  std::vector<std::unique_ptr<Recording>> recordings;  // all: what a replay of any reads must live
+
+  void* replay_queue = nullptr;
+
+  bool replays = false;
 };
 
 }  // namespace lowtide

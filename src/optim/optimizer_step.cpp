@@ -120,9 +120,8 @@ void Optimizer::Impl::step_paged(void* stream) {
   for (const std::unique_ptr<Home>& home : homes) {
     if (!home->store()) continue;
     try {
-      home->store()->step(
-          [&](std::span<const Piece> pieces, std::byte* memory) { step_pieces(pieces, memory, streamed, stream); },
-          threads, wanted, stream);
+      home->store()->step([&](std::span<const Store::PlacedChunk> chunks) { step_chunks(chunks, streamed, stream); },
+                          threads, wanted, stream);
     } catch (...) {
       std::exception_ptr& first = all_done(*home, streamed) ? unwritten : stopped;
       if (!first) first = std::current_exception();
@@ -143,27 +142,38 @@ bool Optimizer::Impl::all_done(const Home& home, const std::vector<const StepIte
   return true;
 }
 
-void Optimizer::Impl::step_pieces(std::span<const Piece> pieces, std::byte* memory,
+StepItem Optimizer::Impl::part_of(const StepItem& whole, const Piece& piece, std::byte* memory, int64_t write_offset) {
+  const Slot& slot = slots[static_cast<size_t>(piece.param)];
+  const Progress& progress = slot.progress[piece.number];
+  StepItem item = whole;
+  item.args = args_for(slot, slot.steps - progress.behind, progress.fresh);
+  item.first_block = piece.first_block;
+  item.blocks = piece.blocks;
+  item.write_offset = write_offset;
+  for (int k = 0; k < piece.states; ++k) {
+    item.codes[k] = memory + piece.codes_at[k];
+    if (piece.scaled) item.scales[k] = reinterpret_cast<float*>(memory + piece.scales_at[k]);
+  }
+  return item;
+}
+
+void Optimizer::Impl::step_chunks(std::span<const Store::PlacedChunk> chunks,
                                   const std::vector<const StepItem*>& streamed, void* stream) {
   std::vector<StepItem> batch;
-  for (const Piece& piece : pieces) {
-    const StepItem* whole = streamed[static_cast<size_t>(piece.param)];
-    if (!whole) continue;  // no gradient in this step
-    const Slot& slot = slots[static_cast<size_t>(piece.param)];
-    StepItem& item = batch.emplace_back(*whole);
-    const Progress& progress = slot.progress[piece.number];
-    item.args = args_for(slot, slot.steps - progress.behind, progress.fresh);
-    item.first_block = piece.first_block;
-    item.blocks = piece.blocks;
-    for (int k = 0; k < piece.states; ++k) {
-      item.codes[k] = memory + piece.codes_at[k];
-      if (piece.scaled) item.scales[k] = reinterpret_cast<float*>(memory + piece.scales_at[k]);
-    }
-  }
+  append_parts(chunks, streamed, batch);
   backend->step(batch, threads, false, stream);
-  for (const Piece& piece : pieces)
-    if (streamed[static_cast<size_t>(piece.param)])
-      slots[static_cast<size_t>(piece.param)].progress[piece.number].done = true;
+  for (const Store::PlacedChunk& chunk : chunks)
+    for (const Piece& piece : chunk.pieces)
+      if (streamed[static_cast<size_t>(piece.param)])
+        slots[static_cast<size_t>(piece.param)].progress[piece.number].done = true;
+}
+
+void Optimizer::Impl::append_parts(std::span<const Store::PlacedChunk> chunks,
+                                   const std::vector<const StepItem*>& streamed, std::vector<StepItem>& parts) {
+  for (const Store::PlacedChunk& chunk : chunks)
+    for (const Piece& piece : chunk.pieces)
+      if (const StepItem* const whole = streamed[static_cast<size_t>(piece.param)])  // else: no gradient in this step
+        parts.push_back(part_of(*whole, piece, chunk.memory, chunk.write_offset));
 }
 
 void Optimizer::Impl::settle() {
@@ -182,7 +192,7 @@ void Optimizer::Impl::settle() {
   }
 }
 
-StepResult Optimizer::Impl::check(std::span<const Gradient> grads, const StepOptions& options) {
+void Optimizer::Impl::check_arguments(std::span<const Gradient> grads, const StepOptions& options) const {
   LT_REQUIRE(grads.size() == slots.size(),
              "got %zu gradients for %zu parameters; give one each, with null data where "
              "there is none",
@@ -190,25 +200,51 @@ StepResult Optimizer::Impl::check(std::span<const Gradient> grads, const StepOpt
   LT_REQUIRE(std::isfinite(static_cast<float>(options.grad_scale)), "got grad_scale=%g, wanted a finite number",
              options.grad_scale);
   LT_REQUIRE(!options.stream || backend->device(), "got a stream for CPU parameters, wanted nullptr");
+  LT_REQUIRE(options.free_bytes >= -1, "got free_bytes=%lld, wanted 0 or more, or -1 to have the driver asked",
+             ll(options.free_bytes));
+}
+
+StepResult Optimizer::Impl::check(std::span<const Gradient> grads, const StepOptions& options) {
+  check_arguments(grads, options);
+  tell_homes(options);  // before memory is taken
   onload();
   prepare(grads, options);
-  if (nonfinite == NonFinite::kPropagate || options.assume_finite) return StepResult{};
+  return search(options);
+}
+
+StepResult Optimizer::Impl::search(const StepOptions& options) {
+  if (!searches(options)) return StepResult{};
   const int64_t bad = backend->first_nonfinite(items, threads, options.stream);
   if (bad < 0) return StepResult{};
   const int64_t param = item_params[static_cast<size_t>(bad)];
-  if (nonfinite == NonFinite::kRaise)
-    fail(ErrorKind::kInvalidArgument,
-         "the gradient of parameter %lld holds a NaN, an infinity or a magnitude of 2^62 and above; nothing was "
-         "changed",
-         ll(param));
+  if (nonfinite == NonFinite::kRaise) fail_nonfinite(param);
   return StepResult{false, param};
 }
 
 StepResult Optimizer::Impl::step(std::span<const Gradient> grads, const StepOptions& options) {
-  const StepResult result = check(grads, options);
+  Device* const device = backend->device();
+  if (device && device->is_capturing(options.stream)) return record(grads, options);
+  resolve_and_raise();
+  check_arguments(grads, options);
+  tell_homes(options);  // before memory is taken
+  onload();
+  prepare(grads, options);
+  std::shared_ptr<Guard> guard = searches(options) ? backend->queue_guard(items, options.stream) : nullptr;
+  StepResult result;
+  if (guard) {
+    result.pending = true;
+  } else {
+    try {
+      result = search(options);
+    } catch (...) {
+      end_prefetch();
+      throw;
+    }
+  }
   if (voting) clear_signs(*voting, options.stream);
   if (!result.applied) {
     ++skipped_steps;
+    end_prefetch();
     return result;
   }
   if (addresses_changed) {
@@ -218,22 +254,28 @@ StepResult Optimizer::Impl::step(std::span<const Gradient> grads, const StepOpti
   const bool stores = std::any_of(homes.begin(), homes.end(), [](const auto& home) { return home->store(); });
   const bool paged = stores && std::any_of(item_params.begin(), item_params.end(),
                                            [&](int64_t param) { return streams(slots[static_cast<size_t>(param)]); });
+  // One that moved while it had no gradient is known by an address that another may have now.
+  LT_REQUIRE(!paged || voting || !ordered || !parameters_overlap(true),
+             "got parameters whose memory overlaps, which are stepped one after another; with state in "
+             "chunks that cannot be: %s",
+             backend->device() ? "on a device, make them one parameter"
+                               : "give them a budget of their own that holds their state");
+  if (guard) {
+    for (StepItem& item : items) item.guard = guard.get();
+    begin_pending(std::move(guard), false);
+  }
   if (!paged) {
     backend->step(items, threads, ordered && !voting, options.stream);
     count(item_params);
     count(empty_params);
+    end_prefetch();
   } else {
-    // One that moved while it had no gradient is known by an address that another may have now.
-    LT_REQUIRE(voting || !ordered || !parameters_overlap(true),
-               "got parameters whose memory overlaps, which are stepped one after another; with state in "
-               "chunks that cannot be: %s",
-               backend->device() ? "on a device, make them one parameter"
-                                 : "give them a budget of their own that holds their state");
     step_paged(options.stream);
   }
-  if (Device* const device = backend->device()) stepped = device->record(options.stream);
+  if (device) stepped = device->record(options.stream);
+  if (pending) pending->queued = stepped;
   ++steps;
-  return StepResult{};
+  return result;
 }
 
 }  // namespace lowtide

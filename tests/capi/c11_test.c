@@ -8,12 +8,13 @@
 
 _Static_assert(sizeof(lt_optimizer_options) % 8 == 0 && sizeof(lt_group_options) % 8 == 0 &&
                    sizeof(lt_memory_options) % 8 == 0 && sizeof(lt_disk_report) % 8 == 0 &&
+                   sizeof(lt_step_options) % 8 == 0 && sizeof(lt_step_report) % 8 == 0 &&
                    sizeof(lt_device_limits_report) % 8 == 0,
                "no padding at the end");
 _Static_assert(LT_F32 == 0 && LT_BF16 == 1 && LT_F16 == 2, "dtype numbers are part of the ABI");
 _Static_assert(LT_MEMORY_DEVICE == 0 && LT_MEMORY_PINNED == 1 && LT_MEMORY_SHARED == 2, "part of the ABI");
 _Static_assert(LT_OK == 0 && LT_INVALID_ARGUMENT == 1 && LT_OUT_OF_MEMORY == 10 && LT_UNSUPPORTED == 20 &&
-                   LT_IO_ERROR == 30 && LT_INTERNAL == 90,
+                   LT_IO_ERROR == 30 && LT_DEVICE_LOST == 40 && LT_INTERNAL == 90,
                "status numbers are part of the ABI");
 
 #define CHECK(condition) \
@@ -33,11 +34,14 @@ int lt_test_c11(void) {
   lt_group_options group_options = LT_GROUP_OPTIONS_INIT;
   lt_memory_options memory = LT_MEMORY_OPTIONS_INIT;
   lt_disk_report disk = LT_DISK_REPORT_INIT;
+  lt_step_options step = LT_STEP_OPTIONS_INIT;
+  lt_step_report stepped = LT_STEP_REPORT_INIT;
   lt_backend_report backend;
   lt_device* device = NULL;
   lt_device_limits_report limits = LT_DEVICE_LIMITS_REPORT_INIT;
+  lt_status status = LT_OK;
   int32_t group = -1, applied = -1, count = 0;
-  int64_t param = -1;
+  int64_t param = -1, bytes = -1;
   float p[6] = {1, 2, 3, 4, 5, 6};
   const float g[3] = {1, -1, 0};
   const int64_t sizes[2] = {2, 3}, strides[2] = {0, 1}; /* each row has the same gradient */
@@ -58,6 +62,11 @@ int lt_test_c11(void) {
   CHECK(lt_optimizer_add_param(optimizer, group, &tensor, &param) == LT_OK && param == 0);
   CHECK(lt_optimizer_step(optimizer, &gradient, 1, NULL, &applied) == LT_OK && applied == 1);
   for (i = 0; i < 6; ++i) CHECK(p[i] == (float)(i + 1) - 0.5f * g[i % 3]);
+  step.grad_scale = -1; /* back again */
+  CHECK(lt_optimizer_step_with(optimizer, &gradient, 1, &step, &stepped) == LT_OK);
+  CHECK(stepped.applied == 1 && stepped.nonfinite_param == -1 && stepped.pending == 0);
+  for (i = 0; i < 6; ++i) CHECK(p[i] == (float)(i + 1));
+  CHECK(lt_optimizer_step_with(optimizer, &gradient, 1, NULL, NULL) == LT_OK && p[0] == 0.5f);
   CHECK(lt_optimizer_set(optimizer, group, "lr", -1) == LT_INVALID_ARGUMENT);
   CHECK(strstr(lt_last_error(), "lr") != NULL);
   CHECK(lt_optimizer_disk_report(optimizer, &disk) == LT_OK && disk.disk_bytes == 0);
@@ -67,10 +76,17 @@ int lt_test_c11(void) {
   CHECK(lt_optimizer_add_group(optimizer, &group_options, &group) == LT_INVALID_ARGUMENT && lt_last_os_error() == 0);
   group_options.memory = NULL;
   /* Nothing of a device without one. */
-  CHECK(disk.device_bytes == 0 && disk.managed_bytes == 0);
+  CHECK(disk.device_bytes == 0 && disk.managed_bytes == 0 && disk.promotions == 0 && disk.demotions == 0);
+  CHECK(disk.path != NULL && disk.path[0] == '\0');
+  CHECK(lt_optimizer_prefetch(optimizer, 1 << 20, NULL, &bytes) == LT_OK && bytes == 0);
+  CHECK(lt_optimizer_demote(optimizer, 1 << 20, &bytes) == LT_OK && bytes == 0);
+  CHECK(lt_optimizer_synchronize(optimizer) == LT_OK);
+  CHECK(lt_optimizer_prepare_replay(optimizer, NULL) == LT_INVALID_ARGUMENT);
   CHECK(lt_device_open("cpu", NULL, NULL, &device) == LT_INVALID_ARGUMENT && device == NULL);
   CHECK(lt_device_open("tpu", NULL, NULL, &device) == LT_INVALID_ARGUMENT);
-  CHECK(lt_device_open("cuda", NULL, NULL, &device) == LT_UNSUPPORTED && device == NULL);
+  status = lt_device_open("cuda", NULL, NULL, &device); /* as the machine has it */
+  CHECK(status == (device ? LT_OK : LT_UNSUPPORTED));
+  lt_device_close(device);
   CHECK(lt_device_open(NULL, NULL, NULL, NULL) == LT_INVALID_ARGUMENT);
   CHECK(lt_device_queue(NULL, NULL) == LT_INVALID_ARGUMENT && lt_device_limits(NULL, &limits) == LT_INVALID_ARGUMENT);
   CHECK(lt_device_alloc(NULL, LT_MEMORY_SHARED, 1, NULL) == LT_INVALID_ARGUMENT);

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -55,6 +56,7 @@ TEST_F(CApi, NamesItsStatuses) {
   EXPECT_STREQ(lt_status_name(LT_INVALID_ARGUMENT), "invalid argument");
   EXPECT_STREQ(lt_status_name(LT_OUT_OF_MEMORY), "out of memory");
   EXPECT_STREQ(lt_status_name(LT_UNSUPPORTED), "unsupported");
+  EXPECT_STREQ(lt_status_name(LT_DEVICE_LOST), "device lost");
   EXPECT_STREQ(lt_status_name(LT_INTERNAL), "internal error");
   EXPECT_STREQ(lt_status_name(static_cast<lt_status>(77)), "unknown status");
 }
@@ -189,6 +191,63 @@ TEST_F(CApi, TakesOptionStructsOfOtherVersions) {
   expect_refused(lt_optimizer_create(&options, &wrong.optimizer), "got nonfinite=3");
   options = LT_OPTIMIZER_OPTIONS_INIT, options.rule = "adma";
   expect_refused(lt_optimizer_create(&options, &wrong.optimizer), "got rule 'adma'");
+}
+
+TEST_F(CApi, StepsWithOptions) {
+  lt_step_options options = LT_STEP_OPTIONS_INIT;
+  lt_step_report report = LT_STEP_REPORT_INIT;
+  g_[5] = NAN;
+  EXPECT_EQ(lt_optimizer_step_with(handle_.optimizer, &gradient_, 1, &options, &report), LT_OK);
+  EXPECT_TRUE(report.applied == 0 && report.nonfinite_param == 0 && report.pending == 0) << "the CPU knows at once";
+  EXPECT_EQ(p_, std::vector<float>(600, 1.f));
+  options.assume_finite = 1;  // then nobody looks
+  EXPECT_EQ(lt_optimizer_step_with(handle_.optimizer, &gradient_, 1, &options, &report), LT_OK);
+  EXPECT_EQ(report.applied, 1);
+  EXPECT_TRUE(std::isnan(p_[5]));
+
+  options.assume_finite = 2;
+  expect_refused(lt_optimizer_step_with(handle_.optimizer, &gradient_, 1, &options, &report), "got assume_finite=2");
+  options = LT_STEP_OPTIONS_INIT, options.struct_size = 12;
+  expect_refused(lt_optimizer_step_with(handle_.optimizer, &gradient_, 1, &options, &report), "struct_size=12");
+  report.struct_size = 0;
+  expect_refused(lt_optimizer_step_with(handle_.optimizer, &gradient_, 1, nullptr, &report), "struct_size=0");
+  struct {  // an older caller's report ends after `applied`
+    int64_t struct_size, applied, behind;
+  } old{2 * sizeof(int64_t), -1, 77};
+  g_[5] = 0.5f;
+  EXPECT_EQ(lt_optimizer_step_with(handle_.optimizer, &gradient_, 1, nullptr, reinterpret_cast<lt_step_report*>(&old)),
+            LT_OK);
+  EXPECT_TRUE(old.applied == 1 && old.behind == 77);
+  options = LT_STEP_OPTIONS_INIT;
+  options.stream = &old;
+  expect_refused(lt_optimizer_step_with(handle_.optimizer, &gradient_, 1, &options, nullptr), "stream");
+}
+
+TEST_F(CApi, OptionsOfDevicesAreRefusedOnTheCpu) {
+  EXPECT_EQ(lt_optimizer_step_with(nullptr, nullptr, 0, nullptr, nullptr), LT_INVALID_ARGUMENT);
+  EXPECT_EQ(lt_optimizer_prepare_replay(nullptr, nullptr), LT_INVALID_ARGUMENT);
+  EXPECT_EQ(lt_optimizer_prefetch(nullptr, 0, nullptr, nullptr), LT_INVALID_ARGUMENT);
+  EXPECT_EQ(lt_optimizer_demote(nullptr, 0, nullptr), LT_INVALID_ARGUMENT);
+  EXPECT_EQ(lt_optimizer_synchronize(nullptr), LT_INVALID_ARGUMENT);
+  expect_refused(lt_optimizer_prefetch(handle_.optimizer, -1, nullptr, nullptr), "got bytes=-1");
+  expect_refused(lt_optimizer_demote(handle_.optimizer, -1, nullptr), "got bytes=-1");
+  expect_refused(lt_optimizer_prepare_replay(handle_.optimizer, nullptr), "");
+
+  Handle wrong;
+  lt_optimizer_options options = LT_OPTIMIZER_OPTIONS_INIT;
+  lt_memory_options memory = LT_MEMORY_OPTIONS_INIT;
+  options.memory = &memory;
+  memory.automatic = 1;
+  expect_refused(lt_optimizer_create(&options, &wrong.optimizer), "automatic=1");
+  memory.automatic = 2;
+  expect_refused(lt_optimizer_create(&options, &wrong.optimizer), "got automatic=2");
+  memory = LT_MEMORY_OPTIONS_INIT, memory.path = "copy";
+  expect_refused(lt_optimizer_create(&options, &wrong.optimizer), "path='copy'");
+  memory = LT_MEMORY_OPTIONS_INIT;
+  options.allocate = [](void*, int64_t) -> void* { return nullptr; };
+  expect_refused(lt_optimizer_create(&options, &wrong.optimizer), "allocator");
+  options.deallocate = [](void*, void*) {};
+  expect_refused(lt_optimizer_create(&options, &wrong.optimizer), "allocator");
 }
 
 // State on disk by the C interface: the same bits as in RAM, through save and load, too.

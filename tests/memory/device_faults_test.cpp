@@ -1,6 +1,6 @@
-// Claims: whichever call of the device fails, in a step, while parameters are added, and in moving state to the host
-// and back, nothing that is queued touches memory that has been freed or is used again; what was to be kept is kept, to
-// the bit; and the optimizer works on. A step that failed is made good by loading.
+// Claims: whichever call of the device fails, in a step on any path, while parameters are added, in reading ahead, and
+// in moving state to the host and back, nothing that is queued touches memory that has been freed or is used again;
+// what was to be kept is kept, to the bit; and the optimizer works on. A step that failed is made good by loading.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -8,13 +8,14 @@
 
 #include "backend/fake/fake_backend.h"
 #include "support/device_twins.h"
+#include "support/fake_races.h"
 #include "support/temporary.h"
 
 namespace lowtide::testing {
 namespace {
 
-enum class At { kStep, kAdd, kOffload, kOnload, kRead };
-constexpr const char* kNames[] = {"step", "add", "offload", "onload", "read"};
+enum class At { kStep, kAdd, kOffload, kOnload, kRead, kPrefetch, kDemote };
+constexpr const char* kNames[] = {"step", "add", "offload", "onload", "read", "prefetch", "demote"};
 
 struct Outcome {
   bool failed = false, whole = false;
@@ -23,14 +24,17 @@ struct Outcome {
 
 // Fails the n-th call of the operation; n above their number: none. step_first: another step before a failed one is
 // made good.
-Outcome run(At at, int64_t n, bool step_first, int64_t device_bytes, const std::string& path) {
+Outcome run(At at, int64_t n, bool step_first, int64_t device_bytes, const std::string& on_path,
+            const std::string& path) {
   Rng rng(9000 + static_cast<uint64_t>(n));
   Config setup;
   setup.rule = "adamw", setup.state = "bf16", setup.hyper = default_hyper("adamw");
   setup.nonfinite = NonFinite::kPropagate;  // no look at the gradients, which waits
   lowtide::Memory memory;
-  memory.chunk_bytes = 4096, memory.device_bytes = device_bytes;
-  auto backend = std::make_unique<fake::FakeBackend>(fake::FakeBackendOptions{rng.next()});
+  memory.chunk_bytes = 4096, memory.device_bytes = device_bytes, memory.path = on_path;
+  fake::FakeBackendOptions options{rng.next()};
+  options.steps_pinned = true;
+  auto backend = std::make_unique<fake::FakeBackend>(options);
   fake::FakeBackend& fake = *backend;
   Twins twins(rng, setup, memory, std::move(backend));
   Optimizer& optimizer = twins.on_device();
@@ -53,6 +57,12 @@ Outcome run(At at, int64_t n, bool step_first, int64_t device_bytes, const std::
         return optimizer.onload();
       case At::kRead:
         return optimizer.export_state(0, 0, values.data());
+      case At::kPrefetch:
+        optimizer.prefetch(12288, twins.queue());
+        return;
+      case At::kDemote:
+        optimizer.demote(12288);
+        return;
     }
   };
   Outcome outcome;
@@ -82,8 +92,9 @@ Outcome run(At at, int64_t n, bool step_first, int64_t device_bytes, const std::
   EXPECT_EQ(twins.differing(), 0);
   for (int i = 0; i < 2; ++i) twins.step();
   EXPECT_EQ(twins.differing(), 0);
+  optimizer.synchronize();
   EXPECT_LE(optimizer.report().device_bytes, device_bytes);
-  for (const auto& race : fake.fake().race_checker().races()) ADD_FAILURE() << to_string(race);
+  expect_no_race(fake);
   outcome.compared = twins.compared();
   return outcome;
 }
@@ -91,17 +102,17 @@ Outcome run(At at, int64_t n, bool step_first, int64_t device_bytes, const std::
 TEST(DeviceFaults, AnyCallMayFail) {
   const TemporaryDirectory directory;
   int64_t compared = 0;
-  for (const At at : {At::kStep, At::kAdd, At::kOffload, At::kOnload, At::kRead}) {
+  for (const At at : {At::kStep, At::kAdd, At::kOffload, At::kOnload, At::kRead, At::kPrefetch, At::kDemote}) {
     int64_t faults = 0, wholes = 0, runs = 0;
-    for (const int64_t budget : {int64_t{12288}, int64_t{20480}, int64_t{1} << 20}) {
+    const auto search = [&](int64_t budget, const char* on_path) {
       // Faults that nobody hears of (in reading ahead) are among them: twelve in a row end the search.
       for (int64_t n = 1, silent = 0; silent < 12; ++n) {
         SCOPED_TRACE(std::string(kNames[static_cast<int>(at)]) + ", call " + std::to_string(n) + ", budget " +
-                     std::to_string(budget));
+                     std::to_string(budget) + ", " + on_path);
         bool failed = false;
         for (const bool step_first : {false, true}) {
           if (step_first && at != At::kStep) continue;
-          const Outcome outcome = run(at, n, step_first, budget, directory.file("state"));
+          const Outcome outcome = run(at, n, step_first, budget, on_path, directory.file("state"));
           failed = outcome.failed;
           faults += outcome.failed;
           wholes += outcome.whole;
@@ -111,7 +122,10 @@ TEST(DeviceFaults, AnyCallMayFail) {
         silent = failed ? 0 : silent + 1;
         if (HasFailure()) return;
       }
-    }
+    };
+    for (const int64_t budget : {int64_t{12288}, int64_t{20480}, int64_t{1} << 20}) search(budget, "copy");
+    for (const char* on_path : {"hybrid", "zero_copy"}) search(12288, on_path);
+    if (HasFailure()) return;
     EXPECT_GT(faults, 0) << kNames[static_cast<int>(at)];
     EXPECT_EQ(wholes > 0, at == At::kStep);
     std::printf("%s: %lld calls failed (%lld after all was done) in %lld runs\n", kNames[static_cast<int>(at)],

@@ -4,34 +4,38 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <map>
 
 #include "backend/fake/fake_backend.h"
+#include "memory/residency.h"
 #include "support/device_twins.h"
+#include "support/fake_races.h"
 
 namespace lowtide::testing {
 namespace {
 
 using fake::FakeBackend;
 
-std::unique_ptr<FakeBackend> fake_backend(Rng& rng, int64_t drop_wait = -1) {
-  return std::make_unique<FakeBackend>(fake::FakeBackendOptions{rng.next(), drop_wait});
+std::unique_ptr<FakeBackend> fake_backend(Rng& rng, int64_t drop_wait = -1, bool guards = false) {
+  fake::FakeBackendOptions options{rng.next(), drop_wait};
+  options.steps_pinned = true;
+  options.guards = guards;
+  return std::make_unique<FakeBackend>(options);
 }
 
 // What is queued, over all of it, has no race.
-void expect_no_race(FakeBackend& backend) {
-  for (const auto& race : backend.fake().race_checker().races()) ADD_FAILURE() << to_string(race);
-}
-
 TEST(Device, EveryBudgetGivesTheBitsOfTheHost) {
   Rng rng = seeded("optimizers on the fake device", 71);
-  int64_t compared = 0, steps = 0, plans = 0, streamed = 0, managed = 0, above = 0, refused = 0;
+  int64_t compared = 0, steps = 0, plans = 0, managed = 0, above = 0, refused = 0, borrowed = 0, demoted = 0;
+  std::map<std::string, int64_t> streamed;
   for (int trial = 0; trial < 400; ++trial) {
     const Config setup = random_setup(rng);
     lowtide::Memory memory;
     memory.chunk_bytes = rng.between(1, 4) * 4096;
     memory.managed = rng.chance(0.15);
     if (!memory.managed && rng.chance(0.85)) memory.device_bytes = rng.between(1, 30) * 4096;
-    auto backend = fake_backend(rng);
+    memory.path = memory.managed ? "" : pick(rng, std::vector<std::string>{"copy", "hybrid", "zero_copy"});
+    auto backend = fake_backend(rng, -1, rng.chance(0.5));
     FakeBackend& fake = *backend;
     Twins twins(rng, setup, memory, std::move(backend));
     for (int64_t n = rng.between(1, 6); n > 0; --n)
@@ -39,7 +43,12 @@ TEST(Device, EveryBudgetGivesTheBitsOfTheHost) {
     const bool some = rng.chance(0.3);
     try {
       for (int step = 0; step < 8; ++step) {
+        int64_t more = rng.chance(0.3) ? twins.on_device().prefetch(rng.between(0, 8) * 4096, twins.queue()) : 0;
+        if (more > 0 && rng.chance(0.5)) more += twins.on_device().prefetch(rng.between(0, 8) * 4096, twins.queue());
+        borrowed += more > 0;
+        if (rng.chance(0.1)) demoted += twins.on_device().demote(rng.between(0, 10) * 4096) > 0;
         twins.step(some ? 0.5 : 1);
+        if (more > 0) twins.on_device().synchronize();  // which gives back what was borrowed
         const MemoryReport report = twins.on_device().report();
         above += memory.device_bytes >= 0 && report.device_bytes > memory.device_bytes;
         if (rng.chance(0.2)) {
@@ -52,6 +61,7 @@ TEST(Device, EveryBudgetGivesTheBitsOfTheHost) {
         }
         if (rng.chance(0.1)) twins.add(DType::kF32, random_sizes(rng));
       }
+      twins.on_device().place_states();
     } catch (const Error& error) {
       EXPECT_NE(std::string(error.what()).find("device memory"), std::string::npos) << error.what();
       ++refused;
@@ -59,7 +69,7 @@ TEST(Device, EveryBudgetGivesTheBitsOfTheHost) {
     }
     EXPECT_EQ(twins.differing(), 0) << "trial " << trial << " " << setup.rule << " " << setup.state;
     const MemoryReport report = twins.on_device().report();
-    streamed += report.moved_per_step > 0;
+    streamed[report.path] += report.moved_per_step > 0;
     managed += report.managed_bytes > 0;
     EXPECT_EQ(report.disk_bytes, 0);
     expect_no_race(fake);
@@ -68,14 +78,19 @@ TEST(Device, EveryBudgetGivesTheBitsOfTheHost) {
     steps += twins.steps();
   }
   EXPECT_EQ(above, 0);
-  EXPECT_GT(streamed, 80);
+  for (const char* path : {"copy", "hybrid", "zero_copy"}) EXPECT_GT(streamed[path], 25) << path;
   EXPECT_GT(managed, 20);
+  EXPECT_GT(borrowed, 50);
+  EXPECT_GT(demoted, 50);
   EXPECT_LT(refused, 80);
   std::printf(
-      "%lld plans (%lld streaming, %lld managed, %lld more refused), %lld steps: differing bytes 0 of %lld, above "
-      "the budget %lld\n",
-      static_cast<long long>(plans), static_cast<long long>(streamed), static_cast<long long>(managed),
-      static_cast<long long>(refused), static_cast<long long>(steps), static_cast<long long>(compared),
+      "%lld plans (streaming by copy %lld, hybrid %lld, zero_copy %lld; %lld managed, %lld more refused), %lld steps "
+      "(%lld after reading ahead into borrowed memory), %lld demotions: differing bytes 0 of %lld, above the budget "
+      "%lld\n",
+      static_cast<long long>(plans), static_cast<long long>(streamed["copy"]),
+      static_cast<long long>(streamed["hybrid"]), static_cast<long long>(streamed["zero_copy"]),
+      static_cast<long long>(managed), static_cast<long long>(refused), static_cast<long long>(steps),
+      static_cast<long long>(borrowed), static_cast<long long>(demoted), static_cast<long long>(compared),
       static_cast<long long>(above));
 }
 
@@ -83,21 +98,28 @@ TEST(Device, EveryBudgetGivesTheBitsOfTheHost) {
 TEST(Device, EveryDroppedWaitIsCaught) {
   Rng rng = seeded("dropped waits", 72);
   int64_t dropped = 0, needed = 0, caught = 0, false_alarms = 0;
-  for (int trial = 0; trial < 12; ++trial) {
-    const Config setup = random_setup(rng);
+  for (int trial = 0; trial < 36; ++trial) {
+    Config setup = random_setup(rng);
+    // Half the steps search for what is not finite by themselves, half do not: the host waits for neither.
+    setup.nonfinite = trial % 2 ? NonFinite::kPropagate : NonFinite::kSkip;
     const uint64_t seed = rng.next();
     lowtide::Memory memory;
     memory.chunk_bytes = 4096;
     memory.device_bytes = (1 + trial % 6) * 4096;
+    memory.path = std::vector<std::string>{"copy", "hybrid", "zero_copy"}[static_cast<size_t>(trial / 6 % 3)];
+    const bool borrows = trial >= 18;
     int64_t waits = 1;
     for (int64_t drop = -1; drop < waits; ++drop) {
       Rng own(seed);
-      auto backend = fake_backend(own, drop);
+      auto backend = fake_backend(own, drop, trial % 2 == 0);
       FakeBackend& fake = *backend;
       Twins twins(own, setup, memory, std::move(backend));
       twins.add(DType::kF32, {3, 1500});
       twins.add(DType::kBF16, {2000});
-      for (int step = 0; step < 4; ++step) twins.step(step == 2 ? 0.5 : 1);
+      for (int step = 0; step < 4; ++step) {
+        twins.step(step == 2 ? 0.5 : 1);
+        if (borrows && step < 3) twins.on_device().prefetch((1 + step) * 4096, twins.queue());
+      }
       const bool found = twins.differing() != 0 || !fake.fake().race_checker().races().empty();
       if (drop < 0) {
         EXPECT_FALSE(found) << "control";
@@ -108,6 +130,7 @@ TEST(Device, EveryDroppedWaitIsCaught) {
       const bool matters = fake.dropped_mattered();
       needed += matters;
       caught += matters && found;
+      if (matters && !found) ADD_FAILURE() << "trial " << trial << ", wait " << drop;
       false_alarms += !matters && found;
     }
   }
@@ -220,6 +243,42 @@ TEST(Device, ParametersThatOverlapAreRefused) {
   EXPECT_EQ(optimizer.steps(0), 1);
   optimizer.synchronize();
   std::printf("refused %d/1\n", refused);
+}
+
+// Managed memory is never more than is free, less a margin, in one go or bit by bit, whether or not what there is has
+// been moved to the device.
+TEST(Device, ManagedMemoryIsNeverMoreThanIsFree) {
+  Rng rng = seeded("managed and free", 77);
+  Config setup;
+  setup.state = "fp32", setup.hyper = default_hyper("adamw");
+  int refused = 0;
+  for (const bool at_once : {true, false}) {
+    fake::FakeBackendOptions options{rng.next()};
+    options.device_bytes = 1 << 20;
+    auto backend = std::make_unique<FakeBackend>(options);
+    FakeBackend& fake = *backend;
+    lowtide::Memory memory;
+    memory.managed = true;
+    memory.chunk_bytes = 4096;
+    Twins twins(rng, setup, memory, std::move(backend));
+    const DeviceBytes ballast(fake, MemoryKind::kDevice, 500 << 10);
+    const int64_t room = fake.limits().free - Residency::margin(1 << 20);
+    int64_t most = 0;
+    try {
+      for (int i = 0; i < 40; ++i) {
+        twins.add(DType::kBF16, {at_once ? 100 : 5, 500});
+        twins.on_device().place_states();
+        most = twins.on_device().report().managed_bytes;
+      }
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("managed memory must not exceed"), std::string::npos) << error.what();
+      ++refused;
+    }
+    EXPECT_LE(most, room);
+    EXPECT_EQ(most == 0, at_once);
+  }
+  EXPECT_EQ(refused, 2);
+  std::printf("refused %d/2\n", refused);
 }
 
 // Where the driver does not say what is free, 7/8 of all is the budget, however often parameters are added.

@@ -1,5 +1,5 @@
 """Fixtures: `figure` records what a test has proved, in numbers, for the summary; `seed` makes random tests repeat;
-`device` lends memory of a SYCL device."""
+`device` lends memory of a SYCL device and then of a CUDA device; `cuda` of the latter only."""
 
 import os
 import random
@@ -12,7 +12,8 @@ import pytest
 import torch
 
 if TYPE_CHECKING:
-    import usm
+    import emulated_cuda
+    import stand_in
 
 sys.path.insert(0, str(Path(__file__).parent))  # for support.py
 
@@ -57,14 +58,31 @@ def _threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch, figure: Callable[[str], None]) -> Iterator["usm.Usm"]:
-    """Devices with shared memory for parameters; skipped, with the reason, where there are none."""
+@pytest.fixture(params=["xpu", "cuda"])
+def device(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, figure: Callable[[str], None]
+) -> Iterator["stand_in.StandIn"]:
+    """Devices of that kind with shared memory for parameters; skipped, with the reason, where there are none."""
+    import emulated_cuda
+    import stand_in
     import usm
 
-    if reason := usm.missing():
+    on_cuda = request.param == "cuda"
+    if reason := emulated_cuda.prepare(monkeypatch) if on_cuda else stand_in.missing("sycl"):
         figure(f"skipped: {reason}")
         pytest.skip(reason)
-    opened = usm.Usm(monkeypatch)
+    opened = emulated_cuda.EmulatedCuda(monkeypatch) if on_cuda else usm.Usm(monkeypatch)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch, figure: Callable[[str], None]) -> Iterator["emulated_cuda.EmulatedCuda"]:
+    import emulated_cuda
+
+    if reason := emulated_cuda.prepare(monkeypatch):
+        figure(f"skipped: {reason}")
+        pytest.skip(reason)
+    opened = emulated_cuda.EmulatedCuda(monkeypatch)
     yield opened
     opened.close()

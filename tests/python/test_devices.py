@@ -6,13 +6,15 @@ import lowtide
 import pytest
 import torch
 from lowtide import _core, devices
+from lowtide.memory import budget_at
 from support import parameter
 
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All tensors count as on "xpu:0", whose backend is one that no build has."""
+    """All tensors count as on "xpu:0", whose backend is missing."""
     monkeypatch.setitem(devices.KINDS, "xpu", devices.Kind("cuda", lambda _: 0, lambda _: 1 << 30))
+    monkeypatch.setattr(_core, "backends", lambda: {"cuda": {"available": False, "detail": "no driver"}})
     monkeypatch.setattr(devices, "device_of", lambda _: torch.device("xpu", 0))
 
 
@@ -32,10 +34,49 @@ def test_budgets_of_cpu_parameters() -> None:
         lowtide.AdamW([parameter(3)], memory=lowtide.Memory(managed=True))
     with pytest.raises(TypeError, match="managed"):
         lowtide.AdamW([parameter(3)], memory=lowtide.Memory(managed=1))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="path for parameters on cpu"):
+        lowtide.AdamW([parameter(3)], memory=lowtide.Memory(path="copy"))
+    with pytest.raises(TypeError, match="path: got 3"):
+        lowtide.AdamW([parameter(3)], memory=lowtide.Memory(path=3))  # type: ignore[arg-type]
+    assert lowtide.Memory(device="auto", host="1MiB").budget()[:1] == (1 << 20,)
+
+
+def test_budgets_of_cuda_parameters() -> None:
+    """Residency is automatic unless something else was asked for."""
+    place = devices.Place(torch.device("cuda", 0), "cuda:0")
+    for memory in (None, lowtide.Memory(), lowtide.Memory(device="auto"), lowtide.Memory(host="1MiB", path="hybrid")):
+        found = budget_at(memory, place)
+        assert found and found.automatic and found.device_bytes == -1 and not found.managed
+        assert found.path == (memory.path or "" if memory else "")
+    for memory in (lowtide.Memory(device="1MiB"), lowtide.Memory(managed=True)):
+        found = budget_at(memory, place)
+        assert found and not found.automatic
+    with pytest.raises(ValueError, match="managed with device='auto'"):
+        lowtide.Memory(device="auto", managed=True).budget(place)
+    elsewhere = devices.Place(torch.device("xpu", 0), "xpu:0")
+    assert budget_at(None, elsewhere) is None and budget_at(None, devices.HOST) is None
+    found = budget_at(lowtide.Memory(device="auto"), elsewhere)
+    assert found and found.automatic
+
+
+def test_arithmetic_where_there_is_no_choice() -> None:
+    for optimizer in (lowtide.AdamW([parameter(3)], arithmetic="exact"), lowtide.AdamW([parameter(3)])):
+        optimizer.step()
+    for name in ("fast", "exactly"):
+        with pytest.raises(ValueError, match=f"arithmetic: got '{name}' for parameters on cpu, wanted 'exact'"):
+            lowtide.AdamW([parameter(3)], arithmetic=name)
+    with pytest.raises(TypeError, match="arithmetic: got 1"):
+        lowtide.AdamW([parameter(3)], arithmetic=1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="wanted it among the options of the whole optimizer"):
+        lowtide.AdamW([{"params": [parameter(3)], "arithmetic": "fast"}])
+    place = devices.Place(torch.device("cuda", 3), "cuda:3")
+    assert [place.target(name) for name in ("exact", "fast")] == ["exact:3", "fast:3"]
+    with pytest.raises(ValueError, match="wanted 'exact' or 'fast'"):
+        place.target("")
 
 
 def test_devices_without_a_kind_are_refused() -> None:
-    with pytest.raises(ValueError, match="got a tensor on meta, wanted one on cpu or xpu"):
+    with pytest.raises(ValueError, match="got a tensor on meta, wanted one on cpu or cuda or xpu"):
         lowtide.AdamW([torch.zeros(3, device="meta")])
 
 

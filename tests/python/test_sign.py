@@ -330,7 +330,7 @@ def test_wrong_sizes_types_and_places_are_named() -> None:
         (ValueError, "share memory", lambda: sign.majority(x.view(torch.uint8)[None, 1:4], 20,
                                                            out=x.view(torch.uint8)[:3])),
         (ValueError, "layout torch.sparse_coo", lambda: sign.pack(sparse)),
-        (NotImplementedError, "got a tensor on meta, wanted one on cpu or xpu", lambda: sign.pack(meta)),
+        (NotImplementedError, "got a tensor on meta, wanted one on cpu or cuda or xpu", lambda: sign.pack(meta)),
     ]  # fmt: skip
     before = x.clone()
     for kind, words, call in cases:

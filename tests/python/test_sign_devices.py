@@ -1,11 +1,11 @@
-"""Signs of tensors on a device: the bits of CPU tensors. Skipped without one (usm.py), but for what needs none."""
+"""Signs of tensors on a device: the bits of CPU tensors. Skipped without one (stand_in.py), but for what needs none."""
 
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-import usm
 from lowtide import _core, devices, sign
+from stand_in import StandIn
 from support import DTYPES
 
 Figure = Callable[[str], None]
@@ -21,13 +21,14 @@ def _own_signers() -> Iterator[None]:
 
 def test_a_backend_that_is_missing_says_what_backends_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(devices.KINDS, "xpu", devices.Kind("cuda", lambda _: 0, lambda _: 1 << 30))
+    monkeypatch.setattr(_core, "backends", lambda: {"cuda": {"available": False, "detail": "no driver"}})
     monkeypatch.setattr(devices, "device_of", lambda _: torch.device("xpu", 0))
     with pytest.raises(NotImplementedError) as caught:
         sign.pack(torch.randn(3))
     assert _core.backends()["cuda"]["detail"] in str(caught.value) and "xpu:0" in str(caught.value)
 
 
-def test_the_bits_of_the_cpu(device: usm.Usm, seed: int, figure: Figure) -> None:
+def test_the_bits_of_the_cpu(device: StandIn, seed: int, figure: Figure) -> None:
     signs = 0
     for dtype in DTYPES:
         for n in (1, 7, 8, 63, 64, 65, 1000, 70001):
@@ -54,12 +55,12 @@ def test_the_bits_of_the_cpu(device: usm.Usm, seed: int, figure: Figure) -> None
     figure(f"{signs} signs packed, unpacked and voted on: 0 bits differ from the CPU's")
 
 
-def test_what_cannot_be_there(device: usm.Usm) -> None:
+def test_what_cannot_be_there(device: StandIn) -> None:
     x = device.tensor(torch.randn(16))
     out = device.tensor(torch.zeros(2, dtype=torch.uint8))
     with pytest.raises(NotImplementedError, match="got bit order 'big' for signs on a device"):
         sign.pack(x, out=out, bitorder="big")
-    with pytest.raises(ValueError, match="out: got a tensor on cpu, wanted xpu:0"):
+    with pytest.raises(ValueError, match=f"out: got a tensor on cpu, wanted {device.name()}"):
         sign.pack(x, out=torch.zeros(2, dtype=torch.uint8))
-    with pytest.raises(ValueError, match=r"ballots\[1\]: got a tensor on cpu, wanted xpu:0"):
+    with pytest.raises(ValueError, match=rf"ballots\[1\]: got a tensor on cpu, wanted {device.name()}"):
         sign.majority([out, torch.zeros(2, dtype=torch.uint8)], 16)

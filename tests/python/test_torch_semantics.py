@@ -232,10 +232,15 @@ def test_repr_names_the_options_that_matter():
 def test_backends_say_what_is_there():
     found = lowtide.backends()
     assert found["cpu"]["available"] and "scalar" in found["cpu"]["detail"]
-    assert list(found) == ["cpu", "sycl", "cuda"] and not found["cuda"]["available"]
-    detail = found["sycl"]["detail"]  # devices by name, or the way to what is missing
-    assert ("libsycl" in detail) if found["sycl"]["available"] else ("pip install" in detail or "build" in detail)
-    print(f"sycl: {found['sycl']}")
+    assert list(found) == ["cpu", "sycl", "cuda"]
+    # Devices by name, or the way to what is missing.
+    for name, there, missing in (
+        ("sycl", "libsycl", ("pip install", "build")),
+        ("cuda", "CUDA", ("install", "build", "nvcc")),
+    ):
+        detail = found[name]["detail"]
+        assert (there in detail) if found[name]["available"] else any(word in detail for word in missing)
+        print(f"{name}: {found[name]}")
 
 
 def test_sets_of_parameters_are_refused_as_in_torch():

@@ -49,7 +49,8 @@ class DeviceTensors {
 // The same optimizer twice: in host memory, and on a device under `memory`.
 class Twins {
  public:
-  Twins(Rng& rng, Config setup, const lowtide::Memory& memory, std::unique_ptr<Backend> backend)
+  Twins(Rng& rng, Config setup, const lowtide::Memory& memory, std::unique_ptr<Backend> backend,
+        const DeviceAllocator& allocator = {})
       : rng_(rng), on_host_(make_optimizer(setup)), device_(*backend->device()) {
     queue_ = device_.make_queue();
     tensors_.emplace(device_, queue_);
@@ -58,6 +59,7 @@ class Twins {
     options.nonfinite = setup.nonfinite;
     options.threads = 1;
     options.memory = memory;
+    options.allocator = allocator;
     on_device_.emplace(OptimizerEnv::make(options, system_env(), std::move(backend)));
     group_.hyper = setup.hyper;
     group_.state = setup.state;
@@ -65,6 +67,10 @@ class Twins {
     on_device_->add_group(group_);
   }
   ~Twins() {
+    try {
+      device_.host_wait(device_.record(queue_));  // copies of what the tensors keep may still be queued
+    } catch (const Error&) {                      // a device that is lost makes none
+    }
     tensors_.reset();  // before their device
   }
 
@@ -88,18 +94,52 @@ class Twins {
         continue;
       }
       grads_[i].randomize(rng_);
+      if (spoil) spoil(grads_[i]);
       tensors_->set(device_grads_[i], grads_[i]);  // after the step before, which the caller has not waited for
       here.push_back(grads_[i].gradient());
       if (grads_[i].numel == 0) here.back().data = this;  // any address: it counts as stepped, as on the device
       there.push_back({device_grads_[i], grads_[i].dtype, nullptr});
     }
-    on_host_.step(here);
+    try {
+      on_host_.step(here);
+    } catch (const Error& error) {
+      if (!raises_later) throw;
+      ++raised_here;
+    }
     StepOptions options;
     options.stream = queue_;
+    options.free_bytes = free_bytes;
     if (before_device_step) before_device_step();
-    on_device_->step(there, options);
+    try {
+      on_device_->step(there, options);
+    } catch (const Error& error) {  // of the step before
+      if (!raises_later || error.kind() != ErrorKind::kInvalidArgument) throw;
+      ++raised_there;
+      on_device_->step(there, options);
+    }
+    ++steps_;
+    last_ = std::move(there);
+  }
+  // The step that the replay of a recording with these gradients takes, of new values.
+  void replay(const std::vector<Gradient>& recorded, const std::function<void()>& queue_replay) {
+    std::vector<Gradient> here(params_.size());
+    for (size_t i = 0; i < params_.size(); ++i) {
+      if (!recorded[i].data) continue;
+      grads_[i].randomize(rng_);
+      if (spoil) spoil(grads_[i]);
+      tensors_->set(device_grads_[i], grads_[i]);
+      here[i] = grads_[i].gradient();
+      if (grads_[i].numel == 0) here[i].data = this;
+    }
+    on_host_.step(here);
+    queue_replay();
     ++steps_;
   }
+  const std::vector<Gradient>& last_gradients() const { return last_; }
+  std::function<void(Tensor&)> spoil;  // gradients, before they are used
+  bool raises_later = false;           // on the device a step throws what the one before it should have
+  int64_t raised_here = 0, raised_there = 0;
+  int64_t free_bytes = -1;                   // that steps are told
   std::function<void()> before_device_step;  // all that a step needs is queued
 
   // The device's parameters and state as the host's, after a step that failed half way.
@@ -127,6 +167,8 @@ class Twins {
     return count;
   }
 
+  void* queue() const { return queue_; }
+  std::vector<int64_t> sizes(int64_t param) const { return params_[static_cast<size_t>(param)].sizes; }
   Optimizer& on_host() { return on_host_; }
   Optimizer& on_device() { return *on_device_; }
   int64_t compared() const { return bytes_; }
@@ -142,6 +184,7 @@ class Twins {
   GroupOptions group_;
   std::deque<Tensor> params_, grads_;
   std::vector<void*> device_params_, device_grads_;
+  std::vector<Gradient> last_;
   int64_t bytes_ = 0, steps_ = 0;
 };
 

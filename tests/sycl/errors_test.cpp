@@ -164,7 +164,7 @@ TEST(SyclErrors, LateOnesAreThrownByTheNextWait) {
 TEST(SyclUploads, ManyAreUnderWay) {
   LT_NEEDS_SYCL();
   const sycl::queue& queue = *SyclDevice::get().queue;
-  sycl_host::Uploads uploads(queue.get_context(), queue.get_device());
+  sycl_host::Uploads uploads(sycl_host::UploadPlace{queue.get_context(), queue.get_device()});
   constexpr size_t kMost = sycl_host::Uploads::kMostBytes / sycl_host::Uploads::kSmallestSlot;
   std::promise<void> gate;
   sycl::queue slow(queue.get_context(), queue.get_device());
@@ -186,19 +186,6 @@ TEST(SyclUploads, ManyAreUnderWay) {
   for (int i = 0; i < 50; ++i) large.insert(uploads.acquire(sycl_host::Uploads::kMostBytes).host.get());
   EXPECT_LE(large.size(), sycl_host::Uploads::kAlways);
   std::printf("%zu slots under way at a time, used again %d/10\n", slots.size(), again);
-}
-
-// Control of the guards of all tests here: one byte beyond is seen.
-TEST(SyclErrors, GuardsSeeOneByte) {
-  LT_NEEDS_SYCL();
-  sycl::queue& queue = *SyclDevice::get().queue;
-  const char text[] = "seven b";
-  for (const int at : {-1, 8}) {
-    DeviceBytes bytes(text, 8, queue);
-    EXPECT_TRUE(bytes.guards_are_whole());
-    queue.memset(bytes.data() + at, 0, 1).wait();
-    EXPECT_FALSE(bytes.guards_are_whole());
-  }
 }
 
 }  // namespace

@@ -12,6 +12,8 @@
 
 #include "backend/registry.h"
 #include "lowtide/error.h"
+#include "support/device_case.h"
+#include "support/message_of.h"
 #include "support/step_case.h"
 
 namespace lowtide::testing {
@@ -40,19 +42,6 @@ struct SyclDevice {
 
 #define LT_NEEDS_SYCL() \
   if (!SyclDevice::get().backend) GTEST_SKIP() << SyclDevice::get().missing
-
-// The message of the error that act() throws, which is of this kind.
-template <class Fn>
-std::string message_of(ErrorKind kind, Fn&& act) {
-  try {
-    act();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), kind) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
-}
 
 // A copy of host memory on the device, between guards: a kernel that writes beyond it is seen.
 class DeviceBytes {
@@ -96,40 +85,6 @@ class DeviceBytes {
   sycl::queue queue_;
 };
 
-// A step case's arrays on the device; gradients and args are taken from the case at every item().
-class DeviceCase {
- public:
-  DeviceCase(StepCase& of, sycl::queue& queue)
-      : case_(of), param_(of.param.data(), of.param.size(), queue), grad_(of.grad.data(), of.grad.size(), queue) {
-    for (int k = 0; k < kMaxStates; ++k) {
-      codes_.emplace_back(of.codes[k].data(), of.codes[k].size(), queue);
-      scales_.emplace_back(of.scales[k].data(), of.scales[k].size() * sizeof(float), queue);
-    }
-  }
-  StepItem item() {
-    StepItem out = case_.item();
-    grad_.put(case_.grad.data());
-    out.param = param_.data(), out.grad = grad_.data();
-    for (size_t k = 0; k < kMaxStates; ++k) {
-      out.codes[k] = codes_[k].data();
-      out.scales[k] = reinterpret_cast<float*>(scales_[k].data());
-    }
-    return out;
-  }
-  // Parameter and state, back into the case.
-  void fetch() {
-    EXPECT_TRUE(grad_.guards_are_whole());
-    param_.get(case_.param.data());
-    for (size_t k = 0; k < kMaxStates; ++k) {
-      codes_[k].get(case_.codes[k].data());
-      scales_[k].get(case_.scales[k].data());
-    }
-  }
-
- private:
-  StepCase& case_;
-  DeviceBytes param_, grad_;
-  std::vector<DeviceBytes> codes_, scales_;
-};
+using DeviceCase = DeviceCaseOf<DeviceBytes>;
 
 }  // namespace lowtide::testing

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
-from lowtide import _core, checks
+from lowtide import _core, backward, checks
 from lowtide.checks import Options, expect
 from lowtide.devices import Place
 from lowtide.distributed.collective import Collective, Outcome, VoteOptions, check_vote_options
@@ -46,6 +46,9 @@ class SignOptimizer(Optimizer):
             if name in VoteOptions.__annotations__:
                 raise TypeError(f"{type(self).__name__}: got argument {name!r}, wanted it in vote={{{name!r}: ...}}")
         checks.check_options(options, type(self).__name__, [*names, "vote"])
+        for name in backward.OPTIONS:
+            if options.get(name, False) is not False:
+                raise ValueError(f"{type(self).__name__}: {name}: got {options.get(name)!r}, wanted False: steps are votes")
         check_vote_options(vote, f"{type(self).__name__}, vote")
         self._collective = Collective(**vote)
         self._buffers: SignBuffers | None = None

@@ -6,6 +6,8 @@
 
 #include "backend/cpu/cpu_backend.h"
 #include "backend/dialect.h"
+#include "backend/fake/fake_batch.h"
+#include "backend/kernels/items.h"
 #include "core/error.h"
 
 namespace lowtide::fake {
@@ -15,27 +17,31 @@ constexpr int64_t kAlignment = 64;
 
 int64_t extent_bytes(const Layout& layout, DType dtype) { return layout.extent * dtype_bytes(dtype); }
 
-}  // namespace
+// Of each state of the part that is stepped.
+struct StateBytes {
+  int64_t codes = 0, scales = 0;
 
-// A call's items, and what they borrow.
-struct FakeBackend::Batch {
-  std::deque<Layout> layouts;
-  std::deque<std::array<std::byte, kArgsBytes>> args;
-  std::deque<BallotTarget> ballots;
-  std::vector<StepItem> items;
-
-  explicit Batch(std::span<const StepItem> from) {
-    for (StepItem item : from) {
-      item.param_layout = &layouts.emplace_back(*item.param_layout);
-      item.grad_layout = &layouts.emplace_back(*item.grad_layout);
-      auto& copy = args.emplace_back();
-      std::memcpy(copy.data(), item.args, kArgsBytes);  // callers' arrays have that size
-      item.args = copy.data();
-      if (item.ballot) item.ballot = &ballots.emplace_back(*item.ballot);
-      items.push_back(item);
-    }
+  explicit StateBytes(const StepItem& item) {
+    const int64_t row = item.param_layout->row_length;
+    const int64_t blocks = item.blocks < 0 ? item.param_layout->blocks(kBlockElements) : item.blocks;
+    const auto element = [&](int64_t b) { return elements_before_block(row, b, kBlockElements); };
+    if (blocks == 0) return;
+    codes = (element(item.first_block + blocks) - element(item.first_block)) *
+            codecs()[static_cast<size_t>(item.codec)].code_bytes;
+    scales = blocks * int64_t{sizeof(float)};
   }
 };
+
+template <class T>
+T* moved(T* at, int64_t bytes) {
+  return at ? reinterpret_cast<T*>(reinterpret_cast<std::byte*>(at) + bytes) : nullptr;
+}
+template <>
+void* moved(void* at, int64_t bytes) {
+  return at ? static_cast<std::byte*>(at) + bytes : nullptr;
+}
+
+}  // namespace
 
 FakeBackend::FakeBackend(const FakeBackendOptions& options)
     : options_(options),
@@ -47,37 +53,59 @@ FakeBackend::FakeBackend(const FakeBackendOptions& options)
 }
 
 void FakeBackend::step(std::span<const StepItem> items, int, bool ordered, void* stream) {
-  const auto batch = std::make_shared<Batch>(items);
-  std::vector<Span> reads, writes;
-  int64_t bytes = 0;
-  const auto touch = [&](const void* memory, int64_t size, bool change) {
+  Kernel kernel = step_kernel(items);
+  kernel.run = [this, batch = std::make_shared<Batch>(items), ordered] { run_step(*batch, ordered); };
+  launch(stream, std::move(kernel));
+}
+
+FakeBackend::Kernel FakeBackend::step_kernel(std::span<const StepItem> items) const {
+  Kernel kernel{"step", {}, {}};
+  const auto touch = [&](const void* memory, int64_t size, bool read, bool write) {
     if (!memory || size == 0) return;
     const Span span = touched(memory, size);
-    reads.push_back(span);
-    if (change) writes.push_back(span);
-    bytes += size;
+    if (read) kernel.reads.push_back(span);
+    if (write) kernel.writes.push_back(span);
+    kernel.bytes += size;
   };
   for (const StepItem& item : items) {
     if (const BallotTarget* ballot = item.ballot) {
       const int64_t signs = item.param_layout->numel;
-      touch(ballot->bits + ballot->first / 8, sign_bytes(signs), true);
-      if (ballot->presence) touch(ballot->presence + ballot->first / kSignBlock / 8, presence_bytes(signs), true);
+      touch(ballot->bits + ballot->first / 8, sign_bytes(signs), true, true);
+      if (ballot->presence) touch(ballot->presence + ballot->first / kSignBlock / 8, presence_bytes(signs), true, true);
     } else {
-      touch(item.param, extent_bytes(*item.param_layout, item.param_dtype), true);
+      touch(item.param, extent_bytes(*item.param_layout, item.param_dtype), true, true);
     }
-    touch(item.grad, extent_bytes(*item.grad_layout, item.grad_dtype), false);
-    const CodecInfo& codec = codecs()[static_cast<size_t>(item.codec)];
-    const int64_t row = item.param_layout->row_length;
-    const int64_t blocks = item.blocks < 0 ? item.param_layout->blocks(kBlockElements) : item.blocks;
-    const auto element = [&](int64_t b) { return elements_before_block(row, b, kBlockElements); };
-    const int64_t elements = blocks ? element(item.first_block + blocks) - element(item.first_block) : 0;
+    touch(item.grad, extent_bytes(*item.grad_layout, item.grad_dtype), true, false);
+    if (item.guard) touch(item.guard->word(), sizeof(uint32_t), true, false);
+    const StateBytes bytes(item);
+    // What is written elsewhere stays as it is there if the guard says so.
+    const bool elsewhere = item.write_offset != 0;
     for (int k = 0; k < rules()[static_cast<size_t>(item.rule)].states; ++k) {
-      touch(item.codes[k], elements * codec.code_bytes, true);
-      touch(item.scales[k], blocks * int64_t{sizeof(float)}, true);
+      touch(item.codes[k], bytes.codes, true, !elsewhere);
+      touch(item.scales[k], bytes.scales, true, !elsewhere);
+      if (!elsewhere) continue;
+      touch(moved(item.codes[k], item.write_offset), bytes.codes, item.guard, true);
+      touch(moved(item.scales[k], item.write_offset), bytes.scales, item.guard, true);
     }
   }
-  device_.launch(stream_of(stream), "step", reads, writes, bytes,
-                 [this, batch, ordered] { cpu_->step(batch->items, 1, ordered, nullptr); });
+  return kernel;
+}
+
+void FakeBackend::run_step(Batch& batch, bool ordered) {
+  if (!batch.items.empty() && batch.items[0].guard && *batch.items[0].guard->word() != kernels::kNoItem) return;
+  for (StepItem& item : batch.items) {
+    if (item.write_offset == 0) continue;
+    const StateBytes bytes(item);
+    const auto move = [&](auto*& at, int64_t size) {
+      auto* const to = moved(at, item.write_offset);
+      if (at) std::memcpy(to, at, static_cast<size_t>(size));
+      at = to;
+    };
+    for (int k = 0; k < rules()[static_cast<size_t>(item.rule)].states; ++k)
+      move(item.codes[k], bytes.codes), move(item.scales[k], bytes.scales);
+    item.write_offset = 0;
+  }
+  cpu_->step(batch.items, 1, ordered, nullptr);
 }
 
 int64_t FakeBackend::first_nonfinite(std::span<const StepItem> items, int threads, void* stream) {
@@ -107,9 +135,9 @@ void FakeBackend::pack(const SignItem& item, void* stream) {
   if (!item.count) return;
   const int64_t bytes = item.count * dtype_bytes(item.dtype), first = item.first / 8;
   const Span bits = touched(item.bits + first, (item.first + item.count + 7) / 8 - first);
-  device_.launch(stream_of(stream), "pack_signs", {touched(item.values, bytes), bits}, {bits}, bytes, [this, item] {
-    cpu_->pack_signs({&item, 1}, 1, nullptr);
-  });
+  launch(stream, {"pack_signs", {touched(item.values, bytes), bits}, {bits}, bytes, [this, item] {
+                    cpu_->pack_signs({&item, 1}, 1, nullptr);
+                  }});
 }
 
 void FakeBackend::unpack(const SignItem& item, void* stream) {
@@ -119,9 +147,9 @@ void FakeBackend::unpack(const SignItem& item, void* stream) {
   std::vector<Span> reads;
   for (const std::byte* bits : {static_cast<const std::byte*>(item.bits), item.zeros})
     if (bits) reads.push_back(touched(bits + first, (item.first + item.count + 7) / 8 - first));
-  device_.launch(stream_of(stream), "unpack_signs", reads, {touched(item.values, bytes)}, bytes, [this, item] {
-    cpu_->unpack_signs({&item, 1}, 1, nullptr);
-  });
+  launch(stream, {"unpack_signs", reads, {touched(item.values, bytes)}, bytes, [this, item] {
+                    cpu_->unpack_signs({&item, 1}, 1, nullptr);
+                  }});
 }
 
 void FakeBackend::vote_signs(const VoteItem& item, int, void* stream) {
@@ -133,12 +161,12 @@ void FakeBackend::vote_signs(const VoteItem& item, int, void* stream) {
     if (weight_of(item, v)) reads.push_back(touched(item.ballots[v], bytes));
   if (item.ties == TieRule::kPrevious) reads.push_back(touched(item.previous, bytes));
   if (item.ties == TieRule::kZero) writes.push_back(touched(item.zeros, bytes));
-  device_.launch(stream_of(stream), "vote_signs", reads, writes, bytes * static_cast<int64_t>(reads.size()),
-                 [this, vote = item, ballots = std::vector(item.ballots.begin(), item.ballots.end()),
-                  weights = std::vector(item.weights.begin(), item.weights.end())]() mutable {
-                   vote.ballots = ballots, vote.weights = weights;
-                   cpu_->vote_signs(vote, 1, nullptr);
-                 });
+  launch(stream, {"vote_signs", reads, writes, bytes * static_cast<int64_t>(reads.size()),
+                  [this, vote = item, ballots = std::vector(item.ballots.begin(), item.ballots.end()),
+                   weights = std::vector(item.weights.begin(), item.weights.end())]() mutable {
+                    vote.ballots = ballots, vote.weights = weights;
+                    cpu_->vote_signs(vote, 1, nullptr);
+                  }});
 }
 
 // What has no waiting callers yet happens at once.
@@ -158,20 +186,40 @@ void FakeBackend::feedback(std::span<const FeedbackItem> items, int threads, voi
 }
 
 Device::Limits FakeBackend::limits() const {
+  require_alive();
   if (options_.says_total >= 0) return {options_.says_total, -1, options_.says_total};
   return {options_.device_bytes, options_.device_bytes - device_.used(near_), options_.device_bytes};
 }
 
 void* FakeBackend::allocate(MemoryKind kind, int64_t bytes) {
+  require_alive();
+  if (kind != MemoryKind::kDevice || !allocator_.allocate) return allocate_own(kind, bytes);
+  void* const memory = allocator_.allocate(allocator_.context, bytes);
+  if (!memory)
+    fail(ErrorKind::kOutOfMemory, "%lld bytes of device memory wanted, the allocator has none",
+         static_cast<long long>(bytes));
+  from_allocator_.insert(memory);
+  return memory;
+}
+
+void* FakeBackend::allocate_own(MemoryKind kind, int64_t bytes) {
   const int region = device_.allocate(kind == MemoryKind::kDevice ? near_ : far_, bytes + kAlignment);
   uint8_t* const all = device_.data({region, 0, bytes + kAlignment});
   const int64_t begin = -reinterpret_cast<intptr_t>(all) & (kAlignment - 1);
   auto* data = reinterpret_cast<std::byte*>(all + begin);
-  allocations_.push_back({data, bytes, region, begin});
+  allocations_.push_back({data, bytes, region, begin, kind});
   return data;
 }
 
 void FakeBackend::free(void* memory) noexcept {
+  if (lost_) return;
+  if (from_allocator_.erase(memory))
+    allocator_.free(allocator_.context, memory);
+  else
+    free_own(memory);
+}
+
+void FakeBackend::free_own(void* memory) noexcept {
   const auto found =
       std::find_if(allocations_.begin(), allocations_.end(), [&](const Allocation& a) { return a.data == memory; });
   device_.free(found->region);
@@ -186,38 +234,47 @@ void* FakeBackend::make_queue() {
 void FakeBackend::copy(void* queue, void* to, const void* from, int64_t bytes) {
   Span to_span, from_span;
   const bool to_here = find(to, bytes, &to_span), from_here = find(from, bytes, &from_span);
-  if (to_here && from_here) return device_.copy(stream_of(queue), "copy", to_span, from_span);
+  if (to_here && from_here && !is_capturing(queue)) {
+    require_alive();
+    return device_.copy(stream_of(queue), "copy", to_span, from_span);
+  }
   std::vector<Span> reads, writes;
   if (to_here) writes.push_back(to_span);
   if (from_here) reads.push_back(from_span);
-  device_.launch(stream_of(queue), "copy", reads, writes, bytes,
-                 [to, from, bytes] { std::memcpy(to, from, static_cast<size_t>(bytes)); });
+  launch(queue,
+         {"copy", reads, writes, bytes, [to, from, bytes] { std::memcpy(to, from, static_cast<size_t>(bytes)); }});
 }
 
 void FakeBackend::fill(void* queue, void* to, uint32_t pattern, int pattern_bytes, int64_t count) {
   const int64_t bytes = pattern_bytes * count;
   Span span;
   if (!find(to, bytes, &span)) fail(ErrorKind::kInternal, "fill of memory that is not the device's");
-  device_.launch(stream_of(queue), "fill", {}, {span}, bytes, [to, pattern, pattern_bytes, count] {
-    for (int64_t i = 0; i < count; ++i)
-      std::memcpy(static_cast<std::byte*>(to) + i * pattern_bytes, &pattern, static_cast<size_t>(pattern_bytes));
-  });
+  launch(queue, {"fill", {}, {span}, bytes, [to, pattern, pattern_bytes, count] {
+                   for (int64_t i = 0; i < count; ++i)
+                     std::memcpy(static_cast<std::byte*>(to) + i * pattern_bytes, &pattern,
+                                 static_cast<size_t>(pattern_bytes));
+                 }});
 }
 
 void FakeBackend::prefetch(void*, const void* shared, int64_t bytes) {
   Span span;
   if (!find(shared, bytes, &span)) fail(ErrorKind::kInternal, "prefetch of memory that is not the device's");
+  require_alive();
   ++prefetches_;
 }
 
 Device::Event FakeBackend::record(void* queue) {
+  require_alive();
+  require_not_capturing(queue);
   const int event = device_.new_event();
   device_.record(event, stream_of(queue));
   return std::make_shared<int>(event);
 }
 
 void FakeBackend::wait(void* queue, const Event& event) {
+  require_alive();
   if (!event) return;
+  require_not_capturing(queue);
   const int stream = stream_of(queue), number = *static_cast<int*>(event.get());
   if (waits_++ == options_.drop_wait)
     dropped_mattered_ = device_.wait_matters(stream, number);
@@ -226,7 +283,13 @@ void FakeBackend::wait(void* queue, const Event& event) {
 }
 
 void FakeBackend::host_wait(const Event& event) {
+  require_alive();
   if (event) device_.host_wait(*static_cast<int*>(event.get()));
+}
+
+bool FakeBackend::has_happened(const Event& event) {
+  require_alive();
+  return !event || device_.has_happened(*static_cast<int*>(event.get()));
 }
 
 bool FakeBackend::find(const void* memory, int64_t bytes, Span* span) const {
@@ -242,6 +305,10 @@ bool FakeBackend::find(const void* memory, int64_t bytes, Span* span) const {
 Span FakeBackend::touched(const void* memory, int64_t bytes) const {
   Span span;
   if (!find(memory, bytes, &span)) fail(ErrorKind::kInternal, "a kernel would touch memory that is not the device's");
+  if (!options_.steps_pinned)
+    for (const Allocation& a : allocations_)
+      if (a.region == span.region && a.kind == MemoryKind::kPinned)
+        fail(ErrorKind::kInternal, "a kernel would touch pinned memory");
   return span;
 }
 

@@ -2,7 +2,11 @@
 #pragma once
 
 #include <deque>
+#include <functional>
+#include <map>
 #include <memory>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "backend/backend.h"
@@ -14,7 +18,10 @@ struct FakeBackendOptions {
   uint64_t seed = 0;
   int64_t drop_wait = -1;                                                  // the wait() call (from 0) that is ignored
   int64_t device_bytes = int64_t{1} << 40, host_bytes = int64_t{1} << 40;  // capacities; shared memory is of the host's
-  int64_t says_total = -1;  // not -1: what limits() calls the device's bytes, saying nothing of what is free
+  int64_t says_total = -1;    // not -1: what limits() calls the device's bytes, saying nothing of what is free
+  bool steps_pinned = false;  // else a kernel that touches pinned memory is an error
+  bool guards = false;        // queue_guard() gives one
+  std::string description = "";
 };
 
 class FakeBackend final : public Backend, public Device {
@@ -30,6 +37,8 @@ class FakeBackend final : public Backend, public Device {
   int64_t first_nonfinite(std::span<const StepItem> items, int threads, void* stream) override;
   void decode(const CodecItem& item, void* stream) override;
   void encode(const CodecItem& item, void* stream) override;
+  std::shared_ptr<Guard> queue_guard(std::span<const StepItem> items, void* stream) override;
+  std::shared_ptr<RecordedStep> record_step(std::span<const StepItem> items, bool ordered, void* stream) override;
   using Backend::pack_signs;
   using Backend::unpack_signs;
   void pack_signs(std::span<const SignItem> items, int threads, void* stream) override;
@@ -49,6 +58,24 @@ class FakeBackend final : public Backend, public Device {
   Event record(void* queue) override;
   void wait(void* queue, const Event& event) override;
   void host_wait(const Event& event) override;
+  bool has_happened(const Event& event) override;
+  bool steps_pinned() const override { return options_.steps_pinned; }
+  bool is_capturing(void* queue) override { return capturing_.contains(stream_of(queue)); }
+  bool is_lost() const override { return lost_; }
+  std::string describe() const override { return options_.description; }
+  void use_allocator(const Allocator& allocator) override { allocator_ = allocator; }
+
+  // Kernels that are queued here from now on are recorded, until end_capture() returns the recording's number.
+  void begin_capture(void* queue);
+  int end_capture(void* queue);
+  void replay(int recording, void* queue);
+  // From now on every call throws kDeviceLost; some of what is queued happens.
+  void lose() const;
+  // Likewise, in the n-th call from now on, from 1.
+  void lose_at(int64_t call) { lose_at_ = call; }
+  // As allocate(), whatever use_allocator() says.
+  void* allocate_own(MemoryKind kind, int64_t bytes);
+  void free_own(void* memory) noexcept;
 
   FakeDevice& fake() { return device_; }
   int64_t device_peak() const { return device_.peak(near_); }
@@ -64,8 +91,24 @@ class FakeBackend final : public Backend, public Device {
     int64_t bytes;
     int region;
     int64_t begin;  // of data, within the region
+    MemoryKind kind;
   };
   struct Batch;
+  struct Kernel {
+    std::string name;
+    std::vector<Span> reads, writes;
+    int64_t bytes = 0;
+    std::function<void()> run = {};
+  };
+  class QueuedGuard;
+  class Recorded;
+  // Late, or into the recording that is being made.
+  void launch(void* queue, Kernel kernel);
+  // All but what it runs.
+  Kernel step_kernel(std::span<const StepItem> items) const;
+  void run_step(Batch& batch, bool ordered);
+  void require_alive() const;
+  void require_not_capturing(void* queue);
   // The device's bytes that a kernel touches; throws kInternal for other memory.
   Span touched(const void* memory, int64_t bytes) const;
   int stream_of(void* queue) const { return queue ? *static_cast<int*>(queue) : 0; }
@@ -76,13 +119,19 @@ class FakeBackend final : public Backend, public Device {
   void unpack(const SignItem& item, void* stream);
 
   FakeBackendOptions options_;
-  FakeDevice device_;
+  mutable FakeDevice device_;  // asking may be the call in which it is lost
   std::unique_ptr<Backend> cpu_;
   int near_, far_;
   std::deque<int> queues_;  // numbers of streams, at stable addresses
   std::vector<Allocation> allocations_;
   int64_t prefetches_ = 0, waits_ = 0;
   bool dropped_mattered_ = false;
+  mutable bool lost_ = false;
+  mutable int64_t lose_at_ = 0;
+  Allocator allocator_;
+  std::set<const void*> from_allocator_;
+  std::map<int, std::vector<Kernel>> capturing_;  // by stream
+  std::vector<std::vector<Kernel>> recordings_;
 };
 
 }  // namespace lowtide::fake

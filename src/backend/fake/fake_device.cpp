@@ -155,6 +155,26 @@ void FakeDevice::synchronize() {
   }
 }
 
+bool FakeDevice::has_happened(int event) {
+  const int64_t current = events_.at(static_cast<size_t>(event));
+  if (current < 0) return true;
+  settle();
+  const Ticket& ticket = tickets_[static_cast<size_t>(current)];
+  if (ticket.happened) checker_.join(kHost, ticket.clock);
+  return ticket.happened;
+}
+
+void FakeDevice::lose() {
+  const std::vector<bool> all(streams_.size(), true);
+  for (size_t n = below(60); n > 0; --n) {
+    settle();
+    bool any = false;
+    for (size_t i = 0; i < streams_.size(); ++i) any = any || runnable(i);
+    if (any) run_one(all);
+  }
+  for (Stream& stream : streams_) stream.queue.clear();
+}
+
 uint8_t* FakeDevice::data(const Span& span) {
   return regions_[static_cast<size_t>(span.region)].bytes.data() + span.begin;
 }

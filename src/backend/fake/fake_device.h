@@ -51,6 +51,10 @@ class FakeDevice {
 
   void host_wait(int event);  // runs what is needed, and sometimes more
   void synchronize();         // runs all
+  // Whether its last record has happened: the host has then seen that. Runs nothing.
+  bool has_happened(int event);
+  // Runs some of what is queued, part of a copy perhaps, and never the rest.
+  void lose();
 
   // The n-th of the allocations, copies, launches, records and waits from now on (from 1) throws kIo and does nothing
   // else; the others work. 0: none.

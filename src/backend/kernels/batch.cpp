@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
+#include <tuple>
 
 #include "backend/dialect.h"
 #include "backend/gradient_limit.h"
@@ -13,6 +15,25 @@ static_assert(sizeof(DeviceItem) % alignof(int64_t) == 0);
 static_assert(sizeof(DeviceItem::key) == sizeof(StepItem::key));
 
 unsigned char* chars(const std::byte* p) { return reinterpret_cast<unsigned char*>(const_cast<std::byte*>(p)); }
+
+// Element types as pairs.def names them.
+struct bf16;
+struct f16;
+template <class T>
+constexpr DType kDTypeOf = DType::kF32;
+template <>
+constexpr DType kDTypeOf<bf16> = DType::kBF16;
+template <>
+constexpr DType kDTypeOf<f16> = DType::kF16;
+
+// The number of pairs.def, -1 for a pair that is not in it.
+int pair_of(DType param, DType grad) {
+#define LT_PAIR(number, P, G) \
+  if (param == kDTypeOf<P> && grad == kDTypeOf<G>) return number;
+#include "portable/pairs.def"
+#undef LT_PAIR
+  return -1;
+}
 
 const int64_t* at(const std::byte* device, size_t bytes) { return reinterpret_cast<const int64_t*>(device + bytes); }
 }  // namespace
@@ -36,12 +57,13 @@ DeviceTensor Batch::tensor(const void* data, DType dtype, const Layout& layout) 
   return out;
 }
 
-void Batch::add(const DeviceItem& item, int64_t blocks) {
+void Batch::add(const DeviceItem& item, int64_t blocks, int64_t unit_blocks) {
   Launch& launch = launches_.back();
   items_.push_back(item);
-  starts_.push_back(launch.blocks);
+  items_.back().blocks = blocks;
+  starts_.push_back(launch.units);
   ++launch.count;
-  launch.blocks += blocks;
+  launch.units += (blocks + unit_blocks - 1) / unit_blocks;
 }
 
 void Batch::add(const StepItem& item, int64_t index) {
@@ -63,7 +85,28 @@ void Batch::add(const StepItem& item, int64_t index) {
   if (item.guard) out.guard = item.guard->word();
   std::memcpy(out.key, item.key, sizeof out.key);
   if (item.args) std::memcpy(out.args, item.args, rules()[static_cast<size_t>(item.rule)].args_bytes);
-  add(out, item.blocks >= 0 ? item.blocks : item.param_layout->blocks(kBlockElements) - item.first_block);
+  const int64_t blocks = item.blocks >= 0 ? item.blocks : item.param_layout->blocks(kBlockElements) - item.first_block;
+  add(out, blocks, shape_.unit_blocks);
+}
+
+void Batch::add_steps(std::span<const StepItem> items, bool ordered) {
+  const auto kernel_of = [&](size_t i) {
+    const StepItem& item = items[i];
+    const int pair = shape_.by_pair ? pair_of(item.param_dtype, item.grad_dtype) : -1;
+    return std::tuple(item.rule, item.codec, item.ballot != nullptr, pair);
+  };
+  order_.resize(items.size());
+  std::iota(order_.begin(), order_.end(), size_t{0});
+  if (!ordered)
+    std::stable_sort(order_.begin(), order_.end(), [&](size_t a, size_t b) { return kernel_of(a) < kernel_of(b); });
+  for (size_t n = 0; n < order_.size(); ++n) {
+    const auto kernel = kernel_of(order_[n]);
+    if (ordered || n == 0 || kernel_of(order_[n - 1]) != kernel) {
+      const auto [rule, codec, ballot, pair] = kernel;
+      begin_launch(rule, codec, ballot, pair);
+    }
+    add(items[order_[n]], static_cast<int64_t>(order_[n]));
+  }
 }
 
 void Batch::add(const CodecItem& item) {
@@ -75,7 +118,7 @@ void Batch::add(const CodecItem& item) {
   out.codes[0] = item.codes;
   out.scales[0] = item.scales;
   const int64_t all = item.rows * blocks_per_row(item.row_length, kBlockElements);
-  add(out, item.blocks >= 0 ? item.blocks : all - item.first_block);
+  add(out, item.blocks >= 0 ? item.blocks : all - item.first_block, 1);
 }
 
 void Batch::add(const ApplyItem& item) {
@@ -85,7 +128,7 @@ void Batch::add(const ApplyItem& item) {
   out.signs = {chars(item.bits), chars(item.presence), chars(item.zeros), item.first, true};
   const ApplyArgs args{item.lr, item.decay};
   std::memcpy(out.args, &args, sizeof args);
-  add(out, blocks_per_row(item.layout->numel, kBlockElements));
+  add(out, blocks_per_row(item.layout->numel, kBlockElements), 1);
 }
 
 size_t Batch::bytes() const {

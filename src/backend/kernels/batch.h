@@ -1,9 +1,11 @@
-// The items of a call as kernels read them: DeviceItems, the blocks before each, and the dims of strided tensors, one
-// array of bytes to be copied to the device. Items that one launch serves are neighbours.
+// The items of a call as kernels read them: DeviceItems, the units of work before each, and the dims of strided
+// tensors, one array of bytes to be copied to the device. Items that one launch serves are neighbours. A unit of work
+// is a block, or a tile of several of one item's.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "backend/backend.h"
@@ -16,17 +18,32 @@ class Batch {
   struct Launch {
     int rule, codec;
     bool ballot;
+    int pair;              // of pairs.def that all items have; -1: not looked at
     int64_t first, count;  // items
-    int64_t blocks;
+    int64_t units;
+
+    bool operator==(const Launch&) const = default;
+  };
+  // How steps become launches: by their types, too, and in units of so many blocks.
+  struct Shape {
+    bool by_pair = false;
+    int64_t unit_blocks = 1;
   };
 
+  Batch() : shape_{} {}
+  explicit Batch(const Shape& shape) : shape_(shape) {}
+
   void clear();
+  // Steps of all items: a launch for all of the same kernel, or, ordered, for each.
+  void add_steps(std::span<const StepItem> items, bool ordered);
+
   // Begins a launch; add() goes to it.
-  void begin_launch(int rule, int codec, bool ballot = false) {
-    launches_.push_back({rule, codec, ballot, size(), 0, 0});
+  void begin_launch(int rule, int codec, bool ballot = false, int pair = -1) {
+    launches_.push_back({rule, codec, ballot, pair, size(), 0, 0});
   }
-  // index: the item's position among the caller's.
+  // index: the item's position among the caller's. In units of the shape.
   void add(const StepItem& item, int64_t index);
+  // In blocks.
   void add(const CodecItem& item);
   void add(const ApplyItem& item);
 
@@ -41,8 +58,10 @@ class Batch {
  private:
   int64_t size() const { return static_cast<int64_t>(items_.size()); }
   DeviceTensor tensor(const void* data, DType dtype, const Layout& layout);
-  void add(const DeviceItem& item, int64_t blocks);
+  void add(const DeviceItem& item, int64_t blocks, int64_t unit_blocks);
 
+  Shape shape_;
+  std::vector<size_t> order_;      // of add_steps, kept for its memory
   std::vector<DeviceItem> items_;  // with dims as positions in dims_ until they are written
   std::vector<int64_t> starts_, dims_;
   std::vector<Launch> launches_;

@@ -8,13 +8,10 @@ namespace {
 
 template <class C>
 std::vector<std::byte> tables_of() {
-  if constexpr (requires(typename C::Tables t) { C::make_tables(t); }) {
-    const auto tables = std::make_unique<typename C::Tables>();
-    C::make_tables(*tables);
-    const auto* bytes = reinterpret_cast<const std::byte*>(tables.get());
-    return {bytes, bytes + sizeof *tables};
-  }
-  return {};
+  const auto tables = std::make_unique<typename C::Tables>();
+  if constexpr (requires(typename C::Tables t) { C::make_tables(t); }) C::make_tables(*tables);
+  const auto* bytes = reinterpret_cast<const std::byte*>(tables.get());
+  return {bytes, bytes + sizeof *tables};
 }
 }  // namespace
 

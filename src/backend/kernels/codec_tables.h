@@ -6,7 +6,7 @@
 
 namespace lowtide::kernels {
 
-// Of the codec with this number; empty if it has none.
+// Of the codec with this number: also a codec without any has something that kernels can refer to.
 std::vector<std::byte> codec_tables(int codec);
 
 }  // namespace lowtide::kernels

@@ -30,6 +30,7 @@ struct DeviceItem {
   DeviceSigns signs;
   int64_t row_length;
   int64_t first_block;  // codes and scales begin with its
+  int64_t blocks;       // of the item
   int64_t origin;       // elements before first_block
   void* codes[kMaxStates];
   float* scales[kMaxStates];

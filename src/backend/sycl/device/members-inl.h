@@ -1,23 +1,28 @@
-// Ballots of sub-groups of 32 work-items. Included in lowtide::sycl_device after the dialect.
-#include "portable/sign.h"
+// What kernels of signs ask of their target, for SYCL: sub-groups of 32 work-items. Included in lowtide::sycl_device
+// after target-inl.h, by kernels that have such sub-groups only.
 
-// This work-item's place: `lane` of sub-group `mine` of `all`.
-struct Member {
-  sycl::sub_group group;
-  u32 lane;
-  i64 mine, all;
-};
+LT_FN sycl::sub_group sub_group() { return this_item().get_sub_group(); }
+
 LT_FN Member this_member() {
-  const auto here = this_item();
-  const sycl::sub_group group = here.get_sub_group();
-  const i64 in_group = group.get_group_linear_range();
-  return {group, static_cast<u32>(group.get_local_linear_id()),
-          in_group * static_cast<i64>(here.get_group(0)) + static_cast<i64>(group.get_group_linear_id()),
-          in_group * static_cast<i64>(here.get_group_range(0))};
+  const i64 in_group = sub_group().get_group_linear_range();
+  return {static_cast<u32>(sub_group().get_local_linear_id()),
+          in_group * group_id() + static_cast<i64>(sub_group().get_group_linear_id()), in_group * group_count()};
 }
 
-LT_FN u32 ballot(const sycl::sub_group& group, bool plus) {
+LT_FN u32 ballot(bool plus) {
   u32 word = 0;
-  sycl::ext::oneapi::group_ballot(group, plus).extract_bits(word);
+  sycl::ext::oneapi::group_ballot(sub_group(), plus).extract_bits(word);
   return word;
+}
+template <class T>
+LT_FN T from_lane(T x, u32 lane) {
+  return sycl::select_from_group(sub_group(), x, lane);
+}
+template <class T>
+LT_FN T from_lane_above(T x, u32 distance) {
+  return sycl::shift_group_left(sub_group(), x, distance);
+}
+template <class T>
+LT_FN T from_lane_xor(T x, u32 mask) {
+  return sycl::permute_group_by_xor(sub_group(), x, mask);
 }

@@ -1,4 +1,4 @@
-#include "backend/sycl/host/plugin.h"
+#include "backend/plugin.h"
 
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -41,9 +41,9 @@ using namespace lowtide;
 
 extern "C" {
 
-LT_API lowtide::sycl_plugin::VersionFn lt_sycl_version;
-LT_API lowtide::sycl_plugin::DevicesFn lt_sycl_devices;
-LT_API lowtide::sycl_plugin::OpenFn lt_sycl_open;
+LT_API lowtide::PluginVersionFn lt_sycl_version;
+LT_API lowtide::PluginDevicesFn lt_sycl_devices;
+LT_API lowtide::PluginOpenFn lt_sycl_open;
 
 const char* lt_sycl_version() { return LOWTIDE_VERSION; }
 
@@ -61,7 +61,7 @@ int lt_sycl_devices(std::string* text) {
   });
 }
 
-Backend* lt_sycl_open(const char* target, const void* queue) {
+Backend* lt_sycl_open(const char* target, void* queue) {
   sycl_host::guarded("looking for drivers", [] { sycl_host::find_drivers(); });
   return sycl_host::make_backend(target, static_cast<const sycl::queue*>(queue)).release();
 }

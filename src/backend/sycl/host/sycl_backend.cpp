@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
-#include <limits>
 #include <list>
-#include <tuple>
 #include <utility>
 
 #include "backend/kernels/batch.h"
@@ -21,7 +19,7 @@
 namespace lowtide::sycl_host {
 namespace {
 
-constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
+constexpr uint32_t kNone = kernels::kNoItem;
 
 class SyclBackend final : public Backend {
  public:
@@ -49,14 +47,7 @@ class SyclBackend final : public Backend {
       Place& place = place_of(queue);
       for (size_t i = 0; i < items.size(); ++i) place.check(items[i], i);
       batch_.clear();
-      if (ordered) {
-        for (size_t i = 0; i < items.size(); ++i) {
-          batch_.begin_launch(items[i].rule, items[i].codec, items[i].ballot != nullptr);
-          batch_.add(items[i], static_cast<int64_t>(i));
-        }
-      } else {
-        add_grouped(items);
-      }
+      batch_.add_steps(items, ordered);
       // All that can fail for want of memory or a kernel comes before the first launch.
       for (const kernels::Batch::Launch& part : batch_.launches()) {
         step_kernel(place, part);
@@ -64,10 +55,10 @@ class SyclBackend final : public Backend {
       }
       Uploads::Slot& slot = upload(queue, place, batch_.bytes());
       for (const kernels::Batch::Launch& part : batch_.launches())
-        if (part.blocks)
+        if (part.units)
           slot.used =
-              launch(queue, step_kernel(place, part), part.blocks, batch_.items(slot.device.get(), part),
-                     batch_.starts(slot.device.get(), part), part.count, part.blocks, place.kernels.tables(part.codec));
+              launch(queue, step_kernel(place, part), part.units, batch_.items(slot.device.get(), part),
+                     batch_.starts(slot.device.get(), part), part.count, part.units, place.kernels.tables(part.codec));
     });
   }
 
@@ -81,13 +72,13 @@ class SyclBackend final : public Backend {
       batch_.begin_launch(0, 0);
       for (size_t i = 0; i < items.size(); ++i) batch_.add(items[i], static_cast<int64_t>(i));
       const kernels::Batch::Launch& part = batch_.launches()[0];
-      if (part.blocks == 0) return -1;
+      if (part.units == 0) return -1;
       const size_t at = batch_.bytes();
       const sycl::kernel& kernel = place.kernels.first_nonfinite();
       Uploads::Slot& slot =
           upload(queue, place, at + sizeof kNone, [&](std::byte* to) { std::memcpy(to + at, &kNone, sizeof kNone); });
-      slot.used = launch(queue, kernel, part.blocks, batch_.items(slot.device.get(), part),
-                         batch_.starts(slot.device.get(), part), part.count, part.blocks,
+      slot.used = launch(queue, kernel, part.units, batch_.items(slot.device.get(), part),
+                         batch_.starts(slot.device.get(), part), part.count, part.units,
                          reinterpret_cast<uint32_t*>(slot.device.get() + at));
       slot.used = queue.memcpy(slot.host.get() + at, slot.device.get() + at, sizeof kNone);
       wait(slot.used);
@@ -130,11 +121,11 @@ class SyclBackend final : public Backend {
       batch_.begin_launch(0, 0);
       for (const ApplyItem& item : items) batch_.add(item);
       const kernels::Batch::Launch& part = batch_.launches()[0];
-      if (part.blocks == 0) return;
+      if (part.units == 0) return;
       const sycl::kernel& kernel = place.kernels.apply_signs();
       Uploads::Slot& slot = upload(queue, place, batch_.bytes());
-      slot.used = launch(queue, kernel, part.blocks, batch_.items(slot.device.get(), part),
-                         batch_.starts(slot.device.get(), part), part.count, part.blocks);
+      slot.used = launch(queue, kernel, part.units, batch_.items(slot.device.get(), part),
+                         batch_.starts(slot.device.get(), part), part.count, part.units);
     });
   }
   void feedback(std::span<const FeedbackItem> items, int, void* stream) override {
@@ -152,11 +143,7 @@ class SyclBackend final : public Backend {
     Uploads uploads;
     PointerCheck check;
     Place(const sycl::context& c, const sycl::device& d)
-        : context(c),
-          device(d),
-          kernels(kernels_of(c, d)),
-          uploads(c, d),
-          check(c, d.has(sycl::aspect::usm_system_allocations)) {}
+        : context(c), device(d), kernels(kernels_of(c, d)), uploads(UploadPlace{c, d}), check(c, d) {}
   };
 
   sycl::queue queue_of(void* stream) const {
@@ -191,22 +178,6 @@ class SyclBackend final : public Backend {
     });
   }
 
-  // One launch for all items of the same kernel.
-  void add_grouped(std::span<const StepItem> items) {
-    order_.resize(items.size());
-    for (size_t i = 0; i < items.size(); ++i) order_[i] = i;
-    const auto kernel_of = [&](size_t i) {
-      return std::tuple(items[i].rule, items[i].codec, items[i].ballot != nullptr);
-    };
-    std::stable_sort(order_.begin(), order_.end(), [&](size_t a, size_t b) { return kernel_of(a) < kernel_of(b); });
-    for (size_t n = 0; n < order_.size(); ++n) {
-      const StepItem& item = items[order_[n]];
-      if (n == 0 || kernel_of(order_[n - 1]) != kernel_of(order_[n]))
-        batch_.begin_launch(item.rule, item.codec, item.ballot != nullptr);
-      batch_.add(item, static_cast<int64_t>(order_[n]));
-    }
-  }
-
   // Queues the copy of the batch, and of what `more` writes behind it, to a slot's device memory.
   template <class Fn>
   Uploads::Slot& upload(sycl::queue& queue, Place& place, size_t bytes, Fn&& more) {
@@ -228,11 +199,11 @@ class SyclBackend final : public Backend {
     batch_.begin_launch(0, item.codec);
     batch_.add(item);
     const kernels::Batch::Launch& part = batch_.launches()[0];
-    if (part.blocks == 0) return;
+    if (part.units == 0) return;
     const sycl::kernel& kernel = (place.kernels.*pick)(item.codec, item.is_signed);
     const void* tables = place.kernels.tables(item.codec);
     Uploads::Slot& slot = upload(queue, place, batch_.bytes());
-    slot.used = launch(queue, kernel, part.blocks, batch_.items(slot.device.get(), part), part.blocks, tables);
+    slot.used = launch(queue, kernel, part.units, batch_.items(slot.device.get(), part), part.units, tables);
     wait(slot.used);
   }
 
@@ -247,7 +218,6 @@ class SyclBackend final : public Backend {
   SyclDevice device_;
   std::list<Place> places_;
   kernels::Batch batch_;  // kept between calls for its memory
-  std::vector<size_t> order_;
 };
 
 }  // namespace

@@ -99,7 +99,7 @@ void SyclDevice::fill(void* queue, void* to, uint32_t pattern, int pattern_bytes
     sycl::queue& on = queue_of(queue);
     if (count <= 0) return;
     const sycl::device device = own_.get_device();
-    PointerCheck(own_.get_context(), device.has(sycl::aspect::usm_system_allocations)).one(to, "the memory to fill", 0);
+    PointerCheck(own_.get_context(), device).one(to, "the memory to fill", 0);
     const sycl::kernel& kernel = kernels_of(own_.get_context(), device).fill();
     const uint32_t word = pattern_bytes == 4 ? pattern : (pattern & 0xff) * 0x01010101u;
     const int64_t bytes = count * pattern_bytes;

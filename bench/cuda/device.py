@@ -1,0 +1,113 @@
+"""The GPU of a measurement: its memory, its tensors, and how much fits. With `rehearse`, the CPU in its place.
+
+Device memory is taken from torch's allocator only. Managed memory is taken by nobody but bitsandbytes' paged optimizers,
+and `allow_managed` must have been asked before: driver paging without room has hung whole machines.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+from typing import Any
+
+import torch
+
+from bench.cuda import stand_in
+
+GIB = 1 << 30
+MANAGED_SPARE = 8 * GIB  # that must stay free beside all managed memory
+MANAGED_CAP = 24 * GIB
+DEVICE_SHARE = 0.75  # of the free memory that a measurement may plan with
+HOST_SHARE = 0.6
+
+
+class Absent(Exception):
+    """Something cannot be measured here, and why."""
+
+
+class Gpu:
+    def __init__(self, rehearse: bool) -> None:
+        self.rehearsed = rehearse
+        self.cuda: Any = stand_in if rehearse else torch.cuda
+        if not rehearse and not torch.cuda.is_available():
+            raise Absent("torch sees no GPU (torch.cuda.is_available() is False)")
+        self.device = torch.device("cpu") if rehearse else torch.device("cuda", torch.cuda.current_device())
+        self.dropped: set[str] = set()  # options that a rehearsal had to do without
+        self._managed = 0
+        self._ballast: list[torch.Tensor] = []
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+
+    @property
+    def name(self) -> str:
+        return str(self.cuda.get_device_name())
+
+    def size(self, real: int, rehearsal: int) -> int:
+        return rehearsal if self.rehearsed else real
+
+    def free(self) -> int:
+        """Bytes that torch could still allocate: the driver's, after giving back what torch only caches."""
+        gc.collect()
+        self.cuda.empty_cache()
+        return int(self.cuda.mem_get_info()[0])
+
+    def host_free(self) -> int:
+        with open("/proc/meminfo") as file:
+            fields = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in file}
+        # A virtual machine may grow into its memory: LOWTIDE_HOST_BYTES says how much it can have.
+        return int(os.environ.get("LOWTIDE_HOST_BYTES", fields["MemAvailable"]))
+
+    def elements(self, wanted: int, rehearsal: int, device_each: float, host_each: float = 0.0) -> int:
+        """`wanted` elements, or as many as fit with so many bytes of each kind of memory for each."""
+        if self.rehearsed:
+            return rehearsal
+        most = self.free() * DEVICE_SHARE / device_each
+        if host_each:
+            most = min(most, self.host_free() * HOST_SHARE / host_each)
+        return min(wanted, int(most))
+
+    def parameters(self, shapes: list[tuple[int, ...]], dtype: torch.dtype) -> list[torch.nn.Parameter]:
+        """With gradients. Not zeros: those are moved and computed with faster."""
+        source = torch.Generator(self.device).manual_seed(7)
+        made = []
+        for shape in shapes:
+            param = torch.nn.Parameter(
+                torch.empty(shape, dtype=dtype, device=self.device).normal_(0, 0.02, generator=source)
+            )
+            param.grad = torch.empty_like(param).normal_(0, 0.01, generator=source)
+            made.append(param)
+        return made
+
+    def pinned(self, count: int) -> torch.Tensor:
+        """`count` bytes of pinned host memory, written once. Powers of two: torch rounds up to them."""
+        return torch.empty(count, dtype=torch.uint8, pin_memory=not self.rehearsed).fill_(1)
+
+    def allow_managed(self, count: int) -> None:
+        """Raises Absent unless `count` more bytes of managed memory leave enough room for everything else."""
+        total = self._managed + count
+        if self._ballast:
+            raise Absent("there is ballast on the device: no managed memory beside it")
+        if total > MANAGED_CAP:
+            raise Absent(f"got {total} bytes of managed memory, wanted at most {MANAGED_CAP}")
+        if not self.rehearsed and total + MANAGED_SPARE > self.free():
+            raise Absent(
+                f"got {self.free()} bytes free, wanted {total} of managed memory and {MANAGED_SPARE} beside it"
+            )
+        self._managed = total
+
+    def ballast(self, leave: int) -> None:
+        """Fills the device with plain memory until `leave` bytes are free."""
+        if self._managed:
+            raise Absent("managed memory was used in this process: no ballast beside it")
+        count = max(0, self.free() - leave)
+        self._ballast.append(torch.empty(count, dtype=torch.uint8, device=self.device))
+
+    def drop_ballast(self) -> None:
+        self._ballast.clear()
+        self.free()
+
+    def scratch(self) -> str:
+        self._scratch = self._scratch or tempfile.TemporaryDirectory(
+            prefix="lowtide-gpu-", dir=os.environ.get("LOWTIDE_SCRATCH")
+        )
+        return self._scratch.name

@@ -1,0 +1,67 @@
+"""The figures that the CUDA backend has to reach, and how rows are judged by them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Figure:
+    id: str  # of the rows that are its value
+    what: str
+    must: float
+    at_most: bool
+    unit: str = ""
+    judged: bool = True  # else the figure is a curve, shown beside the formula
+
+    @property
+    def wanted(self) -> str:
+        if not self.judged:
+            return "measured curve beside the formula"
+        return f"{'≤' if self.at_most else '≥'} {self.must:g}{' ' + self.unit if self.unit else ''}"
+
+    def reached(self, value: float) -> bool:
+        compare: Callable[[float, float], bool] = operator.le if self.at_most else operator.ge
+        return compare(value, self.must)
+
+
+def _most(id: str, what: str, must: float, unit: str = "") -> Figure:
+    return Figure(id, what, must, True, unit)
+
+
+def _least(id: str, what: str, must: float) -> Figure:
+    return Figure(id, what, must, False)
+
+
+FIGURES = (
+    _most("instructions", "instructions per element of the hot loops, sm_90: budgets exceeded", 0),
+    _most("spills", "bytes of spills in all kernels", 0, "bytes"),
+    _least("resident_8bit", "resident 8-bit AdamW, bf16 / measured device copy bandwidth", 0.9),
+    _most("fits_overhead", "everything fits: Memory(...) / none", 1.01),
+    _least("paged_dynamic8", "all state on the host, 8-bit: effective rate / probed link rate", 0.85),
+    _least("paged_fp32", "all state on the host, fp32: effective rate / probed link rate", 0.85),
+    _least("bnb_paged", "cold paged step: bitsandbytes PagedAdamW8bit / Lowtide", 3),
+    _least("bnb_resident", "300 tensors of a 7B shape, bf16: bitsandbytes AdamW8bit / Lowtide", 2),
+    _least("torch_resident", "300 tensors of a 7B shape, fp32: torch fused AdamW / Lowtide", 1.5),
+    Figure("overlap", "step and prefetch in backward: hidden above the formula's token count", 0, True, judged=False),
+    _most("same_bits", "paged, resident and CPU, exact mode: differing bytes", 0, "bytes"),
+)
+
+
+def judge(figure: Figure, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """An entry for each row that has the figure, or the one entry "not measured"."""
+    found = [row for row in rows if row.get("figure") == figure.id]
+    values = [row for row in found if "value" in row]
+    if not values:
+        reason = found[0]["absent"] if found else "its measurement did not run or did not get there"
+        return [{"what": figure.what, "must": figure.wanted, "got": None, "reached": None, "reason": reason}]
+    if figure.judged:
+        return [{"what": figure.what, "must": figure.wanted, "got": row["value"], "reached": figure.reached(row["value"]),
+                 "reason": ""} for row in values]  # fmt: skip
+    above = [row for row in values if row["detail"]["tokens"] >= row["detail"]["hidden_from_tokens"]]
+    hidden = sum(bool(row["detail"]["hidden"]) for row in above)
+    text = f"{hidden} of {len(above)} points above the formula's token count are hidden"
+    return [{"what": figure.what, "must": figure.wanted, "got": text, "reached": None, "reason": ""}]

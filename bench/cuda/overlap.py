@@ -1,0 +1,128 @@
+"""Steps hidden behind a backward: what a step adds to an iteration, against the number of tokens, beside the formula.
+
+With b bytes of state per parameter each way over a link of B bytes/s and F flop/s in the backward, which takes 4 T flop
+per parameter for T tokens, transfers are hidden from T = F * max(b / B_in, b / B_out) / 4 on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from bench.cuda import contenders
+from bench.cuda.device import Gpu
+from bench.cuda.link import Link
+from bench.cuda.paged import DEVICE, STATE_EACH
+from bench.cuda.rows import Rows
+from bench.cuda.timing import Step, in_turns
+from bench.cuda.transformer import LARGE, SMALL, Decoder, Size
+
+TOKENS = {"dynamic8": (1024, 2048, 4096, 8192, 16384, 32768), "fp32": (2048, 8192, 32768)}
+ROUNDS = 5
+ACTIVATIONS = 3 << 20  # bytes of device memory for each token of LARGE, more than the largest use
+HIDDEN = 0.05  # of the link's time: less than this is hidden
+MODES: dict[str, dict[str, Any]] = {
+    "no overlap": {},
+    "prefetch in backward": {"prefetch_in_backward": True},
+    "step in backward": {"step_in_backward": True},
+}
+
+
+class Curve:
+    """One way to step, over one model: seconds of an iteration, and its peak of device memory, by number of tokens; up to
+    the number that fits."""
+
+    def __init__(self, gpu: Gpu, model: Decoder) -> None:
+        self.gpu, self.model = gpu, model
+        self.seconds: dict[int, float] = {}
+        self.peak: dict[int, int] = {}
+
+    def measure(self, batches: dict[int, torch.Tensor], after: Callable[[], object]) -> None:
+        """`after`: what follows the backward."""
+
+        def iteration(batch: torch.Tensor) -> None:
+            self.model(batch).backward()
+            after()
+            self.model.zero_grad(set_to_none=True)
+
+        for tokens, batch in batches.items():
+            self.gpu.free()
+            self.gpu.cuda.reset_peak_memory_stats()
+            step = Step(lambda batch=batch: iteration(batch))
+            try:
+                found = in_turns(self.gpu, {"": step}, seconds=6, rounds=ROUNDS, warm_up=2)
+            except self.gpu.cuda.OutOfMemoryError:
+                self.model.zero_grad(set_to_none=True)
+                break
+            self.seconds[tokens] = found[""].median("wall")
+            self.peak[tokens] = int(self.gpu.cuda.max_memory_allocated())
+
+
+def backward_seconds(gpu: Gpu, model: Decoder, batches: dict[int, torch.Tensor]) -> dict[int, float]:
+    out = {}
+    for tokens, batch in batches.items():
+        held: list[torch.Tensor] = []
+
+        def forward(batch: torch.Tensor = batch, held: list[torch.Tensor] = held) -> None:
+            model.zero_grad(set_to_none=True)
+            held[:] = [model(batch)]
+
+        step = Step(lambda held=held: held.pop().backward(), before=forward)
+        out[tokens] = in_turns(gpu, {"": step}, seconds=4, rounds=ROUNDS, warm_up=1)[""].median()
+    model.zero_grad(set_to_none=True)
+    return out
+
+
+def fresh(gpu: Gpu, size: Size) -> Decoder:
+    """A model of its own for each mode: hooks that step in a backward stay with the parameters."""
+    torch.manual_seed(7)
+    with torch.device(gpu.device):
+        return Decoder(size).to(torch.bfloat16)
+
+
+def curves(gpu: Gpu, rows: Rows, state: str) -> None:
+    size = SMALL if gpu.rehearsed else LARGE
+    model = fresh(gpu, size)
+    count = sum(param.numel() for param in model.parameters())
+    most = gpu.elements(TOKENS[state][-1], 64, ACTIVATIONS)
+    sequences = [tokens // size.context for tokens in TOKENS[state] if tokens <= most] if not gpu.rehearsed else [1]
+    batches = {n * size.context: torch.randint(size.words, (n, size.context), device=gpu.device) for n in sequences}
+    link = Link(gpu, gpu.size(512 << 20, 1 << 18))
+    both = in_turns(gpu, {"": link.steps()["both"]}, seconds=3)[""].median()
+    rate = link.count / both
+    link_seconds = count * STATE_EACH[state] / rate
+    base = Curve(gpu, model)
+    base.measure(batches, lambda: None)
+    batches = {tokens: batches[tokens] for tokens in base.seconds}
+    backward = backward_seconds(gpu, model, batches)
+    del model
+    for mode, options in MODES.items():
+
+        def measure(mode: str = mode, options: dict[str, Any] = options) -> None:
+            model = fresh(gpu, size)
+            memory = contenders.budget(gpu, device=DEVICE)
+            optimizer = contenders.lowtide_adamw(gpu, model.parameters(), state, memory=memory, **options)
+            curve = Curve(gpu, model)
+            curve.measure(batches, optimizer.step)
+            for tokens in curve.seconds:
+                added = curve.seconds[tokens] - base.seconds[tokens]
+                flops = 4 * count * tokens / backward[tokens]
+                rows.add(f"AdamW {state}, {mode}, {tokens} tokens: time added / link's time", added / link_seconds, "x",
+                         "overlap" if options else None, mode=mode, state=state, tokens=tokens, parameters=count,
+                         added_s=added, link_s=link_seconds, link_gb_per_s_each_way=rate * 1e-9,
+                         iteration_s=curve.seconds[tokens], without_optimizer_s=base.seconds[tokens],
+                         backward_s=backward[tokens], flops=flops,
+                         hidden_from_tokens=flops * STATE_EACH[state] / rate / 4,
+                         formula=max(0.0, 1 - backward[tokens] / link_seconds), hidden=added <= HIDDEN * link_seconds,
+                         peak_bytes=curve.peak[tokens], peak_without_optimizer=base.peak[tokens])  # fmt: skip
+
+        rows.attempt(f"AdamW {state}, {mode}", measure, "overlap" if options else None)
+        gpu.free()
+
+
+CASES = {
+    "overlap.dynamic8": lambda gpu, rows: curves(gpu, rows, "dynamic8"),
+    "overlap.fp32": lambda gpu, rows: curves(gpu, rows, "fp32"),
+}

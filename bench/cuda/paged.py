@@ -1,0 +1,115 @@
+"""All state on the host: a step against the link's own time for the same bytes, and against other paged optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from bench.cuda import contenders, shapes
+from bench.cuda.device import Absent, Gpu
+from bench.cuda.link import Link
+from bench.cuda.rows import Rows
+from bench.cuda.timing import Step, in_turns
+
+ELEMENTS = 2_000_000_000
+STATE_EACH = {"dynamic8": 2 * (1 + 4 / 256), "fp32": 8.0}  # bytes of state per element: what moves each way
+PATHS = (None, "copy", "zero_copy", "hybrid")  # None: what the library chooses
+DEVICE = "256MiB"  # for the buffers of streaming: nothing stays resident beside them
+TENSORS = 30
+
+
+def parameters(gpu: Gpu, state: str, extra_host: float = 0.0) -> tuple[list[torch.nn.Parameter], int]:
+    wanted = gpu.elements(ELEMENTS, 2_000_000, 4.5, STATE_EACH[state] + extra_host)
+    params = gpu.parameters(shapes.equal(wanted, TENSORS), torch.bfloat16)
+    return params, sum(param.numel() for param in params)
+
+
+def streaming(gpu: Gpu, rows: Rows, state: str) -> None:
+    params, count = parameters(gpu, state, 1.0)
+    moved = round(count * STATE_EACH[state])
+    # A share of the bytes measures the link as well: 20 GB more of pinned memory need not be there.
+    link = Link(gpu, min(moved, gpu.size(2 << 30, 1 << 20)))
+    share = moved / link.count
+    for path in PATHS:
+        figure = f"paged_{state}" if path is None else None
+        label = f"AdamW {state}, {count * 1e-9:.2g}e9 elements, path {path or 'chosen by the library'}"
+
+        def measure(path: str | None = path, figure: str | None = figure, label: str = label) -> None:
+            memory = contenders.budget(gpu, device=DEVICE, path=path)
+            optimizer = contenders.lowtide_adamw(gpu, params, state, memory=memory)
+            steps = {"step": Step(optimizer.step), **link.steps()}
+            found = in_turns(gpu, steps, seconds=6)
+            step, both = found["step"].median("wall"), found["both"].median("wall") * share
+            rows.add(f"{label}: rate / link", both / step, "x", figure, gb_per_s_each_way=moved / step * 1e-9,
+                     link_gb_per_s_each_way=moved / both * 1e-9,
+                     link_in_gb_per_s=link.count / found["in"].median("wall") * 1e-9,
+                     link_out_gb_per_s=link.count / found["out"].median("wall") * 1e-9,
+                     report=dict(optimizer.report()),
+                     **found["step"].data())  # fmt: skip
+
+        rows.attempt(label, measure, figure)
+        gpu.free()
+
+
+def touch(optimizer: Any) -> None:
+    """Reads a byte of every page of the state from the CPU, so that the driver moves it all to the host."""
+    for entry in optimizer.state.values():
+        for value in entry.values():
+            if isinstance(value, torch.Tensor) and value.is_cpu and value.numel() > 1:
+                value.detach().reshape(-1).view(torch.uint8)[::4096].sum()
+
+
+def bitsandbytes(gpu: Gpu, rows: Rows, name: str, state: str, figure: str | None) -> None:
+    """A cold step: state is on the host when it starts, as after a forward and backward that needed the memory."""
+    params, count = parameters(gpu, state, STATE_EACH[state] + 1.0)
+    gpu.allow_managed(round(count * STATE_EACH[state]))
+    other = contenders.bitsandbytes(gpu, params, name)
+    own = contenders.lowtide_adamw(gpu, params, state, memory=contenders.budget(gpu, device=DEVICE))
+    steps = {"own": Step(own.step), "cold": Step(other.step, before=lambda: touch(other)), "warm": Step(other.step)}
+    other.step()
+    if not gpu.rehearsed and not any(getattr(v, "is_paged", False) for e in other.state.values() for v in e.values()):
+        raise Absent("bitsandbytes has not paged its state: nothing to compare with")
+    found = in_turns(gpu, steps, seconds=25, warm_up=1)
+    mine = found["own"].median("wall")
+    cold, warm = found["cold"].median("wall"), found["warm"].median("wall")
+    moved = count * STATE_EACH[state]
+    rows.add(f"{name}, cold step / Lowtide, state on the host", cold / mine, "x", figure, elements=count,
+             gb_per_s_each_way=moved / cold * 1e-9, own_gb_per_s_each_way=moved / mine * 1e-9,
+             **found["cold"].data())  # fmt: skip
+    rows.add(f"{name}, step on resident state / Lowtide, state on the host", warm / mine, "x", **found["warm"].data())
+
+
+def torchao(gpu: Gpu, rows: Rows) -> None:
+    """torchao steps on the CPU and moves gradients during a backward, so both are timed with a minimal backward."""
+    count = gpu.elements(500_000_000, 1_000_000, 6, 14)
+    params = gpu.parameters(shapes.equal(count, 8), torch.bfloat16)
+    own = contenders.lowtide_adamw(gpu, params, memory=contenders.budget(gpu, device=DEVICE))
+    other = contenders.torchao_offload(gpu, params)
+
+    def backward_and(step: Callable[[], object]) -> None:
+        torch.autograd.backward([param.sum() for param in params])
+        step()
+        for param in params:
+            param.grad = None
+
+    # Its hooks on the parameters also run, and copy gradients, in Lowtide's turn: so that turn has no backward.
+    def grads() -> None:
+        for param in params:
+            param.grad = torch.full_like(param, 0.01)
+
+    steps = {"own": Step(own.step, before=grads), "other": Step(lambda: backward_and(other.step))}
+    found = in_turns(gpu, steps, seconds=25, warm_up=2)
+    rows.add("torchao CPUOffloadOptimizer, backward and step / Lowtide step, state on the host",
+             found["other"].median("wall") / found["own"].median("wall"), "x", elements=count,
+             **found["other"].data())  # fmt: skip
+
+
+CASES = {
+    "paged.dynamic8": lambda gpu, rows: streaming(gpu, rows, "dynamic8"),
+    "paged.fp32": lambda gpu, rows: streaming(gpu, rows, "fp32"),
+    "paged.bitsandbytes_8bit": lambda gpu, rows: bitsandbytes(gpu, rows, "PagedAdamW8bit", "dynamic8", "bnb_paged"),
+    "paged.bitsandbytes_fp32": lambda gpu, rows: bitsandbytes(gpu, rows, "PagedAdamW", "fp32", None),
+    "paged.torchao_offload": torchao,
+}

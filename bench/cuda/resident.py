@@ -1,0 +1,176 @@
+"""State on the device: steps against the device's own copy bandwidth, and against other optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from bench.cuda import contenders, shapes
+from bench.cuda.device import Absent, Gpu
+from bench.cuda.rows import Rows
+from bench.cuda.timing import Step, in_turns
+
+SCALES = 2 * 2 * 4 / 256  # bytes per element of reading and writing the scales of two moments in blocks of 256
+TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def bytes_each(dtype: torch.dtype, state: str) -> float:
+    """Read and written by one step of AdamW, per element: parameter twice, gradient once, two moments twice."""
+    return 3 * dtype.itemsize + (4 * 1 + SCALES if state == "dynamic8" else 4 * 4)
+
+
+def copy_step(gpu: Gpu, count: int) -> Step:
+    """A copy on the device that reads `count` bytes and writes as many."""
+    source = torch.ones(count, dtype=torch.uint8, device=gpu.device)
+    target = torch.empty_like(source)
+    return Step(lambda: target.copy_(source))
+
+
+def bandwidth(gpu: Gpu, rows: Rows) -> None:
+    half = gpu.size(2 << 30, 1 << 20)
+    for name, dtype in TYPES.items():
+        count = gpu.elements(1_000_000_000, 300_000, 2 * dtype.itemsize + 12)
+        params = gpu.parameters(shapes.one(count), dtype)
+        count = params[0].numel()
+        for state in ("dynamic8", "fp32"):
+            for label, options in (
+                ("exact", {}),
+                ("fast", {"arithmetic": "fast"}),
+                ("exact + check", {"nonfinite": "skip"}),
+            ):
+
+                def measure(name: str = name, dtype: Any = dtype, params: Any = params, count: int = count,
+                            state: str = state, label: str = label, options: Any = options) -> None:  # fmt: skip
+                    optimizer = contenders.settle(gpu, contenders.lowtide_adamw(gpu, params, state, **options))
+                    found = in_turns(gpu, {"step": Step(optimizer.step), "copy": copy_step(gpu, half)}, seconds=4)
+                    contenders.still_resident(gpu, optimizer)
+                    moved = count * (bytes_each(dtype, state) + (dtype.itemsize if "check" in label else 0))
+                    rate, limit = moved / found["step"].median(), 2 * half / found["copy"].median()
+                    main = (name, state, label) == ("bf16", "dynamic8", "exact")
+                    rows.add(f"AdamW {state}, {name} p and g, {label}: bandwidth / copy", rate / limit, "x",
+                             "resident_8bit" if main else None, elements=count, gb_per_s=rate * 1e-9,
+                             copy_gb_per_s=limit * 1e-9, **found["step"].data())  # fmt: skip
+
+                figure = "resident_8bit" if (name, state, label) == ("bf16", "dynamic8", "exact") else None
+                rows.attempt(f"AdamW {state}, {name}, {label}", measure, figure)
+        del params, measure  # which holds them, too
+        gpu.free()
+
+
+def budget(gpu: Gpu, rows: Rows) -> None:
+    """With a budget in which everything fits, nothing may cost more than without one."""
+    count = gpu.elements(1_000_000_000, 300_000, 12)
+    params = gpu.parameters(shapes.llama_7b(count), torch.bfloat16)
+    made = {"none": contenders.lowtide_adamw(gpu, params)}
+    for device in ("50%", "auto"):
+        memory = contenders.budget(gpu, device=None if gpu.rehearsed else device)
+        made[device] = contenders.lowtide_adamw(gpu, params, memory=memory)
+    steps = {name: Step(contenders.settle(gpu, optimizer).step) for name, optimizer in made.items()}
+    found = in_turns(gpu, steps, seconds=30, rounds=60)
+    for optimizer in made.values():
+        contenders.still_resident(gpu, optimizer)
+    for device in ("50%", "auto"):
+        for which in ("event", "wall"):
+            rows.add(f"all fits: Memory(device={device!r}) / none, {which} time",
+                     found[device].median(which) / found["none"].median(which), "x",
+                     "fits_overhead" if (device, which) == ("50%", "event") else None,
+                     **found[device].data())  # fmt: skip
+
+
+def compare(gpu: Gpu, rows: Rows, where: str, params: Any, others: dict[str, Callable[[Any], Any]],
+            figures: dict[str, str]) -> None:  # fmt: skip
+    """Each of `others` against 8-bit Lowtide, all over the same parameters, in turn. `figures`: ids by label."""
+    elements = sum(param.numel() for param in params)
+    lowtide = contenders.settle(gpu, contenders.lowtide_adamw(gpu, params))
+    steps = {"lowtide": Step(lowtide.step)}
+    for label, make in others.items():
+
+        def add(label: str = label, make: Any = make) -> None:
+            optimizer = make(params)
+            optimizer.step()  # what cannot run shows before the measurement of all
+            steps[label] = Step(optimizer.step)
+
+        rows.attempt(f"{where}: {label}", add, figures.get(label))
+    found = in_turns(gpu, steps, seconds=25)
+    contenders.still_resident(gpu, lowtide)
+    own = found["lowtide"]
+    rows.add(f"{where}: Lowtide AdamW dynamic8", elements / own.median() * 1e-9, "Gelt/s", **own.data())
+    for label, series in found.items():
+        if label != "lowtide":
+            rows.add(f"{where}: {label} / Lowtide", series.median() / own.median(), "x", figures.get(label),
+                     wall_ratio=series.median("wall") / own.median("wall"), **series.data())  # fmt: skip
+
+
+def peers(gpu: Gpu, rows: Rows, shape: Callable[[int], list[tuple[int, ...]]], where: str, elements: int) -> None:
+    for name, dtype in TYPES.items():
+        count = gpu.elements(elements, 300_000, 4 * dtype.itemsize + 12)
+        params = gpu.parameters(shape(count)[: gpu.size(1_000_000, 6)], dtype)
+        others = {
+            "bitsandbytes AdamW8bit": lambda p: contenders.bitsandbytes(gpu, p, "AdamW8bit"),
+            "torch AdamW(fused)": lambda p: contenders.torch_fused(gpu, p),
+        }
+        figures = {}
+        if where == "7B shape":  # in bf16, torch's state is bf16, too: 14 bytes against 10
+            figures = {
+                "bf16": {"bitsandbytes AdamW8bit": "bnb_resident"},
+                "fp32": {"torch AdamW(fused)": "torch_resident"},
+            }[name]
+        compare(gpu, rows, f"{where}, {len(params)} tensors, {name}", params, others, figures)
+        del params, others
+        gpu.free()
+
+
+def peers_one(gpu: Gpu, rows: Rows) -> None:
+    peers(gpu, rows, shapes.one, "one tensor", 1_000_000_000)
+
+
+def peers_7b(gpu: Gpu, rows: Rows) -> None:
+    peers(gpu, rows, shapes.llama_7b, "7B shape", 1_500_000_000)
+
+
+def torchao(gpu: Gpu, rows: Rows) -> None:
+    """Alone: it compiles for every shape."""
+    if gpu.rehearsed:
+        rows.absent("torchao AdamW8bit", "a rehearsal compiles nothing")
+        return
+    params = gpu.parameters(shapes.equal(gpu.elements(1_000_000_000, 0, 16), 16), torch.bfloat16)
+    compare(gpu, rows, "16 tensors, bf16", params, {"torchao AdamW8bit": lambda p: contenders.torchao(gpu, p)}, {})
+
+
+def graph(gpu: Gpu, rows: Rows) -> None:
+    """A step replayed from a CUDA graph against calling it."""
+    params = gpu.parameters(shapes.llama_7b(gpu.elements(500_000_000, 300_000, 12)), torch.bfloat16)
+    optimizer = contenders.settle(gpu, contenders.lowtide_adamw(gpu, params))
+    side = gpu.cuda.Stream()
+    side.wait_stream(gpu.cuda.current_stream())
+    with gpu.cuda.stream(side):
+        for _ in range(3):
+            optimizer.step()
+    gpu.cuda.current_stream().wait_stream(side)
+    captured = gpu.cuda.CUDAGraph()
+    try:
+        with gpu.cuda.graph(captured):
+            optimizer.step()
+    except (RuntimeError, ValueError) as error:
+        raise Absent(f"a step cannot be captured: {error}") from error
+
+    def replay() -> None:
+        if not gpu.rehearsed:
+            optimizer.prepare_replay()
+        captured.replay()
+
+    found = in_turns(gpu, {"replay": Step(replay), "call": Step(optimizer.step)}, seconds=10)
+    rows.add("CUDA graph replay / call, wall time", found["replay"].median("wall") / found["call"].median("wall"), "x",
+             **found["replay"].data())  # fmt: skip
+
+
+CASES = {
+    "resident.bandwidth": bandwidth,
+    "resident.budget": budget,
+    "resident.peers_7b": peers_7b,
+    "resident.peers_one": peers_one,
+    "resident.graph": graph,
+    "resident.torchao": torchao,
+}

@@ -1,0 +1,94 @@
+# The CUDA backend's plug-in, liblowtide_cuda<CUDA's major>.so: host code by the C++ compiler against the toolkit's
+# headers, kernels by nvcc, CUDA's runtime linked statically, so that it needs no library of CUDA's but the driver's, and
+# loads without that. The library finds it beside itself (backend/cuda_loader.h). Tests build the same sources, named by
+# lt_cuda_host_sources and lt_cuda_device_sources, against other headers.
+set(LOWTIDE_CUDA AUTO CACHE STRING "Build the CUDA plug-in: ON, OFF, or AUTO: if nvcc is found")
+set_property(CACHE LOWTIDE_CUDA PROPERTY STRINGS AUTO ON OFF)
+set(LOWTIDE_CUDA_ARCHITECTURES "80;90;100;120" CACHE STRING
+    "Compute capabilities to make kernels for; the last also as PTX, for those to come")
+
+lt_plugin_host_sources(cuda lt_cuda_host_sources)
+file(GLOB lt_cuda_device_sources CONFIGURE_DEPENDS "${lt_src}/backend/cuda/device/*.cu")
+include(rules)
+lt_generate_rule_sources("${lt_src}/portable/rules.def" step_rule.cu.in .cu lt_cuda_exact_rules)
+set(LT_CUDA_FAST ON)
+lt_generate_rule_sources("${lt_src}/portable/rules.def" step_rule.cu.in _fast.cu lt_cuda_fast_rules)
+list(APPEND lt_cuda_device_sources ${lt_cuda_exact_rules} ${lt_cuda_fast_rules})
+
+if(NOT LOWTIDE_CUDA)
+  set(Nvcc_REASON "LOWTIDE_CUDA is OFF")
+  return()
+endif()
+# nvcc does not sanitize; ON builds it all the same.
+if(LOWTIDE_CUDA STREQUAL "AUTO" AND LOWTIDE_SANITIZE)
+  set(Nvcc_REASON "sanitized builds have it with LOWTIDE_CUDA=ON only")
+  return()
+endif()
+
+find_package(Nvcc QUIET)
+if(NOT Nvcc_FOUND)
+  if(LOWTIDE_CUDA STREQUAL "AUTO")
+    message(STATUS "CUDA plug-in: not built (${Nvcc_REASON})")
+    return()
+  endif()
+  message(FATAL_ERROR "LOWTIDE_CUDA is ON, but CUDA's compiler cannot be used: ${Nvcc_REASON}")
+endif()
+
+set(lt_cuda lowtide_cuda${Nvcc_VERSION_MAJOR})
+message(STATUS "CUDA plug-in: lib${lt_cuda}.so with ${Nvcc_EXECUTABLE} (${Nvcc_VERSION})")
+
+set(lt_nvcc_flags
+    -std=c++20
+    -O3
+    "-Xcompiler=-fPIC,-fvisibility=hidden,-ffp-contract=off"
+    "-I${PROJECT_SOURCE_DIR}/include"
+    "-I${lt_src}"
+    "-I${Nvcc_INCLUDE}")
+# Exact kernels have the bits of the CPU backend: nothing is contracted, division and roots are IEEE's. The others are
+# in files of their own.
+list(APPEND lt_nvcc_flags --fmad=false)
+list(GET LOWTIDE_CUDA_ARCHITECTURES -1 lt_newest)
+foreach(lt_arch IN LISTS LOWTIDE_CUDA_ARCHITECTURES)
+  list(APPEND lt_nvcc_flags "--generate-code=arch=compute_${lt_arch},code=sm_${lt_arch}")
+endforeach()
+list(APPEND lt_nvcc_flags "--generate-code=arch=compute_${lt_newest},code=compute_${lt_newest}")
+execute_process(COMMAND "${Nvcc_EXECUTABLE}" --help OUTPUT_VARIABLE lt_nvcc_words ERROR_QUIET)
+if(lt_nvcc_words MATCHES "--compress-mode")
+  list(APPEND lt_nvcc_flags --compress-mode=size)
+endif()
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  list(APPEND lt_nvcc_flags "--compiler-bindir=${CMAKE_CXX_COMPILER}")
+endif()
+set(lt_nvcc_fast_flags --fmad=true --ftz=true --prec-div=false --prec-sqrt=false)
+
+set(lt_cuda_objects)
+foreach(lt_source IN LISTS lt_cuda_device_sources)
+  get_filename_component(lt_name "${lt_source}" NAME_WE)
+  set(lt_object "${PROJECT_BINARY_DIR}/cuda/${lt_name}.o")
+  set(lt_flags ${lt_nvcc_flags})
+  if(lt_source IN_LIST lt_cuda_fast_rules)
+    list(REMOVE_ITEM lt_flags --fmad=false)
+    list(APPEND lt_flags ${lt_nvcc_fast_flags})
+  endif()
+  add_custom_command(
+    OUTPUT "${lt_object}"
+    COMMAND "${CMAKE_COMMAND}" -E make_directory "${PROJECT_BINARY_DIR}/cuda"
+    COMMAND "${Nvcc_EXECUTABLE}" ${lt_flags} -MD -MF "${lt_object}.d" -MT "${lt_object}" -c "${lt_source}" -o
+            "${lt_object}"
+    DEPENDS "${lt_source}" "${Nvcc_EXECUTABLE}"
+    DEPFILE "${lt_object}.d"
+    COMMENT "nvcc ${lt_name}.cu"
+    VERBATIM)
+  list(APPEND lt_cuda_objects "${lt_object}")
+endforeach()
+
+set(lt_cuda_map "${PROJECT_SOURCE_DIR}/cmake/cuda.map")
+add_library(${lt_cuda} MODULE ${lt_cuda_host_sources} ${lt_plugin_core_sources} ${lt_cuda_objects})
+lt_plugin_properties(${lt_cuda})
+target_link_libraries(${lt_cuda} PRIVATE Nvcc::cudart_static)
+target_link_options(${lt_cuda} PRIVATE "LINKER:--version-script=${lt_cuda_map}" "LINKER:--as-needed")
+if(NOT LOWTIDE_SANITIZE)
+  target_link_options(${lt_cuda} PRIVATE "LINKER:--no-undefined")
+endif()
+set_target_properties(${lt_cuda} PROPERTIES LINK_DEPENDS "${lt_cuda_map}")
+lt_install_plugin(${lt_cuda})

@@ -1,0 +1,70 @@
+#include "python_allocator.h"
+
+#include <cstdint>
+#include <optional>
+
+namespace nb = nanobind;
+
+namespace lowtide::python {
+namespace {
+
+bool ending() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return !Py_IsInitialized() || Py_IsFinalizing();
+#else
+  return !Py_IsInitialized() || _Py_IsFinalizing();
+#endif
+}
+
+// The result, or none after an exception. An interrupt is not lost: it comes up again when Python code runs next.
+template <class Argument>
+std::optional<uintptr_t> call(const nb::object& function, Argument argument) noexcept {
+  if (ending()) return std::nullopt;
+  const nb::gil_scoped_acquire gil;
+  PyObject *type, *value, *trace;
+  PyErr_Fetch(&type, &value, &trace);  // a call may come while another error is on its way
+  std::optional<uintptr_t> result;
+  try {
+    const nb::object returned = function(argument);
+    result = returned.is_none() ? 0 : nb::cast<uintptr_t>(returned);
+  } catch (const nb::python_error& error) {
+    if (error.matches(PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();
+  } catch (...) {
+  }
+  PyErr_Restore(type, value, trace);
+  return result;
+}
+
+}  // namespace
+
+PythonAllocator::PythonAllocator(const nb::object& functions) {
+  if (functions.is_none()) return;
+  allocate_ = functions[0];
+  free_ = functions[1];
+}
+
+PythonAllocator::~PythonAllocator() {
+  if (ending()) {
+    allocate_.release();
+    free_.release();
+    return;
+  }
+  const nb::gil_scoped_acquire gil;
+  allocate_.reset();
+  free_.reset();
+}
+
+DeviceAllocator PythonAllocator::callbacks() {
+  if (!allocate_.is_valid()) return {};
+  DeviceAllocator out;
+  out.context = this;
+  out.allocate = [](void* context, int64_t bytes) {
+    return reinterpret_cast<void*>(call(static_cast<PythonAllocator*>(context)->allocate_, bytes).value_or(0));
+  };
+  out.free = [](void* context, void* memory) {
+    call(static_cast<PythonAllocator*>(context)->free_, reinterpret_cast<uintptr_t>(memory));
+  };
+  return out;
+}
+
+}  // namespace lowtide::python

@@ -1,0 +1,27 @@
+// Device memory from a framework's cache: two Python functions as a DeviceAllocator.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include "lowtide/optimizer.h"
+
+namespace lowtide::python {
+
+// Keeps the functions (allocate: bytes -> address, 0 if there is none; free: address) and takes the GIL to call them.
+// What an exception of theirs stops is an allocation that fails, or memory that is not given back. While the
+// interpreter ends nothing is called any more: the memory goes with the process. Must outlive what uses callbacks().
+class PythonAllocator {
+ public:
+  // functions: a pair of them, or None: callbacks() are empty.
+  explicit PythonAllocator(const nanobind::object& functions);
+  ~PythonAllocator();
+  PythonAllocator(const PythonAllocator&) = delete;
+  PythonAllocator& operator=(const PythonAllocator&) = delete;
+
+  DeviceAllocator callbacks();
+
+ private:
+  nanobind::object allocate_, free_;
+};
+
+}  // namespace lowtide::python

@@ -1,0 +1,64 @@
+// Steps by their rule, the count of replays, and which of this build's code runs here.
+#include <cstdio>
+
+#include "backend/cuda/device/steps.h"
+#include "backend/cuda/device/prelude.inc"
+
+static __global__ void finish_replay_kernel(cuda_kernels::ReplayState* replay) {
+  if (replay->prepared == replay->done) ++replay->missed;
+  replay->done = replay->prepared;
+}
+
+}  // namespace lowtide::LT_CUDA_NAMESPACE
+
+namespace lowtide::cuda_kernels {
+namespace {
+
+// Whether a pair of element types is of one type, as those of fast kernels are.
+bool is_of_one_type(int pair) {
+  using namespace cuda_device;
+  switch (pair) {
+#define LT_PAIR(number, P, G) \
+  case number:                \
+    return std::is_same_v<P, G>;
+#include "portable/pairs.def"
+#undef LT_PAIR
+  }
+  return false;
+}
+
+}  // namespace
+
+cudaError_t step(const StepLaunch& launch, const Queue& queue) {
+  const bool fast = launch.fast && !launch.ballot && is_of_one_type(launch.pair);
+  switch (launch.rule) {
+#define LT_RULE(number, name, R) \
+  case number:                   \
+    return fast ? step_fast_##name(launch, queue) : step_##name(launch, queue);
+#include "portable/rules.def"
+#undef LT_RULE
+  }
+  return cudaErrorInvalidValue;
+}
+
+cudaError_t finish_replay(ReplayState* replay, const Queue& queue) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = config.blockDim = dim3(1);
+  config.stream = queue.stream;
+  return cudaLaunchKernelEx(&config, cuda_device::finish_replay_kernel, replay);
+}
+
+const char* architecture() {
+  cudaFuncAttributes attributes{};
+  if (cudaFuncGetAttributes(&attributes, cuda_device::finish_replay_kernel) != cudaSuccess) {
+    cudaGetLastError();  // it is said by the result
+    return nullptr;
+  }
+  // Code that was made ahead is of the version of its PTX; the driver makes that of the device.
+  const bool made_ahead = attributes.binaryVersion == attributes.ptxVersion;
+  static thread_local char name[24];
+  std::snprintf(name, sizeof name, made_ahead ? "sm_%d" : "compute_%d", attributes.ptxVersion);
+  return name;
+}
+
+}  // namespace lowtide::cuda_kernels

@@ -1,0 +1,62 @@
+// The float of steps whose operands are known to be in range: division and square root without the tests for operands
+// out of it, which cost more than the arithmetic. Included in the namespace of a .cu file after the dialect.
+//
+// In exact files the bits are those of IEEE 754 for the operands that HotBlocks (step-inl.h) lets through: the
+// sequences are those of nvcc's own fast paths, whose results depend on the exponents only where something over- or
+// underflows. With 2^-100 <= x < 2^25 or x = 0 the remainder x - g g of the square root is a multiple of 2^-149 and
+// exact. With 2^-96 <= |a| < 2^61 or a = 0, and 2^-60 <= b <= 2^26, quotients are normal, and so are a - b q and all
+// others. A quotient of -0 becomes +0, and so a step of no length is +0 where HotBlocks has seen that it cannot
+// underflow: then move needs not to turn it.
+//
+// Fast files (LT_CUDA_FAST) have an error of at most 1 ulp of the reciprocal, then one multiplication for the division
+// (2 ulp together), and at most 1 ulp for the square root (PTX ISA: rcp.approx, sqrt.approx).
+
+struct Real {
+  float x;
+  LT_METHOD Real(float value) : x(value) {}
+  Real() = default;
+};
+
+LT_FN float unchecked_divide(float a, float b) {
+#ifndef __CUDA_ARCH__
+  return a / b + 0.f;  // as below, no -0
+#elif defined LT_CUDA_FAST
+  return __fdividef(a, b);
+#else
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));
+  r = __fmaf_rn(r, __fmaf_rn(-b, r, 1.f), r);
+  float q = __fmul_rn(a, r);
+  q = __fmaf_rn(r, __fmaf_rn(-b, q, a), q);
+  return __fmaf_rn(r, __fmaf_rn(-b, q, a), q);
+#endif
+}
+
+LT_FN float unchecked_sqrt(float x) {
+#ifndef __CUDA_ARCH__
+  return __builtin_sqrtf(x);
+#elif defined LT_CUDA_FAST
+  float g;
+  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(g) : "f"(x));
+  return g;
+#else
+  float y;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x > 0x1p-100f ? x : 0x1p-100f));  // of 0: 0 below
+  const float g = __fmul_rn(x, y), h = __fmul_rn(y, 0.5f);
+  return __fmaf_rn(__fmaf_rn(-g, g, x), h, g);
+#endif
+}
+
+LT_FN Real operator+(Real a, Real b) { return a.x + b.x; }
+LT_FN Real operator-(Real a, Real b) { return a.x - b.x; }
+LT_FN Real operator*(Real a, Real b) { return a.x * b.x; }
+LT_FN Real operator/(Real a, Real b) { return unchecked_divide(a.x, b.x); }
+LT_FN bool operator<(Real a, Real b) { return a.x < b.x; }
+LT_FN bool operator>(Real a, Real b) { return a.x > b.x; }
+LT_FN Real sqrt(Real a) { return unchecked_sqrt(a.x); }
+LT_FN Real abs(Real a) { return abs(a.x); }
+LT_FN Real max(Real a, Real b) { return max(a.x, b.x); }
+LT_FN Real select(bool m, Real a, Real b) { return m ? a.x : b.x; }
+#ifndef LT_CUDA_FAST
+LT_FN Real move(Real p, Real x) { return p.x - x.x; }
+#endif

@@ -1,0 +1,35 @@
+// What the kernels (backend/kernels) ask of their target, for CUDA: who this thread is, and what it does with others.
+// Included in the namespace of a .cu file after the dialect. Launches are one-dimensional; the 32 members of kernels of
+// signs are warps. Threads meet in uniform code only, all 32.
+
+inline constexpr i64 kBlocksOfTile = cuda_kernels::kTileBlocks;
+inline constexpr u32 kAllLanes = ~0u;
+
+LT_FN i64 group_id() { return blockIdx.x; }
+LT_FN i64 group_count() { return gridDim.x; }
+LT_FN u32 id_in_group() { return threadIdx.x; }
+LT_FN i64 item_id() { return static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x; }
+LT_FN i64 item_count() { return static_cast<i64>(gridDim.x) * blockDim.x; }
+
+LT_FN u32 max_of_lanes(u32 x, u32 lanes) {
+  for (u32 distance = lanes / 2; distance > 0; distance /= 2) {
+    const u32 other = __shfl_xor_sync(kAllLanes, x, static_cast<int>(distance));
+    x = x > other ? x : other;
+  }
+  return x;
+}
+
+// The largest x of the group, for all of it; what they read before is read when this returns.
+LT_FN u32 max_of_group(u32 x) {
+  __shared__ u32 of_warp[kGroupSize / 32];
+  x = max_of_lanes(x, 32);
+  __syncthreads();  // all have read those of a call before
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = x;
+  __syncthreads();
+  return max_of_lanes(of_warp[threadIdx.x % (kGroupSize / 32)], kGroupSize / 32);
+}
+
+LT_FN void atomic_or(u32* word, u32 x) { atomicOr(word, x); }
+LT_FN void atomic_min(u32* word, u32 x) {
+  if (x < *static_cast<volatile u32*>(word)) atomicMin(word, x);
+}

@@ -1,0 +1,40 @@
+// Where a warp's tile is: in which item, and which elements. Included in the namespace of a .cu file after
+// device-inl.h.
+
+// As find_item, by all lanes of a warp: each looks at one of 32 starts at a time.
+LT_FN i64 find_item_by_warp(const i64* starts, i64 count, i64 tile) {
+  const i64 lane = threadIdx.x % 32;
+  i64 low = 0, span = count;
+  while (span > 1) {
+    const i64 step = (span + 31) / 32, at = low + lane * step;
+    // The first lane's starts at or before the tile.
+    const u32 before = __ballot_sync(kAllLanes, lane == 0 || (lane * step < span && starts[at] <= tile));
+    const i64 last = __popc(before) - 1, left = span - last * step;
+    low += last * step;
+    span = left < step ? left : step;
+  }
+  return low;
+}
+
+// The first element of a block: in the parameter, and in its row.
+struct Cursor {
+  i64 element, column;
+
+  // item_block: counted from the item's first.
+  LT_METHOD void find(const DeviceItem& item, i64 item_block) {
+    const i64 per_row = (item.row_length + kBlock - 1) / kBlock, block = item.first_block + item_block;
+    const i64 row = block / per_row;
+    column = (block - row * per_row) * kBlock;
+    element = row * item.row_length + column;
+  }
+  LT_METHOD void advance(const DeviceItem& item, i64 blocks) {
+    element += blocks * kBlock;
+    column += blocks * kBlock;
+    while (column >= item.row_length) {
+      // The row's last block may have been short.
+      const i64 padded = (item.row_length + kBlock - 1) / kBlock * kBlock;
+      column -= padded;
+      element -= padded - item.row_length;
+    }
+  }
+};

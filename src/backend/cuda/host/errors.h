@@ -1,0 +1,23 @@
+// CUDA's errors as ours, and which devices this process has lost.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <atomic>
+#include <string>
+
+#include "core/error.h"
+
+namespace lowtide::cuda_host {
+
+// What an error means to a caller. Of those that CUDA does not recover from: kDeviceLost.
+ErrorKind kind_of(cudaError_t code);
+
+// "an illegal memory access was encountered (cudaErrorIllegalAddress)", and what to do where that is known.
+std::string words_of(cudaError_t code);
+
+// Whether this process has had such an error on the device of this ordinal: then CUDA answers every later call with
+// it, and there is no way back but a new process.
+std::atomic<bool>& lost(int ordinal);
+
+}  // namespace lowtide::cuda_host

@@ -1,0 +1,95 @@
+// Queued searches for gradients that are not finite (Guard), and the memory for their answers.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "backend/backend.h"
+#include "backend/cuda/host/device_memory.h"
+#include "backend/cuda/host/events.h"
+#include "backend/cuda/host/host_memory.h"
+#include "backend/cuda/host/uploads.h"
+#include "backend/kernels/batch.h"
+
+namespace lowtide::cuda_host {
+
+// Memory for one answer, on the device and on the host. Kept for the next guard.
+struct Answer {
+  DeviceMemory device;
+  HostMemory host;
+  Device::Event found;  // behind the copy to the host
+  Device::Event used;   // behind the last step that reads the device's
+
+  uint32_t* word() const { return reinterpret_cast<uint32_t*>(device.data()); }
+  uint32_t* copy() const { return reinterpret_cast<uint32_t*>(host.data()); }
+};
+
+// Any thread.
+class Answers {
+ public:
+  explicit Answers(const Place& place) : place_(place) {}
+
+  // One that nothing reads any more.
+  std::unique_ptr<Answer> take();
+  static std::unique_ptr<Answer> make(const Scope& scope);
+  void give_back(std::unique_ptr<Answer> answer) noexcept;
+
+ private:
+  Place place_;
+  std::mutex mutex_;
+  std::list<std::unique_ptr<Answer>> free_;
+};
+
+class CudaGuard : public Guard {
+ public:
+  // answers: where the answer goes back to; nullptr: it is the guard's own.
+  CudaGuard(const Place& place, std::shared_ptr<Answers> answers, std::unique_ptr<Answer> answer)
+      : place_(place), answers_(std::move(answers)), answer_(std::move(answer)) {}
+  ~CudaGuard() override {
+    if (answers_) answers_->give_back(std::move(answer_));
+  }
+
+  int64_t first() override;
+  const uint32_t* word() const override { return answer_->word(); }
+  Answer& answer() { return *answer_; }
+
+ protected:
+  // The answer that has reached the host.
+  int64_t found() const;
+  const Place& place() const { return place_; }
+
+ private:
+  Place place_;
+  std::shared_ptr<Answers> answers_;
+  std::unique_ptr<Answer> answer_;
+};
+
+// A search in a CUDA graph, behind which a recorded step is. What it searches stays on the device with it; both must
+// live as long as the graph is replayed.
+class CudaRecordedGuard final : public CudaGuard {
+ public:
+  // batch: of one launch, whose items are put on the device by way of `side`. The caller records the search.
+  CudaRecordedGuard(const Scope& scope, std::unique_ptr<Answer> answer, std::shared_ptr<Events> events,
+                    kernels::Batch& batch, cudaStream_t side);
+
+  // Waits for the last replay that was prepared.
+  int64_t first() override;
+  // Where kernels find the items.
+  const std::byte* items() const { return memory_.data(); }
+  // Queues what the next replay there needs: the scales of these items' gradients, if they are others.
+  void prepare(const Scope& scope, std::span<const StepItem> items, Uploads& uploads, cudaStream_t stream);
+
+ private:
+  std::shared_ptr<Events> events_;
+  std::vector<std::byte> bytes_;  // as on the device
+  size_t count_;                  // items
+  DeviceMemory memory_;
+  cudaStream_t last_ = nullptr;
+  bool prepared_ = false;
+};
+
+}  // namespace lowtide::cuda_host

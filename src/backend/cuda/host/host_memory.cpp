@@ -1,0 +1,110 @@
+#include "backend/cuda/host/host_memory.h"
+
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "backend/cuda/host/errors.h"
+#include "core/buffer.h"
+
+namespace lowtide::cuda_host {
+namespace {
+
+constexpr int64_t kHugePage = int64_t{2} << 20;
+
+// f(first byte, bytes) for all of `bytes`, in pieces.
+template <class Fn>
+void for_pieces(int64_t bytes, int64_t piece, Fn&& f) {
+  for (int64_t at = 0; at < bytes; at += piece) f(at, std::min(piece, bytes - at));
+}
+
+std::string lockable() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "any number of";
+  return std::to_string(limit.rlim_cur);
+}
+
+// A wish: memory of another node is as good, and slower.
+void prefer_node(void* data, int64_t bytes, int node) {
+  constexpr int kPreferred = 1, kBits = 8 * sizeof(unsigned long);  // MPOL_PREFERRED
+  unsigned long mask[16] = {};
+  if (node < 0 || node >= static_cast<int>(std::size(mask)) * kBits) return;
+  mask[node / kBits] = 1ul << (node % kBits);
+  syscall(SYS_mbind, data, static_cast<unsigned long>(bytes), kPreferred, mask, std::size(mask) * kBits + 1, 0u);
+}
+
+// Makes the pages now, by several threads: the driver takes far longer for those that are not there.
+void make_pages(std::byte* data, int64_t bytes) {
+#ifdef MADV_POPULATE_WRITE
+  constexpr int64_t kThreads = 4, kSmallest = 32 * kHugePage;
+  const int64_t share = round_up(std::max(bytes / kThreads, kSmallest), kHugePage);
+  std::vector<std::jthread> threads;
+  for_pieces(bytes, share, [&](int64_t at, int64_t size) {
+    const auto populate = [=] { madvise(data + at, static_cast<size_t>(size), MADV_POPULATE_WRITE); };
+    if (at + size == bytes) return populate();
+    try {
+      threads.emplace_back(populate);
+    } catch (const std::system_error&) {  // no thread: registering makes the pages
+    }
+  });
+#else
+  (void)data, (void)bytes;
+#endif
+}
+
+[[noreturn]] void refuse(int64_t bytes, const std::string& why) {
+  fail(ErrorKind::kOutOfMemory,
+       "CUDA: %lld bytes of pinned host memory could not be had: %s. The process may lock %s bytes (ulimit -l): raise "
+       "that, free host memory, or keep less there (Memory(host=...))",
+       static_cast<long long>(bytes), why.c_str(), lockable().c_str());
+}
+
+}  // namespace
+
+HostMemory::HostMemory(const Place& place, int64_t bytes) : place_(&place), bytes_(round_up(bytes, kPageBytes)) {
+  const auto size = static_cast<size_t>(bytes_);
+  void* const data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) refuse(bytes_, "the system has not so much memory");
+  if (bytes_ >= kHugePage) madvise(data, size, MADV_HUGEPAGE);
+  prefer_node(data, bytes_, place.numa_node);
+  auto* const first = static_cast<std::byte*>(data);
+  make_pages(first, bytes_);
+  int64_t registered = 0;
+  cudaError_t code = cudaSuccess;
+  for_pieces(bytes_, kPieceBytes, [&](int64_t at, int64_t piece) {
+    if (code != cudaSuccess) return;
+    code = cudaHostRegister(first + at, static_cast<size_t>(piece), cudaHostRegisterPortable | cudaHostRegisterMapped);
+    if (code == cudaSuccess) registered = at + piece;
+  });
+  if (code == cudaSuccess) {
+    data_ = first;
+    return;
+  }
+  cudaGetLastError();
+  for_pieces(registered, kPieceBytes, [&](int64_t at, int64_t) { cudaHostUnregister(first + at); });
+  munmap(data, size);
+  if (kind_of(code) == ErrorKind::kDeviceLost) Scope(place, "pinning host memory").check(code);
+  refuse(bytes_, words_of(code));
+}
+
+HostMemory::~HostMemory() {
+  if (!data_ || lost(place_->ordinal)) return;  // a lost device keeps its pages to the end of the process
+  quietly(*place_, [&] {
+    cudaError_t first = cudaSuccess;
+    for_pieces(bytes_, kPieceBytes, [&](int64_t at, int64_t) {
+      const cudaError_t code = cudaHostUnregister(data_ + at);
+      if (first == cudaSuccess) first = code;
+    });
+    return first;
+  });
+  munmap(data_, static_cast<size_t>(bytes_));
+}
+
+}  // namespace lowtide::cuda_host

@@ -1,0 +1,114 @@
+#include "backend/cuda/host/place.h"
+
+#include <stdlib.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstring>
+#include <fstream>
+#include <string>
+
+#include "backend/cuda/device/launch.h"
+#include "backend/cuda/host/errors.h"
+
+namespace lowtide::cuda_host {
+namespace {
+
+constexpr const char* kOpening = "opening a device";
+
+void check_opening(cudaError_t code) {
+  if (code == cudaSuccess) return;
+  cudaGetLastError();
+  fail(kind_of(code), "CUDA, %s: %s", kOpening, words_of(code).c_str());
+}
+
+// As Linux knows it by the device's place on the bus.
+int numa_node_of(int ordinal) {
+  char id[32] = {};
+  if (cudaDeviceGetPCIBusId(id, sizeof id, ordinal) != cudaSuccess) {
+    cudaGetLastError();
+    return -1;
+  }
+  std::transform(std::begin(id), std::end(id), std::begin(id),
+                 [](char c) { return static_cast<char>(std::tolower(static_cast<unsigned char>(c))); });
+  std::ifstream file(std::string("/sys/bus/pci/devices/") + id + "/numa_node");
+  int node = -1;
+  return file >> node ? node : -1;
+}
+
+}  // namespace
+
+Place find_place(int ordinal) {
+  int count = 0;
+  check_opening(cudaGetDeviceCount(&count));
+  if (count == 0) check_opening(cudaErrorNoDevice);
+  if (ordinal < 0) check_opening(cudaGetDevice(&ordinal));
+  LT_REQUIRE(ordinal < count, "got CUDA device %d, wanted one from 0 to %d, for there are so many", ordinal, count - 1);
+  Place place;
+  place.ordinal = ordinal;
+  const char* const sync = getenv("LOWTIDE_SYNC");
+  place.synchronous = sync && std::strcmp(sync, "1") == 0;
+  const Scope scope(place, kOpening);
+  const auto attribute = [&](cudaDeviceAttr which) {
+    int value = 0;
+    scope.check(cudaDeviceGetAttribute(&value, which, ordinal));
+    return value;
+  };
+  if (!cuda_kernels::architecture())
+    fail(ErrorKind::kUnsupported,
+         "no kernel of this build runs on CUDA device %d, which is of compute capability %d.%d; wanted 8.0 or newer, "
+         "and "
+         "a driver that knows it",
+         ordinal, attribute(cudaDevAttrComputeCapabilityMajor), attribute(cudaDevAttrComputeCapabilityMinor));
+  place.processors = attribute(cudaDevAttrMultiProcessorCount);
+  place.reaches_all = attribute(cudaDevAttrPageableMemoryAccess) != 0;
+  place.reaches_pinned = attribute(cudaDevAttrCanUseHostPointerForRegisteredMem) != 0;
+  place.concurrent_managed = attribute(cudaDevAttrConcurrentManagedAccess) != 0;
+  place.numa_node = numa_node_of(ordinal);
+  return place;
+}
+
+Scope::Scope(const Place& place, const char* doing) : place_(place), doing_(doing) {
+  if (lost(place.ordinal))
+    fail(ErrorKind::kDeviceLost,
+         "CUDA, %s: device %d was lost to an earlier error; what is in its memory is gone, and it can be used again in "
+         "another process only",
+         doing, place.ordinal);
+  int present = place.ordinal;
+  check(cudaGetDevice(&present));
+  if (present != place.ordinal) {
+    check(cudaSetDevice(place.ordinal));
+    before_ = present;
+  }
+  const cudaError_t code = cudaThreadExchangeStreamCaptureMode(&mode_);
+  if (code == cudaSuccess) return;
+  if (before_ >= 0) cudaSetDevice(before_);
+  raise(code);
+}
+
+Scope::~Scope() {
+  cudaThreadExchangeStreamCaptureMode(&mode_);
+  if (before_ >= 0) cudaSetDevice(before_);
+}
+
+void Scope::raise(cudaError_t code) const {
+  cudaGetLastError();  // ours, not the caller's: this copy of the runtime is the plug-in's own
+  const ErrorKind kind = kind_of(code);
+  if (kind == ErrorKind::kDeviceLost) lost(place_.ordinal) = true;
+  fail(kind, "CUDA, %s, device %d: %s%s", doing_, place_.ordinal, words_of(code).c_str(),
+       kind == ErrorKind::kDeviceLost && !place_.synchronous
+           ? "; what failed may have been queued earlier, by anyone: LOWTIDE_SYNC=1 waits for each operation of ours"
+           : "");
+}
+
+void Scope::queued(cudaStream_t stream) const {
+  if (place_.synchronous && !is_capturing(stream)) check(cudaStreamSynchronize(stream));
+}
+
+bool Scope::is_capturing(cudaStream_t stream) const {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(stream, &status));
+  return status != cudaStreamCaptureStatusNone;
+}
+
+}  // namespace lowtide::cuda_host

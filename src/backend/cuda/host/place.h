@@ -1,0 +1,66 @@
+// One device, and what a call does first and last there.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "core/error.h"
+
+namespace lowtide::cuda_host {
+
+// What is asked of a device once.
+struct Place {
+  int ordinal = 0;
+  int processors = 0;               // multiprocessors
+  int numa_node = -1;               // of the host's memory that is near; -1: not known
+  bool reaches_all = false;         // kernels can be given any memory of the process
+  bool reaches_pinned = false;      // and pinned memory by the host's own address
+  bool concurrent_managed = false;  // managed memory can be prefetched, and used by the host at the same time
+  bool synchronous = false;         // LOWTIDE_SYNC=1: every operation is waited for, to name the one that fails
+};
+
+// ordinal: -1 for the device that is present (cudaGetDevice). Throws kUnsupported if there is no device, or none that
+// kernels of this build run on, kInvalidArgument for an ordinal that there is not.
+Place find_place(int ordinal);
+
+// The time of one call on the device: it is the present one, errors are named by what was being done, and memory may be
+// had although some stream is being captured. What the caller had set is restored.
+class Scope {
+ public:
+  // Throws kDeviceLost if it is.
+  Scope(const Place& place, const char* doing);
+  ~Scope();
+  Scope(const Scope&) = delete;
+  Scope& operator=(const Scope&) = delete;
+
+  // Throws what an error means, and marks the device if it is lost.
+  void check(cudaError_t code) const {
+    if (code != cudaSuccess) [[unlikely]]
+      raise(code);
+  }
+  // Behind what was queued: where Place::synchronous, waits for it.
+  void queued(cudaStream_t stream) const;
+  // What is queued there is recorded for a graph.
+  bool is_capturing(cudaStream_t stream) const;
+
+  const Place& place() const { return place_; }
+
+ private:
+  [[noreturn]] void raise(cudaError_t code) const;
+
+  const Place& place_;
+  const char* doing_;
+  int before_ = -1;  // the caller's device, if it is another
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+// Runs f() on the device, for frees: does nothing if it is lost, and no error gets out of it.
+template <class Fn>
+void quietly(const Place& place, Fn&& f) noexcept {
+  try {
+    const Scope scope(place, "freeing");
+    scope.check(f());
+  } catch (const Error&) {
+  }
+}
+
+}  // namespace lowtide::cuda_host

@@ -1,0 +1,76 @@
+#include "backend/plugin.h"
+
+#include <cuda_runtime.h>
+
+#include "backend/cuda/device/launch.h"
+#include "backend/cuda/host/cuda_backend.h"
+#include "backend/cuda/host/errors.h"
+#include "backend/cuda/host/place.h"
+#include "lowtide/export.h"
+
+namespace lowtide::cuda_host {
+namespace {
+
+std::string words_of_version(int version) { return format("CUDA %d.%d", version / 1000, version % 1000 / 10); }
+
+// "0: NVIDIA H200, sm_90, 139.7 GiB: the same bits as the CPU backend", or why it cannot be used.
+std::string words_of_device(int ordinal, bool& usable) {
+  usable = false;
+  cudaDeviceProp found{};
+  if (const cudaError_t code = cudaGetDeviceProperties(&found, ordinal); code != cudaSuccess) {
+    cudaGetLastError();
+    return format("; %d: %s", ordinal, words_of(code).c_str());
+  }
+  const std::string text = format("; %d: %s, compute capability %d.%d, %.1f GiB", ordinal, found.name, found.major,
+                                  found.minor, static_cast<double>(found.totalGlobalMem) / (1 << 30));
+  try {
+    const Place place = find_place(ordinal);
+    const Scope scope(place, "looking at a device");
+    usable = true;
+    return format("%s, kernels of %s: the same bits as the CPU backend (fast: approximate)", text.c_str(),
+                  cuda_kernels::architecture());
+  } catch (const Error& error) {
+    return format("%s, cannot be used: %s", text.c_str(), error.what());
+  }
+}
+
+int report(std::string* text) {
+  int runtime = 0, driver = 0, count = 0, usable = 0;
+  cudaRuntimeGetVersion(&runtime);
+  cudaDriverGetVersion(&driver);
+  *text = words_of_version(runtime);
+  if (driver == 0) {
+    *text += ", no driver: install NVIDIA's (580 or newer for CUDA 13, 525 or newer for CUDA 12)";
+    return 0;
+  }
+  *text += ", driver for " + words_of_version(driver);
+  if (const cudaError_t code = cudaGetDeviceCount(&count); code != cudaSuccess) {
+    cudaGetLastError();
+    *text += ": " + words_of(code);
+    return 0;
+  }
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    bool can_be_used;
+    *text += words_of_device(ordinal, can_be_used);
+    usable += can_be_used;
+  }
+  return usable;
+}
+
+}  // namespace
+}  // namespace lowtide::cuda_host
+
+using namespace lowtide;
+
+extern "C" {
+
+LT_API lowtide::PluginVersionFn lt_cuda_version;
+LT_API lowtide::PluginDevicesFn lt_cuda_devices;
+LT_API lowtide::PluginOpenFn lt_cuda_open;
+
+const char* lt_cuda_version() { return LOWTIDE_VERSION; }
+
+int lt_cuda_devices(std::string* text) { return cuda_host::report(text); }
+
+Backend* lt_cuda_open(const char* target, void* stream) { return cuda_host::make_backend(target, stream).release(); }
+}

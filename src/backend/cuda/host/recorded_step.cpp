@@ -1,0 +1,85 @@
+#include "backend/cuda/host/recorded_step.h"
+
+#include <cstddef>
+#include <cstring>
+#include <utility>
+
+#include "backend/cuda/host/guards.h"
+#include "backend/cuda/host/pointers.h"
+#include "backend/cuda/host/steps.h"
+
+namespace lowtide::cuda_host {
+
+using cuda_kernels::ReplayState;
+
+static_assert(offsetof(ReplayState, prepared) == 0, "written behind the batch, with it");
+
+CudaRecordedStep::CudaRecordedStep(const RecordingPlace& of, const Scope& scope, kernels::Batch batch, bool ordered,
+                                   std::span<const void* const> tables, bool fast, cudaStream_t stream)
+    : of_(of),
+      batch_(std::move(batch)),
+      launches_(batch_.launches()),
+      ordered_(ordered),
+      bytes_(batch_.bytes()),
+      memory_(scope, bytes_ + sizeof(ReplayState)),
+      answer_(of.place, sizeof(ReplayState)),
+      side_(scope) {
+  const cuda_kernels::Queue side{side_.get(), of.place.processors};
+  scope.check(cuda_kernels::fill(reinterpret_cast<unsigned char*>(state()), 0, sizeof(ReplayState), side));
+  scope.check(cudaStreamSynchronize(side_.get()));
+  const cuda_kernels::Queue recording{stream, of.place.processors};
+  queue_steps(scope, batch_, memory_.data(), tables, fast, state(), recording);
+  scope.check(cuda_kernels::finish_replay(state(), recording));
+}
+
+ReplayState* CudaRecordedStep::state() const { return reinterpret_cast<ReplayState*>(memory_.data() + bytes_); }
+
+void CudaRecordedStep::prepare(std::span<const StepItem> items, void* stream) {
+  const Scope scope(of_.place, "preparing a replay");
+  const cudaStream_t on = of_.device.queue_of(scope, stream);
+  LT_REQUIRE(!scope.is_capturing(on), "got a stream that is capturing, wanted the one that the next replay runs on");
+  const PointerCheck check(of_.place, of_.device);
+  for (size_t i = 0; i < items.size(); ++i) check(items[i], i);
+  batch_.clear();
+  batch_.add_steps(items, ordered_);
+  LT_REQUIRE(batch_.launches() == launches_ && batch_.bytes() == bytes_,
+             "got %zu parameters of other sizes or kinds than those of the recorded step, wanted the same; record it "
+             "again",
+             items.size());
+  const Guard* ready = nullptr;
+  for (const StepItem& item : items) {
+    if (!item.guard || item.guard == ready) continue;
+    auto* const guard = dynamic_cast<CudaRecordedGuard*>(item.guard);
+    LT_REQUIRE(guard, "got a replay to prepare behind a search that was not recorded, wanted the recorded one");
+    guard->prepare(scope, items, of_.uploads, on);
+    ready = item.guard;
+  }
+  const uint32_t next = prepared_ + 1;
+  const Upload there(
+      scope, of_.uploads, of_.events, on, bytes_ + sizeof next,
+      [&](std::byte* host, std::byte* device) {
+        batch_.write(host, device);
+        std::memcpy(host + bytes_, &next, sizeof next);
+      },
+      memory_.data());
+  prepared_ = next;
+  last_ = on;
+}
+
+ReplayState CudaRecordedStep::wait_for_state() {
+  const Scope scope(of_.place, "asking a recorded step for its replays");
+  if (last_) scope.check(cudaStreamWaitEvent(side_.get(), Events::handle(of_.events->record(scope, last_)), 0));
+  auto* const copy = reinterpret_cast<ReplayState*>(answer_.data());
+  scope.check(cudaMemcpyAsync(copy, state(), sizeof *copy, cudaMemcpyDeviceToHost, side_.get()));
+  scope.check(cudaStreamSynchronize(side_.get()));
+  return *copy;
+}
+
+bool CudaRecordedStep::all_prepared() {
+  const uint32_t missed = wait_for_state().missed;
+  return std::exchange(missed_, missed) == missed;
+}
+
+bool CudaRecordedStep::was_replayed() { return wait_for_state().done == prepared_; }
+
+}  // namespace lowtide::cuda_host

@@ -1,0 +1,55 @@
+// A step in a CUDA graph. Its items are in device memory that is its own; before each replay they are written anew, in
+// the stream, together with a number that says so: kernels of a replay that finds no new number do nothing.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "backend/backend.h"
+#include "backend/cuda/device/launch.h"
+#include "backend/cuda/host/device_memory.h"
+#include "backend/cuda/host/events.h"
+#include "backend/cuda/host/host_memory.h"
+#include "backend/cuda/host/cuda_device.h"
+#include "backend/cuda/host/uploads.h"
+#include "backend/kernels/batch.h"
+
+namespace lowtide::cuda_host {
+
+// What a recorded step takes of its backend, which outlives it.
+struct RecordingPlace {
+  const Place& place;
+  CudaDevice& device;
+  Uploads& uploads;
+  const std::shared_ptr<Events>& events;
+};
+
+class CudaRecordedStep final : public RecordedStep {
+ public:
+  // batch: the items', ordered or not; tables: for each of its launches. Records on a stream that is capturing.
+  CudaRecordedStep(const RecordingPlace& of, const Scope& scope, kernels::Batch batch, bool ordered,
+                   std::span<const void* const> tables, bool fast, cudaStream_t stream);
+
+  void prepare(std::span<const StepItem> items, void* stream) override;
+  bool all_prepared() override;
+  bool was_replayed() override;
+
+ private:
+  cuda_kernels::ReplayState* state() const;
+  // As it is after what is queued where the last replay was prepared.
+  cuda_kernels::ReplayState wait_for_state();
+
+  RecordingPlace of_;
+  kernels::Batch batch_;
+  std::vector<kernels::Batch::Launch> launches_;
+  bool ordered_;
+  size_t bytes_;         // of the batch
+  DeviceMemory memory_;  // the batch, and a ReplayState behind it
+  HostMemory answer_;
+  OwnStream side_;
+  uint32_t prepared_ = 0, missed_ = 0;  // replays; missed: that all_prepared() has told of
+  cudaStream_t last_ = nullptr;         // where replays were prepared
+};
+
+}  // namespace lowtide::cuda_host

@@ -1,0 +1,81 @@
+#include "backend/cuda_loader.h"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+
+#include <iterator>
+
+#include "core/error.h"
+
+namespace lowtide {
+namespace {
+
+// Majors of CUDA that plug-ins are built for, newest first, and NVIDIA's first driver of each.
+struct Major {
+  int number;
+  const char* driver;
+};
+constexpr Major kMajors[] = {{13, "580"}, {12, "525"}};
+constexpr const Major& kOldest = kMajors[std::size(kMajors) - 1];
+
+constexpr int major_of(int version) { return version / 1000; }
+
+std::string words_of(int version) { return format("%d.%d", major_of(version), version % 1000 / 10); }
+
+Plugin load(const std::string& path) {
+  return load_plugin(path, "cuda", "a CUDA plug-in of this build needs no library beside the C++ compiler's");
+}
+
+}  // namespace
+
+CudaDriver find_cuda_driver(const char* library) {
+  void* const driver = dlopen(library, RTLD_NOW | RTLD_LOCAL);  // stays loaded: the CUDA runtime opens it, too
+  if (!driver)
+    return {0, format("no CUDA driver, %s: install NVIDIA's, %s or newer; in a container, start it with its GPUs",
+                      dlerror(), kOldest.driver)};
+  auto* const ask = reinterpret_cast<int (*)(int*)>(dlsym(driver, "cuDriverGetVersion"));
+  int version = 0;
+  if (!ask || ask(&version) != 0 || version <= 0)
+    return {0, format("%s names no CUDA version: install NVIDIA's driver, %s or newer", library, kOldest.driver)};
+  return {version, {}};
+}
+
+Plugin load_cuda_plugin(const std::filesystem::path& folder, const CudaDriver& driver) {
+  if (const char* path = getenv("LOWTIDE_CUDA_PLUGIN"); path && *path) return load(path);
+  Plugin plugin;
+  if (driver.version <= 0) {
+    plugin.missing = driver.missing;
+    return plugin;
+  }
+  if (major_of(driver.version) < kOldest.number) {
+    plugin.missing =
+        format("got a driver for CUDA %s, wanted one for %d.0 or newer: install NVIDIA's driver, %s or newer",
+               words_of(driver.version).c_str(), kOldest.number, kOldest.driver);
+    return plugin;
+  }
+  const Major* too_new = nullptr;  // there, for a newer driver
+  for (const Major& major : kMajors) {
+    const std::string file = (folder / format("liblowtide_cuda%d.so", major.number)).string();
+    std::error_code ignored;
+    if (!std::filesystem::exists(file, ignored)) continue;
+    if (major_of(driver.version) < major.number) {
+      too_new = &major;
+      continue;
+    }
+    Plugin found = load(file);
+    if (found.open) return found;
+    if (plugin.missing.empty()) plugin.missing = found.missing;
+  }
+  if (plugin.missing.empty() && too_new)
+    plugin.missing = format(
+        "got a driver for CUDA %s, wanted one for %d.0 or newer, of which the plug-in is: install NVIDIA's driver, %s "
+        "or "
+        "newer, or build with CUDA %d",
+        words_of(driver.version).c_str(), too_new->number, too_new->driver, major_of(driver.version));
+  if (plugin.missing.empty())
+    plugin.missing = format("no plug-in, %s: this build was made without nvcc (install the CUDA toolkit, build again)",
+                            (folder / format("liblowtide_cuda%d.so", kMajors[0].number)).c_str());
+  return plugin;
+}
+
+}  // namespace lowtide

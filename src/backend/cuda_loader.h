@@ -1,0 +1,23 @@
+// Finds and loads the CUDA plug-in that the machine's driver can run.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "backend/plugin_loader.h"
+
+namespace lowtide {
+
+struct CudaDriver {
+  int version = 0;      // of CUDA, 13000 for 13.0; 0: there is none
+  std::string missing;  // why there is none, and how to get it
+};
+
+// What the driver's library says of itself.
+CudaDriver find_cuda_driver(const char* library = "libcuda.so.1");
+
+// The plug-in in `folder` of the newest CUDA that the driver runs. LOWTIDE_CUDA_PLUGIN=path names another, which is
+// loaded whatever the driver is.
+Plugin load_cuda_plugin(const std::filesystem::path& folder, const CudaDriver& driver);
+
+}  // namespace lowtide

@@ -1,0 +1,31 @@
+// Signs in place of a step: what becomes of a parameter in step_blocks. Included in a target's namespace after
+// words-inl.h and members-inl.h.
+
+// Sets the signs from `first` that are set in `word`, in memory that others write at the same time. Reaches into the
+// aligned words of 4 bytes that hold them, and no further.
+LT_FN void set_signs(u8* bits, i64 first, u32 word) {
+  const u64 at = reinterpret_cast<u64>(bits) + static_cast<u64>(first / 8);
+  const u64 set = static_cast<u64>(word) << (8 * (at & 3) + static_cast<u64>(first % 8));
+  u32* const to = reinterpret_cast<u32*>(at & ~u64{3});
+  if (const u32 low = static_cast<u32>(set)) atomic_or(to, low);
+  if (const u32 high = static_cast<u32>(set >> 32)) atomic_or(to + 1, high);
+}
+
+// A parameter of zeros in float32, whatever the type of the one that is not there; its signs are all that is kept. 32
+// elements that follow one another are a sub-group's.
+struct Ballot {
+  template <class StepFn>
+  LT_FN void step(const Place& at, StepFn&& next) {
+    constexpr i64 kSignBlock = 32 * kWordsOfBlock;
+    const DeviceSigns& to = at.item->signs;
+    const u32 x = at.inside ? bits(next(0.f)) : 0u;
+    const u32 plus = ballot(at.inside && is_plus<float>(x, to.zero_is_plus != 0));
+    const u32 present = ballot(!is_zero<float>(x));
+    if (this_member().lane != 0) return;
+    const i64 first = to.first + at.element, to_next_block = kSignBlock - first % kSignBlock;
+    set_signs(to.bits, first, plus);
+    if (!to.presence || !present) return;
+    const u32 here = inside_of(to_next_block);
+    set_signs(to.presence, first / kSignBlock, ((present & here) != 0) | static_cast<u32>((present & ~here) != 0) << 1);
+  }
+};

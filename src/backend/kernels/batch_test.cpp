@@ -1,0 +1,120 @@
+// Which launches steps become, and what kernels will find at the addresses they are given.
+#include "backend/kernels/batch.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <vector>
+
+namespace lowtide::kernels {
+namespace {
+
+// Steps of parameters of one row, each with its codes.
+struct Steps {
+  struct Spec {
+    int rule, codec;
+    DType param, grad;
+    int64_t numel;
+    bool ballot = false;
+  };
+
+  explicit Steps(const std::vector<Spec>& specs) : layouts(specs.size()), items(specs.size()) {
+    for (size_t i = 0; i < specs.size(); ++i) {
+      const Spec& spec = specs[i];
+      layouts[i] = Layout::make({&specs[i].numel, 1}, {});
+      StepItem& item = items[i];
+      item.param = item.codes[0] = reinterpret_cast<void*>(1 << 20);
+      item.grad = item.param;
+      item.param_layout = item.grad_layout = &layouts[i];
+      item.param_dtype = spec.param, item.grad_dtype = spec.grad;
+      item.rule = spec.rule, item.codec = spec.codec;
+      item.ballot = spec.ballot ? &target : nullptr;
+    }
+  }
+
+  BallotTarget target;
+  std::vector<Layout> layouts;
+  std::vector<StepItem> items;
+};
+
+constexpr DType kF = DType::kF32, kB = DType::kBF16;
+
+// The batch as it will be at `device`, and the caller's positions of a launch's items.
+struct Written {
+  explicit Written(Batch& of) : batch(of), bytes(of.bytes()) { of.write(bytes.data(), bytes.data()); }
+  std::vector<uint32_t> indices(const Batch::Launch& launch) const {
+    std::vector<uint32_t> all;
+    for (int64_t n = 0; n < launch.count; ++n) all.push_back(batch.items(bytes.data(), launch)[n].index);
+    return all;
+  }
+  std::vector<int64_t> starts(const Batch::Launch& launch) const {
+    const int64_t* const first = batch.starts(bytes.data(), launch);
+    return {first, first + launch.count};
+  }
+  Batch& batch;
+  std::vector<std::byte> bytes;
+};
+
+TEST(Batch, OneLaunchForAllOfAKernel) {
+  Steps steps({{0, 0, kF, kF, 256},
+               {0, 1, kF, kF, 256},
+               {0, 0, kF, kF, 257},
+               {0, 0, kF, kF, 1, true},
+               {1, 0, kF, kF, 256},
+               {0, 0, kB, kF, 256}});
+  Batch batch;
+  batch.add_steps(steps.items, false);
+  ASSERT_EQ(batch.launches().size(), 4u);
+  const Written written(batch);
+  EXPECT_EQ(written.indices(batch.launches()[0]), (std::vector<uint32_t>{0, 2, 5}));  // of any types
+  EXPECT_EQ(written.starts(batch.launches()[0]), (std::vector<int64_t>{0, 1, 3}));
+  EXPECT_EQ(batch.launches()[0].units, 4);
+  EXPECT_EQ(batch.launches()[0].pair, -1);
+  EXPECT_TRUE(batch.launches()[1].ballot);
+}
+
+TEST(Batch, ByPairAndInTiles) {
+  Steps steps(
+      {{0, 0, kF, kF, 256}, {0, 0, kB, kF, 256 * 33}, {0, 0, kB, kB, 256 * 32}, {0, 0, kB, kF, 1}, {0, 0, kB, kF, 0}});
+  Batch batch(Batch::Shape{.by_pair = true, .unit_blocks = 32});
+  batch.add_steps(steps.items, false);
+  ASSERT_EQ(batch.launches().size(), 3u);
+  const Written written(batch);
+  std::vector<int> pairs;
+  for (const Batch::Launch& launch : batch.launches()) pairs.push_back(launch.pair);
+  EXPECT_EQ(pairs, (std::vector<int>{0, 3, 4}));  // of pairs.def
+  const Batch::Launch& mixed = batch.launches()[1];
+  EXPECT_EQ(written.indices(mixed), (std::vector<uint32_t>{1, 3, 4}));
+  EXPECT_EQ(written.starts(mixed), (std::vector<int64_t>{0, 2, 3}));
+  EXPECT_EQ(mixed.units, 3);
+  EXPECT_EQ(batch.items(written.bytes.data(), mixed)[0].blocks, 33);
+  EXPECT_EQ(batch.launches()[2].units, 1);
+}
+
+TEST(Batch, InOrderWhereAsked) {
+  Steps steps({{1, 0, kF, kF, 1}, {0, 0, kF, kF, 1}, {0, 0, kF, kF, 1}});
+  Batch batch;
+  batch.add_steps(steps.items, true);
+  ASSERT_EQ(batch.launches().size(), 3u);
+  const Written written(batch);
+  for (uint32_t n = 0; n < 3; ++n) EXPECT_EQ(written.indices(batch.launches()[n]), std::vector<uint32_t>{n});
+  EXPECT_EQ(batch.launches()[0].rule, 1);
+}
+
+// Sizes and strides lie behind the items, wherever the batch is put.
+TEST(Batch, DimsAreFoundFromTheDevice) {
+  Steps steps({{0, 0, kF, kF, 8}, {0, 0, kF, kF, 8}});
+  const int64_t sizes[] = {4, 2}, strides[] = {3, 16};
+  const Layout strided = Layout::make(sizes, strides);
+  steps.items[1].grad_layout = &strided;
+  Batch batch;
+  batch.add_steps(steps.items, false);
+  const Written written(batch);
+  const DeviceItem& item = batch.items(written.bytes.data(), batch.launches()[0])[1];
+  ASSERT_EQ(item.grad.dim_count, 2);
+  EXPECT_EQ(std::vector<int64_t>(item.grad.dims, item.grad.dims + 4), (std::vector<int64_t>{4, 3, 2, 16}));
+  EXPECT_EQ(item.param.dim_count, 0);
+}
+
+}  // namespace
+}  // namespace lowtide::kernels

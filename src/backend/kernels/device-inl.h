@@ -1,0 +1,127 @@
+// What all kernels share: which block a group works on, and elements of any type and stride as floats. Included in a
+// target's namespace after the dialect and the target's target-inl.h.
+
+// A block, and this work-item's element of it.
+struct Place {
+  const DeviceItem* item;
+  i64 block;    // of the whole parameter
+  i64 element;  // of the whole parameter
+  bool inside;  // false past the end of a short block
+};
+
+// The last item that starts at or before tile `at`, which is not empty; starts[i]: tiles before item i.
+LT_FN i64 find_item(const i64* starts, i64 count, i64 at) {
+  i64 low = 0, high = count;
+  while (high - low > 1) {
+    const i64 middle = low + (high - low) / 2;
+    if (starts[middle] <= at)
+      low = middle;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+// Lane `lane` of a block of an item, counted from the item's first.
+LT_FN Place place_in(const DeviceItem* item, i64 item_block, u32 lane) {
+  const i64 block = item_block + item->first_block;
+  const i64 per_row = (item->row_length + kBlock - 1) / kBlock;
+  const i64 row = block / per_row, column = block % per_row * kBlock + lane;
+  return Place{item, block, row * item->row_length + column, column < item->row_length};
+}
+
+// Calls work(place) for the blocks of this group, among those of all items laid end to end in tiles of kOfTile.
+template <i64 kOfTile, class Fn>
+LT_FN void for_each_block(const DeviceItem* items, const i64* starts, i64 count, i64 tiles, Fn&& work) {
+  for (i64 b = group_id(); b < tiles * kOfTile; b += group_count()) {
+    const i64 at = find_item(starts, count, b / kOfTile);
+    const i64 block = (b / kOfTile - starts[at]) * kOfTile + b % kOfTile;
+    // Only the last tile of an item may be short.
+    if (kOfTile == 1 || block < items[at].blocks) work(place_in(items + at, block, id_in_group()));
+  }
+}
+
+LT_FN i64 offset_of(const DeviceTensor& tensor, i64 element) {
+  if (tensor.dim_count == 0) return element;
+  i64 offset = 0;
+  for (int d = tensor.dim_count - 1; d > 0; --d) {
+    offset += element % tensor.dims[2 * d] * tensor.dims[2 * d + 1];
+    element /= tensor.dims[2 * d];
+  }
+  return offset + element * tensor.dims[1];
+}
+
+// Element types are chosen at run time, the same for a whole group: a kernel per pair of types would be nine times the
+// code that a driver compiles in every process.
+LT_FN float load(const DeviceTensor& tensor, i64 element) {
+  const i64 at = offset_of(tensor, element);
+  if (tensor.dtype == 0) return static_cast<const float*>(tensor.data)[at];
+  const u32 half = static_cast<const u16*>(tensor.data)[at];
+  return tensor.dtype == 1 ? bf16_decode(half) : f16_decode(half);
+}
+
+LT_FN void store(const DeviceTensor& tensor, i64 element, float x) {
+  const i64 at = offset_of(tensor, element);
+  if (tensor.dtype == 0)
+    static_cast<float*>(tensor.data)[at] = x;
+  else
+    static_cast<u16*>(tensor.data)[at] = static_cast<u16>(tensor.dtype == 1 ? bf16_encode(x) : f16_encode(x));
+}
+
+LT_FN u32 load_code(const u8* code) { return *code; }
+LT_FN u32 load_code(const bf16* code) { return code->bits; }
+LT_FN float load_code(const float* code) { return *code; }
+LT_FN void store_code(u32 x, u8* code) { *code = static_cast<u8>(x); }
+LT_FN void store_code(u32 x, bf16* code) { code->bits = static_cast<u16>(x); }
+LT_FN void store_code(float x, float* code) { *code = x; }
+
+// Whether nothing may happen to the item: a search has found a gradient that is not finite.
+LT_FN bool is_stopped(const DeviceItem& item) { return item.guard && *item.guard != kNoItem; }
+
+// Where a state is read, and where it is written.
+template <class Code>
+LT_FN const Code* codes_of(const DeviceItem& item, int k) {
+  return static_cast<const Code*>(item.codes[k]);
+}
+template <class Code>
+LT_FN Code* new_codes_of(const DeviceItem& item, int k) {
+  return reinterpret_cast<Code*>(static_cast<u8*>(item.codes[k]) + item.write_offset);
+}
+LT_FN float* new_scales_of(const DeviceItem& item, int k) {
+  return reinterpret_cast<float*>(reinterpret_cast<u8*>(item.scales[k]) + item.write_offset);
+}
+
+template <class C, bool kSigned>
+LT_FN float decode_element(const typename C::Tables* tables, const Place& at, int k) {
+  const i64 i = at.element - at.item->origin;
+  const float x = C::template decode<kSigned>(*tables, load_code(codes_of<typename C::Code>(*at.item, k) + i));
+  return C::kScaled ? x * at.item->scales[k][at.block - at.item->first_block] : x;
+}
+
+// Stores a value as a code. inverse: of the block's absmax, if the codec has scales.
+template <class C, bool kSigned>
+LT_FN void store_state(const typename C::Tables* tables, const Place& at, int k, float value, float inverse) {
+  const DeviceItem& item = *at.item;
+  const Rounding rounding{((item.stochastic >> k) & 1) != 0, RandomKey{item.key[k][0], item.key[k][1]}};
+  store_code(C::template encode<kSigned>(*tables, value, inverse, rounding, static_cast<u32>(at.element)),
+             new_codes_of<typename C::Code>(item, k) + (at.element - item.origin));
+}
+
+// An infinite state would make the scale infinite and the whole block NaN.
+LT_FN float limited(float state) {
+  constexpr float kLargest = 0x1.fffffep127f;
+  return state > kLargest ? kLargest : state < -kLargest ? -kLargest : state;
+}
+
+// Stores a block's values as codes, and its scale. For all work-items of the group; outside of the block value is 0.
+template <class C, bool kSigned>
+LT_FN void encode_block(const typename C::Tables* tables, const Place& at, int k, float value) {
+  float inverse = 0.f;
+  if constexpr (C::kScaled) {
+    // As integers, magnitudes are in the order of their values. All have read the old scale when this has their values.
+    const float absmax = as_float(max_of_group(bits(abs(value))));
+    inverse = block_inverse(absmax, C::kTop);
+    if (id_in_group() == 0) new_scales_of(*at.item, k)[at.block - at.item->first_block] = absmax / C::kTop;
+  }
+  if (at.inside) store_state<C, kSigned>(tables, at, k, value, inverse);
+}

@@ -1,0 +1,45 @@
+// A kernel that touches memory its device cannot address kills the device's context, or the process. So a call checks
+// its pointers before anything is queued: which arrays an item has is said here, which memory will do by the backend.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "backend/backend.h"
+
+namespace lowtide::kernels {
+
+class PointerCheck {
+ public:
+  virtual ~PointerCheck() = default;
+
+  // Each throws kInvalidArgument, naming the array and the item's position.
+  void operator()(const StepItem& item, size_t index) const;
+  void operator()(const CodecItem& item) const;
+  void operator()(const SignItem& item, size_t index) const;
+  void operator()(const VoteItem& item, size_t index) const;
+  void operator()(const CountItem& item, size_t index) const;
+  void operator()(const ApplyItem& item, size_t index) const;
+  void operator()(const FeedbackItem& item, size_t index) const;
+  void gradient(const StepItem& item, size_t index) const;
+
+  // One array, which may be nullptr.
+  void one(const void* data, const char* what, size_t index) const {
+    if (!any_ && data) check(data, what, index);
+  }
+
+ protected:
+  virtual void check(const void* data, const char* what, size_t index) const = 0;
+  // any: the device can address all memory of the process, so there is nothing to check.
+  explicit PointerCheck(bool any) : any_(any) {}
+
+ private:
+  // Those of voters with a weight; the index is the voter's.
+  template <class T>
+  void voters(std::span<const T* const> rows, std::span<const uint32_t> weights, const char* what) const;
+
+  bool any_;
+};
+
+}  // namespace lowtide::kernels

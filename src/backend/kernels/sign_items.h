@@ -1,0 +1,47 @@
+// The items of sign operations as kernels read them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "backend/kernels/items.h"
+#include "backend/signs.h"
+
+namespace lowtide::kernels {
+
+// Planes that sums of weights can reach; those above are zeros, and no kernel's that counts.
+inline constexpr size_t kMostPlanes = 31;
+
+// Of checked items.
+DeviceSignItem device_item(const SignItem& item);
+DeviceVote device_item(const VoteItem& item);
+DeviceVote device_item(const CountItem& item);
+DeviceFeedback device_item(const FeedbackItem& item);
+
+// Bytes as kernels have them.
+template <class T = unsigned char>
+T* bytes(const std::byte* p) {
+  return reinterpret_cast<T*>(const_cast<std::byte*>(p));
+}
+
+// What a kernel reads besides signs: an item, and arrays behind it, which begin where their elements are aligned. To be
+// copied to the device as a whole.
+class Arguments {
+ public:
+  // Each returns where the array will be, in bytes from the first.
+  size_t add(const void* data, size_t size);
+  template <class T>
+  size_t add(std::span<const T> array) {
+    return add(array.data(), array.size_bytes());
+  }
+  size_t add_weights(std::span<const std::byte* const> ballots, std::span<const uint32_t> weights);
+
+  const std::vector<std::byte>& all() const { return bytes_; }
+
+ private:
+  std::vector<std::byte> bytes_;
+};
+
+}  // namespace lowtide::kernels

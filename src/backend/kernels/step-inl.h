@@ -1,0 +1,45 @@
+// A driver of steps: decode -> rule -> absmax -> encode -> store, or signs in place of the last. A group of 256
+// work-items takes a block of 256 elements at a time. Included in a target's namespace after device-inl.h.
+
+// The number of a state as a type, which all compilers take for a constant.
+template <int k>
+struct Index {
+  LT_METHOD constexpr operator int() const { return k; }
+};
+
+// Calls f(Index<k>()) for k = 0 .. K-1.
+template <int K, class Fn>
+LT_FN void each(Fn&& f) {
+  [&]<int... k>(std::integer_sequence<int, k...>) { (f(Index<k>{}), ...); }
+  (std::make_integer_sequence<int, K>{});
+}
+
+// What becomes of a parameter: it is stepped.
+struct Parameter {
+  template <class StepFn>
+  LT_FN void step(const Place& at, StepFn&& next) {
+    if (at.inside) store(at.item->param, at.element, next(load(at.item->param, at.element)));
+  }
+};
+
+// Target: what becomes of a parameter; its step() is called by all work-items of a group.
+template <class R, class C, class Target>
+LT_FN void step_blocks(const DeviceItem* items, const i64* starts, i64 count, i64 tiles,
+                       const typename C::Tables* tables) {
+  constexpr int K = R::kStates;
+  for_each_block<kBlocksOfTile>(items, starts, count, tiles, [&](const Place& at) {
+    if (is_stopped(*at.item)) return;
+    float state[K ? K : 1] = {};
+    Target::step(at, [&](float p) {
+      typename R::Args args;
+      __builtin_memcpy(&args, at.item->args, sizeof args);
+      each<K>([&](auto k) { state[k] = decode_element<C, ((R::kSigned >> k) & 1) != 0>(tables, at, k); });
+      const float g = load(at.item->grad, at.element) * at.item->grad_scale;
+      return R::template step<float>(p, g, state, args);
+    });
+    each<K>([&](auto k) {
+      const float x = C::kScaled ? limited(state[k]) : state[k];
+      encode_block<C, ((R::kSigned >> k) & 1) != 0>(tables, at, k, x);
+    });
+  });
+}

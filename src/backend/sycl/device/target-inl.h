@@ -1,0 +1,24 @@
+// What the kernels (backend/kernels) ask of their target, for SYCL: who this work-item is, and what it does with
+// others. Included in lowtide::sycl_device after the dialect.
+
+// Tiles are single blocks: a group takes one at a time.
+inline constexpr i64 kBlocksOfTile = 1;
+
+LT_FN sycl::nd_item<1> this_item() { return sycl::ext::oneapi::this_work_item::get_nd_item<1>(); }
+
+LT_FN i64 group_id() { return static_cast<i64>(this_item().get_group(0)); }
+LT_FN i64 group_count() { return static_cast<i64>(this_item().get_group_range(0)); }
+LT_FN u32 id_in_group() { return static_cast<u32>(this_item().get_local_id(0)); }
+LT_FN i64 item_id() { return static_cast<i64>(this_item().get_global_id(0)); }
+LT_FN i64 item_count() { return static_cast<i64>(this_item().get_global_range(0)); }
+
+// The largest x of the group, for all of it; what they read before is read when this returns.
+LT_FN u32 max_of_group(u32 x) { return sycl::reduce_over_group(this_item().get_group(), x, sycl::maximum<u32>()); }
+
+using AtomicWord = sycl::atomic_ref<u32, sycl::memory_order::relaxed, sycl::memory_scope::device,
+                                    sycl::access::address_space::global_space>;
+LT_FN void atomic_or(u32* word, u32 x) { AtomicWord(*word).fetch_or(x); }
+LT_FN void atomic_min(u32* word, u32 x) {
+  const AtomicWord smallest(*word);
+  if (x < smallest.load()) smallest.fetch_min(x);
+}

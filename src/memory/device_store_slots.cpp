@@ -1,0 +1,113 @@
+// Slots: a step's own, and those that prefetch borrows for one step.
+#include <algorithm>
+#include <utility>
+
+#include "core/error.h"
+#include "memory/device_store.h"
+
+namespace lowtide {
+
+// The plan's, as many as there is memory for: state that is kept on the device makes room for them.
+void DeviceStore::take_slots(void* stream) {
+  if (slots_.size() < static_cast<size_t>(pager_.plan().slots)) slots_.resize(static_cast<size_t>(pager_.plan().slots));
+  bool taken = false;
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const int64_t bytes = pager_.plan().slot_bytes;
+    if (slots_[i].data()) continue;
+    try {
+      slots_[i] = allocate(true, bytes);
+      taken = true;
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kOutOfMemory) throw;
+      if (demote_for_slots(bytes * static_cast<int64_t>(slots_.size() - i))) return take_slots(stream);
+      if (i == 0) {
+        slots_.clear();
+        throw;
+      }
+      slots_.resize(i);
+    }
+  }
+  if (taken && options_.shared_allocator) device_.wait(lanes_.transfer_queue(), device_.record(stream));
+  pager_.set_slots(lanes_, slots_.size());
+}
+
+// Whether it could be done.
+bool DeviceStore::demote_for_slots(int64_t bytes) {
+  const Plan& plan = pager_.plan();
+  const int64_t before = plan.resident_bytes;
+  if (before == 0) return false;
+  residency_.disturbed();
+  try {
+    set_device_budget(std::max<int64_t>(plan.ram_bytes - bytes, 0));
+  } catch (const Error& error) {  // host memory is short, too
+    if (error.kind() == ErrorKind::kDeviceLost) throw;
+  }
+  return pager_.plan().resident_bytes < before;
+}
+
+int64_t DeviceStore::prefetch(int64_t bytes, void* stream) {
+  if (chunks_.empty() || !parked_.empty() || unfinished_ || pager_.plan().slots == 0) return 0;
+  free_returned();
+  const int64_t each = pager_.plan().slot_bytes;
+  const bool own = slots_.size() >= static_cast<size_t>(pager_.plan().slots);  // before the first step it has none
+  if (own) pager_.set_slots(lanes_, slots_.size());
+  const size_t most =
+      std::min(static_cast<size_t>(std::max<int64_t>(bytes, 0) / each), own ? pager_.slots_wanted() : 0);
+  const size_t before = slots_.size();
+  slots_.reserve(before + most);
+  try {
+    // Memory that the last step may still use: since the ring became smaller reads come after that.
+    for (; slots_.size() < before + most && !returning_.empty(); returning_.pop_front())
+      slots_.push_back(std::move(returning_.front().memory));
+    try {
+      while (slots_.size() < before + most) slots_.push_back(allocate(true, each));
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kOutOfMemory) throw;
+    }
+    if (slots_.size() == before) return 0;
+    queued_ = true;
+    if (options_.shared_allocator) {
+      if (std::find(borrowed_for_.begin(), borrowed_for_.end(), stream) == borrowed_for_.end())
+        borrowed_for_.push_back(stream);
+      device_.wait(lanes_.transfer_queue(), device_.record(stream));
+    }
+    pager_.set_slots(lanes_, slots_.size());
+    pager_.prefetch(lanes_);
+  } catch (...) {
+    abandon_step();  // the next step gives the slots back
+    throw;
+  }
+  return static_cast<int64_t>(slots_.size() - before) * each;
+}
+
+void DeviceStore::end_prefetch() {
+  try {
+    give_slots_back();
+  } catch (...) {
+    abandon_step();
+    throw;
+  }
+}
+
+void DeviceStore::give_slots_back() {
+  free_returned();
+  const auto own = static_cast<size_t>(pager_.plan().slots);
+  if (slots_.size() <= own) return;
+  pager_.set_slots(lanes_, own);
+  const std::vector<Device::Event> used = lanes_.record_slots();
+  if (options_.shared_allocator) {  // at once: what is queued next, a forward pass, may need the memory
+    for (void* const queue : std::exchange(borrowed_for_, {}))
+      for (const Device::Event& event : used) device_.wait(queue, event);
+    slots_.resize(own);
+    return;
+  }
+  for (; slots_.size() > own; slots_.pop_back()) returning_.push_back({used, std::move(slots_.back())});
+}
+
+void DeviceStore::free_returned() {
+  const auto happened = [&](const Device::Event& event) { return device_.has_happened(event); };
+  while (!returning_.empty() && std::all_of(returning_.front().used.begin(), returning_.front().used.end(), happened))
+    returning_.pop_front();
+}
+
+}  // namespace lowtide

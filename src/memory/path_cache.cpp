@@ -1,0 +1,84 @@
+// The file in which measured paths are remembered.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cinttypes>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <system_error>
+
+#include "core/error.h"
+#include "memory/path_probe.h"
+
+namespace lowtide {
+namespace {
+
+constexpr char kFormat[] = "lowtide paths 1\n";
+constexpr size_t kLongest = 4096;
+
+// FNV-1a: any that gives different keys different names; the key itself is in the file.
+std::string file_for(const std::string& directory, const std::string& key) {
+  uint64_t hash = 0xcbf29ce484222325ull;
+  for (const char c : key) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
+  return format("%s/path-%016" PRIx64, directory.c_str(), hash);
+}
+
+std::string one_line(std::string key) {
+  for (char& c : key)
+    if (c == '\n') c = ' ';
+  return key;
+}
+
+std::string text_of(const std::string& key, const PathRates& r) {
+  return kFormat + one_line(key) + format("\n%a %a %a %a %a\n", r.in, r.out, r.copy, r.hybrid, r.zero_copy);
+}
+
+// All of it, "" if it cannot be read.
+std::string read_file(Env& env, const std::string& path) {
+  const int file = env.open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW, 0);
+  if (file < 0) return "";
+  std::string text(kLongest, '\0');
+  const int64_t got = env.pread(file, text.data(), static_cast<int64_t>(text.size()), 0);
+  env.close(file);
+  text.resize(got > 0 ? static_cast<size_t>(got) : 0);
+  return text;
+}
+
+}  // namespace
+
+std::string cache_directory() {
+  const char* const own = std::getenv("XDG_CACHE_HOME");
+  if (own && own[0] == '/') return std::string(own) + "/lowtide";  // relative ones are to be ignored
+  const char* const home = std::getenv("HOME");
+  return home && home[0] == '/' ? std::string(home) + "/.cache/lowtide" : "";
+}
+
+std::optional<PathRates> remembered_paths(Env& env, const std::string& directory, const std::string& key) {
+  const std::string text = read_file(env, file_for(directory, key)), head = kFormat + one_line(key) + "\n";
+  PathRates r;
+  if (text.compare(0, head.size(), head) != 0) return std::nullopt;
+  if (std::sscanf(text.c_str() + head.size(), "%la %la %la %la %la", &r.in, &r.out, &r.copy, &r.hybrid, &r.zero_copy) !=
+      5)
+    return std::nullopt;
+  for (const double rate : {r.in, r.out, r.copy, r.hybrid, r.zero_copy})
+    if (!std::isfinite(rate) || rate <= 0) return std::nullopt;
+  return text == text_of(key, r) ? std::optional(r) : std::nullopt;
+}
+
+void remember_paths(Env& env, const std::string& directory, const std::string& key, const PathRates& rates) {
+  std::error_code error;
+  std::filesystem::create_directories(directory, error);
+  const std::string path = file_for(directory, key), text = text_of(key, rates);
+  const std::string temporary = format("%s.%d.tmp", path.c_str(), static_cast<int>(::getpid()));
+  if (text.size() > kLongest) return;
+  const int file = env.open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (file < 0) return;
+  const auto bytes = static_cast<int64_t>(text.size());
+  const bool written = env.pwrite(file, text.data(), bytes, 0) == bytes;
+  if (env.close(file) != 0 || !written || env.rename(temporary.c_str(), path.c_str()) != 0)
+    env.unlink(temporary.c_str());
+}
+
+}  // namespace lowtide

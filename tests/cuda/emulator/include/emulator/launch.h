@@ -1,0 +1,33 @@
+// Launches: a kernel and its arguments are kept until the stream comes to them.
+#pragma once
+
+#include <functional>
+#include <tuple>
+#include <utility>
+
+namespace cuda_emulator {
+
+// body: of one thread.
+LT_CUDA_HOOK cudaError_t launch(const cudaLaunchConfig_t* config, const void* kernel, size_t argument_bytes,
+                                std::function<void()> body);
+LT_CUDA_HOOK cudaError_t attributes(cudaFuncAttributes* out, const void* kernel);
+LT_CUDA_HOOK cudaError_t occupancy(int* blocks, const void* kernel, int block_threads, size_t dynamic_bytes);
+
+}  // namespace cuda_emulator
+
+template <class... Parameters, class... Arguments>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
+                               Arguments&&... arguments) {
+  return cuda_emulator::launch(config, reinterpret_cast<const void*>(kernel), (sizeof(Parameters) + ... + 0),
+                               [kernel, values = std::tuple<std::decay_t<Parameters>...>(
+                                            std::forward<Arguments>(arguments)...)] { std::apply(kernel, values); });
+}
+template <class Kernel>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* out, Kernel* kernel) {
+  return cuda_emulator::attributes(out, reinterpret_cast<const void*>(kernel));
+}
+template <class Kernel>
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel kernel, int block_threads,
+                                                          size_t dynamic_bytes) {
+  return cuda_emulator::occupancy(blocks, reinterpret_cast<const void*>(kernel), block_threads, dynamic_bytes);
+}

@@ -1,0 +1,169 @@
+// Kernels: threads meet where they must, see races in some order, and are told apart when they do not meet.
+#include <cstdio>
+#include <ctime>
+#include <numeric>
+#include <set>
+
+#include "emulator_support.h"
+
+namespace cuda_emulator {
+namespace {
+
+class Kernels : public Emulated {};
+
+// Of 32 lanes by halving, of all by what one warp does with the warps' sums.
+__global__ void __launch_bounds__(1024) sums(const uint32_t* in, uint32_t* out) {
+  __shared__ uint32_t of_warp[32];
+  uint32_t sum = in[blockIdx.x * blockDim.x + threadIdx.x];
+  for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(kAll, sum, lanes);
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = sum;
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    sum = threadIdx.x < blockDim.x / 32 ? of_warp[threadIdx.x] : 0;
+    for (unsigned by = 16; by > 0; by /= 2) sum += __shfl_down_sync(kAll, sum, by);
+    if (threadIdx.x == 0) out[blockIdx.x] = sum;
+  }
+  __syncthreads();
+}
+
+TEST_F(Kernels, SumOverWarpsAndBlocks) {
+  int64_t cases = 0;
+  for (unsigned threads : {32u, 64u, 256u, 1024u})
+    for (unsigned blocks : {1u, 2u, 7u, 30u}) {
+      const size_t n = size_t{threads} * blocks;
+      std::vector<uint32_t> values(n);
+      std::iota(values.begin(), values.end(), 1u);
+      uint32_t *in = on_device<uint32_t>(n), *out = on_device<uint32_t>(blocks);
+      ok(cudaMemcpyAsync(in, values.data(), n * 4, cudaMemcpyHostToDevice, nullptr));
+      ok(launch(nullptr, blocks, threads, sums, in, out));
+      const auto got = fetch(out, blocks, nullptr);
+      for (unsigned b = 0; b < blocks; ++b, ++cases)
+        EXPECT_EQ(got[b], std::accumulate(values.begin() + b * threads, values.begin() + (b + 1) * threads, 0u));
+      ok(cudaFree(in)), ok(cudaFree(out));
+    }
+  std::printf("%lld blocks summed\n", static_cast<long long>(cases));
+}
+
+__global__ void intrinsics(uint32_t* out) {
+  const uint32_t lane = threadIdx.x % 32;
+  uint32_t* const row = out + 8 * threadIdx.x;
+  row[0] = __shfl_sync(kAll, lane * 3, 5);
+  row[1] = __ballot_sync(kAll, lane % 3 == 0);
+  row[2] = static_cast<uint32_t>(__any_sync(kAll, lane == 31));
+  row[3] = __shfl_sync(kAll, lane, 3, 8);
+  row[4] = __shfl_down_sync(kAll, lane, 4, 16);
+  row[5] = __float_as_uint(__shfl_xor_sync(kAll, static_cast<float>(lane), 1));
+  // Halves of a warp meet by themselves.
+  row[6] = lane < 16 ? __ballot_sync(0xffffu, lane & 1) : __ballot_sync(0xffff0000u, !(lane & 1));
+  __syncwarp();
+  row[7] = atomicAdd(out + 8 * blockDim.x, 1);
+}
+
+TEST_F(Kernels, IntrinsicsGiveWhatTheyAreDefinedToGive) {
+  constexpr uint32_t kThreads = 96;
+  uint32_t* out = on_device<uint32_t>(8 * kThreads + 1);
+  const uint32_t zero = 0;
+  ok(cudaMemcpyAsync(out + 8 * kThreads, &zero, 4, cudaMemcpyHostToDevice, nullptr));
+  ok(launch(nullptr, 1, kThreads, intrinsics, out));
+  const auto got = fetch(out, 8 * kThreads + 1, nullptr);
+  std::set<uint32_t> counts;
+  for (uint32_t t = 0; t < kThreads; ++t) {
+    const uint32_t lane = t % 32, *row = got.data() + 8 * t;
+    EXPECT_EQ(row[0], 15u);
+    EXPECT_EQ(row[1], 0x49249249u);
+    EXPECT_EQ(row[2], 1u);
+    EXPECT_EQ(row[3], lane / 8 * 8 + 3);
+    EXPECT_EQ(row[4], lane % 16 < 12 ? lane + 4 : lane);
+    EXPECT_EQ(row[5], __float_as_uint(static_cast<float>(lane ^ 1)));
+    EXPECT_EQ(row[6], lane < 16 ? 0xaaaau : 0x55550000u);
+    counts.insert(row[7]);
+  }
+  EXPECT_EQ(counts.size(), kThreads);
+  EXPECT_EQ(got[8 * kThreads], kThreads);
+  ok(cudaFree(out));
+}
+
+// Forgets to wait between a write by one warp and a read by another.
+__global__ void race(uint32_t* out) {
+  __shared__ uint32_t value[64];
+  value[threadIdx.x] = threadIdx.x + 1000 * blockIdx.x;
+  __syncwarp();
+  out[blockIdx.x * 64 + threadIdx.x] = value[63 - threadIdx.x] - 1000 * blockIdx.x;
+}
+
+TEST_F(Kernels, RacesAreSeenInSomeOrder) {
+  constexpr unsigned kBlocks = 200;
+  uint32_t* out = on_device<uint32_t>(64 * kBlocks);
+  ok(launch(nullptr, kBlocks, 64, race, out));
+  const auto got = fetch(out, 64 * kBlocks, nullptr);
+  unsigned wrong = 0;
+  for (unsigned b = 0; b < kBlocks; ++b) {
+    bool all = true;
+    for (unsigned t = 0; t < 64; ++t) all = all && got[b * 64 + t] == 63 - t;
+    wrong += !all;
+  }
+  std::printf("a missing __syncthreads is seen in %u of %u blocks\n", wrong, kBlocks);
+  EXPECT_GT(wrong, kBlocks / 2);
+  ok(cudaFree(out));
+}
+
+enum Misuse { kLacksCaller, kReadsOutside, kNeverComes, kHasEnded, kHalfBlock, kMisaligned, kMisuses };
+__global__ void misused(int how, uint32_t* memory) {
+  const uint32_t lane = threadIdx.x % 32;
+  if (how == kLacksCaller) __ballot_sync(0xfffffffeu, 1);
+  if (how == kReadsOutside && lane < 16) __shfl_sync(0xffffu, lane, 20);
+  if (how == kNeverComes) lane < 16 ? __syncwarp() : __syncthreads();
+  if (how == kHasEnded && lane < 31) __shfl_xor_sync(kAll, lane, 1);
+  if (how == kHalfBlock && threadIdx.x < 32) __syncthreads();
+  if (how == kMisaligned) __ldg(reinterpret_cast<const uint4*>(memory + 1));
+}
+
+TEST_F(Kernels, MisuseFailsTheLaunchAndNamesTheReason) {
+  const char* const wanted[] = {"lacks the caller", "reads lane 20", "never come",
+                                "never come",       "never come",    "misaligned"};
+  for (int how = 0; how < kMisuses; ++how) {
+    reset({});
+    uint32_t* memory = on_device<uint32_t>(64);
+    ok(launch(nullptr, 3, 64, misused, how, memory));
+    const cudaError_t error = cudaStreamSynchronize(nullptr);
+    EXPECT_EQ(error, how == kMisaligned ? cudaErrorMisalignedAddress : cudaErrorLaunchFailure);
+    EXPECT_EQ(cudaFree(memory), error);
+    EXPECT_NE(last_failure().find(wanted[how]), std::string::npos) << last_failure();
+    EXPECT_EQ(take_misuses().size(), 1u);
+  }
+  std::printf("%d kinds of misuse named\n", kMisuses);
+}
+
+TEST_F(Kernels, LaunchesThatCannotBeAreRefused) {
+  uint32_t* memory = on_device<uint32_t>(8);
+  EXPECT_EQ(launch(nullptr, 0, 32, race, memory), cudaErrorInvalidConfiguration);
+  EXPECT_EQ(launch(nullptr, 1, 0, race, memory), cudaErrorInvalidConfiguration);
+  EXPECT_EQ(launch(nullptr, 1, 1025, race, memory), cudaErrorInvalidConfiguration);
+  EXPECT_EQ(launch(reinterpret_cast<cudaStream_t>(64), 1, 32, race, memory), cudaErrorInvalidResourceHandle);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidResourceHandle);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  ok(cudaFree(memory));
+}
+
+__global__ void busy(float* memory) {
+  for (int round = 0; round < 4; ++round) {
+    float sum = memory[blockIdx.x * 256 + threadIdx.x];
+    for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(kAll, sum, lanes);
+    __syncthreads();
+    memory[blockIdx.x * 256 + threadIdx.x] = sum;
+  }
+}
+
+TEST_F(Kernels, SwitchesAreCheap) {
+  constexpr unsigned kBlocks = 500;
+  float* memory = on_device<float>(256 * kBlocks);
+  ok(launch(nullptr, kBlocks, 256, busy, memory));
+  const std::clock_t start = std::clock();
+  ok(cudaStreamSynchronize(nullptr));
+  const double microseconds = 1e6 * static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC / kBlocks;
+  std::printf("a block of 256 threads that meet 24 times each: %.0f us of a processor\n", microseconds);
+  ok(cudaFree(memory));
+}
+
+}  // namespace
+}  // namespace cuda_emulator

@@ -1,0 +1,101 @@
+// What a step costs the host when all state is on the device: launches and waits, counted, through the plug-in.
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <set>
+#include <tuple>
+
+#include "host_support.h"
+#include "lowtide/optimizer.h"
+
+namespace lowtide::cuda_host {
+namespace {
+
+class CudaResident : public Emulated {
+ protected:
+  void SetUp() override {
+    Emulated::SetUp();
+    setenv("LOWTIDE_CUDA_PLUGIN", LT_CUDA_EMULATED, 1);
+  }
+  void TearDown() override {
+    unsetenv("LOWTIDE_CUDA_PLUGIN");
+    Emulated::TearDown();
+  }
+};
+
+// Parameters of all sizes and three pairs of types, and their gradients, all of zero bytes.
+struct Parameters {
+  static constexpr DType kTypes[][2] = {
+      {DType::kF32, DType::kF32}, {DType::kBF16, DType::kBF16}, {DType::kBF16, DType::kF32}};
+
+  Parameters(Optimizer& optimizer, int count) {
+    optimizer.add_group({});
+    std::set<std::tuple<std::string, DType, DType>> kinds;
+    for (int i = 0; i < count; ++i) {
+      const auto [type, grad_type] = kTypes[i % 3];
+      sizes.push_back(i % 2 ? 40 + i : 5000 + 100 * i);
+      const int64_t param = optimizer.add_param(0, {take(sizes.back(), type), type, {sizes.back()}, {}});
+      grads.push_back({take(sizes.back(), grad_type), grad_type, nullptr});
+      kinds.emplace(optimizer.state_codec(param), type, grad_type);
+    }
+    launches = static_cast<int64_t>(kinds.size());
+  }
+  ~Parameters() {
+    for (void* const memory : taken) EXPECT_EQ(cudaFree(memory), cudaSuccess);
+  }
+  void* take(int64_t elements, DType type) {
+    const auto bytes = static_cast<size_t>(elements * dtype_bytes(type));
+    const std::vector<std::byte> zeros(bytes);
+    taken.push_back(nullptr);
+    EXPECT_EQ(cudaMalloc(&taken.back(), bytes), cudaSuccess);
+    EXPECT_EQ(cudaMemcpyAsync(taken.back(), zeros.data(), bytes, cudaMemcpyHostToDevice, nullptr), cudaSuccess);
+    EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
+    return taken.back();
+  }
+
+  std::deque<int64_t> sizes;
+  std::vector<void*> taken;
+  std::vector<Gradient> grads;
+  int64_t launches = 0;  // (codec, types)
+};
+
+TEST_F(CudaResident, StepsAreAFewLaunchesAndWaitForNothing) {
+  for (const bool automatic : {false, true})
+    for (const NonFinite nonfinite : {NonFinite::kSkip, NonFinite::kRaise, NonFinite::kPropagate}) {
+      restart({});
+      OptimizerOptions options;
+      options.backend = "cuda";
+      options.nonfinite = nonfinite;
+      options.memory.chunk_bytes = 32 << 10;
+      options.memory.automatic = automatic;
+      if (!automatic) options.memory.device_bytes = 64 << 20;
+      Optimizer optimizer(options);
+      Parameters params(optimizer, 50);
+      const auto stepped = [&] {
+        const auto before = cuda_emulator::counters();
+        optimizer.step(params.grads);
+        const auto after = cuda_emulator::counters();
+        EXPECT_EQ(after.synchronizing, before.synchronizing) << "waited";
+        EXPECT_EQ(after.allocations, before.allocations);
+        cuda_emulator::run_all();  // as other work has the device do before the next step
+        return cuda_emulator::counters().launches - before.launches;
+      };
+      for (int warm = 0; warm < 4; ++warm) {
+        optimizer.step(params.grads);
+        optimizer.synchronize();
+      }
+      const MemoryReport report = optimizer.report();
+      ASSERT_EQ(report.moved_per_step, 0);
+      ASSERT_GT(report.chunks, 2);
+      const int64_t search = nonfinite == NonFinite::kPropagate ? 0 : 2;  // clears the verdict, and finds it
+      EXPECT_EQ(params.launches, 6);
+      for (int step = 0; step < 3; ++step) EXPECT_EQ(stepped(), params.launches + search);
+      EXPECT_EQ(optimizer.report().steps, 7);
+      std::printf("%s, policy %d: 50 parameters in %lld chunks, %lld launches a step, no call that waits\n",
+                  automatic ? "automatic" : "a budget", static_cast<int>(nonfinite),
+                  static_cast<long long>(report.chunks), static_cast<long long>(params.launches + search));
+    }
+}
+
+}  // namespace
+}  // namespace lowtide::cuda_host

@@ -1,0 +1,228 @@
+// Order: streams that run late, devices that are not the present one, guards, and steps in graphs.
+#include <limits>
+
+#include "host_support.h"
+
+namespace lowtide::cuda_host {
+namespace {
+
+class CudaStreams : public Emulated {};
+
+// Arguments of many steps are under way at once, in slots that are used again; the streams run them late, in any order.
+TEST_F(CudaStreams, LateStreamsReadTheirOwnArguments) {
+  int64_t steps = 0;
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    cuda_emulator::Settings settings;
+    settings.seed = seed;
+    restart(settings);
+    auto backend = make_backend("", nullptr);
+    std::vector<cudaStream_t> streams = {own_stream(*backend), own_stream(*backend), nullptr};
+    std::vector<std::unique_ptr<Model>> models;
+    for (const cudaStream_t stream : streams)
+      models.push_back(std::make_unique<Model>(*backend, std::vector<int64_t>{1, 300, 40}, stream));
+    for (int step = 0; step < 15; ++step)
+      for (size_t m = 0; m < models.size(); ++m, ++steps)
+        backend->step(models[m]->items(static_cast<float>(m + 1)), 1, false, streams[m]);
+    for (size_t m = 0; m < models.size(); ++m)
+      EXPECT_EQ(models[m]->steps(), std::vector<int>(3, 15 * static_cast<int>(m + 1))) << "seed " << seed;
+  }
+  std::printf("%lld steps, 20 orders\n", static_cast<long long>(steps));
+}
+
+TEST_F(CudaStreams, AStepDoesNotWait) {
+  auto backend = make_backend("", nullptr);
+  const cudaStream_t stream = own_stream(*backend);
+  Model model(*backend, {1, 300, 40}, stream);
+  const auto step = [&] {
+    const auto guard = backend->queue_guard(model.items(), stream);
+    backend->step(model.items(1, guard.get()), 1, false, stream);
+    return guard;
+  };
+  for (int warm = 0; warm < 2; ++warm) {
+    step();
+    model.steps();
+  }
+  const auto before = cuda_emulator::counters();
+  const auto guard = step();
+  EXPECT_EQ(cuda_emulator::counters().synchronizing, before.synchronizing);
+  EXPECT_EQ(cuda_emulator::counters().launches, before.launches) << "it was not late";
+  EXPECT_EQ(guard->first(), -1);
+  cuda_emulator::run_all();
+  EXPECT_EQ(cuda_emulator::counters().launches - before.launches, 3) << "a fill, the search, and the step";
+}
+
+TEST_F(CudaStreams, TheCallersDeviceIsKept) {
+  cuda_emulator::Settings two;
+  two.devices = 2;
+  restart(two);
+  auto backend = make_backend(":1", nullptr);
+  int present = -1;
+  const auto is_kept = [&] { return cudaGetDevice(&present) == cudaSuccess && present == 0; };
+  EXPECT_TRUE(is_kept());
+  const cudaStream_t stream = own_stream(*backend);
+  Model model(*backend, {50, 60}, stream);
+  backend->step(model.items(), 1, false, stream);
+  EXPECT_TRUE(is_kept());
+  EXPECT_EQ(model.steps(), (std::vector<int>{1, 1}));
+  message_of(ErrorKind::kOutOfMemory, [&] { backend->device()->allocate(MemoryKind::kDevice, int64_t{1} << 40); });
+  EXPECT_TRUE(is_kept());
+
+  cudaStream_t foreign = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&foreign, cudaStreamNonBlocking), cudaSuccess);
+  expect_words(message_of(ErrorKind::kInvalidArgument, [&] { backend->step(model.items(), 1, false, foreign); }),
+               {"a stream of CUDA device 0", "device 1"});
+  expect_words(message_of(ErrorKind::kInvalidArgument, [&] { make_backend(":1", foreign); }), {":1", "device 0"});
+  EXPECT_EQ(make_backend("", foreign)->device()->limits().total, int64_t{1} << 30);
+  ASSERT_EQ(cudaStreamDestroy(foreign), cudaSuccess);
+}
+
+TEST_F(CudaStreams, EventsOrderStreams) {
+  auto backend = make_backend("", nullptr);
+  Device& device = *backend->device();
+  const cudaStream_t one = own_stream(*backend), two = own_stream(*backend);
+  DeviceBytes memory(device, MemoryKind::kDevice, 4), pinned(device, MemoryKind::kPinned, 4);
+  for (uint32_t round = 1; round <= 50; ++round) {
+    device.fill(one, memory.data(), round, 4, 1);
+    const Device::Event filled = device.record(one);
+    device.wait(two, filled);
+    device.copy(two, pinned.data(), memory.data(), 4);
+    const Device::Event copied = device.record(two);
+    device.wait(one, copied);
+    device.host_wait(copied);
+    EXPECT_TRUE(device.has_happened(copied));
+    uint32_t got;
+    std::memcpy(&got, pinned.data(), sizeof got);
+    EXPECT_EQ(got, round);
+  }
+  EXPECT_LE(cuda_emulator::held().events, 8) << "events are used again";
+  EXPECT_TRUE(device.has_happened(nullptr));
+}
+
+// A step behind a search that finds something changes nothing, and nobody waits to know.
+TEST_F(CudaStreams, GuardsHoldSteps) {
+  auto backend = make_backend("", nullptr);
+  const cudaStream_t stream = own_stream(*backend);
+  Model model(*backend, {10, 300, 40}, stream);
+  int held = 0;
+  for (int step = 0; step < 30; ++step) {
+    const int bad = step % 3;  // 2: none
+    if (bad < 2) model.fill_gradient(static_cast<size_t>(bad + 1), std::numeric_limits<float>::infinity());
+    const auto guard = backend->queue_guard(model.items(), stream);
+    backend->step(model.items(1, guard.get()), 1, false, stream);
+    if (bad < 2) model.fill_gradient(static_cast<size_t>(bad + 1), static_cast<float>(bad + 2));
+    if (step % 2) EXPECT_EQ(guard->first(), bad < 2 ? bad + 1 : -1);
+    held += bad < 2;
+  }
+  EXPECT_EQ(model.steps(), std::vector<int>(3, 10));
+  EXPECT_EQ(backend->first_nonfinite(model.items(), 1, stream), -1);
+  EXPECT_EQ(backend->first_nonfinite({}, 1, stream), -1);
+  std::printf("%d of 30 steps held\n", held);
+}
+
+TEST_F(CudaStreams, AGuardOutlivesItsBackend) {
+  auto backend = make_backend("", nullptr);
+  std::shared_ptr<Guard> guard;
+  {
+    const cudaStream_t stream = own_stream(*backend);
+    Model model(*backend, {10}, stream);
+    guard = backend->queue_guard(model.items(), stream);
+  }
+  backend.reset();
+  EXPECT_EQ(guard->first(), -1);
+}
+
+struct Graph {
+  explicit Graph(cudaStream_t stream) {
+    EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    EXPECT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+  }
+  ~Graph() {
+    EXPECT_EQ(cudaGraphExecDestroy(executable), cudaSuccess);
+    EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  }
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+};
+
+// A replay does the step that was prepared for it, with its own arguments; one that nothing was prepared for does
+// nothing, and is counted.
+TEST_F(CudaStreams, RecordedSteps) {
+  for (const cudaStreamCaptureMode mode : {cudaStreamCaptureModeGlobal, cudaStreamCaptureModeRelaxed}) {
+    restart({});
+    auto backend = make_backend("", nullptr);
+    const cudaStream_t stream = own_stream(*backend);
+    Model model(*backend, {10, 300, 40}, stream);
+    message_of(ErrorKind::kInvalidArgument, [&] { backend->record_step(model.items(), false, stream); });
+    ASSERT_EQ(cudaStreamBeginCapture(stream, mode), cudaSuccess);
+    EXPECT_TRUE(backend->device()->is_capturing(stream));
+    const std::shared_ptr<RecordedStep> recorded = backend->record_step(model.items(), false, stream);
+    expect_words(message_of(ErrorKind::kInvalidArgument, [&] { backend->step(model.items(), 1, false, stream); }),
+                 {"captured", "replays"});
+    message_of(ErrorKind::kInvalidArgument, [&] { recorded->prepare(model.items(), stream); });
+    {
+      const Graph graph(stream);
+      EXPECT_FALSE(backend->device()->is_capturing(stream));
+      EXPECT_EQ(model.steps(), (std::vector<int>{0, 0, 0}));
+      EXPECT_TRUE(recorded->all_prepared());
+      EXPECT_TRUE(recorded->was_replayed());
+      for (int replay = 1; replay <= 5; ++replay) {
+        recorded->prepare(model.items(static_cast<float>(replay)), stream);
+        EXPECT_FALSE(recorded->was_replayed());
+        ASSERT_EQ(cudaGraphLaunch(graph.executable, stream), cudaSuccess);
+        EXPECT_TRUE(recorded->was_replayed());
+      }
+      EXPECT_TRUE(recorded->all_prepared());
+      EXPECT_EQ(model.steps(), std::vector<int>(3, 1 + 2 + 3 + 4 + 5));
+      backend->step(model.items(), 1, false, stream);  // in between, as ever
+      ASSERT_EQ(cudaGraphLaunch(graph.executable, stream), cudaSuccess);
+      EXPECT_FALSE(recorded->all_prepared());
+      EXPECT_EQ(model.steps(), std::vector<int>(3, 16));
+      recorded->prepare(model.items(), stream);
+      ASSERT_EQ(cudaGraphLaunch(graph.executable, stream), cudaSuccess);
+      EXPECT_EQ(model.steps(), std::vector<int>(3, 17));
+      EXPECT_TRUE(recorded->all_prepared()) << "told once";
+
+      Model other(*backend, {10, 301, 40}, stream);
+      expect_words(message_of(ErrorKind::kInvalidArgument,
+                              [&] { recorded->prepare(std::span(other.items()).first(2), stream); }),
+                   {"2 parameters", "record it"});
+    }
+  }
+}
+
+// The search is in the graph: a replay whose gradients are not finite, with the scale of its step, changes nothing.
+TEST_F(CudaStreams, RecordedGuards) {
+  auto backend = make_backend("", nullptr);
+  const cudaStream_t stream = own_stream(*backend);
+  Model model(*backend, {10, 300, 40}, stream);
+  const auto late = backend->queue_guard(model.items(), stream);
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+  message_of(ErrorKind::kInvalidArgument, [&] { backend->record_step(model.items(1, late.get()), false, stream); });
+  const std::shared_ptr<Guard> guard = backend->queue_guard(model.items(), stream);
+  const std::shared_ptr<RecordedStep> recorded = backend->record_step(model.items(1, guard.get()), false, stream);
+  {
+    const Graph graph(stream);
+    EXPECT_EQ(guard->first(), -1);
+    const auto replay = [&](float scale) {
+      recorded->prepare(model.items(scale, guard.get()), stream);
+      EXPECT_EQ(cudaGraphLaunch(graph.executable, stream), cudaSuccess);
+      return guard->first();
+    };
+    EXPECT_EQ(replay(1), -1);
+    EXPECT_EQ(replay(2), -1);
+    model.fill_gradient(1, std::numeric_limits<float>::quiet_NaN());
+    EXPECT_EQ(replay(1), 1);
+    model.fill_gradient(1, 2);
+    EXPECT_EQ(replay(1), -1);
+    EXPECT_EQ(model.steps(), std::vector<int>(3, 4));
+    model.fill_gradient(2, 0x1p61f);  // below the limit by itself, not if it is scaled
+    EXPECT_EQ(replay(4), 2);
+    model.fill_gradient(2, 3);
+    EXPECT_EQ(replay(1), -1);
+    EXPECT_EQ(model.steps(), std::vector<int>(3, 5));
+    EXPECT_TRUE(recorded->all_prepared());
+  }
+}
+
+}  // namespace
+}  // namespace lowtide::cuda_host

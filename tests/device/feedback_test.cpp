@@ -1,0 +1,157 @@
+// Error feedback on the device, on the CPU, and by its formulas one value at a time: the same bits.
+#include "support/feedback_reference.h"
+#include "device/sign_support.h"
+
+namespace lowtide {
+namespace {
+
+using testing::Bits;
+using testing::bytes;
+using testing::GuardedBytes;
+using testing::ll;
+using testing::random_bits;
+using testing::Rng;
+using testing::TestDevice;
+using testing::Trio;
+
+constexpr int64_t kBlock = kSignAlignment;  // of signs that share a scale
+
+std::vector<uint16_t> random_scales(int64_t signs, Rng& rng) {
+  std::vector<uint16_t> out(static_cast<size_t>((signs + kBlock - 1) / kBlock));
+  for (uint16_t& scale : out) scale = testing::bf16_nearest(rng.chance(0.1) ? 0 : std::fabs(rng.over_binades(-20, 0)));
+  return out;
+}
+
+Bits as_bits(const void* data, size_t size) {
+  const auto* const from = static_cast<const unsigned char*>(data);
+  return {from, from + size};
+}
+
+// A voter of the second form.
+struct Sent {
+  Bits bits;
+  std::vector<uint16_t> scales;
+  uint32_t weight;
+};
+
+// x of the formulas: scaled values, or the weighted mean of what voters sent.
+std::vector<float> inputs(const FeedbackItem& item, const std::vector<std::byte>& values,
+                          const std::vector<Sent>& voters) {
+  if (voters.empty()) {
+    std::vector<float> x;
+    for (int64_t i = 0; i < item.count; ++i)
+      x.push_back(testing::element(values.data(), item.dtype, i) * item.value_scale);
+    return x;
+  }
+  std::vector<Bits> ballots;
+  std::vector<std::vector<uint16_t>> scales;
+  std::vector<uint32_t> weights;
+  for (const Sent& sent : voters) {
+    ballots.emplace_back(sent.bits.begin() + item.first / 8, sent.bits.end());
+    scales.emplace_back(sent.scales.begin() + item.first / kBlock, sent.scales.end());
+    weights.push_back(sent.weight);
+  }
+  return testing::FeedbackReference::mean(item.count, ballots, scales, weights);
+}
+
+TEST(DeviceFeedback, GivesTheBitsOfTheCpu) {
+  LT_NEEDS_DEVICE();
+  auto rng = testing::seeded("feedback on the device", 99);
+  TestDevice& device = TestDevice::get();
+  const auto cpu = open_backend("cpu", "");
+  constexpr int kSteps = 3;
+  const int cases = testing::share_of(600);
+  int64_t differing = 0, signs = 0, means = 0, without = 0, plus = 0, silent = 0;
+  for (int c = 0; c < cases; ++c) {
+    const int64_t count = rng.chance(0.2)   ? rng.below(20)
+                          : rng.chance(0.9) ? rng.below(3000)
+                                            : rng.between(10000, 40000);
+    const int64_t first = kBlock * rng.below(3);
+    const auto codec = static_cast<int>(rng.below(std::ssize(codecs())));
+    const CodecInfo& info = codecs()[static_cast<size_t>(codec)];
+    const bool mean = rng.chance(0.4), kept = rng.chance(0.8);
+    const auto dtype = static_cast<DType>(rng.below(3));
+    const auto misaligned = static_cast<size_t>(rng.below(4));
+
+    // A residual that an encoding has left, or zeros.
+    std::vector<float> residual(static_cast<size_t>(count));
+    for (float& r : residual) r = c % 3 ? static_cast<float>(rng.over_binades(-20, 0)) : 0.f;
+    Bits codes(static_cast<size_t>(count * info.code_bytes));
+    std::vector<float> code_scales(static_cast<size_t>(blocks_per_row(count, kBlockElements)));
+    const auto codec_item = [&](void* to, float* scales, float* values) {
+      return CodecItem{codec, true, 1, count, 0, -1, to, scales, values};
+    };
+    cpu->encode(codec_item(codes.data(), code_scales.data(), residual.data()), nullptr);
+    Trio codes3(codes), scales3(as_bits(code_scales.data(), 4 * code_scales.size()));
+    Trio bits(random_bits(misaligned + testing::sign_bytes(first + count) + 1, rng));
+    Trio sent(random_bits(2 * static_cast<size_t>((first + count + kBlock - 1) / kBlock) + 2, rng));
+
+    for (int step = 0; step < kSteps; ++step) {
+      FeedbackItem item;
+      item.first = first, item.count = count, item.dtype = dtype, item.codec = codec;
+      item.value_scale = rng.chance(0.5) ? 1.f : static_cast<float>(rng.over_binades(-4, 0));
+      std::vector<std::byte> values(mean ? 0 : static_cast<size_t>(count * dtype_bytes(dtype)));
+      for (int64_t i = 0; !mean && i < count; ++i)
+        testing::put(values, dtype, i, rng.chance(0.05) || (i / kBlock) % 4 == 3 ? 0 : rng.over_binades(-14, 2));
+      std::vector<Sent> voters;
+      for (int64_t v = rng.between(1, 9); mean && v > 0; --v)
+        voters.push_back({random_bits(testing::sign_bytes(first + count), rng), random_scales(first + count, rng),
+                          static_cast<uint32_t>(v == 1            ? 1
+                                                : rng.chance(0.5) ? rng.below(4)
+                                                                  : rng.below(100000000))});
+      const GuardedBytes values_there(values.data(), values.size());
+      std::deque<GuardedBytes> rows_there;
+      std::vector<const std::byte*> rows, device_rows;
+      std::vector<const uint16_t*> scales, device_scales;
+      std::vector<uint32_t> weights;
+      for (Sent& of : voters) {
+        rows.push_back(of.weight ? bytes(of.bits) : nullptr), scales.push_back(of.weight ? of.scales.data() : nullptr);
+        const auto& row = rows_there.emplace_back(of.bits.data(), of.bits.size());
+        const auto& scale = rows_there.emplace_back(of.scales.data(), 2 * of.scales.size());
+        device_rows.push_back(of.weight ? row.data() : nullptr);
+        device_scales.push_back(of.weight ? reinterpret_cast<const uint16_t*>(scale.data()) : nullptr);
+        weights.push_back(of.weight);
+      }
+      item.values = values.data(), item.ballots = rows, item.ballot_scales = scales, item.weights = weights;
+      item.codes = kept ? codes3.cpu.data() : nullptr;
+      item.scales = kept && info.scaled ? reinterpret_cast<float*>(scales3.cpu.data()) : nullptr;
+      item.bits = bytes(bits.cpu) + misaligned, item.bit_scales = reinterpret_cast<uint16_t*>(sent.cpu.data());
+      if (mean) item.values = nullptr;
+      if (count || mean) cpu->feedback({&item, 1}, 1, nullptr);
+
+      testing::FeedbackReference reference;
+      reference.residual.resize(static_cast<size_t>(count));
+      CodecItem wanted =
+          codec_item(codes3.wanted.data(), reinterpret_cast<float*>(scales3.wanted.data()), reference.residual.data());
+      if (kept) cpu->decode(wanted, nullptr);
+      reference.run(inputs(item, values, voters));
+      if (kept) cpu->encode(wanted, nullptr);
+      std::copy(reference.bits.begin(), reference.bits.end(),
+                bits.wanted.begin() + static_cast<ptrdiff_t>(misaligned) + first / 8);
+      if (count)
+        std::memcpy(sent.wanted.data() + 2 * (first / kBlock), reference.scales.data(), 2 * reference.scales.size());
+
+      item.values = values_there.data(), item.ballots = device_rows, item.ballot_scales = device_scales;
+      item.codes = kept ? codes3.device.data() : nullptr;
+      item.scales = item.scales ? reinterpret_cast<float*>(scales3.device.data()) : nullptr;
+      item.bits = bits.device.data() + misaligned, item.bit_scales = reinterpret_cast<uint16_t*>(sent.device.data());
+      if (count || mean) device.backend->feedback({&item, 1}, 1, device.queue);
+      differing += codes3.differing() + scales3.differing() + bits.differing() + sent.differing();
+
+      signs += count, means += mean, without += !kept;
+      for (int64_t i = 0; i < count; ++i) plus += testing::sign_of(reference.bits, i);
+      silent += std::count(reference.scales.begin(), reference.scales.end(), uint16_t{0});
+    }
+  }
+  std::printf(
+      "%d residuals in %d steps each, %lld signs, %lld +, %lld steps on means of voters, %lld without residual, %lld "
+      "blocks of scale 0: %lld bits differ from the CPU's or the formulas'\n",
+      cases, kSteps, ll(signs), ll(plus), ll(means), ll(without), ll(silent), ll(differing));
+  EXPECT_EQ(differing, 0);
+  EXPECT_GT(silent, testing::share_of(20));
+  EXPECT_GT(plus, signs / 3);
+  EXPECT_LT(plus, signs * 3 / 4);
+}
+
+}  // namespace
+}  // namespace lowtide

@@ -1,0 +1,65 @@
+// Claims: optimizers whose parameters are in device memory give the bits of those in host memory under every
+// budget of device memory.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+
+#include "device/delayed_device.h"
+#include "device/device_support.h"
+#include "support/device_twins.h"
+
+namespace lowtide::testing {
+namespace {
+
+TEST(DeviceOptimizer, EveryBudgetGivesTheBitsOfTheHost) {
+  LT_NEEDS_DEVICE();
+  Rng rng = seeded("optimizers on a device", 81);
+  int64_t compared = 0, steps = 0, plans = 0, streamed = 0, managed = 0, above = 0, delays = 0;
+  const int trials = share_of(120);
+  for (int trial = 0; trial < trials; ++trial) {
+    const Config setup = random_setup(rng);
+    lowtide::Memory memory;
+    memory.chunk_bytes = rng.between(1, 4) * 4096;
+    memory.managed = rng.chance(0.2);
+    if (!memory.managed && rng.chance(0.85)) memory.device_bytes = rng.between(5, 30) * 4096;
+    std::unique_ptr<Backend> backend = TestDevice::get().open();
+    DelayedDevice* delayed = nullptr;
+    if (trial % 2) {
+      auto made = std::make_unique<DelayedDevice>(std::move(backend), rng.next());
+      delayed = made.get();
+      backend = std::move(made);
+    }
+    Twins twins(rng, setup, memory, std::move(backend));
+    for (int64_t n = rng.between(1, 6); n > 0; --n)
+      twins.add(pick(rng, std::vector{DType::kF32, DType::kBF16, DType::kF16}), random_sizes(rng));
+    for (int step = 0; step < 6; ++step) {
+      twins.step(rng.chance(0.3) ? 0.5 : 1);
+      const MemoryReport report = twins.on_device().report();
+      above += memory.device_bytes >= 0 && report.device_bytes > memory.device_bytes;
+      if (rng.chance(0.2)) {
+        EXPECT_EQ(twins.differing(), 0) << "trial " << trial;
+      }
+      if (rng.chance(0.1)) twins.on_device().offload();
+    }
+    EXPECT_EQ(twins.differing(), 0) << "trial " << trial << " " << setup.rule << " " << setup.state;
+    streamed += twins.on_device().report().moved_per_step > 0;
+    managed += twins.on_device().report().managed_bytes > 0;
+    if (delayed) delays += delayed->delays();
+    ++plans;
+    compared += twins.compared();
+    steps += twins.steps();
+  }
+  EXPECT_EQ(above, 0);
+  EXPECT_GE(streamed, trials / 6);
+  EXPECT_GE(managed, trials / 15);
+  EXPECT_GT(delays, 8 * trials);
+  std::printf(
+      "%lld plans (%lld streaming, %lld managed), %lld steps, queues delayed %lld times: differing bytes 0 of %lld, "
+      "above the budget %lld\n",
+      static_cast<long long>(plans), static_cast<long long>(streamed), static_cast<long long>(managed),
+      static_cast<long long>(steps), static_cast<long long>(delays), static_cast<long long>(compared),
+      static_cast<long long>(above));
+}
+
+}  // namespace
+}  // namespace lowtide::testing

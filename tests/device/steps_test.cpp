@@ -1,0 +1,346 @@
+// A step on a device gives the bits of a step on the CPU: every rule, codec and pair of element types.
+#include <algorithm>
+#include <cstring>
+
+#include "backend/kernels/items.h"
+#include "device/device_support.h"
+
+namespace lowtide {
+namespace {
+
+using testing::DeviceCase;
+using testing::GuardedBytes;
+using testing::Rng;
+using testing::StepCase;
+using testing::TestDevice;
+
+constexpr int kSteps = 3, kPairs = 9;
+
+int rule_count() { return static_cast<int>(rules().size()); }
+int codec_count() { return static_cast<int>(codecs().size()); }
+
+// (rows, row length): empty, one element, short tails, whole blocks, and random ones.
+std::vector<StepCase> make_cases(int rule, int codec, int pair, Rng& rng) {
+  std::vector<std::pair<int64_t, int64_t>> shapes = {{0, 5}, {3, 0}, {1, 1}, {2, 256}, {3, 512}, {1, 256 * 20 + 77}};
+  shapes.emplace_back(1, rng.between(1, 255));
+  shapes.emplace_back(rng.between(2, 40), rng.between(1, 255));
+  shapes.emplace_back(rng.between(2, 5), rng.between(257, 1200));
+  std::vector<StepCase> cases;
+  for (const auto& [rows, length] : shapes)
+    cases.emplace_back(rule, codec, static_cast<DType>(pair / 3), static_cast<DType>(pair % 3), rows, length, rng);
+  return cases;
+}
+
+void new_step(std::vector<StepCase>& cases, int step, uint64_t seed) {
+  Rng rng(seed + static_cast<uint64_t>(step));
+  for (StepCase& c : cases) {
+    c.new_gradients(rng);
+    c.set_step(step + 1, step == 0);
+  }
+}
+
+void step_on_device(std::vector<StepCase>& cases, int steps, uint64_t seed, void* stream) {
+  TestDevice& device = TestDevice::get();
+  std::vector<DeviceCase> on_device;
+  for (StepCase& c : cases) on_device.emplace_back(c);
+  for (int step = 0; step < steps; ++step) {
+    new_step(cases, step, seed);
+    std::vector<StepItem> items;
+    for (DeviceCase& c : on_device) items.push_back(c.item());
+    device.backend->step(items, 1, false, stream);
+    device.wait();
+  }
+  for (DeviceCase& c : on_device) c.fetch();
+}
+
+void step_on_cpu(std::vector<StepCase>& cases, int steps, uint64_t seed) {
+  const auto cpu = open_backend("cpu", "");
+  for (int step = 0; step < steps; ++step) {
+    new_step(cases, step, seed);
+    step_all(*cpu, cases, 1);
+  }
+}
+
+TEST(DeviceSteps, GiveTheBitsOfTheCpu) {
+  LT_NEEDS_DEVICE();
+  auto rng = testing::seeded("steps", 30);
+  int64_t combinations = 0, comparisons = 0, bytes = 0, differing = 0, still = 0;
+  for (int rule = 0; rule < rule_count(); ++rule)
+    for (int codec = 0; codec < codec_count(); ++codec)
+      for (int pair = 0; pair < kPairs; ++pair, ++combinations) {
+        const std::vector<StepCase> start = make_cases(rule, codec, pair, rng);
+        std::vector<StepCase> wanted = start, got = start;
+        const uint64_t seed = rng.next();
+        step_on_cpu(wanted, kSteps, seed);
+        step_on_device(got, kSteps, seed, TestDevice::get().queue);
+        for (size_t i = 0; i < got.size(); ++i, ++comparisons) {
+          const int64_t bad = differing_bytes(got[i], wanted[i]);
+          if (bad)
+            ADD_FAILURE() << rules()[size_t(rule)].name << " " << codecs()[size_t(codec)].name << " pair " << pair
+                          << " case " << i << ": " << bad << " bytes; "
+                          << testing::same_bits(got[i].param.data(), wanted[i].param.data(), got[i].param_dtype,
+                                                got[i].layout.numel)
+                                 .message();
+          differing += bad, bytes += got[i].bytes();
+          still += got[i].layout.numel > 256 && differing_bytes(got[i], start[i]) == 0;
+        }
+      }
+  EXPECT_EQ(differing, 0);
+  EXPECT_EQ(still, 0) << "control: steps must change something";
+  EXPECT_EQ(combinations, rule_count() * codec_count() * kPairs);
+  std::printf(
+      "%lld combinations of rule, codec and types, %lld comparisons after %d steps, %lld bytes, %lld differ; %lld "
+      "guards "
+      "whole\n",
+      static_cast<long long>(combinations), static_cast<long long>(comparisons), kSteps, static_cast<long long>(bytes),
+      static_cast<long long>(differing), static_cast<long long>(GuardedBytes::guards_checked));
+}
+
+// Control: the comparison sees a learning rate that is one float off.
+TEST(DeviceSteps, ComparisonSeesTheSmallestDifference) {
+  LT_NEEDS_DEVICE();
+  auto rng = testing::seeded("control", 31);
+  std::vector<StepCase> wanted = make_cases(find_rule("lion"), 0, 0, rng), got = wanted;
+  for (StepCase& c : got) c.lr = static_cast<double>(std::nextafter(static_cast<float>(c.lr), 1.f));
+  step_on_cpu(wanted, 1, 1);
+  step_on_device(got, 1, 1, TestDevice::get().queue);
+  int64_t differing = 0;
+  for (size_t i = 0; i < got.size(); ++i) differing += differing_bytes(got[i], wanted[i]);
+  EXPECT_GT(differing, 0);
+  std::printf("%lld bytes differ\n", static_cast<long long>(differing));
+}
+
+// For backends that queue no searches: a guard as one would leave it, a word on the device that says `found`.
+class FixedGuard final : public Guard {
+ public:
+  explicit FixedGuard(uint32_t found) : found_(found), word_(&found_, sizeof found_) {}
+  int64_t first() override { return found_ == kernels::kNoItem ? -1 : static_cast<int64_t>(found_); }
+  const uint32_t* word() const override { return reinterpret_cast<const uint32_t*>(word_.data()); }
+
+ private:
+  uint32_t found_;
+  GuardedBytes word_;
+};
+
+// An array and room for it elsewhere, at a distance that all arrays have.
+class TwoPlaces {
+ public:
+  static constexpr size_t kDistance = size_t{1} << 16;
+
+  template <class T>
+  explicit TwoPlaces(const std::vector<T>& array)
+      : before_(bytes_of(array)), memory_(nullptr, before_.empty() ? 0 : 2 * kDistance) {
+    std::vector<std::byte> start(2 * kDistance, kUntouched);
+    std::copy(before_.begin(), before_.end(), start.begin());
+    memory_.put(start.data());
+  }
+  std::byte* data() const { return memory_.data(); }
+  // Bytes that are not those of before here, and of `after` (empty: untouched) elsewhere.
+  template <class T>
+  int64_t differing(const std::vector<T>& after) {
+    if (before_.empty()) return 0;
+    std::vector<std::byte> now(2 * kDistance), wanted(2 * kDistance, kUntouched);
+    memory_.get(now.data());
+    std::copy(before_.begin(), before_.end(), wanted.begin());
+    const std::vector<std::byte> there = bytes_of(after);
+    std::copy(there.begin(), there.end(), wanted.begin() + kDistance);
+    return testing::differing_bytes(now.data(), wanted.data(), static_cast<int64_t>(now.size()));
+  }
+
+ private:
+  static constexpr std::byte kUntouched{0xa5};
+  template <class T>
+  static std::vector<std::byte> bytes_of(const std::vector<T>& array) {
+    const auto* const data = reinterpret_cast<const std::byte*>(array.data());
+    return {data, data + array.size() * sizeof(T)};
+  }
+  std::vector<std::byte> before_;
+  GuardedBytes memory_;
+};
+
+// States that are written elsewhere are whole there, and as they were where they are read; a guard stops all of it.
+TEST(DeviceSteps, WriteElsewhereAndStopAtGuards) {
+  LT_NEEDS_DEVICE();
+  auto rng = testing::seeded("elsewhere", 33);
+  TestDevice& device = TestDevice::get();
+  const auto cpu = open_backend("cpu", "");
+  int64_t steps = 0, differing = 0;
+  for (int rule = 0; rule < rule_count(); ++rule)
+    for (int codec = 0; codec < codec_count(); ++codec)
+      for (const uint32_t found : {kernels::kNoItem, 0u}) {
+        std::vector<StepCase> wanted(1, StepCase(rule, codec, DType::kBF16, DType::kBF16, 3, 700, rng));
+        const StepCase start = wanted[0];
+        step_all(*cpu, wanted, 1);
+        const bool stopped = found != kernels::kNoItem;
+        GuardedBytes param(start.param.data(), start.param.size()), grad(start.grad.data(), start.grad.size());
+        const std::vector<std::byte> nans(start.grad.size(), std::byte{0xff});
+        GuardedBytes searched(stopped ? nans.data() : start.grad.data(), nans.size());
+        StepItem search = wanted[0].item();
+        search.param = param.data(), search.grad = searched.data();
+        std::shared_ptr<Guard> guard = device.backend->queue_guard({&search, 1}, device.queue);
+        if (!guard) guard = std::make_shared<FixedGuard>(found);
+        std::vector<TwoPlaces> codes, scales;
+        StepItem item = wanted[0].item();
+        item.param = param.data(), item.grad = grad.data();
+        item.write_offset = TwoPlaces::kDistance, item.guard = guard.get();
+        for (size_t k = 0; k < kMaxStates; ++k) {
+          item.codes[k] = codes.emplace_back(start.codes[k]).data();
+          item.scales[k] = reinterpret_cast<float*>(scales.emplace_back(start.scales[k]).data());
+        }
+        device.backend->step({&item, 1}, 1, false, device.queue);
+        EXPECT_EQ(guard->first(), stopped ? 0 : -1);
+        StepCase got = start;
+        param.get(got.param.data());
+        const StepCase& expected = stopped ? start : wanted[0];
+        differing += testing::differing_bytes(got.param.data(), expected.param.data(), int64_t(got.param.size()));
+        for (size_t k = 0; k < kMaxStates; ++k) {
+          differing += codes[k].differing(stopped ? std::vector<std::byte>() : wanted[0].codes[k]);
+          differing += scales[k].differing(stopped ? std::vector<float>() : wanted[0].scales[k]);
+        }
+        ++steps;
+      }
+  EXPECT_EQ(differing, 0);
+  std::printf("%lld steps, half of them stopped, %lld bytes differ\n", static_cast<long long>(steps),
+              static_cast<long long>(differing));
+}
+
+// Items of all rules, codecs and types in one call, in random order, more than one upload can be in flight.
+TEST(DeviceSteps, OneCallTakesItemsOfAllKinds) {
+  LT_NEEDS_DEVICE();
+  auto rng = testing::seeded("mixed", 32);
+  std::vector<StepCase> wanted;
+  for (int i = 0; i < 600; ++i)
+    wanted.emplace_back(static_cast<int>(rng.below(rule_count())), static_cast<int>(rng.below(codec_count())),
+                        static_cast<DType>(rng.below(3)), static_cast<DType>(rng.below(3)), rng.between(1, 3),
+                        rng.between(1, 700), rng);
+  std::vector<StepCase> got = wanted;
+  step_on_cpu(wanted, 7, 5);
+  // On the caller's queue without waiting between steps: the gradients stay.
+  TestDevice& device = TestDevice::get();
+  std::vector<DeviceCase> on_device;
+  for (StepCase& c : got) on_device.emplace_back(c);
+  for (int step = 0; step < 7; ++step) {
+    new_step(got, step, 5);
+    std::vector<StepItem> items;
+    for (DeviceCase& c : on_device) items.push_back(c.item());
+    device.backend->step(items, 1, false, device.queue);
+  }
+  for (DeviceCase& c : on_device) c.fetch();
+  int64_t differing = 0;
+  for (size_t i = 0; i < got.size(); ++i) differing += differing_bytes(got[i], wanted[i]);
+  EXPECT_EQ(differing, 0);
+  std::printf("%zu items a call, 7 calls, %lld bytes differ\n", got.size(), static_cast<long long>(differing));
+}
+
+// Parts of a parameter, each with codes and scales of its own, give what the whole does.
+TEST(DeviceSteps, PartsGiveTheWhole) {
+  LT_NEEDS_DEVICE();
+  auto rng = testing::seeded("parts", 33);
+  TestDevice& device = TestDevice::get();
+  int64_t parts = 0, differing = 0;
+  for (int rule = 0; rule < rule_count(); ++rule)
+    for (int codec = 0; codec < codec_count(); ++codec) {
+      StepCase wanted(rule, codec, DType::kBF16, DType::kF32, rng.between(1, 9), rng.between(1, 900), rng);
+      StepCase got = wanted;
+      const StepItem whole = wanted.item();
+      open_backend("cpu", "")->step({&whole, 1}, 1, false, nullptr);
+      DeviceCase on_device(got);
+      std::vector<StepItem> items;
+      const int64_t blocks = got.layout.blocks(kBlockElements);
+      for (int64_t first = 0; first < blocks; ++parts) {
+        StepItem part = items.empty() ? on_device.item() : items[0];
+        const int64_t begin = elements_before_block(got.layout.row_length, first, kBlockElements);
+        part.first_block = first;
+        part.blocks = std::min(blocks - first, rng.between(1, 4));
+        for (int k = 0; first && k < kMaxStates; ++k) {
+          if (part.codes[k])
+            part.codes[k] = static_cast<std::byte*>(part.codes[k]) + begin * codecs()[size_t(codec)].code_bytes;
+          if (part.scales[k]) part.scales[k] += first;
+        }
+        first += part.blocks;
+        items.push_back(part);
+      }
+      device.backend->step(items, 1, false, device.queue);
+      on_device.fetch();
+      differing += differing_bytes(got, wanted);
+    }
+  EXPECT_EQ(differing, 0);
+  std::printf("%lld parts, %lld bytes differ\n", static_cast<long long>(parts), static_cast<long long>(differing));
+}
+
+// Parameter and gradient as views with strides of their own.
+TEST(DeviceSteps, TakeStridedTensors) {
+  LT_NEEDS_DEVICE();
+  auto rng = testing::seeded("strides", 34);
+  TestDevice& device = TestDevice::get();
+  int64_t views = 0, bytes = 0, differing = 0, moved = 0;
+  for (int pair = 0; pair < kPairs; ++pair)
+    for (int round = 0; round < 6; ++round, ++views) {
+      const int64_t sizes[] = {rng.between(2, 5), rng.between(2, 20), rng.between(2, 30)};
+      const auto view = [&] {  // dims in random order, gaps between elements
+        std::vector<int64_t> strides(3);
+        int64_t stride = rng.between(1, 3);
+        for (const size_t d : rng.permutation(3)) strides[d] = stride, stride *= sizes[d] + rng.below(3);
+        return Layout::make(sizes, strides);
+      };
+      const Layout p = view(), g = view();
+      const auto p_type = static_cast<DType>(pair / 3), g_type = static_cast<DType>(pair % 3);
+      StepCase wanted(find_rule("lion"), find_codec("dynamic8"), p_type, g_type, sizes[0], sizes[1] * sizes[2], rng);
+      const auto values = [&](DType type, int64_t n) {
+        std::vector<std::byte> data(static_cast<size_t>(n * dtype_bytes(type)));
+        for (int64_t i = 0; i < n; ++i) testing::put(data, type, i, rng.over_binades(-8, 2));
+        return data;
+      };
+      wanted.param = values(p_type, p.extent), wanted.grad = values(g_type, g.extent);
+      const std::vector<std::byte> before = wanted.param;
+      StepCase got = wanted;
+      StepItem item = wanted.item();
+      item.param_layout = &p, item.grad_layout = &g;
+      open_backend("cpu", "")->step({&item, 1}, 1, false, nullptr);
+      DeviceCase on_device(got);
+      item = on_device.item();
+      item.param_layout = &p, item.grad_layout = &g;
+      device.backend->step({&item, 1}, 1, false, device.queue);
+      on_device.fetch();
+      differing += differing_bytes(got, wanted), bytes += got.bytes();
+      moved += testing::differing_bytes(got.param.data(), before.data(), static_cast<int64_t>(before.size())) > 0;
+    }
+  EXPECT_EQ(differing, 0);
+  EXPECT_EQ(moved, views) << "control: steps must change something";
+  std::printf("%lld views, %lld bytes, %lld differ\n", static_cast<long long>(views), static_cast<long long>(bytes),
+              static_cast<long long>(differing));
+}
+
+// Items that share a parameter, in the order given.
+TEST(DeviceSteps, OrderedItemsRunOneAfterAnother) {
+  LT_NEEDS_DEVICE();
+  auto rng = testing::seeded("ordered", 35);
+  TestDevice& device = TestDevice::get();
+  int64_t differing = 0, reversed = 0;
+  for (int round = 0; round < 20; ++round) {
+    StepCase a(find_rule("adamw"), 0, DType::kF32, DType::kF32, 3, 400, rng);
+    StepCase b(find_rule("sgd"), 2, DType::kF32, DType::kF32, 3, 400, rng);
+    StepCase wanted_a = a, wanted_b = b, other_a = a, other_b = b;
+    const auto both = [&](StepItem x, StepItem y) {
+      y.param = x.param;
+      return std::vector<StepItem>{x, y, x};
+    };
+    const auto cpu = open_backend("cpu", "");
+    cpu->step(both(wanted_a.item(), wanted_b.item()), 2, true, nullptr);
+    std::vector<StepItem> backwards = both(other_a.item(), other_b.item());
+    std::swap(backwards[0], backwards[1]);
+    cpu->step(backwards, 2, true, nullptr);
+    DeviceCase on_a(a), on_b(b);
+    device.backend->step(both(on_a.item(), on_b.item()), 1, true, device.queue);
+    on_a.fetch(), on_b.fetch();
+    differing += differing_bytes(a, wanted_a);
+    reversed += differing_bytes(other_a, wanted_a);
+  }
+  EXPECT_EQ(differing, 0);
+  EXPECT_GT(reversed, 0) << "control: the order matters";
+  std::printf("20 rounds of 3 items, %lld bytes differ (another order: %lld)\n", static_cast<long long>(differing),
+              static_cast<long long>(reversed));
+}
+
+}  // namespace
+}  // namespace lowtide

@@ -1,0 +1,34 @@
+// What the tests of both loaders ask of what they find.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <initializer_list>
+#include <string>
+
+#include "backend/plugin_loader.h"
+
+namespace lowtide {
+
+inline const std::filesystem::path kStubs = LT_STUBS;
+
+// The message holds every word; there is no plug-in.
+inline void expect_missing(const Plugin& plugin, std::initializer_list<const char*> words) {
+  EXPECT_EQ(plugin.open, nullptr);
+  EXPECT_EQ(plugin.devices, nullptr);
+  for (const char* word : words)
+    EXPECT_NE(plugin.missing.find(word), std::string::npos) << word << " not in: " << plugin.missing;
+  std::printf("%s\n", plugin.missing.c_str());
+}
+
+// A stub tells its number as that of its devices.
+inline void expect_number(const Plugin& plugin, int number) {
+  ASSERT_NE(plugin.devices, nullptr) << plugin.missing;
+  EXPECT_NE(plugin.open, nullptr);
+  std::string text;
+  EXPECT_EQ(plugin.devices(&text), number);
+}
+
+}  // namespace lowtide

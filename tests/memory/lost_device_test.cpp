@@ -1,0 +1,126 @@
+// Claims: when the device is lost, in whichever call, state in host memory that no step was changing is read and saved
+// to the bit, the rest is refused by name, every call that needs the device says so, and destructors come to an end.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <string>
+
+#include "backend/fake/fake_backend.h"
+#include "support/device_twins.h"
+#include "support/temporary.h"
+
+namespace lowtide::testing {
+namespace {
+
+using fake::FakeBackend;
+
+struct Tally {
+  int64_t read = 0, refused = 0, bytes = 0, differing = 0, saved = 0, unsaved = 0;
+};
+
+// Every state of every parameter: as on the host, or refused.
+void read_all(Twins& twins, Tally& tally) {
+  for (int64_t param = 0; param < twins.on_device().param_count(); ++param) {
+    int k = 0;
+    for (const StateView& state : twins.on_device().state(param)) {
+      std::vector<std::byte> codes[2];
+      std::vector<float> scales[2];
+      for (int i = 0; i < 2; ++i) {
+        codes[i].resize(static_cast<size_t>(state.numel * state.code_bytes));
+        scales[i].resize(static_cast<size_t>(state.rows * state.blocks_per_row));
+      }
+      twins.on_host().read_state(param, k, codes[0].data(), scales[0].data());
+      try {
+        twins.on_device().read_state(param, k++, codes[1].data(), scales[1].data());
+      } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::kDeviceLost) << error.what();
+        EXPECT_NE(std::string(error.what()).find("the state of parameter"), std::string::npos) << error.what();
+        ++tally.refused;
+        continue;
+      }
+      ++tally.read;
+      for (size_t i = 0; i < codes[0].size(); ++i) tally.differing += codes[0][i] != codes[1][i];
+      for (size_t i = 0; i < scales[0].size(); ++i) tally.differing += scales[0][i] != scales[1][i];
+      tally.bytes += static_cast<int64_t>(codes[0].size() + 4 * scales[0].size());
+    }
+  }
+}
+
+TEST(LostDevice, HostMemoryStaysReadable) {
+  Rng rng = seeded("lost device", 111);
+  const TemporaryDirectory directory;
+  Tally tally;
+  int64_t trials = 0, in_steps = 0;
+  for (; trials < 300; ++trials) {
+    Config setup = random_setup(rng);
+    setup.nonfinite = rng.chance(0.5) ? NonFinite::kSkip : NonFinite::kPropagate;
+    lowtide::Memory memory;
+    memory.chunk_bytes = 4096;
+    memory.path = pick(rng, std::vector<std::string>{"copy", "hybrid", "zero_copy"});
+    memory.automatic = rng.chance(0.5);
+    if (!memory.automatic) memory.device_bytes = rng.between(3, 12) * 4096;
+    fake::FakeBackendOptions options{rng.next()};
+    options.steps_pinned = true;
+    options.guards = rng.chance(0.5);
+    auto backend = std::make_unique<FakeBackend>(options);
+    FakeBackend& fake = *backend;
+    Twins twins(rng, setup, memory, std::move(backend));
+    for (int64_t n = rng.between(1, 3); n > 0; --n) twins.add(DType::kF32, {rng.between(1, 4), rng.between(1, 1500)});
+    twins.on_device().place_states();
+    twins.free_bytes = 0;  // under `automatic`, all stays on the host
+    for (int64_t n = rng.between(1, 4); n > 0; --n) twins.step();
+    const bool offloaded = !memory.automatic && rng.chance(0.3);
+    const bool settled = rng.chance(0.6) || offloaded;
+    if (settled) twins.on_device().synchronize();
+    if (offloaded) twins.on_device().offload();
+    bool in_step = false;
+    if (!settled && rng.chance(0.6)) {
+      twins.before_device_step = [&] { fake.lose_at(rng.between(1, 40)); };
+      try {
+        twins.step();
+      } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::kDeviceLost) << error.what();
+        in_step = true;
+      }
+    }
+    if (!fake.is_lost()) fake.lose();
+    in_steps += in_step;
+    Tally here;
+    read_all(twins, here);
+    if (offloaded) {
+      EXPECT_EQ(here.refused, 0) << "trial " << trials;
+    }
+    const std::string path = directory.file("state" + std::to_string(trials));
+    if (here.refused == 0) {
+      twins.on_device().save(path);
+      Optimizer again = make_optimizer(setup);
+      std::vector<Tensor> params;
+      for (int64_t i = 0; i < twins.on_device().param_count(); ++i) params.emplace_back(DType::kF32, twins.sizes(i));
+      for (Tensor& param : params) again.add_param(0, param.view());
+      again.load(path);
+      EXPECT_EQ(snapshot(again, {}), snapshot(twins.on_host(), {})) << "trial " << trials;
+      ++here.saved;
+    } else {
+      EXPECT_EQ(refusal([&] { twins.on_device().save(path); }, ErrorKind::kDeviceLost).empty(), false);
+      ++here.unsaved;
+    }
+    refusal([&] { twins.on_device().step(twins.last_gradients()); }, ErrorKind::kDeviceLost);
+    refusal([&] { twins.on_device().synchronize(); }, ErrorKind::kDeviceLost);
+    twins.on_device().report();
+    tally.read += here.read, tally.refused += here.refused, tally.bytes += here.bytes;
+    tally.differing += here.differing, tally.saved += here.saved, tally.unsaved += here.unsaved;
+  }
+  EXPECT_EQ(tally.differing, 0);
+  EXPECT_GT(tally.saved, 60);
+  EXPECT_GT(in_steps, 20);
+  std::printf(
+      "%lld losses, %lld in a step: %lld states read, differing bytes %lld of %lld; %lld refused by name; %lld "
+      "optimizers saved and loaded, %lld refused\n",
+      static_cast<long long>(trials), static_cast<long long>(in_steps), static_cast<long long>(tally.read),
+      static_cast<long long>(tally.differing), static_cast<long long>(tally.bytes),
+      static_cast<long long>(tally.refused), static_cast<long long>(tally.saved),
+      static_cast<long long>(tally.unsaved));
+}
+
+}  // namespace
+}  // namespace lowtide::testing

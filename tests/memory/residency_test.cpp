@@ -1,0 +1,351 @@
+// Claims: under automatic residency, with budgets, demotions and promotions at random between steps, an optimizer on a
+// device gives the bits of one in host memory; state comes to the device after two steps and leaves it when memory is
+// short; memory that a framework's allocator hands out while its queue still uses it is touched only after that.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "backend/fake/fake_backend.h"
+#include "memory/residency.h"
+#include "support/device_twins.h"
+#include "support/fake_races.h"
+
+namespace lowtide::testing {
+namespace {
+
+using fake::FakeBackend;
+using fake::FakeBackendOptions;
+
+const std::vector<std::string> kPathsOfTests = {"copy", "hybrid", "zero_copy"};
+
+TEST(AutomaticResidency, RandomPressureChangesNoBit) {
+  Rng rng = seeded("automatic residency", 81);
+  int64_t compared = 0, promotions = 0, demotions = 0, borrowed = 0, asked = 0, steps = 0;
+  for (int trial = 0; trial < 12; ++trial) {
+    FakeBackendOptions options{rng.next()};
+    options.steps_pinned = true;
+    options.guards = trial % 2;
+    auto backend = std::make_unique<FakeBackend>(options);
+    FakeBackend& fake = *backend;
+    lowtide::Memory memory;
+    memory.automatic = true;
+    memory.chunk_bytes = rng.between(1, 3) * 4096;
+    memory.path = kPathsOfTests[static_cast<size_t>(trial % 3)];
+    Config setup = random_setup(rng);
+    if (trial % 4 < 2) setup.rule = "adamw", setup.state = "dynamic8", setup.hyper = default_hyper("adamw");
+    Twins twins(rng, setup, memory, std::move(backend));
+    for (int i = 0; i < 5; ++i) twins.add(pick(rng, std::vector{DType::kF32, DType::kBF16}), random_sizes(rng));
+    const int64_t margin = Residency::margin(fake.limits().total);
+    for (int step = 0; step < 200; ++step, ++steps) {
+      // What is free: plenty, some, or too little, for a while each.
+      if (step % 25 == 0) twins.free_bytes = margin + rng.between(-1, 3) * margin / 2 + rng.between(0, 40) * 4096;
+      if (rng.chance(0.05)) asked += twins.on_device().demote(rng.between(0, 60) * 4096) > 0;
+      if (rng.chance(0.2)) borrowed += twins.on_device().prefetch(rng.between(0, 12) * 4096, twins.queue()) > 0;
+      if (rng.chance(0.02)) twins.on_device().offload();
+      twins.step(rng.chance(0.3) ? 0.6 : 1);
+      if (rng.chance(0.05)) {
+        EXPECT_EQ(twins.differing(), 0) << "trial " << trial << ", step " << step;
+      }
+    }
+    EXPECT_EQ(twins.differing(), 0) << "trial " << trial;
+    expect_no_race(fake);
+    const MemoryReport report = twins.on_device().report();
+    promotions += report.promotions;
+    demotions += report.demotions;
+    compared += twins.compared();
+  }
+  EXPECT_GT(promotions, 10);
+  EXPECT_GT(demotions, 10);
+  EXPECT_GT(borrowed, 100);
+  std::printf(
+      "%lld steps: %lld promotions, %lld demotions, %lld of them asked for, %lld readings ahead; differing bytes "
+      "0 of %lld\n",
+      static_cast<long long>(steps), static_cast<long long>(promotions), static_cast<long long>(demotions),
+      static_cast<long long>(asked), static_cast<long long>(borrowed), static_cast<long long>(compared));
+}
+
+// On the host until two steps have been taken, then on the device, as far as there is room; back under pressure.
+TEST(AutomaticResidency, StateComesAfterTwoStepsAndGoesUnderPressure) {
+  Rng rng = seeded("automatic residency, phases", 82);
+  int64_t compared = 0;
+  for (const std::string& path : kPathsOfTests) {
+    FakeBackendOptions options{rng.next()};
+    options.steps_pinned = true;
+    options.device_bytes = 64 << 20;
+    auto backend = std::make_unique<FakeBackend>(options);
+    lowtide::Memory memory;
+    memory.automatic = true;
+    memory.chunk_bytes = 64 << 10;
+    memory.path = path;
+    Config setup;
+    setup.state = "fp32", setup.hyper = default_hyper("adamw");
+    Twins twins(rng, setup, memory, std::move(backend));
+    for (int i = 0; i < 4; ++i) twins.add(DType::kF32, {100, 1000});  // 3.2 MB of state in all
+    const int64_t margin = Residency::margin(64 << 20), slots = path == "zero_copy" ? 0 : 4 * (64 << 10);
+    const auto on_device = [&] { return twins.on_device().report().device_bytes; };
+    const int64_t all = 4 * 100 * 1000 * 8;
+    twins.free_bytes = 2 * margin;
+    twins.step();
+    EXPECT_LE(on_device(), slots);
+    EXPECT_EQ(twins.on_device().report().path, path);
+    twins.step();
+    EXPECT_GE(on_device(), all);  // as much is free: 3/4 of the margin
+    EXPECT_EQ(twins.on_device().report().promotions, 1);
+    EXPECT_EQ(twins.on_device().report().moved_per_step, 0);
+    twins.free_bytes = margin - (1 << 20);  // 1 MiB and a quarter of the margin leave
+    twins.step();
+    const int64_t left = on_device();
+    EXPECT_LT(left, all);
+    EXPECT_EQ(twins.on_device().report().demotions, 1);
+    twins.free_bytes = 3 * margin;
+    for (int i = 0; i < Residency::kQuietSteps - 1; ++i) {
+      twins.step();
+      EXPECT_LE(on_device(), left + slots) << "after " << i + 1 << " quiet steps";
+    }
+    twins.step();
+    EXPECT_GE(on_device(), all);
+    // A demotion that is asked for frees what it says.
+    twins.on_device().synchronize();
+    const int64_t before = on_device(), freed = twins.on_device().demote(1 << 20);
+    EXPECT_GE(freed, 1 << 20);
+    EXPECT_EQ(before - on_device(), freed);
+    EXPECT_EQ(twins.on_device().demote(int64_t{1} << 40), before - freed);
+    EXPECT_EQ(on_device(), 0);
+    EXPECT_EQ(twins.on_device().demote(1), 0);
+    twins.step();
+    EXPECT_EQ(twins.differing(), 0);
+    compared += twins.compared();
+  }
+  std::printf(
+      "3 paths: promoted after 2 steps, demoted under pressure, promoted again after %d quiet steps; differing "
+      "bytes 0 of %lld\n",
+      Residency::kQuietSteps, static_cast<long long>(compared));
+}
+
+// Slots that cannot be had in a step: what is resident makes room, or fewer do.
+TEST(AutomaticResidency, AStepMakesRoomForItsSlots) {
+  Rng rng = seeded("room for slots", 83);
+  int64_t compared = 0, demotions = 0, refused = 0;
+  for (const char* path : {"copy", "hybrid"})
+    for (const int64_t left : {200 << 10, 70 << 10, 40 << 10, 10 << 10}) {  // of device memory, for slots of 32 KiB
+      FakeBackendOptions options{rng.next()};
+      options.steps_pinned = true;
+      options.device_bytes = 4 << 20;
+      auto backend = std::make_unique<FakeBackend>(options);
+      FakeBackend& fake = *backend;
+      lowtide::Memory memory;
+      memory.chunk_bytes = 32 << 10, memory.path = path;
+      const bool resident = left != 40 << 10;
+      memory.device_bytes = (resident ? 20 : 3) * memory.chunk_bytes;
+      Config setup;
+      setup.state = "fp32", setup.hyper = default_hyper("adamw");
+      Twins twins(rng, setup, memory, std::move(backend));
+      twins.add(DType::kF32, {100, 1000});  // 800 KB of state
+      twins.on_device().place_states();
+      const DeviceBytes ballast(fake, MemoryKind::kDevice, fake.limits().free - left);
+      if (left < memory.chunk_bytes && !resident) {
+        EXPECT_THROW(twins.step(), Error);
+        ++refused;
+        continue;
+      }
+      for (int i = 0; i < 3; ++i) twins.step();
+      EXPECT_EQ(twins.differing(), 0);
+      demotions += twins.on_device().report().demotions;
+      expect_no_race(fake);
+      compared += twins.compared();
+    }
+  EXPECT_GE(demotions, 4);
+  std::printf("%lld demotions for slots; differing bytes 0 of %lld\n", static_cast<long long>(demotions),
+              static_cast<long long>(compared));
+}
+
+// A framework's cache: what is freed is handed out again at once, while its queue may still be using it.
+struct Cache {
+  FakeBackend& fake;
+  std::vector<std::pair<void*, int64_t>> unused = {};
+  std::map<void*, int64_t> sizes = {};
+  int64_t reused = 0, taken = 0, given_back = 0;
+
+  static void* allocate(void* self, int64_t bytes) {
+    Cache& cache = *static_cast<Cache*>(self);
+    ++cache.taken;
+    for (size_t i = 0; i < cache.unused.size(); ++i)
+      if (cache.unused[i].second >= bytes) {
+        void* const memory = cache.unused[i].first;
+        cache.unused.erase(cache.unused.begin() + static_cast<ptrdiff_t>(i));
+        ++cache.reused;
+        return memory;
+      }
+    void* const memory = cache.fake.allocate_own(MemoryKind::kDevice, bytes);
+    cache.sizes[memory] = bytes;
+    return memory;
+  }
+  static void free(void* self, void* memory) {
+    Cache& cache = *static_cast<Cache*>(self);
+    cache.unused.emplace_back(memory, cache.sizes.at(memory));
+    ++cache.given_back;
+  }
+  // An activation of the caller's on its queue.
+  void* activation(void* queue, int64_t bytes) {
+    void* const memory = fake.allocate_own(MemoryKind::kDevice, bytes);
+    sizes[memory] = bytes;
+    use(queue, memory);
+    return memory;
+  }
+  void use(void* queue, void* memory) {
+    static const std::vector<std::byte> filling(4096 * 16, std::byte{7});
+    fake.copy(queue, memory, filling.data(), std::min<int64_t>(sizes.at(memory), ssize(filling)));
+  }
+};
+
+TEST(FrameworkAllocator, MemoryThatTheQueueStillUsesIsTouchedAfterThat) {
+  Rng rng = seeded("framework allocator", 84);
+  int64_t compared = 0, reused = 0, taken = 0, given_back = 0, borrowed = 0;
+  for (int trial = 0; trial < 30; ++trial) {
+    FakeBackendOptions options{rng.next()};
+    options.steps_pinned = options.guards = true;
+    auto backend = std::make_unique<FakeBackend>(options);
+    FakeBackend& fake = *backend;
+    Cache cache{fake};
+    lowtide::Memory memory;
+    memory.chunk_bytes = 4096;
+    if (trial % 2)
+      memory.automatic = true;
+    else
+      memory.device_bytes = 8 * 4096;
+    memory.path = kPathsOfTests[static_cast<size_t>(trial / 2 % 3)];
+    DeviceAllocator allocator{&cache, Cache::allocate, Cache::free};
+    Twins twins(rng, random_setup(rng), memory, std::move(backend), allocator);
+    twins.add(DType::kF32, {5, 1000});
+    twins.add(DType::kBF16, {3000});
+    for (int step = 0; step < 6; ++step) {
+      // What the optimizer gave back is the caller's next activations' at once, behind what is on its queue; and what
+      // is freed has a copy into it queued.
+      for (const auto& [given, bytes] : cache.unused) cache.use(twins.queue(), given);
+      for (const int64_t bytes : {4096, 4096, 8192, 16384})
+        cache.unused.emplace_back(cache.activation(twins.queue(), bytes), bytes);
+      if (step > 0) borrowed += twins.on_device().prefetch(rng.between(0, 6) * 4096, twins.queue());
+      twins.step();
+      if (trial % 5 == 0) twins.on_device().demote(rng.between(0, 5) * 4096);
+    }
+    EXPECT_EQ(twins.differing(), 0);
+    expect_no_race(fake);
+    compared += twins.compared();
+    reused += cache.reused;
+    taken += cache.taken;
+    given_back += cache.given_back;
+  }
+  EXPECT_GT(reused, 200);
+  EXPECT_GT(given_back, 200);
+  std::printf(
+      "%lld blocks taken, %lld of them in use by the queue, %lld given back and used at once, %lld bytes borrowed: "
+      "differing bytes 0 of %lld\n",
+      static_cast<long long>(taken), static_cast<long long>(reused), static_cast<long long>(given_back),
+      static_cast<long long>(borrowed), static_cast<long long>(compared));
+}
+
+// The queue that counts is that of the step that brings state back, not that of the step before.
+TEST(FrameworkAllocator, StateComesBackBehindTheQueueOfItsStep) {
+  Rng rng = seeded("state that comes back", 85);
+  int64_t reused = 0, steps = 0;
+  for (int trial = 0; trial < 10; ++trial) {
+    FakeBackendOptions options{rng.next()};
+    options.steps_pinned = options.guards = true;
+    auto backend = std::make_unique<FakeBackend>(options);
+    FakeBackend& fake = *backend;
+    Cache cache{fake};
+    lowtide::Memory memory;
+    memory.chunk_bytes = 4096;
+    DeviceAllocator allocator{&cache, Cache::allocate, Cache::free};
+    Config setup;
+    setup.hyper = default_hyper("adamw");
+    Twins twins(rng, setup, memory, std::move(backend), allocator);
+    twins.add(DType::kF32, {5, 1000});
+    twins.step();
+    void* const other = fake.make_queue();
+    for (int step = 0; step < 3; ++step, ++steps) {
+      twins.on_device().offload();
+      fake.wait(other, fake.record(twins.queue()));
+      for (int i = 0; i < 6; ++i) cache.unused.emplace_back(cache.activation(other, 4096 * 4), 4096 * 4);
+      StepOptions there;
+      there.stream = step % 2 ? twins.queue() : other;
+      if (step % 2) fake.wait(twins.queue(), fake.record(other));
+      twins.on_device().step(twins.last_gradients(), there);
+    }
+    twins.on_device().synchronize();
+    expect_no_race(fake);
+    reused += cache.reused;
+  }
+  EXPECT_GT(reused, 30);
+  std::printf("%lld steps, %lld blocks in use by the step's queue\n", static_cast<long long>(steps),
+              static_cast<long long>(reused));
+}
+
+// Before the first step it is the queue that the optimizer was opened with.
+TEST(FrameworkAllocator, StateIsPlacedBehindTheQueueThatItWasOpenedWith) {
+  Rng rng = seeded("state before the first step", 87);
+  int64_t reused = 0;
+  for (int trial = 0; trial < 10; ++trial) {
+    auto backend = std::make_unique<FakeBackend>(FakeBackendOptions{rng.next()});
+    FakeBackend& fake = *backend;
+    Cache cache{fake};
+    OptimizerOptions options;
+    options.threads = 1;
+    options.allocator = {&cache, Cache::allocate, Cache::free};
+    options.stream = fake.make_queue();
+    options.memory.chunk_bytes = 4096;
+    Optimizer optimizer = OptimizerEnv::make(options, system_env(), std::move(backend));
+    const DeviceBytes param(fake, MemoryKind::kDevice, 8000);
+    GroupOptions group;
+    if (trial % 2) group.memory = options.memory;
+    optimizer.add_group(group);
+    optimizer.add_param(0, {param.data(), DType::kF32, {2000}, {}});
+    for (int i = 0; i < 6; ++i) cache.unused.emplace_back(cache.activation(options.stream, 16384), 16384);
+    optimizer.place_states();
+    fake.host_wait(fake.record(options.stream));
+    expect_no_race(fake);
+    reused += cache.reused;
+  }
+  EXPECT_GT(reused, 10);
+  std::printf("%lld blocks in use by the queue\n", static_cast<long long>(reused));
+}
+
+// What was free while state was on the host is not free beside that state once it is back.
+TEST(AutomaticResidency, StateThatComesBackIsNotCountedAsFreeToo) {
+  Rng rng = seeded("free bytes and state that comes back", 86);
+  FakeBackendOptions options{rng.next()};
+  options.device_bytes = int64_t{1} << 20;
+  auto backend = std::make_unique<FakeBackend>(options);
+  FakeBackend& fake = *backend;
+  lowtide::Memory memory;
+  memory.chunk_bytes = 4096;
+  memory.automatic = true;
+  Config setup;
+  setup.hyper = default_hyper("adamw");
+  setup.min_quantized_numel = int64_t{1} << 40;
+  Twins twins(rng, setup, memory, std::move(backend));
+  twins.add(DType::kF32, {50, 1000});  // 400 000 bytes of state
+  const int64_t margin = Residency::margin(options.device_bytes), room = margin + 200 * 1024;
+  const auto step = [&] {
+    twins.free_bytes = room - twins.on_device().report().device_bytes;
+    twins.step();
+  };
+  int64_t most = 0;
+  for (int i = 0; i < 60; ++i) {
+    if (i >= 2) twins.on_device().offload();
+    step();
+    most = std::max(most, twins.on_device().report().device_bytes);
+  }
+  EXPECT_GT(most, 0);
+  EXPECT_LE(most, room - margin);
+  EXPECT_EQ(twins.differing(), 0);
+  expect_no_race(fake);
+  std::printf("at most %lld bytes on the device, of %lld\n", static_cast<long long>(most),
+              static_cast<long long>(room - margin));
+}
+
+}  // namespace
+}  // namespace lowtide::testing

@@ -1,0 +1,60 @@
+"""What test_cuda_incidents.py runs in processes of their own: `python cuda_jobs.py JOB FOLDER`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import lowtide
+import pytest
+import torch
+from emulated_cuda import EmulatedCuda, prepare
+from support import bits, parameter, random_gradients
+
+
+def trained(cuda: EmulatedCuda, memory: lowtide.Memory) -> tuple[list[torch.nn.Parameter], lowtide.AdamW, lowtide.AdamW]:
+    here = [parameter(64, 300), parameter(70, 100)]
+    there = cuda.parameters(here)
+    first, second = lowtide.AdamW(here), lowtide.AdamW(there, memory=memory)
+    random_gradients(here)
+    cuda.give_gradients(there, here)
+    first.step()
+    second.step()
+    cuda.synchronize()
+    second.synchronize()
+    assert [bits(one) for one in here] == [bits(other) for other in there]
+    return there, first, second
+
+
+def lost(cuda: EmulatedCuda, folder: Path) -> None:
+    """The device is lost: named, by a RuntimeError, at every call; state on the host is saved all the same."""
+    there, first, second = trained(cuda, lowtide.Memory(device="auto", chunk=4096, path="copy"))
+    cuda.call("lose_device", 0, 700)  # an illegal address
+    for _ in range(2):
+        with pytest.raises(lowtide.DeviceLostError) as caught:
+            second.step()
+        assert isinstance(caught.value, RuntimeError)
+    first.save(folder / "cpu")
+    second.save(folder / "cuda")
+    twin = lowtide.AdamW([torch.nn.Parameter(torch.zeros(param.shape)) for param in there])
+    twin.load(folder / "cuda")
+    for mine, theirs in zip(twin.state.values(), first.state.values(), strict=True):
+        assert all(bits(mine[name]) == bits(theirs[name]) for name in theirs)
+    print(f"{type(caught.value).__name__}: {caught.value}")
+    print(f"saved {(folder / 'cuda').stat().st_size} bytes that load alike")
+
+
+def leave(cuda: EmulatedCuda, folder: Path) -> None:
+    """The interpreter ends while state is in torch's memory, and something keeps the optimizer to the very end."""
+    _, _, second = trained(cuda, lowtide.Memory(device="50%"))
+    assert cuda.cached
+    sys.keep = second, cuda  # type: ignore[attr-defined]
+    print("left")
+
+
+if __name__ == "__main__":
+    patches = pytest.MonkeyPatch()
+    reason = prepare(patches)
+    assert not reason, reason
+    torch.manual_seed(1)
+    {"lost": lost, "leave": leave}[sys.argv[1]](EmulatedCuda(patches), Path(sys.argv[2]))

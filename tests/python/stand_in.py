@@ -1,0 +1,119 @@
+"""Parameters on a device without a torch that has one: memory that a device and the host share, which torch sees as CPU
+tensors, and which Lowtide is told to take for tensors on that device.
+
+Allocation, queues and order come from the C interface (include/lowtide/lowtide_device.h) of the compiled core. usm.py
+and emulated_cuda.py say what stands in for torch's part.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import lowtide
+import pytest
+import torch
+from lowtide import _core, devices
+
+DEVICE, SHARED = 0, 2  # lt_memory_kind
+
+
+def missing(backend: str) -> str:
+    """Why there is no such device here; "" if there is one."""
+    report = lowtide.backends()[backend]
+    if not report["available"]:
+        return f"no {backend} backend: {report['detail']}"
+    if not hasattr(ctypes.CDLL(_core.__file__), "lt_device_open"):
+        return f"{_core.__file__} was linked without the C interface"
+    return ""
+
+
+class StandIn:
+    """Two devices with a queue each, and tensors in their shared memory."""
+
+    kind: str  # of torch's devices
+    roomy: lowtide.Memory | None = None  # all state on the device
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, targets: Sequence[str]) -> None:
+        self._lib = ctypes.CDLL(_core.__file__)
+        self._lib.lt_last_error.restype = ctypes.c_char_p
+        self._devices = [ctypes.c_void_p() for _ in targets]
+        self.queues: list[int] = []
+        for device, target in zip(self._devices, targets, strict=True):
+            queue = ctypes.c_void_p()
+            self._call("lt_device_open", self.backend.encode(), target.encode(), None, ctypes.byref(device))
+            self._call("lt_device_queue", device, ctypes.byref(queue))
+            self.queues.append(queue.value or 0)
+        self.asked: list[int] = []  # indices of the devices that Lowtide asked for the current queue of
+        self._ranges: list[tuple[int, int, int]] = []  # first and last byte, index of the device
+        monkeypatch.setattr(devices, "device_of", self._device_of)
+
+    @property
+    def backend(self) -> str:
+        return devices.KINDS[self.kind].backend
+
+    def name(self, index: int = 0) -> str:
+        """As str() of torch's device."""
+        return f"{self.kind}:{index}"
+
+    def close(self) -> None:
+        """Frees the memory: no tensor may be used any more."""
+        for device in self._devices:
+            self._lib.lt_device_close(device)
+
+    def tensor(self, like: torch.Tensor, index: int = 0) -> torch.Tensor:
+        """A copy of a tensor (with elements) in memory of the device."""
+        bytes_ = like.numel() * like.element_size()
+        memory = self.allocate(SHARED, bytes_, index)
+        self._ranges.append((memory, memory + bytes_ - 1, index))
+        raw = (ctypes.c_uint8 * bytes_).from_address(memory)
+        out = torch.frombuffer(raw, dtype=like.dtype).reshape(like.shape)
+        return out.copy_(like.detach())
+
+    def parameters(self, like: Sequence[torch.Tensor], index: int = 0) -> list[torch.nn.Parameter]:
+        return [torch.nn.Parameter(self.tensor(param, index)) for param in like]
+
+    def give_gradients(self, params: Sequence[torch.Tensor], like: Sequence[torch.Tensor]) -> None:
+        """The gradients of other parameters, in memory of the device. Nothing may be under way."""
+        for param, other in zip(params, like, strict=True):
+            if other.grad is None:
+                param.grad = None
+            elif param.grad is None or param.grad.dtype != other.grad.dtype:
+                param.grad = self.tensor(other.grad)
+            else:
+                param.grad.copy_(other.grad)
+
+    def synchronize(self) -> None:
+        for device in self._devices:
+            self._call("lt_device_synchronize", device, None)
+
+    def allocate(self, kind: int, bytes_: int, index: int = 0) -> int:
+        memory = ctypes.c_void_p()
+        self._call("lt_device_alloc", self._devices[index], kind, ctypes.c_int64(bytes_), ctypes.byref(memory))
+        assert memory.value
+        return memory.value
+
+    def free(self, address: int, index: int = 0) -> None:
+        self._call("lt_device_free", self._devices[index], ctypes.c_void_p(address))
+
+    def limits(self, index: int = 0) -> tuple[int, int]:
+        """Bytes of the device's memory that are free, and all."""
+        report = (ctypes.c_int64 * 4)(32, -1, -1, -1)  # lt_device_limits_report
+        self._call("lt_device_limits", self._devices[index], report)
+        return report[2], report[1]
+
+    def current_queue(self, device: torch.device) -> int:
+        assert device.type == self.kind
+        self.asked.append(device.index)
+        return self.queues[device.index]
+
+    def _device_of(self, tensor: torch.Tensor) -> torch.device:
+        for first, last, index in self._ranges:
+            if first <= tensor.data_ptr() <= last:
+                return torch.device(self.kind, index)
+        return tensor.device
+
+    def _call(self, name: str, *args: Any) -> None:
+        if getattr(self._lib, name)(*args) != 0:
+            raise RuntimeError(f"{name}: {self._lib.lt_last_error().decode()}")

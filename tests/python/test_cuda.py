@@ -1,0 +1,371 @@
+"""Parameters on CUDA: memory from torch's cache, paths, automatic residency, work inside backward, graphs. On the
+emulated runtime (emulated_cuda.py); skipped where that is not built. What all devices share: test_device_steps.py."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import lowtide
+import pytest
+import torch
+from emulated_cuda import EmulatedCuda
+from lowtide import backward
+from lowtide.report import Report
+from support import bits, parameter, random_gradients
+from twins import Twins
+
+Figure = Callable[[str], None]
+SHAPES = ((64, 300), (70, 100), (9,))
+STREAMING = lowtide.Memory(device="20KiB", chunk=4096, path="copy")
+ROOMY = EmulatedCuda.roomy
+
+
+def pair(
+    cuda: EmulatedCuda, memory: lowtide.Memory | None, **options: Any
+) -> tuple[Twins, lowtide.AdamW, lowtide.AdamW]:
+    """Equal parameters here and there, with an optimizer each."""
+    here = [parameter(*shape) for shape in SHAPES]
+    there = cuda.parameters(here)
+    return Twins(cuda, here, there), lowtide.AdamW(here), lowtide.AdamW(there, memory=memory, **options)
+
+
+def test_device_memory_is_torchs(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:
+    twins, first, second = pair(cuda, ROOMY)
+    twins.step(first, second)
+    held = sum(size for size, _ in cuda.cached.values())
+    assert held == second.report()["device_bytes"] > 0
+    second.offload()
+    assert not cuda.cached, "offloaded state leaves torch's cache"
+    twins.step(first, second)
+    twins.compare_state(first, second)
+    assert twins.differing == 0 and cuda.cached
+    del second
+    gc.collect()
+    assert not cuda.cached, "the memory goes with the optimizer"
+    figure(f"{held} bytes of torch's; {twins.compared} bytes alike")
+
+
+def test_torch_has_no_memory(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:
+    cuda.cache_limit = 4096
+    twins, first, second = pair(cuda, ROOMY)
+    random_gradients(twins.here)
+    cuda.give_gradients(twins.there, twins.here)
+    before = [bits(param) for param in twins.there]
+    with pytest.raises(MemoryError):
+        second.step()
+    cuda.synchronize()
+    assert [bits(param) for param in twins.there] == before and not cuda.cached
+    cuda.cache_limit = 1 << 30
+    twins.step(first, second)
+    assert twins.differing == 0
+    figure("an OOM of torch is a MemoryError that changed nothing; the step after it is taken")
+
+
+@pytest.mark.parametrize("path", ["copy", "zero_copy", "hybrid", None])
+def test_paths(
+    cuda: EmulatedCuda, monkeypatch: pytest.MonkeyPatch, path: str | None, seed: int, tmp_path: Path, figure: Figure
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    twins, first, second = pair(cuda, lowtide.Memory(device="20KiB", chunk=4096, path=path))
+    twins.step(first, second)
+    twins.compare_state(first, second)
+    report = second.report()
+    assert twins.differing == 0 and report["moved_per_step"] > 0
+    assert report["path"] == path or (path is None and report["path"] in ("copy", "zero_copy", "hybrid"))
+    figure(f"{report['path']}: {twins.compared} bytes alike, {report['moved_per_step']} moved a step")
+
+
+def test_paths_that_there_are_none_of(cuda: EmulatedCuda) -> None:
+    params = cuda.parameters([parameter(64, 300)])
+    with pytest.raises(ValueError, match="path='teleport'"):
+        lowtide.AdamW(params, memory=lowtide.Memory(path="teleport"))
+
+
+def test_automatic_residency(cuda: EmulatedCuda, seed: int, figure: Figure, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "lowtide")
+    twins, first, second = pair(cuda, lowtide.Memory(device="auto", chunk=4096, path="copy"))
+    twins.step(first, second, 1)
+    report = second.report()
+    assert report["promotions"] == 0 and report["moved_per_step"] > 0, "the first step begins on the host"
+    twins.step(first, second, 6)
+    there = second.report()
+    assert there["promotions"] > 0 and there["moved_per_step"] == 0, "and then there is room"
+    freed = second.demote()
+    away = second.report()
+    assert freed > 0 and away["device_bytes"] <= there["device_bytes"] - freed and away["demotions"] > 0
+    twins.step(first, second, 2)
+    twins.compare_state(first, second)
+    assert twins.differing == 0
+    told = [record.getMessage() for record in caplog.records if "was moved to the device" in record.getMessage()]
+    assert len(told) >= 2
+    figure(f"{there['promotions']} promotions, {freed} bytes demoted, {twins.compared} bytes alike; {told}")
+
+
+def test_reports(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:
+    """What report() calls device memory is what torch's cache gave, whatever has moved."""
+    twins, first, second = pair(cuda, STREAMING)
+    seen: list[int] = []
+
+    def look() -> Report:
+        report = second.report()
+        assert report["device_bytes"] == sum(size for size, _ in cuda.cached.values())
+        seen.append(report["device_bytes"])
+        return report
+
+    twins.step(first, second, 2)
+    look()
+    taken = second.prefetch("64KiB")
+    assert taken > 0 and look()["device_bytes"] == seen[0] + taken
+    twins.step(first, second, 1)
+    look()
+    second.synchronize()  # what has been read ahead is given back when what the step queued has happened,
+    twins.step(first, second, 1)  # by the next call that looks
+    assert look()["device_bytes"] == seen[0]
+    second.prefetch("64KiB")
+    freed = second.demote()
+    look()
+    second.synchronize()
+    twins.step(first, second, 2)
+    assert look()["steps"] == first.report()["steps"] == 6 and seen[-1] <= seen[0]
+    twins.compare_state(first, second)
+    assert twins.differing == 0
+    figure(f"{seen} bytes on the device after steps, prefetch (of {taken}) and demote (of {freed})")
+
+
+def test_the_guard_makes_room(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:
+    twins, first, second = pair(cuda, lowtide.Memory(device="50%", chunk=4096))
+    twins.step(first, second)
+    before = second.report()["device_bytes"]
+    calls: list[int] = []
+
+    def micro_batch() -> str:
+        calls.append(sum(size for size, _ in cuda.cached.values()))
+        if calls[-1] > before // 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return "done"
+
+    assert second.oom_guard()(micro_batch)() == "done"
+    assert len(calls) == 2 and cuda.emptied == 1
+    twins.step(first, second)
+    twins.compare_state(first, second)
+    assert twins.differing == 0
+    figure(f"{calls[0]} bytes of state before, {calls[1]} when called again; {twins.compared} bytes alike")
+
+
+def losses(params: Sequence[torch.Tensor], weight: float) -> torch.Tensor:
+    total: torch.Tensor = sum(((param * weight) ** 2).sum() for param in params)  # type: ignore[assignment]
+    return total
+
+
+@pytest.mark.parametrize("option", ["step_in_backward", "prefetch_in_backward"])
+@pytest.mark.parametrize("memory", [ROOMY, STREAMING], ids=["roomy", "streaming"])
+def test_work_inside_backward(
+    cuda: EmulatedCuda, monkeypatch: pytest.MonkeyPatch, option: str, memory: lowtide.Memory, seed: int, figure: Figure
+) -> None:
+    monkeypatch.setattr(backward, "_ASK_AFTER", 0)
+    torch.set_num_threads(1)
+    twins, first, second = pair(cuda, memory, **{option: 0 if option == "step_in_backward" else "1MiB"})
+    ahead = 0
+    for i in range(4):
+        for params in (twins.here, twins.there):
+            for param in params:  # autograd adds to what is there, which is where the device can read it
+                param.grad = torch.zeros_like(param) if params is twins.here else cuda.tensor(torch.zeros_like(param))
+            losses(params, 1.0 + i).backward()
+        if option == "step_in_backward":
+            assert all(param.grad is None for param in twins.there)
+        else:
+            held = sum(size for size, _ in cuda.cached.values())
+            ahead = max(ahead, held - second.report()["device_bytes"])
+        first.step()
+        second.step()
+        cuda.synchronize()
+        for one, other in zip(twins.here, twins.there, strict=True):
+            assert bits(one) == bits(other)
+    twins.compare_state(first, second)
+    assert twins.differing == 0
+    figure(f"4 steps; {twins.compared} bytes of state alike")
+
+
+def test_verdicts_come_later(cuda: EmulatedCuda, figure: Figure) -> None:
+    for nonfinite in ("skip", "raise"):
+        (there,) = cuda.parameters([parameter(64, 128)])
+        opt = lowtide.AdamW([there], nonfinite=nonfinite, memory=ROOMY)
+        there.grad = cuda.tensor(torch.full((64, 128), float("nan")))
+        before = bits(there)
+        opt.step()  # waits for nothing
+        there.grad = cuda.tensor(torch.ones(64, 128))
+        if nonfinite == "raise":
+            with pytest.raises(ValueError, match="holds a NaN"):
+                opt.step()
+            cuda.synchronize()
+            assert bits(there) == before
+            opt.step()
+        else:
+            opt.step()
+            assert opt.skipped_steps == 1
+        cuda.synchronize()
+        report = opt.report()
+        assert bits(there) != before and report["steps"] == 1 and int(opt.state[there]["step"]) == 1
+    figure("a skipped step is uncounted, and raised, by the next")
+
+
+class Graph:
+    """A captured step: what torch.cuda.graph() does, on the emulated runtime."""
+
+    def __init__(self, cuda: EmulatedCuda, step: Callable[[], object]) -> None:
+        self._cuda = cuda
+        self._stream, self._graph, self._ready = ctypes.c_void_p(cuda.queues[0]), ctypes.c_void_p(), ctypes.c_void_p()
+        cuda.call("cudaStreamBeginCapture", self._stream, 2)
+        cuda.capturing = True
+        step()
+        cuda.capturing = False
+        cuda.call("cudaStreamEndCapture", self._stream, ctypes.byref(self._graph))
+        cuda.call("cudaGraphInstantiate", ctypes.byref(self._ready), self._graph, ctypes.c_uint64(0))
+        cuda.synchronize()
+
+    def replay(self) -> None:
+        self._cuda.call("cudaGraphLaunch", self._ready, self._stream)
+        self._cuda.synchronize()
+
+    def close(self) -> None:
+        self._cuda.call("cudaGraphExecDestroy", self._ready)
+        self._cuda.call("cudaGraphDestroy", self._graph)
+
+
+@pytest.mark.parametrize("nonfinite", ["skip", "raise", "propagate"])
+def test_graphs(cuda: EmulatedCuda, nonfinite: str, seed: int, figure: Figure) -> None:
+    twins, first, second = pair(cuda, ROOMY, nonfinite=nonfinite)
+    twins.step(first, second, 1)
+    with pytest.raises(ValueError):
+        second.prepare_replay()
+    graph = Graph(cuda, second.step)
+
+    def replays(count: int) -> None:
+        for i in range(count):
+            random_gradients(twins.here)
+            cuda.give_gradients(twins.there, twins.here)
+            for opt in (first, second):
+                opt.param_groups[0]["lr"] = 0.01 / (i + 1)
+            first.step()
+            second.prepare_replay()
+            graph.replay()
+            assert [bits(one) for one in twins.here] == [bits(other) for other in twins.there], i
+
+    replays(3)
+    before = [bits(param) for param in twins.there]
+    if nonfinite != "propagate":
+        gradient = twins.there[1].grad
+        assert gradient is not None
+        gradient[3, 5] = float("nan")
+        second.prepare_replay()
+        graph.replay()
+        assert [bits(param) for param in twins.there] == before, "a replay of gradients that are not finite"
+        if nonfinite == "raise":
+            with pytest.raises(ValueError, match="parameter 1 holds a NaN"):
+                second.prepare_replay()
+        assert second.skipped_steps == (nonfinite == "skip")
+        replays(1)
+    twins.compare_state(first, second)
+    assert twins.differing == 0 and second.report()["steps"] == first.report()["steps"]
+    before = [bits(param) for param in twins.there]
+    graph.replay()
+    assert [bits(param) for param in twins.there] == before, "a replay that was not prepared"
+    with pytest.raises(ValueError):
+        second.step()
+    graph.close()
+    figure(f"{nonfinite}: replays with their own lr, {twins.compared} bytes alike")
+
+
+def test_a_learning_rate_on_the_device(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:
+    twins, first, second = pair(cuda, ROOMY)
+    second.param_groups[0]["lr"] = rate = cuda.tensor(torch.tensor([0.01]))
+    first.param_groups[0]["lr"] = float(rate)
+    twins.step(first, second)
+    cuda.capturing = True
+    with pytest.raises(ValueError, match="group 0: got lr as a tensor on cuda:0 while a graph"):
+        second.step()
+    cuda.capturing = False
+    second.param_groups[0]["lr"] = rate.to("cpu", copy=True)
+    graph = Graph(cuda, second.step)
+    random_gradients(twins.here)
+    cuda.give_gradients(twins.there, twins.here)
+    first.step()
+    second.prepare_replay()
+    graph.replay()
+    twins.compare_state(first, second)
+    graph.close()
+    assert [bits(one) for one in twins.here] == [bits(other) for other in twins.there] and twins.differing == 0
+    figure(f"read by steps ({twins.compared} bytes alike), refused in a capture, where one on the CPU does")
+
+
+def test_streams(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:
+    cuda.legacy = True
+    twins, first, second = pair(cuda, ROOMY)
+    twins.step(first, second)
+    twins.compare_state(first, second)
+    cuda.legacy = False
+    twins.step(first, second)
+    assert twins.differing == 0
+    before = [bits(param) for param in twins.there]
+    random_gradients(twins.here)
+    cuda.give_gradients(twins.there, twins.here)
+    cuda.queues.reverse()
+    with pytest.raises(ValueError, match="device"):
+        second.step()
+    cuda.queues.reverse()
+    cuda.synchronize()
+    assert [bits(param) for param in twins.there] == before
+    figure(f"{twins.compared} bytes alike on the legacy default stream and another; one of another device is refused")
+
+
+def test_parameters_that_move(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:
+    twins, first, second = pair(cuda, STREAMING)
+    twins.step(first, second)
+    for param in twins.there:
+        param.data = cuda.tensor(param)
+    twins.step(first, second)
+    twins.compare_state(first, second)
+    assert twins.differing == 0
+    before = bits(twins.there[0])
+    twins.there[0].data = twins.there[0].detach().clone()  # to the host, as torch sees it
+    with pytest.raises(ValueError, match="parameter 0|param"):
+        second.step()
+    cuda.synchronize()
+    assert bits(twins.there[0]) == before
+    figure(f"{twins.compared} bytes alike; one that went to the host is refused")
+
+
+def test_fast_arithmetic(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:
+    twins, first, second = pair(cuda, ROOMY, arithmetic="fast")
+    worst = 0.0
+    for _ in range(3):
+        random_gradients(twins.here)
+        cuda.give_gradients(twins.there, twins.here)
+        first.step()
+        second.step()
+        cuda.synchronize()
+        for one, other in zip(twins.here, twins.there, strict=True):
+            worst = max(worst, float((one.detach() - other.detach()).abs().max()))
+    assert worst < 1e-4  # a tenth of lr: what one code of the state more or less can change
+    figure(f"differs from the exact step by {worst:.2g} at most")
+
+
+def test_distributed_checkpoints(cuda: EmulatedCuda, seed: int, tmp_path: Path, figure: Figure) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    twins, first, second = pair(cuda, STREAMING)
+    twins.step(first, second)
+    dcp.save({"optimizer": second.state_dict()}, checkpoint_id=tmp_path, no_dist=True)
+    fresh = lowtide.AdamW(twins.there, memory=ROOMY)
+    held = {"optimizer": fresh.state_dict()}
+    dcp.load(held, checkpoint_id=tmp_path, no_dist=True)
+    fresh.load_state_dict(held["optimizer"])
+    twins.compare_state(second, fresh)
+    twins.step(first, fresh)
+    assert twins.differing == 0
+    figure(f"saved while streaming, loaded onto the device: {twins.compared} bytes alike")

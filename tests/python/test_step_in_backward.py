@@ -1,0 +1,225 @@
+"""Gradient release: the bits of steps after backward, no gradients left, and errors where it cannot be."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import lowtide
+import pytest
+import torch
+from support import RULES, bits, make, parameter, state_bits
+from torch import nn
+
+Figure = Callable[[str], None]
+STEPS = 4
+
+
+class Model(nn.Module):
+    """Shared weights, a parameter that is not always used, one that is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(40, 64)
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+        self.sometimes = nn.Linear(64, 64)
+        self.head = nn.Linear(64, 40, bias=False)
+        self.head.weight = self.embedding.weight
+        self.layers[2].bias.requires_grad_(False)
+
+    def forward(self, tokens: torch.Tensor, sometimes: bool) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = x + torch.relu(layer(x))
+        return self.head(self.sometimes(x) if sometimes else x)
+
+
+def twin(model: Model) -> Model:
+    other = copy.deepcopy(model)
+    assert other.head.weight is other.embedding.weight
+    return other
+
+
+def batches() -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    for i in range(STEPS):
+        yield i, torch.randint(40, (8, 5)), torch.randint(40, (8, 5))
+
+
+def loss_of(model: Callable[..., torch.Tensor], tokens: torch.Tensor, labels: torch.Tensor, i: int) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(tokens, i % 2 == 1).flatten(0, 1), labels.flatten())
+
+
+@pytest.mark.parametrize("bucket", [0, "24KiB", True])
+def test_bits_of_steps_after_backward(bucket: Any, seed: int, figure: Figure) -> None:
+    torch.set_num_threads(1)
+    compared, most = 0, 0
+    for rule in RULES:
+        model = Model()
+        other = twin(model)
+        before = make(rule, model.parameters(), lr=0.01)
+        within = make(rule, other.parameters(), lr=0.01, step_in_backward=bucket)
+        schedulers = [torch.optim.lr_scheduler.ExponentialLR(opt, 0.5) for opt in (before, within)]
+        held: list[int] = []
+        for param in other.parameters():
+            if param.requires_grad:
+                param.register_post_accumulate_grad_hook(
+                    lambda _: held.append(sum(p.grad.nbytes for p in other.parameters() if p.grad is not None))
+                )
+        for i, tokens, labels in batches():
+            if i == 2:
+                for each in (model, other):
+                    each.layers[2].bias.requires_grad_(True)
+            before.zero_grad()
+            loss_of(model, tokens, labels, i).backward()
+            before.step()
+            loss_of(other, tokens, labels, i).backward()
+            hooked = [p for p in other.parameters() if p is not other.layers[2].bias or i != 2]
+            assert all(p.grad is None for p in hooked), "gone when backward ends"
+            within.step()
+            assert all(p.grad is None for p in other.parameters())
+            for scheduler in schedulers:
+                scheduler.step()
+            for one, two in zip(model.parameters(), other.parameters(), strict=True):
+                assert bits(one) == bits(two)
+                compared += one.numel() * 4
+            assert state_bits(before) == state_bits(within)
+        assert within.report()["steps"] == before.report()["steps"] == STEPS
+        most = max(most, *held)
+    whole = sum(p.nbytes for p in model.parameters())
+    limit = {0: 0, "24KiB": 24 << 10, True: 64 << 20}[bucket]
+    assert most <= min(limit + 16384, whole), "a bucket, and the gradient that fills it (64 x 64 float32)"
+    figure(f"bucket {bucket}: {compared} bytes alike; at most {most} of {whole} bytes of gradients are held")
+
+
+def pair(bucket: Any = 0, **options: Any) -> tuple[list[nn.Parameter], lowtide.AdamW]:
+    params = [parameter(32, 256), parameter(300), parameter(9)]
+    return params, lowtide.AdamW(params, step_in_backward=bucket, **options)
+
+
+def run(params: list[nn.Parameter], **options: Any) -> None:
+    sum((p * p).sum() for p in params).backward(**options)  # type: ignore[union-attr]
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.*create_graph")
+def test_what_cannot_be(monkeypatch: pytest.MonkeyPatch, figure: Figure) -> None:
+    params, opt = pair()
+    run(params)
+    before = [bits(p) for p in params]
+    with pytest.raises(ValueError, match="second gradient of parameter . before step"):
+        run(params)
+    assert [bits(p) for p in params] == before, "nothing of the second backward was taken"
+    opt.zero_grad()
+    opt.step()
+    run(params)
+    opt.step()
+    assert int(opt.state[params[0]]["step"]) == 2
+
+    with pytest.raises(ValueError, match="closure with step_in_backward"):
+        opt.step(lambda: 0.0)
+    with pytest.raises(ValueError, match="create_graph=True"):
+        run(params, create_graph=True)
+    opt.zero_grad()
+    opt.step()
+    with pytest.raises(ValueError, match="amp_scaling=True, wanted False"):
+        pair(amp_scaling=True)
+    with pytest.raises(ValueError, match="both prefetch_in_backward and step_in_backward"):
+        pair(prefetch_in_backward=True)
+    with pytest.raises(TypeError, match="step_in_backward: got None"):
+        pair(None)
+    with pytest.raises(ValueError, match="step_in_backward: got -1"):
+        pair(-1)
+    with pytest.raises(ValueError, match="step_in_backward"):
+        pair("much")
+    other = lowtide.SGD(params, step_in_backward=0)
+    with pytest.raises(ValueError, match="another optimizer of the same parameters"):
+        run(params)
+    del other
+    gc.collect()
+    opt.step()
+    run(params)
+    opt.step()
+
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    before = [bits(p) for p in params]
+    with pytest.raises(ValueError, match="got a process group of 2 processes"):
+        run(params)
+    assert [bits(p) for p in params] == before
+    figure("10 refused by name, without a change")
+
+
+def test_autograd_sees_the_change(figure: Figure) -> None:
+    """A value that backward still needs, and that no gradient waits for, must not be computed with in its new form."""
+    weight, scale = parameter(4, 4), parameter(4, 4)
+    opt = lowtide.SGD([weight, scale], lr=0.1, step_in_backward=0)
+    x = scale * weight.detach()  # needs weight's old values, after its gradient is complete
+    for _ in range(5):
+        x = x * 1.0
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        (x.sum() + (weight * 2.0).sum()).backward()
+    del opt
+    figure("refused by autograd")
+
+
+@pytest.mark.parametrize("nonfinite", ["skip", "raise", "propagate"])
+def test_gradients_that_are_not_finite(nonfinite: str, figure: Figure) -> None:
+    params, opt = pair(nonfinite=nonfinite)
+    params[1].register_hook(lambda grad: grad * float("nan"))
+    before = [bits(p) for p in params]
+    if nonfinite == "raise":
+        with pytest.raises(ValueError, match="holds a NaN"):
+            run(params)
+        assert bits(params[1]) == before[1]
+        return
+    run(params)
+    opt.step()
+    changed = [bits(p) != old for p, old in zip(params, before, strict=True)]
+    assert changed == [True, nonfinite == "propagate", True]
+    assert opt.skipped_steps == (nonfinite == "skip")
+    figure(f"{nonfinite}: changed {changed}")
+
+
+def test_copies_pickles_and_life(seed: int, figure: Figure) -> None:
+    params, opt = pair()
+    run(params)
+    opt.step()
+    for other in (copy.deepcopy(opt), pickle.load(io.BytesIO(pickle.dumps(opt)))):
+        theirs = [p for group in other.param_groups for p in group["params"]]
+        run(theirs)
+        assert all(p.grad is None for p in theirs)
+        other.step()
+        assert int(other.state[theirs[0]]["step"]) == 2 and other.report()["steps"] == 2
+    late = parameter(5)
+    opt.add_param_group({"params": [late], "lr": 0.1})
+    run([*params, late])
+    assert late.grad is None
+    opt.step()
+    alive = weakref.ref(opt)
+    del opt, other
+    gc.collect()
+    assert alive() is None
+    run(params)
+    assert all(p.grad is not None for p in params), "hooks went with the optimizer"
+    figure("a copy, a pickle and a late group step in backward; nothing keeps the optimizer")
+
+
+def test_compiled_models(figure: Figure) -> None:
+    model = Model()
+    other = twin(model)
+    before, within = lowtide.AdamW(model.parameters()), lowtide.AdamW(other.parameters(), step_in_backward=0)
+    compiled = torch.compile(other, backend="aot_eager")
+    plain = torch.compile(model, backend="aot_eager")
+    for i, tokens, labels in batches():
+        before.zero_grad()
+        loss_of(plain, tokens, labels, i).backward()
+        before.step()
+        loss_of(compiled, tokens, labels, i).backward()
+        assert all(p.grad is None for p in other.parameters())
+        within.step()
+    assert all(bits(one) == bits(two) for one, two in zip(model.parameters(), other.parameters(), strict=True))
+    figure(f"{STEPS} steps of a compiled model")

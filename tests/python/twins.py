@@ -1,0 +1,46 @@
+"""Two optimizers of the same parameters, of which the second may be on a device (stand_in.py), and what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import lowtide
+import torch
+from stand_in import StandIn
+from support import bits, random_gradients
+
+
+def dict_bits(opt: lowtide.optimizer.Optimizer) -> dict[int, dict[str, bytes]]:
+    """All state, wherever it is, in CPU tensors."""
+    entries = opt.state_dict()["state"]
+    assert all(value.device.type == "cpu" for entry in entries.values() for value in entry.values())
+    return {i: {name: bits(value) for name, value in entry.items()} for i, entry in entries.items()}
+
+
+class Twins:
+    """Two optimizers with the same parameters, of which the second may be on the device."""
+
+    def __init__(self, device: StandIn, here: Sequence[torch.Tensor], there: Sequence[torch.Tensor]) -> None:
+        self._device, self.here, self.there = device, here, there
+        self.differing = self.compared = 0
+
+    def step(self, first: lowtide.optimizer.Optimizer, second: lowtide.optimizer.Optimizer, steps: int = 3) -> None:
+        for _ in range(steps):
+            random_gradients(self.here)
+            self._device.give_gradients(self.there, self.here)
+            first.step()
+            second.step()
+            self._device.synchronize()
+            for one, other in zip(self.here, self.there, strict=True):
+                self._count(bits(one), bits(other))
+
+    def compare_state(self, first: lowtide.optimizer.Optimizer, second: lowtide.optimizer.Optimizer) -> None:
+        mine, theirs = dict_bits(first), dict_bits(second)
+        assert {i: set(entry) for i, entry in mine.items()} == {i: set(entry) for i, entry in theirs.items()}
+        for i, entry in mine.items():
+            for name, value in entry.items():
+                self._count(value, theirs[i][name])
+
+    def _count(self, one: bytes, other: bytes) -> None:
+        self.compared += len(one)
+        self.differing += one != other

@@ -1,0 +1,51 @@
+// A step case's arrays in memory of a device.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "support/step_case.h"
+
+namespace lowtide::testing {
+
+// Bytes: owns a copy of host memory, Bytes(host, bytes, where...), with data(), put(host), get(host) and
+// guards_are_whole(). Gradients and args are taken from the case at every item().
+template <class Bytes>
+class DeviceCaseOf {
+ public:
+  template <class... Where>
+  explicit DeviceCaseOf(StepCase& of, Where&... where)
+      : case_(of), param_(of.param.data(), of.param.size(), where...), grad_(of.grad.data(), of.grad.size(), where...) {
+    for (int k = 0; k < kMaxStates; ++k) {
+      codes_.emplace_back(of.codes[k].data(), of.codes[k].size(), where...);
+      scales_.emplace_back(of.scales[k].data(), of.scales[k].size() * sizeof(float), where...);
+    }
+  }
+  StepItem item() {
+    StepItem out = case_.item();
+    grad_.put(case_.grad.data());
+    out.param = param_.data(), out.grad = grad_.data();
+    for (size_t k = 0; k < kMaxStates; ++k) {
+      out.codes[k] = codes_[k].data();
+      out.scales[k] = reinterpret_cast<float*>(scales_[k].data());
+    }
+    return out;
+  }
+  // Parameter and state, back into the case.
+  void fetch() {
+    EXPECT_TRUE(grad_.guards_are_whole());
+    param_.get(case_.param.data());
+    for (size_t k = 0; k < kMaxStates; ++k) {
+      codes_[k].get(case_.codes[k].data());
+      scales_[k].get(case_.scales[k].data());
+    }
+  }
+
+ private:
+  StepCase& case_;
+  Bytes param_, grad_;
+  std::vector<Bytes> codes_, scales_;
+};
+
+}  // namespace lowtide::testing

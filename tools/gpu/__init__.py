@@ -1,0 +1,1 @@
+"""Parts of gpu_check.py and gpu_bundle.py."""

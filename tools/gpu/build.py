@@ -1,0 +1,177 @@
+"""Builds the CUDA plug-in, its tests and the Python module into one folder, from a bundle where the machine lacks things.
+
+One CMake build makes all of it; the package is put together beside it (`site`), and wheels of the bundle that the Python
+with torch does not have are unpacked beside it, too: nothing is installed into that Python.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpu.find import Found, output
+from gpu.watchdog import Result, run
+
+ROOT = Path(__file__).resolve().parents[2]
+# Of all targets: the module, the plug-in, and the tests of devices.
+TARGETS = re.compile(r"^(_core|lowtide_cuda\d+|lowtide_device_tests)$")
+
+
+@dataclass
+class Folders:
+    build: Path
+    bundle: Path | None = None
+    wheels: Path | None = None
+
+    @property
+    def cmake(self) -> Path:
+        return self.build / "cmake"
+
+    @property
+    def site(self) -> Path:
+        return self.build / "site"
+
+    @property
+    def logs(self) -> Path:
+        return self.build / "logs"
+
+    @property
+    def installed(self) -> Path:
+        return self.build / "wheels"
+
+    def wheel_folders(self) -> list[Path]:
+        return sorted(path for path in self.installed.glob("*") if path.is_dir())
+
+    def programs(self) -> list[Path]:
+        """Folders of programs that wheels brought."""
+        return [folder / "bin" for folder in self.wheel_folders() if (folder / "bin").is_dir()]
+
+    def environment(self) -> dict[str, str]:
+        """In which Python finds the package and the wheels, and programs that wheels brought are on PATH."""
+        env = dict(os.environ)
+        env["PYTHONPATH"] = os.pathsep.join(map(str, [self.site, *self.wheel_folders()]))
+        env["PATH"] = os.pathsep.join([env.get("PATH", os.defpath), *map(str, self.programs())])
+        env["PYTHONUNBUFFERED"] = "1"
+        env["LOWTIDE_CUDA_OBJECTS"] = str(self.cmake / "cuda")
+        env["LOWTIDE_SCRATCH"] = str(self.build)  # what is killed leaves its scratch folder there
+        return env
+
+
+@dataclass
+class Steps:
+    """Results of what was run, by name."""
+
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def add(self, name: str, result: Result) -> bool:
+        self.results[name] = result.data()
+        print(f"{name}: {result.status}, {result.seconds:.0f} s", flush=True)
+        if not result.ok:
+            print("\n".join(f"    {line}" for line in result.tail.splitlines()[-15:]), flush=True)
+        return result.ok
+
+
+def _has(python: str, wheel: Path, env: dict[str, str]) -> bool:
+    """Whether that Python has the wheel's distribution, of whatever version."""
+    name = wheel.name.split("-")[0]
+    code = f"import importlib.metadata as m; m.version({name!r})"
+    return output([python, "-c", code + "; print(1)"], env=env) != ""
+
+
+def install_wheels(found: Found, folders: Folders, steps: Steps) -> None:
+    """Each into a folder of its own: one that does not fit keeps no other out, and pip leaves programs out of a folder
+    that has some."""
+    places = [path for path in (folders.wheels, folders.bundle and folders.bundle / "wheels", ROOT / "wheels") if path]
+    wheels = {
+        wheel.name: wheel for place in reversed(places) if place.is_dir() for wheel in sorted(place.glob("*.whl"))
+    }
+    env = folders.environment()
+    for wheel in wheels.values():
+        if not _has(found.python, wheel, env):
+            command = [found.python, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile",
+                       "--disable-pip-version-check", "--target", folders.installed / wheel.stem, wheel]  # fmt: skip
+            steps.add(f"wheel {wheel.name}", run(command, 120, folders.logs / f"wheel-{wheel.name}.log", env))
+
+
+def _configure(found: Found, folders: Folders, headers: Path | None) -> list[object]:
+    command: list[object] = [
+        found.tools["cmake"], "-S", ROOT, "-B", folders.cmake,
+        "-G", "Ninja" if found.tools["ninja"] else "Unix Makefiles",
+        "-DCMAKE_BUILD_TYPE=Release", "-DLOWTIDE_DEV=ON", "-DLOWTIDE_PYTHON=ON",
+        "-DLOWTIDE_CUDA=ON", "-DLOWTIDE_SYCL=OFF",
+        "-DCMAKE_DISABLE_FIND_PACKAGE_MPI=ON",  # no test that runs here is about it
+        f"-DLOWTIDE_NVCC={found.nvcc}", f"-DLOWTIDE_CUDA_ARCHITECTURES={found.architecture}",
+        f"-DPython_EXECUTABLE={found.python}", f"-DPython3_EXECUTABLE={found.python}",
+    ]  # fmt: skip
+    if found.tools["ninja"]:
+        command.append(f"-DCMAKE_MAKE_PROGRAM={found.tools['ninja']}")
+    if headers:
+        command += [f"-DPython_INCLUDE_DIR={headers}", f"-DPython3_INCLUDE_DIR={headers}"]
+    if folders.bundle and (prefix := folders.bundle / "prefix").is_dir():
+        # Headers without a CMake package: whatever compiles looks there after its own folders.
+        command += [f"-Dhwy_DIR={prefix}/cmake", f"-DGTest_DIR={prefix}/cmake", f"-DCMAKE_PREFIX_PATH={prefix}"]
+    return command
+
+
+def _environment(folders: Folders) -> dict[str, str]:
+    env = folders.environment()
+    if folders.bundle:
+        include = str(folders.bundle / "prefix" / "include")
+        env["CPLUS_INCLUDE_PATH"] = os.pathsep.join(filter(None, [env.get("CPLUS_INCLUDE_PATH"), include]))
+    return env
+
+
+def targets(found: Found, folders: Folders) -> list[str]:
+    """Those of the configured build that are needed here."""
+    command = [found.tools["cmake"], "--build", folders.cmake, "--target", "help"]
+    text = output(command, env=folders.environment())
+    words = {re.sub(r"^\.\.\.\s*", "", line).split(":")[0].strip() for line in text.splitlines()}
+    return sorted(word for word in words if TARGETS.match(word))
+
+
+def package(folders: Folders) -> None:
+    """The Python package: its files, the module, and the plug-in beside it, where the module looks for it."""
+    target = folders.site / "lowtide"
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(ROOT / "python" / "lowtide", target, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    for pattern in ("_core*.so", "liblowtide_cuda*.so"):
+        for path in folders.cmake.rglob(pattern):
+            shutil.copy2(path, target)
+
+
+def build(found: Found, folders: Folders, steps: Steps, limit_s: float, headers: Path | None = None) -> bool:
+    """Everything; False if there is no package to measure."""
+    env = _environment(folders)
+    logs = folders.logs
+    if not steps.add(
+        "configure", run(_configure(found, folders, headers), min(limit_s, 180), logs / "configure.log", env)
+    ):
+        return False
+    wanted = targets(found, folders)
+    if "_core" not in wanted:
+        steps.add("targets", Result("failed", 1, 0, f"no target _core among those that are needed: {wanted}"))
+        return False
+    done = True
+    # The module and the plug-in first: without tests there is still something to measure.
+    for names in ([name for name in wanted if "test" not in name], [name for name in wanted if "test" in name]):
+        if names:
+            command = [
+                found.tools["cmake"],
+                "--build",
+                folders.cmake,
+                "--parallel",
+                os.cpu_count() or 2,
+                "--target",
+                *names,
+            ]
+            label = "build of " + ", ".join(names)
+            done &= steps.add(label, run(command, limit_s, logs / f"build-{names[0]}.log", env)) or "test" in names[0]
+    if done:
+        package(folders)
+        check = "import lowtide; print(lowtide.__file__, lowtide.backends())"
+        done = steps.add("import of the package", run([found.python, "-c", check], 120, logs / "import.log", env))
+    return done

@@ -1,0 +1,121 @@
+"""What a GPU machine has: GPU, compilers, torch; and what is missing, in words that say what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+BUILD, RUN = "build", "run"
+_QUERY = "name,memory.total,driver_version,compute_cap,pcie.link.gen.max,pcie.link.width.max"
+# Run by the Python that has torch: this program may run under another.
+_TORCH = """
+import json, os, sys, sysconfig
+header = os.path.join(sysconfig.get_path("include"), "Python.h")
+out = {"python": sys.version.split()[0], "headers": os.path.isfile(header)}
+try:
+    import torch
+    out.update(torch=torch.__version__, cuda=torch.version.cuda, available=torch.cuda.is_available())
+except Exception as error:
+    out["error"] = f"{type(error).__name__}: {error}"
+print(json.dumps(out))
+"""
+
+
+@dataclass
+class Found:
+    python: str
+    gpu: dict[str, str] = field(default_factory=dict)
+    nvcc: str = ""
+    nvcc_version: str = ""
+    torch: dict[str, Any] = field(default_factory=dict)
+    tools: dict[str, str] = field(default_factory=dict)  # paths; "" for what is not there
+    missing: list[tuple[str, str]] = field(default_factory=list)  # what needs it (BUILD or RUN), and a message
+
+    @property
+    def architecture(self) -> str:
+        """As nvcc names it: "90" for compute capability 9.0."""
+        return self.gpu.get("compute_cap", "").replace(".", "")
+
+
+def output(
+    command: Sequence[object], limit_s: float = 60, env: dict[str, str] | None = None, cwd: Path | None = None
+) -> str:
+    """What a command prints; "" if it fails, hangs or is not there."""
+    words = [str(word) for word in command]
+    try:
+        return subprocess.run(
+            words, capture_output=True, text=True, timeout=limit_s, check=True, env=env, cwd=cwd
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def gpu() -> dict[str, str]:
+    text = output(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader"])
+    if not text.strip():
+        return {}
+    values = [value.strip() for value in text.strip().splitlines()[0].split(",")]
+    return dict(zip(_QUERY.split(","), values, strict=False))
+
+
+def tool(name: str, folders: list[Path]) -> str:
+    return shutil.which(name) or next((str(f / name) for f in folders if os.access(f / name, os.X_OK)), "")
+
+
+def look(python: str, extra: list[Path], env: dict[str, str]) -> Found:
+    """`extra`: folders of programs besides PATH's; `env`: of the Python that has torch."""
+    cuda = [Path(os.environ[key]) / "bin" for key in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(key)]
+    cuda += [Path("/usr/local/cuda/bin"), *sorted(Path("/usr/local").glob("cuda-*/bin"), reverse=True)]
+    found = Found(python)
+    found.gpu = gpu()
+    found.nvcc = tool("nvcc", cuda)
+    if found.nvcc and (text := output([found.nvcc, "--version"])):
+        found.nvcc_version = next((line.strip() for line in text.splitlines() if "release" in line), "")
+    for name in ("g++", "cmake", "ninja", "make", "ctest"):
+        found.tools[name] = tool(name, extra)
+    found.tools["compute-sanitizer"] = tool("compute-sanitizer", cuda)
+    try:
+        text = subprocess.run(
+            [python, "-c", _TORCH], capture_output=True, text=True, timeout=120, env=env, check=True
+        ).stdout
+        found.torch = json.loads(text.strip().splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        found.torch = {"error": f"{python}: {type(error).__name__}: {error}"}
+    _complain(found)
+    return found
+
+
+def _complain(found: Found) -> None:
+    def say(part: str, text: str) -> None:
+        found.missing.append((part, text))
+
+    if not found.gpu:
+        say(
+            RUN,
+            "no GPU: nvidia-smi is not there or names none. Run this on a machine with an NVIDIA GPU and its driver",
+        )
+    if "error" in found.torch:
+        say(RUN, f"no torch: {found.torch['error']}. Name the Python that has it: --python PATH")
+    elif not found.torch["available"]:
+        say(
+            RUN,
+            f"torch {found.torch['torch']} (CUDA {found.torch['cuda']}) sees no GPU: wanted one that its driver runs",
+        )
+    if not found.nvcc:
+        say(BUILD, "no nvcc on PATH, in CUDA_HOME/bin or /usr/local/cuda/bin: install the CUDA toolkit, 12.8 or newer")
+    if not found.torch.get("headers", True):
+        say(
+            BUILD,
+            "no Python.h: install the headers of that Python (python3-dev), or name their folder: --python-include DIR",
+        )
+    for name, why in (("g++", "it compiles"), ("cmake", "it builds; gpu_bundle.py --with cmake has it as a wheel")):
+        if not found.tools[name]:
+            say(BUILD, f"no {name} on PATH: {why}")
+    if not (found.tools["ninja"] or found.tools["make"]):
+        say(BUILD, "neither ninja nor make on PATH: one of them is needed")

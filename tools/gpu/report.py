@@ -1,0 +1,87 @@
+"""What a run found, as Markdown: the figures that must be reached, then all rows, and what was not measured and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.cuda import figures
+
+VERDICT = {True: "yes", False: "**no**", None: ""}
+
+
+def _number(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value:.4g}"
+
+
+def _table(head: tuple[str, ...], rows: list[list[str]]) -> list[str]:
+    cells = [list(head), ["---"] * len(head), *rows]
+    return ["| " + " | ".join(text.replace("|", "/").replace("\n", " ") for text in row) + " |" for row in cells]
+
+
+def _rows(result: dict[str, Any]) -> list[dict[str, Any]]:
+    return [row for case in result["cases"].values() for row in case["rows"]]
+
+
+def judged(result: dict[str, Any]) -> list[dict[str, Any]]:
+    return [entry for figure in figures.FIGURES for entry in figures.judge(figure, _rows(result))]
+
+
+def _figures(result: dict[str, Any]) -> list[str]:
+    rows = []
+    for entry in judged(result):
+        got = "not measured" if entry["got"] is None else _number(entry["got"])
+        rows.append([entry["what"], entry["must"], got, VERDICT[entry["reached"]], entry["reason"]])
+    return _table(("what", "must", "got", "reached", ""), rows)
+
+
+def _suites(result: dict[str, Any]) -> list[str]:
+    rows = []
+    for name, suite in result["suites"].items():
+        failed = suite.get("failed", [])
+        counts = (
+            f"{suite['passed']} passed, {len(failed)} failed, {suite['skipped']} skipped" if "passed" in suite else ""
+        )
+        rows.append([name, suite["status"], counts, f"{suite['seconds']:.0f} s", ", ".join(failed[:5])])
+    return _table(("suite", "", "cases", "time", "failed"), rows) if rows else ["No suite ran."]
+
+
+def _cases(result: dict[str, Any]) -> list[str]:
+    out = []
+    for name, case in result["cases"].items():
+        measured = [row for row in case["rows"] if "value" in row]
+        out += ["", f"### {name}: {case['status']}, {case['seconds']:.0f} s", ""]
+        rows = []
+        for row in measured:
+            times = row.get("detail", {})
+            ms = f"{times['wall_s'] * 1e3:.3f}" if "wall_s" in times else ""
+            rows.append([row["label"], _number(row["value"]), row["unit"], ms])
+        out += _table(("", "got", "", "ms (wall)"), rows) if rows else ["No row."]
+    return out
+
+
+def _unmeasured(result: dict[str, Any]) -> list[str]:
+    lines = [f"* {row['label']}: {row['absent']}" for row in _rows(result) if "absent" in row]
+    for name, case in result["cases"].items():
+        if case["status"] != "ok":
+            lines.append(f"* {name}: {case['status']}{': ' + case['reason'] if case.get('reason') else ''}")
+    return lines or ["Nothing."]
+
+
+def markdown(result: dict[str, Any]) -> str:
+    machine = result["machine"]
+    gpu = machine.get("gpu", {})
+    text = [f"# CUDA: {result['gpu']}, {result['date']}", "", "How to read this: [gpu-check.md](../gpu-check.md).", ""]
+    if result["rehearsal"]:
+        text += ["**A rehearsal on the CPU: its figures mean nothing.**", ""]
+    text += [
+        f"* {gpu.get('name', 'no GPU')}, {gpu.get('memory.total', '')}, driver {gpu.get('driver_version', 'none')}, "
+        f"PCIe {gpu.get('pcie.link.gen.max', '?')} x{gpu.get('pcie.link.width.max', '?')}",
+        f"* {machine['nvcc_version'] or 'no nvcc'}; torch {machine['torch'].get('torch', 'none')} "
+        f"(CUDA {machine['torch'].get('cuda')}); {machine['cpu']}, {machine['logical_cpus']} logical CPUs, "
+        f"{machine['memory']}, kernel {machine['kernel']}, huge pages {machine['huge_pages']}",
+        "* " + ", ".join(f"{name} {version}" for name, version in machine["versions"].items()),
+        f"* revision {machine['revision']}; {result['seconds']:.0f} s",
+        "", "## Figures", "", *_figures(result), "", "## Tests on the device", "", *_suites(result),
+        "", "## Not measured", "", *_unmeasured(result), "", "## All rows", *_cases(result),
+    ]  # fmt: skip
+    return "\n".join(text) + "\n"

@@ -1,0 +1,74 @@
+"""Runs a command with a limit of time: what hangs is killed with all its children, and what cannot be killed is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+GRACE_S = 2.0  # between asking a command to end and killing it
+GIVE_UP_S = 10.0  # a process that waits inside a driver does not die
+TAIL = 4000  # characters of output that a result keeps
+
+
+@dataclass
+class Result:
+    status: str  # ok, failed, hung, stuck (could not be killed) or missing (could not be started)
+    code: int
+    seconds: float
+    tail: str
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "ok"
+
+    def data(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def _signal(process: subprocess.Popen[bytes], which: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, which)
+
+
+def _waited(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    try:
+        process.wait(max(0.0, seconds))
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def run(
+    command: Sequence[object], limit_s: float, log: Path, env: dict[str, str] | None = None, cwd: Path | None = None
+) -> Result:
+    """Its output goes to `log`; the last of it is in the result."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    start = time.monotonic()
+    status = "ok"
+    with open(log, "wb") as out:
+        try:
+            process = subprocess.Popen(
+                [str(word) for word in command], stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+                env=env, cwd=cwd, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            return Result("missing", 127, 0.0, str(error))
+        if not _waited(process, limit_s):
+            status = "hung"
+            _signal(process, signal.SIGTERM)
+            if not _waited(process, GRACE_S):
+                _signal(process, signal.SIGKILL)
+                if not _waited(process, GIVE_UP_S):
+                    status = "stuck"
+        _signal(process, signal.SIGKILL)  # children that it left
+    code = process.returncode if process.returncode is not None else -1
+    if status == "ok" and code != 0:
+        status = "failed"
+    return Result(status, code, round(time.monotonic() - start, 2), log.read_text(errors="replace")[-TAIL:])
