@@ -29,8 +29,9 @@ RuleInfo rule_info(const char* name) {
 
 template <class C>
 CodecInfo codec_info() {
-  CodecInfo info{C::kName, static_cast<int>(sizeof(typename C::Code)), C::kScaled, {0, 0}};
-  if constexpr (requires { C::kSignedZero; }) info.zero_code[1] = C::kSignedZero;
+  constexpr StateFormat kFormat{8 * static_cast<int>(sizeof(typename C::Code)), C::kScaled ? 1 : 0, 0};
+  CodecInfo info{C::kName, C::kScaled, 1, {kFormat, kFormat}};
+  if constexpr (requires { C::kSignedZero; }) info.format[1].zero = C::kSignedZero;
   return info;
 }
 

@@ -353,7 +353,7 @@ struct Optimizer::Impl {
       item.first_block = piece.first_block;
       item.blocks = piece.blocks;
       item.codes = memory + piece.codes_at[k];
-      item.scales = piece.scaled ? reinterpret_cast<float*>(memory + piece.scales_at[k]) : nullptr;
+      item.scales = piece.format[k].scales ? reinterpret_cast<float*>(memory + piece.scales_at[k]) : nullptr;
       visit(item, piece.first_element, piece.elements);
       if (change) slot.torn |= bit;
     });

@@ -152,7 +152,7 @@ StepItem Optimizer::Impl::part_of(const StepItem& whole, const Piece& piece, std
   item.write_offset = write_offset;
   for (int k = 0; k < piece.states; ++k) {
     item.codes[k] = memory + piece.codes_at[k];
-    if (piece.scaled) item.scales[k] = reinterpret_cast<float*>(memory + piece.scales_at[k]);
+    if (piece.format[k].scales) item.scales[k] = reinterpret_cast<float*>(memory + piece.scales_at[k]);
   }
   return item;
 }

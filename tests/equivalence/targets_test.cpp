@@ -172,7 +172,8 @@ TEST(Targets, DoNotDependOnHowRowsAreSplit) {
         part.param_layout = part.grad_layout = &layouts[i];
         for (int k = 0; k < kMaxStates; ++k) {
           if (part.codes[k])
-            part.codes[k] = static_cast<std::byte*>(part.codes[k]) + first * codecs()[size_t(codec)].code_bytes;
+            part.codes[k] =
+                static_cast<std::byte*>(part.codes[k]) + first * codecs()[size_t(codec)].format[1].code_bits / 8;
           if (part.scales[k]) part.scales[k] += block;
         }
         items.push_back(part);

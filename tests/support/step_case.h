@@ -48,7 +48,7 @@ struct StepCase {
     const RuleInfo& info = rules()[static_cast<size_t>(rule)];
     const CodecInfo& as = codecs()[static_cast<size_t>(codec)];
     for (int k = 0; k < info.states; ++k) {
-      codes[k].resize(static_cast<size_t>(n * as.code_bytes));
+      codes[k].resize(static_cast<size_t>(n * as.format[1].code_bits / 8));
       if (as.scaled) scales[k].resize(static_cast<size_t>(rows * blocks_per_row));
     }
     // First moments over 60 binades from block to block, second moments over their squares, 5 % of the blocks zero.
@@ -67,7 +67,8 @@ struct StepCase {
             if (as.scaled)
               codes[k][static_cast<size_t>(i)] = static_cast<std::byte>(rng.next());
             else
-              put(codes[k], as.code_bytes == 4 ? DType::kF32 : DType::kBF16, i, is_signed ? value : std::fabs(value));
+              put(codes[k], as.format[1].code_bits == 32 ? DType::kF32 : DType::kBF16, i,
+                  is_signed ? value : std::fabs(value));
           }
         }
       }
