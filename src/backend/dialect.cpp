@@ -20,7 +20,7 @@ RuleInfo rule_info(const char* name) {
                   [](const RuleHyper& h, void* out) {
                     const RuleInput in{h.lr,       h.beta1,     h.beta2,          h.beta3, h.eps,     h.weight_decay,
                                        h.momentum, h.dampening, h.nesterov,       h.alpha, h.t_alpha, h.t_beta3,
-                                       h.lr_decay, h.initial,   h.momentum_decay, h.t,     h.first};
+                                       h.lr_decay, h.initial,   h.momentum_decay, h.t,     h.first,   h.error};
                     const typename R::Args args = R::args(in);
                     std::memcpy(out, &args, sizeof args);
                   },
@@ -30,7 +30,7 @@ RuleInfo rule_info(const char* name) {
 template <class C>
 CodecInfo codec_info() {
   constexpr StateFormat kFormat{8 * static_cast<int>(sizeof(typename C::Code)), C::kScaled ? 1 : 0, 0};
-  CodecInfo info{C::kName, C::kScaled, 1, {kFormat, kFormat}};
+  CodecInfo info{C::kName, C::kScaled, 1, {kFormat, kFormat}, static_cast<double>(C::kError)};
   if constexpr (requires { C::kSignedZero; }) info.format[1].zero = C::kSignedZero;
   return info;
 }

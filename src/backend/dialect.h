@@ -18,6 +18,7 @@ struct RuleHyper {
   double alpha = 0, t_alpha = 0, t_beta3 = 0, lr_decay = 0, initial = 0, momentum_decay = 0;
   double t = 1;        // number of this step for this parameter, from 1
   bool first = false;  // the state holds nothing yet
+  double error = 0;    // of the codec
 };
 
 struct RuleInfo {
@@ -34,6 +35,7 @@ struct CodecInfo {
   bool scaled;            // blocks share scales
   int row_multiple;       // rows must be of a multiple of it
   StateFormat format[2];  // [unsigned, signed]
+  double error;           // by which a typical value is rounded at most, relative to it
 };
 
 // By number. Rules that users do not name (sgd_plain, adam_amsgrad, ...) are included.

@@ -43,7 +43,7 @@ inline void copy_bytes(void* to, const void* from, int64_t bytes) {
 // A group's arguments for one step number: all its parameters usually share one.
 struct ArgsEntry {
   int group;
-  int rule;
+  int rule, codec;
   int64_t t;
   bool first;
   alignas(16) std::byte bytes[kArgsBytes];

@@ -23,16 +23,17 @@ bool Optimizer::Impl::parameters_overlap(bool of_items) const {
 const void* Optimizer::Impl::args_for(const Slot& slot, int64_t steps, bool first) {
   const int64_t t = steps + 1;
   const auto fits = [&](const ArgsEntry& e) {
-    return e.group == slot.group && e.t == t && e.first == first && e.rule == slot.rule;
+    return e.group == slot.group && e.t == t && e.first == first && e.rule == slot.rule && e.codec == slot.codec;
   };
   if (!args.empty() && fits(args.back())) return args.back().bytes;
   for (const ArgsEntry& e : args)
     if (fits(e)) return e.bytes;
   ArgsEntry& e = args.emplace_back();
-  e.group = slot.group, e.rule = slot.rule, e.t = t, e.first = first;
+  e.group = slot.group, e.rule = slot.rule, e.codec = slot.codec, e.t = t, e.first = first;
   Hyper h = groups[static_cast<size_t>(slot.group)].hyper;
   if (voting) h.lr = -1, h.weight_decay = 0;  // out of zeros, this makes what is to be subtracted
-  const RuleHyper in = rule_hyper(h, t, first);
+  RuleHyper in = rule_hyper(h, t, first);
+  in.error = codecs()[static_cast<size_t>(slot.codec)].error;
   rules()[static_cast<size_t>(slot.rule)].make_args(in, e.bytes);
   return e.bytes;
 }

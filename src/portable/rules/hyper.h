@@ -9,6 +9,7 @@ struct RuleInput {
   double momentum_decay;           // NAdam
   double t;
   bool first;
+  double error;  // by which stored states are rounded, relative to them; 0: not at all
 };
 
 LT_HOST_FN double power(double base, double exponent) { return __builtin_pow(base, exponent); }
