@@ -54,6 +54,13 @@ class RecordedStep {
   virtual bool was_replayed() = 0;
 };
 
+// How weights of 16 bits are made more precise (portable/master.h).
+struct MasterWeights {
+  int kind = 0;              // of masters.def; 0: not at all
+  void* residual = nullptr;  // [elements of the part], contiguous; nullptr if the kind has none
+  uint32_t key[2] = {};      // of stochastic rounding
+};
+
 // One parameter in one step. Everything is borrowed for the call; nothing here owns.
 struct StepItem {
   void* param = nullptr;
@@ -74,6 +81,7 @@ struct StepItem {
   Guard* guard = nullptr;   // of the backend's own, of this step and queue
   uint32_t stochastic = 0;  // bit k: state k is rounded stochastically with key[k]
   uint32_t key[kMaxStates][2] = {};
+  MasterWeights master;  // its residual is read and written as codes are
   // Not nullptr: the parameter is neither read nor written (`param` may be nullptr), and signs are made. With args of
   // lr = -1 and no decay they are those of what the rule would subtract.
   const BallotTarget* ballot = nullptr;

@@ -53,6 +53,13 @@ constexpr bool counts_up(const int (&numbers)[n]) {
     if (numbers[i] != i) return false;
   return true;
 }
+constexpr int kMasterNumbers[] = {
+    0,
+#define LT_MASTER(number, name, bits) number,
+#include "portable/masters.def"
+#undef LT_MASTER
+};
+static_assert(counts_up(kMasterNumbers), "masters.def is numbered 1, 2, 3, ...");
 static_assert(counts_up(kRuleNumbers) && counts_up(kCodecNumbers),
               "rules.def and codecs.def are numbered 0, 1, 2, ...");
 enum : int {
@@ -77,6 +84,16 @@ const std::vector<CodecInfo>& codecs() {
 #define LT_CODEC(number, name, Codec) host::codec_info<host::Codec>(),
 #include "portable/codecs.def"
 #undef LT_CODEC
+  };
+  return all;
+}
+
+const std::vector<MasterInfo>& masters() {
+  static const std::vector<MasterInfo> all = {
+      {"", 0},
+#define LT_MASTER(number, name, bits) {#name, bits},
+#include "portable/masters.def"
+#undef LT_MASTER
   };
   return all;
 }
@@ -133,6 +150,13 @@ int find(const char* what, const std::string& name, const std::vector<Info>& tab
 }  // namespace
 
 int find_rule(const std::string& name) { return find("rule", name, rules(), rule_names()); }
+int find_master(const std::string& name) {
+  if (name.empty()) return 0;
+  std::vector<std::string> names;
+  for (const MasterInfo& master : masters())
+    if (*master.name) names.emplace_back(master.name);
+  return find("master", name, masters(), names);
+}
 int find_codec(const std::string& name) { return find("state", name, codecs(), codec_names()); }
 
 std::vector<std::string> state_names(const std::string& rule) {

@@ -42,9 +42,21 @@ struct CodecInfo {
 const std::vector<RuleInfo>& rules();
 const std::vector<CodecInfo>& codecs();
 
+// How 16-bit weights are made more precise, by number; 0 is "", not at all.
+struct MasterInfo {
+  const char* name;
+  int residual_bits;  // of each weight
+};
+const std::vector<MasterInfo>& masters();
+
+inline int64_t residual_bytes(int master, int64_t elements) {
+  return elements * masters()[static_cast<size_t>(master)].residual_bits / 8;
+}
+
 // Number of a rule or codec; throws kInvalidArgument naming those there are.
 int find_rule(const std::string& name);
 int find_codec(const std::string& name);
+int find_master(const std::string& name);  // "" is 0
 
 // Of state k of a rule, and of an item that has a codec and a signedness.
 inline const StateFormat& format_of(int rule, int codec, int k) {

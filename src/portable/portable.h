@@ -3,6 +3,7 @@
 #include "portable/math.h"
 #include "portable/half.h"
 #include "portable/random.h"
+#include "portable/master.h"
 #include "portable/block.h"
 #include "portable/codecs/fp32.h"
 #include "portable/codecs/bf16.h"

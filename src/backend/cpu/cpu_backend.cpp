@@ -196,7 +196,8 @@ class CpuBackend final : public Backend {
   void step_blocks(const StepItem& item, int64_t begin, int64_t end) const {
     const DType param_dtype = item.ballot ? DType::kF32 : item.param_dtype;
     const int pair = static_cast<int>(param_dtype) * kDTypes + static_cast<int>(item.grad_dtype);
-    const StepKernel own = kernels_[item.rule][item.codec][pair];
+    const bool has_master = item.master.kind && !item.ballot && param_dtype != DType::kF32;
+    const StepKernel own = has_master ? nullptr : kernels_[item.rule][item.codec][pair];
     const StepKernel kernel = own ? own : kernels_[item.rule][item.codec][kFloats];
     static_assert(sizeof(StepRun::key) == sizeof(StepItem::key));
     StepRun run{};
@@ -226,13 +227,15 @@ class CpuBackend final : public Backend {
       }
       // Strided tensors, and pairs of element types without a kernel, pass through the cache; the arithmetic is the
       // same.
-      Staged param(item.param_dtype, !own), grad(item.grad_dtype, !own);
+      Staged grad(aux_, item.grad_dtype, !own);
+      Staged param =
+          has_master ? Staged(aux_, item.param_dtype, item.master, origin) : Staged(aux_, item.param_dtype, !own);
       for (int64_t done = 0; done < n; done += kStaged) {
         const int64_t e = first + done, count = std::min(kStaged, n - done);
-        const void* g = grad.read(aux_, *item.grad_layout, item.grad, e, count);
-        void* p = const_cast<void*>(param.read(aux_, *item.param_layout, item.param, e, count));
+        const void* g = grad.read(*item.grad_layout, item.grad, e, count);
+        void* p = const_cast<void*>(param.read(*item.param_layout, item.param, e, count));
         kernel_on(p, g, e, count, block + done / kBlock);
-        param.write(aux_, *item.param_layout, item.param, e, count);
+        param.write(*item.param_layout, item.param, e, count);
       }
     });
   }
@@ -243,11 +246,11 @@ class CpuBackend final : public Backend {
                    KernelOn&& kernel_on) const {
     const BallotTarget& to = *item.ballot;
     BallotTile tile;
-    Staged grad(item.grad_dtype, as_floats);
+    Staged grad(aux_, item.grad_dtype, as_floats);
     static_assert(kBallotTile % kBlock == 0 && kBallotTile <= kStaged);
     for (int64_t done = 0; done < n; done += kBallotTile) {
       const int64_t e = first + done, count = std::min<int64_t>(kBallotTile, n - done);
-      const void* g = grad.read(aux_, *item.grad_layout, item.grad, e, count);
+      const void* g = grad.read(*item.grad_layout, item.grad, e, count);
       kernel_on(tile.begin(to.first + e, static_cast<int>(count)), g, e, count, block + done / kBlock);
       tile.end(sign_steps_, to.zero_is_plus, to.bits, to.presence);
     }

@@ -30,6 +30,17 @@ using FiniteKernel = bool (*)(const void* grad, int64_t n, uint32_t limit_bits);
 // out = in, for n elements that are floats on one side.
 using ConvertKernel = void (*)(const void* in, void* out, int64_t n);
 
+// Floats of weights and their residuals, or back.
+struct MasterRun {
+  void* weights;
+  void* residual;
+  float* floats;
+  int64_t n;
+  uint32_t key[2];
+  uint32_t index;  // as in StepRun
+};
+using MasterKernel = void (*)(const MasterRun&);
+
 // Decodes n values (blocks as in StepRun) to float, or encodes them from there.
 struct CodecRun {
   float* values;

@@ -17,6 +17,11 @@ inline constexpr int kCodecs = 0
 #include "portable/codecs.def"
 #undef LT_CODEC
     ;
+inline constexpr int kMasters = 1  // with none
+#define LT_MASTER(number, name, bits) +1
+#include "portable/masters.def"
+#undef LT_MASTER
+    ;
 inline constexpr int kDTypes = 3;  // float32, bfloat16, float16, numbered as DType
 
 // Kernels for (parameter, gradient) are numbered parameter * kDTypes + gradient: the order of pairs.def.
@@ -24,6 +29,7 @@ inline constexpr int kPairs = kDTypes * kDTypes;
 
 struct AuxKernels {
   ConvertKernel to_float[kDTypes], from_float[kDTypes];
+  MasterKernel join[kDTypes][kMasters], split[kDTypes][kMasters];  // of 16-bit weights, none but the first
   FiniteKernel finite[kDTypes];
   CodecKernel decode[kCodecs][2], encode[kCodecs][2];  // [codec][is signed]
 };
