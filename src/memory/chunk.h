@@ -15,7 +15,7 @@ namespace lowtide {
 // What a parameter's state looks like, without where it is.
 struct StateShape {
   int64_t rows = 0, row_length = 0;
-  int states = 0;
+  int states = 0;                  // arrays: states of the rule, and what else is stored beside the parameter
   StateFormat format[kMaxArrays];  // of each
 };
 

@@ -70,6 +70,7 @@ struct Optimizer::Impl {
     int codec;
     int64_t min_quantized_numel;
     size_t home;
+    int master = 0;
   };
 
   // A step that is counted, and queued with a guard.
@@ -165,7 +166,7 @@ struct Optimizer::Impl {
 
   Slot& slot_with_state(int64_t param, int k) {
     Slot& slot = slot_at(param);
-    const int states = slot.has_state ? rules()[static_cast<size_t>(slot.state_rule)].states : 0;
+    const int states = slot.has_state ? slot.arrays(slot.state_rule) : 0;
     LT_REQUIRE(k >= 0 && k < states, "got state %d of parameter %lld, which has %d", k, ll(param), states);
     return slot;
   }
@@ -200,7 +201,7 @@ struct Optimizer::Impl {
     if (slot.rule == now) return;
     slot.rule = now;
     const auto states = [](int of) { return rules()[static_cast<size_t>(of)].states; };
-    if (states(now) > states(slot.state_rule)) slot.has_state = false;  // allocated by the next step
+    if (states(now) > states(slot.state_rule)) slot.has_state = false;  // allocated by the next step; has no residual
   }
 
   // True if memory of two parameters, of all or of those that are stepped now, may overlap: they are then stepped one
@@ -226,13 +227,13 @@ struct Optimizer::Impl {
   void prepare(std::span<const Gradient> grads, const StepOptions& options);
 
   // Whether a step of this parameter needs its store.
-  bool streams(const Slot& slot) const { return slot.paged && rules()[static_cast<size_t>(slot.rule)].states > 0; }
+  bool streams(const Slot& slot) const { return slot.paged && slot.arrays(slot.rule) > 0; }
 
   void count(std::span<const int64_t> params) {
     for (const int64_t param : params) {
       Slot& slot = slots[static_cast<size_t>(param)];
       ++slot.steps;
-      if (rules()[static_cast<size_t>(slot.rule)].states > 0) slot.fresh = false;
+      if (slot.arrays(slot.rule) > 0) slot.fresh = false;
     }
   }
 

@@ -28,11 +28,26 @@ Layout whole_layout(std::span<const int64_t> shard, const WholeParam& whole) {
 
 }  // namespace
 
-StateFormat Slot::format(int of_rule, int k) const { return format_of(of_rule, codec, k); }
+bool Slot::has_residual() const { return masters()[static_cast<size_t>(master)].residual_bits > 0; }
+
+int Slot::arrays(int of_rule) const {
+  return rules()[static_cast<size_t>(of_rule)].states + (has_residual() ? 1 : 0);
+}
+
+StateFormat Slot::format(int of_rule, int k) const {
+  if (k == rules()[static_cast<size_t>(of_rule)].states)
+    return {.code_bits = masters()[static_cast<size_t>(master)].residual_bits};
+  return format_of(of_rule, codec, k);
+}
+
+const char* Slot::array_name(int of_rule, int k) const {
+  const RuleInfo& of = rules()[static_cast<size_t>(of_rule)];
+  return k == of.states ? "residual" : of.state_names[static_cast<size_t>(k)];
+}
 
 int64_t Slot::bytes_of(int of_rule) const {
   int64_t bytes = 0;
-  for (int k = 0; k < rules()[static_cast<size_t>(of_rule)].states; ++k)
+  for (int k = 0; k < arrays(of_rule); ++k)
     bytes += lowtide::bytes_of(format(of_rule, k), layout);
   return bytes;
 }
@@ -40,8 +55,8 @@ int64_t Slot::bytes_of(int of_rule) const {
 int64_t Slot::state_bytes() const { return has_state ? bytes_of(state_rule) : 0; }
 
 StateShape Slot::shape_of(int of_rule) const {
-  StateShape shape{layout.rows, layout.row_length, rules()[static_cast<size_t>(of_rule)].states, {}};
-  for (int k = 0; k < kMaxStates && k < shape.states; ++k) shape.format[k] = format(of_rule, k);
+  StateShape shape{layout.rows, layout.row_length, arrays(of_rule), {}};
+  for (int k = 0; k < shape.states; ++k) shape.format[k] = format(of_rule, k);
   return shape;
 }
 

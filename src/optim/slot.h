@@ -20,7 +20,7 @@ struct Progress {
   bool done = false;  // within a step
 };
 
-constexpr uint32_t kAllStates = (uint32_t{1} << kMaxStates) - 1;
+constexpr uint32_t kAllStates = (uint32_t{1} << kMaxArrays) - 1;
 
 // Of a parameter, and in all: no sum of the bytes of their states overflows.
 constexpr int64_t kMostElements = int64_t{1} << 52;
@@ -29,6 +29,7 @@ struct Slot {
   int group = 0;
   int rule = 0;   // the effective rule: SGD without momentum steps as sgd_plain
   int codec = 0;  // as decided at registration: small parameters keep float32
+  int master = 0;  // of masters.def: weights of 16 bits alone have one
   void* data = nullptr;
   DType dtype = DType::kF32;
   std::vector<int64_t> sizes;
@@ -43,10 +44,14 @@ struct Slot {
   bool paged = false;              // the state is in its budget's store; codes and scales are null
   std::vector<Progress> progress;  // of each piece, where paged
   uint32_t torn = 0;               // bit k: state k was being replaced when something failed; part of it is of before
-  void* codes[kMaxStates] = {};
-  float* scales[kMaxStates] = {};
+  void* codes[kMaxArrays] = {};
+  float* scales[kMaxArrays] = {};
 
-  StateFormat format(int of_rule, int k) const;  // of state k
+  // What is stored beside the parameter: the states of a rule, and behind them the residual of its weights, if any.
+  bool has_residual() const;
+  int arrays(int of_rule) const;
+  StateFormat format(int of_rule, int k) const;     // of array k
+  const char* array_name(int of_rule, int k) const;  // "exp_avg", ..., "residual"
   StateShape shape_of(int of_rule) const;
   Piece whole_piece(int of_rule) const;     // all of it in one piece, not laid out
   int64_t record_bytes(int of_rule) const;  // what allocate_state takes from the arena
