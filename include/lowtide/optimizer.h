@@ -108,6 +108,12 @@ struct GroupOptions {
   std::string state = "dynamic8";      // codec of the state, one of codec_names()
   int64_t min_quantized_numel = 4096;  // parameters with fewer elements keep float32 state
   std::optional<Memory> memory = {};   // this group's own budget
+  // How weights of bfloat16 and float16 are made more precise ("": not at all; float32 weights always are as they are):
+  // "residual16", 2 bytes more for each: the weight and its residual are the float32 weight, bit for bit (float16:
+  // for magnitudes of 2^-14 and above, else to 2^-41); "residual8", 1 byte: 24 of its bits; "stochastic", none: the
+  // weight is rounded up or down by chance, right on average. Weights that others change between steps keep their
+  // residual, half of a unit in their last place at most.
+  std::string master = "";
 };
 
 // The parameter that a tensor is a shard of. Its state format is chosen by the whole, so that it is the same however
@@ -297,6 +303,9 @@ class LT_API Optimizer {
   // -1); to copy state exactly, copy codes and scales.
   void export_state(int64_t param, int k, float* out) const;
   void import_state(int64_t param, int k, const float* in);
+  // The float32 weights of a parameter with a residual, packed [numel], where it is in host memory (kUnsupported
+  // elsewhere): what the weights would be without rounding. Of others: the weights as floats.
+  void export_master(int64_t param, float* out) const;
   // Copies state k as it is stored, wherever it lives: codes [numel] and scales [rows][scales_per_row] (may be nullptr
   // where StateView has none). write_state does not set steps(). If the disk stops it (or import_state) half way, part
   // of the state is of before: it is refused by step, read_state, export_state and save until it is written or loaded

@@ -17,13 +17,13 @@ Optimizer& Optimizer::operator=(Optimizer&&) noexcept = default;
 int Optimizer::add_group(const GroupOptions& options) {
   const Exclusive guard(impl_->busy);
   check_group(impl_->rule_name(), options);
-  const int codec = find_codec(options.state);
+  const int codec = find_codec(options.state), master = find_master(options.master);
   size_t home = 0;
   if (options.memory) {
     impl_->add_home(*options.memory);
     home = impl_->homes.size() - 1;
   }
-  impl_->groups.push_back({options.hyper, codec, options.min_quantized_numel, home});
+  impl_->groups.push_back({options.hyper, codec, options.min_quantized_numel, home, master});
   return static_cast<int>(impl_->groups.size()) - 1;
 }
 
@@ -56,6 +56,7 @@ int64_t Optimizer::add_param(int group, const TensorView& param, bool with_state
   slot.group = group;
   slot.rule = effective_rule(impl_->rule, variant_of(of.hyper));
   slot.codec = codec_for(of.codec, param.sizes, whole, of.min_quantized_numel);
+  slot.master = master_for(of.master, param.dtype);
   slot.sizes = param.sizes;
   impl_->bind(slot, param, std::move(layout));
   slot.wants_state = with_state;
@@ -87,6 +88,10 @@ void Optimizer::rebind(int64_t param, const TensorView& view) {
   const Exclusive guard(impl_->busy);
   Slot& slot = impl_->slot_at(param);
   LT_REQUIRE(view.sizes == slot.sizes, "the sizes of parameter %lld changed; build a new optimizer for it", ll(param));
+  LT_REQUIRE(view.dtype == slot.dtype || !slot.master,
+             "the element type of parameter %lld, whose weights are kept with master='%s', changed; build a new "
+             "optimizer for it",
+             ll(param), masters()[static_cast<size_t>(slot.master)].name);
   impl_->bind(slot, view, Impl::checked_layout(view));
 }
 
@@ -117,12 +122,13 @@ std::vector<StateView> Optimizer::state(int64_t param) const {
   const Slot& slot = impl_->slot_at(param);
   std::vector<StateView> views;
   if (!slot.has_state) return views;
-  const RuleInfo& rule = rules()[static_cast<size_t>(slot.state_rule)];
-  const CodecInfo& codec = codecs()[static_cast<size_t>(slot.codec)];
-  for (int k = 0; k < rule.states; ++k) {
+  const int states = rules()[static_cast<size_t>(slot.state_rule)].states;
+  for (int k = 0; k < slot.arrays(slot.state_rule); ++k) {
     const StateFormat format = slot.format(slot.state_rule, k);
-    views.push_back({rule.state_names[static_cast<size_t>(k)], codec.name, slot.codes[k], slot.scales[k],
-                     slot.layout.numel, slot.layout.rows,
+    views.push_back({slot.array_name(slot.state_rule, k),
+                     k < states ? codecs()[static_cast<size_t>(slot.codec)].name
+                                : masters()[static_cast<size_t>(slot.master)].name,
+                     slot.codes[k], slot.scales[k], slot.layout.numel, slot.layout.rows,
                      blocks_per_row(slot.layout.row_length, kBlockElements) * format.scales, format.code_bits,
                      format.scale_block()});
   }
@@ -171,6 +177,7 @@ void Optimizer::export_state(int64_t param, int k, float* out) const {
   const Exclusive guard(impl_->busy);
   impl_->resolve();
   impl_->onload();
+  impl_->require_decoded(param, k);
   impl_->for_each_part(param, k, false, [&](CodecItem item, int64_t first, int64_t) {
     item.values = out + first;
     impl_->host->decode(item, nullptr);
@@ -181,6 +188,7 @@ void Optimizer::import_state(int64_t param, int k, const float* in) {
   const Exclusive guard(impl_->busy);
   impl_->resolve();
   impl_->onload();
+  impl_->require_decoded(param, k);
   impl_->forget_unwritten();
   impl_->for_each_part(param, k, true, [&](CodecItem item, int64_t first, int64_t) {
     item.values = const_cast<float*>(in) + first;  // encode only reads it
@@ -195,7 +203,7 @@ void Optimizer::read_state(int64_t param, int k, void* codes, float* scales) con
   impl_->resolve();
   impl_->onload();
   impl_->for_each_part(param, k, false, [&](const CodecItem& item, int64_t first, int64_t elements) {
-    const StateFormat& format = format_of(item);
+    const StateFormat format = impl_->format_of_array(param, k);
     copy_bytes(static_cast<std::byte*>(codes) + format.code_bytes(first), item.codes, format.code_bytes(elements));
     if (item.scales && scales)
       copy_bytes(scales + item.first_block * format.scales, item.scales, format.scale_bytes(item.blocks));
@@ -208,7 +216,7 @@ void Optimizer::write_state(int64_t param, int k, const void* codes, const float
   impl_->onload();
   impl_->forget_unwritten();
   impl_->for_each_part(param, k, true, [&](const CodecItem& item, int64_t first, int64_t elements) {
-    const StateFormat& format = format_of(item);
+    const StateFormat format = impl_->format_of_array(param, k);
     copy_bytes(item.codes, static_cast<const std::byte*>(codes) + format.code_bytes(first),
                format.code_bytes(elements));
     if (item.scales && scales)

@@ -171,6 +171,14 @@ struct Optimizer::Impl {
     return slot;
   }
 
+  void require_decoded(int64_t param, int k) {
+    const Slot& slot = slot_with_state(param, k);
+    LT_REQUIRE(k < rules()[static_cast<size_t>(slot.state_rule)].states,
+               "got array %d of parameter %lld, the residual of its weights, which has no values of its own; read_state "
+               "and write_state copy it, export_master gives the weights with it",
+               k, ll(param));
+  }
+
   void require_whole(const Slot& slot, int64_t param) const {
     LT_REQUIRE(!slot.torn,
                "the state of parameter %lld was being replaced when that failed, and is part old, part new: load or "
@@ -201,7 +209,7 @@ struct Optimizer::Impl {
     if (slot.rule == now) return;
     slot.rule = now;
     const auto states = [](int of) { return rules()[static_cast<size_t>(of)].states; };
-    if (states(now) > states(slot.state_rule)) slot.has_state = false;  // allocated by the next step; has no residual
+    if (states(now) > states(slot.state_rule)) slot.has_state = false;  // allocated by the next step
   }
 
   // True if memory of two parameters, of all or of those that are stepped now, may overlap: they are then stepped one
@@ -220,6 +228,9 @@ struct Optimizer::Impl {
   void place(size_t param, std::span<const Gradient> grads);
 
   const void* args_for(const Slot& slot, int64_t steps, bool first);
+
+  // For the step after `steps` of them; without the part's residual where it streams.
+  MasterWeights master_of(const Slot& slot, int64_t param, int64_t steps) const;
 
   void set_gradient(Slot& slot, const Gradient& grad, StepItem& item) const;
 
@@ -330,7 +341,8 @@ struct Optimizer::Impl {
   // All of it, on the stream that the step is ordered on.
   void clear_signs(const SignBuffer& signs, void* stream);
 
-  // Calls visit(item, first element) for the parts of state k: one where it is directly addressable, else each piece.
+  // Calls visit(item, first element, elements) for the parts of array k: one where it is directly addressable, else each
+  // piece. Of a residual the item has codes alone, in no codec.
   template <class Fn>
   void for_each_part(int64_t param, int k, bool change, Fn&& visit) {
     Slot& slot = slot_with_state(param, k);
@@ -376,6 +388,11 @@ struct Optimizer::Impl {
   void set_steps_of(const Checkpoint& saved);
 
   void clear_state(int64_t param, int k);
+
+  StateFormat format_of_array(int64_t param, int k) {
+    const Slot& slot = slot_at(param);
+    return slot.format(slot.state_rule, k);
+  }
 
   // The rule with all the states that a parameter can have: SGD's momentum may come later.
   int fullest_rule(const Slot& slot) const {

@@ -55,9 +55,9 @@ CheckpointParam Optimizer::Impl::describe(const Slot& slot, int of_rule) const {
   param.block = codec.scaled ? kBlockElements : 0;
   if (of_rule < 0) return param;
   const RuleInfo& of = rules()[static_cast<size_t>(of_rule)];
-  for (int k = 0; k < of.states; ++k) {
+  for (int k = 0; k < slot.arrays(of_rule); ++k) {
     const StateFormat format = slot.format(of_rule, k);
-    param.states.push_back({of.state_names[static_cast<size_t>(k)], ((of.signed_mask >> k) & 1) != 0,
+    param.states.push_back({slot.array_name(of_rule, k), k == of.states || ((of.signed_mask >> k) & 1) != 0,
                             format.code_bytes(slot.layout.numel),
                             format.scale_bytes(slot.layout.blocks(kBlockElements))});
   }
@@ -135,7 +135,7 @@ void Optimizer::Impl::set_steps_of(const Checkpoint& saved) {
       continue;
     }
     // Nothing was saved: what this optimizer may hold is of another past.
-    const int states = slot.has_state ? rules()[static_cast<size_t>(slot.state_rule)].states : 0;
+    const int states = slot.has_state ? slot.arrays(slot.state_rule) : 0;
     for (int k = 0; k < states; ++k) clear_state(static_cast<int64_t>(i), k);
     slot.set_fresh(true);
   }
@@ -144,7 +144,7 @@ void Optimizer::Impl::set_steps_of(const Checkpoint& saved) {
 
 void Optimizer::Impl::clear_state(int64_t param, int k) {
   for_each_part(param, k, true, [&](const CodecItem& item, int64_t, int64_t elements) {
-    const StateFormat& format = format_of(item);
+    const StateFormat format = format_of_array(param, k);
     std::memset(item.codes, format.zero, static_cast<size_t>(format.code_bytes(elements)));
     if (item.scales) std::memset(item.scales, 0, static_cast<size_t>(format.scale_bytes(item.blocks)));
   });

@@ -92,8 +92,17 @@ void Optimizer::Impl::prepare(std::span<const Gradient> grads, const StepOptions
     item.grad_scale = static_cast<float>(sign * options.grad_scale);
     std::copy(slot.codes, slot.codes + kMaxStates, item.codes);
     std::copy(slot.scales, slot.scales + kMaxStates, item.scales);
+    item.master = master_of(slot, static_cast<int64_t>(i), slot.steps);
     set_gradient(slot, grad, item);
   }
+}
+
+MasterWeights Optimizer::Impl::master_of(const Slot& slot, int64_t param, int64_t steps) const {
+  MasterWeights out;
+  if (voting) return out;
+  out.kind = slot.master;
+  if (slot.has_residual()) out.residual = slot.codes[rules()[static_cast<size_t>(slot.state_rule)].states];
+  return out;
 }
 
 void Optimizer::Impl::step_paged(void* stream) {
@@ -151,7 +160,9 @@ StepItem Optimizer::Impl::part_of(const StepItem& whole, const Piece& piece, std
   item.first_block = piece.first_block;
   item.blocks = piece.blocks;
   item.write_offset = write_offset;
-  for (int k = 0; k < piece.states; ++k) {
+  const int states = rules()[static_cast<size_t>(slot.rule)].states;
+  if (slot.has_residual()) item.master.residual = memory + piece.codes_at[piece.states - 1];
+  for (int k = 0; k < states; ++k) {
     item.codes[k] = memory + piece.codes_at[k];
     if (piece.format[k].scales) item.scales[k] = reinterpret_cast<float*>(memory + piece.scales_at[k]);
   }

@@ -103,4 +103,6 @@ int codec_for(int wanted, std::span<const int64_t> sizes, const std::optional<Wh
   return wanted;
 }
 
+int master_for(int wanted, DType dtype) { return dtype == DType::kF32 ? 0 : wanted; }
+
 }  // namespace lowtide

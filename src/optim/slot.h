@@ -68,4 +68,7 @@ struct Slot {
 // kInvalidArgument if it can be none, or has more than kMostElements.
 int codec_for(int wanted, std::span<const int64_t> sizes, const std::optional<WholeParam>& whole, int64_t min_numel);
 
+// The kind of master (masters.def) of a parameter: `wanted`, for weights of 16 bits.
+int master_for(int wanted, DType dtype);
+
 }  // namespace lowtide
