@@ -66,30 +66,40 @@ class PyOptimizer {
  public:
   PyOptimizer(const std::string& rule, const std::string& nonfinite, int threads, const std::string& cpu_target,
               const nb::object& memory, const std::string& backend, uintptr_t stream, const std::string& device,
-              const std::string& target, const nb::object& allocator)
+              const std::string& target, const nb::object& allocator, uint64_t seed)
       : rule_(rule),
-        shared_(std::make_shared<Core>(lowtide::OptimizerOptions{rule, nonfinite_from(nonfinite), threads, cpu_target,
-                                                                 memory_from(memory).value_or(lowtide::Memory{}),
-                                                                 backend, target, reinterpret_cast<void*>(stream)},
-                                       allocator)),
+        shared_(
+            std::make_shared<Core>(lowtide::OptimizerOptions{.rule = rule,
+                                                             .nonfinite = nonfinite_from(nonfinite),
+                                                             .threads = threads,
+                                                             .cpu_target = cpu_target,
+                                                             .memory = memory_from(memory).value_or(lowtide::Memory{}),
+                                                             .backend = backend,
+                                                             .device = target,
+                                                             .stream = reinterpret_cast<void*>(stream),
+                                                             .allocator = {},
+                                                             .seed = seed},
+                                   allocator)),
         core_(shared_->optimizer),
         binding_(core_, device) {}
 
-  int add_group(const nb::dict& hyper, const std::string& state, int64_t min_quantized_numel,
-                const nb::object& memory) {
-    return core_.add_group(
-        {hyper_from(lowtide::default_hyper(rule_), hyper), state, min_quantized_numel, memory_from(memory)});
+  int add_group(const nb::dict& hyper, const std::string& state, int64_t min_quantized_numel, const nb::object& memory,
+                const std::string& rounding, const std::string& master) {
+    return core_.add_group({hyper_from(lowtide::default_hyper(rule_), hyper), state, min_quantized_numel,
+                            memory_from(memory), rounding, master});
   }
+  void set_rounding(int group, const std::string& rounding) { core_.set_rounding(group, rounding); }
+  void set_seed(uint64_t seed) { core_.set_seed(seed); }
   void set_hyper(int group, const nb::dict& hyper) { core_.set_hyper(group, hyper_from(core_.hyper(group), hyper)); }
   void set_threads(int threads) { core_.set_threads(threads); }
   void set_nonfinite(const std::string& policy) { core_.set_nonfinite(nonfinite_from(policy)); }
-  // whole: None, or of a DTensor: (sizes of the whole, whether the cut is not between rows).
+  // whole: None, or of a DTensor: (sizes of the whole, whether the cut is not between rows, where the shard begins).
   int64_t add_param(int group, nb::object param, bool with_state, const nb::object& whole) {
     const Busy busy(*this);
     std::optional<lowtide::WholeParam> of;
     if (!whole.is_none()) {
-      auto [sizes, rows_cut] = nb::cast<std::tuple<std::vector<int64_t>, bool>>(whole);
-      of = lowtide::WholeParam{std::move(sizes), rows_cut};
+      auto [sizes, rows_cut, offsets] = nb::cast<std::tuple<std::vector<int64_t>, bool, std::vector<int64_t>>>(whole);
+      of = lowtide::WholeParam{std::move(sizes), rows_cut, std::move(offsets)};
     }
     return binding_.add(group, param, with_state, of);
   }
@@ -184,9 +194,12 @@ class PyOptimizer {
         continue;
       }
       if (!view.codes) continue;  // not in memory of its own: read_state copies it
-      const nb::dlpack::dtype type = view.code_bits <= 8    ? nb::dtype<uint8_t>()
-                                     : view.code_bits == 16 ? nb::dlpack::dtype{4 /* bfloat */, 16, 1}
-                                                            : nb::dtype<float>();
+      const std::string_view type_name = ParamBinding::code_type(view);
+      const nb::dlpack::dtype type = type_name == "uint8"      ? nb::dtype<uint8_t>()
+                                     : type_name == "int8"     ? nb::dtype<int8_t>()
+                                     : type_name == "int16"    ? nb::dtype<int16_t>()
+                                     : type_name == "bfloat16" ? nb::dlpack::dtype{4 /* bfloat */, 16, 1}
+                                                               : nb::dtype<float>();
       out[view.name] = tensor(owner, view.codes, ParamBinding::code_sizes(sizes, view), type);
       if (view.scales)
         out[scale.c_str()] = tensor(owner, view.scales, {view.rows, view.scales_per_row}, nb::dtype<float>());
@@ -392,6 +405,26 @@ NB_MODULE(_core, m) {
       "parse_bytes", [](const std::string& text) { return lowtide::parse_bytes(text); }, "text"_a);
   m.def(
       "format_bytes", [](int64_t bytes) { return lowtide::format_bytes(bytes); }, "bytes"_a);
+  m.def(
+      "join_master",
+      [](const std::string& master, const std::string& dtype, uintptr_t weights, uintptr_t residual, int64_t n,
+         uintptr_t out) {
+        const lowtide::DType type = lowtide::dtype_named(dtype);
+        const nb::gil_scoped_release released;
+        lowtide::join_master(master, type, reinterpret_cast<const void*>(weights),
+                             reinterpret_cast<const void*>(residual), n, reinterpret_cast<float*>(out));
+      },
+      "master"_a, "dtype"_a, "weights"_a, "residual"_a, "n"_a, "out"_a);
+  m.def(
+      "split_master",
+      [](const std::string& master, const std::string& dtype, uintptr_t values, int64_t n, uintptr_t weights,
+         uintptr_t residual) {
+        const lowtide::DType type = lowtide::dtype_named(dtype);
+        const nb::gil_scoped_release released;
+        lowtide::split_master(master, type, reinterpret_cast<const float*>(values), n, reinterpret_cast<void*>(weights),
+                              reinterpret_cast<void*>(residual));
+      },
+      "master"_a, "dtype"_a, "values"_a, "n"_a, "weights"_a, "residual"_a);
   m.def("default_hyper", [](const std::string& rule) {
     lowtide::Hyper h = lowtide::default_hyper(rule);
     nb::dict out;
@@ -404,10 +437,15 @@ NB_MODULE(_core, m) {
   lowtide::python::bind_sign(m);
   nb::class_<PyOptimizer>(m, "Optimizer", nb::type_slots(kSlots))
       .def(nb::init<const std::string&, const std::string&, int, const std::string&, const nb::object&,
-                    const std::string&, uintptr_t, const std::string&, const std::string&, const nb::object&>(),
+                    const std::string&, uintptr_t, const std::string&, const std::string&, const nb::object&,
+                    uint64_t>(),
            "rule"_a, "nonfinite"_a = "skip", "threads"_a = 0, "cpu_target"_a = "", "memory"_a = nb::none(),
-           "backend"_a = "cpu", "stream"_a = 0, "device"_a = "cpu", "target"_a = "", "allocator"_a = nb::none())
-      .def("add_group", &PyOptimizer::add_group, "hyper"_a, "state"_a, "min_quantized_numel"_a, "memory"_a = nb::none())
+           "backend"_a = "cpu", "stream"_a = 0, "device"_a = "cpu", "target"_a = "", "allocator"_a = nb::none(),
+           "seed"_a = 0)
+      .def("add_group", &PyOptimizer::add_group, "hyper"_a, "state"_a, "min_quantized_numel"_a, "memory"_a = nb::none(),
+           "rounding"_a = "auto", "master"_a = "")
+      .def("set_rounding", &PyOptimizer::set_rounding, "group"_a, "rounding"_a)
+      .def("set_seed", &PyOptimizer::set_seed, "seed"_a)
       .def("set_hyper", &PyOptimizer::set_hyper, "group"_a, "hyper"_a)
       .def("set_threads", &PyOptimizer::set_threads, "threads"_a)
       .def("set_nonfinite", &PyOptimizer::set_nonfinite, "nonfinite"_a)

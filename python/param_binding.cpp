@@ -118,12 +118,17 @@ std::vector<int64_t> ParamBinding::code_sizes(const std::vector<int64_t>& sizes,
   return {view.rows, view.rows ? view.numel / view.rows * view.code_bits / 8 : 0};
 }
 
+const char* ParamBinding::code_type(const lowtide::StateView& view) {
+  if (view.name == std::string_view("residual")) return view.code_bits == 8 ? "int8" : "int16";
+  return view.code_bits <= 8 ? "uint8" : view.code_bits == 16 ? "bfloat16" : "float32";
+}
+
 std::pair<nb::object, nb::object> ParamBinding::empty_state(int64_t param, const lowtide::StateView& view) const {
   const nb::object torch = nb::module_::import_("torch");
   nb::list shape;
   for (const int64_t size : code_sizes(sizes(param), view)) shape.append(size);
-  const char* const type = view.code_bits <= 8 ? "uint8" : view.code_bits == 16 ? "bfloat16" : "float32";
-  nb::object codes = torch.attr("empty")(shape, nb::arg("dtype") = torch.attr(type), nb::arg("device") = "cpu");
+  nb::object codes =
+      torch.attr("empty")(shape, nb::arg("dtype") = torch.attr(code_type(view)), nb::arg("device") = "cpu");
   nb::object scales = nb::none();
   if (view.scales_per_row)
     scales = torch.attr("empty")(nb::make_tuple(view.rows, view.scales_per_row),

@@ -37,6 +37,8 @@ class ParamBinding {
   nb::object empty_like(int64_t param) const;  // a new contiguous float32 CPU tensor of the parameter's sizes
   // New CPU tensors for one state as it is stored: codes of the parameter's sizes, and scales (None without blocks).
   std::pair<nb::object, nb::object> empty_state(int64_t param, const lowtide::StateView& view) const;
+  // The element type of a tensor of codes, as a name of torch's: residuals of weights are integers.
+  static const char* code_type(const lowtide::StateView& view);
   // The sizes of a tensor of codes: the parameter's, or [rows, bytes] where a byte holds more than one.
   static std::vector<int64_t> code_sizes(const std::vector<int64_t>& sizes, const lowtide::StateView& view);
   static void* address(nb::handle tensor);              // nullptr for None

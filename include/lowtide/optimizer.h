@@ -76,6 +76,8 @@ struct OptimizerOptions {
   std::string device = "";         // of the backend: "" = its best, else as it names them ("exact:0", "fast:1" of cuda)
   void* stream = nullptr;          // sycl::queue* or cudaStream_t: its device is that of all steps; nullptr: own ones
   DeviceAllocator allocator = {};  // for CUDA; without functions: the driver
+  // -- affects results
+  uint64_t seed = 0;  // of stochastic rounding, whose random bits depend on it, on the step and on the element alone
 };
 
 // Hyper-parameters of all rules; a rule reads those it names in docs/rules.md and ignores the others.
@@ -108,6 +110,10 @@ struct GroupOptions {
   std::string state = "dynamic8";      // codec of the state, one of codec_names()
   int64_t min_quantized_numel = 4096;  // parameters with fewer elements keep float32 state
   std::optional<Memory> memory = {};   // this group's own budget
+  // How states are rounded to their format: "nearest", "stochastic" (up or down by chance, so that an average stays
+  // true to itself), or "auto": stochastic for averages with a beta of 0.995 or more and for sums, else to nearest.
+  // Formats that need stochastic rounding ("float8") refuse "nearest" and are always rounded so; float32 never is.
+  std::string rounding = "auto";
   // How weights of bfloat16 and float16 are made more precise ("": not at all; float32 weights always are as they are):
   // "residual16", 2 bytes more for each: the weight and its residual are the float32 weight, bit for bit (float16:
   // for magnitudes of 2^-14 and above, else to 2^-41); "residual8", 1 byte: 24 of its bits; "stochastic", none: the
@@ -123,6 +129,9 @@ struct WholeParam {
   // The cut is not along dim 0, or there is only one row: edges of shards may fall into blocks. Such a parameter gets
   // float32 state in place of a codec with blocks, also as the only shard.
   bool rows_cut = false;
+  // Where the shard begins in each dimension; empty: at 0. Random bits go by elements of the whole, so that shards are
+  // rounded as the whole would be.
+  std::vector<int64_t> offsets = {};
 };
 
 // A gradient for one step: the parameter's sizes, strides in elements (nullptr = contiguous; 0 allowed). Borrowed for
@@ -219,6 +228,10 @@ class LT_API Optimizer {
   // whether momentum is 0 (SGD's may change: its one state comes with it and stays).
   void set_hyper(int group, const Hyper& hyper);
   const Hyper& hyper(int group) const;
+  // As in GroupOptions and OptimizerOptions. What files of save() do not hold, for callers to restore: with them, and
+  // the hyper-parameters, a loaded optimizer goes on bit for bit.
+  void set_rounding(int group, const std::string& rounding);
+  void set_seed(uint64_t seed);
 
   // Registers a parameter (not owned, must outlive the optimizer or be rebound) and allocates its state, zeroed.
   // Returns its number, counted from 0 over all groups. Refuses element types, sizes and layouts it cannot step
@@ -303,9 +316,6 @@ class LT_API Optimizer {
   // -1); to copy state exactly, copy codes and scales.
   void export_state(int64_t param, int k, float* out) const;
   void import_state(int64_t param, int k, const float* in);
-  // The float32 weights of a parameter with a residual, packed [numel], where it is in host memory (kUnsupported
-  // elsewhere): what the weights would be without rounding. Of others: the weights as floats.
-  void export_master(int64_t param, float* out) const;
   // Copies state k as it is stored, wherever it lives: codes [numel] and scales [rows][scales_per_row] (may be nullptr
   // where StateView has none). write_state does not set steps(). If the disk stops it (or import_state) half way, part
   // of the state is of before: it is refused by step, read_state, export_state and save until it is written or loaded
@@ -350,5 +360,13 @@ LT_API std::vector<std::string> state_names(const std::string& rule);  // e.g. "
 // Instruction-set paths that this CPU can run, best first: "avx512_vbmi", "avx512", "avx2", "scalar".
 LT_API std::vector<std::string> cpu_targets();
 LT_API const char* version();  // "0.1.0"
+
+// Weights of bfloat16 or float16 in host memory and their residuals as floats, out[n], and back (rounded to nearest):
+// GroupOptions::master says what residuals are. `residual`: int16 [n] ("residual16"), int8 [n] ("residual8"), or unused
+// ("stochastic"). Throw kInvalidArgument.
+LT_API void join_master(const std::string& master, DType dtype, const void* weights, const void* residual, int64_t n,
+                        float* out);
+LT_API void split_master(const std::string& master, DType dtype, const float* in, int64_t n, void* weights,
+                         void* residual);
 
 }  // namespace lowtide

@@ -12,8 +12,9 @@
 namespace lowtide {
 
 struct PlannedParam {
-  std::vector<int64_t> sizes;            // strides and element types do not matter
+  std::vector<int64_t> sizes;            // strides do not matter
   std::optional<WholeParam> whole = {};  // as in Optimizer::add_param
+  DType dtype = DType::kF32;             // those of 16 bits may have a residual
 };
 
 struct PlannedGroup {

@@ -18,12 +18,13 @@ int Optimizer::add_group(const GroupOptions& options) {
   const Exclusive guard(impl_->busy);
   check_group(impl_->rule_name(), options);
   const int codec = find_codec(options.state), master = find_master(options.master);
+  const RoundingMode rounding = find_rounding(options.rounding);
   size_t home = 0;
   if (options.memory) {
     impl_->add_home(*options.memory);
     home = impl_->homes.size() - 1;
   }
-  impl_->groups.push_back({options.hyper, codec, options.min_quantized_numel, home, master});
+  impl_->groups.push_back({options.hyper, codec, options.min_quantized_numel, home, rounding, master});
   return static_cast<int>(impl_->groups.size()) - 1;
 }
 
@@ -39,9 +40,28 @@ void Optimizer::set_hyper(int group, const Hyper& hyper) {
              "got hyper-parameters that make %s out of %s, wanted momentum (0 or not), nesterov, amsgrad and centered "
              "as they were when the group got its parameters: they decide which states there are",
              rules()[static_cast<size_t>(now)].name, rules()[static_cast<size_t>(was)].name);
+  const auto states = [](int of) { return rules()[static_cast<size_t>(of)].states; };
+  for (const Slot& slot : impl_->slots)
+    LT_REQUIRE(slot.group != group || !slot.has_state || !slot.has_residual() || states(now) <= states(slot.state_rule),
+               "got momentum=%g for parameters without a momentum buffer whose weights have a residual, wanted 0 as "
+               "when they got their state: build a new optimizer",
+               hyper.momentum);
   impl_->groups[static_cast<size_t>(group)].hyper = hyper;
   for (Slot& slot : impl_->slots)
     if (slot.group == group) impl_->refresh_rule(slot);
+}
+
+void Optimizer::set_rounding(int group, const std::string& rounding) {
+  const Exclusive guard(impl_->busy);
+  const int codec = impl_->group_at(group).codec;
+  const RoundingMode mode = find_rounding(rounding);
+  check_rounding(codec, mode);
+  impl_->groups[static_cast<size_t>(group)].rounding = mode;
+}
+
+void Optimizer::set_seed(uint64_t seed) {
+  const Exclusive guard(impl_->busy);
+  impl_->seed = seed;
 }
 
 const Hyper& Optimizer::hyper(int group) const { return impl_->group_at(group).hyper; }
@@ -58,6 +78,7 @@ int64_t Optimizer::add_param(int group, const TensorView& param, bool with_state
   slot.codec = codec_for(of.codec, param.sizes, whole, of.min_quantized_numel);
   slot.master = master_for(of.master, param.dtype);
   slot.sizes = param.sizes;
+  if (whole) slot.origin = origin_of(param.sizes, *whole);
   impl_->bind(slot, param, std::move(layout));
   slot.wants_state = with_state;
   Home& home = impl_->home_of(slot);
@@ -125,12 +146,12 @@ std::vector<StateView> Optimizer::state(int64_t param) const {
   const int states = rules()[static_cast<size_t>(slot.state_rule)].states;
   for (int k = 0; k < slot.arrays(slot.state_rule); ++k) {
     const StateFormat format = slot.format(slot.state_rule, k);
-    views.push_back({slot.array_name(slot.state_rule, k),
-                     k < states ? codecs()[static_cast<size_t>(slot.codec)].name
-                                : masters()[static_cast<size_t>(slot.master)].name,
-                     slot.codes[k], slot.scales[k], slot.layout.numel, slot.layout.rows,
-                     blocks_per_row(slot.layout.row_length, kBlockElements) * format.scales, format.code_bits,
-                     format.scale_block()});
+    views.push_back(
+        {slot.array_name(slot.state_rule, k),
+         k < states ? codecs()[static_cast<size_t>(slot.codec)].name : masters()[static_cast<size_t>(slot.master)].name,
+         slot.codes[k], slot.scales[k], slot.layout.numel, slot.layout.rows,
+         blocks_per_row(slot.layout.row_length, kBlockElements) * format.scales, format.code_bits,
+         format.scale_block()});
   }
   return views;
 }

@@ -46,6 +46,7 @@ struct ArgsEntry {
   int rule, codec;
   int64_t t;
   bool first;
+  uint32_t long_averages;
   alignas(16) std::byte bytes[kArgsBytes];
 };
 
@@ -70,7 +71,8 @@ struct Optimizer::Impl {
     int codec;
     int64_t min_quantized_numel;
     size_t home;
-    int master = 0;
+    RoundingMode rounding;
+    int master;
   };
 
   // A step that is counted, and queued with a guard.
@@ -101,6 +103,7 @@ struct Optimizer::Impl {
       : env(of_env),
         rule(find_rule(options.rule)),
         nonfinite(options.nonfinite),
+        seed(options.seed),
         host(cpu::make_backend(options.cpu_target)),
         elsewhere(of_device ? std::move(of_device) : open_elsewhere(options)),
         backend(elsewhere ? elsewhere.get() : host.get()) {
@@ -173,10 +176,11 @@ struct Optimizer::Impl {
 
   void require_decoded(int64_t param, int k) {
     const Slot& slot = slot_with_state(param, k);
-    LT_REQUIRE(k < rules()[static_cast<size_t>(slot.state_rule)].states,
-               "got array %d of parameter %lld, the residual of its weights, which has no values of its own; read_state "
-               "and write_state copy it, export_master gives the weights with it",
-               k, ll(param));
+    LT_REQUIRE(
+        k < rules()[static_cast<size_t>(slot.state_rule)].states,
+        "got array %d of parameter %lld, the residual of its weights, which has no values of its own; read_state "
+        "and write_state copy it, join_master makes weights of it",
+        k, ll(param));
   }
 
   void require_whole(const Slot& slot, int64_t param) const {
@@ -227,10 +231,10 @@ struct Optimizer::Impl {
   // a gradient now: what fits can only be judged over all of them. `grads`: of this step, or empty.
   void place(size_t param, std::span<const Gradient> grads);
 
-  const void* args_for(const Slot& slot, int64_t steps, bool first);
+  const ArgsEntry& args_for(const Slot& slot, int64_t steps, bool first);
 
-  // For the step after `steps` of them; without the part's residual where it streams.
-  MasterWeights master_of(const Slot& slot, int64_t param, int64_t steps) const;
+  // The item's arguments, and how its states are rounded, for the step after `steps` of them.
+  void set_step(const Slot& slot, int64_t steps, bool first, int64_t param, StepItem& item);
 
   void set_gradient(Slot& slot, const Gradient& grad, StepItem& item) const;
 
@@ -341,8 +345,8 @@ struct Optimizer::Impl {
   // All of it, on the stream that the step is ordered on.
   void clear_signs(const SignBuffer& signs, void* stream);
 
-  // Calls visit(item, first element, elements) for the parts of array k: one where it is directly addressable, else each
-  // piece. Of a residual the item has codes alone, in no codec.
+  // Calls visit(item, first element, elements) for the parts of array k: one where it is directly addressable, else
+  // each piece. Of a residual the item has codes alone, in no codec.
   template <class Fn>
   void for_each_part(int64_t param, int k, bool change, Fn&& visit) {
     Slot& slot = slot_with_state(param, k);
@@ -408,6 +412,8 @@ struct Optimizer::Impl {
   int rule;
 
   NonFinite nonfinite;
+
+  uint64_t seed;  // of stochastic rounding
 
   int threads = 1;
 

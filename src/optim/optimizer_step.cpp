@@ -1,4 +1,5 @@
 // One step: prepare, check, and hand over to the backend, directly or chunk by chunk.
+#include "backend/random_keys.h"
 #include "optim/optimizer_impl.h"
 
 #include <cmath>
@@ -20,14 +21,14 @@ bool Optimizer::Impl::parameters_overlap(bool of_items) const {
   return false;
 }
 
-const void* Optimizer::Impl::args_for(const Slot& slot, int64_t steps, bool first) {
+const ArgsEntry& Optimizer::Impl::args_for(const Slot& slot, int64_t steps, bool first) {
   const int64_t t = steps + 1;
   const auto fits = [&](const ArgsEntry& e) {
     return e.group == slot.group && e.t == t && e.first == first && e.rule == slot.rule && e.codec == slot.codec;
   };
-  if (!args.empty() && fits(args.back())) return args.back().bytes;
+  if (!args.empty() && fits(args.back())) return args.back();
   for (const ArgsEntry& e : args)
-    if (fits(e)) return e.bytes;
+    if (fits(e)) return e;
   ArgsEntry& e = args.emplace_back();
   e.group = slot.group, e.rule = slot.rule, e.codec = slot.codec, e.t = t, e.first = first;
   Hyper h = groups[static_cast<size_t>(slot.group)].hyper;
@@ -35,7 +36,17 @@ const void* Optimizer::Impl::args_for(const Slot& slot, int64_t steps, bool firs
   RuleHyper in = rule_hyper(h, t, first);
   in.error = codecs()[static_cast<size_t>(slot.codec)].error;
   rules()[static_cast<size_t>(slot.rule)].make_args(in, e.bytes);
-  return e.bytes;
+  e.long_averages = long_averages(slot.rule, in);
+  return e;
+}
+
+void Optimizer::Impl::set_step(const Slot& slot, int64_t of_steps, bool first, int64_t param, StepItem& item) {
+  const ArgsEntry& e = args_for(slot, of_steps, first);
+  const RoundingMode mode = groups[static_cast<size_t>(slot.group)].rounding;
+  item.args = e.bytes;
+  item.stochastic = stochastic_states(slot.rule, slot.codec, mode, e.long_averages);
+  item.master.kind = voting ? 0 : slot.master;
+  if (item.stochastic || item.master.kind) set_keys(seed, of_steps + 1, param, item);
 }
 
 void Optimizer::Impl::set_gradient(Slot& slot, const Gradient& grad, StepItem& item) const {
@@ -87,22 +98,15 @@ void Optimizer::Impl::prepare(std::span<const Gradient> grads, const StepOptions
     item.param_layout = &slot.layout;
     item.rule = slot.rule;
     item.codec = slot.codec;
-    item.args = args_for(slot, slot.steps, slot.fresh);
+    set_step(slot, slot.steps, slot.fresh, static_cast<int64_t>(i), item);
+    item.origin = slot.origin;
     const double sign = groups[static_cast<size_t>(slot.group)].hyper.maximize ? -1 : 1;
     item.grad_scale = static_cast<float>(sign * options.grad_scale);
     std::copy(slot.codes, slot.codes + kMaxStates, item.codes);
     std::copy(slot.scales, slot.scales + kMaxStates, item.scales);
-    item.master = master_of(slot, static_cast<int64_t>(i), slot.steps);
+    if (slot.has_residual()) item.master.residual = slot.codes[rules()[static_cast<size_t>(slot.state_rule)].states];
     set_gradient(slot, grad, item);
   }
-}
-
-MasterWeights Optimizer::Impl::master_of(const Slot& slot, int64_t param, int64_t steps) const {
-  MasterWeights out;
-  if (voting) return out;
-  out.kind = slot.master;
-  if (slot.has_residual()) out.residual = slot.codes[rules()[static_cast<size_t>(slot.state_rule)].states];
-  return out;
 }
 
 void Optimizer::Impl::step_paged(void* stream) {
@@ -156,7 +160,7 @@ StepItem Optimizer::Impl::part_of(const StepItem& whole, const Piece& piece, std
   const Slot& slot = slots[static_cast<size_t>(piece.param)];
   const Progress& progress = slot.progress[piece.number];
   StepItem item = whole;
-  item.args = args_for(slot, slot.steps - progress.behind, progress.fresh);
+  set_step(slot, slot.steps - progress.behind, progress.fresh, piece.param, item);
   item.first_block = piece.first_block;
   item.blocks = piece.blocks;
   item.write_offset = write_offset;

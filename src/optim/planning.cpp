@@ -137,6 +137,7 @@ MemoryPlan plan_memory(const PlanRequest& request) {
       if (slot.layout.numel == 0 && memories[home].ram_bytes >= 0) continue;
       slot.rule = slot.state_rule = effective_rule(rule, variant_of(group.options.hyper));
       slot.codec = codec_for(codec, param.sizes, param.whole, group.options.min_quantized_numel);
+      slot.master = master_for(find_master(group.options.master), param.dtype);
       Members& to = members[home];
       const int64_t bytes = slot.bytes_of(slot.rule);
       to.known = to.known && (group.step_rate > 0 || bytes == 0);

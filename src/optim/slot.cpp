@@ -23,16 +23,28 @@ Layout whole_layout(std::span<const int64_t> shard, const WholeParam& whole) {
                "got a shard of size %lld in dimension %zu, of a parameter of size %lld; wanted whole rows, or rows_cut",
                static_cast<long long>(shard[d]), d, static_cast<long long>(whole.sizes[d]));
   }
+  LT_REQUIRE(whole.offsets.empty() || whole.offsets.size() == dims,
+             "got %zu offsets of a shard of %zu dimensions, wanted one each or none", whole.offsets.size(), dims);
+  for (size_t d = 0; d < whole.offsets.size(); ++d)
+    LT_REQUIRE(whole.offsets[d] >= 0 && whole.offsets[d] <= whole.sizes[d] - shard[d],
+               "got a shard of size %lld at %lld in dimension %zu, of a parameter of size %lld",
+               static_cast<long long>(shard[d]), static_cast<long long>(whole.offsets[d]), d,
+               static_cast<long long>(whole.sizes[d]));
   return Layout::make(whole.sizes, {});
+}
+
+// Whether a shard's elements of a row are in several places of the whole's.
+bool row_is_scattered(std::span<const int64_t> shard, const WholeParam& whole) {
+  for (size_t d = 2; d < shard.size(); ++d)
+    if (shard[d] != whole.sizes[d]) return true;
+  return false;
 }
 
 }  // namespace
 
 bool Slot::has_residual() const { return masters()[static_cast<size_t>(master)].residual_bits > 0; }
 
-int Slot::arrays(int of_rule) const {
-  return rules()[static_cast<size_t>(of_rule)].states + (has_residual() ? 1 : 0);
-}
+int Slot::arrays(int of_rule) const { return rules()[static_cast<size_t>(of_rule)].states + (has_residual() ? 1 : 0); }
 
 StateFormat Slot::format(int of_rule, int k) const {
   if (k == rules()[static_cast<size_t>(of_rule)].states)
@@ -47,8 +59,7 @@ const char* Slot::array_name(int of_rule, int k) const {
 
 int64_t Slot::bytes_of(int of_rule) const {
   int64_t bytes = 0;
-  for (int k = 0; k < arrays(of_rule); ++k)
-    bytes += lowtide::bytes_of(format(of_rule, k), layout);
+  for (int k = 0; k < arrays(of_rule); ++k) bytes += lowtide::bytes_of(format(of_rule, k), layout);
   return bytes;
 }
 
@@ -99,10 +110,24 @@ int codec_for(int wanted, std::span<const int64_t> sizes, const std::optional<Wh
     return bytes_of(format, layout) < bytes_of(info(kFp32).format[0], layout);
   };
   if (layout.numel < min_numel || !saves(info(wanted).format[0]) || !saves(info(wanted).format[1])) return kFp32;
-  if (whole && whole->rows_cut && info(wanted).scaled) return kFp32;
+  if (whole && whole->rows_cut && (info(wanted).scaled || row_is_scattered(sizes, *whole))) return kFp32;
   return wanted;
 }
 
 int master_for(int wanted, DType dtype) { return dtype == DType::kF32 ? 0 : wanted; }
+
+ShardOrigin origin_of(std::span<const int64_t> sizes, const WholeParam& whole) {
+  const Layout layout = Layout::make(whole.sizes, {});
+  ShardOrigin origin;
+  origin.row_stride = blocks_per_row(layout.row_length, kBlockElements) * kBlockElements;
+  if (whole.offsets.empty() || layout.numel == 0) return origin;
+  if (sizes.size() < 2) {
+    origin.first_column = sizes.empty() ? 0 : whole.offsets[0];
+  } else {
+    origin.first_row = whole.offsets[0];
+    origin.first_column = whole.offsets[1] * (layout.row_length / whole.sizes[1]);
+  }
+  return origin;
+}
 
 }  // namespace lowtide

@@ -27,13 +27,14 @@ constexpr int64_t kMostElements = int64_t{1} << 52;
 
 struct Slot {
   int group = 0;
-  int rule = 0;   // the effective rule: SGD without momentum steps as sgd_plain
-  int codec = 0;  // as decided at registration: small parameters keep float32
+  int rule = 0;    // the effective rule: SGD without momentum steps as sgd_plain
+  int codec = 0;   // as decided at registration: small parameters keep float32
   int master = 0;  // of masters.def: weights of 16 bits alone have one
   void* data = nullptr;
   DType dtype = DType::kF32;
   std::vector<int64_t> sizes;
   Layout layout;
+  ShardOrigin origin;
   Layout grad_layout;                 // of the last gradient, kept for its memory
   std::vector<int64_t> grad_strides;  // for which grad_layout was made; empty = contiguous
   int64_t steps = 0;
@@ -50,7 +51,7 @@ struct Slot {
   // What is stored beside the parameter: the states of a rule, and behind them the residual of its weights, if any.
   bool has_residual() const;
   int arrays(int of_rule) const;
-  StateFormat format(int of_rule, int k) const;     // of array k
+  StateFormat format(int of_rule, int k) const;      // of array k
   const char* array_name(int of_rule, int k) const;  // "exp_avg", ..., "residual"
   StateShape shape_of(int of_rule) const;
   Piece whole_piece(int of_rule) const;     // all of it in one piece, not laid out
@@ -66,8 +67,12 @@ struct Slot {
 // (rows of one element need a scale each), or it has blocks and shards cut them. Decided by the `whole` of which a
 // parameter of `sizes` is a shard, so that all shards of it decide alike. Throws
 // kInvalidArgument if it can be none, or has more than kMostElements.
+// A shard that is cut within the dims behind a row's first has float32 state too: its elements are in several places of
+// a row.
 int codec_for(int wanted, std::span<const int64_t> sizes, const std::optional<WholeParam>& whole, int64_t min_numel);
 
+// Where a shard of `sizes` lies in `whole`, which codec_for has accepted.
+ShardOrigin origin_of(std::span<const int64_t> sizes, const WholeParam& whole);
 // The kind of master (masters.def) of a parameter: `wanted`, for weights of 16 bits.
 int master_for(int wanted, DType dtype);
 

@@ -15,6 +15,7 @@
 #include "backend/cpu/staged.h"
 #include "backend/dialect.h"
 #include "backend/gradient_limit.h"
+#include "backend/random_keys.h"
 #include "core/error.h"
 #include "core/thread_pool.h"
 
@@ -199,37 +200,38 @@ class CpuBackend final : public Backend {
     const bool has_master = item.master.kind && !item.ballot && param_dtype != DType::kF32;
     const StepKernel own = has_master ? nullptr : kernels_[item.rule][item.codec][pair];
     const StepKernel kernel = own ? own : kernels_[item.rule][item.codec][kFloats];
-    static_assert(sizeof(StepRun::key) == sizeof(StepItem::key));
+    const int64_t p_bytes = own ? dtype_bytes(param_dtype) : sizeof(float);
+    const int64_t g_bytes = own ? dtype_bytes(item.grad_dtype) : sizeof(float);
     StepRun run{};
     run.args = item.args;
     run.grad_scale = item.grad_scale;
     run.stochastic = item.stochastic;
-    std::copy(&item.key[0][0], &item.key[0][0] + 2 * kMaxStates, &run.key[0][0]);
-    const int64_t origin = elements_before_block(item.param_layout->row_length, item.first_block, kBlock);
+    const int64_t row_length = item.param_layout->row_length;
+    const int64_t origin = elements_before_block(row_length, item.first_block, kBlock);
     const auto kernel_on = [&](void* p, const void* g, int64_t first, int64_t n, int64_t block) {
-      run.param = p;
-      run.grad = g;
-      run.n = n;
-      run.index = static_cast<uint32_t>(first);
-      for (int k = 0; k < rules()[static_cast<size_t>(item.rule)].states; ++k) {
-        const StateFormat& format = format_of(item.rule, item.codec, k);
-        run.codes[k] = static_cast<std::byte*>(item.codes[k]) + format.code_bytes(first - origin);
-        run.scales[k] = item.scales[k] ? item.scales[k] + (block - item.first_block) * format.scales : nullptr;
+      for (int64_t done = 0; done < n; done += run.n) {
+        run.param = at(p, done, p_bytes);
+        run.grad = at(g, done, g_bytes);
+        run.n = begin_random(item, first + done, n - done, run);
+        for (int k = 0; k < rules()[static_cast<size_t>(item.rule)].states; ++k) {
+          const StateFormat& format = format_of(item.rule, item.codec, k);
+          run.codes[k] = static_cast<std::byte*>(item.codes[k]) + format.code_bytes(first + done - origin);
+          run.scales[k] =
+              item.scales[k] ? item.scales[k] + (block + done / kBlock - item.first_block) * format.scales : nullptr;
+        }
+        kernel(run);
       }
-      kernel(run);
     };
-    for_each_run(item.param_layout->row_length, begin, end, [&](int64_t first, int64_t n, int64_t block) {
+    for_each_run(row_length, begin, end, [&](int64_t first, int64_t n, int64_t block) {
       if (item.ballot) return make_ballot(item, !own, first, n, block, kernel_on);
       if (own && item.param_layout->contiguous && item.grad_layout->contiguous) {
-        kernel_on(at(item.param, first, dtype_bytes(item.param_dtype)),
-                  at(item.grad, first, dtype_bytes(item.grad_dtype)), first, n, block);
+        kernel_on(at(item.param, first, p_bytes), at(item.grad, first, g_bytes), first, n, block);
         return;
       }
       // Strided tensors, and pairs of element types without a kernel, pass through the cache; the arithmetic is the
       // same.
       Staged grad(aux_, item.grad_dtype, !own);
-      Staged param =
-          has_master ? Staged(aux_, item.param_dtype, item.master, origin) : Staged(aux_, item.param_dtype, !own);
+      Staged param = has_master ? Staged(aux_, item, origin) : Staged(aux_, item.param_dtype, !own);
       for (int64_t done = 0; done < n; done += kStaged) {
         const int64_t e = first + done, count = std::min(kStaged, n - done);
         const void* g = grad.read(*item.grad_layout, item.grad, e, count);
@@ -238,6 +240,17 @@ class CpuBackend final : public Backend {
         param.write(*item.param_layout, item.param, e, count);
       }
     });
+  }
+
+  // Sets what random bits of `run` go by, for element `first` of the parameter; returns how many of n elements from
+  // there are in one run: up to a carry out of the index's low half, and where rows of the whole are longer, in the
+  // row.
+  static int64_t begin_random(const StepItem& item, int64_t first, int64_t n, StepRun& run) {
+    if (!item.stochastic) return n;
+    const RandomPlace place = place_at(item, first, n);
+    run.index = place.index;
+    keys_at(item, place.index_high, run.key);
+    return place.count;
   }
 
   // A step of elements [first, first + n) from `block` on whose parameter is a tile of zeros.

@@ -7,6 +7,7 @@
 #include "backend/backend.h"
 #include "backend/cpu/kernel_tables.h"
 #include "backend/dialect.h"
+#include "backend/random_keys.h"
 #include "core/layout.h"
 #include "lowtide/tensor.h"
 
@@ -18,10 +19,9 @@ class Staged {
  public:
   Staged(const AuxKernels& kernels, DType dtype, bool as_floats)
       : kernels_(kernels), dtype_(dtype), converts_(as_floats && dtype != DType::kF32) {}
-  // Of weights that have a master; as floats.
-  Staged(const AuxKernels& kernels, DType dtype, const MasterWeights& master, int64_t origin)
-      : Staged(kernels, dtype, true) {
-    master_ = master;
+  // Of the item's parameter, which has a master; as floats.
+  Staged(const AuxKernels& kernels, const StepItem& item, int64_t origin) : Staged(kernels, item.param_dtype, true) {
+    item_ = &item;
     origin_ = origin;
   }
 
@@ -34,8 +34,8 @@ class Staged {
       here = gathered_;
     }
     if (!converts_) return here;
-    if (master_.kind)
-      kernels_.join[static_cast<int>(dtype_)][master_.kind](master_run(const_cast<void*>(here), first, count));
+    if (item_)
+      kernels_.join[static_cast<int>(dtype_)][item_->master.kind](master_run(const_cast<void*>(here), first, 0, count));
     else
       kernels_.to_float[static_cast<int>(dtype_)](here, floats_, count);
     return floats_;
@@ -44,29 +44,44 @@ class Staged {
   // Puts what read() returned back, after a kernel has changed it.
   void write(const Layout& layout, void* tensor, int64_t first, int64_t count) {
     void* const here = layout.contiguous ? static_cast<std::byte*>(tensor) + first * dtype_bytes(dtype_) : gathered_;
-    if (master_.kind)
-      kernels_.split[static_cast<int>(dtype_)][master_.kind](master_run(here, first, count));
+    if (item_)
+      split(here, first, count);
     else if (converts_)
       kernels_.from_float[static_cast<int>(dtype_)](floats_, here, count);
     if (!layout.contiguous) layout.scatter(gathered_, dtype_bytes(dtype_), first, count, tensor);
   }
 
  private:
-  MasterRun master_run(void* weights, int64_t first, int64_t count) {
-    return {weights,
-            master_.residual ? static_cast<std::byte*>(master_.residual) + residual_bytes(master_.kind, first - origin_)
-                             : nullptr,
-            floats_,
+  // Of `count` of the elements that were read, from the one `done` behind `first` on.
+  MasterRun master_run(void* weights, int64_t first, int64_t done, int64_t count) {
+    const MasterWeights& master = item_->master;
+    const int64_t e = first + done;
+    auto* const residual = static_cast<std::byte*>(master.residual);
+    return {static_cast<std::byte*>(weights) + done * dtype_bytes(dtype_),
+            residual ? residual + residual_bytes(master.kind, e - origin_) : nullptr,
+            floats_ + done,
             count,
-            {master_.key[0], master_.key[1]},
-            static_cast<uint32_t>(first)};
+            {},
+            0};
+  }
+
+  void split(void* weights, int64_t first, int64_t count) {
+    const MasterKernel kernel = kernels_.split[static_cast<int>(dtype_)][item_->master.kind];
+    for (int64_t done = 0; done < count;) {
+      const RandomPlace place = place_at(*item_, first + done, count - done);
+      MasterRun run = master_run(weights, first, done, place.count);
+      run.index = place.index;
+      weight_key_at(*item_, place.index_high, run.key);
+      kernel(run);
+      done += place.count;
+    }
   }
 
   const AuxKernels& kernels_;
   DType dtype_;
   bool converts_;
-  MasterWeights master_;
-  int64_t origin_ = 0;  // the element that residuals begin with
+  const StepItem* item_ = nullptr;  // whose parameter has a master
+  int64_t origin_ = 0;              // the element that its residual begins with
   alignas(64) std::byte gathered_[kStaged * sizeof(float)];
   alignas(64) float floats_[kStaged];
 };

@@ -1,11 +1,10 @@
 // State in bfloat16: 2 bytes, no scale. A positive second moment is never stored as 0: below half of the smallest
-// denormal it becomes that denormal.
+// denormal it becomes that denormal. Stochastic: 16 random bits are added below the code and carry into it.
 struct Bf16 {
   using Code = bf16;
   static constexpr const char* kName = "bf16";
   static constexpr bool kScaled = false;
   static constexpr float kError = 0x1p-9f;  // relative, of a typical value at most
-  static constexpr float kTop = 1.f;
   struct Tables {};
 
   // code: the 16 bits in a U.
@@ -15,8 +14,8 @@ struct Bf16 {
   }
 
   template <bool kSigned, class F, class U>
-  LT_FN U encode(const Tables&, F value, F /*inverse*/, const Rounding&, U /*index*/) {
-    const U code = bf16_encode(value);
+  LT_FN U encode(const Tables&, F value, F /*inverse*/, const Rounding& rounding, U index) {
+    const U code = rounding.stochastic ? bf16_stochastic(value, random_16(index, rounding.key)) : bf16_encode(value);
     if constexpr (kSigned) return code;
     return select(value > F(0.f), select(code == U(0u), U(1u), code), code);
   }
