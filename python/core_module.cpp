@@ -409,7 +409,7 @@ NB_MODULE(_core, m) {
       "join_master",
       [](const std::string& master, const std::string& dtype, uintptr_t weights, uintptr_t residual, int64_t n,
          uintptr_t out) {
-        const lowtide::DType type = lowtide::dtype_named(dtype);
+        const lowtide::DType type = lowtide::python::dtype_named(dtype);
         const nb::gil_scoped_release released;
         lowtide::join_master(master, type, reinterpret_cast<const void*>(weights),
                              reinterpret_cast<const void*>(residual), n, reinterpret_cast<float*>(out));
@@ -419,7 +419,7 @@ NB_MODULE(_core, m) {
       "split_master",
       [](const std::string& master, const std::string& dtype, uintptr_t values, int64_t n, uintptr_t weights,
          uintptr_t residual) {
-        const lowtide::DType type = lowtide::dtype_named(dtype);
+        const lowtide::DType type = lowtide::python::dtype_named(dtype);
         const nb::gil_scoped_release released;
         lowtide::split_master(master, type, reinterpret_cast<const float*>(values), n, reinterpret_cast<void*>(weights),
                               reinterpret_cast<void*>(residual));

@@ -1,0 +1,267 @@
+// Weights of 16 bits with a master: with 16 bits of residual they are the float32 weights of the same run, whatever the
+// rule, the state's format, the threads, the instruction set and the memory budget; with 8 they are near; rounded
+// stochastically they are right on average. Steps of length 0 change no bit of either.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "lowtide/optimizer.h"
+#include "support/compare.h"
+#include "support/random.h"
+
+namespace lowtide {
+namespace {
+
+using testing::Rng;
+
+constexpr int64_t kRows = 5, kColumns = 1000;
+constexpr int64_t kCount = kRows * kColumns;
+
+struct Options {
+  std::string rule = "adamw", state = "dynamic8", master;
+  DType dtype = DType::kBF16;
+  int threads = 1;
+  std::string target;
+  Memory memory;
+};
+
+// An optimizer of one parameter, whose memory it owns.
+struct Trial {
+  std::vector<std::byte> weights;
+  Optimizer optimizer;
+  DType dtype;
+
+  Trial(const Options& o, const std::vector<float>& start, DType as)
+      : weights(static_cast<size_t>(kCount * dtype_bytes(as))),
+        optimizer({.rule = o.rule, .threads = o.threads, .cpu_target = o.target, .memory = o.memory}),
+        dtype(as) {
+    if (as == DType::kF32)
+      std::memcpy(weights.data(), start.data(), weights.size());
+    else
+      split_master("", as, start.data(), kCount, weights.data(), nullptr);
+    GroupOptions group;
+    group.hyper = default_hyper(o.rule);
+    if (o.rule == "sgd") group.hyper.momentum = 0.9;
+    group.state = o.state;
+    group.min_quantized_numel = 0;
+    group.master = o.master;
+    optimizer.add_group(group);
+    optimizer.add_param(0, {weights.data(), as, {kRows, kColumns}}, true);
+  }
+
+  void step(const std::vector<float>& grad) {
+    const Gradient g{grad.data(), DType::kF32, nullptr};
+    optimizer.step({&g, 1});
+  }
+
+  // The residual, as it is stored.
+  std::vector<std::byte> residual() {
+    const std::vector<StateView> views = optimizer.state(0);
+    if (views.empty() || views.back().name != std::string("residual")) return {};
+    std::vector<std::byte> out(static_cast<size_t>(kCount * views.back().code_bits / 8));
+    optimizer.read_state(0, static_cast<int>(views.size()) - 1, out.data(), nullptr);
+    return out;
+  }
+
+  std::vector<float> values(const std::string& master) {
+    std::vector<float> out(kCount);
+    if (dtype == DType::kF32)
+      std::memcpy(out.data(), weights.data(), weights.size());
+    else
+      join_master(master, dtype, weights.data(), residual().data(), kCount, out.data());
+    return out;
+  }
+};
+
+// Magnitudes that fp16 holds with all of its bits: exact there, too.
+std::vector<float> start_values(Rng& rng) {
+  std::vector<float> out(kCount);
+  for (float& x : out) {
+    x = static_cast<float>(rng.over_binades(-6, 2));
+    uint16_t half;
+    split_master("", DType::kBF16, &x, 1, &half, nullptr);
+    join_master("", DType::kBF16, &half, nullptr, 1, &x);
+  }
+  return out;
+}
+
+std::vector<float> gradient(Rng& rng) {
+  std::vector<float> out(kCount);
+  for (float& x : out) x = rng.chance(0.1) ? 0.f : static_cast<float>(rng.over_binades(-12, 0));
+  return out;
+}
+
+TEST(Master, ResidualsOf16BitsAreFloat32) {
+  constexpr int kSteps = 6;
+  Rng rng = testing::seeded("residual16", 31);
+  int64_t runs = 0, differing = 0, small = 0;
+  for (const std::string& rule : rule_names())
+    for (const std::string& state : codec_names())
+      for (const DType dtype : {DType::kBF16, DType::kF16}) {
+        const std::vector<float> start = start_values(rng);
+        Trial wanted({rule, state}, start, DType::kF32), got({rule, state, "residual16"}, start, dtype);
+        for (int t = 0; t < kSteps; ++t) {
+          const std::vector<float> g = gradient(rng);
+          wanted.step(g), got.step(g);
+        }
+        const std::vector<float> a = wanted.values(""), b = got.values("residual16");
+        for (int64_t i = 0; i < kCount; ++i) {
+          const auto at = static_cast<size_t>(i);
+          // fp16 is exact to 2^-41 below 2^-14, and what comes from there carries that.
+          const bool exact = dtype == DType::kBF16 || std::fabs(a[at]) > 0x1p-10f;
+          small += !exact;
+          const bool same = exact ? testing::differing_bytes(&a[at], &b[at], 4) == 0 : std::fabs(a[at] - b[at]) < 0x1p-36f;
+          if (!same && differing++ < 3) ADD_FAILURE() << rule << " " << state << ": " << a[at] << ", got " << b[at];
+        }
+        ++runs;
+      }
+  std::printf("%lld runs of %d steps of %lld weights: %lld differ from float32 (%lld in fp16 below 2^-10, to 2^-36)\n",
+              static_cast<long long>(runs), kSteps, static_cast<long long>(kCount), static_cast<long long>(differing),
+              static_cast<long long>(small));
+}
+
+TEST(Master, ResultsDependOnNothingElse) {
+  Rng rng = testing::seeded("masters", 32);
+  const std::filesystem::path scratch = std::filesystem::temp_directory_path();
+  int64_t comparisons = 0, differing = 0;
+  for (const std::string& master : {"residual16", "residual8", "stochastic"})
+    for (const DType dtype : {DType::kBF16, DType::kF16}) {
+      const std::vector<float> start = start_values(rng);
+      std::vector<Options> ways = {{.threads = 2}, {.memory = {.ram_bytes = 16384, .disk = scratch, .chunk_bytes = 4096}}};
+      for (const std::string& target : cpu_targets()) ways.push_back({.target = target});
+      std::vector<std::vector<float>> grads;
+      for (int t = 0; t < 4; ++t) grads.push_back(gradient(rng));
+      Options base;
+      base.master = master;
+      Trial wanted(base, start, dtype);
+      for (const auto& g : grads) wanted.step(g);
+      for (Options way : ways) {
+        way.master = master;
+        Trial got(way, start, dtype);
+        for (const auto& g : grads) got.step(g);
+        const int64_t bad = testing::differing_bytes(wanted.weights.data(), got.weights.data(),
+                                                     static_cast<int64_t>(wanted.weights.size())) +
+                            (wanted.residual() != got.residual());
+        EXPECT_EQ(bad, 0) << master << " " << way.target << " threads " << way.threads << " budget "
+                          << way.memory.ram_bytes;
+        differing += bad, ++comparisons;
+      }
+    }
+  std::printf("%lld comparisons, %lld bytes differ\n", static_cast<long long>(comparisons),
+              static_cast<long long>(differing));
+}
+
+// After 8 bits of residual a bfloat16 weight is off by 2^-16 of itself at most, in every step again.
+TEST(Master, ResidualsOf8BitsAreNear) {
+  constexpr int kSteps = 50;
+  Rng rng = testing::seeded("residual8", 33);
+  const std::vector<float> start = start_values(rng);
+  Trial wanted({}, start, DType::kF32), got({.master = "residual8"}, start, DType::kBF16), plain({}, start, DType::kBF16);
+  for (int t = 0; t < kSteps; ++t) {
+    const std::vector<float> g = gradient(rng);
+    wanted.step(g), got.step(g), plain.step(g);
+  }
+  double worst = 0, without = 0;
+  const std::vector<float> a = wanted.values(""), b = got.values("residual8"), c = plain.values("");
+  for (size_t i = 0; i < a.size(); ++i) {
+    // AdamW's steps depend on the weight through its decay of 1e-5 alone: errors add up.
+    const double unit = std::fmax(std::fabs(a[i]), std::fabs(start[i])) * 0x1p-16;
+    worst = std::fmax(worst, std::fabs(double(a[i]) - b[i]) / unit);
+    without = std::fmax(without, std::fabs(double(a[i]) - c[i]) / unit);
+  }
+  EXPECT_LE(worst, kSteps * 1.01);
+  EXPECT_GT(without, kSteps) << "control: without residual weights must be off";
+  std::printf("%d steps: off by %.1f of 2^-16 at most, bound %d; without residual %.1f\n", kSteps, worst, kSteps, without);
+}
+
+// Steps of 1/16 of a unit in the last place: to nearest nothing ever moves; by chance the mean of n weights is off by
+// what n * kSteps roundings of one unit scatter.
+TEST(Master, StochasticWeightsAreRightOnAverage) {
+  constexpr int kSteps = 64;
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    const double unit = dtype == DType::kBF16 ? 0x1p-7 : 0x1p-10;
+    const std::vector<float> start(kCount, 1.5f), ones(kCount, 1.f);
+    double means[2] = {};
+    for (const std::string& master : {"", "stochastic"}) {
+      Trial run({.rule = "sgd", .master = master}, start, dtype);
+      Hyper hyper = run.optimizer.hyper(0);
+      hyper.lr = unit / 16, hyper.momentum = 0;
+      run.optimizer.set_hyper(0, hyper);
+      for (int t = 0; t < kSteps; ++t) run.step(ones);
+      double sum = 0;
+      for (const float x : run.values(master)) sum += 1.5 - x;
+      means[!master.empty()] = sum / kCount / unit;
+    }
+    const double exact = kSteps / 16.0;
+    const double scatter = std::sqrt(kSteps * (1 / 16.0) * (15 / 16.0) / kCount);
+    EXPECT_EQ(means[0], 0) << "control";
+    EXPECT_NEAR(means[1], exact, 5 * scatter);
+    std::printf("%s: %d steps of 1/16 unit move the mean by %.4f units (exact %.1f, 5 sigma %.4f); to nearest by %g\n",
+                dtype == DType::kBF16 ? "bfloat16" : "float16", kSteps, means[1], exact, 5 * scatter, means[0]);
+  }
+}
+
+TEST(Master, StepsOfLengthZeroChangeNothing) {
+  Rng rng = testing::seeded("still", 34);
+  int64_t runs = 0, differing = 0;
+  for (const std::string& master : {"residual16", "residual8", "stochastic"})
+    for (const DType dtype : {DType::kBF16, DType::kF16}) {
+      Trial run({.master = master}, start_values(rng), dtype);
+      for (int t = 0; t < 3; ++t) run.step(gradient(rng));
+      Hyper still = run.optimizer.hyper(0);
+      still.lr = 0;
+      run.optimizer.set_hyper(0, still);
+      const std::vector<std::byte> weights = run.weights, residual = run.residual();
+      for (int t = 0; t < 3; ++t) run.step(gradient(rng));
+      const bool same = weights == run.weights && residual == run.residual();
+      EXPECT_TRUE(same) << master;
+      differing += !same, ++runs;
+    }
+  std::printf("%lld runs, %lld changed\n", static_cast<long long>(runs), static_cast<long long>(differing));
+}
+
+TEST(Master, FilesHoldResiduals) {
+  Rng rng = testing::seeded("files", 35);
+  const std::string path = std::filesystem::temp_directory_path() / ("master-" + std::to_string(getpid()) + ".lowtide");
+  for (const std::string& master : {"residual16", "residual8"}) {
+    Trial first({.master = master}, start_values(rng), DType::kBF16);
+    for (int t = 0; t < 3; ++t) first.step(gradient(rng));
+    first.optimizer.save(path);
+    Trial second({.master = master}, start_values(rng), DType::kBF16);
+    second.weights = first.weights;
+    second.optimizer.rebind(0, {second.weights.data(), DType::kBF16, {kRows, kColumns}});
+    second.optimizer.load(path);
+    EXPECT_EQ(first.residual(), second.residual());
+    const std::vector<float> g = gradient(rng);
+    first.step(g), second.step(g);
+    EXPECT_EQ(first.weights, second.weights);
+    EXPECT_EQ(first.residual(), second.residual());
+    Trial other({}, start_values(rng), DType::kBF16);
+    EXPECT_THROW(other.optimizer.load(path), Error) << "a run without residual";
+  }
+  std::filesystem::remove(path);
+}
+
+TEST(Master, RefusesWhatCannotBe) {
+  Optimizer optimizer{OptimizerOptions()};
+  GroupOptions group;
+  group.master = "residual12";
+  EXPECT_THROW(optimizer.add_group(group), Error);
+  std::vector<float> start(kCount, 1.f);
+  EXPECT_THROW(join_master("residual16", DType::kF32, start.data(), start.data(), 1, start.data()), Error);
+  EXPECT_THROW(join_master("residual16", DType::kBF16, start.data(), nullptr, 1, start.data()), Error);
+  EXPECT_THROW(split_master("residual8", DType::kF16, start.data(), -1, start.data(), start.data()), Error);
+  Trial run({.rule = "sgd", .master = "residual16"}, start, DType::kBF16);
+  EXPECT_THROW(run.optimizer.rebind(0, {run.weights.data(), DType::kF16, {kRows, kColumns}}), Error);
+  std::vector<float> out(kCount);
+  EXPECT_THROW(run.optimizer.export_state(0, 1, out.data()), Error) << "a residual is no state";
+}
+
+}  // namespace
+}  // namespace lowtide
