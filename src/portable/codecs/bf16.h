@@ -13,12 +13,14 @@ struct Bf16 {
   }
 
   template <bool kSigned, class F, class U>
-  LT_FN U encode(const Tables&, F value, F /*inverse*/, const Rounding& rounding, U index) {
+  LT_FN U encode(const Tables& t, F value, F inverse, const Rounding& rounding, U index) {
+    return encode_with<kSigned>(t, value, inverse, rounding.stochastic, random_of(index, rounding));
+  }
+
+  template <bool kSigned, class F, class U>
+  LT_FN U encode_with(const Tables&, F value, F /*inverse*/, bool stochastic, U random) {
     U code = bf16_encode(value);
-    if (rounding.stochastic) {
-      const U u = bits(value);
-      code = select(value == value, u + random_16(index, rounding.key), u | U(0x400000u)) >> 16;
-    }
+    if (stochastic) code = select(value == value, bits(value) + random, bits(value) | U(0x400000u)) >> 16;
     if constexpr (kSigned) return code;
     return select(value > F(0.f), select(code == U(0u), U(1u), code), code);
   }

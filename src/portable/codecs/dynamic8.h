@@ -66,17 +66,19 @@ struct Dynamic8 {
   }
 
   template <bool kSigned, class F, class U>
-  LT_FN U stochastic(const Tables& t, F x, const Rounding& rounding, U index) {
-    const U rank = stochastic_rank<kSigned>(t.side[kSigned], abs(x), random_16(index, rounding.key));
-    if constexpr (!kSigned) return select(x > F(0.f), rank, U(0u));
-    const U below = select(rank == U(kSignedZero + 1), U(0u), U(kSignedZero) - rank);  // there is no entry at -1
-    return select(x < F(0.f), below, U(kSignedZero) + rank);
+  LT_FN U encode(const Tables& t, F value, F inverse, const Rounding& rounding, U index) {
+    return encode_with<kSigned>(t, value, inverse, rounding.stochastic, random_of(index, rounding));
   }
 
   template <bool kSigned, class F, class U>
-  LT_FN U encode(const Tables& t, F value, F inverse, const Rounding& rounding, U index) {
+  LT_FN U encode_with(const Tables& t, F value, F inverse, bool stochastic, U random) {
     const F x = value * inverse;  // at most 1, or so little above that it is in the last bucket
-    if (rounding.stochastic) return stochastic<kSigned>(t, x, rounding, index);
+    if (stochastic) {
+      const U rank = stochastic_rank<kSigned>(t.side[kSigned], abs(x), random);
+      if constexpr (!kSigned) return select(value > F(0.f), rank, U(0u));
+      const U below = select(rank == U(kSignedZero + 1), U(0u), U(kSignedZero) - rank);  // there is no entry at -1
+      return select(x < F(0.f), below, U(kSignedZero) + rank);
+    }
     const U sign = bits(x) >> 31;
     // A midpoint itself belongs to the lower index: for negative values that is the larger magnitude.
     const F magnitude = kSigned ? as_float((bits(x) & U(0x7fffffffu)) + sign) : x;
