@@ -148,13 +148,11 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
     for (int i = 0; i < n; ++i) a[i] = _mm512_min_ps(a[i], _mm512_set1_ps(1.f));
     for (int i = 0; i < n; ++i) {
       const __m512i bits = _mm512_castps_si512(a[i]);
-      word[i] = kSigned ? _mm512_max_epu32(bits, _mm512_set1_epi32(map.kFirstRow << 23)) : bits;
+      word[i] = kSigned ? _mm512_max_epu32(bits, _mm512_set1_epi32(map.kFirstExponent << 23)) : bits;
     }
-    for (int i = 0; i < n; ++i)
-      row[i] = _mm512_sub_epi32(_mm512_srli_epi32(word[i], 23), _mm512_set1_epi32(map.kFirstRow));
+    for (int i = 0; i < n; ++i) row[i] = _mm512_srli_epi32(word[i], 23);  // permutations look at the lower 5 bits
     for (int i = 0; i < n; ++i) row[i] = _mm512_add_epi32(word[i], pick(map.carry, row[i]));
-    for (int i = 0; i < n; ++i)
-      row[i] = _mm512_sub_epi32(_mm512_srli_epi32(row[i], 23), _mm512_set1_epi32(map.kFirstRow));
+    for (int i = 0; i < n; ++i) row[i] = _mm512_srli_epi32(row[i], 23);
     for (int i = 0; i < n; ++i) y[i] = _mm512_mul_ps(a[i], pick(map.slope, row[i]));
     for (int i = 0; i < n; ++i) y[i] = _mm512_add_ps(y[i], pick(map.intercept, row[i]));
     for (int i = 0; i < n; ++i) joint[i] = _mm512_mul_ps(a[i], pick(map.joint_slope, row[i]));
@@ -187,10 +185,10 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
   }
 
   HWY_INLINE static __m512 pick(const float (&table)[32], __m512i row) {
-    return _mm512_permutex2var_ps(_mm512_loadu_ps(table), row, _mm512_loadu_ps(table + 16));
+    return _mm512_permutex2var_ps(_mm512_load_ps(table), row, _mm512_load_ps(table + 16));
   }
   HWY_INLINE static __m512i pick(const u32 (&table)[32], __m512i row) {
-    return _mm512_permutex2var_epi32(_mm512_loadu_si512(table), row, _mm512_loadu_si512(table + 16));
+    return _mm512_permutex2var_epi32(_mm512_load_si512(table), row, _mm512_load_si512(table + 16));
   }
 
   // One byte of each of 64 words.

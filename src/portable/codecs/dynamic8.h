@@ -23,14 +23,14 @@ struct Dynamic8Table {
   u32 bucket[kLastKey - kFirstKey + 1];  // (rank below the bucket << 16) + (0xffff - low half of the midpoint, if any)
 
   // Stochastic rounding, in units of 2^-16 of a rank and half of one more, which truncation takes. For each binade from
-  // that of kLowestRow to that of 1 the two pieces that can be the least there. Where a decade begins inside a binade,
-  // adding `carry` to the bits of a value above the joint's middle carries into the exponent: the next row. The last
-  // row is the piece up to 1.
-  static constexpr int kRows = 32, kUsedRows = 23;
+  // that of kLowestRow to that of 1, in row exponent & kRowMask, the two pieces that can be the least there. Where a
+  // decade begins inside a binade, adding `carry` to the bits of a value above the joint's middle carries into the
+  // exponent: the next row. The last row is the piece up to 1.
+  static constexpr int kRows = 32;
+  static constexpr u32 kRowMask = 31, kFirstExponent = 127 - 22, kLastExponent = 127;  // exponents
   static constexpr float kLowestRow = 0x1p-22f;
-  static constexpr u32 kFirstRow = 127 - 22;
-  u32 carry[kRows];
-  float slope[kRows], intercept[kRows], joint_slope[kRows], joint_intercept[kRows];
+  alignas(64) u32 carry[kRows];
+  alignas(64) float slope[kRows], intercept[kRows], joint_slope[kRows], joint_intercept[kRows];
   float lowest;  // second moments: of rank 1, whatever is added
 };
 
@@ -59,7 +59,8 @@ struct Dynamic8 {
     if constexpr (!kSigned) magnitude = max(magnitude, F(t.lowest));
     magnitude = select(magnitude < F(1.f), magnitude, F(1.f));
     const U u = bits(max(magnitude, F(Dynamic8Table::kLowestRow)));
-    const U row = ((u + gather(t.carry, (u >> 23) - U(Dynamic8Table::kFirstRow))) >> 23) - U(Dynamic8Table::kFirstRow);
+    const U mask = U(Dynamic8Table::kRowMask);
+    const U row = ((u + gather(t.carry, (u >> 23) & mask)) >> 23) & mask;
     const F decade = magnitude * gather(t.slope, row) + gather(t.intercept, row);
     const F joint = magnitude * gather(t.joint_slope, row) + gather(t.joint_intercept, row);
     return (truncate(select(decade < joint, decade, joint)) + random) >> 16;
@@ -128,9 +129,12 @@ struct Dynamic8 {
       if (decade == 6) return entry[first(7) - 1];
       return (entry[first(decade + 1) - 1] + entry[first(decade + 1)]) * 0.5f;
     };
+    for (int row = 0; row < Dynamic8Table::kRows; ++row)  // none of the others is looked at
+      table.carry[row] = 0,
+      table.slope[row] = table.intercept[row] = table.joint_slope[row] = table.joint_intercept[row] = 0;
     int decade = 0;
-    for (int row = 0; row < Dynamic8Table::kRows; ++row) {
-      const u32 key = Dynamic8Table::kFirstRow + static_cast<u32>(row);
+    for (u32 key = Dynamic8Table::kFirstExponent; key <= Dynamic8Table::kLastExponent; ++key) {
+      const u32 row = key & Dynamic8Table::kRowMask;
       const float begin = as_float(key << 23);
       const bool ends = decade < 7 && bits(joint(decade)) >> 23 == key;
       table.carry[row] = ends ? 0x7fffffu - (bits(joint(decade)) & 0x7fffffu) : 0;

@@ -97,7 +97,7 @@ TEST(StochasticRounding, Dynamic8TakesTheLeastOfAllLines) {
   int64_t compared = 0, differing = 0;
   for (const bool is_signed : {false, true}) {
     const Dynamic8Table& t = tables<Dynamic8>().side[is_signed];
-    constexpr int kLast = Dynamic8Table::kUsedRows - 1;
+    constexpr u32 kLast = Dynamic8Table::kLastExponent & Dynamic8Table::kRowMask;
     const float* const entry = t.value + (is_signed ? Dynamic8::kSignedZero : 0);
     const float last = entry[(is_signed ? 128 : 255) - 1];
     for (u32 u = bits(is_signed ? 0x1p-40f : t.lowest); u <= bits(1.f); u += 211) {
@@ -105,7 +105,8 @@ TEST(StochasticRounding, Dynamic8TakesTheLeastOfAllLines) {
       float least = x * t.slope[kLast] + t.intercept[kLast];
       if (x <= last) {
         least = 0x1p30f;
-        for (int row = 0; row < kLast; ++row) {
+        for (u32 key = Dynamic8Table::kFirstExponent; key < Dynamic8Table::kLastExponent; ++key) {
+          const u32 row = key & Dynamic8Table::kRowMask;
           least = std::min(least, x * t.slope[row] + t.intercept[row]);
           least = std::min(least, x * t.joint_slope[row] + t.joint_intercept[row]);
         }
