@@ -8,6 +8,12 @@ struct Rounding {
   RandomKey key = {0, 0};
 };
 
+// What codecs take for element `index`: nothing, where they need nothing.
+template <class U>
+LT_FN U random_of(U index, const Rounding& rounding) {
+  return rounding.stochastic ? random_16(index, rounding.key) : U(0u);
+}
+
 // An average whose beta is at least this loses itself in nearest rounding: its codes move only by half a step or more.
 inline constexpr double kStochasticBeta = 0.995;
 

@@ -106,7 +106,7 @@ LT_FN void store_code(vu x, u8* p) {
 }
 LT_FN void store_code(vu x, bf16* p) { store_u16(x, p); }
 LT_FN void store_code(vu x, f16* p) { store_u16(x, p); }
-LT_FN vu iota(u32 first) { return vu(hn::Iota(kU, first)); }
+LT_FN vu iota(u32 first) { return vu(first) + vu(hn::Iota(kU, 0)); }  // the second a constant
 LT_FN float reduce_max(vf x) { return hn::GetLane(hn::MaxOfLanes(kF, x.v)); }
 LT_FN u32 reduce_max(vu x) { return hn::GetLane(hn::MaxOfLanes(kU, x.v)); }
 

@@ -14,8 +14,13 @@ struct Bf16 {
   }
 
   template <bool kSigned, class F, class U>
-  LT_FN U encode(const Tables&, F value, F /*inverse*/, const Rounding& rounding, U index) {
-    const U code = rounding.stochastic ? bf16_stochastic(value, random_16(index, rounding.key)) : bf16_encode(value);
+  LT_FN U encode(const Tables& t, F value, F inverse, const Rounding& rounding, U index) {
+    return encode_with<kSigned>(t, value, inverse, rounding.stochastic, random_of(index, rounding));
+  }
+
+  template <bool kSigned, class F, class U>
+  LT_FN U encode_with(const Tables&, F value, F /*inverse*/, bool stochastic, U random) {
+    const U code = stochastic ? bf16_stochastic(value, random) : bf16_encode(value);
     if constexpr (kSigned) return code;
     return select(value > F(0.f), select(code == U(0u), U(1u), code), code);
   }

@@ -23,14 +23,14 @@ struct Dynamic8Table {
   u32 bucket[kLastKey - kFirstKey + 1];  // (rank below the bucket << 16) + (0xffff - low half of the midpoint, if any)
 
   // Stochastic rounding, in units of 2^-16 of a rank and half of one more, which truncation takes. For each binade from
-  // that of kLowestRow to that of 1 the two pieces that can be the least there. Where a decade begins inside a binade,
-  // adding `carry` to the bits of a value above the joint's middle carries into the exponent: the next row. The last
-  // row is the piece up to 1.
-  static constexpr int kRows = 32, kUsedRows = 23;
+  // that of kLowestRow to that of 1, in row exponent & kRowMask, the two pieces that can be the least there. Where a
+  // decade begins inside a binade, adding `carry` to the bits of a value above the joint's middle carries into the
+  // exponent: the next row. The last row is the piece up to 1.
+  static constexpr int kRows = 32;
+  static constexpr u32 kRowMask = 31, kFirstExponent = 127 - 22, kLastExponent = 127;  // exponents
   static constexpr float kLowestRow = 0x1p-22f;
-  static constexpr u32 kFirstRow = 127 - 22;
-  u32 carry[kRows];
-  float slope[kRows], intercept[kRows], joint_slope[kRows], joint_intercept[kRows];
+  alignas(64) u32 carry[kRows];
+  alignas(64) float slope[kRows], intercept[kRows], joint_slope[kRows], joint_intercept[kRows];
   float lowest;  // second moments: of rank 1, whatever is added
 };
 
@@ -60,24 +60,27 @@ struct Dynamic8 {
     if constexpr (!kSigned) magnitude = max(magnitude, F(t.lowest));
     magnitude = select(magnitude < F(1.f), magnitude, F(1.f));
     const U u = bits(max(magnitude, F(Dynamic8Table::kLowestRow)));
-    const U row = ((u + gather(t.carry, (u >> 23) - U(Dynamic8Table::kFirstRow))) >> 23) - U(Dynamic8Table::kFirstRow);
+    const U mask = U(Dynamic8Table::kRowMask);
+    const U row = ((u + gather(t.carry, (u >> 23) & mask)) >> 23) & mask;
     const F decade = magnitude * gather(t.slope, row) + gather(t.intercept, row);
     const F joint = magnitude * gather(t.joint_slope, row) + gather(t.joint_intercept, row);
     return (truncate(select(decade < joint, decade, joint)) + random) >> 16;
   }
 
   template <bool kSigned, class F, class U>
-  LT_FN U stochastic(const Tables& t, F x, const Rounding& rounding, U index) {
-    const U rank = stochastic_rank<kSigned>(t.side[kSigned], abs(x), random_16(index, rounding.key));
-    if constexpr (!kSigned) return select(x > F(0.f), rank, U(0u));
-    const U below = select(rank == U(kSignedZero + 1), U(0u), U(kSignedZero) - rank);  // there is no entry at -1
-    return select(x < F(0.f), below, U(kSignedZero) + rank);
+  LT_FN U encode(const Tables& t, F value, F inverse, const Rounding& rounding, U index) {
+    return encode_with<kSigned>(t, value, inverse, rounding.stochastic, random_of(index, rounding));
   }
 
   template <bool kSigned, class F, class U>
-  LT_FN U encode(const Tables& t, F value, F inverse, const Rounding& rounding, U index) {
+  LT_FN U encode_with(const Tables& t, F value, F inverse, bool stochastic, U random) {
     const F x = value * inverse;  // at most 1, or so little above that it is in the last bucket
-    if (rounding.stochastic) return stochastic<kSigned>(t, x, rounding, index);
+    if (stochastic) {
+      const U rank = stochastic_rank<kSigned>(t.side[kSigned], abs(x), random);
+      if constexpr (!kSigned) return select(value > F(0.f), rank, U(0u));
+      const U below = select(rank == U(kSignedZero + 1), U(0u), U(kSignedZero) - rank);  // there is no entry at -1
+      return select(x < F(0.f), below, U(kSignedZero) + rank);
+    }
     const U sign = bits(x) >> 31;
     // A midpoint itself belongs to the lower index: for negative values that is the larger magnitude.
     const F magnitude = kSigned ? as_float((bits(x) & U(0x7fffffffu)) + sign) : x;
@@ -127,9 +130,12 @@ struct Dynamic8 {
       if (decade == 6) return entry[first(7) - 1];
       return (entry[first(decade + 1) - 1] + entry[first(decade + 1)]) * 0.5f;
     };
+    for (int row = 0; row < Dynamic8Table::kRows; ++row)  // none of the others is looked at
+      table.carry[row] = 0,
+      table.slope[row] = table.intercept[row] = table.joint_slope[row] = table.joint_intercept[row] = 0;
     int decade = 0;
-    for (int row = 0; row < Dynamic8Table::kRows; ++row) {
-      const u32 key = Dynamic8Table::kFirstRow + static_cast<u32>(row);
+    for (u32 key = Dynamic8Table::kFirstExponent; key <= Dynamic8Table::kLastExponent; ++key) {
+      const u32 row = key & Dynamic8Table::kRowMask;
       const float begin = as_float(key << 23);
       const bool ends = decade < 7 && bits(joint(decade)) >> 23 == key;
       table.carry[row] = ends ? 0x7fffffu - (bits(joint(decade)) & 0x7fffffu) : 0;

@@ -43,12 +43,16 @@ struct Float8 {
   }
 
   template <bool kSigned, class F, class U>
-  LT_FN U encode(const Tables&, F value, F inverse, const Rounding& rounding, U index) {
+  LT_FN U encode(const Tables& t, F value, F inverse, const Rounding& rounding, U index) {
+    return encode_with<kSigned>(t, value, inverse, rounding.stochastic, random_of(index, rounding));
+  }
+
+  template <bool kSigned, class F, class U>
+  LT_FN U encode_with(const Tables&, F value, F inverse, bool stochastic, U random) {
     const F x = value * inverse;
     const F magnitude = abs(x);
     const U t = bits(max(magnitude, magnitude * F(0.5f) + F(half_low(kSigned)))) - U(zero_bits(kSigned));
-    const U below = rounding.stochastic ? (random_16(index, rounding.key) << (kCut - 16)) + U(1u << (kCut - 17))
-                                        : U(1u << (kCut - 1));
+    const U below = stochastic ? (random << (kCut - 16)) + U(1u << (kCut - 17)) : U(1u << (kCut - 1));
     const U code = (t + below) >> kCut;
     if constexpr (kSigned) return code | ((bits(x) >> 24) & U(0x80u));
     return select(value > F(0.f), select(code == U(0u), U(1u), code), U(0u));

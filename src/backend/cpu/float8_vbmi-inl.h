@@ -1,0 +1,110 @@
+// float8 with AVX-512 VBMI: decoding looks the upper two bytes of a float up (the lower two are 0), 64 codes at a time;
+// encoding is the dialect's arithmetic, four vectors at a time, whose codes are packed by bytes.
+#if HWY_TARGET == HWY_AVX3_DL
+
+struct Float8Vbmi {
+  alignas(64) u8 upper[2][256];                   // [byte 2, byte 3][code]; signed: of the magnitude
+  alignas(64) u8 code_bytes[64], sign_bytes[64];  // bytes 0 and 3 of two vectors of 16 words, twice
+};
+
+template <bool kSigned>
+const Float8Vbmi& float8_vbmi() {
+  static const Float8Vbmi tables = [] {
+    Float8Vbmi t;
+    for (u32 code = 0; code < 256; ++code) {
+      const u32 word = bits(Float8::decode<kSigned>({}, kSigned ? code & 127 : code));
+      for (int b = 0; b < 2; ++b) t.upper[b][code] = static_cast<u8>(word >> (16 + 8 * b));
+    }
+    for (int i = 0; i < 64; ++i) {
+      t.code_bytes[i] = static_cast<u8>(4 * (i & 31));
+      t.sign_bytes[i] = static_cast<u8>(4 * (i & 31) + 3);
+    }
+    return t;
+  }();
+  return tables;
+}
+
+template <bool kSigned>
+struct CpuCodec<Float8, kSigned> : GenericCodec<Float8, kSigned> {
+  const Float8Vbmi& t = float8_vbmi<kSigned>();
+
+  HWY_INLINE void decode(const u8* codes, float scale, vf (&out)[kTileVectors]) const {
+    // As in dynamic8_vbmi-inl.h: what is transposed first comes out of the interleaves in order.
+    const __m512i transpose = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i c = _mm512_permutexvar_epi32(transpose, _mm512_loadu_si512(codes));
+    const __mmask64 high = _mm512_movepi8_mask(c);
+    __m512i low_byte = look_up(0, c, high), high_byte = look_up(1, c, high);
+    if constexpr (kSigned)
+      high_byte = _mm512_ternarylogic_epi32(high_byte, c, _mm512_set1_epi8(static_cast<char>(0x80)), kOrAnd);
+    const __m512i low = _mm512_unpacklo_epi8(low_byte, high_byte), upper = _mm512_unpackhi_epi8(low_byte, high_byte);
+    const __m512i zero = _mm512_setzero_si512();
+    const vf s(scale);
+    out[0] = words(_mm512_unpacklo_epi16(zero, low)) * s;
+    out[1] = words(_mm512_unpackhi_epi16(zero, low)) * s;
+    out[2] = words(_mm512_unpacklo_epi16(zero, upper)) * s;
+    out[3] = words(_mm512_unpackhi_epi16(zero, upper)) * s;
+  }
+
+  HWY_INLINE void encode(const float* values, float inverse, const Rounding& rounding, u32 index, u8* codes) const {
+    if (HWY_UNLIKELY(!rounding.stochastic)) return encode_generic(values, inverse, rounding, index, codes);
+    constexpr int n = kTileVectors;
+    constexpr u32 kFirst = Float8::zero_bits(kSigned) - (1u << (Float8::kCut - 17));
+    vu random[n];
+    random_tile(index, rounding.key, random);
+    __m512 x[n], magnitude[n];
+    __m512i word[n];
+    for (int i = 0; i < n; ++i) x[i] = _mm512_loadu_ps(values + 16 * i);
+    for (int i = 0; i < n; ++i) magnitude[i] = _mm512_abs_ps(_mm512_mul_ps(x[i], _mm512_set1_ps(inverse)));
+    // The product is exact, so that a fused addition rounds as one does that is not.
+    for (int i = 0; i < n; ++i)
+      word[i] =
+          _mm512_castps_si512(_mm512_max_ps(magnitude[i], _mm512_fmadd_ps(magnitude[i], _mm512_set1_ps(0.5f),
+                                                                          _mm512_set1_ps(Float8::half_low(kSigned)))));
+    for (int i = 0; i < n; ++i) word[i] = _mm512_sub_epi32(word[i], _mm512_set1_epi32(static_cast<int>(kFirst)));
+    for (int i = 0; i < n; ++i)
+      word[i] = _mm512_add_epi32(word[i], _mm512_slli_epi32(random[i].v.raw, Float8::kCut - 16));
+    for (int i = 0; i < n; ++i) word[i] = _mm512_srli_epi32(word[i], Float8::kCut);
+    __m512i packed = pack(t.code_bytes, word);
+    if constexpr (kSigned) {
+      const __m512i raw[n] = {_mm512_castps_si512(x[0]), _mm512_castps_si512(x[1]), _mm512_castps_si512(x[2]),
+                              _mm512_castps_si512(x[3])};
+      packed =
+          _mm512_ternarylogic_epi32(packed, pack(t.sign_bytes, raw), _mm512_set1_epi8(static_cast<char>(0x80)), kOrAnd);
+    } else {
+      u64 positive = 0;
+      for (int i = 0; i < n; ++i)
+        positive |= static_cast<u64>(_mm512_cmp_ps_mask(x[i], _mm512_setzero_ps(), _CMP_GT_OQ)) << (16 * i);
+      packed = _mm512_maskz_max_epu8(positive, packed, _mm512_set1_epi8(1));
+    }
+    _mm512_storeu_si512(codes, packed);
+  }
+
+ private:
+  static constexpr int kOrAnd = 0xf8;  // a | (b & c)
+
+  HWY_INLINE static vf words(__m512i x) { return vf(decltype(vf::v){_mm512_castsi512_ps(x)}); }
+
+  // high: codes of 128 and above.
+  HWY_INLINE __m512i look_up(int byte, __m512i code, __mmask64 high) const {
+    const auto* p = reinterpret_cast<const __m512i*>(t.upper[byte]);
+    const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(p), code, _mm512_load_si512(p + 1));
+    if constexpr (kSigned) return low;
+    const __m512i above = _mm512_permutex2var_epi8(_mm512_load_si512(p + 2), code, _mm512_load_si512(p + 3));
+    return _mm512_mask_blend_epi8(high, low, above);
+  }
+
+  // One byte of each of 64 words.
+  HWY_INLINE static __m512i pack(const u8 (&which)[64], const __m512i (&words)[kTileVectors]) {
+    const __m512i bytes = _mm512_load_si512(which);
+    return _mm512_mask_blend_epi64(0xf0, _mm512_permutex2var_epi8(words[0], bytes, words[1]),
+                                   _mm512_permutex2var_epi8(words[2], bytes, words[3]));
+  }
+
+  // Values that come from outside.
+  HWY_NOINLINE void encode_generic(const float* values, float inverse, const Rounding& rounding, u32 index,
+                                   u8* codes) const {
+    GenericCodec<Float8, kSigned>::encode(values, inverse, rounding, index, codes);
+  }
+};
+
+#endif
