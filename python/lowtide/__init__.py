@@ -13,7 +13,7 @@ changed nothing. `lowtide.sign` packs signs into bits and takes majorities of th
 
 from typing_extensions import TypedDict
 
-from lowtide import _core, compat, sign
+from lowtide import _core, compat, hf, sign
 from lowtide._core import DeviceLostError
 from lowtide.adam import Adam, AdamW, AdEMAMix, NAdam
 from lowtide.memory import Memory
@@ -24,7 +24,7 @@ __version__: str = _core.__version__
 
 __all__ = [
     "SGD", "AdEMAMix", "Adagrad", "Adam", "AdamW", "DeviceLostError", "Lion", "Memory", "NAdam", "Plan", "RMSprop", "Rates",
-    "__version__", "backends", "compat", "measure_rates", "plan", "sign",
+    "__version__", "backends", "compat", "hf", "measure_rates", "plan", "sign",
 ]  # fmt: skip
 
 
