@@ -190,5 +190,7 @@ def _check_effects(kwargs: Mapping[str, Any], args: Arguments) -> None:
         for key, none in (("max_grad_norm", 0), ("gradient_accumulation_steps", 1)):
             value = getattr(args, key)
             if value is not None and value > none:
-                raise ValueError(f"step_in_backward: got {key}={value} in the TrainingArguments, wanted {none}: gradients "
-                                 "are stepped and freed before the Trainer sees them")  # fmt: skip
+                raise ValueError(
+                    f"step_in_backward: got {key}={value} in the TrainingArguments, wanted {none}: gradients are stepped "
+                    "and freed before the Trainer sees them"
+                )

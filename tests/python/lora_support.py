@@ -33,7 +33,9 @@ def one_thread() -> Iterator[None]:
     GradientState._reset_state()
 
 
-def adapted(seed: int, base: torch.dtype = torch.float32, adapters: torch.dtype = torch.float32, dropout: float = 0.1) -> Any:
+def adapted(
+    seed: int, base: torch.dtype = torch.float32, adapters: torch.dtype = torch.float32, dropout: float = 0.1
+) -> Any:
     """A LLaMA of two random layers, frozen, and what is trained: adapters. The arguments are dtypes of them."""
     torch.manual_seed(seed)
     config = LlamaConfig(vocab_size=TOKENS, hidden_size=WIDTH, intermediate_size=2 * WIDTH, num_hidden_layers=2,

@@ -15,7 +15,9 @@ from lora_support import Sequences, adapted, differing, one_thread, paging, trai
 ACCUMULATED, STEPS, CUT, CLIP = 2, 6, 3, 0.25
 
 
-def train(folder: Path, model: Any, memory: lowtide.Memory | None, precision: str, resume: bool) -> tuple[dict[str, bytes], int]:
+def train(
+    folder: Path, model: Any, memory: lowtide.Memory | None, precision: str, resume: bool
+) -> tuple[dict[str, bytes], int]:
     """All steps, which leave a checkpoint after some, or those after that checkpoint. Returns what was trained, and in
     how many steps gradients were clipped."""
     accelerator = Accelerator(cpu=True, mixed_precision=precision, gradient_accumulation_steps=ACCUMULATED)
@@ -50,7 +52,9 @@ def train(folder: Path, model: Any, memory: lowtide.Memory | None, precision: st
     [(torch.float32, "bf16"), (torch.bfloat16, "no")],
     ids=["mixed", "bfloat16"],
 )
-def test_resumed_lora_is_the_uninterrupted_one(dtype: torch.dtype, precision: str, tmp_path: Path, seed: int, figure: Any) -> None:
+def test_resumed_lora_is_the_uninterrupted_one(
+    dtype: torch.dtype, precision: str, tmp_path: Path, seed: int, figure: Any
+) -> None:
     runs = []
     for memory in (None, paging(tmp_path)):
         for resume in (False, True):

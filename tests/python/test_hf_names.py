@@ -81,7 +81,7 @@ def test_arguments_are_those_of_the_trainer(settings: Any, installed: None, tmp_
             if not settings:  # without TrainingArguments their defaults hold
                 assert lowtide.hf.optimizer(name, optim_args=text) == (cls, got)
             compared += 1
-    figure(f"{compared} calls for {len(lowtide.hf.RECIPES)} names: class, hyper-parameters, bits and paging are the Trainer's")
+    figure(f"{compared} calls for {len(lowtide.hf.RECIPES)} names: class, hyper-parameters, bits, paging are the Trainer's")
 
 
 def test_every_name_steps_and_paging_changes_nothing(tmp_path: Path, seed: int, figure: Any) -> None:
@@ -108,13 +108,15 @@ def test_every_name_steps_and_paging_changes_nothing(tmp_path: Path, seed: int, 
 
 
 def test_options(tmp_path: Path) -> None:
-    cls, kwargs = lowtide.hf.optimizer("adamw_8bit", optim_args="beta2=0.95, eps=1e-6,min_quantized_numel=7,prefetch_in_backward=8MiB")
+    text = "beta2=0.95, eps=1e-6,min_quantized_numel=7,prefetch_in_backward=8MiB"
+    cls, kwargs = lowtide.hf.optimizer("adamw_8bit", optim_args=text)
     assert cls is lowtide.AdamW
     assert kwargs == {"lr": 5e-5, "weight_decay": 0.0, "betas": (0.9, 0.95), "eps": 1e-6, "state": "dynamic8",
                       "min_quantized_numel": 7, "prefetch_in_backward": "8MiB"}  # fmt: skip
     args = arguments("paged_adamw_8bit", tmp_path, optim_args="nonfinite=raise", weight_decay=0.1)
     _, kwargs = lowtide.hf.optimizer(args.optim, args, state="bf16", maximize=True)
-    assert (kwargs["nonfinite"], kwargs["state"], kwargs["maximize"], kwargs["weight_decay"]) == ("raise", "bf16", True, 0.1)
+    wanted = {"nonfinite": "raise", "state": "bf16", "maximize": True, "weight_decay": 0.1}
+    assert {key: kwargs[key] for key in wanted} == wanted
     assert kwargs["memory"] == lowtide.Memory(device="auto")
     own = lowtide.Memory(host="1MiB", disk=tmp_path)
     assert lowtide.hf.optimizer(args.optim, args, memory=own, optim_args="")[1]["memory"] is own
