@@ -191,6 +191,6 @@ def _check_effects(kwargs: Mapping[str, Any], args: Arguments) -> None:
             value = getattr(args, key)
             if value is not None and value > none:
                 raise ValueError(
-                    f"step_in_backward: got {key}={value} in the TrainingArguments, wanted {none}: gradients are stepped "
-                    "and freed before the Trainer sees them"
+                    f"step_in_backward: got {key}={value} in the TrainingArguments, wanted {none}: gradients are "
+                    "stepped and freed before the Trainer sees them"
                 )

@@ -1,4 +1,4 @@
-"""What documents and examples show of Hugging Face runs as it stands: in this process, since its imports take seconds."""
+"""What documents and examples show of Hugging Face runs as it stands: in this process, for imports take seconds."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_arguments_are_those_of_the_trainer(settings: Any, installed: None, tmp_
             if not settings:  # without TrainingArguments their defaults hold
                 assert lowtide.hf.optimizer(name, optim_args=text) == (cls, got)
             compared += 1
-    figure(f"{compared} calls for {len(lowtide.hf.RECIPES)} names: class, hyper-parameters, bits, paging are the Trainer's")
+    figure(f"{compared} calls for {len(lowtide.hf.RECIPES)} names: class, hyper-parameters, bits, paging as there")
 
 
 def test_every_name_steps_and_paging_changes_nothing(tmp_path: Path, seed: int, figure: Any) -> None:

@@ -20,8 +20,8 @@ def train(out: Path, name: str, model: Any, memory: lowtide.Memory | None, resum
     """All steps, which leave a checkpoint after some, or those after that checkpoint."""
     args = TrainingArguments(
         str(out), use_cpu=True, report_to=[], disable_tqdm=True, seed=7, max_steps=STEPS, save_steps=CUT,
-        logging_steps=1, per_device_train_batch_size=2, gradient_accumulation_steps=2, max_grad_norm=CLIP, learning_rate=5e-3,
-        warmup_steps=1, weight_decay=0.1, adam_beta2=0.99, optim=name, **more,
+        logging_steps=1, per_device_train_batch_size=2, gradient_accumulation_steps=2, max_grad_norm=CLIP,
+        learning_rate=5e-3, warmup_steps=1, weight_decay=0.1, adam_beta2=0.99, optim=name, **more,
     )  # fmt: skip
     made = lowtide.hf.optimizer(args.optim, args, memory=memory)
     trainer = Trainer(model, args, train_dataset=Sequences(), optimizer_cls_and_kwargs=made)
