@@ -13,9 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args
 
+import torch
+
 from lowtide.adam import AdamW, AdEMAMix
 from lowtide.checks import BETAS, REFUSED, Options
 from lowtide.memory import Memory
+from lowtide.overrides import override
 from lowtide.rules import SGD, Adagrad, Lion, RMSprop
 
 if TYPE_CHECKING:
@@ -89,6 +92,8 @@ def optimizer(
     *,
     optim_args: str | None = None,
     memory: Memory | None = None,
+    model: torch.nn.Module | None = None,
+    embeddings_fp32: bool = False,
     **options: Any,
 ) -> tuple[type[Optimizer], dict[str, Any]]:
     """What `Trainer(optimizer_cls_and_kwargs=)` takes: a class, and its arguments as the Trainer would choose them for
@@ -103,6 +108,11 @@ def optimizer(
         memory: where state may live; for any name. None: for names with "paged", Memory(device="auto"): state begins
             in host memory, and as much of it as fits moves to the device. For the state of CPU parameters that does not
             fit into RAM give Memory(host=BYTES, disk=DIRECTORY). No bit of a result depends on it.
+        model: for `embeddings_fp32`.
+        embeddings_fp32: gives the parameters of the model's torch.nn.Embedding modules fp32 state (`lowtide.override`),
+            as the Trainer does for 8-bit optimizers of bitsandbytes. Off by default: there it hides that second moments
+            of rare rows round to zero; here a positive one never does, and fp32 state of embeddings changed the loss of
+            a small model by less than its noise (one seed).
         options: hyper-parameters and options of the class, by keyword; they have the last word.
 
     Raises ValueError for a name that is not ours, keys and values of `optim_args` that cannot be used, and what would
@@ -128,6 +138,12 @@ def optimizer(
         kwargs["memory"] = memory or Memory(device="auto")
     if args is not None:
         _check_effects(kwargs, args)
+    if embeddings_fp32:
+        if model is None:
+            raise ValueError("embeddings_fp32: got no model, wanted model=, whose embeddings are meant")
+        for module in model.modules():
+            if isinstance(module, torch.nn.Embedding):
+                override(module, state="fp32")
     return cls, kwargs
 
 

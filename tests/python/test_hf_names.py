@@ -155,6 +155,20 @@ def test_arguments_without_effect_in_the_trainer_are_refused(tmp_path: Path) -> 
     assert lowtide.hf.optimizer("adamw_8bit", args, step_in_backward="1MiB")[1]["step_in_backward"] == "1MiB"
 
 
+@pytest.mark.parametrize("wanted", [False, True])
+def test_embeddings_in_fp32(wanted: bool) -> None:
+    model = nn.Sequential(nn.Embedding(64, 256), nn.Linear(256, 256), nn.Linear(256, 64, bias=False))
+    model[2].weight = model[0].weight  # tied
+    cls, kwargs = lowtide.hf.optimizer("paged_adamw_8bit", model=model, embeddings_fp32=wanted)
+    opt = cls(model.parameters(), **kwargs)
+    random_gradients(list(model.parameters()))
+    opt.step()
+    assert opt.state[model[0].weight]["exp_avg"].dtype == (torch.float32 if wanted else torch.uint8)
+    assert opt.state[model[1].weight]["exp_avg"].dtype == torch.uint8
+    with pytest.raises(ValueError, match="embeddings_fp32: got no model"):
+        lowtide.hf.optimizer("adamw_8bit", embeddings_fp32=True)
+
+
 def test_schedules_of_transformers_are_followed(figure: Any) -> None:
     """They read defaults and groups, and set a learning rate for each group: the same as for torch's optimizer."""
     special = {"cosine_with_min_lr": {"min_lr": 1e-5}, "warmup_stable_decay": {"num_decay_steps": 4},
