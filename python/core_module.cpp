@@ -83,10 +83,12 @@ class PyOptimizer {
         core_(shared_->optimizer),
         binding_(core_, device) {}
 
+  // budget_of: the group whose budget it shares, or -1. rule: another than the optimizer's, or "".
   int add_group(const nb::dict& hyper, const std::string& state, int64_t min_quantized_numel, const nb::object& memory,
-                const std::string& rounding, const std::string& master) {
-    return core_.add_group({hyper_from(lowtide::default_hyper(rule_), hyper), state, min_quantized_numel,
-                            memory_from(memory), rounding, master});
+                const std::string& rounding, const std::string& master, int budget_of, const std::string& rule) {
+    const lowtide::Hyper defaults = lowtide::default_hyper(rule.empty() ? rule_ : rule);
+    return core_.add_group({hyper_from(defaults, hyper), state, min_quantized_numel, memory_from(memory), rounding,
+                            master, budget_of, rule});
   }
   void set_rounding(int group, const std::string& rounding) { core_.set_rounding(group, rounding); }
   void set_seed(uint64_t seed) { core_.set_seed(seed); }
@@ -110,10 +112,17 @@ class PyOptimizer {
 
   // The first parameter whose gradient is not finite, or -1. check: finds it out, and steps nothing.
   // stream: of the backend, see StepOptions; 0: its own.
-  // free_bytes: see StepOptions. only: parameters with other numbers count as without a gradient.
+  // free_bytes: see StepOptions. only: parameters with other numbers count as without a gradient. directions: see
+  // StepOptions, addresses, 0 for none.
   int64_t step(double grad_scale, bool assume_finite, uintptr_t stream, int64_t free_bytes,
-               const std::optional<std::vector<int64_t>>& only) {
-    return with_gradients(step_options(stream, grad_scale, assume_finite, free_bytes), &lowtide::Optimizer::step, only);
+               const std::optional<std::vector<int64_t>>& only,
+               const std::optional<std::vector<uintptr_t>>& directions) {
+    std::vector<float*> addresses;
+    if (directions)
+      for (const uintptr_t address : *directions) addresses.push_back(reinterpret_cast<float*>(address));
+    lowtide::StepOptions options = step_options(stream, grad_scale, assume_finite, free_bytes);
+    options.directions = addresses;
+    return with_gradients(options, &lowtide::Optimizer::step, only);
   }
   int64_t check(double grad_scale, uintptr_t stream) {
     return with_gradients(step_options(stream, grad_scale, false, -1), &lowtide::Optimizer::check);
@@ -443,7 +452,7 @@ NB_MODULE(_core, m) {
            "backend"_a = "cpu", "stream"_a = 0, "device"_a = "cpu", "target"_a = "", "allocator"_a = nb::none(),
            "seed"_a = 0)
       .def("add_group", &PyOptimizer::add_group, "hyper"_a, "state"_a, "min_quantized_numel"_a, "memory"_a = nb::none(),
-           "rounding"_a = "auto", "master"_a = "")
+           "rounding"_a = "auto", "master"_a = "", "budget_of"_a = -1, "rule"_a = "")
       .def("set_rounding", &PyOptimizer::set_rounding, "group"_a, "rounding"_a)
       .def("set_seed", &PyOptimizer::set_seed, "seed"_a)
       .def("set_hyper", &PyOptimizer::set_hyper, "group"_a, "hyper"_a)
@@ -453,7 +462,7 @@ NB_MODULE(_core, m) {
       .def("place_states", &PyOptimizer::place_states)
       .def("check", &PyOptimizer::check, "grad_scale"_a = 1.0, "stream"_a = 0)
       .def("step", &PyOptimizer::step, "grad_scale"_a = 1.0, "assume_finite"_a = false, "stream"_a = 0,
-           "free_bytes"_a = -1, "only"_a = nb::none())
+           "free_bytes"_a = -1, "only"_a = nb::none(), "directions"_a = nb::none())
       .def("prepare_replay", &PyOptimizer::prepare_replay, "grad_scale"_a = 1.0, "stream"_a = 0)
       .def("prefetch", &PyOptimizer::prefetch, "bytes"_a, "stream"_a = 0)
       .def("demote", &PyOptimizer::demote, "bytes"_a)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = "test,examples,sycl"
+EXTRAS = "test,examples,frameworks,sycl"
 
 
 @dataclass

@@ -21,18 +21,20 @@ bool Optimizer::Impl::parameters_overlap(bool of_items) const {
   return false;
 }
 
-const ArgsEntry& Optimizer::Impl::args_for(const Slot& slot, int64_t steps, bool first) {
+const ArgsEntry& Optimizer::Impl::args_for(const Slot& slot, int64_t steps, bool first, bool direction) {
+  direction = direction || voting;
   const int64_t t = steps + 1;
   const auto fits = [&](const ArgsEntry& e) {
-    return e.group == slot.group && e.t == t && e.first == first && e.rule == slot.rule && e.codec == slot.codec;
+    return e.group == slot.group && e.t == t && e.first == first && e.rule == slot.rule && e.codec == slot.codec &&
+           e.direction == direction;
   };
   if (!args.empty() && fits(args.back())) return args.back();
   for (const ArgsEntry& e : args)
     if (fits(e)) return e;
   ArgsEntry& e = args.emplace_back();
-  e.group = slot.group, e.rule = slot.rule, e.codec = slot.codec, e.t = t, e.first = first;
+  e.group = slot.group, e.rule = slot.rule, e.codec = slot.codec, e.t = t, e.first = first, e.direction = direction;
   Hyper h = groups[static_cast<size_t>(slot.group)].hyper;
-  if (voting) h.lr = -1, h.weight_decay = 0;  // out of zeros, this makes what is to be subtracted
+  if (direction) h.lr = -1, h.weight_decay = 0;  // out of zeros, this makes what is to be subtracted
   RuleHyper in = rule_hyper(h, t, first);
   in.error = codecs()[static_cast<size_t>(slot.codec)].error;
   rules()[static_cast<size_t>(slot.rule)].make_args(in, e.bytes);
@@ -40,12 +42,13 @@ const ArgsEntry& Optimizer::Impl::args_for(const Slot& slot, int64_t steps, bool
   return e;
 }
 
-void Optimizer::Impl::set_step(const Slot& slot, int64_t of_steps, bool first, int64_t param, StepItem& item) {
-  const ArgsEntry& e = args_for(slot, of_steps, first);
+void Optimizer::Impl::set_step(const Slot& slot, int64_t of_steps, bool first, int64_t param, bool direction,
+                               StepItem& item) {
+  const ArgsEntry& e = args_for(slot, of_steps, first, direction);
   const RoundingMode mode = groups[static_cast<size_t>(slot.group)].rounding;
   item.args = e.bytes;
   item.stochastic = stochastic_states(slot.rule, slot.codec, mode, e.long_averages);
-  item.master.kind = voting ? 0 : slot.master;
+  item.master.kind = voting || direction ? 0 : slot.master;
   if (item.stochastic || item.master.kind) set_keys(seed, of_steps + 1, param, item);
 }
 
@@ -90,15 +93,20 @@ void Optimizer::Impl::prepare(std::span<const Gradient> grads, const StepOptions
     }
     StepItem& item = items.emplace_back();
     item_params.push_back(static_cast<int64_t>(i));
-    if (voting)
-      item.ballot = &targets[i];
-    else
-      item.param = slot.data;
+    float* const direction = options.directions.empty() ? nullptr : options.directions[i];
     item.param_dtype = slot.dtype;
     item.param_layout = &slot.layout;
+    if (voting) {
+      item.ballot = &targets[i];
+    } else if (direction) {
+      if (slot.direction_layout.numel != slot.layout.numel) slot.direction_layout = Layout::make(slot.sizes, {});
+      item.param = direction, item.param_dtype = DType::kF32, item.param_layout = &slot.direction_layout;
+    } else {
+      item.param = slot.data;
+    }
     item.rule = slot.rule;
     item.codec = slot.codec;
-    set_step(slot, slot.steps, slot.fresh, static_cast<int64_t>(i), item);
+    set_step(slot, slot.steps, slot.fresh, static_cast<int64_t>(i), direction, item);
     item.origin = slot.origin;
     const double sign = groups[static_cast<size_t>(slot.group)].hyper.maximize ? -1 : 1;
     item.grad_scale = static_cast<float>(sign * options.grad_scale);
@@ -106,6 +114,18 @@ void Optimizer::Impl::prepare(std::span<const Gradient> grads, const StepOptions
     std::copy(slot.scales, slot.scales + kMaxStates, item.scales);
     if (slot.has_residual()) item.master.residual = slot.codes[rules()[static_cast<size_t>(slot.state_rule)].states];
     set_gradient(slot, grad, item);
+  }
+}
+
+void Optimizer::Impl::clear_directions(void* stream) {
+  for (size_t i = 0; i < items.size(); ++i) {
+    const Layout& layout = slots[static_cast<size_t>(item_params[i])].direction_layout;
+    if (items[i].param_layout != &layout) continue;
+    const int64_t bytes = layout.numel * int64_t{sizeof(float)};
+    if (Device* const device = backend->device())
+      device->fill(stream, items[i].param, 0, 1, bytes);
+    else
+      std::memset(items[i].param, 0, static_cast<size_t>(bytes));
   }
 }
 
@@ -160,7 +180,7 @@ StepItem Optimizer::Impl::part_of(const StepItem& whole, const Piece& piece, std
   const Slot& slot = slots[static_cast<size_t>(piece.param)];
   const Progress& progress = slot.progress[piece.number];
   StepItem item = whole;
-  set_step(slot, slot.steps - progress.behind, progress.fresh, piece.param, item);
+  set_step(slot, slot.steps - progress.behind, progress.fresh, piece.param, whole.param != slot.data, item);
   item.first_block = piece.first_block;
   item.blocks = piece.blocks;
   item.write_offset = write_offset;
@@ -216,6 +236,9 @@ void Optimizer::Impl::check_arguments(std::span<const Gradient> grads, const Ste
   LT_REQUIRE(std::isfinite(static_cast<float>(options.grad_scale)), "got grad_scale=%g, wanted a finite number",
              options.grad_scale);
   LT_REQUIRE(!options.stream || backend->device(), "got a stream for CPU parameters, wanted nullptr");
+  LT_REQUIRE(options.directions.empty() || (options.directions.size() == slots.size() && !voting),
+             "got memory for %zu directions of %zu parameters, wanted one each, or none, and none for ballots",
+             options.directions.size(), slots.size());
   LT_REQUIRE(options.free_bytes >= -1, "got free_bytes=%lld, wanted 0 or more, or -1 to have the driver asked",
              ll(options.free_bytes));
 }
@@ -258,6 +281,7 @@ StepResult Optimizer::Impl::step(std::span<const Gradient> grads, const StepOpti
     }
   }
   if (voting) clear_signs(*voting, options.stream);
+  if (!options.directions.empty()) clear_directions(options.stream);
   if (!result.applied) {
     ++skipped_steps;
     end_prefetch();

@@ -1,0 +1,60 @@
+"""What documents and examples show of Hugging Face runs as it stands: in this process, for imports take seconds."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import lowtide
+import pytest
+from llama_support import EXAMPLES
+from lora_support import one_thread  # noqa: F401
+
+ROOT = EXAMPLES.parent
+
+
+def blocks(document: str) -> list[str]:
+    return re.findall(r"^```py\n(.*?)^```", (ROOT / document).read_text(), re.S | re.M)
+
+
+def test_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    (shown,) = blocks("docs/hugging-face.md")
+    exec(shown, names)
+    opt = names["trainer"].optimizer.optimizer
+    assert isinstance(opt, lowtide.AdamW) and opt.report()["steps"] == 2
+    assert {tuple(group["betas"]) for group in opt.param_groups} == {(0.9, 0.95)}
+    (short,) = blocks("README.md")  # of the same model and data
+    exec(short, names)
+    assert isinstance(names["trainer"].create_optimizer(), lowtide.AdamW)
+
+
+def test_documents_have_every_name() -> None:
+    rows = re.findall(r"^\| (`.*) \| (`.*`) \| (\w+) \|$", (ROOT / "docs/hugging-face.md").read_text(), re.M)
+    listed = {}
+    for names, classes, state in rows:
+        names, classes = re.findall(r"`(\w+)`", names), re.findall(r"`(\w+)`", classes)
+        listed |= {name: (classes[i % len(classes)], state) for i, name in enumerate(names)}
+    assert listed == {name: (recipe.optimizer.__name__, recipe.state) for name, recipe in lowtide.hf.RECIPES.items()}
+    assert f"takes {len(listed)} of the Trainer's names" in (ROOT / "README.md").read_text()
+
+
+def test_lora_example(tmp_path: Path, capsys: pytest.CaptureFixture[str], figure: Any) -> None:
+    import finetune_lora
+
+    small = ["--steps", "4", "--width", "64", "--layers", "1", "--out", str(tmp_path / "out")]
+    assert finetune_lora.main([*small, "--budget", "64KiB", "--disk", str(tmp_path)]) == 0
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["same"] and len(report["whole"]["losses"]) == 4 and report["whole"]["moved_per_step"] > 0
+    figure(capsys.readouterr().out.splitlines()[-2])
+    for arguments, part in (
+        (["--optim", "lomo"], "'lomo', wanted one of adamw_torch"),
+        (["--budget", "1MiB"], "--disk"),
+        (["--steps", "3"], "even"),
+        (["--data", str(tmp_path / "none")], "none"),
+    ):
+        assert finetune_lora.main([*small, *arguments]) == 2
+        assert part in capsys.readouterr().err

@@ -1,0 +1,60 @@
+"""LoRA through transformers' Trainer with clipping, accumulation and a schedule: a resumed run is the one that was
+never stopped, with state in RAM and with state that pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lowtide
+import pytest
+import torch
+from lora_support import Sequences, adapted, differing, one_thread, paging, trained_bits  # noqa: F401
+from support import bits
+from transformers import Trainer, TrainingArguments
+
+STEPS, CUT, CLIP = 6, 3, 0.25
+
+
+def train(out: Path, name: str, model: Any, memory: lowtide.Memory | None, resume: bool, **more: Any) -> Trainer:
+    """All steps, which leave a checkpoint after some, or those after that checkpoint."""
+    args = TrainingArguments(
+        str(out), use_cpu=True, report_to=[], disable_tqdm=True, seed=7, max_steps=STEPS, save_steps=CUT,
+        logging_steps=1, per_device_train_batch_size=2, gradient_accumulation_steps=2, max_grad_norm=CLIP,
+        learning_rate=5e-3, warmup_steps=1, weight_decay=0.1, adam_beta2=0.99, optim=name, **more,
+    )  # fmt: skip
+    made = lowtide.hf.optimizer(args.optim, args, memory=memory)
+    trainer = Trainer(model, args, train_dataset=Sequences(), optimizer_cls_and_kwargs=made)
+    trainer.train(resume_from_checkpoint=str(out / f"checkpoint-{CUT}") if resume else None)
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "more"),
+    [
+        ("lion_32bit", torch.float32, {"lr_scheduler_type": "cosine"}),
+        ("adamw_8bit", torch.bfloat16, {"lr_scheduler_type": "linear", "bf16": True}),
+    ],
+    ids=["lion_32bit", "adamw_8bit-bf16"],
+)
+def test_resumed_lora_is_the_uninterrupted_one(
+    name: str, base: torch.dtype, more: Any, tmp_path: Path, seed: int, figure: Any
+) -> None:
+    runs, moved = [], 0
+    for full_name, memory in ((name, None), (f"paged_{name}", paging(tmp_path))):
+        for resume in (False, True):
+            run = train(tmp_path / full_name, full_name, adapted(seed, base), memory, resume, **more)
+            runs.append(trained_bits(run.model, run.optimizer))
+            logs = [log for log in run.state.log_history if "grad_norm" in log]
+            assert [log["step"] for log in logs] == list(range(1, STEPS + 1)), "history is resumed, too"
+            report = run.optimizer.optimizer.report()
+            assert (report["moved_per_step"] > 0) == (memory is not None)
+            moved = max(moved, report["moved_per_step"])
+    for key, param in adapted(seed, base).named_parameters():
+        assert not param.requires_grad or runs[0][key] != bits(param), f"{key} was not trained"
+    clipped = sum(log["grad_norm"] > CLIP for log in logs)
+    assert clipped > 0
+    wrong, of = differing(*runs)
+    figure(f"Trainer; resumed, paged ({moved} bytes a step), both: {wrong} of {of} bytes differ; "
+           f"{clipped} of {STEPS} steps clipped")  # fmt: skip
+    assert wrong == 0
