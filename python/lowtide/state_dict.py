@@ -109,11 +109,14 @@ def carry_over(old: _core.Optimizer, new: _core.Optimizer, number: int, kept: Ke
         tensors = old.read_state(number)
         if len(tensors) > 1:  # with buffers
             new.allocate_state(number)
-            if old.state_codec(number) == new.state_codec(number):
-                kept.call(new.write_state, number, tensors)
-            else:
+            taken = list(tensors)
+            if old.state_codec(number) != new.state_codec(number):
+                taken = [RESIDUAL]
                 for k in range(len(old.states_of(number))):
                     kept.call(new.import_state, number, k, old.export_state(number, k))
+            live = new.read_state(number)
+            same = (name for name in taken if name in live and name in tensors and live[name].dtype == tensors[name].dtype)
+            kept.call(new.write_state, number, {**live, **{name: tensors[name] for name in same}})
     new.set_step_count(number, steps)
 
 
