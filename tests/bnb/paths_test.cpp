@@ -22,7 +22,7 @@ void set_options(BnbCase& c, Rng& rng, bool plain) {
     return;
   }
   c.u.skip_zeros = rng.chance(0.5);
-  if (rng.chance(0.5)) c.u.max_unorm = 0.5f, c.u.param_norm = 0.5f;
+  if (!c.u.coded && rng.chance(0.5)) c.u.max_unorm = 0.5f, c.u.param_norm = 0.5f;
   if (rng.chance(0.5)) c.maps[0][200] *= 1 - 0x1p-24f;
 }
 

@@ -63,7 +63,7 @@ const std::vector<Wrong>& wrongs() {
       {"wanted ascending values", [](BnbCase& c) { std::swap(c.maps[0][7], c.maps[0][8]); }, is_coded},
       {"quantiles2[9]", [](BnbCase& c) { c.maps[1][9] = 0; }, two_coded},
       {"got a gradient that is not finite",
-       [](BnbCase& c) { set_element(c.u.dtype, reinterpret_cast<std::byte*>(c.arrays[1].data()), 299, kNan); }},
+       [](BnbCase& c) { set_element(c.u.dtype, reinterpret_cast<std::byte*>(c.arrays[1].data()), 299, INFINITY); }},
   };
   return all;
 }

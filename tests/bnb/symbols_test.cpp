@@ -133,7 +133,7 @@ TEST(BnbSymbols, EachIsItsFormula) {
       if (rng.chance(0.5)) u.weight_decay = 0;
       if (rng.chance(0.5)) u.gnorm_scale = 0.37f;
       u.skip_zeros = rng.chance(0.3);
-      if (rng.chance(0.5)) u.max_unorm = 0.5f, u.param_norm = static_cast<float>(rng.uniform());
+      if (!u.coded && rng.chance(0.5)) u.max_unorm = 0.5f, u.param_norm = static_cast<float>(rng.uniform());
       for (u.step = 1; u.step <= 4; ++u.step, ++steps) {
         c.set_random_gradient(rng);
         check_step(c, checked);

@@ -70,19 +70,21 @@ class Tensors:
     absmax2: torch.Tensor | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        import bitsandbytes.functional as functional
+        from bitsandbytes import functional
+
+        create_map: Any = functional.create_dynamic_map
 
         dtype = torch.uint8 if self.coded else torch.float32
         twice = (2,) if self.name == "ademamix" else ()
         self.state1 = torch.zeros((*twice, *self.p.shape), dtype=dtype)
         blocks = -(-self.p.numel() // BLOCK)
         if self.coded:
-            self.qmap1 = functional.create_dynamic_map(signed=True)
+            self.qmap1 = create_map(signed=True)
             self.absmax1 = torch.zeros((*twice, blocks))
         if self.name in TWO_STATES:
             self.state2 = torch.zeros(self.p.shape, dtype=dtype)
             if self.coded:
-                self.qmap2 = functional.create_dynamic_map(signed=False)
+                self.qmap2 = create_map(signed=False)
                 self.absmax2 = torch.zeros(blocks)
 
     def clone(self) -> "Tensors":

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +16,6 @@ BLOCK = 256
 
 
 def library() -> ctypes.CDLL:
-    import pathlib
-
     import lowtide
 
     return ctypes.CDLL(str(pathlib.Path(lowtide.__file__).parent / "liblowtide_bnb.so"))
