@@ -92,14 +92,8 @@ class CpuBackend final : public Backend {
       : target_(target),
         aux_(pick_aux(target.bit)),
         signs_(pick_signs(target.bit)),
-        sign_steps_(pick_sign_step(target.bit)) {
-    for (int codec = 0; codec < kCodecs; ++codec)
-      for (int pair = 0; pair < kPairs; ++pair) {
-#define LT_RULE(number, name, Rule) kernels_[number][codec][pair] = pick_step_##name(codec, pair, target.bit);
-#include "portable/rules.def"
-#undef LT_RULE
-      }
-  }
+        sign_steps_(pick_sign_step(target.bit)),
+        steps_(pick_steps(target.bit)) {}
 
   const char* name() const override { return "cpu"; }
   const char* target() const override { return target_.name; }
@@ -194,7 +188,7 @@ class CpuBackend final : public Backend {
   void step_blocks(const StepItem& item, int64_t begin, int64_t end) const {
     const DType param_dtype = item.ballot ? DType::kF32 : item.param_dtype;
     const int pair = static_cast<int>(param_dtype) * kDTypes + static_cast<int>(item.grad_dtype);
-    const StepKernel kernel = kernels_[item.rule][item.codec][pair];
+    const StepKernel kernel = steps_.of[item.rule][item.codec][pair];
     const int64_t p_bytes = dtype_bytes(item.param_dtype), g_bytes = dtype_bytes(item.grad_dtype);
     static_assert(sizeof(StepRun::key) == sizeof(StepItem::key));
     StepRun run{};
@@ -291,7 +285,7 @@ class CpuBackend final : public Backend {
   AuxKernels aux_;
   SignKernels signs_;
   SignStepKernels sign_steps_;
-  StepKernel kernels_[kRules][kCodecs][kPairs];
+  StepKernels steps_;
   std::vector<int64_t> starts_;  // first block of each item; kept between steps for its memory
 };
 
