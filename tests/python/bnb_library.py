@@ -6,6 +6,7 @@ import types
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import lowtide
 import pytest
@@ -32,12 +33,22 @@ def last_error(loaded: ctypes.CDLL) -> str:
     return text.decode()
 
 
+class _Library:
+    """Ours; the functions of bitsandbytes' other parts, which its module looks up too, are stand-ins."""
+
+    def __init__(self, loaded: ctypes.CDLL) -> None:
+        self._loaded = loaded
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loaded, name, None) or mock.Mock(name=name)
+
+
 def cuda_module(loaded: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     """A second copy of bitsandbytes.backends.cuda.ops, bound to `loaded` and registered nowhere."""
     bitsandbytes = pytest.importorskip("bitsandbytes", exc_type=ImportError)
     from bitsandbytes import _ops, cextension
 
-    monkeypatch.setattr(cextension, "lib", loaded)
+    monkeypatch.setattr(cextension, "lib", _Library(loaded))
     monkeypatch.setattr(_ops, "register_kernel", lambda *_: lambda kernel: kernel)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", None, raising=False)  # torch without CUDA has none
     path = Path(bitsandbytes.__file__).parent / "backends" / "cuda" / "ops.py"

@@ -10,7 +10,7 @@ from bnb_library import BLOCK, NO_BF16_32BIT, OPTIMIZERS, Tensors
 
 Figure = Callable[[str], None]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
+ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # half a unit, at most
 # Roundings of a float32 step: at most 16 operations, each of 2^-24, in either of two orders, where sums do not cancel.
 STEP = 32 * 2.0**-24
 
@@ -30,7 +30,7 @@ def test_as_bitsandbytes_calls_it(coded: bool, monkeypatch: pytest.MonkeyPatch, 
     ours = module._optimizer_update_8bit_blockwise_impl if coded else module._optimizer_update_32bit_impl
     theirs = cpu._optimizer_update_8bit_blockwise_cpu if coded else cpu._optimizer_update_32bit_cpu
     torch.manual_seed(831)
-    steps = elements = same = nearer = 0
+    steps = elements = same = decoded = 0
     for name in OPTIMIZERS:
         for dtype in DTYPES:
             if not coded and dtype == torch.bfloat16 and name in NO_BF16_32BIT:
@@ -45,8 +45,6 @@ def test_as_bitsandbytes_calls_it(coded: bool, monkeypatch: pytest.MonkeyPatch, 
                 assert bnb_library.last_error(library) == ""
                 theirs(*b.arguments(step=step))
                 assert close(a.p, b.p, dtype, (start.p.double() - b.p.double()).abs()), (name, dtype, step)
-                exact = start.clone()
-                exact.p, exact.g = start.p.double(), start.g.double()
                 for mine, other in zip(a.decoded(), b.decoded(), strict=True):
                     if not coded:
                         assert torch.allclose(mine, other, rtol=STEP, atol=STEP * 0.1), (name, dtype, step)
@@ -55,10 +53,10 @@ def test_as_bitsandbytes_calls_it(coded: bool, monkeypatch: pytest.MonkeyPatch, 
                     scale = mine.abs().amax()
                     assert ((mine - other).abs() <= 0.02 * scale + 2**-14 * scale).all(), (name, dtype, step)
                     same += int((mine == other).sum())
-                    nearer += mine.numel()
+                    decoded += mine.numel()
                 steps, elements = steps + 1, elements + n
                 start = a
-    said = f", {100 * same / nearer:.1f} % of decoded states equal" if coded else ""
+    said = f", {100 * same / decoded:.1f} % of decoded states equal" if coded else ""
     figure(f"{steps} steps of {elements} elements in all: 0 parameters off by more than rounding{said}")
 
 
