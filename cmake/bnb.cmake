@@ -1,18 +1,30 @@
-# liblowtide_bnb.so: bitsandbytes' C functions of paged memory (include/lowtide/bnb.h). Small, for it holds no CPU
-# kernels; it finds the SYCL plug-in beside itself.
+# liblowtide_bnb.so: bitsandbytes' C functions of its optimizers and of paged memory (include/lowtide/bnb.h). Holds the
+# CPU backend with the kernels of its rules; finds the SYCL and CUDA plug-ins beside itself.
 set(lt_src "${PROJECT_SOURCE_DIR}/src")
 set(map "${PROJECT_SOURCE_DIR}/cmake/bnb.map")
-add_library(lowtide_bnb SHARED "${lt_src}/bnb/bnb.cpp" "${lt_src}/bnb/memory.cpp" "${lt_src}/backend/sycl_loader.cpp"
-                               "${lt_src}/backend/plugin_loader.cpp"
-                               "${lt_src}/core/error.cpp")
-target_compile_definitions(lowtide_bnb PRIVATE LOWTIDE_VERSION="${PROJECT_VERSION}")
+# What the tests call without the C functions.
+set(lt_bnb_inner_sources "${lt_src}/bnb/device_step.cpp" "${lt_src}/bnb/host_step.cpp" "${lt_src}/bnb/map8.cpp"
+                         "${lt_src}/bnb/memory.cpp" "${lt_src}/bnb/rule_tile.cpp" "${lt_src}/bnb/update.cpp")
+# The library's objects of core and backend, and of the rules in src/bnb/step_table.cpp, which stands for the table of
+# all of them.
+set(lt_bnb_rules "adamw|sgd|rmsprop|lion|adagrad|ademamix")
+set(lt_bnb_parts "lowtide_objects[.]dir/.*(core/|backend/|rules/step_(${lt_bnb_rules})[.])")
+set(lt_bnb_objects "$<FILTER:$<TARGET_OBJECTS:lowtide_objects>,INCLUDE,${lt_bnb_parts}>")
+set(lt_bnb_objects "$<FILTER:${lt_bnb_objects},EXCLUDE,/cpu/step_table[.]>")
+add_library(lowtide_bnb SHARED "${lt_src}/bnb/bnb.cpp" "${lt_src}/bnb/guard.cpp" "${lt_src}/bnb/optimizers.cpp"
+                               "${lt_src}/bnb/step_table.cpp" ${lt_bnb_inner_sources} ${lt_bnb_objects})
 target_include_directories(lowtide_bnb PUBLIC "${PROJECT_SOURCE_DIR}/include" PRIVATE "${lt_src}")
-target_link_libraries(lowtide_bnb PRIVATE lowtide_flags ${CMAKE_DL_LIBS})
-target_link_options(lowtide_bnb PRIVATE "LINKER:--version-script=${map}")
-set_target_properties(lowtide_bnb PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}" LINK_DEPENDS "${map}")
-if(TARGET SyclRuntime::SyclRuntime)
-  add_dependencies(lowtide_bnb ${lt_sycl})
+target_link_libraries(lowtide_bnb PRIVATE lowtide_flags hwy::hwy Threads::Threads ${CMAKE_DL_LIBS})
+target_link_options(lowtide_bnb PRIVATE "LINKER:--version-script=${map}" "LINKER:--gc-sections")
+if(NOT LOWTIDE_SANITIZE)  # a sanitizer's symbols may come from the program
+  target_link_options(lowtide_bnb PRIVATE "LINKER:--no-undefined")
 endif()
+set_target_properties(lowtide_bnb PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}" LINK_DEPENDS "${map}")
+foreach(plugin IN ITEMS ${lt_sycl} ${lt_cuda})
+  if(TARGET ${plugin})
+    add_dependencies(lowtide_bnb ${plugin})
+  endif()
+endforeach()
 # No version in its name: Python opens it by its path.
 if(LOWTIDE_FOR_WHEEL)
   install(TARGETS lowtide_bnb LIBRARY DESTINATION lowtide COMPONENT python)

@@ -21,7 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "memory": {"include", "portable", "core", "backend"},
     "optim": {"include", "portable", "core", "backend", "memory"},
     "sign": {"include", "portable", "core", "backend"},
-    "bnb": {"include", "core", "backend"},
+    "bnb": {"include", "portable", "core", "backend"},
     "capi": {"include", "portable", "core", "backend", "memory", "optim", "sign"},
     "python": {"include", "portable", "core", "backend", "memory", "optim", "sign"},
     "include": set(),

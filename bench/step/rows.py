@@ -48,6 +48,8 @@ class Line:
     @property
     def checks_gradients(self) -> bool:
         """Reads the gradients once before anything is stored, to skip a step with a non-finite one."""
+        if self.contender == "lowtide_bnb":
+            return True
         return self.contender == "lowtide" and self.options.get("nonfinite", "skip") != "propagate"
 
     @property
@@ -157,6 +159,21 @@ GROUPS = (
             *_lowtide("rivals-dynamic8", "AdamW dynamic8", (4, 4, 1, 1), "dynamic8", Target("x_bitsandbytes", 25.0)),
             *_lowtide("rivals-fp32", "AdamW fp32", (4, 4, 4, 4), "fp32"),
             Line("bitsandbytes", "bitsandbytes AdamW8bit", "bitsandbytes", (4, 4, 1, 1)),
+            Line(
+                "bnb-library",
+                "liblowtide_bnb, adam in 8 bits",
+                "lowtide_bnb",
+                (4, 4, 1, 1),
+                targets=(Target("x_bitsandbytes", 15.0),),
+            ),
+            Line(
+                "bnb-library-map",
+                "liblowtide_bnb, other maps",
+                "lowtide_bnb",
+                (4, 4, 1, 1),
+                options={"map": "other"},
+                targets=(Target("x_bitsandbytes", 1.0),),
+            ),
             Line("torch-foreach", "torch AdamW(foreach)", "torch_foreach", (4, 4, 4, 4)),
             Line("deepspeed", "DeepSpeedCPUAdam", "deepspeed_cpu_adam", (4, 4, 4, 4)),
         ),

@@ -35,7 +35,7 @@ from step import ceiling, contenders, report  # noqa: E402
 from step.codes import Count, count_wrong  # noqa: E402
 from step.rows import CODES, FUSED, GROUPS, Group, Line  # noqa: E402
 
-MODULES = ("torch_fused", "lowtide", "torch_foreach", "bitsandbytes", "deepspeed_cpu_adam")
+MODULES = ("torch_fused", "lowtide", "lowtide_bnb", "torch_foreach", "bitsandbytes", "deepspeed_cpu_adam")
 OUT = Path(__file__).resolve().parents[2] / "build" / "bench"
 
 

@@ -1,8 +1,8 @@
-/* liblowtide_bnb: the C functions that bitsandbytes' Python calls for the memory of its paged optimizers, with its
- * names and parameters, and a few of our own (C11).
+/* liblowtide_bnb: the C functions that bitsandbytes' Python calls for its optimizers and for the memory of its paged
+ * ones, with its names and parameters, and a few of our own (C11). docs/bnb.md says what each formula is, and where it
+ * differs from which of bitsandbytes' backends.
  *
- * Memory is shared between host and device through the SYCL backend where that can be opened, and else is the host's.
- * The first call decides; lt_bnb_place() says which. Any thread; calls are made one after another.
+ * Any thread; calls are made one after another.
  *
  * Nothing here prints, exits, aborts or throws. bitsandbytes' functions return nothing by which they could tell a
  * failure: a failed call changes nothing, and lt_bnb_last_error() says why it failed.
@@ -10,15 +10,74 @@
 #ifndef LOWTIDE_BNB_H_
 #define LOWTIDE_BNB_H_
 
+#include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "lowtide/export.h"
+
+/* clang-format off */
+/* The optimizers: X(optimizer, suffix of the name, element type of g and p). A float16 or bfloat16 is its bits. The
+ * suffixes are bitsandbytes': where there is no bfloat16 they are 32 and 16. */
+#define LT_BNB_OF_THREE(X, name) X(name, fp32, float) X(name, fp16, uint16_t) X(name, bf16, uint16_t)
+#define LT_BNB_OF_TWO(X, name) X(name, 32, float) X(name, 16, uint16_t)
+#define LT_BNB_EACH_32BIT(X) \
+  LT_BNB_OF_THREE(X, adam) LT_BNB_OF_THREE(X, lion) LT_BNB_OF_THREE(X, ademamix) \
+  LT_BNB_OF_TWO(X, momentum) LT_BNB_OF_TWO(X, rmsprop) LT_BNB_OF_TWO(X, adagrad)
+#define LT_BNB_EACH_8BIT(X) \
+  LT_BNB_OF_THREE(X, adam) LT_BNB_OF_THREE(X, lion) LT_BNB_OF_THREE(X, ademamix) \
+  LT_BNB_OF_THREE(X, momentum) LT_BNB_OF_THREE(X, rmsprop) LT_BNB_OF_THREE(X, adagrad)
+
+/* Their parameters. g is before p in the one, and p before g in the other. */
+#define LT_BNB_PARAMETERS_32BIT(T) \
+  T *g, T *p, float *state1, float *state2, float *unorm, float max_unorm, float param_norm, float beta1, float beta2, \
+  float beta3, float alpha, float eps, float weight_decay, int step, float lr, float gnorm_scale, bool skip_zeros, int n
+#define LT_BNB_PARAMETERS_8BIT(T) \
+  T *p, T *g, unsigned char *state1, unsigned char *state2, float beta1, float beta2, float beta3, float alpha, \
+  float eps, int step, float lr, float *quantiles1, float *quantiles2, float *absmax1, float *absmax2, \
+  float weight_decay, float gnorm_scale, bool skip_zeros, int n
+/* clang-format on */
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* Memory of `bytes` (at least 1) bytes, all zero, aligned to a page. The host may touch it when no device does. NULL if
+/* One step of a parameter of n elements, in place. g: the gradient, not written. Memory is the host's, or that of
+ * lt_bnb_use_backend(); it is touched within the call only, and what is written does not overlap.
+ *
+ * adam, ademamix: state1 and state2 are the averages of g and of g^2; ademamix has its slow average behind the fast one
+ * in state1, which so has 2 n elements. The others have state1 only, and state2 (quantiles2, absmax2) is not looked at.
+ * step: from 1. momentum takes beta1 for its momentum, rmsprop for its alpha. beta3 and alpha are ademamix', as of this
+ * step. gnorm_scale multiplies the gradient. skip_zeros: elements whose gradient (with weight_decay * p where that is
+ * added to it) is zero stay as they are, state included.
+ *
+ * c<optimizer>32bit_grad_<type>: state of n floats each, zero before the first step. max_unorm > 0 (adam, momentum,
+ * rmsprop; the others ignore it): the update is scaled down to a norm of max_unorm * param_norm, and *unorm becomes
+ * the sum of its squares; else unorm may be NULL. */
+#define LT_BNB_DECLARE(name, suffix, T) LT_API void c##name##32bit_grad_##suffix(LT_BNB_PARAMETERS_32BIT(T));
+LT_BNB_EACH_32BIT(LT_BNB_DECLARE)
+#undef LT_BNB_DECLARE
+
+/* c<optimizer>_8bit_blockwise_grad_<type>: state of n codes each, in blocks of 256 (the last may be short), and
+ * ceil(n / 256) absmax values, twice as many in ademamix' absmax1, zero before the first step. A code is the index of
+ * its value / absmax in the map, 256 ascending floats: quantiles1 for state1, quantiles2 for state2. */
+#define LT_BNB_DECLARE(name, suffix, T) LT_API void c##name##_8bit_blockwise_grad_##suffix(LT_BNB_PARAMETERS_8BIT(T));
+LT_BNB_EACH_8BIT(LT_BNB_DECLARE)
+#undef LT_BNB_DECLARE
+
+/* Where the memory of the optimizers' calls from now on is: "cpu", the host's, as at first; or "sycl" or "cuda", where
+ * the device of `target` reaches it (as lowtide's backends name it: "" or ":1", "gpu", "exact"; the default for NULL).
+ * queue: that the steps are ordered on, a sycl::queue* or a cudaStream_t; NULL: the backend's own, for cuda the legacy
+ * default stream. Calls return when their step is done. Returns 0, or -1 and changes nothing. */
+LT_API int lt_bnb_use_backend(const char* backend, const char* target, void* queue);
+
+/* The number of threads of steps on the host; 0: as many as the process has cores, as at first. Returns 0, or -1. */
+LT_API int lt_bnb_set_threads(int threads);
+
+/* The functions of memory. It is shared between host and device through the SYCL backend where that can be opened, and
+ * else is the host's. The first of these calls decides; lt_bnb_place() says which.
+ *
+ * Memory of `bytes` (at least 1) bytes, all zero, aligned to a page. The host may touch it when no device does. NULL if
  * there is none. Freed by cfree_managed_ptr() only. */
 LT_API void* cget_managed_ptr(size_t bytes);
 
@@ -39,8 +98,10 @@ LT_API void cfill_uint8(unsigned char* A, unsigned char* B, unsigned char value,
  * long as the process. */
 LT_API const char* lt_bnb_place(void);
 
-/* Why the last call of this thread that failed did; "" if none has. Valid until the next one of this thread fails. */
+/* Why the last call of this thread that failed did; "" if none has since lt_bnb_clear_error(). Valid until the next one
+ * of this thread fails. */
 LT_API const char* lt_bnb_last_error(void);
+LT_API void lt_bnb_clear_error(void);
 
 #ifdef __cplusplus
 }

@@ -95,14 +95,8 @@ class CpuBackend final : public Backend {
       : target_(target),
         aux_(pick_aux(target.bit)),
         signs_(pick_signs(target.bit)),
-        sign_steps_(pick_sign_step(target.bit)) {
-    for (int codec = 0; codec < kCodecs; ++codec)
-      for (int pair = 0; pair < kPairs; ++pair) {
-#define LT_RULE(number, name, Rule) kernels_[number][codec][pair] = pick_step_##name(codec, pair, target.bit);
-#include "portable/rules.def"
-#undef LT_RULE
-      }
-  }
+        sign_steps_(pick_sign_step(target.bit)),
+        steps_(pick_steps(target.bit)) {}
 
   const char* name() const override { return "cpu"; }
   const char* target() const override { return target_.name; }
@@ -198,8 +192,8 @@ class CpuBackend final : public Backend {
     const DType param_dtype = item.ballot ? DType::kF32 : item.param_dtype;
     const int pair = static_cast<int>(param_dtype) * kDTypes + static_cast<int>(item.grad_dtype);
     const bool has_master = item.master.kind && !item.ballot && param_dtype != DType::kF32;
-    const StepKernel own = has_master ? nullptr : kernels_[item.rule][item.codec][pair];
-    const StepKernel kernel = own ? own : kernels_[item.rule][item.codec][kFloats];
+    const StepKernel own = has_master ? nullptr : steps_.of[item.rule][item.codec][pair];
+    const StepKernel kernel = own ? own : steps_.of[item.rule][item.codec][kFloats];
     const int64_t p_bytes = own ? dtype_bytes(param_dtype) : sizeof(float);
     const int64_t g_bytes = own ? dtype_bytes(item.grad_dtype) : sizeof(float);
     StepRun run{};
@@ -308,7 +302,7 @@ class CpuBackend final : public Backend {
   AuxKernels aux_;
   SignKernels signs_;
   SignStepKernels sign_steps_;
-  StepKernel kernels_[kRules][kCodecs][kPairs];
+  StepKernels steps_;
   std::vector<int64_t> starts_;  // first block of each item; kept between steps for its memory
 };
 

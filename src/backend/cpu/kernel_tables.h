@@ -41,4 +41,10 @@ AuxKernels pick_aux(int64_t target);
 #include "portable/rules.def"
 #undef LT_RULE
 
+// The kernels that the library has; nullptr for others. liblowtide has all, liblowtide_bnb a table of its own.
+struct StepKernels {
+  StepKernel of[kRules][kCodecs][kPairs];
+};
+StepKernels pick_steps(int64_t target);
+
 }  // namespace lowtide::cpu

@@ -1,0 +1,28 @@
+// Steps of an Update whose memory the host can read.
+#pragma once
+
+#include "bnb/update.h"
+
+namespace lowtide::bnb {
+
+// The rule's Args; update_scale: multiplies what is subtracted from the parameter, but for weight decay.
+struct ArgsBytes {
+  alignas(16) std::byte data[kArgsBytes];
+};
+ArgsBytes args_of(const Update& update, double update_scale);
+
+// Sum of the squares of the updates, in units of lr and without weight decay, that a step would make. Does not depend
+// on the number of threads.
+double update_norm_squared(const Update& update, int threads);
+
+// One step, block by block, for every map and with skip_zeros. The bits of Backend::step where that can do it.
+void step_blocks(const Update& update, const ArgsBytes& args, int threads);
+
+// Throws kInvalidArgument for a gradient that is not finite, or of 2^62 and above. Waits.
+void require_finite_gradient(Backend& backend, const StepItem& item, int threads, void* queue);
+
+// A whole call: everything checked, then done, by the backend where that can do it. Throws kInvalidArgument, and has
+// changed nothing then.
+void step_on_host(const Update& update, Backend& cpu, int threads);
+
+}  // namespace lowtide::bnb

@@ -1,0 +1,34 @@
+// A map of 256 values that 8-bit codes stand for, in units of their block's absmax, as a caller gives it.
+#pragma once
+
+#include <cstdint>
+
+namespace lowtide::bnb {
+
+class Map8 {
+ public:
+  static constexpr int kSize = 256;
+
+  Map8() = default;
+  // values: [kSize], ascending and finite. second_moment: what it holds is never negative, and where it is positive it
+  // takes a positive entry if there is one.
+  Map8(const float* values, bool second_moment);
+
+  // Whether these are, bit for bit, the values of the codec dynamic8.
+  static bool is_dynamic(const float* values, bool is_signed);
+
+  // values[0, n) = those of the codes times absmax.
+  void decode(const uint8_t* codes, float absmax, int n, float* values) const;
+  // The nearest entry of each value / absmax, of two that are as near the lower; saturates values at the largest float
+  // and returns the absmax.
+  float encode(float* values, int n, uint8_t* codes) const;
+
+ private:
+  int nearest(float x) const;
+
+  float value_[kSize];
+  float midpoint_[kSize - 1];  // ascending
+  int smallest_positive_ = 0;  // code; for second moments, else 0
+};
+
+}  // namespace lowtide::bnb

@@ -1,0 +1,58 @@
+// One call of an optimizer's symbol, and what it is in terms of the dialect's rules.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "backend/backend.h"
+#include "backend/limits.h"
+
+namespace lowtide::bnb {
+
+enum class Family { adam, momentum, rmsprop, lion, adagrad, ademamix };  // as the symbols name them
+
+// The parameters of either kind of symbol (lowtide/bnb.h), and which it was.
+struct Update {
+  Family family = Family::adam;
+  DType dtype = DType::kF32;  // of g and p
+  void* p = nullptr;
+  const void* g = nullptr;
+  void *state1 = nullptr, *state2 = nullptr;  // floats, or codes if `coded`
+  bool coded = false;
+  const float *quantiles1 = nullptr, *quantiles2 = nullptr;
+  float *absmax1 = nullptr, *absmax2 = nullptr;
+  float *unorm = nullptr, max_unorm = 0, param_norm = 0;
+  float beta1 = 0, beta2 = 0, beta3 = 0, alpha = 0, eps = 0, weight_decay = 0, lr = 0, gnorm_scale = 1;
+  int step = 1;
+  bool skip_zeros = false;
+  int64_t n = 0;
+
+  int64_t blocks() const { return (n + kBlockElements - 1) / kBlockElements; }
+  int rule() const;    // number in rules.def
+  int states() const;  // of that rule
+  // Whether state k of the rule is a second moment, which is never negative.
+  bool is_second_moment(int k) const;
+  // State k of the rule: ademamix' slow average is the second half of state1.
+  void* state(int k) const;
+  float* absmax(int k) const;
+  const float* quantiles(int k) const;
+
+  // Whether the norm of the update is limited.
+  bool is_limited() const;
+  // Weight decay that is added to the gradient, for the rules that do that.
+  float l2() const;
+};
+
+// Throws kInvalidArgument for arguments that make no sense. Looks at no memory.
+void check_arguments(const Update& update);
+// Likewise for maps and absmax values, which the host must be able to read.
+void check_scales(const Update& update);
+
+// The same step as an item of a backend's step(), which knows neither skip_zeros nor maps other than dynamic8's.
+// layout, args: outlive the item.
+bool fits_backend(const Update& update);
+StepItem item_of(const Update& update, const Layout& layout, const void* args);
+// That of a tensor of n elements as one row: bitsandbytes' blocks do not end at rows.
+Layout flat_layout(int64_t n);
+
+}  // namespace lowtide::bnb

@@ -1,0 +1,166 @@
+// The ways a step can go: block by block for any map, through a backend's own step, on a device, through the host for a
+// device. All give the same bits.
+#include <gtest/gtest.h>
+
+#include "backend/fake/fake_backend.h"
+#include "backend/registry.h"
+#include "bnb/device_step.h"
+#include "bnb/host_step.h"
+#include "core/error.h"
+#include "symbols.h"
+
+namespace lowtide::testing {
+namespace {
+
+// What the options of a case are, and whether a backend's step can do it.
+void set_options(BnbCase& c, Rng& rng, bool plain) {
+  c.set_random_parameter(rng);
+  if (rng.chance(0.5)) c.u.weight_decay = 0;
+  if (rng.chance(0.5)) c.u.gnorm_scale = 0.37f;
+  if (plain) {
+    if (c.u.states() == 1 && c.u.is_second_moment(0)) c.maps[0] = c.maps[1];  // as dynamic8 has it
+    return;
+  }
+  c.u.skip_zeros = rng.chance(0.5);
+  if (!c.u.coded && rng.chance(0.5)) c.u.max_unorm = 0.5f, c.u.param_norm = 0.5f;
+  if (rng.chance(0.5)) c.maps[0][200] *= 1 - 0x1p-24f;
+}
+
+TEST(BnbPaths, BlockByBlockAndTheBackendsHaveTheSameBits) {
+  int cases = 0, differing = 0;
+  int64_t bytes = 0;
+  for (const std::string& target : open_backend("cpu", "")->targets()) {
+    auto rng = seeded(("bnb paths, " + target).c_str(), 811);
+    const auto cpu = open_backend("cpu", target);
+    for (const BnbSymbol& symbol : bnb_symbols()) {
+      for (const int64_t n : {1, 300, 70000}) {
+        BnbCase a(symbol, n), b(symbol, n);
+        auto again = rng;
+        set_options(a, rng, true);
+        set_options(b, again, true);
+        ASSERT_TRUE(bnb::fits_backend(a.u)) << symbol.name;
+        for (int step = 1; step <= 3; ++step, ++cases) {
+          a.u.step = b.u.step = step;
+          a.set_random_gradient(rng);
+          b.arrays[1] = a.arrays[1];
+          bnb::step_on_host(a.u, *cpu, 2);
+          bnb::step_blocks(b.u, bnb::args_of(b.u, 1), 1);
+          differing += a.bytes() != b.bytes();
+          bytes += static_cast<int64_t>(a.bytes().size());
+        }
+      }
+    }
+  }
+  std::printf("%d steps, %lld bytes: %d steps differ\n", cases, static_cast<long long>(bytes), differing);
+  EXPECT_EQ(differing, 0);
+}
+
+TEST(BnbPaths, ThreadsChangeNothing) {
+  auto rng = seeded("bnb threads", 812);
+  const auto cpu = open_backend("cpu", "");
+  int cases = 0, differing = 0;
+  for (const BnbSymbol& symbol : bnb_symbols()) {
+    BnbCase a(symbol, 50000), b(symbol, 50000);
+    auto again = rng;
+    set_options(a, rng, false);
+    set_options(b, again, false);
+    a.set_random_gradient(rng);
+    b.arrays[1] = a.arrays[1];
+    bnb::step_on_host(a.u, *cpu, 1);
+    bnb::step_on_host(b.u, *cpu, 3);
+    differing += a.bytes() != b.bytes();
+    ++cases;
+  }
+  std::printf("%d steps by 1 and by 3 threads: %d differ\n", cases, differing);
+  EXPECT_EQ(differing, 0);
+}
+
+// An update whose memory is a device's, with the bytes of another's arrays.
+class OnDevice {
+ public:
+  OnDevice(BnbCase& c, fake::FakeBackend& device) : device_(device), u(c.u) {
+    for (auto& array : c.arrays) add(array.data(), array.size() * 8);
+    for (auto& one : c.absmax) add(one.data(), one.size() * 4);
+    for (auto& map : c.maps) add(map.data(), map.size() * 4);
+    add(&c.unorm, 4);
+    move(u.p), move(u.g), move(u.state1), move(u.state2), move(u.unorm);
+    move(u.quantiles1), move(u.quantiles2), move(u.absmax1), move(u.absmax2);
+  }
+
+  void copy(bool to_device) {
+    for (const Part& part : parts_) {
+      void* there = part.memory.data();
+      device_.copy(nullptr, to_device ? there : part.here, to_device ? part.here : there, part.memory.bytes());
+    }
+    device_.host_wait(device_.record(nullptr));
+  }
+
+ private:
+  struct Part {
+    void* here;
+    DeviceBytes memory;
+  };
+  void add(void* data, size_t bytes) {
+    parts_.push_back({data, DeviceBytes(device_, MemoryKind::kDevice, static_cast<int64_t>(bytes))});
+  }
+  template <class T>
+  void move(T*& pointer) {
+    for (const Part& part : parts_)
+      if (part.here == pointer) {
+        pointer = reinterpret_cast<T*>(part.memory.data());
+        return;
+      }
+  }
+
+  fake::FakeBackend& device_;
+  std::vector<Part> parts_;
+
+ public:
+  bnb::Update u;
+};
+
+TEST(BnbPaths, ADeviceHasTheBitsOfTheHost) {
+  const auto cpu = open_backend("cpu", "");
+  int cases = 0, differing = 0, direct = 0, refused = 0;
+  for (const bool plain : {true, false}) {
+    auto rng = seeded("bnb device", 813);
+    for (const BnbSymbol& symbol : bnb_symbols()) {
+      for (const int64_t n : {0, 1, 300, 2000}) {
+        fake::FakeBackend device({.seed = rng.next()});
+        BnbCase host(symbol, n), there(symbol, n);
+        auto again = rng;
+        set_options(host, rng, plain);
+        set_options(there, again, plain);
+        direct += bnb::fits_backend(host.u) && !host.u.is_limited();
+        for (int step = 1; step <= 2; ++step, ++cases) {
+          host.u.step = there.u.step = step;
+          host.set_random_gradient(rng);
+          there.arrays[1] = host.arrays[1];
+          OnDevice on(there, device);
+          on.copy(true);
+          bnb::step_on_host(host.u, *cpu, 1);
+          bnb::step_on_device(on.u, device, nullptr, *cpu, 1);
+          on.copy(false);
+          differing += host.bytes() != there.bytes();
+          if (n == 0) continue;
+          // What is refused is as it was.
+          set_element(there.u.dtype, reinterpret_cast<std::byte*>(there.arrays[1].data()), n - 1, INFINITY);
+          on.copy(true);
+          EXPECT_THROW(bnb::step_on_device(on.u, device, nullptr, *cpu, 1), Error) << symbol.name;
+          on.copy(false);
+          there.arrays[1] = host.arrays[1];
+          differing += host.bytes() != there.bytes();
+          ++refused;
+        }
+      }
+    }
+  }
+  std::printf(
+      "%d steps on the fake device, %d parameters stepped there and the others through the host, %d refused: %d "
+      "differ\n",
+      cases, direct, refused, differing);
+  EXPECT_EQ(differing, 0);
+}
+
+}  // namespace
+}  // namespace lowtide::testing

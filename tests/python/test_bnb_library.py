@@ -1,0 +1,120 @@
+"""liblowtide_bnb: bitsandbytes' own CUDA module calls it, and gets what bitsandbytes' CPU backend computes."""
+
+import ctypes
+from collections.abc import Callable
+
+import bnb_library
+import pytest
+import torch
+from bnb_library import BLOCK, NO_BF16_32BIT, OPTIMIZERS, Tensors
+
+Figure = Callable[[str], None]
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # half a unit, at most
+# Roundings of a float32 step: at most 16 operations, each of 2^-24, in either of two orders, where sums do not cancel.
+STEP = 32 * 2.0**-24
+
+
+def close(ours: torch.Tensor, theirs: torch.Tensor, dtype: torch.dtype, moved: torch.Tensor) -> bool:
+    """Parameters after a step that moved them by about `moved`: both rounded to their type, the movement to float32."""
+    bound = 2 * ROUNDING[dtype] * theirs.double().abs() + STEP * (moved + theirs.double().abs()) + 2.0**-24
+    return bool(((ours.double() - theirs.double()).abs() <= bound).all())
+
+
+@pytest.mark.parametrize("coded", [False, True], ids=["32bit", "8bit"])
+def test_as_bitsandbytes_calls_it(coded: bool, monkeypatch: pytest.MonkeyPatch, figure: Figure) -> None:
+    library = bnb_library.library()
+    module = bnb_library.cuda_module(library, monkeypatch)
+    from bitsandbytes.backends.cpu import ops as cpu
+
+    ours = module._optimizer_update_8bit_blockwise_impl if coded else module._optimizer_update_32bit_impl
+    theirs = cpu._optimizer_update_8bit_blockwise_cpu if coded else cpu._optimizer_update_32bit_cpu
+    torch.manual_seed(831)
+    steps = elements = same = decoded = 0
+    for name in OPTIMIZERS:
+        for dtype in DTYPES:
+            if not coded and dtype == torch.bfloat16 and name in NO_BF16_32BIT:
+                continue
+            n = 20 * BLOCK + 77
+            start = Tensors(name, coded, torch.randn(n).to(dtype), torch.empty(n).to(dtype))
+            for step in range(1, 6):
+                start.g = (torch.randn(n) * 0.1).to(dtype)
+                a, b = start.clone(), start.clone()
+                library.lt_bnb_clear_error()
+                ours(*a.arguments(step=step))
+                assert bnb_library.last_error(library) == ""
+                theirs(*b.arguments(step=step))
+                assert close(a.p, b.p, dtype, (start.p.double() - b.p.double()).abs()), (name, dtype, step)
+                for mine, other in zip(a.decoded(), b.decoded(), strict=True):
+                    if not coded:
+                        assert torch.allclose(mine, other, rtol=STEP, atol=STEP * 0.1), (name, dtype, step)
+                        continue
+                    # Its CPU quantizer looks values up in a table of 65,536 steps over [-1, 1]; ours takes the nearest.
+                    scale = mine.abs().amax()
+                    assert ((mine - other).abs() <= 0.02 * scale + 2**-14 * scale).all(), (name, dtype, step)
+                    same += int((mine == other).sum())
+                    decoded += mine.numel()
+                steps, elements = steps + 1, elements + n
+                start = a
+    said = f", {100 * same / decoded:.1f} % of decoded states equal" if coded else ""
+    figure(f"{steps} steps of {elements} elements in all: 0 parameters off by more than rounding{said}")
+
+
+def test_update_norm_is_limited(monkeypatch: pytest.MonkeyPatch, figure: Figure) -> None:
+    """LAMB and LARS: scaled down to max_unorm * param_norm. Momentum as bitsandbytes' CPU backend has it; adam's norm is
+    that of its CUDA backend, with bias corrections, so that it is compared with the definition."""
+    library = bnb_library.library()
+    module = bnb_library.cuda_module(library, monkeypatch)
+    torch.manual_seed(832)
+    for name in ("adam", "momentum"):
+        start = Tensors(name, False, torch.randn(1000), torch.randn(1000))
+        free, held = start.clone(), start.clone()
+        unorm = torch.zeros(1)
+        module._optimizer_update_32bit_impl(*free.arguments(weight_decay=0.0))
+        limits = {"max_unorm": 0.02, "param_norm": float(start.p.norm()), "unorm_vec": unorm}
+        module._optimizer_update_32bit_impl(*held.arguments(weight_decay=0.0, **limits))
+        assert bnb_library.last_error(library) == ""
+        step = bnb_library.float32(1e-3)
+        update = (start.p.double() - free.p.double()) / step
+        assert abs(float(unorm.sqrt()) / float(update.norm()) - 1) < 1e-3
+        wanted = start.p.double() - step * update * min(1.0, 0.02 * float(start.p.norm()) / float(update.norm()))
+        assert torch.allclose(held.p.double(), wanted, rtol=2**-20, atol=2**-22)
+        assert not torch.equal(free.p, held.p)
+        assert torch.equal(free.state1, held.state1)
+    figure("adam and momentum: updates of the wanted norm, states as without a limit")
+
+
+def test_managed_memory_holds_paged_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """State in memory of cget_managed_ptr, as bitsandbytes' get_paged makes it, steps as other state does."""
+    library = bnb_library.library()
+    module = bnb_library.cuda_module(library, monkeypatch)
+    torch.manual_seed(833)
+    n = 5000
+    plain = Tensors("adam", True, torch.randn(n), torch.randn(n))
+    paged = plain.clone()
+    pointers = []
+    for name in ("state1", "state2"):
+        pointer = library.cget_managed_ptr(ctypes.c_size_t(n))
+        assert pointer, bnb_library.last_error(library)
+        pointers.append(pointer)
+        setattr(paged, name, torch.frombuffer((ctypes.c_uint8 * n).from_address(pointer), dtype=torch.uint8))
+    for step in (1, 2, 3):
+        for one in (plain, paged):
+            module._optimizer_update_8bit_blockwise_impl(*one.arguments(step=step))
+    assert bnb_library.last_error(library) == ""
+    assert torch.equal(plain.p, paged.p) and torch.equal(plain.state1, paged.state1)
+    for pointer in pointers:
+        library.cfree_managed_ptr(ctypes.c_void_p(pointer))
+
+
+def test_a_failed_call_is_said_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = bnb_library.library()
+    module = bnb_library.cuda_module(library, monkeypatch)
+    start = Tensors("adam", True, torch.randn(1000), torch.randn(1000))
+    start.g[500] = float("nan")
+    after = start.clone()
+    module._optimizer_update_8bit_blockwise_impl(*after.arguments())
+    assert "cadam_8bit_blockwise_grad_fp32: got a gradient that is not finite" in bnb_library.last_error(library)
+    assert torch.equal(start.p, after.p) and torch.equal(start.state1, after.state1)
+    library.lt_bnb_clear_error()
+    assert bnb_library.last_error(library) == ""
