@@ -184,6 +184,7 @@ TEST(Targets, DoNotDependOnHowRowsAreSplit) {
         part.param = static_cast<std::byte*>(part.param) + first * 2;
         part.grad = static_cast<const std::byte*>(part.grad) + first * 4;
         part.param_layout = part.grad_layout = &layouts[i];
+        part.origin.first_row += cuts[i];
         for (int k = 0; k < kMaxStates; ++k) {
           if (part.codes[k])
             part.codes[k] =

@@ -71,7 +71,8 @@ TEST(Rest, ACoordinateWithoutGradientStaysBesideOthers) {
 // to rest: float32 state drifts less than 0.01 lr from step 100 on; the dynamic map is nearest, so small codes of m
 // cannot decay, but the smallest is 5.5e-7 of the largest where v keeps at least 3e-7 (square root 5.7e-4): a step of
 // at most 1e-3 lr, and less as long as v stays above its smallest code. Wanted: below 2 lr in 2900 steps, where a
-// format whose smallest steps do not match would move by hundreds.
+// format whose smallest steps do not match would move by hundreds. float8 rounds first moments stochastically, too:
+// they reach 0, but by chance, and one step of theirs is up to lr: below 10.
 TEST(Rest, CoordinatesWhoseGradientStopsComeToRest) {
   auto rng = seeded("rest", 62);
   for (const std::string& state : codec_names())
@@ -97,7 +98,7 @@ TEST(Rest, CoordinatesWhoseGradientStopsComeToRest) {
       }
       std::printf("%-9s beta2 %.3f: drift / lr after 100 steps: mean %.2g, max %.2g\n", state.c_str(), beta2,
                   sum / kNumel, worst);
-      EXPECT_LT(worst, state == "fp32" ? 0.01 : 2.0) << state;
+      EXPECT_LT(worst, state == "fp32" ? 0.01 : state == "float8" ? 10.0 : 2.0) << state;
     }
 }
 

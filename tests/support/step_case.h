@@ -10,6 +10,7 @@
 
 #include "backend/backend.h"
 #include "backend/dialect.h"
+#include "backend/random_keys.h"
 #include "support/compare.h"
 #include "support/random.h"
 
@@ -34,6 +35,10 @@ struct StepCase {
   std::vector<float> scales[kMaxStates];
   alignas(16) std::byte args[kArgsBytes] = {};
   double lr = 0.1, weight_decay = 1e-2;
+  uint32_t stochastic = 0;  // as StepItem
+  uint64_t seed = 0;
+  int64_t step = 0;
+  ShardOrigin origin;
 
   StepCase(int of_rule, int of_codec, DType p, DType g, int64_t rows, int64_t row_length, Rng& rng)
       : rule(of_rule), codec(of_codec), param_dtype(p), grad_dtype(g) {
@@ -73,6 +78,9 @@ struct StepCase {
           }
         }
       }
+    stochastic = static_cast<uint32_t>(rng.below(uint64_t{1} << kMaxStates));
+    seed = rng.next();
+    if (rng.chance(0.5)) origin.first_row = rng.between(0, 1) ? rng.between(0, int64_t{1} << 40) : rng.between(0, 1000);
     set_step(2);
   }
 
@@ -84,6 +92,7 @@ struct StepCase {
   }
 
   void set_step(int64_t t, bool first = false) {
+    step = t;
     rules()[static_cast<size_t>(rule)].make_args(
         {.lr = lr,
          .beta1 = 0.9,
@@ -108,6 +117,9 @@ struct StepCase {
     out.param_dtype = param_dtype, out.grad_dtype = grad_dtype;
     out.rule = rule, out.codec = codec;
     out.args = args;
+    out.stochastic = stochastic;
+    out.origin = origin;
+    set_keys(seed, step, 0, out);
     for (int k = 0; k < kMaxStates; ++k) {
       out.codes[k] = codes[k].empty() ? nullptr : codes[k].data();
       out.scales[k] = scales[k].empty() ? nullptr : scales[k].data();

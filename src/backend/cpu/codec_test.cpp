@@ -14,6 +14,7 @@
 
 #include "backend/cpu/cpu_backend.h"
 #include "backend/dialect.h"
+#include "backend/random_keys.h"
 #include "lowtide/optimizer.h"
 #include "support/dynamic_map.h"
 #include "support/random.h"
@@ -247,6 +248,51 @@ TEST(Codecs, DecodeEveryCodeOnEveryTarget) {
       }
     }
   }
+}
+
+// Every instruction set rounds stochastically as scalar code does, over floats of [2^-31, 1] of both signs, in blocks
+// with a 1. Lion with beta2 = 0 stores the gradient as it is, Adagrad its square.
+TEST(StochasticSweep, GivesTheBitsOfScalarCodeOnEveryTarget) {
+  constexpr uint32_t kOne = 0x3f800000u, kLow = 0x30000000u;
+  std::vector<float> gradients, zeros;
+  for (uint32_t u = kLow; u < kOne; u += 61 * kStride) {
+    if (gradients.size() % kBlock == 0) gradients.push_back(gradients.size() % (2 * kBlock) ? 1.f : -1.f);
+    gradients.push_back(std::bit_cast<float>(u | (gradients.size() % 3 == 0 ? 0x80000000u : 0)));
+  }
+  for (int i = 0; i < 300; ++i) gradients.push_back(i % 2 ? 0.f : -0.f);
+  const int64_t sizes[] = {static_cast<int64_t>(gradients.size())};
+  const Layout layout = Layout::make(sizes, {});
+  int64_t compared = 0;
+  for (const char* rule : {"lion", "adagrad"})
+    for (const char* codec : {"dynamic8", "float8", "bf16"}) {
+      const size_t bytes = gradients.size() * static_cast<size_t>(codecs()[size_t(find_codec(codec))].code_bytes);
+      std::vector<std::byte> wanted;
+      std::vector<float> wanted_scales;
+      for (const char* target : {"scalar", "avx2", "avx512", "avx512_vbmi"}) {
+        const auto targets = cpu_targets();
+        if (std::find(targets.begin(), targets.end(), target) == targets.end()) continue;
+        std::vector<float> param(gradients.size()), scales(gradients.size() / kBlock + 1);
+        const bool is_signed = rule == std::string("lion");
+        std::vector<std::byte> codes(bytes,
+                                     is_signed && codec == std::string("dynamic8") ? std::byte{127} : std::byte{});
+        alignas(16) std::byte args[kArgsBytes];
+        StepItem item;
+        item.param = param.data(), item.grad = gradients.data();
+        item.param_layout = item.grad_layout = &layout;
+        item.rule = find_rule(rule), item.codec = find_codec(codec);
+        rules()[size_t(item.rule)].make_args({.lr = 0, .beta1 = 0, .beta2 = 0, .eps = 1}, args);
+        item.args = args;
+        item.codes[0] = codes.data(), item.scales[0] = scales.data();
+        item.stochastic = 1;
+        set_keys(9, 1, 0, item);
+        cpu::make_backend(target)->step({&item, 1}, 1, false, nullptr);
+        if (wanted.empty()) wanted = codes, wanted_scales = scales;
+        EXPECT_EQ(std::memcmp(codes.data(), wanted.data(), bytes), 0) << rule << " " << codec << " " << target;
+        EXPECT_EQ(scales, wanted_scales) << rule << " " << codec << " " << target;
+        compared += static_cast<int64_t>(gradients.size());
+      }
+    }
+  std::printf("%lld codes rounded stochastically, 0 differ from scalar code\n", static_cast<long long>(compared));
 }
 
 }  // namespace

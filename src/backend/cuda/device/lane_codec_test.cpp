@@ -35,7 +35,7 @@ struct Both {
   // In a block of this absmax.
   template <bool kSigned>
   void compare(float value, float absmax) {
-    const float inverse = block_inverse(absmax, Dynamic8::kTop);
+    const float inverse = block_inverse(absmax, 1.f);
     const u32 wanted = Dynamic8::encode<kSigned>(*tables, value, inverse, Rounding{}, 0u);
     const u32 got = Lane::sum<kSigned>(*shared, value, Lane::factor(kSigned, inverse)) >> 16;
     ++compared;

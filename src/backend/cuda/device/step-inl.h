@@ -123,6 +123,10 @@ template <class R>
 inline constexpr bool kHasHotPath = R::kStates <= 2 &&
                                     (kDivides<R> || R::kSigned == (1u << (R::kStates <= 2 ? R::kStates : 0)) - 1u);
 
+// Codecs that LaneCodec has. What is rounded stochastically goes the slow path, too.
+template <class C>
+inline constexpr bool kHasLaneCodec = !std::is_same_v<C, Float8>;
+
 // max(x, y), NaN if one is.
 LT_FN float max_or_nan(float x, float y) {
 #ifdef __CUDA_ARCH__
@@ -175,7 +179,7 @@ struct HotBlocks {
   LT_FN bool takes(const DeviceItem& item, const typename R::Args& args) {
     bool yes = item.param.dim_count == 0 && item.grad.dim_count == 0 && item.param.dtype == Packed<P>::kDtype &&
                item.grad.dtype == Packed<G>::kDtype && is_aligned(item.param.data) && is_aligned(item.grad.data) &&
-               item.origin % kLaneElements == 0 && item.write_offset % 16 == 0;
+               item.origin % kLaneElements == 0 && item.write_offset % 16 == 0 && item.stochastic == 0;
     for (int k = 0; k < K; ++k) yes = yes && is_aligned(item.codes[k]);
     if constexpr (kDivides<R>)
       yes = yes && args.eps >= 0x1p-60f && args.eps <= 0x1p10f && args.inverse_sqrt_bias >= 0.f &&
@@ -251,7 +255,7 @@ struct HotBlocks {
     each<K>([&](auto k) {
       float factor = 1.f;
       if constexpr (C::kScaled)
-        factor = most_here[k] == 0.f ? 0.f : Codec::factor(State<k>::kSigned, unchecked_divide(C::kTop, most_here[k]));
+        factor = most_here[k] == 0.f ? 0.f : Codec::factor(State<k>::kSigned, unchecked_divide(1.f, most_here[k]));
 #pragma unroll
       for (int e = 0; e < kLaneElements; e += 4) codes.of(k).encode_four(shared, e, state[k] + e, factor);
       u8* const to = const_cast<u8*>(tile.state[k].codes) + tile.write_offset;
@@ -260,7 +264,7 @@ struct HotBlocks {
         if (inside && threadIdx.x % kLanes == 0)
           __stcs(reinterpret_cast<float*>(reinterpret_cast<u8*>(const_cast<float*>(tile.state[k].scales + scale_at)) +
                                           tile.write_offset),
-                 most_here[k] / C::kTop);
+                 most_here[k]);
     });
     if (inside) store_words(param.word, tile.param + element * static_cast<i64>(sizeof(P)));
     return true;
@@ -316,7 +320,10 @@ LT_FN void step_tiles(const StepArguments& a) {
         const bool inside = first < count;
         slow = !Hot::step(tile, args, shared, element + (inside ? first : 0), tile.begin + b + seen, inside);
       }
-      if (slow) slow_blocks<R, C>({tile.item, tile.item->first_block + tile.begin + b + seen, element, count}, tables);
+      if (slow)
+        slow_blocks<R, C>(
+            {tile.item, tile.item->first_block + tile.begin + b + seen, element, tile.cursor[seen].index, count},
+            tables);
       __syncwarp();
       if (threadIdx.x % kLanes == 0) tile.cursor[half].advance(*tile.item, 2);
       __syncwarp();

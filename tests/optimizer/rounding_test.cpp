@@ -1,0 +1,203 @@
+// Stochastic rounding as users meet it: which states it takes, what its random bits depend on, and what they do not.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "backend/cpu/cpu_backend.h"
+#include "backend/random_keys.h"
+#include "support/message_of.h"
+#include "support/optimizer_case.h"
+#include "support/step_case.h"
+#include "support/temporary.h"
+
+namespace lowtide::testing {
+namespace {
+
+// "auto" takes averages with a beta of 0.995 and more, and sums.
+TEST(Rounding, AutoTakesLongAverages) {
+  struct Case {
+    const char* rule;
+    double beta1, beta2, beta3;
+    uint32_t wanted;  // bit k: state k
+  };
+  const Case cases[] = {
+      {"adamw", 0.9, 0.999, 0, 0b10},
+      {"adamw", 0.9, 0.995, 0, 0b10},
+      {"adamw", 0.9, 0.99, 0, 0b00},
+      {"adam", 0.999, 0.95, 0, 0b01},
+      {"lion", 0.9, 0.99, 0, 0b0},
+      {"lion", 0.9, 0.999, 0, 0b1},
+      {"adam_amsgrad", 0.9, 0.999, 0, 0b010},  // a running maximum is no average
+      {"adamw_nesterov", 0.9, 0.999, 0, 0b10},
+      {"ademamix", 0.9, 0.999, 0.9999, 0b110},
+      {"ademamix", 0.9, 0.99, 0.99, 0b000},
+      {"adagrad", 0.9, 0.999, 0, 0b1},
+      {"sgd", 0.9, 0.999, 0, 0b0},
+      {"rmsprop_centered_momentum", 0, 0, 0, 0b000},
+  };
+  int right = 0;
+  for (const Case& c : cases) {
+    const auto named = [&](const RuleInfo& rule) { return std::string(rule.name) == c.rule; };
+    const int rule = static_cast<int>(std::find_if(rules().begin(), rules().end(), named) - rules().begin());
+    RuleHyper h;
+    h.beta1 = c.beta1, h.beta2 = c.beta2, h.beta3 = c.beta3, h.alpha = 0.99, h.momentum = 0.9;
+    const uint32_t long_ones = long_averages(rule, h), all = (1u << rules()[size_t(rule)].states) - 1;
+    EXPECT_EQ(long_ones, c.wanted) << c.rule << " " << c.beta2;
+    const int dynamic8 = find_codec("dynamic8"), float8 = find_codec("float8"), fp32 = find_codec("fp32");
+    EXPECT_EQ(stochastic_states(rule, dynamic8, RoundingMode::kAuto, long_ones), c.wanted);
+    EXPECT_EQ(stochastic_states(rule, dynamic8, RoundingMode::kNearest, long_ones), 0u);
+    EXPECT_EQ(stochastic_states(rule, dynamic8, RoundingMode::kStochastic, long_ones), all);
+    EXPECT_EQ(stochastic_states(rule, float8, RoundingMode::kAuto, long_ones), all);
+    EXPECT_EQ(stochastic_states(rule, fp32, RoundingMode::kStochastic, long_ones), 0u);
+    ++right;
+  }
+  // AdEMAMix's slow average is as long as its schedule has made it.
+  RuleHyper h;
+  h.beta1 = 0.9, h.beta2 = 0.95, h.beta3 = 0.9999, h.t_beta3 = 1000;
+  h.t = 1;
+  EXPECT_EQ(long_averages(find_rule("ademamix"), h), 0b000u);
+  h.t = 999;
+  EXPECT_EQ(long_averages(find_rule("ademamix"), h), 0b100u);
+  std::printf("%d rules and betas as they should be\n", right);
+}
+
+TEST(Rounding, RefusesWhatThereIsNot) {
+  Optimizer optimizer{OptimizerOptions{}};
+  GroupOptions group;
+  group.rounding = "up";
+  EXPECT_THROW(optimizer.add_group(group), Error);
+  group.rounding = "nearest", group.state = "float8";
+  const std::string message = message_of(ErrorKind::kInvalidArgument, [&] { optimizer.add_group(group); });
+  EXPECT_NE(message.find("'nearest' with state 'float8'"), std::string::npos) << message;
+  group.rounding = "auto";
+  EXPECT_EQ(optimizer.add_group(group), 0);
+  EXPECT_THROW(optimizer.set_rounding(0, "nearest"), Error);
+  EXPECT_THROW(optimizer.set_rounding(0, ""), Error);
+  EXPECT_THROW(optimizer.set_rounding(1, "auto"), Error);
+  optimizer.set_rounding(0, "stochastic");
+  std::printf("5 refused: %s\n", message.c_str());
+}
+
+struct Way {
+  std::string state = "dynamic8", rounding = "auto", target;
+  uint64_t seed = 0;
+  int threads = 1;
+  Memory memory;
+};
+
+// 12 AdamW steps of two parameters; of them `before` in one optimizer and the others in one that loads its file.
+std::vector<std::byte> after_steps(const Way& run, int before = 0, const std::string& file = "") {
+  auto rng = Rng(70);
+  Tensor a(DType::kF32, {70, 301}), b(DType::kBF16, {300, 256});
+  a.randomize(rng), b.randomize(rng);
+  const auto make = [&](uint64_t seed) {
+    OptimizerOptions options;
+    options.cpu_target = run.target, options.threads = run.threads, options.memory = run.memory, options.seed = seed;
+    Optimizer optimizer(options);
+    GroupOptions group;
+    group.state = run.state, group.rounding = run.rounding;
+    optimizer.add_group(group);
+    optimizer.add_param(0, a.view());
+    optimizer.add_param(0, b.view());
+    return optimizer;
+  };
+  Optimizer optimizer = make(run.seed);
+  Tensor ga(DType::kF32, a.sizes), gb(DType::kBF16, b.sizes);
+  for (int step = 0; step < 12; ++step) {
+    if (before && step == before) {
+      optimizer.save(file);
+      optimizer = make(run.seed + 1);
+      optimizer.load(file);
+      optimizer.set_seed(run.seed);
+    }
+    ga.randomize(rng), gb.randomize(rng);
+    const Gradient gradients[] = {ga.gradient(), gb.gradient()};
+    optimizer.step(gradients);
+  }
+  return snapshot(optimizer, {&a, &b});
+}
+
+int64_t differing(const std::vector<std::byte>& a, const std::vector<std::byte>& b) {
+  EXPECT_EQ(a.size(), b.size());
+  return differing_bytes(a.data(), b.data(), static_cast<int64_t>(std::min(a.size(), b.size())));
+}
+
+TEST(Rounding, GivesTheSameBitsWhereverStateIsAndWhoeverSteps) {
+  const TemporaryDirectory folder;
+  int runs = 0;
+  int64_t bytes = 0;
+  for (const char* state : {"dynamic8", "float8", "bf16"})
+    for (const char* rounding : {"auto", "stochastic"}) {
+      const std::vector<std::byte> wanted = after_steps({state, rounding});
+      const auto same = [&](const Way& run, int before = 0) {
+        EXPECT_EQ(differing(after_steps(run, before, folder.path() + "/state"), wanted), 0)
+            << state << " " << rounding << " run " << runs;
+        ++runs, bytes += static_cast<int64_t>(wanted.size());
+      };
+      for (const std::string& target : cpu_targets()) same({state, rounding, target});
+      same({state, rounding, "", 0, 2});
+      for (const int64_t chunk : {4096, 16384})
+        same({state, rounding, "", 0, 2,
+              Memory{.ram_bytes = 96 << 10, .disk = folder.path(), .disk_bytes = -1, .chunk_bytes = chunk}});
+      same({state, rounding}, 5);  // saved and loaded on the way
+      // Controls: another seed, and nearest rounding, are other bits.
+      EXPECT_GT(differing(after_steps({state, rounding, "", 1}), wanted), 100) << state;
+      if (std::string(state) != "float8") EXPECT_GT(differing(after_steps({state, "nearest"}), wanted), 100) << state;
+    }
+  std::printf("%d runs of other targets, threads, tiers, chunks, and over files: %lld bytes, 0 differ\n", runs,
+              static_cast<long long>(bytes));
+}
+
+// An item's elements may have indices at and beyond 2^32: each has the bits of its own index, by the definition.
+TEST(Rounding, IndicesGoOnBeyond32Bits) {
+  auto rng = seeded("beyond 2^32", 71);
+  constexpr int64_t kCarry = int64_t{1} << 32;
+  int64_t compared = 0;
+  for (const char* codec : {"bf16", "dynamic8", "float8"})
+    for (const int64_t first : {kCarry - 512, kCarry - 100, 3 * kCarry - 256, kCarry + 7}) {
+      if (first % 256 && std::string(codec) != "bf16") continue;  // blocks begin at blocks
+      StepCase whole(find_rule("adamw"), find_codec(codec), DType::kF32, DType::kF32, 1, 1024, rng);
+      whole.stochastic = 0b11;
+      whole.origin = {0, first, 5 * kCarry};
+      for (const std::string& target : cpu_targets()) {
+        // The same elements in parts of their own, of which none reaches over the carry.
+        StepCase got = whole, parts = whole;
+        const auto backend = cpu::make_backend(target);
+        const StepItem item = got.item();
+        backend->step({&item, 1}, 1, false, nullptr);
+        const int64_t cut = std::clamp<int64_t>((first / kCarry + 1) * kCarry - first, 0, 1024) % 1024;
+        for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, cut}, {cut, 1024}}) {
+          if (begin == end) continue;
+          const int64_t sizes[] = {1, end - begin};
+          const Layout layout = Layout::make(sizes, {});
+          StepItem part = parts.item();
+          part.param_layout = part.grad_layout = &layout;
+          part.param = parts.param.data() + begin * 4;
+          part.grad = parts.grad.data() + begin * 4;
+          part.origin.first_column = first + begin;
+          for (int k = 0; k < 2; ++k) {
+            part.codes[k] = parts.codes[k].data() + begin * codecs()[size_t(part.codec)].code_bytes;
+            if (part.scales[k]) part.scales[k] += begin / kBlockElements;
+          }
+          backend->step({&part, 1}, 1, false, nullptr);
+        }
+        EXPECT_EQ(testing::differing_bytes(got, parts), 0) << codec << " " << target << " from " << first;
+        compared += got.bytes();
+        if (first < kCarry) continue;
+        // Control: without the bits above 32 it would be another result.
+        StepCase low = whole;
+        low.origin.first_column = first % kCarry;
+        const StepItem wrong = low.item();
+        backend->step({&wrong, 1}, 1, false, nullptr);
+        EXPECT_GT(testing::differing_bytes(got, low), 0) << codec;
+      }
+    }
+  std::printf("%lld bytes at indices around and beyond 2^32, 0 differ\n", static_cast<long long>(compared));
+}
+
+}  // namespace
+}  // namespace lowtide::testing
