@@ -74,9 +74,9 @@ def register(
     def add(of_param: Mapping[str, Any], rule: str) -> int:
         options = {**group, **of_param}
         hyper = optimizer._hyper_of(rule, options)
-        own: Memory | None = of_param.get("memory", None if made else memory)
-        shared = numbers[0] if made and not own else -1
-        budget = own.budget(place) if own else None
+        own: Memory | None = of_param.get("memory", memory)
+        shared = next((n for n, known in zip(numbers, made) if known.overrides.get("memory", memory) == own), -1)
+        budget = own.budget(place) if own and shared < 0 else None
         numbers.append(core.add_group(hyper, *format_of(options), budget, shared, rule))
         made.append(CoreGroup(number, of_param, rule, hyper, format_of(options)))
         return len(made) - 1
