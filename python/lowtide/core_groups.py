@@ -85,7 +85,7 @@ def register(
     try:
         add({}, "")
         for i, (param, of, of_param) in enumerate(zip(params, shardings, overrides, strict=True)):
-            text = f"{where}, parameter {i}: override" if of_param else where
+            text = f"{where}, parameter {i}{': override' if of_param else ''}"
             if of_param:
                 check_overrides(optimizer, of_param)
             rule = optimizer._rule_for(param, {**group, **of_param})
@@ -95,7 +95,7 @@ def register(
             text = where
             core.add_param(numbers[at], param, param.requires_grad, of.whole if of else None)
             made[at].params.append(first + i)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, NotImplementedError) as error:
         raise checks.naming(text, error) from error
     return made
 
