@@ -101,9 +101,10 @@ def check_kinds(options: Mapping[str, Any], where: str) -> None:
             raise ValueError(f"{where}: {name}: got {value!r}, wanted {wanted}")
 
 
-def naming(where: str, error: TypeError | ValueError) -> TypeError | ValueError:
-    """The same error, with `where` before its message."""
-    return (TypeError if isinstance(error, TypeError) else ValueError)(f"{where}: {error}")
+def naming(where: str, error: Exception) -> Exception:
+    """The same kind of error, with `where` before its message."""
+    kinds = (TypeError, NotImplementedError, ValueError)
+    return next(kind for kind in kinds if isinstance(error, kind))(f"{where}: {error}")
 
 
 def number(name: str, value: object) -> float:

@@ -51,6 +51,7 @@ app = typer.Typer(
 Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")]
 Disk = Annotated[str | None, typer.Option(help="Directory for scratch files, best on a local SSD.", metavar="DIR")]
 Rule = Annotated[str, typer.Option(help=f"One of {', '.join(_core.rule_names())}.", metavar="NAME")]
+PlannedRule = Annotated[str, typer.Option(help=f"One of {', '.join(_core.rule_names())}, muon.", metavar="NAME")]
 State = Annotated[
     str, typer.Option(help=f"State format: one of {', '.join(_core.codec_names())}.", metavar="NAME")
 ]
@@ -88,7 +89,7 @@ def plan(
     shapes_file: Annotated[
         Path | None, typer.Option("--shapes", help="JSON: a list of shapes, or name: shape.", metavar="FILE")
     ] = None,
-    rule: Rule = "adamw",
+    rule: PlannedRule = "adamw",
     state: State = "dynamic8",
     ram: Annotated[
         str | None, typer.Option(help="RAM for state, e.g. 8GiB or 50%; without: no limit.", metavar="SIZE")

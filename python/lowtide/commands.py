@@ -17,7 +17,7 @@ import lowtide
 from lowtide import _core
 from lowtide.files import read_metadata
 from lowtide.memory import Memory, path_of
-from lowtide.planning import Plan, Rates, measure_rates
+from lowtide.planning import Plan, Rates, core_rule, measure_rates
 from lowtide.planning import plan as predict
 from lowtide.shapes import Shape, Variant
 
@@ -98,7 +98,7 @@ def plan_formats(
             free = _core.disk_info(directory)["free_bytes"]
     # First without rates: bad arguments show before anything is measured.
     predict(model, rule, state, memory, **variant._asdict())
-    rates = measure_rates(memory.disk if memory else None, rule, **variant._asdict()) if measure else Rates()
+    rates = measure_rates(memory.disk if memory else None, core_rule(rule), **variant._asdict()) if measure else Rates()
     plans = {}
     for each in _core.codec_names():
         plan = predict(model, rule, each, memory, rates=rates, **variant._asdict())

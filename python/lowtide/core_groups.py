@@ -75,9 +75,9 @@ def register(
     def add(of_param: Mapping[str, Any], rule: str) -> int:
         options = {**group, **of_param}
         hyper = optimizer._hyper_of(rule, options)
-        own: Memory | None = of_param.get("memory", None if made else memory)
-        shared = numbers[0] if made and not own else -1
-        budget = own.budget(place) if own else None
+        own: Memory | None = of_param.get("memory", memory)
+        shared = next((n for n, known in zip(numbers, made) if known.overrides.get("memory", memory) == own), -1)
+        budget = own.budget(place) if own and shared < 0 else None
         state, least, master = format_of(options)
         rounding = options["rounding"]
         numbers.append(core.add_group(hyper, state, least, budget, rounding, master, shared, rule))
@@ -88,7 +88,7 @@ def register(
     try:
         add({}, "")
         for i, (param, of, of_param) in enumerate(zip(params, shardings, overrides, strict=True)):
-            text = f"{where}, parameter {i}: override" if of_param else where
+            text = f"{where}, parameter {i}{': override' if of_param else ''}"
             if of_param:
                 check_overrides(optimizer, of_param)
             rule = optimizer._rule_for(param, {**group, **of_param})
@@ -98,7 +98,7 @@ def register(
             text = where
             core.add_param(numbers[at], param, param.requires_grad, of.shard if of else None)
             made[at].params.append(first + i)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, NotImplementedError) as error:
         raise checks.naming(text, error) from error
     return made
 

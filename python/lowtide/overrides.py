@@ -96,7 +96,7 @@ def override(
             tensor.
         name: of one parameter of the module, as in `named_parameters()`; None: all that it has when an optimizer looks.
         options: any option that a parameter group can have: lr, weight_decay, betas, eps, state, min_quantized_numel,
-            memory, …
+            memory (one budget for all parameters of a group that have it), …
 
     Returns an `Override`, whose `remove()` takes it back.
 

@@ -139,11 +139,11 @@ def plan(
         model_or_params: a module, parameters or (name, parameter) pairs, groups of these (dicts, with "state",
             "memory" and so on per group), or shapes. Tensors may be on any device, "meta" too. Frozen parameters
             are left out. Of a DTensor (FSDP2), this rank's part is planned.
-        rule: one of docs/rules.md: "adamw", "adam", "lion", "sgd", "adagrad", "rmsprop", "ademamix".
+        rule: one of docs/rules.md: "adamw", "adam", "lion", "sgd", "adagrad", "rmsprop", "ademamix", "muon".
         state, memory, min_quantized_numel: as for the optimizer.
         rates: for the seconds. "measure" measures what this model needs on this machine: about a second for each
             state format, and where state goes to disk 1.3 seconds for each directory (see `measure_rates`).
-        momentum: of SGD, which has no state without, and of RMSprop.
+        momentum: of SGD, which has no state without, and of RMSprop. (Muon's is not 0 unless a group says so.)
         amsgrad: of Adam and AdamW.
         centered: of RMSprop.
 
@@ -155,9 +155,10 @@ def plan(
         raise TypeError(f"plan: rule: got {rule!r} ({type(rule).__name__}), wanted one of {_core.rule_names()}")
     if not (rates is None or rates == "measure" or isinstance(rates, Rates)):
         raise TypeError(f"plan: rates: got {rates!r}, wanted lowtide.Rates(...), 'measure' or None")
-    variant = variant_of({"momentum": momentum, "amsgrad": amsgrad, "centered": centered})
+    muon = rule == "muon"
+    variant = variant_of({"momentum": momentum or 0.95 * muon, "amsgrad": amsgrad, "centered": centered})
     defaults = ShapedGroup((), state, int(min_quantized_numel), variant)
-    groups = groups_of(model_or_params, defaults)
+    groups = groups_of(model_or_params, defaults, muon)
     if rates == "measure":
         rates = _measure_for(_predict(rule, memory, groups, Rates()), groups, variant)
     return _predict(rule, memory, groups, rates or Rates())
@@ -165,7 +166,6 @@ def plan(
 
 def _predict(rule: str, memory: Memory | None, groups: list[ShapedGroup], rates: Rates) -> Plan:
     read, write = checks.number("rates: read", rates.read), checks.number("rates: write", rates.write)
-    first = {group.number: place for place, group in reversed(list(enumerate(groups)))}  # of its parameter group
     described = [
         (
             group.params,
@@ -174,16 +174,21 @@ def _predict(rule: str, memory: Memory | None, groups: list[ShapedGroup], rates:
             group.variant._asdict(),
             group.memory.budget() if group.memory else None,
             rates.step_of(group.state),
-            -1 if group.memory or first[group.number] == place else first[group.number],
-            "",
+            group.shares,
+            group.rule,
         )
-        for place, group in enumerate(groups)
+        for group in groups
     ]
-    total, budgets = _core.plan_memory(rule, memory.budget() if memory else None, described, read, write)
+    total, budgets = _core.plan_memory(core_rule(rule), memory.budget() if memory else None, described, read, write)
     own = [(f"group {group.number}", group.memory) for group in groups if group.memory]
     names, memories = zip(("optimizer", memory), *own, strict=True)
     parts = tuple(BudgetPlan(**budget) for budget in budgets)
     return Plan(**total, rule=rule, names=names, budgets=parts, memories=memories, rates=rates)
+
+
+def core_rule(rule: str) -> str:
+    """Muon is made of two; this is that of what is no matrix."""
+    return "adamw" if rule == "muon" else rule
 
 
 def _measure_for(unrated: Plan, groups: list[ShapedGroup], variant: Variant) -> Rates:
@@ -191,7 +196,7 @@ def _measure_for(unrated: Plan, groups: list[ShapedGroup], variant: Variant) -> 
     pairs = zip(unrated.memories, unrated.budgets, strict=True)
     disks = {memory.budget().disk for memory, budget in pairs if memory and budget.disk_bytes > 0}
     most = Variant(*map(max, zip(variant, *(group.variant for group in groups))))
-    rates = measure_rates(None, unrated.rule, states=sorted(used), **most._asdict())
+    rates = measure_rates(None, core_rule(unrated.rule), states=sorted(used), **most._asdict())
     found = [_core.measure_disk_rates(disk) for disk in sorted(disks)]
     if not found:
         return rates

@@ -45,11 +45,13 @@ class ShapedGroup:
     variant: Variant
     memory: Memory | None = None
     number: int = 0  # of the parameter group
+    rule: str = ""  # the core's, where it is another than that of all
+    shares: int = -1  # place of the group whose budget it has; -1: its own (memory), or that of all
 
 
-def groups_of(source: Any, defaults: ShapedGroup) -> list[ShapedGroup]:
-    """The groups that an optimizer would make of `source`, those of overrides among them; what a group does not say is
-    as in `defaults`.
+def groups_of(source: Any, defaults: ShapedGroup, muon: bool = False) -> list[ShapedGroup]:
+    """What an optimizer would make of `source`, in order, cut where options or rule change; what a group does not say is
+    as in `defaults`. muon: matrices have its rule.
 
     Frozen parameters (`torch.nn.Parameter`s that require no gradient) are left out: they never get state.
     Raises ValueError or TypeError for what an optimizer would refuse, wherever the tensors are.
@@ -62,11 +64,16 @@ def groups_of(source: Any, defaults: ShapedGroup) -> list[ShapedGroup]:
     if not any(isinstance(entry, Mapping) for entry in entries):
         entries = [{"params": entries}]
     seen: set[int] = set()
-    return [group for n, entry in enumerate(entries) for group in _groups(entry, defaults, n, seen)]
+    groups: list[ShapedGroup] = []
+    for n, entry in enumerate(entries):
+        groups += _groups(entry, defaults, n, seen, muon, len(groups))
+    return groups
 
 
-def _groups(entry: Any, defaults: ShapedGroup, number: int, seen: set[int]) -> list[ShapedGroup]:
-    """One, and one more for each set of overrides."""
+def _groups(
+    entry: Any, defaults: ShapedGroup, number: int, seen: set[int], muon: bool, first: int
+) -> list[ShapedGroup]:
+    """Of one parameter group; first: place of the first one."""
     where = f"parameter group {number}"
     if not isinstance(entry, Mapping) or "params" not in entry:
         raise TypeError(f"{where}: got {type(entry).__name__}, wanted a dict with 'params', as all groups are")
@@ -75,13 +82,19 @@ def _groups(entry: Any, defaults: ShapedGroup, number: int, seen: set[int]) -> l
     if isinstance(params, torch.nn.Module):
         params = params.parameters()
     members = [params] if isinstance(params, torch.Tensor) else list(params)
-    tensors = [m for m in (m[1] if isinstance(m, tuple) and len(m) == 2 else m for m in members)
-               if isinstance(m, torch.Tensor)]  # fmt: skip
-    overrides = {id(m): own for m, own in zip(tensors, options_of(tensors), strict=True)}
-    shaped: list[tuple[Mapping[str, Any], list[ShapedParam]]] = [({}, [])]
+    members = [m[1] if isinstance(m, tuple) and len(m) == 2 and isinstance(m[0], str) else m for m in members]
+    tensors = [member for member in members if isinstance(member, torch.Tensor)]
+    overrides = {id(member): own for member, own in zip(tensors, options_of(tensors), strict=True)}
+    shaped: list[tuple[Mapping[str, Any], str, list[ShapedParam]]] = [({}, "", [])]
+
+    def add(own: Mapping[str, Any], param: ShapedParam) -> None:
+        matrix = len(param.whole[0] if param.whole else param.shape) == 2
+        rule = "sgd" if muon and matrix and {**entry, **own}.get("use_muon", True) else ""
+        if (own, rule) != shaped[-1][:2]:
+            shaped.append((own, rule, []))
+        shaped[-1][2].append(param)
+
     for place, member in enumerate(members):
-        if isinstance(member, tuple) and len(member) == 2 and isinstance(member[0], str):
-            member = member[1]  # a (name, parameter) pair
         here = f"{where}, parameter {place}"
         if isinstance(member, torch.Tensor):
             if id(member) in seen:
@@ -94,30 +107,28 @@ def _groups(entry: Any, defaults: ShapedGroup, number: int, seen: set[int]) -> l
             shards = sharding.sharding_of(member, here)
             own = overrides[id(member)]
             checks.check_kinds(own, f"{here}: override")
-            if not any(own == options for options, _ in shaped):
-                shaped.append((own, []))
-            group = next(params for options, params in shaped if options == own)
-            group.append(ShapedParam(tuple(local.shape), shards.whole if shards else None))
+            add(own, ShapedParam(tuple(local.shape), shards.whole if shards else None))
         else:
-            shaped[0][1].append(ShapedParam(_shape(member, here)))
-    memory = entry.get("memory")  # the first one's: the others share it
-    return [
-        _group({**entry, "memory": None if n else memory, **own}, tuple(params), defaults, number)
-        for n, (own, params) in enumerate(shaped)
-    ]
-
-
-def _group(
-    options: Mapping[str, Any], params: tuple[ShapedParam, ...], defaults: ShapedGroup, number: int
-) -> ShapedGroup:
-    return ShapedGroup(
-        params,
-        options.get("state", defaults.state),
-        int(options.get("min_quantized_numel", defaults.min_quantized_numel)),
-        variant_of(options, defaults.variant),
-        options.get("memory"),
-        number,
-    )
+            add({}, ShapedParam(_shape(member, here)))
+    groups: list[ShapedGroup] = []
+    budgets: list[Memory | None] = []  # of these
+    for own, rule, params in shaped:
+        options = {"memory": None, **entry, **own}
+        shares = first + budgets.index(options["memory"]) if options["memory"] in budgets else -1
+        budgets.append(options["memory"])
+        groups.append(
+            ShapedGroup(
+                tuple(params),
+                options.get("state", defaults.state),
+                int(options.get("min_quantized_numel", defaults.min_quantized_numel)),
+                variant_of(options, defaults.variant),
+                options["memory"] if shares < 0 else None,
+                number,
+                rule,
+                shares,
+            )
+        )
+    return groups
 
 
 def variant_of(given: Mapping[str, Any], defaults: Variant = Variant()) -> Variant:

@@ -104,8 +104,8 @@ def carry_over(old: _core.Optimizer, new: _core.Optimizer, number: int, kept: Ke
     steps = old.step_count(number)
     if old.has_state(number) and steps > 0:
         had, wanted = ([name for name, _ in core.states_of(number)] for core in (old, new))
-        expect(had == wanted, f"state of parameter {number}", f"{', '.join(had)} and an option that makes it "
-               f"{', '.join(wanted)}", "that option before the first step")  # fmt: skip
+        expect(had == wanted, f"override of parameter {number}, which has {', '.join(had)}", "an option that makes it "
+               f"{', '.join(wanted)}", "amsgrad, centered and momentum as they were at the first step")  # fmt: skip
         tensors = old.read_state(number)
         if len(tensors) > 1:  # with buffers
             new.allocate_state(number)

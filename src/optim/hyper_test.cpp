@@ -78,6 +78,9 @@ TEST(Hyper, WhatOneRuleCannotReadAnotherCan) {
   EXPECT_NE(refusal("adamw", both).find("got amsgrad and nesterov for adamw"), std::string::npos);
   check_group("lion", {.hyper = both});  // reads neither
   EXPECT_NE(refusal("sgd", with("sgd", "nesterov", 1)).find("got nesterov with momentum=0"), std::string::npos);
+  Hyper damped = with("sgd", "nesterov", 1);
+  damped.momentum = 0.9, damped.dampening = 0.1;
+  EXPECT_NE(refusal("sgd", damped).find("dampening=0.1, wanted momentum > 0 and dampening = 0"), std::string::npos);
   check_group("adam", {.hyper = with("adam", "nesterov", 1)});
   // Products that float32 cannot hold.
   Hyper large = with("ademamix", "lr", 1e38);

@@ -11,6 +11,7 @@
 #include "support/random.h"
 #include "support/scratch_support.h"
 #include "support/temporary.h"
+#include "support/variants.h"
 
 namespace lowtide::testing {
 namespace {
@@ -60,8 +61,15 @@ PlanRequest random_request(Rng& rng, const std::string& disk) {
     PlannedGroup& group = request.groups.emplace_back();
     group.options.state = codecs[static_cast<size_t>(rng.below(static_cast<int64_t>(codecs.size())))];
     group.options.min_quantized_numel = rng.chance(0.5) ? 4096 : 0;
-    if (rng.chance(0.7)) group.options.hyper.momentum = 0.9;
-    if (rng.chance(0.3)) group.options.memory = random_budget(rng, disk);
+    const bool other_rule = rng.chance(0.2);
+    if (other_rule) group.options.rule = rules[static_cast<size_t>(rng.below(static_cast<int64_t>(rules.size())))];
+    const std::string& rule = other_rule ? group.options.rule : request.options.rule;
+    group.options.hyper = random_variant(rule, rng);
+    if (rule == "sgd" && rng.chance(0.3)) group.options.hyper.momentum = 0;
+    if (rng.chance(0.3))
+      group.options.memory = random_budget(rng, disk);
+    else if (g > 0 && rng.chance(0.3))
+      group.options.budget_of = static_cast<int>(rng.below(g));
     const int64_t count = rng.between(0, 10);
     for (int64_t i = 0; i < count; ++i) group.params.push_back({random_sizes(rng)});
   }

@@ -46,9 +46,9 @@ std::vector<BadCall> hyper_calls() {
     add("eps", [=](Hyper& h) { h.eps = value; }, {"got eps=", "wanted eps > 0"});
   for (const double value : {kNan, kInf, 1e300})
     add("dampening", [=](Hyper& h) { h.dampening = value; }, {"got dampening=", "wanted"});
-  add("nesterov alone", [](Hyper& h) { h.nesterov = true; }, {"got nesterov with momentum=0", "wanted momentum > 0"});
-  add("nesterov, dampening", [](Hyper& h) { h.nesterov = true, h.momentum = 0.9, h.dampening = 0.1; },
-      {"dampening=0.1", "dampening = 0"});
+  add("nesterov", [](Hyper& h) { h.nesterov = true; }, {"make adamw_nesterov out of adamw", "wanted"});
+  add("amsgrad", [](Hyper& h) { h.amsgrad = true; }, {"make adamw_amsgrad out of adamw", "wanted"});
+  add("both", [](Hyper& h) { h.amsgrad = h.nesterov = true; }, {"got amsgrad and nesterov for adamw", "wanted one"});
   return all;
 }
 

@@ -8,6 +8,13 @@ import torch
 
 from support import CODECS, bits, parameter, random_gradients, refused, state_bits, through_file
 
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Matrices are small."""
+    torch.set_num_threads(1)
+
+
 SHAPES = [(64, 96), (96, 32), (48, 48), (1, 20)]
 
 
@@ -23,10 +30,9 @@ SHAPES = [(64, 96), (96, 32), (48, 48), (1, 20)]
     ids=["default", "not nesterov", "no momentum", "other coefficients"],
 )
 def test_matrices_with_float32_state_are_stepped_as_by_torch(options, maximize, seed, figure):
-    """Both round d to bfloat16 before the same operations. Directions differ by float32's rounding, so that where one is
-    at the middle between two bfloat16 values the other may round elsewhere: 2⁻⁸ of an element, of which the iteration,
-    with slopes below 4 at most, makes at most 4⁵ 2⁻⁸ in the norm if all did; one in 2¹⁵ does per step. Measured: the
-    norm of the difference after 20 steps, of that of the move."""
+    """Both round d to bfloat16 before the same operations. Directions differ by a few roundings of float32, so one
+    element in about 2¹⁴ is rounded to another bfloat16, 2⁻⁸ of it away, and the iteration, of slope a at 0, makes up to
+    a⁵ of that: 3.4⁵ 2⁻⁸ / √2¹⁴ = 1.5 % of the norm per step at most. Where none is, results are bit-equal."""
     a = [parameter(*shape) for shape in SHAPES]
     b = [torch.nn.Parameter(p.detach().clone()) for p in a]
     start = [p.detach().clone() for p in a]
@@ -160,24 +166,24 @@ def test_skipped_steps_change_nothing(seed):
 
 
 def test_quantized_momentum_converges(seed, figure):
-    """A linear map from noise-free samples: the loss with 8-bit momentum ends where that with float32 does."""
+    """A linear map from samples without noise: the loss with 8-bit momentum ends where that with float32 does."""
     losses = {}
-    for state in ("fp32", "bf16", "dynamic8"):
+    for state in ("fp32", "dynamic8"):
         torch.manual_seed(7)
-        target = torch.randn(64, 64)
-        net = torch.nn.Sequential(torch.nn.Linear(64, 256, bias=False), torch.nn.Linear(256, 64, bias=False))
-        opt = lowtide.Muon(net.parameters(), lr=0.02, weight_decay=0.0, state=state)
-        schedule = torch.optim.lr_scheduler.LinearLR(opt, 1.0, 0.0, total_iters=150)
-        for _ in range(150):
-            x = torch.randn(128, 64)
+        target = torch.randn(32, 64) / 32**0.5
+        net = torch.nn.Sequential(torch.nn.Linear(32, 128, bias=False), torch.nn.Linear(128, 64, bias=False))
+        opt = lowtide.Muon(net.parameters(), lr=0.05, weight_decay=0.0, state=state, min_quantized_numel=0)
+        schedule = torch.optim.lr_scheduler.LinearLR(opt, 1.0, 0.0, total_iters=60)
+        for _ in range(60):
+            x = torch.randn(128, 32)
             loss = (net(x) - x @ target).square().mean()
             opt.zero_grad()
             loss.backward()
             opt.step()
             schedule.step()
-        losses[state] = float(loss)
-    figure(f"first loss about 64, last {losses}")
-    assert losses["fp32"] < 1 and all(loss < 2 * losses["fp32"] + 1e-3 for loss in losses.values())
+        losses[state] = float(loss.detach())
+    figure(f"first loss about 1, last {losses}")
+    assert losses["fp32"] < 0.05 and all(loss < 1.5 * losses["fp32"] + 1e-3 for loss in losses.values())
 
 
 @pytest.mark.parametrize(

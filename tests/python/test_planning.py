@@ -171,7 +171,7 @@ def test_rates_are_measured(tmp_path, figure):
         ({"model_or_params": [(2**52,), (1,)]}, ValueError, "2^52"),
         ({"model_or_params": [{"lr": 1.0}]}, TypeError, "params"),
         ({"model_or_params": [{"params": [(2, 2)], "state": "int3"}]}, ValueError, "int3"),
-        ({"model_or_params": [{"params": [(2, 2)], "amsgrad": True}]}, ValueError, "amsgrad"),
+        ({"model_or_params": [{"params": [(2, 2)], "amsgrad": "yes"}]}, TypeError, "amsgrad"),
         ({"model_or_params": [torch.zeros(2, dtype=torch.int64)]}, ValueError, "int64"),
         ({"model_or_params": [torch.nn.LazyLinear(3).weight]}, ValueError, "uninitialized"),
     ],

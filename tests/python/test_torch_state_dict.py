@@ -60,7 +60,8 @@ def test_states_of_torch_can_be_loaded(rule, codec, seed, figure):
     theirs.step()
     worst = max(float((p - q).detach().abs().max()) for p, q in zip(params, copies, strict=True))
     figure(f"largest difference in the next step {worst:.1e}")
-    assert worst < (1e-6 if codec == "fp32" else 1e-3)
+    # RMSprop's first moves are of 1 / sqrt(1 - alpha) = 10 lr, and its momentum adds them up.
+    assert worst < (1e-6 if codec == "fp32" else 1e-3) * (20 if rule == "rmsprop" else 1)
 
 
 @pytest.mark.parametrize("rule", TORCH)

@@ -14,6 +14,7 @@
 #include "optim/optimizer_env.h"
 #include "support/optimizer_case.h"
 #include "support/random.h"
+#include "support/variants.h"
 
 namespace lowtide::testing {
 
@@ -197,9 +198,8 @@ inline Config random_setup(Rng& rng) {
   Config setup;
   setup.rule = pick(rng, rule_names());
   setup.state = pick(rng, codec_names());
-  setup.hyper = default_hyper(setup.rule);
+  setup.hyper = random_variant(setup.rule, rng);
   setup.hyper.lr = 0.01;
-  if (setup.rule == "sgd") setup.hyper.momentum = 0.9;
   return setup;
 }
 

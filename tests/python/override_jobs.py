@@ -1,0 +1,73 @@
+"""What test_overrides_sharded.py runs in several processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lowtide
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from support import bits
+
+
+def _model() -> torch.nn.Sequential:
+    torch.manual_seed(11)
+    return torch.nn.Sequential(lowtide.StableEmbedding(64, 256), torch.nn.Linear(256, 64), torch.nn.Linear(64, 256))
+
+
+def _train(model: torch.nn.Module, opt: torch.optim.Optimizer, steps: int) -> None:
+    for step in range(steps):
+        torch.manual_seed(step)
+        opt.zero_grad()
+        model(torch.randint(64, (4, 9))).square().mean().backward()
+        opt.step()
+
+
+def _codecs(model: torch.nn.Module, opt: Any) -> dict[str, str]:
+    numbers = {id(param): i for i, param in enumerate(opt._params)}
+    return {name: opt._core.state_codec(numbers[id(param)]) for name, param in model.named_parameters()}
+
+
+def overridden(when: str) -> tuple[dict[str, str], dict[str, str], list[bytes], list[bytes]]:
+    """A model with overrides made before it is sharded, or after steps: formats of the parameters whose elements are
+    many, and parameters after all steps, beside those of a model that is not sharded."""
+    results = []
+    world = torch.distributed.get_world_size()
+    for sharded in (True, False):
+        model = _model()
+
+        def override(of: torch.nn.Module = model) -> None:
+            lowtide.override(of[1], "weight", state="fp32", lr=0.01)
+
+        if when == "early":
+            override()
+        if sharded:
+            mesh = init_device_mesh("cpu", (world,))
+            for layer in model:
+                fully_shard(layer, mesh=mesh)
+            fully_shard(model, mesh=mesh)
+        opt = lowtide.AdamW(model.parameters(), min_quantized_numel=1000)
+        _train(model, opt, 2)
+        if when == "late":
+            override()
+        _train(model, opt, 2)
+        whole = [param.full_tensor() if sharded else param for param in model.parameters()]
+        results.append((_codecs(model, opt), [bits(param) for param in whole]))
+    (codecs, values), (of_plain, plain) = results
+    return codecs, of_plain, values, plain
+
+
+def muon_of_shards() -> tuple[str, list[str]]:
+    """What Muon says of a sharded matrix, and what it keeps of those that AdamW steps."""
+    model = _model()
+    fully_shard(model, mesh=init_device_mesh("cpu", (torch.distributed.get_world_size(),)))
+    said = ""
+    try:
+        lowtide.Muon(model.parameters())
+    except NotImplementedError as error:
+        said = str(error)
+    opt = lowtide.Muon([{"params": model.parameters(), "use_muon": False}])
+    _train(model, opt, 1)
+    return said, sorted({name for state in opt.state.values() for name in state})

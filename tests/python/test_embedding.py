@@ -1,0 +1,88 @@
+"""`lowtide.Embedding` and `StableEmbedding`: bitsandbytes' arguments, values and float32 state, in any optimizer."""
+
+import copy
+import inspect
+import math
+
+import lowtide
+import pytest
+import torch
+
+from support import RULES, bits, make, random_gradients
+
+CLASSES = [lowtide.Embedding, lowtide.StableEmbedding]
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_arguments_are_those_of_bitsandbytes(cls):
+    bnb = pytest.importorskip("bitsandbytes")
+    wanted = inspect.signature(getattr(bnb.nn, cls.__name__)).parameters
+    ours = inspect.signature(cls).parameters
+    assert list(ours)[: len(wanted)] == list(wanted)
+    assert all(ours[name].default == argument.default for name, argument in wanted.items())
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_values_are_those_of_bitsandbytes(cls, seed, figure):
+    bnb = pytest.importorskip("bitsandbytes")
+    compared = 0
+    for options in ({}, {"padding_idx": 3}, {"max_norm": 0.1}):  # its dtype fails in torch: it goes where device should
+        torch.manual_seed(seed)
+        ours = cls(50, 16, **options)
+        torch.manual_seed(seed)
+        theirs = getattr(bnb.nn, cls.__name__)(50, 16, **options)
+        indices = torch.randint(50, (4, 9))
+        assert bits(ours.weight) == bits(theirs.weight)
+        found, wanted = ours(indices), theirs(indices)
+        assert found.dtype == wanted.dtype == ours.weight.dtype and bits(found) == bits(wanted)
+        assert bits(ours.weight) == bits(theirs.weight)  # max_norm changes it
+        compared += found.numel()
+    figure(f"{compared} values bit-equal")
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_xavier_and_a_row_of_zeros(cls, seed):
+    layer = cls(3000, 64, padding_idx=7)
+    bound = math.sqrt(6 / (3000 + 64))
+    assert not layer.weight[7].any() and layer.weight.abs().max() <= bound
+    assert abs(float(layer.weight.detach().std()) / (bound / math.sqrt(3)) - 1) < 0.01
+    layer.weight.data.fill_(1.0)
+    layer.reset_parameters()
+    assert not layer.weight[7].any() and layer.weight.abs().max() <= bound
+    given = torch.randn(4, 4)
+    assert cls(4, 4, _weight=given).weight.data_ptr() == given.data_ptr()
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("rule", [*RULES, "muon"])
+def test_state_of_this_weight_alone_is_float32(rule, cls, seed, figure):
+    model = torch.nn.Sequential(cls(64, 256), torch.nn.Linear(256, 64), torch.nn.Embedding(64, 256))
+    model = copy.deepcopy(model)  # also of copies
+    opt = lowtide.Muon(model.parameters()) if rule == "muon" else make(rule, model.parameters())
+    random_gradients(list(model.parameters()))
+    opt.step()
+    codecs = {name: opt._core.state_codec(i) for i, (name, _) in enumerate(model.named_parameters())}
+    big = {name: codec for name, codec in codecs.items() if "bias" not in name and "norm" not in name}
+    figure(f"{big}")
+    assert big == {"0.weight": "fp32", "1.weight": "dynamic8", "2.weight": "dynamic8"}
+
+
+def test_types(seed):
+    for cls in CLASSES:
+        layer = cls(8, 16, dtype=torch.bfloat16, device="cpu")
+        assert layer(torch.arange(8)).dtype == layer.weight.dtype == torch.bfloat16
+    assert layer.norm.weight.dtype == torch.float32
+
+
+def test_it_trains(seed):
+    """Gradients reach weight and norm; the padding row stays zero."""
+    layer = lowtide.StableEmbedding(30, 32, padding_idx=0)
+    opt = lowtide.AdamW(layer.parameters(), lr=0.1)
+    for _ in range(3):
+        opt.zero_grad()
+        layer(torch.randint(30, (4, 8))).pow(3).mean().backward()
+        opt.step()
+    assert not layer.weight[0].any() and layer.norm.bias.any()
+    lowtide.override(layer, "weight", state="dynamic8", min_quantized_numel=0)  # a later one counts more
+    opt.step()
+    assert opt.state[layer.weight]["exp_avg"].dtype == torch.uint8
