@@ -11,6 +11,14 @@ namespace {
 #include "portable/portable.h"
 
 template <class R>
+constexpr bool reads_state() {
+  if constexpr (HasNorms<R>)
+    return R::kNormsReadState;
+  else
+    return false;
+}
+
+template <class R>
 RuleInfo rule_info(const char* name) {
   static_assert(sizeof(typename R::Args) <= kArgsBytes && R::kStates <= kMaxStates);
   return RuleInfo{name,
@@ -18,13 +26,32 @@ RuleInfo rule_info(const char* name) {
                   R::kSigned,
                   {R::kStateNames, R::kStateNames + R::kStates},
                   [](const RuleHyper& h, void* out) {
-                    const RuleInput in{h.lr,       h.beta1,     h.beta2,          h.beta3, h.eps,     h.weight_decay,
-                                       h.momentum, h.dampening, h.nesterov,       h.alpha, h.t_alpha, h.t_beta3,
-                                       h.lr_decay, h.initial,   h.momentum_decay, h.t,     h.first};
+                    const RuleInput in{h.lr,
+                                       h.beta1,
+                                       h.beta2,
+                                       h.beta3,
+                                       h.eps,
+                                       h.weight_decay,
+                                       h.momentum,
+                                       h.dampening,
+                                       h.nesterov,
+                                       h.alpha,
+                                       h.t_alpha,
+                                       h.t_beta3,
+                                       h.lr_decay,
+                                       h.initial,
+                                       h.momentum_decay,
+                                       h.trust_coefficient,
+                                       h.max_unorm,
+                                       {h.norm[0], h.norm[1]},
+                                       h.t,
+                                       h.first};
                     const typename R::Args args = R::args(in);
                     std::memcpy(out, &args, sizeof args);
                   },
-                  sizeof(typename R::Args)};
+                  sizeof(typename R::Args),
+                  HasNorms<R>,
+                  reads_state<R>()};
 }
 
 template <class C>
@@ -54,6 +81,17 @@ constexpr bool counts_up(const int (&numbers)[n]) {
 }
 static_assert(counts_up(kRuleNumbers) && counts_up(kCodecNumbers),
               "rules.def and codecs.def are numbered 0, 1, 2, ...");
+// norm_rules.def and the rules with norms are the same.
+constexpr int kNormRules = 0
+#define LT_RULE(number, name, Rule) +HasNorms<Rule>
+#include "portable/rules.def"
+#undef LT_RULE
+    ;
+static_assert(kNormRules == 0
+#define LT_NORM_RULE(number, name, Rule) +(kRuleNumbers[number] == number && HasNorms<Rule>)
+#include "portable/norm_rules.def"
+#undef LT_NORM_RULE
+);
 enum : int {
 #define LT_RULE(number, name, Rule) k_##name = number,
 #include "portable/rules.def"
@@ -92,6 +130,8 @@ int effective_rule(int rule, const RuleVariant& variant) {
       return amsgrad ? k_adamw_amsgrad : nesterov ? k_adamw_nesterov : k_adamw;
     case k_sgd:
       return variant.momentum ? k_sgd : k_sgd_plain;
+    case k_lars:
+      return !variant.momentum ? k_lars_plain : variant.clips ? k_lars_clipped : k_lars;
     case k_rmsprop:
       if (variant.momentum) return variant.centered ? k_rmsprop_centered_momentum : k_rmsprop_momentum;
       return variant.centered ? k_rmsprop_centered : k_rmsprop;
@@ -101,8 +141,8 @@ int effective_rule(int rule, const RuleVariant& variant) {
 
 std::vector<std::string> rule_names() {
   std::vector<std::string> names;
-  for (const int rule :
-       {host::k_adam, host::k_adamw, host::k_lion, host::k_sgd, host::k_adagrad, host::k_rmsprop, host::k_ademamix})
+  for (const int rule : {host::k_adam, host::k_adamw, host::k_lion, host::k_sgd, host::k_adagrad, host::k_rmsprop,
+                         host::k_ademamix, host::k_lamb, host::k_lars})
     names.emplace_back(rules()[static_cast<size_t>(rule)].name);
   return names;
 }

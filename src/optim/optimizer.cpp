@@ -32,8 +32,9 @@ void Optimizer::set_hyper(int group, const Hyper& hyper) {
   const Hyper& before = impl_->group_at(group).hyper;
   check_hyper(impl_->rule_name(), hyper);
   const int was = effective_rule(impl_->rule, variant_of(before)), now = effective_rule(impl_->rule, variant_of(hyper));
-  // SGD's only state comes and stays with its momentum; others would lose what they have.
-  LT_REQUIRE(was == now || impl_->rule_name() == "sgd",
+  // SGD's and LARS's only state comes and stays with its momentum; others would lose what they have.
+  const bool momentum_only = impl_->rule_name() == "sgd" || impl_->rule_name() == "lars";
+  LT_REQUIRE(was == now || momentum_only,
              "got hyper-parameters that make %s out of %s, wanted momentum (0 or not), nesterov, amsgrad and centered "
              "as they were when the group was added: they decide which states there are",
              rules()[static_cast<size_t>(now)].name, rules()[static_cast<size_t>(was)].name);
@@ -53,6 +54,11 @@ int64_t Optimizer::add_param(int group, const TensorView& param, bool with_state
   Slot slot;
   slot.group = group;
   slot.rule = effective_rule(impl_->rule, variant_of(of.hyper));
+  LT_REQUIRE(
+      !impl_->needs_norms() || !whole || (whole->sizes == param.sizes && !whole->rows_cut),
+      "got a shard as parameter %zu of %s, which needs norms of whole parameters, wanted it whole: replicate it, or "
+      "take a rule without norms",
+      impl_->slots.size(), impl_->rule_name().c_str());
   slot.codec = codec_for(of.codec, param.sizes, whole, of.min_quantized_numel);
   slot.sizes = param.sizes;
   impl_->bind(slot, param, std::move(layout));
@@ -283,6 +289,7 @@ MemoryReport Optimizer::report() const {
     report.disk_bytes += store.disk_bytes;
     report.chunks += store.chunks;
     report.moved_per_step += store.moved_per_step;
+    if (impl_->reads_state_twice(*home)) report.moved_per_step += store.moved_per_step / 2;
     report.read_bytes += store.read_bytes;
     report.written_bytes += store.written_bytes;
     report.kept_bytes += store.kept_bytes;

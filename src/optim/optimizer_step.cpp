@@ -20,19 +20,22 @@ bool Optimizer::Impl::parameters_overlap(bool of_items) const {
   return false;
 }
 
-const void* Optimizer::Impl::args_for(const Slot& slot, int64_t steps, bool first) {
+const void* Optimizer::Impl::args_for(const Slot& slot, int64_t param, int64_t steps, bool first) {
   const int64_t t = steps + 1;
+  const bool own = !norms.empty();
   const auto fits = [&](const ArgsEntry& e) {
-    return e.group == slot.group && e.t == t && e.first == first && e.rule == slot.rule;
+    return !own && !e.own && e.group == slot.group && e.t == t && e.first == first && e.rule == slot.rule;
   };
   if (!args.empty() && fits(args.back())) return args.back().bytes;
-  for (const ArgsEntry& e : args)
-    if (fits(e)) return e.bytes;
+  if (!own)
+    for (const ArgsEntry& e : args)
+      if (fits(e)) return e.bytes;
   ArgsEntry& e = args.emplace_back();
-  e.group = slot.group, e.rule = slot.rule, e.t = t, e.first = first;
+  e.group = slot.group, e.rule = slot.rule, e.t = t, e.first = first, e.own = own;
   Hyper h = groups[static_cast<size_t>(slot.group)].hyper;
   if (voting) h.lr = -1, h.weight_decay = 0;  // out of zeros, this makes what is to be subtracted
-  const RuleHyper in = rule_hyper(h, t, first);
+  RuleHyper in = rule_hyper(h, t, first);
+  if (own) std::copy_n(norms[static_cast<size_t>(param)].of, 2, in.norm);
   rules()[static_cast<size_t>(slot.rule)].make_args(in, e.bytes);
   return e.bytes;
 }
@@ -63,6 +66,7 @@ void Optimizer::Impl::prepare(std::span<const Gradient> grads, const StepOptions
   item_params.clear();
   empty_params.clear();
   args.clear();
+  norms.clear();
   for (size_t i = 0; i < slots.size(); ++i) {
     const Gradient& grad = grads[i];
     Slot& slot = slots[i];
@@ -86,7 +90,7 @@ void Optimizer::Impl::prepare(std::span<const Gradient> grads, const StepOptions
     item.param_layout = &slot.layout;
     item.rule = slot.rule;
     item.codec = slot.codec;
-    item.args = args_for(slot, slot.steps, slot.fresh);
+    item.args = args_for(slot, static_cast<int64_t>(i), slot.steps, slot.fresh);
     const double sign = groups[static_cast<size_t>(slot.group)].hyper.maximize ? -1 : 1;
     item.grad_scale = static_cast<float>(sign * options.grad_scale);
     std::copy(slot.codes, slot.codes + kMaxStates, item.codes);
@@ -146,7 +150,7 @@ StepItem Optimizer::Impl::part_of(const StepItem& whole, const Piece& piece, std
   const Slot& slot = slots[static_cast<size_t>(piece.param)];
   const Progress& progress = slot.progress[piece.number];
   StepItem item = whole;
-  item.args = args_for(slot, slot.steps - progress.behind, progress.fresh);
+  item.args = args_for(slot, piece.param, slot.steps - progress.behind, progress.fresh);
   item.first_block = piece.first_block;
   item.blocks = piece.blocks;
   item.write_offset = write_offset;
@@ -229,7 +233,9 @@ StepResult Optimizer::Impl::step(std::span<const Gradient> grads, const StepOpti
   tell_homes(options);  // before memory is taken
   onload();
   prepare(grads, options);
-  std::shared_ptr<Guard> guard = searches(options) ? backend->queue_guard(items, options.stream) : nullptr;
+  // Norms are waited for anyway: a step that needs them is taken, or not, when it returns.
+  std::shared_ptr<Guard> guard =
+      searches(options) && !needs_norms() ? backend->queue_guard(items, options.stream) : nullptr;
   StepResult result;
   if (guard) {
     result.pending = true;
@@ -264,8 +270,24 @@ StepResult Optimizer::Impl::step(std::span<const Gradient> grads, const StepOpti
     for (StepItem& item : items) item.guard = guard.get();
     begin_pending(std::move(guard), false);
   }
+  const bool one_by_one = ordered && !voting;
+  if (needs_norms() && !one_by_one) {
+    try {
+      measure(items, item_params, options.stream);
+    } catch (...) {
+      end_prefetch();
+      throw;
+    }
+  }
   if (!paged) {
-    backend->step(items, threads, ordered && !voting, options.stream);
+    if (needs_norms() && one_by_one)  // norms, too, are of what those before have left
+      for (size_t i = 0; i < items.size(); ++i) {
+        measure({&items[i], 1}, {&item_params[i], 1}, options.stream);
+        backend->step({&items[i], 1}, threads, false, options.stream);
+        norms.clear();
+      }
+    else
+      backend->step(items, threads, one_by_one, options.stream);
     count(item_params);
     count(empty_params);
     end_prefetch();

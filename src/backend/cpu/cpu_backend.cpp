@@ -117,6 +117,15 @@ class CpuBackend final : public Backend {
     });
   }
 
+  void norms(std::span<const StepItem> items, int threads, std::span<BlockNorms> out, void*) override {
+    for_each_piece(items, threads, prefetch_all, [&](const StepItem& item, int64_t begin, int64_t end) {
+      // starts_ holds the blocks of the items before.
+      const int64_t before = starts_[static_cast<size_t>(&item - items.data())] - item.first_block;
+      norm_blocks(item, begin, end, out.data() + before);
+      return true;
+    });
+  }
+
   int64_t first_nonfinite(std::span<const StepItem> items, int threads, void*) override {
     std::atomic<int64_t> first{static_cast<int64_t>(items.size())};
     for_each_piece(items, threads, prefetch_grad, [&](const StepItem& item, int64_t begin, int64_t end) {
@@ -228,6 +237,36 @@ class CpuBackend final : public Backend {
         item.grad_layout->gather(item.grad, g_bytes, e, count, g);
         kernel_on(p, g, e, count, block);
         item.param_layout->scatter(p, p_bytes, e, count, item.param);
+      }
+    });
+  }
+
+  // out: of the item's block 0.
+  void norm_blocks(const StepItem& item, int64_t begin, int64_t end, BlockNorms* out) const {
+    const NormKernel kernel = pick_norms(item.rule, item.codec, target_.bit);
+    const int64_t p_bytes = dtype_bytes(item.param_dtype), g_bytes = dtype_bytes(item.grad_dtype);
+    NormRun run{};
+    run.param_dtype = static_cast<int>(item.param_dtype), run.grad_dtype = static_cast<int>(item.grad_dtype);
+    run.args = item.args;
+    run.grad_scale = item.grad_scale;
+    const int64_t origin = elements_before_block(item.param_layout->row_length, item.first_block, kBlock);
+    const auto kernel_on = [&](const void* p, const void* g, int64_t first, int64_t n, int64_t block) {
+      run.param = p, run.grad = g, run.n = n, run.out = out + block;
+      for (int k = 0; k < kMaxStates; ++k) {
+        if (item.codes[k]) run.codes[k] = at(item.codes[k], first - origin, code_bytes(item.codec));
+        if (item.scales[k]) run.scales[k] = item.scales[k] + (block - item.first_block);
+      }
+      kernel(run);
+    };
+    for_each_run(item.param_layout->row_length, begin, end, [&](int64_t first, int64_t n, int64_t block) {
+      if (item.param_layout->contiguous && item.grad_layout->contiguous)
+        return kernel_on(at(item.param, first, p_bytes), at(item.grad, first, g_bytes), first, n, block);
+      for (int64_t done = 0; done < n; done += kBlock, ++block) {
+        alignas(64) std::byte p[kBlock * 4], g[kBlock * 4];
+        const int64_t e = first + done, count = std::min(kBlock, n - done);
+        item.param_layout->gather(item.param, p_bytes, e, count, p);
+        item.grad_layout->gather(item.grad, g_bytes, e, count, g);
+        kernel_on(p, g, e, count, block);
       }
     });
   }

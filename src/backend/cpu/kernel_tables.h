@@ -29,6 +29,8 @@ struct AuxKernels {
 
 // target: one Highway target bit.
 AuxKernels pick_aux(int64_t target);
+// Of a rule in norm_rules.def.
+NormKernel pick_norms(int rule, int codec, int64_t target);
 #define LT_RULE(number, name, Rule) StepKernel pick_step_##name(int codec, int pair, int64_t target);
 #include "portable/rules.def"
 #undef LT_RULE

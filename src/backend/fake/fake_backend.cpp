@@ -108,6 +108,24 @@ void FakeBackend::run_step(Batch& batch, bool ordered) {
   cpu_->step(batch.items, 1, ordered, nullptr);
 }
 
+// A kernel as a step is one, that is waited for.
+void FakeBackend::norms(std::span<const StepItem> items, int, std::span<BlockNorms> out, void* stream) {
+  Kernel kernel{"norms", {}, {}};
+  const auto touch = [&](const void* memory, int64_t size) {
+    if (memory && size) kernel.reads.push_back(touched(memory, size)), kernel.bytes += size;
+  };
+  for (const StepItem& item : items) {
+    touch(item.param, extent_bytes(*item.param_layout, item.param_dtype));
+    touch(item.grad, extent_bytes(*item.grad_layout, item.grad_dtype));
+    const StateBytes bytes(item);
+    for (int k = 0; rules()[static_cast<size_t>(item.rule)].norms_read_state && k < kMaxStates; ++k)
+      touch(item.codes[k], bytes.codes), touch(item.scales[k], bytes.scales);
+  }
+  kernel.run = [&] { cpu_->norms(items, 1, out, nullptr); };
+  launch(stream, std::move(kernel));
+  finish(stream);
+}
+
 int64_t FakeBackend::first_nonfinite(std::span<const StepItem> items, int threads, void* stream) {
   finish(stream);
   return cpu_->first_nonfinite(items, threads, nullptr);
