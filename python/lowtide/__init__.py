@@ -16,13 +16,14 @@ from typing_extensions import TypedDict
 from lowtide import _core, compat, sign
 from lowtide._core import DeviceLostError
 from lowtide.memory import Memory
+from lowtide.norm_rules import LAMB, LARS
 from lowtide.planning import Plan, Rates, measure_rates, plan
 from lowtide.rules import SGD, Adam, AdamW, Lion
 
 __version__: str = _core.__version__
 
 __all__ = [
-    "SGD", "Adam", "AdamW", "DeviceLostError", "Lion", "Memory", "Plan", "Rates", "__version__", "backends", "compat",
+    "LAMB", "LARS", "SGD", "Adam", "AdamW", "DeviceLostError", "Lion", "Memory", "Plan", "Rates", "__version__", "backends", "compat",
     "measure_rates", "plan", "sign",
 ]  # fmt: skip
 

@@ -12,7 +12,7 @@ namespace {
 
 template <class R>
 constexpr bool reads_state() {
-  if constexpr (HasNorms<R>)
+  if constexpr (kHasNorms<R>)
     return R::kNormsReadState;
   else
     return false;
@@ -50,7 +50,7 @@ RuleInfo rule_info(const char* name) {
                     std::memcpy(out, &args, sizeof args);
                   },
                   sizeof(typename R::Args),
-                  HasNorms<R>,
+                  kHasNorms<R>,
                   reads_state<R>()};
 }
 
@@ -83,12 +83,12 @@ static_assert(counts_up(kRuleNumbers) && counts_up(kCodecNumbers),
               "rules.def and codecs.def are numbered 0, 1, 2, ...");
 // norm_rules.def and the rules with norms are the same.
 constexpr int kNormRules = 0
-#define LT_RULE(number, name, Rule) +HasNorms<Rule>
+#define LT_RULE(number, name, Rule) +kHasNorms<Rule>
 #include "portable/rules.def"
 #undef LT_RULE
     ;
 static_assert(kNormRules == 0
-#define LT_NORM_RULE(number, name, Rule) +(kRuleNumbers[number] == number && HasNorms<Rule>)
+#define LT_NORM_RULE(number, name, Rule) +(kRuleNumbers[number] == number && kHasNorms<Rule>)
 #include "portable/norm_rules.def"
 #undef LT_NORM_RULE
 );

@@ -4,10 +4,10 @@
 //   squares
 // and find the norms in RuleInput::norm when the step's arguments are made.
 
+template <class R, class = void>
+inline constexpr bool kHasNorms = false;
 template <class R>
-concept HasNorms = requires {
-  R::kNormsReadState;
-};
+inline constexpr bool kHasNorms<R, decltype(void(R::kNormsReadState))> = true;
 
 // Of each block, squares are summed in the order of sum_lanes, of values divided by a power of two near the largest
 // magnitude: squares of 2^127 do not overflow, those of 2^-149 count. A block's sum is sum * unit^2, and sums of blocks

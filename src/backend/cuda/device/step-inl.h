@@ -114,7 +114,7 @@ inline constexpr bool kDivides = std::is_base_of_v<AdamBase, R>;
 // Rules whose states LaneCodec has codes for: second moments are looked at with those that divide, and as theirs are.
 template <class R>
 inline constexpr bool kHasHotPath =
-    !HasNorms<R> && R::kStates <= 2 && (kDivides<R> || R::kSigned == (1u << (R::kStates <= 2 ? R::kStates : 0)) - 1u);
+    !kHasNorms<R> && R::kStates <= 2 && (kDivides<R> || R::kSigned == (1u << (R::kStates <= 2 ? R::kStates : 0)) - 1u);
 
 // max(x, y), NaN if one is.
 LT_FN float max_or_nan(float x, float y) {
