@@ -82,7 +82,8 @@ TEST(Tiers, DiskAndRamGiveTheSameBits) {
         config.rule = rule;
         config.state = codec;
         config.hyper = default_hyper(rule);
-        config.hyper.momentum = rule == "sgd" ? 0.9 : 0;
+        config.hyper.momentum = rule == "sgd" || rule == "lars" ? 0.9 : 0;
+        config.hyper.max_unorm = variant % 2 ? 0.1 : 0;
         config.threads = static_cast<int>(rng.between(1, 2));
         const uint64_t seed = rng.next() % 100000;
         const DType p = kDTypes[rng.below(3)], g = kDTypes[rng.below(3)];
