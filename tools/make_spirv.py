@@ -32,14 +32,14 @@ OPTIONS = ["-ffp-contract=off", "-fno-math-errno", "-foffload-fp32-prec-div", "-
 
 
 def programs() -> dict[str, str]:
-    """Program name -> SYCL source: two for each rule (steps, and ballots or norms), one for each type of signs, and the
-    rest."""
+    """Program name -> SYCL source: two for each rule, one for the norms of those that need them, one for each type of
+    signs, and the rest."""
     rules = _listed("rules.def", "LT_RULE")
     norms = _listed("norm_rules.def", "LT_NORM_RULE")
     found = {
         f"{kind}_{name}": f"#define LT_SYCL_RULE {struct}\n#define LT_SYCL_RULE_NAME {name}\n"
         f'#include "backend/sycl/device/{kind}_rule.inc"\n'
-        for kind, of in (("step", rules), ("ballot", [r for r in rules if r not in norms]), ("norms", norms))
+        for kind, of in (("step", rules), ("ballot", rules), ("norms", norms))
         for name, struct in of
     }
     for name, struct in {"float32": "float", "bfloat16": "bf16", "float16": "f16"}.items():
