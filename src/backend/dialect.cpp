@@ -45,7 +45,8 @@ RuleInfo rule_info(const char* name) {
                                        h.max_unorm,
                                        {h.norm[0], h.norm[1]},
                                        h.t,
-                                       h.first};
+                                       h.first,
+                                       h.error};
                     const typename R::Args args = R::args(in);
                     std::memcpy(out, &args, sizeof args);
                   },
@@ -56,8 +57,9 @@ RuleInfo rule_info(const char* name) {
 
 template <class C>
 CodecInfo codec_info() {
-  CodecInfo info{C::kName, static_cast<int>(sizeof(typename C::Code)), C::kScaled, {0, 0}};
-  if constexpr (requires { C::kSignedZero; }) info.zero_code[1] = C::kSignedZero;
+  constexpr StateFormat kFormat{8 * static_cast<int>(sizeof(typename C::Code)), C::kScaled ? 1 : 0, 0};
+  CodecInfo info{C::kName, C::kScaled, 1, {kFormat, kFormat}, static_cast<double>(C::kError)};
+  if constexpr (requires { C::kSignedZero; }) info.format[1].zero = C::kSignedZero;
   return info;
 }
 

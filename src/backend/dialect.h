@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "backend/limits.h"
+#include "backend/state_format.h"
 
 namespace lowtide {
 
@@ -19,6 +20,7 @@ struct RuleHyper {
   double norm[2] = {};  // of the parameter's terms, 0 before they are known
   double t = 1;         // number of this step for this parameter, from 1
   bool first = false;   // the state holds nothing yet
+  double error = 0;     // of the codec
 };
 
 struct RuleInfo {
@@ -34,9 +36,10 @@ struct RuleInfo {
 
 struct CodecInfo {
   const char* name;
-  int code_bytes;
-  bool scaled;            // one float32 scale per block
-  unsigned zero_code[2];  // code of 0: [unsigned, signed]; memory starts with it
+  bool scaled;            // blocks share scales
+  int row_multiple;       // rows must be of a multiple of it
+  StateFormat format[2];  // [unsigned, signed]
+  double error;           // by which a typical value is rounded at most, relative to it
 };
 
 // By number. Rules that users do not name (sgd_plain, adam_amsgrad, ...) are included.
@@ -46,6 +49,15 @@ const std::vector<CodecInfo>& codecs();
 // Number of a rule or codec; throws kInvalidArgument naming those there are.
 int find_rule(const std::string& name);
 int find_codec(const std::string& name);
+
+// Of state k of a rule, and of an item that has a codec and a signedness.
+inline const StateFormat& format_of(int rule, int codec, int k) {
+  return codecs()[static_cast<size_t>(codec)].format[(rules()[static_cast<size_t>(rule)].signed_mask >> k) & 1];
+}
+template <class Item>
+const StateFormat& format_of(const Item& item) {
+  return codecs()[static_cast<size_t>(item.codec)].format[item.is_signed ? 1 : 0];
+}
 
 // What of the hyper-parameters decides which states a rule has.
 struct RuleVariant {

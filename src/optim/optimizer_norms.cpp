@@ -23,11 +23,10 @@ StepItem slice_of(const StepItem& item, int64_t begin, int64_t count) {
   out.blocks = count;
   const int64_t elements = elements_before_block(row, out.first_block, kBlockElements) -
                            elements_before_block(row, item.first_block, kBlockElements);
-  for (int k = 0; k < kMaxStates; ++k) {
-    if (out.codes[k])
-      out.codes[k] =
-          static_cast<std::byte*>(out.codes[k]) + elements * codecs()[static_cast<size_t>(item.codec)].code_bytes;
-    if (out.scales[k]) out.scales[k] += begin;
+  for (int k = 0; k < rules()[static_cast<size_t>(item.rule)].states; ++k) {
+    const StateFormat& format = format_of(item.rule, item.codec, k);
+    if (out.codes[k]) out.codes[k] = static_cast<std::byte*>(out.codes[k]) + format.code_bytes(elements);
+    if (out.scales[k]) out.scales[k] += begin * format.scales;
   }
   return out;
 }

@@ -24,17 +24,19 @@ const void* Optimizer::Impl::args_for(const Slot& slot, int64_t param, int64_t s
   const int64_t t = steps + 1;
   const bool own = !norms.empty();
   const auto fits = [&](const ArgsEntry& e) {
-    return !own && !e.own && e.group == slot.group && e.t == t && e.first == first && e.rule == slot.rule;
+    return !own && !e.own && e.group == slot.group && e.t == t && e.first == first && e.rule == slot.rule &&
+           e.codec == slot.codec;
   };
   if (!args.empty() && fits(args.back())) return args.back().bytes;
   if (!own)
     for (const ArgsEntry& e : args)
       if (fits(e)) return e.bytes;
   ArgsEntry& e = args.emplace_back();
-  e.group = slot.group, e.rule = slot.rule, e.t = t, e.first = first, e.own = own;
+  e.group = slot.group, e.rule = slot.rule, e.codec = slot.codec, e.t = t, e.first = first, e.own = own;
   Hyper h = groups[static_cast<size_t>(slot.group)].hyper;
   if (voting) h.lr = -1, h.weight_decay = 0;  // out of zeros, this makes what is to be subtracted
   RuleHyper in = rule_hyper(h, t, first);
+  in.error = codecs()[static_cast<size_t>(slot.codec)].error;
   if (own) std::copy_n(norms[static_cast<size_t>(param)].of, 2, in.norm);
   rules()[static_cast<size_t>(slot.rule)].make_args(in, e.bytes);
   return e.bytes;
@@ -156,7 +158,7 @@ StepItem Optimizer::Impl::part_of(const StepItem& whole, const Piece& piece, std
   item.write_offset = write_offset;
   for (int k = 0; k < piece.states; ++k) {
     item.codes[k] = memory + piece.codes_at[k];
-    if (piece.scaled) item.scales[k] = reinterpret_cast<float*>(memory + piece.scales_at[k]);
+    if (piece.format[k].scales) item.scales[k] = reinterpret_cast<float*>(memory + piece.scales_at[k]);
   }
   return item;
 }

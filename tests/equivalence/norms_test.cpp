@@ -97,8 +97,8 @@ TEST(Norms, PartsGiveTheWhole) {
         const int64_t begin = elements_before_block(whole.layout.row_length, first, kBlockElements);
         for (int k = 0; k < kMaxStates; ++k) {
           if (part.codes[k])
-            part.codes[k] = static_cast<std::byte*>(part.codes[k]) + begin * codecs()[size_t(codec)].code_bytes;
-          if (part.scales[k]) part.scales[k] += first;
+            part.codes[k] = static_cast<std::byte*>(part.codes[k]) + format_of(rule, codec, k).code_bytes(begin);
+          if (part.scales[k]) part.scales[k] += first * format_of(rule, codec, k).scales;
         }
         bad += differing(norms_of(*backend, {&part, 1}, 1),
                          {wanted.begin() + first, wanted.begin() + first + part.blocks});

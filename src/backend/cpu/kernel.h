@@ -24,10 +24,9 @@ struct StepRun {
 
 using StepKernel = void (*)(const StepRun&);
 
-// A run as of a step, of elements of types numbered as DType, whose blocks' norms go to `out`.
+// A run as of a step, of floats, whose blocks' norms go to `out`.
 struct NormRun {
-  const void *param, *grad;  // [n]
-  int param_dtype, grad_dtype;
+  const float *param, *grad;  // [n]
   int64_t n;
   const void* codes[kMaxStates];
   const float* scales[kMaxStates];
@@ -40,6 +39,9 @@ using NormKernel = void (*)(const NormRun&);
 // True if the magnitudes of all n gradients, as float bits, are below limit_bits (at most those of infinity, so that
 // infinities and NaN never are).
 using FiniteKernel = bool (*)(const void* grad, int64_t n, uint32_t limit_bits);
+
+// out = in, for n elements that are floats on one side.
+using ConvertKernel = void (*)(const void* in, void* out, int64_t n);
 
 // Decodes n values (blocks as in StepRun) to float, or encodes them from there.
 struct CodecRun {

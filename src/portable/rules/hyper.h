@@ -12,6 +12,7 @@ struct RuleInput {
   double norm[2];                  // of all terms() of the parameter, 0 before they are known
   double t;
   bool first;
+  double error;  // by which stored states are rounded, relative to them; 0: not at all
 };
 
 LT_HOST_FN double power(double base, double exponent) { return __builtin_pow(base, exponent); }
