@@ -87,7 +87,7 @@ TEST(Norms, PartsGiveTheWhole) {
   const auto backend = cpu::make_backend("");
   for (const int rule : norm_rules())
     for (int codec = 0; codec < std::ssize(codecs()); ++codec) {
-      StepCase whole(rule, codec, DType::kBF16, DType::kF32, rng.between(1, 9), rng.between(1, 900), rng);
+      StepCase whole(rule, codec, DType::kBF16, DType::kF32, rng.between(1, 9), rng.between(1, 3000), rng);
       const StepItem item = whole.item();
       const std::vector<BlockNorms> wanted = norms_of(*backend, {&item, 1}, 1);
       for (int64_t first = 0; first < blocks_of(whole); ++parts) {
