@@ -32,13 +32,15 @@ OPTIONS = ["-ffp-contract=off", "-fno-math-errno", "-foffload-fp32-prec-div", "-
 
 
 def programs() -> dict[str, str]:
-    """Program name -> SYCL source: two for each rule, one for each type of signs, and the rest."""
-    rules = re.findall(r"^LT_RULE\(\d+, (\w+), (\w+)\)", (SRC / "portable/rules.def").read_text(), re.MULTILINE)
+    """Program name -> SYCL source: two for each rule, one for the norms of those that need them, one for each type of
+    signs, and the rest."""
+    rules = _listed("rules.def", "LT_RULE")
+    norms = _listed("norm_rules.def", "LT_NORM_RULE")
     found = {
         f"{kind}_{name}": f"#define LT_SYCL_RULE {struct}\n#define LT_SYCL_RULE_NAME {name}\n"
         f'#include "backend/sycl/device/{kind}_rule.inc"\n'
-        for kind in ("step", "ballot")
-        for name, struct in rules
+        for kind, of in (("step", rules), ("ballot", rules), ("norms", norms))
+        for name, struct in of
     }
     for name, struct in {"float32": "float", "bfloat16": "bf16", "float16": "f16"}.items():
         found[f"sign_{name}"] = (
@@ -49,8 +51,14 @@ def programs() -> dict[str, str]:
     return found | {name: f'#include "backend/sycl/device/{name}_kernels.inc"\n' for name in others}
 
 
+def _listed(file: str, macro: str) -> list[tuple[str, str]]:
+    """The names and structs of the rules in a list of the dialect."""
+    text = (SRC / "portable" / file).read_text()
+    return re.findall(rf"^{macro}\(\d+, (\w+), (\w+)\)", text, re.MULTILINE)
+
+
 def sources_hash() -> str:
-    files = [SRC / "backend/limits.h", SRC / "backend/kernels/items.h", *(SRC / "backend/kernels").glob("*-inl.h")]
+    files = [SRC / "backend/limits.h", SRC / "backend/norms.h", SRC / "backend/kernels/items.h", *(SRC / "backend/kernels").glob("*-inl.h")]
     for folder in ("portable", "backend/sycl/device"):
         files += (f for f in (SRC / folder).rglob("*") if f.suffix in (".h", ".inc", ".def"))
     digest = hashlib.sha256(json.dumps([OPTIONS, programs()]).encode())

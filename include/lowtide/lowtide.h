@@ -209,11 +209,10 @@ LT_API void lt_optimizer_destroy(lt_optimizer* optimizer);
 
 /* Adds a group with the rule's default hyper-parameters; *group is its number, from 0. options may be NULL. */
 LT_API lt_status lt_optimizer_add_group(lt_optimizer* optimizer, const lt_group_options* options, int32_t* group);
-/* Sets or reads a hyper-parameter by name: "lr", "beta1", "beta2", "beta3", "eps", "weight_decay", "momentum",
- * "dampening", "alpha", "t_alpha", "t_beta3", "lr_decay", "initial_accumulator_value", "momentum_decay", and, 0 or 1,
- * "nesterov", "maximize", "amsgrad", "centered" (docs/rules.md says which rule reads which). Before the group's first
- * parameter is to be set what decides which states there are: amsgrad, centered, nesterov of Adam (then NAdam), and
- * whether RMSprop's momentum is 0. */
+/* Sets or reads a hyper-parameter by name, "lr", "beta1", "weight_decay" ...: the members of Hyper in
+ * lowtide/optimizer.h, of which the bools are 0 or 1 (docs/rules.md says which rule reads which). Before the group's
+ * first parameter is to be set what decides which states there are: amsgrad, centered, nesterov of Adam (then NAdam),
+ * and whether RMSprop's momentum is 0. */
 LT_API lt_status lt_optimizer_set(lt_optimizer* optimizer, int32_t group, const char* name, double value);
 LT_API lt_status lt_optimizer_get(const lt_optimizer* optimizer, int32_t group, const char* name, double* value);
 

@@ -90,7 +90,7 @@ struct Hyper {
   double weight_decay = 0;  // >= 0, finite
   double momentum = 0;      // >= 0, finite
   double dampening = 0;     // finite; must be 0 with nesterov
-  bool nesterov = false;    // SGD: needs momentum > 0. Adam, AdamW: NAdam
+  bool nesterov = false;    // SGD, LARS: needs momentum > 0. Adam, AdamW: NAdam
   bool maximize = false;    // step along the gradient instead of against it
   bool amsgrad = false;     // Adam, AdamW: divide by the root of the largest second moment so far
   bool centered = false;    // RMSprop: divide by the deviation from the average gradient
@@ -100,6 +100,8 @@ struct Hyper {
   double lr_decay = 0;      // Adagrad: lr / (1 + (t - 1) lr_decay), >= 0
   double initial_accumulator_value = 0;  // Adagrad: what the sum begins with, >= 0
   double momentum_decay = 4e-3;          // NAdam's, >= 0
+  double trust_coefficient = 1e-3;       // LARS: of the norm of a parameter, >= 0
+  double max_unorm = 0;  // LAMB, LARS: > 0 clips an update to that times the norm of its parameter, in place of a ratio
 };
 
 // The rule's usual defaults (those of torch.optim, and of the Lion paper).

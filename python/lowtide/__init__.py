@@ -17,8 +17,10 @@ from lowtide import _core, compat, hf, sign
 from lowtide._core import DeviceLostError
 from lowtide.adam import Adam, AdamW, AdEMAMix, NAdam
 from lowtide.embedding import Embedding, StableEmbedding
+from lowtide.master import export_fp32
 from lowtide.memory import Memory
 from lowtide.muon import Muon
+from lowtide.norm_rules import LAMB, LARS
 from lowtide.overrides import Override, override
 from lowtide.planning import Plan, Rates, measure_rates, plan
 from lowtide.rules import SGD, Adagrad, Lion, RMSprop
@@ -26,9 +28,9 @@ from lowtide.rules import SGD, Adagrad, Lion, RMSprop
 __version__: str = _core.__version__
 
 __all__ = [
-    "SGD", "AdEMAMix", "Adagrad", "Adam", "AdamW", "DeviceLostError", "Embedding", "Lion", "Memory", "Muon", "NAdam", "Override",
-    "Plan", "RMSprop", "Rates", "StableEmbedding", "__version__", "backends", "compat", "hf", "measure_rates", "override",
-    "plan", "sign",
+    "LAMB", "LARS", "SGD", "AdEMAMix", "Adagrad", "Adam", "AdamW", "DeviceLostError", "Embedding", "Lion", "Memory", "Muon", "NAdam",
+    "Override", "Plan", "RMSprop", "Rates", "StableEmbedding", "__version__", "backends", "compat", "export_fp32", "hf",
+    "measure_rates", "override", "plan", "sign",
 ]  # fmt: skip
 
 

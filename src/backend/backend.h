@@ -11,6 +11,7 @@
 
 #include "backend/device.h"
 #include "backend/limits.h"
+#include "backend/norms.h"
 #include "backend/signs.h"
 #include "core/layout.h"
 #include "lowtide/tensor.h"
@@ -123,6 +124,10 @@ class Backend {
   // One step over all items; items of one call may share no memory unless `ordered`, which runs them one after another
   // in the given order on one thread. Ordered on `stream`.
   virtual void step(std::span<const StepItem> items, int threads, bool ordered, void* stream) = 0;
+  // What norms of whole parameters are made of, for items of rules that have them (RuleInfo::norms): of each block of
+  // the items, one item after another. Nothing of the items is written, and states are read only where the rule says so
+  // (RuleInfo::norms_read_state). Synchronous.
+  virtual void norms(std::span<const StepItem> items, int threads, std::span<BlockNorms> out, void* stream) = 0;
   // Index of the first item with a gradient that is not finite (or 2^62 and above), -1 if there is none. Synchronous.
   virtual int64_t first_nonfinite(std::span<const StepItem> items, int threads, void* stream) = 0;
   // The same, queued: see Guard. nullptr where there is no such thing, and first_nonfinite is to be asked. On a

@@ -12,9 +12,35 @@ namespace {
 #include "portable/portable.h"
 
 RuleInput input_of(const RuleHyper& h) {
-  return RuleInput{h.lr,       h.beta1,     h.beta2,          h.beta3, h.eps,     h.weight_decay,
-                   h.momentum, h.dampening, h.nesterov,       h.alpha, h.t_alpha, h.t_beta3,
-                   h.lr_decay, h.initial,   h.momentum_decay, h.t,     h.first,   h.error};
+  return RuleInput{h.lr,
+                   h.beta1,
+                   h.beta2,
+                   h.beta3,
+                   h.eps,
+                   h.weight_decay,
+                   h.momentum,
+                   h.dampening,
+                   h.nesterov,
+                   h.alpha,
+                   h.t_alpha,
+                   h.t_beta3,
+                   h.lr_decay,
+                   h.initial,
+                   h.momentum_decay,
+                   h.trust_coefficient,
+                   h.max_unorm,
+                   {h.norm[0], h.norm[1]},
+                   h.t,
+                   h.first,
+                   h.error};
+}
+
+template <class R>
+constexpr bool reads_state() {
+  if constexpr (kHasNorms<R>)
+    return R::kNormsReadState;
+  else
+    return false;
 }
 
 template <class R>
@@ -29,7 +55,9 @@ RuleInfo rule_info(const char* name) {
                     std::memcpy(out, &args, sizeof args);
                   },
                   sizeof(typename R::Args),
-                  [](const RuleHyper& h, int k) { return R::decay(input_of(h), k); }};
+                  [](const RuleHyper& h, int k) { return R::decay(input_of(h), k); },
+                  kHasNorms<R>,
+                  reads_state<R>()};
 }
 
 template <class C>
@@ -70,6 +98,17 @@ constexpr int kMasterNumbers[] = {
 static_assert(counts_up(kMasterNumbers), "masters.def is numbered 1, 2, 3, ...");
 static_assert(counts_up(kRuleNumbers) && counts_up(kCodecNumbers),
               "rules.def and codecs.def are numbered 0, 1, 2, ...");
+// norm_rules.def and the rules with norms are the same.
+constexpr int kNormRules = 0
+#define LT_RULE(number, name, Rule) +kHasNorms<Rule>
+#include "portable/rules.def"
+#undef LT_RULE
+    ;
+static_assert(kNormRules == 0
+#define LT_NORM_RULE(number, name, Rule) +(kRuleNumbers[number] == number && kHasNorms<Rule>)
+#include "portable/norm_rules.def"
+#undef LT_NORM_RULE
+);
 enum : int {
 #define LT_RULE(number, name, Rule) k_##name = number,
 #include "portable/rules.def"
@@ -118,6 +157,8 @@ int effective_rule(int rule, const RuleVariant& variant) {
       return amsgrad ? k_adamw_amsgrad : nesterov ? k_adamw_nesterov : k_adamw;
     case k_sgd:
       return variant.momentum ? k_sgd : k_sgd_plain;
+    case k_lars:
+      return !variant.momentum ? k_lars_plain : variant.clips ? k_lars_clipped : k_lars;
     case k_rmsprop:
       if (variant.momentum) return variant.centered ? k_rmsprop_centered_momentum : k_rmsprop_momentum;
       return variant.centered ? k_rmsprop_centered : k_rmsprop;
@@ -152,8 +193,8 @@ uint32_t stochastic_states(int rule, int codec, RoundingMode mode, uint32_t long
 
 std::vector<std::string> rule_names() {
   std::vector<std::string> names;
-  for (const int rule :
-       {host::k_adam, host::k_adamw, host::k_lion, host::k_sgd, host::k_adagrad, host::k_rmsprop, host::k_ademamix})
+  for (const int rule : {host::k_adam, host::k_adamw, host::k_lion, host::k_sgd, host::k_adagrad, host::k_rmsprop,
+                         host::k_ademamix, host::k_lamb, host::k_lars})
     names.emplace_back(rules()[static_cast<size_t>(rule)].name);
   return names;
 }

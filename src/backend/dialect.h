@@ -17,9 +17,11 @@ struct RuleHyper {
   double lr = 0, beta1 = 0, beta2 = 0, beta3 = 0, eps = 0, weight_decay = 0, momentum = 0, dampening = 0;
   bool nesterov = false;
   double alpha = 0, t_alpha = 0, t_beta3 = 0, lr_decay = 0, initial = 0, momentum_decay = 0;
-  double t = 1;        // number of this step for this parameter, from 1
-  bool first = false;  // the state holds nothing yet
-  double error = 0;    // of the codec
+  double trust_coefficient = 0, max_unorm = 0;
+  double norm[2] = {};  // of the parameter's terms, 0 before they are known
+  double t = 1;         // number of this step for this parameter, from 1
+  bool first = false;   // the state holds nothing yet
+  double error = 0;     // of the codec
 };
 
 struct RuleInfo {
@@ -30,6 +32,8 @@ struct RuleInfo {
   void (*make_args)(const RuleHyper&, void* args);  // writes args_bytes
   size_t args_bytes;                                // at most kArgsBytes
   double (*decay)(const RuleHyper&, int k);         // beta of state k's average: see portable/rules/hyper.h
+  // Whether arguments are made of norms of the whole parameter (Backend::norms), and whether those need the state.
+  bool norms = false, norms_read_state = false;
 };
 
 struct CodecInfo {
@@ -82,7 +86,7 @@ uint32_t stochastic_states(int rule, int codec, RoundingMode mode, uint32_t long
 
 // What of the hyper-parameters decides which states a rule has.
 struct RuleVariant {
-  bool momentum = false, nesterov = false, amsgrad = false, centered = false;
+  bool momentum = false, nesterov = false, amsgrad = false, centered = false, clips = false;
 };
 // The rule that runs for one that users name: SGD without momentum has no state, Adam with amsgrad a third, ... Throws
 // kInvalidArgument for a variant that does not exist.

@@ -7,11 +7,12 @@
 
 namespace lowtide {
 
-void DeviceLanes::begin_step(void* queue, bool hybrid, Work work) {
+void DeviceLanes::begin_step(void* queue, bool hybrid, bool changes, Work work) {
   if (following_) end_step();
   following_ = false;
   device_.wait(queue, stepped_);
   hybrid_ = hybrid;
+  changes_ = changes;
   for (; first_ < begun_; ++first_) events_.pop_front();
   begun_ = first_ + static_cast<Event>(events_.size());
   queues_[static_cast<int>(Lane::kStep)] = queue;
@@ -53,6 +54,7 @@ void DeviceLanes::step(int chunk, int slot) {
   std::byte* const at = slots_[static_cast<size_t>(slot)].data();
   const Target target{chunk, at, hybrid_ ? record.memory.data() - at : 0};
   work_({&target, 1});
+  if (!changes_) return;
   if (hybrid_)
     written_bytes_ += record.chunk.bytes;
   else
@@ -60,6 +62,7 @@ void DeviceLanes::step(int chunk, int slot) {
 }
 
 void DeviceLanes::write(int chunk, int slot) {
+  if (!changes_) return;
   const DeviceRecord& record = chunks_[static_cast<size_t>(chunk)];
   device_.copy(queue_of(Lane::kOut), record.memory.data(), slots_[static_cast<size_t>(slot)].data(),
                record.chunk.bytes);

@@ -35,8 +35,9 @@ class DeviceLanes final : public Lanes {
   ~DeviceLanes() override = default;
 
   // Before each step, on the caller's queue: what it does comes after all of the step before. If it throws, nothing has
-  // changed. Not hybrid: steps in slots stay there until they are written.
-  void begin_step(void* queue, bool hybrid, Work work);
+  // changed. Not hybrid: steps in slots stay there until they are written. changes: of work that changes chunks; else
+  // they are not written.
+  void begin_step(void* queue, bool hybrid, bool changes, Work work);
   // After it.
   void end_step();
   // Chunks that are stepped where they are wait for those behind them, to be one call of the work: until one in a slot
@@ -61,7 +62,7 @@ class DeviceLanes final : public Lanes {
   std::vector<Device::Event> record_all() const;
   std::vector<Device::Event> record_slots() const;
   // Of chunks that are stepped in host memory.
-  void count_moved(int64_t bytes) { read_bytes_ += bytes, written_bytes_ += bytes; }
+  void count_moved(int64_t read, int64_t written) { read_bytes_ += read, written_bytes_ += written; }
   int64_t read_bytes() const { return read_bytes_; }
   int64_t written_bytes() const { return written_bytes_; }
 
@@ -74,7 +75,7 @@ class DeviceLanes final : public Lanes {
   void* queues_[3];  // of each Lane
   Work work_;
   std::vector<Target> waiting_;
-  bool hybrid_ = false, following_ = false;
+  bool hybrid_ = false, changes_ = true, following_ = false;
   Device::Event stepped_;
   int unwritten_ = -1, unwritten_slot_ = -1;  // the chunk that was stepped in this slot, until it is written
   std::deque<Device::Event> events_;          // of this step and the one before

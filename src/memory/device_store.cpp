@@ -63,8 +63,7 @@ void DeviceStore::add(std::span<const ShapedParam> params) {
   pager_ = std::move(pager);
 }
 
-void DeviceStore::step(const Work& work, int, const std::vector<int64_t>& wanted, void* stream) {
-  if (chunks_.empty()) return;
+void DeviceStore::pass(const Work& work, const std::vector<int64_t>& wanted, void* stream, bool changes) {
   onload();
   if (unfinished_) catch_up();
   note_what_happened();
@@ -74,16 +73,17 @@ void DeviceStore::step(const Work& work, int, const std::vector<int64_t>& wanted
   const std::vector<bool> chunks = chunks_of(wanted, chunks_.size());
   const bool in_place = path_ == Path::kZeroCopy;
   queued_ = true;
-  for (const int chunk : pager_.plan().streamed) writing_[static_cast<size_t>(chunk)] = true;
+  if (changes)
+    for (const int chunk : pager_.plan().streamed) writing_[static_cast<size_t>(chunk)] = true;
   std::vector<PlacedChunk> placed;
-  lanes_.begin_step(stream, path_ == Path::kHybrid, [&](std::span<const DeviceLanes::Target> targets) {
+  lanes_.begin_step(stream, path_ == Path::kHybrid, changes, [&](std::span<const DeviceLanes::Target> targets) {
     placed.clear();
     for (const DeviceLanes::Target& target : targets)
       placed.push_back({chunk_at(static_cast<size_t>(target.chunk)).pieces, target.memory, target.write_offset});
     work(placed);
     for (const DeviceLanes::Target& target : targets)
       if (const auto i = static_cast<size_t>(target.chunk); in_place && !pager_.plan().resident[i])
-        lanes_.count_moved(chunks_[i].chunk.bytes);
+        lanes_.count_moved(chunks_[i].chunk.bytes, changes ? chunks_[i].chunk.bytes : 0);
   });
   try {
     if (options_.managed)
@@ -95,6 +95,16 @@ void DeviceStore::step(const Work& work, int, const std::vector<int64_t>& wanted
     abandon_step();
     throw;
   }
+}
+
+void DeviceStore::look(const Work& work, int, const std::vector<int64_t>& wanted, void* stream) {
+  if (chunks_.empty()) return;
+  pass(work, wanted, stream, false);
+}
+
+void DeviceStore::step(const Work& work, int, const std::vector<int64_t>& wanted, void* stream) {
+  if (chunks_.empty()) return;
+  pass(work, wanted, stream, true);
   try {
     give_slots_back();
     last_step_ = lanes_.record_all();

@@ -49,6 +49,8 @@ class DeviceStore final : public Store {
   void add(std::span<const ShapedParam> params) override;
   void step(const Work& work, int threads = 1, const std::vector<int64_t>& wanted = {},
             void* stream = nullptr) override;
+  void look(const Work& work, int threads = 1, const std::vector<int64_t>& wanted = {},
+            void* stream = nullptr) override;
   void check_written() override { write_changed(); }
   void synchronize() override;
 
@@ -100,6 +102,8 @@ class DeviceStore final : public Store {
   };
 
   const Chunk& chunk_at(size_t chunk) const override { return chunks_[chunk].chunk; }
+  // Queues one, from taking slots to the end of what it queues.
+  void pass(const Work& work, const std::vector<int64_t>& wanted, void* stream, bool changes);
   // device_store_host.cpp: what the host reads and changes.
   std::byte* bring(size_t chunk) override;
   std::byte* bring_from_lost(size_t chunk);

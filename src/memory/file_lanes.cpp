@@ -24,12 +24,13 @@ class Stopwatch {
 
 }  // namespace
 
-void FileLanes::set_work(Work work, int threads) {
+void FileLanes::set_work(Work work, int threads, bool changes) {
   // A transfer that is under way must not be forgotten for lack of memory: one read and one write of each chunk, and
   // what is read ahead before and after.
   transfers_.reserve(2 * (chunks_.size() + slots_.size()));
   work_ = std::move(work);
   threads_ = threads;
+  changes_ = changes;
   for (Transfer& transfer : transfers_) transfer.ahead = true;
 }
 
@@ -53,6 +54,7 @@ void FileLanes::step(int chunk, int slot) {
 
 // The slot holds the only copy of what the step has made: it is written, or kept, whatever fails.
 void FileLanes::write(int chunk, int slot) {
+  if (!changes_) return;
   ChunkRecord& record = chunks_[static_cast<size_t>(chunk)];
   const std::byte* const from = slots_[static_cast<size_t>(slot)].data();
   Transfer& transfer = transfers_.emplace_back(Transfer{0, chunk, slot, true, true});
@@ -70,7 +72,8 @@ void FileLanes::write(int chunk, int slot) {
 }
 
 Lanes::Event FileLanes::record(Lane lane) {
-  if (lane == Lane::kStep) return kNone;  // steps are over when they return
+  // Steps are over when they return, and so are slots that they have not changed.
+  if (lane == Lane::kStep || (lane == Lane::kOut && !changes_)) return kNone;
   return first_event_ + static_cast<Event>(transfers_.size()) - 1;
 }
 

@@ -40,7 +40,8 @@ class FileLanes final : public Lanes {
   ~FileLanes() override { finish(); }
 
   // Before each step. Takes the memory that the step's bookkeeping needs. What is under way then was read ahead.
-  void set_work(Work work, int threads);
+  // changes: of work that changes chunks; else they are not written.
+  void set_work(Work work, int threads, bool changes = true);
 
   void read(int chunk, int slot) override;
   void step(int chunk, int slot) override;
@@ -72,6 +73,7 @@ class FileLanes final : public Lanes {
   int64_t slot_bytes_;
   Work work_;
   int threads_ = 1;  // for checksums
+  bool changes_ = true;
   Traffic& traffic_;
   std::vector<Transfer> transfers_;  // from the oldest under way; an event is the number of a transfer, counted from 0
   Event first_event_ = 0;            // of transfers_[0]

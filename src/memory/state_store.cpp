@@ -100,6 +100,14 @@ void StateStore::add(std::span<const ShapedParam> params) {
 }
 
 void StateStore::step(const Work& work, int threads, const std::vector<int64_t>& wanted, void*) {
+  pass(work, threads, wanted, true);
+}
+
+void StateStore::look(const Work& work, int threads, const std::vector<int64_t>& wanted, void*) {
+  pass(work, threads, wanted, false);
+}
+
+void StateStore::pass(const Work& work, int threads, const std::vector<int64_t>& wanted, bool changes) {
   if (!lanes_) return;
   write_changed();
   unwritten_ = {};  // what is kept in RAM is part of this step
@@ -114,7 +122,7 @@ void StateStore::step(const Work& work, int threads, const std::vector<int64_t>&
         const PlacedChunk placed{chunks_[static_cast<size_t>(chunk)].chunk.pieces, memory, 0};
         work({&placed, 1});
       },
-      threads);
+      threads, changes);
   try {
     pager_.step(*lanes_, chunks);
   } catch (...) {

@@ -26,6 +26,8 @@ class StateStore final : public Store {
   // If the disk fails, throws kIo.
   void step(const Work& work, int threads = 1, const std::vector<int64_t>& wanted = {},
             void* stream = nullptr) override;
+  void look(const Work& work, int threads = 1, const std::vector<int64_t>& wanted = {},
+            void* stream = nullptr) override;
   // That a changed chunk cannot be written stops nothing: it is kept in RAM.
   void check_written() override;
   void forget_unwritten() override { unwritten_ = {}; }
@@ -37,6 +39,7 @@ class StateStore final : public Store {
 
  private:
   const Chunk& chunk_at(size_t chunk) const override { return chunks_[chunk].chunk; }
+  void pass(const Work& work, int threads, const std::vector<int64_t>& wanted, bool changes);
   void read_checked(size_t chunk, std::byte* to);
   void write_checked(size_t chunk, ChunkRecord& record, const std::byte* from);
   std::byte* bring(size_t chunk) override;

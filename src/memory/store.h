@@ -54,6 +54,10 @@ class Store {
   virtual void step(const Work& work, int threads = 1, const std::vector<int64_t>& wanted = {},
                     void* stream = nullptr) = 0;
 
+  // The same of work that changes nothing: chunks are read, and not written. Throws before the first or after the last.
+  virtual void look(const Work& work, int threads = 1, const std::vector<int64_t>& wanted = {},
+                    void* stream = nullptr) = 0;
+
   // Visits the pieces of one parameter in order, in memory of the host; `change`: and puts them back. Throws if one
   // cannot be read: those before it have been visited.
   using Visit = std::function<void(const Piece& piece, std::byte* memory)>;

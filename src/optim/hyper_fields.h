@@ -26,6 +26,8 @@ void for_each_hyper(H& hyper, Fn&& field) {
   field("lr_decay", hyper.lr_decay);
   field("initial_accumulator_value", hyper.initial_accumulator_value);
   field("momentum_decay", hyper.momentum_decay);
+  field("trust_coefficient", hyper.trust_coefficient);
+  field("max_unorm", hyper.max_unorm);
 }
 
 }  // namespace lowtide

@@ -40,8 +40,9 @@ void Optimizer::set_hyper(int group, const Hyper& hyper) {
   const int now = effective_rule(before.rule, variant_of(hyper));
   const bool empty =
       std::none_of(impl_->slots.begin(), impl_->slots.end(), [&](const Slot& s) { return s.group == group; });
-  // SGD's only state comes and stays with its momentum; others would lose what they have.
-  LT_REQUIRE(was == now || empty || rule == "sgd",
+  // SGD's and LARS's only state comes and stays with its momentum; others would lose what they have.
+  const bool momentum_only = rule == "sgd" || rule == "lars";
+  LT_REQUIRE(was == now || empty || momentum_only,
              "got hyper-parameters that make %s out of %s, wanted momentum (0 or not), nesterov, amsgrad and centered "
              "as they were when the group got its parameters: they decide which states there are",
              rules()[static_cast<size_t>(now)].name, rules()[static_cast<size_t>(was)].name);
@@ -80,6 +81,11 @@ int64_t Optimizer::add_param(int group, const TensorView& param, bool with_state
   Slot slot;
   slot.group = group;
   slot.rule = effective_rule(of.rule, variant_of(of.hyper));
+  LT_REQUIRE(
+      !rules()[static_cast<size_t>(slot.rule)].norms || !whole || (whole->sizes == param.sizes && !whole->rows_cut),
+      "got a shard as parameter %zu of %s, which needs norms of whole parameters, wanted it whole: replicate it, or "
+      "take a rule without norms",
+      impl_->slots.size(), Impl::name_of(of.rule).c_str());
   slot.codec = codec_for(of.codec, param.sizes, whole, of.min_quantized_numel);
   slot.master = master_for(of.master, param.dtype);
   slot.sizes = param.sizes;
@@ -332,6 +338,7 @@ MemoryReport Optimizer::report() const {
     report.disk_bytes += store.disk_bytes;
     report.chunks += store.chunks;
     report.moved_per_step += store.moved_per_step;
+    if (impl_->reads_state_twice(*home)) report.moved_per_step += store.moved_per_step / 2;
     report.read_bytes += store.read_bytes;
     report.written_bytes += store.written_bytes;
     report.kept_bytes += store.kept_bytes;

@@ -1,7 +1,8 @@
 // What an Optimizer holds, and what its parts share: optimizer.cpp has the public calls, optimizer_step.cpp the step,
-// optimizer_signs.cpp ballots and steps by signs, optimizer_state.cpp where state goes and comes from,
-// optimizer_pending.cpp steps of which it is not known yet whether they are taken, optimizer_replay.cpp recorded steps,
-// optimizer_residency.cpp how much device memory state has.
+// optimizer_norms.cpp what some rules have to know of whole parameters before it, optimizer_signs.cpp ballots and steps
+// by signs, optimizer_state.cpp where state goes and comes from, optimizer_pending.cpp steps of which it is not known
+// yet whether they are taken, optimizer_replay.cpp recorded steps, optimizer_residency.cpp how much device memory state
+// has.
 #pragma once
 
 #include <algorithm>
@@ -40,12 +41,17 @@ inline void copy_bytes(void* to, const void* from, int64_t bytes) {
   if (bytes) std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
-// A group's arguments for one step number: all its parameters usually share one.
+// Of a parameter, as its rule's terms are (portable/norms.h).
+struct ParamNorms {
+  double of[2] = {};
+};
+
+// A group's arguments for one step number: all its parameters usually share one, but for rules with norms.
 struct ArgsEntry {
   int group;
   int rule, codec;
   int64_t t;
-  bool first;
+  bool first, own;
   bool direction;  // what is to be subtracted, instead of a step
   uint32_t long_averages;
   alignas(16) std::byte bytes[kArgsBytes];
@@ -234,13 +240,23 @@ struct Optimizer::Impl {
   // a gradient now: what fits can only be judged over all of them. `grads`: of this step, or empty.
   void place(size_t param, std::span<const Gradient> grads);
 
-  const ArgsEntry& args_for(const Slot& slot, int64_t steps, bool first, bool direction);
+  const ArgsEntry& args_for(const Slot& slot, int64_t param, int64_t steps, bool first, bool direction);
 
   // The item's arguments, and how its states and weights are rounded, for the step after `steps` of them.
   void set_step(const Slot& slot, int64_t steps, bool first, int64_t param, bool direction, StepItem& item);
 
   // Zeroes what the prepared step writes directions to: out of zeros, args of lr = -1 make them.
   void clear_directions(void* stream);
+
+  bool needs_norms() const {
+    return std::any_of(groups.begin(), groups.end(),
+                       [](const Group& group) { return rules()[static_cast<size_t>(group.rule)].norms; });
+  }
+  class NormSums;
+  // Finds the norms of these items' parameters, and gives the items arguments of theirs. Waits for the device; if it
+  // throws, nothing has changed.
+  void measure(std::span<StepItem> of, std::span<const int64_t> params, void* stream);
+  bool reads_state_twice(const Home& home) const;
 
   void set_gradient(Slot& slot, const Gradient& grad, StepItem& item) const;
 
@@ -450,6 +466,8 @@ struct Optimizer::Impl {
   std::vector<int64_t> empty_params;  // stepped, but without elements to work on: a shard of no rows
 
   std::deque<ArgsEntry> args;
+
+  std::vector<ParamNorms> norms;  // of each parameter, once they are known; empty before
 
   // Of a step that makes signs, otherwise nullptr.
   const SignBuffer* voting = nullptr;

@@ -36,6 +36,10 @@ void Optimizer::Impl::gather_parts(std::vector<StepItem>& parts) {
 StepResult Optimizer::Impl::record(std::span<const Gradient> grads, const StepOptions& options) {
   LT_REQUIRE(!voting && options.directions.empty(),
              "got ballots or directions on a queue that is being captured, wanted one that is not");
+  LT_REQUIRE(!needs_norms(),
+             "got a step of %s on a queue that is being captured, wanted one that is not: the host has to know norms "
+             "of whole parameters before each step",
+             rule_name().c_str());
   check_arguments(grads, options);
   require_in_place();
   for (size_t i = 0; i < slots.size(); ++i)

@@ -21,22 +21,26 @@ bool Optimizer::Impl::parameters_overlap(bool of_items) const {
   return false;
 }
 
-const ArgsEntry& Optimizer::Impl::args_for(const Slot& slot, int64_t steps, bool first, bool direction) {
+const ArgsEntry& Optimizer::Impl::args_for(const Slot& slot, int64_t param, int64_t steps, bool first, bool direction) {
   direction = direction || voting;
   const int64_t t = steps + 1;
+  const bool own = !norms.empty();
   const auto fits = [&](const ArgsEntry& e) {
-    return e.group == slot.group && e.t == t && e.first == first && e.rule == slot.rule && e.codec == slot.codec &&
-           e.direction == direction;
+    return !own && !e.own && e.group == slot.group && e.t == t && e.first == first && e.rule == slot.rule &&
+           e.codec == slot.codec && e.direction == direction;
   };
   if (!args.empty() && fits(args.back())) return args.back();
-  for (const ArgsEntry& e : args)
-    if (fits(e)) return e;
+  if (!own)
+    for (const ArgsEntry& e : args)
+      if (fits(e)) return e;
   ArgsEntry& e = args.emplace_back();
-  e.group = slot.group, e.rule = slot.rule, e.codec = slot.codec, e.t = t, e.first = first, e.direction = direction;
+  e.group = slot.group, e.rule = slot.rule, e.codec = slot.codec, e.t = t, e.first = first, e.own = own;
+  e.direction = direction;
   Hyper h = groups[static_cast<size_t>(slot.group)].hyper;
   if (direction) h.lr = -1, h.weight_decay = 0;  // out of zeros, this makes what is to be subtracted
   RuleHyper in = rule_hyper(h, t, first);
   in.error = codecs()[static_cast<size_t>(slot.codec)].error;
+  if (own) std::copy_n(norms[static_cast<size_t>(param)].of, 2, in.norm);
   rules()[static_cast<size_t>(slot.rule)].make_args(in, e.bytes);
   e.long_averages = long_averages(slot.rule, in);
   return e;
@@ -44,7 +48,7 @@ const ArgsEntry& Optimizer::Impl::args_for(const Slot& slot, int64_t steps, bool
 
 void Optimizer::Impl::set_step(const Slot& slot, int64_t of_steps, bool first, int64_t param, bool direction,
                                StepItem& item) {
-  const ArgsEntry& e = args_for(slot, of_steps, first, direction);
+  const ArgsEntry& e = args_for(slot, param, of_steps, first, direction);
   const RoundingMode mode = groups[static_cast<size_t>(slot.group)].rounding;
   item.args = e.bytes;
   item.stochastic = stochastic_states(slot.rule, slot.codec, mode, e.long_averages);
@@ -78,6 +82,7 @@ void Optimizer::Impl::prepare(std::span<const Gradient> grads, const StepOptions
   item_params.clear();
   empty_params.clear();
   args.clear();
+  norms.clear();
   for (size_t i = 0; i < slots.size(); ++i) {
     const Gradient& grad = grads[i];
     Slot& slot = slots[i];
@@ -268,7 +273,9 @@ StepResult Optimizer::Impl::step(std::span<const Gradient> grads, const StepOpti
   tell_homes(options);  // before memory is taken
   onload();
   prepare(grads, options);
-  std::shared_ptr<Guard> guard = searches(options) ? backend->queue_guard(items, options.stream) : nullptr;
+  // Norms are waited for anyway: a step that needs them is taken, or not, when it returns.
+  std::shared_ptr<Guard> guard =
+      searches(options) && !needs_norms() ? backend->queue_guard(items, options.stream) : nullptr;
   StepResult result;
   if (guard) {
     result.pending = true;
@@ -304,8 +311,24 @@ StepResult Optimizer::Impl::step(std::span<const Gradient> grads, const StepOpti
     for (StepItem& item : items) item.guard = guard.get();
     begin_pending(std::move(guard), false);
   }
+  const bool one_by_one = ordered && !voting;
+  if (needs_norms() && !one_by_one) {
+    try {
+      measure(items, item_params, options.stream);
+    } catch (...) {
+      end_prefetch();
+      throw;
+    }
+  }
   if (!paged) {
-    backend->step(items, threads, ordered && !voting, options.stream);
+    if (needs_norms() && one_by_one)  // norms, too, are of what those before have left
+      for (size_t i = 0; i < items.size(); ++i) {
+        measure({&items[i], 1}, {&item_params[i], 1}, options.stream);
+        backend->step({&items[i], 1}, threads, false, options.stream);
+        norms.clear();
+      }
+    else
+      backend->step(items, threads, one_by_one, options.stream);
     count(item_params);
     count(empty_params);
     end_prefetch();

@@ -1,6 +1,15 @@
 // Blocks: kBlock values share one scale. A row is cut into blocks from its start; the last one may be short.
 inline constexpr int kBlock = 256;
 
+// A sum that vectors of any width take in the same order: lane k of n has added up x[k], x[n + k], ...; then the upper
+// half of the lanes is added to the lower, until one is left. Places behind the last value are zeros.
+template <int n>
+LT_FN float sum_lanes(float (&lane)[n]) {
+  for (int half = n / 2; half > 0; half /= 2)
+    for (int k = 0; k < half; ++k) lane[k] = lane[k] + lane[k + half];
+  return lane[0];
+}
+
 // How a codec rounds: to the nearest code, or to one of the two codes around a value by random_16(index, key), so that
 // what is decoded is the value on average.
 struct Rounding {

@@ -4,15 +4,8 @@
 // One scale for kFeedbackBlock values.
 inline constexpr int kFeedbackBlock = 1024;
 
-// The sum of |c| is taken in an order that vectors of any width have: lane k of 16 adds up c[k], c[16 + k], ...; then
-// the upper half of the lanes is added to the lower, four times. Places behind the last value are zeros, which change
-// nothing.
+// The sum of |c| is taken by sum_lanes, over so many.
 inline constexpr int kSumLanes = 16;
-LT_FN float sum_lanes(float (&lane)[kSumLanes]) {
-  for (int half = kSumLanes / 2; half > 0; half /= 2)
-    for (int k = 0; k < half; ++k) lane[k] = lane[k] + lane[k + half];
-  return lane[0];
-}
 
 // bfloat16 bits of the scale. What rounds to zero sends nothing, and all stays in the residual.
 LT_FN u16 feedback_scale(float sum, int count) {

@@ -29,6 +29,7 @@ class Recorder final : public Backend, public Device {
   const char* target() const override { return "test"; }
   Device* device() override { return this; }
   void step(std::span<const StepItem>, int, bool, void*) override { ADD_FAILURE(); }
+  void norms(std::span<const StepItem>, int, std::span<BlockNorms>, void*) override { ADD_FAILURE(); }
   int64_t first_nonfinite(std::span<const StepItem>, int, void*) override { return -1; }
   void decode(const CodecItem&, void*) override { ADD_FAILURE(); }
   void encode(const CodecItem&, void*) override { ADD_FAILURE(); }

@@ -30,6 +30,9 @@ class DelayedDevice final : public Backend, public Device {
     delay(stream);
     backend_->step(items, threads, ordered, given(stream));
   }
+  void norms(std::span<const StepItem> items, int threads, std::span<BlockNorms> out, void* stream) override {
+    backend_->norms(items, threads, out, given(stream));
+  }
   int64_t first_nonfinite(std::span<const StepItem> items, int threads, void* stream) override {
     return backend_->first_nonfinite(items, threads, given(stream));
   }

@@ -35,7 +35,7 @@ TEST(Guards, SkippedStepsAreUncounted) {
   Rng rng = seeded("guards", 91);
   int64_t compared = 0, steps = 0, spoiled = 0, skipped = 0, raised = 0;
   for (int trial = 0; trial < 150; ++trial) {
-    Config setup = random_setup(rng);
+    Config setup = random_setup(rng, false);
     setup.nonfinite = static_cast<NonFinite>(trial % 3);
     if (setup.rule == "sgd") setup.hyper.dampening = 0.25;  // not in a first step: one that is skipped is none
     auto backend = guarding(rng);

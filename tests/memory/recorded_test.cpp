@@ -65,7 +65,7 @@ TEST(RecordedSteps, FiftyReplaysAreFiftySteps) {
   Rng rng = seeded("recorded steps", 101);
   int64_t compared = 0, replays = 0, skipped = 0, stale = 0;
   for (int trial = 0; trial < 16; ++trial) {
-    Config setup = random_setup(rng);
+    Config setup = random_setup(rng, false);
     setup.nonfinite = trial % 2 ? NonFinite::kPropagate : NonFinite::kSkip;
     lowtide::Memory memory;
     memory.chunk_bytes = 4096;

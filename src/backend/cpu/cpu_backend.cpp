@@ -114,6 +114,15 @@ class CpuBackend final : public Backend {
     });
   }
 
+  void norms(std::span<const StepItem> items, int threads, std::span<BlockNorms> out, void*) override {
+    for_each_piece(items, threads, prefetch_all, [&](const StepItem& item, int64_t begin, int64_t end) {
+      // starts_ holds the blocks of the items before.
+      const int64_t before = starts_[static_cast<size_t>(&item - items.data())] - item.first_block;
+      norm_blocks(item, begin, end, out.data() + before);
+      return true;
+    });
+  }
+
   int64_t first_nonfinite(std::span<const StepItem> items, int threads, void*) override {
     std::atomic<int64_t> first{static_cast<int64_t>(items.size())};
     for_each_piece(items, threads, prefetch_grad, [&](const StepItem& item, int64_t begin, int64_t end) {
@@ -234,6 +243,38 @@ class CpuBackend final : public Backend {
         param.write(*item.param_layout, item.param, e, count);
       }
     });
+  }
+
+  // out: of the item's block 0.
+  void norm_blocks(const StepItem& item, int64_t begin, int64_t end, BlockNorms* out) const {
+    const NormKernel kernel = pick_norms(item.rule, item.codec, target_.bit);
+    const RuleInfo& rule = rules()[static_cast<size_t>(item.rule)];
+    NormRun run{};
+    run.args = item.args;
+    run.grad_scale = item.grad_scale;
+    const int64_t origin = elements_before_block(item.param_layout->row_length, item.first_block, kBlock);
+    for_each_run(item.param_layout->row_length, begin, end, [&](int64_t first, int64_t n, int64_t block) {
+      Staged param = staged_param(item, origin), grad(aux_, item.grad_dtype, true);
+      for (int64_t done = 0; done < n; done += kStaged) {
+        const int64_t e = first + done, at = block + done / kBlock;
+        run.n = std::min(kStaged, n - done);
+        run.param = static_cast<const float*>(param.read(*item.param_layout, item.param, e, run.n));
+        run.grad = static_cast<const float*>(grad.read(*item.grad_layout, item.grad, e, run.n));
+        run.out = out + at;
+        for (int k = 0; rule.norms_read_state && k < rule.states; ++k) {
+          const StateFormat& format = format_of(item.rule, item.codec, k);
+          run.codes[k] = static_cast<const std::byte*>(item.codes[k]) + format.code_bytes(e - origin);
+          run.scales[k] = item.scales[k] ? item.scales[k] + (at - item.first_block) * format.scales : nullptr;
+        }
+        kernel(run);
+      }
+    });
+  }
+
+  // As floats, with what its master adds.
+  Staged staged_param(const StepItem& item, int64_t origin) const {
+    const bool has_master = item.master.kind && item.param_dtype != DType::kF32;
+    return has_master ? Staged(aux_, item, origin) : Staged(aux_, item.param_dtype, true);
   }
 
   // Sets what random bits of `run` go by, for element `first` of the parameter; returns how many of n elements from

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "backend/limits.h"
+#include "backend/norms.h"
 
 namespace lowtide::cpu {
 
@@ -22,6 +23,18 @@ struct StepRun {
 };
 
 using StepKernel = void (*)(const StepRun&);
+
+// A run as of a step, of floats, whose blocks' norms go to `out`.
+struct NormRun {
+  const float *param, *grad;  // [n]
+  int64_t n;
+  const void* codes[kMaxStates];
+  const float* scales[kMaxStates];
+  const void* args;
+  float grad_scale;
+  BlockNorms* out;  // [ceil(n / 256)]
+};
+using NormKernel = void (*)(const NormRun&);
 
 // True if the magnitudes of all n gradients, as float bits, are below limit_bits (at most those of infinity, so that
 // infinities and NaN never are).

@@ -109,6 +109,26 @@ void FakeBackend::run_step(Batch& batch, bool ordered) {
   cpu_->step(batch.items, 1, ordered, nullptr);
 }
 
+// A kernel as a step is one, that is waited for.
+void FakeBackend::norms(std::span<const StepItem> items, int, std::span<BlockNorms> out, void* stream) {
+  Kernel kernel{"norms", {}, {}};
+  const auto touch = [&](const void* memory, int64_t size) {
+    if (memory && size) kernel.reads.push_back(touched(memory, size)), kernel.bytes += size;
+  };
+  for (const StepItem& item : items) {
+    touch(item.param, extent_bytes(*item.param_layout, item.param_dtype));
+    touch(item.grad, extent_bytes(*item.grad_layout, item.grad_dtype));
+    const RuleInfo& rule = rules()[static_cast<size_t>(item.rule)];
+    for (int k = 0; rule.norms_read_state && k < rule.states; ++k) {
+      const StateBytes bytes(item, k);
+      touch(item.codes[k], bytes.codes), touch(item.scales[k], bytes.scales);
+    }
+  }
+  kernel.run = [&] { cpu_->norms(items, 1, out, nullptr); };
+  launch(stream, std::move(kernel));
+  finish(stream);
+}
+
 int64_t FakeBackend::first_nonfinite(std::span<const StepItem> items, int threads, void* stream) {
   finish(stream);
   return cpu_->first_nonfinite(items, threads, nullptr);

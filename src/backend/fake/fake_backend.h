@@ -34,6 +34,7 @@ class FakeBackend final : public Backend, public Device {
   Device* device() override { return this; }
   // Items' tensors and states are memory of this backend.
   void step(std::span<const StepItem> items, int threads, bool ordered, void* stream) override;
+  void norms(std::span<const StepItem> items, int threads, std::span<BlockNorms> out, void* stream) override;
   int64_t first_nonfinite(std::span<const StepItem> items, int threads, void* stream) override;
   void decode(const CodecItem& item, void* stream) override;
   void encode(const CodecItem& item, void* stream) override;

@@ -111,6 +111,16 @@ void Batch::add_steps(std::span<const StepItem> items, bool ordered) {
   }
 }
 
+void Batch::take_norms(const BlockNorms* from, std::span<BlockNorms> out) const {
+  std::vector<int64_t> first(items_.size() + 1);  // block of each of the caller's items
+  for (const DeviceItem& item : items_) first[item.index + 1] = item.blocks;
+  std::partial_sum(first.begin(), first.end(), first.begin());
+  for (const DeviceItem& item : items_) {
+    std::copy_n(from, item.blocks, out.data() + first[item.index]);
+    from += item.blocks;
+  }
+}
+
 void Batch::add(const CodecItem& item) {
   DeviceItem out{};
   out.param.data = item.values;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "backend/limits.h"
+#include "backend/norms.h"
 
 namespace lowtide::kernels {
 

@@ -7,6 +7,9 @@ struct RuleInput {
   double alpha, t_alpha, t_beta3;  // AdEMAMix
   double lr_decay, initial;        // Adagrad
   double momentum_decay;           // NAdam
+  double trust_coefficient;        // LARS
+  double max_unorm;                // LAMB, LARS; 0: none
+  double norm[2];                  // of all terms() of the parameter, 0 before they are known
   double t;
   bool first;
   double error;  // by which stored states are rounded, relative to them; 0: not at all

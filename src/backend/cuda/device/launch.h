@@ -42,6 +42,10 @@ cudaError_t step(const StepLaunch& launch, const Queue& queue);
 // Behind the launches of a recorded step: counts the replay.
 cudaError_t finish_replay(ReplayState* replay, const Queue& queue);
 
+// Of a rule in norm_rules.def: out[blocks]. starts in blocks.
+cudaError_t norms(int rule, int codec, const kernels::DeviceItem* items, const int64_t* starts, int64_t count,
+                  int64_t blocks, const void* tables, BlockNorms* out, const Queue& queue);
+
 // item: one, `blocks` of it.
 cudaError_t decode(int codec, bool is_signed, const kernels::DeviceItem* item, int64_t blocks, const void* tables,
                    const Queue& queue);

@@ -120,8 +120,8 @@ inline constexpr bool kDivides = std::is_base_of_v<AdamBase, R>;
 
 // Rules whose states LaneCodec has codes for: second moments are looked at with those that divide, and as theirs are.
 template <class R>
-inline constexpr bool kHasHotPath = R::kStates <= 2 &&
-                                    (kDivides<R> || R::kSigned == (1u << (R::kStates <= 2 ? R::kStates : 0)) - 1u);
+inline constexpr bool kHasHotPath =
+    !kHasNorms<R> && R::kStates <= 2 && (kDivides<R> || R::kSigned == (1u << (R::kStates <= 2 ? R::kStates : 0)) - 1u);
 
 // Codecs that LaneCodec has. What is rounded stochastically goes the slow path, too.
 template <class C>

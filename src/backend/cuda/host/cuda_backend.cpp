@@ -48,6 +48,32 @@ class CudaBackend final : public Backend {
     scope.queued(on);
   }
 
+  void norms(std::span<const StepItem> items, int, std::span<BlockNorms> out, void* stream) override {
+    const Scope scope(place_, "norms");
+    const cudaStream_t on = stream_for_now(scope, stream);
+    const PointerCheck check(place_, device_);
+    for (size_t i = 0; i < items.size(); ++i) check(items[i], i);
+    batch_.clear();
+    batch_.add_steps(items, false);
+    const std::vector<const void*> tables = tables_of(scope, batch_);
+    if (out.empty()) return;
+    const size_t at = batch_.bytes();  // items are aligned as norms are
+    const Upload there(
+        scope, uploads_, events_, on, at, [&](std::byte* host, std::byte* device) { batch_.write(host, device); },
+        nullptr, out.size_bytes());
+    auto* norms = there.at<BlockNorms>(at);
+    for (size_t i = 0; i < batch_.launches().size(); ++i) {
+      const kernels::Batch::Launch& part = batch_.launches()[i];
+      scope.check(cuda_kernels::norms(part.rule, part.codec, batch_.items(there.device(), part),
+                                      batch_.starts(there.device(), part), part.count, part.units, tables[i], norms,
+                                      queue(on)));
+      norms += part.units;
+    }
+    scope.check(cudaMemcpyAsync(there.host() + at, there.device() + at, out.size_bytes(), cudaMemcpyDeviceToHost, on));
+    scope.check(cudaStreamSynchronize(on));
+    batch_.take_norms(reinterpret_cast<const BlockNorms*>(there.host() + at), out);
+  }
+
   int64_t first_nonfinite(std::span<const StepItem> items, int, void* stream) override {
     return queue_guard(items, stream)->first();
   }

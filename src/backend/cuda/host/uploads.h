@@ -47,10 +47,11 @@ using Uploads = kernels::Slots<UploadPlace>;
 class Upload {
  public:
   // write(host, device): writes `bytes`; `device` is where they will be. target: other device memory than the slot's.
+  // room: bytes behind them in the slot, for results.
   template <class Write>
   Upload(const Scope& scope, Uploads& uploads, const std::shared_ptr<Events>& events, cudaStream_t stream, size_t bytes,
-         Write&& write, std::byte* target = nullptr)
-      : slot_(uploads.acquire(bytes)),
+         Write&& write, std::byte* target = nullptr, size_t room = 0)
+      : slot_(uploads.acquire(bytes + room)),
         device_(target ? target : slot_.device.data()),
         events_(events),
         stream_(stream) {
@@ -66,6 +67,7 @@ class Upload {
   Upload& operator=(const Upload&) = delete;
 
   std::byte* device() const { return device_; }
+  std::byte* host() const { return slot_.host.data(); }
   template <class T>
   T* at(size_t offset) const {
     return reinterpret_cast<T*>(device() + offset);

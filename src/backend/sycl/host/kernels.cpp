@@ -50,6 +50,10 @@ const sycl::kernel& Kernels::ballot(int rule, int codec) {
   const std::string rule_name = rules()[static_cast<size_t>(rule)].name;
   return find("ballot_" + rule_name, "lt_ballot_" + rule_name + "_" + codec_name(codec));
 }
+const sycl::kernel& Kernels::norms(int rule, int codec) {
+  const std::string rule_name = rules()[static_cast<size_t>(rule)].name;
+  return find("norms_" + rule_name, "lt_norms_" + rule_name + "_" + codec_name(codec));
+}
 const sycl::kernel& Kernels::decode(int codec, bool is_signed) {
   return find("aux", "lt_decode_" + codec_name(codec) + sign_suffix(is_signed));
 }

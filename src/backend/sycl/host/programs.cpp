@@ -11,6 +11,9 @@
 #define LT_RULE(number, name, Rule) LT_EMBED(step_##name) LT_EMBED(ballot_##name)
 #include "portable/rules.def"
 #undef LT_RULE
+#define LT_NORM_RULE(number, name, Rule) LT_EMBED(norms_##name)
+#include "portable/norm_rules.def"
+#undef LT_NORM_RULE
 LT_EMBED(aux)
 LT_EMBED(fill)
 LT_EMBED(sign_float32)
@@ -28,6 +31,10 @@ std::span<const std::byte> program(const std::string& name) {
   if (name == "ballot_" #rule) return {lt_spirv_ballot_##rule, lt_spirv_end_ballot_##rule};
 #include "portable/rules.def"
 #undef LT_RULE
+#define LT_NORM_RULE(number, rule, Rule) \
+  if (name == "norms_" #rule) return {lt_spirv_norms_##rule, lt_spirv_end_norms_##rule};
+#include "portable/norm_rules.def"
+#undef LT_NORM_RULE
   if (name == "aux") return {lt_spirv_aux, lt_spirv_end_aux};
   if (name == "fill") return {lt_spirv_fill, lt_spirv_end_fill};
   if (name == "sign_float32") return {lt_spirv_sign_float32, lt_spirv_end_sign_float32};

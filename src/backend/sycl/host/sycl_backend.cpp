@@ -62,6 +62,36 @@ class SyclBackend final : public Backend {
     });
   }
 
+  void norms(std::span<const StepItem> items, int, std::span<BlockNorms> out, void* stream) override {
+    guarded("norms", [&] {
+      late_->throw_any();
+      sycl::queue queue = queue_of(stream);
+      Place& place = place_of(queue);
+      for (size_t i = 0; i < items.size(); ++i) place.check(items[i], i);
+      batch_.clear();
+      batch_.add_steps(items, false);
+      for (const kernels::Batch::Launch& part : batch_.launches()) {
+        place.kernels.norms(part.rule, part.codec);
+        place.kernels.tables(part.codec);
+      }
+      if (out.empty()) return;
+      const size_t at = batch_.bytes();  // items are aligned as norms are
+      Uploads::Slot& slot = upload(
+          queue, place, at, [](std::byte*) {}, out.size_bytes());
+      auto* there = reinterpret_cast<BlockNorms*>(slot.device.get() + at);
+      for (const kernels::Batch::Launch& part : batch_.launches()) {
+        if (part.units)
+          slot.used = launch(queue, place.kernels.norms(part.rule, part.codec), part.units,
+                             batch_.items(slot.device.get(), part), batch_.starts(slot.device.get(), part), part.count,
+                             part.units, place.kernels.tables(part.codec), there);
+        there += part.units;
+      }
+      slot.used = queue.memcpy(slot.host.get() + at, slot.device.get() + at, out.size_bytes());
+      wait(slot.used);
+      batch_.take_norms(reinterpret_cast<const BlockNorms*>(slot.host.get() + at), out);
+    });
+  }
+
   int64_t first_nonfinite(std::span<const StepItem> items, int, void* stream) override {
     return guarded("first_nonfinite", [&]() -> int64_t {
       LT_REQUIRE(items.size() < kNone, "got %zu parameters, wanted fewer than 2^32 - 1", items.size());
@@ -178,10 +208,11 @@ class SyclBackend final : public Backend {
     });
   }
 
-  // Queues the copy of the batch, and of what `more` writes behind it, to a slot's device memory.
+  // Queues the copy of the batch, and of what `more` writes behind it, to a slot's device memory. room: bytes behind
+  // them, for results.
   template <class Fn>
-  Uploads::Slot& upload(sycl::queue& queue, Place& place, size_t bytes, Fn&& more) {
-    Uploads::Slot& slot = place.uploads.acquire(bytes);
+  Uploads::Slot& upload(sycl::queue& queue, Place& place, size_t bytes, Fn&& more, size_t room = 0) {
+    Uploads::Slot& slot = place.uploads.acquire(bytes + room);
     batch_.write(slot.host.get(), slot.device.get());
     more(slot.host.get());
     if (bytes) slot.used = queue.memcpy(slot.device.get(), slot.host.get(), bytes);

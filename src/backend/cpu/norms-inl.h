@@ -1,0 +1,88 @@
+// The CPU driver of norms: decode -> terms -> sums of squares, over blocks of 256 floats. Nothing is stored but the
+// sums. With one-lane vectors it is the scalar reference.
+
+static_assert(kNormLanes % kLanes == 0 && kBlock % kNormLanes == 0);
+
+// The sum of the squares of a block's values, and its unit.
+HWY_INLINE void sum_squares(const float* values, vf largest, float* sum, float* unit) {
+  const u32 exponent = norm_exponent(bits(reduce_max(largest)));
+  const vf inverse(norm_inverse(exponent));
+  constexpr int kSums = kNormLanes / kLanes;
+  vf sums[kSums];
+  for (vf& s : sums) s = vf(0.f);
+  for (int i = 0; i < kBlock; i += kNormLanes)
+    for (int j = 0; j < kSums; ++j) {
+      const vf x = load(values + i + j * kLanes) * inverse;
+      sums[j] = sums[j] + x * x;
+    }
+  alignas(64) float lane[kNormLanes];
+  for (int j = 0; j < kSums; ++j) store(sums[j], lane + j * kLanes);
+  *sum = sum_lanes(lane);
+  *unit = norm_unit(exponent);
+}
+
+template <class R, class C>
+struct NormDriver {
+  static constexpr int K = R::kNormsReadState ? R::kStates : 0;
+  static constexpr int kStored = K ? K : 1;  // no arrays of size 0
+  using Code = typename C::Code;
+
+  StateCodecs<R, C> codecs{};
+  typename R::Args args;
+  vf grad_scale;
+
+  explicit NormDriver(const NormRun& run) : grad_scale(run.grad_scale) {
+    __builtin_memcpy(&args, run.args, sizeof args);
+  }
+
+  HWY_INLINE void block(const float* p, const float* g, const Code* const (&codes)[kStored],
+                        const float* const (&scales)[kStored], BlockNorms* out) const {
+    alignas(64) float values[2][kBlock];
+    vf largest[2] = {vf(0.f), vf(0.f)};
+    for (int at = 0; at < kBlock; at += kTile) {
+      vf s[kStored][kTileVectors];
+      each<K>([&](auto k) { std::get<k>(codecs).decode(codes[k] + at, C::kScaled ? *scales[k] : 1.f, s[k]); });
+      for (int i = 0; i < kTileVectors; ++i) {
+        const int e = at + i * kLanes;
+        vf state[kStored], x[2];
+        for (int k = 0; k < K; ++k) state[k] = s[k][i];
+        R::template terms<vf>(load(p + e), load(g + e) * grad_scale, state, args, x);
+        for (int t = 0; t < 2; ++t) {
+          largest[t] = max_abs(largest[t], x[t]);
+          store(x[t], values[t] + e);
+        }
+      }
+    }
+    for (int t = 0; t < 2; ++t) sum_squares(values[t], largest[t], &out->sum[t], &out->unit[t]);
+  }
+
+  // A short block: the same code over padded copies, of zeros behind it.
+  HWY_NOINLINE void tail(const float* p, const float* g, const Code* const (&codes)[kStored],
+                         const float* const (&scales)[kStored], int n, BlockNorms* out) const {
+    alignas(64) float padded_p[kBlock] = {}, padded_g[kBlock] = {};
+    alignas(64) Code padded[kStored][kBlock];
+    const Code* from[kStored] = {};
+    __builtin_memcpy(padded_p, p, static_cast<size_t>(n) * sizeof(float));
+    __builtin_memcpy(padded_g, g, static_cast<size_t>(n) * sizeof(float));
+    each<K>([&](auto k) {
+      for (Code& code : padded[k]) code = StateCodec<R, C, k>::zero_code();
+      __builtin_memcpy(padded[k], codes[k], static_cast<size_t>(n) * sizeof(Code));
+      from[k] = padded[k];
+    });
+    block(padded_p, padded_g, from, scales, out);
+  }
+
+  static void run(const NormRun& run) {
+    const NormDriver driver(run);
+    const Code* codes[kStored] = {};
+    const float* scales[kStored] = {};
+    for (int k = 0; k < K; ++k) codes[k] = static_cast<const Code*>(run.codes[k]), scales[k] = run.scales[k];
+    BlockNorms* out = run.out;
+    int64_t at = 0;
+    for (; at + kBlock <= run.n; at += kBlock) {
+      driver.block(run.param + at, run.grad + at, codes, scales, out++);
+      for (int k = 0; k < K; ++k) codes[k] += kBlock, scales[k] += C::kScaled;
+    }
+    if (at < run.n) driver.tail(run.param + at, run.grad + at, codes, scales, static_cast<int>(run.n - at), out);
+  }
+};

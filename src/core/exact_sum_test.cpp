@@ -1,0 +1,75 @@
+#include "core/exact_sum.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <random>
+#include <vector>
+
+namespace lowtide {
+namespace {
+
+struct Term {
+  float x;
+  int exponent;
+};
+
+double sum_of(const std::vector<Term>& terms) {
+  ExactSum sum;
+  for (const Term& term : terms) sum.add(term.x, term.exponent);
+  return sum.value();
+}
+
+// Terms over all exponents, so that a float sum, or a double's, would depend on their order.
+TEST(ExactSum, DoesNotDependOnTheOrderOfItsTerms) {
+  std::mt19937 rng(50);
+  int64_t orders = 0, differing = 0, differing_in_double = 0;
+  double worst = 0;
+  for (int round = 0; round < 200; ++round) {
+    const int spread = round % 2 ? 250 : 30;
+    std::vector<Term> terms;
+    for (int i = 0; i < 500; ++i) {
+      const float x = std::ldexp(1.f + std::generate_canonical<float, 24>(rng), static_cast<int>(rng() % 100) - 50);
+      terms.push_back({rng() % 20 ? x : std::ldexp(x, -130), static_cast<int>(rng() % (2 * spread)) - spread});
+    }
+    const auto in_double = [&] {
+      double sum = 0;
+      for (const Term& term : terms) sum += std::ldexp(double{term.x}, term.exponent);
+      return sum;
+    };
+    const double first = sum_of(terms), plain = in_double();
+    worst = std::max(worst, std::fabs(first / plain - 1));
+    for (int order = 0; order < 5; ++order, ++orders) {
+      std::shuffle(terms.begin(), terms.end(), rng);
+      differing += sum_of(terms) != first;
+      differing_in_double += in_double() != plain;
+    }
+  }
+  EXPECT_EQ(differing, 0);
+  EXPECT_GT(differing_in_double, 0) << "control";
+  EXPECT_LT(worst, 500 * 0x1p-52);
+  std::printf("%lld orders of 500 terms, %lld sums differ (in double %lld); %.1e from the double's\n",
+              static_cast<long long>(orders), static_cast<long long>(differing),
+              static_cast<long long>(differing_in_double), worst);
+}
+
+TEST(ExactSum, HoldsTheLargestAndTheSmallest) {
+  constexpr float kLargest = std::numeric_limits<float>::max(), kSmallest = std::numeric_limits<float>::denorm_min();
+  EXPECT_EQ(sum_of({}), 0);
+  EXPECT_EQ(sum_of({{0.f, 256}, {0.f, -256}}), 0);
+  EXPECT_EQ(sum_of({{kSmallest, -256}}), std::ldexp(1.0, -149 - 256));
+  EXPECT_EQ(sum_of({{kSmallest, -256}, {kLargest, 256}}), std::ldexp(double{kLargest}, 256));
+  EXPECT_EQ(sum_of({{1.f, 0}, {1.f, -40}, {1.f, -52}}), 1 + 0x1p-40 + 0x1p-52);
+  ExactSum many;
+  for (int i = 0; i < 1 << 20; ++i) many.add(kLargest, 256);
+  EXPECT_EQ(many.value(), std::ldexp(double{kLargest}, 256 + 20));
+  for (const float x : {std::numeric_limits<float>::infinity(), std::nanf("")})
+    EXPECT_TRUE(std::isnan(sum_of({{1.f, 0}, {x, 0}, {2.f, 3}})));
+  std::printf("sums from 2^-405 to 2^404\n");
+}
+
+}  // namespace
+}  // namespace lowtide

@@ -1,0 +1,124 @@
+// Norms of whole parameters, for the arguments of rules that need them (LAMB, LARS): a pass over what the step is about
+// to read, before it. Sums are exact, so no bit depends on threads, chunks or tiers.
+#include <cmath>
+
+#include "core/exact_sum.h"
+#include "optim/optimizer_impl.h"
+
+namespace lowtide {
+namespace {
+
+// Of a call of the backend: 1 MiB of results.
+constexpr int64_t kBlocksAtOnce = int64_t{1} << 16;
+
+int64_t blocks_of(const StepItem& item) {
+  return item.blocks >= 0 ? item.blocks : item.param_layout->blocks(kBlockElements) - item.first_block;
+}
+
+// The blocks [begin, begin + count) of an item's.
+StepItem slice_of(const StepItem& item, int64_t begin, int64_t count) {
+  StepItem out = item;
+  const int64_t row = item.param_layout->row_length;
+  out.first_block += begin;
+  out.blocks = count;
+  const int64_t elements = elements_before_block(row, out.first_block, kBlockElements) -
+                           elements_before_block(row, item.first_block, kBlockElements);
+  for (int k = 0; k < rules()[static_cast<size_t>(item.rule)].states; ++k) {
+    const StateFormat& format = format_of(item.rule, item.codec, k);
+    if (out.codes[k]) out.codes[k] = static_cast<std::byte*>(out.codes[k]) + format.code_bytes(elements);
+    if (out.scales[k]) out.scales[k] += begin * format.scales;
+  }
+  return out;
+}
+
+}  // namespace
+
+// The sums of squares of parameters, by number.
+class Optimizer::Impl::NormSums {
+ public:
+  NormSums(Impl& impl, void* stream) : impl_(impl), stream_(stream), sums_(impl.slots.size()) {}
+
+  void add(const StepItem& part, int64_t param) {
+    for (int64_t begin = 0, all = blocks_of(part); begin < all;) {
+      const int64_t count = std::min(all - begin, kBlocksAtOnce - waiting_blocks_);
+      waiting_.push_back(slice_of(part, begin, count));
+      owners_.push_back(param);
+      waiting_blocks_ += count;
+      begin += count;
+      if (waiting_blocks_ == kBlocksAtOnce) add_waiting();
+    }
+  }
+  void add_waiting() {
+    if (waiting_.empty()) return;
+    blocks_.resize(static_cast<size_t>(waiting_blocks_));
+    impl_.backend->norms(waiting_, impl_.threads, blocks_, stream_);
+    const BlockNorms* at = blocks_.data();
+    for (size_t i = 0; i < waiting_.size(); ++i) {
+      ExactSum(&sums)[2] = sums_[static_cast<size_t>(owners_[i])].of;
+      for (const BlockNorms* const end = at + waiting_[i].blocks; at < end; ++at)
+        for (int k = 0; k < 2; ++k) sums[k].add(at->sum[k], 2 * std::ilogb(at->unit[k]));
+    }
+    waiting_.clear();
+    owners_.clear();
+    waiting_blocks_ = 0;
+  }
+  ParamNorms of(int64_t param) const {
+    const ExactSum(&sums)[2] = sums_[static_cast<size_t>(param)].of;
+    return {std::sqrt(sums[0].value()), std::sqrt(sums[1].value())};
+  }
+
+ private:
+  struct Sums {
+    ExactSum of[2];
+  };
+  Impl& impl_;
+  void* stream_;
+  std::vector<Sums> sums_;
+  std::vector<StepItem> waiting_;
+  std::vector<int64_t> owners_;  // parameters
+  int64_t waiting_blocks_ = 0;
+  std::vector<BlockNorms> blocks_;
+};
+
+void Optimizer::Impl::measure(std::span<StepItem> of, std::span<const int64_t> params, void* stream) {
+  NormSums sums(*this, stream);
+  std::vector<const StepItem*> streamed(slots.size(), nullptr);
+  std::vector<int64_t> wanted;
+  for (size_t i = 0; i < of.size(); ++i) {
+    const Slot& slot = slots[static_cast<size_t>(params[i])];
+    if (streams(slot) && rules()[static_cast<size_t>(slot.rule)].norms_read_state) {
+      streamed[static_cast<size_t>(params[i])] = &of[i];
+      wanted.push_back(params[i]);
+    } else {
+      sums.add(of[i], params[i]);
+    }
+  }
+  sums.add_waiting();
+  for (const std::unique_ptr<Home>& home : homes) {
+    if (!home->store() || wanted.empty()) continue;
+    home->store()->look(
+        [&](std::span<const Store::PlacedChunk> chunks) {
+          for (const Store::PlacedChunk& chunk : chunks)
+            for (const Piece& piece : chunk.pieces)
+              if (const StepItem* const whole = streamed[static_cast<size_t>(piece.param)])
+                sums.add(part_of(*whole, piece, chunk.memory, chunk.write_offset), piece.param);
+          sums.add_waiting();  // their memory is another chunk's when this returns
+        },
+        threads, wanted, stream);
+  }
+  norms.resize(slots.size());
+  for (size_t i = 0; i < of.size(); ++i) {
+    const Slot& slot = slots[static_cast<size_t>(params[i])];
+    norms[static_cast<size_t>(params[i])] = sums.of(params[i]);
+    of[i].args = args_for(slot, params[i], slot.steps, slot.fresh, false).bytes;
+  }
+}
+
+// What a step reads, with norms: once more.
+bool Optimizer::Impl::reads_state_twice(const Home& home) const {
+  for (const Slot& slot : slots)
+    if (&home_of(slot) == &home && slot.paged && rules()[static_cast<size_t>(slot.rule)].norms_read_state) return true;
+  return false;
+}
+
+}  // namespace lowtide

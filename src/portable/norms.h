@@ -1,0 +1,37 @@
+// Norms of a whole parameter, for rules that have
+//   kNormsReadState                       whether terms() looks at the state
+//   terms(p, g, s, args, F (&out)[2])     two values of each element; the norms are the roots of the sums of their
+//   squares
+// and find the norms in RuleInput::norm when the step's arguments are made.
+
+template <class R, class = void>
+inline constexpr bool kHasNorms = false;
+template <class R>
+inline constexpr bool kHasNorms<R, decltype(void(R::kNormsReadState))> = true;
+
+// Of each block, squares are summed in the order of sum_lanes, of values divided by a power of two near the largest
+// magnitude: squares of 2^127 do not overflow, those of 2^-149 count. A block's sum is sum * unit^2, and sums of blocks
+// are added exactly (core/exact_sum.h), so that no order of blocks matters.
+inline constexpr int kNormLanes = 32;
+
+// largest: of a block's magnitudes, as bits. Unit and its reciprocal are normal floats.
+LT_FN u32 norm_exponent(u32 largest) {
+  const u32 exponent = largest >> 23;
+  return exponent < 1u ? 1u : exponent > 253u ? 253u : exponent;
+}
+LT_FN float norm_unit(u32 exponent) { return as_float(exponent << 23); }
+LT_FN float norm_inverse(u32 exponent) { return as_float((254u - exponent) << 23); }
+
+// What arguments are made of. Without norms, where one is 0, or not finite, ratios are 1.
+LT_HOST_FN bool has_norms(const RuleInput& h) {
+  constexpr double kLargest = 0x1.fffffffffffffp1023;
+  return h.norm[0] > 0 && h.norm[1] > 0 && h.norm[0] <= kLargest && h.norm[1] <= kLargest;
+}
+// min(1, max_unorm |p| / |update|), as bitsandbytes clips.
+LT_HOST_FN double clip_ratio(const RuleInput& h) {
+  if (!has_norms(h)) return 1;
+  const double ratio = h.max_unorm * h.norm[0] / h.norm[1];
+  return ratio < 1 ? ratio : 1;
+}
+// As float: a ratio that is larger than all floats would make 0 * inf.
+LT_HOST_FN float finite_float(double x) { return x < 0x1.fffffep127 ? float(x) : 0x1.fffffep127f; }

@@ -1,0 +1,86 @@
+// LARS (You, Gitman & Ginsburg, arXiv 1708.03888, algorithm 1), with the learning rate outside of the momentum and the
+// options of torch.optim.SGD:
+//   g = local (g + weight_decay p),  local = trust_coefficient |p| / (|g| + weight_decay |p| + eps), or 1 for norms of 0
+//
+//   b = momentum b + (1 - dampening) g, but b = g at the first step
+//
+//   p = p - lr (nesterov ? g + momentum b : b)
+// max_unorm > 0: instead, local = 1, and what lr multiplies is at most max_unorm |p| long.
+
+struct LarsArgs {
+  float lr, l2, local;
+  float keep, take;      // b = keep b + take g
+  float from_g, from_b;  // direction = from_g g + from_b b
+  float inside;          // l2 of the direction whose norm is taken
+};
+
+struct LarsBase {
+  using Args = LarsArgs;
+  LT_HOST_FN Args args(const RuleInput& h) {
+    const bool clips = h.max_unorm > 0;
+    double local = 1;
+    if (!clips && has_norms(h))
+      local = h.trust_coefficient * h.norm[0] / (h.norm[1] + h.weight_decay * h.norm[0] + h.eps);
+    return Args{float(h.lr * (clips ? clip_ratio(h) : 1)),
+                float(h.weight_decay),
+                finite_float(local),
+                h.first ? 0.f : float(h.momentum),
+                h.first ? 1.f : float(1 - h.dampening),
+                h.nesterov ? 1.f : 0.f,
+                h.nesterov ? float(h.momentum) : 1.f,
+                clips ? float(h.weight_decay) : 0.f};
+  }
+  LT_HOST_FN double decay(const RuleInput& h, int) { return h.momentum; }
+  template <class F>
+  LT_FN F direction(F p, F g, F (&s)[1], const Args& a) {
+    g = (g + p * a.l2) * a.local;
+    s[0] = s[0] * a.keep + g * a.take;
+    return g * a.from_g + s[0] * a.from_b;
+  }
+};
+
+struct Lars : LarsBase {
+  static constexpr int kStates = 1;
+  static constexpr u32 kSigned = 0b1;
+  static constexpr const char* kStateNames[] = {"momentum_buffer"};
+  static constexpr bool kNormsReadState = false;
+
+  template <class F>
+  LT_FN void terms(F p, F g, F*, const Args&, F (&out)[2]) {
+    out[0] = p;
+    out[1] = g;
+  }
+  template <class F>
+  LT_FN F step(F p, F g, F (&s)[1], const Args& a) {
+    return move(p, direction(p, g, s, a) * a.lr);
+  }
+};
+
+// With max_unorm.
+struct LarsClipped : Lars {
+  static constexpr bool kNormsReadState = true;
+
+  template <class F>
+  LT_FN void terms(F p, F g, F (&s)[1], const Args& a, F (&out)[2]) {
+    out[0] = p;
+    out[1] = direction(p, g, s, a);
+  }
+};
+
+// Without momentum.
+struct LarsPlain : LarsBase {
+  static constexpr int kStates = 0;
+  static constexpr u32 kSigned = 0;
+  static constexpr const char* kStateNames[] = {nullptr};
+  static constexpr bool kNormsReadState = false;
+
+  template <class F>
+  LT_FN void terms(F p, F g, F*, const Args& a, F (&out)[2]) {
+    out[0] = p;
+    out[1] = g + p * a.inside;
+  }
+  template <class F>
+  LT_FN F step(F p, F g, F*, const Args& a) {
+    return move(p, (g + p * a.l2) * a.local * a.lr);
+  }
+};

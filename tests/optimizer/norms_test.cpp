@@ -1,0 +1,332 @@
+// Rules with norms of whole parameters, through the optimizer: what moves nothing, what is refused, what overlaps or
+// overflows, and that neither threads, instruction sets, budgets nor a failing disk make a difference.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <limits>
+
+#include "support/optimizer_case.h"
+#include "support/temporary.h"
+
+namespace lowtide::testing {
+namespace {
+
+constexpr float kLargest = std::numeric_limits<float>::max();
+
+Config setup_of(const std::string& rule, double max_unorm = 0, double weight_decay = 0.1) {
+  Config setup;
+  setup.rule = rule;
+  setup.hyper = default_hyper(rule);
+  setup.hyper.lr = 0.1;
+  setup.hyper.max_unorm = max_unorm;
+  setup.hyper.weight_decay = weight_decay;
+  return setup;
+}
+
+struct Model {
+  std::vector<Tensor> params, grads;
+
+  explicit Model(uint64_t seed) {
+    Rng rng(seed);
+    const auto add = [&](DType p, DType g, std::vector<int64_t> sizes) {
+      params.emplace_back(p, sizes).randomize(rng, std::exp(rng.normal()));
+      grads.emplace_back(g, sizes).randomize(rng);
+    };
+    add(DType::kF32, DType::kF32, {3, 700});
+    add(DType::kBF16, DType::kBF16, {40, 300});
+    add(DType::kF16, DType::kF32, {1});
+    add(DType::kF32, DType::kBF16, {20000});
+    add(DType::kF32, DType::kF32, {0, 4});
+  }
+  void add_to(Optimizer& optimizer) {
+    for (Tensor& param : params) optimizer.add_param(0, param.view());
+  }
+  void step(Optimizer& optimizer, uint64_t seed) {
+    Rng rng(seed);
+    std::vector<Gradient> gradients;
+    for (Tensor& grad : grads) {
+      gradients.push_back(grad.gradient());
+      if (grad.numel)
+        grad.set(rng.below(grad.numel), rng.normal());
+      else
+        gradients.back().data = this;  // any address
+    }
+    optimizer.step(gradients);
+  }
+  std::vector<std::byte> all(const Optimizer& optimizer) const {
+    std::vector<const Tensor*> tensors;
+    for (const Tensor& param : params) tensors.push_back(&param);
+    return snapshot(optimizer, tensors);
+  }
+};
+
+struct Variant {
+  const char* rule;
+  double max_unorm;
+};
+constexpr Variant kVariants[] = {{"lamb", 0}, {"lamb", 0.1}, {"lars", 0}, {"lars", 0.1}};
+
+TEST(NormRules, DependOnNeitherThreadsNorTargetsNorBudgets) {
+  const TemporaryDirectory directory;
+  int64_t runs = 0, bytes = 0, differing = 0, on_disk = 0;
+  for (const Variant& variant : kVariants)
+    for (const std::string& codec : codec_names()) {
+      Config setup = setup_of(variant.rule, variant.max_unorm);
+      setup.state = codec;
+      const auto end_of = [&](const Config& config) {
+        Model model(7);
+        Optimizer optimizer = make_optimizer(config);
+        model.add_to(optimizer);
+        for (int step = 0; step < 4; ++step) model.step(optimizer, 70 + static_cast<uint64_t>(step));
+        on_disk += optimizer.report().disk_bytes > 0;
+        ++runs;
+        return model.all(optimizer);
+      };
+      const std::vector<std::byte> wanted = end_of(setup);
+      std::vector<Config> others;
+      for (const int threads : {2, 8}) others.emplace_back(setup).threads = threads;
+      for (const std::string& target : cpu_targets()) others.emplace_back(setup).target = target;
+      for (const int64_t chunk : {4096, 3 * 4096, 16384}) {
+        others.emplace_back(setup).memory = {3 * chunk, directory.path(), -1, chunk};
+        others.emplace_back(setup).memory = {4 * chunk + 8192, directory.path(), -1, chunk};
+      }
+      for (const Config& other : others) {
+        const std::vector<std::byte> got = end_of(other);
+        ASSERT_EQ(got.size(), wanted.size());
+        for (size_t i = 0; i < got.size(); ++i) differing += got[i] != wanted[i];
+        bytes += static_cast<int64_t>(got.size());
+      }
+    }
+  EXPECT_EQ(differing, 0);
+  EXPECT_GT(on_disk, runs / 4) << "control";
+  std::printf("%lld runs of 4 steps (%lld with state on disk), %lld bytes, %lld differ\n", static_cast<long long>(runs),
+              static_cast<long long>(on_disk), static_cast<long long>(bytes), static_cast<long long>(differing));
+}
+
+// A parameter of more blocks than norms are asked for at a time, a row each, of which only the last is not zero.
+TEST(NormRules, TakeParametersOfAnySize) {
+  constexpr int64_t kRows = (1 << 16) + 3;
+  for (const int threads : {1, 2}) {
+    Tensor param(DType::kF32, {kRows, 3}), grad(DType::kF32, {kRows, 3});
+    for (int64_t i = param.numel - 3; i < param.numel; ++i) param.set(i, 1), grad.set(i, 2);
+    Config setup = setup_of("lars", 0, 0);
+    setup.threads = threads;
+    setup.hyper.trust_coefficient = 0.5;
+    Optimizer optimizer = make_optimizer(setup);
+    optimizer.add_param(0, param.view());
+    const Gradient gradient = grad.gradient();
+    optimizer.step({&gradient, 1});
+    for (int64_t i = 0; i < param.numel; ++i)  // |p| / |g| = 1 / 2
+      ASSERT_NEAR(param.get(i), i < param.numel - 3 ? 0 : 1 - 0.1 * 0.5, 4 * 0x1p-24) << i;
+  }
+  std::printf("%lld blocks, the last found by 1 thread and by 2\n", static_cast<long long>(kRows));
+}
+
+TEST(NormRules, ZerosMoveNothing) {
+  int64_t checked = 0;
+  for (const Variant& variant : kVariants)
+    for (const std::string& codec : codec_names()) {
+      Config setup = setup_of(variant.rule, variant.max_unorm, 0);
+      setup.state = codec;
+      Model model(9);
+      for (Tensor& grad : model.grads) std::fill(grad.data.begin(), grad.data.end(), std::byte{});
+      Optimizer optimizer = make_optimizer(setup);
+      model.add_to(optimizer);
+      std::vector<Gradient> gradients;
+      for (const Tensor& grad : model.grads) gradients.push_back(grad.gradient());
+      const Model before = model;
+      for (int step = 0; step < 3; ++step) optimizer.step(gradients);
+      for (size_t i = 0; i < model.params.size(); ++i, ++checked)
+        EXPECT_EQ(model.params[i].data, before.params[i].data) << variant.rule << " " << codec;
+      // Nor does a learning rate of 0.
+      Hyper still = setup.hyper;
+      still.lr = 0;
+      optimizer.set_hyper(0, still);
+      model.step(optimizer, 5);
+      for (size_t i = 0; i < model.params.size(); ++i, ++checked)
+        EXPECT_EQ(model.params[i].data, before.params[i].data) << variant.rule << " " << codec;
+    }
+  std::printf("%lld parameters keep all bits\n", static_cast<long long>(checked));
+}
+
+// A parameter of zeros has no norm, and moves as without one: LAMB's is a step of AdamW.
+TEST(NormRules, ParametersOfZerosMove) {
+  for (const double max_unorm : {0.0, 0.1}) {
+    Tensor a(DType::kF32, {1000}), b(DType::kF32, {1000}), grad(DType::kF32, {1000});
+    Rng rng(11);
+    grad.randomize(rng);
+    Config setup = setup_of("lamb", max_unorm);
+    setup.state = "fp32";
+    Optimizer lamb = make_optimizer(setup);
+    lamb.add_param(0, a.view());
+    setup.rule = "adamw";
+    Optimizer adamw = make_optimizer(setup);
+    adamw.add_param(0, b.view());
+    const Gradient gradient = grad.gradient();
+    lamb.step({&gradient, 1}), adamw.step({&gradient, 1});
+    for (int64_t i = 0; i < a.numel; ++i) {
+      EXPECT_NE(a.get(i), 0);
+      EXPECT_NEAR(a.get(i), b.get(i), 0.1 * 16 * 0x1p-24);
+    }
+  }
+  std::printf("2 steps from zeros, as long as AdamW's\n");
+}
+
+// Squares of these are no floats; nor is the ratio of the largest parameters to the smallest gradients.
+TEST(NormRules, HugeAndTinyValuesStayFinite) {
+  int64_t finite = 0, moved = 0;
+  for (const Variant& variant : kVariants)
+    for (const double p : {0x1p-140, 0x1p-60, 1.0, 0x1p60, 0x1.8p126})
+      for (const double g : {0x1p-149, 0x1p-70, 1.0, 0x1p61}) {
+        Tensor param(DType::kF32, {600}), grad(DType::kF32, {600});
+        for (int64_t i = 0; i < 600; ++i) param.set(i, i % 3 ? p : -p), grad.set(i, i % 5 ? g : 0);
+        const std::vector<std::byte> before = param.data;
+        Config setup = setup_of(variant.rule, variant.max_unorm, 0);
+        setup.hyper.eps = 1e-30;
+        setup.hyper.trust_coefficient = 0.5;
+        Optimizer optimizer = make_optimizer(setup);
+        optimizer.add_param(0, param.view());
+        const Gradient gradient = grad.gradient();
+        ASSERT_TRUE(optimizer.step({&gradient, 1}).applied);
+        for (int64_t i = 0; i < 600; ++i) finite += std::fabs(param.get(i)) <= kLargest;
+        moved += before != param.data;
+      }
+  const auto all = static_cast<int64_t>(std::size(kVariants)) * 5 * 4;
+  EXPECT_EQ(finite, all * 600);
+  EXPECT_GT(moved, all / 2);  // some gradients are too small for their parameters
+  std::printf("%lld of %lld parameters moved, %lld elements finite\n", static_cast<long long>(moved),
+              static_cast<long long>(all), static_cast<long long>(finite));
+}
+
+// What is not finite stays where it is: norms that are not numbers count as none.
+TEST(NormRules, NanPropagatesThroughItsBlockOnly) {
+  for (const Variant& variant : kVariants) {
+    Config setup = setup_of(variant.rule, variant.max_unorm);
+    setup.nonfinite = NonFinite::kPropagate;
+    Tensor param(DType::kF32, {2, 1024}), grad(DType::kF32, {2, 1024});
+    Rng rng(12);
+    param.randomize(rng), grad.randomize(rng);
+    grad.set(300, std::nan(""));
+    Optimizer optimizer = make_optimizer(setup);
+    optimizer.add_param(0, param.view());
+    const Gradient gradient = grad.gradient();
+    optimizer.step({&gradient, 1}), optimizer.step({&gradient, 1});
+    for (int64_t i = 0; i < param.numel; ++i)
+      EXPECT_TRUE(std::isfinite(param.get(i)) || i / 256 == 1) << variant.rule << " " << i;
+    EXPECT_TRUE(std::isnan(param.get(300)));
+    setup.nonfinite = NonFinite::kSkip;
+    Optimizer skips = make_optimizer(setup);
+    Tensor other(DType::kF32, {2, 1024});
+    skips.add_param(0, other.view());
+    EXPECT_FALSE(skips.step({&gradient, 1}).applied);
+    EXPECT_EQ(skips.steps(0), 0);
+  }
+  std::printf("4 steps with a NaN, 7 of 8 blocks finite; 4 steps skipped\n");
+}
+
+// One after another: the second parameter's norm is of what the first has left.
+TEST(NormRules, ParametersThatOverlapAreSteppedInOrder) {
+  for (const Variant& variant : kVariants) {
+    const Config setup = setup_of(variant.rule, variant.max_unorm);
+    Rng rng(13);
+    Tensor shared(DType::kF32, {2000}), first(DType::kF32, {2000}), second(DType::kF32, {2000});
+    shared.randomize(rng), first.randomize(rng), second.randomize(rng);
+    Tensor wanted = shared;
+    Optimizer both = make_optimizer(setup), one = make_optimizer(setup), two = make_optimizer(setup);
+    both.add_param(0, shared.view()), both.add_param(0, shared.view());
+    one.add_param(0, wanted.view()), two.add_param(0, wanted.view());
+    const std::vector<Gradient> gradients{first.gradient(), second.gradient()};
+    for (int step = 0; step < 2; ++step) {
+      both.step(gradients);
+      one.step({&gradients[0], 1}), two.step({&gradients[1], 1});
+    }
+    EXPECT_EQ(shared.data, wanted.data) << variant.rule;
+  }
+  std::printf("2 steps of 4 rules, 0 bytes differ\n");
+}
+
+// Norms that need state read it once more; LARS without max_unorm has no need to.
+TEST(NormRules, MoveWhatTheReportSays) {
+  const TemporaryDirectory directory;
+  for (const Variant& variant : kVariants) {
+    Config setup = setup_of(variant.rule, variant.max_unorm);
+    setup.state = "fp32";
+    setup.memory = {3 * 65536, directory.path(), -1, 65536};
+    Tensor param(DType::kF32, {256, 1024}), grad(DType::kF32, {256, 1024});
+    Rng rng(14);
+    param.randomize(rng), grad.randomize(rng);
+    Optimizer optimizer = make_optimizer(setup);
+    optimizer.add_param(0, param.view());
+    const Gradient gradient = grad.gradient();
+    const auto moved = [&] { return optimizer.report().read_bytes + optimizer.report().written_bytes; };
+    for (int step = 0; step < 2; ++step) optimizer.step({&gradient, 1});
+    const int64_t before = moved();
+    for (int step = 0; step < 3; ++step) optimizer.step({&gradient, 1});
+    const int64_t each = (moved() - before) / 3, streamed = optimizer.report().disk_bytes;
+    EXPECT_EQ(each, optimizer.report().moved_per_step) << variant.rule;
+    const bool reads_twice = std::string(variant.rule) == "lamb" || variant.max_unorm > 0;
+    EXPECT_EQ(each, (reads_twice ? 3 : 2) * streamed) << variant.rule;
+    std::printf("%s%s: %.1f times what is on disk moves in a step\n", variant.rule,
+                variant.max_unorm > 0 ? ", max_unorm" : "", static_cast<double>(each) / static_cast<double>(streamed));
+  }
+}
+
+TEST(NormRules, WhatCannotBeIsRefusedByName) {
+  Tensor param(DType::kF32, {40, 300}), grad(DType::kF32, {40, 300});
+  int refused = 0;
+  const auto says = [&](const std::string& message, const std::string& wanted) {
+    EXPECT_NE(message.find(wanted), std::string::npos) << message;
+    std::printf("%s\n", message.c_str());
+    ++refused;
+  };
+  for (const char* rule : {"lamb", "lars"}) {
+    Optimizer optimizer = make_optimizer(setup_of(rule));
+    says(refusal([&] { optimizer.add_param(0, param.view(), true, WholeParam{{80, 300}}); }), "shard");
+    says(refusal([&] { optimizer.add_param(0, param.view(), true, WholeParam{{40, 300}, true}); }), "shard");
+    EXPECT_EQ(optimizer.param_count(), 0);
+    optimizer.add_param(0, param.view(), true, WholeParam{{40, 300}});  // replicated
+    std::vector<std::byte> bits(1 << 12), presence(1 << 8);
+    const Gradient gradient = grad.gradient();
+    says(refusal([&] { optimizer.ballots({&gradient, 1}, {bits.data(), presence.data(), nullptr}); }), rule);
+    for (const double bad : {-1.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
+      Hyper h = default_hyper(rule);
+      h.max_unorm = bad;
+      says(refusal([&] { optimizer.set_hyper(0, h); }), "max_unorm");
+      h = default_hyper(rule);
+      h.trust_coefficient = bad;
+      says(refusal([&] { optimizer.set_hyper(0, h); }), "trust_coefficient");
+    }
+  }
+  Config nesterov = setup_of("lars");
+  nesterov.hyper.nesterov = true, nesterov.hyper.momentum = 0;
+  says(refusal([&] { make_optimizer(nesterov); }), "nesterov");
+  std::printf("%d refused\n", refused);
+}
+
+// LARS's momentum and max_unorm may change between steps: the buffer comes with the first, and stays.
+TEST(NormRules, LarsMayChangeItsOptions) {
+  Tensor param(DType::kF32, {40, 300}), grad(DType::kF32, {40, 300});
+  Rng rng(15);
+  param.randomize(rng), grad.randomize(rng);
+  Config setup = setup_of("lars");
+  setup.hyper.momentum = 0;
+  Optimizer optimizer = make_optimizer(setup);
+  optimizer.add_param(0, param.view());
+  const Gradient gradient = grad.gradient();
+  std::vector<size_t> states;
+  for (const auto& [momentum, max_unorm] : {std::pair{0.0, 0.0}, {0.0, 0.1}, {0.9, 0.1}, {0.9, 0.0}, {0.0, 0.0}}) {
+    setup.hyper.momentum = momentum, setup.hyper.max_unorm = max_unorm;
+    optimizer.set_hyper(0, setup.hyper);
+    const std::vector<std::byte> before = param.data;
+    EXPECT_TRUE(optimizer.step({&gradient, 1}).applied);
+    EXPECT_NE(param.data, before);
+    states.push_back(optimizer.state(0).size());
+  }
+  EXPECT_EQ(states, (std::vector<size_t>{0, 0, 1, 1, 1}));
+  EXPECT_EQ(optimizer.steps(0), 5);
+  std::printf("5 steps, options changed before each\n");
+}
+
+}  // namespace
+}  // namespace lowtide::testing
