@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from lowtide.optimizer import Optimizer
 
 
+Format = tuple[Any, int]  # state and min_quantized_numel: arguments of the core's add_group
+
+
 @dataclass
 class CoreGroup:
     """One group of the core, by its number there."""
@@ -32,7 +35,7 @@ class CoreGroup:
     overrides: Mapping[str, Any]
     rule: str  # "": the optimizer's
     pushed: dict[str, float]  # the hyper-parameters that the core has
-    format: tuple[Any, ...]  # arguments of the core's add_group
+    format: Format
     params: list[int] = field(default_factory=list)  # numbers
 
     def options(self, groups: Sequence[dict[str, Any]] | Mapping[int, dict[str, Any]]) -> Mapping[str, Any]:
@@ -41,7 +44,7 @@ class CoreGroup:
         return {**group, **self.overrides} if self.overrides else group
 
 
-def format_of(options: Mapping[str, Any]) -> tuple[Any, ...]:
+def format_of(options: Mapping[str, Any]) -> Format:
     """What of a group's options is fixed when it is added, as the core takes it."""
     return options["state"], int(options["min_quantized_numel"])
 
