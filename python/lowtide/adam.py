@@ -94,7 +94,7 @@ class NAdam(Optimizer):
     Raises: as `AdamW`.
     """
 
-    def __init__(
+    def __init__(  # type: ignore[misc]  # an argument here is an option that others refuse
         self,
         params: ParamsT,
         lr: float | Tensor = 2e-3,
@@ -107,7 +107,8 @@ class NAdam(Optimizer):
     ) -> None:
         hyper = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         hyper |= {"amsgrad": False, "nesterov": True, "momentum_decay": momentum_decay}
-        super().__init__(params, "adamw" if decoupled_weight_decay else "adam", hyper, options)
+        rule = "adamw" if decoupled_weight_decay else "adam"
+        super().__init__(params, rule, hyper, options)  # type: ignore[arg-type]
 
 
 class AdEMAMix(Optimizer):

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from lowtide.optimizer import Optimizer
 
 
+Format = tuple[str, int, str]  # state, min_quantized_numel and master: fixed when a group is added
+
+
 @dataclass
 class CoreGroup:
     """One group of the core, by its number there."""
@@ -33,7 +36,7 @@ class CoreGroup:
     rule: str  # "": the optimizer's
     pushed: dict[str, float]  # the hyper-parameters that the core has
     rounding: str  # likewise
-    format: tuple[str, int, str]  # state, min_quantized_numel and master, fixed
+    format: Format
     params: list[int] = field(default_factory=list)  # numbers
 
     def options(self, groups: Sequence[dict[str, Any]] | Mapping[int, dict[str, Any]]) -> Mapping[str, Any]:
@@ -42,7 +45,7 @@ class CoreGroup:
         return {**group, **self.overrides} if self.overrides else group
 
 
-def format_of(options: Mapping[str, Any]) -> tuple[str, int, str]:
+def format_of(options: Mapping[str, Any]) -> Format:
     """What of a group's options is fixed when it is added, as the core takes it."""
     return options["state"], int(options["min_quantized_numel"]), options["master"] or ""
 

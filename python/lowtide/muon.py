@@ -74,7 +74,7 @@ class Muon(Optimizer):
         adamw_eps: float = 1e-8,
         **options: Unpack[Options],
     ) -> None:
-        hyper = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov}
+        hyper: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov}
         hyper |= {"ns_coefficients": ns_coefficients, "eps": eps, "ns_steps": ns_steps, "adjust_lr_fn": adjust_lr_fn}
         hyper |= {"use_muon": use_muon, "adamw_lr": adamw_lr, "betas": betas, "adamw_eps": adamw_eps}
         super().__init__(params, "muon", hyper, options)

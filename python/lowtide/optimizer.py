@@ -16,7 +16,7 @@ from lowtide import _core, backward, checks, devices, files, overrides, sharding
 from lowtide import state_dict as formats
 from lowtide.checks import Options
 from lowtide.controls import Controls
-from lowtide.core_groups import CoreGroup, follow_overrides, format_of, register
+from lowtide.core_groups import CoreGroup, Format, follow_overrides, format_of, register
 from lowtide.devices import Place
 from lowtide.log import Residency
 from lowtide.memory import Memory, budget_at
@@ -71,7 +71,7 @@ class Optimizer(Controls, torch.optim.Optimizer):
         self._place: Place | None = None  # of the core
         self._hyper_keys = checks.hyper_keys(self._core_rule, hyper)
         self._core_groups: list[CoreGroup] = []  # by number in the core
-        self._formats: list[tuple[Any, ...]] = []  # per group: what is fixed when it was added
+        self._formats: list[Format] = []  # per group: what is fixed when it was added
         self._budgets: list[Memory | None] = []  # per group: its own
         self._members: list[list[torch.Tensor]] = []  # per group: the parameters that the core has
         self._params: list[torch.Tensor] = []  # all of them, by number

@@ -43,7 +43,7 @@ class _Holder:
             yield from ((param, entry) for param in params if param is not None)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Holder:
-        module = self.module()
+        module: Any = self.module()
         return _Holder(memo.get(id(module), module), [(name, _copy(entry)) for name, entry in self.entries])
 
     def __reduce__(self) -> tuple[Any, ...]:

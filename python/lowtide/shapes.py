@@ -113,16 +113,16 @@ def _groups(
     groups: list[ShapedGroup] = []
     budgets: list[Memory | None] = []  # of these
     for own, rule, params in shaped:
-        options = {"memory": None, **entry, **own}
-        shares = first + budgets.index(options["memory"]) if options["memory"] in budgets else -1
-        budgets.append(options["memory"])
+        merged: dict[str, Any] = {"memory": None, **entry, **own}
+        shares = first + budgets.index(merged["memory"]) if merged["memory"] in budgets else -1
+        budgets.append(merged["memory"])
         groups.append(
             ShapedGroup(
                 tuple(params),
-                options.get("state", defaults.state),
-                int(options.get("min_quantized_numel", defaults.min_quantized_numel)),
-                variant_of(options, defaults.variant),
-                options["memory"] if shares < 0 else None,
+                merged.get("state", defaults.state),
+                int(merged.get("min_quantized_numel", defaults.min_quantized_numel)),
+                variant_of(merged, defaults.variant),
+                merged["memory"] if shares < 0 else None,
                 number,
                 rule,
                 shares,
@@ -134,7 +134,8 @@ def _groups(
 def variant_of(given: Mapping[str, Any], defaults: Variant = Variant()) -> Variant:
     """What a group's options, or arguments, say. TypeError or ValueError for what is no number or no bool."""
     keys = Variant._fields
-    return Variant(*checks.hyper_values(keys, {**defaults._asdict(), **{k: given[k] for k in keys if k in given}}))
+    values = checks.hyper_values(keys, {**defaults._asdict(), **{k: given[k] for k in keys if k in given}})
+    return Variant(values[0], bool(values[1]), bool(values[2]))
 
 
 def _shape(value: Any, where: str) -> Shape:

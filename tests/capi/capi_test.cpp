@@ -1,4 +1,5 @@
 // The C interface: statuses and messages, NULLs, option structs of older and newer callers, and the same bits as C++.
+#include <iterator>
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -102,6 +103,40 @@ TEST_F(CApi, GivesTheBitsOfTheCppInterface) {
   EXPECT_EQ(report.elements, 600);
   EXPECT_EQ(report.state_bytes, 2 * (600 + 12));
   EXPECT_EQ(report.steps, 3);
+}
+
+// What decides which states there are is set by name before the group's first parameter.
+TEST_F(CApi, VariantsOfRulesAreSetByName) {
+  struct Case {
+    const char *rule, *name, *state;
+    double value;
+  };
+  const Case cases[] = {{"adamw", "amsgrad", "max_exp_avg_sq", 1},
+                        {"rmsprop", "centered", "grad_avg", 1},
+                        {"rmsprop", "momentum", "momentum_buffer", 0.9},
+                        {"ademamix", "t_beta3", "exp_avg_slow", 100},
+                        {"adagrad", "initial_accumulator_value", "sum", 0.1}};
+  for (const Case& each : cases) {
+    lt_optimizer_options options = LT_OPTIMIZER_OPTIONS_INIT;
+    options.rule = each.rule;
+    lt_optimizer* optimizer = nullptr;
+    ASSERT_EQ(lt_optimizer_create(&options, &optimizer), LT_OK) << lt_last_error();
+    EXPECT_EQ(lt_optimizer_add_group(optimizer, nullptr, nullptr), LT_OK);
+    EXPECT_EQ(lt_optimizer_set(optimizer, 0, each.name, each.value), LT_OK) << lt_last_error();
+    double value = 0;
+    EXPECT_EQ(lt_optimizer_get(optimizer, 0, each.name, &value), LT_OK);
+    EXPECT_EQ(value, each.value);
+    EXPECT_EQ(lt_optimizer_add_param(optimizer, 0, &tensor_, nullptr), LT_OK);
+    bool found = false;
+    lt_state_view view;
+    for (int32_t k = 0; lt_optimizer_state(optimizer, 0, k, &view) == LT_OK; ++k)
+      found |= !std::strcmp(view.name, each.state);
+    EXPECT_TRUE(found) << each.rule << " has no " << each.state;
+    if (!std::strcmp(each.name, "amsgrad"))
+      expect_refused(lt_optimizer_set(optimizer, 0, "amsgrad", 0), "make adamw out of adamw_amsgrad");
+    lt_optimizer_destroy(optimizer);
+  }
+  std::printf("%zu variants by name\n", std::size(cases));
 }
 
 TEST_F(CApi, RefusesNullsAndWrongNumbers) {

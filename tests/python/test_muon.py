@@ -41,6 +41,7 @@ def test_matrices_with_float32_state_are_stepped_as_by_torch(options, maximize, 
     exact = 0
     for step in range(20):
         random_gradients(a)
+        a[3].grad *= 1e-9  # its norm is below eps: how large directions are matters
         for p, q in zip(a, b, strict=True):
             q.grad = -p.grad if maximize else p.grad.clone()
         ours.step()
@@ -56,7 +57,7 @@ def test_matrices_with_float32_state_are_stepped_as_by_torch(options, maximize, 
         buffer = ours.state[p]["momentum_buffer"] * (1 - options.get("momentum", 0.95)) if len(ours.state[p]) > 1 else None
         wanted = theirs.state[q]["momentum_buffer"]
         if buffer is not None:
-            torch.testing.assert_close(buffer, wanted, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(buffer, wanted, rtol=1e-4, atol=1e-6 * float(wanted.abs().max()))
 
 
 def model():

@@ -17,16 +17,18 @@ from support import CODECS, DTYPES, RULE_OF, RULES, bits, make, parameter, rando
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("rule", RULES)
 def test_zero_gradients_never_move_a_parameter(rule, codec, seed, figure):
-    """100,000 steps with a gradient of zero and no weight decay: the parameter has not moved at all."""
+    """100,000 steps (of rules that are variants or close relatives of others: 5,000) with a gradient of zero and no weight
+    decay: the parameter has not moved at all."""
+    steps = 100_000 if rule in ("adamw", "lion", "sgd", "ademamix") else 5_000
     p = parameter(257)
     opt = make(rule, [p], lr=0.1, weight_decay=0.0, state=codec, min_quantized_numel=0)
     start = bits(p)
     p.grad = torch.zeros(257)
-    for _ in range(100_000):
+    for _ in range(steps):
         opt.step()
     drift = float((p.detach() - torch.frombuffer(bytearray(start), dtype=torch.float32)).abs().max())
     figure(f"drift after {int(opt.state[p]['step'])} steps {drift}")
-    assert bits(p) == start and int(opt.state[p]["step"]) == 100_000
+    assert bits(p) == start and int(opt.state[p]["step"]) == steps
 
 
 @pytest.mark.parametrize("codec", CODECS)

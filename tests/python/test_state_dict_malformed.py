@@ -33,7 +33,7 @@ MALFORMED = {
     "lr missing": (drop("param_groups", 0, "lr"), ["lr"]),
     "lr nan": (put(["param_groups", 1, "lr"], math.nan), ["param_groups[1]", "nan"]),
     "lr garbage": (put(["param_groups", 1, "lr"], "fast"), ["'fast'", "number"]),
-    "betas too short": (put(["param_groups", 0, "betas"], (0.9,)), ["betas", "pair"]),
+    "betas too short": (put(["param_groups", 0, "betas"], (0.9,)), ["betas", "2 numbers"]),
     "beta of 1": (put(["param_groups", 0, "betas"], (0.9, 1.0)), ["beta2", "1"]),
     "eps negative": (put(["param_groups", 0, "eps"], -1.0), ["eps", "-1"]),
     "maximize garbage": (put(["param_groups", 0, "maximize"], "no"), ["maximize", "'no'"]),

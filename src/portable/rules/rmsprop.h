@@ -35,7 +35,9 @@ struct RmspropBase {
   LT_FN F scaled(F g, F& square, F& mean, const Args& a) {
     square = average(square, g * g, a);
     mean = average(mean, g, a);
-    return g / (sqrt(max(square - mean * mean, square * a.least)) + a.eps);
+    // A square that overflows (of a huge weight under an L2 penalty) counts alone: inf - inf is no number.
+    const F spread = select(square < F(0x1p127f), max(square - mean * mean, square * a.least), square);
+    return g / (sqrt(spread) + a.eps);
   }
 };
 
