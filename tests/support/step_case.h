@@ -43,7 +43,7 @@ struct StepCase {
   StepCase(int of_rule, int of_codec, DType p, DType g, int64_t rows, int64_t row_length, Rng& rng)
       : rule(of_rule), codec(of_codec), param_dtype(p), grad_dtype(g) {
     // Steps of m / eps, where the root below it is zero and m is not, still fit into fp16.
-    for (const char* family : {"adam", "ademamix", "rmsprop"})
+    for (const char* family : {"adam", "ademamix", "lamb", "rmsprop"})
       if (std::strncmp(rules()[static_cast<size_t>(rule)].name, family, std::strlen(family)) == 0) lr = 1e-6;
     const int64_t sizes[] = {rows, row_length};
     layout = Layout::make(sizes, {});
