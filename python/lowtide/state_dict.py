@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from lowtide import _core, checks, torch_dict
+from lowtide import _core, checks, foreign, torch_dict
 from lowtide.checks import check_moment, check_tensor, expect, read_step
+from lowtide.foreign.entries import Stored
 from lowtide.kept_errors import KeptErrors
 from lowtide.sharding import local_of
 from lowtide.states import States, live_entry, shown_entry
@@ -56,9 +57,17 @@ def load(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         replaced = pre_hook(optimizer, state_dict)
         if replaced is not None:
             state_dict = replaced
+    other = foreign.format_of(state_dict)
+    if other:
+        state_dict["param_groups"] = [
+            {**other.read_group(optimizer, group, mine, f"param_groups[{n}]"), **stamp(optimizer._rule)}
+            for n, (group, mine) in enumerate(zip(state_dict["param_groups"], optimizer.param_groups, strict=False))
+        ] + state_dict["param_groups"][len(optimizer.param_groups) :]
     groups, numbers, ours = _read_groups(optimizer, state_dict)
     entries = _read_entries(state_dict["state"], numbers)
-    plan = _plan(optimizer, entries, ours)
+    if other:
+        entries = {i: other.read_entry(optimizer, i, entry, f"state of parameter {i}") for i, entry in entries.items()}
+    plan = _plan(optimizer, entries, ours and not other)
     with KeptErrors() as kept:
         _apply(optimizer, plan, kept)
         optimizer.param_groups = groups
@@ -102,6 +111,11 @@ def show_state(optimizer: Optimizer) -> None:
 def to_torch(optimizer: Optimizer) -> dict[str, Any]:
     """See `Optimizer.torch_state_dict`."""
     return torch_dict.write(optimizer, (*STAMP, *FIXED))
+
+
+def to_bitsandbytes(optimizer: Optimizer, nested: bool) -> dict[str, Any]:
+    """See `Optimizer.bitsandbytes_state_dict`."""
+    return foreign.bitsandbytes.write(optimizer, nested, (*STAMP, *FIXED))
 
 
 def _read_groups(optimizer: Optimizer, state_dict: Any) -> tuple[list[dict[str, Any]], dict[Any, int], bool]:
@@ -187,12 +201,13 @@ def _plan(optimizer: Optimizer, entries: dict[int, dict[str, Any]], ours: bool) 
                 name: of.unwrap(name, value, live[name], where) if name in live else local_of(value)
                 for name, value in entry.items()
             }
-        read = _read_entry if ours else torch_dict.read_entry
+        stored = ours or isinstance(entries[i], Stored)
+        read = _read_entry if stored else torch_dict.read_entry
         step, tensors = read(entry, live, local_of(param), where)
         for name, tensor in tensors.items():
             positive = name.startswith("exp_avg_sq") or name.endswith("_scale")
             check_moment(tensor, f"{where}, {name}", optimizer._nonfinite, positive)
-        plan.append(Restore(i, step, tensors, not ours))
+        plan.append(Restore(i, step, tensors, not stored))
     return plan
 
 
