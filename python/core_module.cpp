@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -17,10 +18,10 @@
 #include "collective_binding.h"
 #include "core/sizes.h"
 #include "error_binding.h"
+#include "hyper_argument.h"
 #include "lowtide/backends.h"
 #include "memory/write_failure.h"
 #include "memory_argument.h"
-#include "optim/hyper_fields.h"
 #include "param_binding.h"
 #include "planning_binding.h"
 #include "python_allocator.h"
@@ -29,30 +30,11 @@
 namespace nb = nanobind;
 using namespace nb::literals;
 using lowtide::for_each_hyper;
+using lowtide::python::hyper_from;
 using lowtide::python::memory_from;
 using lowtide::python::ParamBinding;
 
 namespace {
-
-// Missing keys keep `h`'s values; unknown keys are refused.
-lowtide::Hyper hyper_from(lowtide::Hyper h, const nb::dict& given) {
-  size_t used = 0;
-  for_each_hyper(h, [&](const char* name, auto& value) {
-    if (!given.contains(name)) return;
-    ++used;
-    try {
-      value = nb::cast<std::remove_reference_t<decltype(value)>>(given[name]);
-    } catch (const nb::cast_error&) {
-      const std::string text = nb::cast<std::string>(nb::repr(given[name]));
-      throw nb::value_error(("got " + std::string(name) + "=" + text + ", wanted a number").c_str());
-    }
-  });
-  if (used != given.size()) {
-    const std::string keys = nb::cast<std::string>(nb::repr(given.keys()));
-    throw nb::value_error(("unknown hyper-parameter among " + keys).c_str());
-  }
-  return h;
-}
 
 lowtide::NonFinite nonfinite_from(const std::string& name) {
   if (name == "skip") return lowtide::NonFinite::kSkip;
@@ -180,7 +162,12 @@ class PyOptimizer {
   int64_t step_count(int64_t param) const { return core_.steps(param); }
   void set_step_count(int64_t param, int64_t steps) { core_.set_steps(param, steps); }
 
-  std::vector<std::string> state_names() const { return lowtide::state_names(rule_); }
+  // (name, whether it takes both signs) of each
+  std::vector<std::pair<std::string, bool>> states_of(int64_t param) const {
+    std::vector<std::pair<std::string, bool>> all;
+    for (const lowtide::StateInfo& state : core_.states_of(param)) all.emplace_back(state.name, state.is_signed);
+    return all;
+  }
   std::string state_codec(int64_t param) const { return core_.state_codec(param); }
 
   nb::dict state(int64_t param) {
@@ -383,6 +370,7 @@ NB_MODULE(_core, m) {
   lowtide::python::bind_errors(m);
   m.def("rule_names", &lowtide::rule_names);
   m.def("codec_names", &lowtide::codec_names);
+  m.def("state_names", &lowtide::state_names, "rule"_a);
   m.def("cpu_targets", &lowtide::cpu_targets);
   m.def("backends", [] {
     std::vector<lowtide::BackendReport> reports;
@@ -438,7 +426,7 @@ NB_MODULE(_core, m) {
       .def("has_state", &PyOptimizer::has_state, "param"_a)
       .def("state_count", &PyOptimizer::state_count)
       .def("allocate_state", &PyOptimizer::allocate_state, "param"_a)
-      .def("state_names", &PyOptimizer::state_names)
+      .def("states_of", &PyOptimizer::states_of, "param"_a)
       .def("state_codec", &PyOptimizer::state_codec, "param"_a)
       .def("state", &PyOptimizer::state, "param"_a)
       .def("is_paged", &PyOptimizer::is_paged, "param"_a)

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "hyper_argument.h"
 #include "lowtide/planning.h"
 #include "memory_argument.h"
 
@@ -43,8 +44,8 @@ nb::dict budget_dict(const BudgetPlan& plan) {
 
 // (sizes, (sizes of the whole, rows_cut) or None)
 using Param = std::tuple<std::vector<int64_t>, std::optional<std::pair<std::vector<int64_t>, bool>>>;
-// (params, state, min_quantized_numel, momentum, memory or None, step rate)
-using Group = std::tuple<std::vector<Param>, std::string, int64_t, double, nb::object, double>;
+// (params, state, min_quantized_numel, hyper-parameters that are not the defaults, memory or None, step rate)
+using Group = std::tuple<std::vector<Param>, std::string, int64_t, nb::dict, nb::object, double>;
 
 nb::tuple plan_memory_dicts(const std::string& rule, const nb::object& memory, const std::vector<Group>& groups,
                             double read_rate, double write_rate) {
@@ -53,9 +54,8 @@ nb::tuple plan_memory_dicts(const std::string& rule, const nb::object& memory, c
   request.options.memory = memory_from(memory).value_or(Memory{});
   request.read_rate = read_rate;
   request.write_rate = write_rate;
-  for (const auto& [params, state, min_quantized_numel, momentum, own, step_rate] : groups) {
-    GroupOptions options{default_hyper(rule), state, min_quantized_numel, memory_from(own)};
-    options.hyper.momentum = momentum;
+  for (const auto& [params, state, min_quantized_numel, hyper, own, step_rate] : groups) {
+    GroupOptions options{hyper_from(default_hyper(rule), hyper), state, min_quantized_numel, memory_from(own)};
     PlannedGroup& group = request.groups.emplace_back(PlannedGroup{std::move(options), {}, step_rate});
     for (const auto& [sizes, whole] : params) {
       PlannedParam& param = group.params.emplace_back(PlannedParam{sizes});
@@ -71,13 +71,12 @@ nb::tuple plan_memory_dicts(const std::string& rule, const nb::object& memory, c
   return nb::make_tuple(budget_dict(plan.total), budgets);
 }
 
-double step_rate(const std::string& rule, const std::string& state, double momentum, int threads, int64_t elements,
-                 double seconds) {
+double step_rate(const std::string& rule, const std::string& state, const nb::dict& hyper, int threads,
+                 int64_t elements, double seconds) {
   StepMeasurement what;
   what.rule = rule;
   what.state = state;
-  what.hyper = default_hyper(rule);
-  what.hyper.momentum = momentum;
+  what.hyper = hyper_from(default_hyper(rule), hyper);
   what.threads = threads;
   what.elements = elements;
   what.seconds = seconds;
@@ -110,7 +109,7 @@ nb::dict disk_rates(const std::string& directory, int64_t bytes, double seconds)
 void bind_planning(nb::module_& m) {
   m.def("plan_memory", &plan_memory_dicts, "rule"_a, "memory"_a.none(), "groups"_a, "read_rate"_a = 0.0,
         "write_rate"_a = 0.0);
-  m.def("measure_step_rate", &step_rate, "rule"_a, "state"_a, "momentum"_a = 0.0, "threads"_a = 0, "elements"_a = 0,
+  m.def("measure_step_rate", &step_rate, "rule"_a, "state"_a, "hyper"_a = nb::dict(), "threads"_a = 0, "elements"_a = 0,
         "seconds"_a = 0.5);
   m.def(
       "disk_info", [](const std::string& directory) { return disk_dict(disk_info(directory)); }, "directory"_a);

@@ -86,7 +86,7 @@ typedef struct lt_memory_options {
 
 typedef struct lt_optimizer_options {
   int64_t struct_size;
-  const char* rule;       /* "adam", "adamw", "lion", "sgd"; NULL = "adamw" */
+  const char* rule;       /* "adam", "adamw", "lion", "sgd", "adagrad", "rmsprop", "ademamix"; NULL = "adamw" */
   const char* cpu_target; /* NULL = best for this CPU */
   int32_t nonfinite;      /* an lt_nonfinite */
   int32_t threads;        /* 0 = one per core */
@@ -205,8 +205,11 @@ LT_API void lt_optimizer_destroy(lt_optimizer* optimizer);
 
 /* Adds a group with the rule's default hyper-parameters; *group is its number, from 0. options may be NULL. */
 LT_API lt_status lt_optimizer_add_group(lt_optimizer* optimizer, const lt_group_options* options, int32_t* group);
-/* Sets or reads a hyper-parameter by name: "lr", "beta1", "beta2", "eps", "weight_decay", "momentum", "dampening",
- * "nesterov", "maximize" (the last two: 0 or 1). */
+/* Sets or reads a hyper-parameter by name: "lr", "beta1", "beta2", "beta3", "eps", "weight_decay", "momentum",
+ * "dampening", "alpha", "t_alpha", "t_beta3", "lr_decay", "initial_accumulator_value", "momentum_decay", and, 0 or 1,
+ * "nesterov", "maximize", "amsgrad", "centered" (docs/rules.md says which rule reads which). Before the group's first
+ * parameter is to be set what decides which states there are: amsgrad, centered, nesterov of Adam (then NAdam), and
+ * whether RMSprop's momentum is 0. */
 LT_API lt_status lt_optimizer_set(lt_optimizer* optimizer, int32_t group, const char* name, double value);
 LT_API lt_status lt_optimizer_get(const lt_optimizer* optimizer, int32_t group, const char* name, double* value);
 

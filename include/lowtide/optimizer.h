@@ -172,6 +172,12 @@ struct StateView {
   int code_bytes = 0, block = 0;
 };
 
+// A state that a parameter has or can be given.
+struct StateInfo {
+  const char* name = "";  // a constant
+  bool is_signed = true;  // else a second moment, never negative
+};
+
 struct MemoryReport {
   int64_t params = 0;           // parameters with state
   int64_t elements = 0;         // their elements
@@ -201,6 +207,8 @@ class LT_API Optimizer {
 
   // Adds a group; returns its number, from 0. Throws kInvalidArgument on a bad value.
   int add_group(const GroupOptions& options);
+  // Once the group has a parameter, what decides which states a rule has must stay: amsgrad, nesterov, centered, and
+  // whether momentum is 0 (SGD's may change: its one state comes with it and stays).
   void set_hyper(int group, const Hyper& hyper);
   const Hyper& hyper(int group) const;
 
@@ -271,8 +279,10 @@ class LT_API Optimizer {
   // States of a parameter in the rule's order; empty if it has none yet.
   std::vector<StateView> state(int64_t param) const;
   bool has_state(int64_t param) const;
-  // Allocates all states of the rule, also those that its present hyper-parameters do not use (SGD's momentum buffer).
+  // Allocates all states that the parameter can have, also one that its present hyper-parameters do not use (SGD's
+  // momentum buffer). states_of: what they are, in the order of state().
   void allocate_state(int64_t param);
+  std::vector<StateInfo> states_of(int64_t param) const;
   // Name of the codec this parameter's state has or will have (float32 for small parameters).
   const char* state_codec(int64_t param) const;
   // Number of steps this parameter has taken, and to set it when state has been restored (set it last: 0 says that the

@@ -16,6 +16,9 @@ class DeviceLostError(RuntimeError): ...
 
 def rule_names() -> list[str]: ...
 def codec_names() -> list[str]: ...
+def state_names(rule: str) -> list[str]:
+    """e.g. ["exp_avg", "exp_avg_sq"]: of the rule without options that add to them"""
+
 def cpu_targets() -> list[str]:
     """Instruction-set paths this CPU can run, best first."""
 
@@ -37,15 +40,20 @@ def format_bytes(bytes: int) -> str:
 def plan_memory(
     rule: str,
     memory: Budget | None,
-    groups: Sequence[tuple[Sequence[Sequence[int]], str, int, float, Budget | None, float]],
+    groups: Sequence[tuple[Sequence[Sequence[int]], str, int, dict[str, float | bool], Budget | None, float]],
     read_rate: float = 0.0,
     write_rate: float = 0.0,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """groups: (shapes, state, min_quantized_numel, momentum, own budget, bytes of state stepped per second). Returns the
-    fields of `lowtide.planning.BudgetPlan` in all and for each budget: the optimizer's, then each group's own."""
+    """groups: (shapes, state, min_quantized_numel, hyper-parameters that are not the defaults, own budget, bytes of state
+    stepped per second). Returns the fields of `lowtide.planning.BudgetPlan` in all and for each budget: the optimizer's, then each group's own."""
 
 def measure_step_rate(
-    rule: str, state: str, momentum: float = 0.0, threads: int = 0, elements: int = 0, seconds: float = 0.5
+    rule: str,
+    state: str,
+    hyper: dict[str, float | bool] = ...,
+    threads: int = 0,
+    elements: int = 0,
+    seconds: float = 0.5,
 ) -> float:
     """Bytes of state per second; 0 for a rule without state. Releases the GIL."""
 
@@ -243,8 +251,9 @@ class Optimizer:
         """Parameters with state. Waits for nothing."""
 
     def allocate_state(self, param: int) -> None: ...
-    def state_names(self) -> list[str]:
-        """e.g. ["exp_avg", "exp_avg_sq"]"""
+    def states_of(self, param: int) -> list[tuple[str, bool]]:
+        """Name, and whether it takes both signs, of every state that the parameter has or can be given, in the order of
+        `state`, `export_state` and `import_state`."""
 
     def state_codec(self, param: int) -> str:
         """Codec in use for this parameter (float32 for small ones)."""

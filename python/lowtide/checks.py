@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from typing_extensions import TypedDict
 
-from lowtide import devices
+from lowtide import _core, devices
 from lowtide.memory import Memory
 
 PARAMETER_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -18,7 +18,7 @@ PARAMETER_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 REFUSED = {
     "capturable": "a step needs no option to be captured: see Optimizer.prepare_replay",
     "differentiable": "steps are not recorded by autograd",
-    "decoupled_weight_decay": "the class decides how weights decay: use AdamW",
+    "decoupled_weight_decay": "the class decides how weights decay: use AdamW, or NAdam(decoupled_weight_decay=True)",
 }
 # Options of the whole optimizer, which a parameter group cannot set for itself.
 WHOLE_OPTIMIZER = (
@@ -27,6 +27,7 @@ WHOLE_OPTIMIZER = (
 # Hyper-parameters of the core that are one tuple, "betas", here, and those that are bools.
 BETAS = ("beta1", "beta2", "beta3")
 FLAGS = ("maximize", "nesterov", "amsgrad", "centered")
+SCHEDULES = ("t_alpha", "t_beta3")  # steps, or None for none
 _LARGEST_STEP = 2**53
 # What options may be, in types and in words. What a string may be, the core knows.
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
@@ -61,7 +62,7 @@ class Options(TypedDict, total=False):
     fused: bool | None  # likewise
     capturable: bool  # must be False
     differentiable: bool  # must be False
-    decoupled_weight_decay: bool  # must be False: AdamW is the class for it
+    decoupled_weight_decay: bool  # must be False: AdamW is the class for it, and NAdam has an argument
 
 
 def check_options(options: Options, where: str, others: Sequence[str]) -> None:
@@ -127,6 +128,8 @@ def hyper_values(keys: Sequence[str], group: Mapping[str, Any]) -> tuple[float, 
                 if not isinstance(group[key], (bool, int)):
                     raise TypeError(f"{key}: got {group[key]!r} ({type(group[key]).__name__}), wanted a bool")
                 values.append(bool(group[key]))
+            elif key in SCHEDULES and group[key] is None:
+                values.append(0.0)
             else:
                 values.append(number(key, group[key]))
     except KeyError as error:
@@ -134,6 +137,13 @@ def hyper_values(keys: Sequence[str], group: Mapping[str, Any]) -> tuple[float, 
             f"got no {error}, wanted all of {sorted({group_key(key) for key in keys})}"
         ) from None
     return tuple(values)
+
+
+def hyper_keys(rule: str, given: Mapping[str, Any]) -> tuple[str, ...]:
+    """The core's hyper-parameters that `given`, a group's options, sets. Only AdEMAMix has a third beta."""
+    return tuple(
+        key for key in _core.default_hyper(rule) if group_key(key) in given and (key != "beta3" or rule == "ademamix")
+    )
 
 
 def group_key(key: str) -> str:
@@ -199,7 +209,7 @@ def check_moment(tensor: torch.Tensor, where: str, nonfinite: str, positive: boo
     expect(low >= 0 or not positive, where, f"values from {low} to {high}", "none below 0")
 
 
-def read_step(entry: dict[str, Any], where: str) -> int:
+def read_step(entry: Mapping[str, Any], where: str) -> int:
     """The number of steps in a saved entry: a Python number or a tensor of one element."""
     step = entry.get("step")
     if isinstance(step, torch.Tensor):

@@ -54,7 +54,9 @@ Rule = Annotated[str, typer.Option(help=f"One of {', '.join(_core.rule_names())}
 State = Annotated[
     str, typer.Option(help=f"State format: one of {', '.join(_core.codec_names())}.", metavar="NAME")
 ]
-Momentum = Annotated[float, typer.Option(help="Of SGD, which has no state without.", metavar="X")]
+Momentum = Annotated[
+    float, typer.Option(help="Of SGD, which has no state without, and of RMSprop.", metavar="X")
+]
 
 
 def _version(wanted: bool) -> None:
@@ -95,6 +97,8 @@ def plan(
     disk_limit: Annotated[str | None, typer.Option(help="At most this much on disk.", metavar="SIZE")] = None,
     chunk: Annotated[str | None, typer.Option(help="Unit of moving; without: chosen.", metavar="SIZE")] = None,
     momentum: Momentum = 0.0,
+    amsgrad: Annotated[bool, typer.Option("--amsgrad", help="Of Adam and AdamW.")] = False,
+    centered: Annotated[bool, typer.Option("--centered", help="Of RMSprop.")] = False,
     measure: Annotated[bool, typer.Option("--measure", help="Measure this machine, for seconds per step.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -112,7 +116,8 @@ def plan(
         model = shapes.of_hf_config(hf_config) if hf_config else shapes.of_file(str(shapes_file))
     limited = any(value is not None for value in (ram, disk, disk_limit, chunk))
     memory = Memory(host=ram, disk=disk, disk_limit=disk_limit, chunk=chunk) if limited else None
-    found = commands.plan_formats(model, rule, state, memory, momentum, measure)
+    variant = shapes.Variant(momentum, amsgrad, centered)
+    found = commands.plan_formats(model, rule, state, memory, variant, measure)
     if as_json:
         plans = {name: _plan_dict(one) for name, one in found.plans.items()}
         _out({

@@ -19,7 +19,7 @@ from lowtide.files import read_metadata
 from lowtide.memory import Memory, path_of
 from lowtide.planning import Plan, Rates, measure_rates
 from lowtide.planning import plan as predict
-from lowtide.shapes import Shape
+from lowtide.shapes import Shape, Variant
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
@@ -88,7 +88,7 @@ class Formats:
 
 
 def plan_formats(
-    model: Sequence[Shape], rule: str, state: str, memory: Memory | None, momentum: float, measure: bool
+    model: Sequence[Shape], rule: str, state: str, memory: Memory | None, variant: Variant, measure: bool
 ) -> Formats:
     """For `lowtide plan`. ValueError, TypeError or OSError for bad arguments; what does not fit says so itself."""
     free = -1
@@ -97,11 +97,11 @@ def plan_formats(
         if directory:
             free = _core.disk_info(directory)["free_bytes"]
     # First without rates: bad arguments show before anything is measured.
-    predict(model, rule, state, memory, momentum=momentum)
-    rates = measure_rates(memory.disk if memory else None, rule, momentum=momentum) if measure else Rates()
+    predict(model, rule, state, memory, **variant._asdict())
+    rates = measure_rates(memory.disk if memory else None, rule, **variant._asdict()) if measure else Rates()
     plans = {}
     for each in _core.codec_names():
-        plan = predict(model, rule, each, memory, rates=rates, momentum=momentum)
+        plan = predict(model, rule, each, memory, rates=rates, **variant._asdict())
         if plan.fits and 0 <= free < plan.disk_bytes:
             problem = (
                 f"{memory.disk if memory else ''} has {free} bytes free ({_core.format_bytes(free)}); give a directory "

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Optimizer(Controls, torch.optim.Optimizer):
-    """Base class; use `Adam`, `AdamW`, `Lion` or `SGD`.
+    """Base class; use `AdamW`, `Lion`, `SGD` or another of docs/rules.md.
 
     Parameters: tensors of float32, bfloat16 or float16, dense, of any shape and stride in which no two elements share
     an address; or DTensors of them (docs/distributed.md). All are on one device: the CPU, or one with a backend
@@ -61,7 +61,7 @@ class Optimizer(Controls, torch.optim.Optimizer):
         self._threads = torch.get_num_threads()
         self._core: _core.Optimizer  # made with the first group, when it is known where parameters are
         self._place: Place | None = None  # of the core
-        self._hyper_keys = tuple(key for key in _core.default_hyper(rule) if checks.group_key(key) in hyper)
+        self._hyper_keys = checks.hyper_keys(rule, hyper)
         self._pushed: list[tuple[float, ...]] = []  # per group: the hyper-parameters that the core has
         self._formats: list[tuple[Any, Any]] = []  # per group: state and min_quantized_numel, fixed when it was added
         self._budgets: list[Memory | None] = []  # per group: its own
@@ -393,7 +393,7 @@ class Optimizer(Controls, torch.optim.Optimizer):
     def torch_state_dict(self) -> dict[str, Any]:
         """A dict that the torch.optim class of the same name loads: moments decoded to float32 (copies).
 
-        Raises ValueError for Lion, which torch does not have."""
+        Raises ValueError for what torch does not have: Lion, AdEMAMix."""
         return formats.to_torch(self)
 
     def bitsandbytes_state_dict(self, nested: bool = True) -> dict[str, Any]:

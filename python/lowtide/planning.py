@@ -11,7 +11,7 @@ import torch
 
 from lowtide import _core, checks
 from lowtide.memory import Memory, path_of, size_of
-from lowtide.shapes import ShapedGroup, groups_of
+from lowtide.shapes import ShapedGroup, Variant, groups_of, variant_of
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,8 @@ def plan(
     min_quantized_numel: int = 4096,
     rates: Rates | Literal["measure"] | None = None,
     momentum: float = 0.0,
+    amsgrad: bool = False,
+    centered: bool = False,
 ) -> Plan:
     """Predicts what an optimizer will take, with the code that it decides with. Allocates no state, touches no disk.
 
@@ -137,11 +139,13 @@ def plan(
         model_or_params: a module, parameters or (name, parameter) pairs, groups of these (dicts, with "state",
             "memory" and so on per group), or shapes. Tensors may be on any device, "meta" too. Frozen parameters
             are left out. Of a DTensor (FSDP2), this rank's part is planned.
-        rule: "adamw", "adam", "lion", "sgd".
+        rule: one of docs/rules.md: "adamw", "adam", "lion", "sgd", "adagrad", "rmsprop", "ademamix".
         state, memory, min_quantized_numel: as for the optimizer.
         rates: for the seconds. "measure" measures what this model needs on this machine: about a second for each
             state format, and where state goes to disk 1.3 seconds for each directory (see `measure_rates`).
-        momentum: of SGD, which has no state without.
+        momentum: of SGD, which has no state without, and of RMSprop.
+        amsgrad: of Adam and AdamW.
+        centered: of RMSprop.
 
     Returns a Plan, whether it fits or not. Raises ValueError or TypeError for what an optimizer would refuse whatever
     its budgets, for rates that are no numbers and for more than 2^52 elements; with rates="measure" also OSError.
@@ -151,10 +155,11 @@ def plan(
         raise TypeError(f"plan: rule: got {rule!r} ({type(rule).__name__}), wanted one of {_core.rule_names()}")
     if not (rates is None or rates == "measure" or isinstance(rates, Rates)):
         raise TypeError(f"plan: rates: got {rates!r}, wanted lowtide.Rates(...), 'measure' or None")
-    defaults = ShapedGroup((), state, int(min_quantized_numel), checks.number("momentum", momentum))
+    variant = variant_of({"momentum": momentum, "amsgrad": amsgrad, "centered": centered})
+    defaults = ShapedGroup((), state, int(min_quantized_numel), variant)
     groups = groups_of(model_or_params, defaults)
     if rates == "measure":
-        rates = _measure_for(_predict(rule, memory, groups, Rates()), groups, momentum)
+        rates = _measure_for(_predict(rule, memory, groups, Rates()), groups, variant)
     return _predict(rule, memory, groups, rates or Rates())
 
 
@@ -165,7 +170,7 @@ def _predict(rule: str, memory: Memory | None, groups: list[ShapedGroup], rates:
             group.params,
             group.state,
             group.min_quantized_numel,
-            group.momentum,
+            group.variant._asdict(),
             group.memory.budget() if group.memory else None,
             rates.step_of(group.state),
         )
@@ -178,12 +183,12 @@ def _predict(rule: str, memory: Memory | None, groups: list[ShapedGroup], rates:
     return Plan(**total, rule=rule, names=names, budgets=parts, memories=memories, rates=rates)
 
 
-def _measure_for(unrated: Plan, groups: list[ShapedGroup], momentum: float) -> Rates:
+def _measure_for(unrated: Plan, groups: list[ShapedGroup], variant: Variant) -> Rates:
     used = {g.state for g in groups if g.params}
     pairs = zip(unrated.memories, unrated.budgets, strict=True)
     disks = {memory.budget().disk for memory, budget in pairs if memory and budget.disk_bytes > 0}
-    momentum = max([momentum, *(g.momentum for g in groups)])
-    rates = measure_rates(None, unrated.rule, states=sorted(used), momentum=momentum)
+    most = Variant(*map(max, zip(variant, *(group.variant for group in groups))))
+    rates = measure_rates(None, unrated.rule, states=sorted(used), **most._asdict())
     found = [_core.measure_disk_rates(disk) for disk in sorted(disks)]
     if not found:
         return rates
@@ -199,6 +204,8 @@ def measure_rates(
     elements: int = 0,
     disk_bytes: int | str = "256MiB",
     seconds: float = 0.5,
+    amsgrad: bool = False,
+    centered: bool = False,
 ) -> Rates:
     """Measures this machine: takes about seconds + 0.5 for each state format and 2 x seconds + 0.3 for the disk.
 
@@ -207,7 +214,7 @@ def measure_rates(
             but the small lock file ".lowtide.lock". None: read and write are 0.
         rule: whose steps are measured, over float32 parameters and gradients, with torch's number of threads.
         states: state formats; by default all.
-        momentum: of SGD.
+        momentum, amsgrad, centered: as for `plan`.
         elements: of the parameter that is stepped; 0: enough to be out of the cache. Takes 16 bytes of RAM for each.
         disk_bytes: size of the scratch file at most; half of what is free, if that is less.
         seconds: to measure for, more than 0.
@@ -219,5 +226,6 @@ def measure_rates(
     found: dict[str, Any] = {}
     if disk is not None:
         found = _core.measure_disk_rates(path_of("disk", disk), size_of("disk_bytes", disk_bytes), 2 * seconds)
-    step = {state: _core.measure_step_rate(rule, state, momentum, threads, elements, seconds) for state in wanted}
+    hyper = variant_of({"momentum": momentum, "amsgrad": amsgrad, "centered": centered})._asdict()
+    step = {state: _core.measure_step_rate(rule, state, hyper, threads, elements, seconds) for state in wanted}
     return Rates(step, **{f.name: found[f.name] for f in fields(Rates) if f.name in found})

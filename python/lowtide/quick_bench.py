@@ -20,8 +20,21 @@ from lowtide.memory import Memory
 from lowtide.planning import Rates, plan
 
 _ROW = 4096
-_FUSED = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
-_OURS = {"adamw": lowtide.AdamW, "adam": lowtide.Adam, "lion": lowtide.Lion, "sgd": lowtide.SGD}
+_FUSED = {
+    "adamw": torch.optim.AdamW,
+    "adam": torch.optim.Adam,
+    "sgd": torch.optim.SGD,
+    "adagrad": torch.optim.Adagrad,
+}
+_OURS = {
+    "adamw": lowtide.AdamW,
+    "adam": lowtide.Adam,
+    "lion": lowtide.Lion,
+    "sgd": lowtide.SGD,
+    "adagrad": lowtide.Adagrad,
+    "rmsprop": lowtide.RMSprop,
+    "ademamix": lowtide.AdEMAMix,
+}
 
 
 @dataclass(frozen=True)
@@ -84,7 +97,7 @@ def run(elements: int, rule: str, state: str, disk: str | None, rounds: int, mom
         raise ValueError(f"got rule {rule!r}, wanted one of {', '.join(_OURS)}")
     if elements > 1 << 34:
         raise ValueError(f"got {elements} elements, wanted {1 << 34} at most")
-    hyper = {"momentum": momentum} if rule == "sgd" else {}
+    hyper = {"momentum": momentum} if rule in ("sgd", "rmsprop") else {}
     plan([(rows, _ROW)], rule, state, momentum=momentum)  # the state's name, before memory is taken
     disk_info = None if disk is None else _core.disk_info(disk)
     try:

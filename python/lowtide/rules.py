@@ -1,4 +1,5 @@
-"""The optimizers. Each class is a rule's hyper-parameters and defaults; the mathematics is in the compiled core."""
+"""The optimizers but for Adam's family (adam.py). Each class is a rule's hyper-parameters and defaults; the mathematics
+is in the compiled core."""
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
@@ -6,68 +7,6 @@ from typing_extensions import Unpack
 
 from lowtide.checks import Options
 from lowtide.optimizer import Optimizer
-
-
-class AdamW(Optimizer):
-    """Adam with decoupled weight decay (Loshchilov & Hutter, arXiv 1711.05101, algorithm 2), as torch.optim.AdamW:
-
-        m = β1 m + (1 − β1) g        v = β2 v + (1 − β2) g²
-        p = (1 − lr λ) p − lr / (1 − β1ᵗ) · m / (√v / √(1 − β2ᵗ) + eps)
-
-    State per parameter: "exp_avg" (m) and "exp_avg_sq" (v), of the parameter's shape. Bytes per parameter with rows of
-    a multiple of 256 elements: 2.03 with state="dynamic8" (2.03125), 4 with "bf16", 8 with "fp32".
-
-    Args:
-        params: tensors, (name, tensor) pairs, or dicts of "params" and options of that group.
-        lr: learning rate, finite and ≥ 0; a number or a tensor of one element, read at every step.
-        betas: decay rates β1, β2 of the two moments, each in [0, 1).
-        eps: added to the root of the second moment, > 0.
-        weight_decay: λ, finite and ≥ 0.
-        amsgrad: must be False.
-        options: see `lowtide.checks.Options`: state, min_quantized_numel, maximize, nonfinite, amp_scaling …
-
-    Raises:
-        ValueError, TypeError: an argument or a parameter that cannot be used, named with what is wanted.
-        MemoryError: there is no room for the state.
-    """
-
-    def __init__(
-        self,
-        params: ParamsT,
-        lr: float | Tensor = 1e-3,
-        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        amsgrad: bool = False,
-        **options: Unpack[Options],
-    ) -> None:
-        _refuse_amsgrad(amsgrad)
-        hyper = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, "adamw", hyper, options)
-
-
-class Adam(Optimizer):
-    """Adam (Kingma & Ba, arXiv 1412.6980, algorithm 1) with an L2 penalty, as torch.optim.Adam:
-
-        g = g + λ p                  m = β1 m + (1 − β1) g        v = β2 v + (1 − β2) g²
-        p = p − lr / (1 − β1ᵗ) · m / (√v / √(1 − β2ᵗ) + eps)
-
-    State, bytes per parameter, arguments and errors are those of `AdamW`; weight_decay is 0 unless given.
-    """
-
-    def __init__(
-        self,
-        params: ParamsT,
-        lr: float | Tensor = 1e-3,
-        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        amsgrad: bool = False,
-        **options: Unpack[Options],
-    ) -> None:
-        _refuse_amsgrad(amsgrad)
-        hyper = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, "adam", hyper, options)
 
 
 class Lion(Optimizer):
@@ -142,6 +81,89 @@ class SGD(Optimizer):
         super().__init__(params, "sgd", hyper, options)
 
 
-def _refuse_amsgrad(amsgrad: bool) -> None:
-    if amsgrad:
-        raise ValueError(f"amsgrad: got {amsgrad!r}, wanted False: the running maximum of v is not kept")
+class Adagrad(Optimizer):
+    """Adagrad (Duchi et al., JMLR 12, 2011, diagonal form), as torch.optim.Adagrad:
+
+        g = g + λ p        s = s + g², from the initial value
+        p = p − lr / (1 + (t − 1) lr_decay) · g / (√s + eps)
+
+    State per parameter: "sum" (s, without the initial value until the first step), of the parameter's shape. Bytes per
+    parameter with rows of a multiple of 256 elements: 1.02 with state="dynamic8" (1.015625), 2 with "bf16", 4 with
+    "fp32". A sum that only grows stops growing where an addend is below half a step of its format.
+
+    Args:
+        params: tensors, (name, tensor) pairs, or dicts of "params" and options of that group.
+        lr: learning rate, finite and ≥ 0; a number or a tensor of one element, read at every step.
+        lr_decay: finite and ≥ 0.
+        weight_decay: λ, finite and ≥ 0.
+        initial_accumulator_value: finite and ≥ 0.
+        eps: added to the root of the sum, > 0.
+        options: see `lowtide.checks.Options`.
+
+    Raises: as `AdamW`.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-2,
+        lr_decay: float = 0.0,
+        weight_decay: float = 0.0,
+        initial_accumulator_value: float = 0.0,
+        eps: float = 1e-10,
+        **options: Unpack[Options],
+    ) -> None:
+        hyper = {
+            "lr": lr,
+            "lr_decay": lr_decay,
+            "weight_decay": weight_decay,
+            "initial_accumulator_value": initial_accumulator_value,
+            "eps": eps,
+        }
+        super().__init__(params, "adagrad", hyper, options)
+
+
+class RMSprop(Optimizer):
+    """RMSprop (Tieleman & Hinton, Coursera lecture 6e, 2012), as torch.optim.RMSprop:
+
+        g = g + λ p                  s = α s + (1 − α) g²
+        p = p − lr d, d = g / (√s + eps); with momentum: p = p − lr b, b = μ b + d
+
+    centered (Graves, arXiv 1308.0850, equations 38-45): √(s − a²) in place of √s, with a = α a + (1 − α) g.
+    State per parameter: "square_avg" (s), "momentum_buffer" (b) with momentum, "grad_avg" (a) if centered, of the
+    parameter's shape. Bytes per parameter with rows of a multiple of 256 elements, for each of them: 1.02 with
+    state="dynamic8" (1.015625), 2 with "bf16", 4 with "fp32".
+
+    Args:
+        params: tensors, (name, tensor) pairs, or dicts of "params" and options of that group.
+        lr: learning rate, finite and ≥ 0; a number or a tensor of one element, read at every step.
+        alpha: α, in [0, 1).
+        eps: added to the root, > 0.
+        weight_decay: λ, finite and ≥ 0.
+        momentum: μ, finite and ≥ 0. Whether it is 0 is fixed when a group is added.
+        centered: fixed when a group is added.
+        options: see `lowtide.checks.Options`.
+
+    Raises: as `AdamW`.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-2,
+        alpha: float = 0.99,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        momentum: float = 0.0,
+        centered: bool = False,
+        **options: Unpack[Options],
+    ) -> None:
+        hyper = {
+            "lr": lr,
+            "alpha": alpha,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+            "centered": centered,
+        }
+        super().__init__(params, "rmsprop", hyper, options)

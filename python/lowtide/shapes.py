@@ -26,6 +26,14 @@ class ShapedParam(NamedTuple):
     whole: tuple[list[int], bool] | None = None
 
 
+class Variant(NamedTuple):
+    """The hyper-parameters that decide how much state a rule has."""
+
+    momentum: float = 0.0
+    amsgrad: bool = False
+    centered: bool = False
+
+
 @dataclass(frozen=True)
 class ShapedGroup:
     """Parameters with the options of their group that decide about memory."""
@@ -33,7 +41,7 @@ class ShapedGroup:
     params: tuple[ShapedParam, ...]
     state: str
     min_quantized_numel: int
-    momentum: float
+    variant: Variant
     memory: Memory | None = None
 
 
@@ -83,9 +91,15 @@ def _group(entry: Any, defaults: ShapedGroup, where: str, seen: set[int]) -> Sha
         tuple(shaped),
         entry.get("state", defaults.state),
         int(entry.get("min_quantized_numel", defaults.min_quantized_numel)),
-        checks.number("momentum", entry.get("momentum", defaults.momentum)),
+        variant_of(entry, defaults.variant),
         entry.get("memory"),
     )
+
+
+def variant_of(given: Mapping[str, Any], defaults: Variant = Variant()) -> Variant:
+    """What a group's options, or arguments, say. TypeError or ValueError for what is no number or no bool."""
+    keys = Variant._fields
+    return Variant(*checks.hyper_values(keys, {**defaults._asdict(), **{k: given[k] for k in keys if k in given}}))
 
 
 def _shape(value: Any, where: str) -> Shape:

@@ -21,7 +21,7 @@ import torch
 
 from lowtide import _core, checks, foreign, torch_dict
 from lowtide.checks import check_moment, check_tensor, expect, read_step
-from lowtide.foreign.entries import Stored
+from lowtide.foreign.entries import Stored, Values, read_values
 from lowtide.kept_errors import KeptErrors
 from lowtide.sharding import local_of
 from lowtide.states import States, live_entry, shown_entry
@@ -67,7 +67,7 @@ def load(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
     entries = _read_entries(state_dict["state"], numbers)
     if other:
         entries = {i: other.read_entry(optimizer, i, entry, f"state of parameter {i}") for i, entry in entries.items()}
-    plan = _plan(optimizer, entries, ours and not other)
+    plan = _plan(optimizer, entries, None if ours and not other else groups)
     with KeptErrors() as kept:
         _apply(optimizer, plan, kept)
         optimizer.param_groups = groups
@@ -78,7 +78,7 @@ def load(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
 def copy_in(optimizer: Optimizer, entries: list[dict[str, torch.Tensor]]) -> None:
     """Puts copies of another optimizer's live state, by parameter number, into one with the same parameters."""
     with KeptErrors() as kept:
-        _apply(optimizer, _plan(optimizer, dict(enumerate(entries)), ours=True), kept)
+        _apply(optimizer, _plan(optimizer, dict(enumerate(entries)), None), kept)
 
 
 def restart_removed(optimizer: Optimizer) -> None:
@@ -143,19 +143,22 @@ def _read_groups(optimizer: Optimizer, state_dict: Any) -> tuple[list[dict[str, 
         if ours:
             _check_stamp(group, optimizer._rule, where)
         else:
-            torch_dict.check_group(group, optimizer._rule, optimizer._hyper_keys, where)
+            torch_dict.check_group(group, mine, optimizer._rule, optimizer._hyper_keys, where)
         drop = ("params", *STAMP, *FIXED, *(() if ours else torch_dict.IMPLEMENTATION_KEYS))
         new = {key: copy.deepcopy(value) for key, value in group.items() if key not in drop}
         if not ours:
-            new.setdefault("maximize", mine["maximize"])
+            for key in map(checks.group_key, optimizer._hyper_keys):
+                new.setdefault(key, mine[key])
         kept = {key: mine[key] for key in ("params", *STAMP, *FIXED)}
         if "param_names" in mine:
             new.setdefault("param_names", mine["param_names"])
         groups.append({**kept, **new})
         try:
             values = checks.hyper_values(optimizer._hyper_keys, groups[-1])
-            hyper = dict(zip(optimizer._hyper_keys, values, strict=True))
-            _core.Optimizer(optimizer._rule, threads=1).add_group(hyper, mine["state"], mine["min_quantized_numel"])
+            core = _core_with_group(optimizer, n)
+            if mine["params"]:  # what decides which states there are is fixed then
+                core.add_param(0, torch.zeros(1), False)
+            core.set_hyper(0, dict(zip(optimizer._hyper_keys, values, strict=True)))
         except (TypeError, ValueError) as error:
             raise ValueError(f"{where}: {error}") from error
     return groups, numbers, ours
@@ -178,9 +181,14 @@ def _read_entries(state: dict[Any, Any], numbers: dict[Any, int]) -> dict[int, d
     return entries
 
 
-def _plan(optimizer: Optimizer, entries: dict[int, dict[str, Any]], ours: bool) -> list[Restore]:
-    """Checks every entry against the live state and says what is to be copied where. Changes nothing."""
+def _plan(
+    optimizer: Optimizer, entries: dict[int, dict[str, Any]], of_torch: list[dict[str, Any]] | None
+) -> list[Restore]:
+    """Checks every entry against the live state and says what is to be copied where. Changes nothing. of_torch: the
+    groups, if the entries are those of a class of torch.optim, or of another library's."""
     plan = []
+    ours = of_torch is None
+    groups = [group for group in of_torch or [] for _ in group["params"]]
     for i, param in enumerate(optimizer._params):
         where = f"state of parameter {i}"
         has_state = optimizer._core.has_state(i)
@@ -202,10 +210,17 @@ def _plan(optimizer: Optimizer, entries: dict[int, dict[str, Any]], ours: bool) 
                 for name, value in entry.items()
             }
         stored = ours or isinstance(entries[i], Stored)
-        read = _read_entry if stored else torch_dict.read_entry
-        step, tensors = read(entry, live, local_of(param), where)
+        if stored:
+            step, tensors = _read_entry(entry, live, local_of(param), where)
+        elif isinstance(entries[i], Values):
+            step, tensors = read_values(entry, live, local_of(param), where)
+        else:
+            step, tensors = torch_dict.read_entry(
+                entry, live, local_of(param), where, optimizer._rule, groups[i]
+            )
+        signed = dict(optimizer._core.states_of(i))
         for name, tensor in tensors.items():
-            positive = name.startswith("exp_avg_sq") or name.endswith("_scale")
+            positive = not signed.get(name, False)  # scales are, too
             check_moment(tensor, f"{where}, {name}", optimizer._nonfinite, positive)
         plan.append(Restore(i, step, tensors, not stored))
     return plan
@@ -215,13 +230,19 @@ def _template(optimizer: Optimizer, index: int) -> dict[str, torch.Tensor]:
     """All the state that the core can allocate for a parameter, whatever its momentum."""
     param = optimizer._params[index]
     number = next(n for n, members in enumerate(optimizer._members) if any(param is member for member in members))
-    core = _core.Optimizer(optimizer._rule, threads=1)
-    hyper = dict(zip(optimizer._hyper_keys, optimizer._pushed[number], strict=True))
-    core.add_group(hyper, *optimizer._formats[number])
+    core = _core_with_group(optimizer, number)
     of = optimizer._shardings[index]
     core.add_param(0, _param_on_host(optimizer, index), False, of.whole if of else None)
     core.allocate_state(0)
     return core.state(0)
+
+
+def _core_with_group(optimizer: Optimizer, number: int) -> _core.Optimizer:
+    """A core on the host that has nothing but a group like this one of the optimizer."""
+    core = _core.Optimizer(optimizer._rule, threads=1)
+    hyper = dict(zip(optimizer._hyper_keys, optimizer._pushed[number], strict=True))
+    core.add_group(hyper, *optimizer._formats[number])
+    return core
 
 
 def _param_on_host(optimizer: Optimizer, index: int) -> torch.Tensor:
@@ -274,7 +295,7 @@ def _apply(optimizer: Optimizer, plan: Iterable[Restore], kept: KeptErrors) -> N
     for restore in plan:
         i, param = restore.number, optimizer._params[restore.number]
         live, paged = core.state(i), core.is_paged(i)
-        names = [name for name in core.state_names() if paged or name in live]
+        names = [name for name, _ in core.states_of(i) if paged or name in live]
         for k, name in enumerate(names):
             if name not in restore.tensors:
                 kept.call(core.import_state, i, k, torch.zeros(local_of(param).shape))

@@ -58,6 +58,8 @@ void check_hyper(const std::string& rule, const Hyper& h) {
       "got lr=%g with beta1=%g and weight_decay=%g, wanted lr / (1 - beta1) and lr * weight_decay that float32 can "
       "hold",
       h.lr, h.beta1, h.weight_decay);
+  LT_REQUIRE(rule != "ademamix" || fits(h.lr * h.alpha),
+             "got lr=%g with alpha=%g, wanted lr * alpha that float32 can hold", h.lr, h.alpha);
   LT_REQUIRE(std::isfinite(h.eps) && static_cast<float>(h.eps) > 0 && std::isfinite(static_cast<float>(h.eps)),
              "got eps=%g, wanted eps > 0 as float32 (with 0, a gradient that was always zero would give 0/0)", h.eps);
   LT_REQUIRE(std::isfinite(static_cast<float>(h.dampening)), "got dampening=%g, wanted a finite number", h.dampening);

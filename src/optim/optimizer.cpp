@@ -32,10 +32,12 @@ void Optimizer::set_hyper(int group, const Hyper& hyper) {
   const Hyper& before = impl_->group_at(group).hyper;
   check_hyper(impl_->rule_name(), hyper);
   const int was = effective_rule(impl_->rule, variant_of(before)), now = effective_rule(impl_->rule, variant_of(hyper));
+  const bool empty =
+      std::none_of(impl_->slots.begin(), impl_->slots.end(), [&](const Slot& s) { return s.group == group; });
   // SGD's only state comes and stays with its momentum; others would lose what they have.
-  LT_REQUIRE(was == now || impl_->rule_name() == "sgd",
+  LT_REQUIRE(was == now || empty || impl_->rule_name() == "sgd",
              "got hyper-parameters that make %s out of %s, wanted momentum (0 or not), nesterov, amsgrad and centered "
-             "as they were when the group was added: they decide which states there are",
+             "as they were when the group got its parameters: they decide which states there are",
              rules()[static_cast<size_t>(now)].name, rules()[static_cast<size_t>(was)].name);
   impl_->groups[static_cast<size_t>(group)].hyper = hyper;
   for (Slot& slot : impl_->slots)
@@ -131,6 +133,14 @@ void Optimizer::allocate_state(int64_t param) {
   impl_->onload();
   impl_->slot_at(param);
   impl_->allocate_all_states(static_cast<size_t>(param));
+}
+
+std::vector<StateInfo> Optimizer::states_of(int64_t param) const {
+  const RuleInfo& rule = rules()[static_cast<size_t>(impl_->fullest_rule(impl_->slot_at(param)))];
+  std::vector<StateInfo> all;
+  for (int k = 0; k < rule.states; ++k)
+    all.push_back({rule.state_names[static_cast<size_t>(k)], ((rule.signed_mask >> k) & 1) != 0});
+  return all;
 }
 
 bool Optimizer::has_state(int64_t param) const { return impl_->slot_at(param).has_state; }

@@ -376,7 +376,13 @@ struct Optimizer::Impl {
 
   void clear_state(int64_t param, int k);
 
-  // All states of the rule, also those that its present hyper-parameters do not use.
+  // The rule with all the states that a parameter can have: SGD's momentum may come later.
+  int fullest_rule(const Slot& slot) const {
+    const auto states = [](int of) { return rules()[static_cast<size_t>(of)].states; };
+    return states(slot.rule) < states(rule) ? rule : slot.rule;
+  }
+
+  // All states of that rule.
   void allocate_all_states(size_t param);
 
   Env& env;  // of all files and all state memory

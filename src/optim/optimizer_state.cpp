@@ -99,7 +99,7 @@ void Optimizer::Impl::check_fits(const Checkpoint& saved) const {
              slots.size());
   for (size_t i = 0; i < slots.size(); ++i) {
     const CheckpointParam& got = saved.params[i];
-    const CheckpointParam wanted = describe(slots[i], rule);
+    const CheckpointParam wanted = describe(slots[i], fullest_rule(slots[i]));
     LT_REQUIRE(got.sizes == wanted.sizes, "parameter %zu has other sizes in the checkpoint", i);
     LT_REQUIRE(got.steps <= kMostSteps, "parameter %zu has taken %lld steps in the checkpoint, wanted 2^53 at most", i,
                ll(got.steps));
@@ -151,10 +151,11 @@ void Optimizer::Impl::clear_state(int64_t param, int k) {
 void Optimizer::Impl::allocate_all_states(size_t param) {
   Slot& slot = slots[param];
   const auto states = [](int of) { return rules()[static_cast<size_t>(of)].states; };
-  if (slot.has_state && states(slot.state_rule) >= states(rule)) return;
+  const int fullest = fullest_rule(slot);
+  if (slot.has_state && states(slot.state_rule) >= states(fullest)) return;
   const int effective = slot.rule;
   const bool had = std::exchange(slot.has_state, false);
-  slot.rule = rule;
+  slot.rule = fullest;
   try {
     place(param, {});
   } catch (...) {

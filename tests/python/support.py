@@ -16,7 +16,13 @@ RULES: dict[str, tuple[type[lowtide.optimizer.Optimizer], dict[str, Any]]] = {
     "lion": (lowtide.Lion, {}),
     "sgd": (lowtide.SGD, {"momentum": 0.9}),
     "sgd_plain": (lowtide.SGD, {}),
+    "adamw_amsgrad": (lowtide.AdamW, {"amsgrad": True}),
+    "nadam": (lowtide.NAdam, {}),
+    "adagrad": (lowtide.Adagrad, {"lr_decay": 0.01, "initial_accumulator_value": 0.1}),
+    "rmsprop": (lowtide.RMSprop, {"momentum": 0.9, "centered": True}),
+    "ademamix": (lowtide.AdEMAMix, {"t_alpha": 10, "t_beta3": 20}),
 }
+RULE_OF = {"sgd_plain": "sgd", "adamw_amsgrad": "adamw", "nadam": "adam"}  # the others are called as the core's rule
 CODECS = ("dynamic8", "bf16", "fp32")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from lowtide import _core
 
-from support import CODECS, RULES, random_gradients
+from support import CODECS, RULE_OF, RULES, random_gradients
 
 MIB = 1 << 20
 
@@ -40,7 +40,8 @@ def compare(plan, report):
 def test_bytes_are_those_of_the_report(rule, codec, seed, tmp_path, figure):
     rng = random.Random(seed)
     cls, fixed = RULES[rule]
-    name = rule.removesuffix("_plain")
+    name = RULE_OF.get(rule, rule)
+    variant = {key: fixed[key] for key in ("momentum", "amsgrad", "centered") if key in fixed}
     cases, streamed, worst = 12, 0, 0
     for case in range(cases):
         shapes = [tuple(rng.randint(1, 300) for _ in range(rng.randint(0, 3))) for _ in range(rng.randint(1, 5))]
@@ -53,7 +54,7 @@ def test_bytes_are_those_of_the_report(rule, codec, seed, tmp_path, figure):
         if case % 4 == 0:
             own = lowtide.Memory(host="300KiB", disk=tmp_path, chunk="32KiB")
         groups = [{"params": shapes[1:]}, {"params": shapes[:1], "memory": own, "state": "fp32"}]
-        plan = lowtide.plan(groups, name, codec, memory, momentum=fixed.get("momentum", 0.0))
+        plan = lowtide.plan(groups, name, codec, memory, **variant)
         assert plan.fits, plan
         real = [{**g, "params": [torch.nn.Parameter(torch.zeros(s)) for s in g["params"]]} for g in groups]
         worst = max(worst, compare(plan, reported(cls(real, state=codec, memory=memory, **fixed))))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from lowtide import _core
 
-from support import CODECS, DTYPES, RULES, bits, make, parameter, random_gradients, snapshot, state_bits
+from support import CODECS, DTYPES, RULE_OF, RULES, bits, make, parameter, random_gradients, snapshot, state_bits
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -144,9 +144,10 @@ def test_instruction_sets_give_the_same_bits(rule, codec, seed, figure):
     grads = [[(torch.randn(s.shape) * w).to(s.dtype) for s, w in zip(start, scale, strict=True)] for _ in range(4)]
     results = []
     for target in _core.cpu_targets():
-        core = _core.Optimizer(rule.removesuffix("_plain"), "skip", 2, target)
-        hyper = {**_core.default_hyper(rule.removesuffix("_plain")), "lr": 0.01, "weight_decay": 0.1}
-        core.add_group({**hyper, "momentum": 0.9 if rule == "sgd" else 0.0}, codec, 0)
+        name = RULE_OF.get(rule, rule)
+        core = _core.Optimizer(name, "skip", 2, target)
+        hyper = {**_core.default_hyper(name), "lr": 0.01, "weight_decay": 0.1, **RULES[rule][1]}
+        core.add_group({**hyper, "nesterov": rule == "nadam"}, codec, 0)
         params = [torch.nn.Parameter(s.clone()) for s in start]
         for param in params:
             core.add_param(0, param)
@@ -163,7 +164,10 @@ def test_instruction_sets_give_the_same_bits(rule, codec, seed, figure):
     assert equal == len(results)
 
 
-BYTES = {"adamw": 2, "adam": 2, "lion": 1, "sgd": 1, "sgd_plain": 0}
+MOMENTS = {
+    "adamw": 2, "adam": 2, "lion": 1, "sgd": 1, "sgd_plain": 0, "adamw_amsgrad": 3, "nadam": 2, "adagrad": 1, "rmsprop": 3,
+    "ademamix": 3,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -175,7 +179,7 @@ def test_bytes_per_parameter_are_as_documented(rule, figure):
         opt = make(rule, [p], state=codec)
         found[codec] = opt.report()["bytes_per_parameter"]
         tensors = [value for name, value in opt.state[p].items() if name != "step"]
-        assert found[codec] == BYTES[rule] * per_moment
+        assert found[codec] == MOMENTS[rule] * per_moment
         assert sum(value.numel() * value.element_size() for value in tensors) == opt.report()["state_bytes"]
         assert opt.report()["allocated_bytes"] <= opt.report()["state_bytes"] + 2**16
     figure(f"bytes per parameter {found}")

@@ -25,7 +25,7 @@ def test_resumed_run_equals_the_uninterrupted_one(rule, codec, dtype, seed, figu
     """save → file → load → 3 steps = 3 steps without saving, in every bit of parameters and state; lr too."""
     params, opt = trained(rule, dtype=dtype, state=codec)
     saved = through_file(opt.state_dict())
-    copies, resumed = fresh(params, opt, **({"momentum": 0.9} if rule == "sgd" else {}))
+    copies, resumed = fresh(params, opt, **RULES[rule][1])
     resumed.load_state_dict(saved)
     assert state_bits(resumed) == state_bits(opt)
     for _ in range(3):

@@ -22,7 +22,16 @@ from support import (
     trained,
 )
 
-TORCH = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD, "sgd_plain": torch.optim.SGD}
+TORCH = {
+    "adamw": torch.optim.AdamW,
+    "adam": torch.optim.Adam,
+    "sgd": torch.optim.SGD,
+    "sgd_plain": torch.optim.SGD,
+    "adamw_amsgrad": torch.optim.AdamW,
+    "nadam": torch.optim.NAdam,
+    "adagrad": torch.optim.Adagrad,
+    "rmsprop": torch.optim.RMSprop,
+}
 
 
 @pytest.mark.parametrize("rule", TORCH)
@@ -42,7 +51,7 @@ def test_states_of_torch_can_be_loaded(rule, codec, seed, figure):
         q.data.copy_(p)
     ours.load_state_dict(through_file(theirs.state_dict()))
     assert ours.param_groups[1]["lr"] == 0.01 and "foreach" not in ours.param_groups[0]
-    if rule in ("adamw", "adam"):
+    if not rule.startswith("sgd"):
         assert [int(ours.state[p]["step"]) for p in copies] == [3, 3, 3, 0]
     random_gradients(copies)
     for p, q in zip(params, copies, strict=True):
@@ -71,7 +80,7 @@ def test_torch_can_load_ours(rule, codec, seed, figure):
     random_gradients(params)
     for p, q in zip(params, copies, strict=True):
         q.grad = p.grad.clone()
-    _, twin = fresh(params, ours, **({"momentum": 0.9} if rule == "sgd" else {}))
+    _, twin = fresh(params, ours, **RULES[rule][1])
     twin.load_state_dict(theirs.state_dict())
     kept = state_bits(twin) == state_bits(ours)
     ours.step()

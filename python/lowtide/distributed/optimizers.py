@@ -208,14 +208,13 @@ class SignOptimizer(Optimizer):
         """Gives every worker the mean of all workers' state, one parameter at a time (4 bytes per element travel).
         Every worker must call it. Before a checkpoint that another number of workers is to go on with."""
         transport = self._collective.transport
-        names = self._core.state_names()
         counts = [(int(self._core.step_count(i)), self._has_buffers(i)) for i in range(len(self._params))]
         try:
             most = transport.gather(torch.tensor(counts, dtype=torch.int64).reshape(-1, 2)).amax(0).tolist()
             for number, (steps, state) in enumerate(most):
                 if state:
                     self._core.allocate_state(number)
-                    for k in range(len(names)):
+                    for k in range(len(self._core.states_of(number))):
                         mean = transport.sum(self._core.export_state(number, k)) / transport.size
                         self._core.import_state(number, k, mean)
                 self._core.set_step_count(number, steps)

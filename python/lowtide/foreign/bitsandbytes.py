@@ -18,7 +18,6 @@ import torch
 from lowtide import blockwise
 from lowtide.checks import check_tensor, expect, read_step
 from lowtide.foreign.entries import (
-    UNSIGNED,
     Quantized,
     check_book,
     check_codes,
@@ -186,7 +185,8 @@ def _write_entry(optimizer: Optimizer, index: int) -> dict[str, torch.Tensor]:
     """A parameter's state as tensors of its own. Codes of dynamic8 stay codes, and are made anew where rows end within
     blocks that run flat over the tensor; everything else becomes float32."""
     live = optimizer._core.read_state(index)
-    names = [name for name in live if name != "step" and not name.endswith("_scale")]
+    signed = dict(optimizer._core.states_of(index))
+    names = [name for name in signed if name in live]
     wanted = [name for part in _MOMENTS[optimizer._rule] for name in part]
     expect(sorted(names) == sorted(wanted), f"bitsandbytes_state_dict: parameter {index}", names, wanted)
     coded = optimizer._core.state_codec(index) == "dynamic8"
@@ -194,14 +194,14 @@ def _write_entry(optimizer: Optimizer, index: int) -> dict[str, torch.Tensor]:
     aligned = rows == 1 or length % blockwise.BLOCK == 0
     entry: dict[str, torch.Tensor] = {}
     for k, parts in enumerate(_MOMENTS[optimizer._rule], 1):
-        positive = parts[0] in UNSIGNED
+        positive = not signed[parts[0]]
         book = blockwise.dynamic_map(not positive)
         tensors: list[tuple[torch.Tensor, ...]] = []
         for name in parts:
             if coded and aligned:
                 tensors.append((live[name].contiguous(), live[f"{name}_scale"].reshape(-1).contiguous()))
                 continue
-            values = optimizer._core.export_state(index, names.index(name))
+            values = optimizer._core.export_state(index, list(signed).index(name))
             tensors.append(blockwise.encode(values, book, blockwise.BLOCK, positive) if coded else (values,))
         joined = [torch.stack(each) if len(parts) == 2 else each[0] for each in zip(*tensors, strict=True)]
         entry[f"state{k}"] = joined[0]

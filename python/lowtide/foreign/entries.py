@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from lowtide import blockwise
-from lowtide.checks import check_tensor, expect, group_key
+from lowtide.checks import check_tensor, expect, group_key, read_step
 
 if TYPE_CHECKING:
     from lowtide.optimizer import Optimizer
 
-# States that are never below 0; dynamic8 stores them with its unsigned map.
-UNSIGNED = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum")
-
 
 class Stored(dict[str, Any]):
-    """An entry in Lowtide's own format: codes and scales as they are, not values to be encoded."""
+    """An entry in Lowtide's own format: codes and scales as they are."""
+
+
+class Values(dict[str, Any]):
+    """An entry of "step" and floating-point values, which are to be encoded."""
 
 
 class Quantized(NamedTuple):
@@ -56,17 +57,31 @@ def entry_of(
     optimizer: Optimizer, index: int, step: object, moments: Mapping[str, Quantized | torch.Tensor]
 ) -> dict[str, Any]:
     """`moments`: every state of a parameter, by its name here. Codes stay codes if all of them can."""
+    signed = dict(optimizer._core.states_of(index))
     if optimizer._core.state_codec(index) == "dynamic8":
         stored = Stored(step=step)
         for name, moment in moments.items():
-            parts = moment.stored(name not in UNSIGNED) if isinstance(moment, Quantized) else None
+            parts = moment.stored(signed[name]) if isinstance(moment, Quantized) and name in signed else None
             if parts is None:
                 break
             stored[name], stored[f"{name}_scale"] = parts
         else:
             return stored
     values = {name: moment.values() if isinstance(moment, Quantized) else moment for name, moment in moments.items()}
-    return {"step": step, **values}
+    return Values(step=step, **values)
+
+
+def read_values(
+    entry: Mapping[str, Any], live: Mapping[str, torch.Tensor], param: torch.Tensor, where: str
+) -> tuple[int, dict[str, torch.Tensor]]:
+    """Checks an entry of values against a parameter's live state; returns the number of steps and the moments."""
+    names = [name for name in live if name != "step" and not name.endswith("_scale")]
+    expect(sorted(entry) == sorted(["step", *names]), where, sorted(entry), ["step", *names])
+    for name in names:
+        check_tensor(entry[name], f"{where}, {name}")
+        expect(entry[name].is_floating_point(), f"{where}, {name}", entry[name].dtype, "a floating-point tensor")
+        expect(entry[name].shape == param.shape, f"{where}, {name}", tuple(entry[name].shape), tuple(param.shape))
+    return read_step(entry, where), {name: entry[name] for name in names}
 
 
 def own_options(optimizer: Optimizer, mine: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import torch
 
 from lowtide import blockwise
 from lowtide.checks import check_tensor, expect, read_step
-from lowtide.foreign.entries import UNSIGNED, check_codes, check_keys, check_scales, entry_of, own_options
+from lowtide.foreign.entries import check_codes, check_keys, check_scales, entry_of, own_options
 
 if TYPE_CHECKING:
     from lowtide.optimizer import Optimizer
@@ -56,7 +56,8 @@ def read_entry(optimizer: Optimizer, index: int, entry: dict[str, Any], where: s
     keys = [name + suffix for name in names for suffix in ("", _CODES, _SCALES)]
     check_keys(entry, ["step", _ERRORS, *keys], where)
     param = optimizer._params[index]
-    moments = {name: _moment(entry, name, param.shape, where) for name in names if _has(entry, name)}
+    signed = dict(optimizer._core.states_of(index))
+    moments = {name: _moment(entry, name, param.shape, signed[name], where) for name in names if _has(entry, name)}
     if entry.get(_ERRORS) is not None:
         _check_errors(entry[_ERRORS], param.shape, f"{where}, {_ERRORS}")
         warnings.warn(
@@ -76,7 +77,7 @@ def _has(entry: dict[str, Any], name: str) -> bool:
     return name in entry or name + _CODES in entry
 
 
-def _moment(entry: dict[str, Any], name: str, shape: torch.Size, where: str) -> torch.Tensor:
+def _moment(entry: dict[str, Any], name: str, shape: torch.Size, signed: bool, where: str) -> torch.Tensor:
     """Values, in float32."""
     if name in entry:
         both = name + _CODES in entry or name + _SCALES in entry
@@ -84,8 +85,7 @@ def _moment(entry: dict[str, Any], name: str, shape: torch.Size, where: str) -> 
         value: torch.Tensor = entry[name]
         return value
     codes, scales = entry[name + _CODES], entry.get(name + _SCALES)
-    positive = name in UNSIGNED
-    check_codes(codes, torch.uint8 if positive else torch.int8, shape, f"{where}, {name}{_CODES}")
+    check_codes(codes, torch.int8 if signed else torch.uint8, shape, f"{where}, {name}{_CODES}")
     text = f"{where}, {name}{_SCALES}"
     check_tensor(scales, text)
     assert isinstance(scales, torch.Tensor)
@@ -94,7 +94,7 @@ def _moment(entry: dict[str, Any], name: str, shape: torch.Size, where: str) -> 
     check_scales(scales, text)
     count = -(-shape.numel() // _GROUP)
     expect(scales.numel() == count, text, f"{scales.numel()} values", f"{count}, one for each {_GROUP} elements")
-    if positive:
+    if not signed:
         root = blockwise.decode(codes, scales.float(), torch.arange(256) / 255, _GROUP)
         return root * root
     y = (torch.arange(256) - 128) / 127
