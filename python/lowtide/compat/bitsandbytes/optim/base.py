@@ -24,7 +24,7 @@ _REMOVED = {
     "block_wise": "8-bit state always has a scale per block",
 }
 _ARGS = ("optim_bits", "min_8bit_size", "max_unorm", "skip_zeros")
-_STATES = {32: "fp32", 8: "dynamic8"}
+STATES = {32: "fp32", 8: "dynamic8"}
 
 
 class BitsandbytesOptimizer(Optimizer):
@@ -56,14 +56,14 @@ class BitsandbytesOptimizer(Optimizer):
         for key, instead in (("state", "optim_bits"), ("min_quantized_numel", "min_8bit_size")):
             if key in options:
                 raise TypeError(f"{name}: got {key!r}, wanted {instead!r}")
-        allowed = (self._bits, *_STATES) if self._bits == 8 else (self._bits or 32, self._bits or 8)
+        allowed = (self._bits, *STATES) if self._bits == 8 else (self._bits or 32, self._bits or 8)
         expect(optim_bits in allowed, f"{name}: optim_bits", repr(optim_bits), f"one of {sorted(set(allowed))}")
         bits = self._bits or optim_bits
         if args is not None:
             missing = [key for key in _ARGS if not hasattr(args, key)]
             expect(not missing, f"{name}: args", f"an object without {missing}", f"one with all of {_ARGS}")
             bits, min_8bit_size, max_unorm, skip_zeros = (getattr(args, key) for key in _ARGS)
-            expect(bits in _STATES, f"{name}: args.optim_bits", repr(bits), "8 or 32")
+            expect(bits in STATES, f"{name}: args.optim_bits", repr(bits), "8 or 32")
             expect(not skip_zeros, f"{name}: args.skip_zeros", skip_zeros, "False: elements without gradient decay, too")
         if "max_unorm" in hyper:
             without = "more than 0: without a limit it is the optimizer without norms, AdamW or SGD"
@@ -71,7 +71,7 @@ class BitsandbytesOptimizer(Optimizer):
             hyper["max_unorm"] = max_unorm
         else:
             expect(not max_unorm, f"{name}: max_unorm", max_unorm, "0: LAMB and LARS have it")
-        options |= {"state": _STATES[bits], "min_quantized_numel": min_8bit_size}
+        options |= {"state": STATES[bits], "min_quantized_numel": min_8bit_size}
         if "rounding" in Options.__annotations__:
             options.setdefault("rounding", ROUNDING)
         if self._paged or is_paged:
