@@ -180,7 +180,7 @@ def test_paged_state_stays_in_its_budget(seed, tmp_path, figure):
             opt.step()
         back = opt.bitsandbytes_state_dict()
         results.append([bits(p) for p in params] + [bits(back["state"][i][NESTED]["state1"]) for i in (0, 1)])
-        on_disk = opt.report()["disk"]["bytes"] if memory else 0
+        on_disk = opt.report()["disk_bytes"] if memory else 0
     figure(f"{on_disk} bytes on disk after loading and 3 steps; parameters and codes equal those in RAM")
     assert results[0] == results[1] and on_disk > 0
 

@@ -76,6 +76,8 @@ def read_group(optimizer: Optimizer, group: dict[str, Any], mine: dict[str, Any]
             decay == 0, f"{where}['weight_decay']", decay, "0: bitsandbytes' Adam decays decoupled, as lowtide.AdamW does"
         )
     options = own_options(optimizer, mine)
+    if "eps" in options:
+        expect(bool(group["eps"]), f"{where}['eps']", group["eps"], f"more than 0, as {rule!r} has: Lion and SGD have none")
     read = {key: group[key] for key in ("lr", "eps", "weight_decay") if key in options}
     if rule == "ademamix":
         read |= {key: group[key] or 0.0 for key in _SCHEDULES if key in group}

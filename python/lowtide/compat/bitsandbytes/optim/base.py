@@ -34,6 +34,7 @@ class BitsandbytesOptimizer(Optimizer):
 
     _bits: ClassVar[int | None] = None  # of a class that has always 8 or 32
     _paged: ClassVar[bool] = False
+    _family: ClassVar[type[BitsandbytesOptimizer] | None] = None  # of a variant: the class that it is one of
 
     def _begin(
         self,
@@ -52,7 +53,7 @@ class BitsandbytesOptimizer(Optimizer):
         for key, reason in _REMOVED.items():
             if key in options:
                 options.pop(key)
-                warnings.warn(f"{name}: {key} has no effect: {reason}", stacklevel=4)
+                warnings.warn(f"{name}: {key} has no effect: {reason}", stacklevel=4 if self._family else 3)
         for key, instead in (("state", "optim_bits"), ("min_quantized_numel", "min_8bit_size")):
             if key in options:
                 raise TypeError(f"{name}: got {key!r}, wanted {instead!r}")
@@ -98,6 +99,7 @@ def variant(
 ) -> _Class:
     """The class `name`: `base` with state of always so many bits, or paged, less the arguments `without` and with
     other `defaults`."""
+    family = base._family or base
     full = inspect.signature(base.__init__)
     kept = [
         parameter.replace(default=defaults.get(key, parameter.default))
@@ -114,12 +116,18 @@ def variant(
         bound.apply_defaults()
         given = dict(bound.arguments)
         del given["self"]
-        base.__init__(self, **{**given.pop("options"), **given})
+        family.__init__(self, **{**given.pop("options"), **given})
 
     __init__.__signature__ = signature  # type: ignore[attr-defined]
     kind = " ".join([*(["paged"] if paged else []), *([f"{bits}-bit"] if bits else [])])
-    doc = f"`{base.__name__}` with {kind} state."
-    body = {"__init__": __init__, "__doc__": doc, "__module__": base.__module__, "_bits": bits, "_paged": paged}
+    body = {
+        "__init__": __init__,
+        "__doc__": f"`{base.__name__}` with {kind} state.",
+        "__module__": base.__module__,
+        "_bits": bits,
+        "_paged": paged,
+        "_family": family,
+    }
     return cast("_Class", type(name, (base,), body))
 
 
