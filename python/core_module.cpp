@@ -75,10 +75,12 @@ class PyOptimizer {
         core_(shared_->optimizer),
         binding_(core_, device) {}
 
-  int add_group(const nb::dict& hyper, const std::string& state, int64_t min_quantized_numel,
-                const nb::object& memory) {
+  // budget_of: the group whose budget it shares, or -1. rule: another than the optimizer's, or "".
+  int add_group(const nb::dict& hyper, const std::string& state, int64_t min_quantized_numel, const nb::object& memory,
+                int budget_of, const std::string& rule) {
+    const lowtide::Hyper defaults = lowtide::default_hyper(rule.empty() ? rule_ : rule);
     return core_.add_group(
-        {hyper_from(lowtide::default_hyper(rule_), hyper), state, min_quantized_numel, memory_from(memory)});
+        {hyper_from(defaults, hyper), state, min_quantized_numel, memory_from(memory), budget_of, rule});
   }
   void set_hyper(int group, const nb::dict& hyper) { core_.set_hyper(group, hyper_from(core_.hyper(group), hyper)); }
   void set_threads(int threads) { core_.set_threads(threads); }
@@ -100,10 +102,17 @@ class PyOptimizer {
 
   // The first parameter whose gradient is not finite, or -1. check: finds it out, and steps nothing.
   // stream: of the backend, see StepOptions; 0: its own.
-  // free_bytes: see StepOptions. only: parameters with other numbers count as without a gradient.
+  // free_bytes: see StepOptions. only: parameters with other numbers count as without a gradient. directions: see
+  // StepOptions, addresses, 0 for none.
   int64_t step(double grad_scale, bool assume_finite, uintptr_t stream, int64_t free_bytes,
-               const std::optional<std::vector<int64_t>>& only) {
-    return with_gradients(step_options(stream, grad_scale, assume_finite, free_bytes), &lowtide::Optimizer::step, only);
+               const std::optional<std::vector<int64_t>>& only,
+               const std::optional<std::vector<uintptr_t>>& directions) {
+    std::vector<float*> addresses;
+    if (directions)
+      for (const uintptr_t address : *directions) addresses.push_back(reinterpret_cast<float*>(address));
+    lowtide::StepOptions options = step_options(stream, grad_scale, assume_finite, free_bytes);
+    options.directions = addresses;
+    return with_gradients(options, &lowtide::Optimizer::step, only);
   }
   int64_t check(double grad_scale, uintptr_t stream) {
     return with_gradients(step_options(stream, grad_scale, false, -1), &lowtide::Optimizer::check);
@@ -407,7 +416,8 @@ NB_MODULE(_core, m) {
                     const std::string&, uintptr_t, const std::string&, const std::string&, const nb::object&>(),
            "rule"_a, "nonfinite"_a = "skip", "threads"_a = 0, "cpu_target"_a = "", "memory"_a = nb::none(),
            "backend"_a = "cpu", "stream"_a = 0, "device"_a = "cpu", "target"_a = "", "allocator"_a = nb::none())
-      .def("add_group", &PyOptimizer::add_group, "hyper"_a, "state"_a, "min_quantized_numel"_a, "memory"_a = nb::none())
+      .def("add_group", &PyOptimizer::add_group, "hyper"_a, "state"_a, "min_quantized_numel"_a, "memory"_a = nb::none(),
+           "budget_of"_a = -1, "rule"_a = "")
       .def("set_hyper", &PyOptimizer::set_hyper, "group"_a, "hyper"_a)
       .def("set_threads", &PyOptimizer::set_threads, "threads"_a)
       .def("set_nonfinite", &PyOptimizer::set_nonfinite, "nonfinite"_a)
@@ -415,7 +425,7 @@ NB_MODULE(_core, m) {
       .def("place_states", &PyOptimizer::place_states)
       .def("check", &PyOptimizer::check, "grad_scale"_a = 1.0, "stream"_a = 0)
       .def("step", &PyOptimizer::step, "grad_scale"_a = 1.0, "assume_finite"_a = false, "stream"_a = 0,
-           "free_bytes"_a = -1, "only"_a = nb::none())
+           "free_bytes"_a = -1, "only"_a = nb::none(), "directions"_a = nb::none())
       .def("prepare_replay", &PyOptimizer::prepare_replay, "grad_scale"_a = 1.0, "stream"_a = 0)
       .def("prefetch", &PyOptimizer::prefetch, "bytes"_a, "stream"_a = 0)
       .def("demote", &PyOptimizer::demote, "bytes"_a)

@@ -44,8 +44,9 @@ nb::dict budget_dict(const BudgetPlan& plan) {
 
 // (sizes, (sizes of the whole, rows_cut) or None)
 using Param = std::tuple<std::vector<int64_t>, std::optional<std::pair<std::vector<int64_t>, bool>>>;
-// (params, state, min_quantized_numel, hyper-parameters that are not the defaults, memory or None, step rate)
-using Group = std::tuple<std::vector<Param>, std::string, int64_t, nb::dict, nb::object, double>;
+// (params, state, min_quantized_numel, hyper-parameters that are not the defaults, memory or None, step rate, group
+// whose budget it shares or -1, rule or "")
+using Group = std::tuple<std::vector<Param>, std::string, int64_t, nb::dict, nb::object, double, int, std::string>;
 
 nb::tuple plan_memory_dicts(const std::string& rule, const nb::object& memory, const std::vector<Group>& groups,
                             double read_rate, double write_rate) {
@@ -54,8 +55,10 @@ nb::tuple plan_memory_dicts(const std::string& rule, const nb::object& memory, c
   request.options.memory = memory_from(memory).value_or(Memory{});
   request.read_rate = read_rate;
   request.write_rate = write_rate;
-  for (const auto& [params, state, min_quantized_numel, hyper, own, step_rate] : groups) {
-    GroupOptions options{hyper_from(default_hyper(rule), hyper), state, min_quantized_numel, memory_from(own)};
+  for (const auto& [params, state, min_quantized_numel, hyper, own, step_rate, budget_of, of_group] : groups) {
+    const Hyper defaults = default_hyper(of_group.empty() ? rule : of_group);
+    GroupOptions options{
+        hyper_from(defaults, hyper), state, min_quantized_numel, memory_from(own), budget_of, of_group};
     PlannedGroup& group = request.groups.emplace_back(PlannedGroup{std::move(options), {}, step_rate});
     for (const auto& [sizes, whole] : params) {
       PlannedParam& param = group.params.emplace_back(PlannedParam{sizes});

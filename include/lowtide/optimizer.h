@@ -108,6 +108,8 @@ struct GroupOptions {
   std::string state = "dynamic8";      // codec of the state, one of codec_names()
   int64_t min_quantized_numel = 4096;  // parameters with fewer elements keep float32 state
   std::optional<Memory> memory = {};   // this group's own budget
+  int budget_of = -1;                  // without one: that of this group, of a lower number; -1: the optimizer's
+  std::string rule = "";               // another rule than the optimizer's, for this group
 };
 
 // The parameter that a tensor is a shard of. Its state format is chosen by the whole, so that it is the same however
@@ -138,6 +140,12 @@ struct StepOptions {
   // For Memory::automatic: bytes of device memory that nothing else needs now, counting what the allocator keeps
   // unused; -1: what the driver calls free.
   int64_t free_bytes = -1;
+  // Of each parameter, or empty. Where it is not nullptr and there is a gradient, the parameter is neither read nor
+  // moved, and this gets what the rule would subtract from it, without learning rate, weight decay and the parameter
+  // itself (SGD: the direction that momentum gives), as contiguous float32 [numel]; zeros if the step is skipped. For
+  // rules that go on from there. Memory that the parameters' device can address, borrowed as parameters are. Not for
+  // ballots() and on a queue that is recorded.
+  std::span<float* const> directions = {};
 };
 
 struct StepResult {

@@ -16,15 +16,19 @@ from typing_extensions import TypedDict
 from lowtide import _core, compat, sign
 from lowtide._core import DeviceLostError
 from lowtide.adam import Adam, AdamW, AdEMAMix, NAdam
+from lowtide.embedding import Embedding, StableEmbedding
 from lowtide.memory import Memory
+from lowtide.muon import Muon
+from lowtide.overrides import Override, override
 from lowtide.planning import Plan, Rates, measure_rates, plan
 from lowtide.rules import SGD, Adagrad, Lion, RMSprop
 
 __version__: str = _core.__version__
 
 __all__ = [
-    "SGD", "AdEMAMix", "Adagrad", "Adam", "AdamW", "DeviceLostError", "Lion", "Memory", "NAdam", "Plan", "RMSprop", "Rates",
-    "__version__", "backends", "compat", "measure_rates", "plan", "sign",
+    "SGD", "AdEMAMix", "Adagrad", "Adam", "AdamW", "DeviceLostError", "Embedding", "Lion", "Memory", "Muon", "NAdam", "Override",
+    "Plan", "RMSprop", "Rates", "StableEmbedding", "__version__", "backends", "compat", "measure_rates", "override", "plan",
+    "sign",
 ]  # fmt: skip
 
 

@@ -40,12 +40,12 @@ def format_bytes(bytes: int) -> str:
 def plan_memory(
     rule: str,
     memory: Budget | None,
-    groups: Sequence[tuple[Sequence[Sequence[int]], str, int, dict[str, float | bool], Budget | None, float]],
+    groups: Sequence[tuple[Sequence[Any], str, int, dict[str, float | bool], Budget | None, float, int, str]],
     read_rate: float = 0.0,
     write_rate: float = 0.0,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """groups: (shapes, state, min_quantized_numel, hyper-parameters that are not the defaults, own budget, bytes of state
-    stepped per second). Returns the fields of `lowtide.planning.BudgetPlan` in all and for each budget: the optimizer's, then each group's own."""
+    stepped per second, group whose budget it shares or -1, rule or ""). Returns the fields of `lowtide.planning.BudgetPlan` in all and for each budget: the optimizer's, then each group's own."""
 
 def measure_step_rate(
     rule: str,
@@ -203,8 +203,10 @@ class Optimizer:
         and all views of its state are gone."""
 
     def add_group(
-        self, hyper: dict[str, float | bool], state: str, min_quantized_numel: int, memory: Budget | None = None
-    ) -> int: ...
+        self, hyper: dict[str, float | bool], state: str, min_quantized_numel: int, memory: Budget | None = None,
+        budget_of: int = -1, rule: str = "",
+    ) -> int:  # fmt: skip
+        """budget_of: the group whose budget it shares; -1: the optimizer's. rule: another than the optimizer's."""
     def set_hyper(self, group: int, hyper: dict[str, float | bool]) -> None: ...
     def set_threads(self, threads: int) -> None: ...
     def set_nonfinite(self, nonfinite: str) -> None: ...
@@ -220,11 +222,13 @@ class Optimizer:
 
     def step(
         self, grad_scale: float = 1.0, assume_finite: bool = False, stream: int = 0, free_bytes: int = -1,
-        only: Sequence[int] | None = None,
+        only: Sequence[int] | None = None, directions: Sequence[int] | None = None,
     ) -> int:  # fmt: skip
         """One step over every parameter whose `.grad` is not None. Returns -1 when applied or not known yet, else
         (skipped) the number of the first parameter with a non-finite gradient. Releases the GIL while computing.
-        free_bytes: see `lowtide::StepOptions`. only: parameters with other numbers count as without a gradient."""
+        free_bytes: see `lowtide::StepOptions`. only: parameters with other numbers count as without a gradient.
+        directions: of each parameter an address of contiguous float32, or 0: it gets what would be subtracted, without
+        learning rate and weight decay, and the parameter stays."""
 
     def prepare_replay(self, grad_scale: float = 1.0, stream: int = 0) -> None:
         """See `lowtide::Optimizer`; so do the next three."""

@@ -24,6 +24,8 @@ REFUSED = {
 WHOLE_OPTIMIZER = (
     "nonfinite", "amp_scaling", "cpu_target", "arithmetic", "prefetch_in_backward", "step_in_backward",
 )  # fmt: skip
+# Options that are accepted and mean nothing.
+IGNORED = ("foreach", "fused")
 # Hyper-parameters of the core that are one tuple, "betas", here, and those that are bools.
 BETAS = ("beta1", "beta2", "beta3")
 FLAGS = ("maximize", "nesterov", "amsgrad", "centered")
@@ -65,7 +67,7 @@ class Options(TypedDict, total=False):
     decoupled_weight_decay: bool  # must be False: AdamW is the class for it, and NAdam has an argument
 
 
-def check_options(options: Options, where: str, others: Sequence[str]) -> None:
+def check_options(options: Mapping[str, Any], where: str, others: Sequence[str]) -> None:
     """Raises TypeError for an option that there is none of, ValueError for one that cannot be had. `others`: the
     arguments that there are besides."""
     known = [*others, *(key for key in Options.__annotations__ if key not in REFUSED)]

@@ -5,20 +5,22 @@ about the mathematics: it reads the groups' options, makes one call per step and
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import is_
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch.optim.optimizer import ParamsT
 
-from lowtide import _core, backward, checks, devices, files, sharding
+from lowtide import _core, backward, checks, devices, files, overrides, sharding
 from lowtide import state_dict as formats
 from lowtide.checks import Options
 from lowtide.controls import Controls
+from lowtide.core_groups import CoreGroup, follow_overrides, format_of, register
 from lowtide.devices import Place
 from lowtide.log import Residency
 from lowtide.memory import Memory, budget_at
+from lowtide.overrides import Overridden
 from lowtide.sharding import Sharding
 from lowtide.states import States, live_entry, shown_entry
 
@@ -36,6 +38,8 @@ class Optimizer(Controls, torch.optim.Optimizer):
     bfloat16, or uint8 codes with a float32 "…_scale" per block); of state that streams or is on a device "step" alone.
     Removing entries from `state`, or putting {} there, starts those parameters afresh; assigning others has no effect.
     """
+
+    _CORE_RULE = ""  # that of the core, where it is called otherwise
 
     def __init__(self, params: ParamsT, rule: str, hyper: dict[str, Any], options: Options) -> None:
         checks.check_options(options, type(self).__name__, list(hyper))
@@ -58,15 +62,19 @@ class Optimizer(Controls, torch.optim.Optimizer):
     def _open_core(self, rule: str, hyper: Mapping[str, Any]) -> None:
         """Starts without groups. `hyper`: has the names of the rule's hyper-parameters among its keys."""
         self._rule = rule
+        self._core_rule = self._CORE_RULE or rule
         self._threads = torch.get_num_threads()
         self._core: _core.Optimizer  # made with the first group, when it is known where parameters are
         self._place: Place | None = None  # of the core
-        self._hyper_keys = checks.hyper_keys(rule, hyper)
-        self._pushed: list[tuple[float, ...]] = []  # per group: the hyper-parameters that the core has
-        self._formats: list[tuple[Any, Any]] = []  # per group: state and min_quantized_numel, fixed when it was added
+        self._hyper_keys = checks.hyper_keys(self._core_rule, hyper)
+        self._core_groups: list[CoreGroup] = []  # by number in the core
+        self._formats: list[tuple[Any, ...]] = []  # per group: what is fixed when it was added
         self._budgets: list[Memory | None] = []  # per group: its own
         self._members: list[list[torch.Tensor]] = []  # per group: the parameters that the core has
         self._params: list[torch.Tensor] = []  # all of them, by number
+        self._overridden: list[Overridden] = []  # what they have met, by number
+        self._overrides_seen = overrides.changes()
+        self._captured = False  # whether a step was captured in a graph
         self._shardings: list[Sharding | None] = []  # of those that are DTensors, by number
         self._meshes: list[DeviceMesh] = []  # of these
         self._awaited: list[int] = []  # numbers of parameters whose state is not there yet: a step may bring it
@@ -83,7 +91,7 @@ class Optimizer(Controls, torch.optim.Optimizer):
         target = place.target(self._arithmetic)
         place.require_backend()
         return _core.Optimizer(
-            self._rule,
+            self._core_rule,
             self._nonfinite,
             threads,
             self._cpu_target,
@@ -101,8 +109,7 @@ class Optimizer(Controls, torch.optim.Optimizer):
             return self._core
         core = self._new_core(self._threads, place)
         for number, memory in enumerate(self._budgets):
-            empty = {**self.param_groups[number], "params": []}
-            self._register(core, place, empty, [], f"parameter group {number}", memory)
+            self._register(core, place, number, [], [], [], self.param_groups[number], memory, 0)
         return core
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -149,18 +156,24 @@ class Optimizer(Controls, torch.optim.Optimizer):
             if self._in_backward:
                 self._in_backward.check(params, where)
             place = place or self._place or devices.HOST
-            if self._pushed:  # A core cannot forget a group, so one added during training is tried out on another core.
-                self._register(self._new_core(1, place), place, param_group, shardings, where, memory)
+            overridden = [Overridden() for _ in params]
+            for one, entries in zip(overridden, overrides.look(params), strict=True):
+                one.meet(entries)
+            whole = (params, shardings, [one.options() for one in overridden], param_group, memory, len(self._params))
+            if self._core_groups:  # A core cannot forget a group: one added during training is tried out on another.
+                self._register(self._new_core(1, place), place, number, *whole)
             core = self._core_at(place)
-            values = self._register(core, place, param_group, shardings, where, memory)
+            core_groups = self._register(core, place, number, *whole)
         except BaseException:
             self.param_groups.pop()
             raise
         self._core, self._place = core, place
-        budgets = (budget_at(self._memory, place), memory.budget(place) if memory else None)
+        own = [memory, *(core_group.overrides.get("memory") for core_group in core_groups)]
+        budgets = (budget_at(self._memory, place), *(each.budget(place) for each in own if each))
         self._automatic |= any(budget.automatic for budget in budgets if budget)
-        self._pushed.append(values)
-        self._formats.append((param_group["state"], param_group["min_quantized_numel"]))
+        self._core_groups += core_groups
+        self._overridden += overridden
+        self._formats.append(format_of(param_group))
         self._budgets.append(memory)
         self._members.append(list(params))
         if type(self.state) is not States:
@@ -181,23 +194,34 @@ class Optimizer(Controls, torch.optim.Optimizer):
         self,
         core: _core.Optimizer,
         place: Place,
-        group: dict[str, Any],
-        shardings: list[Sharding | None],
-        where: str,
+        number: int,
+        params: Sequence[torch.Tensor],
+        shardings: Sequence[Sharding | None],
+        overrides: Sequence[Mapping[str, Any]],
+        group: Mapping[str, Any],
         memory: Memory | None,
-    ) -> tuple[float, ...]:
-        """Adds a group and its parameters to `core`; returns the hyper-parameters that it now has."""
-        try:
-            values = checks.hyper_values(self._hyper_keys, group)
-            hyper = dict(zip(self._hyper_keys, values, strict=True))
-            number = core.add_group(
-                hyper, group["state"], int(group["min_quantized_numel"]), memory.budget(place) if memory else None
-            )
-            for param, of in zip(group["params"], shardings, strict=True):
-                core.add_param(number, param, param.requires_grad, of.whole if of else None)
-        except (TypeError, ValueError) as error:
-            raise checks.naming(where, error) from error
-        return values
+        first: int,
+    ) -> list[CoreGroup]:
+        """See `core_groups.register`."""
+        return register(self, core, place, number, params, shardings, overrides, group, memory, first)
+
+    def _rule_for(self, param: torch.Tensor, options: Mapping[str, Any]) -> str:
+        """The core's rule for a parameter with these options; "": that of the optimizer."""
+        return ""
+
+    def _hyper_of(self, rule: str, options: Mapping[str, Any]) -> dict[str, float]:
+        """The core's hyper-parameters for parameters of that rule with these options. ValueError or TypeError."""
+        return dict(zip(self._hyper_keys, checks.hyper_values(self._hyper_keys, options), strict=True))
+
+    def _overridable(self) -> list[str]:
+        """Names of hyper-parameters that can be overridden."""
+        return list(dict.fromkeys(map(checks.group_key, self._hyper_keys)))
+
+    def _follow_overrides(self) -> None:
+        """Makes the core do what overrides say that were made or taken back since the last look."""
+        if self._overrides_seen != (now := overrides.changes()):
+            follow_overrides(self)
+            self._overrides_seen = now
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -232,18 +256,24 @@ class Optimizer(Controls, torch.optim.Optimizer):
 
     def _step_gradients(self, only: list[int] | None = None) -> None:
         """Steps the parameters that have a gradient; `only`: those of them that have these numbers."""
-        if self._place and self._place.capturing():
+        capturing = self._place is not None and self._place.capturing()
+        if capturing:
             self._check_capture()
         self._push_options()
+        self._captured |= capturing
         scale, bad = self._scaling()
         if self._meshes and self._nonfinite != "propagate":
             bad = self._agree(scale, bad)
         if bad:
             self._skipped_before += 1
         else:
-            self._core.step(scale, bad is not None, self._queue(), self._free(), only)
+            self._step_core(scale, bad is not None, only)
         if self._awaited:
             self._adopt_new_state()
+
+    def _step_core(self, scale: float, known_finite: bool, only: list[int] | None) -> None:
+        """The step itself."""
+        self._core.step(scale, known_finite, self._queue(), self._free(), only)
 
     def _check_capture(self) -> None:
         """ValueError for a step that would ask the device something while a graph is captured, which spoils the
@@ -253,8 +283,9 @@ class Optimizer(Controls, torch.optim.Optimizer):
                 "step: got amp_scaling, or DTensor parameters whose gradients are checked, while a graph is captured; "
                 "wanted neither: they have the host decide on every step"
             )
-        for number, group in enumerate(self.param_groups):
-            checks.check_on_host(self._hyper_keys, group, f"parameter group {number}")
+        for core_group in self._core_groups:
+            options = core_group.options(self.param_groups)
+            checks.check_on_host(self._hyper_keys, options, f"parameter group {core_group.of}")
 
     def prepare_replay(self) -> None:
         """To be called before each replay of a graph (`torch.cuda.CUDAGraph`) that a step was captured in, on the
@@ -299,8 +330,8 @@ class Optimizer(Controls, torch.optim.Optimizer):
     def _push_options(self) -> None:
         """Tells the core what has changed since the last step. No work per parameter but a comparison of addresses."""
         groups = self.param_groups
-        if len(groups) != len(self._pushed):
-            raise ValueError(f"param_groups: got {len(groups)} groups, wanted {len(self._pushed)}: use add_param_group")
+        if len(groups) != len(self._members):
+            raise ValueError(f"param_groups: got {len(groups)} groups, wanted {len(self._members)}: use add_param_group")
         for number, group in enumerate(groups):
             members, params = self._members[number], group["params"]
             if len(params) != len(members) or not all(map(is_, params, members)):
@@ -308,20 +339,22 @@ class Optimizer(Controls, torch.optim.Optimizer):
                     f"param_groups[{number}]['params']: got other tensors than those registered: use add_param_group, "
                     "or build a new optimizer and load the state_dict"
                 )
-            if (group["state"], group["min_quantized_numel"]) != self._formats[number]:
+            if format_of(group) != self._formats[number]:
                 raise ValueError(
-                    f"param_groups[{number}]: got state, min_quantized_numel = {group['state']!r}, "
-                    f"{group['min_quantized_numel']!r}, wanted {self._formats[number]}: fixed when the group is added"
+                    f"param_groups[{number}]: got {', '.join(formats.FIXED)} = {format_of(group)}, wanted "
+                    f"{self._formats[number]}: fixed when the group is added"
                 )
+        self._follow_overrides()
+        for number, core_group in enumerate(self._core_groups):
             try:
-                values = checks.hyper_values(self._hyper_keys, group)
-                if values == self._pushed[number]:
+                hyper = self._hyper_of(core_group.rule, core_group.options(groups))
+                if hyper == core_group.pushed:
                     continue
-                self._core.set_hyper(number, dict(zip(self._hyper_keys, values, strict=True)))
+                self._core.set_hyper(number, hyper)
             except (TypeError, ValueError) as error:
-                raise checks.naming(f"parameter group {number}", error) from error
-            self._note_momentum(number, self._pushed[number], values)
-            self._pushed[number] = values
+                raise checks.naming(f"parameter group {core_group.of}", error) from error
+            before, core_group.pushed = core_group.pushed, hyper
+            self._note_momentum(core_group, before)
         threads = torch.get_num_threads()
         if threads != self._threads:
             self._core.set_threads(threads)
@@ -329,14 +362,11 @@ class Optimizer(Controls, torch.optim.Optimizer):
         if type(self.state) is not States or self.state.removed:
             formats.restart_removed(self)
 
-    def _note_momentum(self, number: int, old: tuple[float, ...], new: tuple[float, ...]) -> None:
+    def _note_momentum(self, core_group: CoreGroup, old: Mapping[str, float]) -> None:
         """SGD's state comes with its momentum: the step after a change from or to 0 may allocate it."""
-        if "momentum" in self._hyper_keys:
-            place = self._hyper_keys.index("momentum")
-            if bool(old[place]) != bool(new[place]):
-                start = sum(len(members) for members in self._members[:number])
-                self._awaited = sorted({*self._awaited, *range(start, start + len(self._members[number]))})
-                self._with_state = -1
+        if bool(old.get("momentum")) != bool(core_group.pushed.get("momentum")):
+            self._awaited = sorted({*self._awaited, *core_group.params})
+            self._with_state = -1
 
     def _adopt_new_state(self) -> None:
         """Shows, in `state`, what the core has allocated for parameters that had their first gradient."""
@@ -356,9 +386,11 @@ class Optimizer(Controls, torch.optim.Optimizer):
         complete: tools load checkpoints into it. Raises ValueError, MemoryError or OSError if the budget cannot hold
         it.
         """
+        self._follow_overrides()
         self.onload()
         on_host = self._place is None or self._place.on_host
-        if not on_host or any(memory is not None for memory in (self._memory, *self._budgets)):
+        budgets = (group.overrides.get("memory") for group in self._core_groups)
+        if not on_host or any(memory is not None for memory in (self._memory, *self._budgets, *budgets)):
             self._core.place_states()
             self._adopt_new_state()
         if not any(map(self._core.is_paged, range(len(self._params)))):
@@ -375,6 +407,7 @@ class Optimizer(Controls, torch.optim.Optimizer):
         of bitsandbytes, torchao's low-bit optimizers or FlashOptim (docs/compat.md), whose moments are encoded. Raises
         ValueError, and changes nothing, if anything in it does not fit; OSError when a disk fails (if only in writing,
         all is loaded all the same: see the message)."""
+        self._follow_overrides()
         formats.load(self, state_dict)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -382,12 +415,14 @@ class Optimizer(Controls, torch.optim.Optimizer):
         without a second copy in memory. The format is docs/checkpoint-format.md (no pickle).
 
         Raises OSError (a file that was there before is untouched) or ValueError."""
+        self._follow_overrides()
         files.save(self, path)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Reads what `save` wrote from an optimizer of the same class, parameters and state formats; the state goes
         where this optimizer's `memory` says. The whole file is checked first: after a ValueError for a file that is
         damaged or of another model, or an OSError from opening it, nothing has changed."""
+        self._follow_overrides()
         files.load(self, path)
 
     def torch_state_dict(self) -> dict[str, Any]:
@@ -408,7 +443,9 @@ class Optimizer(Controls, torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("rule", "nonfinite", "amp_scaling", "cpu_target", "memory", "budgets", "arithmetic", "backward_options")
+        self._follow_overrides()
         options = {name: getattr(self, f"_{name}") for name in names}
+        options["overrides"] = [overridden.options() for overridden in self._overridden]
         report = self.report()
         options |= {"steps": report["steps"], "skipped_steps": report["skipped_steps"]}
         self.onload()
@@ -425,6 +462,9 @@ class Optimizer(Controls, torch.optim.Optimizer):
         groups = [  # copies: copy.copy hands over the original's
             {**group, "memory": memory} for group, memory in zip(state["param_groups"], options["budgets"], strict=True)
         ]
+        params = [param for group in groups for param in group["params"]]
+        for param, of_param in zip(params, options.get("overrides", [{}] * len(params)), strict=True):
+            overrides.pin(param, of_param)
         torch.optim.Optimizer.__init__(self, groups, dict(state["defaults"]))
         formats.copy_in(self, state["state"])
         self._steps_before, self._skipped_before = options.get("steps", 0), options.get("skipped_steps", 0)

@@ -165,6 +165,7 @@ def plan(
 
 def _predict(rule: str, memory: Memory | None, groups: list[ShapedGroup], rates: Rates) -> Plan:
     read, write = checks.number("rates: read", rates.read), checks.number("rates: write", rates.write)
+    first = {group.number: place for place, group in reversed(list(enumerate(groups)))}  # of its parameter group
     described = [
         (
             group.params,
@@ -173,11 +174,13 @@ def _predict(rule: str, memory: Memory | None, groups: list[ShapedGroup], rates:
             group.variant._asdict(),
             group.memory.budget() if group.memory else None,
             rates.step_of(group.state),
+            -1 if group.memory or first[group.number] == place else first[group.number],
+            "",
         )
-        for group in groups
+        for place, group in enumerate(groups)
     ]
     total, budgets = _core.plan_memory(rule, memory.budget() if memory else None, described, read, write)
-    own = [(f"group {n}", group.memory) for n, group in enumerate(groups) if group.memory]
+    own = [(f"group {group.number}", group.memory) for group in groups if group.memory]
     names, memories = zip(("optimizer", memory), *own, strict=True)
     parts = tuple(BudgetPlan(**budget) for budget in budgets)
     return Plan(**total, rule=rule, names=names, budgets=parts, memories=memories, rates=rates)

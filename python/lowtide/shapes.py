@@ -13,6 +13,7 @@ import torch
 
 from lowtide import checks, sharding
 from lowtide.memory import Memory
+from lowtide.overrides import options_of
 
 Shape = tuple[int, ...]
 _WANTED = "wanted a module, tensors, groups of them (dicts with 'params') or shapes (tuples of sizes)"
@@ -43,10 +44,12 @@ class ShapedGroup:
     min_quantized_numel: int
     variant: Variant
     memory: Memory | None = None
+    number: int = 0  # of the parameter group
 
 
 def groups_of(source: Any, defaults: ShapedGroup) -> list[ShapedGroup]:
-    """The groups that an optimizer would make of `source`; what a group does not say is as in `defaults`.
+    """The groups that an optimizer would make of `source`, those of overrides among them; what a group does not say is
+    as in `defaults`.
 
     Frozen parameters (`torch.nn.Parameter`s that require no gradient) are left out: they never get state.
     Raises ValueError or TypeError for what an optimizer would refuse, wherever the tensors are.
@@ -59,10 +62,12 @@ def groups_of(source: Any, defaults: ShapedGroup) -> list[ShapedGroup]:
     if not any(isinstance(entry, Mapping) for entry in entries):
         entries = [{"params": entries}]
     seen: set[int] = set()
-    return [_group(entry, defaults, f"parameter group {n}", seen) for n, entry in enumerate(entries)]
+    return [group for n, entry in enumerate(entries) for group in _groups(entry, defaults, n, seen)]
 
 
-def _group(entry: Any, defaults: ShapedGroup, where: str, seen: set[int]) -> ShapedGroup:
+def _groups(entry: Any, defaults: ShapedGroup, number: int, seen: set[int]) -> list[ShapedGroup]:
+    """One, and one more for each set of overrides."""
+    where = f"parameter group {number}"
     if not isinstance(entry, Mapping) or "params" not in entry:
         raise TypeError(f"{where}: got {type(entry).__name__}, wanted a dict with 'params', as all groups are")
     checks.check_kinds(entry, where)
@@ -70,7 +75,10 @@ def _group(entry: Any, defaults: ShapedGroup, where: str, seen: set[int]) -> Sha
     if isinstance(params, torch.nn.Module):
         params = params.parameters()
     members = [params] if isinstance(params, torch.Tensor) else list(params)
-    shaped = []
+    tensors = [m for m in (m[1] if isinstance(m, tuple) and len(m) == 2 else m for m in members)
+               if isinstance(m, torch.Tensor)]  # fmt: skip
+    overrides = {id(m): own for m, own in zip(tensors, options_of(tensors), strict=True)}
+    shaped: list[tuple[Mapping[str, Any], list[ShapedParam]]] = [({}, [])]
     for place, member in enumerate(members):
         if isinstance(member, tuple) and len(member) == 2 and isinstance(member[0], str):
             member = member[1]  # a (name, parameter) pair
@@ -84,15 +92,31 @@ def _group(entry: Any, defaults: ShapedGroup, where: str, seen: set[int]) -> Sha
             if isinstance(member, torch.nn.Parameter) and not member.requires_grad:
                 continue
             shards = sharding.sharding_of(member, here)
-            shaped.append(ShapedParam(tuple(local.shape), shards.whole if shards else None))
+            own = overrides[id(member)]
+            checks.check_kinds(own, f"{here}: override")
+            if not any(own == options for options, _ in shaped):
+                shaped.append((own, []))
+            group = next(params for options, params in shaped if options == own)
+            group.append(ShapedParam(tuple(local.shape), shards.whole if shards else None))
         else:
-            shaped.append(ShapedParam(_shape(member, here)))
+            shaped[0][1].append(ShapedParam(_shape(member, here)))
+    memory = entry.get("memory")  # the first one's: the others share it
+    return [
+        _group({**entry, "memory": None if n else memory, **own}, tuple(params), defaults, number)
+        for n, (own, params) in enumerate(shaped)
+    ]
+
+
+def _group(
+    options: Mapping[str, Any], params: tuple[ShapedParam, ...], defaults: ShapedGroup, number: int
+) -> ShapedGroup:
     return ShapedGroup(
-        tuple(shaped),
-        entry.get("state", defaults.state),
-        int(entry.get("min_quantized_numel", defaults.min_quantized_numel)),
-        variant_of(entry, defaults.variant),
-        entry.get("memory"),
+        params,
+        options.get("state", defaults.state),
+        int(options.get("min_quantized_numel", defaults.min_quantized_numel)),
+        variant_of(options, defaults.variant),
+        options.get("memory"),
+        number,
     )
 
 

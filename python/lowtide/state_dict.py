@@ -27,6 +27,7 @@ from lowtide.sharding import local_of
 from lowtide.states import States, live_entry, shown_entry
 
 if TYPE_CHECKING:
+    from lowtide.core_groups import CoreGroup
     from lowtide.optimizer import Optimizer
 
 FORMAT = 1
@@ -92,6 +93,25 @@ def restart_removed(optimizer: Optimizer) -> None:
         states.removed = False
 
 
+def carry_over(old: _core.Optimizer, new: _core.Optimizer, number: int, kept: KeptErrors) -> None:
+    """Gives a parameter the state that it has in another core; where its format is another one, decoded and encoded.
+    ValueError if it has other states there."""
+    steps = old.step_count(number)
+    if old.has_state(number) and steps > 0:
+        had, wanted = ([name for name, _ in core.states_of(number)] for core in (old, new))
+        expect(had == wanted, f"state of parameter {number}", f"{', '.join(had)} and an option that makes it "
+               f"{', '.join(wanted)}", "that option before the first step")  # fmt: skip
+        tensors = old.read_state(number)
+        if len(tensors) > 1:  # with buffers
+            new.allocate_state(number)
+            if old.state_codec(number) == new.state_codec(number):
+                kept.call(new.write_state, number, tensors)
+            else:
+                for k in range(len(old.states_of(number))):
+                    kept.call(new.import_state, number, k, old.export_state(number, k))
+    new.set_step_count(number, steps)
+
+
 def check_groups(optimizer: Optimizer, state_dict: dict[str, Any]) -> list[dict[str, Any]]:
     """The optimizer's groups with the options of `state_dict`'s; ValueError if they do not fit."""
     return _read_groups(optimizer, state_dict)[0]
@@ -154,11 +174,12 @@ def _read_groups(optimizer: Optimizer, state_dict: Any) -> tuple[list[dict[str, 
             new.setdefault("param_names", mine["param_names"])
         groups.append({**kept, **new})
         try:
-            values = checks.hyper_values(optimizer._hyper_keys, groups[-1])
-            core = _core_with_group(optimizer, n)
-            if mine["params"]:  # what decides which states there are is fixed then
-                core.add_param(0, torch.zeros(1), False)
-            core.set_hyper(0, dict(zip(optimizer._hyper_keys, values, strict=True)))
+            for core_group in (each for each in optimizer._core_groups if each.of == n):
+                hyper = optimizer._hyper_of(core_group.rule, core_group.options({n: groups[-1]}))
+                core = _core_with_group(optimizer, core_group)
+                if core_group.params:  # what decides which states there are is fixed then
+                    core.add_param(0, torch.zeros(1), False)
+                core.set_hyper(0, hyper)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{where}: {error}") from error
     return groups, numbers, ours
@@ -228,20 +249,17 @@ def _plan(
 
 def _template(optimizer: Optimizer, index: int) -> dict[str, torch.Tensor]:
     """All the state that the core can allocate for a parameter, whatever its momentum."""
-    param = optimizer._params[index]
-    number = next(n for n, members in enumerate(optimizer._members) if any(param is member for member in members))
-    core = _core_with_group(optimizer, number)
+    core = _core_with_group(optimizer, next(group for group in optimizer._core_groups if index in group.params))
     of = optimizer._shardings[index]
     core.add_param(0, _param_on_host(optimizer, index), False, of.whole if of else None)
     core.allocate_state(0)
     return core.state(0)
 
 
-def _core_with_group(optimizer: Optimizer, number: int) -> _core.Optimizer:
+def _core_with_group(optimizer: Optimizer, group: CoreGroup) -> _core.Optimizer:
     """A core on the host that has nothing but a group like this one of the optimizer."""
-    core = _core.Optimizer(optimizer._rule, threads=1)
-    hyper = dict(zip(optimizer._hyper_keys, optimizer._pushed[number], strict=True))
-    core.add_group(hyper, *optimizer._formats[number])
+    core = _core.Optimizer(optimizer._core_rule, threads=1)
+    core.add_group(group.pushed, *group.format, rule=group.rule)
     return core
 
 
@@ -273,7 +291,8 @@ def _read_entry(
             _codec(entry, name) == _codec(live, name),
             f"{where}, {name}",
             _codec(entry, name),
-            f"{_codec(live, name)}: build the optimizer with the state and min_quantized_numel of the saved one",
+            f"{_codec(live, name)}: build the optimizer with the state, min_quantized_numel and overrides "
+            "of the saved one",
         )
     expect(set(entry) == set(live), where, f"keys {sorted(map(str, entry))}", sorted(live))
     tensors = {name: entry[name] for name in live if name != "step"}

@@ -16,26 +16,31 @@ Optimizer& Optimizer::operator=(Optimizer&&) noexcept = default;
 
 int Optimizer::add_group(const GroupOptions& options) {
   const Exclusive guard(impl_->busy);
-  check_group(impl_->rule_name(), options);
+  const int rule = options.rule.empty() ? impl_->rule : find_rule(options.rule);
+  check_group(Impl::name_of(rule), options);
   const int codec = find_codec(options.state);
-  size_t home = 0;
+  LT_REQUIRE(options.budget_of == -1 || !options.memory, "got a budget and budget_of=%d, wanted one of them",
+             options.budget_of);
+  size_t home = options.budget_of == -1 ? 0 : impl_->group_at(options.budget_of).home;
   if (options.memory) {
     impl_->add_home(*options.memory);
     home = impl_->homes.size() - 1;
   }
-  impl_->groups.push_back({options.hyper, codec, options.min_quantized_numel, home});
+  impl_->groups.push_back({options.hyper, codec, options.min_quantized_numel, home, rule});
   return static_cast<int>(impl_->groups.size()) - 1;
 }
 
 void Optimizer::set_hyper(int group, const Hyper& hyper) {
   const Exclusive guard(impl_->busy);
-  const Hyper& before = impl_->group_at(group).hyper;
-  check_hyper(impl_->rule_name(), hyper);
-  const int was = effective_rule(impl_->rule, variant_of(before)), now = effective_rule(impl_->rule, variant_of(hyper));
+  const Impl::Group& before = impl_->group_at(group);
+  const std::string rule = Impl::name_of(before.rule);
+  check_hyper(rule, hyper);
+  const int was = effective_rule(before.rule, variant_of(before.hyper));
+  const int now = effective_rule(before.rule, variant_of(hyper));
   const bool empty =
       std::none_of(impl_->slots.begin(), impl_->slots.end(), [&](const Slot& s) { return s.group == group; });
   // SGD's only state comes and stays with its momentum; others would lose what they have.
-  LT_REQUIRE(was == now || empty || impl_->rule_name() == "sgd",
+  LT_REQUIRE(was == now || empty || rule == "sgd",
              "got hyper-parameters that make %s out of %s, wanted momentum (0 or not), nesterov, amsgrad and centered "
              "as they were when the group got its parameters: they decide which states there are",
              rules()[static_cast<size_t>(now)].name, rules()[static_cast<size_t>(was)].name);
@@ -54,7 +59,7 @@ int64_t Optimizer::add_param(int group, const TensorView& param, bool with_state
   Layout layout = Impl::checked_layout(param);
   Slot slot;
   slot.group = group;
-  slot.rule = effective_rule(impl_->rule, variant_of(of.hyper));
+  slot.rule = effective_rule(of.rule, variant_of(of.hyper));
   slot.codec = codec_for(of.codec, param.sizes, whole, of.min_quantized_numel);
   slot.sizes = param.sizes;
   impl_->bind(slot, param, std::move(layout));

@@ -46,6 +46,7 @@ struct ArgsEntry {
   int rule;
   int64_t t;
   bool first;
+  bool direction;  // what is to be subtracted, instead of a step
   alignas(16) std::byte bytes[kArgsBytes];
 };
 
@@ -70,6 +71,7 @@ struct Optimizer::Impl {
     int codec;
     int64_t min_quantized_numel;
     size_t home;
+    int rule;  // as users name it
   };
 
   // A step that is counted, and queued with a guard.
@@ -150,7 +152,8 @@ struct Optimizer::Impl {
     threads = n ? n : available_threads();
   }
 
-  std::string rule_name() const { return rules()[static_cast<size_t>(rule)].name; }
+  static std::string name_of(int rule) { return rules()[static_cast<size_t>(rule)].name; }
+  int rule_of(const Slot& slot) const { return groups[static_cast<size_t>(slot.group)].rule; }
 
   const Group& group_at(int group) const {
     LT_REQUIRE(group >= 0 && group < static_cast<int>(groups.size()), "got group %d of %zu", group, groups.size());
@@ -196,7 +199,7 @@ struct Optimizer::Impl {
 
   // Follows a change of momentum to or from 0: SGD's state comes with it and stays.
   void refresh_rule(Slot& slot) {
-    const int now = effective_rule(rule, variant_of(groups[static_cast<size_t>(slot.group)].hyper));
+    const int now = effective_rule(rule_of(slot), variant_of(groups[static_cast<size_t>(slot.group)].hyper));
     if (slot.rule == now) return;
     slot.rule = now;
     const auto states = [](int of) { return rules()[static_cast<size_t>(of)].states; };
@@ -218,7 +221,10 @@ struct Optimizer::Impl {
   // a gradient now: what fits can only be judged over all of them. `grads`: of this step, or empty.
   void place(size_t param, std::span<const Gradient> grads);
 
-  const void* args_for(const Slot& slot, int64_t steps, bool first);
+  const void* args_for(const Slot& slot, int64_t steps, bool first, bool direction);
+
+  // Zeroes what the prepared step writes directions to: out of zeros, args of lr = -1 make them.
+  void clear_directions(void* stream);
 
   void set_gradient(Slot& slot, const Gradient& grad, StepItem& item) const;
 
@@ -379,7 +385,7 @@ struct Optimizer::Impl {
   // The rule with all the states that a parameter can have: SGD's momentum may come later.
   int fullest_rule(const Slot& slot) const {
     const auto states = [](int of) { return rules()[static_cast<size_t>(of)].states; };
-    return states(slot.rule) < states(rule) ? rule : slot.rule;
+    return states(slot.rule) < states(rule_of(slot)) ? rule_of(slot) : slot.rule;
   }
 
   // All states of that rule.
@@ -387,7 +393,7 @@ struct Optimizer::Impl {
 
   Env& env;  // of all files and all state memory
 
-  int rule;
+  int rule;  // of groups that name no other
 
   NonFinite nonfinite;
 

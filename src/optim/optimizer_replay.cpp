@@ -34,7 +34,8 @@ void Optimizer::Impl::gather_parts(std::vector<StepItem>& parts) {
 
 // Called on a capturing queue: nothing is waited for, and nothing allocated but by the backend.
 StepResult Optimizer::Impl::record(std::span<const Gradient> grads, const StepOptions& options) {
-  LT_REQUIRE(!voting, "got ballots on a queue that is being captured, wanted one that is not");
+  LT_REQUIRE(!voting && options.directions.empty(),
+             "got ballots or directions on a queue that is being captured, wanted one that is not");
   check_arguments(grads, options);
   require_in_place();
   for (size_t i = 0; i < slots.size(); ++i)

@@ -20,18 +20,19 @@ bool Optimizer::Impl::parameters_overlap(bool of_items) const {
   return false;
 }
 
-const void* Optimizer::Impl::args_for(const Slot& slot, int64_t steps, bool first) {
+const void* Optimizer::Impl::args_for(const Slot& slot, int64_t steps, bool first, bool direction) {
+  direction = direction || voting;
   const int64_t t = steps + 1;
   const auto fits = [&](const ArgsEntry& e) {
-    return e.group == slot.group && e.t == t && e.first == first && e.rule == slot.rule;
+    return e.group == slot.group && e.t == t && e.first == first && e.rule == slot.rule && e.direction == direction;
   };
   if (!args.empty() && fits(args.back())) return args.back().bytes;
   for (const ArgsEntry& e : args)
     if (fits(e)) return e.bytes;
   ArgsEntry& e = args.emplace_back();
-  e.group = slot.group, e.rule = slot.rule, e.t = t, e.first = first;
+  e.group = slot.group, e.rule = slot.rule, e.t = t, e.first = first, e.direction = direction;
   Hyper h = groups[static_cast<size_t>(slot.group)].hyper;
-  if (voting) h.lr = -1, h.weight_decay = 0;  // out of zeros, this makes what is to be subtracted
+  if (direction) h.lr = -1, h.weight_decay = 0;  // out of zeros, this makes what is to be subtracted
   const RuleHyper in = rule_hyper(h, t, first);
   rules()[static_cast<size_t>(slot.rule)].make_args(in, e.bytes);
   return e.bytes;
@@ -78,20 +79,37 @@ void Optimizer::Impl::prepare(std::span<const Gradient> grads, const StepOptions
     }
     StepItem& item = items.emplace_back();
     item_params.push_back(static_cast<int64_t>(i));
-    if (voting)
-      item.ballot = &targets[i];
-    else
-      item.param = slot.data;
+    float* const direction = options.directions.empty() ? nullptr : options.directions[i];
     item.param_dtype = slot.dtype;
     item.param_layout = &slot.layout;
+    if (voting) {
+      item.ballot = &targets[i];
+    } else if (direction) {
+      if (slot.direction_layout.numel != slot.layout.numel) slot.direction_layout = Layout::make(slot.sizes, {});
+      item.param = direction, item.param_dtype = DType::kF32, item.param_layout = &slot.direction_layout;
+    } else {
+      item.param = slot.data;
+    }
     item.rule = slot.rule;
     item.codec = slot.codec;
-    item.args = args_for(slot, slot.steps, slot.fresh);
+    item.args = args_for(slot, slot.steps, slot.fresh, direction);
     const double sign = groups[static_cast<size_t>(slot.group)].hyper.maximize ? -1 : 1;
     item.grad_scale = static_cast<float>(sign * options.grad_scale);
     std::copy(slot.codes, slot.codes + kMaxStates, item.codes);
     std::copy(slot.scales, slot.scales + kMaxStates, item.scales);
     set_gradient(slot, grad, item);
+  }
+}
+
+void Optimizer::Impl::clear_directions(void* stream) {
+  for (size_t i = 0; i < items.size(); ++i) {
+    const Layout& layout = slots[static_cast<size_t>(item_params[i])].direction_layout;
+    if (items[i].param_layout != &layout) continue;
+    const int64_t bytes = layout.numel * int64_t{sizeof(float)};
+    if (Device* const device = backend->device())
+      device->fill(stream, items[i].param, 0, 1, bytes);
+    else
+      std::memset(items[i].param, 0, static_cast<size_t>(bytes));
   }
 }
 
@@ -146,7 +164,7 @@ StepItem Optimizer::Impl::part_of(const StepItem& whole, const Piece& piece, std
   const Slot& slot = slots[static_cast<size_t>(piece.param)];
   const Progress& progress = slot.progress[piece.number];
   StepItem item = whole;
-  item.args = args_for(slot, slot.steps - progress.behind, progress.fresh);
+  item.args = args_for(slot, slot.steps - progress.behind, progress.fresh, whole.param != slot.data);
   item.first_block = piece.first_block;
   item.blocks = piece.blocks;
   item.write_offset = write_offset;
@@ -200,6 +218,9 @@ void Optimizer::Impl::check_arguments(std::span<const Gradient> grads, const Ste
   LT_REQUIRE(std::isfinite(static_cast<float>(options.grad_scale)), "got grad_scale=%g, wanted a finite number",
              options.grad_scale);
   LT_REQUIRE(!options.stream || backend->device(), "got a stream for CPU parameters, wanted nullptr");
+  LT_REQUIRE(options.directions.empty() || (options.directions.size() == slots.size() && !voting),
+             "got memory for %zu directions of %zu parameters, wanted one each, or none, and none for ballots",
+             options.directions.size(), slots.size());
   LT_REQUIRE(options.free_bytes >= -1, "got free_bytes=%lld, wanted 0 or more, or -1 to have the driver asked",
              ll(options.free_bytes));
 }
@@ -242,6 +263,7 @@ StepResult Optimizer::Impl::step(std::span<const Gradient> grads, const StepOpti
     }
   }
   if (voting) clear_signs(*voting, options.stream);
+  if (!options.directions.empty()) clear_directions(options.stream);
   if (!result.applied) {
     ++skipped_steps;
     end_prefetch();

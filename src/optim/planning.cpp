@@ -113,21 +113,30 @@ void MemoryPlan::require_fit() const {
 }
 
 MemoryPlan plan_memory(const PlanRequest& request) {
-  const int rule = find_rule(request.options.rule);
+  const int of_all = find_rule(request.options.rule);
   check_rate("read_rate", request.read_rate);
   check_rate("write_rate", request.write_rate);
   std::vector<Memory> memories = {request.options.memory};
   std::vector<Members> members(1);
+  std::vector<size_t> homes;  // of each group
   int64_t elements = 0;
   for (const PlannedGroup& group : request.groups) {
-    check_group(request.options.rule, group.options);
+    check_group(group.options.rule.empty() ? request.options.rule : group.options.rule, group.options);
     check_rate("step_rate", group.step_rate);
     const int codec = find_codec(group.options.state);
     if (group.options.memory) {
       memories.push_back(*group.options.memory);
       members.emplace_back();
     }
-    const size_t home = group.options.memory ? memories.size() - 1 : 0;
+    const int shared = group.options.budget_of;
+    LT_REQUIRE(shared >= -1 && shared < static_cast<int>(homes.size()) && (shared == -1 || !group.options.memory),
+               "got budget_of=%d in group %zu, wanted an earlier group, or -1, and no other budget", shared,
+               homes.size());
+    const size_t home = group.options.memory ? memories.size() - 1
+                        : shared == -1       ? 0
+                                             : homes[static_cast<size_t>(shared)];
+    homes.push_back(home);
+    const int rule = group.options.rule.empty() ? of_all : find_rule(group.options.rule);
     for (const PlannedParam& param : group.params) {
       Slot slot;
       slot.layout = Layout::make(param.sizes, {});

@@ -34,6 +34,7 @@ struct Slot {
   std::vector<int64_t> sizes;
   Layout layout;
   Layout grad_layout;                 // of the last gradient, kept for its memory
+  Layout direction_layout;            // contiguous; made with the first step that is given directions
   std::vector<int64_t> grad_strides;  // for which grad_layout was made; empty = contiguous
   int64_t steps = 0;
   bool has_state = false;

@@ -15,8 +15,8 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "rules.md"
 CLASSES = {
     cls([parameter(2)], lr=1.0)._rule: cls
     for cls in (getattr(lowtide, name) for name in lowtide.__all__)
-    if inspect.isclass(cls) and issubclass(cls, lowtide.optimizer.Optimizer) and cls is not lowtide.NAdam
-}  # NAdam is an option of Adam and AdamW
+    if inspect.isclass(cls) and issubclass(cls, lowtide.optimizer.Optimizer) and cls not in (lowtide.NAdam, lowtide.Muon)
+}  # NAdam is an option of Adam and AdamW, Muon made of two rules
 
 
 def table(first: str) -> list[list[str]]:

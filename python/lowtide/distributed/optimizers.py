@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from typing_extensions import Unpack
 
 from lowtide import _core, backward, checks
 from lowtide.checks import Options, expect
+from lowtide.core_groups import CoreGroup
 from lowtide.devices import Place
 from lowtide.distributed.collective import Collective, Outcome, VoteOptions, check_vote_options
 from lowtide.distributed.layout import SignBuffers, address, checksum, digest
@@ -134,8 +135,8 @@ class SignOptimizer(Optimizer):
         """What must be the same on all workers, by name."""
         found: dict[str, int | float] = {"the optimizer's class": digest(type(self).__name__)}
         found["the parameters' shapes and types"] = self._shapes
-        for place, key in enumerate(self._hyper_keys):
-            values = [of_group[place] for of_group in self._pushed]
+        for key in self._hyper_keys:
+            values = [of_group.pushed[key] for of_group in self._core_groups]
             found[key] = float(values[0]) if len(set(values)) == 1 else digest(values)
         found["nonfinite"] = digest(self._nonfinite)
         found["what came before (add parameters and load state on all of them, or on none)"] = int(self._agreed)
@@ -156,18 +157,22 @@ class SignOptimizer(Optimizer):
         self,
         core: _core.Optimizer,
         place: Place,
-        group: dict[str, Any],
-        shardings: list[Sharding | None],
-        where: str,
+        number: int,
+        params: Sequence[torch.Tensor],
+        shardings: Sequence[Sharding | None],
+        overrides: Sequence[Mapping[str, Any]],
+        group: Mapping[str, Any],
         memory: Memory | None,
-    ) -> tuple[float, ...]:
+        first: int,
+    ) -> list[CoreGroup]:
+        where = f"parameter group {number}"
         if not place.on_host:
             raise NotImplementedError(
                 f"{where}: got tensors on {place.device}, wanted some on the CPU: votes are not built for devices"
             )
         if any(shardings):
             raise NotImplementedError(f"{where}: got a DTensor, wanted plain tensors: see ShardVote for shards")
-        return super()._register(core, place, group, shardings, where, memory)
+        return super()._register(core, place, number, params, shardings, overrides, group, memory, first)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As `lowtide.Optimizer.add_param_group`; on every worker."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
 from lowtide.checks import Options, number
+from lowtide.core_groups import CoreGroup
 from lowtide.distributed.collective import VoteOptions
 from lowtide.distributed.layout import BLOCK, aligned
 from lowtide.distributed.optimizers import SignOptimizer
@@ -55,6 +56,9 @@ class Signum(SignOptimizer):
             param_group = {**param_group, "dampening": momentum}
         super().add_param_group(param_group)
 
+    def _overridable(self) -> list[str]:  # momentum moves dampening, too
+        return [name for name in super()._overridable() if name not in ("momentum", "dampening", "nesterov")]
+
     def _push_options(self) -> None:
         for place, group in enumerate(self.param_groups):
             _check_momentum(group.get("momentum"), f"parameter group {place}")
@@ -81,9 +85,9 @@ class Signum(SignOptimizer):
                 f"got call {self._folded + 1} for {micro_batches} micro-batches, wanted step() after the last"
             )
         self._push_options()
-        for place, momentum in enumerate(self._momenta()):
+        for core_group, momentum in zip(self._core_groups, self._momenta(), strict=True):
             if momentum == 0:
-                raise ValueError(f"parameter group {place}: momentum: got 0, wanted more, to fold gradients into")
+                raise ValueError(f"parameter group {core_group.of}: momentum: got 0, wanted more, to fold gradients into")
         scale, bad = self._check_gradients()
         self._fold_bad |= bad
         if not bad:
@@ -139,36 +143,31 @@ class Signum(SignOptimizer):
         """Counts a step for parameters that have their first gradient, and returns them: at a first step the core takes
         the gradient whole in place of momentum."""
         begun: list[int] = []
-        number = 0
-        for members, momentum in zip(self._members, self._momenta(), strict=True):
-            for param in members:
-                if momentum and param.grad is not None and not self._core.step_count(number):
+        for core_group, momentum in zip(self._core_groups, self._momenta(), strict=True):
+            for number in core_group.params:
+                if momentum and self._params[number].grad is not None and not self._core.step_count(number):
                     self._core.allocate_state(number)
                     self._core.set_step_count(number, 1)
                     begun.append(number)
-                number += 1
         return begun
 
-    def _note_momentum(self, number: int, old: tuple[float, ...], new: tuple[float, ...]) -> None:
-        super()._note_momentum(number, old, new)
-        place = self._hyper_keys.index("momentum")
-        if old[place] or not new[place]:
+    def _note_momentum(self, core_group: CoreGroup, old: Mapping[str, float]) -> None:
+        super()._note_momentum(core_group, old)
+        if old["momentum"] or not core_group.pushed["momentum"]:
             return
-        start = sum(len(members) for members in self._members[:number])
-        for index in range(start, start + len(self._members[number])):
+        for index in core_group.params:
             if steps := int(self._core.step_count(index)):  # without momentum: now it has one, of 0
                 self._core.allocate_state(index)
                 self._core.set_step_count(index, steps)
 
     def _momenta(self) -> list[float]:
-        """Of each group."""
-        place = self._hyper_keys.index("momentum")
-        return [values[place] for values in self._pushed]
+        """Of each group of the core."""
+        return [core_group.pushed["momentum"] for core_group in self._core_groups]
 
     @contextmanager
     def _core_momentum(self, of: Callable[[float], tuple[float, float]]) -> Iterator[None]:
         """Makes m = keep m + take g of the core's steps, (keep, take) = of(β)."""
-        hypers = [dict(zip(self._hyper_keys, values, strict=True)) for values in self._pushed]
+        hypers = [core_group.pushed for core_group in self._core_groups]
         try:
             for group, hyper in enumerate(hypers):
                 keep, take = of(hyper["momentum"])

@@ -1,0 +1,210 @@
+"""Options of single parameters, whatever group and optimizer they are in.
+
+An override of a module's parameter is kept with the module, under the parameter's name: it holds for whatever tensor has
+that name when an optimizer looks (FSDP2 puts DTensors in the place of parameters, `model.to()` may put new ones), and
+goes where copies and pickles of the module go. One of a tensor is kept with that tensor.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from typing_extensions import TypedDict
+
+_ATTRIBUTE = "_lowtide_overrides"  # of modules: a _Holder; of tensors: list[_Entry], plain so that it can be pickled
+
+
+class _Entry(TypedDict):
+    """One call of `override`. Emptied when it is taken back: whoever has it knows."""
+
+    order: int
+    options: dict[str, Any]
+
+
+class _Holder:
+    """The overrides of a module's own parameters: by name, or (None) of all of them and those of its children."""
+
+    def __init__(self, module: torch.nn.Module, entries: Iterable[tuple[str | None, _Entry]] = ()) -> None:
+        self.module = weakref.ref(module)
+        self.entries = list(entries)
+        _holders.add(self)
+
+    def found(self) -> Iterator[tuple[torch.Tensor, _Entry]]:
+        """The parameters that there are now."""
+        if (module := self.module()) is None:
+            return
+        for name, entry in self.entries:
+            params = module.parameters() if name is None else [module._parameters.get(name)]
+            yield from ((param, entry) for param in params if param is not None)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Holder:
+        module = self.module()
+        return _Holder(memo.get(id(module), module), [(name, _copy(entry)) for name, entry in self.entries])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Holder, (self.module(), self.entries)
+
+
+_holders: weakref.WeakSet[_Holder] = weakref.WeakSet()
+_orders = itertools.count()
+_changes = 0
+
+
+def changes() -> int:
+    """A number that is another one after overrides were made or taken back."""
+    return _changes
+
+
+class Override:
+    """What `override` returns."""
+
+    def __init__(self, entries: Sequence[_Entry]) -> None:
+        self._entries = entries
+
+    def remove(self) -> None:
+        """Takes the override back. Optimizers go on with their group's options at their next step; state that had
+        another format is converted."""
+        global _changes
+        for entry in self._entries:
+            entry["options"] = {}
+        _changes += 1
+
+
+def override(
+    target: torch.nn.Module | torch.Tensor | Iterable[torch.Tensor], name: str | None = None, **options: Any
+) -> Override:
+    """Gives parameters options of their own, in whatever group and optimizer of Lowtide they are or will be.
+
+        lowtide.override(model.head, state="fp32")                      # all parameters of a module
+        lowtide.override(model, "embed.weight", lr=1e-4, weight_decay=0.0)
+        lowtide.override([p for p in model.parameters() if p.ndim < 2], state="fp32")
+
+    They take the place of the group's options: those of `param_groups` stay as they are, and a scheduler that moves a
+    group's lr does not move that of an override. Of two overrides the later one counts, option by option. Optimizers
+    that exist see it at their next step; state that then has another format is converted (decoded and encoded), which
+    needs room for a second copy of the optimizer's state meanwhile. Overrides are no part of a `state_dict()`: a program
+    that loads one makes the same overrides.
+
+    Args:
+        target: a module, a parameter, or several parameters. An override of a module's parameter follows the name: it
+            survives `fully_shard()` (FSDP2), `model.to()` and copies of the module. One of a tensor stays with that
+            tensor.
+        name: of one parameter of the module, as in `named_parameters()`; None: all that it has when an optimizer looks.
+        options: any option that a parameter group can have: lr, weight_decay, betas, eps, state, min_quantized_numel,
+            memory, …
+
+    Returns an `Override`, whose `remove()` takes it back.
+
+    Raises ValueError for a name that the module does not have, a module without parameters, a tensor that is no
+    parameter, or no options; TypeError for other targets. What an optimizer cannot use it refuses when it meets it: in
+    its constructor, in `add_param_group` or in its next step.
+    """
+    global _changes
+    if not options:
+        raise ValueError("override: got no options, wanted some, such as state='fp32'")
+    entry: _Entry = {"order": next(_orders), "options": options}
+    if isinstance(target, torch.nn.Module):
+        _keep(target, name, entry)
+        made = [entry]
+    elif name is not None:
+        raise TypeError(f"override: got the name {name!r} with a {type(target).__name__}, wanted one with a module")
+    else:
+        params = _params_of(target)
+        made = [_copy(entry) for _ in params]
+        for param, one in zip(params, made, strict=True):
+            setattr(param, _ATTRIBUTE, [*getattr(param, _ATTRIBUTE, ()), one])
+    _changes += 1
+    return Override(made)
+
+
+def _keep(module: torch.nn.Module, name: str | None, entry: _Entry) -> None:
+    if name is not None:
+        known = [each for each, _ in module.named_parameters(remove_duplicate=False)]
+        if name not in known:
+            close = difflib.get_close_matches(str(name), known, n=1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            shown = ", ".join(known[:8]) + (", …" if len(known) > 8 else "")
+            raise ValueError(
+                f"override: got the name {name!r} of no parameter of {type(module).__name__}{hint}, wanted one of "
+                f"{shown or 'none: it has no parameters'}"
+            )
+        path, _, name = name.rpartition(".")
+        module = module.get_submodule(path)
+    elif next(module.parameters(), None) is None:
+        raise ValueError(f"override: got a {type(module).__name__} without parameters, wanted one with some")
+    holder = module.__dict__.get(_ATTRIBUTE)
+    if holder is None:
+        holder = module.__dict__[_ATTRIBUTE] = _Holder(module)
+    holder.entries.append((name, entry))
+
+
+def _params_of(target: Any) -> list[torch.Tensor]:
+    wanted = "wanted a module, a parameter or several parameters"
+    if not isinstance(target, torch.Tensor) and not isinstance(target, Iterable):
+        raise TypeError(f"override: got {type(target).__name__}, {wanted}")
+    params = [target] if isinstance(target, torch.Tensor) else list(target)
+    for place, param in enumerate(params):
+        where = "override" if isinstance(target, torch.Tensor) else f"override, parameter {place}"
+        if not isinstance(param, torch.Tensor):
+            raise TypeError(f"{where}: got {type(param).__name__}, {wanted}")
+        if not isinstance(param, torch.nn.Parameter) and not (param.is_leaf and param.requires_grad):
+            raise ValueError(
+                f"{where}: got a tensor of shape {tuple(param.shape)} that is no parameter, wanted a torch.nn.Parameter "
+                "or a leaf that requires grad"
+            )
+    if not params:
+        raise ValueError("override: got no parameters, wanted some")
+    return params
+
+
+def _copy(entry: _Entry) -> _Entry:
+    return {"order": entry["order"], "options": dict(entry["options"])}
+
+
+class Overridden:
+    """What one parameter of one optimizer has met. Once met an override stays, whatever becomes of the module."""
+
+    def __init__(self) -> None:
+        self._met: list[_Entry] = []
+
+    def meet(self, entries: Iterable[_Entry]) -> None:
+        self._met += [entry for entry in entries if not any(entry is known for known in self._met)]
+        self._met = [entry for entry in self._met if entry["options"]]
+
+    def options(self) -> dict[str, Any]:
+        """The later of two counts."""
+        merged: dict[str, Any] = {}
+        for entry in sorted(self._met, key=lambda entry: entry["order"]):
+            merged |= entry["options"]
+        return merged
+
+
+def look(params: Sequence[torch.Tensor]) -> list[list[_Entry]]:
+    """The overrides that there are now of each of these parameters."""
+    found: dict[int, list[_Entry]] = {}
+    for holder in list(_holders):
+        for param, entry in holder.found():
+            found.setdefault(id(param), []).append(entry)
+    return [[*found.get(id(param), ()), *getattr(param, _ATTRIBUTE, ())] for param in params]
+
+
+def options_of(params: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
+    """What the overrides that there are now say of each of these parameters."""
+    all_options = []
+    for entries in look(params):
+        overridden = Overridden()
+        overridden.meet(entries)
+        all_options.append(overridden.options())
+    return all_options
+
+
+def pin(param: torch.Tensor, options: Mapping[str, Any]) -> None:
+    """Makes these the overrides of a copy of a parameter, if they are not its own already."""
+    if options_of([param]) != [options]:
+        entry: _Entry = {"order": next(_orders), "options": dict(options)}
+        setattr(param, _ATTRIBUTE, [entry])

@@ -1,0 +1,84 @@
+// Which rule runs for which options, over every rule that users name and every combination of options.
+#include "backend/dialect.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <map>
+#include <set>
+#include <string>
+
+#include "lowtide/optimizer.h"
+#include "support/message_of.h"
+
+namespace lowtide {
+namespace {
+
+using testing::message_of;
+
+std::string name_of(int rule) { return rules()[static_cast<size_t>(rule)].name; }
+
+TEST(Dialect, EveryVariantIsTheRuleThatItsOptionsSay) {
+  std::set<std::string> reached;
+  int cases = 0, refused = 0;
+  for (const std::string& family : rule_names())
+    for (int bits = 0; bits < 16; ++bits, ++cases) {
+      const RuleVariant variant{(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0, (bits & 8) != 0};
+      const bool adam = family == "adam" || family == "adamw";
+      if (adam && variant.amsgrad && variant.nesterov) {
+        const std::string said =
+            message_of(ErrorKind::kInvalidArgument, [&] { effective_rule(find_rule(family), variant); });
+        EXPECT_NE(said.find("got amsgrad and nesterov for " + family + ", wanted one of them"), std::string::npos)
+            << said;
+        ++refused;
+        continue;
+      }
+      std::string wanted = family;  // spelled out: the options that the family knows, in the order of the names
+      if (adam) wanted += variant.amsgrad ? "_amsgrad" : variant.nesterov ? "_nesterov" : "";
+      if (family == "sgd" && !variant.momentum) wanted += "_plain";
+      if (family == "rmsprop")
+        wanted += std::string(variant.centered ? "_centered" : "") + (variant.momentum ? "_momentum" : "");
+      EXPECT_EQ(name_of(effective_rule(find_rule(family), variant)), wanted);
+      reached.insert(wanted);
+    }
+  EXPECT_EQ(reached.size(), rules().size()) << "a rule of rules.def that no options lead to";
+  std::printf("%d combinations: %zu rules, all of rules.def; %d refused\n", cases, reached.size(), refused);
+}
+
+TEST(Dialect, VariantsHaveTheStatesOfTheirFamilyFirst) {
+  const std::map<std::string, std::vector<std::string>> wanted = {
+      {"adam", {"exp_avg", "exp_avg_sq"}},
+      {"adam_amsgrad", {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}},
+      {"adam_nesterov", {"exp_avg", "exp_avg_sq"}},
+      {"lion", {"exp_avg"}},
+      {"sgd", {"momentum_buffer"}},
+      {"sgd_plain", {}},
+      {"adagrad", {"sum"}},
+      {"rmsprop", {"square_avg"}},
+      {"rmsprop_momentum", {"square_avg", "momentum_buffer"}},
+      {"rmsprop_centered", {"square_avg", "grad_avg"}},
+      {"rmsprop_centered_momentum", {"square_avg", "momentum_buffer", "grad_avg"}},
+      {"ademamix", {"exp_avg", "exp_avg_sq", "exp_avg_slow"}}};
+  const std::set<std::string> squares = {"exp_avg_sq", "max_exp_avg_sq", "sum", "square_avg"};
+  int states = 0;
+  for (const RuleInfo& rule : rules()) {
+    std::string name = rule.name;
+    if (name.rfind("adamw", 0) == 0) name.erase(4, 1);
+    ASSERT_TRUE(wanted.count(name)) << name;
+    EXPECT_EQ(std::vector<std::string>(rule.state_names.begin(), rule.state_names.end()), wanted.at(name));
+    for (int k = 0; k < rule.states; ++k, ++states)
+      EXPECT_EQ((rule.signed_mask >> k & 1) == 0, squares.count(rule.state_names[static_cast<size_t>(k)]) == 1) << name;
+  }
+  std::printf("%zu rules, %d states\n", rules().size(), states);
+}
+
+TEST(Dialect, VariantsAreNotNames) {
+  for (const char* name : {"sgd_plain", "adam_amsgrad", "rmsprop_centered", "nadam", "ADAM", ""}) {
+    const std::string said = message_of(ErrorKind::kInvalidArgument, [&] { find_rule(name); });
+    EXPECT_NE(said.find("got rule '" + std::string(name) + "', wanted one of: adam, adamw, lion"), std::string::npos)
+        << said;
+  }
+}
+
+}  // namespace
+}  // namespace lowtide

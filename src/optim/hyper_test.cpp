@@ -1,0 +1,152 @@
+// Hyper-parameters: every value that is none is refused by name, for the rules that read it, and what decides which
+// states there are stays.
+#include "optim/hyper.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "backend/dialect.h"
+#include "optim/hyper_fields.h"
+#include "support/message_of.h"
+
+namespace lowtide {
+namespace {
+
+using testing::message_of;
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN(), kInf = std::numeric_limits<double>::infinity();
+
+std::string refusal(const std::string& rule, const Hyper& hyper) {
+  return message_of(ErrorKind::kInvalidArgument, [&] { check_group(rule, {.hyper = hyper}); });
+}
+
+// Sets the number of that name.
+void set(Hyper& hyper, const std::string& name, double value) {
+  bool found = false;
+  for_each_hyper(hyper, [&](const char* field, auto& member) {
+    if (name == field) member = static_cast<std::remove_reference_t<decltype(member)>>(value), found = true;
+  });
+  ASSERT_TRUE(found) << name;
+}
+
+TEST(Hyper, DefaultsAreFine) {
+  int cases = 0;
+  for (const std::string& rule : rule_names()) check_group(rule, {.hyper = default_hyper(rule)}), ++cases;
+  std::printf("%d rules\n", cases);
+}
+
+TEST(Hyper, EveryBadNumberIsRefusedByName) {
+  struct Bad {
+    std::vector<const char*> names;
+    std::vector<double> values;
+  };
+  const std::vector<Bad> all = {{{"lr", "weight_decay", "momentum", "alpha", "t_alpha", "t_beta3", "lr_decay",
+                                  "initial_accumulator_value", "momentum_decay"},
+                                 {-1, -1e-300, kNan, kInf, -kInf, 1e300}},
+                                {{"beta1", "beta2", "beta3"}, {-0.1, 1, 2, kNan, kInf}},
+                                {{"eps"}, {0, -1e-8, 1e-60, kNan, kInf, 1e300}},
+                                {{"dampening"}, {kNan, kInf, 1e300}}};
+  int refused = 0;
+  for (const std::string& rule : rule_names())
+    for (const Bad& bad : all)
+      for (const char* name : bad.names)
+        for (const double value : bad.values) {
+          Hyper hyper = default_hyper(rule);
+          set(hyper, name, value);
+          const std::string said = refusal(rule, hyper);
+          EXPECT_NE(said.find("got " + std::string(name) + "="), std::string::npos) << said;
+          EXPECT_NE(said.find("wanted"), std::string::npos) << said;
+          ++refused;
+        }
+  std::printf("%d bad numbers refused by name\n", refused);
+}
+
+TEST(Hyper, WhatOneRuleCannotReadAnotherCan) {
+  const auto with = [](const char* rule, const char* name, double value) {
+    Hyper hyper = default_hyper(rule);
+    set(hyper, name, value);
+    return hyper;
+  };
+  EXPECT_NE(refusal("rmsprop", with("rmsprop", "alpha", 1)).find("got alpha=1 for RMSprop"), std::string::npos);
+  check_group("ademamix", {.hyper = with("ademamix", "alpha", 8)});
+  Hyper both = with("adamw", "amsgrad", 1);
+  both.nesterov = true;
+  EXPECT_NE(refusal("adamw", both).find("got amsgrad and nesterov for adamw"), std::string::npos);
+  check_group("lion", {.hyper = both});  // reads neither
+  EXPECT_NE(refusal("sgd", with("sgd", "nesterov", 1)).find("got nesterov with momentum=0"), std::string::npos);
+  check_group("adam", {.hyper = with("adam", "nesterov", 1)});
+  // Products that float32 cannot hold.
+  Hyper large = with("ademamix", "lr", 1e38);
+  large.weight_decay = 0, large.beta1 = 0;
+  EXPECT_NE(refusal("ademamix", large).find("got lr=1e+38 with alpha=5, wanted lr * alpha"), std::string::npos);
+  large.alpha = 1;
+  check_group("ademamix", {.hyper = large});
+}
+
+TEST(Hyper, WhatDecidesAboutStatesStaysOnceThereAreParameters) {
+  struct Change {
+    const char *rule, *name;
+    double value;
+    const char* becomes;
+  };
+  const Change changes[] = {
+      {"adam", "amsgrad", 1, "adam_amsgrad"},           {"adamw", "amsgrad", 1, "adamw_amsgrad"},
+      {"adam", "nesterov", 1, "adam_nesterov"},         {"adamw", "nesterov", 1, "adamw_nesterov"},
+      {"rmsprop", "momentum", 0.9, "rmsprop_momentum"}, {"rmsprop", "centered", 1, "rmsprop_centered"}};
+  int refused = 0;
+  for (const Change& change : changes) {
+    OptimizerOptions options;
+    options.rule = change.rule;
+    Optimizer optimizer(options);
+    optimizer.add_group({.hyper = default_hyper(change.rule)});
+    const Hyper before = optimizer.hyper(0);
+    Hyper after = before;
+    set(after, change.name, change.value);
+    optimizer.set_hyper(0, after);  // no parameter yet: as if it had been so from the start
+    optimizer.set_hyper(0, before);
+    float param[4] = {1, 2, 3, 4};
+    optimizer.add_param(0, {param, DType::kF32, {4}, {}});
+    const std::string said = message_of(ErrorKind::kInvalidArgument, [&] { optimizer.set_hyper(0, after); });
+    EXPECT_NE(said.find("make " + std::string(change.becomes) + " out of " + change.rule), std::string::npos) << said;
+    EXPECT_NE(said.find(change.name), std::string::npos) << said;
+    Hyper lower = before;
+    lower.lr = 1e-5;
+    optimizer.set_hyper(0, lower);  // what decides nothing may change
+    EXPECT_EQ(optimizer.hyper(0).lr, 1e-5);
+    ++refused;
+  }
+  std::printf("%d changes allowed before and refused after the first parameter\n", refused);
+}
+
+TEST(Hyper, StatesThatAParameterCanHaveAreThoseOfItsVariant) {
+  OptimizerOptions options;
+  options.rule = "adam";
+  Optimizer optimizer(options);
+  Hyper hyper = default_hyper("adam");
+  optimizer.add_group({.hyper = hyper});
+  hyper.amsgrad = true;
+  optimizer.add_group({.hyper = hyper});
+  float param[4] = {1, 2, 3, 4};
+  for (const int group : {0, 1}) optimizer.add_param(group, {param, DType::kF32, {4}, {}}, false);
+  for (const int64_t i : {0, 1}) {
+    optimizer.allocate_state(i);
+    ASSERT_EQ(optimizer.states_of(i).size(), static_cast<size_t>(2 + i));
+    ASSERT_EQ(optimizer.state(i).size(), static_cast<size_t>(2 + i));
+  }
+  EXPECT_STREQ(optimizer.states_of(1)[2].name, "max_exp_avg_sq");
+  EXPECT_TRUE(optimizer.states_of(1)[0].is_signed);
+  EXPECT_FALSE(optimizer.states_of(1)[2].is_signed);
+  options.rule = "sgd";
+  Optimizer sgd(options);
+  sgd.add_group({.hyper = default_hyper("sgd")});
+  sgd.add_param(0, {param, DType::kF32, {4}, {}});
+  EXPECT_TRUE(sgd.state(0).empty());
+  EXPECT_EQ(sgd.states_of(0).size(), 1u) << "momentum may come later";
+}
+
+}  // namespace
+}  // namespace lowtide

@@ -1,0 +1,173 @@
+// Steps that give directions instead of moving parameters.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "backend/dialect.h"
+#include "lowtide/optimizer.h"
+#include "support/message_of.h"
+#include "support/random.h"
+#include "support/temporary.h"
+
+namespace lowtide::testing {
+namespace {
+
+struct Param {
+  std::vector<int64_t> sizes, strides;
+  std::vector<float> data, grad, direction;
+  int64_t numel = 1;
+
+  Param(std::vector<int64_t> of_sizes, std::vector<int64_t> of_strides, int64_t room, Rng& rng)
+      : sizes(std::move(of_sizes)), strides(std::move(of_strides)), data(static_cast<size_t>(room)) {
+    for (const int64_t size : sizes) numel *= size;
+    grad.resize(static_cast<size_t>(numel)), direction.assign(grad.size(), 7.f);
+    for (float& x : data) x = static_cast<float>(rng.normal());
+  }
+  TensorView view() { return {data.data(), DType::kF32, sizes, strides}; }
+};
+
+// A tall matrix, one that is transposed in memory, a vector, one element.
+std::vector<Param> params(Rng& rng) {
+  return {{{40, 300}, {}, 12000, rng}, {{70, 90}, {1, 70}, 6300, rng}, {{9}, {}, 9, rng}, {{}, {}, 1, rng}};
+}
+
+int64_t g_bits = 0;
+
+void expect_equal(const std::vector<float>& direction, const std::vector<float>& moved) {
+  for (size_t i = 0; i < direction.size(); ++i) {
+    // Out of a parameter of zeros a step of lr = 1 makes minus the direction. 0 - 0 is 0, -0 is no other value.
+    ASSERT_EQ(direction[i], -moved[i]) << i;
+    g_bits += 32;
+  }
+}
+
+// For every rule and state: what steps of lr = 1 make out of zeros is minus the directions, and states are those of a
+// step, bit for bit; under a budget as well. Parameters keep every bit.
+TEST(Directions, AreWhatAStepWouldSubtract) {
+  const TemporaryDirectory folder;
+  int cases = 0, streamed = 0;
+  g_bits = 0;
+  for (const std::string& rule : rule_names())
+    for (const std::string& state : codec_names())
+      for (const bool paged : {false, true}) {
+        SCOPED_TRACE(rule + ", " + state + (paged ? ", paged" : ""));
+        Rng rng(91);
+        std::vector<Param> ours = params(rng), twins = params(rng);
+        OptimizerOptions options;
+        options.rule = rule;
+        Optimizer twin(options);
+        if (paged) options.memory = {.ram_bytes = 64 << 10, .disk = folder.path(), .chunk_bytes = 4096};
+        Optimizer optimizer(options);
+        GroupOptions group{.hyper = default_hyper(rule), .state = state, .min_quantized_numel = 100};
+        group.hyper.momentum = 0.9, group.hyper.lr = 0.25, group.hyper.weight_decay = 0.5;
+        optimizer.add_group(group);
+        group.hyper.lr = 1, group.hyper.weight_decay = 0;
+        twin.add_group(group);
+        for (Param& p : ours) optimizer.add_param(0, p.view());
+        for (Param& p : twins) twin.add_param(0, {p.data.data(), DType::kF32, p.sizes, {}});
+        const std::vector<Param> before = ours;
+        for (int step = 0; step < 3; ++step) {
+          std::vector<Gradient> grads, of_twin;
+          std::vector<float*> out;
+          for (size_t i = 0; i < ours.size(); ++i) {
+            for (float& g : ours[i].grad) g = static_cast<float>(rng.normal());
+            twins[i].data.assign(static_cast<size_t>(twins[i].numel), 0.f);
+            grads.push_back({ours[i].grad.data()});
+            of_twin.push_back({ours[i].grad.data()});
+            out.push_back(ours[i].direction.data());
+          }
+          StepOptions with;
+          with.directions = out;
+          EXPECT_TRUE(optimizer.step(grads, with).applied);
+          for (size_t i = 0; i < ours.size(); ++i)
+            twin.rebind(static_cast<int64_t>(i), {twins[i].data.data(), DType::kF32, twins[i].sizes, {}});
+          twin.step(of_twin);
+          for (size_t i = 0; i < ours.size(); ++i) {
+            expect_equal(ours[i].direction, twins[i].data);
+            EXPECT_TRUE(ours[i].data == before[i].data) << "moved";
+            for (int k = 0; k < static_cast<int>(twin.state(static_cast<int64_t>(i)).size()); ++k) {
+              std::vector<float> a(ours[i].grad.size()), b(a.size());
+              optimizer.export_state(static_cast<int64_t>(i), k, a.data());
+              twin.export_state(static_cast<int64_t>(i), k, b.data());
+              EXPECT_TRUE(a == b) << "state " << k << " of " << i;
+            }
+          }
+        }
+        streamed += optimizer.report().moved_per_step > 0;
+        ++cases;
+      }
+  std::printf("seed 91, %d rules x states x tiers, %d of them streaming: %lld bits of directions equal\n", cases,
+              streamed, static_cast<long long>(g_bits));
+  EXPECT_GE(streamed, cases / 4);
+}
+
+TEST(Directions, GoBesideStepsOfOthers) {
+  Rng rng(92);
+  std::vector<Param> ours = params(rng);
+  Optimizer optimizer(OptimizerOptions{});
+  optimizer.add_group({.hyper = default_hyper("adamw")});
+  GroupOptions other{.hyper = default_hyper("sgd"), .rule = "sgd"};
+  other.hyper.momentum = 0.9;
+  optimizer.add_group(other);
+  for (size_t i = 0; i < ours.size(); ++i) optimizer.add_param(i < 2, ours[i].view());
+  EXPECT_STREQ(optimizer.states_of(0)[0].name, "momentum_buffer");
+  EXPECT_STREQ(optimizer.states_of(3)[1].name, "exp_avg_sq");
+  std::vector<Gradient> grads;
+  for (Param& p : ours) {
+    for (float& g : p.grad) g = 1;
+    grads.push_back({p.grad.data()});
+  }
+  const std::vector<Param> before = ours;
+  std::vector<float*> out = {ours[0].direction.data(), nullptr, nullptr, nullptr};
+  StepOptions with;
+  with.directions = out;
+  EXPECT_TRUE(optimizer.step(grads, with).applied);
+  EXPECT_TRUE(ours[0].data == before[0].data);
+  EXPECT_EQ(ours[0].direction, std::vector<float>(ours[0].direction.size(), 1.f)) << "b = g at the first step";
+  for (size_t i = 1; i < 4; ++i) EXPECT_FALSE(ours[i].data == before[i].data) << i;
+  // A step that is skipped leaves zeros.
+  ours[3].grad[0] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_FALSE(optimizer.step(grads, with).applied);
+  EXPECT_EQ(ours[0].direction, std::vector<float>(ours[0].direction.size(), 0.f));
+  out.pop_back();
+  with.directions = out;
+  const std::string said = message_of(ErrorKind::kInvalidArgument, [&] { optimizer.step(grads, with); });
+  EXPECT_NE(said.find("got memory for 3 directions of 4 parameters"), std::string::npos) << said;
+  std::vector<std::byte> bits(1 << 20);
+  const SignBuffer signs{bits.data(), bits.data() + (1 << 19), nullptr};
+  out.push_back(nullptr);
+  with.directions = out;
+  const std::string votes =
+      message_of(ErrorKind::kInvalidArgument, [&] { optimizer.ballots(grads, signs, true, with); });
+  EXPECT_NE(votes.find("none for ballots"), std::string::npos) << votes;
+}
+
+TEST(Directions, GroupsShareBudgetsAndHaveRules) {
+  const TemporaryDirectory folder;
+  Optimizer optimizer(OptimizerOptions{});
+  const Memory own{.ram_bytes = 64 << 10, .disk = folder.path(), .chunk_bytes = 4096};
+  EXPECT_EQ(optimizer.add_group({.hyper = default_hyper("adamw"), .memory = own}), 0);
+  EXPECT_EQ(optimizer.add_group({.hyper = default_hyper("lion"), .budget_of = 0, .rule = "lion"}), 1);
+  const auto refusal = [&](const GroupOptions& group) {
+    return message_of(ErrorKind::kInvalidArgument, [&] { optimizer.add_group(group); });
+  };
+  EXPECT_NE(refusal({.hyper = {}, .budget_of = 2}).find("got group 2 of 2"), std::string::npos);
+  EXPECT_NE(refusal({.hyper = {}, .memory = own, .budget_of = 0}).find("got a budget and budget_of=0"),
+            std::string::npos);
+  EXPECT_NE(refusal({.hyper = {}, .rule = "lino"}).find("got rule 'lino', wanted one of"), std::string::npos);
+  Rng rng(93);
+  Param a({100, 256}, {}, 25600, rng), b({100, 256}, {}, 25600, rng);
+  optimizer.add_param(0, a.view());
+  optimizer.add_param(1, b.view());
+  const Gradient grads[] = {{a.grad.data()}, {b.grad.data()}};
+  optimizer.step(grads);
+  EXPECT_LE(optimizer.report().allocated_bytes, 64 << 10) << "one budget for both";
+  EXPECT_GT(optimizer.report().disk_bytes, 0);
+}
+
+}  // namespace
+}  // namespace lowtide::testing

@@ -1,0 +1,216 @@
+"""`lowtide.Muon` against torch.optim.Muon for matrices and lowtide.AdamW for the rest; quantized, under budgets, saved."""
+
+import copy
+
+import lowtide
+import pytest
+import torch
+
+from support import CODECS, bits, parameter, random_gradients, refused, state_bits, through_file
+
+SHAPES = [(64, 96), (96, 32), (48, 48), (1, 20)]
+
+
+@pytest.mark.parametrize("maximize", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"nesterov": False, "adjust_lr_fn": "match_rms_adamw", "weight_decay": 0.0},
+        {"momentum": 0.0, "adjust_lr_fn": "spectral_unclamped"},
+        {"momentum": 0.5, "ns_steps": 3, "ns_coefficients": (2.0, -1.5, 0.5), "eps": 1e-3, "adjust_lr_fn": "original"},
+    ],
+    ids=["default", "not nesterov", "no momentum", "other coefficients"],
+)
+def test_matrices_with_float32_state_are_stepped_as_by_torch(options, maximize, seed, figure):
+    """Both round d to bfloat16 before the same operations. Directions differ by float32's rounding, so that where one is
+    at the middle between two bfloat16 values the other may round elsewhere: 2⁻⁸ of an element, of which the iteration,
+    with slopes below 4 at most, makes at most 4⁵ 2⁻⁸ in the norm if all did; one in 2¹⁵ does per step. Measured: the
+    norm of the difference after 20 steps, of that of the move."""
+    a = [parameter(*shape) for shape in SHAPES]
+    b = [torch.nn.Parameter(p.detach().clone()) for p in a]
+    start = [p.detach().clone() for p in a]
+    ours = lowtide.Muon(a, lr=0.02, state="fp32", maximize=maximize, **options)
+    theirs = torch.optim.Muon(b, lr=0.02, **options)
+    exact = 0
+    for step in range(20):
+        random_gradients(a)
+        for p, q in zip(a, b, strict=True):
+            q.grad = -p.grad if maximize else p.grad.clone()
+        ours.step()
+        theirs.step()
+        if step == 0:
+            exact = sum(bits(p) == bits(q) for p, q in zip(a, b, strict=True))
+    worst = max(
+        float((p - q).detach().norm() / (q - s).detach().norm()) for p, q, s in zip(a, b, start, strict=True)
+    )
+    figure(f"{exact} of {len(a)} matrices bit-equal after 1 step; after 20, {worst:.1e} of the move")
+    assert worst < 0.02
+    for p, q in zip(a, b, strict=True):
+        buffer = ours.state[p]["momentum_buffer"] * (1 - options.get("momentum", 0.95)) if len(ours.state[p]) > 1 else None
+        wanted = theirs.state[q]["momentum_buffer"]
+        if buffer is not None:
+            torch.testing.assert_close(buffer, wanted, rtol=1e-4, atol=1e-6)
+
+
+def model():
+    torch.manual_seed(5)
+    return torch.nn.Sequential(
+        torch.nn.Embedding(50, 256), torch.nn.Linear(256, 128), torch.nn.LayerNorm(128), torch.nn.Linear(128, 50)
+    )
+
+
+def groups(module):
+    ends = [module[0].weight, module[3].weight]
+    middle = [p for p in module.parameters() if all(p is not end for end in ends)]
+    return [{"params": middle}, {"params": ends, "use_muon": False, "adamw_lr": 3e-3}]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_what_is_no_matrix_is_stepped_by_adamw(codec, seed, figure):
+    """The bits of `lowtide.AdamW` over vectors and over groups without Muon."""
+    module, twin = model(), model()
+    opt = lowtide.Muon(groups(module), lr=0.01, weight_decay=0.05, state=codec, min_quantized_numel=100)
+    parts = groups(twin)
+    rest = [p for p in parts[0]["params"] if p.ndim != 2]
+    adamw = lowtide.AdamW(
+        [{"params": rest, "lr": 0.01}, {"params": parts[1]["params"], "lr": 3e-3}],
+        betas=(0.9, 0.95), weight_decay=0.05, state=codec, min_quantized_numel=100,
+    )  # fmt: skip
+    for _ in range(5):
+        random_gradients(list(module.parameters()))
+        for p, q in zip(module.parameters(), twin.parameters(), strict=True):
+            q.grad = p.grad.clone()
+        opt.step()
+        adamw.step()
+    same = [
+        bits(p) == bits(q)
+        for p, q in zip(module.parameters(), twin.parameters(), strict=True)
+        if any(q is member for group in adamw.param_groups for member in group["params"])
+    ]
+    figure(f"{sum(same)} of {len(same)} parameters bit-equal")
+    assert all(same) and len(same) == 6
+    assert list(opt.state[module[1].weight])[:2] == ["step", "momentum_buffer"]
+    assert "exp_avg" in opt.state[module[0].weight] and opt.report()["steps"] == 5
+
+
+@pytest.mark.parametrize("bucket", [1, 5000, 64 << 20])
+def test_budgets_and_buckets_change_no_bit(bucket, tmp_path, seed, figure, monkeypatch):
+    monkeypatch.setattr("lowtide.muon._BUCKET", bucket)
+    results = []
+    for memory in (None, lowtide.Memory(host="48KiB", disk=tmp_path, chunk=4096)):
+        module = model()
+        opt = lowtide.Muon(groups(module), memory=memory)
+        torch.manual_seed(seed)
+        for _ in range(3):
+            random_gradients(list(module.parameters()))
+            opt.step()
+        results.append([bits(p) for p in module.parameters()])
+        assert opt.report()["steps"] == 3 and all(int(opt.state[p]["step"]) == 3 for p in module.parameters())
+        assert memory is None or opt.report()["moved_per_step"] > 0
+    figure(f"bits equal: {results[0] == results[1]}")
+    assert results[0] == results[1]
+
+
+def test_saved_and_resumed(tmp_path, seed, figure):
+    module = model()
+    opt = lowtide.Muon(groups(module), lr=0.01)
+
+    def train(of, optimizer):
+        torch.manual_seed(seed)
+        for _ in range(2):
+            random_gradients(list(of.parameters()))
+            optimizer.step()
+
+    train(module, opt)
+    saved = through_file(opt.state_dict())
+    opt.save(tmp_path / "muon")
+    ways = []
+    for way in ("state_dict", "file", "copy"):
+        twin = copy.deepcopy(module)
+        other = lowtide.Muon(groups(twin), lr=0.5)
+        if way == "state_dict":
+            other.load_state_dict(saved)
+        elif way == "file":
+            other.load(tmp_path / "muon")
+        else:
+            twin, other = copy.deepcopy((module, opt))
+        ways.append((twin, other))
+    train(module, opt)
+    for twin, other in ways:
+        train(twin, other)
+        assert [bits(p) for p in twin.parameters()] == [bits(p) for p in module.parameters()]
+        assert state_bits(other) == state_bits(opt)
+    figure(f"{len(ways)} ways, all bits equal")
+
+
+def test_skipped_steps_change_nothing(seed):
+    module = model()
+    opt = lowtide.Muon(groups(module))
+    random_gradients(list(module.parameters()))
+    opt.step()
+    before = [bits(p) for p in module.parameters()], state_bits(opt)
+    module[3].bias.grad[0] = float("nan")
+    opt.step()
+    assert ([bits(p) for p in module.parameters()], state_bits(opt)) == before
+    assert opt.skipped_steps == 1 and opt.report()["steps"] == 1
+    opt = lowtide.Muon(groups(module), nonfinite="raise")
+    with refused(opt, "parameter"):
+        opt.step()
+
+
+def test_quantized_momentum_converges(seed, figure):
+    """A linear map from noise-free samples: the loss with 8-bit momentum ends where that with float32 does."""
+    losses = {}
+    for state in ("fp32", "bf16", "dynamic8"):
+        torch.manual_seed(7)
+        target = torch.randn(64, 64)
+        net = torch.nn.Sequential(torch.nn.Linear(64, 256, bias=False), torch.nn.Linear(256, 64, bias=False))
+        opt = lowtide.Muon(net.parameters(), lr=0.02, weight_decay=0.0, state=state)
+        schedule = torch.optim.lr_scheduler.LinearLR(opt, 1.0, 0.0, total_iters=150)
+        for _ in range(150):
+            x = torch.randn(128, 64)
+            loss = (net(x) - x @ target).square().mean()
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            schedule.step()
+        losses[state] = float(loss)
+    figure(f"first loss about 64, last {losses}")
+    assert losses["fp32"] < 1 and all(loss < 2 * losses["fp32"] + 1e-3 for loss in losses.values())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"momentum": 1.0}, ["momentum", "less than 1"]),
+        ({"ns_steps": 100}, ["ns_steps: got 100", "0 to 99"]),
+        ({"ns_coefficients": (1.0, 2.0)}, ["ns_coefficients", "3 numbers"]),
+        ({"eps": 0.0}, ["eps", "above 0"]),
+        ({"adjust_lr_fn": "other"}, ["adjust_lr_fn: got other", "match_rms_adamw"]),
+        ({"lr": -1.0}, ["lr=-1"]),
+        ({"adamw_eps": 0.0}, ["eps=0"]),
+        ({"use_muon": 1}, ["use_muon"]),
+    ],
+)
+def test_bad_arguments_are_refused(options, words):
+    with pytest.raises((ValueError, TypeError)) as caught:
+        lowtide.Muon([parameter(4, 4)], **options)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_arguments_are_those_of_torch():
+    import inspect
+
+    wanted = inspect.signature(torch.optim.Muon).parameters
+    ours = inspect.signature(lowtide.Muon).parameters
+    assert list(ours)[: len(wanted)] == list(wanted)
+    assert all(ours[name].default == argument.default for name, argument in wanted.items())
+
+
+def test_state_dicts_of_others_are_refused(seed):
+    params = [parameter(8, 8)]
+    opt = lowtide.Muon(params)
+    for other in (lowtide.AdamW(params), torch.optim.Muon(params)):
+        with refused(opt, "muon"):
+            opt.load_state_dict(other.state_dict())

@@ -1,0 +1,353 @@
+"""`lowtide.override`: options of single parameters, early and late, whatever becomes of the tensors."""
+
+import copy
+import gc
+import pickle
+import weakref
+
+import lowtide
+import pytest
+import torch
+
+from support import RULES, bits, make, parameter, random_gradients, refused, state_bits, through_file
+
+
+def model():
+    torch.manual_seed(3)
+    return torch.nn.Sequential(torch.nn.Embedding(40, 256), torch.nn.Linear(256, 64), torch.nn.Linear(64, 256))
+
+
+def train(module, opt, steps=3):
+    for _ in range(steps):
+        random_gradients(list(module.parameters()))
+        opt.step()
+
+
+def formats(opt, module):
+    names = {id(p): name for name, p in module.named_parameters()}
+    return {names[id(p)]: opt._core.state_codec(i) for i, p in enumerate(opt._params)}
+
+
+WHEN = ["before the optimizer", "before the first step", "after steps"]
+
+
+@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize("rule", RULES)
+def test_an_override_does_what_a_group_of_its_own_does(rule, when, seed, figure):
+    """The same bits as an optimizer that has the overridden parameters in groups with these options; of steps before a
+    late override those of before it."""
+    ours, theirs = model(), model()
+    lr, state = 0.02, "fp32"
+
+    def override():
+        lowtide.override(ours[0], "weight", state=state)
+        lowtide.override(ours, "2.weight", lr=lr)
+
+    if when == WHEN[0]:
+        override()
+    opt = make(rule, ours.parameters(), lr=0.01)
+    if when == WHEN[1]:
+        override()
+    other = make(rule, theirs.parameters(), lr=0.01)
+    if when == WHEN[2]:
+        torch.manual_seed(seed)
+        train(ours, opt)
+        torch.manual_seed(seed)
+        train(theirs, other)
+        override()
+    # The reference: groups for each, with the state of before where there is one, encoded as the group has it.
+    params = list(theirs.parameters())
+    grouped = make(
+        rule,
+        [{"params": params[:1], "state": state}, {"params": params[1:3]}, {"params": params[3:4], "lr": lr},
+         {"params": params[4:]}],
+        lr=0.01,
+    )  # fmt: skip
+    if when == WHEN[2]:
+        for i in range(len(params)):
+            if other._core.has_state(i):
+                grouped._core.allocate_state(i)
+                for k in range(len(other._core.state(i)) - 1 - sum("scale" in n for n in other._core.state(i))):
+                    grouped._core.import_state(i, k, other._core.export_state(i, k))
+            grouped._core.set_step_count(i, other._core.step_count(i))
+        # Encoding what was decoded changes codes of dynamic8: those are taken as they are.
+        for i in range(1, len(params)):
+            if other._core.has_state(i) and len(other._core.state(i)) > 1:
+                grouped._core.write_state(i, other._core.read_state(i))
+    torch.manual_seed(seed + 1)
+    train(ours, opt)
+    torch.manual_seed(seed + 1)
+    train(theirs, grouped)
+    same = [bits(a) == bits(b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True)]
+    assert all(same) and state_bits(opt) == state_bits(grouped)
+    assert formats(opt, ours)["0.weight"] == "fp32"
+    assert [group["lr"] for group in opt.param_groups] == [0.01] and len(opt.param_groups) == 1
+    assert opt.report()["steps"] == (6 if when == WHEN[2] else 3)
+    figure(f"{len(same)} parameters bit-equal to groups of their own")
+
+
+def test_late_overrides_lose_nothing(seed, figure):
+    """To fp32 and back: codes become what they decode to, and again codes; others keep every bit; views are new."""
+    module = model()
+    opt = lowtide.AdamW(module.parameters())
+    train(module, opt)
+    weight = module[1].weight
+    before = state_bits(opt)
+    index = next(i for i, p in enumerate(opt._params) if p is weight)
+    values = [opt._core.export_state(index, k) for k in range(2)]
+    taken = lowtide.override(weight, state="fp32")
+    opt.state_dict()  # looks
+    assert [bits(opt.state[weight][name]) for name in ("exp_avg", "exp_avg_sq")] == [bits(v) for v in values]
+    after = state_bits(opt)
+    assert [a == b for a, b in zip(before, after, strict=True)].count(False) == 1
+    assert int(opt.state[weight]["step"]) == 3 and opt.report()["steps"] == 3
+    taken.remove()
+    opt.state_dict()
+    assert opt.state[weight]["exp_avg"].dtype == torch.uint8
+    again = [opt._core.export_state(index, k) for k in range(2)]
+    worst = max(float((a - b).abs().max() / a.abs().max()) for a, b in zip(values, again, strict=True))
+    figure(f"after 8 bit -> 32 -> 8 values differ by {worst:.1e} of the largest")
+    assert worst < 0.01
+    train(module, opt, 1)
+
+
+@pytest.mark.parametrize("when", ["early", "late"])
+def test_budgets_keep_their_state(when, tmp_path, seed, figure):
+    """State that streams from a disk is converted, too, and the bits are those without a budget."""
+    results = []
+    for memory in (None, lowtide.Memory(host="64KiB", disk=tmp_path, chunk=4096)):
+        module = model()
+        if when == "early":
+            lowtide.override(module[0], state="fp32")
+        opt = lowtide.AdamW(module.parameters(), memory=memory)
+        torch.manual_seed(seed)
+        train(module, opt)
+        if when == "late":
+            lowtide.override(module[0], state="fp32", lr=1e-2)
+        train(module, opt)
+        results.append(([bits(p) for p in module.parameters()], [
+            [bits(opt._core.export_state(i, k)) for k in range(2)] for i in range(5)
+        ]))  # fmt: skip
+        assert memory is None or opt.report()["moved_per_step"] > 0
+    figure(f"bits equal: {results[0] == results[1]}")
+    assert results[0] == results[1]
+
+
+def test_later_ones_count_and_can_be_taken_back(seed):
+    module = model()
+    opt = lowtide.AdamW(module.parameters(), lr=0.0)
+    start = [bits(p) for p in module.parameters()]
+    first = lowtide.override(module, lr=0.1, weight_decay=0.0)
+    second = lowtide.override(module[1], lr=0.0)
+    third = lowtide.override(module[2].bias, lr=0.0)
+
+    def moved():
+        before = [bits(p) for p in module.parameters()]
+        train(module, opt, 1)
+        return [a != b for a, b in zip(before, [bits(p) for p in module.parameters()], strict=True)]
+
+    assert moved() == [True, False, False, True, False]
+    second.remove()
+    assert moved() == [True, True, True, True, False]
+    third.remove()
+    assert moved() == [True] * 5
+    first.remove()
+    assert moved() == [False] * 5 and [bits(p) for p in module.parameters()] != start
+    assert opt.param_groups[0]["lr"] == 0.0 and len(opt.state) == 5
+
+
+def test_schedulers_move_the_group_alone(seed):
+    module = model()
+    lowtide.override(module[0], lr=0.5)
+    opt = lowtide.SGD(module.parameters(), lr=1.0)
+    schedule = torch.optim.lr_scheduler.StepLR(opt, 1, 0.0)
+    schedule.step()
+    before = [p.detach().clone() for p in module.parameters()]
+    for p in module.parameters():
+        p.grad = torch.ones_like(p)
+    opt.step()
+    moves = [float((b - p).detach().max()) for b, p in zip(before, module.parameters(), strict=True)]
+    assert opt.param_groups[0]["lr"] == 0.0 and abs(moves[0] - 0.5) < 1e-6 and moves[1:] == [0.0] * 4
+
+
+def test_parameters_that_come_later_and_whole_modules(seed):
+    """Overrides of a module hold for what it has when an optimizer looks, and for groups that are added."""
+    module = model()
+    lowtide.override(module, state="fp32")
+    module.append(torch.nn.Linear(256, 64))
+    opt = lowtide.AdamW(module[0].parameters())
+    opt.add_param_group({"params": module[1:].parameters(), "lr": 0.5})
+    assert set(formats(opt, module).values()) == {"fp32"} and len(opt.param_groups) == 2
+    train(module, opt)
+
+
+def test_overrides_follow_names_through_swaps(seed):
+    """New tensors under the old names (as `fully_shard` and `model.to` put them) have the overrides; tensors alone
+    would not."""
+    module = model()
+    lowtide.override(module[1], "weight", state="fp32")
+    module[1].weight = torch.nn.Parameter(module[1].weight.detach().clone())
+    opt = lowtide.AdamW(module.to(torch.bfloat16).parameters())
+    assert formats(opt, module)["1.weight"] == "fp32" and formats(opt, module)["2.weight"] == "dynamic8"
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    try:
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        module.to(torch.float32)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
+    opt = lowtide.AdamW(module.parameters())
+    assert formats(opt, module)["1.weight"] == "fp32" and formats(opt, module)["2.weight"] == "dynamic8"
+    # What an optimizer has met stays, also when the module lets go of the parameter.
+    train(module, opt)
+    module[1].weight = torch.nn.Parameter(module[1].weight.detach().clone())
+    lowtide.override(module[2], lr=0.5)
+    opt.step()
+    assert [group.params for group in opt._core_groups if group.overrides.get("state")] == [[1]]
+
+
+@pytest.mark.parametrize("how", ["module and optimizer", "optimizer and module", "pickle"])
+def test_copies_have_their_overrides(how, seed):
+    module = model()
+    lowtide.override(module[1], state="fp32")
+    lowtide.override(module[2].weight, state="bf16", lr=0.1)
+    opt = lowtide.AdamW(module.parameters())
+    train(module, opt)
+    if how == "pickle":
+        other, twin = pickle.loads(pickle.dumps((module, opt)))
+    elif how == "module and optimizer":
+        other, twin = copy.deepcopy((module, opt))
+    else:
+        twin, other = copy.deepcopy((opt, module))
+    assert formats(twin, other) == formats(opt, module) and state_bits(twin) == state_bits(opt)
+    lowtide.override(model(), state="fp32")  # others' overrides change nothing
+    torch.manual_seed(seed)
+    train(module, opt)
+    torch.manual_seed(seed)
+    train(other, twin)
+    assert [bits(p) for p in other.parameters()] == [bits(p) for p in module.parameters()]
+    lowtide.override(other[0], state="fp32")
+    twin.state_dict()
+    assert formats(twin, other)["0.weight"] == "fp32" and formats(opt, module)["0.weight"] == "dynamic8"
+
+
+def test_state_dicts_and_files_with_overrides(tmp_path, seed):
+    module, other = model(), model()
+    for each in (module, other):
+        lowtide.override(each[0], state="fp32", lr=0.1)
+    opt, twin = lowtide.AdamW(module.parameters()), lowtide.AdamW(other.parameters())
+    train(module, opt)
+    saved = through_file(opt.state_dict())
+    assert "overrides" not in str(saved["param_groups"]) and saved["param_groups"][0]["lr"] == 1e-3
+    twin.load_state_dict(saved)
+    assert state_bits(twin) == state_bits(opt)
+    opt.save(tmp_path / "saved")
+    train(other, twin)
+    twin.load(tmp_path / "saved")
+    assert state_bits(twin) == state_bits(opt)
+    plain = lowtide.AdamW(model().parameters())
+    with refused(plain, "fp32", "dynamic8", "overrides"):
+        plain.load_state_dict(saved)
+    torch_made = torch.optim.AdamW(list(module.parameters()))
+    torch_made.load_state_dict(opt.torch_state_dict())
+    twin.load_state_dict(torch_made.state_dict())
+    assert twin.state[other[0].weight]["exp_avg"].dtype == torch.float32
+
+
+def test_plans_know_overrides(seed):
+    module = model()
+    plain = lowtide.plan(module).state_bytes
+    taken = lowtide.override(module[0], state="fp32")
+    planned = lowtide.plan(module)
+    assert planned.state_bytes == lowtide.AdamW(module.parameters()).report()["state_bytes"] > plain
+    taken.remove()
+    assert lowtide.plan(module).state_bytes == plain
+
+
+def test_what_is_not_there_is_refused():
+    module = model()
+    for target, name, kind, words in (
+        (module[1], "weigth", ValueError, ["'weigth'", "did you mean 'weight'", "Linear"]),
+        (module, "weight", ValueError, ["'weight'", "0.weight"]),
+        (torch.nn.Linear(4, 4, bias=False), "bias", ValueError, ["'bias'", "weight"]),
+        (torch.nn.ReLU(), None, ValueError, ["ReLU without parameters"]),
+        (torch.nn.ReLU(), "weight", ValueError, ["it has no parameters"]),
+        (torch.zeros(3), None, ValueError, ["shape (3,) that is no parameter"]),
+        ([module[1].weight, module[1].weight * 2], None, ValueError, ["parameter 1", "no parameter"]),
+        ([], None, ValueError, ["no parameters"]),
+        (module[1].weight, "weight", TypeError, ["the name 'weight' with a Parameter"]),
+        (3, None, TypeError, ["got int"]),
+        (["weight"], None, TypeError, ["parameter 0: got str"]),
+    ):
+        with pytest.raises(kind) as caught:
+            lowtide.override(target, name, state="fp32")
+        assert all(word in str(caught.value) for word in words), str(caught.value)
+    with pytest.raises(ValueError, match="no options"):
+        lowtide.override(module)
+    opt = lowtide.AdamW(module.parameters())
+    assert formats(opt, module)["1.weight"] == "dynamic8"  # nothing of all that holds
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "words"),
+    [
+        ({"stat": "fp32"}, TypeError, ["unknown argument 'stat'", "did you mean 'state'"]),
+        ({"state": "fp31"}, ValueError, ["fp31", "dynamic8"]),
+        ({"state": 32}, TypeError, ["state: got 32"]),
+        ({"lr": -1.0}, ValueError, ["lr=-1"]),
+        ({"betas": (0.9,)}, TypeError, ["betas"]),
+        ({"momentum": 0.9}, TypeError, ["unknown argument 'momentum'"]),
+        ({"nonfinite": "raise"}, ValueError, ["'nonfinite'", "parameter group can have"]),
+        ({"amsgrad": True, "nesterov": True}, ValueError, ["amsgrad and nesterov"]),
+    ],
+)
+def test_what_an_optimizer_cannot_use_it_refuses_when_it_meets_it(options, kind, words, seed):
+    early, late = model(), model()
+    lowtide.override(early[1], "bias", **options)
+    with pytest.raises(kind) as caught:
+        lowtide.AdamW(early.parameters())
+    opt = lowtide.AdamW(late.parameters())
+    train(late, opt)
+    taken = lowtide.override(late[1], "bias", **options)
+    for error in (str(caught.value), None):
+        if error is None:
+            with refused(opt, *words, "parameter group 0, parameter 2: override", kind=kind):
+                opt.step()
+        else:
+            assert all(word in error for word in [*words, "parameter group 0, parameter 2: override"]), error
+    taken.remove()
+    opt.step()
+
+
+def test_variants_cannot_be_overridden_late(seed):
+    """AMSGrad needs a state that is not there: refused, nothing changed."""
+    module = model()
+    opt = lowtide.AdamW(module.parameters())
+    train(module, opt)
+    taken = lowtide.override(module[1], amsgrad=True)
+    with refused(opt, "amsgrad"):
+        opt.step()
+    taken.remove()
+    opt.step()
+    fresh = model()
+    lowtide.override(fresh[1], amsgrad=True)
+    opt = lowtide.AdamW(fresh.parameters())
+    train(fresh, opt)
+    assert "max_exp_avg_sq" in opt.state[fresh[1].weight] and "max_exp_avg_sq" not in opt.state[fresh[2].weight]
+
+
+def test_nothing_is_kept_alive(seed):
+    module = model()
+    lowtide.override(module, state="fp32")
+    lowtide.override(module[1].weight, lr=0.1)
+    ref = weakref.ref(module)
+    del module
+    assert ref() is None  # no cycle
+    gc.collect()
+    lowtide.AdamW([parameter(3)])
+
+
+def test_parameters_with_overrides_are_saved_as_plain_ones(seed):
+    param = parameter(4, 4)
+    lowtide.override(param, state="fp32")
+    again = through_file({"param": param})["param"]
+    assert bits(again) == bits(param)
