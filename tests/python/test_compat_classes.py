@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import lowtide
 import pytest
 import torch
-from lowtide.compat.bitsandbytes import optim
+from lowtide.compat.bitsandbytes import nn, optim
 from lowtide.compat.bitsandbytes.optim import base
 
 from support import bits, refused
@@ -205,3 +205,33 @@ def test_a_state_dict_of_another_family_is_refused(seed):
     adagrad = stepped(optim.Adagrad8bit(params), params)
     with refused(opt, "state2"):
         opt.load_state_dict(adagrad.bitsandbytes_state_dict())
+
+
+def test_the_manager_gives_parameters_options_of_their_own(seed):
+    """Registered before or after, and for a module's parameter whichever it is when an optimizer looks."""
+    with pytest.raises(RuntimeError, match="get_instance"):
+        optim.GlobalOptimManager()
+    manager = optim.GlobalOptimManager.get_instance()
+    assert manager is optim.GlobalOptimManager.get_instance()
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+    manager.register_parameters(model.parameters())
+    manager.override_config(model[0].weight, "optim_bits", 32)
+    manager.register_module_override(model[1], "weight", {"optim_bits": 32, "lr": 0.0})
+    opt = optim.AdamW8bit(model.parameters(), lr=0.1)
+    kept = bits(model[1].weight)
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    opt.step()
+    codecs = [opt_codec(opt, 2 * k) for k in range(3)]
+    assert codecs == ["fp32", "fp32", "dynamic8"] and bits(model[1].weight) == kept
+    manager.override_config([model[2].weight], key_value_dict={"optim_bits": 32, "lr": 0.0})
+    for key, value in (("optim_bits", 16), ("skip_zeros", True), ("momentun", 0.5)):
+        with pytest.raises(ValueError, match=key):
+            manager.override_config(model[2].weight, key, value)
+
+
+def test_embeddings_keep_float32_state(seed):
+    assert nn.StableEmbedding is lowtide.StableEmbedding and nn.Embedding is lowtide.Embedding
+    layer = nn.StableEmbedding(100, 64)
+    opt = optim.AdamW8bit(layer.parameters())
+    assert opt_codec(opt, 0) == "fp32"

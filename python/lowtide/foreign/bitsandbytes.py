@@ -76,11 +76,13 @@ def read_group(optimizer: Optimizer, group: dict[str, Any], mine: dict[str, Any]
             decay == 0, f"{where}['weight_decay']", decay, "0: bitsandbytes' Adam decays decoupled, as lowtide.AdamW does"
         )
     options = own_options(optimizer, mine)
-    if "eps" in options:
+    named = ["lr", "weight_decay"]
+    if "eps" in options and rule != "lars":  # whose eps is one of norms here
+        named.append("eps")
         expect(bool(group["eps"]), f"{where}['eps']", group["eps"], f"more than 0, as {rule!r} has: Lion and SGD have none")
-    read = {key: group[key] for key in ("lr", "eps", "weight_decay") if key in options}
+    read = {key: group[key] for key in named}
     if rule == "ademamix":
-        read |= {key: group[key] or 0.0 for key in _SCHEDULES if key in group}
+        read |= {key: group[key] for key in _SCHEDULES if key in group}
     if "betas" in options:
         read["betas"] = tuple(betas)
     read |= dict(zip(_BETAS.get(rule, ()), betas, strict=False))

@@ -5,6 +5,6 @@
 docs/compat.md has the table of what differs, and which of bitsandbytes' backends is followed where they disagree.
 """
 
-from lowtide.compat.bitsandbytes import functional, optim
+from lowtide.compat.bitsandbytes import functional, nn, optim
 
-__all__ = ["functional", "optim"]
+__all__ = ["functional", "nn", "optim"]

@@ -116,7 +116,11 @@ def variant(
         bound.apply_defaults()
         given = dict(bound.arguments)
         del given["self"]
-        family.__init__(self, **{**given.pop("options"), **given})
+        options = given.pop("options")
+        for key in without:
+            if key in options:
+                raise TypeError(f"{name}: got unknown argument {key!r}")
+        family.__init__(self, **options, **given)
 
     __init__.__signature__ = signature  # type: ignore[attr-defined]
     kind = " ".join([*(["paged"] if paged else []), *([f"{bits}-bit"] if bits else [])])
