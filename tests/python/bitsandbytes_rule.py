@@ -35,7 +35,9 @@ def _table(signed: bool) -> torch.Tensor:
     return torch.where((points - book[upper - 1]).abs() <= (book[upper] - points).abs(), upper - 1, upper)
 
 
-def quantize(x: torch.Tensor, signed: bool, by_table: bool, positive: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize(
+    x: torch.Tensor, signed: bool, by_table: bool, positive: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes and absmax in blocks that run flat: to the exactly nearest entry, or as the CPU library finds one."""
     codes, scales = blockwise.encode(x, blockwise.dynamic_map(signed), BLOCK, positive)
     if by_table:
@@ -50,7 +52,9 @@ class Twin:
     """One parameter under one rule. by_table: as the real one on a CPU, with torch's fused operations; else with each
     operation rounded once, exact codes, no positive second moment at 0, and second moments in the unsigned map."""
 
-    def __init__(self, rule: str, param: torch.Tensor, hyper: dict[str, Any], by_table: bool, small: bool = False) -> None:
+    def __init__(
+        self, rule: str, param: torch.Tensor, hyper: dict[str, Any], by_table: bool, small: bool = False
+    ) -> None:
         self.rule, self.p, self.by_table, self.small = rule, param.detach().clone(), by_table, small
         self.hyper = {"weight_decay": 0.0, **hyper}
         self.t = 0
@@ -132,7 +136,8 @@ def group_of(rule: str, hyper: dict[str, Any], numbers: Sequence[int]) -> dict[s
     """A group of its state_dict."""
     names = {"sgd": ("momentum", None), "rmsprop": ("alpha", None), "adagrad": (None, None)}.get(rule)
     betas = tuple(hyper.get(name, 0.0) if name else 0.0 for name in names) if names else hyper["betas"]
-    group = {"lr": hyper["lr"], "betas": betas, "eps": hyper.get("eps", 0.0), "weight_decay": hyper.get("weight_decay", 0)}
+    decay = hyper.get("weight_decay", 0)
+    group = {"lr": hyper["lr"], "betas": betas, "eps": hyper.get("eps", 0.0), "weight_decay": decay}
     if rule in TWO_STATES:
         group |= {"alpha": hyper.get("alpha", 0.0), "t_alpha": None, "t_beta3": None}
     return {**group, "params": list(numbers)}

@@ -119,6 +119,7 @@ def test_nested_scales_and_given_tensors(seed, figure):
 
 def test_bad_arguments_are_refused_by_name():
     values, codes = torch.randn(512), torch.zeros(512, dtype=torch.uint8)
+    bad = torch.tensor([1.0, float("nan")])
     cases = [
         (lambda: functional.quantize_blockwise(values.double()), "float64"),
         (lambda: functional.quantize_blockwise(values, blocksize=0), "blocksize"),
@@ -127,7 +128,7 @@ def test_bad_arguments_are_refused_by_name():
         (lambda: functional.dequantize_blockwise(values, absmax=torch.ones(1)), "uint8"),
         (lambda: functional.dequantize_blockwise(codes), "absmax"),
         (lambda: functional.dequantize_blockwise(codes, absmax=torch.ones(3), blocksize=256), "3 values"),
-        (lambda: functional.dequantize_blockwise(codes, absmax=torch.tensor([1.0, float("nan")]), blocksize=256), "nan"),
+        (lambda: functional.dequantize_blockwise(codes, absmax=bad, blocksize=256), "nan"),
     ]
     for call, word in cases:
         with pytest.raises(ValueError) as caught:

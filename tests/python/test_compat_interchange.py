@@ -12,8 +12,8 @@ from support import bits, through_file
 BEFORE, STEPS = 20, 50
 SHAPES = ((64, 256), (5000,), (9,))  # blocks end with rows; one row with a short last block; float32 state
 # Largest distance of parameters after that from those of bitsandbytes' formula, in units of the last place of their
-# largest magnitude on the way. Each step rounds four times by half a unit: there the factor of weight decay, its product
-# and the sum, here the difference.
+# largest magnitude on the way. Each step rounds four times by half a unit: there the factor of weight decay, its
+# product and the sum, here the difference.
 ULPS = 2 * STEPS
 
 
@@ -93,16 +93,14 @@ def test_what_is_loaded_comes_back_bit_for_bit(rule, nested, seed, figure):
                 continue
             assert bits(mine[key]) == bits(theirs[key]), (i, key)
         if rule in ("rmsprop", "adagrad") and "qmap1" in theirs:
-            value, given = (
-                each["qmap1"][each["state1"].int()].view(-1) * each["absmax1"].repeat_interleave(256)[: mine["state1"].numel()]
-                for each in (mine, theirs)
-            )
-            worst = max(worst, float(((value - given).abs() / each_absmax(theirs)).max()))
+            value, given = (each["qmap1"][each["state1"].int()].view(-1) * absmax_of(each) for each in (mine, theirs))
+            worst = max(worst, float(((value - given).abs() / absmax_of(theirs)).max()))
     assert worst < 0.004  # of absmax: half of the largest step of the unsigned map
     figure(f"{codes} codes there and back: " + (f"values within {worst:.4f} absmax" if worst else "0 differ"))
 
 
-def each_absmax(entry):
+def absmax_of(entry):
+    """Of each element."""
     return entry["absmax1"].repeat_interleave(256)[: entry["state1"].numel()]
 
 
@@ -131,7 +129,10 @@ def test_fifty_steps_from_a_loaded_state(rule, seed, figure):
             compared += tensor.numel() if tensor.dtype == torch.uint8 else 0
     ulps = max(ulps_apart(p.detach(), twin.p, most) for p, twin, most in zip(params, exact, largest, strict=True))
     assert ulps <= ULPS
-    away = [float((p.detach() - twin.p).norm() / (twin.p - old).norm()) for p, twin, old in zip(others, table, start, strict=True)]
+    away = [
+        float((p.detach() - twin.p).norm() / (twin.p - old).norm())
+        for p, twin, old in zip(others, table, start, strict=True)
+    ]
     differ = differing(other.bitsandbytes_state_dict(), state_dict_of(rule, table))
     figure(
         f"exact codes there: 0 of {compared} codes differ, parameters within {ulps} ulp; CPU library there: "

@@ -137,7 +137,7 @@ def test_ademamix_scales_as_cuda_places_them(columns, seed, figure):
 
 def test_frozen_and_unstepped_parameters(seed):
     (twin,) = twins_of("adamw", (64, 256))
-    params = [torch.nn.Parameter(twin.p.clone()), torch.nn.Parameter(torch.randn(70)), torch.nn.Parameter(torch.randn(5))]
+    params = [torch.nn.Parameter(values) for values in (twin.p.clone(), torch.randn(70), torch.randn(5))]
     params[2].requires_grad_(False)
     saved = state_dict_of("adamw", [twin])
     saved["param_groups"][0]["params"] = [0, 1, 2]

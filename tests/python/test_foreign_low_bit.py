@@ -204,7 +204,8 @@ def test_flashoptim_lion_and_sgd(seed):
     ):
         entry = {f"{name}::quantized": codes, f"{name}::scales": scales}
         group = {"lr": 0.1, "weight_decay": 0.0, "master_bytewidth": 0, "quantize": True, **options, "params": [0]}
-        opt = cls([torch.nn.Parameter(torch.randn(SHAPE))], state="fp32", **({"momentum": 0.9} if name[0] == "m" else {}))
+        given = {"momentum": 0.9} if cls is lowtide.SGD else {}
+        opt = cls([torch.nn.Parameter(torch.randn(SHAPE))], state="fp32", **given)
         opt.load_state_dict({"state": {0: entry}, "param_groups": [group]})
         assert torch.allclose(exported(opt)[name].double(), wanted, rtol=1e-6)
 

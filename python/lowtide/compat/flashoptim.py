@@ -1,5 +1,5 @@
-"""FlashOptim's state dicts. Their moments are loaded by `load_state_dict` of the optimizer of the same rule; the low bits
-of bfloat16 and float16 parameters, which they hold too, are for `master_weights`."""
+"""FlashOptim's state dicts. Their moments are loaded by `load_state_dict` of the optimizer of the same rule; the low
+bits of bfloat16 and float16 parameters, which they hold too, are for `master_weights`."""
 
 from __future__ import annotations
 

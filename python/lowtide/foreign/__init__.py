@@ -21,7 +21,9 @@ class Format(Protocol):
     def recognizes(self, state: dict[Any, Any], groups: list[dict[str, Any]]) -> bool:
         """Whether the two halves of a state_dict are of this library."""
 
-    def read_group(self, optimizer: Optimizer, group: dict[str, Any], mine: dict[str, Any], where: str) -> dict[str, Any]:
+    def read_group(
+        self, optimizer: Optimizer, group: dict[str, Any], mine: dict[str, Any], where: str
+    ) -> dict[str, Any]:
         """The options of `group` under their names here. `mine`: the optimizer's group, for what `group` lacks."""
 
     def read_entry(self, optimizer: Optimizer, index: int, entry: dict[str, Any], where: str) -> dict[str, Any]:

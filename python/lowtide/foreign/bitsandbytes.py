@@ -71,15 +71,14 @@ def read_group(optimizer: Optimizer, group: dict[str, Any], mine: dict[str, Any]
     counted = isinstance(betas, (tuple, list)) and (not wanted or len(betas) == wanted)
     expect(counted, f"{where}['betas']", repr(betas), f"{wanted} of them, as {rule!r} has")
     if rule == "adam":
-        decay = group["weight_decay"]
-        expect(
-            decay == 0, f"{where}['weight_decay']", decay, "0: bitsandbytes' Adam decays decoupled, as lowtide.AdamW does"
-        )
+        decay, wanted_decay = group["weight_decay"], "0: bitsandbytes' Adam decays decoupled, as lowtide.AdamW does"
+        expect(decay == 0, f"{where}['weight_decay']", decay, wanted_decay)
     options = own_options(optimizer, mine)
     named = ["lr", "weight_decay"]
     if "eps" in options and rule != "lars":  # whose eps is one of norms here
         named.append("eps")
-        expect(bool(group["eps"]), f"{where}['eps']", group["eps"], f"more than 0, as {rule!r} has: Lion and SGD have none")
+        eps = group["eps"]
+        expect(bool(eps), f"{where}['eps']", eps, f"more than 0, as {rule!r} has: Lion and SGD have none")
     read = {key: group[key] for key in named}
     if rule == "ademamix":
         read |= {key: group[key] for key in _SCHEDULES if key in group}
@@ -158,7 +157,8 @@ def write(optimizer: Optimizer, nested: bool, hidden: tuple[str, ...]) -> dict[s
     """See `Optimizer.bitsandbytes_state_dict`. `hidden`: keys of Lowtide's groups that others have no use for."""
     rule, core = optimizer._rule, optimizer._core
     expect(rule in _MOMENTS, "bitsandbytes_state_dict", repr(rule), f"one of {sorted(_MOMENTS)}: it has no other")
-    expect(not any(optimizer._shardings), "bitsandbytes_state_dict", "DTensor parameters", "plain ones: it has no other")
+    plain = not any(optimizer._shardings)
+    expect(plain, "bitsandbytes_state_dict", "DTensor parameters", "plain ones: it has no other")
     groups: list[dict[str, Any]] = []
     state: dict[int, dict[str, Any]] = {}
     for group in optimizer.param_groups:

@@ -119,6 +119,5 @@ def check_book(book: Any, size: int, where: str) -> None:
     expect(bool(torch.isfinite(values).all()), where, "values that are not finite", f"{size} finite ones")
     falls = (values[1:] < values[:-1]).nonzero()
     at = int(falls[0]) if len(falls) else 0
-    expect(
-        not len(falls), where, f"{float(values[at]):.9g} before {float(values[at + 1]):.9g}", "values in ascending order"
-    )
+    got = f"{float(values[at]):.9g} before {float(values[at + 1]):.9g}"
+    expect(not len(falls), where, got, "values in ascending order")

@@ -124,4 +124,5 @@ def master_weight(param: torch.Tensor, errors: Any, master_bytes: int, where: st
     # frexp's mantissa is in [0.5, 1), so that its exponent is one more than that of the first bit.
     exponent = torch.where(narrow == 0, least, (torch.frexp(narrow).exponent - 1).clamp(min=least))
     half_place = torch.ldexp(torch.ones_like(narrow), exponent - _MANTISSA_BITS[param.dtype] - 1)
-    return narrow + errors.float() / most * half_place
+    weight: torch.Tensor = narrow + errors.float() / most * half_place
+    return weight

@@ -41,7 +41,8 @@ def recognizes(state: dict[Any, Any], groups: list[dict[str, Any]]) -> bool:
 
 def read_group(optimizer: Optimizer, group: dict[str, Any], mine: dict[str, Any], where: str) -> dict[str, Any]:
     rule = optimizer._rule
-    expect(rule in ("adam", "adamw"), where, "a group of torchao's Adam or AdamW", f"a state_dict of lowtide's {rule!r}")
+    wanted = f"a state_dict of lowtide's {rule!r}"
+    expect(rule in ("adam", "adamw"), where, "a group of torchao's Adam or AdamW", wanted)
     options = own_options(optimizer, mine)
     missing = [key for key in ("lr", "betas", "eps", "weight_decay") if key not in group]
     expect(not missing, where, f"no {missing}", "all options of torchao's Adam")

@@ -38,8 +38,8 @@ from lowtide.compat.bitsandbytes.optim.one_state import (
 )
 
 __all__ = [
-    "LAMB", "LARS", "SGD", "AdEMAMix", "AdEMAMix8bit", "AdEMAMix32bit", "Adagrad", "Adagrad8bit", "Adagrad32bit", "Adam",
-    "Adam8bit", "Adam32bit", "AdamW", "AdamW8bit", "AdamW32bit", "GlobalOptimManager", "LAMB8bit", "LAMB32bit",
+    "LAMB", "LARS", "SGD", "AdEMAMix", "AdEMAMix8bit", "AdEMAMix32bit", "Adagrad", "Adagrad8bit", "Adagrad32bit",
+    "Adam", "Adam8bit", "Adam32bit", "AdamW", "AdamW8bit", "AdamW32bit", "GlobalOptimManager", "LAMB8bit", "LAMB32bit",
     "LARS8bit", "LARS32bit", "Lion", "Lion8bit", "Lion32bit", "PagedAdEMAMix", "PagedAdEMAMix8bit",
     "PagedAdEMAMix32bit", "PagedAdam", "PagedAdam8bit", "PagedAdam32bit", "PagedAdamW", "PagedAdamW8bit",
     "PagedAdamW32bit", "PagedLion", "PagedLion8bit", "PagedLion32bit", "PytorchLARS", "RMSprop", "RMSprop8bit",

@@ -11,8 +11,8 @@ from lowtide.compat.bitsandbytes.optim.base import BitsandbytesOptimizer, two_be
 
 
 class Adam(BitsandbytesOptimizer):
-    """`lowtide.AdamW` without weight decay unless asked: what bitsandbytes' Adam computes. amsgrad, which it ignores, is
-    honoured."""
+    """`lowtide.AdamW` without weight decay unless asked: what bitsandbytes' Adam computes. amsgrad, which it ignores,
+    is honoured."""
 
     def __init__(
         self,

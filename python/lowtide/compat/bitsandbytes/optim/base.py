@@ -29,8 +29,8 @@ STATES = {32: "fp32", 8: "dynamic8"}
 
 class BitsandbytesOptimizer(Optimizer):
     """Base class. Beside bitsandbytes' arguments all take options of `lowtide.checks.Options` by name, but state and
-    min_quantized_numel, which optim_bits and min_8bit_size decide. `state_dict` is Lowtide's, which resumes bit for bit;
-    `bitsandbytes_state_dict` is bitsandbytes', and `load_state_dict` takes both."""
+    min_quantized_numel, which optim_bits and min_8bit_size decide. `state_dict` is Lowtide's, which resumes bit for
+    bit; `bitsandbytes_state_dict` is bitsandbytes', and `load_state_dict` takes both."""
 
     _bits: ClassVar[int | None] = None  # of a class that has always 8 or 32
     _paged: ClassVar[bool] = False
@@ -65,7 +65,8 @@ class BitsandbytesOptimizer(Optimizer):
             expect(not missing, f"{name}: args", f"an object without {missing}", f"one with all of {_ARGS}")
             bits, min_8bit_size, max_unorm, skip_zeros = (getattr(args, key) for key in _ARGS)
             expect(bits in STATES, f"{name}: args.optim_bits", repr(bits), "8 or 32")
-            expect(not skip_zeros, f"{name}: args.skip_zeros", skip_zeros, "False: elements without gradient decay, too")
+            decayed = "False: elements without gradient decay, too"
+            expect(not skip_zeros, f"{name}: args.skip_zeros", skip_zeros, decayed)
         if "max_unorm" in hyper:
             without = "more than 0: without a limit it is the optimizer without norms, AdamW or SGD"
             expect(max_unorm > 0, f"{name}: max_unorm", max_unorm, without)
