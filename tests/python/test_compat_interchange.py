@@ -17,6 +17,12 @@ SHAPES = ((64, 256), (5000,), (9,))  # blocks end with rows; one row with a shor
 ULPS = 2 * STEPS
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """These tensors are small, and another thread may wait for a core for longer than they take."""
+    torch.set_num_threads(1)
+
+
 def real(name: str):
     if importlib.util.find_spec("bitsandbytes") is None:
         pytest.skip("bitsandbytes is not installed")
