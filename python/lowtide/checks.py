@@ -218,7 +218,7 @@ def check_moment(tensor: torch.Tensor, where: str, nonfinite: str, positive: boo
     expect(low >= 0 or not positive, where, f"values from {low} to {high}", "none below 0")
 
 
-def read_step(entry: dict[str, Any], where: str) -> int:
+def read_step(entry: Mapping[str, Any], where: str) -> int:
     """The number of steps in a saved entry: a Python number or a tensor of one element."""
     step = entry.get("step")
     if isinstance(step, torch.Tensor):

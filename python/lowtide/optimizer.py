@@ -412,8 +412,9 @@ class Optimizer(Controls, torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what `state_dict()` of the same rule returned, or a state_dict of the torch.optim class of that name,
-        whose moments are encoded. Raises ValueError, and changes nothing, if anything in it does not fit; OSError when
-        a disk fails (if only in writing, all is loaded all the same: see the message)."""
+        of bitsandbytes, torchao's low-bit optimizers or FlashOptim (docs/compat.md), whose moments are encoded. Raises
+        ValueError, and changes nothing, if anything in it does not fit; OSError when a disk fails (if only in writing,
+        all is loaded all the same: see the message)."""
         self._follow_overrides()
         formats.load(self, state_dict)
 
@@ -437,6 +438,16 @@ class Optimizer(Controls, torch.optim.Optimizer):
 
         Raises ValueError for what torch does not have: Lion, AdEMAMix."""
         return formats.to_torch(self)
+
+    def bitsandbytes_state_dict(self, nested: bool = True) -> dict[str, Any]:
+        """A dict that the bitsandbytes optimizer of this rule loads: copies, on the CPU. Codes of dynamic8 stay as they
+        are, with their map; where rows are no multiple of 256 long they are made anew, in blocks that run over the ends
+        of rows. All other state becomes float32.
+
+        nested: as bitsandbytes has it since 0.49.2; else flat, as before.
+
+        Raises ValueError for what it has not: a rule, an option in use that it would ignore, DTensor parameters."""
+        return formats.to_bitsandbytes(self, nested)
 
     def __getstate__(self) -> dict[str, Any]:
         names = (

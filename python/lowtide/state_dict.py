@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from lowtide import _core, checks, torch_dict
+from lowtide import _core, checks, foreign, torch_dict
 from lowtide.checks import check_moment, check_tensor, expect, read_step
+from lowtide.foreign.entries import STORED_CODEC, Stored, Values, read_values
 from lowtide.kept_errors import KeptErrors
 from lowtide.sharding import local_of
 from lowtide.states import States, live_entry, shown_entry
@@ -70,9 +71,17 @@ def load(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         replaced = pre_hook(optimizer, state_dict)
         if replaced is not None:
             state_dict = replaced
+    other = foreign.format_of(state_dict)
+    if other:
+        state_dict["param_groups"] = [
+            {**other.read_group(optimizer, group, mine, f"param_groups[{n}]"), **stamp(optimizer._rule, optimizer._seed)}
+            for n, (group, mine) in enumerate(zip(state_dict["param_groups"], optimizer.param_groups, strict=False))
+        ] + state_dict["param_groups"][len(optimizer.param_groups) :]
     groups, numbers, ours = _read_groups(optimizer, state_dict)
     entries = _read_entries(state_dict["state"], numbers)
-    plan = _plan(optimizer, entries, _codings(state_dict) if ours else None, groups)
+    if other:
+        entries = {i: other.read_entry(optimizer, i, entry, f"state of parameter {i}") for i, entry in entries.items()}
+    plan = _plan(optimizer, entries, _codings(state_dict) if ours and not other else None, groups)
     with KeptErrors() as kept:
         _apply(optimizer, plan, kept)
         take_groups(optimizer, groups)
@@ -139,6 +148,11 @@ def show_state(optimizer: Optimizer) -> None:
 def to_torch(optimizer: Optimizer) -> dict[str, Any]:
     """See `Optimizer.torch_state_dict`."""
     return torch_dict.write(optimizer, (*STAMP, *FIXED, "rounding"))
+
+
+def to_bitsandbytes(optimizer: Optimizer, nested: bool) -> dict[str, Any]:
+    """See `Optimizer.bitsandbytes_state_dict`."""
+    return foreign.bitsandbytes.write(optimizer, nested, (*STAMP, *FIXED))
 
 
 def _read_groups(optimizer: Optimizer, state_dict: Any) -> tuple[list[dict[str, Any]], dict[Any, int], bool]:
@@ -228,7 +242,7 @@ def _plan(
     groups: list[dict[str, Any]],
 ) -> list[Restore]:
     """Checks every entry against the live state and says what is to be copied where. Changes nothing. codings: see
-    `_codings`; None: the dict is one of torch.optim's, with these groups."""
+    `_codings`; None: the entries are those of a class of torch.optim, or of another library's, with these groups."""
     ours = codings is not None
     plan = []
     of_torch = [group for group in groups for _ in group["params"]]
@@ -252,18 +266,22 @@ def _plan(
                 name: of.unwrap(name, value, live[name], where) if name in live else local_of(value)
                 for name, value in entry.items()
             }
-        if codings is None:
-            of_rule = {name: value for name, value in live.items() if name != RESIDUAL}
+        stored = ours or isinstance(entries[i], Stored)
+        of_rule = live if ours else {name: value for name, value in live.items() if name != RESIDUAL}
+        if stored:
+            coding = codings[i] if codings is not None else STORED_CODEC
+            step, tensors = _read_entry(entry, of_rule, coding, optimizer._core.state_codec(i), where)
+        elif isinstance(entries[i], Values):
+            step, tensors = read_values(entry, of_rule, local_of(param), where)
+        else:
             step, tensors = torch_dict.read_entry(
                 entry, of_rule, local_of(param), where, optimizer._rule, of_torch[i]
             )
-        else:
-            step, tensors = _read_entry(entry, live, codings[i], optimizer._core.state_codec(i), where)
         signed = dict(optimizer._core.states_of(i))
         for name, tensor in tensors.items():
             positive = not signed.get(name, False)  # scales are, too
             check_moment(tensor, f"{where}, {name}", optimizer._nonfinite, positive)
-        plan.append(Restore(i, step, tensors, not ours))
+        plan.append(Restore(i, step, tensors, not stored))
     return plan
 
 

@@ -1,5 +1,5 @@
 """Functions of other libraries under the names, arguments and layouts that people already use."""
 
-from lowtide.compat import deepspeed
+from lowtide.compat import bitsandbytes, deepspeed, flashoptim
 
-__all__ = ["deepspeed"]
+__all__ = ["bitsandbytes", "deepspeed", "flashoptim"]

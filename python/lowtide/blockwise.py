@@ -1,0 +1,101 @@
+"""Block-wise quantization with any code book, in torch: blocks run flat over a tensor, and each has one scale.
+
+The rule is that of the state format dynamic8 (docs/numerics.md), for 256 sorted values instead of its own: entry i is
+left for i + 1 when x = value · (1 / absmax) is above the midpoint (c[i] + c[i+1]) / 2 computed in float32, and a tie
+keeps the lower index. A block that is all zeros, or whose absmax is denormal, encodes as zeros.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+# The block of dynamic8, and of bitsandbytes' states since 0.44.
+BLOCK = 256
+# Elements that are converted at a time, so that no copy of a whole tensor is made.
+_PIECE = 1 << 20
+_SMALLEST_NORMAL = 2.0**-126
+
+
+def dynamic_map(signed: bool = True, max_exponent_bits: int = 7, total_bits: int = 8) -> torch.Tensor:
+    """The dynamic map (Dettmers, arXiv 1511.04561; Dettmers et al., arXiv 2110.02861, section 1.3), sorted, as float32
+    [256]: `max_exponent_bits` decades of means of neighbours of linspace(0.1, 1), with both signs if `signed`, 0 and 1,
+    padded with zeros if `total_bits` is less than 8. A new tensor.
+
+    It is the map of a machine with fused multiply-add, where all others are made: with the defaults, the constants of
+    dynamic8. ValueError for numbers of bits that give no such map.
+    """
+    return _dynamic_map(bool(signed), int(max_exponent_bits), int(total_bits)).clone()
+
+
+@cache
+def _dynamic_map(signed: bool, max_exponent_bits: int, total_bits: int) -> torch.Tensor:
+    spare = total_bits - 1 - max_exponent_bits  # bits of the fraction that the first decade has
+    if not (2 <= total_bits <= 8 and max_exponent_bits >= 1 and (spare >= 0 if signed else spare == 0)):
+        raise ValueError(
+            f"dynamic_map: got total_bits {total_bits} and max_exponent_bits {max_exponent_bits}, wanted 2 to 8 bits, "
+            f"and {'at most ' if signed else ''}one less for the exponent"
+        )
+    decades = [(i, 2 ** (i + spare) * (1 if signed else 2)) for i in range(max_exponent_bits)]
+    if 2**spare > 1:  # codes without exponent or indicator bit
+        decades.append((max_exponent_bits - 1, 2**spare - 1))
+    values = [torch.tensor([0.0, 1.0])]
+    for i, count in decades:
+        scale = torch.tensor(10.0 ** (i + 1 - max_exponent_bits), dtype=torch.float32)
+        means = scale * _means(count)
+        values += [means, -means] if signed else [means]
+    book = torch.cat(values)
+    return torch.cat([book, torch.zeros(256 - len(book))]).sort().values
+
+
+def _means(count: int) -> torch.Tensor:
+    """Means of neighbours of the count + 1 points of linspace(0.1, 1), rounded to float32 as a fused multiply-add
+    does: products and sums of these few bits are exact in float64."""
+    first = torch.tensor(0.1, dtype=torch.float32)
+    step = ((1 - first) / count).double()
+    k = torch.arange(count + 1, dtype=torch.float64)
+    points = torch.where(k < (count + 1) // 2, step * k + first.double(), 1 - step * (count - k)).float()
+    return (points[:-1] + points[1:]) / 2
+
+
+def encode(
+    values: torch.Tensor, book: torch.Tensor, block: int, positive: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes (uint8, of the shape of `values`) and scales (float32 [ceil(numel / block)], the largest magnitudes).
+
+    positive: the values are a second moment, so that one above 0 never becomes a code of 0.
+    """
+    flat = values.reshape(-1)
+    book = book.to(values.device, torch.float32)
+    midpoints = (book[:-1] + book[1:]) * 0.5
+    least = int((book <= 0).sum())  # the first code above 0
+    codes = torch.empty(flat.shape, dtype=torch.uint8, device=values.device)
+    scales = torch.empty(-(-flat.numel() // block), dtype=torch.float32, device=values.device)
+    piece = max(_PIECE // block, 1) * block
+    for start in range(0, flat.numel(), piece):
+        part = flat[start : start + piece].float()
+        padded = torch.nn.functional.pad(part, (0, -part.numel() % block)).view(-1, block)
+        absmax = padded.abs().amax(1)
+        inverse = torch.where(absmax >= _SMALLEST_NORMAL, 1 / absmax, 0.0)
+        found = torch.bucketize(padded * inverse[:, None], midpoints, out_int32=True)
+        if positive:
+            found = torch.where(padded > 0, found.clamp(min=least), found)
+        codes[start : start + piece] = found.view(-1)[: part.numel()]
+        scales[start // block : start // block + absmax.numel()] = absmax
+    return codes.view(values.shape), scales
+
+
+def decode(
+    codes: torch.Tensor, scales: torch.Tensor, book: torch.Tensor, block: int, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """Values of the shape of `codes` (uint8, or indices of any type into `book`)."""
+    flat = codes.reshape(-1)
+    book = book.to(codes.device, torch.float32)
+    out = torch.empty(flat.shape, dtype=dtype, device=codes.device)
+    piece = max(_PIECE // block, 1) * block
+    for start in range(0, flat.numel(), piece):
+        part = book[flat[start : start + piece].int()]
+        scale = scales[start // block : -(-(start + part.numel()) // block)]
+        out[start : start + piece] = part * scale.repeat_interleave(block)[: part.numel()]
+    return out.view(codes.shape)

@@ -1,0 +1,140 @@
+"""`bitsandbytes.functional`, as far as it quantizes block by block: any code book of 256 values, any block size.
+
+Codes are exactly those of the nearest entry (lowtide/blockwise.py has the rule), on every kind of device, which
+bitsandbytes' own are on a GPU; on a CPU it takes the entry nearest to one of 65,536 points.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lowtide import blockwise
+from lowtide.checks import check_tensor, expect
+from lowtide.foreign.entries import check_book, check_scales
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def create_dynamic_map(signed: bool = True, max_exponent_bits: int = 7, total_bits: int = 8) -> torch.Tensor:
+    """See `lowtide.blockwise.dynamic_map`."""
+    return blockwise.dynamic_map(signed, max_exponent_bits, total_bits)
+
+
+class QuantState:
+    """What undoes a quantization: `absmax` of each block, the code book `code`, `blocksize`, and the `dtype` that there
+    was. With `nested`, absmax are codes themselves, of `state2`, less `offset`."""
+
+    def __init__(
+        self,
+        absmax: torch.Tensor,
+        shape: torch.Size | None = None,
+        code: torch.Tensor | None = None,
+        blocksize: int | None = None,
+        quant_type: str | None = None,
+        dtype: torch.dtype | None = None,
+        offset: torch.Tensor | None = None,
+        state2: QuantState | None = None,
+    ) -> None:
+        self.absmax, self.shape, self.code, self.blocksize = absmax, shape, code, blocksize
+        self.quant_type, self.dtype, self.offset, self.state2 = quant_type, dtype, offset, state2
+
+    @property
+    def nested(self) -> bool:
+        return self.state2 is not None
+
+    def to(self, device: torch.device | str) -> None:
+        """Moves all tensors, in place."""
+        self.absmax = self.absmax.to(device)
+        self.code = None if self.code is None else self.code.to(device)
+        self.offset = None if self.offset is None else self.offset.to(device)
+        if self.state2 is not None:
+            self.state2.to(device)
+
+
+def quantize_blockwise(
+    A: torch.Tensor,
+    code: torch.Tensor | None = None,
+    absmax: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    blocksize: int = 4096,
+    nested: bool = False,
+) -> tuple[torch.Tensor, QuantState]:
+    """Codes (uint8) of a float32, float16 or bfloat16 tensor's shape, and what undoes them.
+
+    Args:
+        code: 256 values in ascending order; the signed dynamic map if not given.
+        absmax, out: where to put scales and codes, if not into new tensors.
+        blocksize: elements that share a scale; blocks run flat over the tensor.
+        nested: whether to quantize the scales, too, less their mean.
+
+    Raises ValueError for another type, a block size below 1 or a code book that is not in order.
+    """
+    expect(isinstance(A, torch.Tensor) and A.dtype in _DTYPES, "A", _kind(A), "a float32, float16 or bfloat16 tensor")
+    _check_blocksize(blocksize)
+    book = _book(code, A.device)
+    codes, scales = blockwise.encode(A.detach(), book, blocksize)
+    state = QuantState(scales, None, book, blocksize, None, A.dtype)
+    if nested:
+        state.offset = scales.mean()
+        state.absmax, state.state2 = quantize_blockwise(scales - state.offset, blocksize=blocksize)
+    if absmax is not None:
+        state.absmax = absmax.copy_(state.absmax)
+    return (codes if out is None else out.copy_(codes)), state
+
+
+def dequantize_blockwise(
+    A: torch.Tensor,
+    quant_state: QuantState | None = None,
+    absmax: torch.Tensor | None = None,
+    code: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    blocksize: int = 4096,
+    nested: bool = False,
+) -> torch.Tensor:
+    """The values of codes, of their shape: of `quant_state.dtype`, or float32 without a `quant_state`.
+
+    Args:
+        quant_state: what `quantize_blockwise` gave; or instead of it absmax, code and blocksize.
+        out: where to put the values, if not into a new tensor.
+        nested: means nothing: `quant_state` knows.
+
+    Raises ValueError for what does not fit together.
+    """
+    del nested
+    expect(isinstance(A, torch.Tensor) and A.dtype == torch.uint8, "A", _kind(A), "a uint8 tensor")
+    if quant_state is None:
+        expect(absmax is not None, "quant_state", "neither it nor absmax", "one of them")
+        assert absmax is not None
+        quant_state = QuantState(absmax, None, code, blocksize, None, torch.float32)
+    state = quant_state
+    scales = state.absmax
+    if state.state2 is not None:
+        assert state.offset is not None
+        scales = dequantize_blockwise(scales, state.state2).float() + state.offset
+    else:
+        check_scales(scales, "absmax")
+    _check_blocksize(state.blocksize)
+    size = int(state.blocksize or 0)
+    count = -(-A.numel() // size)
+    expect(scales.numel() == count, "absmax", f"{scales.numel()} values", f"{count} for {A.numel()} codes")
+    values = blockwise.decode(A, scales.to(A.device), _book(state.code, A.device), size, state.dtype or torch.float32)
+    return values if out is None else out.copy_(values)
+
+
+def _book(code: torch.Tensor | None, device: torch.device) -> torch.Tensor:
+    if code is None:
+        return blockwise.dynamic_map().to(device)
+    check_tensor(code, "code")
+    check_book(code, 256, "code")
+    return code.detach().to(device, torch.float32, copy=True)
+
+
+def _check_blocksize(blocksize: Any) -> None:
+    whole = isinstance(blocksize, int) and not isinstance(blocksize, bool) and blocksize >= 1
+    expect(whole, "blocksize", repr(blocksize), "1 or more elements")
+
+
+def _kind(value: object) -> str:
+    return f"a {value.dtype} tensor" if isinstance(value, torch.Tensor) else type(value).__name__

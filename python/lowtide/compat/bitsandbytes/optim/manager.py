@@ -1,0 +1,74 @@
+"""Options of single parameters, under bitsandbytes' names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import torch
+
+import lowtide
+from lowtide.checks import expect
+from lowtide.compat.bitsandbytes.optim.base import STATES
+
+_SAME = ("lr", "betas", "eps", "weight_decay", "alpha", "t_alpha", "t_beta3", "max_unorm")
+
+
+class GlobalOptimManager:
+    """`lowtide.override` for code written for bitsandbytes: `get_instance()` is the one instance of the process.
+
+    Overrides belong to parameters, not to their places in an optimizer, so that nothing depends on what is registered
+    when; those of state are read when an optimizer is built.
+    """
+
+    _instance: ClassVar[GlobalOptimManager | None] = None
+
+    def __init__(self) -> None:
+        raise RuntimeError("GlobalOptimManager: got a call of the class, wanted GlobalOptimManager.get_instance()")
+
+    @classmethod
+    def get_instance(cls) -> GlobalOptimManager:
+        if cls._instance is None:
+            cls._instance = cls.__new__(cls)
+        return cls._instance
+
+    def register_parameters(self, params: Iterable[Any]) -> None:
+        """Has no effect: an override finds its parameters without."""
+
+    def override_config(
+        self,
+        parameters: torch.Tensor | Iterable[torch.Tensor],
+        key: str | None = None,
+        value: Any = None,
+        key_value_dict: dict[str, Any] | None = None,
+    ) -> None:
+        """Sets options of parameters, whatever their group says: `key` to `value`, or all of `key_value_dict`, of
+        optim_bits, min_8bit_size, lr, betas, eps, weight_decay, alpha, t_alpha, t_beta3, max_unorm.
+
+        Raises ValueError for another key."""
+        given = {key: value} if key is not None and value is not None else {}
+        expect(not (given and key_value_dict), "override_config", "key and key_value_dict", "one of them")
+        options = _translated(given or key_value_dict or {})
+        if options:
+            tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+            lowtide.override(tensors, **options)
+
+    def register_module_override(self, module: torch.nn.Module, param_name: str, config: dict[str, Any]) -> None:
+        """`override_config` of the parameter that `module` has under that name when it is asked for."""
+        lowtide.override(module, param_name, **_translated(config))
+
+
+def _translated(config: dict[str, Any]) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for key, value in config.items():
+        if key == "optim_bits":
+            expect(value in STATES, "optim_bits", repr(value), "8 or 32")
+            options["state"] = STATES[value]
+        elif key == "min_8bit_size":
+            options["min_quantized_numel"] = value
+        elif key == "skip_zeros":
+            expect(not value, key, value, "False: elements without gradient decay, too")
+        else:
+            expect(key in _SAME, "override_config", repr(key), f"optim_bits, min_8bit_size or one of {_SAME}")
+            options[key] = value
+    return options

@@ -1,0 +1,35 @@
+"""FlashOptim's state dicts. Their moments are loaded by `load_state_dict` of the optimizer of the same rule; the low
+bits of bfloat16 and float16 parameters, which they hold too, are for `master_weights`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from lowtide.checks import expect
+from lowtide.foreign import flashoptim
+
+
+def master_weights(params: Iterable[torch.Tensor], state_dict: dict[str, Any]) -> list[torch.Tensor]:
+    """What each parameter is in float32, with the "error_bits" of a FlashOptim state_dict: new tensors, in order.
+
+    params: the parameters that the dict was saved with, of the types and values of then.
+
+    Raises ValueError for another number of parameters, and for error bits that do not fit.
+    """
+    params = list(params)
+    groups = [(n, group) for n, group in enumerate(state_dict["param_groups"])]
+    numbers = [(number, group, n) for n, group in groups for number in group["params"]]
+    expect(len(numbers) == len(params), "params", f"{len(params)} parameters", f"{len(numbers)}, as the dict has")
+    out = []
+    for i, (param, (number, group, n)) in enumerate(zip(params, numbers, strict=True)):
+        errors = state_dict["state"].get(number, {}).get("error_bits")
+        if errors is None:
+            out.append(param.detach().float().clone())
+            continue
+        expect("master_bytewidth" in group, f"param_groups[{n}]", "no 'master_bytewidth'", "3 or 4")
+        where = f"state of parameter {i}, error_bits"
+        out.append(flashoptim.master_weight(param, errors, int(group["master_bytewidth"]), where))
+    return out

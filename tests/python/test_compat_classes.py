@@ -1,0 +1,248 @@
+"""The 41 names of bitsandbytes.optim: its signatures; what it ignores is honoured or refused by name."""
+
+import copy
+import importlib.util
+import inspect
+import pickle
+import warnings
+from types import SimpleNamespace
+
+import lowtide
+import pytest
+import torch
+from lowtide.compat.bitsandbytes import nn, optim
+from lowtide.compat.bitsandbytes.optim import base
+
+from support import bits, refused
+
+CLASSES = [name for name in optim.__all__ if name != "GlobalOptimManager"]
+REQUIRED = {"lr": 0.01}
+
+
+def build(name, params, **options):
+    required = {} if "LARS" not in name and "SGD" not in name else REQUIRED
+    momentum = {"momentum": 0.9} if "LARS" in name or "SGD" in name else {}
+    return getattr(optim, name)(params, **{**required, **momentum, **options})
+
+
+def parameters():
+    return [torch.nn.Parameter(torch.randn(64, 256)), torch.nn.Parameter(torch.randn(9))]
+
+
+def stepped(opt, params, steps=2):
+    for _ in range(steps):
+        for p in params:
+            p.grad = torch.randn_like(p)
+        opt.step()
+    return opt
+
+
+def test_names_and_signatures_are_those_of_bitsandbytes(figure):
+    """Names, order and defaults of all arguments; ours take options beside them."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        pytest.skip("bitsandbytes is not installed")
+    import bitsandbytes
+
+    theirs = {name for name in dir(bitsandbytes.optim) if inspect.isclass(getattr(bitsandbytes.optim, name))}
+    assert theirs == set(optim.__all__)
+    arguments = 0
+    for name in CLASSES:
+        wanted = list(inspect.signature(getattr(bitsandbytes.optim, name)).parameters.values())
+        got = list(inspect.signature(getattr(optim, name)).parameters.values())
+        assert got.pop().kind is inspect.Parameter.VAR_KEYWORD
+        assert [(p.name, p.default) for p in got] == [(p.name, p.default) for p in wanted], name
+        arguments += len(wanted)
+    figure(f"{len(theirs)} names, {arguments} arguments of {len(CLASSES)} classes")
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_each_class_steps_resumes_and_is_copied(name, seed):
+    params = parameters()
+    opt = stepped(build(name, params), params)
+    bits_wanted = 8 if "8bit" in name else 32
+    assert opt.param_groups[0]["state"] == {8: "dynamic8", 32: "fp32"}[bits_wanted]
+    assert isinstance(opt, torch.optim.Optimizer) and type(opt).__name__ == name
+    assert (opt._memory == base.PAGED) == ("Paged" in name)
+    for other in (copy.deepcopy(opt), pickle.loads(pickle.dumps(opt))):
+        assert type(other) is type(opt) and other.param_groups[0]["lr"] == opt.param_groups[0]["lr"]
+    again = build(name, params)
+    again.load_state_dict(opt.state_dict())
+    twins = [torch.nn.Parameter(p.detach().clone()) for p in params]
+    there = build(name, twins)
+    there.load_state_dict(opt.bitsandbytes_state_dict(), move_to_device=True)
+    gradients = [torch.randn_like(p) for p in params]
+    for each, group in ((again, params), (there, twins)):
+        for p, g in zip(group, gradients, strict=True):
+            p.grad = g.clone()
+        each.step()
+    assert [bits(p) for p in params] == [bits(p) for p in twins]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_removed_arguments_are_accepted_with_a_warning(name):
+    with pytest.warns(UserWarning) as caught:
+        build(name, parameters(), percentile_clipping=5, block_wise=False)
+    texts = [str(warning.message) for warning in caught]
+    assert [sum(word in text for text in texts) for word in ("percentile_clipping", "block_wise")] == [1, 1]
+    assert all(name in text and warning.filename == __file__ for text, warning in zip(texts, caught, strict=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        build(name, parameters())
+
+
+def test_sizes_decide_as_there(seed):
+    params = [torch.nn.Parameter(torch.randn(n)) for n in (4095, 4096)]
+    assert [opt_codec(optim.AdamW8bit(params), k) for k in (0, 1)] == ["fp32", "dynamic8"]
+    assert [opt_codec(optim.AdamW8bit(params, min_8bit_size=4095), k) for k in (0, 1)] == ["dynamic8"] * 2
+    assert [opt_codec(optim.AdamW(params, optim_bits=8), k) for k in (0, 1)] == ["fp32", "dynamic8"]
+    assert [opt_codec(optim.Adagrad8bit(params), k) for k in (0, 1)] == ["fp32", "dynamic8"]
+
+
+def opt_codec(opt, index):
+    return opt._core.state_codec(index)
+
+
+def test_args_replace_four_arguments(seed):
+    args = SimpleNamespace(optim_bits=8, min_8bit_size=0, max_unorm=0.0, skip_zeros=False)
+    opt = optim.AdamW([torch.nn.Parameter(torch.randn(512))], optim_bits=32, args=args)
+    assert opt_codec(opt, 0) == "dynamic8"
+    for change, word in (
+        ({"optim_bits": 4}, "optim_bits"),
+        ({"skip_zeros": True}, "skip_zeros"),
+        ({"max_unorm": 1.0}, "max_unorm"),
+    ):
+        with pytest.raises(ValueError, match=word):
+            optim.AdamW(parameters(), args=SimpleNamespace(**{**vars(args), **change}))
+    with pytest.raises(ValueError, match="min_8bit_size"):
+        optim.AdamW(parameters(), args=SimpleNamespace(optim_bits=8))
+
+
+def test_what_is_ignored_there_is_honoured_here(seed):
+    """Each option changes where four steps lead."""
+    cases = [
+        ("AdamW8bit", {}, {"amsgrad": True}),
+        ("Adam32bit", {}, {"amsgrad": True}),
+        ("SGD", {"momentum": 0.9}, {"momentum": 0.9, "dampening": 0.5}),
+        ("SGD8bit", {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}),
+        ("SGD", {"momentum": 0.9}, {"momentum": 0.0}),
+        ("RMSprop", {}, {"momentum": 0.5}),
+        ("RMSprop8bit", {}, {"centered": True}),
+        ("Adagrad", {}, {"lr_decay": 0.5}),
+        ("Adagrad8bit", {}, {"initial_accumulator_value": 1.0}),
+    ]
+    for name, plain, changed in cases:
+        assert ends_differ(name, plain, changed, seed), (name, changed)
+
+
+@pytest.mark.parametrize("name", ["LARS", "LARS8bit", "PytorchLARS"])
+def test_options_of_LARS_are_honoured(name, seed):
+    plain = {"momentum": 0.9}
+    for changed in ({"nesterov": True}, {"dampening": 0.5}, {"max_unorm": 1e-3}):
+        assert ends_differ(name, plain, {**plain, **changed}, seed), changed
+
+
+def ends_differ(name, plain, changed, seed):
+    """Whether four steps with these options end elsewhere than with those."""
+    start = torch.randn(64, 256)
+    ends = []
+    for options in (plain, changed):
+        p = torch.nn.Parameter(start.clone())
+        torch.manual_seed(seed)
+        stepped(getattr(optim, name)([p], lr=0.01, **options), [p], steps=4)
+        ends.append(bits(p))
+    return ends[0] != ends[1]
+
+
+@pytest.mark.parametrize(
+    "name, options, words",
+    [
+        ("AdamW", {"optim_bits": 4}, ["optim_bits", "4", "[8, 32]"]),
+        ("AdamW8bit", {"optim_bits": 16}, ["optim_bits", "16"]),
+        ("Adam32bit", {"optim_bits": 8}, ["optim_bits", "8", "[32]"]),
+        ("LAMB", {"bias_correction": False}, ["bias_correction"]),
+        ("LAMB8bit", {"adam_w_mode": False}, ["adam_w_mode"]),
+        ("LAMB", {"amsgrad": True}, ["amsgrad"]),
+        ("LAMB", {"max_unorm": 0.0}, ["max_unorm"]),
+        ("AdamW", {"betas": "0.9; 0.99"}, ["betas", "'0.9; 0.99'"]),
+        ("AdamW", {"betas": (0.9, 1.0)}, ["beta2", "1"]),
+        ("AdamW", {"lr": -1.0}, ["lr", "-1"]),
+        ("AdEMAMix", {"betas": (0.9, 0.999)}, ["betas", "3"]),
+    ],
+)
+def test_bad_arguments_are_refused_by_name(name, options, words):
+    with pytest.raises((ValueError, TypeError)) as caught:
+        build(name, parameters(), **options)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_unknown_arguments_are_refused_by_name():
+    for name, options, words in (
+        ("AdamW8bit", {"optim_bit": 8}, ["AdamW8bit", "optim_bit"]),
+        ("PagedAdamW", {"is_paged": True}, ["is_paged"]),
+        ("AdamW", {"state": "fp32"}, ["state", "optim_bits"]),
+        ("AdamW8bit", {"min_quantized_numel": 0}, ["min_quantized_numel", "min_8bit_size"]),
+        ("SGD8bit", {"lr": None, "optim_bits": 8}, ["optim_bits"]),
+    ):
+        with pytest.raises(TypeError) as caught:
+            build(name, parameters(), **options)
+        assert all(word in str(caught.value) for word in words), str(caught.value)
+    with pytest.raises(TypeError, match="lr"):
+        optim.SGD(parameters())
+
+
+def test_betas_may_be_a_text(seed):
+    assert optim.AdamW(parameters(), betas="(0.9, 0.95)").param_groups[0]["betas"] == (0.9, 0.95)
+
+
+def test_a_paged_optimizer_has_no_limit_of_its_own(seed):
+    """On a CPU all state is in RAM; memory= says otherwise, and stands."""
+    params = parameters()
+    opt = stepped(optim.PagedAdamW8bit(params), params)
+    plain = stepped(optim.AdamW8bit(params), params)
+    assert opt.report()["state_bytes"] == plain.report()["state_bytes"] > 0
+    memory = lowtide.Memory(host="1GiB")
+    assert optim.PagedAdamW8bit(params, memory=memory)._memory == memory
+    assert optim.AdamW(params, is_paged=True)._memory == base.PAGED
+
+
+def test_a_state_dict_of_another_family_is_refused(seed):
+    params = parameters()
+    lion = stepped(optim.Lion8bit(params), params)
+    opt = stepped(optim.AdamW8bit(params), params)
+    with refused(opt, "lion", "adamw"):
+        opt.load_state_dict(lion.state_dict())
+    with refused(opt, "eps", "Lion"):
+        opt.load_state_dict(lion.bitsandbytes_state_dict())
+    adagrad = stepped(optim.Adagrad8bit(params), params)
+    with refused(opt, "state2"):
+        opt.load_state_dict(adagrad.bitsandbytes_state_dict())
+
+
+def test_the_manager_gives_parameters_options_of_their_own(seed):
+    """Registered before or after, and for a module's parameter whichever it is when an optimizer looks."""
+    with pytest.raises(RuntimeError, match="get_instance"):
+        optim.GlobalOptimManager()
+    manager = optim.GlobalOptimManager.get_instance()
+    assert manager is optim.GlobalOptimManager.get_instance()
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+    manager.register_parameters(model.parameters())
+    manager.override_config(model[0].weight, "optim_bits", 32)
+    manager.register_module_override(model[1], "weight", {"optim_bits": 32, "lr": 0.0})
+    opt = optim.AdamW8bit(model.parameters(), lr=0.1)
+    kept = bits(model[1].weight)
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    opt.step()
+    codecs = [opt_codec(opt, 2 * k) for k in range(3)]
+    assert codecs == ["fp32", "fp32", "dynamic8"] and bits(model[1].weight) == kept
+    manager.override_config([model[2].weight], key_value_dict={"optim_bits": 32, "lr": 0.0})
+    for key, value in (("optim_bits", 16), ("skip_zeros", True), ("momentun", 0.5)):
+        with pytest.raises(ValueError, match=key):
+            manager.override_config(model[2].weight, key, value)
+
+
+def test_embeddings_keep_float32_state(seed):
+    assert nn.StableEmbedding is lowtide.StableEmbedding and nn.Embedding is lowtide.Embedding
+    layer = nn.StableEmbedding(100, 64)
+    opt = optim.AdamW8bit(layer.parameters())
+    assert opt_codec(opt, 0) == "fp32"

@@ -1,0 +1,217 @@
+"""A run goes from bitsandbytes to Lowtide and back: which codes are equal, and how far the rest is apart."""
+
+import importlib.util
+
+import pytest
+import torch
+from lowtide.compat import bitsandbytes as compat
+
+from bitsandbytes_rule import NESTED, RULES, Twin, state_dict_of
+from support import bits, through_file
+
+BEFORE, STEPS = 20, 50
+SHAPES = ((64, 256), (5000,), (9,))  # blocks end with rows; one row with a short last block; float32 state
+# Largest distance of parameters after that from those of bitsandbytes' formula, in units of the last place of their
+# largest magnitude on the way. Each step rounds four times by half a unit: there the factor of weight decay, its
+# product and the sum, here the difference.
+ULPS = 2 * STEPS
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """These tensors are small, and another thread may wait for a core for longer than they take."""
+    torch.set_num_threads(1)
+
+
+def real(name: str):
+    if importlib.util.find_spec("bitsandbytes") is None:
+        pytest.skip("bitsandbytes is not installed")
+    import bitsandbytes
+
+    return getattr(bitsandbytes.optim, name)
+
+
+def gradients(count: int) -> list[list[torch.Tensor]]:
+    return [[torch.randn(shape) * 0.1 for shape in SHAPES] for _ in range(count)]
+
+
+def started(rule: str, by_table: bool = True) -> list[Twin]:
+    """bitsandbytes after some steps, on a CPU."""
+    hyper = RULES[rule][1]
+    twins = [Twin(rule, torch.randn(shape), hyper, by_table, small=shape == (9,)) for shape in SHAPES]
+    for each in gradients(BEFORE):
+        for twin, g in zip(twins, each, strict=True):
+            twin.step(g)
+    return twins
+
+
+def loaded(rule: str, twins: list[Twin], nested: bool = True):
+    params = [torch.nn.Parameter(twin.p.clone()) for twin in twins]
+    opt = getattr(compat.optim, RULES[rule][0] + "8bit")(params, lr=0.5)
+    opt.load_state_dict(through_file(state_dict_of(rule, twins, nested)))
+    return params, opt
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_emulated_rule_is_that_of_bitsandbytes(rule, seed, figure):
+    """Its 8-bit CPU optimizer and bitsandbytes_rule.py, bit for bit: codes, scales, maps and parameters."""
+    name, hyper = RULES[rule]
+    twins = [Twin(rule, torch.randn(shape), hyper, True, small=shape == (9,)) for shape in SHAPES]
+    params = [torch.nn.Parameter(twin.p.clone()) for twin in twins]
+    opt = real(name + "8bit")(params, **hyper)
+    for each in gradients(STEPS):
+        for p, twin, g in zip(params, twins, each, strict=True):
+            p.grad = g.clone()
+            twin.step(g)
+        opt.step()
+    theirs, ours = opt.state_dict(), state_dict_of(rule, twins)
+    assert theirs["param_groups"] == ours["param_groups"]
+    compared = 0
+    for i, twin in enumerate(twins[:2]):
+        assert bits(params[i]) == bits(twin.p)
+        wanted = theirs["state"][i][NESTED]
+        assert set(wanted) == set(ours["state"][i][NESTED])
+        for key, tensor in ours["state"][i][NESTED].items():
+            assert bits(tensor) == bits(wanted[key]), (i, key)
+            compared += tensor.numel()
+    figure(f"{compared} codes, scales and entries of maps after {STEPS} steps: 0 differ")
+
+
+@pytest.mark.parametrize("nested", [True, False], ids=["nested", "flat"])
+@pytest.mark.parametrize("rule", RULES)
+def test_what_is_loaded_comes_back_bit_for_bit(rule, nested, seed, figure):
+    """Without a step between: all codes, scales and float32 values of rules whose maps are equal; second moments of
+    RMSprop and Adagrad come back in the finer unsigned map, at most half a step of the signed map away."""
+    twins = started(rule)
+    _, opt = loaded(rule, twins, nested)
+    assert opt.param_groups[0]["lr"] == RULES[rule][1]["lr"]
+    back = through_file(opt.bitsandbytes_state_dict(nested))
+    wanted = state_dict_of(rule, twins, nested)
+    assert back["param_groups"] == wanted["param_groups"]
+    codes = worst = 0
+    for i, entry in wanted["state"].items():
+        assert back["state"][i]["step"] == entry["step"] == BEFORE
+        (mine, theirs) = (back["state"][i], entry) if not nested else (back["state"][i][NESTED], entry[NESTED])
+        assert set(mine) == set(theirs)
+        for key in (key for key in theirs if key != "step"):
+            codes += theirs[key].numel() if theirs[key].dtype == torch.uint8 else 0
+            if rule in ("rmsprop", "adagrad") and "qmap1" in theirs:
+                continue
+            assert bits(mine[key]) == bits(theirs[key]), (i, key)
+        if rule in ("rmsprop", "adagrad") and "qmap1" in theirs:
+            value, given = (each["qmap1"][each["state1"].int()].view(-1) * absmax_of(each) for each in (mine, theirs))
+            worst = max(worst, float(((value - given).abs() / absmax_of(theirs)).max()))
+    assert worst < 0.004  # of absmax: half of the largest step of the unsigned map
+    figure(f"{codes} codes there and back: " + (f"values within {worst:.4f} absmax" if worst else "0 differ"))
+
+
+def absmax_of(entry):
+    """Of each element."""
+    return entry["absmax1"].repeat_interleave(256)[: entry["state1"].numel()]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_fifty_steps_from_a_loaded_state(rule, seed, figure):
+    """Its dict in, 50 steps here and there, and back: with exact codes there, every code is equal; with the codes of
+    its CPU library, some differ, and parameters go the same way."""
+    exact, table = started(rule, by_table=False), started(rule)
+    params, opt = loaded(rule, exact)
+    others, other = loaded(rule, table)
+    start = [twin.p.clone() for twin in table]
+    largest = [twin.p.abs() for twin in exact]
+    for each in gradients(STEPS):
+        for group, twins in ((params, exact), (others, table)):
+            for p, twin, g in zip(group, twins, each, strict=True):
+                p.grad = g.clone()
+                twin.step(g)
+        largest = [torch.maximum(most, twin.p.abs()) for most, twin in zip(largest, exact, strict=True)]
+        opt.step()
+        other.step()
+    back, wanted = opt.bitsandbytes_state_dict(), state_dict_of(rule, exact)
+    compared = 0
+    for i, entry in wanted["state"].items():
+        for key, tensor in entry[NESTED].items():
+            assert bits(back["state"][i][NESTED][key]) == bits(tensor), (i, key)
+            compared += tensor.numel() if tensor.dtype == torch.uint8 else 0
+    ulps = max(ulps_apart(p.detach(), twin.p, most) for p, twin, most in zip(params, exact, largest, strict=True))
+    assert ulps <= ULPS
+    away = [
+        float((p.detach() - twin.p).norm() / (twin.p - old).norm())
+        for p, twin, old in zip(others, table, start, strict=True)
+    ]
+    differ = differing(other.bitsandbytes_state_dict(), state_dict_of(rule, table))
+    figure(
+        f"exact codes there: 0 of {compared} codes differ, parameters within {ulps} ulp; CPU library there: "
+        f"{differ}, parameters {max(away[:2]):.1e} of the way apart"
+    )
+    assert max(away) < 0.1
+
+
+def differing(mine, theirs) -> str:
+    """The largest shares of codes of all parameters; RMSprop and Adagrad have another map here."""
+    if bits(mine["state"][0][NESTED]["qmap1"]) != bits(theirs["state"][0][NESTED]["qmap1"]):
+        return "codes of another map"
+    shares = {}
+    for i, entry in theirs["state"].items():
+        for key in ("state1", "state2"):
+            tensor = entry[NESTED].get(key)
+            if tensor is not None and tensor.dtype == torch.uint8:
+                same = mine["state"][i][NESTED][key] == tensor
+                shares[key] = max(shares.get(key, 0.0), float((~same).float().mean()))
+    return ", ".join(f"{share:.2%} of {key}" for key, share in shares.items()) + " differ"
+
+
+def ulps_apart(a: torch.Tensor, b: torch.Tensor, largest: torch.Tensor) -> int:
+    place = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent - 24)
+    return int(((a - b).abs() / place).max())
+
+
+@pytest.mark.parametrize("kind", ["8bit", "32bit"])
+@pytest.mark.parametrize("rule", RULES)
+def test_bitsandbytes_loads_what_comes_back(rule, kind, seed, figure):
+    """Its own optimizer loads our dict, steps, and we load its dict again."""
+    name, hyper = RULES[rule]
+    if (rule, kind) == ("ademamix", "32bit"):
+        kind = ""  # there AdEMAMix32bit cannot step
+    theirs = real(name + kind)
+    params = [torch.nn.Parameter(torch.randn(shape)) for shape in (*SHAPES, (37, 300))]
+    opt = getattr(compat.optim, name + kind)(params, **hyper)
+    for each in gradients(3):
+        for p, g in zip(params, [*each, torch.randn(37, 300)], strict=True):
+            p.grad = g
+        opt.step()
+    copies = [torch.nn.Parameter(p.detach().clone()) for p in params]
+    there = theirs(copies, **{**hyper, "lr": 1.0})
+    there.load_state_dict(through_file(opt.bitsandbytes_state_dict()))
+    start = [p.detach().clone() for p in params]
+    for p, q in zip(params, copies, strict=True):
+        p.grad = torch.randn_like(p)
+        q.grad = p.grad.clone()
+    opt.step()
+    there.step()
+    way = [float((p - old).detach().norm()) for p, old in zip(params, start, strict=True)]
+    apart = [float((p - q).detach().norm()) / far for p, q, far in zip(params, copies, way, strict=True)]
+    opt.load_state_dict(through_file(there.state_dict()))
+    assert all(int(opt.state[p]["step"]) == 4 for p in params)
+    figure(f"the next step there is {max(apart):.1e} of its length from ours")
+    assert max(apart) < 0.05
+
+
+def test_32_bit_state_stays_within_ulps(seed, figure):
+    """50 steps of float32 state here and in bitsandbytes, whose torch operations fuse multiply and add."""
+    worst = {}
+    for name, hyper in RULES.values():
+        theirs = real(name)
+        p = torch.nn.Parameter(torch.randn(64, 256))
+        q = torch.nn.Parameter(p.detach().clone())
+        here, there = getattr(compat.optim, name)([p], **hyper), theirs([q], **hyper)
+        largest = p.detach().abs()
+        for _ in range(STEPS):
+            p.grad = torch.randn(64, 256)
+            q.grad = p.grad.clone()
+            here.step()
+            there.step()
+            largest = torch.maximum(largest, p.detach().abs())
+        worst[name] = ulps_apart(p.detach(), q.detach(), largest)
+    figure(f"parameters after {STEPS} steps, in units of the last place: {worst}")
+    assert all(ulps <= ULPS for name, ulps in worst.items())
