@@ -201,18 +201,18 @@ class PyOptimizer {
     for (const lowtide::StateView& view : core_.state(param)) {
       const std::string scale = std::string(view.name) + "_scale";
       if (!view.numel) {  // a shard of no rows: there is nothing to view
-        auto [codes, scales] = binding_.empty_state(param, view.code_bytes, view.rows, view.blocks_per_row);
+        auto [codes, scales] = binding_.empty_state(param, view);
         out[view.name] = codes;
         if (!scales.is_none()) out[scale.c_str()] = scales;
         continue;
       }
       if (!view.codes) continue;  // not in memory of its own: read_state copies it
-      const nb::dlpack::dtype type = view.code_bytes == 1   ? nb::dtype<uint8_t>()
-                                     : view.code_bytes == 2 ? nb::dlpack::dtype{4 /* bfloat */, 16, 1}
+      const nb::dlpack::dtype type = view.code_bits <= 8    ? nb::dtype<uint8_t>()
+                                     : view.code_bits == 16 ? nb::dlpack::dtype{4 /* bfloat */, 16, 1}
                                                             : nb::dtype<float>();
-      out[view.name] = tensor(owner, view.codes, sizes, type);
+      out[view.name] = tensor(owner, view.codes, ParamBinding::code_sizes(sizes, view), type);
       if (view.scales)
-        out[scale.c_str()] = tensor(owner, view.scales, {view.rows, view.blocks_per_row}, nb::dtype<float>());
+        out[scale.c_str()] = tensor(owner, view.scales, {view.rows, view.scales_per_row}, nb::dtype<float>());
     }
     return out;
   }
@@ -229,7 +229,7 @@ class PyOptimizer {
     out["step"] = nb::module_::import_("torch").attr("tensor")(core_.steps(param));
     int k = 0;
     for (const lowtide::StateView& view : core_.state(param)) {
-      const auto [codes, scales] = binding_.empty_state(param, view.code_bytes, view.rows, view.blocks_per_row);
+      const auto [codes, scales] = binding_.empty_state(param, view);
       core_.read_state(param, k++, binding_.address(codes), static_cast<float*>(binding_.address(scales)));
       out[view.name] = codes;
       if (!scales.is_none()) out[(std::string(view.name) + "_scale").c_str()] = scales;

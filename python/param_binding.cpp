@@ -113,17 +113,21 @@ nb::object ParamBinding::empty_like(int64_t param) const {
   return torch.attr("empty")(shape, nb::arg("dtype") = torch.attr("float32"), nb::arg("device") = "cpu");
 }
 
-std::pair<nb::object, nb::object> ParamBinding::empty_state(int64_t param, int code_bytes, int64_t rows,
-                                                            int64_t blocks_per_row) const {
+std::vector<int64_t> ParamBinding::code_sizes(const std::vector<int64_t>& sizes, const lowtide::StateView& view) {
+  if (view.code_bits >= 8) return sizes;
+  return {view.rows, view.rows ? view.numel / view.rows * view.code_bits / 8 : 0};
+}
+
+std::pair<nb::object, nb::object> ParamBinding::empty_state(int64_t param, const lowtide::StateView& view) const {
   const nb::object torch = nb::module_::import_("torch");
   nb::list shape;
-  for (const int64_t size : sizes(param)) shape.append(size);
-  const char* const type = code_bytes == 1 ? "uint8" : code_bytes == 2 ? "bfloat16" : "float32";
+  for (const int64_t size : code_sizes(sizes(param), view)) shape.append(size);
+  const char* const type = view.code_bits <= 8 ? "uint8" : view.code_bits == 16 ? "bfloat16" : "float32";
   nb::object codes = torch.attr("empty")(shape, nb::arg("dtype") = torch.attr(type), nb::arg("device") = "cpu");
   nb::object scales = nb::none();
-  if (blocks_per_row)
-    scales = torch.attr("empty")(nb::make_tuple(rows, blocks_per_row), nb::arg("dtype") = torch.attr("float32"),
-                                 nb::arg("device") = "cpu");
+  if (view.scales_per_row)
+    scales = torch.attr("empty")(nb::make_tuple(view.rows, view.scales_per_row),
+                                 nb::arg("dtype") = torch.attr("float32"), nb::arg("device") = "cpu");
   return {codes, scales};
 }
 

@@ -36,8 +36,9 @@ class ParamBinding {
 
   nb::object empty_like(int64_t param) const;  // a new contiguous float32 CPU tensor of the parameter's sizes
   // New CPU tensors for one state as it is stored: codes of the parameter's sizes, and scales (None without blocks).
-  std::pair<nb::object, nb::object> empty_state(int64_t param, int code_bytes, int64_t rows,
-                                                int64_t blocks_per_row) const;
+  std::pair<nb::object, nb::object> empty_state(int64_t param, const lowtide::StateView& view) const;
+  // The sizes of a tensor of codes: the parameter's, or [rows, bytes] where a byte holds more than one.
+  static std::vector<int64_t> code_sizes(const std::vector<int64_t>& sizes, const lowtide::StateView& view);
   static void* address(nb::handle tensor);              // nullptr for None
   float* float_data(int64_t param, nb::handle tensor);  // of such a tensor, checked
 

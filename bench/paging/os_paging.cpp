@@ -65,10 +65,11 @@ class Mapped final : public Contender {
     const lowtide::CodecInfo& format = lowtide::codecs()[static_cast<size_t>(codec)];
     fd_ = open(disk.c_str(), O_TMPFILE | O_RDWR, 0600);
     if (fd_ < 0) paging::die(disk.c_str());
-    const int64_t codes = layout_.numel * format.code_bytes;
-    const int64_t scales = format.scaled ? 4 * layout_.blocks(lowtide::kBlockElements) : 0;
+    const lowtide::StateFormat* const of = format.format;
+    const int64_t codes = of->code_bytes(layout_.numel);
+    const int64_t scales = of->scale_bytes(layout_.blocks(lowtide::kBlockElements));
     // Written, not only allocated: reading an extent that was never written is free and would flatter the mapping.
-    for (int k = 0; k < info.states; ++k) fill(codes, format.zero_code[info.signed_mask >> k & 1]);
+    for (int k = 0; k < info.states; ++k) fill(codes, of[info.signed_mask >> k & 1].zero);
     for (int k = 0; k < info.states; ++k) fill(scales, 0);
     settle();
     void* const memory = mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);

@@ -149,10 +149,10 @@ typedef struct lt_group_options {
 typedef struct lt_state_view {
   const char* name;  /* "exp_avg", ...; a constant string */
   const char* codec; /* "dynamic8", ...; a constant string */
-  void* codes;       /* [numel] of code_bytes each */
-  float* scales;     /* [rows][blocks_per_row] */
-  int64_t numel, rows, blocks_per_row;
-  int32_t code_bytes, block;
+  void* codes;       /* [numel] of code_bits each; 4 bits: two to a byte, the first in the low half */
+  float* scales;     /* [rows][scales_per_row] */
+  int64_t numel, rows, scales_per_row;
+  int32_t code_bits, block;
 } lt_state_view;
 
 typedef struct lt_memory_report {
@@ -259,7 +259,7 @@ LT_API lt_status lt_optimizer_state(const lt_optimizer* optimizer, int64_t param
 /* State k decoded to row-major float [numel], and encoded from it. */
 LT_API lt_status lt_optimizer_export_state(const lt_optimizer* optimizer, int64_t param, int32_t k, float* out);
 LT_API lt_status lt_optimizer_import_state(lt_optimizer* optimizer, int64_t param, int32_t k, const float* in);
-/* Copies state k as it is stored, wherever it lives: codes [numel] of code_bytes each and scales [rows][blocks_per_row]
+/* Copies state k as it is stored, wherever it lives: codes [numel] of code_bits each and scales [rows][scales_per_row]
  * (may be NULL where lt_state_view has none). write does not set steps. If a disk stops it (or import_state) half way,
  * part of the state is of before: it is refused until it is written or loaded again. */
 LT_API lt_status lt_optimizer_read_state(const lt_optimizer* optimizer, int64_t param, int32_t k, void* codes,

@@ -170,15 +170,17 @@ struct SignBuffer {
 
 // One state of one parameter, in the optimizer's memory, alive as long as the Optimizer. Under a memory budget that it
 // does not fit into, codes and scales are nullptr: see Optimizer::read_state.
-// codes: the parameter's sizes, contiguous; code_bytes each. scales: float32 [rows][blocks_per_row], nullptr if the
-// codec has none; decoded value = table[code] * scale of its block of `block` elements within the row.
+// codes: the parameter's sizes, contiguous; code_bits each (4: two to a byte, the first in the low half). scales:
+// float32 [rows][scales_per_row], nullptr if the codec has none; decoded value = table[code] * scale of its block of
+// `block` elements within the row. (A row of blocks of 128 has an even number of scales, for the blocks of 256 of its
+// parameter.)
 struct StateView {
   const char* name = "";   // "exp_avg", "exp_avg_sq", "momentum_buffer"; a constant
   const char* codec = "";  // "fp32", "bf16", "dynamic8"; a constant
   void* codes = nullptr;
   float* scales = nullptr;
-  int64_t numel = 0, rows = 0, blocks_per_row = 0;
-  int code_bytes = 0, block = 0;
+  int64_t numel = 0, rows = 0, scales_per_row = 0;
+  int code_bits = 0, block = 0;
 };
 
 struct MemoryReport {
@@ -298,7 +300,7 @@ class LT_API Optimizer {
   // -1); to copy state exactly, copy codes and scales.
   void export_state(int64_t param, int k, float* out) const;
   void import_state(int64_t param, int k, const float* in);
-  // Copies state k as it is stored, wherever it lives: codes [numel] and scales [rows][blocks_per_row] (may be nullptr
+  // Copies state k as it is stored, wherever it lives: codes [numel] and scales [rows][scales_per_row] (may be nullptr
   // where StateView has none). write_state does not set steps(). If the disk stops it (or import_state) half way, part
   // of the state is of before: it is refused by step, read_state, export_state and save until it is written or loaded
   // again. If it only cannot be written to the disk it is complete and kept in RAM, and kIo says so.

@@ -14,7 +14,7 @@ namespace {
 RuleInput input_of(const RuleHyper& h) {
   return RuleInput{h.lr,       h.beta1,     h.beta2,          h.beta3, h.eps,     h.weight_decay,
                    h.momentum, h.dampening, h.nesterov,       h.alpha, h.t_alpha, h.t_beta3,
-                   h.lr_decay, h.initial,   h.momentum_decay, h.t,     h.first};
+                   h.lr_decay, h.initial,   h.momentum_decay, h.t,     h.first,   h.error};
 }
 
 template <class R>
@@ -34,9 +34,10 @@ RuleInfo rule_info(const char* name) {
 
 template <class C>
 CodecInfo codec_info() {
-  CodecInfo info{C::kName, static_cast<int>(sizeof(typename C::Code)), C::kScaled, {0, 0}, true, {false, false}};
+  constexpr StateFormat kFormat{8 * static_cast<int>(sizeof(typename C::Code)), C::kScaled ? 1 : 0, 0};
+  CodecInfo info{C::kName, C::kScaled, 1, {kFormat, kFormat}, static_cast<double>(C::kError), true, {false, false}};
   info.rounds = !std::is_same_v<typename C::Code, float>;
-  if constexpr (requires { C::kSignedZero; }) info.zero_code[1] = C::kSignedZero;
+  if constexpr (requires { C::kSignedZero; }) info.format[1].zero = C::kSignedZero;
   if constexpr (requires { C::kNeedsRandom; })
     for (int is_signed = 0; is_signed < 2; ++is_signed) info.needs_random[is_signed] = C::kNeedsRandom[is_signed];
   return info;

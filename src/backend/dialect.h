@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "backend/limits.h"
+#include "backend/state_format.h"
 
 namespace lowtide {
 
@@ -18,6 +19,7 @@ struct RuleHyper {
   double alpha = 0, t_alpha = 0, t_beta3 = 0, lr_decay = 0, initial = 0, momentum_decay = 0;
   double t = 1;        // number of this step for this parameter, from 1
   bool first = false;  // the state holds nothing yet
+  double error = 0;    // of the codec
 };
 
 struct RuleInfo {
@@ -32,9 +34,10 @@ struct RuleInfo {
 
 struct CodecInfo {
   const char* name;
-  int code_bytes;
-  bool scaled;            // one float32 scale per block
-  unsigned zero_code[2];  // code of 0: [unsigned, signed]; memory starts with it
+  bool scaled;            // blocks share scales
+  int row_multiple;       // rows must be of a multiple of it
+  StateFormat format[2];  // [unsigned, signed]
+  double error;           // by which a typical value is rounded (to nearest) at most, relative to it
   bool rounds;            // or stores every float32 as it is
   bool needs_random[2];   // only stochastic rounding keeps averages in it: [unsigned, signed]
 };
@@ -46,6 +49,15 @@ const std::vector<CodecInfo>& codecs();
 // Number of a rule or codec; throws kInvalidArgument naming those there are.
 int find_rule(const std::string& name);
 int find_codec(const std::string& name);
+
+// Of state k of a rule, and of an item that has a codec and a signedness.
+inline const StateFormat& format_of(int rule, int codec, int k) {
+  return codecs()[static_cast<size_t>(codec)].format[(rules()[static_cast<size_t>(rule)].signed_mask >> k) & 1];
+}
+template <class Item>
+const StateFormat& format_of(const Item& item) {
+  return codecs()[static_cast<size_t>(item.codec)].format[item.is_signed ? 1 : 0];
+}
 
 // How states are rounded: those of long averages stochastically (kAuto), none or all.
 enum class RoundingMode { kAuto, kNearest, kStochastic };

@@ -291,8 +291,8 @@ lt_status lt_optimizer_state(const lt_optimizer* optimizer, int64_t param, int32
     LT_REQUIRE(k >= 0 && k < static_cast<int32_t>(states.size()), "got state %d of parameter %lld, which has %zu", k,
                static_cast<long long>(param), states.size());
     const lowtide::StateView& view = states[static_cast<size_t>(k)];
-    *out = {view.name, view.codec,          view.codes,      view.scales, view.numel,
-            view.rows, view.blocks_per_row, view.code_bytes, view.block};
+    *out = {view.name, view.codec,          view.codes,     view.scales, view.numel,
+            view.rows, view.scales_per_row, view.code_bits, view.block};
   });
 }
 

@@ -20,9 +20,9 @@ int64_t lay_out(Piece& piece, int64_t at) {
     at += round_up(bytes, kLine) + (bytes >= 16 * kPageBytes ? kPageBytes + kLine : 0);
     return here;
   };
-  for (int k = 0; k < piece.states; ++k) piece.codes_at[k] = part(piece.elements * piece.code_bytes);
-  if (piece.scaled)
-    for (int k = 0; k < piece.states; ++k) piece.scales_at[k] = part(piece.blocks * int64_t{sizeof(float)});
+  for (int k = 0; k < piece.states; ++k) piece.codes_at[k] = part(piece.format[k].code_bytes(piece.elements));
+  for (int k = 0; k < piece.states; ++k)
+    if (piece.format[k].scales) piece.scales_at[k] = part(piece.format[k].scale_bytes(piece.blocks));
   return at;
 }
 
@@ -36,10 +36,8 @@ Piece make_piece(const ShapedParam& param, int64_t first_block, int64_t blocks) 
     piece.first_element = elements_before_block(s.row_length, first_block, kBlockElements);
     piece.elements = elements_before_block(s.row_length, first_block + blocks, kBlockElements) - piece.first_element;
   }
-  piece.code_bytes = s.code_bytes;
   piece.states = s.states;
-  piece.scaled = s.scaled;
-  std::copy(s.zero, s.zero + kMaxStates, piece.zero);
+  std::copy(s.format, s.format + kMaxArrays, piece.format);
   return piece;
 }
 
@@ -80,8 +78,8 @@ std::vector<Chunk> cut_chunks(std::span<const ShapedParam> params, int64_t chunk
 
 void fill_zero(const Piece& piece, std::byte* zeroed) {
   for (int k = 0; k < piece.states; ++k)
-    if (piece.zero[k])
-      std::memset(zeroed + piece.codes_at[k], piece.zero[k], static_cast<size_t>(piece.elements * piece.code_bytes));
+    if (const StateFormat& format = piece.format[k]; format.zero)
+      std::memset(zeroed + piece.codes_at[k], format.zero, static_cast<size_t>(format.code_bytes(piece.elements)));
 }
 
 void fill_zero(const Chunk& chunk, std::byte* memory) {

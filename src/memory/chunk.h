@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "backend/limits.h"
+#include "backend/state_format.h"
 
 namespace lowtide {
 
@@ -16,9 +16,7 @@ namespace lowtide {
 struct StateShape {
   int64_t rows = 0, row_length = 0;
   int states = 0;
-  int code_bytes = 0;
-  bool scaled = false;            // one float32 per block of kBlockElements
-  uint8_t zero[kMaxStates] = {};  // the byte that all codes of an untouched state consist of
+  StateFormat format[kMaxArrays];  // of each
 };
 
 // Consecutive blocks of one parameter.
@@ -27,11 +25,10 @@ struct Piece {
   size_t number = 0;  // among the parameter's pieces
   int64_t first_block = 0, blocks = 0;
   int64_t first_element = 0, elements = 0;
-  int64_t codes_at[kMaxStates] = {};   // byte offsets within the chunk
-  int64_t scales_at[kMaxStates] = {};  // unused without scales
-  int code_bytes = 0, states = 0;
-  bool scaled = false;
-  uint8_t zero[kMaxStates] = {};
+  int64_t codes_at[kMaxArrays] = {};   // byte offsets within the chunk
+  int64_t scales_at[kMaxArrays] = {};  // unused without scales
+  int states = 0;
+  StateFormat format[kMaxArrays];
 };
 
 struct Chunk {

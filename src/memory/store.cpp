@@ -34,9 +34,9 @@ void Store::visit(int64_t param, bool change, const Visit& visit) {
 void Store::copy(const Part& part, int64_t offset, int64_t bytes, std::byte* to, const std::byte* from) {
   for (const Place& place : pieces_.at(part.param)) {
     const Piece& piece = chunk_at(place.chunk).pieces[place.piece];
-    const int64_t unit = part.scales ? static_cast<int64_t>(sizeof(float)) : piece.code_bytes;
-    const int64_t first = (part.scales ? piece.first_block : piece.first_element) * unit;
-    const int64_t end = first + (part.scales ? piece.blocks : piece.elements) * unit;
+    const StateFormat& format = piece.format[part.k];
+    const int64_t first = part.scales ? format.scale_bytes(piece.first_block) : format.code_bytes(piece.first_element);
+    const int64_t end = first + (part.scales ? format.scale_bytes(piece.blocks) : format.code_bytes(piece.elements));
     const int64_t begin = std::max(first, offset), stop = std::min(end, offset + bytes);
     if (begin >= stop) continue;
     std::byte* const here =

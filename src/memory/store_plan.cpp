@@ -30,7 +30,8 @@ int64_t chunk_bytes_for(const StoreOptions& options, int64_t total) {
 StorePlan plan_store(const StoreOptions& options, std::vector<int64_t> before, std::span<const ShapedParam> params,
                      const StoreRates& rates) {
   int64_t total = std::accumulate(before.begin(), before.end(), int64_t{0});
-  for (const ShapedParam& p : params) total += p.shape.states * p.shape.rows * p.shape.row_length * p.shape.code_bytes;
+  for (const ShapedParam& p : params)
+    for (int k = 0; k < p.shape.states; ++k) total += p.shape.format[k].code_bytes(p.shape.rows * p.shape.row_length);
   const int64_t chunk_bytes = chunk_bytes_for(options, total);
   LT_REQUIRE(total / chunk_bytes <= kMostChunks,
              "got %lld bytes of state in chunks of %lld bytes, more than 2^22 of them; make chunks larger (chunk_bytes "

@@ -132,11 +132,13 @@ std::vector<StateView> Optimizer::state(int64_t param) const {
   if (!slot.has_state) return views;
   const RuleInfo& rule = rules()[static_cast<size_t>(slot.state_rule)];
   const CodecInfo& codec = codecs()[static_cast<size_t>(slot.codec)];
-  for (int k = 0; k < rule.states; ++k)
+  for (int k = 0; k < rule.states; ++k) {
+    const StateFormat format = slot.format(slot.state_rule, k);
     views.push_back({rule.state_names[static_cast<size_t>(k)], codec.name, slot.codes[k], slot.scales[k],
                      slot.layout.numel, slot.layout.rows,
-                     codec.scaled ? blocks_per_row(slot.layout.row_length, kBlockElements) : 0, codec.code_bytes,
-                     codec.scaled ? kBlockElements : 0});
+                     blocks_per_row(slot.layout.row_length, kBlockElements) * format.scales, format.code_bits,
+                     format.scale_block()});
+  }
   return views;
 }
 
@@ -198,9 +200,10 @@ void Optimizer::read_state(int64_t param, int k, void* codes, float* scales) con
   impl_->resolve();
   impl_->onload();
   impl_->for_each_part(param, k, false, [&](const CodecItem& item, int64_t first, int64_t elements) {
-    const int bytes = codecs()[static_cast<size_t>(item.codec)].code_bytes;
-    copy_bytes(static_cast<std::byte*>(codes) + first * bytes, item.codes, elements * bytes);
-    if (item.scales && scales) copy_bytes(scales + item.first_block, item.scales, item.blocks * int64_t{sizeof(float)});
+    const StateFormat& format = format_of(item);
+    copy_bytes(static_cast<std::byte*>(codes) + format.code_bytes(first), item.codes, format.code_bytes(elements));
+    if (item.scales && scales)
+      copy_bytes(scales + item.first_block * format.scales, item.scales, format.scale_bytes(item.blocks));
   });
 }
 
@@ -210,9 +213,11 @@ void Optimizer::write_state(int64_t param, int k, const void* codes, const float
   impl_->onload();
   impl_->forget_unwritten();
   impl_->for_each_part(param, k, true, [&](const CodecItem& item, int64_t first, int64_t elements) {
-    const int bytes = codecs()[static_cast<size_t>(item.codec)].code_bytes;
-    copy_bytes(item.codes, static_cast<const std::byte*>(codes) + first * bytes, elements * bytes);
-    if (item.scales && scales) copy_bytes(item.scales, scales + item.first_block, item.blocks * int64_t{sizeof(float)});
+    const StateFormat& format = format_of(item);
+    copy_bytes(item.codes, static_cast<const std::byte*>(codes) + format.code_bytes(first),
+               format.code_bytes(elements));
+    if (item.scales && scales)
+      copy_bytes(item.scales, scales + item.first_block * format.scales, format.scale_bytes(item.blocks));
   });
   impl_->slot_at(param).set_fresh(false);
   impl_->check_written();

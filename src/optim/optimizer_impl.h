@@ -43,7 +43,7 @@ inline void copy_bytes(void* to, const void* from, int64_t bytes) {
 // A group's arguments for one step number: all its parameters usually share one.
 struct ArgsEntry {
   int group;
-  int rule;
+  int rule, codec;
   int64_t t;
   bool first;
   uint32_t long_averages;
@@ -359,7 +359,7 @@ struct Optimizer::Impl {
       item.first_block = piece.first_block;
       item.blocks = piece.blocks;
       item.codes = memory + piece.codes_at[k];
-      item.scales = piece.scaled ? reinterpret_cast<float*>(memory + piece.scales_at[k]) : nullptr;
+      item.scales = piece.format[k].scales ? reinterpret_cast<float*>(memory + piece.scales_at[k]) : nullptr;
       visit(item, piece.first_element, piece.elements);
       if (change) slot.torn |= bit;
     });

@@ -55,10 +55,12 @@ CheckpointParam Optimizer::Impl::describe(const Slot& slot, int of_rule) const {
   param.block = codec.scaled ? kBlockElements : 0;
   if (of_rule < 0) return param;
   const RuleInfo& of = rules()[static_cast<size_t>(of_rule)];
-  for (int k = 0; k < of.states; ++k)
+  for (int k = 0; k < of.states; ++k) {
+    const StateFormat format = slot.format(of_rule, k);
     param.states.push_back({of.state_names[static_cast<size_t>(k)], ((of.signed_mask >> k) & 1) != 0,
-                            slot.layout.numel * codec.code_bytes,
-                            codec.scaled ? slot.layout.blocks(kBlockElements) * int64_t{sizeof(float)} : 0});
+                            format.code_bytes(slot.layout.numel),
+                            format.scale_bytes(slot.layout.blocks(kBlockElements))});
+  }
   return param;
 }
 
@@ -142,9 +144,9 @@ void Optimizer::Impl::set_steps_of(const Checkpoint& saved) {
 
 void Optimizer::Impl::clear_state(int64_t param, int k) {
   for_each_part(param, k, true, [&](const CodecItem& item, int64_t, int64_t elements) {
-    const CodecInfo& codec = codecs()[static_cast<size_t>(item.codec)];
-    std::memset(item.codes, codec.zero_code[item.is_signed], static_cast<size_t>(elements * codec.code_bytes));
-    if (item.scales) std::memset(item.scales, 0, static_cast<size_t>(item.blocks) * sizeof(float));
+    const StateFormat& format = format_of(item);
+    std::memset(item.codes, format.zero, static_cast<size_t>(format.code_bytes(elements)));
+    if (item.scales) std::memset(item.scales, 0, static_cast<size_t>(format.scale_bytes(item.blocks)));
   });
 }
 

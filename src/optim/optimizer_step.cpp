@@ -24,18 +24,21 @@ bool Optimizer::Impl::parameters_overlap(bool of_items) const {
 const ArgsEntry& Optimizer::Impl::args_for(const Slot& slot, int64_t steps, bool first) {
   const int64_t t = steps + 1;
   const auto fits = [&](const ArgsEntry& e) {
-    return e.group == slot.group && e.t == t && e.first == first && e.rule == slot.rule;
+    return e.group == slot.group && e.t == t && e.first == first && e.rule == slot.rule && e.codec == slot.codec;
   };
   if (!args.empty() && fits(args.back())) return args.back();
   for (const ArgsEntry& e : args)
     if (fits(e)) return e;
   ArgsEntry& e = args.emplace_back();
-  e.group = slot.group, e.rule = slot.rule, e.t = t, e.first = first;
+  e.group = slot.group, e.rule = slot.rule, e.codec = slot.codec, e.t = t, e.first = first;
   Hyper h = groups[static_cast<size_t>(slot.group)].hyper;
   if (voting) h.lr = -1, h.weight_decay = 0;  // out of zeros, this makes what is to be subtracted
-  const RuleHyper in = rule_hyper(h, t, first);
-  rules()[static_cast<size_t>(slot.rule)].make_args(in, e.bytes);
+  RuleHyper in = rule_hyper(h, t, first);
+  in.error = codecs()[static_cast<size_t>(slot.codec)].error;
   e.long_averages = long_averages(slot.rule, in);
+  const RoundingMode mode = groups[static_cast<size_t>(slot.group)].rounding;
+  if (stochastic_states(slot.rule, slot.codec, mode, e.long_averages)) in.error *= 2;  // of a whole step, not half of one
+  rules()[static_cast<size_t>(slot.rule)].make_args(in, e.bytes);
   return e;
 }
 
@@ -163,7 +166,7 @@ StepItem Optimizer::Impl::part_of(const StepItem& whole, const Piece& piece, std
   item.write_offset = write_offset;
   for (int k = 0; k < piece.states; ++k) {
     item.codes[k] = memory + piece.codes_at[k];
-    if (piece.scaled) item.scales[k] = reinterpret_cast<float*>(memory + piece.scales_at[k]);
+    if (piece.format[k].scales) item.scales[k] = reinterpret_cast<float*>(memory + piece.scales_at[k]);
   }
   return item;
 }

@@ -8,9 +8,8 @@ namespace {
 
 const CodecInfo& info(int codec) { return codecs()[static_cast<size_t>(codec)]; }
 
-int64_t bytes_with(int codec, const Layout& layout) {
-  return layout.numel * info(codec).code_bytes +
-         (info(codec).scaled ? layout.blocks(kBlockElements) * int64_t{sizeof(float)} : 0);
+int64_t bytes_of(const StateFormat& format, const Layout& layout) {
+  return format.code_bytes(layout.numel) + format.scale_bytes(layout.blocks(kBlockElements));
 }
 
 // The layout by which a parameter's codec is chosen.
@@ -43,18 +42,20 @@ bool row_is_scattered(std::span<const int64_t> shard, const WholeParam& whole) {
 
 }  // namespace
 
+StateFormat Slot::format(int of_rule, int k) const { return format_of(of_rule, codec, k); }
+
 int64_t Slot::bytes_of(int of_rule) const {
-  return rules()[static_cast<size_t>(of_rule)].states * bytes_with(codec, layout);
+  int64_t bytes = 0;
+  for (int k = 0; k < rules()[static_cast<size_t>(of_rule)].states; ++k)
+    bytes += lowtide::bytes_of(format(of_rule, k), layout);
+  return bytes;
 }
 
 int64_t Slot::state_bytes() const { return has_state ? bytes_of(state_rule) : 0; }
 
 StateShape Slot::shape_of(int of_rule) const {
-  const RuleInfo& of = rules()[static_cast<size_t>(of_rule)];
-  const CodecInfo& as = info(codec);
-  StateShape shape{layout.rows, layout.row_length, of.states, as.code_bytes, as.scaled, {}};
-  for (int k = 0; k < kMaxStates && k < of.states; ++k)
-    shape.zero[k] = static_cast<uint8_t>(as.zero_code[(of.signed_mask >> k) & 1]);
+  StateShape shape{layout.rows, layout.row_length, rules()[static_cast<size_t>(of_rule)].states, {}};
+  for (int k = 0; k < kMaxStates && k < shape.states; ++k) shape.format[k] = format(of_rule, k);
   return shape;
 }
 
@@ -80,7 +81,7 @@ void Slot::allocate_state(Arena& arena, int of_rule) {
   fill_zero(whole, record);
   for (int k = 0; k < whole.states; ++k) {
     codes[k] = record + whole.codes_at[k];
-    if (whole.scaled) scales[k] = reinterpret_cast<float*>(record + whole.scales_at[k]);
+    if (whole.format[k].scales) scales[k] = reinterpret_cast<float*>(record + whole.scales_at[k]);
   }
   has_state = true;
   torn = 0;
@@ -93,7 +94,10 @@ int codec_for(int wanted, std::span<const int64_t> sizes, const std::optional<Wh
   const Layout layout = whole ? whole_layout(sizes, *whole) : Layout::make(sizes, {});
   LT_REQUIRE(layout.numel <= kMostElements, "got a parameter of %lld elements, wanted 2^52 at most",
              static_cast<long long>(layout.numel));
-  if (layout.numel < min_numel || bytes_with(wanted, layout) >= bytes_with(kFp32, layout)) return kFp32;
+  const auto saves = [&](const StateFormat& format) {
+    return bytes_of(format, layout) < bytes_of(info(kFp32).format[0], layout);
+  };
+  if (layout.numel < min_numel || !saves(info(wanted).format[0]) || !saves(info(wanted).format[1])) return kFp32;
   if (whole && whole->rows_cut && (info(wanted).scaled || row_is_scattered(sizes, *whole))) return kFp32;
   return wanted;
 }

@@ -47,6 +47,7 @@ struct Slot {
   void* codes[kMaxStates] = {};
   float* scales[kMaxStates] = {};
 
+  StateFormat format(int of_rule, int k) const;  // of state k
   StateShape shape_of(int of_rule) const;
   Piece whole_piece(int of_rule) const;     // all of it in one piece, not laid out
   int64_t record_bytes(int of_rule) const;  // what allocate_state takes from the arena

@@ -82,7 +82,7 @@ struct Whole {
     const CodecInfo& codec = codecs()[static_cast<size_t>(find_codec(of.state))];
     std::vector<std::byte> stored(static_cast<size_t>(residual.bytes()));
     residual.read(stored.data());
-    const auto codes_bytes = static_cast<size_t>(of.count * codec.code_bytes);
+    const auto codes_bytes = static_cast<size_t>(of.count * codec.format[1].code_bits / 8);
     std::vector<float> codes((codes_bytes + 3) / 4), scales((stored.size() - codes_bytes) / 4);
     std::memcpy(codes.data(), stored.data(), codes_bytes);
     if (!scales.empty()) std::memcpy(scales.data(), stored.data() + codes_bytes, scales.size() * 4);

@@ -82,7 +82,7 @@ TEST_F(CApi, GivesTheBitsOfTheCppInterface) {
   EXPECT_STREQ(view.name, "exp_avg_sq");
   EXPECT_STREQ(view.codec, "dynamic8");
   EXPECT_EQ(view.numel, 600);
-  EXPECT_EQ(view.blocks_per_row, 3);
+  EXPECT_EQ(view.scales_per_row, 3);
   EXPECT_EQ(view.block, 256);
   EXPECT_EQ(differing_bytes(view.codes, wanted.codes, 600), 0);
   EXPECT_EQ(differing_bytes(view.scales, wanted.scales, 12), 0);
@@ -295,7 +295,7 @@ TEST_F(CApi, StateUnderABudget) {
   ASSERT_EQ(lt_optimizer_state(a.optimizer, 0, 0, &view), LT_OK);
   EXPECT_EQ(view.codes, nullptr);
   std::vector<unsigned char> codes(kNumel), wanted(kNumel);
-  std::vector<float> scales(static_cast<size_t>(view.rows * view.blocks_per_row)), wanted_scales = scales;
+  std::vector<float> scales(static_cast<size_t>(view.rows * view.scales_per_row)), wanted_scales = scales;
   ASSERT_EQ(lt_optimizer_read_state(a.optimizer, 0, 0, codes.data(), scales.data()), LT_OK);
   ASSERT_EQ(lt_optimizer_read_state(b.optimizer, 0, 0, wanted.data(), wanted_scales.data()), LT_OK);
   EXPECT_EQ(codes, wanted);

@@ -66,7 +66,7 @@ void compare_conversions(int codec, bool is_signed, int64_t rows, int64_t length
     blocks = item.blocks;
   }
   Converted got;
-  got.codes.resize(static_cast<size_t>(n * codecs()[static_cast<size_t>(codec)].code_bytes));
+  got.codes.resize(static_cast<size_t>(n * codecs()[static_cast<size_t>(codec)].format[1].code_bits / 8));
   if (codecs()[static_cast<size_t>(codec)].scaled) got.scales.resize(static_cast<size_t>(blocks));
   got.values.resize(static_cast<size_t>(n));
   for (float& x : got.values) {

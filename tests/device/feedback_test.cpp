@@ -76,7 +76,7 @@ TEST(DeviceFeedback, GivesTheBitsOfTheCpu) {
     // A residual that an encoding has left, or zeros.
     std::vector<float> residual(static_cast<size_t>(count));
     for (float& r : residual) r = c % 3 ? static_cast<float>(rng.over_binades(-20, 0)) : 0.f;
-    Bits codes(static_cast<size_t>(count * info.code_bytes));
+    Bits codes(static_cast<size_t>(count * info.format[1].code_bits / 8));
     std::vector<float> code_scales(static_cast<size_t>(blocks_per_row(count, kBlockElements)));
     const auto codec_item = [&](void* to, float* scales, float* values) {
       return CodecItem{codec, true, 1, count, 0, -1, to, scales, values};

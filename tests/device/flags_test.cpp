@@ -87,11 +87,11 @@ int64_t differing_numbers(const StepCase& a, const StepCase& b, int64_t& nans) {
   const CodecInfo& codec = codecs()[static_cast<size_t>(a.codec)];
   for (int k = 0; k < kMaxStates; ++k) {
     const auto bytes = static_cast<int64_t>(a.codes[k].size());
-    if (codec.code_bytes == 1)
+    if (codec.format[1].code_bits == 8)
       bad += testing::differing_bytes(a.codes[k].data(), b.codes[k].data(), bytes);
     else
-      compare(a.codes[k].data(), b.codes[k].data(), codec.code_bytes == 4 ? DType::kF32 : DType::kBF16,
-              bytes / codec.code_bytes);
+      compare(a.codes[k].data(), b.codes[k].data(), codec.format[1].code_bits == 32 ? DType::kF32 : DType::kBF16,
+              bytes / (codec.format[1].code_bits / 8));
     compare(a.scales[k].data(), b.scales[k].data(), DType::kF32, static_cast<int64_t>(a.scales[k].size()));
   }
   return bad;
@@ -118,7 +118,7 @@ void run(bool with_nonfinite, int rounds, uint64_t seed, const char* name) {
           if (with_nonfinite) spoil(wanted, rng), ++tally.nonfinite;
           StepCase got = wanted;
           const StepCase before = wanted;
-          const int code_bytes = codecs()[static_cast<size_t>(codec)].code_bytes;
+          const int code_bytes = codecs()[static_cast<size_t>(codec)].format[1].code_bits / 8;
           StepItem item = wanted.item();
           extras.set(item, &extras.grad_layout, code_bytes);
           cpu->step({&item, 1}, 1, false, nullptr);

@@ -109,7 +109,8 @@ StepItem part_of(StepItem whole, const StepCase& of, int64_t first, int64_t bloc
   whole.first_block = first, whole.blocks = blocks;
   for (int k = 0; k < kMaxStates; ++k) {
     if (whole.codes[k])
-      whole.codes[k] = static_cast<std::byte*>(whole.codes[k]) + begin * codecs()[size_t(of.codec)].code_bytes;
+      whole.codes[k] =
+          static_cast<std::byte*>(whole.codes[k]) + begin * codecs()[size_t(of.codec)].format[1].code_bits / 8;
     if (whole.scales[k]) whole.scales[k] += first;
   }
   return whole;

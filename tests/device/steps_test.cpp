@@ -254,7 +254,8 @@ TEST(DeviceSteps, PartsGiveTheWhole) {
         part.blocks = std::min(blocks - first, rng.between(1, 4));
         for (int k = 0; first && k < kMaxStates; ++k) {
           if (part.codes[k])
-            part.codes[k] = static_cast<std::byte*>(part.codes[k]) + begin * codecs()[size_t(codec)].code_bytes;
+            part.codes[k] =
+                static_cast<std::byte*>(part.codes[k]) + begin * codecs()[size_t(codec)].format[1].code_bits / 8;
           if (part.scales[k]) part.scales[k] += first;
         }
         first += part.blocks;

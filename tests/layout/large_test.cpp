@@ -58,12 +58,12 @@ TEST(LargeTensor, IsSteppedToItsLastElement) {
   const std::vector<StateView> states = optimizer.state(0);
   ASSERT_EQ(states.size(), 1u);
   EXPECT_EQ(states[0].numel, kNumel);
-  EXPECT_EQ(states[0].blocks_per_row, (kNumel + 255) / 256);
+  EXPECT_EQ(states[0].scales_per_row, (kNumel + 255) / 256);
   const auto* codes = static_cast<const uint8_t*>(states[0].codes);
   int64_t wrong_codes = 0;
   for (int64_t i = 0; i < kNumel; ++i) wrong_codes += codes[i] != 255;
   EXPECT_EQ(wrong_codes, 0);
-  EXPECT_EQ(states[0].scales[states[0].blocks_per_row - 1], 1.f);
+  EXPECT_EQ(states[0].scales[states[0].scales_per_row - 1], 1.f);
   EXPECT_EQ(p[kNumel - 1], wanted);
   EXPECT_EQ(optimizer.report().state_bytes, kNumel + 4 * ((kNumel + 255) / 256));
   std::printf("%lld elements stepped, %lld wrong; last one %g\n", static_cast<long long>(kNumel),

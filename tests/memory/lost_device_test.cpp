@@ -26,8 +26,8 @@ void read_all(Twins& twins, Tally& tally) {
       std::vector<std::byte> codes[2];
       std::vector<float> scales[2];
       for (int i = 0; i < 2; ++i) {
-        codes[i].resize(static_cast<size_t>(state.numel * state.code_bytes));
-        scales[i].resize(static_cast<size_t>(state.rows * state.blocks_per_row));
+        codes[i].resize(static_cast<size_t>(state.numel * state.code_bits / 8));
+        scales[i].resize(static_cast<size_t>(state.rows * state.scales_per_row));
       }
       twins.on_host().read_state(param, k, codes[0].data(), scales[0].data());
       try {

@@ -179,18 +179,18 @@ TEST(Lifecycle, StateSurvivesExportAndImport) {
       for (size_t k = 0; k < from.size(); ++k) {
         optimizer.export_state(0, static_cast<int>(k), values.data());
         other.import_state(0, static_cast<int>(k), values.data());
-        for (int64_t b = 0; b < from[k].rows * from[k].blocks_per_row; ++b, ++blocks) {
+        for (int64_t b = 0; b < from[k].rows * from[k].scales_per_row; ++b, ++blocks) {
           const float was = from[k].scales[b], is = to[k].scales[b];
           shrunk += is != was;
           // -0.992968738, the lowest entry; a rounding more for the product with the scale.
           EXPECT_TRUE(is == was || std::fabs(is / was - 0.992968738f) < 1e-6f)
               << rule << " state " << k << " block " << b;
         }
-        const bool same = differing_bytes(from[k].codes, to[k].codes, from[k].numel * from[k].code_bytes) == 0;
+        const bool same = differing_bytes(from[k].codes, to[k].codes, from[k].numel * from[k].code_bits / 8) == 0;
         EXPECT_TRUE(same || (state == "dynamic8" && std::string(from[k].name) != "exp_avg_sq")) << rule << " " << state;
-        std::memcpy(to[k].codes, from[k].codes, static_cast<size_t>(from[k].numel * from[k].code_bytes));
+        std::memcpy(to[k].codes, from[k].codes, static_cast<size_t>(from[k].numel * from[k].code_bits / 8));
         if (from[k].scales)
-          std::memcpy(to[k].scales, from[k].scales, static_cast<size_t>(from[k].rows * from[k].blocks_per_row) * 4);
+          std::memcpy(to[k].scales, from[k].scales, static_cast<size_t>(from[k].rows * from[k].scales_per_row) * 4);
       }
       EXPECT_TRUE(snapshot(other, {&q}) == snapshot(optimizer, {&p})) << rule << " " << state;
       const Gradient gradient = g.gradient();

@@ -85,13 +85,13 @@ TEST(Shard, RowsSideBySideAreTheWhole) {
     quantized_cases += std::string(one.state_codec(0)) != "fp32";
     for (int k = 0; k < 2; ++k) {
       const StateView view = one.state(0)[static_cast<size_t>(k)];
-      std::vector<std::byte> codes(static_cast<size_t>(numel * view.code_bytes));
-      std::vector<float> scales(static_cast<size_t>(view.rows * view.blocks_per_row));
+      std::vector<std::byte> codes(static_cast<size_t>(numel * view.code_bits / 8));
+      std::vector<float> scales(static_cast<size_t>(view.rows * view.scales_per_row));
       for (size_t r = 0; r < many.size(); ++r) {
         ASSERT_EQ(many[r].steps(0), 3) << "seed " << seed << ": rows or none, a step is a step";
-        ASSERT_EQ(many[r].state(0)[static_cast<size_t>(k)].blocks_per_row, view.blocks_per_row);
-        many[r].read_state(0, k, codes.data() + firsts[r] * row * view.code_bytes,
-                           scales.data() + firsts[r] * view.blocks_per_row);
+        ASSERT_EQ(many[r].state(0)[static_cast<size_t>(k)].scales_per_row, view.scales_per_row);
+        many[r].read_state(0, k, codes.data() + firsts[r] * row * view.code_bits / 8,
+                           scales.data() + firsts[r] * view.scales_per_row);
         paged += many[r].report().disk_bytes > 0;
       }
       ASSERT_EQ(std::memcmp(codes.data(), view.codes, codes.size()), 0) << "seed " << seed;

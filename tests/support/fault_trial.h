@@ -93,8 +93,8 @@ class Trial {
       to.steps = optimizer_->steps(number);
       size_t k = 0;
       for (const StateView& view : optimizer_->state(number)) {
-        to.codes[k].resize(static_cast<size_t>(view.numel * view.code_bytes));
-        to.scales[k].resize(static_cast<size_t>(view.rows * view.blocks_per_row));
+        to.codes[k].resize(static_cast<size_t>(view.numel * view.code_bits / 8));
+        to.scales[k].resize(static_cast<size_t>(view.rows * view.scales_per_row));
         optimizer_->read_state(number, static_cast<int>(k), to.codes[k].data(), to.scales[k].data());
         ++k;
       }

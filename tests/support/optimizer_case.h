@@ -79,8 +79,8 @@ inline std::vector<std::byte> snapshot(const Optimizer& optimizer, const std::ve
     append(&steps, sizeof steps);
     int k = 0;
     for (const StateView& state : optimizer.state(i)) {
-      std::vector<std::byte> codes(static_cast<size_t>(state.numel * state.code_bytes));
-      std::vector<float> scales(static_cast<size_t>(state.rows * state.blocks_per_row));
+      std::vector<std::byte> codes(static_cast<size_t>(state.numel * state.code_bits / 8));
+      std::vector<float> scales(static_cast<size_t>(state.rows * state.scales_per_row));
       optimizer.read_state(i, k++, codes.data(), scales.data());
       append(codes.data(), static_cast<int64_t>(codes.size()));
       append(scales.data(), static_cast<int64_t>(scales.size() * sizeof(float)));

@@ -42,8 +42,9 @@ struct StepCase {
 
   StepCase(int of_rule, int of_codec, DType p, DType g, int64_t rows, int64_t row_length, Rng& rng)
       : rule(of_rule), codec(of_codec), param_dtype(p), grad_dtype(g) {
-    // Adam's steps of m / eps, where v is zero and m is not, still fit into fp16.
-    if (std::strncmp(rules()[static_cast<size_t>(rule)].name, "adam", 4) == 0) lr = 1e-6;
+    // Steps of m / eps, where the root below it is zero and m is not, still fit into fp16.
+    for (const char* family : {"adam", "ademamix", "rmsprop"})
+      if (std::strncmp(rules()[static_cast<size_t>(rule)].name, family, std::strlen(family)) == 0) lr = 1e-6;
     const int64_t sizes[] = {rows, row_length};
     layout = Layout::make(sizes, {});
     const int64_t n = layout.numel, blocks_per_row = (row_length + kBlockElements - 1) / kBlockElements;
@@ -53,7 +54,7 @@ struct StepCase {
     const RuleInfo& info = rules()[static_cast<size_t>(rule)];
     const CodecInfo& as = codecs()[static_cast<size_t>(codec)];
     for (int k = 0; k < info.states; ++k) {
-      codes[k].resize(static_cast<size_t>(n * as.code_bytes));
+      codes[k].resize(static_cast<size_t>(n * as.format[1].code_bits / 8));
       if (as.scaled) scales[k].resize(static_cast<size_t>(rows * blocks_per_row));
     }
     // First moments over 60 binades from block to block, second moments over their squares, 5 % of the blocks zero.
@@ -72,7 +73,8 @@ struct StepCase {
             if (as.scaled)
               codes[k][static_cast<size_t>(i)] = static_cast<std::byte>(rng.next());
             else
-              put(codes[k], as.code_bytes == 4 ? DType::kF32 : DType::kBF16, i, is_signed ? value : std::fabs(value));
+              put(codes[k], as.format[1].code_bits == 32 ? DType::kF32 : DType::kBF16, i,
+                  is_signed ? value : std::fabs(value));
           }
         }
       }

@@ -12,6 +12,7 @@
 #include "backend/cpu/sign_pieces.h"
 #include "backend/cpu/sign_step.h"
 #include "backend/cpu/signs.h"
+#include "backend/cpu/staged.h"
 #include "backend/dialect.h"
 #include "backend/gradient_limit.h"
 #include "backend/random_keys.h"
@@ -24,6 +25,7 @@ namespace {
 constexpr int64_t kBlock = kBlockElements;
 // Blocks that a thread takes at a time: 64 Ki elements, 0.1 ms or less, so that threads finish together.
 constexpr int64_t kBlocksAtOnce = 256;
+constexpr int kFloats = 0;  // the pair (float32, float32)
 
 struct Target {
   int64_t bit;
@@ -83,8 +85,8 @@ void prefetch_all(const StepItem& item) {
   const int64_t n = item.param_layout->numel;
   prefetch_grad(item);
   if (!item.ballot) prefetch(item.param, n * dtype_bytes(item.param_dtype));
-  for (const void* codes : item.codes)
-    if (codes) prefetch(codes, n * codecs()[static_cast<size_t>(item.codec)].code_bytes);
+  for (int k = 0; k < kMaxStates; ++k)
+    if (item.codes[k]) prefetch(item.codes[k], format_of(item.rule, item.codec, k).code_bytes(n));
 }
 
 class CpuBackend final : public Backend {
@@ -195,9 +197,9 @@ class CpuBackend final : public Backend {
   void step_blocks(const StepItem& item, int64_t begin, int64_t end) const {
     const DType param_dtype = item.ballot ? DType::kF32 : item.param_dtype;
     const int pair = static_cast<int>(param_dtype) * kDTypes + static_cast<int>(item.grad_dtype);
-    const StepKernel kernel = kernels_[item.rule][item.codec][pair];
-    const int64_t p_bytes = dtype_bytes(item.param_dtype), g_bytes = dtype_bytes(item.grad_dtype);
-    const int64_t param_bytes = dtype_bytes(param_dtype);
+    const StepKernel own = kernels_[item.rule][item.codec][pair];
+    const StepKernel kernel = own ? own : kernels_[item.rule][item.codec][kFloats];
+    const int64_t p_bytes = own ? dtype_bytes(param_dtype) : 4, g_bytes = own ? dtype_bytes(item.grad_dtype) : 4;
     StepRun run{};
     run.args = item.args;
     run.grad_scale = item.grad_scale;
@@ -206,30 +208,33 @@ class CpuBackend final : public Backend {
     const int64_t origin = elements_before_block(row_length, item.first_block, kBlock);
     const auto kernel_on = [&](void* p, const void* g, int64_t first, int64_t n, int64_t block) {
       for (int64_t done = 0; done < n; done += run.n) {
-        run.param = at(p, done, param_bytes);
+        run.param = at(p, done, p_bytes);
         run.grad = at(g, done, g_bytes);
         run.n = begin_random(item, first + done, n - done, run);
-        for (int k = 0; k < kMaxStates; ++k) {
-          if (item.codes[k]) run.codes[k] = at(item.codes[k], first + done - origin, code_bytes(item.codec));
-          if (item.scales[k]) run.scales[k] = item.scales[k] + (block + done / kBlock - item.first_block);
+        for (int k = 0; k < rules()[static_cast<size_t>(item.rule)].states; ++k) {
+          const StateFormat& format = format_of(item.rule, item.codec, k);
+          const int64_t scales = (block + done / kBlock - item.first_block) * format.scales;
+          run.codes[k] = static_cast<std::byte*>(item.codes[k]) + format.code_bytes(first + done - origin);
+          run.scales[k] = item.scales[k] ? item.scales[k] + scales : nullptr;
         }
         kernel(run);
       }
     };
     for_each_run(row_length, begin, end, [&](int64_t first, int64_t n, int64_t block) {
-      if (item.ballot) return make_ballot(item, first, n, block, kernel_on);
-      if (item.param_layout->contiguous && item.grad_layout->contiguous) {
+      if (item.ballot) return make_ballot(item, !own, first, n, block, kernel_on);
+      if (own && item.param_layout->contiguous && item.grad_layout->contiguous) {
         kernel_on(at(item.param, first, p_bytes), at(item.grad, first, g_bytes), first, n, block);
         return;
       }
-      // A strided tensor passes through the cache block by block; the arithmetic is the same.
-      for (int64_t done = 0; done < n; done += kBlock, ++block) {
-        alignas(64) std::byte p[kBlock * 4], g[kBlock * 4];
-        const int64_t e = first + done, count = std::min(kBlock, n - done);
-        item.param_layout->gather(item.param, p_bytes, e, count, p);
-        item.grad_layout->gather(item.grad, g_bytes, e, count, g);
-        kernel_on(p, g, e, count, block);
-        item.param_layout->scatter(p, p_bytes, e, count, item.param);
+      // Strided tensors, and pairs of element types without a kernel, pass through the cache; the arithmetic is the
+      // same.
+      Staged param(item.param_dtype, !own), grad(item.grad_dtype, !own);
+      for (int64_t done = 0; done < n; done += kStaged) {
+        const int64_t e = first + done, count = std::min(kStaged, n - done);
+        const void* g = grad.read(aux_, *item.grad_layout, item.grad, e, count);
+        void* p = const_cast<void*>(param.read(aux_, *item.param_layout, item.param, e, count));
+        kernel_on(p, g, e, count, block + done / kBlock);
+        param.write(aux_, *item.param_layout, item.param, e, count);
       }
     });
   }
@@ -250,19 +255,15 @@ class CpuBackend final : public Backend {
 
   // A step of elements [first, first + n) from `block` on whose parameter is a tile of zeros.
   template <class KernelOn>
-  void make_ballot(const StepItem& item, int64_t first, int64_t n, int64_t block, KernelOn&& kernel_on) const {
+  void make_ballot(const StepItem& item, bool as_floats, int64_t first, int64_t n, int64_t block,
+                   KernelOn&& kernel_on) const {
     const BallotTarget& to = *item.ballot;
-    const int64_t g_bytes = dtype_bytes(item.grad_dtype);
     BallotTile tile;
-    static_assert(kBallotTile % kBlock == 0);
+    Staged grad(item.grad_dtype, as_floats);
+    static_assert(kBallotTile % kBlock == 0 && kBallotTile <= kStaged);
     for (int64_t done = 0; done < n; done += kBallotTile) {
-      alignas(64) std::byte gathered[kBallotTile * 4];
       const int64_t e = first + done, count = std::min<int64_t>(kBallotTile, n - done);
-      const void* g = at(item.grad, e, g_bytes);
-      if (!item.grad_layout->contiguous) {
-        item.grad_layout->gather(item.grad, g_bytes, e, count, gathered);
-        g = gathered;
-      }
+      const void* g = grad.read(aux_, *item.grad_layout, item.grad, e, count);
       kernel_on(tile.begin(to.first + e, static_cast<int>(count)), g, e, count, block + done / kBlock);
       tile.end(sign_steps_, to.zero_is_plus, to.bits, to.presence);
     }
@@ -295,13 +296,13 @@ class CpuBackend final : public Backend {
     const int64_t origin = elements_before_block(item.row_length, item.first_block, kBlock);
     run_parallel(1, [&](int) {
       for_each_run(item.row_length, item.first_block, end, [&](int64_t first, int64_t n, int64_t block) {
-        kernel(CodecRun{item.values + (first - origin), at(item.codes, first - origin, code_bytes(item.codec)),
-                        item.scales ? item.scales + (block - item.first_block) : nullptr, n});
+        const StateFormat& format = format_of(item);
+        kernel(CodecRun{item.values + (first - origin),
+                        static_cast<std::byte*>(item.codes) + format.code_bytes(first - origin),
+                        item.scales ? item.scales + (block - item.first_block) * format.scales : nullptr, n});
       });
     });
   }
-
-  static int64_t code_bytes(int codec) { return codecs()[static_cast<size_t>(codec)].code_bytes; }
 
   Target target_;
   AuxKernels aux_;

@@ -27,6 +27,9 @@ using StepKernel = void (*)(const StepRun&);
 // infinities and NaN never are).
 using FiniteKernel = bool (*)(const void* grad, int64_t n, uint32_t limit_bits);
 
+// out = in, for n elements that are floats on one side.
+using ConvertKernel = void (*)(const void* in, void* out, int64_t n);
+
 // Decodes n values (blocks as in StepRun) to float, or encodes them from there.
 struct CodecRun {
   float* values;

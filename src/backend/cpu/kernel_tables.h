@@ -23,12 +23,14 @@ inline constexpr int kDTypes = 3;  // float32, bfloat16, float16, numbered as DT
 inline constexpr int kPairs = kDTypes * kDTypes;
 
 struct AuxKernels {
+  ConvertKernel to_float[kDTypes], from_float[kDTypes];
   FiniteKernel finite[kDTypes];
   CodecKernel decode[kCodecs][2], encode[kCodecs][2];  // [codec][is signed]
 };
 
 // target: one Highway target bit.
 AuxKernels pick_aux(int64_t target);
+// nullptr: a pair without a kernel of its own.
 #define LT_RULE(number, name, Rule) StepKernel pick_step_##name(int codec, int pair, int64_t target);
 #include "portable/rules.def"
 #undef LT_RULE

@@ -64,7 +64,7 @@ void feedback_piece(const SignStepKernels& kernels, const FeedbackItem& item, in
     const FeedbackKernel kernel = kernels.feedback[item.codes ? item.codec : kCodecs][static_cast<int>(dtype)];
     const int64_t sign = item.first + from;
     kernel({values, value_scale, n,
-            item.codes ? static_cast<std::byte*>(item.codes) + from * codecs()[codec].code_bytes : nullptr,
+            item.codes ? static_cast<std::byte*>(item.codes) + codecs()[codec].format[1].code_bytes(from) : nullptr,
             item.scales ? item.scales + from / kBlockElements : nullptr, item.bits + sign / 8,
             item.bit_scales + sign / kFeedbackBlock});
   };

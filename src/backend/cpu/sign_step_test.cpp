@@ -51,7 +51,8 @@ struct StridedGradient {
 // In a fifth of the blocks, state and gradient are zeros.
 void clear_blocks(StepCase& c, Rng& rng) {
   const int64_t per_row = (c.layout.row_length + kBlockElements - 1) / kBlockElements;
-  const int64_t code_bytes = codecs()[static_cast<size_t>(c.codec)].code_bytes, g_bytes = dtype_bytes(c.grad_dtype);
+  const int64_t code_bytes = codecs()[static_cast<size_t>(c.codec)].format[1].code_bits / 8,
+                g_bytes = dtype_bytes(c.grad_dtype);
   const auto clear = [](std::vector<std::byte>& of, int64_t from, int64_t n) {
     if (!of.empty()) std::fill_n(of.begin() + from, n, std::byte{0});
   };
@@ -70,7 +71,7 @@ void clear_blocks(StepCase& c, Rng& rng) {
 // The item in parts, each with its share of the state.
 std::vector<StepItem> parts_of(StepCase& c, StepItem whole, Rng& rng) {
   const int64_t blocks = c.layout.blocks(kBlockElements), row = c.layout.row_length;
-  const int64_t code_bytes = codecs()[static_cast<size_t>(c.codec)].code_bytes;
+  const int64_t code_bytes = codecs()[static_cast<size_t>(c.codec)].format[1].code_bits / 8;
   std::vector<StepItem> parts;
   for (int64_t begin = 0; begin < blocks;) {
     StepItem& part = parts.emplace_back(whole);
@@ -273,7 +274,8 @@ struct Residual {
   Residual(int of_codec, int64_t of_count) : codec(of_codec), count(of_count) {
     if (codec < 0) return;
     const CodecInfo& info = codecs()[static_cast<size_t>(codec)];
-    codes.resize(static_cast<size_t>(count * info.code_bytes), static_cast<std::byte>(info.zero_code[1]));
+    codes.resize(static_cast<size_t>(count * info.format[1].code_bits / 8),
+                 static_cast<std::byte>(info.format[1].zero));
     if (info.scaled) scales.resize(static_cast<size_t>((count + 255) / 256));
   }
   CodecItem item(std::vector<float>& values) {

@@ -17,18 +17,18 @@ constexpr int64_t kAlignment = 64;
 
 int64_t extent_bytes(const Layout& layout, DType dtype) { return layout.extent * dtype_bytes(dtype); }
 
-// Of each state of the part that is stepped.
+// Of state k of the part that is stepped.
 struct StateBytes {
   int64_t codes = 0, scales = 0;
 
-  explicit StateBytes(const StepItem& item) {
+  StateBytes(const StepItem& item, int k) {
     const int64_t row = item.param_layout->row_length;
     const int64_t blocks = item.blocks < 0 ? item.param_layout->blocks(kBlockElements) : item.blocks;
     const auto element = [&](int64_t b) { return elements_before_block(row, b, kBlockElements); };
     if (blocks == 0) return;
-    codes = (element(item.first_block + blocks) - element(item.first_block)) *
-            codecs()[static_cast<size_t>(item.codec)].code_bytes;
-    scales = blocks * int64_t{sizeof(float)};
+    const StateFormat& format = format_of(item.rule, item.codec, k);
+    codes = format.code_bytes(element(item.first_block + blocks) - element(item.first_block));
+    scales = format.scale_bytes(blocks);
   }
 };
 
@@ -77,10 +77,10 @@ FakeBackend::Kernel FakeBackend::step_kernel(std::span<const StepItem> items) co
     }
     touch(item.grad, extent_bytes(*item.grad_layout, item.grad_dtype), true, false);
     if (item.guard) touch(item.guard->word(), sizeof(uint32_t), true, false);
-    const StateBytes bytes(item);
     // What is written elsewhere stays as it is there if the guard says so.
     const bool elsewhere = item.write_offset != 0;
     for (int k = 0; k < rules()[static_cast<size_t>(item.rule)].states; ++k) {
+      const StateBytes bytes(item, k);
       touch(item.codes[k], bytes.codes, true, !elsewhere);
       touch(item.scales[k], bytes.scales, true, !elsewhere);
       if (!elsewhere) continue;
@@ -95,14 +95,15 @@ void FakeBackend::run_step(Batch& batch, bool ordered) {
   if (!batch.items.empty() && batch.items[0].guard && *batch.items[0].guard->word() != kernels::kNoItem) return;
   for (StepItem& item : batch.items) {
     if (item.write_offset == 0) continue;
-    const StateBytes bytes(item);
     const auto move = [&](auto*& at, int64_t size) {
       auto* const to = moved(at, item.write_offset);
       if (at) std::memcpy(to, at, static_cast<size_t>(size));
       at = to;
     };
-    for (int k = 0; k < rules()[static_cast<size_t>(item.rule)].states; ++k)
+    for (int k = 0; k < rules()[static_cast<size_t>(item.rule)].states; ++k) {
+      const StateBytes bytes(item, k);
       move(item.codes[k], bytes.codes), move(item.scales[k], bytes.scales);
+    }
     item.write_offset = 0;
   }
   cpu_->step(batch.items, 1, ordered, nullptr);

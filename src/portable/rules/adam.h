@@ -110,8 +110,12 @@ struct NadamBase {
   }
 };
 
-struct Adam : WithL2<AdamBase> {};
-struct AdamW : WithDecay<AdamBase> {};
+struct Adam : WithL2<AdamBase> {
+  static constexpr bool kIsCommon = true;  // worth kernels of its own for 16-bit parameters and gradients
+};
+struct AdamW : WithDecay<AdamBase> {
+  static constexpr bool kIsCommon = true;
+};
 struct AdamAmsgrad : WithL2<AmsgradBase> {};
 struct AdamWAmsgrad : WithDecay<AmsgradBase> {};
 struct AdamNesterov : WithL2<NadamBase> {};

@@ -9,6 +9,7 @@ struct RuleInput {
   double momentum_decay;           // NAdam
   double t;
   bool first;
+  double error;  // by which stored states are rounded, relative to them; 0: not at all
 };
 
 // Every rule says, by decay(h, k), what part of state k's average stays in a step: its beta. 1 for a sum; 0 for what is

@@ -8,6 +8,7 @@ struct LionArgs {
 
 struct Lion {
   using Args = LionArgs;
+  static constexpr bool kIsCommon = true;
   static constexpr int kStates = 1;
   static constexpr u32 kSigned = 0b1;
   static constexpr const char* kStateNames[] = {"exp_avg"};

@@ -2,17 +2,20 @@
 // torch.optim.RMSprop has it:
 //   g = g + weight_decay p      s = alpha s + (1 - alpha) g^2      a = alpha a + (1 - alpha) g  (centered)
 //   d = g / (sqrt(s - a^2) + eps)      p = p - lr (momentum ? b : d),  b = momentum b + d
-// What rounding of stored averages makes of s - a^2 below zero counts as zero.
+// Where s - a^2 is no more than what rounding of the stored averages makes of it, that much of s counts instead: a
+// difference of noise, often zero or less, would make steps of g / eps.
 
 struct RmspropArgs {
   float alpha, one_minus_alpha, eps, lr, l2, momentum;
+  float least;  // of s - a^2, relative to s
 };
 
 struct RmspropBase {
   using Args = RmspropArgs;
   LT_HOST_FN Args args(const RuleInput& h) {
-    return Args{float(h.alpha), float(1 - h.alpha),    float(h.eps),
-                float(h.lr),    float(h.weight_decay), float(h.momentum)};
+    constexpr double kAverages = 3;  // of whose errors the difference has one: s once, a twice
+    return Args{float(h.alpha),    float(1 - h.alpha),        float(h.eps), float(h.lr), float(h.weight_decay),
+                float(h.momentum), float(kAverages * h.error)};
   }
 
   // The averages have alpha, the momentum buffer its momentum.
@@ -32,7 +35,7 @@ struct RmspropBase {
   LT_FN F scaled(F g, F& square, F& mean, const Args& a) {
     square = average(square, g * g, a);
     mean = average(mean, g, a);
-    return g / (sqrt(max(square - mean * mean, F(0.f))) + a.eps);
+    return g / (sqrt(max(square - mean * mean, square * a.least)) + a.eps);
   }
 };
 

@@ -10,6 +10,7 @@ struct SgdArgs {
 
 struct Sgd {
   using Args = SgdArgs;
+  static constexpr bool kIsCommon = true;
   static constexpr int kStates = 1;
   static constexpr u32 kSigned = 0b1;
   static constexpr const char* kStateNames[] = {"momentum_buffer"};
@@ -36,6 +37,7 @@ struct Sgd {
 // Without momentum there is nothing to remember.
 struct SgdPlain {
   using Args = SgdArgs;
+  static constexpr bool kIsCommon = true;
   static constexpr int kStates = 0;
   static constexpr u32 kSigned = 0;
   static constexpr const char* kStateNames[] = {nullptr};

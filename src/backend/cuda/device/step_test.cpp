@@ -198,7 +198,7 @@ void make_usual(StepCase& c, Rng& rng) {
     const bool is_signed = (info.signed_mask >> k) & 1;
     for (int64_t i = 0; i < c.layout.numel; ++i) {
       const double value = rng.chance(0.1) ? 0 : rng.over_binades(-30, 0);
-      testing::put(c.codes[k], as.code_bytes == 4 ? DType::kF32 : DType::kBF16, i,
+      testing::put(c.codes[k], as.format[1].code_bits == 32 ? DType::kF32 : DType::kBF16, i,
                    is_signed ? value : std::fabs(value));
     }
   }
