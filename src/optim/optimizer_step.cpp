@@ -37,7 +37,8 @@ const ArgsEntry& Optimizer::Impl::args_for(const Slot& slot, int64_t steps, bool
   in.error = codecs()[static_cast<size_t>(slot.codec)].error;
   e.long_averages = long_averages(slot.rule, in);
   const RoundingMode mode = groups[static_cast<size_t>(slot.group)].rounding;
-  if (stochastic_states(slot.rule, slot.codec, mode, e.long_averages)) in.error *= 2;  // of a whole step, not half of one
+  if (stochastic_states(slot.rule, slot.codec, mode, e.long_averages))
+    in.error *= 2;  // of a whole step, not half of one
   rules()[static_cast<size_t>(slot.rule)].make_args(in, e.bytes);
   return e;
 }
