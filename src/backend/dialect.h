@@ -41,7 +41,7 @@ struct CodecInfo {
   bool scaled;            // blocks share scales
   int row_multiple;       // rows must be of a multiple of it
   StateFormat format[2];  // [unsigned, signed]
-  double error;           // by which a typical value is rounded at most, relative to it
+  double error;           // by which a typical value is rounded (to nearest) at most, relative to it
   bool rounds;            // or stores every float32 as it is
   bool needs_random[2];   // only stochastic rounding keeps averages in it: [unsigned, signed]
 };

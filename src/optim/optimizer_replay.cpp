@@ -39,7 +39,7 @@ StepResult Optimizer::Impl::record(std::span<const Gradient> grads, const StepOp
   LT_REQUIRE(!needs_norms(),
              "got a step of %s on a queue that is being captured, wanted one that is not: the host has to know norms "
              "of whole parameters before each step",
-             rule_name().c_str());
+             name_of(rule).c_str());
   check_arguments(grads, options);
   require_in_place();
   for (size_t i = 0; i < slots.size(); ++i)

@@ -52,7 +52,7 @@ StepResult Optimizer::Impl::ballots(std::span<const Gradient> grads, const SignB
                                     const StepOptions& options) {
   LT_REQUIRE(!needs_norms(),
              "got ballots of %s, wanted a rule that needs no norms of whole parameters: adamw, lion, sgd ...",
-             rule_name().c_str());
+             name_of(rule).c_str());
   check_signs(out, true, options.stream);
   LT_REQUIRE(!out.zeros, "got memory for the zeros of a ballot, which has none, wanted nullptr");
   targets.clear();

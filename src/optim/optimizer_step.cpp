@@ -41,8 +41,11 @@ const ArgsEntry& Optimizer::Impl::args_for(const Slot& slot, int64_t param, int6
   RuleHyper in = rule_hyper(h, t, first);
   in.error = codecs()[static_cast<size_t>(slot.codec)].error;
   if (own) std::copy_n(norms[static_cast<size_t>(param)].of, 2, in.norm);
-  rules()[static_cast<size_t>(slot.rule)].make_args(in, e.bytes);
   e.long_averages = long_averages(slot.rule, in);
+  const RoundingMode mode = groups[static_cast<size_t>(slot.group)].rounding;
+  if (stochastic_states(slot.rule, slot.codec, mode, e.long_averages))
+    in.error *= 2;  // of a whole step, not half of one
+  rules()[static_cast<size_t>(slot.rule)].make_args(in, e.bytes);
   return e;
 }
 

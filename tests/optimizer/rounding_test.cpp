@@ -180,7 +180,7 @@ TEST(Rounding, IndicesGoOnBeyond32Bits) {
           part.grad = parts.grad.data() + begin * 4;
           part.origin.first_column = first + begin;
           for (int k = 0; k < 2; ++k) {
-            part.codes[k] = parts.codes[k].data() + begin * codecs()[size_t(part.codec)].code_bytes;
+            part.codes[k] = parts.codes[k].data() + format_of(part.rule, part.codec, k).code_bytes(begin);
             if (part.scales[k]) part.scales[k] += begin / kBlockElements;
           }
           backend->step({&part, 1}, 1, false, nullptr);

@@ -265,7 +265,8 @@ TEST(StochasticSweep, GivesTheBitsOfScalarCodeOnEveryTarget) {
   int64_t compared = 0;
   for (const char* rule : {"lion", "adagrad"})
     for (const char* codec : {"dynamic8", "float8", "bf16"}) {
-      const size_t bytes = gradients.size() * static_cast<size_t>(codecs()[size_t(find_codec(codec))].code_bytes);
+      const size_t bytes =
+          gradients.size() * static_cast<size_t>(codecs()[size_t(find_codec(codec))].format[0].code_bits) / 8;
       std::vector<std::byte> wanted;
       std::vector<float> wanted_scales;
       for (const char* target : {"scalar", "avx2", "avx512", "avx512_vbmi"}) {

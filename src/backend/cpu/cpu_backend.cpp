@@ -218,9 +218,9 @@ class CpuBackend final : public Backend {
         run.n = begin_random(item, first + done, n - done, run);
         for (int k = 0; k < rules()[static_cast<size_t>(item.rule)].states; ++k) {
           const StateFormat& format = format_of(item.rule, item.codec, k);
+          const int64_t scales = (block + done / kBlock - item.first_block) * format.scales;
           run.codes[k] = static_cast<std::byte*>(item.codes[k]) + format.code_bytes(first + done - origin);
-          run.scales[k] =
-              item.scales[k] ? item.scales[k] + (block + done / kBlock - item.first_block) * format.scales : nullptr;
+          run.scales[k] = item.scales[k] ? item.scales[k] + scales : nullptr;
         }
         kernel(run);
       }
