@@ -116,7 +116,8 @@ TEST(Master, ResidualsOf16BitsAreFloat32) {
           // fp16 is exact to 2^-41 below 2^-14, and what comes from there carries that.
           const bool exact = dtype == DType::kBF16 || std::fabs(a[at]) > 0x1p-10f;
           small += !exact;
-          const bool same = exact ? testing::differing_bytes(&a[at], &b[at], 4) == 0 : std::fabs(a[at] - b[at]) < 0x1p-36f;
+          const bool same =
+              exact ? testing::differing_bytes(&a[at], &b[at], 4) == 0 : std::fabs(a[at] - b[at]) < 0x1p-36f;
           if (!same && differing++ < 3) ADD_FAILURE() << rule << " " << state << ": " << a[at] << ", got " << b[at];
         }
         ++runs;
@@ -133,7 +134,8 @@ TEST(Master, ResultsDependOnNothingElse) {
   for (const std::string& master : {"residual16", "residual8", "stochastic"})
     for (const DType dtype : {DType::kBF16, DType::kF16}) {
       const std::vector<float> start = start_values(rng);
-      std::vector<Options> ways = {{.threads = 2}, {.memory = {.ram_bytes = 16384, .disk = scratch, .chunk_bytes = 4096}}};
+      std::vector<Options> ways = {{.threads = 2},
+                                   {.memory = {.ram_bytes = 16384, .disk = scratch, .chunk_bytes = 4096}}};
       for (const std::string& target : cpu_targets()) ways.push_back({.target = target});
       std::vector<std::vector<float>> grads;
       for (int t = 0; t < 4; ++t) grads.push_back(gradient(rng));
@@ -162,7 +164,8 @@ TEST(Master, ResidualsOf8BitsAreNear) {
   constexpr int kSteps = 50;
   Rng rng = testing::seeded("residual8", 33);
   const std::vector<float> start = start_values(rng);
-  Trial wanted({}, start, DType::kF32), got({.master = "residual8"}, start, DType::kBF16), plain({}, start, DType::kBF16);
+  Trial wanted({}, start, DType::kF32), got({.master = "residual8"}, start, DType::kBF16),
+      plain({}, start, DType::kBF16);
   for (int t = 0; t < kSteps; ++t) {
     const std::vector<float> g = gradient(rng);
     wanted.step(g), got.step(g), plain.step(g);
@@ -177,7 +180,8 @@ TEST(Master, ResidualsOf8BitsAreNear) {
   }
   EXPECT_LE(worst, kSteps * 1.01);
   EXPECT_GT(without, kSteps) << "control: without residual weights must be off";
-  std::printf("%d steps: off by %.1f of 2^-16 at most, bound %d; without residual %.1f\n", kSteps, worst, kSteps, without);
+  std::printf("%d steps: off by %.1f of 2^-16 at most, bound %d; without residual %.1f\n", kSteps, worst, kSteps,
+              without);
 }
 
 // Steps of 1/16 of a unit in the last place: to nearest nothing ever moves; by chance the mean of n weights is off by

@@ -39,7 +39,7 @@ struct Dynamic8 {
   static constexpr const char* kName = "dynamic8";
   static constexpr bool kScaled = true;
   static constexpr float kError = 0x1p-5f;  // relative, of a typical value at most
-  static constexpr u32 kSignedZero = 127;  // code of 0; the rank of a magnitude counts from here, both ways
+  static constexpr u32 kSignedZero = 127;   // code of 0; the rank of a magnitude counts from here, both ways
   struct Tables {
     Dynamic8Table side[2];
   };  // [0] unsigned, [1] signed

@@ -1,6 +1,7 @@
 // LARS (You, Gitman & Ginsburg, arXiv 1708.03888, algorithm 1), with the learning rate outside of the momentum and the
 // options of torch.optim.SGD:
-//   g = local (g + weight_decay p),  local = trust_coefficient |p| / (|g| + weight_decay |p| + eps), or 1 for norms of 0
+//   g = local (g + weight_decay p),  local = trust_coefficient |p| / (|g| + weight_decay |p| + eps), or 1 for norms of
+//   0
 //
 //   b = momentum b + (1 - dampening) g, but b = g at the first step
 //
