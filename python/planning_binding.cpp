@@ -1,5 +1,7 @@
 #include "planning_binding.h"
 
+#include "tensor_reader.h"
+
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -42,11 +44,12 @@ nb::dict budget_dict(const BudgetPlan& plan) {
   return out;
 }
 
-// (sizes, (sizes of the whole, rows_cut) or None)
-using Param = std::tuple<std::vector<int64_t>, std::optional<std::pair<std::vector<int64_t>, bool>>>;
+// (sizes, (sizes of the whole, rows_cut) or None, element type)
+using Param = std::tuple<std::vector<int64_t>, std::optional<std::pair<std::vector<int64_t>, bool>>, std::string>;
 // (params, state, min_quantized_numel, hyper-parameters that are not the defaults, memory or None, step rate, group
-// whose budget it shares or -1, rule or "")
-using Group = std::tuple<std::vector<Param>, std::string, int64_t, nb::dict, nb::object, double, int, std::string>;
+// whose budget it shares or -1, rule or "", master or "")
+using Group =
+    std::tuple<std::vector<Param>, std::string, int64_t, nb::dict, nb::object, double, int, std::string, std::string>;
 
 nb::tuple plan_memory_dicts(const std::string& rule, const nb::object& memory, const std::vector<Group>& groups,
                             double read_rate, double write_rate) {
@@ -55,13 +58,19 @@ nb::tuple plan_memory_dicts(const std::string& rule, const nb::object& memory, c
   request.options.memory = memory_from(memory).value_or(Memory{});
   request.read_rate = read_rate;
   request.write_rate = write_rate;
-  for (const auto& [params, state, min_quantized_numel, hyper, own, step_rate, budget_of, of_group] : groups) {
+  for (const auto& [params, state, min_quantized_numel, hyper, own, step_rate, budget_of, of_group, master] : groups) {
     const Hyper defaults = default_hyper(of_group.empty() ? rule : of_group);
-    GroupOptions options{
-        hyper_from(defaults, hyper), state, min_quantized_numel, memory_from(own), budget_of, of_group};
+    GroupOptions options{.hyper = hyper_from(defaults, hyper),
+                         .state = state,
+                         .min_quantized_numel = min_quantized_numel,
+                         .memory = memory_from(own),
+                         .master = master,
+                         .budget_of = budget_of,
+                         .rule = of_group};
     PlannedGroup& group = request.groups.emplace_back(PlannedGroup{std::move(options), {}, step_rate});
-    for (const auto& [sizes, whole] : params) {
-      PlannedParam& param = group.params.emplace_back(PlannedParam{sizes});
+    for (const auto& [sizes, whole, dtype] : params) {
+      PlannedParam& param =
+          group.params.emplace_back(PlannedParam{.sizes = sizes, .dtype = lowtide::python::dtype_named(dtype)});
       if (whole) param.whole = WholeParam{whole->first, whole->second};
     }
   }

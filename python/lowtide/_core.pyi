@@ -40,12 +40,13 @@ def format_bytes(bytes: int) -> str:
 def plan_memory(
     rule: str,
     memory: Budget | None,
-    groups: Sequence[tuple[Sequence[Any], str, int, dict[str, float | bool], Budget | None, float, int, str]],
+    groups: Sequence[tuple[Sequence[Any], str, int, dict[str, float | bool], Budget | None, float, int, str, str]],
     read_rate: float = 0.0,
     write_rate: float = 0.0,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """groups: (shapes, state, min_quantized_numel, hyper-parameters that are not the defaults, own budget, bytes of state
-    stepped per second, group whose budget it shares or -1, rule or ""). Returns the fields of `lowtide.planning.BudgetPlan` in all and for each budget: the optimizer's, then each group's own."""
+    stepped per second, group whose budget it shares or -1, rule or "", master or "").
+    shapes: (sizes, whole or None, element type). Returns the fields of `lowtide.planning.BudgetPlan` in all and for each budget: the optimizer's, then each group's own."""
 
 def measure_step_rate(
     rule: str,

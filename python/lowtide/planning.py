@@ -132,6 +132,7 @@ def plan(
     momentum: float = 0.0,
     amsgrad: bool = False,
     centered: bool = False,
+    master: str | None = None,
 ) -> Plan:
     """Predicts what an optimizer will take, with the code that it decides with. Allocates no state, touches no disk.
 
@@ -146,18 +147,20 @@ def plan(
         momentum: of SGD, which has no state without, and of RMSprop. (Muon's is not 0 unless a group says so.)
         amsgrad: of Adam and AdamW.
         centered: of RMSprop.
+        master: as for the optimizer: residuals of bfloat16 and float16 parameters are planned with their state.
 
     Returns a Plan, whether it fits or not. Raises ValueError or TypeError for what an optimizer would refuse whatever
     its budgets, for rates that are no numbers and for more than 2^52 elements; with rates="measure" also OSError.
     """
-    checks.check_kinds({"state": state, "memory": memory, "min_quantized_numel": min_quantized_numel}, "plan")
+    given = {"state": state, "memory": memory, "min_quantized_numel": min_quantized_numel, "master": master}
+    checks.check_kinds(given, "plan")
     if not isinstance(rule, str):
         raise TypeError(f"plan: rule: got {rule!r} ({type(rule).__name__}), wanted one of {_core.rule_names()}")
     if not (rates is None or rates == "measure" or isinstance(rates, Rates)):
         raise TypeError(f"plan: rates: got {rates!r}, wanted lowtide.Rates(...), 'measure' or None")
     muon = rule == "muon"
     variant = variant_of({"momentum": momentum or 0.95 * muon, "amsgrad": amsgrad, "centered": centered})
-    defaults = ShapedGroup((), state, int(min_quantized_numel), variant)
+    defaults = ShapedGroup((), state, int(min_quantized_numel), variant, master=master or "")
     groups = groups_of(model_or_params, defaults, muon)
     if rates == "measure":
         rates = _measure_for(_predict(rule, memory, groups, Rates()), groups, variant)
@@ -176,6 +179,7 @@ def _predict(rule: str, memory: Memory | None, groups: list[ShapedGroup], rates:
             rates.step_of(group.state),
             group.shares,
             group.rule,
+            group.master,
         )
         for group in groups
     ]

@@ -25,6 +25,7 @@ class ShapedParam(NamedTuple):
 
     shape: Shape
     whole: tuple[list[int], bool] | None = None
+    dtype: str = "float32"
 
 
 class Variant(NamedTuple):
@@ -46,6 +47,7 @@ class ShapedGroup:
     memory: Memory | None = None
     number: int = 0  # of the parameter group
     rule: str = ""  # the core's, where it is another than that of all
+    master: str = ""
     shares: int = -1  # place of the group whose budget it has; -1: its own (memory), or that of all
 
 
@@ -107,7 +109,8 @@ def _groups(
             shards = sharding.sharding_of(member, here)
             own = overrides[id(member)]
             checks.check_kinds(own, f"{here}: override")
-            add(own, ShapedParam(tuple(local.shape), shards.whole if shards else None))
+            dtype = str(local.dtype).removeprefix("torch.")
+            add(own, ShapedParam(tuple(local.shape), shards.whole if shards else None, dtype))
         else:
             add({}, ShapedParam(_shape(member, here)))
     groups: list[ShapedGroup] = []
@@ -125,6 +128,7 @@ def _groups(
                 merged["memory"] if shares < 0 else None,
                 number,
                 rule,
+                merged.get("master", defaults.master) or "",
                 shares,
             )
         )
