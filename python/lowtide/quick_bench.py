@@ -34,6 +34,8 @@ _OURS = {
     "adagrad": lowtide.Adagrad,
     "rmsprop": lowtide.RMSprop,
     "ademamix": lowtide.AdEMAMix,
+    "lamb": lowtide.LAMB,
+    "lars": lowtide.LARS,
 }
 
 

@@ -21,9 +21,11 @@ RULES: dict[str, tuple[type[lowtide.optimizer.Optimizer], dict[str, Any]]] = {
     "adagrad": (lowtide.Adagrad, {"lr_decay": 0.01, "initial_accumulator_value": 0.1}),
     "rmsprop": (lowtide.RMSprop, {"momentum": 0.9, "centered": True}),
     "ademamix": (lowtide.AdEMAMix, {"t_alpha": 10, "t_beta3": 20}),
+    "lamb": (lowtide.LAMB, {}),
+    "lars": (lowtide.LARS, {"max_unorm": 0.1}),
 }
 RULE_OF = {"sgd_plain": "sgd", "adamw_amsgrad": "adamw", "nadam": "adam"}  # the others are called as the core's rule
-CODECS = ("dynamic8", "bf16", "fp32")
+CODECS = ("dynamic8", "float8", "bf16", "fp32")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 

@@ -1,6 +1,7 @@
 """Lowtide's classes are torch optimizers: groups, options, closures, hooks."""
 
 import warnings
+from typing import Any
 
 import lowtide
 import pytest
@@ -25,9 +26,10 @@ def test_groups_have_their_own_options(seed, figure):
     ]
     start, grads = torch.randn(32, 256), torch.randn(3, 32, 256)
     together = [torch.nn.Parameter(start.clone()) for _ in variants]
-    opt = lowtide.AdamW([{"params": [p], **v} for p, v in zip(together, variants, strict=True)])
+    nearest: dict[str, Any] = {"rounding": "nearest"}  # random bits go by the number of a parameter
+    opt = lowtide.AdamW([{"params": [p], **v} for p, v in zip(together, variants, strict=True)], **nearest)
     alone = [torch.nn.Parameter(start.clone()) for _ in variants]
-    single = [lowtide.AdamW([p], **v) for p, v in zip(alone, variants, strict=True)]
+    single = [lowtide.AdamW([p], **nearest, **v) for p, v in zip(alone, variants, strict=True)]
     for grad in grads:
         for param in [*together, *alone]:
             param.grad = grad.clone()
@@ -157,7 +159,8 @@ def test_add_param_group_while_training(seed):
     """A group added after some steps behaves as a new optimizer for it; the old one goes on as before."""
     a, b = parameter(5000), parameter(40, 256)
     a2, b2 = (torch.nn.Parameter(p.detach().clone()) for p in (a, b))
-    opt, first, second = lowtide.AdamW([a]), lowtide.AdamW([a2]), lowtide.AdamW([b2], lr=0.1)
+    opt, first = (lowtide.AdamW([p], rounding="nearest") for p in (a, a2))  # random bits go by a parameter's number
+    second = lowtide.AdamW([b2], lr=0.1, rounding="nearest")
     for step in range(5):
         random_gradients([a, b])
         a2.grad, b2.grad = a.grad.clone(), b.grad.clone()

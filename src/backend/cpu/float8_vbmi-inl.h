@@ -48,7 +48,7 @@ struct CpuCodec<Float8, kSigned> : GenericCodec<Float8, kSigned> {
   HWY_INLINE void encode(const float* values, float inverse, const Rounding& rounding, u32 index, u8* codes) const {
     if (HWY_UNLIKELY(!rounding.stochastic)) return encode_generic(values, inverse, rounding, index, codes);
     constexpr int n = kTileVectors;
-    constexpr u32 kFirst = Float8::zero_bits(kSigned) - (1u << (Float8::kCut - 17));
+    constexpr u32 kFirst = Float8::kZeroBits<kSigned> - (1u << (Float8::kCut - 17));
     vu random[n];
     random_tile(index, rounding.key, random);
     __m512 x[n], magnitude[n];
@@ -59,7 +59,7 @@ struct CpuCodec<Float8, kSigned> : GenericCodec<Float8, kSigned> {
     for (int i = 0; i < n; ++i)
       word[i] =
           _mm512_castps_si512(_mm512_max_ps(magnitude[i], _mm512_fmadd_ps(magnitude[i], _mm512_set1_ps(0.5f),
-                                                                          _mm512_set1_ps(Float8::half_low(kSigned)))));
+                                                                          _mm512_set1_ps(Float8::kHalfLow<kSigned>))));
     for (int i = 0; i < n; ++i) word[i] = _mm512_sub_epi32(word[i], _mm512_set1_epi32(static_cast<int>(kFirst)));
     for (int i = 0; i < n; ++i)
       word[i] = _mm512_add_epi32(word[i], _mm512_slli_epi32(random[i].v.raw, Float8::kCut - 16));

@@ -19,8 +19,10 @@ struct Float8 {
   struct Tables {};
 
   // Half of the smallest normal number: what t is at x = 0.
-  static constexpr float half_low(bool is_signed) { return is_signed ? 0x1p-6f : 0x1p-14f; }
-  static constexpr u32 zero_bits(bool is_signed) { return (is_signed ? 127u - 6u : 127u - 14u) << 23; }
+  template <bool kSigned>
+  static constexpr float kHalfLow = kSigned ? 0x1p-6f : 0x1p-14f;
+  template <bool kSigned>
+  static constexpr u32 kZeroBits = (kSigned ? 127u - 6u : 127u - 14u) << 23;
 
   // 2^(e - 1) where absmax <= 1.9375 * 2^e, e at least -100: what is smaller has codes near 0.
   template <bool kSigned>
@@ -34,9 +36,9 @@ struct Float8 {
 
   template <bool kSigned, class U>
   LT_FN auto decode(const Tables&, U code) {
-    const auto t = as_float(((kSigned ? code & U(0x7fu) : code) << kCut) + U(zero_bits(kSigned)));
+    const auto t = as_float(((kSigned ? code & U(0x7fu) : code) << kCut) + U(kZeroBits<kSigned>));
     using F = decltype(t + t);
-    constexpr float kLow = 2 * half_low(kSigned);
+    constexpr float kLow = 2 * kHalfLow<kSigned>;
     const F x = select(t < F(kLow), t + t - F(kLow), t);
     if constexpr (!kSigned) return x;
     return as_float(bits(x) | ((code & U(0x80u)) << 24));
@@ -51,7 +53,7 @@ struct Float8 {
   LT_FN U encode_with(const Tables&, F value, F inverse, bool stochastic, U random) {
     const F x = value * inverse;
     const F magnitude = abs(x);
-    const U t = bits(max(magnitude, magnitude * F(0.5f) + F(half_low(kSigned)))) - U(zero_bits(kSigned));
+    const U t = bits(max(magnitude, magnitude * F(0.5f) + F(kHalfLow<kSigned>))) - U(kZeroBits<kSigned>);
     const U below = stochastic ? (random << (kCut - 16)) + U(1u << (kCut - 17)) : U(1u << (kCut - 1));
     const U code = (t + below) >> kCut;
     if constexpr (kSigned) return code | ((bits(x) >> 24) & U(0x80u));
