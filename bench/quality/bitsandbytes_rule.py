@@ -26,54 +26,54 @@ class Map:
         self.values = functional.create_dynamic_map(signed=signed).float()
         middle = (self.values[1:] + self.values[:-1]) / 2
         # The upper 16 bits of a float say where it is to 1 in 128. Entries lie further apart, so that every such bucket
-        # holds one midpoint at most: the bucket gives a code, and one comparison the code or the next.
-        low = (torch.arange(1 << 16, dtype=torch.int32) << 16).view(torch.float32)
-        high = ((torch.arange(1 << 16, dtype=torch.int32) << 16) | 0xFFFF).view(torch.float32)
-        ends = torch.stack((torch.bucketize(low, middle), torch.bucketize(high, middle)))
-        inside = (low.abs() <= 1) & (high.abs() <= 1)
-        if bool((ends.diff(dim=0).abs()[0][inside] > 1).any()):
+        # holds one midpoint at most: the bucket gives two entries, and one comparison says which.
+        upper = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32) << 16
+        ends = torch.stack([end.view(torch.float32) for end in (upper, upper | 0xFFFF)])
+        codes = torch.bucketize(ends, middle)
+        if bool((codes.diff(dim=0).abs()[0][ends.abs().amax(dim=0) <= 1] > 1).any()):
             raise ValueError("the map's entries are too close together for a search by the upper 16 bits")
-        self._first = ends.amin(dim=0).to(torch.int32)
-        self._middle = F.pad(middle, (0, 1), value=float("inf"))[self._first.long()]
-        self._signed = signed
+        low = codes.amin(dim=0)
+        self._middle = F.pad(middle, (0, 1), value=float("inf"))[low]
+        if signed:  # what is negative does not become 0
+            last = int((self.values < 0).sum()) - 1
+            negative = (upper < 0) & (low >= last)
+            low[negative] = last
+            self._middle[negative] = float("inf")
+        self._low, self._high = self.values[low], self.values[(low + 1).clamp_max(255)]
 
-    def codes(self, x: torch.Tensor) -> torch.Tensor:
-        """Of float32 values in [-1, 1], as int64."""
-        bucket = (x.view(torch.int32) >> 16) & 0xFFFF
-        codes = self._first[bucket] + (x > self._middle[bucket])
-        if self._signed:
-            found = self.values[codes]
-            wrong = torch.signbit(found) != torch.signbit(x)
-            codes = torch.where(wrong, torch.where(x > 0, codes + 1, codes - 1), codes)
-        return codes.long()
+    def nearest(self, x: torch.Tensor) -> torch.Tensor:
+        """Of contiguous float32 values in [-1, 1]: entries, of the same shape."""
+        bucket = x.view(-1).view(torch.int16)[1::2].long().add_(1 << 15)  # the second half of a float is its upper one
+        low, middle, high = (table.index_select(0, bucket) for table in (self._low, self._middle, self._high))
+        return torch.where(x.view(-1) > middle, high, low).view_as(x)
 
 
 class State:
-    """A moment of one parameter. Decoded values stand for codes: the code of an entry times absmax is that entry again."""
+    """A moment of one parameter: an entry of the map for each element, and each block's absmax."""
 
     def __init__(self, param: torch.Tensor, table: Map) -> None:
         self._count = param.numel()
         blocks = -(-self._count // BLOCK)
         self._quantized = self._count >= MIN_NUMEL
         self._table = table
-        self._codes = torch.zeros(blocks, BLOCK, dtype=torch.int64)
+        self._entries = torch.zeros(blocks, BLOCK)
         self._absmax = torch.zeros(blocks, 1)
         self._exact = torch.zeros(self._count)
 
     def load(self) -> torch.Tensor:
         if not self._quantized:
             return self._exact
-        blocks: torch.Tensor = self._table.values[self._codes] * self._absmax
+        blocks: torch.Tensor = self._entries * self._absmax
         return blocks.flatten()[: self._count]
 
     def store(self, value: torch.Tensor) -> None:
         if not self._quantized:
             self._exact = value
             return
-        blocks = F.pad(value, (0, self._codes.numel() - self._count)).view(-1, BLOCK)
+        blocks = F.pad(value, (0, self._entries.numel() - self._count)).view(-1, BLOCK)
         self._absmax = blocks.abs().amax(dim=1, keepdim=True)
         scaled = blocks / self._absmax.clamp_min(torch.finfo(torch.float32).tiny)
-        self._codes = self._table.codes(scaled.clamp(-1, 1))
+        self._entries = self._table.nearest(scaled.clamp_(-1, 1))
 
 
 class AdamW(torch.optim.Optimizer):

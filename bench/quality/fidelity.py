@@ -1,9 +1,10 @@
 """How true an optimizer's state is to the averages that it stands for, without a model: gradients are made, the exact
 second moment is kept in float64 beside it, and updates are compared with those of exact moments.
 
-All parameters are rows of 256, a block of state each. In "average" and "rest" one element in 32 always has the gradient 1
-and so holds its block's absmax; the others are what is looked at. A block that dies as a whole decays exactly in any
-format, by its scale.
+All parameters are rows of 256, a block of state each. In "average" and "rest" one element in 32 goes on as before and keeps
+its block's absmax up; the others are what is looked at. (A block that dies as a whole decays exactly in any format, by its
+scale.) Gradients are "even", of one size and random sign, or "noisy", normal: noise moves the absmax and the values, and so
+helps rounding to nearest over its thresholds. A network's gradients are between the two.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from quality.variants import Variant
 from quality.watch import Watch
 
 ROW = 256
-LIVE = 32  # one element in so many holds the absmax
+LIVE = 32  # one element in so many goes on
+KINDS = ("even", "noisy")
 LR = 1e-3
 
 
@@ -40,8 +42,10 @@ CHANGES = (0.0, 0.1, 1.0, 2.0, 10.0)  # of the gradients, after they were steady
 
 def measure(variant: Variant, beta2: float, sizes: Sizes) -> dict[str, Any]:
     """Ratios are stored over exact second moments (mean over elements); drift and updates are in units of lr."""
-    hostile = {name: _largest_update(variant, beta2, sizes, name) for name in ("spread", "spike")}
-    return {"variant": variant.id, "beta2": beta2, **_average(variant, beta2, sizes), **_rest(variant, beta2, sizes), **hostile}
+    found: dict[str, Any] = {"variant": variant.id, "beta2": beta2}
+    for kind in KINDS:
+        found[kind] = _average(variant, beta2, sizes, kind) | _rest(variant, beta2, sizes, kind)
+    return found | {name: _largest_update(variant, beta2, sizes, name) for name in ("spread", "spike")}
 
 
 def _optimizer(variant: Variant, param: torch.nn.Parameter, beta2: float) -> torch.optim.Optimizer:
@@ -53,11 +57,17 @@ def _scales(rows: int, decades: float, source: torch.Generator) -> torch.Tensor:
     return 10 ** (-decades * torch.rand(rows, ROW, generator=source))
 
 
-def _average(variant: Variant, beta2: float, sizes: Sizes) -> dict[str, Any]:
+def _gradient(rows: int, kind: str, source: torch.Generator) -> torch.Tensor:
+    grad = torch.randn(rows, ROW, generator=source)
+    return grad.sign_() if kind == "even" else grad
+
+
+def _average(variant: Variant, beta2: float, sizes: Sizes, kind: str) -> dict[str, Any]:
     """Steady gradients, then all at once `CHANGES` times as large; read after `respond`, and where none come, `decay`."""
     source = torch.Generator().manual_seed(1)
     rows = sizes.rows * len(CHANGES)
     scale = _scales(rows, 2, source)
+    scale[:, ::LIVE] = 1.0
     factor = torch.tensor(CHANGES).repeat_interleave(sizes.rows)[:, None]
     param = torch.nn.Parameter(torch.zeros(rows, ROW))
     optimizer = _optimizer(variant, param, beta2)
@@ -66,10 +76,9 @@ def _average(variant: Variant, beta2: float, sizes: Sizes) -> dict[str, Any]:
     warm, respond, decay = (round(times * look_back) for times in (sizes.warm, sizes.respond, sizes.decay))
     after: dict[int, torch.Tensor] = {}
     for step in range(1, warm + decay + 1):
-        grad = torch.randn(rows, ROW, generator=source).mul_(scale)
+        grad = _gradient(rows, kind, source).mul_(scale)
         if step > warm:
-            grad.mul_(factor)
-        grad[:, ::LIVE] = 1.0
+            grad.view(rows, -1, LIVE)[:, :, 1:] *= factor[:, :, None]
         param.grad = grad
         optimizer.step()
         exact.mul_(beta2).add_(grad.double().square(), alpha=1 - beta2)
@@ -82,7 +91,7 @@ def _average(variant: Variant, beta2: float, sizes: Sizes) -> dict[str, Any]:
     return {"decay": float(after[warm + decay][0]), "respond": responses}
 
 
-def _rest(variant: Variant, beta2: float, sizes: Sizes) -> dict[str, float]:
+def _rest(variant: Variant, beta2: float, sizes: Sizes, kind: str) -> dict[str, float]:
     """How far parameters drift when their gradients have long stopped."""
     source = torch.Generator().manual_seed(2)
     param = torch.nn.Parameter(torch.zeros(sizes.rows * 2, ROW))
@@ -91,9 +100,11 @@ def _rest(variant: Variant, beta2: float, sizes: Sizes) -> dict[str, float]:
     for step in range(sizes.rest_before + sizes.rest_to):
         if step == sizes.rest_before + sizes.rest_from:
             at.append(param.detach().clone())
-        active = step < sizes.rest_before
-        grad = torch.randn(param.shape, generator=source) if active else torch.zeros(param.shape)
-        grad[:, ::LIVE] = 4.0 if active else 1.0  # above what a normal number reaches
+        grad = torch.randn(param.shape, generator=source)
+        if kind == "even":
+            grad[:, ::LIVE] = 1.0  # of one sign, too: the absmax of both moments stands still
+        if step >= sizes.rest_before:
+            grad.view(len(param), -1, LIVE)[:, :, 1:] = 0.0
         param.grad = grad
         optimizer.step()
     drift = (param.detach() - at[0]).abs().div_(LR).reshape(len(param), -1, LIVE)[:, :, 1:]

@@ -1,7 +1,9 @@
 """Validation losses as gaps to float32 state, and the noise that such gaps have by themselves.
 
-Float32 is trained several times for each seed, with changes of the init far too small to matter. How these losses scatter
-within a seed is what the last bits of a run are worth. A variant's gap is to the mean of its own seed's float32 runs.
+Float32 is trained several times for each seed, from inits that differ by a thousandth: too little to be better or worse,
+enough for ways of their own. How these losses scatter within a seed is what a difference must exceed to mean anything.
+(A change of 1e-6 is measured, too, but such a run often stays beside the first, where a format's rounding would not.)
+A variant's gap is to the mean of its own seed's float32 runs.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ def student(freedom: int) -> float:
 def analyse(runs: list[dict[str, Any]], beta2: float) -> tuple[list[Row], Noise | None, dict[int, float]]:
     """Rows in the order of VARIANTS, the noise (None while there are too few runs), and the float32 loss of each seed."""
     at = [run for run in runs if run["beta2"] == beta2]
-    plain = {variant.id for variant in VARIANTS if variant.group == "fp32"}
+    plain = {variant.id for variant in VARIANTS if variant.noise}
     by_seed: dict[int, list[float]] = {}
     for run in at:
         if run["variant"] in plain:

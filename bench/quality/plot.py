@@ -41,12 +41,12 @@ def draw(result: dict[str, Any], path: Path) -> None:
     for beta2, colour in zip(betas, COLOURS, strict=False):
         units = [unit for unit in result["fidelity"] if unit["beta2"] == beta2]
         last.plot(
-            [unit["decay"] for unit in units], [place[unit["variant"]] for unit in units], "D", ms=5, color=colour,
+            [unit["even"]["decay"] for unit in units], [place[unit["variant"]] for unit in units], "D", ms=5, color=colour,
             label=f"β2 = {beta2}", alpha=0.8,
         )  # fmt: skip
     last.axvline(1, color="0.5", lw=0.8)
     last.set_xscale("log")
-    last.set_title("second moment, gradients stopped")
+    last.set_title("second moment, gradients stopped (even)")
     last.set_xlabel(f"stored / exact after {result['sizes']['decay']:g} / (1 − β2) steps")
     last.legend(frameon=False, fontsize=8)
     axes[0].set_yticks([place[variant.id] for variant in shown], [variant.label for variant in shown])

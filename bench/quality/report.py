@@ -11,7 +11,7 @@ from quality.model import build
 from quality.training import Settings
 
 RUN_HEAD = ("", "gap per seed, mN", "mean ± sd", "noise?", "update error", "largest update / lr", "above 8")
-UNIT_HEAD = ("", "β2", "no gradient", "× 0.1", "same", "× 2", "× 10", "drift mean / max", "spread", "spike")
+UNIT_HEAD = ("", "β2", "no gradient", "× 0.1", "same", "× 2", "× 10", "drift, at most", "spread", "spike")
 
 
 def parameter_count(settings: Settings) -> int:
@@ -76,10 +76,14 @@ def run_section(result: dict[str, Any], beta2: float) -> list[str]:
 
 
 def unit_cells(unit: dict[str, Any], labels: dict[str, str]) -> list[str]:
-    respond = [f"{unit['respond'][key]:.3g}" for key in ("0.1", "1.0", "2.0", "10.0")]
-    hostile = [f"{unit[kind]['largest']:.3g} ({unit[kind]['largest'] / unit[kind]['exact']:.2g} ×)" for kind in ("spread", "spike")]
-    rest = f"{unit['rest_mean']:.1g} / {unit['rest_max']:.2g}"
-    return [labels[unit["variant"]], f"{unit['beta2']}", f"{unit['decay']:.3g}", *respond, rest, *hostile]
+    even, noisy = unit["even"], unit["noisy"]
+    decay = f"{even['decay']:.3g} / {noisy['decay']:.3g}"
+    respond = [f"{even['respond'][key]:.2f} / {noisy['respond'][key]:.2f}" for key in ("0.1", "1.0", "2.0", "10.0")]
+    rest = f"{even['rest_max']:.2g} / {noisy['rest_max']:.2g}"
+    hostile = [
+        f"{unit[kind]['largest']:.3g} ({unit[kind]['largest'] / unit[kind]['exact']:.2g} ×)" for kind in ("spread", "spike")
+    ]
+    return [labels[unit["variant"]], f"{unit['beta2']}", decay, *respond, rest, *hostile]
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -107,10 +111,10 @@ def markdown(result: dict[str, Any]) -> str:
             "",
             "## State against its average",
             "",
-            f"Second moments over exact ones: {sizes['decay']:g} / (1 − β2) steps after gradients stopped, and {sizes['respond']:g} "
-            "/ (1 − β2) after they became so many times as large. Drift, in lr: of parameters without gradients, from step "
-            f"{sizes['rest_from']} to {sizes['rest_to']} after they stopped. Spread, spike: the largest update / lr, and (×) over "
-            "that of exact state.",
+            "Where two figures stand, the first is of even gradients, the second of noisy ones. Second moments over exact ones: "
+            f"{sizes['decay']:g} / (1 − β2) steps after gradients stopped, and {sizes['respond']:g} / (1 − β2) after they became "
+            f"so many times as large. Drift, in lr: of parameters without gradients, from step {sizes['rest_from']} to "
+            f"{sizes['rest_to']} after they stopped. Spread, spike: the largest update / lr, and (×) over that of exact state.",
             "",
             *table(UNIT_HEAD, [unit_cells(unit, labels) for unit in result["fidelity"]]),
         ]

@@ -20,7 +20,7 @@ class Variant:
     init_change: float = 0.0  # relative, random, of every weight before the first step
     draw: int = 0  # of that change
     seeds: int = 3
-    group: str = "state"  # "fp32": runs that differ from fp32 by a change of the init alone; "state"; "weights"
+    noise: bool = False  # exact, on a way of its own from the start: what such runs differ by is the noise of any run
     moments: Callable[[torch.optim.Optimizer, torch.Tensor], torch.Tensor] | None = field(default=None, compare=False)
     """The second moment of a parameter, decoded; None: it is not looked at."""
 
@@ -80,18 +80,18 @@ def _ours(id: str, label: str, **options: Any) -> Variant:
 
 
 def _weights(id: str, label: str, **options: Any) -> Variant:
-    return Variant(id, label, lowtide(**options), weights=torch.bfloat16, group="weights")
+    return Variant(id, label, lowtide(**options), weights=torch.bfloat16)
 
 
-BF16 = torch.bfloat16
 # In the order in which they are run: what matters most first.
 VARIANTS = (
-    Variant("fp32", "fp32 (torch)", torch_adamw, group="fp32", moments=_torch_moment),
-    Variant("fp32_a", "fp32, init changed by 1e-6", torch_adamw, init_change=1e-6, draw=1, group="fp32"),
-    _ours("dynamic8", "dynamic8, nearest", state="dynamic8"),
+    Variant("fp32", "fp32 (torch)", torch_adamw, noise=True, moments=_torch_moment),
+    Variant("fp32_a", "fp32, init changed by 1e-6", torch_adamw, init_change=1e-6, draw=1),
+    _ours("dynamic8", "dynamic8", state="dynamic8"),
     Variant("bnb_rule", "bitsandbytes' CUDA rule", bitsandbytes_rule, moments=_rule_moment),
-    Variant("fp32_b", "fp32, init changed by 1e-6 otherwise", torch_adamw, init_change=1e-6, draw=2, group="fp32"),
-    Variant("fp32_c", "fp32, init changed by 1e-3", torch_adamw, init_change=1e-3, draw=3, group="fp32"),
+    Variant("fp32_c", "fp32, init changed by 1e-3", torch_adamw, init_change=1e-3, draw=3, noise=True),
+    Variant("fp32_d", "fp32, init changed by 1e-3, again", torch_adamw, init_change=1e-3, draw=4, noise=True),
+    Variant("fp32_e", "fp32, init changed by 1e-3, again", torch_adamw, init_change=1e-3, draw=5, noise=True),
     _weights("bf16_nearest", "bf16 weights, nearest", state="fp32"),
     _ours("bf16_states", "bf16 state, nearest", state="bf16"),
     Variant("bnb_cpu", "bitsandbytes AdamW8bit on the CPU", bitsandbytes_cpu, moments=_cpu_moment),
