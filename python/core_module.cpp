@@ -84,30 +84,40 @@ class PyOptimizer {
  public:
   PyOptimizer(const std::string& rule, const std::string& nonfinite, int threads, const std::string& cpu_target,
               const nb::object& memory, const std::string& backend, uintptr_t stream, const std::string& device,
-              const std::string& target, const nb::object& allocator)
+              const std::string& target, const nb::object& allocator, uint64_t seed)
       : rule_(rule),
-        shared_(std::make_shared<Core>(lowtide::OptimizerOptions{rule, nonfinite_from(nonfinite), threads, cpu_target,
-                                                                 memory_from(memory).value_or(lowtide::Memory{}),
-                                                                 backend, target, reinterpret_cast<void*>(stream)},
-                                       allocator)),
+        shared_(
+            std::make_shared<Core>(lowtide::OptimizerOptions{.rule = rule,
+                                                             .nonfinite = nonfinite_from(nonfinite),
+                                                             .threads = threads,
+                                                             .cpu_target = cpu_target,
+                                                             .memory = memory_from(memory).value_or(lowtide::Memory{}),
+                                                             .backend = backend,
+                                                             .device = target,
+                                                             .stream = reinterpret_cast<void*>(stream),
+                                                             .allocator = {},
+                                                             .seed = seed},
+                                   allocator)),
         core_(shared_->optimizer),
         binding_(core_, device) {}
 
-  int add_group(const nb::dict& hyper, const std::string& state, int64_t min_quantized_numel,
-                const nb::object& memory) {
+  int add_group(const nb::dict& hyper, const std::string& state, int64_t min_quantized_numel, const nb::object& memory,
+                const std::string& rounding) {
     return core_.add_group(
-        {hyper_from(lowtide::default_hyper(rule_), hyper), state, min_quantized_numel, memory_from(memory)});
+        {hyper_from(lowtide::default_hyper(rule_), hyper), state, min_quantized_numel, memory_from(memory), rounding});
   }
+  void set_rounding(int group, const std::string& rounding) { core_.set_rounding(group, rounding); }
+  void set_seed(uint64_t seed) { core_.set_seed(seed); }
   void set_hyper(int group, const nb::dict& hyper) { core_.set_hyper(group, hyper_from(core_.hyper(group), hyper)); }
   void set_threads(int threads) { core_.set_threads(threads); }
   void set_nonfinite(const std::string& policy) { core_.set_nonfinite(nonfinite_from(policy)); }
-  // whole: None, or of a DTensor: (sizes of the whole, whether the cut is not between rows).
+  // whole: None, or of a DTensor: (sizes of the whole, whether the cut is not between rows, where the shard begins).
   int64_t add_param(int group, nb::object param, bool with_state, const nb::object& whole) {
     const Busy busy(*this);
     std::optional<lowtide::WholeParam> of;
     if (!whole.is_none()) {
-      auto [sizes, rows_cut] = nb::cast<std::tuple<std::vector<int64_t>, bool>>(whole);
-      of = lowtide::WholeParam{std::move(sizes), rows_cut};
+      auto [sizes, rows_cut, offsets] = nb::cast<std::tuple<std::vector<int64_t>, bool, std::vector<int64_t>>>(whole);
+      of = lowtide::WholeParam{std::move(sizes), rows_cut, std::move(offsets)};
     }
     return binding_.add(group, param, with_state, of);
   }
@@ -416,10 +426,15 @@ NB_MODULE(_core, m) {
   lowtide::python::bind_sign(m);
   nb::class_<PyOptimizer>(m, "Optimizer", nb::type_slots(kSlots))
       .def(nb::init<const std::string&, const std::string&, int, const std::string&, const nb::object&,
-                    const std::string&, uintptr_t, const std::string&, const std::string&, const nb::object&>(),
+                    const std::string&, uintptr_t, const std::string&, const std::string&, const nb::object&,
+                    uint64_t>(),
            "rule"_a, "nonfinite"_a = "skip", "threads"_a = 0, "cpu_target"_a = "", "memory"_a = nb::none(),
-           "backend"_a = "cpu", "stream"_a = 0, "device"_a = "cpu", "target"_a = "", "allocator"_a = nb::none())
-      .def("add_group", &PyOptimizer::add_group, "hyper"_a, "state"_a, "min_quantized_numel"_a, "memory"_a = nb::none())
+           "backend"_a = "cpu", "stream"_a = 0, "device"_a = "cpu", "target"_a = "", "allocator"_a = nb::none(),
+           "seed"_a = 0)
+      .def("add_group", &PyOptimizer::add_group, "hyper"_a, "state"_a, "min_quantized_numel"_a, "memory"_a = nb::none(),
+           "rounding"_a = "auto")
+      .def("set_rounding", &PyOptimizer::set_rounding, "group"_a, "rounding"_a)
+      .def("set_seed", &PyOptimizer::set_seed, "seed"_a)
       .def("set_hyper", &PyOptimizer::set_hyper, "group"_a, "hyper"_a)
       .def("set_threads", &PyOptimizer::set_threads, "threads"_a)
       .def("set_nonfinite", &PyOptimizer::set_nonfinite, "nonfinite"_a)

@@ -104,9 +104,10 @@ typedef struct lt_optimizer_options {
   void* allocator_context;
   void* (*allocate)(void* allocator_context, int64_t bytes);
   void (*deallocate)(void* allocator_context, void* memory);
+  uint64_t seed; /* of stochastic rounding, whose random bits depend on it, on the step and on the element alone */
 } lt_optimizer_options;
 #define LT_OPTIMIZER_OPTIONS_INIT \
-  { sizeof(lt_optimizer_options), 0, 0, LT_NONFINITE_SKIP, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(lt_optimizer_options), 0, 0, LT_NONFINITE_SKIP, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Of one step. */
 typedef struct lt_step_options {
@@ -133,12 +134,14 @@ typedef struct lt_step_report {
 
 typedef struct lt_group_options {
   int64_t struct_size;
-  const char* state;               /* "fp32", "bf16", "dynamic8"; NULL = "dynamic8" */
+  const char* state;               /* "fp32", "bf16", "dynamic8", "float8"; NULL = "dynamic8" */
   int64_t min_quantized_numel;     /* parameters with fewer elements keep float32 state */
   const lt_memory_options* memory; /* this group's own budget; NULL: the optimizer's. Read during the call */
+  const char* rounding; /* of states to their format: "nearest", "stochastic", or "auto": stochastic for averages with a
+                           beta of 0.995 or more and for sums; NULL = "auto". "float8" refuses "nearest" */
 } lt_group_options;
 #define LT_GROUP_OPTIONS_INIT \
-  { sizeof(lt_group_options), 0, 4096, 0 }
+  { sizeof(lt_group_options), 0, 4096, 0, 0 }
 
 /* One state of one parameter, in the optimizer's memory, alive as long as the optimizer. A value is
  * map[code] * scale, with one scale per `block` elements of a row; scales is NULL where the codec has none. Under a

@@ -76,6 +76,8 @@ struct OptimizerOptions {
   std::string device = "";         // of the backend: "" = its best, else as it names them ("exact:0", "fast:1" of cuda)
   void* stream = nullptr;          // sycl::queue* or cudaStream_t: its device is that of all steps; nullptr: own ones
   DeviceAllocator allocator = {};  // for CUDA; without functions: the driver
+  // -- affects results
+  uint64_t seed = 0;  // of stochastic rounding, whose random bits depend on it, on the step and on the element alone
 };
 
 // Hyper-parameters of all rules; a rule reads those it names in docs/rules.md and ignores the others.
@@ -108,6 +110,10 @@ struct GroupOptions {
   std::string state = "dynamic8";      // codec of the state, one of codec_names()
   int64_t min_quantized_numel = 4096;  // parameters with fewer elements keep float32 state
   std::optional<Memory> memory = {};   // this group's own budget
+  // How states are rounded to their format: "nearest", "stochastic" (up or down by chance, so that an average stays
+  // true to itself), or "auto": stochastic for averages with a beta of 0.995 or more and for sums, else to nearest.
+  // Formats that need stochastic rounding ("float8") refuse "nearest" and are always rounded so; float32 never is.
+  std::string rounding = "auto";
 };
 
 // The parameter that a tensor is a shard of. Its state format is chosen by the whole, so that it is the same however
@@ -117,6 +123,9 @@ struct WholeParam {
   // The cut is not along dim 0, or there is only one row: edges of shards may fall into blocks. Such a parameter gets
   // float32 state in place of a codec with blocks, also as the only shard.
   bool rows_cut = false;
+  // Where the shard begins in each dimension; empty: at 0. Random bits go by elements of the whole, so that shards are
+  // rounded as the whole would be.
+  std::vector<int64_t> offsets = {};
 };
 
 // A gradient for one step: the parameter's sizes, strides in elements (nullptr = contiguous; 0 allowed). Borrowed for
@@ -203,6 +212,10 @@ class LT_API Optimizer {
   int add_group(const GroupOptions& options);
   void set_hyper(int group, const Hyper& hyper);
   const Hyper& hyper(int group) const;
+  // As in GroupOptions and OptimizerOptions. What files of save() do not hold, for callers to restore: with them, and
+  // the hyper-parameters, a loaded optimizer goes on bit for bit.
+  void set_rounding(int group, const std::string& rounding);
+  void set_seed(uint64_t seed);
 
   // Registers a parameter (not owned, must outlive the optimizer or be rebound) and allocates its state, zeroed.
   // Returns its number, counted from 0 over all groups. Refuses element types, sizes and layouts it cannot step

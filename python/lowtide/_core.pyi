@@ -188,6 +188,7 @@ class Optimizer:
         device: str = "cpu",
         target: str = "",
         allocator: Allocator | None = None,
+        seed: int = 0,
     ) -> None:
         """stream: address of a queue of the backend, whose device and context are those of all steps; 0: its own.
         device: of parameters and gradients, as str(tensor.device) has it. target: what the backend calls that device.
@@ -195,16 +196,20 @@ class Optimizer:
         and all views of its state are gone."""
 
     def add_group(
-        self, hyper: dict[str, float | bool], state: str, min_quantized_numel: int, memory: Budget | None = None
-    ) -> int: ...
+        self, hyper: dict[str, float | bool], state: str, min_quantized_numel: int, memory: Budget | None = None,
+        rounding: str = "auto",
+    ) -> int: ...  # fmt: skip
+    def set_rounding(self, group: int, rounding: str) -> None: ...
+    def set_seed(self, seed: int) -> None: ...
     def set_hyper(self, group: int, hyper: dict[str, float | bool]) -> None: ...
     def set_threads(self, threads: int) -> None: ...
     def set_nonfinite(self, nonfinite: str) -> None: ...
     def add_param(
-        self, group: int, param: torch.Tensor, with_state: bool = True, whole: tuple[list[int], bool] | None = None
-    ) -> int:
+        self, group: int, param: torch.Tensor, with_state: bool = True,
+        whole: tuple[list[int], bool, list[int]] | None = None,
+    ) -> int:  # fmt: skip
         """Registers a strided tensor of float32, bfloat16 or float16 on the device; returns its number (0, 1, ... over
-        all groups)."""
+        all groups). whole: of a DTensor, see `Sharding.shard`."""
 
     def place_states(self) -> None: ...
     def check(self, grad_scale: float = 1.0, stream: int = 0) -> int:

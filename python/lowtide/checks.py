@@ -22,7 +22,7 @@ REFUSED = {
 }
 # Options of the whole optimizer, which a parameter group cannot set for itself.
 WHOLE_OPTIMIZER = (
-    "nonfinite", "amp_scaling", "cpu_target", "arithmetic", "prefetch_in_backward", "step_in_backward",
+    "nonfinite", "seed", "amp_scaling", "cpu_target", "arithmetic", "prefetch_in_backward", "step_in_backward",
 )  # fmt: skip
 # Hyper-parameters of the core that are one tuple, "betas", here, and those that are bools.
 BETAS = ("beta1", "beta2", "beta3")
@@ -33,6 +33,8 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "state": ((str,), "a str"),
     "memory": ((Memory, NoneType), "a lowtide.Memory or None"),
     "min_quantized_numel": ((Integral,), "an integer from 0 to 2^63 - 1"),
+    "rounding": ((str,), "'auto', 'nearest' or 'stochastic'"),
+    "seed": ((Integral,), "an integer from 0 to 2^63 - 1"),
     "nonfinite": ((str,), "'skip', 'raise' or 'propagate'"),
     "cpu_target": ((str,), "a str"),
     "amp_scaling": ((bool,), "a bool"),
@@ -47,9 +49,11 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 class Options(TypedDict, total=False):
     """Keyword options of every optimizer. Those marked (group) may also be set per parameter group."""
 
-    state: str  # (group) "dynamic8": 1 byte per value and 4 per block of 256; "bf16": 2 bytes; "fp32": 4 bytes
+    state: str  # (group) "dynamic8", "float8": 1 byte per value and 4 per block of 256; "bf16": 2 bytes; "fp32": 4 bytes
+    rounding: str  # (group) of states to their format: "nearest", "stochastic", or "auto": stochastic for long averages
     min_quantized_numel: int  # (group) parameters with fewer elements keep float32 state (default 4096)
     maximize: bool  # (group) step along the gradient instead of against it
+    seed: int  # of stochastic rounding (default 0): the same seed and steps give the same bits
     nonfinite: str  # for a NaN, infinity or magnitude >= 2^62: "skip" the step and count it, "raise", or "propagate"
     amp_scaling: bool  # GradScaler hands over its scale and its verdict: the step unscales, and checks nothing itself
     cpu_target: str  # instruction set, e.g. "avx2", for comparisons: changes speed only (default "": the best there is)

@@ -55,7 +55,7 @@ def load(optimizer: Optimizer, path: str | os.PathLike[str]) -> None:
     new_groups = formats.check_groups(optimizer, {"state": {}, "param_groups": groups})
     with KeptErrors() as kept:
         kept.call(optimizer._core.load, name)
-        optimizer.param_groups = new_groups
+        formats.take_groups(optimizer, new_groups)
         formats.show_state(optimizer)
 
 

@@ -41,6 +41,7 @@ class Optimizer(Controls, torch.optim.Optimizer):
         checks.check_options(options, type(self).__name__, list(hyper))
         self._amp_scaling = options.get("amp_scaling", False)
         self._nonfinite = options.get("nonfinite", "skip")
+        self._seed = int(options.get("seed", 0))
         self._cpu_target = options.get("cpu_target", "")
         self._memory = options.get("memory")
         self._arithmetic = options.get("arithmetic", devices.EXACT)
@@ -51,7 +52,8 @@ class Optimizer(Controls, torch.optim.Optimizer):
             **hyper,
             "state": options.get("state", "dynamic8"),
             "min_quantized_numel": options.get("min_quantized_numel", 4096),
-            **formats.stamp(rule),
+            "rounding": options.get("rounding", "auto"),
+            **formats.stamp(rule, self._seed),
         }
         super().__init__(params, defaults)
 
@@ -64,6 +66,7 @@ class Optimizer(Controls, torch.optim.Optimizer):
         self._hyper_keys = tuple(key for key in _core.default_hyper(rule) if checks.group_key(key) in hyper)
         self._pushed: list[tuple[float, ...]] = []  # per group: the hyper-parameters that the core has
         self._formats: list[tuple[Any, Any]] = []  # per group: state and min_quantized_numel, fixed when it was added
+        self._roundings: list[str] = []  # per group, as the core has it
         self._budgets: list[Memory | None] = []  # per group: its own
         self._members: list[list[torch.Tensor]] = []  # per group: the parameters that the core has
         self._params: list[torch.Tensor] = []  # all of them, by number
@@ -93,6 +96,7 @@ class Optimizer(Controls, torch.optim.Optimizer):
             place.reads,
             target,
             place.allocator(),
+            self._seed,
         )
 
     def _core_at(self, place: Place) -> _core.Optimizer:
@@ -131,7 +135,7 @@ class Optimizer(Controls, torch.optim.Optimizer):
             param_group = {key: value for key, value in param_group.items() if key != "memory"}
         super().add_param_group(param_group)
         try:
-            param_group.update(formats.stamp(self._rule))
+            param_group.update(formats.stamp(self._rule, self._seed))
             params: list[torch.Tensor] = param_group["params"]
             shardings: list[Sharding | None] = []
             place = self._place if self._params else None
@@ -161,6 +165,7 @@ class Optimizer(Controls, torch.optim.Optimizer):
         self._automatic |= any(budget.automatic for budget in budgets if budget)
         self._pushed.append(values)
         self._formats.append((param_group["state"], param_group["min_quantized_numel"]))
+        self._roundings.append(param_group["rounding"])
         self._budgets.append(memory)
         self._members.append(list(params))
         if type(self.state) is not States:
@@ -191,10 +196,14 @@ class Optimizer(Controls, torch.optim.Optimizer):
             values = checks.hyper_values(self._hyper_keys, group)
             hyper = dict(zip(self._hyper_keys, values, strict=True))
             number = core.add_group(
-                hyper, group["state"], int(group["min_quantized_numel"]), memory.budget(place) if memory else None
+                hyper,
+                group["state"],
+                int(group["min_quantized_numel"]),
+                memory.budget(place) if memory else None,
+                group["rounding"],
             )
             for param, of in zip(group["params"], shardings, strict=True):
-                core.add_param(number, param, param.requires_grad, of.whole if of else None)
+                core.add_param(number, param, param.requires_grad, of.shard if of else None)
         except (TypeError, ValueError) as error:
             raise checks.naming(where, error) from error
         return values
@@ -314,6 +323,9 @@ class Optimizer(Controls, torch.optim.Optimizer):
                     f"{group['min_quantized_numel']!r}, wanted {self._formats[number]}: fixed when the group is added"
                 )
             try:
+                if (rounding := group["rounding"]) != self._roundings[number]:
+                    self._core.set_rounding(number, rounding)
+                    self._roundings[number] = rounding
                 values = checks.hyper_values(self._hyper_keys, group)
                 if values == self._pushed[number]:
                     continue
@@ -396,7 +408,7 @@ class Optimizer(Controls, torch.optim.Optimizer):
         return formats.to_torch(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("rule", "nonfinite", "amp_scaling", "cpu_target", "memory", "budgets", "arithmetic", "backward_options")
+        names = ("rule", "nonfinite", "seed", "amp_scaling", "cpu_target", "memory", "budgets", "arithmetic", "backward_options")
         options = {name: getattr(self, f"_{name}") for name in names}
         report = self.report()
         options |= {"steps": report["steps"], "skipped_steps": report["skipped_steps"]}
@@ -408,6 +420,7 @@ class Optimizer(Controls, torch.optim.Optimizer):
         options = state["options"]
         self._nonfinite, self._amp_scaling = options["nonfinite"], options["amp_scaling"]
         self._cpu_target, self._memory = options["cpu_target"], options["memory"]
+        self._seed = options.get("seed", 0)
         self._arithmetic = options.get("arithmetic", devices.EXACT)
         self._backward_options = options.get("backward_options", {})
         self._open_core(options["rule"], state["defaults"])

@@ -47,6 +47,15 @@ class Sharding(NamedTuple):
         """What the core is told, so that it chooses the state's format by the whole parameter."""
         return list(self.spec.shape), self.rows_cut
 
+    @property
+    def shard(self) -> tuple[list[int], bool, list[int]]:
+        """And where this rank's part begins, so that it is rounded as the whole would be."""
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+        spec = self.spec
+        _, offsets = compute_local_shape_and_global_offset(spec.shape, spec.mesh, spec.placements)
+        return *self.whole, list(offsets)
+
     def wrap(self, entry: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The core's (local) tensors of a parameter as DTensors over the same memory; "step" stays as it is."""
         return {name: value if name == "step" else self.whole_of(name, value) for name, value in entry.items()}

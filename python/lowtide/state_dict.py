@@ -3,12 +3,14 @@
 Format 1, in plain tensors and Python values that torch.load reads with weights_only=True:
 
     {"state": {number: {"step": int64 (), NAME: codes of the parameter's shape, NAME_scale: float32 (rows, blocks)}},
-     "param_groups": [{the group's options, "lowtide_format": 1, "lowtide_rule": rule, "params": [number, ...]}]}
+     "param_groups": [{the group's options, "lowtide_format": 1, "lowtide_rule": rule, "lowtide_seed": seed,
+                       "params": [number, ...]}]}
 
-The codec of a moment is seen in its tensors: float32 or bfloat16 values, or uint8 codes with scales (dynamic8: blocks
-of 256 within a row). A parameter without state yet has an empty entry. Tensors are views of the live state and no two
-share memory; of a parameter that is a DTensor they are DTensors (sharding.py). Format and rule stand in the groups, so
-that they survive tools that take a state_dict apart and put it together again.
+The codec of a moment is seen in its tensors: float32 or bfloat16 values, or uint8 codes with scales (blocks of 256
+within a row) of the group's "state". A parameter without state yet has an empty entry. Tensors are views of the live state and no two
+share memory; of a parameter that is a DTensor they are DTensors (sharding.py). Format, rule and the seed of stochastic
+rounding, which loading restores, stand in the groups, so that they survive tools that take a state_dict apart and put it
+together again.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
     from lowtide.optimizer import Optimizer
 
 FORMAT = 1
-STAMP = ("lowtide_format", "lowtide_rule")
+SEED = "lowtide_seed"
+STAMP = ("lowtide_format", "lowtide_rule", SEED)
 FIXED = ("state", "min_quantized_numel")  # belong to the live tensors; loading never changes them
 HIDDEN_KEYS = ("params", "param_names", *STAMP)
 
@@ -43,9 +46,18 @@ class Restore(NamedTuple):
     encode: bool
 
 
-def stamp(rule: str) -> dict[str, Any]:
+def stamp(rule: str, seed: int) -> dict[str, Any]:
     """What every parameter group carries to say what it is."""
-    return {"lowtide_format": FORMAT, "lowtide_rule": rule}
+    return {"lowtide_format": FORMAT, "lowtide_rule": rule, SEED: seed}
+
+
+def take_groups(optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
+    """Makes the groups that `check_groups` gave the optimizer's, and their seed its seed."""
+    optimizer.param_groups = groups
+    if groups and groups[0][SEED] != optimizer._seed:
+        optimizer._seed = groups[0][SEED]
+        optimizer._core.set_seed(optimizer._seed)
+        optimizer.defaults[SEED] = optimizer._seed
 
 
 def load(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
@@ -58,10 +70,10 @@ def load(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
             state_dict = replaced
     groups, numbers, ours = _read_groups(optimizer, state_dict)
     entries = _read_entries(state_dict["state"], numbers)
-    plan = _plan(optimizer, entries, ours)
+    plan = _plan(optimizer, entries, _codings(state_dict) if ours else None)
     with KeptErrors() as kept:
         _apply(optimizer, plan, kept)
-        optimizer.param_groups = groups
+        take_groups(optimizer, groups)
         for post_hook in optimizer._optimizer_load_state_dict_post_hooks.values():
             post_hook(optimizer)
 
@@ -69,7 +81,7 @@ def load(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
 def copy_in(optimizer: Optimizer, entries: list[dict[str, torch.Tensor]]) -> None:
     """Puts copies of another optimizer's live state, by parameter number, into one with the same parameters."""
     with KeptErrors() as kept:
-        _apply(optimizer, _plan(optimizer, dict(enumerate(entries)), ours=True), kept)
+        _apply(optimizer, _plan(optimizer, dict(enumerate(entries)), _codings({"param_groups": optimizer.param_groups})), kept)
 
 
 def restart_removed(optimizer: Optimizer) -> None:
@@ -101,7 +113,7 @@ def show_state(optimizer: Optimizer) -> None:
 
 def to_torch(optimizer: Optimizer) -> dict[str, Any]:
     """See `Optimizer.torch_state_dict`."""
-    return torch_dict.write(optimizer, (*STAMP, *FIXED))
+    return torch_dict.write(optimizer, (*STAMP, *FIXED, "rounding"))
 
 
 def _read_groups(optimizer: Optimizer, state_dict: Any) -> tuple[list[dict[str, Any]], dict[Any, int], bool]:
@@ -134,17 +146,29 @@ def _read_groups(optimizer: Optimizer, state_dict: Any) -> tuple[list[dict[str, 
         new = {key: copy.deepcopy(value) for key, value in group.items() if key not in drop}
         if not ours:
             new.setdefault("maximize", mine["maximize"])
-        kept = {key: mine[key] for key in ("params", *STAMP, *FIXED)}
+        kept = {key: mine[key] for key in ("params", *STAMP, *FIXED, "rounding")}
+        kept[SEED] = _read_seed(group, saved[0], where, mine[SEED])
         if "param_names" in mine:
             new.setdefault("param_names", mine["param_names"])
         groups.append({**kept, **new})
         try:
             values = checks.hyper_values(optimizer._hyper_keys, groups[-1])
             hyper = dict(zip(optimizer._hyper_keys, values, strict=True))
-            _core.Optimizer(optimizer._rule, threads=1).add_group(hyper, mine["state"], mine["min_quantized_numel"])
+            _core.Optimizer(optimizer._rule, threads=1).add_group(
+                hyper, mine["state"], mine["min_quantized_numel"], rounding=groups[-1]["rounding"]
+            )
         except (TypeError, ValueError) as error:
             raise ValueError(f"{where}: {error}") from error
     return groups, numbers, ours
+
+
+def _read_seed(group: dict[str, Any], first: dict[str, Any], where: str, mine: int) -> int:
+    """The seed of a saved group; one for all. Without one (torch.optim, earlier versions) ours stays."""
+    seed: Any = group.get(SEED, mine)
+    valid = isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < 2**63
+    expect(valid, f"{where}[{SEED!r}]", repr(seed), "an integer from 0 to 2^63 - 1")
+    expect(seed == first.get(SEED, mine), f"{where}[{SEED!r}]", seed, f"{first.get(SEED, mine)} as in the first group")
+    return int(seed)
 
 
 def _check_stamp(group: dict[str, Any], rule: str, where: str) -> None:
@@ -164,8 +188,17 @@ def _read_entries(state: dict[Any, Any], numbers: dict[Any, int]) -> dict[int, d
     return entries
 
 
-def _plan(optimizer: Optimizer, entries: dict[int, dict[str, Any]], ours: bool) -> list[Restore]:
-    """Checks every entry against the live state and says what is to be copied where. Changes nothing."""
+def _codings(state_dict: dict[str, Any]) -> list[str]:
+    """For each parameter of a dict of Lowtide's, the codec of its group: that of uint8 codes, if it has any."""
+    return [str(group.get("state")) for group in state_dict["param_groups"] for _ in group["params"]]
+
+
+def _plan(
+    optimizer: Optimizer, entries: dict[int, dict[str, Any]], codings: list[str] | None
+) -> list[Restore]:
+    """Checks every entry against the live state and says what is to be copied where. Changes nothing. codings: see
+    `_codings`; None: the dict is one of torch.optim's."""
+    ours = codings is not None
     plan = []
     for i, param in enumerate(optimizer._params):
         where = f"state of parameter {i}"
@@ -187,8 +220,10 @@ def _plan(optimizer: Optimizer, entries: dict[int, dict[str, Any]], ours: bool) 
                 name: of.unwrap(name, value, live[name], where) if name in live else local_of(value)
                 for name, value in entry.items()
             }
-        read = _read_entry if ours else torch_dict.read_entry
-        step, tensors = read(entry, live, local_of(param), where)
+        if codings is None:
+            step, tensors = torch_dict.read_entry(entry, live, local_of(param), where)
+        else:
+            step, tensors = _read_entry(entry, live, codings[i], optimizer._core.state_codec(i), where)
         for name, tensor in tensors.items():
             positive = name.startswith("exp_avg_sq") or name.endswith("_scale")
             check_moment(tensor, f"{where}, {name}", optimizer._nonfinite, positive)
@@ -204,7 +239,7 @@ def _template(optimizer: Optimizer, index: int) -> dict[str, torch.Tensor]:
     hyper = dict(zip(optimizer._hyper_keys, optimizer._pushed[number], strict=True))
     core.add_group(hyper, *optimizer._formats[number])
     of = optimizer._shardings[index]
-    core.add_param(0, _param_on_host(optimizer, index), False, of.whole if of else None)
+    core.add_param(0, _param_on_host(optimizer, index), False, of.shard if of else None)
     core.allocate_state(0)
     return core.state(0)
 
@@ -219,25 +254,26 @@ def _param_on_host(optimizer: Optimizer, index: int) -> torch.Tensor:
     return of.whole_of("param", local) if of else local
 
 
-def _codec(entry: dict[str, Any], name: str) -> str:
-    """The codec of a moment, as its tensors tell, or what its dtype is."""
+def _codec(entry: dict[str, Any], name: str, coding: str) -> str:
+    """The codec of a moment, as its tensors tell, or what its dtype is. coding: the codec of uint8 codes."""
     dtype = entry[name].dtype
     if (dtype == torch.uint8) != (f"{name}_scale" in entry):
         return f"{dtype} {'without' if dtype == torch.uint8 else 'with'} scales"
-    return {torch.float32: "fp32", torch.bfloat16: "bf16", torch.uint8: "dynamic8"}.get(dtype, str(dtype))
+    return {torch.float32: "fp32", torch.bfloat16: "bf16", torch.uint8: coding}.get(dtype, str(dtype))
 
 
 def _read_entry(
-    entry: dict[str, Any], live: dict[str, torch.Tensor], param: torch.Tensor, where: str
+    entry: dict[str, Any], live: dict[str, torch.Tensor], coding: str, live_coding: str, where: str
 ) -> tuple[int, dict[str, torch.Tensor]]:
     for name in (key for key in live if key != "step" and not key.endswith("_scale")):
         expect(name in entry, where, f"keys {sorted(map(str, entry))}", sorted(live))
         check_tensor(entry[name], f"{where}, {name}")
+        got, wanted = _codec(entry, name, coding), _codec(live, name, live_coding)
         expect(
-            _codec(entry, name) == _codec(live, name),
+            got == wanted,
             f"{where}, {name}",
-            _codec(entry, name),
-            f"{_codec(live, name)}: build the optimizer with the state and min_quantized_numel of the saved one",
+            got,
+            f"{wanted}: build the optimizer with the state and min_quantized_numel of the saved one",
         )
     expect(set(entry) == set(live), where, f"keys {sorted(map(str, entry))}", sorted(live))
     tensors = {name: entry[name] for name in live if name != "step"}

@@ -54,6 +54,17 @@ class RecordedStep {
   virtual bool was_replayed() = 0;
 };
 
+// Where a parameter lies in the whole one that it may be a shard of. Random bits go by the index of an element in the
+// whole: its element (row, column) has the index (first_row + row) * row_stride + first_column + column.
+struct ShardOrigin {
+  int64_t first_row = 0, first_column = 0;  // codecs with scales: columns are whole blocks
+  int64_t row_stride = 0;                   // a row of the whole, rounded up to whole blocks; 0: of the parameter
+
+  int64_t stride(int64_t row_length) const {
+    return row_stride ? row_stride : blocks_per_row(row_length, kBlockElements) * kBlockElements;
+  }
+};
+
 // One parameter in one step. Everything is borrowed for the call; nothing here owns.
 struct StepItem {
   void* param = nullptr;
@@ -74,6 +85,7 @@ struct StepItem {
   Guard* guard = nullptr;   // of the backend's own, of this step and queue
   uint32_t stochastic = 0;  // bit k: state k is rounded stochastically with key[k]
   uint32_t key[kMaxStates][2] = {};
+  ShardOrigin origin;
   // Not nullptr: the parameter is neither read nor written (`param` may be nullptr), and signs are made. With args of
   // lr = -1 and no decay they are those of what the rule would subtract.
   const BallotTarget* ballot = nullptr;

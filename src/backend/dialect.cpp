@@ -1,6 +1,7 @@
 #include "backend/dialect.h"
 
 #include <cstring>
+#include <type_traits>
 
 #include "core/error.h"
 #include "lowtide/optimizer.h"
@@ -10,6 +11,12 @@ namespace host {
 namespace {
 #include "portable/portable.h"
 
+RuleInput input_of(const RuleHyper& h) {
+  return RuleInput{h.lr,       h.beta1,     h.beta2,          h.beta3, h.eps,     h.weight_decay,
+                   h.momentum, h.dampening, h.nesterov,       h.alpha, h.t_alpha, h.t_beta3,
+                   h.lr_decay, h.initial,   h.momentum_decay, h.t,     h.first};
+}
+
 template <class R>
 RuleInfo rule_info(const char* name) {
   static_assert(sizeof(typename R::Args) <= kArgsBytes && R::kStates <= kMaxStates);
@@ -18,19 +25,20 @@ RuleInfo rule_info(const char* name) {
                   R::kSigned,
                   {R::kStateNames, R::kStateNames + R::kStates},
                   [](const RuleHyper& h, void* out) {
-                    const RuleInput in{h.lr,       h.beta1,     h.beta2,          h.beta3, h.eps,     h.weight_decay,
-                                       h.momentum, h.dampening, h.nesterov,       h.alpha, h.t_alpha, h.t_beta3,
-                                       h.lr_decay, h.initial,   h.momentum_decay, h.t,     h.first};
-                    const typename R::Args args = R::args(in);
+                    const typename R::Args args = R::args(input_of(h));
                     std::memcpy(out, &args, sizeof args);
                   },
-                  sizeof(typename R::Args)};
+                  sizeof(typename R::Args),
+                  [](const RuleHyper& h, int k) { return R::decay(input_of(h), k); }};
 }
 
 template <class C>
 CodecInfo codec_info() {
-  CodecInfo info{C::kName, static_cast<int>(sizeof(typename C::Code)), C::kScaled, {0, 0}};
+  CodecInfo info{C::kName, static_cast<int>(sizeof(typename C::Code)), C::kScaled, {0, 0}, true, {false, false}};
+  info.rounds = !std::is_same_v<typename C::Code, float>;
   if constexpr (requires { C::kSignedZero; }) info.zero_code[1] = C::kSignedZero;
+  if constexpr (requires { C::kNeedsRandom; })
+    for (int is_signed = 0; is_signed < 2; ++is_signed) info.needs_random[is_signed] = C::kNeedsRandom[is_signed];
   return info;
 }
 
@@ -97,6 +105,31 @@ int effective_rule(int rule, const RuleVariant& variant) {
       return variant.centered ? k_rmsprop_centered : k_rmsprop;
   }
   return rule;
+}
+
+RoundingMode find_rounding(const std::string& name) {
+  if (name == "auto") return RoundingMode::kAuto;
+  if (name == "nearest") return RoundingMode::kNearest;
+  if (name == "stochastic") return RoundingMode::kStochastic;
+  fail(ErrorKind::kInvalidArgument, "got rounding '%s', wanted one of: auto, nearest, stochastic", name.c_str());
+}
+
+uint32_t long_averages(int rule, const RuleHyper& hyper) {
+  const RuleInfo& of = rules()[static_cast<size_t>(rule)];
+  uint32_t states = 0;
+  for (int k = 0; k < of.states; ++k)
+    if (of.decay(hyper, k) >= host::kStochasticBeta) states |= uint32_t{1} << k;
+  return states;
+}
+
+uint32_t stochastic_states(int rule, int codec, RoundingMode mode, uint32_t long_averages) {
+  const RuleInfo& of = rules()[static_cast<size_t>(rule)];
+  const CodecInfo& as = codecs()[static_cast<size_t>(codec)];
+  const uint32_t all = (uint32_t{1} << of.states) - 1;
+  if (!as.rounds) return 0;
+  if (mode == RoundingMode::kStochastic) return all;
+  return (as.needs_random[1] ? of.signed_mask : 0) | (as.needs_random[0] ? all & ~of.signed_mask : 0) |
+         (mode == RoundingMode::kAuto ? long_averages : 0);
 }
 
 std::vector<std::string> rule_names() {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,7 @@ struct RuleInfo {
   std::vector<const char*> state_names;
   void (*make_args)(const RuleHyper&, void* args);  // writes args_bytes
   size_t args_bytes;                                // at most kArgsBytes
+  double (*decay)(const RuleHyper&, int k);         // beta of state k's average: see portable/rules/hyper.h
 };
 
 struct CodecInfo {
@@ -33,6 +35,8 @@ struct CodecInfo {
   int code_bytes;
   bool scaled;            // one float32 scale per block
   unsigned zero_code[2];  // code of 0: [unsigned, signed]; memory starts with it
+  bool rounds;            // or stores every float32 as it is
+  bool needs_random[2];   // only stochastic rounding keeps averages in it: [unsigned, signed]
 };
 
 // By number. Rules that users do not name (sgd_plain, adam_amsgrad, ...) are included.
@@ -42,6 +46,15 @@ const std::vector<CodecInfo>& codecs();
 // Number of a rule or codec; throws kInvalidArgument naming those there are.
 int find_rule(const std::string& name);
 int find_codec(const std::string& name);
+
+// How states are rounded: those of long averages stochastically (kAuto), none or all.
+enum class RoundingMode { kAuto, kNearest, kStochastic };
+// Throws kInvalidArgument naming those there are.
+RoundingMode find_rounding(const std::string& name);
+// Bit k: state k of a step holds a long average.
+uint32_t long_averages(int rule, const RuleHyper& hyper);
+// Bit k: state k of a step is rounded stochastically.
+uint32_t stochastic_states(int rule, int codec, RoundingMode mode, uint32_t long_averages);
 
 // What of the hyper-parameters decides which states a rule has.
 struct RuleVariant {

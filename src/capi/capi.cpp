@@ -165,6 +165,7 @@ lt_status lt_optimizer_create(const lt_optimizer_options* options, lt_optimizer*
     if (given.backend) wanted.backend = given.backend;
     if (given.device) wanted.device = given.device;
     wanted.stream = given.stream;
+    wanted.seed = given.seed;
     wanted.allocator = {given.allocator_context, given.allocate, given.deallocate};
     *out = new lt_optimizer{lowtide::Optimizer(wanted), wanted.rule, "", ""};
   });
@@ -181,6 +182,7 @@ lt_status lt_optimizer_add_group(lt_optimizer* optimizer, const lt_group_options
     if (given.state) wanted.state = given.state;
     wanted.min_quantized_numel = given.min_quantized_numel;
     if (given.memory) wanted.memory = memory_from(given.memory);
+    if (given.rounding) wanted.rounding = given.rounding;
     const int number = optimizer->optimizer.add_group(wanted);
     if (group) *group = number;
   });

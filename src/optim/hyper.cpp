@@ -66,9 +66,19 @@ void check_hyper(const std::string& rule, const Hyper& h) {
              h.dampening);
 }
 
+void check_rounding(int codec, RoundingMode mode) {
+  const CodecInfo& of = codecs()[static_cast<size_t>(codec)];
+  LT_REQUIRE(
+      mode != RoundingMode::kNearest || !(of.needs_random[0] || of.needs_random[1]),
+      "got rounding 'nearest' with state '%s', wanted 'auto' or 'stochastic': rounded to nearest, averages in it "
+      "freeze far from what they should be",
+      of.name);
+}
+
 void check_group(const std::string& rule, const GroupOptions& options) {
   check_hyper(rule, options.hyper);
   effective_rule(find_rule(rule), variant_of(options.hyper));
+  check_rounding(find_codec(options.state), find_rounding(options.rounding));
   LT_REQUIRE(options.min_quantized_numel >= 0, "got min_quantized_numel=%lld, wanted 0 or more",
              static_cast<long long>(options.min_quantized_numel));
 }

@@ -13,6 +13,7 @@ void check_hyper(const std::string& rule, const Hyper& hyper);
 RuleHyper rule_hyper(const Hyper& hyper, int64_t t, bool first);
 // What of it decides which states a rule has.
 RuleVariant variant_of(const Hyper& hyper);
-void check_group(const std::string& rule, const GroupOptions& options);  // but for the state's name and the budget
+void check_rounding(int codec, RoundingMode mode);
+void check_group(const std::string& rule, const GroupOptions& options);  // but for the budget
 
 }  // namespace lowtide

@@ -18,12 +18,13 @@ int Optimizer::add_group(const GroupOptions& options) {
   const Exclusive guard(impl_->busy);
   check_group(impl_->rule_name(), options);
   const int codec = find_codec(options.state);
+  const RoundingMode rounding = find_rounding(options.rounding);
   size_t home = 0;
   if (options.memory) {
     impl_->add_home(*options.memory);
     home = impl_->homes.size() - 1;
   }
-  impl_->groups.push_back({options.hyper, codec, options.min_quantized_numel, home});
+  impl_->groups.push_back({options.hyper, codec, options.min_quantized_numel, home, rounding});
   return static_cast<int>(impl_->groups.size()) - 1;
 }
 
@@ -42,6 +43,19 @@ void Optimizer::set_hyper(int group, const Hyper& hyper) {
     if (slot.group == group) impl_->refresh_rule(slot);
 }
 
+void Optimizer::set_rounding(int group, const std::string& rounding) {
+  const Exclusive guard(impl_->busy);
+  const int codec = impl_->group_at(group).codec;
+  const RoundingMode mode = find_rounding(rounding);
+  check_rounding(codec, mode);
+  impl_->groups[static_cast<size_t>(group)].rounding = mode;
+}
+
+void Optimizer::set_seed(uint64_t seed) {
+  const Exclusive guard(impl_->busy);
+  impl_->seed = seed;
+}
+
 const Hyper& Optimizer::hyper(int group) const { return impl_->group_at(group).hyper; }
 
 int64_t Optimizer::add_param(int group, const TensorView& param, bool with_state,
@@ -55,6 +69,7 @@ int64_t Optimizer::add_param(int group, const TensorView& param, bool with_state
   slot.rule = effective_rule(impl_->rule, variant_of(of.hyper));
   slot.codec = codec_for(of.codec, param.sizes, whole, of.min_quantized_numel);
   slot.sizes = param.sizes;
+  if (whole) slot.origin = origin_of(param.sizes, *whole);
   impl_->bind(slot, param, std::move(layout));
   slot.wants_state = with_state;
   Home& home = impl_->home_of(slot);

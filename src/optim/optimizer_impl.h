@@ -46,6 +46,7 @@ struct ArgsEntry {
   int rule;
   int64_t t;
   bool first;
+  uint32_t long_averages;
   alignas(16) std::byte bytes[kArgsBytes];
 };
 
@@ -70,6 +71,7 @@ struct Optimizer::Impl {
     int codec;
     int64_t min_quantized_numel;
     size_t home;
+    RoundingMode rounding;
   };
 
   // A step that is counted, and queued with a guard.
@@ -100,6 +102,7 @@ struct Optimizer::Impl {
       : env(of_env),
         rule(find_rule(options.rule)),
         nonfinite(options.nonfinite),
+        seed(options.seed),
         host(cpu::make_backend(options.cpu_target)),
         elsewhere(of_device ? std::move(of_device) : open_elsewhere(options)),
         backend(elsewhere ? elsewhere.get() : host.get()) {
@@ -218,7 +221,10 @@ struct Optimizer::Impl {
   // a gradient now: what fits can only be judged over all of them. `grads`: of this step, or empty.
   void place(size_t param, std::span<const Gradient> grads);
 
-  const void* args_for(const Slot& slot, int64_t steps, bool first);
+  const ArgsEntry& args_for(const Slot& slot, int64_t steps, bool first);
+
+  // The item's arguments, and how its states are rounded, for the step after `steps` of them.
+  void set_step(const Slot& slot, int64_t steps, bool first, int64_t param, StepItem& item);
 
   void set_gradient(Slot& slot, const Gradient& grad, StepItem& item) const;
 
@@ -384,6 +390,8 @@ struct Optimizer::Impl {
   int rule;
 
   NonFinite nonfinite;
+
+  uint64_t seed;  // of stochastic rounding
 
   int threads = 1;
 

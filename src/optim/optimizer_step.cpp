@@ -1,4 +1,5 @@
 // One step: prepare, check, and hand over to the backend, directly or chunk by chunk.
+#include "backend/random_keys.h"
 #include "optim/optimizer_impl.h"
 
 #include <cmath>
@@ -20,21 +21,30 @@ bool Optimizer::Impl::parameters_overlap(bool of_items) const {
   return false;
 }
 
-const void* Optimizer::Impl::args_for(const Slot& slot, int64_t steps, bool first) {
+const ArgsEntry& Optimizer::Impl::args_for(const Slot& slot, int64_t steps, bool first) {
   const int64_t t = steps + 1;
   const auto fits = [&](const ArgsEntry& e) {
     return e.group == slot.group && e.t == t && e.first == first && e.rule == slot.rule;
   };
-  if (!args.empty() && fits(args.back())) return args.back().bytes;
+  if (!args.empty() && fits(args.back())) return args.back();
   for (const ArgsEntry& e : args)
-    if (fits(e)) return e.bytes;
+    if (fits(e)) return e;
   ArgsEntry& e = args.emplace_back();
   e.group = slot.group, e.rule = slot.rule, e.t = t, e.first = first;
   Hyper h = groups[static_cast<size_t>(slot.group)].hyper;
   if (voting) h.lr = -1, h.weight_decay = 0;  // out of zeros, this makes what is to be subtracted
   const RuleHyper in = rule_hyper(h, t, first);
   rules()[static_cast<size_t>(slot.rule)].make_args(in, e.bytes);
-  return e.bytes;
+  e.long_averages = long_averages(slot.rule, in);
+  return e;
+}
+
+void Optimizer::Impl::set_step(const Slot& slot, int64_t of_steps, bool first, int64_t param, StepItem& item) {
+  const ArgsEntry& e = args_for(slot, of_steps, first);
+  const RoundingMode mode = groups[static_cast<size_t>(slot.group)].rounding;
+  item.args = e.bytes;
+  item.stochastic = stochastic_states(slot.rule, slot.codec, mode, e.long_averages);
+  if (item.stochastic) set_keys(seed, of_steps + 1, param, item);
 }
 
 void Optimizer::Impl::set_gradient(Slot& slot, const Gradient& grad, StepItem& item) const {
@@ -86,7 +96,8 @@ void Optimizer::Impl::prepare(std::span<const Gradient> grads, const StepOptions
     item.param_layout = &slot.layout;
     item.rule = slot.rule;
     item.codec = slot.codec;
-    item.args = args_for(slot, slot.steps, slot.fresh);
+    set_step(slot, slot.steps, slot.fresh, static_cast<int64_t>(i), item);
+    item.origin = slot.origin;
     const double sign = groups[static_cast<size_t>(slot.group)].hyper.maximize ? -1 : 1;
     item.grad_scale = static_cast<float>(sign * options.grad_scale);
     std::copy(slot.codes, slot.codes + kMaxStates, item.codes);
@@ -146,7 +157,7 @@ StepItem Optimizer::Impl::part_of(const StepItem& whole, const Piece& piece, std
   const Slot& slot = slots[static_cast<size_t>(piece.param)];
   const Progress& progress = slot.progress[piece.number];
   StepItem item = whole;
-  item.args = args_for(slot, slot.steps - progress.behind, progress.fresh);
+  set_step(slot, slot.steps - progress.behind, progress.fresh, piece.param, item);
   item.first_block = piece.first_block;
   item.blocks = piece.blocks;
   item.write_offset = write_offset;

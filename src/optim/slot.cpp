@@ -24,7 +24,21 @@ Layout whole_layout(std::span<const int64_t> shard, const WholeParam& whole) {
                "got a shard of size %lld in dimension %zu, of a parameter of size %lld; wanted whole rows, or rows_cut",
                static_cast<long long>(shard[d]), d, static_cast<long long>(whole.sizes[d]));
   }
+  LT_REQUIRE(whole.offsets.empty() || whole.offsets.size() == dims,
+             "got %zu offsets of a shard of %zu dimensions, wanted one each or none", whole.offsets.size(), dims);
+  for (size_t d = 0; d < whole.offsets.size(); ++d)
+    LT_REQUIRE(whole.offsets[d] >= 0 && whole.offsets[d] <= whole.sizes[d] - shard[d],
+               "got a shard of size %lld at %lld in dimension %zu, of a parameter of size %lld",
+               static_cast<long long>(shard[d]), static_cast<long long>(whole.offsets[d]), d,
+               static_cast<long long>(whole.sizes[d]));
   return Layout::make(whole.sizes, {});
+}
+
+// Whether a shard's elements of a row are in several places of the whole's.
+bool row_is_scattered(std::span<const int64_t> shard, const WholeParam& whole) {
+  for (size_t d = 2; d < shard.size(); ++d)
+    if (shard[d] != whole.sizes[d]) return true;
+  return false;
 }
 
 }  // namespace
@@ -80,8 +94,22 @@ int codec_for(int wanted, std::span<const int64_t> sizes, const std::optional<Wh
   LT_REQUIRE(layout.numel <= kMostElements, "got a parameter of %lld elements, wanted 2^52 at most",
              static_cast<long long>(layout.numel));
   if (layout.numel < min_numel || bytes_with(wanted, layout) >= bytes_with(kFp32, layout)) return kFp32;
-  if (whole && whole->rows_cut && info(wanted).scaled) return kFp32;
+  if (whole && whole->rows_cut && (info(wanted).scaled || row_is_scattered(sizes, *whole))) return kFp32;
   return wanted;
+}
+
+ShardOrigin origin_of(std::span<const int64_t> sizes, const WholeParam& whole) {
+  const Layout layout = Layout::make(whole.sizes, {});
+  ShardOrigin origin;
+  origin.row_stride = blocks_per_row(layout.row_length, kBlockElements) * kBlockElements;
+  if (whole.offsets.empty() || layout.numel == 0) return origin;
+  if (sizes.size() < 2) {
+    origin.first_column = sizes.empty() ? 0 : whole.offsets[0];
+  } else {
+    origin.first_row = whole.offsets[0];
+    origin.first_column = whole.offsets[1] * (layout.row_length / whole.sizes[1]);
+  }
+  return origin;
 }
 
 }  // namespace lowtide

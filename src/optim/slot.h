@@ -33,6 +33,7 @@ struct Slot {
   DType dtype = DType::kF32;
   std::vector<int64_t> sizes;
   Layout layout;
+  ShardOrigin origin;
   Layout grad_layout;                 // of the last gradient, kept for its memory
   std::vector<int64_t> grad_strides;  // for which grad_layout was made; empty = contiguous
   int64_t steps = 0;
@@ -60,6 +61,11 @@ struct Slot {
 // (rows of one element need a scale each), or it has blocks and shards cut them. Decided by the `whole` of which a
 // parameter of `sizes` is a shard, so that all shards of it decide alike. Throws
 // kInvalidArgument if it can be none, or has more than kMostElements.
+// A shard that is cut within the dims behind a row's first has float32 state too: its elements are in several places of
+// a row.
 int codec_for(int wanted, std::span<const int64_t> sizes, const std::optional<WholeParam>& whole, int64_t min_numel);
+
+// Where a shard of `sizes` lies in `whole`, which codec_for has accepted.
+ShardOrigin origin_of(std::span<const int64_t> sizes, const WholeParam& whole);
 
 }  // namespace lowtide

@@ -7,6 +7,7 @@
 #include "portable/codecs/fp32.h"
 #include "portable/codecs/bf16.h"
 #include "portable/codecs/dynamic8.h"
+#include "portable/codecs/float8.h"
 #include "portable/rules/hyper.h"
 #include "portable/rules/adam.h"
 #include "portable/rules/adagrad.h"

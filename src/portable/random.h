@@ -1,7 +1,7 @@
 // Counter-based random bits for stochastic rounding: a hash of (seed, step, global element index), so that the result
 // depends on nothing else (threads, tiers, shards, order). Two multiplications; one was shown not to be enough: pairs
-// at lags 16 and 256 correlate. Element indices are those of the whole parameter; bits above 32 are folded into the
-// key.
+// at lags 16 and 256 correlate. Element indices are those of the whole parameter, whose rows count as padded to whole
+// blocks (so that a block begins at a multiple of its size); bits above 32 are folded into the key.
 
 struct RandomKey {
   u32 k0, k1;
@@ -20,7 +20,11 @@ LT_FN RandomKey random_key(u64 seed, u64 step, u64 parameter, u64 index_high) {
   return RandomKey{static_cast<u32>(k), static_cast<u32>(k >> 32)};
 }
 
-// 32 random bits for element `index` (its low 32 bits). Use the high 16 for v and the low 16 for m.
+// Keys of parameter number n are those of the streams n * kStreamsOfParameter + k: k is the number of a state, or
+// kWeightStream for the parameter itself.
+inline constexpr u64 kStreamsOfParameter = 16, kWeightStream = 15;
+
+// 32 random bits for number `index`.
 template <class U>
 LT_FN U random_bits(U index, RandomKey key) {
   U x = index * U(0x9e3779b9u) + U(key.k0);
@@ -28,4 +32,17 @@ LT_FN U random_bits(U index, RandomKey key) {
   x = x ^ U(key.k1);
   x = (x ^ (x >> 13)) * U(0x297a2d39u);
   return x ^ (x >> 16);
+}
+
+// The key of the elements whose indices have these bits above 32.
+LT_FN RandomKey key_at(RandomKey key, u32 index_high) {
+  if (index_high == 0) return key;
+  return RandomKey{random_bits(index_high, key), random_bits(~index_high, key)};
+}
+
+// What stochastic rounding takes: 16 random bits for each element. Two neighbours share the halves of a hash.
+template <class U>
+LT_FN U random_16(U index, RandomKey key) {
+  const U both = random_bits(index >> 1, key);
+  return select((index & U(1u)) == U(0u), both & U(0xffffu), both >> 16);
 }

@@ -1,9 +1,12 @@
 // The counter-based hash: known answers, and statistics that a weaker hash fails.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -51,52 +54,110 @@ double chi_squared_z(const std::vector<uint32_t>& counts, double total) {
   return (chi - degrees) / std::sqrt(2 * degrees);
 }
 
-constexpr u32 kValues = 1u << 20;
-// 22 statistics below: |z| > 5 by chance has a probability of 22 * 6e-7 for a fixed, printed set of keys.
-constexpr double kLimit = 5;
+constexpr u32 kValues = 1u << 22;
+// A step as long averages need it, one in 4096, is decided by the upper bits: 6 of both partners.
+constexpr int kPairBits = 6;
+// About 60 statistics below: |z| > 4 by chance has a probability of 60 * 6e-5 for a fixed, printed set of keys.
+constexpr double kLimit = 4;
 
+double bins_z(const std::vector<u16>& values) {
+  std::vector<uint32_t> counts(65536);
+  for (const u16 x : values) ++counts[x];
+  return chi_squared_z(counts, static_cast<double>(values.size()));
+}
+
+double pairs_z(const std::vector<u16>& a, const std::vector<u16>& b, u32 lag) {
+  std::vector<uint32_t> counts(64 * 64);
+  const size_t n = a.size() - lag;
+  for (size_t i = 0; i < n; ++i) ++counts[size_t(a[i] >> (16 - kPairBits)) * 64 + (b[i + lag] >> (16 - kPairBits))];
+  return chi_squared_z(counts, static_cast<double>(n));
+}
+
+// What stochastic rounding takes, of elements from 0 on.
 template <class Hash>
-double worst_pair_z(Hash&& hash, bool print) {
+std::vector<u16> stream(Hash&& random) {
+  std::vector<u16> values(kValues);
+  for (u32 i = 0; i < kValues; ++i) values[i] = static_cast<u16>(random(i));
+  return values;
+}
+
+// z of all statistics of one stream and of its neighbours; prints them unless `name` is nullptr. Returns the worst |z|.
+double judge(const char* name, const std::vector<u16>& values,
+             const std::vector<std::pair<const char*, const std::vector<u16>*>>& others) {
   double worst = 0;
-  for (const u32 lag : {1u, 16u, 256u, 4096u}) {
-    for (const int shift : {16, 0}) {  // the high and the low half are used apart
-      std::vector<uint32_t> counts(64 * 64);
-      for (u32 i = 0; i < kValues; ++i)
-        ++counts[((hash(i) >> (shift + 10)) & 63) * 64 + ((hash(i + lag) >> (shift + 10)) & 63)];
-      const double z = chi_squared_z(counts, kValues);
-      if (print) std::printf("  lag %u, bits from %d: z %.2f\n", lag, shift, z);
-      worst = std::max(worst, std::fabs(z));
-    }
-  }
+  const auto see = [&](const char* what, double z) {
+    if (name) std::printf(" %s %.2f", what, z);
+    worst = std::max(worst, std::fabs(z));
+  };
+  if (name) std::printf("%s: z of", name);
+  see("bins", bins_z(values));
+  see("lag 1", pairs_z(values, values, 1));
+  see("16", pairs_z(values, values, 16));
+  see("256", pairs_z(values, values, 256));
+  see("4096", pairs_z(values, values, 4096));
+  for (const auto& [what, other] : others) see(what, pairs_z(values, *other, 0));
+  if (name) std::printf("\n");
   return worst;
 }
 
-TEST(Random, FillsItsBinsEvenly) {
-  for (u64 seed : {1ull, 2ull, 3ull}) {
-    const RandomKey key = random_key(seed, 1, 0, 0);
-    for (const int shift : {16, 0}) {
-      std::vector<uint32_t> counts(65536);
-      for (u32 i = 0; i < kValues; ++i) ++counts[(random_bits(i, key) >> shift) & 0xffff];
-      const double z = chi_squared_z(counts, kValues);
-      std::printf("seed %llu, bits from %d: %u values, z %.2f\n", seed, shift, kValues, z);
-      EXPECT_LT(std::fabs(z), kLimit);
-    }
+TEST(Random, BitsOfRoundingAreEvenAndIndependent) {
+  double worst = 0;
+  for (const u64 seed : {0ull, 1ull, 2ull}) {
+    const auto of = [](const RandomKey& key) { return stream([=](u32 i) { return random_16(i, key); }); };
+    const RandomKey key = random_key(seed, 7, 32, 0);
+    const std::vector<u16> values = of(key), next_step = of(random_key(seed, 8, 32, 0)),
+                           next_seed = of(random_key(seed + 1, 7, 32, 0)), next_state = of(random_key(seed, 7, 33, 0)),
+                           far = of(key_at(key, 1));
+    const std::string name = "seed " + std::to_string(seed);
+    worst = std::max(worst, judge(name.c_str(), values,
+                                  {{"next step", &next_step},
+                                   {"next seed", &next_seed},
+                                   {"next state", &next_state},
+                                   {"2^32 elements on", &far}}));
   }
+  std::printf("%u values each; worst |z| %.2f\n", kValues, worst);
+  EXPECT_LT(worst, kLimit);
 }
 
-TEST(Random, NeighboursAreIndependent) {
-  for (u64 seed : {1ull, 2ull}) {
+// The whole hash, of which neighbours share the halves.
+TEST(Random, BothHalvesOfAHashAreEvenAndIndependent) {
+  double worst = 0;
+  for (const u64 seed : {1ull, 2ull}) {
     const RandomKey key = random_key(seed, 1, 0, 0);
-    std::printf("seed %llu\n", seed);
-    EXPECT_LT(worst_pair_z([&](u32 i) { return random_bits(i, key); }, true), kLimit);
+    const std::vector<u16> high = stream([&](u32 i) { return random_bits(i, key) >> 16; }),
+                           low = stream([&](u32 i) { return random_bits(i, key) & 0xffffu; });
+    const std::string name = "seed " + std::to_string(seed);
+    worst = std::max(worst, judge((name + ", high").c_str(), high, {{"low half", &low}}));
+    worst = std::max(worst, judge((name + ", low").c_str(), low, {}));
   }
+  std::printf("worst |z| %.2f\n", worst);
+  EXPECT_LT(worst, kLimit);
 }
 
 TEST(Random, TheStatisticsCatchOneMultiplication) {
-  const RandomKey key = random_key(1, 1, 0, 0);
-  const double z = worst_pair_z([&](u32 i) { return hash_by_definition(i, key.k0, key.k1, false); }, false);
-  std::printf("one multiplication: worst z %.0f\n", z);
+  const RandomKey key = random_key(1, 1, 0, 0), next = random_key(1, 2, 0, 0);
+  const auto weak = [](const RandomKey& of) {
+    return stream([=](u32 i) {
+      const u32 both = hash_by_definition(i >> 1, of.k0, of.k1, false);
+      return i & 1 ? both >> 16 : both & 0xffffu;
+    });
+  };
+  const std::vector<u16> values = weak(key), next_step = weak(next);
+  const double z = judge("one multiplication", values, {{"next step", &next_step}});
+  std::printf("worst |z| %.0f\n", z);
   EXPECT_GT(z, 4 * kLimit);
+}
+
+// Neighbours have halves of one hash, and a key of its own for what is above 32 bits of the index.
+TEST(Random, RoundingTakesTheHalvesOfTheDefinition) {
+  const RandomKey key = random_key(3, 4, 5, 0);
+  for (const u32 index : {0u, 1u, 2u, 77777u, 77778u, 0xfffffffeu, 0xffffffffu}) {
+    const u32 both = hash_by_definition(index / 2, key.k0, key.k1);
+    EXPECT_EQ(random_16(index, key), index % 2 ? both >> 16 : both & 0xffffu) << index;
+  }
+  EXPECT_EQ(key_at(key, 0).k0, key.k0);
+  EXPECT_EQ(key_at(key, 3).k1, hash_by_definition(~3u, key.k0, key.k1));
+  EXPECT_NE(key_at(key, 1).k0, key_at(key, 2).k0);
 }
 
 }  // namespace

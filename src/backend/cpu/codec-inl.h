@@ -15,6 +15,23 @@ const typename C::Tables& codec_tables() {
   return tables;
 }
 
+// random_16 of 64 elements.
+HWY_INLINE void random_tile(u32 index, const RandomKey& key, vu (&out)[kTileVectors]) {
+#if HWY_TARGET != HWY_SCALAR
+  if (HWY_LIKELY(index % 2 == 0)) {  // a hash for two neighbours: the words of half a vector make a whole one
+    const hn::Half<hn::Repartition<uint16_t, decltype(kU)>> half;
+    for (int i = 0; i < kTileVectors; i += 2) {
+      const vu both = random_bits(iota((index >> 1) + static_cast<u32>(i / 2 * kLanes)), key);
+      const auto words = hn::BitCast(hn::Repartition<uint16_t, decltype(kU)>(), both.v);
+      out[i] = vu(hn::PromoteTo(kU, hn::LowerHalf(half, words)));
+      out[i + 1] = vu(hn::PromoteTo(kU, hn::UpperHalf(half, words)));
+    }
+    return;
+  }
+#endif
+  for (int i = 0; i < kTileVectors; ++i) out[i] = random_16(iota(index + static_cast<u32>(i * kLanes)), key);
+}
+
 template <class C, bool kSigned>
 struct GenericCodec {
   using Code = typename C::Code;
@@ -28,6 +45,16 @@ struct GenericCodec {
   }
 
   HWY_INLINE void encode(const float* values, float inverse, const Rounding& rounding, u32 index, Code* codes) const {
+    if constexpr (requires(vf x, vu r) { C::template encode_with<kSigned>(tables, x, x, true, r); }) {
+      if (rounding.stochastic) {
+        vu random[kTileVectors];
+        random_tile(index, rounding.key, random);
+        for (int i = 0; i < kTileVectors; ++i)
+          store_code(C::template encode_with<kSigned>(tables, load(values + i * kLanes), vf(inverse), true, random[i]),
+                     codes + i * kLanes);
+        return;
+      }
+    }
     for (int i = 0; i < kTileVectors; ++i) {
       const vu position = iota(index + static_cast<u32>(i * kLanes));
       store_code(C::template encode<kSigned>(tables, load(values + i * kLanes), vf(inverse), rounding, position),

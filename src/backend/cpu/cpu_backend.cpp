@@ -14,6 +14,7 @@
 #include "backend/cpu/signs.h"
 #include "backend/dialect.h"
 #include "backend/gradient_limit.h"
+#include "backend/random_keys.h"
 #include "core/error.h"
 #include "core/thread_pool.h"
 
@@ -196,25 +197,26 @@ class CpuBackend final : public Backend {
     const int pair = static_cast<int>(param_dtype) * kDTypes + static_cast<int>(item.grad_dtype);
     const StepKernel kernel = kernels_[item.rule][item.codec][pair];
     const int64_t p_bytes = dtype_bytes(item.param_dtype), g_bytes = dtype_bytes(item.grad_dtype);
-    static_assert(sizeof(StepRun::key) == sizeof(StepItem::key));
+    const int64_t param_bytes = dtype_bytes(param_dtype);
     StepRun run{};
     run.args = item.args;
     run.grad_scale = item.grad_scale;
     run.stochastic = item.stochastic;
-    std::copy(&item.key[0][0], &item.key[0][0] + 2 * kMaxStates, &run.key[0][0]);
-    const int64_t origin = elements_before_block(item.param_layout->row_length, item.first_block, kBlock);
+    const int64_t row_length = item.param_layout->row_length;
+    const int64_t origin = elements_before_block(row_length, item.first_block, kBlock);
     const auto kernel_on = [&](void* p, const void* g, int64_t first, int64_t n, int64_t block) {
-      run.param = p;
-      run.grad = g;
-      run.n = n;
-      run.index = static_cast<uint32_t>(first);
-      for (int k = 0; k < kMaxStates; ++k) {
-        if (item.codes[k]) run.codes[k] = at(item.codes[k], first - origin, code_bytes(item.codec));
-        if (item.scales[k]) run.scales[k] = item.scales[k] + (block - item.first_block);
+      for (int64_t done = 0; done < n; done += run.n) {
+        run.param = at(p, done, param_bytes);
+        run.grad = at(g, done, g_bytes);
+        run.n = begin_random(item, first + done, n - done, run);
+        for (int k = 0; k < kMaxStates; ++k) {
+          if (item.codes[k]) run.codes[k] = at(item.codes[k], first + done - origin, code_bytes(item.codec));
+          if (item.scales[k]) run.scales[k] = item.scales[k] + (block + done / kBlock - item.first_block);
+        }
+        kernel(run);
       }
-      kernel(run);
     };
-    for_each_run(item.param_layout->row_length, begin, end, [&](int64_t first, int64_t n, int64_t block) {
+    for_each_run(row_length, begin, end, [&](int64_t first, int64_t n, int64_t block) {
       if (item.ballot) return make_ballot(item, first, n, block, kernel_on);
       if (item.param_layout->contiguous && item.grad_layout->contiguous) {
         kernel_on(at(item.param, first, p_bytes), at(item.grad, first, g_bytes), first, n, block);
@@ -230,6 +232,20 @@ class CpuBackend final : public Backend {
         item.param_layout->scatter(p, p_bytes, e, count, item.param);
       }
     });
+  }
+
+  // Sets what random bits of `run` go by, for element `first` of the parameter; returns how many of n elements from
+  // there are in one run: up to a carry out of the index's low half, and where rows of the whole are longer, in the
+  // row.
+  static int64_t begin_random(const StepItem& item, int64_t first, int64_t n, StepRun& run) {
+    if (!item.stochastic) return n;
+    const int64_t row_length = item.param_layout->row_length, stride = item.origin.stride(row_length);
+    const int64_t row = first / row_length, column = first % row_length;
+    const int64_t index = (item.origin.first_row + row) * stride + item.origin.first_column + column;
+    run.index = static_cast<uint32_t>(index);
+    keys_at(item, static_cast<uint32_t>(index >> 32), run.key);
+    const int64_t most = std::min(n, (int64_t{1} << 32) - int64_t{run.index});
+    return stride == row_length ? most : std::min(most, row_length - column);
   }
 
   // A step of elements [first, first + n) from `block` on whose parameter is a tile of zeros.

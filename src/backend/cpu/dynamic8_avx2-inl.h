@@ -20,6 +20,7 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
   }
 
   HWY_INLINE void encode(const float* values, float inverse, const Rounding& rounding, u32 index, u8* codes) const {
+    if (rounding.stochastic) return encode_generic(values, inverse, rounding, index, codes);
     const __m256 joint = _mm256_load_ps(lines.joint);
     const __m256 slope = _mm256_load_ps(lines.slope), count = _mm256_load_ps(lines.count);
     __m256i word[8], least = _mm256_set1_epi32(-1);

@@ -89,6 +89,7 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
   }
 
   HWY_INLINE void encode(const float* values, float inverse, const Rounding& rounding, u32 index, u8* codes) const {
+    if (rounding.stochastic) return encode_stochastic(values, inverse, rounding, index, codes);
     using L = Dynamic8Lines;
     // Step by step for all four vectors: a chain is longer than what the processor looks ahead.
     constexpr int n = kTileVectors;
@@ -132,6 +133,53 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
  private:
   static constexpr int kLargerMagnitude = 0b1011;  // of range_ps: the other operand where one is a NaN
 
+  // The dialect's stochastic_rank with its rows in registers. Out of line, for the other form is as long.
+  HWY_NOINLINE void encode_stochastic(const float* values, float inverse, const Rounding& rounding, u32 index,
+                                      u8* codes) const {
+    constexpr int n = kTileVectors;
+    const Dynamic8Table& map = this->tables.side[kSigned];
+    vu random[n];
+    random_tile(index, rounding.key, random);
+    __m512 x[n], a[n], y[n], joint[n];
+    __m512i row[n], word[n];
+    for (int i = 0; i < n; ++i) x[i] = _mm512_mul_ps(_mm512_loadu_ps(values + 16 * i), _mm512_set1_ps(inverse));
+    for (int i = 0; i < n; ++i)
+      a[i] = _mm512_range_ps(x[i], _mm512_set1_ps(kSigned ? 0.f : map.lowest), kLargerMagnitude);
+    for (int i = 0; i < n; ++i) a[i] = _mm512_min_ps(a[i], _mm512_set1_ps(1.f));
+    for (int i = 0; i < n; ++i) {
+      const __m512i bits = _mm512_castps_si512(a[i]);
+      word[i] = kSigned ? _mm512_max_epu32(bits, _mm512_set1_epi32(map.kFirstRow << 23)) : bits;
+    }
+    for (int i = 0; i < n; ++i)
+      row[i] = _mm512_sub_epi32(_mm512_srli_epi32(word[i], 23), _mm512_set1_epi32(map.kFirstRow));
+    for (int i = 0; i < n; ++i) row[i] = _mm512_add_epi32(word[i], pick(map.carry, row[i]));
+    for (int i = 0; i < n; ++i)
+      row[i] = _mm512_sub_epi32(_mm512_srli_epi32(row[i], 23), _mm512_set1_epi32(map.kFirstRow));
+    for (int i = 0; i < n; ++i) y[i] = _mm512_mul_ps(a[i], pick(map.slope, row[i]));
+    for (int i = 0; i < n; ++i) y[i] = _mm512_add_ps(y[i], pick(map.intercept, row[i]));
+    for (int i = 0; i < n; ++i) joint[i] = _mm512_mul_ps(a[i], pick(map.joint_slope, row[i]));
+    for (int i = 0; i < n; ++i) joint[i] = _mm512_add_ps(joint[i], pick(map.joint_intercept, row[i]));
+    for (int i = 0; i < n; ++i) word[i] = _mm512_cvttps_epi32(_mm512_min_ps(y[i], joint[i]));
+    for (int i = 0; i < n; ++i) word[i] = _mm512_add_epi32(word[i], random[i].v.raw);
+    __m512i packed = pack(t.rank_bytes, word);
+    if constexpr (kSigned) {
+      u64 negative = 0;
+      for (int i = 0; i < n; ++i)
+        negative |= static_cast<u64>(_mm512_cmp_ps_mask(x[i], _mm512_setzero_ps(), _CMP_LT_OQ)) << (16 * i);
+      const __m512i middle = _mm512_set1_epi8(Dynamic8::kSignedZero);
+      const __m512i above = _mm512_add_epi8(middle, packed);
+      packed = _mm512_mask_sub_epi8(above, negative, middle, _mm512_min_epu8(packed, middle));
+    } else {
+      u64 positive = 0;
+      for (int i = 0; i < n; ++i)
+        positive |=
+            static_cast<u64>(_mm512_cmp_ps_mask(_mm512_loadu_ps(values + 16 * i), _mm512_setzero_ps(), _CMP_GT_OQ))
+            << (16 * i);
+      packed = _mm512_maskz_mov_epi8(positive, packed);
+    }
+    _mm512_storeu_si512(codes, packed);
+  }
+
   // The same tile by the generic code: the arbiter near boundaries. Out of line: it is rare.
   HWY_NOINLINE void encode_generic(const float* values, float inverse, const Rounding& rounding, u32 index,
                                    u8* codes) const {
@@ -139,10 +187,10 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
   }
 
   HWY_INLINE static __m512 pick(const float (&table)[32], __m512i row) {
-    return _mm512_permutex2var_ps(_mm512_load_ps(table), row, _mm512_load_ps(table + 16));
+    return _mm512_permutex2var_ps(_mm512_loadu_ps(table), row, _mm512_loadu_ps(table + 16));
   }
   HWY_INLINE static __m512i pick(const u32 (&table)[32], __m512i row) {
-    return _mm512_permutex2var_epi32(_mm512_load_si512(table), row, _mm512_load_si512(table + 16));
+    return _mm512_permutex2var_epi32(_mm512_loadu_si512(table), row, _mm512_loadu_si512(table + 16));
   }
 
   // One byte of each of 64 words.

@@ -71,6 +71,7 @@ LT_FN vu max(vu a, vu b) { return vu(hn::Max(a.v, b.v)); }
 LT_FN vu select(vm m, vu a, vu b) { return vu(hn::IfThenElse(hn::RebindMask(kU, m.m), a.v, b.v)); }
 
 LT_FN vu bits(vf x) { return vu(hn::BitCast(kU, x.v)); }
+LT_FN vu truncate(vf x) { return vu(hn::BitCast(kU, hn::ConvertTo(kI, x.v))); }
 LT_FN vf as_float(vu x) { return vf(hn::BitCast(kF, x.v)); }
 LT_FN vf gather(const float* t, vu i) { return vf(hn::GatherIndex(kF, t, hn::BitCast(kI, i.v))); }
 #if HWY_TARGET == HWY_AVX2

@@ -76,8 +76,9 @@ struct StepDriver {
       each<K>([&](auto k) {
         float absmax = reduce_max(largest[k]);
         if (HWY_UNLIKELY(!(absmax <= kLargestState))) absmax = saturate(stage.values[k], tiles * kTile);
-        *scales[k] = absmax / C::kTop;
-        stage.inverse[k] = block_inverse(absmax, C::kTop);
+        const BlockScale of = block_scale<C, ((R::kSigned >> k) & 1) != 0>(absmax);
+        *scales[k] = of.scale;
+        stage.inverse[k] = of.inverse;
       });
     }
   }

@@ -81,6 +81,8 @@ void Batch::add(const StepItem& item, int64_t index) {
   out.limit_bits = gradient_limit_bits(item.grad_scale);
   out.index = static_cast<uint32_t>(index);
   out.stochastic = item.stochastic;
+  out.row_stride = item.origin.stride(out.row_length);
+  out.first_index = item.origin.first_row * out.row_stride + item.origin.first_column;
   out.write_offset = item.write_offset;
   if (item.guard) out.guard = item.guard->word();
   std::memcpy(out.key, item.key, sizeof out.key);

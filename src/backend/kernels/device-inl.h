@@ -4,8 +4,9 @@
 // A block, and this work-item's element of it.
 struct Place {
   const DeviceItem* item;
-  i64 block;    // of the whole parameter
-  i64 element;  // of the whole parameter
+  i64 block;    // of the parameter
+  i64 element;  // of the parameter
+  u64 index;    // of the whole of which the parameter is a shard: what random bits go by
   bool inside;  // false past the end of a short block
 };
 
@@ -27,7 +28,8 @@ LT_FN Place place_in(const DeviceItem* item, i64 item_block, u32 lane) {
   const i64 block = item_block + item->first_block;
   const i64 per_row = (item->row_length + kBlock - 1) / kBlock;
   const i64 row = block / per_row, column = block % per_row * kBlock + lane;
-  return Place{item, block, row * item->row_length + column, column < item->row_length};
+  const i64 index = item->first_index + row * item->row_stride + column;
+  return Place{item, block, row * item->row_length + column, static_cast<u64>(index), column < item->row_length};
 }
 
 // Calls work(place) for the blocks of this group, among those of all items laid end to end in tiles of kOfTile.
@@ -98,12 +100,18 @@ LT_FN float decode_element(const typename C::Tables* tables, const Place& at, in
   return C::kScaled ? x * at.item->scales[k][at.block - at.item->first_block] : x;
 }
 
+// How state k is rounded where indices have these bits above 32.
+LT_FN Rounding rounding_of(const DeviceItem& item, int k, u32 index_high) {
+  if (((item.stochastic >> k) & 1) == 0) return Rounding{};
+  return Rounding{true, key_at(RandomKey{item.key[k][0], item.key[k][1]}, index_high)};
+}
+
 // Stores a value as a code. inverse: of the block's absmax, if the codec has scales.
 template <class C, bool kSigned>
 LT_FN void store_state(const typename C::Tables* tables, const Place& at, int k, float value, float inverse) {
   const DeviceItem& item = *at.item;
-  const Rounding rounding{((item.stochastic >> k) & 1) != 0, RandomKey{item.key[k][0], item.key[k][1]}};
-  store_code(C::template encode<kSigned>(*tables, value, inverse, rounding, static_cast<u32>(at.element)),
+  const Rounding rounding = rounding_of(item, k, static_cast<u32>(at.index >> 32));
+  store_code(C::template encode<kSigned>(*tables, value, inverse, rounding, static_cast<u32>(at.index)),
              new_codes_of<typename C::Code>(item, k) + (at.element - item.origin));
 }
 
@@ -120,8 +128,9 @@ LT_FN void encode_block(const typename C::Tables* tables, const Place& at, int k
   if constexpr (C::kScaled) {
     // As integers, magnitudes are in the order of their values. All have read the old scale when this has their values.
     const float absmax = as_float(max_of_group(bits(abs(value))));
-    inverse = block_inverse(absmax, C::kTop);
-    if (id_in_group() == 0) new_scales_of(*at.item, k)[at.block - at.item->first_block] = absmax / C::kTop;
+    const BlockScale of = block_scale<C, kSigned>(absmax);
+    inverse = of.inverse;
+    if (id_in_group() == 0) new_scales_of(*at.item, k)[at.block - at.item->first_block] = of.scale;
   }
   if (at.inside) store_state<C, kSigned>(tables, at, k, value, inverse);
 }

@@ -81,9 +81,9 @@ LT_FN void keep_residual(const DeviceFeedback& item, const typename C::Tables* t
       for (int j = begin; j < begin + kRoundsOfScale; ++j)
         if (const u32 x = bits(abs(r[j])); x > most) most = x;
       const float absmax = as_float(max_of_block(most));
-      inverse = block_inverse(absmax, C::kTop);
-      if (at.lane == 0 && kSumLanes * begin < at.count)
-        item.scales[(at.base + kSumLanes * begin) / kBlock] = absmax / C::kTop;
+      const BlockScale of = block_scale<C, true>(absmax);
+      inverse = of.inverse;
+      if (at.lane == 0 && kSumLanes * begin < at.count) item.scales[(at.base + kSumLanes * begin) / kBlock] = of.scale;
     }
 #pragma unroll 1
     for (int j = begin; j < begin + kRoundsOfScale; ++j) {

@@ -39,8 +39,9 @@ struct DeviceItem {
   uint32_t index;       // position among the caller's items
   uint32_t stochastic;  // bit k: state k is rounded stochastically with key[k]
   uint32_t key[kMaxStates][2];
-  int64_t write_offset;                       // bytes from where codes and scales are read to where they are written
-  const uint32_t* guard;                      // nullptr, or nothing happens unless *guard is kNoItem
+  int64_t first_index, row_stride;  // of the ShardOrigin: of the first row's first element, and from row to row
+  int64_t write_offset;             // bytes from where codes and scales are read to where they are written
+  const uint32_t* guard;            // nullptr, or nothing happens unless *guard is kNoItem
   alignas(8) unsigned char args[kArgsBytes];  // the rule's Args
 };
 

@@ -1,10 +1,9 @@
 // State in bfloat16: 2 bytes, no scale. A positive second moment is never stored as 0: below half of the smallest
-// denormal it becomes that denormal.
+// denormal it becomes that denormal. Stochastic: 16 random bits are added below the code and carry into it.
 struct Bf16 {
   using Code = bf16;
   static constexpr const char* kName = "bf16";
   static constexpr bool kScaled = false;
-  static constexpr float kTop = 1.f;
   struct Tables {};
 
   // code: the 16 bits in a U.
@@ -14,8 +13,14 @@ struct Bf16 {
   }
 
   template <bool kSigned, class F, class U>
-  LT_FN U encode(const Tables&, F value, F /*inverse*/, const Rounding&, U /*index*/) {
-    const U code = bf16_encode(value);
+  LT_FN U encode(const Tables& t, F value, F inverse, const Rounding& rounding, U index) {
+    return encode_with<kSigned>(t, value, inverse, rounding.stochastic, random_of(index, rounding));
+  }
+
+  template <bool kSigned, class F, class U>
+  LT_FN U encode_with(const Tables&, F value, F /*inverse*/, bool stochastic, U random) {
+    U code = bf16_encode(value);
+    if (stochastic) code = select(value == value, bits(value) + random, bits(value) | U(0x400000u)) >> 16;
     if constexpr (kSigned) return code;
     return select(value > F(0.f), select(code == U(0u), U(1u), code), code);
   }

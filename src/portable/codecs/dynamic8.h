@@ -5,6 +5,13 @@
 // Nearest: entry i is left for i + 1 when x = value * (1 / absmax) is above the midpoint (c[i] + c[i+1]) / 2 computed
 // in float32; a tie keeps the lower index. And: a positive second moment never encodes to 0. (In a block whose values
 // span many decades the smallest would be stored as 0, and the next step would divide by eps alone.)
+//
+// Stochastic: one of the two entries around x, by chance and in proportion, so that the mean of what is decoded is x.
+// y(x) is a line through the entries, of rank r at entry r; its floor after a random part of 1 is added is the rank. It
+// consists of straight pieces, for a decade's entries are evenly spaced: one for each decade, one for each joint of two
+// decades, one to the first entry, and one from the last entry but one to 1. Up to that entry their slopes fall, so
+// that y(x) is the least of all of them, whichever way the pieces that matter are found: that, each in float32 as x *
+// slope + intercept, is the definition.
 #include "portable/codecs/dynamic8_map.h"
 
 struct Dynamic8Table {
@@ -14,26 +21,64 @@ struct Dynamic8Table {
   static constexpr u32 kFirstKey = 0x3480u, kLastKey = 0x3f80u;
   float value[256];                      // decoded value of a code, in units of absmax
   u32 bucket[kLastKey - kFirstKey + 1];  // (rank below the bucket << 16) + (0xffff - low half of the midpoint, if any)
+
+  // Stochastic rounding, in units of 2^-16 of a rank and half of one more, which truncation takes. For each binade from
+  // that of kLowestRow to that of 1 the two pieces that can be the least there. Where a decade begins inside a binade,
+  // adding `carry` to the bits of a value above the joint's middle carries into the exponent: the next row. The last
+  // row is the piece up to 1.
+  static constexpr int kRows = 32, kUsedRows = 23;
+  static constexpr float kLowestRow = 0x1p-22f;
+  static constexpr u32 kFirstRow = 127 - 22;
+  u32 carry[kRows];
+  float slope[kRows], intercept[kRows], joint_slope[kRows], joint_intercept[kRows];
+  float lowest;  // second moments: of rank 1, whatever is added
 };
 
 struct Dynamic8 {
   using Code = u8;
   static constexpr const char* kName = "dynamic8";
   static constexpr bool kScaled = true;
-  static constexpr float kTop = 1.f;
   static constexpr u32 kSignedZero = 127;  // code of 0; the rank of a magnitude counts from here, both ways
   struct Tables {
     Dynamic8Table side[2];
   };  // [0] unsigned, [1] signed
+
+  template <bool kSigned>
+  LT_FN BlockScale block_scale(float absmax) {
+    return absmax_scale(absmax, 1.f);
+  }
 
   template <bool kSigned, class U>
   LT_FN auto decode(const Tables& t, U code) {
     return gather(t.side[kSigned].value, code);
   }
 
+  // magnitude: of value * inverse. random: 16 bits.
   template <bool kSigned, class F, class U>
-  LT_FN U encode(const Tables& t, F value, F inverse, const Rounding&, U /*index*/) {
+  LT_FN U stochastic_rank(const Dynamic8Table& t, F magnitude, U random) {
+    if constexpr (!kSigned) magnitude = max(magnitude, F(t.lowest));
+    magnitude = select(magnitude < F(1.f), magnitude, F(1.f));
+    const U u = bits(max(magnitude, F(Dynamic8Table::kLowestRow)));
+    const U row = ((u + gather(t.carry, (u >> 23) - U(Dynamic8Table::kFirstRow))) >> 23) - U(Dynamic8Table::kFirstRow);
+    const F decade = magnitude * gather(t.slope, row) + gather(t.intercept, row);
+    const F joint = magnitude * gather(t.joint_slope, row) + gather(t.joint_intercept, row);
+    return (truncate(select(decade < joint, decade, joint)) + random) >> 16;
+  }
+
+  template <bool kSigned, class F, class U>
+  LT_FN U encode(const Tables& t, F value, F inverse, const Rounding& rounding, U index) {
+    return encode_with<kSigned>(t, value, inverse, rounding.stochastic, random_of(index, rounding));
+  }
+
+  template <bool kSigned, class F, class U>
+  LT_FN U encode_with(const Tables& t, F value, F inverse, bool stochastic, U random) {
     const F x = value * inverse;  // at most 1, or so little above that it is in the last bucket
+    if (stochastic) {
+      const U rank = stochastic_rank<kSigned>(t.side[kSigned], abs(x), random);
+      if constexpr (!kSigned) return select(value > F(0.f), rank, U(0u));
+      const U below = select(rank == U(kSignedZero + 1), U(0u), U(kSignedZero) - rank);  // there is no entry at -1
+      return select(x < F(0.f), below, U(kSignedZero) + rank);
+    }
     const U sign = bits(x) >> 31;
     // A midpoint itself belongs to the lower index: for negative values that is the larger magnitude.
     const F magnitude = kSigned ? as_float((bits(x) & U(0x7fffffffu)) + sign) : x;
@@ -62,6 +107,45 @@ struct Dynamic8 {
         table.bucket[key - Dynamic8Table::kFirstKey] = (rank << 16) + (here ? 0xffffu - (midpoint & 0xffffu) : 0u);
         rank += here;
       }
+      make_lines(table, s != 0);
     }
+  }
+
+ private:
+  struct Line {
+    float slope = 0, intercept = 0;
+  };
+  // Through the entries of two ranks.
+  LT_HOST_FN Line line(const float* entry, int low, int high) {
+    const double slope = 65536.0 * (high - low) / (double{entry[high]} - double{entry[low]});
+    return {float(slope), float(65536.0 * low - slope * double{entry[low]} + 0.5)};
+  }
+
+  LT_HOST_FN void make_lines(Dynamic8Table& table, bool is_signed) {
+    const float* entry = table.value + (is_signed ? kSignedZero : 0);
+    const auto first = [=](int decade) { return is_signed ? 1 << decade : (2 << decade) - 1; };  // rank; 7: of 1
+    const auto joint = [&](int decade) {  // where decade + 1 begins
+      if (decade == 6) return entry[first(7) - 1];
+      return (entry[first(decade + 1) - 1] + entry[first(decade + 1)]) * 0.5f;
+    };
+    int decade = 0;
+    for (int row = 0; row < Dynamic8Table::kRows; ++row) {
+      const u32 key = Dynamic8Table::kFirstRow + static_cast<u32>(row);
+      const float begin = as_float(key << 23);
+      const bool ends = decade < 7 && bits(joint(decade)) >> 23 == key;
+      table.carry[row] = ends ? 0x7fffffu - (bits(joint(decade)) & 0x7fffffu) : 0;
+      const int low = first(decade), high = decade < 7 ? first(decade + 1) - 1 : low;
+      // The joint at that end of the decade which this row is at.
+      Line of_joint = decade < 6 && 2 * begin > entry[high] ? line(entry, high, high + 1) : line(entry, low - 1, low);
+      Line of_decade = low < high ? line(entry, low, high) : of_joint;
+      if (is_signed && decade == 0) of_decade = line(entry, 0, 1), of_joint = line(entry, 1, 2);  // two ends, one entry
+      if (decade == 7) of_decade.intercept = of_joint.intercept = 65536.f * float(low) - of_joint.slope;  // 1: exact
+      table.slope[row] = of_decade.slope, table.intercept[row] = of_decade.intercept;
+      table.joint_slope[row] = of_joint.slope, table.joint_intercept[row] = of_joint.intercept;
+      decade += ends;
+    }
+    table.lowest = entry[1];
+    while (!is_signed && stochastic_rank<false>(table, table.lowest, 0u) == 0)
+      table.lowest = as_float(bits(table.lowest) + 1);
   }
 };

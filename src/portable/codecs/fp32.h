@@ -3,7 +3,6 @@ struct Fp32 {
   using Code = float;
   static constexpr const char* kName = "fp32";
   static constexpr bool kScaled = false;  // has a float32 scale per block
-  static constexpr float kTop = 1.f;      // the largest decoded magnitude, in units of the scale
   struct Tables {};
 
   template <bool kSigned, class F>

@@ -18,6 +18,8 @@ struct Adagrad {
                 h.first ? float(h.initial) : 0.f};
   }
 
+  LT_HOST_FN double decay(const RuleInput&, int) { return 1; }
+
   template <class F>
   LT_FN F step(F p, F g, F (&s)[1], const Args& a) {
     g = g + p * a.l2;

@@ -29,6 +29,8 @@ struct AdamBase {
                 float(h.eps),       float(h.weight_decay), float(h.lr * h.weight_decay)};
   }
 
+  LT_HOST_FN double decay(const RuleInput& h, int k) { return k == 0 ? h.beta1 : h.beta2; }
+
   // Updates the moments; returns what is to be subtracted from the parameter.
   template <class F>
   LT_FN F update(F g, F (&s)[2], const Args& a) {
@@ -59,6 +61,8 @@ struct AmsgradBase : AdamBase {
   static constexpr u32 kSigned = 0b001;
   static constexpr const char* kStateNames[] = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
 
+  LT_HOST_FN double decay(const RuleInput& h, int k) { return k == 2 ? 0 : AdamBase::decay(h, k); }
+
   template <class F>
   LT_FN F update(F g, F (&s)[3], const Args& a) {
     s[0] = s[0] * a.beta1 + g * a.one_minus_beta1;
@@ -80,6 +84,7 @@ struct NadamBase {
   static constexpr u32 kSigned = 0b01;
   static constexpr const char* kStateNames[] = {"exp_avg", "exp_avg_sq"};
 
+  LT_HOST_FN double decay(const RuleInput& h, int k) { return AdamBase::decay(h, k); }
   LT_HOST_FN double mu(const RuleInput& h, double t) { return h.beta1 * (1 - 0.5 * power(0.96, t * h.momentum_decay)); }
   LT_HOST_FN Args args(const RuleInput& h) {
     double product = 1;  // mu_1 ... mu_t: nothing once it no longer changes 1 - product

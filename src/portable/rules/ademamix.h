@@ -18,14 +18,14 @@ struct Ademamix {
   static constexpr u32 kSigned = 0b101;
   static constexpr const char* kStateNames[] = {"exp_avg", "exp_avg_sq", "exp_avg_slow"};
 
+  LT_HOST_FN double scheduled_beta3(const RuleInput& h) {
+    if (!(h.t_beta3 > h.t && h.beta1 > 0 && h.beta3 > 0)) return h.beta3;
+    const double share = h.t / h.t_beta3, log1 = __builtin_log(h.beta1), log3 = __builtin_log(h.beta3);
+    const double scheduled = __builtin_exp(log1 * log3 / ((1 - share) * log3 + share * log1));
+    return scheduled < h.beta3 ? scheduled : h.beta3;
+  }
   LT_HOST_FN Args args(const RuleInput& h) {
-    const double alpha = h.t_alpha > h.t ? h.alpha * h.t / h.t_alpha : h.alpha;
-    double beta3 = h.beta3;
-    if (h.t_beta3 > h.t && h.beta1 > 0 && h.beta3 > 0) {
-      const double share = h.t / h.t_beta3, log1 = __builtin_log(h.beta1), log3 = __builtin_log(h.beta3);
-      const double scheduled = __builtin_exp(log1 * log3 / ((1 - share) * log3 + share * log1));
-      beta3 = scheduled < h.beta3 ? scheduled : h.beta3;
-    }
+    const double alpha = h.t_alpha > h.t ? h.alpha * h.t / h.t_alpha : h.alpha, beta3 = scheduled_beta3(h);
     return Args{float(h.beta1),
                 float(1 - h.beta1),
                 float(h.beta2),
@@ -37,6 +37,10 @@ struct Ademamix {
                 float(1 / __builtin_sqrt(1 - power(h.beta2, h.t))),
                 float(h.eps),
                 float(h.lr * h.weight_decay)};
+  }
+
+  LT_HOST_FN double decay(const RuleInput& h, int k) {
+    return k == 0 ? h.beta1 : k == 1 ? h.beta2 : scheduled_beta3(h);
   }
 
   template <class F>

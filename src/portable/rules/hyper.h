@@ -11,4 +11,7 @@ struct RuleInput {
   bool first;
 };
 
+// Every rule says, by decay(h, k), what part of state k's average stays in a step: its beta. 1 for a sum; 0 for what is
+// no average, such as a running maximum, which nearest rounding keeps as it is. Averages that stay long are rounded
+// stochastically unless users say otherwise.
 LT_HOST_FN double power(double base, double exponent) { return __builtin_pow(base, exponent); }

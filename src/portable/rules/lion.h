@@ -17,6 +17,8 @@ struct Lion {
                 float(1 - h.beta2), float(h.lr),        float(h.lr * h.weight_decay)};
   }
 
+  LT_HOST_FN double decay(const RuleInput& h, int) { return h.beta2; }
+
   template <class F>
   LT_FN F step(F p, F g, F (&s)[1], const Args& a) {
     const F c = s[0] * a.beta1 + g * a.one_minus_beta1;

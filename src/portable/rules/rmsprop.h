@@ -15,6 +15,9 @@ struct RmspropBase {
                 float(h.lr),    float(h.weight_decay), float(h.momentum)};
   }
 
+  // The averages have alpha, the momentum buffer its momentum.
+  LT_HOST_FN double decay(const RuleInput& h, int) { return h.alpha; }
+
   template <class F>
   LT_FN F average(F s, F x, const Args& a) {
     return s * a.alpha + x * a.one_minus_alpha;
@@ -49,6 +52,8 @@ struct RmspropMomentum : RmspropBase {
   static constexpr u32 kSigned = 0b10;
   static constexpr const char* kStateNames[] = {"square_avg", "momentum_buffer"};
 
+  LT_HOST_FN double decay(const RuleInput& h, int k) { return k == 1 ? h.momentum : h.alpha; }
+
   template <class F>
   LT_FN F step(F p, F g, F (&s)[2], const Args& a) {
     s[1] = s[1] * a.momentum + scaled(g + p * a.l2, s[0], a);
@@ -71,6 +76,8 @@ struct RmspropCenteredMomentum : RmspropBase {
   static constexpr int kStates = 3;
   static constexpr u32 kSigned = 0b110;
   static constexpr const char* kStateNames[] = {"square_avg", "momentum_buffer", "grad_avg"};
+
+  LT_HOST_FN double decay(const RuleInput& h, int k) { return k == 1 ? h.momentum : h.alpha; }
 
   template <class F>
   LT_FN F step(F p, F g, F (&s)[3], const Args& a) {

@@ -23,6 +23,8 @@ struct Sgd {
                 h.nesterov ? float(h.momentum) : 1.f};
   }
 
+  LT_HOST_FN double decay(const RuleInput& h, int) { return h.momentum; }
+
   template <class F>
   LT_FN F step(F p, F g, F (&s)[1], const Args& a) {
     g = g + p * a.l2;
@@ -39,6 +41,8 @@ struct SgdPlain {
   static constexpr const char* kStateNames[] = {nullptr};
 
   LT_HOST_FN Args args(const RuleInput& h) { return Sgd::args(h); }
+
+  LT_HOST_FN double decay(const RuleInput&, int) { return 0; }
 
   template <class F>
   LT_FN F step(F p, F g, F*, const Args& a) {

@@ -58,7 +58,7 @@ struct alignas(16) Tile {
 // A block on the slow path, of `count` elements (0: there is none).
 struct SlowBlock {
   const DeviceItem* item;
-  i64 block, element;
+  i64 block, element, index;
   int count;
 };
 
@@ -71,6 +71,9 @@ LT_FN void slow_blocks(const SlowBlock& of, const typename C::Tables* tables) {
   const int lane = static_cast<int>(threadIdx.x % kLanes);
   typename R::Args args;
   __builtin_memcpy(&args, item.args, sizeof args);
+  const auto place = [&](int j) {
+    return Place{of.item, of.block, of.element + j, static_cast<u64>(of.index + j), true};
+  };
   const auto next = [&](const Place& at, float(&state)[K ? K : 1], float& p) {
     each<K>([&](auto k) { state[k] = decode_element<C, ((R::kSigned >> k) & 1) != 0>(tables, at, k); });
     p = load(item.param, at.element);
@@ -83,25 +86,29 @@ LT_FN void slow_blocks(const SlowBlock& of, const typename C::Tables* tables) {
 #pragma unroll 1
     for (int j = lane; j < of.count; j += kLanes) {
       float state[K], p;
-      next(Place{of.item, of.block, of.element + j, true}, state, p);
+      next(place(j), state, p);
       each<K>([&](auto k) { most[k] = bits(abs(state[k])) > most[k] ? bits(abs(state[k])) : most[k]; });
     }
     each<K>([&](auto k) { most[k] = max_of_lanes(most[k], kLanes); });
   }
 #pragma unroll 1
   for (int j = lane; j < of.count; j += kLanes) {
-    const Place at{of.item, of.block, of.element + j, true};
+    const Place at = place(j);
     float state[K ? K : 1], p;
     next(at, state, p);
     store(item.param, at.element, p);
     each<K>([&](auto k) {
-      store_state<C, ((R::kSigned >> k) & 1) != 0>(tables, at, k, state[k], block_inverse(as_float(most[k]), C::kTop));
+      constexpr bool kSigned = ((R::kSigned >> k) & 1) != 0;
+      store_state<C, kSigned>(tables, at, k, state[k], block_scale<C, kSigned>(as_float(most[k])).inverse);
     });
   }
   if constexpr (C::kScaled) {
     __syncwarp();
     if (lane == 0 && of.count)
-      each<K>([&](auto k) { new_scales_of(item, k)[of.block - item.first_block] = as_float(most[k]) / C::kTop; });
+      each<K>([&](auto k) {
+        new_scales_of(item, k)[of.block - item.first_block] =
+            block_scale<C, ((R::kSigned >> k) & 1) != 0>(as_float(most[k])).scale;
+      });
   }
 }
 

@@ -16,9 +16,9 @@ LT_FN i64 find_item_by_warp(const i64* starts, i64 count, i64 tile) {
   return low;
 }
 
-// The first element of a block: in the parameter, and in its row.
+// The first element of a block: in the parameter, and in its row; and its index, which random bits go by.
 struct Cursor {
-  i64 element, column;
+  i64 element, column, index;
 
   // item_block: counted from the item's first.
   LT_METHOD void find(const DeviceItem& item, i64 item_block) {
@@ -26,15 +26,18 @@ struct Cursor {
     const i64 row = block / per_row;
     column = (block - row * per_row) * kBlock;
     element = row * item.row_length + column;
+    index = item.first_index + row * item.row_stride + column;
   }
   LT_METHOD void advance(const DeviceItem& item, i64 blocks) {
     element += blocks * kBlock;
     column += blocks * kBlock;
+    index += blocks * kBlock;
     while (column >= item.row_length) {
       // The row's last block may have been short.
       const i64 padded = (item.row_length + kBlock - 1) / kBlock * kBlock;
       column -= padded;
       element -= padded - item.row_length;
+      index += item.row_stride - padded;
     }
   }
 };

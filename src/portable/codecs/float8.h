@@ -1,0 +1,59 @@
+// float8: 8-bit floating point with a power of two as the scale of a block of 256 within a row. Signed states have a
+// sign, 3 bits of exponent and 4 of mantissa (E3M4), second moments 4 bits of exponent and 4 of mantissa (E4M4); both
+// have subnormals. Because scales are powers of two, all values of a state lie on one grid, on which a change of a
+// block's largest value moves no other.
+//
+// Values x = value / scale are below 4, and the top code is 3.875: the scale is the smallest power of two for which no
+// magnitude of the block is above that. A code is bits of a float: with t = max(x, x / 2 + low / 2), where low is the
+// smallest normal number, t is x from there on, and below it has x as its mantissa's bits; code = t's exponent and
+// upper 4 bits of mantissa, counted from those of x = 0. Stochastic: 16 random bits (and half of one) are added to the
+// 19 bits that are cut off. Nearest (values that come from outside): half of a code's last bit is, so ties go away from
+// zero. A positive second moment never encodes to 0: below the smallest code it becomes that code.
+struct Float8 {
+  using Code = u8;
+  static constexpr const char* kName = "float8";
+  static constexpr bool kScaled = true;
+  static constexpr bool kNeedsRandom[] = {true, true};  // [is signed]: to nearest, averages freeze far from themselves
+  static constexpr int kCut = 19;                       // bits of a float's mantissa that are not in a code
+  struct Tables {};
+
+  // Half of the smallest normal number: what t is at x = 0.
+  static constexpr float half_low(bool is_signed) { return is_signed ? 0x1p-6f : 0x1p-14f; }
+  static constexpr u32 zero_bits(bool is_signed) { return (is_signed ? 127u - 6u : 127u - 14u) << 23; }
+
+  // 2^(e - 1) where absmax <= 1.9375 * 2^e, e at least -100: what is smaller has codes near 0.
+  template <bool kSigned>
+  LT_FN BlockScale block_scale(float absmax) {
+    constexpr u32 kLeast = (127u - 100u) << 23, kRoom = 0x7fffffu - 0x780000u;  // of the mantissa above 0.9375
+    u32 top = (bits(absmax) + kRoom) & 0x7f800000u;
+    if (top < kLeast) top = kLeast;
+    const u32 inverse = (255u << 23) - top;
+    return {as_float(top - (1u << 23)), as_float(inverse ? inverse : 0x400000u)};  // 2^-127 is denormal
+  }
+
+  template <bool kSigned, class U>
+  LT_FN auto decode(const Tables&, U code) {
+    const auto t = as_float(((kSigned ? code & U(0x7fu) : code) << kCut) + U(zero_bits(kSigned)));
+    using F = decltype(t + t);
+    constexpr float kLow = 2 * half_low(kSigned);
+    const F x = select(t < F(kLow), t + t - F(kLow), t);
+    if constexpr (!kSigned) return x;
+    return as_float(bits(x) | ((code & U(0x80u)) << 24));
+  }
+
+  template <bool kSigned, class F, class U>
+  LT_FN U encode(const Tables& t, F value, F inverse, const Rounding& rounding, U index) {
+    return encode_with<kSigned>(t, value, inverse, rounding.stochastic, random_of(index, rounding));
+  }
+
+  template <bool kSigned, class F, class U>
+  LT_FN U encode_with(const Tables&, F value, F inverse, bool stochastic, U random) {
+    const F x = value * inverse;
+    const F magnitude = abs(x);
+    const U t = bits(max(magnitude, magnitude * F(0.5f) + F(half_low(kSigned)))) - U(zero_bits(kSigned));
+    const U below = stochastic ? (random << (kCut - 16)) + U(1u << (kCut - 17)) : U(1u << (kCut - 1));
+    const U code = (t + below) >> kCut;
+    if constexpr (kSigned) return code | ((bits(x) >> 24) & U(0x80u));
+    return select(value > F(0.f), select(code == U(0u), U(1u), code), U(0u));
+  }
+};
