@@ -27,16 +27,14 @@ def draw(result: dict[str, Any], path: Path) -> None:
         rows, noise, _ = analyse(result["runs"], beta2)
         if noise:
             band = noise.band(3)
-            axis.axvspan(-band, band, color="0.9", label=f"noise: a mean of 3 is within ±{band:.1f} mN (95 %)")
+            axis.axvspan(-band, band, color="0.9")
+            axis.set_title(f"β2 = {beta2}; grey: noise, 95 % of means of 3", fontsize=10)
         axis.axvline(0, color="0.5", lw=0.8)
         for row in rows:
             y = place[row.id]
             axis.plot(list(row.gaps.values()), [y] * len(row.gaps), "o", ms=4, mfc="none", color=colour)
             axis.plot([row.mean], [y], "|", ms=13, mew=2.2, color=colour)
-        axis.set_title(f"β2 = {beta2}")
-        axis.set_xlabel("validation loss − fp32, mN (○ a seed, | mean)")
-        if noise:
-            axis.legend(frameon=False, fontsize=8, loc="upper right")
+        axis.set_xlabel("validation loss − fp32, mN (○: seed, |: mean)")
     last = axes[2]
     for beta2, colour in zip(betas, COLOURS, strict=False):
         units = [unit for unit in result["fidelity"] if unit["beta2"] == beta2]
@@ -46,11 +44,11 @@ def draw(result: dict[str, Any], path: Path) -> None:
         )  # fmt: skip
     last.axvline(1, color="0.5", lw=0.8)
     last.set_xscale("log")
-    last.set_title("second moment, gradients stopped (even)")
+    last.set_title("v after gradients stopped (even)", fontsize=10)
     last.set_xlabel(f"stored / exact after {result['sizes']['decay']:g} / (1 − β2) steps")
-    last.legend(frameon=False, fontsize=8)
+    last.legend(fontsize=8)
     axes[0].set_yticks([place[variant.id] for variant in shown], [variant.label for variant in shown])
-    axes[0].set_ylim(0.3, len(shown) + 1.2)
+    axes[0].set_ylim(0.3, len(shown) + 0.7)
     for axis in axes:
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)

@@ -75,25 +75,31 @@ def _cpu_moment(optimizer: Any, param: torch.Tensor) -> torch.Tensor:
     return moment.view_as(param)
 
 
-def _ours(id: str, label: str, **options: Any) -> Variant:
-    return Variant(id, label, lowtide(**options), moments=_lowtide_moment)
+def _ours(id: str, label: str, seeds: int = 3, **options: Any) -> Variant:
+    return Variant(id, label, lowtide(**options), seeds=seeds, moments=_lowtide_moment)
 
 
 def _weights(id: str, label: str, **options: Any) -> Variant:
     return Variant(id, label, lowtide(**options), weights=torch.bfloat16)
 
 
-# In the order in which they are run: what matters most first.
+# In the order in which they are run and shown.
 VARIANTS = (
-    Variant("fp32", "fp32 (torch)", torch_adamw, noise=True, moments=_torch_moment),
+    Variant("fp32", "fp32 (torch)", torch_adamw, noise=True, seeds=6, moments=_torch_moment),
+    Variant("fp32_c", "fp32, init changed by 1e-3", torch_adamw, init_change=1e-3, draw=3, noise=True, seeds=6),
+    Variant("fp32_d", "fp32, init changed by 1e-3, 2nd draw", torch_adamw, init_change=1e-3, draw=4, noise=True),
+    Variant("fp32_e", "fp32, init changed by 1e-3, 3rd draw", torch_adamw, init_change=1e-3, draw=5, noise=True),
     Variant("fp32_a", "fp32, init changed by 1e-6", torch_adamw, init_change=1e-6, draw=1),
-    _ours("dynamic8", "dynamic8", state="dynamic8"),
-    Variant("bnb_rule", "bitsandbytes' CUDA rule", bitsandbytes_rule, moments=_rule_moment),
-    Variant("fp32_c", "fp32, init changed by 1e-3", torch_adamw, init_change=1e-3, draw=3, noise=True),
-    Variant("fp32_d", "fp32, init changed by 1e-3, again", torch_adamw, init_change=1e-3, draw=4, noise=True),
-    Variant("fp32_e", "fp32, init changed by 1e-3, again", torch_adamw, init_change=1e-3, draw=5, noise=True),
+    _ours("dynamic8", "dynamic8, auto (default)", 6, state="dynamic8", rounding="auto"),
+    Variant("bnb_rule", "bitsandbytes' CUDA rule", bitsandbytes_rule, seeds=6, moments=_rule_moment),
+    _ours("dynamic8_nearest", "dynamic8, nearest", 6, state="dynamic8", rounding="nearest"),
+    _ours("float8", "float8, auto", 6, state="float8", rounding="auto"),
     _weights("bf16_nearest", "bf16 weights, nearest", state="fp32"),
-    _ours("bf16_states", "bf16 state, nearest", state="bf16"),
+    _weights("bf16_stochastic", "bf16 weights, stochastic", state="fp32", master="stochastic"),
+    _weights("bf16_residual8", "bf16 weights, residual8", state="fp32", master="residual8"),
+    _weights("bf16_residual16", "bf16 weights, residual16", state="fp32", master="residual16"),
+    _ours("bf16_states", "bf16 state, auto", state="bf16", rounding="auto"),
+    _ours("bf16_states_nearest", "bf16 state, nearest", state="bf16", rounding="nearest"),
     Variant("bnb_cpu", "bitsandbytes AdamW8bit on the CPU", bitsandbytes_cpu, moments=_cpu_moment),
     _ours("fp32_ours", "fp32 (Lowtide)", state="fp32"),
 )
