@@ -14,6 +14,7 @@ from quality.gaps import analyse  # noqa: E402
 from quality.variants import VARIANTS  # noqa: E402
 
 COLOURS = ("#1f77b4", "#d62728")  # of the betas
+LIMIT = 32.0  # mN; what lies beyond is written at the edge
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
@@ -33,7 +34,12 @@ def draw(result: dict[str, Any], path: Path) -> None:
         for row in rows:
             y = place[row.id]
             axis.plot(list(row.gaps.values()), [y] * len(row.gaps), "o", ms=4, mfc="none", color=colour)
-            axis.plot([row.mean], [y], "|", ms=13, mew=2.2, color=colour)
+            if abs(row.mean) < LIMIT:
+                axis.plot([row.mean], [y], "|", ms=13, mew=2.2, color=colour)
+            else:
+                edge, side = (LIMIT, "right") if row.mean > 0 else (-LIMIT, "left")
+                axis.text(0.97 * edge, y, f"{row.mean:+.0f} mN", ha=side, va="center", color=colour)
+        axis.set_xlim(-LIMIT, LIMIT)
         axis.set_xlabel("validation loss − fp32, mN (○: seed, |: mean)")
     last = axes[2]
     for beta2, colour in zip(betas, COLOURS, strict=False):
@@ -45,7 +51,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     last.axvline(1, color="0.5", lw=0.8)
     last.set_xscale("log")
     last.set_title("v after gradients stopped (even)", fontsize=10)
-    last.set_xlabel(f"stored / exact after {result['sizes']['decay']:g} / (1 − β2) steps")
+    last.set_xlabel(f"stored / exact, {result['sizes']['decay']:g} / (1 − β2) steps")
     last.legend(fontsize=8)
     axes[0].set_yticks([place[variant.id] for variant in shown], [variant.label for variant in shown])
     axes[0].set_ylim(0.3, len(shown) + 0.7)

@@ -93,6 +93,7 @@ VARIANTS = (
     _ours("dynamic8", "dynamic8, auto (default)", 6, state="dynamic8", rounding="auto"),
     Variant("bnb_rule", "bitsandbytes' CUDA rule", bitsandbytes_rule, seeds=6, moments=_rule_moment),
     _ours("dynamic8_nearest", "dynamic8, nearest", 6, state="dynamic8", rounding="nearest"),
+    _ours("dynamic8_stochastic", "dynamic8, stochastic", 6, state="dynamic8", rounding="stochastic"),
     _ours("float8", "float8, auto", 6, state="float8", rounding="auto"),
     _weights("bf16_nearest", "bf16 weights, nearest", state="fp32"),
     _weights("bf16_stochastic", "bf16 weights, stochastic", state="fp32", master="stochastic"),
