@@ -2,7 +2,7 @@
 PYTHON := .venv/bin/python
 ARGS ?=
 
-.PHONY: help train test bench bench-paging bench-sign bench-sign-network gpu-check gpu-bundle build asan tsan format clean
+.PHONY: help train test bench bench-paging bench-sign bench-sign-network bench-quality gpu-check gpu-bundle build asan tsan format clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s  %s\n", $$1, $$2 }'
@@ -29,6 +29,10 @@ bench-sign: ## measure signs to bits, back, and votes against memory, numpy and 
 bench-sign-network: ## measure a vote beside all-reduce over a limited network (as root; ARGS="--workers 4")
 	@tools/bootstrap.sh --extras bench
 	@$(PYTHON) bench/sign/network.py $(ARGS)
+
+bench-quality: ## train a small model with every state format, and compare (ARGS="--variants fp32,dynamic8")
+	@tools/bootstrap.sh --extras bench,examples
+	@$(PYTHON) bench/quality/run.py $(ARGS)
 
 gpu-check: ## on a machine with a GPU: build, test and measure the CUDA backend (ARGS="--bundle DIR --python PYTHON")
 	@python3 tools/gpu_check.py $(ARGS)

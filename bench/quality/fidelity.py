@@ -1,0 +1,131 @@
+"""How true an optimizer's state is to the averages that it stands for, without a model: gradients are made, the exact
+second moment is kept in float64 beside it, and updates are compared with those of exact moments.
+
+All parameters are rows of 256, a block of state each. In "average" and "rest" one element in 32 goes on as before and keeps
+its block's absmax up; the others are what is looked at. (A block that dies as a whole decays exactly in any format, by its
+scale.) Gradients are "even", of one size and random sign, or "noisy", normal: noise moves the absmax and the values, and so
+helps rounding to nearest over its thresholds. A network's gradients are between the two.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from quality.variants import Variant
+from quality.watch import Watch
+
+ROW = 256
+LIVE = 32  # one element in so many goes on
+KINDS = ("even", "noisy")
+LR = 1e-3
+
+
+@dataclass(frozen=True)
+class Sizes:
+    rows: int = 8  # for each change of the gradient
+    warm: float = 3.0  # these three in units of 1 / (1 - beta2), the time that the average looks back
+    respond: float = 1.0
+    decay: float = 5.0
+    rest_before: int = 200  # steps with gradients
+    rest_from: int = 100  # steps without: from here ...
+    rest_to: int = 3000  # ... to here a parameter should hardly move
+    hostile: int = 500
+
+
+QUICK = dataclasses.replace(Sizes(), warm=0.2, respond=0.1, decay=0.2, rest_to=120, hostile=60)
+CHANGES = (0.0, 0.1, 1.0, 2.0, 10.0)  # of the gradients, after they were steady
+
+
+def measure(variant: Variant, beta2: float, sizes: Sizes) -> dict[str, Any]:
+    """Ratios are stored over exact second moments (mean over elements); drift and updates are in units of lr."""
+    found: dict[str, Any] = {"variant": variant.id, "beta2": beta2}
+    for kind in KINDS:
+        found[kind] = _average(variant, beta2, sizes, kind) | _rest(variant, beta2, sizes, kind)
+    return found | {name: _largest_update(variant, beta2, sizes, name) for name in ("spread", "spike")}
+
+
+def _optimizer(variant: Variant, param: torch.nn.Parameter, beta2: float) -> torch.optim.Optimizer:
+    return variant.make([param], lr=LR, betas=(0.9, beta2), eps=1e-8, weight_decay=0.0)
+
+
+def _scales(rows: int, decades: float, source: torch.Generator) -> torch.Tensor:
+    """Of the gradients: log-uniform below 1 within each row."""
+    return 10 ** (-decades * torch.rand(rows, ROW, generator=source))
+
+
+def _gradient(rows: int, kind: str, source: torch.Generator) -> torch.Tensor:
+    grad = torch.randn(rows, ROW, generator=source)
+    return grad.sign_() if kind == "even" else grad
+
+
+def _average(variant: Variant, beta2: float, sizes: Sizes, kind: str) -> dict[str, Any]:
+    """Steady gradients, then all at once `CHANGES` times as large; read after `respond`, and where none come, `decay`."""
+    source = torch.Generator().manual_seed(1)
+    rows = sizes.rows * len(CHANGES)
+    scale = _scales(rows, 2, source)
+    scale[:, ::LIVE] = 1.0
+    factor = torch.tensor(CHANGES).repeat_interleave(sizes.rows)[:, None]
+    param = torch.nn.Parameter(torch.zeros(rows, ROW))
+    optimizer = _optimizer(variant, param, beta2)
+    exact = torch.zeros(rows, ROW, dtype=torch.float64)
+    look_back = 1 / (1 - beta2)
+    warm, respond, decay = (round(times * look_back) for times in (sizes.warm, sizes.respond, sizes.decay))
+    after: dict[int, torch.Tensor] = {}
+    for step in range(1, warm + decay + 1):
+        grad = _gradient(rows, kind, source).mul_(scale)
+        if step > warm:
+            grad.view(rows, -1, LIVE)[:, :, 1:] *= factor[:, :, None]
+        param.grad = grad
+        optimizer.step()
+        exact.mul_(beta2).add_(grad.double().square(), alpha=1 - beta2)
+        if step in (warm + respond, warm + decay):
+            assert variant.moments is not None
+            ratio = variant.moments(optimizer, param).detach().double() / exact
+            ratio = ratio.reshape(rows, -1, LIVE)[:, :, 1:]
+            after[step] = ratio.reshape(len(CHANGES), -1).mean(dim=1)
+    responses = dict(zip(map(str, CHANGES), after[warm + respond].tolist(), strict=True))
+    return {"decay": float(after[warm + decay][0]), "respond": responses}
+
+
+def _rest(variant: Variant, beta2: float, sizes: Sizes, kind: str) -> dict[str, float]:
+    """How far parameters drift when their gradients have long stopped."""
+    source = torch.Generator().manual_seed(2)
+    param = torch.nn.Parameter(torch.zeros(sizes.rows * 2, ROW))
+    optimizer = _optimizer(variant, param, beta2)
+    at: list[torch.Tensor] = []
+    for step in range(sizes.rest_before + sizes.rest_to):
+        if step == sizes.rest_before + sizes.rest_from:
+            at.append(param.detach().clone())
+        grad = torch.randn(param.shape, generator=source)
+        if kind == "even":
+            grad[:, ::LIVE] = 1.0  # of one sign, too: the absmax of both moments stands still
+        if step >= sizes.rest_before:
+            grad.view(len(param), -1, LIVE)[:, :, 1:] = 0.0
+        param.grad = grad
+        optimizer.step()
+    drift = (param.detach() - at[0]).abs().div_(LR).reshape(len(param), -1, LIVE)[:, :, 1:]
+    return {"rest_mean": float(drift.mean()), "rest_max": float(drift.max())}
+
+
+def _largest_update(variant: Variant, beta2: float, sizes: Sizes, kind: str) -> dict[str, float]:
+    """The largest update under gradients that are hard on a block: "spread" over four decades within it, or with a
+    "spike", every 50 steps 10^4 times the others."""
+    source = torch.Generator().manual_seed(3)
+    rows = sizes.rows * 2
+    scale = _scales(rows, 4, source) if kind == "spread" else torch.ones(rows, ROW)
+    param = torch.nn.Parameter(torch.zeros(rows, ROW))
+    optimizer = _optimizer(variant, param, beta2)
+    watch = Watch([param], (0.9, beta2), 1e-8, 0.0, sizes.hostile)
+    for step in range(sizes.hostile):
+        grad = torch.randn(rows, ROW, generator=source).mul_(scale)
+        if kind == "spike" and step % 50 == 49:
+            grad[torch.arange(rows), torch.randint(0, ROW, (rows,), generator=source)] = 1e4
+        param.grad = grad
+        watch.before()
+        optimizer.step()
+        watch.after(LR)
+    return {"largest": watch.found.largest, "exact": watch.found.exact_largest}

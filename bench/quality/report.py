@@ -1,0 +1,123 @@
+"""The results as Markdown tables, as JSON with the machine and the date, and as a plot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from quality.gaps import Noise, Row, analyse
+from quality.model import build
+from quality.training import Settings
+
+RUN_HEAD = ("", "gap per seed, mN", "mean ± sd", "noise?", "update error", "largest update / lr", "above 8")
+UNIT_HEAD = ("", "β2", "no gradient", "× 0.1", "same", "× 2", "× 10", "drift, at most", "spread", "spike")
+
+
+def parameter_count(settings: Settings) -> int:
+    return sum(param.numel() for param in build(settings.size, 0).parameters())
+
+
+def write(result: dict[str, Any], folder: Path) -> None:
+    """quality.json, quality.md and quality.png, and the tables on the terminal."""
+    text = markdown(result)
+    (folder / "quality.json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    (folder / "quality.md").write_text(text)
+    print(text)
+    try:
+        from quality import plot
+    except ImportError as error:
+        print(f"no plot: {error}")
+        return
+    plot.draw(result, folder / "quality.png")
+
+
+def table(head: tuple[str, ...], rows: list[list[str]]) -> list[str]:
+    lines = [list(head), ["---"] * len(head), *rows]
+    return ["| " + " | ".join(line) + " |" for line in lines]
+
+
+def betas(result: dict[str, Any]) -> list[float]:
+    return sorted({run["beta2"] for run in result["runs"]}, reverse=True)
+
+
+def verdict(row: Row, noise: Noise | None) -> str:
+    if noise is None:
+        return "not known"
+    band = noise.band(len(row.gaps))
+    if abs(row.mean) <= band:
+        return f"yes, ≤ {band:.1f}"
+    return f"{'worse' if row.mean > 0 else 'better'}, > {band:.1f}"
+
+
+def run_cells(row: Row, noise: Noise | None) -> list[str]:
+    spread = "" if row.deviation is None else f" ± {row.deviation:.1f}"
+    error = largest = large = ""
+    if row.updates:
+        error = f"{sum(one['error'] for one in row.updates) / len(row.updates):.2g}"
+        largest = f"{max(one['largest'] for one in row.updates):.3g}"
+        large = str(sum(int(one["large"]) for one in row.updates))
+    gaps = " ".join(f"{gap:+.1f}" for _, gap in sorted(row.gaps.items()))
+    return [row.label, gaps, f"{row.mean:+.1f}{spread}", verdict(row, noise), error, largest, large]
+
+
+def run_section(result: dict[str, Any], beta2: float) -> list[str]:
+    rows, noise, base = analyse(result["runs"], beta2)
+    losses = ", ".join(f"{loss:.4f}" for _, loss in sorted(base.items()))
+    text = ["", f"## Validation loss, β2 = {beta2}", "", f"fp32, each seed's mean: {losses} nats per byte."]
+    if noise:
+        text.append(
+            f"Noise: fp32 losses of one seed scatter by {noise.sigma:.1f} mN (standard deviation, {noise.freedom} degrees of "
+            f"freedom); a mean of 3 gaps that are only noise is below {noise.band(3):.1f} mN in 95 of 100 cases."
+        )
+    exact = max((one["exact_largest"] for row in rows for one in row.updates), default=0.0)
+    text += [f"Largest update / lr of exact state: {exact:.3g}.", ""]
+    return text + table(RUN_HEAD, [run_cells(row, noise) for row in rows])
+
+
+def unit_cells(unit: dict[str, Any], labels: dict[str, str]) -> list[str]:
+    even, noisy = unit["even"], unit["noisy"]
+    decay = f"{even['decay']:.3g} / {noisy['decay']:.3g}"
+    respond = [f"{even['respond'][key]:.2f} / {noisy['respond'][key]:.2f}" for key in ("0.1", "1.0", "2.0", "10.0")]
+    rest = f"{even['rest_max']:.2g} / {noisy['rest_max']:.2g}"
+    hostile = [
+        f"{unit[kind]['largest']:.3g} ({unit[kind]['largest'] / unit[kind]['exact']:.2g} ×)" for kind in ("spread", "spike")
+    ]
+    return [labels[unit["variant"]], f"{unit['beta2']}", decay, *respond, rest, *hostile]
+
+
+def markdown(result: dict[str, Any]) -> str:
+    from quality.variants import VARIANTS
+
+    labels = {variant.id: variant.label for variant in VARIANTS}
+    machine, settings, corpus = result["machine"], result["settings"], result["corpus"]
+    sizes = result["sizes"]
+    text = [
+        "# What state formats do to training",
+        "",
+        "How to read this: [README.md](README.md).",
+        "",
+        f"* {result['date']}, {machine['cpu']}, {machine['cores']} cores, "
+        + ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+        + f"; revision {machine['revision']}",
+        f"* {result['parameters']} parameters, {settings['steps']} steps of {settings['batch']} x {settings['context']} bytes, "
+        f"lr {settings['lr']}, weight decay {settings['weight_decay']}, clip {settings['clip']}",
+        f"* {corpus['train']} bytes to train on, {corpus['validation']} to validate on, sha256 {corpus['sha256'][:16]}…",
+    ]
+    for beta2 in betas(result):
+        text += run_section(result, beta2)
+    if result["fidelity"]:
+        text += [
+            "",
+            "## State against its average",
+            "",
+            "Where two figures stand, the first is of even gradients, the second of noisy ones. Second moments over exact ones: "
+            f"{sizes['decay']:g} / (1 − β2) steps after gradients stopped, and {sizes['respond']:g} / (1 − β2) after they became "
+            f"so many times as large. Drift, in lr: of parameters without gradients, from step {sizes['rest_from']} to "
+            f"{sizes['rest_to']} after they stopped. Spread, spike: the largest update / lr, and (×) over that of exact state.",
+            "",
+            *table(UNIT_HEAD, [unit_cells(unit, labels) for unit in result["fidelity"]]),
+        ]
+    if result["absent"]:
+        text += ["", "Left out: " + "; ".join(f"{labels[id]} ({why})" for id, why in result["absent"].items()) + "."]
+    return "\n".join(text) + "\n"

@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+"""Trains one small language model with every state format, seed and beta2, and measures how true state is to its average.
+
+    .venv/bin/python bench/quality/run.py                          all that is not there yet, then the report
+    .venv/bin/python bench/quality/run.py --variants fp32,dynamic8 these only; the report has all that is there
+    .venv/bin/python bench/quality/run.py --report                 no run, only the report of what is there
+    .venv/bin/python bench/quality/run.py --quick                  tiny: shows that it runs, measures nothing
+
+Each result is stored as it is found: stop it, and it goes on from there; start it twice, and the two share the work.
+docs/benchmarks/README.md says how the figures are read.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import argparse  # noqa: E402
+import dataclasses  # noqa: E402
+from datetime import date  # noqa: E402
+from functools import partial  # noqa: E402
+from typing import Any  # noqa: E402
+
+import torch  # noqa: E402
+from common import machine  # noqa: E402
+from quality import corpus, fidelity, report  # noqa: E402
+from quality.store import Store  # noqa: E402
+from quality.training import Settings, train  # noqa: E402
+from quality.variants import VARIANTS, Variant, why_not  # noqa: E402
+
+BETA2 = (0.999, 0.95)
+OUT = Path(__file__).resolve().parents[2] / "build" / "bench" / "quality"
+QUICK = dataclasses.replace(Settings(), steps=30, warmup=5, validation_windows=64)
+PACKAGES = ["torch", "numpy", "bitsandbytes", "lowtide"]
+
+
+def run_name(variant: Variant, seed: int, beta2: float) -> str:
+    return f"train-{variant.id}-{seed}-{beta2}"
+
+
+def fidelity_name(variant: Variant, beta2: float) -> str:
+    return f"fidelity-{variant.id}-{beta2}"
+
+
+def chosen(wanted: str) -> list[Variant]:
+    names = [name for name in wanted.split(",") if name]
+    known = [variant.id for variant in VARIANTS]
+    if unknown := [name for name in names if name not in known]:
+        raise SystemExit(f"--variants: got {', '.join(unknown)}, wanted some of {', '.join(known)}")
+    return [variant for variant in VARIANTS if not names or variant.id in names]
+
+
+def run_all(
+    variants: list[Variant], settings: Settings, sizes: fidelity.Sizes, text: corpus.Corpus, trained: Store, units: Store
+) -> None:
+    for variant in variants:
+        if reason := why_not(variant):
+            print(f"{variant.id}: left out: {reason}", file=sys.stderr)
+            continue
+        for seed in range(variant.seeds):
+            for beta2 in BETA2:
+                name = run_name(variant, seed, beta2)
+                if trained.make(name, partial(train, settings, variant, seed, beta2, text)):
+                    print(f"{name}: {trained.get(name)}", file=sys.stderr, flush=True)
+        for beta2 in BETA2:
+            if variant.moments:
+                units.make(fidelity_name(variant, beta2), partial(fidelity.measure, variant, beta2, sizes))
+
+
+def collect(
+    settings: Settings, sizes: fidelity.Sizes, text: corpus.Corpus, trained: Store, units: Store
+) -> dict[str, Any]:
+    """All that is stored, as one report."""
+    runs: list[dict[str, Any]] = []
+    found_units: list[dict[str, Any]] = []
+    absent: dict[str, str] = {}
+    for variant in VARIANTS:
+        before = len(runs)
+        for beta2 in BETA2:
+            runs += [found for seed in range(variant.seeds) if (found := trained.get(run_name(variant, seed, beta2)))]
+            found_units += [found] if (found := units.get(fidelity_name(variant, beta2))) else []
+        if len(runs) == before:
+            absent[variant.id] = why_not(variant) or "not run yet"
+    return {
+        "date": date.today().isoformat(),
+        "machine": machine.describe(PACKAGES),
+        "settings": dataclasses.asdict(settings),
+        "sizes": dataclasses.asdict(sizes),
+        "corpus": {"train": text.train.numel(), "validation": text.validation.numel(), "sha256": text.sha256},
+        "parameters": report.parameter_count(settings),
+        "absent": absent,
+        "runs": runs,
+        "fidelity": found_units,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Trains a small model with every state format.")
+    parser.add_argument("--variants", default="", help="names, separated by commas (default: all)")
+    parser.add_argument("--report", action="store_true", help="run nothing, report what is there")
+    parser.add_argument("--quick", action="store_true", help="tiny runs: shows that it runs, measures nothing")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder of results and of quality.{json,md,png}")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    settings, sizes = (QUICK, fidelity.QUICK) if args.quick else (Settings(), fidelity.Sizes())
+    text = corpus.load()
+    trained = Store(args.out, {"settings": dataclasses.asdict(settings), "corpus": text.sha256})
+    units = Store(args.out, {"sizes": dataclasses.asdict(sizes)})
+    if not args.report:
+        run_all(chosen(args.variants), settings, sizes, text, trained, units)
+    report.write(collect(settings, sizes, text, trained, units), args.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""Results on disk, one file each, written as it is there: a bench that is stopped goes on where it was.
+
+Several processes may share a folder; a lock on a result says that one of them is at it, and ends with its process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+class Store:
+    """`folder` has a folder for each set of conditions: what was found under others is not read."""
+
+    def __init__(self, folder: Path, conditions: dict[str, Any]) -> None:
+        digest = hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest()[:12]
+        self.folder = folder / digest
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._write(self.folder / "conditions.json", conditions)
+
+    def get(self, name: str) -> dict[str, Any] | None:
+        path = self.folder / f"{name}.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def make(self, name: str, work: Callable[[], dict[str, Any]]) -> bool:
+        """Stores what `work` returns; False if it is there already or another process is at it."""
+        with open(self.folder / f"{name}.lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            if self.get(name) is not None:
+                return False
+            self._write(self.folder / f"{name}.json", work())
+        return True
+
+    @staticmethod
+    def _write(path: Path, content: dict[str, Any]) -> None:
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(json.dumps(content, indent=1) + "\n")
+        temporary.replace(path)

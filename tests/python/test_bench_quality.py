@@ -1,0 +1,83 @@
+"""bench/quality: its bitsandbytes rule rounds to the nearest entry, its noise is that of the runs, and its results last."""
+
+import math
+import random
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))
+
+from quality.gaps import analyse, student  # noqa: E402
+from quality.store import Store  # noqa: E402
+from quality.variants import VARIANTS, why_not  # noqa: E402
+
+
+def test_the_rule_rounds_to_the_nearest_entry(figure: Callable[[str], None]) -> None:
+    """Against the distances to all 256, for values over ten decades and next to every midpoint."""
+    pytest.importorskip("bitsandbytes", reason="the maps are bitsandbytes'")
+    from quality.bitsandbytes_rule import Map
+
+    source = torch.Generator().manual_seed(5)
+    for signed in (False, True):
+        table = Map(signed)
+        middle = (table.values[1:] + table.values[:-1]) / 2
+        spread = 10 ** (-10 * torch.rand(20000, generator=source))
+        x = torch.cat((torch.rand(20000, generator=source), spread, middle * (1 + 1e-6), middle * (1 - 1e-6), torch.ones(1)))
+        x = torch.cat((x, -x)) if signed else x.clamp(0, 1)
+        x = x[(x.abs() <= 1) & (x != 0)]
+        found = table.nearest(x)
+        nearest = (x.double()[:, None] - table.values.double()).abs().min(dim=1).values
+        chosen = (x.double() - found.double()).abs()
+        far = chosen > nearest * (1 + 1e-4)
+        if signed:  # a moment keeps its sign: beside zero that is not always the nearest
+            far &= x.abs() > table.values[128]
+            assert not bool((torch.signbit(found) != torch.signbit(x)).any())
+        figure(f"signed={signed}: {len(x)} values, {int(far.sum())} not the nearest")
+        assert not bool(far.any())
+
+
+def test_noise_is_that_of_the_runs(figure: Callable[[str], None]) -> None:
+    """Losses with a known scatter: the band holds about 95 of 100 means of gaps that are only noise."""
+    draw = random.Random(7)
+    plain = [variant.id for variant in VARIANTS if variant.noise]
+    inside, rounds = 0, 400
+    sigmas = []
+    for _ in range(rounds):
+        runs = [
+            {"variant": name, "seed": seed, "beta2": 0.9, "loss": seed + draw.gauss(0, 2e-3), "updates": None}
+            for name in [*plain, "dynamic8"]
+            for seed in range(3)
+        ]
+        rows, noise, _ = analyse(runs, 0.9)
+        assert noise is not None
+        sigmas.append(noise.sigma)
+        inside += abs(next(row for row in rows if row.id == "dynamic8").mean) <= noise.band(3)
+    figure(f"{100 * inside / rounds:.1f} % of means inside; sigma {statistics.fmean(sigmas):.2f} mN of 2")
+    assert 0.92 <= inside / rounds <= 0.98  # three standard deviations of 400 draws
+    assert math.isclose(statistics.fmean(sigmas), 2, rel_tol=0.05)
+    assert math.isclose(student(9), 2.262, rel_tol=0.01) and math.isclose(student(5), 2.571, rel_tol=0.01)
+
+
+def test_results_last(tmp_path: Path) -> None:
+    store = Store(tmp_path, {"steps": 1})
+    assert store.make("one", lambda: {"loss": 2.0})
+    again = Store(tmp_path, {"steps": 1})
+    assert not again.make("one", lambda: pytest.fail("made twice"))
+    assert again.get("one") == {"loss": 2.0}
+    assert Store(tmp_path, {"steps": 2}).get("one") is None
+    with pytest.raises(ZeroDivisionError):
+        store.make("two", lambda: {"loss": 1 / 0})
+    assert store.get("two") is None
+
+
+def test_every_variant_is_there_or_says_why_not(figure: Callable[[str], None]) -> None:
+    assert len({variant.id for variant in VARIANTS}) == len(VARIANTS)
+    reasons = {variant.id: why_not(variant) for variant in VARIANTS}
+    absent = {id: reason for id, reason in reasons.items() if reason is not None}
+    figure(f"{len(VARIANTS) - len(absent)} of {len(VARIANTS)} variants; absent: {absent}")
+    assert {"fp32", "dynamic8"}.isdisjoint(absent) and all(absent.values())
