@@ -353,6 +353,7 @@ class Optimizer(Controls, torch.optim.Optimizer):
             try:
                 options = core_group.options(groups)
                 if (rounding := options["rounding"]) != core_group.rounding:
+                    checks.check_kinds({"rounding": rounding}, f"parameter group {core_group.of}")
                     self._core.set_rounding(number, rounding)
                     core_group.rounding = rounding
                 hyper = self._hyper_of(core_group.rule, options)

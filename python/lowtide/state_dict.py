@@ -194,6 +194,7 @@ def _read_groups(optimizer: Optimizer, state_dict: Any) -> tuple[list[dict[str, 
         try:
             for core_group in (each for each in optimizer._core_groups if each.of == n):
                 options = core_group.options({n: groups[-1]})
+                checks.check_kinds({"rounding": options["rounding"]}, where)
                 hyper = optimizer._hyper_of(core_group.rule, options)
                 core = _core_with_group(optimizer, core_group, options["rounding"])
                 if core_group.params:  # what decides which states there are is fixed then
@@ -298,7 +299,7 @@ def _core_with_group(optimizer: Optimizer, group: CoreGroup, rounding: str | Non
     """A core on the host that has nothing but a group like this one of the optimizer, if not rounded otherwise."""
     core = _core.Optimizer(optimizer._core_rule, threads=1)
     state, least, master = group.format
-    core.add_group(group.pushed, state, least, None, rounding or group.rounding, master, -1, group.rule)
+    core.add_group(group.pushed, state, least, None, group.rounding if rounding is None else rounding, master, -1, group.rule)
     return core
 
 
