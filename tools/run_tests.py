@@ -142,7 +142,8 @@ def python_tests(tally: Tally, arguments: list[str]) -> None:
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     status = run(
         "Python tests", ROOT / ".venv/bin/python", "-m", "pytest", "-q",
-        "--continue-on-collection-errors", f"--junitxml={report}", "tests/python", *arguments, env=env,
+        "--continue-on-collection-errors", "-n2", "--dist=loadfile", f"--junitxml={report}", "tests/python", *arguments,
+        env=env,
     )
     any_case = tally.add_xml(report)
     if not any_case or (status != 0 and len(tally.failures) == failed_before):

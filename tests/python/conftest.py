@@ -17,17 +17,20 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).parent))  # for support.py
 
-_FIGURES = pytest.StashKey[list[str]]()
+_FIGURE = "figure"  # a property of a test's report, which travels between processes
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_FIGURES] = []
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if config.stash[_FIGURES]:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = [report for category in terminalreporter.stats.values() for report in category]
+    lines = [
+        f"{report.nodeid.rsplit('::', 1)[-1]}: {value}"
+        for report in reports
+        for name, value in getattr(report, "user_properties", ())
+        if name == _FIGURE and getattr(report, "when", "") == "call"
+    ]
+    if lines:
         terminalreporter.section("figures")
-        for line in config.stash[_FIGURES]:
+        for line in lines:
             terminalreporter.write_line(line)
 
 
@@ -37,7 +40,7 @@ def figure(request: pytest.FixtureRequest) -> Callable[[str], None]:
 
     def record(text: str) -> None:
         print(text)
-        request.config.stash[_FIGURES].append(f"{request.node.name}: {text}")
+        request.node.user_properties.append((_FIGURE, text))
 
     return record
 
