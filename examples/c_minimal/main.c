@@ -57,7 +57,7 @@ int main(void) {
   check(lt_optimizer_state(optimizer, number, 0, &view));
   static float moment[kNumel];
   check(lt_optimizer_export_state(optimizer, number, 0, moment));
-  printf("%s is %s, %d byte a value\n", view.name, view.codec, (int)view.code_bytes);
+  printf("%s is %s, %d bits a value\n", view.name, view.codec, (int)view.code_bits);
   /* The largest of a block is exact; 0.5 of it lies in a decade of 64 codes, 0.014 apart: half of that, times 0.05. */
   expect_near("moment[1]", moment[1], 0.05, 1e-8);
   expect_near("moment[0]", moment[0], -0.025, 0.05 * 0.0071);

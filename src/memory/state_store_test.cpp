@@ -22,7 +22,7 @@ using testing::Call;
 using testing::Fault;
 using testing::FaultyEnv;
 
-StateShape shape(int64_t rows, int64_t row_length) { return {rows, row_length, 2, 1, true, {127, 0}}; }
+StateShape shape(int64_t rows, int64_t row_length) { return {rows, row_length, 2, {{8, 1, 127}, {8, 1, 0}}}; }
 
 // A step adds 1 to every byte of the codes of state 1, so that each piece shows how often it was stepped.
 class Counted {
