@@ -260,8 +260,8 @@ class Checkpoint:
             widths = [rows * -(-row * bits // 8) for bits in (1, 2, 4, 8, 16, 32, 64)]
             require(codes in widths, f"{name!r} has {codes} bytes of codes for {rows} rows of {row} elements")
             scales = self.array(param, state, "scales")
-            # Two where halves of blocks have their own; none of what is no average.
-            require(scales in (0, 4 * blocks, 8 * blocks), f"{name!r} has {scales} bytes of scales for {blocks} blocks")
+            wanted = 0 if state["name"] == "residual" else 4 * blocks  # of weights, and no average
+            require(scales == wanted, f"{name!r} has {scales} bytes of scales for {blocks} blocks")
 
     def states_of(self, param: dict[str, Any]) -> list[dict[str, Any]]:
         states = list_of(param["states"], f"states of {param['name']!r}", 64)

@@ -94,7 +94,7 @@ struct Hyper {
   bool maximize = false;    // step along the gradient instead of against it
   bool amsgrad = false;     // Adam, AdamW: divide by the root of the largest second moment so far
   bool centered = false;    // RMSprop: divide by the deviation from the average gradient
-  double alpha = 5;         // AdEMAMix: weight of the slow average, >= 0. RMSprop: decay of its averages, [0, 1)
+  double alpha = 0.99;      // AdEMAMix: weight of the slow average, >= 0. RMSprop: decay of its averages, [0, 1)
   double t_alpha = 0;       // AdEMAMix: steps in which alpha grows from 0, >= 0
   double t_beta3 = 0;       // AdEMAMix: steps in which beta3 grows from beta1, >= 0
   double lr_decay = 0;      // Adagrad: lr / (1 + (t - 1) lr_decay), >= 0

@@ -129,7 +129,7 @@ def plan(
     memory: Memory | None = None,
     min_quantized_numel: int = 4096,
     rates: Rates | Literal["measure"] | None = None,
-    momentum: float = 0.0,
+    momentum: float | None = None,
     amsgrad: bool = False,
     centered: bool = False,
     master: str | None = None,
@@ -140,11 +140,12 @@ def plan(
         model_or_params: a module, parameters or (name, parameter) pairs, groups of these (dicts, with "state",
             "memory" and so on per group), or shapes. Tensors may be on any device, "meta" too. Frozen parameters
             are left out. Of a DTensor (FSDP2), this rank's part is planned.
-        rule: one of docs/rules.md: "adamw", "adam", "lion", "sgd", "adagrad", "rmsprop", "ademamix", "muon".
+        rule: one of docs/rules.md: "adamw", "adam", "lion", "sgd", "adagrad", "rmsprop", "ademamix", "lamb",
+            "lars", "muon".
         state, memory, min_quantized_numel: as for the optimizer.
         rates: for the seconds. "measure" measures what this model needs on this machine: about a second for each
             state format, and where state goes to disk 1.3 seconds for each directory (see `measure_rates`).
-        momentum: of SGD, which has no state without, and of RMSprop. (Muon's is not 0 unless a group says so.)
+        momentum: of SGD and LARS, which have no state without, and of RMSprop; None: the rule's default.
         amsgrad: of Adam and AdamW.
         centered: of RMSprop.
         master: as for the optimizer: residuals of bfloat16 and float16 parameters are planned with their state.
@@ -159,7 +160,9 @@ def plan(
     if not (rates is None or rates == "measure" or isinstance(rates, Rates)):
         raise TypeError(f"plan: rates: got {rates!r}, wanted lowtide.Rates(...), 'measure' or None")
     muon = rule == "muon"
-    variant = variant_of({"momentum": momentum or 0.95 * muon, "amsgrad": amsgrad, "centered": centered})
+    if momentum is None:
+        momentum = 0.95 if muon else float(_core.default_hyper(rule)["momentum"])
+    variant = variant_of({"momentum": momentum, "amsgrad": amsgrad, "centered": centered})
     defaults = ShapedGroup((), state, int(min_quantized_numel), variant, master=master or "")
     groups = groups_of(model_or_params, defaults, muon)
     if rates == "measure":

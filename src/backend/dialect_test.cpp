@@ -22,8 +22,8 @@ TEST(Dialect, EveryVariantIsTheRuleThatItsOptionsSay) {
   std::set<std::string> reached;
   int cases = 0, refused = 0;
   for (const std::string& family : rule_names())
-    for (int bits = 0; bits < 16; ++bits, ++cases) {
-      const RuleVariant variant{(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0, (bits & 8) != 0};
+    for (int bits = 0; bits < 32; ++bits, ++cases) {
+      const RuleVariant variant{(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0, (bits & 8) != 0, (bits & 16) != 0};
       const bool adam = family == "adam" || family == "adamw";
       if (adam && variant.amsgrad && variant.nesterov) {
         const std::string said =
@@ -36,6 +36,7 @@ TEST(Dialect, EveryVariantIsTheRuleThatItsOptionsSay) {
       std::string wanted = family;  // spelled out: the options that the family knows, in the order of the names
       if (adam) wanted += variant.amsgrad ? "_amsgrad" : variant.nesterov ? "_nesterov" : "";
       if (family == "sgd" && !variant.momentum) wanted += "_plain";
+      if (family == "lars") wanted += !variant.momentum ? "_plain" : variant.clips ? "_clipped" : "";
       if (family == "rmsprop")
         wanted += std::string(variant.centered ? "_centered" : "") + (variant.momentum ? "_momentum" : "");
       EXPECT_EQ(name_of(effective_rule(find_rule(family), variant)), wanted);
@@ -58,7 +59,11 @@ TEST(Dialect, VariantsHaveTheStatesOfTheirFamilyFirst) {
       {"rmsprop_momentum", {"square_avg", "momentum_buffer"}},
       {"rmsprop_centered", {"square_avg", "grad_avg"}},
       {"rmsprop_centered_momentum", {"square_avg", "momentum_buffer", "grad_avg"}},
-      {"ademamix", {"exp_avg", "exp_avg_sq", "exp_avg_slow"}}};
+      {"ademamix", {"exp_avg", "exp_avg_sq", "exp_avg_slow"}},
+      {"lamb", {"exp_avg", "exp_avg_sq"}},
+      {"lars", {"momentum_buffer"}},
+      {"lars_clipped", {"momentum_buffer"}},
+      {"lars_plain", {}}};
   const std::set<std::string> squares = {"exp_avg_sq", "max_exp_avg_sq", "sum", "square_avg"};
   int states = 0;
   for (const RuleInfo& rule : rules()) {

@@ -14,6 +14,9 @@
 
 namespace lowtide {
 
+// The state that is what weights of 16 bits have lost.
+inline constexpr const char* kResidual = "residual";
+
 struct CheckpointState {
   std::string name;  // "exp_avg"
   bool is_signed = true;

@@ -72,12 +72,11 @@ void check_state(const CheckpointParam& param, const CheckpointState& state, int
       "4 or 8 bytes or 1, 2 or 4 bits per element",
       name, of, static_cast<Long>(state.code_bytes), static_cast<Long>(rows), static_cast<Long>(row));
   const int64_t blocks = param.block && row ? rows * ((row - 1) / param.block + 1) : 0;
-  // Two where halves of blocks have their own; none beside states that have, of what is no average (residuals).
-  const int64_t bytes = state.scale_bytes;
-  LT_REQUIRE(bytes == 0 || bytes == 4 * blocks || bytes == 8 * blocks,
-             "state '%.100s' of parameter '%.100s' has %lld bytes of scales for %lld blocks; wanted none, 4 or 8 per "
-             "block",
-             name, of, static_cast<Long>(bytes), static_cast<Long>(blocks));
+  // What is no average has none beside states that do.
+  const int64_t wanted = state.name == kResidual ? 0 : 4 * blocks;
+  LT_REQUIRE(state.scale_bytes == wanted,
+             "state '%.100s' of parameter '%.100s' has %lld bytes of scales for %lld blocks; wanted %lld", name, of,
+             static_cast<Long>(state.scale_bytes), static_cast<Long>(blocks), static_cast<Long>(wanted));
 }
 
 void check_param(const CheckpointParam& param) {

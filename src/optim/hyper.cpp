@@ -14,7 +14,8 @@ Hyper default_hyper(const std::string& rule) {
   if (rule == "adamw") hyper.weight_decay = 1e-2;
   if (rule == "lion") hyper.lr = 1e-4, hyper.beta2 = 0.99;
   if (rule == "adagrad") hyper.lr = 1e-2, hyper.eps = 1e-10;
-  if (rule == "rmsprop") hyper.lr = 1e-2, hyper.alpha = 0.99;
+  if (rule == "rmsprop") hyper.lr = 1e-2;
+  if (rule == "ademamix") hyper.alpha = 5;
   if (rule == "ademamix") hyper.weight_decay = 1e-2;
   if (rule == "lamb") hyper.eps = 1e-6, hyper.weight_decay = 1e-2;
   if (rule == "lars") hyper.momentum = 0.9;

@@ -51,7 +51,8 @@ TEST(Directions, AreWhatAStepWouldSubtract) {
   const TemporaryDirectory folder;
   int cases = 0, streamed = 0;
   g_bits = 0;
-  for (const std::string& rule : rule_names())
+  for (const std::string& rule : rule_names()) {
+    if (rules()[static_cast<size_t>(find_rule(rule))].norms) continue;  // refused
     for (const std::string& state : codec_names())
       for (const bool paged : {false, true}) {
         SCOPED_TRACE(rule + ", " + state + (paged ? ", paged" : ""));
@@ -100,6 +101,7 @@ TEST(Directions, AreWhatAStepWouldSubtract) {
         streamed += optimizer.report().moved_per_step > 0;
         ++cases;
       }
+  }
   std::printf("seed 91, %d rules x states x tiers, %d of them streaming: %lld bits of directions equal\n", cases,
               streamed, static_cast<long long>(g_bits));
   EXPECT_GE(streamed, cases / 4);

@@ -247,6 +247,10 @@ void Optimizer::Impl::check_arguments(std::span<const Gradient> grads, const Ste
   LT_REQUIRE(options.directions.empty() || (options.directions.size() == slots.size() && !voting),
              "got memory for %zu directions of %zu parameters, wanted one each, or none, and none for ballots",
              options.directions.size(), slots.size());
+  LT_REQUIRE(
+      options.directions.empty() || !needs_norms(),
+      "got directions of %s, wanted those of a rule that needs no norms of whole parameters: adamw, lion, sgd ...",
+      name_of(rule).c_str());
   LT_REQUIRE(options.free_bytes >= -1, "got free_bytes=%lld, wanted 0 or more, or -1 to have the driver asked",
              ll(options.free_bytes));
 }

@@ -176,6 +176,7 @@ TEST(Strided, StepsOverlappingParametersInOrder) {
     for (const std::string& target : cpu_targets()) {
       Config setup;
       setup.rule = rule, setup.target = target, setup.hyper.momentum = 0.9, setup.hyper.lr = 0.1, setup.threads = 2;
+      setup.rounding = "nearest";
       constexpr int64_t kTotal = 300'000, kShared = 200'000;  // [0, shared) and [total - shared, total) overlap
       Tensor together(DType::kF32, {kTotal});
       together.randomize(rng);

@@ -23,7 +23,8 @@ TEST(Limits, TheFileNeverGrowsAboveItsLimit) {
     StateStore store(system_env(), {rng.between(4, 20) * kPageBytes, disk.path(), limit, kPageBytes});
     for (int64_t param = 0; param < 8; ++param) {
       // Chunks of one block each where the block is large: of several sizes, so that the best set to keep changes.
-      const ShapedParam added{param, {rng.between(1, 8), rng.between(100, 300), 2, 1 << rng.between(0, 4), false, {}}};
+      const ShapedParam added{
+          param, {rng.between(1, 8), rng.between(100, 300), 2, {{8 << rng.between(0, 4)}, {8 << rng.between(0, 4)}}}};
       const StoreReport before = store.report();
       try {
         store.add({&added, 1});

@@ -52,7 +52,7 @@ TEST(LostDevice, HostMemoryStaysReadable) {
   Tally tally;
   int64_t trials = 0, in_steps = 0;
   for (; trials < 300; ++trials) {
-    Config setup = random_setup(rng);
+    Config setup = random_setup(rng, false);
     setup.nonfinite = rng.chance(0.5) ? NonFinite::kSkip : NonFinite::kPropagate;
     lowtide::Memory memory;
     memory.chunk_bytes = 4096;

@@ -126,6 +126,8 @@ def test_threads_and_order_never_change_a_bit(rule, codec, seed, figure):
         (1, False, "auto"), (2, False, "auto"), (7, False, "auto"), (1, False, "nearest"), (2, True, "nearest"),
     ):  # fmt: skip
         torch.set_num_threads(threads)
+        if rounding == "nearest" and codec == "float8":  # which has no such rounding
+            continue
         if shuffle:
             random.Random(seed).shuffle(order)
         params = [torch.nn.Parameter(start[i].clone()) for i in order]
@@ -171,7 +173,7 @@ def test_instruction_sets_give_the_same_bits(rule, codec, seed, figure):
 
 MOMENTS = {
     "adamw": 2, "adam": 2, "lion": 1, "sgd": 1, "sgd_plain": 0, "adamw_amsgrad": 3, "nadam": 2, "adagrad": 1, "rmsprop": 3,
-    "ademamix": 3,
+    "ademamix": 3, "lamb": 2, "lars": 1,
 }  # fmt: skip
 
 

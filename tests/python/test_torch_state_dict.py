@@ -90,7 +90,8 @@ def test_torch_can_load_ours(rule, codec, seed, figure):
     figure(f"largest difference in the next step {worst:.1e}; state bit-equal after coming back: {kept}")
     assert worst < 1e-6
     # dynamic8 has no code for -1: a block led by a negative value changes its scale when it is encoded again.
-    assert kept or codec == "dynamic8" or rule in ("sgd", "sgd_plain")  # torch's SGD does not count steps
+    # float8's scales go by the largest code, which may be below a power of two that the value before was above.
+    assert kept or codec in ("dynamic8", "float8") or rule in ("sgd", "sgd_plain")  # torch's SGD does not count steps
 
 
 def test_lion_has_no_counterpart_in_torch(seed):

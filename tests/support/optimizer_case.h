@@ -19,6 +19,7 @@ struct Config {
   int threads = 1;
   int64_t min_quantized_numel = 0;
   Memory memory = {};
+  std::string rounding = "auto";  // random bits go by the number of a parameter and its steps
 };
 
 inline Optimizer make_optimizer(const Config& setup) {
@@ -33,6 +34,7 @@ inline Optimizer make_optimizer(const Config& setup) {
   group.hyper = setup.hyper;
   group.state = setup.state;
   group.min_quantized_numel = setup.min_quantized_numel;
+  group.rounding = setup.rounding;
   optimizer.add_group(group);
   return optimizer;
 }
