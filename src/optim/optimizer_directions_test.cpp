@@ -61,7 +61,7 @@ TEST(Directions, AreWhatAStepWouldSubtract) {
         OptimizerOptions options;
         options.rule = rule;
         Optimizer twin(options);
-        if (paged) options.memory = {.ram_bytes = 64 << 10, .disk = folder.path(), .chunk_bytes = 4096};
+        if (paged) options.memory = {.ram_bytes = 32 << 10, .disk = folder.path(), .chunk_bytes = 4096};
         Optimizer optimizer(options);
         GroupOptions group{.hyper = default_hyper(rule), .state = state, .min_quantized_numel = 100};
         group.hyper.momentum = 0.9, group.hyper.lr = 0.25, group.hyper.weight_decay = 0.5;

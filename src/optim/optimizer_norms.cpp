@@ -86,6 +86,7 @@ void Optimizer::Impl::measure(std::span<StepItem> of, std::span<const int64_t> p
   std::vector<int64_t> wanted;
   for (size_t i = 0; i < of.size(); ++i) {
     const Slot& slot = slots[static_cast<size_t>(params[i])];
+    if (!rules()[static_cast<size_t>(slot.rule)].norms) continue;  // of a group with another rule
     if (streams(slot) && rules()[static_cast<size_t>(slot.rule)].norms_read_state) {
       streamed[static_cast<size_t>(params[i])] = &of[i];
       wanted.push_back(params[i]);
@@ -109,6 +110,7 @@ void Optimizer::Impl::measure(std::span<StepItem> of, std::span<const int64_t> p
   norms.resize(slots.size());
   for (size_t i = 0; i < of.size(); ++i) {
     const Slot& slot = slots[static_cast<size_t>(params[i])];
+    if (!rules()[static_cast<size_t>(slot.rule)].norms) continue;
     norms[static_cast<size_t>(params[i])] = sums.of(params[i]);
     of[i].args = args_for(slot, params[i], slot.steps, slot.fresh, false).bytes;
   }

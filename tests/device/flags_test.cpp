@@ -71,7 +71,8 @@ void spoil(StepCase& c, Rng& rng) {
   const double bad[] = {std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(), 0x1p100,
                         std::nan("")};
   for (int64_t n = 1 + c.layout.numel / 100; n > 0; --n)
-    testing::put(c.grad, c.grad_dtype, rng.below(c.layout.numel), bad[divides ? 2 : rng.below(kinds)]);
+    testing::put(c.grad, c.grad_dtype, rng.below(c.layout.numel),
+                 divides ? (c.grad_dtype == DType::kF16 ? 6e4 : 0x1p100) : bad[rng.below(kinds)]);
 }
 
 // The bytes of a parameter that differ, where a NaN equals any other: payload and sign of a NaN are no result.
