@@ -42,7 +42,7 @@ struct BudgetPlan {
   int64_t slot_bytes = 0;      // RAM, of all slots that the other chunks stream through
   int64_t disk_bytes = 0;
   int64_t chunks = 0;
-  int64_t moved_per_step = 0;  // read and written
+  int64_t moved_per_step = 0;  // read and written; an upper bound where rules with norms share a budget with others
   // Of a step: stepping; the disk; all of it, a lower bound that supposes full overlap of both and leaves out
   // checksums, the first read and the last write. Each 0 if a rate that it depends on is unknown.
   double step_seconds = 0, disk_seconds = 0, seconds = 0;

@@ -1,6 +1,8 @@
 // Claim: what plan_memory() says before a run is, to the byte, what report() says after its first step.
 #include "lowtide/planning.h"
 
+#include "backend/dialect.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -48,6 +50,8 @@ Budget random_budget(Rng& rng, const std::string& disk) {
   return memory;
 }
 
+bool has_norms(const std::string& rule) { return rules()[static_cast<size_t>(find_rule(rule))].norms; }
+
 PlanRequest random_request(Rng& rng, const std::string& disk) {
   PlanRequest request;
   const auto rules = rule_names();
@@ -61,8 +65,11 @@ PlanRequest random_request(Rng& rng, const std::string& disk) {
     PlannedGroup& group = request.groups.emplace_back();
     group.options.state = codecs[static_cast<size_t>(rng.below(static_cast<int64_t>(codecs.size())))];
     group.options.min_quantized_numel = rng.chance(0.5) ? 4096 : 0;
-    const bool other_rule = rng.chance(0.2);
-    if (other_rule) group.options.rule = rules[static_cast<size_t>(rng.below(static_cast<int64_t>(rules.size())))];
+    // Traffic of a budget that rules with norms share with others is planned as if all had them.
+    const bool other_rule = rng.chance(0.2) && !has_norms(request.options.rule);
+    if (other_rule) do
+        group.options.rule = rules[static_cast<size_t>(rng.below(static_cast<int64_t>(rules.size())))];
+      while (has_norms(group.options.rule));
     const std::string& rule = other_rule ? group.options.rule : request.options.rule;
     group.options.hyper = random_variant(rule, rng);
     if (rule == "sgd" && rng.chance(0.3)) group.options.hyper.momentum = 0;
