@@ -152,7 +152,7 @@ def to_torch(optimizer: Optimizer) -> dict[str, Any]:
 
 def to_bitsandbytes(optimizer: Optimizer, nested: bool) -> dict[str, Any]:
     """See `Optimizer.bitsandbytes_state_dict`."""
-    return foreign.bitsandbytes.write(optimizer, nested, (*STAMP, *FIXED))
+    return foreign.bitsandbytes.write(optimizer, nested, (*STAMP, *FIXED, "rounding"))
 
 
 def _read_groups(optimizer: Optimizer, state_dict: Any) -> tuple[list[dict[str, Any]], dict[Any, int], bool]:

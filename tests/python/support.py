@@ -22,7 +22,7 @@ RULES: dict[str, tuple[type[lowtide.optimizer.Optimizer], dict[str, Any]]] = {
     "rmsprop": (lowtide.RMSprop, {"momentum": 0.9, "centered": True}),
     "ademamix": (lowtide.AdEMAMix, {"t_alpha": 10, "t_beta3": 20}),
     "lamb": (lowtide.LAMB, {}),
-    "lars": (lowtide.LARS, {"max_unorm": 0.1}),
+    "lars": (lowtide.LARS, {}),
 }
 RULE_OF = {"sgd_plain": "sgd", "adamw_amsgrad": "adamw", "nadam": "adam"}  # the others are called as the core's rule
 CODECS = ("dynamic8", "float8", "bf16", "fp32")
