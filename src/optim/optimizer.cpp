@@ -88,6 +88,9 @@ int64_t Optimizer::add_param(int group, const TensorView& param, bool with_state
       impl_->slots.size(), Impl::name_of(of.rule).c_str());
   slot.codec = codec_for(of.codec, param.sizes, whole, of.min_quantized_numel);
   slot.master = master_for(of.master, param.dtype);
+  LT_REQUIRE(!slot.master || !impl_->backend->device(),
+             "got master='%s' for a parameter on a device, wanted '': weights with a master are stepped in host memory",
+             masters()[static_cast<size_t>(slot.master)].name);
   slot.sizes = param.sizes;
   if (whole) slot.origin = origin_of(param.sizes, *whole);
   impl_->bind(slot, param, std::move(layout));

@@ -1,0 +1,115 @@
+"""Weights of 16 bits with a master: as precise as float32 ones, through checkpoints and budgets, and small."""
+
+import lowtide
+import pytest
+import torch
+from lowtide.master import join, split
+
+from support import bits, parameter, random_gradients, refused, through_file
+
+SHAPES = ((40, 256), (70, 300), (9,), ())
+
+
+def started(dtype: torch.dtype, **options: object) -> tuple[list[torch.nn.Parameter], lowtide.AdamW]:
+    params = [torch.nn.Parameter(torch.randn(shape).bfloat16().to(dtype)) for shape in SHAPES]
+    return params, lowtide.AdamW(params, lr=1e-3, min_quantized_numel=0, **options)
+
+
+def test_residual16_is_float32(seed, figure):
+    """bfloat16 weights with 16 bits of residual are the weights of a float32 run, bit for bit."""
+    ours, opt = started(torch.bfloat16, master="residual16")
+    wanted = [torch.nn.Parameter(p.detach().float()) for p in ours]
+    twin = lowtide.AdamW(wanted, lr=1e-3, min_quantized_numel=0)
+    for _ in range(10):
+        random_gradients(ours)
+        for p, q in zip(ours, wanted, strict=True):
+            q.grad = p.grad.float()
+        opt.step()
+        twin.step()
+    got = [join(p, opt.state[p]["residual"]) for p in ours]
+    equal = sum(bits(a) == bits(b) for a, b in zip(got, wanted, strict=True))
+    figure(f"{equal} of {len(got)} parameters are those of float32")
+    assert equal == len(got)
+    assert all(p.dtype == torch.bfloat16 for p in ours)
+
+
+@pytest.mark.parametrize("master", ["residual16", "residual8", "stochastic"])
+def test_resume_and_budgets_change_no_bit(master, seed, tmp_path, figure):
+    params, opt = started(torch.bfloat16, master=master)
+    paged = lowtide.Memory(host="64KiB", disk=tmp_path, chunk="8KiB")
+    copies = [torch.nn.Parameter(p.detach().clone()) for p in params]
+    on_disk = lowtide.AdamW(copies, lr=1e-3, min_quantized_numel=0, master=master, memory=paged)
+    for step in range(6):
+        if step == 3:
+            copies = [torch.nn.Parameter(p.detach().clone()) for p in copies]
+            again = lowtide.AdamW(copies, lr=1e-3, min_quantized_numel=0, master=master, memory=paged)
+            again.load_state_dict(through_file(on_disk.state_dict()))
+            on_disk = again
+        random_gradients(params)
+        for p, q in zip(params, copies, strict=True):
+            q.grad = p.grad.clone()
+        opt.step()
+        on_disk.step()
+    equal = sum(bits(p) == bits(q) for p, q in zip(params, copies, strict=True))
+    figure(f"{equal} of {len(params)} weights equal after a resumption on disk")
+    assert equal == len(params)
+    assert lowtide.plan(params, memory=paged, min_quantized_numel=0, master=master).state_bytes == (
+        on_disk.report()["state_bytes"]
+    )
+
+
+def test_export_fp32(seed, tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(64, 300), torch.nn.LayerNorm(300), torch.nn.Linear(300, 8)).bfloat16()
+    model.get_submodule("1").float()
+    opt = lowtide.AdamW(model.parameters(), lr=1e-2, min_quantized_numel=0, master="residual16")
+    for _ in range(3):
+        random_gradients(list(model.parameters()))
+        opt.step()
+    path = tmp_path / "weights.safetensors"
+    weights = lowtide.export_fp32(model, opt, path)
+    assert set(weights) == set(model.state_dict()) and all(w.dtype == torch.float32 for w in weights.values())
+    # To nearest, ties away from zero: half a unit in the last place of bfloat16 at most.
+    for name, value in model.state_dict().items():
+        assert float((weights[name] - value.float()).abs().max()) <= float(value.float().abs().max()) * 2**-8
+    assert any(bits(weights[name]) != bits(value.float()) for name, value in model.state_dict().items())
+    from safetensors.torch import load_file
+
+    loaded = load_file(path)
+    assert all(bits(loaded[name]) == bits(weights[name]) for name in weights)
+    half, residual = split(weights["0.weight"], torch.bfloat16, "residual16")
+    assert bits(join(half, residual)) == bits(weights["0.weight"])
+
+
+def test_bytes_per_parameter(figure):
+    """AdamW, dynamic8 and residual8, gradients released during backward: weights 2, state 3.03, and one gradient."""
+    layers = [torch.nn.Linear(512, 512, bias=False, dtype=torch.bfloat16) for _ in range(64)]
+    model = torch.nn.Sequential(*layers)
+    count = sum(p.numel() for p in model.parameters())
+    opt = lowtide.AdamW(model.parameters(), lr=1e-3, master="residual8", step_in_backward="512KiB")
+    most = 0
+
+    def watch(_: object) -> None:
+        nonlocal most
+        most = max(most, sum(p.grad.numel() * p.grad.element_size() for p in model.parameters() if p.grad is not None))
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(watch)
+    model(torch.randn(4, 512, dtype=torch.bfloat16)).float().pow(2).mean().backward()
+    opt.step()
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    found = (weights + opt.report()["state_bytes"] + most) / count
+    figure(f"{found:.3f} bytes per parameter, gradients of at most {most / count:.3f} among them")
+    assert found <= 5.1
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_what_cannot_be_is_refused(seed):
+    with pytest.raises(ValueError, match="residual12.*residual16"):
+        lowtide.AdamW([parameter(3)], master="residual12")
+    _, opt = started(torch.bfloat16, master="residual16")
+    _, plain = started(torch.bfloat16)
+    for p in opt.param_groups[0]["params"]:
+        p.grad = torch.ones_like(p)
+    opt.step()
+    with refused(plain, "residual"):
+        plain.load_state_dict(opt.state_dict())
