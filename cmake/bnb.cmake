@@ -25,9 +25,4 @@ foreach(plugin IN ITEMS ${lt_sycl} ${lt_cuda})
     add_dependencies(lowtide_bnb ${plugin})
   endif()
 endforeach()
-# No version in its name: Python opens it by its path.
-if(LOWTIDE_FOR_WHEEL)
-  install(TARGETS lowtide_bnb LIBRARY DESTINATION lowtide COMPONENT python)
-else()
-  install(TARGETS lowtide_bnb LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT library)
-endif()
+lt_install_library(lowtide_bnb)  # Python opens it by its path

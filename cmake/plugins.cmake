@@ -20,12 +20,16 @@ function(lt_plugin_properties target)
   target_link_libraries(${target} PRIVATE lowtide_flags)
 endfunction()
 
+# A library without a version in its name, which others find beside themselves: beside liblowtide, and in the wheel.
+function(lt_install_library target)
+  install(TARGETS ${target} LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT library)
+  if(LOWTIDE_PYTHON)
+    install(TARGETS ${target} LIBRARY DESTINATION lowtide COMPONENT python EXCLUDE_FROM_ALL)
+  endif()
+endfunction()
+
 # The library finds plug-ins beside itself.
 function(lt_install_plugin target)
   set_target_properties(${target} PROPERTIES PREFIX lib LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}")
-  if(LOWTIDE_FOR_WHEEL)
-    install(TARGETS ${target} LIBRARY DESTINATION lowtide COMPONENT python)
-  else()
-    install(TARGETS ${target} LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT library)
-  endif()
+  lt_install_library(${target})
 endfunction()

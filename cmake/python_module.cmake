@@ -29,6 +29,4 @@ foreach(plugin IN ITEMS ${lt_sycl} ${lt_cuda})
   add_dependencies(_core ${plugin})
 endforeach()
 
-if(LOWTIDE_FOR_WHEEL)
-  install(TARGETS _core LIBRARY DESTINATION lowtide COMPONENT python)
-endif()
+install(TARGETS _core LIBRARY DESTINATION lowtide COMPONENT python EXCLUDE_FROM_ALL)

@@ -4,25 +4,28 @@
 #   tools/bootstrap.sh --system-only          compilers, CMake and libraries only
 #   tools/bootstrap.sh [--extras test,bench]  all, with these optional requirements of pyproject.toml
 #   tools/bootstrap.sh --no-package [...]     all but the package
-#   tools/bootstrap.sh --no-cuda [...]        the package without CUDA kernels, which take minutes to compile
+#   tools/bootstrap.sh --build-dir DIR [...]  the package of what CMake has built in DIR, with the options that DIR has
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 system_only=no
 package=yes
-cuda=AUTO
+build_dir=build/wheel
 extras=""
 while (($#)); do
   case "$1" in
     --system-only) system_only=yes ;;
     --no-package) package=no ;;
-    --no-cuda) cuda=OFF ;;
+    --build-dir)
+      build_dir="${2:?--build-dir wants a folder, e.g. build/dev}"
+      shift
+      ;;
     --extras)
       extras="${2:?--extras wants a list, e.g. test,bench}"
       shift
       ;;
     *)
-      echo "bootstrap: unknown argument '$1' (wanted --system-only, --no-package, --no-cuda or --extras LIST)" >&2
+      echo "bootstrap: unknown argument '$1' (wanted --system-only, --no-package, --build-dir DIR or --extras LIST)" >&2
       exit 2
       ;;
   esac
@@ -177,7 +180,8 @@ cuda_compiler() {
 package_hash() {
   {
     "$python" -VV
-    if [[ $cuda == OFF ]]; then echo "no CUDA"; else cuda_compiler; fi
+    echo "$build_dir"
+    cuda_compiler
     "$python" -m pip freeze --disable-pip-version-check | grep -i '^intel.sycl.rt=' || echo "no SYCL runtime"
     find CMakeLists.txt pyproject.toml LICENSE README.md cmake include src python -type f \
       ! -name '*_test.cpp' ! -name '*.pyc' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
@@ -191,6 +195,6 @@ if [[ ! -f $stamp || $(<"$stamp") != "$hash" ]] || ! "$python" -m pip show -q lo
   rm -f "$stamp"
   # The build folder stays, so that only changed files compile again.
   logged pip-package "$python" -m pip install --no-input --disable-pip-version-check \
-    --no-build-isolation --no-deps --force-reinstall -C build-dir=build/wheel -C "cmake.define.LOWTIDE_CUDA=$cuda" .
+    --no-build-isolation --no-deps --force-reinstall -C build-dir="$build_dir" -C cmake.define.LOWTIDE_PYTHON=ON .
   printf '%s\n' "$hash" >"$stamp"
 fi

@@ -260,7 +260,8 @@ class Checkpoint:
             widths = [rows * -(-row * bits // 8) for bits in (1, 2, 4, 8, 16, 32, 64)]
             require(codes in widths, f"{name!r} has {codes} bytes of codes for {rows} rows of {row} elements")
             scales = self.array(param, state, "scales")
-            wanted = 0 if state["name"] == "residual" else 4 * blocks  # of weights, and no average
+            halves = 2 if row > 1 and codes == rows * -(-row // 2) else 1  # codes of 4 bits have a scale for each
+            wanted = 0 if state["name"] == "residual" else 4 * halves * blocks  # of weights, and no average
             require(scales == wanted, f"{name!r} has {scales} bytes of scales for {blocks} blocks")
 
     def states_of(self, param: dict[str, Any]) -> list[dict[str, Any]]:

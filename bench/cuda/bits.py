@@ -13,7 +13,7 @@ from bench.cuda.rows import Rows
 SHAPES = [(1,), (255,), (256,), (257,), (1_000_003,), (33, 1000), (64, 4096), (3, 5, 7)]
 LARGE = (2048, 4096)  # more state than DEVICE in every format
 DEVICE = "8MiB"
-STATES = ("dynamic8", "bf16", "fp32")
+STATES = ("dynamic8", "float8", "bf16", "fp32")
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 STEPS = 5
 PLACES = {"resident": {"device": "1GiB"}, "copy": {"device": DEVICE, "path": "copy"},

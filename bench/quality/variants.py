@@ -95,6 +95,8 @@ VARIANTS = (
     _ours("dynamic8_nearest", "dynamic8, nearest", 6, state="dynamic8", rounding="nearest"),
     _ours("dynamic8_stochastic", "dynamic8, stochastic", 6, state="dynamic8", rounding="stochastic"),
     _ours("float8", "float8, auto", 6, state="float8", rounding="auto"),
+    _ours("mixed12", "mixed12, auto", 6, state="mixed12", rounding="auto"),
+    _ours("dynamic4", "dynamic4, auto", 6, state="dynamic4", rounding="auto"),
     _weights("bf16_nearest", "bf16 weights, nearest", state="fp32"),
     _weights("bf16_stochastic", "bf16 weights, stochastic", state="fp32", master="stochastic"),
     _weights("bf16_residual8", "bf16 weights, residual8", state="fp32", master="residual8"),

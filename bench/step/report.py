@@ -7,7 +7,7 @@ from typing import Any
 
 from common.rounds import Series
 from step.codes import Count
-from step.rows import FIGURES, Group, Line, Target
+from step.rows import AT_MOST, FIGURES, Group, Line, Target
 
 HEAD = ("", "T", "Gelt/s", "B/elt", "GB/s", "% ceiling", "× fused", "2T/1T", "µs/tensor", "B state", "clean", "target")
 CODES_HEAD = ("stored by", "values", "not the nearest", "of", "target")
@@ -50,10 +50,11 @@ def _number(value: float | None, digits: int = 2) -> str:
 
 
 def _target(entry: dict[str, Any]) -> str:
-    at_most = entry["figure"] in ("us_per_tensor", "state_bytes")
+    at_most = entry["figure"] in AT_MOST
     mark = {True: ": yes", False: ": NO", None: ""}[entry["reached"]]
     wanted = f"{100 * entry['wanted']:.0f} %" if entry["figure"] == "ceiling" else f"{entry['wanted']:g}"
-    got = "" if entry["figure"] != "x_bitsandbytes" or entry["got"] is None else f"{entry['got']:.1f} "
+    digits = {"x_bitsandbytes": 1, "x_fused_bf16": 2, "x_nearest": 2}.get(entry["figure"])  # those without a column
+    got = "" if digits is None or entry["got"] is None else f"{entry['got']:.{digits}f} "
     return f"{got}{'≤' if at_most else '≥'} {wanted} {FIGURES[entry['figure']]}{mark}"
 
 

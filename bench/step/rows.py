@@ -7,6 +7,8 @@ from typing import Any
 
 from step.ceiling import Widths
 
+NEAREST = "formats-dynamic8-nearest"  # what rounding stochastically is set against
+FUSED_BF16 = "torch-fused-bf16"
 FUSED = "torch-fused"  # id of the line that every group has, and that all others are set against
 
 
@@ -18,7 +20,7 @@ class Target:
 
     @property
     def at_most(self) -> bool:
-        return self.figure in ("us_per_tensor", "state_bytes")
+        return self.figure in AT_MOST
 
     def reached(self, got: float) -> bool:
         return got <= self.wanted if self.at_most else got >= self.wanted
@@ -31,7 +33,10 @@ FIGURES = {
     "scaling": "× its 1 thread",
     "us_per_tensor": "µs per tensor",
     "state_bytes": "B of state per parameter",
+    "x_fused_bf16": "× torch fused in bf16",
+    "x_nearest": "of the time to nearest",
 }
+AT_MOST = ("us_per_tensor", "state_bytes", "x_nearest")
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ class Group:
 def _fused(dtype: str = "float32") -> Line:
     if dtype == "float32":
         return Line(FUSED, "torch AdamW(fused)", "torch_fused", (4, 4, 4, 4))
-    return Line("torch-fused-bf16", "torch AdamW(fused), bf16 p, g, state", "torch_fused", (2, 2, 2, 2), dtype=dtype)
+    return Line(FUSED_BF16, "torch AdamW(fused), bf16 p, g, state", "torch_fused", (2, 2, 2, 2), dtype=dtype)
 
 
 def _lowtide(
@@ -95,6 +100,13 @@ def _lowtide(
         all_options = {"state": state, "nonfinite": policy, **options}
         both.append(Line(id + suffix, f"lowtide {label}{name}", "lowtide", widths, rule, all_options, dtype, targets))
     return both
+
+
+def _format(
+    id: str, label: str, widths: Widths, state: str, *targets: Target, dtype: str = "float32", **options: Any
+) -> list[Line]:
+    """Without the check for non-finite gradients alone."""
+    return _lowtide(f"formats-{id}", f"AdamW {label}", widths, state, *targets, dtype=dtype, **options)[:1]
 
 
 _STATE = Target("state_bytes", 2.04)  # 2 codes of a byte and 2 scales of 4 bytes per 256: 2.03125
@@ -148,6 +160,80 @@ GROUPS = (
             *_lowtide("bf16-dynamic8", "AdamW dynamic8, bf16 p, g", (2, 2, 1, 1), "dynamic8", dtype="bfloat16"),
             *_lowtide("bf16-fp32", "AdamW fp32 state, bf16 p, g", (2, 2, 4, 4), "fp32", dtype="bfloat16"),
         ),
+    ),
+    Group(
+        "formats",
+        "state formats, fp32 parameters and gradients",
+        (16384, 4096),
+        (1024, 4096),
+        (
+            _fused(),
+            *_format("float8", "float8", (4, 4, 1, 1), "float8", Target("x_fused", 1.45, threads=2)),
+            *_format("dynamic8-nearest", "dynamic8, nearest", (4, 4, 1, 1), "dynamic8", rounding="nearest"),
+            *_format("dynamic8", "dynamic8 (v stochastic)", (4, 4, 1, 1), "dynamic8", Target("x_nearest", 1.15)),
+            *_format(
+                "dynamic8-stochastic",
+                "dynamic8, stochastic",
+                (4, 4, 1, 1),
+                "dynamic8",
+                Target("x_fused", 0.9, threads=2),
+                rounding="stochastic",
+            ),
+            # Two states of half a byte are as many bytes as one of a byte.
+            *_format("dynamic4", "dynamic4", (4, 4, 1, 0), "dynamic4", Target("x_fused", 1.6, threads=2)),
+            *_format("float8-avx2", "float8, AVX2 path", (4, 4, 1, 1), "float8", cpu_target="avx2"),
+            *_format("dynamic8-avx2", "dynamic8 (v stochastic), AVX2 path", (4, 4, 1, 1), "dynamic8", cpu_target="avx2"),
+        ),
+        limit=24,
+    ),
+    Group(
+        "formats-bf16",
+        "state formats, bf16 parameters and gradients",
+        (16384, 4096),
+        (1024, 4096),
+        (
+            _fused(),
+            _fused("bfloat16"),
+            *_format(
+                "float8-bf16", "float8", (2, 2, 1, 1), "float8", Target("x_fused", 1.9, threads=2), dtype="bfloat16"
+            ),
+            *_format(
+                "dynamic8-nearest-bf16",
+                "dynamic8, nearest",
+                (2, 2, 1, 1),
+                "dynamic8",
+                Target("x_fused_bf16", 0.95, threads=2),
+                dtype="bfloat16",
+                rounding="nearest",
+            ),
+            *_format(
+                "dynamic8-bf16",
+                "dynamic8 (v stochastic)",
+                (2, 2, 1, 1),
+                "dynamic8",
+                Target("x_fused_bf16", 0.95, threads=2),
+                dtype="bfloat16",
+            ),
+            *_format(
+                "dynamic8-stochastic-bf16",
+                "dynamic8, stochastic",
+                (2, 2, 1, 1),
+                "dynamic8",
+                Target("x_fused_bf16", 0.9, threads=2),
+                dtype="bfloat16",
+                rounding="stochastic",
+            ),
+            *_format(
+                "residual16",
+                "dynamic8, master residual16",
+                (2, 2, 2, 2),  # the residual's bytes as those of a wider state
+                "dynamic8",
+                Target("x_fused_bf16", 0.75, threads=2),
+                dtype="bfloat16",
+                master="residual16",
+            ),
+        ),
+        limit=24,
     ),
     Group(
         "rivals",

@@ -33,7 +33,7 @@ import torch  # noqa: E402
 from common import machine, rounds  # noqa: E402
 from step import ceiling, contenders, report  # noqa: E402
 from step.codes import Count, count_wrong  # noqa: E402
-from step.rows import CODES, FUSED, GROUPS, Group, Line  # noqa: E402
+from step.rows import CODES, FUSED, FUSED_BF16, GROUPS, NEAREST, Group, Line  # noqa: E402
 
 MODULES = ("torch_fused", "lowtide", "lowtide_bnb", "torch_foreach", "bitsandbytes", "deepspeed_cpu_adam")
 OUT = Path(__file__).resolve().parents[2] / "build" / "bench"
@@ -160,6 +160,8 @@ def line_figures(
         "ceiling_huge_pages": share(huge=True),
         "x_fused": against(FUSED),
         "x_bitsandbytes": against("bitsandbytes"),
+        "x_fused_bf16": against(FUSED_BF16),
+        "x_nearest": None if line.id == NEAREST or NEAREST not in at else one.seconds / at[NEAREST].seconds,
         "scaling": series[1][line.id].seconds / one.seconds if count != 1 and 1 in series else None,
         "us_per_tensor": one.seconds / tensors * 1e6 if tensors > 1 else None,
         "state_bytes": state[line.id],

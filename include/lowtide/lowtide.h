@@ -86,7 +86,8 @@ typedef struct lt_memory_options {
 
 typedef struct lt_optimizer_options {
   int64_t struct_size;
-  const char* rule;       /* "adam", "adamw", "lion", "sgd", "adagrad", "rmsprop", "ademamix"; NULL = "adamw" */
+  /* "adam", "adamw", "lion", "sgd", "adagrad", "rmsprop", "ademamix", "lamb", "lars"; NULL = "adamw" */
+  const char* rule;
   const char* cpu_target; /* NULL = best for this CPU */
   int32_t nonfinite;      /* an lt_nonfinite */
   int32_t threads;        /* 0 = one per core */
@@ -134,11 +135,11 @@ typedef struct lt_step_report {
 
 typedef struct lt_group_options {
   int64_t struct_size;
-  const char* state;               /* "fp32", "bf16", "dynamic8", "float8"; NULL = "dynamic8" */
+  const char* state;               /* "fp32", "bf16", "dynamic8", "float8", "dynamic4", "mixed12"; NULL = "dynamic8" */
   int64_t min_quantized_numel;     /* parameters with fewer elements keep float32 state */
   const lt_memory_options* memory; /* this group's own budget; NULL: the optimizer's. Read during the call */
   const char* rounding; /* of states to their format: "nearest", "stochastic", or "auto": stochastic for averages with a
-                           beta of 0.995 or more and for sums; NULL = "auto". "float8" refuses "nearest" */
+                           beta of 0.995 or more and for sums; NULL = "auto". "float8", "dynamic4" refuse "nearest" */
   const char* master;   /* of bfloat16 and float16 weights: "residual16", "residual8", "stochastic"; NULL: none */
 } lt_group_options;
 #define LT_GROUP_OPTIONS_INIT \

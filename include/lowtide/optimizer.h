@@ -109,12 +109,15 @@ LT_API Hyper default_hyper(const std::string& rule);
 
 struct GroupOptions {
   Hyper hyper;
-  std::string state = "dynamic8";      // codec of the state, one of codec_names()
+  // Codec of the state, one of codec_names(). Those with 4 bits ("dynamic4", "mixed12") are refused where an average of
+  // both signs has a beta above 0.9, also by set_hyper; parameters with rows of odd length have "dynamic8" instead.
+  std::string state = "dynamic8";
   int64_t min_quantized_numel = 4096;  // parameters with fewer elements keep float32 state
   std::optional<Memory> memory = {};   // this group's own budget
   // How states are rounded to their format: "nearest", "stochastic" (up or down by chance, so that an average stays
   // true to itself), or "auto": stochastic for averages with a beta of 0.995 or more and for sums, else to nearest.
-  // Formats that need stochastic rounding ("float8") refuse "nearest" and are always rounded so; float32 never is.
+  // Formats that need stochastic rounding ("float8", "dynamic4") refuse "nearest" and are always rounded so where they
+  // do; float32 never is.
   std::string rounding = "auto";
   // How weights of bfloat16 and float16 are made more precise ("": not at all; float32 weights always are as they are):
   // "residual16", 2 bytes more for each: the weight and its residual are the float32 weight, bit for bit (float16:

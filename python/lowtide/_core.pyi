@@ -272,7 +272,8 @@ class Optimizer:
 
     def state(self, param: int) -> dict[str, torch.Tensor]:
         """Views (no copies) of the live state: "step" int64 (), NAME with the parameter's sizes (float32, bfloat16 or
-        uint8 codes), and NAME_scale float32 (rows, ceil(row length / block)) where the codec has scales."""
+        uint8 codes) or, two codes to a byte, uint8 (rows, bytes of a row), and NAME_scale float32 (rows, ceil(row
+        length / block)) where the codec has scales."""
 
     def is_paged(self, param: int) -> bool:
         """Whether the state streams from a disk or is on a device: `state` shows its step count only."""

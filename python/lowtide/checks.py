@@ -53,7 +53,10 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 class Options(TypedDict, total=False):
     """Keyword options of every optimizer. Those marked (group) may also be set per parameter group."""
 
-    state: str  # (group) "dynamic8", "float8": 1 byte per value and 4 per block of 256; "bf16": 2 bytes; "fp32": 4 bytes
+    # (group) "dynamic8", "float8": 1 byte per value and 4 per block of 256; "bf16": 2 bytes; "fp32": 4 bytes; "dynamic4":
+    # half a byte and 4 per block of 128; "mixed12": first moments as dynamic4, second as dynamic8. 4 bits take no betas
+    # above 0.9 in averages of both signs (ValueError)
+    state: str
     master: str | None  # (group) of bf16 and fp16 weights: "residual16" (float32 in all), "residual8", "stochastic"; None
     rounding: str  # (group) of states to their format: "nearest", "stochastic", or "auto": stochastic for long averages
     min_quantized_numel: int  # (group) parameters with fewer elements keep float32 state (default 4096)

@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from lowtide import _core, commands, render, shapes
 from lowtide.memory import Memory
+from lowtide.planning import default_momentum
 
 FAILED, BAD = 1, 2
 
@@ -56,7 +57,11 @@ State = Annotated[
     str, typer.Option(help=f"State format: one of {', '.join(_core.codec_names())}.", metavar="NAME")
 ]
 Momentum = Annotated[
-    float, typer.Option(help="Of SGD, which has no state without, and of RMSprop.", metavar="X")
+    float, typer.Option(help="Of SGD and LARS, which have no state without, and of RMSprop.", metavar="X")
+]
+PlannedMomentum = Annotated[
+    float | None,
+    typer.Option(help="Of SGD and LARS (no state without), RMSprop, Muon; without: the rule's default.", metavar="X"),
 ]
 
 
@@ -97,9 +102,10 @@ def plan(
     disk: Disk = None,
     disk_limit: Annotated[str | None, typer.Option(help="At most this much on disk.", metavar="SIZE")] = None,
     chunk: Annotated[str | None, typer.Option(help="Unit of moving; without: chosen.", metavar="SIZE")] = None,
-    momentum: Momentum = 0.0,
+    momentum: PlannedMomentum = None,
     amsgrad: Annotated[bool, typer.Option("--amsgrad", help="Of Adam and AdamW.")] = False,
     centered: Annotated[bool, typer.Option("--centered", help="Of RMSprop.")] = False,
+    max_unorm: Annotated[float, typer.Option(help="Of LAMB and LARS; 0: a trust ratio instead.", metavar="X")] = 0.0,
     measure: Annotated[bool, typer.Option("--measure", help="Measure this machine, for seconds per step.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -117,7 +123,8 @@ def plan(
         model = shapes.of_hf_config(hf_config) if hf_config else shapes.of_file(str(shapes_file))
     limited = any(value is not None for value in (ram, disk, disk_limit, chunk))
     memory = Memory(host=ram, disk=disk, disk_limit=disk_limit, chunk=chunk) if limited else None
-    variant = shapes.Variant(momentum, amsgrad, centered)
+    momentum = default_momentum(rule) if momentum is None else momentum
+    variant = shapes.Variant(momentum, amsgrad, centered, max_unorm)
     found = commands.plan_formats(model, rule, state, memory, variant, measure)
     if as_json:
         plans = {name: _plan_dict(one) for name, one in found.plans.items()}

@@ -101,7 +101,10 @@ def plan_formats(
     rates = measure_rates(memory.disk if memory else None, core_rule(rule), **variant._asdict()) if measure else Rates()
     plans = {}
     for each in _core.codec_names():
-        plan = predict(model, rule, each, memory, rates=rates, **variant._asdict())
+        try:
+            plan = predict(model, rule, each, memory, rates=rates, **variant._asdict())
+        except ValueError:  # a format that the rule cannot have; what else may be wrong has shown above
+            continue
         if plan.fits and 0 <= free < plan.disk_bytes:
             problem = (
                 f"{memory.disk if memory else ''} has {free} bytes free ({_core.format_bytes(free)}); give a directory "

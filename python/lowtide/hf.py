@@ -33,10 +33,11 @@ class Recipe(NamedTuple):
     paged: bool = False
 
 
-# "32bit" is float32 state; "8bit" the dynamic map, also where bitsandbytes or torchao would have computed the step.
+# "32bit" is float32 state; "8bit" the dynamic map, "4bit" dynamic4, also where bitsandbytes or torchao would have computed the step.
 RECIPES: Mapping[str, Recipe] = {
     "adamw_torch": Recipe(AdamW),
     "adamw_torch_fused": Recipe(AdamW),
+    "adamw_torch_4bit": Recipe(AdamW, "dynamic4"),
     "adamw_torch_8bit": Recipe(AdamW, "dynamic8"),
     "adamw_bnb_8bit": Recipe(AdamW, "dynamic8"),
     "adamw_8bit": Recipe(AdamW, "dynamic8"),

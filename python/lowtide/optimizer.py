@@ -402,10 +402,11 @@ class Optimizer(Controls, torch.optim.Optimizer):
         if not on_host or any(memory is not None for memory in (self._memory, *self._budgets, *budgets)):
             self._core.place_states()
             self._adopt_new_state()
-        if not any(map(self._core.is_paged, range(len(self._params)))):
+        saved = formats.saved_entries(self)
+        if saved is None:
             return super().state_dict()
         live = self.state
-        self.state = States(dict, {param: live_entry(self, i) for i, param in enumerate(self._params)})
+        self.state = States(dict, saved)
         try:
             return super().state_dict()
         finally:

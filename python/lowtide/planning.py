@@ -133,6 +133,7 @@ def plan(
     amsgrad: bool = False,
     centered: bool = False,
     master: str | None = None,
+    max_unorm: float = 0.0,
 ) -> Plan:
     """Predicts what an optimizer will take, with the code that it decides with. Allocates no state, touches no disk.
 
@@ -149,6 +150,7 @@ def plan(
         amsgrad: of Adam and AdamW.
         centered: of RMSprop.
         master: as for the optimizer: residuals of bfloat16 and float16 parameters are planned with their state.
+        max_unorm: of LAMB and LARS: LARS then reads its state twice a step, as LAMB always does.
 
     Returns a Plan, whether it fits or not. Raises ValueError or TypeError for what an optimizer would refuse whatever
     its budgets, for rates that are no numbers and for more than 2^52 elements; with rates="measure" also OSError.
@@ -159,12 +161,10 @@ def plan(
         raise TypeError(f"plan: rule: got {rule!r} ({type(rule).__name__}), wanted one of {_core.rule_names()}")
     if not (rates is None or rates == "measure" or isinstance(rates, Rates)):
         raise TypeError(f"plan: rates: got {rates!r}, wanted lowtide.Rates(...), 'measure' or None")
-    muon = rule == "muon"
-    if momentum is None:
-        momentum = 0.95 if muon else float(_core.default_hyper(rule)["momentum"])
-    variant = variant_of({"momentum": momentum, "amsgrad": amsgrad, "centered": centered})
+    momentum = default_momentum(rule) if momentum is None else momentum
+    variant = variant_of(Variant(momentum, amsgrad, centered, max_unorm)._asdict())
     defaults = ShapedGroup((), state, int(min_quantized_numel), variant, master=master or "")
-    groups = groups_of(model_or_params, defaults, muon)
+    groups = groups_of(model_or_params, defaults, rule == "muon")
     if rates == "measure":
         rates = _measure_for(_predict(rule, memory, groups, Rates()), groups, variant)
     return _predict(rule, memory, groups, rates or Rates())
@@ -198,6 +198,11 @@ def core_rule(rule: str) -> str:
     return "adamw" if rule == "muon" else rule
 
 
+def default_momentum(rule: str) -> float:
+    """What the rule's optimizer has if none is given."""
+    return 0.95 if rule == "muon" else float(_core.default_hyper(rule)["momentum"])
+
+
 def _measure_for(unrated: Plan, groups: list[ShapedGroup], variant: Variant) -> Rates:
     used = {g.state for g in groups if g.params}
     pairs = zip(unrated.memories, unrated.budgets, strict=True)
@@ -221,6 +226,7 @@ def measure_rates(
     seconds: float = 0.5,
     amsgrad: bool = False,
     centered: bool = False,
+    max_unorm: float = 0.0,
 ) -> Rates:
     """Measures this machine: takes about seconds + 0.5 for each state format and 2 x seconds + 0.3 for the disk.
 
@@ -228,8 +234,8 @@ def measure_rates(
         disk: a directory, whose scratch file's rates are measured with the requests that streaming uses; nothing stays
             but the small lock file ".lowtide.lock". None: read and write are 0.
         rule: whose steps are measured, over float32 parameters and gradients, with torch's number of threads.
-        states: state formats; by default all.
-        momentum, amsgrad, centered: as for `plan`.
+        states: state formats; by default all that the rule can have.
+        momentum, amsgrad, centered, max_unorm: as for `plan`.
         elements: of the parameter that is stepped; 0: enough to be out of the cache. Takes 16 bytes of RAM for each.
         disk_bytes: size of the scratch file at most; half of what is free, if that is less.
         seconds: to measure for, more than 0.
@@ -241,6 +247,12 @@ def measure_rates(
     found: dict[str, Any] = {}
     if disk is not None:
         found = _core.measure_disk_rates(path_of("disk", disk), size_of("disk_bytes", disk_bytes), 2 * seconds)
-    hyper = variant_of({"momentum": momentum, "amsgrad": amsgrad, "centered": centered})._asdict()
-    step = {state: _core.measure_step_rate(rule, state, hyper, threads, elements, seconds) for state in wanted}
+    hyper = variant_of(Variant(momentum, amsgrad, centered, max_unorm)._asdict())._asdict()
+    step = {}
+    for state in wanted:
+        try:
+            step[state] = _core.measure_step_rate(rule, state, hyper, threads, elements, seconds)
+        except ValueError:  # by default, of a format that the rule cannot have; it can have the first
+            if states is not None or state == wanted[0]:
+                raise
     return Rates(step, **{f.name: found[f.name] for f in fields(Rates) if f.name in found})

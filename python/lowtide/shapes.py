@@ -29,11 +29,12 @@ class ShapedParam(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """The hyper-parameters that decide how much state a rule has."""
+    """The hyper-parameters that decide which states a rule has, and how often a step reads them."""
 
     momentum: float = 0.0
     amsgrad: bool = False
     centered: bool = False
+    max_unorm: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def variant_of(given: Mapping[str, Any], defaults: Variant = Variant()) -> Varia
     """What a group's options, or arguments, say. TypeError or ValueError for what is no number or no bool."""
     keys = Variant._fields
     values = checks.hyper_values(keys, {**defaults._asdict(), **{k: given[k] for k in keys if k in given}})
-    return Variant(values[0], bool(values[1]), bool(values[2]))
+    return Variant(values[0], bool(values[1]), bool(values[2]), values[3])
 
 
 def _shape(value: Any, where: str) -> Shape:

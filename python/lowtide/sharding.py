@@ -1,7 +1,7 @@
 """Parameters that are DTensors: every rank steps its own rows, and all ranks decide alike.
 
 The core sees local tensors only. What users see of such a parameter (`state`, state_dicts) is DTensors with its mesh
-and placements: codes with its shape, scales with shape (rows, blocks).
+and placements: codes with its shape or, two to a byte, with shape (rows, bytes), scales with shape (rows, blocks).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from lowtide.checks import check_tensor, expect
+from lowtide.foreign.entries import rows_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -68,6 +69,8 @@ class Sharding(NamedTuple):
         shape = self.shape_of(name, local)
         stride = tuple(torch.empty(shape, device="meta").stride())
         spec = replace(self.spec, tensor_meta=TensorMeta(shape, stride, local.dtype))
+        if local.shape == (0, 0) and self._packed(local):  # without rows it says nothing of their length
+            local = local.reshape(0, shape[1])
         # Not DTensor.from_local: it would copy to the mesh's kind of device, and parameters may be offloaded from it.
         return DTensor(local, spec, requires_grad=False)
 
@@ -83,7 +86,7 @@ class Sharding(NamedTuple):
             expect(alike, f"{where}, {name}", got, wanted)
             shape = self.shape_of(name, local)
             expect(value.shape == shape, f"{where}, {name}", tuple(value.shape), tuple(shape))
-            return local_of(value)
+            return _as_empty(local_of(value), local)
         check_tensor(value, f"{where}, {name}")
         shape = self.shape_of(name, local)
         expect(value.shape == shape, f"{where}, {name}", tuple(value.shape), f"{tuple(shape)}, the whole of it")
@@ -91,14 +94,23 @@ class Sharding(NamedTuple):
 
         # Every rank has the whole and takes its part: no communication.
         whole = value.detach().to(self.spec.mesh.device_type)
-        return local_of(distribute_tensor(whole, self.spec.mesh, self.spec.placements, src_data_rank=None))
+        part = distribute_tensor(whole, self.spec.mesh, self.spec.placements, src_data_rank=None)
+        return _as_empty(local_of(part), local)
 
     def shape_of(self, name: str, local: torch.Tensor) -> torch.Size:
         """The whole shape of the core's tensor called `name`."""
-        if name.endswith("_scale"):  # (rows, blocks): rows are what may be cut, and one row is not
-            rows = self.spec.shape[0] if len(self.spec.shape) > 1 else 1
+        rows, length = rows_of(self.spec.shape)  # rows are what may be cut, and one row is not
+        if name.endswith("_scale"):
             return torch.Size((rows, local.shape[1]))
-        return torch.Size(self.spec.shape)
+        return torch.Size((rows, length // 2)) if self._packed(local) else torch.Size(self.spec.shape)
+
+    def _packed(self, local: torch.Tensor) -> bool:
+        """Whether a tensor of the core has two codes to a byte: (rows, bytes of a row), or (0, 0) without rows. All other
+        ones, but for scales, have the sizes of the parameter's part."""
+        _, length = rows_of(self.spec.shape)
+        if local.dtype != torch.uint8 or local.ndim != 2 or length == 0:
+            return False
+        return local.shape[1] * 2 == length or local.shape == (0, 0)
 
     def describe(self) -> dict[str, Any]:
         """What a file of this rank says of the parameter, as JSON has it."""
@@ -109,6 +121,11 @@ class Sharding(NamedTuple):
             "mesh": list(mesh.mesh.shape),
             "coordinate": list(mesh.get_coordinate() or ()),
         }
+
+
+def _as_empty(value: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+    """A part without elements in the shape that the core has for it; others as they are."""
+    return value.reshape(local.shape) if value.numel() == 0 == local.numel() else value
 
 
 def sharding_of(param: torch.Tensor, where: str) -> Sharding | None:

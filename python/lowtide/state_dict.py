@@ -2,15 +2,17 @@
 
 Format 1, in plain tensors and Python values that torch.load reads with weights_only=True:
 
-    {"state": {number: {"step": int64 (), NAME: codes of the parameter's shape, NAME_scale: float32 (rows, blocks)}},
+    {"state": {number: {"step": int64 (), NAME: codes, NAME_scale: float32 (rows, blocks)}},
      "param_groups": [{the group's options, "lowtide_format": 1, "lowtide_rule": rule, "lowtide_seed": seed,
                        "params": [number, ...]}]}
 
-The codec of a moment is seen in its tensors: float32 or bfloat16 values, or uint8 codes with scales (blocks of 256
-within a row) of the group's "state". A parameter without state yet has an empty entry. Tensors are views of the live state and no two
-share memory; of a parameter that is a DTensor they are DTensors (sharding.py). Format, rule and the seed of stochastic
-rounding, which loading restores, stand in the groups, so that they survive tools that take a state_dict apart and put it
-together again.
+The codec of a moment is seen in its tensors: float32 or bfloat16 values of the parameter's shape, or uint8 codes with
+scales. Codes (rows, bytes of a row) of half as many bytes as values are dynamic4's, in blocks of 128 within a row; codes
+of the parameter's shape are float8's if the group's "state" says so, else dynamic8's, in blocks of 256. Where that is not
+so, for an override, the entry has "lowtide_state": the parameter's codec (a string). A parameter without state yet has an
+empty entry. Tensors are views of the live state and no two share memory; of a parameter that is a DTensor they are
+DTensors (sharding.py). Format, rule and the seed of stochastic rounding, which loading restores, stand in the groups, so
+that they survive tools that take a state_dict apart and put it together again.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import torch
 
 from lowtide import _core, checks, foreign, torch_dict
 from lowtide.checks import check_moment, check_tensor, expect, read_step
-from lowtide.foreign.entries import STORED_CODEC, Stored, Values, read_values
+from lowtide.foreign.entries import STORED_CODEC, Stored, Values, read_values, rows_of
 from lowtide.kept_errors import KeptErrors
 from lowtide.sharding import local_of
 from lowtide.states import States, live_entry, shown_entry
@@ -36,7 +38,10 @@ FORMAT = 1
 SEED = "lowtide_seed"
 STAMP = ("lowtide_format", "lowtide_rule", SEED)
 FIXED = ("state", "min_quantized_numel", "master")  # belong to the live tensors; loading never changes them
+CODEC = "lowtide_state"  # beside a parameter's tensors: its codec, where the group's "state" would say another one
+EIGHT_BITS = {"dynamic4": "dynamic8", "mixed12": "dynamic8"}  # of a codec that has 4 bits: what it has besides, or instead
 RESIDUAL = "residual"  # of weights, beside the moments in a parameter's state
+MOMENTUM = "momentum_buffer"  # comes and goes with SGD's momentum
 HIDDEN_KEYS = ("params", "param_names", *STAMP)
 
 
@@ -92,7 +97,7 @@ def load(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
 def copy_in(optimizer: Optimizer, entries: list[dict[str, torch.Tensor]]) -> None:
     """Puts copies of another optimizer's live state, by parameter number, into one with the same parameters."""
     with KeptErrors() as kept:
-        codings = _codings({"param_groups": optimizer.param_groups})
+        codings = [optimizer._core.state_codec(i) for i in range(len(optimizer._params))]
         _apply(optimizer, _plan(optimizer, dict(enumerate(entries)), codings, []), kept)
 
 
@@ -143,6 +148,24 @@ def show_state(optimizer: Optimizer) -> None:
         optimizer.state[param] = shown_entry(optimizer, i) if here[i] or param.requires_grad else {}
     optimizer._awaited = [i for i, has in enumerate(here) if not has]
     optimizer.state.removed = False
+
+
+def saved_entries(optimizer: Optimizer) -> dict[torch.Tensor, dict[str, Any]] | None:
+    """`optimizer.state` as a state_dict has it; None where that is the same."""
+    core, params = optimizer._core, optimizer._params
+    saved: dict[torch.Tensor, dict[str, Any]] = {}
+    if any(map(core.is_paged, range(len(params)))):
+        saved = {param: live_entry(optimizer, i) for i, param in enumerate(params)}
+    for core_group in optimizer._core_groups:
+        told = _eight_bits(str(optimizer.param_groups[core_group.of]["state"]))
+        for i in core_group.params:
+            if _eight_bits(codec := core.state_codec(i)) == told:
+                continue
+            saved = saved or dict(optimizer.state)
+            entry = saved.get(params[i], {})
+            if any(name.endswith("_scale") for name in entry):
+                saved[params[i]] = {**entry, CODEC: codec}
+    return saved or None
 
 
 def to_torch(optimizer: Optimizer) -> dict[str, Any]:
@@ -232,7 +255,8 @@ def _read_entries(state: dict[Any, Any], numbers: dict[Any, int]) -> dict[int, d
 
 
 def _codings(state_dict: dict[str, Any]) -> list[str]:
-    """For each parameter of a dict of Lowtide's, the codec of its group: that of uint8 codes, if it has any."""
+    """For each parameter of a dict of Lowtide's, the codec of its group: that of uint8 codes, if it has any and its entry
+    says nothing else."""
     return [str(group.get("state")) for group in state_dict["param_groups"] for _ in group["params"]]
 
 
@@ -253,13 +277,16 @@ def _plan(
         entry = entries.get(i)
         if ours and entry is None:
             expect(not (has_state and param.requires_grad), where, "no entry", "one (empty for a frozen parameter)")
+        coding = codings[i] if codings is not None else STORED_CODEC
+        if ours and entry and CODEC in entry:
+            coding = entry[CODEC]
+            expect(coding in _core.codec_names(), f"{where}, {CODEC}", repr(coding), f"one of {_core.codec_names()}")
+            entry = {name: value for name, value in entry.items() if name != CODEC}
         if not entry:
             plan.append(Restore(i, 0, {}, False))
             continue
-        live = optimizer._core.state(i)
-        if not has_state or len(live) == 1:  # SGD without momentum shows no buffer, and can be given one
-            live = _template(optimizer, i)
-        if ours and "momentum_buffer" in live and set(entry) == {"step"}:
+        live = _layout(optimizer, i)
+        if ours and MOMENTUM in live and set(entry) == {"step"}:
             plan.append(Restore(i, read_step(entry, where), {}, False))
             continue
         if of := optimizer._shardings[i]:
@@ -270,8 +297,8 @@ def _plan(
         stored = ours or isinstance(entries[i], Stored)
         of_rule = live if ours else {name: value for name, value in live.items() if name != RESIDUAL}
         if stored:
-            coding = codings[i] if codings is not None else STORED_CODEC
-            step, tensors = _read_entry(entry, of_rule, coding, optimizer._core.state_codec(i), where)
+            mine = optimizer._core.state_codec(i)
+            step, tensors = _read_entry(entry, of_rule, local_of(param).shape, coding, mine, where)
         elif isinstance(entries[i], Values):
             step, tensors = read_values(entry, of_rule, local_of(param), where)
         else:
@@ -286,12 +313,26 @@ def _plan(
     return plan
 
 
-def _template(optimizer: Optimizer, index: int) -> dict[str, torch.Tensor]:
-    """All the state that the core can allocate for a parameter, whatever its momentum."""
+def _layout(optimizer: Optimizer, index: int) -> dict[str, torch.Tensor]:
+    """Tensors like those of the state that a parameter has or, having none, can be given."""
+    core = optimizer._core
+    live = core.state(index)
+    if core.has_state(index) and len(live) > 1:
+        return live
+    live = _template(optimizer, index)  # SGD without momentum shows no buffer, and can be given one,
+    if RESIDUAL in live and MOMENTUM in live:  # but a residual keeps to the states that it lies with
+        there = core.read_state(index) if core.has_state(index) else _template(optimizer, index, fullest=False)
+        live = {name: like for name, like in live.items() if name in there}
+    return live
+
+
+def _template(optimizer: Optimizer, index: int, fullest: bool = True) -> dict[str, torch.Tensor]:
+    """All the state that the core can allocate for a parameter, whatever its momentum; or what it has with that."""
     core = _core_with_group(optimizer, next(group for group in optimizer._core_groups if index in group.params))
     of = optimizer._shardings[index]
-    core.add_param(0, _param_on_host(optimizer, index), False, of.shard if of else None)
-    core.allocate_state(0)
+    core.add_param(0, _param_on_host(optimizer, index), not fullest, of.shard if of else None)
+    if fullest:
+        core.allocate_state(0)
     return core.state(0)
 
 
@@ -313,21 +354,30 @@ def _param_on_host(optimizer: Optimizer, index: int) -> torch.Tensor:
     return of.whole_of("param", local) if of else local
 
 
-def _codec(entry: dict[str, Any], name: str, coding: str) -> str:
-    """The codec of a moment, as its tensors tell, or what its dtype is. coding: the codec of uint8 codes."""
+def _eight_bits(codec: str) -> str:
+    """The codec of a parameter's uint8 codes that are a byte each."""
+    return EIGHT_BITS.get(codec, codec)
+
+
+def _codec(entry: dict[str, Any], name: str, shape: torch.Size, coding: str) -> str:
+    """The codec of a moment of a parameter of this shape, as its tensors tell, or what its dtype is. coding: the
+    parameter's, for uint8 codes."""
     dtype = entry[name].dtype
     if (dtype == torch.uint8) != (f"{name}_scale" in entry):
         return f"{dtype} {'without' if dtype == torch.uint8 else 'with'} scales"
-    return {torch.float32: "fp32", torch.bfloat16: "bf16", torch.uint8: coding}.get(dtype, str(dtype))
+    rows, length = rows_of(shape)
+    packed = length % 2 == 0 and tuple(entry[name].shape) == (rows, length // 2)
+    of_codes = "dynamic4" if packed else _eight_bits(coding)
+    return {torch.float32: "fp32", torch.bfloat16: "bf16", torch.uint8: of_codes}.get(dtype, str(dtype))
 
 
 def _read_entry(
-    entry: dict[str, Any], live: dict[str, torch.Tensor], coding: str, live_coding: str, where: str
+    entry: dict[str, Any], live: dict[str, torch.Tensor], shape: torch.Size, coding: str, live_coding: str, where: str
 ) -> tuple[int, dict[str, torch.Tensor]]:
     for name in (key for key in live if key != "step" and not key.endswith("_scale")):
         expect(name in entry, where, f"keys {sorted(map(str, entry))}", sorted(live))
         check_tensor(entry[name], f"{where}, {name}")
-        got, wanted = _codec(entry, name, coding), _codec(live, name, live_coding)
+        got, wanted = _codec(entry, name, shape, coding), _codec(live, name, shape, live_coding)
         expect(
             got == wanted,
             f"{where}, {name}",
@@ -352,18 +402,27 @@ def clear_residual(core: _core.Optimizer, index: int, live: dict[str, torch.Tens
         core.write_state(index, {name: value for name, value in copies.items() if name != "step"})
 
 
+def _has_residual_alone(restore: Restore) -> bool:
+    """Whether it is of SGD without momentum, with a residual, which keeps to the states that it lies with."""
+    return set(restore.tensors) == {RESIDUAL}
+
+
 def _apply(optimizer: Optimizer, plan: Iterable[Restore], kept: KeptErrors) -> None:
     """Carries a checked plan out. All allocation comes first, so that a MemoryError finds the state as it was."""
     plan = list(plan)
     core = optimizer._core
     core.onload()
+    if any(_has_residual_alone(restore) and not core.has_state(restore.number) for restore in plan):
+        core.place_states()  # as the options say: allocating would put a momentum buffer beside a residual
     for restore in plan:
         if restore.tensors:
             core.allocate_state(restore.number)
     for restore in plan:
         i, param = restore.number, optimizer._params[restore.number]
         live, paged = core.state(i), core.is_paged(i)
-        names = [name for name, _ in core.states_of(i) if paged or name in live]
+        names = [name for name, _ in core.states_of(i)]
+        there = core.read_state(i) if paged and MOMENTUM in names and MOMENTUM not in restore.tensors else {}
+        names = [name for name in names if name in live or (paged and (not there or name in there))]
         for k, name in enumerate(names):
             if name not in restore.tensors:
                 kept.call(core.import_state, i, k, torch.zeros(local_of(param).shape))
@@ -373,7 +432,8 @@ def _apply(optimizer: Optimizer, plan: Iterable[Restore], kept: KeptErrors) -> N
         if RESIDUAL not in restore.tensors and core.has_state(i):
             clear_residual(core, i, live)
         if paged and restore.tensors and not restore.encode:
-            copies = {name: tensor.detach().cpu().contiguous() for name, tensor in restore.tensors.items()}
+            copies = {name: tensor for name, tensor in there.items() if name != "step"}
+            copies |= {name: tensor.detach().cpu().contiguous() for name, tensor in restore.tensors.items()}
             kept.call(core.write_state, i, copies)
         elif not restore.encode:
             for name, tensor in restore.tensors.items():

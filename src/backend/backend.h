@@ -88,7 +88,8 @@ struct StepItem {
   int64_t first_block = 0, blocks = -1;
   void* codes[kMaxStates] = {};    // [elements of the part], contiguous
   float* scales[kMaxStates] = {};  // [blocks], nullptr if the codec has none
-  // Bytes from where codes and scales are read to where they are written: 0, in place, or a whole chunk elsewhere.
+  // Bytes from where codes, scales and the residual are read to where they are written: 0, in place, or a whole chunk
+  // elsewhere.
   int64_t write_offset = 0;
   Guard* guard = nullptr;   // of the backend's own, of this step and queue
   uint32_t stochastic = 0;  // bit k: state k is rounded stochastically with key[k]
@@ -110,6 +111,11 @@ struct CodecItem {
   float* scales = nullptr;
   float* values = nullptr;
 };
+
+// Whether the item's weights are joined before its step and split after it.
+inline bool has_master(const StepItem& item) {
+  return item.master.kind && !item.ballot && item.param_dtype != DType::kF32;
+}
 
 class Backend {
  public:

@@ -60,12 +60,23 @@ RuleInfo rule_info(const char* name) {
                   reads_state<R>()};
 }
 
+template <class C, bool kSigned>
+StateFormat state_format() {
+  using Code = CodeOf<C, kSigned>;
+  StateFormat format{kCodeBits<Code>, kScales<C, kSigned>, 0};
+  if constexpr (kSigned && requires { C::kSignedZero; })
+    format.zero = kCodesOf<Code> == 2 ? C::kSignedZero | C::kSignedZero << 4 : C::kSignedZero;
+  return format;
+}
+
 template <class C>
 CodecInfo codec_info() {
-  constexpr StateFormat kFormat{8 * static_cast<int>(sizeof(typename C::Code)), C::kScaled ? 1 : 0, 0};
-  CodecInfo info{C::kName, C::kScaled, 1, {kFormat, kFormat}, static_cast<double>(C::kError), true, {false, false}};
-  info.rounds = !std::is_same_v<typename C::Code, float>;
-  if constexpr (requires { C::kSignedZero; }) info.format[1].zero = C::kSignedZero;
+  CodecInfo info{C::kName,
+                 C::kScaled,
+                 {state_format<C, false>(), state_format<C, true>()},
+                 static_cast<double>(C::kError),
+                 !std::is_same_v<CodeOf<C, true>, float>,
+                 {false, false}};
   if constexpr (requires { C::kNeedsRandom; })
     for (int is_signed = 0; is_signed < 2; ++is_signed) info.needs_random[is_signed] = C::kNeedsRandom[is_signed];
   return info;
@@ -192,10 +203,21 @@ uint32_t stochastic_states(int rule, int codec, RoundingMode mode, uint32_t long
 }
 
 std::vector<std::string> rule_names() {
-  std::vector<std::string> names;
-  for (const int rule : {host::k_adam, host::k_adamw, host::k_lion, host::k_sgd, host::k_adagrad, host::k_rmsprop,
-                         host::k_ademamix, host::k_lamb, host::k_lars})
-    names.emplace_back(rules()[static_cast<size_t>(rule)].name);
+  // All but those that others become with options.
+  static const std::vector<std::string> names = [] {
+    const int all = static_cast<int>(rules().size());
+    std::vector<bool> is_variant(static_cast<size_t>(all), false);
+    for (int rule = 0; rule < all; ++rule)
+      for (unsigned bits = 0; bits < 32; ++bits) {
+        const bool amsgrad = bits & 4, nesterov = (bits & 2) && !amsgrad;
+        const int as = effective_rule(rule, {(bits & 1) != 0, nesterov, amsgrad, (bits & 8) != 0, (bits & 16) != 0});
+        if (as != rule) is_variant[static_cast<size_t>(as)] = true;
+      }
+    std::vector<std::string> named;
+    for (size_t rule = 0; rule < is_variant.size(); ++rule)
+      if (!is_variant[rule]) named.emplace_back(rules()[rule].name);
+    return named;
+  }();
   return names;
 }
 

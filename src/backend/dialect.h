@@ -39,11 +39,12 @@ struct RuleInfo {
 struct CodecInfo {
   const char* name;
   bool scaled;            // blocks share scales
-  int row_multiple;       // rows must be of a multiple of it
   StateFormat format[2];  // [unsigned, signed]
   double error;           // by which a typical value is rounded (to nearest) at most, relative to it
   bool rounds;            // or stores every float32 as it is
   bool needs_random[2];   // only stochastic rounding keeps averages in it: [unsigned, signed]
+
+  bool has_pairs() const { return format[0].code_bits == 4 || format[1].code_bits == 4; }  // two codes to a byte
 };
 
 // By number. Rules that users do not name (sgd_plain, adam_amsgrad, ...) are included.

@@ -81,6 +81,14 @@ void check(const ApplyItem& item) {
   LT_REQUIRE(item.layout->numel == 0 || (item.param && item.bits), "got no %s", item.param ? "bits" : "parameter");
 }
 
+void check_residual_codec(int codec) {
+  const CodecInfo& of = codecs()[static_cast<size_t>(codec)];
+  LT_REQUIRE(!of.has_pairs(),
+             "got state '%s' for a residual of error feedback, wanted one whose codes are whole bytes: "
+             "dynamic8, say",
+             of.name);
+}
+
 void check(const FeedbackItem& item) {
   check_range(item.first, item.count);
   check_aligned(item.first);
@@ -89,6 +97,7 @@ void check(const FeedbackItem& item) {
     LT_REQUIRE(item.codec >= 0 && static_cast<size_t>(item.codec) < codecs().size(),
                "got codec %d for the residual, which there is not", item.codec);
     const CodecInfo& codec = codecs()[static_cast<size_t>(item.codec)];
+    check_residual_codec(item.codec);
     LT_REQUIRE(!codec.scaled || item.scales || item.count == 0, "got no scales for a residual in %s", codec.name);
   }
   if (item.values) {

@@ -121,6 +121,7 @@ void check(const SignItem& item);
 void check(const VoteItem& item);
 void check(const CountItem& item);
 void check(const ApplyItem& item);
+void check_residual_codec(int codec);  // of error feedback
 void check(const FeedbackItem& item);
 
 // Sum of the weights of a checked item, and voter v's weight.

@@ -72,8 +72,9 @@ void check_state(const CheckpointParam& param, const CheckpointState& state, int
       "4 or 8 bytes or 1, 2 or 4 bits per element",
       name, of, static_cast<Long>(state.code_bytes), static_cast<Long>(rows), static_cast<Long>(row));
   const int64_t blocks = param.block && row ? rows * ((row - 1) / param.block + 1) : 0;
-  // What is no average has none beside states that do.
-  const int64_t wanted = state.name == kResidual ? 0 : 4 * blocks;
+  // What is no average has none beside states that do. Codes of 4 bits have one for each half of a block.
+  const int64_t of_block = row > 1 && state.code_bytes == rows * ((row - 1) / 2 + 1) ? 2 : 1;
+  const int64_t wanted = state.name == kResidual ? 0 : 4 * of_block * blocks;
   LT_REQUIRE(state.scale_bytes == wanted,
              "state '%.100s' of parameter '%.100s' has %lld bytes of scales for %lld blocks; wanted %lld", name, of,
              static_cast<Long>(state.scale_bytes), static_cast<Long>(blocks), static_cast<Long>(wanted));

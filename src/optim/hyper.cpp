@@ -70,8 +70,25 @@ void check_hyper(const std::string& rule, const Hyper& h) {
              "got eps=%g, wanted eps > 0 as float32 (with 0, a gradient that was always zero would give 0/0)", h.eps);
   LT_REQUIRE(std::isfinite(static_cast<float>(h.dampening)), "got dampening=%g, wanted a finite number", h.dampening);
   LT_REQUIRE(!h.nesterov || (rule != "sgd" && rule != "lars") || (h.momentum > 0 && h.dampening == 0),
-             "got nesterov with momentum=%g and dampening=%g, wanted momentum > 0 and dampening = 0", h.momentum,
-             h.dampening);
+             "got nesterov with momentum=%g and dampening=%g for %s, wanted momentum > 0 and dampening = 0", h.momentum,
+             h.dampening, rule.c_str());
+}
+
+void check_averages(const std::string& rule, int codec, const Hyper& hyper) {
+  constexpr double kLongest = 0.9, kLate = 0x1p53;  // behind all schedules
+  const CodecInfo& as = codecs()[static_cast<size_t>(codec)];
+  if (as.format[1].code_bits > 4) return;
+  LT_REQUIRE(rule != "lion",
+             "got state '%s' for lion, wanted one of 8 bits or more ('dynamic8'): its step is the sign of an average "
+             "that in 4 bits does not come to rest",
+             as.name);
+  const RuleInfo& of = rules()[static_cast<size_t>(effective_rule(find_rule(rule), variant_of(hyper)))];
+  const RuleHyper late = rule_hyper(hyper, static_cast<int64_t>(kLate), false);
+  for (int k = 0; k < of.states; ++k)
+    LT_REQUIRE(!((of.signed_mask >> k) & 1) || of.decay(late, k) <= kLongest,
+               "got state '%s' for %s with a beta of %.9g for its %s, wanted %g at most: steps of a longer average are "
+               "lost in 4 bits; lower it, or take state 'dynamic8'",
+               as.name, rule.c_str(), of.decay(late, k), of.state_names[static_cast<size_t>(k)], kLongest);
 }
 
 void check_rounding(int codec, RoundingMode mode) {
@@ -87,6 +104,7 @@ void check_group(const std::string& rule, const GroupOptions& options) {
   check_hyper(rule, options.hyper);
   effective_rule(find_rule(rule), variant_of(options.hyper));
   check_rounding(find_codec(options.state), find_rounding(options.rounding));
+  check_averages(rule, find_codec(options.state), options.hyper);
   LT_REQUIRE(options.min_quantized_numel >= 0, "got min_quantized_numel=%lld, wanted 0 or more",
              static_cast<long long>(options.min_quantized_numel));
 }

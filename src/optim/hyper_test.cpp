@@ -80,7 +80,7 @@ TEST(Hyper, WhatOneRuleCannotReadAnotherCan) {
   EXPECT_NE(refusal("sgd", with("sgd", "nesterov", 1)).find("got nesterov with momentum=0"), std::string::npos);
   Hyper damped = with("sgd", "nesterov", 1);
   damped.momentum = 0.9, damped.dampening = 0.1;
-  EXPECT_NE(refusal("sgd", damped).find("dampening=0.1, wanted momentum > 0 and dampening = 0"), std::string::npos);
+  EXPECT_NE(refusal("sgd", damped).find("dampening=0.1 for sgd, wanted momentum > 0 and dampening = 0"), std::string::npos);
   check_group("adam", {.hyper = with("adam", "nesterov", 1)});
   // Products that float32 cannot hold.
   Hyper large = with("ademamix", "lr", 1e38);
@@ -88,6 +88,49 @@ TEST(Hyper, WhatOneRuleCannotReadAnotherCan) {
   EXPECT_NE(refusal("ademamix", large).find("got lr=1e+38 with alpha=5, wanted lr * alpha"), std::string::npos);
   large.alpha = 1;
   check_group("ademamix", {.hyper = large});
+}
+
+// In 4 bits a step of an average of both signs must not be lost: betas of 0.9 at most, and no Lion.
+TEST(Hyper, LongAveragesOfBothSignsAreRefusedIn4Bits) {
+  const auto said = [](const std::string& rule, const char* state, const Hyper& hyper) {
+    return message_of(ErrorKind::kInvalidArgument, [&] { check_group(rule, {.hyper = hyper, .state = state}); });
+  };
+  const auto with = [](const char* rule, const char* name, double value) {
+    Hyper hyper = default_hyper(rule);
+    set(hyper, name, value);
+    return hyper;
+  };
+  int refused = 0;
+  const auto has = [&](const std::string& text, const char* part) {
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+    EXPECT_NE(text.find("'dynamic8'"), std::string::npos) << text;
+    ++refused;
+  };
+  for (const char* state : {"dynamic4", "mixed12"}) {
+    has(said("lion", state, default_hyper("lion")), "for lion");
+    has(said("lion", state, with("lion", "beta2", 0.5)), "for lion");
+    has(said("ademamix", state, default_hyper("ademamix")), "beta of 0.9999 for its exp_avg_slow, wanted 0.9 at most");
+    Hyper scheduled = default_hyper("ademamix");
+    scheduled.t_beta3 = 1e6;  // begins at beta1
+    has(said("ademamix", state, scheduled), "beta of 0.9999");
+    for (const char* rule : {"adam", "adamw", "lamb"})
+      has(said(rule, state, with(rule, "beta1", 0.95)), "beta of 0.95 for its exp_avg,");
+    for (const char* rule : {"sgd", "lars", "rmsprop"})
+      has(said(rule, state, with(rule, "momentum", 0.95)), "beta of 0.95 for its momentum_buffer,");
+    has(said("rmsprop", state, with("rmsprop", "centered", 1)), "beta of 0.99 for its grad_avg,");
+    // What is accepted: short averages, second moments and sums of any length.
+    for (const std::string rule : {"adam", "adamw", "lamb", "sgd", "lars", "rmsprop", "adagrad"})
+      check_group(rule, {.hyper = default_hyper(rule), .state = state});
+    check_group("sgd", {.hyper = with("sgd", "momentum", 0.9), .state = state});
+    check_group("ademamix", {.hyper = with("ademamix", "beta3", 0.9), .state = state});
+  }
+  // Betas of a group that is there.
+  Optimizer optimizer(OptimizerOptions{.rule = "adam"});
+  optimizer.add_group({.hyper = default_hyper("adam"), .state = "dynamic4"});
+  has(message_of(ErrorKind::kInvalidArgument, [&] { optimizer.set_hyper(0, with("adam", "beta1", 0.99)); }),
+      "beta of 0.99");
+  EXPECT_EQ(optimizer.hyper(0).beta1, 0.9);
+  std::printf("%d groups refused by name\n", refused);
 }
 
 TEST(Hyper, WhatDecidesAboutStatesStaysOnceThereAreParameters) {

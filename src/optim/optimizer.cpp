@@ -36,6 +36,7 @@ void Optimizer::set_hyper(int group, const Hyper& hyper) {
   const Impl::Group& before = impl_->group_at(group);
   const std::string rule = Impl::name_of(before.rule);
   check_hyper(rule, hyper);
+  check_averages(rule, before.codec, hyper);
   const int was = effective_rule(before.rule, variant_of(before.hyper));
   const int now = effective_rule(before.rule, variant_of(hyper));
   const bool empty =
@@ -88,9 +89,6 @@ int64_t Optimizer::add_param(int group, const TensorView& param, bool with_state
       impl_->slots.size(), Impl::name_of(of.rule).c_str());
   slot.codec = codec_for(of.codec, param.sizes, whole, of.min_quantized_numel);
   slot.master = master_for(of.master, param.dtype);
-  LT_REQUIRE(!slot.master || !impl_->backend->device(),
-             "got master='%s' for a parameter on a device, wanted '': weights with a master are stepped in host memory",
-             masters()[static_cast<size_t>(slot.master)].name);
   slot.sizes = param.sizes;
   if (whole) slot.origin = origin_of(param.sizes, *whole);
   impl_->bind(slot, param, std::move(layout));
@@ -174,8 +172,8 @@ void Optimizer::allocate_state(int64_t param) {
   const Exclusive guard(impl_->busy);
   impl_->resolve();
   impl_->onload();
-  impl_->slot_at(param);
-  impl_->allocate_all_states(static_cast<size_t>(param));
+  const Slot& slot = impl_->slot_at(param);
+  impl_->allocate_states(static_cast<size_t>(param), impl_->fullest_rule(slot));
 }
 
 std::vector<StateInfo> Optimizer::states_of(int64_t param) const {

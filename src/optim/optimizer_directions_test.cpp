@@ -10,6 +10,7 @@
 #include "backend/dialect.h"
 #include "lowtide/optimizer.h"
 #include "support/message_of.h"
+#include "support/optimizer_case.h"
 #include "support/random.h"
 #include "support/temporary.h"
 
@@ -53,7 +54,7 @@ TEST(Directions, AreWhatAStepWouldSubtract) {
   g_bits = 0;
   for (const std::string& rule : rule_names()) {
     if (rules()[static_cast<size_t>(find_rule(rule))].norms) continue;  // refused
-    for (const std::string& state : codec_names())
+    for (const std::string& state : testing::codec_names_of(rule, {.momentum = 0.9}))
       for (const bool paged : {false, true}) {
         SCOPED_TRACE(rule + ", " + state + (paged ? ", paged" : ""));
         Rng rng(91);

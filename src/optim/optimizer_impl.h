@@ -52,8 +52,8 @@ struct ArgsEntry {
   int rule, codec;
   int64_t t;
   bool first, own;
-  bool direction;  // what is to be subtracted, instead of a step
-  uint32_t long_averages;
+  bool direction;       // what is to be subtracted, instead of a step
+  uint32_t stochastic;  // bit k: state k is rounded so
   alignas(16) std::byte bytes[kArgsBytes];
 };
 
@@ -427,7 +427,10 @@ struct Optimizer::Impl {
   }
 
   // All states of that rule.
-  void allocate_all_states(size_t param);
+  // Whose states a file has: those of the fullest rule; beside a residual, which has its place behind them, those that
+  // the slot has, or of the rule in effect if they are as many.
+  int rule_saved(const Slot& slot, const CheckpointParam& saved) const;
+  void allocate_states(size_t param, int of_rule);  // unless it has as many
 
   Env& env;  // of all files and all state memory
 

@@ -28,6 +28,8 @@ StepItem slice_of(const StepItem& item, int64_t begin, int64_t count) {
     if (out.codes[k]) out.codes[k] = static_cast<std::byte*>(out.codes[k]) + format.code_bytes(elements);
     if (out.scales[k]) out.scales[k] += begin * format.scales;
   }
+  if (out.master.residual)
+    out.master.residual = static_cast<std::byte*>(out.master.residual) + residual_bytes(out.master.kind, elements);
   return out;
 }
 
@@ -87,7 +89,7 @@ void Optimizer::Impl::measure(std::span<StepItem> of, std::span<const int64_t> p
   for (size_t i = 0; i < of.size(); ++i) {
     const Slot& slot = slots[static_cast<size_t>(params[i])];
     if (!rules()[static_cast<size_t>(slot.rule)].norms) continue;  // of a group with another rule
-    if (streams(slot) && rules()[static_cast<size_t>(slot.rule)].norms_read_state) {
+    if (streams(slot) && slot.norms_read_arrays()) {
       streamed[static_cast<size_t>(params[i])] = &of[i];
       wanted.push_back(params[i]);
     } else {
@@ -119,7 +121,7 @@ void Optimizer::Impl::measure(std::span<StepItem> of, std::span<const int64_t> p
 // What a step reads, with norms: once more.
 bool Optimizer::Impl::reads_state_twice(const Home& home) const {
   for (const Slot& slot : slots)
-    if (&home_of(slot) == &home && slot.paged && rules()[static_cast<size_t>(slot.rule)].norms_read_state) return true;
+    if (&home_of(slot) == &home && slot.paged && slot.norms_read_arrays()) return true;
   return false;
 }
 

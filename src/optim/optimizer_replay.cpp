@@ -90,7 +90,8 @@ StepResult Optimizer::Impl::prepare_replay(const StepOptions& options) {
   gather_parts(parts);
   const auto same = [](const StepItem& a, const StepItem& b) {
     return a.param == b.param && a.param_dtype == b.param_dtype && a.rule == b.rule && a.codec == b.codec &&
-           a.first_block == b.first_block && a.blocks == b.blocks && std::equal(a.codes, a.codes + kMaxStates, b.codes);
+           a.first_block == b.first_block && a.blocks == b.blocks && a.master.residual == b.master.residual &&
+           std::equal(a.codes, a.codes + kMaxStates, b.codes);
   };
   LT_REQUIRE(std::equal(parts.begin(), parts.end(), recording.parts.begin(), recording.parts.end(), same),
              "got a parameter or state that has moved since the step was recorded: record it again");

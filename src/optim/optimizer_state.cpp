@@ -94,6 +94,12 @@ void Optimizer::Impl::copy_state(const StatePart& part, int64_t offset, int64_t 
   if (to) copy_bytes(to, here, bytes);
 }
 
+int Optimizer::Impl::rule_saved(const Slot& slot, const CheckpointParam& saved) const {
+  if (slot.has_residual() && slot.has_state) return slot.state_rule;
+  if (slot.has_residual() && saved.states.size() == static_cast<size_t>(slot.arrays(slot.rule))) return slot.rule;
+  return fullest_rule(slot);
+}
+
 void Optimizer::Impl::check_fits(const Checkpoint& saved) const {
   const RuleInfo& mine = rules()[static_cast<size_t>(rule)];
   LT_REQUIRE(saved.rule == mine.name, "got a checkpoint of '%s', wanted one of '%s'", saved.rule.c_str(), mine.name);
@@ -101,7 +107,7 @@ void Optimizer::Impl::check_fits(const Checkpoint& saved) const {
              slots.size());
   for (size_t i = 0; i < slots.size(); ++i) {
     const CheckpointParam& got = saved.params[i];
-    const CheckpointParam wanted = describe(slots[i], fullest_rule(slots[i]));
+    const CheckpointParam wanted = describe(slots[i], rule_saved(slots[i], got));
     LT_REQUIRE(got.sizes == wanted.sizes, "parameter %zu has other sizes in the checkpoint", i);
     LT_REQUIRE(got.steps <= kMostSteps, "parameter %zu has taken %lld steps in the checkpoint, wanted 2^53 at most", i,
                ll(got.steps));
@@ -122,7 +128,7 @@ void Optimizer::Impl::check_fits(const Checkpoint& saved) const {
 
 void Optimizer::Impl::allocate_for(const Checkpoint& saved) {
   for (size_t i = 0; i < slots.size(); ++i)
-    if (!saved.params[i].states.empty()) allocate_all_states(i);
+    if (!saved.params[i].states.empty()) allocate_states(i, rule_saved(slots[i], saved.params[i]));
 }
 
 void Optimizer::Impl::set_steps_of(const Checkpoint& saved) {
@@ -150,14 +156,14 @@ void Optimizer::Impl::clear_state(int64_t param, int k) {
   });
 }
 
-void Optimizer::Impl::allocate_all_states(size_t param) {
+void Optimizer::Impl::allocate_states(size_t param, int of_rule) {
   Slot& slot = slots[param];
   const auto states = [](int of) { return rules()[static_cast<size_t>(of)].states; };
-  const int fullest = fullest_rule(slot);
-  if (slot.has_state && states(slot.state_rule) >= states(fullest)) return;
+  // A residual keeps to the states that it lies with.
+  if (slot.has_state && (slot.has_residual() || states(slot.state_rule) >= states(of_rule))) return;
   const int effective = slot.rule;
   const bool had = std::exchange(slot.has_state, false);
-  slot.rule = fullest;
+  slot.rule = of_rule;
   try {
     place(param, {});
   } catch (...) {

@@ -41,10 +41,9 @@ const ArgsEntry& Optimizer::Impl::args_for(const Slot& slot, int64_t param, int6
   RuleHyper in = rule_hyper(h, t, first);
   in.error = codecs()[static_cast<size_t>(slot.codec)].error;
   if (own) std::copy_n(norms[static_cast<size_t>(param)].of, 2, in.norm);
-  e.long_averages = long_averages(slot.rule, in);
   const RoundingMode mode = groups[static_cast<size_t>(slot.group)].rounding;
-  if (stochastic_states(slot.rule, slot.codec, mode, e.long_averages))
-    in.error *= 2;  // of a whole step, not half of one
+  e.stochastic = stochastic_states(slot.rule, slot.codec, mode, long_averages(slot.rule, in));
+  if (e.stochastic) in.error *= 2;  // of a whole step, not half of one
   rules()[static_cast<size_t>(slot.rule)].make_args(in, e.bytes);
   return e;
 }
@@ -52,9 +51,8 @@ const ArgsEntry& Optimizer::Impl::args_for(const Slot& slot, int64_t param, int6
 void Optimizer::Impl::set_step(const Slot& slot, int64_t of_steps, bool first, int64_t param, bool direction,
                                StepItem& item) {
   const ArgsEntry& e = args_for(slot, param, of_steps, first, direction);
-  const RoundingMode mode = groups[static_cast<size_t>(slot.group)].rounding;
   item.args = e.bytes;
-  item.stochastic = stochastic_states(slot.rule, slot.codec, mode, e.long_averages);
+  item.stochastic = e.stochastic;
   item.master.kind = voting || direction ? 0 : slot.master;
   if (item.stochastic || item.master.kind) set_keys(seed, of_steps + 1, param, item);
 }

@@ -53,7 +53,7 @@ void predict_bytes(const Memory& memory, const Members& members, const StoreRate
     out.disk_bytes = plan.streamed_bytes;
     out.chunks = static_cast<int64_t>(store.chunk_bytes.size());
     out.moved_per_step = plan.read_bytes + plan.written_bytes;
-    const auto reads_twice = [](const Slot* slot) { return rules()[static_cast<size_t>(slot->rule)].norms_read_state; };
+    const auto reads_twice = [](const Slot* slot) { return slot->norms_read_arrays(); };
     if (std::any_of(slots.begin(), slots.end(), reads_twice)) {  // norms come first, of all of it
       out.moved_per_step += plan.read_bytes;
       const double again = rates.read > 0 ? static_cast<double>(plan.read_bytes) / rates.read : 0;

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <limits>
@@ -73,6 +74,10 @@ PlanRequest random_request(Rng& rng, const std::string& disk) {
     const std::string& rule = other_rule ? group.options.rule : request.options.rule;
     group.options.hyper = random_variant(rule, rng);
     if (rule == "sgd" && rng.chance(0.3)) group.options.hyper.momentum = 0;
+    // Nor do norms that read states go with norms that do not.
+    if (has_norms(rule)) group.options.hyper.max_unorm = request.groups[0].options.hyper.max_unorm;
+    const auto states = codec_names_of(rule, group.options.hyper);
+    if (std::find(states.begin(), states.end(), group.options.state) == states.end()) group.options.state = "dynamic8";
     if (rng.chance(0.3))
       group.options.memory = random_budget(rng, disk);
     else if (g > 0 && rng.chance(0.3))

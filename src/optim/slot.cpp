@@ -2,6 +2,7 @@
 
 #include "backend/dialect.h"
 #include "core/error.h"
+#include "optim/checkpoint.h"
 
 namespace lowtide {
 namespace {
@@ -44,6 +45,11 @@ bool row_is_scattered(std::span<const int64_t> shard, const WholeParam& whole) {
 
 bool Slot::has_residual() const { return masters()[static_cast<size_t>(master)].residual_bits > 0; }
 
+bool Slot::norms_read_arrays() const {
+  const RuleInfo& of = rules()[static_cast<size_t>(rule)];
+  return of.norms && (of.norms_read_state || has_residual());
+}
+
 int Slot::arrays(int of_rule) const { return rules()[static_cast<size_t>(of_rule)].states + (has_residual() ? 1 : 0); }
 
 StateFormat Slot::format(int of_rule, int k) const {
@@ -54,7 +60,7 @@ StateFormat Slot::format(int of_rule, int k) const {
 
 const char* Slot::array_name(int of_rule, int k) const {
   const RuleInfo& of = rules()[static_cast<size_t>(of_rule)];
-  return k == of.states ? "residual" : of.state_names[static_cast<size_t>(k)];
+  return k == of.states ? kResidual : of.state_names[static_cast<size_t>(k)];
 }
 
 int64_t Slot::bytes_of(int of_rule) const {
@@ -104,6 +110,7 @@ void Slot::allocate_state(Arena& arena, int of_rule) {
 int codec_for(int wanted, std::span<const int64_t> sizes, const std::optional<WholeParam>& whole, int64_t min_numel) {
   constexpr int kFp32 = 0;
   const Layout layout = whole ? whole_layout(sizes, *whole) : Layout::make(sizes, {});
+  if (info(wanted).has_pairs() && layout.row_length % 2 != 0) wanted = find_codec("dynamic8");
   LT_REQUIRE(layout.numel <= kMostElements, "got a parameter of %lld elements, wanted 2^52 at most",
              static_cast<long long>(layout.numel));
   const auto saves = [&](const StateFormat& format) {

@@ -51,6 +51,7 @@ struct Slot {
 
   // What is stored beside the parameter: the states of a rule, and behind them the residual of its weights, if any.
   bool has_residual() const;
+  bool norms_read_arrays() const;  // whether norms of its rule, if any, need some of that
   int arrays(int of_rule) const;
   StateFormat format(int of_rule, int k) const;      // of array k
   const char* array_name(int of_rule, int k) const;  // "exp_avg", ..., "residual"
@@ -65,7 +66,8 @@ struct Slot {
 };
 
 // The codec of a parameter: `wanted`, unless the parameter is smaller than `min_numel`, the codec would not save memory
-// (rows of one element need a scale each), or it has blocks and shards cut them. Decided by the `whole` of which a
+// (rows of one element need a scale each), or it has blocks and shards cut them; codes of 4 bits become dynamic8 where
+// rows are of an odd length, and so no whole bytes. Decided by the `whole` of which a
 // parameter of `sizes` is a shard, so that all shards of it decide alike. Throws
 // kInvalidArgument if it can be none, or has more than kMostElements.
 // A shard that is cut within the dims behind a row's first has float32 state too: its elements are in several places of

@@ -36,7 +36,29 @@ struct BlockScale {
 LT_FN float block_inverse(float absmax, float top) { return absmax >= 0x1p-126f ? top / absmax : 0.f; }
 LT_FN BlockScale absmax_scale(float absmax, float top) { return {absmax / top, block_inverse(absmax, top)}; }
 
-// Of a codec, for a block of a state of one kind; without scales nothing is scaled.
+// What a codec's states of one kind are stored as, and how many scales a block has: those of most codecs alike, and one
+// if any.
+template <class>
+struct Void {
+  using Type = void;
+};
+template <class C, bool kSigned, class = void>
+struct StoredAs {
+  using Code = typename C::Code;
+  static constexpr int kScales = C::kScaled ? 1 : 0;
+};
+template <class C, bool kSigned>
+struct StoredAs<C, kSigned, typename Void<typename C::template Stored<kSigned>>::Type> : C::template Stored<kSigned> {};
+
+template <class C, bool kSigned>
+using CodeOf = typename StoredAs<C, kSigned>::Code;
+template <class C, bool kSigned>
+inline constexpr int kScales = StoredAs<C, kSigned>::kScales;
+inline constexpr int kMostScales = 2;
+template <class C>
+inline constexpr bool kHasPairs = kCodesOf<CodeOf<C, false>> == 2 || kCodesOf<CodeOf<C, true>> == 2;
+
+// Of a codec, for values of a state of one kind that share a scale; without scales nothing is scaled.
 template <class C, bool kSigned>
 LT_FN BlockScale block_scale(float absmax) {
   if constexpr (C::kScaled)

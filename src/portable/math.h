@@ -2,6 +2,7 @@
 LT_FN float sqrt(float x) { return __builtin_sqrtf(x); }
 LT_FN float abs(float x) { return __builtin_fabsf(x); }
 LT_FN float max(float a, float b) { return a > b ? a : b; }
+LT_FN float min(float a, float b) { return a < b ? a : b; }
 LT_FN float select(bool m, float a, float b) { return m ? a : b; }
 LT_FN u32 select(bool m, u32 a, u32 b) { return m ? a : b; }
 LT_FN u32 bits(float x) {
@@ -17,6 +18,9 @@ LT_FN float as_float(u32 u) {
 LT_FN u32 truncate(float x) { return static_cast<u32>(static_cast<int>(x)); }  // of 0 to 2^31
 LT_FN u32 gather(const u32* table, u32 i) { return table[i]; }
 LT_FN float gather(const float* table, u32 i) { return table[i]; }
+// Of tables that fit into registers, by the lowest bits of i.
+LT_FN u32 pick(const u32 (&table)[32], u32 i) { return table[i & 31u]; }
+LT_FN float pick(const float (&table)[16], u32 i) { return table[i & 15u]; }
 
 // Sign as Lion takes it: +1, -1, and 0 for both zeros.
 template <class F>

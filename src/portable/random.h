@@ -24,13 +24,17 @@ LT_FN RandomKey random_key(u64 seed, u64 step, u64 parameter, u64 index_high) {
 // kWeightStream for the parameter itself.
 inline constexpr u64 kStreamsOfParameter = 16, kWeightStream = 15;
 
+// The multipliers of the hash: of the index, and of what is mixed.
+inline constexpr u32 kRandomIncrement = 0x9e3779b9u;
+inline constexpr u32 kRandomFactor0 = 0x2c1b3c6du, kRandomFactor1 = 0x297a2d39u;
+
 // 32 random bits for number `index`.
 template <class U>
 LT_FN U random_bits(U index, RandomKey key) {
-  U x = index * U(0x9e3779b9u) + U(key.k0);
-  x = (x ^ (x >> 15)) * U(0x2c1b3c6du);
+  U x = index * U(kRandomIncrement) + U(key.k0);
+  x = (x ^ (x >> 15)) * U(kRandomFactor0);
   x = x ^ U(key.k1);
-  x = (x ^ (x >> 13)) * U(0x297a2d39u);
+  x = (x ^ (x >> 13)) * U(kRandomFactor1);
   return x ^ (x >> 16);
 }
 

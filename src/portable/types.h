@@ -21,3 +21,21 @@ struct bf16 {
 struct f16 {
   u16 bits;
 };
+
+// Two codes of 4 bits, the first in the low half. Where states have such codes, arrays are counted in elements still,
+// and rows are of an even length.
+struct u4 {
+  u8 pair;
+};
+
+// Of arrays of codes: how many Code there are for n elements, and where element n is.
+template <class Code>
+inline constexpr int kCodesOf = 1;
+template <>
+inline constexpr int kCodesOf<u4> = 2;
+template <class Code>
+LT_FN constexpr i64 code_count(i64 n) {
+  return n / kCodesOf<Code>;
+}
+template <class Code>
+inline constexpr int kCodeBits = 8 * static_cast<int>(sizeof(Code)) / kCodesOf<Code>;

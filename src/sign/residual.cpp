@@ -31,6 +31,7 @@ SignResidual::SignResidual(int64_t count, int rank, int size, const std::string&
   impl_ = std::make_unique<Impl>();
   Impl& s = *impl_;
   s.codec = find_codec(state);
+  check_residual_codec(s.codec);
   s.total = count, s.rank = rank, s.size = size;
   const int64_t shard = shard_signs(count, size);
   s.first = std::min(count, rank * shard);

@@ -55,6 +55,8 @@ int64_t differing(const Converted& a, const Converted& b) {
 // Values over 60 binades, 5 % zero, then encoded and decoded by both; compares after each.
 void compare_conversions(int codec, bool is_signed, int64_t rows, int64_t length, bool part, Rng& rng, int64_t& bytes,
                          int64_t& bad) {
+  const StateFormat& format = codecs()[static_cast<size_t>(codec)].format[is_signed];
+  if (format.code_bits == 4) length += length % 2;
   CodecItem item;
   item.codec = codec, item.is_signed = is_signed, item.rows = rows, item.row_length = length;
   int64_t n = rows * length, blocks = n ? rows * blocks_per_row(length, kBlockElements) : 0;
@@ -66,8 +68,8 @@ void compare_conversions(int codec, bool is_signed, int64_t rows, int64_t length
     blocks = item.blocks;
   }
   Converted got;
-  got.codes.resize(static_cast<size_t>(n * codecs()[static_cast<size_t>(codec)].format[1].code_bits / 8));
-  if (codecs()[static_cast<size_t>(codec)].scaled) got.scales.resize(static_cast<size_t>(blocks));
+  got.codes.resize(static_cast<size_t>(format.code_bytes(n)));
+  got.scales.resize(static_cast<size_t>(format.scales * blocks));
   got.values.resize(static_cast<size_t>(n));
   for (float& x : got.values) {
     x = rng.chance(0.05) ? 0.f : static_cast<float>(rng.over_binades(-60, 0));

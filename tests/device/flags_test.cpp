@@ -25,14 +25,15 @@ struct Extras {
   int64_t first_block, blocks;
   Layout grad_layout;
 
-  void set(StepItem& item, const Layout* layout, int code_bytes) const {
+  void set(StepItem& item, const Layout* layout) const {
     item.grad_scale = grad_scale, item.stochastic = stochastic, item.grad_layout = layout;
     std::memcpy(item.key, key, sizeof key);
     item.first_block = first_block, item.blocks = blocks;
     const int64_t begin = elements_before_block(item.param_layout->row_length, first_block, kBlockElements);
     for (int k = 0; k < kMaxStates; ++k) {
-      if (item.codes[k]) item.codes[k] = static_cast<std::byte*>(item.codes[k]) + begin * code_bytes;
-      if (item.scales[k]) item.scales[k] += first_block;
+      const StateFormat& format = format_of(item.rule, item.codec, k);
+      if (item.codes[k]) item.codes[k] = static_cast<std::byte*>(item.codes[k]) + format.code_bytes(begin);
+      if (item.scales[k]) item.scales[k] += first_block * format.scales;
     }
   }
 };
@@ -92,7 +93,7 @@ int64_t differing_numbers(const StepCase& a, const StepCase& b, int64_t& nans) {
   const CodecInfo& codec = codecs()[static_cast<size_t>(a.codec)];
   for (int k = 0; k < kMaxStates; ++k) {
     const auto bytes = static_cast<int64_t>(a.codes[k].size());
-    if (codec.format[1].code_bits == 8)
+    if (codec.scaled)
       bad += testing::differing_bytes(a.codes[k].data(), b.codes[k].data(), bytes);
     else
       compare(a.codes[k].data(), b.codes[k].data(), codec.format[1].code_bits == 32 ? DType::kF32 : DType::kBF16,
@@ -123,13 +124,12 @@ void run(bool with_nonfinite, int rounds, uint64_t seed, const char* name) {
           if (with_nonfinite) spoil(wanted, rng), ++tally.nonfinite;
           StepCase got = wanted;
           const StepCase before = wanted;
-          const int code_bytes = codecs()[static_cast<size_t>(codec)].format[1].code_bits / 8;
           StepItem item = wanted.item();
-          extras.set(item, &extras.grad_layout, code_bytes);
+          extras.set(item, &extras.grad_layout);
           cpu->step({&item, 1}, 1, false, nullptr);
           DeviceCase on_device(got);
           item = on_device.item();
-          extras.set(item, &extras.grad_layout, code_bytes);
+          extras.set(item, &extras.grad_layout);
           device.backend->step({&item, 1}, 1, false, device.queue);
           on_device.fetch();
           const int64_t bad =

@@ -20,6 +20,8 @@ std::vector<int> norm_rules() {
   return found;
 }
 
+int any_master(Rng& rng) { return static_cast<int>(rng.below(std::ssize(masters()))); }
+
 int64_t blocks_of(const StepItem& item) {
   return item.blocks >= 0 ? item.blocks : item.param_layout->blocks(kBlockElements) - item.first_block;
 }
@@ -66,9 +68,11 @@ TEST(DeviceNorms, GiveTheBitsOfTheCpu) {
         shapes.emplace_back(rng.between(2, 40), rng.between(1, 255));
         shapes.emplace_back(rng.between(2, 5), rng.between(257, 1200));
         std::vector<StepCase> cases;
-        for (const auto& [rows, length] : shapes)
+        for (const auto& [rows, length] : shapes) {
           cases.emplace_back(rule, codec, static_cast<DType>(pair / 3), static_cast<DType>(pair % 3), rows, length,
                              rng);
+          cases.back().set_master(any_master(rng), rng);
+        }
         // Squares of some are no floats.
         for (int64_t i = 0; pair == 0 && i < cases.back().layout.numel; ++i)
           testing::put(cases.back().param, DType::kF32, i, rng.over_binades(-149, 127));
@@ -92,6 +96,7 @@ TEST(DeviceNorms, OneCallTakesItemsOfAllKinds) {
     cases.emplace_back(of[static_cast<size_t>(rng.below(std::ssize(of)))],
                        static_cast<int>(rng.below(std::ssize(codecs()))), static_cast<DType>(rng.below(3)),
                        static_cast<DType>(rng.below(3)), rng.between(0, 3), rng.between(1, 700), rng);
+  for (StepCase& c : cases) c.set_master(any_master(rng), rng);
   Compared compared;
   compared.run(cases);
   EXPECT_EQ(compared.differing, 0);

@@ -108,10 +108,9 @@ StepItem part_of(StepItem whole, const StepCase& of, int64_t first, int64_t bloc
   const int64_t begin = elements_before_block(of.layout.row_length, first, kBlockElements);
   whole.first_block = first, whole.blocks = blocks;
   for (int k = 0; k < kMaxStates; ++k) {
-    if (whole.codes[k])
-      whole.codes[k] =
-          static_cast<std::byte*>(whole.codes[k]) + begin * codecs()[size_t(of.codec)].format[1].code_bits / 8;
-    if (whole.scales[k]) whole.scales[k] += first;
+    const StateFormat& format = format_of(of.rule, of.codec, k);
+    if (whole.codes[k]) whole.codes[k] = static_cast<std::byte*>(whole.codes[k]) + format.code_bytes(begin);
+    if (whole.scales[k]) whole.scales[k] += first * format.scales;
   }
   return whole;
 }

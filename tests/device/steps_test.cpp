@@ -19,6 +19,8 @@ constexpr int kSteps = 3, kPairs = 9;
 int rule_count() { return static_cast<int>(rules().size()); }
 int codec_count() { return static_cast<int>(codecs().size()); }
 
+int any_master(Rng& rng) { return static_cast<int>(rng.below(std::ssize(masters()))); }
+
 // (rows, row length): empty, one element, short tails, whole blocks, and random ones.
 std::vector<StepCase> make_cases(int rule, int codec, int pair, Rng& rng) {
   std::vector<std::pair<int64_t, int64_t>> shapes = {{0, 5}, {3, 0}, {1, 1}, {2, 256}, {3, 512}, {1, 256 * 20 + 77}};
@@ -169,6 +171,7 @@ TEST(DeviceSteps, WriteElsewhereAndStopAtGuards) {
     for (int codec = 0; codec < codec_count(); ++codec)
       for (const uint32_t found : {kernels::kNoItem, 0u}) {
         std::vector<StepCase> wanted(1, StepCase(rule, codec, DType::kBF16, DType::kBF16, 3, 700, rng));
+        wanted[0].set_master(any_master(rng), rng);
         const StepCase start = wanted[0];
         step_all(*cpu, wanted, 1);
         const bool stopped = found != kernels::kNoItem;
@@ -180,9 +183,11 @@ TEST(DeviceSteps, WriteElsewhereAndStopAtGuards) {
         std::shared_ptr<Guard> guard = device.backend->queue_guard({&search, 1}, device.queue);
         if (!guard) guard = std::make_shared<FixedGuard>(found);
         std::vector<TwoPlaces> codes, scales;
+        TwoPlaces residual(start.residual);
         StepItem item = wanted[0].item();
         item.param = param.data(), item.grad = grad.data();
         item.write_offset = TwoPlaces::kDistance, item.guard = guard.get();
+        item.master.residual = residual.data();
         for (size_t k = 0; k < kMaxStates; ++k) {
           item.codes[k] = codes.emplace_back(start.codes[k]).data();
           item.scales[k] = reinterpret_cast<float*>(scales.emplace_back(start.scales[k]).data());
@@ -193,6 +198,7 @@ TEST(DeviceSteps, WriteElsewhereAndStopAtGuards) {
         param.get(got.param.data());
         const StepCase& expected = stopped ? start : wanted[0];
         differing += testing::differing_bytes(got.param.data(), expected.param.data(), int64_t(got.param.size()));
+        differing += residual.differing(stopped ? std::vector<std::byte>() : wanted[0].residual);
         for (size_t k = 0; k < kMaxStates; ++k) {
           differing += codes[k].differing(stopped ? std::vector<std::byte>() : wanted[0].codes[k]);
           differing += scales[k].differing(stopped ? std::vector<float>() : wanted[0].scales[k]);
@@ -209,10 +215,12 @@ TEST(DeviceSteps, OneCallTakesItemsOfAllKinds) {
   LT_NEEDS_DEVICE();
   auto rng = testing::seeded("mixed", 32);
   std::vector<StepCase> wanted;
-  for (int i = 0; i < 600; ++i)
+  for (int i = 0; i < 600; ++i) {
     wanted.emplace_back(static_cast<int>(rng.below(rule_count())), static_cast<int>(rng.below(codec_count())),
                         static_cast<DType>(rng.below(3)), static_cast<DType>(rng.below(3)), rng.between(1, 3),
                         rng.between(1, 700), rng);
+    wanted.back().set_master(any_master(rng), rng);
+  }
   std::vector<StepCase> got = wanted;
   step_on_cpu(wanted, 7, 5);
   // On the caller's queue without waiting between steps: the gradients stay.
@@ -241,6 +249,7 @@ TEST(DeviceSteps, PartsGiveTheWhole) {
   for (int rule = 0; rule < rule_count(); ++rule)
     for (int codec = 0; codec < codec_count(); ++codec) {
       StepCase wanted(rule, codec, DType::kBF16, DType::kF32, rng.between(1, 9), rng.between(1, 900), rng);
+      wanted.set_master(any_master(rng), rng);
       StepCase got = wanted;
       const StepItem whole = wanted.item();
       open_backend("cpu", "")->step({&whole, 1}, 1, false, nullptr);
@@ -252,11 +261,13 @@ TEST(DeviceSteps, PartsGiveTheWhole) {
         const int64_t begin = elements_before_block(got.layout.row_length, first, kBlockElements);
         part.first_block = first;
         part.blocks = std::min(blocks - first, rng.between(1, 4));
+        if (part.master.residual)
+          part.master.residual =
+              static_cast<std::byte*>(part.master.residual) + residual_bytes(part.master.kind, begin);
         for (int k = 0; first && k < kMaxStates; ++k) {
           if (part.codes[k])
-            part.codes[k] =
-                static_cast<std::byte*>(part.codes[k]) + begin * codecs()[size_t(codec)].format[1].code_bits / 8;
-          if (part.scales[k]) part.scales[k] += first;
+            part.codes[k] = static_cast<std::byte*>(part.codes[k]) + format_of(rule, codec, k).code_bytes(begin);
+          if (part.scales[k]) part.scales[k] += first * format_of(rule, codec, k).scales;
         }
         first += part.blocks;
         items.push_back(part);
@@ -292,6 +303,7 @@ TEST(DeviceSteps, TakeStridedTensors) {
         for (int64_t i = 0; i < n; ++i) testing::put(data, type, i, rng.over_binades(-8, 2));
         return data;
       };
+      wanted.set_master(round % 4, rng);
       wanted.param = values(p_type, p.extent), wanted.grad = values(g_type, g.extent);
       const std::vector<std::byte> before = wanted.param;
       StepCase got = wanted;

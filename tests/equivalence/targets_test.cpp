@@ -187,9 +187,8 @@ TEST(Targets, DoNotDependOnHowRowsAreSplit) {
         part.origin.first_row += cuts[i];
         for (int k = 0; k < kMaxStates; ++k) {
           if (part.codes[k])
-            part.codes[k] =
-                static_cast<std::byte*>(part.codes[k]) + first * codecs()[size_t(codec)].format[1].code_bits / 8;
-          if (part.scales[k]) part.scales[k] += block;
+            part.codes[k] = static_cast<std::byte*>(part.codes[k]) + format_of(rule, codec, k).code_bytes(first);
+          if (part.scales[k]) part.scales[k] += block * format_of(rule, codec, k).scales;
         }
         items.push_back(part);
       }

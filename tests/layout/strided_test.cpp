@@ -65,10 +65,11 @@ struct Tally {
 void compare(const View& param, const View& grad, Rng& rng, Tally& tally) {
   const DType p_dtype = kDTypes[rng.below(3)], g_dtype = kDTypes[rng.below(3)];
   Config setup;
-  const std::vector<std::string> rules = rule_names(), codecs = codec_names();
-  setup.rule = rules[static_cast<size_t>(rng.below(static_cast<int64_t>(rules.size())))];
-  setup.state = codecs[static_cast<size_t>(rng.below(static_cast<int64_t>(codecs.size())))];
   setup.hyper.momentum = 0.9;
+  const std::vector<std::string> rules = rule_names();
+  setup.rule = rules[static_cast<size_t>(rng.below(static_cast<int64_t>(rules.size())))];
+  const std::vector<std::string> codecs = codec_names_of(setup.rule, setup.hyper);
+  setup.state = codecs[static_cast<size_t>(rng.below(static_cast<int64_t>(codecs.size())))];
   setup.threads = static_cast<int>(rng.between(1, 2));
 
   Tensor p_memory(p_dtype, {param.offset + param.extent}), g_memory(g_dtype, {grad.offset + grad.extent});

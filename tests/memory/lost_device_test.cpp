@@ -51,7 +51,7 @@ TEST(LostDevice, HostMemoryStaysReadable) {
   const TemporaryDirectory directory;
   Tally tally;
   int64_t trials = 0, in_steps = 0;
-  for (; trials < 300; ++trials) {
+  for (; trials < 400; ++trials) {
     Config setup = random_setup(rng, false);
     setup.nonfinite = rng.chance(0.5) ? NonFinite::kSkip : NonFinite::kPropagate;
     lowtide::Memory memory;

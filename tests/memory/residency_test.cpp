@@ -24,7 +24,7 @@ const std::vector<std::string> kPathsOfTests = {"copy", "hybrid", "zero_copy"};
 TEST(AutomaticResidency, RandomPressureChangesNoBit) {
   Rng rng = seeded("automatic residency", 81);
   int64_t compared = 0, promotions = 0, demotions = 0, borrowed = 0, asked = 0, steps = 0;
-  for (int trial = 0; trial < 12; ++trial) {
+  for (int trial = 0; trial < 24; ++trial) {
     FakeBackendOptions options{rng.next()};
     options.steps_pinned = true;
     options.guards = trial % 2;
@@ -204,7 +204,7 @@ struct Cache {
 TEST(FrameworkAllocator, MemoryThatTheQueueStillUsesIsTouchedAfterThat) {
   Rng rng = seeded("framework allocator", 84);
   int64_t compared = 0, reused = 0, taken = 0, given_back = 0, borrowed = 0;
-  for (int trial = 0; trial < 30; ++trial) {
+  for (int trial = 0; trial < 40; ++trial) {
     FakeBackendOptions options{rng.next()};
     options.steps_pinned = options.guards = true;
     auto backend = std::make_unique<FakeBackend>(options);

@@ -46,6 +46,7 @@ TEST(Average, SecondMomentsDecayAsTheyShould) {
                         {"float8", "auto"},
                         {"bf16", "auto"},
                         {"fp32", "auto"},
+                        {"mixed12", "auto"},
                         {"dynamic8", "nearest"},
                         {"bf16", "nearest"}}) {
     auto rng = Rng(80);
@@ -82,13 +83,14 @@ TEST(Average, SecondMomentsDecayAsTheyShould) {
 
 // The largest |update| / lr from step 20 on, of exact Adam and of quantized states on the same gradients. First:
 // neighbours of a block whose gradients are of sizes four decades apart. Second: every 50 steps one coordinate of a
-// block has a gradient of 10^4, and hides the others.
+// block has a gradient of 10^4, and hides the others. 8 bits keep within 3 times Adam's; 4 do not (5.4 at most,
+// measured), for one step of their m is as large as most of its values.
 TEST(Average, NoUpdateIsMuchLargerThanAdams) {
   constexpr int64_t kNumel = 16 * 256;
   for (const bool spikes : {false, true})
     for (const double beta2 : {0.999, 0.95}) {
       double exact = 0;
-      for (const char* state : {"fp32", "dynamic8", "float8", "bf16"}) {
+      for (const char* state : {"fp32", "dynamic8", "float8", "bf16", "dynamic4", "mixed12"}) {
         auto rng = Rng(81);
         Tensor p(DType::kF32, {16, 256}), g(DType::kF32, {16, 256}), before = p;
         std::vector<double> size(static_cast<size_t>(kNumel), 1);
@@ -111,16 +113,42 @@ TEST(Average, NoUpdateIsMuchLargerThanAdams) {
         if (std::string(state) == "fp32") exact = largest;
         std::printf("%s, beta2 %.3f, %-8s: largest update / lr %.2f, %.2f of exact Adam's\n",
                     spikes ? "spikes of 1e4" : "four decades ", beta2, state, largest, largest / exact);
-        EXPECT_LE(largest, 3 * exact) << state;
+        const bool four_bits = codecs()[static_cast<size_t>(find_codec(state))].has_pairs();
+        EXPECT_LE(largest, (four_bits ? 6 : 3) * exact) << state;
       }
     }
+}
+
+// Parameters whose gradients differ in sign alone move alike, in formats of our own. (dynamic8's map is bitsandbytes'.)
+TEST(Average, SignsAreAlike) {
+  constexpr int64_t kNumel = 16 * 256;
+  constexpr int kSteps = 100;
+  double exact = 0;
+  for (const char* state : {"fp32", "float8", "dynamic4", "mixed12"}) {
+    double moved[2];
+    for (const int sign : {0, 1}) {
+      Tensor p(DType::kF32, {16, 256}), g(DType::kF32, {16, 256});
+      for (int64_t i = 0; i < kNumel; ++i) g.set(i, sign ? 1 : -1);
+      Optimizer optimizer = adam(state, "auto", 0.999, 6);
+      optimizer.add_param(0, p.view());
+      const Gradient gradient = g.gradient();
+      for (int step = 0; step < kSteps; ++step) optimizer.step({&gradient, 1});
+      moved[sign] = 0;
+      for (int64_t i = 0; i < kNumel; ++i) moved[sign] += p.get(i) / double{kNumel} / 1e-3;
+    }
+    if (std::string(state) == "fp32") exact = moved[0];
+    std::printf("%-8s: moved by %.3f and %.3f lr in %d steps\n", state, moved[0], moved[1], kSteps);
+    // Of second moments by chance the mean over 4096 elements remains: less than 1 %.
+    EXPECT_NEAR(moved[0] / exact, 1, 0.01) << state;
+    EXPECT_NEAR(moved[1] / exact, -1, 0.01) << state;
+  }
 }
 
 // A stored second moment is 0 if and only if every gradient so far was: with values ten decades apart in a block.
 TEST(Average, SecondMomentsAreZeroOnlyWhereGradientsWere) {
   constexpr int64_t kNumel = 16 * 256;
   int64_t checked = 0, zeros = 0;
-  for (const char* state : {"dynamic8", "float8", "bf16"})
+  for (const char* state : {"dynamic8", "float8", "bf16", "mixed12"})
     for (const char* rounding : {"auto", "stochastic", "nearest"}) {
       if (std::string(state) == "float8" && std::string(rounding) == "nearest") continue;
       auto rng = Rng(82);

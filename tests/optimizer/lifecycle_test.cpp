@@ -152,6 +152,31 @@ TEST(Lifecycle, RestoredMomentumIsUsedInAnyOrder) {
   }
 }
 
+// Two codes make a byte, and no row ends in half of one.
+TEST(Lifecycle, OddRowsHaveDynamic8InPlaceOf4Bits) {
+  const auto codec_of = [](const char* state, std::vector<int64_t> sizes) {
+    Config config;
+    config.rule = "adam", config.state = state;
+    Tensor p(DType::kF32, sizes), g(DType::kF32, sizes);
+    Optimizer optimizer = make_optimizer(config);
+    optimizer.add_param(0, p.view());
+    const Gradient gradient = g.gradient();
+    EXPECT_TRUE(optimizer.step({&gradient, 1}).applied);
+    int64_t bytes = 0;
+    for (const StateView& state : optimizer.state(0)) {
+      EXPECT_STREQ(state.codec, optimizer.state_codec(0));
+      bytes += state.numel * state.code_bits / 8 + state.rows * state.scales_per_row * 4;
+    }
+    return std::pair(std::string(optimizer.state_codec(0)), bytes);
+  };
+  using Wanted = std::pair<std::string, int64_t>;
+  EXPECT_EQ(codec_of("dynamic4", {4, 512}), (Wanted{"dynamic4", 2 * (4 * 256 + 4 * 4 * 4)}));
+  EXPECT_EQ(codec_of("mixed12", {4, 512}), (Wanted{"mixed12", 4 * 256 + 4 * 4 * 4 + 4 * 512 + 4 * 2 * 4}));
+  EXPECT_EQ(codec_of("dynamic4", {4, 514}), (Wanted{"dynamic4", 2 * (4 * 257 + 4 * 6 * 4)}));
+  for (const char* state : {"dynamic4", "mixed12"})
+    EXPECT_EQ(codec_of(state, {4, 513}), (Wanted{"dynamic8", 2 * (4 * 513 + 4 * 3 * 4)}));
+}
+
 // Codes and scales copied byte by byte are the state; so are decoded values, with one exception: the signed dynamic map
 // has no entry at -1, so a block whose largest magnitude is negative decodes to less than its scale (0.993 of it), and
 // encoding that again takes a smaller scale.
@@ -159,7 +184,7 @@ TEST(Lifecycle, StateSurvivesExportAndImport) {
   auto rng = seeded("export", 91);
   int64_t blocks = 0, shrunk = 0;
   for (const std::string& rule : rule_names())
-    for (const std::string& state : codec_names()) {
+    for (const std::string& state : codec_names_of(rule, {.momentum = 0.9})) {
       if (state == "float8") continue;  // its values have several codes, of several scales
       Config config;
       config.rule = rule, config.state = state, config.hyper.momentum = 0.9;
@@ -189,7 +214,8 @@ TEST(Lifecycle, StateSurvivesExportAndImport) {
               << rule << " state " << k << " block " << b;
         }
         const bool same = differing_bytes(from[k].codes, to[k].codes, from[k].numel * from[k].code_bits / 8) == 0;
-        EXPECT_TRUE(same || (state == "dynamic8" && std::string(from[k].name) != "exp_avg_sq")) << rule << " " << state;
+        EXPECT_TRUE(same || (std::string(from[k].codec) == "dynamic8" && std::string(from[k].name) != "exp_avg_sq"))
+            << rule << " " << state;
         std::memcpy(to[k].codes, from[k].codes, static_cast<size_t>(from[k].numel * from[k].code_bits / 8));
         if (from[k].scales)
           std::memcpy(to[k].scales, from[k].scales, static_cast<size_t>(from[k].rows * from[k].scales_per_row) * 4);

@@ -8,10 +8,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lowtide/optimizer.h"
+#include "support/optimizer_case.h"
 #include "support/compare.h"
 #include "support/random.h"
 
@@ -24,11 +27,12 @@ constexpr int64_t kRows = 5, kColumns = 1000;
 constexpr int64_t kCount = kRows * kColumns;
 
 struct Options {
-  std::string rule = "adamw", state = "dynamic8", master;
+  std::string rule = "adamw", state = "dynamic8", master = "";
   DType dtype = DType::kBF16;
   int threads = 1;
-  std::string target;
-  Memory memory;
+  std::string target = "";
+  Memory memory = {};
+  double momentum = 0.9;  // of SGD
 };
 
 // An optimizer of one parameter, whose memory it owns.
@@ -47,7 +51,7 @@ struct Trial {
       split_master("", as, start.data(), kCount, weights.data(), nullptr);
     GroupOptions group;
     group.hyper = default_hyper(o.rule);
-    if (o.rule == "sgd") group.hyper.momentum = 0.9;
+    if (o.rule == "sgd") group.hyper.momentum = o.momentum;
     group.state = o.state;
     group.min_quantized_numel = 0;
     group.master = o.master;
@@ -102,7 +106,7 @@ TEST(Master, ResidualsOf16BitsAreFloat32) {
   Rng rng = testing::seeded("residual16", 31);
   int64_t runs = 0, differing = 0, small = 0;
   for (const std::string& rule : rule_names())
-    for (const std::string& state : codec_names())
+    for (const std::string& state : testing::codec_names_of(rule, {}))
       for (const DType dtype : {DType::kBF16, DType::kF16}) {
         const std::vector<float> start = start_values(rng);
         Trial wanted({rule, state}, start, DType::kF32), got({rule, state, "residual16"}, start, dtype);
@@ -132,7 +136,8 @@ TEST(Master, ResultsDependOnNothingElse) {
   const std::filesystem::path scratch = std::filesystem::temp_directory_path();
   int64_t comparisons = 0, differing = 0;
   for (const std::string& master : {"residual16", "residual8", "stochastic"})
-    for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    for (const std::string& rule : {"adamw", "lars"}) {  // whose norms need no state, but residuals
+      const DType dtype = rng.chance(0.5) ? DType::kBF16 : DType::kF16;
       const std::vector<float> start = start_values(rng);
       std::vector<Options> ways = {{.threads = 2},
                                    {.memory = {.ram_bytes = 16384, .disk = scratch, .chunk_bytes = 4096}}};
@@ -141,10 +146,12 @@ TEST(Master, ResultsDependOnNothingElse) {
       for (int t = 0; t < 4; ++t) grads.push_back(gradient(rng));
       Options base;
       base.master = master;
+      base.rule = rule;
       Trial wanted(base, start, dtype);
       for (const auto& g : grads) wanted.step(g);
       for (Options way : ways) {
         way.master = master;
+        way.rule = rule;
         Trial got(way, start, dtype);
         for (const auto& g : grads) got.step(g);
         const int64_t bad = testing::differing_bytes(wanted.weights.data(), got.weights.data(),
@@ -157,6 +164,36 @@ TEST(Master, ResultsDependOnNothingElse) {
     }
   std::printf("%lld comparisons, %lld bytes differ\n", static_cast<long long>(comparisons),
               static_cast<long long>(differing));
+}
+
+// Norms of a parameter are those of its float32 weights, in however many calls they are taken.
+TEST(Master, NormsOfManyBlocksAreThoseOfFloat32) {
+  constexpr int64_t kManyRows = (int64_t{1} << 16) + 3000, kMany = 2 * kManyRows;
+  Rng rng = testing::seeded("many blocks", 37);
+  std::vector<float> wanted(kMany), grad(kMany), got(kMany);
+  for (float& x : wanted) x = static_cast<float>(rng.over_binades(-6, 2));
+  for (float& x : grad) x = static_cast<float>(rng.over_binades(-12, 0));
+  std::vector<uint16_t> half(kMany), residual(kMany);
+  split_master("residual16", DType::kBF16, wanted.data(), kMany, half.data(), residual.data());
+  const auto make = [](void* data, DType dtype, const std::string& master) {
+    auto made = std::make_unique<Optimizer>(OptimizerOptions{.rule = "lamb", .threads = 1});
+    GroupOptions group;
+    group.hyper = default_hyper("lamb");
+    group.master = master;
+    made->add_group(group);
+    made->add_param(0, {data, dtype, {kManyRows, 2}}, true);
+    return made;
+  };
+  const auto plain = make(wanted.data(), DType::kF32, ""), with = make(half.data(), DType::kBF16, "residual16");
+  with->write_state(0, 2, residual.data(), nullptr);
+  const Gradient g{grad.data(), DType::kF32, nullptr};
+  for (int t = 0; t < 2; ++t) plain->step({&g, 1}), with->step({&g, 1});
+  with->read_state(0, 2, residual.data(), nullptr);
+  join_master("residual16", DType::kBF16, half.data(), residual.data(), kMany, got.data());
+  const int64_t bad = testing::differing_bytes(wanted.data(), got.data(), kMany * int64_t{sizeof(float)});
+  EXPECT_EQ(bad, 0);
+  std::printf("%lld blocks: %lld bytes differ from float32\n", static_cast<long long>(kManyRows),
+              static_cast<long long>(bad));
 }
 
 // After 8 bits of residual a bfloat16 weight is off by 2^-16 of itself at most, in every step again.
@@ -233,11 +270,13 @@ TEST(Master, StepsOfLengthZeroChangeNothing) {
 TEST(Master, FilesHoldResiduals) {
   Rng rng = testing::seeded("files", 35);
   const std::string path = std::filesystem::temp_directory_path() / ("master-" + std::to_string(getpid()) + ".lowtide");
-  for (const std::string& master : {"residual16", "residual8"}) {
-    Trial first({.master = master}, start_values(rng), DType::kBF16);
+  for (const auto& [rule, master] : {std::pair("adamw", "residual16"), {"adamw", "residual8"}, {"sgd", "residual16"}}) {
+    Options how{.rule = rule, .master = master};
+    how.momentum = 0;
+    Trial first(how, start_values(rng), DType::kBF16);
     for (int t = 0; t < 3; ++t) first.step(gradient(rng));
     first.optimizer.save(path);
-    Trial second({.master = master}, start_values(rng), DType::kBF16);
+    Trial second(how, start_values(rng), DType::kBF16);
     second.weights = first.weights;
     second.optimizer.rebind(0, {second.weights.data(), DType::kBF16, {kRows, kColumns}});
     second.optimizer.load(path);
@@ -246,7 +285,7 @@ TEST(Master, FilesHoldResiduals) {
     first.step(g), second.step(g);
     EXPECT_EQ(first.weights, second.weights);
     EXPECT_EQ(first.residual(), second.residual());
-    Trial other({}, start_values(rng), DType::kBF16);
+    Trial other({.rule = rule}, start_values(rng), DType::kBF16);
     EXPECT_THROW(other.optimizer.load(path), Error) << "a run without residual";
   }
   std::filesystem::remove(path);

@@ -190,19 +190,37 @@ FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 FULL_FROM_0 = StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=True)
 
 
-def through_full_state_dict(layout: Layout, disk: str | None = None) -> tuple[dict[str, bytes], dict[str, bytes]]:
+def through_full_state_dict(
+    layout: Layout, codec: str, disk: str | None = None
+) -> tuple[dict[str, bytes], dict[str, bytes]]:
     """Six steps in one go, and with the whole state gathered on rank 0 and handed to a new optimizer after three."""
-    net, opt = build(layout, "adamw", "dynamic8")
+    net, opt = build(layout, "adamw", codec)
     train(net, opt, range(3))
     weights, state = get_state_dict(net, opt, options=FULL)
     assert bool(state) == (dist.get_rank() == 0), "cpu_offload leaves the whole on rank 0 only"
-    other_net, other = build(layout, "adamw", "dynamic8", disk)
+    other_net, other = build(layout, "adamw", codec, disk)
     # Not set_state_dict: on ranks without weights of their own it takes no part in handing them out.
     set_model_state_dict(other_net, weights, options=FULL_FROM_0)
     set_optimizer_state_dict(other_net, other, state, options=FULL_FROM_0)
     for pair in ((net, opt), (other_net, other)):
         train(*pair, range(3, 6))
     return snapshot(net, opt), snapshot(other_net, other)
+
+
+def shapes_alone_and_sharded(layout: Layout, codec: str) -> list[dict[str, dict[str, tuple[int, ...]]]]:
+    """The shapes of all state of matrices, in a process alone and sharded by rows."""
+    found = []
+    for each in (Layout("plain"), layout):
+        net, opt = build(each, "adamw", codec)
+        train(net, opt, range(1))
+        found.append(
+            {
+                name: {key: tuple(value.shape) for key, value in opt.state[param].items()}
+                for name, param in net.named_parameters()
+                if param.ndim > 1
+            }
+        )
+    return found
 
 
 def untouched_by_asking(layout: Layout, disk: str | None = None) -> tuple[dict[str, bytes], dict[str, bytes]]:

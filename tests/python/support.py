@@ -25,7 +25,9 @@ RULES: dict[str, tuple[type[lowtide.optimizer.Optimizer], dict[str, Any]]] = {
     "lars": (lowtide.LARS, {}),
 }
 RULE_OF = {"sgd_plain": "sgd", "adamw_amsgrad": "adamw", "nadam": "adam"}  # the others are called as the core's rule
-CODECS = ("dynamic8", "float8", "bf16", "fp32")
+CODECS = ("dynamic8", "float8", "bf16", "fp32")  # for every rule
+FOUR_BITS = ("dynamic4", "mixed12")  # for averages of 0.9 at most
+LONG_AVERAGES = ("lion", "rmsprop", "ademamix")  # of RULES
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 

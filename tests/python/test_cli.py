@@ -13,7 +13,7 @@ from lowtide.cli import app
 from lowtide.commands import count_of
 from typer.testing import CliRunner
 
-from support import CODECS, trained
+from support import CODECS, FOUR_BITS, trained
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_plan_shows_every_format_and_marks_the_chosen_one(run, tmp_path, columns
     assert [row[:2] + row[2:].split()[0] for row in rows] == [
         f"{'*' if codec == 'bf16' else ' '} {codec}" for codec in _core.codec_names()
     ]
-    assert set(CODECS) == set(_core.codec_names())
+    assert set(CODECS + FOUR_BITS) == set(_core.codec_names())
     assert "bf16 fits" in text and "4096 by 4096" in text
 
 
@@ -52,7 +52,7 @@ def test_plan_agrees_with_the_library(run, tmp_path):
     found = run("plan", "--params", "1000003", "--ram", "1MiB", "--disk", tmp_path, "--json")
     shapes = [(244, 4096), (579,)]
     memory = lowtide.Memory(host="1MiB", disk=tmp_path)
-    assert found["fits"] and set(found["plans"]) == set(CODECS)
+    assert found["fits"] and set(found["plans"]) == set(CODECS + FOUR_BITS)
     for codec, got in found["plans"].items():
         wanted = lowtide.plan(shapes, state=codec, memory=memory)
         assert got == {key: getattr(wanted, key) for key in got} and got["elements"] == 1000003
@@ -86,7 +86,7 @@ def test_plan_of_shapes_and_configs(run, tmp_path):
 
 
 def test_plan_measures_when_asked_to(run, tmp_path, monkeypatch):
-    fast = lowtide.Rates(dict.fromkeys(CODECS, 1e9), 1e9, 1e9)
+    fast = lowtide.Rates(dict.fromkeys(CODECS + FOUR_BITS, 1e9), 1e9, 1e9)
     monkeypatch.setattr("lowtide.commands.measure_rates", lambda *_, **__: fast)
     arguments = ("plan", "--params", "1e6", "--ram", "1MiB", "--disk", tmp_path, "--measure")
     assert "A step: computing" in run(*arguments)
@@ -100,7 +100,7 @@ def test_info(run, tmp_path, monkeypatch):
     found = run("info", "--disk", tmp_path, "--json")
     assert found["version"] == lowtide.__version__ and found["cpu_targets"] == _core.cpu_targets()
     assert found["ram_total"] > found["ram_free"] > 0 and found["memory_rate"] > 1e8
-    assert set(found["step_rates"]) == set(CODECS) and found["disk"]["free_bytes"] > 0
+    assert set(found["step_rates"]) == set(CODECS + FOUR_BITS) and found["disk"]["free_bytes"] > 0
     text = run("info", "--disk", tmp_path)
     assert lowtide.__version__ in text and "GB/s" in text and "free" in text
     assert all(f"backend {name}" in text for name in lowtide.backends())

@@ -107,6 +107,39 @@ def test_files_move_both_ways(
     figure(f"{twins.compared} bytes alike; files of {(tmp_path / 'cpu').stat().st_size} bytes are the same")
 
 
+@pytest.mark.parametrize("master", ["residual16", "residual8", "stochastic"])
+def test_masters(
+    device: StandIn, master: str, tmp_path: Path, seed: int, figure: Callable[[str], None]
+) -> None:
+    """Weights with a residual, streaming: steps, state dicts and files of the CPU, both ways, and the same export."""
+    compared = streamed = 0
+    for rule in ("adamw", "lion", "sgd", "lamb"):
+        here = [parameter(*shape, dtype=DTYPES[i % 3]) for i, shape in enumerate(SHAPES)]
+        there = device.parameters(here)
+        first = make(rule, here, master=master, min_quantized_numel=0)
+        second = make(rule, there, master=master, min_quantized_numel=0, memory=BUDGETS["streaming"])
+        twins = Twins(device, here, there)
+        twins.step(first, second, 2)
+        twins.compare_state(first, second)
+        for optimizer, name in ((first, "cpu"), (second, "device")):
+            optimizer.save(tmp_path / name)
+        assert (tmp_path / "device").read_bytes() == (tmp_path / "cpu").read_bytes()
+        first.load(tmp_path / "device")
+        second.load(tmp_path / "cpu")
+        twins.step(first, second, 1)
+        first.load_state_dict(through_file(second.state_dict()))
+        twins.step(first, second, 1)
+        twins.compare_state(first, second)
+        models = [torch.nn.ParameterList(params) for params in (here, there)]
+        mine, theirs = (lowtide.export_fp32(model, opt) for model, opt in zip(models, (first, second), strict=True))
+        assert all(bits(mine[name]) == bits(theirs[name]) for name in mine)
+        assert twins.differing == 0, rule
+        compared += twins.compared
+        streamed += second.report()["moved_per_step"] > 0
+    assert streamed > 0
+    figure(f"{compared} bytes alike, {streamed} rules streaming")
+
+
 def test_torch_state_dicts(device: StandIn, seed: int, figure: Callable[[str], None]) -> None:
     here, first, there, second = both(device)
     second.load_state_dict(first.torch_state_dict())

@@ -21,6 +21,8 @@ HSDP = Layout("rows", (2, 2))
         ("lion", "dynamic8", True, True),
         ("sgd", "dynamic8", True, True),
         ("adamw", "bf16", False, False),
+        ("adamw", "dynamic4", False, True),
+        ("adamw", "mixed12", False, False),
     ],
 )
 def test_a_checkpoint_goes_to_any_mesh(
@@ -47,16 +49,24 @@ def test_a_checkpoint_goes_to_any_mesh(
     figure(f"{moves} moves between meshes, {compared} bytes compared, 0 differ; {on_disk} bytes of state on disk")
 
 
-@pytest.mark.parametrize("on_disk", [False, True])
-def test_a_full_state_dict(on_disk: bool, tmp_path: Path, figure) -> None:
+@pytest.mark.parametrize(
+    ("state", "on_disk"), [("dynamic8", False), ("dynamic8", True), ("dynamic4", False), ("mixed12", True)]
+)
+def test_a_full_state_dict(state: str, on_disk: bool, tmp_path: Path, figure) -> None:
     layout = Layout("rows", (3,))
     compared = 0
     for one, other in shared_ranks().run(
-        layout.world, jobs.through_full_state_dict, layout, str(tmp_path) if on_disk else None
+        layout.world, jobs.through_full_state_dict, layout, state, str(tmp_path) if on_disk else None
     ):
         assert differing(one, other) == []
         compared += size(one)
     figure(f"{compared} bytes compared, 0 differ")
+
+
+def test_codes_of_four_bits_have_the_shape_of_a_process_alone() -> None:
+    for state in ("dynamic4", "mixed12"):
+        for alone, sharded in shared_ranks().run(3, jobs.shapes_alone_and_sharded, Layout("rows", (3,)), state):
+            assert sharded == alone and alone["edge"]["exp_avg"] == (16, 150)
 
 
 @pytest.mark.parametrize("on_disk", [False, True])

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,13 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.md"))
 
 
+def _is_alive(status: Path) -> bool:
+    try:
+        return status.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def test_the_watchdog_kills_children_too(tmp_path: Path) -> None:
     marker = tmp_path / "pid"
     script = textwrap.dedent(f"""
@@ -143,7 +151,10 @@ def test_the_watchdog_kills_children_too(tmp_path: Path) -> None:
     result = watchdog.run([sys.executable, "-c", script], 3, tmp_path / "log")
     assert result.status == "hung"
     status = Path(f"/proc/{marker.read_text()}/stat")
-    assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
+    deadline = time.monotonic() + 10  # a process that was killed dies when it is next run
+    while (alive := _is_alive(status)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not alive
     assert watchdog.run(["/no/such/program"], 3, tmp_path / "log").status == "missing"
 
 

@@ -70,9 +70,10 @@ def test_arguments_are_those_of_the_trainer(settings: Any, installed: None, tmp_
             args = arguments(name, tmp_path, optim_args=text, **settings)
             their_class, wanted = transformers.Trainer.get_optimizer_cls_and_kwargs(args)
             cls, got = lowtide.hf.optimizer(args.optim, args)
-            assert their_class.__name__.removesuffix("8bit") == cls.__name__, name
+            assert their_class.__name__.removesuffix("8bit").removesuffix("4bit") == cls.__name__, name
             eight_bits = wanted.get("optim_bits") == 8 or their_class.__name__.endswith("8bit")
-            assert got["state"] == ("dynamic8" if eight_bits else "fp32")
+            four_bits = their_class.__name__.endswith("4bit")
+            assert got["state"] == ("dynamic8" if eight_bits else "dynamic4" if four_bits else "fp32")
             assert ("memory" in got) == wanted.get("is_paged", False) == recipe.paged
             wanted = {k: float(v) if isinstance(v, str) else v for k, v in wanted.items() if k not in THEIR_STORAGE}
             effective = {k: p.default for k, p in inspect.signature(cls).parameters.items()} | got
@@ -85,7 +86,7 @@ def test_arguments_are_those_of_the_trainer(settings: Any, installed: None, tmp_
 
 
 def test_every_name_steps_and_paging_changes_nothing(tmp_path: Path, seed: int, figure: Any) -> None:
-    stored = {"fp32": torch.float32, "dynamic8": torch.uint8}
+    stored = {"fp32": torch.float32, "dynamic8": torch.uint8, "dynamic4": torch.uint8}
     for name, recipe in lowtide.hf.RECIPES.items():
         results = []
         for memory in (None, lowtide.Memory(host="20KiB", disk=tmp_path, chunk="4KiB")):

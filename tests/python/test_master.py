@@ -58,6 +58,54 @@ def test_resume_and_budgets_change_no_bit(master, seed, tmp_path, figure):
     )
 
 
+@pytest.mark.parametrize("rule", [lowtide.SGD, lowtide.LARS])
+@pytest.mark.parametrize("master", ["residual16", "residual8"])
+@pytest.mark.parametrize("tier", ["ram", "disk"])
+def test_residuals_without_momentum_resume(rule, master, tier, seed, tmp_path):
+    """A residual keeps to the states that it lies with, wherever it lies: here none."""
+    memory = lowtide.Memory(host="48KiB", disk=tmp_path, chunk="4KiB") if tier == "disk" else None
+    begin = torch.randn(128, 512).bfloat16()
+
+    def made(steps, momentum=0.0, memory=memory):
+        param = torch.nn.Parameter(begin.clone())
+        opt = rule([param], lr=1e-3, momentum=momentum, master=master, memory=memory)
+        for _ in range(steps):
+            random_gradients([param])
+            opt.step()
+        return param, opt
+
+    param, opt = made(2)
+    assert opt._core.is_paged(0) == (tier == "disk")
+    saved = through_file(opt.state_dict())
+    assert set(saved["state"][0]) == {"step", "residual"}
+    opt.load_state_dict(saved)
+    for steps in (0, 2):
+        twin, other = made(steps)
+        twin.data.copy_(param.data)
+        other.load_state_dict(saved)
+        assert all(bits(opt.state_dict()["state"][0][name]) == bits(value) for name, value in saved["state"][0].items())
+        random_gradients([param])
+        twin.grad = param.grad.clone()
+        before = param.detach().clone()
+        opt.step()
+        other.step()
+        assert bits(twin) == bits(param), f"loaded after {steps} steps"
+        param.data.copy_(before)
+        opt.load_state_dict(saved)
+    with_momentum = through_file(made(2, 0.9, None)[1].state_dict())
+    before = through_file(opt.state_dict())
+    with refused(opt, "momentum_buffer", "residual"):
+        opt.load_state_dict(with_momentum)
+    after = opt.state_dict()
+    assert all(bits(value) == bits(before["state"][0][name]) for name, value in after["state"][0].items())
+    random_gradients([param])
+    opt.step()
+    opt.state.clear()  # restarts it
+    random_gradients([param])
+    opt.step()
+    assert int(opt.state_dict()["state"][0]["step"]) == 1
+
+
 def test_export_fp32(seed, tmp_path):
     model = torch.nn.Sequential(torch.nn.Linear(64, 300), torch.nn.LayerNorm(300), torch.nn.Linear(300, 8)).bfloat16()
     model.get_submodule("1").float()

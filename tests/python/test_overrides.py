@@ -253,6 +253,47 @@ def test_state_dicts_and_files_with_overrides(tmp_path, seed):
     assert twin.state[other[0].weight]["exp_avg"].dtype == torch.float32
 
 
+@pytest.mark.parametrize("state", ["fp32", "bf16", "dynamic8", "float8", "dynamic4", "mixed12"])
+@pytest.mark.parametrize("of_group", ["fp32", "dynamic8", "float8", "mixed12"])
+def test_own_state_dicts_are_loaded_whatever_the_override(state, of_group, seed):
+    def made():
+        module = torch.nn.Sequential(torch.nn.Linear(256, 64, bias=False), torch.nn.Linear(64, 129))
+        lowtide.override(module[0], state=state)
+        return module, lowtide.AdamW(module.parameters(), state=of_group)
+
+    module, opt = made()
+    module(torch.randn(4, 256)).sum().backward()
+    opt.step()
+    saved = through_file(opt.state_dict())
+    assert "lowtide_state" not in opt.state[module[0].weight] and state_bits(copy.deepcopy(opt)) == state_bits(opt)
+    _, twin = made()
+    twin.load_state_dict(saved)
+    assert state_bits(twin) == state_bits(opt)
+    opt.load_state_dict(opt.state_dict())
+    assert state_bits(twin) == state_bits(opt)
+
+
+def test_codes_of_an_override_are_not_read_as_the_groups(seed):
+    module = torch.nn.Linear(256, 64, bias=False)
+    lowtide.override(module, state="float8")
+    opt = lowtide.AdamW(module.parameters())
+    module(torch.randn(4, 256)).sum().backward()
+    opt.step()
+    saved = opt.state_dict()
+    assert saved["state"][0]["lowtide_state"] == "float8"
+    plain = lowtide.AdamW(torch.nn.Linear(256, 64, bias=False).parameters())
+    with refused(plain, "float8", "dynamic8", "overrides"):
+        plain.load_state_dict(saved)
+    for wrong in ("float9", 8, ["float8"]):
+        spoilt = {**saved, "state": {0: {**saved["state"][0], "lowtide_state": wrong}}}
+        with refused(opt, repr(wrong), "one of", "'float8'"):
+            opt.load_state_dict(spoilt)
+    old = {**saved, "state": {0: dict(opt.state[module.weight])}}  # without it, the group's is meant
+    with refused(opt, "got dynamic8", "wanted float8"):
+        opt.load_state_dict(old)
+    plain.load_state_dict(old)
+
+
 def test_plans_know_overrides(seed):
     module = model()
     plain = lowtide.plan(module).state_bytes

@@ -65,6 +65,30 @@ def test_bytes_are_those_of_the_report(rule, codec, seed, tmp_path, figure):
     assert streamed >= 4 or rule == "sgd_plain"
 
 
+# Options of a class that make another rule of it, or another number of passes over its state.
+VARIANTS = {
+    lowtide.Adam: ({}, {"amsgrad": True}),
+    lowtide.AdamW: ({}, {"amsgrad": True}),
+    lowtide.SGD: ({}, {"momentum": 0.9}),
+    lowtide.RMSprop: ({}, {"momentum": 0.9}, {"centered": True}, {"momentum": 0.9, "centered": True}),
+    lowtide.LAMB: ({}, {"max_unorm": 0.1}),
+    lowtide.LARS: ({}, {"max_unorm": 0.1}, {"momentum": 0.0}, {"momentum": 0.0, "max_unorm": 0.1}),
+}
+
+
+@pytest.mark.parametrize("cls", VARIANTS)
+def test_every_variant_of_a_rule_is_planned(cls, tmp_path, figure):
+    memory = lowtide.Memory(host="300KiB", disk=tmp_path, chunk="32KiB")
+    found = {}
+    for options in VARIANTS[cls]:
+        planned = lowtide.plan([(600, 1024)], cls.__name__.lower(), memory=memory, **options)
+        report = reported(cls([torch.nn.Parameter(torch.zeros(600, 1024))], memory=memory, **options))
+        assert compare(planned, report) == 0, options
+        found[str(options)] = (planned.state_bytes, planned.moved_per_step)
+    assert len(set(found.values())) >= (1 if cls is lowtide.LAMB else 2), found
+    figure(f"{cls.__name__}: state and bytes moved a step: {found}")
+
+
 def test_every_description_of_a_model_gives_the_same_plan():
     model = torch.nn.Sequential(torch.nn.Linear(300, 500), torch.nn.Linear(500, 7))
     with torch.device("meta"):

@@ -16,7 +16,10 @@ class DeviceCaseOf {
  public:
   template <class... Where>
   explicit DeviceCaseOf(StepCase& of, Where&... where)
-      : case_(of), param_(of.param.data(), of.param.size(), where...), grad_(of.grad.data(), of.grad.size(), where...) {
+      : case_(of),
+        param_(of.param.data(), of.param.size(), where...),
+        grad_(of.grad.data(), of.grad.size(), where...),
+        residual_(of.residual.data(), of.residual.size(), where...) {
     for (int k = 0; k < kMaxStates; ++k) {
       codes_.emplace_back(of.codes[k].data(), of.codes[k].size(), where...);
       scales_.emplace_back(of.scales[k].data(), of.scales[k].size() * sizeof(float), where...);
@@ -26,6 +29,7 @@ class DeviceCaseOf {
     StepItem out = case_.item();
     grad_.put(case_.grad.data());
     out.param = param_.data(), out.grad = grad_.data();
+    out.master.residual = residual_.data();
     for (size_t k = 0; k < kMaxStates; ++k) {
       out.codes[k] = codes_[k].data();
       out.scales[k] = reinterpret_cast<float*>(scales_[k].data());
@@ -36,6 +40,7 @@ class DeviceCaseOf {
   void fetch() {
     EXPECT_TRUE(grad_.guards_are_whole());
     param_.get(case_.param.data());
+    residual_.get(case_.residual.data());
     for (size_t k = 0; k < kMaxStates; ++k) {
       codes_[k].get(case_.codes[k].data());
       scales_[k].get(case_.scales[k].data());
@@ -44,7 +49,7 @@ class DeviceCaseOf {
 
  private:
   StepCase& case_;
-  Bytes param_, grad_;
+  Bytes param_, grad_, residual_;
   std::vector<Bytes> codes_, scales_;
 };
 

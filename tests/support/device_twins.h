@@ -66,6 +66,8 @@ class Twins {
     group_.hyper = setup.hyper;
     group_.state = setup.state;
     group_.min_quantized_numel = setup.min_quantized_numel;
+    group_.rounding = setup.rounding;
+    group_.master = setup.master;
     on_device_->add_group(group_);
   }
   ~Twins() {
@@ -200,8 +202,9 @@ inline Config random_setup(Rng& rng, bool norms = true) {
   Config setup;
   do setup.rule = pick(rng, rule_names());
   while (!norms && rules()[static_cast<size_t>(find_rule(setup.rule))].norms);
-  setup.state = pick(rng, codec_names());
+  if (rng.chance(0.4)) setup.master = pick(rng, std::vector<std::string>{"residual16", "residual8", "stochastic"});
   setup.hyper = random_variant(setup.rule, rng);
+  setup.state = pick(rng, codec_names_of(setup.rule, setup.hyper));
   setup.hyper.lr = 0.01;
   return setup;
 }

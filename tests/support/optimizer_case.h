@@ -6,7 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "backend/dialect.h"
 #include "lowtide/optimizer.h"
+#include "optim/hyper.h"
 #include "support/compare.h"
 #include "support/random.h"
 
@@ -20,6 +22,7 @@ struct Config {
   int64_t min_quantized_numel = 0;
   Memory memory = {};
   std::string rounding = "auto";  // random bits go by the number of a parameter and its steps
+  std::string master = "";
 };
 
 inline Optimizer make_optimizer(const Config& setup) {
@@ -35,8 +38,20 @@ inline Optimizer make_optimizer(const Config& setup) {
   group.state = setup.state;
   group.min_quantized_numel = setup.min_quantized_numel;
   group.rounding = setup.rounding;
+  group.master = setup.master;
   optimizer.add_group(group);
   return optimizer;
+}
+
+// The formats that a rule can have with these hyper-parameters: all, or all but those of 4 bits.
+inline std::vector<std::string> codec_names_of(const std::string& rule, const Hyper& hyper) {
+  std::vector<std::string> names;
+  for (const std::string& name : codec_names()) try {
+      check_averages(rule, find_codec(name), hyper);
+      names.push_back(name);
+    } catch (const Error&) {
+    }
+  return names;
 }
 
 // A contiguous tensor with memory of its own.

@@ -33,6 +33,8 @@ struct StepCase {
   std::vector<std::byte> param, grad;
   std::vector<std::byte> codes[kMaxStates];
   std::vector<float> scales[kMaxStates];
+  int master = 0;  // of masters.def
+  std::vector<std::byte> residual;
   alignas(16) std::byte args[kArgsBytes] = {};
   double lr = 0.1, weight_decay = 1e-2;
   uint32_t stochastic = 0;  // as StepItem
@@ -42,6 +44,7 @@ struct StepCase {
 
   StepCase(int of_rule, int of_codec, DType p, DType g, int64_t rows, int64_t row_length, Rng& rng)
       : rule(of_rule), codec(of_codec), param_dtype(p), grad_dtype(g) {
+    if (codecs()[static_cast<size_t>(codec)].has_pairs()) row_length += row_length % 2;  // no odd rows have such codes
     // Steps of m / eps, where the root below it is zero and m is not, still fit into fp16.
     for (const char* family : {"adam", "ademamix", "lamb", "rmsprop"})
       if (std::strncmp(rules()[static_cast<size_t>(rule)].name, family, std::strlen(family)) == 0) lr = 1e-6;
@@ -54,8 +57,9 @@ struct StepCase {
     const RuleInfo& info = rules()[static_cast<size_t>(rule)];
     const CodecInfo& as = codecs()[static_cast<size_t>(codec)];
     for (int k = 0; k < info.states; ++k) {
-      codes[k].resize(static_cast<size_t>(n * as.format[1].code_bits / 8));
-      if (as.scaled) scales[k].resize(static_cast<size_t>(rows * blocks_per_row));
+      const StateFormat& format = format_of(rule, codec, k);
+      codes[k].resize(static_cast<size_t>(format.code_bytes(n)));
+      scales[k].resize(static_cast<size_t>(format.scales * rows * blocks_per_row));
     }
     // First moments over 60 binades from block to block, second moments over their squares, 5 % of the blocks zero.
     for (int64_t row = 0; row < rows; ++row)
@@ -65,13 +69,16 @@ struct StepCase {
         for (int k = 0; k < info.states; ++k) {
           const bool is_signed = (info.signed_mask >> k) & 1;
           const double unit = zero * std::ldexp(1 + rng.uniform(), is_signed ? binade : 2 * binade);
-          if (as.scaled) scales[k][static_cast<size_t>(row * blocks_per_row + b)] = static_cast<float>(unit);
+          const StateFormat& format = format_of(rule, codec, k);
+          for (int s = 0; s < format.scales; ++s)
+            scales[k][static_cast<size_t>((row * blocks_per_row + b) * format.scales + s)] =
+                static_cast<float>(s ? unit * rng.uniform() : unit);
           const int64_t end = std::min(row_length, (b + 1) * kBlockElements);
           for (int64_t c = b * kBlockElements; c < end; ++c) {
             const int64_t i = row * row_length + c;
             const double value = unit * (rng.chance(0.05) ? 0 : rng.over_binades(-12, 0));
             if (as.scaled)
-              codes[k][static_cast<size_t>(i)] = static_cast<std::byte>(rng.next());
+              codes[k][static_cast<size_t>(format.code_bytes(i))] = static_cast<std::byte>(rng.next());
             else
               put(codes[k], as.format[1].code_bits == 32 ? DType::kF32 : DType::kBF16, i,
                   is_signed ? value : std::fabs(value));
@@ -82,6 +89,13 @@ struct StepCase {
     seed = rng.next();
     if (rng.chance(0.5)) origin.first_row = rng.between(0, 1) ? rng.between(0, int64_t{1} << 40) : rng.between(0, 1000);
     set_step(2);
+  }
+
+  // Residuals are any bits. Of float32 parameters nothing comes of it.
+  void set_master(int kind, Rng& rng) {
+    master = kind;
+    residual.resize(static_cast<size_t>(residual_bytes(kind, layout.numel)));
+    for (std::byte& byte : residual) byte = static_cast<std::byte>(rng.next());
   }
 
   // 5 % of them zero.
@@ -119,6 +133,8 @@ struct StepCase {
     out.args = args;
     out.stochastic = stochastic;
     out.origin = origin;
+    out.master.kind = master;
+    out.master.residual = residual.empty() ? nullptr : residual.data();
     set_keys(seed, step, 0, out);
     for (int k = 0; k < kMaxStates; ++k) {
       out.codes[k] = codes[k].empty() ? nullptr : codes[k].data();
@@ -128,7 +144,7 @@ struct StepCase {
   }
 
   int64_t bytes() const {
-    int64_t sum = static_cast<int64_t>(param.size());
+    int64_t sum = static_cast<int64_t>(param.size() + residual.size());
     for (int k = 0; k < kMaxStates; ++k) sum += static_cast<int64_t>(codes[k].size() + scales[k].size() * 4);
     return sum;
   }
@@ -137,6 +153,7 @@ struct StepCase {
 // Bytes of parameter, codes and scales that differ.
 inline int64_t differing_bytes(const StepCase& a, const StepCase& b) {
   int64_t sum = differing_bytes(a.param.data(), b.param.data(), static_cast<int64_t>(a.param.size()));
+  sum += differing_bytes(a.residual.data(), b.residual.data(), static_cast<int64_t>(a.residual.size()));
   for (int k = 0; k < kMaxStates; ++k) {
     sum += differing_bytes(a.codes[k].data(), b.codes[k].data(), static_cast<int64_t>(a.codes[k].size()));
     sum += differing_bytes(a.scales[k].data(), b.scales[k].data(), static_cast<int64_t>(a.scales[k].size() * 4));

@@ -15,13 +15,71 @@ const typename C::Tables& codec_tables() {
   return tables;
 }
 
+// How a state is rounded, with what the hash of its elements takes of the key.
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+struct TileRounding : Rounding {
+  __m512i lanes, mix, factor0, factor1;
+
+  TileRounding(bool is_stochastic, RandomKey of)
+      : Rounding{is_stochastic, of},
+        lanes((iota(0) * vu(kRandomIncrement) + vu(of.k0)).v.raw),
+        mix(_mm512_set1_epi32(static_cast<int>(of.k1 ^ (of.k1 >> 13)))),
+        factor0(_mm512_set1_epi32(kRandomFactor0)),
+        factor1(_mm512_set1_epi32(kRandomFactor1)) {
+    // Compilers make a constant anew where it is used, from a general register; it is in memory and costs nothing
+    // there.
+    asm("" : "+m"(factor0), "+m"(factor1));
+  }
+};
+
+// random_bits of hash numbers first, first + 1, ... What is linear in the number is one addition, and the key one
+// operand more of the second exclusive or.
+HWY_INLINE vu random_words(u32 first, const TileRounding& of) {
+  constexpr int kXor3 = 0x96;
+  __m512i x = _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(first * kRandomIncrement)), of.lanes);
+  x = _mm512_mullo_epi32(_mm512_xor_si512(x, _mm512_srli_epi32(x, 15)), of.factor0);
+  x = _mm512_ternarylogic_epi32(x, _mm512_srli_epi32(x, 13), of.mix, kXor3);
+  x = _mm512_mullo_epi32(x, of.factor1);
+  return vu(decltype(vu::v){_mm512_xor_si512(x, _mm512_srli_epi32(x, 16))});
+}
+#else
+struct TileRounding : Rounding {
+  TileRounding(bool is_stochastic, RandomKey of) : Rounding{is_stochastic, of} {}
+};
+HWY_INLINE vu random_words(u32 first, const TileRounding& of) { return random_bits(iota(first), of.key); }
+#endif
+
+#if HWY_TARGET == HWY_AVX3_DL
+// random_16 of 64 elements as they come out of the hash: words in order. index is even.
+struct RandomPairs {
+  __m512i words[2];
+
+  HWY_INLINE RandomPairs(u32 index, const TileRounding& of) {
+    for (int i = 0; i < 2; ++i) words[i] = random_words((index >> 1) + static_cast<u32>(i * kLanes), of).v.raw;
+  }
+
+  // Which of 64 values carry out of their lower 16 bits when these are added.
+  HWY_INLINE __mmask64 carries(const __m512i (&value)[4]) const {
+    alignas(64) static constexpr u16 kEven[32] = {0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30,
+                                                  32, 34, 36, 38, 40, 42, 44, 46, 48, 50, 52, 54, 56, 58, 60, 62};
+    const __m512i even = _mm512_load_si512(kEven);
+    __mmask32 carry[2];
+    for (int i = 0; i < 2; ++i) {
+      const __m512i fraction = _mm512_permutex2var_epi16(value[2 * i], even, value[2 * i + 1]);
+      carry[i] = _mm512_cmplt_epu16_mask(_mm512_add_epi16(fraction, words[i]), words[i]);
+    }
+    return _mm512_kunpackd(carry[1], carry[0]);
+  }
+};
+#endif
+
 // random_16 of 64 elements.
-HWY_INLINE void random_tile(u32 index, const RandomKey& key, vu (&out)[kTileVectors]) {
+HWY_INLINE void random_tile(u32 index, const TileRounding& of, vu (&out)[kTileVectors]) {
 #if HWY_TARGET != HWY_SCALAR
   if (HWY_LIKELY(index % 2 == 0)) {  // a hash for two neighbours: the words of half a vector make a whole one
     const hn::Half<hn::Repartition<uint16_t, decltype(kU)>> half;
     for (int i = 0; i < kTileVectors; i += 2) {
-      const vu both = random_bits(iota((index >> 1) + static_cast<u32>(i / 2 * kLanes)), key);
+      const vu both = random_words((index >> 1) + static_cast<u32>(i / 2 * kLanes), of);
       const auto words = hn::BitCast(hn::Repartition<uint16_t, decltype(kU)>(), both.v);
       out[i] = vu(hn::PromoteTo(kU, hn::LowerHalf(half, words)));
       out[i + 1] = vu(hn::PromoteTo(kU, hn::UpperHalf(half, words)));
@@ -29,26 +87,82 @@ HWY_INLINE void random_tile(u32 index, const RandomKey& key, vu (&out)[kTileVect
     return;
   }
 #endif
-  for (int i = 0; i < kTileVectors; ++i) out[i] = random_16(iota(index + static_cast<u32>(i * kLanes)), key);
+  for (int i = 0; i < kTileVectors; ++i) out[i] = random_16(iota(index + static_cast<u32>(i * kLanes)), of.key);
+}
+
+// Two codes to a byte, and one.
+HWY_INLINE void unpack(const u4* codes, u8 (&out)[kTile]) {
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+  const __m512i words = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)));
+  const __m512i both = _mm512_or_si512(words, _mm512_slli_epi16(words, 4));
+  _mm512_storeu_si512(out, _mm512_and_si512(both, _mm512_set1_epi8(15)));
+#else
+  for (int i = 0; i < kTile / 2; ++i) {
+    out[2 * i] = codes[i].pair & 15;
+    out[2 * i + 1] = codes[i].pair >> 4;
+  }
+#endif
+}
+HWY_INLINE void pack(const u8 (&from)[kTile], u4* codes) {
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+  const __m512i words = _mm512_maddubs_epi16(_mm512_loadu_si512(from), _mm512_set1_epi16(0x1001));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), _mm512_cvtepi16_epi8(words));
+#else
+  for (int i = 0; i < kTile / 2; ++i) codes[i].pair = static_cast<u8>(from[2 * i] | from[2 * i + 1] << 4);
+#endif
 }
 
 template <class C, bool kSigned>
 struct GenericCodec {
-  using Code = typename C::Code;
+  using Code = CodeOf<C, kSigned>;
   const typename C::Tables& tables = codec_tables<C>();
 
   HWY_INLINE void decode(const Code* codes, float scale, vf (&out)[kTileVectors]) const {
+    if constexpr (std::is_same_v<Code, u4>) {
+      alignas(64) u8 bytes[kTile];
+      unpack(codes, bytes);
+      decode_each(bytes, scale, out);
+    } else {
+      decode_each(codes, scale, out);
+    }
+  }
+
+  HWY_INLINE void encode(const float* values, float inverse, const TileRounding& rounding, u32 index,
+                         Code* codes) const {
+    if constexpr (std::is_same_v<Code, u4>) {
+      alignas(64) u8 bytes[kTile];
+      encode_each(values, inverse, rounding, index, bytes);
+      pack(bytes, codes);
+    } else {
+      encode_each(values, inverse, rounding, index, codes);
+    }
+  }
+
+  // What the padding of a short block is filled with: decodes to zero, or to no more than any value of the block.
+  static Code zero_code() {
+    if constexpr (requires { C::kSignedZero; }) {
+      if constexpr (kSigned && std::is_same_v<Code, u4>) return Code{C::kSignedZero | C::kSignedZero << 4};
+      if constexpr (kSigned && !std::is_same_v<Code, u4>) return static_cast<Code>(C::kSignedZero);
+    }
+    return Code{};
+  }
+
+ private:
+  template <class Each>
+  HWY_INLINE void decode_each(const Each* codes, float scale, vf (&out)[kTileVectors]) const {
     for (int i = 0; i < kTileVectors; ++i) {
       const vf x = C::template decode<kSigned>(tables, load_code(codes + i * kLanes));
       out[i] = C::kScaled ? x * vf(scale) : x;
     }
   }
 
-  HWY_INLINE void encode(const float* values, float inverse, const Rounding& rounding, u32 index, Code* codes) const {
+  template <class Each>
+  HWY_INLINE void encode_each(const float* values, float inverse, const TileRounding& rounding, u32 index,
+                              Each* codes) const {
     if constexpr (requires(vf x, vu r) { C::template encode_with<kSigned>(tables, x, x, true, r); }) {
       if (rounding.stochastic) {
         vu random[kTileVectors];
-        random_tile(index, rounding.key, random);
+        random_tile(index, rounding, random);
         for (int i = 0; i < kTileVectors; ++i)
           store_code(C::template encode_with<kSigned>(tables, load(values + i * kLanes), vf(inverse), true, random[i]),
                      codes + i * kLanes);
@@ -61,16 +175,10 @@ struct GenericCodec {
                  codes + i * kLanes);
     }
   }
-
-  // What the padding of a short block is filled with: decodes to zero.
-  static Code zero_code() {
-    if constexpr (requires { C::kSignedZero; })
-      return kSigned ? static_cast<Code>(C::kSignedZero) : Code{};
-    else
-      return Code{};
-  }
 };
 
 // What the drivers use.
 template <class C, bool kSigned>
 struct CpuCodec : GenericCodec<C, kSigned> {};
+template <bool kSigned>
+struct CpuCodec<Mixed12, kSigned> : CpuCodec<typename Mixed12::Half<kSigned>::Codec, kSigned> {};

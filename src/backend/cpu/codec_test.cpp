@@ -251,13 +251,17 @@ TEST(Codecs, DecodeEveryCodeOnEveryTarget) {
 }
 
 // Every instruction set rounds stochastically as scalar code does, over floats of [2^-31, 1] of both signs, in blocks
-// with a 1. Lion with beta2 = 0 stores the gradient as it is, Adagrad its square.
+// with a 1, and fewer of them times powers of two from where squares vanish to where they overflow. Lion with beta2 = 0
+// stores the gradient as it is, Adagrad its square.
 TEST(StochasticSweep, GivesTheBitsOfScalarCodeOnEveryTarget) {
   constexpr uint32_t kOne = 0x3f800000u, kLow = 0x30000000u;
-  std::vector<float> gradients, zeros;
-  for (uint32_t u = kLow; u < kOne; u += 61 * kStride) {
-    if (gradients.size() % kBlock == 0) gradients.push_back(gradients.size() % (2 * kBlock) ? 1.f : -1.f);
-    gradients.push_back(std::bit_cast<float>(u | (gradients.size() % 3 == 0 ? 0x80000000u : 0)));
+  std::vector<float> gradients;
+  for (int exponent = -126; exponent <= 127; exponent += exponent == -1 || exponent == 0 ? 1 : 5) {
+    const float one = std::ldexp(1.f, exponent);
+    for (uint32_t u = kLow; u < kOne; u += (exponent == 0 ? 61 : 6007) * kStride) {
+      if (gradients.size() % kBlock == 0) gradients.push_back(gradients.size() % (2 * kBlock) ? one : -one);
+      gradients.push_back(one * std::bit_cast<float>(u | (gradients.size() % 3 == 0 ? 0x80000000u : 0)));
+    }
   }
   for (int i = 0; i < 300; ++i) gradients.push_back(i % 2 ? 0.f : -0.f);
   const int64_t sizes[] = {static_cast<int64_t>(gradients.size())};
@@ -294,6 +298,45 @@ TEST(StochasticSweep, GivesTheBitsOfScalarCodeOnEveryTarget) {
       }
     }
   std::printf("%lld codes rounded stochastically, 0 differ from scalar code\n", static_cast<long long>(compared));
+}
+
+// bf16 parameters are rounded to the same bits everywhere: every finite gradient times 1.5, which makes every second
+// one a tie, and times numbers that make others. The parameter is 0 before.
+TEST(Bfloat16Parameters, AreRoundedAlikeOnEveryTarget) {
+  std::vector<uint16_t> gradients;
+  for (uint32_t u = 0; u < 65536; ++u)
+    if ((u & 0x7f80u) != 0x7f80u) gradients.push_back(static_cast<uint16_t>(u));
+  const int64_t sizes[] = {static_cast<int64_t>(gradients.size())};
+  const Layout layout = Layout::make(sizes, {});
+  int64_t compared = 0, ties = 0, infinite = 0;
+  for (const double lr : {1.5, 1.00390625, 0.3, 1.9921875}) {
+    std::vector<uint16_t> wanted;
+    for (const uint16_t g : gradients) {
+      const float x = 0.f - (static_cast<float>(lr) * std::bit_cast<float>(uint32_t{g} << 16) + 0.f);
+      const uint32_t u = std::bit_cast<uint32_t>(x);
+      wanted.push_back(static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16));
+      ties += (u & 0xffffu) == 0x8000u, infinite += (wanted.back() & 0x7fffu) == 0x7f80u;
+    }
+    for (const std::string& target : cpu_targets()) {
+      std::vector<uint16_t> param(gradients.size());
+      std::vector<float> buffer(gradients.size());
+      alignas(16) std::byte args[kArgsBytes];
+      StepItem item;
+      item.param = param.data(), item.grad = gradients.data();
+      item.param_dtype = item.grad_dtype = DType::kBF16;
+      item.param_layout = item.grad_layout = &layout;
+      item.rule = find_rule("sgd"), item.codec = find_codec("fp32"), item.codes[0] = buffer.data();
+      rules()[size_t(item.rule)].make_args({.lr = lr}, args);
+      item.args = args;
+      cpu::make_backend(target)->step({&item, 1}, 1, false, nullptr);
+      if (target == "scalar") continue;
+      compared += static_cast<int64_t>(param.size());
+      EXPECT_EQ(param, wanted) << target;
+    }
+  }
+  std::printf("%lld parameters rounded, %lld of each target on ties, %lld overflow; 0 differ\n",
+              static_cast<long long>(compared), static_cast<long long>(ties), static_cast<long long>(infinite));
+  EXPECT_GT(ties, 10000);
 }
 
 }  // namespace

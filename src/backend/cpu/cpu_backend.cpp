@@ -199,11 +199,12 @@ class CpuBackend final : public Backend {
 
   void step_blocks(const StepItem& item, int64_t begin, int64_t end) const {
     const DType param_dtype = item.ballot ? DType::kF32 : item.param_dtype;
-    const int pair = static_cast<int>(param_dtype) * kDTypes + static_cast<int>(item.grad_dtype);
-    const bool has_master = item.master.kind && !item.ballot && param_dtype != DType::kF32;
-    const StepKernel own = has_master ? nullptr : steps_.of[item.rule][item.codec][pair];
+    // A parameter with a master comes as floats.
+    const DType kernel_dtype = has_master(item) ? DType::kF32 : param_dtype;
+    const int pair = static_cast<int>(kernel_dtype) * kDTypes + static_cast<int>(item.grad_dtype);
+    const StepKernel own = steps_.of[item.rule][item.codec][pair];
     const StepKernel kernel = own ? own : steps_.of[item.rule][item.codec][kFloats];
-    const int64_t p_bytes = own ? dtype_bytes(param_dtype) : sizeof(float);
+    const int64_t p_bytes = own ? dtype_bytes(kernel_dtype) : sizeof(float);
     const int64_t g_bytes = own ? dtype_bytes(item.grad_dtype) : sizeof(float);
     StepRun run{};
     run.args = item.args;
@@ -227,14 +228,14 @@ class CpuBackend final : public Backend {
     };
     for_each_run(row_length, begin, end, [&](int64_t first, int64_t n, int64_t block) {
       if (item.ballot) return make_ballot(item, !own, first, n, block, kernel_on);
-      if (own && item.param_layout->contiguous && item.grad_layout->contiguous) {
+      if (own && !has_master(item) && item.param_layout->contiguous && item.grad_layout->contiguous) {
         kernel_on(at(item.param, first, p_bytes), at(item.grad, first, g_bytes), first, n, block);
         return;
       }
       // Strided tensors, and pairs of element types without a kernel, pass through the cache; the arithmetic is the
       // same.
       Staged grad(aux_, item.grad_dtype, !own);
-      Staged param = has_master ? Staged(aux_, item, origin) : Staged(aux_, item.param_dtype, !own);
+      Staged param = staged_param(item, origin, !own);
       for (int64_t done = 0; done < n; done += kStaged) {
         const int64_t e = first + done, count = std::min(kStaged, n - done);
         const void* g = grad.read(*item.grad_layout, item.grad, e, count);
@@ -254,7 +255,7 @@ class CpuBackend final : public Backend {
     run.grad_scale = item.grad_scale;
     const int64_t origin = elements_before_block(item.param_layout->row_length, item.first_block, kBlock);
     for_each_run(item.param_layout->row_length, begin, end, [&](int64_t first, int64_t n, int64_t block) {
-      Staged param = staged_param(item, origin), grad(aux_, item.grad_dtype, true);
+      Staged param = staged_param(item, origin, true), grad(aux_, item.grad_dtype, true);
       for (int64_t done = 0; done < n; done += kStaged) {
         const int64_t e = first + done, at = block + done / kBlock;
         run.n = std::min(kStaged, n - done);
@@ -271,10 +272,9 @@ class CpuBackend final : public Backend {
     });
   }
 
-  // As floats, with what its master adds.
-  Staged staged_param(const StepItem& item, int64_t origin) const {
-    const bool has_master = item.master.kind && item.param_dtype != DType::kF32;
-    return has_master ? Staged(aux_, item, origin) : Staged(aux_, item.param_dtype, true);
+  // With what its master adds, and then as floats in any case.
+  Staged staged_param(const StepItem& item, int64_t origin, bool as_floats) const {
+    return has_master(item) ? Staged(aux_, item, origin) : Staged(aux_, item.param_dtype, as_floats);
   }
 
   // Sets what random bits of `run` go by, for element `first` of the parameter; returns how many of n elements from

@@ -88,7 +88,7 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
     out[3] = words(_mm512_unpackhi_epi16(high01, high23)) * s;
   }
 
-  HWY_INLINE void encode(const float* values, float inverse, const Rounding& rounding, u32 index, u8* codes) const {
+  HWY_INLINE void encode(const float* values, float inverse, const TileRounding& rounding, u32 index, u8* codes) const {
     if (rounding.stochastic) return encode_stochastic(values, inverse, rounding, index, codes);
     using L = Dynamic8Lines;
     // Step by step for all four vectors: a chain is longer than what the processor looks ahead.
@@ -134,12 +134,12 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
   static constexpr int kLargerMagnitude = 0b1011;  // of range_ps: the other operand where one is a NaN
 
   // The dialect's stochastic_rank with its rows in registers. Out of line, for the other form is as long.
-  HWY_NOINLINE void encode_stochastic(const float* values, float inverse, const Rounding& rounding, u32 index,
+  HWY_NOINLINE void encode_stochastic(const float* values, float inverse, const TileRounding& rounding, u32 index,
                                       u8* codes) const {
     constexpr int n = kTileVectors;
     const Dynamic8Table& map = this->tables.side[kSigned];
-    vu random[n];
-    random_tile(index, rounding.key, random);
+    if (HWY_UNLIKELY(index % 2)) return encode_generic(values, inverse, rounding, index, codes);
+    const RandomPairs random(index, rounding);
     __m512 x[n], a[n], y[n], joint[n];
     __m512i row[n], word[n];
     for (int i = 0; i < n; ++i) x[i] = _mm512_mul_ps(_mm512_loadu_ps(values + 16 * i), _mm512_set1_ps(inverse));
@@ -158,8 +158,8 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
     for (int i = 0; i < n; ++i) joint[i] = _mm512_mul_ps(a[i], pick(map.joint_slope, row[i]));
     for (int i = 0; i < n; ++i) joint[i] = _mm512_add_ps(joint[i], pick(map.joint_intercept, row[i]));
     for (int i = 0; i < n; ++i) word[i] = _mm512_cvttps_epi32(_mm512_min_ps(y[i], joint[i]));
-    for (int i = 0; i < n; ++i) word[i] = _mm512_add_epi32(word[i], random[i].v.raw);
     __m512i packed = pack(t.rank_bytes, word);
+    packed = _mm512_mask_sub_epi8(packed, random.carries(word), packed, _mm512_set1_epi8(-1));
     if constexpr (kSigned) {
       u64 negative = 0;
       for (int i = 0; i < n; ++i)
@@ -179,7 +179,7 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
   }
 
   // The same tile by the generic code: the arbiter near boundaries. Out of line: it is rare.
-  HWY_NOINLINE void encode_generic(const float* values, float inverse, const Rounding& rounding, u32 index,
+  HWY_NOINLINE void encode_generic(const float* values, float inverse, const TileRounding& rounding, u32 index,
                                    u8* codes) const {
     GenericCodec<Dynamic8, kSigned>::encode(values, inverse, rounding, index, codes);
   }

@@ -4,7 +4,7 @@
 
 struct Float8Vbmi {
   alignas(64) u8 upper[2][256];                   // [byte 2, byte 3][code]; signed: of the magnitude
-  alignas(64) u8 code_bytes[64], sign_bytes[64];  // bytes 0 and 3 of two vectors of 16 words, twice
+  alignas(64) u8 code_bytes[64], sign_bytes[64];  // bytes 2 and 3 of two vectors of 16 words, twice
 };
 
 template <bool kSigned>
@@ -16,7 +16,7 @@ const Float8Vbmi& float8_vbmi() {
       for (int b = 0; b < 2; ++b) t.upper[b][code] = static_cast<u8>(word >> (16 + 8 * b));
     }
     for (int i = 0; i < 64; ++i) {
-      t.code_bytes[i] = static_cast<u8>(4 * (i & 31));
+      t.code_bytes[i] = static_cast<u8>(4 * (i & 31) + 2);
       t.sign_bytes[i] = static_cast<u8>(4 * (i & 31) + 3);
     }
     return t;
@@ -26,7 +26,7 @@ const Float8Vbmi& float8_vbmi() {
 
 template <bool kSigned>
 struct CpuCodec<Float8, kSigned> : GenericCodec<Float8, kSigned> {
-  const Float8Vbmi& t = float8_vbmi<kSigned>();
+  const Float8Vbmi& t_ = float8_vbmi<kSigned>();
 
   HWY_INLINE void decode(const u8* codes, float scale, vf (&out)[kTileVectors]) const {
     // As in dynamic8_vbmi-inl.h: what is transposed first comes out of the interleaves in order.
@@ -45,32 +45,33 @@ struct CpuCodec<Float8, kSigned> : GenericCodec<Float8, kSigned> {
     out[3] = words(_mm512_unpackhi_epi16(zero, upper)) * s;
   }
 
-  HWY_INLINE void encode(const float* values, float inverse, const Rounding& rounding, u32 index, u8* codes) const {
-    if (HWY_UNLIKELY(!rounding.stochastic)) return encode_generic(values, inverse, rounding, index, codes);
+  HWY_INLINE void encode(const float* values, float inverse, const TileRounding& rounding, u32 index, u8* codes) const {
+    if (HWY_UNLIKELY(!rounding.stochastic || index % 2 || inverse < 0x1p-126f))
+      return encode_generic(values, inverse, rounding, index, codes);
     constexpr int n = kTileVectors;
-    constexpr u32 kFirst = Float8::kZeroBits<kSigned> - (1u << (Float8::kCut - 17));
-    vu random[n];
-    random_tile(index, rounding.key, random);
-    __m512 x[n], magnitude[n];
+    // The dialect's arithmetic on values as they are: with a power of two as the scale, it is that of the constants.
+    const float scale = as_float((254u << 23) - bits(inverse));
+    constexpr u32 kHalf = 1u << (Float8::kCut - 17);
+    const u32 first = Float8::kZeroBits<kSigned> - kHalf + (127u << 23) - bits(inverse);
+    const __m512 low = _mm512_set1_ps(Float8::kHalfLow<kSigned> * scale), half = _mm512_set1_ps(0.5f);
+    const RandomPairs random(index, rounding);
+    __m512 x[n], t[n];
     __m512i word[n];
     for (int i = 0; i < n; ++i) x[i] = _mm512_loadu_ps(values + 16 * i);
-    for (int i = 0; i < n; ++i) magnitude[i] = _mm512_abs_ps(_mm512_mul_ps(x[i], _mm512_set1_ps(inverse)));
-    // The product is exact, so that a fused addition rounds as one does that is not.
+    for (int i = 0; i < n; ++i) t[i] = kSigned ? _mm512_abs_ps(x[i]) : x[i];
+    for (int i = 0; i < n; ++i) t[i] = _mm512_max_ps(t[i], _mm512_fmadd_ps(t[i], half, low));
     for (int i = 0; i < n; ++i)
-      word[i] =
-          _mm512_castps_si512(_mm512_max_ps(magnitude[i], _mm512_fmadd_ps(magnitude[i], _mm512_set1_ps(0.5f),
-                                                                          _mm512_set1_ps(Float8::kHalfLow<kSigned>))));
-    for (int i = 0; i < n; ++i) word[i] = _mm512_sub_epi32(word[i], _mm512_set1_epi32(static_cast<int>(kFirst)));
-    for (int i = 0; i < n; ++i)
-      word[i] = _mm512_add_epi32(word[i], _mm512_slli_epi32(random[i].v.raw, Float8::kCut - 16));
-    for (int i = 0; i < n; ++i) word[i] = _mm512_srli_epi32(word[i], Float8::kCut);
-    __m512i packed = pack(t.code_bytes, word);
+      word[i] = _mm512_sub_epi32(_mm512_castps_si512(t[i]), _mm512_set1_epi32(static_cast<int>(first)));
+    // The code in byte 2 and below it 16 bits, which the random ones may carry out of.
+    for (int i = 0; i < n; ++i) word[i] = _mm512_srli_epi32(word[i], Float8::kCut - 16);
+    const __m512i codes_of = pack(t_.code_bytes, word);
+    __m512i packed = _mm512_mask_sub_epi8(codes_of, random.carries(word), codes_of, _mm512_set1_epi8(-1));
     if constexpr (kSigned) {
       const __m512i raw[n] = {_mm512_castps_si512(x[0]), _mm512_castps_si512(x[1]), _mm512_castps_si512(x[2]),
                               _mm512_castps_si512(x[3])};
-      packed =
-          _mm512_ternarylogic_epi32(packed, pack(t.sign_bytes, raw), _mm512_set1_epi8(static_cast<char>(0x80)), kOrAnd);
-    } else {
+      packed = _mm512_ternarylogic_epi32(packed, pack(t_.sign_bytes, raw), _mm512_set1_epi8(static_cast<char>(0x80)),
+                                         kOrAnd);
+    } else if (HWY_UNLIKELY(_mm512_testn_epi8_mask(packed, packed) != 0)) {
       u64 positive = 0;
       for (int i = 0; i < n; ++i)
         positive |= static_cast<u64>(_mm512_cmp_ps_mask(x[i], _mm512_setzero_ps(), _CMP_GT_OQ)) << (16 * i);
@@ -86,7 +87,7 @@ struct CpuCodec<Float8, kSigned> : GenericCodec<Float8, kSigned> {
 
   // high: codes of 128 and above.
   HWY_INLINE __m512i look_up(int byte, __m512i code, __mmask64 high) const {
-    const auto* p = reinterpret_cast<const __m512i*>(t.upper[byte]);
+    const auto* p = reinterpret_cast<const __m512i*>(t_.upper[byte]);
     const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(p), code, _mm512_load_si512(p + 1));
     if constexpr (kSigned) return low;
     const __m512i above = _mm512_permutex2var_epi8(_mm512_load_si512(p + 2), code, _mm512_load_si512(p + 3));
@@ -101,7 +102,7 @@ struct CpuCodec<Float8, kSigned> : GenericCodec<Float8, kSigned> {
   }
 
   // Values that come from outside.
-  HWY_NOINLINE void encode_generic(const float* values, float inverse, const Rounding& rounding, u32 index,
+  HWY_NOINLINE void encode_generic(const float* values, float inverse, const TileRounding& rounding, u32 index,
                                    u8* codes) const {
     GenericCodec<Float8, kSigned>::encode(values, inverse, rounding, index, codes);
   }

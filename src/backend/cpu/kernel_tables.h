@@ -28,7 +28,7 @@ inline constexpr int kDTypes = 3;  // float32, bfloat16, float16, numbered as DT
 inline constexpr int kPairs = kDTypes * kDTypes;
 
 struct AuxKernels {
-  ConvertKernel to_float[kDTypes], from_float[kDTypes];
+  ConvertKernel to_float[kDTypes], from_float[kDTypes];            // of 16-bit types
   MasterKernel join[kDTypes][kMasters], split[kDTypes][kMasters];  // of 16-bit weights, none but the first
   FiniteKernel finite[kDTypes];
   CodecKernel decode[kCodecs][2], encode[kCodecs][2];  // [codec][is signed]

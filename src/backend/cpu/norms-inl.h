@@ -25,7 +25,10 @@ template <class R, class C>
 struct NormDriver {
   static constexpr int K = R::kNormsReadState ? R::kStates : 0;
   static constexpr int kStored = K ? K : 1;  // no arrays of size 0
-  using Code = typename C::Code;
+  template <int k>
+  static constexpr bool kSigned = ((R::kSigned >> k) & 1) != 0;
+  template <int k>
+  using Code = CodeOf<C, kSigned<k>>;
 
   StateCodecs<R, C> codecs{};
   typename R::Args args;
@@ -35,13 +38,16 @@ struct NormDriver {
     __builtin_memcpy(&args, run.args, sizeof args);
   }
 
-  HWY_INLINE void block(const float* p, const float* g, const Code* const (&codes)[kStored],
+  HWY_INLINE void block(const float* p, const float* g, const u8* const (&codes)[kStored],
                         const float* const (&scales)[kStored], BlockNorms* out) const {
     alignas(64) float values[2][kBlock];
     vf largest[2] = {vf(0.f), vf(0.f)};
     for (int at = 0; at < kBlock; at += kTile) {
       vf s[kStored][kTileVectors];
-      each<K>([&](auto k) { std::get<k>(codecs).decode(codes[k] + at, C::kScaled ? *scales[k] : 1.f, s[k]); });
+      each<K>([&](auto k) {
+        const auto* const here = reinterpret_cast<const Code<k>*>(codes[k]) + code_count<Code<k>>(at);
+        std::get<k>(codecs).decode(here, C::kScaled ? scales[k][at * kScales<C, kSigned<k>> / kBlock] : 1.f, s[k]);
+      });
       for (int i = 0; i < kTileVectors; ++i) {
         const int e = at + i * kLanes;
         vf state[kStored], x[2];
@@ -57,16 +63,18 @@ struct NormDriver {
   }
 
   // A short block: the same code over padded copies, of zeros behind it.
-  HWY_NOINLINE void tail(const float* p, const float* g, const Code* const (&codes)[kStored],
+  HWY_NOINLINE void tail(const float* p, const float* g, const u8* const (&codes)[kStored],
                          const float* const (&scales)[kStored], int n, BlockNorms* out) const {
     alignas(64) float padded_p[kBlock] = {}, padded_g[kBlock] = {};
-    alignas(64) Code padded[kStored][kBlock];
-    const Code* from[kStored] = {};
+    alignas(64) u8 padded[kStored][kBlock * sizeof(float)];
+    const u8* from[kStored] = {};
     __builtin_memcpy(padded_p, p, static_cast<size_t>(n) * sizeof(float));
     __builtin_memcpy(padded_g, g, static_cast<size_t>(n) * sizeof(float));
     each<K>([&](auto k) {
-      for (Code& code : padded[k]) code = StateCodec<R, C, k>::zero_code();
-      __builtin_memcpy(padded[k], codes[k], static_cast<size_t>(n) * sizeof(Code));
+      const Code<k> zero = StateCodec<R, C, k>::zero_code();
+      for (size_t at = 0; at < static_cast<size_t>(code_count<Code<k>>(kBlock)) * sizeof zero; at += sizeof zero)
+        __builtin_memcpy(padded[k] + at, &zero, sizeof zero);
+      __builtin_memcpy(padded[k], codes[k], static_cast<size_t>(code_count<Code<k>>(n)) * sizeof zero);
       from[k] = padded[k];
     });
     block(padded_p, padded_g, from, scales, out);
@@ -74,14 +82,17 @@ struct NormDriver {
 
   static void run(const NormRun& run) {
     const NormDriver driver(run);
-    const Code* codes[kStored] = {};
+    const u8* codes[kStored] = {};
     const float* scales[kStored] = {};
-    for (int k = 0; k < K; ++k) codes[k] = static_cast<const Code*>(run.codes[k]), scales[k] = run.scales[k];
+    for (int k = 0; k < K; ++k) codes[k] = static_cast<const u8*>(run.codes[k]), scales[k] = run.scales[k];
     BlockNorms* out = run.out;
     int64_t at = 0;
     for (; at + kBlock <= run.n; at += kBlock) {
       driver.block(run.param + at, run.grad + at, codes, scales, out++);
-      for (int k = 0; k < K; ++k) codes[k] += kBlock, scales[k] += C::kScaled;
+      each<K>([&](auto k) {
+        codes[k] += kBlock * kCodeBits<Code<k>> / 8;
+        scales[k] += kScales<C, kSigned<k>>;
+      });
     }
     if (at < run.n) driver.tail(run.param + at, run.grad + at, codes, scales, static_cast<int>(run.n - at), out);
   }

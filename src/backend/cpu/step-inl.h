@@ -22,82 +22,121 @@ struct StepDriver {
   static constexpr int K = R::kStates;
   static constexpr float kLargestState = 0x1.fffffep127f;
   static constexpr int kStored = K ? K : 1;  // no arrays of size 0
-  using Code = typename C::Code;
+  template <int k>
+  static constexpr bool kSigned = ((R::kSigned >> k) & 1) != 0;
+  template <int k>
+  using Code = CodeOf<C, kSigned<k>>;
+  // Of a block's codes; as bytes, for states may differ in their codes.
+  template <int k>
+  static constexpr int kCodeBytes = kBlock* kCodeBits<Code<k>> / 8;
+  template <int k>
+  static constexpr int kParts = kScales<C, kSigned<k>>;  // of a block, which share a scale each
+  static constexpr int kMostParts = [] {
+    const int most = kScales<C, true> > kScales<C, false> ? kScales<C, true> : kScales<C, false>;
+    return most ? most : 1;
+  }();
 
   StateCodecs<R, C> codecs{};
   typename R::Args args;
   vf grad_scale;
-  Rounding rounding[kStored];
+  std::array<TileRounding, kStored> rounding;
 
-  explicit StepDriver(const StepRun& run) : grad_scale(run.grad_scale) {
+  explicit StepDriver(const StepRun& run)
+      : grad_scale(run.grad_scale), rounding(roundings(run, std::make_integer_sequence<int, kStored>())) {
     __builtin_memcpy(&args, run.args, sizeof args);  // a local copy: stores of bytes may alias anything
-    for (int k = 0; k < K; ++k)
-      rounding[k] = Rounding{((run.stochastic >> k) & 1) != 0, RandomKey{run.key[k][0], run.key[k][1]}};
+  }
+
+  template <int... k>
+  static std::array<TileRounding, kStored> roundings(const StepRun& run, std::integer_sequence<int, k...>) {
+    return {TileRounding(((run.stochastic >> k) & 1) != 0, RandomKey{run.key[k][0], run.key[k][1]})...};
   }
 
   // A block after the rule, before its codes are stored: they need the absmax, which is known at the block's end.
   struct Stage {
     alignas(64) float values[kStored][kBlock];
-    float inverse[kStored];
-    Code* codes[kStored];
+    float inverse[kStored][kMostParts];
+    u8* codes[kStored];
     u32 index;
   };
+
+  template <int k>
+  HWY_INLINE static Code<k>* code_at(u8* codes, int at) {
+    return reinterpret_cast<Code<k>*>(codes) + code_count<Code<k>>(at);
+  }
 
   // One block of `tiles` * 64 elements: decode, rule and absmax into `stage`. Between its tiles those of the block
   // before it, `last`, are encoded (kLast; it has all its tiles): work that does not wait for this block's divisions
   // and loads.
   template <bool kLast>
-  HWY_INLINE void block(P* p, const G* g, Code* const (&codes)[kStored], float* const (&scales)[kStored], int tiles,
+  HWY_INLINE void block(P* p, const G* g, u8* const (&codes)[kStored], float* const (&scales)[kStored], int tiles,
                         u32 index, Stage& stage, const Stage& last) const {
+    constexpr int kTilesOfPart = kBlock / kTile / kMostParts;
     vf largest[kStored];
     for (int k = 0; k < K; ++k) largest[k] = vf(0.f), stage.codes[k] = codes[k];
     stage.index = index;
-    for (int t = 0; t < tiles; ++t) {
-      const int at = t * kTile;
-      if constexpr (C::kScaled) prefetch(g + at);
-      vf s[kStored][kTileVectors];
-      each<K>([&](auto k) { std::get<k>(codecs).decode(codes[k] + at, C::kScaled ? *scales[k] : 1.f, s[k]); });
-      vf next[kTileVectors];
-      for (int i = 0; i < kTileVectors; ++i) {
-        const int e = at + i * kLanes;
-        vf state[kStored];
-        for (int k = 0; k < K; ++k) state[k] = s[k][i];
-        next[i] = R::template step<vf>(load(p + e), load(g + e) * grad_scale, state, args);
-        for (int k = 0; k < K; ++k) {
-          if constexpr (C::kScaled) largest[k] = max_abs(largest[k], state[k]);
-          store(state[k], stage.values[k] + e);
+    for (int part = 0; part < kMostParts; ++part) {
+      const int end = kMostParts == 1 || tiles < (part + 1) * kTilesOfPart ? tiles : (part + 1) * kTilesOfPart;
+      for (int t = part * kTilesOfPart; t < end; ++t) {
+        const int at = t * kTile;
+        if constexpr (C::kScaled) prefetch(g + at), prefetch(p + at);
+        vf s[kStored][kTileVectors];
+        each<K>([&](auto k) {
+          std::get<k>(codecs).decode(code_at<k>(codes[k], at), C::kScaled ? scales[k][part_of<k>(part)] : 1.f, s[k]);
+        });
+        vf next[kTileVectors];
+        for (int i = 0; i < kTileVectors; ++i) {
+          const int e = at + i * kLanes;
+          vf state[kStored];
+          for (int k = 0; k < K; ++k) state[k] = s[k][i];
+          next[i] = R::template step<vf>(load(p + e), load(g + e) * grad_scale, state, args);
+          for (int k = 0; k < K; ++k) {
+            if constexpr (C::kScaled) largest[k] = max_abs(largest[k], state[k]);
+            store(state[k], stage.values[k] + e);
+          }
         }
+        // Rounding to 16 bits waits for the divisions: it comes last (Zen 4: 4 % with bf16; stores of floats lose 1 %).
+        if constexpr (sizeof(P) != 2) store_tile(next, p + at);
+        if constexpr (!C::kScaled) encode_tile(stage, t, 0);
+        if constexpr (kLast) encode_tile(last, t, part);
+        if constexpr (sizeof(P) == 2) store_tile(next, p + at);
       }
-      store_tile(next, p + at);
-      if constexpr (!C::kScaled) encode_tile(stage, t);
-      if constexpr (kLast) encode_tile(last, t);
-    }
-    if constexpr (C::kScaled) {
-      each<K>([&](auto k) {
-        float absmax = reduce_max(largest[k]);
-        if (HWY_UNLIKELY(!(absmax <= kLargestState))) absmax = saturate(stage.values[k], tiles * kTile);
-        const BlockScale of = block_scale<C, ((R::kSigned >> k) & 1) != 0>(absmax);
-        *scales[k] = of.scale;
-        stage.inverse[k] = of.inverse;
-      });
+      if constexpr (C::kScaled) {
+        each<K>([&](auto k) {
+          if (kParts<k> < kMostParts && part + 1 < kMostParts) return;  // its scale is the whole block's
+          float absmax = reduce_max(largest[k]);
+          const int begin = kParts<k> == kMostParts ? part * kTilesOfPart : 0;
+          if (HWY_UNLIKELY(!(absmax <= kLargestState)))
+            absmax = saturate(stage.values[k] + begin * kTile, (end - begin) * kTile);
+          const BlockScale of = block_scale<C, kSigned<k>>(absmax);
+          scales[k][part_of<k>(part)] = of.scale;
+          stage.inverse[k][part_of<k>(part)] = of.inverse;
+          if (part + 1 < kMostParts) largest[k] = vf(0.f);
+        });
+      }
     }
   }
 
-  HWY_INLINE void encode_tile(const Stage& stage, int t) const {
+  // Which of state k's scales those of this part of the block are.
+  template <int k>
+  HWY_INLINE static int part_of(int part) {
+    return kParts<k> == kMostParts ? part : 0;
+  }
+
+  HWY_INLINE void encode_tile(const Stage& stage, int t, int part) const {
     each<K>([&](auto k) {
       const int at = t * kTile;
-      std::get<k>(codecs).encode(stage.values[k] + at, C::kScaled ? stage.inverse[k] : 0.f, rounding[k],
-                                 stage.index + static_cast<u32>(at), stage.codes[k] + at);
+      std::get<k>(codecs).encode(stage.values[k] + at, C::kScaled ? stage.inverse[k][part_of<k>(part)] : 0.f,
+                                 rounding[k], stage.index + static_cast<u32>(at), code_at<k>(stage.codes[k], at));
     });
   }
 
   HWY_INLINE void encode(const Stage& stage, int tiles) const {
-    for (int t = 0; t < tiles; ++t) encode_tile(stage, t);
+    for (int t = 0; t < tiles; ++t) encode_tile(stage, t, t * kMostParts / (kBlock / kTile));
   }
 
   // The tile kAhead bytes on; may point past the end. A block's arithmetic takes longer than the processor looks ahead,
-  // and the page after this one is cold. (Zen 4, dynamic8 AdamW from memory: 5 % with AVX2, 2 % with AVX-512; more
-  // arrays or twice the distance gain less or lose.)
+  // and the page after this one is cold. (Zen 4, dynamic8 AdamW from memory: gradients 2 %, or 5 % with AVX2;
+  // parameters 10 % more; codes or twice the distance gain less or lose.)
   template <class T>
   HWY_INLINE static void prefetch(const T* tile) {
     constexpr int kAhead = 2048, kLine = 64;
@@ -117,36 +156,42 @@ struct StepDriver {
     return absmax;
   }
 
-  // A short block: the same code over a padded copy. Padding has gradient, parameter and state zero.
-  void tail(P* p, const G* g, Code* const (&codes)[kStored], float* const (&scales)[kStored], int n, u32 index) const {
+  // A short block: the same code over a padded copy. Padding has gradient, parameter and state zero. (In second moments
+  // without a zero it has the least of all, and stays below every other value.)
+  void tail(P* p, const G* g, u8* const (&codes)[kStored], float* const (&scales)[kStored], int n, u32 index) const {
     alignas(64) P padded_p[kBlock];
     alignas(64) G padded_g[kBlock];
-    alignas(64) Code padded[kStored][kBlock];
+    alignas(64) u8 padded[kStored][kBlock * sizeof(float)];
     const int tiles = (n + kTile - 1) / kTile;
-    Code* padded_codes[kStored] = {};
+    u8* padded_codes[kStored] = {};
     for (int i = n; i < tiles * kTile; ++i) padded_p[i] = P{}, padded_g[i] = G{};
     __builtin_memcpy(padded_p, p, static_cast<size_t>(n) * sizeof(P));
     __builtin_memcpy(padded_g, g, static_cast<size_t>(n) * sizeof(G));
     each<K>([&](auto k) {
       padded_codes[k] = padded[k];
-      const Code zero = StateCodec<R, C, k>::zero_code();
-      for (int i = n; i < tiles * kTile; ++i) padded[k][i] = zero;
-      __builtin_memcpy(padded[k], codes[k], static_cast<size_t>(n) * sizeof(Code));
+      const Code<k> zero = StateCodec<R, C, k>::zero_code();
+      const auto stored = static_cast<size_t>(code_count<Code<k>>(n)) * sizeof zero;
+      for (size_t at = stored; at < static_cast<size_t>(code_count<Code<k>>(tiles * kTile)) * sizeof zero;
+           at += sizeof zero)
+        __builtin_memcpy(padded[k] + at, &zero, sizeof zero);
+      __builtin_memcpy(padded[k], codes[k], stored);
     });
     Stage stage;
     block<false>(padded_p, padded_g, padded_codes, scales, tiles, index, stage, stage);
     if constexpr (C::kScaled) encode(stage, tiles);
     __builtin_memcpy(p, padded_p, static_cast<size_t>(n) * sizeof(P));
-    each<K>([&](auto k) { __builtin_memcpy(codes[k], padded[k], static_cast<size_t>(n) * sizeof(Code)); });
+    each<K>([&](auto k) {
+      __builtin_memcpy(codes[k], padded[k], static_cast<size_t>(code_count<Code<k>>(n)) * sizeof(Code<k>));
+    });
   }
 
   static void run(const StepRun& run) {
     const StepDriver driver(run);
     P* p = static_cast<P*>(run.param);
     const G* g = static_cast<const G*>(run.grad);
-    Code* codes[kStored] = {};
+    u8* codes[kStored] = {};
     float* scales[kStored] = {};
-    for (int k = 0; k < K; ++k) codes[k] = static_cast<Code*>(run.codes[k]), scales[k] = run.scales[k];
+    for (int k = 0; k < K; ++k) codes[k] = static_cast<u8*>(run.codes[k]), scales[k] = run.scales[k];
     // Blocks whose codes have a scale are encoded one block late.
     Stage stages[2];
     Stage *stage = stages, *last = stages + 1;
@@ -154,7 +199,7 @@ struct StepDriver {
     const auto full_block = [&](auto have_last) {
       driver.template block<have_last>(p + done, g + done, codes, scales, kBlock / kTile,
                                        run.index + static_cast<u32>(done), *stage, *last);
-      for (int k = 0; k < K; ++k) codes[k] += kBlock, scales[k] += C::kScaled;
+      each<K>([&](auto k) { codes[k] += kCodeBytes<k>, scales[k] += kParts<k>; });
       done += kBlock;
       std::swap(stage, last);
     };

@@ -17,20 +17,21 @@ constexpr int64_t kAlignment = 64;
 
 int64_t extent_bytes(const Layout& layout, DType dtype) { return layout.extent * dtype_bytes(dtype); }
 
-// Of state k of the part that is stepped.
-struct StateBytes {
-  int64_t codes = 0, scales = 0;
-
-  StateBytes(const StepItem& item, int k) {
-    const int64_t row = item.param_layout->row_length;
-    const int64_t blocks = item.blocks < 0 ? item.param_layout->blocks(kBlockElements) : item.blocks;
-    const auto element = [&](int64_t b) { return elements_before_block(row, b, kBlockElements); };
-    if (blocks == 0) return;
+// Calls with(pointer, bytes) for the arrays of the part that is stepped: codes and scales of the states, if wanted, and
+// the residual.
+template <class Item, class Fn>
+void for_each_array(Item& item, bool states, Fn&& with) {
+  const int64_t row = item.param_layout->row_length;
+  const int64_t blocks = item.blocks < 0 ? item.param_layout->blocks(kBlockElements) : item.blocks;
+  const auto element = [&](int64_t b) { return elements_before_block(row, b, kBlockElements); };
+  const int64_t elements = blocks ? element(item.first_block + blocks) - element(item.first_block) : 0;
+  for (int k = 0; states && k < rules()[static_cast<size_t>(item.rule)].states; ++k) {
     const StateFormat& format = format_of(item.rule, item.codec, k);
-    codes = format.code_bytes(element(item.first_block + blocks) - element(item.first_block));
-    scales = format.scale_bytes(blocks);
+    with(item.codes[k], format.code_bytes(elements));
+    with(item.scales[k], format.scale_bytes(blocks));
   }
-};
+  if (has_master(item)) with(item.master.residual, residual_bytes(item.master.kind, elements));
+}
 
 template <class T>
 T* moved(T* at, int64_t bytes) {
@@ -79,14 +80,10 @@ FakeBackend::Kernel FakeBackend::step_kernel(std::span<const StepItem> items) co
     if (item.guard) touch(item.guard->word(), sizeof(uint32_t), true, false);
     // What is written elsewhere stays as it is there if the guard says so.
     const bool elsewhere = item.write_offset != 0;
-    for (int k = 0; k < rules()[static_cast<size_t>(item.rule)].states; ++k) {
-      const StateBytes bytes(item, k);
-      touch(item.codes[k], bytes.codes, true, !elsewhere);
-      touch(item.scales[k], bytes.scales, true, !elsewhere);
-      if (!elsewhere) continue;
-      touch(moved(item.codes[k], item.write_offset), bytes.codes, item.guard, true);
-      touch(moved(item.scales[k], item.write_offset), bytes.scales, item.guard, true);
-    }
+    for_each_array(item, true, [&](auto* at, int64_t bytes) {
+      touch(at, bytes, true, !elsewhere);
+      if (elsewhere) touch(moved(at, item.write_offset), bytes, item.guard, true);
+    });
   }
   return kernel;
 }
@@ -95,15 +92,11 @@ void FakeBackend::run_step(Batch& batch, bool ordered) {
   if (!batch.items.empty() && batch.items[0].guard && *batch.items[0].guard->word() != kernels::kNoItem) return;
   for (StepItem& item : batch.items) {
     if (item.write_offset == 0) continue;
-    const auto move = [&](auto*& at, int64_t size) {
+    for_each_array(item, true, [&](auto*& at, int64_t bytes) {
       auto* const to = moved(at, item.write_offset);
-      if (at) std::memcpy(to, at, static_cast<size_t>(size));
+      if (at) std::memcpy(to, at, static_cast<size_t>(bytes));
       at = to;
-    };
-    for (int k = 0; k < rules()[static_cast<size_t>(item.rule)].states; ++k) {
-      const StateBytes bytes(item, k);
-      move(item.codes[k], bytes.codes), move(item.scales[k], bytes.scales);
-    }
+    });
     item.write_offset = 0;
   }
   cpu_->step(batch.items, 1, ordered, nullptr);
@@ -118,11 +111,7 @@ void FakeBackend::norms(std::span<const StepItem> items, int, std::span<BlockNor
   for (const StepItem& item : items) {
     touch(item.param, extent_bytes(*item.param_layout, item.param_dtype));
     touch(item.grad, extent_bytes(*item.grad_layout, item.grad_dtype));
-    const RuleInfo& rule = rules()[static_cast<size_t>(item.rule)];
-    for (int k = 0; rule.norms_read_state && k < rule.states; ++k) {
-      const StateBytes bytes(item, k);
-      touch(item.codes[k], bytes.codes), touch(item.scales[k], bytes.scales);
-    }
+    for_each_array(item, rules()[static_cast<size_t>(item.rule)].norms_read_state, touch);
   }
   kernel.run = [&] { cpu_->norms(items, 1, out, nullptr); };
   launch(stream, std::move(kernel));

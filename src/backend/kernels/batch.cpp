@@ -63,6 +63,7 @@ void Batch::add(const DeviceItem& item, int64_t blocks, int64_t unit_blocks) {
   items_.back().blocks = blocks;
   starts_.push_back(launch.units);
   ++launch.count;
+  launch.stochastic |= item.stochastic != 0;
   launch.units += (blocks + unit_blocks - 1) / unit_blocks;
 }
 
@@ -72,6 +73,8 @@ void Batch::add(const StepItem& item, int64_t index) {
   if (const BallotTarget* to = item.ballot)
     out.signs = {chars(to->bits), chars(to->presence), nullptr, to->first, to->zero_is_plus};
   out.grad = tensor(item.grad, item.grad_dtype, *item.grad_layout);
+  if (const MasterWeights& of = item.master; has_master(item))
+    out.master = {of.residual, of.kind, {of.key[0], of.key[1]}};
   out.row_length = item.param_layout->row_length;
   out.first_block = item.first_block;
   out.origin = elements_before_block(out.row_length, item.first_block, kBlockElements);

@@ -19,6 +19,7 @@ class Batch {
     int rule, codec;
     bool ballot;
     int pair;              // of pairs.def that all items have; -1: not looked at
+    bool stochastic;       // some items have states that are rounded so
     int64_t first, count;  // items
     int64_t units;
 
@@ -39,7 +40,7 @@ class Batch {
 
   // Begins a launch; add() goes to it.
   void begin_launch(int rule, int codec, bool ballot = false, int pair = -1) {
-    launches_.push_back({rule, codec, ballot, pair, size(), 0, 0});
+    launches_.push_back({rule, codec, ballot, pair, false, size(), 0, 0});
   }
   // index: the item's position among the caller's. In units of the shape.
   void add(const StepItem& item, int64_t index);

@@ -116,5 +116,14 @@ TEST(Batch, DimsAreFoundFromTheDevice) {
   EXPECT_EQ(item.param.dim_count, 0);
 }
 
+TEST(Batch, LaunchesKnowWhetherStatesAreRoundedByChance) {
+  Steps steps({{1, 2, kB, kB, 256}, {1, 2, kB, kB, 512}, {2, 2, kB, kB, 256}, {1, 2, kF, kF, 256}});
+  steps.items[1].stochastic = 2;
+  Batch batch({.by_pair = true, .unit_blocks = 32});
+  batch.add_steps(steps.items, false);
+  ASSERT_EQ(batch.launches().size(), 3u);
+  for (const Batch::Launch& launch : batch.launches()) EXPECT_EQ(launch.stochastic, launch.count == 2);
+}
+
 }  // namespace
 }  // namespace lowtide::kernels

@@ -7,6 +7,7 @@ struct Place {
   i64 block;    // of the parameter
   i64 element;  // of the parameter
   u64 index;    // of the whole of which the parameter is a shard: what random bits go by
+  u32 lane;     // of the block
   bool inside;  // false past the end of a short block
 };
 
@@ -29,7 +30,7 @@ LT_FN Place place_in(const DeviceItem* item, i64 item_block, u32 lane) {
   const i64 per_row = (item->row_length + kBlock - 1) / kBlock;
   const i64 row = block / per_row, column = block % per_row * kBlock + lane;
   const i64 index = item->first_index + row * item->row_stride + column;
-  return Place{item, block, row * item->row_length + column, static_cast<u64>(index), column < item->row_length};
+  return Place{item, block, row * item->row_length + column, static_cast<u64>(index), lane, column < item->row_length};
 }
 
 // Calls work(place) for the blocks of this group, among those of all items laid end to end in tiles of kOfTile.
@@ -70,12 +71,19 @@ LT_FN void store(const DeviceTensor& tensor, i64 element, float x) {
     static_cast<u16*>(tensor.data)[at] = static_cast<u16>(tensor.dtype == 1 ? bf16_encode(x) : f16_encode(x));
 }
 
-LT_FN u32 load_code(const u8* code) { return *code; }
-LT_FN u32 load_code(const bf16* code) { return code->bits; }
-LT_FN float load_code(const float* code) { return *code; }
-LT_FN void store_code(u32 x, u8* code) { *code = static_cast<u8>(x); }
-LT_FN void store_code(u32 x, bf16* code) { code->bits = static_cast<u16>(x); }
-LT_FN void store_code(float x, float* code) { *code = x; }
+// Code number i.
+LT_FN u32 load_code(const u8* codes, i64 i) { return codes[i]; }
+LT_FN u32 load_code(const bf16* codes, i64 i) { return codes[i].bits; }
+LT_FN float load_code(const float* codes, i64 i) { return codes[i]; }
+LT_FN u32 load_code(const u4* codes, i64 i) { return codes[i / 2].pair >> (4 * (i % 2)) & 15u; }
+LT_FN void store_code(u32 x, u8* codes, i64 i) { codes[i] = static_cast<u8>(x); }
+LT_FN void store_code(u32 x, bf16* codes, i64 i) { codes[i].bits = static_cast<u16>(x); }
+LT_FN void store_code(float x, float* codes, i64 i) { codes[i] = x; }
+// Reads and writes the byte: the two of a pair one after the other.
+LT_FN void store_code(u32 x, u4* codes, i64 i) {
+  const u32 shift = 4 * static_cast<u32>(i % 2);
+  codes[i / 2].pair = static_cast<u8>((codes[i / 2].pair & (0xf0u >> shift)) | x << shift);
+}
 
 // Whether nothing may happen to the item: a search has found a gradient that is not finite.
 LT_FN bool is_stopped(const DeviceItem& item) { return item.guard && *item.guard != kNoItem; }
@@ -93,11 +101,22 @@ LT_FN float* new_scales_of(const DeviceItem& item, int k) {
   return reinterpret_cast<float*>(reinterpret_cast<u8*>(item.scales[k]) + item.write_offset);
 }
 
+// Which of its block's scales an element has, and which of the state's.
+template <class C, bool kSigned>
+LT_FN u32 scale_of_block(u32 lane) {
+  constexpr u32 kOfBlock = kScales<C, kSigned>;
+  return kOfBlock > 1 ? lane * kOfBlock / kBlock : 0u;
+}
+template <class C, bool kSigned>
+LT_FN i64 scale_of(const Place& at) {
+  return (at.block - at.item->first_block) * kScales<C, kSigned> + scale_of_block<C, kSigned>(at.lane);
+}
+
 template <class C, bool kSigned>
 LT_FN float decode_element(const typename C::Tables* tables, const Place& at, int k) {
   const i64 i = at.element - at.item->origin;
-  const float x = C::template decode<kSigned>(*tables, load_code(codes_of<typename C::Code>(*at.item, k) + i));
-  return C::kScaled ? x * at.item->scales[k][at.block - at.item->first_block] : x;
+  const float x = C::template decode<kSigned>(*tables, load_code(codes_of<CodeOf<C, kSigned>>(*at.item, k), i));
+  return C::kScaled ? x * at.item->scales[k][scale_of<C, kSigned>(at)] : x;
 }
 
 // How state k is rounded where indices have these bits above 32.
@@ -112,7 +131,7 @@ LT_FN void store_state(const typename C::Tables* tables, const Place& at, int k,
   const DeviceItem& item = *at.item;
   const Rounding rounding = rounding_of(item, k, static_cast<u32>(at.index >> 32));
   store_code(C::template encode<kSigned>(*tables, value, inverse, rounding, static_cast<u32>(at.index)),
-             new_codes_of<typename C::Code>(item, k) + (at.element - item.origin));
+             new_codes_of<CodeOf<C, kSigned>>(item, k), at.element - item.origin);
 }
 
 // An infinite state would make the scale infinite and the whole block NaN.
@@ -121,16 +140,34 @@ LT_FN float limited(float state) {
   return state > kLargest ? kLargest : state < -kLargest ? -kLargest : state;
 }
 
-// Stores a block's values as codes, and its scale. For all work-items of the group; outside of the block value is 0.
+// The largest magnitude of the values that share a scale with this work-item's.
+template <int kScalesOfBlock>
+LT_FN float absmax_of_group(float value, u32 lane) {
+  // As integers, magnitudes are in the order of their values.
+  const u32 magnitude = bits(abs(value));
+  if constexpr (kScalesOfBlock == 1) return as_float(max_of_group(magnitude));
+  static_assert(kScalesOfBlock <= kMostScales);
+  const bool is_first = lane < kBlock / 2;
+  const u32 first = max_of_group(is_first ? magnitude : 0u), second = max_of_group(is_first ? 0u : magnitude);
+  return as_float(is_first ? first : second);
+}
+
+// Stores a block's values as codes, and its scales. For all work-items of the group; outside of the block value is 0.
 template <class C, bool kSigned>
 LT_FN void encode_block(const typename C::Tables* tables, const Place& at, int k, float value) {
+  constexpr int kOfBlock = kScales<C, kSigned>;
   float inverse = 0.f;
-  if constexpr (C::kScaled) {
-    // As integers, magnitudes are in the order of their values. All have read the old scale when this has their values.
-    const float absmax = as_float(max_of_group(bits(abs(value))));
-    const BlockScale of = block_scale<C, kSigned>(absmax);
+  if constexpr (kOfBlock > 0) {
+    // All have read the old scale when this has their values.
+    const BlockScale of = block_scale<C, kSigned>(absmax_of_group<kOfBlock>(value, at.lane));
     inverse = of.inverse;
-    if (id_in_group() == 0) new_scales_of(*at.item, k)[at.block - at.item->first_block] = of.scale;
+    if (at.lane % (kBlock / kOfBlock) == 0) new_scales_of(*at.item, k)[scale_of<C, kSigned>(at)] = of.scale;
   }
-  if (at.inside) store_state<C, kSigned>(tables, at, k, value, inverse);
+  if constexpr (kCodesOf<CodeOf<C, kSigned>> == 2) {
+    if (at.inside && at.lane % 2 == 0) store_state<C, kSigned>(tables, at, k, value, inverse);
+    meet_in_group();
+    if (at.inside && at.lane % 2 != 0) store_state<C, kSigned>(tables, at, k, value, inverse);
+  } else {
+    if (at.inside) store_state<C, kSigned>(tables, at, k, value, inverse);
+  }
 }

@@ -64,7 +64,7 @@ LT_FN void add_residual(const DeviceFeedback& item, const typename C::Tables* ta
   for (int j = 0; j < kRounds; ++j) {
     if (!inside(at, j)) continue;
     const i64 i = at.base + within(at, j);
-    const float r = C::template decode<true>(*tables, load_code(static_cast<const typename C::Code*>(item.codes) + i));
+    const float r = C::template decode<true>(*tables, load_code(static_cast<const typename C::Code*>(item.codes), i));
     x[j] = x[j] + (C::kScaled ? r * item.scales[i / kBlock] : r);
   }
 }
@@ -90,18 +90,18 @@ LT_FN void keep_residual(const DeviceFeedback& item, const typename C::Tables* t
       if (!inside(at, j)) continue;
       const i64 i = at.base + within(at, j);
       store_code(C::template encode<true>(*tables, r[j], inverse, Rounding{}, static_cast<u32>(i)),
-                 static_cast<typename C::Code*>(item.codes) + i);
+                 static_cast<typename C::Code*>(item.codes), i);
     }
   }
 }
 
-// Calls work(codec) with the one that has this number.
+// Calls work(codec) with the one that has this number; not with codes of 4 bits, which residuals cannot have.
 template <class Fn>
 LT_FN void with_codec(int number, Fn&& work) {
   switch (number) {
-#define LT_CODEC(number, name, C) \
-  case number:                    \
-    work(C());                    \
+#define LT_CODEC(number, name, C)           \
+  case number:                              \
+    if constexpr (!kHasPairs<C>) work(C()); \
     break;
 #include "portable/codecs.def"
 #undef LT_CODEC

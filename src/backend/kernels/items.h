@@ -25,12 +25,20 @@ struct DeviceSigns {
   uint32_t zero_is_plus;
 };
 
+// MasterWeights, of an item whose weights have one.
+struct DeviceMaster {
+  void* residual;
+  int32_t kind;  // 0: of others
+  uint32_t key[2];
+};
+
 // A StepItem; or a CodecItem as one of float32 (param: the values); or an ApplyItem, whose elements are one row.
 struct DeviceItem {
   DeviceTensor param, grad;
   DeviceSigns signs;
+  DeviceMaster master;
   int64_t row_length;
-  int64_t first_block;  // codes and scales begin with its
+  int64_t first_block;  // codes, scales and the residual begin with its
   int64_t blocks;       // of the item
   int64_t origin;       // elements before first_block
   void* codes[kMaxStates];
@@ -41,8 +49,8 @@ struct DeviceItem {
   uint32_t stochastic;  // bit k: state k is rounded stochastically with key[k]
   uint32_t key[kMaxStates][2];
   int64_t first_index, row_stride;  // of the ShardOrigin: of the first row's first element, and from row to row
-  int64_t write_offset;             // bytes from where codes and scales are read to where they are written
-  const uint32_t* guard;            // nullptr, or nothing happens unless *guard is kNoItem
+  int64_t write_offset;   // bytes from where codes, scales and the residual are read to where they are written
+  const uint32_t* guard;  // nullptr, or nothing happens unless *guard is kNoItem
   alignas(8) unsigned char args[kArgsBytes];  // the rule's Args
 };
 

@@ -37,10 +37,14 @@ LT_FN void norm_blocks(const DeviceItem* items, const i64* starts, i64 count, i6
       const i64 within = kNormLanes * j + me.lane;
       float x[2] = {0.f, 0.f}, state[K ? K : 1] = {};
       if (within < left) {
-        const Place at{&item, first.block, first.element + within, true};
+        const Place at{&item,
+                       first.block,
+                       first.element + within,
+                       first.index + static_cast<u64>(within),
+                       static_cast<u32>(within),
+                       true};
         each<K>([&](auto k) { state[k] = decode_element<C, ((R::kSigned >> k) & 1) != 0>(tables, at, k); });
-        R::template terms<float>(load(item.param, at.element), load(item.grad, at.element) * item.grad_scale, state,
-                                 args, x);
+        R::template terms<float>(load_weight(at), load(item.grad, at.element) * item.grad_scale, state, args, x);
       }
       for (int t = 0; t < 2; ++t) {
         values[t][j] = x[t];

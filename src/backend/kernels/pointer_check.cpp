@@ -17,6 +17,7 @@ void PointerCheck::operator()(const StepItem& item, size_t index) const {
   one(item.grad, "the gradient", index);
   for (const void* codes : item.codes) one(codes, "codes", index);
   for (const void* scales : item.scales) one(scales, "scales", index);
+  if (has_master(item)) one(item.master.residual, "the residual", index);
 }
 
 void PointerCheck::operator()(const CodecItem& item) const {

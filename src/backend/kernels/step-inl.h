@@ -1,5 +1,5 @@
 // A driver of steps: decode -> rule -> absmax -> encode -> store, or signs in place of the last. A group of 256
-// work-items takes a block of 256 elements at a time. Included in a target's namespace after device-inl.h.
+// work-items takes a block of 256 elements at a time. Included in a target's namespace after master-inl.h.
 
 // The number of a state as a type, which all compilers take for a constant.
 template <int k>
@@ -18,7 +18,7 @@ LT_FN void each(Fn&& f) {
 struct Parameter {
   template <class StepFn>
   LT_FN void step(const Place& at, StepFn&& next) {
-    if (at.inside) store(at.item->param, at.element, next(load(at.item->param, at.element)));
+    if (at.inside) store_weight(at, next(load_weight(at)));
   }
 };
 

@@ -113,23 +113,34 @@ struct Dynamic8 {
     }
   }
 
- private:
+  // For tables.
   struct Line {
     float slope = 0, intercept = 0;
   };
+  // Rank of a decade's first entry; decade 7 is the entry 1.
+  LT_HOST_FN int first_rank(bool is_signed, int decade) { return is_signed ? 1 << decade : (2 << decade) - 1; }
+  // Where decade + 1 begins, 0 to 6; entry: of rank 0.
+  LT_HOST_FN float decade_end(const float* entry, bool is_signed, int decade) {
+    const int next = first_rank(is_signed, decade + 1);
+    return decade == 6 ? entry[next - 1] : (entry[next - 1] + entry[next]) * 0.5f;
+  }
   // Through the entries of two ranks.
   LT_HOST_FN Line line(const float* entry, int low, int high) {
     const double slope = 65536.0 * (high - low) / (double{entry[high]} - double{entry[low]});
     return {float(slope), float(65536.0 * low - slope * double{entry[low]} + 0.5)};
   }
 
+  // Up to the entry 1, of that rank, where it is exact.
+  LT_HOST_FN Line last_line(const float* entry, int rank) {
+    const float slope = line(entry, rank - 1, rank).slope;
+    return {slope, 65536.f * float(rank) - slope};
+  }
+
+ private:
   LT_HOST_FN void make_lines(Dynamic8Table& table, bool is_signed) {
     const float* entry = table.value + (is_signed ? kSignedZero : 0);
-    const auto first = [=](int decade) { return is_signed ? 1 << decade : (2 << decade) - 1; };  // rank; 7: of 1
-    const auto joint = [&](int decade) {  // where decade + 1 begins
-      if (decade == 6) return entry[first(7) - 1];
-      return (entry[first(decade + 1) - 1] + entry[first(decade + 1)]) * 0.5f;
-    };
+    const auto first = [=](int decade) { return first_rank(is_signed, decade); };
+    const auto joint = [=](int decade) { return decade_end(entry, is_signed, decade); };
     for (int row = 0; row < Dynamic8Table::kRows; ++row)  // none of the others is looked at
       table.carry[row] = 0,
       table.slope[row] = table.intercept[row] = table.joint_slope[row] = table.joint_intercept[row] = 0;
@@ -144,7 +155,7 @@ struct Dynamic8 {
       Line of_joint = decade < 6 && 2 * begin > entry[high] ? line(entry, high, high + 1) : line(entry, low - 1, low);
       Line of_decade = low < high ? line(entry, low, high) : of_joint;
       if (is_signed && decade == 0) of_decade = line(entry, 0, 1), of_joint = line(entry, 1, 2);  // two ends, one entry
-      if (decade == 7) of_decade.intercept = of_joint.intercept = 65536.f * float(low) - of_joint.slope;  // 1: exact
+      if (decade == 7) of_decade = of_joint = last_line(entry, low);
       table.slope[row] = of_decade.slope, table.intercept[row] = of_decade.intercept;
       table.joint_slope[row] = of_joint.slope, table.joint_intercept[row] = of_joint.intercept;
       decade += ends;

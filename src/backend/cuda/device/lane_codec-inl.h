@@ -1,30 +1,47 @@
 // Codecs of the hot path: 16 codes of a lane, for states that HotBlocks (step-inl.h) lets through. Bits are those of
 // the dialect's codecs. Included in the namespace of a .cu file after packed-inl.h. LaneCodec<C>::
-//   Shared              tables of a thread block in shared memory
-//   Codes<kSigned>      load, get(i): in units of the scale, encode_two(i, two values, factor), store
-//   factor(inverse)     what encode_two multiplies values by, of the reciprocal of the block's absmax
+//   Shared, RandomShared       tables of a thread block in shared memory, and those of kernels that round by chance,
+//   too Codes<kSigned>             words as memory has them; get(i): in units of the scale
+//     encode_four(i, ...)      four values, to nearest, times factor<kSigned>(the block's absmax)
+//     round_four(i, ...)       four values, by chance, times inverse<kSigned>(absmax); random: for two of them each, as
+//                              random_16 takes them, the first in the lower half
+//   scale<kSigned>(absmax)     what is stored with the block
 template <class C>
 struct LaneCodec;
 
 // Without scales, values are stored as an element type is. (A second moment in range never rounds to 0 in bfloat16.)
+struct NoTables {};
 template <class T>
-struct PlainLaneCodec {
-  struct Shared {};
-  LT_FN void fill(Shared&, const void*) {}
-  LT_FN float factor(bool, float) { return 1.f; }
+struct PlainCodes : Packed<T> {
+  LT_METHOD float get(const NoTables&, int i) const { return Packed<T>::get(i); }
+  LT_METHOD void encode_four(const NoTables&, int i, const float* value, float) {
+    this->set_two(i, value[0], value[1]);
+    this->set_two(i + 2, value[2], value[3]);
+  }
+};
+template <>
+struct LaneCodec<Fp32> {
+  using Shared = NoTables;
+  using RandomShared = NoTables;
+  LT_FN void fill(NoTables&, const void*) {}
   template <bool kSigned>
-  struct Codes : Packed<T> {
-    LT_METHOD float get(const Shared&, int i) const { return Packed<T>::get(i); }
-    LT_METHOD void encode_four(const Shared&, int i, const float* value, float) {
-      this->set_two(i, value[0], value[1]);
-      this->set_two(i + 2, value[2], value[3]);
+  using Codes = PlainCodes<float>;
+};
+template <>
+struct LaneCodec<Bf16> {
+  using Shared = NoTables;
+  using RandomShared = NoTables;
+  LT_FN void fill(NoTables&, const void*) {}
+  template <bool kSigned>
+  struct Codes : PlainCodes<bf16> {
+    LT_METHOD void round_four(const NoTables&, int i, const float* value, float, const u32 (&random)[2]) {
+#pragma unroll
+      for (int two = 0; two < 2; ++two)
+        this->word[i / 2 + two] =
+            bf16_stochastic(value[2 * two], random[two]) | bf16_stochastic(value[2 * two + 1], random[two] >> 16) << 16;
     }
   };
 };
-template <>
-struct LaneCodec<Fp32> : PlainLaneCodec<float> {};
-template <>
-struct LaneCodec<Bf16> : PlainLaneCodec<bf16> {};
 
 // Bytes are taken out by permutations: shifts and masks would be merged with those of addresses, and be three instead
 // of two.
@@ -37,6 +54,9 @@ struct LaneCodec<Bf16> : PlainLaneCodec<bf16> {};
 // Signed: u are the bits of x 2^-104, so that the first bucket begins at 2^-126 and denormals, however much they lose,
 // are what is below it. Negative values have the complement of their magnitude's bits, as an integer -(magnitude + 1),
 // which is where the dialect puts a negative value's ties; buckets go on below 0.
+//
+// By chance: ranks as the dialect has them, in byte 2 as well. The two pieces of a row are one load of 16 bytes, which
+// has no conflicts among eight rows that follow one another.
 template <>
 struct LaneCodec<Dynamic8> {
   static constexpr u32 kBuckets = Dynamic8Table::kLastKey - Dynamic8Table::kFirstKey + 1;
@@ -73,8 +93,43 @@ struct LaneCodec<Dynamic8> {
     }
   }
 
+  static constexpr u32 kFirstRow = Dynamic8Table::kFirstExponent;
+  struct alignas(16) Row {
+    float slope, intercept, joint_slope, joint_intercept;
+  };
+  struct RandomShared : Shared {
+    Row row[2][Dynamic8Table::kLastExponent - kFirstRow + 1];  // of an exponent less kFirstRow
+    u32 carry[2][Dynamic8Table::kRows];
+    float lowest;
+  };
+  LT_FN void fill(RandomShared& shared, const void* tables) {
+    fill(static_cast<Shared&>(shared), tables);
+    const Dynamic8Table* const side = static_cast<const Dynamic8::Tables*>(tables)->side;
+    for (u32 i = threadIdx.x; i < 2 * Dynamic8Table::kRows; i += blockDim.x) {
+      const u32 s = i / Dynamic8Table::kRows, exponent = kFirstRow + i % Dynamic8Table::kRows;
+      const u32 at = exponent & Dynamic8Table::kRowMask;
+      const Dynamic8Table& of = side[s];
+      shared.carry[s][exponent - kFirstRow] = of.carry[at];
+      if (exponent <= Dynamic8Table::kLastExponent)
+        shared.row[s][exponent - kFirstRow] = {of.slope[at], of.intercept[at], of.joint_slope[at],
+                                               of.joint_intercept[at]};
+    }
+    if (threadIdx.x == 0) shared.lowest = side[0].lowest;
+  }
+
+  template <bool kSigned>
+  LT_FN float scale(float absmax) {
+    return absmax;
+  }
+  template <bool kSigned>
+  LT_FN float inverse(float absmax) {
+    return absmax == 0.f ? 0.f : unchecked_divide(1.f, absmax);
+  }
   // Exact: a power of two, and reciprocals in range.
-  LT_FN float factor(bool is_signed, float inverse) { return inverse * (is_signed ? 0x1p-104f : 0x1p22f); }
+  template <bool kSigned>
+  LT_FN float factor(float absmax) {
+    return absmax == 0.f ? 0.f : unchecked_divide(1.f, absmax) * (kSigned ? 0x1p-104f : 0x1p22f);
+  }
 
   template <bool kSigned>
   LT_FN u32 sum(const Shared& shared, float value, float factor) {
@@ -94,6 +149,26 @@ struct LaneCodec<Dynamic8> {
     }
   }
 
+  // random: 16 bits. A code of -1 that is none is that of the entry above it.
+  template <bool kSigned>
+  LT_FN u32 random_sum(const RandomShared& shared, float value, float inverse, u32 random) {
+    float magnitude = __saturatef(abs(value) * inverse);
+    if constexpr (!kSigned) magnitude = max(magnitude, shared.lowest);
+    const u32 u = bits(kSigned ? max(magnitude, Dynamic8Table::kLowestRow) : magnitude);
+    const Row row = shared.row[kSigned][((u + shared.carry[kSigned][(u >> 23) - kFirstRow]) >> 23) - kFirstRow];
+    const float decade = magnitude * row.slope + row.intercept;
+    const float joint = magnitude * row.joint_slope + row.joint_intercept;
+    const u32 rank = truncate(decade < joint ? decade : joint) + random;
+    if constexpr (!kSigned) return value > 0.f ? rank : 0u;
+    constexpr u32 kZero = Dynamic8::kSignedZero << 16, kDown = kZero | 0xffffu;
+    return value < 0.f ? kDown - (rank < kDown ? rank : kDown) : kZero + rank;
+  }
+
+  // Byte 2 of each.
+  LT_FN u32 pack(u32 a, u32 b, u32 c, u32 d) {
+    return __byte_perm(__byte_perm(a, b, 0x62), __byte_perm(c, d, 0x62), 0x5410);
+  }
+
   template <bool kSigned>
   struct Codes {
     u32 word[kLaneElements / 4];
@@ -101,10 +176,76 @@ struct LaneCodec<Dynamic8> {
       return shared.value[kSigned][__byte_perm(word[i / 4], 0, 0x4440u + i % 4)];
     }
     LT_METHOD void encode_four(const Shared& shared, int i, const float* value, float factor) {
-      const u32 low = __byte_perm(sum<kSigned>(shared, value[0], factor), sum<kSigned>(shared, value[1], factor), 0x62);
-      const u32 high =
-          __byte_perm(sum<kSigned>(shared, value[2], factor), sum<kSigned>(shared, value[3], factor), 0x62);
-      word[i / 4] = __byte_perm(low, high, 0x5410);
+      word[i / 4] = pack(sum<kSigned>(shared, value[0], factor), sum<kSigned>(shared, value[1], factor),
+                         sum<kSigned>(shared, value[2], factor), sum<kSigned>(shared, value[3], factor));
+    }
+    LT_METHOD void round_four(const RandomShared& shared, int i, const float* value, float inverse,
+                              const u32 (&random)[2]) {
+      word[i / 4] = pack(random_sum<kSigned>(shared, value[0], inverse, random[0] & 0xffffu),
+                         random_sum<kSigned>(shared, value[1], inverse, random[0] >> 16),
+                         random_sum<kSigned>(shared, value[2], inverse, random[1] & 0xffffu),
+                         random_sum<kSigned>(shared, value[3], inverse, random[1] >> 16));
+    }
+  };
+};
+
+// float8 by arithmetic. With z: the bits of half of the smallest normal number, a code c stands for the float of bits
+// (c << 19) + z, or for the difference of twice that and the smallest normal number, whichever is less. One rounding
+// instead of two is the same: below 2^-125, where halving rounds, the sum is z's.
+template <>
+struct LaneCodec<Float8> {
+  using Shared = NoTables;
+  using RandomShared = NoTables;
+  LT_FN void fill(NoTables&, const void*) {}
+  template <bool kSigned>
+  LT_FN float scale(float absmax) {
+    return Float8::block_scale<kSigned>(absmax).scale;
+  }
+  template <bool kSigned>
+  LT_FN float inverse(float absmax) {
+    return Float8::block_scale<kSigned>(absmax).inverse;
+  }
+  template <bool kSigned>
+  LT_FN float factor(float absmax) {
+    return inverse<kSigned>(absmax);
+  }
+
+  // below: what is added to the bits that are cut off.
+  template <bool kSigned>
+  LT_FN u32 code(float value, float inverse, u32 below) {
+    const float magnitude = abs(value) * inverse;
+    const float t = fmaxf(magnitude, __fmaf_rn(magnitude, 0.5f, Float8::kHalfLow<kSigned>));
+    const u32 sum = (bits(t) - Float8::kZeroBits<kSigned> + below) >> Float8::kCut;
+    if constexpr (kSigned) return sum | ((bits(value) >> 24) & 0x80u);
+    const u32 least = bits(value) < 1u ? bits(value) : 1u;
+    return sum > least ? sum : least;
+  }
+
+  template <bool kSigned>
+  struct Codes {
+    u32 word[kLaneElements / 4];
+    LT_METHOD float get(const NoTables&, int i) const {
+      const u32 byte = __byte_perm(word[i / 4], 0, 0x4440u + i % 4), magnitude = kSigned ? byte & 0x7fu : byte;
+      const float t = as_float(magnitude * (1u << Float8::kCut) + Float8::kZeroBits<kSigned>);
+      const float x = fminf(t, __fmaf_rn(t, 2.f, -2.f * Float8::kHalfLow<kSigned>));
+      return kSigned ? as_float(bits(x) | (byte & 0x80u) << 24) : x;
+    }
+    LT_METHOD void encode_four(const NoTables&, int i, const float* value, float inverse) {
+      constexpr u32 kHalf = 1u << (Float8::kCut - 1);
+      put_four(i, code<kSigned>(value[0], inverse, kHalf), code<kSigned>(value[1], inverse, kHalf),
+               code<kSigned>(value[2], inverse, kHalf), code<kSigned>(value[3], inverse, kHalf));
+    }
+    LT_METHOD void round_four(const NoTables&, int i, const float* value, float inverse, const u32 (&random)[2]) {
+      put_four(i, code<kSigned>(value[0], inverse, below(random[0] & 0xffffu)),
+               code<kSigned>(value[1], inverse, below(random[0] >> 16)),
+               code<kSigned>(value[2], inverse, below(random[1] & 0xffffu)),
+               code<kSigned>(value[3], inverse, below(random[1] >> 16)));
+    }
+
+   private:
+    LT_METHOD static u32 below(u32 random) { return (random << (Float8::kCut - 16)) + (1u << (Float8::kCut - 17)); }
+    LT_METHOD void put_four(int i, u32 a, u32 b, u32 c, u32 d) {
+      word[i / 4] = __byte_perm(__byte_perm(a, b, 0x40), __byte_perm(c, d, 0x40), 0x5410);
     }
   };
 };

@@ -1,4 +1,5 @@
-// dynamic8 of the hot path gives the dialect's codes for every float of [2^-31, 1], both signs, and below and at 0.
+// Codecs of the hot path give the dialect's codes and values: dynamic8 for every float of [2^-31, 1], both signs, and
+// below and at 0; by chance, dynamic8, float8 and bf16 for random numbers over all magnitudes that a block has.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -6,6 +7,7 @@
 #include <memory>
 
 #include "backend/cuda/device/prelude.inc"
+#include "backend/cuda/device/real-inl.h"
 #include "backend/cuda/device/packed-inl.h"
 #include "backend/cuda/device/lane_codec-inl.h"
 
@@ -37,7 +39,7 @@ struct Both {
   void compare(float value, float absmax) {
     const float inverse = block_inverse(absmax, 1.f);
     const u32 wanted = Dynamic8::encode<kSigned>(*tables, value, inverse, Rounding{}, 0u);
-    const u32 got = Lane::sum<kSigned>(*shared, value, Lane::factor(kSigned, inverse)) >> 16;
+    const u32 got = Lane::sum<kSigned>(*shared, value, Lane::factor<kSigned>(absmax)) >> 16;
     ++compared;
     if (got == wanted) return;
     if (++differing < 5)
@@ -68,13 +70,82 @@ TEST(CudaLaneCodec, Dynamic8KeepsZeroAndNothingElseAtZero) {
   for (int exponent = -100; exponent <= 20; ++exponent) {
     const float value = __builtin_ldexpf(1.f, exponent);
     both.compare<false>(value, 0x1p20f);
-    EXPECT_NE(Lane::sum<false>(*both.shared, value, Lane::factor(false, block_inverse(0x1p20f, 1.f))) >> 16, 0u);
+    EXPECT_NE(Lane::sum<false>(*both.shared, value, Lane::factor<false>(0x1p20f)) >> 16, 0u);
   }
   both.compare<false>(0.f, 0x1p20f);
   both.compare<false>(0.f, 0.f);
   both.compare<true>(0.f, 0.f);
   EXPECT_EQ(both.differing, 0);
 }
+
+// Four values of a lane at a time, as the hot path gives them to a codec, against the dialect.
+template <class C>
+struct ByChance {
+  using Lane = LaneCodec<C>;
+  std::unique_ptr<typename C::Tables> tables = std::make_unique<typename C::Tables>();
+  std::unique_ptr<typename Lane::RandomShared> shared = std::make_unique<typename Lane::RandomShared>();
+  i64 compared = 0, differing = 0;
+
+  ByChance() {
+    if constexpr (std::is_same_v<C, Dynamic8>) Dynamic8::make_tables(*tables);
+    threadIdx = {0, 0, 0};
+    blockDim = dim3(1);
+    Lane::fill(*shared, tables.get());
+  }
+
+  u32 code_at(const u32* word, int i) const {
+    constexpr int kOfWord = 4 / static_cast<int>(sizeof(typename C::Code));
+    return word[i / kOfWord] >> 32 / kOfWord * (i % kOfWord) & (kOfWord == 4 ? 0xffu : 0xffffu);
+  }
+
+  template <bool kSigned>
+  void compare(const float (&value)[4], float absmax, u32 index, RandomKey key) {
+    typename Lane::template Codes<kSigned> codes{};
+    float inverse = 1.f;
+    if constexpr (C::kScaled) {
+      inverse = Lane::template inverse<kSigned>(absmax);
+      const BlockScale of = block_scale<C, kSigned>(absmax);
+      const float scale = Lane::template scale<kSigned>(absmax);
+      differing += bits(of.inverse) != bits(inverse) || bits(of.scale) != bits(scale);
+    }
+    const u32 random[2] = {random_bits(index / 2, key), random_bits(index / 2 + 1, key)};
+    codes.round_four(*shared, 4, value, inverse, random);
+    for (int i = 0; i < 4; ++i, ++compared) {
+      const u32 wanted = C::template encode<kSigned>(*tables, value[i], inverse, Rounding{true, key}, index + u32(i));
+      const float decoded = codes.get(*shared, 4 + i);
+      const u32 got = code_at(codes.word, 4 + i);
+      if (got == wanted && bits(decoded) == bits(C::template decode<kSigned>(*tables, wanted))) continue;
+      if (++differing < 5)
+        ADD_FAILURE() << C::kName << (kSigned ? " signed " : " unsigned ") << value[i] << " of " << absmax << ": got "
+                      << got << " for " << decoded << ", wanted " << wanted;
+    }
+  }
+
+  void run() {
+    RandomKey key{0x12345678u, 0x9abcdef0u};
+    u32 u = 0x30000000u;
+    constexpr u32 kStep = kStride == 1 ? 61 : 6007;
+    // Every 61st float of [2^-31, 1], and what is far below; of blocks of several sizes.
+    for (u32 n = 0; u < 0x3f800000u; u += 3 * kStep, ++n, key = {key.k0 * 5 + 1, key.k1 ^ n}) {
+      constexpr float kMost[] = {1.f, 0.7f, 123.f, 0x1p22f, 3e-20f, 0x1.fp-3f, 0x1.efp-3f};
+      const float absmax = kMost[n % 7], down = n % 5 == 0 ? 0x1p-24f : 1.f;
+      const float value[4] = {as_float(u) * absmax, as_float(u + kStep) * absmax * down,
+                              n % 9 ? as_float(u + 2 * kStep) * absmax : 0.f, n % 3 ? absmax : 0.5f * absmax};
+      const float with_signs[4] = {-value[0], value[1], -value[2], n % 2 ? value[3] : -value[3]};
+      compare<false>(value, absmax, 4 * n, key);
+      compare<true>(with_signs, absmax, 4 * n, key);
+    }
+    const float zero[4] = {};
+    if constexpr (C::kScaled) compare<true>(zero, 0.f, 8, key), compare<false>(zero, 0.f, 8, key);
+    std::printf("%s by chance: %lld codes compared, %lld differ\n", C::kName, static_cast<long long>(compared),
+                static_cast<long long>(differing));
+    EXPECT_EQ(differing, 0);
+  }
+};
+
+TEST(CudaLaneCodec, Dynamic8RoundsByTheDialectsChances) { ByChance<Dynamic8>().run(); }
+TEST(CudaLaneCodec, Float8RoundsByTheDialectsChances) { ByChance<Float8>().run(); }
+TEST(CudaLaneCodec, Bfloat16RoundsByTheDialectsChances) { ByChance<Bf16>().run(); }
 
 }  // namespace
 }  // namespace lowtide::cuda_device

@@ -30,7 +30,7 @@ bool is_of_one_type(int pair) {
 }  // namespace
 
 cudaError_t step(const StepLaunch& launch, const Queue& queue) {
-  const bool fast = launch.fast && !launch.ballot && is_of_one_type(launch.pair);
+  const bool fast = launch.fast && !launch.ballot && !launch.stochastic && is_of_one_type(launch.pair);
   switch (launch.rule) {
 #define LT_RULE(number, name, R) \
   case number:                   \

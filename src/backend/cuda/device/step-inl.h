@@ -53,6 +53,31 @@ struct alignas(16) Tile {
     hot = is_hot;
     grad_scale = of.grad_scale;
   }
+  // By one lane of the half.
+  LT_METHOD void advance(int half) { cursor[half].advance(*item, 2); }
+};
+
+// Where states are rounded by chance, also by which keys: those of a half's block, which lies on one side of 2^32.
+struct RandomTile : Tile {
+  u32 stochastic;  // as DeviceItem
+  u32 index_high[2];
+  RandomKey key[2][kMaxStates];
+
+  LT_METHOD void fill(const DeviceItem& of, i64 first_block, bool is_hot) {
+    Tile::fill(of, first_block, is_hot);
+    stochastic = of.stochastic;
+    for (int half = 0; half < 2; ++half) find_keys(half);
+  }
+  LT_METHOD void advance(int half) {
+    Tile::advance(half);
+    if (static_cast<u32>(cursor[half].index >> 32) != index_high[half]) find_keys(half);
+  }
+
+ private:
+  LT_METHOD void find_keys(int half) {
+    index_high[half] = static_cast<u32>(cursor[half].index >> 32);
+    for (int k = 0; k < kMaxStates; ++k) key[half][k] = rounding_of(*item, k, index_high[half]).key;
+  }
 };
 
 // A block on the slow path, of `count` elements (0: there is none).
@@ -72,42 +97,55 @@ LT_FN void slow_blocks(const SlowBlock& of, const typename C::Tables* tables) {
   typename R::Args args;
   __builtin_memcpy(&args, item.args, sizeof args);
   const auto place = [&](int j) {
-    return Place{of.item, of.block, of.element + j, static_cast<u64>(of.index + j), true};
+    return Place{of.item, of.block, of.element + j, static_cast<u64>(of.index + j), static_cast<u32>(j), true};
   };
+  // Number i of the lane's elements. Of pairs of codes a lane stores both.
+  const auto element = [&](int i) { return kHasPairs<C> ? i / 2 * 2 * kLanes + 2 * lane + i % 2 : i * kLanes + lane; };
   const auto next = [&](const Place& at, float(&state)[K ? K : 1], float& p) {
     each<K>([&](auto k) { state[k] = decode_element<C, ((R::kSigned >> k) & 1) != 0>(tables, at, k); });
-    p = load(item.param, at.element);
+    p = load_weight(at);
     const float g = load(item.grad, at.element) * item.grad_scale;
     p = R::template step<float>(p, g, state, args);
     if constexpr (C::kScaled) each<K>([&](auto k) { state[k] = limited(state[k]); });
   };
-  u32 most[K ? K : 1] = {};
+  u32 most[K ? K : 1][kMostScales] = {};
   if constexpr (C::kScaled && K > 0) {
 #pragma unroll 1
-    for (int j = lane; j < of.count; j += kLanes) {
+    for (int i = 0; element(i) < of.count; ++i) {
+      const int j = element(i);
       float state[K], p;
       next(place(j), state, p);
-      each<K>([&](auto k) { most[k] = bits(abs(state[k])) > most[k] ? bits(abs(state[k])) : most[k]; });
+      each<K>([&](auto k) {
+        u32& largest = most[k][scale_of_block<C, ((R::kSigned >> k) & 1) != 0>(static_cast<u32>(j))];
+        largest = bits(abs(state[k])) > largest ? bits(abs(state[k])) : largest;
+      });
     }
-    each<K>([&](auto k) { most[k] = max_of_lanes(most[k], kLanes); });
+    each<K>([&](auto k) {
+      for (int s = 0; s < kScales<C, ((R::kSigned >> k) & 1) != 0>; ++s) most[k][s] = max_of_lanes(most[k][s], kLanes);
+    });
   }
 #pragma unroll 1
-  for (int j = lane; j < of.count; j += kLanes) {
+  for (int i = 0; element(i) < of.count; ++i) {
+    const int j = element(i);
     const Place at = place(j);
     float state[K ? K : 1], p;
     next(at, state, p);
-    store(item.param, at.element, p);
+    store_weight(at, p);
     each<K>([&](auto k) {
       constexpr bool kSigned = ((R::kSigned >> k) & 1) != 0;
-      store_state<C, kSigned>(tables, at, k, state[k], block_scale<C, kSigned>(as_float(most[k])).inverse);
+      store_state<C, kSigned>(tables, at, k, state[k],
+                              block_scale<C, kSigned>(as_float(most[k][scale_of_block<C, kSigned>(at.lane)])).inverse);
     });
   }
   if constexpr (C::kScaled) {
     __syncwarp();
     if (lane == 0 && of.count)
       each<K>([&](auto k) {
-        new_scales_of(item, k)[of.block - item.first_block] =
-            block_scale<C, ((R::kSigned >> k) & 1) != 0>(as_float(most[k])).scale;
+        constexpr bool kSigned = ((R::kSigned >> k) & 1) != 0;
+        constexpr int kOfBlock = kScales<C, kSigned>;
+        for (int s = 0; s < kOfBlock; ++s)
+          new_scales_of(item, k)[(of.block - item.first_block) * kOfBlock + s] =
+              block_scale<C, kSigned>(as_float(most[k][s])).scale;
       });
   }
 }
@@ -123,9 +161,14 @@ template <class R>
 inline constexpr bool kHasHotPath =
     !kHasNorms<R> && R::kStates <= 2 && (kDivides<R> || R::kSigned == (1u << (R::kStates <= 2 ? R::kStates : 0)) - 1u);
 
-// Codecs that LaneCodec has. What is rounded stochastically goes the slow path, too.
+// Codecs that LaneCodec has; those that it rounds to nearest in kernels of their own, and by chance.
 template <class C>
-inline constexpr bool kHasLaneCodec = !std::is_same_v<C, Float8>;
+inline constexpr bool kHasLaneCodec =
+    std::is_same_v<C, Fp32> || std::is_same_v<C, Bf16> || std::is_same_v<C, Dynamic8> || std::is_same_v<C, Float8>;
+template <class C>
+inline constexpr bool kHasNearest = !std::is_same_v<C, Float8>;
+template <class C>
+inline constexpr bool kHasRandom = !std::is_same_v<C, Fp32>;
 
 // max(x, y), NaN if one is.
 LT_FN float max_or_nan(float x, float y) {
@@ -153,10 +196,13 @@ using Float = std::conditional_t<kDivides<R> || std::is_same_v<R, Lion>, Real, f
 LT_FN float value_of(float x) { return x; }
 LT_FN float value_of(Real x) { return x.x; }
 
-// The hot path. P, G: element types of parameter and gradient.
-template <class R, class C, class P, class G>
+// The hot path. P, G: element types of parameter and gradient. kRandom: each item says which of its states are rounded
+// by chance; else it has none.
+template <class R, class C, class P, class G, bool kRandom>
 struct HotBlocks {
   using Codec = LaneCodec<C>;
+  using Shared = std::conditional_t<kRandom, typename Codec::RandomShared, typename Codec::Shared>;
+  using WarpTile = std::conditional_t<kRandom, RandomTile, Tile>;
   static constexpr int K = R::kStates;
   static_assert(kHasHotPath<R>);
   template <int k>
@@ -179,7 +225,13 @@ struct HotBlocks {
   LT_FN bool takes(const DeviceItem& item, const typename R::Args& args) {
     bool yes = item.param.dim_count == 0 && item.grad.dim_count == 0 && item.param.dtype == Packed<P>::kDtype &&
                item.grad.dtype == Packed<G>::kDtype && is_aligned(item.param.data) && is_aligned(item.grad.data) &&
-               item.origin % kLaneElements == 0 && item.write_offset % 16 == 0 && item.stochastic == 0;
+               item.origin % kLaneElements == 0 && item.write_offset % 16 == 0 && item.master.kind == 0;
+    // A lane's neighbours share their random bits, and a block its keys.
+    if constexpr (kRandom)
+      yes = yes && ((item.first_index | item.row_stride) & (kBlock - 1)) == 0 &&
+            (kHasNearest<C> || item.stochastic == (1u << K) - 1u);
+    else
+      yes = yes && item.stochastic == 0;
     for (int k = 0; k < K; ++k) yes = yes && is_aligned(item.codes[k]);
     if constexpr (kDivides<R>)
       yes = yes && args.eps >= 0x1p-60f && args.eps <= 0x1p10f && args.inverse_sqrt_bias >= 0.f &&
@@ -193,8 +245,9 @@ struct HotBlocks {
 
   // False, and nothing done, if an operand is out of range: the same for the warp. `inside`: whether the lane has 16
   // elements, which begin with `element`; else it is that of others, and its work is for nothing. scale_at: likewise.
-  LT_FN bool step(const Tile& tile, const typename R::Args& args, const typename Codec::Shared& shared, i64 element,
-                  i64 scale_at, bool inside) {
+  // seen: the half whose block it is.
+  LT_FN bool step(const WarpTile& tile, const typename R::Args& args, const Shared& shared, i64 element, i64 scale_at,
+                  bool inside, int seen) {
     Packed<P> param;
     Packed<G> grad;
     StateCodes codes;
@@ -253,49 +306,74 @@ struct HotBlocks {
       if (__any_sync(kAllLanes, out)) return false;
 
     each<K>([&](auto k) {
-      float factor = 1.f;
-      if constexpr (C::kScaled)
-        factor = most_here[k] == 0.f ? 0.f : Codec::factor(State<k>::kSigned, unchecked_divide(1.f, most_here[k]));
+      bool by_chance = kRandom;
+      if constexpr (kRandom) {
+        if constexpr (kHasNearest<C>) by_chance = ((tile.stochastic >> k) & 1) != 0;
+        if (by_chance) round(tile, shared, k, element, seen, state[k], most_here[k], codes.of(k));
+      }
+      if constexpr (kHasNearest<C>)
+        if (!by_chance) {
+          float factor = 1.f;
+          if constexpr (C::kScaled) factor = Codec::template factor<State<k>::kSigned>(most_here[k]);
 #pragma unroll
-      for (int e = 0; e < kLaneElements; e += 4) codes.of(k).encode_four(shared, e, state[k] + e, factor);
+          for (int e = 0; e < kLaneElements; e += 4) codes.of(k).encode_four(shared, e, state[k] + e, factor);
+        }
       u8* const to = const_cast<u8*>(tile.state[k].codes) + tile.write_offset;
       if (inside) store_words(codes.of(k).word, to + code_at);
       if constexpr (C::kScaled)
         if (inside && threadIdx.x % kLanes == 0)
           __stcs(reinterpret_cast<float*>(reinterpret_cast<u8*>(const_cast<float*>(tile.state[k].scales + scale_at)) +
                                           tile.write_offset),
-                 most_here[k]);
+                 Codec::template scale<State<k>::kSigned>(most_here[k]));
     });
     if (inside) store_words(param.word, tile.param + element * static_cast<i64>(sizeof(P)));
     return true;
+  }
+
+ private:
+  // Two neighbours share a hash (random_16), and a lane's first index is even.
+  template <int k>
+  LT_FN void round(const WarpTile& tile, const Shared& shared, Index<k>, i64 element, int seen,
+                   const float (&state)[kLaneElements], float absmax, typename State<k>::Codes& codes) {
+    float inverse = 1.f;
+    if constexpr (C::kScaled) inverse = Codec::template inverse<State<k>::kSigned>(absmax);
+    const RandomKey key = tile.key[seen][k];
+    const u32 pair = static_cast<u32>(tile.cursor[seen].index + (element - tile.cursor[seen].element)) / 2;
+#pragma unroll
+    for (int e = 0; e < kLaneElements; e += 4) {
+      const u32 first = pair + static_cast<u32>(e) / 2;
+      const u32 random[2] = {random_bits(first, key), random_bits(first + 1, key)};
+      codes.round_four(shared, e, state + e, inverse, random);
+    }
   }
 };
 
 // No hot path: for items of any types.
 struct NoHotBlocks {
+  struct Shared {};
   struct Codec {
-    struct Shared {};
     LT_FN void fill(Shared&, const void*) {}
   };
+  using WarpTile = Tile;
   template <class Item, class Args>
   LT_FN bool takes(const Item&, const Args&) {
     return false;
   }
   template <class Args>
-  LT_FN bool step(const Tile&, const Args&, const Codec::Shared&, i64, i64, bool) {
+  LT_FN bool step(const Tile&, const Args&, const Shared&, i64, i64, bool, int) {
     return false;
   }
 };
 
 template <class R, class C, class Hot>
 LT_FN void step_tiles(const StepArguments& a) {
-  __shared__ typename Hot::Codec::Shared shared;
-  __shared__ Tile of_warp[cuda_kernels::kWarps];
+  __shared__ typename Hot::Shared shared;
+  __shared__ typename Hot::WarpTile of_warp[cuda_kernels::kWarps];
   if (is_void(a.replay)) return;
   Hot::Codec::fill(shared, a.tables);
   __syncthreads();
   const auto* const tables = static_cast<const typename C::Tables*>(a.tables);
-  Tile& tile = of_warp[threadIdx.x / 32];
+  typename Hot::WarpTile& tile = of_warp[threadIdx.x / 32];
   for (i64 t = item_id() / 32; t < a.tiles; t += item_count() / 32) {
     const i64 at = find_item_by_warp(a.starts, a.count, t);
     const DeviceItem& item = a.items[at];
@@ -318,14 +396,14 @@ LT_FN void step_tiles(const StepArguments& a) {
       bool slow = __any_sync(kAllLanes, !tile.hot || not_whole);
       if (!slow) {
         const bool inside = first < count;
-        slow = !Hot::step(tile, args, shared, element + (inside ? first : 0), tile.begin + b + seen, inside);
+        slow = !Hot::step(tile, args, shared, element + (inside ? first : 0), tile.begin + b + seen, inside, seen);
       }
       if (slow)
         slow_blocks<R, C>(
             {tile.item, tile.item->first_block + tile.begin + b + seen, element, tile.cursor[seen].index, count},
             tables);
       __syncwarp();
-      if (threadIdx.x % kLanes == 0) tile.cursor[half].advance(*tile.item, 2);
+      if (threadIdx.x % kLanes == 0) tile.advance(half);
       __syncwarp();
     }
   }

@@ -1,6 +1,6 @@
 // The step kernels, compiled for the emulated device, give the bits of a step on the CPU: every rule, codec and pair of
-// element types, whole and short blocks and rows, misaligned memory, strided and transposed parameters and gradients,
-// states written elsewhere, and stopped steps.
+// element types, states rounded to nearest and by chance, whole and short blocks and rows, shards, misaligned memory,
+// strided and transposed parameters and gradients, states written elsewhere, and stopped steps.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -168,6 +168,7 @@ void step_on_device(std::span<StepItem> items, const Launch& how) {
   launch.starts = reinterpret_cast<const int64_t*>(table.get() + items.size() * sizeof(DeviceItem));
   launch.count = static_cast<int64_t>(items.size()), launch.tiles = tiles;
   launch.ballot = items[0].ballot != nullptr;
+  launch.stochastic = batch.launches()[0].stochastic;
   launch.tables = on_device.get(), launch.replay = how.replay;
   ASSERT_EQ(cuda_kernels::step(launch, {nullptr, 2}), cudaSuccess);
   ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
@@ -204,18 +205,38 @@ void make_usual(StepCase& c, Rng& rng) {
   }
 }
 
+// Which states are rounded by chance, and where in the whole the parameter lies: below, across and above the index
+// 2^32, and columns of shards, which without scales need not begin with a block.
+void make_random(StepCase& c, size_t i, Rng& rng) {
+  const uint32_t all = (1u << rules()[static_cast<size_t>(c.rule)].states) - 1;
+  const bool scaled = codecs()[static_cast<size_t>(c.codec)].scaled;
+  c.stochastic = i % 4 == 3 ? all : static_cast<uint32_t>(rng.below(all + 1));
+  const int64_t row = blocks_per_row(c.layout.row_length, kBlockElements) * kBlockElements;
+  c.origin = {};
+  if (i % 3 == 1) c.origin.row_stride = row + kBlockElements * rng.between(0, 3);
+  const int64_t stride = std::max<int64_t>(1, c.origin.stride(c.layout.row_length));
+  if (i % 3 == 1 && c.origin.row_stride > row) c.origin.first_column = scaled || rng.chance(0.7) ? kBlockElements : 1;
+  if (i % 2) c.origin.first_row = std::max<int64_t>(0, (int64_t{1} << 32) / stride - rng.between(0, 2));
+}
+
 TEST(CudaSteps, GiveTheBitsOfTheCpu) {
   auto rng = testing::seeded("steps of CUDA kernels", 70);
   const auto cpu = cpu::make_backend("");
-  int64_t comparisons = 0, bytes = 0, differing = 0, still = 0, strided = 0;
+  int64_t comparisons = 0, bytes = 0, differing = 0, still = 0, strided = 0, by_chance = 0;
   for (int rule = 0; rule < static_cast<int>(rules().size()); ++rule)
     for (int codec = 0; codec < static_cast<int>(codecs().size()); ++codec)
       for (int pair = 0; pair < 9; ++pair)
-        for (int variant = 0; variant < 5; ++variant) {
-          // Usual states, any states, misaligned memory, kernels of any types, and memory that is not contiguous.
+        for (int variant = 0; variant < 6; ++variant) {
+          // Usual states to nearest, any states, misaligned memory, kernels of any types, memory that is not
+          // contiguous, and usual states by chance.
           std::vector<StepCase> start = make_cases(rule, codec, pair, rng);
           if (variant != 1)
             for (StepCase& c : start) make_usual(c, rng);
+          for (size_t i = 0; i < start.size(); ++i) {
+            if (variant == 0) start[i].stochastic = 0;
+            if (variant == 5) make_random(start[i], i, rng);
+            by_chance += start[i].stochastic != 0;
+          }
           std::vector<StepCase> wanted = start, got = start;
           step_all(*cpu, wanted, 1);
           std::vector<DeviceCase> on_device;
@@ -242,9 +263,10 @@ TEST(CudaSteps, GiveTheBitsOfTheCpu) {
           if (differing) return;
         }
   std::printf(
-      "%lld parameters stepped (%lld not contiguous), %lld bytes compared, %lld differ, %lld were left as they were\n",
-      static_cast<long long>(comparisons), static_cast<long long>(strided), static_cast<long long>(bytes),
-      static_cast<long long>(differing), static_cast<long long>(still));
+      "%lld parameters stepped (%lld not contiguous, %lld with states rounded by chance), %lld bytes compared, %lld "
+      "differ, %lld were left as they were\n",
+      static_cast<long long>(comparisons), static_cast<long long>(strided), static_cast<long long>(by_chance),
+      static_cast<long long>(bytes), static_cast<long long>(differing), static_cast<long long>(still));
 }
 
 TEST(CudaSteps, MakeTheBallotsOfTheCpu) {

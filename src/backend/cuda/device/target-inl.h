@@ -29,6 +29,9 @@ LT_FN u32 max_of_group(u32 x) {
   return max_of_lanes(of_warp[threadIdx.x % (kGroupSize / 32)], kGroupSize / 32);
 }
 
+// What the others of the group have written before is there to be read behind this.
+LT_FN void meet_in_group() { __syncthreads(); }
+
 LT_FN void atomic_or(u32* word, u32 x) { atomicOr(word, x); }
 LT_FN void atomic_min(u32* word, u32 x) {
   if (x < *static_cast<volatile u32*>(word)) atomicMin(word, x);

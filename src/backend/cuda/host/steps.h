@@ -21,7 +21,7 @@ inline void queue_steps(const Scope& scope, const kernels::Batch& batch, const s
     cuda_kernels::StepLaunch launch;
     launch.rule = part.rule, launch.codec = part.codec;
     launch.pair = part.pair;
-    launch.fast = fast, launch.ballot = part.ballot;
+    launch.fast = fast, launch.ballot = part.ballot, launch.stochastic = part.stochastic;
     launch.items = batch.items(device, part), launch.starts = batch.starts(device, part);
     launch.count = part.count, launch.tiles = part.units;
     launch.tables = tables[n++];

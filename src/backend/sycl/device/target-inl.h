@@ -15,6 +15,9 @@ LT_FN i64 item_count() { return static_cast<i64>(this_item().get_global_range(0)
 // The largest x of the group, for all of it; what they read before is read when this returns.
 LT_FN u32 max_of_group(u32 x) { return sycl::reduce_over_group(this_item().get_group(), x, sycl::maximum<u32>()); }
 
+// What the others of the group have written before is there to be read behind this.
+LT_FN void meet_in_group() { sycl::group_barrier(this_item().get_group()); }
+
 using AtomicWord = sycl::atomic_ref<u32, sycl::memory_order::relaxed, sycl::memory_scope::device,
                                     sycl::access::address_space::global_space>;
 LT_FN void atomic_or(u32* word, u32 x) { AtomicWord(*word).fetch_or(x); }

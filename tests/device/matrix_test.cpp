@@ -1,0 +1,71 @@
+// Claim: on a device every cell of rule x state format x element types x master x tier (and, with all state on the
+// device, x rounding) gives the bits of scalar code with all state in host memory, or is refused by name.
+#include "device/device_support.h"
+#include "optim/optimizer_env.h"
+#include "support/matrix.h"
+#include "support/temporary.h"
+
+namespace lowtide::testing {
+namespace {
+
+TEST(DeviceMatrix, EveryCellIsCorrectOrRefusedByName) {
+  LT_NEEDS_DEVICE();
+  const std::vector<MatrixCell> cells = matrix_cells();
+  OptimizerOptions scalar;
+  scalar.cpu_target = "scalar", scalar.threads = 1;
+  MatrixRun wanted(cells, Optimizer(scalar));
+  wanted.run();
+  const auto make = [](const lowtide::Memory& memory) {
+    OptimizerOptions options;
+    options.memory = memory;
+    return OptimizerEnv::make(options, system_env(), TestDevice::get().open());
+  };
+
+  const TemporaryDirectory directory;
+  const int64_t state = wanted.optimizer().report().state_bytes, page = 4096;
+  lowtide::Memory half, least, managed, automatic, zero_copy, hybrid, disk;
+  half.device_bytes = state / 2 / page * page, half.chunk_bytes = 64 * page;
+  least.device_bytes = 5 * 64 * page, least.chunk_bytes = 64 * page;
+  managed.managed = true, automatic.automatic = true;
+  zero_copy = hybrid = half, zero_copy.path = "zero_copy", hybrid.path = "hybrid";
+  disk.ram_bytes = 0, disk.disk = directory.path();
+  const bool reaches = TestDevice::get().backend->device()->steps_pinned();
+  struct Tier {
+    const char* name;
+    lowtide::Memory memory;
+    const char* refused;  // what of it the refusal names; nullptr: it is there
+  };
+  MatrixCounts counts;
+  int places = 0;
+  int64_t streamed = 0, above = 0;
+  for (const auto& [name, memory, refused] :
+       {Tier{"device", {}, nullptr}, Tier{"half", half, nullptr}, Tier{"least", least, nullptr},
+        Tier{"managed", managed, nullptr}, Tier{"automatic", automatic, nullptr},
+        Tier{"zero_copy", zero_copy, reaches ? nullptr : "path='zero_copy'"},
+        Tier{"hybrid", hybrid, reaches ? nullptr : "path='hybrid'"}, Tier{"disk", disk, "a disk ('"}}) {
+    ++places;
+    if (refused) {
+      counts.refuse(cells, refused, [&, &of = memory] { make(of); });
+      continue;
+    }
+    auto backend = TestDevice::get().open();
+    Device* const device = backend->device();
+    OptimizerOptions options;
+    options.memory = memory;
+    // How states are rounded is the kernels' affair: all of it with all state on the device.
+    MatrixRun got(cells, OptimizerEnv::make(options, system_env(), std::move(backend)), device,
+                  places == 1 ? "" : "auto");
+    got.run();
+    counts.compare(cells, got, wanted, name);
+    const MemoryReport report = got.optimizer().report();
+    streamed += report.moved_per_step;
+    above += memory.device_bytes >= 0 && report.device_bytes > memory.device_bytes;
+  }
+  EXPECT_EQ(counts.correct + counts.refused, counts.cells);
+  EXPECT_EQ(above, 0) << "tiers that above more device memory than their budget";
+  EXPECT_GT(streamed, 0) << "control: state has to stream";
+  counts.print(TestDevice::get().name.c_str(), cells, places);
+}
+
+}  // namespace
+}  // namespace lowtide::testing

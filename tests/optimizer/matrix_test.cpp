@@ -1,0 +1,53 @@
+// Claim: every cell of rule x state format x rounding x element types x master x tier x instruction set gives the bits
+// of scalar code with all state in memory, or is refused by name.
+#include <gtest/gtest.h>
+
+#include "support/matrix.h"
+#include "support/temporary.h"
+
+namespace lowtide::testing {
+namespace {
+
+TEST(Matrix, EveryCellIsCorrectOrRefusedByName) {
+  const std::vector<MatrixCell> cells = matrix_cells();
+  const auto make = [](const std::string& target, int threads, const Memory& memory) {
+    OptimizerOptions options;
+    options.cpu_target = target, options.threads = threads, options.memory = memory;
+    return Optimizer(options);
+  };
+  MatrixRun wanted(cells, make("scalar", 1, {}));
+  wanted.run();
+  const int64_t state = wanted.optimizer().report().state_bytes, page = 4096;
+
+  const TemporaryDirectory directory;
+  constexpr int64_t kChunk = 16 * 4096;
+  Memory half{state / 2 / page * page, directory.path(), -1, kChunk}, least{4 * kChunk, directory.path(), -1, kChunk};
+  MatrixCounts counts;
+  int places = 0;
+  int64_t streamed = 0;
+  const std::vector<std::string> targets = cpu_targets();
+  for (const std::string& target : targets)
+    for (const Memory& memory : {Memory{}, half, least}) {
+      if (memory.ram_bytes >= 0 && target != targets.front() && target != "scalar") continue;
+      MatrixRun got(cells, make(target, 2, memory));
+      got.run();
+      const std::string where = target + " ram_bytes=" + std::to_string(memory.ram_bytes);
+      counts.compare(cells, got, wanted, where);
+      const MemoryReport report = got.optimizer().report();
+      EXPECT_TRUE(memory.ram_bytes < 0 || report.allocated_bytes <= memory.ram_bytes) << where;
+      streamed += report.disk_bytes, ++places;
+    }
+  Memory limited, managed, automatic, path;
+  limited.device_bytes = 1 << 20, managed.managed = true, automatic.automatic = true, path.path = "zero_copy";
+  for (const auto& [memory, word] : {std::pair(limited, "device_bytes=1048576"), std::pair(managed, "managed=1"),
+                                     std::pair(automatic, "automatic=1"), std::pair(path, "path='zero_copy'")}) {
+    counts.refuse(cells, word, [&, &of = memory] { make("", 1, of); });
+    ++places;
+  }
+  EXPECT_EQ(counts.correct + counts.refused, counts.cells);
+  EXPECT_GT(streamed, state) << "control: state has to live on disk";
+  counts.print("cpu", cells, places);
+}
+
+}  // namespace
+}  // namespace lowtide::testing
