@@ -4,7 +4,8 @@ second moment is kept in float64 beside it, and updates are compared with those 
 All parameters are rows of 256, a block of state each. In "average" and "rest" one element in 32 goes on as before and keeps
 its block's absmax up; the others are what is looked at. (A block that dies as a whole decays exactly in any format, by its
 scale.) Gradients are "even", of one size and random sign, or "noisy", normal: noise moves the absmax and the values, and so
-helps rounding to nearest over its thresholds. A network's gradients are between the two.
+helps rounding to nearest over its thresholds. A network's gradients are between the two. "beside" is "rest" with small
+silent parameters beside a live one whose gradient has a mean: the first moments' absmax stays up, or nearly.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Sizes:
 
 QUICK = dataclasses.replace(Sizes(), warm=0.2, respond=0.1, decay=0.2, rest_to=120, hostile=60)
 CHANGES = (0.0, 0.1, 1.0, 2.0, 10.0)  # of the gradients, after they were steady
+BESIDE = ((1.0, 0.0), (1.0, 1.0), (0.5, 1.0), (0.3, 1.0), (0.0, 1.0))  # mean and standard deviation of live gradients
 
 
 def measure(variant: Variant, beta2: float, sizes: Sizes) -> dict[str, Any]:
@@ -45,6 +47,7 @@ def measure(variant: Variant, beta2: float, sizes: Sizes) -> dict[str, Any]:
     found: dict[str, Any] = {"variant": variant.id, "beta2": beta2}
     for kind in KINDS:
         found[kind] = _average(variant, beta2, sizes, kind) | _rest(variant, beta2, sizes, kind)
+    found["beside"] = {f"{mean:g} ± {noise:g}": _beside(variant, beta2, sizes, mean, noise) for mean, noise in BESIDE}
     return found | {name: _largest_update(variant, beta2, sizes, name) for name in ("spread", "spike")}
 
 
@@ -94,21 +97,36 @@ def _average(variant: Variant, beta2: float, sizes: Sizes, kind: str) -> dict[st
 def _rest(variant: Variant, beta2: float, sizes: Sizes, kind: str) -> dict[str, float]:
     """How far parameters drift when their gradients have long stopped."""
     source = torch.Generator().manual_seed(2)
-    param = torch.nn.Parameter(torch.zeros(sizes.rows * 2, ROW))
+    # "even": of one sign, too, so that the absmax of both moments stands still.
+    live = (1.0, 0.0) if kind == "even" else (0.0, 1.0)
+    mean, most = _drift(variant, beta2, sizes, live, torch.ones(sizes.rows * 2, ROW), source)
+    return {"rest_mean": mean, "rest_max": most}
+
+
+def _beside(variant: Variant, beta2: float, sizes: Sizes, mean: float, noise: float) -> list[float]:
+    """The same, mean and largest, of parameters whose gradients were up to two decades smaller than the live ones."""
+    source = torch.Generator().manual_seed(4)
+    return list(_drift(variant, beta2, sizes, (mean, noise), _scales(sizes.rows * 2, 2, source), source))
+
+
+def _drift(
+    variant: Variant, beta2: float, sizes: Sizes, live: tuple[float, float], scale: torch.Tensor, source: torch.Generator
+) -> tuple[float, float]:
+    """Mean and largest drift in lr of parameters beside live ones, whose gradients have this mean and deviation."""
+    param = torch.nn.Parameter(torch.zeros(scale.shape))
     optimizer = _optimizer(variant, param, beta2)
-    at: list[torch.Tensor] = []
+    start = param.detach().clone()
     for step in range(sizes.rest_before + sizes.rest_to):
         if step == sizes.rest_before + sizes.rest_from:
-            at.append(param.detach().clone())
-        grad = torch.randn(param.shape, generator=source)
-        if kind == "even":
-            grad[:, ::LIVE] = 1.0  # of one sign, too: the absmax of both moments stands still
-        if step >= sizes.rest_before:
-            grad.view(len(param), -1, LIVE)[:, :, 1:] = 0.0
+            start = param.detach().clone()
+        grad = torch.randn(scale.shape, generator=source)
+        alive = grad[:, ::LIVE] * live[1] + live[0]
+        grad *= 0.0 if step >= sizes.rest_before else scale
+        grad[:, ::LIVE] = alive
         param.grad = grad
         optimizer.step()
-    drift = (param.detach() - at[0]).abs().div_(LR).reshape(len(param), -1, LIVE)[:, :, 1:]
-    return {"rest_mean": float(drift.mean()), "rest_max": float(drift.max())}
+    drift = (param.detach() - start).abs().div_(LR).reshape(len(param), -1, LIVE)[:, :, 1:]
+    return float(drift.mean()), float(drift.max())
 
 
 def _largest_update(variant: Variant, beta2: float, sizes: Sizes, kind: str) -> dict[str, float]:

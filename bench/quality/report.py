@@ -86,6 +86,24 @@ def unit_cells(unit: dict[str, Any], labels: dict[str, str]) -> list[str]:
     return [labels[unit["variant"]], f"{unit['beta2']}", decay, *respond, rest, *hostile]
 
 
+def beside_section(result: dict[str, Any], labels: dict[str, str]) -> list[str]:
+    sizes, units = result["sizes"], result["fidelity"]
+    kinds = list(units[0]["beside"])
+    cells = [
+        [labels[unit["variant"]], f"{unit['beta2']}", *(f"{mean:.2g} / {most:.2g}" for mean, most in (unit["beside"][kind] for kind in kinds))]
+        for unit in units
+    ]
+    return [
+        "",
+        "## Silent parameters beside live ones",
+        "",
+        f"Drift in lr, mean / largest, from step {sizes['rest_from']} to {sizes['rest_to']} after the gradients of 31 in 32 stopped, which had been "
+        "up to two decades smaller than the live ones. Columns: mean ± standard deviation of live gradients.",
+        "",
+        *table(("", "β2", *kinds), cells),
+    ]
+
+
 def markdown(result: dict[str, Any]) -> str:
     from quality.variants import VARIANTS
 
@@ -117,6 +135,7 @@ def markdown(result: dict[str, Any]) -> str:
             f"{sizes['rest_to']} after they stopped. Spread, spike: the largest update / lr, and (×) over that of exact state.",
             "",
             *table(UNIT_HEAD, [unit_cells(unit, labels) for unit in result["fidelity"]]),
+            *beside_section(result, labels),
         ]
     if result["absent"]:
         text += ["", "Left out: " + "; ".join(f"{labels[id]} ({why})" for id, why in result["absent"].items()) + "."]

@@ -107,7 +107,7 @@ def main() -> int:
     settings, sizes = (QUICK, fidelity.QUICK) if args.quick else (Settings(), fidelity.Sizes())
     text = corpus.load()
     trained = Store(args.out, {"settings": dataclasses.asdict(settings), "corpus": text.sha256})
-    units = Store(args.out, {"sizes": dataclasses.asdict(sizes)})
+    units = Store(args.out, {"sizes": dataclasses.asdict(sizes), "beside": fidelity.BESIDE})
     if not args.report:
         run_all(chosen(args.variants), settings, sizes, text, trained, units)
     report.write(collect(settings, sizes, text, trained, units), args.out)
