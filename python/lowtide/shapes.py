@@ -116,8 +116,8 @@ def _groups(
             add({}, ShapedParam(_shape(member, here)))
     groups: list[ShapedGroup] = []
     budgets: list[Memory | None] = []  # of these
-    for own, rule, params in shaped:
-        merged: dict[str, Any] = {"memory": None, **entry, **own}
+    for options, rule, params in shaped:
+        merged: dict[str, Any] = {"memory": None, **entry, **options}
         shares = first + budgets.index(merged["memory"]) if merged["memory"] in budgets else -1
         budgets.append(merged["memory"])
         groups.append(
