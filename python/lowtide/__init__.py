@@ -22,7 +22,8 @@ from lowtide.memory import Memory
 from lowtide.muon import Muon
 from lowtide.norm_rules import LAMB, LARS
 from lowtide.overrides import Override, override
-from lowtide.planning import Plan, Rates, measure_rates, plan
+from lowtide.planning import Plan, plan
+from lowtide.rates import Rates, measure_rates
 from lowtide.rules import SGD, Adagrad, Lion, RMSprop
 
 __version__: str = _core.__version__

@@ -1,8 +1,9 @@
-"""Block-wise quantization with any code book, in torch: blocks run flat over a tensor, and each has one scale.
+"""Block-wise quantization with any code book: blocks run flat over a tensor, and each has one scale.
 
 The rule is that of the state format dynamic8 (docs/numerics.md), for 256 sorted values instead of its own: entry i is
 left for i + 1 when x = value · (1 / absmax) is above the midpoint (c[i] + c[i+1]) / 2 computed in float32, and a tie
-keeps the lower index. A block that is all zeros, or whose absmax is denormal, encodes as zeros.
+keeps the lower index. A block that is all zeros, or whose absmax is denormal, encodes as zeros. On the CPU the core
+encodes where map and block are dynamic8's; all else is done in torch, with the same bits.
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ from functools import cache
 
 import torch
 
+from lowtide import _core
+
 # The block of dynamic8, and of bitsandbytes' states since 0.44.
 BLOCK = 256
 # Elements that are converted at a time, so that no copy of a whole tensor is made.
 _PIECE = 1 << 20
+# Elements from which on the core is worth its setting up.
+_LEAST = 4096
 _SMALLEST_NORMAL = 2.0**-126
 
 
@@ -73,17 +78,45 @@ def encode(
     codes = torch.empty(flat.shape, dtype=torch.uint8, device=values.device)
     scales = torch.empty(-(-flat.numel() // block), dtype=torch.float32, device=values.device)
     piece = max(_PIECE // block, 1) * block
+    here = values.device.type == "cpu" and block == BLOCK and flat.numel() >= _LEAST
+    compiled = here and torch.equal(book, _dynamic_map(not positive, 7, 8))
+    core: _Row | None = None
     for start in range(0, flat.numel(), piece):
         part = flat[start : start + piece].float()
-        padded = torch.nn.functional.pad(part, (0, -part.numel() % block)).view(-1, block)
+        count = part.numel()
+        padded = torch.nn.functional.pad(part, (0, -count % block)) if count % block else part.contiguous()
+        if compiled and bool(padded.sum().isfinite()):  # the core takes no NaN; a sum that overflows costs time alone
+            if core is None or core.size != padded.numel():
+                core = _Row(padded.numel(), positive)
+            core.encode(padded)
+            codes[start : start + count] = core.codes[:count]
+            scales[start // block : start // block + core.scales.numel()] = core.scales
+            continue
+        padded = padded.view(-1, block)
         absmax = padded.abs().amax(1)
         inverse = torch.where(absmax >= _SMALLEST_NORMAL, 1 / absmax, 0.0)
         found = torch.bucketize(padded * inverse[:, None], midpoints, out_int32=True)
         if positive:
             found = torch.where(padded > 0, found.clamp(min=least), found)
-        codes[start : start + piece] = found.view(-1)[: part.numel()]
+        codes[start : start + count] = found.view(-1)[:count]
         scales[start // block : start // block + absmax.numel()] = absmax
     return codes.view(values.shape), scales
+
+
+class _Row:
+    """The dynamic8 state of a parameter of one row, which nobody steps: `encode` fills `codes` and `scales`."""
+
+    def __init__(self, size: int, positive: bool) -> None:
+        self.size = size
+        self._core = _core.Optimizer("adagrad" if positive else "lion", threads=torch.get_num_threads())
+        self._core.add_group({}, "dynamic8", 0, rounding="nearest")
+        self._core.add_param(0, torch.empty(size, dtype=torch.float32), True)
+        self._core.allocate_state(0)
+        _, self.codes, scales = self._core.state(0).values()
+        self.scales = scales.view(-1)
+
+    def encode(self, values: torch.Tensor) -> None:
+        self._core.import_state(0, 0, values)
 
 
 def decode(

@@ -106,6 +106,10 @@ def plan(
     amsgrad: Annotated[bool, typer.Option("--amsgrad", help="Of Adam and AdamW.")] = False,
     centered: Annotated[bool, typer.Option("--centered", help="Of RMSprop.")] = False,
     max_unorm: Annotated[float, typer.Option(help="Of LAMB and LARS; 0: a trust ratio instead.", metavar="X")] = 0.0,
+    betas: Annotated[
+        str | None, typer.Option(help="E.g. 0.9,0.95: 4 bits take no long averages. Without: the rule's.", metavar="X,X")
+    ] = None,
+    alpha: Annotated[float | None, typer.Option(help="Of RMSprop, AdEMAMix; without: the rule's.", metavar="X")] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Measure this machine, for seconds per step.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -124,7 +128,8 @@ def plan(
     limited = any(value is not None for value in (ram, disk, disk_limit, chunk))
     memory = Memory(host=ram, disk=disk, disk_limit=disk_limit, chunk=chunk) if limited else None
     momentum = default_momentum(rule) if momentum is None else momentum
-    variant = shapes.Variant(momentum, amsgrad, centered, max_unorm)
+    pair = None if betas is None else commands.numbers_of("--betas", betas)
+    variant = shapes.Variant(momentum, amsgrad, centered, max_unorm, pair, alpha)
     found = commands.plan_formats(model, rule, state, memory, variant, measure)
     if as_json:
         plans = {name: _plan_dict(one) for name, one in found.plans.items()}

@@ -17,8 +17,9 @@ import lowtide
 from lowtide import _core
 from lowtide.files import read_metadata
 from lowtide.memory import Memory, path_of
-from lowtide.planning import Plan, Rates, core_rule, measure_rates
+from lowtide.planning import Plan, core_rule
 from lowtide.planning import plan as predict
+from lowtide.rates import Rates, measure_rates
 from lowtide.shapes import Shape, Variant
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30}
@@ -32,6 +33,14 @@ def count_of(name: str, text: str) -> int:
     if not 1 <= value < 2**63:
         raise ValueError(f"{name}: got {text!r}, wanted a number such as 7e9, 350M, 7B or 16Mi")
     return int(value)
+
+
+def numbers_of(name: str, text: str) -> tuple[float, ...]:
+    """ "0.9,0.95" as numbers. ValueError, naming `name`."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"{name}: got {text!r}, wanted numbers such as 0.9,0.95") from None
 
 
 def describe_machine(disk: str | None) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from lowtide.overrides import override
 
@@ -33,18 +32,14 @@ class Embedding(torch.nn.Embedding):
         dtype: Any = None,
     ) -> None:
         super().__init__(
-            num_embeddings,
-            embedding_dim,
-            padding_idx,
-            max_norm,
-            norm_type,
-            scale_grad_by_freq,
-            sparse,
-            _weight,
-            device=device,
-            dtype=dtype,
-        )
+            num_embeddings, embedding_dim, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse, _weight,
+            device=device, dtype=dtype,
+        )  # fmt: skip
         override(self, "weight", state="fp32")
+        self._add_layers(device)
+
+    def _add_layers(self, device: Any) -> None:
+        """What a subclass has beside the weight."""
 
     def reset_parameters(self) -> None:
         """As at first."""
@@ -60,43 +55,11 @@ class StableEmbedding(Embedding):
     Args: those of `torch.nn.Embedding`. Attributes: norm, a `torch.nn.LayerNorm` over embedding_dim.
     """
 
-    def __init__(
-        self,
-        num_embeddings: int,
-        embedding_dim: int,
-        padding_idx: int | None = None,
-        max_norm: float | None = None,
-        norm_type: float = 2.0,
-        scale_grad_by_freq: bool = False,
-        sparse: bool = False,
-        _weight: Tensor | None = None,
-        device: Any = None,
-        dtype: Any = None,
-    ) -> None:
-        super().__init__(
-            num_embeddings,
-            embedding_dim,
-            padding_idx,
-            max_norm,
-            norm_type,
-            scale_grad_by_freq,
-            sparse,
-            _weight,
-            device=device,
-            dtype=dtype,
-        )
-        self.norm = torch.nn.LayerNorm(embedding_dim, device=device)
+    def _add_layers(self, device: Any) -> None:
+        self.norm = torch.nn.LayerNorm(self.embedding_dim, device=device)
 
     def forward(self, input: Tensor) -> Tensor:
         """Of indices of any shape: [*input.shape, embedding_dim]."""
-        found = functional.embedding(
-            input,
-            self.weight,
-            self.padding_idx,
-            self.max_norm,
-            self.norm_type,
-            self.scale_grad_by_freq,
-            self.sparse,
-        )
+        found: Tensor = super().forward(input)
         normed: Tensor = self.norm(found.to(torch.get_default_dtype()))
         return normed.to(self.weight.dtype)

@@ -75,7 +75,7 @@ def _shards(optimizer: Optimizer) -> dict[str, Any]:
 
 def _check_shards(optimizer: Optimizer, saved: Any, name: str) -> None:
     """Equal sizes are not enough: another rank's rows would fit."""
-    ours = _shards(optimizer).get(_SHARDS)
+    ours: Any = _shards(optimizer).get(_SHARDS)
     if saved == ours:
         return
     listed = isinstance(saved, list) and isinstance(ours, list) and len(saved) == len(ours)

@@ -91,16 +91,9 @@ class LARS(Optimizer):
         max_unorm: float | None = None,
         **options: Unpack[Options],
     ) -> None:
-        hyper = {
-            "lr": lr,
-            "momentum": momentum,
-            "weight_decay": weight_decay,
-            "dampening": dampening,
-            "nesterov": nesterov,
-            "trust_coefficient": trust_coefficient,
-            "eps": eps,
-            "max_unorm": _or_zero(max_unorm),
-        }
+        hyper = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "dampening": dampening}
+        hyper |= {"nesterov": nesterov, "trust_coefficient": trust_coefficient, "eps": eps}
+        hyper |= {"max_unorm": _or_zero(max_unorm)}
         super().__init__(params, "lars", hyper, options)
 
 

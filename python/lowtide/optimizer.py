@@ -438,7 +438,7 @@ class Optimizer(Controls, torch.optim.Optimizer):
     def torch_state_dict(self) -> dict[str, Any]:
         """A dict that the torch.optim class of the same name loads: moments decoded to float32 (copies).
 
-        Raises ValueError for what torch does not have: Lion, AdEMAMix."""
+        Raises ValueError for what torch does not have: Lion, AdEMAMix, a Muon of other parameters than matrices."""
         return formats.to_torch(self)
 
     def bitsandbytes_state_dict(self, nested: bool = True) -> dict[str, Any]:

@@ -2,39 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import torch
-
 from lowtide import _core, checks
-from lowtide.memory import Memory, path_of, size_of
-from lowtide.shapes import ShapedGroup, Variant, groups_of, variant_of
-
-
-@dataclass(frozen=True)
-class Rates:
-    """What a machine can do; 0: unknown.
-
-    Attributes:
-        step: bytes of state that a step takes per second, for all state formats alike or by format.
-        read, write: bytes per second of the disk.
-        engine: how the disk was measured: "io_uring" or "threads".
-        direct: past the page cache; if not, read and write are partly rates of the page cache.
-    """
-
-    step: float | Mapping[str, float] = 0.0
-    read: float = 0.0
-    write: float = 0.0
-    engine: str = ""
-    direct: bool = False
-
-    def step_of(self, state: str) -> float:
-        """Bytes per second of this state format."""
-        rate = self.step.get(state, 0.0) if isinstance(self.step, Mapping) else self.step
-        return checks.number(f"rates: step of {state}", rate)
+from lowtide.memory import Memory
+from lowtide.rates import Rates, step_rates
+from lowtide.shapes import ShapedGroup, Variant, groups_of, most_of, variant_of
 
 
 @dataclass(frozen=True)
@@ -134,6 +108,8 @@ def plan(
     centered: bool = False,
     master: str | None = None,
     max_unorm: float = 0.0,
+    betas: tuple[float, ...] | None = None,
+    alpha: float | None = None,
 ) -> Plan:
     """Predicts what an optimizer will take, with the code that it decides with. Allocates no state, touches no disk.
 
@@ -151,6 +127,7 @@ def plan(
         centered: of RMSprop.
         master: as for the optimizer: residuals of bfloat16 and float16 parameters are planned with their state.
         max_unorm: of LAMB and LARS: LARS then reads its state twice a step, as LAMB always does.
+        betas, alpha: as for the optimizer; state of 4 bits takes short averages alone. None: the rule's defaults.
 
     Returns a Plan, whether it fits or not. Raises ValueError or TypeError for what an optimizer would refuse whatever
     its budgets, for rates that are no numbers and for more than 2^52 elements; with rates="measure" also OSError.
@@ -162,11 +139,11 @@ def plan(
     if not (rates is None or rates == "measure" or isinstance(rates, Rates)):
         raise TypeError(f"plan: rates: got {rates!r}, wanted lowtide.Rates(...), 'measure' or None")
     momentum = default_momentum(rule) if momentum is None else momentum
-    variant = variant_of(Variant(momentum, amsgrad, centered, max_unorm)._asdict())
+    variant = variant_of(Variant(momentum, amsgrad, centered, max_unorm, betas, alpha)._asdict())
     defaults = ShapedGroup((), state, int(min_quantized_numel), variant, master=master or "")
     groups = groups_of(model_or_params, defaults, rule == "muon")
     if rates == "measure":
-        rates = _measure_for(_predict(rule, memory, groups, Rates()), groups, variant)
+        rates = _measure_for(_predict(rule, memory, groups, Rates()), groups)
     return _predict(rule, memory, groups, rates or Rates())
 
 
@@ -177,7 +154,7 @@ def _predict(rule: str, memory: Memory | None, groups: list[ShapedGroup], rates:
             group.params,
             group.state,
             group.min_quantized_numel,
-            group.variant._asdict(),
+            group.variant.hyper(core_rule(group.rule or rule)),
             group.memory.budget() if group.memory else None,
             rates.step_of(group.state),
             group.shares,
@@ -203,56 +180,15 @@ def default_momentum(rule: str) -> float:
     return 0.95 if rule == "muon" else float(_core.default_hyper(rule)["momentum"])
 
 
-def _measure_for(unrated: Plan, groups: list[ShapedGroup], variant: Variant) -> Rates:
-    used = {g.state for g in groups if g.params}
+def _measure_for(unrated: Plan, groups: list[ShapedGroup]) -> Rates:
     pairs = zip(unrated.memories, unrated.budgets, strict=True)
     disks = {memory.budget().disk for memory, budget in pairs if memory and budget.disk_bytes > 0}
-    most = Variant(*map(max, zip(variant, *(group.variant for group in groups))))
-    rates = measure_rates(None, core_rule(unrated.rule), states=sorted(used), **most._asdict())
+    step: dict[str, float] = {}
+    for state in sorted({group.state for group in groups if group.params}):
+        of_state = (group.variant for group in groups if group.params and group.state == state)
+        step |= step_rates(core_rule(unrated.rule), [state], most_of(of_state))
     found = [_core.measure_disk_rates(disk) for disk in sorted(disks)]
     if not found:
-        return rates
+        return Rates(step)
     slowest = {key: min(disk[key] for disk in found) for key in ("read", "write")}
-    return Rates(rates.step, **slowest, engine=found[0]["engine"], direct=all(disk["direct"] for disk in found))
-
-
-def measure_rates(
-    disk: str | os.PathLike[str] | None = None,
-    rule: str = "adamw",
-    states: Iterable[str] | None = None,
-    momentum: float = 0.0,
-    elements: int = 0,
-    disk_bytes: int | str = "256MiB",
-    seconds: float = 0.5,
-    amsgrad: bool = False,
-    centered: bool = False,
-    max_unorm: float = 0.0,
-) -> Rates:
-    """Measures this machine: takes about seconds + 0.5 for each state format and 2 x seconds + 0.3 for the disk.
-
-    Args:
-        disk: a directory, whose scratch file's rates are measured with the requests that streaming uses; nothing stays
-            but the small lock file ".lowtide.lock". None: read and write are 0.
-        rule: whose steps are measured, over float32 parameters and gradients, with torch's number of threads.
-        states: state formats; by default all that the rule can have.
-        momentum, amsgrad, centered, max_unorm: as for `plan`.
-        elements: of the parameter that is stepped; 0: enough to be out of the cache. Takes 16 bytes of RAM for each.
-        disk_bytes: size of the scratch file at most; half of what is free, if that is less.
-        seconds: to measure for, more than 0.
-
-    Raises ValueError (a rule, state or directory that there is none of, numbers out of range), OSError, MemoryError.
-    """
-    threads = torch.get_num_threads()
-    wanted = _core.codec_names() if states is None else list(states)
-    found: dict[str, Any] = {}
-    if disk is not None:
-        found = _core.measure_disk_rates(path_of("disk", disk), size_of("disk_bytes", disk_bytes), 2 * seconds)
-    hyper = variant_of(Variant(momentum, amsgrad, centered, max_unorm)._asdict())._asdict()
-    step = {}
-    for state in wanted:
-        try:
-            step[state] = _core.measure_step_rate(rule, state, hyper, threads, elements, seconds)
-        except ValueError:  # by default, of a format that the rule cannot have; it can have the first
-            if states is not None or state == wanted[0]:
-                raise
-    return Rates(step, **{f.name: found[f.name] for f in fields(Rates) if f.name in found})
+    return Rates(step, **slowest, engine=found[0]["engine"], direct=all(disk["direct"] for disk in found))

@@ -17,7 +17,8 @@ import torch
 import lowtide
 from lowtide import _core
 from lowtide.memory import Memory
-from lowtide.planning import Rates, plan
+from lowtide.planning import plan
+from lowtide.rates import Rates
 
 _ROW = 4096
 _FUSED = {

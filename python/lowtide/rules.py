@@ -71,13 +71,8 @@ class SGD(Optimizer):
         nesterov: bool = False,
         **options: Unpack[Options],
     ) -> None:
-        hyper = {
-            "lr": lr,
-            "momentum": momentum,
-            "dampening": dampening,
-            "weight_decay": weight_decay,
-            "nesterov": nesterov,
-        }
+        hyper = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
+        hyper |= {"nesterov": nesterov}
         super().__init__(params, "sgd", hyper, options)
 
 
@@ -113,13 +108,8 @@ class Adagrad(Optimizer):
         eps: float = 1e-10,
         **options: Unpack[Options],
     ) -> None:
-        hyper = {
-            "lr": lr,
-            "lr_decay": lr_decay,
-            "weight_decay": weight_decay,
-            "initial_accumulator_value": initial_accumulator_value,
-            "eps": eps,
-        }
+        hyper = {"lr": lr, "lr_decay": lr_decay, "weight_decay": weight_decay}
+        hyper |= {"initial_accumulator_value": initial_accumulator_value, "eps": eps}
         super().__init__(params, "adagrad", hyper, options)
 
 
@@ -158,12 +148,6 @@ class RMSprop(Optimizer):
         centered: bool = False,
         **options: Unpack[Options],
     ) -> None:
-        hyper = {
-            "lr": lr,
-            "alpha": alpha,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "momentum": momentum,
-            "centered": centered,
-        }
+        hyper = {"lr": lr, "alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum}
+        hyper |= {"centered": centered}
         super().__init__(params, "rmsprop", hyper, options)

@@ -29,12 +29,21 @@ class ShapedParam(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """The hyper-parameters that decide which states a rule has, and how often a step reads them."""
+    """The hyper-parameters that decide which states a rule has, how often a step reads them, and whether they can have 4
+    bits, which takes short averages."""
 
     momentum: float = 0.0
     amsgrad: bool = False
     centered: bool = False
     max_unorm: float = 0.0
+    betas: tuple[float, ...] | None = None  # None: the rule's
+    alpha: float | None = None  # likewise
+
+    def hyper(self, rule: str) -> dict[str, float]:
+        """As the core takes them. TypeError or ValueError for betas that the rule does not have."""
+        hyper = {key: value for key, value in self._asdict().items() if key != "betas" and value is not None}
+        keys = checks.BETAS[: 3 if rule == "ademamix" else 2] if self.betas is not None else ()
+        return {**hyper, **dict(zip(keys, checks.hyper_values(keys, {"betas": self.betas}), strict=True))}
 
 
 @dataclass(frozen=True)
@@ -116,8 +125,8 @@ def _groups(
             add({}, ShapedParam(_shape(member, here)))
     groups: list[ShapedGroup] = []
     budgets: list[Memory | None] = []  # of these
-    for own, rule, params in shaped:
-        merged: dict[str, Any] = {"memory": None, **entry, **own}
+    for options, rule, params in shaped:
+        merged: dict[str, Any] = {"memory": None, **entry, **options}
         shares = first + budgets.index(merged["memory"]) if merged["memory"] in budgets else -1
         budgets.append(merged["memory"])
         groups.append(
@@ -138,9 +147,20 @@ def _groups(
 
 def variant_of(given: Mapping[str, Any], defaults: Variant = Variant()) -> Variant:
     """What a group's options, or arguments, say. TypeError or ValueError for what is no number or no bool."""
-    keys = Variant._fields
-    values = checks.hyper_values(keys, {**defaults._asdict(), **{k: given[k] for k in keys if k in given}})
-    return Variant(values[0], bool(values[1]), bool(values[2]), values[3])
+    merged = {**defaults._asdict(), **{key: given[key] for key in Variant._fields if key in given}}
+    momentum, amsgrad, centered, max_unorm = checks.hyper_values(Variant._fields[:4], merged)
+    betas, alpha = merged["betas"], merged["alpha"]  # betas: how many there must be, the rule says
+    return Variant(
+        momentum, bool(amsgrad), bool(centered), max_unorm,
+        tuple(betas) if isinstance(betas, list) else betas,
+        None if alpha is None else checks.number("alpha", alpha),
+    )  # fmt: skip
+
+
+def most_of(variants: Iterable[Variant]) -> Variant:
+    """Whose step takes the most: the largest of each hyper-parameter."""
+    given = ([value for value in values if value is not None] for values in zip(*variants, strict=True))
+    return Variant._make(max(values, default=None) for values in given)
 
 
 def _shape(value: Any, where: str) -> Shape:

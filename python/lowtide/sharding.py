@@ -10,7 +10,7 @@ import sys
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 
@@ -19,11 +19,12 @@ from lowtide.foreign.entries import rows_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
 
 OK, NONFINITE, FAILED = 0, 1, 2  # what a rank finds out before a step; the largest is what all of them do
 
 
-def is_dtensor(value: object) -> bool:
+def is_dtensor(value: object) -> TypeGuard[DTensor]:
     """Imports nothing: without the module there are no DTensors."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
@@ -31,10 +32,12 @@ def is_dtensor(value: object) -> bool:
 
 def local_of(value: Any) -> torch.Tensor:
     """The tensor of a DTensor that is in this process, itself; other values as they are."""
-    if not is_dtensor(value):
-        return value
-    local = value._local_tensor
-    return local.wait() if hasattr(local, "trigger_wait") else local
+    local: Any = value
+    if is_dtensor(value):
+        local = value._local_tensor
+        local = local.wait() if hasattr(local, "trigger_wait") else local
+    tensor: torch.Tensor = local
+    return tensor
 
 
 class Sharding(NamedTuple):
@@ -132,7 +135,7 @@ def sharding_of(param: torch.Tensor, where: str) -> Sharding | None:
     """None for a plain tensor; ValueError for a DTensor that no rank can step by itself."""
     if not is_dtensor(param):
         return None
-    spec: Any = param._spec  # type: ignore[attr-defined]
+    spec: Any = param._spec
     here = spec.mesh.get_coordinate() is not None
     expect(here, where, f"a DTensor on {spec.mesh}", "one on a mesh that this rank is part of")
     cut_dims = []

@@ -203,11 +203,11 @@ def _read_groups(optimizer: Optimizer, state_dict: Any) -> tuple[list[dict[str, 
         if ours:
             _check_stamp(group, optimizer._rule, where)
         else:
-            torch_dict.check_group(group, mine, optimizer._rule, optimizer._hyper_keys, where)
+            torch_dict.check_group(optimizer, n, group, where)
         drop = ("params", *STAMP, *FIXED, *(() if ours else torch_dict.IMPLEMENTATION_KEYS))
         new = {key: copy.deepcopy(value) for key, value in group.items() if key not in drop}
         if not ours:
-            for key in map(checks.group_key, optimizer._hyper_keys):
+            for key in torch_dict.option_names(optimizer):
                 new.setdefault(key, mine[key])
         kept = {key: mine[key] for key in ("params", *STAMP, *FIXED, "rounding")}
         kept[SEED] = _read_seed(group, saved[0], where, mine[SEED])
@@ -270,7 +270,7 @@ def _plan(
     `_codings`; None: the entries are those of a class of torch.optim, or of another library's, with these groups."""
     ours = codings is not None
     plan = []
-    of_torch = [group for group in groups for _ in group["params"]]
+    options = torch_dict.options_of(optimizer, groups) if groups else {}
     for i, param in enumerate(optimizer._params):
         where = f"state of parameter {i}"
         has_state = optimizer._core.has_state(i)
@@ -303,7 +303,7 @@ def _plan(
             step, tensors = read_values(entry, of_rule, local_of(param), where)
         else:
             step, tensors = torch_dict.read_entry(
-                entry, of_rule, local_of(param), where, optimizer._rule, of_torch[i]
+                entry, of_rule, local_of(param), where, optimizer._rule, options[i]
             )
         signed = dict(optimizer._core.states_of(i))
         for name, tensor in tensors.items():

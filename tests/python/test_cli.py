@@ -48,6 +48,17 @@ def test_plan_shows_every_format_and_marks_the_chosen_one(run, tmp_path, columns
     assert "bf16 fits" in text and "4096 by 4096" in text
 
 
+def test_plan_leaves_out_formats_that_the_averages_are_too_long_for(run):
+    plan = ("plan", "--params", "1e6", "--json")
+    for long, short in (
+        (["--betas", "0.95,0.999"], ["--betas", "0.9,0.999"]),
+        (["--rule", "rmsprop", "--centered"], ["--rule", "rmsprop", "--centered", "--alpha", "0.9"]),
+        (["--rule", "muon"], ["--rule", "muon", "--momentum", "0.9"]),
+    ):
+        assert set(run(*plan, *long)["plans"]) == set(CODECS)
+        assert set(run(*plan, *short)["plans"]) == set(CODECS + FOUR_BITS)
+
+
 def test_plan_agrees_with_the_library(run, tmp_path):
     found = run("plan", "--params", "1000003", "--ram", "1MiB", "--disk", tmp_path, "--json")
     shapes = [(244, 4096), (579,)]
@@ -172,6 +183,10 @@ def test_bad_arguments_have_status_2_and_one_line(run, tmp_path, figure):
         "link": [*plan, "--ram", "1GiB", "--disk", tmp_path / "link"],
         "/proc": [*plan, "--ram", "1GiB", "--disk", "/proc"],
         "momentum": [*plan, "--momentum", "nan"],
+        "--betas: got '0.9;0.95'": [*plan, "--betas", "0.9;0.95"],
+        "a tuple of 2 numbers": [*plan, "--betas", "0.9,0.95,0.999"],
+        "a beta of 0.95 for its exp_avg": [*plan, "--state", "dynamic4", "--betas", "0.95,0.999"],
+        "a beta of 0.99 for its grad_avg": [*plan, "--state", "mixed12", "--rule", "rmsprop", "--centered"],
         "missing.json": ["plan", "--shapes", tmp_path / "missing.json"],
         "not JSON": ["plan", "--shapes", tmp_path / "file"],
         "a list of shapes": ["plan", "--shapes", tmp_path / "number.json"],

@@ -2,10 +2,11 @@
 
 import hashlib
 import importlib.util
+import math
 
 import pytest
 import torch
-from lowtide import _core
+from lowtide import _core, blockwise
 from lowtide.compat.bitsandbytes import functional
 
 from support import bits
@@ -58,6 +59,44 @@ def brute_force(values, book, blocksize):
         scaled = (part.float() * inverse).double()
         codes[start : start + blocksize] = (scaled[:, None] - book.double()).abs().argmin(1).to(torch.uint8)
     return codes.view(values.shape), torch.tensor(scales)
+
+
+@pytest.mark.parametrize("positive", [False, True])
+def test_the_core_and_torch_give_the_same_codes(positive, seed, figure, monkeypatch):
+    """Of the dynamic maps in blocks of 256: all magnitudes, zeros, entries and midpoints of the map, short last blocks,
+    more than one piece, strides; and what is not finite, for which torch is asked."""
+    monkeypatch.setattr(blockwise, "_PIECE", 1 << 14)
+    book = blockwise.dynamic_map(not positive)
+    points = torch.cat([book, (book[1:] + book[:-1]) * 0.5])
+    asked, compared = 0, 0
+    encode = blockwise._Row.encode
+
+    def counted(row, values):
+        nonlocal asked
+        asked += 1
+        encode(row, values)
+
+    monkeypatch.setattr(blockwise._Row, "encode", counted)
+    for case in range(60):
+        values = torch.randn(int(torch.randint(1, 40_000, ())), dtype=torch.float64)
+        values = (values * 10 ** float(torch.empty(()).uniform_(-46, 37))).float()
+        values *= torch.randint(0, 3, values.shape)
+        if case % 3 == 0:
+            values *= torch.logspace(-20, 0, len(values))
+        if case % 5 == 0:
+            values = points[torch.randint(len(points), values.shape)]
+        values = values.abs() if positive else values
+        values = values.to(torch.bfloat16) if case % 7 == 0 else values.repeat_interleave(2)[::2] if case % 7 == 1 else values
+        if case % 10 == 9:
+            values[len(values) // 2] = (math.nan, math.inf)[case % 20 // 10]
+        found = []
+        for least in (1, 1 << 40):
+            monkeypatch.setattr(blockwise, "_LEAST", least)
+            found.append([bits(part) for part in blockwise.encode(values, book, 256, positive)])
+        assert found[0] == found[1], case
+        compared += values.numel()
+    figure(f"{compared:,} values, {asked} pieces by the core: 0 codes and scales differ")
+    assert asked > 60
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -220,6 +220,5 @@ def test_arguments_are_those_of_torch():
 def test_state_dicts_of_others_are_refused(seed):
     params = [parameter(8, 8)]
     opt = lowtide.Muon(params)
-    for other in (lowtide.AdamW(params), torch.optim.Muon(params)):
-        with refused(opt, "muon"):
-            opt.load_state_dict(other.state_dict())
+    with refused(opt, "muon"):
+        opt.load_state_dict(lowtide.AdamW(params).state_dict())

@@ -10,7 +10,7 @@ import pytest
 import torch
 from lowtide import _core
 
-from support import CODECS, RULE_OF, RULES, random_gradients
+from support import CODECS, FOUR_BITS, RULE_OF, RULES, random_gradients
 
 MIB = 1 << 20
 
@@ -87,6 +87,62 @@ def test_every_variant_of_a_rule_is_planned(cls, tmp_path, figure):
         found[str(options)] = (planned.state_bytes, planned.moved_per_step)
     assert len(set(found.values())) >= (1 if cls is lowtide.LAMB else 2), found
     figure(f"{cls.__name__}: state and bytes moved a step: {found}")
+
+
+# What averages of 4 bits depend on, by class: some are short enough, some not.
+AVERAGES = [
+    (lowtide.AdamW, {}),
+    (lowtide.AdamW, {"betas": (0.95, 0.999)}),
+    (lowtide.Adam, {"betas": (0.9, 0.95)}),
+    (lowtide.Lion, {}),
+    (lowtide.Lion, {"betas": (0.5, 0.5)}),
+    (lowtide.SGD, {"momentum": 0.9}),
+    (lowtide.SGD, {"momentum": 0.95}),
+    (lowtide.RMSprop, {}),
+    (lowtide.RMSprop, {"centered": True}),
+    (lowtide.RMSprop, {"centered": True, "alpha": 0.9}),
+    (lowtide.AdEMAMix, {}),
+    (lowtide.AdEMAMix, {"betas": (0.9, 0.999, 0.9)}),
+    (lowtide.LAMB, {"betas": (0.91, 0.999)}),
+    (lowtide.Muon, {}),
+    (lowtide.Muon, {"momentum": 0.9}),
+    (lowtide.Muon, {"momentum": 0.9, "betas": (0.95, 0.95)}),
+    (lowtide.AdamW, {"betas": (0.9, 0.999, 0.9)}),
+    (lowtide.AdamW, {"betas": 0.9}),
+    (lowtide.AdamW, {"betas": (1.0, 0.999)}),
+    (lowtide.RMSprop, {"alpha": 1.0}),
+]
+
+
+@pytest.mark.parametrize("state", [*CODECS, *FOUR_BITS])
+@pytest.mark.parametrize(("cls", "options"), AVERAGES)
+def test_what_an_optimizer_refuses_for_its_averages_is_not_planned(cls, options, state, figure):
+    """As arguments, as options of a group and as an override; in the optimizer's words, but for where."""
+    layer = torch.nn.Linear(300, 300, bias=False)
+    words = refusal(lambda: cls(layer.parameters(), state=state, lr=0.1, **options))
+    rule = cls.__name__.lower()
+    planned = (
+        lambda: lowtide.plan([(300, 300)], rule, state, **options),
+        lambda: lowtide.plan([{"params": [(300, 300)], **options}], rule, state),
+        lambda: lowtide.plan([{"params": [(300, 300)], "state": state}], rule, **options),
+    )
+    assert [refusal(plan) for plan in planned] == [words] * 3
+    assert words is None or state in FOUR_BITS or "4 bits" not in words
+    figure(words or "both accept")
+    if options:
+        lowtide.override(layer, "weight", **options)
+        of_override = refusal(lambda: cls(layer.parameters(), state=state, lr=0.1))
+        assert refusal(lambda: lowtide.plan(layer, rule, state)) == of_override
+
+
+def refusal(call):
+    """What a call is refused with, without where; None if it is not."""
+    try:
+        call()
+    except (TypeError, ValueError) as error:
+        text = str(error)
+        return text[text.index("got ") :]
+    return None
 
 
 def test_every_description_of_a_model_gives_the_same_plan():

@@ -211,7 +211,7 @@ def _integer_of(value: int | float) -> int:
 
 
 def _float_of(bits: int) -> float:
-    return struct.unpack("<d", struct.pack("<q", bits))[0]
+    return float(struct.unpack("<d", struct.pack("<q", bits))[0])
 
 
 def _integer(name: str, value: object, bits: int) -> None:

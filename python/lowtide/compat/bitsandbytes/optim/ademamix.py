@@ -28,15 +28,8 @@ class AdEMAMix(BitsandbytesOptimizer):
         is_paged: bool = False,
         **options: Any,
     ) -> None:
-        hyper = {
-            "lr": lr,
-            "betas": two_betas(betas, type(self).__name__),
-            "alpha": alpha,
-            "t_alpha": t_alpha,
-            "t_beta3": t_beta3,
-            "eps": eps,
-            "weight_decay": weight_decay,
-        }
+        hyper = {"lr": lr, "betas": two_betas(betas, type(self).__name__), "alpha": alpha, "t_alpha": t_alpha}
+        hyper |= {"t_beta3": t_beta3, "eps": eps, "weight_decay": weight_decay}
         self._begin(params, "ademamix", hyper, optim_bits, None, min_8bit_size, is_paged, options)
 
 

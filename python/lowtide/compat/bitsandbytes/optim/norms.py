@@ -63,14 +63,8 @@ class LARS(BitsandbytesOptimizer):
         max_unorm: float = 0.02,
         **options: Any,
     ) -> None:
-        hyper = {
-            "lr": lr,
-            "momentum": momentum,
-            "dampening": dampening,
-            "weight_decay": weight_decay,
-            "nesterov": nesterov,
-            "max_unorm": max_unorm,
-        }
+        hyper = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
+        hyper |= {"nesterov": nesterov, "max_unorm": max_unorm}
         self._begin(params, "lars", hyper, optim_bits, args, min_8bit_size, False, options, max_unorm)
 
 

@@ -27,13 +27,8 @@ class SGD(BitsandbytesOptimizer):
         min_8bit_size: int = 4096,
         **options: Any,
     ) -> None:
-        hyper = {
-            "lr": lr,
-            "momentum": momentum,
-            "dampening": dampening,
-            "weight_decay": weight_decay,
-            "nesterov": nesterov,
-        }
+        hyper = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
+        hyper |= {"nesterov": nesterov}
         self._begin(params, "sgd", hyper, optim_bits, args, min_8bit_size, False, options)
 
 
@@ -58,14 +53,8 @@ class RMSprop(BitsandbytesOptimizer):
         min_8bit_size: int = 4096,
         **options: Any,
     ) -> None:
-        hyper = {
-            "lr": lr,
-            "alpha": alpha,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "momentum": momentum,
-            "centered": centered,
-        }
+        hyper = {"lr": lr, "alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum}
+        hyper |= {"centered": centered}
         self._begin(params, "rmsprop", hyper, optim_bits, args, min_8bit_size, False, options)
 
 
@@ -89,13 +78,8 @@ class Adagrad(BitsandbytesOptimizer):
         min_8bit_size: int = 4096,
         **options: Any,
     ) -> None:
-        hyper = {
-            "lr": lr,
-            "lr_decay": lr_decay,
-            "weight_decay": weight_decay,
-            "initial_accumulator_value": initial_accumulator_value,
-            "eps": eps,
-        }
+        hyper = {"lr": lr, "lr_decay": lr_decay, "weight_decay": weight_decay}
+        hyper |= {"initial_accumulator_value": initial_accumulator_value, "eps": eps}
         self._begin(params, "adagrad", hyper, optim_bits, args, min_8bit_size, False, options)
 
 
