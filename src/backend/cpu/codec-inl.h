@@ -157,20 +157,16 @@ struct GenericCodec {
   template <class Each>
   HWY_INLINE void encode_each(const float* values, float inverse, const TileRounding& rounding, u32 index,
                               Each* codes) const {
-    if constexpr (requires(vf x, vu r) { C::template encode_with<kSigned>(tables, x, x, true, r); }) {
-      if (rounding.stochastic) {
-        vu random[kTileVectors];
-        random_tile(index, rounding, random);
-        for (int i = 0; i < kTileVectors; ++i)
-          store_code(C::template encode_with<kSigned>(tables, load(values + i * kLanes), vf(inverse), true, random[i]),
-                     codes + i * kLanes);
-        return;
-      }
-    }
-    for (int i = 0; i < kTileVectors; ++i) {
-      const vu position = iota(index + static_cast<u32>(i * kLanes));
-      store_code(C::template encode<kSigned>(tables, load(values + i * kLanes), vf(inverse), rounding, position),
-                 codes + i * kLanes);
+    if (C::kError > 0 && rounding.stochastic) {
+      vu random[kTileVectors];
+      random_tile(index, rounding, random);
+      for (int i = 0; i < kTileVectors; ++i)
+        store_code(C::template encode_with<kSigned>(tables, load(values + i * kLanes), vf(inverse), true, random[i]),
+                   codes + i * kLanes);
+    } else {
+      for (int i = 0; i < kTileVectors; ++i)
+        store_code(C::template encode_with<kSigned>(tables, load(values + i * kLanes), vf(inverse), false, vu(0u)),
+                   codes + i * kLanes);
     }
   }
 };
