@@ -115,7 +115,9 @@ nb::object ParamBinding::empty_like(int64_t param) const {
 
 std::vector<int64_t> ParamBinding::code_sizes(const std::vector<int64_t>& sizes, const lowtide::StateView& view) {
   if (view.code_bits >= 8) return sizes;
-  return {view.rows, view.rows ? view.numel / view.rows * view.code_bits / 8 : 0};
+  int64_t length = sizes.size() < 2 ? view.numel : 1;  // of a row, also where a shard has none
+  for (size_t d = 1; d < sizes.size(); ++d) length *= sizes[d];
+  return {view.rows, length * view.code_bits / 8};
 }
 
 const char* ParamBinding::code_type(const lowtide::StateView& view) {

@@ -109,8 +109,9 @@ LT_API Hyper default_hyper(const std::string& rule);
 
 struct GroupOptions {
   Hyper hyper;
-  // Codec of the state, one of codec_names(). Those with 4 bits ("dynamic4", "mixed12") are refused where an average of
-  // both signs has a beta above 0.9, also by set_hyper; parameters with rows of odd length have "dynamic8" instead.
+  // Codec of the state, one of codec_names(). Instead of those with 4 bits ("dynamic4", "mixed12") parameters with rows
+  // of odd length have "dynamic8"; for a parameter with 4 bits add_param and set_hyper refuse an average of both signs
+  // whose beta is above 0.9.
   std::string state = "dynamic8";
   int64_t min_quantized_numel = 4096;  // parameters with fewer elements keep float32 state
   std::optional<Memory> memory = {};   // this group's own budget

@@ -50,6 +50,13 @@ def format_of(options: Mapping[str, Any]) -> Format:
     return options["state"], int(options["min_quantized_numel"]), options["master"] or ""
 
 
+def naming(optimizer: Optimizer, where: str, rule: str, error: Exception) -> Exception:
+    """The same kind of error, with `where` before its message. rule: of a group of the core; one that is not the
+    optimizer's own is known to users by the class."""
+    named = checks.naming(where, error)
+    return type(named)(str(named).replace(f" for {rule} ", f" for {type(optimizer).__name__} ")) if rule else named
+
+
 def check_overrides(optimizer: Optimizer, overrides: Mapping[str, Any]) -> None:
     """TypeError or ValueError for an override of what this optimizer, or a group, does not have."""
     checks.check_options(overrides, type(optimizer).__name__, optimizer._overridable())
@@ -87,7 +94,7 @@ def register(
         made.append(CoreGroup(number, of_param, rule, hyper, rounding, (state, least, master)))
         return len(made) - 1
 
-    text = where
+    text, rule = where, ""
     try:
         add({}, "")
         for i, (param, of, of_param) in enumerate(zip(params, shardings, overrides, strict=True)):
@@ -102,7 +109,7 @@ def register(
             core.add_param(numbers[at], param, param.requires_grad, of.shard if of else None)
             made[at].params.append(first + i)
     except (TypeError, ValueError, NotImplementedError) as error:
-        raise checks.naming(text, error) from error
+        raise naming(optimizer, text, rule, error) from error
     return made
 
 

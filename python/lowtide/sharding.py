@@ -72,8 +72,6 @@ class Sharding(NamedTuple):
         shape = self.shape_of(name, local)
         stride = tuple(torch.empty(shape, device="meta").stride())
         spec = replace(self.spec, tensor_meta=TensorMeta(shape, stride, local.dtype))
-        if local.shape == (0, 0) and self._packed(local):  # without rows it says nothing of their length
-            local = local.reshape(0, shape[1])
         # Not DTensor.from_local: it would copy to the mesh's kind of device, and parameters may be offloaded from it.
         return DTensor(local, spec, requires_grad=False)
 
@@ -89,7 +87,7 @@ class Sharding(NamedTuple):
             expect(alike, f"{where}, {name}", got, wanted)
             shape = self.shape_of(name, local)
             expect(value.shape == shape, f"{where}, {name}", tuple(value.shape), tuple(shape))
-            return _as_empty(local_of(value), local)
+            return local_of(value)
         check_tensor(value, f"{where}, {name}")
         shape = self.shape_of(name, local)
         expect(value.shape == shape, f"{where}, {name}", tuple(value.shape), f"{tuple(shape)}, the whole of it")
@@ -97,8 +95,7 @@ class Sharding(NamedTuple):
 
         # Every rank has the whole and takes its part: no communication.
         whole = value.detach().to(self.spec.mesh.device_type)
-        part = distribute_tensor(whole, self.spec.mesh, self.spec.placements, src_data_rank=None)
-        return _as_empty(local_of(part), local)
+        return local_of(distribute_tensor(whole, self.spec.mesh, self.spec.placements, src_data_rank=None))
 
     def shape_of(self, name: str, local: torch.Tensor) -> torch.Size:
         """The whole shape of the core's tensor called `name`."""
@@ -108,12 +105,10 @@ class Sharding(NamedTuple):
         return torch.Size((rows, length // 2)) if self._packed(local) else torch.Size(self.spec.shape)
 
     def _packed(self, local: torch.Tensor) -> bool:
-        """Whether a tensor of the core has two codes to a byte: (rows, bytes of a row), or (0, 0) without rows. All other
-        ones, but for scales, have the sizes of the parameter's part."""
+        """Whether a tensor of the core has two codes to a byte: (rows, bytes of a row). All other ones, but for scales,
+        have the sizes of the parameter's part."""
         _, length = rows_of(self.spec.shape)
-        if local.dtype != torch.uint8 or local.ndim != 2 or length == 0:
-            return False
-        return local.shape[1] * 2 == length or local.shape == (0, 0)
+        return local.dtype == torch.uint8 and local.ndim == 2 and length > 0 and local.shape[1] * 2 == length
 
     def describe(self) -> dict[str, Any]:
         """What a file of this rank says of the parameter, as JSON has it."""
@@ -124,11 +119,6 @@ class Sharding(NamedTuple):
             "mesh": list(mesh.mesh.shape),
             "coordinate": list(mesh.get_coordinate() or ()),
         }
-
-
-def _as_empty(value: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-    """A part without elements in the shape that the core has for it; others as they are."""
-    return value.reshape(local.shape) if value.numel() == 0 == local.numel() else value
 
 
 def sharding_of(param: torch.Tensor, where: str) -> Sharding | None:

@@ -220,8 +220,9 @@ def _read_groups(optimizer: Optimizer, state_dict: Any) -> tuple[list[dict[str, 
                 checks.check_kinds({"rounding": options["rounding"]}, where)
                 hyper = optimizer._hyper_of(core_group.rule, options)
                 core = _core_with_group(optimizer, core_group, options["rounding"])
-                if core_group.params:  # what decides which states there are is fixed then
-                    core.add_param(0, torch.zeros(1), False)
+                if core_group.params:  # what decides which states there are is fixed then; its format bears some betas
+                    like = (i for i in core_group.params if optimizer._core.state_codec(i) == core_group.format[0])
+                    _add_like(optimizer, next(like, core_group.params[0]), core, False)
                 core.set_hyper(0, hyper)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{where}: {error}") from error
@@ -329,8 +330,7 @@ def _layout(optimizer: Optimizer, index: int) -> dict[str, torch.Tensor]:
 def _template(optimizer: Optimizer, index: int, fullest: bool = True) -> dict[str, torch.Tensor]:
     """All the state that the core can allocate for a parameter, whatever its momentum; or what it has with that."""
     core = _core_with_group(optimizer, next(group for group in optimizer._core_groups if index in group.params))
-    of = optimizer._shardings[index]
-    core.add_param(0, _param_on_host(optimizer, index), not fullest, of.shard if of else None)
+    _add_like(optimizer, index, core, not fullest)
     if fullest:
         core.allocate_state(0)
     return core.state(0)
@@ -342,6 +342,12 @@ def _core_with_group(optimizer: Optimizer, group: CoreGroup, rounding: str | Non
     state, least, master = group.format
     core.add_group(group.pushed, state, least, None, group.rounding if rounding is None else rounding, master, -1, group.rule)
     return core
+
+
+def _add_like(optimizer: Optimizer, index: int, core: _core.Optimizer, with_state: bool) -> None:
+    """Gives `core`, one on the host with one group, a parameter of the optimizer."""
+    of = optimizer._shardings[index]
+    core.add_param(0, _param_on_host(optimizer, index), with_state, of.shard if of else None)
 
 
 def _param_on_host(optimizer: Optimizer, index: int) -> torch.Tensor:

@@ -15,8 +15,7 @@ Hyper default_hyper(const std::string& rule) {
   if (rule == "lion") hyper.lr = 1e-4, hyper.beta2 = 0.99;
   if (rule == "adagrad") hyper.lr = 1e-2, hyper.eps = 1e-10;
   if (rule == "rmsprop") hyper.lr = 1e-2;
-  if (rule == "ademamix") hyper.alpha = 5;
-  if (rule == "ademamix") hyper.weight_decay = 1e-2;
+  if (rule == "ademamix") hyper.alpha = 5, hyper.weight_decay = 1e-2;
   if (rule == "lamb") hyper.eps = 1e-6, hyper.weight_decay = 1e-2;
   if (rule == "lars") hyper.momentum = 0.9;
   return hyper;
@@ -104,7 +103,6 @@ void check_group(const std::string& rule, const GroupOptions& options) {
   check_hyper(rule, options.hyper);
   effective_rule(find_rule(rule), variant_of(options.hyper));
   check_rounding(find_codec(options.state), find_rounding(options.rounding));
-  check_averages(rule, find_codec(options.state), options.hyper);
   LT_REQUIRE(options.min_quantized_numel >= 0, "got min_quantized_numel=%lld, wanted 0 or more",
              static_cast<long long>(options.min_quantized_numel));
 }

@@ -13,9 +13,9 @@ void check_hyper(const std::string& rule, const Hyper& hyper);
 RuleHyper rule_hyper(const Hyper& hyper, int64_t t, bool first);
 // What of it decides which states a rule has.
 RuleVariant variant_of(const Hyper& hyper);
-// That averages of both signs in 4 bits are short ones.
+// That averages of both signs in 4 bits are short ones. codec: of a parameter.
 void check_averages(const std::string& rule, int codec, const Hyper& hyper);
 void check_rounding(int codec, RoundingMode mode);
-void check_group(const std::string& rule, const GroupOptions& options);  // but for the budget
+void check_group(const std::string& rule, const GroupOptions& options);  // but for the budget and averages
 
 }  // namespace lowtide

@@ -36,7 +36,9 @@ void Optimizer::set_hyper(int group, const Hyper& hyper) {
   const Impl::Group& before = impl_->group_at(group);
   const std::string rule = Impl::name_of(before.rule);
   check_hyper(rule, hyper);
-  check_averages(rule, before.codec, hyper);
+  const bool used = std::any_of(impl_->slots.begin(), impl_->slots.end(),
+                                [&](const Slot& s) { return s.group == group && s.codec == before.codec; });
+  if (used) check_averages(rule, before.codec, hyper);
   const int was = effective_rule(before.rule, variant_of(before.hyper));
   const int now = effective_rule(before.rule, variant_of(hyper));
   const bool empty =
@@ -88,6 +90,7 @@ int64_t Optimizer::add_param(int group, const TensorView& param, bool with_state
       "take a rule without norms",
       impl_->slots.size(), Impl::name_of(of.rule).c_str());
   slot.codec = codec_for(of.codec, param.sizes, whole, of.min_quantized_numel);
+  check_averages(Impl::name_of(of.rule), slot.codec, of.hyper);
   slot.master = master_for(of.master, param.dtype);
   slot.sizes = param.sizes;
   if (whole) slot.origin = origin_of(param.sizes, *whole);

@@ -129,7 +129,8 @@ MemoryPlan plan_memory(const PlanRequest& request) {
   std::vector<size_t> homes;  // of each group
   int64_t elements = 0;
   for (const PlannedGroup& group : request.groups) {
-    check_group(group.options.rule.empty() ? request.options.rule : group.options.rule, group.options);
+    const std::string& name = group.options.rule.empty() ? request.options.rule : group.options.rule;
+    check_group(name, group.options);
     check_rate("step_rate", group.step_rate);
     const int codec = find_codec(group.options.state);
     if (group.options.memory) {
@@ -144,7 +145,7 @@ MemoryPlan plan_memory(const PlanRequest& request) {
                         : shared == -1       ? 0
                                              : homes[static_cast<size_t>(shared)];
     homes.push_back(home);
-    const int rule = group.options.rule.empty() ? of_all : find_rule(group.options.rule);
+    const int rule = group.options.rule.empty() ? of_all : find_rule(name);
     for (const PlannedParam& param : group.params) {
       Slot slot;
       slot.layout = Layout::make(param.sizes, {});
@@ -154,6 +155,7 @@ MemoryPlan plan_memory(const PlanRequest& request) {
       if (slot.layout.numel == 0 && memories[home].ram_bytes >= 0) continue;
       slot.rule = slot.state_rule = effective_rule(rule, variant_of(group.options.hyper));
       slot.codec = codec_for(codec, param.sizes, param.whole, group.options.min_quantized_numel);
+      check_averages(name, slot.codec, group.options.hyper);
       slot.master = master_for(find_master(group.options.master), param.dtype);
       Members& to = members[home];
       const int64_t bytes = slot.bytes_of(slot.rule);

@@ -92,13 +92,13 @@ double measure_step_rate(const StepMeasurement& what) {
   const int64_t elements = what.elements ? what.elements : elements_beyond_cache();
   const auto bytes = static_cast<size_t>(elements) * sizeof(float);
   Buffer param(system_env(), bytes), gradient(system_env(), bytes);
+  const std::vector<int64_t> sizes =
+      elements % kRow == 0 ? std::vector<int64_t>{elements / kRow, kRow} : std::vector<int64_t>{elements};
+  optimizer.add_param(0, {param.data(), DType::kF32, sizes, {}});
   fill_random(gradient, [](uint64_t word, std::byte* to) {
     for (int half = 0; half < 2; ++half, word >>= 32)  // in [-1, 1)
       reinterpret_cast<float*>(to)[half] = static_cast<float>(static_cast<int32_t>(word)) * 0x1p-31f;
   });
-  const std::vector<int64_t> sizes =
-      elements % kRow == 0 ? std::vector<int64_t>{elements / kRow, kRow} : std::vector<int64_t>{elements};
-  optimizer.add_param(0, {param.data(), DType::kF32, sizes, {}});
   const Gradient gradients[] = {{gradient.data()}};
   for (int i = 0; i < 2; ++i) optimizer.step(gradients);  // touches all memory, starts the threads
   std::vector<double> times;

@@ -17,12 +17,6 @@ struct Rounding {
   RandomKey key = {0, 0};
 };
 
-// What codecs take for element `index`: nothing, where they need nothing.
-template <class U>
-LT_FN U random_of(U index, const Rounding& rounding) {
-  return rounding.stochastic ? random_16(index, rounding.key) : U(0u);
-}
-
 // An average whose beta is at least this loses itself in nearest rounding: its codes move only by half a step or more.
 inline constexpr double kStochasticBeta = 0.995;
 
@@ -65,4 +59,12 @@ LT_FN BlockScale block_scale(float absmax) {
     return C::template block_scale<kSigned>(absmax);
   else
     return {1.f, 1.f};
+}
+
+// The code of element `index`. A codec's encode_with takes the 16 random bits of the element, or anything where it
+// rounds to nearest.
+template <class C, bool kSigned, class F, class U>
+LT_FN auto encode_at(const typename C::Tables& t, F value, F inverse, const Rounding& rounding, U index) {
+  const U random = rounding.stochastic ? random_16(index, rounding.key) : U(0u);
+  return C::template encode_with<kSigned>(t, value, inverse, rounding.stochastic, random);
 }

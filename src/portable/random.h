@@ -24,18 +24,19 @@ LT_FN RandomKey random_key(u64 seed, u64 step, u64 parameter, u64 index_high) {
 // kWeightStream for the parameter itself.
 inline constexpr u64 kStreamsOfParameter = 16, kWeightStream = 15;
 
-// The multipliers of the hash: of the index, and of what is mixed.
+// Of the hash: the multiplier of the index, and what it is mixed by.
 inline constexpr u32 kRandomIncrement = 0x9e3779b9u;
 inline constexpr u32 kRandomFactor0 = 0x2c1b3c6du, kRandomFactor1 = 0x297a2d39u;
+inline constexpr int kRandomShift0 = 15, kRandomShift1 = 13, kRandomShift2 = 16;
 
 // 32 random bits for number `index`.
 template <class U>
 LT_FN U random_bits(U index, RandomKey key) {
   U x = index * U(kRandomIncrement) + U(key.k0);
-  x = (x ^ (x >> 15)) * U(kRandomFactor0);
+  x = (x ^ (x >> kRandomShift0)) * U(kRandomFactor0);
   x = x ^ U(key.k1);
-  x = (x ^ (x >> 13)) * U(kRandomFactor1);
-  return x ^ (x >> 16);
+  x = (x ^ (x >> kRandomShift1)) * U(kRandomFactor1);
+  return x ^ (x >> kRandomShift2);
 }
 
 // The key of the elements whose indices have these bits above 32.

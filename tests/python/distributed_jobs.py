@@ -208,11 +208,15 @@ def through_full_state_dict(
 
 
 def shapes_alone_and_sharded(layout: Layout, codec: str) -> list[dict[str, dict[str, tuple[int, ...]]]]:
-    """The shapes of all state of matrices, in a process alone and sharded by rows."""
+    """The shapes of all state of matrices, in a process alone and sharded by rows. Only the number of rows is another in
+    this process, which may have none."""
     found = []
     for each in (Layout("plain"), layout):
         net, opt = build(each, "adamw", codec)
         train(net, opt, range(1))
+        for number, param in enumerate(opt._params):
+            local = opt._core.state(number)
+            assert all(local[name].shape[1:] == whole.shape[1:] for name, whole in opt.state[param].items())
         found.append(
             {
                 name: {key: tuple(value.shape) for key, value in opt.state[param].items()}

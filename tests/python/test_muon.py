@@ -208,6 +208,22 @@ def test_bad_arguments_are_refused(options, words):
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
+def test_a_long_momentum_in_4_bits_is_refused_as_that_of_muon(seed):
+    """The core keeps it by the rule sgd, which nobody asked for."""
+    params = [parameter(64, 96)]
+    words = ("parameter group 0: ", "got state 'dynamic4' for Muon with a beta of 0.95 for its momentum_buffer")
+    with pytest.raises(ValueError) as caught:
+        lowtide.Muon(params, state="dynamic4")
+    assert all(word in str(caught.value) for word in words) and "sgd" not in str(caught.value), str(caught.value)
+    opt = lowtide.Muon(params, momentum=0.9, betas=(0.95, 0.99), state="dynamic4")  # nothing here is stepped by AdamW
+    random_gradients(params)
+    opt.step()
+    assert opt.state[params[0]]["momentum_buffer"].shape == (64, 48)
+    opt.param_groups[0]["momentum"] = 0.95
+    with refused(opt, *words):
+        opt.step()
+
+
 def test_arguments_are_those_of_torch():
     import inspect
 

@@ -42,7 +42,7 @@ def test_resumed_run_equals_the_uninterrupted_one(rule, codec, dtype, seed, figu
     """save → file → load → 3 steps = 3 steps without saving, in every bit of parameters and state; lr too."""
     if codec in FOUR_BITS and rule in LONG_AVERAGES:
         with pytest.raises(ValueError, match=f"got state '{codec}' for {rule}"):
-            make(rule, [parameter(4, 8)], state=codec)
+            make(rule, [parameter(64, 64)], state=codec)
         return
     params, opt = trained(rule, dtype=dtype, state=codec)
     saved = through_file(opt.state_dict())
@@ -133,6 +133,27 @@ def test_rows_that_cannot_be_packed_are_loaded_too(codec, seed):
     dynamic8 = lowtide.AdamW([torch.nn.Parameter(p.detach().clone()) for p in params])
     with refused(dynamic8, "float8" if codec == "float8" else "dynamic4", "dynamic8"):
         dynamic8.load_state_dict(saved)
+
+
+def test_betas_that_4_bits_do_not_bear_are_not_loaded(seed):
+    """Nor is anything else then; parameters without codes of 4 bits take any."""
+    small = [parameter(64, 301), parameter(20)]
+    slow = lowtide.AdamW(small, betas=(0.95, 0.99), state="dynamic4")
+    random_gradients(small)
+    slow.step()
+    opt = lowtide.AdamW([torch.nn.Parameter(p.detach().clone()) for p in small], state="dynamic4")
+    opt.load_state_dict(slow.state_dict())
+    assert opt.param_groups[0]["betas"] == (0.95, 0.99) and state_bits(opt) == state_bits(slow)
+    large = [parameter(20), parameter(64, 256)]
+    opt = lowtide.AdamW(large, state="dynamic4")
+    saved = copy.deepcopy(opt.state_dict())
+    saved["param_groups"][0]["betas"] = (0.95, 0.99)
+    with refused(opt, "param_groups[0]", "'dynamic4' for adamw with a beta of 0.95", "0.9 at most"):
+        opt.load_state_dict(saved)
+    opt.param_groups[0]["betas"] = (0.95, 0.99)
+    random_gradients(large)
+    with refused(opt, "parameter group 0", "'dynamic4' for adamw with a beta of 0.95", "0.9 at most"):
+        opt.step()
 
 
 def test_lr_tensors_and_foreign_keys_survive(seed):

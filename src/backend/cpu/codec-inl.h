@@ -23,7 +23,7 @@ struct TileRounding : Rounding {
   TileRounding(bool is_stochastic, RandomKey of)
       : Rounding{is_stochastic, of},
         lanes((iota(0) * vu(kRandomIncrement) + vu(of.k0)).v.raw),
-        mix(_mm512_set1_epi32(static_cast<int>(of.k1 ^ (of.k1 >> 13)))),
+        mix(_mm512_set1_epi32(static_cast<int>(of.k1 ^ (of.k1 >> kRandomShift1)))),
         factor0(_mm512_set1_epi32(kRandomFactor0)),
         factor1(_mm512_set1_epi32(kRandomFactor1)) {
     // Compilers make a constant anew where it is used, from a general register; it is in memory and costs nothing
@@ -32,15 +32,16 @@ struct TileRounding : Rounding {
   }
 };
 
-// random_bits of hash numbers first, first + 1, ... What is linear in the number is one addition, and the key one
-// operand more of the second exclusive or.
+// random_bits of hash numbers first, first + 1, ..., rearranged. Of (first + i) * increment + k0 all but first *
+// increment is in `lanes`. A shift of x ^ k1 is that of x and that of k1, so (x ^ k1) ^ ((x ^ k1) >> n) is three
+// operands: x, x >> n, and k1 ^ (k1 >> n), which is `mix`.
 HWY_INLINE vu random_words(u32 first, const TileRounding& of) {
   constexpr int kXor3 = 0x96;
   __m512i x = _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(first * kRandomIncrement)), of.lanes);
-  x = _mm512_mullo_epi32(_mm512_xor_si512(x, _mm512_srli_epi32(x, 15)), of.factor0);
-  x = _mm512_ternarylogic_epi32(x, _mm512_srli_epi32(x, 13), of.mix, kXor3);
+  x = _mm512_mullo_epi32(_mm512_xor_si512(x, _mm512_srli_epi32(x, kRandomShift0)), of.factor0);
+  x = _mm512_ternarylogic_epi32(x, _mm512_srli_epi32(x, kRandomShift1), of.mix, kXor3);
   x = _mm512_mullo_epi32(x, of.factor1);
-  return vu(decltype(vu::v){_mm512_xor_si512(x, _mm512_srli_epi32(x, 16))});
+  return vu(decltype(vu::v){_mm512_xor_si512(x, _mm512_srli_epi32(x, kRandomShift2))});
 }
 #else
 struct TileRounding : Rounding {
@@ -60,12 +61,9 @@ struct RandomPairs {
 
   // Which of 64 values carry out of their lower 16 bits when these are added.
   HWY_INLINE __mmask64 carries(const __m512i (&value)[4]) const {
-    alignas(64) static constexpr u16 kEven[32] = {0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30,
-                                                  32, 34, 36, 38, 40, 42, 44, 46, 48, 50, 52, 54, 56, 58, 60, 62};
-    const __m512i even = _mm512_load_si512(kEven);
     __mmask32 carry[2];
     for (int i = 0; i < 2; ++i) {
-      const __m512i fraction = _mm512_permutex2var_epi16(value[2 * i], even, value[2 * i + 1]);
+      const __m512i fraction = halves(value[2 * i], value[2 * i + 1], 0);
       carry[i] = _mm512_cmplt_epu16_mask(_mm512_add_epi16(fraction, words[i]), words[i]);
     }
     return _mm512_kunpackd(carry[1], carry[0]);
@@ -159,20 +157,16 @@ struct GenericCodec {
   template <class Each>
   HWY_INLINE void encode_each(const float* values, float inverse, const TileRounding& rounding, u32 index,
                               Each* codes) const {
-    if constexpr (requires(vf x, vu r) { C::template encode_with<kSigned>(tables, x, x, true, r); }) {
-      if (rounding.stochastic) {
-        vu random[kTileVectors];
-        random_tile(index, rounding, random);
-        for (int i = 0; i < kTileVectors; ++i)
-          store_code(C::template encode_with<kSigned>(tables, load(values + i * kLanes), vf(inverse), true, random[i]),
-                     codes + i * kLanes);
-        return;
-      }
-    }
-    for (int i = 0; i < kTileVectors; ++i) {
-      const vu position = iota(index + static_cast<u32>(i * kLanes));
-      store_code(C::template encode<kSigned>(tables, load(values + i * kLanes), vf(inverse), rounding, position),
-                 codes + i * kLanes);
+    if (C::kError > 0 && rounding.stochastic) {
+      vu random[kTileVectors];
+      random_tile(index, rounding, random);
+      for (int i = 0; i < kTileVectors; ++i)
+        store_code(C::template encode_with<kSigned>(tables, load(values + i * kLanes), vf(inverse), true, random[i]),
+                   codes + i * kLanes);
+    } else {
+      for (int i = 0; i < kTileVectors; ++i)
+        store_code(C::template encode_with<kSigned>(tables, load(values + i * kLanes), vf(inverse), false, vu(0u)),
+                   codes + i * kLanes);
     }
   }
 };

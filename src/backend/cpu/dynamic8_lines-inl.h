@@ -30,8 +30,8 @@ const Dynamic8Lines& dynamic8_lines() {
     const auto midpoint = [map](int rank) { return (map[rank] + map[rank + 1]) * 0.5f; };
     Dynamic8Lines t;
     for (int i = 0; i < 7; ++i) {
-      const int count = kSigned ? 1 << i : 2 << i, first = kSigned ? count : count - 1;
-      t.joint[i] = midpoint(first + count - 1);
+      const int next = Dynamic8::first_rank(kSigned, i + 1), count = next - Dynamic8::first_rank(kSigned, i);
+      t.joint[i] = midpoint(next - 1);
       t.slope[i] = static_cast<float>(1 / (0.9 * power(10, i - 6)));
       t.count[i] = static_cast<float>(count) * Dynamic8Lines::kUnit;
     }

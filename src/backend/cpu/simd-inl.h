@@ -157,6 +157,17 @@ LT_FN vf max_abs(vf a, vf b) { return vf(decltype(vf::v){_mm512_range_ps(a.v.raw
 LT_FN vf max_abs(vf a, vf b) { return max(abs(a), abs(b)); }
 #endif
 
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+// Lower (odd = 0) or upper halves of 32 values.
+LT_FN __m512i halves(__m512i a, __m512i b, int odd) {
+  alignas(64) static constexpr u16 kHalves[2][32] = {{0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30,
+                                                      32, 34, 36, 38, 40, 42, 44, 46, 48, 50, 52, 54, 56, 58, 60, 62},
+                                                     {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+                                                      33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63}};
+  return _mm512_permutex2var_epi16(a, _mm512_load_si512(kHalves[odd]), b);
+}
+#endif
+
 // Stores consecutive vectors.
 template <int n, class P>
 LT_FN void store_tile(const vf (&x)[n], P* p) {
@@ -167,20 +178,16 @@ LT_FN void store_tile(const vf (&x)[n], P* p) {
 // half, with one more if the word is odd, is above the middle.
 template <int n>
 LT_FN void store_tile(const vf (&x)[n], bf16* p) {
-  alignas(64) static constexpr u16 kOdd[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
-                                               33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
-  alignas(64) static constexpr u16 kEven[32] = {0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30,
-                                                32, 34, 36, 38, 40, 42, 44, 46, 48, 50, 52, 54, 56, 58, 60, 62};
-  const __m512i odd = _mm512_load_si512(kOdd), even = _mm512_load_si512(kEven), one = _mm512_set1_epi16(1);
+  const __m512i one = _mm512_set1_epi16(1);
   for (int i = 0; i < n; i += 2) {
     const __m512i a = _mm512_castps_si512(x[i].v.raw), b = _mm512_castps_si512(x[i + 1].v.raw);
-    const __m512i upper = _mm512_permutex2var_epi16(a, odd, b), lower = _mm512_permutex2var_epi16(a, even, b);
+    const __m512i upper = halves(a, b, 1), lower = halves(a, b, 0);
     const __mmask32 up = _mm512_cmpgt_epu16_mask(_mm512_adds_epu16(lower, _mm512_and_si512(upper, one)),
                                                  _mm512_set1_epi16(static_cast<short>(0x8000)));
     __m512i rounded = _mm512_mask_add_epi16(upper, up, upper, one);
     // A carry could turn a NaN into infinity or -0.
     if (__builtin_expect(_mm512_cmp_ps_mask(x[i].v.raw, x[i + 1].v.raw, _CMP_UNORD_Q) != 0, 0))
-      rounded = _mm512_permutex2var_epi16(bf16_round(x[i]).v.raw, odd, bf16_round(x[i + 1]).v.raw);
+      rounded = halves(bf16_round(x[i]).v.raw, bf16_round(x[i + 1]).v.raw, 1);
     _mm512_storeu_si512(p + i * kLanes, rounded);
   }
 }

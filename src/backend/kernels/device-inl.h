@@ -130,7 +130,7 @@ template <class C, bool kSigned>
 LT_FN void store_state(const typename C::Tables* tables, const Place& at, int k, float value, float inverse) {
   const DeviceItem& item = *at.item;
   const Rounding rounding = rounding_of(item, k, static_cast<u32>(at.index >> 32));
-  store_code(C::template encode<kSigned>(*tables, value, inverse, rounding, static_cast<u32>(at.index)),
+  store_code(encode_at<C, kSigned>(*tables, value, inverse, rounding, static_cast<u32>(at.index)),
              new_codes_of<CodeOf<C, kSigned>>(item, k), at.element - item.origin);
 }
 

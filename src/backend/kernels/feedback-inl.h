@@ -89,7 +89,7 @@ LT_FN void keep_residual(const DeviceFeedback& item, const typename C::Tables* t
     for (int j = begin; j < begin + kRoundsOfScale; ++j) {
       if (!inside(at, j)) continue;
       const i64 i = at.base + within(at, j);
-      store_code(C::template encode<true>(*tables, r[j], inverse, Rounding{}, static_cast<u32>(i)),
+      store_code(C::template encode_with<true>(*tables, r[j], inverse, false, 0u),
                  static_cast<typename C::Code*>(item.codes), i);
     }
   }

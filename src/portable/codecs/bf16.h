@@ -14,11 +14,6 @@ struct Bf16 {
   }
 
   template <bool kSigned, class F, class U>
-  LT_FN U encode(const Tables& t, F value, F inverse, const Rounding& rounding, U index) {
-    return encode_with<kSigned>(t, value, inverse, rounding.stochastic, random_of(index, rounding));
-  }
-
-  template <bool kSigned, class F, class U>
   LT_FN U encode_with(const Tables&, F value, F /*inverse*/, bool stochastic, U random) {
     const U code = stochastic ? bf16_stochastic(value, random) : bf16_encode(value);
     if constexpr (kSigned) return code;

@@ -2,8 +2,8 @@
 // Signed states have the dynamic map of 4 bits (Dettmers et al., arXiv 2110.02861; Li et al., arXiv 2309.01507). It has
 // an entry at 1 and none at -1, so the scale makes the absmax +-.8875, the largest entry of both signs: with the absmax
 // at 1, an average of negative gradients would shrink by .8875 in every step and end at half its size. Second
-// moments have 16 entries whose roots are evenly spaced: (k / 16)^2, k = 1 ... 16, and so no zero. In a block of zeros alone
-// they decode to zero, for so does the scale.
+// moments have 16 entries whose roots are evenly spaced: (k / 16)^2, k = 1 ... 16, and so no zero. In a block of zeros
+// alone they decode to zero, for so does the scale.
 //
 // Nearest, signed: entry i is left for i + 1 when x = value * (1 / scale) is above the midpoint (c[i] + c[i+1]) / 2
 // computed in float32; a tie keeps the lower index. Second moments have no such form of their own: they always are
@@ -54,12 +54,6 @@ struct Dynamic4 {
     return pick(t.side[kSigned].value, code);
   }
 
-  template <bool kSigned, class F, class U>
-  LT_FN U encode(const Tables& t, F value, F inverse, const Rounding& rounding, U index) {
-    return encode_with<kSigned>(t, value, inverse, rounding.stochastic, random_of(index, rounding));
-  }
-
-  // random: 16 bits.
   template <bool kSigned, class F, class U>
   LT_FN U encode_with(const Tables& t, F value, F inverse, bool stochastic, U random) {
     const Dynamic4Table& table = t.side[kSigned];

@@ -68,11 +68,6 @@ struct Dynamic8 {
   }
 
   template <bool kSigned, class F, class U>
-  LT_FN U encode(const Tables& t, F value, F inverse, const Rounding& rounding, U index) {
-    return encode_with<kSigned>(t, value, inverse, rounding.stochastic, random_of(index, rounding));
-  }
-
-  template <bool kSigned, class F, class U>
   LT_FN U encode_with(const Tables& t, F value, F inverse, bool stochastic, U random) {
     const F x = value * inverse;  // at most 1, or so little above that it is in the last bucket
     if (stochastic) {

@@ -25,8 +25,8 @@ const Dynamic8::Tables& tables() {
 }
 
 u32 encode(bool is_signed, float value, float inverse = 1.f) {
-  return is_signed ? Dynamic8::encode<true>(tables(), value, inverse, Rounding{}, u32{0})
-                   : Dynamic8::encode<false>(tables(), value, inverse, Rounding{}, u32{0});
+  return is_signed ? Dynamic8::encode_with<true>(tables(), value, inverse, false, u32{0})
+                   : Dynamic8::encode_with<false>(tables(), value, inverse, false, u32{0});
 }
 float decode(bool is_signed, u32 code) {
   return is_signed ? Dynamic8::decode<true>(tables(), code) : Dynamic8::decode<false>(tables(), code);

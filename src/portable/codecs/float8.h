@@ -45,11 +45,6 @@ struct Float8 {
   }
 
   template <bool kSigned, class F, class U>
-  LT_FN U encode(const Tables& t, F value, F inverse, const Rounding& rounding, U index) {
-    return encode_with<kSigned>(t, value, inverse, rounding.stochastic, random_of(index, rounding));
-  }
-
-  template <bool kSigned, class F, class U>
   LT_FN U encode_with(const Tables&, F value, F inverse, bool stochastic, U random) {
     const F x = value * inverse;
     const F magnitude = abs(x);

@@ -12,7 +12,7 @@ struct Fp32 {
   }
 
   template <bool kSigned, class F, class U>
-  LT_FN F encode(const Tables&, F value, F /*inverse*/, const Rounding&, U /*index*/) {
+  LT_FN F encode_with(const Tables&, F value, F /*inverse*/, bool /*stochastic*/, U /*random*/) {
     return value;
   }
 };

@@ -31,11 +31,11 @@ struct Mixed12 {
   }
 
   template <bool kSigned, class F, class U>
-  LT_FN U encode(const Tables& t, F value, F inverse, const Rounding& rounding, U index) {
+  LT_FN U encode_with(const Tables& t, F value, F inverse, bool stochastic, U random) {
     if constexpr (kSigned)
-      return Dynamic4::encode<true>(t.four, value, inverse, rounding, index);
+      return Dynamic4::encode_with<true>(t.four, value, inverse, stochastic, random);
     else
-      return Dynamic8::encode<false>(t.eight, value, inverse, rounding, index);
+      return Dynamic8::encode_with<false>(t.eight, value, inverse, stochastic, random);
   }
 
   LT_HOST_FN void make_tables(Tables& t) {

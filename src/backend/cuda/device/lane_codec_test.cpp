@@ -38,7 +38,7 @@ struct Both {
   template <bool kSigned>
   void compare(float value, float absmax) {
     const float inverse = block_inverse(absmax, 1.f);
-    const u32 wanted = Dynamic8::encode<kSigned>(*tables, value, inverse, Rounding{}, 0u);
+    const u32 wanted = Dynamic8::encode_with<kSigned>(*tables, value, inverse, false, 0u);
     const u32 got = Lane::sum<kSigned>(*shared, value, Lane::factor<kSigned>(absmax)) >> 16;
     ++compared;
     if (got == wanted) return;
@@ -111,7 +111,7 @@ struct ByChance {
     const u32 random[2] = {random_bits(index / 2, key), random_bits(index / 2 + 1, key)};
     codes.round_four(*shared, 4, value, inverse, random);
     for (int i = 0; i < 4; ++i, ++compared) {
-      const u32 wanted = C::template encode<kSigned>(*tables, value[i], inverse, Rounding{true, key}, index + u32(i));
+      const u32 wanted = encode_at<C, kSigned>(*tables, value[i], inverse, Rounding{true, key}, index + u32(i));
       const float decoded = codes.get(*shared, 4 + i);
       const u32 got = code_at(codes.word, 4 + i);
       if (got == wanted && bits(decoded) == bits(C::template decode<kSigned>(*tables, wanted))) continue;
