@@ -105,7 +105,6 @@ def register(
             known = ((n, one) for n, one in enumerate(made) if one.rule == rule and one.overrides == of_param)
             at = next((n for n, _ in known), -1)
             at = add(of_param, rule) if at < 0 else at
-            text = where
             core.add_param(numbers[at], param, param.requires_grad, of.shard if of else None)
             made[at].params.append(first + i)
     except (TypeError, ValueError, NotImplementedError) as error:

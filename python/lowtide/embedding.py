@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
+from lowtide.checks import expect
 from lowtide.overrides import override
 
 
@@ -40,6 +42,24 @@ class Embedding(torch.nn.Embedding):
 
     def _add_layers(self, device: Any) -> None:
         """What a subclass has beside the weight."""
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        embeddings: Tensor,
+        freeze: bool = True,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+    ) -> Self:
+        """Of a weight of two dimensions, which is kept, not copied; freeze: it gets no gradient."""
+        expect(embeddings.ndim == 2, "embeddings", f"{embeddings.ndim} dimensions", "2")
+        rows, columns = embeddings.shape
+        made = cls(rows, columns, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse, embeddings)
+        made.weight.requires_grad_(not freeze)
+        return made
 
     def reset_parameters(self) -> None:
         """As at first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -163,7 +164,13 @@ def _predict(rule: str, memory: Memory | None, groups: list[ShapedGroup], rates:
         )
         for group in groups
     ]
-    total, budgets = _core.plan_memory(core_rule(rule), memory.budget() if memory else None, described, read, write)
+    try:
+        total, budgets = _core.plan_memory(core_rule(rule), memory.budget() if memory else None, described, read, write)
+    except ValueError as error:
+        text = str(error)
+        for name in {group.rule for group in groups if group.rule}:  # of Muon's matrices: nobody asked for it by this name
+            text = text.replace(f" for {name} ", " for Muon ")
+        raise ValueError(text) from error
     own = [(f"group {group.number}", group.memory) for group in groups if group.memory]
     names, memories = zip(("optimizer", memory), *own, strict=True)
     parts = tuple(BudgetPlan(**budget) for budget in budgets)
@@ -185,8 +192,12 @@ def _measure_for(unrated: Plan, groups: list[ShapedGroup]) -> Rates:
     disks = {memory.budget().disk for memory, budget in pairs if memory and budget.disk_bytes > 0}
     step: dict[str, float] = {}
     for state in sorted({group.state for group in groups if group.params}):
-        of_state = (group.variant for group in groups if group.params and group.state == state)
-        step |= step_rates(core_rule(unrated.rule), [state], most_of(of_state))
+        most = most_of(group.variant for group in groups if group.params and group.state == state)
+        # What an optimizer takes may be refused of a large parameter: 4 bits, of long averages. The rate is unknown then.
+        for variant in (most, most._replace(betas=None, alpha=None)):
+            with contextlib.suppress(ValueError):
+                step |= step_rates(core_rule(unrated.rule), [state], variant)
+                break
     found = [_core.measure_disk_rates(disk) for disk in sorted(disks)]
     if not found:
         return Rates(step)

@@ -145,7 +145,8 @@ def show_state(optimizer: Optimizer) -> None:
     here = [core.has_state(i) for i in range(len(optimizer._params))]
     optimizer.state = States(dict)
     for i, param in enumerate(optimizer._params):
-        optimizer.state[param] = shown_entry(optimizer, i) if here[i] or param.requires_grad else {}
+        shown = here[i] or param.requires_grad or core.step_count(i) > 0  # frozen ones may have gradients all the same
+        optimizer.state[param] = shown_entry(optimizer, i) if shown else {}
     optimizer._awaited = [i for i, has in enumerate(here) if not has]
     optimizer.state.removed = False
 

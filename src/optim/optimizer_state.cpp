@@ -2,6 +2,15 @@
 #include "optim/optimizer_impl.h"
 
 namespace lowtide {
+namespace {
+
+std::string sizes_text(const std::vector<int64_t>& sizes) {
+  std::string text;
+  for (const int64_t size : sizes) text += (text.empty() ? "" : ", ") + std::to_string(size);
+  return text;
+}
+
+}  // namespace
 
 void Optimizer::Impl::place(size_t param, std::span<const Gradient> grads) {
   if (Slot& slot = slots[param]; slot.layout.numel == 0) {  // nothing to store
@@ -108,7 +117,8 @@ void Optimizer::Impl::check_fits(const Checkpoint& saved) const {
   for (size_t i = 0; i < slots.size(); ++i) {
     const CheckpointParam& got = saved.params[i];
     const CheckpointParam wanted = describe(slots[i], rule_saved(slots[i], got));
-    LT_REQUIRE(got.sizes == wanted.sizes, "parameter %zu has other sizes in the checkpoint", i);
+    LT_REQUIRE(got.sizes == wanted.sizes, "parameter %zu has sizes (%s) in the checkpoint, wanted (%s)", i,
+               sizes_text(got.sizes).c_str(), sizes_text(wanted.sizes).c_str());
     LT_REQUIRE(got.steps <= kMostSteps, "parameter %zu has taken %lld steps in the checkpoint, wanted 2^53 at most", i,
                ll(got.steps));
     if (got.states.empty()) continue;

@@ -86,3 +86,11 @@ def test_it_trains(seed):
     lowtide.override(layer, "weight", state="dynamic8", min_quantized_numel=0)  # a later one counts more
     opt.step()
     assert opt.state[layer.weight]["exp_avg"].dtype == torch.uint8
+
+
+@pytest.mark.parametrize("cls", [lowtide.Embedding, lowtide.StableEmbedding])
+def test_it_begins_with_given_weights(cls, seed):
+    values = torch.randn(7, 4)
+    for freeze in (True, False):
+        made = cls.from_pretrained(values.clone(), freeze=freeze, padding_idx=2)
+        assert torch.equal(made.weight, values) and made.weight.requires_grad != freeze

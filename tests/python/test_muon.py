@@ -211,7 +211,7 @@ def test_bad_arguments_are_refused(options, words):
 def test_a_long_momentum_in_4_bits_is_refused_as_that_of_muon(seed):
     """The core keeps it by the rule sgd, which nobody asked for."""
     params = [parameter(64, 96)]
-    words = ("parameter group 0: ", "got state 'dynamic4' for Muon with a beta of 0.95 for its momentum_buffer")
+    words = ("parameter group 0", "got state 'dynamic4' for Muon with a beta of 0.95 for its momentum_buffer")
     with pytest.raises(ValueError) as caught:
         lowtide.Muon(params, state="dynamic4")
     assert all(word in str(caught.value) for word in words) and "sgd" not in str(caught.value), str(caught.value)
@@ -238,3 +238,20 @@ def test_state_dicts_of_others_are_refused(seed):
     opt = lowtide.Muon(params)
     with refused(opt, "muon"):
         opt.load_state_dict(lowtide.AdamW(params).state_dict())
+
+
+def test_a_master_of_a_matrix_is_refused(seed, figure):
+    """What moves matrices keeps no residual; vectors, float32 matrices and use_muon=False may have one."""
+    matrix, vector = (torch.nn.Parameter(torch.randn(*shape).bfloat16()) for shape in ((64, 256), (8192,)))
+    for master in ("residual16", "residual8", "stochastic"):
+        with pytest.raises(NotImplementedError) as caught:
+            lowtide.Muon([vector, matrix], master=master)
+        assert f"parameter 1: got master='{master}' for a matrix of torch.bfloat16, wanted None" in str(caught.value)
+    groups = [{"params": [vector, parameter(64, 256)]}, {"params": [matrix], "use_muon": False}]
+    optimizer = lowtide.Muon(groups, master="residual16")
+    for group in groups:
+        random_gradients(group["params"])
+    optimizer.step()
+    kept = [name for p in (vector, matrix) for name in optimizer.state[p] if "residual" in name]
+    figure(f"3 refused by name; {kept} of what AdamW steps")
+    assert len(kept) == 2

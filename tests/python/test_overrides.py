@@ -417,3 +417,11 @@ def test_parameters_with_overrides_are_saved_as_plain_ones(seed):
     lowtide.override(param, state="fp32")
     again = through_file({"param": param})["param"]
     assert bits(again) == bits(param)
+
+
+def test_a_refused_parameter_is_named(seed):
+    """Also where the core refuses it, for an override of it."""
+    a, b = (torch.nn.Parameter(torch.randn(64, 256)) for _ in range(2))
+    lowtide.override(b, state="dynamic4")
+    with pytest.raises(ValueError, match=r"parameter group 0, parameter 1: override: .*'dynamic4'"):
+        lowtide.Adam([a, b], betas=(0.95, 0.999))

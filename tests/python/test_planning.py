@@ -222,6 +222,13 @@ def test_rates_are_measured(tmp_path, figure):
     figure(f"{plan.rates}")
 
 
+def test_rates_of_what_is_refused_elsewhere_are_unknown():
+    """Rows of odd length have no 4 bits, and so any beta; what is measured has them."""
+    for rule, options in (("lion", {}), ("adam", {"betas": (0.95, 0.999)})):
+        found = lowtide.plan([(64, 257)], rule=rule, state="dynamic4", rates="measure", **options)
+        assert found.fits and found.state_bytes > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "kind", "part"),
     [

@@ -184,3 +184,22 @@ def test_distributed_checkpoints_neither_step_nor_lose_anything(flat, seed):
     assert snapshot(opts[0]) == before
     set_optimizer_state_dict(models[1], opts[1], saved, options=options)
     assert state_bits(opts[0]) == state_bits(opts[1]) and opts[1].param_groups[1]["lr"] == 0.01
+
+
+def test_steps_of_frozen_parameters_are_saved(seed):
+    """Random bits go by them: a frozen parameter with a gradient and no state goes on as it would have."""
+    made = []
+    for _ in range(2):
+        p = torch.nn.Parameter(torch.zeros(64, 256, dtype=torch.bfloat16), requires_grad=False)
+        made.append((p, lowtide.SGD([p], lr=1e-3, master="stochastic")))
+    (p, through), (q, resumed) = made
+    grad = torch.randn(64, 256).bfloat16()
+    for _ in range(3):
+        p.grad = grad.clone()
+        through.step()
+    q.copy_(p)
+    resumed.load_state_dict(copy.deepcopy(through.state_dict()))
+    for param, optimizer in made:
+        param.grad = grad.clone()
+        optimizer.step()
+    assert torch.equal(p.view(torch.int16), q.view(torch.int16))
