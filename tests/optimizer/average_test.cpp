@@ -12,7 +12,8 @@
 namespace lowtide::testing {
 namespace {
 
-Optimizer adam(const std::string& state, const std::string& rounding, double beta2, uint64_t seed, bool amsgrad = false) {
+Optimizer adam(const std::string& state, const std::string& rounding, double beta2, uint64_t seed,
+               bool amsgrad = false) {
   OptimizerOptions options;
   options.rule = "adam", options.threads = 1, options.seed = seed;
   Optimizer optimizer(options);
@@ -146,8 +147,8 @@ TEST(Average, RunningMaximaAreThoseOfTheirMoments) {
     const std::vector<float> kept = state_of(optimizer, 2, kNumel);
     double sum = 0, of_stored = 0, of_exact = 0;
     for (size_t i = 0; i < kept.size(); ++i) sum += double{kept[i]}, of_stored += most[i], of_exact += exact_most[i];
-    std::printf("%-8s: AMSGrad's maximum %.3f of the largest stored moments, %.3f of exact ones\n", state, sum / of_stored,
-                sum / of_exact);
+    std::printf("%-8s: AMSGrad's maximum %.3f of the largest stored moments, %.3f of exact ones\n", state,
+                sum / of_stored, sum / of_exact);
     const double error = codecs()[static_cast<size_t>(find_codec(state))].error;
     EXPECT_LE(sum / of_stored, 1 + 2 * error + 1e-6) << state;
     EXPECT_GE(sum / of_stored, 1 - error - 1e-6) << state;
