@@ -76,10 +76,13 @@ class Options(TypedDict, total=False):
     decoupled_weight_decay: bool  # must be False: AdamW is the class for it, and NAdam has an argument
 
 
-def check_options(options: Mapping[str, Any], where: str, others: Sequence[str]) -> None:
+def check_options(
+    options: Mapping[str, Any], where: str, others: Sequence[str], without: Sequence[str] = ()
+) -> None:
     """Raises TypeError for an option that there is none of, ValueError for one that cannot be had. `others`: the
-    arguments that there are besides."""
-    known = [*others, *(key for key in Options.__annotations__ if key not in REFUSED)]
+    arguments that there are besides; `without`: the options that there are not."""
+    every = dict.fromkeys([*others, *(key for key in Options.__annotations__ if key not in REFUSED)])
+    known = [key for key in every if key not in without]
     for key in options:
         if key in known or key in REFUSED:
             continue

@@ -59,10 +59,11 @@ def naming(optimizer: Optimizer, where: str, rule: str, error: Exception) -> Exc
 
 def check_overrides(optimizer: Optimizer, overrides: Mapping[str, Any]) -> None:
     """TypeError or ValueError for an override of what this optimizer, or a group, does not have."""
-    checks.check_options(overrides, type(optimizer).__name__, optimizer._overridable())
-    for name in (*checks.WHOLE_OPTIMIZER, *checks.IGNORED):
+    of_whole = (*checks.WHOLE_OPTIMIZER, *checks.IGNORED)
+    for name in of_whole:
         if name in overrides:
             raise ValueError(f"got {name!r}, wanted an option that a parameter group can have")
+    checks.check_options(overrides, type(optimizer).__name__, optimizer._overridable(), of_whole)
 
 
 def register(

@@ -34,7 +34,8 @@ def join(weight: Tensor, residual: Tensor | None) -> Tensor:
 
 def split(values: Tensor, dtype: torch.dtype, master: str) -> tuple[Tensor, Tensor | None]:
     """A weight of `dtype` and its residual (None for "stochastic") that are the float32 CPU tensor `values`: to begin a
-    run with `master` from float32 weights. The residual belongs into the optimizer's `state[p]["residual"]`."""
+    run with `master` from float32 weights. Copy the residual into the optimizer's:
+    `optimizer.state[p]["residual"].copy_(residual)` (an entry that is assigned is not looked at)."""
     if dtype not in _NAMES or values.dtype != torch.float32 or values.device.type != "cpu":
         raise ValueError(
             f"values: got {values.dtype} on {values.device} for weights of {dtype}, wanted float32 on the CPU for "
