@@ -130,8 +130,7 @@ TEST(DeviceFeedback, GivesTheBitsOfTheCpu) {
       std::copy(reference.bits.begin(), reference.bits.end(),
                 bits.wanted.begin() + static_cast<ptrdiff_t>(misaligned) + first / 8);
       if (count)
-        if (!reference.scales.empty())
-          std::memcpy(sent.wanted.data() + 2 * (first / kBlock), reference.scales.data(), 2 * reference.scales.size());
+        std::memcpy(sent.wanted.data() + 2 * (first / kBlock), reference.scales.data(), 2 * reference.scales.size());
 
       item.values = values_there.data(), item.ballots = device_rows, item.ballot_scales = device_scales;
       item.codes = kept ? codes3.device.data() : nullptr;
