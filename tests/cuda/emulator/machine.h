@@ -83,7 +83,7 @@ class Machine {
   // Queues it, or captures it.
   cudaError_t enqueue(Stream& stream, Work work, std::vector<OpRef> after = {});
   // Runs what must be before the op is done, in a random order, and sometimes more.
-  void force(const OpRef& op);
+  void force(OpRef op);  // by value: what is at the front of a queue leaves it
   // All that is queued on a device; -1: on any.
   void force_all(int device);
   bool progress();  // runs one op that can; false: there is none

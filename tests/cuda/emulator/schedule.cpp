@@ -37,7 +37,7 @@ OpRef Machine::next_for(const OpRef& target) {
   }
 }
 
-void Machine::force(const OpRef& op) {
+void Machine::force(OpRef op) {
   const bool eager = random.chance(0.3);
   while (op && !op->done) {
     const OpRef other = eager && random.chance(0.5) ? any_ready() : nullptr;
