@@ -53,8 +53,7 @@ def format_of(options: Mapping[str, Any]) -> Format:
 def naming(optimizer: Optimizer, where: str, rule: str, error: Exception) -> Exception:
     """The same kind of error, with `where` before its message. rule: of a group of the core; one that is not the
     optimizer's own is known to users by the class."""
-    named = checks.naming(where, error)
-    return type(named)(str(named).replace(f" for {rule} ", f" for {type(optimizer).__name__} ")) if rule else named
+    return checks.of_class(checks.naming(where, error), [rule], type(optimizer).__name__)
 
 
 def check_overrides(optimizer: Optimizer, overrides: Mapping[str, Any]) -> None:

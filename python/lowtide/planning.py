@@ -167,10 +167,7 @@ def _predict(rule: str, memory: Memory | None, groups: list[ShapedGroup], rates:
     try:
         total, budgets = _core.plan_memory(core_rule(rule), memory.budget() if memory else None, described, read, write)
     except ValueError as error:
-        text = str(error)
-        for name in {group.rule for group in groups if group.rule}:  # of Muon's matrices: nobody asked for it by this name
-            text = text.replace(f" for {name} ", " for Muon ")
-        raise ValueError(text) from error
+        raise checks.of_class(error, [group.rule for group in groups], "Muon") from error  # the rule of its matrices
     own = [(f"group {group.number}", group.memory) for group in groups if group.memory]
     names, memories = zip(("optimizer", memory), *own, strict=True)
     parts = tuple(BudgetPlan(**budget) for budget in budgets)
