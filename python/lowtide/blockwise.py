@@ -18,8 +18,9 @@ from lowtide import _core
 BLOCK = 256
 # Elements that are converted at a time, so that no copy of a whole tensor is made.
 _PIECE = 1 << 20
-# Elements from which on the core is worth its setting up.
+# Elements from which on the core is worth its setting up, and one thread of it more.
 _LEAST = 4096
+_OF_THREAD = 1 << 16
 _SMALLEST_NORMAL = 2.0**-126
 
 
@@ -108,7 +109,8 @@ class _Row:
 
     def __init__(self, size: int, positive: bool) -> None:
         self.size = size
-        self._core = _core.Optimizer("adagrad" if positive else "lion", threads=torch.get_num_threads())
+        threads = max(1, min(torch.get_num_threads(), size // _OF_THREAD))
+        self._core = _core.Optimizer("adagrad" if positive else "lion", threads=threads)
         self._core.add_group({}, "dynamic8", 0, rounding="nearest")
         self._core.add_param(0, torch.empty(size, dtype=torch.float32), True)
         self._core.allocate_state(0)
