@@ -40,7 +40,7 @@ class Muon(Optimizer):
         lr: learning rate, finite and ≥ 0; a number or a tensor of one element, read at every step.
         weight_decay: λ, finite and ≥ 0; of all parameters.
         momentum: μ, in [0, 1). Changed between steps, older gradients in b count as if they had come with the new one:
-            b / (1 − μ) is kept. (torch.optim.Muon keeps b: with μ from 0.85 to 0.95 in 10 steps the moves differ by 11 %.)
+            b / (1 − μ) is kept. (torch.optim.Muon keeps b, so that moves differ while μ does.)
         nesterov: see above.
         ns_coefficients: a, b, c of a step of Newton-Schulz: X = a X + (b A + c A²) X, A = X Xᵀ.
         eps: what d is divided by at least, instead of its norm, before the first of them.
