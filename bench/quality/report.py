@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from quality.fidelity import LIVE
 from quality.gaps import Noise, Row, analyse
 from quality.model import build
 from quality.training import Settings
@@ -89,15 +90,16 @@ def unit_cells(unit: dict[str, Any], labels: dict[str, str]) -> list[str]:
 def beside_section(result: dict[str, Any], labels: dict[str, str]) -> list[str]:
     sizes, units = result["sizes"], result["fidelity"]
     kinds = list(units[0]["beside"])
-    cells = [
-        [labels[unit["variant"]], f"{unit['beta2']}", *(f"{mean:.2g} / {most:.2g}" for mean, most in (unit["beside"][kind] for kind in kinds))]
-        for unit in units
-    ]
+    cells = []
+    for unit in units:
+        drifts = (unit["beside"][kind] for kind in kinds)
+        cells.append([labels[unit["variant"]], f"{unit['beta2']}", *(f"{mean:.2g} / {most:.2g}" for mean, most in drifts)])
     return [
         "",
         "## Silent parameters beside live ones",
         "",
-        f"Drift in lr, mean / largest, from step {sizes['rest_from']} to {sizes['rest_to']} after the gradients of 31 in 32 stopped, which had been "
+        f"Drift in lr, mean / largest, from step {sizes['rest_from']} to {sizes['rest_to']} after the gradients of {LIVE - 1} in {LIVE} "
+        "stopped, which had been "
         "up to two decades smaller than the live ones. Columns: mean ± standard deviation of live gradients.",
         "",
         *table(("", "β2", *kinds), cells),
