@@ -117,7 +117,7 @@ def test_codes_are_the_nearest(blocksize, dtype, seed, figure):
         each = scales.repeat_interleave(blocksize)[: values.numel()].view(values.shape)
         values_of = [book[c.int()].double() * each for c in (codes, wanted)]
         further = (values_of[0] - values.double()).abs() - (values_of[1] - values.double()).abs()
-        assert float((further / each.clamp(min=1e-30)).max()) < 2**-23
+        assert float((further / each.clamp(min=1e-30)).abs().max()) < 2**-23
         differ += int((codes != wanted).sum())
         compared += codes.numel()
         back = functional.dequantize_blockwise(codes, state)
