@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "backend/dialect.h"
+#include "backend/catalog.h"
 #include "backend/signs.h"
 #include "lowtide/optimizer.h"
 #include "lowtide/sign_accumulator.h"

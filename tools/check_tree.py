@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "python": {"include", "portable", "core", "backend", "memory", "optim", "sign"},
     "include": set(),
 }
-# The kernels' dialect also goes to compilers without a standard library, so portable/ takes no system header.
+# The portable kernels also goes to compilers without a standard library, so portable/ takes no system header.
 NO_SYSTEM_HEADERS = {"portable"}
 
 SUFFIXES = {".h", ".hpp", ".inc", ".def", ".c", ".cpp", ".cu"}

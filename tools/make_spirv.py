@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the SPIR-V of the SYCL kernels (src/backend/sycl/spirv) from the dialect and the kernels of src/backend.
+"""Makes the SPIR-V of the SYCL kernels (src/backend/sycl/spirv) from the portable kernels and the kernels of src/backend.
 
     make_spirv.py                 compile anew; needs g++ and: pip install intel-sycl-rt intel-opencl-rt
     make_spirv.py --check         compare what is there with its sources; needs nothing
@@ -54,7 +54,7 @@ def programs() -> dict[str, str]:
 
 
 def _listed(file: str, macro: str) -> list[tuple[str, str]]:
-    """The names and structs of the rules in a list of the dialect."""
+    """The names and structs of the rules in a list of the portable kernels."""
     text = (SRC / "portable" / file).read_text()
     return re.findall(rf"^{macro}\(\d+, (\w+), (\w+)\)", text, re.MULTILINE)
 

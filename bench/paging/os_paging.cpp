@@ -15,7 +15,7 @@
 #include <string>
 
 #include "backend/cpu/cpu_backend.h"
-#include "backend/dialect.h"
+#include "backend/catalog.h"
 #include "core/thread_pool.h"
 #include "lowtide/optimizer.h"
 #include "state.h"

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "backend/cpu/cpu_backend.h"
-#include "backend/dialect.h"
+#include "backend/catalog.h"
 #include "core/buffer.h"
 #include "core/env.h"
 #include "core/thread_pool.h"

@@ -10,7 +10,7 @@
 #include <sycl/sycl.hpp>
 #include <vector>
 
-#include "backend/dialect.h"
+#include "backend/catalog.h"
 #include "backend/registry.h"
 
 namespace {

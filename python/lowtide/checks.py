@@ -116,7 +116,7 @@ def check_kinds(options: Mapping[str, Any], where: str) -> None:
             raise ValueError(f"{where}: {name}: got {value!r}, wanted {wanted}")
 
 
-def naming(where: str, error: Exception) -> Exception:
+def with_context(where: str, error: Exception) -> Exception:
     """The same kind of error, with `where` before its message."""
     kinds = (TypeError, NotImplementedError, ValueError)
     return next(kind for kind in kinds if isinstance(error, kind))(f"{where}: {error}")

@@ -50,10 +50,10 @@ def format_of(options: Mapping[str, Any]) -> Format:
     return options["state"], int(options["min_quantized_numel"]), options["master"] or ""
 
 
-def naming(optimizer: Optimizer, where: str, rule: str, error: Exception) -> Exception:
+def with_context(optimizer: Optimizer, where: str, rule: str, error: Exception) -> Exception:
     """The same kind of error, with `where` before its message. rule: of a group of the core; one that is not the
     optimizer's own is known to users by the class."""
-    return checks.of_class(checks.naming(where, error), [rule], type(optimizer).__name__)
+    return checks.of_class(checks.with_context(where, error), [rule], type(optimizer).__name__)
 
 
 def check_overrides(optimizer: Optimizer, overrides: Mapping[str, Any]) -> None:
@@ -108,7 +108,7 @@ def register(
             core.add_param(numbers[at], param, param.requires_grad, of.shard if of else None)
             made[at].params.append(first + i)
     except (TypeError, ValueError, NotImplementedError) as error:
-        raise naming(optimizer, text, rule, error) from error
+        raise with_context(optimizer, text, rule, error) from error
     return made
 
 

@@ -16,7 +16,7 @@ from lowtide import _core, backward, checks, devices, files, overrides, sharding
 from lowtide import state_dict as formats
 from lowtide.checks import Options
 from lowtide.controls import Controls
-from lowtide.core_groups import CoreGroup, Format, follow_overrides, format_of, naming, register
+from lowtide.core_groups import CoreGroup, Format, follow_overrides, format_of, register, with_context
 from lowtide.devices import Place
 from lowtide.log import Residency
 from lowtide.memory import Memory, budget_at
@@ -361,7 +361,7 @@ class Optimizer(Controls, torch.optim.Optimizer):
                     continue
                 self._core.set_hyper(number, hyper)
             except (TypeError, ValueError) as error:
-                raise naming(self, f"parameter group {core_group.of}", core_group.rule, error) from error
+                raise with_context(self, f"parameter group {core_group.of}", core_group.rule, error) from error
             before, core_group.pushed = core_group.pushed, hyper
             self._note_momentum(core_group, before)
         threads = torch.get_num_threads()

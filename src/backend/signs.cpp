@@ -2,7 +2,7 @@
 
 #include <bit>
 
-#include "backend/dialect.h"
+#include "backend/catalog.h"
 #include "core/error.h"
 
 namespace lowtide {

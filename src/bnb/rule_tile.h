@@ -1,4 +1,4 @@
-// The dialect's rules on one block of plain floats.
+// the portable rules on one block of plain floats.
 #pragma once
 
 #include "backend/limits.h"

@@ -1,6 +1,6 @@
 // The kernels of steps that liblowtide_bnb is linked with (cmake/bnb.cmake): those of bitsandbytes' rules.
 #include "backend/cpu/kernel_tables.h"
-#include "backend/dialect.h"
+#include "backend/catalog.h"
 
 namespace lowtide::cpu {
 

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "backend/dialect.h"
+#include "backend/catalog.h"
 #include "bnb/map8.h"
 #include "core/error.h"
 

@@ -1,4 +1,4 @@
-// One call of an optimizer's symbol, and what it is in terms of the dialect's rules.
+// One call of an optimizer's symbol, and what it is in terms of the portable rules.
 #pragma once
 
 #include <cstddef>

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <vector>
 
-#include "backend/dialect.h"
+#include "backend/catalog.h"
 #include "core/buffer.h"
 #include "core/error.h"
 #include "core/layout.h"

@@ -3,7 +3,7 @@
 #include <filesystem>
 #include <system_error>
 
-#include "backend/dialect.h"
+#include "backend/catalog.h"
 #include "core/error.h"
 #include "memory/path_probe.h"
 

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "backend/dialect.h"
+#include "backend/catalog.h"
 #include "core/error.h"
 
 namespace lowtide {

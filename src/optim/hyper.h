@@ -1,7 +1,7 @@
 // The one place where hyper-parameters and options of groups are checked.
 #pragma once
 
-#include "backend/dialect.h"
+#include "backend/catalog.h"
 #include "lowtide/optimizer.h"
 
 namespace lowtide {

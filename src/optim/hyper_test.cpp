@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "backend/dialect.h"
+#include "backend/catalog.h"
 #include "lowtide/planning.h"
 #include "optim/hyper_fields.h"
 #include "support/message_of.h"

@@ -1,7 +1,7 @@
 // Masters outside of steps: weights and residuals to floats and back.
 #include <cstring>
 
-#include "backend/dialect.h"
+#include "backend/catalog.h"
 #include "core/error.h"
 #include "lowtide/optimizer.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "backend/dialect.h"
+#include "backend/catalog.h"
 #include "lowtide/optimizer.h"
 #include "support/message_of.h"
 #include "support/optimizer_case.h"

@@ -20,7 +20,7 @@
 
 #include "backend/cpu/cpu_backend.h"
 #include "backend/registry.h"
-#include "backend/dialect.h"
+#include "backend/catalog.h"
 #include "core/error.h"
 #include "core/thread_pool.h"
 #include "lowtide/optimizer.h"

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <memory>
 
-#include "backend/dialect.h"
+#include "backend/catalog.h"
 #include "core/error.h"
 #include "memory/arena_sizes.h"
 #include "optim/home.h"

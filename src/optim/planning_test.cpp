@@ -1,7 +1,7 @@
 // Claim: what plan_memory() says before a run is, to the byte, what report() says after its first step.
 #include "lowtide/planning.h"
 
-#include "backend/dialect.h"
+#include "backend/catalog.h"
 
 #include <gtest/gtest.h>
 

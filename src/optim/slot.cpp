@@ -1,6 +1,6 @@
 #include "optim/slot.h"
 
-#include "backend/dialect.h"
+#include "backend/catalog.h"
 #include "core/error.h"
 #include "optim/checkpoint.h"
 

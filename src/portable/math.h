@@ -1,4 +1,4 @@
-// The vocabulary of the dialect for F = float, U = u32, M = bool. Vector types bring functions of the same names.
+// The vocabulary of the portable kernels for F = float, U = u32, M = bool. Vector types bring functions of the same names.
 LT_FN float sqrt(float x) { return __builtin_sqrtf(x); }
 LT_FN float abs(float x) { return __builtin_fabsf(x); }
 LT_FN float max(float a, float b) { return a > b ? a : b; }

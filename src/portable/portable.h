@@ -1,4 +1,4 @@
-// Everything of the dialect, in order. Included once per target, inside that target's namespace (see README.md).
+// Everything of the portable kernels, in order. Included once per target, inside that target's namespace (see README.md).
 #include "portable/types.h"
 #include "portable/math.h"
 #include "portable/half.h"

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "backend/cpu/cpu_backend.h"
-#include "backend/dialect.h"
+#include "backend/catalog.h"
 #include "support/sign_ranks.h"
 
 namespace lowtide {

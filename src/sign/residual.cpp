@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "backend/cpu/cpu_backend.h"
-#include "backend/dialect.h"
+#include "backend/catalog.h"
 #include "backend/limits.h"
 #include "core/error.h"
 #include "core/layout.h"

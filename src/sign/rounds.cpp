@@ -5,7 +5,7 @@
 #include <map>
 #include <set>
 
-#include "backend/dialect.h"
+#include "backend/catalog.h"
 #include "core/crc32c.h"
 #include "core/error.h"
 #include "sign/ranks.h"

@@ -1,4 +1,4 @@
-// What a step of each optimizer is, as docs/bnb.md writes it: plain formulas in double, apart from the dialect's rules,
+// What a step of each optimizer is, as docs/bnb.md writes it: plain formulas in double, apart from the portable rules,
 // with the error that float32 may make in them.
 #pragma once
 

@@ -47,7 +47,7 @@ def main(page: Path, src: Path, out: Path) -> None:
     kernels = f'#define LT_CPU_RULE {struct}\n#define LT_CPU_RULE_NAME {name}\n#include "backend/cpu/step_rule.inc"\n'
     (out / "step_new.cpp").write_text(kernels)
     # What the list is compiled into.
-    for changed in ("backend/dialect.cpp", "backend/cpu/step_table.cpp", "backend/cpu/cpu_backend.cpp"):
+    for changed in ("backend/catalog.cpp", "backend/cpu/step_table.cpp", "backend/cpu/cpu_backend.cpp"):
         (out / Path(changed).name).write_text((src / changed).read_text())
 
 

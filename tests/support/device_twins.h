@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "backend/dialect.h"
+#include "backend/catalog.h"
 #include "optim/optimizer_env.h"
 #include "support/optimizer_case.h"
 #include "support/random.h"

@@ -1,4 +1,4 @@
-// Error feedback as its formulas have it, one value at a time, and nothing of the dialect.
+// Error feedback as its formulas have it, one value at a time, and nothing of the portable kernels.
 #pragma once
 
 #include <cmath>

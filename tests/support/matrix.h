@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "backend/dialect.h"
+#include "backend/catalog.h"
 #include "optim/hyper.h"
 #include "support/optimizer_case.h"
 #include "support/random.h"

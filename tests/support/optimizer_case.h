@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "backend/dialect.h"
+#include "backend/catalog.h"
 #include "lowtide/optimizer.h"
 #include "optim/hyper.h"
 #include "support/compare.h"

@@ -1,4 +1,4 @@
-// The bit that settles a tie by hash, from the dialect: it has no other definition.
+// The bit that settles a tie by hash, from the portable kernels: it has no other definition.
 #pragma once
 
 #include <bit>
@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace lowtide::testing::dialect {
+namespace lowtide::testing::portable {
 #ifndef LT_FN
 #define LT_FN inline
 #endif
@@ -15,12 +15,12 @@ namespace lowtide::testing::dialect {
 #include "portable/half.h"
 #include "portable/random.h"
 #include "portable/sign.h"
-}  // namespace lowtide::testing::dialect
+}  // namespace lowtide::testing::portable
 
 namespace lowtide::testing {
 
 inline bool hashed_tie(uint64_t seed, uint64_t step, uint64_t index) {
-  return dialect::tie_group(seed, step, index / 32) >> (index % 32) & 1;
+  return portable::tie_group(seed, step, index / 32) >> (index % 32) & 1;
 }
 
 }  // namespace lowtide::testing

@@ -1,4 +1,4 @@
-// Signs as their definition has them, one at a time, and nothing of the dialect: what all backends are compared with.
+// Signs as their definition has them, one at a time, and nothing of the portable kernels: what all backends are compared with.
 #pragma once
 
 #include <cmath>
@@ -70,7 +70,7 @@ inline void reference_pack(DType dtype, const Bits& values, int64_t first, int64
 }
 
 // A vote, as its definition has it. The rule of ties is given by its name; a tie of "kHash" is settled by `hash`, for
-// it has no other definition than the dialect's.
+// it has no other definition than the portable.
 struct ReferenceVote {
   std::vector<Bits> ballots;
   std::vector<uint32_t> weights;

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "backend/dialect.h"
+#include "backend/catalog.h"
 #include "backend/random_keys.h"
 #include "support/compare.h"
 #include "support/random.h"

@@ -1,4 +1,4 @@
-// Codecs on tiles of 64 values: the generic form, vector by vector through the dialect. An instruction set may
+// Codecs on tiles of 64 values: the generic form, vector by vector through the portable kernels. An instruction set may
 // specialize CpuCodec for one codec (dynamic8_avx2-inl.h, dynamic8_vbmi-inl.h); equality with the generic form is
 // tested over dense sweeps.
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "backend/cpu/cpu_backend.h"
-#include "backend/dialect.h"
+#include "backend/catalog.h"
 #include "backend/random_keys.h"
 #include "lowtide/optimizer.h"
 #include "support/dynamic_map.h"

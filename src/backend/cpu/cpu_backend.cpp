@@ -13,7 +13,7 @@
 #include "backend/cpu/sign_step.h"
 #include "backend/cpu/signs.h"
 #include "backend/cpu/staged.h"
-#include "backend/dialect.h"
+#include "backend/catalog.h"
 #include "backend/gradient_limit.h"
 #include "backend/random_keys.h"
 #include "core/error.h"

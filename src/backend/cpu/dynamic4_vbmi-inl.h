@@ -1,4 +1,4 @@
-// dynamic4 with AVX-512 VBMI. Decoding: a register holds all entries, times the scale. Encoding: the dialect's
+// dynamic4 with AVX-512 VBMI. Decoding: a register holds all entries, times the scale. Encoding: the portable
 // arithmetic with its tables in registers, four vectors at a time, whose codes are packed by bytes and then two to a
 // byte.
 #if HWY_TARGET == HWY_AVX3_DL

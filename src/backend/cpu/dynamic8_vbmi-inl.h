@@ -133,7 +133,7 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
  private:
   static constexpr int kLargerMagnitude = 0b1011;  // of range_ps: the other operand where one is a NaN
 
-  // The dialect's stochastic_rank with its rows in registers. Out of line, for the other form is as long.
+  // the portable stochastic_rank with its rows in registers. Out of line, for the other form is as long.
   HWY_NOINLINE void encode_stochastic(const float* values, float inverse, const TileRounding& rounding, u32 index,
                                       u8* codes) const {
     constexpr int n = kTileVectors;

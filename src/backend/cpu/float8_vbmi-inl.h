@@ -1,5 +1,5 @@
 // float8 with AVX-512 VBMI: decoding looks the upper two bytes of a float up (the lower two are 0), 64 codes at a time;
-// encoding is the dialect's arithmetic, four vectors at a time, whose codes are packed by bytes.
+// encoding is the portable arithmetic, four vectors at a time, whose codes are packed by bytes.
 #if HWY_TARGET == HWY_AVX3_DL
 
 struct Float8Vbmi {
@@ -49,7 +49,7 @@ struct CpuCodec<Float8, kSigned> : GenericCodec<Float8, kSigned> {
     if (HWY_UNLIKELY(!rounding.stochastic || index % 2 || inverse < 0x1p-126f))
       return encode_generic(values, inverse, rounding, index, codes);
     constexpr int n = kTileVectors;
-    // The dialect's arithmetic on values as they are: with a power of two as the scale, it is that of the constants.
+    // the portable arithmetic on values as they are: with a power of two as the scale, it is that of the constants.
     const float scale = as_float((254u << 23) - bits(inverse));
     constexpr u32 kHalf = 1u << (Float8::kCut - 17);
     const u32 first = Float8::kZeroBits<kSigned> - kHalf + (127u << 23) - bits(inverse);

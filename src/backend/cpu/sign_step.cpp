@@ -6,7 +6,7 @@
 #include <cstring>
 #include <vector>
 
-#include "backend/dialect.h"
+#include "backend/catalog.h"
 #include "core/thread_pool.h"
 
 namespace lowtide::cpu {

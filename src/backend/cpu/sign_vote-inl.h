@@ -9,12 +9,12 @@ inline constexpr int kColumnBlocks = kColumnSigns / static_cast<int>(kSignBlock)
 inline constexpr int64_t kCutBytes = kVoteCut / 8;
 static_assert(kCutBytes % kColumn == 0);
 
-// A column's bits, as the dialect's W.
+// A column's bits, as the portable W.
 struct vw {
   hn::Vec<decltype(kW)> v;
   vw() = default;
   HWY_INLINE explicit vw(hn::Vec<decltype(kW)> x) : v(x) {}
-  HWY_INLINE vw(u64 x) : v(hn::Set(kW, x)) {}  // implicit: the dialect writes W x = 0
+  HWY_INLINE vw(u64 x) : v(hn::Set(kW, x)) {}  // implicit: the portable kernels writes W x = 0
 };
 LT_FN vw operator&(vw a, vw b) { return vw(hn::And(a.v, b.v)); }
 LT_FN vw operator|(vw a, vw b) { return vw(hn::Or(a.v, b.v)); }

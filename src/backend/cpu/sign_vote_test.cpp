@@ -9,10 +9,10 @@
 namespace lowtide {
 namespace {
 
-namespace dialect {
+namespace portable {
 #include "portable/portable.h"
 #include "portable/sign.h"
-}  // namespace dialect
+}  // namespace portable
 
 using testing::Bits;
 using testing::sign_of;
@@ -83,7 +83,7 @@ Outcome define(const Case& c) {
       const uint64_t index = c.first_index + static_cast<uint64_t>(i);
       if (c.ties == TieRule::kZero) put(&out.zeros, i);
       one = c.ties == TieRule::kPlus || (c.ties == TieRule::kPrevious && sign_of(c.previous, i)) ||
-            (c.ties == TieRule::kHash && dialect::tie_group(c.seed, c.step, index / 32) >> (index % 32) & 1);
+            (c.ties == TieRule::kHash && portable::tie_group(c.seed, c.step, index / 32) >> (index % 32) & 1);
     }
     if (one) put(&out.result, i);
   }

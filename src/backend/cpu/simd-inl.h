@@ -1,4 +1,4 @@
-// The dialect's vocabulary for one instruction set: vf (floats), vu (u32), vm (mask), and loads and stores of the
+// the portable vocabulary for one instruction set: vf (floats), vu (u32), vm (mask), and loads and stores of the
 // element types and codes. Included inside the target's namespace, after Highway and before portable/portable.h is
 // used. kLanes values at a time; with HWY_SCALAR a "vector" is a plain float, and the very same driver is the
 // reference.
@@ -130,7 +130,7 @@ LT_FN u32 reduce_max(vu x) { return hn::GetLane(hn::MaxOfLanes(kU, x.v)); }
 
 #endif
 
-// The 16-bit element types, through the dialect's bit arithmetic: the same bits on every instruction set.
+// The 16-bit element types, through the portable bit arithmetic: the same bits on every instruction set.
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
 // One permutation instead of a conversion and a shift.
 LT_FN vf load(const bf16* p) {

@@ -6,7 +6,7 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/kernel_tables.h"
-#include "backend/dialect.h"
+#include "backend/catalog.h"
 #include "backend/random_keys.h"
 #include "core/layout.h"
 #include "lowtide/tensor.h"

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "backend/cpu/cpu_backend.h"
-#include "backend/dialect.h"
+#include "backend/catalog.h"
 #include "backend/fake/fake_batch.h"
 #include "backend/kernels/items.h"
 #include "core/error.h"

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <tuple>
 
-#include "backend/dialect.h"
+#include "backend/catalog.h"
 #include "backend/gradient_limit.h"
 
 namespace lowtide::kernels {

@@ -1,5 +1,5 @@
 // What all kernels share: which block a group works on, and elements of any type and stride as floats. Included in a
-// target's namespace after the dialect and the target's target-inl.h.
+// target's namespace after the portable kernels and the target's target-inl.h.
 
 // A block, and this work-item's element of it.
 struct Place {

@@ -1,4 +1,4 @@
-// Signs in words of 32, at bytes of any alignment. Included in a target's namespace after the dialect.
+// Signs in words of 32, at bytes of any alignment. Included in a target's namespace after the portable kernels.
 
 // Up to 4 bytes; the rest of the word is 0.
 LT_FN u32 load_bytes(const u8* from, i64 bytes) {

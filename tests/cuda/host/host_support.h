@@ -11,7 +11,7 @@
 
 #include "backend/cuda/host/cuda_backend.h"
 #include "backend/cuda/host/errors.h"
-#include "backend/dialect.h"
+#include "backend/catalog.h"
 #include "cuda_emulator.h"
 #include "support/message_of.h"
 

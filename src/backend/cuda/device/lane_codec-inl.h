@@ -1,5 +1,5 @@
 // Codecs of the hot path: 16 codes of a lane, for states that HotBlocks (step-inl.h) lets through. Bits are those of
-// the dialect's codecs. Included in the namespace of a .cu file after packed-inl.h. LaneCodec<C>::
+// the portable codecs. Included in the namespace of a .cu file after packed-inl.h. LaneCodec<C>::
 //   Shared, RandomShared       tables of a thread block in shared memory, and those of kernels that round by chance,
 //   too Codes<kSigned>             words as memory has them; get(i): in units of the scale
 //     encode_four(i, ...)      four values, to nearest, times factor<kSigned>(the block's absmax)
@@ -47,15 +47,15 @@ struct LaneCodec<Bf16> {
 // of two.
 //
 // dynamic8 by one addition for each code: sum = entry[u >> 16] + u has the code in its byte 2, where u are the float
-// bits of the magnitude, or something of their order, and an entry is the dialect's less what u >> 16 itself adds.
+// bits of the magnitude, or something of their order, and an entry is the portable less what u >> 16 itself adds.
 //
 // Second moments: u are the bits of x 2^22, at least 1 where x > 0 (the first bucket), and those of the float below 1
 // where x = 0, in a bucket before the first, whose codes are 0.
 // Signed: u are the bits of x 2^-104, so that the first bucket begins at 2^-126 and denormals, however much they lose,
 // are what is below it. Negative values have the complement of their magnitude's bits, as an integer -(magnitude + 1),
-// which is where the dialect puts a negative value's ties; buckets go on below 0.
+// which is where the portable kernels puts a negative value's ties; buckets go on below 0.
 //
-// By chance: ranks as the dialect has them, in byte 2 as well. The two pieces of a row are one load of 16 bytes, which
+// By chance: ranks as the portable kernels has them, in byte 2 as well. The two pieces of a row are one load of 16 bytes, which
 // has no conflicts among eight rows that follow one another.
 template <>
 struct LaneCodec<Dynamic8> {
@@ -67,7 +67,7 @@ struct LaneCodec<Dynamic8> {
   static_assert(kFirstUp == 0x3f7f && kFirstDown == 0x80);
 
   struct Shared {
-    float value[2][256];              // as the dialect's, [0] unsigned, [1] signed
+    float value[2][256];              // as the portable, [0] unsigned, [1] signed
     u32 second_moment[1 + kBuckets];  // of u >> 16 less kFirstUp
     u32 code[2 * kMagnitudes];        // of u >> 16, signed, plus kMagnitudes
   };

@@ -1,4 +1,4 @@
-// Codecs of the hot path give the dialect's codes and values: dynamic8 for every float of [2^-31, 1], both signs, and
+// Codecs of the hot path give the portable codes and values: dynamic8 for every float of [2^-31, 1], both signs, and
 // below and at 0; by chance, dynamic8, float8 and bf16 for random numbers over all magnitudes that a block has.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
@@ -53,7 +53,7 @@ struct Both {
   }
 };
 
-TEST(CudaLaneCodec, Dynamic8GivesTheCodesOfTheDialect) {
+TEST(CudaLaneCodec, Dynamic8GivesTheCodesOfThePortableCodecs) {
   Both both;
   for (const float absmax : {1.f, 0x1p-96f, 3e-29f, 0.7f, 123.f, 0x1p22f})
     for (const float part : {0.f, 0x1p-45f, 0x1p-40f, 0x1p-23f, 0x1p-22f, 0.5f, 0.99f, 1.f})
@@ -78,7 +78,7 @@ TEST(CudaLaneCodec, Dynamic8KeepsZeroAndNothingElseAtZero) {
   EXPECT_EQ(both.differing, 0);
 }
 
-// Four values of a lane at a time, as the hot path gives them to a codec, against the dialect.
+// Four values of a lane at a time, as the hot path gives them to a codec, against the portable kernels.
 template <class C>
 struct ByChance {
   using Lane = LaneCodec<C>;
@@ -143,9 +143,9 @@ struct ByChance {
   }
 };
 
-TEST(CudaLaneCodec, Dynamic8RoundsByTheDialectsChances) { ByChance<Dynamic8>().run(); }
-TEST(CudaLaneCodec, Float8RoundsByTheDialectsChances) { ByChance<Float8>().run(); }
-TEST(CudaLaneCodec, Bfloat16RoundsByTheDialectsChances) { ByChance<Bf16>().run(); }
+TEST(CudaLaneCodec, Dynamic8RoundsByThePortableChances) { ByChance<Dynamic8>().run(); }
+TEST(CudaLaneCodec, Float8RoundsByThePortableChances) { ByChance<Float8>().run(); }
+TEST(CudaLaneCodec, Bfloat16RoundsByThePortableChances) { ByChance<Bf16>().run(); }
 
 }  // namespace
 }  // namespace lowtide::cuda_device

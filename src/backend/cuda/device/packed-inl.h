@@ -1,5 +1,5 @@
 // 16 elements in registers, as memory has them, and to and from floats. Included in the namespace of a .cu file after
-// the dialect.
+// the portable kernels.
 
 inline constexpr int kLaneElements = 16;
 
@@ -30,7 +30,7 @@ struct Packed<float> {
   LT_METHOD void set_two(int i, float low, float high) { word[i] = bits(low), word[i + 1] = bits(high); }
 };
 
-// Hardware rounds to nearest even, denormals included, as the dialect does; what becomes of a NaN is a NaN.
+// Hardware rounds to nearest even, denormals included, as the portable kernels does; what becomes of a NaN is a NaN.
 template <>
 struct Packed<bf16> {
   static constexpr int kDtype = 1;

@@ -1,5 +1,5 @@
 // The float of steps whose operands are known to be in range: division and square root without the tests for operands
-// out of it, which cost more than the arithmetic. Included in the namespace of a .cu file after the dialect.
+// out of it, which cost more than the arithmetic. Included in the namespace of a .cu file after the portable kernels.
 //
 // In exact files the bits are those of IEEE 754 for the operands that HotBlocks (step-inl.h) lets through: the
 // sequences are those of nvcc's own fast paths, whose results depend on the exponents only where something over- or

@@ -1,5 +1,5 @@
 // What the kernels (backend/kernels) ask of their target, for CUDA: who this thread is, and what it does with others.
-// Included in the namespace of a .cu file after the dialect. Launches are one-dimensional; the 32 members of kernels of
+// Included in the namespace of a .cu file after the portable kernels. Launches are one-dimensional; the 32 members of kernels of
 // signs are warps. Threads meet in uniform code only, all 32.
 
 inline constexpr i64 kBlocksOfTile = cuda_kernels::kTileBlocks;

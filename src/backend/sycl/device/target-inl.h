@@ -1,5 +1,5 @@
 // What the kernels (backend/kernels) ask of their target, for SYCL: who this work-item is, and what it does with
-// others. Included in lowtide::sycl_device after the dialect.
+// others. Included in lowtide::sycl_device after the portable kernels.
 
 // Tiles are single blocks: a group takes one at a time.
 inline constexpr i64 kBlocksOfTile = 1;

@@ -2,7 +2,7 @@
 
 #include <list>
 
-#include "backend/dialect.h"
+#include "backend/catalog.h"
 #include "backend/kernels/codec_tables.h"
 #include "backend/sycl/host/errors.h"
 

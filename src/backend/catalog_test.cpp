@@ -1,5 +1,5 @@
 // Which rule runs for which options, over every rule that users name and every combination of options.
-#include "backend/dialect.h"
+#include "backend/catalog.h"
 
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ using testing::message_of;
 
 std::string name_of(int rule) { return rules()[static_cast<size_t>(rule)].name; }
 
-TEST(Dialect, EveryVariantIsTheRuleThatItsOptionsSay) {
+TEST(Catalog, EveryVariantIsTheRuleThatItsOptionsSay) {
   std::set<std::string> reached;
   int cases = 0, refused = 0;
   for (const std::string& family : rule_names())
@@ -46,7 +46,7 @@ TEST(Dialect, EveryVariantIsTheRuleThatItsOptionsSay) {
   std::printf("%d combinations: %zu rules, all of rules.def; %d refused\n", cases, reached.size(), refused);
 }
 
-TEST(Dialect, VariantsHaveTheStatesOfTheirFamilyFirst) {
+TEST(Catalog, VariantsHaveTheStatesOfTheirFamilyFirst) {
   const std::map<std::string, std::vector<std::string>> wanted = {
       {"adam", {"exp_avg", "exp_avg_sq"}},
       {"adam_amsgrad", {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}},
@@ -77,7 +77,7 @@ TEST(Dialect, VariantsHaveTheStatesOfTheirFamilyFirst) {
   std::printf("%zu rules, %d states\n", rules().size(), states);
 }
 
-TEST(Dialect, VariantsAreNotNames) {
+TEST(Catalog, VariantsAreNotNames) {
   for (const char* name : {"sgd_plain", "adam_amsgrad", "rmsprop_centered", "nadam", "ADAM", ""}) {
     const std::string said = message_of(ErrorKind::kInvalidArgument, [&] { find_rule(name); });
     EXPECT_NE(said.find("got rule '" + std::string(name) + "', wanted one of: adam, adamw, lion"), std::string::npos)

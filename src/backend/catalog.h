@@ -1,5 +1,5 @@
 // The rules and codecs as data for host code: names, states, sizes, and each rule's arguments. Made from rules.def and
-// codecs.def through the dialect itself; nothing here is a second list.
+// codecs.def through the portable kernels itself; nothing here is a second list.
 #pragma once
 
 #include <cstddef>

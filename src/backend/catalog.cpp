@@ -1,4 +1,4 @@
-#include "backend/dialect.h"
+#include "backend/catalog.h"
 
 #include <cstring>
 #include <type_traits>
