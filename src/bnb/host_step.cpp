@@ -1,7 +1,6 @@
 #include "bnb/host_step.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -20,10 +19,8 @@ constexpr int64_t kBlocksAtOnce = 64;  // of a thread's piece
 template <class Fn>
 void for_each_piece(int64_t blocks, int threads, Fn&& work) {
   const int64_t pieces = (blocks + kBlocksAtOnce - 1) / kBlocksAtOnce;
-  std::atomic<int64_t> next{0};
-  run_parallel(static_cast<int>(std::min<int64_t>(threads, pieces)), [&](int) {
-    for (int64_t piece; (piece = next.fetch_add(1, std::memory_order_relaxed)) < pieces;)
-      work(piece, piece * kBlocksAtOnce, std::min(blocks, (piece + 1) * kBlocksAtOnce));
+  parallel_for(pieces, threads, [&](int64_t piece) {
+    work(piece, piece * kBlocksAtOnce, std::min(blocks, (piece + 1) * kBlocksAtOnce));
   });
 }
 

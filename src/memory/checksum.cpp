@@ -4,7 +4,6 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <atomic>
 #include <vector>
 
 #include "core/thread_pool.h"
@@ -34,14 +33,10 @@ uint64_t chunk_checksum(const std::byte* data, int64_t bytes, int64_t number, ui
   const uint64_t seed = static_cast<uint64_t>(number) * 0x9e3779b97f4a7c15u + generation;
   const int64_t segments = (bytes + kSegment - 1) / kSegment;
   std::vector<uint64_t> parts(static_cast<size_t>(segments));
-  const auto part = [&](int64_t i) {
+  parallel_for(segments, static_cast<int>(std::min<int64_t>(threads, segments / 4)), [&](int64_t i) {
     const int64_t at = i * kSegment;
     parts[static_cast<size_t>(i)] =
         hash(data + at, static_cast<size_t>(std::min(kSegment, bytes - at)), seed + static_cast<uint64_t>(i));
-  };
-  std::atomic<int64_t> next{0};
-  run_parallel(static_cast<int>(std::clamp<int64_t>(segments / 4, 1, threads)), [&](int) {
-    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < segments;) part(i);
   });
   return hash(parts.data(), parts.size() * sizeof(uint64_t), seed);
 }

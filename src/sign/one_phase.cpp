@@ -3,6 +3,7 @@
 
 #include "core/crc32c.h"
 #include "core/error.h"
+#include "core/thread_pool.h"
 #include "sign/exchange.h"
 #include "sign/pieces.h"
 
@@ -37,7 +38,7 @@ class OnePhase final : public Exchange {
 
     const auto ranks = static_cast<size_t>(shape_.ranks);
     std::vector<Reason> reasons = agreed.reasons;
-    in_parallel(shape_.ranks, call_.threads, [&](int64_t r) {
+    parallel_for(shape_.ranks, call_.threads, [&](int64_t r) {
       const auto at = static_cast<size_t>(r);
       if (reasons[at] != Reason::kFine || agreed.of[at].weight == 0) return;
       wire::Header read;

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "core/crc32c.h"
+#include "core/thread_pool.h"
 
 namespace lowtide {
 namespace {
@@ -74,7 +75,7 @@ Found read_results(const Agreement& agreed, const PieceShape& shape, const std::
   std::vector<Reason> reasons(places.size());
   // Of a rank whose announcement is not known, what the others announced is due.
   const auto known = std::find(agreed.reasons.begin(), agreed.reasons.end(), Reason::kFine) - agreed.reasons.begin();
-  in_parallel(count, threads, [&](int64_t i) {
+  parallel_for(count, threads, [&](int64_t i) {
     const auto at = static_cast<size_t>(i);
     wire::Header due = header_of(agreed, Round::kResult, static_cast<int>(known), wire::kEveryone, places[at].first);
     due.sender = places[at].owner;

@@ -3,12 +3,10 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <vector>
 
 #include "backend/signs.h"
-#include "core/thread_pool.h"
 #include "lowtide/sign_collective.h"
 #include "sign/rounds.h"
 #include "sign/wire.h"
@@ -68,13 +66,5 @@ void deliver_result(const PieceShape& shape, const std::byte* message, int64_t f
 
 // Who has no vote by the announcements.
 void reject_unannounced(const Agreement& agreed, SignOutcome* outcome);
-
-template <class Fn>
-void in_parallel(int64_t pieces, int threads, Fn&& fn) {
-  std::atomic<int64_t> next{0};
-  run_parallel(static_cast<int>(std::clamp<int64_t>(pieces, 1, threads)), [&](int) {
-    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < pieces;) fn(i);
-  });
-}
 
 }  // namespace lowtide

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "core/thread_pool.h"
 #include "sign/exchange.h"
 #include "sign/pieces.h"
 
@@ -103,7 +104,7 @@ class TwoLevel final : public Exchange {
     counts_in_ = counts_out_ + counts_bytes() * nodes_;
 
     const int64_t bytes = shard_.ballot_bytes();
-    in_parallel(ranks_, call_.threads, [&](int64_t l) {
+    parallel_for(ranks_, call_.threads, [&](int64_t l) {
       std::byte* const message = send_ + l * bytes;
       const int64_t first = first_of(static_cast<int>(l), 0);
       fill_ballot(call_.ballot, first, shard_, agreed.weight(me_) > 0, message);
@@ -117,7 +118,7 @@ class TwoLevel final : public Exchange {
     const int64_t bytes = shard_.ballot_bytes(), first = first_of(local_, 0);
     std::vector<Reason> reasons(static_cast<size_t>(ranks_));
     std::vector<uint32_t> weights(static_cast<size_t>(ranks_));
-    in_parallel(ranks_, call_.threads, [&](int64_t l) {
+    parallel_for(ranks_, call_.threads, [&](int64_t l) {
       const int r = rank_of(node_, static_cast<int>(l));
       Reason& reason = reasons[static_cast<size_t>(l)];
       reason = agreed.reasons[static_cast<size_t>(r)];

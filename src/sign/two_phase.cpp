@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "core/thread_pool.h"
 #include "sign/exchange.h"
 #include "sign/pieces.h"
 
@@ -34,7 +35,7 @@ class TwoPhase final : public Exchange {
   Found run(const Agreement& agreed) override {
     Stopwatch watch;
     const int64_t bytes = shape_.ballot_bytes(), payload = bytes - wire::kHeaderBytes;
-    in_parallel(shape_.ranks, call_.threads, [&](int64_t r) {
+    parallel_for(shape_.ranks, call_.threads, [&](int64_t r) {
       std::byte* const message = send_ + r * bytes;
       const int64_t first = r * shape_.signs;
       fill_ballot(call_.ballot, first, shape_, agreed.weight(me_) > 0, message);
@@ -73,7 +74,7 @@ class TwoPhase final : public Exchange {
   std::vector<Reason> check_ballots(const Agreement& agreed) {
     const int64_t bytes = shape_.ballot_bytes();
     std::vector<Reason> reasons = agreed.reasons;
-    in_parallel(shape_.ranks, call_.threads, [&](int64_t r) {
+    parallel_for(shape_.ranks, call_.threads, [&](int64_t r) {
       const auto at = static_cast<size_t>(r);
       if (reasons[at] != Reason::kFine || agreed.of[at].weight == 0) return;
       std::byte* const message = ballots_ + r * bytes;

@@ -9,6 +9,7 @@
 #include <functional>
 
 #include "backend/cpu/kernel_tables.h"
+#include "backend/cpu/pieces.h"
 #include "backend/cpu/sign_pieces.h"
 #include "backend/cpu/sign_step.h"
 #include "backend/cpu/signs.h"
@@ -17,7 +18,6 @@
 #include "backend/gradient_limit.h"
 #include "backend/random_keys.h"
 #include "core/error.h"
-#include "core/thread_pool.h"
 
 namespace lowtide::cpu {
 namespace {
@@ -108,14 +108,14 @@ class CpuBackend final : public Backend {
   }
 
   void step(std::span<const StepItem> items, int threads, bool ordered, void*) override {
-    for_each_piece(items, ordered ? 1 : threads, prefetch_all, [&](const StepItem& item, int64_t begin, int64_t end) {
+    for_each_blocks(items, ordered ? 1 : threads, prefetch_all, [&](const StepItem& item, int64_t begin, int64_t end) {
       step_blocks(item, begin, end);
       return true;
     });
   }
 
   void norms(std::span<const StepItem> items, int threads, std::span<BlockNorms> out, void*) override {
-    for_each_piece(items, threads, prefetch_all, [&](const StepItem& item, int64_t begin, int64_t end) {
+    for_each_blocks(items, threads, prefetch_all, [&](const StepItem& item, int64_t begin, int64_t end) {
       // starts_ holds the blocks of the items before.
       const int64_t before = starts_[static_cast<size_t>(&item - items.data())] - item.first_block;
       norm_blocks(item, begin, end, out.data() + before);
@@ -125,7 +125,7 @@ class CpuBackend final : public Backend {
 
   int64_t first_nonfinite(std::span<const StepItem> items, int threads, void*) override {
     std::atomic<int64_t> first{static_cast<int64_t>(items.size())};
-    for_each_piece(items, threads, prefetch_grad, [&](const StepItem& item, int64_t begin, int64_t end) {
+    for_each_blocks(items, threads, prefetch_grad, [&](const StepItem& item, int64_t begin, int64_t end) {
       const int64_t index = &item - items.data();
       // Pieces come in order: once an earlier item is known to be bad, later ones do not matter.
       if (index >= first.load(std::memory_order_relaxed)) return false;
@@ -167,34 +167,16 @@ class CpuBackend final : public Backend {
   }
 
  private:
-  // Cuts the blocks of all items, laid end to end, into pieces and hands them to the threads; a piece of many small
-  // items becomes one call per item, while prefetch(next item) is under way. work(item, first block, end block) returns
-  // false to stop this thread.
-  template <class Fn>
-  void for_each_piece(std::span<const StepItem> items, int threads, void (*prefetch)(const StepItem&), Fn&& work) {
-    starts_.resize(items.size() + 1);
-    int64_t total = 0;
-    for (size_t i = 0; i < items.size(); ++i) {
-      starts_[i] = total;
-      total += blocks_of(items[i]);
-    }
-    starts_[items.size()] = total;
-    const int64_t pieces = (total + kBlocksAtOnce - 1) / kBlocksAtOnce;
-    std::atomic<int64_t> next{0};
-    run_parallel(static_cast<int>(std::min<int64_t>(threads, pieces)), [&](int) {
-      for (int64_t piece; (piece = next.fetch_add(1, std::memory_order_relaxed)) < pieces;) {
-        int64_t block = piece * kBlocksAtOnce;
-        const int64_t end = std::min(total, block + kBlocksAtOnce);
-        size_t i = static_cast<size_t>(std::upper_bound(starts_.begin(), starts_.end(), block) - starts_.begin()) - 1;
-        for (; block < end; ++i) {
-          if (i + 2 < items.size()) prefetch(items[i + 2]);  // one ahead comes 3 % too late
-          const int64_t stop = std::min(end, starts_[i + 1]);
-          const int64_t shift = items[i].first_block - starts_[i];
-          if (stop > block && !work(items[i], block + shift, stop + shift)) return;
-          block = stop;
-        }
-      }
-    });
+  // Calls work(item, first block, end block) for the blocks of all items while ahead(a later item) brings in the
+  // beginning of that. work returns false to stop its thread.
+  template <class Work>
+  void for_each_blocks(std::span<const StepItem> items, int threads, void (*ahead)(const StepItem&), Work&& work) {
+    for_each_piece(items, kBlocksAtOnce, threads, starts_, blocks_of,
+                   [&](const StepItem& item, int64_t begin, int64_t end) {
+                     const size_t i = static_cast<size_t>(&item - items.data());
+                     if (i + 2 < items.size()) ahead(items[i + 2]);  // one ahead comes 3 % too late
+                     return work(item, begin + item.first_block, end + item.first_block);
+                   });
   }
 
   void step_blocks(const StepItem& item, int64_t begin, int64_t end) const {

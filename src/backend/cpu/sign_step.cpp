@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "backend/catalog.h"
-#include "core/thread_pool.h"
+#include "backend/cpu/pieces.h"
 
 namespace lowtide::cpu {
 namespace {
@@ -15,22 +15,17 @@ namespace {
 #include "portable/feedback.h"
 
 static_assert(kFeedbackBlock == kSignAlignment);
-// Elements that a thread takes at a time: whole blocks of feedback, whole bytes of presence.
-constexpr int64_t kAtOnce = 64 * kSignAlignment;
+// A thread takes so many times kSignAlignment elements at a time: whole blocks of feedback, whole bytes of presence.
+constexpr int64_t kUnitsAtOnce = 64;
 
-// Calls work(item, begin, end) for pieces of all items, of `count(item)` elements each.
+// Calls work(item, begin, end) for pieces of all items, which have count(item) elements each.
 template <class Item, class Count, class Work>
-void for_each_piece(std::span<const Item> items, int threads, Count&& count, Work&& work) {
-  std::vector<int64_t> starts{0};  // first piece of each item
-  for (const Item& item : items) starts.push_back(starts.back() + (count(item) + kAtOnce - 1) / kAtOnce);
-  const int64_t pieces = starts.back();
-  std::atomic<int64_t> next{0};
-  run_parallel(static_cast<int>(std::min<int64_t>(threads, pieces)), [&](int) {
-    for (int64_t piece; (piece = next.fetch_add(1, std::memory_order_relaxed)) < pieces;) {
-      const auto i = static_cast<size_t>(std::upper_bound(starts.begin(), starts.end(), piece) - starts.begin()) - 1;
-      const int64_t begin = (piece - starts[i]) * kAtOnce;
-      work(items[i], begin, std::min(begin + kAtOnce, count(items[i])));
-    }
+void for_each_run(std::span<const Item> items, int threads, Count&& count, Work&& work) {
+  const auto units = [&](const Item& item) { return (count(item) + kSignAlignment - 1) / kSignAlignment; };
+  std::vector<int64_t> starts;
+  for_each_piece(items, kUnitsAtOnce, threads, starts, units, [&](const Item& item, int64_t begin, int64_t end) {
+    work(item, begin * kSignAlignment, std::min(end * kSignAlignment, count(item)));
+    return true;
   });
 }
 
@@ -124,13 +119,13 @@ void BallotTile::end(const SignStepKernels& kernels, bool zero_is_plus, std::byt
 }
 
 void apply_signs(const SignStepKernels& kernels, std::span<const ApplyItem> items, int threads) {
-  for_each_piece(
+  for_each_run(
       items, threads, [](const ApplyItem& item) { return item.layout->numel; },
       [&](const ApplyItem& item, int64_t begin, int64_t end) { apply_piece(kernels, item, begin, end); });
 }
 
 void feedback(const SignStepKernels& kernels, std::span<const FeedbackItem> items, int threads) {
-  for_each_piece(
+  for_each_run(
       items, threads, [](const FeedbackItem& item) { return item.count; },
       [&](const FeedbackItem& item, int64_t begin, int64_t end) { feedback_piece(kernels, item, begin, end); });
 }

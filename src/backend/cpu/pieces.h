@@ -1,0 +1,39 @@
+// The parallel loop over all items of one call.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/thread_pool.h"
+
+namespace lowtide::cpu {
+
+// Lays the units of all items (blocks, say; units(item) tells how many) end to end, cuts them into pieces of `at_once`
+// and hands these to the threads. A piece of many small items becomes one call per item: work(item, first unit, end
+// unit). starts: is set to the number of units before each item, and in all.
+template <class Item, class Units, class Work>
+void for_each_piece(std::span<const Item> items, int64_t at_once, int threads, std::vector<int64_t>& starts,
+                    Units&& units, Work&& work) {
+  starts.resize(items.size() + 1);
+  int64_t total = 0;
+  for (size_t i = 0; i < items.size(); ++i) {
+    starts[i] = total;
+    total += units(items[i]);
+  }
+  starts[items.size()] = total;
+  parallel_for((total + at_once - 1) / at_once, threads, [&](int64_t piece) {
+    int64_t unit = piece * at_once;
+    const int64_t end = std::min(total, unit + at_once);
+    size_t i = static_cast<size_t>(std::upper_bound(starts.begin(), starts.end(), unit) - starts.begin()) - 1;
+    for (; unit < end; ++i) {
+      const int64_t stop = std::min(end, starts[i + 1]);
+      if (stop > unit && !work(items[i], unit - starts[i], stop - starts[i])) return false;
+      unit = stop;
+    }
+    return true;
+  });
+}
+
+}  // namespace lowtide::cpu
