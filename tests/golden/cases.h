@@ -1,0 +1,145 @@
+// What golden lists have cells of: rules with their options, places for state, and tensors of deterministic values.
+#pragma once
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "golden/golden.h"
+#include "lowtide/optimizer.h"
+#include "support/half_reference.h"
+#include "support/random.h"
+
+namespace lowtide::testing {
+
+inline constexpr DType kGoldenTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
+inline const char* short_name(DType dtype) {
+  return dtype == DType::kF32 ? "f32" : dtype == DType::kBF16 ? "bf16" : "f16";
+}
+
+// A rule with options that make a difference in what it computes or stores.
+struct GoldenRule {
+  std::string name, rule;
+  Hyper hyper;
+};
+
+inline std::vector<GoldenRule> golden_rules() {
+  std::vector<GoldenRule> rules;
+  const auto add = [&rules](
+                       const char* rule, const char* options, void (*set)(Hyper&) = [](Hyper&) {}) {
+    Hyper hyper = default_hyper(rule);
+    hyper.lr = 0.01, hyper.weight_decay = 0.05, hyper.trust_coefficient = 0.1;  // moves 16-bit weights
+    set(hyper);
+    rules.push_back({*options ? std::string(rule) + "+" + options : rule, rule, hyper});
+  };
+  for (const char* rule : {"adam", "adamw"}) {
+    add(rule, "");
+    add(rule, "amsgrad", [](Hyper& h) { h.amsgrad = true; });
+    add(rule, "nesterov", [](Hyper& h) { h.nesterov = true; });
+    add(rule, "maximize", [](Hyper& h) { h.maximize = true; });
+  }
+  add("lion", "");
+  add("lion", "maximize", [](Hyper& h) { h.maximize = true; });
+  add("sgd", "");
+  add("sgd", "momentum", [](Hyper& h) { h.momentum = 0.9; });
+  add("sgd", "dampening", [](Hyper& h) { h.momentum = 0.9, h.dampening = 0.3; });
+  add("sgd", "nesterov", [](Hyper& h) { h.momentum = 0.9, h.nesterov = true; });
+  add("adagrad", "");
+  add("adagrad", "initial", [](Hyper& h) { h.initial_accumulator_value = 0.1, h.lr_decay = 0.1; });
+  add("rmsprop", "");
+  add("rmsprop", "momentum", [](Hyper& h) { h.momentum = 0.9; });
+  add("rmsprop", "centered", [](Hyper& h) { h.centered = true, h.alpha = 0.9; });
+  add("rmsprop", "centered,momentum", [](Hyper& h) { h.centered = true, h.momentum = 0.9, h.alpha = 0.9; });
+  add("ademamix", "");
+  add("ademamix", "schedules", [](Hyper& h) { h.t_alpha = 3, h.t_beta3 = 4, h.beta3 = 0.9; });
+  add("lamb", "");
+  add("lamb", "max_unorm", [](Hyper& h) { h.max_unorm = 0.05; });
+  add("lars", "");
+  add("lars", "nesterov", [](Hyper& h) { h.nesterov = true; });
+  add("lars", "no_momentum", [](Hyper& h) { h.momentum = 0; });
+  add("lars", "max_unorm", [](Hyper& h) { h.max_unorm = 0.05; });
+  return rules;
+}
+
+inline bool has_norms(const GoldenRule& rule) { return rule.rule == "lamb" || rule.rule == "lars"; }
+
+// Where state lives and what computes. Device tiers are not here: tests/device and tests/memory compare them with the
+// CPU.
+struct GoldenPlace {
+  std::string name, cpu_target;
+  int threads;
+  int64_t ram_bytes, chunk_bytes;  // -1: no budget, else a disk behind it
+};
+
+inline std::vector<GoldenPlace> golden_places(int64_t some_bytes) {
+  constexpr int64_t kPage = 4096, kChunk = 8 * kPage;
+  return {{"RAM, scalar, 1 thread", "scalar", 1, -1, 0},
+          {"RAM, best target", "", 0, -1, 0},
+          {"RAM and disk, best target", "", 2, some_bytes, 4 * kChunk},
+          {"disk through 4 chunks, scalar", "scalar", 1, 4 * kChunk, kChunk}};
+}
+
+inline OptimizerOptions options_at(const GoldenPlace& place, const std::string& disk) {
+  OptimizerOptions options;
+  options.cpu_target = place.cpu_target, options.threads = place.threads;
+  options.memory.ram_bytes = place.ram_bytes, options.memory.chunk_bytes = place.chunk_bytes;
+  if (place.ram_bytes >= 0) options.memory.disk = disk;
+  return options;
+}
+
+// Values over binades, by elements in row-major order; with gaps between rows where strides have them.
+struct GoldenTensor {
+  DType dtype;
+  std::vector<int64_t> sizes, strides;
+  std::vector<std::byte> data;
+
+  GoldenTensor(DType type, std::vector<int64_t> of_sizes, std::vector<int64_t> of_strides, uint64_t seed, int low,
+               int high, double zeros = 0)
+      : dtype(type), sizes(std::move(of_sizes)), strides(std::move(of_strides)) {
+    Rng rng(seed);
+    int64_t numel = 1, room = 1;
+    for (size_t d = 0; d < sizes.size(); ++d) {
+      numel *= sizes[d];
+      if (!strides.empty()) room += (sizes[d] - 1) * strides[d];
+    }
+    if (strides.empty()) room = numel;
+    data.resize(static_cast<size_t>(room * dtype_bytes(dtype)));
+    for (int64_t i = 0; i < numel; ++i) {
+      const double value = rng.over_binades(low, high);
+      set(offset(i), rng.chance(zeros) ? 0 : value);
+    }
+  }
+  TensorView view() { return {data.data(), dtype, sizes, strides}; }
+  Gradient gradient() const { return {data.data(), dtype, strides.empty() ? nullptr : strides.data()}; }
+
+ private:
+  int64_t offset(int64_t i) const {
+    if (strides.empty()) return i;
+    int64_t at = 0;
+    for (size_t d = sizes.size(); d-- > 0; i /= sizes[d]) at += i % sizes[d] * strides[d];
+    return at;
+  }
+  void set(int64_t at, double value) {
+    if (dtype == DType::kF32) {
+      const float x = static_cast<float>(value);
+      std::memcpy(&data[static_cast<size_t>(at) * 4], &x, 4);
+    } else {
+      const uint16_t h = dtype == DType::kBF16 ? bf16_nearest(value) : f16_nearest(value);
+      std::memcpy(&data[static_cast<size_t>(at) * 2], &h, 2);
+    }
+  }
+};
+
+// Steps and states of a parameter, as stored.
+inline void add_state(GoldenHash& hash, const Optimizer& optimizer, int64_t param) {
+  hash.add(optimizer.steps(param));
+  int k = 0;
+  for (const StateView& state : optimizer.state(param)) {
+    std::vector<std::byte> codes(static_cast<size_t>((state.numel * state.code_bits + 7) / 8));
+    std::vector<float> scales(static_cast<size_t>(state.rows * state.scales_per_row));
+    optimizer.read_state(param, k++, codes.data(), scales.data());
+    hash.add(codes), hash.add(scales);
+  }
+}
+
+}  // namespace lowtide::testing

@@ -1,0 +1,119 @@
+#include "golden/golden.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <sstream>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+namespace lowtide::testing {
+namespace {
+
+using Cells = std::map<std::string, std::string>;  // value by name
+
+void put(Cells& cells, const std::string& row, const std::string& column, const std::string& value) {
+  EXPECT_TRUE(cells.emplace(row + " " + column, value).second) << "two cells named " << row << " " << column;
+}
+
+Cells cells_of(const GoldenTable& table) {
+  Cells cells;
+  for (const auto& [row, values] : table.rows)
+    for (size_t i = 0; i < table.columns.size(); ++i) put(cells, row, table.columns[i], values.at(i));
+  return cells;
+}
+
+std::string text_of(const GoldenTable& table) {
+  std::ostringstream out;
+  out << "columns";
+  for (const std::string& column : table.columns) out << ' ' << column;
+  out << '\n';
+  for (const auto& [row, values] : table.rows) {
+    out << row << " :";
+    for (const std::string& value : values) out << ' ' << value;
+    out << '\n';
+  }
+  return out.str();
+}
+
+Cells parse(const std::string& text) {
+  Cells cells;
+  std::vector<std::string> columns;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.empty() || line[0] == '#') continue;
+    const size_t colon = line.find(" : ");
+    std::istringstream words(colon == std::string::npos ? line : line.substr(colon + 3));
+    std::vector<std::string> values{std::istream_iterator<std::string>(words), {}};
+    if (colon == std::string::npos) {
+      columns.assign(values.begin() + 1, values.end());
+      continue;
+    }
+    const std::string row = line.substr(0, colon);
+    EXPECT_EQ(values.size(), columns.size()) << row;
+    for (size_t i = 0; i < values.size() && i < columns.size(); ++i) put(cells, row, columns[i], values[i]);
+  }
+  return cells;
+}
+
+}  // namespace
+
+bool golden_write() {
+  const char* const wish = std::getenv("LOWTIDE_GOLDEN");
+  return wish && std::string(wish) == "write";
+}
+
+std::string golden_path(const std::string& file) { return std::string(LOWTIDE_SOURCE_DIR "/") + file; }
+
+std::string read_golden(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+void write_golden(const std::string& path, const std::string& text) {
+  std::ofstream file(path, std::ios::binary);
+  file << text;
+  ASSERT_TRUE(file.flush()) << path;
+}
+
+GoldenList::GoldenList(std::string file, std::string head)
+    : path_(golden_path("tests/golden/" + file)), head_(std::move(head)), write_(golden_write()) {}
+
+void GoldenList::check(const GoldenTable& got, const std::string& where) {
+  if (write_) write_golden(path_, head_ + text_of(got)), write_ = false;
+  const Cells wanted = parse(read_golden(path_)), cells = cells_of(got);
+  int compared = 0, refused = 0, differ = 0, missing = 0, extra = 0;
+  const auto offence = [&](int& count, const std::string& cell, const std::string& text) {
+    if (++count <= 20) ADD_FAILURE() << where << ": " << cell << ": " << text;
+  };
+  for (const auto& [name, value] : cells) {
+    const auto at = wanted.find(name);
+    if (at == wanted.end()) {
+      offence(extra, name, "got " + value + ", not in the list");
+      continue;
+    }
+    ++compared, refused += value == "-";
+    if (at->second != value) offence(differ, name, "got " + value + ", wanted " + at->second);
+  }
+  for (const auto& [name, value] : wanted)
+    if (!cells.contains(name)) offence(missing, name, "in the list, not made");
+  EXPECT_GT(compared, 0) << path_;
+  EXPECT_EQ(differ + missing + extra, 0);
+  std::printf("golden bits, %s: %d cells compared, %d of them refusals; %d differ, %d missing, %d not in the list\n",
+              where.c_str(), compared, refused, differ, missing, extra);
+}
+
+void GoldenHash::add(const void* data, size_t bytes) { bytes_.append(static_cast<const char*>(data), bytes); }
+
+std::string GoldenHash::text(int digits) const {
+  char out[17];
+  std::snprintf(out, sizeof out, "%016llx", static_cast<unsigned long long>(XXH3_64bits(bytes_.data(), bytes_.size())));
+  return std::string(out).substr(static_cast<size_t>(16 - digits));
+}
+
+}  // namespace lowtide::testing
