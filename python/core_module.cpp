@@ -311,7 +311,7 @@ class PyOptimizer {
     out["waited_seconds"] = r.waited_seconds;
     out["promotions"] = r.promotions;
     out["demotions"] = r.demotions;
-    out["path"] = r.path;
+    out["transfer"] = r.transfer;
     return out;
   }
   std::string cpu_target() const { return core_.cpu_target(); }

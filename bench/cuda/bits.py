@@ -16,9 +16,9 @@ DEVICE = "8MiB"
 STATES = ("dynamic8", "float8", "bf16", "fp32")
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 STEPS = 5
-PLACES = {"resident": {"device": "1GiB"}, "copy": {"device": DEVICE, "path": "copy"},
-          "zero_copy": {"device": DEVICE, "path": "zero_copy"},
-          "hybrid": {"device": DEVICE, "path": "hybrid"}}  # fmt: skip
+PLACES = {"resident": {"device": "1GiB"}, "copy": {"device": DEVICE, "transfer": "copy"},
+          "zero_copy": {"device": DEVICE, "transfer": "zero_copy"},
+          "hybrid": {"device": DEVICE, "transfer": "hybrid"}}  # fmt: skip
 
 
 def values(shapes: list[tuple[int, ...]], seed: int) -> list[torch.Tensor]:

@@ -13,14 +13,14 @@ SETTLING = 60  # steps: more than promotion waits for
 NEW_OPTIONS = ("arithmetic", "prefetch_in_backward", "step_in_backward")
 
 
-def budget(gpu: Gpu, device: str | None = None, host: str | None = None, path: str | None = None) -> Any:
+def budget(gpu: Gpu, device: str | None = None, host: str | None = None, transfer: str | None = None) -> Any:
     """lowtide.Memory for parameters on the GPU. A rehearsal's parameters are on the CPU, whose overflow goes to disk."""
     import lowtide
 
     if gpu.rehearsed:
         fits = device in (None, "auto")
         return lowtide.Memory(host="1GiB") if fits else lowtide.Memory(host="1MiB", disk=gpu.scratch())
-    given = {"device": device, "host": host, "path": path}
+    given = {"device": device, "host": host, "transfer": transfer}
     return lowtide.Memory(**{key: value for key, value in given.items() if value is not None})
 
 

@@ -116,17 +116,17 @@ def zero_copy(gpu: Gpu, rows: Rows) -> None:
     count = sum(param.numel() for param in params)
     moved = round(count * 2 * (1 + 4 / 256))  # bytes each way: codes and scales of two moments
     link = Link(gpu, moved)
-    for path in ("copy", "zero_copy", "hybrid"):
+    for transfer in ("copy", "zero_copy", "hybrid"):
 
-        def measure(path: str = path) -> None:
-            memory = contenders.budget(gpu, device="128MiB", path=path)
+        def measure(transfer: str = transfer) -> None:
+            memory = contenders.budget(gpu, device="128MiB", transfer=transfer)
             optimizer = contenders.lowtide_adamw(gpu, params, memory=memory)
             found = in_turns(gpu, {"step": Step(optimizer.step), "link": link.steps()["both"]}, seconds=8)
             step = found["step"].median("wall")
-            rows.add(f"state on the host, {path}: rate / copy engines", found["link"].median("wall") / step,
+            rows.add(f"state on the host, {transfer}: rate / copy engines", found["link"].median("wall") / step,
                      "x", gb_per_s=moved / step * 1e-9, **found["step"].data())  # fmt: skip
 
-        rows.attempt(f"path {path}", measure)
+        rows.attempt(f"transfer {transfer}", measure)
 
 
 CASES = {"link.copy_engines": copy_engines, "link.pin": pin, "link.zero_copy": zero_copy}

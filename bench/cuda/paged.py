@@ -15,7 +15,7 @@ from bench.cuda.timing import Step, in_turns
 
 ELEMENTS = 2_000_000_000
 STATE_EACH = {"dynamic8": 2 * (1 + 4 / 256), "fp32": 8.0}  # bytes of state per element: what moves each way
-PATHS = (None, "copy", "zero_copy", "hybrid")  # None: what the library chooses
+TRANSFER_MODES = (None, "copy", "zero_copy", "hybrid")  # None: what the library chooses
 DEVICE = "256MiB"  # for the buffers of streaming: nothing stays resident beside them
 TENSORS = 30
 
@@ -32,12 +32,12 @@ def streaming(gpu: Gpu, rows: Rows, state: str) -> None:
     # A share of the bytes measures the link as well: 20 GB more of pinned memory need not be there.
     link = Link(gpu, min(moved, gpu.size(2 << 30, 1 << 20)))
     share = moved / link.count
-    for path in PATHS:
-        figure = f"paged_{state}" if path is None else None
-        label = f"AdamW {state}, {count * 1e-9:.2g}e9 elements, path {path or 'chosen by the library'}"
+    for transfer in TRANSFER_MODES:
+        figure = f"paged_{state}" if transfer is None else None
+        label = f"AdamW {state}, {count * 1e-9:.2g}e9 elements, transfer {transfer or 'chosen by the library'}"
 
-        def measure(path: str | None = path, figure: str | None = figure, label: str = label) -> None:
-            memory = contenders.budget(gpu, device=DEVICE, path=path)
+        def measure(transfer: str | None = transfer, figure: str | None = figure, label: str = label) -> None:
+            memory = contenders.budget(gpu, device=DEVICE, transfer=transfer)
             optimizer = contenders.lowtide_adamw(gpu, params, state, memory=memory)
             steps = {"step": Step(optimizer.step), **link.steps()}
             found = in_turns(gpu, steps, seconds=6)

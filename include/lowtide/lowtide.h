@@ -76,8 +76,8 @@ typedef struct lt_memory_options {
   int64_t device_bytes; /* of its memory, for state, buffers included; -1: 7/8 of what is free when state is placed (of
                            all, where the driver does not tell) */
   int64_t managed;      /* 1: all state in managed (shared) memory, which the driver migrates; 0 */
-  const char* path;  /* how state that does not fit reaches the device: "copy", "zero_copy", "hybrid"; NULL: the fastest
-                        of those that it can do, which is measured once and remembered */
+  const char* transfer; /* how state that does not fit reaches the device: "copy", "zero_copy", "hybrid"; NULL: the
+                       fastest of those that it can do, which is measured once and remembered */
   int64_t automatic; /* 1: instead of device_bytes (-1): all state begins in host memory, and as much as fits moves to
                         the device once steps have shown what else it holds, and back when memory gets short; 0 */
 } lt_memory_options;
@@ -177,7 +177,7 @@ typedef struct lt_disk_report {
   int64_t device_bytes;              /* of device memory, streaming buffers included */
   int64_t managed_bytes;             /* of memory that the driver migrates */
   int64_t promotions, demotions;     /* times that state was moved to the device because there was room, and away */
-  const char* path; /* how streaming state reaches the device, as in lt_memory_options; "" if none does. Valid
+  const char* transfer; /* how streaming state reaches the device, as in lt_memory_options; "" if none does. Valid
                        until the next report on this optimizer */
 } lt_disk_report;
 #define LT_DISK_REPORT_INIT \

@@ -44,10 +44,10 @@ struct Memory {
                               // where the driver does not tell)
   bool managed = false;       // instead: all of it in managed (shared) memory, which the driver migrates; never more
                               // than device_bytes, or than the device has free
-  // How state that does not fit reaches the device: "copy" (through slots in its memory), "zero_copy" (kernels reach
-  // into pinned host memory), "hybrid" (copied in, written by kernels), or "": the fastest of those the device can do,
-  // which is measured once for each kind of machine and remembered (docs/devices.md).
-  std::string path = "";
+  // How state that does not fit reaches the device: "copy" (into buffers in its memory and back), "zero_copy" (kernels
+  // reach into pinned host memory), "hybrid" (copied in, written by kernels), or "": the fastest of those the device
+  // can do, which is measured once for each kind of machine and remembered (docs/devices.md).
+  std::string transfer = "";
   // Instead of device_bytes: all state begins in host memory; once steps have shown what else the device has to hold,
   // as much as fits is moved there, and back when memory gets short. See Optimizer::demote and StepOptions::free_bytes.
   bool automatic = false;
@@ -226,7 +226,7 @@ struct MemoryReport {
   int64_t kept_bytes = 0;                     // in RAM above the budget because they could not be written
   double waited_seconds = 0;                  // that steps stood still for the disk
   int64_t promotions = 0, demotions = 0;      // times that automatic residency has moved state to the device, and away
-  std::string path;                           // how streaming state reaches the device (Memory::path); "" if none does
+  std::string transfer;  // how streaming state reaches the device (Memory::transfer); "" if none does
 };
 
 class LT_API Optimizer {

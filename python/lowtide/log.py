@@ -16,15 +16,15 @@ class Residency:
     """Tells, at INFO, how state reaches its device, and when it has moved there or away."""
 
     def __init__(self) -> None:
-        self._path = ""
+        self._transfer = ""
         self._moves = (0, 0)
 
     def look(self, report: CoreReport) -> None:
-        if report["path"] != self._path:
-            self._path = report["path"]
-            if self._path:
+        if report["transfer"] != self._transfer:
+            self._transfer = report["transfer"]
+            if self._transfer:
                 logger.info(
-                    "state streams to the device by %s: %d bytes a step", self._path, report["moved_per_step"]
+                    "state streams to the device by %s: %d bytes a step", self._transfer, report["moved_per_step"]
                 )
         moves = (report["promotions"], report["demotions"])
         if moves != self._moves:

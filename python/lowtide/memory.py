@@ -19,7 +19,7 @@ class Budget(NamedTuple):
     chunk_bytes: int
     device_bytes: int = -1  # of a device; RAM is ram_bytes
     managed: bool = False
-    path: str = ""
+    transfer: str = ""
     automatic: bool = False
 
 
@@ -47,7 +47,7 @@ class Memory:
         chunk: the unit of moving; by default chosen from the budget.
         managed: all state in memory that the driver moves between a device and the host as it is used, instead of what
             does not fit in chunks. It must fit into the device's memory. For parameters on a device only.
-        path: how state that does not fit on a device reaches it: "copy" (through buffers there), "zero_copy" (kernels
+        transfer: how state that does not fit on a device reaches it: "copy" (through buffers there), "zero_copy" (kernels
             read and write host memory), "hybrid" (copied in, written by kernels). None: the fastest of those that the
             device can do, which is measured once and remembered. For parameters on a device only.
     """
@@ -58,7 +58,7 @@ class Memory:
     disk_limit: int | str | None = None
     chunk: int | str | None = None
     managed: bool = False
-    path: str | None = None
+    transfer: str | None = None
 
     def budget(self, place: Place = HOST) -> Budget:
         """In bytes, for parameters at `place`. Raises ValueError or TypeError for a size or a combination that means
@@ -67,10 +67,10 @@ class Memory:
             raise TypeError(f"memory: managed: got {self.managed!r} ({type(self.managed).__name__}), wanted a bool")
         if self.managed and place.on_host:
             raise ValueError("memory: got managed for parameters on cpu, wanted it for those on a device only")
-        if self.path is not None and not isinstance(self.path, str):
-            raise TypeError(f"memory: path: got {self.path!r} ({type(self.path).__name__}), wanted a str or None")
-        if self.path is not None and place.on_host:
-            raise ValueError("memory: got path for parameters on cpu, wanted it for those on a device only")
+        if self.transfer is not None and not isinstance(self.transfer, str):
+            raise TypeError(f"memory: transfer: got {self.transfer!r} ({type(self.transfer).__name__}), wanted a str or None")
+        if self.transfer is not None and place.on_host:
+            raise ValueError("memory: got transfer for parameters on cpu, wanted it for those on a device only")
         if self.disk is not None and not place.on_host:
             raise ValueError(
                 f"memory: got disk for parameters on {place.device}, wanted device and host alone: there is no disk "
@@ -98,7 +98,7 @@ class Memory:
         total = sum(ram) if ram else -1
         if total >= 2**63:
             raise ValueError(f"memory: got {total} bytes as device + host, wanted less than 2^63")
-        return Budget(total, disk, limit, chunk, device, self.managed, self.path or "", automatic)
+        return Budget(total, disk, limit, chunk, device, self.managed, self.transfer or "", automatic)
 
 
 def budget_at(memory: Memory | None, place: Place) -> Budget | None:

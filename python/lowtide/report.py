@@ -26,7 +26,7 @@ class CoreReport(TypedDict):
     waited_seconds: float  # that steps stood still for the disk
     promotions: int  # times that state was moved to the device because there was room
     demotions: int  # times that it was moved away
-    path: str  # how state that streams reaches the device (`Memory.path`); "" if none does
+    transfer: str  # how state that streams reaches the device (`Memory.transfer`); "" if none does
 
 
 class Report(CoreReport):

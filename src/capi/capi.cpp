@@ -16,8 +16,8 @@
 struct lt_optimizer {
   lowtide::Optimizer optimizer;
   std::string rule;
-  std::string metadata;      // of the last checkpoint loaded
-  mutable std::string path;  // of the last report
+  std::string metadata;          // of the last checkpoint loaded
+  mutable std::string transfer;  // of the last report
 };
 
 namespace {
@@ -39,8 +39,8 @@ lowtide::Memory memory_from(const lt_memory_options* options) {
              static_cast<long long>(given.managed));
   LT_REQUIRE(given.automatic == 0 || given.automatic == 1, "got automatic=%lld, wanted 0 or 1",
              static_cast<long long>(given.automatic));
-  return {given.ram_bytes,    text(given.disk),   given.disk_bytes, given.chunk_bytes,
-          given.device_bytes, given.managed == 1, text(given.path), given.automatic == 1};
+  return {given.ram_bytes,    text(given.disk),   given.disk_bytes,     given.chunk_bytes,
+          given.device_bytes, given.managed == 1, text(given.transfer), given.automatic == 1};
 }
 
 lowtide::StepOptions step_options_from(const lt_step_options* options) {
@@ -375,11 +375,20 @@ lt_status lt_optimizer_disk_report(const lt_optimizer* optimizer, lt_disk_report
     require(out, "out");
     lowtide::capi::check_struct_size(out->struct_size);
     lowtide::MemoryReport r = optimizer->optimizer.report();
-    optimizer->path = std::move(r.path);
-    const lt_disk_report all = {out->struct_size,       r.disk_bytes,    r.chunks,     r.moved_per_step,
-                                r.read_bytes,           r.written_bytes, r.kept_bytes, r.waited_seconds,
-                                r.device_bytes,         r.managed_bytes, r.promotions, r.demotions,
-                                optimizer->path.c_str()};
+    optimizer->transfer = std::move(r.transfer);
+    const lt_disk_report all = {out->struct_size,
+                                r.disk_bytes,
+                                r.chunks,
+                                r.moved_per_step,
+                                r.read_bytes,
+                                r.written_bytes,
+                                r.kept_bytes,
+                                r.waited_seconds,
+                                r.device_bytes,
+                                r.managed_bytes,
+                                r.promotions,
+                                r.demotions,
+                                optimizer->transfer.c_str()};
     lowtide::capi::copy_out(all, out);
   });
 }

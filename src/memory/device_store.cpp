@@ -12,12 +12,16 @@ constexpr int64_t kLargestDeviceChunk = int64_t{2} << 30;
 }  // namespace
 
 DeviceStore::DeviceStore(Env& env, Device& device, DeviceStoreOptions options)
-    : env_(env), device_(device), options_(std::move(options)), path_(options_.path), lanes_(device, chunks_, slots_) {}
+    : env_(env),
+      device_(device),
+      options_(std::move(options)),
+      transfer_(options_.transfer),
+      queues_(device, chunks_, slots_) {}
 
 DeviceStore::~DeviceStore() {
   if (!queued_) return;
   try {
-    lanes_.finish();
+    queues_.finish();
   } catch (...) {  // a device that is lost uses nothing
   }
 }
@@ -35,7 +39,7 @@ void DeviceStore::add(std::span<const ShapedParam> params) {
   // Everything that can fail comes before the first change. The slots' room first: a step takes it again.
   const size_t before = chunks_.size();
   Index places = index_of(planned.added, before);
-  Pager pager(planned.plan, path_.value_or(Path::kCopy));
+  Pager pager(planned.plan, transfer_.value_or(TransferMode::kCopy));
   slots_.clear();
   forget_staged();
   pager_.forget();
@@ -71,26 +75,27 @@ void DeviceStore::pass(const Work& work, const std::vector<int64_t>& wanted, voi
   forget_staged();
   take_slots(stream);
   const std::vector<bool> chunks = chunks_of(wanted, chunks_.size());
-  const bool in_place = path_ == Path::kZeroCopy;
+  const bool in_place = transfer_ == TransferMode::kZeroCopy;
   queued_ = true;
   if (changes)
     for (const int chunk : pager_.plan().streamed) writing_[static_cast<size_t>(chunk)] = true;
   std::vector<PlacedChunk> placed;
-  lanes_.begin_step(stream, path_ == Path::kHybrid, changes, [&](std::span<const DeviceLanes::Target> targets) {
-    placed.clear();
-    for (const DeviceLanes::Target& target : targets)
-      placed.push_back({chunk_at(static_cast<size_t>(target.chunk)).pieces, target.memory, target.write_offset});
-    work(placed);
-    for (const DeviceLanes::Target& target : targets)
-      if (const auto i = static_cast<size_t>(target.chunk); in_place && !pager_.plan().resident[i])
-        lanes_.count_moved(chunks_[i].chunk.bytes, changes ? chunks_[i].chunk.bytes : 0);
-  });
+  queues_.begin_step(
+      stream, transfer_ == TransferMode::kHybrid, changes, [&](std::span<const DeviceQueues::Target> targets) {
+        placed.clear();
+        for (const DeviceQueues::Target& target : targets)
+          placed.push_back({chunk_at(static_cast<size_t>(target.chunk)).pieces, target.memory, target.write_offset});
+        work(placed);
+        for (const DeviceQueues::Target& target : targets)
+          if (const auto i = static_cast<size_t>(target.chunk); in_place && !pager_.plan().resident[i])
+            queues_.count_moved(chunks_[i].chunk.bytes, changes ? chunks_[i].chunk.bytes : 0);
+      });
   try {
     if (options_.managed)
       step_managed(chunks);
     else
-      pager_.step(lanes_, chunks);
-    lanes_.end_step();
+      pager_.step(queues_, chunks);
+    queues_.end_step();
   } catch (...) {
     abandon_step();
     throw;
@@ -107,10 +112,10 @@ void DeviceStore::step(const Work& work, int, const std::vector<int64_t>& wanted
   pass(work, wanted, stream, true);
   try {
     give_slots_back();
-    last_step_ = lanes_.record_all();
+    last_step_ = queues_.record_all();
     if (options_.automatic) follow_residency();
     queued_ = true;
-    if (slots_.size() >= pager_.slots()) pager_.prefetch(lanes_);
+    if (slots_.size() >= pager_.slots()) pager_.prefetch(queues_);
   } catch (...) {  // the next step queues it again, or says what is wrong
     abandon_step();
   }
@@ -124,15 +129,15 @@ void DeviceStore::step_managed(const std::vector<bool>& wanted) {
   };
   const auto prefetch = [&](size_t chunk) {
     if (chunk < chunks_.size())
-      device_.prefetch(lanes_.transfer_queue(), chunks_[chunk].memory.data(), chunks_[chunk].chunk.bytes);
+      device_.prefetch(queues_.transfer_queue(), chunks_[chunk].memory.data(), chunks_[chunk].chunk.bytes);
   };
   size_t chunk = next(0);
   prefetch(chunk);
   while (chunk < chunks_.size()) {
     const size_t after = next(chunk + 1);
     prefetch(after);
-    lanes_.step(static_cast<int>(chunk), -1);
-    lanes_.step_waiting();
+    queues_.step(static_cast<int>(chunk), -1);
+    queues_.step_waiting();
     chunk = after;
   }
 }
@@ -149,7 +154,7 @@ void DeviceStore::follow(void* queue) {
   write_changed();
   forget_staged();
   queued_ = true;
-  lanes_.follow(queue);
+  queues_.follow(queue);
 }
 
 StoreReport DeviceStore::report() const {
@@ -164,11 +169,11 @@ StoreReport DeviceStore::report() const {
   for (const Returning& slot : returning_) report.device_bytes += slot.memory.bytes();
   report.resident_bytes += offloaded_bytes();
   report.moved_per_step = plan.read_bytes + plan.written_bytes;
-  report.read_bytes = lanes_.read_bytes();
-  report.written_bytes = lanes_.written_bytes();
+  report.read_bytes = queues_.read_bytes();
+  report.written_bytes = queues_.written_bytes();
   report.promotions = promotions_;
   report.demotions = demotions_;
-  if (!plan.streamed.empty() && path_) report.path = path_name(*path_);
+  if (!plan.streamed.empty() && transfer_) report.transfer = transfer_mode_name(*transfer_);
   return report;
 }
 

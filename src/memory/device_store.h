@@ -1,7 +1,7 @@
 // The state of a set of parameters on a device, under a budget of device memory: cut into chunks, of which as many stay
 // on the device as fit and the rest lives in pinned host memory and reaches the device in every step, by one of the
-// ways of path.h. Or, if asked for, all of it in managed memory, which the driver migrates. Where a chunk is never
-// changes a bit of it.
+// ways of transfer_mode.h. Or, if asked for, all of it in managed memory, which the driver migrates. Where a chunk is
+// never changes a bit of it.
 //
 // A step is queued, not waited for: it is ordered on the caller's queue, and after all of the step before it. Used by
 // one thread at a time. An error of the device passes through; memory that is short is found before a step begins.
@@ -17,9 +17,9 @@
 
 #include "backend/device.h"
 #include "core/buffer.h"
-#include "memory/device_lanes.h"
+#include "memory/device_queues.h"
 #include "memory/pager.h"
-#include "memory/path.h"
+#include "memory/transfer_mode.h"
 #include "memory/residency.h"
 #include "memory/store.h"
 #include "memory/store_plan.h"
@@ -33,9 +33,9 @@ struct DeviceStoreOptions {
   int64_t chunk_bytes = 0;    // 0: chosen from the budget
   bool managed = false;
   bool automatic = false;  // instead of device_bytes: see Residency
-  // How chunks that do not fit are stepped; nothing: as choose_path says when it first matters.
-  std::optional<Path> path = Path::kCopy;
-  std::function<Path()> choose_path = {};
+  // How chunks that do not fit are stepped; nothing: as choose_transfer_mode says when it first matters.
+  std::optional<TransferMode> transfer = TransferMode::kCopy;
+  std::function<TransferMode()> choose_transfer_mode = {};
   // Device memory comes from an allocator that hands out what the caller's queue may still use.
   bool shared_allocator = false;
 };
@@ -84,14 +84,14 @@ class DeviceStore final : public Store {
 
   // -- Recorded steps
   // Whether all state is in device memory and stays there.
-  bool stays() const { return !options_.managed && parked_.empty() && pager_.plan().streamed.empty(); }
+  bool stays() const { return !options_.managed && offloaded_.empty() && pager_.plan().streamed.empty(); }
   // The pieces of all chunks where they are, without a step. Only while stays().
   void visit_in_place(const Work& work) const;
   // Steps that do not come through step() will be queued here.
   void follow(void* queue);
 
   bool managed() const { return options_.managed; }
-  std::optional<Path> path() const { return path_; }
+  std::optional<TransferMode> transfer() const { return transfer_; }
   StoreReport report() const override;
 
  private:
@@ -139,16 +139,16 @@ class DeviceStore final : public Store {
   Env& env_;
   Device& device_;
   DeviceStoreOptions options_;
-  std::optional<Path> path_;
+  std::optional<TransferMode> transfer_;
   std::optional<int64_t> budget_;  // in place of options_.device_bytes
   std::vector<DeviceRecord> chunks_;
   std::vector<DeviceBytes> slots_;  // the plan's, and behind them those that prefetch() has borrowed
-  DeviceLanes lanes_;
+  DeviceQueues queues_;
   Pager pager_{Plan{}};
   std::deque<Returning> returning_;
-  std::vector<void*> borrowed_for_;  // with a shared allocator: the queues that slots were borrowed for
-  std::vector<DeviceBytes> parked_;  // by chunk: where offload() has put what was on the device
-  Buffer stage_;                     // of the host, for a chunk in device memory
+  std::vector<void*> borrowed_for_;     // with a shared allocator: the queues that slots were borrowed for
+  std::vector<DeviceBytes> offloaded_;  // by chunk: where offload() has put what was on the device
+  Buffer stage_;                        // of the host, for a chunk in device memory
   int64_t in_stage_ = -1;
   bool stage_changed_ = false;
   bool queued_ = false;                   // since the host last waited

@@ -8,7 +8,7 @@
 namespace lowtide {
 
 void DeviceStore::synchronize() {
-  lanes_.finish();
+  queues_.finish();
   std::fill(writing_.begin(), writing_.end(), false);
   returning_.clear();
 }
@@ -17,8 +17,8 @@ void DeviceStore::synchronize() {
 void DeviceStore::abandon_step() noexcept {
   unfinished_ = true;
   try {
-    lanes_.end_step();
-    lanes_.write_stepped();  // the caller counts it as done
+    queues_.end_step();
+    queues_.write_stepped();  // the caller counts it as done
   } catch (...) {
   }
   try {
@@ -30,7 +30,7 @@ void DeviceStore::abandon_step() noexcept {
 void DeviceStore::catch_up() {
   write_changed();
   if (!queued_) return;
-  lanes_.finish();  // if it throws, all is as it was: it has to be waited for again
+  queues_.finish();  // if it throws, all is as it was: it has to be waited for again
   queued_ = unfinished_ = false;
   pager_.forget();  // what was read ahead is out of date when the host has changed it
   std::fill(writing_.begin(), writing_.end(), false);
@@ -48,13 +48,13 @@ void DeviceStore::note_what_happened() {
 
 void DeviceStore::copy_now(void* to, const void* from, int64_t bytes) {
   try {
-    if (options_.shared_allocator) device_.wait(lanes_.transfer_queue(), device_.record(queue_));
-    device_.copy(lanes_.transfer_queue(), to, from, bytes);
-    device_.host_wait(device_.record(lanes_.transfer_queue()));
+    if (options_.shared_allocator) device_.wait(queues_.transfer_queue(), device_.record(queue_));
+    device_.copy(queues_.transfer_queue(), to, from, bytes);
+    device_.host_wait(device_.record(queues_.transfer_queue()));
   } catch (...) {
     try {
-      lanes_.finish();  // the caller frees the memory
-    } catch (...) {     // a device that is lost uses nothing
+      queues_.finish();  // the caller frees the memory
+    } catch (...) {      // a device that is lost uses nothing
     }
     throw;
   }
@@ -78,7 +78,7 @@ std::byte* DeviceStore::bring(size_t chunk) {
 
 // The host's memory outlives the device.
 std::byte* DeviceStore::bring_from_lost(size_t chunk) {
-  if (!parked_.empty() && parked_[chunk].data()) return parked_[chunk].data();
+  if (!offloaded_.empty() && offloaded_[chunk].data()) return offloaded_[chunk].data();
   const auto param = static_cast<long long>(chunks_[chunk].chunk.pieces.front().param);
   if (options_.managed || pager_.plan().resident[chunk])
     fail(ErrorKind::kDeviceLost, "the device is lost, and with it the state of parameter %lld, which was in its memory",

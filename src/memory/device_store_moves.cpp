@@ -27,7 +27,7 @@ int64_t DeviceStore::device_budget() const {
 
 StoreOptions DeviceStore::limits() const {
   StoreOptions out{options_.managed ? -1 : device_budget(), "", options_.host_bytes, options_.chunk_bytes, true};
-  out.in_place = path_ == Path::kZeroCopy;
+  out.in_place = transfer_ == TransferMode::kZeroCopy;
   out.at_least_slots = !options_.managed && (options_.automatic || budget_);
   out.ram_limit = options_.device_bytes;
   return out;
@@ -35,14 +35,14 @@ StoreOptions DeviceStore::limits() const {
 
 StorePlan DeviceStore::plan(std::span<const ShapedParam> params) {
   StorePlan planned = plan_store(limits(), sizes(), params);
-  if (path_ || planned.plan.streamed.empty()) return planned;
-  if (device_.steps_pinned() && options_.choose_path) {
+  if (transfer_ || planned.plan.streamed.empty()) return planned;
+  if (device_.steps_pinned() && options_.choose_transfer_mode) {
     device_.host_wait(device_.record(queue_));  // what runs there now is not to be measured, too
-    path_ = options_.choose_path();
+    transfer_ = options_.choose_transfer_mode();
   } else {
-    path_ = Path::kCopy;
+    transfer_ = TransferMode::kCopy;
   }
-  return path_ == Path::kZeroCopy ? plan_store(limits(), sizes(), params) : planned;
+  return transfer_ == TransferMode::kZeroCopy ? plan_store(limits(), sizes(), params) : planned;
 }
 
 MemoryKind DeviceStore::kind_of(bool resident) const {
@@ -84,9 +84,9 @@ void DeviceStore::check_managed(int64_t bytes) {
 void DeviceStore::move_to(const Plan& plan) {
   catch_up();
   const std::vector<int64_t> bytes = sizes();
-  const int slots = path_ == Path::kZeroCopy ? 0 : plan.slots > 0 ? plan.slots : kOverlappingSlots;
+  const int slots = transfer_ == TransferMode::kZeroCopy ? 0 : plan.slots > 0 ? plan.slots : kOverlappingSlots;
   const auto pager_for = [&](std::vector<bool> resident) {
-    return Pager(plan_keeping(std::move(resident), bytes, slots), path_.value_or(Path::kCopy));
+    return Pager(plan_keeping(std::move(resident), bytes, slots), transfer_.value_or(TransferMode::kCopy));
   };
   std::vector<bool> resident = pager_.plan().resident;
   const auto copied = [&](size_t i, bool to_device) {
@@ -143,7 +143,7 @@ void DeviceStore::set_device_budget(int64_t bytes) {
 }
 
 int64_t DeviceStore::demote(int64_t bytes) {
-  if (bytes <= 0 || options_.managed || chunks_.empty() || !parked_.empty()) return 0;
+  if (bytes <= 0 || options_.managed || chunks_.empty() || !offloaded_.empty()) return 0;
   const int64_t before = report().device_bytes;
   residency_.disturbed();
   catch_up();
@@ -176,17 +176,17 @@ void DeviceStore::check_offload() const {
 }
 
 void DeviceStore::offload() {
-  if (!parked_.empty() || options_.managed || chunks_.empty()) return;
+  if (!offloaded_.empty() || options_.managed || chunks_.empty()) return;
   check_offload();
   catch_up();
   const Plan& plan = pager_.plan();
-  std::vector<DeviceBytes> parked(chunks_.size());
+  std::vector<DeviceBytes> offloaded(chunks_.size());
   for (size_t i = 0; i < chunks_.size(); ++i) {
     if (!plan.resident[i]) continue;
-    parked[i] = allocate(false, chunks_[i].chunk.bytes);
-    copy_now(parked[i].data(), chunks_[i].memory.data(), chunks_[i].chunk.bytes);
+    offloaded[i] = allocate(false, chunks_[i].chunk.bytes);
+    copy_now(offloaded[i].data(), chunks_[i].memory.data(), chunks_[i].chunk.bytes);
   }
-  parked_ = std::move(parked);
+  offloaded_ = std::move(offloaded);
   for (size_t i = 0; i < chunks_.size(); ++i)
     if (plan.resident[i]) chunks_[i].memory = DeviceBytes();
   slots_.clear();
@@ -195,21 +195,21 @@ void DeviceStore::offload() {
 }
 
 void DeviceStore::onload() {
-  if (parked_.empty() || device_.is_lost()) return;
+  if (offloaded_.empty() || device_.is_lost()) return;
   std::vector<DeviceBytes> back(chunks_.size());
   for (size_t i = 0; i < chunks_.size(); ++i) {
-    if (!parked_[i].data()) continue;
+    if (!offloaded_[i].data()) continue;
     back[i] = allocate(true, chunks_[i].chunk.bytes);
-    copy_now(back[i].data(), parked_[i].data(), chunks_[i].chunk.bytes);
+    copy_now(back[i].data(), offloaded_[i].data(), chunks_[i].chunk.bytes);
   }
   for (size_t i = 0; i < chunks_.size(); ++i)
     if (back[i].data()) chunks_[i].memory = std::move(back[i]);
-  parked_.clear();
+  offloaded_.clear();
 }
 
 int64_t DeviceStore::offloaded_bytes() const {
   int64_t bytes = 0;
-  for (const DeviceBytes& memory : parked_) bytes += memory.bytes();
+  for (const DeviceBytes& memory : offloaded_) bytes += memory.bytes();
   return bytes;
 }
 

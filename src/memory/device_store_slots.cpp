@@ -27,8 +27,8 @@ void DeviceStore::take_slots(void* stream) {
       slots_.resize(i);
     }
   }
-  if (taken && options_.shared_allocator) device_.wait(lanes_.transfer_queue(), device_.record(stream));
-  pager_.set_slots(lanes_, slots_.size());
+  if (taken && options_.shared_allocator) device_.wait(queues_.transfer_queue(), device_.record(stream));
+  pager_.set_slots(queues_, slots_.size());
 }
 
 // Whether it could be done.
@@ -46,11 +46,11 @@ bool DeviceStore::demote_for_slots(int64_t bytes) {
 }
 
 int64_t DeviceStore::prefetch(int64_t bytes, void* stream) {
-  if (chunks_.empty() || !parked_.empty() || unfinished_ || pager_.plan().slots == 0) return 0;
+  if (chunks_.empty() || !offloaded_.empty() || unfinished_ || pager_.plan().slots == 0) return 0;
   free_returned();
   const int64_t each = pager_.plan().slot_bytes;
   const bool own = slots_.size() >= static_cast<size_t>(pager_.plan().slots);  // before the first step it has none
-  if (own) pager_.set_slots(lanes_, slots_.size());
+  if (own) pager_.set_slots(queues_, slots_.size());
   const size_t most =
       std::min(static_cast<size_t>(std::max<int64_t>(bytes, 0) / each), own ? pager_.slots_wanted() : 0);
   const size_t before = slots_.size();
@@ -69,10 +69,10 @@ int64_t DeviceStore::prefetch(int64_t bytes, void* stream) {
     if (options_.shared_allocator) {
       if (std::find(borrowed_for_.begin(), borrowed_for_.end(), stream) == borrowed_for_.end())
         borrowed_for_.push_back(stream);
-      device_.wait(lanes_.transfer_queue(), device_.record(stream));
+      device_.wait(queues_.transfer_queue(), device_.record(stream));
     }
-    pager_.set_slots(lanes_, slots_.size());
-    pager_.prefetch(lanes_);
+    pager_.set_slots(queues_, slots_.size());
+    pager_.prefetch(queues_);
   } catch (...) {
     abandon_step();  // the next step gives the slots back
     throw;
@@ -93,8 +93,8 @@ void DeviceStore::give_slots_back() {
   free_returned();
   const auto own = static_cast<size_t>(pager_.plan().slots);
   if (slots_.size() <= own) return;
-  pager_.set_slots(lanes_, own);
-  const std::vector<Device::Event> used = lanes_.record_slots();
+  pager_.set_slots(queues_, own);
+  const std::vector<Device::Event> used = queues_.record_slots();
   if (options_.shared_allocator) {  // at once: what is queued next, a forward pass, may need the memory
     for (void* const queue : std::exchange(borrowed_for_, {}))
       for (const Device::Event& event : used) device_.wait(queue, event);

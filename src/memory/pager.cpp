@@ -7,8 +7,8 @@
 
 namespace lowtide {
 
-Pager::Pager(Plan plan, Path path) : plan_(std::move(plan)), path_(path) {
-  const bool has_slots = path != Path::kZeroCopy;
+Pager::Pager(Plan plan, TransferMode transfer) : plan_(std::move(plan)), transfer_(transfer) {
+  const bool has_slots = transfer != TransferMode::kZeroCopy;
   LT_REQUIRE(plan_.slots >= (plan_.streamed.empty() || !has_slots ? 0 : 1),
              "got a plan of %d slots for %zu streamed chunks", plan_.slots, plan_.streamed.size());
   size_t streamed = 0;
@@ -18,16 +18,16 @@ Pager::Pager(Plan plan, Path path) : plan_(std::move(plan)), path_(path) {
                "got a plan in which chunk %zu is %s; streamed chunks must be the ones that are not resident, in order",
                chunk, next ? "resident and streamed" : "neither resident nor the next to be streamed");
     streamed += next;
-    (next && has_slots ? through_slots_ : in_place_).push_back(static_cast<int>(chunk));
+    (next && has_slots ? streamed_ : in_place_).push_back(static_cast<int>(chunk));
   }
   LT_REQUIRE(streamed == plan_.streamed.size(),
              "got a plan of %zu chunks that streams chunk %d, which it does not have", plan_.resident.size(),
              plan_.streamed[streamed]);
-  streaming_ = through_slots_;
+  streaming_ = streamed_;
   forget();
 }
 
-void Pager::step(Lanes& lanes, const std::vector<bool>& wanted) {
+void Pager::step(Queues& queues, const std::vector<bool>& wanted) {
   LT_REQUIRE(wanted.empty() || wanted.size() == plan_.resident.size(), "got wishes for %zu chunks of %zu",
              wanted.size(), plan_.resident.size());
   const auto pick = [&](const std::vector<int>& from, std::vector<int>& to) {
@@ -36,11 +36,11 @@ void Pager::step(Lanes& lanes, const std::vector<bool>& wanted) {
       if (wanted.empty() || wanted[static_cast<size_t>(chunk)]) to.push_back(chunk);
   };
   const std::vector<int> last = streaming_;
-  pick(through_slots_, streaming_);
+  pick(streamed_, streaming_);
   pick(in_place_, staying_);
   try {
-    if (streaming_ != last) start_over(lanes);
-    queue(lanes);
+    if (streaming_ != last) start_over(queues);
+    queue_step(queues);
   } catch (...) {
     // The events no longer stand for the last use of their slots, and some may not live to the end of the next step.
     forget();
@@ -48,76 +48,76 @@ void Pager::step(Lanes& lanes, const std::vector<bool>& wanted) {
   }
 }
 
-void Pager::prefetch(Lanes& lanes) {
+void Pager::prefetch(Queues& queues) {
   while (prefetched_ < std::min(streaming_.size(), free_.size())) {
-    load(lanes, prefetched_);
+    load(queues, prefetched_);
     ++prefetched_;
   }
 }
 
 // A chunk that went through slot k is read into slot k again, after its write. Where chunks change slots only the last
 // write of all stands for that, and what was read ahead is in the wrong ones.
-void Pager::start_over(Lanes& lanes) {
-  lanes.wait(Lane::kIn, written_);
-  for (const Lanes::Event event : loaded_) lanes.wait(Lane::kIn, event);
+void Pager::start_over(Queues& queues) {
+  queues.wait(Queue::kIn, written_);
+  for (const Queues::Event event : loaded_) queues.wait(Queue::kIn, event);
   const size_t slots = free_.size();
   forget();
-  free_.assign(slots, Lanes::kNone);
+  free_.assign(slots, Queues::kNone);
   loaded_ = free_;
 }
 
-void Pager::set_slots(Lanes& lanes, size_t slots) {
+void Pager::set_slots(Queues& queues, size_t slots) {
   if (slots == free_.size()) return;
   if (slots < free_.size()) {
-    start_over(lanes);
+    start_over(queues);
   } else {  // what has been read ahead is in the first slots of either ring
-    lanes.wait(Lane::kIn, written_);
-    written_ = Lanes::kNone;
-    free_.assign(free_.size(), Lanes::kNone);
+    queues.wait(Queue::kIn, written_);
+    written_ = Queues::kNone;
+    free_.assign(free_.size(), Queues::kNone);
   }
-  free_.resize(slots, Lanes::kNone);
-  loaded_.resize(slots, Lanes::kNone);
+  free_.resize(slots, Queues::kNone);
+  loaded_.resize(slots, Queues::kNone);
 }
 
 void Pager::forget() {
-  free_.assign(static_cast<size_t>(plan_.slots), Lanes::kNone);
+  free_.assign(static_cast<size_t>(plan_.slots), Queues::kNone);
   loaded_ = free_;
-  written_ = Lanes::kNone;
+  written_ = Queues::kNone;
   prefetched_ = 0;
 }
 
 // The k-th streamed chunk goes through slot k mod slots.
-void Pager::load(Lanes& lanes, size_t k) {
+void Pager::load(Queues& queues, size_t k) {
   const size_t slot = k % free_.size();
-  lanes.wait(Lane::kIn, free_[slot]);
-  lanes.read(streaming_[k], static_cast<int>(slot));
-  loaded_[slot] = lanes.record(Lane::kIn);
+  queues.wait(Queue::kIn, free_[slot]);
+  queues.read(streaming_[k], static_cast<int>(slot));
+  loaded_[slot] = queues.record(Queue::kIn);
 }
 
-void Pager::queue(Lanes& lanes) {
+void Pager::queue_step(Queues& queues) {
   const size_t n = streaming_.size(), slots = free_.size(), residents = staying_.size();
   // A share of the resident chunks before each streamed one and the last after all. Stepping them all first would leave
   // the transfers idle once the slots are full: resident time would add to theirs instead of running beneath it.
   size_t done = 0;
   const auto step_residents = [&](size_t share) {
-    for (; done * (n + 1) < share * residents; ++done) lanes.step(staying_[done], -1);
+    for (; done * (n + 1) < share * residents; ++done) queues.step(staying_[done], -1);
   };
   // A slot is loaded again `lag` chunks after its own, so that its write has had a step's time: where one thread drives
-  // the lanes, waiting for it holds nothing up. Two slots cannot afford that: the read would come too late.
+  // the queues, waiting for it holds nothing up. Two slots cannot afford that: the read would come too late.
   const size_t lag = slots > 2 ? 2 : 1;
-  for (size_t k = prefetched_; k < n && k < slots; ++k) load(lanes, k);
+  for (size_t k = prefetched_; k < n && k < slots; ++k) load(queues, k);
   prefetched_ = 0;
   for (size_t k = 0; k < n; ++k) {
     const size_t slot = k % slots;
     step_residents(k + 1);
-    if (k >= lag && k - lag + slots < n) load(lanes, k - lag + slots);
-    lanes.wait(Lane::kStep, std::exchange(loaded_[slot], Lanes::kNone));
-    lanes.step(streaming_[k], static_cast<int>(slot));
-    if (path_ == Path::kCopy) {
-      lanes.wait(Lane::kOut, lanes.record(Lane::kStep));
-      lanes.write(streaming_[k], static_cast<int>(slot));
+    if (k >= lag && k - lag + slots < n) load(queues, k - lag + slots);
+    queues.wait(Queue::kStep, std::exchange(loaded_[slot], Queues::kNone));
+    queues.step(streaming_[k], static_cast<int>(slot));
+    if (transfer_ == TransferMode::kCopy) {
+      queues.wait(Queue::kOut, queues.record(Queue::kStep));
+      queues.write(streaming_[k], static_cast<int>(slot));
     }
-    written_ = free_[slot] = lanes.record(path_ == Path::kCopy ? Lane::kOut : Lane::kStep);
+    written_ = free_[slot] = queues.record(transfer_ == TransferMode::kCopy ? Queue::kOut : Queue::kStep);
   }
   step_residents(n + 1);
 }

@@ -1,7 +1,7 @@
-// Streams chunks through a ring of slots: read k+1 | step k | write k-1, on three lanes that run side by side. On the
+// Streams chunks through a ring of slots: read k+1 | step k | write k-1, on three queues that run side by side. On the
 // hybrid path a step writes to the chunk's record by itself; on the zero-copy path it reads there, too, and there are
-// no slots. Knows nothing of devices or disks; what a lane is, is the business of Lanes. Every order that matters is an
-// explicit wait.
+// no slots. Knows nothing of devices or disks; what a queue is, is the business of Queues. Every order that matters is
+// an explicit wait.
 #pragma once
 
 #include <algorithm>
@@ -9,77 +9,77 @@
 #include <cstdint>
 #include <vector>
 
-#include "memory/path.h"
+#include "memory/transfer_mode.h"
 #include "memory/plan.h"
 
 namespace lowtide {
 
-enum class Lane : int { kIn, kStep, kOut };
+enum class Queue : int { kIn, kStep, kOut };
 
-// Work is queued in order on each lane and may run late. An implementation may also do it at once, and may throw from
+// Work is queued in order on each queue and may run late. An implementation may also do it at once, and may throw from
 // any call; the pager then stops queueing.
-class Lanes {
+class Queues {
  public:
   using Event = int64_t;
   static constexpr Event kNone = -1;  // has happened
 
-  virtual ~Lanes() = default;
+  virtual ~Queues() = default;
   virtual void read(int chunk, int slot) = 0;  // on kIn: the chunk's record into the slot
   // On kStep: in the slot's memory (hybrid: from there to the chunk's record); slot -1: where the chunk is.
   virtual void step(int chunk, int slot) = 0;
   virtual void write(int chunk, int slot) = 0;  // on kOut: the slot back to the chunk's record
-  // All that is queued on the lane so far. Events stay valid until the end of the next step.
-  virtual Event record(Lane lane) = 0;
-  // What is queued on the lane from here on runs after the event.
-  virtual void wait(Lane lane, Event event) = 0;
+  // All that is queued on the queue so far. Events stay valid until the end of the next step.
+  virtual Event record(Queue queue) = 0;
+  // What is queued on the queue from here on runs after the event.
+  virtual void wait(Queue queue, Event event) = 0;
 };
 
 class Pager {
  public:
   // Throws kInvalidArgument if the plan has no slot for what it streams through slots, or a chunk both or neither ways.
-  explicit Pager(Plan plan, Path path = Path::kCopy);
+  explicit Pager(Plan plan, TransferMode transfer = TransferMode::kCopy);
   const Plan& plan() const { return plan_; }
 
   // Queues the work of one step: every chunk that is wanted (empty: all of them) once, in order within each set;
   // resident chunks spread evenly among the streamed ones, so that transfers go on beneath them. Slots are free again
   // when their write has happened, which the next step waits for.
   //
-  // What a lane throws passes through. The work queued until then stands: the chunks whose write, or resident step, was
-  // queued get the new state once the lanes have run, the others keep the old one, whole. Slots may be in use by work
-  // that no event stands for, so the lanes must have finished (or dropped) all of it before the next step, of this
-  // pager or of another on the same slots.
-  void step(Lanes& lanes, const std::vector<bool>& wanted = {});
+  // What a queue throws passes through. The work queued until then stands: the chunks whose write, or resident step,
+  // was queued get the new state once the queues have run, the others keep the old one, whole. Slots may be in use by
+  // work that no event stands for, so the queues must have finished (or dropped) all of it before the next step, of
+  // this pager or of another on the same slots.
+  void step(Queues& queues, const std::vector<bool>& wanted = {});
 
   // Queues the reads that the next step begins with, so that they run while the caller does something else. Taken to be
   // those of the last step (before the first: of all chunks); if the next one wants other chunks, it reads again.
-  void prefetch(Lanes& lanes);
+  void prefetch(Queues& queues);
   // Makes the ring larger or smaller than the plan's, until it is made another or forget() is called. A larger one
   // keeps what has been read ahead, and prefetch() fills it up; a smaller one reads that again. Slots that it no longer
   // has may still be read into and written from.
-  void set_slots(Lanes& lanes, size_t slots);
+  void set_slots(Queues& queues, size_t slots);
   size_t slots() const { return free_.size(); }
   // Of how many more slots prefetch() could make use.
   size_t slots_wanted() const { return streaming_.size() - std::min(streaming_.size(), free_.size()); }
-  // Forgets what has been read ahead, and a ring of another size, for another use of the slots. The lanes must have
+  // Forgets what has been read ahead, and a ring of another size, for another use of the slots. The queues must have
   // finished.
   void forget();
   bool has_prefetched() const { return prefetched_ > 0; }
 
  private:
-  void start_over(Lanes& lanes);
-  void queue(Lanes& lanes);
-  void load(Lanes& lanes, size_t k);
+  void start_over(Queues& queues);
+  void queue_step(Queues& queues);
+  void load(Queues& queues, size_t k);
 
   Plan plan_;
-  Path path_;
-  std::vector<int> in_place_;            // the chunks that are stepped where they are, in the order of the step
-  std::vector<int> through_slots_;       // the others
-  std::vector<int> streaming_;           // of through_slots_: those that the step wants
-  std::vector<int> staying_;             // of in_place_
-  std::vector<Lanes::Event> free_;       // of each slot: its last write (hybrid: step)
-  std::vector<Lanes::Event> loaded_;     // of each slot: a read that no step has waited for
-  Lanes::Event written_ = Lanes::kNone;  // the last of free_
-  size_t prefetched_ = 0;                // of streaming_: those that are in their slots already
+  TransferMode transfer_;
+  std::vector<int> in_place_;              // the chunks that are stepped where they are, in the order of the step
+  std::vector<int> streamed_;              // the others
+  std::vector<int> streaming_;             // of streamed_: those that the step wants
+  std::vector<int> staying_;               // of in_place_
+  std::vector<Queues::Event> free_;        // of each slot: its last write (hybrid: step)
+  std::vector<Queues::Event> loaded_;      // of each slot: a read that no step has waited for
+  Queues::Event written_ = Queues::kNone;  // the last of free_
+  size_t prefetched_ = 0;                  // of streaming_: those that are in their slots already
 };
 
 }  // namespace lowtide

@@ -1,4 +1,4 @@
-// The pager on a device that runs everything late: values, order, traffic, time, and what is left when a lane fails.
+// The pager on a device that runs everything late: values, order, traffic, time, and what is left when a queue fails.
 #include "memory/pager.h"
 
 #include <gtest/gtest.h>
@@ -11,15 +11,15 @@
 #include <string>
 #include <vector>
 
-#include "memory/fake_lanes.h"
+#include "memory/fake_queues.h"
 #include "lowtide/error.h"
 #include "support/random.h"
 
 namespace lowtide {
 namespace {
 
-using fake::FakeLanes;
 using fake::FakeLanesOptions;
+using fake::FakeQueues;
 using Bytes = std::vector<uint8_t>;
 
 struct Case {
@@ -57,51 +57,51 @@ Case random_case(testing::Rng& rng, int chunks, int slots, double resident) {
 
 std::vector<Bytes> initial_state(const Case& c) {
   std::vector<Bytes> state;
-  for (int i = 0; i < c.chunks(); ++i) state.push_back(FakeLanes::initial(i, c.chunk_bytes[static_cast<size_t>(i)]));
+  for (int i = 0; i < c.chunks(); ++i) state.push_back(FakeQueues::initial(i, c.chunk_bytes[static_cast<size_t>(i)]));
   return state;
 }
 
 void plain_step(std::vector<Bytes>& state, int64_t number, const std::vector<bool>& wanted = {}) {
   for (size_t i = 0; i < state.size(); ++i)
     if (wanted.empty() || wanted[i])
-      FakeLanes::mix(state[i].data(), static_cast<int64_t>(state[i].size()), static_cast<int>(i), number);
+      FakeQueues::mix(state[i].data(), static_cast<int64_t>(state[i].size()), static_cast<int>(i), number);
 }
 
-std::vector<Bytes> contents(FakeLanes& lanes, const Case& c) {
+std::vector<Bytes> contents(FakeQueues& queues, const Case& c) {
   std::vector<Bytes> state;
-  for (int i = 0; i < c.chunks(); ++i) state.push_back(lanes.contents(i));
+  for (int i = 0; i < c.chunks(); ++i) state.push_back(queues.contents(i));
   return state;
 }
 
-constexpr Path kPaths[] = {Path::kCopy, Path::kHybrid, Path::kZeroCopy};
+constexpr TransferMode kTransferModes[] = {TransferMode::kCopy, TransferMode::kHybrid, TransferMode::kZeroCopy};
 
-// What a plan is on this path.
-Case on_path(Case c, Path path) {
-  if (path == Path::kZeroCopy) c.plan = plan_keeping(c.plan.resident, c.chunk_bytes, 0);
+// What a plan is with this transfer mode.
+Case on_transfer(Case c, TransferMode transfer) {
+  if (transfer == TransferMode::kZeroCopy) c.plan = plan_keeping(c.plan.resident, c.chunk_bytes, 0);
   return c;
 }
 
 // With options.more_slots, every other step reads ahead into them.
-std::unique_ptr<FakeLanes> run(const Case& c, const FakeLanesOptions& options, int steps, bool ahead = false) {
-  auto lanes = std::make_unique<FakeLanes>(c.plan, c.chunk_bytes, options);
-  Pager pager(c.plan, options.path);
+std::unique_ptr<FakeQueues> run(const Case& c, const FakeLanesOptions& options, int steps, bool ahead = false) {
+  auto queues = std::make_unique<FakeQueues>(c.plan, c.chunk_bytes, options);
+  Pager pager(c.plan, options.transfer);
   const size_t own = pager.slots();
   for (int s = 0; s < steps; ++s) {
-    lanes->begin_step(s);
-    pager.step(*lanes);
-    pager.set_slots(*lanes, own);
-    if (ahead) pager.prefetch(*lanes);
+    queues->begin_step(s);
+    pager.step(*queues);
+    pager.set_slots(*queues, own);
+    if (ahead) pager.prefetch(*queues);
     if (own == 0 || options.more_slots == 0 || s % 2) continue;
-    pager.set_slots(*lanes, own + static_cast<size_t>(options.more_slots));
-    pager.prefetch(*lanes);
+    pager.set_slots(*queues, own + static_cast<size_t>(options.more_slots));
+    pager.prefetch(*queues);
   }
-  return lanes;
+  return queues;
 }
 
-size_t races(FakeLanes& lanes) { return lanes.device().race_checker().races().size(); }
+size_t races(FakeQueues& queues) { return queues.device().race_checker().races().size(); }
 
-std::string first_race(FakeLanes& lanes) {
-  return races(lanes) ? to_string(lanes.device().race_checker().races().front()) : "none";
+std::string first_race(FakeQueues& queues) {
+  return races(queues) ? to_string(queues.device().race_checker().races().front()) : "none";
 }
 
 TEST(Pager, StepsEqualAPlainLoopUnderEverySchedule) {
@@ -114,11 +114,12 @@ TEST(Pager, StepsEqualAPlainLoopUnderEverySchedule) {
         FakeLanesOptions options;
         options.seed = rng.next();
         options.blocking = i % 4 == 3;
-        options.path = kPaths[i % 7 % 3];
-        const Case c = on_path(random_case(rng, chunks, slots, 0.15 * static_cast<double>(i % 5)), options.path);
+        options.transfer = kTransferModes[i % 7 % 3];
+        const Case c =
+            on_transfer(random_case(rng, chunks, slots, 0.15 * static_cast<double>(i % 5)), options.transfer);
         options.more_slots = c.plan.slots ? static_cast<int>(rng.below(4)) : 0;
-        FakeLanes lanes(c.plan, c.chunk_bytes, options);
-        Pager pager(c.plan, options.path);
+        FakeQueues queues(c.plan, c.chunk_bytes, options);
+        Pager pager(c.plan, options.transfer);
         std::vector<Bytes> expected = initial_state(c);
         std::vector<bool> wanted;
         for (int64_t s = 0, n = rng.between(1, 5); s < n; ++s, ++steps) {
@@ -126,26 +127,27 @@ TEST(Pager, StepsEqualAPlainLoopUnderEverySchedule) {
             wanted.resize(static_cast<size_t>(chunks));
             for (int chunk = 0; chunk < chunks; ++chunk) wanted[static_cast<size_t>(chunk)] = rng.chance(0.6);
           }
-          lanes.begin_step(s);
-          pager.step(lanes, wanted);
+          queues.begin_step(s);
+          pager.step(queues, wanted);
           plain_step(expected, s, wanted);
-          if (rng.chance(0.25)) lanes.drain();
-          if (rng.chance(0.7)) pager.set_slots(lanes, static_cast<size_t>(c.plan.slots));
-          if (rng.chance(0.5)) pager.prefetch(lanes), ++ahead;
+          if (rng.chance(0.25)) queues.drain();
+          if (rng.chance(0.7)) pager.set_slots(queues, static_cast<size_t>(c.plan.slots));
+          if (rng.chance(0.5)) pager.prefetch(queues), ++ahead;
           if (options.more_slots > 0 && rng.chance(0.4)) {
-            pager.set_slots(lanes, static_cast<size_t>(c.plan.slots + rng.between(1, options.more_slots)));
-            if (rng.chance(0.7)) pager.prefetch(lanes);
+            pager.set_slots(queues, static_cast<size_t>(c.plan.slots + rng.between(1, options.more_slots)));
+            if (rng.chance(0.7)) pager.prefetch(queues);
             ++borrowed;
           }
-          if (rng.chance(0.1)) lanes.drain(), pager.forget();
+          if (rng.chance(0.1)) queues.drain(), pager.forget();
         }
-        lanes.drain();
-        ASSERT_EQ(contents(lanes, c), expected) << chunks << " chunks, " << slots << " slots, seed " << options.seed;
-        ASSERT_EQ(races(lanes), 0u) << first_race(lanes);
-        ASSERT_LE(lanes.near_peak(), c.plan.ram_bytes + options.more_slots * c.plan.slot_bytes);
+        queues.drain();
+        ASSERT_EQ(contents(queues, c), expected) << chunks << " chunks, " << slots << " slots, seed " << options.seed;
+        ASSERT_EQ(races(queues), 0u) << first_race(queues);
+        ASSERT_LE(queues.near_peak(), c.plan.ram_bytes + options.more_slots * c.plan.slot_bytes);
       }
   std::printf(
-      "%d seeded schedules of 3 paths, %lld steps, %lld of them with the next one's first reads ahead, %lld with a "
+      "%d seeded schedules of 3 transfer modes, %lld steps, %lld of them with the next one's first reads ahead, %lld "
+      "with a "
       "larger ring: bytes of a plain loop, 0 races, near memory within its capacity\n",
       cases, static_cast<long long>(steps), static_cast<long long>(ahead), static_cast<long long>(borrowed));
 }
@@ -176,8 +178,8 @@ TEST(Pager, EveryWaitIsNeededOrANoOp) {
     for (int slots = 1; slots <= 4; ++slots)
       for (int variant = 0; variant < 12; ++variant) {
         FakeLanesOptions options;
-        options.path = kPaths[variant / 4];
-        const Case c = on_path(random_case(rng, chunks, slots, variant % 2 ? 0.4 : 0.0), options.path);
+        options.transfer = kTransferModes[variant / 4];
+        const Case c = on_transfer(random_case(rng, chunks, slots, variant % 2 ? 0.4 : 0.0), options.transfer);
         const bool ahead = variant % 4 >= 2;
         if (c.plan.streamed.empty()) continue;
         options.more_slots = c.plan.slots ? (variant + chunks) % 3 : 0;
@@ -201,10 +203,10 @@ TEST(Pager, EveryWaitIsNeededOrANoOp) {
           EXPECT_GT(found, 0u) << "wait " << k << " of " << chunks << " chunks, " << slots << " slots can be dropped";
           for (int schedule = 0; schedule < kSchedules; ++schedule) {
             options.seed = rng.next();
-            const auto lanes = run(c, options, kSteps, ahead);
-            EXPECT_EQ(races(*lanes), found) << "the verdict depends on the schedule";
-            lanes->drain();
-            if (contents(*lanes, c) == expected) continue;
+            const auto queues = run(c, options, kSteps, ahead);
+            EXPECT_EQ(races(*queues), found) << "the verdict depends on the schedule";
+            queues->drain();
+            if (contents(*queues, c) == expected) continue;
             ++by_values;
             first_schedule += schedule == 0;
             break;
@@ -226,19 +228,19 @@ TEST(Pager, TrafficIsTwiceTheStreamedBytes) {
   int64_t steps = 0, moved = 0, streamed = 0;
   for (int i = 0; i < 500; ++i) {
     const Case c = random_case(rng, static_cast<int>(rng.between(1, 12)), static_cast<int>(rng.between(1, 4)), 0.3);
-    FakeLanes lanes(c.plan, c.chunk_bytes, {});
+    FakeQueues queues(c.plan, c.chunk_bytes, {});
     Pager pager(c.plan);
     for (int s = 0; s < 3; ++s, ++steps) {
-      lanes.begin_step(s);
-      pager.step(lanes);
+      queues.begin_step(s);
+      pager.step(queues);
       for (size_t chunk = 0; chunk < c.chunk_bytes.size(); ++chunk) {
         const int transfers = c.plan.resident[chunk] ? 0 : 1;
-        ASSERT_EQ(lanes.counts().reads[chunk], transfers);
-        ASSERT_EQ(lanes.counts().steps[chunk], 1);
-        ASSERT_EQ(lanes.counts().writes[chunk], transfers);
+        ASSERT_EQ(queues.counts().reads[chunk], transfers);
+        ASSERT_EQ(queues.counts().steps[chunk], 1);
+        ASSERT_EQ(queues.counts().writes[chunk], transfers);
       }
-      ASSERT_EQ(lanes.counts().bytes_moved, 2 * c.plan.streamed_bytes);
-      moved += lanes.counts().bytes_moved;
+      ASSERT_EQ(queues.counts().bytes_moved, 2 * c.plan.streamed_bytes);
+      moved += queues.counts().bytes_moved;
       streamed += c.plan.streamed_bytes;
     }
   }
@@ -261,9 +263,9 @@ double step_seconds(int streamed, int resident, int slots, double read, double s
   options.step_rate = kUnit / step;
   options.write_rate = kUnit / write;
   options.blocking = blocking;
-  const auto lanes = run(c, options, 1);
-  lanes->drain();
-  return lanes->device().now();
+  const auto queues = run(c, options, 1);
+  queues->drain();
+  return queues->device().now();
 }
 
 std::array<double, 3> random_seconds(testing::Rng& rng) {  // from 1 to 100, in any proportion
@@ -274,8 +276,8 @@ std::array<double, 3> random_seconds(testing::Rng& rng) {  // from 1 to 100, in 
 // n equal chunks that take r to read, s to step and w to write; M = max(r, s, w). With S >= 3 slots, step k starts when
 // read k has ended and read k when write k - S has. By induction read k ends by r + kM, step k by r + s + kM and write
 // k by r + s + w + kM: for a read that waits for its slot, write k - S ends by r + s + w + (k - S)M <= kM. So a step
-// takes at most (n - 1)M + r + s + w: the slowest lane's time nM, and r + s + w - M to fill and drain the pipeline. No
-// order takes less: the slowest lane cannot start before chunk 0 nor the others end before chunk n - 1 came through.
+// takes at most (n - 1)M + r + s + w: the slowest queue's time nM, and r + s + w - M to fill and drain the pipeline. No
+// order takes less: the slowest queue cannot start before chunk 0 nor the others end before chunk n - 1 came through.
 TEST(Pager, ThreeSlotsTakeTheTimeOfTheSlowestLane) {
   testing::Rng rng = testing::seeded("Pager.ThreeSlotsTakeTheTimeOfTheSlowestLane", 31);
   int points = 0;
@@ -292,22 +294,22 @@ TEST(Pager, ThreeSlotsTakeTheTimeOfTheSlowestLane) {
     }
     const double one = step_seconds(n, 0, 1, r, s, w);
     ASSERT_NEAR(one / (n * (r + s + w)), 1, 1e-12);
-    // Two slots: the three lanes of a chunk take turns in each, so no step is faster than half their sum a chunk.
+    // Two slots: the three queues of a chunk take turns in each, so no step is faster than half their sum a chunk.
     const double two = step_seconds(n, 0, 2, r, s, w);
     two_worst = std::max(two_worst, two / step_seconds(n, 0, 3, r, s, w));
     ASSERT_LE(two, one * (1 + 1e-12));
   }
   std::printf(
-      "%d rates and counts: >= 3 slots: (time - fill and drain) / slowest lane <= %.6f, time off its bound by "
-      "%.1e; 2 slots take up to %.2f times that; 1 slot: the sum of the lanes\n",
+      "%d rates and counts: >= 3 slots: (time - fill and drain) / slowest queue <= %.6f, time off its bound by "
+      "%.1e; 2 slots take up to %.2f times that; 1 slot: the sum of the queues\n",
       points, worst, worst_exact, two_worst);
   for (const int slots : {1, 2, 3, 4})
-    std::printf("  16 chunks, read 3 s, step 2 s, write 4 s each, %d slots: %.0f s (lanes 48, 32, 64 s)\n", slots,
+    std::printf("  16 chunks, read 3 s, step 2 s, write 4 s each, %d slots: %.0f s (queues 48, 32, 64 s)\n", slots,
                 step_seconds(16, 0, slots, 3, 2, 4));
   EXPECT_LE(worst_exact, 1e-12);
 }
 
-// Where one thread drives the lanes, the time depends on when the pager waits, not only on what it waits for.
+// Where one thread drives the queues, the time depends on when the pager waits, not only on what it waits for.
 TEST(Pager, ABlockedCallerLosesNoTimeWithThreeSlots) {
   testing::Rng rng = testing::seeded("Pager.ABlockedCallerLosesNoTimeWithThreeSlots", 32);
   int points = 0;
@@ -323,7 +325,7 @@ TEST(Pager, ABlockedCallerLosesNoTimeWithThreeSlots) {
     }
   }
   std::printf(
-      "%d rates and counts, lanes driven by one thread: (time - fill and drain) / slowest lane <= %.4f, %.4f, "
+      "%d rates and counts, queues driven by one thread: (time - fill and drain) / slowest queue <= %.4f, %.4f, "
       "%.4f, %.4f with 1, 2, 3, 4 slots\n",
       points, worst[1], worst[2], worst[3], worst[4]);
   for (const int slots : {1, 2, 3, 4})
@@ -343,14 +345,14 @@ TEST(Pager, ResidentStepsRunBeneathTheTransfers) {
     const int group = (m + n) / (n + 1);
     const double seconds = step_seconds(n, m, 3, r, s, w), most = (group + 1) * s, period = std::max({r, most, w});
     ASSERT_LE(seconds, ((n - 1) * period + r + most + w + group * s) * (1 + 1e-12));
-    // As many in each gap: the claim is the one on lanes again.
+    // As many in each gap: the claim is the one on queues again.
     const int each = static_cast<int>(rng.between(1, 3)), m_even = each * (n + 1);
-    const double lane = std::max({n * r, (n + m_even) * s, n * w});
+    const double queue = std::max({n * r, (n + m_even) * s, n * w});
     const double excess = step_seconds(n, m_even, 3, r, s, w) - (r + w + (2 * each + 1) * s);
-    even = std::max(even, excess / lane);
+    even = std::max(even, excess / queue);
   }
-  std::printf("%d rates and counts: with residents, (time - fill and drain) / slowest lane <= %.4f\n", points, even);
-  std::printf("  16 streamed and 17 resident chunks, read 3 s, step 2 s, write 4 s each: %.0f s; lanes 48, 66, 64 s\n",
+  std::printf("%d rates and counts: with residents, (time - fill and drain) / slowest queue <= %.4f\n", points, even);
+  std::printf("  16 streamed and 17 resident chunks, read 3 s, step 2 s, write 4 s each: %.0f s; queues 48, 66, 64 s\n",
               step_seconds(16, 17, 3, 3, 2, 4));
   EXPECT_LE(even, 1.05);
 }
@@ -364,42 +366,42 @@ struct Failures {
 void fail_and_go_on(const Case& c, int64_t n, int full_steps, bool new_pager, uint64_t seed, Failures& count) {
   FakeLanesOptions options;
   options.seed = seed;
-  FakeLanes lanes(c.plan, c.chunk_bytes, options);
+  FakeQueues queues(c.plan, c.chunk_bytes, options);
   auto pager = std::make_unique<Pager>(c.plan);
   std::vector<Bytes> state = initial_state(c);
   for (int s = 0; s < full_steps; ++s) {
-    lanes.begin_step(s);
-    pager->step(lanes);
+    queues.begin_step(s);
+    pager->step(queues);
     plain_step(state, s);
   }
   std::vector<Bytes> stepped = state;
   plain_step(stepped, full_steps);
-  lanes.begin_step(full_steps);
-  lanes.device().fail_at(n);
+  queues.begin_step(full_steps);
+  queues.device().fail_at(n);
   try {
-    pager->step(lanes);
+    pager->step(queues);
     ADD_FAILURE() << "operation " << n << " did not fail";
   } catch (const Error& e) {
     EXPECT_EQ(e.kind(), ErrorKind::kIo) << e.what();
   }
   ++count.points;
-  lanes.drain();
-  std::vector<Bytes> found = contents(lanes, c);
+  queues.drain();
+  std::vector<Bytes> found = contents(queues, c);
   for (size_t i = 0; i < found.size(); ++i) {
-    const bool done = c.plan.resident[i] ? lanes.counts().steps[i] : lanes.counts().writes[i];
+    const bool done = c.plan.resident[i] ? queues.counts().steps[i] : queues.counts().writes[i];
     count.before += found[i] == state[i] && !done;
     count.after += found[i] == stepped[i] && done;
     count.mixed += found[i] != (done ? stepped[i] : state[i]);
   }
   if (new_pager) pager = std::make_unique<Pager>(c.plan);
   for (int s = full_steps + 1; s < full_steps + 3; ++s) {
-    lanes.begin_step(s);
-    pager->step(lanes);
+    queues.begin_step(s);
+    pager->step(queues);
     plain_step(found, s);
   }
-  lanes.drain();
-  EXPECT_EQ(contents(lanes, c), found) << "after the failure of operation " << n;
-  EXPECT_EQ(races(lanes), 0u) << first_race(lanes);
+  queues.drain();
+  EXPECT_EQ(contents(queues, c), found) << "after the failure of operation " << n;
+  EXPECT_EQ(races(queues), 0u) << first_race(queues);
 }
 
 int64_t operations_of_step(const Case& c, int step) {
@@ -425,24 +427,24 @@ TEST(Pager, AFailedStepLeavesEveryChunkWhole) {
   EXPECT_GT(count.after, 1000);
 }
 
-// Why Pager::step wants the lanes finished after a failure: nothing else orders the slots' next use. (It is in order by
-// itself where the failure comes between reads that have waited for all writes and the next step.)
+// Why Pager::step wants the queues finished after a failure: nothing else orders the slots' next use. (It is in order
+// by itself where the failure comes between reads that have waited for all writes and the next step.)
 TEST(Pager, GoingOnAfterAFailureWithoutDrainingIsARace) {
   const Case c = make_case(std::vector<int64_t>(6, 32), std::vector<bool>(6, false), 3);
   int points = 0, racy = 0;
   for (int64_t n = 1, all = operations_of_step(c, 1); n <= all; ++n, ++points) {
-    FakeLanes lanes(c.plan, c.chunk_bytes, {});
+    FakeQueues queues(c.plan, c.chunk_bytes, {});
     Pager pager(c.plan);
-    lanes.begin_step(0);
-    pager.step(lanes);
-    lanes.begin_step(1);
-    lanes.device().fail_at(n);
-    EXPECT_THROW(pager.step(lanes), Error);
-    lanes.begin_step(2);
-    Pager(c.plan).step(lanes);
-    racy += races(lanes) > 0;
+    queues.begin_step(0);
+    pager.step(queues);
+    queues.begin_step(1);
+    queues.device().fail_at(n);
+    EXPECT_THROW(pager.step(queues), Error);
+    queues.begin_step(2);
+    Pager(c.plan).step(queues);
+    racy += races(queues) > 0;
   }
-  std::printf("%d points of failure, %d of them a race if the lanes are not drained\n", points, racy);
+  std::printf("%d points of failure, %d of them a race if the queues are not drained\n", points, racy);
   EXPECT_GT(racy, points / 2);
 }
 

@@ -22,8 +22,8 @@ constexpr int64_t kPage = 4096;
 
 int64_t sum(const std::vector<int64_t>& sizes) { return std::accumulate(sizes.begin(), sizes.end(), int64_t{0}); }
 
-// Does all work at once, counts it, and keeps the clock that the lanes and the one disk would have shown.
-class Recorder : public Lanes {
+// Does all work at once, counts it, and keeps the clock that the queues and the one disk would have shown.
+class Recorder : public Queues {
  public:
   Recorder(const PlanInput& input, const Plan& plan)
       : input_(input), plan_(plan), steps(input.chunk_bytes.size(), 0), holds_(static_cast<size_t>(plan.slots), -1) {}
@@ -36,7 +36,7 @@ class Recorder : public Lanes {
     ++in_use_;
     peak_bytes = std::max(peak_bytes, plan_.resident_bytes + in_use_ * plan_.slot_bytes);
     bytes_read += size(chunk);
-    use_disk(Lane::kIn, chunk, input_.read_rate);
+    use_disk(Queue::kIn, chunk, input_.read_rate);
   }
   void step(int chunk, int slot) override {
     EXPECT_EQ(slot == -1, plan_.resident.at(static_cast<size_t>(chunk)));
@@ -45,7 +45,7 @@ class Recorder : public Lanes {
     }
     ++steps.at(static_cast<size_t>(chunk));
     peak_bytes = std::max(peak_bytes, plan_.resident_bytes + in_use_ * plan_.slot_bytes);
-    if (input_.step_rate > 0) at(Lane::kStep) += static_cast<double>(size(chunk)) / input_.step_rate;
+    if (input_.step_rate > 0) at(Queue::kStep) += static_cast<double>(size(chunk)) / input_.step_rate;
   }
   void write(int chunk, int slot) override {
     int& held = holds_.at(static_cast<size_t>(slot));
@@ -53,24 +53,24 @@ class Recorder : public Lanes {
     held = -1;
     --in_use_;
     bytes_written += size(chunk);
-    use_disk(Lane::kOut, chunk, input_.write_rate);
+    use_disk(Queue::kOut, chunk, input_.write_rate);
   }
-  Event record(Lane lane) override {
-    events_.push_back(at(lane));
+  Event record(Queue queue) override {
+    events_.push_back(at(queue));
     return static_cast<Event>(events_.size()) - 1;
   }
-  void wait(Lane lane, Event event) override {
-    if (event != kNone) at(lane) = std::max(at(lane), events_.at(static_cast<size_t>(event)));
+  void wait(Queue queue, Event event) override {
+    if (event != kNone) at(queue) = std::max(at(queue), events_.at(static_cast<size_t>(event)));
   }
 
   double clock() const { return *std::max_element(clocks_, clocks_ + 3); }
 
  private:
   int64_t size(int chunk) const { return input_.chunk_bytes.at(static_cast<size_t>(chunk)); }
-  double& at(Lane lane) { return clocks_[static_cast<int>(lane)]; }
-  void use_disk(Lane lane, int chunk, double rate) {
+  double& at(Queue queue) { return clocks_[static_cast<int>(queue)]; }
+  void use_disk(Queue queue, int chunk, double rate) {
     if (rate <= 0) return;
-    disk_ = at(lane) = std::max(disk_, at(lane)) + static_cast<double>(size(chunk)) / rate;
+    disk_ = at(queue) = std::max(disk_, at(queue)) + static_cast<double>(size(chunk)) / rate;
   }
 
   const PlanInput& input_;
@@ -123,12 +123,12 @@ void expect_sound(const PlanInput& input, const Plan& plan) {
     EXPECT_LE(plan.streamed_bytes, input.disk_budget);
   }
 
-  Recorder lanes(input, plan);
+  Recorder queues(input, plan);
   Pager pager(plan);
-  for (int s = 0; s < kSteps; ++s) pager.step(lanes);
-  EXPECT_EQ(lanes.steps, std::vector<int>(n, kSteps)) << "a chunk not stepped once a step";
-  EXPECT_EQ(lanes.bytes_read + lanes.bytes_written, kSteps * 2 * (total - resident));
-  EXPECT_EQ(lanes.peak_bytes, n == 0 ? 0 : plan.ram_bytes);
+  for (int s = 0; s < kSteps; ++s) pager.step(queues);
+  EXPECT_EQ(queues.steps, std::vector<int>(n, kSteps)) << "a chunk not stepped once a step";
+  EXPECT_EQ(queues.bytes_read + queues.bytes_written, kSteps * 2 * (total - resident));
+  EXPECT_EQ(queues.peak_bytes, n == 0 ? 0 : plan.ram_bytes);
 }
 
 enum class Sizes { kEqual, kEqualButLast, kFew, kAny, kCount };
@@ -453,7 +453,7 @@ TEST(Plan, WithoutARingTheBudgetIsForResidentsAlone) {
   std::printf("%d plans without a ring, %d of them with as much as any set of chunks\n", plans, exact);
 }
 
-// The predicted time against the clocks of the lanes and of one disk that serves requests in the order of the queue.
+// The predicted time against the clocks of the queues and of one disk that serves requests in the order of the queue.
 TEST(Plan, PredictsTheSecondsOfAStep) {
   Rng rng = seeded("predicted seconds", 20266);
   int plans = 0, disk_bound = 0;
@@ -468,16 +468,16 @@ TEST(Plan, PredictsTheSecondsOfAStep) {
     input.write_rate = 1e9 * (0.5 + rng.uniform());
     input.step_rate = 1e9 * (0.2 + 2 * rng.uniform());
     const Plan plan = make_plan(input);
-    Recorder lanes(input, plan);
-    Pager(plan).step(lanes);
+    Recorder queues(input, plan);
+    Pager(plan).step(queues);
     const double size = static_cast<double>(chunk);
     const double one = size / input.read_rate + size / input.write_rate + size / input.step_rate;
-    EXPECT_NEAR(lanes.clock(), plan.seconds, one) << plan.slots << " slots of " << n << " chunks";
+    EXPECT_NEAR(queues.clock(), plan.seconds, one) << plan.slots << " slots of " << n << " chunks";
     if (plan.slots > 1) {
-      EXPECT_GE(lanes.clock(), plan.seconds * (1 - 1e-9));
+      EXPECT_GE(queues.clock(), plan.seconds * (1 - 1e-9));
       if (plan.seconds > static_cast<double>(plan.total_bytes) / input.step_rate) ++disk_bound;
     }
-    worst = std::max(worst, std::abs(lanes.clock() - plan.seconds) / one);
+    worst = std::max(worst, std::abs(queues.clock() - plan.seconds) / one);
 
     EXPECT_GT(plan.seconds, 0);
     for (double PlanInput::*rate : {&PlanInput::read_rate, &PlanInput::write_rate, &PlanInput::step_rate}) {

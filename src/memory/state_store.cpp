@@ -64,7 +64,7 @@ void StateStore::add(std::span<const ShapedParam> params) {
   // Memory for the bookkeeping, too.
   pieces_.reserve(pieces_.size() + places.size());
   chunks_.reserve(before + added.size());
-  auto lanes = std::make_unique<FileLanes>(env_, file_.get(), chunks_, slots_, plan.slot_bytes, traffic_);
+  auto queues = std::make_unique<FileQueues>(env_, file_.get(), chunks_, slots_, plan.slot_bytes, traffic_);
   Pager pager(plan);
 
   // New chunks first: nobody misses them if one cannot be written.
@@ -95,7 +95,7 @@ void StateStore::add(std::span<const ShapedParam> params) {
   pieces_.merge(places);
   for (ChunkRecord& record : added) chunks_.push_back(std::move(record));
   slots_ = std::move(slots);
-  lanes_ = std::move(lanes);
+  queues_ = std::move(queues);
   pager_ = std::move(pager);
 }
 
@@ -108,7 +108,7 @@ void StateStore::look(const Work& work, int threads, const std::vector<int64_t>&
 }
 
 void StateStore::pass(const Work& work, int threads, const std::vector<int64_t>& wanted, bool changes) {
-  if (!lanes_) return;
+  if (!queues_) return;
   write_changed();
   unwritten_ = {};  // what is kept in RAM is part of this step
   std::vector<bool> chunks = chunks_of(wanted, chunks_.size());
@@ -117,24 +117,24 @@ void StateStore::pass(const Work& work, int threads, const std::vector<int64_t>&
     for (size_t i = 0; i < chunks_.size(); ++i)
       if (!pager_.plan().resident[i] && chunks_[i].memory.data()) chunks[i] = true;
   in_slot_ = -1;
-  lanes_->set_work(
+  queues_->set_work(
       [&](int chunk, std::byte* memory) {
         const PlacedChunk placed{chunks_[static_cast<size_t>(chunk)].chunk.pieces, memory, 0};
         work({&placed, 1});
       },
       threads, changes);
   try {
-    pager_.step(*lanes_, chunks);
+    pager_.step(*queues_, chunks);
   } catch (...) {
-    lanes_->finish();
+    queues_->finish();
     throw;
   }
   WriteFailure failure;
   try {
-    pager_.prefetch(*lanes_);
-    failure = lanes_->finish_writes();
+    pager_.prefetch(*queues_);
+    failure = queues_->finish_writes();
   } catch (...) {  // the next step reads it, and says what is wrong
-    failure = lanes_->finish();
+    failure = queues_->finish();
     pager_.forget();
   }
   failure.raise("step", report().kept_bytes);
@@ -165,7 +165,7 @@ void StateStore::read_checked(size_t chunk, std::byte* to) {
 // Before the slots are used for something else.
 void StateStore::drop_prefetched() {
   if (!pager_.has_prefetched()) return;
-  lanes_->finish();
+  queues_->finish();
   pager_.forget();
 }
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "memory/file_lanes.h"
+#include "memory/file_queues.h"
 #include "memory/pager.h"
 #include "memory/store.h"
 #include "memory/store_plan.h"
@@ -55,7 +55,7 @@ class StateStore final : public Store {
   std::vector<Buffer> slots_;
   int64_t in_slot_ = -1;  // between steps: the chunk that bring() put into slot 0
   bool in_slot_changed_ = false;
-  std::unique_ptr<FileLanes> lanes_;
+  std::unique_ptr<FileQueues> queues_;
   Traffic traffic_;
   WriteFailure unwritten_;  // of visit() and copy()
 };

@@ -27,7 +27,7 @@ struct StoreReport {
   int64_t read_bytes = 0, written_bytes = 0;   // so far
   double waited_seconds = 0;                   // that steps stood still for the disk
   int64_t promotions = 0, demotions = 0;       // times that state has moved to the device, and away
-  std::string path;                            // how what is not in device memory gets there; "": nothing has to
+  std::string transfer;                        // how what is not in device memory gets there; "": nothing has to
 };
 
 class Store {

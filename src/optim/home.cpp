@@ -5,7 +5,7 @@
 
 #include "backend/catalog.h"
 #include "core/error.h"
-#include "memory/path_probe.h"
+#include "memory/transfer_mode_probe.h"
 
 namespace lowtide {
 
@@ -22,8 +22,8 @@ void check_memory(const Memory& memory) {
   LT_REQUIRE(!memory.automatic || (memory.device_bytes < 0 && !memory.managed),
              "got automatic with device_bytes=%lld and managed=%d, wanted it instead of them",
              static_cast<long long>(memory.device_bytes), memory.managed);
-  LT_REQUIRE(!find_path(memory.path) || !memory.managed,
-             "got path='%s' for managed memory, which the driver migrates, wanted ''", memory.path.c_str());
+  LT_REQUIRE(!find_transfer_mode(memory.transfer) || !memory.managed,
+             "got transfer='%s' for managed memory, which the driver migrates, wanted ''", memory.transfer.c_str());
   LT_REQUIRE(memory.disk.empty() || memory.ram_bytes >= 0,
              "got a disk ('%s') without a limit for RAM: all state would stay in RAM", memory.disk.c_str());
 }
@@ -37,17 +37,19 @@ Home::Home(Env& env, const Memory& memory, Backend& backend, bool shared_allocat
       arena_(env) {
   check_memory(memory);
   if (device_) {
-    LT_REQUIRE(find_path(memory.path).value_or(Path::kCopy) == Path::kCopy || device_->steps_pinned(),
-               "got path='%s' on a %s device, whose kernels do not reach pinned host memory, wanted 'copy' or ''",
-               memory.path.c_str(), backend.name());
+    LT_REQUIRE(find_transfer_mode(memory.transfer).value_or(TransferMode::kCopy) == TransferMode::kCopy ||
+                   device_->steps_pinned(),
+               "got transfer='%s' on a %s device, whose kernels do not reach pinned host memory, wanted 'copy' or ''",
+               memory.transfer.c_str(), backend.name());
     LT_REQUIRE(memory.disk.empty(),
                "got a disk ('%s') for the state of parameters on a device, wanted budgets of device and host memory",
                memory.disk.c_str());
   } else {
-    LT_REQUIRE(memory.device_bytes < 0 && !memory.managed && !memory.automatic && memory.path.empty(),
-               "got device_bytes=%lld, managed=%d, automatic=%d and path='%s' for parameters in host memory, wanted "
-               "ram_bytes alone",
-               static_cast<long long>(memory.device_bytes), memory.managed, memory.automatic, memory.path.c_str());
+    LT_REQUIRE(
+        memory.device_bytes < 0 && !memory.managed && !memory.automatic && memory.transfer.empty(),
+        "got device_bytes=%lld, managed=%d, automatic=%d and transfer='%s' for parameters in host memory, wanted "
+        "ram_bytes alone",
+        static_cast<long long>(memory.device_bytes), memory.managed, memory.automatic, memory.transfer.c_str());
     if (memory.disk.empty()) return;
     std::error_code error;  // without a working directory: as it is given, which will be refused
     if (std::filesystem::path whole = std::filesystem::absolute(memory.disk, error); !error)
@@ -76,8 +78,8 @@ void Home::add_to_store(const Placement& placement) {
   if (device_ && !on_device_) {
     DeviceStoreOptions options{memory_.device_bytes, memory_.ram_bytes, memory_.chunk_bytes, memory_.managed,
                                memory_.automatic};
-    options.path = find_path(memory_.path);
-    options.choose_path = [this] { return fastest_path(env_, backend_); };
+    options.transfer = find_transfer_mode(memory_.transfer);
+    options.choose_transfer_mode = [this] { return fastest_transfer_mode(env_, backend_); };
     options.shared_allocator = shared_allocator_;
     on_device_ = std::make_unique<DeviceStore>(env_, *device_, std::move(options));
     on_device_->set_queue(queue_);
@@ -129,7 +131,7 @@ std::vector<const Buffer*> Home::ram_buffers() {
 
 void Home::check_offload() {
   if (on_device_) return on_device_->check_offload();
-  if (parked_ || device_) return;
+  if (offloaded_ || device_) return;
   const std::vector<const Buffer*> buffers = ram_buffers();
   if (buffers.empty()) return;
   LT_REQUIRE(!memory_.disk.empty(), "got state in RAM and no disk to put it on, wanted a memory budget with a disk");
@@ -142,17 +144,17 @@ void Home::check_offload() {
 
 void Home::offload(int threads) {
   if (on_device_) return on_device_->offload();
-  if (parked_) return;
+  if (offloaded_) return;
   check_offload();
   std::vector<const Buffer*> buffers = ram_buffers();
-  if (!buffers.empty()) parked_ = std::make_unique<ParkedMemory>(env_, memory_.disk, std::move(buffers), threads);
+  if (!buffers.empty()) offloaded_ = std::make_unique<OffloadedMemory>(env_, memory_.disk, std::move(buffers), threads);
 }
 
 void Home::onload(int threads) {
   if (on_device_) return on_device_->onload();
-  if (!parked_) return;
-  parked_->bring_back(threads);
-  parked_.reset();
+  if (!offloaded_) return;
+  offloaded_->bring_back(threads);
+  offloaded_.reset();
 }
 
 }  // namespace lowtide

@@ -6,7 +6,7 @@
 
 #include "lowtide/optimizer.h"
 #include "memory/device_store.h"
-#include "memory/parked.h"
+#include "memory/offloaded.h"
 #include "memory/state_store.h"
 #include "optim/slot.h"
 
@@ -47,7 +47,7 @@ class Home {
   void onload(int threads);
   // That offload() has put aside, and those of it on disk.
   int64_t parked_bytes() const { return on_device_ ? on_device_->offloaded_bytes() : on_disk_bytes(); }
-  int64_t on_disk_bytes() const { return parked_ ? parked_->bytes() : 0; }
+  int64_t on_disk_bytes() const { return offloaded_ ? offloaded_->bytes() : 0; }
 
   // nullptr where parameters are in host memory, or there is no state yet.
   DeviceStore* device_store() { return on_device_.get(); }
@@ -71,7 +71,7 @@ class Home {
   Arena arena_;
   std::unique_ptr<StateStore> in_ram_;  // at most one of the two
   std::unique_ptr<DeviceStore> on_device_;
-  std::unique_ptr<ParkedMemory> parked_;
+  std::unique_ptr<OffloadedMemory> offloaded_;
 };
 
 }  // namespace lowtide

@@ -349,7 +349,7 @@ MemoryReport Optimizer::report() const {
     report.waited_seconds += store.waited_seconds;
     report.promotions += store.promotions;
     report.demotions += store.demotions;
-    if (report.path.empty()) report.path = store.path;
+    if (report.transfer.empty()) report.transfer = store.transfer;
   }
   report.steps = impl_->steps;
   report.skipped_steps = impl_->skipped_steps;

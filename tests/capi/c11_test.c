@@ -77,7 +77,7 @@ int lt_test_c11(void) {
   group_options.memory = NULL;
   /* Nothing of a device without one. */
   CHECK(disk.device_bytes == 0 && disk.managed_bytes == 0 && disk.promotions == 0 && disk.demotions == 0);
-  CHECK(disk.path != NULL && disk.path[0] == '\0');
+  CHECK(disk.transfer != NULL && disk.transfer[0] == '\0');
   CHECK(lt_optimizer_prefetch(optimizer, 1 << 20, NULL, &bytes) == LT_OK && bytes == 0);
   CHECK(lt_optimizer_demote(optimizer, 1 << 20, &bytes) == LT_OK && bytes == 0);
   CHECK(lt_optimizer_synchronize(optimizer) == LT_OK);

@@ -276,8 +276,8 @@ TEST_F(CApi, OptionsOfDevicesAreRefusedOnTheCpu) {
   expect_refused(lt_optimizer_create(&options, &wrong.optimizer), "automatic=1");
   memory.automatic = 2;
   expect_refused(lt_optimizer_create(&options, &wrong.optimizer), "got automatic=2");
-  memory = LT_MEMORY_OPTIONS_INIT, memory.path = "copy";
-  expect_refused(lt_optimizer_create(&options, &wrong.optimizer), "path='copy'");
+  memory = LT_MEMORY_OPTIONS_INIT, memory.transfer = "copy";
+  expect_refused(lt_optimizer_create(&options, &wrong.optimizer), "transfer='copy'");
   memory = LT_MEMORY_OPTIONS_INIT;
   options.allocate = [](void*, int64_t) -> void* { return nullptr; };
   expect_refused(lt_optimizer_create(&options, &wrong.optimizer), "allocator");

@@ -27,7 +27,7 @@ TEST(DeviceMatrix, EveryCellIsCorrectOrRefusedByName) {
   half.device_bytes = state / 2 / page * page, half.chunk_bytes = 64 * page;
   least.device_bytes = 5 * 64 * page, least.chunk_bytes = 64 * page;
   managed.managed = true, automatic.automatic = true;
-  zero_copy = hybrid = half, zero_copy.path = "zero_copy", hybrid.path = "hybrid";
+  zero_copy = hybrid = half, zero_copy.transfer = "zero_copy", hybrid.transfer = "hybrid";
   disk.ram_bytes = 0, disk.disk = directory.path();
   const bool reaches = TestDevice::get().backend->device()->steps_pinned();
   struct Tier {
@@ -41,8 +41,8 @@ TEST(DeviceMatrix, EveryCellIsCorrectOrRefusedByName) {
   for (const auto& [name, memory, refused] :
        {Tier{"device", {}, nullptr}, Tier{"half", half, nullptr}, Tier{"least", least, nullptr},
         Tier{"managed", managed, nullptr}, Tier{"automatic", automatic, nullptr},
-        Tier{"zero_copy", zero_copy, reaches ? nullptr : "path='zero_copy'"},
-        Tier{"hybrid", hybrid, reaches ? nullptr : "path='hybrid'"}, Tier{"disk", disk, "a disk ('"}}) {
+        Tier{"zero_copy", zero_copy, reaches ? nullptr : "transfer='zero_copy'"},
+        Tier{"hybrid", hybrid, reaches ? nullptr : "transfer='hybrid'"}, Tier{"disk", disk, "a disk ('"}}) {
     ++places;
     if (refused) {
       counts.refuse(cells, refused, [&, &of = memory] { make(of); });

@@ -1,6 +1,7 @@
-// Claims: whichever call of the device fails, in a step on any path, while parameters are added, in reading ahead, and
-// in moving state to the host and back, nothing that is queued touches memory that has been freed or is used again;
-// what was to be kept is kept, to the bit; and the optimizer works on. A step that failed is made good by loading.
+// Claims: whichever call of the device fails, in a step with any transfer mode, while parameters are added, in reading
+// ahead, and in moving state to the host and back, nothing that is queued touches memory that has been freed or is used
+// again; what was to be kept is kept, to the bit; and the optimizer works on. A step that failed is made good by
+// loading.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -24,14 +25,14 @@ struct Outcome {
 
 // Fails the n-th call of the operation; n above their number: none. step_first: another step before a failed one is
 // made good.
-Outcome run(At at, int64_t n, bool step_first, int64_t device_bytes, const std::string& on_path,
+Outcome run(At at, int64_t n, bool step_first, int64_t device_bytes, const std::string& on_transfer,
             const std::string& path) {
   Rng rng(9000 + static_cast<uint64_t>(n));
   Config setup;
   setup.rule = "adamw", setup.state = "bf16", setup.hyper = default_hyper("adamw");
   setup.nonfinite = NonFinite::kPropagate;  // no look at the gradients, which waits
   lowtide::Memory memory;
-  memory.chunk_bytes = 4096, memory.device_bytes = device_bytes, memory.path = on_path;
+  memory.chunk_bytes = 4096, memory.device_bytes = device_bytes, memory.transfer = on_transfer;
   fake::FakeBackendOptions options{rng.next()};
   options.steps_pinned = true;
   auto backend = std::make_unique<fake::FakeBackend>(options);
@@ -104,15 +105,15 @@ TEST(DeviceFaults, AnyCallMayFail) {
   int64_t compared = 0;
   for (const At at : {At::kStep, At::kAdd, At::kOffload, At::kOnload, At::kRead, At::kPrefetch, At::kDemote}) {
     int64_t faults = 0, wholes = 0, runs = 0;
-    const auto search = [&](int64_t budget, const char* on_path) {
+    const auto search = [&](int64_t budget, const char* on_transfer) {
       // Faults that nobody hears of (in reading ahead) are among them: twelve in a row end the search.
       for (int64_t n = 1, silent = 0; silent < 12; ++n) {
         SCOPED_TRACE(std::string(kNames[static_cast<int>(at)]) + ", call " + std::to_string(n) + ", budget " +
-                     std::to_string(budget) + ", " + on_path);
+                     std::to_string(budget) + ", " + on_transfer);
         bool failed = false;
         for (const bool step_first : {false, true}) {
           if (step_first && at != At::kStep) continue;
-          const Outcome outcome = run(at, n, step_first, budget, on_path, directory.file("state"));
+          const Outcome outcome = run(at, n, step_first, budget, on_transfer, directory.file("state"));
           failed = outcome.failed;
           faults += outcome.failed;
           wholes += outcome.whole;
@@ -124,7 +125,7 @@ TEST(DeviceFaults, AnyCallMayFail) {
       }
     };
     for (const int64_t budget : {int64_t{12288}, int64_t{20480}, int64_t{1} << 20}) search(budget, "copy");
-    for (const char* on_path : {"hybrid", "zero_copy"}) search(12288, on_path);
+    for (const char* on_transfer : {"hybrid", "zero_copy"}) search(12288, on_transfer);
     if (HasFailure()) return;
     EXPECT_GT(faults, 0) << kNames[static_cast<int>(at)];
     EXPECT_EQ(wholes > 0, at == At::kStep);

@@ -34,7 +34,7 @@ TEST(Device, EveryBudgetGivesTheBitsOfTheHost) {
     memory.chunk_bytes = rng.between(1, 4) * 4096;
     memory.managed = rng.chance(0.15);
     if (!memory.managed && rng.chance(0.85)) memory.device_bytes = rng.between(1, 30) * 4096;
-    memory.path = memory.managed ? "" : pick(rng, std::vector<std::string>{"copy", "hybrid", "zero_copy"});
+    memory.transfer = memory.managed ? "" : pick(rng, std::vector<std::string>{"copy", "hybrid", "zero_copy"});
     auto backend = fake_backend(rng, -1, rng.chance(0.5));
     FakeBackend& fake = *backend;
     Twins twins(rng, setup, memory, std::move(backend));
@@ -69,7 +69,7 @@ TEST(Device, EveryBudgetGivesTheBitsOfTheHost) {
     }
     EXPECT_EQ(twins.differing(), 0) << "trial " << trial << " " << setup.rule << " " << setup.state;
     const MemoryReport report = twins.on_device().report();
-    streamed[report.path] += report.moved_per_step > 0;
+    streamed[report.transfer] += report.moved_per_step > 0;
     managed += report.managed_bytes > 0;
     EXPECT_EQ(report.disk_bytes, 0);
     expect_no_race(fake);
@@ -78,7 +78,7 @@ TEST(Device, EveryBudgetGivesTheBitsOfTheHost) {
     steps += twins.steps();
   }
   EXPECT_EQ(above, 0);
-  for (const char* path : {"copy", "hybrid", "zero_copy"}) EXPECT_GT(streamed[path], 25) << path;
+  for (const char* transfer : {"copy", "hybrid", "zero_copy"}) EXPECT_GT(streamed[transfer], 25) << transfer;
   EXPECT_GT(managed, 20);
   EXPECT_GT(borrowed, 50);
   EXPECT_GT(demoted, 50);
@@ -106,7 +106,7 @@ TEST(Device, EveryDroppedWaitIsCaught) {
     lowtide::Memory memory;
     memory.chunk_bytes = 4096;
     memory.device_bytes = (1 + trial % 6) * 4096;
-    memory.path = std::vector<std::string>{"copy", "hybrid", "zero_copy"}[static_cast<size_t>(trial / 6 % 3)];
+    memory.transfer = std::vector<std::string>{"copy", "hybrid", "zero_copy"}[static_cast<size_t>(trial / 6 % 3)];
     const bool borrows = trial >= 18;
     int64_t waits = 1;
     for (int64_t drop = -1; drop < waits; ++drop) {

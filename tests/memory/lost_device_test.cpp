@@ -56,7 +56,7 @@ TEST(LostDevice, HostMemoryStaysReadable) {
     setup.nonfinite = rng.chance(0.5) ? NonFinite::kSkip : NonFinite::kPropagate;
     lowtide::Memory memory;
     memory.chunk_bytes = 4096;
-    memory.path = pick(rng, std::vector<std::string>{"copy", "hybrid", "zero_copy"});
+    memory.transfer = pick(rng, std::vector<std::string>{"copy", "hybrid", "zero_copy"});
     memory.automatic = rng.chance(0.5);
     if (!memory.automatic) memory.device_bytes = rng.between(3, 12) * 4096;
     fake::FakeBackendOptions options{rng.next()};

@@ -8,7 +8,7 @@
 #include <fstream>
 
 #include "core/buffer.h"
-#include "memory/parked.h"
+#include "memory/offloaded.h"
 #include "support/faulty_env.h"
 #include "support/optimizer_case.h"
 #include "support/temporary.h"
@@ -133,13 +133,13 @@ TEST(Offload, AFailingDiskLosesNothing) {
       env.arm({.call = call, .nth = n, .error = ENOSPC});
       bool threw = false;
       try {
-        ParkedMemory parked(env, directory.path(), {&a, &b}, 1);
+        OffloadedMemory offloaded(env, directory.path(), {&a, &b}, 1);
         EXPECT_TRUE(holds(b, 0)) << "control: its pages are gone";
         try {
-          parked.bring_back(1);
+          offloaded.bring_back(1);
         } catch (const Error&) {
           threw = true;
-          parked.bring_back(1);
+          offloaded.bring_back(1);
         }
       } catch (const Error&) {
         threw = true;
@@ -153,11 +153,11 @@ TEST(Offload, AFailingDiskLosesNothing) {
   EXPECT_GT(refused, 10);
   EXPECT_EQ(wrong, 0);
   FlippingEnv flipping;
-  ParkedMemory parked(flipping, directory.path(), {&a, &b}, 2);
+  OffloadedMemory offloaded(flipping, directory.path(), {&a, &b}, 2);
   flipping.flip = true;
-  const std::string message = refusal([&] { parked.bring_back(2); }, ErrorKind::kIo);
+  const std::string message = refusal([&] { offloaded.bring_back(2); }, ErrorKind::kIo);
   flipping.flip = false;
-  parked.bring_back(2);
+  offloaded.bring_back(2);
   EXPECT_TRUE(holds(a, 3) && holds(b, 5));
   std::printf("%lld points, %lld refused, %lld wrong; a flipped bit: %s\n", static_cast<long long>(points),
               static_cast<long long>(refused), static_cast<long long>(wrong), message.c_str());

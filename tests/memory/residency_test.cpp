@@ -19,7 +19,7 @@ namespace {
 using fake::FakeBackend;
 using fake::FakeBackendOptions;
 
-const std::vector<std::string> kPathsOfTests = {"copy", "hybrid", "zero_copy"};
+const std::vector<std::string> kTransferModes = {"copy", "hybrid", "zero_copy"};
 
 TEST(AutomaticResidency, RandomPressureChangesNoBit) {
   Rng rng = seeded("automatic residency", 81);
@@ -33,7 +33,7 @@ TEST(AutomaticResidency, RandomPressureChangesNoBit) {
     lowtide::Memory memory;
     memory.automatic = true;
     memory.chunk_bytes = rng.between(1, 3) * 4096;
-    memory.path = kPathsOfTests[static_cast<size_t>(trial % 3)];
+    memory.transfer = kTransferModes[static_cast<size_t>(trial % 3)];
     Config setup = random_setup(rng);
     if (trial % 4 < 2) setup.rule = "adamw", setup.state = "dynamic8", setup.hyper = default_hyper("adamw");
     Twins twins(rng, setup, memory, std::move(backend));
@@ -71,7 +71,7 @@ TEST(AutomaticResidency, RandomPressureChangesNoBit) {
 TEST(AutomaticResidency, StateComesAfterTwoStepsAndGoesUnderPressure) {
   Rng rng = seeded("automatic residency, phases", 82);
   int64_t compared = 0;
-  for (const std::string& path : kPathsOfTests) {
+  for (const std::string& transfer : kTransferModes) {
     FakeBackendOptions options{rng.next()};
     options.steps_pinned = true;
     options.device_bytes = 64 << 20;
@@ -79,18 +79,18 @@ TEST(AutomaticResidency, StateComesAfterTwoStepsAndGoesUnderPressure) {
     lowtide::Memory memory;
     memory.automatic = true;
     memory.chunk_bytes = 64 << 10;
-    memory.path = path;
+    memory.transfer = transfer;
     Config setup;
     setup.state = "fp32", setup.hyper = default_hyper("adamw");
     Twins twins(rng, setup, memory, std::move(backend));
     for (int i = 0; i < 4; ++i) twins.add(DType::kF32, {100, 1000});  // 3.2 MB of state in all
-    const int64_t margin = Residency::margin(64 << 20), slots = path == "zero_copy" ? 0 : 4 * (64 << 10);
+    const int64_t margin = Residency::margin(64 << 20), slots = transfer == "zero_copy" ? 0 : 4 * (64 << 10);
     const auto on_device = [&] { return twins.on_device().report().device_bytes; };
     const int64_t all = 4 * 100 * 1000 * 8;
     twins.free_bytes = 2 * margin;
     twins.step();
     EXPECT_LE(on_device(), slots);
-    EXPECT_EQ(twins.on_device().report().path, path);
+    EXPECT_EQ(twins.on_device().report().transfer, transfer);
     twins.step();
     EXPECT_GE(on_device(), all);  // as much is free: 3/4 of the margin
     EXPECT_EQ(twins.on_device().report().promotions, 1);
@@ -120,7 +120,8 @@ TEST(AutomaticResidency, StateComesAfterTwoStepsAndGoesUnderPressure) {
     compared += twins.compared();
   }
   std::printf(
-      "3 paths: promoted after 2 steps, demoted under pressure, promoted again after %d quiet steps; differing "
+      "3 transfer modes: promoted after 2 steps, demoted under pressure, promoted again after %d quiet steps; "
+      "differing "
       "bytes 0 of %lld\n",
       Residency::kQuietSteps, static_cast<long long>(compared));
 }
@@ -129,7 +130,7 @@ TEST(AutomaticResidency, StateComesAfterTwoStepsAndGoesUnderPressure) {
 TEST(AutomaticResidency, AStepMakesRoomForItsSlots) {
   Rng rng = seeded("room for slots", 83);
   int64_t compared = 0, demotions = 0, refused = 0;
-  for (const char* path : {"copy", "hybrid"})
+  for (const char* transfer : {"copy", "hybrid"})
     for (const int64_t left : {200 << 10, 70 << 10, 40 << 10, 10 << 10}) {  // of device memory, for slots of 32 KiB
       FakeBackendOptions options{rng.next()};
       options.steps_pinned = true;
@@ -137,7 +138,7 @@ TEST(AutomaticResidency, AStepMakesRoomForItsSlots) {
       auto backend = std::make_unique<FakeBackend>(options);
       FakeBackend& fake = *backend;
       lowtide::Memory memory;
-      memory.chunk_bytes = 32 << 10, memory.path = path;
+      memory.chunk_bytes = 32 << 10, memory.transfer = transfer;
       const bool resident = left != 40 << 10;
       memory.device_bytes = (resident ? 20 : 3) * memory.chunk_bytes;
       Config setup;
@@ -216,7 +217,7 @@ TEST(FrameworkAllocator, MemoryThatTheQueueStillUsesIsTouchedAfterThat) {
       memory.automatic = true;
     else
       memory.device_bytes = 8 * 4096;
-    memory.path = kPathsOfTests[static_cast<size_t>(trial / 2 % 3)];
+    memory.transfer = kTransferModes[static_cast<size_t>(trial / 2 % 3)];
     DeviceAllocator allocator{&cache, Cache::allocate, Cache::free};
     Twins twins(rng, random_setup(rng), memory, std::move(backend), allocator);
     twins.add(DType::kF32, {5, 1000});

@@ -37,10 +37,11 @@ TEST(Matrix, EveryCellIsCorrectOrRefusedByName) {
       EXPECT_TRUE(memory.ram_bytes < 0 || report.allocated_bytes <= memory.ram_bytes) << where;
       streamed += report.disk_bytes, ++places;
     }
-  Memory limited, managed, automatic, path;
-  limited.device_bytes = 1 << 20, managed.managed = true, automatic.automatic = true, path.path = "zero_copy";
-  for (const auto& [memory, word] : {std::pair(limited, "device_bytes=1048576"), std::pair(managed, "managed=1"),
-                                     std::pair(automatic, "automatic=1"), std::pair(path, "path='zero_copy'")}) {
+  Memory limited, managed, automatic, transfer;
+  limited.device_bytes = 1 << 20, managed.managed = true, automatic.automatic = true, transfer.transfer = "zero_copy";
+  for (const auto& [memory, word] :
+       {std::pair(limited, "device_bytes=1048576"), std::pair(managed, "managed=1"),
+        std::pair(automatic, "automatic=1"), std::pair(transfer, "transfer='zero_copy'")}) {
     counts.refuse(cells, word, [&, &of = memory] { make("", 1, of); });
     ++places;
   }

@@ -21,7 +21,7 @@ from twins import Twins
 
 Figure = Callable[[str], None]
 SHAPES = ((64, 300), (70, 100), (9,))
-STREAMING = lowtide.Memory(device="20KiB", chunk=4096, path="copy")
+STREAMING = lowtide.Memory(device="20KiB", chunk=4096, transfer="copy")
 ROOMY = EmulatedCuda.roomy
 
 
@@ -66,29 +66,29 @@ def test_torch_has_no_memory(cuda: EmulatedCuda, seed: int, figure: Figure) -> N
     figure("an OOM of torch is a MemoryError that changed nothing; the step after it is taken")
 
 
-@pytest.mark.parametrize("path", ["copy", "zero_copy", "hybrid", None])
-def test_paths(
-    cuda: EmulatedCuda, monkeypatch: pytest.MonkeyPatch, path: str | None, seed: int, tmp_path: Path, figure: Figure
+@pytest.mark.parametrize("transfer", ["copy", "zero_copy", "hybrid", None])
+def test_transfer_modes(
+    cuda: EmulatedCuda, monkeypatch: pytest.MonkeyPatch, transfer: str | None, seed: int, tmp_path: Path, figure: Figure
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    twins, first, second = pair(cuda, lowtide.Memory(device="20KiB", chunk=4096, path=path))
+    twins, first, second = pair(cuda, lowtide.Memory(device="20KiB", chunk=4096, transfer=transfer))
     twins.step(first, second)
     twins.compare_state(first, second)
     report = second.report()
     assert twins.differing == 0 and report["moved_per_step"] > 0
-    assert report["path"] == path or (path is None and report["path"] in ("copy", "zero_copy", "hybrid"))
-    figure(f"{report['path']}: {twins.compared} bytes alike, {report['moved_per_step']} moved a step")
+    assert report["transfer"] == transfer or (transfer is None and report["transfer"] in ("copy", "zero_copy", "hybrid"))
+    figure(f"{report['transfer']}: {twins.compared} bytes alike, {report['moved_per_step']} moved a step")
 
 
-def test_paths_that_there_are_none_of(cuda: EmulatedCuda) -> None:
+def test_unknown_transfer_mode(cuda: EmulatedCuda) -> None:
     params = cuda.parameters([parameter(64, 300)])
-    with pytest.raises(ValueError, match="path='teleport'"):
-        lowtide.AdamW(params, memory=lowtide.Memory(path="teleport"))
+    with pytest.raises(ValueError, match="transfer='teleport'"):
+        lowtide.AdamW(params, memory=lowtide.Memory(transfer="teleport"))
 
 
 def test_automatic_residency(cuda: EmulatedCuda, seed: int, figure: Figure, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "lowtide")
-    twins, first, second = pair(cuda, lowtide.Memory(device="auto", chunk=4096, path="copy"))
+    twins, first, second = pair(cuda, lowtide.Memory(device="auto", chunk=4096, transfer="copy"))
     twins.step(first, second, 1)
     report = second.report()
     assert report["promotions"] == 0 and report["moved_per_step"] > 0, "the first step begins on the host"

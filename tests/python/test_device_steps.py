@@ -22,7 +22,7 @@ from twins import Twins, dict_bits
 BUDGETS: dict[str, lowtide.Memory | None] = {
     "roomy": lowtide.Memory(device="50%"),
     "auto": None,  # on CUDA
-    "streaming": lowtide.Memory(device="20KiB", chunk=4096, path="copy"),
+    "streaming": lowtide.Memory(device="20KiB", chunk=4096, transfer="copy"),
     "managed": lowtide.Memory(managed=True, chunk=4096),
 }
 SHAPES = ((32, 300), (7, 100), (3, 5, 257), (9,), ())  # emulated kernels are slow

@@ -11,7 +11,7 @@ from stand_in import StandIn
 
 BUDGETS: dict[str, lowtide.Memory | None] = {
     "auto": None,
-    "paged": lowtide.Memory(device="16KiB", chunk="4KiB", path="copy"),
+    "paged": lowtide.Memory(device="16KiB", chunk="4KiB", transfer="copy"),
     "managed": lowtide.Memory(managed=True, chunk="8KiB"),
     "roomy": lowtide.Memory(device="50%"),
 }

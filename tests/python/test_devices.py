@@ -34,17 +34,17 @@ def test_budgets_of_cpu_parameters() -> None:
         lowtide.AdamW([parameter(3)], memory=lowtide.Memory(managed=True))
     with pytest.raises(TypeError, match="managed"):
         lowtide.AdamW([parameter(3)], memory=lowtide.Memory(managed=1))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="path for parameters on cpu"):
-        lowtide.AdamW([parameter(3)], memory=lowtide.Memory(path="copy"))
-    with pytest.raises(TypeError, match="path: got 3"):
-        lowtide.AdamW([parameter(3)], memory=lowtide.Memory(path=3))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="transfer for parameters on cpu"):
+        lowtide.AdamW([parameter(3)], memory=lowtide.Memory(transfer="copy"))
+    with pytest.raises(TypeError, match="transfer: got 3"):
+        lowtide.AdamW([parameter(3)], memory=lowtide.Memory(transfer=3))  # type: ignore[arg-type]
     assert lowtide.Memory(device="auto", host="1MiB").budget()[:1] == (1 << 20,)
 
 
 def test_budgets_of_cuda_parameters() -> None:
     """Residency is automatic unless something else was asked for."""
     place = devices.Place(torch.device("cuda", 0), "cuda:0")
-    for memory in (None, lowtide.Memory(), lowtide.Memory(device="auto"), lowtide.Memory(host="1MiB", path="hybrid")):
+    for memory in (None, lowtide.Memory(), lowtide.Memory(device="auto"), lowtide.Memory(host="1MiB", transfer="hybrid")):
         found = budget_at(memory, place)
         assert found and found.automatic and found.device_bytes == -1 and not found.managed
         assert found.path == (memory.path or "" if memory else "")

@@ -213,7 +213,7 @@ def test_what_is_told(elsewhere: Elsewhere, caplog: pytest.LogCaptureFixture, ca
     caplog.set_level(logging.INFO, "lowtide")
     residency.look(found)
     assert caplog.text == ""
-    found |= {"path": "zero_copy", "moved_per_step": 77, "promotions": 2, "device_bytes": 40, "state_bytes": 60}
+    found |= {"transfer": "zero_copy", "moved_per_step": 77, "promotions": 2, "device_bytes": 40, "state_bytes": 60}
     for _ in range(2):
         residency.look(found)
     assert [record.getMessage() for record in caplog.records] == [

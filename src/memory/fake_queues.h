@@ -1,4 +1,4 @@
-// The pager's lanes on the fake device: chunk records in far memory, slots and resident chunks in near memory, and a
+// The pager's queues on the fake device: chunk records in far memory, slots and resident chunks in near memory, and a
 // step that mixes every byte with all before it, so that a chunk read, stepped or written too early or twice shows.
 #pragma once
 
@@ -14,15 +14,15 @@ struct FakeLanesOptions {
   uint64_t seed = 0;
   double read_rate = 0, step_rate = 0, write_rate = 0;  // bytes per second of the virtual clock; 0: no time
   int64_t near_capacity = -1;                           // bytes; -1: what the plan says
-  // Lanes driven by the calling thread: transfers go on by themselves, a step is over when step() returns, and a wait
-  // on any lane holds up the caller.
+  // Queues driven by the calling thread: transfers go on by themselves, a step is over when step() returns, and a wait
+  // on any queue holds up the caller.
   bool blocking = false;
   int64_t drop_wait = -1;  // the wait() call (from 0) that is ignored
-  Path path = Path::kCopy;
+  TransferMode transfer = TransferMode::kCopy;
   int more_slots = 0;  // than the plan's, for rings that grow
 };
 
-class FakeLanes : public Lanes {
+class FakeQueues : public Queues {
  public:
   struct Counts {
     std::vector<int> reads, steps, writes;  // of each chunk, since begin_step
@@ -30,7 +30,7 @@ class FakeLanes : public Lanes {
   };
 
   // Throws kOutOfMemory if slots and resident chunks exceed the near memory.
-  FakeLanes(const Plan& plan, std::vector<int64_t> chunk_bytes, const FakeLanesOptions& options);
+  FakeQueues(const Plan& plan, std::vector<int64_t> chunk_bytes, const FakeLanesOptions& options);
 
   // To be called before each Pager::step. `number` goes into the bytes.
   void begin_step(int64_t number);
@@ -43,8 +43,8 @@ class FakeLanes : public Lanes {
   void read(int chunk, int slot) override;
   void step(int chunk, int slot) override;
   void write(int chunk, int slot) override;
-  Event record(Lane lane) override;
-  void wait(Lane lane, Event event) override;  // throws kInternal if the event is older than the last step
+  Event record(Queue queue) override;
+  void wait(Queue queue, Event event) override;  // throws kInternal if the event is older than the last step
 
   FakeDevice& device() { return device_; }
   const Counts& counts() const { return counts_; }

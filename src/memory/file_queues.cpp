@@ -1,4 +1,4 @@
-#include "memory/file_lanes.h"
+#include "memory/file_queues.h"
 
 #include <algorithm>
 #include <chrono>
@@ -24,7 +24,7 @@ class Stopwatch {
 
 }  // namespace
 
-void FileLanes::set_work(Work work, int threads, bool changes) {
+void FileQueues::set_work(Work work, int threads, bool changes) {
   // A transfer that is under way must not be forgotten for lack of memory: one read and one write of each chunk, and
   // what is read ahead before and after.
   transfers_.reserve(2 * (chunks_.size() + slots_.size()));
@@ -34,7 +34,7 @@ void FileLanes::set_work(Work work, int threads, bool changes) {
   for (Transfer& transfer : transfers_) transfer.ahead = true;
 }
 
-void FileLanes::read(int chunk, int slot) {
+void FileQueues::read(int chunk, int slot) {
   ChunkRecord& record = chunks_[static_cast<size_t>(chunk)];
   Buffer& memory = slots_[static_cast<size_t>(slot)];
   if (!memory.data()) memory = Buffer(env_, static_cast<size_t>(slot_bytes_));
@@ -47,13 +47,13 @@ void FileLanes::read(int chunk, int slot) {
   transfers_.push_back({file_->read(record.file_offset, to, record.chunk.bytes), chunk, slot, false});
 }
 
-void FileLanes::step(int chunk, int slot) {
+void FileQueues::step(int chunk, int slot) {
   ChunkRecord& record = chunks_[static_cast<size_t>(chunk)];
   work_(chunk, slot < 0 ? record.memory.data() : slots_[static_cast<size_t>(slot)].data());
 }
 
 // The slot holds the only copy of what the step has made: it is written, or kept, whatever fails.
-void FileLanes::write(int chunk, int slot) {
+void FileQueues::write(int chunk, int slot) {
   if (!changes_) return;
   ChunkRecord& record = chunks_[static_cast<size_t>(chunk)];
   const std::byte* const from = slots_[static_cast<size_t>(slot)].data();
@@ -71,19 +71,19 @@ void FileLanes::write(int chunk, int slot) {
   }
 }
 
-Lanes::Event FileLanes::record(Lane lane) {
+Queues::Event FileQueues::record(Queue queue) {
   // Steps are over when they return, and so are slots that they have not changed.
-  if (lane == Lane::kStep || (lane == Lane::kOut && !changes_)) return kNone;
+  if (queue == Queue::kStep || (queue == Queue::kOut && !changes_)) return kNone;
   return first_event_ + static_cast<Event>(transfers_.size()) - 1;
 }
 
-void FileLanes::wait(Lane, Event event) {
+void FileQueues::wait(Queue, Event event) {
   if (event < first_event_) return;  // none, or of an earlier step
   Transfer& transfer = transfers_[static_cast<size_t>(event - first_event_)];
   if (!transfer.over) complete(transfer);
 }
 
-void FileLanes::complete(Transfer& transfer) {
+void FileQueues::complete(Transfer& transfer) {
   transfer.over = true;
   if (!transfer.is_write) {
     try {
@@ -106,7 +106,7 @@ void FileLanes::complete(Transfer& transfer) {
   }
 }
 
-void FileLanes::receive(const Transfer& transfer) {
+void FileQueues::receive(const Transfer& transfer) {
   const ChunkRecord& record = chunks_[static_cast<size_t>(transfer.chunk)];
   {
     const Stopwatch waiting(traffic_.waited_seconds);
@@ -122,7 +122,7 @@ void FileLanes::receive(const Transfer& transfer) {
 }
 
 // In a handler: the write failed, and what is in the slot is the only good copy. Its memory becomes the chunk's.
-void FileLanes::keep_unwritten(const Transfer& transfer) noexcept {
+void FileQueues::keep_unwritten(const Transfer& transfer) noexcept {
   write_failure_.note();
   ChunkRecord& record = chunks_[static_cast<size_t>(transfer.chunk)];
   Buffer& slot = slots_[static_cast<size_t>(transfer.slot)];
@@ -134,11 +134,11 @@ void FileLanes::keep_unwritten(const Transfer& transfer) noexcept {
   slot = Buffer();  // the next read through it allocates another one
 }
 
-WriteFailure FileLanes::finish_writes() noexcept { return finish(false); }
+WriteFailure FileQueues::finish_writes() noexcept { return finish(false); }
 
-WriteFailure FileLanes::finish() noexcept { return finish(true); }
+WriteFailure FileQueues::finish() noexcept { return finish(true); }
 
-WriteFailure FileLanes::finish(bool reads) noexcept {
+WriteFailure FileQueues::finish(bool reads) noexcept {
   for (Transfer& transfer : transfers_) {
     if (transfer.over || !(transfer.is_write || reads)) continue;
     try {

@@ -1,4 +1,4 @@
-#include "memory/parked.h"
+#include "memory/offloaded.h"
 
 #include <algorithm>
 #include <deque>
@@ -15,7 +15,7 @@ constexpr size_t kUnderWay = 2;  // parts: one is read or written while another 
 }  // namespace
 
 template <class Fn>
-void ParkedMemory::for_each_part(Fn&& fn) const {
+void OffloadedMemory::for_each_part(Fn&& fn) const {
   int64_t number = 0, offset = 0;
   for (const Buffer* buffer : buffers_) {
     const auto bytes = static_cast<int64_t>(buffer->bytes());
@@ -27,7 +27,8 @@ void ParkedMemory::for_each_part(Fn&& fn) const {
   }
 }
 
-ParkedMemory::ParkedMemory(Env& env, const std::string& directory, std::vector<const Buffer*> buffers, int threads)
+OffloadedMemory::OffloadedMemory(Env& env, const std::string& directory, std::vector<const Buffer*> buffers,
+                                 int threads)
     : directory_(directory), buffers_(std::move(buffers)) {
   for (const Buffer* buffer : buffers_) bytes_ += static_cast<int64_t>(buffer->bytes());
   file_ = std::make_unique<ScratchFile>(env, directory, bytes_);
@@ -44,7 +45,7 @@ ParkedMemory::ParkedMemory(Env& env, const std::string& directory, std::vector<c
   for (const Buffer* buffer : buffers_) buffer->drop_pages();
 }
 
-void ParkedMemory::bring_back(int threads) {
+void OffloadedMemory::bring_back(int threads) {
   struct Part {
     ScratchFile::Ticket ticket;
     int64_t number;

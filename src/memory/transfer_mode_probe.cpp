@@ -1,4 +1,4 @@
-#include "memory/path_probe.h"
+#include "memory/transfer_mode_probe.h"
 
 #include <unistd.h>
 
@@ -115,9 +115,9 @@ std::string host_name() {
 
 }  // namespace
 
-PathRates measure_paths(Backend& backend, int64_t bytes) {
+TransferRates measure_transfer_rates(Backend& backend, int64_t bytes) {
   Bench bench(backend, bytes);
-  PathRates rates;
+  TransferRates rates;
   rates.in = bench.rate([&](int i) { bench.in(i); });
   rates.out = bench.rate([&](int i) { bench.out(i); });
   rates.copy = bench.rate([&](int i) { bench.in(i), bench.out(i); });
@@ -126,23 +126,24 @@ PathRates measure_paths(Backend& backend, int64_t bytes) {
   return rates;
 }
 
-Path choose_path(const PathRates& rates) {
-  const Path other = rates.zero_copy >= rates.hybrid ? Path::kZeroCopy : Path::kHybrid;
-  return std::max(rates.zero_copy, rates.hybrid) > 1.05 * rates.copy ? other : Path::kCopy;
+TransferMode choose_transfer_mode(const TransferRates& rates) {
+  const TransferMode other = rates.zero_copy >= rates.hybrid ? TransferMode::kZeroCopy : TransferMode::kHybrid;
+  return std::max(rates.zero_copy, rates.hybrid) > 1.05 * rates.copy ? other : TransferMode::kCopy;
 }
 
-Path fastest_path(Env& env, Backend& backend, int64_t bytes) {
+TransferMode fastest_transfer_mode(Env& env, Backend& backend, int64_t bytes) {
   const std::string device = backend.device()->describe(), directory = device.empty() ? "" : cache_directory();
   const std::string key = std::string(backend.name()) + "; " + device + "; " + host_name();
   if (!directory.empty())
-    if (const std::optional<PathRates> rates = remembered_paths(env, directory, key)) return choose_path(*rates);
+    if (const std::optional<TransferRates> rates = remembered_transfer_rates(env, directory, key))
+      return choose_transfer_mode(*rates);
   try {
-    const PathRates rates = measure_paths(backend, bytes);
-    if (!directory.empty()) remember_paths(env, directory, key, rates);
-    return choose_path(rates);
+    const TransferRates rates = measure_transfer_rates(backend, bytes);
+    if (!directory.empty()) remember_transfer_rates(env, directory, key, rates);
+    return choose_transfer_mode(rates);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kOutOfMemory) throw;
-    return Path::kCopy;
+    return TransferMode::kCopy;
   }
 }
 

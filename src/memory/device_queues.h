@@ -1,5 +1,5 @@
-// The pager's lanes on a device: chunks in host memory, slots and resident chunks in device memory. Reads and writes
-// are queued on two queues of the lanes' own, steps on the caller's; nothing is waited for but by finish().
+// The pager's queues on a device: chunks in host memory, slots and resident chunks in device memory. Reads and writes
+// are queued on two device queues of their own, steps on the caller's; only finish() waits.
 #pragma once
 
 #include <deque>
@@ -19,7 +19,7 @@ struct DeviceRecord {
   DeviceBytes memory;  // device memory where the chunk is resident, shared where it is managed, else pinned
 };
 
-class DeviceLanes final : public Lanes {
+class DeviceQueues final : public Queues {
  public:
   // write_offset: bytes from where the chunk is read to where it is written.
   struct Target {
@@ -29,10 +29,10 @@ class DeviceLanes final : public Lanes {
   };
   using Work = std::function<void(std::span<const Target> targets)>;
   // All borrowed for the object's life.
-  DeviceLanes(Device& device, std::vector<DeviceRecord>& chunks, std::vector<DeviceBytes>& slots)
+  DeviceQueues(Device& device, std::vector<DeviceRecord>& chunks, std::vector<DeviceBytes>& slots)
       : device_(device), chunks_(chunks), slots_(slots), queues_{device.make_queue(), nullptr, device.make_queue()} {}
   // The owner has called finish().
-  ~DeviceLanes() override = default;
+  ~DeviceQueues() override = default;
 
   // Before each step, on the caller's queue: what it does comes after all of the step before. If it throws, nothing has
   // changed. Not hybrid: steps in slots stay there until they are written. changes: of work that changes chunks; else
@@ -49,16 +49,16 @@ class DeviceLanes final : public Lanes {
   void read(int chunk, int slot) override;
   void step(int chunk, int slot) override;
   void write(int chunk, int slot) override;
-  Event record(Lane lane) override;
+  Event record(Queue queue) override;
   // After a failure and end_step(): writes what has been stepped in a slot and is not on its way back.
   void write_stepped();
   // Throws kInternal if the event is older than the step before this one.
-  void wait(Lane lane, Event event) override;
+  void wait(Queue queue, Event event) override;
 
   // Waits, on the host, for all that is queued: also for what is left when waiting for some of it throws.
   void finish();
   void* transfer_queue() const { return queues_[0]; }
-  // All that is queued on the lanes so far, and all of it that uses slots.
+  // All that is queued on the queues so far, and all of it that uses slots.
   std::vector<Device::Event> record_all() const;
   std::vector<Device::Event> record_slots() const;
   // Of chunks that are stepped in host memory.
@@ -67,12 +67,12 @@ class DeviceLanes final : public Lanes {
   int64_t written_bytes() const { return written_bytes_; }
 
  private:
-  void* queue_of(Lane lane) const { return queues_[static_cast<int>(lane)]; }
+  void* queue_of(Queue queue) const { return queues_[static_cast<int>(queue)]; }
 
   Device& device_;
   std::vector<DeviceRecord>& chunks_;
   std::vector<DeviceBytes>& slots_;
-  void* queues_[3];  // of each Lane
+  void* queues_[3];  // of each Queue
   Work work_;
   std::vector<Target> waiting_;
   bool hybrid_ = false, changes_ = true, following_ = false;

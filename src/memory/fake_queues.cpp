@@ -1,4 +1,4 @@
-#include "memory/fake_lanes.h"
+#include "memory/fake_queues.h"
 
 #include <algorithm>
 #include <numeric>
@@ -8,9 +8,9 @@
 
 namespace lowtide::fake {
 
-FakeLanes::FakeLanes(const Plan& plan, std::vector<int64_t> chunk_bytes, const FakeLanesOptions& options)
+FakeQueues::FakeQueues(const Plan& plan, std::vector<int64_t> chunk_bytes, const FakeLanesOptions& options)
     : chunk_bytes_(std::move(chunk_bytes)), options_(options), device_(options.seed) {
-  device_.add_stream("in", options.read_rate);  // in the order of Lane
+  device_.add_stream("in", options.read_rate);  // in the order of Queue
   device_.add_stream("step", options.step_rate);
   device_.add_stream("out", options.write_rate);
   const int64_t near = plan.ram_bytes + options.more_slots * plan.slot_bytes;
@@ -26,22 +26,22 @@ FakeLanes::FakeLanes(const Plan& plan, std::vector<int64_t> chunk_bytes, const F
   }
 }
 
-void FakeLanes::begin_step(int64_t number) {
+void FakeQueues::begin_step(int64_t number) {
   number_ = number;
   first_[++step_index_ & 1] = next_;
   const std::vector<int> none(chunk_bytes_.size(), 0);
   counts_ = {none, none, none, 0};
 }
 
-std::vector<uint8_t> FakeLanes::contents(int chunk) { return device_.host_read(home_.at(static_cast<size_t>(chunk))); }
+std::vector<uint8_t> FakeQueues::contents(int chunk) { return device_.host_read(home_.at(static_cast<size_t>(chunk))); }
 
-std::vector<uint8_t> FakeLanes::initial(int chunk, int64_t bytes) {
+std::vector<uint8_t> FakeQueues::initial(int chunk, int64_t bytes) {
   std::vector<uint8_t> content(static_cast<size_t>(bytes));
   mix(content.data(), bytes, chunk, -1);
   return content;
 }
 
-void FakeLanes::mix(uint8_t* bytes, int64_t n, int chunk, int64_t number) {
+void FakeQueues::mix(uint8_t* bytes, int64_t n, int chunk, int64_t number) {
   uint64_t h = 0x9e3779b97f4a7c15ull * static_cast<uint64_t>(chunk + 1) + static_cast<uint64_t>(number + 1);
   for (int64_t i = 0; i < n; ++i) {
     h = (h ^ (h >> 29) ^ bytes[i]) * 0xbf58476d1ce4e5b9ull;
@@ -49,19 +49,19 @@ void FakeLanes::mix(uint8_t* bytes, int64_t n, int chunk, int64_t number) {
   }
 }
 
-void FakeLanes::read(int chunk, int slot) {
-  device_.copy(static_cast<int>(Lane::kIn),
+void FakeQueues::read(int chunk, int slot) {
+  device_.copy(static_cast<int>(Queue::kIn),
                format("read of chunk %d into slot %d, step %lld", chunk, slot, static_cast<long long>(number_)),
                slot_span(chunk, slot), home_.at(static_cast<size_t>(chunk)));
   ++counts_.reads[static_cast<size_t>(chunk)];
   counts_.bytes_moved += bytes(chunk);
 }
 
-void FakeLanes::step(int chunk, int slot) {
+void FakeQueues::step(int chunk, int slot) {
   const Span span = slot < 0 ? home_.at(static_cast<size_t>(chunk)) : slot_span(chunk, slot);
   const Span& home = home_.at(static_cast<size_t>(chunk));
-  const Span& to = options_.path == Path::kHybrid ? home : span;
-  device_.launch(static_cast<int>(Lane::kStep),
+  const Span& to = options_.transfer == TransferMode::kHybrid ? home : span;
+  device_.launch(static_cast<int>(Queue::kStep),
                  format("step of chunk %d in slot %d, step %lld", chunk, slot, static_cast<long long>(number_)), {span},
                  {to}, span.bytes, [this, span, to, chunk, number = number_] {
                    if (to.region != span.region) std::copy_n(device_.data(span), span.bytes, device_.data(to));
@@ -70,28 +70,28 @@ void FakeLanes::step(int chunk, int slot) {
   ++counts_.steps[static_cast<size_t>(chunk)];
   if (to.region != span.region) counts_.bytes_moved += to.bytes;
   if (!options_.blocking) return;
-  device_.record(step_over_, static_cast<int>(Lane::kStep));
+  device_.record(step_over_, static_cast<int>(Queue::kStep));
   device_.host_wait(step_over_);
 }
 
-void FakeLanes::write(int chunk, int slot) {
-  device_.copy(static_cast<int>(Lane::kOut),
+void FakeQueues::write(int chunk, int slot) {
+  device_.copy(static_cast<int>(Queue::kOut),
                format("write of chunk %d from slot %d, step %lld", chunk, slot, static_cast<long long>(number_)),
                home_.at(static_cast<size_t>(chunk)), slot_span(chunk, slot));
   ++counts_.writes[static_cast<size_t>(chunk)];
   counts_.bytes_moved += bytes(chunk);
 }
 
-Lanes::Event FakeLanes::record(Lane lane) {
+Queues::Event FakeQueues::record(Queue queue) {
   const size_t parity = static_cast<size_t>(step_index_ & 1);
   std::vector<int>& pool = pools_[parity];
   const size_t i = static_cast<size_t>(next_ - first_[parity]);
   if (i == pool.size()) pool.push_back(device_.new_event());
-  device_.record(pool[i], static_cast<int>(lane));
+  device_.record(pool[i], static_cast<int>(queue));
   return next_++;
 }
 
-void FakeLanes::wait(Lane lane, Event event) {
+void FakeQueues::wait(Queue queue, Event event) {
   const bool dropped = static_cast<int64_t>(wait_mattered_.size()) == options_.drop_wait;
   wait_mattered_.push_back(false);
   if (event == kNone) return;
@@ -100,7 +100,7 @@ void FakeLanes::wait(Lane lane, Event event) {
     fail(ErrorKind::kInternal, "wait for event %lld, of which only [%lld, %lld) are valid",
          static_cast<long long>(event), static_cast<long long>(first_[1 - now]), static_cast<long long>(next_));
   const int device_event = pools_[parity][static_cast<size_t>(event - first_[parity])];
-  const int stream = static_cast<int>(lane);
+  const int stream = static_cast<int>(queue);
   wait_mattered_.back() = device_.wait_matters(stream, device_event);
   if (dropped) return;
   if (options_.blocking)
@@ -109,6 +109,8 @@ void FakeLanes::wait(Lane lane, Event event) {
     device_.wait(stream, device_event);
 }
 
-Span FakeLanes::slot_span(int chunk, int slot) const { return {slots_.at(static_cast<size_t>(slot)), 0, bytes(chunk)}; }
+Span FakeQueues::slot_span(int chunk, int slot) const {
+  return {slots_.at(static_cast<size_t>(slot)), 0, bytes(chunk)};
+}
 
 }  // namespace lowtide::fake

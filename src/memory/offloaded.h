@@ -14,15 +14,15 @@
 
 namespace lowtide {
 
-class ParkedMemory {
+class OffloadedMemory {
  public:
   // Writes the buffers, which outlive this object, to a scratch file in `directory` and drops their pages: until
   // bring_back() they read as zero and must not be written. Throws kInvalidArgument or kIo as ScratchFile does; then
   // the buffers are as they were.
-  ParkedMemory(Env& env, const std::string& directory, std::vector<const Buffer*> buffers, int threads);
+  OffloadedMemory(Env& env, const std::string& directory, std::vector<const Buffer*> buffers, int threads);
 
   // Reads everything back and checks it. Throws kIo: the buffers' contents are then undefined, the file still has what
-  // was parked, and another try is possible.
+  // was offloaded, and another try is possible.
   void bring_back(int threads);
 
   int64_t bytes() const { return bytes_; }

@@ -1,5 +1,5 @@
-// The choice of a path, its measurement on the fake device, and the file that remembers it.
-#include "memory/path_probe.h"
+// The choice of a transfer mode, its measurement on the fake device, and the file that remembers it.
+#include "memory/transfer_mode_probe.h"
 
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ namespace lowtide {
 namespace {
 
 constexpr char kKey[] = "cuda; a device, driver 1; host";
-constexpr PathRates kRates{50e9, 52e9, 40e9, 41.5e9, 30e9};
+constexpr TransferRates kRates{50e9, 52e9, 40e9, 41.5e9, 30e9};
 
 fake::FakeBackendOptions pinned(std::string description = "") {
   fake::FakeBackendOptions options{7};
@@ -33,25 +33,25 @@ fake::FakeBackendOptions pinned(std::string description = "") {
   return options;
 }
 
-TEST(PathProbe, ChoosesTheFastestAndCopiesWhereItMakesNoDifference) {
-  EXPECT_EQ(choose_path({1, 1, 40, 30, 20}), Path::kCopy);
-  EXPECT_EQ(choose_path({1, 1, 40, 41, 41}), Path::kCopy);
-  EXPECT_EQ(choose_path({1, 1, 40, 50, 45}), Path::kHybrid);
-  EXPECT_EQ(choose_path({1, 1, 40, 45, 50}), Path::kZeroCopy);
-  EXPECT_EQ(choose_path({1, 1, 40, 50, 50}), Path::kZeroCopy);
-  testing::Rng rng = testing::seeded("PathProbe.Chooses", 131);
+TEST(TransferModeProbe, ChoosesTheFastestAndCopiesWhereItMakesNoDifference) {
+  EXPECT_EQ(choose_transfer_mode({1, 1, 40, 30, 20}), TransferMode::kCopy);
+  EXPECT_EQ(choose_transfer_mode({1, 1, 40, 41, 41}), TransferMode::kCopy);
+  EXPECT_EQ(choose_transfer_mode({1, 1, 40, 50, 45}), TransferMode::kHybrid);
+  EXPECT_EQ(choose_transfer_mode({1, 1, 40, 45, 50}), TransferMode::kZeroCopy);
+  EXPECT_EQ(choose_transfer_mode({1, 1, 40, 50, 50}), TransferMode::kZeroCopy);
+  testing::Rng rng = testing::seeded("TransferModeProbe.Chooses", 131);
   for (int i = 0; i < 1000; ++i) {
     const double rates[] = {1 + rng.uniform(), 1 + rng.uniform(), 1 + rng.uniform()};
-    const Path path = choose_path({1, 1, rates[0], rates[1], rates[2]});
-    ASSERT_GE(rates[static_cast<int>(path)] * 1.05, *std::max_element(rates, rates + 3));
+    const TransferMode mode = choose_transfer_mode({1, 1, rates[0], rates[1], rates[2]});
+    ASSERT_GE(rates[static_cast<int>(mode)] * 1.05, *std::max_element(rates, rates + 3));
   }
   std::printf("1000 choices within 5 %% of the fastest\n");
 }
 
-TEST(PathProbe, MeasuresEveryPathWithoutARace) {
+TEST(TransferModeProbe, MeasuresEveryTransferModeWithoutARace) {
   fake::FakeBackend backend(pinned());
   const int64_t used = backend.used();
-  const PathRates rates = measure_paths(backend, 1 << 20);
+  const TransferRates rates = measure_transfer_rates(backend, 1 << 20);
   for (const double rate : {rates.in, rates.out, rates.copy, rates.hybrid, rates.zero_copy}) {
     EXPECT_GT(rate, 0);
     EXPECT_TRUE(std::isfinite(rate));
@@ -60,17 +60,17 @@ TEST(PathProbe, MeasuresEveryPathWithoutARace) {
   for (const auto& race : backend.fake().race_checker().races()) ADD_FAILURE() << to_string(race);
 }
 
-TEST(PathProbe, RemembersWhatWasMeasured) {
+TEST(TransferModeProbe, RemembersWhatWasMeasured) {
   const testing::TemporaryDirectory directory;
   const std::string cache = directory.file("deep/cache");
   Env& env = system_env();
-  EXPECT_FALSE(remembered_paths(env, cache, kKey));
-  remember_paths(env, cache, kKey, kRates);
-  const std::optional<PathRates> found = remembered_paths(env, cache, kKey);
+  EXPECT_FALSE(remembered_transfer_rates(env, cache, kKey));
+  remember_transfer_rates(env, cache, kKey, kRates);
+  const std::optional<TransferRates> found = remembered_transfer_rates(env, cache, kKey);
   ASSERT_TRUE(found);
   EXPECT_EQ(found->copy, kRates.copy);
   EXPECT_EQ(found->zero_copy, kRates.zero_copy);
-  EXPECT_FALSE(remembered_paths(env, cache, "another key"));
+  EXPECT_FALSE(remembered_transfer_rates(env, cache, "another key"));
   // Any part of the file, and any byte of it changed to another, is what was measured or nothing.
   const std::filesystem::path file = std::filesystem::directory_iterator(cache)->path();
   std::ifstream in(file);
@@ -78,7 +78,7 @@ TEST(PathProbe, RemembersWhatWasMeasured) {
   int broken = 0;
   const auto put = [&](const std::string& content) {
     std::ofstream(file, std::ios::trunc) << content;
-    const std::optional<PathRates> got = remembered_paths(env, cache, kKey);
+    const std::optional<TransferRates> got = remembered_transfer_rates(env, cache, kKey);
     if (!got) ++broken;
     if (got) {
       EXPECT_TRUE(std::isfinite(got->copy) && got->copy > 0);
@@ -86,7 +86,7 @@ TEST(PathProbe, RemembersWhatWasMeasured) {
   };
   for (size_t n = 0; n < text.size(); ++n) {
     put(text.substr(0, n));
-    EXPECT_FALSE(remembered_paths(env, cache, kKey)) << n;
+    EXPECT_FALSE(remembered_transfer_rates(env, cache, kKey)) << n;
     for (const char c : {'\0', 'x', '-', '\n'}) {
       std::string changed = text;
       changed[n] = c;
@@ -94,15 +94,15 @@ TEST(PathProbe, RemembersWhatWasMeasured) {
     }
   }
   EXPECT_GT(broken, static_cast<int>(text.size()));
-  remember_paths(env, cache, kKey, kRates);  // makes it good
-  EXPECT_TRUE(remembered_paths(env, cache, kKey));
+  remember_transfer_rates(env, cache, kKey, kRates);  // makes it good
+  EXPECT_TRUE(remembered_transfer_rates(env, cache, kKey));
   // Writers at once leave one of their files, whole, and nothing else.
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i)
     threads.emplace_back([&] {
       for (int n = 0; n < 50; ++n) {
-        remember_paths(env, cache, kKey, kRates);
-        EXPECT_TRUE(remembered_paths(env, cache, kKey));
+        remember_transfer_rates(env, cache, kKey, kRates);
+        EXPECT_TRUE(remembered_transfer_rates(env, cache, kKey));
       }
     });
   for (std::thread& thread : threads) thread.join();
@@ -110,28 +110,28 @@ TEST(PathProbe, RemembersWhatWasMeasured) {
   std::printf("%zu files cut short or changed: %d of them nothing, none an error\n", text.size() * 5, broken);
 }
 
-TEST(PathProbe, WhatCannotBeWrittenIsNoError) {
+TEST(TransferModeProbe, WhatCannotBeWrittenIsNoError) {
   const testing::TemporaryDirectory directory;
   const std::string file = directory.file("file");
   std::ofstream(file) << "in the way";
-  remember_paths(system_env(), file + "/below", kKey, kRates);
-  EXPECT_FALSE(remembered_paths(system_env(), file + "/below", kKey));
+  remember_transfer_rates(system_env(), file + "/below", kKey, kRates);
+  EXPECT_FALSE(remembered_transfer_rates(system_env(), file + "/below", kKey));
   struct Full final : Env {
     int64_t pwrite(int, const void*, int64_t, int64_t) override { return -ENOSPC; }
   } full;
-  remember_paths(full, directory.file("cache"), kKey, kRates);
+  remember_transfer_rates(full, directory.file("cache"), kKey, kRates);
   EXPECT_TRUE(std::filesystem::is_empty(directory.file("cache")));
 }
 
 // One measurement for each kind of device; none that cannot be told from others is remembered.
-TEST(PathProbe, MeasuresOnce) {
+TEST(TransferModeProbe, MeasuresOnce) {
   const testing::TemporaryDirectory directory;
   ::setenv("XDG_CACHE_HOME", directory.path().c_str(), 1);
   EXPECT_EQ(cache_directory(), directory.path() + "/lowtide");
   int64_t queues[3];
   for (int i = 0; i < 3; ++i) {
     fake::FakeBackend backend(pinned(i < 2 ? "a device" : ""));
-    fastest_path(system_env(), backend, 1 << 20);
+    fastest_transfer_mode(system_env(), backend, 1 << 20);
     queues[i] = backend.queues();
   }
   EXPECT_GT(queues[0], 0);
@@ -141,7 +141,7 @@ TEST(PathProbe, MeasuresOnce) {
   fake::FakeBackendOptions small = pinned("a smaller device");
   small.device_bytes = 1 << 20;
   fake::FakeBackend backend(small);
-  EXPECT_EQ(fastest_path(system_env(), backend), Path::kCopy);
+  EXPECT_EQ(fastest_transfer_mode(system_env(), backend), TransferMode::kCopy);
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory.path() + "/lowtide"), {}), 1);
   ::setenv("XDG_CACHE_HOME", "relative", 1);
   ::setenv("HOME", "/somewhere", 1);

@@ -1,4 +1,4 @@
-// The file in which measured paths are remembered.
+// The file in which measured transfer rates are remembered.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -10,19 +10,19 @@
 #include <system_error>
 
 #include "core/error.h"
-#include "memory/path_probe.h"
+#include "memory/transfer_mode_probe.h"
 
 namespace lowtide {
 namespace {
 
-constexpr char kFormat[] = "lowtide paths 1\n";
+constexpr char kFormat[] = "lowtide transfer rates 1\n";
 constexpr size_t kLongest = 4096;
 
 // FNV-1a: any that gives different keys different names; the key itself is in the file.
 std::string file_for(const std::string& directory, const std::string& key) {
   uint64_t hash = 0xcbf29ce484222325ull;
   for (const char c : key) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
-  return format("%s/path-%016" PRIx64, directory.c_str(), hash);
+  return format("%s/transfer-%016" PRIx64, directory.c_str(), hash);
 }
 
 std::string one_line(std::string key) {
@@ -31,7 +31,7 @@ std::string one_line(std::string key) {
   return key;
 }
 
-std::string text_of(const std::string& key, const PathRates& r) {
+std::string text_of(const std::string& key, const TransferRates& r) {
   return kFormat + one_line(key) + format("\n%a %a %a %a %a\n", r.in, r.out, r.copy, r.hybrid, r.zero_copy);
 }
 
@@ -55,9 +55,9 @@ std::string cache_directory() {
   return home && home[0] == '/' ? std::string(home) + "/.cache/lowtide" : "";
 }
 
-std::optional<PathRates> remembered_paths(Env& env, const std::string& directory, const std::string& key) {
+std::optional<TransferRates> remembered_transfer_rates(Env& env, const std::string& directory, const std::string& key) {
   const std::string text = read_file(env, file_for(directory, key)), head = kFormat + one_line(key) + "\n";
-  PathRates r;
+  TransferRates r;
   if (text.compare(0, head.size(), head) != 0) return std::nullopt;
   if (std::sscanf(text.c_str() + head.size(), "%la %la %la %la %la", &r.in, &r.out, &r.copy, &r.hybrid, &r.zero_copy) !=
       5)
@@ -67,7 +67,8 @@ std::optional<PathRates> remembered_paths(Env& env, const std::string& directory
   return text == text_of(key, r) ? std::optional(r) : std::nullopt;
 }
 
-void remember_paths(Env& env, const std::string& directory, const std::string& key, const PathRates& rates) {
+void remember_transfer_rates(Env& env, const std::string& directory, const std::string& key,
+                             const TransferRates& rates) {
   std::error_code error;
   std::filesystem::create_directories(directory, error);
   const std::string path = file_for(directory, key), text = text_of(key, rates);

@@ -1,4 +1,4 @@
-// Which path streaming state takes on this machine: measured once for each kind of device, and remembered in a file.
+// Which transfer mode is fastest on this machine: measured once for each kind of device, and remembered in a file.
 #pragma once
 
 #include <cstdint>
@@ -7,12 +7,12 @@
 
 #include "backend/backend.h"
 #include "core/env.h"
-#include "memory/path.h"
+#include "memory/transfer_mode.h"
 
 namespace lowtide {
 
-// Bytes of state per second; of the paths, of state that is stepped: each byte goes both ways.
-struct PathRates {
+// Bytes of state per second. For a transfer mode: bytes stepped, each of which goes both ways.
+struct TransferRates {
   double in = 0, out = 0;  // a copy alone, to the device and from it
   double copy = 0, hybrid = 0, zero_copy = 0;
 };
@@ -22,20 +22,21 @@ inline constexpr int64_t kProbeBytes = 64 << 20;
 // Takes a fraction of a second, `bytes` of device memory twice over and of pinned host memory as much, and three
 // queues of the device. Whose kernels reach pinned memory (Device::steps_pinned). Throws kOutOfMemory, and what the
 // device throws.
-PathRates measure_paths(Backend& backend, int64_t bytes = kProbeBytes);
+TransferRates measure_transfer_rates(Backend& backend, int64_t bytes = kProbeBytes);
 
 // The fastest; copies, which leave the device's cores to others, unless another is faster by more than 5 %.
-Path choose_path(const PathRates& rates);
+TransferMode choose_transfer_mode(const TransferRates& rates);
 
 // What is remembered for this key, and remembering it: a file of its own in `directory`, replaced as a whole. A file
 // that is missing, not readable or broken is nothing; that it cannot be written is no error.
-std::optional<PathRates> remembered_paths(Env& env, const std::string& directory, const std::string& key);
-void remember_paths(Env& env, const std::string& directory, const std::string& key, const PathRates& rates);
+std::optional<TransferRates> remembered_transfer_rates(Env& env, const std::string& directory, const std::string& key);
+void remember_transfer_rates(Env& env, const std::string& directory, const std::string& key,
+                             const TransferRates& rates);
 
 // lowtide/ in $XDG_CACHE_HOME or in ~/.cache; "" where there is neither.
 std::string cache_directory();
 
 // The choice for this backend's device: remembered, or measured now. Copies where there is no memory to measure with.
-Path fastest_path(Env& env, Backend& backend, int64_t bytes = kProbeBytes);
+TransferMode fastest_transfer_mode(Env& env, Backend& backend, int64_t bytes = kProbeBytes);
 
 }  // namespace lowtide

@@ -1,4 +1,4 @@
-// The pager's lanes for a synchronous backend: chunks in a file, slots in RAM. Reads and writes are under way on their
+// The pager's queues for a synchronous backend: chunks in a file, slots in RAM. Reads and writes are under way on their
 // own; steps run at once, in the calling thread.
 #pragma once
 
@@ -30,14 +30,14 @@ struct Traffic {
   double waited_seconds = 0;  // that steps stood still for reads and writes
 };
 
-class FileLanes final : public Lanes {
+class FileQueues final : public Queues {
  public:
   using Work = std::function<void(int chunk, std::byte* memory)>;
   // All borrowed for the object's life. A slot without memory is allocated when it is used, `slot_bytes` large.
-  FileLanes(Env& env, ScratchFile* file, std::vector<ChunkRecord>& chunks, std::vector<Buffer>& slots,
-            int64_t slot_bytes, Traffic& traffic)
+  FileQueues(Env& env, ScratchFile* file, std::vector<ChunkRecord>& chunks, std::vector<Buffer>& slots,
+             int64_t slot_bytes, Traffic& traffic)
       : env_(env), file_(file), chunks_(chunks), slots_(slots), slot_bytes_(slot_bytes), traffic_(traffic) {}
-  ~FileLanes() override { finish(); }
+  ~FileQueues() override { finish(); }
 
   // Before each step. Takes the memory that the step's bookkeeping needs. What is under way then was read ahead.
   // changes: of work that changes chunks; else they are not written.
@@ -46,8 +46,8 @@ class FileLanes final : public Lanes {
   void read(int chunk, int slot) override;
   void step(int chunk, int slot) override;
   void write(int chunk, int slot) override;
-  Event record(Lane lane) override;
-  void wait(Lane lane, Event event) override;
+  Event record(Queue queue) override;
+  void wait(Queue queue, Event event) override;
 
   // Waits for the writes. Chunks that could not be written stay in RAM; returns the first failure.
   WriteFailure finish_writes() noexcept;
