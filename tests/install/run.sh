@@ -23,17 +23,17 @@ fi
 
 flags=()
 [[ -z $sanitizers ]] || flags+=("-fsanitize=$sanitizers")
-# The first C++ block of the README is a program of the user's project too.
-sed -n '/^```cpp$/,/^```$/{/^```/d;p}' "$here/../../README.md" >"$work/readme.cpp"
-[[ -s $work/readme.cpp ]] || { echo "README.md has no C++ block" >&2; exit 1; }
+# The C++ block of docs/cpp.md is a program of the user's project too.
+sed -n '/^```cpp$/,/^```$/{/^```/d;p}' "$here/../../docs/cpp.md" >"$work/documented.cpp"
+[[ -s $work/documented.cpp ]] || { echo "docs/cpp.md has no C++ block" >&2; exit 1; }
 
 echo "-- CMake package"
 "$cmake" -S "$here" -B "$work/consumer" -G "$generator" -DCMAKE_PREFIX_PATH="$moved" \
-  -DREADME_PROGRAM="$work/readme.cpp" -DCMAKE_C_COMPILER="$cc" -DCMAKE_CXX_COMPILER="$cxx" -DCMAKE_C_FLAGS="${flags[*]}" -DCMAKE_CXX_FLAGS="${flags[*]}"
+  -DDOCUMENTED_PROGRAM="$work/documented.cpp" -DCMAKE_C_COMPILER="$cc" -DCMAKE_CXX_COMPILER="$cxx" -DCMAKE_C_FLAGS="${flags[*]}" -DCMAKE_CXX_FLAGS="${flags[*]}"
 "$cmake" --build "$work/consumer"
 "$work/consumer/consumer_cpp"
 "$work/consumer/consumer_c"
-"$work/consumer/readme_cpp"
+"$work/consumer/documented_cpp"
 
 library="$(find "$moved" -name liblowtide.so)"
 if [[ -n $library ]] && command -v pkg-config >/dev/null; then

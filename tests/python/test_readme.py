@@ -1,4 +1,4 @@
-"""Every ```python block of README.md runs as it stands."""
+"""Every ```python block of these pages runs as it stands."""
 
 import re
 import subprocess
@@ -7,19 +7,24 @@ from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parents[2] / "README.md"
-BLOCKS = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.S | re.M) if README.exists() else []
+ROOT = Path(__file__).parents[2]
+PAGES = ["README.md", "docs/pytorch.md", "docs/memory.md", "docs/votes.md"]
 
 
-def test_readme_has_examples(figure):
-    assert README.exists(), "README.md is missing"
-    figure(f"python blocks in README.md: {len(BLOCKS)}")
-    assert BLOCKS, "README.md has no ```python block"
+def blocks(page: str) -> list[str]:
+    path = ROOT / page
+    return re.findall(r"^```python\n(.*?)^```", path.read_text(), re.S | re.M) if path.exists() else []
 
 
-@pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_example_runs(number, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", BLOCKS[number]], cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, f"block {number}:\n{BLOCKS[number]}\n{done.stderr}"
+@pytest.mark.parametrize("page", PAGES)
+def test_page_has_examples(page, figure):
+    assert (ROOT / page).exists(), f"{page} is missing"
+    figure(f"python blocks in {page}: {len(blocks(page))}")
+    assert blocks(page), f"{page} has no ```python block"
+
+
+@pytest.mark.parametrize("page, number", [(page, number) for page in PAGES for number in range(len(blocks(page)))])
+def test_example_runs(page, number, tmp_path):
+    block = blocks(page)[number]
+    done = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, f"{page}, block {number}:\n{block}\n{done.stderr}"
