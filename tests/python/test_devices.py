@@ -47,7 +47,7 @@ def test_budgets_of_cuda_parameters() -> None:
     for memory in (None, lowtide.Memory(), lowtide.Memory(device="auto"), lowtide.Memory(host="1MiB", transfer="hybrid")):
         found = budget_at(memory, place)
         assert found and found.automatic and found.device_bytes == -1 and not found.managed
-        assert found.path == (memory.path or "" if memory else "")
+        assert found.transfer == (memory.transfer or "" if memory else "")
     for memory in (lowtide.Memory(device="1MiB"), lowtide.Memory(managed=True)):
         found = budget_at(memory, place)
         assert found and not found.automatic
