@@ -11,15 +11,15 @@
 #include <string>
 #include <vector>
 
-#include "memory/fake_queues.h"
+#include "support/fake/fake_queues.h"
 #include "lowtide/error.h"
 #include "support/random.h"
 
 namespace lowtide {
 namespace {
 
-using fake::FakeLanesOptions;
 using fake::FakeQueues;
+using fake::FakeQueuesOptions;
 using Bytes = std::vector<uint8_t>;
 
 struct Case {
@@ -82,7 +82,7 @@ Case on_transfer(Case c, TransferMode transfer) {
 }
 
 // With options.more_slots, every other step reads ahead into them.
-std::unique_ptr<FakeQueues> run(const Case& c, const FakeLanesOptions& options, int steps, bool ahead = false) {
+std::unique_ptr<FakeQueues> run(const Case& c, const FakeQueuesOptions& options, int steps, bool ahead = false) {
   auto queues = std::make_unique<FakeQueues>(c.plan, c.chunk_bytes, options);
   Pager pager(c.plan, options.transfer);
   const size_t own = pager.slots();
@@ -111,7 +111,7 @@ TEST(Pager, StepsEqualAPlainLoopUnderEverySchedule) {
   for (int chunks = 1; chunks <= 12; ++chunks)
     for (int slots = 1; slots <= 4; ++slots)
       for (int i = 0; i < 100; ++i, ++cases) {
-        FakeLanesOptions options;
+        FakeQueuesOptions options;
         options.seed = rng.next();
         options.blocking = i % 4 == 3;
         options.transfer = kTransferModes[i % 7 % 3];
@@ -158,7 +158,7 @@ TEST(Pager, NearMemoryIsWhatThePlanSays) {
   for (; plans < 200; ++plans) {
     const Case c = random_case(rng, static_cast<int>(rng.between(1, 12)), static_cast<int>(rng.between(1, 4)), 0.4);
     EXPECT_EQ(run(c, {}, 2)->near_peak(), c.plan.ram_bytes);
-    FakeLanesOptions tight;
+    FakeQueuesOptions tight;
     tight.near_capacity = c.plan.ram_bytes - 1;
     try {
       run(c, tight, 1);
@@ -177,7 +177,7 @@ TEST(Pager, EveryWaitIsNeededOrANoOp) {
   for (int chunks = 1; chunks <= 12; ++chunks)
     for (int slots = 1; slots <= 4; ++slots)
       for (int variant = 0; variant < 12; ++variant) {
-        FakeLanesOptions options;
+        FakeQueuesOptions options;
         options.transfer = kTransferModes[variant / 4];
         const Case c = on_transfer(random_case(rng, chunks, slots, variant % 2 ? 0.4 : 0.0), options.transfer);
         const bool ahead = variant % 4 >= 2;
@@ -258,7 +258,7 @@ double step_seconds(int streamed, int resident, int slots, double read, double s
   std::vector<bool> stays(chunks, false);
   std::fill_n(stays.begin(), resident, true);
   const Case c = make_case(std::vector<int64_t>(chunks, kUnit), stays, slots);
-  FakeLanesOptions options;
+  FakeQueuesOptions options;
   options.read_rate = kUnit / read;
   options.step_rate = kUnit / step;
   options.write_rate = kUnit / write;
@@ -364,7 +364,7 @@ struct Failures {
 
 // Fails the n-th operation of a step, drains, judges every chunk, and steps on with the pager or with a new one.
 void fail_and_go_on(const Case& c, int64_t n, int full_steps, bool new_pager, uint64_t seed, Failures& count) {
-  FakeLanesOptions options;
+  FakeQueuesOptions options;
   options.seed = seed;
   FakeQueues queues(c.plan, c.chunk_bytes, options);
   auto pager = std::make_unique<Pager>(c.plan);

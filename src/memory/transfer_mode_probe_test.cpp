@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "backend/fake/fake_backend.h"
+#include "support/fake/fake_backend.h"
 #include "lowtide/error.h"
 #include "support/random.h"
 #include "support/temporary.h"

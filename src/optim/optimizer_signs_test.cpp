@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <optional>
 
-#include "backend/fake/fake_backend.h"
+#include "support/fake/fake_backend.h"
 #include "backend/signs.h"
 #include "support/device_twins.h"
 #include "support/optimizer_case.h"

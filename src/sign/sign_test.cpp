@@ -7,7 +7,7 @@
 #include <atomic>
 #include <thread>
 
-#include "backend/fake/fake_backend.h"
+#include "support/fake/fake_backend.h"
 #include "core/error.h"
 #include "sign/sign_on.h"
 #include "support/sign_reference.h"

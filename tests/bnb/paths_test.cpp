@@ -2,7 +2,7 @@
 // device. All give the same bits.
 #include <gtest/gtest.h>
 
-#include "backend/fake/fake_backend.h"
+#include "support/fake/fake_backend.h"
 #include "backend/registry.h"
 #include "bnb/device_step.h"
 #include "bnb/host_step.h"

@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <string>
 
-#include "backend/fake/fake_backend.h"
+#include "support/fake/fake_backend.h"
 #include "support/device_twins.h"
 #include "support/fake_races.h"
 #include "support/temporary.h"

@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <map>
 
-#include "backend/fake/fake_backend.h"
+#include "support/fake/fake_backend.h"
 #include "memory/residency.h"
 #include "support/device_twins.h"
 #include "support/fake_races.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "backend/fake/fake_backend.h"
+#include "support/fake/fake_backend.h"
 #include "memory/residency.h"
 #include "support/device_twins.h"
 #include "support/fake_races.h"

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "backend/fake/fake_backend.h"
+#include "support/fake/fake_backend.h"
 
 namespace lowtide::testing {
 

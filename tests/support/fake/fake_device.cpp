@@ -1,4 +1,4 @@
-#include "backend/fake/fake_device.h"
+#include "support/fake/fake_device.h"
 
 #include <algorithm>
 #include <cstring>

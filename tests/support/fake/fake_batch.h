@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "backend/fake/fake_backend.h"
+#include "support/fake/fake_backend.h"
 
 namespace lowtide::fake {
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "backend/fake/race_checker.h"
+#include "support/fake/race_checker.h"
 
 namespace lowtide::fake {
 

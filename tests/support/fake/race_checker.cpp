@@ -1,4 +1,4 @@
-#include "backend/fake/race_checker.h"
+#include "support/fake/race_checker.h"
 
 #include <algorithm>
 

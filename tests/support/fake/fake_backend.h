@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "backend/fake/fake_device.h"
+#include "support/fake/fake_device.h"
 
 namespace lowtide::fake {
 

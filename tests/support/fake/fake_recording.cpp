@@ -2,7 +2,7 @@
 #include <utility>
 
 #include "backend/cpu/cpu_backend.h"
-#include "backend/fake/fake_batch.h"
+#include "support/fake/fake_batch.h"
 #include "backend/kernels/items.h"
 #include "core/error.h"
 

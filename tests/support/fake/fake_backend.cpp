@@ -1,4 +1,4 @@
-#include "backend/fake/fake_backend.h"
+#include "support/fake/fake_backend.h"
 
 #include <algorithm>
 #include <array>
@@ -6,7 +6,7 @@
 
 #include "backend/cpu/cpu_backend.h"
 #include "backend/catalog.h"
-#include "backend/fake/fake_batch.h"
+#include "support/fake/fake_batch.h"
 #include "backend/kernels/items.h"
 #include "core/error.h"
 

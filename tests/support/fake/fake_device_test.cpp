@@ -1,6 +1,6 @@
 // The fake device keeps every order it was given, breaks every other one under some seed, and its race checker says
 // exactly which programs lack an order.
-#include "backend/fake/fake_device.h"
+#include "support/fake/fake_device.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Fills and signs on the fake device: late, in the order of their queues, and watched.
-#include "backend/fake/fake_backend.h"
+#include "support/fake/fake_backend.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "memory/fake_queues.h"
+#include "support/fake/fake_queues.h"
 
 #include <algorithm>
 #include <numeric>
@@ -8,7 +8,7 @@
 
 namespace lowtide::fake {
 
-FakeQueues::FakeQueues(const Plan& plan, std::vector<int64_t> chunk_bytes, const FakeLanesOptions& options)
+FakeQueues::FakeQueues(const Plan& plan, std::vector<int64_t> chunk_bytes, const FakeQueuesOptions& options)
     : chunk_bytes_(std::move(chunk_bytes)), options_(options), device_(options.seed) {
   device_.add_stream("in", options.read_rate);  // in the order of Queue
   device_.add_stream("step", options.step_rate);

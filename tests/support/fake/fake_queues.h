@@ -5,12 +5,12 @@
 #include <cstdint>
 #include <vector>
 
-#include "backend/fake/fake_device.h"
+#include "support/fake/fake_device.h"
 #include "memory/pager.h"
 
 namespace lowtide::fake {
 
-struct FakeLanesOptions {
+struct FakeQueuesOptions {
   uint64_t seed = 0;
   double read_rate = 0, step_rate = 0, write_rate = 0;  // bytes per second of the virtual clock; 0: no time
   int64_t near_capacity = -1;                           // bytes; -1: what the plan says
@@ -30,7 +30,7 @@ class FakeQueues : public Queues {
   };
 
   // Throws kOutOfMemory if slots and resident chunks exceed the near memory.
-  FakeQueues(const Plan& plan, std::vector<int64_t> chunk_bytes, const FakeLanesOptions& options);
+  FakeQueues(const Plan& plan, std::vector<int64_t> chunk_bytes, const FakeQueuesOptions& options);
 
   // To be called before each Pager::step. `number` goes into the bytes.
   void begin_step(int64_t number);
@@ -57,7 +57,7 @@ class FakeQueues : public Queues {
   int64_t bytes(int chunk) const { return chunk_bytes_.at(static_cast<size_t>(chunk)); }
 
   std::vector<int64_t> chunk_bytes_;
-  FakeLanesOptions options_;
+  FakeQueuesOptions options_;
   FakeDevice device_;
   int near_ = -1, far_ = -1, step_over_ = -1;
   std::vector<Span> home_;  // of each chunk: its record, or where it is resident
