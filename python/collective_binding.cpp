@@ -226,7 +226,7 @@ void bind_collective(nb::module_& m) {
   m.def("convert_residual", &convert_residual);
   m.def("codec_bytes", [](const std::string& codec) {
     check_residual_codec(find_codec(codec));
-    const auto& of = codecs()[static_cast<size_t>(find_codec(codec))];
+    const auto& of = codec_info(find_codec(codec));
     return std::pair(of.format[1].code_bits / 8, of.scaled);
   });
   nb::class_<SignAccumulator>(m, "SignAccumulator")

@@ -108,7 +108,7 @@ struct Hyper {
 LT_API Hyper default_hyper(const std::string& rule);
 
 struct GroupOptions {
-  Hyper hyper;
+  Hyper hyper = {};
   // Codec of the state, one of codec_names(). Instead of those with 4 bits ("dynamic4", "mixed12") parameters with rows
   // of odd length have "dynamic8"; for a parameter with 4 bits add_param and set_hyper refuse an average of both signs
   // whose beta is above 0.9.

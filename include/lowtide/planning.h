@@ -18,8 +18,8 @@ struct PlannedParam {
 };
 
 struct PlannedGroup {
-  GroupOptions options;
-  std::vector<PlannedParam> params;
+  GroupOptions options = {};
+  std::vector<PlannedParam> params = {};
   double step_rate = 0;  // bytes of this group's state stepped per second; 0: unknown
 };
 

@@ -44,7 +44,7 @@ constexpr bool reads_state() {
 }
 
 template <class R>
-RuleInfo rule_info(const char* name) {
+RuleInfo make_rule(const char* name) {
   static_assert(sizeof(typename R::Args) <= kArgsBytes && R::kStates <= kMaxStates);
   return RuleInfo{name,
                   R::kStates,
@@ -70,7 +70,7 @@ StateFormat state_format() {
 }
 
 template <class C>
-CodecInfo codec_info() {
+CodecInfo make_codec() {
   CodecInfo info{C::kName,
                  C::kScaled,
                  {state_format<C, false>(), state_format<C, true>()},
@@ -130,7 +130,7 @@ enum : int {
 
 const std::vector<RuleInfo>& rules() {
   static const std::vector<RuleInfo> all = {
-#define LT_RULE(number, name, Rule) host::rule_info<host::Rule>(#name),
+#define LT_RULE(number, name, Rule) host::make_rule<host::Rule>(#name),
 #include "portable/rules.def"
 #undef LT_RULE
   };
@@ -139,7 +139,7 @@ const std::vector<RuleInfo>& rules() {
 
 const std::vector<CodecInfo>& codecs() {
   static const std::vector<CodecInfo> all = {
-#define LT_CODEC(number, name, Codec) host::codec_info<host::Codec>(),
+#define LT_CODEC(number, name, Codec) host::make_codec<host::Codec>(),
 #include "portable/codecs.def"
 #undef LT_CODEC
   };
@@ -160,7 +160,7 @@ int effective_rule(int rule, const RuleVariant& variant) {
   using namespace host;
   const bool amsgrad = variant.amsgrad, nesterov = variant.nesterov;
   LT_REQUIRE(!(amsgrad && nesterov) || (rule != k_adam && rule != k_adamw),
-             "got amsgrad and nesterov for %s, wanted one of them at most", rules()[static_cast<size_t>(rule)].name);
+             "got amsgrad and nesterov for %s, wanted one of them at most", rule_info(rule).name);
   switch (rule) {
     case k_adam:
       return amsgrad ? k_adam_amsgrad : nesterov ? k_adam_nesterov : k_adam;
@@ -185,7 +185,7 @@ RoundingMode find_rounding(const std::string& name) {
 }
 
 uint32_t long_averages(int rule, const RuleHyper& hyper) {
-  const RuleInfo& of = rules()[static_cast<size_t>(rule)];
+  const RuleInfo& of = rule_info(rule);
   uint32_t states = 0;
   for (int k = 0; k < of.states; ++k)
     if (of.decay(hyper, k) >= host::kStochasticBeta) states |= uint32_t{1} << k;
@@ -193,8 +193,8 @@ uint32_t long_averages(int rule, const RuleHyper& hyper) {
 }
 
 uint32_t stochastic_states(int rule, int codec, RoundingMode mode, uint32_t long_averages) {
-  const RuleInfo& of = rules()[static_cast<size_t>(rule)];
-  const CodecInfo& as = codecs()[static_cast<size_t>(codec)];
+  const RuleInfo& of = rule_info(rule);
+  const CodecInfo& as = codec_info(codec);
   const uint32_t all = (uint32_t{1} << of.states) - 1;
   if (!as.rounds) return 0;
   if (mode == RoundingMode::kStochastic) return all;
@@ -256,7 +256,7 @@ int find_master(const std::string& name) {
 int find_codec(const std::string& name) { return find("state", name, codecs(), codec_names()); }
 
 std::vector<std::string> state_names(const std::string& rule) {
-  const RuleInfo& info = rules()[static_cast<size_t>(find_rule(rule))];
+  const RuleInfo& info = rule_info(find_rule(rule));
   return {info.state_names.begin(), info.state_names.end()};
 }
 

@@ -51,16 +51,18 @@ struct CodecInfo {
 const std::vector<RuleInfo>& rules();
 const std::vector<CodecInfo>& codecs();
 
+inline const RuleInfo& rule_info(int rule) { return rules()[static_cast<size_t>(rule)]; }
+inline const CodecInfo& codec_info(int codec) { return codecs()[static_cast<size_t>(codec)]; }
+
 // How 16-bit weights are made more precise, by number; 0 is "", not at all.
 struct MasterInfo {
   const char* name;
   int residual_bits;  // of each weight
 };
 const std::vector<MasterInfo>& masters();
+inline const MasterInfo& master_info(int master) { return masters()[static_cast<size_t>(master)]; }
 
-inline int64_t residual_bytes(int master, int64_t elements) {
-  return elements * masters()[static_cast<size_t>(master)].residual_bits / 8;
-}
+inline int64_t residual_bytes(int master, int64_t elements) { return elements * master_info(master).residual_bits / 8; }
 
 // Number of a rule or codec; throws kInvalidArgument naming those there are.
 int find_rule(const std::string& name);
@@ -69,11 +71,11 @@ int find_master(const std::string& name);  // "" is 0
 
 // Of state k of a rule, and of an item that has a codec and a signedness.
 inline const StateFormat& format_of(int rule, int codec, int k) {
-  return codecs()[static_cast<size_t>(codec)].format[(rules()[static_cast<size_t>(rule)].signed_mask >> k) & 1];
+  return codec_info(codec).format[(rule_info(rule).signed_mask >> k) & 1];
 }
 template <class Item>
 const StateFormat& format_of(const Item& item) {
-  return codecs()[static_cast<size_t>(item.codec)].format[item.is_signed ? 1 : 0];
+  return codec_info(item.codec).format[item.is_signed ? 1 : 0];
 }
 
 // How states are rounded: those of long averages stochastically (kAuto), none or all.

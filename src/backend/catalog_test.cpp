@@ -16,7 +16,7 @@ namespace {
 
 using testing::message_of;
 
-std::string name_of(int rule) { return rules()[static_cast<size_t>(rule)].name; }
+std::string name_of(int rule) { return rule_info(rule).name; }
 
 TEST(Catalog, EveryVariantIsTheRuleThatItsOptionsSay) {
   std::set<std::string> reached;

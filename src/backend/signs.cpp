@@ -82,7 +82,7 @@ void check(const ApplyItem& item) {
 }
 
 void check_residual_codec(int codec) {
-  const CodecInfo& of = codecs()[static_cast<size_t>(codec)];
+  const CodecInfo& of = codec_info(codec);
   LT_REQUIRE(!of.has_pairs(),
              "got state '%s' for a residual of error feedback, wanted one whose codes are whole bytes: "
              "dynamic8, say",
@@ -96,7 +96,7 @@ void check(const FeedbackItem& item) {
   if (item.codes) {
     LT_REQUIRE(item.codec >= 0 && static_cast<size_t>(item.codec) < codecs().size(),
                "got codec %d for the residual, which there is not", item.codec);
-    const CodecInfo& codec = codecs()[static_cast<size_t>(item.codec)];
+    const CodecInfo& codec = codec_info(item.codec);
     check_residual_codec(item.codec);
     LT_REQUIRE(!codec.scaled || item.scales || item.count == 0, "got no scales for a residual in %s", codec.name);
   }

@@ -10,7 +10,7 @@
 namespace lowtide::bnb {
 namespace {
 
-const RuleInfo& info_of(const Update& u) { return rules()[static_cast<size_t>(u.rule())]; }
+const RuleInfo& info_of(const Update& u) { return rule_info(u.rule()); }
 
 void require_array(const void* data, const char* name, size_t alignment) {
   LT_REQUIRE(data, "got NULL for %s, wanted memory", name);

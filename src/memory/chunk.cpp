@@ -41,6 +41,17 @@ Piece make_piece(const ShapedParam& param, int64_t first_block, int64_t blocks) 
   return piece;
 }
 
+Piece whole_piece(const StateShape& shape) {
+  Piece piece = make_piece({0, shape}, 0, block_count(shape));
+  lay_out(piece, 0);
+  return piece;
+}
+
+int64_t record_bytes(const StateShape& shape) {
+  Piece piece = whole_piece(shape);
+  return lay_out(piece, 0);
+}
+
 std::vector<Chunk> cut_chunks(std::span<const ShapedParam> params, int64_t chunk_bytes) {
   std::vector<Chunk> chunks;
   int64_t used = 0;  // of the last chunk

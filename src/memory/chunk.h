@@ -44,6 +44,9 @@ struct ShapedParam {
 int64_t block_count(const StateShape& shape);
 // Blocks [first_block, first_block + blocks) of a parameter, not laid out yet.
 Piece make_piece(const ShapedParam& param, int64_t first_block, int64_t blocks);
+// All of a parameter in one piece, laid out from byte 0; and the bytes of that.
+Piece whole_piece(const StateShape& shape);
+int64_t record_bytes(const StateShape& shape);
 // Gives the piece's parts their places from byte `at` of a record, a multiple of 64; returns the end, likewise.
 int64_t lay_out(Piece& piece, int64_t at);
 

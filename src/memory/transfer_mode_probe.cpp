@@ -41,7 +41,7 @@ class Bench {
       device_.fill(queues_[1], memory->data(), 0, 1, memory->bytes());
     finish();
     const RuleHyper hyper{1e-3, 0.9, 0.999, 1e-8, 0, 0, 0, false, 1, true};
-    rules()[static_cast<size_t>(rule_)].make_args(hyper, args_);
+    rule_info(rule_).make_args(hyper, args_);
   }
   ~Bench() {
     try {

@@ -58,14 +58,12 @@ Home::Home(Env& env, const Memory& memory, Backend& backend, bool shared_allocat
   }
 }
 
-Placement placement_of(const Memory& memory, int64_t taken, std::span<const Slot* const> slots,
-                       std::span<const int64_t> params) {
+Placement placement_of(const Memory& memory, int64_t taken, std::span<const ShapedParam> params) {
   Placement out;
-  for (size_t i = 0; i < slots.size(); ++i) {
-    const StateShape shape = slots[i]->shape_of(slots[i]->rule);
-    if (shape.states == 0) continue;
-    out.shaped.push_back({params[i], shape});
-    out.record_bytes += slots[i]->record_bytes(slots[i]->rule);
+  for (const ShapedParam& param : params) {
+    if (param.shape.states == 0) continue;
+    out.shaped.push_back(param);
+    out.record_bytes += record_bytes(param.shape);
   }
   const int64_t left = memory.ram_bytes - taken;
   out.direct = memory.ram_bytes < 0 || round_up(out.record_bytes, kPageBytes) <= left;
@@ -97,11 +95,13 @@ void Home::tell(void* queue, int64_t free_bytes) {
   on_device_->set_free_bytes(free_bytes);
 }
 
-void Home::place(std::span<Slot* const> slots, std::span<const int64_t> params) {
-  Placement placement = placement_of(memory_, arena_.allocated_bytes(), slots, params);
+void Home::place(std::span<Parameter* const> slots, std::span<const int64_t> params) {
+  std::vector<ShapedParam> shaped;
+  for (size_t i = 0; i < slots.size(); ++i) shaped.push_back({params[i], slots[i]->state_shape(slots[i]->rule)});
+  Placement placement = placement_of(memory_, arena_.allocated_bytes(), shaped);
   if (!device_ && !store() && placement.direct) {
     if (waits()) arena_.reserve(static_cast<size_t>(placement.record_bytes));
-    for (Slot* slot : slots) slot->allocate_state(arena_, slot->rule);
+    for (Parameter* slot : slots) slot->allocate_state(arena_, slot->rule);
     return;
   }
   // Without those that an attempt of before has put there.
@@ -112,11 +112,8 @@ void Home::place(std::span<Slot* const> slots, std::span<const int64_t> params) 
   for (const int64_t param : params)
     progress.emplace_back(store()->has(param) ? store()->pieces(param) : 0, Progress{0, true});
   for (size_t i = 0; i < slots.size(); ++i) {
-    Slot& slot = *slots[i];
-    slot.has_state = true;
-    slot.torn = 0;
-    slot.state_rule = slot.rule;
-    slot.fresh = true;
+    Parameter& slot = *slots[i];
+    slot.begin_state(slot.rule);
     slot.paged = store()->has(params[i]);
     slot.progress = std::move(progress[i]);
   }

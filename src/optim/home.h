@@ -8,7 +8,7 @@
 #include "memory/device_store.h"
 #include "memory/offloaded.h"
 #include "memory/state_store.h"
-#include "optim/slot.h"
+#include "optim/parameter.h"
 
 namespace lowtide {
 
@@ -22,9 +22,8 @@ struct Placement {
   bool direct = false;              // that they are: there is no limit, or what is left of it holds all of them
   StoreOptions store;               // else: of the store that takes them
 };
-// Of `slots`, numbered `params`, beside `taken` bytes of the budget.
-Placement placement_of(const Memory& memory, int64_t taken, std::span<const Slot* const> slots,
-                       std::span<const int64_t> params);
+// Of parameters beside `taken` bytes of the budget.
+Placement placement_of(const Memory& memory, int64_t taken, std::span<const ShapedParam> params);
 
 class Home {
  public:
@@ -37,7 +36,7 @@ class Home {
   // Gives state to all of `slots`, numbered `params`: directly addressable if they are in host memory and what is left
   // of the budget holds all of them, else in the store. Throws kInvalidArgument, kOutOfMemory or kIo; then no slot has
   // changed.
-  void place(std::span<Slot* const> slots, std::span<const int64_t> params);
+  void place(std::span<Parameter* const> slots, std::span<const int64_t> params);
 
   // Throws kInvalidArgument if offload() cannot be: no disk, or its limit is too low.
   void check_offload();

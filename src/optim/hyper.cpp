@@ -73,38 +73,4 @@ void check_hyper(const std::string& rule, const Hyper& h) {
              h.dampening, rule.c_str());
 }
 
-void check_averages(const std::string& rule, int codec, const Hyper& hyper) {
-  constexpr double kLongest = 0.9, kLate = 0x1p53;  // behind all schedules
-  const CodecInfo& as = codecs()[static_cast<size_t>(codec)];
-  if (as.format[1].code_bits > 4) return;
-  LT_REQUIRE(rule != "lion",
-             "got state '%s' for lion, wanted one of 8 bits or more ('dynamic8'): its step is the sign of an average "
-             "that in 4 bits does not come to rest",
-             as.name);
-  const RuleInfo& of = rules()[static_cast<size_t>(effective_rule(find_rule(rule), variant_of(hyper)))];
-  const RuleHyper late = rule_hyper(hyper, static_cast<int64_t>(kLate), false);
-  for (int k = 0; k < of.states; ++k)
-    LT_REQUIRE(!((of.signed_mask >> k) & 1) || of.decay(late, k) <= kLongest,
-               "got state '%s' for %s with a beta of %.9g for its %s, wanted %g at most: steps of a longer average are "
-               "lost in 4 bits; lower it, or take state 'dynamic8'",
-               as.name, rule.c_str(), of.decay(late, k), of.state_names[static_cast<size_t>(k)], kLongest);
-}
-
-void check_rounding(int codec, RoundingMode mode) {
-  const CodecInfo& of = codecs()[static_cast<size_t>(codec)];
-  LT_REQUIRE(
-      mode != RoundingMode::kNearest || !(of.needs_random[0] || of.needs_random[1]),
-      "got rounding 'nearest' with state '%s', wanted 'auto' or 'stochastic': rounded to nearest, averages in it "
-      "freeze far from what they should be",
-      of.name);
-}
-
-void check_group(const std::string& rule, const GroupOptions& options) {
-  check_hyper(rule, options.hyper);
-  effective_rule(find_rule(rule), variant_of(options.hyper));
-  check_rounding(find_codec(options.state), find_rounding(options.rounding));
-  LT_REQUIRE(options.min_quantized_numel >= 0, "got min_quantized_numel=%lld, wanted 0 or more",
-             static_cast<long long>(options.min_quantized_numel));
-}
-
 }  // namespace lowtide

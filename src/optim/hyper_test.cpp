@@ -12,6 +12,7 @@
 #include "backend/catalog.h"
 #include "lowtide/planning.h"
 #include "optim/hyper_fields.h"
+#include "optim/param_spec.h"
 #include "support/message_of.h"
 
 namespace lowtide {
@@ -22,7 +23,7 @@ using testing::message_of;
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN(), kInf = std::numeric_limits<double>::infinity();
 
 std::string refusal(const std::string& rule, const Hyper& hyper) {
-  return message_of(ErrorKind::kInvalidArgument, [&] { check_group(rule, {.hyper = hyper}); });
+  return message_of(ErrorKind::kInvalidArgument, [&] { make_group({.hyper = hyper}, find_rule(rule)); });
 }
 
 // Sets the number of that name.
@@ -36,7 +37,7 @@ void set(Hyper& hyper, const std::string& name, double value) {
 
 TEST(Hyper, DefaultsAreFine) {
   int cases = 0;
-  for (const std::string& rule : rule_names()) check_group(rule, {.hyper = default_hyper(rule)}), ++cases;
+  for (const std::string& rule : rule_names()) make_group({.hyper = default_hyper(rule)}, find_rule(rule)), ++cases;
   std::printf("%d rules\n", cases);
 }
 
@@ -73,23 +74,23 @@ TEST(Hyper, WhatOneRuleCannotReadAnotherCan) {
     return hyper;
   };
   EXPECT_NE(refusal("rmsprop", with("rmsprop", "alpha", 1)).find("got alpha=1 for RMSprop"), std::string::npos);
-  check_group("ademamix", {.hyper = with("ademamix", "alpha", 8)});
+  make_group({.hyper = with("ademamix", "alpha", 8)}, find_rule("ademamix"));
   Hyper both = with("adamw", "amsgrad", 1);
   both.nesterov = true;
   EXPECT_NE(refusal("adamw", both).find("got amsgrad and nesterov for adamw"), std::string::npos);
-  check_group("lion", {.hyper = both});  // reads neither
+  make_group({.hyper = both}, find_rule("lion"));  // reads neither
   EXPECT_NE(refusal("sgd", with("sgd", "nesterov", 1)).find("got nesterov with momentum=0"), std::string::npos);
   Hyper damped = with("sgd", "nesterov", 1);
   damped.momentum = 0.9, damped.dampening = 0.1;
   EXPECT_NE(refusal("sgd", damped).find("dampening=0.1 for sgd, wanted momentum > 0 and dampening = 0"),
             std::string::npos);
-  check_group("adam", {.hyper = with("adam", "nesterov", 1)});
+  make_group({.hyper = with("adam", "nesterov", 1)}, find_rule("adam"));
   // Products that float32 cannot hold.
   Hyper large = with("ademamix", "lr", 1e38);
   large.weight_decay = 0, large.beta1 = 0;
   EXPECT_NE(refusal("ademamix", large).find("got lr=1e+38 with alpha=5, wanted lr * alpha"), std::string::npos);
   large.alpha = 1;
-  check_group("ademamix", {.hyper = large});
+  make_group({.hyper = large}, find_rule("ademamix"));
 }
 
 // A group of one parameter, whose codes have 4 bits if those of `state` do: whether there can be one is said when it

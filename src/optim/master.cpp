@@ -52,7 +52,7 @@ void convert(const std::string& master, DType dtype, const void* weights, const 
   LT_REQUIRE(dtype == DType::kBF16 || dtype == DType::kF16,
              "got weights of element type %d, wanted bfloat16 or float16", static_cast<int>(dtype));
   LT_REQUIRE(n >= 0, "got %lld weights, wanted 0 or more", static_cast<long long>(n));
-  const bool complete = weights && floats && (residual || masters()[static_cast<size_t>(kind)].residual_bits == 0);
+  const bool complete = weights && floats && (residual || master_info(kind).residual_bits == 0);
   LT_REQUIRE(n == 0 || complete, "got a null pointer for %lld weights, their residual or their floats",
              static_cast<long long>(n));
   switch (kind) {

@@ -16,47 +16,30 @@ Optimizer& Optimizer::operator=(Optimizer&&) noexcept = default;
 
 int Optimizer::add_group(const GroupOptions& options) {
   const Exclusive guard(impl_->busy);
-  const int rule = options.rule.empty() ? impl_->rule : find_rule(options.rule);
-  check_group(Impl::name_of(rule), options);
-  const int codec = find_codec(options.state), master = find_master(options.master);
-  const RoundingMode rounding = find_rounding(options.rounding);
-  LT_REQUIRE(options.budget_of == -1 || !options.memory, "got a budget and budget_of=%d, wanted one of them",
-             options.budget_of);
-  size_t home = options.budget_of == -1 ? 0 : impl_->group_at(options.budget_of).home;
-  if (options.memory) {
-    impl_->add_home(*options.memory);
-    home = impl_->homes.size() - 1;
-  }
-  impl_->groups.push_back({options.hyper, codec, options.min_quantized_numel, home, rounding, master, rule});
+  const GroupSpec group = make_group(options, impl_->rule, impl_->groups, impl_->homes.size());
+  if (options.memory) impl_->add_home(*options.memory);
+  impl_->groups.push_back(group);
   return static_cast<int>(impl_->groups.size()) - 1;
 }
 
 void Optimizer::set_hyper(int group, const Hyper& hyper) {
   const Exclusive guard(impl_->busy);
-  const Impl::Group& before = impl_->group_at(group);
-  const std::string rule = Impl::name_of(before.rule);
-  check_hyper(rule, hyper);
-  const bool used = std::any_of(impl_->slots.begin(), impl_->slots.end(),
-                                [&](const Slot& s) { return s.group == group && s.codec == before.codec; });
-  if (used) check_averages(rule, before.codec, hyper);
-  const int was = effective_rule(before.rule, variant_of(before.hyper));
+  const GroupSpec& before = impl_->group_at(group);
+  const auto any = [&](auto&& of) {
+    return std::any_of(impl_->slots.begin(), impl_->slots.end(),
+                       [&](const Parameter& s) { return s.group == group && of(s); });
+  };
+  check_change(before, hyper, any([](const Parameter&) { return true; }),
+               any([&](const Parameter& s) { return s.codec == before.codec; }));
   const int now = effective_rule(before.rule, variant_of(hyper));
-  const bool empty =
-      std::none_of(impl_->slots.begin(), impl_->slots.end(), [&](const Slot& s) { return s.group == group; });
-  // SGD's and LARS's only state comes and stays with its momentum; others would lose what they have.
-  const bool momentum_only = rule == "sgd" || rule == "lars";
-  LT_REQUIRE(was == now || empty || momentum_only,
-             "got hyper-parameters that make %s out of %s, wanted momentum (0 or not), nesterov, amsgrad and centered "
-             "as they were when the group got its parameters: they decide which states there are",
-             rules()[static_cast<size_t>(now)].name, rules()[static_cast<size_t>(was)].name);
-  const auto states = [](int of) { return rules()[static_cast<size_t>(of)].states; };
-  for (const Slot& slot : impl_->slots)
+  const auto states = [](int of) { return rule_info(of).states; };
+  for (const Parameter& slot : impl_->slots)
     LT_REQUIRE(slot.group != group || !slot.has_state || !slot.has_residual() || states(now) <= states(slot.state_rule),
                "got momentum=%g for parameters without a momentum buffer whose weights have a residual, wanted 0 as "
                "when they got their state: build a new optimizer",
                hyper.momentum);
   impl_->groups[static_cast<size_t>(group)].hyper = hyper;
-  for (Slot& slot : impl_->slots)
+  for (Parameter& slot : impl_->slots)
     if (slot.group == group) impl_->refresh_rule(slot);
 }
 
@@ -79,25 +62,14 @@ int64_t Optimizer::add_param(int group, const TensorView& param, bool with_state
                              const std::optional<WholeParam>& whole) {
   const Exclusive guard(impl_->busy);
   impl_->onload();
-  const Impl::Group& of = impl_->group_at(group);
+  const GroupSpec& of = impl_->group_at(group);
   Layout layout = Impl::checked_layout(param);
-  Slot slot;
+  Parameter slot{make_spec(of, param.sizes, param.dtype, whole)};
   slot.group = group;
-  slot.rule = effective_rule(of.rule, variant_of(of.hyper));
-  LT_REQUIRE(
-      !rules()[static_cast<size_t>(slot.rule)].norms || !whole || (whole->sizes == param.sizes && !whole->rows_cut),
-      "got a shard as parameter %zu of %s, which needs norms of whole parameters, wanted it whole: replicate it, or "
-      "take a rule without norms",
-      impl_->slots.size(), Impl::name_of(of.rule).c_str());
-  slot.codec = codec_for(of.codec, param.sizes, whole, of.min_quantized_numel);
-  check_averages(Impl::name_of(of.rule), slot.codec, of.hyper);
-  slot.master = master_for(of.master, param.dtype);
-  slot.sizes = param.sizes;
-  if (whole) slot.origin = origin_of(param.sizes, *whole);
   impl_->bind(slot, param, std::move(layout));
   slot.wants_state = with_state;
   Home& home = impl_->home_of(slot);
-  Slot* const added = &impl_->slots.emplace_back(std::move(slot));
+  Parameter* const added = &impl_->slots.emplace_back(std::move(slot));
   const int64_t number = static_cast<int64_t>(impl_->slots.size()) - 1;
   if (with_state && !home.waits()) {  // else all wait for the first step
     try {
@@ -115,19 +87,19 @@ void Optimizer::place_states() {
   impl_->resolve();
   impl_->onload();
   for (size_t i = 0; i < impl_->slots.size(); ++i) {
-    const Slot& slot = impl_->slots[i];
+    const Parameter& slot = impl_->slots[i];
     if (slot.wants_state && !slot.has_state && impl_->home_of(slot).waits()) impl_->place(i, {});
   }
 }
 
 void Optimizer::rebind(int64_t param, const TensorView& view) {
   const Exclusive guard(impl_->busy);
-  Slot& slot = impl_->slot_at(param);
+  Parameter& slot = impl_->slot_at(param);
   LT_REQUIRE(view.sizes == slot.sizes, "the sizes of parameter %lld changed; build a new optimizer for it", ll(param));
   LT_REQUIRE(view.dtype == slot.dtype || !slot.master,
              "the element type of parameter %lld, whose weights are kept with master='%s', changed; build a new "
              "optimizer for it",
-             ll(param), masters()[static_cast<size_t>(slot.master)].name);
+             ll(param), master_info(slot.master).name);
   impl_->bind(slot, view, Impl::checked_layout(view));
 }
 
@@ -155,18 +127,13 @@ void Optimizer::synchronize() {
 }
 
 std::vector<StateView> Optimizer::state(int64_t param) const {
-  const Slot& slot = impl_->slot_at(param);
+  const Parameter& slot = impl_->slot_at(param);
   std::vector<StateView> views;
   if (!slot.has_state) return views;
-  const int states = rules()[static_cast<size_t>(slot.state_rule)].states;
   for (int k = 0; k < slot.arrays(slot.state_rule); ++k) {
-    const StateFormat format = slot.format(slot.state_rule, k);
-    views.push_back(
-        {slot.array_name(slot.state_rule, k),
-         k < states ? codecs()[static_cast<size_t>(slot.codec)].name : masters()[static_cast<size_t>(slot.master)].name,
-         slot.codes[k], slot.scales[k], slot.layout.numel, slot.layout.rows,
-         blocks_per_row(slot.layout.row_length, kBlockElements) * format.scales, format.code_bits,
-         format.scale_block()});
+    StateView& view = views.emplace_back(slot.view(slot.state_rule, k));
+    view.codes = slot.codes[k];
+    view.scales = slot.scales[k];
   }
   return views;
 }
@@ -175,23 +142,21 @@ void Optimizer::allocate_state(int64_t param) {
   const Exclusive guard(impl_->busy);
   impl_->resolve();
   impl_->onload();
-  const Slot& slot = impl_->slot_at(param);
-  impl_->allocate_states(static_cast<size_t>(param), impl_->fullest_rule(slot));
+  const Parameter& slot = impl_->slot_at(param);
+  impl_->allocate_states(static_cast<size_t>(param), slot.fullest_rule());
 }
 
 std::vector<StateInfo> Optimizer::states_of(int64_t param) const {
-  const RuleInfo& rule = rules()[static_cast<size_t>(impl_->fullest_rule(impl_->slot_at(param)))];
+  const Parameter& slot = impl_->slot_at(param);
+  const int rule = slot.fullest_rule();
   std::vector<StateInfo> all;
-  for (int k = 0; k < rule.states; ++k)
-    all.push_back({rule.state_names[static_cast<size_t>(k)], ((rule.signed_mask >> k) & 1) != 0});
+  for (int k = 0; k < slot.states(rule); ++k) all.push_back({slot.view(rule, k).name, slot.is_signed(rule, k)});
   return all;
 }
 
 bool Optimizer::has_state(int64_t param) const { return impl_->slot_at(param).has_state; }
 
-const char* Optimizer::state_codec(int64_t param) const {
-  return codecs()[static_cast<size_t>(impl_->slot_at(param).codec)].name;
-}
+const char* Optimizer::state_codec(int64_t param) const { return codec_info(impl_->slot_at(param).codec).name; }
 
 int64_t Optimizer::steps(int64_t param) const {
   impl_->resolve();
@@ -203,9 +168,9 @@ void Optimizer::set_steps(int64_t param, int64_t steps) {
   const Exclusive guard(impl_->busy);
   impl_->resolve();
   LT_REQUIRE(steps >= 0 && steps <= kMostSteps, "got %lld steps, wanted 0 to 2^53", ll(steps));
-  Slot& slot = impl_->slot_at(param);
+  Parameter& slot = impl_->slot_at(param);
   slot.steps = steps;
-  slot.set_fresh(steps == 0);
+  slot.set_uninitialized(steps == 0);
   for (Progress& piece : slot.progress) piece.behind = 0;
 }
 
@@ -230,7 +195,7 @@ void Optimizer::import_state(int64_t param, int k, const float* in) {
     item.values = const_cast<float*>(in) + first;  // encode only reads it
     impl_->host->encode(item, nullptr);
   });
-  impl_->slot_at(param).set_fresh(false);
+  impl_->slot_at(param).set_uninitialized(false);
   impl_->check_written();
 }
 
@@ -258,7 +223,7 @@ void Optimizer::write_state(int64_t param, int k, const void* codes, const float
     if (item.scales && scales)
       copy_bytes(item.scales, scales + item.first_block * format.scales, format.scale_bytes(item.blocks));
   });
-  impl_->slot_at(param).set_fresh(false);
+  impl_->slot_at(param).set_uninitialized(false);
   impl_->check_written();
 }
 
@@ -285,7 +250,7 @@ std::string Optimizer::load(const std::string& path) {
   std::string metadata = file.contents().metadata;
   bool begun = false;
   const auto begin = [&] {  // until all is in place, no step must be taken with a part of it
-    for (Slot& slot : impl_->slots) slot.torn = slot.has_state ? kAllStates : 0;
+    for (Parameter& slot : impl_->slots) slot.partially_written = slot.has_state ? kAllStates : 0;
     begun = true;
   };
   file.load([&](const StatePart& part, int64_t offset, const std::byte* from, int64_t bytes) {
@@ -324,7 +289,7 @@ const char* Optimizer::cpu_target() const { return impl_->host->target(); }
 MemoryReport Optimizer::report() const {
   impl_->resolve();
   MemoryReport report;
-  for (const Slot& slot : impl_->slots) {
+  for (const Parameter& slot : impl_->slots) {
     if (!slot.has_state) continue;
     ++report.params;
     report.elements += slot.layout.numel;

@@ -27,7 +27,7 @@
 #include "optim/checkpoint.h"
 #include "optim/home.h"
 #include "optim/hyper.h"
-#include "optim/slot.h"
+#include "optim/parameter.h"
 
 namespace lowtide {
 
@@ -73,21 +73,11 @@ class Exclusive {
 };
 
 struct Optimizer::Impl {
-  struct Group {
-    Hyper hyper;
-    int codec;
-    int64_t min_quantized_numel;
-    size_t home;
-    RoundingMode rounding;
-    int master;
-    int rule;  // as users name it
-  };
-
   // A step that is counted, and queued with a guard.
   struct Pending {
     struct Before {
       int64_t param, steps;
-      bool fresh;
+      bool uninitialized;
       std::vector<Progress> progress;
     };
     std::shared_ptr<Guard> guard;
@@ -162,46 +152,44 @@ struct Optimizer::Impl {
     threads = n ? n : available_threads();
   }
 
-  static std::string name_of(int rule) { return rules()[static_cast<size_t>(rule)].name; }
-  int rule_of(const Slot& slot) const { return groups[static_cast<size_t>(slot.group)].rule; }
+  static std::string name_of(int rule) { return rule_info(rule).name; }
 
-  const Group& group_at(int group) const {
+  const GroupSpec& group_at(int group) const {
     LT_REQUIRE(group >= 0 && group < static_cast<int>(groups.size()), "got group %d of %zu", group, groups.size());
     return groups[static_cast<size_t>(group)];
   }
 
-  Slot& slot_at(int64_t param) {
+  Parameter& slot_at(int64_t param) {
     LT_REQUIRE(param >= 0 && param < ll(static_cast<int64_t>(slots.size())), "got parameter %lld of %zu", ll(param),
                slots.size());
     return slots[static_cast<size_t>(param)];
   }
 
-  Slot& slot_with_state(int64_t param, int k) {
-    Slot& slot = slot_at(param);
+  Parameter& slot_with_state(int64_t param, int k) {
+    Parameter& slot = slot_at(param);
     const int states = slot.has_state ? slot.arrays(slot.state_rule) : 0;
     LT_REQUIRE(k >= 0 && k < states, "got state %d of parameter %lld, which has %d", k, ll(param), states);
     return slot;
   }
 
   void require_decoded(int64_t param, int k) {
-    const Slot& slot = slot_with_state(param, k);
+    const Parameter& slot = slot_with_state(param, k);
     LT_REQUIRE(
-        k < rules()[static_cast<size_t>(slot.state_rule)].states,
+        k < rule_info(slot.state_rule).states,
         "got array %d of parameter %lld, the residual of its weights, which has no values of its own; read_state "
         "and write_state copy it, join_master makes weights of it",
         k, ll(param));
   }
 
-  void require_whole(const Slot& slot, int64_t param) const {
-    LT_REQUIRE(!slot.torn,
+  void require_whole(const Parameter& slot, int64_t param) const {
+    LT_REQUIRE(!slot.partially_written,
                "the state of parameter %lld was being replaced when that failed, and is part old, part new: load or "
                "write it again",
                ll(param));
   }
 
   static Layout checked_layout(const TensorView& view) {
-    LT_REQUIRE(view.dtype == DType::kF32 || view.dtype == DType::kBF16 || view.dtype == DType::kF16,
-               "got element type %d; parameters are float32, bfloat16 or float16", static_cast<int>(view.dtype));
+    check_param_dtype(view.dtype);
     Layout layout = Layout::make(view.sizes, view.strides);
     LT_REQUIRE(layout.numel == 0 || view.data, "got a null pointer for a parameter of %lld elements", ll(layout.numel));
     LT_REQUIRE(!layout.overlaps_itself(),
@@ -209,7 +197,7 @@ struct Optimizer::Impl {
     return layout;
   }
 
-  void bind(Slot& slot, const TensorView& view, Layout layout) {
+  void bind(Parameter& slot, const TensorView& view, Layout layout) {
     slot.data = view.data;
     slot.dtype = view.dtype;
     slot.layout = std::move(layout);
@@ -217,19 +205,18 @@ struct Optimizer::Impl {
   }
 
   // Follows a change of momentum to or from 0: SGD's state comes with it and stays.
-  void refresh_rule(Slot& slot) {
-    const int now = effective_rule(rule_of(slot), variant_of(groups[static_cast<size_t>(slot.group)].hyper));
+  void refresh_rule(Parameter& slot) {
+    const int now = effective_rule(slot.family, variant_of(groups[static_cast<size_t>(slot.group)].hyper));
     if (slot.rule == now) return;
     slot.rule = now;
-    const auto states = [](int of) { return rules()[static_cast<size_t>(of)].states; };
-    if (states(now) > states(slot.state_rule)) slot.has_state = false;  // allocated by the next step
+    if (slot.states(now) > slot.states(slot.state_rule)) slot.has_state = false;  // allocated by the next step
   }
 
   // True if memory of two parameters, of all or of those that are stepped now, may overlap: they are then stepped one
   // after another, in order.
   bool parameters_overlap(bool of_items) const;
 
-  Home& home_of(const Slot& slot) const { return *homes[groups[static_cast<size_t>(slot.group)].home]; }
+  Home& home_of(const Parameter& slot) const { return *homes[groups[static_cast<size_t>(slot.group)].budget]; }
 
   // What offload() put aside comes back. Every call that touches state begins with it.
   void onload() {
@@ -240,17 +227,17 @@ struct Optimizer::Impl {
   // a gradient now: what fits can only be judged over all of them. `grads`: of this step, or empty.
   void place(size_t param, std::span<const Gradient> grads);
 
-  const ArgsEntry& args_for(const Slot& slot, int64_t param, int64_t steps, bool first, bool direction);
+  const ArgsEntry& args_for(const Parameter& slot, int64_t param, int64_t steps, bool first, bool direction);
 
   // The item's arguments, and how its states and weights are rounded, for the step after `steps` of them.
-  void set_step(const Slot& slot, int64_t steps, bool first, int64_t param, bool direction, StepItem& item);
+  void set_step(const Parameter& slot, int64_t steps, bool first, int64_t param, bool direction, StepItem& item);
 
   // Zeroes what the prepared step writes directions to: out of zeros, args of lr = -1 make them.
   void clear_directions(void* stream);
 
   bool needs_norms() const {
     return std::any_of(groups.begin(), groups.end(),
-                       [](const Group& group) { return rules()[static_cast<size_t>(group.rule)].norms; });
+                       [](const GroupSpec& group) { return rule_info(group.rule).norms; });
   }
   class NormSums;
   // Finds the norms of these items' parameters, and gives the items arguments of theirs. Waits for the device; if it
@@ -258,19 +245,19 @@ struct Optimizer::Impl {
   void measure(std::span<StepItem> of, std::span<const int64_t> params, void* stream);
   bool reads_state_twice(const Home& home) const;
 
-  void set_gradient(Slot& slot, const Gradient& grad, StepItem& item) const;
+  void set_gradient(Parameter& slot, const Gradient& grad, StepItem& item) const;
 
   // Everything that can fail happens here, before any parameter or state is touched.
   void prepare(std::span<const Gradient> grads, const StepOptions& options);
 
   // Whether a step of this parameter needs its store.
-  bool streams(const Slot& slot) const { return slot.paged && slot.arrays(slot.rule) > 0; }
+  bool streams(const Parameter& slot) const { return slot.paged && slot.arrays(slot.rule) > 0; }
 
   void count(std::span<const int64_t> params) {
     for (const int64_t param : params) {
-      Slot& slot = slots[static_cast<size_t>(param)];
+      Parameter& slot = slots[static_cast<size_t>(param)];
       ++slot.steps;
-      if (slot.arrays(slot.rule) > 0) slot.fresh = false;
+      if (slot.arrays(slot.rule) > 0) slot.uninitialized = false;
     }
   }
 
@@ -371,10 +358,10 @@ struct Optimizer::Impl {
   // each piece. Of a residual the item has codes alone, in no codec.
   template <class Fn>
   void for_each_part(int64_t param, int k, bool change, Fn&& visit) {
-    Slot& slot = slot_with_state(param, k);
+    Parameter& slot = slot_with_state(param, k);
     CodecItem item;
     item.codec = slot.codec;
-    item.is_signed = (rules()[static_cast<size_t>(slot.state_rule)].signed_mask >> k) & 1;
+    item.is_signed = (rule_info(slot.state_rule).signed_mask >> k) & 1;
     item.rows = slot.layout.rows;
     item.row_length = slot.layout.row_length;
     item.codes = slot.codes[k];
@@ -384,26 +371,26 @@ struct Optimizer::Impl {
     if (!change) require_whole(slot, param);
     if (!slot.paged) {
       visit(item, int64_t{0}, slot.layout.numel);
-      if (change) slot.torn &= ~bit;
+      if (change) slot.partially_written &= ~bit;
       return;
     }
-    const uint32_t before = slot.torn;
+    const uint32_t before = slot.partially_written;
     home_of(slot).store()->visit(param, change, [&](const Piece& piece, std::byte* memory) {
       item.first_block = piece.first_block;
       item.blocks = piece.blocks;
       item.codes = memory + piece.codes_at[k];
       item.scales = piece.format[k].scales ? reinterpret_cast<float*>(memory + piece.scales_at[k]) : nullptr;
       visit(item, piece.first_element, piece.elements);
-      if (change) slot.torn |= bit;
+      if (change) slot.partially_written |= bit;
     });
-    if (change) slot.torn = before & ~bit;
+    if (change) slot.partially_written = before & ~bit;
   }
 
   // What a checkpoint says of the state as it is now.
   Checkpoint describe(const std::string& metadata) const;
 
   // of_rule -1: without state.
-  CheckpointParam describe(const Slot& slot, int of_rule) const;
+  CheckpointParam describe(const Parameter& slot, int of_rule) const;
 
   void copy_state(const StatePart& part, int64_t offset, int64_t bytes, std::byte* to, const std::byte* from);
 
@@ -416,20 +403,14 @@ struct Optimizer::Impl {
   void clear_state(int64_t param, int k);
 
   StateFormat format_of_array(int64_t param, int k) {
-    const Slot& slot = slot_at(param);
+    const Parameter& slot = slot_at(param);
     return slot.format(slot.state_rule, k);
-  }
-
-  // The rule with all the states that a parameter can have: SGD's momentum may come later.
-  int fullest_rule(const Slot& slot) const {
-    const auto states = [](int of) { return rules()[static_cast<size_t>(of)].states; };
-    return states(slot.rule) < states(rule_of(slot)) ? rule_of(slot) : slot.rule;
   }
 
   // All states of that rule.
   // Whose states a file has: those of the fullest rule; beside a residual, which has its place behind them, those that
   // the slot has, or of the rule in effect if they are as many.
-  int rule_saved(const Slot& slot, const CheckpointParam& saved) const;
+  int rule_saved(const Parameter& slot, const CheckpointParam& saved) const;
   void allocate_states(size_t param, int of_rule);  // unless it has as many
 
   Env& env;  // of all files and all state memory
@@ -452,9 +433,9 @@ struct Optimizer::Impl {
   Device::Event stepped;  // all that the last step has queued on the caller's stream
 
   std::vector<std::unique_ptr<Home>> homes;  // the first is that of groups without a budget of their own
-  std::vector<Group> groups;
+  std::vector<GroupSpec> groups;
 
-  std::deque<Slot> slots;  // stable addresses: items and callers point into them
+  std::deque<Parameter> slots;  // stable addresses: items and callers point into them
   std::atomic_flag busy = ATOMIC_FLAG_INIT;
 
   bool addresses_changed = true, ordered = false;

@@ -23,7 +23,7 @@ StepItem slice_of(const StepItem& item, int64_t begin, int64_t count) {
   out.blocks = count;
   const int64_t elements = elements_before_block(row, out.first_block, kBlockElements) -
                            elements_before_block(row, item.first_block, kBlockElements);
-  for (int k = 0; k < rules()[static_cast<size_t>(item.rule)].states; ++k) {
+  for (int k = 0; k < rule_info(item.rule).states; ++k) {
     const StateFormat& format = format_of(item.rule, item.codec, k);
     if (out.codes[k]) out.codes[k] = static_cast<std::byte*>(out.codes[k]) + format.code_bytes(elements);
     if (out.scales[k]) out.scales[k] += begin * format.scales;
@@ -87,8 +87,8 @@ void Optimizer::Impl::measure(std::span<StepItem> of, std::span<const int64_t> p
   std::vector<const StepItem*> streamed(slots.size(), nullptr);
   std::vector<int64_t> wanted;
   for (size_t i = 0; i < of.size(); ++i) {
-    const Slot& slot = slots[static_cast<size_t>(params[i])];
-    if (!rules()[static_cast<size_t>(slot.rule)].norms) continue;  // of a group with another rule
+    const Parameter& slot = slots[static_cast<size_t>(params[i])];
+    if (!rule_info(slot.rule).norms) continue;  // of a group with another rule
     if (streams(slot) && slot.norms_read_arrays()) {
       streamed[static_cast<size_t>(params[i])] = &of[i];
       wanted.push_back(params[i]);
@@ -111,16 +111,16 @@ void Optimizer::Impl::measure(std::span<StepItem> of, std::span<const int64_t> p
   }
   norms.resize(slots.size());
   for (size_t i = 0; i < of.size(); ++i) {
-    const Slot& slot = slots[static_cast<size_t>(params[i])];
-    if (!rules()[static_cast<size_t>(slot.rule)].norms) continue;
+    const Parameter& slot = slots[static_cast<size_t>(params[i])];
+    if (!rule_info(slot.rule).norms) continue;
     norms[static_cast<size_t>(params[i])] = sums.of(params[i]);
-    of[i].args = args_for(slot, params[i], slot.steps, slot.fresh, false).bytes;
+    of[i].args = args_for(slot, params[i], slot.steps, slot.uninitialized, false).bytes;
   }
 }
 
 // What a step reads, with norms: once more.
 bool Optimizer::Impl::reads_state_twice(const Home& home) const {
-  for (const Slot& slot : slots)
+  for (const Parameter& slot : slots)
     if (&home_of(slot) == &home && slot.paged && slot.norms_read_arrays()) return true;
   return false;
 }

@@ -19,8 +19,8 @@ void Optimizer::Impl::begin_pending(std::shared_ptr<Guard> guard, bool replayed)
   step.replayed = replayed;
   for (const std::vector<int64_t>* params : {&item_params, &empty_params})
     for (const int64_t param : *params) {
-      const Slot& slot = slots[static_cast<size_t>(param)];
-      step.before.push_back({param, slot.steps, slot.fresh, slot.progress});
+      const Parameter& slot = slots[static_cast<size_t>(param)];
+      step.before.push_back({param, slot.steps, slot.uninitialized, slot.progress});
     }
   pending = std::move(step);
 }
@@ -44,9 +44,9 @@ void Optimizer::Impl::resolve() {
   if (!step.replayed) old_guards.emplace_back(step.queued, std::move(step.guard));
   if (bad < 0) return;
   for (Pending::Before& before : step.before) {
-    Slot& slot = slots[static_cast<size_t>(before.param)];
+    Parameter& slot = slots[static_cast<size_t>(before.param)];
     slot.steps = before.steps;
-    slot.fresh = before.fresh;
+    slot.uninitialized = before.uninitialized;
     slot.progress = std::move(before.progress);
   }
   steps = step.steps;

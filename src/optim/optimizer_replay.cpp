@@ -102,7 +102,7 @@ StepResult Optimizer::Impl::prepare_replay(const StepOptions& options) {
   recording.step->prepare(parts, options.stream);
   if (recording.guard) begin_pending(recording.guard, true);
   for (const int64_t param : item_params) {
-    Slot& slot = slots[static_cast<size_t>(param)];
+    Parameter& slot = slots[static_cast<size_t>(param)];
     if (!streams(slot)) count({&param, 1});
     for (Progress& piece : slot.progress) piece.done = streams(slot);
   }

@@ -57,7 +57,7 @@ StepResult Optimizer::Impl::ballots(std::span<const Gradient> grads, const SignB
   LT_REQUIRE(!out.zeros, "got memory for the zeros of a ballot, which has none, wanted nullptr");
   targets.clear();
   int64_t first = 0;
-  for (const Slot& slot : slots) {
+  for (const Parameter& slot : slots) {
     targets.push_back({out.bits, out.presence, first, zero_is_plus});
     first += round_up(slot.layout.numel, kSignAlignment);
   }
@@ -73,7 +73,7 @@ void Optimizer::Impl::apply_signs(const SignBuffer& signs, void* stream) {
   check_signs(signs, false, stream);
   std::vector<ApplyItem> moves;
   int64_t first = 0;
-  for (const Slot& slot : slots) {
+  for (const Parameter& slot : slots) {
     if (slot.layout.numel == 0) continue;
     const Hyper& h = groups[static_cast<size_t>(slot.group)].hyper;
     moves.push_back({slot.dtype, first, slot.data, &slot.layout, signs.bits, signs.zeros, signs.presence,

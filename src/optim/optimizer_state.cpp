@@ -13,15 +13,11 @@ std::string sizes_text(const std::vector<int64_t>& sizes) {
 }  // namespace
 
 void Optimizer::Impl::place(size_t param, std::span<const Gradient> grads) {
-  if (Slot& slot = slots[param]; slot.layout.numel == 0) {  // nothing to store
-    slot.has_state = true;
-    slot.torn = 0;
-    slot.state_rule = slot.rule;
-    slot.fresh = true;
-    return;
+  if (Parameter& slot = slots[param]; slot.layout.numel == 0) {  // nothing to store
+    return slot.begin_state(slot.rule);
   }
   Home& home = home_of(slots[param]);
-  std::vector<Slot*> together;
+  std::vector<Parameter*> together;
   std::vector<int64_t> numbers;
   const auto add = [&](size_t i) {
     together.push_back(&slots[i]);
@@ -31,7 +27,7 @@ void Optimizer::Impl::place(size_t param, std::span<const Gradient> grads) {
     add(param);
   } else {
     for (size_t i = 0; i < slots.size(); ++i) {
-      const Slot& slot = slots[i];
+      const Parameter& slot = slots[i];
       const bool wants = slot.wants_state || (i < grads.size() && grads[i].data);
       const bool waits = !slot.has_state && wants && slot.layout.numel > 0 && &home_of(slot) == &home;
       if (i == param || waits) add(i);
@@ -42,20 +38,20 @@ void Optimizer::Impl::place(size_t param, std::span<const Gradient> grads) {
 
 Checkpoint Optimizer::Impl::describe(const std::string& metadata) const {
   Checkpoint out;
-  out.rule = rules()[static_cast<size_t>(rule)].name;
+  out.rule = rule_info(rule).name;
   out.metadata = metadata;
   for (size_t i = 0; i < slots.size(); ++i) {
-    const Slot& slot = slots[i];
+    const Parameter& slot = slots[i];
     require_whole(slot, static_cast<int64_t>(i));
-    CheckpointParam param = describe(slot, slot.has_state && !slot.fresh ? slot.state_rule : -1);
+    CheckpointParam param = describe(slot, slot.has_state && !slot.uninitialized ? slot.state_rule : -1);
     param.name = std::to_string(i);
     out.params.push_back(std::move(param));
   }
   return out;
 }
 
-CheckpointParam Optimizer::Impl::describe(const Slot& slot, int of_rule) const {
-  const CodecInfo& codec = codecs()[static_cast<size_t>(slot.codec)];
+CheckpointParam Optimizer::Impl::describe(const Parameter& slot, int of_rule) const {
+  const CodecInfo& codec = codec_info(slot.codec);
   CheckpointParam param;
   param.sizes = slot.sizes;
   param.group = slot.group;
@@ -63,21 +59,17 @@ CheckpointParam Optimizer::Impl::describe(const Slot& slot, int of_rule) const {
   param.codec = codec.name;
   param.block = codec.scaled ? kBlockElements : 0;
   if (of_rule < 0) return param;
-  const RuleInfo& of = rules()[static_cast<size_t>(of_rule)];
-  for (int k = 0; k < slot.arrays(of_rule); ++k) {
-    const StateFormat format = slot.format(of_rule, k);
-    param.states.push_back({slot.array_name(of_rule, k), k == of.states || ((of.signed_mask >> k) & 1) != 0,
-                            format.code_bytes(slot.layout.numel),
-                            format.scale_bytes(slot.layout.blocks(kBlockElements))});
-  }
+  for (int k = 0; k < slot.arrays(of_rule); ++k)
+    param.states.push_back({slot.view(of_rule, k).name, slot.is_signed(of_rule, k), slot.code_bytes(of_rule, k),
+                            slot.scale_bytes(of_rule, k)});
   return param;
 }
 
 void Optimizer::Impl::catch_up() {
-  for (Slot& slot : slots)
+  for (Parameter& slot : slots)
     for (Progress& piece : slot.progress) {
       piece.behind = 0;
-      piece.fresh = slot.fresh;
+      piece.uninitialized = slot.uninitialized;
     }
 }
 
@@ -93,7 +85,7 @@ void Optimizer::Impl::check_written() {
 
 void Optimizer::Impl::copy_state(const StatePart& part, int64_t offset, int64_t bytes, std::byte* to,
                                  const std::byte* from) {
-  Slot& slot = slots[part.param];
+  Parameter& slot = slots[part.param];
   const int k = static_cast<int>(part.state);
   if (slot.paged)
     return home_of(slot).store()->copy({static_cast<int64_t>(part.param), k, part.scales}, offset, bytes, to, from);
@@ -103,14 +95,14 @@ void Optimizer::Impl::copy_state(const StatePart& part, int64_t offset, int64_t 
   if (to) copy_bytes(to, here, bytes);
 }
 
-int Optimizer::Impl::rule_saved(const Slot& slot, const CheckpointParam& saved) const {
+int Optimizer::Impl::rule_saved(const Parameter& slot, const CheckpointParam& saved) const {
   if (slot.has_residual() && slot.has_state) return slot.state_rule;
   if (slot.has_residual() && saved.states.size() == static_cast<size_t>(slot.arrays(slot.rule))) return slot.rule;
-  return fullest_rule(slot);
+  return slot.fullest_rule();
 }
 
 void Optimizer::Impl::check_fits(const Checkpoint& saved) const {
-  const RuleInfo& mine = rules()[static_cast<size_t>(rule)];
+  const RuleInfo& mine = rule_info(rule);
   LT_REQUIRE(saved.rule == mine.name, "got a checkpoint of '%s', wanted one of '%s'", saved.rule.c_str(), mine.name);
   LT_REQUIRE(saved.params.size() == slots.size(), "got a checkpoint of %zu parameters, wanted %zu", saved.params.size(),
              slots.size());
@@ -143,19 +135,19 @@ void Optimizer::Impl::allocate_for(const Checkpoint& saved) {
 
 void Optimizer::Impl::set_steps_of(const Checkpoint& saved) {
   for (size_t i = 0; i < slots.size(); ++i) {
-    Slot& slot = slots[i];
+    Parameter& slot = slots[i];
     slot.steps = saved.params[i].steps;
     for (Progress& piece : slot.progress) piece.behind = 0;
     if (!saved.params[i].states.empty()) {
-      slot.set_fresh(false);
+      slot.set_uninitialized(false);
       continue;
     }
     // Nothing was saved: what this optimizer may hold is of another past.
     const int states = slot.has_state ? slot.arrays(slot.state_rule) : 0;
     for (int k = 0; k < states; ++k) clear_state(static_cast<int64_t>(i), k);
-    slot.set_fresh(true);
+    slot.set_uninitialized(true);
   }
-  for (Slot& slot : slots) slot.torn = 0;
+  for (Parameter& slot : slots) slot.partially_written = 0;
 }
 
 void Optimizer::Impl::clear_state(int64_t param, int k) {
@@ -167,8 +159,8 @@ void Optimizer::Impl::clear_state(int64_t param, int k) {
 }
 
 void Optimizer::Impl::allocate_states(size_t param, int of_rule) {
-  Slot& slot = slots[param];
-  const auto states = [](int of) { return rules()[static_cast<size_t>(of)].states; };
+  Parameter& slot = slots[param];
+  const auto states = [](int of) { return rule_info(of).states; };
   // A residual keeps to the states that it lies with.
   if (slot.has_state && (slot.has_residual() || states(slot.state_rule) >= states(of_rule))) return;
   const int effective = slot.rule;

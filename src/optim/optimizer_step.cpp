@@ -10,7 +10,7 @@ namespace lowtide {
 bool Optimizer::Impl::parameters_overlap(bool of_items) const {
   std::vector<std::pair<uintptr_t, uintptr_t>> ranges;
   for (size_t i = 0; i < (of_items ? items.size() : slots.size()); ++i) {
-    const Slot& slot = slots[of_items ? static_cast<size_t>(item_params[i]) : i];
+    const Parameter& slot = slots[of_items ? static_cast<size_t>(item_params[i]) : i];
     const auto begin = reinterpret_cast<uintptr_t>(slot.data);
     if (slot.layout.numel)
       ranges.emplace_back(begin, begin + static_cast<uintptr_t>(slot.layout.extent * dtype_bytes(slot.dtype)));
@@ -21,7 +21,8 @@ bool Optimizer::Impl::parameters_overlap(bool of_items) const {
   return false;
 }
 
-const ArgsEntry& Optimizer::Impl::args_for(const Slot& slot, int64_t param, int64_t steps, bool first, bool direction) {
+const ArgsEntry& Optimizer::Impl::args_for(const Parameter& slot, int64_t param, int64_t steps, bool first,
+                                           bool direction) {
   direction = direction || voting;
   const int64_t t = steps + 1;
   const bool own = !norms.empty();
@@ -36,19 +37,13 @@ const ArgsEntry& Optimizer::Impl::args_for(const Slot& slot, int64_t param, int6
   ArgsEntry& e = args.emplace_back();
   e.group = slot.group, e.rule = slot.rule, e.codec = slot.codec, e.t = t, e.first = first, e.own = own;
   e.direction = direction;
-  Hyper h = groups[static_cast<size_t>(slot.group)].hyper;
-  if (direction) h.lr = -1, h.weight_decay = 0;  // out of zeros, this makes what is to be subtracted
-  RuleHyper in = rule_hyper(h, t, first);
-  in.error = codecs()[static_cast<size_t>(slot.codec)].error;
-  if (own) std::copy_n(norms[static_cast<size_t>(param)].of, 2, in.norm);
-  const RoundingMode mode = groups[static_cast<size_t>(slot.group)].rounding;
-  e.stochastic = stochastic_states(slot.rule, slot.codec, mode, long_averages(slot.rule, in));
-  if (e.stochastic) in.error *= 2;  // of a whole step, not half of one
-  rules()[static_cast<size_t>(slot.rule)].make_args(in, e.bytes);
+  StepTerms terms{t, first, direction};
+  if (own) std::copy_n(norms[static_cast<size_t>(param)].of, 2, terms.norm);
+  e.stochastic = slot.make_args(groups[static_cast<size_t>(slot.group)], terms, e.bytes);
   return e;
 }
 
-void Optimizer::Impl::set_step(const Slot& slot, int64_t of_steps, bool first, int64_t param, bool direction,
+void Optimizer::Impl::set_step(const Parameter& slot, int64_t of_steps, bool first, int64_t param, bool direction,
                                StepItem& item) {
   const ArgsEntry& e = args_for(slot, param, of_steps, first, direction);
   item.args = e.bytes;
@@ -57,7 +52,7 @@ void Optimizer::Impl::set_step(const Slot& slot, int64_t of_steps, bool first, i
   if (item.stochastic || item.master.kind) set_keys(seed, of_steps + 1, param, item);
 }
 
-void Optimizer::Impl::set_gradient(Slot& slot, const Gradient& grad, StepItem& item) const {
+void Optimizer::Impl::set_gradient(Parameter& slot, const Gradient& grad, StepItem& item) const {
   item.grad = grad.data;
   item.grad_dtype = grad.dtype;
   const size_t dims = slot.sizes.size();
@@ -86,7 +81,7 @@ void Optimizer::Impl::prepare(std::span<const Gradient> grads, const StepOptions
   norms.clear();
   for (size_t i = 0; i < slots.size(); ++i) {
     const Gradient& grad = grads[i];
-    Slot& slot = slots[i];
+    Parameter& slot = slots[i];
     if (!grad.data) continue;
     LT_REQUIRE(grad.dtype == DType::kF32 || grad.dtype == DType::kBF16 || grad.dtype == DType::kF16,
                "got element type %d for the gradient of parameter %zu; gradients are float32, bfloat16 or float16",
@@ -112,13 +107,13 @@ void Optimizer::Impl::prepare(std::span<const Gradient> grads, const StepOptions
     }
     item.rule = slot.rule;
     item.codec = slot.codec;
-    set_step(slot, slot.steps, slot.fresh, static_cast<int64_t>(i), direction, item);
+    set_step(slot, slot.steps, slot.uninitialized, static_cast<int64_t>(i), direction, item);
     item.origin = slot.origin;
     const double sign = groups[static_cast<size_t>(slot.group)].hyper.maximize ? -1 : 1;
     item.grad_scale = static_cast<float>(sign * options.grad_scale);
     std::copy(slot.codes, slot.codes + kMaxStates, item.codes);
     std::copy(slot.scales, slot.scales + kMaxStates, item.scales);
-    if (slot.has_residual()) item.master.residual = slot.codes[rules()[static_cast<size_t>(slot.state_rule)].states];
+    if (slot.has_residual()) item.master.residual = slot.codes[rule_info(slot.state_rule).states];
     set_gradient(slot, grad, item);
   }
 }
@@ -183,14 +178,14 @@ bool Optimizer::Impl::all_done(const Home& home, const std::vector<const StepIte
 }
 
 StepItem Optimizer::Impl::part_of(const StepItem& whole, const Piece& piece, std::byte* memory, int64_t write_offset) {
-  const Slot& slot = slots[static_cast<size_t>(piece.param)];
+  const Parameter& slot = slots[static_cast<size_t>(piece.param)];
   const Progress& progress = slot.progress[piece.number];
   StepItem item = whole;
-  set_step(slot, slot.steps - progress.behind, progress.fresh, piece.param, whole.param != slot.data, item);
+  set_step(slot, slot.steps - progress.behind, progress.uninitialized, piece.param, whole.param != slot.data, item);
   item.first_block = piece.first_block;
   item.blocks = piece.blocks;
   item.write_offset = write_offset;
-  const int states = rules()[static_cast<size_t>(slot.rule)].states;
+  const int states = rule_info(slot.rule).states;
   if (slot.has_residual()) item.master.residual = memory + piece.codes_at[piece.states - 1];
   for (int k = 0; k < states; ++k) {
     item.codes[k] = memory + piece.codes_at[k];
@@ -219,14 +214,14 @@ void Optimizer::Impl::append_parts(std::span<const Store::PlacedChunk> chunks,
 }
 
 void Optimizer::Impl::settle() {
-  for (Slot& slot : slots) {
+  for (Parameter& slot : slots) {
     const auto done = [](const Progress& piece) { return piece.done; };
     if (std::none_of(slot.progress.begin(), slot.progress.end(), done)) continue;
     ++slot.steps;
-    slot.fresh = false;
+    slot.uninitialized = false;
     for (Progress& piece : slot.progress) {
       if (piece.done)
-        piece.fresh = false;
+        piece.uninitialized = false;
       else
         ++piece.behind;
       piece.done = false;

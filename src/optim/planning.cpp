@@ -8,8 +8,7 @@
 #include "core/error.h"
 #include "memory/arena_sizes.h"
 #include "optim/home.h"
-#include "optim/hyper.h"
-#include "optim/slot.h"
+#include "optim/param_spec.h"
 
 namespace lowtide {
 namespace {
@@ -21,25 +20,31 @@ void check_rate(const char* name, double rate) {
 
 // The parameters of one budget, as the optimizer would hold them.
 struct Members {
-  std::vector<Slot> slots;
-  double seconds = 0;  // of stepping them
-  bool known = true;   // all rates that it depends on
+  int64_t params = 0, elements = 0, state_bytes = 0;
+  std::vector<ShapedParam> shaped;
+  bool read_twice = false;  // norms of whole parameters are computed from their state, before a step
+  double seconds = 0;       // of stepping them
+  bool known = true;        // all rates that it depends on
+
+  void add(const ParamSpec& param, double step_rate) {
+    const int64_t bytes = param.bytes(param.rule);
+    shaped.push_back({params++, param.state_shape(param.rule)});
+    elements += param.shape.numel;
+    state_bytes += bytes;
+    read_twice = read_twice || param.norms_read_arrays();
+    known = known && (step_rate > 0 || bytes == 0);
+    if (step_rate > 0) seconds += static_cast<double>(bytes) / step_rate;
+  }
 };
 
 // All at once for a store, or where a limit holds them; one by one without a limit.
 void predict_bytes(const Memory& memory, const Members& members, const StoreRates& rates, BudgetPlan& out) {
-  std::vector<const Slot*> slots;
-  std::vector<int64_t> numbers;
-  for (const Slot& slot : members.slots) {
-    numbers.push_back(static_cast<int64_t>(slots.size()));
-    slots.push_back(&slot);
-  }
-  const Placement placement = placement_of(memory, 0, slots, numbers);
+  const Placement placement = placement_of(memory, 0, members.shaped);
   Plan plan;
   if (placement.direct) {
     ArenaSizes arena;
     if (memory.ram_bytes >= 0) arena.reserve(static_cast<size_t>(placement.record_bytes));
-    for (const Slot* slot : slots) arena.allocate(static_cast<size_t>(slot->record_bytes(slot->rule)));
+    for (const ShapedParam& param : members.shaped) arena.allocate(static_cast<size_t>(record_bytes(param.shape)));
     out.direct_bytes = arena.allocated_bytes();
     PlanInput input;
     input.chunk_bytes = {round_up(out.state_bytes, kPageBytes)};
@@ -53,8 +58,7 @@ void predict_bytes(const Memory& memory, const Members& members, const StoreRate
     out.disk_bytes = plan.streamed_bytes;
     out.chunks = static_cast<int64_t>(store.chunk_bytes.size());
     out.moved_per_step = plan.read_bytes + plan.written_bytes;
-    const auto reads_twice = [](const Slot* slot) { return slot->norms_read_arrays(); };
-    if (std::any_of(slots.begin(), slots.end(), reads_twice)) {  // norms come first, of all of it
+    if (members.read_twice) {
       out.moved_per_step += plan.read_bytes;
       const double again = rates.read > 0 ? static_cast<double>(plan.read_bytes) / rates.read : 0;
       if (plan.disk_seconds > 0) plan.disk_seconds += again;
@@ -68,11 +72,9 @@ void predict_bytes(const Memory& memory, const Members& members, const StoreRate
 
 BudgetPlan predict(const Memory& memory, const Members& members, const PlanRequest& request) {
   BudgetPlan out;
-  for (const Slot& slot : members.slots) {
-    ++out.params;
-    out.elements += slot.layout.numel;
-    out.state_bytes += slot.bytes_of(slot.rule);
-  }
+  out.params = members.params;
+  out.elements = members.elements;
+  out.state_bytes = members.state_bytes;
   const bool known = members.known && members.seconds > 0;
   const StoreRates rates{request.read_rate, request.write_rate,
                          known ? static_cast<double>(out.state_bytes) / members.seconds : 0};
@@ -121,51 +123,33 @@ void MemoryPlan::require_fit() const {
 }
 
 MemoryPlan plan_memory(const PlanRequest& request) {
-  const int of_all = find_rule(request.options.rule);
+  const int rule = find_rule(request.options.rule);
   check_rate("read_rate", request.read_rate);
   check_rate("write_rate", request.write_rate);
+  check_memory(request.options.memory);
   std::vector<Memory> memories = {request.options.memory};
   std::vector<Members> members(1);
-  std::vector<size_t> homes;  // of each group
+  std::vector<GroupSpec> groups;
   int64_t elements = 0;
-  for (const PlannedGroup& group : request.groups) {
-    const std::string& name = group.options.rule.empty() ? request.options.rule : group.options.rule;
-    check_group(name, group.options);
-    check_rate("step_rate", group.step_rate);
-    const int codec = find_codec(group.options.state);
-    if (group.options.memory) {
-      memories.push_back(*group.options.memory);
+  for (const PlannedGroup& planned : request.groups) {
+    check_rate("step_rate", planned.step_rate);
+    const GroupSpec group = make_group(planned.options, rule, groups, memories.size());
+    groups.push_back(group);
+    if (planned.options.memory) {
+      check_memory(*planned.options.memory);
+      memories.push_back(*planned.options.memory);
       members.emplace_back();
     }
-    const int shared = group.options.budget_of;
-    LT_REQUIRE(shared >= -1 && shared < static_cast<int>(homes.size()) && (shared == -1 || !group.options.memory),
-               "got budget_of=%d in group %zu, wanted an earlier group, or -1, and no other budget", shared,
-               homes.size());
-    const size_t home = group.options.memory ? memories.size() - 1
-                        : shared == -1       ? 0
-                                             : homes[static_cast<size_t>(shared)];
-    homes.push_back(home);
-    const int rule = group.options.rule.empty() ? of_all : find_rule(name);
-    for (const PlannedParam& param : group.params) {
-      Slot slot;
-      slot.layout = Layout::make(param.sizes, {});
-      LT_REQUIRE(slot.layout.numel <= kMostElements - elements, "got more than 2^52 elements in all");
-      elements += slot.layout.numel;
+    for (const PlannedParam& param : planned.params) {
+      const ParamSpec spec = make_spec(group, param.sizes, param.dtype, param.whole);
+      LT_REQUIRE(spec.shape.numel <= kMostElements - elements, "got more than 2^52 elements in all");
+      elements += spec.shape.numel;
       // Under a limit, state comes with the first step, and there is nothing to step here.
-      if (slot.layout.numel == 0 && memories[home].ram_bytes >= 0) continue;
-      slot.rule = slot.state_rule = effective_rule(rule, variant_of(group.options.hyper));
-      slot.codec = codec_for(codec, param.sizes, param.whole, group.options.min_quantized_numel);
-      check_averages(name, slot.codec, group.options.hyper);
-      slot.master = master_for(find_master(group.options.master), param.dtype);
-      Members& to = members[home];
-      const int64_t bytes = slot.bytes_of(slot.rule);
-      to.known = to.known && (group.step_rate > 0 || bytes == 0);
-      if (group.step_rate > 0) to.seconds += static_cast<double>(bytes) / group.step_rate;
-      to.slots.push_back(std::move(slot));
+      if (spec.shape.numel > 0 || memories[group.budget].ram_bytes < 0)
+        members[group.budget].add(spec, planned.step_rate);
     }
   }
   MemoryPlan out;
-  for (const Memory& memory : memories) check_memory(memory);
   for (size_t i = 0; i < memories.size(); ++i) out.budgets.push_back(predict(memories[i], members[i], request));
   out.total = sum(out.budgets);
   return out;

@@ -51,7 +51,7 @@ Budget random_budget(Rng& rng, const std::string& disk) {
   return memory;
 }
 
-bool has_norms(const std::string& rule) { return rules()[static_cast<size_t>(find_rule(rule))].norms; }
+bool has_norms(const std::string& rule) { return rule_info(find_rule(rule)).norms; }
 
 PlanRequest random_request(Rng& rng, const std::string& disk) {
   PlanRequest request;

@@ -79,7 +79,7 @@ struct Whole {
 
   // The residual lives in a buffer of codes and then scales, as SignResidual has it.
   void step(const MeanCase& of) {
-    const CodecInfo& codec = codecs()[static_cast<size_t>(find_codec(of.state))];
+    const CodecInfo& codec = codec_info(find_codec(of.state));
     std::vector<std::byte> stored(static_cast<size_t>(residual.bytes()));
     residual.read(stored.data());
     const auto codes_bytes = static_cast<size_t>(of.count * codec.format[1].code_bits / 8);

@@ -36,7 +36,7 @@ SignResidual::SignResidual(int64_t count, int rank, int size, const std::string&
   const int64_t shard = shard_signs(count, size);
   s.first = std::min(count, rank * shard);
   s.count = signs_of_piece(count, s.first, shard);
-  const StateFormat& format = codecs()[static_cast<size_t>(s.codec)].format[1];
+  const StateFormat& format = codec_info(s.codec).format[1];
   s.now.codes.assign(static_cast<size_t>(format.code_bytes(s.count)), static_cast<std::byte>(format.zero));
   s.now.scales.assign(static_cast<size_t>(format.scales * blocks_per_row(s.count, kBlockElements)), 0.f);
   s.next = s.now;

@@ -47,7 +47,7 @@ std::string type_name(int32_t dtype) {
 }
 
 std::string codec_name(int32_t codec) {
-  return codec >= 0 && static_cast<size_t>(codec) < codecs().size() ? codecs()[static_cast<size_t>(codec)].name
+  return codec >= 0 && static_cast<size_t>(codec) < codecs().size() ? codec_info(codec).name
                                                                     : std::to_string(codec);
 }
 

@@ -55,7 +55,7 @@ int64_t differing(const Converted& a, const Converted& b) {
 // Values over 60 binades, 5 % zero, then encoded and decoded by both; compares after each.
 void compare_conversions(int codec, bool is_signed, int64_t rows, int64_t length, bool part, Rng& rng, int64_t& bytes,
                          int64_t& bad) {
-  const StateFormat& format = codecs()[static_cast<size_t>(codec)].format[is_signed];
+  const StateFormat& format = codec_info(codec).format[is_signed];
   if (format.code_bits == 4) length += length % 2;
   CodecItem item;
   item.codec = codec, item.is_signed = is_signed, item.rows = rows, item.row_length = length;

@@ -68,8 +68,8 @@ TEST(DeviceFeedback, GivesTheBitsOfTheCpu) {
                                             : rng.between(10000, 40000);
     const int64_t first = kBlock * rng.below(3);
     auto codec = static_cast<int>(rng.below(std::ssize(codecs())));
-    if (codecs()[static_cast<size_t>(codec)].has_pairs()) codec = find_codec("dynamic8");  // residuals have no pairs
-    const CodecInfo& info = codecs()[static_cast<size_t>(codec)];
+    if (codec_info(codec).has_pairs()) codec = find_codec("dynamic8");  // residuals have no pairs
+    const CodecInfo& info = codec_info(codec);
     const bool mean = rng.chance(0.4), kept = rng.chance(0.8);
     const auto dtype = static_cast<DType>(rng.below(3));
     const auto misaligned = static_cast<size_t>(rng.below(4));

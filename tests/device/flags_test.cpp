@@ -64,10 +64,10 @@ Extras draw(StepCase& c, Rng& rng, Tally& tally) {
 
 // Without NaN where states have scales: the CPU's targets, too, disagree on the codes of a block that holds one.
 void spoil(StepCase& c, Rng& rng) {
-  const bool scaled = codecs()[static_cast<size_t>(c.codec)].scaled;
+  const bool scaled = codec_info(c.codec).scaled;
   const int kinds = scaled ? 3 : 4;
   // RMSprop's momentum makes one of infinity / infinity.
-  const std::string rule = rules()[static_cast<size_t>(c.rule)].name;
+  const std::string rule = rule_info(c.rule).name;
   const bool divides = scaled && rule.find("rmsprop") == 0 && rule.find("momentum") != std::string::npos;
   const double bad[] = {std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(), 0x1p100,
                         std::nan("")};
@@ -90,7 +90,7 @@ int64_t differing_numbers(const StepCase& a, const StepCase& b, int64_t& nans) {
     }
   };
   compare(a.param.data(), b.param.data(), a.param_dtype, a.layout.numel);
-  const CodecInfo& codec = codecs()[static_cast<size_t>(a.codec)];
+  const CodecInfo& codec = codec_info(a.codec);
   for (int k = 0; k < kMaxStates; ++k) {
     const auto bytes = static_cast<int64_t>(a.codes[k].size());
     if (codec.scaled)
@@ -135,7 +135,7 @@ void run(bool with_nonfinite, int rounds, uint64_t seed, const char* name) {
           const int64_t bad =
               with_nonfinite ? differing_numbers(got, wanted, tally.nans) : differing_bytes(got, wanted);
           if (bad)
-            ADD_FAILURE() << rules()[size_t(rule)].name << " " << codecs()[size_t(codec)].name << " pair " << pair
+            ADD_FAILURE() << rule_info(rule).name << " " << codec_info(codec).name << " pair " << pair
                           << ", " << rows << " x " << length << ", stochastic " << extras.stochastic << ", scale "
                           << extras.grad_scale << ": " << bad << " bytes";
           tally.differing += bad, tally.bytes += got.bytes();

@@ -78,7 +78,7 @@ TEST(DeviceMasters, GiveTheBitsOfTheCpu) {
       for (size_t i = 0; i < got.size(); ++i, ++parameters) {
         there[i].fetch();
         EXPECT_EQ(differing_bytes(got[i], wanted[i]), 0)
-            << rule << " " << codec << " " << masters()[size_t(got[i].master)].name << " case " << i;
+            << rule << " " << codec << " " << master_info(got[i].master).name << " case " << i;
         tally.add(got[i], wanted[i], start[i]);
       }
     }
@@ -108,7 +108,7 @@ TEST(DeviceMasters, ComparisonSeesTheSmallestDifference) {
     const StepItem on_device = there.item();
     device.backend->step({&on_device, 1}, 1, false, device.queue);
     there.fetch();
-    EXPECT_GT(differing_bytes(got, wanted), 0) << masters()[size_t(master)].name;
+    EXPECT_GT(differing_bytes(got, wanted), 0) << master_info(master).name;
   }
 }
 
@@ -131,7 +131,7 @@ TEST(DeviceMasters, FilesAndBudgetsChangeNoBit) {
       setup.state = master % 2 ? "dynamic8" : "fp32";
       setup.hyper = default_hyper(rule);
       setup.hyper.lr = 0.01;
-      setup.master = masters()[static_cast<size_t>(master)].name;
+      setup.master = master_info(master).name;
       lowtide::Memory memory;
       memory.device_bytes = 6 * 4096;
       memory.chunk_bytes = 4096;

@@ -19,7 +19,7 @@ using testing::StepCase;
 std::vector<int> norm_rules() {
   std::vector<int> found;
   for (int rule = 0; rule < std::ssize(rules()); ++rule)
-    if (rules()[static_cast<size_t>(rule)].norms) found.push_back(rule);
+    if (rule_info(rule).norms) found.push_back(rule);
   return found;
 }
 

@@ -84,7 +84,7 @@ TEST(Targets, AllGiveTheBitsOfScalarCode) {
         take_steps(*scalar, wanted, 1, seed);
         for (size_t i = 0; i < wanted.size(); ++i) {
           ASSERT_TRUE(all_finite(wanted[i]))
-              << rules()[size_t(rule)].name << " pair " << pair << ": equality is promised "
+              << rule_info(rule).name << " pair " << pair << ": equality is promised "
               << "for finite values only";
           still += wanted[i].layout.numel > 256 && testing::differing_bytes(wanted[i], start[i]) == 0;
         }
@@ -96,7 +96,7 @@ TEST(Targets, AllGiveTheBitsOfScalarCode) {
             for (size_t i = 0; i < got.size(); ++i) {
               const int64_t bad = testing::differing_bytes(got[i], wanted[i]);
               if (bad)
-                ADD_FAILURE() << rules()[size_t(rule)].name << " " << codecs()[size_t(codec)].name << " pair " << pair
+                ADD_FAILURE() << rule_info(rule).name << " " << codec_info(codec).name << " pair " << pair
                               << " " << target << " threads " << threads << " case " << i << ": " << bad << " bytes; "
                               << testing::same_bits(got[i].param.data(), wanted[i].param.data(), got[i].param_dtype,
                                                     got[i].layout.numel)

@@ -116,7 +116,7 @@ TEST(Average, NoUpdateIsMuchLargerThanAdams) {
         if (std::string(state) == "fp32") exact = largest;
         std::printf("%s, beta2 %.3f, %-8s: largest update / lr %.2f, %.2f of exact Adam's\n",
                     spikes ? "spikes of 1e4" : "four decades ", beta2, state, largest, largest / exact);
-        const bool four_bits = codecs()[static_cast<size_t>(find_codec(state))].has_pairs();
+        const bool four_bits = codec_info(find_codec(state)).has_pairs();
         EXPECT_LE(largest, (four_bits ? 6 : 3) * exact) << state;
       }
     }
@@ -149,7 +149,7 @@ TEST(Average, RunningMaximaAreThoseOfTheirMoments) {
     for (size_t i = 0; i < kept.size(); ++i) sum += double{kept[i]}, of_stored += most[i], of_exact += exact_most[i];
     std::printf("%-8s: AMSGrad's maximum %.3f of the largest stored moments, %.3f of exact ones\n", state,
                 sum / of_stored, sum / of_exact);
-    const double error = codecs()[static_cast<size_t>(find_codec(state))].error;
+    const double error = codec_info(find_codec(state)).error;
     EXPECT_LE(sum / of_stored, 1 + 2 * error + 1e-6) << state;
     EXPECT_GE(sum / of_stored, 1 - error - 1e-6) << state;
   }

@@ -104,7 +104,7 @@ TEST(Rest, CoordinatesWhoseGradientStopsComeToRest) {
       }
       std::printf("%-9s %-10s beta2 %.3f: drift / lr after 100 steps: mean %.2g, max %.2g\n", state.c_str(),
                   rounding.c_str(), beta2, sum / kNumel, worst);
-      const bool four_bits = codecs()[static_cast<size_t>(find_codec(state))].has_pairs();
+      const bool four_bits = codec_info(find_codec(state)).has_pairs();
       EXPECT_LT(worst, state == "fp32" ? 0.01 : state == "float8" || four_bits ? 10.0 : 2.0) << state;
     }
 }

@@ -45,7 +45,7 @@ TEST(Rounding, AutoTakesLongAverages) {
     const int rule = static_cast<int>(std::find_if(rules().begin(), rules().end(), named) - rules().begin());
     RuleHyper h;
     h.beta1 = c.beta1, h.beta2 = c.beta2, h.beta3 = c.beta3, h.alpha = 0.99, h.momentum = 0.9;
-    const uint32_t long_ones = long_averages(rule, h), all = (1u << rules()[size_t(rule)].states) - 1;
+    const uint32_t long_ones = long_averages(rule, h), all = (1u << rule_info(rule).states) - 1;
     EXPECT_EQ(long_ones, c.wanted) << c.rule << " " << c.beta2;
     const int dynamic8 = find_codec("dynamic8"), float8 = find_codec("float8"), fp32 = find_codec("fp32");
     EXPECT_EQ(stochastic_states(rule, dynamic8, RoundingMode::kAuto, long_ones), c.wanted);

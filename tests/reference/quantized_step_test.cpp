@@ -64,7 +64,7 @@ void check(const char* rule, const char* codec, DType p_dtype, Rng& rng, Figures
   const DynamicMap maps[2] = {DynamicMap(false), DynamicMap(true)};
   const bool scaled = std::string(codec) == "dynamic8";
   StepCase c(find_rule(rule), find_codec(codec), p_dtype, DType::kF32, 9, 777, rng);
-  const RuleInfo& info = rules()[static_cast<size_t>(c.rule)];
+  const RuleInfo& info = rule_info(c.rule);
   c.set_step(5);
   c.stochastic = 0;
   StepCase old = c;

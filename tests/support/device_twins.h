@@ -201,7 +201,7 @@ T pick(Rng& rng, const std::vector<T>& from) {
 inline Config random_setup(Rng& rng, bool norms = true) {
   Config setup;
   do setup.rule = pick(rng, rule_names());
-  while (!norms && rules()[static_cast<size_t>(find_rule(setup.rule))].norms);
+  while (!norms && rule_info(find_rule(setup.rule)).norms);
   if (rng.chance(0.4)) setup.master = pick(rng, std::vector<std::string>{"residual16", "residual8", "stochastic"});
   setup.hyper = random_variant(setup.rule, rng);
   setup.state = pick(rng, codec_names_of(setup.rule, setup.hyper));

@@ -67,7 +67,7 @@ inline std::vector<std::pair<Hyper, std::string>> rule_options(const std::string
       RuleHyper input = rule_hyper(hyper, 3, false);
       input.norm[0] = 2, input.norm[1] = 3;
       char args[kArgsBytes] = {};
-      rules()[static_cast<size_t>(effective)].make_args(input, args);
+      rule_info(effective).make_args(input, args);
       becomes = std::to_string(effective) + std::string(args, sizeof args);
     } catch (const Error& error) {
       becomes = error.what();

@@ -8,7 +8,7 @@
 
 #include "backend/catalog.h"
 #include "lowtide/optimizer.h"
-#include "optim/hyper.h"
+#include "optim/param_spec.h"
 #include "support/compare.h"
 #include "support/random.h"
 
@@ -47,7 +47,8 @@ inline Optimizer make_optimizer(const Config& setup) {
 inline std::vector<std::string> codec_names_of(const std::string& rule, const Hyper& hyper) {
   std::vector<std::string> names;
   for (const std::string& name : codec_names()) try {
-      check_averages(rule, find_codec(name), hyper);
+      const int64_t sizes[] = {1 << 13};
+      make_spec(make_group({.hyper = hyper, .state = name}, find_rule(rule)), sizes, DType::kF32);
       names.push_back(name);
     } catch (const Error&) {
     }

@@ -44,18 +44,18 @@ struct StepCase {
 
   StepCase(int of_rule, int of_codec, DType p, DType g, int64_t rows, int64_t row_length, Rng& rng)
       : rule(of_rule), codec(of_codec), param_dtype(p), grad_dtype(g) {
-    if (codecs()[static_cast<size_t>(codec)].has_pairs()) row_length += row_length % 2;  // no odd rows have such codes
+    if (codec_info(codec).has_pairs()) row_length += row_length % 2;  // no odd rows have such codes
     // Steps of m / eps, where the root below it is zero and m is not, still fit into fp16.
     for (const char* family : {"adam", "ademamix", "lamb", "rmsprop"})
-      if (std::strncmp(rules()[static_cast<size_t>(rule)].name, family, std::strlen(family)) == 0) lr = 1e-6;
+      if (std::strncmp(rule_info(rule).name, family, std::strlen(family)) == 0) lr = 1e-6;
     const int64_t sizes[] = {rows, row_length};
     layout = Layout::make(sizes, {});
     const int64_t n = layout.numel, blocks_per_row = (row_length + kBlockElements - 1) / kBlockElements;
     param.resize(static_cast<size_t>(n * dtype_bytes(p)));
     for (int64_t i = 0; i < n; ++i) put(param, p, i, rng.over_binades(-8, 3));
     new_gradients(rng);
-    const RuleInfo& info = rules()[static_cast<size_t>(rule)];
-    const CodecInfo& as = codecs()[static_cast<size_t>(codec)];
+    const RuleInfo& info = rule_info(rule);
+    const CodecInfo& as = codec_info(codec);
     for (int k = 0; k < info.states; ++k) {
       const StateFormat& format = format_of(rule, codec, k);
       codes[k].resize(static_cast<size_t>(format.code_bytes(n)));
@@ -107,7 +107,7 @@ struct StepCase {
 
   void set_step(int64_t t, bool first = false) {
     step = t;
-    rules()[static_cast<size_t>(rule)].make_args(
+    rule_info(rule).make_args(
         {.lr = lr,
          .beta1 = 0.9,
          .beta2 = 0.99,
@@ -116,7 +116,7 @@ struct StepCase {
          .weight_decay = weight_decay,
          .momentum = 0.9,
          .dampening = 0.1,
-         .alpha = rules()[static_cast<size_t>(rule)].name == std::string("ademamix") ? 5 : 0.99,
+         .alpha = rule_info(rule).name == std::string("ademamix") ? 5 : 0.99,
          .initial = 0.1,
          .momentum_decay = 4e-3,
          .t = static_cast<double>(t),

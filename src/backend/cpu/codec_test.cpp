@@ -270,7 +270,7 @@ TEST(StochasticSweep, GivesTheBitsOfScalarCodeOnEveryTarget) {
   for (const char* rule : {"lion", "adagrad"})
     for (const char* codec : {"dynamic8", "float8", "bf16"}) {
       const size_t bytes =
-          gradients.size() * static_cast<size_t>(codecs()[size_t(find_codec(codec))].format[0].code_bits) / 8;
+          gradients.size() * static_cast<size_t>(codec_info(find_codec(codec)).format[0].code_bits) / 8;
       std::vector<std::byte> wanted;
       std::vector<float> wanted_scales;
       for (const char* target : {"scalar", "avx2", "avx512", "avx512_vbmi"}) {
@@ -285,7 +285,7 @@ TEST(StochasticSweep, GivesTheBitsOfScalarCodeOnEveryTarget) {
         item.param = param.data(), item.grad = gradients.data();
         item.param_layout = item.grad_layout = &layout;
         item.rule = find_rule(rule), item.codec = find_codec(codec);
-        rules()[size_t(item.rule)].make_args({.lr = 0, .beta1 = 0, .beta2 = 0, .eps = 1}, args);
+        rule_info(item.rule).make_args({.lr = 0, .beta1 = 0, .beta2 = 0, .eps = 1}, args);
         item.args = args;
         item.codes[0] = codes.data(), item.scales[0] = scales.data();
         item.stochastic = 1;
@@ -326,7 +326,7 @@ TEST(Bfloat16Parameters, AreRoundedAlikeOnEveryTarget) {
       item.param_dtype = item.grad_dtype = DType::kBF16;
       item.param_layout = item.grad_layout = &layout;
       item.rule = find_rule("sgd"), item.codec = find_codec("fp32"), item.codes[0] = buffer.data();
-      rules()[size_t(item.rule)].make_args({.lr = lr}, args);
+      rule_info(item.rule).make_args({.lr = lr}, args);
       item.args = args;
       cpu::make_backend(target)->step({&item, 1}, 1, false, nullptr);
       if (target == "scalar") continue;

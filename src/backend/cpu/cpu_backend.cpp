@@ -199,7 +199,7 @@ class CpuBackend final : public Backend {
         run.param = at(p, done, p_bytes);
         run.grad = at(g, done, g_bytes);
         run.n = begin_random(item, first + done, n - done, run);
-        for (int k = 0; k < rules()[static_cast<size_t>(item.rule)].states; ++k) {
+        for (int k = 0; k < rule_info(item.rule).states; ++k) {
           const StateFormat& format = format_of(item.rule, item.codec, k);
           const int64_t scales = (block + done / kBlock - item.first_block) * format.scales;
           run.codes[k] = static_cast<std::byte*>(item.codes[k]) + format.code_bytes(first + done - origin);
@@ -231,7 +231,7 @@ class CpuBackend final : public Backend {
   // out: of the item's block 0.
   void norm_blocks(const StepItem& item, int64_t begin, int64_t end, BlockNorms* out) const {
     const NormKernel kernel = pick_norms(item.rule, item.codec, target_.bit);
-    const RuleInfo& rule = rules()[static_cast<size_t>(item.rule)];
+    const RuleInfo& rule = rule_info(item.rule);
     NormRun run{};
     run.args = item.args;
     run.grad_scale = item.grad_scale;

@@ -54,14 +54,14 @@ void apply_piece(const SignStepKernels& kernels, const ApplyItem& item, int64_t 
 }
 
 void feedback_piece(const SignStepKernels& kernels, const FeedbackItem& item, int64_t begin, int64_t end) {
-  const auto codec = static_cast<size_t>(item.codec);
   const auto run = [&](const void* values, DType dtype, float value_scale, int64_t from, int64_t n) {
     const FeedbackKernel kernel = kernels.feedback[item.codes ? item.codec : kCodecs][static_cast<int>(dtype)];
     const int64_t sign = item.first + from;
-    kernel({values, value_scale, n,
-            item.codes ? static_cast<std::byte*>(item.codes) + codecs()[codec].format[1].code_bytes(from) : nullptr,
-            item.scales ? item.scales + from / kBlockElements : nullptr, item.bits + sign / 8,
-            item.bit_scales + sign / kFeedbackBlock});
+    kernel(
+        {values, value_scale, n,
+         item.codes ? static_cast<std::byte*>(item.codes) + codec_info(item.codec).format[1].code_bytes(from) : nullptr,
+         item.scales ? item.scales + from / kBlockElements : nullptr, item.bits + sign / 8,
+         item.bit_scales + sign / kFeedbackBlock});
   };
   if (item.values)
     return run(static_cast<const std::byte*>(item.values) + begin * dtype_bytes(item.dtype), item.dtype,

@@ -274,7 +274,7 @@ struct Residual {
   std::vector<float> scales;
   Residual(int of_codec, int64_t of_count) : codec(of_codec), count(of_count) {
     if (codec < 0) return;
-    const CodecInfo& info = codecs()[static_cast<size_t>(codec)];
+    const CodecInfo& info = codec_info(codec);
     codes.resize(static_cast<size_t>(count * info.format[1].code_bits / 8),
                  static_cast<std::byte>(info.format[1].zero));
     if (info.scaled) scales.resize(static_cast<size_t>((count + 255) / 256));
@@ -300,7 +300,7 @@ TEST(SignStep, FeedbackIsThatOfItsFormulas) {
     const int64_t count = rng.chance(0.01) ? rng.between(1, 200000) : rng.between(1, 2600);
     const int64_t first = rng.below(3) * kSignAlignment;
     int codec = static_cast<int>(rng.below(cpu::kCodecs + 1)) - 1;
-    if (codec >= 0 && codecs()[static_cast<size_t>(codec)].has_pairs()) codec = -1;  // residuals have no pairs
+    if (codec >= 0 && codec_info(codec).has_pairs()) codec = -1;  // residuals have no pairs
     Residual start(codec, count);
     FeedbackReference reference;
     reference.residual.resize(static_cast<size_t>(count));
@@ -426,7 +426,7 @@ TEST(SignStep, FeedbackFeedsBack) {
   for (int codec = -1; codec < 3; ++codec) {
     residuals.emplace_back(codec, kCount);
     if (codec >= 0) {
-      EXPECT_STREQ(codecs()[static_cast<size_t>(codec)].name, names[codec + 1]);
+      EXPECT_STREQ(codec_info(codec).name, names[codec + 1]);
     }
   }
   std::vector<float> gradient(kCount), unpacked(kCount);

@@ -89,7 +89,7 @@ void Batch::add(const StepItem& item, int64_t index) {
   out.write_offset = item.write_offset;
   if (item.guard) out.guard = item.guard->word();
   std::memcpy(out.key, item.key, sizeof out.key);
-  if (item.args) std::memcpy(out.args, item.args, rules()[static_cast<size_t>(item.rule)].args_bytes);
+  if (item.args) std::memcpy(out.args, item.args, rule_info(item.rule).args_bytes);
   const int64_t blocks = item.blocks >= 0 ? item.blocks : item.param_layout->blocks(kBlockElements) - item.first_block;
   add(out, blocks, shape_.unit_blocks);
 }

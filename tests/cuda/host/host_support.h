@@ -48,7 +48,7 @@ class Model {
     RuleHyper hyper{};
     hyper.lr = 1, hyper.t = 1;
     const int rule = effective_rule(find_rule("sgd"), {});
-    rules()[static_cast<size_t>(rule)].make_args(hyper, args_.data());
+    rule_info(rule).make_args(hyper, args_.data());
     for (size_t i = 0; i < sizes.size(); ++i) {
       layouts_.push_back(Layout::make({&sizes[i], 1}, {}));
       const int64_t bytes = sizes[i] * 4;

@@ -25,7 +25,7 @@ void for_each_array(Item& item, bool states, Fn&& with) {
   const int64_t blocks = item.blocks < 0 ? item.param_layout->blocks(kBlockElements) : item.blocks;
   const auto element = [&](int64_t b) { return elements_before_block(row, b, kBlockElements); };
   const int64_t elements = blocks ? element(item.first_block + blocks) - element(item.first_block) : 0;
-  for (int k = 0; states && k < rules()[static_cast<size_t>(item.rule)].states; ++k) {
+  for (int k = 0; states && k < rule_info(item.rule).states; ++k) {
     const StateFormat& format = format_of(item.rule, item.codec, k);
     with(item.codes[k], format.code_bytes(elements));
     with(item.scales[k], format.scale_bytes(blocks));
@@ -111,7 +111,7 @@ void FakeBackend::norms(std::span<const StepItem> items, int, std::span<BlockNor
   for (const StepItem& item : items) {
     touch(item.param, extent_bytes(*item.param_layout, item.param_dtype));
     touch(item.grad, extent_bytes(*item.grad_layout, item.grad_dtype));
-    for_each_array(item, rules()[static_cast<size_t>(item.rule)].norms_read_state, touch);
+    for_each_array(item, rule_info(item.rule).norms_read_state, touch);
   }
   kernel.run = [&] { cpu_->norms(items, 1, out, nullptr); };
   launch(stream, std::move(kernel));

@@ -195,8 +195,8 @@ std::vector<StepCase> make_cases(int rule, int codec, int pair, Rng& rng) {
 // States that a training has, so that the hot path takes them: scales within a few binades, and no gradient below
 // 2^-20; zeros among all.
 void make_usual(StepCase& c, Rng& rng) {
-  const RuleInfo& info = rules()[static_cast<size_t>(c.rule)];
-  const CodecInfo& as = codecs()[static_cast<size_t>(c.codec)];
+  const RuleInfo& info = rule_info(c.rule);
+  const CodecInfo& as = codec_info(c.codec);
   for (int k = 0; k < info.states; ++k) {
     for (float& scale : c.scales[k])
       scale = rng.chance(0.05) ? 0.f : static_cast<float>(std::ldexp(1 + rng.uniform(), -6));
@@ -213,8 +213,8 @@ void make_usual(StepCase& c, Rng& rng) {
 // Which states are rounded by chance, and where in the whole the parameter lies: below, across and above the index
 // 2^32, and columns of shards, which without scales need not begin with a block.
 void make_random(StepCase& c, size_t i, Rng& rng) {
-  const uint32_t all = (1u << rules()[static_cast<size_t>(c.rule)].states) - 1;
-  const bool scaled = codecs()[static_cast<size_t>(c.codec)].scaled;
+  const uint32_t all = (1u << rule_info(c.rule).states) - 1;
+  const bool scaled = codec_info(c.codec).scaled;
   c.stochastic = i % 4 == 3 ? all : static_cast<uint32_t>(rng.below(all + 1));
   const int64_t row = blocks_per_row(c.layout.row_length, kBlockElements) * kBlockElements;
   c.origin = {};
@@ -258,7 +258,7 @@ TEST(CudaSteps, GiveTheBitsOfTheCpu) {
           for (size_t i = 0; i < got.size(); ++i, ++comparisons) {
             const int64_t bad = differing_bytes(got[i], wanted[i]);
             if (bad)
-              ADD_FAILURE() << rules()[size_t(rule)].name << " " << codecs()[size_t(codec)].name << " pair " << pair
+              ADD_FAILURE() << rule_info(rule).name << " " << codec_info(codec).name << " pair " << pair
                             << " variant " << variant << " case " << i << ": " << bad << " bytes; "
                             << testing::same_bits(got[i].param.data(), wanted[i].param.data(), got[i].param_dtype,
                                                   got[i].layout.numel);
@@ -298,7 +298,7 @@ TEST(CudaSteps, MakeTheBallotsOfTheCpu) {
         step_on_device({&item, 1}, {rule, codec, -1});
         there.fetch();
         ASSERT_EQ(testing::differing_bytes(host.data(), device.get(), static_cast<int64_t>(host.size())), 0)
-            << rules()[size_t(rule)].name << " " << codecs()[size_t(codec)].name << " of " << start.layout.numel;
+            << rule_info(rule).name << " " << codec_info(codec).name << " of " << start.layout.numel;
         ASSERT_EQ(differing_bytes(got, wanted), 0);
         ++ballots, bytes += static_cast<int64_t>(host.size()) + got.bytes();
       }

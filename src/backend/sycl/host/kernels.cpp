@@ -10,7 +10,7 @@ namespace lowtide::sycl_host {
 namespace {
 namespace sx = sycl::ext::oneapi::experimental;
 
-std::string codec_name(int codec) { return codecs()[static_cast<size_t>(codec)].name; }
+std::string codec_name(int codec) { return codec_info(codec).name; }
 
 template <class Fn>
 void refused_if_throws(const std::string& program, Fn&& f) {
@@ -43,15 +43,15 @@ const sycl::kernel& Kernels::find(const std::string& program_name, const std::st
 }
 
 const sycl::kernel& Kernels::step(int rule, int codec) {
-  const std::string rule_name = rules()[static_cast<size_t>(rule)].name;
+  const std::string rule_name = rule_info(rule).name;
   return find("step_" + rule_name, "lt_step_" + rule_name + "_" + codec_name(codec));
 }
 const sycl::kernel& Kernels::ballot(int rule, int codec) {
-  const std::string rule_name = rules()[static_cast<size_t>(rule)].name;
+  const std::string rule_name = rule_info(rule).name;
   return find("ballot_" + rule_name, "lt_ballot_" + rule_name + "_" + codec_name(codec));
 }
 const sycl::kernel& Kernels::norms(int rule, int codec) {
-  const std::string rule_name = rules()[static_cast<size_t>(rule)].name;
+  const std::string rule_name = rule_info(rule).name;
   return find("norms_" + rule_name, "lt_norms_" + rule_name + "_" + codec_name(codec));
 }
 const sycl::kernel& Kernels::decode(int codec, bool is_signed) {

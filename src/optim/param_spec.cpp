@@ -1,0 +1,220 @@
+#include "optim/param_spec.h"
+
+#include "core/error.h"
+#include "optim/checkpoint.h"
+#include "optim/hyper.h"
+
+namespace lowtide {
+namespace {
+
+constexpr int kFp32 = 0;
+
+const char* name_of(int rule) { return rule_info(rule).name; }
+
+// Steps of long averages of both signs are lost in 4 bits.
+void check_averages(int rule, int codec, const Hyper& hyper) {
+  constexpr double kLongest = 0.9, kLate = 0x1p53;  // behind all schedules
+  const CodecInfo& as = codec_info(codec);
+  if (as.format[1].code_bits > 4) return;
+  LT_REQUIRE(name_of(rule) != std::string("lion"),
+             "got state '%s' for lion, wanted one of 8 bits or more ('dynamic8'): its step is the sign of an average "
+             "that in 4 bits does not come to rest",
+             as.name);
+  const RuleInfo& of = rule_info(effective_rule(rule, variant_of(hyper)));
+  const RuleHyper late = rule_hyper(hyper, static_cast<int64_t>(kLate), false);
+  for (int k = 0; k < of.states; ++k)
+    LT_REQUIRE(!((of.signed_mask >> k) & 1) || of.decay(late, k) <= kLongest,
+               "got state '%s' for %s with a beta of %.9g for its %s, wanted %g at most: steps of a longer average are "
+               "lost in 4 bits; lower it, or take state 'dynamic8'",
+               as.name, name_of(rule), of.decay(late, k), of.state_names[static_cast<size_t>(k)], kLongest);
+}
+
+size_t budget_of(const GroupOptions& options, std::span<const GroupSpec> before, size_t budgets) {
+  const int shared = options.budget_of;
+  LT_REQUIRE(shared == -1 || !options.memory, "got a budget and budget_of=%d, wanted one of them", shared);
+  LT_REQUIRE(shared >= -1 && shared < static_cast<int>(before.size()),
+             "got budget_of=%d in group %zu, wanted an earlier group, or -1", shared, before.size());
+  if (options.memory) return budgets;
+  return shared == -1 ? 0 : before[static_cast<size_t>(shared)].budget;
+}
+
+// The layout by which a shard's codec is chosen.
+Layout whole_layout(std::span<const int64_t> shard, const WholeParam& whole) {
+  const size_t dims = shard.size();
+  LT_REQUIRE(whole.sizes.size() == dims, "got a shard of %zu dimensions of a parameter of %zu, wanted as many", dims,
+             whole.sizes.size());
+  for (size_t d = 0; d < dims; ++d) {
+    const bool same = whole.sizes[d] == shard[d];
+    LT_REQUIRE(same || (shard[d] < whole.sizes[d] && (whole.rows_cut || (d == 0 && dims > 1))),
+               "got a shard of size %lld in dimension %zu, of a parameter of size %lld; wanted whole rows, or rows_cut",
+               static_cast<long long>(shard[d]), d, static_cast<long long>(whole.sizes[d]));
+  }
+  LT_REQUIRE(whole.offsets.empty() || whole.offsets.size() == dims,
+             "got %zu offsets of a shard of %zu dimensions, wanted one each or none", whole.offsets.size(), dims);
+  for (size_t d = 0; d < whole.offsets.size(); ++d)
+    LT_REQUIRE(whole.offsets[d] >= 0 && whole.offsets[d] <= whole.sizes[d] - shard[d],
+               "got a shard of size %lld at %lld in dimension %zu, of a parameter of size %lld",
+               static_cast<long long>(shard[d]), static_cast<long long>(whole.offsets[d]), d,
+               static_cast<long long>(whole.sizes[d]));
+  return Layout::make(whole.sizes, {});
+}
+
+// Whether a shard's elements of a row are in several places of the whole's.
+bool row_is_scattered(std::span<const int64_t> shard, const WholeParam& whole) {
+  for (size_t d = 2; d < shard.size(); ++d)
+    if (shard[d] != whole.sizes[d]) return true;
+  return false;
+}
+
+int codec_for(const GroupSpec& group, std::span<const int64_t> sizes, const Layout& layout, const WholeParam* whole) {
+  const CodecInfo* wanted = &codec_info(group.codec);
+  int codec = group.codec;
+  if (wanted->has_pairs() && layout.row_length % 2 != 0) wanted = &codec_info(codec = find_codec("dynamic8"));
+  const auto bytes = [&](const StateFormat& format) {
+    return format.code_bytes(layout.numel) + format.scale_bytes(layout.blocks(kBlockElements));
+  };
+  const int64_t plain = bytes(codec_info(kFp32).format[0]);
+  if (layout.numel < group.min_quantized_numel || bytes(wanted->format[0]) >= plain ||
+      bytes(wanted->format[1]) >= plain)
+    return kFp32;
+  return whole && whole->rows_cut && (wanted->scaled || row_is_scattered(sizes, *whole)) ? kFp32 : codec;
+}
+
+// Where a shard lies in `whole`, which whole_layout() has accepted.
+ShardOrigin origin_of(std::span<const int64_t> sizes, const WholeParam& whole, const Layout& layout) {
+  ShardOrigin origin;
+  origin.row_stride = blocks_per_row(layout.row_length, kBlockElements) * kBlockElements;
+  if (whole.offsets.empty() || layout.numel == 0) return origin;
+  if (sizes.size() < 2) {
+    origin.first_column = sizes.empty() ? 0 : whole.offsets[0];
+  } else {
+    origin.first_row = whole.offsets[0];
+    origin.first_column = whole.offsets[1] * (layout.row_length / whole.sizes[1]);
+  }
+  return origin;
+}
+
+}  // namespace
+
+void check_rounding(int codec, RoundingMode mode) {
+  const CodecInfo& of = codec_info(codec);
+  LT_REQUIRE(
+      mode != RoundingMode::kNearest || !(of.needs_random[0] || of.needs_random[1]),
+      "got rounding 'nearest' with state '%s', wanted 'auto' or 'stochastic': rounded to nearest, averages in it "
+      "freeze far from what they should be",
+      of.name);
+}
+
+void check_param_dtype(DType dtype) {
+  LT_REQUIRE(dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16,
+             "got element type %d; parameters are float32, bfloat16 or float16", static_cast<int>(dtype));
+}
+
+GroupSpec make_group(const GroupOptions& options, int rule, std::span<const GroupSpec> before, size_t budgets) {
+  GroupSpec out;
+  out.hyper = options.hyper;
+  out.rule = options.rule.empty() ? rule : find_rule(options.rule);
+  check_hyper(name_of(out.rule), options.hyper);
+  effective_rule(out.rule, variant_of(options.hyper));
+  out.codec = find_codec(options.state);
+  out.rounding = find_rounding(options.rounding);
+  check_rounding(out.codec, out.rounding);
+  out.min_quantized_numel = options.min_quantized_numel;
+  LT_REQUIRE(options.min_quantized_numel >= 0, "got min_quantized_numel=%lld, wanted 0 or more",
+             static_cast<long long>(options.min_quantized_numel));
+  out.master = find_master(options.master);
+  out.budget = budget_of(options, before, budgets);
+  return out;
+}
+
+void check_change(const GroupSpec& group, const Hyper& to, bool has_params, bool in_codec) {
+  const std::string family = name_of(group.rule);
+  check_hyper(family, to);
+  if (in_codec) check_averages(group.rule, group.codec, to);
+  const int was = effective_rule(group.rule, variant_of(group.hyper));
+  const int now = effective_rule(group.rule, variant_of(to));
+  // SGD's and LARS's only state comes and stays with its momentum; others would lose what they have.
+  const bool momentum_only = family == "sgd" || family == "lars";
+  LT_REQUIRE(was == now || !has_params || momentum_only,
+             "got hyper-parameters that make %s out of %s, wanted momentum (0 or not), nesterov, amsgrad and centered "
+             "as they were when the group got its parameters: they decide which states there are",
+             name_of(now), name_of(was));
+}
+
+ParamSpec make_spec(const GroupSpec& group, std::span<const int64_t> sizes, DType dtype,
+                    const std::optional<WholeParam>& whole) {
+  check_param_dtype(dtype);
+  ParamSpec out;
+  out.shape = Layout::make(sizes, {});
+  out.sizes.assign(sizes.begin(), sizes.end());
+  out.family = group.rule;
+  out.rule = effective_rule(group.rule, variant_of(group.hyper));
+  LT_REQUIRE(!rule_info(out.rule).norms || !whole || (whole->sizes == out.sizes && !whole->rows_cut),
+             "got a shard for %s, which needs norms of whole parameters, wanted it whole: replicate it, or take a rule "
+             "without norms",
+             name_of(group.rule));
+  const Layout of_whole = whole ? whole_layout(sizes, *whole) : out.shape;
+  LT_REQUIRE(of_whole.numel <= kMostElements, "got a parameter of %lld elements, wanted 2^52 at most",
+             static_cast<long long>(of_whole.numel));
+  out.codec = codec_for(group, sizes, of_whole, whole ? &*whole : nullptr);
+  check_averages(group.rule, out.codec, group.hyper);
+  out.master = dtype == DType::kF32 ? 0 : group.master;
+  if (whole) out.origin = origin_of(sizes, *whole, of_whole);
+  return out;
+}
+
+bool ParamSpec::is_signed(int of_rule, int k) const {
+  return k == states(of_rule) || ((rule_info(of_rule).signed_mask >> k) & 1) != 0;
+}
+
+StateFormat ParamSpec::format(int of_rule, int k) const {
+  if (k == states(of_rule)) return {.code_bits = master_info(master).residual_bits};
+  return format_of(of_rule, codec, k);
+}
+
+StateView ParamSpec::view(int of_rule, int k) const {
+  const RuleInfo& of = rule_info(of_rule);
+  const StateFormat as = format(of_rule, k);
+  const bool residual = k == of.states;
+  return {.name = residual ? kResidual : of.state_names[static_cast<size_t>(k)],
+          .codec = residual ? master_info(master).name : codec_info(codec).name,
+          .numel = shape.numel,
+          .rows = shape.rows,
+          .scales_per_row = blocks_per_row(shape.row_length, kBlockElements) * as.scales,
+          .code_bits = as.code_bits,
+          .block = as.scale_block()};
+}
+
+int64_t ParamSpec::scale_bytes(int of_rule, int k) const {
+  return format(of_rule, k).scale_bytes(shape.blocks(kBlockElements));
+}
+
+int64_t ParamSpec::bytes(int of_rule) const {
+  int64_t sum = 0;
+  for (int k = 0; k < arrays(of_rule); ++k) sum += code_bytes(of_rule, k) + scale_bytes(of_rule, k);
+  return sum;
+}
+
+StateShape ParamSpec::state_shape(int of_rule) const {
+  StateShape out{shape.rows, shape.row_length, arrays(of_rule), {}};
+  for (int k = 0; k < out.states; ++k) out.format[k] = format(of_rule, k);
+  return out;
+}
+
+bool ParamSpec::norms_read_arrays() const {
+  const RuleInfo& of = rule_info(rule);
+  return of.norms && (of.norms_read_state || has_residual());
+}
+
+uint32_t ParamSpec::make_args(const GroupSpec& group, const StepTerms& step, std::byte* args) const {
+  RuleHyper in = rule_hyper(group.hyper, step.t, step.first);
+  if (step.direction) in.lr = -1, in.weight_decay = 0;
+  in.error = codec_info(codec).error;
+  in.norm[0] = step.norm[0], in.norm[1] = step.norm[1];
+  const uint32_t stochastic = stochastic_states(rule, codec, group.rounding, long_averages(rule, in));
+  if (stochastic) in.error *= 2;  // of a whole step, not half of one
+  rule_info(rule).make_args(in, args);
+  return stochastic;
+}
+
+}  // namespace lowtide

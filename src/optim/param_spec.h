@@ -1,0 +1,91 @@
+// What a parameter is to an optimizer, from options, sizes and types alone: the rule that steps it, the format and
+// layout of its state, its bytes, the arguments of its steps, and every refusal. Pure: no optimizer, no state, no
+// device. Adding parameters, planning, checks of saved state and Python ask it, so all of them decide and refuse alike.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "backend/catalog.h"
+#include "lowtide/optimizer.h"
+#include "memory/chunk.h"
+
+namespace lowtide {
+
+// Of one parameter, and of all in a plan: no sum of the bytes of their states overflows.
+inline constexpr int64_t kMostElements = int64_t{1} << 52;
+
+// The options of a group, checked, names as numbers of the catalog.
+struct GroupSpec {
+  Hyper hyper;
+  int rule = 0;  // as users name it
+  int codec = 0, master = 0;
+  RoundingMode rounding = RoundingMode::kAuto;
+  int64_t min_quantized_numel = 0;
+  size_t budget = 0;  // 0: the optimizer's; others in the order of the groups that bring their own
+};
+
+// rule: of the optimizer. before: the groups that there are; they and the optimizer have `budgets` budgets. A group
+// with its own gets the number `budgets`. Throws kInvalidArgument for everything that a group is refused for, but for
+// the numbers of its budget (check_memory).
+GroupSpec make_group(const GroupOptions& options, int rule, std::span<const GroupSpec> before = {}, size_t budgets = 1);
+
+// Throws kInvalidArgument unless the group can go on with these. has_params: it has parameters, whose states must stay
+// what they are; in_codec: some of their states are stored in the group's codec.
+void check_change(const GroupSpec& group, const Hyper& to, bool has_params, bool in_codec);
+void check_rounding(int codec, RoundingMode mode);
+void check_param_dtype(DType dtype);
+
+// One step of a parameter, as far as its rule's arguments depend on it.
+struct StepTerms {
+  int64_t t = 1;           // its number for the parameter, from 1
+  bool first = false;      // the state holds nothing yet
+  bool direction = false;  // out of zeros, the arguments make what is to be subtracted: no lr, no decay, no parameter
+  double norm[2] = {};     // of the whole parameter; 0: not known, or the rule needs none
+};
+
+// A parameter, without its memory and its strides.
+struct ParamSpec {
+  int family = 0;  // the rule as users name it
+  int rule = 0;    // the one that steps: SGD without momentum steps as sgd_plain. Follows the group's hyper-parameters
+  int codec = 0;   // of its states, which may be another than the group's: see make_spec
+  int master = 0;  // of masters.def; weights of float32 have none
+  std::vector<int64_t> sizes;
+  Layout shape;  // of contiguous memory of these sizes
+  ShardOrigin origin;
+
+  // The arrays stored beside the parameter: the states of a rule, then the residual of its weights, if they have one.
+  bool has_residual() const { return master_info(master).residual_bits > 0; }
+  int states(int of_rule) const { return rule_info(of_rule).states; }
+  int arrays(int of_rule) const { return states(of_rule) + (has_residual() ? 1 : 0); }
+  bool is_signed(int of_rule, int k) const;
+  StateFormat format(int of_rule, int k) const;
+  StateView view(int of_rule, int k) const;  // of array k, without its memory
+  int64_t code_bytes(int of_rule, int k) const { return format(of_rule, k).code_bytes(shape.numel); }
+  int64_t scale_bytes(int of_rule, int k) const;
+  int64_t bytes(int of_rule) const;  // codes and scales of all arrays
+  StateShape state_shape(int of_rule) const;
+
+  // The rule with all the states that the parameter can have: SGD's momentum may come later.
+  int fullest_rule() const { return states(rule) < states(family) ? family : rule; }
+  // Whether norms of whole parameters, if the rule needs any, are computed from arrays.
+  bool norms_read_arrays() const;
+
+  // Writes the rule's arguments of a step, kArgsBytes at most. Returns which states are rounded stochastically: bit k.
+  uint32_t make_args(const GroupSpec& group, const StepTerms& step, std::byte* args) const;
+};
+
+// The codec is the group's, but float32 for a parameter that is smaller than min_quantized_numel, that the codec would
+// not make smaller (rows of one element need a scale each), or whose shards cut blocks or lie scattered in a row; codes
+// of 4 bits become dynamic8 where rows are of an odd length, and so no whole bytes. It is decided by the `whole` of
+// which a parameter of `sizes` is a shard, so that all shards decide alike. Throws kInvalidArgument for everything that
+// a parameter is refused for, but for its memory and strides.
+ParamSpec make_spec(const GroupSpec& group, std::span<const int64_t> sizes, DType dtype,
+                    const std::optional<WholeParam>& whole = {});
+
+}  // namespace lowtide

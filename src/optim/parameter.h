@@ -1,0 +1,51 @@
+// A parameter as the optimizer keeps it: what it is (ParamSpec), where it is, and its state.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "memory/arena.h"
+#include "optim/param_spec.h"
+
+namespace lowtide {
+
+// How far a piece of a parameter has come. Pieces differ only after a step that a failing disk stopped half way.
+struct Progress {
+  int64_t behind = 0;  // steps of the parameter that the piece has missed
+  bool uninitialized = false;
+  bool done = false;  // within a step
+};
+
+constexpr uint32_t kAllStates = (uint32_t{1} << kMaxArrays) - 1;
+
+struct Parameter : ParamSpec {
+  explicit Parameter(ParamSpec spec) : ParamSpec(std::move(spec)) {}
+
+  int group = 0;
+  void* data = nullptr;
+  DType dtype = DType::kF32;
+  Layout layout;                      // its own, strided
+  Layout grad_layout;                 // of the last gradient, kept for its memory
+  Layout direction_layout;            // contiguous; made with the first step that is given directions
+  std::vector<int64_t> grad_strides;  // for which grad_layout was made; empty = contiguous
+  int64_t steps = 0;
+  bool has_state = false;
+  int state_rule = 0;              // whose states are allocated; SGD keeps its buffer while momentum is 0
+  bool uninitialized = false;      // the state holds nothing yet: no step, and nothing was restored into it
+  bool wants_state = false;        // before its first gradient, with the others of its budget
+  bool paged = false;              // the state is in its budget's store; codes and scales are null
+  std::vector<Progress> progress;  // of each piece, where paged
+  uint32_t partially_written = 0;  // bit k: replacing state k failed half way, so part of it is of before
+  void* codes[kMaxArrays] = {};
+  float* scales[kMaxArrays] = {};
+
+  int64_t state_bytes() const { return has_state ? bytes(state_rule) : 0; }  // of what is allocated
+  void set_uninitialized(bool now);
+  // The parameter has the states of `of_rule` now, and they hold nothing yet.
+  void begin_state(int of_rule);
+  // Allocates them, each decoding to zero. Throws kOutOfMemory and changes nothing.
+  void allocate_state(Arena& arena, int of_rule);
+};
+
+}  // namespace lowtide
