@@ -1,0 +1,145 @@
+// Claim: docs/bytes.md says what every optimizer takes in every state format, with every kind of master weights, in RAM
+// and on disk; plan_memory() says the same before a run, and the optimizer's report after a step.
+// LOWTIDE_GOLDEN=write writes the page anew (golden.h).
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+#include <sstream>
+
+#include "golden/cases.h"
+#include "lowtide/error.h"
+#include "lowtide/planning.h"
+#include "support/temporary.h"
+
+namespace lowtide::testing {
+namespace {
+
+constexpr int64_t kRows = 512, kColumns = 1024, kCount = kRows * kColumns;
+constexpr const char* kPage = "docs/bytes.md";
+
+struct Bytes {
+  int64_t params, state, ram, disk, moved;
+  bool operator==(const Bytes&) const = default;
+};
+
+struct Comparison {
+  int64_t cells = 0, refused = 0;
+
+  // The bytes of one bfloat16 parameter: planned and measured. Nothing if the combination is refused, by both.
+  std::optional<Bytes> of(const OptimizerOptions& options, const GroupOptions& group, const std::string& name) {
+    ++cells;
+    std::optional<Bytes> planned, measured;
+    PlanRequest request;
+    request.options = options;
+    request.groups.push_back({group, {{{kRows, kColumns}, {}, DType::kBF16}}});
+    try {
+      const BudgetPlan plan = plan_memory(request).total;
+      if (plan.fits) planned = {plan.params, plan.state_bytes, plan.ram_bytes(), plan.disk_bytes, plan.moved_per_step};
+    } catch (const Error&) {
+    }
+    try {
+      std::vector<uint16_t> param(kCount), grad(kCount, 0x3c00);
+      Optimizer optimizer(options);
+      optimizer.add_param(optimizer.add_group(group), {param.data(), DType::kBF16, {kRows, kColumns}, {}});
+      const Gradient gradient{grad.data(), DType::kBF16, nullptr};
+      optimizer.step({&gradient, 1});
+      const MemoryReport report = optimizer.report();
+      measured = {report.params, report.state_bytes, report.allocated_bytes, report.disk_bytes, report.moved_per_step};
+    } catch (const Error&) {
+    }
+    refused += !measured;
+    EXPECT_TRUE(planned == measured) << name << ": planned and measured bytes differ, or one of them is refused";
+    return measured;
+  }
+};
+
+std::string per_parameter(int64_t bytes, int digits = 6) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.*f", digits, static_cast<double>(bytes) / kCount);
+  std::string out = text;
+  out.erase(out.find_last_not_of('0') + 1);
+  return out.back() == '.' ? out.substr(0, out.size() - 1) : out;
+}
+
+GroupOptions group_of(const GoldenRule& rule, const std::string& format, const std::string& master = "") {
+  GroupOptions group;
+  group.rule = rule.rule, group.hyper = rule.hyper, group.state = format, group.master = master;
+  return group;
+}
+
+// One row for each rule with its options, one column for each format.
+template <class Cell>
+std::string table(const Cell& cell) {
+  std::ostringstream out;
+  out << "| optimizer |";
+  for (const std::string& format : codec_names()) out << " " << format << " |";
+  out << "\n|---|";
+  for (size_t i = 0; i < codec_names().size(); ++i) out << "---|";
+  out << "\n";
+  for (const GoldenRule& rule : golden_rules()) {
+    out << "| " << rule.name << " |";
+    for (const std::string& format : codec_names()) out << " " << cell(rule, format) << " |";
+    out << "\n";
+  }
+  return out.str();
+}
+
+TEST(GoldenBytes, PageIsWhatIsPlannedAndMeasured) {
+  const TemporaryDirectory directory;
+  Comparison compare;
+  const auto in_ram = [&](const GoldenRule& rule, const std::string& format, const std::string& master) {
+    return compare.of({}, group_of(rule, format, master), rule.name + " " + format + " " + master);
+  };
+  std::ostringstream page;
+  page << "# Bytes per parameter\n\n"
+          "The test `GoldenBytes` makes this page and checks it: the bytes are those that `plan_memory` predicts and "
+          "that the "
+          "optimizer reports\nafter a step of a bfloat16 parameter of "
+       << kRows << " x " << kColumns
+       << " elements. \"-\": refused. An option stands behind the name of its rule.\n\n"
+          "## State\n\nThe same in RAM, on disk and on a device.\n\n";
+  page << table([&](const GoldenRule& rule, const std::string& format) {
+    const std::optional<Bytes> bytes = in_ram(rule, format, "");
+    return bytes ? per_parameter(bytes->state) : "-";
+  });
+
+  page << "\n## Master weights\n\nBytes that each kind adds to the state of a 16-bit parameter, whatever the optimizer "
+          "and "
+          "the state format.\n\n| master | adds |\n|---|---|\n";
+  for (const char* master : {"residual16", "residual8", "stochastic"}) {
+    int64_t adds = -1;
+    for (const GoldenRule& rule : golden_rules())
+      for (const std::string& format : codec_names()) {
+        const std::optional<Bytes> without = in_ram(rule, format, ""), with = in_ram(rule, format, master);
+        ASSERT_EQ(without.has_value(), with.has_value()) << rule.name << " " << format << " " << master;
+        if (!with) continue;
+        if (adds < 0) adds = with->state - without->state;
+        EXPECT_EQ(with->state - without->state, adds) << rule.name << " " << format << " " << master;
+      }
+    page << "| " << master << " | " << per_parameter(adds) << " |\n";
+  }
+
+  page << "\n## RAM, disk and traffic under a budget\n\nRAM / disk / moved per step, with `ram_bytes` of half a byte "
+          "per "
+          "parameter, and a disk. State that fits into the budget stays in RAM.\n\n";
+  OptimizerOptions options;
+  options.memory.ram_bytes = kCount / 2, options.memory.disk = directory.path();
+  page << table([&](const GoldenRule& rule, const std::string& format) -> std::string {
+    const std::optional<Bytes> bytes =
+        compare.of(options, group_of(rule, format), rule.name + " " + format + " budget");
+    if (!bytes) return "-";
+    EXPECT_LE(bytes->ram, options.memory.ram_bytes);
+    return per_parameter(bytes->ram, 2) + " / " + per_parameter(bytes->disk, 2) + " / " +
+           per_parameter(bytes->moved, 2);
+  });
+
+  if (golden_write()) write_golden(golden_path(kPage), page.str());
+  EXPECT_EQ(page.str(), read_golden(golden_path(kPage))) << kPage;
+  std::printf("bytes per parameter: %lld combinations planned and measured, %lld of them refused by both\n",
+              static_cast<long long>(compare.cells), static_cast<long long>(compare.refused));
+}
+
+}  // namespace
+}  // namespace lowtide::testing
