@@ -1,12 +1,12 @@
 """Results of the Python package that must never change, as hashes in golden.txt: one line for each cell.
 
-A cell that differs, is missing or is not in the list fails by name. After an intended change of results, or a new class or
-state format, write the list anew and review the difference:
+A cell that differs, is missing or is not in the list fails by name. After an intended change of results, or a new class
+or state format, write the list anew and review the difference:
 
     LOWTIDE_GOLDEN=write .venv/bin/python -m pytest -q tests/python/test_golden.py
 
-tests/golden has the lists of the C++ interface. Data is made of integers: torch's random numbers and its matrix products
-depend on the CPU.
+tests/golden has the lists of the C++ interface. Data is made of integers: torch's random numbers and its matrix
+products depend on the CPU.
 """
 
 import ctypes
@@ -50,7 +50,9 @@ CLASSES: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "LARS": (lowtide.LARS, {"lr": 0.1}),
 }
 # Averages of bitsandbytes' dicts: the rule, and how many parts state1 has.
-BITSANDBYTES = {"Adam": 2, "AdamW": 2, "Lion": 1, "SGD momentum": 1, "RMSprop": 1, "Adagrad": 1, "AdEMAMix": 3, "LAMB": 2}
+BITSANDBYTES = {
+    "Adam": 2, "AdamW": 2, "Lion": 1, "SGD momentum": 1, "RMSprop": 1, "Adagrad": 1, "AdEMAMix": 3, "LAMB": 2,
+}  # fmt: skip
 SHAPES = ((48, 256), (7, 301), (9,), ())
 
 
@@ -254,7 +256,9 @@ def foreign() -> Cells:
         for moment in ("exp_avg", "exp_avg_sq"):
             codes = numbers.codes(*shape) if bits == 8 else numbers.codes(count // 2)
             scale = numbers.values(count // (256 if bits == 8 else 128)).abs() + 1
-            qmap = bitsandbytes.functional.create_dynamic_map(moment == "exp_avg") if bits == 8 else torch.arange(16) / 16
+            qmap = torch.arange(16) / 16
+            if bits == 8:
+                qmap = bitsandbytes.functional.create_dynamic_map(moment == "exp_avg")
             entry[moment] = {"codes": codes, "scale": scale, "qmap": qmap}
         return entry
 
@@ -357,9 +361,12 @@ def test_every_cell_has_the_bits_of_the_list(
     if os.environ.get("LOWTIDE_GOLDEN") == "write" and not target:
         LIST.write_text("".join(f"{name}: {value}\n" for name, value in got.items()))
     wanted = dict(line.rsplit(": ", 1) for line in LIST.read_text().splitlines())
-    differ = [f"{name}: got {got[name]}, wanted {wanted[name]}" for name in got if name in wanted and got[name] != wanted[name]]
-    missing, extra = [name for name in wanted if name not in got], [name for name in got if name not in wanted]
+    both = [name for name in got if name in wanted]
+    differ = [f"{name}: got {got[name]}, wanted {wanted[name]}" for name in both if got[name] != wanted[name]]
+    missing = [f"{name}: in the list, not made" for name in wanted if name not in got]
+    extra = [f"{name}: not in the list" for name in got if name not in wanted]
     refused = sum(value == "-" for value in got.values())
-    figure(f"{len(got)} cells, {refused} of them refusals: {len(differ)} differ, {len(missing)} missing, {len(extra)} new")
-    if differ or missing or extra:
-        pytest.fail("\n".join([*differ, *(f"{n}: not made" for n in missing), *(f"{n}: not in the list" for n in extra)][:40]))
+    found = f"{len(differ)} differ, {len(missing)} missing, {len(extra)} not in the list"
+    figure(f"{len(got)} cells, {refused} of them refusals: {found}")
+    if offences := [*differ, *missing, *extra]:
+        pytest.fail("\n".join(offences[:40]))
