@@ -1,4 +1,4 @@
-// How Python hands over a memory budget: a tuple with the fields of lowtide.memory.Budget, or None.
+// How Python hands over a memory budget: a tuple with the fields of lowtide.memory.budgets.Budget, or None.
 #pragma once
 
 #include <nanobind/nanobind.h>

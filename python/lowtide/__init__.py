@@ -13,25 +13,29 @@ changed nothing. `lowtide.sign` packs signs into bits and takes majorities of th
 
 from typing_extensions import TypedDict
 
-from lowtide import _core, compat, hf, sign
+from lowtide import _core, compat, sign
 from lowtide._core import DeviceLostError
-from lowtide.adam import Adam, AdamW, AdEMAMix, NAdam
-from lowtide.embedding import Embedding, StableEmbedding
-from lowtide.master import export_fp32
-from lowtide.memory import Memory
-from lowtide.muon import Muon
-from lowtide.norm_rules import LAMB, LARS
-from lowtide.overrides import Override, override
-from lowtide.planning import Plan, plan
-from lowtide.rates import Rates, measure_rates
-from lowtide.rules import SGD, Adagrad, Lion, RMSprop
+from lowtide.compat import hf
+from lowtide.compat.bitsandbytes.nn import Embedding, StableEmbedding
+from lowtide.memory.budgets import Memory
+from lowtide.optimizers import master
+from lowtide.optimizers.adam import Adam, AdamW, AdEMAMix, NAdam
+from lowtide.optimizers.master import export_fp32
+from lowtide.optimizers.muon import Muon
+from lowtide.optimizers.norm_rules import LAMB, LARS
+from lowtide.optimizers.optimizer import Optimizer
+from lowtide.optimizers.rules import SGD, Adagrad, Lion, RMSprop
+from lowtide.options.options import Options
+from lowtide.options.overrides import Override, override
+from lowtide.planning.plan import Plan, plan
+from lowtide.planning.rates import Rates, measure_rates
 
 __version__: str = _core.__version__
 
 __all__ = [
-    "LAMB", "LARS", "SGD", "AdEMAMix", "Adagrad", "Adam", "AdamW", "DeviceLostError", "Embedding", "Lion", "Memory", "Muon", "NAdam",
-    "Override", "Plan", "RMSprop", "Rates", "StableEmbedding", "__version__", "backends", "compat", "export_fp32", "hf",
-    "measure_rates", "override", "plan", "sign",
+    "LAMB", "LARS", "SGD", "AdEMAMix", "Adagrad", "Adam", "AdamW", "DeviceLostError", "Embedding", "Lion", "Memory",
+    "Muon", "NAdam", "Optimizer", "Options", "Override", "Plan", "RMSprop", "Rates", "StableEmbedding", "__version__",
+    "backends", "compat", "export_fp32", "hf", "master", "measure_rates", "override", "plan", "sign",
 ]  # fmt: skip
 
 

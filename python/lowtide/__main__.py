@@ -1,5 +1,5 @@
 """`python -m lowtide`: the command line."""
 
-from lowtide.cli import main
+from lowtide.cli.main import main
 
 main()

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from lowtide import Backend
-from lowtide.devices import Allocator
-from lowtide.memory import Budget
-from lowtide.report import CoreReport
+from lowtide.devices.places import Allocator
+from lowtide.memory.budgets import Budget
+from lowtide.report.fields import CoreReport
 
 __version__: str
 
@@ -46,7 +46,7 @@ def plan_memory(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """groups: (shapes, state, min_quantized_numel, hyper-parameters that are not the defaults, own budget, bytes of state
     stepped per second, group whose budget it shares or -1, rule or "", master or "").
-    shapes: (sizes, whole or None, element type). Returns the fields of `lowtide.planning.BudgetPlan` in all and for each budget: the optimizer's, then each group's own."""
+    shapes: (sizes, whole or None, element type). Returns the fields of `lowtide.planning.plan.BudgetPlan` in all and for each budget: the optimizer's, then each group's own."""
 
 def measure_step_rate(
     rule: str,

@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import torch
 
-from lowtide import _core, arrays
-from lowtide.arrays import Array
-from lowtide.checks import PARAMETER_DTYPES
-from lowtide.devices import EXACT, Place
+from lowtide import _core
+from lowtide.checks.values import PARAMETER_DTYPES
+from lowtide.devices import arrays
+from lowtide.devices.arrays import Array
+from lowtide.devices.places import EXACT, Place
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from lowtide import blockwise
+from lowtide.state import blockwise
 
 BLOCK = 256
 NESTED = "__bnb_optimizer_quant_state__"

@@ -92,7 +92,7 @@ def placements(layout: Layout, shape: tuple[int, ...]) -> list[Any]:
 
 def build(
     layout: Layout, rule: str, state: str, disk: str | None = None
-) -> tuple[Net, lowtide.optimizer.Optimizer]:
+) -> tuple[Net, lowtide.Optimizer]:
     """disk: a directory where every rank has one of its own, with a budget that state does not fit into."""
     net = Net(layout)
     memory = None
@@ -117,7 +117,7 @@ def whole(tensor: torch.Tensor) -> bytes:
     return bits(tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)
 
 
-def snapshot(net: torch.nn.Module, opt: lowtide.optimizer.Optimizer) -> dict[str, bytes]:
+def snapshot(net: torch.nn.Module, opt: lowtide.Optimizer) -> dict[str, bytes]:
     """All weights and all state, whole, by name."""
     found = {name: whole(param.detach()) for name, param in net.named_parameters()}
     saved = opt.state_dict()

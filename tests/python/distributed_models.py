@@ -78,7 +78,7 @@ def train(net: torch.nn.Module, opt: torch.optim.Optimizer, steps: range) -> Non
         opt.zero_grad()
 
 
-def optimizer(net: torch.nn.Module, rule: str) -> lowtide.optimizer.Optimizer:
+def optimizer(net: torch.nn.Module, rule: str) -> lowtide.Optimizer:
     return make(rule, list(net.named_parameters()), lr=1e-2)
 
 

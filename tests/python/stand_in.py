@@ -14,7 +14,8 @@ from typing import Any
 import lowtide
 import pytest
 import torch
-from lowtide import _core, devices
+from lowtide import _core
+from lowtide.devices import places
 
 DEVICE, SHARED = 0, 2  # lt_memory_kind
 
@@ -51,7 +52,7 @@ class StandIn:
 
     @property
     def backend(self) -> str:
-        return devices.KINDS[self.kind].backend
+        return places.KINDS[self.kind].backend
 
     def name(self, index: int = 0) -> str:
         """As str() of torch's device."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 # name → class, options that make the rule do all it can
-RULES: dict[str, tuple[type[lowtide.optimizer.Optimizer], dict[str, Any]]] = {
+RULES: dict[str, tuple[type[lowtide.Optimizer], dict[str, Any]]] = {
     "adamw": (lowtide.AdamW, {}),
     "adam": (lowtide.Adam, {}),
     "lion": (lowtide.Lion, {}),
@@ -31,7 +31,7 @@ LONG_AVERAGES = ("lion", "rmsprop", "ademamix")  # of RULES
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def make(rule: str, params: Any, **options: Any) -> lowtide.optimizer.Optimizer:
+def make(rule: str, params: Any, **options: Any) -> lowtide.Optimizer:
     cls, fixed = RULES[rule]
     return cls(params, **{**fixed, **options})
 
@@ -77,7 +77,7 @@ def refused(opt: torch.optim.Optimizer, *words: str, kind: Any = ValueError) -> 
 
 def trained(
     rule: str = "adamw", steps: int = 3, dtype: torch.dtype = torch.float32, **options: Any
-) -> tuple[list[torch.nn.Parameter], lowtide.optimizer.Optimizer]:
+) -> tuple[list[torch.nn.Parameter], lowtide.Optimizer]:
     """Parameters of several shapes after some steps: large, ragged rows, small (float32 state), 0-d."""
     params = [parameter(*shape, dtype=dtype) for shape in ((32, 256), (70, 100), (9,), ())]
     opt = make(rule, [{"params": params[:2]}, {"params": params[2:], "lr": 0.01}], **options)
@@ -89,7 +89,7 @@ def trained(
 
 def fresh(
     params: Sequence[torch.Tensor], opt: torch.optim.Optimizer, **options: Any
-) -> tuple[list[torch.nn.Parameter], lowtide.optimizer.Optimizer]:
+) -> tuple[list[torch.nn.Parameter], lowtide.Optimizer]:
     """A new optimizer of the same kind over copies of the parameters."""
     copies = [torch.nn.Parameter(p.detach().clone()) for p in params]
     options = {"state": opt.param_groups[0]["state"], **options}

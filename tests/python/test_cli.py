@@ -9,8 +9,8 @@ import lowtide
 import pytest
 import torch
 from lowtide import _core
-from lowtide.cli import app
-from lowtide.commands import count_of
+from lowtide.cli.main import app
+from lowtide.cli.commands import count_of
 from typer.testing import CliRunner
 
 from support import CODECS, FOUR_BITS, trained
@@ -98,7 +98,7 @@ def test_plan_of_shapes_and_configs(run, tmp_path):
 
 def test_plan_measures_when_asked_to(run, tmp_path, monkeypatch):
     fast = lowtide.Rates(dict.fromkeys(CODECS + FOUR_BITS, 1e9), 1e9, 1e9)
-    monkeypatch.setattr("lowtide.commands.measure_rates", lambda *_, **__: fast)
+    monkeypatch.setattr("lowtide.cli.commands.measure_rates", lambda *_, **__: fast)
     arguments = ("plan", "--params", "1e6", "--ram", "1MiB", "--disk", tmp_path, "--measure")
     assert "A step: computing" in run(*arguments)
     found = run(*arguments, "--json")
@@ -107,7 +107,7 @@ def test_plan_measures_when_asked_to(run, tmp_path, monkeypatch):
 
 def test_info(run, tmp_path, monkeypatch):
     rates = lowtide.measure_rates(tmp_path, elements=4096, disk_bytes="16MiB", seconds=0.001)
-    monkeypatch.setattr("lowtide.commands.measure_rates", lambda *_: rates)
+    monkeypatch.setattr("lowtide.cli.commands.measure_rates", lambda *_: rates)
     found = run("info", "--disk", tmp_path, "--json")
     assert found["version"] == lowtide.__version__ and found["cpu_targets"] == _core.cpu_targets()
     assert found["ram_total"] > found["ram_free"] > 0 and found["memory_rate"] > 1e8

@@ -6,7 +6,8 @@ import math
 
 import pytest
 import torch
-from lowtide import _core, blockwise
+from lowtide import _core
+from lowtide.state import blockwise
 from lowtide.compat.bitsandbytes import functional
 
 from support import bits

@@ -14,8 +14,8 @@ import lowtide
 import pytest
 import torch
 from emulated_cuda import EmulatedCuda
-from lowtide import backward
-from lowtide.report import Report
+from lowtide.optimizers import backward
+from lowtide.report.fields import Report
 from support import bits, parameter, random_gradients
 from twins import Twins
 

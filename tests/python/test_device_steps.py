@@ -301,7 +301,7 @@ def test_refused(device: StandIn, tmp_path: Path, figure: Callable[[str], None])
     for act, words in refusals:
         with pytest.raises(ValueError, match=words):
             act()
-    assert lowtide.Memory(device="25%").budget(lowtide.devices.place_of(zero, "")).device_bytes == 1 << 28
+    assert lowtide.Memory(device="25%").budget(lowtide.devices.places.place_of(zero, "")).device_bytes == 1 << 28
     optimizer = lowtide.AdamW([zero])
     with pytest.raises(ValueError, match=f"got a tensor on cpu, wanted {device.name()}"):
         optimizer.add_param_group({"params": [here]})

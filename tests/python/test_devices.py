@@ -5,15 +5,16 @@ from collections.abc import Callable
 import lowtide
 import pytest
 import torch
-from lowtide import _core, devices
-from lowtide.memory import budget_at
+from lowtide import _core
+from lowtide.devices import places
+from lowtide.memory.budgets import budget_at
 from support import parameter
 
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """All tensors count as on "xpu:0", whose backend is missing."""
-    monkeypatch.setitem(devices.KINDS, "xpu", devices.Kind("cuda", lambda _: 0, lambda _: 1 << 30))
+    monkeypatch.setitem(places.KINDS, "xpu", places.Kind("cuda", lambda _: 0, lambda _: 1 << 30))
     monkeypatch.setattr(_core, "backends", lambda: {"cuda": {"available": False, "detail": "no driver"}})
     monkeypatch.setattr(devices, "device_of", lambda _: torch.device("xpu", 0))
 
@@ -28,7 +29,7 @@ def test_a_backend_that_is_missing_says_what_backends_says(elsewhere: None, figu
 def test_budgets_of_cpu_parameters() -> None:
     memory = lowtide.Memory(device="1MiB", host="1MiB")
     assert memory.budget()[:1] == (2 << 20,) and memory.budget().device_bytes == -1
-    on_device = memory.budget(devices.Place(torch.device("xpu", 0), "xpu:0"))
+    on_device = memory.budget(places.Place(torch.device("xpu", 0), "xpu:0"))
     assert (on_device.ram_bytes, on_device.device_bytes) == (1 << 20, 1 << 20)
     with pytest.raises(ValueError, match="managed for parameters on cpu"):
         lowtide.AdamW([parameter(3)], memory=lowtide.Memory(managed=True))
@@ -43,7 +44,7 @@ def test_budgets_of_cpu_parameters() -> None:
 
 def test_budgets_of_cuda_parameters() -> None:
     """Residency is automatic unless something else was asked for."""
-    place = devices.Place(torch.device("cuda", 0), "cuda:0")
+    place = places.Place(torch.device("cuda", 0), "cuda:0")
     for memory in (None, lowtide.Memory(), lowtide.Memory(device="auto"), lowtide.Memory(host="1MiB", transfer="hybrid")):
         found = budget_at(memory, place)
         assert found and found.automatic and found.device_bytes == -1 and not found.managed
@@ -53,8 +54,8 @@ def test_budgets_of_cuda_parameters() -> None:
         assert found and not found.automatic
     with pytest.raises(ValueError, match="managed with device='auto'"):
         lowtide.Memory(device="auto", managed=True).budget(place)
-    elsewhere = devices.Place(torch.device("xpu", 0), "xpu:0")
-    assert budget_at(None, elsewhere) is None and budget_at(None, devices.HOST) is None
+    elsewhere = places.Place(torch.device("xpu", 0), "xpu:0")
+    assert budget_at(None, elsewhere) is None and budget_at(None, places.HOST) is None
     found = budget_at(lowtide.Memory(device="auto"), elsewhere)
     assert found and found.automatic
 
@@ -69,7 +70,7 @@ def test_arithmetic_where_there_is_no_choice() -> None:
         lowtide.AdamW([parameter(3)], arithmetic=1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="wanted it among the options of the whole optimizer"):
         lowtide.AdamW([{"params": [parameter(3)], "arithmetic": "fast"}])
-    place = devices.Place(torch.device("cuda", 3), "cuda:3")
+    place = places.Place(torch.device("cuda", 3), "cuda:3")
     assert [place.target(name) for name in ("exact", "fast")] == ["exact:3", "fast:3"]
     with pytest.raises(ValueError, match="wanted 'exact' or 'fast'"):
         place.target("")

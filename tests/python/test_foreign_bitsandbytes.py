@@ -6,7 +6,7 @@ import math
 import lowtide
 import pytest
 import torch
-from lowtide import blockwise
+from lowtide.state import blockwise
 
 from bitsandbytes_rule import NESTED, RULES, Twin, state_dict_of
 from support import bits, drop, put, refused, snapshot, through_file

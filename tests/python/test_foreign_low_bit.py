@@ -8,7 +8,7 @@ import math
 import lowtide
 import pytest
 import torch
-from lowtide import blockwise
+from lowtide.state import blockwise
 from lowtide.compat import flashoptim
 
 from support import bits, drop, put, refused, through_file

@@ -3,7 +3,7 @@
 import lowtide
 import pytest
 import torch
-from lowtide.master import join, split
+from lowtide.optimizers.master import join, split
 
 from support import bits, parameter, random_gradients, refused, through_file
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import lowtide
-from lowtide import _core, commands, render
+from lowtide import _core
+from lowtide.cli import commands, render
 
 
 def parameters(count: int = 6, seed: int = 1) -> list[torch.nn.Parameter]:

@@ -105,7 +105,7 @@ def test_what_is_no_matrix_is_stepped_by_adamw(codec, seed, figure):
 
 @pytest.mark.parametrize("bucket", [1, 5000, 64 << 20])
 def test_budgets_and_buckets_change_no_bit(bucket, tmp_path, seed, figure, monkeypatch):
-    monkeypatch.setattr("lowtide.muon._BUCKET", bucket)
+    monkeypatch.setattr("lowtide.optimizers.muon._BUCKET", bucket)
     results = []
     for memory in (None, lowtide.Memory(host="48KiB", disk=tmp_path, chunk=4096)):
         module = model()

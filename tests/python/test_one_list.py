@@ -7,16 +7,17 @@ from pathlib import Path
 import lowtide
 import pytest
 from lowtide import _core
-from lowtide.checks import group_key, hyper_keys
+from lowtide.options.hyper import group_key, hyper_keys
 
 from support import CODECS, FOUR_BITS, RULE_OF, RULES, parameter
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "rules.md"
+NOT_RULES = (lowtide.Optimizer, lowtide.NAdam, lowtide.Muon)  # NAdam is an option of Adam and AdamW, Muon made of two rules
 CLASSES = {
     cls([parameter(2)], lr=1.0)._rule: cls
     for cls in (getattr(lowtide, name) for name in lowtide.__all__)
-    if inspect.isclass(cls) and issubclass(cls, lowtide.optimizer.Optimizer) and cls not in (lowtide.NAdam, lowtide.Muon)
-}  # NAdam is an option of Adam and AdamW, Muon made of two rules
+    if inspect.isclass(cls) and issubclass(cls, lowtide.Optimizer) and cls not in NOT_RULES
+}
 
 
 def table(first: str) -> list[list[str]]:
@@ -45,7 +46,7 @@ def test_every_codec_has_a_row():
     assert sorted(names) == sorted(row[0] for row in table("state")) == sorted(CODECS + FOUR_BITS)
     assert lowtide.AdamW([parameter(2)]).param_groups[0]["state"] in names
     for codec in names:
-        assert f'"{codec}"' in Path(lowtide.checks.__file__).read_text(), f"checks.Options does not describe {codec}"
+        assert f'"{codec}"' in Path(lowtide.options.options.__file__).read_text(), f"options.Options does not describe {codec}"
 
 
 @pytest.mark.parametrize("rule", sorted(_core.rule_names()))

@@ -10,9 +10,10 @@ from typing import Any
 import lowtide
 import pytest
 import torch
-from lowtide import backward, devices
-from lowtide.log import Residency, logger
-from lowtide.report import CoreReport
+from lowtide.devices import places
+from lowtide.optimizers import backward
+from lowtide.report.log import Residency, logger
+from lowtide.report.fields import CoreReport
 from support import bits, parameter
 
 Figure = Callable[[str], None]
@@ -26,7 +27,7 @@ class Elsewhere:
         self.free = MEMORY
         self.capturing = False
         self.emptied = 0
-        kind = devices.Kind(
+        kind = places.Kind(
             "cpu",
             lambda _: 0,
             lambda _: MEMORY,
@@ -34,7 +35,7 @@ class Elsewhere:
             capturing=lambda _: self.capturing,
             empty_cache=self._empty,
         )
-        monkeypatch.setitem(devices.KINDS, "xpu", kind)
+        monkeypatch.setitem(places.KINDS, "xpu", kind)
         monkeypatch.setattr(devices, "device_of", lambda _: torch.device("xpu", 0))
 
     def _empty(self) -> None:
@@ -46,7 +47,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Elsewhere:
     return Elsewhere(monkeypatch)
 
 
-def watched(opt: lowtide.optimizer.Optimizer, monkeypatch: pytest.MonkeyPatch, name: str, give: int) -> list[Any]:
+def watched(opt: lowtide.Optimizer, monkeypatch: pytest.MonkeyPatch, name: str, give: int) -> list[Any]:
     """The arguments that opt's method gets from now on; it returns `give`."""
     asked: list[Any] = []
 

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from lowtide import _core, devices, sign
+from lowtide import _core, sign
+from lowtide.devices import places
 from stand_in import StandIn
 from support import DTYPES
 
@@ -20,7 +21,7 @@ def _own_signers() -> Iterator[None]:
 
 
 def test_a_backend_that_is_missing_says_what_backends_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(devices.KINDS, "xpu", devices.Kind("cuda", lambda _: 0, lambda _: 1 << 30))
+    monkeypatch.setitem(places.KINDS, "xpu", places.Kind("cuda", lambda _: 0, lambda _: 1 << 30))
     monkeypatch.setattr(_core, "backends", lambda: {"cuda": {"available": False, "detail": "no driver"}})
     monkeypatch.setattr(devices, "device_of", lambda _: torch.device("xpu", 0))
     with pytest.raises(NotImplementedError) as caught:

@@ -10,7 +10,7 @@ from stand_in import StandIn
 from support import bits, random_gradients
 
 
-def dict_bits(opt: lowtide.optimizer.Optimizer) -> dict[int, dict[str, bytes]]:
+def dict_bits(opt: lowtide.Optimizer) -> dict[int, dict[str, bytes]]:
     """All state, wherever it is, in CPU tensors."""
     entries = opt.state_dict()["state"]
     assert all(value.device.type == "cpu" for entry in entries.values() for value in entry.values())
@@ -24,7 +24,7 @@ class Twins:
         self._device, self.here, self.there = device, here, there
         self.differing = self.compared = 0
 
-    def step(self, first: lowtide.optimizer.Optimizer, second: lowtide.optimizer.Optimizer, steps: int = 3) -> None:
+    def step(self, first: lowtide.Optimizer, second: lowtide.Optimizer, steps: int = 3) -> None:
         for _ in range(steps):
             random_gradients(self.here)
             self._device.give_gradients(self.there, self.here)
@@ -34,7 +34,7 @@ class Twins:
             for one, other in zip(self.here, self.there, strict=True):
                 self._count(bits(one), bits(other))
 
-    def compare_state(self, first: lowtide.optimizer.Optimizer, second: lowtide.optimizer.Optimizer) -> None:
+    def compare_state(self, first: lowtide.Optimizer, second: lowtide.Optimizer) -> None:
         mine, theirs = dict_bits(first), dict_bits(second)
         assert {i: set(entry) for i, entry in mine.items()} == {i: set(entry) for i, entry in theirs.items()}
         for i, entry in mine.items():

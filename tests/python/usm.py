@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import stand_in
-from lowtide import devices
+from lowtide.devices import places
 
 
 class Usm(stand_in.StandIn):
@@ -12,4 +12,4 @@ class Usm(stand_in.StandIn):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(monkeypatch, ("cpu", "cpu"))
-        monkeypatch.setitem(devices.KINDS, "xpu", devices.Kind("sycl", self.current_queue, lambda _: 1 << 30))
+        monkeypatch.setitem(places.KINDS, "xpu", places.Kind("sycl", self.current_queue, lambda _: 1 << 30))

@@ -26,7 +26,8 @@ from operator import index
 
 import torch
 
-from lowtide import arrays, sign
+from lowtide import sign
+from lowtide.devices import arrays
 
 # Elements whose signs are copied to 1 at a time, so that these stay in the cache.
 _PIECE = 1 << 16

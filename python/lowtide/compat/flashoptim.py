@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from lowtide.checks import expect
-from lowtide.foreign import flashoptim
+from lowtide.checks.values import expect
+from lowtide.state.foreign import flashoptim
 
 
 def master_weights(params: Iterable[torch.Tensor], state_dict: dict[str, Any]) -> list[torch.Tensor]:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from typing_extensions import Unpack
 
 from lowtide import _core
-from lowtide.checks import expect
+from lowtide.checks.values import expect
 from lowtide.distributed.collective import Collective, Outcome, VoteOptions, check_vote_options
 from lowtide.distributed.layout import Layout, SignBuffers, address, check_gradients_of
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from lowtide import _core
-from lowtide.checks import PARAMETER_DTYPES
+from lowtide.checks.values import PARAMETER_DTYPES
 
 ALIGNMENT: int = _core.SIGN_ALIGNMENT
 BLOCK: int = _core.SIGN_BLOCK  # signs of one presence bit

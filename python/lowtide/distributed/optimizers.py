@@ -11,15 +11,17 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
-from lowtide import _core, backward, checks
-from lowtide.checks import Options, expect
-from lowtide.core_groups import CoreGroup
-from lowtide.devices import Place
+from lowtide import _core
+from lowtide.checks.values import expect
+from lowtide.devices.places import Place
+from lowtide.devices.sharding import Sharding
 from lowtide.distributed.collective import Collective, Outcome, VoteOptions, check_vote_options
 from lowtide.distributed.layout import SignBuffers, address, checksum, digest
-from lowtide.memory import Memory
-from lowtide.optimizer import Optimizer
-from lowtide.sharding import Sharding
+from lowtide.memory.budgets import Memory
+from lowtide.optimizers import backward
+from lowtide.optimizers.core_groups import CoreGroup
+from lowtide.optimizers.optimizer import Optimizer
+from lowtide.options.options import Options, check_options
 
 
 class SignOptimizer(Optimizer):
@@ -46,7 +48,7 @@ class SignOptimizer(Optimizer):
         for name in options:
             if name in VoteOptions.__annotations__:
                 raise TypeError(f"{type(self).__name__}: got argument {name!r}, wanted it in vote={{{name!r}: ...}}")
-        checks.check_options(options, type(self).__name__, [*names, "vote"])
+        check_options(options, type(self).__name__, [*names, "vote"])
         for name in backward.OPTIONS:
             if options.get(name, False) is not False:
                 raise ValueError(f"{type(self).__name__}: {name}: got {options.get(name)!r}, wanted False: steps are votes")

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 import torch
 import torch.distributed as dist
 
+from lowtide.devices.sharding import is_dtensor
 from lowtide.distributed.groups import check_group, require_initialized
-from lowtide.sharding import is_dtensor
 
 
 @torch.no_grad()

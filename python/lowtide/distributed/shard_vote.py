@@ -8,10 +8,10 @@ import torch
 from typing_extensions import Unpack
 
 from lowtide import _core
+from lowtide.devices.sharding import local_of
 from lowtide.distributed.collective import Collective, Outcome, VoteOptions, check_vote_options
 from lowtide.distributed.groups import require_initialized
 from lowtide.distributed.layout import SignBuffers, address, aligned, check_gradients_of, checksum
-from lowtide.sharding import local_of
 
 
 class ShardVote:

@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
-from lowtide.checks import Options, number
-from lowtide.core_groups import CoreGroup
+from lowtide.checks.values import number
 from lowtide.distributed.collective import VoteOptions
 from lowtide.distributed.layout import BLOCK, aligned
 from lowtide.distributed.optimizers import SignOptimizer
+from lowtide.optimizers.core_groups import CoreGroup
+from lowtide.options.options import Options
 
 
 class Signum(SignOptimizer):

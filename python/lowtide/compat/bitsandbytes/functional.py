@@ -1,6 +1,6 @@
 """`bitsandbytes.functional`, as far as it quantizes block by block: any code book of 256 values, any block size.
 
-Codes are exactly those of the nearest entry (lowtide/blockwise.py has the rule), on every kind of device, which
+Codes are exactly those of the nearest entry (lowtide/state/blockwise.py has the rule), on every kind of device, which
 bitsandbytes' own are on a GPU; on a CPU it takes the entry nearest to one of 65,536 points.
 """
 
@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from lowtide import blockwise
-from lowtide.checks import check_tensor, expect
-from lowtide.foreign.entries import check_book, check_scales
+from lowtide.checks.values import check_tensor, expect
+from lowtide.state import blockwise
+from lowtide.state.foreign.entries import check_book, check_scales
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def create_dynamic_map(signed: bool = True, max_exponent_bits: int = 7, total_bits: int = 8) -> torch.Tensor:
-    """See `lowtide.blockwise.dynamic_map`."""
+    """See `lowtide.state.blockwise.dynamic_map`."""
     return blockwise.dynamic_map(signed, max_exponent_bits, total_bits)
 
 

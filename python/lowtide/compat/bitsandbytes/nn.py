@@ -1,5 +1,85 @@
-"""`bitsandbytes.nn`: embeddings whose weights get 32-bit state in any optimizer."""
+"""Embedding layers for training with quantized state: their weight's state stays float32, in any optimizer of Lowtide."""
 
-from lowtide.embedding import Embedding, StableEmbedding
+from __future__ import annotations
 
-__all__ = ["Embedding", "StableEmbedding"]
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from lowtide.checks.values import expect
+from lowtide.options.overrides import override
+
+
+class Embedding(torch.nn.Embedding):
+    """`torch.nn.Embedding` whose weight begins Xavier-uniform, with a padding row of zeros, and whose state stays
+    float32 (`lowtide.override(self, "weight", state="fp32")`), as bitsandbytes.nn.Embedding. An override that comes
+    later counts more.
+
+    Args: those of `torch.nn.Embedding`.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+        _weight: Tensor | None = None,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(
+            num_embeddings, embedding_dim, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse, _weight,
+            device=device, dtype=dtype,
+        )  # fmt: skip
+        override(self, "weight", state="fp32")
+        self._add_layers(device)
+
+    def _add_layers(self, device: Any) -> None:
+        """What a subclass has beside the weight."""
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        embeddings: Tensor,
+        freeze: bool = True,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+    ) -> Self:
+        """Of a weight of two dimensions, which is kept, not copied; freeze: it gets no gradient."""
+        expect(embeddings.ndim == 2, "embeddings", f"{embeddings.ndim} dimensions", "2")
+        rows, columns = embeddings.shape
+        made = cls(rows, columns, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse, embeddings)
+        made.weight.requires_grad_(not freeze)
+        return made
+
+    def reset_parameters(self) -> None:
+        """As at first."""
+        torch.nn.init.xavier_uniform_(self.weight)
+        self._fill_padding_idx_with_zero()
+
+
+class StableEmbedding(Embedding):
+    """The embedding of 8-bit optimizers (Dettmers et al., arXiv 2110.02861, section 2.3), as
+    bitsandbytes.nn.StableEmbedding: `Embedding`, and a layer norm of what is looked up, in torch's default type, before
+    positions are added. The result has the weight's type.
+
+    Args: those of `torch.nn.Embedding`. Attributes: norm, a `torch.nn.LayerNorm` over embedding_dim.
+    """
+
+    def _add_layers(self, device: Any) -> None:
+        self.norm = torch.nn.LayerNorm(self.embedding_dim, device=device)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Of indices of any shape: [*input.shape, embedding_dim]."""
+        found: Tensor = super().forward(input)
+        normed: Tensor = self.norm(found.to(torch.get_default_dtype()))
+        return normed.to(self.weight.dtype)

@@ -9,9 +9,10 @@ from typing import Any, ClassVar, TypeVar, cast
 
 from torch.optim.optimizer import ParamsT
 
-from lowtide.checks import Options, expect
-from lowtide.memory import Memory
-from lowtide.optimizer import Optimizer
+from lowtide.checks.values import expect
+from lowtide.memory.budgets import Memory
+from lowtide.optimizers.optimizer import Optimizer
+from lowtide.options.options import Options
 
 # How 8-bit state is rounded: as bitsandbytes rounds it.
 ROUNDING = "nearest"
@@ -28,7 +29,7 @@ STATES = {32: "fp32", 8: "dynamic8"}
 
 
 class BitsandbytesOptimizer(Optimizer):
-    """Base class. Beside bitsandbytes' arguments all take options of `lowtide.checks.Options` by name, but state and
+    """Base class. Beside bitsandbytes' arguments all take options of `lowtide.Options` by name, but state and
     min_quantized_numel, which optim_bits and min_8bit_size decide. `state_dict` is Lowtide's, which resumes bit for
     bit; `bitsandbytes_state_dict` is bitsandbytes', and `load_state_dict` takes both."""
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 import lowtide
-from lowtide.checks import expect
+from lowtide.checks.values import expect
 from lowtide.compat.bitsandbytes.optim.base import STATES
 
 _SAME = ("lr", "betas", "eps", "weight_decay", "alpha", "t_alpha", "t_beta3", "max_unorm")

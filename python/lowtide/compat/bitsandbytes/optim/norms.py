@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from lowtide.checks import expect
+from lowtide.checks.values import expect
 from lowtide.compat.bitsandbytes.optim.base import BitsandbytesOptimizer, two_betas, variant
 
 

@@ -1,0 +1,1 @@
+"""Checks of values, and errors that are told at the end of a call."""

@@ -1,0 +1,78 @@
+"""Checks of single values, whose errors say what was got and what is wanted."""
+
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+PARAMETER_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_LARGEST_STEP = 2**53
+
+
+def with_context(where: str, error: Exception) -> Exception:
+    """The same kind of error, with `where` before its message."""
+    kinds = (TypeError, NotImplementedError, ValueError)
+    return next(kind for kind in kinds if isinstance(error, kind))(f"{where}: {error}")
+
+
+def number(name: str, value: object) -> float:
+    """`value` as a float: a real number or a tensor of one element. TypeError or, for other tensors, ValueError."""
+    if type(value) is float:
+        return value
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1 or value.is_complex():
+            raise ValueError(
+                f"{name}: got a {value.dtype} tensor of shape {tuple(value.shape)}, wanted one real element"
+            )
+        return float(value)
+    if isinstance(value, Real):
+        return float(value)
+    raise TypeError(f"{name}: got {value!r} ({type(value).__name__}), wanted a number or a tensor of one element")
+
+
+def expect(condition: bool, where: str, got: object, wanted: object) -> None:
+    """Raises ValueError unless `condition` holds."""
+    if not condition:
+        raise ValueError(f"{where}: got {got}, wanted {wanted}")
+
+
+def check_tensor(value: object, where: str) -> None:
+    """Raises ValueError unless `value` is a dense tensor with data, of no special kind."""
+    plain = isinstance(value, torch.Tensor) and not is_traceable_wrapper_subclass(value)
+    expect(plain, where, type(value).__name__, "a plain tensor")
+    assert isinstance(value, torch.Tensor)
+    expect(
+        value.layout == torch.strided and not value.is_meta,
+        where,
+        f"a {value.layout} tensor on {value.device}",
+        "a dense one",
+    )
+
+
+def check_moment(tensor: torch.Tensor, where: str, nonfinite: str, positive: bool) -> None:
+    """Raises ValueError for a garbled moment: it would spread through its block in silence."""
+    if nonfinite == "propagate" or not tensor.is_floating_point() or tensor.numel() == 0:
+        return
+    low, high = (float(bound) for bound in torch.aminmax(tensor.detach()))
+    expect(low > float("-inf") and high < float("inf"), where, f"values from {low} to {high}", "finite ones")
+    expect(low >= 0 or not positive, where, f"values from {low} to {high}", "none below 0")
+
+
+def read_step(entry: Mapping[str, Any], where: str) -> int:
+    """The number of steps in a saved entry: a Python number or a tensor of one element."""
+    step = entry.get("step")
+    if isinstance(step, torch.Tensor):
+        check_tensor(step, f"{where}, step")
+    try:
+        value = number("step", step)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}, {error}") from error
+    expect(
+        0 <= value <= _LARGEST_STEP and value == int(value),
+        f"{where}, step",
+        value,
+        f"an integer from 0 to {_LARGEST_STEP}",
+    )
+    return int(value)

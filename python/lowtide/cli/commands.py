@@ -1,0 +1,136 @@
+"""What the commands of the command line find out; nothing here prints."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import lowtide
+from lowtide import _core
+from lowtide.memory.budgets import Memory, path_of
+from lowtide.planning.plan import Plan, core_rule
+from lowtide.planning.plan import plan as predict
+from lowtide.planning.rates import Rates, measure_rates
+from lowtide.planning.shapes import Shape, Variant
+from lowtide.state.files import read_metadata
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+def count_of(name: str, text: str) -> int:
+    """ "7e9", "7B", "16Mi" as a number. ValueError, naming `name`."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?(?:e\+?[0-9]{1,2})?)\s*([a-z]*)\s*", text.lower(), re.ASCII)
+    unit = _UNITS.get(match[2]) if match else None
+    value = float(match[1]) * unit if match and unit else math.nan
+    if not 1 <= value < 2**63:
+        raise ValueError(f"{name}: got {text!r}, wanted a number such as 7e9, 350M, 7B or 16Mi")
+    return int(value)
+
+
+def numbers_of(name: str, text: str) -> tuple[float, ...]:
+    """ "0.9,0.95" as numbers. ValueError, naming `name`."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"{name}: got {text!r}, wanted numbers such as 0.9,0.95") from None
+
+
+def describe_machine(disk: str | None) -> dict[str, Any]:
+    """For `lowtide info`: plain values. ValueError or OSError for a directory that cannot be used."""
+    found_disk = None if disk is None else {"directory": disk, **_core.disk_info(disk)}
+    rates = measure_rates(disk)
+    if found_disk:
+        found_disk |= {"read_rate": rates.read, "write_rate": rates.write}
+    page = os.sysconf("SC_PAGE_SIZE")
+    return {
+        "version": lowtide.__version__,
+        "torch": torch.__version__,
+        "backends": lowtide.backends(),
+        "cpu_targets": _core.cpu_targets(),
+        "threads": torch.get_num_threads(),
+        "cores": len(os.sched_getaffinity(0)),
+        "ram_total": os.sysconf("SC_PHYS_PAGES") * page,
+        "ram_free": ram_available(),
+        "memory_rate": memory_rate(),
+        "step_rates": rates.step,
+        "disk": found_disk,
+    }
+
+
+def ram_available() -> int:
+    """Bytes that programs can still have without swapping."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def memory_rate() -> float:
+    """Bytes per second that `a += b` reads and writes over tensors of 128 MiB: the best of ten."""
+    from lowtide.cli.quick_bench import Adder, seconds_of
+
+    adder = Adder(32 << 20)
+    return adder.moved / min(seconds_of(adder) for _ in range(10))
+
+
+@dataclass(frozen=True)
+class Formats:
+    """Plans of one model with every state format."""
+
+    plans: dict[str, Plan]
+    state: str
+    memory: Memory | None
+    rates: Rates
+    free_on_disk: int  # -1: no directory was given
+
+    @property
+    def chosen(self) -> Plan:
+        return self.plans[self.state]
+
+
+def plan_formats(
+    model: Sequence[Shape], rule: str, state: str, memory: Memory | None, variant: Variant, measure: bool
+) -> Formats:
+    """For `lowtide plan`. ValueError, TypeError or OSError for bad arguments; what does not fit says so itself."""
+    free = -1
+    if memory is not None:
+        directory = memory.budget().disk
+        if directory:
+            free = _core.disk_info(directory)["free_bytes"]
+    # First without rates: bad arguments show before anything is measured.
+    predict(model, rule, state, memory, **variant._asdict())
+    rates = measure_rates(memory.disk if memory else None, core_rule(rule), **variant._asdict()) if measure else Rates()
+    plans = {}
+    for each in _core.codec_names():
+        try:
+            plan = predict(model, rule, each, memory, rates=rates, **variant._asdict())
+        except ValueError:  # a format that the rule cannot have; what else may be wrong has shown above
+            continue
+        if plan.fits and 0 <= free < plan.disk_bytes:
+            problem = (
+                f"{memory.disk if memory else ''} has {free} bytes free ({_core.format_bytes(free)}); give a directory "
+                f"with at least {plan.disk_bytes} bytes, or more RAM"
+            )
+            plan = dataclasses.replace(plan, fits=False, problem=problem)
+        plans[each] = plan
+    return Formats(plans, state, memory, rates, free)
+
+
+def describe_checkpoint(file: Path) -> dict[str, Any]:
+    """For `lowtide inspect`. ValueError or OSError."""
+    found = _core.describe_checkpoint(path_of("file", file))
+    try:
+        metadata = read_metadata(found.pop("metadata"), str(file))
+    except ValueError:  # not one of Python's
+        metadata = {}
+    groups = metadata.get("lowtide_groups") if isinstance(metadata, dict) else None
+    ours = isinstance(groups, list) and all(isinstance(group, dict) for group in groups)
+    return {"file": str(file), "bytes": file.stat().st_size, **found, "groups": groups if ours else []}

@@ -1,0 +1,183 @@
+"""The command line: what this machine can do, what a run will take, and how fast a step is.
+
+Exit status: 0; 1 where a plan does not fit; 2 for bad arguments or what the system refuses, with one line on stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from lowtide import _core
+from lowtide.cli import commands, render
+from lowtide.memory.budgets import Memory
+from lowtide.planning import shapes
+from lowtide.planning.plan import default_momentum
+
+FAILED, BAD = 1, 2
+
+
+class _Commands(TyperGroup):
+    """Errors as one line on stderr and status 2; nothing of Python's."""
+
+    def main(self, *args: Any, **more: Any) -> Any:
+        standalone = more.get("standalone_mode", True)
+        try:
+            status = super().main(*args, **{**more, "standalone_mode": False})
+        except (ValueError, TypeError, OSError, MemoryError, NotImplementedError) as error:
+            status = _complain(str(error))
+        except Exception as error:
+            if not hasattr(error, "format_message"):  # what click raises for arguments
+                raise
+            context = getattr(error, "ctx", None)
+            command = context.command_path if context else "lowtide"
+            status = _complain(f"{error.format_message().rstrip('.')} (see {command} --help)")
+        if not standalone:
+            return status
+        sys.exit(status if isinstance(status, int) else 0)
+
+
+def _complain(message: str) -> int:
+    print(f"lowtide: {' '.join(message.split())}", file=sys.stderr)
+    return BAD
+
+
+app = typer.Typer(
+    cls=_Commands, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, no_args_is_help=False
+)
+Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")]
+Disk = Annotated[str | None, typer.Option(help="Directory for scratch files, best on a local SSD.", metavar="DIR")]
+Rule = Annotated[str, typer.Option(help=f"One of {', '.join(_core.rule_names())}.", metavar="NAME")]
+PlannedRule = Annotated[str, typer.Option(help=f"One of {', '.join(_core.rule_names())}, muon.", metavar="NAME")]
+State = Annotated[
+    str, typer.Option(help=f"State format: one of {', '.join(_core.codec_names())}.", metavar="NAME")
+]
+Momentum = Annotated[
+    float, typer.Option(help="Of SGD and LARS, which have no state without, and of RMSprop.", metavar="X")
+]
+PlannedMomentum = Annotated[
+    float | None,
+    typer.Option(help="Of SGD and LARS (no state without), RMSprop, Muon; without: the rule's default.", metavar="X"),
+]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(_core.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _lowtide(
+    version: Annotated[bool, typer.Option("--version", help="Print it.", callback=_version, is_eager=True)] = False,
+) -> None:
+    """Optimizers for training large models on little memory."""
+
+
+@app.command()
+def info(disk: Disk = None, as_json: Json = False) -> None:
+    """What this installation and this machine can do; measures rates for about four seconds."""
+    found = commands.describe_machine(disk)
+    _out(found) if as_json else render.machine(found)
+
+
+@app.command()
+def plan(
+    params: Annotated[str | None, typer.Option(help="Number of parameters, e.g. 7e9 or 7B.", metavar="N")] = None,
+    hf_config: Annotated[
+        Path | None, typer.Option(help="config.json of a transformers causal language model.", metavar="FILE")
+    ] = None,
+    shapes_file: Annotated[
+        Path | None, typer.Option("--shapes", help="JSON: a list of shapes, or name: shape.", metavar="FILE")
+    ] = None,
+    rule: PlannedRule = "adamw",
+    state: State = "dynamic8",
+    ram: Annotated[
+        str | None, typer.Option(help="RAM for state, e.g. 8GiB or 50%; without: no limit.", metavar="SIZE")
+    ] = None,
+    disk: Disk = None,
+    disk_limit: Annotated[str | None, typer.Option(help="At most this much on disk.", metavar="SIZE")] = None,
+    chunk: Annotated[str | None, typer.Option(help="Unit of moving; without: chosen.", metavar="SIZE")] = None,
+    momentum: PlannedMomentum = None,
+    amsgrad: Annotated[bool, typer.Option("--amsgrad", help="Of Adam and AdamW.")] = False,
+    centered: Annotated[bool, typer.Option("--centered", help="Of RMSprop.")] = False,
+    max_unorm: Annotated[float, typer.Option(help="Of LAMB and LARS; 0: a trust ratio instead.", metavar="X")] = 0.0,
+    betas: Annotated[
+        str | None, typer.Option(help="E.g. 0.9,0.95: 4 bits take no long averages. Without: the rule's.", metavar="X,X")
+    ] = None,
+    alpha: Annotated[float | None, typer.Option(help="Of RMSprop, AdEMAMix; without: the rule's.", metavar="X")] = None,
+    measure: Annotated[bool, typer.Option("--measure", help="Measure this machine, for seconds per step.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Will the optimizer's state fit, and what does each state format take? Status 1 if the chosen one does not fit."""
+    models = {"--params": params, "--hf-config": hf_config, "--shapes": shapes_file}
+    given = [name for name, value in models.items() if value is not None]
+    if len(given) != 1:
+        raise ValueError(f"got {' and '.join(given) or 'no model'}, wanted one of --params, --hf-config, --shapes")
+    assumed = ""
+    if params is not None:
+        count = commands.count_of("--params", params)
+        model = shapes.of_count(count)
+        assumed = f"{count:,} parameters are taken for matrices of 4096 by 4096 and a rest of rows of 4096"
+    else:
+        model = shapes.of_hf_config(hf_config) if hf_config else shapes.of_file(str(shapes_file))
+    limited = any(value is not None for value in (ram, disk, disk_limit, chunk))
+    memory = Memory(host=ram, disk=disk, disk_limit=disk_limit, chunk=chunk) if limited else None
+    momentum = default_momentum(rule) if momentum is None else momentum
+    pair = None if betas is None else commands.numbers_of("--betas", betas)
+    variant = shapes.Variant(momentum, amsgrad, centered, max_unorm, pair, alpha)
+    found = commands.plan_formats(model, rule, state, memory, variant, measure)
+    if as_json:
+        plans = {name: _plan_dict(one) for name, one in found.plans.items()}
+        _out({
+            "assumed": assumed, "rule": rule, "chosen": state, "fits": found.chosen.fits, "rates": asdict(found.rates),
+            "free_on_disk": found.free_on_disk, "plans": plans,
+        })  # fmt: skip
+    else:
+        render.formats(found, assumed)
+    if not found.chosen.fits:
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def bench(
+    elements: Annotated[str, typer.Option(help="Of the parameter that is stepped.", metavar="N")] = "16Mi",
+    rule: Rule = "adamw",
+    state: State = "dynamic8",
+    disk: Disk = None,
+    rounds: Annotated[int, typer.Option(help="Every contender runs once in each.", min=1, max=1000, metavar="N")] = 15,
+    momentum: Momentum = 0.9,
+    as_json: Json = False,
+) -> None:
+    """A step against torch's fused one and against the memory's rate, in the same run; --disk: with state on disk."""
+    from lowtide.cli import quick_bench  # takes memory for its tensors: only where it is wanted
+
+    found = quick_bench.run(commands.count_of("--elements", elements), rule, state, disk, rounds, momentum)
+    _out(asdict(found)) if as_json else render.bench(found)
+
+
+@app.command()
+def inspect(file: Annotated[Path, typer.Argument(help="What Optimizer.save wrote.")], as_json: Json = False) -> None:
+    """What a checkpoint file holds; checks its header, not its data."""
+    found = commands.describe_checkpoint(file)
+    _out(found) if as_json else render.checkpoint(found)
+
+
+def _plan_dict(one: Any) -> dict[str, Any]:
+    hidden = ("rates", "memories", "budgets", "names", "rule")
+    return {key: value for key, value in asdict(one).items() if key not in hidden}
+
+
+def _out(value: dict[str, Any]) -> None:
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def main() -> None:
+    """The entry point."""
+    app(prog_name="lowtide")

@@ -1,0 +1,181 @@
+"""A quick measurement of a step, beside torch's fused step and what the memory gives, in the same run.
+
+Every contender runs once in each round, so that a slow moment hits all; medians are compared, and only ratios mean
+something: other runs, other minutes.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+import lowtide
+from lowtide import _core
+from lowtide.memory.budgets import Memory
+from lowtide.planning.plan import plan
+from lowtide.planning.rates import Rates
+
+_ROW = 4096
+_FUSED = {
+    "adamw": torch.optim.AdamW,
+    "adam": torch.optim.Adam,
+    "sgd": torch.optim.SGD,
+    "adagrad": torch.optim.Adagrad,
+}
+_OURS = {
+    "adamw": lowtide.AdamW,
+    "adam": lowtide.Adam,
+    "lion": lowtide.Lion,
+    "sgd": lowtide.SGD,
+    "adagrad": lowtide.Adagrad,
+    "rmsprop": lowtide.RMSprop,
+    "ademamix": lowtide.AdEMAMix,
+    "lamb": lowtide.LAMB,
+    "lars": lowtide.LARS,
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One contender. `moved`: bytes that it must read and write at least."""
+
+    name: str
+    seconds: float  # median
+    fastest: float
+    moved: int
+
+
+@dataclass(frozen=True)
+class OnDisk:
+    """A step with all state on disk, beside what the file takes for the same bytes."""
+
+    directory: str
+    engine: str
+    direct: bool
+    seconds: float  # median
+    moved: int  # bytes of the disk
+    read_rate: float
+    write_rate: float
+    raw_seconds: float  # the file alone: moved / 2 read and as much written
+    predicted_seconds: float
+
+
+@dataclass(frozen=True)
+class Bench:
+    rule: str
+    state: str
+    elements: int
+    threads: int
+    rounds: int
+    lines: tuple[Line, ...]  # the first one moves memory and computes next to nothing
+    disk: OnDisk | None
+
+
+def seconds_of(step: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+class Adder:
+    """a += b over float32: what the memory gives."""
+
+    def __init__(self, elements: int) -> None:
+        self._a, self._b = torch.zeros(elements), torch.zeros(elements)
+        self.moved = 12 * elements
+
+    def __call__(self) -> None:
+        self._a.add_(self._b)
+
+
+def run(elements: int, rule: str, state: str, disk: str | None, rounds: int, momentum: float) -> Bench:
+    """Measures. Raises ValueError for what there is none of, MemoryError, OSError."""
+    rows = max(1, round(elements / _ROW))
+    if rule not in _OURS:
+        raise ValueError(f"got rule {rule!r}, wanted one of {', '.join(_OURS)}")
+    if elements > 1 << 34:
+        raise ValueError(f"got {elements} elements, wanted {1 << 34} at most")
+    hyper = {"momentum": momentum} if rule in ("sgd", "rmsprop") else {}
+    plan([(rows, _ROW)], rule, state, momentum=momentum)  # the state's name, before memory is taken
+    disk_info = None if disk is None else _core.disk_info(disk)
+    try:
+        shared = torch.randn(rows, _ROW)
+    except RuntimeError as error:  # torch has no better one
+        raise MemoryError(f"no memory for {rows * _ROW} elements: give fewer --elements") from error
+
+    def parameter() -> torch.nn.Parameter:
+        made = torch.nn.Parameter(torch.zeros(rows, _ROW))
+        made.grad = shared
+        return made
+
+    steps: dict[str, tuple[Callable[[], object], int]] = {}
+    adder = Adder(rows * _ROW)
+    steps["memory: a += b"] = (adder, adder.moved)
+    if rule in _FUSED:
+        fused = _FUSED[rule]([parameter()], lr=1e-3, fused=True, **hyper)
+        steps[f"torch {type(fused).__name__}, fused, fp32"] = (fused.step, 0)
+    for nonfinite in ("propagate", "skip"):  # as torch does; and the default, which checks the gradients
+        ours = _OURS[rule]([parameter()], lr=1e-3, state=state, nonfinite=nonfinite, **hyper)
+        what = "unchecked" if nonfinite == "propagate" else "checked"
+        steps[f"lowtide {type(ours).__name__}, {state}, {what}"] = (ours.step, 0)
+    for step, _ in steps.values():
+        for _ in range(2):
+            step()  # allocates state, starts threads
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(rounds):
+        for name in random.Random(turn).sample(sorted(steps), len(steps)):
+            times[name].append(seconds_of(steps[name][0]))
+    lines = []
+    for name, (_, moved) in steps.items():
+        format_of = "fp32" if name.startswith("torch") else state
+        must = moved or _moved(rows, rule, format_of, momentum)
+        lines.append(Line(name, statistics.median(times[name]), min(times[name]), must))
+    steps.clear()
+    on_disk = None
+    if disk is not None and disk_info is not None:
+        param = parameter()
+        step_rate = plan([param], rule, state, momentum=momentum).state_bytes / lines[-1].seconds
+        on_disk = _disk(disk, param, rule, state, hyper, rounds, step_rate)
+    return Bench(rule, state, rows * _ROW, torch.get_num_threads(), rounds, tuple(lines), on_disk)
+
+
+def _moved(rows: int, rule: str, state: str, momentum: float) -> int:
+    """Of float32 parameters and gradients: reads the gradient, reads and writes parameter and state."""
+    of_state = plan([(rows, _ROW)], rule, state, min_quantized_numel=0, momentum=momentum).state_bytes
+    return 12 * rows * _ROW + 2 * of_state
+
+
+def _disk(
+    directory: str, param: torch.nn.Parameter, rule: str, state: str, hyper: dict[str, float], rounds: int, rate: float
+) -> OnDisk:
+    momentum = hyper.get("momentum", 0.0)
+    size = plan([param], rule, state, momentum=momentum).state_bytes
+    chunk = max(4096, min(16 << 20, size // 12) // 4096 * 4096)
+    memory = Memory(host=3 * chunk, disk=directory, chunk=chunk)  # a ring of three, and nothing stays
+    found = _core.measure_disk_rates(directory)
+    rates = Rates(rate, found["read"], found["write"], found["engine"], found["direct"])
+    planned = plan([param], rule, state, memory, rates=rates, momentum=momentum)
+    if not planned.moved_per_step:
+        raise ValueError(f"got {param.numel()} elements of {rule}, {state}: no state to stream; give more --elements")
+    optimizer = _OURS[rule]([param], lr=1e-3, state=state, memory=memory, **hyper)
+    for _ in range(2):
+        optimizer.step()
+    seconds = statistics.median(seconds_of(optimizer.step) for _ in range(rounds))
+    half = planned.moved_per_step / 2
+    raw = half / found["read"] + half / found["write"]
+    return OnDisk(
+        directory,
+        found["engine"],
+        found["direct"],
+        seconds,
+        planned.moved_per_step,
+        found["read"],
+        found["write"],
+        raw,
+        planned.seconds,
+    )

@@ -1,0 +1,151 @@
+"""What the command line prints: tables that fit 80 columns and need no colour."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lowtide import _core
+from lowtide.cli.commands import Formats
+from lowtide.cli.quick_bench import Bench
+from lowtide.planning.plan import Plan, seconds_text
+
+_size = _core.format_bytes
+
+
+def _rate(bytes_per_second: float) -> str:
+    return f"{bytes_per_second / 1e9:.2f} GB/s" if bytes_per_second > 0 else "-"
+
+
+def _show(*parts: str | Table) -> None:
+    """Texts, wrapped at words (nothing in them is markup), and tables; no blanks at the ends of lines."""
+    console = Console()
+    with console.capture() as capture:
+        for part in parts:
+            console.print(Text(part) if isinstance(part, str) else part, highlight=False)
+    for line in capture.get().splitlines():
+        print(line.rstrip())
+
+
+def _table(*columns: str) -> Table:
+    """The first column is text, the others are numbers."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+    for n, column in enumerate(columns):
+        table.add_column(column, justify="left" if n == 0 else "right", overflow="fold", no_wrap=n > 0)
+    return table
+
+
+def _pairs() -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    return table
+
+
+def _row(table: Table, *cells: str) -> None:
+    table.add_row(*(Text(cell) for cell in cells))
+
+
+def machine(found: dict[str, Any]) -> None:
+    table = _pairs()
+    _row(table, "lowtide", f"{found['version']}, torch {found['torch']}")
+    for name, backend in found["backends"].items():
+        here = "available" if backend["available"] else "not available"
+        _row(table, f"backend {name}", f"{here}: {backend['detail']}")
+    _row(table, "threads", f"{found['threads']} of {found['cores']} cores")
+    _row(table, "RAM", f"{_size(found['ram_total'])}, {_size(found['ram_free'])} free")
+    _row(table, "memory rate", f"{_rate(found['memory_rate'])} read and written (a += b)")
+    for state, rate in found["step_rates"].items():
+        _row(table, f"AdamW {state}", f"{_rate(rate)} of state stepped")
+    if disk := found["disk"]:
+        way = f"{disk['engine']}, {'past the page cache' if disk['direct'] else 'through the page cache'}"
+        _row(table, "tiers", "RAM, disk")
+        _row(table, "disk", f"{disk['directory']}: {_size(disk['free_bytes'])} free; {way}")
+        _row(table, "disk rate", f"{_rate(disk['read_rate'])} read, {_rate(disk['write_rate'])} written")
+    else:
+        _row(table, "tiers", "RAM (and a disk: see --disk DIR)")
+    _show(table)
+
+
+def formats(found: Formats, assumed: str) -> None:
+    chosen = found.chosen
+    head = f"{chosen.rule}, {chosen.params:,} tensors, {chosen.elements:,} elements"
+    limits = [f"{_size(found.memory.budget().ram_bytes)} of RAM"] if found.memory else ["no limit of RAM"]
+    if found.free_on_disk >= 0 and found.memory:
+        limits.append(f"{found.memory.disk} with {_size(found.free_on_disk)} free")
+    given = f"given: {', '.join(limits)}\n"
+    table = _table("  state", "B/param", "state", "RAM", "disk", "moved/step", "s/step", "fits")
+    for state, plan in found.plans.items():
+        per = f"{plan.state_bytes / plan.elements:.2f}" if plan.elements else "-"
+        cells = [_size(plan.ram_bytes), _size(plan.disk_bytes), _size(plan.moved_per_step), _seconds(plan.seconds)]
+        cells = cells if plan.fits else ["-"] * 4
+        mark = "*" if state == found.state else " "
+        _row(table, f"{mark} {state}", per, _size(plan.state_bytes), *cells, "yes" if plan.fits else "no")
+    _show(*([head, f"({assumed})"] if assumed else [head]), given, table, "", *_verdict(found))
+
+
+def _verdict(found: Formats) -> list[str]:
+    chosen = found.chosen
+    if not chosen.fits:
+        return [f"{found.state} does not fit: {chosen.problem}"]
+    verdict = [f"* {found.state} fits: {_where(chosen)}"]
+    if not found.rates.step:
+        return [*verdict, "Seconds are not predicted without --measure."]
+    disk = f", the disk {seconds_text(chosen.disk_seconds)}; the two overlap" if chosen.moved_per_step else ""
+    return [*verdict, f"A step: computing {seconds_text(chosen.step_seconds)}{disk}."]
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g}" if seconds > 0 else "-"
+
+
+def _where(plan: Plan) -> str:
+    if not plan.chunks:
+        return f"all {_size(plan.ram_bytes)} in RAM, nothing moves."
+    return (
+        f"{_size(plan.resident_bytes)} stay in RAM, {_size(plan.disk_bytes)} stream from the disk through buffers of "
+        f"{_size(plan.slot_bytes)}, in {plan.chunks:,} chunks."
+    )
+
+
+def bench(found: Bench) -> None:
+    of_state = f"{found.rule}, {found.state}, {found.elements:,} elements"
+    head = f"{of_state}, {found.threads} threads, medians of {found.rounds} rounds\n"
+    ceiling = found.lines[0].moved / found.lines[0].seconds
+    reference = next((line for line in found.lines if line.name.startswith("torch")), None)
+    table = _table("step", "ms", "GB/s", "of memory", "against torch")
+    for line in found.lines:
+        rate = line.moved / line.seconds
+        against = f"{reference.seconds / line.seconds:.2f} x" if reference and line is not found.lines[0] else "-"
+        _row(table, line.name, f"{line.seconds * 1e3:.2f}", f"{rate / 1e9:.1f}", f"{rate / ceiling:.0%}", against)
+    _show(head, table)
+    if not (disk := found.disk):
+        return
+    way = f"{disk.engine}, {'past the page cache' if disk.direct else 'through the page cache'}"
+    table = _table(f"all state on disk in {disk.directory}, {way}", "ms")
+    _row(table, f"step, {_size(disk.moved)} moved", f"{disk.seconds * 1e3:.1f}")
+    _row(table, "predicted", f"{disk.predicted_seconds * 1e3:.1f}")
+    raw = f"the file alone: {_rate(disk.read_rate)} read, {_rate(disk.write_rate)} written"
+    _row(table, raw, f"{disk.raw_seconds * 1e3:.1f}")
+    _show("", table)
+
+
+def checkpoint(found: dict[str, Any]) -> None:
+    table = _pairs()
+    _row(table, "file", f"{found['file']}, {_size(found['bytes'])}")
+    _row(table, "rule", found["rule"])
+    _row(table, "parameters", f"{found['params']:,}, {found['elements']:,} elements")
+    for codec, entry in found["states"].items():
+        _row(table, f"state {codec}", f"{entry['params']:,} of them, {_size(entry['bytes'])}")
+    _row(table, "steps", _span(found["fewest_steps"], found["most_steps"]))
+    for n, group in enumerate(found["groups"]):
+        values = ", ".join(f"{key}={value}" for key, value in sorted(group.items()) if not key.startswith("lowtide"))
+        _row(table, f"group {n}", values)
+    _show(table)
+
+
+def _span(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low} to {high}"

@@ -1,0 +1,214 @@
+"""Lowtide's optimizers by the names that Hugging Face's `TrainingArguments(optim=)` has for theirs.
+
+    args = TrainingArguments(output_dir, learning_rate=2e-4, weight_decay=0.01)
+    Trainer(model, args, ..., optimizer_cls_and_kwargs=lowtide.hf.optimizer("paged_adamw_8bit", args))
+
+Needs no package of Hugging Face itself.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args
+
+import torch
+
+from lowtide.memory.budgets import Memory
+from lowtide.optimizers.adam import AdamW, AdEMAMix
+from lowtide.optimizers.rules import SGD, Adagrad, Lion, RMSprop
+from lowtide.options.hyper import BETAS
+from lowtide.options.options import REFUSED, Options
+from lowtide.options.overrides import override
+
+if TYPE_CHECKING:
+    from lowtide.optimizers.optimizer import Optimizer
+
+
+class Recipe(NamedTuple):
+    """What a name stands for."""
+
+    optimizer: type[Optimizer]
+    state: str = "fp32"
+    paged: bool = False
+
+
+# "32bit" is float32 state; "8bit" the dynamic map, "4bit" dynamic4, also where bitsandbytes or torchao would have computed the step.
+RECIPES: Mapping[str, Recipe] = {
+    "adamw_torch": Recipe(AdamW),
+    "adamw_torch_fused": Recipe(AdamW),
+    "adamw_torch_4bit": Recipe(AdamW, "dynamic4"),
+    "adamw_torch_8bit": Recipe(AdamW, "dynamic8"),
+    "adamw_bnb_8bit": Recipe(AdamW, "dynamic8"),
+    "adamw_8bit": Recipe(AdamW, "dynamic8"),
+    "paged_adamw_32bit": Recipe(AdamW, paged=True),
+    "paged_adamw_8bit": Recipe(AdamW, "dynamic8", paged=True),
+    "ademamix": Recipe(AdEMAMix),
+    "ademamix_8bit": Recipe(AdEMAMix, "dynamic8"),
+    "paged_ademamix_32bit": Recipe(AdEMAMix, paged=True),
+    "paged_ademamix_8bit": Recipe(AdEMAMix, "dynamic8", paged=True),
+    "lion_32bit": Recipe(Lion),
+    "lion_8bit": Recipe(Lion, "dynamic8"),
+    "paged_lion_32bit": Recipe(Lion, paged=True),
+    "paged_lion_8bit": Recipe(Lion, "dynamic8", paged=True),
+    "rmsprop": Recipe(RMSprop),
+    "rmsprop_bnb": Recipe(RMSprop),
+    "rmsprop_bnb_8bit": Recipe(RMSprop, "dynamic8"),
+    "rmsprop_bnb_32bit": Recipe(RMSprop),
+    "sgd": Recipe(SGD),
+    "adagrad": Recipe(Adagrad),
+}
+
+
+class Arguments(Protocol):
+    """What is read of a `transformers.TrainingArguments`."""
+
+    learning_rate: float
+    weight_decay: float
+    adam_beta1: float
+    adam_beta2: float
+    adam_epsilon: float
+    optim_args: str | None
+    max_grad_norm: float
+    gradient_accumulation_steps: int
+
+
+@dataclass
+class Defaults:
+    """Those of TrainingArguments, but for the two at the end: nothing is known of how training will go."""
+
+    learning_rate: float = 5e-5
+    weight_decay: float = 0.0
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    adam_epsilon: float = 1e-8
+    optim_args: str | None = None
+    max_grad_norm: float = 0.0
+    gradient_accumulation_steps: int = 1
+
+
+def optimizer(
+    name: str,
+    args: Arguments | None = None,
+    *,
+    optim_args: str | None = None,
+    memory: Memory | None = None,
+    model: torch.nn.Module | None = None,
+    embeddings_fp32: bool = False,
+    **options: Any,
+) -> tuple[type[Optimizer], dict[str, Any]]:
+    """What `Trainer(optimizer_cls_and_kwargs=)` takes: a class, and its arguments as the Trainer would choose them for
+    `optim=name`. The Trainer makes the groups that weights decay in. Elsewhere: `cls(params, **kwargs)`.
+
+    Args:
+        name: one of `RECIPES`, such as "adamw_8bit" or `args.optim`.
+        args: the TrainingArguments; learning rate, betas, epsilon and weight decay are taken from it, and `optim_args`
+            unless given here. None: their defaults.
+        optim_args: "key=value,key=value"; keys are the hyper-parameters of the class (of betas: beta1, beta2, beta3)
+            and options of `lowtide.Options`.
+        memory: where state may live; for any name. None: for names with "paged", Memory(device="auto"): state begins
+            in host memory, and as much of it as fits moves to the device. For the state of CPU parameters that does not
+            fit into RAM give Memory(host=BYTES, disk=DIRECTORY). No bit of a result depends on it.
+        model: for `embeddings_fp32`.
+        embeddings_fp32: gives the parameters of the model's torch.nn.Embedding modules fp32 state (`lowtide.override`),
+            as the Trainer does for 8-bit optimizers of bitsandbytes. Off by default: there it hides that second moments
+            of rare rows round to zero; here a positive one never does, and fp32 state of embeddings changed the loss of
+            a small model by less than its noise (one seed).
+        options: hyper-parameters and options of the class, by keyword; they have the last word.
+
+    Raises ValueError for a name that is not ours, keys and values of `optim_args` that cannot be used, and what would
+    have no effect in the Trainer.
+    """
+    recipe = RECIPES.get(name)
+    if recipe is None:
+        raise ValueError(f"optimizer: got {str(name)!r}, wanted one of {', '.join(RECIPES)}")
+    cls = recipe.optimizer
+    given: Arguments = Defaults() if args is None else args
+    kwargs: dict[str, Any] = {"lr": given.learning_rate, "weight_decay": given.weight_decay}
+    defaults = _hyper_of(cls)
+    if "betas" in defaults:  # the Trainer has no betas for the others, and leaves them their own eps
+        kwargs["betas"] = (given.adam_beta1, given.adam_beta2, *defaults["betas"][2:])
+        if "eps" in defaults:
+            kwargs["eps"] = given.adam_epsilon
+    kwargs["state"] = recipe.state
+    text = given.optim_args if optim_args is None else optim_args
+    if text:
+        _apply_text(text, cls, kwargs)
+    kwargs.update(options)
+    if memory is not None or recipe.paged:
+        kwargs["memory"] = memory or Memory(device="auto")
+    if args is not None:
+        _check_effects(kwargs, args)
+    if embeddings_fp32:
+        if model is None:
+            raise ValueError("embeddings_fp32: got no model, wanted model=, whose embeddings are meant")
+        for module in model.modules():
+            if isinstance(module, torch.nn.Embedding):
+                override(module, state="fp32")
+    return cls, kwargs
+
+
+def _hyper_of(cls: type[Optimizer]) -> dict[str, Any]:
+    """The hyper-parameters of a class and their defaults; without lr, which the Trainer sets."""
+    parameters = inspect.signature(cls).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not p.empty and p.name != "lr"}
+
+
+def _apply_text(text: str, cls: type[Optimizer], kwargs: dict[str, Any]) -> None:
+    """Puts what `optim_args` says into `kwargs`."""
+    hyper = _hyper_of(cls)
+    betas = dict(zip(BETAS, kwargs.get("betas", ()), strict=False))
+    kinds = {key: kind for key, kind in Options.__annotations__.items() if key not in REFUSED and kind != Memory | None}
+    known = [*betas, *(key for key in hyper if key != "betas"), *kinds]
+    seen = set()
+    for item in text.replace(" ", "").split(","):
+        key, equals, value = item.partition("=")
+        if not equals or key not in known or key in seen:
+            again = " again" if key in seen else ""
+            raise ValueError(f"optim_args: got {item!r}{again} for {cls.__name__}, wanted KEY=VALUE with each KEY at "
+                             f"most once: {', '.join(known)}")  # fmt: skip
+        seen.add(key)
+        if key in betas:
+            betas[key] = _value(key, value, (float,))
+            kwargs["betas"] = tuple(betas.values())
+        elif key in hyper:
+            kwargs[key] = _value(key, value, (bool if isinstance(hyper[key], bool) else float,))
+        else:
+            kwargs[key] = _value(key, value, get_args(kinds[key]) or (kinds[key],))
+
+
+def _value(key: str, text: str, kinds: tuple[type, ...]) -> bool | float | str:
+    """`text` as one of `kinds`."""
+    words = {"true": True, "yes": True, "false": False, "no": False}
+    if bool in kinds:
+        words |= {"1": True, "0": False} if kinds == (bool,) else {}
+        if text.lower() in words:
+            return words[text.lower()]
+    for kind in (int, float):
+        if kind in kinds or (kind is int and float in kinds):
+            try:
+                return kind(text)
+            except ValueError:
+                pass
+    if str in kinds:
+        return text
+    wanted = "true or false" if bool in kinds else "an integer" if float not in kinds else "a number"
+    raise ValueError(f"optim_args: {key}: got {text!r}, wanted {wanted}")
+
+
+def _check_effects(kwargs: Mapping[str, Any], args: Arguments) -> None:
+    """ValueError for what the Trainer would overrule, or gradients that are gone before it looks at them."""
+    if kwargs["weight_decay"] != args.weight_decay:
+        raise ValueError(
+            f"weight_decay: got {kwargs['weight_decay']}, wanted the {args.weight_decay} of the TrainingArguments: the "
+            "Trainer gives it to every group that decays"
+        )
+    if kwargs.get("step_in_backward"):
+        for key, none in (("max_grad_norm", 0), ("gradient_accumulation_steps", 1)):
+            value = getattr(args, key)
+            if value is not None and value > none:
+                raise ValueError(
+                    f"step_in_backward: got {key}={value} in the TrainingArguments, wanted {none}: gradients are "
+                    "stepped and freed before the Trainer sees them"
+                )

@@ -1,0 +1,1 @@
+"""Where tensors are: kinds of devices, arrays and shards of DTensors."""

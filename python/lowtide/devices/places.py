@@ -1,0 +1,181 @@
+"""Where parameters are: all that Lowtide asks of torch about devices, and the only place that names them.
+
+Each kind of torch device has a backend (`lowtide.backends()`) that steps what is there. Another kind is one more entry
+of `KINDS`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from lowtide import _core
+from lowtide.report.log import logger
+
+EXACT = "exact"  # the arithmetic that every device has: the same bits as the CPU
+OutOfMemory: type[BaseException] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
+
+
+class Allocator(NamedTuple):
+    """Device memory of torch's cache, which hands out what is freed behind what is queued on the current stream."""
+
+    allocate: Callable[[int], int]  # bytes -> address, aligned to 256 bytes; 0: there is none
+    free: Callable[[int], None]
+
+
+class Kind(NamedTuple):
+    """One kind of torch device (`torch.device.type`)."""
+
+    backend: str
+    queue: Callable[[torch.device], int]  # address of the backend's queue that torch now queues its work on
+    memory: Callable[[torch.device], int]  # bytes that there are
+    arithmetics: tuple[str, ...] = (EXACT,)  # that the backend's steps can be in
+    target: Callable[[torch.device, str], str] = lambda device, arithmetic: ""  # as the backend names the device
+    # Bytes that nothing else needs now, counting what torch's cache keeps unused; -1: not known, or not just now.
+    free: Callable[[torch.device], int] = lambda device: -1
+    allocator: Callable[[torch.device], Allocator | None] = lambda device: None  # None: the driver's
+    capturing: Callable[[torch.device], bool] = lambda device: False  # whether torch's queue is being recorded
+    empty_cache: Callable[[], None] = lambda: None  # gives what torch's cache keeps unused back to the driver
+    automatic: bool = False  # state moves to the device as it fits, unless a budget says otherwise
+
+
+def _ram(_: torch.device) -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _xpu_queue(device: torch.device) -> int:  # a sycl::queue*; torch's queues are in order and live as long as it
+    return int(torch.xpu.current_stream(device).sycl_queue)
+
+
+def _xpu_memory(device: torch.device) -> int:
+    return int(torch.xpu.get_device_properties(device).total_memory)
+
+
+def _cuda_queue(device: torch.device) -> int:  # a cudaStream_t; 0 is a stream too, the legacy default one
+    return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+def _cuda_memory(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).total_memory)
+
+
+def _cuda_target(device: torch.device, arithmetic: str) -> str:
+    return f"{arithmetic}:{device.index}"
+
+
+def _cuda_capturing(device: torch.device) -> bool:
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
+
+
+def _cuda_free(device: torch.device) -> int:
+    if _cuda_capturing(device):  # what a graph records must not depend on it
+        return -1
+    try:
+        free, _ = torch.cuda.mem_get_info(device)
+    except RuntimeError:  # the device is lost: the step will say so
+        return -1
+    stats = torch.cuda.memory_stats_as_nested_dict(device)  # memory_reserved() sorts and flattens all of it each time
+    if not stats:  # nothing has been allocated yet
+        return int(free)
+    return int(free + stats["reserved_bytes"]["all"]["current"] - stats["allocated_bytes"]["all"]["current"])
+
+
+def _cuda_allocator(device: torch.device) -> Allocator:
+    def allocate(size: int) -> int:
+        try:
+            return int(torch.cuda.caching_allocator_alloc(size, device))
+        except OutOfMemory:
+            return 0
+        except RuntimeError as error:  # the caller can only be told that there is no memory
+            logger.warning("torch could not allocate %d bytes on %s: %s", size, device, error)
+            return 0
+
+    return Allocator(allocate, torch.cuda.caching_allocator_delete)
+
+
+KINDS: dict[str, Kind] = {
+    "cpu": Kind("cpu", lambda _: 0, _ram),
+    "cuda": Kind(
+        "cuda",
+        _cuda_queue,
+        _cuda_memory,
+        arithmetics=(EXACT, "fast"),
+        target=_cuda_target,
+        free=_cuda_free,
+        allocator=_cuda_allocator,
+        capturing=_cuda_capturing,
+        empty_cache=lambda: torch.cuda.empty_cache(),
+        automatic=True,
+    ),
+    "xpu": Kind("sycl", _xpu_queue, _xpu_memory, empty_cache=lambda: torch.xpu.empty_cache()),
+}
+
+
+class Place(NamedTuple):
+    """Where the parameters of one optimizer are."""
+
+    device: torch.device
+    reads: str  # what their .device says, for the core to check them by
+
+    @property
+    def kind(self) -> Kind:
+        return KINDS[self.device.type]
+
+    @property
+    def on_host(self) -> bool:
+        return self.kind.backend == "cpu"
+
+    def queue(self) -> int:
+        """That the next step is ordered on; 0 for the CPU."""
+        return self.kind.queue(self.device)
+
+    def memory(self) -> int:
+        return self.kind.memory(self.device)
+
+    def free(self) -> int:
+        """Bytes that nothing else needs now; -1: not known. Waits for nothing."""
+        return self.kind.free(self.device)
+
+    def capturing(self) -> bool:
+        """Whether a step would be recorded, for replays, instead of taken."""
+        return self.kind.capturing(self.device)
+
+    def allocator(self) -> Allocator | None:
+        return self.kind.allocator(self.device)
+
+    def target(self, arithmetic: str) -> str:
+        """The device, as its backend names it. ValueError for an arithmetic that it does not have."""
+        if arithmetic not in self.kind.arithmetics:
+            wanted = " or ".join(map(repr, self.kind.arithmetics))
+            raise ValueError(f"arithmetic: got {arithmetic!r} for parameters on {self.device}, wanted {wanted}")
+        return self.kind.target(self.device, arithmetic)
+
+    def require_backend(self) -> None:
+        """Raises NotImplementedError, with what `lowtide.backends()` says, if nothing can compute there."""
+        if self.on_host:
+            return
+        found = _core.backends()[self.kind.backend]
+        if not found["available"]:
+            raise NotImplementedError(
+                f"got tensors on {self.device}, wanted the {self.kind.backend} backend for them: {found['detail']}"
+            )
+
+
+HOST = Place(torch.device("cpu"), "cpu")
+
+
+def device_of(tensor: torch.Tensor) -> torch.device:
+    """The device that a tensor's memory belongs to."""
+    return tensor.device
+
+
+def place_of(tensor: torch.Tensor, where: str) -> Place:
+    """Where a (local) tensor is. ValueError, beginning with `where`, for a device that there is no backend for."""
+    device = device_of(tensor)
+    if device.type not in KINDS:
+        raise ValueError(f"{where}: got a tensor on {device}, wanted one on {' or '.join(KINDS)}")
+    return HOST if device.type == "cpu" else Place(device, str(tensor.device))

@@ -1,0 +1,178 @@
+"""Parameters that are DTensors: every rank steps its own rows, and all ranks decide alike.
+
+The core sees local tensors only. What users see of such a parameter (`state`, state_dicts) is DTensors with its mesh
+and placements: codes with its shape or, two to a byte, with shape (rows, bytes), scales with shape (rows, blocks).
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+
+import torch
+
+from lowtide.checks.values import check_tensor, expect
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
+
+OK, NONFINITE, FAILED = 0, 1, 2  # what a rank finds out before a step; the largest is what all of them do
+
+
+def rows_of(shape: Sequence[int]) -> tuple[int, int]:
+    """Number and length of the rows that blocks of Lowtide's end with."""
+    rows = shape[0] if len(shape) > 1 else 1
+    return rows, math.prod(shape) // max(rows, 1)
+
+
+def is_dtensor(value: object) -> TypeGuard[DTensor]:
+    """Imports nothing: without the module there are no DTensors."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def local_of(value: Any) -> torch.Tensor:
+    """The tensor of a DTensor that is in this process, itself; other values as they are."""
+    local: Any = value
+    if is_dtensor(value):
+        local = value._local_tensor
+        local = local.wait() if hasattr(local, "trigger_wait") else local
+    tensor: torch.Tensor = local
+    return tensor
+
+
+class Sharding(NamedTuple):
+    """How one parameter lies on a mesh."""
+
+    spec: Any  # torch's DTensorSpec: mesh, placements, shape
+    rows_cut: bool
+
+    @property
+    def whole(self) -> tuple[list[int], bool]:
+        """What the core is told, so that it chooses the state's format by the whole parameter."""
+        return list(self.spec.shape), self.rows_cut
+
+    @property
+    def shard(self) -> tuple[list[int], bool, list[int]]:
+        """And where this rank's part begins, so that it is rounded as the whole would be."""
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+        spec = self.spec
+        _, offsets = compute_local_shape_and_global_offset(spec.shape, spec.mesh, spec.placements)
+        return *self.whole, list(offsets)
+
+    def wrap(self, entry: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The core's (local) tensors of a parameter as DTensors over the same memory; "step" stays as it is."""
+        return {name: value if name == "step" else self.whole_of(name, value) for name, value in entry.items()}
+
+    def whole_of(self, name: str, local: torch.Tensor) -> torch.Tensor:
+        """The DTensor of which `local`, the core's tensor called `name`, is this rank's part."""
+        from torch.distributed.tensor import DTensor
+        from torch.distributed.tensor._dtensor_spec import TensorMeta
+
+        shape = self.shape_of(name, local)
+        stride = tuple(torch.empty(shape, device="meta").stride())
+        spec = replace(self.spec, tensor_meta=TensorMeta(shape, stride, local.dtype))
+        # Not DTensor.from_local: it would copy to the mesh's kind of device, and parameters may be offloaded from it.
+        return DTensor(local, spec, requires_grad=False)
+
+    def unwrap(self, name: str, value: Any, local: torch.Tensor, where: str) -> Any:
+        """This rank's part of a saved tensor: a DTensor laid out like the parameter, or a plain tensor of the whole
+        shape. `local`: the live one. ValueError for any other DTensor; what is no tensor comes back as it is."""
+        if name == "step" or not isinstance(value, torch.Tensor):
+            return value
+        if is_dtensor(value):
+            alike = value.placements == self.spec.placements and value.device_mesh == self.spec.mesh
+            got = f"a DTensor with placements {value.placements} on {value.device_mesh}"
+            wanted = f"{self.spec.placements} on {self.spec.mesh}: redistribute it, or use torch.distributed.checkpoint"
+            expect(alike, f"{where}, {name}", got, wanted)
+            shape = self.shape_of(name, local)
+            expect(value.shape == shape, f"{where}, {name}", tuple(value.shape), tuple(shape))
+            return local_of(value)
+        check_tensor(value, f"{where}, {name}")
+        shape = self.shape_of(name, local)
+        expect(value.shape == shape, f"{where}, {name}", tuple(value.shape), f"{tuple(shape)}, the whole of it")
+        from torch.distributed.tensor import distribute_tensor
+
+        # Every rank has the whole and takes its part: no communication.
+        whole = value.detach().to(self.spec.mesh.device_type)
+        return local_of(distribute_tensor(whole, self.spec.mesh, self.spec.placements, src_data_rank=None))
+
+    def shape_of(self, name: str, local: torch.Tensor) -> torch.Size:
+        """The whole shape of the core's tensor called `name`."""
+        rows, length = rows_of(self.spec.shape)  # rows are what may be cut, and one row is not
+        if name.endswith("_scale"):
+            return torch.Size((rows, local.shape[1]))
+        return torch.Size((rows, length // 2)) if self._packed(local) else torch.Size(self.spec.shape)
+
+    def _packed(self, local: torch.Tensor) -> bool:
+        """Whether a tensor of the core has two codes to a byte: (rows, bytes of a row). All other ones, but for scales,
+        have the sizes of the parameter's part."""
+        _, length = rows_of(self.spec.shape)
+        return local.dtype == torch.uint8 and local.ndim == 2 and length > 0 and local.shape[1] * 2 == length
+
+    def describe(self) -> dict[str, Any]:
+        """What a file of this rank says of the parameter, as JSON has it."""
+        mesh = self.spec.mesh
+        return {
+            "shape": list(self.spec.shape),
+            "placements": [str(placement) for placement in self.spec.placements],
+            "mesh": list(mesh.mesh.shape),
+            "coordinate": list(mesh.get_coordinate() or ()),
+        }
+
+
+def sharding_of(param: torch.Tensor, where: str) -> Sharding | None:
+    """None for a plain tensor; ValueError for a DTensor that no rank can step by itself."""
+    if not is_dtensor(param):
+        return None
+    spec: Any = param._spec
+    here = spec.mesh.get_coordinate() is not None
+    expect(here, where, f"a DTensor on {spec.mesh}", "one on a mesh that this rank is part of")
+    cut_dims = []
+    for placement in spec.placements:
+        if hasattr(placement, "dim"):  # Shard, and the strided one of FSDP over tensor parallelism
+            cut_dims.append(placement.dim)
+        else:
+            expect(placement.is_replicate(), where, f"placements {spec.placements}", "only Shard and Replicate")
+    rows_cut = any(dim != 0 or len(spec.shape) < 2 for dim in cut_dims)
+    return Sharding(spec, rows_cut)
+
+
+def meshes_of(shardings: Sequence[Sharding | None]) -> list[DeviceMesh]:
+    """The distinct meshes, smaller ones first: what is found on a small one reaches all ranks of the largest."""
+    meshes: list[DeviceMesh] = []
+    for sharding in shardings:
+        if sharding and sharding.spec.mesh not in meshes:
+            meshes.append(sharding.spec.mesh)
+    return sorted(meshes, key=lambda mesh: mesh.mesh.numel())
+
+
+def agree(
+    meshes: Sequence[DeviceMesh], shardings: Sequence[Sharding | None], params: Sequence[torch.Tensor], verdict: int
+) -> int:
+    """The largest verdict of all ranks: one small collective per dimension of a mesh. Raises ValueError, on all of
+    them, if a parameter has a gradient on some ranks and none on others."""
+    differ = False
+    for mesh in meshes:
+        have = bytes(
+            param.grad is not None for param, of in zip(params, shardings, strict=True) if of and of.spec.mesh == mesh
+        )
+        pattern = zlib.crc32(have)
+        ballot = torch.tensor([verdict, int(differ), pattern, -pattern], device=mesh.device_type)
+        for dim in range(mesh.ndim):
+            if mesh.size(dim) > 1:
+                torch.distributed.all_reduce(ballot, torch.distributed.ReduceOp.MAX, mesh.get_group(dim))
+        verdict, found, most, least = ballot.tolist()
+        differ = bool(found) or most != -least
+    if differ and verdict != FAILED:
+        raise ValueError(
+            "got gradients of a DTensor parameter on some ranks and none on others, wanted one on every rank or on "
+            "none (zeros where a rank has nothing to add); nothing was changed"
+        )
+    return verdict

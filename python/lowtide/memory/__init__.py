@@ -1,0 +1,1 @@
+"""Budgets: where state may live."""

@@ -1,0 +1,141 @@
+"""Where state may live: budgets in bytes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from lowtide import _core
+from lowtide.devices.places import HOST, Place
+
+
+class Budget(NamedTuple):
+    """What the core takes; -1: no limit."""
+
+    ram_bytes: int
+    disk: str
+    disk_bytes: int
+    chunk_bytes: int
+    device_bytes: int = -1  # of a device; RAM is ram_bytes
+    managed: bool = False
+    transfer: str = ""
+    automatic: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Budgets for optimizer state. What does not fit into one tier lives in the next and streams through every step;
+    only what does not fit moves, and no bit of any result depends on it.
+
+    Sizes are ints (bytes), strings such as "512MiB" or "2 GB" (kB, MB, GB, TB: powers of 1000; KiB ... TiB: of 1024),
+    or a share such as "25%" of what there is: of the machine's RAM or, for `device`, of the memory of the parameters'
+    device.
+
+    Attributes:
+        device: bytes on the parameters' device, streaming buffers included. For CPU parameters that is RAM: `device`
+            and `host` add up. "auto": all state begins in host memory, and as much as fits is moved to the device
+            once steps have shown what else it has to hold, and back when its memory gets short; for CPU parameters as
+            if not given. Not given: "auto" on CUDA; on other devices 7/8 of the memory that is free at the first step
+            (of all of it where the driver does not tell what is free).
+        host: bytes of host memory, streaming buffers included. Neither given: no limit, all state of CPU parameters
+            stays in RAM.
+        disk: a directory, best on a local SSD, for a scratch file without a name: nothing is left behind, whatever
+            happens to the process. One process at a time. None: no disk, and state that does not fit is refused. For
+            CPU parameters only.
+        disk_limit: bytes on disk at most.
+        chunk: the unit of moving; by default chosen from the budget.
+        managed: all state in memory that the driver moves between a device and the host as it is used, instead of what
+            does not fit in chunks. It must fit into the device's memory. For parameters on a device only.
+        transfer: how state that does not fit on a device reaches it: "copy" (through buffers there), "zero_copy" (kernels
+            read and write host memory), "hybrid" (copied in, written by kernels). None: the fastest of those that the
+            device can do, which is measured once and remembered. For parameters on a device only.
+    """
+
+    device: int | str | None = None
+    host: int | str | None = None
+    disk: str | os.PathLike[str] | None = None
+    disk_limit: int | str | None = None
+    chunk: int | str | None = None
+    managed: bool = False
+    transfer: str | None = None
+
+    def budget(self, place: Place = HOST) -> Budget:
+        """In bytes, for parameters at `place`. Raises ValueError or TypeError for a size or a combination that means
+        nothing."""
+        if not isinstance(self.managed, bool):
+            raise TypeError(f"memory: managed: got {self.managed!r} ({type(self.managed).__name__}), wanted a bool")
+        if self.managed and place.on_host:
+            raise ValueError("memory: got managed for parameters on cpu, wanted it for those on a device only")
+        if self.transfer is not None and not isinstance(self.transfer, str):
+            raise TypeError(f"memory: transfer: got {self.transfer!r} ({type(self.transfer).__name__}), wanted a str or None")
+        if self.transfer is not None and place.on_host:
+            raise ValueError("memory: got transfer for parameters on cpu, wanted it for those on a device only")
+        if self.disk is not None and not place.on_host:
+            raise ValueError(
+                f"memory: got disk for parameters on {place.device}, wanted device and host alone: there is no disk "
+                "tier behind a device yet"
+            )
+        auto = self.device == "auto"
+        if auto and self.managed:
+            raise ValueError("memory: got managed with device='auto', wanted one of them: a driver moves managed state")
+        automatic = not place.on_host and not self.managed and (auto or (self.device is None and place.kind.automatic))
+        limits = {"device": None if auto else self.device, "host": self.host}
+        here = limits.pop("device") if not place.on_host else None
+        device = -1 if here is None else size_of("device", here, place)
+        ram = [size_of(name, limit) for name, limit in limits.items() if limit is not None]
+        if self.disk is not None and not ram:
+            raise ValueError("memory: got disk without host, wanted host=BYTES too: without it all state stays in RAM")
+        if self.disk is None and self.disk_limit is not None:
+            raise ValueError("memory: got disk_limit without disk, wanted disk=DIRECTORY too")
+        chunk = 0 if self.chunk is None else size_of("chunk", self.chunk)
+        if self.chunk is not None and (chunk < 4096 or chunk % 4096):
+            raise ValueError(f"memory: chunk: got {self.chunk!r}, wanted a multiple of 4096 bytes")
+        disk = "" if self.disk is None else path_of("memory: disk", self.disk)
+        if self.disk is not None and not disk:
+            raise ValueError("memory: got an empty path as disk, wanted a directory, or None for no disk")
+        limit = -1 if self.disk_limit is None else size_of("disk_limit", self.disk_limit)
+        total = sum(ram) if ram else -1
+        if total >= 2**63:
+            raise ValueError(f"memory: got {total} bytes as device + host, wanted less than 2^63")
+        return Budget(total, disk, limit, chunk, device, self.managed, self.transfer or "", automatic)
+
+
+def budget_at(memory: Memory | None, place: Place) -> Budget | None:
+    """What an optimizer with this `memory` gives its core; None: no limit."""
+    if memory is None and not place.kind.automatic:
+        return None
+    return (memory or Memory()).budget(place)
+
+
+def path_of(name: str, path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
+    """A path as the core takes it. TypeError if it is none, ValueError for a name that is not UTF-8."""
+    text = os.fsdecode(path)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name}: got {text!r}, wanted a path in UTF-8") from error
+    return text
+
+
+def size_of(name: str, value: int | str, place: Place = HOST) -> int:
+    """A size in bytes; shares are of the memory at `place`. ValueError or TypeError, naming `name`, if it is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise TypeError(f"memory: {name}: got {value!r} ({type(value).__name__}), wanted bytes as an int or '2GiB'")
+    if isinstance(value, int):
+        if not 0 <= value < 2**63:
+            raise ValueError(f"memory: {name}: got {value}, wanted 0 or more bytes")
+        return value
+    if value.strip().endswith("%"):
+        try:
+            share = float(value.strip()[:-1])
+        except ValueError:
+            share = -1.0
+        if not 0 <= share <= 100:
+            of = "the machine's RAM" if place.on_host else f"the memory of {place.device}"
+            raise ValueError(f"memory: {name}: got {value!r}, wanted 0% to 100% of {of}")
+        return int(place.memory() * share / 100)
+    try:
+        return _core.parse_bytes(value)
+    except ValueError as error:
+        raise ValueError(f"memory: {name}: {error}") from error

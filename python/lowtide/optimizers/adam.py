@@ -1,0 +1,149 @@
+"""Adam and what came of it. Each class is a rule's hyper-parameters and defaults; the mathematics is in the core."""
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
+
+from lowtide.optimizers.optimizer import Optimizer
+from lowtide.options.options import Options
+
+
+class AdamW(Optimizer):
+    """Adam with decoupled weight decay (Loshchilov & Hutter, arXiv 1711.05101, algorithm 2), as torch.optim.AdamW:
+
+        m = β1 m + (1 − β1) g        v = β2 v + (1 − β2) g²
+        p = (1 − lr λ) p − lr / (1 − β1ᵗ) · m / (√v / √(1 − β2ᵗ) + eps)
+
+    State per parameter: "exp_avg" (m) and "exp_avg_sq" (v), of the parameter's shape. Bytes per parameter with rows of
+    a multiple of 256 elements: 2.03 with state="dynamic8" (2.03125), 4 with "bf16", 8 with "fp32"; half as many again
+    with amsgrad.
+
+    Args:
+        params: tensors, (name, tensor) pairs, or dicts of "params" and options of that group.
+        lr: learning rate, finite and ≥ 0; a number or a tensor of one element, read at every step.
+        betas: decay rates β1, β2 of the two moments, each in [0, 1).
+        eps: added to the root of the second moment, > 0.
+        weight_decay: λ, finite and ≥ 0.
+        amsgrad: divides by the root of the largest v so far, "max_exp_avg_sq" (Reddi et al., arXiv 1904.09237,
+            algorithm 2). Fixed when a group is added.
+        nesterov: looks ahead as `NAdam` does. Not together with amsgrad; fixed when a group is added.
+        momentum_decay: of nesterov: see `NAdam`.
+        options: see `lowtide.Options`: state, min_quantized_numel, maximize, nonfinite, amp_scaling …
+
+    Raises:
+        ValueError, TypeError: an argument or a parameter that cannot be used, named with what is wanted.
+        MemoryError: there is no room for the state.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        nesterov: bool = False,
+        momentum_decay: float = 4e-3,
+        **options: Unpack[Options],
+    ) -> None:
+        hyper = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        hyper |= {"amsgrad": amsgrad, "nesterov": nesterov, "momentum_decay": momentum_decay}
+        super().__init__(params, "adamw", hyper, options)
+
+
+class Adam(Optimizer):
+    """Adam (Kingma & Ba, arXiv 1412.6980, algorithm 1) with an L2 penalty, as torch.optim.Adam:
+
+        g = g + λ p                  m = β1 m + (1 − β1) g        v = β2 v + (1 − β2) g²
+        p = p − lr / (1 − β1ᵗ) · m / (√v / √(1 − β2ᵗ) + eps)
+
+    State, bytes per parameter, arguments and errors are those of `AdamW`; weight_decay is 0 unless given.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        nesterov: bool = False,
+        momentum_decay: float = 4e-3,
+        **options: Unpack[Options],
+    ) -> None:
+        hyper = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        hyper |= {"amsgrad": amsgrad, "nesterov": nesterov, "momentum_decay": momentum_decay}
+        super().__init__(params, "adam", hyper, options)
+
+
+class NAdam(Optimizer):
+    """Adam with Nesterov's momentum (Dozat 2016), as torch.optim.NAdam: `Adam` or `AdamW` with nesterov=True.
+
+        μₜ = β1 (1 − 0.96^(t ψ) / 2), Mₜ = μ₁ … μₜ        m, v: as `Adam`'s
+        p = p − lr (μₜ₊₁ m / (1 − Mₜ₊₁) + (1 − μₜ) g / (1 − Mₜ)) / (√v / √(1 − β2ᵗ) + eps)
+
+    M is computed from β1 and ψ as they are at the step, and is no state. State, bytes per parameter and other arguments
+    are those of `AdamW`.
+
+    Args:
+        momentum_decay: ψ, finite and ≥ 0.
+        decoupled_weight_decay: weights decay as `AdamW`'s; else as `Adam`'s. Of the whole optimizer.
+
+    Raises: as `AdamW`.
+    """
+
+    def __init__(  # type: ignore[misc]  # an argument here is an option that others refuse
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 2e-3,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        momentum_decay: float = 4e-3,
+        decoupled_weight_decay: bool = False,
+        **options: Unpack[Options],
+    ) -> None:
+        hyper = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        hyper |= {"amsgrad": False, "nesterov": True, "momentum_decay": momentum_decay}
+        rule = "adamw" if decoupled_weight_decay else "adam"
+        super().__init__(params, rule, hyper, options)  # type: ignore[arg-type]
+
+
+class AdEMAMix(Optimizer):
+    """AdamW with a second, slow average of gradients (Pagliardini et al., arXiv 2409.03137, algorithm 1):
+
+        m1 = β1 m1 + (1 − β1) g      m2 = β3(t) m2 + (1 − β3(t)) g      v = β2 v + (1 − β2) g²
+        p = (1 − lr λ) p − lr (m1 / (1 − β1ᵗ) + α(t) m2) / (√v / √(1 − β2ᵗ) + eps)
+
+    State per parameter: "exp_avg" (m1), "exp_avg_sq" (v) and "exp_avg_slow" (m2), of the parameter's shape. Bytes per
+    parameter with rows of a multiple of 256 elements: 3.05 with state="dynamic8" (3.046875), 6 with "bf16", 12 with
+    "fp32".
+
+    Args:
+        params, lr, eps, weight_decay, options: as `AdamW`.
+        betas: β1, β2 and β3, each in [0, 1).
+        alpha: α, weight of the slow average, finite and ≥ 0.
+        t_alpha: steps in which α(t) grows from 0 to α, evenly; None: it is α from the start.
+        t_beta3: steps in which β3(t) goes from β1 to β3, evenly in its half-life; None: it is β3 from the start. The
+            paper takes the number of all steps for both.
+
+    Raises: as `AdamW`.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float | Tensor, float | Tensor, float | Tensor] = (0.9, 0.999, 0.9999),
+        alpha: float = 5.0,
+        t_alpha: int | None = None,
+        t_beta3: int | None = None,
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        **options: Unpack[Options],
+    ) -> None:
+        hyper = {"lr": lr, "betas": betas, "alpha": alpha, "t_alpha": t_alpha, "t_beta3": t_beta3}
+        hyper |= {"eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, "ademamix", hyper, options)

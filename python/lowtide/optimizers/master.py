@@ -1,0 +1,97 @@
+"""Weights of 16 bits with a master: the float32 weights that a run has, for export."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lowtide import _core
+from lowtide.devices.sharding import local_of
+from lowtide.optimizers.optimizer import Optimizer
+from lowtide.state.state_dict import RESIDUAL
+
+_NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+def join(weight: Tensor, residual: Tensor | None) -> Tensor:
+    """The float32 weights, a new CPU tensor, of a bfloat16 or float16 weight and its residual (int16 or int8, of its
+    shape; None: the weight as float32). ValueError for others."""
+    if residual is None:
+        return weight.detach().to("cpu", torch.float32)
+    kinds = {torch.int16: "residual16", torch.int8: "residual8"}
+    if weight.dtype not in _NAMES or residual.dtype not in kinds or residual.shape != weight.shape:
+        raise ValueError(
+            f"residual: got {residual.dtype} of shape {tuple(residual.shape)} for a weight of {weight.dtype} and shape "
+            f"{tuple(weight.shape)}, wanted int16 or int8 of the shape of a bfloat16 or float16 weight"
+        )
+    half, rest = weight.detach().cpu().contiguous(), residual.detach().cpu().contiguous()
+    out = torch.empty(half.shape, dtype=torch.float32)
+    _core.join_master(
+        kinds[residual.dtype], _NAMES[half.dtype], half.data_ptr(), rest.data_ptr(), half.numel(), out.data_ptr()
+    )
+    return out
+
+
+def split(values: Tensor, dtype: torch.dtype, master: str) -> tuple[Tensor, Tensor | None]:
+    """A weight of `dtype` and its residual (None for "stochastic") that are the float32 CPU tensor `values`: to begin a
+    run with `master` from float32 weights. Copy the residual into the optimizer's:
+    `optimizer.state[p]["residual"].copy_(residual)` (an entry that is assigned is not looked at)."""
+    if dtype not in _NAMES or values.dtype != torch.float32 or values.device.type != "cpu":
+        raise ValueError(
+            f"values: got {values.dtype} on {values.device} for weights of {dtype}, wanted float32 on the CPU for "
+            "bfloat16 or float16"
+        )
+    values = values.detach().contiguous()
+    half = torch.empty(values.shape, dtype=dtype)
+    rest = {"residual16": torch.int16, "residual8": torch.int8}.get(master)
+    residual = None if rest is None else torch.empty(values.shape, dtype=rest)
+    address = 0 if residual is None else residual.data_ptr()
+    _core.split_master(master, _NAMES[dtype], values.data_ptr(), values.numel(), half.data_ptr(), address)
+    return half, residual
+
+
+def export_fp32(
+    model: torch.nn.Module, optimizer: Optimizer, path: str | Path | None = None
+) -> dict[str, Tensor]:
+    """The float32 weights of a model that `optimizer` trains, by the names of `model.state_dict()`: weights with a
+    residual together with it, all other floating tensors as float32, buffers of other types as they are.
+
+    Args:
+        model: its parameters; those that the optimizer does not have are taken as they are. Of DTensors the local part.
+        optimizer: any of Lowtide's; state on any tier.
+        path: also writes them there, as safetensors (needs the package `safetensors`); shared tensors once.
+
+    Returns:
+        New CPU tensors, one for each name; names that share a parameter share the tensor.
+
+    Raises:
+        TypeError: not an optimizer of Lowtide's. ImportError: no safetensors. OSError: the file.
+    """
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"optimizer: got {type(optimizer).__name__}, wanted one of Lowtide's")
+    numbers = {id(param): number for number, param in enumerate(optimizer._params)}
+    made: dict[int, Tensor] = {}
+    names: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if not isinstance(tensor, Tensor):
+            continue
+        if id(tensor) not in made:
+            number = numbers.get(id(tensor))
+            local = local_of(tensor)
+            residual = None if number is None else _residual(optimizer, number)
+            made[id(tensor)] = join(local, residual) if local.is_floating_point() else local.detach().cpu().clone()
+        names[name] = made[id(tensor)]
+    if path is not None:
+        from safetensors.torch import save_file
+
+        once = {id(tensor): name for name, tensor in reversed(names.items())}
+        save_file({name: names[name].contiguous() for name in once.values()}, path, {"format": "pt"})
+    return names
+
+
+def _residual(optimizer: Optimizer, number: int) -> Tensor | None:
+    core = optimizer._core
+    if not core.has_state(number):
+        return None
+    live = core.read_state(number) if core.is_paged(number) else core.state(number)
+    return live.get(RESIDUAL)

@@ -1,0 +1,88 @@
+"""What to do when the device's memory is short outside of the optimizer: give it that of the state."""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+from typing_extensions import ParamSpec
+
+from lowtide import _core
+from lowtide.devices.places import OutOfMemory
+from lowtide.report.log import logger
+
+if TYPE_CHECKING:
+    from lowtide.optimizers.optimizer import Optimizer
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class OomGuard:
+    """See `Optimizer.oom_guard`."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+            gradients = [(grad, grad._version) if grad is not None else None for grad in self._gradients()]
+            try:
+                return function(*args, **kwargs)
+            except OutOfMemory as error:
+                first = str(error)
+            # From here on the error is gone, and with it its frames, which held activations.
+            tried = self._relieve()
+            if not self._take_back(gradients):
+                raise OutOfMemory(
+                    f"{first} ({tried}; not tried again: gradients that were there before have been added to. Zero them "
+                    "and repeat the step)"
+                )
+            try:
+                return function(*args, **kwargs)
+            except OutOfMemory as error:
+                second = str(error)
+            raise OutOfMemory(f"{second} ({tried}, and tried again)")
+
+        return guarded
+
+    def __enter__(self) -> OomGuard:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None and issubclass(kind, OutOfMemory):
+            self._relieve()
+
+    def _gradients(self) -> list[torch.Tensor | None]:
+        return [param.grad for param in self._optimizer._params]
+
+    def _take_back(self, before: list[tuple[torch.Tensor, int] | None]) -> bool:
+        """Makes gradients what they were; False if that cannot be."""
+        in_backward = self._optimizer._in_backward
+        if in_backward is not None and in_backward.under_way:
+            return False
+        for old, now in zip(before, self._gradients(), strict=True):
+            if old is not None and (now is not old[0] or now._version != old[1]):
+                return False
+        for param, old in zip(self._optimizer._params, before, strict=True):
+            if old is None:
+                param.grad = None
+        return True
+
+    def _relieve(self) -> str:
+        """Gives memory of the device back; returns what was done."""
+        gc.collect()  # cycles through the frames of the error
+        freed = self._optimizer.demote()
+        place = self._optimizer._place
+        if place is not None:
+            place.kind.empty_cache()
+        done = f"lowtide moved {_core.format_bytes(freed)} of state to host memory and emptied torch's cache"
+        logger.info("out of memory: %s", done)
+        return done

@@ -1,0 +1,102 @@
+"""Gradient release: parameters are stepped during `backward()`, and their gradients freed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from lowtide.devices import sharding
+from lowtide.optimizers.backward import InBackward
+
+if TYPE_CHECKING:
+    from lowtide.optimizers.optimizer import Optimizer
+
+_BUCKET = 64 << 20  # bytes: a call for each small gradient would cost more than stepping it
+
+
+class StepInBackward(InBackward):
+    """Steps gradients in buckets, as soon as there are so many bytes of them, and the rest when backward ends.
+
+    Parameters that are stepped count as changed in place: should autograd still need the values of before, it says so
+    instead of computing with the new ones.
+    """
+
+    def __init__(self, optimizer: Optimizer, bucket: int | None) -> None:
+        """bucket: bytes of gradients; None: 64 MiB."""
+        super().__init__(optimizer)
+        self._bucket_bytes = _BUCKET if bucket is None else bucket
+        self._stepped: set[int] = set()  # parameters whose gradients have come since the last step()
+        self._bucket: list[int] = []  # those that wait
+        self._bytes = 0  # of these
+
+    @property
+    def under_way(self) -> bool:  # type: ignore[override]
+        return bool(self._stepped)
+
+    def check(self, params: Sequence[torch.Tensor], where: str) -> None:
+        for i, param in enumerate(params):
+            if sharding.is_dtensor(param):
+                raise ValueError(
+                    f"{where}, parameter {i}: got a DTensor with step_in_backward, wanted a plain tensor: ranks decide "
+                    "on a step together, when all gradients are there"
+                )
+
+    def before_step(self, closure: Callable[[], float] | None) -> None:
+        if closure is not None:
+            raise ValueError("step: got a closure with step_in_backward, wanted backward() before step()")
+
+    def after_step(self, taken: bool) -> None:
+        super().after_step(taken)
+        self._stepped.clear()
+        self._bucket.clear()
+        self._bytes = 0
+        if taken and (optimizer := self._of()) is not None:
+            for param in optimizer._params:
+                param.grad = None
+
+    def arrived(self, optimizer: Optimizer, number: int, param: torch.Tensor) -> None:
+        if number in self._stepped:
+            raise ValueError(
+                f"step_in_backward: got a second gradient of parameter {number} before step(), wanted one backward() for "
+                "each step(): the first one has been stepped, so gradients cannot be accumulated (nor parameters "
+                "shared between checkpoints with use_reentrant=True). Call step() to go on"
+            )
+        if param.grad is None:
+            raise ValueError(
+                f"step_in_backward: the gradient of parameter {number} is gone, wanted no other hook that takes it: is "
+                "there another optimizer of the same parameters?"
+            )
+        if param.grad.requires_grad:
+            raise ValueError("step_in_backward: got create_graph=True, wanted False: parameters change during backward")
+        if not self._bucket:
+            self._begin()
+        self._stepped.add(number)
+        self._bucket.append(number)
+        self._bytes += param.grad.numel() * param.grad.element_size()
+        if self._bytes >= self._bucket_bytes:
+            self._flush()
+
+    def _begin(self) -> None:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            if (size := torch.distributed.get_world_size()) > 1:
+                raise ValueError(
+                    f"step_in_backward: got a process group of {size} processes, wanted none: gradients of the others "
+                    "are added (by DistributedDataParallel) after they would have been stepped"
+                )
+        torch.autograd.Variable._execution_engine.queue_callback(self._flush)
+
+    def _flush(self) -> None:
+        optimizer = self._of()
+        if optimizer is None or not self._bucket:
+            return
+        with torch.no_grad():
+            optimizer._step_gradients(self._bucket)
+        self.extra_steps += 1
+        for number in self._bucket:
+            param = optimizer._params[number]
+            param.grad = None
+            torch.autograd.graph.increment_version(param)
+        self._bucket.clear()
+        self._bytes = 0

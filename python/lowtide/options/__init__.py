@@ -1,0 +1,1 @@
+"""Options of optimizers, of parameter groups and of single parameters."""

@@ -1,0 +1,65 @@
+"""Hyper-parameters: from the keys of a parameter group to those of the core. None runs once per parameter in a step."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from lowtide import _core
+from lowtide.checks.values import number
+from lowtide.devices import places
+
+# Hyper-parameters of the core that are one tuple, "betas", here, and those that are bools.
+BETAS = ("beta1", "beta2", "beta3")
+FLAGS = ("maximize", "nesterov", "amsgrad", "centered")
+SCHEDULES = ("t_alpha", "t_beta3")  # steps, or None for none
+
+
+def hyper_values(keys: Sequence[str], group: Mapping[str, Any]) -> tuple[float, ...]:
+    """The values of the core's hyper-parameters `keys` in a parameter group. Ranges are the core's business."""
+    values: list[float] = []
+    try:
+        for key in keys:
+            if key in BETAS:
+                betas, count = group["betas"], sum(beta in keys for beta in BETAS)
+                if not isinstance(betas, (tuple, list)) or len(betas) != count:
+                    raise TypeError(f"betas: got {betas!r}, wanted a tuple of {count} numbers")
+                place = BETAS.index(key)
+                values.append(number(f"betas[{place}]", betas[place]))
+            elif key in FLAGS:
+                if not isinstance(group[key], (bool, int)):
+                    raise TypeError(f"{key}: got {group[key]!r} ({type(group[key]).__name__}), wanted a bool")
+                values.append(bool(group[key]))
+            elif key in SCHEDULES and group[key] is None:
+                values.append(0.0)
+            else:
+                values.append(number(key, group[key]))
+    except KeyError as error:
+        raise ValueError(
+            f"got no {error}, wanted all of {sorted({group_key(key) for key in keys})}"
+        ) from None
+    return tuple(values)
+
+
+def hyper_keys(rule: str, given: Mapping[str, Any]) -> tuple[str, ...]:
+    """The core's hyper-parameters that `given`, a group's options, sets. Only AdEMAMix has a third beta."""
+    return tuple(
+        key for key in _core.default_hyper(rule) if group_key(key) in given and (key != "beta3" or rule == "ademamix")
+    )
+
+
+def group_key(key: str) -> str:
+    """The name, in a parameter group, of the core's hyper-parameter `key`."""
+    return "betas" if key in BETAS else key
+
+
+def check_on_host(keys: Sequence[str], group: Mapping[str, Any], where: str) -> None:
+    """ValueError for a hyper-parameter that has to be fetched from a device."""
+    for name in dict.fromkeys(map(group_key, keys)):
+        values = group.get(name)
+        for value in values if name == "betas" and isinstance(values, (tuple, list)) else (values,):
+            if isinstance(value, torch.Tensor) and (device := places.device_of(value)).type != "cpu":
+                raise ValueError(
+                    f"{where}: got {name} as a tensor on {device} while a graph is captured, wanted a number or a "
+                    "tensor on the CPU: prepare_replay() gives each replay the value of then"
+                )

@@ -1,0 +1,107 @@
+"""The options of optimizers and parameter groups: their names, types and meaning."""
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
+from types import NoneType
+from typing import Any
+
+from typing_extensions import TypedDict
+
+from lowtide.memory.budgets import Memory
+
+# Arguments of torch.optim that change what a step means, and are not offered: refused by name instead of ignored.
+REFUSED = {
+    "capturable": "a step needs no option to be captured: see Optimizer.prepare_replay",
+    "differentiable": "steps are not recorded by autograd",
+    "decoupled_weight_decay": "the class decides how weights decay: use AdamW, or NAdam(decoupled_weight_decay=True)",
+}
+# Options of the whole optimizer, which a parameter group cannot set for itself.
+WHOLE_OPTIMIZER = (
+    "nonfinite", "seed", "amp_scaling", "cpu_target", "arithmetic", "prefetch_in_backward", "step_in_backward",
+)  # fmt: skip
+# Options that are accepted and mean nothing.
+IGNORED = ("foreach", "fused")
+# What options may be, in types and in words. What a string may be, the core knows.
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "state": ((str,), "a str"),
+    "memory": ((Memory, NoneType), "a lowtide.Memory or None"),
+    "min_quantized_numel": ((Integral,), "an integer from 0 to 2^63 - 1"),
+    "rounding": ((str,), "'auto', 'nearest' or 'stochastic'"),
+    "master": ((str, NoneType), "'residual16', 'residual8', 'stochastic' or None"),
+    "seed": ((Integral,), "an integer from 0 to 2^63 - 1"),
+    "nonfinite": ((str,), "'skip', 'raise' or 'propagate'"),
+    "cpu_target": ((str,), "a str"),
+    "amp_scaling": ((bool,), "a bool"),
+    "arithmetic": ((str,), "'exact' or 'fast'"),
+    "prefetch_in_backward": ((bool, int, str), "a bool or bytes as an int or '2GiB'"),
+    "step_in_backward": ((bool, int, str), "a bool or bytes as an int or '64MiB'"),
+    "foreach": ((bool, NoneType), "a bool or None"),
+    "fused": ((bool, NoneType), "a bool or None"),
+}
+
+
+class Options(TypedDict, total=False):
+    """Keyword options of every optimizer. Those marked (group) may also be set per parameter group."""
+
+    # (group) "dynamic8", "float8": 1 byte per value and 4 per block of 256; "bf16": 2 bytes; "fp32": 4 bytes; "dynamic4":
+    # half a byte and 4 per block of 128; "mixed12": first moments as dynamic4, second as dynamic8. 4 bits take no betas
+    # above 0.9 in averages of both signs (ValueError)
+    state: str
+    master: str | None  # (group) of bf16 and fp16 weights: "residual16" (float32 in all), "residual8", "stochastic"; None
+    rounding: str  # (group) of states to their format: "nearest", "stochastic", or "auto": stochastic for long averages
+    min_quantized_numel: int  # (group) parameters with fewer elements keep float32 state (default 4096)
+    maximize: bool  # (group) step along the gradient instead of against it
+    seed: int  # of stochastic rounding (default 0): the same seed and steps give the same bits
+    nonfinite: str  # for a NaN, infinity or magnitude >= 2^62: "skip" the step and count it, "raise", or "propagate"
+    amp_scaling: bool  # GradScaler hands over its scale and its verdict: the step unscales, and checks nothing itself
+    cpu_target: str  # instruction set, e.g. "avx2", for comparisons: changes speed only (default "": the best there is)
+    memory: Memory | None  # (group: a budget of its own) where state may live; None: no limit (docs/devices.md)
+    arithmetic: str  # on devices that have a choice (CUDA): "exact", the bits of the CPU (default), or "fast"
+    prefetch_in_backward: bool | int | str  # read streaming state during backward, into at most that many bytes
+    step_in_backward: bool | int | str  # step and free gradients during backward, whenever there are that many bytes
+    foreach: bool | None  # accepted for code written for torch.optim and ignored: a step is always one fused call
+    fused: bool | None  # likewise
+    capturable: bool  # must be False
+    differentiable: bool  # must be False
+    decoupled_weight_decay: bool  # must be False: AdamW is the class for it, and NAdam has an argument
+
+
+def of_class(error: Exception, rules: Iterable[str], name: str) -> Exception:
+    """The same kind of error, with the name of a class where the core says one of `rules`, which nobody asked for by its
+    own name; "" is none."""
+    text = str(error)
+    for rule in filter(None, rules):
+        text = text.replace(f" for {rule} ", f" for {name} ")
+    return type(error)(text)
+
+
+def check_options(
+    options: Mapping[str, Any], where: str, others: Sequence[str], without: Sequence[str] = ()
+) -> None:
+    """Raises TypeError for an option that there is none of, ValueError for one that cannot be had. `others`: the
+    arguments that there are besides; `without`: the options that there are not."""
+    every = dict.fromkeys([*others, *(key for key in Options.__annotations__ if key not in REFUSED)])
+    known = [key for key in every if key not in without]
+    for key in options:
+        if key in known or key in REFUSED:
+            continue
+        close = difflib.get_close_matches(key, known, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise TypeError(f"{where}: got unknown argument {key!r}{hint}, wanted one of {', '.join(known)}")
+    check_kinds(options, where)
+
+
+def check_kinds(options: Mapping[str, Any], where: str) -> None:
+    """Raises TypeError for an option of the wrong type, ValueError for one that would be wrong to ignore."""
+    for name, reason in REFUSED.items():
+        if options.get(name):
+            raise ValueError(f"{where}: {name}: got {options[name]!r}, wanted False or None: {reason}")
+    for name, (kinds, wanted) in _KINDS.items():
+        if name not in options:
+            continue
+        value = options[name]
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise TypeError(f"{where}: {name}: got {value!r} ({type(value).__name__}), wanted {wanted}")
+        if isinstance(value, Integral) and bool not in kinds and not 0 <= int(value) < 2**63:
+            raise ValueError(f"{where}: {name}: got {value!r}, wanted {wanted}")

@@ -1,0 +1,204 @@
+"""What a run will take, before it: bytes of RAM and disk, bytes moved and seconds per step."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from lowtide import _core
+from lowtide.checks.values import number
+from lowtide.memory.budgets import Memory
+from lowtide.options.options import check_kinds, of_class
+from lowtide.planning.rates import Rates, step_rates
+from lowtide.planning.shapes import ShapedGroup, Variant, groups_of, most_of, variant_of
+
+
+@dataclass(frozen=True)
+class BudgetPlan:
+    """One budget, or all. Bytes are those of `Optimizer.report()` after a first step in which every parameter had a
+    gradient; where the state does not fit, those below `problem` are 0."""
+
+    params: int  # with state
+    elements: int
+    state_bytes: int  # codes + scales
+    fits: bool
+    problem: str  # why it does not fit: what was given and how much is needed
+    ram_bytes: int  # direct + resident + slots
+    direct_bytes: int  # directly addressable
+    resident_bytes: int  # chunks that stay in RAM while others stream
+    slot_bytes: int  # buffers that the others stream through
+    disk_bytes: int
+    chunks: int
+    moved_per_step: int  # read and written
+    step_seconds: float  # stepping; 0: a rate is unknown, here and below
+    disk_seconds: float
+    seconds: float  # of a step: a lower bound where state streams, if stepping and the disk overlap fully
+
+
+@dataclass(frozen=True)
+class Plan(BudgetPlan):
+    """The sum over all budgets, and what it is made of. `str()` is a table to read."""
+
+    rule: str = ""
+    names: tuple[str, ...] = ()  # "optimizer" (of groups without their own budget), "group 1", ...
+    budgets: tuple[BudgetPlan, ...] = ()
+    memories: tuple[Memory | None, ...] = ()  # of each budget
+    rates: Rates = field(default_factory=Rates)
+
+    def __str__(self) -> str:
+        shown = [n for n, budget in enumerate(self.budgets) if budget.params or len(self.budgets) == 1]
+        columns = [("", _LABELS)] + [(self.names[n], _column(self.budgets[n], self.memories[n])) for n in shown]
+        if len(shown) > 1:
+            columns.append(("in all", _column(self, None, limit="")))
+        widths = [max(map(len, (head, *cells))) for head, cells in columns]
+        rows = zip(*((head, *cells) for head, cells in columns), strict=True)
+        lines = [
+            "  ".join(cell.rjust(width) if n else cell.ljust(width) for n, (cell, width) in enumerate(zip(row, widths)))
+            for row in rows
+        ]
+        verdict = "fits" if self.fits else "does not fit"
+        head = f"{self.rule}: {self.params} parameters, {self.elements:,} elements: {verdict}"
+        problems = [f"{self.names[n]}: {self.budgets[n].problem}" for n in shown if not self.budgets[n].fits]
+        return "\n".join([head, *(line.rstrip() for line in lines if line.strip()), *problems])
+
+
+_LABELS = (
+    "state", "RAM", "  of a limit of", "  directly addressable", "  resident chunks", "  streaming buffers",
+    "disk", "chunks", "moved a step", "seconds a step", "  stepping", "  disk",
+)  # fmt: skip
+
+
+def _column(budget: BudgetPlan, memory: Memory | None, limit: str = "none") -> tuple[str, ...]:
+    if memory and (ram := memory.budget().ram_bytes) >= 0:
+        limit = _core.format_bytes(ram)
+
+    def size(number: int) -> str:
+        return _core.format_bytes(number) if budget.fits else "-"
+
+    def time(seconds: float) -> str:
+        return seconds_text(seconds) if budget.fits else "-"
+
+    return (
+        _core.format_bytes(budget.state_bytes), size(budget.ram_bytes),
+        limit,
+        size(budget.direct_bytes), size(budget.resident_bytes), size(budget.slot_bytes),
+        size(budget.disk_bytes), str(budget.chunks) if budget.fits else "-", size(budget.moved_per_step),
+        time(budget.seconds), time(budget.step_seconds),
+        "0 s" if budget.fits and not budget.moved_per_step else time(budget.disk_seconds),
+    )  # fmt: skip
+
+
+def seconds_text(seconds: float) -> str:
+    """ "1.23 s", "4.56 ms"; "unknown" for 0."""
+    if seconds <= 0:
+        return "unknown"
+    for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        if seconds * scale >= 1 or unit == "us":
+            break
+    return f"{seconds * scale:.3g} {unit}" if seconds * scale < 1000 else f"{seconds * scale:,.0f} {unit}"
+
+
+def plan(
+    model_or_params: Any,
+    rule: str = "adamw",
+    state: str = "dynamic8",
+    memory: Memory | None = None,
+    min_quantized_numel: int = 4096,
+    rates: Rates | Literal["measure"] | None = None,
+    momentum: float | None = None,
+    amsgrad: bool = False,
+    centered: bool = False,
+    master: str | None = None,
+    max_unorm: float = 0.0,
+    betas: tuple[float, ...] | None = None,
+    alpha: float | None = None,
+) -> Plan:
+    """Predicts what an optimizer will take, with the code that it decides with. Allocates no state, touches no disk.
+
+    Args:
+        model_or_params: a module, parameters or (name, parameter) pairs, groups of these (dicts, with "state",
+            "memory" and so on per group), or shapes. Tensors may be on any device, "meta" too. Frozen parameters
+            are left out. Of a DTensor (FSDP2), this rank's part is planned.
+        rule: one of docs/rules.md: "adamw", "adam", "lion", "sgd", "adagrad", "rmsprop", "ademamix", "lamb",
+            "lars", "muon".
+        state, memory, min_quantized_numel: as for the optimizer.
+        rates: for the seconds. "measure" measures what this model needs on this machine: about a second for each
+            state format, and where state goes to disk 1.3 seconds for each directory (see `measure_rates`).
+        momentum: of SGD and LARS, which have no state without, and of RMSprop; None: the rule's default.
+        amsgrad: of Adam and AdamW.
+        centered: of RMSprop.
+        master: as for the optimizer: residuals of bfloat16 and float16 parameters are planned with their state.
+        max_unorm: of LAMB and LARS: LARS then reads its state twice a step, as LAMB always does.
+        betas, alpha: as for the optimizer; state of 4 bits takes short averages alone. None: the rule's defaults.
+
+    Returns a Plan, whether it fits or not. Raises ValueError or TypeError for what an optimizer would refuse whatever
+    its budgets, for rates that are no numbers and for more than 2^52 elements; with rates="measure" also OSError.
+    """
+    given = {"state": state, "memory": memory, "min_quantized_numel": min_quantized_numel, "master": master}
+    check_kinds(given, "plan")
+    if not isinstance(rule, str):
+        raise TypeError(f"plan: rule: got {rule!r} ({type(rule).__name__}), wanted one of {_core.rule_names()}")
+    if not (rates is None or rates == "measure" or isinstance(rates, Rates)):
+        raise TypeError(f"plan: rates: got {rates!r}, wanted lowtide.Rates(...), 'measure' or None")
+    momentum = default_momentum(rule) if momentum is None else momentum
+    variant = variant_of(Variant(momentum, amsgrad, centered, max_unorm, betas, alpha)._asdict())
+    defaults = ShapedGroup((), state, int(min_quantized_numel), variant, master=master or "")
+    groups = groups_of(model_or_params, defaults, rule == "muon")
+    if rates == "measure":
+        rates = _measure_for(_predict(rule, memory, groups, Rates()), groups)
+    return _predict(rule, memory, groups, rates or Rates())
+
+
+def _predict(rule: str, memory: Memory | None, groups: list[ShapedGroup], rates: Rates) -> Plan:
+    read, write = number("rates: read", rates.read), number("rates: write", rates.write)
+    described = [
+        (
+            group.params,
+            group.state,
+            group.min_quantized_numel,
+            group.variant.hyper(core_rule(group.rule or rule)),
+            group.memory.budget() if group.memory else None,
+            rates.step_of(group.state),
+            group.shares,
+            group.rule,
+            group.master,
+        )
+        for group in groups
+    ]
+    try:
+        total, budgets = _core.plan_memory(core_rule(rule), memory.budget() if memory else None, described, read, write)
+    except ValueError as error:
+        raise of_class(error, [group.rule for group in groups], "Muon") from error  # the rule of its matrices
+    own = [(f"group {group.number}", group.memory) for group in groups if group.memory]
+    names, memories = zip(("optimizer", memory), *own, strict=True)
+    parts = tuple(BudgetPlan(**budget) for budget in budgets)
+    return Plan(**total, rule=rule, names=names, budgets=parts, memories=memories, rates=rates)
+
+
+def core_rule(rule: str) -> str:
+    """Muon is made of two; this is that of what is no matrix."""
+    return "adamw" if rule == "muon" else rule
+
+
+def default_momentum(rule: str) -> float:
+    """What the rule's optimizer has if none is given."""
+    return 0.95 if rule == "muon" else float(_core.default_hyper(rule)["momentum"])
+
+
+def _measure_for(unrated: Plan, groups: list[ShapedGroup]) -> Rates:
+    pairs = zip(unrated.memories, unrated.budgets, strict=True)
+    disks = {memory.budget().disk for memory, budget in pairs if memory and budget.disk_bytes > 0}
+    step: dict[str, float] = {}
+    for state in sorted({group.state for group in groups if group.params}):
+        most = most_of(group.variant for group in groups if group.params and group.state == state)
+        # What an optimizer takes may be refused of a large parameter: 4 bits, of long averages. The rate is unknown then.
+        for variant in (most, most._replace(betas=None, alpha=None)):
+            with contextlib.suppress(ValueError):
+                step |= step_rates(core_rule(unrated.rule), [state], variant)
+                break
+    found = [_core.measure_disk_rates(disk) for disk in sorted(disks)]
+    if not found:
+        return Rates(step)
+    slowest = {key: min(disk[key] for disk in found) for key in ("read", "write")}
+    return Rates(step, **slowest, engine=found[0]["engine"], direct=all(disk["direct"] for disk in found))

@@ -1,0 +1,90 @@
+"""What a machine can do: bytes of state that it steps in a second, and those of a disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from lowtide import _core
+from lowtide.checks.values import number
+from lowtide.memory.budgets import path_of, size_of
+from lowtide.planning.shapes import Variant, variant_of
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a machine can do; 0: unknown.
+
+    Attributes:
+        step: bytes of state that a step takes per second, for all state formats alike or by format.
+        read, write: bytes per second of the disk.
+        engine: how the disk was measured: "io_uring" or "threads".
+        direct: past the page cache; if not, read and write are partly rates of the page cache.
+    """
+
+    step: float | Mapping[str, float] = 0.0
+    read: float = 0.0
+    write: float = 0.0
+    engine: str = ""
+    direct: bool = False
+
+    def step_of(self, state: str) -> float:
+        """Bytes per second of this state format."""
+        rate = self.step.get(state, 0.0) if isinstance(self.step, Mapping) else self.step
+        return number(f"rates: step of {state}", rate)
+
+
+def measure_rates(
+    disk: str | os.PathLike[str] | None = None,
+    rule: str = "adamw",
+    states: Iterable[str] | None = None,
+    momentum: float = 0.0,
+    elements: int = 0,
+    disk_bytes: int | str = "256MiB",
+    seconds: float = 0.5,
+    amsgrad: bool = False,
+    centered: bool = False,
+    max_unorm: float = 0.0,
+    betas: tuple[float, ...] | None = None,
+    alpha: float | None = None,
+) -> Rates:
+    """Measures this machine: takes about seconds + 0.5 for each state format and 2 x seconds + 0.3 for the disk.
+
+    Args:
+        disk: a directory, whose scratch file's rates are measured with the requests that streaming uses; nothing stays
+            but the small lock file ".lowtide.lock". None: read and write are 0.
+        rule: whose steps are measured, over float32 parameters and gradients, with torch's number of threads.
+        states: state formats; by default all that the rule can have.
+        momentum, amsgrad, centered, max_unorm, betas, alpha: as for `plan`.
+        elements: of the parameter that is stepped; 0: enough to be out of the cache. Takes 16 bytes of RAM for each.
+        disk_bytes: size of the scratch file at most; half of what is free, if that is less.
+        seconds: to measure for, more than 0.
+
+    Raises ValueError (a rule, state or directory that there is none of, numbers out of range), OSError, MemoryError.
+    """
+    variant = variant_of(Variant(momentum, amsgrad, centered, max_unorm, betas, alpha)._asdict())
+    found: dict[str, Any] = {}
+    if disk is not None:
+        found = _core.measure_disk_rates(path_of("disk", disk), size_of("disk_bytes", disk_bytes), 2 * seconds)
+    step = step_rates(rule, None if states is None else list(states), variant, elements, seconds)
+    return Rates(step, **{f.name: found[f.name] for f in fields(Rates) if f.name in found})
+
+
+def step_rates(
+    rule: str, states: list[str] | None, variant: Variant, elements: int = 0, seconds: float = 0.5
+) -> dict[str, float]:
+    """Bytes of state per second, by format; None: of all that the rule can have."""
+    threads, hyper = torch.get_num_threads(), variant.hyper(rule)
+    wanted = _core.codec_names() if states is None else states
+    step: dict[str, float] = {}
+    for state in wanted:
+        try:
+            step[state] = _core.measure_step_rate(rule, state, hyper, threads, elements, seconds)
+        except ValueError:  # by default, of a format that the rule cannot have; it can have the first
+            if states is not None or state == wanted[0]:
+                raise
+    return step

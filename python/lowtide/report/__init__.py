@@ -1,0 +1,1 @@
+"""What Lowtide tells of itself: reports in numbers, and a log."""

@@ -1,0 +1,105 @@
+"""Checkpoint files: what `Optimizer.save` and `load` add to the core's, which holds the state.
+
+The core keeps one text beside the state: JSON of {"lowtide_groups": [the options of each group, without parameters]}
+and, with DTensor parameters, "lowtide_shards": [where this rank's part of each lies, null for a plain parameter]. A
+file holds one rank's part and is for that rank of such a mesh.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lowtide import _core
+from lowtide.checks.kept_errors import KeptErrors
+from lowtide.checks.values import expect
+from lowtide.memory.budgets import path_of
+from lowtide.state import state_dict as formats
+
+if TYPE_CHECKING:
+    from lowtide.optimizers.optimizer import Optimizer
+
+_KEY = "lowtide_groups"
+_SHARDS = "lowtide_shards"
+
+
+def save(optimizer: Optimizer, path: str | os.PathLike[str]) -> None:
+    """See `Optimizer.save`."""
+    groups = []
+    for group in optimizer.param_groups:
+        options = {key: _plain(value) for key, value in group.items() if key != "params"}
+        groups.append({**options, "params": len(group["params"])})
+    metadata = {_KEY: groups, **_shards(optimizer)}
+    optimizer._core.save(path_of("path", path), json.dumps(metadata, default=_refuse))
+
+
+def load(optimizer: Optimizer, path: str | os.PathLike[str]) -> None:
+    """See `Optimizer.load`."""
+    name = path_of("path", path)
+    metadata = read_metadata(_core.checkpoint_metadata(name), name)
+    found = isinstance(metadata, dict) and isinstance(metadata.get(_KEY), list)
+    expect(found, name, "a checkpoint without the options of param_groups", "one that Optimizer.save wrote")
+    _check_shards(optimizer, metadata.get(_SHARDS), name)
+    groups: list[dict[str, Any]] = []
+    number = 0
+    for n, saved in enumerate(metadata[_KEY]):
+        whole = isinstance(saved, dict) and isinstance(saved.get("params"), int) and 0 <= saved["params"] < 2**31
+        expect(whole, f"{name}, group {n}", repr(saved)[:80], "options and a number of params")
+        options = {key: _tuples(value) for key, value in saved.items()}
+        groups.append({**options, "params": list(range(number, number + saved["params"]))})
+        number += saved["params"]
+    new_groups = formats.check_groups(optimizer, {"state": {}, "param_groups": groups})
+    with KeptErrors() as kept:
+        kept.call(optimizer._core.load, name)
+        formats.take_groups(optimizer, new_groups)
+        formats.show_state(optimizer)
+
+
+def read_metadata(text: str, where: str) -> Any:
+    """The metadata of a checkpoint: any text, of whoever wrote it. ValueError, naming `where`, if it is not JSON."""
+    try:
+        return json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:  # also numbers that are too long
+        raise ValueError(f"{where}: got metadata that is not JSON: {error}") from error
+
+
+def _shards(optimizer: Optimizer) -> dict[str, Any]:
+    if not optimizer._meshes:
+        return {}
+    return {_SHARDS: [of.describe() if of else None for of in optimizer._shardings]}
+
+
+def _check_shards(optimizer: Optimizer, saved: Any, name: str) -> None:
+    """Equal sizes are not enough: another rank's rows would fit."""
+    ours: Any = _shards(optimizer).get(_SHARDS)
+    if saved == ours:
+        return
+    listed = isinstance(saved, list) and isinstance(ours, list) and len(saved) == len(ours)
+    i = next(i for i in range(len(ours)) if saved[i] != ours[i]) if listed else 0
+    got, wanted = (f"parameter {i} as {shards[i]}" if shards else "plain parameters" for shards in (saved, ours))
+    raise ValueError(
+        f"{name}: got {got}, wanted {wanted}: a file is for the rank and mesh that saved it; use "
+        "torch.distributed.checkpoint to change them"
+    )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return [_plain(part) for part in value]
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.item()
+    if isinstance(value, (bool, int, float)):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value) if isinstance(value, Real) else value  # NumPy's
+
+
+def _tuples(value: Any) -> Any:  # JSON has no tuples; betas is one
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _refuse(value: object) -> object:
+    raise ValueError(f"param_groups: got {value!r} ({type(value).__name__}), wanted plain values to save in a file")

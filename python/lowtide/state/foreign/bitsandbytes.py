@@ -1,0 +1,214 @@
+"""State dicts of bitsandbytes' optimizers, flat (before 0.49.2) or nested: reading them and writing them.
+
+    {"state": {number: {"step": int, "__bnb_optimizer_quant_state__": {
+        "state1": float32, or uint8 codes, of the parameter's shape (AdEMAMix: (2, *shape)), "state2": likewise,
+        "qmap1", "qmap2": float32 [256], "absmax1", "absmax2": float32 [blocks]}}},
+     "param_groups": [{"lr", "betas", "eps", "weight_decay", "alpha", "t_alpha", "t_beta3", "params"}]}
+
+Blocks of 256 values, 2048 before 0.44, run flat over the tensor. The dict does not say of which optimizer it is.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lowtide.checks.values import check_tensor, expect, read_step
+from lowtide.devices.sharding import rows_of
+from lowtide.state import blockwise
+from lowtide.state.foreign.entries import (
+    Quantized,
+    check_book,
+    check_codes,
+    check_keys,
+    check_scales,
+    entry_of,
+    own_options,
+)
+
+if TYPE_CHECKING:
+    from lowtide.optimizers.optimizer import Optimizer
+
+NESTED = "__bnb_optimizer_quant_state__"
+# Of each rule here the states in state1 and in state2.
+_MOMENTS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "adam": (("exp_avg",), ("exp_avg_sq",)),
+    "adamw": (("exp_avg",), ("exp_avg_sq",)),
+    "lamb": (("exp_avg",), ("exp_avg_sq",)),
+    "ademamix": (("exp_avg", "exp_avg_slow"), ("exp_avg_sq",)),
+    "lion": (("exp_avg",),),
+    "sgd": (("momentum_buffer",),),
+    "lars": (("momentum_buffer",),),
+    "rmsprop": (("square_avg",),),
+    "adagrad": (("sum",),),
+}
+# Of each rule the options here that its "betas" are, in order; of the others "betas" are betas.
+_BETAS = {"sgd": ("momentum", "dampening"), "lars": ("momentum", "dampening"), "rmsprop": ("alpha", "momentum")}
+_GROUP_KEYS = ("lr", "betas", "eps", "weight_decay")
+_SCHEDULES = ("alpha", "t_alpha", "t_beta3")
+_BLOCKS = (blockwise.BLOCK, 2048)
+_SCRATCH = ("unorm_vec", "gnorm_vec")  # means nothing between two steps
+_TENSOR_WISE = ("max1", "max2", "new_max1", "new_max2")
+
+
+def recognizes(state: dict[Any, Any], groups: list[dict[str, Any]]) -> bool:
+    entries = [entry for entry in state.values() if entry]
+    if entries:
+        return any(NESTED in entry or "state1" in entry for entry in entries)
+    others = {"amsgrad", "foreach", "master_bytewidth"}
+    return any(set(_GROUP_KEYS) <= set(group) and not others & set(group) for group in groups)
+
+
+def read_group(optimizer: Optimizer, group: dict[str, Any], mine: dict[str, Any], where: str) -> dict[str, Any]:
+    rule = optimizer._rule
+    expect(rule in _MOMENTS, where, "a group of bitsandbytes'", f"a state_dict of lowtide's {rule!r}")
+    missing = [key for key in _GROUP_KEYS if key not in group]
+    expect(not missing, where, f"no {missing}", f"all of {_GROUP_KEYS}")
+    betas = group["betas"]
+    wanted = 0 if rule == "adagrad" else 3 if rule == "ademamix" else 2
+    counted = isinstance(betas, (tuple, list)) and (not wanted or len(betas) == wanted)
+    expect(counted, f"{where}['betas']", repr(betas), f"{wanted} of them, as {rule!r} has")
+    if rule == "adam":
+        decay, wanted_decay = group["weight_decay"], "0: bitsandbytes' Adam decays decoupled, as lowtide.AdamW does"
+        expect(decay == 0, f"{where}['weight_decay']", decay, wanted_decay)
+    options = own_options(optimizer, mine)
+    named = ["lr", "weight_decay"]
+    if "eps" in options and rule != "lars":  # whose eps is one of norms here
+        named.append("eps")
+        eps = group["eps"]
+        expect(bool(eps), f"{where}['eps']", eps, f"more than 0, as {rule!r} has: Lion and SGD have none")
+    read = {key: group[key] for key in named}
+    if rule == "ademamix":
+        read |= {key: group[key] for key in _SCHEDULES if key in group}
+    if "betas" in options:
+        read["betas"] = tuple(betas)
+    read |= dict(zip(_BETAS.get(rule, ()), betas, strict=False))
+    known = (*_GROUP_KEYS, *_SCHEDULES)
+    return {**options, **{key: value for key, value in group.items() if key not in known}, **read}
+
+
+def read_entry(optimizer: Optimizer, index: int, entry: dict[str, Any], where: str) -> dict[str, Any]:
+    nested = entry.get(NESTED, {})
+    expect(isinstance(nested, dict), f"{where}, {NESTED}", type(nested).__name__, "a dict")
+    twice = sorted(str(key) for key in nested if key in entry)
+    expect(not twice, where, f"{twice} nested and beside it", "each once")
+    flat = {key: value for key, value in [*entry.items(), *nested.items()] if key != NESTED}
+    if not flat:
+        return {}
+    tensor_wise = [key for key in _TENSOR_WISE if key in flat]
+    expect(not tensor_wise, where, f"{tensor_wise} of tensor-wise 8-bit state", "block-wise state, or float32")
+    states = _MOMENTS[optimizer._rule]
+    numbers = range(1, len(states) + 1)
+    keys = [f"{part}{k}" for k in numbers for part in ("state", "qmap", "absmax")]
+    check_keys(flat, ["step", *keys, *_SCRATCH], where)
+    read_step(flat, where)
+    shape = optimizer._params[index].shape
+    moments: dict[str, Quantized | torch.Tensor] = {}
+    for k, names in zip(numbers, states, strict=True):
+        expect(f"state{k}" in flat, where, f"no 'state{k}'", f"one: {optimizer._rule!r} has {len(states)}")
+        parts = _read_state(flat, k, shape, len(names), where)
+        moments |= dict(zip(names, parts, strict=True))
+    return entry_of(optimizer, index, flat["step"], moments)
+
+
+def _read_state(
+    flat: dict[str, Any], k: int, shape: torch.Size, parts: int, where: str
+) -> list[Quantized] | list[torch.Tensor]:
+    """What state1 or state2 holds: `parts` moments of `shape`."""
+    state, book, absmax = (flat.get(f"{part}{k}") for part in ("state", "qmap", "absmax"))
+    text = f"{where}, state{k}"
+    check_tensor(state, text)
+    assert isinstance(state, torch.Tensor)
+    whole = (2, *shape) if parts == 2 else tuple(shape)
+    if state.dtype != torch.uint8:
+        expect(state.is_floating_point(), text, state.dtype, "float32 values or uint8 codes")
+        expect(book is None and absmax is None, text, f"{state.dtype} with qmap or absmax", "uint8 codes with them")
+        check_codes(state, state.dtype, whole, text)
+        return list(state) if parts == 2 else [state]
+    check_codes(state, torch.uint8, whole, text)
+    expect(book is not None and absmax is not None, text, "codes without qmap or absmax", "both")
+    check_book(book, 256, f"{where}, qmap{k}")
+    check_scales(absmax, f"{where}, absmax{k}")
+    assert isinstance(book, torch.Tensor) and isinstance(absmax, torch.Tensor)
+    book, absmax = book.detach().float(), absmax.detach().float()
+    block = _block_of(state.numel() // parts, absmax.numel(), parts, f"{where}, absmax{k}")
+    if parts == 1:
+        return [Quantized(state, absmax.reshape(-1), book, block)]
+    fast, slow = absmax.reshape(-1), absmax.reshape(2, -1)[1]
+    count = len(slow)
+    # Its CUDA kernels put the scale of block b of the slow average at (numel + 256 b) / 256 of all: with a short last
+    # block one place early, where the two averages share one, so that the last place is never written.
+    last = state[1].reshape(-1)[(count - 1) * block :]
+    if (shape.numel() % block) and count and float(slow[-1]) == 0 and bool(last.any()):
+        slow = fast[count - 1 : -1]
+    return [Quantized(state[0], fast[:count], book, block), Quantized(state[1], slow, book, block)]
+
+
+def _block_of(numel: int, count: int, parts: int, where: str) -> int:
+    counts = {block: parts * math.ceil(numel / block) for block in _BLOCKS}
+    wanted = " or ".join(f"{number} (blocks of {block})" for block, number in counts.items())
+    expect(count in counts.values(), where, f"{count} values for {parts * numel} elements", wanted)
+    return next(block for block, number in counts.items() if number == count)
+
+
+def write(optimizer: Optimizer, nested: bool, hidden: tuple[str, ...]) -> dict[str, Any]:
+    """See `Optimizer.bitsandbytes_state_dict`. `hidden`: keys of Lowtide's groups that others have no use for."""
+    rule, core = optimizer._rule, optimizer._core
+    expect(rule in _MOMENTS, "bitsandbytes_state_dict", repr(rule), f"one of {sorted(_MOMENTS)}: it has no other")
+    plain = not any(optimizer._shardings)
+    expect(plain, "bitsandbytes_state_dict", "DTensor parameters", "plain ones: it has no other")
+    groups: list[dict[str, Any]] = []
+    state: dict[int, dict[str, Any]] = {}
+    for group in optimizer.param_groups:
+        start = sum(len(done["params"]) for done in groups)
+        numbers = list(range(start, start + len(group["params"])))
+        groups.append({**_write_group(rule, group, optimizer._hyper_keys, hidden), "params": numbers})
+        for i in numbers:
+            if core.has_state(i) and core.step_count(i) > 0:
+                tensors = _write_entry(optimizer, i)
+                state[i] = {"step": core.step_count(i), **({NESTED: tensors} if nested else tensors)}
+    return {"state": state, "param_groups": groups}
+
+
+def _write_group(rule: str, group: dict[str, Any], keys: tuple[str, ...], hidden: tuple[str, ...]) -> dict[str, Any]:
+    for key in ("amsgrad", "nesterov", "centered", "maximize", "lr_decay", "initial_accumulator_value"):
+        got = group.get(key)
+        expect(not got, f"bitsandbytes_state_dict: {key}", got, "False or 0: it would go on without, in silence")
+    own = {"betas", *_SCHEDULES, *(key for key in keys if key not in ("lr", "eps", "weight_decay"))}
+    rest = {key: value for key, value in group.items() if key not in (*own, *hidden, "params", "param_names")}
+    betas = [group[key] for key in _BETAS[rule]] if rule in _BETAS else group.get("betas", (0.0, 0.0))
+    schedules = {"alpha": 0.0, "t_alpha": None, "t_beta3": None} if len(_MOMENTS[rule]) == 2 else {}
+    if rule == "ademamix":
+        schedules = {"alpha": group["alpha"], "t_alpha": group["t_alpha"] or None, "t_beta3": group["t_beta3"] or None}
+    return {**rest, "lr": group["lr"], "betas": tuple(betas), "eps": group.get("eps", 0.0), **schedules}
+
+
+def _write_entry(optimizer: Optimizer, index: int) -> dict[str, torch.Tensor]:
+    """A parameter's state as tensors of its own. Codes of dynamic8 stay codes, and are made anew where rows end within
+    blocks that run flat over the tensor; everything else becomes float32."""
+    live = optimizer._core.read_state(index)
+    signed = dict(optimizer._core.states_of(index))
+    names = [name for name in signed if name in live]
+    wanted = [name for part in _MOMENTS[optimizer._rule] for name in part]
+    expect(sorted(names) == sorted(wanted), f"bitsandbytes_state_dict: parameter {index}", names, wanted)
+    coded = optimizer._core.state_codec(index) == "dynamic8"
+    rows, length = rows_of(optimizer._params[index].shape)
+    aligned = rows == 1 or length % blockwise.BLOCK == 0
+    entry: dict[str, torch.Tensor] = {}
+    for k, parts in enumerate(_MOMENTS[optimizer._rule], 1):
+        positive = not signed[parts[0]]
+        book = blockwise.dynamic_map(not positive)
+        tensors: list[tuple[torch.Tensor, ...]] = []
+        for name in parts:
+            if coded and aligned:
+                tensors.append((live[name].contiguous(), live[f"{name}_scale"].reshape(-1).contiguous()))
+                continue
+            values = optimizer._core.export_state(index, list(signed).index(name))
+            tensors.append(blockwise.encode(values, book, blockwise.BLOCK, positive) if coded else (values,))
+        joined = [torch.stack(each) if len(parts) == 2 else each[0] for each in zip(*tensors, strict=True)]
+        entry[f"state{k}"] = joined[0]
+        if coded:
+            entry[f"qmap{k}"], entry[f"absmax{k}"] = book, joined[1]
+    return entry

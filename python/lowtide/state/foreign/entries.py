@@ -1,0 +1,122 @@
+"""What the formats have in common: quantized moments, and how they become entries of a state_dict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from lowtide.checks.values import check_tensor, expect, read_step
+from lowtide.devices.sharding import rows_of
+from lowtide.options.hyper import group_key
+from lowtide.state import blockwise
+
+if TYPE_CHECKING:
+    from lowtide.optimizers.optimizer import Optimizer
+
+
+STORED_CODEC = "dynamic8"
+
+
+class Stored(dict[str, Any]):
+    """An entry in Lowtide's own format: codes of STORED_CODEC and scales as they are."""
+
+
+class Values(dict[str, Any]):
+    """An entry of "step" and floating-point values, which are to be encoded."""
+
+
+class Quantized(NamedTuple):
+    """One moment in blocks that run flat over the tensor, and do not stop at the ends of rows."""
+
+    codes: torch.Tensor  # uint8, of the parameter's shape
+    scales: torch.Tensor  # float32 [ceil(numel / block)]
+    book: torch.Tensor  # float32 [256], ascending
+    block: int
+
+    def values(self) -> torch.Tensor:
+        return blockwise.decode(self.codes, self.scales, self.book, self.block)
+
+    def stored(self, signed: bool) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The same codes with a scale (rows, blocks) for each block of dynamic8's; None if its map is another, or a
+        block of its would have more than one scale."""
+        rows, length = rows_of(self.codes.shape)
+        mine = blockwise.dynamic_map(signed).to(self.book.device)
+        aligned = rows == 1 or length % blockwise.BLOCK == 0
+        if not aligned or self.block % blockwise.BLOCK or not torch.equal(self.book, mine):
+            return None
+        count = -(-self.codes.numel() // blockwise.BLOCK)
+        scales = self.scales.repeat_interleave(self.block // blockwise.BLOCK)[:count]
+        return self.codes, scales.reshape(rows, -1)
+
+
+def entry_of(
+    optimizer: Optimizer, index: int, step: object, moments: Mapping[str, Quantized | torch.Tensor]
+) -> dict[str, Any]:
+    """`moments`: every state of a parameter, by its name here. Codes stay codes if all of them can."""
+    signed = dict(optimizer._core.states_of(index))
+    if optimizer._core.state_codec(index) == STORED_CODEC:
+        stored = Stored(step=step)
+        for name, moment in moments.items():
+            parts = moment.stored(signed[name]) if isinstance(moment, Quantized) and name in signed else None
+            if parts is None:
+                break
+            stored[name], stored[f"{name}_scale"] = parts
+        else:
+            return stored
+    values = {name: moment.values() if isinstance(moment, Quantized) else moment for name, moment in moments.items()}
+    return Values(step=step, **values)
+
+
+def read_values(
+    entry: Mapping[str, Any], live: Mapping[str, torch.Tensor], param: torch.Tensor, where: str
+) -> tuple[int, dict[str, torch.Tensor]]:
+    """Checks an entry of values against a parameter's live state; returns the number of steps and the moments."""
+    names = [name for name in live if name != "step" and not name.endswith("_scale")]
+    expect(sorted(entry) == sorted(["step", *names]), where, sorted(entry), ["step", *names])
+    for name in names:
+        check_tensor(entry[name], f"{where}, {name}")
+        expect(entry[name].is_floating_point(), f"{where}, {name}", entry[name].dtype, "a floating-point tensor")
+        expect(entry[name].shape == param.shape, f"{where}, {name}", tuple(entry[name].shape), tuple(param.shape))
+    return read_step(entry, where), {name: entry[name] for name in names}
+
+
+def own_options(optimizer: Optimizer, mine: Mapping[str, Any]) -> dict[str, Any]:
+    """The hyper-parameters of the optimizer's group `mine`, for what a foreign group does not say."""
+    return {name: mine[name] for name in map(group_key, optimizer._hyper_keys)}
+
+
+def check_keys(entry: Mapping[Any, Any], known: Sequence[str], where: str) -> None:
+    unknown = sorted(str(key) for key in entry if key not in known)
+    expect(not unknown, where, f"unknown keys {unknown}", f"only {', '.join(known)}")
+
+
+def check_codes(codes: Any, dtype: torch.dtype, shape: Sequence[int], where: str) -> None:
+    check_tensor(codes, where)
+    expect(codes.dtype == dtype, where, codes.dtype, dtype)
+    expect(tuple(codes.shape) == tuple(shape), where, f"shape {tuple(codes.shape)}", tuple(shape))
+    # Blocks follow memory, and which element lies where is told by the strides of then, not by those of now.
+    expect(codes.is_contiguous(), where, f"strides {codes.stride()}", "a contiguous tensor")
+
+
+def check_scales(scales: Any, where: str) -> None:
+    """Their number is for the caller to check."""
+    check_tensor(scales, where)
+    expect(scales.is_floating_point(), where, scales.dtype, "a floating-point tensor")
+    if scales.numel():
+        low, high = (float(bound) for bound in torch.aminmax(scales.detach()))
+        expect(0 <= low and high < math.inf, where, f"scales from {low} to {high}", "finite ones, none below 0")
+
+
+def check_book(book: Any, size: int, where: str) -> None:
+    check_tensor(book, where)
+    expect(book.is_floating_point(), where, book.dtype, "a floating-point tensor")
+    expect(tuple(book.shape) == (size,), where, f"shape {tuple(book.shape)}", (size,))
+    values = book.detach().float()
+    expect(bool(torch.isfinite(values).all()), where, "values that are not finite", f"{size} finite ones")
+    falls = (values[1:] < values[:-1]).nonzero()
+    at = int(falls[0]) if len(falls) else 0
+    got = f"{float(values[at]):.9g} before {float(values[at + 1]):.9g}"
+    expect(not len(falls), where, got, "values in ascending order")
