@@ -20,7 +20,7 @@ install(
   ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT development
   INCLUDES DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
 install(DIRECTORY include/lowtide DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" COMPONENT development
-        FILES_MATCHING PATTERN "*.h")
+        FILES_MATCHING PATTERN "*.h" PATTERN "*.def")
 install(EXPORT lowtideTargets NAMESPACE lowtide:: DESTINATION "${lt_cmake_dir}" COMPONENT development)
 
 configure_package_config_file(cmake/lowtideConfig.cmake.in "${PROJECT_BINARY_DIR}/lowtideConfig.cmake"

@@ -293,25 +293,8 @@ class PyOptimizer {
       return core_.report();
     }();
     nb::dict out;
-    out["params"] = r.params;
-    out["elements"] = r.elements;
-    out["state_bytes"] = r.state_bytes;
-    out["allocated_bytes"] = r.allocated_bytes;
-    out["steps"] = r.steps;
-    out["skipped_steps"] = r.skipped_steps;
-    out["device_bytes"] = r.device_bytes;
-    out["managed_bytes"] = r.managed_bytes;
-    out["disk_bytes"] = r.disk_bytes;
-    out["chunks"] = r.chunks;
-    out["moved_per_step"] = r.moved_per_step;
-    out["read_bytes"] = r.read_bytes;
-    out["written_bytes"] = r.written_bytes;
-    out["offloaded_bytes"] = r.offloaded_bytes;
-    out["kept_bytes"] = r.kept_bytes;
-    out["waited_seconds"] = r.waited_seconds;
-    out["promotions"] = r.promotions;
-    out["demotions"] = r.demotions;
-    out["transfer"] = r.transfer;
+#define LT_REPORT_FIELD(type, name, unit, meaning) out[#name] = r.name;
+#include "lowtide/report.def"
     return out;
   }
   std::string cpu_target() const { return core_.cpu_target(); }
@@ -407,6 +390,12 @@ NB_MODULE(_core, m) {
       entry["detail"] = report.detail;
       out[report.name.c_str()] = entry;
     }
+    return out;
+  });
+  m.def("report_fields", [] {
+    nb::list out;  // (name, unit, meaning), in order
+#define LT_REPORT_FIELD(type, name, unit, meaning) out.append(nb::make_tuple(#name, unit, meaning));
+#include "lowtide/report.def"
     return out;
   });
   m.def("checkpoint_metadata", &lowtide::checkpoint_metadata, "path"_a);

@@ -45,9 +45,9 @@ int main(void) {
 
   /* A step. Adam's first step is lr * g / |g|; before it the weight decays by lr * weight_decay. */
   const lt_gradient gradient = {grad, LT_F32, NULL};
-  int32_t applied = 0;
-  check(lt_optimizer_step(optimizer, &gradient, 1, NULL, &applied));
-  if (!applied) return 1;
+  lt_step_report step = LT_STEP_REPORT_INIT;
+  check(lt_optimizer_step(optimizer, &gradient, 1, NULL, &step)); /* NULL: default options */
+  if (!step.applied) return 1;
   /* float32: a few roundings of numbers near 1. */
   expect_near("param[0]", param[0], 0.999 + 0.01, 1e-6);
   expect_near("param[1]", param[1], 0.999 - 0.01, 1e-6);
@@ -61,7 +61,7 @@ int main(void) {
   /* The largest of a block is exact; 0.5 of it lies in a decade of 64 codes, 0.014 apart: half of that, times 0.05. */
   expect_near("moment[1]", moment[1], 0.05, 1e-8);
   expect_near("moment[0]", moment[0], -0.025, 0.05 * 0.0071);
-  lt_memory_report report;
+  lt_memory_report report = LT_MEMORY_REPORT_INIT;
   check(lt_optimizer_report(optimizer, &report));
   const double bytes = (double)report.state_bytes / (double)report.elements;
   expect_near("bytes/param", bytes, 2.03125, 0);

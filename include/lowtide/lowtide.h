@@ -110,10 +110,12 @@ typedef struct lt_optimizer_options {
 #define LT_OPTIMIZER_OPTIONS_INIT \
   { sizeof(lt_optimizer_options), 0, 0, LT_NONFINITE_SKIP, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
-/* Of one step. */
 typedef struct lt_step_options {
   int64_t struct_size;
-  void* stream;          /* as in lt_optimizer_step */
+  /* The queue (sycl::queue*, in order; cudaStream_t) that the step of parameters on a device is ordered on: when the
+   * call returns, the step is queued, and parameters are final for what is queued there next. NULL: the backend's own
+   * queue; must be NULL for the CPU. */
+  void* stream;
   double grad_scale;     /* every gradient is multiplied by this (as float32) before use, e.g. 1 / loss scale */
   int64_t assume_finite; /* 1: the caller has checked the gradients already; 0 */
   int64_t free_bytes; /* for lt_memory_options.automatic: bytes of device memory that nothing else needs now, counting
@@ -157,31 +159,17 @@ typedef struct lt_state_view {
   int32_t code_bits, block;
 } lt_state_view;
 
+/* What the state takes, where it is and what has moved: lowtide/report.def lists the fields with unit and meaning. Set
+ * struct_size with the macro before the call. `transfer` is valid until the next report on this optimizer. */
 typedef struct lt_memory_report {
-  int64_t params, elements; /* with state */
-  int64_t state_bytes;      /* codes and scales */
-  int64_t allocated_bytes;  /* taken from the system */
-  int64_t steps, skipped_steps;
-} lt_memory_report;
-
-/* Of state under memory budgets or on a device, beside lt_memory_report. Set struct_size with the macro before the
- * call. */
-typedef struct lt_disk_report {
   int64_t struct_size;
-  int64_t disk_bytes;                /* of scratch files */
-  int64_t chunks;                    /* records that state is cut into */
-  int64_t moved_per_step;            /* bytes that a step reads and writes, as planned */
-  int64_t read_bytes, written_bytes; /* so far */
-  int64_t kept_bytes;                /* in RAM above the budget because they could not be written */
-  double waited_seconds;             /* that steps stood still for the disk */
-  int64_t device_bytes;              /* of device memory, streaming buffers included */
-  int64_t managed_bytes;             /* of memory that the driver migrates */
-  int64_t promotions, demotions;     /* times that state was moved to the device because there was room, and away */
-  const char* transfer; /* how streaming state reaches the device, as in lt_memory_options; "" if none does. Valid
-                       until the next report on this optimizer */
-} lt_disk_report;
-#define LT_DISK_REPORT_INIT \
-  { sizeof(lt_disk_report), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+#define LT_REPORT_TEXT const char*
+#define LT_REPORT_FIELD(type, name, unit, meaning) type name;
+#include "lowtide/report.def"
+#undef LT_REPORT_TEXT
+} lt_memory_report;
+#define LT_MEMORY_REPORT_INIT \
+  { sizeof(lt_memory_report), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* What one backend ("cpu", "sycl", "cuda") can do in this process. An array element: fields are never added. */
 typedef struct lt_backend_report {
@@ -224,24 +212,15 @@ LT_API lt_status lt_optimizer_add_param(lt_optimizer* optimizer, int32_t group, 
 /* The parameter's memory moved; its sizes must be the same. */
 LT_API lt_status lt_optimizer_rebind(lt_optimizer* optimizer, int64_t param, const lt_tensor* tensor);
 
-/* One step of all parameters: gradients[count], count = number of parameters.
- *
- * stream: the queue (sycl::queue*, in order; cudaStream_t) that the step of parameters on a device is ordered on: when
- * the call returns, the step is queued, and parameters are final for what is queued there next. NULL: the backend's own
- * queue; must be NULL for the CPU.
- *
- * *applied (may be NULL) is 0 if the step was skipped because of a non-finite gradient.
+/* Takes one step of all parameters: gradients[count], count = number of parameters. options NULL: the defaults; report
+ * NULL: not wanted.
  *
  * With state on disk: a chunk that cannot be written stays in RAM, the step is complete, and LT_IO_ERROR says so; one
  * that cannot be read, or memory that is short meanwhile, can stop the step half way (LT_IO_ERROR, LT_OUT_OF_MEMORY):
  * then every block of a parameter and its state are both of before or both of after, and later steps go on from there.
  */
-LT_API lt_status lt_optimizer_step(lt_optimizer* optimizer, const lt_gradient* gradients, int64_t count, void* stream,
-                                   int32_t* applied);
-
-/* lt_optimizer_step with more options (NULL: the defaults) and results (NULL: not wanted). */
-LT_API lt_status lt_optimizer_step_with(lt_optimizer* optimizer, const lt_gradient* gradients, int64_t count,
-                                        const lt_step_options* options, lt_step_report* report);
+LT_API lt_status lt_optimizer_step(lt_optimizer* optimizer, const lt_gradient* gradients, int64_t count,
+                                   const lt_step_options* options, lt_step_report* report);
 /* A step on a stream that is being captured in a CUDA graph is recorded, not taken. Before each replay of the graph:
  * counts a step and queues, on options->stream, what the replay there needs: its number and the hyper-parameters as
  * they are now. All state must be in device memory. A replay without it changes nothing, and the next call fails to say
@@ -286,7 +265,6 @@ LT_API lt_status lt_optimizer_save(const lt_optimizer* optimizer, const char* pa
 LT_API lt_status lt_optimizer_load(lt_optimizer* optimizer, const char* path, const char** metadata);
 
 LT_API lt_status lt_optimizer_report(const lt_optimizer* optimizer, lt_memory_report* out);
-LT_API lt_status lt_optimizer_disk_report(const lt_optimizer* optimizer, lt_disk_report* out);
 
 #ifdef __cplusplus
 }

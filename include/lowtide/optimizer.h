@@ -17,6 +17,7 @@
 
 #include "lowtide/error.h"
 #include "lowtide/export.h"
+#include "lowtide/memory_report.h"
 #include "lowtide/tensor.h"
 
 namespace lowtide {
@@ -207,26 +208,6 @@ struct StateView {
 struct StateInfo {
   const char* name = "";  // a constant
   bool is_signed = true;  // else a second moment, never negative
-};
-
-struct MemoryReport {
-  int64_t params = 0;           // parameters with state
-  int64_t elements = 0;         // their elements
-  int64_t state_bytes = 0;      // codes + scales: what the formats need
-  int64_t allocated_bytes = 0;  // RAM taken from the system for them (alignment and streaming buffers included)
-  int64_t steps = 0, skipped_steps = 0;
-  int64_t device_bytes = 0;   // of device memory (streaming buffers included)
-  int64_t managed_bytes = 0;  // of memory that the driver migrates
-  // Under memory budgets:
-  int64_t disk_bytes = 0;                     // of scratch files
-  int64_t chunks = 0;                         // records that state is cut into
-  int64_t moved_per_step = 0;                 // bytes a step reads and writes, as planned
-  int64_t read_bytes = 0, written_bytes = 0;  // so far
-  int64_t offloaded_bytes = 0;                // put on disk by offload(); counted in disk_bytes
-  int64_t kept_bytes = 0;                     // in RAM above the budget because they could not be written
-  double waited_seconds = 0;                  // that steps stood still for the disk
-  int64_t promotions = 0, demotions = 0;      // times that automatic residency has moved state to the device, and away
-  std::string transfer;  // how streaming state reaches the device (Memory::transfer); "" if none does
 };
 
 class LT_API Optimizer {

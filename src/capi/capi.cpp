@@ -16,8 +16,8 @@
 struct lt_optimizer {
   lowtide::Optimizer optimizer;
   std::string rule;
-  std::string metadata;          // of the last checkpoint loaded
-  mutable std::string transfer;  // of the last report
+  std::string metadata;                  // of the last checkpoint loaded
+  mutable lowtide::MemoryReport report;  // the last one: owns the texts given out
 };
 
 namespace {
@@ -62,17 +62,11 @@ lowtide::TensorView view_of(const lt_tensor* tensor) {
   return view;
 }
 
-lowtide::StepResult step(lt_optimizer& of, const lt_gradient* gradients, int64_t count,
-                         const lowtide::StepOptions& options) {
-  LT_REQUIRE(count == of.optimizer.param_count(), "got %lld gradients for %lld parameters",
-             static_cast<long long>(count), static_cast<long long>(of.optimizer.param_count()));
-  if (count) require(gradients, "gradients");
-  std::vector<lowtide::Gradient> all;
-  all.reserve(static_cast<size_t>(count));
-  for (int64_t i = 0; i < count; ++i)
-    all.push_back({gradients[i].data, static_cast<lowtide::DType>(gradients[i].dtype), gradients[i].strides});
-  return of.optimizer.step(all, options);
+template <class Number>
+Number c_value(Number value) {
+  return value;
 }
+const char* c_value(const std::string& value) { return value.c_str(); }
 
 void require_bytes(int64_t bytes) {
   LT_REQUIRE(bytes >= 0, "got bytes=%lld, wanted 0 or more", static_cast<long long>(bytes));
@@ -167,7 +161,7 @@ lt_status lt_optimizer_create(const lt_optimizer_options* options, lt_optimizer*
     wanted.stream = given.stream;
     wanted.seed = given.seed;
     wanted.allocator = {given.allocator_context, given.allocate, given.deallocate};
-    *out = new lt_optimizer{lowtide::Optimizer(wanted), wanted.rule, "", ""};
+    *out = new lt_optimizer{lowtide::Optimizer(wanted), wanted.rule, "", {}};
   });
 }
 
@@ -229,26 +223,23 @@ lt_status lt_optimizer_rebind(lt_optimizer* optimizer, int64_t param, const lt_t
   });
 }
 
-lt_status lt_optimizer_step(lt_optimizer* optimizer, const lt_gradient* gradients, int64_t count, void* stream,
-                            int32_t* applied) {
+lt_status lt_optimizer_step(lt_optimizer* optimizer, const lt_gradient* gradients, int64_t count,
+                            const lt_step_options* options, lt_step_report* report) {
   return guarded([&] {
     require(optimizer, "optimizer");
-    lowtide::StepOptions options;
-    options.stream = stream;
-    const lowtide::StepResult result = step(*optimizer, gradients, count, options);
-    if (applied) *applied = result.applied;
-  });
-}
-
-lt_status lt_optimizer_step_with(lt_optimizer* optimizer, const lt_gradient* gradients, int64_t count,
-                                 const lt_step_options* options, lt_step_report* report) {
-  return guarded([&] {
-    require(optimizer, "optimizer");
+    lowtide::Optimizer& core = optimizer->optimizer;
     if (report) lowtide::capi::check_struct_size(report->struct_size);
-    const lowtide::StepResult result = step(*optimizer, gradients, count, step_options_from(options));
-    if (!report) return;
-    const lt_step_report all = {report->struct_size, result.applied, result.nonfinite_param, result.pending};
-    lowtide::capi::copy_out(all, report);
+    const lowtide::StepOptions given = step_options_from(options);
+    LT_REQUIRE(count == core.param_count(), "got %lld gradients for %lld parameters", static_cast<long long>(count),
+               static_cast<long long>(core.param_count()));
+    if (count) require(gradients, "gradients");
+    std::vector<lowtide::Gradient> all;
+    all.reserve(static_cast<size_t>(count));
+    for (int64_t i = 0; i < count; ++i)
+      all.push_back({gradients[i].data, static_cast<lowtide::DType>(gradients[i].dtype), gradients[i].strides});
+    const lowtide::StepResult result = core.step(all, given);
+    if (report)
+      lowtide::capi::copy_out({report->struct_size, result.applied, result.nonfinite_param, result.pending}, report);
   });
 }
 
@@ -369,36 +360,17 @@ lt_status lt_optimizer_load(lt_optimizer* optimizer, const char* path, const cha
   });
 }
 
-lt_status lt_optimizer_disk_report(const lt_optimizer* optimizer, lt_disk_report* out) {
-  return guarded([&] {
-    require(optimizer, "optimizer");
-    require(out, "out");
-    lowtide::capi::check_struct_size(out->struct_size);
-    lowtide::MemoryReport r = optimizer->optimizer.report();
-    optimizer->transfer = std::move(r.transfer);
-    const lt_disk_report all = {out->struct_size,
-                                r.disk_bytes,
-                                r.chunks,
-                                r.moved_per_step,
-                                r.read_bytes,
-                                r.written_bytes,
-                                r.kept_bytes,
-                                r.waited_seconds,
-                                r.device_bytes,
-                                r.managed_bytes,
-                                r.promotions,
-                                r.demotions,
-                                optimizer->transfer.c_str()};
-    lowtide::capi::copy_out(all, out);
-  });
-}
-
 lt_status lt_optimizer_report(const lt_optimizer* optimizer, lt_memory_report* out) {
   return guarded([&] {
     require(optimizer, "optimizer");
     require(out, "out");
-    const lowtide::MemoryReport r = optimizer->optimizer.report();
-    *out = {r.params, r.elements, r.state_bytes, r.allocated_bytes, r.steps, r.skipped_steps};
+    lowtide::capi::check_struct_size(out->struct_size);
+    optimizer->report = optimizer->optimizer.report();
+    lt_memory_report all = LT_MEMORY_REPORT_INIT;
+    all.struct_size = out->struct_size;
+#define LT_REPORT_FIELD(type, name, unit, meaning) all.name = c_value(optimizer->report.name);
+#include "lowtide/report.def"
+    lowtide::capi::copy_out(all, out);
   });
 }
 

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <exception>
 #include <new>
+#include <type_traits>
 
 #include "core/error.h"
 #include "lowtide/lowtide.h"
@@ -54,7 +55,7 @@ Options options_from(const Options* given, const Options& defaults) {
 
 // What the caller's version of the struct has room for.
 template <class Report>
-void copy_out(const Report& all, Report* out) {
+void copy_out(const std::type_identity_t<Report>& all, Report* out) {
   std::memcpy(out, &all, std::min(sizeof all, static_cast<size_t>(out->struct_size)));
 }
 

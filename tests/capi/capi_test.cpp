@@ -71,9 +71,9 @@ TEST_F(CApi, GivesTheBitsOfTheCppInterface) {
   optimizer.add_param(0, q.view());
   const Gradient gradient{g_.data(), DType::kF32, nullptr};
   for (int i = 0; i < 3; ++i) {
-    int32_t applied = 0;
-    ASSERT_EQ(lt_optimizer_step(handle_.optimizer, &gradient_, 1, nullptr, &applied), LT_OK);
-    EXPECT_EQ(applied, 1);
+    lt_step_report report = LT_STEP_REPORT_INIT;
+    ASSERT_EQ(lt_optimizer_step(handle_.optimizer, &gradient_, 1, nullptr, &report), LT_OK);
+    EXPECT_EQ(report.applied, 1);
     optimizer.step({&gradient, 1});
   }
   EXPECT_TRUE(same_bits(p_.data(), q.data.data(), DType::kF32, 600));
@@ -97,7 +97,7 @@ TEST_F(CApi, GivesTheBitsOfTheCppInterface) {
   EXPECT_EQ(lt_optimizer_set_steps(handle_.optimizer, 0, 9), LT_OK);
   EXPECT_EQ(lt_optimizer_get_steps(handle_.optimizer, 0, &steps), LT_OK);
   EXPECT_EQ(steps, 9);
-  lt_memory_report report;
+  lt_memory_report report = LT_MEMORY_REPORT_INIT;
   ASSERT_EQ(lt_optimizer_report(handle_.optimizer, &report), LT_OK);
   EXPECT_EQ(report.params, 1);
   EXPECT_EQ(report.elements, 600);
@@ -144,7 +144,7 @@ TEST_F(CApi, RefusesNullsAndWrongNumbers) {
   double value = 0;
   int64_t number = 0;
   lt_state_view view;
-  lt_memory_report report;
+  lt_memory_report report = LT_MEMORY_REPORT_INIT;
   float x[1];
   lt_optimizer_destroy(nullptr);
   expect_refused(lt_optimizer_create(nullptr, nullptr), "NULL for out");
@@ -175,7 +175,9 @@ TEST_F(CApi, RefusesNullsAndWrongNumbers) {
   expect_refused(lt_optimizer_step(o, &gradient_, 2, nullptr, nullptr), "got 2 gradients for 1");
   expect_refused(lt_optimizer_step(o, &gradient_, -1, nullptr, nullptr), "got -1 gradients");
   expect_refused(lt_optimizer_step(o, nullptr, 1, nullptr, nullptr), "NULL for gradients");
-  expect_refused(lt_optimizer_step(o, &gradient_, 1, x, nullptr), "got a stream");
+  lt_step_options on_stream = LT_STEP_OPTIONS_INIT;
+  on_stream.stream = x;
+  expect_refused(lt_optimizer_step(o, &gradient_, 1, &on_stream, nullptr), "got a stream");
   expect_refused(lt_optimizer_state(o, 0, 2, &view), "got state 2 of parameter 0, which has 2");
   expect_refused(lt_optimizer_state(o, 0, 0, nullptr), "NULL for out");
   expect_refused(lt_optimizer_export_state(o, 0, 0, nullptr), "NULL for out");
@@ -232,34 +234,34 @@ TEST_F(CApi, StepsWithOptions) {
   lt_step_options options = LT_STEP_OPTIONS_INIT;
   lt_step_report report = LT_STEP_REPORT_INIT;
   g_[5] = NAN;
-  EXPECT_EQ(lt_optimizer_step_with(handle_.optimizer, &gradient_, 1, &options, &report), LT_OK);
+  EXPECT_EQ(lt_optimizer_step(handle_.optimizer, &gradient_, 1, &options, &report), LT_OK);
   EXPECT_TRUE(report.applied == 0 && report.nonfinite_param == 0 && report.pending == 0) << "the CPU knows at once";
   EXPECT_EQ(p_, std::vector<float>(600, 1.f));
   options.assume_finite = 1;  // then nobody looks
-  EXPECT_EQ(lt_optimizer_step_with(handle_.optimizer, &gradient_, 1, &options, &report), LT_OK);
+  EXPECT_EQ(lt_optimizer_step(handle_.optimizer, &gradient_, 1, &options, &report), LT_OK);
   EXPECT_EQ(report.applied, 1);
   EXPECT_TRUE(std::isnan(p_[5]));
 
   options.assume_finite = 2;
-  expect_refused(lt_optimizer_step_with(handle_.optimizer, &gradient_, 1, &options, &report), "got assume_finite=2");
+  expect_refused(lt_optimizer_step(handle_.optimizer, &gradient_, 1, &options, &report), "got assume_finite=2");
   options = LT_STEP_OPTIONS_INIT, options.struct_size = 12;
-  expect_refused(lt_optimizer_step_with(handle_.optimizer, &gradient_, 1, &options, &report), "struct_size=12");
+  expect_refused(lt_optimizer_step(handle_.optimizer, &gradient_, 1, &options, &report), "struct_size=12");
   report.struct_size = 0;
-  expect_refused(lt_optimizer_step_with(handle_.optimizer, &gradient_, 1, nullptr, &report), "struct_size=0");
+  expect_refused(lt_optimizer_step(handle_.optimizer, &gradient_, 1, nullptr, &report), "struct_size=0");
   struct {  // an older caller's report ends after `applied`
     int64_t struct_size, applied, behind;
   } old{2 * sizeof(int64_t), -1, 77};
   g_[5] = 0.5f;
-  EXPECT_EQ(lt_optimizer_step_with(handle_.optimizer, &gradient_, 1, nullptr, reinterpret_cast<lt_step_report*>(&old)),
+  EXPECT_EQ(lt_optimizer_step(handle_.optimizer, &gradient_, 1, nullptr, reinterpret_cast<lt_step_report*>(&old)),
             LT_OK);
   EXPECT_TRUE(old.applied == 1 && old.behind == 77);
   options = LT_STEP_OPTIONS_INIT;
   options.stream = &old;
-  expect_refused(lt_optimizer_step_with(handle_.optimizer, &gradient_, 1, &options, nullptr), "stream");
+  expect_refused(lt_optimizer_step(handle_.optimizer, &gradient_, 1, &options, nullptr), "stream");
 }
 
 TEST_F(CApi, OptionsOfDevicesAreRefusedOnTheCpu) {
-  EXPECT_EQ(lt_optimizer_step_with(nullptr, nullptr, 0, nullptr, nullptr), LT_INVALID_ARGUMENT);
+  EXPECT_EQ(lt_optimizer_step(nullptr, nullptr, 0, nullptr, nullptr), LT_INVALID_ARGUMENT);
   EXPECT_EQ(lt_optimizer_prepare_replay(nullptr, nullptr), LT_INVALID_ARGUMENT);
   EXPECT_EQ(lt_optimizer_prefetch(nullptr, 0, nullptr, nullptr), LT_INVALID_ARGUMENT);
   EXPECT_EQ(lt_optimizer_demote(nullptr, 0, nullptr), LT_INVALID_ARGUMENT);
@@ -317,15 +319,16 @@ TEST_F(CApi, StateUnderABudget) {
   };
   for (int i = 0; i < 3; ++i) step(a), step(b);
   EXPECT_EQ(p, q);
-  lt_disk_report disk = LT_DISK_REPORT_INIT;
-  ASSERT_EQ(lt_optimizer_disk_report(a.optimizer, &disk), LT_OK);
+  lt_memory_report disk = LT_MEMORY_REPORT_INIT;
+  ASSERT_EQ(lt_optimizer_report(a.optimizer, &disk), LT_OK);
   EXPECT_GT(disk.disk_bytes, 0);
   EXPECT_EQ(disk.read_bytes + disk.written_bytes, 3 * disk.moved_per_step);
   EXPECT_EQ(disk.kept_bytes, 0);
-  lt_disk_report old = {2 * sizeof(int64_t), -1, -77, 0, 0, 0, 0, 0, 0, 0};  // a caller who knows only disk_bytes
-  ASSERT_EQ(lt_optimizer_disk_report(a.optimizer, &old), LT_OK);
-  EXPECT_EQ(old.disk_bytes, disk.disk_bytes);
-  EXPECT_EQ(old.chunks, -77);
+  lt_memory_report old = LT_MEMORY_REPORT_INIT;  // from a caller who knows only the first field
+  old.struct_size = 2 * sizeof(int64_t), old.elements = -77;
+  ASSERT_EQ(lt_optimizer_report(a.optimizer, &old), LT_OK);
+  EXPECT_EQ(old.params, 1);
+  EXPECT_EQ(old.elements, -77);
   lt_state_view view;
   ASSERT_EQ(lt_optimizer_state(a.optimizer, 0, 0, &view), LT_OK);
   EXPECT_EQ(view.codes, nullptr);
@@ -356,7 +359,7 @@ TEST_F(CApi, StateUnderABudget) {
   expect_refused(lt_optimizer_write_state(b.optimizer, 0, 2, codes.data(), nullptr), "got state 2");
   expect_refused(lt_optimizer_allocate_state(b.optimizer, 3), "got parameter 3");
   disk.struct_size = 0;
-  expect_refused(lt_optimizer_disk_report(b.optimizer, &disk), "struct_size=0");
+  expect_refused(lt_optimizer_report(b.optimizer, &disk), "struct_size=0");
   EXPECT_EQ(lt_last_os_error(), 0);
   memory.chunk_bytes = 100;
   expect_refused(lt_optimizer_create(&options, &options_target_.optimizer), "got chunk_bytes=100");
@@ -382,9 +385,9 @@ TEST_F(CApi, HyperParametersGoInAndOut) {
 
 TEST_F(CApi, SkipsOrRefusesNonFiniteGradients) {
   g_[77] = std::numeric_limits<float>::quiet_NaN();
-  int32_t applied = 1;
-  EXPECT_EQ(lt_optimizer_step(handle_.optimizer, &gradient_, 1, nullptr, &applied), LT_OK);
-  EXPECT_EQ(applied, 0);
+  lt_step_report report = LT_STEP_REPORT_INIT;
+  EXPECT_EQ(lt_optimizer_step(handle_.optimizer, &gradient_, 1, nullptr, &report), LT_OK);
+  EXPECT_EQ(report.applied, 0);
   EXPECT_EQ(p_, std::vector<float>(600, 1.f));
   lt_optimizer_options options = LT_OPTIMIZER_OPTIONS_INIT;
   options.nonfinite = LT_NONFINITE_RAISE;

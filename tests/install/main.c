@@ -15,7 +15,8 @@ static int steps_a_parameter(lt_optimizer* optimizer) {
   const int64_t sizes[] = {COUNT};
   const lt_tensor tensor = {param, LT_F32, 1, sizes, NULL};
   const lt_gradient gradient = {grad, LT_F32, NULL};
-  int32_t group = -1, applied = 0;
+  int32_t group = -1;
+  lt_step_report report = LT_STEP_REPORT_INIT;
   int64_t number = -1;
 
   for (int i = 0; i < COUNT; ++i) {
@@ -24,8 +25,8 @@ static int steps_a_parameter(lt_optimizer* optimizer) {
   }
   if (lt_optimizer_add_group(optimizer, NULL, &group) != LT_OK) return fail("add_group");
   if (lt_optimizer_add_param(optimizer, group, &tensor, &number) != LT_OK) return fail("add_param");
-  if (lt_optimizer_step(optimizer, &gradient, 1, NULL, &applied) != LT_OK) return fail("step");
-  if (!applied || !(param[0] < 1.0f) || param[0] != param[COUNT - 1]) return fail("the step moved nothing");
+  if (lt_optimizer_step(optimizer, &gradient, 1, NULL, &report) != LT_OK) return fail("step");
+  if (!report.applied || !(param[0] < 1.0f) || param[0] != param[COUNT - 1]) return fail("the step moved nothing");
   return 1;
 }
 

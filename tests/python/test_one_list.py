@@ -8,6 +8,7 @@ import lowtide
 import pytest
 from lowtide import _core
 from lowtide.options.hyper import group_key, hyper_keys
+from lowtide.report.fields import CoreReport, Report
 
 from support import CODECS, FOUR_BITS, RULE_OF, RULES, parameter
 
@@ -63,3 +64,9 @@ def test_defaults_and_options_are_those_of_the_core(rule):
             got = group[key] if key == name else group[key][int(name[-1]) - 1]
             assert (got or 0) == value, name  # None of a schedule is 0 there
     assert reads <= set(wanted)
+
+
+def test_the_report_has_the_fields_of_the_cores_list():
+    fields = [name for name, unit, meaning in _core.report_fields()]
+    assert list(CoreReport.__annotations__) == fields == list(lowtide.AdamW([parameter(2)])._core.report())
+    assert all(name in Report.__doc__ and unit and meaning for name, unit, meaning in _core.report_fields())

@@ -93,7 +93,9 @@ TEST(SyclCApi, StepsOnADeviceWithTheBitsOfTheCpu) {
           const lt_gradient here_gradient = {grad.data(), LT_F32, nullptr};
           const lt_gradient there_gradient = {grad_there, LT_F32, nullptr};
           ASSERT_EQ(lt_optimizer_step(host.optimizer, &here_gradient, 1, nullptr, nullptr), LT_OK);
-          ASSERT_EQ(lt_optimizer_step(device.optimizer, &there_gradient, 1, opened.queue, nullptr), LT_OK)
+          lt_step_options on_queue = LT_STEP_OPTIONS_INIT;
+          on_queue.stream = opened.queue;
+          ASSERT_EQ(lt_optimizer_step(device.optimizer, &there_gradient, 1, &on_queue, nullptr), LT_OK)
               << lt_last_error();
           ASSERT_EQ(lt_device_synchronize(opened.device, opened.queue), LT_OK);
         }
@@ -108,8 +110,8 @@ TEST(SyclCApi, StepsOnADeviceWithTheBitsOfTheCpu) {
           ASSERT_EQ(lt_optimizer_export_state(device.optimizer, 0, k, theirs.data()), LT_OK);
           differing += mine != theirs;
         }
-        lt_disk_report report = LT_DISK_REPORT_INIT;
-        ASSERT_EQ(lt_optimizer_disk_report(device.optimizer, &report), LT_OK);
+        lt_memory_report report = LT_MEMORY_REPORT_INIT;
+        ASSERT_EQ(lt_optimizer_report(device.optimizer, &report), LT_OK);
         EXPECT_GT(report.device_bytes + report.managed_bytes, 0);
         if (budget == 1) {
           EXPECT_LE(report.device_bytes, memory.device_bytes);
