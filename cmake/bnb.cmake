@@ -2,7 +2,7 @@
 # CPU backend with the kernels of its rules; finds the SYCL and CUDA plug-ins beside itself.
 set(lt_src "${PROJECT_SOURCE_DIR}/src")
 set(map "${PROJECT_SOURCE_DIR}/cmake/bnb.map")
-# What the tests call without the C functions.
+# The sources that tests call without the C functions.
 set(lt_bnb_inner_sources "${lt_src}/bnb/device_step.cpp" "${lt_src}/bnb/host_step.cpp" "${lt_src}/bnb/map8.cpp"
                          "${lt_src}/bnb/memory.cpp" "${lt_src}/bnb/rule_tile.cpp" "${lt_src}/bnb/update.cpp")
 # The library's objects of core and backend, and of the rules in src/bnb/step_table.cpp, which stands for the table of

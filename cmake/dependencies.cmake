@@ -1,4 +1,4 @@
-# What the library needs: Highway (SIMD with run-time dispatch) and threads.
+# The library needs Highway (SIMD with run-time dispatch) and threads.
 find_package(Threads REQUIRED)
 
 find_package(hwy 1.0 QUIET)

@@ -1,4 +1,4 @@
-# What the plug-ins of all backends have in common.
+# Settings that the plug-ins of all backends share.
 set(lt_src "${PROJECT_SOURCE_DIR}/src")
 
 # Sources of the library that a plug-in has its own copies of.

@@ -40,7 +40,7 @@ def settings(args: argparse.Namespace) -> Config:
 
 
 def train(config: Config, method: str, workers: int, rate: str | None, folder: Path) -> dict[str, Any]:
-    """What the first worker reports of one method."""
+    """The first worker's report on one method."""
     from cluster.network import Network
 
     request, answer = folder / f"{method}.request.json", folder / f"{method}.json"

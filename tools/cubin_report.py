@@ -32,8 +32,9 @@ from typing import NoReturn
 ELEMENTS_OF_A_LANE = 16
 SKIPPED = 77  # exit status
 
-# Instructions per element of hot loops, at most: (rule, codec) -> exact, and fast where there is such a kernel. For all pairs of element types and all
-# architectures. At 4.3 TB/s an H200 issues 78 per element of AdamW with 8-bit states (132 multiprocessors of 128 lanes).
+# Instructions per element of hot loops, at most: (rule, codec) -> exact, and fast where there is such a kernel. For all
+# pairs of element types and all architectures. At 4.3 TB/s an H200 issues 78 per element of AdamW with 8-bit states
+# (132 multiprocessors of 128 lanes).
 BUDGETS = {
     ("adam", "dynamic8"): (76, 60),
     ("adam", "bf16"): (53, 36),
@@ -49,8 +50,8 @@ BUDGETS = {
     ("sgd", "fp32"): (24,),
 }
 
-# Of kernels that round by chance, exact: (rule, codec) -> at most. Each of a state's two ways to be rounded is counted,
-# of which a step takes one; float8 has one only.
+# Budgets of exact kernels that round stochastically: (rule, codec) -> at most. They count both ways of rounding a
+# state, of which a step takes one; float8 has one only.
 RANDOM_BUDGETS = {
     ("adam", "dynamic8"): 145,
     ("adam", "bf16"): 80,
@@ -140,7 +141,7 @@ def run(*command: object, cwd: Path | None = None) -> str:
 
 
 def cubins_of(file: Path, architectures: list[str], cuobjdump: Path, folder: Path) -> list[Path]:
-    """Of these architectures; of all, if none is named."""
+    """The cubins of these architectures; of all, if none is named."""
     if file.suffix == ".cubin":
         return [file]
     into = folder / file.name

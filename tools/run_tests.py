@@ -121,7 +121,7 @@ def cpp_tests(tally: Tally, preset: str) -> None:
 
 
 def python_tests(tally: Tally, preset: str, arguments: list[str]) -> None:
-    # Of what the C++ tests were built of: minutes less, and its asserts are on.
+    # Uses the build of the C++ tests, which saves minutes and has asserts on.
     if run("Python package", ROOT / "tools/bootstrap.sh", "--extras", EXTRAS, "--build-dir", f"build/{preset}") != 0:
         tally.failures.append("Python package")
         return

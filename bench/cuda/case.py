@@ -28,7 +28,7 @@ FIRST = ("bits.tiers", "instructions.cubins", "instructions.budgets", "link.copy
 
 
 def names(rehearse: bool = False) -> list[str]:
-    """Of all cases, in the order in which they should run. A rehearsal also has some that go wrong."""
+    """The names of all cases, in the order in which they should run. A rehearsal also has some that go wrong."""
     scenarios = SCENARIOS + (("rehearsal",) if rehearse else ())
     found = [name for scenario in scenarios for name in importlib.import_module(f"bench.cuda.{scenario}").CASES]
     return [*FIRST, *(name for name in found if name not in FIRST)]

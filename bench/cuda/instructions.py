@@ -1,5 +1,5 @@
-"""What the compiler made of the kernels, read from their cubins: registers, stack and spills of all, and whether the
-steps are within their budgets of instructions per element, which tools/cubin_report.py knows.
+"""Reads registers, stack and spills of all kernels from their cubins, and checks the steps against their budgets of
+instructions per element (tools/cubin_report.py).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def cubins(gpu: Gpu, rows: Rows) -> None:
 
 
 def budgets(gpu: Gpu, rows: Rows) -> None:
-    """Of the objects that nvcc made in the build folder, LOWTIDE_CUDA_OBJECTS."""
+    """Reads the objects that nvcc made in the build folder, LOWTIDE_CUDA_OBJECTS."""
     figure, label = "instructions", "budgets of instructions per element that are exceeded"
     tool = Path(__file__).resolve().parents[2] / "tools" / "cubin_report.py"
     objects = sorted(Path(os.environ.get("LOWTIDE_CUDA_OBJECTS", "/nonexistent")).glob("step*.o"))

@@ -15,11 +15,11 @@ from bench.cuda.timing import Step, in_turns
 SCALES = 2 * 2 * 4 / 256  # bytes per element of reading and writing the scales of two moments in blocks of 256
 TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 # Formats, roundings and options that are measured. By default (beta2 = 0.999) second moments of 8 and 16 bits are rounded
-# by chance, in float8 all states; kernels that round so are always exact.
+# stochastically, in float8 all states; kernels that round so are always exact.
 STEPS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("dynamic8", "exact", {}),
     ("dynamic8", "exact, nearest", {"rounding": "nearest"}),
-    ("dynamic8", "exact, all by chance", {"rounding": "stochastic"}),
+    ("dynamic8", "exact, all stochastic", {"rounding": "stochastic"}),
     ("dynamic8", "fast, nearest", {"rounding": "nearest", "arithmetic": "fast"}),
     ("dynamic8", "exact + check", {"nonfinite": "skip"}),
     ("float8", "exact", {}),

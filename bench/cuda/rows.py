@@ -1,4 +1,4 @@
-"""What a case hands on: rows, written to its file after each, so that a case that is killed keeps them."""
+"""Rows, the results of a case. Each is written to the case's file at once, so a case that is killed keeps them."""
 
 from __future__ import annotations
 

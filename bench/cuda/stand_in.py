@@ -1,6 +1,6 @@
-"""What the measurements use of `torch.cuda`, on the CPU: rehearsals run every line of theirs without a GPU.
+"""Stands in for `torch.cuda` on the CPU, so that rehearsals run every line of the measurements without a GPU.
 
-Nothing here is a model of a device: work is done when it is queued, and times are the host's.
+It models no device: work runs when it is queued, and times are the host's.
 """
 
 from __future__ import annotations

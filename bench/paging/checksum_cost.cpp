@@ -1,5 +1,6 @@
-// What checksums and generations cost in a step with all state on disk. The linker hands every call of chunk_checksum
-// to the function below (--wrap), which times it, or leaves it out: the library itself has no such switch.
+// Measures the cost of checksums and generations in a step with all state on disk. The linker hands every call of
+// chunk_checksum to the function below (--wrap), which times it, or leaves it out: the library itself has no such
+// switch.
 //   checksum_cost DIRECTORY STATE ELEMENTS BUDGET CHUNK ROUNDS
 // Prints a line a round: seconds of a step with checksums, of these the checksums' own, seconds of a step without; then
 // bytes checksummed in a step, and seconds of checksums over that many bytes that no cache holds.

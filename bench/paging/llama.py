@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-# What bitsandbytes published for its paged AdamW on XPU (pull request 1898): a LLaMA of about this size, memory of the
-# device, where the paged state does not count; and the largest difference of losses.
+# bitsandbytes' published figures for its paged AdamW on XPU (pull request 1898): a LLaMA of about this size, device
+# memory without the paged state, and the largest difference of losses.
 PUBLISHED = {"what": "bitsandbytes paged, XPU (published)", "unpaged_mb": 2524, "paged_mb": 861,
              "loss_difference": 0.01}  # fmt: skip
 

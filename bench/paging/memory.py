@@ -25,7 +25,7 @@ from paging import programs  # noqa: E402
 import lowtide  # noqa: E402
 
 FIELDS = ("weights", "device_state", "host_state", "managed_state", "moved_per_step", "rss_before", "rss_peak")
-# What bitsandbytes published for a LLaMA of this size with its paged AdamW on an XPU (pull request 1898), in MB.
+# bitsandbytes' published figures for a LLaMA of this size with its paged AdamW on an XPU (pull request 1898), in MB.
 PUBLISHED = {"unpaged": 2524, "paged": 861}
 WANTED = 0.659
 

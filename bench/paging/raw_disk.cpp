@@ -1,6 +1,6 @@
-// What the disk gives: a plain io_uring loop that reads every block of a file once and writes it once, `lag` blocks
-// behind, with `depth` requests under way, past the page cache. The traffic of a step whose state is all on disk,
-// without the step. For every line of input one round over the same file; prints its seconds.
+// Measures the disk alone: a plain io_uring loop reads every block of a file once and writes it once, `lag` blocks
+// behind, with `depth` requests under way, past the page cache. That is the traffic of a step whose state is all on
+// disk, without the step. Every line of input starts one round over the same file and prints its seconds.
 //   raw_disk DIRECTORY BYTES BLOCK DEPTH LAG
 #include <fcntl.h>
 #include <liburing.h>

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What state on disk costs and saves. Rows (--rows):
+"""Measures the costs and savings of state on disk. Rows (--rows):
 
     budgets    a step with state in RAM, under a budget that holds it, half and all on disk, beside the raw disk
     os         explicit paging against the operating system's own, under the same memory limit (needs cgroups: root)

@@ -1,4 +1,4 @@
-// What the programs of this folder share: one parameter with its gradient, the same values in every process.
+// One parameter with its gradient, with the same values in every process, for all programs of this folder.
 #pragma once
 
 #include <cstdint>

@@ -20,7 +20,7 @@ def main() -> None:
     param = torch.nn.Parameter(torch.randn(elements // 1024, 1024) * 0.02)
     param.grad = torch.randn_like(param) * 1e-3
     optimizer = torch.optim.AdamW([param], lr=1e-3, weight_decay=0, fused=True)
-    # What the first step loads and starts (threads, kernels) belongs to the process, not to the state.
+    # The first step loads kernels and starts threads, which belong to the process, not to the state.
     small = torch.nn.Parameter(torch.ones(1 << 16))
     small.grad = torch.ones_like(small)
     torch.optim.AdamW([small], fused=True).step()

@@ -42,7 +42,7 @@ class Map:
         self._low, self._high = self.values[low], self.values[(low + 1).clamp_max(255)]
 
     def nearest(self, x: torch.Tensor) -> torch.Tensor:
-        """Of contiguous float32 values in [-1, 1]: entries, of the same shape."""
+        """The entries for contiguous float32 values in [-1, 1], in the same shape."""
         bucket = x.view(-1).view(torch.int16)[1::2].long().add_(1 << 15)  # the second half of a float is its upper one
         low, middle, high = (table.index_select(0, bucket) for table in (self._low, self._middle, self._high))
         return torch.where(x.view(-1) > middle, high, low).view_as(x)

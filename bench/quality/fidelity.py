@@ -56,7 +56,7 @@ def _optimizer(variant: Variant, param: torch.nn.Parameter, beta2: float) -> tor
 
 
 def _scales(rows: int, decades: float, source: torch.Generator) -> torch.Tensor:
-    """Of the gradients: log-uniform below 1 within each row."""
+    """Sizes of gradients: log-uniform below 1 within each row."""
     return 10 ** (-decades * torch.rand(rows, ROW, generator=source))
 
 

@@ -1,4 +1,4 @@
-"""What is compared: one line each. A variant that this installation cannot make is left out, with the reason."""
+"""The compared variants, one line each. A variant that this installation cannot make is left out, with the reason."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a step's communication costs over a real, limited network: bytes from the interfaces' counters, and time.
+"""Measures a step's communication over a real, limited network: bytes from the interfaces' counters, and time.
 
     .venv/bin/python bench/sign/network.py [--workers 2,4,8] [--rates 1gbit,none] [--elements 10000000] [--rounds 9]
 

@@ -56,7 +56,7 @@ EVERY_CPU uint64_t sum(const uint64_t* p, size_t n) {
 EVERY_CPU void fill(uint32_t* p, size_t n, uint32_t x) {
   for (size_t i = 0; i < n; ++i) p[i] = x;
 }
-// What a vote is without bit planes: every ballot to +1 and -1, and a sum of floats. n: a multiple of 8.
+// A vote without bit planes: unpacks every ballot to +1 and -1 and sums floats. n: a multiple of 8.
 EVERY_CPU void unpack_and_sum(const unsigned char* bits, float* sums, size_t n) {
   for (size_t i = 0; i < n; i += 8)
     for (size_t b = 0; b < 8; ++b) sums[i + b] += static_cast<float>(2 * (bits[i / 8] >> b & 1) - 1);

@@ -65,7 +65,7 @@ class Line:
 
     @property
     def bytes(self) -> int:
-        """Of values, or of ballots."""
+        """Bytes of values, or of ballots."""
         kind, what, elements = self.arguments
         return elements * {"float32": 4, "bfloat16": 2}[what] if kind == "values" else int(what) * elements // 8
 

@@ -138,7 +138,7 @@ int ceiling_pass(void* p, const void* g, void* s1, void* s2, int64_t n, const in
   return 0;
 }
 
-// Memory in huge pages, where the system grants them; every byte is written. Null if there is none to be had.
+// Memory in huge pages, where the system grants them; every byte is written. Null if there are none.
 void* ceiling_allocate(int64_t bytes) {
   constexpr uintptr_t kHuge = uintptr_t{2} << 20;
   const size_t size = (static_cast<size_t>(bytes) + kHuge - 1) / kHuge * kHuge;

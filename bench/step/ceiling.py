@@ -42,8 +42,8 @@ def _load() -> ctypes.CDLL:
 
 
 class Buffers:
-    """What the passes run over: p and g of the contenders, states as torch allocates them; or, with `huge`, memory of
-    their own in huge pages. The huge ones lie there for the passes only: no contender's parameters do."""
+    """The arrays of the passes: p and g of the contenders and states as torch allocates them or, with `huge`, memory of
+    their own in huge pages. No contender's parameters lie in huge pages."""
 
     def __init__(self, param: torch.Tensor, grad: torch.Tensor, huge: bool) -> None:
         self._library = _load()

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 BLOCK = 256
-# Neighbours within a decade lie at least 0.7 % of the value apart (the unsigned map's 128 values per decade), so half of
-# that to the midpoint. A midpoint rounded to float32 is off by 2^-24 of the value at most: the two distances then differ
-# by 2 * 2^-24 / 0.0035 < 1e-4 of themselves, and a code may be either.
+# Neighbours within a decade lie at least 0.7 % of the value apart (the unsigned map's 128 values per decade), so half
+# of that to the midpoint. A midpoint rounded to float32 is off by 2^-24 of the value at most: the two distances then
+# differ by 2 * 2^-24 / 0.0035 < 1e-4 of themselves, and a code may be either.
 TIE = 1e-4
 
 
@@ -54,7 +54,7 @@ def wrong_codes(
 
 
 def _cases(count: int) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
-    """What, a first moment, a second moment."""
+    """A description of the case, a first moment, a second moment."""
     source = torch.Generator().manual_seed(20)
     normal = torch.randn(count, generator=source)
     spread = 10 ** (-6 * torch.rand(count, generator=source))

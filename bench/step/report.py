@@ -96,7 +96,7 @@ def tables(result: dict[str, Any], counts: list[Count]) -> list[tuple[str, tuple
 
 
 def summary(result: dict[str, Any]) -> list[str]:
-    """What one needs to know of the machine and the run."""
+    """The machine and the run, one line each."""
     machine, load = result["machine"], result["load_average"]
     lines = [
         f"{machine['cpu']}, {machine['cores']} cores, L3 {machine['cache_l3']}, memory {machine['memory']}, kernel "

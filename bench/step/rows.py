@@ -1,4 +1,4 @@
-"""What is measured: groups of lines that run in turn over the same parameters and gradients, and what each must reach."""
+"""The measurements: groups of lines that run in turn over the same parameters and gradients, and their targets."""
 
 from __future__ import annotations
 

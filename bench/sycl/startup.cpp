@@ -1,5 +1,5 @@
-// What a process pays before its first SYCL step: loading the plug-in, opening the device, and the first call of each
-// kernel program, which the driver compiles then; against the second call.
+// Measures the start-up cost of a process before its first SYCL step: loading the plug-in, opening the device, and the
+// first call of each kernel program, which the driver compiles then, against the second call.
 //   sycl_startup [gpu|cpu]
 #include <chrono>
 #include <cstdio>

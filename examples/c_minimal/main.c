@@ -52,7 +52,7 @@ int main(void) {
   expect_near("param[0]", param[0], 0.999 + 0.01, 1e-6);
   expect_near("param[1]", param[1], 0.999 - 0.01, 1e-6);
 
-  /* What it keeps: the two moments, one byte each and a float per 256. */
+  /* The state is two moments, one byte each and a float per 256 values. */
   lt_state_view view;
   check(lt_optimizer_state(optimizer, number, 0, &view));
   static float moment[kNumel];

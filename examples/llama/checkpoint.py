@@ -29,7 +29,7 @@ def save(path: Path, content: dict[str, Any]) -> None:
 
 
 def save_optimizer(folder: Path, optimizer: torch.optim.Optimizer, step: int) -> dict[str, Any]:
-    """What ``checkpoint.pt`` holds of the optimizer: its state, or the name of the file that it has written.
+    """The optimizer's part of ``checkpoint.pt``: its state, or the name of the file that it has written.
 
     Lowtide's ``save`` streams state from wherever it lives; ``state_dict`` would copy all of it into memory at once.
     """

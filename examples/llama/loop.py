@@ -68,12 +68,12 @@ class Trainer:
         self.history: dict[str, list[Any]] = {name: [] for name in (*SERIES, "validation")}
 
     def identity(self) -> dict[str, Any]:
-        """What makes a checkpoint one of this run."""
+        """The settings that identify this run in a checkpoint."""
         variant = format_name(self.label, self.config)
         return {"optimizer": variant, "data": self.tokens.info["fingerprint"], **self.config.identity()}
 
     def environment(self) -> dict[str, Any]:
-        """What may change the last bit of a sum although the settings are the same."""
+        """Properties of the machine that may change the last bit of a sum although the settings are the same."""
         return {"torch": str(torch.__version__), "threads": self.threads, "cpu": memory.cpu_name()}
 
     def save(self) -> None:

@@ -16,7 +16,7 @@ NAMES = ("torch", "lowtide")
 
 
 class Choice(NamedTuple):
-    """What a label stands for."""
+    """An optimizer as its label names it."""
 
     library: str  # of NAMES
     variant: str  # torch: "" or "fused"; lowtide: the state format
@@ -129,7 +129,7 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 
 def reported_bytes(optimizer: torch.optim.Optimizer) -> int | None:
-    """What the optimizer itself says its state takes; None for one that does not say."""
+    """The state bytes that the optimizer itself reports; None if it reports none."""
     report = getattr(optimizer, "report", None)
     return int(report()["state_bytes"]) if callable(report) else None
 

@@ -148,7 +148,7 @@ def _state_bars(axis: plt.Axes, runs: list[dict[str, Any]]) -> None:
     """State in RAM, and upon it state on disk; without a budget, what the format needs."""
     colours = COLOURS[: len(runs)]
     disk = [run["state_disk_bytes"] / MIB for run in runs]
-    # What is taken from the system has rounding in it that matters only where RAM is limited.
+    # Memory taken from the system is rounded up, which matters only where RAM is limited.
     ram = [(run["state_ram_bytes"] if run["state_disk_bytes"] else run["optimizer_bytes"]) / MIB for run in runs]
     axis.bar(_names(runs), ram, color=colours, width=0.6)
     if any(disk):
@@ -164,7 +164,7 @@ def _state_bars(axis: plt.Axes, runs: list[dict[str, Any]]) -> None:
 
 
 def _moved_bars(axis: plt.Axes, runs: list[dict[str, Any]]) -> None:
-    """What a step reads from the disk and writes to it, at which rate, and how long it stands still for that."""
+    """The bytes that a step reads from and writes to the disk, their rate, and the step's waiting time."""
     moved = [run["moved_bytes_per_step"] / MIB for run in runs]
     axis.bar(_names(runs), moved, color=COLOURS[: len(runs)], width=0.6)
     for place, (run, size) in enumerate(zip(runs, moved, strict=True)):

@@ -110,7 +110,7 @@ Thrown outcome(int64_t n, bool from_there, const std::function<void()>& act) {
 
 using Check = std::function<void(Trial&, bool failed)>;
 
-// Of the allocations from which all fail, every fifth.
+// The next allocation to fail. Where all from there on fail, every fifth one is tried.
 int64_t after(int64_t n, bool from_there) { return n + (from_there ? 5 : 1); }
 
 // As the fault tests, for every allocation of `act`.
@@ -148,7 +148,7 @@ void try_everything(const char* what, const std::string& disk, const std::functi
 
 class Allocation : public ::testing::Test {
  protected:
-  // What is made once for the process is no leak: all of it is made here.
+  // Objects that are made once for the process are no leak. All of them are made here.
   Allocation() {
     CountingEnv env;
     Trial trial(env, disk_.path());
@@ -236,7 +236,7 @@ TEST_F(Allocation, InLoad) {
       });
 }
 
-// What is remembered of the last gradient's layout must be all of it: the next step believes it.
+// The optimizer remembers the last gradient's layout, and the next step trusts it: it must be the whole layout.
 TEST_F(Allocation, WhereTheLayoutOfAGradientChanges) {
   int points = 0, failed = 0, wrong = 0;
   const int64_t strides[] = {1, 40};

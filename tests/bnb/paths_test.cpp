@@ -12,7 +12,7 @@
 namespace lowtide::testing {
 namespace {
 
-// What the options of a case are, and whether a backend's step can do it.
+// Sets a case's options, at random or plain enough for a backend's step.
 void set_options(BnbCase& c, Rng& rng, bool plain) {
   c.set_random_parameter(rng);
   if (rng.chance(0.5)) c.u.weight_decay = 0;
@@ -143,7 +143,7 @@ TEST(BnbPaths, ADeviceHasTheBitsOfTheHost) {
           on.copy(false);
           differing += host.bytes() != there.bytes();
           if (n == 0) continue;
-          // What is refused is as it was.
+          // A refused call changes nothing.
           set_element(there.u.dtype, reinterpret_cast<std::byte*>(there.arrays[1].data()), n - 1, INFINITY);
           on.copy(true);
           EXPECT_THROW(bnb::step_on_device(on.u, device, nullptr, *cpu, 1), Error) << symbol.name;

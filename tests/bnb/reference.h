@@ -1,4 +1,4 @@
-// What a step of each optimizer is, as docs/bnb.md writes it: plain formulas in double, apart from the portable rules,
+// The step of each optimizer as docs/bnb.md defines it: plain formulas in double, independent of the portable rules,
 // with the error that float32 may make in them.
 #pragma once
 
@@ -14,7 +14,7 @@ struct BnbElement {
   bool ambiguous = false;  // Lion's sign is within the error of either
 };
 
-// What is subtracted from the parameter, without weight decay; moves the states.
+// Returns the amount to subtract from the parameter, without weight decay, and updates the states.
 inline Bounded reference_update(const bnb::Update& u, BnbElement& e) {
   const auto number = [](double x) { return Bounded::rounded(x); };
   const auto average = [&](Bounded& s, double beta, Bounded x) { s = number(beta) * s + number(1 - beta) * x; };

@@ -92,7 +92,7 @@ TEST(BnbRefusals, SayWhatWasGotAndChangeNothing) {
   EXPECT_EQ(changed, 0);
 }
 
-// What a symbol does not use may be anything.
+// Arguments that a symbol does not use may be anything.
 TEST(BnbRefusals, LeaveAloneWhatIsNotUsed) {
   auto rng = seeded("bnb unused arguments", 822);
   for (const BnbSymbol& symbol : bnb_symbols()) {

@@ -105,7 +105,7 @@ TEST_F(CApi, GivesTheBitsOfTheCppInterface) {
   EXPECT_EQ(report.steps, 3);
 }
 
-// What decides which states there are is set by name before the group's first parameter.
+// Options that decide which states exist are set by name before the group's first parameter.
 TEST_F(CApi, VariantsOfRulesAreSetByName) {
   struct Case {
     const char *rule, *name, *state;

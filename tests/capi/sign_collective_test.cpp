@@ -94,7 +94,7 @@ TEST(CSignCollective, VotesAndMeans) {
     ASSERT_EQ(lt_sign_residual_replace(residual, stored.data()), LT_OK);
     ASSERT_EQ(lt_sign_residual_replace_values(residual, values.data()), LT_OK);
 
-    // What is wrong on rank 1 stops the others too, who are told.
+    // An error on rank 1 stops the others, too, and tells them why.
     ballot.scales = nullptr;
     if (r == 1) ballot.struct_size = 3;
     outcome = LT_SIGN_OUTCOME_INIT;

@@ -26,7 +26,7 @@ int64_t blocks_of(const StepItem& item) {
   return item.blocks >= 0 ? item.blocks : item.param_layout->blocks(kBlockElements) - item.first_block;
 }
 
-// Of the cases, here and on the device, which must not change them.
+// Compares norms here and on the device, which must not change the cases.
 struct Compared {
   int64_t blocks = 0, differing = 0, changed = 0;
 

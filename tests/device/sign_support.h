@@ -1,4 +1,4 @@
-// What the tests of signs share: random bits, counts around words, and arrays that go to the device and back.
+// For the tests of signs: random bits, counts around words, and arrays that go to the device and back.
 #pragma once
 
 #include <bit>

@@ -150,7 +150,7 @@ TEST(DeviceSigns, UnpackingGivesTheBitsOfTheCpu) {
   EXPECT_GT(zeros, elements / 10);
 }
 
-// What the backend cannot do is said before anything is queued, in the CPU backend's words.
+// The backend refuses what it cannot do before anything is queued, in the CPU backend's words.
 TEST(DeviceSigns, RefusesWhatMakesNoSense) {
   LT_NEEDS_DEVICE();
   TestDevice& device = TestDevice::get();

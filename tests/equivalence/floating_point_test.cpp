@@ -1,5 +1,5 @@
-// What would change bits if we let it: fused multiply-adds, and a caller's flush-to-zero mode. Each claim stands beside
-// the same arithmetic without the protection, which must give other bits.
+// Two things would change bits if we let them: fused multiply-adds, and a caller's flush-to-zero mode. Each claim
+// stands beside the same arithmetic without the protection, which must give other bits.
 #include <gtest/gtest.h>
 
 #include <cstdio>

@@ -109,8 +109,9 @@ TEST(Norms, PartsGiveTheWhole) {
   std::printf("%lld parts, %lld bytes differ\n", static_cast<long long>(parts), static_cast<long long>(bad));
 }
 
-// Of parameter and gradient, which LARS sums: exact but for the roundings of 256 squares and their sum (5 additions of
-// halves, 7 in a lane, a multiplication and the square: 14 * 2^-24; a square that underflows is 2^-74 of the largest).
+// LARS sums squares of parameter and gradient. They are exact but for the roundings of 256 squares and their sum (5
+// additions of halves, 7 in a lane, a multiplication and the square: 14 * 2^-24; a square that underflows is 2^-74 of
+// the largest).
 TEST(Norms, AreSumsOfSquaresOfAnyMagnitude) {
   auto rng = testing::seeded("magnitudes of norms", 62);
   constexpr double kBound = 15 * 0x1p-24;

@@ -75,7 +75,7 @@ TEST(Targets, AllGiveTheBitsOfScalarCode) {
   for (int rule = 0; rule < cpu::kRules; ++rule)
     for (int codec = 0; codec < cpu::kCodecs; ++codec)
       for (int pair = 0; pair < cpu::kPairs; ++pair) {
-        // Of pairs without kernels of their own, which differ in nothing that depends on the rule, one.
+        // Pairs without kernels of their own differ in nothing that depends on the rule, so one of them is enough.
         const bool own = cpu_kernel(rule, codec, pair) != nullptr;
         if (!own && pair != 1 + (rule + codec) % (cpu::kPairs - 1)) continue;
         const uint64_t seed = kSeed + static_cast<uint64_t>((rule * cpu::kCodecs + codec) * cpu::kPairs + pair);

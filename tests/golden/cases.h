@@ -1,4 +1,4 @@
-// What golden lists have cells of: rules with their options, places for state, and tensors of deterministic values.
+// The cells of golden lists: rules with their options, places for state, and tensors of deterministic values.
 #pragma once
 
 #include <cstring>

@@ -1,4 +1,4 @@
-// Which CUDA plug-in a process gets for its driver, and what it is told if it gets none; with plug-ins and drivers of
+// The CUDA plug-in that a process gets for its driver, or the reason if it gets none; with plug-ins and drivers of
 // nothing.
 #include "backend/cuda_loader.h"
 

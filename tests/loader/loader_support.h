@@ -1,4 +1,4 @@
-// What the tests of both loaders ask of what they find.
+// Checks of found plug-ins, for the tests of both loaders.
 #pragma once
 
 #include <gtest/gtest.h>

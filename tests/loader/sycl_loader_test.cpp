@@ -1,4 +1,4 @@
-// Which SYCL plug-in a process gets, and what it is told if it gets none; with plug-ins and runtimes of nothing.
+// The SYCL plug-in that a process gets, or the reason if it gets none; with stub plug-ins and runtimes.
 #include "backend/sycl_loader.h"
 
 #include <dlfcn.h>

@@ -23,7 +23,7 @@ std::unique_ptr<FakeBackend> fake_backend(Rng& rng, int64_t drop_wait = -1, bool
   return std::make_unique<FakeBackend>(options);
 }
 
-// What is queued, over all of it, has no race.
+// The queued work of all cases has no race.
 TEST(Device, EveryBudgetGivesTheBitsOfTheHost) {
   Rng rng = seeded("optimizers on the fake device", 71);
   int64_t compared = 0, steps = 0, plans = 0, managed = 0, above = 0, refused = 0, borrowed = 0, demoted = 0;

@@ -15,8 +15,8 @@
 namespace lowtide::testing {
 namespace {
 
-// What is at the path: how many steps the saved optimizer had taken; 0 if there is nothing, -1 if it is not bit for bit
-// what that optimizer was.
+// Judges the file at the path: the number of steps of the saved optimizer; 0 if there is no file, -1 if it is not that
+// optimizer bit for bit.
 class Judge {
  public:
   Judge() { late_.add_late(); }

@@ -42,7 +42,7 @@ struct Recorder {
     }
     return fake->end_capture(twins->queue());
   }
-  // Of a parameter that the recording steps.
+  // One that the recording steps.
   bool has_state() {
     for (size_t i = 0; i < recorded.size(); ++i)
       for (const StateView& state : twins->on_device().state(static_cast<int64_t>(i)))

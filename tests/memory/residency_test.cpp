@@ -40,7 +40,7 @@ TEST(AutomaticResidency, RandomPressureChangesNoBit) {
     for (int i = 0; i < 5; ++i) twins.add(pick(rng, std::vector{DType::kF32, DType::kBF16}), random_sizes(rng));
     const int64_t margin = Residency::margin(fake.limits().total);
     for (int step = 0; step < 200; ++step, ++steps) {
-      // What is free: plenty, some, or too little, for a while each.
+      // Free memory: plenty, some, or too little, for a while each.
       if (step % 25 == 0) twins.free_bytes = margin + rng.between(-1, 3) * margin / 2 + rng.between(0, 40) * 4096;
       if (rng.chance(0.05)) asked += twins.on_device().demote(rng.between(0, 60) * 4096) > 0;
       if (rng.chance(0.2)) borrowed += twins.on_device().prefetch(rng.between(0, 12) * 4096, twins.queue()) > 0;
@@ -126,7 +126,7 @@ TEST(AutomaticResidency, StateComesAfterTwoStepsAndGoesUnderPressure) {
       Residency::kQuietSteps, static_cast<long long>(compared));
 }
 
-// Slots that cannot be had in a step: what is resident makes room, or fewer do.
+// If slots cannot be allocated in a step, resident state is evicted, or fewer slots do.
 TEST(AutomaticResidency, AStepMakesRoomForItsSlots) {
   Rng rng = seeded("room for slots", 83);
   int64_t compared = 0, demotions = 0, refused = 0;
@@ -223,7 +223,7 @@ TEST(FrameworkAllocator, MemoryThatTheQueueStillUsesIsTouchedAfterThat) {
     twins.add(DType::kF32, {5, 1000});
     twins.add(DType::kBF16, {3000});
     for (int step = 0; step < 6; ++step) {
-      // What the optimizer gave back is the caller's next activations' at once, behind what is on its queue; and what
+      // Memory that the optimizer gave back becomes the caller's next activations' at once, behind its queue; and what
       // is freed has a copy into it queued.
       for (const auto& [given, bytes] : cache.unused) cache.use(twins.queue(), given);
       for (const int64_t bytes : {4096, 4096, 8192, 16384})
@@ -314,7 +314,7 @@ TEST(FrameworkAllocator, StateIsPlacedBehindTheQueueThatItWasOpenedWith) {
   std::printf("%lld blocks in use by the queue\n", static_cast<long long>(reused));
 }
 
-// What was free while state was on the host is not free beside that state once it is back.
+// Memory that was free while state was on the host is not free any more once the state is back.
 TEST(AutomaticResidency, StateThatComesBackIsNotCountedAsFreeToo) {
   Rng rng = seeded("free bytes and state that comes back", 86);
   FakeBackendOptions options{rng.next()};

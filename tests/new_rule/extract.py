@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def blocks_of(page: str) -> dict[str, str]:
-    """What the first line of each block of code names: a file's path, or "reference: ..."."""
+    """The blocks of code by the name in their first line: a file's path, or "reference: ..."."""
     found = re.findall(r"^```cpp\n// ([^\n]+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     return {name.split(":")[0]: text for name, text in found}
 
@@ -46,7 +46,7 @@ def main(page: Path, src: Path, out: Path) -> None:
     (out / "new_rule.h").write_text(f'#define LT_NEW_RULE {name}\n#define LT_NEW_RULE_NAME "{name}"\n')
     kernels = f'#define LT_CPU_RULE {struct}\n#define LT_CPU_RULE_NAME {name}\n#include "backend/cpu/step_rule.inc"\n'
     (out / "step_new.cpp").write_text(kernels)
-    # What the list is compiled into.
+    # The sources that the list is compiled into.
     for changed in ("backend/catalog.cpp", "backend/cpu/step_table.cpp", "backend/cpu/cpu_backend.cpp"):
         (out / Path(changed).name).write_text((src / changed).read_text())
 

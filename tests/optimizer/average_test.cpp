@@ -174,7 +174,7 @@ TEST(Average, SignsAreAlike) {
     }
     if (std::string(state) == "fp32") exact = moved[0];
     std::printf("%-8s: moved by %.3f and %.3f lr in %d steps\n", state, moved[0], moved[1], kSteps);
-    // Of second moments by chance the mean over 4096 elements remains: less than 1 %.
+    // The mean over 4096 stochastically rounded second moments is off by less than 1 %.
     EXPECT_NEAR(moved[0] / exact, 1, 0.01) << state;
     EXPECT_NEAR(moved[1] / exact, -1, 0.01) << state;
   }

@@ -221,7 +221,7 @@ TEST(Master, ResidualsOf8BitsAreNear) {
               without);
 }
 
-// Steps of 1/16 of a unit in the last place: to nearest nothing ever moves; by chance the mean of n weights is off by
+// Steps of 1/16 of a unit in the last place: to nearest nothing ever moves; stochastically the mean of n weights is off by
 // what n * kSteps roundings of one unit scatter.
 TEST(Master, StochasticWeightsAreRightOnAverage) {
   constexpr int kSteps = 64;

@@ -93,7 +93,7 @@ TEST(NonFinite, NamesTheFirstParameterAndKnowsTheLimit) {
     for (int64_t i = 0; i < p.numel; ++i) ASSERT_TRUE(std::isfinite(p.get(i)));
 }
 
-// What is squared is the scaled gradient: the limit is 2^62 / |grad_scale|.
+// The rule squares the scaled gradient, so the limit is 2^62 / |grad_scale|.
 TEST(NonFinite, TheLimitFollowsTheGradientScale) {
   auto rng = seeded("scale", 74);
   int checked = 0;

@@ -199,7 +199,7 @@ TEST(NormRules, HugeAndTinyValuesStayFinite) {
               static_cast<long long>(all), static_cast<long long>(finite));
 }
 
-// What is not finite stays where it is: norms that are not numbers count as none.
+// A non-finite value stays in its block: norms that are not numbers count as none.
 TEST(NormRules, NanPropagatesThroughItsBlockOnly) {
   for (const Variant& variant : kVariants) {
     Config setup = setup_of(variant.rule, variant.max_unorm);

@@ -1,4 +1,4 @@
-// What must not move does not: zero gradients, a learning rate of 0, coordinates whose gradient has stopped.
+// Nothing moves that must not: zero gradients, a learning rate of 0, coordinates whose gradient has stopped.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -72,7 +72,7 @@ TEST(Rest, ACoordinateWithoutGradientStaysBesideOthers) {
 // cannot decay, but the smallest is 5.5e-7 of the largest where v keeps at least 3e-7 (square root 5.7e-4): a step of
 // at most 1e-3 lr, and less as long as v stays above its smallest code. Wanted: below 2 lr in 2900 steps, where a
 // format whose smallest steps do not match would move by hundreds. float8 rounds first moments stochastically, too:
-// they reach 0, but by chance, and one step of theirs is up to lr: below 10. The same is wanted of 4 bits, in both ways
+// they reach 0, but stochastically, and one step of theirs is up to lr: below 10. The same is wanted of 4 bits, in both ways
 // of rounding. (To nearest, their default, a code of m stays while the block's largest value does: what brings it down
 // is that this moves.)
 TEST(Rest, CoordinatesWhoseGradientStopsComeToRest) {

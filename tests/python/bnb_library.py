@@ -61,7 +61,7 @@ def cuda_module(loaded: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> types.M
 
 
 def float32(x: float) -> float:
-    """What arrives through a c_float."""
+    """The value that arrives through a c_float."""
     return ctypes.c_float(x).value
 
 

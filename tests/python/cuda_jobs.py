@@ -1,4 +1,4 @@
-"""What test_cuda_incidents.py runs in processes of their own: `python cuda_jobs.py JOB FOLDER`."""
+"""The jobs that test_cuda_incidents.py runs in processes of their own: `python cuda_jobs.py JOB FOLDER`."""
 
 from __future__ import annotations
 

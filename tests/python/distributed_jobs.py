@@ -1,5 +1,5 @@
-"""What ranks do in the tests of distributed training: parameters of awkward shapes on a mesh, gradients that every mesh
-computes alike, checkpoints on the way."""
+"""The ranks' jobs in the tests of distributed training: parameters of awkward shapes on a mesh, gradients that every
+mesh computes alike, checkpoints on the way."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def uninterrupted(
 
 
 def planned(layout: Layout, state: str, disk: str | None) -> tuple[dict[str, int], dict[str, int]]:
-    """What lowtide.plan says of this rank's part, and what report() says after a step."""
+    """lowtide.plan of this rank's part, and report() after a step."""
     memory = None
     if disk is not None:
         own = Path(disk) / f"rank{dist.get_rank()}"

@@ -182,7 +182,7 @@ def spoiled(kind: str, nonfinite: str = "skip") -> tuple[str, int, bool, bool]:
 
 
 def refusals() -> dict[str, str]:
-    """What cannot be registered or loaded, and the errors."""
+    """Tries to register and load unsuitable parameters and state; returns the errors."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     found = {}
     partial = torch.nn.Parameter(DTensor.from_local(torch.ones(8, 8), mesh, [Partial()]))

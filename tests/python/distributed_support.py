@@ -68,7 +68,7 @@ class Ranks:
             self._processes.append(process)
 
     def run(self, world: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """What `function` of an importable module returned, by rank. AssertionError with the ranks' own tracebacks."""
+        """Runs `function` of an importable module; returns results by rank, or raises with the ranks' tracebacks."""
         self._jobs += 1
         store = Path(self._folder.name) / str(self._jobs)
         for pipe in self._pipes[:world]:

@@ -91,7 +91,7 @@ class EmulatedCuda(stand_in.StandIn):
         """A function of the runtime, which must succeed."""
         assert not self._functions[name](*arguments), name
 
-    # What torch.cuda has:
+    # The part of torch.cuda that is used:
 
     def current_stream(self, device: torch.device) -> SimpleNamespace:
         queue = self.current_queue(device)

@@ -1,4 +1,4 @@
-"""What the tests of the training example share: its folder on the path, a text, and settings of a tiny run."""
+"""For the tests of the training example: its folder on the path, a text, and settings of a tiny run."""
 
 from __future__ import annotations
 

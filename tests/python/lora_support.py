@@ -1,4 +1,4 @@
-"""What the tests of training frameworks share: a tiny LLaMA with LoRA over a frozen base, data, and a way to compare
+"""For the tests of training frameworks: a tiny LLaMA with LoRA over a frozen base, data, and a way to compare
 two runs bit for bit."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What test_overrides_sharded.py runs in several processes."""
+"""The jobs that test_overrides_sharded.py runs in several processes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def overridden(when: str) -> tuple[dict[str, str], dict[str, str], list[bytes], 
 
 
 def muon_of_shards() -> tuple[str, list[str]]:
-    """What Muon says of a sharded matrix, and what it keeps of those that AdamW steps."""
+    """Muon's refusal of a sharded matrix, and its state of matrices that AdamW steps."""
     model = _model()
     fully_shard(model, mesh=init_device_mesh("cpu", (torch.distributed.get_world_size(),)))
     said = ""

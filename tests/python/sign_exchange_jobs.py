@@ -1,4 +1,4 @@
-"""What ranks do in test_sign_exchange.py."""
+"""The ranks' jobs of test_sign_exchange.py."""
 
 from __future__ import annotations
 

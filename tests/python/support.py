@@ -1,4 +1,4 @@
-"""What several Python tests need: every rule by name, bit-for-bit snapshots, trained optimizers, spoilt dicts."""
+"""Shared by several Python tests: every rule by name, bit-for-bit snapshots, trained optimizers, spoilt dicts."""
 
 import io
 from collections.abc import Callable, Iterator, Sequence
@@ -97,7 +97,7 @@ def fresh(
 
 
 def through_file(saved: Any) -> Any:
-    """What torch.load, without pickle's freedoms, makes of a saved object."""
+    """The object that torch.load(weights_only=True) makes of a saved one."""
     file = io.BytesIO()
     torch.save(saved, file)
     file.seek(0)

@@ -12,7 +12,8 @@ from lowtide.compat.bitsandbytes import functional
 
 from support import bits
 
-# Of 256 little-endian float32 values: what machines with fused multiply-add make, and src/portable/codecs has.
+# Hashes of 256 little-endian float32 values, as machines with fused multiply-add make them and src/portable/codecs has
+# them.
 SHA256 = {
     True: "e732639a65f497b4ad684bb166a4467708255edd5207757de8b8f0c7e1fda89c",
     False: "305f002cc11278fb769d13b25b9fd0c7c83c8402c40a878fe086f4039fde6398",
@@ -64,8 +65,8 @@ def brute_force(values, book, blocksize):
 
 @pytest.mark.parametrize("positive", [False, True])
 def test_the_core_and_torch_give_the_same_codes(positive, seed, figure, monkeypatch):
-    """Of the dynamic maps in blocks of 256: all magnitudes, zeros, entries and midpoints of the map, short last blocks,
-    more than one piece, strides; and what is not finite, for which torch is asked."""
+    """The dynamic maps in blocks of 256: all magnitudes, zeros, entries and midpoints of the map, short last blocks,
+    more than one piece, strides; and non-finite values, which torch encodes."""
     monkeypatch.setattr(blockwise, "_PIECE", 1 << 14)
     book = blockwise.dynamic_map(not positive)
     points = torch.cat([book, (book[1:] + book[:-1]) * 0.5])

@@ -106,7 +106,7 @@ def test_what_is_loaded_comes_back_bit_for_bit(rule, nested, seed, figure):
 
 
 def absmax_of(entry):
-    """Of each element."""
+    """The scale of each element."""
     return entry["absmax1"].repeat_interleave(256)[: entry["state1"].numel()]
 
 

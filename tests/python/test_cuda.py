@@ -107,7 +107,7 @@ def test_automatic_residency(cuda: EmulatedCuda, seed: int, figure: Figure, capl
 
 
 def test_reports(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:
-    """What report() calls device memory is what torch's cache gave, whatever has moved."""
+    """The device memory of report() is the memory that torch's cache gave, whatever has moved."""
     twins, first, second = pair(cuda, STREAMING)
     seen: list[int] = []
 

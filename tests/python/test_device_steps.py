@@ -1,6 +1,6 @@
 """Parameters on a device: the bits of CPU parameters under every budget, and the same checkpoints, both ways.
 
-They are shared memory of what stands in for a device (stand_in.py); skipped where that is not there.
+They are shared memory of a stand-in for a device (stand_in.py); skipped where there is none.
 """
 
 import copy

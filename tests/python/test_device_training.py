@@ -19,7 +19,7 @@ STEPS = 12
 
 
 def losses(state: str, memory: lowtide.Memory | None, device: StandIn | None) -> tuple[list[float], int]:
-    """Of a small classifier, and bytes of state on the device; `device`: where its parameters and gradients are."""
+    """Losses of a small classifier, and bytes of state on the device. `device`: where its parameters are."""
     generator = torch.Generator().manual_seed(3)
     inputs = torch.randn(64, 32, generator=generator)
     labels = torch.randint(10, (64,), generator=generator)

@@ -1,4 +1,4 @@
-"""What needs no device: which parameters go to which backend, and what is said where there is none."""
+"""Tests that need no device: which parameters go to which backend, and the error where there is none."""
 
 from collections.abc import Callable
 

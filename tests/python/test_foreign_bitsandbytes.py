@@ -41,7 +41,7 @@ def decoded(opt, index):
 
 
 def saved_values(entry, names, block=256):
-    """Of an 8-bit entry: the values of state1 and state2, or of the halves of state1 and of state2."""
+    """The values of an 8-bit entry: state1 and state2, or the halves of state1 and state2."""
     out = []
     for k in (1, 2):
         if f"state{k}" in entry:

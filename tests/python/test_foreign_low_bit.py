@@ -22,7 +22,7 @@ def moments():
 
 
 def torchao_parts(value, kind, signed):
-    """What torchao's subclass of that kind holds of a tensor, and the values it stands for."""
+    """The parts that torchao's subclass of that kind holds of a tensor, and the values that they stand for."""
     block = 128 if kind == "4bit" else 256
     by_block = value.reshape(-1, block)
     scale = by_block.abs().amax(1)

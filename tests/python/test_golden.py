@@ -107,7 +107,7 @@ def trained(name: str, dtype: torch.dtype, **options: Any) -> tuple[list[torch.n
 
 
 def cell(make: Callable[[], Any]) -> bytes:
-    """What `make` gives, as bytes; "-" if it refuses."""
+    """The result of `make`, as bytes; "-" if it refuses."""
     try:
         return raw(make())
     except (ValueError, TypeError, NotImplementedError):

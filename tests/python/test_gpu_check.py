@@ -1,5 +1,5 @@
-"""What a machine with a GPU runs (tools/gpu_check.py, bench/cuda), rehearsed on the CPU: every measurement is executed,
-and what hangs, dies or fails is reported and stops nothing else."""
+"""The measurements of a GPU machine (tools/gpu_check.py, bench/cuda), rehearsed on the CPU: each of them runs, and one
+that hangs, dies or fails is reported and stops nothing else."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from bench.cuda.device import GIB, MANAGED_CAP, Absent, Gpu  # noqa: E402
 from bench.cuda.rows import Rows  # noqa: E402
 from gpu import find, report, suites, watchdog  # noqa: E402
 
-# Of bitsandbytes and torchao, or of what only a device has: rehearsed as "not measured" where they are absent.
+# Rows of bitsandbytes, torchao or features that only a device has: rehearsed as "not measured" where they are absent.
 MAY_BE_ABSENT = ("torchao", "bitsandbytes", "Paged", "option ", "oom_guard", "demote", "cubin_report")
 NAMES = case.names()
 

@@ -1,4 +1,4 @@
-"""What documents and examples show of Hugging Face runs as it stands: in this process, for imports take seconds."""
+"""The Hugging Face code of documents and examples runs as it stands: in this process, because imports take seconds."""
 
 from __future__ import annotations
 

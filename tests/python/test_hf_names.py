@@ -22,7 +22,7 @@ transformers = pytest.importorskip("transformers")
 import transformers.trainer_optimizer as theirs  # noqa: E402
 from transformers.training_args import OptimizerNames, TrainingArguments  # noqa: E402
 
-# What the Trainer hands over for how a step is carried out or state is stored. Ours says it by `state` and `memory`.
+# The Trainer's arguments for how a step runs or state is stored. Lowtide's are `state` and `memory`.
 THEIR_STORAGE = {"fused", "optim_bits", "is_paged", "block_size", "bf16_stochastic_round"}
 OUR_STORAGE = {"state", "memory", "weight_decay"}  # the Trainer's groups have its weight_decay
 

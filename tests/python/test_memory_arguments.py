@@ -1,4 +1,4 @@
-"""What users hand over: paths of every kind, sums that overflow, dicts of groups that are used twice, NumPy's numbers."""
+"""Arguments of users: paths of every kind, sums that overflow, dicts of groups that are used twice, NumPy's numbers."""
 
 import os
 from pathlib import Path

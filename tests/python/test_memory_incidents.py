@@ -1,4 +1,4 @@
-"""What happens to a program while it trains: a disk that refuses writes, a change of directory, threads that look on."""
+"""Incidents while a program trains: a disk that refuses writes, a change of directory, threads that look on."""
 
 import os
 import resource
@@ -80,7 +80,8 @@ def test_an_empty_path_is_no_disk() -> None:
         lowtide.AdamW(parameters(1), memory=on_disk(""))
 
 
-# What report() counts moves while chunks are added: with every block of memory given back at once, reading it is fatal.
+# The list that report() counts moves while chunks are added. With every block of memory given back at once, reading it
+# then is fatal.
 _LOOKING_ON = """
 import sys, threading, torch, lowtide
 stop, counts = False, [0, 0]

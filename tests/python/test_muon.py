@@ -241,7 +241,7 @@ def test_state_dicts_of_others_are_refused(seed):
 
 
 def test_a_master_of_a_matrix_is_refused(seed, figure):
-    """What moves matrices keeps no residual; vectors, float32 matrices and use_muon=False may have one."""
+    """Matrices that Muon moves keep no residual; vectors, float32 matrices and use_muon=False may have one."""
     matrix, vector = (torch.nn.Parameter(torch.randn(*shape).bfloat16()) for shape in ((64, 256), (8192,)))
     for master in ("residual16", "residual8", "stochastic"):
         with pytest.raises(NotImplementedError) as caught:

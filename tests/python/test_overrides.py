@@ -197,7 +197,7 @@ def test_overrides_follow_names_through_swaps(seed):
         torch.__future__.set_swap_module_params_on_conversion(before)
     opt = lowtide.AdamW(module.parameters())
     assert formats(opt, module)["1.weight"] == "fp32" and formats(opt, module)["2.weight"] == "dynamic8"
-    # What an optimizer has met stays, also when the module lets go of the parameter.
+    # Once seen, an override stays in effect, also when the module lets go of the parameter.
     train(module, opt)
     module[1].weight = torch.nn.Parameter(module[1].weight.detach().clone())
     lowtide.override(module[2], lr=0.5)

@@ -89,7 +89,7 @@ def test_every_variant_of_a_rule_is_planned(cls, tmp_path, figure):
     figure(f"{cls.__name__}: state and bytes moved a step: {found}")
 
 
-# What averages of 4 bits depend on, by class: some are short enough, some not.
+# Options that decide on averages of 4 bits, by class: some averages are short enough, some not.
 AVERAGES = [
     (lowtide.AdamW, {}),
     (lowtide.AdamW, {"betas": (0.95, 0.999)}),
@@ -136,7 +136,7 @@ def test_what_an_optimizer_refuses_for_its_averages_is_not_planned(cls, options,
 
 
 def refusal(call):
-    """What a call is refused with, without where; None if it is not."""
+    """The refusal of a call, without its place; None if it is not refused."""
     try:
         call()
     except (TypeError, ValueError) as error:

@@ -1,5 +1,5 @@
-"""What gives way, and what is read ahead, as the device's memory is short or to spare: on CPU parameters that count as on
-a device, whose free memory the test decides."""
+"""State gives way or is read ahead, as the device's memory is short or to spare: on CPU parameters that count as on a
+device, whose free memory the test decides."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ Figure = Callable[[str], None]
 
 @pytest.fixture(autouse=True)
 def _own_signers() -> Iterator[None]:
-    """What computes on a device that is gone by the next test."""
+    """Drops the signer, whose device is gone by the next test."""
     sign._signer.cache_clear()
     yield
     sign._signer.cache_clear()

@@ -68,7 +68,7 @@ def test_report_of_both_optimizers_in_processes_of_their_own(tmp_path: Path, tex
     ours, theirs = report["runs"]["lowtide"], report["runs"]["torch"]
     # Two bytes per value in matrices plus scales, against eight; norms keep four-byte states.
     assert ours["optimizer_bytes_per_parameter"] < 2.3 < 8 <= theirs["optimizer_bytes_per_parameter"] < 8.1
-    # What the optimizer says it keeps is what its checkpoint holds, but for a few bytes of counters per parameter.
+    # The optimizer reports the bytes that its checkpoint holds, but for a few bytes of counters per parameter.
     assert math.isclose(ours["optimizer_bytes"], ours["optimizer_bytes_in_checkpoint"], rel_tol=0.02)
     assert abs(row["validation_loss_difference"]) < 0.05
     figure(f"bytes per parameter {theirs['optimizer_bytes_per_parameter']:.3f} torch, "

@@ -52,7 +52,7 @@ class Workers:
 def lose_one(
     kind: str, store: Path, world: int, timeout: float, how: signal.Signals, rng: random.Random
 ) -> tuple[list[list[Any]], int, float]:
-    """What workers told, who was lost, and seconds until the last of the others had ended."""
+    """The workers' accounts, the lost ones, and the seconds until the last of the others had ended."""
     workers = Workers(kind, store, world, timeout)
     try:
         victim = rng.randrange(world)

@@ -15,7 +15,8 @@ from vote_reference import aligned
 PASSES = 100
 
 
-# What rounding may lose of the sum: of residuals of some 20 gradients, in each of 100 passes on two sides, at random.
+# The share of the sum that rounding may lose: residuals of some 20 gradients, in each of 100 passes on two sides, at
+# random.
 ROUNDING = {"fp32": 1e-5, "bf16": 20 * 2**-9 * 200**0.5 / 100, "dynamic8": 20 * 2**-6 * 200**0.5 / 100}
 
 

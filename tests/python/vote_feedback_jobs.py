@@ -1,4 +1,4 @@
-"""What ranks do in the tests of error feedback: a model whose gradients are given."""
+"""The ranks' jobs in the tests of error feedback: a model whose gradients are given."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Run:
 
 
 def mean(number: int, weights: list[int]) -> list[torch.Tensor]:
-    """Of what ranks have."""
+    """The weighted mean of the ranks' gradients."""
     every = [gradients(rank, number) for rank in range(len(weights))]
     return [
         sum(grad * weight for grad, weight in zip(of, weights, strict=True)) / sum(weights)
@@ -73,7 +73,7 @@ def add(sums: list[torch.Tensor], values: list[torch.Tensor]) -> None:
 
 
 def left_out(run: Run, weights: list[int]) -> list[torch.Tensor]:
-    """What workers keep, of each parameter: the weighted mean of their residuals, and the shards'."""
+    """The residuals of each parameter: the weighted mean of the workers', and the shards'."""
     layout, share = run.hook._layout, weights[dist.get_rank()] / sum(weights)
     found = torch.zeros(layout.count)
     for kept, offset in zip(run.hook._residuals, layout.offsets, strict=True):

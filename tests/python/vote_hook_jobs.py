@@ -1,4 +1,4 @@
-"""What ranks do in the tests of communication hooks: gradients of DistributedDataParallel against those of a copy."""
+"""The ranks' jobs in the tests of communication hooks: gradients of DistributedDataParallel against those of a copy."""
 
 from __future__ import annotations
 
@@ -166,8 +166,8 @@ def two_models() -> int:
 
 
 def registered() -> tuple[list[str], bool, int]:
-    """What `register` does with FSDP2 modules within each other: gradients that are no signs, whether the pairs' shards
-    are equal, and how many votes there were in a pass; and the error where shards do not start alike."""
+    """`register` with FSDP2 modules within each other: gradients that are no signs, whether the pairs' shards are
+    equal, the number of votes in a pass, and the error where shards do not start alike."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("between", "inside"))
     group = mesh["between"].get_group()
     model = network("plain")

@@ -1,4 +1,4 @@
-"""What ranks do in the tests of bad input to votes: on all of them, or on one alone."""
+"""The ranks' jobs in the tests of bad input to votes: on all of them, or on one alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Lion = votes.DistributedLion
 
 
 def Vote(**options: Any) -> votes.ShardVote:  # noqa: N802 - stands where the class does
-    """Of all ranks."""
+    """A vote of all ranks."""
     return votes.ShardVote(group=dist.group.WORLD, **options)
 
 

@@ -1,4 +1,4 @@
-"""What ranks do in the tests of voting optimizers."""
+"""The ranks' jobs in the tests of voting optimizers."""
 
 from __future__ import annotations
 

@@ -85,8 +85,8 @@ def tie_bits(count: int, seed: int, step: int) -> torch.Tensor:
 def elect(
     ballots: list[torch.Tensor | None], weights: list[int], zero_is_plus: bool, tie: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Of one parameter, by counting: the result (+1, -1, and 0 without votes or as `tie` says), where anyone voted, and
-    how many ties there were."""
+    """The vote on one parameter, by counting: the result (+1, -1, and 0 without votes or as `tie` says), where anyone
+    voted, and the number of ties."""
     numel = tie.numel()
     total, votes = torch.zeros(numel, dtype=torch.int64), torch.zeros(numel, dtype=torch.int64)
     for ballot, weight in zip(ballots, weights, strict=True):

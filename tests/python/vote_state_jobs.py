@@ -1,4 +1,4 @@
-"""What ranks do in the tests of a voting optimizer's state: zeros for long, checkpoints, folded micro-batches."""
+"""The ranks' jobs in the tests of a voting optimizer's state: zeros for long, checkpoints, folded micro-batches."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ struct Dynamic4Map {
       for (int k = 1; k <= 16; ++k) value.push_back(static_cast<float>(k * k) / 256.f);
   }
 
-  // Of x in units of absmax; a tie keeps the lower entry.
+  // The code of x in units of absmax; a tie keeps the lower entry.
   int nearest(float x) const {
     int code = 0;
     while (code < 15 && x > (value[size_t(code)] + value[size_t(code) + 1]) * 0.5f) ++code;

@@ -49,7 +49,7 @@ struct DynamicMap {
     while (code < 255 && x > midpoint[static_cast<size_t>(code)]) ++code;
     return code;
   }
-  // What a value is stored as: a positive second moment is never 0.
+  // The code of a value. A positive second moment is never 0.
   int encode(float v, float inverse) const {
     const int code = nearest(v * inverse);
     return !is_signed && v > 0 && code == 0 ? 1 : code;

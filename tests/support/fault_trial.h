@@ -59,7 +59,7 @@ class Trial {
   Optimizer& optimizer() { return *optimizer_; }
   Tensor& param(size_t i) { return params_[i]; }
 
-  // What comes late; may be called again after a failure.
+  // Adds the late group and parameters. May be called again after a failure.
   void add_late() {
     if (groups_ == kTrialGroups) add_group(kTrialGroups);
     for (auto i = static_cast<size_t>(optimizer_->param_count()); i < kTrialParams.size(); ++i) add_param(i);
@@ -140,7 +140,7 @@ class Trial {
   std::optional<Optimizer> optimizer_;
 };
 
-// What a trial in RAM is after 0, 1, ... kTrialSteps steps, of which step `missed` (-1: none) is not taken.
+// Images of a trial in RAM after 0, 1, ... kTrialSteps steps, of which step `missed` (-1: none) is not taken.
 inline std::vector<Image> reference_images(int missed = -1, const std::string& rule = "adamw") {
   Trial trial(system_env(), "", rule);
   trial.add_late();

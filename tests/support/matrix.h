@@ -225,7 +225,7 @@ class MatrixRun {
   int64_t unnamed_ = 0;
 };
 
-// What has become of cells, tier by tier.
+// The outcomes of cells, tier by tier.
 struct MatrixCounts {
   int64_t cells = 0, correct = 0, refused = 0, differing = 0, unsound = 0;
   std::map<std::string, int64_t> refusals;
@@ -256,7 +256,7 @@ struct MatrixCounts {
     const auto count = static_cast<int64_t>(all.size());
     cells += count, refused += count, refusals[message] += count;
   }
-  // Of a backend; places: tiers and instruction sets.
+  // Prints a backend's outcomes. places: tiers and instruction sets.
   void print(const char* backend, const std::vector<MatrixCell>& all, int places) const {
     size_t variants = 0;
     for (const std::string& rule : rule_names()) variants += rule_options(rule).size();

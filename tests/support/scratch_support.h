@@ -1,4 +1,4 @@
-// What tests of scratch files share: aligned memory, and what an error says.
+// For tests of scratch files: aligned memory, and the text of an error.
 #pragma once
 
 #include <gtest/gtest.h>

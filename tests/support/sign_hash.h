@@ -1,4 +1,4 @@
-// The bit that settles a tie by hash, from the portable kernels: it has no other definition.
+// The bit that breaks a tie by hash, from the portable kernels, which alone define it.
 #pragma once
 
 #include <bit>

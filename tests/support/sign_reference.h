@@ -69,7 +69,7 @@ inline void reference_pack(DType dtype, const Bits& values, int64_t first, int64
   for (; count && i % 8; ++i) put(i, false);
 }
 
-// A vote, as its definition has it. The rule of ties is given by its name; a tie of "kHash" is settled by `hash`, for
+// A vote, as its definition has it. The rule of ties is given by its name; a tie of "kHash" is broken by `hash`, for
 // it has no other definition than the portable.
 struct ReferenceVote {
   std::vector<Bits> ballots;

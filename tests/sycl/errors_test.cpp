@@ -119,7 +119,7 @@ TEST(SyclErrors, MemoryOfNoContext) {
     lenient(bad, 17);
   }
   testing::message_of(ErrorKind::kInvalidArgument, [&] { check.gradient(host, 0); });
-  // Of another context, and after an offset within an allocation.
+  // Memory of another context, also after an offset within an allocation.
   sycl::queue other(sycl::context(device.queue->get_device()), device.queue->get_device(),
                     sycl::property::queue::in_order());
   DeviceBytes elsewhere(c.grad.data(), c.grad.size(), other);
@@ -139,8 +139,8 @@ TEST(SyclErrors, MemoryOfNoContext) {
   std::printf("%zu arrays of a step, 1 of a conversion, 1 of another context refused\n", std::size(swaps));
 }
 
-// What the runtime reports late is thrown, once, by whoever waits next; a wrong queue is refused even where there is
-// nothing to wait for.
+// A late error of the runtime is thrown once, by the next wait. A wrong queue is refused even where there is nothing to
+// wait for.
 TEST(SyclErrors, LateOnesAreThrownByTheNextWait) {
   LT_NEEDS_SYCL();
   const sycl::queue& queue = *SyclDevice::get().queue;

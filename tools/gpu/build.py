@@ -17,7 +17,7 @@ from gpu.find import Found, output
 from gpu.watchdog import Result, run
 
 ROOT = Path(__file__).resolve().parents[2]
-# Of all targets: the module, the plug-in, and the tests of devices.
+# The targets to build: the module, the plug-in, and the tests of devices.
 TARGETS = re.compile(r"^(_core|lowtide_cuda\d+|lowtide_device_tests)$")
 
 

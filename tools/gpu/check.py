@@ -15,7 +15,7 @@ from gpu.build import ROOT
 from gpu.watchdog import run
 
 PACKAGES = ["torch", "lowtide", "bitsandbytes", "torchao", "triton"]
-# Of the time after the build, at most; what a part leaves is the next one's.
+# The most that each part may take of the time after the build. A part's unused time goes to the next one.
 SHARE_S = {"suites": 120.0, "sanitizer": 90.0, "measure": 600.0}
 CASE_PY = ROOT / "bench" / "cuda" / "case.py"
 ALIVE = "import torch; torch.ones(8, device='cuda').sum().item(); torch.cuda.synchronize()"

@@ -1,4 +1,4 @@
-"""What a GPU machine has: GPU, compilers, torch; and what is missing, in words that say what to do."""
+"""Finds a machine's GPU, compilers and torch. Says what is missing, and what to do."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Found:
 def output(
     command: Sequence[object], limit_s: float = 60, env: dict[str, str] | None = None, cwd: Path | None = None
 ) -> str:
-    """What a command prints; "" if it fails, hangs or is not there."""
+    """The output of a command; "" if it fails, hangs or does not exist."""
     words = [str(word) for word in command]
     try:
         return subprocess.run(

@@ -1,4 +1,4 @@
-"""What a run found, as Markdown: the figures that must be reached, then all rows, and what was not measured and why."""
+"""The results of a run as Markdown: the figures that must be reached, all rows, and the reasons of missing ones."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int flags) 
   });
 }
 
-// What is queued there stays queued.
+// Work that is queued on the stream stays queued.
 cudaError_t cudaStreamDestroy(cudaStream_t handle) {
   return call("cudaStreamDestroy", kPlain, [&](Machine& machine) {
     Stream* stream = machine.stream(handle);

@@ -24,7 +24,7 @@ class BlockRunner {
   // All blocks of a grid, in a random order.
   Failure run(const std::function<void()>& body, dim3 grid, dim3 block, Random& random);
 
-  // Of the thread that runs.
+  // Lets the running thread meet others.
   uint64_t meet(Meeting kind, uint32_t mask, uint64_t value, uint32_t source);
   void meet_block();
   [[noreturn]] void fail(cudaError_t error, const std::string& reason);

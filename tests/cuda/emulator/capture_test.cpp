@@ -1,4 +1,4 @@
-// What is captured runs when its graph does; what cannot be captured spoils the capture.
+// Captured work runs when its graph does. A call that cannot be captured spoils the capture.
 #include <cstdio>
 #include <thread>
 

@@ -1,4 +1,4 @@
-// What tests see and set of the emulated machine.
+// The tests' view of the emulated machine, and its settings.
 #include "cuda_emulator.h"
 
 #include <algorithm>

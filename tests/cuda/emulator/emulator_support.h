@@ -1,4 +1,4 @@
-// What the tests of the emulator share: a machine of its own for each test, and short launches.
+// For the tests of the emulator: a machine of its own for each test, and short launches.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -12,13 +12,13 @@ namespace cuda_emulator {
 // Used by one thread at a time. What runs on the caller's stack is the scheduler.
 class Fibers {
  public:
-  // Of the process; never destroyed, since that would unwind them.
+  // The fibers of the process. They are never destroyed, since that would unwind them.
   static Fibers& get();
   // The body of all fibers that are begun from here on, at least `count` of them.
   void prepare(int count, const std::function<void()>* body);
   // Lets fiber i run until it leaves or its body returns: then true. A fiber whose body has returned begins it anew.
   bool resume(int i);
-  // Of the fiber that runs.
+  // Leaves the running fiber.
   void leave();
 
  private:

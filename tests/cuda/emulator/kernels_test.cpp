@@ -11,7 +11,7 @@ namespace {
 
 class Kernels : public Emulated {};
 
-// Of 32 lanes by halving, of all by what one warp does with the warps' sums.
+// Sums 32 lanes by halving; one warp then sums the warps' sums.
 __global__ void __launch_bounds__(1024) sums(const uint32_t* in, uint32_t* out) {
   __shared__ uint32_t of_warp[32];
   uint32_t sum = in[blockIdx.x * blockDim.x + threadIdx.x];

@@ -172,7 +172,7 @@ Call::~Call() {
 cudaError_t Call::finish(cudaError_t error) {
   if (error_ != cudaSuccess) error = error_;
   if (!(kind_ & kAlways) && error_ == cudaSuccess && !machine.devices.empty()) {
-    // What was found out on the way.
+    // A device may have been lost on the way.
     const cudaError_t lost = machine.devices[static_cast<size_t>(host_thread().device)]->lost;
     if (lost != cudaSuccess) error = lost;
     if (error == cudaSuccess && (kind_ & kSynchronizes)) ++machine.counters.synchronizing;

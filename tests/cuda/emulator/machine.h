@@ -19,7 +19,7 @@
 
 namespace cuda_emulator {
 
-// What a stream or a graph does at one place.
+// One entry of a stream or a graph.
 struct Work {
   enum class Kind { kKernel, kCopy, kGraph, kMark } kind = Kind::kMark;
   std::string name;

@@ -1,4 +1,4 @@
-// Memory: what is out of reach crashes, what does not fit is refused, and misuse is told.
+// Memory: access out of reach crashes, requests that do not fit are refused, and misuse is reported.
 #include <cstdio>
 #include <cstring>
 

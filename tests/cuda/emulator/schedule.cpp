@@ -1,4 +1,4 @@
-// What runs when: as late as it may, in a random order.
+// The schedule: work runs as late as it may, in a random order.
 #include <algorithm>
 
 #include "machine.h"

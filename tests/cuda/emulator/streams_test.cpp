@@ -91,7 +91,7 @@ TEST_F(Streams, AreAsLateAsTheyMay) {
   host = {0, 0, 0, 0};
   EXPECT_EQ(fetch(memory, 4, stream), (std::vector<uint32_t>{5, 6, 7, 8}));
   EXPECT_EQ(counters().staged, 2);
-  // What is queued on a stream that is destroyed is done all the same.
+  // Work that is queued on a destroyed stream still runs.
   ok(cudaMemcpyAsync(to.data(), memory, 16, cudaMemcpyDefault, stream));
   ok(cudaStreamDestroy(stream));
   ok(cudaEventDestroy(event)), ok(cudaFree(memory));

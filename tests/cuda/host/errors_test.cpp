@@ -1,4 +1,4 @@
-// What CUDA's errors become, and what is left of a device that is lost.
+// The translation of CUDA's errors, and the use of a lost device.
 #include <cstdlib>
 
 #include "host_support.h"
@@ -108,7 +108,7 @@ TEST_F(CudaErrors, SynchronousOnDemand) {
   EXPECT_EQ(cuda_emulator::held().pending, 0);
 }
 
-// Whatever CUDA call fails, once, for want of memory: an error, or none where there is another way; nothing is kept,
+// Any CUDA call fails once because there is no memory: an error, or none where there is another way; nothing is kept,
 // and the next step is right.
 TEST_F(CudaErrors, AnyCallMayFail) {
   int failures = 0;

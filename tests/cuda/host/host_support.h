@@ -1,4 +1,4 @@
-// What the tests of the CUDA backend's host code share: an emulated machine for each test, and small models on it.
+// For the tests of the CUDA backend's host code: an emulated machine for each test, and small models on it.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// What a step costs the host when all state is on the device: launches and waits, counted, through the plug-in.
+// Counts the host's launches and waits in a step with all state on the device, through the plug-in.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 

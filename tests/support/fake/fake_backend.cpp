@@ -78,7 +78,7 @@ FakeBackend::Kernel FakeBackend::step_kernel(std::span<const StepItem> items) co
     }
     touch(item.grad, extent_bytes(*item.grad_layout, item.grad_dtype), true, false);
     if (item.guard) touch(item.guard->word(), sizeof(uint32_t), true, false);
-    // What is written elsewhere stays as it is there if the guard says so.
+    // State that is written elsewhere stays unchanged there if the guard says so.
     const bool elsewhere = item.write_offset != 0;
     for_each_array(item, true, [&](auto* at, int64_t bytes) {
       touch(at, bytes, true, !elsewhere);
@@ -179,7 +179,7 @@ void FakeBackend::vote_signs(const VoteItem& item, int, void* stream) {
                   }});
 }
 
-// What has no waiting callers yet happens at once.
+// Operations without waiting callers run at once.
 void FakeBackend::count_signs(const CountItem& item, int threads, void* stream) {
   finish(stream);
   cpu_->count_signs(item, threads, nullptr);

@@ -42,8 +42,8 @@ class FakeDevice {
   // run() is called once, late, and touches what is declared, through data(). Costs cost_bytes of the stream's rate.
   void launch(int stream, std::string name, const std::vector<Span>& reads, const std::vector<Span>& writes,
               int64_t cost_bytes, std::function<void()> run);
-  // What is queued on the stream so far. An event is recorded as often as one likes; a wait means the last record
-  // before it was called, whatever is recorded later. An event that was never recorded is not waited for.
+  // An event marks the work that is queued on the stream so far. It may be recorded any number of times; a wait means
+  // the last record before the wait. A wait for an event that was never recorded returns at once.
   void record(int event, int stream);
   void wait(int stream, int event);
   // Whether such a wait would order anything that is not ordered already.

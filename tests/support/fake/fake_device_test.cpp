@@ -35,7 +35,7 @@ struct Bench {
   Span source, target;
 };
 
-// What a reader on stream b sees of a copy on stream a, over many seeds: the new bytes, or something else.
+// A reader on stream b sees a copy on stream a, over many seeds: the new bytes, or something else.
 struct Seen {
   int whole = 0, partly = 0, nothing = 0, racy = 0;
 };

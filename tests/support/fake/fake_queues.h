@@ -48,7 +48,7 @@ class FakeQueues : public Queues {
 
   FakeDevice& device() { return device_; }
   const Counts& counts() const { return counts_; }
-  // Of each wait() call so far: whether it ordered anything that was not ordered already.
+  // For each wait() call so far: whether it ordered anything that was not ordered already.
   const std::vector<bool>& wait_mattered() const { return wait_mattered_; }
   int64_t near_peak() const { return device_.peak(near_); }
 

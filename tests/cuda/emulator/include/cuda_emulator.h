@@ -50,7 +50,7 @@ struct Counters {
 };
 LT_CUDA_CONTROL Counters counters();
 
-// What there is now.
+// Memory that is allocated now.
 struct Held {
   int64_t device_bytes = 0, managed_bytes = 0, registered_bytes = 0;
   int64_t allocations = 0, registrations = 0, streams = 0, events = 0, graphs = 0, pending = 0;

@@ -120,8 +120,8 @@ struct cudaLaunchConfig_t {
   unsigned int numAttrs;
 };
 
-// Of C++, unlike the real functions, whose names stand in the symbol table as they are: a process may have loaded those
-// too (torch's are), and neither is to be taken for the other.
+// These functions have C++ names, unlike the real ones, whose names stand in the symbol table as they are. A process
+// may have loaded the real ones too (torch's are), and neither must be taken for the other.
 #define LT_CUDA_API __attribute__((visibility("default")))
 
 LT_CUDA_API cudaError_t cudaGetLastError();

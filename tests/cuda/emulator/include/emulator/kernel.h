@@ -1,5 +1,5 @@
-// What kernels are made of: qualifiers, vectors, where a thread is, and how threads meet. A block's threads are fibers
-// of one thread of the host, one block at a time, and change only where they meet.
+// The vocabulary of kernels: qualifiers, vectors, a thread's position, and how threads meet. A block's threads are
+// fibers of one thread of the host, one block at a time, and change only where they meet.
 #pragma once
 
 #include <bit>
@@ -56,7 +56,7 @@ struct alignas(16) double2 {
 
 #define LT_CUDA_HOOK extern __attribute__((visibility("default")))
 
-// Of the thread that runs.
+// The position of the running thread.
 LT_CUDA_HOOK uint3 threadIdx, blockIdx;
 LT_CUDA_HOOK dim3 blockDim, gridDim;
 constexpr int warpSize = 32;
