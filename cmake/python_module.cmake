@@ -21,6 +21,7 @@ nanobind_add_module(
   python/planning_binding.cpp
   python/python_allocator.cpp
   python/sign_binding.cpp
+  python/spec_binding.cpp
   python/tensor_reader.cpp)
 target_compile_definitions(_core PRIVATE LOWTIDE_VERSION="${PROJECT_VERSION}")
 target_link_libraries(_core PRIVATE lowtide_objects)

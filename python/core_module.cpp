@@ -25,7 +25,9 @@
 #include "param_binding.h"
 #include "planning_binding.h"
 #include "python_allocator.h"
+#include "shard_argument.h"
 #include "sign_binding.h"
+#include "spec_binding.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -98,12 +100,7 @@ class PyOptimizer {
   // whole: None, or of a DTensor: (sizes of the whole, whether the cut is not between rows, where the shard begins).
   int64_t add_param(int group, nb::object param, bool with_state, const nb::object& whole) {
     const Busy busy(*this);
-    std::optional<lowtide::WholeParam> of;
-    if (!whole.is_none()) {
-      auto [sizes, rows_cut, offsets] = nb::cast<std::tuple<std::vector<int64_t>, bool, std::vector<int64_t>>>(whole);
-      of = lowtide::WholeParam{std::move(sizes), rows_cut, std::move(offsets)};
-    }
-    return binding_.add(group, param, with_state, of);
+    return binding_.add(group, param, with_state, lowtide::python::whole_from(whole));
   }
   void place_states() {
     const Busy busy(*this);
@@ -433,6 +430,7 @@ NB_MODULE(_core, m) {
   lowtide::python::bind_checkpoint(m);
   lowtide::python::bind_collective(m);
   lowtide::python::bind_sign(m);
+  lowtide::python::bind_spec(m);
   nb::class_<PyOptimizer>(m, "Optimizer", nb::type_slots(kSlots))
       .def(nb::init<const std::string&, const std::string&, int, const std::string&, const nb::object&,
                     const std::string&, uintptr_t, const std::string&, const std::string&, const nb::object&,

@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include "lowtide/optimizer.h"
-#include "optim/hyper_fields.h"
+#include "optim/hyper.h"
 
 namespace lowtide::python {
 

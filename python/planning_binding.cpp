@@ -17,6 +17,7 @@
 #include "hyper_argument.h"
 #include "lowtide/planning.h"
 #include "memory_argument.h"
+#include "shard_argument.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -44,8 +45,8 @@ nb::dict budget_dict(const BudgetPlan& plan) {
   return out;
 }
 
-// (sizes, (sizes of the whole, rows_cut) or None, element type)
-using Param = std::tuple<std::vector<int64_t>, std::optional<std::pair<std::vector<int64_t>, bool>>, std::string>;
+// (sizes, whole as whole_from() takes it, element type)
+using Param = std::tuple<std::vector<int64_t>, nb::object, std::string>;
 // (params, state, min_quantized_numel, hyper-parameters that are not the defaults, memory or None, step rate, group
 // whose budget it shares or -1, rule or "", master or "")
 using Group =
@@ -68,11 +69,8 @@ nb::tuple plan_memory_dicts(const std::string& rule, const nb::object& memory, c
                          .budget_of = budget_of,
                          .rule = of_group};
     PlannedGroup& group = request.groups.emplace_back(PlannedGroup{std::move(options), {}, step_rate});
-    for (const auto& [sizes, whole, dtype] : params) {
-      PlannedParam& param =
-          group.params.emplace_back(PlannedParam{.sizes = sizes, .dtype = lowtide::python::dtype_named(dtype)});
-      if (whole) param.whole = WholeParam{whole->first, whole->second};
-    }
+    for (const auto& [sizes, whole, dtype] : params)
+      group.params.push_back({sizes, whole_from(whole), dtype_named(dtype)});
   }
   const MemoryPlan plan = [&] {
     const nb::gil_scoped_release nogil;

@@ -17,6 +17,7 @@
 
 #include "lowtide/error.h"
 #include "lowtide/export.h"
+#include "lowtide/hyper.h"
 #include "lowtide/memory_report.h"
 #include "lowtide/tensor.h"
 
@@ -80,33 +81,6 @@ struct OptimizerOptions {
   // -- affects results
   uint64_t seed = 0;  // of stochastic rounding, whose random bits depend on it, on the step and on the element alone
 };
-
-// Hyper-parameters of all rules; a rule reads those it names in docs/rules.md and ignores the others.
-struct Hyper {
-  double lr = 1e-3;         // >= 0, finite
-  double beta1 = 0.9;       // [0, 1)
-  double beta2 = 0.999;     // [0, 1)
-  double beta3 = 0.9999;    // [0, 1); of AdEMAMix's slow average
-  double eps = 1e-8;        // > 0 as float32: 0 would divide 0 by 0 where a gradient was always zero
-  double weight_decay = 0;  // >= 0, finite
-  double momentum = 0;      // >= 0, finite
-  double dampening = 0;     // finite; must be 0 with nesterov
-  bool nesterov = false;    // SGD, LARS: needs momentum > 0. Adam, AdamW: NAdam
-  bool maximize = false;    // step along the gradient instead of against it
-  bool amsgrad = false;     // Adam, AdamW: divide by the root of the largest second moment so far
-  bool centered = false;    // RMSprop: divide by the deviation from the average gradient
-  double alpha = 0.99;      // AdEMAMix: weight of the slow average, >= 0. RMSprop: decay of its averages, [0, 1)
-  double t_alpha = 0;       // AdEMAMix: steps in which alpha grows from 0, >= 0
-  double t_beta3 = 0;       // AdEMAMix: steps in which beta3 grows from beta1, >= 0
-  double lr_decay = 0;      // Adagrad: lr / (1 + (t - 1) lr_decay), >= 0
-  double initial_accumulator_value = 0;  // Adagrad: what the sum begins with, >= 0
-  double momentum_decay = 4e-3;          // NAdam's, >= 0
-  double trust_coefficient = 1e-3;       // LARS: of the norm of a parameter, >= 0
-  double max_unorm = 0;  // LAMB, LARS: > 0 clips an update to that times the norm of its parameter, in place of a ratio
-};
-
-// The rule's usual defaults (those of torch.optim, and of the Lion paper).
-LT_API Hyper default_hyper(const std::string& rule);
 
 struct GroupOptions {
   Hyper hyper = {};

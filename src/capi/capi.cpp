@@ -11,7 +11,7 @@
 #include "lowtide/backends.h"
 #include "lowtide/lowtide.h"
 #include "lowtide/optimizer.h"
-#include "optim/hyper_fields.h"
+#include "optim/hyper.h"
 
 struct lt_optimizer {
   lowtide::Optimizer optimizer;

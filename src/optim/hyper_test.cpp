@@ -11,7 +11,6 @@
 
 #include "backend/catalog.h"
 #include "lowtide/planning.h"
-#include "optim/hyper_fields.h"
 #include "optim/param_spec.h"
 #include "support/message_of.h"
 

@@ -1,0 +1,139 @@
+#include "spec_binding.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backend/cpu/cpu_backend.h"
+#include "core/error.h"
+#include "hyper_argument.h"
+#include "optim/param_spec.h"
+#include "param_binding.h"
+#include "shard_argument.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace lowtide::python {
+namespace {
+
+nb::tuple tuple_of(const std::vector<int64_t>& sizes) { return nb::tuple(nb::cast(sizes)); }
+
+GroupSpec group_from(const std::string& rule, const nb::dict& hyper, const std::string& state,
+                     int64_t min_quantized_numel, const std::string& rounding, const std::string& master) {
+  return make_group({.hyper = hyper_from(default_hyper(rule), hyper),
+                     .state = state,
+                     .min_quantized_numel = min_quantized_numel,
+                     .rounding = rounding,
+                     .master = master},
+                    find_rule(rule));
+}
+
+void check_group(const std::string& rule, const nb::dict& hyper, const std::string& state, int64_t min_quantized_numel,
+                 const std::string& rounding, const std::string& master, const std::optional<nb::dict>& present,
+                 const std::vector<std::string>& codecs) {
+  const GroupSpec group = group_from(rule, present ? *present : hyper, state, min_quantized_numel, rounding, master);
+  const bool in_codec = std::find(codecs.begin(), codecs.end(), codec_info(group.codec).name) != codecs.end();
+  check_change(group, hyper_from(group.hyper, hyper), !codecs.empty(), in_codec);
+}
+
+// The state of a parameter, as Optimizer::state() has it.
+struct StateLayout {
+  std::string rule, codec;
+  std::vector<std::pair<std::string, bool>> states;
+  nb::list tensors;
+  int64_t bytes;
+};
+
+StateLayout state_layout(const std::string& rule, const nb::dict& hyper, const std::string& state,
+                         int64_t min_quantized_numel, const std::string& rounding, const std::string& master,
+                         const std::vector<int64_t>& sizes, const std::string& dtype, const nb::object& whole,
+                         bool fullest) {
+  const ParamSpec spec = make_spec(group_from(rule, hyper, state, min_quantized_numel, rounding, master), sizes,
+                                   dtype_named(dtype), whole_from(whole));
+  const int of_rule = fullest ? spec.fullest_rule() : spec.rule;
+  StateLayout out{rule_info(spec.rule).name, codec_info(spec.codec).name, {}, {}, spec.bytes(of_rule)};
+  for (int k = 0; k < spec.arrays(of_rule); ++k) {
+    const StateView view = spec.view(of_rule, k);
+    if (k < spec.states(of_rule)) out.states.emplace_back(view.name, spec.is_signed(of_rule, k));
+    out.tensors.append(
+        nb::make_tuple(view.name, ParamBinding::code_type(view), tuple_of(ParamBinding::code_sizes(sizes, view))));
+    if (view.scales_per_row)
+      out.tensors.append(
+          nb::make_tuple(std::string(view.name) + "_scale", "float32", nb::make_tuple(view.rows, view.scales_per_row)));
+  }
+  return out;
+}
+
+// A matrix of values and how it is stored.
+CodecItem matrix_item(const std::string& codec, bool is_signed, int64_t rows, int64_t row_length) {
+  LT_REQUIRE(
+      rows >= 0 && row_length >= 0 && Layout::make(std::vector<int64_t>{rows, row_length}, {}).numel <= kMostElements,
+      "got %lld rows of %lld values, wanted 0 or more and 2^52 values at most", static_cast<long long>(rows),
+      static_cast<long long>(row_length));
+  CodecItem item;
+  item.codec = find_codec(codec);
+  item.is_signed = is_signed;
+  item.rows = rows;
+  item.row_length = row_length;
+  LT_REQUIRE(format_of(item).code_bits >= 8 || row_length % 2 == 0,
+             "got rows of %lld values for '%s', two of which share a byte, wanted an even number",
+             static_cast<long long>(row_length), codec.c_str());
+  return item;
+}
+
+nb::tuple code_sizes(const std::string& codec, bool is_signed, int64_t rows, int64_t row_length) {
+  const StateFormat format = format_of(matrix_item(codec, is_signed, rows, row_length));
+  const StateView view{.code_bits = format.code_bits};
+  const int64_t codes = format.code_bits < 8 ? row_length * format.code_bits / 8 : row_length;
+  const int64_t scales = blocks_per_row(row_length, kBlockElements) * format.scales;
+  return nb::make_tuple(ParamBinding::code_type(view), nb::make_tuple(rows, codes),
+                        scales ? nb::object(nb::make_tuple(rows, scales)) : nb::none());
+}
+
+void convert(bool encodes, CodecItem item, uintptr_t values, uintptr_t codes, uintptr_t scales) {
+  LT_REQUIRE(item.rows * item.row_length == 0 || (values && codes && (scales || format_of(item).scales == 0)),
+             "got no memory for values, codes or scales");
+  if (item.rows * item.row_length == 0) return;
+  item.values = reinterpret_cast<float*>(values);
+  item.codes = reinterpret_cast<void*>(codes);
+  item.scales = format_of(item).scales ? reinterpret_cast<float*>(scales) : nullptr;
+  const nb::gil_scoped_release released;
+  static const std::unique_ptr<Backend> host = cpu::make_backend("");
+  encodes ? host->encode(item, nullptr) : host->decode(item, nullptr);
+}
+
+}  // namespace
+
+void bind_spec(nb::module_& m) {
+  nb::class_<StateLayout>(m, "StateLayout")
+      .def_ro("rule", &StateLayout::rule)
+      .def_ro("codec", &StateLayout::codec)
+      .def_ro("states", &StateLayout::states)
+      .def_ro("tensors", &StateLayout::tensors)
+      .def_ro("bytes", &StateLayout::bytes);
+  m.def("check_group", &check_group, "rule"_a, "hyper"_a, "state"_a, "min_quantized_numel"_a, "rounding"_a = "auto",
+        "master"_a = "", "present"_a = nb::none(), "codecs"_a = std::vector<std::string>());
+  m.def("state_layout", &state_layout, "rule"_a, "hyper"_a, "state"_a, "min_quantized_numel"_a, "rounding"_a,
+        "master"_a, "sizes"_a, "dtype"_a, "whole"_a = nb::none(), "fullest"_a = true);
+  m.def("code_sizes", &code_sizes, "codec"_a, "signed"_a, "rows"_a, "row_length"_a);
+  m.def(
+      "encode",
+      [](const std::string& codec, bool is_signed, uintptr_t values, int64_t rows, int64_t row_length, uintptr_t codes,
+         uintptr_t scales) { convert(true, matrix_item(codec, is_signed, rows, row_length), values, codes, scales); },
+      "codec"_a, "signed"_a, "values"_a, "rows"_a, "row_length"_a, "codes"_a, "scales"_a);
+  m.def(
+      "decode",
+      [](const std::string& codec, bool is_signed, uintptr_t codes, uintptr_t scales, int64_t rows, int64_t row_length,
+         uintptr_t values) { convert(false, matrix_item(codec, is_signed, rows, row_length), values, codes, scales); },
+      "codec"_a, "signed"_a, "codes"_a, "scales"_a, "rows"_a, "row_length"_a, "values"_a);
+}
+
+}  // namespace lowtide::python

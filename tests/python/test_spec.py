@@ -1,0 +1,112 @@
+"""The core's pure functions say what an optimizer of it does: layouts, refusals and codes, without one."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from lowtide import _core
+
+SIZES: list[tuple[int, ...]] = [(), (7,), (5000,), (64, 256), (3, 5, 7), (33, 301), (0, 4), (9000, 1)]
+HYPERS: list[dict[str, float | bool]] = [{}, {"momentum": 0.9}, {"amsgrad": True}, {"beta1": 0.5, "beta2": 0.9}, {"beta2": 2.0}]
+CASES = list(
+    itertools.product(_core.rule_names(), HYPERS, _core.codec_names(), ["auto", "nearest"], ["", "residual8"], [torch.float32, torch.bfloat16])
+)  # fmt: skip
+
+
+def of_core(rule: str, hyper: Any, state: str, rounding: str, master: str, param: torch.Tensor, fullest: bool) -> Any:
+    core = _core.Optimizer(rule, threads=1)
+    core.add_group(hyper, state, 4096, None, rounding, master)
+    core.add_param(0, param, not fullest)  # beside a residual, states keep to those that were first
+    if fullest:
+        core.allocate_state(0)
+    return core
+
+
+def refusal(call: Any) -> tuple[Any, str]:
+    try:
+        return call(), ""
+    except ValueError as error:
+        return None, str(error)
+
+
+def test_layouts_and_refusals_are_those_of_an_optimizer() -> None:
+    taken = 0
+    texts = set()
+    for (rule, hyper, state, rounding, master, dtype), fullest in itertools.product(CASES, [False, True]):
+        for sizes in SIZES:
+            param = torch.zeros(sizes, dtype=dtype)
+            core, wanted = refusal(lambda: of_core(rule, hyper, state, rounding, master, param, fullest))
+            name = str(dtype).removeprefix("torch.")
+            got, said = refusal(
+                lambda: _core.state_layout(rule, hyper, state, 4096, rounding, master, sizes, name, None, fullest)
+            )
+            assert said == wanted
+            if core is None:
+                texts.add(said)
+                break
+            taken += 1
+            live = {key: value for key, value in core.state(0).items() if key != "step"}
+            assert [(key, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for key, t in live.items()] == got.tensors
+            assert got.codec == core.state_codec(0)
+            assert got.bytes == sum(t.nbytes for t in live.values())
+            if fullest:
+                assert got.states == core.states_of(0)
+    assert taken > 1000
+    assert len(texts) > 3
+
+
+@pytest.mark.parametrize("codec", _core.codec_names())
+@pytest.mark.parametrize(("rule", "signed"), [("sgd", True), ("adagrad", False)])
+@pytest.mark.parametrize("sizes", [(1, 5000), (33, 302)])
+def test_codes_are_those_of_an_optimizer(codec: str, rule: str, signed: bool, sizes: tuple[int, int]) -> None:
+    values = torch.randn(sizes, generator=torch.Generator().manual_seed(5))
+    values = values if signed else values.abs()
+    core = _core.Optimizer(rule, threads=1)
+    core.add_group({"momentum": 0.9} if rule == "sgd" else {}, codec, 0)
+    core.add_param(0, torch.zeros(sizes), True)
+    core.import_state(0, 0, values)
+    _, codes, *scales = core.state(0).values()
+
+    dtype, shape, of_scales = _core.code_sizes(codec, signed, *sizes)
+    assert (dtype, shape) == (str(codes.dtype).removeprefix("torch."), tuple(codes.shape))
+    assert of_scales == (tuple(scales[0].shape) if scales else None)
+    mine = torch.empty(shape, dtype=codes.dtype)
+    mine_scales = torch.empty(of_scales or (0,))
+    _core.encode(codec, signed, values.data_ptr(), *sizes, mine.data_ptr(), mine_scales.data_ptr())
+    assert torch.equal(mine.view(torch.uint8), codes.view(torch.uint8))
+    assert not scales or torch.equal(mine_scales, scales[0])
+    back = torch.empty(sizes)
+    _core.decode(codec, signed, mine.data_ptr(), mine_scales.data_ptr(), *sizes, back.data_ptr())
+    assert torch.equal(back, core.export_state(0, 0))
+
+
+def test_what_cannot_be_encoded_is_refused() -> None:
+    for rows, length, codec, part in [(1, 5, "dynamic4", "even"), (-1, 4, "fp32", "0 or more"), (1, 4, "int3", "int3")]:
+        with pytest.raises(ValueError, match=part):
+            _core.code_sizes(codec, True, rows, length)
+    with pytest.raises(ValueError, match="no memory"):
+        _core.encode("fp32", True, 0, 1, 4, 0, 0)
+
+
+def test_a_group_changes_as_an_optimizer_lets_it() -> None:
+    def of_optimizer(rule: str, state: str, present: Any, hyper: Any, params: bool) -> str:
+        core = _core.Optimizer(rule, threads=1)
+        core.add_group(present, state, 0)
+        if params:
+            core.add_param(0, torch.zeros(16, 256), False)
+        return refusal(lambda: core.set_hyper(0, hyper))[1]
+
+    refused = 0
+    changes: list[dict[str, float | bool]] = [{"momentum": 0.9}, {"amsgrad": True}, {"beta1": 0.95}, {"lr": -1.0}, {"eps": 0.0}]
+    for rule, state, hyper, params in itertools.product(_core.rule_names(), ["dynamic8", "fp32"], changes, [False, True]):
+        present = {"momentum": 0.0} if rule != "lars" else {}
+        said = refusal(
+            lambda: _core.check_group(rule, hyper, state, 0, present=present, codecs=[state] if params else [])
+        )[1]
+        assert said == of_optimizer(rule, state, present, hyper, params)
+        refused += bool(said)
+    assert refused > 20
