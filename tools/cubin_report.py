@@ -6,7 +6,7 @@
     cubin_report.py --architectures 80,90 FILE... these only
 
 Needs cuobjdump and nvdisasm: on PATH, or pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm. Exits with 1 if a budget
-is exceeded or a step's kernel spills; with 77, and the reason, without the tools or the files.
+is exceeded, a step's kernel spills or loses signs; with 77, and the reason, without the tools or the files.
 
 Instructions per element. A lane of a step's hot path has 16 elements. The machine code is cut into basic blocks and
 natural loops (a branch back to a block that dominates it). The hot loop is the innermost one with 128-bit stores to
@@ -14,6 +14,8 @@ global memory. Of its blocks those count from which such a store can still be re
 come behind a store before the next round: both branches of every condition among them, and none of the slow path,
 which goes back without such a store. (BRA.DIV, to where lanes that have diverged meet, is never taken: warps are whole.)
 Their instructions, without NOP, divided by 16, are "loop". "static" is the whole kernel's.
+
+Signs. The hot loops of dynamic8 must sign-extend a half of each element's bits (SIGN_EXTENSION).
 """
 
 from __future__ import annotations
@@ -79,6 +81,11 @@ def budget_of(name: str) -> float | None:
     found = BUDGETS.get((words[0], words[1])) if len(words) == 4 and words[2] != "any" else None
     is_fast = words[-1] == "fast"
     return found[is_fast] if found and is_fast < len(found) else None
+
+# To nearest, dynamic8 looks up the code of a signed value by its upper half, sign-extended: one of these for each
+# element. CUDA's __byte_perm cannot do it: it masks selectors, so that PTX's 0xbb32 becomes 0x3332, which loses the sign.
+SIGN_EXTENSION = re.compile(r"SHF\.R\.S32\.HI \S+, RZ, 0x10,|PRMT \S+, \S+, 0xbb32,|LEA\.HI\.SX32 .*, 0x10")
+LOST_SIGN = re.compile(r"PRMT .*\b0x3332\b")
 
 ACCESS = re.compile(r"^(LDG|STG|LD|ST)\.")
 BRANCH = re.compile(r"^(BRA|BRX|JMP|JMX)\b")
@@ -340,6 +347,12 @@ def judge(kernel: Kernel) -> tuple[list[str], str]:
         narrow = [i.name for i in hot or [] if re.match(r"(LDG|STG)\.E\.EF", i.name) and ".128" not in i.name]
         if len(narrow) > 2 * NARROW_OF_RULE.get(name.split()[0], 0):
             wrong.append(f"{len(narrow)} narrow accesses")
+    if any(LOST_SIGN.match(i.text) for i in kernel.code):
+        wrong.append("a PRMT that loses the sign (0x3332)")
+    if budget is not None and name.split()[1] == "dynamic8":
+        extended = sum(bool(SIGN_EXTENSION.match(i.text)) for i in hot or [])
+        if extended < ELEMENTS_OF_A_LANE:
+            wrong.append(f"{extended} sign extensions, at least {ELEMENTS_OF_A_LANE}")
     row = [kernel.architecture, name, str(kernel.registers), str(kernel.spills), str(kernel.shared),
            str(sum(not i.is_store for i in wide)), str(sum(i.is_store for i in wide)), str(len(kernel.code)),
            f"{per_element:.1f}" if per_element else "-", str(budget) if budget else "-", ", ".join(wrong) or "ok"]  # fmt: skip

@@ -55,8 +55,8 @@ struct LaneCodec<Bf16> {
 // are what is below it. Negative values have the complement of their magnitude's bits, as an integer -(magnitude + 1),
 // which is where the portable kernels puts a negative value's ties; buckets go on below 0.
 //
-// By chance: ranks as the portable kernels has them, in byte 2 as well. The two pieces of a row are one load of 16 bytes, which
-// has no conflicts among eight rows that follow one another.
+// By chance: ranks as the portable kernels has them, in byte 2 as well. The two pieces of a row are one load of 16
+// bytes, which has no conflicts among eight rows that follow one another.
 template <>
 struct LaneCodec<Dynamic8> {
   static constexpr u32 kBuckets = Dynamic8Table::kLastKey - Dynamic8Table::kFirstKey + 1;
@@ -136,7 +136,8 @@ struct LaneCodec<Dynamic8> {
     const float x = value * factor;
     if constexpr (kSigned) {
       const u32 u = bits(x) ^ (static_cast<u32>(static_cast<int>(bits(x)) >> 31) & 0x7fffffffu);
-      return shared.code[static_cast<int>(__byte_perm(u, 0, 0xbb32)) + kMagnitudes] + u;
+      // The upper half with its sign. Not __byte_perm with 0xbb32, as in PTX: CUDA's masks each selector by 7.
+      return shared.code[(static_cast<int>(u) >> 16) + kMagnitudes] + u;
     } else {
 #ifdef __CUDA_ARCH__
       float least;  // 1 for what is above 0, for the product is 2^-23 or more

@@ -5,6 +5,8 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #define __global__
@@ -169,12 +171,18 @@ inline unsigned int __brev(unsigned int x) {
   for (int i = 0; i < 32; ++i) out |= (x >> i & 1) << (31 - i);
   return out;
 }
+// As CUDA's header says: three bits of the selector pick each byte. PTX's prmt takes the fourth to repeat the byte's
+// sign, which the compiler of CUDA removes: who passes it here means something that a GPU does not do.
 inline unsigned int __byte_perm(unsigned int x, unsigned int y, unsigned int selector) {
+  if (selector & ~0x7777u) {
+    std::fprintf(stderr, "__byte_perm: got the selector 0x%x, wanted digits of 0 to 7\n", selector);
+    std::abort();
+  }
   const uint64_t both = uint64_t{y} << 32 | x;
   unsigned int out = 0;
   for (int i = 0; i < 4; ++i) {
-    const unsigned int pick = selector >> (4 * i) & 15, byte = static_cast<unsigned int>(both >> 8 * (pick & 7)) & 255;
-    out |= (pick & 8 ? (byte & 128 ? 255u : 0u) : byte) << 8 * i;
+    const unsigned int byte = selector >> (4 * i) & 7;
+    out |= (static_cast<unsigned int>(both >> 8 * byte) & 255) << 8 * i;
   }
   return out;
 }
