@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -40,6 +41,15 @@ struct ShapedParam {
   int64_t param = 0;
   StateShape shape;
 };
+
+// A chunk where it is stepped: its record is read at `memory`, and changes go to `write_offset` bytes from there.
+struct PlacedChunk {
+  std::span<const Piece> pieces;
+  std::byte* memory = nullptr;
+  int64_t write_offset = 0;
+};
+// Steps the pieces of these chunks, or looks at them: at once, or queued where the caller of the step said.
+using ChunkWork = std::function<void(std::span<const PlacedChunk> chunks)>;
 
 int64_t block_count(const StateShape& shape);
 // Blocks [first_block, first_block + blocks) of a parameter, not laid out yet.

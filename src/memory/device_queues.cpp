@@ -7,7 +7,7 @@
 
 namespace lowtide {
 
-void DeviceQueues::begin_step(void* queue, bool hybrid, bool changes, Work work) {
+void DeviceQueues::begin_step(void* queue, bool hybrid, bool changes, const ChunkWork& work) {
   if (following_) end_step();
   following_ = false;
   device_.wait(queue, stepped_);
@@ -16,20 +16,23 @@ void DeviceQueues::begin_step(void* queue, bool hybrid, bool changes, Work work)
   for (; first_ < begun_; ++first_) events_.pop_front();
   begun_ = first_ + static_cast<Event>(events_.size());
   queues_[static_cast<int>(Queue::kStep)] = queue;
-  work_ = std::move(work);
-  waiting_.clear();
+  work_ = &work;
   unwritten_ = -1;
 }
 
 void DeviceQueues::end_step() {
   step_waiting();
-  stepped_ = device_.record(queues_[1]);
+  stepped_ = device_.record(queue_of(Queue::kStep));
 }
 
 void DeviceQueues::step_waiting() {
   if (waiting_.empty()) return;
-  const std::vector<Target> targets = std::exchange(waiting_, {});
-  work_(targets);
+  // First forgotten, then stepped: if the work throws, nobody steps them again.
+  const std::vector<PlacedChunk> chunks = std::exchange(waiting_, {});
+  const int64_t in_host = std::exchange(waiting_in_host_bytes_, 0);
+  (*work_)(chunks);
+  read_bytes_ += in_host;
+  if (changes_) written_bytes_ += in_host;
 }
 
 void DeviceQueues::read(int chunk, int slot) {
@@ -48,13 +51,18 @@ void DeviceQueues::follow(void* queue) {
 void DeviceQueues::step(int chunk, int slot) {
   const DeviceRecord& record = chunks_[static_cast<size_t>(chunk)];
   if (slot < 0) {
-    waiting_.push_back({chunk, record.memory.data(), 0});
+    if (record.kind == MemoryKind::kShared) {  // asked for while the one before it is stepped
+      device_.prefetch(transfer_queue(), record.memory.data(), record.chunk.bytes);
+      step_waiting();
+    }
+    waiting_.push_back({record.chunk.pieces, record.memory.data()});
+    if (record.kind == MemoryKind::kPinned) waiting_in_host_bytes_ += record.chunk.bytes;
     return;
   }
   step_waiting();
   std::byte* const at = slots_[static_cast<size_t>(slot)].data();
-  const Target target{chunk, at, hybrid_ ? record.memory.data() - at : 0};
-  work_({&target, 1});
+  const PlacedChunk placed{record.chunk.pieces, at, hybrid_ ? record.memory.data() - at : 0};
+  (*work_)({&placed, 1});
   if (!changes_) return;
   if (hybrid_)
     written_bytes_ += record.chunk.bytes;

@@ -3,8 +3,6 @@
 #pragma once
 
 #include <deque>
-#include <functional>
-#include <span>
 #include <vector>
 
 #include "backend/device.h"
@@ -16,65 +14,58 @@ namespace lowtide {
 // A chunk as it is kept.
 struct DeviceRecord {
   Chunk chunk;
-  DeviceBytes memory;  // device memory where the chunk is resident, shared where it is managed, else pinned
+  MemoryKind kind = MemoryKind::kPinned;  // of `memory`; kShared: the driver migrates it
+  DeviceBytes memory;
 };
 
 class DeviceQueues final : public Queues {
  public:
-  // write_offset: bytes from where the chunk is read to where it is written.
-  struct Target {
-    int chunk;
-    std::byte* memory;
-    int64_t write_offset;
-  };
-  using Work = std::function<void(std::span<const Target> targets)>;
   // All borrowed for the object's life.
   DeviceQueues(Device& device, std::vector<DeviceRecord>& chunks, std::vector<DeviceBytes>& slots)
       : device_(device), chunks_(chunks), slots_(slots), queues_{device.make_queue(), nullptr, device.make_queue()} {}
   // The owner has called finish().
   ~DeviceQueues() override = default;
 
-  // Before each step, on the caller's queue: what it does comes after all of the step before. If it throws, nothing has
-  // changed. Not hybrid: steps in slots stay there until they are written. changes: of work that changes chunks; else
-  // they are not written.
-  void begin_step(void* queue, bool hybrid, bool changes, Work work);
+  // Before each step, which `work` outlives, on the caller's queue: the step comes after all of the step before it. If
+  // this throws, nothing has changed. Not hybrid: steps in slots stay there until they are written. changes: whether
+  // the work changes chunks; otherwise they are not written.
+  void begin_step(void* queue, bool hybrid, bool changes, const ChunkWork& work);
   // After it.
   void end_step();
-  // Chunks that are stepped where they are wait for those behind them, to be one call of the work: until one in a slot
-  // follows, or the end of the step, or this.
-  void step_waiting();
-  // What will be queued on this queue until the next step touches chunks, too.
+  // The caller will queue work on chunks there, until the next step begins.
   void follow(void* queue);
 
   void read(int chunk, int slot) override;
   void step(int chunk, int slot) override;
   void write(int chunk, int slot) override;
   Event record(Queue queue) override;
-  // After a failure and end_step(): writes what has been stepped in a slot and is not on its way back.
-  void write_stepped();
   // Throws kInternal if the event is older than the step before this one.
   void wait(Queue queue, Event event) override;
+  // After a failure and end_step(): writes what has been stepped in a slot and is not on its way back.
+  void write_stepped();
 
   // Waits, on the host, for all that is queued: also for what is left when waiting for some of it throws.
   void finish();
-  void* transfer_queue() const { return queues_[0]; }
-  // All that is queued on the queues so far, and all of it that uses slots.
+  void* transfer_queue() const { return queue_of(Queue::kIn); }
+  // All that is queued so far, and all of it that uses slots.
   std::vector<Device::Event> record_all() const;
   std::vector<Device::Event> record_slots() const;
-  // Of chunks that are stepped in host memory.
-  void count_moved(int64_t read, int64_t written) { read_bytes_ += read, written_bytes_ += written; }
   int64_t read_bytes() const { return read_bytes_; }
   int64_t written_bytes() const { return written_bytes_; }
 
  private:
   void* queue_of(Queue queue) const { return queues_[static_cast<int>(queue)]; }
+  void step_waiting();
 
   Device& device_;
   std::vector<DeviceRecord>& chunks_;
   std::vector<DeviceBytes>& slots_;
-  void* queues_[3];  // of each Queue
-  Work work_;
-  std::vector<Target> waiting_;
+  void* queues_[3];  // by Queue
+  const ChunkWork* work_ = nullptr;
+  // Chunks that are stepped where they are wait for those behind them, to be one call of the work: until a chunk in a
+  // slot follows, or one that migrates, or an event of the steps, or the end.
+  std::vector<PlacedChunk> waiting_;
+  int64_t waiting_in_host_bytes_ = 0;  // of these, in host memory: their step reads and writes them over the link
   bool hybrid_ = false, changes_ = true, following_ = false;
   Device::Event stepped_;
   int unwritten_ = -1, unwritten_slot_ = -1;  // the chunk that was stepped in this slot, until it is written

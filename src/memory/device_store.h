@@ -1,28 +1,26 @@
-// The state of a set of parameters on a device, under a budget of device memory: cut into chunks, of which as many stay
-// on the device as fit and the rest lives in pinned host memory and reaches the device in every step, by one of the
-// ways of transfer_mode.h. Or, if asked for, all of it in managed memory, which the driver migrates. Where a chunk is
-// never changes a bit of it.
+// A store on a device, under a budget of device memory: as many chunks as fit stay on the device, and the rest lives in
+// pinned host memory and reaches the device in every step, as transfer_mode.h says. Or, if asked for, all of it lives
+// in managed memory, which the driver migrates.
 //
-// A step is queued, not waited for: it is ordered on the caller's queue, and after all of the step before it. Used by
-// one thread at a time. An error of the device passes through; memory that is short is found before a step begins.
+// A step is queued, not waited for: it is ordered on the caller's queue, and after all of the step before it. An error
+// of the device passes through; memory that is short is found before a step begins. Host memory outlives a device that
+// is lost: visit() and copy() still read the chunks there that no step may have been changing.
 #pragma once
 
 #include <deque>
 #include <functional>
-#include <memory>
 #include <optional>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "backend/device.h"
 #include "core/buffer.h"
 #include "memory/device_queues.h"
-#include "memory/pager.h"
-#include "memory/transfer_mode.h"
+#include "memory/host_writes.h"
 #include "memory/residency.h"
 #include "memory/store.h"
 #include "memory/store_plan.h"
+#include "memory/transfer_mode.h"
 
 namespace lowtide {
 
@@ -42,16 +40,11 @@ struct DeviceStoreOptions {
 
 class DeviceStore final : public Store {
  public:
-  // Both outlive this object.
   DeviceStore(Env& env, Device& device, DeviceStoreOptions options);
   ~DeviceStore() override;
 
   void add(std::span<const ShapedParam> params) override;
-  void step(const Work& work, int threads = 1, const std::vector<int64_t>& wanted = {},
-            void* stream = nullptr) override;
-  void look(const Work& work, int threads = 1, const std::vector<int64_t>& wanted = {},
-            void* stream = nullptr) override;
-  void check_written() override { write_changed(); }
+  void check_written() override { stage_.write_back(); }
   void synchronize() override;
 
   // -- What moves between steps
@@ -68,7 +61,7 @@ class DeviceStore final : public Store {
   int64_t demote(int64_t bytes);
   // Takes more slots, of up to `bytes`, and queues reads of what the next step needs into them, after what is queued on
   // `stream` where that may still use their memory; that step gives them back. Returns their bytes: 0 where nothing
-  // goes through slots or memory is short.
+  // streams or memory is short.
   int64_t prefetch(int64_t bytes, void* stream);
   // For a step that does not come here.
   void end_prefetch();
@@ -77,54 +70,57 @@ class DeviceStore final : public Store {
   void set_free_bytes(int64_t bytes) { room_ = bytes < 0 ? -1 : bytes + report().device_bytes; }
   // The queue of the step to come: memory that is taken before it comes after what is queued there.
   void set_queue(void* queue) { queue_ = queue; }
-
-  // Asks, without waiting, whether the last step has happened while the device can still answer: once it is lost, that
-  // tells what of the host's memory is whole. To be called when it is known what that step was.
+  // Asks, without waiting, whether the last step has happened, while the device can still answer. Call this when it is
+  // known what that step was.
   void note_what_happened();
 
   // -- Recorded steps
   // Whether all state is in device memory and stays there.
-  bool stays() const { return !options_.managed && offloaded_.empty() && pager_.plan().streamed.empty(); }
+  bool stays() const { return !options_.managed && !offloaded_ && pager_.plan().streamed.empty(); }
   // The pieces of all chunks where they are, without a step. Only while stays().
   void visit_in_place(const Work& work) const;
   // Steps that do not come through step() will be queued here.
   void follow(void* queue);
 
-  bool managed() const { return options_.managed; }
-  std::optional<TransferMode> transfer() const { return transfer_; }
   StoreReport report() const override;
 
  private:
+  // What the host has not waited for since it last did.
+  enum class Queued {
+    kNothing,
+    kWork,
+    kBrokenStep,  // parts of a step that failed: nothing is queued before they have been waited for
+  };
   // Slots that a step has used and the device may still use.
   struct Returning {
     std::vector<Device::Event> used;
     DeviceBytes memory;
   };
+  using Copies = std::vector<DeviceBytes>;  // by chunk, on the other side; empty: the chunk stays
 
   const Chunk& chunk_at(size_t chunk) const override { return chunks_[chunk].chunk; }
-  // Queues one, from taking slots to the end of what it queues.
-  void pass(const Work& work, const std::vector<int64_t>& wanted, void* stream, bool changes);
-  // device_store_host.cpp: what the host reads and changes.
+  void pass(const Work& work, bool changes, int threads, const std::vector<int64_t>& wanted, void* stream) override;
+  void queue_step(const Work& work, bool changes, const std::vector<int64_t>& wanted, void* stream);
+  void end_step();
+  TransferMode transfer() const { return transfer_.value_or(TransferMode::kCopy); }
+
+  // device_store_host.cpp: what the host waits for, reads and changes.
   std::byte* bring(size_t chunk) override;
   std::byte* bring_from_lost(size_t chunk);
-  void put_back(size_t chunk) override;
-  // What the host does next comes after all that is queued.
+  void before_queueing();
   void catch_up();
-  void abandon_step() noexcept;
-  void write_changed();
-  void forget_staged();
+  void break_off() noexcept;
+  void forget_stage();
   void copy_now(void* to, const void* from, int64_t bytes);
 
   // device_store_moves.cpp: where chunks are.
   StorePlan plan(std::span<const ShapedParam> params);
   StoreOptions limits() const;
-  MemoryKind kind_of(bool resident) const;
-  DeviceBytes allocate(bool resident, int64_t bytes);
-  // A new chunk's memory, with states that decode to zero.
-  DeviceBytes make_zero(const Chunk& chunk, bool resident);
   int64_t device_budget() const;
   void check_managed(int64_t bytes);
-  std::vector<int64_t> sizes() const;
+  DeviceRecord make_zero(Chunk chunk, bool resident);
+  DeviceBytes copy_across(const DeviceRecord& record);
+  void adopt(Copies copies) noexcept;
   void move_to(const Plan& plan);
   void follow_residency();
 
@@ -134,27 +130,20 @@ class DeviceStore final : public Store {
   void give_slots_back();
   void free_returned();
 
-  void step_managed(const std::vector<bool>& wanted);
-
   Env& env_;
   Device& device_;
   DeviceStoreOptions options_;
-  std::optional<TransferMode> transfer_;
-  std::optional<int64_t> budget_;  // in place of options_.device_bytes
+  std::optional<TransferMode> transfer_;  // nothing: not chosen yet
+  std::optional<int64_t> budget_;         // in place of options_.device_bytes
   std::vector<DeviceRecord> chunks_;
+  bool offloaded_ = false;          // chunks that the plan keeps on the device are in host memory until onload()
   std::vector<DeviceBytes> slots_;  // the plan's, and behind them those that prefetch() has borrowed
-  DeviceQueues queues_;
-  Pager pager_{Plan{}};
   std::deque<Returning> returning_;
-  std::vector<void*> borrowed_for_;     // with a shared allocator: the queues that slots were borrowed for
-  std::vector<DeviceBytes> offloaded_;  // by chunk: where offload() has put what was on the device
-  Buffer stage_;                        // of the host, for a chunk in device memory
-  int64_t in_stage_ = -1;
-  bool stage_changed_ = false;
-  bool queued_ = false;                   // since the host last waited
-  bool unfinished_ = false;               // of a step that failed: nothing may be queued before it has been waited for
-  std::vector<Device::Event> last_step_;  // all of it, where the device can tell whether that has happened
-  std::vector<bool> writing_;             // of each chunk: a step that may change it may still run
+  std::vector<void*> borrowed_for_;  // with a shared allocator: the queues that slots were borrowed for
+  DeviceQueues queues_;
+  Queued queued_ = Queued::kNothing;
+  HostWrites host_writes_;
+  Buffer stage_memory_;
   Residency residency_;
   int64_t room_ = -1;  // for state, as the caller says
   void* queue_ = nullptr;

@@ -9,13 +9,7 @@
 
 namespace lowtide {
 
-std::vector<int64_t> DeviceStore::sizes() const {
-  std::vector<int64_t> sizes;
-  for (const DeviceRecord& record : chunks_) sizes.push_back(record.chunk.bytes);
-  return sizes;
-}
-
-// The rest is for activations and gradients that are not there yet.
+// Where nobody has said how much, an eighth is left for activations and gradients that are not there yet.
 int64_t DeviceStore::device_budget() const {
   if (budget_) return options_.device_bytes < 0 ? *budget_ : std::min(*budget_, options_.device_bytes);
   if (options_.automatic) return 0;
@@ -27,40 +21,54 @@ int64_t DeviceStore::device_budget() const {
 
 StoreOptions DeviceStore::limits() const {
   StoreOptions out{options_.managed ? -1 : device_budget(), "", options_.host_bytes, options_.chunk_bytes, true};
-  out.in_place = transfer_ == TransferMode::kZeroCopy;
+  out.in_place = transfer() == TransferMode::kZeroCopy;
   out.at_least_slots = !options_.managed && (options_.automatic || budget_);
   out.ram_limit = options_.device_bytes;
   return out;
 }
 
 StorePlan DeviceStore::plan(std::span<const ShapedParam> params) {
-  StorePlan planned = plan_store(limits(), sizes(), params);
+  std::vector<int64_t> sizes;
+  for (const DeviceRecord& record : chunks_) sizes.push_back(record.chunk.bytes);
+  StorePlan planned = plan_store(limits(), sizes, params);
   if (transfer_ || planned.plan.streamed.empty()) return planned;
-  if (device_.steps_pinned() && options_.choose_transfer_mode) {
-    device_.host_wait(device_.record(queue_));  // what runs there now is not to be measured, too
-    transfer_ = options_.choose_transfer_mode();
-  } else {
-    transfer_ = TransferMode::kCopy;
-  }
-  return transfer_ == TransferMode::kZeroCopy ? plan_store(limits(), sizes(), params) : planned;
+  const bool measures = device_.steps_pinned() && options_.choose_transfer_mode;
+  if (measures) device_.host_wait(device_.record(queue_));  // what runs there now is not to be measured, too
+  transfer_ = measures ? options_.choose_transfer_mode() : TransferMode::kCopy;
+  return *transfer_ == TransferMode::kZeroCopy ? plan_store(limits(), std::move(sizes), params) : planned;
 }
 
-MemoryKind DeviceStore::kind_of(bool resident) const {
-  return options_.managed ? MemoryKind::kShared : resident ? MemoryKind::kDevice : MemoryKind::kPinned;
+// A new chunk, with states that decode to zero.
+DeviceRecord DeviceStore::make_zero(Chunk chunk, bool resident) {
+  const MemoryKind kind = options_.managed ? MemoryKind::kShared : resident ? MemoryKind::kDevice : MemoryKind::kPinned;
+  DeviceRecord record{std::move(chunk), kind, {}};
+  const int64_t bytes = record.chunk.bytes;
+  record.memory = DeviceBytes(device_, kind, bytes);
+  if (kind != MemoryKind::kDevice) {
+    fill_zero(record.chunk, record.memory.data());
+  } else {
+    if (static_cast<int64_t>(stage_memory_.bytes()) < bytes) stage_memory_ = Buffer(env_, static_cast<size_t>(bytes));
+    fill_zero(record.chunk, stage_memory_.data());
+    copy_now(record.memory.data(), stage_memory_.data(), bytes);
+  }
+  return record;
 }
 
-DeviceBytes DeviceStore::allocate(bool resident, int64_t bytes) { return {device_, kind_of(resident), bytes}; }
+// A chunk moves between device and host memory in two steps: it is copied, which may fail, and then the copies of all
+// chunks that move take the place of the originals.
+DeviceBytes DeviceStore::copy_across(const DeviceRecord& record) {
+  const bool to_host = record.kind == MemoryKind::kDevice;
+  DeviceBytes copy(device_, to_host ? MemoryKind::kPinned : MemoryKind::kDevice, record.chunk.bytes);
+  copy_now(copy.data(), record.memory.data(), record.chunk.bytes);
+  return copy;
+}
 
-DeviceBytes DeviceStore::make_zero(const Chunk& chunk, bool resident) {
-  DeviceBytes memory = allocate(resident, chunk.bytes);
-  if (resident && !options_.managed) {
-    if (static_cast<int64_t>(stage_.bytes()) < chunk.bytes) stage_ = Buffer(env_, static_cast<size_t>(chunk.bytes));
-    fill_zero(chunk, stage_.data());
-    copy_now(memory.data(), stage_.data(), chunk.bytes);
-  } else {
-    fill_zero(chunk, memory.data());
+void DeviceStore::adopt(Copies copies) noexcept {
+  for (size_t i = 0; i < copies.size(); ++i) {
+    if (!copies[i].data()) continue;
+    chunks_[i].kind = chunks_[i].kind == MemoryKind::kDevice ? MemoryKind::kPinned : MemoryKind::kDevice;
+    chunks_[i].memory = std::move(copies[i]);
   }
-  return memory;
 }
 
 // A driver that has to evict what a step will need again moves everything; some hang. What this store has already may
@@ -83,47 +91,45 @@ void DeviceStore::check_managed(int64_t bytes) {
 // What leaves the device goes first, all or nothing; then what comes, as far as there is memory.
 void DeviceStore::move_to(const Plan& plan) {
   catch_up();
-  const std::vector<int64_t> bytes = sizes();
-  const int slots = transfer_ == TransferMode::kZeroCopy ? 0 : plan.slots > 0 ? plan.slots : kOverlappingSlots;
-  const auto pager_for = [&](std::vector<bool> resident) {
-    return Pager(plan_keeping(std::move(resident), bytes, slots), transfer_.value_or(TransferMode::kCopy));
+  std::vector<int64_t> bytes;
+  for (const DeviceRecord& record : chunks_) bytes.push_back(record.chunk.bytes);
+  const int slots = transfer() == TransferMode::kZeroCopy ? 0 : plan.slots > 0 ? plan.slots : kOverlappingSlots;
+  const auto copies_of = [&](bool to_device, Copies& copies) {
+    for (size_t i = 0; i < copies.size(); ++i)
+      if (plan.resident[i] == to_device && (chunks_[i].kind == MemoryKind::kDevice) != to_device)
+        copies[i] = copy_across(chunks_[i]);
   };
-  std::vector<bool> resident = pager_.plan().resident;
-  const auto copied = [&](size_t i, bool to_device) {
-    DeviceBytes memory = allocate(to_device, bytes[i]);
-    copy_now(memory.data(), chunks_[i].memory.data(), bytes[i]);
-    resident[i] = to_device;
-    return memory;
-  };
-  const auto commit = [&](std::vector<DeviceBytes>& moved, Pager pager) {
-    for (size_t i = 0; i < moved.size(); ++i)
-      if (moved[i].data()) chunks_[i].memory = std::move(moved[i]);
-    const bool keeps_slots = static_cast<int>(slots_.size()) == pager.plan().slots &&
-                             (slots_.empty() || slots_[0].bytes() == pager.plan().slot_bytes);
-    if (!keeps_slots) slots_.clear();
-    forget_staged();
+  // Whether something has moved.
+  const auto commit = [&](Copies& copies) {
+    std::vector<bool> resident(copies.size());
+    bool moved = false;
+    for (size_t i = 0; i < copies.size(); ++i) {
+      resident[i] = (chunks_[i].kind == MemoryKind::kDevice) != (copies[i].data() != nullptr);
+      moved |= copies[i].data() != nullptr;
+    }
+    Pager pager(plan_keeping(std::move(resident), bytes, slots), transfer());
+    adopt(std::move(copies));
+    forget_stage();
     pager_ = std::move(pager);
+    return moved;
   };
-  bool down = false, up = false;
-  std::vector<DeviceBytes> moved(chunks_.size());
-  for (size_t i = 0; i < chunks_.size(); ++i)
-    if (resident[i] && !plan.resident[i]) moved[i] = copied(i, false), down = true;
+  Copies down(chunks_.size()), up(chunks_.size());
+  copies_of(false, down);
   slots_.clear();
-  commit(moved, pager_for(resident));
-  demotions_ += down;
+  demotions_ += commit(down);
 
-  moved.clear();
-  moved.resize(chunks_.size());
   std::exception_ptr error;
   try {
-    for (int i = 0; i < plan.slots; ++i) slots_.push_back(allocate(true, plan.slot_bytes));  // they must have room, too
-    for (size_t i = 0; i < chunks_.size(); ++i)
-      if (!resident[i] && plan.resident[i]) moved[i] = copied(i, true), up = true;
+    for (int i = 0; i < plan.slots; ++i)  // they must have room, too
+      slots_.emplace_back(device_, MemoryKind::kDevice, plan.slot_bytes);
+    copies_of(true, up);
   } catch (const Error& short_of) {
     if (short_of.kind() != ErrorKind::kOutOfMemory) error = std::current_exception();
   }
-  commit(moved, pager_for(resident));
-  promotions_ += up;
+  promotions_ += commit(up);
+  const Plan& now = pager_.plan();
+  if (static_cast<int>(slots_.size()) != now.slots || (now.slots > 0 && slots_[0].bytes() != now.slot_bytes))
+    slots_.clear();
   if (error) std::rethrow_exception(error);
 }
 
@@ -143,7 +149,7 @@ void DeviceStore::set_device_budget(int64_t bytes) {
 }
 
 int64_t DeviceStore::demote(int64_t bytes) {
-  if (bytes <= 0 || options_.managed || chunks_.empty() || !offloaded_.empty()) return 0;
+  if (bytes <= 0 || options_.managed || chunks_.empty() || offloaded_) return 0;
   const int64_t before = report().device_bytes;
   residency_.disturbed();
   catch_up();
@@ -176,40 +182,32 @@ void DeviceStore::check_offload() const {
 }
 
 void DeviceStore::offload() {
-  if (!offloaded_.empty() || options_.managed || chunks_.empty()) return;
+  if (offloaded_ || options_.managed || chunks_.empty()) return;
   check_offload();
   catch_up();
-  const Plan& plan = pager_.plan();
-  std::vector<DeviceBytes> offloaded(chunks_.size());
-  for (size_t i = 0; i < chunks_.size(); ++i) {
-    if (!plan.resident[i]) continue;
-    offloaded[i] = allocate(false, chunks_[i].chunk.bytes);
-    copy_now(offloaded[i].data(), chunks_[i].memory.data(), chunks_[i].chunk.bytes);
-  }
-  offloaded_ = std::move(offloaded);
+  Copies down(chunks_.size());
   for (size_t i = 0; i < chunks_.size(); ++i)
-    if (plan.resident[i]) chunks_[i].memory = DeviceBytes();
+    if (pager_.plan().resident[i]) down[i] = copy_across(chunks_[i]);
+  adopt(std::move(down));
+  offloaded_ = true;
   slots_.clear();
   pager_.forget();
-  forget_staged();
+  forget_stage();
 }
 
 void DeviceStore::onload() {
-  if (offloaded_.empty() || device_.is_lost()) return;
-  std::vector<DeviceBytes> back(chunks_.size());
-  for (size_t i = 0; i < chunks_.size(); ++i) {
-    if (!offloaded_[i].data()) continue;
-    back[i] = allocate(true, chunks_[i].chunk.bytes);
-    copy_now(back[i].data(), offloaded_[i].data(), chunks_[i].chunk.bytes);
-  }
+  if (!offloaded_ || device_.is_lost()) return;
+  Copies back(chunks_.size());
   for (size_t i = 0; i < chunks_.size(); ++i)
-    if (back[i].data()) chunks_[i].memory = std::move(back[i]);
-  offloaded_.clear();
+    if (pager_.plan().resident[i]) back[i] = copy_across(chunks_[i]);
+  adopt(std::move(back));
+  offloaded_ = false;
 }
 
 int64_t DeviceStore::offloaded_bytes() const {
   int64_t bytes = 0;
-  for (const DeviceBytes& memory : offloaded_) bytes += memory.bytes();
+  for (size_t i = 0; i < chunks_.size() && offloaded_; ++i)
+    if (pager_.plan().resident[i]) bytes += chunks_[i].memory.bytes();
   return bytes;
 }
 

@@ -1,4 +1,4 @@
-// Slots: a step's own, and those that prefetch borrows for one step.
+// The ring's slots: the plan's, and those that prefetch borrows for one step.
 #include <algorithm>
 #include <utility>
 
@@ -7,31 +7,24 @@
 
 namespace lowtide {
 
-// The plan's, as many as there is memory for: state that is kept on the device makes room for them.
+// Takes the plan's slots, as many as there is memory for: state that is kept on the device makes room for them.
 void DeviceStore::take_slots(void* stream) {
-  if (slots_.size() < static_cast<size_t>(pager_.plan().slots)) slots_.resize(static_cast<size_t>(pager_.plan().slots));
+  const auto wanted = static_cast<size_t>(pager_.plan().slots);
+  const int64_t bytes = pager_.plan().slot_bytes;
+  slots_.reserve(wanted);
   bool taken = false;
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    const int64_t bytes = pager_.plan().slot_bytes;
-    if (slots_[i].data()) continue;
-    try {
-      slots_[i] = allocate(true, bytes);
-      taken = true;
-    } catch (const Error& error) {
-      if (error.kind() != ErrorKind::kOutOfMemory) throw;
-      if (demote_for_slots(bytes * static_cast<int64_t>(slots_.size() - i))) return take_slots(stream);
-      if (i == 0) {
-        slots_.clear();
-        throw;
-      }
-      slots_.resize(i);
-    }
+  try {
+    for (; slots_.size() < wanted; taken = true) slots_.emplace_back(device_, MemoryKind::kDevice, bytes);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kOutOfMemory) throw;
+    if (demote_for_slots(bytes * static_cast<int64_t>(wanted - slots_.size()))) return take_slots(stream);
+    if (slots_.empty()) throw;
   }
   if (taken && options_.shared_allocator) device_.wait(queues_.transfer_queue(), device_.record(stream));
   pager_.set_slots(queues_, slots_.size());
 }
 
-// Whether it could be done.
+// Whether state has left the device.
 bool DeviceStore::demote_for_slots(int64_t bytes) {
   const Plan& plan = pager_.plan();
   const int64_t before = plan.resident_bytes;
@@ -46,7 +39,7 @@ bool DeviceStore::demote_for_slots(int64_t bytes) {
 }
 
 int64_t DeviceStore::prefetch(int64_t bytes, void* stream) {
-  if (chunks_.empty() || !offloaded_.empty() || unfinished_ || pager_.plan().slots == 0) return 0;
+  if (chunks_.empty() || offloaded_ || queued_ == Queued::kBrokenStep || pager_.plan().slots == 0) return 0;
   free_returned();
   const int64_t each = pager_.plan().slot_bytes;
   const bool own = slots_.size() >= static_cast<size_t>(pager_.plan().slots);  // before the first step it has none
@@ -60,12 +53,12 @@ int64_t DeviceStore::prefetch(int64_t bytes, void* stream) {
     for (; slots_.size() < before + most && !returning_.empty(); returning_.pop_front())
       slots_.push_back(std::move(returning_.front().memory));
     try {
-      while (slots_.size() < before + most) slots_.push_back(allocate(true, each));
+      while (slots_.size() < before + most) slots_.emplace_back(device_, MemoryKind::kDevice, each);
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kOutOfMemory) throw;
     }
     if (slots_.size() == before) return 0;
-    queued_ = true;
+    queued_ = Queued::kWork;
     if (options_.shared_allocator) {
       if (std::find(borrowed_for_.begin(), borrowed_for_.end(), stream) == borrowed_for_.end())
         borrowed_for_.push_back(stream);
@@ -74,7 +67,7 @@ int64_t DeviceStore::prefetch(int64_t bytes, void* stream) {
     pager_.set_slots(queues_, slots_.size());
     pager_.prefetch(queues_);
   } catch (...) {
-    abandon_step();  // the next step gives the slots back
+    break_off();  // the next step gives the slots back
     throw;
   }
   return static_cast<int64_t>(slots_.size() - before) * each;
@@ -84,7 +77,7 @@ void DeviceStore::end_prefetch() {
   try {
     give_slots_back();
   } catch (...) {
-    abandon_step();
+    break_off();
     throw;
   }
 }

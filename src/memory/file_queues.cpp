@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <utility>
 
 #include "core/error.h"
 
@@ -24,11 +25,19 @@ class Stopwatch {
 
 }  // namespace
 
-void FileQueues::set_work(Work work, int threads, bool changes) {
+void ChunkRecord::check(const std::byte* got, size_t number, int threads) const {
+  if (checksum_of(got, number, generation, threads) != checksum)
+    fail_io(0,
+            "chunk %zu of the optimizer's state (%lld bytes) read back from the disk is not what was written; the file "
+            "or the disk was damaged",
+            number, static_cast<long long>(chunk.bytes));
+}
+
+void FileQueues::begin_step(const ChunkWork& work, int threads, bool changes) {
   // A transfer that is under way must not be forgotten for lack of memory: one read and one write of each chunk, and
   // what is read ahead before and after.
   transfers_.reserve(2 * (chunks_.size() + slots_.size()));
-  work_ = std::move(work);
+  work_ = &work;
   threads_ = threads;
   changes_ = changes;
   for (Transfer& transfer : transfers_) transfer.ahead = true;
@@ -48,8 +57,10 @@ void FileQueues::read(int chunk, int slot) {
 }
 
 void FileQueues::step(int chunk, int slot) {
-  ChunkRecord& record = chunks_[static_cast<size_t>(chunk)];
-  work_(chunk, slot < 0 ? record.memory.data() : slots_[static_cast<size_t>(slot)].data());
+  const ChunkRecord& record = chunks_[static_cast<size_t>(chunk)];
+  const Buffer& memory = slot < 0 ? record.memory : slots_[static_cast<size_t>(slot)];
+  const PlacedChunk placed{record.chunk.pieces, memory.data()};
+  (*work_)({&placed, 1});
 }
 
 // The slot holds the only copy of what the step has made: it is written, or kept, whatever fails.
@@ -60,7 +71,7 @@ void FileQueues::write(int chunk, int slot) {
   Transfer& transfer = transfers_.emplace_back(Transfer{0, chunk, slot, true, true});
   try {
     const uint64_t generation = record.generation + 1;
-    const uint64_t checksum = chunk_checksum(from, record.chunk.bytes, chunk, generation, threads_);
+    const uint64_t checksum = record.checksum_of(from, static_cast<size_t>(chunk), generation, threads_);
     transfer.ticket = file_->write(record.file_offset, from, record.chunk.bytes);
     transfer.over = false;
     record.generation = generation;
@@ -113,17 +124,12 @@ void FileQueues::receive(const Transfer& transfer) {
     file_->wait(transfer.ticket);
   }
   traffic_.read_bytes += record.chunk.bytes;
-  const std::byte* const got = slots_[static_cast<size_t>(transfer.slot)].data();
-  if (chunk_checksum(got, record.chunk.bytes, transfer.chunk, record.generation, threads_) != record.checksum)
-    fail_io(0,
-            "chunk %d of the optimizer's state (%lld bytes) read back from the disk is not what was written; the file "
-            "or the disk was damaged",
-            transfer.chunk, static_cast<long long>(record.chunk.bytes));
+  record.check(slots_[static_cast<size_t>(transfer.slot)].data(), static_cast<size_t>(transfer.chunk), threads_);
 }
 
 // In a handler: the write failed, and what is in the slot is the only good copy. Its memory becomes the chunk's.
 void FileQueues::keep_unwritten(const Transfer& transfer) noexcept {
-  write_failure_.note();
+  if (!write_failure_) write_failure_ = std::current_exception();
   ChunkRecord& record = chunks_[static_cast<size_t>(transfer.chunk)];
   Buffer& slot = slots_[static_cast<size_t>(transfer.slot)];
   if (record.memory.data()) {
@@ -134,11 +140,7 @@ void FileQueues::keep_unwritten(const Transfer& transfer) noexcept {
   slot = Buffer();  // the next read through it allocates another one
 }
 
-WriteFailure FileQueues::finish_writes() noexcept { return finish(false); }
-
-WriteFailure FileQueues::finish() noexcept { return finish(true); }
-
-WriteFailure FileQueues::finish(bool reads) noexcept {
+std::exception_ptr FileQueues::finish(bool reads) noexcept {
   for (Transfer& transfer : transfers_) {
     if (transfer.over || !(transfer.is_write || reads)) continue;
     try {
@@ -150,7 +152,7 @@ WriteFailure FileQueues::finish(bool reads) noexcept {
       std::find_if(transfers_.begin(), transfers_.end(), [](const Transfer& transfer) { return !transfer.over; });
   first_event_ += under_way - transfers_.begin();
   transfers_.erase(transfers_.begin(), under_way);
-  return std::exchange(write_failure_, {});
+  return std::exchange(write_failure_, nullptr);
 }
 
 }  // namespace lowtide

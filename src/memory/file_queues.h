@@ -2,9 +2,7 @@
 // own; steps run at once, in the calling thread.
 #pragma once
 
-#include <functional>
-#include <string>
-#include <utility>
+#include <exception>
 #include <vector>
 
 #include "core/buffer.h"
@@ -12,7 +10,6 @@
 #include "memory/chunk.h"
 #include "memory/pager.h"
 #include "memory/scratch_file.h"
-#include "memory/write_failure.h"
 
 namespace lowtide {
 
@@ -23,6 +20,12 @@ struct ChunkRecord {
   int64_t file_offset = -1;  // -1: has never been in the file
   uint64_t generation = 0;   // times it was written
   uint64_t checksum = 0;     // of what was written last
+
+  uint64_t checksum_of(const std::byte* bytes, size_t number, uint64_t of_generation, int threads = 1) const {
+    return chunk_checksum(bytes, chunk.bytes, static_cast<int64_t>(number), of_generation, threads);
+  }
+  // Throws kIo if `got`, read back, is not what was written last.
+  void check(const std::byte* got, size_t number, int threads = 1) const;
 };
 
 struct Traffic {
@@ -32,16 +35,15 @@ struct Traffic {
 
 class FileQueues final : public Queues {
  public:
-  using Work = std::function<void(int chunk, std::byte* memory)>;
   // All borrowed for the object's life. A slot without memory is allocated when it is used, `slot_bytes` large.
   FileQueues(Env& env, ScratchFile* file, std::vector<ChunkRecord>& chunks, std::vector<Buffer>& slots,
              int64_t slot_bytes, Traffic& traffic)
       : env_(env), file_(file), chunks_(chunks), slots_(slots), slot_bytes_(slot_bytes), traffic_(traffic) {}
   ~FileQueues() override { finish(); }
 
-  // Before each step. Takes the memory that the step's bookkeeping needs. What is under way then was read ahead.
-  // changes: of work that changes chunks; else they are not written.
-  void set_work(Work work, int threads, bool changes = true);
+  // Before each step, which `work` outlives. Takes the memory that the step's bookkeeping needs. Transfers under way
+  // are taken for reads ahead of it. changes: whether the work changes chunks; otherwise they are not written.
+  void begin_step(const ChunkWork& work, int threads, bool changes);
 
   void read(int chunk, int slot) override;
   void step(int chunk, int slot) override;
@@ -49,10 +51,10 @@ class FileQueues final : public Queues {
   Event record(Queue queue) override;
   void wait(Queue queue, Event event) override;
 
-  // Waits for the writes. Chunks that could not be written stay in RAM; returns the first failure.
-  WriteFailure finish_writes() noexcept;
-  // Waits for everything, and forgets what went wrong with reads that nobody has waited for.
-  WriteFailure finish() noexcept;
+  // Waits for the writes, or for everything: then it ignores failed reads that nobody has waited for. Chunks that could
+  // not be written stay in RAM; returns the first failure (write_failure.h).
+  std::exception_ptr finish_writes() noexcept { return finish(false); }
+  std::exception_ptr finish() noexcept { return finish(true); }
 
  private:
   struct Transfer {
@@ -63,7 +65,7 @@ class FileQueues final : public Queues {
   };
   void complete(Transfer& transfer);
   void receive(const Transfer& transfer);
-  WriteFailure finish(bool reads) noexcept;
+  std::exception_ptr finish(bool reads) noexcept;
   void keep_unwritten(const Transfer& transfer) noexcept;
 
   Env& env_;
@@ -71,13 +73,13 @@ class FileQueues final : public Queues {
   std::vector<ChunkRecord>& chunks_;
   std::vector<Buffer>& slots_;
   int64_t slot_bytes_;
-  Work work_;
+  const ChunkWork* work_ = nullptr;
   int threads_ = 1;  // for checksums
   bool changes_ = true;
   Traffic& traffic_;
   std::vector<Transfer> transfers_;  // from the oldest under way; an event is the number of a transfer, counted from 0
   Event first_event_ = 0;            // of transfers_[0]
-  WriteFailure write_failure_;
+  std::exception_ptr write_failure_;
 };
 
 }  // namespace lowtide

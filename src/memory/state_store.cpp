@@ -5,15 +5,19 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/sizes.h"
+#include "memory/write_failure.h"
 
 namespace lowtide {
 
+StateStore::StateStore(Env& env, StoreOptions options)
+    : Store([this](size_t chunk, std::byte* to) { read(chunks_[chunk], chunk, to); },
+            [this](size_t chunk, const std::byte* from) { write_staged(chunk, from); }),
+      env_(env),
+      options_(std::move(options)) {}
+
 void StateStore::add(std::span<const ShapedParam> params) {
   drop_prefetched();
-  write_changed();
-  for (const ShapedParam& p : params)
-    LT_REQUIRE(!has(p.param), "got parameter %lld twice", static_cast<long long>(p.param));
+  stage_.write_back();
   std::vector<int64_t> sizes;
   for (const ChunkRecord& record : chunks_) sizes.push_back(record.chunk.bytes);
   StorePlan planned = plan_store(options_, std::move(sizes), params);
@@ -32,21 +36,15 @@ void StateStore::add(std::span<const ShapedParam> params) {
   }
   std::vector<Buffer> slots(static_cast<size_t>(plan.slots));
   for (Buffer& slot : slots) slot = Buffer(env_, static_cast<size_t>(plan.slot_bytes));
-  int64_t file_bytes = 0;
+  // A chunk keeps its place in the file once it has one.
   std::vector<int64_t> offsets(plan.resident.size(), -1);
-  for (size_t i = 0; i < plan.resident.size(); ++i) {
-    // A chunk keeps its place in the file once it has one.
-    if (i < before && chunks_[i].file_offset >= 0)
-      file_bytes = std::max(file_bytes, chunks_[i].file_offset + chunks_[i].chunk.bytes);
-  }
-  for (size_t i = 0; i < plan.resident.size(); ++i) {
-    if (i < before && chunks_[i].file_offset >= 0) {
-      offsets[i] = chunks_[i].file_offset;
-    } else if (!plan.resident[i]) {
-      offsets[i] = file_bytes;
-      file_bytes += planned.chunk_bytes[i];
-    }
-  }
+  int64_t file_bytes = 0;
+  for (size_t i = 0; i < before; ++i)
+    if (offsets[i] = chunks_[i].file_offset; offsets[i] >= 0)
+      file_bytes = std::max(file_bytes, offsets[i] + chunks_[i].chunk.bytes);
+  for (size_t i = 0; i < offsets.size(); ++i)
+    if (offsets[i] < 0 && !plan.resident[i])
+      offsets[i] = std::exchange(file_bytes, file_bytes + planned.chunk_bytes[i]);
   // The plan counts what streams; places of chunks that have become resident since are still in the file.
   LT_REQUIRE(plan.slots == 0 || options_.disk_bytes < 0 || file_bytes <= options_.disk_bytes,
              "the scratch file, in which chunks keep their places, would grow to %lld bytes, and the disk budget is "
@@ -72,7 +70,7 @@ void StateStore::add(std::span<const ShapedParam> params) {
     added[i].file_offset = offsets[before + i];
     if (plan.resident[before + i]) continue;
     fill_zero(added[i].chunk, slots[0].data());
-    write_checked(before + i, added[i], slots[0].data());
+    write(added[i], before + i, slots[0].data());
   }
   // Then chunks of before that change places. Memory is given up when nothing can fail any more: until then the old
   // plan must find what it calls resident, and takes what it does not for a record that could not be written.
@@ -80,18 +78,18 @@ void StateStore::add(std::span<const ShapedParam> params) {
     ChunkRecord& record = chunks_[i];
     if (plan.resident[i] && !record.memory.data()) {
       Buffer memory(env_, static_cast<size_t>(record.chunk.bytes));
-      read_checked(i, memory.data());
+      read(record, i, memory.data());
       record.memory = std::move(memory);
     }
     if (!plan.resident[i] && record.memory.data()) {
       record.file_offset = offsets[i];
-      write_checked(i, record, record.memory.data());
+      write(record, i, record.memory.data());
     }
   }
   for (size_t i = 0; i < before; ++i)
     if (!plan.resident[i]) chunks_[i].memory = Buffer();
 
-  in_slot_ = -1;
+  stage_.forget();
   pieces_.merge(places);
   for (ChunkRecord& record : added) chunks_.push_back(std::move(record));
   slots_ = std::move(slots);
@@ -99,37 +97,24 @@ void StateStore::add(std::span<const ShapedParam> params) {
   pager_ = std::move(pager);
 }
 
-void StateStore::step(const Work& work, int threads, const std::vector<int64_t>& wanted, void*) {
-  pass(work, threads, wanted, true);
-}
-
-void StateStore::look(const Work& work, int threads, const std::vector<int64_t>& wanted, void*) {
-  pass(work, threads, wanted, false);
-}
-
-void StateStore::pass(const Work& work, int threads, const std::vector<int64_t>& wanted, bool changes) {
+void StateStore::pass(const Work& work, bool changes, int threads, const std::vector<int64_t>& wanted, void*) {
   if (!queues_) return;
-  write_changed();
-  unwritten_ = {};  // what is kept in RAM is part of this step
+  stage_.write_back();
+  stage_.forget();
+  unwritten_ = nullptr;  // what is kept in RAM is part of this step
   std::vector<bool> chunks = chunks_of(wanted, chunks_.size());
   if (!chunks.empty())
     // What could not be written is due whoever asks.
     for (size_t i = 0; i < chunks_.size(); ++i)
       if (!pager_.plan().resident[i] && chunks_[i].memory.data()) chunks[i] = true;
-  in_slot_ = -1;
-  queues_->set_work(
-      [&](int chunk, std::byte* memory) {
-        const PlacedChunk placed{chunks_[static_cast<size_t>(chunk)].chunk.pieces, memory, 0};
-        work({&placed, 1});
-      },
-      threads, changes);
+  queues_->begin_step(work, threads, changes);
   try {
     pager_.step(*queues_, chunks);
   } catch (...) {
     queues_->finish();
     throw;
   }
-  WriteFailure failure;
+  std::exception_ptr failure;
   try {
     pager_.prefetch(*queues_);
     failure = queues_->finish_writes();
@@ -137,29 +122,35 @@ void StateStore::pass(const Work& work, int threads, const std::vector<int64_t>&
     failure = queues_->finish();
     pager_.forget();
   }
-  failure.raise("step", report().kept_bytes);
+  raise_kept(failure, "step", report().kept_bytes);
 }
 
 void StateStore::check_written() {
-  write_changed();
-  unwritten_.raise("change", report().kept_bytes);
+  stage_.write_back();
+  raise_kept(std::exchange(unwritten_, nullptr), "change", report().kept_bytes);
 }
 
-// Writes a chunk's record, `from` RAM, to its place in the file. On an error `record` is as it was.
-void StateStore::write_checked(size_t chunk, ChunkRecord& record, const std::byte* from) {
-  const uint64_t generation = record.generation + 1;
-  const uint64_t checksum = chunk_checksum(from, record.chunk.bytes, static_cast<int64_t>(chunk), generation);
+void StateStore::read(const ChunkRecord& record, size_t chunk, std::byte* to) {
+  file_->wait(file_->read(record.file_offset, to, record.chunk.bytes));
+  record.check(to, chunk);
+}
+
+void StateStore::write(ChunkRecord& record, size_t chunk, const std::byte* from) {
+  const uint64_t checksum = record.checksum_of(from, chunk, record.generation + 1);
   file_->wait(file_->write(record.file_offset, from, record.chunk.bytes));
-  record.generation = generation;
+  ++record.generation;
   record.checksum = checksum;
 }
 
-void StateStore::read_checked(size_t chunk, std::byte* to) {
-  const ChunkRecord& record = chunks_[chunk];
-  file_->wait(file_->read(record.file_offset, to, record.chunk.bytes));
-  if (chunk_checksum(to, record.chunk.bytes, static_cast<int64_t>(chunk), record.generation) != record.checksum)
-    fail_io(0, "chunk %zu of the optimizer's state read back from '%s' is not what was written", chunk,
-            options_.disk.c_str());
+// If it cannot be written, it stays in RAM; see check_written().
+void StateStore::write_staged(size_t chunk, const std::byte* from) {
+  try {
+    write(chunks_[chunk], chunk, from);
+  } catch (...) {
+    if (!unwritten_) unwritten_ = std::current_exception();
+    chunks_[chunk].memory = std::exchange(slots_[0], Buffer());
+    stage_.forget();
+  }
 }
 
 // Before the slots are used for something else.
@@ -172,40 +163,14 @@ void StateStore::drop_prefetched() {
 // Between steps: the chunk's memory, or a copy of its record in the first slot.
 std::byte* StateStore::bring(size_t chunk) {
   drop_prefetched();
-  if (chunks_[chunk].memory.data()) return chunks_[chunk].memory.data();
-  Buffer& slot = slots_[0];
-  if (in_slot_ == static_cast<int64_t>(chunk)) return slot.data();
-  write_changed();
-  in_slot_ = -1;
-  if (!slot.data()) slot = Buffer(env_, static_cast<size_t>(pager_.plan().slot_bytes));
-  read_checked(chunk, slot.data());
-  in_slot_ = static_cast<int64_t>(chunk);
-  return slot.data();
-}
-
-// After a change to what bring() gave. It is written when the slot is needed: many small changes are one write.
-void StateStore::put_back(size_t chunk) {
-  if (!chunks_[chunk].memory.data()) in_slot_changed_ = true;
-}
-
-// If it cannot be written, it stays in RAM; see check_written().
-void StateStore::write_changed() {
-  if (!std::exchange(in_slot_changed_, false)) return;
-  ChunkRecord& record = chunks_[static_cast<size_t>(in_slot_)];
-  try {
-    write_checked(static_cast<size_t>(in_slot_), record, slots_[0].data());
-  } catch (...) {
-    unwritten_.note();
-    record.memory = std::move(slots_[0]);
-    slots_[0] = Buffer();
-    in_slot_ = -1;
-  }
+  if (std::byte* const memory = chunks_[chunk].memory.data()) return memory;
+  return stage_.bring(chunk, env_, slots_[0], pager_.plan().slot_bytes);
 }
 
 std::vector<const Buffer*> StateStore::shrink() {
   drop_prefetched();
-  write_changed();
-  in_slot_ = -1;
+  stage_.write_back();
+  stage_.forget();
   for (Buffer& slot : slots_) slot = Buffer();
   std::vector<const Buffer*> buffers;
   for (const ChunkRecord& record : chunks_)

@@ -3,12 +3,18 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/error.h"
+
 namespace lowtide {
 
-Store::Index Store::index_of(std::span<const Chunk> chunks, size_t before) {
+Store::Index Store::index_of(std::span<const Chunk> chunks, size_t before) const {
   Index places;
   for (size_t i = 0; i < chunks.size(); ++i)
-    for (size_t p = 0; p < chunks[i].pieces.size(); ++p) places[chunks[i].pieces[p].param].push_back({before + i, p});
+    for (size_t p = 0; p < chunks[i].pieces.size(); ++p) {
+      const int64_t param = chunks[i].pieces[p].param;
+      LT_REQUIRE(!has(param), "got parameter %lld twice", static_cast<long long>(param));
+      places[param].push_back({before + i, p});
+    }
   return places;
 }
 
@@ -27,7 +33,7 @@ void Store::visit(int64_t param, bool change, const Visit& visit) {
   if (found == pieces_.end()) return;
   for (const Place& place : found->second) {
     visit(chunk_at(place.chunk).pieces[place.piece], bring(place.chunk));
-    if (change) put_back(place.chunk);
+    if (change) stage_.note_change(place.chunk);
   }
 }
 
@@ -44,7 +50,7 @@ void Store::copy(const Part& part, int64_t offset, int64_t bytes, std::byte* to,
     const auto n = static_cast<size_t>(stop - begin);
     if (from) {
       std::memcpy(here, from + (begin - offset), n);
-      put_back(place.chunk);
+      stage_.note_change(place.chunk);
     } else {
       std::memcpy(to + (begin - offset), here, n);
     }

@@ -1,7 +1,14 @@
-// The state of a set of parameters, cut into chunks that live wherever there is room. What all stores have in common:
-// which pieces a parameter has, and how the host reads and changes them between steps.
+// The state of a set of parameters under one budget, cut into chunks that live wherever there is room: the tiers behind
+// one interface. StateStore keeps chunks in RAM and on disk, DeviceStore on a device and in host memory. Where a chunk
+// is never changes a bit of it.
 //
-// Used by one thread at a time.
+// Ownership: a store owns the memory of its chunks; what it is constructed with outlives it.
+// Threads: one thread at a time uses a store. A step's `work` runs on that thread.
+// Streams: a StateStore is done with a step when the call returns. A DeviceStore queues the step on the caller's
+// `stream` and its own queues, after all of the step before it, and waits for nothing; calls that read or change state
+// on the host wait for the queues first.
+// Errors: each function says what it throws. Whatever it throws, every chunk is either as it was or as it should be,
+// and the store stays usable.
 #pragma once
 
 #include <cstddef>
@@ -13,6 +20,8 @@
 #include <vector>
 
 #include "memory/chunk.h"
+#include "memory/pager.h"
+#include "memory/staged_chunk.h"
 
 namespace lowtide {
 
@@ -32,6 +41,9 @@ struct StoreReport {
 
 class Store {
  public:
+  using PlacedChunk = lowtide::PlacedChunk;
+  using Work = ChunkWork;
+
   virtual ~Store() = default;
 
   // Adds the zeroed state of parameters, which the store does not have yet, behind what it has, and plans anew. Throws
@@ -40,41 +52,37 @@ class Store {
   bool has(int64_t param) const { return pieces_.contains(param); }
   size_t pieces(int64_t param) const { return pieces_.at(param).size(); }
 
-  // A chunk where it is stepped: its record is read at `memory`, and changes go to `write_offset` bytes from there.
-  struct PlacedChunk {
-    std::span<const Piece> pieces;
-    std::byte* memory = nullptr;
-    int64_t write_offset = 0;
-  };
-  // Every chunk once, one or several in a call: work(chunks) may change the parts of their pieces, or queue that on
-  // `stream`. An error that stops the step half way passes through: chunks for which `work` has returned are changed,
-  // others are not; the caller's own count says which.
-  using Work = std::function<void(std::span<const PlacedChunk> chunks)>;
-  // Only chunks that hold some of the `wanted` parameters are brought (empty: all).
-  virtual void step(const Work& work, int threads = 1, const std::vector<int64_t>& wanted = {},
-                    void* stream = nullptr) = 0;
+  // Every chunk once, one or several in a call: work(chunks) changes their pieces, or queues that on `stream`. Only
+  // chunks that hold some of the `wanted` parameters are brought (empty: all). threads: for checksums.
+  // Throws what `work` throws, kIo, kOutOfMemory or kDeviceLost. An error may stop the step half way: chunks for which
+  // `work` has returned are changed, the others are not, and the caller's own count says which. KeptInMemory comes
+  // after the last chunk.
+  void step(const Work& work, int threads = 1, const std::vector<int64_t>& wanted = {}, void* stream = nullptr) {
+    pass(work, true, threads, wanted, stream);
+  }
+  // The same for work that changes nothing: chunks are read and not written. Throws before the first chunk or after the
+  // last.
+  void look(const Work& work, int threads = 1, const std::vector<int64_t>& wanted = {}, void* stream = nullptr) {
+    pass(work, false, threads, wanted, stream);
+  }
 
-  // The same of work that changes nothing: chunks are read, and not written. Throws before the first or after the last.
-  virtual void look(const Work& work, int threads = 1, const std::vector<int64_t>& wanted = {},
-                    void* stream = nullptr) = 0;
-
-  // Visits the pieces of one parameter in order, in memory of the host; `change`: and puts them back. Throws if one
-  // cannot be read: those before it have been visited.
+  // Visits the pieces of one parameter in order, in host memory, and with `change` puts them back. The memory is valid
+  // during the call of `visit`. Throws if a piece cannot be read: those before it have been visited.
   using Visit = std::function<void(const Piece& piece, std::byte* memory)>;
   void visit(int64_t param, bool change, const Visit& visit);
 
   // Copies bytes [offset, offset + bytes) of all codes (or scales) of state k of a parameter, as if they were one
-  // array; `from` not null: into the store, else out of it to `to`. Throws as visit() does.
+  // array: into the store if `from` is not null, else out of it to `to`. Throws as visit() does.
   struct Part {
     int64_t param = 0;
     int k = 0;
     bool scales = false;
   };
   void copy(const Part& part, int64_t offset, int64_t bytes, std::byte* to, const std::byte* from);
-  // To be called after changes: the last of them are still to be written. Throws kIo, once, if chunks that visit() or
-  // copy() changed could not be written: they are kept in RAM, and the next step tries again.
+  // Call this after changes: the last of them are still to be written. Throws KeptInMemory, once, if chunks that
+  // visit() or copy() changed could not be written: the next step tries again.
   virtual void check_written() = 0;
-  // What an earlier change could not write is not reported again.
+  // Failures of earlier changes are not reported any more.
   virtual void forget_unwritten() {}
 
   // Waits for what steps have queued.
@@ -83,22 +91,26 @@ class Store {
   virtual StoreReport report() const = 0;
 
  protected:
+  Store(StagedChunk::Read read, StagedChunk::Write write) : stage_(std::move(read), std::move(write)) {}
+
   struct Place {
     size_t chunk, piece;
   };
-  using Index = std::unordered_map<int64_t, std::vector<Place>>;  // of each parameter
-  // Of chunks that come behind the first `before`.
-  static Index index_of(std::span<const Chunk> chunks, size_t before);
-  // Of the parameters of `wanted`; empty if that is.
+  using Index = std::unordered_map<int64_t, std::vector<Place>>;  // by parameter
+  // The index of new parameters in `chunks`, which come behind the `before` chunks of the store. Throws
+  // kInvalidArgument for a parameter that the store has.
+  Index index_of(std::span<const Chunk> chunks, size_t before) const;
+  // By chunk, whether it holds some of the `wanted` parameters; empty if `wanted` is.
   std::vector<bool> chunks_of(const std::vector<int64_t>& wanted, size_t chunks) const;
 
+  virtual void pass(const Work& work, bool changes, int threads, const std::vector<int64_t>& wanted, void* stream) = 0;
   virtual const Chunk& chunk_at(size_t chunk) const = 0;
-  // The chunk where the host can read and write it, until the next call of either.
+  // The chunk where the host can read and write it, until the next call for another chunk: its own memory, or stage_.
   virtual std::byte* bring(size_t chunk) = 0;
-  // After a change to what bring() gave.
-  virtual void put_back(size_t chunk) = 0;
 
   Index pieces_;
+  Pager pager_{Plan{}};
+  StagedChunk stage_;
 };
 
 }  // namespace lowtide

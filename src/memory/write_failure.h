@@ -1,8 +1,10 @@
-// Why state could not be written to disk. Nothing is lost by it, so work goes on, and the error comes at its end.
+// How a disk that refuses a write is reported. Nothing is lost by it: what could not be written stays in RAM, work goes
+// on to its end, and the error comes then. Until it is raised, a failure is the std::exception_ptr of the first write
+// that failed, nullptr if none has: taking one needs no memory.
 #pragma once
 
 #include <cstdint>
-#include <string>
+#include <exception>
 
 #include "core/error.h"
 
@@ -14,14 +16,7 @@ class KeptInMemory : public Error {
   using Error::Error;
 };
 
-struct WriteFailure {
-  std::string text;  // of the first failure; "": none
-  int os_error = 0;
-
-  // In a handler: takes over what was thrown, unless there is a failure already. Needs no memory.
-  void note() noexcept;
-  // Throws KeptInMemory, and forgets it, if there is a failure. `done`: what is complete all the same, e.g. "step".
-  void raise(const char* done, int64_t kept_bytes);
-};
+// Throws KeptInMemory if `failure` is one. `done`: the call that is complete all the same, e.g. "step".
+void raise_kept(std::exception_ptr failure, const char* done, int64_t kept_bytes);
 
 }  // namespace lowtide
