@@ -146,11 +146,11 @@ nb::dict outcome_dict(const SignOutcome& outcome, int size) {
 class PyCollective {
  public:
   PyCollective(int rank, int size, nb::object all_to_all, nb::object all_gather, const std::string& ties, uint64_t seed,
-               const std::string& algorithm, uint32_t weight, int threads, bool settle)
+               const std::string& algorithm, uint32_t weight, int threads, bool commit)
       : size_(size),
         core_(std::make_shared<CallbackTransport>(rank, size, call_of(std::move(all_to_all)),
                                                   call_of(std::move(all_gather))),
-              options(ties, seed, algorithm, weight, threads, settle)) {}
+              options(ties, seed, algorithm, weight, threads, commit)) {}
 
   // ready: called when all ranks have agreed to go on, and returns whether this one can.
   nb::dict vote(int64_t count, uint64_t step, uint64_t digest, bool nonfinite, bool failed, const nb::object& ready,
@@ -184,14 +184,14 @@ class PyCollective {
 
  private:
   static SignCollectiveOptions options(const std::string& ties, uint64_t seed, const std::string& algorithm,
-                                       uint32_t weight, int threads, bool settle) {
+                                       uint32_t weight, int threads, bool commit) {
     SignCollectiveOptions options;
     options.ties = ties;
     options.seed = seed;
     options.algorithm = algorithm_from(algorithm);
     options.weight = weight;
     options.threads = threads;
-    options.settle = settle;
+    options.commit = commit;
     return options;
   }
 
@@ -255,7 +255,7 @@ void bind_collective(nb::module_& m) {
       .def(nb::init<int, int, nb::object, nb::object, const std::string&, uint64_t, const std::string&, uint32_t, int,
                     bool>(),
            "rank"_a, "size"_a, "all_to_all"_a, "all_gather"_a, nb::kw_only(), "ties"_a, "seed"_a, "algorithm"_a,
-           "weight"_a, "threads"_a, "settle"_a = true)
+           "weight"_a, "threads"_a, "commit"_a = true)
       .def("vote", &PyCollective::vote)
       .def("mean", &PyCollective::mean);
 }

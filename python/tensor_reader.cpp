@@ -1,5 +1,6 @@
 #include "tensor_reader.h"
 
+#include <optional>
 #include <string_view>
 
 namespace lowtide::python {
@@ -25,6 +26,14 @@ bool dtype_from(uint8_t code, uint8_t bits, DType& out) {
   if (code == kBfloat && bits == 16) return out = DType::kBF16, true;
   if (code == kFloat && bits == 16) return out = DType::kF16, true;
   return false;
+}
+
+std::optional<DType> find_dtype(std::string_view name) {
+  constexpr std::string_view kTorch = "torch.";
+  if (name.starts_with(kTorch)) name.remove_prefix(kTorch.size());
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16})
+    if (name == dtype_name(dtype)) return dtype;
+  return std::nullopt;
 }
 
 }  // namespace
@@ -93,15 +102,9 @@ bool TensorReader::read_attributes(nb::handle tensor, TensorInfo& info) {
   if (!nb::isinstance(tensor, torch.attr("Tensor")) || !attribute(tensor, "layout").is(torch.attr("strided")) ||
       !is_here(tensor) || nb::hasattr(tensor, "_local_tensor"))
     return false;
-  const nb::object dtype = attribute(tensor, "dtype");
-  if (dtype.is(torch.attr("float32")))
-    info.dtype = DType::kF32;
-  else if (dtype.is(torch.attr("bfloat16")))
-    info.dtype = DType::kBF16;
-  else if (dtype.is(torch.attr("float16")))
-    info.dtype = DType::kF16;
-  else
-    return false;
+  const std::optional<DType> dtype = find_dtype(text_of(attribute(tensor, "dtype")));
+  if (!dtype) return false;
+  info.dtype = *dtype;
   shape_.clear();
   strides_.clear();
   for (const nb::handle size : attribute(tensor, "shape")) shape_.push_back(nb::cast<int64_t>(size));
@@ -130,10 +133,7 @@ void TensorReader::refuse(nb::handle tensor, const std::string& what) const {
 }
 
 DType dtype_named(const std::string& name) {
-  constexpr std::string_view kTorch = "torch.";
-  const std::string_view bare = std::string_view(name).substr(name.starts_with(kTorch) ? kTorch.size() : 0);
-  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16})
-    if (bare == dtype_name(dtype)) return dtype;
+  if (const std::optional<DType> dtype = find_dtype(name)) return *dtype;
   refuse_value("got dtype " + name + ", wanted float32, bfloat16 or float16");
 }
 

@@ -43,7 +43,7 @@ typedef struct lt_sign_collective_options {
   const char* ties;  /* "hash", "plus", "minus", "zero", "previous"; NULL = "hash" */
   uint64_t seed;     /* of "hash" */
   int32_t algorithm; /* an lt_sign_algorithm */
-  int32_t settle;    /* 0 saves a latency, and lets one damaged message of the last round have ranks disagree; 1 */
+  int32_t commit;    /* 0 saves a latency, and lets one damaged message of the last round have ranks disagree; 1 */
   double latency_s, bytes_per_s; /* of the transport, for LT_SIGN_AUTO; 0: measured by the first vote */
   int64_t weight;                /* votes of this rank, where a ballot says none */
   int32_t threads;               /* 0 = one per core */

@@ -1,22 +1,27 @@
 // Data-parallel training by signs: W processes send one bit per value, and all get the same exact weighted majority of
-// them (SignCollective::vote), or the mean of signs with scales under error feedback (SignCollective::mean). It sends
-// 2 (n / 8) (W - 1) / W bytes per process, whatever carries them: two calls of a Transport.
+// them (SignCollective::vote), or the mean of signs with scales under error feedback (SignCollective::mean). A process
+// sends 2 (n / 8) (W - 1) / W bytes for n values, over any Transport of two calls.
 //
 // Bits: sign i is bit i % 8 of byte i / 8, 1 for +. Presence: one bit for 64 signs, 0 where a rank has no say.
 //
-// A call either gives the same bits to all ranks, or says on all of them that nothing was applied. Its rounds:
+// A call either gives the same bits to all ranks, or tells all of them that nothing was applied. Its rounds:
 //   1 announce  all_gather of 128 bytes: what each rank is about to vote on. Ranks that differ, or must not go on, are
-//               found before anything else is sent, by all alike.
+//               found by all ranks alike before anything else is sent.
 //   2 payload   two_phase: all_to_all of ballots, each rank votes on its shard; all_gather of the shards' results.
 //               one_phase: all_gather of whole ballots, each rank votes on all.
 //   3 confirm   all_gather of 128 bytes: whether each rank holds the whole result, and its checksum.
-//   4 settle    the same of what each rank saw in 3, so that one damaged message, or one damaged rank, cannot have some
-//               apply what others do not (SignCollectiveOptions::settle).
-// What cannot be had: a process that dies, or a connection that breaks, in the last round leaves the others unsure of
-// each other: some may have applied the step where others throw TransportError. Their step numbers then differ, and the
-// first announce after a restart refuses, naming both.
+//   4 commit    all_gather of 128 bytes: what each rank saw in round 3, so that one damaged message, or one damaged
+//               rank, cannot make some ranks apply what others do not (SignCollectiveOptions::commit).
+// One case is beyond any protocol: if a process dies or a connection breaks in the last round, the others cannot know
+// of each other. Some may have applied the step where others throw TransportError. Their step numbers then differ, and
+// the first announce after a restart refuses, naming both.
 //
-// Threads: a collective is used by one thread at a time; all ranks make the same calls in the same order. Calls block.
+// Threads: a collective is used by one thread at a time, and all ranks make the same calls in the same order. Calls
+// block until all ranks have come. There are no streams: everything is in host memory.
+//
+// Errors: a call throws CollectiveError on all ranks alike, TransportError where the transport failed, Error
+// (kInvalidArgument) on the one rank whose arguments are wrong, and std::bad_alloc. Memory for results is written only
+// when a call returns with SignOutcome::applied.
 #pragma once
 
 #include <chrono>
@@ -35,49 +40,62 @@
 
 namespace lowtide {
 
-// A call over a transport that did not end well on this rank: kIo. Ranks may then be in different calls, so collectives
-// over this transport refuse all later ones: make new ones.
+// The transport failed in a call on this rank (kIo). Ranks may now be in different calls, so every collective over this
+// transport refuses all later calls: make a new transport and new collectives.
 class LT_API TransportError : public Error {
  public:
   explicit TransportError(const std::string& message, std::vector<int> ranks = {}, int os_error = 0)
       : Error(ErrorKind::kIo, message, os_error), ranks_(std::move(ranks)) {}
-  const std::vector<int>& ranks() const noexcept { return ranks_; }  // that did not answer, if known; ascending
+  // The ranks that did not answer, ascending; empty if the transport does not know them.
+  const std::vector<int>& ranks() const noexcept { return ranks_; }
 
  private:
   std::vector<int> ranks_;
 };
 
-// A call that all ranks refuse or undo, with the same text on each (as far as they saw the same messages); nothing was
-// applied and the collective stays usable. kInvalidArgument: ranks do not agree on what to do. kIo: messages were
-// damaged, or no ballot was left; the same call may be made again.
+// All ranks refused or undid the call. Each throws this with the same text, as far as they saw the same messages.
+// Nothing was applied, and the collective stays usable.
 class LT_API CollectiveError : public Error {
  public:
-  CollectiveError(ErrorKind kind, const std::string& message, std::vector<int> ranks)
-      : Error(kind, message), ranks_(std::move(ranks)) {}
-  const std::vector<int>& ranks() const noexcept { return ranks_; }  // that the text names as the cause; ascending
+  enum class Cause {
+    kDisagreement,  // ranks made different calls (kInvalidArgument)
+    kDigest,        // ranks differ in SignBallot::digest (kInvalidArgument)
+    kDamage,        // messages were damaged, or no ballot was left; the same call may be made again (kIo)
+    kRankFailed     // a rank could not make its part, for want of memory or because prepare() said so (kIo)
+  };
+  CollectiveError(Cause cause, const std::string& message, std::vector<int> ranks)
+      : Error(cause <= Cause::kDigest ? ErrorKind::kInvalidArgument : ErrorKind::kIo, message),
+        cause_(cause),
+        ranks_(std::move(ranks)) {}
+  Cause cause() const noexcept { return cause_; }
+  // The ranks that the text names as the cause, ascending.
+  const std::vector<int>& ranks() const noexcept { return ranks_; }
 
  private:
+  Cause cause_;
   std::vector<int> ranks_;
 };
 
-// What carries messages. Both calls block until done, are made by all ranks in the same order with the same sizes, and
-// throw (TransportError, or whatever they like) on failure or after a timeout, which every transport should have. Send
-// and receive never overlap.
+// Carries messages between ranks; users implement it. All ranks make the same calls in the same order with the same
+// sizes. A call blocks until its messages have arrived. It throws on failure and after a timeout, which every transport
+// should have: TransportError, or anything else, which then passes through the collective's call. Send and receive
+// never overlap; both belong to the collective.
 class LT_API Transport {
  public:
   virtual ~Transport();
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  // receive[r * bytes_each ...] of rank d = send[d * bytes_each ...] of rank r. Both [size()] times bytes_each.
+  // receive[r * bytes_each ...] of rank d = send[d * bytes_each ...] of rank r. Both hold size() * bytes_each bytes.
   virtual void all_to_all(const std::byte* send, std::byte* receive, int64_t bytes_each) = 0;
-  // receive[r * bytes ...] of every rank = send of rank r. send: bytes; receive: [size()] times bytes.
+  // receive[r * bytes ...] of every rank = send of rank r. send holds `bytes`, receive size() * bytes.
   virtual void all_gather(const std::byte* send, std::byte* receive, int64_t bytes) = 0;
 };
 
-// Two functions, as a transport. What they throw passes through the collective's call.
+// A transport made of two functions, which it owns. They are called in the thread of the collective's call.
 class LT_API CallbackTransport final : public Transport {
  public:
   using Call = std::function<void(const std::byte* send, std::byte* receive, int64_t bytes)>;
+  // Throws kInvalidArgument for an impossible rank or size, or a missing function.
   CallbackTransport(int rank, int size, Call all_to_all, Call all_gather);
   int rank() const override { return rank_; }
   int size() const override { return size_; }
@@ -89,22 +107,24 @@ class LT_API CallbackTransport final : public Transport {
   Call all_to_all_, all_gather_;
 };
 
-// Threads of one process as ranks: for tests and for C++ programs that train on several devices with a thread for each.
+// Threads of one process as ranks: for tests, and for C++ programs that train on several devices with a thread each.
 class LT_API ThreadGroup {
  public:
-  // timeout: of each call, after which it throws TransportError with the ranks that have not come.
+  // A call that the others do not join within `timeout` throws TransportError with the ranks that have not come. Throws
+  // kInvalidArgument unless size and timeout are above 0.
   ThreadGroup(int size, std::chrono::milliseconds timeout);
   ~ThreadGroup();
   ThreadGroup(const ThreadGroup&) = delete;
   ThreadGroup& operator=(const ThreadGroup&) = delete;
 
-  // Of one rank; it shares what it needs with the group, and may outlive it.
+  // The transport of one rank, for one thread. It shares what it needs with the group, and may outlive it.
   std::shared_ptr<Transport> transport(int rank);
 
-  // For tests. A dead rank never answers again: its own calls throw at once, the others' time out. From its call number
-  // `call` on (0: its first), before it hands over anything or, with `after_sending`, instead of receiving.
+  // For tests: a dead rank never answers again. Its own calls throw at once, those of the others time out. It dies in
+  // its call number `call` (0: its first), before it hands over anything or, with `after_sending`, instead of receiving.
   void kill(int rank, int64_t call, bool after_sending = false);
-  // For tests: sees every message on its way, and may change it; called in the receiver's thread, for one at a time.
+  // For tests: `hook` sees every message on its way and may change it. It is called in the receiver's thread, for one
+  // message at a time.
   struct Message {
     int sender, receiver;
     int64_t call;  // of both ranks, from 0
@@ -120,95 +140,105 @@ class LT_API ThreadGroup {
 };
 
 enum class SignAlgorithm : int32_t {
-  kAuto = 0,      // the faster by the cost model: the other for few signs or ranks
+  kAuto = 0,      // the faster by the cost model
   kOnePhase = 1,  // (n / 8) (W - 1) bytes, one latency less; every rank sees all ballots
-  kTwoPhase = 2   // 2 (n / 8) (W - 1) / W bytes
+  kTwoPhase = 2,  // 2 (n / 8) (W - 1) / W bytes
 };
 
-// The same on all ranks but for threads, and for weight; checked by announce.
+// The same on all ranks but for weight, threads and cpu_target.
 struct SignCollectiveOptions {
-  std::string ties = "hash";  // "hash", "plus", "minus", "zero", "previous": what signs with as many + as - become
-  uint64_t seed = 0;          // of "hash"
+  // -- affect results
+  // What a sign becomes for which votes are equal: "hash" (a fair bit of seed, step and index, the same on all ranks),
+  // "plus", "minus", "zero" (needs SignResult::zeros), "previous" (needs SignBallot::previous).
+  std::string ties = "hash";
+  uint64_t seed = 0;    // of "hash"
+  uint32_t weight = 1;  // votes of this rank, where a ballot does not say; all votes of a call add up to less than 2^31
+  // -- affect speed only
   SignAlgorithm algorithm = SignAlgorithm::kAuto;
-  // Of the transport, for kAuto: seconds that a call takes however small, and bytes per second that a rank sends. 0:
-  // measured by the first vote, by calls of its own, and agreed on by all ranks (the slowest counts).
+  // The cost model of kAuto: seconds that a call takes however small, and bytes per second that a rank sends. 0: the
+  // first vote measures them by calls of its own, and all ranks agree on the slowest.
   double latency_s = 0, bytes_per_s = 0;
-  bool settle = true;           // false saves a latency
-  uint32_t weight = 1;          // votes of this rank, where a ballot says none; their sum must be below 2^31
-  int threads = 0;              // of the vote; 0 = one per core
-  std::string cpu_target = "";  // "" = best for this CPU
+  int threads = 0;              // of the vote, including the caller; 0: one per core that this process may run on
+  std::string cpu_target = "";  // "": best for this CPU
+  // -- affects safety
+  bool commit = true;  // false saves a latency; then one damaged message of the confirm round can have ranks disagree
 };
 
-// Bytes of n signs, of their presence, and of their scales of error feedback (bfloat16, one for 1024 signs).
+// Bytes of the bits of n signs, bytes of their presence, and number of their scales (bfloat16, one for 1024 signs).
 constexpr int64_t sign_bits_bytes(int64_t signs) { return (signs + 7) / 8; }
 constexpr int64_t sign_presence_bytes(int64_t signs) { return (signs + 511) / 512; }
 constexpr int64_t sign_scales(int64_t signs) { return (signs + 1023) / 1024; }
 
-// What one rank brings to one call. Borrowed for the call; its memory may be that of the result.
+// What one rank brings to one call. All pointers are borrowed for the call and may be those of the result. "Compared":
+// the announce round refuses ranks that differ in it.
 struct SignBallot {
-  int64_t count = 0;                    // signs
+  int64_t count = 0;                    // signs; compared
   const std::byte* bits = nullptr;      // [sign_bits_bytes(count)]
   const std::byte* presence = nullptr;  // [sign_presence_bytes(count)], or nullptr on all ranks: all present
-  const uint16_t* scales = nullptr;     // mean: bfloat16 [sign_scales(count)], finite and not negative
-  const std::byte* previous = nullptr;  // ties "previous": the earlier result, the same on all ranks; may be the result
-  DType dtype = DType::kF32;            // of what the signs are of: compared
-  uint64_t step = 0, digest = 0;        // compared; digest: whatever else must agree (a hash of it)
-  uint64_t first_index = 0;             // compared; of sign 0 in the whole, for "hash"; a multiple of 1024
-  int64_t weight = -1;                  // votes, 0 for none (its bits are not looked at); -1: the collective's
+  const uint16_t* scales = nullptr;     // of a mean: bfloat16 [sign_scales(count)], finite and not negative
+  const std::byte* previous = nullptr;  // ties "previous": the earlier result, the same on all ranks
+  DType dtype = DType::kF32;            // element type of the values behind the signs; compared
+  uint64_t step = 0, digest = 0;        // compared; digest: a hash of whatever else must agree
+  uint64_t first_index = 0;             // index of sign 0 in the whole, for "hash"; a multiple of 1024; compared
+  int64_t weight = -1;                  // votes; 0: none, and the bits are not read; -1: the collective's
   bool nonfinite = false;               // this rank has a NaN or an infinity: nothing is applied anywhere
-  bool failed = false;                  // this rank cannot take part: nothing is applied anywhere; pointers unused
-  // Called once when all ranks have announced that they go on, and before anything that pointers point to is read: for
-  // a ballot whose making changes something that must not change in vain. False: this rank cannot after all; the call
-  // goes on to its end, where all ranks throw CollectiveError. So it does if this throws, which then passes through.
+  bool failed = false;                  // this rank cannot take part: nothing is applied anywhere; pointers are unused
+  // Called once, in the thread of the call, when all ranks have announced that they go on and before any pointer is
+  // read: for a ballot whose making changes something that must not change in vain. False: this rank cannot take part
+  // after all; the call goes on to its end, where all ranks throw CollectiveError. The same happens if it throws, but
+  // this rank then rethrows what it threw.
   std::function<bool()> prepare = nullptr;
 };
 
-// Where the result goes: written only when it is applied. The caller's memory.
+// Where the result goes: the caller's memory, written only when the result is applied.
 struct SignResult {
-  std::byte* bits = nullptr;      // [sign_bits_bytes(count)], zeros behind the last sign
-  std::byte* presence = nullptr;  // with presence: [sign_presence_bytes(count)], 1 where someone had a say
+  std::byte* bits = nullptr;      // [sign_bits_bytes(count)]; bits behind the last sign become 0
+  std::byte* presence = nullptr;  // if ballots have presence: [sign_presence_bytes(count)], 1 where someone had a say
   std::byte* zeros = nullptr;     // ties "zero": as bits, 1 where votes were equal
-  uint16_t* scales = nullptr;     // mean: bfloat16 [sign_scales(count)]
+  uint16_t* scales = nullptr;     // of a mean: bfloat16 [sign_scales(count)]
 };
 
-// A ballot that was left out, in part: the signs of the shard of `owner` are voted on without it. owner -1: all signs.
+// A ballot that was left out: the signs in the shard of rank `owner` were voted on without it. owner -1: all signs.
 struct RejectedBallot {
   int sender = 0, owner = -1;
   std::string reason;
 };
 
-// The same on all ranks, but for bytes and seconds.
+// How a call went; the same on all ranks, but for bytes and seconds.
 struct SignOutcome {
   bool applied = false;
-  std::vector<int> nonfinite, failed;    // ranks that said so; applied is then false
-  std::vector<RejectedBallot> rejected;  // of a vote that was applied without them
+  std::vector<int> nonfinite, failed;    // the ranks that said so, ascending; if there are any, nothing was applied
+  std::vector<RejectedBallot> rejected;  // the vote was applied without these
   SignAlgorithm algorithm = SignAlgorithm::kTwoPhase;
-  // Handed to the transport for other ranks, and got from them: messages of the payload rounds with their headers, and
-  // those of the others.
+  // Bytes handed to the transport for other ranks, and got from them: messages of the payload rounds with their
+  // headers, and records of the other rounds.
   int64_t payload_sent = 0, payload_received = 0, control_sent = 0, control_received = 0;
   struct Seconds {
     double announce = 0, ballots = 0, vote = 0, results = 0, confirm = 0, measure = 0;
   } seconds;
 };
 
-// What the mean leaves out of a rank's shard, added to its next mean: one for each thing that is averaged, on each
-// rank. Zero at first. Owned by the caller; a mean that is not applied leaves it as it was.
+// What means leave out of a rank's shard; the next mean adds it. Each rank has one for each thing that is averaged. The
+// caller owns it; at first it is zero, and a mean that is not applied leaves it as it was. One thread at a time.
 class LT_API SignResidual {
  public:
-  // Of the shard of `rank` among `size` of `count` signs. state: "fp32", "bf16" or "dynamic8".
+  // For the shard of `rank` among `size` ranks of `count` signs. state: "fp32", "bf16" or "dynamic8". Throws
+  // kInvalidArgument, std::bad_alloc.
   SignResidual(int64_t count, int rank, int size, const std::string& state = "bf16");
   ~SignResidual();
   SignResidual(SignResidual&&) noexcept;
   SignResidual& operator=(SignResidual&&) noexcept;
 
-  int64_t first() const;  // sign that the shard begins with
+  int64_t first() const;  // the sign that the shard begins with
   int64_t count() const;  // signs of the shard; 0 for ranks without any
-  // As stored, for checkpoints: codes and then scales, bytes() of them; and how much memory it takes in all.
+  // Bytes as stored (codes, then scales), and bytes of memory that the object takes for them.
   int64_t bytes() const;
   int64_t allocated_bytes() const;
+  // Copies the residual as stored, bytes() of it, to and from the caller's memory: for checkpoints.
   void read(std::byte* out) const;
   void replace(const std::byte* in);
-  // As numbers, [count()]: for another number of ranks. Replacing encodes them anew, which dynamic8 rounds.
+  // Copies it as float32 values, count() of them: for another number of ranks. replace_values encodes, which rounds
+  // where the format does.
   void read_values(float* out) const;
   void replace_values(const float* in);
 
@@ -220,12 +250,12 @@ class LT_API SignResidual {
 
 class LT_API SignCollective {
  public:
-  // Throws kInvalidArgument for options that make no sense. Communicates nothing.
+  // Shares ownership of the transport. Communicates nothing. Throws kInvalidArgument for options that make no sense.
   SignCollective(std::shared_ptr<Transport> transport, const SignCollectiveOptions& options = {});
-  // The same votes by processes on nodes: `inside` connects those of a node, `between` those with the same rank inside,
-  // one of each node. Each node has as many; rank = between->rank() * inside->size() + inside->rank(). Between nodes go
-  // counts of votes in bit planes instead of ballots: log2(votes of a node) (n / 8) / inside->size() bytes. Has no
-  // mean.
+  // The same votes for processes on nodes: `inside` connects the processes of a node, `between` those with the same
+  // rank inside, one of each node. All nodes have as many; rank = between->rank() * inside->size() + inside->rank().
+  // Between nodes go counts of votes in bit planes instead of ballots: log2(votes of a node) (n / 8) / inside->size()
+  // bytes. Such a collective has no mean().
   SignCollective(std::shared_ptr<Transport> inside, std::shared_ptr<Transport> between,
                  const SignCollectiveOptions& options = {});
   ~SignCollective();
@@ -235,14 +265,15 @@ class LT_API SignCollective {
   int rank() const;
   int size() const;
 
-  // The majority. Throws CollectiveError, TransportError and what the transport throws. A ballot that is wrong in
-  // itself is announced as failed, and throws kInvalidArgument on this rank only. One rank alone communicates nothing.
+  // The majority. A ballot or result that is wrong in itself is announced as failed, and throws kInvalidArgument on
+  // this rank only; the others get an outcome that names the rank. One rank alone communicates nothing.
   [[nodiscard]] SignOutcome vote(const SignBallot& ballot, const SignResult& result);
 
-  // The weighted mean of sign times scale, plus the residual, as signs and scales again. Always in two phases.
+  // The weighted mean of sign times scale, plus the residual, as signs and scales again; what that leaves out becomes
+  // the residual. Errors as vote(). Always in two phases.
   [[nodiscard]] SignOutcome mean(const SignBallot& ballot, const SignResult& result, SignResidual& residual);
 
-  // What kAuto goes by: as given or as measured; 0 before.
+  // The cost model of kAuto, as given or as measured; 0 before the first measurement.
   double latency_s() const;
   double bytes_per_s() const;
 

@@ -170,7 +170,7 @@ class SignCollective:
     def __init__(
         self, rank: int, size: int, all_to_all: Callable[[int, int, int], None],
         all_gather: Callable[[int, int, int], None], *, ties: str, seed: int, algorithm: str, weight: int, threads: int,
-        settle: bool = True,
+        commit: bool = True,
     ) -> None: ...  # fmt: skip
     def vote(
         self, count: int, step: int, digest: int, nonfinite: bool, failed: bool, ready: Callable[[], bool], bits: int,

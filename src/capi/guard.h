@@ -53,7 +53,7 @@ Options options_from(const Options* given, const Options& defaults) {
   return out;
 }
 
-// What the caller's version of the struct has room for.
+// Copies as much as the caller's version of the struct has room for.
 template <class Report>
 void copy_out(const std::type_identity_t<Report>& all, Report* out) {
   std::memcpy(out, &all, std::min(sizeof all, static_cast<size_t>(out->struct_size)));

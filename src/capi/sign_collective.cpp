@@ -17,7 +17,7 @@ struct lt_sign_collective {
   explicit lt_sign_collective(lowtide::SignCollective made) : collective(std::move(made)) {}
 
   lowtide::SignCollective collective;
-  // What outcomes and failures point at.
+  // Outcomes and failures point into these.
   SignOutcome last;
   std::vector<lt_sign_rejected> rejected;
   std::vector<int> error_ranks;
@@ -64,7 +64,7 @@ lowtide::SignCollectiveOptions options_of(const lt_sign_collective_options* give
   if (options.ties) out.ties = options.ties;
   out.seed = options.seed;
   out.algorithm = static_cast<lowtide::SignAlgorithm>(options.algorithm);
-  out.settle = options.settle != 0;
+  out.commit = options.commit != 0;
   out.latency_s = options.latency_s, out.bytes_per_s = options.bytes_per_s;
   out.weight = static_cast<uint32_t>(options.weight);
   out.threads = options.threads;

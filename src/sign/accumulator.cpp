@@ -15,7 +15,7 @@ namespace lowtide {
 namespace {
 constexpr int kMostPlanes = 16;
 constexpr int kMost = (1 << kMostPlanes) - 1;
-// Signs that are counted at a time: what is new of them is in the cache.
+// Signs that are counted at a time: few enough for their new counts to stay in the cache.
 constexpr int64_t kWindow = 1 << 20;
 static_assert(kWindow % kSignAlignment == 0);
 }  // namespace
@@ -30,7 +30,7 @@ struct SignAccumulator::Impl {
     carry.resize(signs.size());
   }
 
-  // Weights 1, 2, 4 ... of the planes.
+  // The weights 1, 2, 4 ... of the planes.
   std::vector<uint32_t> weights() const {
     std::vector<uint32_t> out;
     for (int j = 0; j < planes; ++j) out.push_back(uint32_t{1} << j);
@@ -39,10 +39,12 @@ struct SignAccumulator::Impl {
 
   int64_t count;
   int most, planes, threads, added = 0;
-  bool zero_is_plus = true;  // of the next addition; reset() leaves it: an odd number of them would favor one sign
-  std::vector<std::vector<std::byte>> plane, next;  // bit j of every counter; and of those of a window, after it
-  std::vector<std::byte> signs;                     // of a window
-  std::vector<std::byte> carry;                     // a plane that the weights' sum asks for, and counts never reach
+  bool zero_is_plus = true;  // for the next addition. reset() leaves it: else an odd number would favor one sign
+  std::vector<std::vector<std::byte>> plane;  // plane[j]: bit j of every counter
+  // For one window: the counters after an addition, the signs to add, and the plane that the sum of weights calls for
+  // but counts never reach.
+  std::vector<std::vector<std::byte>> next;
+  std::vector<std::byte> signs, carry;
 };
 
 SignAccumulator::SignAccumulator(int64_t count, int most, int threads) {
@@ -67,7 +69,7 @@ void SignAccumulator::reset() {
 
 bool SignAccumulator::add(const void* values, DType dtype) {
   Impl& self = *impl_;
-  LT_REQUIRE(self.added < self.most, "got an addition after %d, wanted at most as many: reset() begins anew",
+  LT_REQUIRE(self.added < self.most, "got more than %d additions, wanted at most that many; call reset() to begin anew",
              self.most);
   LT_REQUIRE(values || self.count == 0, "got no values");
   uint32_t nonfinite = 0;
@@ -106,8 +108,8 @@ void SignAccumulator::majority(std::byte* bits, const std::string& ties, uint64_
   LT_REQUIRE(ties == "hash" || ties == "plus" || ties == "minus", "got ties '%s', wanted 'hash', 'plus' or 'minus'",
              ties.c_str());
   LT_REQUIRE(bits || self.count == 0, "got no memory for the signs");
-  // The planes' weights add up to 2^P - 1 votes, and counters c are of `added`. A voter that is + everywhere, with the
-  // x votes that lack, moves the border to where it belongs: 2 (c + x) > 2^P - 1 + x, which is 2 c > added.
+  // A counter c wins with 2 c > added, but the planes' weights add up to 2^P - 1 votes. One more voter, + everywhere
+  // and with x = 2^P - 1 - added votes, moves the border there: 2 (c + x) > 2^P - 1 + x is the same as 2 c > added.
   std::vector<uint32_t> weights = self.weights();
   weights.push_back((uint32_t{1} << self.planes) - 1 - static_cast<uint32_t>(self.added));
   const std::vector<std::byte> all(self.signs.size(), std::byte{0xff});
@@ -134,11 +136,8 @@ void SignAccumulator::mean(float* out) const {
         self.added ? static_cast<float>(2 * c - self.added) / static_cast<float>(self.added) : 0.f;
   for (int64_t i = 0; i < self.count; ++i) {
     size_t c = 0;
-    for (int j = 0; j < self.planes; ++j)
-      c |=
-          static_cast<size_t>(
-              std::to_integer<unsigned>(self.plane[static_cast<size_t>(j)][static_cast<size_t>(i / 8)]) >> (i % 8) & 1u)
-          << j;
+    for (size_t j = 0; j < self.plane.size(); ++j)
+      c |= std::to_integer<size_t>(self.plane[j][static_cast<size_t>(i / 8)] >> (i % 8) & std::byte{1}) << j;
     out[i] = of[c];
   }
 }

@@ -52,7 +52,7 @@ TEST(SignAccumulator, CountsWhatWasAdded) {
   EXPECT_GT(ties, 1000);
 }
 
-// What counts keep of micro-batches, and what a running XOR (parity) would: agreement with the sign of their sum.
+// Counts of micro-batches agree with the sign of their sum; a running XOR (parity) would not.
 TEST(SignAccumulator, KeepsWhatParityLoses) {
   auto rng = testing::seeded("accumulated noise", 92);
   constexpr int64_t kCount = 200000;

@@ -1,4 +1,4 @@
-// Packed signs in the order "big".
+// Packed signs in the bit order "big", the mirror image of "little" within each byte. Pure.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 namespace lowtide::sign {
 
-// The bits of each byte the other way round. to may be from.
+// Mirrors the bits of each byte. `to` may be `from`.
 inline void reverse_bits(const std::byte* from, std::byte* to, int64_t bytes) {
   for (int64_t i = 0; i < bytes; ++i) {
     auto b = std::to_integer<unsigned char>(from[i]);
@@ -17,7 +17,7 @@ inline void reverse_bits(const std::byte* from, std::byte* to, int64_t bytes) {
   }
 }
 
-// Clears what is behind the last of `count` signs in its byte.
+// Clears the bits behind the last of `count` signs in its byte.
 inline void clear_tail(std::byte* bits, int64_t count) {
   if (const int64_t used = count % 8) bits[count / 8] &= std::byte{static_cast<unsigned char>(0xff << (8 - used))};
 }

@@ -33,8 +33,8 @@ template <class Call>
 void Channel::run(Level level, Call&& call) {
   if (!failure_.empty())
     throw TransportError(
-        "the transport failed in an earlier call, so ranks may be in different ones; make a new "
-        "transport and a new collective. It failed so: " +
+        "the transport failed in an earlier call, so ranks may be in different calls; make a new transport and a new "
+        "collective. The failure was: " +
         failure_);
   Transport& transport = *(level == Level::kInside ? inside_ : between_);
   failure_ = "unknown exception";
@@ -67,7 +67,7 @@ void Channel::gather(Level level, const std::byte* send, std::byte* receive, int
 }
 
 void Channel::gather_records(const void* record, std::byte* all) {
-  // Those of the node first, in their place, then those of all nodes: ranks of a node follow each other.
+  // First the records of the node, then those of all nodes: the ranks of a node follow each other.
   const int64_t of_node = inside_size() * wire::kRecordBytes;
   const auto* mine = static_cast<const std::byte*>(record);
   if (!two_level()) return gather(Level::kInside, mine, all, wire::kRecordBytes, &traffic_.control);

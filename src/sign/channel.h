@@ -1,4 +1,9 @@
-// The ranks of a collective, over one transport or over two (inside nodes and between them), and what goes over them.
+// The ranks of a collective, over one transport or over two (inside nodes and between them), and the bytes that go over
+// them.
+//
+// A channel shares ownership of its transports and is used by the collective's thread. It throws what the transports
+// throw; over two levels a TransportError names ranks of the whole. After a failure ranks may be in different calls, so
+// every later call throws TransportError.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +16,7 @@ namespace lowtide {
 
 class Channel {
  public:
-  // between: nullptr for one transport.
+  // between: nullptr for one transport. Throws kInvalidArgument for a transport with an impossible rank or size.
   Channel(std::shared_ptr<Transport> inside, std::shared_ptr<Transport> between);
 
   int rank() const { return rank_; }
@@ -22,16 +27,16 @@ class Channel {
   int nodes() const { return between_ ? between_->size() : 1; }
   int node() const { return between_ ? between_->rank() : 0; }
 
-  // Records of the control rounds, [size()] of them, by rank.
+  // Gathers the records of a control round: all[size() * wire::kRecordBytes], by rank.
   void gather_records(const void* record, std::byte* all);
 
-  // Payload messages. A level of one rank communicates nothing.
+  // Payload messages. A level of one rank copies, and communicates nothing.
   enum class Level { kInside, kBetween };
   void all_to_all(Level level, const std::byte* send, std::byte* receive, int64_t bytes_each);
   void all_gather(Level level, const std::byte* send, std::byte* receive, int64_t bytes);
 
   struct Traffic {
-    int64_t payload = 0, control = 0;  // sent to other ranks, and as much received
+    int64_t payload = 0, control = 0;  // bytes sent to other ranks; as many were received
   };
   const Traffic& traffic() const { return traffic_; }
   void reset_traffic() { traffic_ = {}; }
@@ -44,7 +49,7 @@ class Channel {
   std::shared_ptr<Transport> inside_, between_;
   int rank_, size_;
   Traffic traffic_;
-  std::string failure_;  // "": none so far
+  std::string failure_;  // the first failure's text; "": none so far
 };
 
 }  // namespace lowtide

@@ -1,3 +1,4 @@
+// The collective itself: checks what its caller gives, and takes a call through its rounds.
 #include <cmath>
 #include <exception>
 
@@ -7,7 +8,7 @@
 #include "lowtide/sign_collective.h"
 #include "sign/cost.h"
 #include "sign/exchange.h"
-#include "sign/pieces.h"
+#include "sign/shard_messages.h"
 #include "sign/ties.h"
 
 namespace lowtide {
@@ -102,7 +103,7 @@ wire::Announcement SignCollective::Impl::announcement(const SignBallot& ballot, 
   out.residual = residual ? residual->codec : -1;
   out.weight = weight_of(ballot);
   out.has_presence = ballot.presence != nullptr;
-  out.settle = options.settle;
+  out.commit = options.commit;
   out.nonfinite = ballot.nonfinite;
   out.failed = ballot.failed;
   return out;
@@ -111,7 +112,7 @@ wire::Announcement SignCollective::Impl::announcement(const SignBallot& ballot, 
 SignAlgorithm SignCollective::Impl::choose(const SignBallot& ballot) const {
   if (options.algorithm != SignAlgorithm::kAuto) return options.algorithm;
   if (channel.two_level()) return SignAlgorithm::kTwoPhase;
-  const PieceShape whole{shard_signs(ballot.count, 1), ballot.presence != nullptr};
+  const ShardLayout whole{shard_signs(ballot.count, 1), ballot.presence != nullptr};
   return faster(cost, channel.size(), whole.ballot_bytes());
 }
 
@@ -119,7 +120,7 @@ Agreement SignCollective::Impl::agree(const wire::Announcement& mine) {
   try {
     return announce(channel, mine);
   } catch (const CollectiveError&) {
-    // All ranks are here. A damaged measurement may be why they differ: the next call measures anew.
+    // All ranks are here. They may differ because a measurement was damaged, so the next call measures anew.
     cost = {options.latency_s, options.bytes_per_s};
     throw;
   }
@@ -137,7 +138,7 @@ SignOutcome SignCollective::Impl::call(const SignBallot& ballot, const SignResul
     channel.reset_traffic();
     watch.lap(&outcome.seconds.measure);
   }
-  // What is wrong on this rank alone is told to the others before it is thrown.
+  // An error on this rank alone is announced to the others before it is thrown.
   std::exception_ptr own;
   std::unique_ptr<Exchange> exchange;
   wire::Announcement mine = announcement(ballot, residual);
@@ -165,7 +166,7 @@ SignOutcome SignCollective::Impl::call(const SignBallot& ballot, const SignResul
   if (own) std::rethrow_exception(own);
   outcome.nonfinite = agreed.nonfinite, outcome.failed = agreed.failed;
   outcome.applied = agreed.nonfinite.empty() && agreed.failed.empty();
-  if (outcome.applied) {  // without signs, too: a rank that cannot after all must be heard
+  if (outcome.applied) {  // also without signs: a rank whose prepare() fails must be heard
     bool ready = true;
     if (ballot.prepare) try {
         ready = ballot.prepare();

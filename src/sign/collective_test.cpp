@@ -85,7 +85,7 @@ TEST(SignCollective, BytesOnTheWireAreTheFormula) {
       of.with_presence = false, of.options.ties = "hash";
       of.weights.assign(static_cast<size_t>(w), 1);
       of.options.algorithm = two ? SignAlgorithm::kTwoPhase : SignAlgorithm::kOnePhase;
-      // What the hook sees is what the outcome claims.
+      // The outcome claims the bytes that the hook saw.
       Ranks ranks(of);
       std::vector<int64_t> seen(static_cast<size_t>(w));
       ranks.inside[0]->on_message([&](ThreadGroup::Message& m) {
@@ -202,7 +202,7 @@ TEST(SignCollective, RanksThatDifferAreRefusedByAllAlike) {
       {"presence: got no on ranks", [](SignBallot& b, auto&) { b.presence = b.bits; }},
       {"ties: got hash on ranks", [](SignBallot&, SignCollectiveOptions& o) { o.ties = "plus"; }},
       {"seed: got 9 on ranks", [](SignBallot&, SignCollectiveOptions& o) { o.seed = 8; }},
-      {"settle: got yes on ranks", [](SignBallot&, SignCollectiveOptions& o) { o.settle = false; }},
+      {"commit: got yes on ranks", [](SignBallot&, SignCollectiveOptions& o) { o.commit = false; }},
       {"algorithm: got two_phase on ranks",
        [](SignBallot&, SignCollectiveOptions& o) { o.algorithm = SignAlgorithm::kOnePhase; }},
       {"where they are in the call: got announcing a vote on ranks",

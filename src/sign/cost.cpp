@@ -14,11 +14,11 @@ SignAlgorithm faster(const Cost& cost, int ranks, int64_t bytes) {
 }
 
 Cost measure(Channel& channel) {
-  constexpr int kTimes = 3;  // the best counts: the first is often slow
-  // What a rank sends does not grow with the number of ranks, but for messages too small to show a rate.
+  constexpr int kTimes = 3;  // the best one counts: the first is often slow
+  // A rank sends as much whatever the number of ranks, unless messages would become too small to show a rate.
   const int64_t bytes = std::max<int64_t>((256 << 10) / std::max(channel.size() - 1, 1), 8 << 10);
   wire::Measurement mine;
-  gather_measurements(channel, mine);  // all are here from now on
+  gather_measurements(channel, mine);  // from now on all ranks are here
   std::vector<std::byte> small(1), large(static_cast<size_t>(bytes)), all(static_cast<size_t>(bytes * channel.size()));
   double latency = 0, busy = 0;
   for (int i = 0; i < kTimes; ++i) {

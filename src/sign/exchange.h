@@ -1,4 +1,5 @@
-// The payload rounds: one form for each algorithm.
+// The payload rounds of a call: how ballots reach those who count them, and how results come back. One class for each
+// algorithm, made for one call and destroyed after it.
 #pragma once
 
 #include <chrono>
@@ -13,7 +14,7 @@
 
 namespace lowtide {
 
-// Memory that is kept from call to call, and holds anything.
+// Memory that is kept from call to call, and holds anything. need() may move it: what it held is then lost.
 class Scratch {
  public:
   std::byte* need(int64_t bytes) {
@@ -35,14 +36,14 @@ struct Scratches {
   Scratch first, second, third;
 };
 
-// One call, as an exchange sees it. Everything is borrowed.
+// One call, as an exchange sees it. Everything is borrowed from the collective and its caller.
 struct ExchangeCall {
   Channel& channel;
   Backend& backend;
   Scratches& scratch;
   const SignBallot& ballot;
   const SignResult& result;
-  ResidualState* residual = nullptr;  // of a mean
+  ResidualState* residual = nullptr;  // of a mean; nullptr: a vote
   TieRule ties = TieRule::kHash;
   uint64_t seed = 0;
   uint32_t weight = 1;
@@ -50,14 +51,17 @@ struct ExchangeCall {
   SignOutcome* outcome = nullptr;
 };
 
+// The calls come in this order, in the collective's thread.
 class Exchange {
  public:
   virtual ~Exchange() = default;
-  // Allocates all that run() needs, from this rank's ballot alone.
+  // Allocates all that run() needs, knowing this rank's ballot alone. Throws std::bad_alloc; communicates nothing.
   virtual void prepare() = 0;
-  // The rounds; afterwards the result is in scratch memory, and those rejected are in the outcome.
+  // Takes the rounds. Afterwards the result is in scratch memory, and the ballots left out are in the outcome. Throws
+  // TransportError, and CollectiveError on all ranks alike; what fails on this rank alone is in Found instead, so that
+  // the others hear of it.
   virtual Found run(const Agreement& agreed) = 0;
-  // Copies it to the caller.
+  // Copies the result to the caller, and for a mean replaces the residual. Cannot fail.
   virtual void deliver() = 0;
 };
 

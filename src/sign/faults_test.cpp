@@ -1,11 +1,12 @@
-// What becomes of votes when a rank dies at any call, and when any message is damaged, cut off, late, or another's.
+// Claims: whatever call a rank dies at, and whatever message is damaged, cut off, late, or another's, no two ranks end
+// with different results.
 #include <gtest/gtest.h>
 
 #include <map>
 #include <mutex>
 #include <tuple>
 
-#include "sign/pieces.h"
+#include "sign/shard_messages.h"
 #include "support/sign_ranks.h"
 
 namespace lowtide {
@@ -189,7 +190,7 @@ class Damager {
         for (int i = 0; i < 100; ++i) flip(m.data, 0, m.bytes);
         return;
       case Damage::kCutOff: {
-        // Of a part that is zero anyway nothing can be lost: then in the header.
+        // A part that is zero anyway loses nothing: cut the header instead.
         const int64_t all = m.bytes;
         m.bytes = random_.below(all);
         if (std::all_of(m.data + m.bytes, m.data + all, [](std::byte b) { return b == std::byte{0}; }))
@@ -316,11 +317,11 @@ void damage_everything(const char* name, int ranks, int nodes, SignAlgorithm alg
         static_cast<long long>(tally.timed_out));
     all.cases += tally.cases, all.right += tally.right, all.without += tally.without, all.refused += tally.refused;
     const std::string place = where.name;
-    // What must not be lost: a ballot's damage costs the ballot only, and the last round's costs nothing.
+    // A damaged ballot costs that ballot only, and damage in the last round costs nothing.
     if (place.starts_with("ballots") && algorithm == SignAlgorithm::kTwoPhase) {
       EXPECT_EQ(tally.without, tally.cases);
     }
-    if (place.starts_with("settle")) {
+    if (place.starts_with("commit")) {
       EXPECT_EQ(tally.right, tally.cases);
     }
     if (place.starts_with("results")) {
@@ -336,13 +337,13 @@ TEST(SignFaults, DamageInTwoPhases) {
                      {false, 1, "ballots"},
                      {false, 2, "results"},
                      {false, 3, "confirm"},
-                     {false, 4, "settle"}},
+                     {false, 4, "commit"}},
                     {0, 1, 2, 3, 4});
 }
 
 TEST(SignFaults, DamageInOnePhase) {
   damage_everything("one phase", 5, 0, SignAlgorithm::kOnePhase,
-                    {{false, 0, "announce"}, {false, 1, "ballots"}, {false, 2, "confirm"}, {false, 3, "settle"}},
+                    {{false, 0, "announce"}, {false, 1, "ballots"}, {false, 2, "confirm"}, {false, 3, "commit"}},
                     {0, 1, 2, 3, 4});
 }
 
@@ -356,8 +357,8 @@ TEST(SignFaults, DamageOnNodes) {
                      {false, 2, "results inside"},
                      {false, 3, "confirm inside"},
                      {true, 3, "confirm between"},
-                     {false, 4, "settle inside"},
-                     {true, 4, "settle between"}},
+                     {false, 4, "commit inside"},
+                     {true, 4, "commit between"}},
                     {0, 1, 4});
 }
 
@@ -377,7 +378,7 @@ TEST(SignFaults, AfterATransportFailedItIsNotUsedAgain) {
   }
 }
 
-// What a transport throws reaches the caller as it is.
+// An exception of the transport reaches the caller as it is.
 TEST(SignFaults, ForeignExceptionsPass) {
   struct Foreign {};
   const auto fail = [](const std::byte*, std::byte*, int64_t) { throw Foreign(); };

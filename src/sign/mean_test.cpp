@@ -151,7 +151,8 @@ TEST(SignMean, IsThatOfAllSignsInOnePlace) {
               static_cast<long long>(cases), static_cast<long long>(signs));
 }
 
-// What was sent, and what is left, is the sum of the means: in float32 but for rounding, an ulp of a value a step.
+// The values sent and the values left add up to the sum of the means: in float32 but for rounding, an ulp of a value a
+// step.
 TEST(SignMean, LosesNothing) {
   Rng rng = testing::seeded("sums of means", 12);
   MeanCase of = random_case(4, rng);

@@ -1,106 +1,74 @@
-// Every rank gets every ballot and votes on all signs: for few ranks or few signs.
+// One phase: every rank gets every whole ballot and votes on all signs. One latency, but (ranks - 1) ballots to send:
+// for few ranks or few signs.
 #include <cstring>
 
-#include "core/crc32c.h"
-#include "core/error.h"
-#include "core/thread_pool.h"
 #include "sign/exchange.h"
-#include "sign/pieces.h"
+#include "sign/shard_messages.h"
 
 namespace lowtide {
 namespace {
 
 using wire::Reason;
-using wire::Round;
 
 class OnePhase final : public Exchange {
  public:
-  explicit OnePhase(const ExchangeCall& call) : call_(call) {
-    // The result lies as in a message, but is not sent.
-    shape_ = {shard_signs(call.ballot.count, 1), call.ballot.presence != nullptr, call.ties == TieRule::kZero,
-              call.channel.size()};
-  }
+  explicit OnePhase(const ExchangeCall& call)
+      : call_(call),
+        layout_{shard_signs(call.ballot.count, 1), call.ballot.presence != nullptr, call.ties == TieRule::kZero,
+                call.channel.size()} {}
 
   void prepare() override {
-    mine_ = call_.scratch.first.need(shape_.ballot_bytes());
-    all_ = call_.scratch.second.need(shape_.ballot_bytes() * shape_.ranks);
-    result_ = call_.scratch.third.need(shape_.result_bytes());
+    mine_ = call_.scratch.first.need(layout_.ballot_bytes());
+    all_ = call_.scratch.second.need(layout_.ballot_bytes() * layout_.ranks);
+    result_ = call_.scratch.third.need(layout_.result_bytes());  // laid out as a message, but not sent
   }
 
   Found run(const Agreement& agreed) override {
     Stopwatch watch;
-    const int64_t bytes = shape_.ballot_bytes(), payload = bytes - wire::kHeaderBytes;
-    const int me = call_.channel.rank();
-    fill_ballot(call_.ballot, 0, shape_, agreed.weight(me) > 0, mine_);
-    wire::seal_message(header_of(agreed, Round::kBallot, me, wire::kEveryone, 0), mine_, payload);
+    const int64_t bytes = layout_.ballot_bytes();
+    write_ballot(call_, agreed, layout_, wire::kEveryone, 0, mine_);
     call_.channel.all_gather(Channel::Level::kInside, mine_, all_, bytes);
     watch.lap(&call_.outcome->seconds.ballots);
 
-    const auto ranks = static_cast<size_t>(shape_.ranks);
-    std::vector<Reason> reasons = agreed.reasons;
-    parallel_for(shape_.ranks, call_.threads, [&](int64_t r) {
-      const auto at = static_cast<size_t>(r);
-      if (reasons[at] != Reason::kFine || agreed.of[at].weight == 0) return;
-      wire::Header read;
-      reasons[at] = wire::check_message(header_of(agreed, Round::kBallot, static_cast<int>(r), wire::kEveryone, 0),
-                                        all_ + r * bytes, payload, &read);
-    });
+    const std::vector<Reason> reasons =
+        check_ballots(agreed, 0, layout_.ranks, wire::kEveryone, 0, all_, bytes, call_.threads);
+    begin_result(layout_, reasons, result_);
     Found found;
     try {
       vote(agreed, reasons, &found);
     } catch (const std::exception&) {
-      found.reason = Reason::kSenderFailed, found.culprit = me;
+      found.reason = Reason::kSenderFailed, found.culprit = call_.channel.rank();
     }
-    // Who is left out must be the same everywhere, and so is part of the result.
-    std::memset(PieceShape::reasons(result_), 0, static_cast<size_t>(shape_.reasons_bytes()));
-    for (size_t r = 0; r < ranks; ++r) {
-      PieceShape::reasons(result_)[r] = static_cast<std::byte>(reasons[r]);
+    for (size_t r = 0; r < reasons.size(); ++r) {
       if (reasons[r] == Reason::kFine || agreed.reasons[r] != Reason::kFine) continue;
       call_.outcome->rejected.push_back({static_cast<int>(r), -1, wire::describe(reasons[r])});
       if (found.suspect < 0) found.suspect = static_cast<int>(r), found.suspicion = reasons[r];
     }
     reject_unannounced(agreed, call_.outcome);
-    found.result_crc = crc32c(PieceShape::reasons(result_),
-                              static_cast<size_t>(shape_.result_bytes() - wire::kHeaderBytes), agreed.weights_crc());
+    // All ranks must leave out the same ballots, so the checksum covers the reasons, too.
+    found.result =
+        wire::checksum(ShardLayout::reasons(result_), static_cast<size_t>(layout_.result_bytes() - wire::kHeaderBytes),
+                       agreed.weights_checksum());
     watch.lap(&call_.outcome->seconds.vote);
     return found;
   }
 
-  void deliver() override { deliver_result(shape_, result_, 0, call_.ballot.count, call_.result); }
+  void deliver() override { deliver_result(call_, layout_, result_, 0); }
 
  private:
   void vote(const Agreement& agreed, const std::vector<Reason>& reasons, Found* found) {
-    std::vector<const std::byte*> ballots, presence;
-    std::vector<uint32_t> weights;
-    uint32_t votes = 0;
-    for (int r = 0; r < shape_.ranks; ++r) {
-      std::byte* const message = all_ + r * shape_.ballot_bytes();
-      const bool fine = reasons[static_cast<size_t>(r)] == Reason::kFine;
-      ballots.push_back(PieceShape::ballot_bits(message));
-      if (shape_.extra) presence.push_back(shape_.ballot_extra(message));
-      weights.push_back(fine ? agreed.weight(r) : 0);
-      votes += weights.back();
-    }
-    if (votes == 0) {
+    const Voters voters = voters_of(agreed, layout_, all_, reasons);
+    if (voters.votes == 0) {
       found->reason = Reason::kNoVotes, found->culprit = call_.channel.rank();
       return;
     }
-    // Whole pieces are zeroed, for the checksum goes over all of them.
-    std::memset(shape_.result_bits(result_), 0,
-                static_cast<size_t>(shape_.result_bytes() - wire::kHeaderBytes - shape_.reasons_bytes()));
-    VoteItem item;
-    item.count = call_.ballot.count;
-    item.ballots = ballots, item.presence = presence, item.weights = weights;
-    item.ties = call_.ties, item.seed = call_.seed, item.step = call_.ballot.step;
-    item.first_index = call_.ballot.first_index, item.previous = call_.ballot.previous;
-    item.result = shape_.result_bits(result_);
-    item.zeros = shape_.zeros ? shape_.result_zeros(result_) : nullptr;
-    item.result_presence = shape_.extra ? shape_.result_extra(result_) : nullptr;
+    VoteItem item = vote_into(call_, layout_, 0, call_.ballot.count, result_);
+    item.ballots = voters.ballots, item.presence = voters.extra, item.weights = voters.weights;
     call_.backend.vote_signs(item, call_.threads, nullptr);
   }
 
   ExchangeCall call_;
-  PieceShape shape_;
+  ShardLayout layout_;
   std::byte *mine_ = nullptr, *all_ = nullptr, *result_ = nullptr;
 };
 

@@ -1,4 +1,4 @@
-// Lists of ranks in messages.
+// Lists of ranks in error texts.
 #pragma once
 
 #include <string>

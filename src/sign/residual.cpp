@@ -7,7 +7,7 @@
 #include "backend/limits.h"
 #include "core/error.h"
 #include "core/layout.h"
-#include "sign/pieces.h"
+#include "sign/shard_messages.h"
 
 namespace lowtide {
 namespace {
@@ -35,7 +35,7 @@ SignResidual::SignResidual(int64_t count, int rank, int size, const std::string&
   s.total = count, s.rank = rank, s.size = size;
   const int64_t shard = shard_signs(count, size);
   s.first = std::min(count, rank * shard);
-  s.count = signs_of_piece(count, s.first, shard);
+  s.count = signs_in_shard(count, s.first, shard);
   const StateFormat& format = codec_info(s.codec).format[1];
   s.now.codes.assign(static_cast<size_t>(format.code_bytes(s.count)), static_cast<std::byte>(format.zero));
   s.now.scales.assign(static_cast<size_t>(format.scales * blocks_per_row(s.count, kBlockElements)), 0.f);

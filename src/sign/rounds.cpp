@@ -6,7 +6,6 @@
 #include <set>
 
 #include "backend/catalog.h"
-#include "core/crc32c.h"
 #include "core/error.h"
 #include "sign/ranks.h"
 #include "sign/ties.h"
@@ -14,19 +13,19 @@
 namespace lowtide {
 namespace {
 
+using Cause = CollectiveError::Cause;
 using wire::Announcement;
 using wire::Reason;
 using wire::Round;
 using wire::Verdict;
 
-// What all must have alike.
+// A field that all ranks must announce alike.
 struct Compared {
   const char* name;
   std::string (*value)(const Announcement&);
 };
 
 std::string number(uint64_t x) { return std::to_string(x); }
-std::string hexadecimal(uint64_t x) { return format("0x%016" PRIx64, x); }
 std::string yes_no(bool x) { return x ? "yes" : "no"; }
 
 std::string algorithm_name(int32_t algorithm) {
@@ -47,9 +46,10 @@ std::string type_name(int32_t dtype) {
 }
 
 std::string codec_name(int32_t codec) {
-  return codec >= 0 && static_cast<size_t>(codec) < codecs().size() ? codec_info(codec).name
-                                                                    : std::to_string(codec);
+  return codec >= 0 && static_cast<size_t>(codec) < codecs().size() ? codec_info(codec).name : std::to_string(codec);
 }
+
+std::string digest(const Announcement& a) { return format("0x%016" PRIx64, a.digest); }
 
 const Compared kCompared[] = {
     {"format version", [](const Announcement& a) { return number(a.prefix.version); }},
@@ -60,20 +60,20 @@ const Compared kCompared[] = {
     {"number of signs", [](const Announcement& a) { return std::to_string(a.count); }},
     {"dtype", [](const Announcement& a) { return type_name(a.dtype); }},
     {"first index", [](const Announcement& a) { return number(a.first_index); }},
-    {"digest", [](const Announcement& a) { return hexadecimal(a.digest); }},
+    {"digest", digest},
     {"ties", [](const Announcement& a) { return tie_rule_name(static_cast<TieRule>(a.ties)); }},
     {"seed", [](const Announcement& a) { return number(a.seed); }},
     {"algorithm", [](const Announcement& a) { return algorithm_name(a.algorithm); }},
     {"presence", [](const Announcement& a) { return yes_no(a.has_presence); }},
-    {"settle", [](const Announcement& a) { return yes_no(a.settle); }},
+    {"commit", [](const Announcement& a) { return yes_no(a.commit); }},
     {"residual format", [](const Announcement& a) { return codec_name(a.residual); }},
 };
 
-// By value, the ranks that have it.
+// The ranks that have each value.
 using Values = std::map<std::string, std::vector<int>>;
 
-// Throws if `values` are several, naming those in the minority as the cause.
-void require_one(const char* name, const Values& values) {
+// Throws if there is more than one value, naming the ranks in the minority as the cause.
+void require_one(const char* name, const Values& values, Cause cause = Cause::kDisagreement) {
   if (values.size() <= 1) return;
   const auto most = std::max_element(values.begin(), values.end(), [](const auto& a, const auto& b) {
     return a.second.size() != b.second.size() ? a.second.size() < b.second.size() : a.second[0] > b.second[0];
@@ -87,7 +87,7 @@ void require_one(const char* name, const Values& values) {
     others.insert(others.end(), ranks.begin(), ranks.end());
   }
   std::sort(others.begin(), others.end());
-  throw CollectiveError(ErrorKind::kInvalidArgument, text + "; wanted the same on all. Nothing was applied", others);
+  throw CollectiveError(cause, text + "; wanted the same on all. Nothing was applied", others);
 }
 
 const char* round_name(Round round) {
@@ -98,15 +98,15 @@ const char* round_name(Round round) {
       return "announcing a vote";
     case Round::kConfirm:
       return "confirming";
-    case Round::kSettle:
-      return "settling";
+    case Round::kCommit:
+      return "committing";
     default:
       return "another round";
   }
 }
 
-// All ranks' records, those that were damaged zero. Before a call begins a rank in another round is refused; later it
-// can only be a message that went astray.
+// The records of all ranks; a damaged one is zeroed. A rank in another round is an error as long as the call has not
+// begun; later only a stray message can look like one.
 template <class Record>
 std::vector<Record> gather(Channel& channel, const Record& mine, std::vector<bool>* sound) {
   std::vector<Record> all(static_cast<size_t>(channel.size()));
@@ -135,7 +135,7 @@ const char* message_name(Round round) {
     case Round::kBallot:
       return "ballot";
     case Round::kConfirm:
-    case Round::kSettle:
+    case Round::kCommit:
       return "confirmation";
     default:
       return "result";
@@ -148,7 +148,7 @@ Verdict verdict(const Channel& channel, const Agreement& agreed, Round round) {
   out.prefix = mine.prefix;
   out.prefix.round = round;
   out.step = mine.step;
-  out.announcement = mine.crc;
+  out.announcement = mine.checksum;
   return out;
 }
 
@@ -157,7 +157,7 @@ void accuse(Verdict* verdict, Reason reason, Round of, int culprit, int witness)
   verdict->culprit = culprit, verdict->witness = witness;
 }
 
-// What `all` confirmations come to, in `view`.
+// Draws the conclusion from all confirmations, into `view`.
 void judge(const Agreement& agreed, const std::vector<Verdict>& all, const std::vector<bool>& sound, Verdict* view) {
   const auto me = view->prefix.rank;
   for (size_t r = 0; r < all.size(); ++r) {
@@ -185,30 +185,36 @@ void judge(const Agreement& agreed, const std::vector<Verdict>& all, const std::
   }
 }
 
-// The same text on all ranks with the same views.
+// Throws if a view is not fine. Ranks that got the same views throw the same text.
 void require_fine(const std::vector<Verdict>& views) {
-  std::set<std::string> causes;
+  std::set<std::string> texts;
   std::set<int> culprits;
+  Cause cause = Cause::kDamage;
   for (const Verdict& view : views) {
     if (view.reason == Reason::kFine) continue;
+    if (view.reason == Reason::kSenderFailed) cause = Cause::kRankFailed;
     culprits.insert(view.culprit);
-    causes.insert(format("the %s of rank %d%s %s", message_name(view.of), view.culprit,
-                         view.witness == view.culprit ? "" : format(" at rank %d", view.witness).c_str(),
-                         wire::describe(view.reason)));
+    texts.insert(format("the %s of rank %d%s %s", message_name(view.of), view.culprit,
+                        view.witness == view.culprit ? "" : format(" at rank %d", view.witness).c_str(),
+                        wire::describe(view.reason)));
   }
-  if (causes.empty()) return;
+  if (texts.empty()) return;
   std::string text;
-  for (const std::string& cause : causes) text += (text.empty() ? "" : "; ") + cause;
-  throw CollectiveError(ErrorKind::kIo, text + ". Nothing was applied on any rank; the same call may be made again",
+  for (const std::string& each : texts) text += (text.empty() ? "" : "; ") + each;
+  throw CollectiveError(cause, text + ". Nothing was applied on any rank; the same call may be made again",
                         {culprits.begin(), culprits.end()});
 }
 
 }  // namespace
 
-uint32_t Agreement::weights_crc() const {
-  uint32_t crc = 0;
-  for (const Announcement& each : of) crc = crc32c(&each.weight, sizeof each.weight, crc);
-  return crc;
+const Announcement& Agreement::call() const {
+  return of[static_cast<size_t>(std::find(reasons.begin(), reasons.end(), Reason::kFine) - reasons.begin())];
+}
+
+uint32_t Agreement::weights_checksum() const {
+  uint32_t sum = 0;
+  for (const Announcement& each : of) sum = wire::checksum(&each.weight, sizeof each.weight, sum);
+  return sum;
 }
 
 Agreement announce(Channel& channel, Announcement mine) {
@@ -232,11 +238,11 @@ Agreement announce(Channel& channel, Announcement mine) {
     Values values;
     for (size_t r = 0; r < agreed.of.size(); ++r)
       if (sound[r]) values[each.value(agreed.of[r])].push_back(static_cast<int>(r));
-    require_one(each.name, values);
+    require_one(each.name, values, each.value == digest ? Cause::kDigest : Cause::kDisagreement);
   }
   if (!agreed.nonfinite.empty()) return agreed;
   if (votes == 0 || votes >= uint64_t{1} << 31)
-    throw CollectiveError(ErrorKind::kInvalidArgument,
+    throw CollectiveError(Cause::kDisagreement,
                           format("got weights of %" PRIu64 " votes in all, wanted from 1 to 2^31 - 1", votes), {});
   return agreed;
 }
@@ -254,7 +260,7 @@ std::vector<wire::Measurement> gather_measurements(Channel& channel, wire::Measu
 
 void confirm(Channel& channel, const Agreement& agreed, const Found& found) {
   Verdict mine = verdict(channel, agreed, Round::kConfirm);
-  mine.result = found.result_crc;
+  mine.result = found.result;
   mine.suspect = found.suspect, mine.suspicion = found.suspicion;
   const auto damaged = std::find(agreed.reasons.begin(), agreed.reasons.end(), Reason::kNoAnnouncement);
   if (damaged != agreed.reasons.end())
@@ -263,11 +269,11 @@ void confirm(Channel& channel, const Agreement& agreed, const Found& found) {
   wire::seal_record(&mine);
   std::vector<bool> sound;
   const std::vector<Verdict> all = gather(channel, mine, &sound);
-  Verdict view = verdict(channel, agreed, Round::kSettle);
+  Verdict view = verdict(channel, agreed, Round::kCommit);
   judge(agreed, all, sound, &view);
   wire::seal_record(&view);
-  if (!agreed.of[static_cast<size_t>(channel.rank())].settle) return require_fine({view});
-  // A damaged view is left out: it hides no trouble unless there are two of them.
+  if (!agreed.of[static_cast<size_t>(channel.rank())].commit) return require_fine({view});
+  // A damaged view is left out: it can hide trouble only if there are two of them.
   require_fine(gather(channel, view, &sound));
 }
 

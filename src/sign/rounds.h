@@ -1,5 +1,9 @@
-// The rounds around the payload, in which all ranks come to the same decision: announce before it, confirm and settle
-// behind it.
+// The control rounds around the payload, in which all ranks come to the same decision: announce before it, confirm and
+// commit after it. Each is one all_gather of records of 128 bytes. docs/sign-collective.md says what each protects
+// from.
+//
+// These functions block until all ranks have come. They throw TransportError where the transport fails, and
+// CollectiveError on all ranks alike where the ranks must not go on; nothing is applied then.
 #pragma once
 
 #include <cstdint>
@@ -10,39 +14,44 @@
 
 namespace lowtide {
 
-// What all ranks announced, as this one got it.
+// The announcements of all ranks, as this one got them. It owns its records.
 struct Agreement {
-  std::vector<wire::Announcement> of;  // [size]; of one that was damaged only the weight counts, which is 0
+  std::vector<wire::Announcement> of;  // [size]; a damaged one is zeroed: no votes
   std::vector<wire::Reason> reasons;   // kFine or kNoAnnouncement
-  std::vector<int> nonfinite, failed;  // nothing is to be applied if there are any
+  std::vector<int> nonfinite, failed;  // if there are any, nothing is to be applied
 
-  // What messages of a rank refer to; 0 where it was damaged.
+  // An announcement that arrived sound; all of those agree on the call.
+  const wire::Announcement& call() const;
+  // The checksum that a rank's messages refer to; 0 if its announcement was damaged.
   uint32_t announcement(int rank) const {
     const auto r = static_cast<size_t>(rank);
-    return reasons[r] == wire::Reason::kFine ? of[r].crc : 0;
+    return reasons[r] == wire::Reason::kFine ? of[r].checksum : 0;
   }
   uint32_t weight(int rank) const { return of[static_cast<size_t>(rank)].weight; }
-  // Where nobody's announcement is known to be damaged, all ranks have this one.
-  uint32_t weights_crc() const;
+  // The same on all ranks unless an announcement was damaged.
+  uint32_t weights_checksum() const;
 };
 
-// Fills in rank, size and checksum. Throws CollectiveError if ranks do not agree.
+// Tells all ranks what this one is about to do, and checks that all do the same. Fills in the round, rank, size and
+// checksum of `mine`. Ranks that failed or hold values that are not finite are named in the agreement; that is no
+// error.
 Agreement announce(Channel& channel, wire::Announcement mine);
 
-// All ranks' measurements that came sound. Throws CollectiveError if a rank is in another round.
+// All ranks' measurements that arrived sound.
 std::vector<wire::Measurement> gather_measurements(Channel& channel, wire::Measurement mine);
 
-// What a rank found when it put the result together.
+// The findings of a rank that put the result together.
 struct Found {
-  wire::Reason reason = wire::Reason::kFine;  // why a result is not known
-  int culprit = -1;                           // its sender
-  uint32_t result_crc = 0;                    // of everything that the results follow from
+  wire::Reason reason = wire::Reason::kFine;  // why the result is not known
+  int culprit = -1;                           // the rank at fault
+  uint32_t result = 0;                        // checksum of everything that the result follows from
   // A ballot that this rank left out: the cause, should the others have got it.
   int suspect = -1;
   wire::Reason suspicion = wire::Reason::kFine;
 };
 
-// Returns if all ranks found the same result, and all know that; throws CollectiveError on all of them otherwise.
+// Returns if all ranks found the same result and, unless the call does without the commit round, know that of each
+// other.
 void confirm(Channel& channel, const Agreement& agreed, const Found& found);
 
 }  // namespace lowtide

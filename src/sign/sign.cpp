@@ -17,7 +17,7 @@ namespace {
 #include "portable/ties.def"
 #undef LT_TIE
 
-// Bytes of bits that are turned round at a time: 8 Mi signs, so that threads have enough of them.
+// Bytes of bits that are mirrored at a time: 8 Mi signs, enough to keep threads busy.
 constexpr int64_t kPieceBytes = 1 << 20;
 
 bool is_big(Backend& backend, const Options& options) {
@@ -43,7 +43,7 @@ void check_count(int64_t count) {
   LT_REQUIRE(count >= 0 && count <= kMostSigns, "got %lld signs, wanted 0 to 2^60", static_cast<long long>(count));
 }
 
-// The peers' trap: a count of elements where one of bytes is meant, and the other way round.
+// Catches the usual mistake: a count of elements where a count of bytes is meant, or the other way round.
 void check_size(const char* name, std::span<const std::byte> bits, int64_t count) {
   const int64_t wanted = packed_bytes(count);
   LT_REQUIRE(bits.size() == static_cast<size_t>(wanted),
@@ -63,12 +63,12 @@ void check_apart(const char* a_name, const void* a, int64_t a_bytes, const char*
              b_name);
 }
 
-// What is written where it was read byte by byte: the same memory or other memory.
+// For results that are written in place, byte by byte: the memory is the same, or apart.
 void check_same_or_apart(const char* a_name, const void* a, const char* b_name, const void* b, int64_t bytes) {
   if (a != b) check_apart(a_name, a, bytes, b_name, b, bytes);
 }
 
-// Everything that the backend does not look at itself.
+// Checks everything that the backend does not check itself.
 void check_vote(const Vote& vote, std::span<std::byte> result, std::span<std::byte> zeros) {
   check_count(vote.count);
   LT_REQUIRE(!vote.ballots.empty() && vote.ballots.size() <= static_cast<size_t>(kMostBallots),
@@ -90,9 +90,9 @@ void check_vote(const Vote& vote, std::span<std::byte> result, std::span<std::by
     check_same_or_apart("earlier signs", vote.previous, "a part of the result", result.data(), bytes);
 }
 
-// A part of a vote in the order "big", from byte `first`. A bit's place in its byte matters only to the hash and to the
-// end: so the hash's bits, which are a vote that nobody takes part in, are turned round, and become the earlier result
-// that ties are settled by.
+// Votes on a part of the signs in the order "big", from byte `first`. A vote looks at bits one by one, so their place
+// in a byte matters only to the hash and at the end. The bits of the hash are the result of a vote in which nobody
+// takes part; mirrored, they serve as the earlier result that decides ties.
 void vote_big(Backend& backend, void* stream, const VoteItem& whole, int64_t first, int64_t signs, int threads,
               std::vector<const std::byte*>& ballots, std::vector<std::byte>& hash) {
   const int64_t bytes = packed_bytes(signs);

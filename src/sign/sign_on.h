@@ -1,5 +1,6 @@
-// lowtide/sign.h on any backend: memory is the backend's, and work is ordered on `stream`. Signs in the order "big"
-// are for host memory only (kUnsupported).
+// The functions of lowtide/sign.h on any backend. Memory is the backend's and borrowed; work is queued on `stream`, and
+// memory must stay until it is done. The order "big" works in host memory only. Throws kInvalidArgument and, for "big"
+// on a device, kUnsupported; nothing was queued then.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +12,8 @@
 
 namespace lowtide::sign {
 
-// The CPU of lowtide/sign.h: made by the first call, one for the process. Only its operations on signs, decode
-// and encode may be used: they keep nothing between calls, so that any number of threads can make them at a time.
+// The CPU backend that the process shares; the first call makes it. Use only its operations on signs, decode and
+// encode: they keep nothing between calls, so any number of threads may call them at a time.
 Backend& host_backend();
 
 void pack_on(Backend& backend, void* stream, DType dtype, const void* values, int64_t count, std::span<std::byte> bits,

@@ -1,5 +1,5 @@
-// Threads as ranks. A call meets the same call of the others in a slot that holds copies of what they sent, so that a
-// rank that gives up may leave with its buffers.
+// Threads as ranks. The ranks' calls of one number meet in a Meeting, which owns copies of what they sent, so that a
+// rank that gives up may take its buffers with it. It goes when the last rank has taken its share.
 #include <condition_variable>
 #include <cstring>
 #include <map>
@@ -13,7 +13,7 @@
 namespace lowtide {
 namespace {
 
-struct Slot {
+struct Meeting {
   struct Sent {
     bool here = false, gather = false;
     int64_t bytes = 0;  // for each receiver
@@ -36,16 +36,16 @@ struct ThreadGroup::Shared {
 
   const int size;
   const std::chrono::milliseconds timeout;
-  std::mutex mutex;  // of all below
+  std::mutex mutex;  // guards everything up to hook_mutex, and the meetings
   std::condition_variable changed;
   std::vector<int64_t> calls;
   std::vector<Death> deaths;
-  std::map<int64_t, std::shared_ptr<Slot>> slots;
-  std::mutex hook_mutex;  // of the hook, and of what it does
+  std::map<int64_t, std::shared_ptr<Meeting>> meetings;
+  std::mutex hook_mutex;  // guards the hook, also while it runs
   std::function<void(Message&)> hook;
 
   void call(int rank, bool gather, const std::byte* send, std::byte* receive, int64_t bytes);
-  void deliver(const Slot& slot, int64_t call, int receiver, bool gather, std::byte* out, int64_t bytes);
+  void deliver(const Meeting& meeting, int64_t call, int receiver, bool gather, std::byte* out, int64_t bytes);
 };
 
 void ThreadGroup::Shared::call(int rank, bool gather, const std::byte* send, std::byte* receive, int64_t bytes) {
@@ -59,41 +59,41 @@ void ThreadGroup::Shared::call(int rank, bool gather, const std::byte* send, std
   const int64_t number = calls[me]++;
   const bool dead = deaths[me].call >= 0 && number >= deaths[me].call;
   if (dead && (number > deaths[me].call || !deaths[me].after_sending)) died(number);
-  std::shared_ptr<Slot>& place = slots[number];
-  if (!place) place = std::make_shared<Slot>(), place->of.resize(calls.size());
-  const std::shared_ptr<Slot> slot = place;
-  Slot::Sent& mine = slot->of[me];
+  std::shared_ptr<Meeting>& place = meetings[number];
+  if (!place) place = std::make_shared<Meeting>(), place->of.resize(calls.size());
+  const std::shared_ptr<Meeting> meeting = place;
+  Meeting::Sent& mine = meeting->of[me];
   mine.data.assign(send, send + (gather ? bytes : bytes * size));
   mine.gather = gather, mine.bytes = bytes, mine.here = true;
-  ++slot->here;
+  ++meeting->here;
   changed.notify_all();
   if (dead) died(number);
-  if (!changed.wait_for(lock, timeout, [&] { return slot->here == size; })) {
+  if (!changed.wait_for(lock, timeout, [&] { return meeting->here == size; })) {
     std::vector<int> missing;
     for (int r = 0; r < size; ++r)
-      if (!slot->of[static_cast<size_t>(r)].here) missing.push_back(r);
+      if (!meeting->of[static_cast<size_t>(r)].here) missing.push_back(r);
     throw TransportError(format("%s did not come to %s (call %lld) within %lld ms", name_ranks(missing).c_str(), what,
                                 static_cast<long long>(number), static_cast<long long>(timeout.count())),
                          missing, ETIMEDOUT);
   }
   lock.unlock();
   for (int r = 0; r < size; ++r) {
-    const Slot::Sent& sent = slot->of[static_cast<size_t>(r)];
+    const Meeting::Sent& sent = meeting->of[static_cast<size_t>(r)];
     if (sent.gather != gather || sent.bytes != bytes)
       throw TransportError(format("rank %d came to call %lld with %s of %lld bytes, rank %d with %s of %lld", r,
                                   static_cast<long long>(number), sent.gather ? "all_gather" : "all_to_all",
                                   static_cast<long long>(sent.bytes), rank, what, static_cast<long long>(bytes)),
                            {}, EPROTO);
   }
-  deliver(*slot, number, rank, gather, receive, bytes);
+  deliver(*meeting, number, rank, gather, receive, bytes);
   lock.lock();
-  if (++slot->taken == size) slots.erase(number);
+  if (++meeting->taken == size) meetings.erase(number);
 }
 
-void ThreadGroup::Shared::deliver(const Slot& slot, int64_t call, int receiver, bool gather, std::byte* out,
+void ThreadGroup::Shared::deliver(const Meeting& meeting, int64_t call, int receiver, bool gather, std::byte* out,
                                   int64_t bytes) {
   for (int sender = 0; sender < size; ++sender, out += bytes) {
-    const std::byte* from = slot.of[static_cast<size_t>(sender)].data.data() + (gather ? 0 : receiver * bytes);
+    const std::byte* from = meeting.of[static_cast<size_t>(sender)].data.data() + (gather ? 0 : receiver * bytes);
     if (bytes) std::memcpy(out, from, static_cast<size_t>(bytes));
     const std::lock_guard lock(hook_mutex);
     if (!hook) continue;

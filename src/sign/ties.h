@@ -1,4 +1,4 @@
-// The rules of ties by the names that users give them: those of ties.def in small letters, without the k.
+// The rules for ties by their public names: those of ties.def in small letters, without the k. Pure.
 #pragma once
 
 #include <string>
@@ -7,7 +7,9 @@
 
 namespace lowtide {
 
-TieRule find_tie_rule(const std::string& name);  // throws kInvalidArgument naming those there are
+// Throws kInvalidArgument, naming all rules.
+TieRule find_tie_rule(const std::string& name);
+// The number as text if there is no such rule.
 std::string tie_rule_name(TieRule rule);
 
 }  // namespace lowtide

@@ -1,5 +1,11 @@
-// What ranks send each other: records of the control rounds, all of one size, and headers of payload messages. In the
-// byte order of the machine: ranks of another order have another magic.
+// The messages of ranks: the records of the control rounds, all of one size, and the headers of payload messages.
+// Numbers are in the byte order of the machine: a rank of another byte order has another magic.
+//
+// Everything that arrives is suspect. Each record and header ends with its checksum, a header has that of its payload,
+// and a message names the announcement it belongs to, so that a damaged, late or stray message is never taken for the
+// one that is due.
+//
+// Functions here are pure and may be called from any thread; none throws.
 #pragma once
 
 #include <cstddef>
@@ -8,21 +14,21 @@
 namespace lowtide::wire {
 
 inline constexpr uint32_t kMagic = 0x4e47534cu;  // "LSGN"
-inline constexpr uint16_t kVersion = 1;
+inline constexpr uint16_t kVersion = 2;
 
 enum class Round : uint8_t {
   kMeasure = 1,
   kAnnounce,
   kBallot,  // payload: a rank's signs of one shard, or of all
-  kCounts,  // payload: a node's counts of votes in planes
-  kResult,  // payload: what a shard's owner found
+  kCounts,  // payload: a node's counts of votes in bit planes
+  kResult,  // payload: what the owner of a shard decided
   kConfirm,
-  kSettle
+  kCommit
 };
 
 enum class Kind : uint8_t { kVote = 1, kMean = 2 };
 
-// Why a message was not taken. In messages: never renumber.
+// Why a message was not accepted. In messages: never renumber.
 enum class Reason : uint8_t {
   kFine = 0,
   kNoAnnouncement = 1,  // its sender's announcement was damaged
@@ -30,15 +36,19 @@ enum class Reason : uint8_t {
   kOtherMessage = 3,  // sound, but not the one that was due
   kBadPayload = 4,
   kBadScale = 5,
-  kNoVotes = 6,       // no ballot was left to its sender
+  kNoVotes = 6,       // its sender had no ballot to count
   kSenderFailed = 7,  // by its own account
-  kBadRecord = 8,     // a confirmation
-  kDiffers = 9,       // results are not the same
-  kLostCounts = 10    // between nodes
+  kBadRecord = 8,     // a damaged confirmation
+  kDiffers = 9,       // ranks hold different results
+  kLostCounts = 10    // the counts of its node were lost between nodes
 };
+// Completes the sentence "the ballot of rank 3 ...". A constant.
 const char* describe(Reason reason);
 
-// The start and the end of all records.
+// The low half of XXH3-64. To sum several runs of bytes in turn, pass the checksum so far as `before`.
+uint32_t checksum(const void* data, size_t bytes, uint32_t before = 0);
+
+// Every record begins with this, and ends with its checksum.
 struct Prefix {
   uint32_t magic = kMagic;
   uint16_t version = kVersion;
@@ -49,47 +59,50 @@ struct Prefix {
 
 inline constexpr int64_t kRecordBytes = 128;
 
+// Tells what a rank is about to vote on.
 struct Announcement {
   Prefix prefix;
   int64_t count = 0;
   uint64_t step = 0, digest = 0, seed = 0, first_index = 0;
-  uint64_t sequence = 0;  // calls of this rank so far: not compared, but part of the checksum that messages refer to
+  uint64_t sequence =
+      0;  // calls of this rank so far; not compared, but it makes the checksum that messages refer to unique
   int32_t dtype = 0, ties = 0;
-  int32_t algorithm = 0, inside = 0;  // ranks of a node; 0: one transport
+  int32_t algorithm = 0, inside = 0;  // inside: ranks of a node; 0: one transport
   int32_t residual = -1;              // codec of a mean
   uint32_t weight = 0;
-  uint8_t has_presence = 0, settle = 0, nonfinite = 0, failed = 0;
+  uint8_t has_presence = 0, commit = 0, nonfinite = 0, failed = 0;
   uint8_t reserved[32] = {};
-  uint32_t crc = 0;
+  uint32_t checksum = 0;
 };
 
+// Tells what a rank holds (kConfirm), or what it saw of the others (kCommit).
 struct Verdict {
   Prefix prefix;
   uint64_t step = 0;
-  uint32_t announcement = 0;  // its sender's, by checksum
+  uint32_t announcement = 0;  // the sender's, by checksum
   uint32_t result = 0;        // checksum of everything that the result follows from
-  // What is wrong, which rank's fault it is, and which rank saw it.
+  // The fault, the message that has it, the rank at fault, and the rank that noticed.
   Reason reason = Reason::kFine;
-  Round of = Round::kResult;  // message
+  Round of = Round::kResult;
   Reason suspicion = Reason::kFine;
   uint8_t reserved0 = 0;
   int32_t culprit = -1, witness = -1;
-  int32_t suspect = -1;  // whose ballot it left out, and why: the cause, if results differ
+  int32_t suspect = -1;  // the rank whose ballot it left out, for `suspicion`: the cause, if results differ
   uint8_t reserved[76] = {};
-  uint32_t crc = 0;
+  uint32_t checksum = 0;
 };
 
 struct Measurement {
   Prefix prefix;
   double latency_s = 0, bytes_per_s = 0;
   uint8_t reserved[92] = {};
-  uint32_t crc = 0;
+  uint32_t checksum = 0;
 };
 
 static_assert(sizeof(Announcement) == kRecordBytes && sizeof(Verdict) == kRecordBytes &&
               sizeof(Measurement) == kRecordBytes);
 
-// Sets the checksum, or checks it and the magic.
+// Writes the checksum of a record, and tells whether a record has its checksum and the magic.
 void seal_record(void* record);
 bool sound_record(const void* record);
 
@@ -100,21 +113,21 @@ struct Header {
   uint32_t magic = kMagic;
   uint16_t version = kVersion;
   Round round = Round::kBallot;
-  Reason reason = Reason::kFine;     // kSenderFailed
+  Reason reason = Reason::kFine;     // or why the sender could not make the payload
   int32_t sender = 0, receiver = 0;  // ranks, or kEveryone
-  uint32_t announcement = 0;         // its sender's, by checksum
+  uint32_t announcement = 0;         // the sender's, by checksum
   uint32_t votes = 0;                // weights that went into it
   int64_t count = 0;                 // signs of the whole call
-  uint64_t step = 0, first = 0;      // first: sign that it begins with
+  uint64_t step = 0, first = 0;      // first: the sign that the payload begins with
   uint64_t payload_bytes = 0;
-  uint32_t payload_crc = 0, crc = 0;
+  uint32_t payload_checksum = 0, checksum = 0;
 };
 static_assert(sizeof(Header) == kHeaderBytes);
 
-// Writes the header before a payload that is in place.
+// Writes `header` and the checksums to the start of a message whose payload is in place.
 void seal_message(Header header, std::byte* message, int64_t payload_bytes);
-// Whether it is the message that `due` describes (round, sender, receiver, count, step, first; its announcement, if
-// that is not 0); the header as read goes to *read.
+// kFine if `message` is sound and the one that `due` describes by round, sender, receiver, count, step, first and,
+// unless 0, announcement. *read gets its header in any case.
 Reason check_message(const Header& due, const std::byte* message, int64_t payload_bytes, Header* read);
 
 }  // namespace lowtide::wire

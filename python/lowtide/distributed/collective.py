@@ -30,7 +30,7 @@ class VoteOptions(TypedDict, total=False):
     weight: int  # votes of this worker (the size of its batch, say); 0: it does not vote
     algorithm: str  # "auto" (by size), "two_phase", "one_phase": how bits travel, never what comes out
     timeout: float | None  # seconds; None: the group's
-    settle: bool  # False saves the last round of a vote: docs/votes.md
+    commit: bool  # False saves the last round of a vote: docs/votes.md
 
 
 COMPARED = 24  # values that workers compare at a time
@@ -67,7 +67,7 @@ class Collective:
         weight: int = 1,
         algorithm: str = "auto",
         timeout: float | None = None,
-        settle: bool = True,
+        commit: bool = True,
         own_group: bool = False,
     ) -> None:
         _one_of("ties", ties, TIES)
@@ -83,7 +83,7 @@ class Collective:
         self.transport = Transport(group)
         self._core = _core.SignCollective(
             self.transport.rank, self.transport.size, self.transport.all_to_all, self.transport.all_gather,
-            ties=ties, seed=seed, weight=weight, algorithm=algorithm, threads=torch.get_num_threads(), settle=settle,
+            ties=ties, seed=seed, weight=weight, algorithm=algorithm, threads=torch.get_num_threads(), commit=commit,
         )  # fmt: skip
 
     def vote(
@@ -140,9 +140,10 @@ class Collective:
         except Exception as error:
             if ready.failure:
                 raise ready.failure from None
-            if alike and isinstance(error, ValueError) and "differ in digest" in str(error):
+            cause = getattr(error, "cause", None)
+            if alike and cause == "digest":
                 self.require_same(alike)  # every worker has heard the same, and is here
-            if isinstance(error, ConnectionError) and "could not be made there" in str(error):
+            if cause == "rank failed":
                 raise RuntimeError(f"vote {step}: {error}") from None
             if isinstance(error, (ValueError, ConnectionError, MemoryError)):
                 raise
