@@ -1,16 +1,28 @@
 /* Lowtide's C interface (C11): optimizers with small state, stepped in place on memory that the caller owns.
  *
- * Conventions
- *  1. Every function that can fail returns an lt_status; 0 is success. After a failure lt_last_error() says what was
- * got and what was wanted. A failed call changes nothing; with state on disk see lt_optimizer_step.
- *  2. Handles are opaque, made by *_create and freed by *_destroy, which accepts NULL.
- *  3. Option structs begin with struct_size: set it with the LT_..._INIT macro, and fields added later keep their
- * defaults.
- *  4. Counts and sizes are int64_t, strides count elements. Tensors are borrowed, never owned.
- *  5. One optimizer is used by one thread at a time; different ones are independent.
- *  6. Nothing here prints, exits, aborts, or throws across the border.
+ * In reading order: status codes, tensors, options, reports, then functions: the library itself, making an optimizer,
+ * stepping, state, files. lowtide_device.h has memory of devices for programs without the devices' own compilers;
+ * lowtide_sign.h and lowtide_sign_collective.h have signs and votes.
  *
- * Not supported: complex and integer tensors. Memory of devices without their compilers: lowtide_device.h.
+ * Conventions
+ *  1. Errors: every function that can fail returns an lt_status; 0 is success. After a failure lt_last_error() says
+ * what was got, what was wanted, and what to do. A failed call changes nothing, unless its comment says otherwise; an
+ *     optimizer stays usable after it.
+ *  2. Ownership: handles are opaque, made by *_create and freed by *_destroy, which accepts NULL. Tensors, gradients
+ * and options are borrowed. Options and texts are read during the call only; a parameter's memory is used until the
+ *     optimizer is destroyed or lt_optimizer_rebind says where it moved. Texts that are given out belong to the
+ * library.
+ *  3. Versions: structs that begin with struct_size can grow. Set them up with their LT_..._INIT macro: options added
+ *     later then keep their defaults, and reports fill in as much as the caller knows. Other structs never change.
+ *  4. Counts and sizes are int64_t, strides count elements. A flag is 0 or 1.
+ *  5. Threads: an optimizer is used by one thread at a time; a call that overlaps with another one that changes it is
+ *     refused (LT_INVALID_ARGUMENT) and reading during such a call is a data race. Different optimizers are
+ * independent. Results never depend on the number of threads or on the instruction set.
+ *  6. Streams: for parameters in host memory every call is done when it returns. For parameters on a device work is
+ *     queued on the given queue, and calls say whether they wait.
+ *  7. Nothing here prints, exits, aborts, or throws across the border.
+ *
+ * Not supported: complex and integer tensors.
  */
 #ifndef LOWTIDE_LOWTIDE_H_
 #define LOWTIDE_LOWTIDE_H_
@@ -27,140 +39,140 @@ extern "C" {
 typedef enum lt_status {
   LT_OK = 0,
   LT_INVALID_ARGUMENT = 1, /* a value is wrong; lt_last_error() says which */
-  LT_OUT_OF_MEMORY = 10,
-  LT_UNSUPPORTED = 20, /* valid, but not in this build or on this machine */
-  LT_IO_ERROR = 30,    /* a file, disk or transport failed */
-  LT_DEVICE_LOST = 40, /* the device can do nothing more in this process */
-  LT_INTERNAL = 90     /* a bug of this library */
+  LT_OUT_OF_MEMORY = 10,   /* host or device memory could not be had */
+  LT_UNSUPPORTED = 20,     /* valid, but not in this build or on this machine */
+  LT_IO_ERROR = 30,        /* a file, disk or transport failed; see lt_last_os_error() */
+  LT_DEVICE_LOST = 40,     /* the device can do nothing more in this process; state in host memory can still be saved */
+  LT_INTERNAL = 90         /* a bug of this library */
 } lt_status;
 
-/* Element types of parameters and gradients. */
+/* Element types of parameters and gradients. Values never change. */
 typedef enum lt_dtype { LT_F32 = 0, LT_BF16 = 1, LT_F16 = 2 } lt_dtype;
 
-/* What a step does about non-finite gradients (NaN, infinity, magnitudes of 2^62 and above). */
+/* The answer to a non-finite gradient: one that holds a NaN, an infinity or, after grad_scale, a magnitude of 2^62 or
+ * more. */
 typedef enum lt_nonfinite {
   LT_NONFINITE_SKIP = 0,     /* change nothing, count a skipped step */
-  LT_NONFINITE_RAISE = 1,    /* change nothing, return LT_INVALID_ARGUMENT */
-  LT_NONFINITE_PROPAGATE = 2 /* do not look */
+  LT_NONFINITE_RAISE = 1,    /* change nothing, return LT_INVALID_ARGUMENT naming the parameter */
+  LT_NONFINITE_PROPAGATE = 2 /* do not look: this saves one read of the gradients, and values spread */
 } lt_nonfinite;
 
+/* An optimizer: parameters in groups, and the state that it owns. */
 typedef struct lt_optimizer lt_optimizer;
 
-/* A tensor. strides NULL means contiguous, row-major. */
+/* A tensor that the caller owns. */
 typedef struct lt_tensor {
   void* data;
   int32_t dtype; /* an lt_dtype */
   int32_t ndim;
   const int64_t* sizes;   /* [ndim] */
-  const int64_t* strides; /* [ndim] or NULL */
+  const int64_t* strides; /* [ndim], none negative; NULL: contiguous, row-major */
 } lt_tensor;
 
-/* A gradient of one step: sizes are its parameter's. data NULL: no gradient, the parameter is left alone. */
+/* A parameter's gradient in one step; its sizes are those of the parameter. data NULL: there is no gradient, and the
+ * parameter and its state are left alone. */
 typedef struct lt_gradient {
   const void* data;
   int32_t dtype;          /* an lt_dtype */
-  const int64_t* strides; /* [ndim of the parameter] or NULL; 0 allowed */
+  const int64_t* strides; /* [ndim of the parameter], 0 allowed; NULL: contiguous */
 } lt_gradient;
 
-/* Where state may live; no bit of any result depends on it. Of parameters in host memory, what does not fit into
- * ram_bytes lives in a scratch file and streams through RAM every step. Of parameters on a device, what does not fit
- * into device_bytes lives in pinned host memory (ram_bytes) and streams through the device; there disk must be NULL. */
+/* ---- Options ---------------------------------------------------------------------------------------------------- */
+
+/* A budget: where state may live. No bit of any result depends on it.
+ *
+ * For parameters in host memory, state that does not fit into ram_bytes lives in a scratch file and streams through RAM
+ * in every step. For parameters on a device, state that does not fit into device_bytes lives in pinned host memory
+ * (ram_bytes) and streams through the device; disk must be NULL there. */
 typedef struct lt_memory_options {
   int64_t struct_size;
-  int64_t ram_bytes;   /* for state, buffers included; -1: no limit */
-  const char* disk;    /* directory for a scratch file that has no name and leaves nothing behind; NULL: no disk. That
-                          it is one is checked at once, its room when the first step (or load) needs it */
-  int64_t disk_bytes;  /* at most this much there; -1: no limit */
+  int64_t ram_bytes; /* host memory for state, buffers included; -1: no limit */
+  /* Directory of a scratch file that has no name and leaves nothing behind; NULL: no disk. The call checks that it is a
+   * directory; the first step (or load) that needs room there checks the room. */
+  const char* disk;
+  int64_t disk_bytes;  /* limit of the scratch file; -1: none */
   int64_t chunk_bytes; /* unit of moving, a multiple of 4096; 0: chosen from the budget */
-  /* For parameters on a device; must keep their defaults for those in host memory. */
-  int64_t device_bytes; /* of its memory, for state, buffers included; -1: 7/8 of what is free when state is placed (of
-                           all, where the driver does not tell) */
+  /* The rest is for parameters on a device and must keep its defaults for parameters in host memory. */
+  int64_t device_bytes; /* device memory for state, buffers included; -1: 7/8 of the memory that is free when state is
+                           placed (of all memory, if the driver does not tell) */
   int64_t managed;      /* 1: all state in managed (shared) memory, which the driver migrates; 0 */
   const char* transfer; /* how state that does not fit reaches the device: "copy", "zero_copy", "hybrid"; NULL: the
-                       fastest of those that it can do, which is measured once and remembered */
-  int64_t automatic; /* 1: instead of device_bytes (-1): all state begins in host memory, and as much as fits moves to
-                        the device once steps have shown what else it holds, and back when memory gets short; 0 */
+                           fastest that the device can do, measured once and remembered (docs/devices.md) */
+  int64_t automatic; /* 1, with device_bytes -1: state begins in host memory. As much as fits moves to the device once
+                        steps have shown what else is there, and back when memory gets short; 0 */
 } lt_memory_options;
 #define LT_MEMORY_OPTIONS_INIT \
   { sizeof(lt_memory_options), -1, 0, -1, 0, -1, 0, 0, 0 }
 
 typedef struct lt_optimizer_options {
   int64_t struct_size;
-  /* "adam", "adamw", "lion", "sgd", "adagrad", "rmsprop", "ademamix", "lamb", "lars"; NULL = "adamw" */
-  const char* rule;
-  const char* cpu_target; /* NULL = best for this CPU */
-  int32_t nonfinite;      /* an lt_nonfinite */
-  int32_t threads;        /* 0 = one per core */
-  const lt_memory_options*
-      memory; /* one budget for all groups without their own; NULL: no limit. Read during the call */
+  const char* rule;                /* one of lt_rule_names(); NULL: "adamw" */
+  const char* cpu_target;          /* "avx512_vbmi", "avx512", "avx2", "scalar"; NULL: the best for this CPU */
+  int32_t nonfinite;               /* an lt_nonfinite */
+  int32_t threads;                 /* worker threads, the caller included; 0: one per core */
+  const lt_memory_options* memory; /* the budget of all groups without their own; NULL: no limit */
   /* Where parameters and gradients are. */
-  const char* backend; /* "cpu" or another of lt_backends(); NULL = "cpu" */
-  const char* device;  /* of the backend, as it names them ("gpu", "cpu" for sycl; "exact:0", "fast:1" for cuda: how it
-                          computes, and the device's number); NULL = its best */
-  void* stream;        /* a queue of the backend (sycl::queue*, cudaStream_t), whose device and context are those of all
-                          steps; read during the call. NULL: the backend's own (for cuda, the legacy default stream) */
-  /* For cuda: where device memory is taken from instead of the driver, both or none. allocate returns `bytes`
-   * of it, aligned to 256 bytes, or NULL. They may be called in any call that gets this optimizer, on its thread, and
-   * must not call back into it. */
+  const char* backend; /* the name of one of lt_backends(); NULL: "cpu" */
+  const char* device;  /* a device in the backend's words: "gpu", "cpu" (sycl), "exact:0", "fast:1" (cuda: how it
+                          computes, and the device's number); NULL: the backend's best */
+  void* stream;        /* a queue (sycl::queue*, cudaStream_t) whose device and context all steps use, read during the
+                          call; NULL: a queue of the backend (cuda: the legacy default stream) */
+  /* For cuda: a source of device memory in place of the driver; both functions or none. allocate returns `bytes` of it,
+   * aligned to 256 bytes, or NULL. The functions are called in calls that get this optimizer, on their thread, and must
+   * not call back into it. Memory given back may still be in use by work queued so far on the streams of steps: hand it
+   * out again only to work behind that. */
   void* allocator_context;
   void* (*allocate)(void* allocator_context, int64_t bytes);
   void (*deallocate)(void* allocator_context, void* memory);
-  uint64_t seed; /* of stochastic rounding, whose random bits depend on it, on the step and on the element alone */
+  uint64_t seed; /* for stochastic rounding: random bits depend on the seed, the step and the element alone */
 } lt_optimizer_options;
 #define LT_OPTIMIZER_OPTIONS_INIT \
   { sizeof(lt_optimizer_options), 0, 0, LT_NONFINITE_SKIP, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
-typedef struct lt_step_options {
-  int64_t struct_size;
-  /* The queue (sycl::queue*, in order; cudaStream_t) that the step of parameters on a device is ordered on: when the
-   * call returns, the step is queued, and parameters are final for what is queued there next. NULL: the backend's own
-   * queue; must be NULL for the CPU. */
-  void* stream;
-  double grad_scale;     /* every gradient is multiplied by this (as float32) before use, e.g. 1 / loss scale */
-  int64_t assume_finite; /* 1: the caller has checked the gradients already; 0 */
-  int64_t free_bytes; /* for lt_memory_options.automatic: bytes of device memory that nothing else needs now, counting
-                         what the caller's allocator keeps unused; -1: what the driver calls free */
-} lt_step_options;
-#define LT_STEP_OPTIONS_INIT \
-  { sizeof(lt_step_options), 0, 1.0, 0, -1 }
-
-/* What has become of a step. Set struct_size with the macro before the call. */
-typedef struct lt_step_report {
-  int64_t struct_size;
-  int64_t applied;         /* 0: skipped because of a non-finite gradient */
-  int64_t nonfinite_param; /* the first parameter whose gradient was not finite; -1: none */
-  int64_t pending;         /* 1: on this device that is not known yet. The next call that has to know settles it: a step
-                              that changed nothing is not counted then, and with LT_NONFINITE_RAISE that call fails */
-} lt_step_report;
-#define LT_STEP_REPORT_INIT \
-  { sizeof(lt_step_report), 0, -1, 0 }
-
 typedef struct lt_group_options {
   int64_t struct_size;
-  const char* state;               /* "fp32", "bf16", "dynamic8", "float8", "dynamic4", "mixed12"; NULL = "dynamic8" */
+  const char* state;               /* state format, one of lt_state_formats(); NULL: "dynamic8" */
   int64_t min_quantized_numel;     /* parameters with fewer elements keep float32 state */
-  const lt_memory_options* memory; /* this group's own budget; NULL: the optimizer's. Read during the call */
-  const char* rounding; /* of states to their format: "nearest", "stochastic", or "auto": stochastic for averages with a
-                           beta of 0.995 or more and for sums; NULL = "auto". "float8", "dynamic4" refuse "nearest" */
-  const char* master;   /* of bfloat16 and float16 weights: "residual16", "residual8", "stochastic"; NULL: none */
+  const lt_memory_options* memory; /* this group's own budget; NULL: the optimizer's */
+  const char* rounding; /* how state is rounded to its format: "nearest", "stochastic", or "auto": stochastic for
+                           averages with a beta of 0.995 or more and for sums; NULL: "auto". "float8" and "dynamic4"
+                           refuse "nearest" */
+  const char* master; /* extra precision of bfloat16 and float16 weights: "residual16", "residual8", "stochastic"; NULL:
+                         none */
 } lt_group_options;
 #define LT_GROUP_OPTIONS_INIT \
   { sizeof(lt_group_options), 0, 4096, 0, 0, 0 }
 
-/* One state of one parameter, in the optimizer's memory, alive as long as the optimizer. A value is
- * map[code] * scale, with one scale per `block` elements of a row; scales is NULL where the codec has none. Under a
- * memory budget that it does not fit into, codes and scales are NULL: see lt_optimizer_read_state. */
-typedef struct lt_state_view {
-  const char* name;  /* "exp_avg", ...; a constant string */
-  const char* codec; /* "dynamic8", ...; a constant string */
-  void* codes;       /* [numel] of code_bits each; 4 bits: two to a byte, the first in the low half */
-  float* scales;     /* [rows][scales_per_row] */
-  int64_t numel, rows, scales_per_row;
-  int32_t code_bits, block;
-} lt_state_view;
+typedef struct lt_step_options {
+  int64_t struct_size;
+  /* The queue (an in-order sycl::queue*, a cudaStream_t) that the step of parameters on a device is ordered on. It must
+   * outlive the optimizer. NULL: a queue of the backend. Must be NULL for parameters in host memory. */
+  void* stream;
+  double grad_scale;     /* every gradient is multiplied by this (as float32) before use, e.g. 1 / loss scale */
+  int64_t assume_finite; /* 1: the caller has checked the gradients already; 0 */
+  int64_t free_bytes;    /* for lt_memory_options.automatic: bytes of device memory that nothing else needs now, with
+                            memory that the caller's allocator keeps unused; -1: as many as the driver calls free */
+} lt_step_options;
+#define LT_STEP_OPTIONS_INIT \
+  { sizeof(lt_step_options), 0, 1.0, 0, -1 }
 
-/* What the state takes, where it is and what has moved: lowtide/report.def lists the fields with unit and meaning. Set
- * struct_size with the macro before the call. `transfer` is valid until the next report on this optimizer. */
+/* ---- Reports: set struct_size with the macro before the call ------------------------------------------------------
+ */
+
+/* The outcome of a step. */
+typedef struct lt_step_report {
+  int64_t struct_size;
+  int64_t applied;         /* 0: skipped because of a non-finite gradient */
+  int64_t nonfinite_param; /* the first parameter whose gradient was not finite; -1: none */
+  int64_t pending;         /* 1: the device searches the gradients and has not told yet. If one is not finite the step
+                              changes nothing; the next call that has to know uncounts it and, with LT_NONFINITE_RAISE,
+                              fails in its place */
+} lt_step_report;
+#define LT_STEP_REPORT_INIT \
+  { sizeof(lt_step_report), 0, -1, 0 }
+
+/* The memory that state takes, where it is, and what has moved. lowtide/report.def lists the fields with their units
+ * and meanings. `transfer` is valid until the next report on this optimizer. */
 typedef struct lt_memory_report {
   int64_t struct_size;
 #define LT_REPORT_TEXT const char*
@@ -171,100 +183,149 @@ typedef struct lt_memory_report {
 #define LT_MEMORY_REPORT_INIT \
   { sizeof(lt_memory_report), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
-/* What one backend ("cpu", "sycl", "cuda") can do in this process. An array element: fields are never added. */
+/* One state of one parameter, in memory of the optimizer that stays where it is as long as the optimizer. A value is
+ * map[code] * scale, with one scale for each `block` elements of a row. codes and scales are NULL if the state is not
+ * in host memory of its own (streamed, or on a device): use lt_optimizer_read_state. Steps change what they point to.
+ */
+typedef struct lt_state_view {
+  const char* name;  /* "exp_avg", ...; a constant */
+  const char* codec; /* "dynamic8", ...; a constant */
+  void* codes;       /* [numel] of code_bits each; 4 bits: two to a byte, the first in the low half */
+  float* scales;     /* [rows][scales_per_row]; NULL if the codec has none */
+  int64_t numel, rows, scales_per_row;
+  int32_t code_bits, block;
+} lt_state_view;
+
+/* A backend ("cpu", "sycl", "cuda") and what it can do in this process. */
 typedef struct lt_backend_report {
   const char* name;
-  const char* detail; /* what it runs on, devices by name; or what is missing and how to get it */
+  const char* detail; /* the devices it runs on by name; or what is missing, and how to get it */
   int32_t available;  /* 1: its kernels can run here and now */
 } lt_backend_report;
 
-/* "0.1.0" */
+/* ---- The library: any thread, at any time -------------------------------------------------------------------------
+ */
+
+/* "0.1.0"; a constant. */
 LT_API const char* lt_version(void);
-/* A constant name, e.g. "invalid argument". */
+/* The name of a status, e.g. "invalid argument"; a constant. */
 LT_API const char* lt_status_name(lt_status status);
-/* Text of this thread's last failure; "" if there was none. Valid until the thread's next failing call. */
+/* The text of this thread's last failure, "" if there was none. Valid until the thread's next failing call. */
 LT_API const char* lt_last_error(void);
-/* The system's error number (errno) of this thread's last failure, where it was LT_IO_ERROR and the system gave one;
- * else 0. */
+/* The system's error number (errno) of this thread's last failure if it was LT_IO_ERROR and the system gave one, else
+ * 0. */
 LT_API int32_t lt_last_os_error(void);
 
-/* Fills out[0..room) with what this installation can compute on; *count is how many there are, also where room is less
- * (room 0, out NULL: only the count). Texts are valid until this thread's next lt_backends(). Loads installed plug-ins
- * and asks their drivers. */
+/* *names gets the update rules, the state formats, or the hyper-parameters: an array that ends with NULL, constant and
+ * valid as long as the process. docs/rules.md describes each. */
+LT_API lt_status lt_rule_names(const char* const** names);
+LT_API lt_status lt_state_formats(const char* const** names);
+LT_API lt_status lt_hyper_names(const char* const** names);
+
+/* Fills out[0..room) with the backends that there could be, the CPU first; *count is how many there are, also if room
+ * is less (room 0 and out NULL: only the count). Texts are valid until this thread's next lt_backends(). Loads the
+ * plug-ins that are installed, which stay loaded, and asks their drivers for devices. The first call that finds the
+ * SYCL plug-in sets an environment variable for its duration, which other threads must not read then. */
 LT_API lt_status lt_backends(lt_backend_report* out, int32_t room, int32_t* count);
 
+/* ---- Making an optimizer ------------------------------------------------------------------------------------------
+ */
+
+/* Makes an optimizer without parameters; *out is NULL after a failure. options NULL: the defaults. LT_UNSUPPORTED if
+ * the backend or device cannot be used here. */
 LT_API lt_status lt_optimizer_create(const lt_optimizer_options* options, lt_optimizer** out);
+/* Waits for what it has queued on a device, frees the state and deletes scratch files. */
 LT_API void lt_optimizer_destroy(lt_optimizer* optimizer);
 
-/* Adds a group with the rule's default hyper-parameters; *group is its number, from 0. options may be NULL. */
+/* Adds a group with the rule's default hyper-parameters. *group (may be NULL) gets its number, from 0. options NULL:
+ * the defaults. */
 LT_API lt_status lt_optimizer_add_group(lt_optimizer* optimizer, const lt_group_options* options, int32_t* group);
-/* Sets or reads a hyper-parameter by name, "lr", "beta1", "weight_decay" ...: the members of Hyper in
- * lowtide/optimizer.h, of which the bools are 0 or 1 (docs/rules.md says which rule reads which). Before the group's
- * first parameter is to be set what decides which states there are: amsgrad, centered, nesterov of Adam (then NAdam),
- * and whether RMSprop's momentum is 0. */
+/* Sets or reads a hyper-parameter by its name, one of lt_hyper_names(); flags are 0 or 1. A value takes effect with the
+ * next step. LT_INVALID_ARGUMENT if it is out of range, or if it would change which states there are once the group has
+ * a parameter: amsgrad, centered, nesterov of Adam (then NAdam), and whether RMSprop's momentum is 0. */
 LT_API lt_status lt_optimizer_set(lt_optimizer* optimizer, int32_t group, const char* name, double value);
 LT_API lt_status lt_optimizer_get(const lt_optimizer* optimizer, int32_t group, const char* name, double* value);
 
-/* Registers a parameter (borrowed) and allocates its state, zeroed (under a memory budget at its first step); *param is
- * its number, from 0 over all groups. */
+/* Registers a parameter, which the optimizer borrows, and allocates its state as zeros; under a memory budget its first
+ * step does that. *param (may be NULL) gets its number, from 0 over all groups. LT_INVALID_ARGUMENT for a type, size or
+ * layout that cannot be stepped, such as two elements at one address. */
 LT_API lt_status lt_optimizer_add_param(lt_optimizer* optimizer, int32_t group, const lt_tensor* tensor,
                                         int64_t* param);
-/* The parameter's memory moved; its sizes must be the same. */
+/* Says that the parameter's memory moved. Its sizes must be the same; type and strides may differ. State is kept. */
 LT_API lt_status lt_optimizer_rebind(lt_optimizer* optimizer, int64_t param, const lt_tensor* tensor);
 
-/* Takes one step of all parameters: gradients[count], count = number of parameters. options NULL: the defaults; report
- * NULL: not wanted.
- *
- * With state on disk: a chunk that cannot be written stays in RAM, the step is complete, and LT_IO_ERROR says so; one
- * that cannot be read, or memory that is short meanwhile, can stop the step half way (LT_IO_ERROR, LT_OUT_OF_MEMORY):
- * then every block of a parameter and its state are both of before or both of after, and later steps go on from there.
+/* ---- Stepping -----------------------------------------------------------------------------------------------------
  */
+
+/* Takes one step of all parameters, in place. gradients[count]: one for each parameter, in the order of their numbers;
+ * borrowed for the call, on a device until the step is done there. options NULL: the defaults; report NULL: not wanted.
+ *
+ * For parameters on a device the step is queued when the call returns, and parameters are final for work that is queued
+ * on the stream after it.
+ *
+ * Either all parameters and states are stepped or none is, also after a failure. With state on disk there are two
+ * exceptions. A chunk that cannot be written stays in RAM: the step is complete, and LT_IO_ERROR says so. A chunk that
+ * cannot be read, or memory that is short meanwhile, can stop the step half way (LT_IO_ERROR, LT_OUT_OF_MEMORY): then
+ * each block of a parameter and its state are both as before or both as after the step, and later steps go on from
+ * there. */
 LT_API lt_status lt_optimizer_step(lt_optimizer* optimizer, const lt_gradient* gradients, int64_t count,
                                    const lt_step_options* options, lt_step_report* report);
-/* A step on a stream that is being captured in a CUDA graph is recorded, not taken. Before each replay of the graph:
- * counts a step and queues, on options->stream, what the replay there needs: its number and the hyper-parameters as
- * they are now. All state must be in device memory. A replay without it changes nothing, and the next call fails to say
- * so. LT_INVALID_ARGUMENT if no step has been recorded, or the last one prepared has not been replayed. */
+
+/* Prepares the next replay of a CUDA graph that holds a step. (A step on a stream that is being captured is recorded,
+ * not taken.) Counts a step and queues, on options->stream, what the replay there needs: its number and the present
+ * hyper-parameters. A replay that was not prepared changes nothing, and the next call fails to say so. All state must
+ * be in device memory. LT_INVALID_ARGUMENT if no step has been recorded, or if the last one prepared was not replayed.
+ */
 LT_API lt_status lt_optimizer_prepare_replay(lt_optimizer* optimizer, const lt_step_options* options);
 
-/* Of state on a device; elsewhere there is nothing to do.
- * Takes up to `bytes` more of device memory and queues copies of streaming state of the next step into it, after what
- * is queued on `stream` so far; the step gives it back. *taken (may be NULL): the bytes, 0 if memory is short. */
+/* Takes up to `bytes` more of device memory and queues copies of streamed state of the next step into it, behind what
+ * is queued on `stream` so far; the step gives the memory back. Does not wait. *taken (may be NULL) gets the bytes; 0
+ * if memory is short or no state streams to a device, which is no failure. */
 LT_API lt_status lt_optimizer_prefetch(lt_optimizer* optimizer, int64_t bytes, void* stream, int64_t* taken);
-/* Moves state to the host until at least `bytes` of device memory (or all there is) are free again, and waits for that.
- * *freed (may be NULL): the bytes. */
+/* Moves state to the host until at least `bytes` of device memory (or all that state takes) are free, and waits for
+ * that. *freed (may be NULL) gets the bytes; 0 for state in host memory. */
 LT_API lt_status lt_optimizer_demote(lt_optimizer* optimizer, int64_t bytes, int64_t* freed);
-/* Waits until all that steps have queued has happened, state that streams back to the host included. */
+/* Waits until everything that steps have queued is done, state that streams back to the host included. */
 LT_API lt_status lt_optimizer_synchronize(lt_optimizer* optimizer);
 
-/* State number k (from 0) of a parameter. LT_INVALID_ARGUMENT if there are fewer. */
+/* Reports the memory that state takes and the steps taken. Waits for a pending step. */
+LT_API lt_status lt_optimizer_report(const lt_optimizer* optimizer, lt_memory_report* out);
+
+/* ---- State: calls wait for what is queued, and copy to and from host memory of the caller -------------------------
+ */
+
+/* Shows state k of a parameter, counted from 0 in the rule's order. LT_INVALID_ARGUMENT if it has no such state (yet).
+ */
 LT_API lt_status lt_optimizer_state(const lt_optimizer* optimizer, int64_t param, int32_t k, lt_state_view* out);
-/* State k decoded to row-major float [numel], and encoded from it. */
+/* Decodes state k to row-major float [numel], and encodes it from there as a step would. Decoding and encoding again
+ * may change dynamic8 codes; to copy state exactly, read and write it. */
 LT_API lt_status lt_optimizer_export_state(const lt_optimizer* optimizer, int64_t param, int32_t k, float* out);
 LT_API lt_status lt_optimizer_import_state(lt_optimizer* optimizer, int64_t param, int32_t k, const float* in);
-/* Copies state k as it is stored, wherever it lives: codes [numel] of code_bits each and scales [rows][scales_per_row]
- * (may be NULL where lt_state_view has none). write does not set steps. If a disk stops it (or import_state) half way,
- * part of the state is of before: it is refused until it is written or loaded again. */
+/* Copies state k as it is stored, wherever it lives: codes [numel] of code_bits each, and scales
+ * [rows][scales_per_row] (may be NULL if the codec has none). Writing does not set the step count. If a disk fails half
+ * way through a write (or import_state), part of the state is old: it is refused until it is written or loaded again.
+ */
 LT_API lt_status lt_optimizer_read_state(const lt_optimizer* optimizer, int64_t param, int32_t k, void* codes,
                                          float* scales);
 LT_API lt_status lt_optimizer_write_state(lt_optimizer* optimizer, int64_t param, int32_t k, const void* codes,
                                           const float* scales);
-/* Allocates all states of the rule now, to be written. */
+/* Allocates all states that the parameter can have, so that they can be written before its first step. */
 LT_API lt_status lt_optimizer_allocate_state(lt_optimizer* optimizer, int64_t param);
-/* Steps a parameter has taken; to be set when state is restored. */
+/* The number of steps that a parameter has taken. Set it last when restoring state: 0 says that the state is empty. */
 LT_API lt_status lt_optimizer_get_steps(const lt_optimizer* optimizer, int64_t param, int64_t* steps);
 LT_API lt_status lt_optimizer_set_steps(lt_optimizer* optimizer, int64_t param, int64_t steps);
 
+/* ---- Files --------------------------------------------------------------------------------------------------------
+ */
+
 /* Writes all state to a file, durably and all or nothing, straight from wherever it lives. metadata: any text, kept
  * with it; NULL: none. After LT_IO_ERROR a file that was there before is untouched (or lt_last_error() says that the
- * new one is in place). */
+ * new one is in place). Hyper-parameters, rounding and seed are not in the file. */
 LT_API lt_status lt_optimizer_save(const lt_optimizer* optimizer, const char* path, const char* metadata);
-/* Reads such a file of an optimizer with the same rule, parameters and state formats. Everything in it is checked
- * before anything changes. *metadata (may be NULL): its text, valid until the next load or destroy of this optimizer.
- */
+/* Reads such a file of an optimizer with the same rule, parameters and state formats. The whole file is checked before
+ * anything changes; a disk that fails after that leaves state as a failed lt_optimizer_write_state does. *metadata (may
+ * be NULL) gets the text, valid until the next load or destroy of this optimizer. */
 LT_API lt_status lt_optimizer_load(lt_optimizer* optimizer, const char* path, const char** metadata);
-
-LT_API lt_status lt_optimizer_report(const lt_optimizer* optimizer, lt_memory_report* out);
 
 #ifdef __cplusplus
 }

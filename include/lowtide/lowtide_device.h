@@ -1,9 +1,11 @@
 /* Memory and order on a device, for programs without the device's own compiler (C11): what lt_optimizer needs to step
- * parameters there. Conventions of lowtide.h. A program that has a queue of its own (a sycl::queue*, a cudaStream_t)
- * needs none of this: it hands that queue to lt_optimizer_create and lt_optimizer_step.
+ * parameters there. A program that has a queue of its own (a sycl::queue*, a cudaStream_t) needs none of this: it hands
+ * that queue to lt_optimizer_create and, in lt_step_options, to lt_optimizer_step.
  *
- * Work on a queue is late and in order; different queues are unordered. Errors of work that was queued may come with
- * any later call. One lt_device is used by one thread at a time.
+ * The conventions of lowtide.h hold, and:
+ *  - Work on one queue happens in order, after the call that queued it has returned. Different queues are unordered.
+ *  - Work that was queued may fail later; any later call can report that.
+ *  - One lt_device is used by one thread at a time.
  */
 #ifndef LOWTIDE_LOWTIDE_DEVICE_H_
 #define LOWTIDE_LOWTIDE_DEVICE_H_
@@ -14,11 +16,11 @@
 extern "C" {
 #endif
 
-/* One device in one context: its memory can be used by queues of that context only. (CUDA has one context for each
- * device of a process.) */
+/* One device in one context, with a queue of its own. Only queues of that context can use its memory. (CUDA has one
+ * context for each device of a process.) */
 typedef struct lt_device lt_device;
 
-/* Kinds of memory. */
+/* Kinds of memory. Values never change. */
 typedef enum lt_memory_kind {
   LT_MEMORY_DEVICE = 0, /* the host must not touch it */
   LT_MEMORY_PINNED = 1, /* host memory that copies reach at full rate; not every device can step parameters there */
@@ -33,30 +35,37 @@ typedef struct lt_device_limits_report {
 #define LT_DEVICE_LIMITS_REPORT_INIT \
   { sizeof(lt_device_limits_report), -1, -1, -1 }
 
-/* Opens a device. backend: "sycl" or "cuda"; NULL = "sycl". device: as lt_optimizer_options has it; NULL = its best,
- * and for cuda the present one. queue: of the backend (a sycl::queue*, a cudaStream_t), whose device and context are to
- * be used (a sycl::queue is copied: it may go), or NULL: a context that all lt_devices and optimizers without a queue
- * of their own share. LT_UNSUPPORTED if there is none; lt_last_error() says what is missing. */
+/* Opens a device; *out is NULL after a failure.
+ *
+ * backend: "sycl" or "cuda"; NULL: "sycl". device: as in lt_optimizer_options; NULL: the backend's best, for cuda the
+ * current one. queue: a queue of the backend (sycl::queue*, cudaStream_t) whose device and context are to be used. It
+ * is read during the call (a sycl::queue is copied: it may go). NULL: a context that all lt_devices and optimizers
+ * without a queue of their own share.
+ *
+ * LT_UNSUPPORTED if there is no such device here; lt_last_error() says what is missing. */
 LT_API lt_status lt_device_open(const char* backend, const char* device, void* queue, lt_device** out);
-/* Waits for the device's own queue, frees all memory of lt_device_alloc and closes. No optimizer may still use the
- * memory or the queue: destroy it first, and wait for queues of your own. NULL is accepted. */
+/* Waits for the device's own queue, frees all memory of lt_device_alloc and closes. Destroy the optimizers that use the
+ * memory or the queue first, and wait for your own queues. NULL is accepted. */
 LT_API void lt_device_close(lt_device* device);
 
-/* The device's own queue, of the backend (a sycl::queue*, a cudaStream_t), in order: to be handed over as stream.
- * Belongs to the device and is alive as long as it. Of cuda it is a non-blocking stream: unordered with the default
- * one. */
+/* *queue gets the device's own queue (a sycl::queue*, a cudaStream_t), in order: hand it to other calls as their
+ * stream. It belongs to the device and goes with it. On cuda it is a non-blocking stream: unordered with the default
+ * stream. */
 LT_API lt_status lt_device_queue(lt_device* device, void** queue);
+/* Asks the driver how much memory there is, now. */
 LT_API lt_status lt_device_limits(lt_device* device, lt_device_limits_report* out);
 
-/* Memory of kind (an lt_memory_kind), aligned to 64 bytes at least, not initialized. bytes > 0. */
+/* Allocates bytes > 0 of a kind (an lt_memory_kind), aligned to 64 bytes at least and not initialized. The device owns
+ * it: free it with lt_device_free, or all of it with lt_device_close. LT_OUT_OF_MEMORY; *out is NULL after a failure.
+ */
 LT_API lt_status lt_device_alloc(lt_device* device, int32_t kind, int64_t bytes, void** out);
-/* memory: of lt_device_alloc, or NULL. Nothing that is queued may still use it. */
+/* Frees memory of lt_device_alloc; NULL is accepted. No queued work may still use it. */
 LT_API lt_status lt_device_free(lt_device* device, void* memory);
 
-/* Queues a copy between memory of any kind, the host's own included; both must stay until it is done. queue NULL: the
- * device's own. */
+/* Queues a copy between memory of any kind, ordinary host memory included. Both sides must stay until it is done. queue
+ * NULL: the device's own. */
 LT_API lt_status lt_device_copy(lt_device* device, void* queue, void* to, const void* from, int64_t bytes);
-/* Waits for all that is queued on queue; NULL: on the device's own. */
+/* Waits for everything that is on `queue` so far; NULL: on the device's own. */
 LT_API lt_status lt_device_synchronize(lt_device* device, void* queue);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-// The C interface's optimizers. Devices: device.cpp. Signs: sign.cpp.
+// The C interface's optimizers. device.cpp has devices, sign.cpp and sign_collective.cpp have signs.
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
@@ -23,31 +23,29 @@ struct lt_optimizer {
 namespace {
 
 using lowtide::ErrorKind;
+using lowtide::capi::flag;
 using lowtide::capi::guarded;
-using lowtide::capi::options_from;
 using lowtide::capi::require;
+using lowtide::capi::require_bytes;
+using lowtide::capi::struct_from;
 
 thread_local std::string last_error;
 thread_local int32_t last_os_error = 0;
-thread_local std::vector<lowtide::BackendReport> last_backends;  // what lt_backends() gave pointers into
+thread_local std::vector<lowtide::BackendReport> last_backends;  // lt_backends() gives pointers into it
 
 std::string text(const char* given) { return given ? given : ""; }
 
 lowtide::Memory memory_from(const lt_memory_options* options) {
-  const lt_memory_options given = options_from(options, lt_memory_options LT_MEMORY_OPTIONS_INIT);
-  LT_REQUIRE(given.managed == 0 || given.managed == 1, "got managed=%lld, wanted 0 or 1",
-             static_cast<long long>(given.managed));
-  LT_REQUIRE(given.automatic == 0 || given.automatic == 1, "got automatic=%lld, wanted 0 or 1",
-             static_cast<long long>(given.automatic));
-  return {given.ram_bytes,    text(given.disk),   given.disk_bytes,     given.chunk_bytes,
-          given.device_bytes, given.managed == 1, text(given.transfer), given.automatic == 1};
+  const lt_memory_options given = struct_from(options, lt_memory_options LT_MEMORY_OPTIONS_INIT);
+  return {given.ram_bytes,      text(given.disk),
+          given.disk_bytes,     given.chunk_bytes,
+          given.device_bytes,   flag(given.managed, "managed"),
+          text(given.transfer), flag(given.automatic, "automatic")};
 }
 
 lowtide::StepOptions step_options_from(const lt_step_options* options) {
-  const lt_step_options given = options_from(options, lt_step_options LT_STEP_OPTIONS_INIT);
-  LT_REQUIRE(given.assume_finite == 0 || given.assume_finite == 1, "got assume_finite=%lld, wanted 0 or 1",
-             static_cast<long long>(given.assume_finite));
-  return {given.stream, given.grad_scale, given.assume_finite == 1, given.free_bytes};
+  const lt_step_options given = struct_from(options, lt_step_options LT_STEP_OPTIONS_INIT);
+  return {given.stream, given.grad_scale, flag(given.assume_finite, "assume_finite"), given.free_bytes};
 }
 
 lowtide::TensorView view_of(const lt_tensor* tensor) {
@@ -62,15 +60,22 @@ lowtide::TensorView view_of(const lt_tensor* tensor) {
   return view;
 }
 
+// Runs body(core) for the optimizer of a handle, guarded.
+template <class Handle, class Fn>
+lt_status on(Handle* handle, Fn&& body) noexcept {
+  return lowtide::capi::on(handle, "optimizer", [&](auto& of) { body(of.optimizer); });
+}
+
+template <class T>
+void give(T value, T* to) {
+  if (to) *to = value;
+}
+
 template <class Number>
 Number c_value(Number value) {
   return value;
 }
 const char* c_value(const std::string& value) { return value.c_str(); }
-
-void require_bytes(int64_t bytes) {
-  LT_REQUIRE(bytes >= 0, "got bytes=%lld, wanted 0 or more", static_cast<long long>(bytes));
-}
 
 // Calls use(member) for the hyper-parameter of that name.
 template <class H, class Fn>
@@ -84,6 +89,20 @@ void with_hyper(H& hyper, const char* name, Fn&& use) {
   });
   LT_REQUIRE(found, "got hyper-parameter '%s', wanted one of: %s", name, known.c_str());
 }
+
+// Names for C: an array that ends with NULL.
+class Names {
+ public:
+  explicit Names(std::vector<std::string> texts) : texts_(std::move(texts)) {
+    for (const std::string& each : texts_) list_.push_back(each.c_str());
+    list_.push_back(nullptr);
+  }
+  const char* const* list() const { return list_.data(); }
+
+ private:
+  std::vector<std::string> texts_;
+  std::vector<const char*> list_;
+};
 
 }  // namespace
 
@@ -111,6 +130,32 @@ extern "C" {
 const char* lt_version(void) { return lowtide::version(); }
 const char* lt_last_error(void) { return last_error.c_str(); }
 int32_t lt_last_os_error(void) { return last_os_error; }
+
+lt_status lt_rule_names(const char* const** names) {
+  return guarded([&] {
+    static const Names all(lowtide::rule_names());
+    *require(names, "names") = all.list();
+  });
+}
+
+lt_status lt_state_formats(const char* const** names) {
+  return guarded([&] {
+    static const Names all(lowtide::codec_names());
+    *require(names, "names") = all.list();
+  });
+}
+
+lt_status lt_hyper_names(const char* const** names) {
+  return guarded([&] {
+    static const Names all([] {
+      const lowtide::Hyper hyper;
+      std::vector<std::string> texts;
+      lowtide::for_each_hyper(hyper, [&](const char* name, const auto&) { texts.push_back(name); });
+      return texts;
+    }());
+    *require(names, "names") = all.list();
+  });
+}
 
 lt_status lt_backends(lt_backend_report* out, int32_t room, int32_t* count) {
   return guarded([&] {
@@ -145,9 +190,8 @@ const char* lt_status_name(lt_status status) {
 
 lt_status lt_optimizer_create(const lt_optimizer_options* options, lt_optimizer** out) {
   return guarded([&] {
-    require(out, "out");
-    *out = nullptr;
-    const lt_optimizer_options given = options_from(options, lt_optimizer_options LT_OPTIMIZER_OPTIONS_INIT);
+    *require(out, "out") = nullptr;
+    const lt_optimizer_options given = struct_from(options, lt_optimizer_options LT_OPTIMIZER_OPTIONS_INIT);
     LT_REQUIRE(given.nonfinite >= LT_NONFINITE_SKIP && given.nonfinite <= LT_NONFINITE_PROPAGATE,
                "got nonfinite=%d, wanted an lt_nonfinite", given.nonfinite);
     lowtide::OptimizerOptions wanted;
@@ -168,9 +212,8 @@ lt_status lt_optimizer_create(const lt_optimizer_options* options, lt_optimizer*
 void lt_optimizer_destroy(lt_optimizer* optimizer) { delete optimizer; }
 
 lt_status lt_optimizer_add_group(lt_optimizer* optimizer, const lt_group_options* options, int32_t* group) {
-  return guarded([&] {
-    require(optimizer, "optimizer");
-    const lt_group_options given = options_from(options, lt_group_options LT_GROUP_OPTIONS_INIT);
+  return on(optimizer, [&](lowtide::Optimizer& core) {
+    const lt_group_options given = struct_from(options, lt_group_options LT_GROUP_OPTIONS_INIT);
     lowtide::GroupOptions wanted;
     wanted.hyper = lowtide::default_hyper(optimizer->rule);
     if (given.state) wanted.state = given.state;
@@ -178,15 +221,13 @@ lt_status lt_optimizer_add_group(lt_optimizer* optimizer, const lt_group_options
     if (given.memory) wanted.memory = memory_from(given.memory);
     if (given.rounding) wanted.rounding = given.rounding;
     if (given.master) wanted.master = given.master;
-    const int number = optimizer->optimizer.add_group(wanted);
-    if (group) *group = number;
+    give(core.add_group(wanted), group);
   });
 }
 
 lt_status lt_optimizer_set(lt_optimizer* optimizer, int32_t group, const char* name, double value) {
-  return guarded([&] {
-    require(optimizer, "optimizer");
-    lowtide::Hyper hyper = optimizer->optimizer.hyper(group);
+  return on(optimizer, [&](lowtide::Optimizer& core) {
+    lowtide::Hyper hyper = core.hyper(group);
     with_hyper(hyper, name, [&](auto& member) {
       if constexpr (std::is_same_v<std::remove_reference_t<decltype(member)>, bool>) {
         LT_REQUIRE(value == 0 || value == 1, "got %s=%g, wanted 0 or 1", name, value);
@@ -195,39 +236,28 @@ lt_status lt_optimizer_set(lt_optimizer* optimizer, int32_t group, const char* n
         member = value;
       }
     });
-    optimizer->optimizer.set_hyper(group, hyper);
+    core.set_hyper(group, hyper);
   });
 }
 
 lt_status lt_optimizer_get(const lt_optimizer* optimizer, int32_t group, const char* name, double* value) {
-  return guarded([&] {
-    require(optimizer, "optimizer");
+  return on(optimizer, [&](const lowtide::Optimizer& core) {
     require(value, "value");
-    with_hyper(optimizer->optimizer.hyper(group), name,
-               [&](const auto& member) { *value = static_cast<double>(member); });
+    with_hyper(core.hyper(group), name, [&](const auto& member) { *value = static_cast<double>(member); });
   });
 }
 
 lt_status lt_optimizer_add_param(lt_optimizer* optimizer, int32_t group, const lt_tensor* tensor, int64_t* param) {
-  return guarded([&] {
-    require(optimizer, "optimizer");
-    const int64_t number = optimizer->optimizer.add_param(group, view_of(tensor));
-    if (param) *param = number;
-  });
+  return on(optimizer, [&](lowtide::Optimizer& core) { give(core.add_param(group, view_of(tensor)), param); });
 }
 
 lt_status lt_optimizer_rebind(lt_optimizer* optimizer, int64_t param, const lt_tensor* tensor) {
-  return guarded([&] {
-    require(optimizer, "optimizer");
-    optimizer->optimizer.rebind(param, view_of(tensor));
-  });
+  return on(optimizer, [&](lowtide::Optimizer& core) { core.rebind(param, view_of(tensor)); });
 }
 
 lt_status lt_optimizer_step(lt_optimizer* optimizer, const lt_gradient* gradients, int64_t count,
                             const lt_step_options* options, lt_step_report* report) {
-  return guarded([&] {
-    require(optimizer, "optimizer");
-    lowtide::Optimizer& core = optimizer->optimizer;
+  return on(optimizer, [&](lowtide::Optimizer& core) {
     if (report) lowtide::capi::check_struct_size(report->struct_size);
     const lowtide::StepOptions given = step_options_from(options);
     LT_REQUIRE(count == core.param_count(), "got %lld gradients for %lld parameters", static_cast<long long>(count),
@@ -238,48 +268,47 @@ lt_status lt_optimizer_step(lt_optimizer* optimizer, const lt_gradient* gradient
     for (int64_t i = 0; i < count; ++i)
       all.push_back({gradients[i].data, static_cast<lowtide::DType>(gradients[i].dtype), gradients[i].strides});
     const lowtide::StepResult result = core.step(all, given);
-    if (report)
-      lowtide::capi::copy_out({report->struct_size, result.applied, result.nonfinite_param, result.pending}, report);
+    if (report) lowtide::capi::copy_out({0, result.applied, result.nonfinite_param, result.pending}, report);
   });
 }
 
 lt_status lt_optimizer_prepare_replay(lt_optimizer* optimizer, const lt_step_options* options) {
-  return guarded([&] {
-    require(optimizer, "optimizer");
-    optimizer->optimizer.prepare_replay(step_options_from(options));
-  });
+  return on(optimizer, [&](lowtide::Optimizer& core) { core.prepare_replay(step_options_from(options)); });
 }
 
 lt_status lt_optimizer_prefetch(lt_optimizer* optimizer, int64_t bytes, void* stream, int64_t* taken) {
-  return guarded([&] {
-    require(optimizer, "optimizer");
+  return on(optimizer, [&](lowtide::Optimizer& core) {
     require_bytes(bytes);
-    const int64_t found = optimizer->optimizer.prefetch(bytes, stream);
-    if (taken) *taken = found;
+    give(core.prefetch(bytes, stream), taken);
   });
 }
 
 lt_status lt_optimizer_demote(lt_optimizer* optimizer, int64_t bytes, int64_t* freed) {
-  return guarded([&] {
-    require(optimizer, "optimizer");
+  return on(optimizer, [&](lowtide::Optimizer& core) {
     require_bytes(bytes);
-    const int64_t found = optimizer->optimizer.demote(bytes);
-    if (freed) *freed = found;
+    give(core.demote(bytes), freed);
   });
 }
 
 lt_status lt_optimizer_synchronize(lt_optimizer* optimizer) {
-  return guarded([&] {
-    require(optimizer, "optimizer");
-    optimizer->optimizer.synchronize();
+  return on(optimizer, [](lowtide::Optimizer& core) { core.synchronize(); });
+}
+
+lt_status lt_optimizer_report(const lt_optimizer* optimizer, lt_memory_report* out) {
+  return on(optimizer, [&](const lowtide::Optimizer& core) {
+    lowtide::capi::check_struct_size(require(out, "out")->struct_size);
+    optimizer->report = core.report();
+    lt_memory_report all = LT_MEMORY_REPORT_INIT;
+#define LT_REPORT_FIELD(type, name, unit, meaning) all.name = c_value(optimizer->report.name);
+#include "lowtide/report.def"
+    lowtide::capi::copy_out(all, out);
   });
 }
 
 lt_status lt_optimizer_state(const lt_optimizer* optimizer, int64_t param, int32_t k, lt_state_view* out) {
-  return guarded([&] {
-    require(optimizer, "optimizer");
+  return on(optimizer, [&](const lowtide::Optimizer& core) {
     require(out, "out");
-    const std::vector<lowtide::StateView> states = optimizer->optimizer.state(param);
+    const std::vector<lowtide::StateView> states = core.state(param);
     LT_REQUIRE(k >= 0 && k < static_cast<int32_t>(states.size()), "got state %d of parameter %lld, which has %zu", k,
                static_cast<long long>(param), states.size());
     const lowtide::StateView& view = states[static_cast<size_t>(k)];
@@ -289,88 +318,43 @@ lt_status lt_optimizer_state(const lt_optimizer* optimizer, int64_t param, int32
 }
 
 lt_status lt_optimizer_export_state(const lt_optimizer* optimizer, int64_t param, int32_t k, float* out) {
-  return guarded([&] {
-    require(optimizer, "optimizer");
-    require(out, "out");
-    optimizer->optimizer.export_state(param, k, out);
-  });
+  return on(optimizer, [&](const lowtide::Optimizer& core) { core.export_state(param, k, require(out, "out")); });
 }
 
 lt_status lt_optimizer_import_state(lt_optimizer* optimizer, int64_t param, int32_t k, const float* in) {
-  return guarded([&] {
-    require(optimizer, "optimizer");
-    require(in, "in");
-    optimizer->optimizer.import_state(param, k, in);
-  });
+  return on(optimizer, [&](lowtide::Optimizer& core) { core.import_state(param, k, require(in, "in")); });
 }
 
 lt_status lt_optimizer_read_state(const lt_optimizer* optimizer, int64_t param, int32_t k, void* codes, float* scales) {
-  return guarded([&] {
-    require(optimizer, "optimizer");
-    require(codes, "codes");
-    optimizer->optimizer.read_state(param, k, codes, scales);
-  });
+  return on(optimizer,
+            [&](const lowtide::Optimizer& core) { core.read_state(param, k, require(codes, "codes"), scales); });
 }
 
 lt_status lt_optimizer_write_state(lt_optimizer* optimizer, int64_t param, int32_t k, const void* codes,
                                    const float* scales) {
-  return guarded([&] {
-    require(optimizer, "optimizer");
-    require(codes, "codes");
-    optimizer->optimizer.write_state(param, k, codes, scales);
-  });
+  return on(optimizer, [&](lowtide::Optimizer& core) { core.write_state(param, k, require(codes, "codes"), scales); });
 }
 
 lt_status lt_optimizer_allocate_state(lt_optimizer* optimizer, int64_t param) {
-  return guarded([&] {
-    require(optimizer, "optimizer");
-    optimizer->optimizer.allocate_state(param);
-  });
+  return on(optimizer, [&](lowtide::Optimizer& core) { core.allocate_state(param); });
 }
 
 lt_status lt_optimizer_get_steps(const lt_optimizer* optimizer, int64_t param, int64_t* steps) {
-  return guarded([&] {
-    require(optimizer, "optimizer");
-    require(steps, "steps");
-    *steps = optimizer->optimizer.steps(param);
-  });
+  return on(optimizer, [&](const lowtide::Optimizer& core) { *require(steps, "steps") = core.steps(param); });
 }
 
 lt_status lt_optimizer_set_steps(lt_optimizer* optimizer, int64_t param, int64_t steps) {
-  return guarded([&] {
-    require(optimizer, "optimizer");
-    optimizer->optimizer.set_steps(param, steps);
-  });
+  return on(optimizer, [&](lowtide::Optimizer& core) { core.set_steps(param, steps); });
 }
 
 lt_status lt_optimizer_save(const lt_optimizer* optimizer, const char* path, const char* metadata) {
-  return guarded([&] {
-    require(optimizer, "optimizer");
-    require(path, "path");
-    optimizer->optimizer.save(path, metadata ? metadata : "");
-  });
+  return on(optimizer, [&](const lowtide::Optimizer& core) { core.save(require(path, "path"), text(metadata)); });
 }
 
 lt_status lt_optimizer_load(lt_optimizer* optimizer, const char* path, const char** metadata) {
-  return guarded([&] {
-    require(optimizer, "optimizer");
-    require(path, "path");
-    optimizer->metadata = optimizer->optimizer.load(path);
-    if (metadata) *metadata = optimizer->metadata.c_str();
-  });
-}
-
-lt_status lt_optimizer_report(const lt_optimizer* optimizer, lt_memory_report* out) {
-  return guarded([&] {
-    require(optimizer, "optimizer");
-    require(out, "out");
-    lowtide::capi::check_struct_size(out->struct_size);
-    optimizer->report = optimizer->optimizer.report();
-    lt_memory_report all = LT_MEMORY_REPORT_INIT;
-    all.struct_size = out->struct_size;
-#define LT_REPORT_FIELD(type, name, unit, meaning) all.name = c_value(optimizer->report.name);
-#include "lowtide/report.def"
-    lowtide::capi::copy_out(all, out);
+  return on(optimizer, [&](lowtide::Optimizer& core) {
+    optimizer->metadata = core.load(require(path, "path"));
+    give(optimizer->metadata.c_str(), metadata);
   });
 }
 

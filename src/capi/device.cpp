@@ -1,4 +1,4 @@
-// The C interface's devices.
+// The C interface's devices: their memory, and order on their queues.
 #include <memory>
 #include <unordered_map>
 
@@ -13,12 +13,13 @@ using lowtide::DeviceBytes;
 using lowtide::ErrorKind;
 using lowtide::MemoryKind;
 using lowtide::capi::guarded;
+using lowtide::capi::on;
 using lowtide::capi::require;
 
 struct lt_device {
   std::unique_ptr<lowtide::Backend> backend;
   void* queue = nullptr;
-  std::unordered_map<void*, DeviceBytes> memory;  // before the backend: it outlives what it allocated
+  std::unordered_map<void*, DeviceBytes> memory;  // destroyed before the backend that it was allocated from
 
   Device& device() { return *backend->device(); }
   void* queue_or_own(void* given) { return given ? given : queue; }
@@ -46,8 +47,7 @@ extern "C" {
 
 lt_status lt_device_open(const char* backend, const char* device, void* queue, lt_device** out) {
   return guarded([&] {
-    require(out, "out");
-    *out = nullptr;
+    *require(out, "out") = nullptr;
     auto made = std::make_unique<lt_device>();
     const char* const name = backend ? backend : "sycl";
     made->backend = lowtide::open_backend(name, device ? device : "", queue);
@@ -64,62 +64,45 @@ void lt_device_close(lt_device* device) {
 }
 
 lt_status lt_device_queue(lt_device* device, void** queue) {
-  return guarded([&] {
-    require(device, "device");
-    require(queue, "queue");
-    *queue = device->queue;
-  });
+  return on(device, "device", [&](lt_device& of) { *require(queue, "queue") = of.queue; });
 }
 
 lt_status lt_device_limits(lt_device* device, lt_device_limits_report* out) {
-  return guarded([&] {
-    require(device, "device");
-    require(out, "out");
-    lowtide::capi::check_struct_size(out->struct_size);
-    const Device::Limits limits = device->device().limits();
-    const lt_device_limits_report all = {out->struct_size, limits.total, limits.free, limits.largest_allocation};
-    lowtide::capi::copy_out(all, out);
+  return on(device, "device", [&](lt_device& of) {
+    lowtide::capi::check_struct_size(require(out, "out")->struct_size);
+    const Device::Limits limits = of.device().limits();
+    lowtide::capi::copy_out({0, limits.total, limits.free, limits.largest_allocation}, out);
   });
 }
 
 lt_status lt_device_alloc(lt_device* device, int32_t kind, int64_t bytes, void** out) {
-  return guarded([&] {
-    require(device, "device");
-    require(out, "out");
-    *out = nullptr;
+  return on(device, "device", [&](lt_device& of) {
+    *require(out, "out") = nullptr;
     const MemoryKind wanted = kind_from(kind);
     LT_REQUIRE(bytes > 0, "got bytes=%lld, wanted more than 0", static_cast<long long>(bytes));
-    DeviceBytes memory(device->device(), wanted, bytes);
+    DeviceBytes memory(of.device(), wanted, bytes);
     void* const data = memory.data();
-    device->memory.emplace(data, std::move(memory));
+    of.memory.emplace(data, std::move(memory));
     *out = data;
   });
 }
 
 lt_status lt_device_free(lt_device* device, void* memory) {
-  return guarded([&] {
-    require(device, "device");
-    LT_REQUIRE(!memory || device->memory.erase(memory), "got memory %p, wanted memory that this lt_device allocated",
+  return on(device, "device", [&](lt_device& of) {
+    LT_REQUIRE(!memory || of.memory.erase(memory), "got memory %p, wanted memory that this lt_device allocated",
                memory);
   });
 }
 
 lt_status lt_device_copy(lt_device* device, void* queue, void* to, const void* from, int64_t bytes) {
-  return guarded([&] {
-    require(device, "device");
-    LT_REQUIRE(bytes >= 0, "got bytes=%lld, wanted 0 or more", static_cast<long long>(bytes));
-    if (bytes == 0) return;
-    require(to, "to");
-    require(from, "from");
-    device->device().copy(device->queue_or_own(queue), to, from, bytes);
+  return on(device, "device", [&](lt_device& of) {
+    lowtide::capi::require_bytes(bytes);
+    if (bytes) of.device().copy(of.queue_or_own(queue), require(to, "to"), require(from, "from"), bytes);
   });
 }
 
 lt_status lt_device_synchronize(lt_device* device, void* queue) {
-  return guarded([&] {
-    require(device, "device");
-    device->synchronize(device->queue_or_own(queue));
-  });
+  return on(device, "device", [&](lt_device& of) { of.synchronize(of.queue_or_own(queue)); });
 }
 
 }  // extern "C"

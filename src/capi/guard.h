@@ -1,4 +1,5 @@
-// Where exceptions become status codes: every function of the C interface runs its body through guarded().
+// Turns exceptions into status codes: every function of the C interface runs its body through guarded() or on(). Also
+// reads and fills structs of callers that were compiled against another version. Any thread; nothing here owns memory.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +15,8 @@
 
 namespace lowtide::capi {
 
-// Keeps what lt_last_error() and lt_last_os_error() say. Never allocates on the way out when memory is short: the text
-// is then cut.
+// Keeps the text and number for this thread's lt_last_error() and lt_last_os_error(), and returns `status`. Never
+// throws: when memory is short the text is dropped.
 lt_status failed(lt_status status, const char* text, int os_error = 0) noexcept;
 
 template <class Fn>
@@ -34,7 +35,27 @@ lt_status guarded(Fn&& body) noexcept {
   }
 }
 
-inline void require(const void* pointer, const char* name) { LT_REQUIRE(pointer, "got NULL for %s", name); }
+// Returns the pointer. Throws kInvalidArgument if it is NULL.
+template <class T>
+T* require(T* pointer, const char* name) {
+  LT_REQUIRE(pointer, "got NULL for %s", name);
+  return pointer;
+}
+
+inline void require_bytes(int64_t bytes, const char* name = "bytes") {
+  LT_REQUIRE(bytes >= 0, "got %s=%lld, wanted 0 or more", name, static_cast<long long>(bytes));
+}
+
+inline bool flag(int64_t value, const char* name) {
+  LT_REQUIRE(value == 0 || value == 1, "got %s=%lld, wanted 0 or 1", name, static_cast<long long>(value));
+  return value == 1;
+}
+
+// Runs body(*handle), guarded.
+template <class Handle, class Fn>
+lt_status on(Handle* handle, const char* name, Fn&& body) noexcept {
+  return guarded([&] { body(*require(handle, name)); });
+}
 
 inline void check_struct_size(int64_t bytes) {
   // No version of a struct ends within a pointer: half of one would be followed.
@@ -43,20 +64,23 @@ inline void check_struct_size(int64_t bytes) {
              "got struct_size=%lld in a struct; start from its _INIT macro", static_cast<long long>(bytes));
 }
 
-// Options of an older or newer caller: copies what both know, keeps the defaults of the rest.
-template <class Options>
-Options options_from(const Options* given, const Options& defaults) {
-  Options out = defaults;
+// The struct of an older or newer caller: the fields that both know, and the defaults of the others. NULL: the
+// defaults.
+template <class Struct>
+Struct struct_from(const Struct* given, const Struct& defaults) {
+  Struct out = defaults;
   if (!given) return out;
   check_struct_size(given->struct_size);
   std::memcpy(&out, given, std::min(sizeof out, static_cast<size_t>(given->struct_size)));
   return out;
 }
 
-// Copies as much as the caller's version of the struct has room for.
+// Fills as much as the caller's version of the struct has room for; leaves its struct_size, which has been checked.
 template <class Report>
 void copy_out(const std::type_identity_t<Report>& all, Report* out) {
-  std::memcpy(out, &all, std::min(sizeof all, static_cast<size_t>(out->struct_size)));
+  const int64_t bytes = out->struct_size;
+  std::memcpy(out, &all, std::min(sizeof all, static_cast<size_t>(bytes)));
+  out->struct_size = bytes;
 }
 
 }  // namespace lowtide::capi

@@ -9,8 +9,8 @@
 
 namespace sign = lowtide::sign;
 using lowtide::capi::guarded;
-using lowtide::capi::options_from;
 using lowtide::capi::require;
+using lowtide::capi::struct_from;
 
 namespace {
 
@@ -23,7 +23,7 @@ static_assert(LT_TIES_HASH == static_cast<int>(sign::Ties::kHash) &&
               LT_TIES_PREVIOUS == static_cast<int>(sign::Ties::kPrevious));
 
 size_t size_from(int64_t bytes) {
-  LT_REQUIRE(bytes >= 0, "got bits_bytes=%lld, wanted 0 or more", static_cast<long long>(bytes));
+  lowtide::capi::require_bytes(bytes, "bits_bytes");
   return static_cast<size_t>(bytes);
 }
 std::span<std::byte> span_of(void* bits, int64_t bytes) { return {static_cast<std::byte*>(bits), size_from(bytes)}; }
@@ -43,7 +43,7 @@ extern "C" {
 lt_status lt_sign_pack(const void* values, int32_t dtype, int64_t count, void* bits, int64_t bits_bytes,
                        const lt_sign_options* options) {
   return guarded([&] {
-    const lt_sign_options given = options_from(options, lt_sign_options LT_SIGN_OPTIONS_INIT);
+    const lt_sign_options given = struct_from(options, lt_sign_options LT_SIGN_OPTIONS_INIT);
     if (count) require(values, "values");
     sign::pack(static_cast<lowtide::DType>(dtype), values, count, span_of(bits, bits_bytes), sign_options(given));
   });
@@ -52,7 +52,7 @@ lt_status lt_sign_pack(const void* values, int32_t dtype, int64_t count, void* b
 lt_status lt_sign_unpack(const void* bits, int64_t bits_bytes, void* values, int32_t dtype, int64_t count,
                          const void* zeros, const lt_sign_options* options) {
   return guarded([&] {
-    const lt_sign_options given = options_from(options, lt_sign_options LT_SIGN_OPTIONS_INIT);
+    const lt_sign_options given = struct_from(options, lt_sign_options LT_SIGN_OPTIONS_INIT);
     if (count) require(values, "values");
     sign::unpack(span_of(bits, bits_bytes), static_cast<lowtide::DType>(dtype), values, count,
                  zeros ? span_of(zeros, bits_bytes) : std::span<const std::byte>(), sign_options(given));
@@ -62,7 +62,7 @@ lt_status lt_sign_unpack(const void* bits, int64_t bits_bytes, void* values, int
 lt_status lt_sign_majority(const void* const* ballots, int64_t voters, int64_t count, void* result, int64_t bits_bytes,
                            void* zeros, const lt_majority_options* options) {
   return guarded([&] {
-    const lt_majority_options given = options_from(options, lt_majority_options LT_MAJORITY_OPTIONS_INIT);
+    const lt_majority_options given = struct_from(options, lt_majority_options LT_MAJORITY_OPTIONS_INIT);
     require(ballots, "ballots");
     LT_REQUIRE(voters >= 1 && voters <= sign::kMostBallots, "got %lld ballots, wanted 1 to %lld",
                static_cast<long long>(voters), static_cast<long long>(sign::kMostBallots));

@@ -11,7 +11,9 @@
 using lowtide::ErrorKind;
 using lowtide::SignOutcome;
 using lowtide::capi::guarded;
+using lowtide::capi::on;
 using lowtide::capi::require;
+using lowtide::capi::struct_from;
 
 struct lt_sign_collective {
   explicit lt_sign_collective(lowtide::SignCollective made) : collective(std::move(made)) {}
@@ -29,17 +31,9 @@ struct lt_sign_residual {
 
 namespace {
 
-// The caller's version of a struct, and defaults for what it has no room for.
-template <class Struct>
-Struct copy_in(const Struct* given, Struct defaults, const char* name) {
-  require(given, name);
-  lowtide::capi::check_struct_size(given->struct_size);
-  std::memcpy(&defaults, given, std::min(sizeof defaults, static_cast<size_t>(given->struct_size)));
-  return defaults;
-}
-
 std::shared_ptr<lowtide::Transport> transport_of(const lt_sign_transport* given) {
-  const lt_sign_transport transport = copy_in(given, LT_SIGN_TRANSPORT_INIT, "transport");
+  const lt_sign_transport transport =
+      struct_from(require(given, "transport"), lt_sign_transport LT_SIGN_TRANSPORT_INIT);
   const auto call = [context = transport.context](lt_sign_transfer transfer, const char* name) {
     lowtide::CallbackTransport::Call out;
     if (transfer)
@@ -56,9 +50,8 @@ std::shared_ptr<lowtide::Transport> transport_of(const lt_sign_transport* given)
 }
 
 lowtide::SignCollectiveOptions options_of(const lt_sign_collective_options* given) {
+  const auto options = struct_from(given, lt_sign_collective_options LT_SIGN_COLLECTIVE_OPTIONS_INIT);
   lowtide::SignCollectiveOptions out;
-  if (!given) return out;
-  const auto options = copy_in(given, LT_SIGN_COLLECTIVE_OPTIONS_INIT, "options");
   LT_REQUIRE(options.weight >= 0 && options.weight < int64_t{1} << 31,
              "got a weight of %lld votes, wanted 0 to 2^31 - 1", static_cast<long long>(options.weight));
   if (options.ties) out.ties = options.ties;
@@ -73,7 +66,7 @@ lowtide::SignCollectiveOptions options_of(const lt_sign_collective_options* give
 }
 
 lowtide::SignBallot ballot_of(const lt_sign_ballot* given) {
-  const auto ballot = copy_in(given, LT_SIGN_BALLOT_INIT, "ballot");
+  const auto ballot = struct_from(require(given, "ballot"), lt_sign_ballot LT_SIGN_BALLOT_INIT);
   LT_REQUIRE(ballot.dtype >= LT_F32 && ballot.dtype <= LT_F16, "got dtype=%d, wanted an lt_dtype", ballot.dtype);
   lowtide::SignBallot out;
   out.count = ballot.count;
@@ -89,7 +82,7 @@ lowtide::SignBallot ballot_of(const lt_sign_ballot* given) {
 }
 
 lowtide::SignResult result_of(const lt_sign_result* given) {
-  const auto result = copy_in(given, LT_SIGN_RESULT_INIT, "result");
+  const auto result = struct_from(require(given, "result"), lt_sign_result LT_SIGN_RESULT_INIT);
   return {static_cast<std::byte*>(result.bits), static_cast<std::byte*>(result.presence),
           static_cast<std::byte*>(result.zeros), result.scales};
 }
@@ -97,7 +90,6 @@ lowtide::SignResult result_of(const lt_sign_result* given) {
 void report(lt_sign_collective& from, lt_sign_outcome* out) {
   const SignOutcome& last = from.last;
   lt_sign_outcome all = LT_SIGN_OUTCOME_INIT;
-  all.struct_size = out->struct_size;
   all.applied = last.applied, all.algorithm = static_cast<int32_t>(last.algorithm);
   all.nonfinite = last.nonfinite.data(), all.nonfinite_count = static_cast<int64_t>(last.nonfinite.size());
   all.failed = last.failed.data(), all.failed_count = static_cast<int64_t>(last.failed.size());
@@ -109,16 +101,15 @@ void report(lt_sign_collective& from, lt_sign_outcome* out) {
   lowtide::capi::copy_out(all, out);
 }
 
-// A call of vote or mean (residual: not nullptr if there is none to be). Whatever is wrong with this rank's structs
-// must be told to the others too.
+// Makes a call of vote or mean (vote: `residual` is any pointer but nullptr). If this rank's structs are wrong, it
+// takes part as failed, so that the others hear of it, and then reports its own error.
 template <class Call>
 lt_status run(lt_sign_collective* collective, const lt_sign_ballot* ballot, const lt_sign_result* result,
               lt_sign_outcome* outcome, const void* residual, Call&& call) {
-  return guarded([&] {
-    require(collective, "collective");
-    collective->last = {};
-    collective->rejected.clear();
-    collective->error_ranks.clear();
+  return on(collective, "collective", [&](lt_sign_collective& of) {
+    of.last = {};
+    of.rejected.clear();
+    of.error_ranks.clear();
     lowtide::SignBallot given;
     lowtide::SignResult memory;
     std::exception_ptr own;
@@ -133,18 +124,18 @@ lt_status run(lt_sign_collective* collective, const lt_sign_ballot* ballot, cons
       given.failed = true;
     }
     try {
-      collective->last = call(collective->collective, given, memory);
+      of.last = call(of.collective, given, memory);
     } catch (const lowtide::CollectiveError& e) {
-      collective->error_ranks = e.ranks();
+      of.error_ranks = e.ranks();
       throw;
     } catch (const lowtide::TransportError& e) {
-      collective->error_ranks = e.ranks();
+      of.error_ranks = e.ranks();
       throw;
     }
     if (own) std::rethrow_exception(own);
-    for (const lowtide::RejectedBallot& each : collective->last.rejected)
-      collective->rejected.push_back({each.sender, each.owner, each.reason.c_str()});
-    if (outcome) report(*collective, outcome);
+    for (const lowtide::RejectedBallot& each : of.last.rejected)
+      of.rejected.push_back({each.sender, each.owner, each.reason.c_str()});
+    if (outcome) report(of, outcome);
   });
 }
 
@@ -155,8 +146,7 @@ extern "C" {
 lt_status lt_sign_collective_create(const lt_sign_transport* transport, const lt_sign_transport* between,
                                     const lt_sign_collective_options* options, lt_sign_collective** out) {
   return guarded([&] {
-    require(out, "out");
-    *out = nullptr;
+    *require(out, "out") = nullptr;
     const auto with = options_of(options);
     const auto inside = transport_of(transport);
     *out = new lt_sign_collective(between ? lowtide::SignCollective(inside, transport_of(between), with)
@@ -181,66 +171,47 @@ lt_status lt_sign_mean(lt_sign_collective* collective, const lt_sign_ballot* bal
 }
 
 lt_status lt_sign_collective_error_ranks(const lt_sign_collective* collective, const int32_t** ranks, int64_t* count) {
-  return guarded([&] {
-    require(collective, "collective");
-    require(ranks, "ranks");
+  return on(collective, "collective", [&](const lt_sign_collective& of) {
     require(count, "count");
-    *ranks = collective->error_ranks.data();
-    *count = static_cast<int64_t>(collective->error_ranks.size());
+    *require(ranks, "ranks") = of.error_ranks.data();
+    *count = static_cast<int64_t>(of.error_ranks.size());
   });
 }
 
 lt_status lt_sign_residual_create(int64_t count, int32_t rank, int32_t size, const char* state,
                                   lt_sign_residual** out) {
   return guarded([&] {
-    require(out, "out");
-    *out = nullptr;
-    require(state, "state");
-    *out = new lt_sign_residual{lowtide::SignResidual(count, rank, size, state)};
+    *require(out, "out") = nullptr;
+    *out = new lt_sign_residual{lowtide::SignResidual(count, rank, size, require(state, "state"))};
   });
 }
 
 void lt_sign_residual_destroy(lt_sign_residual* residual) { delete residual; }
 
 lt_status lt_sign_residual_shape(const lt_sign_residual* residual, int64_t* first, int64_t* count, int64_t* bytes) {
-  return guarded([&] {
-    require(residual, "residual");
-    if (first) *first = residual->residual.first();
-    if (count) *count = residual->residual.count();
-    if (bytes) *bytes = residual->residual.bytes();
+  return on(residual, "residual", [&](const lt_sign_residual& of) {
+    if (first) *first = of.residual.first();
+    if (count) *count = of.residual.count();
+    if (bytes) *bytes = of.residual.bytes();
   });
 }
 
 lt_status lt_sign_residual_read(const lt_sign_residual* residual, void* out) {
-  return guarded([&] {
-    require(residual, "residual");
-    require(out, "out");
-    residual->residual.read(static_cast<std::byte*>(out));
-  });
+  return on(residual, "residual",
+            [&](const lt_sign_residual& of) { of.residual.read(static_cast<std::byte*>(require(out, "out"))); });
 }
 
 lt_status lt_sign_residual_replace(lt_sign_residual* residual, const void* in) {
-  return guarded([&] {
-    require(residual, "residual");
-    require(in, "in");
-    residual->residual.replace(static_cast<const std::byte*>(in));
-  });
+  return on(residual, "residual",
+            [&](lt_sign_residual& of) { of.residual.replace(static_cast<const std::byte*>(require(in, "in"))); });
 }
 
 lt_status lt_sign_residual_read_values(const lt_sign_residual* residual, float* out) {
-  return guarded([&] {
-    require(residual, "residual");
-    require(out, "out");
-    residual->residual.read_values(out);
-  });
+  return on(residual, "residual", [&](const lt_sign_residual& of) { of.residual.read_values(require(out, "out")); });
 }
 
 lt_status lt_sign_residual_replace_values(lt_sign_residual* residual, const float* in) {
-  return guarded([&] {
-    require(residual, "residual");
-    require(in, "in");
-    residual->residual.replace_values(in);
-  });
+  return on(residual, "residual", [&](lt_sign_residual& of) { of.residual.replace_values(require(in, "in")); });
 }
 
 }  // extern "C"

@@ -37,6 +37,7 @@ int lt_test_c11(void) {
   lt_step_options step = LT_STEP_OPTIONS_INIT;
   lt_step_report stepped = LT_STEP_REPORT_INIT;
   lt_backend_report backend;
+  const char* const* names = NULL;
   lt_device* device = NULL;
   lt_device_limits_report limits = LT_DEVICE_LIMITS_REPORT_INIT;
   lt_status status = LT_OK;
@@ -53,6 +54,11 @@ int lt_test_c11(void) {
   CHECK(lt_backends(NULL, 0, &count) == LT_OK && count >= 1);
   CHECK(lt_backends(&backend, 1, &count) == LT_OK && strcmp(backend.name, "cpu") == 0 && backend.available == 1);
   CHECK(strstr(backend.detail, "scalar") != NULL);
+  CHECK(lt_rule_names(&names) == LT_OK && strcmp(names[0], "adam") == 0);
+  CHECK(lt_state_formats(&names) == LT_OK && strcmp(names[2], "dynamic8") == 0);
+  CHECK(lt_hyper_names(&names) == LT_OK && strcmp(names[0], "lr") == 0);
+  while (*names) ++names;
+  CHECK(strcmp(names[-1], "max_unorm") == 0 && lt_rule_names(NULL) == LT_INVALID_ARGUMENT);
   CHECK(lt_backends(NULL, 1, &count) == LT_INVALID_ARGUMENT && lt_backends(NULL, 0, NULL) == LT_INVALID_ARGUMENT);
   options.rule = "sgd";
   group_options.state = "fp32";
