@@ -1,14 +1,19 @@
 #!/usr/bin/env python3
-"""Checks by #include that the source tree keeps its order. Prints each offence as file:line and exits 1.
+"""Checks that the source tree keeps its order: C++ by #include, Python by import. Prints each offence as file:line and
+exits 1.
 
-portable -> nothing; core -> nothing; backend -> both; then memory, optim, sign, capi and python, each on what stands
-before it. Public headers (include/lowtide) include only each other and may be included by all but portable.
+C++: portable -> nothing; core -> nothing; backend -> both; then memory, optim, sign, capi and python, each on those before
+it. Public headers (include/lowtide) include only each other, and all but portable may include them. Python: a room
+(a folder of python/lowtide) imports only the rooms before it in ROOMS, for types, too, and no file uses a name with an
+underscore that a class of another file has. In both languages no file reaches itself through what it includes or imports.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,70 +31,207 @@ ALLOWED: dict[str, set[str]] = {
     "python": {"include", "portable", "core", "backend", "memory", "optim", "sign"},
     "include": set(),
 }
-# The portable kernels also goes to compilers without a standard library, so portable/ takes no system header.
+# Device compilers without a standard library read the portable kernels, too: portable/ takes no system header.
 NO_SYSTEM_HEADERS = {"portable"}
+# Rooms of python/lowtide, lowest first; "" is what lies beside the folders but for sign.py. A new folder gets its place here.
+ROOMS = (
+    "_core", "checks", "report", "devices", "sign", "memory", "options", "planning", "engine", "state", "optimizers", "distributed",
+    "compat", "cli", "",
+)  # fmt: skip
 
 SUFFIXES = {".h", ".hpp", ".inc", ".def", ".c", ".cpp", ".cu"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)')
 
 
-def module_of(path: Path) -> str | None:
-    """The module that a file belongs to; None for what is outside of our sources."""
-    parts = path.relative_to(ROOT).parts
-    if parts[0] == "src" and len(parts) > 2:
-        return parts[1]
-    return parts[0] if parts[0] in ("include", "python") else None
+class Cpp:
+    """The C and C++ sources of a tree."""
 
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.files = [
+            path
+            for top in ("src", "include", "python")
+            for path in sorted((root / top).rglob("*"))
+            if path.suffix in SUFFIXES
+        ]
+        self.includes: dict[str, list[str]] = {}  # files of ours, by name
 
-def resolve(name: str, includer: Path) -> Path | None:
-    """The file of ours that `#include "name"` means."""
-    for folder in (includer.parent, ROOT / "src", ROOT / "include"):
-        candidate = (folder / name).resolve()
-        if candidate.is_file() and candidate.is_relative_to(ROOT):
-            return candidate
-    return None
-
-
-def offences_of(path: Path, module: str) -> list[str]:
-    found = []
-    is_test = path.stem.endswith("_test")
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        match = INCLUDE.match(line)
-        if not match:
-            continue
-        name = match.group(1) or match.group(2)
-        target = resolve(name, path)
-        problem = None
-        if target is not None:
-            other = module_of(target)
-            if other != module and other not in ALLOWED[module]:
-                problem = f"{module} must not depend on {other or 'files outside of src/ and include/'}"
-        elif module in NO_SYSTEM_HEADERS and not is_test:
-            problem = f"{module} includes nothing outside of its folder"
-        elif match.group(1) and module != "python" and not is_test:
-            problem = "no such file in src/ or include/ (headers of others go in <>)"
-        if problem:
-            found.append(f'{path.relative_to(ROOT)}:{number}: "{name}": {problem}')
-    return found
-
-
-def main() -> int:
-    offences: list[str] = []
-    count = 0
-    for top in ("src", "include", "python"):
-        for path in sorted((ROOT / top).rglob("*")):
-            if path.suffix not in SUFFIXES:
-                continue
-            module = module_of(path)
+    def offences(self) -> Iterator[str]:
+        """Also fills `includes`."""
+        for path in self.files:
+            module = self._module_of(path)
             if module not in ALLOWED:
-                offences.append(f"{path.relative_to(ROOT)}: belongs to no module that tools/check_tree.py knows")
+                yield f"{self._name(path)}: belongs to no module that tools/check_tree.py knows"
+            else:
+                yield from self._offences_of(path, module)
+        yield from circles(self.includes)
+
+    def _offences_of(self, path: Path, module: str) -> Iterator[str]:
+        is_test = path.stem.endswith("_test")
+        included = self.includes.setdefault(self._name(path), [])
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            match = INCLUDE.match(line)
+            if not match:
                 continue
-            count += 1
-            offences += offences_of(path, module)
+            name = match.group(1) or match.group(2)
+            target = self._resolve(name, path)
+            problem = None
+            if target is not None:
+                included.append(self._name(target))
+                other = self._module_of(target)
+                if other != module and other not in ALLOWED[module]:
+                    problem = f"{module} must not depend on {other or 'files outside of src/ and include/'}"
+            elif module in NO_SYSTEM_HEADERS and not is_test:
+                problem = f"{module} includes nothing outside of its folder"
+            elif match.group(1) and module != "python" and not is_test:
+                problem = "no such file in src/ or include/ (headers of others go in <>)"
+            if problem:
+                yield f'{self._name(path)}:{number}: "{name}": {problem}'
+
+    def _module_of(self, path: Path) -> str | None:
+        """The module that a file belongs to; None for what is outside of our sources."""
+        parts = path.relative_to(self._root).parts
+        if parts[0] == "src" and len(parts) > 2:
+            return parts[1]
+        return parts[0] if parts[0] in ("include", "python") else None
+
+    def _resolve(self, name: str, includer: Path) -> Path | None:
+        """The file of ours that `#include "name"` means."""
+        for folder in (includer.parent, self._root / "src", self._root / "include"):
+            candidate = (folder / name).resolve()
+            if candidate.is_file() and candidate.is_relative_to(self._root):
+                return candidate
+        return None
+
+    def _name(self, path: Path) -> str:
+        return str(path.relative_to(self._root))
+
+
+class Python:
+    """The modules of python/lowtide."""
+
+    def __init__(self, root: Path) -> None:
+        folder = root / "python" / "lowtide"
+        self.files = sorted(folder.rglob("*.py")) + sorted(folder.rglob("*.pyi"))
+        self._names = {_module_name(path, folder): str(path.relative_to(root)) for path in self.files}
+        self._trees = {
+            _module_name(path, folder): ast.parse(path.read_text(encoding="utf-8"), str(path)) for path in self.files
+        }
+        self._private = {module: set(_private_names(tree)) for module, tree in self._trees.items()}
+
+    def offences(self) -> Iterator[str]:
+        imports: dict[str, list[str]] = {}
+        for module, tree in self._trees.items():
+            imports[self._names[module]] = found = []
+            for node, target in self._imports_of(tree):
+                found.append(self._names[target])
+                here, there = room_of(module), room_of(target)
+                if here not in ROOMS or there not in ROOMS:
+                    yield f"{self._names[module]}:{node.lineno}: a room that tools/check_tree.py does not know"
+                elif ROOMS.index(there) > ROOMS.index(here):
+                    yield f"{self._names[module]}:{node.lineno}: {target}: {here} comes before {there or 'the top'}"
+            yield from self._reaches_of(module, tree)
+        yield from circles(imports)
+
+    def _imports_of(self, tree: ast.Module) -> Iterator[tuple[ast.stmt, str]]:
+        """The modules of ours that each import names; `from package import name` is one of `package.name` if there is."""
+        for node in ast.walk(tree):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                inner = [f"{node.module}.{alias.name}" for alias in node.names]
+                names = [name if name in self._names else str(node.module) for name in inner]
+            assert isinstance(node, ast.stmt) or not names
+            yield from ((node, name) for name in dict.fromkeys(names) if name in self._names)  # type: ignore[misc]
+
+    def _reaches_of(self, module: str, tree: ast.Module) -> Iterator[str]:
+        """Uses of names with an underscore that belong to another file."""
+        own = self._private[module]
+        others = set().union(*(names for other, names in self._private.items() if other != module)) - own
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and node.attr in others and not _is_own(node.value):
+                yield f"{self._names[module]}:{node.lineno}: .{node.attr} belongs to another file"
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("lowtide"):
+                for alias in node.names:
+                    if _is_private(alias.name) and alias.name != "_core":
+                        yield f"{self._names[module]}:{node.lineno}: {alias.name} belongs to another file"
+
+
+def _module_name(path: Path, folder: Path) -> str:
+    parts = ["lowtide", *path.relative_to(folder).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room_of(module: str) -> str:
+    """The folder that a module is in; of a file beside the folders its own name, if that is a room."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] != "__main__" else ""
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def _is_own(value: ast.expr) -> bool:
+    """self, cls or super()."""
+    if isinstance(value, ast.Call):
+        value = value.func
+    return isinstance(value, ast.Name) and value.id in ("self", "cls", "super")
+
+
+def _private_names(tree: ast.Module) -> Iterator[str]:
+    """Attributes and methods with an underscore that the classes of a module have."""
+    for outer in ast.walk(tree):
+        if not isinstance(outer, ast.ClassDef):
+            continue
+        for node in ast.walk(outer):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_own(node.value):
+                yield from filter(_is_private, [node.attr])
+        for statement in outer.body:
+            if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                yield from filter(_is_private, [statement.name])
+            targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+            yield from filter(_is_private, [target.id for target in targets if isinstance(target, ast.Name)])
+
+
+def circles(graph: Mapping[str, Iterable[str]]) -> Iterator[str]:
+    """One line for each group of files that reach each other."""
+    found: set[str] = set()
+    for start in sorted(graph):
+        if start in found:
+            continue
+        path = _way_back(graph, start)
+        if path:
+            found.update(path)
+            yield f"{start}: a circle: {' -> '.join([*path, start])}"
+
+
+def _way_back(graph: Mapping[str, Iterable[str]], start: str) -> list[str]:
+    """The files on a shortest way from `start` to itself; none if there is no way."""
+    came_from: dict[str, str] = {}
+    waiting = [start]
+    for here in waiting:
+        for there in graph.get(here, ()):
+            if there == start:
+                way = [here]
+                while way[-1] != start:
+                    way.append(came_from[way[-1]])
+                return way[::-1]
+            if there not in came_from:
+                came_from[there] = here
+                waiting.append(there)
+    return []
+
+
+def main(root: Path = ROOT) -> int:
+    languages = (Cpp(root), Python(root))
+    offences = [offence for language in languages for offence in language.offences()]
     for offence in offences:
         print(offence)
-    print(f"{count} files checked, {len(offences)} offences")
-    return 1 if offences or count == 0 else 0
+    counts = [len(language.files) for language in languages]
+    print(f"{counts[0]} C++ and {counts[1]} Python files checked, {len(offences)} offences")
+    return 1 if offences or 0 in counts else 0
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from lowtide.optimizers.master import export_fp32
 from lowtide.optimizers.muon import Muon
 from lowtide.optimizers.norm_rules import LAMB, LARS
 from lowtide.optimizers.optimizer import Optimizer
+from lowtide.optimizers.registry import CLASSES
 from lowtide.optimizers.rules import SGD, Adagrad, Lion, RMSprop
 from lowtide.options.options import Options
 from lowtide.options.overrides import Override, override
@@ -37,6 +38,9 @@ __all__ = [
     "Muon", "NAdam", "Optimizer", "Options", "Override", "Plan", "RMSprop", "Rates", "StableEmbedding", "__version__",
     "backends", "compat", "export_fp32", "hf", "master", "measure_rates", "override", "plan", "sign",
 ]  # fmt: skip
+# Classes that another module of optimizers/ adds to the list.
+globals().update({cls.__name__: cls for cls in CLASSES.values()})
+__all__ += [cls.__name__ for cls in CLASSES.values() if cls.__name__ not in __all__]
 
 
 class Backend(TypedDict):

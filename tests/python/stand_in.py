@@ -48,7 +48,7 @@ class StandIn:
             self.queues.append(queue.value or 0)
         self.asked: list[int] = []  # indices of the devices that Lowtide asked for the current queue of
         self._ranges: list[tuple[int, int, int]] = []  # first and last byte, index of the device
-        monkeypatch.setattr(devices, "device_of", self._device_of)
+        monkeypatch.setattr(places, "device_of", self._device_of)
 
     @property
     def backend(self) -> str:

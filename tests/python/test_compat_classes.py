@@ -62,7 +62,7 @@ def test_each_class_steps_resumes_and_is_copied(name, seed):
     bits_wanted = 8 if "8bit" in name else 32
     assert opt.param_groups[0]["state"] == {8: "dynamic8", 32: "fp32"}[bits_wanted]
     assert isinstance(opt, torch.optim.Optimizer) and type(opt).__name__ == name
-    assert (opt._memory == base.PAGED) == ("Paged" in name)
+    assert (opt.engine.settings.memory == base.PAGED) == ("Paged" in name)
     for other in (copy.deepcopy(opt), pickle.loads(pickle.dumps(opt))):
         assert type(other) is type(opt) and other.param_groups[0]["lr"] == opt.param_groups[0]["lr"]
     again = build(name, params)
@@ -201,8 +201,8 @@ def test_a_paged_optimizer_has_no_limit_of_its_own(seed):
     plain = stepped(optim.AdamW8bit(params), params)
     assert opt.report()["state_bytes"] == plain.report()["state_bytes"] > 0
     memory = lowtide.Memory(host="1GiB")
-    assert optim.PagedAdamW8bit(params, memory=memory)._memory == memory
-    assert optim.AdamW(params, is_paged=True)._memory == base.PAGED
+    assert optim.PagedAdamW8bit(params, memory=memory).engine.settings.memory == memory
+    assert optim.AdamW(params, is_paged=True).engine.settings.memory == base.PAGED
 
 
 def test_a_state_dict_of_another_family_is_refused(seed):

@@ -16,7 +16,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """All tensors count as on "xpu:0", whose backend is missing."""
     monkeypatch.setitem(places.KINDS, "xpu", places.Kind("cuda", lambda _: 0, lambda _: 1 << 30))
     monkeypatch.setattr(_core, "backends", lambda: {"cuda": {"available": False, "detail": "no driver"}})
-    monkeypatch.setattr(devices, "device_of", lambda _: torch.device("xpu", 0))
+    monkeypatch.setattr(places, "device_of", lambda _: torch.device("xpu", 0))
 
 
 def test_a_backend_that_is_missing_says_what_backends_says(elsewhere: None, figure: Callable[[str], None]) -> None:

@@ -15,7 +15,7 @@ from support import CODECS, FOUR_BITS, RULE_OF, RULES, parameter
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "rules.md"
 NOT_RULES = (lowtide.Optimizer, lowtide.NAdam, lowtide.Muon)  # NAdam is an option of Adam and AdamW, Muon made of two rules
 CLASSES = {
-    cls([parameter(2)], lr=1.0)._rule: cls
+    cls([parameter(2)], lr=1.0).engine.family.rule: cls
     for cls in (getattr(lowtide, name) for name in lowtide.__all__)
     if inspect.isclass(cls) and issubclass(cls, lowtide.Optimizer) and cls not in NOT_RULES
 }

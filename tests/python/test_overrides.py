@@ -25,7 +25,7 @@ def train(module, opt, steps=3):
 
 def formats(opt, module):
     names = {id(p): name for name, p in module.named_parameters()}
-    return {names[id(p)]: opt._core.state_codec(i) for i, p in enumerate(opt._params)}
+    return {names[id(p)]: opt._core.state_codec(i) for i, p in enumerate(opt.engine.params)}
 
 
 WHEN = ["before the optimizer", "before the first step", "after steps"]
@@ -93,7 +93,7 @@ def test_late_overrides_lose_nothing(seed, figure):
     train(module, opt)
     weight = module[1].weight
     before = state_bits(opt)
-    index = next(i for i, p in enumerate(opt._params) if p is weight)
+    index = next(i for i, p in enumerate(opt.engine.params) if p is weight)
     values = [opt._core.export_state(index, k) for k in range(2)]
     taken = lowtide.override(weight, state="fp32")
     opt.state_dict()  # looks
@@ -202,7 +202,7 @@ def test_overrides_follow_names_through_swaps(seed):
     module[1].weight = torch.nn.Parameter(module[1].weight.detach().clone())
     lowtide.override(module[2], lr=0.5)
     opt.step()
-    assert [group.params for group in opt._core_groups if group.overrides.get("state")] == [[1]]
+    assert [group.params for group in opt.engine.groups if group.overrides.get("state")] == [[1]]
 
 
 @pytest.mark.parametrize("how", ["module and optimizer", "optimizer and module", "pickle"])

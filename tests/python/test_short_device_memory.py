@@ -36,7 +36,7 @@ class Elsewhere:
             empty_cache=self._empty,
         )
         monkeypatch.setitem(places.KINDS, "xpu", kind)
-        monkeypatch.setattr(devices, "device_of", lambda _: torch.device("xpu", 0))
+        monkeypatch.setattr(places, "device_of", lambda _: torch.device("xpu", 0))
 
     def _empty(self) -> None:
         self.emptied += 1
@@ -48,14 +48,14 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Elsewhere:
 
 
 def watched(opt: lowtide.Optimizer, monkeypatch: pytest.MonkeyPatch, name: str, give: int) -> list[Any]:
-    """The arguments that opt's method gets from now on; it returns `give`."""
+    """The arguments that the method of opt's engine gets from now on; it returns `give`."""
     asked: list[Any] = []
 
     def method(*args: Any) -> int:
         asked.append(args[0] if args else None)
         return give
 
-    monkeypatch.setattr(opt, name, method)
+    monkeypatch.setattr(opt.engine, name, method)
     return asked
 
 

@@ -23,7 +23,7 @@ def _own_signers() -> Iterator[None]:
 def test_a_backend_that_is_missing_says_what_backends_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(places.KINDS, "xpu", places.Kind("cuda", lambda _: 0, lambda _: 1 << 30))
     monkeypatch.setattr(_core, "backends", lambda: {"cuda": {"available": False, "detail": "no driver"}})
-    monkeypatch.setattr(devices, "device_of", lambda _: torch.device("xpu", 0))
+    monkeypatch.setattr(places, "device_of", lambda _: torch.device("xpu", 0))
     with pytest.raises(NotImplementedError) as caught:
         sign.pack(torch.randn(3))
     assert _core.backends()["cuda"]["detail"] in str(caught.value) and "xpu:0" in str(caught.value)

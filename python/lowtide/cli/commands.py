@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-import lowtide
 from lowtide import _core
 from lowtide.memory.budgets import Memory, path_of
 from lowtide.planning.plan import Plan, core_rule
@@ -51,9 +50,9 @@ def describe_machine(disk: str | None) -> dict[str, Any]:
         found_disk |= {"read_rate": rates.read, "write_rate": rates.write}
     page = os.sysconf("SC_PAGE_SIZE")
     return {
-        "version": lowtide.__version__,
+        "version": _core.__version__,
         "torch": torch.__version__,
-        "backends": lowtide.backends(),
+        "backends": _core.backends(),
         "cpu_targets": _core.cpu_targets(),
         "threads": torch.get_num_threads(),
         "cores": len(os.sched_getaffinity(0)),

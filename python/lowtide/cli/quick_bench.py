@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 import torch
 
-import lowtide
 from lowtide import _core
 from lowtide.memory.budgets import Memory
+from lowtide.optimizers.optimizer import Optimizer
+from lowtide.optimizers.registry import CLASSES
 from lowtide.planning.plan import plan
 from lowtide.planning.rates import Rates
 
@@ -26,17 +27,6 @@ _FUSED = {
     "adam": torch.optim.Adam,
     "sgd": torch.optim.SGD,
     "adagrad": torch.optim.Adagrad,
-}
-_OURS = {
-    "adamw": lowtide.AdamW,
-    "adam": lowtide.Adam,
-    "lion": lowtide.Lion,
-    "sgd": lowtide.SGD,
-    "adagrad": lowtide.Adagrad,
-    "rmsprop": lowtide.RMSprop,
-    "ademamix": lowtide.AdEMAMix,
-    "lamb": lowtide.LAMB,
-    "lars": lowtide.LARS,
 }
 
 
@@ -96,8 +86,8 @@ class Adder:
 def run(elements: int, rule: str, state: str, disk: str | None, rounds: int, momentum: float) -> Bench:
     """Measures. Raises ValueError for what there is none of, MemoryError, OSError."""
     rows = max(1, round(elements / _ROW))
-    if rule not in _OURS:
-        raise ValueError(f"got rule {rule!r}, wanted one of {', '.join(_OURS)}")
+    if rule not in _core.rule_names():
+        raise ValueError(f"got rule {rule!r}, wanted one of {', '.join(_core.rule_names())}")
     if elements > 1 << 34:
         raise ValueError(f"got {elements} elements, wanted {1 << 34} at most")
     hyper = {"momentum": momentum} if rule in ("sgd", "rmsprop") else {}
@@ -113,6 +103,7 @@ def run(elements: int, rule: str, state: str, disk: str | None, rounds: int, mom
         made.grad = shared
         return made
 
+    ours_of: Callable[..., Optimizer] = CLASSES[rule]
     steps: dict[str, tuple[Callable[[], object], int]] = {}
     adder = Adder(rows * _ROW)
     steps["memory: a += b"] = (adder, adder.moved)
@@ -120,7 +111,7 @@ def run(elements: int, rule: str, state: str, disk: str | None, rounds: int, mom
         fused = _FUSED[rule]([parameter()], lr=1e-3, fused=True, **hyper)
         steps[f"torch {type(fused).__name__}, fused, fp32"] = (fused.step, 0)
     for nonfinite in ("propagate", "skip"):  # as torch does; and the default, which checks the gradients
-        ours = _OURS[rule]([parameter()], lr=1e-3, state=state, nonfinite=nonfinite, **hyper)
+        ours = ours_of([parameter()], lr=1e-3, state=state, nonfinite=nonfinite, **hyper)
         what = "unchecked" if nonfinite == "propagate" else "checked"
         steps[f"lowtide {type(ours).__name__}, {state}, {what}"] = (ours.step, 0)
     for step, _ in steps.values():
@@ -162,7 +153,8 @@ def _disk(
     planned = plan([param], rule, state, memory, rates=rates, momentum=momentum)
     if not planned.moved_per_step:
         raise ValueError(f"got {param.numel()} elements of {rule}, {state}: no state to stream; give more --elements")
-    optimizer = _OURS[rule]([param], lr=1e-3, state=state, memory=memory, **hyper)
+    make: Callable[..., Optimizer] = CLASSES[rule]
+    optimizer = make([param], lr=1e-3, state=state, memory=memory, **hyper)
     for _ in range(2):
         optimizer.step()
     seconds = statistics.median(seconds_of(optimizer.step) for _ in range(rounds))

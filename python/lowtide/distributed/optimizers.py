@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,17 +11,30 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
-from lowtide import _core
 from lowtide.checks.values import expect
 from lowtide.devices.places import Place
 from lowtide.devices.sharding import Sharding
 from lowtide.distributed.collective import Collective, Outcome, VoteOptions, check_vote_options
 from lowtide.distributed.layout import SignBuffers, address, checksum, digest
-from lowtide.memory.budgets import Memory
-from lowtide.optimizers import backward
-from lowtide.optimizers.core_groups import CoreGroup
+from lowtide.engine.family import Family
 from lowtide.optimizers.optimizer import Optimizer
+from lowtide.optimizers.step_in_backward import OPTIONS
 from lowtide.options.options import Options, check_options
+
+
+class VotingFamily(Family):
+    """Plain parameters on the CPU; all workers learn of gradients that are not finite before one of them raises."""
+
+    def core_nonfinite(self, nonfinite: str) -> str:
+        return "skip" if nonfinite == "raise" else nonfinite
+
+    def check_members(self, place: Place, shardings: Sequence[Sharding | None]) -> None:
+        if not place.on_host:
+            raise NotImplementedError(
+                f"got tensors on {place.device}, wanted some on the CPU: votes are not built for devices"
+            )
+        if any(shardings):
+            raise NotImplementedError("got a DTensor, wanted plain tensors: see ShardVote for shards")
 
 
 class SignOptimizer(Optimizer):
@@ -41,6 +54,8 @@ class SignOptimizer(Optimizer):
     `average_state()` first makes it the same on all, so that any number of workers can go on with one file. It cannot
     be copied or pickled."""
 
+    _FAMILY = VotingFamily
+
     def __init__(
         self, params: ParamsT, rule: str, hyper: dict[str, Any], vote: VoteOptions, options: Options
     ) -> None:
@@ -49,7 +64,7 @@ class SignOptimizer(Optimizer):
             if name in VoteOptions.__annotations__:
                 raise TypeError(f"{type(self).__name__}: got argument {name!r}, wanted it in vote={{{name!r}: ...}}")
         check_options(options, type(self).__name__, [*names, "vote"])
-        for name in backward.OPTIONS:
+        for name in OPTIONS:
             if options.get(name, False) is not False:
                 raise ValueError(f"{type(self).__name__}: {name}: got {options.get(name)!r}, wanted False: steps are votes")
         check_vote_options(vote, f"{type(self).__name__}, vote")
@@ -83,20 +98,20 @@ class SignOptimizer(Optimizer):
         outcome = self._collective.vote(buffers, fill, step=votes, alike=alike, nonfinite=bad, failure=failure)
         self.last_outcome = outcome
         self._voted()
-        if self._awaited:
+        if self.engine.awaited:
             self._adopt_new_state()
         if outcome.applied:
             places = address(buffers.bits), address(buffers.presence), address(buffers.zeros)
-            self._core.apply_signs(*places, self._queue())
+            self._core.apply_signs(*places, self.engine.queue())
             for group in self.param_groups:
                 group["votes"] = votes + 1
-        elif self._nonfinite == "raise" and not self._amp_scaling:
+        elif self.engine.settings.nonfinite == "raise" and not self.engine.settings.amp_scaling:
             raise ValueError(
                 f"vote {votes}: got gradients that are not finite on ranks {outcome.nonfinite_ranks}, wanted finite "
                 "ones; no parameter was moved"
             )
         else:
-            self._skipped_before += 1
+            self.engine.skipped_before += 1
         return loss
 
     def _voted(self) -> None:
@@ -113,14 +128,14 @@ class SignOptimizer(Optimizer):
         """What gradients are multiplied by, and whether one is not finite."""
         scale, bad = self._scaling()
         if bad is None:
-            bad = self._nonfinite != "propagate" and self._core.check(scale, self._queue()) >= 0
+            bad = self.engine.settings.nonfinite != "propagate" and self._core.check(scale, self.engine.queue()) >= 0
         return scale, bad
 
     def _ballots(self, scale: float) -> None:
         """Steps the state, and fills the buffers."""
         buffers = self._room()
         self._core.ballots(
-            address(buffers.bits), address(buffers.presence), self._votes % 2 == 0, scale, True, self._queue()
+            address(buffers.bits), address(buffers.presence), self._votes % 2 == 0, scale, True, self.engine.queue()
         )
 
     @property
@@ -137,50 +152,23 @@ class SignOptimizer(Optimizer):
         """What must be the same on all workers, by name."""
         found: dict[str, int | float] = {"the optimizer's class": digest(type(self).__name__)}
         found["the parameters' shapes and types"] = self._shapes
-        for key in self._hyper_keys:
-            values = [of_group.pushed[key] for of_group in self._core_groups]
+        for key in self.engine.family.keys:
+            values = [of_group.pushed[key] for of_group in self.engine.groups]
             found[key] = float(values[0]) if len(set(values)) == 1 else digest(values)
-        found["nonfinite"] = digest(self._nonfinite)
+        found["nonfinite"] = digest(self.engine.settings.nonfinite)
         found["what came before (add parameters and load state on all of them, or on none)"] = int(self._agreed)
         weights = 0
         if not self._agreed:
-            for param in self._params:
+            for param in self.engine.params:
                 weights = checksum(param, weights)
         found["the parameters' values (use lowtide.distributed.broadcast_parameters)"] = weights
         return found
-
-    def _new_core(self, threads: int, place: Place) -> _core.Optimizer:
-        core = super()._new_core(threads, place)
-        if self._nonfinite == "raise":
-            core.set_nonfinite("skip")  # all workers are to raise, once they know
-        return core
-
-    def _register(
-        self,
-        core: _core.Optimizer,
-        place: Place,
-        number: int,
-        params: Sequence[torch.Tensor],
-        shardings: Sequence[Sharding | None],
-        overrides: Sequence[Mapping[str, Any]],
-        group: Mapping[str, Any],
-        memory: Memory | None,
-        first: int,
-    ) -> list[CoreGroup]:
-        where = f"parameter group {number}"
-        if not place.on_host:
-            raise NotImplementedError(
-                f"{where}: got tensors on {place.device}, wanted some on the CPU: votes are not built for devices"
-            )
-        if any(shardings):
-            raise NotImplementedError(f"{where}: got a DTensor, wanted plain tensors: see ShardVote for shards")
-        return super()._register(core, place, number, params, shardings, overrides, group, memory, first)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As `lowtide.Optimizer.add_param_group`; on every worker."""
         super().add_param_group(param_group)
         self.param_groups[-1]["votes"] = self._votes
-        self._shapes = digest([(tuple(param.shape), str(param.dtype)) for param in self._params])
+        self._shapes = digest([(tuple(param.shape), str(param.dtype)) for param in self.engine.params])
         self._agreed = False
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -215,7 +203,7 @@ class SignOptimizer(Optimizer):
         """Gives every worker the mean of all workers' state, one parameter at a time (4 bytes per element travel).
         Every worker must call it. Before a checkpoint that another number of workers is to go on with."""
         transport = self._collective.transport
-        counts = [(int(self._core.step_count(i)), self._has_buffers(i)) for i in range(len(self._params))]
+        counts = [(int(self._core.step_count(i)), self._has_buffers(i)) for i in range(len(self.engine.params))]
         try:
             most = transport.gather(torch.tensor(counts, dtype=torch.int64).reshape(-1, 2)).amax(0).tolist()
             for number, (steps, state) in enumerate(most):

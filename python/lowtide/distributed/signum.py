@@ -14,9 +14,16 @@ from typing_extensions import Unpack
 from lowtide.checks.values import number
 from lowtide.distributed.collective import VoteOptions
 from lowtide.distributed.layout import BLOCK, aligned
-from lowtide.distributed.optimizers import SignOptimizer
-from lowtide.optimizers.core_groups import CoreGroup
+from lowtide.distributed.optimizers import SignOptimizer, VotingFamily
+from lowtide.engine.groups import CoreGroup
 from lowtide.options.options import Options
+
+
+class SignumFamily(VotingFamily):
+    """momentum moves dampening, too: neither can be overridden."""
+
+    def overridable(self) -> list[str]:
+        return [name for name in super().overridable() if name not in ("momentum", "dampening", "nesterov")]
 
 
 class Signum(SignOptimizer):
@@ -28,6 +35,8 @@ class Signum(SignOptimizer):
     [0, 1), 0 votes with the signs of gradients (signSGD) and has no state. `vote`: see `VoteOptions`. See
     `SignOptimizer` for what a step does.
     """
+
+    _FAMILY = SignumFamily
 
     def __init__(
         self,
@@ -57,9 +66,6 @@ class Signum(SignOptimizer):
             param_group = {**param_group, "dampening": momentum}
         super().add_param_group(param_group)
 
-    def _overridable(self) -> list[str]:  # momentum moves dampening, too
-        return [name for name in super()._overridable() if name not in ("momentum", "dampening", "nesterov")]
-
     def _push_options(self) -> None:
         for place, group in enumerate(self.param_groups):
             _check_momentum(group.get("momentum"), f"parameter group {place}")
@@ -86,7 +92,7 @@ class Signum(SignOptimizer):
                 f"got call {self._folded + 1} for {micro_batches} micro-batches, wanted step() after the last"
             )
         self._push_options()
-        for core_group, momentum in zip(self._core_groups, self._momenta(), strict=True):
+        for core_group, momentum in zip(self.engine.groups, self._momenta(), strict=True):
             if momentum == 0:
                 raise ValueError(f"parameter group {core_group.of}: momentum: got 0, wanted more, to fold gradients into")
         scale, bad = self._check_gradients()
@@ -97,7 +103,7 @@ class Signum(SignOptimizer):
         self.zero_grad()
 
     def _fold_in(self, micro_batches: int, scale: float) -> None:
-        now = {number for number, param in enumerate(self._params) if param.grad is not None}
+        now = {number for number, param in enumerate(self.engine.params) if param.grad is not None}
         begun = bool(self._touched)
         if begun and (late := now - self._touched):
             self._decay(late)
@@ -111,20 +117,20 @@ class Signum(SignOptimizer):
 
     def _decay(self, numbers: set[int]) -> None:
         """m = β m of these parameters."""
-        grads = [param.grad for param in self._params]
+        grads = [param.grad for param in self.engine.params]
         try:
-            for number, param in enumerate(self._params):
+            for number, param in enumerate(self.engine.params):
                 param.grad = param.new_zeros(()).expand_as(param) if number in numbers else None
             with self._core_momentum(lambda beta: (beta, 0.0)):
                 self._ballots(1.0)
         finally:
-            for param, grad in zip(self._params, grads, strict=True):
+            for param, grad in zip(self.engine.params, grads, strict=True):
                 param.grad = grad
 
     def _parts(self, numbers: set[int]) -> Iterator[Tensor]:
         """Of the buffers, that of each of these parameters."""
         buffers, first = self._room(), 0
-        for number, param in enumerate(self._params):
+        for number, param in enumerate(self.engine.params):
             count = aligned(param.numel())
             if number in numbers:
                 for part, signs in ((buffers.bits, 8), (buffers.presence, 8 * BLOCK)):
@@ -144,9 +150,9 @@ class Signum(SignOptimizer):
         """Counts a step for parameters that have their first gradient, and returns them: at a first step the core takes
         the gradient whole in place of momentum."""
         begun: list[int] = []
-        for core_group, momentum in zip(self._core_groups, self._momenta(), strict=True):
+        for core_group, momentum in zip(self.engine.groups, self._momenta(), strict=True):
             for number in core_group.params:
-                if momentum and self._params[number].grad is not None and not self._core.step_count(number):
+                if momentum and self.engine.params[number].grad is not None and not self._core.step_count(number):
                     self._core.allocate_state(number)
                     self._core.set_step_count(number, 1)
                     begun.append(number)
@@ -163,12 +169,12 @@ class Signum(SignOptimizer):
 
     def _momenta(self) -> list[float]:
         """Of each group of the core."""
-        return [core_group.pushed["momentum"] for core_group in self._core_groups]
+        return [core_group.pushed["momentum"] for core_group in self.engine.groups]
 
     @contextmanager
     def _core_momentum(self, of: Callable[[float], tuple[float, float]]) -> Iterator[None]:
         """Makes m = keep m + take g of the core's steps, (keep, take) = of(β)."""
-        hypers = [core_group.pushed for core_group in self._core_groups]
+        hypers = [core_group.pushed for core_group in self.engine.groups]
         try:
             for group, hyper in enumerate(hypers):
                 keep, take = of(hyper["momentum"])
@@ -182,7 +188,7 @@ class Signum(SignOptimizer):
         if not self._folded:
             return super()._prepare()
         self._push_options()
-        if any(param.grad is not None for param in self._params):
+        if any(param.grad is not None for param in self.engine.params):
             raise ValueError("got gradients beside those folded in, wanted fold() for them, too, or none")
         return self._fold_bad, None  # the last fold has made the ballot
 

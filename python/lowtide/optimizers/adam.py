@@ -5,9 +5,11 @@ from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
 from lowtide.optimizers.optimizer import Optimizer
+from lowtide.optimizers.registry import steps
 from lowtide.options.options import Options
 
 
+@steps("adamw")
 class AdamW(Optimizer):
     """Adam with decoupled weight decay (Loshchilov & Hutter, arXiv 1711.05101, algorithm 2), as torch.optim.AdamW:
 
@@ -52,6 +54,7 @@ class AdamW(Optimizer):
         super().__init__(params, "adamw", hyper, options)
 
 
+@steps("adam")
 class Adam(Optimizer):
     """Adam (Kingma & Ba, arXiv 1412.6980, algorithm 1) with an L2 penalty, as torch.optim.Adam:
 
@@ -111,6 +114,7 @@ class NAdam(Optimizer):
         super().__init__(params, rule, hyper, options)  # type: ignore[arg-type]
 
 
+@steps("ademamix")
 class AdEMAMix(Optimizer):
     """AdamW with a second, slow average of gradients (Pagliardini et al., arXiv 2409.03137, algorithm 1):
 

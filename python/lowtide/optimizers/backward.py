@@ -8,21 +8,14 @@ from __future__ import annotations
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from lowtide.memory.budgets import size_of
-from lowtide.options.options import Options
-
-if TYPE_CHECKING:
-    from lowtide.optimizers.optimizer import Optimizer
+from lowtide.engine.engine import Engine
 
 _ASK_AFTER = 16 << 20  # bytes of gradients: what is free is asked for once in so many
 _KEEP_FREE = 32  # 1 / that of the device's memory stays free: activations and gradients are not cut to measure
-
-
-OPTIONS = ("prefetch_in_backward", "step_in_backward")
 
 
 class InBackward(ABC):
@@ -31,11 +24,11 @@ class InBackward(ABC):
     under_way = False  # whether backward has changed parameters since the last step
     extra_steps = 0  # that the core has counted beyond those of the user
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._of = weakref.ref(optimizer)
+    def __init__(self, engine: Engine) -> None:
+        self._of = weakref.ref(engine)
         self._handles: list[Any] = []
         self._unhooked: list[tuple[int, weakref.ref[torch.Tensor]]] = []  # frozen: their hooks have to wait
-        weakref.finalize(optimizer, _remove, self._handles).atexit = False
+        weakref.finalize(engine, _remove, self._handles).atexit = False
 
     def check(self, params: Sequence[torch.Tensor], where: str) -> None:
         """ValueError for parameters with which it cannot be done."""
@@ -54,7 +47,7 @@ class InBackward(ABC):
         self._hook()
 
     @abstractmethod
-    def arrived(self, optimizer: Optimizer, number: int, param: torch.Tensor) -> None:
+    def arrived(self, engine: Engine, number: int, param: torch.Tensor) -> None:
         """The gradient of a parameter is complete."""
 
     def _hook(self) -> None:
@@ -70,8 +63,8 @@ class InBackward(ABC):
 
     def _call(self, number: int) -> Callable[[torch.Tensor], None]:
         def call(param: torch.Tensor) -> None:
-            if (optimizer := self._of()) is not None:
-                self.arrived(optimizer, number, param)
+            if (engine := self._of()) is not None:
+                self.arrived(engine, number, param)
 
         return call
 
@@ -88,9 +81,9 @@ class PrefetchInBackward(InBackward):
     learned from the step before, so the first step reads nothing ahead.
     """
 
-    def __init__(self, optimizer: Optimizer, limit: int | None) -> None:
+    def __init__(self, engine: Engine, limit: int | None) -> None:
         """limit: bytes; None: what is free."""
-        super().__init__(optimizer)
+        super().__init__(engine)
         self._limit = limit
         self._seen: set[int] = set()  # in this pass
         self._passes = self._usual = 0  # since the last step, and before it
@@ -104,17 +97,17 @@ class PrefetchInBackward(InBackward):
         self._passes = self._taken = self._since = 0
         self._seen.clear()
 
-    def arrived(self, optimizer: Optimizer, number: int, param: torch.Tensor) -> None:
+    def arrived(self, engine: Engine, number: int, param: torch.Tensor) -> None:
         if not self._passes or number in self._seen:
             self._passes += 1
             self._seen.clear()
             if self._passes == self._usual:
-                late = (p for p in optimizer._params if p.requires_grad and p.grad is None)
+                late = (p for p in engine.params if p.requires_grad and p.grad is None)
                 self._to_come = _bytes(param) + sum(map(_bytes, late))
         self._seen.add(number)
         self._to_come -= _bytes(param)
         self._since += _bytes(param)
-        place = optimizer._place
+        place = engine.place
         if self._passes != self._usual or self._since < _ASK_AFTER or place is None or place.capturing():
             return
         self._since = 0
@@ -124,31 +117,8 @@ class PrefetchInBackward(InBackward):
         elif self._limit is None:
             return
         if wanted > 0:
-            self._taken += optimizer.prefetch(wanted)
+            self._taken += engine.prefetch(wanted)
 
 
 def _bytes(param: torch.Tensor) -> int:
     return param.numel() * param.element_size()
-
-
-def options_of(options: Options) -> dict[str, Any]:
-    """Those that `in_backward` reads."""
-    return {name: options[name] for name in OPTIONS if name in options}  # type: ignore[literal-required]
-
-
-def in_backward(optimizer: Optimizer, options: dict[str, Any]) -> InBackward | None:
-    """As the options say. Raises ValueError or TypeError for those that cannot be."""
-    from lowtide.optimizers.step_in_backward import StepInBackward
-
-    prefetch, step = (options.get(name, False) for name in OPTIONS)
-    if prefetch is not False and step is not False:
-        raise ValueError("got both prefetch_in_backward and step_in_backward, wanted one: steps read ahead themselves")
-    if step is not False:
-        if optimizer._amp_scaling:
-            raise ValueError(
-                "step_in_backward: got amp_scaling=True, wanted False: the scale's verdict comes after backward"
-            )
-        return StepInBackward(optimizer, None if step is True else size_of("step_in_backward", step))
-    if prefetch is not False:
-        return PrefetchInBackward(optimizer, None if prefetch is True else size_of("prefetch_in_backward", prefetch))
-    return None

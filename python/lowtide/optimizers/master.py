@@ -7,8 +7,8 @@ from torch import Tensor
 
 from lowtide import _core
 from lowtide.devices.sharding import local_of
+from lowtide.engine.engine import RESIDUAL, Engine
 from lowtide.optimizers.optimizer import Optimizer
-from lowtide.state.state_dict import RESIDUAL
 
 _NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
@@ -69,7 +69,7 @@ def export_fp32(
     """
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer: got {type(optimizer).__name__}, wanted one of Lowtide's")
-    numbers = {id(param): number for number, param in enumerate(optimizer._params)}
+    numbers = {id(param): number for number, param in enumerate(optimizer.engine.params)}
     made: dict[int, Tensor] = {}
     names: dict[str, Tensor] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -78,7 +78,7 @@ def export_fp32(
         if id(tensor) not in made:
             number = numbers.get(id(tensor))
             local = local_of(tensor)
-            residual = None if number is None else _residual(optimizer, number)
+            residual = None if number is None else _residual(optimizer.engine, number)
             made[id(tensor)] = join(local, residual) if local.is_floating_point() else local.detach().cpu().clone()
         names[name] = made[id(tensor)]
     if path is not None:
@@ -89,8 +89,8 @@ def export_fp32(
     return names
 
 
-def _residual(optimizer: Optimizer, number: int) -> Tensor | None:
-    core = optimizer._core
+def _residual(engine: Engine, number: int) -> Tensor | None:
+    core = engine.core
     if not core.has_state(number):
         return None
     live = core.read_state(number) if core.is_paged(number) else core.state(number)

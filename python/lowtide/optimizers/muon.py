@@ -14,7 +14,9 @@ from typing_extensions import Unpack
 
 from lowtide.checks.values import expect, number
 from lowtide.devices import sharding
+from lowtide.engine.family import Family
 from lowtide.optimizers.optimizer import Optimizer
+from lowtide.optimizers.registry import steps
 from lowtide.options.hyper import hyper_values
 from lowtide.options.options import Options
 
@@ -23,6 +25,52 @@ _BUCKET = 64 << 20  # elements of directions at a time: 256 MiB
 _MOMENTUM = "sgd"  # the core's rule that keeps b
 
 
+class MuonFamily(Family):
+    """Two rules of the core: matrices by that which keeps a momentum, all else by AdamW."""
+
+    CORE_RULE = "adamw"
+
+    def rule_for(self, param: Tensor, options: Mapping[str, Any]) -> str:
+        use = options["use_muon"]
+        if not isinstance(use, bool):
+            raise TypeError(f"use_muon: got {use!r} ({type(use).__name__}), wanted a bool")
+        if param.ndim != 2 or not use:
+            return ""
+        if sharding.is_dtensor(param):
+            raise NotImplementedError(
+                f"got a matrix of shape {tuple(param.shape)} that is a DTensor, wanted a plain one: Newton-Schulz needs "
+                "all of it. Put it into a group with use_muon=False, or keep it whole on each rank"
+            )
+        if options["master"] and param.dtype != torch.float32:
+            raise NotImplementedError(
+                f"got master={options['master']!r} for a matrix of {param.dtype}, wanted None, or float32 matrices: what "
+                "moves them keeps no residual. Put it into a group with use_muon=False, or lowtide.override(param, "
+                "master=None)"
+            )
+        return _MOMENTUM
+
+    def hyper_of(self, rule: str, options: Mapping[str, Any]) -> dict[str, float]:
+        if rule != _MOMENTUM:
+            lr = options["lr"] if options["adamw_lr"] is None else options["adamw_lr"]
+            return super().hyper_of(rule, {**options, "lr": lr, "eps": options["adamw_eps"], "nesterov": False})
+        keys = ("lr", "weight_decay", "momentum", "nesterov", "maximize")
+        hyper = dict(zip(keys, hyper_values(keys, options), strict=True))
+        expect(0 <= hyper["momentum"] < 1, "momentum", options["momentum"], "0 or more, and less than 1")
+        coefficients = options["ns_coefficients"]
+        three = isinstance(coefficients, (tuple, list)) and len(coefficients) == 3
+        expect(three and all(isinstance(c, Real) for c in coefficients), "ns_coefficients", coefficients, "3 numbers")
+        steps, eps = options["ns_steps"], number("eps", options["eps"])
+        expect(isinstance(steps, int) and 0 <= steps < 100, "ns_steps", steps, "an integer from 0 to 99")
+        expect(0 < eps < math.inf, "eps", eps, "a number above 0")
+        expect(options["adjust_lr_fn"] in ADJUSTMENTS, "adjust_lr_fn", options["adjust_lr_fn"], f"one of {ADJUSTMENTS}")
+        hyper["nesterov"] = bool(hyper["nesterov"]) and hyper["momentum"] > 0  # without momentum both are g
+        return hyper
+
+    def overridable(self) -> list[str]:
+        return self.given
+
+
+@steps("muon")
 class Muon(Optimizer):
     """Muon (Keller Jordan et al. 2024, kellerjordan.github.io/posts/muon), as torch.optim.Muon, for matrices:
 
@@ -59,7 +107,7 @@ class Muon(Optimizer):
     use_muon=False, or keep them whole on each rank.
     """
 
-    _CORE_RULE = "adamw"
+    _FAMILY = MuonFamily
 
     def __init__(
         self,
@@ -83,72 +131,35 @@ class Muon(Optimizer):
         hyper |= {"use_muon": use_muon, "adamw_lr": adamw_lr, "betas": betas, "adamw_eps": adamw_eps}
         super().__init__(params, "muon", hyper, options)
 
-    def _rule_for(self, param: Tensor, options: Mapping[str, Any]) -> str:
-        use = options["use_muon"]
-        if not isinstance(use, bool):
-            raise TypeError(f"use_muon: got {use!r} ({type(use).__name__}), wanted a bool")
-        if param.ndim != 2 or not use:
-            return ""
-        if sharding.is_dtensor(param):
-            raise NotImplementedError(
-                f"got a matrix of shape {tuple(param.shape)} that is a DTensor, wanted a plain one: Newton-Schulz needs "
-                "all of it. Put it into a group with use_muon=False, or keep it whole on each rank"
-            )
-        if options["master"] and param.dtype != torch.float32:
-            raise NotImplementedError(
-                f"got master={options['master']!r} for a matrix of {param.dtype}, wanted None, or float32 matrices: what "
-                "moves them keeps no residual. Put it into a group with use_muon=False, or lowtide.override(param, "
-                "master=None)"
-            )
-        return _MOMENTUM
-
-    def _hyper_of(self, rule: str, options: Mapping[str, Any]) -> dict[str, float]:
-        if rule != _MOMENTUM:
-            lr = options["lr"] if options["adamw_lr"] is None else options["adamw_lr"]
-            return super()._hyper_of(rule, {**options, "lr": lr, "eps": options["adamw_eps"], "nesterov": False})
-        keys = ("lr", "weight_decay", "momentum", "nesterov", "maximize")
-        hyper = dict(zip(keys, hyper_values(keys, options), strict=True))
-        expect(0 <= hyper["momentum"] < 1, "momentum", options["momentum"], "0 or more, and less than 1")
-        coefficients = options["ns_coefficients"]
-        three = isinstance(coefficients, (tuple, list)) and len(coefficients) == 3
-        expect(three and all(isinstance(c, Real) for c in coefficients), "ns_coefficients", coefficients, "3 numbers")
-        steps, eps = options["ns_steps"], number("eps", options["eps"])
-        expect(isinstance(steps, int) and 0 <= steps < 100, "ns_steps", steps, "an integer from 0 to 99")
-        expect(0 < eps < math.inf, "eps", eps, "a number above 0")
-        expect(options["adjust_lr_fn"] in ADJUSTMENTS, "adjust_lr_fn", options["adjust_lr_fn"], f"one of {ADJUSTMENTS}")
-        hyper["nesterov"] = bool(hyper["nesterov"]) and hyper["momentum"] > 0  # without momentum both are g
-        return hyper
-
-    def _overridable(self) -> list[str]:
-        return [key for key in self.defaults if key not in Options.__annotations__ and not key.startswith("lowtide_")]
-
     def _step_core(self, scale: float, known_finite: bool, only: list[int] | None) -> None:
-        here = [i for i, param in enumerate(self._params) if param.grad is not None and (only is None or i in only)]
-        matrices = {i: group for group in self._core_groups if group.rule for i in group.params}
-        if not known_finite and self._nonfinite != "propagate" and self._core.check(scale, self._queue()) >= 0:
-            self._skipped_before += 1
+        engine, params = self.engine, self.engine.params
+        here = [i for i, param in enumerate(params) if param.grad is not None and (only is None or i in only)]
+        matrices = {i: group for group in engine.groups if group.rule for i in group.params}
+        checked = known_finite or engine.settings.nonfinite == "propagate"
+        if not checked and engine.core.check(scale, engine.queue()) >= 0:
+            engine.skipped_before += 1
             return
         buckets = [[i for i in here if i not in matrices]]
         room = _BUCKET
         for i in here:
             if i in matrices:
-                room -= self._params[i].numel()
+                room -= params[i].numel()
                 if room < 0 and any(j in matrices for j in buckets[-1]):
                     buckets.append([])
-                    room = _BUCKET - self._params[i].numel()
+                    room = _BUCKET - params[i].numel()
                 buckets[-1].append(i)
         for place, bucket in enumerate(buckets):
             found = {
-                i: torch.empty(self._params[i].shape, dtype=torch.float32, device=self._params[i].device)
+                i: torch.empty(params[i].shape, dtype=torch.float32, device=params[i].device)
                 for i in bucket
                 if i in matrices
             }
-            addresses = [found[i].data_ptr() if i in found else 0 for i in range(len(self._params))]
-            self._core.step(scale, True, self._queue(), self._free(), bucket, addresses)
-            self._steps_before -= place > 0  # the core has counted each
+            addresses = [found[i].data_ptr() if i in found else 0 for i in range(len(params))]
+            engine.core.step(scale, True, engine.queue(), engine.free(), bucket, addresses)
+            engine.steps_before -= place > 0  # the core has counted each
             for i, direction in found.items():
                 group = matrices[i]
-                _move(self._params[i], direction, group.options(self.param_groups), group.pushed)
+                _move(params[i], direction, group.options(self.param_groups), group.pushed)
 
 
 def _move(param: Tensor, direction: Tensor, options: Mapping[str, Any], hyper: Mapping[str, float]) -> None:

@@ -6,9 +6,11 @@ from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
 from lowtide.optimizers.optimizer import Optimizer
+from lowtide.optimizers.registry import steps
 from lowtide.options.options import Options
 
 
+@steps("lamb")
 class LAMB(Optimizer):
     """LAMB (You et al., arXiv 1904.00962, algorithm 2): Adam whose update is made as long as the parameter.
 
@@ -50,6 +52,7 @@ class LAMB(Optimizer):
         super().__init__(params, "lamb", hyper, options)
 
 
+@steps("lars")
 class LARS(Optimizer):
     """LARS (You, Gitman & Ginsburg, arXiv 1708.03888, algorithm 1): SGD with momentum, and a learning rate of its own
     for each parameter; that of the whole is outside of the momentum, as in torch.optim.SGD.

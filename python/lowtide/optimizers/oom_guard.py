@@ -6,17 +6,16 @@ import functools
 import gc
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 from typing_extensions import ParamSpec
 
 from lowtide import _core
 from lowtide.devices.places import OutOfMemory
+from lowtide.engine.engine import Engine
+from lowtide.optimizers.backward import InBackward
 from lowtide.report.log import logger
-
-if TYPE_CHECKING:
-    from lowtide.optimizers.optimizer import Optimizer
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -25,8 +24,8 @@ R = TypeVar("R")
 class OomGuard:
     """See `Optimizer.oom_guard`."""
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
+    def __init__(self, engine: Engine, in_backward: InBackward | None) -> None:
+        self._engine, self._in_backward = engine, in_backward
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
@@ -61,17 +60,16 @@ class OomGuard:
             self._relieve()
 
     def _gradients(self) -> list[torch.Tensor | None]:
-        return [param.grad for param in self._optimizer._params]
+        return [param.grad for param in self._engine.params]
 
     def _take_back(self, before: list[tuple[torch.Tensor, int] | None]) -> bool:
         """Makes gradients what they were; False if that cannot be."""
-        in_backward = self._optimizer._in_backward
-        if in_backward is not None and in_backward.under_way:
+        if self._in_backward is not None and self._in_backward.under_way:
             return False
         for old, now in zip(before, self._gradients(), strict=True):
             if old is not None and (now is not old[0] or now._version != old[1]):
                 return False
-        for param, old in zip(self._optimizer._params, before, strict=True):
+        for param, old in zip(self._engine.params, before, strict=True):
             if old is None:
                 param.grad = None
         return True
@@ -79,8 +77,8 @@ class OomGuard:
     def _relieve(self) -> str:
         """Gives memory of the device back; returns what was done."""
         gc.collect()  # cycles through the frames of the error
-        freed = self._optimizer.demote()
-        place = self._optimizer._place
+        freed = self._engine.demote()
+        place = self._engine.place
         if place is not None:
             place.kind.empty_cache()
         done = f"lowtide moved {_core.format_bytes(freed)} of state to host memory and emptied torch's cache"

@@ -6,9 +6,11 @@ from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
 from lowtide.optimizers.optimizer import Optimizer
+from lowtide.optimizers.registry import steps
 from lowtide.options.options import Options
 
 
+@steps("lion")
 class Lion(Optimizer):
     """Lion (Chen et al., arXiv 2302.06675, algorithm 2): every element moves by lr, in the sign of an interpolation.
 
@@ -39,6 +41,7 @@ class Lion(Optimizer):
         super().__init__(params, "lion", {"lr": lr, "betas": betas, "weight_decay": weight_decay}, options)
 
 
+@steps("sgd")
 class SGD(Optimizer):
     """Stochastic gradient descent with momentum (Sutskever et al., 2013), in the form of torch.optim.SGD:
 
@@ -76,6 +79,7 @@ class SGD(Optimizer):
         super().__init__(params, "sgd", hyper, options)
 
 
+@steps("adagrad")
 class Adagrad(Optimizer):
     """Adagrad (Duchi et al., JMLR 12, 2011, diagonal form), as torch.optim.Adagrad:
 
@@ -113,6 +117,7 @@ class Adagrad(Optimizer):
         super().__init__(params, "adagrad", hyper, options)
 
 
+@steps("rmsprop")
 class RMSprop(Optimizer):
     """RMSprop (Tieleman & Hinton, Coursera lecture 6e, 2012), as torch.optim.RMSprop:
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
 from lowtide.devices import sharding
-from lowtide.optimizers.backward import InBackward
+from lowtide.engine.engine import Engine
+from lowtide.memory.budgets import size_of
+from lowtide.optimizers.backward import InBackward, PrefetchInBackward
+from lowtide.options.options import Options
 
-if TYPE_CHECKING:
-    from lowtide.optimizers.optimizer import Optimizer
-
+OPTIONS = ("prefetch_in_backward", "step_in_backward")
 _BUCKET = 64 << 20  # bytes: a call for each small gradient would cost more than stepping it
 
 
@@ -23,9 +25,10 @@ class StepInBackward(InBackward):
     instead of computing with the new ones.
     """
 
-    def __init__(self, optimizer: Optimizer, bucket: int | None) -> None:
-        """bucket: bytes of gradients; None: 64 MiB."""
-        super().__init__(optimizer)
+    def __init__(self, engine: Engine, step: Callable[[list[int]], None], bucket: int | None) -> None:
+        """step: a method of the optimizer that steps parameters by number. bucket: bytes of gradients; None: 64 MiB."""
+        super().__init__(engine)
+        self._step = weakref.WeakMethod(step)
         self._bucket_bytes = _BUCKET if bucket is None else bucket
         self._stepped: set[int] = set()  # parameters whose gradients have come since the last step()
         self._bucket: list[int] = []  # those that wait
@@ -52,11 +55,11 @@ class StepInBackward(InBackward):
         self._stepped.clear()
         self._bucket.clear()
         self._bytes = 0
-        if taken and (optimizer := self._of()) is not None:
-            for param in optimizer._params:
+        if taken and (engine := self._of()) is not None:
+            for param in engine.params:
                 param.grad = None
 
-    def arrived(self, optimizer: Optimizer, number: int, param: torch.Tensor) -> None:
+    def arrived(self, engine: Engine, number: int, param: torch.Tensor) -> None:
         if number in self._stepped:
             raise ValueError(
                 f"step_in_backward: got a second gradient of parameter {number} before step(), wanted one backward() for "
@@ -88,15 +91,39 @@ class StepInBackward(InBackward):
         torch.autograd.Variable._execution_engine.queue_callback(self._flush)
 
     def _flush(self) -> None:
-        optimizer = self._of()
-        if optimizer is None or not self._bucket:
+        engine, step = self._of(), self._step()
+        if engine is None or step is None or not self._bucket:
             return
         with torch.no_grad():
-            optimizer._step_gradients(self._bucket)
+            step(self._bucket)
         self.extra_steps += 1
         for number in self._bucket:
-            param = optimizer._params[number]
+            param = engine.params[number]
             param.grad = None
             torch.autograd.graph.increment_version(param)
         self._bucket.clear()
         self._bytes = 0
+
+
+def options_of(options: Options) -> dict[str, Any]:
+    """Those that `in_backward` reads."""
+    return {name: options[name] for name in OPTIONS if name in options}  # type: ignore[literal-required]
+
+
+def in_backward(
+    engine: Engine, options: dict[str, Any], step: Callable[[list[int]], None]
+) -> InBackward | None:
+    """The hooks that the options ask for; `step`: see `StepInBackward`. Raises ValueError or TypeError for options that
+    cannot be had."""
+    prefetch, at_once = (options.get(name, False) for name in OPTIONS)
+    if prefetch is not False and at_once is not False:
+        raise ValueError("got both prefetch_in_backward and step_in_backward, wanted one: steps read ahead themselves")
+    if at_once is not False:
+        if engine.settings.amp_scaling:
+            raise ValueError(
+                "step_in_backward: got amp_scaling=True, wanted False: the scale's verdict comes after backward"
+            )
+        return StepInBackward(engine, step, None if at_once is True else size_of("step_in_backward", at_once))
+    if prefetch is not False:
+        return PrefetchInBackward(engine, None if prefetch is True else size_of("prefetch_in_backward", prefetch))
+    return None

@@ -1,6 +1,6 @@
 """Hyper-parameters: from the keys of a parameter group to those of the core. None runs once per parameter in a step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ def hyper_values(keys: Sequence[str], group: Mapping[str, Any]) -> tuple[float, 
     return tuple(values)
 
 
-def hyper_keys(rule: str, given: Mapping[str, Any]) -> tuple[str, ...]:
+def hyper_keys(rule: str, given: Container[str]) -> tuple[str, ...]:
     """The core's hyper-parameters that `given`, a group's options, sets. Only AdEMAMix has a third beta."""
     return tuple(
         key for key in _core.default_hyper(rule) if group_key(key) in given and (key != "beta3" or rule == "ademamix")

@@ -1,7 +1,7 @@
 """The options of optimizers and parameter groups: their names, types and meaning."""
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 from types import NoneType
 from typing import Any
@@ -65,15 +65,6 @@ class Options(TypedDict, total=False):
     capturable: bool  # must be False
     differentiable: bool  # must be False
     decoupled_weight_decay: bool  # must be False: AdamW is the class for it, and NAdam has an argument
-
-
-def of_class(error: Exception, rules: Iterable[str], name: str) -> Exception:
-    """The same kind of error, with the name of a class where the core says one of `rules`, which nobody asked for by its
-    own name; "" is none."""
-    text = str(error)
-    for rule in filter(None, rules):
-        text = text.replace(f" for {rule} ", f" for {name} ")
-    return type(error)(text)
 
 
 def check_options(

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from lowtide import _core
 from lowtide.checks.values import number
 from lowtide.memory.budgets import Memory
-from lowtide.options.options import check_kinds, of_class
+from lowtide.options.options import check_kinds
 from lowtide.planning.rates import Rates, step_rates
 from lowtide.planning.shapes import ShapedGroup, Variant, groups_of, most_of, variant_of
 
@@ -166,10 +166,7 @@ def _predict(rule: str, memory: Memory | None, groups: list[ShapedGroup], rates:
         )
         for group in groups
     ]
-    try:
-        total, budgets = _core.plan_memory(core_rule(rule), memory.budget() if memory else None, described, read, write)
-    except ValueError as error:
-        raise of_class(error, [group.rule for group in groups], "Muon") from error  # the rule of its matrices
+    total, budgets = _core.plan_memory(core_rule(rule), memory.budget() if memory else None, described, read, write)
     own = [(f"group {group.number}", group.memory) for group in groups if group.memory]
     names, memories = zip(("optimizer", memory), *own, strict=True)
     parts = tuple(BudgetPlan(**budget) for budget in budgets)

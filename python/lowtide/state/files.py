@@ -9,41 +9,45 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Sequence
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from lowtide import _core
 from lowtide.checks.kept_errors import KeptErrors
 from lowtide.checks.values import expect
+from lowtide.engine.engine import Engine
 from lowtide.memory.budgets import path_of
-from lowtide.state import state_dict as formats
-
-if TYPE_CHECKING:
-    from lowtide.optimizers.optimizer import Optimizer
+from lowtide.state.groups import read_groups
 
 _KEY = "lowtide_groups"
 _SHARDS = "lowtide_shards"
 
 
-def save(optimizer: Optimizer, path: str | os.PathLike[str]) -> None:
+def save(engine: Engine, param_groups: Sequence[dict[str, Any]], path: str | os.PathLike[str]) -> None:
     """See `Optimizer.save`."""
     groups = []
-    for group in optimizer.param_groups:
+    for group in param_groups:
         options = {key: _plain(value) for key, value in group.items() if key != "params"}
         groups.append({**options, "params": len(group["params"])})
-    metadata = {_KEY: groups, **_shards(optimizer)}
-    optimizer._core.save(path_of("path", path), json.dumps(metadata, default=_refuse))
+    metadata = {_KEY: groups, **_shards(engine)}
+    engine.core.save(path_of("path", path), json.dumps(metadata, default=_refuse))
 
 
-def load(optimizer: Optimizer, path: str | os.PathLike[str]) -> None:
-    """See `Optimizer.load`."""
+def load(
+    engine: Engine,
+    param_groups: Sequence[dict[str, Any]],
+    path: str | os.PathLike[str],
+    taken: Callable[[list[dict[str, Any]]], None],
+) -> None:
+    """See `Optimizer.load`. `taken` gets the new parameter groups when the state is there."""
     name = path_of("path", path)
     metadata = read_metadata(_core.checkpoint_metadata(name), name)
     found = isinstance(metadata, dict) and isinstance(metadata.get(_KEY), list)
     expect(found, name, "a checkpoint without the options of param_groups", "one that Optimizer.save wrote")
-    _check_shards(optimizer, metadata.get(_SHARDS), name)
+    _check_shards(engine, metadata.get(_SHARDS), name)
     groups: list[dict[str, Any]] = []
     number = 0
     for n, saved in enumerate(metadata[_KEY]):
@@ -52,11 +56,10 @@ def load(optimizer: Optimizer, path: str | os.PathLike[str]) -> None:
         options = {key: _tuples(value) for key, value in saved.items()}
         groups.append({**options, "params": list(range(number, number + saved["params"]))})
         number += saved["params"]
-    new_groups = formats.check_groups(optimizer, {"state": {}, "param_groups": groups})
+    new_groups = read_groups(engine, param_groups, {"param_groups": groups}).groups
     with KeptErrors() as kept:
-        kept.call(optimizer._core.load, name)
-        formats.take_groups(optimizer, new_groups)
-        formats.show_state(optimizer)
+        kept.call(engine.core.load, name)
+        taken(new_groups)
 
 
 def read_metadata(text: str, where: str) -> Any:
@@ -67,15 +70,15 @@ def read_metadata(text: str, where: str) -> Any:
         raise ValueError(f"{where}: got metadata that is not JSON: {error}") from error
 
 
-def _shards(optimizer: Optimizer) -> dict[str, Any]:
-    if not optimizer._meshes:
+def _shards(engine: Engine) -> dict[str, Any]:
+    if not engine.meshes:
         return {}
-    return {_SHARDS: [of.describe() if of else None for of in optimizer._shardings]}
+    return {_SHARDS: [of.describe() if of else None for of in engine.shardings]}
 
 
-def _check_shards(optimizer: Optimizer, saved: Any, name: str) -> None:
+def _check_shards(engine: Engine, saved: Any, name: str) -> None:
     """Equal sizes are not enough: another rank's rows would fit."""
-    ours: Any = _shards(optimizer).get(_SHARDS)
+    ours: Any = _shards(engine).get(_SHARDS)
     if saved == ours:
         return
     listed = isinstance(saved, list) and isinstance(ours, list) and len(saved) == len(ours)

@@ -1,18 +1,15 @@
-"""What `Optimizer.state` is."""
+"""The mapping that `Optimizer.state` is."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from lowtide.optimizers.optimizer import Optimizer
-
 
 class States(defaultdict[torch.Tensor, dict[str, torch.Tensor]]):
-    """`Optimizer.state`: notes that something was taken out, or replaced by nothing, since a step last looked."""
+    """Notes that something was taken out, or replaced by nothing, since a step last looked."""
 
     removed = True
 
@@ -35,20 +32,3 @@ class States(defaultdict[torch.Tensor, dict[str, torch.Tensor]]):
     def clear(self) -> None:
         self.removed = True
         super().clear()
-
-
-def shown_entry(optimizer: Optimizer, index: int) -> dict[str, torch.Tensor]:
-    """Views of a parameter's state, as `Optimizer.state` has them."""
-    entry = optimizer._core.state(index)
-    of = optimizer._shardings[index]
-    return of.wrap(entry) if of else entry
-
-
-def live_entry(optimizer: Optimizer, index: int) -> dict[str, torch.Tensor]:
-    """The live state of a parameter; empty if there is none and it has not been stepped."""
-    if optimizer._core.is_paged(index):
-        copies = optimizer._core.read_state(index)
-        of = optimizer._shardings[index]
-        return of.wrap(copies) if of else copies
-    entry = shown_entry(optimizer, index)
-    return entry if optimizer._core.has_state(index) or int(entry["step"]) else {}

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from lowtide.checks.values import check_tensor, expect, read_step
 from lowtide.devices.sharding import local_of
-from lowtide.options.hyper import group_key, hyper_values
-
-if TYPE_CHECKING:
-    from lowtide.optimizers.optimizer import Optimizer
+from lowtide.engine.engine import Engine
+from lowtide.options.hyper import hyper_values
+from lowtide.state.entries import NOTHING, Entry
+from lowtide.state.format import OWN_KEYS
 
 # Keys of torch.optim's groups that say how a step is carried out, not what it computes.
 IMPLEMENTATION_KEYS = ("foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay")
@@ -32,16 +32,6 @@ def class_of(rule: str, group: Mapping[str, Any]) -> str | None:
     return cls if hasattr(torch.optim, cls) else None
 
 
-def option_names(optimizer: Optimizer) -> list[str]:
-    """Of the hyper-parameters in its groups."""
-    return list(dict.fromkeys([*map(group_key, optimizer._hyper_keys), *optimizer._overridable()]))
-
-
-def options_of(optimizer: Optimizer, groups: Sequence[dict[str, Any]]) -> dict[int, Mapping[str, Any]]:
-    """Of each parameter, by number: what holds for it with these groups and its overrides."""
-    return {i: each.options(groups) for each in optimizer._core_groups for i in each.params}
-
-
 @cache
 def _template(name: str) -> dict[str, Any]:
     """The options of that class's groups."""
@@ -49,15 +39,15 @@ def _template(name: str) -> dict[str, Any]:
     return group
 
 
-def check_group(optimizer: Optimizer, number: int, group: dict[str, Any], where: str) -> None:
-    """Raises ValueError unless `group` comes from the torch.optim class that computes what the optimizer's group of this
-    number does."""
-    mine, rule = optimizer.param_groups[number], optimizer._rule
+def check_group(engine: Engine, number: int, mine: dict[str, Any], group: dict[str, Any], where: str) -> None:
+    """Raises ValueError unless `group` comes from the torch.optim class that computes what `mine`, the optimizer's group of
+    this number, does."""
+    rule = engine.family.rule
     cls = class_of(rule, mine)
     expect(cls is not None, where, "a group without 'lowtide_format'", f"a state_dict of lowtide's {rule!r}")
     assert cls is not None
     name = f"a state_dict of Lowtide's or of torch.optim.{cls}"
-    wanted = (set(option_names(optimizer)) & set(_template(cls))) - {"maximize"}
+    wanted = (set(engine.family.option_names()) & set(_template(cls))) - {"maximize"}
     expect(wanted <= set(group), where, f"no {sorted(wanted - set(group))}", name)
     # torch.optim's classes share keys: what tells another one from this.
     strange = {"momentum_decay", "centered", "lr_decay", "rho", "dampening"} & set(group) - wanted
@@ -65,30 +55,24 @@ def check_group(optimizer: Optimizer, number: int, group: dict[str, Any], where:
     decoupled = group.get("decoupled_weight_decay", rule == "adamw")
     expect(bool(decoupled) == (rule == "adamw"), f"{where}['decoupled_weight_decay']", decoupled, rule == "adamw")
     if cls == "Muon":
-        _check_muon(optimizer, number, where)
+        _check_muon(engine, number, mine, where)
 
 
-def _check_muon(optimizer: Optimizer, number: int, where: str) -> None:
+def _check_muon(engine: Engine, number: int, mine: dict[str, Any], where: str) -> None:
     """Raises ValueError unless torch.optim.Muon can have the parameters and options of this group."""
-    parts = [each for each in optimizer._core_groups if each.of == number and each.params]
+    parts = [each for each in engine.groups if each.of == number and each.params]
     others = [i for each in parts if not each.rule for i in each.params]
     alone = "matrices with use_muon=True alone: torch.optim.Muon steps no others"
     expect(not others, where, f"parameters {others[:8]} that AdamW steps", alone)
-    maximize = any(each.options(optimizer.param_groups)["maximize"] for each in parts)
+    maximize = any(each.options({number: mine})["maximize"] for each in parts)
     expect(not maximize, f"{where}: maximize", True, "False: torch.optim.Muon does not have it")
 
 
 def read_entry(
-    entry: dict[str, Any],
-    live: dict[str, torch.Tensor],
-    param: torch.Tensor,
-    where: str,
-    rule: str,
-    group: Mapping[str, Any],
-) -> tuple[int, dict[str, torch.Tensor]]:
-    """Checks one parameter's entry, of a group with these options, against its live state; returns the number of steps
-    and the moments (none: the state holds nothing yet)."""
-    names = [name for name in live if name != "step" and not name.endswith("_scale")]
+    entry: dict[str, Any], names: list[str], shape: torch.Size, rule: str, group: Mapping[str, Any], where: str
+) -> Entry:
+    """The entry of a parameter of this shape with states of these `names`, in a group with these options. ValueError if it
+    does not fit."""
     if rule == "muon":
         names = ["momentum_buffer"]  # also where momentum is 0, and there is none here
     if rule in ("adam", "adamw") and "max_exp_avg_sq" not in names:
@@ -104,7 +88,7 @@ def read_entry(
     for name in names:
         check_tensor(entry[name], f"{where}, {name}")
         expect(entry[name].is_floating_point(), f"{where}, {name}", entry[name].dtype, "a floating-point tensor")
-        expect(entry[name].shape == param.shape, f"{where}, {name}", tuple(entry[name].shape), tuple(param.shape))
+        expect(entry[name].shape == shape, f"{where}, {name}", tuple(entry[name].shape), tuple(shape))
     # Where steps are not counted, all that matters is whether the first one, which sets the buffer, is done.
     step = int(bool(names)) if rule in _UNCOUNTED else read_step(entry, where)
     if "mu_product" in entry:
@@ -112,11 +96,11 @@ def read_entry(
     if rule == "adagrad" and step == 0:  # torch fills the sum before the first step, the core in it
         initial = group["initial_accumulator_value"]
         expect(bool((entry["sum"] == initial).all()), f"{where}, sum", "other values before the first step", initial)
-        return 0, {}
+        return NOTHING
     if rule == "muon":
         rest = _rest(group)
-        return (0, {}) if rest == 1 else (step, {name: entry[name].float() / rest for name in names})
-    return step, {name: entry[name] for name in names}
+        return NOTHING if rest == 1 else Entry(step, {name: entry[name].float() / rest for name in names}, True)
+    return Entry(step, {name: entry[name] for name in names}, True)
 
 
 def _rest(group: Mapping[str, Any]) -> float:
@@ -147,11 +131,11 @@ def _check_product(saved: Any, step: int, group: Mapping[str, Any], where: str) 
     )
 
 
-def write(optimizer: Optimizer, hidden: Sequence[str]) -> dict[str, Any]:
-    """See `Optimizer.torch_state_dict`. `hidden`: keys of Lowtide's groups that torch has no use for."""
-    rule = optimizer._rule
-    classes = {class_of(rule, group) for group in optimizer.param_groups}
-    own = options_of(optimizer, optimizer.param_groups)
+def write(engine: Engine, param_groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """See `Optimizer.torch_state_dict`."""
+    rule = engine.family.rule
+    classes = {class_of(rule, group) for group in param_groups}
+    own = engine.options_of(param_groups)
     if len(classes) > 1:
         raise ValueError(f"torch_state_dict: got groups of {sorted(map(str, classes))}, wanted one class")
     cls = classes.pop()
@@ -160,12 +144,12 @@ def write(optimizer: Optimizer, hidden: Sequence[str]) -> dict[str, Any]:
             f"torch_state_dict: got {rule!r}, wanted one of {sorted(_CLASSES)}: torch.optim has no {rule!r}"
         )
     template = _template(cls)
-    foreign = {*hidden, *(set(option_names(optimizer)) - set(template))}
+    foreign = {*OWN_KEYS, *(set(engine.family.option_names()) - set(template))}
     groups: list[dict[str, Any]] = []
     state: dict[int, dict[str, torch.Tensor]] = {}
-    for n, group in enumerate(optimizer.param_groups):
+    for n, group in enumerate(param_groups):
         if cls == "Muon":
-            _check_muon(optimizer, n, f"torch_state_dict: group {n}")
+            _check_muon(engine, n, group, f"torch_state_dict: group {n}")
         start = sum(len(done["params"]) for done in groups)
         numbers = list(range(start, start + len(group["params"])))
         options = {key: value for key, value in group.items() if key not in foreign}
@@ -173,7 +157,7 @@ def write(optimizer: Optimizer, hidden: Sequence[str]) -> dict[str, Any]:
             options["decoupled_weight_decay"] = rule == "adamw"
         groups.append({**template, **options, "params": numbers})
         for i in numbers:
-            if entry := _entry(optimizer, i, rule, group):
+            if entry := _entry(engine, i, group):
                 if cls == "NAdam":
                     entry["mu_product"] = torch.tensor(_product(own[i], int(entry["step"])))
                 if cls == "Muon":
@@ -182,9 +166,9 @@ def write(optimizer: Optimizer, hidden: Sequence[str]) -> dict[str, Any]:
     return {"state": state, "param_groups": groups}
 
 
-def _entry(optimizer: Optimizer, number: int, rule: str, group: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Of one parameter; empty if torch would have none."""
-    core, of = optimizer._core, optimizer._shardings[number]
+def _entry(engine: Engine, number: int, group: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """One parameter's; empty if torch would have none."""
+    core, of, rule = engine.core, engine.shardings[number], engine.family.rule
     steps = core.step_count(number)
     if core.has_state(number) and steps > 0:
         live = core.state(number)
@@ -195,7 +179,7 @@ def _entry(optimizer: Optimizer, number: int, rule: str, group: Mapping[str, Any
             if core.is_paged(number) or name in live
         }
     elif rule == "adagrad":  # torch's has state from the start
-        shape = local_of(optimizer._params[number]).shape
+        shape = local_of(engine.params[number]).shape
         entry = {"sum": torch.full(shape, float(group["initial_accumulator_value"]))}
     else:
         return {}

@@ -12,7 +12,7 @@ import torch
 
 from lowtide.checks.values import check_tensor, expect
 from lowtide.state import blockwise
-from lowtide.state.foreign.entries import check_book, check_scales
+from lowtide.state.foreign.quantized import check_book, check_scales
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -11,28 +11,28 @@ Blocks of 256 values, 2048 before 0.44, run flat over the tensor. The dict does 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from lowtide.checks.values import check_tensor, expect, read_step
 from lowtide.devices.sharding import rows_of
+from lowtide.engine.engine import Engine
 from lowtide.state import blockwise
-from lowtide.state.foreign.entries import (
+from lowtide.state.entries import NOTHING, Entry, ParamSpec
+from lowtide.state.foreign.quantized import (
     Quantized,
     check_book,
     check_codes,
     check_keys,
     check_scales,
     entry_of,
-    own_options,
 )
-
-if TYPE_CHECKING:
-    from lowtide.optimizers.optimizer import Optimizer
+from lowtide.state.format import OWN_KEYS
 
 NESTED = "__bnb_optimizer_quant_state__"
-# Of each rule here the states in state1 and in state2.
+# By rule: the states in state1 and in state2.
 _MOMENTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "adam": (("exp_avg",), ("exp_avg_sq",)),
     "adamw": (("exp_avg",), ("exp_avg_sq",)),
@@ -44,7 +44,7 @@ _MOMENTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "rmsprop": (("square_avg",),),
     "adagrad": (("sum",),),
 }
-# Of each rule the options here that its "betas" are, in order; of the others "betas" are betas.
+# By rule: the options here that its "betas" are, in order. In all other rules "betas" are betas.
 _BETAS = {"sgd": ("momentum", "dampening"), "lars": ("momentum", "dampening"), "rmsprop": ("alpha", "momentum")}
 _GROUP_KEYS = ("lr", "betas", "eps", "weight_decay")
 _SCHEDULES = ("alpha", "t_alpha", "t_beta3")
@@ -61,8 +61,7 @@ def recognizes(state: dict[Any, Any], groups: list[dict[str, Any]]) -> bool:
     return any(set(_GROUP_KEYS) <= set(group) and not others & set(group) for group in groups)
 
 
-def read_group(optimizer: Optimizer, group: dict[str, Any], mine: dict[str, Any], where: str) -> dict[str, Any]:
-    rule = optimizer._rule
+def read_group(rule: str, group: dict[str, Any], mine: dict[str, Any], where: str) -> dict[str, Any]:
     expect(rule in _MOMENTS, where, "a group of bitsandbytes'", f"a state_dict of lowtide's {rule!r}")
     missing = [key for key in _GROUP_KEYS if key not in group]
     expect(not missing, where, f"no {missing}", f"all of {_GROUP_KEYS}")
@@ -73,44 +72,42 @@ def read_group(optimizer: Optimizer, group: dict[str, Any], mine: dict[str, Any]
     if rule == "adam":
         decay, wanted_decay = group["weight_decay"], "0: bitsandbytes' Adam decays decoupled, as lowtide.AdamW does"
         expect(decay == 0, f"{where}['weight_decay']", decay, wanted_decay)
-    options = own_options(optimizer, mine)
     named = ["lr", "weight_decay"]
-    if "eps" in options and rule != "lars":  # whose eps is one of norms here
+    if "eps" in mine and rule != "lars":  # whose eps is one of norms here
         named.append("eps")
         eps = group["eps"]
         expect(bool(eps), f"{where}['eps']", eps, f"more than 0, as {rule!r} has: Lion and SGD have none")
     read = {key: group[key] for key in named}
     if rule == "ademamix":
         read |= {key: group[key] for key in _SCHEDULES if key in group}
-    if "betas" in options:
+    if "betas" in mine:
         read["betas"] = tuple(betas)
     read |= dict(zip(_BETAS.get(rule, ()), betas, strict=False))
     known = (*_GROUP_KEYS, *_SCHEDULES)
-    return {**options, **{key: value for key, value in group.items() if key not in known}, **read}
+    return {**mine, **{key: value for key, value in group.items() if key not in known}, **read}
 
 
-def read_entry(optimizer: Optimizer, index: int, entry: dict[str, Any], where: str) -> dict[str, Any]:
+def read_entry(spec: ParamSpec, entry: dict[str, Any], where: str) -> Entry:
     nested = entry.get(NESTED, {})
     expect(isinstance(nested, dict), f"{where}, {NESTED}", type(nested).__name__, "a dict")
     twice = sorted(str(key) for key in nested if key in entry)
     expect(not twice, where, f"{twice} nested and beside it", "each once")
     flat = {key: value for key, value in [*entry.items(), *nested.items()] if key != NESTED}
     if not flat:
-        return {}
+        return NOTHING
     tensor_wise = [key for key in _TENSOR_WISE if key in flat]
     expect(not tensor_wise, where, f"{tensor_wise} of tensor-wise 8-bit state", "block-wise state, or float32")
-    states = _MOMENTS[optimizer._rule]
+    states = _MOMENTS[spec.rule]
     numbers = range(1, len(states) + 1)
     keys = [f"{part}{k}" for k in numbers for part in ("state", "qmap", "absmax")]
     check_keys(flat, ["step", *keys, *_SCRATCH], where)
-    read_step(flat, where)
-    shape = optimizer._params[index].shape
+    step = read_step(flat, where)
     moments: dict[str, Quantized | torch.Tensor] = {}
     for k, names in zip(numbers, states, strict=True):
-        expect(f"state{k}" in flat, where, f"no 'state{k}'", f"one: {optimizer._rule!r} has {len(states)}")
-        parts = _read_state(flat, k, shape, len(names), where)
+        expect(f"state{k}" in flat, where, f"no 'state{k}'", f"one: {spec.rule!r} has {len(states)}")
+        parts = _read_state(flat, k, spec.shape, len(names), where)
         moments |= dict(zip(names, parts, strict=True))
-    return entry_of(optimizer, index, flat["step"], moments)
+    return entry_of(spec, step, moments)
 
 
 def _read_state(
@@ -153,31 +150,31 @@ def _block_of(numel: int, count: int, parts: int, where: str) -> int:
     return next(block for block, number in counts.items() if number == count)
 
 
-def write(optimizer: Optimizer, nested: bool, hidden: tuple[str, ...]) -> dict[str, Any]:
-    """See `Optimizer.bitsandbytes_state_dict`. `hidden`: keys of Lowtide's groups that others have no use for."""
-    rule, core = optimizer._rule, optimizer._core
+def write(engine: Engine, param_groups: Sequence[dict[str, Any]], nested: bool) -> dict[str, Any]:
+    """See `Optimizer.bitsandbytes_state_dict`."""
+    rule, core = engine.family.rule, engine.core
     expect(rule in _MOMENTS, "bitsandbytes_state_dict", repr(rule), f"one of {sorted(_MOMENTS)}: it has no other")
-    plain = not any(optimizer._shardings)
+    plain = not any(engine.shardings)
     expect(plain, "bitsandbytes_state_dict", "DTensor parameters", "plain ones: it has no other")
     groups: list[dict[str, Any]] = []
     state: dict[int, dict[str, Any]] = {}
-    for group in optimizer.param_groups:
+    for group in param_groups:
         start = sum(len(done["params"]) for done in groups)
         numbers = list(range(start, start + len(group["params"])))
-        groups.append({**_write_group(rule, group, optimizer._hyper_keys, hidden), "params": numbers})
+        groups.append({**_write_group(rule, group, engine.family.keys), "params": numbers})
         for i in numbers:
             if core.has_state(i) and core.step_count(i) > 0:
-                tensors = _write_entry(optimizer, i)
+                tensors = _write_entry(engine, i)
                 state[i] = {"step": core.step_count(i), **({NESTED: tensors} if nested else tensors)}
     return {"state": state, "param_groups": groups}
 
 
-def _write_group(rule: str, group: dict[str, Any], keys: tuple[str, ...], hidden: tuple[str, ...]) -> dict[str, Any]:
+def _write_group(rule: str, group: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
     for key in ("amsgrad", "nesterov", "centered", "maximize", "lr_decay", "initial_accumulator_value"):
         got = group.get(key)
         expect(not got, f"bitsandbytes_state_dict: {key}", got, "False or 0: it would go on without, in silence")
     own = {"betas", *_SCHEDULES, *(key for key in keys if key not in ("lr", "eps", "weight_decay"))}
-    rest = {key: value for key, value in group.items() if key not in (*own, *hidden, "params", "param_names")}
+    rest = {key: value for key, value in group.items() if key not in (*own, *OWN_KEYS, "params", "param_names")}
     betas = [group[key] for key in _BETAS[rule]] if rule in _BETAS else group.get("betas", (0.0, 0.0))
     schedules = {"alpha": 0.0, "t_alpha": None, "t_beta3": None} if len(_MOMENTS[rule]) == 2 else {}
     if rule == "ademamix":
@@ -185,19 +182,20 @@ def _write_group(rule: str, group: dict[str, Any], keys: tuple[str, ...], hidden
     return {**rest, "lr": group["lr"], "betas": tuple(betas), "eps": group.get("eps", 0.0), **schedules}
 
 
-def _write_entry(optimizer: Optimizer, index: int) -> dict[str, torch.Tensor]:
+def _write_entry(engine: Engine, number: int) -> dict[str, torch.Tensor]:
     """A parameter's state as tensors of its own. Codes of dynamic8 stay codes, and are made anew where rows end within
     blocks that run flat over the tensor; everything else becomes float32."""
-    live = optimizer._core.read_state(index)
-    signed = dict(optimizer._core.states_of(index))
+    live = engine.core.read_state(number)
+    signed = engine.signed(number)
     names = [name for name in signed if name in live]
-    wanted = [name for part in _MOMENTS[optimizer._rule] for name in part]
-    expect(sorted(names) == sorted(wanted), f"bitsandbytes_state_dict: parameter {index}", names, wanted)
-    coded = optimizer._core.state_codec(index) == "dynamic8"
-    rows, length = rows_of(optimizer._params[index].shape)
+    states = _MOMENTS[engine.family.rule]
+    wanted = [name for part in states for name in part]
+    expect(sorted(names) == sorted(wanted), f"bitsandbytes_state_dict: parameter {number}", names, wanted)
+    coded = engine.core.state_codec(number) == "dynamic8"
+    rows, length = rows_of(engine.params[number].shape)
     aligned = rows == 1 or length % blockwise.BLOCK == 0
     entry: dict[str, torch.Tensor] = {}
-    for k, parts in enumerate(_MOMENTS[optimizer._rule], 1):
+    for k, parts in enumerate(states, 1):
         positive = not signed[parts[0]]
         book = blockwise.dynamic_map(not positive)
         tensors: list[tuple[torch.Tensor, ...]] = []
@@ -205,7 +203,7 @@ def _write_entry(optimizer: Optimizer, index: int) -> dict[str, torch.Tensor]:
             if coded and aligned:
                 tensors.append((live[name].contiguous(), live[f"{name}_scale"].reshape(-1).contiguous()))
                 continue
-            values = optimizer._core.export_state(index, list(signed).index(name))
+            values = engine.core.export_state(number, list(signed).index(name))
             tensors.append(blockwise.encode(values, book, blockwise.BLOCK, positive) if coded else (values,))
         joined = [torch.stack(each) if len(parts) == 2 else each[0] for each in zip(*tensors, strict=True)]
         entry[f"state{k}"] = joined[0]

@@ -11,16 +11,14 @@ and "error_bits" has what a bfloat16 or float16 parameter lacks of its float32 v
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from lowtide.checks.values import check_tensor, expect, read_step
 from lowtide.state import blockwise
-from lowtide.state.foreign.entries import check_codes, check_keys, check_scales, entry_of, own_options
-
-if TYPE_CHECKING:
-    from lowtide.optimizers.optimizer import Optimizer
+from lowtide.state.entries import NOTHING, Entry, ParamSpec
+from lowtide.state.foreign.quantized import check_codes, check_keys, check_scales, entry_of
 
 _GROUP = 32
 _CODES, _SCALES, _ERRORS = "::quantized", "::scales", "error_bits"
@@ -41,36 +39,31 @@ def recognizes(state: dict[Any, Any], groups: list[dict[str, Any]]) -> bool:
     )
 
 
-def read_group(optimizer: Optimizer, group: dict[str, Any], mine: dict[str, Any], where: str) -> dict[str, Any]:
-    rule = optimizer._rule
+def read_group(rule: str, group: dict[str, Any], mine: dict[str, Any], where: str) -> dict[str, Any]:
     expect(rule in _MOMENTS, where, "a group of FlashOptim's", f"a state_dict of lowtide's {rule!r}")
-    options = own_options(optimizer, mine)
     needed = {"sgd": ("momentum", "dampening"), "lion": ("betas",)}.get(rule, ("betas", "eps"))
     missing = [key for key in ("lr", "weight_decay", *needed) if key not in group]
     expect(not missing, where, f"no {missing}", f"all options of FlashOptim's {rule!r}")
-    return {**options, **{key: value for key, value in group.items() if key not in _OWN}}
+    return {**mine, **{key: value for key, value in group.items() if key not in _OWN}}
 
 
-def read_entry(optimizer: Optimizer, index: int, entry: dict[str, Any], where: str) -> dict[str, Any]:
-    names = _MOMENTS[optimizer._rule]
+def read_entry(spec: ParamSpec, entry: dict[str, Any], where: str) -> Entry:
+    names = _MOMENTS[spec.rule]
     keys = [name + suffix for name in names for suffix in ("", _CODES, _SCALES)]
     check_keys(entry, ["step", _ERRORS, *keys], where)
-    param = optimizer._params[index]
-    signed = dict(optimizer._core.states_of(index))
-    moments = {name: _moment(entry, name, param.shape, signed[name], where) for name in names if _has(entry, name)}
+    moments = {name: _moment(entry, name, spec.shape, spec.signed[name], where) for name in names if _has(entry, name)}
     if entry.get(_ERRORS) is not None:
-        _check_errors(entry[_ERRORS], param.shape, f"{where}, {_ERRORS}")
+        _check_errors(entry[_ERRORS], spec.shape, f"{where}, {_ERRORS}")
         warnings.warn(
             "load_state_dict: FlashOptim's error_bits, the low bits of parameters, are left out: "
             "lowtide.compat.flashoptim.master_weights() gives the float32 weights that they stand for",
             stacklevel=2,
         )
     if not moments:
-        return {}
+        return NOTHING
     # Only Adam counts steps; for others all that matters is that there was one.
-    step = entry.get("step") if "exp_avg_sq" in names else 1
-    read_step({"step": step}, where)
-    return entry_of(optimizer, index, step, moments)
+    step = read_step(entry, where) if "exp_avg_sq" in names else 1
+    return entry_of(spec, step, moments)
 
 
 def _has(entry: dict[str, Any], name: str) -> bool:

@@ -11,23 +11,20 @@ over the tensor) and, but for float8, "qmap"; or a dict of these, which is what 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from lowtide.checks.values import check_tensor, expect, read_step
-from lowtide.state.foreign.entries import (
+from lowtide.state.entries import NOTHING, Entry, ParamSpec
+from lowtide.state.foreign.quantized import (
     Quantized,
     check_book,
     check_codes,
     check_keys,
     check_scales,
     entry_of,
-    own_options,
 )
-
-if TYPE_CHECKING:
-    from lowtide.optimizers.optimizer import Optimizer
 
 _SUBCLASSES = ("OptimState8bit", "OptimState4bit", "OptimStateFp8")
 _MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
@@ -39,29 +36,26 @@ def recognizes(state: dict[Any, Any], groups: list[dict[str, Any]]) -> bool:
     return any(_parts(value) is not None for entry in state.values() for value in entry.values())
 
 
-def read_group(optimizer: Optimizer, group: dict[str, Any], mine: dict[str, Any], where: str) -> dict[str, Any]:
-    rule = optimizer._rule
+def read_group(rule: str, group: dict[str, Any], mine: dict[str, Any], where: str) -> dict[str, Any]:
     wanted = f"a state_dict of lowtide's {rule!r}"
     expect(rule in ("adam", "adamw"), where, "a group of torchao's Adam or AdamW", wanted)
-    options = own_options(optimizer, mine)
     missing = [key for key in ("lr", "betas", "eps", "weight_decay") if key not in group]
     expect(not missing, where, f"no {missing}", "all options of torchao's Adam")
-    if "amsgrad" not in options:
+    if "amsgrad" not in mine:
         expect(not group.get("amsgrad"), f"{where}['amsgrad']", "True", "False")
-    return {**options, **{key: value for key, value in group.items() if key in options or key != "amsgrad"}}
+    return {**mine, **{key: value for key, value in group.items() if key in mine or key != "amsgrad"}}
 
 
-def read_entry(optimizer: Optimizer, index: int, entry: dict[str, Any], where: str) -> dict[str, Any]:
+def read_entry(spec: ParamSpec, entry: dict[str, Any], where: str) -> Entry:
     if not entry:
-        return {}
+        return NOTHING
     check_keys(entry, ["step", *_MOMENTS], where)
-    read_step(entry, where)
-    shape = optimizer._params[index].shape
+    step = read_step(entry, where)
     moments: dict[str, Quantized | torch.Tensor] = {}
     for name in (key for key in entry if key != "step"):
         parts, text = _parts(entry[name]), f"{where}, {name}"
-        moments[name] = entry[name] if parts is None else _quantized(parts, shape, text)
-    return entry_of(optimizer, index, entry["step"], moments)
+        moments[name] = entry[name] if parts is None else _quantized(parts, spec.shape, text)
+    return entry_of(spec, step, moments)
 
 
 def _parts(value: Any) -> dict[str, Any] | None:

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 import torch
 
-import lowtide
 from lowtide.checks.values import expect
 from lowtide.compat.bitsandbytes.optim.base import STATES
+from lowtide.options.overrides import override
 
 _SAME = ("lr", "betas", "eps", "weight_decay", "alpha", "t_alpha", "t_beta3", "max_unorm")
 
@@ -51,11 +51,11 @@ class GlobalOptimManager:
         options = _translated(given or key_value_dict or {})
         if options:
             tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-            lowtide.override(tensors, **options)
+            override(tensors, **options)
 
     def register_module_override(self, module: torch.nn.Module, param_name: str, config: dict[str, Any]) -> None:
         """`override_config` of the parameter that `module` has under that name when it is asked for."""
-        lowtide.override(module, param_name, **_translated(config))
+        override(module, param_name, **_translated(config))
 
 
 def _translated(config: dict[str, Any]) -> dict[str, Any]:

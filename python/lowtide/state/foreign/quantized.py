@@ -1,31 +1,17 @@
-"""What the formats have in common: quantized moments, and how they become entries of a state_dict."""
+"""Quantized moments of other libraries, and how they become entries."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from lowtide.checks.values import check_tensor, expect, read_step
+from lowtide.checks.values import check_tensor, expect
 from lowtide.devices.sharding import rows_of
-from lowtide.options.hyper import group_key
 from lowtide.state import blockwise
-
-if TYPE_CHECKING:
-    from lowtide.optimizers.optimizer import Optimizer
-
-
-STORED_CODEC = "dynamic8"
-
-
-class Stored(dict[str, Any]):
-    """An entry in Lowtide's own format: codes of STORED_CODEC and scales as they are."""
-
-
-class Values(dict[str, Any]):
-    """An entry of "step" and floating-point values, which are to be encoded."""
+from lowtide.state.entries import Entry, ParamSpec
 
 
 class Quantized(NamedTuple):
@@ -52,40 +38,19 @@ class Quantized(NamedTuple):
         return self.codes, scales.reshape(rows, -1)
 
 
-def entry_of(
-    optimizer: Optimizer, index: int, step: object, moments: Mapping[str, Quantized | torch.Tensor]
-) -> dict[str, Any]:
+def entry_of(spec: ParamSpec, step: int, moments: Mapping[str, Quantized | torch.Tensor]) -> Entry:
     """`moments`: every state of a parameter, by its name here. Codes stay codes if all of them can."""
-    signed = dict(optimizer._core.states_of(index))
-    if optimizer._core.state_codec(index) == STORED_CODEC:
-        stored = Stored(step=step)
+    if spec.codec == "dynamic8":
+        stored: dict[str, torch.Tensor] = {}
         for name, moment in moments.items():
-            parts = moment.stored(signed[name]) if isinstance(moment, Quantized) and name in signed else None
+            parts = moment.stored(spec.signed[name]) if isinstance(moment, Quantized) and name in spec.signed else None
             if parts is None:
                 break
             stored[name], stored[f"{name}_scale"] = parts
         else:
-            return stored
+            return Entry(step, stored, False)
     values = {name: moment.values() if isinstance(moment, Quantized) else moment for name, moment in moments.items()}
-    return Values(step=step, **values)
-
-
-def read_values(
-    entry: Mapping[str, Any], live: Mapping[str, torch.Tensor], param: torch.Tensor, where: str
-) -> tuple[int, dict[str, torch.Tensor]]:
-    """Checks an entry of values against a parameter's live state; returns the number of steps and the moments."""
-    names = [name for name in live if name != "step" and not name.endswith("_scale")]
-    expect(sorted(entry) == sorted(["step", *names]), where, sorted(entry), ["step", *names])
-    for name in names:
-        check_tensor(entry[name], f"{where}, {name}")
-        expect(entry[name].is_floating_point(), f"{where}, {name}", entry[name].dtype, "a floating-point tensor")
-        expect(entry[name].shape == param.shape, f"{where}, {name}", tuple(entry[name].shape), tuple(param.shape))
-    return read_step(entry, where), {name: entry[name] for name in names}
-
-
-def own_options(optimizer: Optimizer, mine: Mapping[str, Any]) -> dict[str, Any]:
-    """The hyper-parameters of the optimizer's group `mine`, for what a foreign group does not say."""
-    return {name: mine[name] for name in map(group_key, optimizer._hyper_keys)}
+    return Entry(step, values, True)
 
 
 def check_keys(entry: Mapping[Any, Any], known: Sequence[str], where: str) -> None:

@@ -1,0 +1,1 @@
+"""The compiled core of one optimizer, with its groups and parameters."""

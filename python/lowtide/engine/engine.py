@@ -1,0 +1,283 @@
+"""One optimizer's core, and all that Python knows of it: parameters by number, groups, and where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lowtide import _core
+from lowtide.devices import places, sharding
+from lowtide.devices.parameters import check_parameter
+from lowtide.devices.places import HOST, Place
+from lowtide.devices.sharding import Sharding, local_of
+from lowtide.engine.family import Family
+from lowtide.engine.groups import CoreGroup, Format, Members, register
+from lowtide.memory.budgets import Memory, budget_at
+from lowtide.options import overrides
+from lowtide.options.options import Options
+from lowtide.options.overrides import Overridden
+from lowtide.report.fields import CoreReport
+from lowtide.report.log import logger
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+RESIDUAL = "residual"  # of weights, beside the moments in a parameter's state
+MOMENTUM = "momentum_buffer"  # comes and goes with SGD's momentum
+
+
+@dataclass
+class Settings:
+    """Options of the whole optimizer."""
+
+    nonfinite: str = "skip"
+    seed: int = 0
+    amp_scaling: bool = False
+    cpu_target: str = ""
+    memory: Memory | None = None
+    arithmetic: str = places.EXACT
+
+    @classmethod
+    def of(cls, options: Options) -> Settings:
+        given: Mapping[str, Any] = options
+        settings = cls(**{name: given[name] for name in cls.__annotations__ if name in given})
+        settings.seed = int(settings.seed)
+        return settings
+
+
+class Engine:
+    """The core of an optimizer. It keeps no parameter group of the optimizer, which may replace them: methods that need
+    their options take them."""
+
+    def __init__(self, family: Family, settings: Settings) -> None:
+        self.family, self.settings = family, settings
+        self.threads = torch.get_num_threads()
+        self.core: _core.Optimizer  # made with the first group, when it is known where parameters are
+        self.place: Place | None = None  # of the core
+        self.groups: list[CoreGroup] = []  # by number in the core
+        self.members: list[list[torch.Tensor]] = []  # per parameter group: the parameters that the core has
+        self.formats: list[Format] = []  # per parameter group: its own, without overrides
+        self.memories: list[Memory | None] = []  # per parameter group: its own budget
+        self.params: list[torch.Tensor] = []  # all of them, by number
+        self.shardings: list[Sharding | None] = []  # of those that are DTensors, by number
+        self.overridden: list[Overridden] = []  # the overrides that they have met, by number
+        self.meshes: list[DeviceMesh] = []  # of the DTensors
+        self.awaited: list[int] = []  # numbers of parameters whose state is not there yet: a step may bring it
+        self.with_state = 0  # parameters with state, as the core last counted them; -1: look again
+        self.automatic = False  # whether a budget depends on what is free
+        self.captured = False  # whether a step was captured in a graph
+        self.steps_before = self.skipped_before = 0  # counted outside of the present core
+
+    # Groups.
+
+    def new_core(self, threads: int, place: Place) -> _core.Optimizer:
+        """A core without groups, under the budget of the optimizer."""
+        settings, target = self.settings, place.target(self.settings.arithmetic)
+        place.require_backend()
+        return _core.Optimizer(
+            self.family.core_rule,
+            self.family.core_nonfinite(settings.nonfinite),
+            threads,
+            settings.cpu_target,
+            budget_at(settings.memory, place),
+            place.kind.backend,
+            place.queue(),
+            place.reads,
+            target,
+            place.allocator(),
+            settings.seed,
+        )
+
+    def check_params(self, params: Sequence[torch.Tensor], where: str) -> tuple[Place, list[Sharding | None]]:
+        """Where these new parameters are, and how they are cut. ValueError, TypeError or NotImplementedError for one that
+        cannot be used beside those that there are."""
+        shardings: list[Sharding | None] = []
+        place = self.place if self.params else None
+        for i, param in enumerate(params):
+            text = f"{where}, parameter {i}"
+            local = local_of(param)
+            check_parameter(local, text)
+            shardings.append(sharding.sharding_of(param, text))
+            here = places.place_of(local, text)
+            if here != (place := place or here):
+                raise ValueError(
+                    f"{text}: got a tensor on {here.device}, wanted {place.device} as the parameters before it: an "
+                    "optimizer steps one device, so make one for each"
+                )
+        return place or self.place or HOST, shardings
+
+    def add(self, groups: Sequence[dict[str, Any]], memory: Memory | None) -> None:
+        """Takes in the last one of the optimizer's parameter groups. On an error nothing has changed."""
+        number, group = len(groups) - 1, groups[-1]
+        params: list[torch.Tensor] = group["params"]
+        place, shardings = self.check_params(params, f"parameter group {number}")
+        overridden = [Overridden() for _ in params]
+        for one, entries in zip(overridden, overrides.look(params), strict=True):
+            one.meet(entries)
+        members = Members(params, shardings, [one.options() for one in overridden], memory)
+        arguments = (self.family, place, number, group, members, len(self.params))
+        if self.groups:  # A core cannot forget a group: one added during training is tried out on another.
+            register(self.new_core(1, place), *arguments)
+        core = self._core_at(place, groups)
+        core_groups = register(core, *arguments)
+        self.core, self.place = core, place
+        own = [memory, *(core_group.overrides.get("memory") for core_group in core_groups)]
+        budgets = (budget_at(self.settings.memory, place), *(each.budget(place) for each in own if each))
+        self.automatic |= any(budget.automatic for budget in budgets if budget)
+        self.groups += core_groups
+        self.overridden += overridden
+        self.formats.append(Format.of(group))
+        self.memories.append(memory)
+        self.members.append(list(params))
+        self.shardings += shardings
+        self.meshes = sharding.meshes_of(self.shardings)
+        first = len(self.params)
+        self.params += params
+        self.awaited += [i for i in range(first, len(self.params)) if not core.has_state(i)]
+
+    def _core_at(self, place: Place, groups: Sequence[dict[str, Any]]) -> _core.Optimizer:
+        """The core; before there are parameters, one for that place, with the groups that there are."""
+        if self.place and (self.params or place == self.place):
+            return self.core
+        core = self.new_core(self.threads, place)
+        for number, memory in enumerate(self.memories):
+            register(core, self.family, place, number, groups[number], Members(memory=memory), 0)
+        return core
+
+    def group_of(self, number: int) -> CoreGroup:
+        """The core's group of a parameter."""
+        return next(group for group in self.groups if number in group.params)
+
+    def options_of(self, groups: Sequence[dict[str, Any]]) -> dict[int, Mapping[str, Any]]:
+        """The options of each parameter, by number, with these parameter groups and its overrides."""
+        return {i: each.options(groups) for each in self.groups for i in each.params}
+
+    def check_options(self, group: CoreGroup, options: Mapping[str, Any]) -> None:
+        """ValueError or TypeError for options that a group of the core cannot take now."""
+        hyper = self.family.hyper_of(group.rule, options)
+        core = self._trial(group, options["rounding"])
+        if group.params:  # what decides which states there are is fixed then; its format bears some betas
+            like = (i for i in group.params if self.core.state_codec(i) == group.format.state)
+            self._try(core, next(like, group.params[0]), False)
+        core.set_hyper(0, hyper)
+
+    def set_seed(self, seed: int) -> None:
+        if seed != self.settings.seed:
+            self.settings.seed = seed
+            self.core.set_seed(seed)
+
+    # State.
+
+    def shown(self, number: int) -> dict[str, torch.Tensor]:
+        """Views of a parameter's state, as `Optimizer.state` has them."""
+        entry = self.core.state(number)
+        of = self.shardings[number]
+        return of.wrap(entry) if of else entry
+
+    def live(self, number: int) -> dict[str, torch.Tensor]:
+        """The live state of a parameter, copied if it streams; empty if there is none and it has not been stepped."""
+        if self.core.is_paged(number):
+            copies = self.core.read_state(number)
+            of = self.shardings[number]
+            return of.wrap(copies) if of else copies
+        entry = self.shown(number)
+        return entry if self.core.has_state(number) or int(entry["step"]) else {}
+
+    def signed(self, number: int) -> dict[str, bool]:
+        """Every state that the parameter can have, and whether it takes both signs."""
+        return dict(self.core.states_of(number))
+
+    def layout(self, number: int) -> dict[str, torch.Tensor]:
+        """Tensors like those of the state that a parameter has or, having none, can be given."""
+        core = self.core
+        live = core.state(number)
+        if core.has_state(number) and len(live) > 1:
+            return live
+        live = self._template(number)  # SGD without momentum shows no buffer, and can be given one,
+        if RESIDUAL in live and MOMENTUM in live:  # but a residual keeps to the states that it lies with
+            there = core.read_state(number) if core.has_state(number) else self._template(number, fullest=False)
+            live = {name: like for name, like in live.items() if name in there}
+        return live
+
+    def _template(self, number: int, fullest: bool = True) -> dict[str, torch.Tensor]:
+        """All the state that the core can allocate for a parameter, whatever its momentum; or what it has with that."""
+        group = self.group_of(number)
+        core = self._trial(group, group.rounding)
+        self._try(core, number, not fullest)
+        if fullest:
+            core.allocate_state(0)
+        return core.state(0)
+
+    def _trial(self, group: CoreGroup, rounding: str) -> _core.Optimizer:
+        core = _core.Optimizer(self.family.core_rule, threads=1)
+        state, least, master = group.format
+        core.add_group(group.pushed, state, least, None, rounding, master, -1, group.rule)
+        return core
+
+    def _try(self, core: _core.Optimizer, number: int, with_state: bool) -> None:
+        of, param = self.shardings[number], self.params[number]
+        if self.place and not self.place.on_host:
+            local = torch.empty(local_of(param).shape, dtype=param.dtype)
+            param = of.whole_of("param", local) if of else local
+        core.add_param(0, param, with_state, of.shard if of else None)
+
+    # Where state is, and what has happened.
+
+    def queue(self) -> int:
+        """The queue that torch works on now, on the parameters' device."""
+        return self.place.queue() if self.place else 0
+
+    def free(self) -> int:
+        """Free bytes, for the core's decisions about residency; -1: not asked for, or not known."""
+        return self.place.free() if self.automatic and self.place else -1
+
+    @property
+    def on_host(self) -> bool:
+        return self.place is None or self.place.on_host
+
+    @property
+    def capturing(self) -> bool:
+        """Whether a step would be recorded in a graph."""
+        return self.place is not None and self.place.capturing()
+
+    def demote(self, size: int | None = None) -> int:
+        """Moves state to the host until `size` bytes (None: all that can go) of device memory are free again."""
+        freed = self.core.demote(2**63 - 1 if size is None else size)
+        if freed:
+            logger.info("%d bytes of device memory were freed by moving state to the host", freed)
+        return freed
+
+    def prefetch(self, size: int) -> int:
+        """Reads up to `size` bytes of streaming state ahead; returns the bytes of device memory taken for it."""
+        taken = self.core.prefetch(size, self.queue())
+        logger.debug("%d bytes of state are read ahead", taken)
+        return taken
+
+    def report(self) -> CoreReport:
+        """The core's report, with the steps of cores before."""
+        found: CoreReport = self.core.report()
+        found["steps"] += self.steps_before
+        found["skipped_steps"] += self.skipped_before
+        return found
+
+    def has_budget(self) -> bool:
+        """Whether anything limits memory."""
+        own = (group.overrides.get("memory") for group in self.groups)
+        return any(memory is not None for memory in (self.settings.memory, *self.memories, *own))
+
+    def new_states(self) -> list[int]:
+        """Parameters that have got the state they waited for, since the last call."""
+        if (count := self.core.state_count()) == self.with_state:
+            return []
+        self.with_state = count
+        came = [i for i in self.awaited if self.core.has_state(i)]
+        self.awaited = [i for i in self.awaited if not self.core.has_state(i)]
+        return came
+
+    def await_states(self, numbers: Sequence[int]) -> None:
+        """The next step may give these parameters state."""
+        self.awaited = sorted({*self.awaited, *numbers})
+        self.with_state = -1

@@ -1,0 +1,65 @@
+"""How a class of optimizers uses the rules of the core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from lowtide.checks.values import with_context
+from lowtide.devices.places import Place
+from lowtide.devices.sharding import Sharding
+from lowtide.options.hyper import group_key, hyper_keys, hyper_values
+from lowtide.options.options import IGNORED, WHOLE_OPTIMIZER, Options, check_options
+
+
+class Family:
+    """The rule of a class, and how options of its parameter groups become hyper-parameters of the core. Subclasses are for
+    classes that use more than one rule, or fewer options."""
+
+    CORE_RULE: ClassVar[str] = ""  # the core's name of the rule, where it differs
+
+    def __init__(self, name: str, rule: str, given: Iterable[str]) -> None:
+        """name: of the class, for errors. given: the options of a group, hyper-parameters among them."""
+        self.name, self.rule = name, rule
+        self.core_rule = self.CORE_RULE or rule
+        self.given = [key for key in given if key not in Options.__annotations__ and not key.startswith("lowtide_")]
+        self.keys = hyper_keys(self.core_rule, [*self.given, "maximize"])
+
+    def rule_for(self, param: torch.Tensor, options: Mapping[str, Any]) -> str:
+        """The core's rule for a parameter with these options; "": `core_rule`."""
+        return ""
+
+    def hyper_of(self, rule: str, options: Mapping[str, Any]) -> dict[str, float]:
+        """The core's hyper-parameters for parameters of that rule with these options. ValueError or TypeError."""
+        return dict(zip(self.keys, hyper_values(self.keys, options), strict=True))
+
+    def overridable(self) -> list[str]:
+        """Names of hyper-parameters that can be overridden."""
+        return list(dict.fromkeys(map(group_key, self.keys)))
+
+    def option_names(self) -> list[str]:
+        """Names of all hyper-parameters in a parameter group."""
+        return list(dict.fromkeys([*map(group_key, self.keys), *self.overridable()]))
+
+    def check_members(self, place: Place, shardings: Sequence[Sharding | None]) -> None:
+        """Raises NotImplementedError for parameters that this class cannot step."""
+
+    def core_nonfinite(self, nonfinite: str) -> str:
+        """What the core does about gradients that are not finite, where users chose `nonfinite`."""
+        return nonfinite
+
+    def check_override(self, override: Mapping[str, Any]) -> None:
+        """TypeError or ValueError for an override of an option that a group of this class does not have."""
+        of_whole = (*WHOLE_OPTIMIZER, *IGNORED)
+        for name in of_whole:
+            if name in override:
+                raise ValueError(f"got {name!r}, wanted an option that a parameter group can have")
+        check_options(override, self.name, self.overridable(), of_whole)
+
+    def error(self, where: str, rule: str, error: Exception) -> Exception:
+        """The same kind of error, beginning with `where`. The core names the rule; where nobody asked for that one by its
+        name, the class stands in its place."""
+        text = str(error).replace(f" for {rule} ", f" for {self.name} ") if rule else str(error)
+        return with_context(where, type(error)(text))

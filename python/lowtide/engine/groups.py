@@ -1,0 +1,107 @@
+"""Groups of the core: one for each parameter group, and one more for each set of overrides, or each other rule, among its
+parameters. Users and schedulers see the parameter groups alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from lowtide import _core
+from lowtide.devices.places import Place
+from lowtide.devices.sharding import Sharding
+from lowtide.engine.family import Family
+from lowtide.memory.budgets import Memory
+
+
+class Format(NamedTuple):
+    """The options of a group that are fixed when it is added, as the core takes them."""
+
+    state: str
+    min_quantized_numel: int
+    master: str
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Format:
+        return cls(options["state"], int(options["min_quantized_numel"]), options["master"] or "")
+
+
+@dataclass
+class CoreGroup:
+    """One group of the core, by its number there."""
+
+    of: int  # number of the parameter group
+    overrides: Mapping[str, Any]
+    rule: str  # "": the optimizer's
+    pushed: dict[str, float]  # the hyper-parameters that the core has
+    rounding: str  # likewise
+    format: Format
+    params: list[int] = field(default_factory=list)  # numbers
+
+    def options(self, groups: Sequence[dict[str, Any]] | Mapping[int, dict[str, Any]]) -> Mapping[str, Any]:
+        """The options that hold for its parameters now."""
+        group = groups[self.of]
+        return {**group, **self.overrides} if self.overrides else group
+
+
+@dataclass
+class Members:
+    """The parameters of one parameter group, or of a part of it, by place."""
+
+    params: Sequence[torch.Tensor] = ()
+    shardings: Sequence[Sharding | None] = ()
+    overrides: Sequence[Mapping[str, Any]] = ()
+    memory: Memory | None = None  # the group's own budget
+
+
+def register(
+    core: _core.Optimizer,
+    family: Family,
+    place: Place,
+    number: int,
+    group: Mapping[str, Any],
+    members: Members,
+    first: int,
+) -> list[CoreGroup]:
+    """Adds parameter group `number` to `core`. Its parameters get numbers from `first` on. ValueError, TypeError or
+    NotImplementedError for what cannot be used."""
+    made: list[CoreGroup] = []
+    numbers: list[int] = []  # of these, in `core`
+    where = f"parameter group {number}"
+
+    def add(override: Mapping[str, Any], rule: str) -> int:
+        options = {**group, **override}
+        hyper = family.hyper_of(rule, options)
+        own: Memory | None = override.get("memory", members.memory)
+        same = (n for n, known in zip(numbers, made) if known.overrides.get("memory", members.memory) == own)
+        shared = next(same, -1)
+        budget = own.budget(place) if own and shared < 0 else None
+        form = Format.of(options)
+        rounding = options["rounding"]
+        numbers.append(
+            core.add_group(hyper, form.state, form.min_quantized_numel, budget, rounding, form.master, shared, rule)
+        )
+        made.append(CoreGroup(number, override, rule, hyper, rounding, form))
+        return len(made) - 1
+
+    text, rule = where, ""
+    try:
+        family.check_members(place, members.shardings)
+        add({}, "")
+        for i, (param, of, override) in enumerate(
+            zip(members.params, members.shardings, members.overrides, strict=True)
+        ):
+            text, rule = f"{where}, parameter {i}{': override' if override else ''}", ""
+            if override:
+                family.check_override(override)
+            rule = family.rule_for(param, {**group, **override})
+            known = (n for n, one in enumerate(made) if one.rule == rule and one.overrides == override)
+            at = next(known, -1)
+            at = add(override, rule) if at < 0 else at
+            core.add_param(numbers[at], param, param.requires_grad, of.shard if of else None)
+            made[at].params.append(first + i)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise family.error(text, rule, error) from error
+    return made

@@ -1,0 +1,280 @@
+"""The torch.optim.Optimizer over the compiled core: groups and steps.
+
+Parameters are numbered by their place over all groups, here, in the core and in `state_dict()`. Python decides nothing
+about the mathematics: it reads the groups' options, makes one call per step and hands out views of the state.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from operator import is_
+from typing import Any, ClassVar, overload
+
+import torch
+from torch.optim.optimizer import ParamsT
+
+from lowtide import _core
+from lowtide.devices import sharding
+from lowtide.engine.engine import Engine, Settings
+from lowtide.engine.family import Family
+from lowtide.engine.groups import CoreGroup, Format
+from lowtide.engine.rebuild import follow_overrides
+from lowtide.memory.budgets import Memory
+from lowtide.optimizers.backward import InBackward
+from lowtide.optimizers.step_in_backward import in_backward, options_of
+from lowtide.options import overrides
+from lowtide.options.hyper import check_on_host
+from lowtide.options.options import WHOLE_OPTIMIZER, Options, check_kinds, check_options
+from lowtide.report.log import Residency, logger
+from lowtide.state import restore
+from lowtide.state.format import stamp
+from lowtide.state.states import States
+
+
+class SteppingOptimizer(torch.optim.Optimizer):
+    """Base class of `Optimizer`, which adds what is done with state beside stepping."""
+
+    _FAMILY: ClassVar[type[Family]] = Family
+    engine: Engine  # the compiled core and its parameters: internal
+
+    def __init__(self, params: ParamsT, rule: str, hyper: dict[str, Any], options: Options) -> None:
+        check_options(options, type(self).__name__, list(hyper))
+        settings, hyper = Settings.of(options), {**hyper, "maximize": options.get("maximize", False)}
+        self._begin_engine(rule, hyper, settings, options_of(options))
+        defaults = {
+            **hyper,
+            "state": options.get("state", "dynamic8"),
+            "min_quantized_numel": options.get("min_quantized_numel", 4096),
+            "rounding": options.get("rounding", "auto"),
+            "master": options.get("master"),
+            **stamp(rule, settings.seed),
+        }
+        super().__init__(params, defaults)
+
+    def _begin_engine(
+        self, rule: str, hyper: Mapping[str, Any], settings: Settings, backward_options: dict[str, Any]
+    ) -> None:
+        """Starts without groups. `hyper`: has the names of the rule's hyper-parameters among its keys."""
+        self.engine = Engine(self._FAMILY(type(self).__name__, rule, hyper), settings)
+        self._overrides_seen = overrides.changes()
+        self._residency = Residency()
+        self._backward_options = backward_options
+        self._in_backward: InBackward | None = in_backward(self.engine, backward_options, self._step_gradients)
+        if settings.amp_scaling:
+            self._step_supports_amp_scaling = True
+
+    @property
+    def _core(self) -> _core.Optimizer:
+        return self.engine.core
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group as torch does. On an error the optimizer is as it was.
+
+        Raises ValueError or TypeError for a parameter or an option that cannot be used; MemoryError;
+        NotImplementedError for parameters on a device that this installation cannot step.
+        """
+        if not isinstance(param_group, dict):
+            raise TypeError(f"param_group: got {type(param_group).__name__}, wanted a dict")
+        where = f"parameter group {len(self.param_groups)}"
+        if "params" not in param_group:
+            raise ValueError(f"{where}: got keys {sorted(map(str, param_group))}, wanted 'params' among them")
+        check_kinds(param_group, where)
+        for name in WHOLE_OPTIMIZER:
+            if name in param_group:
+                raise ValueError(f"{where}: got {name!r}, wanted it among the options of the whole optimizer")
+        if not isinstance(param_group["params"], (torch.Tensor, set)):
+            param_group["params"] = list(param_group["params"])
+            bare = {id(entry[1] if isinstance(entry, tuple) else entry) for entry in param_group["params"]}
+            if len(bare) != len(param_group["params"]):
+                raise ValueError(f"{where}: got the same parameter more than once, wanted each once")
+        memory: Memory | None = param_group.get("memory")
+        if "memory" in param_group:  # not a value that a state_dict should carry; the caller's dict keeps it
+            param_group = {key: value for key, value in param_group.items() if key != "memory"}
+        super().add_param_group(param_group)
+        engine = self.engine
+        first = len(engine.params)
+        try:
+            param_group.update(stamp(engine.family.rule, engine.settings.seed))
+            if self._in_backward:
+                self._in_backward.check(param_group["params"], where)
+            engine.add(self.param_groups, memory)
+        except BaseException:
+            self.param_groups.pop()
+            raise
+        if type(self.state) is not States:
+            self.state = States(dict, self.state)
+        for i, param in enumerate(engine.params[first:], first):
+            shown = param.requires_grad or engine.core.has_state(i)
+            self.state[param] = engine.shown(i) if shown else {}
+        if self._in_backward:
+            self._in_backward.watch(engine.params[first:], first)
+
+    def _follow_overrides(self) -> None:
+        """Makes the core do what overrides say that were made or taken back since the last look."""
+        if self._overrides_seen != (now := overrides.changes()):
+            follow_overrides(self.engine, self.param_groups, self._show_state)
+            self._overrides_seen = now
+
+    def _show_state(self) -> None:
+        self.state = restore.shown_states(self.engine)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One step over every parameter that has a gradient; returns the closure's loss, if there is a closure.
+
+        Raises ValueError when a hyper-parameter is out of range, a gradient cannot be used (sparse, of another shape),
+        a parameter was moved, re-typed or resized, or, with nonfinite="raise", a gradient is not finite. Nothing has
+        changed then. With DTensor parameters every rank of their meshes must make the call: unless nonfinite is
+        "propagate", they agree on whether to step.
+        """
+        loss = None
+        if self._in_backward:
+            self._in_backward.before_step(closure)
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._tell()
+        taken = False
+        try:
+            self._step_gradients()
+            taken = True
+        finally:
+            if self._in_backward:
+                self._in_backward.after_step(taken)
+        return loss
+
+    def _step_gradients(self, only: list[int] | None = None) -> None:
+        """Steps the parameters that have a gradient; `only`: those of them that have these numbers."""
+        engine = self.engine
+        capturing = engine.capturing
+        if capturing:
+            self._check_capture()
+        self._push_options()
+        engine.captured |= capturing
+        scale, bad = self._scaling()
+        if engine.meshes and engine.settings.nonfinite != "propagate":
+            bad = self._agree(scale, bad)
+        if bad:
+            engine.skipped_before += 1
+        else:
+            self._step_core(scale, bad is not None, only)
+        if engine.awaited:
+            self._adopt_new_state()
+
+    def _tell(self) -> None:
+        """Logs what has become of the state. The core commits the last step for that, as the next one would."""
+        place = self.engine.place
+        if place and not place.on_host and logger.isEnabledFor(logging.INFO) and not place.capturing():
+            self._residency.look(self.engine.core.report())
+
+    def _step_core(self, scale: float, known_finite: bool, only: list[int] | None) -> None:
+        """The step itself."""
+        engine = self.engine
+        engine.core.step(scale, known_finite, engine.queue(), engine.free(), only)
+
+    def _check_capture(self) -> None:
+        """ValueError for a step that would ask the device something while a graph is captured, which spoils the
+        capture."""
+        settings = self.engine.settings
+        if settings.amp_scaling or (self.engine.meshes and settings.nonfinite != "propagate"):
+            raise ValueError(
+                "step: got amp_scaling, or DTensor parameters whose gradients are checked, while a graph is captured; "
+                "wanted neither: they have the host decide on every step"
+            )
+        for core_group in self.engine.groups:
+            options = core_group.options(self.param_groups)
+            check_on_host(self.engine.family.keys, options, f"parameter group {core_group.of}")
+
+    def prepare_replay(self) -> None:
+        """To be called before each replay of a graph (`torch.cuda.CUDAGraph`) that a step was captured in, on the
+        stream of the replay: counts a step, and gives the replay its number and the options as they are now.
+
+        Before the capture take a step without it. All state must be on the device then
+        (`report()["moved_per_step"]` is 0) and stay there; parameters and gradients keep their memory
+        (zero_grad(set_to_none=False)). Gradients that are not finite do to a replay what they do to a step. Raises
+        ValueError if no step has been captured or memory has moved, for a second call without a replay between, for a
+        replay that was not prepared (it has changed nothing) and, with nonfinite="raise", for the replay before if a
+        gradient of it was not finite."""
+        self._push_options()
+        self.engine.core.prepare_replay(1.0, self.engine.queue())
+
+    def _scaling(self) -> tuple[float, bool | None]:
+        """What gradients are multiplied by, and whether one is known not to be finite (None: it is not known)."""
+        if not self.engine.settings.amp_scaling or (found := getattr(self, "found_inf", None)) is None:
+            return 1.0, None
+        bad = float(found) > 0
+        if bad or (loss_scale := getattr(self, "grad_scale", None)) is None:
+            return 1.0, bad
+        return 1.0 / float(loss_scale), bad
+
+    def _agree(self, scale: float, bad: bool | None) -> bool:
+        """Whether a gradient is not finite on any rank. If one rank cannot step, all of them raise."""
+        engine, failure, verdict = self.engine, None, sharding.OK
+        try:
+            if engine.core.check(scale, engine.queue()) >= 0 if bad is None else bad:
+                verdict = sharding.NONFINITE
+        except Exception as error:  # whatever it is: the other ranks are waiting
+            failure, verdict = error, sharding.FAILED
+        try:
+            verdict = sharding.agree(engine.meshes, engine.shardings, engine.params, verdict)
+        finally:
+            if failure:
+                raise failure
+        if verdict == sharding.FAILED:
+            raise ValueError("another rank refused this step, and says why; nothing was changed")
+        return verdict == sharding.NONFINITE
+
+    def _push_options(self) -> None:
+        """Tells the core what has changed since the last step. No work per parameter but a comparison of addresses."""
+        groups, engine = self.param_groups, self.engine
+        if len(groups) != len(engine.members):
+            raise ValueError(f"param_groups: got {len(groups)} groups, wanted {len(engine.members)}: use add_param_group")
+        for number, group in enumerate(groups):
+            members, params = engine.members[number], group["params"]
+            if len(params) != len(members) or not all(map(is_, params, members)):
+                raise ValueError(
+                    f"param_groups[{number}]['params']: got other tensors than those registered: use add_param_group, "
+                    "or build a new optimizer and load the state_dict"
+                )
+            if (now := Format.of(group)) != engine.formats[number]:
+                raise ValueError(
+                    f"param_groups[{number}]: got {', '.join(Format._fields)} = {tuple(now)}, wanted "
+                    f"{tuple(engine.formats[number])}: fixed when the group is added"
+                )
+        self._follow_overrides()
+        for number, core_group in enumerate(engine.groups):
+            try:
+                options = core_group.options(groups)
+                if (rounding := options["rounding"]) != core_group.rounding:
+                    check_kinds({"rounding": rounding}, f"parameter group {core_group.of}")
+                    engine.core.set_rounding(number, rounding)
+                    core_group.rounding = rounding
+                hyper = engine.family.hyper_of(core_group.rule, options)
+                if hyper == core_group.pushed:
+                    continue
+                engine.core.set_hyper(number, hyper)
+            except (TypeError, ValueError) as error:
+                raise engine.family.error(f"parameter group {core_group.of}", core_group.rule, error) from error
+            before, core_group.pushed = core_group.pushed, hyper
+            self._note_momentum(core_group, before)
+        threads = torch.get_num_threads()
+        if threads != engine.threads:
+            engine.core.set_threads(threads)
+            engine.threads = threads
+        if type(self.state) is not States or self.state.removed:
+            self.state = restore.restart_removed(engine, self.state)
+
+    def _note_momentum(self, core_group: CoreGroup, old: Mapping[str, float]) -> None:
+        """SGD's state comes with its momentum: the step after a change from or to 0 may allocate it."""
+        if bool(old.get("momentum")) != bool(core_group.pushed.get("momentum")):
+            self.engine.await_states(core_group.params)
+
+    def _adopt_new_state(self) -> None:
+        """Shows, in `state`, what the core has allocated for parameters that had their first gradient."""
+        for number in self.engine.new_states():
+            self.state[self.engine.params[number]] = self.engine.shown(number)

@@ -1,0 +1,20 @@
+"""The list of rules and their classes."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from lowtide.optimizers.optimizer import Optimizer
+
+_Class = TypeVar("_Class", bound=type[Optimizer])
+
+CLASSES: dict[str, type[Optimizer]] = {}  # by the rule that each is made for: of the core, or "muon", which is two of these
+
+
+def steps(rule: str) -> Callable[[_Class], _Class]:
+    """Puts a class into the list: `lowtide` exports it, `lowtide bench` measures it."""
+
+    def add(cls: _Class) -> _Class:
+        CLASSES[rule] = cls
+        return cls
+
+    return add

@@ -1,0 +1,110 @@
+"""Lowtide's own state dicts: how they are written down.
+
+Format 1, in plain tensors and Python values that torch.load reads with weights_only=True:
+
+    {"state": {number: {"step": int64 (), NAME: codes, NAME_scale: float32 (rows, blocks)}},
+     "param_groups": [{the group's options, "lowtide_format": 1, "lowtide_rule": rule, "lowtide_seed": seed,
+                       "params": [number, ...]}]}
+
+The tensors of a moment tell its codec: float32 or bfloat16 values of the parameter's shape, or uint8 codes with scales.
+Codes (rows, bytes of a row) of half as many bytes as values are dynamic4's, in blocks of 128 within a row. Codes of the
+parameter's shape are float8's if the group's "state" says so, else dynamic8's, in blocks of 256. Where an override makes
+that wrong, the entry has "lowtide_state": the parameter's codec (a string). A parameter without state yet has an empty
+entry. Tensors are views of the live state and no two share memory; of a parameter that is a DTensor they are DTensors
+(devices/sharding.py). Format, rule and the seed of stochastic rounding, which loading restores, stand in the groups, so
+that they survive tools that take a state_dict apart and put it together again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lowtide import _core
+from lowtide.checks.values import check_tensor, expect
+from lowtide.devices.sharding import rows_of
+from lowtide.engine.groups import Format
+
+FORMAT = 1
+SEED = "lowtide_seed"
+STAMP = ("lowtide_format", "lowtide_rule", SEED)
+FIXED = Format._fields  # belong to the live tensors; loading never changes them
+OWN_KEYS = (*STAMP, *FIXED, "rounding")  # of groups, which other libraries have no use for
+HIDDEN_KEYS = ("params", "param_names", *STAMP)
+CODEC = "lowtide_state"  # beside a parameter's tensors: its codec, where the group's "state" would say another one
+_EIGHT_BITS = {"dynamic4": "dynamic8", "mixed12": "dynamic8"}  # of a codec that has 4 bits: what else it has
+
+
+def stamp(rule: str, seed: int) -> dict[str, Any]:
+    """What every parameter group carries to say what it is."""
+    return {"lowtide_format": FORMAT, "lowtide_rule": rule, SEED: seed}
+
+
+def is_stamped(group: Any) -> bool:
+    return isinstance(group, dict) and any(key in group for key in STAMP)
+
+
+def check_stamp(group: dict[str, Any], rule: str, where: str) -> None:
+    """ValueError unless a group of another dict is of this rule, and of a version that we read."""
+    version: Any = group.get("lowtide_format")
+    expect(isinstance(version, int) and version >= 1, f"{where}['lowtide_format']", repr(version), f"1 to {FORMAT}")
+    expect(version <= FORMAT, f"{where}['lowtide_format']", version, f"at most {FORMAT}: a newer version made it")
+    expect(group.get("lowtide_rule") == rule, f"{where}['lowtide_rule']", repr(group.get("lowtide_rule")), repr(rule))
+
+
+def read_seed(group: dict[str, Any], first: dict[str, Any], where: str, mine: int) -> int:
+    """The seed of a saved group; one for all. Without one (torch.optim, earlier versions) ours stays."""
+    seed: Any = group.get(SEED, mine)
+    valid = isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < 2**63
+    expect(valid, f"{where}[{SEED!r}]", repr(seed), "an integer from 0 to 2^63 - 1")
+    expect(seed == first.get(SEED, mine), f"{where}[{SEED!r}]", seed, f"{first.get(SEED, mine)} as in the first group")
+    return int(seed)
+
+
+def eight_bits(codec: str) -> str:
+    """The codec of a parameter's uint8 codes that are a byte each."""
+    return _EIGHT_BITS.get(codec, codec)
+
+
+def take_codec(entry: dict[str, Any], of_group: str, where: str) -> tuple[dict[str, Any], str]:
+    """The tensors of an entry, and the codec of its uint8 codes, if it has any."""
+    codec: Any = entry.get(CODEC, of_group)
+    known = CODEC not in entry or codec in _core.codec_names()
+    expect(known, f"{where}, {CODEC}", repr(codec), f"one of {_core.codec_names()}")
+    return {name: value for name, value in entry.items() if name != CODEC}, codec
+
+
+def check_entry(
+    entry: dict[str, Any], live: dict[str, torch.Tensor], shape: torch.Size, codec: str, live_codec: str, where: str
+) -> dict[str, torch.Tensor]:
+    """The tensors of an entry whose uint8 codes are of `codec`. ValueError unless they are like the live ones of a
+    parameter of this shape."""
+    for name in (key for key in live if key != "step" and not key.endswith("_scale")):
+        expect(name in entry, where, f"keys {sorted(map(str, entry))}", sorted(live))
+        check_tensor(entry[name], f"{where}, {name}")
+        got, wanted = _codec_of(entry, name, shape, codec), _codec_of(live, name, shape, live_codec)
+        expect(
+            got == wanted,
+            f"{where}, {name}",
+            got,
+            f"{wanted}: build the optimizer with the state, min_quantized_numel and overrides of the saved one",
+        )
+    expect(set(entry) == set(live), where, f"keys {sorted(map(str, entry))}", sorted(live))
+    tensors = {name: entry[name] for name in live if name != "step"}
+    for name, tensor in tensors.items():
+        check_tensor(tensor, f"{where}, {name}")
+        expect(tensor.dtype == live[name].dtype, f"{where}, {name}", tensor.dtype, live[name].dtype)
+        expect(tensor.shape == live[name].shape, f"{where}, {name}", tuple(tensor.shape), tuple(live[name].shape))
+    return tensors
+
+
+def _codec_of(entry: dict[str, Any], name: str, shape: torch.Size, codec: str) -> str:
+    """The codec of a moment, as its tensors tell, or what its dtype is. codec: the parameter's, for uint8 codes."""
+    dtype = entry[name].dtype
+    if (dtype == torch.uint8) != (f"{name}_scale" in entry):
+        return f"{dtype} {'without' if dtype == torch.uint8 else 'with'} scales"
+    rows, length = rows_of(shape)
+    packed = length % 2 == 0 and tuple(entry[name].shape) == (rows, length // 2)
+    of_codes = "dynamic4" if packed else eight_bits(codec)
+    return {torch.float32: "fp32", torch.bfloat16: "bf16", torch.uint8: of_codes}.get(dtype, str(dtype))

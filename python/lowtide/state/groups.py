@@ -1,0 +1,75 @@
+"""Parameter groups of a state_dict, of whatever library: checked, and as groups of this optimizer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from lowtide.checks.values import expect
+from lowtide.engine.engine import Engine
+from lowtide.options.options import check_kinds
+from lowtide.state import torch_dict
+from lowtide.state.foreign import Reader
+from lowtide.state.format import FIXED, OWN_KEYS, SEED, STAMP, check_stamp, is_stamped, read_seed
+
+
+class Groups(NamedTuple):
+    """What the groups of a dict say."""
+
+    groups: list[dict[str, Any]]  # to become the optimizer's
+    numbers: dict[Any, int]  # the parameter number of every id in the dict
+    codecs: list[str] | None  # of uint8 codes, for each parameter; None: the dict is not one of Lowtide's
+
+
+def read_groups(
+    engine: Engine, live: Sequence[dict[str, Any]], state_dict: dict[str, Any], reader: Reader | None = None
+) -> Groups:
+    """ValueError, naming what differs, for groups that do not fit the live ones. reader: that of the dict's library, if it
+    is neither Lowtide's nor torch.optim's."""
+    saved = state_dict["param_groups"]
+    expect(len(saved) == len(live), "param_groups", f"{len(saved)} groups", f"{len(live)}")
+    ours = reader is None and any(map(is_stamped, saved))
+    groups: list[dict[str, Any]] = []
+    numbers: dict[Any, int] = {}
+    for n, (group, mine) in enumerate(zip(saved, live, strict=True)):
+        where = f"param_groups[{n}]"
+        expect(isinstance(group, dict), where, type(group).__name__, "a dict")
+        _read_ids(group, mine, numbers, where)
+        if reader:
+            names = engine.family.option_names()
+            group = reader.read_group(engine.family.rule, group, {name: mine[name] for name in names}, where)
+        elif ours:
+            check_stamp(group, engine.family.rule, where)
+        else:
+            torch_dict.check_group(engine, n, mine, group, where)
+        of_torch = () if ours or reader else torch_dict.IMPLEMENTATION_KEYS
+        drop = ("params", *STAMP, *FIXED, *of_torch)
+        new = {key: copy.deepcopy(value) for key, value in group.items() if key not in drop}
+        if of_torch:
+            new = {**{name: mine[name] for name in engine.family.option_names()}, **new}
+        kept = {key: mine[key] for key in ("params", *OWN_KEYS)}
+        if ours:
+            kept[SEED] = read_seed(group, saved[0], where, mine[SEED])
+        if "param_names" in mine:
+            new.setdefault("param_names", mine["param_names"])
+        groups.append({**kept, **new})
+        try:
+            for core_group in (each for each in engine.groups if each.of == n):
+                options = core_group.options({n: groups[-1]})
+                check_kinds({"rounding": options["rounding"]}, where)
+                engine.check_options(core_group, options)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{where}: {error}") from error
+    codecs = [str(group.get("state")) for group in saved for _ in group["params"]] if ours else None
+    return Groups(groups, numbers, codecs)
+
+
+def _read_ids(group: dict[str, Any], mine: dict[str, Any], numbers: dict[Any, int], where: str) -> None:
+    """Adds the ids of a group's parameters to `numbers`."""
+    params: Any = group.get("params")
+    expect(isinstance(params, list), f"{where}['params']", type(params).__name__, "a list")
+    expect(len(params) == len(mine["params"]), f"{where}['params']", f"{len(params)} parameters", len(mine["params"]))
+    for key in params:
+        expect(isinstance(key, (int, str)) and key not in numbers, f"{where}['params']", repr(key), "distinct ids")
+        numbers[key] = len(numbers)

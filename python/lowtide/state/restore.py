@@ -1,0 +1,193 @@
+"""The one way into live state: a plan of what goes where, checked as a whole, and then carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from lowtide import _core
+from lowtide.checks.kept_errors import KeptErrors
+from lowtide.checks.values import check_moment, expect, read_step
+from lowtide.devices.sharding import local_of
+from lowtide.engine.engine import MOMENTUM, RESIDUAL, Engine
+from lowtide.state import torch_dict
+from lowtide.state.entries import NOTHING, Entry, ParamSpec, check_values
+from lowtide.state.foreign import Reader
+from lowtide.state.format import check_entry, take_codec
+from lowtide.state.groups import Groups
+from lowtide.state.states import States
+
+
+class Restore(NamedTuple):
+    """What to do with one parameter: zero its state (no tensors), copy tensors into it, or encode floats into it."""
+
+    number: int
+    step: int = 0
+    tensors: Mapping[str, torch.Tensor] = {}
+    encode: bool = False
+
+
+def plan(
+    engine: Engine, entries: Mapping[int, dict[str, Any]], found: Groups, reader: Reader | None = None
+) -> list[Restore]:
+    """Checks every entry, by parameter number, against the live state. Changes nothing. `found`: the groups of the same
+    dict. reader: that of its library, if it is neither Lowtide's nor torch.optim's."""
+    made = []
+    options = engine.options_of(found.groups) if found.codecs is None and not reader else {}
+    for i in range(len(engine.params)):
+        where = f"state of parameter {i}"
+        if found.codecs is not None:
+            entry = _read_own(engine, i, entries.get(i), found.codecs[i], where)
+        elif reader:
+            entry = _read_foreign(engine, i, entries.get(i, {}), reader, where)
+        else:
+            entry = _read_torch(engine, i, entries.get(i, {}), options[i], where)
+        signed = engine.signed(i)
+        for name, tensor in entry.tensors.items():
+            positive = not signed.get(name, False)  # scales are, too
+            check_moment(tensor, f"{where}, {name}", engine.settings.nonfinite, positive)
+        made.append(Restore(i, *entry))
+    return made
+
+
+def _read_own(engine: Engine, number: int, entry: dict[str, Any] | None, codec: str, where: str) -> Entry:
+    """An entry of Lowtide's format."""
+    if entry is None:
+        stepped = engine.core.has_state(number) and engine.params[number].requires_grad
+        expect(not stepped, where, "no entry", "one (empty for a frozen parameter)")
+    if not entry:
+        return NOTHING
+    entry, codec = take_codec(entry, codec, where)
+    live = engine.layout(number)
+    if not entry or (MOMENTUM in live and set(entry) == {"step"}):
+        return Entry(read_step(entry, where) if entry else 0, {}, False)
+    shape = local_of(engine.params[number]).shape
+    entry = _local(engine, number, entry, live, where)
+    tensors = check_entry(entry, live, shape, codec, engine.core.state_codec(number), where)
+    return Entry(read_step(entry, where), tensors, False)
+
+
+def _read_foreign(engine: Engine, number: int, raw: dict[str, Any], reader: Reader, where: str) -> Entry:
+    """An entry of another library's format. Those have no residuals."""
+    param, codec = engine.params[number], engine.core.state_codec(number)
+    spec = ParamSpec(engine.family.rule, param.shape, codec, engine.signed(number))
+    entry = reader.read_entry(spec, raw, where)
+    if not entry.tensors:
+        return entry
+    live = {name: like for name, like in engine.layout(number).items() if name != RESIDUAL}
+    tensors = _local(engine, number, entry.tensors, live, where)
+    if entry.encode:
+        names = [name for name in live if name != "step" and not name.endswith("_scale")]
+        check_values(tensors, names, local_of(param).shape, where)
+    else:
+        tensors = check_entry({"step": entry.step, **tensors}, live, local_of(param).shape, codec, codec, where)
+    return entry._replace(tensors=tensors)
+
+
+def _read_torch(engine: Engine, number: int, raw: dict[str, Any], options: Mapping[str, Any], where: str) -> Entry:
+    """An entry of torch.optim's."""
+    if not raw:
+        return NOTHING
+    live = {name: like for name, like in engine.layout(number).items() if name != RESIDUAL}
+    entry = _local(engine, number, raw, live, where)
+    names = [name for name in live if name != "step" and not name.endswith("_scale")]
+    shape = local_of(engine.params[number]).shape
+    return torch_dict.read_entry(entry, names, shape, engine.family.rule, options, where)
+
+
+def _local(
+    engine: Engine, number: int, tensors: Mapping[str, Any], live: Mapping[str, torch.Tensor], where: str
+) -> dict[str, Any]:
+    """This rank's parts of what a DTensor has."""
+    of = engine.shardings[number]
+    if not of:
+        return dict(tensors)
+    return {
+        name: of.unwrap(name, value, live[name], where) if name in live else local_of(value)
+        for name, value in tensors.items()
+    }
+
+
+def copy_in(engine: Engine, states: MutableMapping[torch.Tensor, dict[str, Any]], entries: list[dict[str, torch.Tensor]]) -> None:
+    """Puts copies of another optimizer's live state, by parameter number, into one with the same parameters."""
+    codecs = [engine.core.state_codec(i) for i in range(len(engine.params))]
+    with KeptErrors() as kept:
+        apply(engine, states, plan(engine, dict(enumerate(entries)), Groups([], {}, codecs)), kept)
+
+
+def restart_removed(engine: Engine, states: Mapping[torch.Tensor, dict[str, Any]]) -> States:
+    """Zeroes the state of parameters that were removed from `states`, as torch.optim would. Returns all others' with
+    theirs."""
+    whole = states if isinstance(states, States) else States(dict, states)
+    gone = [i for i, param in enumerate(engine.params) if not whole.get(param)]
+    with KeptErrors() as kept:
+        apply(engine, whole, [Restore(i) for i in gone], kept)
+        whole.removed = False
+    return whole
+
+
+def shown_states(engine: Engine) -> States:
+    """What users see of all state."""
+    core = engine.core
+    here = [core.has_state(i) for i in range(len(engine.params))]
+    states = States(dict)
+    for i, param in enumerate(engine.params):
+        shown = here[i] or param.requires_grad or core.step_count(i) > 0  # frozen ones may have gradients all the same
+        states[param] = engine.shown(i) if shown else {}
+    engine.awaited = [i for i, has in enumerate(here) if not has]
+    states.removed = False
+    return states
+
+
+def apply(engine: Engine, states: MutableMapping[torch.Tensor, dict[str, Any]], restores: Sequence[Restore], kept: KeptErrors) -> None:
+    """Carries a checked plan out. All allocation comes first, so that a MemoryError finds the state as it was."""
+    core = engine.core
+    core.onload()
+    # SGD without momentum, with a residual, keeps to the states that its residual lies with.
+    if any(set(restore.tensors) == {RESIDUAL} and not core.has_state(restore.number) for restore in restores):
+        core.place_states()  # as the options say: allocating would put a momentum buffer beside the residual
+    for restore in restores:
+        if restore.tensors:
+            core.allocate_state(restore.number)
+    for restore in restores:
+        _put(engine, restore, kept)
+        i = restore.number
+        states[engine.params[i]] = engine.shown(i) if core.is_paged(i) else engine.live(i)
+    engine.awaited = [i for i in engine.awaited if not core.has_state(i)]
+
+
+def _put(engine: Engine, restore: Restore, kept: KeptErrors) -> None:
+    core, i = engine.core, restore.number
+    live, paged = core.state(i), core.is_paged(i)
+    names = [name for name, _ in core.states_of(i)]
+    there = core.read_state(i) if paged and MOMENTUM in names and MOMENTUM not in restore.tensors else {}
+    names = [name for name in names if name in live or (paged and (not there or name in there))]
+    for k, name in enumerate(names):
+        if name not in restore.tensors:
+            kept.call(core.import_state, i, k, torch.zeros(local_of(engine.params[i]).shape))
+        elif restore.encode:
+            values = restore.tensors[name].detach().to("cpu", torch.float32).contiguous()
+            kept.call(core.import_state, i, k, values)
+    if RESIDUAL not in restore.tensors and core.has_state(i):
+        _clear_residual(core, i, live)
+    if paged and restore.tensors and not restore.encode:
+        copies = {name: tensor for name, tensor in there.items() if name != "step"}
+        copies |= {name: tensor.detach().cpu().contiguous() for name, tensor in restore.tensors.items()}
+        kept.call(core.write_state, i, copies)
+    elif not restore.encode:
+        for name, tensor in restore.tensors.items():
+            live[name].copy_(tensor.detach())
+    core.set_step_count(i, restore.step if restore.tensors else 0)  # 0 also says: nothing is in the buffers yet
+    if not restore.tensors:
+        live["step"].fill_(restore.step)
+
+
+def _clear_residual(core: _core.Optimizer, number: int, live: dict[str, torch.Tensor]) -> None:
+    """Makes the weights of a parameter what they are without residual, if it has one."""
+    if RESIDUAL in live:
+        live[RESIDUAL].zero_()
+    elif core.is_paged(number) and RESIDUAL in (copies := core.read_state(number)):
+        copies[RESIDUAL].zero_()
+        core.write_state(number, {name: value for name, value in copies.items() if name != "step"})
