@@ -113,7 +113,7 @@ def markdown(result: dict[str, Any]) -> str:
     machine, settings, corpus = result["machine"], result["settings"], result["corpus"]
     sizes = result["sizes"]
     text = [
-        "# What state formats do to training",
+        "# State formats and training",
         "",
         "How to read this: [README.md](README.md).",
         "",
