@@ -110,7 +110,7 @@ command -v python3 >/dev/null || die "python3 was not found; install Python 3.10
 python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
   die "python3 is $(python3 -V 2>&1); wanted Python 3.10 or newer"
 install_system_packages
-# MPI, for the tests of what its users include. Without it they are skipped, and say so.
+# MPI, for the tests of the MPI header. Without it they are skipped, and say so.
 if [[ ",$extras," == *,test,* ]] && ! command -v mpirun >/dev/null && command -v apt-get >/dev/null && [[ $(id -u) == 0 ]]; then
   say "installing system packages: openmpi-bin libopenmpi-dev"
   (logged apt-update apt-get update -q &&

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Reads what the CUDA compiler made of the kernels: registers, spills, accesses, and instructions per element.
+"""Reads the machine code of the CUDA kernels: registers, spills, accesses, and instructions per element.
 
     cubin_report.py FILE...                       objects of nvcc, or cubins
     cubin_report.py --all FILE...                 every kernel, not only those that have a budget
@@ -125,7 +125,7 @@ class Kernel:
 
 
 def find_tool(name: str) -> Path | None:
-    """On PATH, or in the folder of its Python package."""
+    """Finds a tool on PATH, or in the folder of its Python package."""
     if there := shutil.which(name):
         return Path(there)
     for package in (f"nvidia-cuda-{name}", f"nvidia-cuda-{name}-cu13", f"nvidia-cuda-{name}-cu12"):

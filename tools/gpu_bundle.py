@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Collects, on a machine with a network, what tools/gpu_check.py needs on one without: one folder, and a tar of it.
+"""Collects the requirements of tools/gpu_check.py on a machine with a network, for one without: a folder, and its tar.
 
     python3 tools/gpu_bundle.py                                    build/gpu-bundle and build/gpu-bundle.tar
     python3 tools/gpu_bundle.py --with bitsandbytes,torchao        with wheels of what is compared, and of tools (--list)
@@ -100,7 +100,7 @@ def prefix(target: Path) -> None:
 
 
 def wheels(target: Path, names: list[str], version: str) -> None:
-    """One by one and without what they need: each is named above, and torch never comes along."""
+    """Downloads wheels one by one, without their dependencies: each is named above, and torch never comes along."""
     target.mkdir()
     tags = [f"--platform={name}_{platform.machine()}" for name in PLATFORMS]
     for name in names:

@@ -41,7 +41,7 @@ class Series:
 
     @property
     def disturbed(self) -> bool:
-        """No clean sample: the figures below are of the disturbed ones."""
+        """Whether there is no clean sample, so that the figures below come from disturbed ones."""
         return not self.clean
 
     def _used(self) -> list[Sample]:

@@ -21,7 +21,7 @@ from bench.cuda.device import Gpu  # noqa: E402
 from bench.cuda.rows import Rows  # noqa: E402
 
 SCENARIOS = ("bits", "instructions", "link", "resident", "paged", "overlap", "pressure")
-# Correctness and what the figures need come first, so that a run that is cut short has them.
+# Correctness and the cases behind the figures come first, so that a run that is cut short has them.
 FIRST = ("bits.tiers", "instructions.cubins", "instructions.budgets", "link.copy_engines", "resident.bandwidth", 
          "resident.budget", "paged.dynamic8", "paged.fp32", "resident.peers_7b", "paged.bitsandbytes_8bit",
          "overlap.dynamic8", "pressure.promote_demote", "pressure.oom_guard", "pressure.demote", "resident.graph")  # fmt: skip

@@ -1,4 +1,4 @@
-"""The optimizers that are compared. Each function returns one over `params`, or raises Absent and says why it cannot."""
+"""The compared optimizers. Each function returns one over `params`, or raises Absent with the reason."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def budget(gpu: Gpu, device: str | None = None, host: str | None = None, transfe
 
 
 def lowtide_adamw(gpu: Gpu, params: Any, state: str = "dynamic8", nonfinite: str = "propagate", **options: Any) -> Any:
-    """Without the check for non-finite gradients, as the others have none, unless `nonfinite` says otherwise."""
+    """Leaves out the check for non-finite gradients, which the others lack, unless `nonfinite` says otherwise."""
     try:
         import lowtide
     except ImportError as error:

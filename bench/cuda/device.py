@@ -67,7 +67,7 @@ class Gpu:
         return min(wanted, int(most))
 
     def parameters(self, shapes: list[tuple[int, ...]], dtype: torch.dtype) -> list[torch.nn.Parameter]:
-        """With gradients. Not zeros: those are moved and computed with faster."""
+        """Parameters with gradients. They are not zeros, which would be moved and computed faster."""
         source = torch.Generator(self.device).manual_seed(7)
         made = []
         for shape in shapes:

@@ -29,7 +29,7 @@ class Link:
         self.streams = {way: gpu.cuda.Stream() for way in ("in", "out")}
 
     def copy(self, ways: tuple[str, ...], chunk: int) -> None:
-        """Queued behind the current stream, which waits for the end."""
+        """Queues the copies behind the current stream, which waits for their end."""
         current = self.gpu.cuda.current_stream()
         for way in ways:
             self.streams[way].wait_stream(current)

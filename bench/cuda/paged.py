@@ -29,7 +29,7 @@ def parameters(gpu: Gpu, state: str, extra_host: float = 0.0) -> tuple[list[torc
 def streaming(gpu: Gpu, rows: Rows, state: str) -> None:
     params, count = parameters(gpu, state, 1.0)
     moved = round(count * STATE_EACH[state])
-    # A share of the bytes measures the link as well: 20 GB more of pinned memory need not be there.
+    # A share of the bytes measures the link as well, without 20 GB more of pinned memory.
     link = Link(gpu, min(moved, gpu.size(2 << 30, 1 << 20)))
     share = moved / link.count
     for transfer in TRANSFER_MODES:
@@ -94,7 +94,8 @@ def torchao(gpu: Gpu, rows: Rows) -> None:
         for param in params:
             param.grad = None
 
-    # Its hooks on the parameters also run, and copy gradients, in Lowtide's turn: so that turn has no backward.
+    # torchao's hooks on the parameters would also run, and copy gradients, in Lowtide's turn, so that turn has no
+    # backward.
     def grads() -> None:
         for param in params:
             param.grad = torch.full_like(param, 0.01)

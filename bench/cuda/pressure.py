@@ -78,7 +78,7 @@ def oom_guard(gpu: Gpu, rows: Rows) -> None:
 
 
 def demote(gpu: Gpu, rows: Rows) -> None:
-    """By hand: demote() gives the memory back, and the next steps are right."""
+    """Calls demote() by hand: it gives the memory back, and the next steps are right."""
     _, optimizer, state = prepared(gpu)
     before = steps(gpu, optimizer, QUIET_STEPS)["device_bytes"]
     if not hasattr(optimizer, "demote"):

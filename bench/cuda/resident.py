@@ -14,8 +14,8 @@ from bench.cuda.timing import Step, in_turns
 
 SCALES = 2 * 2 * 4 / 256  # bytes per element of reading and writing the scales of two moments in blocks of 256
 TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-# Formats, roundings and options that are measured. By default (beta2 = 0.999) second moments of 8 and 16 bits are rounded
-# stochastically, in float8 all states; kernels that round so are always exact.
+# Formats, roundings and options that are measured. By default (beta2 = 0.999) second moments of 8 and 16 bits are
+# rounded stochastically, in float8 all states; kernels that round so are always exact.
 STEPS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("dynamic8", "exact", {}),
     ("dynamic8", "exact, nearest", {"rounding": "nearest"}),
@@ -32,7 +32,7 @@ STEPS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 
 
 def bytes_each(dtype: torch.dtype, state: str) -> float:
-    """Read and written by one step of AdamW, per element: parameter twice, gradient once, two moments twice."""
+    """Bytes that one step of AdamW reads and writes per element: parameter twice, gradient once, two moments twice."""
     of_states = {"dynamic8": 4 * 1 + SCALES, "float8": 4 * 1 + SCALES, "bf16": 4 * 2, "fp32": 4 * 4}
     return 3 * dtype.itemsize + of_states[state]
 
@@ -142,7 +142,7 @@ def peers_7b(gpu: Gpu, rows: Rows) -> None:
 
 
 def torchao(gpu: Gpu, rows: Rows) -> None:
-    """Alone: it compiles for every shape."""
+    """torchao alone, because it compiles for every shape."""
     if gpu.rehearsed:
         rows.absent("torchao AdamW8bit", "a rehearsal compiles nothing")
         return

@@ -25,7 +25,7 @@ class Rows:
         self._keep({"label": label, "absent": reason, "figure": figure})
 
     def attempt(self, label: str, measure: Callable[[], None], figure: str | None = None) -> None:
-        """Runs a part of a case; what goes wrong in it is a row, and the next part still runs."""
+        """Runs a part of a case. A failure becomes a row, and the next part still runs."""
         try:
             measure()
         except Absent as reason:

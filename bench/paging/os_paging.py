@@ -33,7 +33,7 @@ class Contender:
         self.resident = -1
 
     def ready(self) -> int:
-        """Waits until it is; bytes that it has without state."""
+        """Waits until the process is ready; returns its bytes without state."""
         self._answer()
         return self.group.usage()
 

@@ -1,4 +1,4 @@
-"""How true an optimizer's state is to the averages that it stands for, without a model: gradients are made, the exact
+"""Compares an optimizer's state with the averages that it stands for, without a model: gradients are made, the exact
 second moment is kept in float64 beside it, and updates are compared with those of exact moments.
 
 All parameters are rows of 256, a block of state each. In "average" and "rest" one element in 32 goes on as before and keeps

@@ -1,4 +1,4 @@
-"""A small language model over bytes, with what makes 8-bit state hard: an embedding whose rows are rarely used.
+"""A small language model over bytes with an embedding whose rows are rarely used, which is hard for 8-bit state.
 
 LLaMA's parts (RMSNorm, rotary positions, SwiGLU, no biases, a head of its own) and, beside the embedding of a byte, one of
 the hashed pair of this byte and the one before it. Pairs follow Zipf's law, so most rows of that table get a gradient

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains one small language model with every state format, seed and beta2, and measures how true state is to its average.
+"""Trains one small language model with every state format, seed and beta2, and compares state with its average.
 
     .venv/bin/python bench/quality/run.py                          all that is not there yet, then the report
     .venv/bin/python bench/quality/run.py --variants fp32,dynamic8 these only; the report has all that is there
@@ -72,7 +72,7 @@ def run_all(
 def collect(
     settings: Settings, sizes: fidelity.Sizes, text: corpus.Corpus, trained: Store, units: Store
 ) -> dict[str, Any]:
-    """All that is stored, as one report."""
+    """All stored results, as one report."""
     runs: list[dict[str, Any]] = []
     found_units: list[dict[str, Any]] = []
     absent: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Results on disk, one file each, written as it is there: a bench that is stopped goes on where it was.
+"""Results on disk, one file each, written at once: a bench that is stopped resumes where it was.
 
 Several processes may share a folder; a lock on a result says that one of them is at it, and ends with its process.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class Store:
-    """`folder` has a folder for each set of conditions: what was found under others is not read."""
+    """`folder` has a folder for each set of conditions; results of other conditions are not read."""
 
     def __init__(self, folder: Path, conditions: dict[str, Any]) -> None:
         digest = hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest()[:12]
@@ -28,7 +28,7 @@ class Store:
         return json.loads(path.read_text()) if path.exists() else None
 
     def make(self, name: str, work: Callable[[], dict[str, Any]]) -> bool:
-        """Stores what `work` returns; False if it is there already or another process is at it."""
+        """Stores the result of `work`; False if it exists already or another process works on it."""
         with open(self.folder / f"{name}.lock", "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""One training run: a variant, a seed and a beta2 give a validation loss and what the updates were like."""
+"""One training run: a variant, a seed and a beta2 give a validation loss and figures about the updates."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def lr_at(settings: Settings, step: int) -> float:
 
 
 def forward(model: LanguageModel, tokens: torch.Tensor, weights: torch.dtype) -> torch.Tensor:
-    """The loss, computed in float32 whatever the weights are kept in: what is compared is how they are kept."""
+    """The loss, computed in float32 whatever format keeps the weights: the formats are compared, not the arithmetic."""
     if weights == torch.float32:
         loss: torch.Tensor = model(tokens)
     else:

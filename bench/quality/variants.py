@@ -22,7 +22,7 @@ class Variant:
     seeds: int = 3
     noise: bool = False  # exact, on a way of its own from the start: what such runs differ by is the noise of any run
     moments: Callable[[torch.optim.Optimizer, torch.Tensor], torch.Tensor] | None = field(default=None, compare=False)
-    """The second moment of a parameter, decoded; None: it is not looked at."""
+    """The second moment of a parameter, decoded; None: not watched."""
 
 
 def torch_adamw(params: Iterable[torch.Tensor], **hyper: Any) -> torch.optim.Optimizer:
@@ -111,7 +111,7 @@ VARIANTS = (
 
 
 def why_not(variant: Variant) -> str | None:
-    """Why this installation cannot make a variant, or None. What it raises is the reason."""
+    """The reason why this installation cannot make a variant (its exception), or None."""
     param = torch.nn.Parameter(torch.zeros(32, 256, dtype=variant.weights))
     param.grad = torch.ones_like(param)
     try:

@@ -17,7 +17,7 @@ LARGE = 8.0  # |update| / lr. Adam's own stays below about 3.6 with beta2 = 0.99
 
 @dataclass
 class Updates:
-    """Over the steps of a run that were looked at. Updates in units of lr, without weight decay."""
+    """Figures over the watched steps of a run. Updates are in units of lr, without weight decay."""
 
     largest: float = 0.0
     large: int = 0  # elements moved by more than LARGE, summed over steps
@@ -26,7 +26,7 @@ class Updates:
 
 
 class Watch:
-    """`before()` ahead of a step whose gradients are final, `after()` behind it. Looks at one step in `every`."""
+    """Call `before()` ahead of a step with final gradients and `after()` behind it. Watches one step in `every`."""
 
     def __init__(
         self, params: Sequence[torch.Tensor], betas: tuple[float, float], eps: float, decay: float, steps: int, every: int = 1

@@ -1,4 +1,4 @@
-"""Signs to bits and back as numpy and torch have them, over arrays of their own."""
+"""Signs to bits and back by numpy and torch, over arrays of their own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def float32_passes(elements: int) -> dict[str, Callable[[], object]]:
-    """By name: each packs the same `elements` random numbers, a multiple of 8, with all that it allocates on its way."""
+    """Contenders by name. Each packs the same `elements` random numbers (a multiple of 8), allocations included."""
     tensor = torch.randn(elements, generator=torch.Generator().manual_seed(7))
     array = tensor.numpy()
     weights = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)

@@ -54,7 +54,7 @@ def measure(workers: int, rate: str | None, elements: int, rounds: int) -> dict[
 
 
 def show(workers: int, rate: str | None, elements: int, table: dict[str, dict[str, float]]) -> list[dict[str, object]]:
-    """Prints the table of one network; returns the rows that a figure is asked of."""
+    """Prints the table of one network; returns the rows with a target."""
     print(f"\n{workers} workers, {rate or 'no limit'}, {elements / 1e6:g} M elements", flush=True)
     bits = elements / 8
     for name, row in table.items():

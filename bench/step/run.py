@@ -75,7 +75,7 @@ class Choice:
 
 
 def parameters(group: Group, dtype: str, quick: bool) -> list[torch.nn.Parameter]:
-    """Parameters with gradients. All lines of a group step the same ones: nobody's lie in better pages."""
+    """Parameters with gradients. All lines of a group step the same ones, so nobody's lie in better pages."""
     shape, count = (group.quick_shape, group.quick_tensors) if quick else (group.shape, group.tensors)
     source = torch.Generator().manual_seed(7)
     made = []

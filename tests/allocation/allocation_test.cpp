@@ -113,7 +113,7 @@ using Check = std::function<void(Trial&, bool failed)>;
 // The next allocation to fail. Where all from there on fail, every fifth one is tried.
 int64_t after(int64_t n, bool from_there) { return n + (from_there ? 5 : 1); }
 
-// As the fault tests, for every allocation of `act`.
+// Like the fault tests, for every allocation of `act`.
 void try_everything(const char* what, const std::string& disk, const std::function<void(Trial&)>& prepare,
                     const std::function<void(Trial&)>& act, Tally& tally, const Check& check) {
   int64_t leaked = 0;

@@ -28,7 +28,7 @@ class SharedCopy {
     u.quantiles1 = moved(u.quantiles1), u.quantiles2 = moved(u.quantiles2);
     return u;
   }
-  // As BnbCase::bytes().
+  // Like BnbCase::bytes().
   std::vector<std::byte> bytes() const {
     std::vector<std::byte> out;
     for (size_t i = 0; i + case_.maps.size() < parts_.size(); ++i) {

@@ -1,5 +1,5 @@
-// Claim: master weights, packed signs, majorities, counters and what ranks make of votes have the bits of the committed
-// list. golden.h says how it is written.
+// Claim: master weights, packed signs, majorities, counters and the ranks' results of votes have the bits of the
+// committed list. golden.h says how it is written.
 #include <gtest/gtest.h>
 
 #include <future>

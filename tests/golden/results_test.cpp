@@ -1,4 +1,4 @@
-// Claim: what else an optimizer gives has the bits of the committed list: votes and steps by them, directions, files,
+// Claim: other results of an optimizer have the bits of the committed list: votes and steps by them, directions, files,
 // shards, mixed groups, imported state, seeds. golden.h says how the list is written.
 #include <gtest/gtest.h>
 

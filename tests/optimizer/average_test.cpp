@@ -1,4 +1,4 @@
-// States are true to their averages: what numbers of a format alone do not show, and loss curves hide.
+// States follow their averages, which figures of a format alone do not show and loss curves hide.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Rules with norms of whole parameters, through the optimizer: what moves nothing, what is refused, what overlaps or
-// overflows, and that neither threads, instruction sets, budgets nor a failing disk make a difference.
+// Rules with norms of whole parameters, through the optimizer: steps that move nothing, refusals, overlap and overflow.
+// Neither threads, instruction sets, budgets nor a failing disk make a difference.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// Stochastic rounding as users meet it: which states it takes, what its random bits depend on, and what they do not.
+// Stochastic rounding as users see it: the states that it applies to, and the inputs that its random bits depend on.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -118,7 +118,7 @@ class Twin:
             p.addcdiv_(g, s[0].sqrt().add_(h["eps"]), value=-lr)
 
     def entry(self, nested: bool = True) -> dict[str, Any]:
-        """As its state_dict has it."""
+        """The state as bitsandbytes' state_dict has it."""
         doubled = self.rule == "ademamix"
         tensors: dict[str, torch.Tensor] = {}
         for k, states in enumerate([[0, 2], [1]] if doubled else [[j] for j in range(len(self.signed))], 1):
@@ -133,7 +133,7 @@ class Twin:
 
 
 def group_of(rule: str, hyper: dict[str, Any], numbers: Sequence[int]) -> dict[str, Any]:
-    """A group of its state_dict."""
+    """A group of bitsandbytes' state_dict."""
     names = {"sgd": ("momentum", None), "rmsprop": ("alpha", None), "adagrad": (None, None)}.get(rule)
     betas = tuple(hyper.get(name, 0.0) if name else 0.0 for name in names) if names else hyper["betas"]
     decay = hyper.get("weight_decay", 0)

@@ -55,7 +55,7 @@ class StandIn:
         return places.KINDS[self.kind].backend
 
     def name(self, index: int = 0) -> str:
-        """As str() of torch's device."""
+        """The name, as str() of torch's device."""
         return f"{self.kind}:{index}"
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The command line: what it says, its exit status, and errors of one line."""
+"""The command line: its output, its exit status, and errors of one line."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from support import CODECS, FOUR_BITS, trained
 
 @pytest.fixture
 def run(monkeypatch):
-    """Runs a command; checks what holds for all: status, one line on stderr for errors, lines that fit."""
+    """Runs a command and checks what all commands promise: status, one line on stderr for errors, lines that fit."""
 
     def call(*arguments, status=0, columns=80):
         monkeypatch.setenv("COLUMNS", str(columns))

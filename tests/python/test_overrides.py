@@ -55,7 +55,7 @@ def test_an_override_does_what_a_group_of_its_own_does(rule, when, seed, figure)
         torch.manual_seed(seed)
         train(theirs, other)
         override()
-    # The reference: groups for each, with the state of before where there is one, encoded as the group has it.
+    # The reference: a group for each, with the earlier state where there is one, encoded in the group's format.
     params = list(theirs.parameters())
     grouped = make(
         rule,
@@ -70,7 +70,7 @@ def test_an_override_does_what_a_group_of_its_own_does(rule, when, seed, figure)
                 for k in range(len(other._core.state(i)) - 1 - sum("scale" in n for n in other._core.state(i))):
                     grouped._core.import_state(i, k, other._core.export_state(i, k))
             grouped._core.set_step_count(i, other._core.step_count(i))
-        # Encoding what was decoded changes codes of dynamic8: those are taken as they are.
+        # Encoding decoded values changes codes of dynamic8, so codes are copied.
         for i in range(1, len(params)):
             if other._core.has_state(i) and len(other._core.state(i)) > 1:
                 grouped._core.write_state(i, other._core.read_state(i))

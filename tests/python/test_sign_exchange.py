@@ -11,7 +11,7 @@ from distributed_support import shared_ranks
 
 
 def test_two_kinds_of_optimizers_are_refused_on_all() -> None:
-    """Not by gloo, which would end the processes."""
+    """Lowtide reports the error; gloo would end the processes."""
     for first, second in shared_ranks().run(3, sign_exchange_jobs.two_kinds):
         assert "kind of optimizer" in first and "[1]" in first and second == ""
 

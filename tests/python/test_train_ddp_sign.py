@@ -1,4 +1,4 @@
-"""The example of votes, small: two workers on localhost; and what it says when it cannot run."""
+"""The example of votes, small: two workers on localhost, and its errors when it cannot run."""
 
 from __future__ import annotations
 

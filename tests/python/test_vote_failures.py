@@ -33,7 +33,7 @@ class Workers:
             self.processes.append(process)
 
     def listen(self, rank: int, seconds: float, messages: int = 2**31) -> bool:
-        """Takes in what a worker has to say, until it has told so many things; whether it has ended (or died)."""
+        """Reads a worker's messages until there are so many; returns whether it has ended (or died)."""
         until = time.monotonic() + seconds
         try:
             while len(self.told[rank]) < messages and self.pipes[rank].poll(max(0.0, until - time.monotonic())):

@@ -23,7 +23,7 @@ namespace {
 constexpr int kSteps = 100;
 constexpr int64_t kElements = 5000;
 
-// One element in double. `mistake` turns one detail of the formula into what is often written instead.
+// One element in double. `mistake` turns one detail of the formula into a frequent error.
 struct Element {
   double p = 0, a = 0, b = 0, c = 0, product = 1;  // a, b, c: states
   bool near_sign_change = false;

@@ -139,7 +139,7 @@ inline Content small_content(uint64_t seed) {
   return content;
 }
 
-// A file around any header text, all of its checksums right: what the reader refuses, it refuses for the header.
+// A file around any header text with correct checksums, so that the reader can refuse it for its header only.
 inline std::string forge(const std::string& header, const std::string& data, const std::vector<uint64_t>& table,
                          int64_t piece_bytes = kSmallPiece) {
   const checkpoint::Prefix prefix{piece_bytes, static_cast<int64_t>(header.size()), static_cast<int64_t>(data.size()),

@@ -1,4 +1,4 @@
-// The format dynamic4 by its definition: entries as they are listed, everything else in double.
+// The format dynamic4 by its definition: listed entries, everything else in double.
 #pragma once
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// Error feedback as its formulas have it, one value at a time, and nothing of the portable kernels.
+// Error feedback by its formulas, one value at a time, without the portable kernels.
 #pragma once
 
 #include <cmath>
@@ -60,7 +60,7 @@ struct FeedbackReference {
     }
   }
 
-  // The mean of what voters sent.
+  // The mean of the voters' signs and scales.
   static std::vector<float> mean(int64_t count, const std::vector<Bits>& ballots,
                                  const std::vector<std::vector<uint16_t>>& of_scales,
                                  const std::vector<uint32_t>& weights) {

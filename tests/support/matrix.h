@@ -103,7 +103,7 @@ class MatrixRun {
   static constexpr int64_t kRows = 2, kColumns = 302,
                            kCount = kRows * kColumns;  // a block of 256 and a part of one; even, for formats of 4 bits
 
-  // only: of the cells, those with that rounding.
+  // only: takes the cells with that rounding.
   MatrixRun(const std::vector<MatrixCell>& cells, Optimizer optimizer, Device* device = nullptr,
             const std::string& only = "")
       : cells_(cells), optimizer_(std::move(optimizer)), device_(device) {
@@ -164,7 +164,7 @@ class MatrixRun {
   bool runs(size_t cell) const { return refusals_[cell].empty() && !left_out_[cell]; }
   bool left_out(size_t cell) const { return left_out_[cell]; }
   const std::string& refusal(size_t cell) const { return refusals_[cell]; }
-  // Its parameter, its count of steps and its state as it is stored.
+  // A cell's parameter, count of steps and stored state.
   std::vector<std::byte> bytes(size_t cell) const {
     std::vector<std::byte> out(static_cast<size_t>(kCount * dtype_bytes(cells_[cell].param)));
     std::memcpy(out.data(), &host_[cell * kStride], out.size());

@@ -1,4 +1,4 @@
-// Errors that are expected.
+// The messages of expected errors.
 #pragma once
 
 #include <gtest/gtest.h>

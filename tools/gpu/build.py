@@ -47,11 +47,11 @@ class Folders:
         return sorted(path for path in self.installed.glob("*") if path.is_dir())
 
     def programs(self) -> list[Path]:
-        """Folders of programs that wheels brought."""
+        """Folders of programs from wheels."""
         return [folder / "bin" for folder in self.wheel_folders() if (folder / "bin").is_dir()]
 
     def environment(self) -> dict[str, str]:
-        """In which Python finds the package and the wheels, and programs that wheels brought are on PATH."""
+        """An environment in which Python finds the package and the wheels, and PATH has the programs of the wheels."""
         env = dict(os.environ)
         env["PYTHONPATH"] = os.pathsep.join(map(str, [self.site, *self.wheel_folders()]))
         env["PATH"] = os.pathsep.join([env.get("PATH", os.defpath), *map(str, self.programs())])
@@ -63,7 +63,7 @@ class Folders:
 
 @dataclass
 class Steps:
-    """Results of what was run, by name."""
+    """Results by name."""
 
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -126,7 +126,7 @@ def _environment(folders: Folders) -> dict[str, str]:
 
 
 def targets(found: Found, folders: Folders) -> list[str]:
-    """Those of the configured build that are needed here."""
+    """The targets of the configured build that are needed here."""
     command = [found.tools["cmake"], "--build", folders.cmake, "--target", "help"]
     text = output(command, env=folders.environment())
     words = {re.sub(r"^\.\.\.\s*", "", line).split(":")[0].strip() for line in text.splitlines()}
@@ -144,7 +144,7 @@ def package(folders: Folders) -> None:
 
 
 def build(found: Found, folders: Folders, steps: Steps, limit_s: float, headers: Path | None = None) -> bool:
-    """Everything; False if there is no package to measure."""
+    """Builds everything; False if there is no package to measure."""
     env = _environment(folders)
     logs = folders.logs
     if not steps.add(

@@ -1,4 +1,4 @@
-"""One run of gpu_check: its parts, their limits of time, and what they found."""
+"""One run of gpu_check: its parts, their time limits, and their results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ print(json.dumps(machine.describe(sys.argv[2:])))
 
 
 class Check:
-    """One run. Its result is written after every step, so that a run that is cut off loses nothing that it had."""
+    """One run. Its result is written after every step, so a run that is cut off loses no result."""
 
     def __init__(self, args: argparse.Namespace, found: find.Found, folders: build.Folders) -> None:
         self.args, self.found, self.folders = args, found, folders
@@ -188,7 +188,7 @@ class Check:
             self.look_for_gpu(done)
 
     def write(self) -> tuple[Path, Path]:
-        """The result and its tables where they are kept."""
+        """Writes the result and its tables where they are kept."""
         self.save()
         slug = re.sub(r"[^a-z0-9]+", "-", self.result["gpu"].lower()).strip("-")
         self.args.out.mkdir(parents=True, exist_ok=True)

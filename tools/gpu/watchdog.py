@@ -1,4 +1,4 @@
-"""Runs a command with a limit of time: what hangs is killed with all its children, and what cannot be killed is left."""
+"""Runs a command with a time limit. Kills one that hangs, with all its children; leaves one that cannot be killed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _waited(process: subprocess.Popen[bytes], seconds: float) -> bool:
 def run(
     command: Sequence[object], limit_s: float, log: Path, env: dict[str, str] | None = None, cwd: Path | None = None
 ) -> Result:
-    """Its output goes to `log`; the last of it is in the result."""
+    """Runs the command. Its output goes to `log`; the result has the end of it."""
     log.parent.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     status = "ok"

@@ -1,4 +1,4 @@
-"""The optimizers that are compared: one module each, all with the same four functions.
+"""The compared optimizers: one module each, all with the same four functions.
 
     why_not(quick) -> str | None      None if it can run here, else the reason
     optimizer(params, rule, options) -> object with .step() and .state, as torch.optim's

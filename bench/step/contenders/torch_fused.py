@@ -1,4 +1,4 @@
-"""torch.optim.AdamW(fused=True): what a step is measured against."""
+"""torch.optim.AdamW(fused=True), the baseline of every step."""
 
 from __future__ import annotations
 

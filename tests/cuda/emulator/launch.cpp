@@ -1,4 +1,4 @@
-// Kernels: what is asked of them, and their runs.
+// Kernel attributes and launches.
 #include <cstdio>
 
 #include "machine.h"

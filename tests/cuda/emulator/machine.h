@@ -1,5 +1,5 @@
-// The machine that is emulated: devices, streams, events, captures, and what is queued. One lock guards all of it; it
-// is held by a Call, which every function of the runtime begins with.
+// The emulated machine: devices, streams, events, captures and queued work. One lock guards all of it. A Call, with
+// which every function of the runtime begins, holds the lock.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -84,7 +84,7 @@ class Machine {
   cudaError_t enqueue(Stream& stream, Work work, std::vector<OpRef> after = {});
   // Runs what must be before the op is done, in a random order, and sometimes more.
   void force(OpRef op);  // by value: what is at the front of a queue leaves it
-  // All that is queued on a device; -1: on any.
+  // Runs all work that is queued on a device; -1: on any.
   void force_all(int device);
   bool progress();  // runs one op that can; false: there is none
   void execute(const Work& work);
@@ -135,7 +135,7 @@ Handle new_handle(Machine& machine) {
   return reinterpret_cast<Handle>(uintptr_t{0x7c0000000000} + 64 * machine.next_handle++);
 }
 
-// One call of the runtime: the lock, what was asked to fail, and what fails without a driver or on a lost device.
+// One call of the runtime: it takes the lock and fails if a test asked for that, without a driver or on a lost device.
 enum CallKind : unsigned { kPlain = 0, kAlways = 1, kUnsafeInCapture = 2, kSynchronizes = 4 };
 class Call {
  public:

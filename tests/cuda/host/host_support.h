@@ -74,7 +74,7 @@ class Model {
     for (StepItem& item : items_) item.grad_scale = scale, item.guard = guard;
     return items_;
   }
-  // How often each parameter's gradient was subtracted; -1: not all of it alike.
+  // The number of times that each parameter's gradient was subtracted; -1: its elements differ.
   std::vector<int> steps() {
     std::vector<int> all;
     for (size_t i = 0; i < items_.size(); ++i) {

@@ -102,7 +102,7 @@ void FakeBackend::run_step(Batch& batch, bool ordered) {
   cpu_->step(batch.items, 1, ordered, nullptr);
 }
 
-// A kernel as a step is one, that is waited for.
+// A kernel like a step, but waited for.
 void FakeBackend::norms(std::span<const StepItem> items, int, std::span<BlockNorms> out, void* stream) {
   Kernel kernel{"norms", {}, {}};
   const auto touch = [&](const void* memory, int64_t size) {

@@ -72,9 +72,9 @@ class FakeBackend final : public Backend, public Device {
   void replay(int recording, void* queue);
   // From now on every call throws kDeviceLost; some of what is queued happens.
   void lose() const;
-  // Likewise, in the n-th call from now on, from 1.
+  // The same in the n-th call from now on, from 1.
   void lose_at(int64_t call) { lose_at_ = call; }
-  // As allocate(), whatever use_allocator() says.
+  // Like allocate(), whatever use_allocator() says.
   void* allocate_own(MemoryKind kind, int64_t bytes);
   void free_own(void* memory) noexcept;
 

@@ -1,4 +1,4 @@
-// Control of the emulated machine, for tests: what it has, what fails, in which order it works, and what was done.
+// Control of the emulated machine, for tests: its size, failures, order of work, and log.
 // Environment variables set what a process starts with: LT_CUDA_EMULATOR_DEVICES, _MEMORY (bytes of each; K, M, G),
 // _PIN_LIMIT, _PROCESSORS, _SEED, _DRIVER (13000; 0: none), and _STRICT=1: misuse ends the process with a message.
 #pragma once
@@ -39,7 +39,7 @@ struct Injection {
 // that last (cudaErrorIllegalAddress) lose the device.
 LT_CUDA_CONTROL void fail(const std::string& function, const Injection& injection);
 LT_CUDA_CONTROL void forget_failures();
-// Nothing runs on the device any more, and all calls say so.
+// Loses the device: nothing runs on it any more, and all calls say so.
 LT_CUDA_CONTROL void lose_device(int device, cudaError_t error);
 
 struct Counters {
@@ -57,7 +57,7 @@ struct Held {
 };
 LT_CUDA_CONTROL Held held();
 
-// Misuse that CUDA would not tell: memory written beyond its end, freed or unregistered while something queued uses
+// Misuse that CUDA would not report: memory written beyond its end, freed or unregistered while something queued uses
 // it, freed twice; threads of a warp that do not meet.
 LT_CUDA_CONTROL std::vector<std::string> take_misuses();
 // Why the last launch failed.
@@ -66,7 +66,7 @@ LT_CUDA_CONTROL std::string last_failure();
 LT_CUDA_CONTROL std::vector<std::string> operations();
 // Runs all that is queued, on all devices.
 LT_CUDA_CONTROL void run_all();
-// Looks at the edges of all memory; what is broken is misuse.
+// Checks the edges of all memory; a broken one is misuse.
 LT_CUDA_CONTROL void check_edges();
 
 }  // namespace cuda_emulator
