@@ -2,10 +2,10 @@
 # folder: rules compile in parallel, and a new rule needs no edit here. Lines: LT_RULE(number, name, struct).
 function(lt_generate_rule_sources rules_def template suffix out_sources)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${rules_def}")
-  file(STRINGS "${rules_def}" lines REGEX "^[ \t]*LT_RULE[ \t]*\\(")
+  file(STRINGS "${rules_def}" lines REGEX "^[ \t]*LT_(NORM_)?RULE[ \t]*\\(")
   set(sources)
   foreach(line IN LISTS lines)
-    if(NOT line MATCHES "LT_RULE[ \t]*\\([ \t]*([0-9]+)[ \t]*,[ \t]*([a-z0-9_]+)[ \t]*,[ \t]*([A-Za-z0-9_]+)[ \t]*[,)]")
+    if(NOT line MATCHES "RULE[ \t]*\\([ \t]*([0-9]+)[ \t]*,[ \t]*([a-z0-9_]+)[ \t]*,[ \t]*([A-Za-z0-9_]+)[ \t]*[,)]")
       message(FATAL_ERROR "${rules_def}: cannot read the line\n  ${line}\nwanted: LT_RULE(number, name, Struct)")
     endif()
     set(LT_RULE_NAME "${CMAKE_MATCH_2}")

@@ -36,8 +36,7 @@ OPTIONS = ["-ffp-contract=off", "-fno-math-errno", "-foffload-fp32-prec-div", "-
 def programs() -> dict[str, str]:
     """Program name -> SYCL source: two for each rule, one for the norms of those that need them, one for each type of
     signs, and the rest."""
-    rules = _listed("rules.def", "LT_RULE")
-    norms = _listed("norm_rules.def", "LT_NORM_RULE")
+    rules, norms = _listed("LT_(?:NORM_)?RULE"), _listed("LT_NORM_RULE")
     found = {
         f"{kind}_{name}": f"#define LT_SYCL_RULE {struct}\n#define LT_SYCL_RULE_NAME {name}\n"
         f'#include "backend/sycl/device/{kind}_rule.inc"\n'
@@ -53,9 +52,9 @@ def programs() -> dict[str, str]:
     return found | {name: f'#include "backend/sycl/device/{name}_kernels.inc"\n' for name in others}
 
 
-def _listed(file: str, macro: str) -> list[tuple[str, str]]:
-    """The names and structs of the rules in a list of the portable kernels."""
-    text = (SRC / "portable" / file).read_text()
+def _listed(macro: str) -> list[tuple[str, str]]:
+    """The names and structs of rules.def."""
+    text = (SRC / "portable/rules.def").read_text()
     return re.findall(rf"^{macro}\(\d+, (\w+), (\w+)\)", text, re.MULTILINE)
 
 

@@ -1,5 +1,5 @@
-// What a place of computation can do: one table of operations, the same for every backend. Kernels see pointers and
-// counts, never memory tiers. The optimizer calls it with everything checked; an implementation checks only what it
+// The operations of a backend, the same table for every one. Kernels see pointers and counts, never memory tiers. The
+// optimizer calls it with everything checked; an implementation checks only what it
 // alone can know (no device, no memory).
 #pragma once
 
@@ -37,7 +37,7 @@ class Guard {
   virtual ~Guard() = default;
   // Waits for it: the position of the first item with one, -1 if there is none.
   virtual int64_t first() = 0;
-  // What kernels read, in memory of the device: kernels::kNoItem, or that position.
+  // The answer in memory of the device, which kernels read: kernels::kNoItem, or that position.
   virtual const uint32_t* word() const = 0;
 };
 
@@ -130,9 +130,9 @@ class Backend {
   // One step over all items; items of one call may share no memory unless `ordered`, which runs them one after another
   // in the given order on one thread. Ordered on `stream`.
   virtual void step(std::span<const StepItem> items, int threads, bool ordered, void* stream) = 0;
-  // What norms of whole parameters are made of, for items of rules that have them (RuleInfo::norms): of each block of
-  // the items, one item after another. Nothing of the items is written, and states are read only where the rule says so
-  // (RuleInfo::norms_read_state). Synchronous.
+  // The sums that norms of whole parameters are made of, for items of rules that have them (RuleInfo::norms): one for
+  // each block of the items, one item after another. Nothing of the items is written, and states are read only where
+  // the rule says so (RuleInfo::norms_read_state). Synchronous.
   virtual void norms(std::span<const StepItem> items, int threads, std::span<BlockNorms> out, void* stream) = 0;
   // Index of the first item with a gradient that is not finite (or 2^62 and above), -1 if there is none. Synchronous.
   virtual int64_t first_nonfinite(std::span<const StepItem> items, int threads, void* stream) = 0;
@@ -154,7 +154,7 @@ class Backend {
   virtual void count_signs(const CountItem& item, int threads, void* stream) = 0;
   virtual void apply_signs(std::span<const ApplyItem> items, int threads, void* stream) = 0;
   virtual void feedback(std::span<const FeedbackItem> items, int threads, void* stream) = 0;
-  // Of one item, on the calling thread.
+  // One item, on the calling thread.
   void pack_signs(const SignItem& item, void* stream) { pack_signs({&item, 1}, 1, stream); }
   void unpack_signs(const SignItem& item, void* stream) { unpack_signs({&item, 1}, 1, stream); }
 };

@@ -1,5 +1,6 @@
 #include "backend/catalog.h"
 
+#include <bit>
 #include <cstring>
 #include <type_traits>
 
@@ -11,29 +12,8 @@ namespace host {
 namespace {
 #include "portable/portable.h"
 
-RuleInput input_of(const RuleHyper& h) {
-  return RuleInput{h.lr,
-                   h.beta1,
-                   h.beta2,
-                   h.beta3,
-                   h.eps,
-                   h.weight_decay,
-                   h.momentum,
-                   h.dampening,
-                   h.nesterov,
-                   h.alpha,
-                   h.t_alpha,
-                   h.t_beta3,
-                   h.lr_decay,
-                   h.initial,
-                   h.momentum_decay,
-                   h.trust_coefficient,
-                   h.max_unorm,
-                   {h.norm[0], h.norm[1]},
-                   h.t,
-                   h.first,
-                   h.error};
-}
+// Two of one definition: the host's and the portable kernels' own.
+RuleInput input_of(const lowtide::RuleInput& h) { return std::bit_cast<RuleInput>(h); }
 
 template <class R>
 constexpr bool reads_state() {
@@ -50,12 +30,12 @@ RuleInfo make_rule(const char* name) {
                   R::kStates,
                   R::kSigned,
                   {R::kStateNames, R::kStateNames + R::kStates},
-                  [](const RuleHyper& h, void* out) {
+                  [](const lowtide::RuleInput& h, void* out) {
                     const typename R::Args args = R::args(input_of(h));
                     std::memcpy(out, &args, sizeof args);
                   },
                   sizeof(typename R::Args),
-                  [](const RuleHyper& h, int k) { return R::decay(input_of(h), k); },
+                  [](const lowtide::RuleInput& h, int k) { return R::decay(input_of(h), k); },
                   kHasNorms<R>,
                   reads_state<R>()};
 }
@@ -109,17 +89,11 @@ constexpr int kMasterNumbers[] = {
 static_assert(counts_up(kMasterNumbers), "masters.def is numbered 1, 2, 3, ...");
 static_assert(counts_up(kRuleNumbers) && counts_up(kCodecNumbers),
               "rules.def and codecs.def are numbered 0, 1, 2, ...");
-// norm_rules.def and the rules with norms are the same.
-constexpr int kNormRules = 0
-#define LT_RULE(number, name, Rule) +kHasNorms<Rule>
+// Rules with terms() are LT_NORM_RULE, no others.
+#define LT_RULE(number, name, Rule) static_assert(!kHasNorms<Rule>, #name " has terms(), wanted LT_NORM_RULE");
+#define LT_NORM_RULE(number, name, Rule) static_assert(kHasNorms<Rule>, #name " has no terms(), wanted LT_RULE");
 #include "portable/rules.def"
 #undef LT_RULE
-    ;
-static_assert(kNormRules == 0
-#define LT_NORM_RULE(number, name, Rule) +(kRuleNumbers[number] == number && kHasNorms<Rule>)
-#include "portable/norm_rules.def"
-#undef LT_NORM_RULE
-);
 enum : int {
 #define LT_RULE(number, name, Rule) k_##name = number,
 #include "portable/rules.def"
@@ -184,7 +158,7 @@ RoundingMode find_rounding(const std::string& name) {
   fail(ErrorKind::kInvalidArgument, "got rounding '%s', wanted one of: auto, nearest, stochastic", name.c_str());
 }
 
-uint32_t long_averages(int rule, const RuleHyper& hyper) {
+uint32_t long_averages(int rule, const RuleInput& hyper) {
   const RuleInfo& of = rule_info(rule);
   uint32_t states = 0;
   for (int k = 0; k < of.states; ++k)

@@ -1,5 +1,5 @@
 // The rules and codecs as data for host code: names, states, sizes, and each rule's arguments. Made from rules.def and
-// codecs.def through the portable kernels itself; nothing here is a second list.
+// codecs.def through the portable kernels; nothing here is a second list.
 #pragma once
 
 #include <cstddef>
@@ -12,26 +12,16 @@
 
 namespace lowtide {
 
-// The rule-independent input of RuleInfo::make_args; see portable/rules/hyper.h.
-struct RuleHyper {
-  double lr = 0, beta1 = 0, beta2 = 0, beta3 = 0, eps = 0, weight_decay = 0, momentum = 0, dampening = 0;
-  bool nesterov = false;
-  double alpha = 0, t_alpha = 0, t_beta3 = 0, lr_decay = 0, initial = 0, momentum_decay = 0;
-  double trust_coefficient = 0, max_unorm = 0;
-  double norm[2] = {};  // of the parameter's terms, 0 before they are known
-  double t = 1;         // number of this step for this parameter, from 1
-  bool first = false;   // the state holds nothing yet
-  double error = 0;     // of the codec
-};
+#include "portable/rules/hyper.h"  // RuleInput
 
 struct RuleInfo {
   const char* name;
   int states;
   unsigned signed_mask;  // bit k: state k takes both signs
   std::vector<const char*> state_names;
-  void (*make_args)(const RuleHyper&, void* args);  // writes args_bytes
+  void (*make_args)(const RuleInput&, void* args);  // writes args_bytes
   size_t args_bytes;                                // at most kArgsBytes
-  double (*decay)(const RuleHyper&, int k);         // beta of state k's average: see portable/rules/hyper.h
+  double (*decay)(const RuleInput&, int k);         // beta of state k's average: see portable/rules/hyper.h
   // Whether arguments are made of norms of the whole parameter (Backend::norms), and whether those need the state.
   bool norms = false, norms_read_state = false;
 };
@@ -69,7 +59,7 @@ int find_rule(const std::string& name);
 int find_codec(const std::string& name);
 int find_master(const std::string& name);  // "" is 0
 
-// Of state k of a rule, and of an item that has a codec and a signedness.
+// The format of state k of a rule, and that of an item that has a codec and a signedness.
 inline const StateFormat& format_of(int rule, int codec, int k) {
   return codec_info(codec).format[(rule_info(rule).signed_mask >> k) & 1];
 }
@@ -83,11 +73,11 @@ enum class RoundingMode { kAuto, kNearest, kStochastic };
 // Throws kInvalidArgument naming those there are.
 RoundingMode find_rounding(const std::string& name);
 // Bit k: state k of a step holds a long average.
-uint32_t long_averages(int rule, const RuleHyper& hyper);
+uint32_t long_averages(int rule, const RuleInput& hyper);
 // Bit k: state k of a step is rounded stochastically.
 uint32_t stochastic_states(int rule, int codec, RoundingMode mode, uint32_t long_averages);
 
-// What of the hyper-parameters decides which states a rule has.
+// The hyper-parameters that decide which states a rule has.
 struct RuleVariant {
   bool momentum = false, nesterov = false, amsgrad = false, centered = false, clips = false;
 };

@@ -1,4 +1,4 @@
-// What a backend offers whose parameters are not in host memory: memory, transfers, and order between them.
+// The services of a backend whose parameters are not in host memory: memory, transfers, and order between them.
 #pragma once
 
 #include <cstddef>
@@ -44,7 +44,7 @@ class Device {
 
   // All that is queued so far.
   virtual Event record(void* queue) = 0;
-  // What is queued from here on runs after the event, which may be of another queue.
+  // Work that is queued from here on runs after the event, which may be of another queue.
   virtual void wait(void* queue, const Event& event) = 0;
   virtual void host_wait(const Event& event) = 0;
   // Whether it has happened; false where that cannot be told without waiting.

@@ -1,5 +1,5 @@
-// What the core looks up in a plug-in, liblowtide_<backend><N>.so. Plug-in and core come from one build: they share the
-// C++ interface of backend.h, and the core refuses a plug-in of another version.
+// The functions that the core looks up in a plug-in, liblowtide_<backend><N>.so. Plug-in and core come from one build:
+// they share the C++ interface of backend.h, and the core refuses a plug-in of another version.
 #pragma once
 
 #include <string>

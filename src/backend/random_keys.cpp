@@ -19,7 +19,7 @@ void set_keys(uint64_t seed, int64_t step, int64_t param, StepItem& item) {
   item.master.key[0] = key.k0, item.master.key[1] = key.k1;
 }
 
-RandomPlace place_at(const StepItem& item, int64_t first, int64_t n) {
+RandomRun random_run_at(const StepItem& item, int64_t first, int64_t n) {
   const int64_t row_length = item.param_layout->row_length, stride = item.origin.stride(row_length);
   const int64_t row = first / row_length, column = first % row_length;
   const int64_t index = (item.origin.first_row + row) * stride + item.origin.first_column + column;

@@ -9,7 +9,7 @@
 
 namespace lowtide {
 
-// What memory and files are rounded to and aligned at.
+// Memory and files are rounded to this, and aligned at it.
 inline constexpr int64_t kPageBytes = 4096;
 
 constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }

@@ -40,7 +40,7 @@ class Bench {
     for (const DeviceBytes* memory : {&near_[0], &near_[1], &tensors_})
       device_.fill(queues_[1], memory->data(), 0, 1, memory->bytes());
     finish();
-    const RuleHyper hyper{1e-3, 0.9, 0.999, 1e-8, 0, 0, 0, false, 1, true};
+    const RuleInput hyper{.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .first = true};
     rule_info(rule_).make_args(hyper, args_);
   }
   ~Bench() {

@@ -58,8 +58,8 @@ Hyper default_hyper(const std::string& rule) {
   return hyper;
 }
 
-RuleHyper rule_hyper(const Hyper& h, int64_t t, bool first) {
-  RuleHyper out{};
+RuleInput rule_hyper(const Hyper& h, int64_t t, bool first) {
+  RuleInput out{};
   out.lr = h.lr, out.beta1 = h.beta1, out.beta2 = h.beta2, out.beta3 = h.beta3, out.eps = h.eps;
   out.weight_decay = h.weight_decay, out.momentum = h.momentum, out.dampening = h.dampening;
   out.nesterov = h.nesterov, out.alpha = h.alpha, out.t_alpha = h.t_alpha, out.t_beta3 = h.t_beta3;

@@ -21,7 +21,7 @@ void check_averages(int rule, int codec, const Hyper& hyper) {
              "that in 4 bits does not come to rest",
              as.name);
   const RuleInfo& of = rule_info(effective_rule(rule, variant_of(hyper)));
-  const RuleHyper late = rule_hyper(hyper, static_cast<int64_t>(kLate), false);
+  const RuleInput late = rule_hyper(hyper, static_cast<int64_t>(kLate), false);
   for (int k = 0; k < of.states; ++k)
     LT_REQUIRE(!((of.signed_mask >> k) & 1) || of.decay(late, k) <= kLongest,
                "got state '%s' for %s with a beta of %.9g for its %s, wanted %g at most: steps of a longer average are "
@@ -207,7 +207,7 @@ bool ParamSpec::norms_read_arrays() const {
 }
 
 uint32_t ParamSpec::make_args(const GroupSpec& group, const StepTerms& step, std::byte* args) const {
-  RuleHyper in = rule_hyper(group.hyper, step.t, step.first);
+  RuleInput in = rule_hyper(group.hyper, step.t, step.first);
   if (step.direction) in.lr = -1, in.weight_decay = 0;
   in.error = codec_info(codec).error;
   in.norm[0] = step.norm[0], in.norm[1] = step.norm[1];

@@ -20,7 +20,7 @@ struct Rounding {
 // An average whose beta is at least this loses itself in nearest rounding: its codes move only by half a step or more.
 inline constexpr double kStochasticBeta = 0.995;
 
-// Of a block: what its codes are multiplied by, and what its values are multiplied by to be encoded.
+// Decoding multiplies a block's codes by `scale`, encoding its values by `inverse`.
 struct BlockScale {
   float scale, inverse;
 };
@@ -30,8 +30,8 @@ struct BlockScale {
 LT_FN float block_inverse(float absmax, float top) { return absmax >= 0x1p-126f ? top / absmax : 0.f; }
 LT_FN BlockScale absmax_scale(float absmax, float top) { return {absmax / top, block_inverse(absmax, top)}; }
 
-// What a codec's states of one kind are stored as, and how many scales a block has: those of most codecs alike, and one
-// if any.
+// The codes in which a codec stores states of one kind, and the scales of a block. Most codecs store all states alike,
+// with one scale or none.
 template <class>
 struct Void {
   using Type = void;
@@ -52,7 +52,7 @@ inline constexpr int kMostScales = 2;
 template <class C>
 inline constexpr bool kHasPairs = kCodesOf<CodeOf<C, false>> == 2 || kCodesOf<CodeOf<C, true>> == 2;
 
-// Of a codec, for values of a state of one kind that share a scale; without scales nothing is scaled.
+// The scale of values of one kind whose largest magnitude is absmax. Codecs without scales scale nothing.
 template <class C, bool kSigned>
 LT_FN BlockScale block_scale(float absmax) {
   if constexpr (C::kScaled)

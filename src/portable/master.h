@@ -85,7 +85,7 @@ LT_FN U f16_stochastic(F x, U random) {
   const F a = as_float(m);
   const U normal = (m - U(112u << 23) + (random & U(0x1fffu))) >> 13;
   // Below 2^-14, where halves are 2^-24 apart: the largest integer up to y plus a random fraction, in units of 2^-24.
-  // Of 13 bits: more would be lost in the sum with integers below 2^10, and might move those.
+  // The fraction has 13 bits: more would be lost in the sum with integers below 2^10, and might move those.
   const F y = a * F(0x1p24f) + (as_float(((random & U(0x1fffu)) << 10) | U(0x3f800000u)) - F(1.f));
   const F nearest = (y + F(0x1p23f)) - F(0x1p23f);
   const U small = bits((select(y < nearest, nearest - F(1.f), nearest)) + F(0x1p23f)) - bits(F(0x1p23f));

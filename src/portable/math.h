@@ -1,4 +1,4 @@
-// The vocabulary of the portable kernels for F = float, U = u32, M = bool. Vector types bring functions of the same names.
+// The vocabulary of the portable kernels for F = float, U = u32, M = bool. Vector types bring the same functions.
 LT_FN float sqrt(float x) { return __builtin_sqrtf(x); }
 LT_FN float abs(float x) { return __builtin_fabsf(x); }
 LT_FN float max(float a, float b) { return a > b ? a : b; }
@@ -18,9 +18,12 @@ LT_FN float as_float(u32 u) {
 LT_FN u32 truncate(float x) { return static_cast<u32>(static_cast<int>(x)); }  // of 0 to 2^31
 LT_FN u32 gather(const u32* table, u32 i) { return table[i]; }
 LT_FN float gather(const float* table, u32 i) { return table[i]; }
-// Of tables that fit into registers, by the lowest bits of i.
+// Look-up by the lowest bits of i, in tables that fit into registers.
 LT_FN u32 pick(const u32 (&table)[32], u32 i) { return table[i & 31u]; }
 LT_FN float pick(const float (&table)[16], u32 i) { return table[i & 15u]; }
+
+// Host only.
+LT_HOST_FN double power(double base, double exponent) { return __builtin_pow(base, exponent); }
 
 // Sign as Lion takes it: +1, -1, and 0 for both zeros.
 template <class F>

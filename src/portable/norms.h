@@ -9,9 +9,9 @@ inline constexpr bool kHasNorms = false;
 template <class R>
 inline constexpr bool kHasNorms<R, decltype(void(R::kNormsReadState))> = true;
 
-// Of each block, squares are summed in the order of sum_lanes, of values divided by a power of two near the largest
-// magnitude: squares of 2^127 do not overflow, those of 2^-149 count. A block's sum is sum * unit^2, and sums of blocks
-// are added exactly (core/exact_sum.h), so that no order of blocks matters.
+// A block's values are divided by a power of two near the largest magnitude, and their squares summed in the order of
+// sum_lanes: squares of 2^127 do not overflow, those of 2^-149 count. The block's sum is sum * unit^2. Sums of blocks
+// are added exactly (core/exact_sum.h), so that their order does not matter.
 inline constexpr int kNormLanes = 32;
 
 // largest: of a block's magnitudes, as bits. Unit and its reciprocal are normal floats.
@@ -22,7 +22,7 @@ LT_FN u32 norm_exponent(u32 largest) {
 LT_FN float norm_unit(u32 exponent) { return as_float(exponent << 23); }
 LT_FN float norm_inverse(u32 exponent) { return as_float((254u - exponent) << 23); }
 
-// What arguments are made of. Without norms, where one is 0, or not finite, ratios are 1.
+// Whether ratios of norms make sense: without norms, or where one is 0 or not finite, ratios are 1.
 LT_HOST_FN bool has_norms(const RuleInput& h) {
   constexpr double kLargest = 0x1.fffffffffffffp1023;
   return h.norm[0] > 0 && h.norm[1] > 0 && h.norm[0] <= kLargest && h.norm[1] <= kLargest;

@@ -1,16 +1,11 @@
-// Everything of the portable kernels, in order. Included once per target, inside that target's namespace (see README.md).
+// Everything of the portable kernels, in order. Included once per target, inside its namespace (see README.md).
 #include "portable/types.h"
 #include "portable/math.h"
 #include "portable/half.h"
 #include "portable/random.h"
 #include "portable/master.h"
 #include "portable/block.h"
-#include "portable/codecs/fp32.h"
-#include "portable/codecs/bf16.h"
-#include "portable/codecs/dynamic8.h"
-#include "portable/codecs/float8.h"
-#include "portable/codecs/dynamic4.h"
-#include "portable/codecs/mixed12.h"
+#include "portable/codecs.def"
 #include "portable/rules/hyper.h"
 #include "portable/norms.h"
 #include "portable/rules.def"

@@ -24,7 +24,7 @@ LT_FN RandomKey random_key(u64 seed, u64 step, u64 parameter, u64 index_high) {
 // kWeightStream for the parameter itself.
 inline constexpr u64 kStreamsOfParameter = 16, kWeightStream = 15;
 
-// Of the hash: the multiplier of the index, and what it is mixed by.
+// Constants of the hash: the multiplier of the index, then factors and shifts that mix it.
 inline constexpr u32 kRandomIncrement = 0x9e3779b9u;
 inline constexpr u32 kRandomFactor0 = 0x2c1b3c6du, kRandomFactor1 = 0x297a2d39u;
 inline constexpr int kRandomShift0 = 15, kRandomShift1 = 13, kRandomShift2 = 16;
@@ -45,7 +45,7 @@ LT_FN RandomKey key_at(RandomKey key, u32 index_high) {
   return RandomKey{random_bits(index_high, key), random_bits(~index_high, key)};
 }
 
-// What stochastic rounding takes: 16 random bits for each element. Two neighbours share the halves of a hash.
+// Stochastic rounding takes 16 random bits for each element. Two neighbours share the halves of a hash.
 template <class U>
 LT_FN U random_16(U index, RandomKey key) {
   const U both = random_bits(index >> 1, key);

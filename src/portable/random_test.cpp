@@ -73,7 +73,7 @@ double pairs_z(const std::vector<u16>& a, const std::vector<u16>& b, u32 lag) {
   return chi_squared_z(counts, static_cast<double>(n));
 }
 
-// What stochastic rounding takes, of elements from 0 on.
+// The random numbers of stochastic rounding, for elements from 0 on.
 template <class Hash>
 std::vector<u16> stream(Hash&& random) {
   std::vector<u16> values(kValues);

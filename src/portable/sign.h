@@ -20,8 +20,8 @@ struct SignBits<f16> {
   static constexpr Raw kInfinity = 0x7c00, kMinusZero = 0x8000, kOne = 0x3c00;
 };
 
-// What + is, everywhere: x >= 0. Both zeros are, no NaN is. On integers, so that a denormal is no zero where a device
-// flushes them.
+// A sign is + where x >= 0, everywhere: both zeros are +, no NaN is. Decided on integers, because devices that flush
+// denormals would take them for zeros.
 template <class T>
 LT_FN bool is_plus(typename SignBits<T>::Raw x) {
   return (x <= SignBits<T>::kInfinity) | (x == SignBits<T>::kMinusZero);

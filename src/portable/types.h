@@ -28,7 +28,7 @@ struct u4 {
   u8 pair;
 };
 
-// Of arrays of codes: how many Code there are for n elements, and where element n is.
+// The number of Code for n elements, which is also where element n is in an array of them.
 template <class Code>
 inline constexpr int kCodesOf = 1;
 template <>

@@ -43,7 +43,7 @@ TEST(Rounding, AutoTakesLongAverages) {
   for (const Case& c : cases) {
     const auto named = [&](const RuleInfo& rule) { return std::string(rule.name) == c.rule; };
     const int rule = static_cast<int>(std::find_if(rules().begin(), rules().end(), named) - rules().begin());
-    RuleHyper h;
+    RuleInput h;
     h.beta1 = c.beta1, h.beta2 = c.beta2, h.beta3 = c.beta3, h.alpha = 0.99, h.momentum = 0.9;
     const uint32_t long_ones = long_averages(rule, h), all = (1u << rule_info(rule).states) - 1;
     EXPECT_EQ(long_ones, c.wanted) << c.rule << " " << c.beta2;
@@ -56,7 +56,7 @@ TEST(Rounding, AutoTakesLongAverages) {
     ++right;
   }
   // AdEMAMix's slow average is as long as its schedule has made it.
-  RuleHyper h;
+  RuleInput h;
   h.beta1 = 0.9, h.beta2 = 0.95, h.beta3 = 0.9999, h.t_beta3 = 1000;
   h.t = 1;
   EXPECT_EQ(long_averages(find_rule("ademamix"), h), 0b000u);

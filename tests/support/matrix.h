@@ -64,7 +64,7 @@ inline std::vector<std::pair<Hyper, std::string>> rule_options(const std::string
     try {
       check_hyper(rule, hyper);
       const int effective = effective_rule(find_rule(rule), variant_of(hyper));
-      RuleHyper input = rule_hyper(hyper, 3, false);
+      RuleInput input = rule_hyper(hyper, 3, false);
       input.norm[0] = 2, input.norm[1] = 3;
       char args[kArgsBytes] = {};
       rule_info(effective).make_args(input, args);

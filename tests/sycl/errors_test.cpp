@@ -159,33 +159,33 @@ TEST(SyclErrors, LateOnesAreThrownByTheNextWait) {
   device.wait(own, nullptr);
 }
 
-// Calls of a step, one for each chunk of state, do not wait for each other: slots are given out while none is done, and
-// used again when they are.
+// Calls of a step, one for each chunk of state, do not wait for each other: buffers are given out while none is done,
+// and used again when they are.
 TEST(SyclUploads, ManyAreUnderWay) {
   LT_NEEDS_SYCL();
   const sycl::queue& queue = *SyclDevice::get().queue;
-  sycl_host::Uploads uploads(sycl_host::UploadPlace{queue.get_context(), queue.get_device()});
-  constexpr size_t kMost = sycl_host::Uploads::kMostBytes / sycl_host::Uploads::kSmallestSlot;
+  sycl_host::Uploads uploads(sycl_host::UploadMemory{queue.get_context(), queue.get_device()});
+  constexpr size_t kMost = sycl_host::Uploads::kMostBytes / sycl_host::Uploads::kSmallest;
   std::promise<void> gate;
   sycl::queue slow(queue.get_context(), queue.get_device());
   sycl::event busy = slow.submit(
       [&](sycl::handler& handler) { handler.host_task([open = gate.get_future().share()] { open.wait(); }); });
-  std::set<const void*> slots;
+  std::set<const void*> buffers;
   for (size_t i = 0; i < kMost; ++i) {
-    sycl_host::Uploads::Slot& slot = uploads.acquire(1);
-    slot.used = busy;
-    slots.insert(slot.host.get());
+    sycl_host::Uploads::Buffer& buffer = uploads.acquire(1);
+    buffer.used = busy;
+    buffers.insert(buffer.host.get());
   }
-  EXPECT_EQ(slots.size(), kMost);
+  EXPECT_EQ(buffers.size(), kMost);
   gate.set_value();
   busy.wait();
   int again = 0;
-  for (int i = 0; i < 10; ++i) again += static_cast<int>(slots.count(uploads.acquire(4096).host.get()));
+  for (int i = 0; i < 10; ++i) again += static_cast<int>(buffers.count(uploads.acquire(4096).host.get()));
   EXPECT_EQ(again, 10);
   std::set<const void*> large;
   for (int i = 0; i < 50; ++i) large.insert(uploads.acquire(sycl_host::Uploads::kMostBytes).host.get());
   EXPECT_LE(large.size(), sycl_host::Uploads::kAlways);
-  std::printf("%zu slots under way at a time, used again %d/10\n", slots.size(), again);
+  std::printf("%zu buffers under way at a time, used again %d/10\n", buffers.size(), again);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // Codecs on tiles of 64 values: the generic form, vector by vector through the portable kernels. An instruction set may
-// specialize CpuCodec for one codec (dynamic8_avx2-inl.h, dynamic8_vbmi-inl.h); equality with the generic form is
-// tested over dense sweeps.
+// specialize CpuCodec for one codec (codecs-inl.h lists these); tests compare such a form with the generic one over
+// dense sweeps.
 
 inline constexpr int kTile = 64;
 inline constexpr int kTileVectors = kTile / kLanes;
@@ -136,7 +136,7 @@ struct GenericCodec {
     }
   }
 
-  // What the padding of a short block is filled with: decodes to zero, or to no more than any value of the block.
+  // Fills the padding of a short block: decodes to zero, or to no more than any value of the block.
   static Code zero_code() {
     if constexpr (requires { C::kSignedZero; }) {
       if constexpr (kSigned && std::is_same_v<Code, u4>) return Code{C::kSignedZero | C::kSignedZero << 4};
@@ -171,8 +171,9 @@ struct GenericCodec {
   }
 };
 
-// What the drivers use.
+// The drivers use this one. A codec that stores states of a kind as another does has that one's form.
 template <class C, bool kSigned>
 struct CpuCodec : GenericCodec<C, kSigned> {};
-template <bool kSigned>
-struct CpuCodec<Mixed12, kSigned> : CpuCodec<typename Mixed12::Half<kSigned>::Codec, kSigned> {};
+template <class C, bool kSigned>
+requires requires { typename C::template Half<kSigned>::Codec; }
+struct CpuCodec<C, kSigned> : CpuCodec<typename C::template Half<kSigned>::Codec, kSigned> {};

@@ -264,10 +264,10 @@ class CpuBackend final : public Backend {
   // row.
   static int64_t begin_random(const StepItem& item, int64_t first, int64_t n, StepRun& run) {
     if (!item.stochastic) return n;
-    const RandomPlace place = place_at(item, first, n);
-    run.index = place.index;
-    keys_at(item, place.index_high, run.key);
-    return place.count;
+    const RandomRun random = random_run_at(item, first, n);
+    run.index = random.index;
+    keys_at(item, random.index_high, run.key);
+    return random.count;
   }
 
   // A step of elements [first, first + n) from `block` on whose parameter is a tile of zeros.

@@ -106,7 +106,7 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
     store(word, codes);
   }
 
-  // Of magnitudes of 1 at most. A float's upper half is roughly linear in its logarithm: the first guess is the right
+  // Codes of magnitudes up to 1. A float's upper half is roughly linear in its logarithm: the first guess is the right
   // decade or one too low.
   HWY_INLINE static __m256i decade_of(__m256 a, __m256 ends) {
     const __m256i key = _mm256_srli_epi32(_mm256_castps_si256(a), 16);

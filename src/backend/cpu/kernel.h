@@ -1,4 +1,4 @@
-// What crosses the border between the dispatcher and the kernels of one instruction set: plain pointers and counts.
+// Plain pointers and counts that cross the border between the dispatcher and the kernels of one instruction set.
 #pragma once
 
 #include <cstdint>

@@ -36,7 +36,7 @@ struct AuxKernels {
 
 // target: one Highway target bit.
 AuxKernels pick_aux(int64_t target);
-// Of a rule in norm_rules.def.
+// For an LT_NORM_RULE.
 NormKernel pick_norms(int rule, int codec, int64_t target);
 // nullptr: a pair without a kernel of its own.
 #define LT_RULE(number, name, Rule) StepKernel pick_step_##name(int codec, int pair, int64_t target);

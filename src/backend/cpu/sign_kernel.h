@@ -1,4 +1,5 @@
-// What the kernels of signs of one instruction set are given, and where they are looked up. Items are checked.
+// Arguments of the kernels of signs of one instruction set, and the table that they are looked up in. Items are
+// checked.
 #pragma once
 
 #include <bit>

@@ -59,7 +59,7 @@ struct Case {
   bool presence, nonfinite, zero_is_plus;
 };
 
-// What packing is to leave: bits, presence, and whether a value is not finite.
+// Packing is to leave this: bits, presence, and whether a value is not finite.
 bool define(const Case& c, const unsigned char* values, Memory* bits, Memory* presence) {
   bool nonfinite = false;
   const int64_t end = c.first + c.count;

@@ -1,4 +1,4 @@
-// What sign_step.h promises, cut into pieces for the threads. Kernels see contiguous runs.
+// Cuts the operations of sign_step.h into pieces for the threads. Kernels see contiguous runs.
 #include "backend/cpu/sign_step.h"
 
 #include <algorithm>

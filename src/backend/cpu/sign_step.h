@@ -1,5 +1,5 @@
-// What training by signs does to every element, fused: a step's ballot, a move by signs, and error feedback. No array
-// of floats is made but tiles that stay in the cache.
+// Operations of training by signs on every element, fused: a step's ballot, a move by signs, and error feedback. They
+// make no array of floats but tiles that stay in the cache.
 #pragma once
 
 #include <cstddef>
@@ -69,7 +69,7 @@ class BallotTile {
   int lead_ = 0, count_ = 0, words_ = 0;
 };
 
-// Of checked items.
+// Items are checked.
 void apply_signs(const SignStepKernels& kernels, std::span<const ApplyItem> items, int threads);
 void feedback(const SignStepKernels& kernels, std::span<const FeedbackItem> items, int threads);
 

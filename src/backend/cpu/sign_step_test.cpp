@@ -410,8 +410,8 @@ TEST(SignStep, FeedbackKeepsNaNVisible) {
   std::printf("%lld codecs and targets\n", ll(looked));
 }
 
-// What was sent adds up to what was meant: the part left out is bounded by the residual with feedback, and grows with
-// the steps without.
+// The sum of what was sent is close to what was meant: the part left out is bounded by the residual with feedback, and
+// grows with the steps without.
 TEST(SignStep, FeedbackFeedsBack) {
   constexpr int64_t kCount = 20480;
   constexpr int kSteps = 400;

@@ -171,7 +171,7 @@ inline void count_blocks(const VoteRun& run, int64_t byte, int64_t end, BlockVot
   }
 }
 
-// What breaks ties by random bits: the key of 2^32 groups of 32 elements.
+// Breaks ties by random bits: the key of 2^32 groups of 32 elements.
 struct HashedTies {
   u64 high = ~u64{0};
   RandomKey key{};

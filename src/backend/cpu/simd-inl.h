@@ -91,7 +91,7 @@ LT_FN vu gather(const u32* t, vu i) { return vu(hn::GatherIndex(kU, t, hn::BitCa
 
 #if HWY_TARGET == HWY_AVX2
 LT_FN vu pick(const u32 (&t)[32], vu i) { return gather(t, i & vu(31u)); }
-// Of 8 at a time, by the lowest 3 bits; the fourth, as a sign, decides between two of those.
+// Looks 8 up at a time, by the lowest 3 bits; the fourth, as a sign, decides between two results.
 LT_FN vf pick(const float (&t)[16], vu i) {
   const __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(t), i.v.raw);
   const __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(t + 8), i.v.raw);

@@ -20,7 +20,7 @@ class Staged {
  public:
   Staged(const AuxKernels& kernels, DType dtype, bool as_floats)
       : kernels_(kernels), dtype_(dtype), converts_(as_floats && dtype != DType::kF32) {}
-  // Of the item's parameter, which has a master; as floats.
+  // The item's parameter, which has a master, as floats.
   Staged(const AuxKernels& kernels, const StepItem& item, int64_t origin) : Staged(kernels, item.param_dtype, true) {
     item_ = &item;
     origin_ = origin;
@@ -53,7 +53,7 @@ class Staged {
   }
 
  private:
-  // Of `count` of the elements that were read, from the one `done` behind `first` on.
+  // A run of `count` of the elements that were read, from the one `done` behind `first` on.
   MasterRun master_run(void* weights, int64_t first, int64_t done, int64_t count) {
     const MasterWeights& master = item_->master;
     const int64_t e = first + done;
@@ -69,12 +69,12 @@ class Staged {
   void split(void* weights, int64_t first, int64_t count) {
     const MasterKernel kernel = kernels_.split[static_cast<int>(dtype_)][item_->master.kind];
     for (int64_t done = 0; done < count;) {
-      const RandomPlace place = place_at(*item_, first + done, count - done);
-      MasterRun run = master_run(weights, first, done, place.count);
-      run.index = place.index;
-      weight_key_at(*item_, place.index_high, run.key);
+      const RandomRun random = random_run_at(*item_, first + done, count - done);
+      MasterRun run = master_run(weights, first, done, random.count);
+      run.index = random.index;
+      weight_key_at(*item_, random.index_high, run.key);
       kernel(run);
-      done += place.count;
+      done += random.count;
     }
   }
 

@@ -26,7 +26,7 @@ struct StepDriver {
   static constexpr bool kSigned = ((R::kSigned >> k) & 1) != 0;
   template <int k>
   using Code = CodeOf<C, kSigned<k>>;
-  // Of a block's codes; as bytes, for states may differ in their codes.
+  // The size of a block's codes, in bytes because states may differ in their codes.
   template <int k>
   static constexpr int kCodeBytes = kBlock* kCodeBits<Code<k>> / 8;
   template <int k>

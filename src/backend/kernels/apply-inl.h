@@ -3,7 +3,7 @@
 // The elements of 32 members are those of a word of signs, and what is looked up is the same for them.
 LT_FN void apply_blocks(const DeviceItem* items, const i64* starts, i64 count, i64 blocks) {
   const u32 lane = this_member().lane;
-  for_each_block<1>(items, starts, count, blocks, [&](const Place& at) {
+  for_each_block<1>(items, starts, count, blocks, [&](const BlockElement& at) {
     const DeviceItem& item = *at.item;
     const i64 first = at.element - lane, w = (item.signs.first + first) / 32, left = item.row_length - first;
     if (left <= 0 || (item.signs.presence && !is_present(item.signs.presence, w))) return;

@@ -15,7 +15,7 @@ LT_FN void set_signs(u8* bits, i64 first, u32 word) {
 // elements that follow one another are a sub-group's.
 struct Ballot {
   template <class StepFn>
-  LT_FN void step(const Place& at, StepFn&& next) {
+  LT_FN void step(const BlockElement& at, StepFn&& next) {
     constexpr i64 kSignBlock = 32 * kWordsOfBlock;
     const DeviceSigns& to = at.item->signs;
     const u32 x = at.inside ? bits(next(0.f)) : 0u;

@@ -48,8 +48,8 @@ class Batch {
   void add(const CodecItem& item);
   void add(const ApplyItem& item);
 
-  // Of steps in units of blocks: what kernels have found of each block, launch by launch, to where the caller's items
-  // have it.
+  // For steps in units of blocks: moves what kernels have found of each block, launch by launch, to where the caller's
+  // items have it.
   void take_norms(const BlockNorms* from, std::span<BlockNorms> out) const;
 
   const std::vector<Launch>& launches() const { return launches_; }

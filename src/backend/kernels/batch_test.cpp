@@ -116,7 +116,7 @@ TEST(Batch, DimsAreFoundFromTheDevice) {
   EXPECT_EQ(item.param.dim_count, 0);
 }
 
-TEST(Batch, LaunchesKnowWhetherStatesAreRoundedByChance) {
+TEST(Batch, LaunchesKnowWhetherStatesAreRoundedStochastically) {
   Steps steps({{1, 2, kB, kB, 256}, {1, 2, kB, kB, 512}, {2, 2, kB, kB, 256}, {1, 2, kF, kF, 256}});
   steps.items[1].stochastic = 2;
   Batch batch({.by_pair = true, .unit_blocks = 32});

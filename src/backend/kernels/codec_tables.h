@@ -6,7 +6,7 @@
 
 namespace lowtide::kernels {
 
-// Of the codec with this number: also a codec without any has something that kernels can refer to.
+// The tables of the codec with this number. A codec without tables has something, too, that kernels can refer to.
 std::vector<std::byte> codec_tables(int codec);
 
 }  // namespace lowtide::kernels

@@ -1,8 +1,8 @@
-// What all kernels share: which block a group works on, and elements of any type and stride as floats. Included in a
+// All kernels share this: which block a group works on, and elements of any type and stride as floats. Included in a
 // target's namespace after the portable kernels and the target's target-inl.h.
 
 // A block, and this work-item's element of it.
-struct Place {
+struct BlockElement {
   const DeviceItem* item;
   i64 block;    // of the parameter
   i64 element;  // of the parameter
@@ -25,12 +25,17 @@ LT_FN i64 find_item(const i64* starts, i64 count, i64 at) {
 }
 
 // Lane `lane` of a block of an item, counted from the item's first.
-LT_FN Place place_in(const DeviceItem* item, i64 item_block, u32 lane) {
+LT_FN BlockElement element_in(const DeviceItem* item, i64 item_block, u32 lane) {
   const i64 block = item_block + item->first_block;
   const i64 per_row = (item->row_length + kBlock - 1) / kBlock;
   const i64 row = block / per_row, column = block % per_row * kBlock + lane;
   const i64 index = item->first_index + row * item->row_stride + column;
-  return Place{item, block, row * item->row_length + column, static_cast<u64>(index), lane, column < item->row_length};
+  return BlockElement{item,
+                      block,
+                      row * item->row_length + column,
+                      static_cast<u64>(index),
+                      lane,
+                      column < item->row_length};
 }
 
 // Calls work(place) for the blocks of this group, among those of all items laid end to end in tiles of kOfTile.
@@ -40,7 +45,7 @@ LT_FN void for_each_block(const DeviceItem* items, const i64* starts, i64 count,
     const i64 at = find_item(starts, count, b / kOfTile);
     const i64 block = (b / kOfTile - starts[at]) * kOfTile + b % kOfTile;
     // Only the last tile of an item may be short.
-    if (kOfTile == 1 || block < items[at].blocks) work(place_in(items + at, block, id_in_group()));
+    if (kOfTile == 1 || block < items[at].blocks) work(element_in(items + at, block, id_in_group()));
   }
 }
 
@@ -108,12 +113,12 @@ LT_FN u32 scale_of_block(u32 lane) {
   return kOfBlock > 1 ? lane * kOfBlock / kBlock : 0u;
 }
 template <class C, bool kSigned>
-LT_FN i64 scale_of(const Place& at) {
+LT_FN i64 scale_of(const BlockElement& at) {
   return (at.block - at.item->first_block) * kScales<C, kSigned> + scale_of_block<C, kSigned>(at.lane);
 }
 
 template <class C, bool kSigned>
-LT_FN float decode_element(const typename C::Tables* tables, const Place& at, int k) {
+LT_FN float decode_element(const typename C::Tables* tables, const BlockElement& at, int k) {
   const i64 i = at.element - at.item->origin;
   const float x = C::template decode<kSigned>(*tables, load_code(codes_of<CodeOf<C, kSigned>>(*at.item, k), i));
   return C::kScaled ? x * at.item->scales[k][scale_of<C, kSigned>(at)] : x;
@@ -127,7 +132,7 @@ LT_FN Rounding rounding_of(const DeviceItem& item, int k, u32 index_high) {
 
 // Stores a value as a code. inverse: of the block's absmax, if the codec has scales.
 template <class C, bool kSigned>
-LT_FN void store_state(const typename C::Tables* tables, const Place& at, int k, float value, float inverse) {
+LT_FN void store_state(const typename C::Tables* tables, const BlockElement& at, int k, float value, float inverse) {
   const DeviceItem& item = *at.item;
   const Rounding rounding = rounding_of(item, k, static_cast<u32>(at.index >> 32));
   store_code(encode_at<C, kSigned>(*tables, value, inverse, rounding, static_cast<u32>(at.index)),
@@ -154,7 +159,7 @@ LT_FN float absmax_of_group(float value, u32 lane) {
 
 // Stores a block's values as codes, and its scales. For all work-items of the group; outside of the block value is 0.
 template <class C, bool kSigned>
-LT_FN void encode_block(const typename C::Tables* tables, const Place& at, int k, float value) {
+LT_FN void encode_block(const typename C::Tables* tables, const BlockElement& at, int k, float value) {
   constexpr int kOfBlock = kScales<C, kSigned>;
   float inverse = 0.f;
   if constexpr (kOfBlock > 0) {

@@ -8,16 +8,16 @@ static_assert(kFeedbackLanes == kSumLanes && kFeedbackBlock % kBlock == 0);
 inline constexpr int kRounds = kFeedbackBlock / kSumLanes;
 inline constexpr int kRoundsOfScale = kBlock / kSumLanes;
 
-struct FeedbackPlace {
+struct FeedbackLane {
   u32 half, lane;  // which of the members' two blocks, and the lane of its sum
   i64 base;        // values before the block
   i64 count;       // of the block, 0 if there is none
 };
-LT_FN i64 within(const FeedbackPlace& at, int j) { return kSumLanes * j + at.lane; }
-LT_FN bool inside(const FeedbackPlace& at, int j) { return within(at, j) < at.count; }
+LT_FN i64 within(const FeedbackLane& at, int j) { return kSumLanes * j + at.lane; }
+LT_FN bool inside(const FeedbackLane& at, int j) { return within(at, j) < at.count; }
 
 // Adds up over the lanes of a block as sum_lanes does.
-LT_FN float sum_of_block(const FeedbackPlace& at, float sum) {
+LT_FN float sum_of_block(const FeedbackLane& at, float sum) {
   for (int half = kSumLanes / 2; half > 0; half /= 2) sum = sum + from_lane_above(sum, static_cast<u32>(half));
   return from_lane(sum, at.half * kSumLanes);
 }
@@ -30,13 +30,13 @@ LT_FN u32 max_of_block(u32 x) {
 }
 
 // x of error feedback, zeros behind the last.
-LT_FN void load_values(const DeviceFeedback& item, const FeedbackPlace& at, float (&x)[kRounds]) {
+LT_FN void load_values(const DeviceFeedback& item, const FeedbackLane& at, float (&x)[kRounds]) {
 #pragma unroll 1
   for (int j = 0; j < kRounds; ++j)
     x[j] = inside(at, j) ? load(item.values, at.base + within(at, j)) * item.value_scale : 0.f;
 }
 LT_FN void load_mean(const DeviceFeedback& item, const u8* const* ballots, const u16* const* scales, const u32* weights,
-                     const FeedbackPlace& at, float (&x)[kRounds]) {
+                     const FeedbackLane& at, float (&x)[kRounds]) {
 #pragma unroll 1
   for (int j = 0; j < kRounds; ++j) x[j] = 0.f;
   const i64 first = item.first + at.base;
@@ -58,7 +58,7 @@ LT_FN void load_mean(const DeviceFeedback& item, const u8* const* ballots, const
 }
 
 template <class C>
-LT_FN void add_residual(const DeviceFeedback& item, const typename C::Tables* tables, const FeedbackPlace& at,
+LT_FN void add_residual(const DeviceFeedback& item, const typename C::Tables* tables, const FeedbackLane& at,
                         float (&x)[kRounds]) {
 #pragma unroll 1
   for (int j = 0; j < kRounds; ++j) {
@@ -70,7 +70,7 @@ LT_FN void add_residual(const DeviceFeedback& item, const typename C::Tables* ta
 }
 
 template <class C>
-LT_FN void keep_residual(const DeviceFeedback& item, const typename C::Tables* tables, const FeedbackPlace& at,
+LT_FN void keep_residual(const DeviceFeedback& item, const typename C::Tables* tables, const FeedbackLane& at,
                          const float (&r)[kRounds]) {
 #pragma unroll 1
   for (int begin = 0; begin < kRounds; begin += kRoundsOfScale) {
@@ -109,7 +109,7 @@ LT_FN void with_codec(int number, Fn&& work) {
 }
 
 LT_FN void feedback_block(const DeviceFeedback& item, const u8* const* ballots, const u16* const* ballot_scales,
-                          const u32* weights, const void* tables, const FeedbackPlace& at) {
+                          const u32* weights, const void* tables, const FeedbackLane& at) {
   float c[kRounds];
   if (item.values.data)
     load_values(item, at, c);
@@ -153,7 +153,7 @@ LT_FN void feedback_blocks(const DeviceFeedback* feedback, const u8* const* ball
   const Member me = this_member();
   const i64 blocks = (item.count + kFeedbackBlock - 1) / kFeedbackBlock;
   for (i64 two = me.mine; 2 * two < blocks; two += me.all) {
-    FeedbackPlace at{me.lane / kSumLanes, me.lane % kSumLanes, 0, 0};
+    FeedbackLane at{me.lane / kSumLanes, me.lane % kSumLanes, 0, 0};
     at.base = (2 * two + at.half) * kFeedbackBlock;
     const i64 left = item.count - at.base;
     at.count = left < 0 ? 0 : left < kFeedbackBlock ? left : kFeedbackBlock;

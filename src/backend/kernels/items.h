@@ -1,4 +1,4 @@
-// What crosses the border between host code and the kernels of devices (SYCL, CUDA): plain data, for all compilers.
+// Plain data that crosses the border between host code and the kernels of devices (SYCL, CUDA), for all compilers.
 #pragma once
 
 #include <cstdint>

@@ -63,11 +63,11 @@ LT_CALLED void store_with_master(const DeviceItem* item, i64 element, u64 index,
 }
 
 // For work-items with an element.
-LT_FN float load_weight(const Place& at) {
+LT_FN float load_weight(const BlockElement& at) {
   return at.item->master.kind ? load_with_master(at.item, at.element) : load(at.item->param, at.element);
 }
 
-LT_FN void store_weight(const Place& at, float x) {
+LT_FN void store_weight(const BlockElement& at, float x) {
   if (at.item->master.kind)
     store_with_master(at.item, at.element, at.index, x);
   else

@@ -26,7 +26,7 @@ LT_FN void norm_blocks(const DeviceItem* items, const i64* starts, i64 count, i6
   for (i64 b = me.mine; b < blocks; b += me.all) {
     const i64 of = find_item(starts, count, b);
     const DeviceItem& item = items[of];
-    const Place first = place_in(&item, b - starts[of], 0);
+    const BlockElement first = element_in(&item, b - starts[of], 0);
     const i64 left = item.row_length - first.element % item.row_length;
     typename R::Args args;
     __builtin_memcpy(&args, item.args, sizeof args);
@@ -37,12 +37,12 @@ LT_FN void norm_blocks(const DeviceItem* items, const i64* starts, i64 count, i6
       const i64 within = kNormLanes * j + me.lane;
       float x[2] = {0.f, 0.f}, state[K ? K : 1] = {};
       if (within < left) {
-        const Place at{&item,
-                       first.block,
-                       first.element + within,
-                       first.index + static_cast<u64>(within),
-                       static_cast<u32>(within),
-                       true};
+        const BlockElement at{&item,
+                              first.block,
+                              first.element + within,
+                              first.index + static_cast<u64>(within),
+                              static_cast<u32>(within),
+                              true};
         each<K>([&](auto k) { state[k] = decode_element<C, ((R::kSigned >> k) & 1) != 0>(tables, at, k); });
         R::template terms<float>(load_weight(at), load(item.grad, at.element) * item.grad_scale, state, args, x);
       }

@@ -14,7 +14,7 @@ namespace lowtide::kernels {
 // Planes that sums of weights can reach; those above are zeros, and no kernel's that counts.
 inline constexpr size_t kMostPlanes = 31;
 
-// Of checked items.
+// As kernels take them, from items that are checked.
 DeviceSignItem device_item(const SignItem& item);
 DeviceVote device_item(const VoteItem& item);
 DeviceVote device_item(const CountItem& item);
@@ -26,8 +26,8 @@ T* bytes(const std::byte* p) {
   return reinterpret_cast<T*>(const_cast<std::byte*>(p));
 }
 
-// What a kernel reads besides signs: an item, and arrays behind it, which begin where their elements are aligned. To be
-// copied to the device as a whole.
+// The arguments that a kernel reads besides signs: an item, and arrays behind it, which begin where their elements are
+// aligned. They are copied to the device as a whole.
 class Arguments {
  public:
   // Each returns where the array will be, in bytes from the first.

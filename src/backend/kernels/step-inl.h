@@ -14,20 +14,20 @@ LT_FN void each(Fn&& f) {
   (std::make_integer_sequence<int, K>{});
 }
 
-// What becomes of a parameter: it is stepped.
+// A target of step_blocks: the parameter is stepped.
 struct Parameter {
   template <class StepFn>
-  LT_FN void step(const Place& at, StepFn&& next) {
+  LT_FN void step(const BlockElement& at, StepFn&& next) {
     if (at.inside) store_weight(at, next(load_weight(at)));
   }
 };
 
-// Target: what becomes of a parameter; its step() is called by all work-items of a group.
+// Target: says what becomes of a parameter; all work-items of a group call its step().
 template <class R, class C, class Target>
 LT_FN void step_blocks(const DeviceItem* items, const i64* starts, i64 count, i64 tiles,
                        const typename C::Tables* tables) {
   constexpr int K = R::kStates;
-  for_each_block<kBlocksOfTile>(items, starts, count, tiles, [&](const Place& at) {
+  for_each_block<kBlocksOfTile>(items, starts, count, tiles, [&](const BlockElement& at) {
     if (is_stopped(*at.item)) return;
     float state[K ? K : 1] = {};
     Target::step(at, [&](float p) {

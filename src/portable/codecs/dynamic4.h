@@ -9,9 +9,9 @@
 // computed in float32; a tie keeps the lower index. Second moments have no such form of their own: they always are
 // rounded stochastically, and values from outside as with the middle of all random numbers.
 //
-// Stochastic: one of the two entries around x, by chance and in proportion, so that the mean of what is decoded is x.
-// y(x) is the straight line between these two, of rank r at entry r, in float32 as x * slope + intercept; its floor
-// after a random part of 1 is added is the rank.
+// Stochastic: one of the two entries around x, chosen in proportion to its distance, so that decoded values are x on
+// average. y(x) is the straight line between these two, of rank r at entry r, in float32 as x * slope + intercept; its
+// floor after a random part of 1 is added is the rank.
 //
 // The rank below x, or the nearest, is found by the exponent and 2 bits of mantissa: of such a bucket there are 32 from
 // 2^-8, the lowest second moment, to 1, and none has two boundaries inside. Of signed states one is lower, and compared

@@ -104,7 +104,7 @@ TEST(Dynamic4, StochasticRoundingHasTheValueAsItsMean) {
   }
 }
 
-// What is below the lowest second moment becomes that, zero included; entries are not rounded.
+// Values below the lowest second moment become that, zero included; entries are not rounded.
 TEST(Dynamic4, KeepsEntriesAndTheFloor) {
   const Dynamic4Map moments(false), averages(true);
   for (u32 random = 0; random < 65536; random += 13) {

@@ -6,12 +6,12 @@
 // in float32; a tie keeps the lower index. And: a positive second moment never encodes to 0. (In a block whose values
 // span many decades the smallest would be stored as 0, and the next step would divide by eps alone.)
 //
-// Stochastic: one of the two entries around x, by chance and in proportion, so that the mean of what is decoded is x.
-// y(x) is a line through the entries, of rank r at entry r; its floor after a random part of 1 is added is the rank. It
-// consists of straight pieces, for a decade's entries are evenly spaced: one for each decade, one for each joint of two
-// decades, one to the first entry, and one from the last entry but one to 1. Up to that entry their slopes fall, so
-// that y(x) is the least of all of them, whichever way the pieces that matter are found: that, each in float32 as x *
-// slope + intercept, is the definition.
+// Stochastic: one of the two entries around x, chosen in proportion to its distance, so that decoded values are x on
+// average. y(x) is a line through the entries, of rank r at entry r; its floor after a random part of 1 is added is the
+// rank. It consists of straight pieces, for a decade's entries are evenly spaced: one for each decade, one for each
+// joint of two decades, one to the first entry, and one from the last entry but one to 1. Up to that entry their slopes
+// fall, so that y(x) is the least of all of them, whichever way the pieces that matter are found: that, each in float32
+// as x * slope + intercept, is the definition.
 #include "portable/codecs/dynamic8_map.h"
 
 struct Dynamic8Table {

@@ -4,12 +4,11 @@
 // alpha(t) = min(alpha t / t_alpha, alpha); b3(t) goes from b1 to b3 in t_beta3 steps, evenly in its half-life's time
 // (their equation for beta3's scheduler). Without t_alpha or t_beta3 (0) they are alpha and b3 from the start.
 
-struct AdemamixArgs {
-  float beta1, one_minus_beta1, beta2, one_minus_beta2, beta3, one_minus_beta3;
-  float step_size;          // lr / (1 - beta1^t)
-  float slow_size;          // lr alpha(t)
-  float inverse_sqrt_bias;  // 1 / sqrt(1 - beta2^t)
-  float eps, decay;         // decay: lr * weight_decay
+struct AdemamixArgs : MomentArgs {
+  float beta3, one_minus_beta3;
+  float step_size;  // lr / (1 - beta1^t)
+  float slow_size;  // lr alpha(t)
+  float decay;      // lr * weight_decay
 };
 
 struct Ademamix {
@@ -26,29 +25,21 @@ struct Ademamix {
   }
   LT_HOST_FN Args args(const RuleInput& h) {
     const double alpha = h.t_alpha > h.t ? h.alpha * h.t / h.t_alpha : h.alpha, beta3 = scheduled_beta3(h);
-    return Args{float(h.beta1),
-                float(1 - h.beta1),
-                float(h.beta2),
-                float(1 - h.beta2),
+    return Args{moment_args(h),
                 float(beta3),
                 float(1 - beta3),
                 float(h.lr / (1 - power(h.beta1, h.t))),
                 float(h.lr * alpha),
-                float(1 / __builtin_sqrt(1 - power(h.beta2, h.t))),
-                float(h.eps),
                 float(h.lr * h.weight_decay)};
   }
 
-  LT_HOST_FN double decay(const RuleInput& h, int k) {
-    return k == 0 ? h.beta1 : k == 1 ? h.beta2 : scheduled_beta3(h);
-  }
+  LT_HOST_FN double decay(const RuleInput& h, int k) { return k < 2 ? TwoMoments::decay(h, k) : scheduled_beta3(h); }
 
   template <class F>
   LT_FN F step(F p, F g, F (&s)[3], const Args& a) {
-    s[0] = s[0] * a.beta1 + g * a.one_minus_beta1;
-    s[1] = s[1] * a.beta2 + g * g * a.one_minus_beta2;
+    update_moments(g, s[0], s[1], a);
     s[2] = s[2] * a.beta3 + g * a.one_minus_beta3;
     const F direction = s[0] * a.step_size + s[2] * a.slow_size;
-    return move(p, p * a.decay + direction / (sqrt(s[1]) * a.inverse_sqrt_bias + a.eps));
+    return move(p, p * a.decay + direction / moment_root(s[1], a));
   }
 };

@@ -45,7 +45,7 @@ class Model {
  public:
   Model(Backend& backend, const std::vector<int64_t>& sizes, cudaStream_t stream)
       : device_(*backend.device()), stream_(stream), args_(kArgsBytes) {
-    RuleHyper hyper{};
+    RuleInput hyper{};
     hyper.lr = 1, hyper.t = 1;
     const int rule = effective_rule(find_rule("sgd"), {});
     rule_info(rule).make_args(hyper, args_.data());

@@ -120,7 +120,7 @@ void check_default(int codec, DType type, RoundingMode mode, u32 wanted_states) 
   static_assert(kHasHotPath<AdamW> && kHasLaneCodec<C>);
   auto rng = testing::seeded("hot path", 90 + codec);
   const auto cpu = cpu::make_backend("");
-  const RuleHyper defaults{.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 1e-2, .t = 2};
+  const lowtide::RuleInput defaults{.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 1e-2, .t = 2};
   const u32 stochastic = stochastic_states(kRule, codec, mode, long_averages(kRule, defaults));
   ASSERT_EQ(stochastic, wanted_states);
   StepCase start = usual_case(codec, type, 5, 4096, rng);
@@ -140,7 +140,7 @@ void check_default(int codec, DType type, RoundingMode mode, u32 wanted_states) 
   EXPECT_EQ(pairs, 5 * 4096 / 256 / 2) << "pairs of blocks went the slow path";
   const i64 differing = differing_bytes(got, wanted);
   EXPECT_EQ(differing, 0);
-  std::printf("%s: %lld pairs of blocks hot, states %u by chance, %lld bytes, %lld differ\n", C::kName,
+  std::printf("%s: %lld pairs of blocks hot, states %u stochastically, %lld bytes, %lld differ\n", C::kName,
               static_cast<long long>(pairs), stochastic, static_cast<long long>(got.bytes()),
               static_cast<long long>(differing));
 }
@@ -167,7 +167,7 @@ TEST(CudaHotPath, RefusesWhatItCannotHave) {
   good.param = good.grad = {memory, nullptr, 0, 1};
   good.row_length = 512, good.row_stride = 512;
   for (int k = 0; k < 2; ++k) good.codes[k] = memory;
-  const auto by_chance = [&](const DeviceItem& item) {
+  const auto stochastic = [&](const DeviceItem& item) {
     return HotBlocks<AdamW, Dynamic8, bf16, bf16, true>::takes(item, args);
   };
   const auto to_nearest = [&](const DeviceItem& item) {
@@ -179,7 +179,7 @@ TEST(CudaHotPath, RefusesWhatItCannotHave) {
   for (u32 states = 0; states < 4; ++states) {
     DeviceItem item = good;
     item.stochastic = states;
-    EXPECT_TRUE(by_chance(item));
+    EXPECT_TRUE(stochastic(item));
     EXPECT_EQ(to_nearest(item), states == 0);
     EXPECT_EQ(float8(item), states == 3);
   }
@@ -188,7 +188,7 @@ TEST(CudaHotPath, RefusesWhatItCannotHave) {
     DeviceItem item = good;
     item.stochastic = 3;
     spoil(item);
-    EXPECT_FALSE(by_chance(item) || float8(item)) << refused;
+    EXPECT_FALSE(stochastic(item) || float8(item)) << refused;
     ++refused;
   };
   refuse([](DeviceItem& i) { i.first_index = 1; });

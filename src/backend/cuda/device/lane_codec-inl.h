@@ -1,9 +1,10 @@
 // Codecs of the hot path: 16 codes of a lane, for states that HotBlocks (step-inl.h) lets through. Bits are those of
 // the portable codecs. Included in the namespace of a .cu file after packed-inl.h. LaneCodec<C>::
-//   Shared, RandomShared       tables of a thread block in shared memory, and those of kernels that round by chance,
-//   too Codes<kSigned>             words as memory has them; get(i): in units of the scale
+//   Shared, RandomShared       tables of a thread block in shared memory, and those of kernels that round
+//   stochastically Codes<kSigned>             words as memory has them; get(i): in units of the scale
 //     encode_four(i, ...)      four values, to nearest, times factor<kSigned>(the block's absmax)
-//     round_four(i, ...)       four values, by chance, times inverse<kSigned>(absmax); random: for two of them each, as
+//     round_four(i, ...)       four values, stochastically, times inverse<kSigned>(absmax); random: for two of them
+//     each, as
 //                              random_16 takes them, the first in the lower half
 //   scale<kSigned>(absmax)     what is stored with the block
 template <class C>
@@ -53,10 +54,10 @@ struct LaneCodec<Bf16> {
 // where x = 0, in a bucket before the first, whose codes are 0.
 // Signed: u are the bits of x 2^-104, so that the first bucket begins at 2^-126 and denormals, however much they lose,
 // are what is below it. Negative values have the complement of their magnitude's bits, as an integer -(magnitude + 1),
-// which is where the portable kernels puts a negative value's ties; buckets go on below 0.
+// which is where the portable kernels put a negative value's ties; buckets go on below 0.
 //
-// By chance: ranks as the portable kernels has them, in byte 2 as well. The two pieces of a row are one load of 16
-// bytes, which has no conflicts among eight rows that follow one another.
+// Stochastically: ranks as the portable kernels have them, in byte 2 as well. The two pieces of a row are one load of
+// 16 bytes, which has no conflicts among eight rows that follow one another.
 template <>
 struct LaneCodec<Dynamic8> {
   static constexpr u32 kBuckets = Dynamic8Table::kLastKey - Dynamic8Table::kFirstKey + 1;

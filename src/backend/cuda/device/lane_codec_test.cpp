@@ -1,5 +1,5 @@
 // Codecs of the hot path give the portable codes and values: dynamic8 for every float of [2^-31, 1], both signs, and
-// below and at 0; by chance, dynamic8, float8 and bf16 for random numbers over all magnitudes that a block has.
+// below and at 0; stochastically, dynamic8, float8 and bf16 for random numbers over all magnitudes that a block has.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -64,7 +64,7 @@ TEST(CudaLaneCodec, Dynamic8GivesTheCodesOfThePortableCodecs) {
   EXPECT_EQ(both.differing, 0);
 }
 
-// What a second moment is, however small, is no 0, and 0 is nothing else.
+// A positive second moment, however small, never becomes 0, and 0 stays 0.
 TEST(CudaLaneCodec, Dynamic8KeepsZeroAndNothingElseAtZero) {
   Both both;
   for (int exponent = -100; exponent <= 20; ++exponent) {
@@ -80,13 +80,13 @@ TEST(CudaLaneCodec, Dynamic8KeepsZeroAndNothingElseAtZero) {
 
 // Four values of a lane at a time, as the hot path gives them to a codec, against the portable kernels.
 template <class C>
-struct ByChance {
+struct Stochastic {
   using Lane = LaneCodec<C>;
   std::unique_ptr<typename C::Tables> tables = std::make_unique<typename C::Tables>();
   std::unique_ptr<typename Lane::RandomShared> shared = std::make_unique<typename Lane::RandomShared>();
   i64 compared = 0, differing = 0;
 
-  ByChance() {
+  Stochastic() {
     if constexpr (std::is_same_v<C, Dynamic8>) Dynamic8::make_tables(*tables);
     threadIdx = {0, 0, 0};
     blockDim = dim3(1);
@@ -137,15 +137,15 @@ struct ByChance {
     }
     const float zero[4] = {};
     if constexpr (C::kScaled) compare<true>(zero, 0.f, 8, key), compare<false>(zero, 0.f, 8, key);
-    std::printf("%s by chance: %lld codes compared, %lld differ\n", C::kName, static_cast<long long>(compared),
+    std::printf("%s stochastically: %lld codes compared, %lld differ\n", C::kName, static_cast<long long>(compared),
                 static_cast<long long>(differing));
     EXPECT_EQ(differing, 0);
   }
 };
 
-TEST(CudaLaneCodec, Dynamic8RoundsByThePortableChances) { ByChance<Dynamic8>().run(); }
-TEST(CudaLaneCodec, Float8RoundsByThePortableChances) { ByChance<Float8>().run(); }
-TEST(CudaLaneCodec, Bfloat16RoundsByThePortableChances) { ByChance<Bf16>().run(); }
+TEST(CudaLaneCodec, Dynamic8RoundsByThePortableChances) { Stochastic<Dynamic8>().run(); }
+TEST(CudaLaneCodec, Float8RoundsByThePortableChances) { Stochastic<Float8>().run(); }
+TEST(CudaLaneCodec, Bfloat16RoundsByThePortableChances) { Stochastic<Bf16>().run(); }
 
 }  // namespace
 }  // namespace lowtide::cuda_device

@@ -1,5 +1,5 @@
-// What the CUDA kernels offer to host code: one function for each kind, which queues it. Arguments are memory that the
-// device can address. Implemented in the .cu files; each returns what the launch did, and launches nothing for no work.
+// The CUDA kernels for host code: one function for each kind, which queues it. Arguments are memory that the device can
+// address. Implemented in the .cu files; each returns what the launch did, and launches nothing for no work.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,7 +20,7 @@ struct Queue {
 // Blocks of a tile, the unit of work of a warp in a step: items' starts are counted in tiles.
 inline constexpr int64_t kTileBlocks = 32;
 
-// What a recorded step looks at before it does anything: replays whose number has not gone up do nothing.
+// A recorded step looks at this before it does anything: replays whose number has not gone up do nothing.
 struct ReplayState {
   uint32_t prepared;  // by the host, for the next replay
   uint32_t done;      // of the last replay that was taken
@@ -43,7 +43,7 @@ cudaError_t step(const StepLaunch& launch, const Queue& queue);
 // Behind the launches of a recorded step: counts the replay.
 cudaError_t finish_replay(ReplayState* replay, const Queue& queue);
 
-// Of a rule in norm_rules.def: out[blocks]. starts in blocks.
+// The norms of an LT_NORM_RULE: out[blocks]. starts in blocks.
 cudaError_t norms(int rule, int codec, const kernels::DeviceItem* items, const int64_t* starts, int64_t count,
                   int64_t blocks, const void* tables, BlockNorms* out, const Queue& queue);
 

@@ -1,4 +1,4 @@
-// What kernels of signs ask of their target, for CUDA: warps. Included in the namespace of a .cu file after
+// Kernels of signs ask this of their target; for CUDA it is warps. Included in the namespace of a .cu file after
 // target-inl.h.
 
 LT_FN Member this_member() { return {threadIdx.x % 32, item_id() / 32, item_count() / 32}; }

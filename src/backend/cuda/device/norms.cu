@@ -39,12 +39,13 @@ cudaError_t norms(int rule, int codec, const kernels::DeviceItem* items, const i
                   int64_t blocks, const void* tables, BlockNorms* out, const Queue& queue) {
   const auto* const from = reinterpret_cast<const i64*>(starts);
   switch (rule) {
+#define LT_RULE(number, name, R)
 #define LT_NORM_RULE(number, name, R)                                                                           \
   case number:                                                                                                  \
     return queue_norms<R>(codec, blocks, queue, items, from, static_cast<i64>(count), static_cast<i64>(blocks), \
                           tables, out);
-#include "portable/norm_rules.def"
-#undef LT_NORM_RULE
+#include "portable/rules.def"
+#undef LT_RULE
   }
   return cudaErrorInvalidValue;
 }

@@ -21,7 +21,7 @@ struct StepArguments {
 // Whether this is the replay of a recorded step for which nothing has been prepared.
 LT_FN bool is_void(const cuda_kernels::ReplayState* replay) { return replay && replay->prepared == replay->done; }
 
-// What the lanes of a warp know of its tile. It lies in shared memory, for the states of 16 elements need the
+// The tile of a warp, as its lanes know it. It lies in shared memory, for the states of 16 elements need the
 // registers.
 struct alignas(16) Tile {
   const DeviceItem* item;
@@ -57,7 +57,7 @@ struct alignas(16) Tile {
   LT_METHOD void advance(int half) { cursor[half].advance(*item, 2); }
 };
 
-// Where states are rounded by chance, also by which keys: those of a half's block, which lies on one side of 2^32.
+// For states that are rounded stochastically, also the keys of a half's block, which lies on one side of 2^32.
 struct RandomTile : Tile {
   u32 stochastic;  // as DeviceItem
   u32 index_high[2];
@@ -97,11 +97,11 @@ LT_FN void slow_blocks(const SlowBlock& of, const typename C::Tables* tables) {
   typename R::Args args;
   __builtin_memcpy(&args, item.args, sizeof args);
   const auto place = [&](int j) {
-    return Place{of.item, of.block, of.element + j, static_cast<u64>(of.index + j), static_cast<u32>(j), true};
+    return BlockElement{of.item, of.block, of.element + j, static_cast<u64>(of.index + j), static_cast<u32>(j), true};
   };
   // Number i of the lane's elements. Of pairs of codes a lane stores both.
   const auto element = [&](int i) { return kHasPairs<C> ? i / 2 * 2 * kLanes + 2 * lane + i % 2 : i * kLanes + lane; };
-  const auto next = [&](const Place& at, float(&state)[K ? K : 1], float& p) {
+  const auto next = [&](const BlockElement& at, float(&state)[K ? K : 1], float& p) {
     each<K>([&](auto k) { state[k] = decode_element<C, ((R::kSigned >> k) & 1) != 0>(tables, at, k); });
     p = load_weight(at);
     const float g = load(item.grad, at.element) * item.grad_scale;
@@ -127,7 +127,7 @@ LT_FN void slow_blocks(const SlowBlock& of, const typename C::Tables* tables) {
 #pragma unroll 1
   for (int i = 0; element(i) < of.count; ++i) {
     const int j = element(i);
-    const Place at = place(j);
+    const BlockElement at = place(j);
     float state[K ? K : 1], p;
     next(at, state, p);
     store_weight(at, p);
@@ -161,14 +161,21 @@ template <class R>
 inline constexpr bool kHasHotPath =
     !kHasNorms<R> && R::kStates <= 2 && (kDivides<R> || R::kSigned == (1u << (R::kStates <= 2 ? R::kStates : 0)) - 1u);
 
-// Codecs that LaneCodec has; those that it rounds to nearest in kernels of their own, and by chance.
+// Codecs with a LaneCodec. Those that may be rounded to nearest, and those that may be rounded stochastically, have
+// kernels of their own for it.
 template <class C>
-inline constexpr bool kHasLaneCodec =
-    std::is_same_v<C, Fp32> || std::is_same_v<C, Bf16> || std::is_same_v<C, Dynamic8> || std::is_same_v<C, Float8>;
+inline constexpr bool kHasLaneCodec = requires {
+  sizeof(LaneCodec<C>);
+};
 template <class C>
-inline constexpr bool kHasNearest = !std::is_same_v<C, Float8>;
+inline constexpr bool kHasNearest = [] {
+  if constexpr (requires { C::kNeedsRandom; })
+    return !(C::kNeedsRandom[0] && C::kNeedsRandom[1]);
+  else
+    return true;
+}();
 template <class C>
-inline constexpr bool kHasRandom = !std::is_same_v<C, Fp32>;
+inline constexpr bool kHasRandom = C::kError > 0;
 
 // max(x, y), NaN if one is.
 LT_FN float max_or_nan(float x, float y) {
@@ -197,7 +204,7 @@ LT_FN float value_of(float x) { return x; }
 LT_FN float value_of(Real x) { return x.x; }
 
 // The hot path. P, G: element types of parameter and gradient. kRandom: each item says which of its states are rounded
-// by chance; else it has none.
+// stochastically; else it has none.
 template <class R, class C, class P, class G, bool kRandom>
 struct HotBlocks {
   using Codec = LaneCodec<C>;
@@ -306,13 +313,13 @@ struct HotBlocks {
       if (__any_sync(kAllLanes, out)) return false;
 
     each<K>([&](auto k) {
-      bool by_chance = kRandom;
+      bool stochastic = kRandom;
       if constexpr (kRandom) {
-        if constexpr (kHasNearest<C>) by_chance = ((tile.stochastic >> k) & 1) != 0;
-        if (by_chance) round(tile, shared, k, element, seen, state[k], most_here[k], codes.of(k));
+        if constexpr (kHasNearest<C>) stochastic = ((tile.stochastic >> k) & 1) != 0;
+        if (stochastic) round(tile, shared, k, element, seen, state[k], most_here[k], codes.of(k));
       }
       if constexpr (kHasNearest<C>)
-        if (!by_chance) {
+        if (!stochastic) {
           float factor = 1.f;
           if constexpr (C::kScaled) factor = Codec::template factor<State<k>::kSigned>(most_here[k]);
 #pragma unroll

@@ -1,6 +1,6 @@
 // The step kernels, compiled for the emulated device, give the bits of a step on the CPU: every rule, codec and pair of
-// element types, states rounded to nearest and by chance, whole and short blocks and rows, shards, misaligned memory,
-// strided and transposed parameters and gradients, states written elsewhere, and stopped steps.
+// element types, states rounded to nearest and stochastically, whole and short blocks and rows, shards, misaligned
+// memory, strided and transposed parameters and gradients, states written elsewhere, and stopped steps.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -210,7 +210,7 @@ void make_usual(StepCase& c, Rng& rng) {
   }
 }
 
-// Which states are rounded by chance, and where in the whole the parameter lies: below, across and above the index
+// Which states are rounded stochastically, and where in the whole the parameter lies: below, across and above the index
 // 2^32, and columns of shards, which without scales need not begin with a block.
 void make_random(StepCase& c, size_t i, Rng& rng) {
   const uint32_t all = (1u << rule_info(c.rule).states) - 1;
@@ -227,20 +227,20 @@ void make_random(StepCase& c, size_t i, Rng& rng) {
 TEST(CudaSteps, GiveTheBitsOfTheCpu) {
   auto rng = testing::seeded("steps of CUDA kernels", 70);
   const auto cpu = cpu::make_backend("");
-  int64_t comparisons = 0, bytes = 0, differing = 0, still = 0, strided = 0, by_chance = 0;
+  int64_t comparisons = 0, bytes = 0, differing = 0, still = 0, strided = 0, stochastic = 0;
   for (int rule = 0; rule < static_cast<int>(rules().size()); ++rule)
     for (int codec = 0; codec < static_cast<int>(codecs().size()); ++codec)
       for (int pair = 0; pair < 9; ++pair)
         for (int variant = 0; variant < 6; ++variant) {
           // Usual states to nearest, any states, misaligned memory, kernels of any types, memory that is not
-          // contiguous, and usual states by chance.
+          // contiguous, and usual states stochastically.
           std::vector<StepCase> start = make_cases(rule, codec, pair, rng);
           if (variant != 1)
             for (StepCase& c : start) make_usual(c, rng);
           for (size_t i = 0; i < start.size(); ++i) {
             if (variant == 0) start[i].stochastic = 0;
             if (variant == 5) make_random(start[i], i, rng);
-            by_chance += start[i].stochastic != 0;
+            stochastic += start[i].stochastic != 0;
           }
           std::vector<StepCase> wanted = start, got = start;
           step_all(*cpu, wanted, 1);
@@ -268,9 +268,10 @@ TEST(CudaSteps, GiveTheBitsOfTheCpu) {
           if (differing) return;
         }
   std::printf(
-      "%lld parameters stepped (%lld not contiguous, %lld with states rounded by chance), %lld bytes compared, %lld "
+      "%lld parameters stepped (%lld not contiguous, %lld with states rounded stochastically), %lld bytes compared, "
+      "%lld "
       "differ, %lld were left as they were\n",
-      static_cast<long long>(comparisons), static_cast<long long>(strided), static_cast<long long>(by_chance),
+      static_cast<long long>(comparisons), static_cast<long long>(strided), static_cast<long long>(stochastic),
       static_cast<long long>(bytes), static_cast<long long>(differing), static_cast<long long>(still));
 }
 

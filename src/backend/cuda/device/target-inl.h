@@ -1,6 +1,6 @@
-// What the kernels (backend/kernels) ask of their target, for CUDA: who this thread is, and what it does with others.
-// Included in the namespace of a .cu file after the portable kernels. Launches are one-dimensional; the 32 members of kernels of
-// signs are warps. Threads meet in uniform code only, all 32.
+// The kernels (backend/kernels) ask this of their target, here CUDA: who this thread is, and what it does with others.
+// Included in the namespace of a .cu file after the portable kernels. Launches are one-dimensional; the 32 members of
+// kernels of signs are warps. Threads meet in uniform code only, all 32.
 
 inline constexpr i64 kBlocksOfTile = cuda_kernels::kTileBlocks;
 inline constexpr u32 kAllLanes = ~0u;
@@ -29,7 +29,7 @@ LT_FN u32 max_of_group(u32 x) {
   return max_of_lanes(of_warp[threadIdx.x % (kGroupSize / 32)], kGroupSize / 32);
 }
 
-// What the others of the group have written before is there to be read behind this.
+// Behind this the group can read what its others have written before.
 LT_FN void meet_in_group() { __syncthreads(); }
 
 LT_FN void atomic_or(u32* word, u32 x) { atomicOr(word, x); }

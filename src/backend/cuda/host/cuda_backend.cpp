@@ -20,14 +20,14 @@ namespace {
 
 class CudaBackend final : public Backend {
  public:
-  CudaBackend(const Place& place, bool fast)
-      : place_(place),
+  CudaBackend(const DeviceInfo& info, bool fast)
+      : info_(info),
         fast_(fast),
-        events_(std::make_shared<Events>(place_)),
-        answers_(std::make_shared<Answers>(place_)),
-        device_(place_, events_),
-        uploads_(UploadPlace{place_}),
-        side_(Scope(place_, "making a stream")),
+        events_(std::make_shared<Events>(info_)),
+        answers_(std::make_shared<Answers>(info_)),
+        device_(info_, events_),
+        uploads_(UploadMemory{info_}),
+        side_(Scope(info_, "making a stream")),
         steps_(kStepShape) {}
 
   const char* name() const override { return "cuda"; }
@@ -36,7 +36,7 @@ class CudaBackend final : public Backend {
   Device* device() override { return &device_; }
 
   void step(std::span<const StepItem> items, int, bool ordered, void* stream) override {
-    const Scope scope(place_, "step");
+    const Scope scope(info_, "step");
     const cudaStream_t on = stream_for_now(scope, stream);
     add_steps(items, ordered);
     const std::vector<const void*> tables = tables_of(scope, steps_);
@@ -49,9 +49,9 @@ class CudaBackend final : public Backend {
   }
 
   void norms(std::span<const StepItem> items, int, std::span<BlockNorms> out, void* stream) override {
-    const Scope scope(place_, "norms");
+    const Scope scope(info_, "norms");
     const cudaStream_t on = stream_for_now(scope, stream);
-    const PointerCheck check(place_, device_);
+    const PointerCheck check(info_, device_);
     for (size_t i = 0; i < items.size(); ++i) check(items[i], i);
     batch_.clear();
     batch_.add_steps(items, false);
@@ -80,9 +80,9 @@ class CudaBackend final : public Backend {
 
   std::shared_ptr<Guard> queue_guard(std::span<const StepItem> items, void* stream) override {
     LT_REQUIRE(items.size() < kernels::kNoItem, "got %zu parameters, wanted fewer than 2^32 - 1", items.size());
-    const Scope scope(place_, "looking for gradients that are not finite");
+    const Scope scope(info_, "looking for gradients that are not finite");
     const cudaStream_t on = device_.queue_of(scope, stream);
-    const PointerCheck check(place_, device_);
+    const PointerCheck check(info_, device_);
     for (size_t i = 0; i < items.size(); ++i) check.gradient(items[i], i);
     steps_.clear();
     steps_.begin_launch(0, 0);
@@ -92,7 +92,7 @@ class CudaBackend final : public Backend {
       search(scope, guard->items(), guard->answer(), on);
       return guard;
     }
-    auto guard = std::make_shared<CudaGuard>(place_, answers_, answers_->take());
+    auto guard = std::make_shared<CudaGuard>(info_, answers_, answers_->take());
     {
       const Upload there = upload(scope, on, steps_);
       search(scope, there.device(), guard->answer(), on);
@@ -103,7 +103,7 @@ class CudaBackend final : public Backend {
   }
 
   std::shared_ptr<RecordedStep> record_step(std::span<const StepItem> items, bool ordered, void* stream) override {
-    const Scope scope(place_, "recording a step");
+    const Scope scope(info_, "recording a step");
     const cudaStream_t on = device_.queue_of(scope, stream);
     LT_REQUIRE(scope.is_capturing(on),
                "got a stream that is not capturing, wanted one that is (cudaStreamBeginCapture)");
@@ -112,8 +112,8 @@ class CudaBackend final : public Backend {
                  "got a step to record behind a search that was not recorded, wanted one that was");
     add_steps(items, ordered);
     const std::vector<const void*> tables = tables_of(scope, steps_);
-    return std::make_shared<CudaRecordedStep>(RecordingPlace{place_, device_, uploads_, events_}, scope, steps_,
-                                              ordered, tables, fast_, on);
+    return std::make_shared<CudaRecordedStep>(RecordingParts{info_, device_, uploads_, events_}, scope, steps_, ordered,
+                                              tables, fast_, on);
   }
 
   void decode(const CodecItem& item, void* stream) override { convert("decode", item, stream, cuda_kernels::decode); }
@@ -159,7 +159,7 @@ class CudaBackend final : public Backend {
  private:
   using Convert = cudaError_t(int, bool, const kernels::DeviceItem*, int64_t, const void*, const cuda_kernels::Queue&);
 
-  cuda_kernels::Queue queue(cudaStream_t stream) const { return {stream, place_.processors}; }
+  cuda_kernels::Queue queue(cudaStream_t stream) const { return {stream, info_.processors}; }
 
   // Refuses one that is capturing: a replay would read what the host has written since.
   cudaStream_t stream_for_now(const Scope& scope, void* stream) const {
@@ -172,7 +172,7 @@ class CudaBackend final : public Backend {
   }
 
   void add_steps(std::span<const StepItem> items, bool ordered) {
-    const PointerCheck check(place_, device_);
+    const PointerCheck check(info_, device_);
     for (size_t i = 0; i < items.size(); ++i) check(items[i], i);
     steps_.clear();
     steps_.add_steps(items, ordered);
@@ -223,9 +223,9 @@ class CudaBackend final : public Backend {
   }
 
   void convert(const char* what, const CodecItem& item, void* stream, Convert* run) {
-    const Scope scope(place_, what);
+    const Scope scope(info_, what);
     const cudaStream_t on = stream_for_now(scope, stream);
-    const PointerCheck check(place_, device_);
+    const PointerCheck check(info_, device_);
     check(item);
     batch_.clear();
     batch_.begin_launch(0, item.codec);
@@ -244,15 +244,15 @@ class CudaBackend final : public Backend {
   template <class Item, class Run>
   void signs(const char* what, std::span<const Item> items, void* stream, bool can_be_captured, Run&& run) {
     for (const Item& item : items) lowtide::check(item);
-    const Scope scope(place_, what);
+    const Scope scope(info_, what);
     const cudaStream_t on = can_be_captured ? device_.queue_of(scope, stream) : stream_for_now(scope, stream);
-    const PointerCheck check(place_, device_);
+    const PointerCheck check(info_, device_);
     for (size_t i = 0; i < items.size(); ++i) check(items[i], i);
     run(SignQueue{scope, queue(on), uploads_, events_});
     scope.queued(on);
   }
 
-  const Place place_;
+  const DeviceInfo info_;
   const bool fast_;
   std::shared_ptr<Events> events_;
   std::shared_ptr<Answers> answers_;
@@ -284,7 +284,7 @@ std::unique_ptr<Backend> make_backend(const std::string& target, void* stream) {
   const int of_stream = stream ? ordinal_of(static_cast<cudaStream_t>(stream)) : -1;
   LT_REQUIRE(of_stream < 0 || wanted.ordinal < 0 || of_stream == wanted.ordinal,
              "got CUDA target '%s' and a stream of device %d, wanted both of one device", target.c_str(), of_stream);
-  return std::make_unique<CudaBackend>(find_place(of_stream >= 0 ? of_stream : wanted.ordinal), wanted.fast);
+  return std::make_unique<CudaBackend>(describe_device(of_stream >= 0 ? of_stream : wanted.ordinal), wanted.fast);
 }
 
 }  // namespace lowtide::cuda_host

@@ -11,8 +11,8 @@ namespace {
 
 constexpr uintptr_t kAlignment = 64;
 
-// What managed memory leaves alone of what is free, and of all there is: a driver that has to evict pages may never
-// come back.
+// Managed memory leaves so much of the free memory alone, and of all there is: a driver that has to evict pages may
+// never come back.
 constexpr int64_t managed_share(int64_t bytes) { return bytes - bytes / 10; }
 
 }  // namespace
@@ -22,14 +22,14 @@ CudaDevice::~CudaDevice() {
 }
 
 Device::Limits CudaDevice::limits() const {
-  const Scope scope(place_, "asking for the device's memory");
+  const Scope scope(info_, "asking for the device's memory");
   size_t free = 0, total = 0;
   scope.check(cudaMemGetInfo(&free, &total));
   return {static_cast<int64_t>(total), static_cast<int64_t>(free), -1};
 }
 
 void* CudaDevice::allocate(MemoryKind kind, int64_t bytes) {
-  const Scope scope(place_, "allocating memory");
+  const Scope scope(info_, "allocating memory");
   Block block{kind, std::max<int64_t>(bytes, 1), {}, {}};
   void* memory = nullptr;
   switch (kind) {
@@ -37,7 +37,7 @@ void* CudaDevice::allocate(MemoryKind kind, int64_t bytes) {
       memory = allocate_device(scope, block);
       break;
     case MemoryKind::kPinned:
-      block.pinned = HostMemory(place_, block.bytes);
+      block.pinned = HostMemory(info_, block.bytes);
       memory = block.pinned.data();
       break;
     case MemoryKind::kShared:
@@ -86,11 +86,11 @@ void* CudaDevice::allocate_managed(const Scope& scope, int64_t bytes) {
   void* memory = nullptr;
   const auto size = static_cast<size_t>(bytes);
   scope.check(cudaMallocManaged(&memory, size, cudaMemAttachGlobal));
-  if (!place_.concurrent_managed) return memory;
+  if (!info_.concurrent_managed) return memory;
   try {
     const OwnStream stream(scope);
-    scope.check(prefer_device(memory, size, place_.ordinal));
-    scope.check(prefetch_managed(memory, size, place_.ordinal, stream.get()));
+    scope.check(prefer_device(memory, size, info_.ordinal));
+    scope.check(prefetch_managed(memory, size, info_.ordinal, stream.get()));
     scope.check(cudaStreamSynchronize(stream.get()));
   } catch (const Error&) {
     cudaFree(memory);
@@ -109,16 +109,16 @@ void CudaDevice::free(void* memory) noexcept {
   if (block.from.free)
     block.from.free(block.from.context, memory);
   else
-    quietly(place_, [&] { return cudaFree(memory); });
+    quietly(info_, [&] { return cudaFree(memory); });
 }
 
 void* CudaDevice::make_queue() {
-  const Scope scope(place_, "making a queue");
+  const Scope scope(info_, "making a queue");
   return queues_.emplace_back(scope).get();
 }
 
 void CudaDevice::copy(void* queue, void* to, const void* from, int64_t bytes) {
-  const Scope scope(place_, "copying");
+  const Scope scope(info_, "copying");
   const cudaStream_t stream = queue_of(scope, queue);
   auto* target = static_cast<std::byte*>(to);
   auto* source = static_cast<const std::byte*>(from);
@@ -134,75 +134,75 @@ void CudaDevice::fill(void* queue, void* to, uint32_t pattern, int pattern_bytes
   LT_REQUIRE(
       (pattern_bytes == 1 || pattern_bytes == 4) && (reinterpret_cast<uintptr_t>(to) & (pattern_bytes - 1u)) == 0,
       "got a pattern of %d bytes for memory at %p, wanted 1, or 4 and memory aligned to them", pattern_bytes, to);
-  const Scope scope(place_, "filling");
+  const Scope scope(info_, "filling");
   const cudaStream_t stream = queue_of(scope, queue);
   if (count <= 0) return;
   const uint32_t word = pattern_bytes == 4 ? pattern : (pattern & 0xff) * 0x01010101u;
   scope.check(
-      cuda_kernels::fill(static_cast<unsigned char*>(to), word, count * pattern_bytes, {stream, place_.processors}));
+      cuda_kernels::fill(static_cast<unsigned char*>(to), word, count * pattern_bytes, {stream, info_.processors}));
   scope.queued(stream);
 }
 
 void CudaDevice::prefetch(void* queue, const void* shared, int64_t bytes) {
-  const Scope scope(place_, "prefetching");
+  const Scope scope(info_, "prefetching");
   const cudaStream_t stream = queue_of(scope, queue);
-  if (!place_.concurrent_managed || bytes <= 0) return;
-  scope.check(prefetch_managed(shared, static_cast<size_t>(bytes), place_.ordinal, stream));
+  if (!info_.concurrent_managed || bytes <= 0) return;
+  scope.check(prefetch_managed(shared, static_cast<size_t>(bytes), info_.ordinal, stream));
   scope.queued(stream);
 }
 
 Device::Event CudaDevice::record(void* queue) {
-  const Scope scope(place_, "recording an event");
+  const Scope scope(info_, "recording an event");
   return events_->record(scope, queue_of(scope, queue));
 }
 
 void CudaDevice::wait(void* queue, const Event& event) {
-  const Scope scope(place_, "waiting for an event");
+  const Scope scope(info_, "waiting for an event");
   const cudaStream_t stream = queue_of(scope, queue);  // refuses a wrong one, whatever there is to wait for
   if (event) scope.check(cudaStreamWaitEvent(stream, Events::handle(event), 0));
 }
 
 void CudaDevice::host_wait(const Event& event) {
-  const Scope scope(place_, "waiting for the device");
+  const Scope scope(info_, "waiting for the device");
   Events::wait(scope, event);
 }
 
 bool CudaDevice::has_happened(const Event& event) {
-  const Scope scope(place_, "looking at an event");
+  const Scope scope(info_, "looking at an event");
   return Events::is_done(scope, event);
 }
 
 bool CudaDevice::is_capturing(void* queue) {
-  const Scope scope(place_, "looking at a stream");
+  const Scope scope(info_, "looking at a stream");
   return scope.is_capturing(queue_of(scope, queue));
 }
 
 std::string CudaDevice::describe() const {
-  const Scope scope(place_, "describing the device");
+  const Scope scope(info_, "describing the device");
   cudaDeviceProp found{};
   int driver = 0;
-  scope.check(cudaGetDeviceProperties(&found, place_.ordinal));
+  scope.check(cudaGetDeviceProperties(&found, info_.ordinal));
   scope.check(cudaDriverGetVersion(&driver));
   return format("%s, driver for CUDA %d.%d, NUMA node %d", found.name, driver / 1000, driver % 1000 / 10,
-                place_.numa_node);
+                info_.numa_node);
 }
 
-bool CudaDevice::is_lost() const { return lost(place_.ordinal); }
+bool CudaDevice::is_lost() const { return lost(info_.ordinal); }
 
 cudaStream_t CudaDevice::queue_of(const Scope& scope, void* queue) const {
   const auto stream = static_cast<cudaStream_t>(queue);
   if (!stream || std::any_of(queues_.begin(), queues_.end(), [&](const OwnStream& own) { return own.get() == stream; }))
     return stream;
 #if CUDART_VERSION >= 12080
-  int ordinal = place_.ordinal;
+  int ordinal = info_.ordinal;
   const cudaError_t code = cudaStreamGetDevice(stream, &ordinal);
   if (code == cudaErrorCallRequiresNewerDriver || code == cudaErrorNotSupported)
     cudaGetLastError();  // an older driver cannot tell
   else
     scope.check(code);
-  LT_REQUIRE(ordinal == place_.ordinal,
+  LT_REQUIRE(ordinal == info_.ordinal,
              "got a stream of CUDA device %d, wanted one of device %d, where the optimizer and its state are", ordinal,
-             place_.ordinal);
+             info_.ordinal);
 #else
   (void)scope;
 #endif

@@ -12,15 +12,15 @@
 #include "backend/cuda/host/device_memory.h"
 #include "backend/cuda/host/events.h"
 #include "backend/cuda/host/host_memory.h"
-#include "backend/cuda/host/place.h"
+#include "backend/cuda/host/device_info.h"
 #include "backend/device.h"
 
 namespace lowtide::cuda_host {
 
 class CudaDevice final : public Device {
  public:
-  // place outlives this object.
-  CudaDevice(const Place& place, std::shared_ptr<Events> events) : place_(place), events_(std::move(events)) {}
+  // info outlives this object.
+  CudaDevice(const DeviceInfo& info, std::shared_ptr<Events> events) : info_(info), events_(std::move(events)) {}
   ~CudaDevice() override;
 
   Limits limits() const override;
@@ -34,7 +34,7 @@ class CudaDevice final : public Device {
   void wait(void* queue, const Event& event) override;
   void host_wait(const Event& event) override;
   bool has_happened(const Event& event) override;
-  bool steps_pinned() const override { return place_.reaches_pinned || place_.reaches_all; }
+  bool steps_pinned() const override { return info_.reaches_pinned || info_.reaches_all; }
   bool is_capturing(void* queue) override;
   std::string describe() const override;
   bool is_lost() const override;
@@ -60,7 +60,7 @@ class CudaDevice final : public Device {
   // Bytes from `data` on that one copy may take.
   int64_t copyable(const void* data, int64_t bytes) const;
 
-  const Place& place_;
+  const DeviceInfo& info_;
   std::shared_ptr<Events> events_;
   Allocator allocator_;
   Blocks blocks_;

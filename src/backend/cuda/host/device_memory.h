@@ -5,25 +5,25 @@
 #include <cstddef>
 #include <utility>
 
-#include "backend/cuda/host/place.h"
+#include "backend/cuda/host/device_info.h"
 
 namespace lowtide::cuda_host {
 
 class DeviceMemory {
  public:
   DeviceMemory() = default;
-  // scope: of a place that outlives this object.
-  DeviceMemory(const Scope& scope, size_t bytes) : place_(&scope.place()) {
+  // scope: of a device whose info outlives this object.
+  DeviceMemory(const Scope& scope, size_t bytes) : info_(&scope.info()) {
     void* data = nullptr;
     scope.check(cudaMalloc(&data, bytes));
     data_ = static_cast<std::byte*>(data);
   }
   ~DeviceMemory() {
-    if (data_) quietly(*place_, [&] { return cudaFree(data_); });
+    if (data_) quietly(*info_, [&] { return cudaFree(data_); });
   }
-  DeviceMemory(DeviceMemory&& other) noexcept : place_(other.place_), data_(std::exchange(other.data_, nullptr)) {}
+  DeviceMemory(DeviceMemory&& other) noexcept : info_(other.info_), data_(std::exchange(other.data_, nullptr)) {}
   DeviceMemory& operator=(DeviceMemory&& other) noexcept {
-    std::swap(place_, other.place_);
+    std::swap(info_, other.info_);
     std::swap(data_, other.data_);
     return *this;
   }
@@ -31,18 +31,18 @@ class DeviceMemory {
   std::byte* data() const { return data_; }
 
  private:
-  const Place* place_ = nullptr;
+  const DeviceInfo* info_ = nullptr;
   std::byte* data_ = nullptr;
 };
 
 // A stream of the backend's own, unordered with the default stream.
 class OwnStream {
  public:
-  explicit OwnStream(const Scope& scope) : place_(scope.place()) {
+  explicit OwnStream(const Scope& scope) : info_(scope.info()) {
     scope.check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   }
   ~OwnStream() {
-    quietly(place_, [&] { return cudaStreamDestroy(stream_); });
+    quietly(info_, [&] { return cudaStreamDestroy(stream_); });
   }
   OwnStream(const OwnStream&) = delete;
   OwnStream& operator=(const OwnStream&) = delete;
@@ -50,7 +50,7 @@ class OwnStream {
   cudaStream_t get() const { return stream_; }
 
  private:
-  const Place& place_;
+  const DeviceInfo& info_;
   cudaStream_t stream_ = nullptr;
 };
 

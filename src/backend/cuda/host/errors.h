@@ -10,7 +10,7 @@
 
 namespace lowtide::cuda_host {
 
-// What an error means to a caller. Of those that CUDA does not recover from: kDeviceLost.
+// The kind of an error for a caller: kDeviceLost for those that CUDA does not recover from.
 ErrorKind kind_of(cudaError_t code);
 
 // "an illegal memory access was encountered (cudaErrorIllegalAddress)", and what to do where that is known.

@@ -3,7 +3,7 @@
 namespace lowtide::cuda_host {
 
 Events::~Events() {
-  for (cudaEvent_t event : free_) quietly(place_, [&] { return cudaEventDestroy(event); });
+  for (cudaEvent_t event : free_) quietly(info_, [&] { return cudaEventDestroy(event); });
 }
 
 Device::Event Events::record(const Scope& scope, cudaStream_t stream) {
@@ -28,7 +28,7 @@ Device::Event Events::record(const Scope& scope, cudaStream_t stream) {
 
 Device::Event Events::record_at_end(cudaStream_t stream) noexcept {
   try {
-    const Scope scope(place_, "recording an event");
+    const Scope scope(info_, "recording an event");
     try {
       return record(scope, stream);
     } catch (const std::exception&) {

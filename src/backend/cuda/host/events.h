@@ -8,7 +8,7 @@
 #include <mutex>
 #include <vector>
 
-#include "backend/cuda/host/place.h"
+#include "backend/cuda/host/device_info.h"
 #include "backend/device.h"
 
 namespace lowtide::cuda_host {
@@ -16,7 +16,7 @@ namespace lowtide::cuda_host {
 // Any thread.
 class Events : public std::enable_shared_from_this<Events> {
  public:
-  explicit Events(const Place& place) : place_(place) {}
+  explicit Events(const DeviceInfo& info) : info_(info) {}
   ~Events();
   Events(const Events&) = delete;
   Events& operator=(const Events&) = delete;
@@ -34,7 +34,7 @@ class Events : public std::enable_shared_from_this<Events> {
   }
 
  private:
-  Place place_;
+  DeviceInfo info_;
   std::mutex mutex_;
   std::vector<cudaEvent_t> free_;
 };

@@ -10,7 +10,7 @@
 namespace lowtide::cuda_host {
 
 std::unique_ptr<Answer> Answers::take() {
-  const Scope scope(place_, "taking memory for a search");
+  const Scope scope(info_, "taking memory for a search");
   {
     const std::lock_guard lock(mutex_);
     const auto idle = std::find_if(free_.begin(), free_.end(), [&](const std::unique_ptr<Answer>& answer) {
@@ -28,7 +28,7 @@ std::unique_ptr<Answer> Answers::take() {
 std::unique_ptr<Answer> Answers::make(const Scope& scope) {
   auto made = std::make_unique<Answer>();
   made->device = DeviceMemory(scope, sizeof(uint32_t));
-  made->host = HostMemory(scope.place(), sizeof(uint32_t));
+  made->host = HostMemory(scope.info(), sizeof(uint32_t));
   *made->copy() = kernels::kNoItem;
   return made;
 }
@@ -49,14 +49,14 @@ int64_t CudaGuard::found() const {
 }
 
 int64_t CudaGuard::first() {
-  const Scope scope(place_, "waiting for the search for gradients that are not finite");
+  const Scope scope(info_, "waiting for the search for gradients that are not finite");
   Events::wait(scope, answer_->found);
   return found();
 }
 
 CudaRecordedGuard::CudaRecordedGuard(const Scope& scope, std::unique_ptr<Answer> answer, std::shared_ptr<Events> events,
                                      kernels::Batch& batch, cudaStream_t side)
-    : CudaGuard(scope.place(), nullptr, std::move(answer)),
+    : CudaGuard(scope.info(), nullptr, std::move(answer)),
       events_(std::move(events)),
       bytes_(batch.bytes()),
       count_(static_cast<size_t>(batch.launches()[0].count)),
@@ -67,7 +67,7 @@ CudaRecordedGuard::CudaRecordedGuard(const Scope& scope, std::unique_ptr<Answer>
 }
 
 int64_t CudaRecordedGuard::first() {
-  const Scope scope(place(), "waiting for a replay");
+  const Scope scope(info(), "waiting for a replay");
   if (prepared_) Events::wait(scope, events_->record(scope, last_));
   return found();
 }

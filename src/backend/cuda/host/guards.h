@@ -31,7 +31,7 @@ struct Answer {
 // Any thread.
 class Answers {
  public:
-  explicit Answers(const Place& place) : place_(place) {}
+  explicit Answers(const DeviceInfo& info) : info_(info) {}
 
   // One that nothing reads any more.
   std::unique_ptr<Answer> take();
@@ -39,7 +39,7 @@ class Answers {
   void give_back(std::unique_ptr<Answer> answer) noexcept;
 
  private:
-  Place place_;
+  DeviceInfo info_;
   std::mutex mutex_;
   std::list<std::unique_ptr<Answer>> free_;
 };
@@ -47,8 +47,8 @@ class Answers {
 class CudaGuard : public Guard {
  public:
   // answers: where the answer goes back to; nullptr: it is the guard's own.
-  CudaGuard(const Place& place, std::shared_ptr<Answers> answers, std::unique_ptr<Answer> answer)
-      : place_(place), answers_(std::move(answers)), answer_(std::move(answer)) {}
+  CudaGuard(const DeviceInfo& info, std::shared_ptr<Answers> answers, std::unique_ptr<Answer> answer)
+      : info_(info), answers_(std::move(answers)), answer_(std::move(answer)) {}
   ~CudaGuard() override {
     if (answers_) answers_->give_back(std::move(answer_));
   }
@@ -60,10 +60,10 @@ class CudaGuard : public Guard {
  protected:
   // The answer that has reached the host.
   int64_t found() const;
-  const Place& place() const { return place_; }
+  const DeviceInfo& info() const { return info_; }
 
  private:
-  Place place_;
+  DeviceInfo info_;
   std::shared_ptr<Answers> answers_;
   std::unique_ptr<Answer> answer_;
 };

@@ -68,12 +68,12 @@ void make_pages(std::byte* data, int64_t bytes) {
 
 }  // namespace
 
-HostMemory::HostMemory(const Place& place, int64_t bytes) : place_(&place), bytes_(round_up(bytes, kPageBytes)) {
+HostMemory::HostMemory(const DeviceInfo& info, int64_t bytes) : info_(&info), bytes_(round_up(bytes, kPageBytes)) {
   const auto size = static_cast<size_t>(bytes_);
   void* const data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) refuse(bytes_, "the system has not so much memory");
   if (bytes_ >= kHugePage) madvise(data, size, MADV_HUGEPAGE);
-  prefer_node(data, bytes_, place.numa_node);
+  prefer_node(data, bytes_, info.numa_node);
   auto* const first = static_cast<std::byte*>(data);
   make_pages(first, bytes_);
   int64_t registered = 0;
@@ -90,13 +90,13 @@ HostMemory::HostMemory(const Place& place, int64_t bytes) : place_(&place), byte
   cudaGetLastError();
   for_pieces(registered, kPieceBytes, [&](int64_t at, int64_t) { cudaHostUnregister(first + at); });
   munmap(data, size);
-  if (kind_of(code) == ErrorKind::kDeviceLost) Scope(place, "pinning host memory").check(code);
+  if (kind_of(code) == ErrorKind::kDeviceLost) Scope(info, "pinning host memory").check(code);
   refuse(bytes_, words_of(code));
 }
 
 HostMemory::~HostMemory() {
-  if (!data_ || lost(place_->ordinal)) return;  // a lost device keeps its pages to the end of the process
-  quietly(*place_, [&] {
+  if (!data_ || lost(info_->ordinal)) return;  // a lost device keeps its pages to the end of the process
+  quietly(*info_, [&] {
     cudaError_t first = cudaSuccess;
     for_pieces(bytes_, kPieceBytes, [&](int64_t at, int64_t) {
       const cudaError_t code = cudaHostUnregister(data_ + at);

@@ -6,23 +6,24 @@
 #include <cstdint>
 #include <utility>
 
-#include "backend/cuda/host/place.h"
+#include "backend/cuda/host/device_info.h"
 
 namespace lowtide::cuda_host {
 
 class HostMemory {
  public:
-  // What is registered at a time, since that holds locks of the driver, and what no copy may cross.
+  // Registered at a time, since registering holds locks of the driver. No copy may cross the border of two pieces.
   static constexpr int64_t kPieceBytes = int64_t{1} << 30;
 
   HostMemory() = default;
-  // Within a Scope of the place, which outlives this object. Throws kOutOfMemory, saying what the process may lock.
-  HostMemory(const Place& place, int64_t bytes);
+  // Within a Scope of the device, whose info outlives this object. Throws kOutOfMemory, saying what the process may
+  // lock.
+  HostMemory(const DeviceInfo& info, int64_t bytes);
   ~HostMemory();
   HostMemory(HostMemory&& other) noexcept
-      : place_(other.place_), data_(std::exchange(other.data_, nullptr)), bytes_(other.bytes_) {}
+      : info_(other.info_), data_(std::exchange(other.data_, nullptr)), bytes_(other.bytes_) {}
   HostMemory& operator=(HostMemory&& other) noexcept {
-    std::swap(place_, other.place_);
+    std::swap(info_, other.info_);
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
     return *this;
@@ -31,7 +32,7 @@ class HostMemory {
   std::byte* data() const { return data_; }
 
  private:
-  const Place* place_ = nullptr;
+  const DeviceInfo* info_ = nullptr;
   std::byte* data_ = nullptr;
   int64_t bytes_ = 0;  // whole pages
 };

@@ -5,7 +5,7 @@
 #include "backend/cuda/device/launch.h"
 #include "backend/cuda/host/cuda_backend.h"
 #include "backend/cuda/host/errors.h"
-#include "backend/cuda/host/place.h"
+#include "backend/cuda/host/device_info.h"
 #include "lowtide/export.h"
 
 namespace lowtide::cuda_host {
@@ -24,8 +24,8 @@ std::string words_of_device(int ordinal, bool& usable) {
   const std::string text = format("; %d: %s, compute capability %d.%d, %.1f GiB", ordinal, found.name, found.major,
                                   found.minor, static_cast<double>(found.totalGlobalMem) / (1 << 30));
   try {
-    const Place place = find_place(ordinal);
-    const Scope scope(place, "looking at a device");
+    const DeviceInfo info = describe_device(ordinal);
+    const Scope scope(info, "looking at a device");
     usable = true;
     return format("%s, kernels of %s: the same bits as the CPU backend (fast: approximate)", text.c_str(),
                   cuda_kernels::architecture());

@@ -8,13 +8,13 @@ void PointerCheck::check(const void* data, const char* what, size_t index) const
   if (known == granule || device_.owns(data)) return;
   cudaPointerAttributes found{};
   if (const cudaError_t code = cudaPointerGetAttributes(&found, data); code != cudaSuccess)
-    Scope(place_, "looking at a pointer").check(code);
+    Scope(info_, "looking at a pointer").check(code);
   constexpr const char* kWanted = "wanted device memory (cudaMalloc, a CUDA tensor)";
   switch (found.type) {
     case cudaMemoryTypeDevice:
-      LT_REQUIRE(found.device == place_.ordinal,
+      LT_REQUIRE(found.device == info_.ordinal,
                  "got %s of item %zu at %p, which is memory of CUDA device %d; %s of device %d", what, index, data,
-                 found.device, kWanted, place_.ordinal);
+                 found.device, kWanted, info_.ordinal);
       known = granule;
       return;
     case cudaMemoryTypeManaged:
@@ -22,10 +22,10 @@ void PointerCheck::check(const void* data, const char* what, size_t index) const
     case cudaMemoryTypeHost:
       LT_REQUIRE(found.devicePointer == data,
                  "got %s of item %zu at %p, pinned host memory that device %d has at another address (%p); %s", what,
-                 index, data, place_.ordinal, found.devicePointer, kWanted);
+                 index, data, info_.ordinal, found.devicePointer, kWanted);
       return;
     default:
-      LT_REQUIRE(place_.reaches_all, "got %s of item %zu at %p, which is pageable host memory; %s", what, index, data,
+      LT_REQUIRE(info_.reaches_all, "got %s of item %zu at %p, which is pageable host memory; %s", what, index, data,
                  kWanted);
   }
 }

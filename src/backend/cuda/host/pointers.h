@@ -9,20 +9,20 @@
 
 namespace lowtide::cuda_host {
 
-// Of one call, within a Scope: what it has found out is forgotten with it.
+// Lives for one call, within a Scope: what it has found out is forgotten with it.
 class PointerCheck final : public kernels::PointerCheck {
  public:
   // device: whose memory is known without asking CUDA. Both outlive this object.
-  PointerCheck(const Place& place, const CudaDevice& device)
-      : kernels::PointerCheck(false), place_(place), device_(device) {}
+  PointerCheck(const DeviceInfo& info, const CudaDevice& device)
+      : kernels::PointerCheck(false), info_(info), device_(device) {}
 
  private:
   void check(const void* data, const char* what, size_t index) const override;
 
-  const Place& place_;
+  const DeviceInfo& info_;
   const CudaDevice& device_;
   // CUDA maps a device's memory in granules: where one address is the device's, all of the granule is, and a model's
-  // tensors share few. By the granule's number, from 1, its last bits the place; 0: none.
+  // tensors share few. By the granule's number, from 1, its last bits the position; 0: none.
   static constexpr uintptr_t kGranule = uintptr_t{2} << 20;
   mutable std::array<uintptr_t, 256> known_{};
 };

@@ -14,7 +14,7 @@ using cuda_kernels::ReplayState;
 
 static_assert(offsetof(ReplayState, prepared) == 0, "written behind the batch, with it");
 
-CudaRecordedStep::CudaRecordedStep(const RecordingPlace& of, const Scope& scope, kernels::Batch batch, bool ordered,
+CudaRecordedStep::CudaRecordedStep(const RecordingParts& of, const Scope& scope, kernels::Batch batch, bool ordered,
                                    std::span<const void* const> tables, bool fast, cudaStream_t stream)
     : of_(of),
       batch_(std::move(batch)),
@@ -22,12 +22,12 @@ CudaRecordedStep::CudaRecordedStep(const RecordingPlace& of, const Scope& scope,
       ordered_(ordered),
       bytes_(batch_.bytes()),
       memory_(scope, bytes_ + sizeof(ReplayState)),
-      answer_(of.place, sizeof(ReplayState)),
+      answer_(of.info, sizeof(ReplayState)),
       side_(scope) {
-  const cuda_kernels::Queue side{side_.get(), of.place.processors};
+  const cuda_kernels::Queue side{side_.get(), of.info.processors};
   scope.check(cuda_kernels::fill(reinterpret_cast<unsigned char*>(state()), 0, sizeof(ReplayState), side));
   scope.check(cudaStreamSynchronize(side_.get()));
-  const cuda_kernels::Queue recording{stream, of.place.processors};
+  const cuda_kernels::Queue recording{stream, of.info.processors};
   queue_steps(scope, batch_, memory_.data(), tables, fast, state(), recording);
   scope.check(cuda_kernels::finish_replay(state(), recording));
 }
@@ -35,10 +35,10 @@ CudaRecordedStep::CudaRecordedStep(const RecordingPlace& of, const Scope& scope,
 ReplayState* CudaRecordedStep::state() const { return reinterpret_cast<ReplayState*>(memory_.data() + bytes_); }
 
 void CudaRecordedStep::prepare(std::span<const StepItem> items, void* stream) {
-  const Scope scope(of_.place, "preparing a replay");
+  const Scope scope(of_.info, "preparing a replay");
   const cudaStream_t on = of_.device.queue_of(scope, stream);
   LT_REQUIRE(!scope.is_capturing(on), "got a stream that is capturing, wanted the one that the next replay runs on");
-  const PointerCheck check(of_.place, of_.device);
+  const PointerCheck check(of_.info, of_.device);
   for (size_t i = 0; i < items.size(); ++i) check(items[i], i);
   batch_.clear();
   batch_.add_steps(items, ordered_);
@@ -67,7 +67,7 @@ void CudaRecordedStep::prepare(std::span<const StepItem> items, void* stream) {
 }
 
 ReplayState CudaRecordedStep::wait_for_state() {
-  const Scope scope(of_.place, "asking a recorded step for its replays");
+  const Scope scope(of_.info, "asking a recorded step for its replays");
   if (last_) scope.check(cudaStreamWaitEvent(side_.get(), Events::handle(of_.events->record(scope, last_)), 0));
   auto* const copy = reinterpret_cast<ReplayState*>(answer_.data());
   scope.check(cudaMemcpyAsync(copy, state(), sizeof *copy, cudaMemcpyDeviceToHost, side_.get()));

@@ -17,9 +17,9 @@
 
 namespace lowtide::cuda_host {
 
-// What a recorded step takes of its backend, which outlives it.
-struct RecordingPlace {
-  const Place& place;
+// The parts of its backend that a recorded step uses. The backend outlives it.
+struct RecordingParts {
+  const DeviceInfo& info;
   CudaDevice& device;
   Uploads& uploads;
   const std::shared_ptr<Events>& events;
@@ -28,7 +28,7 @@ struct RecordingPlace {
 class CudaRecordedStep final : public RecordedStep {
  public:
   // batch: the items', ordered or not; tables: for each of its launches. Records on a stream that is capturing.
-  CudaRecordedStep(const RecordingPlace& of, const Scope& scope, kernels::Batch batch, bool ordered,
+  CudaRecordedStep(const RecordingParts& of, const Scope& scope, kernels::Batch batch, bool ordered,
                    std::span<const void* const> tables, bool fast, cudaStream_t stream);
 
   void prepare(std::span<const StepItem> items, void* stream) override;
@@ -40,7 +40,7 @@ class CudaRecordedStep final : public RecordedStep {
   // As it is after what is queued where the last replay was prepared.
   cuda_kernels::ReplayState wait_for_state();
 
-  RecordingPlace of_;
+  RecordingParts of_;
   kernels::Batch batch_;
   std::vector<kernels::Batch::Launch> launches_;
   bool ordered_;

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "backend/cuda/device/launch.h"
-#include "backend/cuda/host/place.h"
+#include "backend/cuda/host/device_info.h"
 #include "backend/kernels/batch.h"
 
 namespace lowtide::cuda_host {

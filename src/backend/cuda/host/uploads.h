@@ -1,4 +1,4 @@
-// The slots (kernels/slots.h) of one device, and one slot's use.
+// The upload buffers (kernels/upload_buffers.h) of one device, and one buffer's use.
 #pragma once
 
 #include <cstring>
@@ -9,72 +9,72 @@
 #include "backend/cuda/host/device_memory.h"
 #include "backend/cuda/host/events.h"
 #include "backend/cuda/host/host_memory.h"
-#include "backend/kernels/slots.h"
+#include "backend/kernels/upload_buffers.h"
 
 namespace lowtide::cuda_host {
 
-struct UploadPlace {
-  struct Slot {
+struct UploadMemory {
+  struct Buffer {
     HostMemory host;
     DeviceMemory device;
     size_t bytes = 0;
     Device::Event used;
   };
 
-  const Place& place;
+  const DeviceInfo& info;
 
-  bool is_done(const Slot& slot) const {
-    return !slot.used || Events::is_done(Scope(place, "looking at an upload"), slot.used);
+  bool is_done(const Buffer& buffer) const {
+    return !buffer.used || Events::is_done(Scope(info, "looking at an upload"), buffer.used);
   }
-  void wait(Slot& slot) const {
-    if (!is_done(slot)) Events::wait(Scope(place, "waiting for an upload"), slot.used);
-    slot.used = nullptr;
+  void wait(Buffer& buffer) const {
+    if (!is_done(buffer)) Events::wait(Scope(info, "waiting for an upload"), buffer.used);
+    buffer.used = nullptr;
   }
-  void wait_at_end(Slot& slot) const noexcept {
-    if (slot.used) quietly(place, [&] { return cudaEventSynchronize(Events::handle(slot.used)); });
+  void wait_at_end(Buffer& buffer) const noexcept {
+    if (buffer.used) quietly(info, [&] { return cudaEventSynchronize(Events::handle(buffer.used)); });
   }
-  void allocate(Slot& slot, size_t bytes) const {
-    const Scope scope(place, "allocating memory for uploads");
-    slot.host = HostMemory(place, static_cast<int64_t>(bytes));
-    slot.device = DeviceMemory(scope, bytes);
+  void allocate(Buffer& buffer, size_t bytes) const {
+    const Scope scope(info, "allocating memory for uploads");
+    buffer.host = HostMemory(info, static_cast<int64_t>(bytes));
+    buffer.device = DeviceMemory(scope, bytes);
   }
 };
 
-using Uploads = kernels::Slots<UploadPlace>;
+using Uploads = kernels::UploadBuffers<UploadMemory>;
 
-// Bytes on their way to the device, and to what is queued on the stream until this object goes: then the slot is free
+// Bytes on their way to the device, and to what is queued on the stream until this object goes: then the buffer is free
 // as soon as all of that is done.
 class Upload {
  public:
-  // write(host, device): writes `bytes`; `device` is where they will be. target: other device memory than the slot's.
-  // room: bytes behind them in the slot, for results.
+  // write(host, device): writes `bytes`; `device` is where they will be. target: other device memory than the buffer's.
+  // room: bytes behind them in the buffer, for results.
   template <class Write>
   Upload(const Scope& scope, Uploads& uploads, const std::shared_ptr<Events>& events, cudaStream_t stream, size_t bytes,
          Write&& write, std::byte* target = nullptr, size_t room = 0)
-      : slot_(uploads.acquire(bytes + room)),
-        device_(target ? target : slot_.device.data()),
+      : buffer_(uploads.acquire(bytes + room)),
+        device_(target ? target : buffer_.device.data()),
         events_(events),
         stream_(stream) {
-    write(slot_.host.data(), device_);
-    if (bytes) scope.check(cudaMemcpyAsync(device_, slot_.host.data(), bytes, cudaMemcpyHostToDevice, stream));
+    write(buffer_.host.data(), device_);
+    if (bytes) scope.check(cudaMemcpyAsync(device_, buffer_.host.data(), bytes, cudaMemcpyHostToDevice, stream));
   }
   Upload(const Scope& scope, Uploads& uploads, const std::shared_ptr<Events>& events, cudaStream_t stream,
          const std::vector<std::byte>& bytes)
       : Upload(scope, uploads, events, stream, bytes.size(),
                [&](std::byte* host, std::byte*) { std::memcpy(host, bytes.data(), bytes.size()); }) {}
-  ~Upload() { slot_.used = events_->record_at_end(stream_); }
+  ~Upload() { buffer_.used = events_->record_at_end(stream_); }
   Upload(const Upload&) = delete;
   Upload& operator=(const Upload&) = delete;
 
   std::byte* device() const { return device_; }
-  std::byte* host() const { return slot_.host.data(); }
+  std::byte* host() const { return buffer_.host.data(); }
   template <class T>
   T* at(size_t offset) const {
     return reinterpret_cast<T*>(device() + offset);
   }
 
  private:
-  Uploads::Slot& slot_;
+  Uploads::Buffer& buffer_;
   std::byte* device_;
   const std::shared_ptr<Events>& events_;
   cudaStream_t stream_;

@@ -1,5 +1,5 @@
-// What kernels of signs ask of their target, for SYCL: sub-groups of 32 work-items. Included in lowtide::sycl_device
-// after target-inl.h, by kernels that have such sub-groups only.
+// Kernels of signs ask this of their target; for SYCL it is sub-groups of 32 work-items. Included in
+// lowtide::sycl_device after target-inl.h, by kernels that have such sub-groups only.
 
 LT_FN sycl::sub_group sub_group() { return this_item().get_sub_group(); }
 

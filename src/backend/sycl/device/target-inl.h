@@ -1,4 +1,4 @@
-// What the kernels (backend/kernels) ask of their target, for SYCL: who this work-item is, and what it does with
+// The kernels (backend/kernels) ask this of their target, here SYCL: who this work-item is, and what it does with
 // others. Included in lowtide::sycl_device after the portable kernels.
 
 // Tiles are single blocks: a group takes one at a time.
@@ -15,7 +15,7 @@ LT_FN i64 item_count() { return static_cast<i64>(this_item().get_global_range(0)
 // The largest x of the group, for all of it; what they read before is read when this returns.
 LT_FN u32 max_of_group(u32 x) { return sycl::reduce_over_group(this_item().get_group(), x, sycl::maximum<u32>()); }
 
-// What the others of the group have written before is there to be read behind this.
+// Behind this the group can read what its others have written before.
 LT_FN void meet_in_group() { sycl::group_barrier(this_item().get_group()); }
 
 using AtomicWord = sycl::atomic_ref<u32, sycl::memory_order::relaxed, sycl::memory_scope::device,

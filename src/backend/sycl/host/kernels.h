@@ -26,7 +26,7 @@ class Kernels {
   // By the numbers of rules.def and codecs.def.
   const sycl::kernel& step(int rule, int codec);
   const sycl::kernel& ballot(int rule, int codec);  // of a step
-  const sycl::kernel& norms(int rule, int codec);   // of a rule in norm_rules.def
+  const sycl::kernel& norms(int rule, int codec);   // of an LT_NORM_RULE
   const sycl::kernel& decode(int codec, bool is_signed);
   const sycl::kernel& encode(int codec, bool is_signed);
   const sycl::kernel& first_nonfinite();

@@ -9,11 +9,9 @@
   extern "C" [[gnu::visibility("hidden")]] const std::byte lt_spirv_##name[], lt_spirv_end_##name[];
 
 #define LT_RULE(number, name, Rule) LT_EMBED(step_##name) LT_EMBED(ballot_##name)
+#define LT_NORM_RULE(number, name, Rule) LT_RULE(number, name, Rule) LT_EMBED(norms_##name)
 #include "portable/rules.def"
 #undef LT_RULE
-#define LT_NORM_RULE(number, name, Rule) LT_EMBED(norms_##name)
-#include "portable/norm_rules.def"
-#undef LT_NORM_RULE
 LT_EMBED(aux)
 LT_EMBED(fill)
 LT_EMBED(sign_float32)
@@ -29,12 +27,11 @@ std::span<const std::byte> program(const std::string& name) {
 #define LT_RULE(number, rule, Rule)                                                   \
   if (name == "step_" #rule) return {lt_spirv_step_##rule, lt_spirv_end_step_##rule}; \
   if (name == "ballot_" #rule) return {lt_spirv_ballot_##rule, lt_spirv_end_ballot_##rule};
+#define LT_NORM_RULE(number, rule, Rule) \
+  LT_RULE(number, rule, Rule)            \
+  if (name == "norms_" #rule) return {lt_spirv_norms_##rule, lt_spirv_end_norms_##rule};
 #include "portable/rules.def"
 #undef LT_RULE
-#define LT_NORM_RULE(number, rule, Rule) \
-  if (name == "norms_" #rule) return {lt_spirv_norms_##rule, lt_spirv_end_norms_##rule};
-#include "portable/norm_rules.def"
-#undef LT_NORM_RULE
   if (name == "aux") return {lt_spirv_aux, lt_spirv_end_aux};
   if (name == "fill") return {lt_spirv_fill, lt_spirv_end_fill};
   if (name == "sign_float32") return {lt_spirv_sign_float32, lt_spirv_end_sign_float32};

@@ -14,18 +14,18 @@ using kernels::Arguments;
 using kernels::bytes;
 using kernels::device_item;
 
-// Queues the arguments' copy to a slot's device memory.
-Uploads::Slot& upload(sycl::queue& queue, Uploads& uploads, const Arguments& arguments) {
+// Queues the arguments' copy to a buffer's device memory.
+Uploads::Buffer& upload(sycl::queue& queue, Uploads& uploads, const Arguments& arguments) {
   const size_t size = arguments.all().size();
-  Uploads::Slot& slot = uploads.acquire(size);
-  std::memcpy(slot.host.get(), arguments.all().data(), size);
-  slot.used = queue.memcpy(slot.device.get(), slot.host.get(), size);
-  return slot;
+  Uploads::Buffer& buffer = uploads.acquire(size);
+  std::memcpy(buffer.host.get(), arguments.all().data(), size);
+  buffer.used = queue.memcpy(buffer.device.get(), buffer.host.get(), size);
+  return buffer;
 }
 
 template <class T>
-T* at(const Uploads::Slot& slot, size_t offset) {
-  return bytes<T>(slot.device.get() + offset);
+T* at(const Uploads::Buffer& buffer, size_t offset) {
+  return bytes<T>(buffer.device.get() + offset);
 }
 
 using Row = const unsigned char* const;
@@ -60,14 +60,14 @@ void vote_signs(sycl::queue& queue, Kernels& kernels, Uploads& uploads, const Vo
   const size_t vote_at = arguments.add(&vote, sizeof vote), ballots_at = arguments.add(item.ballots),
                weights_at = arguments.add_weights(item.ballots, item.weights),
                presence_at = arguments.add(item.presence);
-  Uploads::Slot& slot = upload(queue, uploads, arguments);
-  const auto* const on_device = at<const DeviceVote>(slot, vote_at);
-  const auto* const weights = at<const uint32_t>(slot, weights_at);
-  slot.used = launch(queue, kernel, groups_for_words(item.count), on_device, at<Row>(slot, ballots_at), weights,
-                     at<Row>(slot, presence_at));
+  Uploads::Buffer& buffer = upload(queue, uploads, arguments);
+  const auto* const on_device = at<const DeviceVote>(buffer, vote_at);
+  const auto* const weights = at<const uint32_t>(buffer, weights_at);
+  buffer.used = launch(queue, kernel, groups_for_words(item.count), on_device, at<Row>(buffer, ballots_at), weights,
+                       at<Row>(buffer, presence_at));
   if (of_presence)
-    slot.used = launch(queue, *of_presence, groups_for(presence_bytes(item.count)), on_device, weights,
-                       at<Row>(slot, presence_at));
+    buffer.used = launch(queue, *of_presence, groups_for(presence_bytes(item.count)), on_device, weights,
+                         at<Row>(buffer, presence_at));
 }
 
 void count_signs(sycl::queue& queue, Kernels& kernels, Uploads& uploads, const CountItem& item) {
@@ -80,10 +80,10 @@ void count_signs(sycl::queue& queue, Kernels& kernels, Uploads& uploads, const C
   const size_t vote_at = arguments.add(&vote, sizeof vote), ballots_at = arguments.add(item.ballots),
                weights_at = arguments.add_weights(item.ballots, item.weights),
                planes_at = arguments.add(std::span<std::byte*const>(item.planes));
-  Uploads::Slot& slot = upload(queue, uploads, arguments);
-  slot.used = launch(queue, kernel, groups_for_words(item.count), at<const DeviceVote>(slot, vote_at),
-                     at<Row>(slot, ballots_at), at<const uint32_t>(slot, weights_at),
-                     at<unsigned char* const>(slot, planes_at));
+  Uploads::Buffer& buffer = upload(queue, uploads, arguments);
+  buffer.used = launch(queue, kernel, groups_for_words(item.count), at<const DeviceVote>(buffer, vote_at),
+                       at<Row>(buffer, ballots_at), at<const uint32_t>(buffer, weights_at),
+                       at<unsigned char* const>(buffer, planes_at));
   const int64_t size = sign_bytes(item.count);
   for (size_t j = counted; j < item.planes.size(); ++j)
     launch(queue, *fill, groups_for(size / 4 + 1), bytes(item.planes[j]), uint32_t{0}, size);
@@ -99,11 +99,11 @@ void feedback(sycl::queue& queue, Kernels& kernels, Uploads& uploads, const Feed
   const size_t item_at = arguments.add(&out, sizeof out), ballots_at = arguments.add(item.ballots),
                scales_at = arguments.add(item.ballot_scales),
                weights_at = arguments.add_weights(item.ballots, item.weights);
-  Uploads::Slot& slot = upload(queue, uploads, arguments);
+  Uploads::Buffer& buffer = upload(queue, uploads, arguments);
   const int64_t blocks = (item.count + kSignAlignment - 1) / kSignAlignment;
-  slot.used = launch(queue, kernel, groups_for(blocks * kernels::kFeedbackLanes),
-                     at<const DeviceFeedback>(slot, item_at), at<Row>(slot, ballots_at),
-                     at<const uint16_t* const>(slot, scales_at), at<const uint32_t>(slot, weights_at), tables);
+  buffer.used = launch(queue, kernel, groups_for(blocks * kernels::kFeedbackLanes),
+                       at<const DeviceFeedback>(buffer, item_at), at<Row>(buffer, ballots_at),
+                       at<const uint16_t* const>(buffer, scales_at), at<const uint32_t>(buffer, weights_at), tables);
 }
 
 }  // namespace lowtide::sycl_host

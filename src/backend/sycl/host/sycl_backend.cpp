@@ -44,21 +44,21 @@ class SyclBackend final : public Backend {
     guarded("step", [&] {
       late_->throw_any();
       sycl::queue queue = queue_of(stream);
-      Place& place = place_of(queue);
-      for (size_t i = 0; i < items.size(); ++i) place.check(items[i], i);
+      DeviceContext& here = context_of(queue);
+      for (size_t i = 0; i < items.size(); ++i) here.check(items[i], i);
       batch_.clear();
       batch_.add_steps(items, ordered);
       // All that can fail for want of memory or a kernel comes before the first launch.
       for (const kernels::Batch::Launch& part : batch_.launches()) {
-        step_kernel(place, part);
-        place.kernels.tables(part.codec);
+        step_kernel(here, part);
+        here.kernels.tables(part.codec);
       }
-      Uploads::Slot& slot = upload(queue, place, batch_.bytes());
+      Uploads::Buffer& buffer = upload(queue, here, batch_.bytes());
       for (const kernels::Batch::Launch& part : batch_.launches())
         if (part.units)
-          slot.used =
-              launch(queue, step_kernel(place, part), part.units, batch_.items(slot.device.get(), part),
-                     batch_.starts(slot.device.get(), part), part.count, part.units, place.kernels.tables(part.codec));
+          buffer.used =
+              launch(queue, step_kernel(here, part), part.units, batch_.items(buffer.device.get(), part),
+                     batch_.starts(buffer.device.get(), part), part.count, part.units, here.kernels.tables(part.codec));
     });
   }
 
@@ -66,29 +66,29 @@ class SyclBackend final : public Backend {
     guarded("norms", [&] {
       late_->throw_any();
       sycl::queue queue = queue_of(stream);
-      Place& place = place_of(queue);
-      for (size_t i = 0; i < items.size(); ++i) place.check(items[i], i);
+      DeviceContext& here = context_of(queue);
+      for (size_t i = 0; i < items.size(); ++i) here.check(items[i], i);
       batch_.clear();
       batch_.add_steps(items, false);
       for (const kernels::Batch::Launch& part : batch_.launches()) {
-        place.kernels.norms(part.rule, part.codec);
-        place.kernels.tables(part.codec);
+        here.kernels.norms(part.rule, part.codec);
+        here.kernels.tables(part.codec);
       }
       if (out.empty()) return;
       const size_t at = batch_.bytes();  // items are aligned as norms are
-      Uploads::Slot& slot = upload(
-          queue, place, at, [](std::byte*) {}, out.size_bytes());
-      auto* there = reinterpret_cast<BlockNorms*>(slot.device.get() + at);
+      Uploads::Buffer& buffer = upload(
+          queue, here, at, [](std::byte*) {}, out.size_bytes());
+      auto* there = reinterpret_cast<BlockNorms*>(buffer.device.get() + at);
       for (const kernels::Batch::Launch& part : batch_.launches()) {
         if (part.units)
-          slot.used = launch(queue, place.kernels.norms(part.rule, part.codec), part.units,
-                             batch_.items(slot.device.get(), part), batch_.starts(slot.device.get(), part), part.count,
-                             part.units, place.kernels.tables(part.codec), there);
+          buffer.used = launch(queue, here.kernels.norms(part.rule, part.codec), part.units,
+                               batch_.items(buffer.device.get(), part), batch_.starts(buffer.device.get(), part),
+                               part.count, part.units, here.kernels.tables(part.codec), there);
         there += part.units;
       }
-      slot.used = queue.memcpy(slot.host.get() + at, slot.device.get() + at, out.size_bytes());
-      wait(slot.used);
-      batch_.take_norms(reinterpret_cast<const BlockNorms*>(slot.host.get() + at), out);
+      buffer.used = queue.memcpy(buffer.host.get() + at, buffer.device.get() + at, out.size_bytes());
+      wait(buffer.used);
+      batch_.take_norms(reinterpret_cast<const BlockNorms*>(buffer.host.get() + at), out);
     });
   }
 
@@ -96,24 +96,24 @@ class SyclBackend final : public Backend {
     return guarded("first_nonfinite", [&]() -> int64_t {
       LT_REQUIRE(items.size() < kNone, "got %zu parameters, wanted fewer than 2^32 - 1", items.size());
       sycl::queue queue = queue_of(stream);
-      Place& place = place_of(queue);
-      for (size_t i = 0; i < items.size(); ++i) place.check.gradient(items[i], i);
+      DeviceContext& here = context_of(queue);
+      for (size_t i = 0; i < items.size(); ++i) here.check.gradient(items[i], i);
       batch_.clear();
       batch_.begin_launch(0, 0);
       for (size_t i = 0; i < items.size(); ++i) batch_.add(items[i], static_cast<int64_t>(i));
       const kernels::Batch::Launch& part = batch_.launches()[0];
       if (part.units == 0) return -1;
       const size_t at = batch_.bytes();
-      const sycl::kernel& kernel = place.kernels.first_nonfinite();
-      Uploads::Slot& slot =
-          upload(queue, place, at + sizeof kNone, [&](std::byte* to) { std::memcpy(to + at, &kNone, sizeof kNone); });
-      slot.used = launch(queue, kernel, part.units, batch_.items(slot.device.get(), part),
-                         batch_.starts(slot.device.get(), part), part.count, part.units,
-                         reinterpret_cast<uint32_t*>(slot.device.get() + at));
-      slot.used = queue.memcpy(slot.host.get() + at, slot.device.get() + at, sizeof kNone);
-      wait(slot.used);
+      const sycl::kernel& kernel = here.kernels.first_nonfinite();
+      Uploads::Buffer& buffer =
+          upload(queue, here, at + sizeof kNone, [&](std::byte* to) { std::memcpy(to + at, &kNone, sizeof kNone); });
+      buffer.used = launch(queue, kernel, part.units, batch_.items(buffer.device.get(), part),
+                           batch_.starts(buffer.device.get(), part), part.count, part.units,
+                           reinterpret_cast<uint32_t*>(buffer.device.get() + at));
+      buffer.used = queue.memcpy(buffer.host.get() + at, buffer.device.get() + at, sizeof kNone);
+      wait(buffer.used);
       uint32_t first;
-      std::memcpy(&first, slot.host.get() + at, sizeof first);
+      std::memcpy(&first, buffer.host.get() + at, sizeof first);
       return first == kNone ? -1 : static_cast<int64_t>(first);
     });
   }
@@ -126,54 +126,54 @@ class SyclBackend final : public Backend {
   }
 
   void pack_signs(std::span<const SignItem> items, int, void* stream) override {
-    at_place("pack_signs", items, stream, [&](sycl::queue& queue, Place& place) {
-      for (const SignItem& item : items) sycl_host::pack_signs(queue, place.kernels, item);
+    with_context("pack_signs", items, stream, [&](sycl::queue& queue, DeviceContext& here) {
+      for (const SignItem& item : items) sycl_host::pack_signs(queue, here.kernels, item);
     });
   }
   void unpack_signs(std::span<const SignItem> items, int, void* stream) override {
-    at_place("unpack_signs", items, stream, [&](sycl::queue& queue, Place& place) {
-      for (const SignItem& item : items) sycl_host::unpack_signs(queue, place.kernels, item);
+    with_context("unpack_signs", items, stream, [&](sycl::queue& queue, DeviceContext& here) {
+      for (const SignItem& item : items) sycl_host::unpack_signs(queue, here.kernels, item);
     });
   }
   void vote_signs(const VoteItem& item, int, void* stream) override {
-    at_place("vote_signs", std::span(&item, 1), stream, [&](sycl::queue& queue, Place& place) {
-      sycl_host::vote_signs(queue, place.kernels, place.uploads, item);
+    with_context("vote_signs", std::span(&item, 1), stream, [&](sycl::queue& queue, DeviceContext& here) {
+      sycl_host::vote_signs(queue, here.kernels, here.uploads, item);
     });
   }
   void count_signs(const CountItem& item, int, void* stream) override {
-    at_place("count_signs", std::span(&item, 1), stream, [&](sycl::queue& queue, Place& place) {
-      sycl_host::count_signs(queue, place.kernels, place.uploads, item);
+    with_context("count_signs", std::span(&item, 1), stream, [&](sycl::queue& queue, DeviceContext& here) {
+      sycl_host::count_signs(queue, here.kernels, here.uploads, item);
     });
   }
   void apply_signs(std::span<const ApplyItem> items, int, void* stream) override {
-    at_place("apply_signs", items, stream, [&](sycl::queue& queue, Place& place) {
+    with_context("apply_signs", items, stream, [&](sycl::queue& queue, DeviceContext& here) {
       batch_.clear();
       batch_.begin_launch(0, 0);
       for (const ApplyItem& item : items) batch_.add(item);
       const kernels::Batch::Launch& part = batch_.launches()[0];
       if (part.units == 0) return;
-      const sycl::kernel& kernel = place.kernels.apply_signs();
-      Uploads::Slot& slot = upload(queue, place, batch_.bytes());
-      slot.used = launch(queue, kernel, part.units, batch_.items(slot.device.get(), part),
-                         batch_.starts(slot.device.get(), part), part.count, part.units);
+      const sycl::kernel& kernel = here.kernels.apply_signs();
+      Uploads::Buffer& buffer = upload(queue, here, batch_.bytes());
+      buffer.used = launch(queue, kernel, part.units, batch_.items(buffer.device.get(), part),
+                           batch_.starts(buffer.device.get(), part), part.count, part.units);
     });
   }
   void feedback(std::span<const FeedbackItem> items, int, void* stream) override {
-    at_place("feedback", items, stream, [&](sycl::queue& queue, Place& place) {
-      for (const FeedbackItem& item : items) sycl_host::feedback(queue, place.kernels, place.uploads, item);
+    with_context("feedback", items, stream, [&](sycl::queue& queue, DeviceContext& here) {
+      for (const FeedbackItem& item : items) sycl_host::feedback(queue, here.kernels, here.uploads, item);
     });
   }
 
  private:
   // What belongs to one device of one context.
-  struct Place {
+  struct DeviceContext {
     sycl::context context;
     sycl::device device;
     Kernels& kernels;
     Uploads uploads;
     PointerCheck check;
-    Place(const sycl::context& c, const sycl::device& d)
-        : context(c), device(d), kernels(kernels_of(c, d)), uploads(UploadPlace{c, d}), check(c, d) {}
+    DeviceContext(const sycl::context& c, const sycl::device& d)
+        : context(c), device(d), kernels(kernels_of(c, d)), uploads(UploadMemory{c, d}), check(c, d) {}
   };
 
   sycl::queue queue_of(void* stream) const {
@@ -183,59 +183,59 @@ class SyclBackend final : public Backend {
     return queue;
   }
 
-  Place& place_of(const sycl::queue& queue) {
+  DeviceContext& context_of(const sycl::queue& queue) {
     const sycl::context context = queue.get_context();
     const sycl::device device = queue.get_device();
-    for (Place& place : places_)
-      if (place.context == context && place.device == device) return place;
-    return places_.emplace_back(context, device);
+    for (DeviceContext& here : contexts_)
+      if (here.context == context && here.device == device) return here;
+    return contexts_.emplace_back(context, device);
   }
 
-  static const sycl::kernel& step_kernel(Place& place, const kernels::Batch::Launch& part) {
-    return part.ballot ? place.kernels.ballot(part.rule, part.codec) : place.kernels.step(part.rule, part.codec);
+  static const sycl::kernel& step_kernel(DeviceContext& here, const kernels::Batch::Launch& part) {
+    return part.ballot ? here.kernels.ballot(part.rule, part.codec) : here.kernels.step(part.rule, part.codec);
   }
 
-  // queue_signs(queue, place), all items being checked.
+  // queue_signs(queue, here), all items being checked.
   template <class Item, class Fn>
-  void at_place(const char* what, std::span<const Item> items, void* stream, Fn&& queue_signs) {
+  void with_context(const char* what, std::span<const Item> items, void* stream, Fn&& queue_signs) {
     guarded(what, [&] {
       late_->throw_any();
       for (const Item& item : items) check(item);
       sycl::queue queue = queue_of(stream);
-      Place& place = place_of(queue);
-      for (size_t i = 0; i < items.size(); ++i) place.check(items[i], i);
-      queue_signs(queue, place);
+      DeviceContext& here = context_of(queue);
+      for (size_t i = 0; i < items.size(); ++i) here.check(items[i], i);
+      queue_signs(queue, here);
     });
   }
 
-  // Queues the copy of the batch, and of what `more` writes behind it, to a slot's device memory. room: bytes behind
+  // Queues the copy of the batch, and of what `more` writes behind it, to a buffer's device memory. room: bytes behind
   // them, for results.
   template <class Fn>
-  Uploads::Slot& upload(sycl::queue& queue, Place& place, size_t bytes, Fn&& more, size_t room = 0) {
-    Uploads::Slot& slot = place.uploads.acquire(bytes + room);
-    batch_.write(slot.host.get(), slot.device.get());
-    more(slot.host.get());
-    if (bytes) slot.used = queue.memcpy(slot.device.get(), slot.host.get(), bytes);
-    return slot;
+  Uploads::Buffer& upload(sycl::queue& queue, DeviceContext& here, size_t bytes, Fn&& more, size_t room = 0) {
+    Uploads::Buffer& buffer = here.uploads.acquire(bytes + room);
+    batch_.write(buffer.host.get(), buffer.device.get());
+    more(buffer.host.get());
+    if (bytes) buffer.used = queue.memcpy(buffer.device.get(), buffer.host.get(), bytes);
+    return buffer;
   }
-  Uploads::Slot& upload(sycl::queue& queue, Place& place, size_t bytes) {
-    return upload(queue, place, bytes, [](std::byte*) {});
+  Uploads::Buffer& upload(sycl::queue& queue, DeviceContext& here, size_t bytes) {
+    return upload(queue, here, bytes, [](std::byte*) {});
   }
 
   void convert(const CodecItem& item, void* stream, const sycl::kernel& (Kernels::*pick)(int, bool)) {
     sycl::queue queue = queue_of(stream);
-    Place& place = place_of(queue);
-    place.check(item);
+    DeviceContext& here = context_of(queue);
+    here.check(item);
     batch_.clear();
     batch_.begin_launch(0, item.codec);
     batch_.add(item);
     const kernels::Batch::Launch& part = batch_.launches()[0];
     if (part.units == 0) return;
-    const sycl::kernel& kernel = (place.kernels.*pick)(item.codec, item.is_signed);
-    const void* tables = place.kernels.tables(item.codec);
-    Uploads::Slot& slot = upload(queue, place, batch_.bytes());
-    slot.used = launch(queue, kernel, part.units, batch_.items(slot.device.get(), part), part.units, tables);
-    wait(slot.used);
+    const sycl::kernel& kernel = (here.kernels.*pick)(item.codec, item.is_signed);
+    const void* tables = here.kernels.tables(item.codec);
+    Uploads::Buffer& buffer = upload(queue, here, batch_.bytes());
+    buffer.used = launch(queue, kernel, part.units, batch_.items(buffer.device.get(), part), part.units, tables);
+    wait(buffer.used);
   }
 
   void wait(sycl::event& event) {
@@ -247,7 +247,7 @@ class SyclBackend final : public Backend {
   std::shared_ptr<LateErrors> late_;
   sycl::queue own_;
   SyclDevice device_;
-  std::list<Place> places_;
+  std::list<DeviceContext> contexts_;
   kernels::Batch batch_;  // kept between calls for its memory
 };
 

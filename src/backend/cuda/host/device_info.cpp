@@ -1,4 +1,4 @@
-#include "backend/cuda/host/place.h"
+#include "backend/cuda/host/device_info.h"
 
 #include <stdlib.h>
 
@@ -22,7 +22,7 @@ void check_opening(cudaError_t code) {
   fail(kind_of(code), "CUDA, %s: %s", kOpening, words_of(code).c_str());
 }
 
-// As Linux knows it by the device's place on the bus.
+// As Linux knows it by the device's address on the bus.
 int numa_node_of(int ordinal) {
   char id[32] = {};
   if (cudaDeviceGetPCIBusId(id, sizeof id, ordinal) != cudaSuccess) {
@@ -38,17 +38,17 @@ int numa_node_of(int ordinal) {
 
 }  // namespace
 
-Place find_place(int ordinal) {
+DeviceInfo describe_device(int ordinal) {
   int count = 0;
   check_opening(cudaGetDeviceCount(&count));
   if (count == 0) check_opening(cudaErrorNoDevice);
   if (ordinal < 0) check_opening(cudaGetDevice(&ordinal));
   LT_REQUIRE(ordinal < count, "got CUDA device %d, wanted one from 0 to %d, for there are so many", ordinal, count - 1);
-  Place place;
-  place.ordinal = ordinal;
+  DeviceInfo info;
+  info.ordinal = ordinal;
   const char* const sync = getenv("LOWTIDE_SYNC");
-  place.synchronous = sync && std::strcmp(sync, "1") == 0;
-  const Scope scope(place, kOpening);
+  info.synchronous = sync && std::strcmp(sync, "1") == 0;
+  const Scope scope(info, kOpening);
   const auto attribute = [&](cudaDeviceAttr which) {
     int value = 0;
     scope.check(cudaDeviceGetAttribute(&value, which, ordinal));
@@ -60,24 +60,24 @@ Place find_place(int ordinal) {
          "and "
          "a driver that knows it",
          ordinal, attribute(cudaDevAttrComputeCapabilityMajor), attribute(cudaDevAttrComputeCapabilityMinor));
-  place.processors = attribute(cudaDevAttrMultiProcessorCount);
-  place.reaches_all = attribute(cudaDevAttrPageableMemoryAccess) != 0;
-  place.reaches_pinned = attribute(cudaDevAttrCanUseHostPointerForRegisteredMem) != 0;
-  place.concurrent_managed = attribute(cudaDevAttrConcurrentManagedAccess) != 0;
-  place.numa_node = numa_node_of(ordinal);
-  return place;
+  info.processors = attribute(cudaDevAttrMultiProcessorCount);
+  info.reaches_all = attribute(cudaDevAttrPageableMemoryAccess) != 0;
+  info.reaches_pinned = attribute(cudaDevAttrCanUseHostPointerForRegisteredMem) != 0;
+  info.concurrent_managed = attribute(cudaDevAttrConcurrentManagedAccess) != 0;
+  info.numa_node = numa_node_of(ordinal);
+  return info;
 }
 
-Scope::Scope(const Place& place, const char* doing) : place_(place), doing_(doing) {
-  if (lost(place.ordinal))
+Scope::Scope(const DeviceInfo& info, const char* doing) : info_(info), doing_(doing) {
+  if (lost(info.ordinal))
     fail(ErrorKind::kDeviceLost,
          "CUDA, %s: device %d was lost to an earlier error; what is in its memory is gone, and it can be used again in "
          "another process only",
-         doing, place.ordinal);
-  int present = place.ordinal;
+         doing, info.ordinal);
+  int present = info.ordinal;
   check(cudaGetDevice(&present));
-  if (present != place.ordinal) {
-    check(cudaSetDevice(place.ordinal));
+  if (present != info.ordinal) {
+    check(cudaSetDevice(info.ordinal));
     before_ = present;
   }
   const cudaError_t code = cudaThreadExchangeStreamCaptureMode(&mode_);
@@ -94,15 +94,15 @@ Scope::~Scope() {
 void Scope::raise(cudaError_t code) const {
   cudaGetLastError();  // ours, not the caller's: this copy of the runtime is the plug-in's own
   const ErrorKind kind = kind_of(code);
-  if (kind == ErrorKind::kDeviceLost) lost(place_.ordinal) = true;
-  fail(kind, "CUDA, %s, device %d: %s%s", doing_, place_.ordinal, words_of(code).c_str(),
-       kind == ErrorKind::kDeviceLost && !place_.synchronous
+  if (kind == ErrorKind::kDeviceLost) lost(info_.ordinal) = true;
+  fail(kind, "CUDA, %s, device %d: %s%s", doing_, info_.ordinal, words_of(code).c_str(),
+       kind == ErrorKind::kDeviceLost && !info_.synchronous
            ? "; what failed may have been queued earlier, by anyone: LOWTIDE_SYNC=1 waits for each operation of ours"
            : "");
 }
 
 void Scope::queued(cudaStream_t stream) const {
-  if (place_.synchronous && !is_capturing(stream)) check(cudaStreamSynchronize(stream));
+  if (info_.synchronous && !is_capturing(stream)) check(cudaStreamSynchronize(stream));
 }
 
 bool Scope::is_capturing(cudaStream_t stream) const {

@@ -7,8 +7,8 @@
 
 namespace lowtide::cuda_host {
 
-// What is asked of a device once.
-struct Place {
+// Facts about a device, asked for once.
+struct DeviceInfo {
   int ordinal = 0;
   int processors = 0;               // multiprocessors
   int numa_node = -1;               // of the host's memory that is near; -1: not known
@@ -20,14 +20,14 @@ struct Place {
 
 // ordinal: -1 for the device that is present (cudaGetDevice). Throws kUnsupported if there is no device, or none that
 // kernels of this build run on, kInvalidArgument for an ordinal that there is not.
-Place find_place(int ordinal);
+DeviceInfo describe_device(int ordinal);
 
 // The time of one call on the device: it is the present one, errors are named by what was being done, and memory may be
 // had although some stream is being captured. What the caller had set is restored.
 class Scope {
  public:
   // Throws kDeviceLost if it is.
-  Scope(const Place& place, const char* doing);
+  Scope(const DeviceInfo& info, const char* doing);
   ~Scope();
   Scope(const Scope&) = delete;
   Scope& operator=(const Scope&) = delete;
@@ -37,17 +37,17 @@ class Scope {
     if (code != cudaSuccess) [[unlikely]]
       raise(code);
   }
-  // Behind what was queued: where Place::synchronous, waits for it.
+  // Behind what was queued: where DeviceInfo::synchronous, waits for it.
   void queued(cudaStream_t stream) const;
-  // What is queued there is recorded for a graph.
+  // Whether work that is queued there is recorded for a graph.
   bool is_capturing(cudaStream_t stream) const;
 
-  const Place& place() const { return place_; }
+  const DeviceInfo& info() const { return info_; }
 
  private:
   [[noreturn]] void raise(cudaError_t code) const;
 
-  const Place& place_;
+  const DeviceInfo& info_;
   const char* doing_;
   int before_ = -1;  // the caller's device, if it is another
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
@@ -55,9 +55,9 @@ class Scope {
 
 // Runs f() on the device, for frees: does nothing if it is lost, and no error gets out of it.
 template <class Fn>
-void quietly(const Place& place, Fn&& f) noexcept {
+void quietly(const DeviceInfo& info, Fn&& f) noexcept {
   try {
-    const Scope scope(place, "freeing");
+    const Scope scope(info, "freeing");
     scope.check(f());
   } catch (const Error&) {
   }
