@@ -26,7 +26,7 @@ nanobind_add_module(
 target_compile_definitions(_core PRIVATE LOWTIDE_VERSION="${PROJECT_VERSION}")
 target_link_libraries(_core PRIVATE lowtide_objects)
 add_dependencies(_core lowtide_bnb)  # the wheel's build makes _core only
-foreach(plugin IN ITEMS ${lt_sycl} ${lt_cuda})
+foreach(plugin IN LISTS lt_plugins)
   add_dependencies(_core ${plugin})
 endforeach()
 

@@ -4,10 +4,10 @@
 
 #include <filesystem>
 #include <mutex>
+#include <span>
 
 #include "backend/cpu/cpu_backend.h"
-#include "backend/cuda_loader.h"
-#include "backend/sycl_loader.h"
+#include "backend/plugin_loader.h"
 #include "core/error.h"
 
 namespace lowtide {
@@ -43,16 +43,14 @@ struct PluginBackend {
   LoadedOnce plugin;
 };
 
-PluginBackend& sycl() {
-  static PluginBackend backend{"sycl", "SYCL", "install its driver (a CPU's: pip install intel-opencl-rt)",
-                               LoadedOnce([] { return load_sycl_plugin(own_folder()); })};
-  return backend;
-}
-
-PluginBackend& cuda() {
-  static PluginBackend backend{"cuda", "CUDA", "",
-                               LoadedOnce([] { return load_cuda_plugin(own_folder(), find_cuda_driver()); })};
-  return backend;
+std::span<PluginBackend> plugins() {
+  static PluginBackend all[] = {
+#define LT_BACKEND(name, title, no_device) \
+  {#name, title, no_device, LoadedOnce([] { return load_##name##_plugin(own_folder()); })},
+#include "backend/backends.def"
+#undef LT_BACKEND
+  };
+  return all;
 }
 
 BackendReport report(PluginBackend& backend) {
@@ -80,18 +78,26 @@ BackendReport report_cpu() {
 
 }  // namespace
 
-std::vector<BackendReport> report_backends() { return {report_cpu(), report(sycl()), report(cuda())}; }
+std::vector<BackendReport> report_backends() {
+  std::vector<BackendReport> all{report_cpu()};
+  for (PluginBackend& backend : plugins()) all.push_back(report(backend));
+  return all;
+}
 
 std::unique_ptr<Backend> open_backend(const std::string& name, const std::string& target, void* queue) {
   if (name == "cpu") {
     LT_REQUIRE(!queue, "got a queue for the cpu backend, wanted nullptr");
     return cpu::make_backend(target);
   }
-  LT_REQUIRE(name == sycl().name || name == cuda().name, "got backend '%s', wanted cpu, sycl or cuda", name.c_str());
-  PluginBackend& backend = name == sycl().name ? sycl() : cuda();
-  const Plugin plugin = backend.plugin.get();
-  if (!plugin.open) fail(ErrorKind::kUnsupported, "no %s backend: %s", backend.title, plugin.missing.c_str());
-  return std::unique_ptr<Backend>(plugin.open(target.c_str(), queue));
+  std::string known = "cpu";
+  for (PluginBackend& backend : plugins()) {
+    known += std::string(", ") + backend.name;
+    if (name != backend.name) continue;
+    const Plugin plugin = backend.plugin.get();
+    if (!plugin.open) fail(ErrorKind::kUnsupported, "no %s backend: %s", backend.title, plugin.missing.c_str());
+    return std::unique_ptr<Backend>(plugin.open(target.c_str(), queue));
+  }
+  fail(ErrorKind::kInvalidArgument, "got backend '%s', wanted one of: %s", name.c_str(), known.c_str());
 }
 
 }  // namespace lowtide

@@ -1,6 +1,6 @@
 // The CUDA plug-in that a process gets for its driver, or the reason if it gets none; with plug-ins and drivers of
 // nothing.
-#include "backend/cuda_loader.h"
+#include "backend/cuda/loader.h"
 
 #include <gtest/gtest.h>
 #include <stdlib.h>

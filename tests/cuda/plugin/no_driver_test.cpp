@@ -5,7 +5,7 @@
 
 #include <cstdio>
 
-#include "backend/cuda_loader.h"
+#include "backend/cuda/loader.h"
 #include "backend/registry.h"
 #include "support/message_of.h"
 

@@ -1,6 +1,6 @@
 # The CUDA backend's plug-in, liblowtide_cuda<CUDA's major>.so: host code by the C++ compiler against the toolkit's
 # headers, kernels by nvcc, CUDA's runtime linked statically, so that it needs no library of CUDA's but the driver's, and
-# loads without that. The library finds it beside itself (backend/cuda_loader.h). Tests build the same sources, named by
+# loads without that. The library finds it beside itself (backend/cuda/loader.h). Tests build the same sources, named by
 # lt_cuda_host_sources and lt_cuda_device_sources, against other headers.
 set(LOWTIDE_CUDA AUTO CACHE STRING "Build the CUDA plug-in: ON, OFF, or AUTO: if nvcc is found")
 set_property(CACHE LOWTIDE_CUDA PROPERTY STRINGS AUTO ON OFF)

@@ -13,11 +13,11 @@ struct CudaDriver {
   std::string missing;  // why there is none, and how to get it
 };
 
-// What the driver's library says of itself.
+// Asks the driver's library for its version.
 CudaDriver find_cuda_driver(const char* library = "libcuda.so.1");
 
-// The plug-in in `folder` of the newest CUDA that the driver runs. LOWTIDE_CUDA_PLUGIN=path names another, which is
-// loaded whatever the driver is.
+// The plug-in in `folder` of the newest CUDA that this driver runs (load_cuda_plugin without a driver: the machine's).
+// LOWTIDE_CUDA_PLUGIN=path names another, which is loaded whatever the driver is.
 Plugin load_cuda_plugin(const std::filesystem::path& folder, const CudaDriver& driver);
 
 }  // namespace lowtide

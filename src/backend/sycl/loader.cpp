@@ -1,4 +1,6 @@
-#include "backend/sycl_loader.h"
+// Finds and loads the SYCL plug-in: for the libsycl that the process has loaded (the caller's queues are of it), else
+// for the newest that can be loaded.
+#include "backend/plugin_loader.h"
 
 #include "core/error.h"
 

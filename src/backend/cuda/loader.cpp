@@ -1,4 +1,4 @@
-#include "backend/cuda_loader.h"
+#include "backend/cuda/loader.h"
 
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -77,5 +77,7 @@ Plugin load_cuda_plugin(const std::filesystem::path& folder, const CudaDriver& d
                             (folder / format("liblowtide_cuda%d.so", kMajors[0].number)).c_str());
   return plugin;
 }
+
+Plugin load_cuda_plugin(const std::filesystem::path& folder) { return load_cuda_plugin(folder, find_cuda_driver()); }
 
 }  // namespace lowtide
