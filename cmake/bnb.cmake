@@ -3,8 +3,8 @@
 set(lt_src "${PROJECT_SOURCE_DIR}/src")
 set(map "${PROJECT_SOURCE_DIR}/cmake/bnb.map")
 # The sources that tests call without the C functions.
-set(lt_bnb_inner_sources "${lt_src}/bnb/device_step.cpp" "${lt_src}/bnb/host_step.cpp" "${lt_src}/bnb/map8.cpp"
-                         "${lt_src}/bnb/memory.cpp" "${lt_src}/bnb/rule_tile.cpp" "${lt_src}/bnb/update.cpp")
+set(lt_bnb_inner_sources "${lt_src}/bnb/args.cpp" "${lt_src}/bnb/device_step.cpp" "${lt_src}/bnb/host_step.cpp"
+                         "${lt_src}/bnb/map8.cpp" "${lt_src}/bnb/memory.cpp" "${lt_src}/bnb/update.cpp")
 # The library's objects of core and backend, and of the rules in src/bnb/step_table.cpp, which stands for the table of
 # all of them.
 set(lt_bnb_rules "adamw|sgd|rmsprop|lion|adagrad|ademamix")
@@ -20,7 +20,7 @@ if(NOT LOWTIDE_SANITIZE)  # a sanitizer's symbols may come from the program
   target_link_options(lowtide_bnb PRIVATE "LINKER:--no-undefined")
 endif()
 set_target_properties(lowtide_bnb PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}" LINK_DEPENDS "${map}")
-foreach(plugin IN ITEMS ${lt_sycl} ${lt_cuda})
+foreach(plugin IN LISTS lt_plugins)
   if(TARGET ${plugin})
     add_dependencies(lowtide_bnb ${plugin})
   endif()

@@ -1,4 +1,4 @@
-// What stands around every C function: one caller at a time, and exceptions become the thread's last error.
+// Every C function runs inside this: one caller at a time, and exceptions become the thread's last error.
 #pragma once
 
 #include <exception>

@@ -2,105 +2,137 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <vector>
 
 #include "bnb/map8.h"
-#include "bnb/rule_tile.h"
 #include "core/error.h"
 #include "core/thread_pool.h"
 
 namespace lowtide::bnb {
 namespace {
 
-constexpr int64_t kBlocksAtOnce = 64;  // of a thread's piece
+constexpr int64_t kPiece = 64 * kBlockElements;  // elements of a thread's piece, whose part of a norm is one sum
+constexpr int64_t kChunk = 16 * kPiece;          // elements whose states are floats at a time
 
-// Calls work(piece, first block, end block) for all pieces on up to `threads` threads.
-template <class Fn>
-void for_each_piece(int64_t blocks, int threads, Fn&& work) {
-  const int64_t pieces = (blocks + kBlocksAtOnce - 1) / kBlocksAtOnce;
-  parallel_for(pieces, threads, [&](int64_t piece) {
-    work(piece, piece * kBlocksAtOnce, std::min(blocks, (piece + 1) * kBlocksAtOnce));
-  });
-}
-
-// Between the arrays of an update and a tile of one block.
-class Blocks {
+// Steps a chunk of an Update's elements at a time by a backend, which sees states as floats.
+class FloatSteps {
  public:
-  explicit Blocks(const Update& u) : u_(u), states_(u.states()), element_(dtype_bytes(u.dtype)) {
-    for (int k = 0; u.coded && k < states_; ++k) maps_[k] = Map8(u.quantiles(k), u.is_second_moment(k));
-  }
-
-  void load(int64_t block, RuleTile& tile) const {
-    const int64_t first = block * kBlockElements;
-    tile.n = static_cast<int>(std::min<int64_t>(kBlockElements, u_.n - first));
-    load_elements(u_.dtype, static_cast<const std::byte*>(u_.p) + first * element_, tile.n, tile.p);
-    load_elements(u_.dtype, static_cast<const std::byte*>(u_.g) + first * element_, tile.n, tile.g);
-    for (int i = 0; i < tile.n; ++i) tile.g[i] = tile.g[i] * u_.gnorm_scale;
-    for (int k = 0; k < states_; ++k) {
-      if (u_.coded)
-        maps_[k].decode(codes(k) + first, u_.absmax(k)[block], tile.n, tile.s[k]);
-      else
-        std::memcpy(tile.s[k], floats(k) + first, static_cast<size_t>(tile.n) * sizeof(float));
+  FloatSteps(const Update& u, const ArgsBytes& args, Backend& cpu, int threads)
+      : u_(u), args_(args), cpu_(cpu), threads_(threads), element_(dtype_bytes(u.dtype)) {
+    for (int k = 0; k < u.states(); ++k) {
+      if (u.coded) maps_[k] = Map8(u.quantiles(k), u.is_second_moment(k));
+      state_[k].resize(static_cast<size_t>(std::min(u.n, kChunk)));
     }
   }
 
-  void store(int64_t block, RuleTile& tile) const {
-    const int64_t first = block * kBlockElements;
-    store_elements(u_.dtype, tile.p, tile.n, static_cast<std::byte*>(u_.p) + first * element_);
-    for (int k = 0; k < states_; ++k) {
-      if (u_.coded)
-        u_.absmax(k)[block] = maps_[k].encode(tile.s[k], tile.n, codes(k) + first);
-      else
-        std::memcpy(floats(k) + first, tile.s[k], static_cast<size_t>(tile.n) * sizeof(float));
+  // Makes floats of the states of elements [first, first + n), n <= kChunk.
+  void load(int64_t first, int64_t n) {
+    first_ = first, n_ = n;
+    for (int k = 0; k < u_.states(); ++k) {
+      if (!u_.coded) std::copy_n(floats(k), n, state_[k].data());
+      for_each_block(u_.coded, [&](int64_t at, int64_t block, int count) {
+        maps_[k].decode(codes(k) + at, u_.absmax(k)[block], count, state_[k].data() + at);
+      });
     }
   }
+
+  // Steps `param`, the chunk's elements or others in their place.
+  void step(void* param, DType dtype) {
+    Update chunk = u_;
+    chunk.p = param, chunk.g = grad(), chunk.coded = false;
+    const Layout layout = flat_layout(n_);
+    StepItem item = item_of(chunk, layout, args_.data);
+    item.param_dtype = dtype;
+    for (int k = 0; k < u_.states(); ++k) item.codes[k] = state_[k].data();
+    cpu_.step({&item, 1}, threads_, false, nullptr);
+  }
+
+  // The same, of all elements but those where the gradient, joined by `l2` times the parameter, is zero.
+  void step_nonzero(float l2) {
+    const std::vector<std::byte> old_param(param(), param() + n_ * element_);
+    std::vector<float> old_state[kMaxStates];
+    for (int k = 0; k < u_.states(); ++k) old_state[k] = state_[k];
+    step(param(), u_.dtype);
+    parallel_for((n_ + kPiece - 1) / kPiece, threads_, [&](int64_t piece) {
+      for (int64_t i = piece * kPiece; i < std::min(n_, (piece + 1) * kPiece); ++i) {
+        const float g = value_of(u_.dtype, grad(), i) * u_.gnorm_scale;
+        if (g + value_of(u_.dtype, old_param.data(), i) * l2 != 0) continue;
+        std::copy_n(old_param.data() + i * element_, element_, param() + i * element_);
+        for (int k = 0; k < u_.states(); ++k) state_[k][static_cast<size_t>(i)] = old_state[k][static_cast<size_t>(i)];
+      }
+    });
+  }
+
+  // Puts the states back.
+  void store() {
+    for (int k = 0; k < u_.states(); ++k) {
+      if (!u_.coded) std::copy_n(state_[k].data(), n_, floats(k));
+      for_each_block(u_.coded, [&](int64_t at, int64_t block, int count) {
+        u_.absmax(k)[block] = maps_[k].encode(state_[k].data() + at, count, codes(k) + at);
+      });
+    }
+  }
+
+  std::byte* param() const { return static_cast<std::byte*>(u_.p) + first_ * element_; }
 
  private:
-  uint8_t* codes(int k) const { return static_cast<uint8_t*>(u_.state(k)); }
-  float* floats(int k) const { return static_cast<float*>(u_.state(k)); }
+  const std::byte* grad() const { return static_cast<const std::byte*>(u_.g) + first_ * element_; }
+  uint8_t* codes(int k) const { return static_cast<uint8_t*>(u_.state(k)) + first_; }
+  float* floats(int k) const { return static_cast<float*>(u_.state(k)) + first_; }
+
+  // Calls work(first element in the chunk, block of the whole, elements) for the chunk's blocks, if there are codes.
+  template <class Work>
+  void for_each_block(bool coded, Work&& work) const {
+    parallel_for(coded ? (n_ + kPiece - 1) / kPiece : 0, threads_, [&](int64_t piece) {
+      for (int64_t at = piece * kPiece; at < std::min(n_, (piece + 1) * kPiece); at += kBlockElements)
+        work(at, (first_ + at) / kBlockElements, static_cast<int>(std::min<int64_t>(kBlockElements, n_ - at)));
+    });
+  }
 
   const Update& u_;
-  int states_;
-  int64_t element_;
+  const ArgsBytes& args_;
+  Backend& cpu_;
+  int threads_;
+  int64_t element_, first_ = 0, n_ = 0;
   Map8 maps_[kMaxStates];
+  std::vector<float> state_[kMaxStates];
 };
 
 }  // namespace
 
-double update_norm_squared(const Update& update, int threads) {
+double update_norm_squared(const Update& update, Backend& cpu, int threads) {
   Update u = update;
   u.lr = -1, u.weight_decay = 0;  // a parameter of 0 becomes the update
   const ArgsBytes args = args_of(u, 1);
-  const RunTile run = run_tile_of(u.family);
-  const Blocks blocks(u);
-  std::vector<double> sums(static_cast<size_t>((u.blocks() + kBlocksAtOnce - 1) / kBlocksAtOnce));
-  for_each_piece(u.blocks(), threads, [&](int64_t piece, int64_t begin, int64_t end) {
-    RuleTile tile;
-    for (int64_t block = begin; block < end; ++block) {
-      blocks.load(block, tile);
-      std::fill_n(tile.p, tile.n, 0.f);
-      run(tile, args.data, nullptr);
-      for (int i = 0; i < tile.n; ++i) sums[static_cast<size_t>(piece)] += static_cast<double>(tile.p[i]) * tile.p[i];
-    }
-  });
+  FloatSteps steps(u, args, cpu, threads);
+  std::vector<double> sums(static_cast<size_t>((u.n + kPiece - 1) / kPiece));
+  std::vector<float> moved(static_cast<size_t>(std::min(u.n, kChunk)));
+  for (int64_t first = 0; first < u.n; first += kChunk) {
+    const int64_t n = std::min(kChunk, u.n - first);
+    std::fill_n(moved.begin(), n, 0.f);
+    steps.load(first, n);
+    steps.step(moved.data(), DType::kF32);
+    parallel_for((n + kPiece - 1) / kPiece, threads, [&](int64_t piece) {
+      double& sum = sums[static_cast<size_t>(first / kPiece + piece)];
+      for (int64_t i = piece * kPiece; i < std::min(n, (piece + 1) * kPiece); ++i)
+        sum += static_cast<double>(moved[static_cast<size_t>(i)]) * moved[static_cast<size_t>(i)];
+    });
+  }
   double sum = 0;
   for (const double one : sums) sum += one;
   return sum;
 }
 
-void step_blocks(const Update& u, const ArgsBytes& args, int threads) {
-  const RunTile run = run_tile_of(u.family);
-  const Blocks blocks(u);
-  const float l2 = u.l2();
-  for_each_piece(u.blocks(), threads, [&](int64_t, int64_t begin, int64_t end) {
-    RuleTile tile;
-    for (int64_t block = begin; block < end; ++block) {
-      blocks.load(block, tile);
-      run(tile, args.data, u.skip_zeros ? &l2 : nullptr);
-      blocks.store(block, tile);
-    }
-  });
+void step_floats(const Update& u, const ArgsBytes& args, Backend& cpu, int threads) {
+  FloatSteps steps(u, args, cpu, threads);
+  for (int64_t first = 0; first < u.n; first += kChunk) {
+    steps.load(first, std::min(kChunk, u.n - first));
+    if (u.skip_zeros)
+      steps.step_nonzero(u.l2());
+    else
+      steps.step(steps.param(), u.dtype);
+    steps.store();
+  }
 }
 
 void require_finite_gradient(Backend& backend, const StepItem& item, int threads, void* queue) {
@@ -117,7 +149,7 @@ void step_on_host(const Update& u, Backend& cpu, int threads) {
   require_finite_gradient(cpu, item, threads, nullptr);
   double scale = 1;
   if (u.is_limited()) {
-    const double squared = update_norm_squared(u, threads), norm = std::sqrt(squared);
+    const double squared = update_norm_squared(u, cpu, threads), norm = std::sqrt(squared);
     const double slack = u.family == Family::adam ? 0 : u.eps;
     const double most = static_cast<double>(u.max_unorm) * u.param_norm + slack;
     LT_REQUIRE(std::isfinite(static_cast<float>(squared)),
@@ -126,7 +158,7 @@ void step_on_host(const Update& u, Backend& cpu, int threads) {
     *u.unorm = static_cast<float>(squared);
   }
   const ArgsBytes args = args_of(u, scale);
-  if (!fits_backend(u)) return step_blocks(u, args, threads);
+  if (!fits_backend(u)) return step_floats(u, args, cpu, threads);
   item.args = args.data;
   cpu.step({&item, 1}, threads, false, nullptr);
 }

@@ -11,12 +11,16 @@ struct ArgsBytes {
 };
 ArgsBytes args_of(const Update& update, double update_scale);
 
+// Element i of an array of this type.
+float value_of(DType dtype, const void* data, int64_t i);
+
 // Sum of the squares of the updates, in units of lr and without weight decay, that a step would make. Does not depend
 // on the number of threads.
-double update_norm_squared(const Update& update, int threads);
+double update_norm_squared(const Update& update, Backend& cpu, int threads);
 
-// One step, block by block, for every map and with skip_zeros. The bits of Backend::step where that can do it.
-void step_blocks(const Update& update, const ArgsBytes& args, int threads);
+// One step for every map and with skip_zeros: states become floats, which the backend steps. The bits of Backend::step
+// where that can make the whole step.
+void step_floats(const Update& update, const ArgsBytes& args, Backend& cpu, int threads);
 
 // Throws kInvalidArgument for a gradient that is not finite, or of 2^62 and above. Waits.
 void require_finite_gradient(Backend& backend, const StepItem& item, int threads, void* queue);

@@ -13,8 +13,8 @@ using namespace lowtide;
 using bnb::guarded;
 using bnb::Update;
 
-// Where steps are made. One caller at a time.
-struct Place {
+// The backends that make steps. One caller at a time.
+struct Engine {
   std::unique_ptr<Backend> cpu = open_backend("cpu", "");
   std::unique_ptr<Backend> device;  // nullptr: memory is the host's
   void* queue = nullptr;
@@ -29,13 +29,13 @@ struct Place {
 };
 
 // Never freed: a device's runtime may be gone when statics are.
-Place& place() {
-  static auto* const only = new Place;
+Engine& engine() {
+  static auto* const only = new Engine;
   return *only;
 }
 
 void step(const char* name, const Update& update) {
-  guarded(name, 0, [&] { return place().step(update), 0; });
+  guarded(name, 0, [&] { return engine().step(update), 0; });
 }
 
 // Element types by the suffixes of names.
@@ -73,7 +73,7 @@ int lt_bnb_use_backend(const char* backend, const char* target, void* queue) {
   return guarded("lt_bnb_use_backend", -1, [&] {
     LT_REQUIRE(backend, "got NULL for the backend, wanted \"cpu\", \"sycl\" or \"cuda\"");
     std::unique_ptr<Backend> opened = open_backend(backend, target ? target : "", queue);
-    Place& at = place();
+    Engine& at = engine();
     if (opened->device())
       at.device = std::move(opened), at.queue = queue;
     else
@@ -85,7 +85,7 @@ int lt_bnb_use_backend(const char* backend, const char* target, void* queue) {
 int lt_bnb_set_threads(int threads) {
   return guarded("lt_bnb_set_threads", -1, [&] {
     LT_REQUIRE(threads >= 0, "got %d threads, wanted 0 or more", threads);
-    place().threads = threads ? threads : available_threads();
+    engine().threads = threads ? threads : available_threads();
     return 0;
   });
 }
