@@ -165,7 +165,7 @@ class SyclBackend final : public Backend {
   }
 
  private:
-  // What belongs to one device of one context.
+  // The parts that belong to one device of one context.
   struct DeviceContext {
     sycl::context context;
     sycl::device device;
