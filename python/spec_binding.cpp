@@ -44,6 +44,36 @@ void check_group(const std::string& rule, const nb::dict& hyper, const std::stri
   check_change(group, hyper_from(group.hyper, hyper), !codecs.empty(), in_codec);
 }
 
+// A line of lowtide/hyper.def, for one rule or in general.
+struct HyperParameter {
+  std::string name;
+  nb::object value;
+  bool flag;
+  std::string range;
+  std::vector<std::string> rules;
+};
+
+// Whether the rule reads it; all do that no rule reads by itself.
+bool reads(const std::string& rule, const std::string& name) {
+  for (const RuleHyper& one : rule_info(find_rule(rule)).hyper)
+    if (name == one.name) return true;
+  return false;
+}
+
+std::vector<HyperParameter> hyper_parameters(const std::string& rule) {
+  Hyper defaults = rule.empty() ? Hyper{} : default_hyper(rule);
+  std::vector<HyperParameter> all;
+  for_each_hyper(defaults, [&](const std::string& name, auto& value) {
+    HyperParameter one{name, nb::cast(value), std::is_same_v<decltype(value), bool&>, range_of(name), {}};
+    for (const std::string& each : rule_names())
+      if (reads(each, name)) one.rules.push_back(each);
+    if (one.rules.empty()) one.rules = rule_names();
+    const bool wanted = rule.empty() || std::find(one.rules.begin(), one.rules.end(), rule) != one.rules.end();
+    if (wanted) all.push_back(std::move(one));
+  });
+  return all;
+}
+
 // The state of a parameter, as Optimizer::state() has it.
 struct StateLayout {
   std::string rule, codec;
@@ -113,6 +143,13 @@ void convert(bool encodes, CodecItem item, uintptr_t values, uintptr_t codes, ui
 }  // namespace
 
 void bind_spec(nb::module_& m) {
+  nb::class_<HyperParameter>(m, "HyperParameter")
+      .def_ro("name", &HyperParameter::name)
+      .def_ro("default", &HyperParameter::value)
+      .def_ro("flag", &HyperParameter::flag)
+      .def_ro("range", &HyperParameter::range)
+      .def_ro("rules", &HyperParameter::rules);
+  m.def("hyper_parameters", &hyper_parameters, "rule"_a = "");
   nb::class_<StateLayout>(m, "StateLayout")
       .def_ro("rule", &StateLayout::rule)
       .def_ro("codec", &StateLayout::codec)

@@ -4,7 +4,7 @@
 
 namespace lowtide::python {
 
-// What groups and parameters are and which of them are refused, and codecs by themselves: without an optimizer.
+// Answers about groups, parameters and codecs that need no optimizer.
 void bind_spec(nanobind::module_& m);
 
 }  // namespace lowtide::python

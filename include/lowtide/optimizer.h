@@ -23,8 +23,8 @@
 
 namespace lowtide {
 
-// What a step does when some gradient holds a NaN, an infinity or, after grad_scale, a magnitude of 2^62 and above (its
-// square could overflow).
+// Says how a step treats a gradient that holds a NaN, an infinity or, after grad_scale, a magnitude of 2^62 and above
+// (its square could overflow).
 enum class NonFinite : int32_t {
   kSkip = 0,   // no parameter and no state changes, nothing is counted as a step; StepResult says so
   kRaise = 1,  // as kSkip, but throws Error(kInvalidArgument) naming the parameter
@@ -90,15 +90,15 @@ struct GroupOptions {
   std::string state = "dynamic8";
   int64_t min_quantized_numel = 4096;  // parameters with fewer elements keep float32 state
   std::optional<Memory> memory = {};   // this group's own budget
-  // How states are rounded to their format: "nearest", "stochastic" (up or down by chance, so that an average stays
-  // true to itself), or "auto": stochastic for averages with a beta of 0.995 or more and for sums, else to nearest.
+  // How states are rounded to their format: "nearest", "stochastic" (up or down at random, so that an average stays
+  // unbiased), or "auto": stochastic for averages with a beta of 0.995 or more and for sums, else to nearest.
   // Formats that need stochastic rounding ("float8", "dynamic4") refuse "nearest" and are always rounded so where they
   // do; float32 never is.
   std::string rounding = "auto";
   // How weights of bfloat16 and float16 are made more precise ("": not at all; float32 weights always are as they are):
   // "residual16", 2 bytes more for each: the weight and its residual are the float32 weight, bit for bit (float16:
   // for magnitudes of 2^-14 and above, else to 2^-41); "residual8", 1 byte: 24 of its bits; "stochastic", none: the
-  // weight is rounded up or down by chance, right on average. Weights that others change between steps keep their
+  // weight is rounded stochastically, without bias. Weights that others change between steps keep their
   // residual, half of a unit in their last place at most.
   std::string master = "";
   int budget_of = -1;     // without a budget: that of this group, of a lower number; -1: the optimizer's
@@ -136,11 +136,11 @@ struct StepOptions {
   // For Memory::automatic: bytes of device memory that nothing else needs now, counting what the allocator keeps
   // unused; -1: what the driver calls free.
   int64_t free_bytes = -1;
-  // Of each parameter, or empty. Where it is not nullptr and there is a gradient, the parameter is neither read nor
-  // moved, and this gets what the rule would subtract from it, without learning rate, weight decay and the parameter
-  // itself (SGD: the direction that momentum gives), as contiguous float32 [numel]; zeros if the step is skipped. For
-  // rules that go on from there. Memory that the parameters' device can address, borrowed as parameters are. Not for
-  // ballots() and on a queue that is recorded.
+  // One pointer for each parameter, or empty. Where it is not nullptr and there is a gradient, the parameter is neither
+  // read nor moved, and this gets what the rule would subtract from it, without learning rate, weight decay and the
+  // parameter itself (SGD: the direction that momentum gives), as contiguous float32 [numel]; zeros if the step is
+  // skipped. For rules that go on from there. Memory that the parameters' device can address, borrowed as parameters
+  // are. Not for ballots() and on a queue that is recorded.
   std::span<float* const> directions = {};
 };
 
@@ -215,8 +215,8 @@ class LT_API Optimizer {
   void rebind(int64_t param, const TensorView& view);
   int64_t param_count() const;
 
-  // What the next step would decide about these gradients (applied or not, or the Error), without taking it: for
-  // optimizers of several processes, which must decide alike. Counts nothing; states may be allocated.
+  // Returns what the next step would decide about these gradients (applied or not, or the Error), without taking it:
+  // for optimizers of several processes, which must decide alike. Counts nothing; states may be allocated.
   StepResult check(std::span<const Gradient> grads, const StepOptions& options = {});
 
   // One step over all parameters; grads[i] belongs to parameter i. Either all parameters and states are stepped or,

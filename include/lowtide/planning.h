@@ -1,4 +1,4 @@
-// What a run will take, before it: bytes of RAM and disk, bytes moved and seconds per step; and the rates of this
+// Predicts what a run will take: bytes of RAM and disk, bytes moved and seconds per step; and the rates of this
 // machine that the seconds are computed from. plan_memory() allocates no state and touches no disk.
 #pragma once
 
@@ -29,7 +29,7 @@ struct PlanRequest {
   double read_rate = 0, write_rate = 0;  // of the disk, bytes per second; 0: unknown
 };
 
-// Of one budget, or of all. The bytes are those that Optimizer::report() has after a first step in which every
+// The plan of one budget, or of all. The bytes are those that Optimizer::report() has after a first step in which every
 // parameter had a gradient. Where the state does not fit, what stands below `problem` is 0.
 struct BudgetPlan {
   int64_t params = 0;       // parameters with state
@@ -43,7 +43,7 @@ struct BudgetPlan {
   int64_t disk_bytes = 0;
   int64_t chunks = 0;
   int64_t moved_per_step = 0;  // read and written; an upper bound where rules with norms share a budget with others
-  // Of a step: stepping; the disk; all of it, a lower bound that supposes full overlap of both and leaves out
+  // Seconds of a step: stepping; the disk; all of it, a lower bound that supposes full overlap of both and leaves out
   // checksums, the first read and the last write. Each 0 if a rate that it depends on is unknown.
   double step_seconds = 0, disk_seconds = 0, seconds = 0;
 
@@ -84,7 +84,7 @@ struct DiskInfo {
   bool direct = false;      // past the page cache; if not, rates are those of the page cache as well
 };
 
-// What scratch files in this directory are made with. Opens one of 4 KiB; nothing stays but the small lock file
+// Describes how scratch files in this directory work. Opens one of 4 KiB; nothing stays but the small lock file
 // ".lowtide.lock". Throws kInvalidArgument (no directory, a symbolic link, in use by another process) or kIo.
 LT_API DiskInfo disk_info(const std::string& directory);
 

@@ -1,7 +1,9 @@
 #include "backend/catalog.h"
 
-#include <bit>
+#include <algorithm>
+#include <cstdio>
 #include <cstring>
+#include <string_view>
 #include <type_traits>
 
 #include "core/error.h"
@@ -12,8 +14,80 @@ namespace host {
 namespace {
 #include "portable/portable.h"
 
-// Two of one definition: the host's and the portable kernels' own.
-RuleInput input_of(const lowtide::RuleInput& h) { return std::bit_cast<RuleInput>(h); }
+template <class R>
+constexpr int kNumber = -1;  // of rules.def
+
+// {name of a hyper-parameter} in the text becomes its value, {rule} the rule's name.
+std::string filled_in(std::string_view text, const char* rule, const Hyper& h) {
+  std::string out;
+  for (size_t open; (open = text.find('{')) != text.npos;) {
+    const size_t close = text.find('}', open);
+    const std::string_view name = text.substr(open + 1, close - open - 1);
+    out += text.substr(0, open);
+    text.remove_prefix(close + 1);
+    if (name == "rule") out += rule;
+    char value[32];
+#define LT_HYPER(type, field, standard, range) \
+  if (name == #field) std::snprintf(value, sizeof value, "%g", static_cast<double>(h.field)), out += value;
+#include "lowtide/hyper.def"
+#undef LT_HYPER
+  }
+  return out.append(text);
+}
+
+template <class R>
+constexpr bool kIsVariant = requires {
+  typename R::Family;
+};
+
+template <class R>
+int family_of() {
+  if constexpr (kIsVariant<R>)
+    return kNumber<typename R::Family>;
+  else
+    return kNumber<R>;
+}
+
+template <class R>
+bool runs_for(const Hyper& h) {
+  if constexpr (kIsVariant<R>)
+    return R::runs_for(h);
+  else
+    return true;
+}
+
+template <class R>
+std::vector<RuleHyper> hyper_of() {
+  static_assert(
+      kIsVariant<R> || requires { R::kHyper; }, "a rule that users name says in kHyper what it reads");
+  std::vector<RuleHyper> all;
+  if constexpr (!kIsVariant<R>)
+    for (const HyperUse& use : R::kHyper) {
+      bool found = false;
+#define LT_HYPER(type, field, standard, range) \
+  if (std::string_view(use.name) == #field)    \
+    found = true, all.push_back({#field, use.value < 0 ? static_cast<double>(standard) : use.value});
+#include "lowtide/hyper.def"
+#undef LT_HYPER
+      if (!found) fail(ErrorKind::kInvalidArgument, "a rule reads '%s', which lowtide/hyper.def lacks", use.name);
+    }
+  return all;
+}
+
+template <class R>
+std::string refusal(const Hyper& h) {
+  if constexpr (requires { R::refuses(h); })
+    if (const char* const text = R::refuses(h)) return filled_in(text, rule_info(kNumber<R>).name, h);
+  return "";
+}
+
+template <class R>
+const char* too_coarse() {
+  if constexpr (requires { R::kTooCoarse; })
+    return R::kTooCoarse;
+  else
+    return nullptr;
+}
 
 template <class R>
 constexpr bool reads_state() {
@@ -31,13 +105,18 @@ RuleInfo make_rule(const char* name) {
                   R::kSigned,
                   {R::kStateNames, R::kStateNames + R::kStates},
                   [](const lowtide::RuleInput& h, void* out) {
-                    const typename R::Args args = R::args(input_of(h));
+                    const typename R::Args args = R::args(h);
                     std::memcpy(out, &args, sizeof args);
                   },
                   sizeof(typename R::Args),
-                  [](const lowtide::RuleInput& h, int k) { return R::decay(input_of(h), k); },
+                  [](const lowtide::RuleInput& h, int k) { return R::decay(h, k); },
                   kHasNorms<R>,
-                  reads_state<R>()};
+                  reads_state<R>(),
+                  family_of<R>(),
+                  runs_for<R>,
+                  hyper_of<R>(),
+                  refusal<R>,
+                  too_coarse<R>()};
 }
 
 template <class C, bool kSigned>
@@ -94,11 +173,11 @@ static_assert(counts_up(kRuleNumbers) && counts_up(kCodecNumbers),
 #define LT_NORM_RULE(number, name, Rule) static_assert(kHasNorms<Rule>, #name " has no terms(), wanted LT_RULE");
 #include "portable/rules.def"
 #undef LT_RULE
-enum : int {
-#define LT_RULE(number, name, Rule) k_##name = number,
+#define LT_RULE(number, name, Rule) \
+  template <>                       \
+  constexpr int kNumber<Rule> = number;
 #include "portable/rules.def"
 #undef LT_RULE
-};
 }  // namespace
 }  // namespace host
 
@@ -130,25 +209,16 @@ const std::vector<MasterInfo>& masters() {
   return all;
 }
 
-int effective_rule(int rule, const RuleVariant& variant) {
-  using namespace host;
-  const bool amsgrad = variant.amsgrad, nesterov = variant.nesterov;
-  LT_REQUIRE(!(amsgrad && nesterov) || (rule != k_adam && rule != k_adamw),
-             "got amsgrad and nesterov for %s, wanted one of them at most", rule_info(rule).name);
-  switch (rule) {
-    case k_adam:
-      return amsgrad ? k_adam_amsgrad : nesterov ? k_adam_nesterov : k_adam;
-    case k_adamw:
-      return amsgrad ? k_adamw_amsgrad : nesterov ? k_adamw_nesterov : k_adamw;
-    case k_sgd:
-      return variant.momentum ? k_sgd : k_sgd_plain;
-    case k_lars:
-      return !variant.momentum ? k_lars_plain : variant.clips ? k_lars_clipped : k_lars;
-    case k_rmsprop:
-      if (variant.momentum) return variant.centered ? k_rmsprop_centered_momentum : k_rmsprop_momentum;
-      return variant.centered ? k_rmsprop_centered : k_rmsprop;
-  }
+int effective_rule(int rule, const Hyper& hyper) {
+  for (size_t i = 0; i < rules().size(); ++i)
+    if (const RuleInfo& one = rules()[i]; one.family == rule && static_cast<int>(i) != rule && one.runs_for(hyper))
+      return static_cast<int>(i);
   return rule;
+}
+
+bool state_comes_and_goes(int rule) {
+  return std::any_of(rules().begin(), rules().end(),
+                     [&](const RuleInfo& one) { return one.family == rule && one.states == 0; });
 }
 
 RoundingMode find_rounding(const std::string& name) {
@@ -177,19 +247,10 @@ uint32_t stochastic_states(int rule, int codec, RoundingMode mode, uint32_t long
 }
 
 std::vector<std::string> rule_names() {
-  // All but those that others become with options.
   static const std::vector<std::string> names = [] {
-    const int all = static_cast<int>(rules().size());
-    std::vector<bool> is_variant(static_cast<size_t>(all), false);
-    for (int rule = 0; rule < all; ++rule)
-      for (unsigned bits = 0; bits < 32; ++bits) {
-        const bool amsgrad = bits & 4, nesterov = (bits & 2) && !amsgrad;
-        const int as = effective_rule(rule, {(bits & 1) != 0, nesterov, amsgrad, (bits & 8) != 0, (bits & 16) != 0});
-        if (as != rule) is_variant[static_cast<size_t>(as)] = true;
-      }
     std::vector<std::string> named;
-    for (size_t rule = 0; rule < is_variant.size(); ++rule)
-      if (!is_variant[rule]) named.emplace_back(rules()[rule].name);
+    for (size_t rule = 0; rule < rules().size(); ++rule)
+      if (rules()[rule].family == static_cast<int>(rule)) named.emplace_back(rules()[rule].name);
     return named;
   }();
   return names;

@@ -9,10 +9,26 @@
 
 #include "backend/limits.h"
 #include "backend/state_format.h"
+#include "lowtide/hyper.h"
 
 namespace lowtide {
 
-#include "portable/rules/hyper.h"  // RuleInput
+// The input of RuleInfo::make_args, as portable/rules/hyper.h says.
+struct RuleInput {
+#define LT_HYPER(type, name, value, range) type name = {};
+#include "lowtide/hyper.def"
+#undef LT_HYPER
+  double norm[2] = {};
+  double t = 1;
+  bool first = false;
+  double error = 0;
+};
+
+// A hyper-parameter that a rule reads, and its default for the rule.
+struct RuleHyper {
+  const char* name;
+  double value;
+};
 
 struct RuleInfo {
   const char* name;
@@ -24,6 +40,12 @@ struct RuleInfo {
   double (*decay)(const RuleInput&, int k);         // beta of state k's average: see portable/rules/hyper.h
   // Whether arguments are made of norms of the whole parameter (Backend::norms), and whether those need the state.
   bool norms = false, norms_read_state = false;
+  int family = 0;  // the rule that users name
+  bool (*runs_for)(const Hyper&) = nullptr;
+  // The hyper-parameters that a rule of users reads, but for those that all do.
+  std::vector<RuleHyper> hyper;
+  std::string (*refusal)(const Hyper&) = nullptr;  // why it cannot run with these; "": it can
+  const char* too_coarse = nullptr;                // why its states cannot have 4 bits; nullptr: they can
 };
 
 struct CodecInfo {
@@ -77,12 +99,9 @@ uint32_t long_averages(int rule, const RuleInput& hyper);
 // Bit k: state k of a step is rounded stochastically.
 uint32_t stochastic_states(int rule, int codec, RoundingMode mode, uint32_t long_averages);
 
-// The hyper-parameters that decide which states a rule has.
-struct RuleVariant {
-  bool momentum = false, nesterov = false, amsgrad = false, centered = false, clips = false;
-};
-// The rule that runs for one that users name: SGD without momentum has no state, Adam with amsgrad a third, ... Throws
-// kInvalidArgument for a variant that does not exist.
-int effective_rule(int rule, const RuleVariant& variant);
+// The rule that runs for one that users name: SGD without momentum has no state, Adam with amsgrad a third, ...
+int effective_rule(int rule, const Hyper& hyper);
+// Whether such a rule has no state with some hyper-parameters. With others its only state comes, and stays.
+bool state_comes_and_goes(int rule);
 
 }  // namespace lowtide

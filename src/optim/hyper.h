@@ -14,14 +14,12 @@ void for_each_hyper(H& hyper, Fn&& field) {
 #undef LT_HYPER
 }
 
-// What a value must be, in words: "0 or more". "" for flags.
+// The range of a value in words: "0 or more". "" for flags.
 const char* range_of(const std::string& hyper_parameter);
 
-// Throws kInvalidArgument naming the value and what was wanted. rule: as users name it.
-void check_hyper(const std::string& rule, const Hyper& hyper);
-// What the rule's arguments of step `t` are made of.
-RuleInput rule_hyper(const Hyper& hyper, int64_t t, bool first);
-// What of it decides which states a rule has.
-RuleVariant variant_of(const Hyper& hyper);
+// Throws kInvalidArgument naming the value and what was wanted. rule: one that users name.
+void check_hyper(int rule, const Hyper& hyper);
+// The input of the rule's arguments of step `t`.
+RuleInput rule_input(const Hyper& hyper, int64_t t, bool first);
 
 }  // namespace lowtide

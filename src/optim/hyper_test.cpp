@@ -132,7 +132,7 @@ TEST(Hyper, LongAveragesOfBothSignsAreRefusedIn4Bits) {
     for (const char* rule : {"sgd", "lars", "rmsprop"})
       has(said(rule, state, with(rule, "momentum", 0.95)), "beta of 0.95 for its momentum_buffer,");
     has(said("rmsprop", state, with("rmsprop", "centered", 1)), "beta of 0.99 for its grad_avg,");
-    // What is accepted: short averages, second moments and sums of any length.
+    // Accepted are short averages, second moments and sums of any length.
     for (const std::string rule : {"adam", "adamw", "lamb", "sgd", "lars", "rmsprop", "adagrad"})
       group_of_one(rule, state, default_hyper(rule));
     group_of_one("sgd", state, with("sgd", "momentum", 0.9));

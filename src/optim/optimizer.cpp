@@ -31,7 +31,7 @@ void Optimizer::set_hyper(int group, const Hyper& hyper) {
   };
   check_change(before, hyper, any([](const Parameter&) { return true; }),
                any([&](const Parameter& s) { return s.codec == before.codec; }));
-  const int now = effective_rule(before.rule, variant_of(hyper));
+  const int now = effective_rule(before.rule, hyper);
   const auto states = [](int of) { return rule_info(of).states; };
   for (const Parameter& slot : impl_->slots)
     LT_REQUIRE(slot.group != group || !slot.has_state || !slot.has_residual() || states(now) <= states(slot.state_rule),

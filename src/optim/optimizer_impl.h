@@ -206,7 +206,7 @@ struct Optimizer::Impl {
 
   // Follows a change of momentum to or from 0: SGD's state comes with it and stays.
   void refresh_rule(Parameter& slot) {
-    const int now = effective_rule(slot.family, variant_of(groups[static_cast<size_t>(slot.group)].hyper));
+    const int now = effective_rule(slot.family, groups[static_cast<size_t>(slot.group)].hyper);
     if (slot.rule == now) return;
     slot.rule = now;
     if (slot.states(now) > slot.states(slot.state_rule)) slot.has_state = false;  // allocated by the next step

@@ -16,12 +16,11 @@ void check_averages(int rule, int codec, const Hyper& hyper) {
   constexpr double kLongest = 0.9, kLate = 0x1p53;  // behind all schedules
   const CodecInfo& as = codec_info(codec);
   if (as.format[1].code_bits > 4) return;
-  LT_REQUIRE(name_of(rule) != std::string("lion"),
-             "got state '%s' for lion, wanted one of 8 bits or more ('dynamic8'): its step is the sign of an average "
-             "that in 4 bits does not come to rest",
-             as.name);
-  const RuleInfo& of = rule_info(effective_rule(rule, variant_of(hyper)));
-  const RuleInput late = rule_hyper(hyper, static_cast<int64_t>(kLate), false);
+  const char* const reason = rule_info(rule).too_coarse;
+  LT_REQUIRE(!reason, "got state '%s' for %s, wanted one of 8 bits or more ('dynamic8'): %s", as.name, name_of(rule),
+             reason);
+  const RuleInfo& of = rule_info(effective_rule(rule, hyper));
+  const RuleInput late = rule_input(hyper, static_cast<int64_t>(kLate), false);
   for (int k = 0; k < of.states; ++k)
     LT_REQUIRE(!((of.signed_mask >> k) & 1) || of.decay(late, k) <= kLongest,
                "got state '%s' for %s with a beta of %.9g for its %s, wanted %g at most: steps of a longer average are "
@@ -114,8 +113,7 @@ GroupSpec make_group(const GroupOptions& options, int rule, std::span<const Grou
   GroupSpec out;
   out.hyper = options.hyper;
   out.rule = options.rule.empty() ? rule : find_rule(options.rule);
-  check_hyper(name_of(out.rule), options.hyper);
-  effective_rule(out.rule, variant_of(options.hyper));
+  check_hyper(out.rule, options.hyper);
   out.codec = find_codec(options.state);
   out.rounding = find_rounding(options.rounding);
   check_rounding(out.codec, out.rounding);
@@ -128,14 +126,12 @@ GroupSpec make_group(const GroupOptions& options, int rule, std::span<const Grou
 }
 
 void check_change(const GroupSpec& group, const Hyper& to, bool has_params, bool in_codec) {
-  const std::string family = name_of(group.rule);
-  check_hyper(family, to);
+  check_hyper(group.rule, to);
   if (in_codec) check_averages(group.rule, group.codec, to);
-  const int was = effective_rule(group.rule, variant_of(group.hyper));
-  const int now = effective_rule(group.rule, variant_of(to));
+  const int was = effective_rule(group.rule, group.hyper);
+  const int now = effective_rule(group.rule, to);
   // SGD's and LARS's only state comes and stays with its momentum; others would lose what they have.
-  const bool momentum_only = family == "sgd" || family == "lars";
-  LT_REQUIRE(was == now || !has_params || momentum_only,
+  LT_REQUIRE(was == now || !has_params || state_comes_and_goes(group.rule),
              "got hyper-parameters that make %s out of %s, wanted momentum (0 or not), nesterov, amsgrad and centered "
              "as they were when the group got its parameters: they decide which states there are",
              name_of(now), name_of(was));
@@ -148,7 +144,7 @@ ParamSpec make_spec(const GroupSpec& group, std::span<const int64_t> sizes, DTyp
   out.shape = Layout::make(sizes, {});
   out.sizes.assign(sizes.begin(), sizes.end());
   out.family = group.rule;
-  out.rule = effective_rule(group.rule, variant_of(group.hyper));
+  out.rule = effective_rule(group.rule, group.hyper);
   LT_REQUIRE(!rule_info(out.rule).norms || !whole || (whole->sizes == out.sizes && !whole->rows_cut),
              "got a shard for %s, which needs norms of whole parameters, wanted it whole: replicate it, or take a rule "
              "without norms",
@@ -207,7 +203,7 @@ bool ParamSpec::norms_read_arrays() const {
 }
 
 uint32_t ParamSpec::make_args(const GroupSpec& group, const StepTerms& step, std::byte* args) const {
-  RuleInput in = rule_hyper(group.hyper, step.t, step.first);
+  RuleInput in = rule_input(group.hyper, step.t, step.first);
   if (step.direction) in.lr = -1, in.weight_decay = 0;
   in.error = codec_info(codec).error;
   in.norm[0] = step.norm[0], in.norm[1] = step.norm[1];

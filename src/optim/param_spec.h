@@ -1,4 +1,4 @@
-// What a parameter is to an optimizer, from options, sizes and types alone: the rule that steps it, the format and
+// A parameter as options, sizes and types alone determine it: the rule that steps it, the format and
 // layout of its state, its bytes, the arguments of its steps, and every refusal. Pure: no optimizer, no state, no
 // device. Adding parameters, planning, checks of saved state and Python ask it, so all of them decide and refuse alike.
 #pragma once
@@ -17,7 +17,7 @@
 
 namespace lowtide {
 
-// Of one parameter, and of all in a plan: no sum of the bytes of their states overflows.
+// The limit for one parameter, and for all of a plan together: no sum of the bytes of their states overflows.
 inline constexpr int64_t kMostElements = int64_t{1} << 52;
 
 // The options of a group, checked, names as numbers of the catalog.

@@ -18,7 +18,7 @@ void check_rate(const char* name, double rate) {
              rate);
 }
 
-// The parameters of one budget, as the optimizer would hold them.
+// The parameters of one budget.
 struct Members {
   int64_t params = 0, elements = 0, state_bytes = 0;
   std::vector<ShapedParam> shaped;

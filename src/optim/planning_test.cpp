@@ -160,7 +160,7 @@ TEST(Planning, BytesAreThoseOfTheReport) {
       static_cast<long long>(state), static_cast<long long>(most_off), static_cast<long long>(refused));
 }
 
-// What a refusal asks for is enough, and one page less is not.
+// The bytes that a refusal asks for are enough, and one page less is not.
 TEST(Planning, ARefusalSaysHowMuchIsNeeded) {
   PlanRequest request;
   PlannedGroup& group = request.groups.emplace_back();

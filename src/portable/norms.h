@@ -2,7 +2,7 @@
 //   kNormsReadState                       whether terms() looks at the state
 //   terms(p, g, s, args, F (&out)[2])     two values of each element; the norms are the roots of the sums of their
 //   squares
-// and find the norms in RuleInput::norm when the step's arguments are made.
+// and find the norms in `norm` of their input when the step's arguments are made.
 
 template <class R, class = void>
 inline constexpr bool kHasNorms = false;
@@ -23,12 +23,14 @@ LT_FN float norm_unit(u32 exponent) { return as_float(exponent << 23); }
 LT_FN float norm_inverse(u32 exponent) { return as_float((254u - exponent) << 23); }
 
 // Whether ratios of norms make sense: without norms, or where one is 0 or not finite, ratios are 1.
-LT_HOST_FN bool has_norms(const RuleInput& h) {
+template <class H>
+LT_HOST_FN bool has_norms(const H& h) {
   constexpr double kLargest = 0x1.fffffffffffffp1023;
   return h.norm[0] > 0 && h.norm[1] > 0 && h.norm[0] <= kLargest && h.norm[1] <= kLargest;
 }
 // min(1, max_unorm |p| / |update|), as bitsandbytes clips.
-LT_HOST_FN double clip_ratio(const RuleInput& h) {
+template <class H>
+LT_HOST_FN double clip_ratio(const H& h) {
   if (!has_norms(h)) return 1;
   const double ratio = h.max_unorm * h.norm[0] / h.norm[1];
   return ratio < 1 ? ratio : 1;

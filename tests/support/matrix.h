@@ -62,9 +62,9 @@ inline std::vector<std::pair<Hyper, std::string>> rule_options(const std::string
     for (size_t i = 0; i < std::size(kOptions); ++i)
       if (set >> i & 1) kOptions[i].set(hyper), names += (names.empty() ? "" : " ") + std::string(kOptions[i].name);
     try {
-      check_hyper(rule, hyper);
-      const int effective = effective_rule(find_rule(rule), variant_of(hyper));
-      RuleInput input = rule_hyper(hyper, 3, false);
+      check_hyper(find_rule(rule), hyper);
+      const int effective = effective_rule(find_rule(rule), hyper);
+      RuleInput input = rule_input(hyper, 3, false);
       input.norm[0] = 2, input.norm[1] = 3;
       char args[kArgsBytes] = {};
       rule_info(effective).make_args(input, args);

@@ -117,7 +117,7 @@ struct StepCase {
          .momentum = 0.9,
          .dampening = 0.1,
          .alpha = rule_info(rule).name == std::string("ademamix") ? 5 : 0.99,
-         .initial = 0.1,
+         .initial_accumulator_value = 0.1,
          .momentum_decay = 4e-3,
          .t = static_cast<double>(t),
          .first = first},

@@ -9,16 +9,22 @@ struct AdagradArgs {
 
 struct Adagrad {
   using Args = AdagradArgs;
+  static constexpr HyperUse kHyper[] = {
+      {"lr", 1e-2}, {"eps", 1e-10}, {"weight_decay"}, {"lr_decay"}, {"initial_accumulator_value"}};
   static constexpr int kStates = 1;
   static constexpr u32 kSigned = 0b0;
   static constexpr const char* kStateNames[] = {"sum"};
 
-  LT_HOST_FN Args args(const RuleInput& h) {
+  template <class H>
+  LT_HOST_FN Args args(const H& h) {
     return Args{float(h.lr / (1 + (h.t - 1) * h.lr_decay)), float(h.eps), float(h.weight_decay),
-                h.first ? float(h.initial) : 0.f};
+                h.first ? float(h.initial_accumulator_value) : 0.f};
   }
 
-  LT_HOST_FN double decay(const RuleInput&, int) { return 1; }
+  template <class H>
+  LT_HOST_FN double decay(const H&, int) {
+    return 1;
+  }
 
   template <class F>
   LT_FN F step(F p, F g, F (&s)[1], const Args& a) {

@@ -16,7 +16,13 @@ struct AdamArgs : MomentArgs {
 struct AdamBase : TwoMoments {
   using Args = AdamArgs;
 
-  LT_HOST_FN Args args(const RuleInput& h) {
+  template <class H>
+  LT_HOST_FN const char* refuses(const H& h) {
+    return h.amsgrad && h.nesterov ? "got amsgrad and nesterov for {rule}, wanted one of them at most" : nullptr;
+  }
+
+  template <class H>
+  LT_HOST_FN Args args(const H& h) {
     return Args{moment_args(h), float(h.lr / (1 - power(h.beta1, h.t))), float(h.weight_decay),
                 float(h.lr * h.weight_decay)};
   }
@@ -50,7 +56,15 @@ struct AmsgradBase : AdamBase {
   static constexpr u32 kSigned = 0b001;
   static constexpr const char* kStateNames[] = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
 
-  LT_HOST_FN double decay(const RuleInput& h, int k) { return k == 2 ? 0 : TwoMoments::decay(h, k); }
+  template <class H>
+  LT_HOST_FN bool runs_for(const H& h) {
+    return h.amsgrad;
+  }
+
+  template <class H>
+  LT_HOST_FN double decay(const H& h, int k) {
+    return k == 2 ? 0 : TwoMoments::decay(h, k);
+  }
 
   template <class F>
   LT_FN F update(F g, F (&s)[3], const Args& a) {
@@ -68,8 +82,17 @@ struct NadamArgs : MomentArgs {
 struct NadamBase : TwoMoments {
   using Args = NadamArgs;
 
-  LT_HOST_FN double mu(const RuleInput& h, double t) { return h.beta1 * (1 - 0.5 * power(0.96, t * h.momentum_decay)); }
-  LT_HOST_FN Args args(const RuleInput& h) {
+  template <class H>
+  LT_HOST_FN bool runs_for(const H& h) {
+    return h.nesterov && !h.amsgrad;
+  }
+
+  template <class H>
+  LT_HOST_FN double mu(const H& h, double t) {
+    return h.beta1 * (1 - 0.5 * power(0.96, t * h.momentum_decay));
+  }
+  template <class H>
+  LT_HOST_FN Args args(const H& h) {
     double product = 1;  // mu_1 ... mu_t: nothing once it no longer changes 1 - product
     for (double i = 1; i <= h.t && product > 0x1p-60; ++i) product *= mu(h, i);
     const double now = mu(h, h.t), next = mu(h, h.t + 1);
@@ -85,12 +108,24 @@ struct NadamBase : TwoMoments {
 };
 
 struct Adam : WithL2<AdamBase> {
+  static constexpr HyperUse kHyper[] = {{"lr"},           {"beta1"},    {"beta2"},   {"eps"},
+                                        {"weight_decay"}, {"nesterov"}, {"amsgrad"}, {"momentum_decay"}};
   static constexpr bool kIsCommon = true;  // worth kernels of its own for 16-bit parameters and gradients
 };
 struct AdamW : WithDecay<AdamBase> {
+  static constexpr HyperUse kHyper[] = {{"lr"},       {"beta1"},   {"beta2"},         {"eps"}, {"weight_decay", 1e-2},
+                                        {"nesterov"}, {"amsgrad"}, {"momentum_decay"}};
   static constexpr bool kIsCommon = true;
 };
-struct AdamAmsgrad : WithL2<AmsgradBase> {};
-struct AdamWAmsgrad : WithDecay<AmsgradBase> {};
-struct AdamNesterov : WithL2<NadamBase> {};
-struct AdamWNesterov : WithDecay<NadamBase> {};
+struct AdamAmsgrad : WithL2<AmsgradBase> {
+  using Family = Adam;
+};
+struct AdamWAmsgrad : WithDecay<AmsgradBase> {
+  using Family = AdamW;
+};
+struct AdamNesterov : WithL2<NadamBase> {
+  using Family = Adam;
+};
+struct AdamWNesterov : WithDecay<NadamBase> {
+  using Family = AdamW;
+};

@@ -13,17 +13,27 @@ struct AdemamixArgs : MomentArgs {
 
 struct Ademamix {
   using Args = AdemamixArgs;
+  static constexpr HyperUse kHyper[] = {
+      {"lr"}, {"beta1"}, {"beta2"}, {"beta3"}, {"eps"}, {"weight_decay", 1e-2}, {"alpha", 5}, {"t_alpha"}, {"t_beta3"}};
   static constexpr int kStates = 3;
   static constexpr u32 kSigned = 0b101;
   static constexpr const char* kStateNames[] = {"exp_avg", "exp_avg_sq", "exp_avg_slow"};
 
-  LT_HOST_FN double scheduled_beta3(const RuleInput& h) {
+  template <class H>
+  LT_HOST_FN const char* refuses(const H& h) {
+    return __builtin_isfinite(float(h.lr * h.alpha))
+               ? nullptr
+               : "got lr={lr} with alpha={alpha}, wanted lr * alpha that float32 can hold";
+  }
+  template <class H>
+  LT_HOST_FN double scheduled_beta3(const H& h) {
     if (!(h.t_beta3 > h.t && h.beta1 > 0 && h.beta3 > 0)) return h.beta3;
     const double share = h.t / h.t_beta3, log1 = __builtin_log(h.beta1), log3 = __builtin_log(h.beta3);
     const double scheduled = __builtin_exp(log1 * log3 / ((1 - share) * log3 + share * log1));
     return scheduled < h.beta3 ? scheduled : h.beta3;
   }
-  LT_HOST_FN Args args(const RuleInput& h) {
+  template <class H>
+  LT_HOST_FN Args args(const H& h) {
     const double alpha = h.t_alpha > h.t ? h.alpha * h.t / h.t_alpha : h.alpha, beta3 = scheduled_beta3(h);
     return Args{moment_args(h),
                 float(beta3),
@@ -33,7 +43,10 @@ struct Ademamix {
                 float(h.lr * h.weight_decay)};
   }
 
-  LT_HOST_FN double decay(const RuleInput& h, int k) { return k < 2 ? TwoMoments::decay(h, k) : scheduled_beta3(h); }
+  template <class H>
+  LT_HOST_FN double decay(const H& h, int k) {
+    return k < 2 ? TwoMoments::decay(h, k) : scheduled_beta3(h);
+  }
 
   template <class F>
   LT_FN F step(F p, F g, F (&s)[3], const Args& a) {

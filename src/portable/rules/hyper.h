@@ -1,19 +1,29 @@
-// The host makes a rule's arguments from this: the hyper-parameters in double, the number of this step, and what else
-// the step depends on. Rules reduce it to a small struct of floats once per step, so that no kernel computes beta^t.
-struct RuleInput {
-  double lr = 0, beta1 = 0, beta2 = 0, beta3 = 0, eps = 0, weight_decay = 0, momentum = 0, dampening = 0;
-  bool nesterov = false;
-  double alpha = 0, t_alpha = 0, t_beta3 = 0;
-  double lr_decay = 0, initial = 0;  // Adagrad
-  double momentum_decay = 0;         // NAdam
-  double trust_coefficient = 0;      // LARS
-  double max_unorm = 0;              // LAMB, LARS; 0: none
-  double norm[2] = {};               // of all terms() of the parameter, 0 before they are known
-  double t = 1;                      // number of this step for this parameter, from 1
-  bool first = false;                // the state holds nothing yet, though the parameter may have been stepped
-  double error = 0;                  // by which stored states are rounded, relative to them; 0: not at all
+// How a rule declares what its arguments are made of. The host hands over an input H: the hyper-parameters by name
+// (include/lowtide/hyper.def) in double, norm[2] (of all terms() of the parameter, 0 before they are known), t (the
+// number of this step for the parameter, from 1), first (the state holds nothing yet) and error (by which stored states
+// are rounded, relative to them; 0: not at all). Rules reduce it to a small struct of floats once per step, so that no
+// kernel computes beta^t.
+
+// The rule that users name has kHyper: the hyper-parameters that it reads, each with the rule's own default unless the
+// general one holds. `maximize` is read for all rules.
+struct HyperUse {
+  const char* name;
+  double value = -1;  // below 0: the general default
 };
 
 // Every rule has decay(h, k): the part of state k's average that a step keeps, its beta. It is 1 for a sum, and 0 for
 // a state that is no average, such as a running maximum, which nearest rounding keeps as it is. Averages that stay long
 // are rounded stochastically unless users say otherwise.
+
+// A rule that runs in place of another, for some of its hyper-parameters, has `Family`, the rule that users name, and
+// runs_for(h). No two of a family run for the same.
+
+// A rule that users name may have refuses(h): nullptr, or why it cannot run with these hyper-parameters. {rule} and
+// {name of a hyper-parameter} stand for what was got.
+template <class H>
+LT_HOST_FN const char* refuses_nesterov(const H& h) {
+  return h.nesterov && !(h.momentum > 0 && h.dampening == 0)
+             ? "got nesterov with momentum={momentum} and dampening={dampening} for {rule}, wanted momentum > 0 and "
+               "dampening = 0"
+             : nullptr;
+}

@@ -13,9 +13,12 @@ struct LambArgs : MomentArgs {
 
 struct Lamb : TwoMoments {
   using Args = LambArgs;
+  static constexpr HyperUse kHyper[] = {{"lr"},       {"beta1"}, {"beta2"}, {"eps", 1e-6}, {"weight_decay", 1e-2},
+                                        {"max_unorm"}};
   static constexpr bool kNormsReadState = true;
 
-  LT_HOST_FN Args args(const RuleInput& h) {
+  template <class H>
+  LT_HOST_FN Args args(const H& h) {
     const bool clips = h.max_unorm > 0;
     const double ratio = clips ? clip_ratio(h) : has_norms(h) ? h.norm[0] / h.norm[1] : 1;
     return Args{moment_args(h), float(1 / (1 - power(h.beta1, h.t))), clips ? 0.f : float(h.weight_decay),

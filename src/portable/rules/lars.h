@@ -17,7 +17,13 @@ struct LarsArgs {
 
 struct LarsBase {
   using Args = LarsArgs;
-  LT_HOST_FN Args args(const RuleInput& h) {
+
+  template <class H>
+  LT_HOST_FN const char* refuses(const H& h) {
+    return refuses_nesterov(h);
+  }
+  template <class H>
+  LT_HOST_FN Args args(const H& h) {
     const bool clips = h.max_unorm > 0;
     double local = 1;
     if (!clips && has_norms(h))
@@ -31,7 +37,10 @@ struct LarsBase {
                 h.nesterov ? float(h.momentum) : 1.f,
                 clips ? float(h.weight_decay) : 0.f};
   }
-  LT_HOST_FN double decay(const RuleInput& h, int) { return h.momentum; }
+  template <class H>
+  LT_HOST_FN double decay(const H& h, int) {
+    return h.momentum;
+  }
   template <class F>
   LT_FN F direction(F p, F g, F (&s)[1], const Args& a) {
     g = (g + p * a.l2) * a.local;
@@ -41,6 +50,8 @@ struct LarsBase {
 };
 
 struct Lars : LarsBase {
+  static constexpr HyperUse kHyper[] = {{"lr"},  {"momentum", 0.9}, {"dampening"},         {"nesterov"},
+                                        {"eps"}, {"weight_decay"},  {"trust_coefficient"}, {"max_unorm"}};
   static constexpr int kStates = 1;
   static constexpr u32 kSigned = 0b1;
   static constexpr const char* kStateNames[] = {"momentum_buffer"};
@@ -59,6 +70,11 @@ struct Lars : LarsBase {
 
 // With max_unorm.
 struct LarsClipped : Lars {
+  using Family = Lars;
+  template <class H>
+  LT_HOST_FN bool runs_for(const H& h) {
+    return h.momentum != 0 && h.max_unorm > 0;
+  }
   static constexpr bool kNormsReadState = true;
 
   template <class F>
@@ -70,6 +86,11 @@ struct LarsClipped : Lars {
 
 // Without momentum.
 struct LarsPlain : LarsBase {
+  using Family = Lars;
+  template <class H>
+  LT_HOST_FN bool runs_for(const H& h) {
+    return h.momentum == 0;
+  }
   static constexpr int kStates = 0;
   static constexpr u32 kSigned = 0;
   static constexpr const char* kStateNames[] = {nullptr};

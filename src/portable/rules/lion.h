@@ -9,16 +9,23 @@ struct LionArgs {
 struct Lion {
   using Args = LionArgs;
   static constexpr bool kIsCommon = true;
+  static constexpr HyperUse kHyper[] = {{"lr", 1e-4}, {"beta1"}, {"beta2", 0.99}, {"weight_decay"}};
+  // Why its state cannot have 4 bits.
+  static constexpr const char* kTooCoarse = "its step is the sign of an average that in 4 bits does not come to rest";
   static constexpr int kStates = 1;
   static constexpr u32 kSigned = 0b1;
   static constexpr const char* kStateNames[] = {"exp_avg"};
 
-  LT_HOST_FN Args args(const RuleInput& h) {
+  template <class H>
+  LT_HOST_FN Args args(const H& h) {
     return Args{float(h.beta1),     float(1 - h.beta1), float(h.beta2),
                 float(1 - h.beta2), float(h.lr),        float(h.lr * h.weight_decay)};
   }
 
-  LT_HOST_FN double decay(const RuleInput& h, int) { return h.beta2; }
+  template <class H>
+  LT_HOST_FN double decay(const H& h, int) {
+    return h.beta2;
+  }
 
   template <class F>
   LT_FN F step(F p, F g, F (&s)[1], const Args& a) {

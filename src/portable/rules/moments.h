@@ -13,10 +13,14 @@ struct TwoMoments {
   static constexpr u32 kSigned = 0b01;  // bit k: state k takes both signs; others are second moments, never negative
   static constexpr const char* kStateNames[] = {"exp_avg", "exp_avg_sq"};
 
-  LT_HOST_FN double decay(const RuleInput& h, int k) { return k == 0 ? h.beta1 : h.beta2; }
+  template <class H>
+  LT_HOST_FN double decay(const H& h, int k) {
+    return k == 0 ? h.beta1 : h.beta2;
+  }
 };
 
-LT_HOST_FN MomentArgs moment_args(const RuleInput& h) {
+template <class H>
+LT_HOST_FN MomentArgs moment_args(const H& h) {
   return MomentArgs{float(h.beta1),
                     float(1 - h.beta1),
                     float(h.beta2),

@@ -12,14 +12,23 @@ struct RmspropArgs {
 
 struct RmspropBase {
   using Args = RmspropArgs;
-  LT_HOST_FN Args args(const RuleInput& h) {
+
+  template <class H>
+  LT_HOST_FN const char* refuses(const H& h) {
+    return h.alpha < 1 ? nullptr : "got alpha={alpha} for RMSprop, wanted 0 <= alpha < 1";
+  }
+  template <class H>
+  LT_HOST_FN Args args(const H& h) {
     constexpr double kAverages = 3;  // of whose errors the difference has one: s once, a twice
     return Args{float(h.alpha),    float(1 - h.alpha),        float(h.eps), float(h.lr), float(h.weight_decay),
                 float(h.momentum), float(kAverages * h.error)};
   }
 
   // The averages have alpha, the momentum buffer its momentum.
-  LT_HOST_FN double decay(const RuleInput& h, int) { return h.alpha; }
+  template <class H>
+  LT_HOST_FN double decay(const H& h, int) {
+    return h.alpha;
+  }
 
   template <class F>
   LT_FN F average(F s, F x, const Args& a) {
@@ -42,6 +51,7 @@ struct RmspropBase {
 };
 
 struct Rmsprop : RmspropBase {
+  static constexpr HyperUse kHyper[] = {{"lr", 1e-2}, {"alpha"}, {"eps"}, {"weight_decay"}, {"momentum"}, {"centered"}};
   static constexpr int kStates = 1;
   static constexpr u32 kSigned = 0b0;
   static constexpr const char* kStateNames[] = {"square_avg"};
@@ -53,11 +63,19 @@ struct Rmsprop : RmspropBase {
 };
 
 struct RmspropMomentum : RmspropBase {
+  using Family = Rmsprop;
+  template <class H>
+  LT_HOST_FN bool runs_for(const H& h) {
+    return h.momentum != 0 && !h.centered;
+  }
   static constexpr int kStates = 2;
   static constexpr u32 kSigned = 0b10;
   static constexpr const char* kStateNames[] = {"square_avg", "momentum_buffer"};
 
-  LT_HOST_FN double decay(const RuleInput& h, int k) { return k == 1 ? h.momentum : h.alpha; }
+  template <class H>
+  LT_HOST_FN double decay(const H& h, int k) {
+    return k == 1 ? h.momentum : h.alpha;
+  }
 
   template <class F>
   LT_FN F step(F p, F g, F (&s)[2], const Args& a) {
@@ -67,6 +85,11 @@ struct RmspropMomentum : RmspropBase {
 };
 
 struct RmspropCentered : RmspropBase {
+  using Family = Rmsprop;
+  template <class H>
+  LT_HOST_FN bool runs_for(const H& h) {
+    return h.momentum == 0 && h.centered;
+  }
   static constexpr int kStates = 2;
   static constexpr u32 kSigned = 0b10;
   static constexpr const char* kStateNames[] = {"square_avg", "grad_avg"};
@@ -78,11 +101,19 @@ struct RmspropCentered : RmspropBase {
 };
 
 struct RmspropCenteredMomentum : RmspropBase {
+  using Family = Rmsprop;
+  template <class H>
+  LT_HOST_FN bool runs_for(const H& h) {
+    return h.momentum != 0 && h.centered;
+  }
   static constexpr int kStates = 3;
   static constexpr u32 kSigned = 0b110;
   static constexpr const char* kStateNames[] = {"square_avg", "momentum_buffer", "grad_avg"};
 
-  LT_HOST_FN double decay(const RuleInput& h, int k) { return k == 1 ? h.momentum : h.alpha; }
+  template <class H>
+  LT_HOST_FN double decay(const H& h, int k) {
+    return k == 1 ? h.momentum : h.alpha;
+  }
 
   template <class F>
   LT_FN F step(F p, F g, F (&s)[3], const Args& a) {

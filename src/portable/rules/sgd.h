@@ -11,11 +11,18 @@ struct SgdArgs {
 struct Sgd {
   using Args = SgdArgs;
   static constexpr bool kIsCommon = true;
+  static constexpr HyperUse kHyper[] = {{"lr"}, {"momentum"}, {"dampening"}, {"nesterov"}, {"weight_decay"}};
   static constexpr int kStates = 1;
   static constexpr u32 kSigned = 0b1;
   static constexpr const char* kStateNames[] = {"momentum_buffer"};
 
-  LT_HOST_FN Args args(const RuleInput& h) {
+  template <class H>
+  LT_HOST_FN const char* refuses(const H& h) {
+    return refuses_nesterov(h);
+  }
+
+  template <class H>
+  LT_HOST_FN Args args(const H& h) {
     return Args{float(h.lr),
                 float(h.weight_decay),
                 h.first ? 0.f : float(h.momentum),
@@ -24,7 +31,10 @@ struct Sgd {
                 h.nesterov ? float(h.momentum) : 1.f};
   }
 
-  LT_HOST_FN double decay(const RuleInput& h, int) { return h.momentum; }
+  template <class H>
+  LT_HOST_FN double decay(const H& h, int) {
+    return h.momentum;
+  }
 
   template <class F>
   LT_FN F step(F p, F g, F (&s)[1], const Args& a) {
@@ -36,15 +46,26 @@ struct Sgd {
 
 // Without momentum there is nothing to remember.
 struct SgdPlain {
+  using Family = Sgd;
+  template <class H>
+  LT_HOST_FN bool runs_for(const H& h) {
+    return h.momentum == 0;
+  }
   using Args = SgdArgs;
   static constexpr bool kIsCommon = true;
   static constexpr int kStates = 0;
   static constexpr u32 kSigned = 0;
   static constexpr const char* kStateNames[] = {nullptr};
 
-  LT_HOST_FN Args args(const RuleInput& h) { return Sgd::args(h); }
+  template <class H>
+  LT_HOST_FN Args args(const H& h) {
+    return Sgd::args(h);
+  }
 
-  LT_HOST_FN double decay(const RuleInput&, int) { return 0; }
+  template <class H>
+  LT_HOST_FN double decay(const H&, int) {
+    return 0;
+  }
 
   template <class F>
   LT_FN F step(F p, F g, F*, const Args& a) {
