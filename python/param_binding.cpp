@@ -6,8 +6,12 @@
 namespace lowtide::python {
 namespace {
 
+// A loop, as a call of memcmp (std::equal) takes longer than the few comparisons.
 bool same(const std::vector<int64_t>& a, const int64_t* b, int n) {
-  return a.size() == static_cast<size_t>(n) && std::equal(a.begin(), a.end(), b);
+  if (a.size() != static_cast<size_t>(n)) return false;
+  for (int d = 0; d < n; ++d)
+    if (a[static_cast<size_t>(d)] != b[d]) return false;
+  return true;
 }
 
 std::string shape_text(const int64_t* shape, int ndim) {
@@ -25,12 +29,14 @@ std::string gradient_name(size_t i) { return "the gradient of parameter " + std:
 int64_t ParamBinding::add(int group, const nb::object& tensor, bool with_state,
                           const std::optional<WholeParam>& whole) {
   const nb::object local = whole ? local_tensor(tensor) : tensor;
-  TensorView view = reader_.read(local, [] { return "a parameter"; }).view();
+  const TensorInfo info = reader_.read(local, [] { return "a parameter"; });
+  TensorView view = info.view();
+  const bool contiguous = info.is_contiguous();
   if (nb::cast<bool>(local.attr("is_neg")()))
     refuse_value("got a parameter with a lazy negative bit, wanted tensor.resolve_neg()");
   const int64_t index = optimizer_.add_param(group, view, with_state, whole);
   params_.push_back(tensor);
-  entries_.push_back({std::move(view), {}, whole.has_value()});
+  entries_.push_back({std::move(view), {}, whole.has_value(), contiguous});
   return index;
 }
 
@@ -57,15 +63,12 @@ void ParamBinding::follow(size_t i, const TensorInfo& now) {
   TensorView view = now.view();
   optimizer_.rebind(static_cast<int64_t>(i), view);
   known = std::move(view);
+  entries_[i].contiguous = now.is_contiguous();
 }
 
 void ParamBinding::collect_one(size_t i) {
-  // Interned: attribute look-up compares pointers. Never destroyed: the interpreter may be gone by then.
-  static PyObject* const grad_name = PyUnicode_InternFromString("grad");
   static const std::byte no_elements{};  // the address of a gradient without memory, which is not the same as none
-  PyObject* const raw = PyObject_GetAttr(params_[i].ptr(), grad_name);
-  if (!raw) throw nb::python_error();
-  nb::object grad = nb::steal(raw);
+  nb::object grad = reader_.gradient(params_[i]);
   if (grad.is_none()) return;
   Entry& entry = entries_[i];
   if (entry.distributed) grad = local_gradient(i, grad);
@@ -85,7 +88,8 @@ void ParamBinding::collect_one(size_t i) {
     refuse_value("got " + gradient_name(i) + " without memory (its storage was freed), wanted a dense tensor");
   grads_[i].data = g.data ? g.data : &no_elements;
   grads_[i].dtype = g.dtype;
-  if (!g.is_contiguous()) {
+  // The gradient of a contiguous parameter usually has its strides.
+  if (!(entry.contiguous && same(entry.view.strides, g.strides, g.ndim)) && !g.is_contiguous()) {
     entry.grad_strides.assign(g.strides, g.strides + g.ndim);
     grads_[i].strides = entry.grad_strides.data();
     // Views of the imaginary part of a conjugate have it; they are never contiguous.

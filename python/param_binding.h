@@ -49,6 +49,7 @@ class ParamBinding {
     TensorView view;  // at the last step
     std::vector<int64_t> grad_strides;
     bool distributed = false;
+    bool contiguous = false;  // the view is
   };
 
   nb::object local_gradient(size_t i, const nb::object& grad) const;

@@ -70,11 +70,21 @@ TensorReader::TensorReader(std::string device) : device_(std::move(device)) {
   // Subclasses may not be what their memory says (wrappers without storage); they take the careful way.
   exchange_types_[0] = tensor.ptr();
   exchange_types_[1] = nb::object(torch.attr("nn").attr("Parameter")).ptr();
+  const nb::object grad = tensor.attr("grad");
+  if (Py_IS_TYPE(grad.ptr(), &PyGetSetDescr_Type)) grad_ = reinterpret_cast<PyGetSetDescrObject*>(grad.ptr())->d_getset;
+}
+
+nb::object TensorReader::gradient(nb::handle tensor) const {
+  // Interned: attribute look-up compares pointers. Never destroyed: the interpreter may be gone by then.
+  static PyObject* const name = PyUnicode_InternFromString("grad");
+  PyObject* const grad =
+      grad_ && is_exact(tensor) ? grad_->get(tensor.ptr(), grad_->closure) : PyObject_GetAttr(tensor.ptr(), name);
+  if (!grad) throw nb::python_error();
+  return nb::steal(grad);
 }
 
 bool TensorReader::try_read(nb::handle tensor, TensorInfo& info) {
-  PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(tensor.ptr()));
-  if (!exchange_ || (type != exchange_types_[0] && type != exchange_types_[1])) return read_attributes(tensor, info);
+  if (!exchange_ || !is_exact(tensor)) return read_attributes(tensor, info);
   const bool learn = numbers_.device_type == 0;
   if (learn && !read_attributes(tensor, info)) return false;
   nb::dlpack::dltensor t;

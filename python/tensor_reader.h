@@ -43,7 +43,14 @@ class TensorReader {
     return info;
   }
 
+  // tensor.grad. Where the type is exactly Tensor or Parameter its getter is called without a look-up by name.
+  nb::object gradient(nb::handle tensor) const;
+
  private:
+  bool is_exact(nb::handle tensor) const {
+    PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(tensor.ptr()));
+    return type == exchange_types_[0] || type == exchange_types_[1];
+  }
   using FromPyObject = int (*)(void* object, nb::dlpack::dltensor* out);
 
   bool try_read(nb::handle tensor, TensorInfo& info);
@@ -55,7 +62,8 @@ class TensorReader {
   // The device in DLPack's numbers, which are not torch's: learnt from the first tensor that is there.
   nb::dlpack::device numbers_ = {0, 0};
   FromPyObject exchange_ = nullptr;
-  PyObject* exchange_types_[2] = {};  // the exact types the exchange function is for: Tensor, Parameter
+  const PyGetSetDef* grad_ = nullptr;  // of Tensor; torch's own, which lives as long as the process
+  PyObject* exchange_types_[2] = {};   // the exact types the exchange function is for: Tensor, Parameter
   std::vector<int64_t> shape_, strides_;
 };
 

@@ -32,7 +32,7 @@ void check_name(const char* what, const std::string& name) {
              name.size(), kMostNameBytes);
 }
 
-// Of all sizes from `first` on; 0 if one of them is 0.
+// The product of all sizes from `first` on; 0 if one of them is 0.
 int64_t product(const CheckpointParam& param, size_t first) {
   int64_t result = 1;
   bool empty = false;
@@ -72,7 +72,7 @@ void check_state(const CheckpointParam& param, const CheckpointState& state, int
       "4 or 8 bytes or 1, 2 or 4 bits per element",
       name, of, static_cast<Long>(state.code_bytes), static_cast<Long>(rows), static_cast<Long>(row));
   const int64_t blocks = param.block && row ? rows * ((row - 1) / param.block + 1) : 0;
-  // What is no average has none beside states that do. Codes of 4 bits have one for each half of a block.
+  // A residual has no scales beside states that do. Codes of 4 bits have one for each half of a block.
   const int64_t of_block = row > 1 && state.code_bytes == rows * ((row - 1) / 2 + 1) ? 2 : 1;
   const int64_t wanted = state.name == kResidual ? 0 : 4 * of_block * blocks;
   LT_REQUIRE(state.scale_bytes == wanted,

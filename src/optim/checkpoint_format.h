@@ -48,7 +48,7 @@ std::string encode_header(const Checkpoint& checkpoint);
 Checkpoint decode_header(std::string_view text);
 
 uint64_t piece_checksum(const void* data, int64_t bytes, int64_t index);
-// Of everything but the data: prefix, header and zeros, then the table.
+// Everything but the data: prefix, header and zeros, then the table.
 uint64_t root_checksum(std::string_view head, const std::vector<uint64_t>& table);
 
 // save_checkpoint() with pieces of another size.

@@ -19,7 +19,7 @@ enum class Event { kStart, kEnd, kKey, kValue };
 
 // Depths of containers: header 0, params 1, parameter 2, sizes and states 3, state 4, codes and scales 5.
 constexpr int kParam = 2, kDeepest = 5;
-// Of one parameter: 64 states take 16 each, 64 sizes one each, the rest 16.
+// One parameter's: 64 states take 16 each, 64 sizes one each, the rest 16.
 constexpr int kMostEvents = 16 * kMostStates + kMostSizes + 16;
 
 std::string quoted(const std::string& text) {

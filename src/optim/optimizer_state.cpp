@@ -1,179 +1,98 @@
-// Where state goes and comes from: places, copies, checkpoints.
+// States one by one: what they are, and copies of them wherever they live.
 #include "optim/optimizer_impl.h"
+#include "optim/state_parts.h"
 
 namespace lowtide {
-namespace {
 
-std::string sizes_text(const std::vector<int64_t>& sizes) {
-  std::string text;
-  for (const int64_t size : sizes) text += (text.empty() ? "" : ", ") + std::to_string(size);
-  return text;
-}
-
-}  // namespace
-
-void Optimizer::Impl::place(size_t param, std::span<const Gradient> grads) {
-  if (Parameter& slot = slots[param]; slot.layout.numel == 0) {  // nothing to store
-    return slot.begin_state(slot.rule);
+std::vector<StateView> Optimizer::state(int64_t param) const {
+  const Parameter& of = impl_->table.at(param);
+  std::vector<StateView> views;
+  if (!of.has_state) return views;
+  for (int k = 0; k < of.arrays(of.state_rule); ++k) {
+    StateView& view = views.emplace_back(of.view(of.state_rule, k));
+    view.codes = of.codes[k];
+    view.scales = of.scales[k];
   }
-  Home& home = home_of(slots[param]);
-  std::vector<Parameter*> together;
-  std::vector<int64_t> numbers;
-  const auto add = [&](size_t i) {
-    together.push_back(&slots[i]);
-    numbers.push_back(static_cast<int64_t>(i));
-  };
-  if (!home.waits()) {
-    add(param);
-  } else {
-    for (size_t i = 0; i < slots.size(); ++i) {
-      const Parameter& slot = slots[i];
-      const bool wants = slot.wants_state || (i < grads.size() && grads[i].data);
-      const bool waits = !slot.has_state && wants && slot.layout.numel > 0 && &home_of(slot) == &home;
-      if (i == param || waits) add(i);
-    }
-  }
-  home.place(together, numbers);
+  return views;
 }
 
-Checkpoint Optimizer::Impl::describe(const std::string& metadata) const {
-  Checkpoint out;
-  out.rule = rule_info(rule).name;
-  out.metadata = metadata;
-  for (size_t i = 0; i < slots.size(); ++i) {
-    const Parameter& slot = slots[i];
-    require_whole(slot, static_cast<int64_t>(i));
-    CheckpointParam param = describe(slot, slot.has_state && !slot.uninitialized ? slot.state_rule : -1);
-    param.name = std::to_string(i);
-    out.params.push_back(std::move(param));
-  }
-  return out;
+std::vector<StateInfo> Optimizer::states_of(int64_t param) const {
+  const Parameter& of = impl_->table.at(param);
+  const int rule = of.fullest_rule();
+  std::vector<StateInfo> all;
+  for (int k = 0; k < of.states(rule); ++k) all.push_back({of.view(rule, k).name, of.is_signed(rule, k)});
+  return all;
 }
 
-CheckpointParam Optimizer::Impl::describe(const Parameter& slot, int of_rule) const {
-  const CodecInfo& codec = codec_info(slot.codec);
-  CheckpointParam param;
-  param.sizes = slot.sizes;
-  param.group = slot.group;
-  param.steps = slot.steps;
-  param.codec = codec.name;
-  param.block = codec.scaled ? kBlockElements : 0;
-  if (of_rule < 0) return param;
-  for (int k = 0; k < slot.arrays(of_rule); ++k)
-    param.states.push_back({slot.view(of_rule, k).name, slot.is_signed(of_rule, k), slot.code_bytes(of_rule, k),
-                            slot.scale_bytes(of_rule, k)});
-  return param;
+bool Optimizer::has_state(int64_t param) const { return impl_->table.at(param).has_state; }
+
+const char* Optimizer::state_codec(int64_t param) const { return codec_info(impl_->table.at(param).codec).name; }
+
+void Optimizer::allocate_state(int64_t param) {
+  const Impl::StateCall call(*impl_);
+  impl_->table.allocate_states(static_cast<size_t>(param), impl_->table.at(param).fullest_rule());
 }
 
-void Optimizer::Impl::catch_up() {
-  for (Parameter& slot : slots)
-    for (Progress& piece : slot.progress) {
-      piece.behind = 0;
-      piece.uninitialized = slot.uninitialized;
-    }
+int64_t Optimizer::steps(int64_t param) const {
+  impl_->resolve();
+  return impl_->table.at(param).steps;
 }
 
-void Optimizer::Impl::forget_unwritten() {
-  for (const std::unique_ptr<Home>& home : homes)
-    if (home->store()) home->store()->forget_unwritten();
+const int64_t* Optimizer::steps_address(int64_t param) const { return &impl_->table.at(param).steps; }
+
+void Optimizer::set_steps(int64_t param, int64_t steps) {
+  const Impl::Call call(*impl_);
+  impl_->resolve();
+  LT_REQUIRE(steps >= 0 && steps <= kMostSteps, "got %lld steps, wanted 0 to 2^53", ll(steps));
+  Parameter& of = impl_->table.at(param);
+  of.steps = steps;
+  of.set_uninitialized(steps == 0);
+  for (Progress& piece : of.progress) piece.behind = 0;
 }
 
-void Optimizer::Impl::check_written() {
-  for (const std::unique_ptr<Home>& home : homes)
-    if (home->store()) home->store()->check_written();
-}
-
-void Optimizer::Impl::copy_state(const StatePart& part, int64_t offset, int64_t bytes, std::byte* to,
-                                 const std::byte* from) {
-  Parameter& slot = slots[part.param];
-  const int k = static_cast<int>(part.state);
-  if (slot.paged)
-    return home_of(slot).store()->copy({static_cast<int64_t>(part.param), k, part.scales}, offset, bytes, to, from);
-  std::byte* const here =
-      (part.scales ? reinterpret_cast<std::byte*>(slot.scales[k]) : static_cast<std::byte*>(slot.codes[k])) + offset;
-  if (from) copy_bytes(here, from, bytes);
-  if (to) copy_bytes(to, here, bytes);
-}
-
-int Optimizer::Impl::rule_saved(const Parameter& slot, const CheckpointParam& saved) const {
-  if (slot.has_residual() && slot.has_state) return slot.state_rule;
-  if (slot.has_residual() && saved.states.size() == static_cast<size_t>(slot.arrays(slot.rule))) return slot.rule;
-  return slot.fullest_rule();
-}
-
-void Optimizer::Impl::check_fits(const Checkpoint& saved) const {
-  const RuleInfo& mine = rule_info(rule);
-  LT_REQUIRE(saved.rule == mine.name, "got a checkpoint of '%s', wanted one of '%s'", saved.rule.c_str(), mine.name);
-  LT_REQUIRE(saved.params.size() == slots.size(), "got a checkpoint of %zu parameters, wanted %zu", saved.params.size(),
-             slots.size());
-  for (size_t i = 0; i < slots.size(); ++i) {
-    const CheckpointParam& got = saved.params[i];
-    const CheckpointParam wanted = describe(slots[i], rule_saved(slots[i], got));
-    LT_REQUIRE(got.sizes == wanted.sizes, "parameter %zu has sizes (%s) in the checkpoint, wanted (%s)", i,
-               sizes_text(got.sizes).c_str(), sizes_text(wanted.sizes).c_str());
-    LT_REQUIRE(got.steps <= kMostSteps, "parameter %zu has taken %lld steps in the checkpoint, wanted 2^53 at most", i,
-               ll(got.steps));
-    if (got.states.empty()) continue;
-    LT_REQUIRE(got.codec == wanted.codec && got.block == wanted.block,
-               "parameter %zu has '%s' state in the checkpoint, wanted '%s': build the optimizer with the state and "
-               "min_quantized_numel of the saved one",
-               i, got.codec.c_str(), wanted.codec.c_str());
-    LT_REQUIRE(got.states.size() == wanted.states.size(), "parameter %zu has %zu states in the checkpoint, wanted %zu",
-               i, got.states.size(), wanted.states.size());
-    for (size_t k = 0; k < wanted.states.size(); ++k)
-      LT_REQUIRE(got.states[k].name == wanted.states[k].name &&
-                     got.states[k].code_bytes == wanted.states[k].code_bytes &&
-                     got.states[k].scale_bytes == wanted.states[k].scale_bytes,
-                 "state %zu of parameter %zu has another name or size in the checkpoint", k, i);
-  }
-}
-
-void Optimizer::Impl::allocate_for(const Checkpoint& saved) {
-  for (size_t i = 0; i < slots.size(); ++i)
-    if (!saved.params[i].states.empty()) allocate_states(i, rule_saved(slots[i], saved.params[i]));
-}
-
-void Optimizer::Impl::set_steps_of(const Checkpoint& saved) {
-  for (size_t i = 0; i < slots.size(); ++i) {
-    Parameter& slot = slots[i];
-    slot.steps = saved.params[i].steps;
-    for (Progress& piece : slot.progress) piece.behind = 0;
-    if (!saved.params[i].states.empty()) {
-      slot.set_uninitialized(false);
-      continue;
-    }
-    // Nothing was saved: what this optimizer may hold is of another past.
-    const int states = slot.has_state ? slot.arrays(slot.state_rule) : 0;
-    for (int k = 0; k < states; ++k) clear_state(static_cast<int64_t>(i), k);
-    slot.set_uninitialized(true);
-  }
-  for (Parameter& slot : slots) slot.partially_written = 0;
-}
-
-void Optimizer::Impl::clear_state(int64_t param, int k) {
-  for_each_part(param, k, true, [&](const CodecItem& item, int64_t, int64_t elements) {
-    const StateFormat format = format_of_array(param, k);
-    std::memset(item.codes, format.zero, static_cast<size_t>(format.code_bytes(elements)));
-    if (item.scales) std::memset(item.scales, 0, static_cast<size_t>(format.scale_bytes(item.blocks)));
+void Optimizer::export_state(int64_t param, int k, float* out) const {
+  const Impl::StateCall call(*impl_);
+  require_decoded(impl_->table, param, k);
+  for_each_part(impl_->table, param, k, false, [&](CodecItem item, int64_t first, int64_t) {
+    item.values = out + first;
+    impl_->table.on.host->decode(item, nullptr);
   });
 }
 
-void Optimizer::Impl::allocate_states(size_t param, int of_rule) {
-  Parameter& slot = slots[param];
-  const auto states = [](int of) { return rule_info(of).states; };
-  // A residual keeps to the states that it lies with.
-  if (slot.has_state && (slot.has_residual() || states(slot.state_rule) >= states(of_rule))) return;
-  const int effective = slot.rule;
-  const bool had = std::exchange(slot.has_state, false);
-  slot.rule = of_rule;
-  try {
-    place(param, {});
-  } catch (...) {
-    slot.rule = effective;
-    slot.has_state = had;
-    throw;
-  }
-  slot.rule = effective;
+void Optimizer::import_state(int64_t param, int k, const float* in) {
+  const Impl::StateCall call(*impl_);
+  require_decoded(impl_->table, param, k);
+  const StateChange change(impl_->table);
+  for_each_part(impl_->table, param, k, true, [&](CodecItem item, int64_t first, int64_t) {
+    item.values = const_cast<float*>(in) + first;  // encode only reads it
+    impl_->table.on.host->encode(item, nullptr);
+  });
+  impl_->table.at(param).set_uninitialized(false);
+  change.check_written();
+}
+
+void Optimizer::read_state(int64_t param, int k, void* codes, float* scales) const {
+  const Impl::StateCall call(*impl_);
+  for_each_part(impl_->table, param, k, false, [&](const CodecItem& item, int64_t first, int64_t elements) {
+    const StateFormat format = format_of_array(impl_->table, param, k);
+    copy_bytes(static_cast<std::byte*>(codes) + format.code_bytes(first), item.codes, format.code_bytes(elements));
+    if (item.scales && scales)
+      copy_bytes(scales + item.first_block * format.scales, item.scales, format.scale_bytes(item.blocks));
+  });
+}
+
+void Optimizer::write_state(int64_t param, int k, const void* codes, const float* scales) {
+  const Impl::StateCall call(*impl_);
+  const StateChange change(impl_->table);
+  for_each_part(impl_->table, param, k, true, [&](const CodecItem& item, int64_t first, int64_t elements) {
+    const StateFormat format = format_of_array(impl_->table, param, k);
+    copy_bytes(item.codes, static_cast<const std::byte*>(codes) + format.code_bytes(first),
+               format.code_bytes(elements));
+    if (item.scales && scales)
+      copy_bytes(item.scales, scales + item.first_block * format.scales, format.scale_bytes(item.blocks));
+  });
+  impl_->table.at(param).set_uninitialized(false);
+  change.check_written();
 }
 
 }  // namespace lowtide

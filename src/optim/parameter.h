@@ -26,9 +26,8 @@ struct Parameter : ParamSpec {
   void* data = nullptr;
   DType dtype = DType::kF32;
   Layout layout;                      // its own, strided
-  Layout grad_layout;                 // of the last gradient, kept for its memory
-  Layout direction_layout;            // contiguous; made with the first step that is given directions
-  std::vector<int64_t> grad_strides;  // for which grad_layout was made; empty = contiguous
+  Layout grad_layout;                 // of the last strided gradient
+  std::vector<int64_t> grad_strides;  // for which grad_layout was made; empty: there was none
   int64_t steps = 0;
   bool has_state = false;
   int state_rule = 0;              // whose states are allocated; SGD keeps its buffer while momentum is 0

@@ -7,7 +7,7 @@
 #include "backend/catalog.h"
 #include "core/error.h"
 #include "memory/arena_sizes.h"
-#include "optim/home.h"
+#include "optim/residence.h"
 #include "optim/param_spec.h"
 
 namespace lowtide {

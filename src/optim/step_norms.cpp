@@ -3,12 +3,12 @@
 #include <cmath>
 
 #include "core/exact_sum.h"
-#include "optim/optimizer_impl.h"
+#include "optim/step_plan.h"
 
 namespace lowtide {
 namespace {
 
-// Of a call of the backend: 1 MiB of results.
+// A call of the backend gives 1 MiB of results.
 constexpr int64_t kBlocksAtOnce = int64_t{1} << 16;
 
 int64_t blocks_of(const StepItem& item) {
@@ -36,9 +36,9 @@ StepItem slice_of(const StepItem& item, int64_t begin, int64_t count) {
 }  // namespace
 
 // The sums of squares of parameters, by number.
-class Optimizer::Impl::NormSums {
+class StepPlan::NormSums {
  public:
-  NormSums(Impl& impl, void* stream) : impl_(impl), stream_(stream), sums_(impl.slots.size()) {}
+  NormSums(const ParamTable& table, void* stream) : on_(table.on), stream_(stream), sums_(table.params.size()) {}
 
   void add(const StepItem& part, int64_t param) {
     for (int64_t begin = 0, all = blocks_of(part); begin < all;) {
@@ -53,7 +53,7 @@ class Optimizer::Impl::NormSums {
   void add_waiting() {
     if (waiting_.empty()) return;
     blocks_.resize(static_cast<size_t>(waiting_blocks_));
-    impl_.backend->norms(waiting_, impl_.threads, blocks_, stream_);
+    on_.at_params.norms(waiting_, on_.threads, blocks_, stream_);
     const BlockNorms* at = blocks_.data();
     for (size_t i = 0; i < waiting_.size(); ++i) {
       ExactSum(&sums)[2] = sums_[static_cast<size_t>(owners_[i])].of;
@@ -73,7 +73,7 @@ class Optimizer::Impl::NormSums {
   struct Sums {
     ExactSum of[2];
   };
-  Impl& impl_;
+  const Backends& on_;
   void* stream_;
   std::vector<Sums> sums_;
   std::vector<StepItem> waiting_;
@@ -82,24 +82,26 @@ class Optimizer::Impl::NormSums {
   std::vector<BlockNorms> blocks_;
 };
 
-void Optimizer::Impl::measure(std::span<StepItem> of, std::span<const int64_t> params, void* stream) {
-  NormSums sums(*this, stream);
-  std::vector<const StepItem*> streamed(slots.size(), nullptr);
+void StepPlan::measure(size_t first, size_t count) {
+  const std::span<StepItem> items = items_.subspan(first, count);
+  const std::span<const int64_t> numbers = params().subspan(first, count);
+  NormSums sums(table_, options_.stream);
+  std::vector<const StepItem*> streamed(table_.params.size(), nullptr);
   std::vector<int64_t> wanted;
-  for (size_t i = 0; i < of.size(); ++i) {
-    const Parameter& slot = slots[static_cast<size_t>(params[i])];
-    if (!rule_info(slot.rule).norms) continue;  // of a group with another rule
-    if (streams(slot) && slot.norms_read_arrays()) {
-      streamed[static_cast<size_t>(params[i])] = &of[i];
-      wanted.push_back(params[i]);
+  for (size_t i = 0; i < count; ++i) {
+    const Parameter& param = table_.params[static_cast<size_t>(numbers[i])];
+    if (!rule_info(param.rule).norms) continue;  // of a group with another rule
+    if (streams(param) && param.norms_read_arrays()) {
+      streamed[static_cast<size_t>(numbers[i])] = &items[i];
+      wanted.push_back(numbers[i]);
     } else {
-      sums.add(of[i], params[i]);
+      sums.add(items[i], numbers[i]);
     }
   }
   sums.add_waiting();
-  for (const std::unique_ptr<Home>& home : homes) {
-    if (!home->store() || wanted.empty()) continue;
-    home->store()->look(
+  for (const std::unique_ptr<Residence>& residence : table_.residences) {
+    if (!residence->store() || wanted.empty()) continue;
+    residence->store()->look(
         [&](std::span<const Store::PlacedChunk> chunks) {
           for (const Store::PlacedChunk& chunk : chunks)
             for (const Piece& piece : chunk.pieces)
@@ -107,22 +109,15 @@ void Optimizer::Impl::measure(std::span<StepItem> of, std::span<const int64_t> p
                 sums.add(part_of(*whole, piece, chunk.memory, chunk.write_offset), piece.param);
           sums.add_waiting();  // their memory is another chunk's when this returns
         },
-        threads, wanted, stream);
+        table_.on.threads, wanted, options_.stream);
   }
-  norms.resize(slots.size());
-  for (size_t i = 0; i < of.size(); ++i) {
-    const Parameter& slot = slots[static_cast<size_t>(params[i])];
-    if (!rule_info(slot.rule).norms) continue;
-    norms[static_cast<size_t>(params[i])] = sums.of(params[i]);
-    of[i].args = args_for(slot, params[i], slot.steps, slot.uninitialized, false).bytes;
+  buffers_.norms.resize(table_.params.size());
+  for (size_t i = 0; i < count; ++i) {
+    const Parameter& param = table_.params[static_cast<size_t>(numbers[i])];
+    if (!rule_info(param.rule).norms) continue;
+    buffers_.norms[static_cast<size_t>(numbers[i])] = sums.of(numbers[i]);
+    set_args(param, numbers[i], param.steps, param.uninitialized, items[i]);
   }
-}
-
-// What a step reads, with norms: once more.
-bool Optimizer::Impl::reads_state_twice(const Home& home) const {
-  for (const Parameter& slot : slots)
-    if (&home_of(slot) == &home && slot.paged && slot.norms_read_arrays()) return true;
-  return false;
 }
 
 }  // namespace lowtide

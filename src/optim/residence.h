@@ -15,28 +15,27 @@ namespace lowtide {
 // Throws kInvalidArgument on a bad value.
 void check_memory(const Memory& memory);
 
-// What Home::place decides, before it does it.
+// Residence::place decides this before it does it.
 struct Placement {
   std::vector<ShapedParam> shaped;  // the parameters whose rule has state
-  int64_t record_bytes = 0;         // that they would take where they are directly addressable
-  bool direct = false;              // that they are: there is no limit, or what is left of it holds all of them
-  StoreOptions store;               // else: of the store that takes them
+  int64_t record_bytes = 0;         // what these take where they are directly addressable
+  bool direct = false;              // they are: there is no limit, or what is left of it holds all of them
+  StoreOptions store;               // otherwise, of the store that takes them
 };
-// Of parameters beside `taken` bytes of the budget.
+// taken: bytes of the budget that other parameters have.
 Placement placement_of(const Memory& memory, int64_t taken, std::span<const ShapedParam> params);
 
-class Home {
+class Residence {
  public:
-  // Throws kInvalidArgument on a bad value. env and backend, which steps, outlive this object. A relative path of a
-  // disk is of now, whatever directory the process is in when the disk is used.
-  Home(Env& env, const Memory& memory, Backend& backend, bool shared_allocator = false);
+  // Throws kInvalidArgument on a bad value. env and backend, which steps, outlive this object. A disk's relative path
+  // is resolved now, whatever directory the process is in when the disk is used.
+  Residence(Env& env, const Memory& memory, Backend& backend, bool shared_allocator = false);
 
   // Whether state is placed for all parameters together: with a budget to divide, or chunks to cut.
   bool waits() const { return device_ || memory_.ram_bytes >= 0; }
-  // Gives state to all of `slots`, numbered `params`: directly addressable if they are in host memory and what is left
-  // of the budget holds all of them, else in the store. Throws kInvalidArgument, kOutOfMemory or kIo; then no slot has
-  // changed.
-  void place(std::span<Parameter* const> slots, std::span<const int64_t> params);
+  // Gives all of `params` their state: directly addressable if they are in host memory and what is left of the budget
+  // holds all of them, else in the store. Throws kInvalidArgument, kOutOfMemory or kIo; then none has changed.
+  void place(std::span<Parameter* const> params, std::span<const int64_t> numbers);
 
   // Throws kInvalidArgument if offload() cannot be: no disk, or its limit is too low.
   void check_offload();
@@ -44,8 +43,8 @@ class Home {
   // as check_offload(), or kIo; then it stays where it was.
   void offload(int threads);
   void onload(int threads);
-  // That offload() has put aside, and those of it on disk.
-  int64_t parked_bytes() const { return on_device_ ? on_device_->offloaded_bytes() : on_disk_bytes(); }
+  // Bytes that offload() has put aside, and those of them on disk.
+  int64_t offloaded_bytes() const { return on_device_ ? on_device_->offloaded_bytes() : on_disk_bytes(); }
   int64_t on_disk_bytes() const { return offloaded_ ? offloaded_->bytes() : 0; }
 
   // nullptr where parameters are in host memory, or there is no state yet.
@@ -54,7 +53,7 @@ class Home {
   void tell(void* queue, int64_t free_bytes);
   bool automatic() const { return memory_.automatic; }
   Store* store() { return on_device_ ? static_cast<Store*>(on_device_.get()) : in_ram_.get(); }
-  const Store* store() const { return const_cast<Home*>(this)->store(); }
+  const Store* store() const { return const_cast<Residence*>(this)->store(); }
   int64_t direct_bytes() const { return arena_.allocated_bytes(); }
 
  private:

@@ -1,4 +1,4 @@
-#include "optim/home.h"
+#include "optim/residence.h"
 
 #include <filesystem>
 #include <system_error>
@@ -28,7 +28,7 @@ void check_memory(const Memory& memory) {
              "got a disk ('%s') without a limit for RAM: all state would stay in RAM", memory.disk.c_str());
 }
 
-Home::Home(Env& env, const Memory& memory, Backend& backend, bool shared_allocator)
+Residence::Residence(Env& env, const Memory& memory, Backend& backend, bool shared_allocator)
     : env_(env),
       memory_(memory),
       backend_(backend),
@@ -71,7 +71,7 @@ Placement placement_of(const Memory& memory, int64_t taken, std::span<const Shap
   return out;
 }
 
-void Home::add_to_store(const Placement& placement) {
+void Residence::add_to_store(const Placement& placement) {
   // One store, however often it refuses: its queues live as long as the device.
   if (device_ && !on_device_) {
     DeviceStoreOptions options{memory_.device_bytes, memory_.ram_bytes, memory_.chunk_bytes, memory_.managed,
@@ -88,45 +88,45 @@ void Home::add_to_store(const Placement& placement) {
   in_ram_ = std::move(store);
 }
 
-void Home::tell(void* queue, int64_t free_bytes) {
+void Residence::tell(void* queue, int64_t free_bytes) {
   queue_ = queue;
   if (!on_device_) return;
   on_device_->set_queue(queue);
   on_device_->set_free_bytes(free_bytes);
 }
 
-void Home::place(std::span<Parameter* const> slots, std::span<const int64_t> params) {
+void Residence::place(std::span<Parameter* const> params, std::span<const int64_t> numbers) {
   std::vector<ShapedParam> shaped;
-  for (size_t i = 0; i < slots.size(); ++i) shaped.push_back({params[i], slots[i]->state_shape(slots[i]->rule)});
+  for (size_t i = 0; i < params.size(); ++i) shaped.push_back({numbers[i], params[i]->state_shape(params[i]->rule)});
   Placement placement = placement_of(memory_, arena_.allocated_bytes(), shaped);
   if (!device_ && !store() && placement.direct) {
     if (waits()) arena_.reserve(static_cast<size_t>(placement.record_bytes));
-    for (Parameter* slot : slots) slot->allocate_state(arena_, slot->rule);
+    for (Parameter* const param : params) param->allocate_state(arena_, param->rule);
     return;
   }
-  // Without those that an attempt of before has put there.
-  std::erase_if(placement.shaped, [&](const ShapedParam& shaped) { return store() && store()->has(shaped.param); });
+  // An earlier attempt may have put some of them there.
+  std::erase_if(placement.shaped, [&](const ShapedParam& of) { return store() && store()->has(of.param); });
   add_to_store(placement);
   // All memory before the first change: the store has the parameters now, also for a second attempt.
   std::vector<std::vector<Progress>> progress;
-  for (const int64_t param : params)
-    progress.emplace_back(store()->has(param) ? store()->pieces(param) : 0, Progress{0, true});
-  for (size_t i = 0; i < slots.size(); ++i) {
-    Parameter& slot = *slots[i];
-    slot.begin_state(slot.rule);
-    slot.paged = store()->has(params[i]);
-    slot.progress = std::move(progress[i]);
+  for (const int64_t number : numbers)
+    progress.emplace_back(store()->has(number) ? store()->pieces(number) : 0, Progress{0, true});
+  for (size_t i = 0; i < params.size(); ++i) {
+    Parameter& param = *params[i];
+    param.begin_state(param.rule);
+    param.paged = store()->has(numbers[i]);
+    param.progress = std::move(progress[i]);
   }
 }
 
 // All memory that holds state.
-std::vector<const Buffer*> Home::ram_buffers() {
+std::vector<const Buffer*> Residence::ram_buffers() {
   std::vector<const Buffer*> buffers = in_ram_ ? in_ram_->shrink() : std::vector<const Buffer*>();
   for (const Buffer& buffer : arena_.buffers()) buffers.push_back(&buffer);
   return buffers;
 }
 
-void Home::check_offload() {
+void Residence::check_offload() {
   if (on_device_) return on_device_->check_offload();
   if (offloaded_ || device_) return;
   const std::vector<const Buffer*> buffers = ram_buffers();
@@ -139,7 +139,7 @@ void Home::check_offload() {
              static_cast<long long>(memory_.disk_bytes), static_cast<long long>(needed));
 }
 
-void Home::offload(int threads) {
+void Residence::offload(int threads) {
   if (on_device_) return on_device_->offload();
   if (offloaded_) return;
   check_offload();
@@ -147,7 +147,7 @@ void Home::offload(int threads) {
   if (!buffers.empty()) offloaded_ = std::make_unique<OffloadedMemory>(env_, memory_.disk, std::move(buffers), threads);
 }
 
-void Home::onload(int threads) {
+void Residence::onload(int threads) {
   if (on_device_) return on_device_->onload();
   if (!offloaded_) return;
   offloaded_->bring_back(threads);

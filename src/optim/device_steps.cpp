@@ -1,0 +1,167 @@
+#include "optim/device_steps.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace lowtide {
+namespace {
+
+// Slots that prefetch() has borrowed for a step go back, whether it is taken, skipped or refused.
+class Borrowed {
+ public:
+  explicit Borrowed(ParamTable& table) : table_(table) {}
+  ~Borrowed() {
+    if (ended_) return;
+    for (const std::unique_ptr<Residence>& residence : table_.residences) try {
+        end(*residence);
+      } catch (...) {  // the step's own failure is the one to report
+      }
+  }
+  Borrowed(const Borrowed&) = delete;
+  Borrowed& operator=(const Borrowed&) = delete;
+
+  void end() {
+    for (const std::unique_ptr<Residence>& residence : table_.residences) end(*residence);
+    ended_ = true;
+  }
+
+ private:
+  static void end(Residence& residence) {
+    if (DeviceStore* const store = residence.device_store()) store->end_prefetch();
+  }
+
+  ParamTable& table_;
+  bool ended_ = false;
+};
+
+}  // namespace
+
+DeviceSteps::DeviceSteps(ParamTable& table, StepBuffers& buffers)
+    : table_(table), buffers_(buffers), backend_(table.on.at_params), device_(*table.on.device) {}
+
+DeviceSteps::~DeviceSteps() {
+  try {
+    wait_for_steps();
+  } catch (...) {  // a device that is lost uses nothing
+  }
+}
+
+void DeviceSteps::wait_for_steps() {
+  device_.host_wait(queued_);
+  if (replays_) device_.host_wait(device_.record(replay_queue_));
+}
+
+void DeviceSteps::synchronize() {
+  wait_for_steps();
+  for (const std::unique_ptr<Residence>& residence : table_.residences)
+    if (residence->store()) residence->store()->synchronize();
+  resolve_and_raise();
+}
+
+StepResult DeviceSteps::step(std::span<const Gradient> grads, const StepOptions& options, const Ballots* ballots) {
+  if (device_.is_capturing(options.stream)) return record(grads, options, ballots);
+  resolve_and_raise();
+  StepPlan plan(table_, buffers_, grads, options, ballots);
+  Borrowed borrowed(table_);
+  announce(options);  // before memory is taken
+  table_.onload();
+  plan.gather();
+  // Norms are waited for anyway: a step that needs them is taken, or not, when it returns.
+  std::shared_ptr<Guard> guard =
+      plan.searches() && !table_.needs_norms() ? backend_.queue_guard(plan.items(), options.stream) : nullptr;
+  StepResult found{true, -1, guard != nullptr};
+  if (guard) {
+    plan.set_guard(guard.get());
+    begin_pending(plan, std::move(guard), false);
+  } else {
+    found = plan.search();
+  }
+  plan.take(found);
+  borrowed.end();
+  if (!found.applied) return found;
+  note_queued(options.stream);
+  if (pending_) pending_->queued = queued_;
+  return found;
+}
+
+// Budgets under automatic residency share what is free.
+void DeviceSteps::announce(const StepOptions& options) {
+  int64_t automatic = 0;
+  for (const std::unique_ptr<Residence>& residence : table_.residences) automatic += residence->automatic();
+  for (const std::unique_ptr<Residence>& residence : table_.residences)
+    residence->tell(options.stream, options.free_bytes < 0 || automatic == 0 ? -1 : options.free_bytes / automatic);
+}
+
+int64_t DeviceSteps::prefetch(int64_t bytes, void* stream) {
+  if (device_.is_capturing(stream)) return 0;
+  if (pending_ && !pending_->replayed && device_.has_happened(pending_->queued))
+    resolve();  // which then waits for nothing
+  int64_t taken = 0;
+  for (const std::unique_ptr<Residence>& residence : table_.residences)
+    if (DeviceStore* const store = residence->device_store()) {
+      if (!pending_) store->note_what_happened();
+      taken += store->prefetch(bytes - taken, stream);
+    }
+  return taken;
+}
+
+int64_t DeviceSteps::demote(int64_t bytes) {
+  int64_t freed = 0;
+  for (const std::unique_ptr<Residence>& residence : table_.residences)
+    if (DeviceStore* const store = residence->device_store()) freed += store->demote(bytes - freed);
+  return freed;
+}
+
+void DeviceSteps::begin_pending(const StepPlan& plan, std::shared_ptr<Guard> guard, bool replayed) {
+  Pending step;
+  step.guard = std::move(guard);
+  step.params.assign(plan.params().begin(), plan.params().end());
+  step.steps = table_.steps;
+  step.raises = table_.nonfinite == NonFinite::kRaise;
+  step.replayed = replayed;
+  for (const std::span<const int64_t> numbers : {plan.params(), std::span<const int64_t>(plan.empty())})
+    for (const int64_t number : numbers) {
+      const Parameter& param = table_.params[static_cast<size_t>(number)];
+      step.before.push_back({number, param.steps, param.uninitialized, param.progress});
+    }
+  pending_ = std::move(step);
+}
+
+void DeviceSteps::resolve() {
+  if (!pending_) return;
+  if (device_.is_lost()) {  // what that step may have changed is refused
+    pending_.reset();
+    return;
+  }
+  if (pending_->replayed) {
+    device_.host_wait(device_.record(replay_queue_));
+    require_replayed();  // else the answer is of an earlier one
+  }
+  const int64_t bad = pending_->guard->first();
+  Pending step = std::move(*pending_);
+  pending_.reset();
+  // Its steps may still run.
+  std::erase_if(old_guards_, [&](const auto& old) { return device_.has_happened(old.first); });
+  if (!step.replayed) old_guards_.emplace_back(step.queued, std::move(step.guard));
+  if (bad < 0) return;
+  for (Pending::Before& before : step.before) {
+    Parameter& param = table_.params[static_cast<size_t>(before.param)];
+    param.steps = before.steps;
+    param.uninitialized = before.uninitialized;
+    param.progress = std::move(before.progress);
+  }
+  table_.steps = step.steps;
+  if (step.raises)
+    unraised_ = step.params[static_cast<size_t>(bad)];
+  else
+    ++table_.skipped_steps;
+}
+
+void DeviceSteps::resolve_and_raise() {
+  resolve();
+  if (unraised_) StepPlan::fail_nonfinite(*std::exchange(unraised_, std::nullopt));
+  check_replays();
+}
+
+}  // namespace lowtide

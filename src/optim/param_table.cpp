@@ -1,0 +1,222 @@
+#include "optim/param_table.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/error.h"
+#include "optim/hyper.h"
+
+namespace lowtide {
+namespace {
+
+Layout checked_layout(const TensorView& view) {
+  check_param_dtype(view.dtype);
+  Layout layout = Layout::make(view.sizes, view.strides);
+  LT_REQUIRE(layout.numel == 0 || view.data, "got a null pointer for a parameter of %lld elements", ll(layout.numel));
+  LT_REQUIRE(!layout.overlaps_itself(),
+             "two elements of the parameter may share one address (an expanded view?); step a copy of it instead");
+  return layout;
+}
+
+using Range = std::pair<uintptr_t, uintptr_t>;
+
+void append_range(const Parameter& param, std::vector<Range>& ranges) {
+  const auto begin = reinterpret_cast<uintptr_t>(param.data);
+  if (param.layout.numel)
+    ranges.emplace_back(begin, begin + static_cast<uintptr_t>(param.layout.extent * dtype_bytes(param.dtype)));
+}
+
+bool any_overlap(std::vector<Range> ranges) {
+  std::sort(ranges.begin(), ranges.end());
+  for (size_t i = 1; i < ranges.size(); ++i)
+    if (ranges[i].first < ranges[i - 1].second) return true;
+  return false;
+}
+
+}  // namespace
+
+ParamTable::ParamTable(const OptimizerOptions& options, Env& of_env, std::unique_ptr<Backend> device)
+    : env(of_env),
+      on(options, std::move(device)),
+      rule(find_rule(options.rule)),
+      nonfinite(options.nonfinite),
+      seed(options.seed),
+      opened_on_(on.shared_allocator ? options.stream : nullptr) {
+  add_residence(options.memory);
+}
+
+void ParamTable::add_residence(const Memory& memory) {
+  residences.push_back(std::make_unique<Residence>(env, memory, on.at_params, on.shared_allocator));
+  residences.back()->tell(opened_on_, -1);
+}
+
+int ParamTable::add_group(const GroupOptions& options) {
+  GroupSpec group = make_group(options, rule, groups, residences.size());
+  groups.reserve(groups.size() + 1);
+  if (options.memory) add_residence(*options.memory);
+  groups.push_back(std::move(group));
+  return static_cast<int>(groups.size()) - 1;
+}
+
+void ParamTable::set_hyper(int number, const Hyper& hyper) {
+  const GroupSpec& group = group_at(number);
+  bool has_params = false, in_codec = false;
+  for (const Parameter& param : params) {
+    if (param.group != number) continue;
+    has_params = true;
+    in_codec = in_codec || param.codec == group.codec;
+  }
+  check_change(group, hyper, has_params, in_codec);
+  const int now = effective_rule(group.rule, hyper);
+  for (const Parameter& param : params)
+    LT_REQUIRE(param.group != number || !param.has_state || !param.has_residual() ||
+                   param.states(now) <= param.states(param.state_rule),
+               "got momentum=%g for parameters without a momentum buffer whose weights have a residual, wanted 0 as "
+               "when they got their state: build a new optimizer",
+               hyper.momentum);
+  groups[static_cast<size_t>(number)].hyper = hyper;
+  for (Parameter& param : params)
+    if (param.group == number) follow_group(param);
+}
+
+// Follows a change of momentum to or from 0: SGD's state comes with it and stays.
+void ParamTable::follow_group(Parameter& param) {
+  const GroupSpec& group = group_of(param);
+  const int now = effective_rule(group.rule, group.hyper);
+  if (param.rule == now) return;
+  ++changes;
+  param.rule = now;
+  if (param.states(now) > param.states(param.state_rule)) param.has_state = false;  // allocated by the next step
+}
+
+int64_t ParamTable::add_param(int group, const TensorView& view, bool with_state,
+                              const std::optional<WholeParam>& whole) {
+  onload();
+  const GroupSpec& of = group_at(group);
+  Layout layout = checked_layout(view);
+  Parameter param(make_spec(of, view.sizes, view.dtype, whole));
+  param.group = group;
+  param.wants_state = with_state;
+  bind(param, view, std::move(layout));
+  Residence& residence = residence_of(param);
+  Parameter* const added = &params.emplace_back(std::move(param));
+  const int64_t number = static_cast<int64_t>(params.size()) - 1;
+  if (with_state && !residence.waits()) {  // else all wait for the first step
+    try {
+      residence.place({&added, 1}, {&number, 1});
+    } catch (...) {
+      params.pop_back();
+      throw;
+    }
+  }
+  return number;
+}
+
+void ParamTable::bind(Parameter& param, const TensorView& view, Layout layout) {
+  param.data = view.data;
+  param.dtype = view.dtype;
+  param.layout = std::move(layout);
+  ++changes;
+  overlap_.reset();
+}
+
+void ParamTable::rebind(int64_t number, const TensorView& view) {
+  Parameter& param = at(number);
+  LT_REQUIRE(view.sizes == param.sizes, "the sizes of parameter %lld changed; build a new optimizer for it",
+             ll(number));
+  LT_REQUIRE(view.dtype == param.dtype || !param.master,
+             "the element type of parameter %lld, whose weights are kept with master='%s', changed; build a new "
+             "optimizer for it",
+             ll(number), master_info(param.master).name);
+  bind(param, view, checked_layout(view));
+}
+
+const GroupSpec& ParamTable::group_at(int group) const {
+  LT_REQUIRE(group >= 0 && group < static_cast<int>(groups.size()), "got group %d of %zu", group, groups.size());
+  return groups[static_cast<size_t>(group)];
+}
+
+Parameter& ParamTable::at(int64_t param) {
+  LT_REQUIRE(param >= 0 && param < static_cast<int64_t>(params.size()), "got parameter %lld of %zu", ll(param),
+             params.size());
+  return params[static_cast<size_t>(param)];
+}
+
+Parameter& ParamTable::with_state(int64_t number, int k) {
+  Parameter& param = at(number);
+  const int states = param.has_state ? param.arrays(param.state_rule) : 0;
+  LT_REQUIRE(k >= 0 && k < states, "got state %d of parameter %lld, which has %d", k, ll(number), states);
+  return param;
+}
+
+void ParamTable::require_whole(const Parameter& param, size_t number) const {
+  LT_REQUIRE(!param.partially_written,
+             "the state of parameter %zu was being replaced when that failed, and is part old, part new: load or write "
+             "it again",
+             number);
+}
+
+void ParamTable::place(size_t number, std::span<const Gradient> grads) {
+  ++changes;
+  if (Parameter& param = params[number]; param.layout.numel == 0)  // nothing to store
+    return param.begin_state(param.rule);
+  Residence& residence = residence_of(params[number]);
+  std::vector<Parameter*> together;
+  std::vector<int64_t> numbers;
+  for (size_t i = residence.waits() ? 0 : number; i < (residence.waits() ? params.size() : number + 1); ++i) {
+    Parameter& param = params[i];
+    const bool wants = param.wants_state || (i < grads.size() && grads[i].data);
+    const bool waiting = !param.has_state && wants && param.layout.numel > 0 && &residence_of(param) == &residence;
+    if (i != number && !waiting) continue;
+    together.push_back(&param);
+    numbers.push_back(static_cast<int64_t>(i));
+  }
+  residence.place(together, numbers);
+}
+
+void ParamTable::place_waiting() {
+  for (size_t i = 0; i < params.size(); ++i)
+    if (const Parameter& param = params[i]; param.wants_state && !param.has_state && residence_of(param).waits())
+      place(i, {});
+}
+
+void ParamTable::allocate_states(size_t number, int of_rule) {
+  Parameter& param = params[number];
+  // A residual keeps to the states that it lies with.
+  if (param.has_state && (param.has_residual() || param.states(param.state_rule) >= param.states(of_rule))) return;
+  const int effective = std::exchange(param.rule, of_rule);
+  const bool had = std::exchange(param.has_state, false);
+  try {
+    place(number, {});
+  } catch (...) {
+    param.rule = effective;
+    param.has_state = had;
+    throw;
+  }
+  param.rule = effective;
+}
+
+void ParamTable::onload() {
+  for (const std::unique_ptr<Residence>& residence : residences) residence->onload(on.threads);
+}
+
+bool ParamTable::needs_norms() const {
+  return std::any_of(groups.begin(), groups.end(), [](const GroupSpec& group) { return rule_info(group.rule).norms; });
+}
+
+bool ParamTable::overlap() {
+  if (!overlap_) {
+    std::vector<Range> ranges;
+    for (const Parameter& param : params) append_range(param, ranges);
+    overlap_ = any_overlap(std::move(ranges));
+  }
+  return *overlap_;
+}
+
+bool ParamTable::overlap(std::span<const int64_t> stepped) const {
+  std::vector<Range> ranges;
+  for (const int64_t param : stepped) append_range(params[static_cast<size_t>(param)], ranges);
+  return any_overlap(std::move(ranges));
+}
+
+}  // namespace lowtide

@@ -1,0 +1,76 @@
+// The table of an optimizer's parameters, their groups and their budgets: adding, finding, placing and refusing them.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "optim/backends.h"
+#include "optim/parameter.h"
+#include "optim/residence.h"
+
+namespace lowtide {
+
+// The most that a parameter can be said to have taken: rules count in double.
+inline constexpr int64_t kMostSteps = int64_t{1} << 53;
+
+inline constexpr long long ll(int64_t n) { return n; }
+
+struct ParamTable {
+  ParamTable(const OptimizerOptions& options, Env& env, std::unique_ptr<Backend> device);
+
+  // Each throws kInvalidArgument and changes nothing; add_param and place also throw what allocations throw.
+  int add_group(const GroupOptions& options);
+  void set_hyper(int group, const Hyper& hyper);
+  int64_t add_param(int group, const TensorView& view, bool with_state, const std::optional<WholeParam>& whole);
+  void rebind(int64_t param, const TensorView& view);
+
+  const GroupSpec& group_at(int group) const;
+  Parameter& at(int64_t param);
+  Parameter& with_state(int64_t param, int k);
+  const GroupSpec& group_of(const Parameter& param) const { return groups[static_cast<size_t>(param.group)]; }
+  Residence& residence_of(const Parameter& param) const { return *residences[group_of(param).budget]; }
+  // Refuses state of which only a part was replaced.
+  void require_whole(const Parameter& param, size_t number) const;
+
+  // Gives `param` its state. Under a budget every parameter of that budget that waits for its state, or has a gradient
+  // now, gets it too: only for all of them together can it be said what fits. `grads`: of this step, or empty.
+  void place(size_t param, std::span<const Gradient> grads);
+  void place_waiting();
+  // Gives `param` all states of this rule, unless it has as many.
+  void allocate_states(size_t param, int rule);
+  // Brings back what offload() put aside. Every call that touches state begins with this.
+  void onload();
+
+  // Whether a rule needs norms of whole parameters before each step.
+  bool needs_norms() const;
+  // Whether the memory of two parameters may overlap: of all of them, or of the `stepped` alone.
+  bool overlap();
+  bool overlap(std::span<const int64_t> stepped) const;
+
+  Env& env;  // of all files and all state memory
+  Backends on;
+  int rule;  // of groups that name no other
+  NonFinite nonfinite;
+  uint64_t seed;                                       // of stochastic rounding
+  std::vector<std::unique_ptr<Residence>> residences;  // the first is that of groups without a budget of their own
+  std::vector<GroupSpec> groups;
+  std::deque<Parameter> params;  // stable addresses: items and callers point into them
+  int64_t steps = 0, skipped_steps = 0;
+  // Counts changes of the rule, the memory or the state's memory of any parameter: what a step works out from them
+  // stays true while it stands still.
+  uint64_t changes = 0;
+
+ private:
+  void add_residence(const Memory& memory);
+  void bind(Parameter& param, const TensorView& view, Layout layout);
+  void follow_group(Parameter& param);
+
+  void* opened_on_;              // a framework's queue, until a step says another
+  std::optional<bool> overlap_;  // of all parameters, where they are now
+};
+
+}  // namespace lowtide

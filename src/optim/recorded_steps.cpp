@@ -1,0 +1,105 @@
+// Steps that are recorded on a capturing queue, and what their replays need.
+#include <algorithm>
+
+#include "core/error.h"
+#include "optim/device_steps.h"
+
+namespace lowtide {
+
+void DeviceSteps::require_in_place() const {
+  for (const std::unique_ptr<Residence>& residence : table_.residences) {
+    const DeviceStore* const store = residence->device_store();
+    LT_REQUIRE(!store || store->stays(),
+               "got a step to record or replay with state that is paged, managed or offloaded, wanted all of it in "
+               "device memory: give a budget that holds it, or do not capture the step");
+  }
+}
+
+// Called on a capturing queue: nothing is waited for, and nothing allocated but by the backend.
+StepResult DeviceSteps::record(std::span<const Gradient> grads, const StepOptions& options, const Ballots* ballots) {
+  LT_REQUIRE(!ballots && options.directions.empty(),
+             "got ballots or directions on a queue that is being captured, wanted one that is not");
+  LT_REQUIRE(!table_.needs_norms(),
+             "got a step of %s on a queue that is being captured, wanted one that is not: the host has to know norms "
+             "of whole parameters before each step",
+             rule_info(table_.rule).name);
+  StepPlan plan(table_, buffers_, grads, options);
+  require_in_place();
+  for (size_t i = 0; i < grads.size(); ++i)
+    LT_REQUIRE(!grads[i].data || table_.params[i].has_state || table_.params[i].layout.numel == 0,
+               "got a step to record for parameter %zu, which has no state yet, wanted a step or place_states() before",
+               i);
+  plan.gather();
+  LT_REQUIRE(!table_.overlap(plan.params()),
+             "got parameters whose memory overlaps, which cannot be recorded: make them one parameter");
+  auto recording = std::make_unique<Recording>();
+  if (plan.searches()) {
+    recording->guard = backend_.queue_guard(plan.items(), options.stream);
+    LT_REQUIRE(recording->guard || plan.items().empty(),
+               "got a step to record that the host has to look at the gradients for, wanted NonFinite::kPropagate or "
+               "assume_finite");
+  }
+  plan.set_guard(recording->guard.get());
+  plan.append_parts_in_place(recording->parts);
+  for (const Gradient& grad : grads) {
+    const size_t dims = table_.params[recording->grads.size()].sizes.size();
+    recording->grads.push_back(grad);
+    if (grad.data && grad.strides)
+      recording->grads.back().strides = recording->strides.emplace_back(grad.strides, grad.strides + dims).data();
+  }
+  recording->step = backend_.record_step(recording->parts, false, options.stream);
+  recordings_.push_back(std::move(recording));
+  return StepResult{};
+}
+
+StepResult DeviceSteps::prepare_replay(const StepOptions& options) {
+  LT_REQUIRE(!recordings_.empty(),
+             "got a replay to prepare and no recorded step, wanted a step on a queue that is being captured before");
+  resolve_and_raise();
+  require_replayed();
+  const Recording& recording = *recordings_.back();
+  LT_REQUIRE(recording.grads.size() == table_.params.size(),
+             "got a step that was recorded for %zu parameters and has %zu now: record it again", recording.grads.size(),
+             table_.params.size());
+  LT_REQUIRE(!device_.is_capturing(options.stream),
+             "got a replay to prepare on a queue that is being captured, wanted it before the replay");
+  StepPlan plan(table_, buffers_, recording.grads, options);
+  announce(options);
+  table_.onload();
+  require_in_place();
+  plan.gather();
+  plan.set_guard(recording.guard.get());
+  std::vector<StepItem> parts;
+  plan.append_parts_in_place(parts);
+  const auto same = [](const StepItem& a, const StepItem& b) {
+    return a.param == b.param && a.param_dtype == b.param_dtype && a.rule == b.rule && a.codec == b.codec &&
+           a.first_block == b.first_block && a.blocks == b.blocks && a.master.residual == b.master.residual &&
+           std::equal(a.codes, a.codes + kMaxStates, b.codes);
+  };
+  LT_REQUIRE(std::equal(parts.begin(), parts.end(), recording.parts.begin(), recording.parts.end(), same),
+             "got a parameter or state that has moved since the step was recorded: record it again");
+  for (const std::unique_ptr<Residence>& residence : table_.residences)
+    if (DeviceStore* const store = residence->device_store()) store->follow(options.stream);
+  replay_queue_ = options.stream;
+  replays_ = true;
+  recording.step->prepare(parts, options.stream);
+  if (recording.guard) begin_pending(plan, recording.guard, true);
+  plan.count_all();
+  return StepResult{true, -1, recording.guard != nullptr};
+}
+
+// Only the last recording counts: who records again has given up those before.
+void DeviceSteps::require_replayed() const {
+  LT_REQUIRE(recordings_.back()->step->was_replayed(),
+             "got a call that needs the outcome of a replay after prepare_replay() and before that replay, wanted the "
+             "replay first: its step is counted; replay it, or record the step again");
+}
+
+void DeviceSteps::check_replays() const {
+  if (recordings_.empty() || device_.is_lost()) return;
+  bool all = true;
+  for (const std::unique_ptr<Recording>& recording : recordings_) all = recording->step->all_prepared() && all;
+  LT_REQUIRE(all, "got a replay of a recorded step without prepare_replay() before it: it has changed nothing");
+}
+
+}  // namespace lowtide

@@ -1,0 +1,190 @@
+#include "optim/step_plan.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "backend/random_keys.h"
+#include "core/error.h"
+#include "core/sizes.h"
+
+namespace lowtide {
+
+StepPlan::StepPlan(ParamTable& table, StepBuffers& buffers, std::span<const Gradient> grads, const StepOptions& options,
+                   const Ballots* ballots)
+    : table_(table),
+      buffers_(buffers),
+      backend_(table.on.at_params),
+      grads_(grads),
+      options_(options),
+      ballots_(ballots) {
+  const size_t count = table.params.size(), directions = options.directions.size();
+  LT_REQUIRE(grads.size() == count,
+             "got %zu gradients for %zu parameters; give one each, with null data where there is none", grads.size(),
+             count);
+  LT_REQUIRE(std::isfinite(static_cast<float>(options.grad_scale)), "got grad_scale=%g, wanted a finite number",
+             options.grad_scale);
+  LT_REQUIRE(!options.stream || table.on.device, "got a stream for CPU parameters, wanted nullptr");
+  LT_REQUIRE(directions == 0 || (directions == count && !ballots),
+             "got memory for %zu directions of %zu parameters, wanted one each, or none, and none for ballots",
+             directions, count);
+  LT_REQUIRE(options.free_bytes >= -1, "got free_bytes=%lld, wanted 0 or more, or -1 to have the driver asked",
+             ll(options.free_bytes));
+  if (directions == 0 && !ballots) return;
+  LT_REQUIRE(!table.needs_norms(),
+             "got %s of %s, wanted a rule that needs no norms of whole parameters: adamw, lion, sgd ...",
+             ballots ? "ballots" : "directions", rule_info(table.rule).name);
+  if (!ballots) return;
+  check_signs(table, ballots->out, true, options.stream);
+  LT_REQUIRE(!ballots->out.zeros, "got memory for the zeros of a ballot, which has none, wanted nullptr");
+}
+
+void StepPlan::gather() {
+  const size_t count = table_.params.size();
+  if (buffers_.items.size() < count) buffers_.items.resize(count);
+  if (buffers_.params.size() < count) buffers_.params.resize(count, -1);
+  buffers_.empty.clear();
+  buffers_.wanted.clear();
+  buffers_.norms.clear();
+  if (ballots_) make_targets();
+  const bool moves = !ballots_ && options_.directions.empty();
+  bool known = moves && buffers_.made_at == table_.changes;
+  buffers_.made_at = 0;
+  size_t made = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const Gradient& grad = grads_[i];
+    if (!grad.data) continue;
+    Parameter& param = table_.params[i];
+    LT_REQUIRE(grad.dtype == DType::kF32 || grad.dtype == DType::kBF16 || grad.dtype == DType::kF16,
+               "got element type %d for the gradient of parameter %zu; gradients are float32, bfloat16 or float16",
+               static_cast<int>(grad.dtype), i);
+    table_.require_whole(param, i);
+    if (!param.has_state) {
+      table_.place(i, grads_);
+      known = false;
+    }
+    if (param.layout.numel == 0) {
+      buffers_.empty.push_back(static_cast<int64_t>(i));
+      continue;
+    }
+    StepItem& item = buffers_.items[made];
+    int64_t& number = buffers_.params[made++];
+    if (!known || number != static_cast<int64_t>(i)) {
+      item = make_item(param, i);
+      number = static_cast<int64_t>(i);
+    }
+    item.guard = nullptr;
+    set_gradient(param, grad, item);
+    set_args(param, number, param.steps, param.uninitialized, item);
+    if (streams(param)) buffers_.wanted.push_back(number);
+  }
+  items_ = {buffers_.items.data(), made};
+  ordered_ = !ballots_ && table_.overlap();
+  // A parameter that moved while it had no gradient is known by an address that another may have now.
+  LT_REQUIRE(buffers_.wanted.empty() || !ordered_ || !table_.overlap(params()),
+             "got parameters whose memory overlaps, which are stepped one after another; with state in chunks that "
+             "cannot be: %s",
+             table_.on.device ? "on a device, make them one parameter"
+                              : "give them a budget of their own that holds their state");
+  if (moves) buffers_.made_at = table_.changes;
+}
+
+void StepPlan::make_targets() {
+  buffers_.targets.clear();
+  int64_t first = 0;
+  for (const Parameter& param : table_.params) {
+    buffers_.targets.push_back({ballots_->out.bits, ballots_->out.presence, first, ballots_->zero_is_plus});
+    first += round_up(param.layout.numel, kSignAlignment);
+  }
+}
+
+StepItem StepPlan::make_item(Parameter& param, size_t number) {
+  StepItem item;
+  float* const direction = options_.directions.empty() ? nullptr : options_.directions[number];
+  item.param_dtype = param.dtype;
+  item.param_layout = &param.layout;
+  if (ballots_) {
+    item.ballot = &buffers_.targets[number];
+  } else if (direction) {
+    item.param = direction, item.param_dtype = DType::kF32, item.param_layout = &param.shape;
+  } else {
+    item.param = param.data;
+  }
+  item.rule = param.rule;
+  item.codec = param.codec;
+  item.origin = param.origin;
+  std::copy(param.codes, param.codes + kMaxStates, item.codes);
+  std::copy(param.scales, param.scales + kMaxStates, item.scales);
+  if (!ballots_ && !direction) item.master.kind = param.master;
+  if (param.has_residual()) item.master.residual = param.codes[param.states(param.state_rule)];
+  return item;
+}
+
+void StepPlan::set_gradient(Parameter& param, const Gradient& grad, StepItem& item) const {
+  item.grad = grad.data;
+  item.grad_dtype = grad.dtype;
+  if (!grad.strides) {
+    item.grad_layout = &param.shape;
+    return;
+  }
+  const size_t dims = param.sizes.size();
+  if (param.grad_strides.empty() || !std::equal(param.grad_strides.begin(), param.grad_strides.end(), grad.strides)) {
+    // Both or neither: strides that are remembered for another layout would be believed by the next step.
+    Layout layout = Layout::make(param.sizes, {grad.strides, dims});
+    param.grad_strides.reserve(dims);
+    param.grad_layout = std::move(layout);
+    param.grad_strides.assign(grad.strides, grad.strides + dims);
+  }
+  item.grad_layout = &param.grad_layout;
+}
+
+bool StepPlan::is_direction(const StepItem& item, const Parameter& param) const {
+  return !ballots_ && item.param_layout == &param.shape;
+}
+
+// The item's arguments, and how its states and weights are rounded, for the step after `steps` of them.
+void StepPlan::set_args(const Parameter& param, int64_t number, int64_t steps, bool first, StepItem& item) {
+  const int64_t t = steps + 1;
+  const bool direction = ballots_ || is_direction(item, param), own = !buffers_.norms.empty();
+  const auto fits = [&](const StepArgs& e) {
+    return e.t == t && e.group == param.group && e.first == first && e.codec == param.codec && e.rule == param.rule &&
+           e.direction == direction && !e.own;
+  };
+  StepArgs* found = nullptr;
+  for (size_t i = own ? 0 : args_used_; i > 0 && !found; --i)  // the last most often fits
+    if (fits(buffers_.args[i - 1])) found = &buffers_.args[i - 1];
+  if (!found) {
+    if (args_used_ == buffers_.args.size()) buffers_.args.emplace_back();
+    found = &buffers_.args[args_used_++];
+    const GroupSpec& group = table_.group_of(param);
+    *found = {param.group, param.rule, param.codec, t, first, direction, own, 0, 0.f, {}};
+    found->grad_scale = static_cast<float>((group.hyper.maximize ? -1 : 1) * options_.grad_scale);
+    StepTerms terms{t, first, direction, {}};
+    if (own) std::copy_n(buffers_.norms[static_cast<size_t>(number)].of, 2, terms.norm);
+    found->stochastic = param.make_args(group, terms, found->bytes);
+  }
+  item.args = found->bytes;
+  item.grad_scale = found->grad_scale;
+  item.stochastic = found->stochastic;
+  if (item.stochastic || item.master.kind) set_keys(table_.seed, t, number, item);
+}
+
+void StepPlan::set_guard(Guard* guard) {
+  for (StepItem& item : items_) item.guard = guard;
+}
+
+StepResult StepPlan::search() const {
+  if (!searches()) return StepResult{};
+  const int64_t bad = backend_.first_nonfinite(items_, table_.on.threads, options_.stream);
+  if (bad < 0) return StepResult{};
+  const int64_t param = params()[static_cast<size_t>(bad)];
+  if (table_.nonfinite == NonFinite::kRaise) fail_nonfinite(param);
+  return StepResult{false, param};
+}
+
+void StepPlan::fail_nonfinite(int64_t param) {
+  fail(ErrorKind::kInvalidArgument,
+       "the gradient of parameter %lld holds a NaN, an infinity or a magnitude of 2^62 and above; nothing was changed",
+       ll(param));
+}
+
+}  // namespace lowtide

@@ -1,0 +1,121 @@
+// One step, from its gradients to the last kernel: what is stepped, with which arguments. A plan lives on the stack of
+// its step and nothing of it outlives the step but the memory of its lists, which the next one takes over.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <vector>
+
+#include "optim/param_table.h"
+
+namespace lowtide {
+
+// A rule's arguments for a step number: all parameters of a group usually share one set.
+struct StepArgs {
+  int group, rule, codec;
+  int64_t t;
+  bool first, direction, own;
+  uint32_t stochastic;  // bit k: state k is rounded so
+  float grad_scale;
+  alignas(16) std::byte bytes[kArgsBytes];
+};
+
+// The norms of a parameter's terms (portable/norms.h).
+struct ParamNorms {
+  double of[2] = {};
+};
+
+// The memory of a plan's lists.
+struct StepBuffers {
+  std::vector<StepItem> items, direct, batch;
+  std::vector<int64_t> params, empty, wanted, direct_params;
+  std::vector<const StepItem*> streamed;
+  std::vector<BallotTarget> targets;
+  std::vector<ParamNorms> norms;
+  std::deque<StepArgs> args;
+  // ParamTable::changes when the items were made: while that stands still, an item of the same parameter differs from
+  // that of the last step by gradient and arguments alone. 0: make them anew.
+  uint64_t made_at = 0;
+};
+
+// Where signs go in place of parameters.
+struct Ballots {
+  SignBuffer out;
+  bool zero_is_plus = true;
+};
+
+class StepPlan {
+ public:
+  // ballots: nullptr: parameters move. All arguments outlive the plan. Throws
+  // kInvalidArgument for what every step is refused for.
+  StepPlan(ParamTable& table, StepBuffers& buffers, std::span<const Gradient> grads, const StepOptions& options,
+           const Ballots* ballots = nullptr);
+  StepPlan(const StepPlan&) = delete;
+  StepPlan& operator=(const StepPlan&) = delete;
+
+  // Makes the items. Everything that can fail without a backend fails here, before any parameter or state is touched;
+  // states may be allocated.
+  void gather();
+
+  std::span<StepItem> items() { return items_; }
+  // The numbers of the parameters of these, and of those that have no elements to work on: shards of no rows.
+  std::span<const int64_t> params() const { return {buffers_.params.data(), items_.size()}; }
+  const std::vector<int64_t>& empty() const { return buffers_.empty; }
+  void set_guard(Guard* guard);
+
+  // Whether this step looks at its gradients, and whether they are finite. Throws for NonFinite::kRaise.
+  bool searches() const { return table_.nonfinite != NonFinite::kPropagate && !options_.assume_finite; }
+  StepResult search() const;
+  [[noreturn]] static void fail_nonfinite(int64_t param);
+
+  // Takes the step and counts it, or counts it as skipped, as search() says. What it throws says how far it came: see
+  // Optimizer::step.
+  StepResult take(const StepResult& found);
+
+  // For recordings: all that would be stepped, in one list, a part for each piece; and counting it.
+  void append_parts_in_place(std::vector<StepItem>& parts);
+  void count_all();
+
+ private:
+  StepItem make_item(Parameter& param, size_t number);
+  void set_gradient(Parameter& param, const Gradient& grad, StepItem& item) const;
+  void set_args(const Parameter& param, int64_t number, int64_t steps, bool first, StepItem& item);
+  bool is_direction(const StepItem& item, const Parameter& param) const;
+  // Whether a step of this parameter needs its store.
+  static bool streams(const Parameter& param) { return param.paged && param.arrays(param.rule) > 0; }
+
+  void make_targets();
+  void clear_targets() const;
+  void run();
+  void step_streamed();
+  void split();
+  StepItem part_of(const StepItem& whole, const Piece& piece, std::byte* memory, int64_t write_offset);
+  void append_parts(std::span<const Store::PlacedChunk> chunks, std::vector<StepItem>& parts);
+  void step_chunks(std::span<const Store::PlacedChunk> chunks);
+  bool all_done(const Residence& residence) const;
+  void count(std::span<const int64_t> params);
+  void commit();
+
+  // step_norms.cpp: finds the norms of the items from `first` on, and gives them arguments with these. Waits for the
+  // device; if it throws, nothing has changed.
+  class NormSums;
+  void measure(size_t first, size_t count);
+
+  ParamTable& table_;
+  StepBuffers& buffers_;
+  Backend& backend_;
+  std::span<const Gradient> grads_;
+  const StepOptions& options_;
+  const Ballots* ballots_;
+  std::span<StepItem> items_;
+  size_t args_used_ = 0;
+  bool ordered_ = false;  // parameters share memory: they are stepped one after another
+};
+
+// Number of a parameter's first sign, or, of one behind the last, of all signs.
+int64_t sign_offset(const ParamTable& table, size_t param);
+// Refuses memory for signs that is missing, and a stream for host memory.
+void check_signs(const ParamTable& table, const SignBuffer& signs, bool presence, const void* stream);
+
+}  // namespace lowtide

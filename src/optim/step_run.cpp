@@ -1,0 +1,182 @@
+// Taking a planned step: what is directly addressable in one call, then what streams, chunk by chunk.
+#include <algorithm>
+#include <exception>
+
+#include "optim/step_plan.h"
+
+namespace lowtide {
+
+StepResult StepPlan::take(const StepResult& found) {
+  clear_targets();
+  if (found.applied)
+    run();
+  else
+    ++table_.skipped_steps;
+  return found;
+}
+
+// Zeroes what signs or directions are written to: out of zeros, their arguments make what is to be subtracted.
+void StepPlan::clear_targets() const {
+  if (ballots_) {
+    const int64_t count = sign_offset(table_, table_.params.size());
+    table_.on.clear(ballots_->out.bits, sign_bytes(count), options_.stream);
+    table_.on.clear(ballots_->out.presence, presence_bytes(count), options_.stream);
+  }
+  if (options_.directions.empty()) return;
+  for (size_t i = 0; i < items_.size(); ++i)
+    if (const Parameter& param = table_.params[static_cast<size_t>(params()[i])]; is_direction(items_[i], param))
+      table_.on.clear(items_[i].param, param.shape.numel * int64_t{sizeof(float)}, options_.stream);
+}
+
+void StepPlan::run() {
+  const int threads = table_.on.threads;
+  void* const stream = options_.stream;
+  const bool norms = table_.needs_norms();
+  if (norms && ordered_) {  // norms, too, depend on what the parameters before have left
+    for (size_t i = 0; i < items_.size(); ++i) {
+      measure(i, 1);
+      backend_.step(items_.subspan(i, 1), threads, false, stream);
+      buffers_.norms.clear();
+    }
+    count(params());
+  } else {
+    if (norms) measure(0, items_.size());
+    if (buffers_.wanted.empty()) {
+      backend_.step(items_, threads, ordered_, stream);
+      count(params());
+    } else {
+      split();
+      backend_.step(buffers_.direct, threads, false, stream);
+      count(buffers_.direct_params);
+    }
+  }
+  count(buffers_.empty);
+  step_streamed();
+  ++table_.steps;
+}
+
+void StepPlan::split() {
+  buffers_.streamed.assign(table_.params.size(), nullptr);
+  buffers_.direct.clear();
+  buffers_.direct_params.clear();
+  for (size_t i = 0; i < items_.size(); ++i) {
+    const auto number = static_cast<size_t>(params()[i]);
+    if (streams(table_.params[number])) {
+      buffers_.streamed[number] = &items_[i];
+    } else {
+      buffers_.direct.push_back(items_[i]);
+      buffers_.direct_params.push_back(params()[i]);
+    }
+  }
+}
+
+// A failing disk of one budget does not keep the others from their step. What stopped something matters more than what
+// could not be written.
+void StepPlan::step_streamed() {
+  if (buffers_.wanted.empty()) return;
+  std::exception_ptr stopped, unwritten;
+  for (const std::unique_ptr<Residence>& residence : table_.residences) {
+    if (!residence->store()) continue;
+    try {
+      residence->store()->step([&](std::span<const Store::PlacedChunk> chunks) { step_chunks(chunks); },
+                               table_.on.threads, buffers_.wanted, options_.stream);
+    } catch (...) {
+      std::exception_ptr& first = all_done(*residence) ? unwritten : stopped;
+      if (!first) first = std::current_exception();
+    }
+  }
+  commit();
+  if (stopped) std::rethrow_exception(stopped);
+  if (!unwritten) return;
+  ++table_.steps;
+  std::rethrow_exception(unwritten);
+}
+
+// Whether all pieces of the streamed parameters of this residence are stepped.
+bool StepPlan::all_done(const Residence& residence) const {
+  return std::all_of(buffers_.wanted.begin(), buffers_.wanted.end(), [&](int64_t number) {
+    const Parameter& param = table_.params[static_cast<size_t>(number)];
+    return &table_.residence_of(param) != &residence ||
+           std::all_of(param.progress.begin(), param.progress.end(), [](const Progress& piece) { return piece.done; });
+  });
+}
+
+// The item that steps one piece, whose state is in memory now.
+StepItem StepPlan::part_of(const StepItem& whole, const Piece& piece, std::byte* memory, int64_t write_offset) {
+  const Parameter& param = table_.params[static_cast<size_t>(piece.param)];
+  const Progress& progress = param.progress[piece.number];
+  StepItem item = whole;
+  if (progress.behind || progress.uninitialized != param.uninitialized)
+    set_args(param, piece.param, param.steps - progress.behind, progress.uninitialized, item);
+  item.first_block = piece.first_block;
+  item.blocks = piece.blocks;
+  item.write_offset = write_offset;
+  if (param.has_residual()) item.master.residual = memory + piece.codes_at[piece.states - 1];
+  for (int k = 0; k < param.states(param.rule); ++k) {
+    item.codes[k] = memory + piece.codes_at[k];
+    if (piece.format[k].scales) item.scales[k] = reinterpret_cast<float*>(memory + piece.scales_at[k]);
+  }
+  return item;
+}
+
+void StepPlan::append_parts(std::span<const Store::PlacedChunk> chunks, std::vector<StepItem>& parts) {
+  for (const Store::PlacedChunk& chunk : chunks)
+    for (const Piece& piece : chunk.pieces)
+      if (const StepItem* const whole = buffers_.streamed[static_cast<size_t>(piece.param)])  // else: no gradient
+        parts.push_back(part_of(*whole, piece, chunk.memory, chunk.write_offset));
+}
+
+void StepPlan::step_chunks(std::span<const Store::PlacedChunk> chunks) {
+  buffers_.batch.clear();
+  append_parts(chunks, buffers_.batch);
+  backend_.step(buffers_.batch, table_.on.threads, false, options_.stream);
+  for (const Store::PlacedChunk& chunk : chunks)
+    for (const Piece& piece : chunk.pieces)
+      if (buffers_.streamed[static_cast<size_t>(piece.param)])
+        table_.params[static_cast<size_t>(piece.param)].progress[piece.number].done = true;
+}
+
+void StepPlan::count(std::span<const int64_t> numbers) {
+  for (const int64_t number : numbers) {
+    Parameter& param = table_.params[static_cast<size_t>(number)];
+    ++param.steps;
+    if (param.uninitialized && param.arrays(param.rule) > 0) param.uninitialized = false;
+  }
+}
+
+// Counts a step of the streamed parameters of which some piece was stepped; their other pieces fall behind.
+void StepPlan::commit() {
+  for (const int64_t number : buffers_.wanted) {
+    Parameter& param = table_.params[static_cast<size_t>(number)];
+    const auto done = [](const Progress& piece) { return piece.done; };
+    if (std::none_of(param.progress.begin(), param.progress.end(), done)) continue;
+    ++param.steps;
+    param.uninitialized = false;
+    for (Progress& piece : param.progress) {
+      if (piece.done)
+        piece.uninitialized = false;
+      else
+        ++piece.behind;
+      piece.done = false;
+    }
+  }
+}
+
+void StepPlan::append_parts_in_place(std::vector<StepItem>& parts) {
+  split();
+  parts = buffers_.direct;
+  for (const std::unique_ptr<Residence>& residence : table_.residences)
+    if (const DeviceStore* const store = residence->device_store())
+      store->visit_in_place([&](std::span<const Store::PlacedChunk> chunks) { append_parts(chunks, parts); });
+}
+
+void StepPlan::count_all() {
+  count(buffers_.direct_params);
+  count(buffers_.empty);
+  for (const int64_t number : buffers_.wanted)
+    for (Progress& piece : table_.params[static_cast<size_t>(number)].progress) piece.done = true;
+  commit();
+  ++table_.steps;
+}
+
+}  // namespace lowtide
