@@ -395,6 +395,17 @@ NB_MODULE(_core, m) {
 #include "lowtide/report.def"
     return out;
   });
+  m.def(
+      "same_objects",
+      [](const nb::handle& a, const nb::handle& b) {
+        const nb::object x = nb::steal(PySequence_Fast(a.ptr(), "wanted a list")),
+                         y = nb::steal(PySequence_Fast(b.ptr(), "wanted a list"));
+        if (!x || !y) throw nb::python_error();
+        const Py_ssize_t n = PySequence_Fast_GET_SIZE(x.ptr());
+        PyObject** const first = PySequence_Fast_ITEMS(x.ptr());
+        return n == PySequence_Fast_GET_SIZE(y.ptr()) && std::equal(first, first + n, PySequence_Fast_ITEMS(y.ptr()));
+      },
+      "a"_a, "b"_a);
   m.def("checkpoint_metadata", &lowtide::checkpoint_metadata, "path"_a);
   m.def(
       "parse_bytes", [](const std::string& text) { return lowtide::parse_bytes(text); }, "text"_a);

@@ -26,6 +26,7 @@ def default_hyper(rule: str) -> dict[str, float | bool]:
     """Hyper-parameters of `rule` with their defaults; the keys are those `Optimizer.set_hyper` takes."""
 
 def report_fields() -> list[tuple[str, str, str]]: ...  # (name, unit, meaning)
+def same_objects(a: Sequence[object], b: Sequence[object]) -> bool: ...  # the very same, in the same order
 def checkpoint_metadata(path: str) -> str: ...
 def describe_checkpoint(path: str) -> dict[str, Any]:
     """{"rule", "metadata", "params", "elements", "states": {format: {"params", "bytes"}}, "fewest_steps",

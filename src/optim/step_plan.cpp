@@ -57,7 +57,7 @@ void StepPlan::gather() {
     LT_REQUIRE(grad.dtype == DType::kF32 || grad.dtype == DType::kBF16 || grad.dtype == DType::kF16,
                "got element type %d for the gradient of parameter %zu; gradients are float32, bfloat16 or float16",
                static_cast<int>(grad.dtype), i);
-    table_.require_whole(param, i);
+    if (param.partially_written) table_.require_whole(param, i);
     if (!param.has_state) {
       table_.place(i, grads_);
       known = false;

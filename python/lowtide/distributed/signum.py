@@ -160,7 +160,7 @@ class Signum(SignOptimizer):
 
     def _note_momentum(self, core_group: CoreGroup, old: Mapping[str, float]) -> None:
         super()._note_momentum(core_group, old)
-        if old["momentum"] or not core_group.pushed["momentum"]:
+        if old.get("momentum") or not core_group.pushed["momentum"]:
             return
         for index in core_group.params:
             if steps := int(self._core.step_count(index)):  # without momentum: now it has one, of 0

@@ -3,8 +3,9 @@ parameters. Users and schedulers see the parameter groups alone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +29,19 @@ class Format(NamedTuple):
         return cls(options["state"], int(options["min_quantized_numel"]), options["master"] or "")
 
 
+_PLAIN = frozenset((float, int, bool, str, NoneType))
+
+
+def seen_options(group: Mapping[str, Any], keys: Iterable[str]) -> tuple[Any, ...] | None:
+    """The options `keys` of a group, to be compared with those of a later step; None where one could change in place
+    (a tensor, a list)."""
+    values = [group.get(key) for key in keys if key != "betas"]
+    betas = group.get("betas")
+    values += betas if type(betas) is tuple else (betas,)
+    kinds = tuple(map(type, values))
+    return (kinds, *values) if _PLAIN.issuperset(kinds) else None
+
+
 @dataclass
 class CoreGroup:
     """One group of the core, by its number there."""
@@ -39,6 +53,32 @@ class CoreGroup:
     rounding: str  # likewise
     format: Format
     params: list[int] = field(default_factory=list)  # numbers
+
+    def push(
+        self, core: _core.Optimizer, number: int, hyper: dict[str, float], rounding: str
+    ) -> dict[str, float] | None:
+        """Tells `core` what it does not have; returns the hyper-parameters that it had, None if they are the same.
+
+        What the core has is unknown from before it is told until it has answered: an interrupt (Ctrl-C) between the two
+        makes the next push tell it again."""
+        if rounding != self.rounding:
+            self.rounding, before_rounding = "", self.rounding
+            try:
+                core.set_rounding(number, rounding)
+            except ValueError:  # refused: the core is as it was
+                self.rounding = before_rounding
+                raise
+            self.rounding = rounding
+        if hyper == self.pushed:
+            return None
+        self.pushed, before = {}, self.pushed
+        try:
+            core.set_hyper(number, hyper)
+        except (TypeError, ValueError):
+            self.pushed = before
+            raise
+        self.pushed = hyper
+        return before
 
     def options(self, groups: Sequence[dict[str, Any]] | Mapping[int, dict[str, Any]]) -> Mapping[str, Any]:
         """The options that hold for its parameters now."""

@@ -6,7 +6,6 @@ about the mathematics: it reads the groups' options, makes one call per step and
 
 import logging
 from collections.abc import Callable, Mapping
-from operator import is_
 from typing import Any, ClassVar, overload
 
 import torch
@@ -16,7 +15,7 @@ from lowtide import _core
 from lowtide.devices import sharding
 from lowtide.engine.engine import Engine, Settings
 from lowtide.engine.family import Family
-from lowtide.engine.groups import CoreGroup, Format
+from lowtide.engine.groups import CoreGroup, Format, seen_options
 from lowtide.engine.rebuild import follow_overrides
 from lowtide.memory.budgets import Memory
 from lowtide.optimizers.backward import InBackward
@@ -56,6 +55,7 @@ class SteppingOptimizer(torch.optim.Optimizer):
         """Starts without groups. `hyper`: has the names of the rule's hyper-parameters among its keys."""
         self.engine = Engine(self._FAMILY(type(self).__name__, rule, hyper), settings)
         self._overrides_seen = overrides.changes()
+        self._seen: dict[int, Any] = {}  # options of parameter groups, by number, that the core was told
         self._residency = Residency()
         self._backward_options = backward_options
         self._in_backward: InBackward | None = in_backward(self.engine, backward_options, self._step_gradients)
@@ -235,39 +235,48 @@ class SteppingOptimizer(torch.optim.Optimizer):
         if len(groups) != len(engine.members):
             raise ValueError(f"param_groups: got {len(groups)} groups, wanted {len(engine.members)}: use add_param_group")
         for number, group in enumerate(groups):
-            members, params = engine.members[number], group["params"]
-            if len(params) != len(members) or not all(map(is_, params, members)):
+            if not _core.same_objects(group["params"], engine.members[number]):
                 raise ValueError(
                     f"param_groups[{number}]['params']: got other tensors than those registered: use add_param_group, "
                     "or build a new optimizer and load the state_dict"
                 )
-            if (now := Format.of(group)) != engine.formats[number]:
-                raise ValueError(
-                    f"param_groups[{number}]: got {', '.join(Format._fields)} = {tuple(now)}, wanted "
-                    f"{tuple(engine.formats[number])}: fixed when the group is added"
-                )
         self._follow_overrides()
-        for number, core_group in enumerate(engine.groups):
-            try:
-                options = core_group.options(groups)
-                if (rounding := options["rounding"]) != core_group.rounding:
-                    check_kinds({"rounding": rounding}, f"parameter group {core_group.of}")
-                    engine.core.set_rounding(number, rounding)
-                    core_group.rounding = rounding
-                hyper = engine.family.hyper_of(core_group.rule, options)
-                if hyper == core_group.pushed:
-                    continue
-                engine.core.set_hyper(number, hyper)
-            except (TypeError, ValueError) as error:
-                raise engine.family.error(f"parameter group {core_group.of}", core_group.rule, error) from error
-            before, core_group.pushed = core_group.pushed, hyper
-            self._note_momentum(core_group, before)
+        for number, group in enumerate(groups):
+            seen = seen_options(group, self.defaults)
+            if seen is not None and seen == self._seen.get(number):
+                continue
+            self._seen.pop(number, None)
+            self._push_group(number, group)
+            if seen is not None:
+                self._seen[number] = seen
         threads = torch.get_num_threads()
         if threads != engine.threads:
             engine.core.set_threads(threads)
             engine.threads = threads
         if type(self.state) is not States or self.state.removed:
             self.state = restore.restart_removed(engine, self.state)
+
+    def _push_group(self, of: int, group: Mapping[str, Any]) -> None:
+        """Tells the core what has changed in parameter group `of`."""
+        engine = self.engine
+        if (now := Format.of(group)) != engine.formats[of]:
+            raise ValueError(
+                f"param_groups[{of}]: got {', '.join(Format._fields)} = {tuple(now)}, wanted "
+                f"{tuple(engine.formats[of])}: fixed when the group is added"
+            )
+        for number, core_group in enumerate(engine.groups):
+            if core_group.of != of:
+                continue
+            try:
+                options = core_group.options(self.param_groups)
+                if (rounding := options["rounding"]) != core_group.rounding:
+                    check_kinds({"rounding": rounding}, f"parameter group {of}")
+                hyper = engine.family.hyper_of(core_group.rule, options)
+                before = core_group.push(engine.core, number, hyper, rounding)
+            except (TypeError, ValueError) as error:
+                raise engine.family.error(f"parameter group {of}", core_group.rule, error) from error
+            if before is not None:
+                self._note_momentum(core_group, before)
 
     def _note_momentum(self, core_group: CoreGroup, old: Mapping[str, float]) -> None:
         """SGD's state comes with its momentum: the step after a change from or to 0 may allocate it."""

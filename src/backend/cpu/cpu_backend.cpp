@@ -85,8 +85,10 @@ void prefetch_all(const StepItem& item) {
   const int64_t n = item.param_layout->numel;
   prefetch_grad(item);
   if (!item.ballot) prefetch(item.param, n * dtype_bytes(item.param_dtype));
+  const StateFormat(&formats)[2] = codec_info(item.codec).format;
+  const unsigned is_signed = rule_info(item.rule).signed_mask;
   for (int k = 0; k < kMaxStates; ++k)
-    if (item.codes[k]) prefetch(item.codes[k], format_of(item.rule, item.codec, k).code_bytes(n));
+    if (item.codes[k]) prefetch(item.codes[k], formats[(is_signed >> k) & 1].code_bytes(n));
 }
 
 class CpuBackend final : public Backend {
@@ -193,14 +195,16 @@ class CpuBackend final : public Backend {
     run.grad_scale = item.grad_scale;
     run.stochastic = item.stochastic;
     const int64_t row_length = item.param_layout->row_length;
-    const int64_t origin = elements_before_block(row_length, item.first_block, kBlock);
+    const int64_t origin = item.first_block ? elements_before_block(row_length, item.first_block, kBlock) : 0;
+    const RuleInfo& rule = rule_info(item.rule);
+    const StateFormat(&formats)[2] = codec_info(item.codec).format;
     const auto kernel_on = [&](void* p, const void* g, int64_t first, int64_t n, int64_t block) {
       for (int64_t done = 0; done < n; done += run.n) {
         run.param = at(p, done, p_bytes);
         run.grad = at(g, done, g_bytes);
         run.n = begin_random(item, first + done, n - done, run);
-        for (int k = 0; k < rule_info(item.rule).states; ++k) {
-          const StateFormat& format = format_of(item.rule, item.codec, k);
+        for (int k = 0; k < rule.states; ++k) {
+          const StateFormat& format = formats[(rule.signed_mask >> k) & 1];
           const int64_t scales = (block + done / kBlock - item.first_block) * format.scales;
           run.codes[k] = static_cast<std::byte*>(item.codes[k]) + format.code_bytes(first + done - origin);
           run.scales[k] = item.scales[k] ? item.scales[k] + scales : nullptr;
