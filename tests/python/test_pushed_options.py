@@ -1,5 +1,5 @@
-"""Claims: the core has the options that param_groups say, whatever a user, a scheduler or an interrupt did since the last
-step; unchanged options are not derived anew."""
+"""Claims: the core has the options that param_groups say, whatever a user, a scheduler or an interrupt did since the
+last step; unchanged options are not derived anew."""
 
 import pytest
 import torch
