@@ -163,8 +163,11 @@ class PyOptimizer {
     binding_.collect();  // follows parameters that moved
     const lowtide::SignBuffer signs{reinterpret_cast<std::byte*>(bits), reinterpret_cast<std::byte*>(presence),
                                     reinterpret_cast<std::byte*>(zeros)};
-    const nb::gil_scoped_release nogil;
-    core_.apply_signs(signs, reinterpret_cast<void*>(stream));
+    {
+      const nb::gil_scoped_release nogil;
+      core_.apply_signs(signs, reinterpret_cast<void*>(stream));
+    }
+    note_changed([](size_t) { return true; });  // other workers may have had a gradient where this one has none
   }
 
   bool has_state(int64_t param) const { return core_.has_state(param); }
@@ -314,8 +317,33 @@ class PyOptimizer {
                          const std::optional<std::vector<int64_t>>& only = {}) {
     const Busy busy(*this);
     const auto& grads = binding_.collect(only);
-    const nb::gil_scoped_release nogil;
-    return (core_.*call)(grads, options).nonfinite_param;
+    const lowtide::StepResult result = [&] {
+      const nb::gil_scoped_release nogil;
+      return (core_.*call)(grads, options);
+    }();
+    if (call == &lowtide::Optimizer::step && result.applied)
+      note_changed([&](size_t i) { return grads[i].data && (options.directions.empty() || !options.directions[i]); });
+    return result.nonfinite_param;
+  }
+
+  // Parameters were changed in place: autograd has to know, as it does from torch's own operations, to refuse a
+  // backward pass that needs their old values. One call, for it costs less than one for each.
+  template <class Moved>
+  void note_changed(Moved&& moved) {
+    nb::list changed;
+    const std::vector<nb::object>& params = binding_.params();
+    for (size_t i = 0; i < params.size(); ++i)
+      if (moved(i)) changed.append(params[i]);
+    if (nb::len(changed) == 0) return;
+    const nb::object increment = nb::module_::import_("torch.autograd.graph").attr("increment_version");
+    if (versions_at_once_) try {
+        increment(changed);
+        return;
+      } catch (const nb::python_error& error) {  // torch 2.4 takes one tensor
+        if (!error.matches(PyExc_TypeError) && !error.matches(PyExc_RuntimeError)) throw;
+        versions_at_once_ = false;
+      }
+    for (const nb::handle tensor : changed) increment(tensor);
   }
 
   // For the length of a call; taken and given back under the GIL. Lets go of the gradients that the call held.
@@ -347,6 +375,7 @@ class PyOptimizer {
   lowtide::Optimizer& core_;
   ParamBinding binding_;
   bool busy_ = false;
+  bool versions_at_once_ = true;  // torch takes a list of tensors whose versions rise
 };
 
 // Parameters refer to the optimizer (hooks, closures) and it to them: let the garbage collector see the cycle.

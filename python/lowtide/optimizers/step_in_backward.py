@@ -98,9 +98,7 @@ class StepInBackward(InBackward):
             step(self._bucket)
         self.extra_steps += 1
         for number in self._bucket:
-            param = engine.params[number]
-            param.grad = None
-            torch.autograd.graph.increment_version(param)
+            engine.params[number].grad = None
         self._bucket.clear()
         self._bytes = 0
 
