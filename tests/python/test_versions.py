@@ -1,5 +1,5 @@
-"""A step is a change in place: autograd refuses a backward pass that needs parameters as they were before it, as it does
-with torch's optimizers."""
+"""A step is a change in place: autograd refuses a backward pass that needs parameters as they were before it, as with
+torch's optimizers."""
 
 import timeit
 from collections.abc import Callable
