@@ -1,7 +1,8 @@
-"""Claim: a rule is three files: its header, its line in rules.def and its Python class. use_from_python.py ROOT SRC PACKAGE.
+"""Claim: a rule is three files: its header, its line in rules.def and its Python class.
 
-SRC has the rule of docs/adding-a-rule.md (extract.py), PACKAGE the module that was built with it. This adds the package's
-Python files with the class, counts the files that differ from those of the tree, and steps the rule.
+use_from_python.py ROOT SRC PACKAGE: SRC has the rule of docs/adding-a-rule.md (extract.py), PACKAGE the module that was
+built with it. This adds the package's Python files with the class, counts the files that differ from those of the tree,
+and steps the rule.
 """
 
 from __future__ import annotations
