@@ -1,5 +1,5 @@
-// Hands out state memory of one optimizer, small arrays from shared buffers, and counts it. Nothing is given back one
-// by one: state lives as long as its optimizer.
+// State memory of one optimizer: small arrays share buffers. No array is freed by itself, because state lives as long
+// as its optimizer.
 #pragma once
 
 #include <cstddef>
@@ -7,10 +7,34 @@
 #include <vector>
 
 #include "core/buffer.h"
-#include "memory/arena_sizes.h"
 
 namespace lowtide {
 
+// The arithmetic of an Arena without its memory: the arena uses it, and so do predictions of what an arena will take.
+class ArenaSizes {
+ public:
+  static constexpr size_t kAlignment = 64;
+
+  // Where an allocation goes.
+  struct Place {
+    size_t buffer = 0, offset = 0;  // number of the buffer, from 0, and bytes from its start
+    size_t taken = 0;               // size of the buffer if it has to be taken from the system first, else 0
+  };
+  Place allocate(size_t bytes);
+  // Makes one buffer for the next allocations of `bytes` together; its size if it has to be taken, else 0.
+  size_t reserve(size_t bytes);
+  int64_t allocated_bytes() const { return total_; }  // of all buffers
+
+ private:
+  size_t take(size_t bytes);
+  size_t open(size_t bytes);
+
+  size_t buffers_ = 0;
+  size_t open_ = 0, used_ = 0, left_ = 0;  // the buffer that small arrays share, and its bytes
+  int64_t total_ = 0;
+};
+
+// One thread at a time.
 class Arena {
  public:
   explicit Arena(Env& env) : env_(&env) {}

@@ -1,5 +1,5 @@
-// Checksums of chunk records: XXH3 (64 bits) over segments, so that threads can share the work; the same on every CPU
-// and with any number of threads.
+// Checksums of chunk records: 64-bit XXH3 over segments, so that threads can share the work. They are the same on every
+// CPU and for any number of threads.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +7,8 @@
 
 namespace lowtide {
 
-// Of a record of `bytes` bytes, seeded with its number and generation: a record that is another's, or its own of an
-// earlier step, does not match.
+// The checksum of a record of `bytes` bytes, seeded with its number and generation: another record does not match, nor
+// does the same record of an earlier step.
 uint64_t chunk_checksum(const std::byte* data, int64_t bytes, int64_t number, uint64_t generation, int threads = 1);
 
 namespace checksum {

@@ -13,11 +13,11 @@
 
 namespace lowtide {
 
-// What a parameter's state looks like, without where it is.
+// The shape of a parameter's state, without its place.
 struct StateShape {
   int64_t rows = 0, row_length = 0;
-  int states = 0;                  // arrays: states of the rule, and what else is stored beside the parameter
-  StateFormat format[kMaxArrays];  // of each
+  int states = 0;                  // number of arrays: states of the rule, and a residual beside the parameter
+  StateFormat format[kMaxArrays];  // of each array
 };
 
 // Consecutive blocks of one parameter.
@@ -48,13 +48,13 @@ struct PlacedChunk {
   std::byte* memory = nullptr;
   int64_t write_offset = 0;
 };
-// Steps the pieces of these chunks, or looks at them: at once, or queued where the caller of the step said.
+// Steps the pieces of these chunks, or reads them: at once, or queued on the stream that the step was given.
 using ChunkWork = std::function<void(std::span<const PlacedChunk> chunks)>;
 
 int64_t block_count(const StateShape& shape);
 // Blocks [first_block, first_block + blocks) of a parameter, not laid out yet.
 Piece make_piece(const ShapedParam& param, int64_t first_block, int64_t blocks);
-// All of a parameter in one piece, laid out from byte 0; and the bytes of that.
+// All of a parameter as one piece, laid out from byte 0; and how many bytes it takes.
 Piece whole_piece(const StateShape& shape);
 int64_t record_bytes(const StateShape& shape);
 // Gives the piece's parts their places from byte `at` of a record, a multiple of 64; returns the end, likewise.
@@ -64,7 +64,7 @@ int64_t lay_out(Piece& piece, int64_t at);
 // needs more. Every block of every parameter is in exactly one piece.
 std::vector<Chunk> cut_chunks(std::span<const ShapedParam> params, int64_t chunk_bytes);
 
-// Fills with states that decode to zero: what is zeroed already, and a whole chunk [bytes].
+// Fills a piece, in memory that is zeroed already, or a whole chunk with states that decode to zero.
 void fill_zero(const Piece& piece, std::byte* zeroed);
 void fill_zero(const Chunk& chunk, std::byte* memory);
 

@@ -1,4 +1,4 @@
-// An open file that is closed, through its Env, with its owner.
+// Owns the descriptor of an open file, and closes it through its Env.
 #pragma once
 
 #include <utility>

@@ -88,7 +88,7 @@ void DeviceStore::queue_step(const Work& work, bool changes, const std::vector<i
   }
 }
 
-// What follows a step, which is complete: no error of it is the step's.
+// Comes after a step that is complete: errors here are not the step's.
 void DeviceStore::end_step() {
   try {
     give_slots_back();

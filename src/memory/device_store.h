@@ -63,10 +63,10 @@ class DeviceStore final : public Store {
   // `stream` where that may still use their memory; that step gives them back. Returns their bytes: 0 where nothing
   // streams or memory is short.
   int64_t prefetch(int64_t bytes, void* stream);
-  // For a step that does not come here.
+  // Gives these slots back if the next step does not come through step().
   void end_prefetch();
-  // What Residency decides by, at the end of each step under `automatic`: device memory that nothing else needs now;
-  // -1: ask the driver.
+  // Free device memory that nothing else needs now; -1: ask the driver. Residency decides by it at the end of each step
+  // under `automatic`.
   void set_free_bytes(int64_t bytes) { room_ = bytes < 0 ? -1 : bytes + report().device_bytes; }
   // The queue of the step to come: memory that is taken before it comes after what is queued there.
   void set_queue(void* queue) { queue_ = queue; }
@@ -79,13 +79,13 @@ class DeviceStore final : public Store {
   bool stays() const { return !options_.managed && !offloaded_ && pager_.plan().streamed.empty(); }
   // The pieces of all chunks where they are, without a step. Only while stays().
   void visit_in_place(const Work& work) const;
-  // Steps that do not come through step() will be queued here.
+  // The steps that follow are queued there, and do not come through step().
   void follow(void* queue);
 
   StoreReport report() const override;
 
  private:
-  // What the host has not waited for since it last did.
+  // Work that the host has queued and not waited for.
   enum class Queued {
     kNothing,
     kWork,

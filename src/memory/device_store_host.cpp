@@ -1,4 +1,4 @@
-// What the host waits for, reads and changes between steps.
+// The host's part between steps: it waits, reads and changes.
 #include <utility>
 
 #include "core/error.h"
@@ -12,7 +12,7 @@ void DeviceStore::synchronize() {
   returning_.clear();
 }
 
-// What the host does next comes after all that is queued.
+// The host goes on after all that is queued.
 void DeviceStore::catch_up() {
   stage_.write_back();
   if (queued_ == Queued::kNothing) return;
@@ -23,7 +23,7 @@ void DeviceStore::catch_up() {
   returning_.clear();
 }
 
-// What is queued next finds what the host has changed, and nothing of a step that failed.
+// Whatever is queued next finds the host's changes, and nothing of a step that failed.
 void DeviceStore::before_queueing() {
   if (queued_ == Queued::kBrokenStep) catch_up();
   stage_.write_back();

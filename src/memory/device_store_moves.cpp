@@ -71,8 +71,8 @@ void DeviceStore::adopt(Copies copies) noexcept {
   }
 }
 
-// A driver that has to evict what a step will need again moves everything; some hang. What this store has already may
-// or may not have been moved to the device: neither may it be counted as free twice.
+// A driver that has to evict what a step will need again moves everything, and some drivers hang. The driver may or may
+// not have moved the state that this store has already: its bytes must not count as free twice.
 void DeviceStore::check_managed(int64_t bytes) {
   const Device::Limits limits = device_.limits();
   int64_t most = limits.total;
@@ -88,7 +88,7 @@ void DeviceStore::check_managed(int64_t bytes) {
              format_bytes(bytes).c_str(), format_bytes(most).c_str());
 }
 
-// What leaves the device goes first, all or nothing; then what comes, as far as there is memory.
+// Chunks that leave the device go first, all or none; then the others come, as far as there is memory.
 void DeviceStore::move_to(const Plan& plan) {
   catch_up();
   std::vector<int64_t> bytes;

@@ -1,8 +1,10 @@
-// Keeps other processes out of a directory: a lock on <directory>/.lowtide.lock, held once per process and shared by
-// all who ask for it there, until the last of them goes. It ends with the process, however that ends.
+// Keeps other processes out of a directory by a lock on <directory>/.lowtide.lock. A process holds it once; all of its
+// DirectoryLocks share it, from any thread, until the last is destroyed. The lock ends with the process, however that
+// ends.
 //
-// The file stays when the lock is released. Removing it could not be made safe: a process that has opened it but not
-// locked it yet would lock a file without a name, and the next process a new one, both believing to be alone.
+// The file stays when the lock is released, because removing it cannot be made safe: a process that has opened the file
+// but not locked it yet would lock a file without a name, the next process would lock a new one, and both would believe
+// that they are alone.
 //
 // A forked child has no part in its parent's lock: its copies of the descriptors are closed at fork().
 #pragma once

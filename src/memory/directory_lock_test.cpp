@@ -119,7 +119,7 @@ TEST(DirectoryLock, ForkedChildDoesNotKeepItWhenItsParentIsKilled) {
   ::close(pids[1]);
 }
 
-// What the child takes for itself is not given back with what it has inherited.
+// A lock that the child takes for itself is not released with those that it has inherited.
 TEST(DirectoryLock, ForkedChildTakesItsOwn) {
   const TemporaryDirectory dir;
   auto inherited = std::make_unique<Locked>(dir);

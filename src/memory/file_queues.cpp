@@ -102,7 +102,7 @@ void FileQueues::complete(Transfer& transfer) {
     } catch (const Error&) {
       if (!transfer.ahead) throw;
     }
-    // What went wrong between two steps is no step's error, if it goes well now.
+    // A read between two steps that failed is no error of this step if it succeeds now.
     ChunkRecord& record = chunks_[static_cast<size_t>(transfer.chunk)];
     std::byte* const to = slots_[static_cast<size_t>(transfer.slot)].data();
     transfer.ticket = file_->read(record.file_offset, to, record.chunk.bytes);

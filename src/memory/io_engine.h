@@ -1,5 +1,5 @@
-// Carries out reads and writes of one file while its caller does something else. Two ways: io_uring, and threads with
-// pread and pwrite. What a short or failed request means is the business of ScratchFile.
+// Carries out reads and writes of one file while its caller does something else: by io_uring, or by threads with pread
+// and pwrite. Transfers decides what a short or failed request means.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +31,7 @@ class IoEngine {
 
 // nullptr if the library was built without liburing, or the kernel has no io_uring or does not allow it.
 std::unique_ptr<IoEngine> make_io_uring_engine(int fd, int depth);
-// Does without threads if none can be started: requests are then carried out one by one in next().
+// If no thread can be started, next() carries out the requests one by one.
 std::unique_ptr<IoEngine> make_thread_engine(Env& env, int fd, int depth);
 
 }  // namespace lowtide

@@ -1,6 +1,5 @@
-// State memory put aside for a while: its bytes in a scratch file, its pages given back to the system, its addresses
-// still its own. What a program that needs the RAM for something else (generating text between training phases) asks
-// for.
+// State memory put aside for a while, by a program that needs the RAM for something else (generating text between
+// training phases): its bytes go to a scratch file and its pages back to the system, and its addresses stay its own.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +20,8 @@ class OffloadedMemory {
   // the buffers are as they were.
   OffloadedMemory(Env& env, const std::string& directory, std::vector<const Buffer*> buffers, int threads);
 
-  // Reads everything back and checks it. Throws kIo: the buffers' contents are then undefined, the file still has what
-  // was offloaded, and another try is possible.
+  // Reads everything back and checks it. Throws kIo: the buffers' contents are then undefined, the file still has them
+  // whole, and another call tries again.
   void bring_back(int threads);
 
   int64_t bytes() const { return bytes_; }

@@ -75,7 +75,7 @@ std::vector<Bytes> contents(FakeQueues& queues, const Case& c) {
 
 constexpr TransferMode kTransferModes[] = {TransferMode::kCopy, TransferMode::kHybrid, TransferMode::kZeroCopy};
 
-// What a plan is with this transfer mode.
+// The plan under this transfer mode.
 Case on_transfer(Case c, TransferMode transfer) {
   if (transfer == TransferMode::kZeroCopy) c.plan = plan_keeping(c.plan.resident, c.chunk_bytes, 0);
   return c;
@@ -357,7 +357,7 @@ TEST(Pager, ResidentStepsRunBeneathTheTransfers) {
   EXPECT_LE(even, 1.05);
 }
 
-// What the test below counts of the states that a failed step leaves.
+// The test below counts these states that a failed step leaves.
 struct Failures {
   int points = 0, before = 0, after = 0, mixed = 0;
 };

@@ -5,14 +5,13 @@
 // is 2 * (total - resident), and no policy that keeps `resident` bytes across steps moves less. (Least recently used
 // moves everything as soon as one chunk too many is used.)
 //
-// How the budget is divided. If it holds everything, everything is resident and there is no ring. Otherwise the ring
-// comes first: with three slots reading, stepping and writing can all be under way at once, so there are fewer than
-// three only where the budgets cannot hold three (or max_slots says so). A slot beyond the third only evens out the
-// disk's pauses; it is taken where it raises the traffic by 1/16 at most. For that ring, the resident set with the most
-// bytes: with sizes that differ this weighs keeping the largest chunks, which makes the slots smaller, and it is exact
-// (a subset sum over the sizes' common unit) unless that would take more than a bounded amount of work; then most of
-// the budget is filled largest first and only the rest exactly. Of chunks of one size, the first in the order of a step
-// are resident.
+// A budget that holds everything needs no ring. Otherwise the ring comes first. Three slots let reading, stepping and
+// writing run at once, so there are fewer only where the budgets cannot hold three (or max_slots says so). A fourth
+// slot only evens out the disk's pauses; it is taken where it raises the traffic by 1/16 at most. Beside that ring the
+// resident set with the most bytes is chosen. Where sizes differ, keeping the largest chunks makes the slots smaller,
+// and the choice weighs that. It is exact (a subset sum over the sizes' common unit) unless that would take more than a
+// bounded amount of work; then most of the budget is filled largest first, and only the rest exactly. Among chunks of
+// one size, the first in the order of a step are resident.
 #pragma once
 
 #include <cstdint>
@@ -40,24 +39,24 @@ struct PlanInput {
 struct Plan {
   std::vector<bool> resident;  // of each chunk; empty chunks always are
   std::vector<int> streamed;   // the other chunks, in the order of the step
-  int slots = 0;               // of the ring; 0 if nothing is streamed, or nothing goes through slots
+  int slots = 0;               // of the ring; 0 if nothing is streamed, or it is stepped where it waits
   int64_t slot_bytes = 0;      // the largest streamed chunk
   int64_t total_bytes = 0, resident_bytes = 0, streamed_bytes = 0;
   int64_t ram_bytes = 0;                      // resident + slots: never above the budget
   int64_t read_bytes = 0, written_bytes = 0;  // per step: streamed_bytes each
-  // Of a step, where the time of the first read and the last write is small. Reads and writes share one disk and take
-  // turns; stepping overlaps both if there are two slots: max(step, read + write); with one slot the sum of the three.
-  // Each 0 if a rate that it depends on is unknown.
+  // Predicted for a step, where the first read and the last write take little time. Reads and writes share one disk and
+  // take turns. With two slots or more stepping overlaps both: max(step, read + write); with one slot the three add up.
+  // 0 if a rate that the figure depends on is unknown.
   double step_seconds = 0, disk_seconds = 0, seconds = 0;
 };
 
-// Throws kInvalidArgument if it cannot be done: a budget below what the smallest ring needs, no disk for what does not
-// fit, or a disk budget below the streamed bytes. The message says "at least N bytes" of which budget: with exactly
-// these it can be done. Also for sizes, budgets, slots or rates out of range, and more than 2^56 bytes in total.
+// Throws kInvalidArgument if there is no such plan: a budget below what the smallest ring needs, no disk for state that
+// does not fit, or a disk budget below the streamed bytes. The message says "at least N bytes" of which budget; exactly
+// N suffice. Throws it too for sizes, budgets, slots or rates out of range, and for more than 2^56 bytes in total.
 Plan make_plan(const PlanInput& input);
 
-// The plan that keeps this set (one entry for each of chunk_bytes), whatever that takes, without predicted times; with
-// `slots` if something is streamed.
+// The plan that keeps this set (one entry for each chunk) whatever that takes, with `slots` if something is streamed
+// and without predicted times.
 Plan plan_keeping(std::vector<bool> resident, const std::vector<int64_t>& chunk_bytes, int slots);
 
 // The slots that reading, stepping and writing need to overlap.

@@ -6,15 +6,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <optional>
 #include <utility>
 
 #include "core/error.h"
-#include "memory/descriptor.h"
-#include "memory/directory_lock.h"
 #include "memory/io_engine.h"
 #include "memory/retry.h"
-#include "memory/transfers.h"
 
 namespace lowtide {
 namespace {
@@ -98,7 +94,7 @@ Created create(Env& env, int directory, const std::string& path, bool direct) {
   // O_EXCL: it can never be given a name.
   const int fd = retry_interrupted([&] { return env.openat(directory, ".", flags | O_TMPFILE | O_EXCL, 0600); });
   if (fd >= 0) return {Descriptor(env, fd), 0};
-  // What file systems and kernels say that do not know O_TMPFILE.
+  // File systems and kernels without O_TMPFILE answer so.
   const bool unknown = fd == -EOPNOTSUPP || fd == -EISDIR || fd == -ENOENT || (fd == -EINVAL && !direct);
   if (unknown) return create_named(env, directory, path, flags);
   return {Descriptor(), -fd};
@@ -108,8 +104,8 @@ int allocate(Env& env, int fd, int64_t bytes) {
   return -retry_interrupted([&] { return env.allocate(fd, bytes); });
 }
 
-// The file, not direct if the file system refuses O_DIRECT anywhere on the way: in open(), in writing what it allocates
-// (where it has no call for that) or in the first transfer, if it wants more than kAlignment.
+// Opens the file without O_DIRECT if the file system refuses that anywhere on the way: in open(), while it allocates by
+// writing (where it has no call for that), or in the first transfer, if it wants more than kAlignment.
 Descriptor open_file(Env& env, int directory, const std::string& path, int64_t bytes, bool* direct) {
   for (;; *direct = false) {
     Created created = create(env, directory, path, *direct);
@@ -138,97 +134,70 @@ void check_scratch_directory(Env& env, const std::string& directory) {
   const Descriptor folder(env, open_directory(env, path));
 }
 
-struct ScratchFile::Impl {
-  Impl(Env& env_, const std::string& directory, int64_t bytes_, const Options& options)
-      : env(env_), path(without_slashes(directory)), bytes(checked_size(bytes_)), direct(checked(options).direct) {
-    const Descriptor folder(env, open_directory(env, path));
-    lock.emplace(env, folder.get(), path);
-    file = open_file(env, folder.get(), path, bytes, &direct);
-    std::unique_ptr<IoEngine> engine;
-    if (options.io_uring && env.allows_io_uring()) engine = make_io_uring_engine(file.get(), options.depth);
-    if (!engine) engine = make_thread_engine(env, file.get(), options.depth);
-    transfers.emplace(std::move(engine), options.depth, options.request_bytes, direct);
-  }
-  ~Impl() {
-    if (::getpid() != process) transfers->abandon();
-  }
-
-  void check_process() const {
-    LT_REQUIRE(::getpid() == process,
-               "got a scratch file of process %d used in its forked child %d, wanted one that "
-               "the child has made itself",
-               static_cast<int>(process), static_cast<int>(::getpid()));
-  }
-
-  Ticket start(bool write, int64_t offset, std::byte* memory, int64_t size) {
-    check_process();
-    const char* const operation = write ? "write" : "read";
-    const auto address = reinterpret_cast<uintptr_t>(memory);
-    LT_REQUIRE(offset % kAlignment == 0 && size % kAlignment == 0 && address % kAlignment == 0,
-               "got a %s of %lld bytes at offset %lld, memory %p, wanted multiples of %lld", operation,
-               static_cast<long long>(size), static_cast<long long>(offset), static_cast<void*>(memory),
-               static_cast<long long>(kAlignment));
-    LT_REQUIRE(offset >= 0 && size >= 0 && size <= bytes && offset <= bytes - size,
-               "got a %s of %lld bytes at offset %lld, wanted it within the %lld bytes of the scratch file", operation,
-               static_cast<long long>(size), static_cast<long long>(offset), static_cast<long long>(bytes));
-    LT_REQUIRE(memory || size == 0, "got a %s of %lld bytes at no address, wanted memory", operation,
-               static_cast<long long>(size));
-    return transfers->start(write, offset, memory, size);
-  }
-
-  // In the order in which they are made; taken down the other way round.
-  Env& env;
-  const pid_t process = ::getpid();
-  const std::string path;
-  int64_t bytes;
-  bool direct;
-  std::optional<DirectoryLock> lock;
-  Descriptor file;
-  std::optional<Transfers> transfers;
-};
-
 ScratchFile::ScratchFile(Env& env, const std::string& directory, int64_t bytes, const Options& options)
-    : impl_(std::make_unique<Impl>(env, directory, bytes, options)) {}
+    : env_(env),
+      process_(::getpid()),
+      path_(without_slashes(directory)),
+      bytes_(checked_size(bytes)),
+      direct_(checked(options).direct) {
+  const Descriptor folder(env, open_directory(env, path_));
+  lock_.emplace(env, folder.get(), path_);
+  file_ = open_file(env, folder.get(), path_, bytes_, &direct_);
+  std::unique_ptr<IoEngine> engine;
+  if (options.io_uring && env.allows_io_uring()) engine = make_io_uring_engine(file_.get(), options.depth);
+  if (!engine) engine = make_thread_engine(env, file_.get(), options.depth);
+  transfers_.emplace(std::move(engine), options.depth, options.request_bytes, direct_);
+}
 
-ScratchFile::~ScratchFile() = default;
+ScratchFile::~ScratchFile() {
+  if (::getpid() != process_) transfers_->abandon();
+}
 
-int64_t ScratchFile::bytes() const { return impl_->bytes; }
+void ScratchFile::check_process() const {
+  LT_REQUIRE(::getpid() == process_,
+             "got a scratch file of process %d used in its forked child %d, wanted one that the child has made itself",
+             static_cast<int>(process_), static_cast<int>(::getpid()));
+}
+
+ScratchFile::Ticket ScratchFile::start(bool write, int64_t offset, std::byte* memory, int64_t bytes) {
+  check_process();
+  const char* const operation = write ? "write" : "read";
+  const auto address = reinterpret_cast<uintptr_t>(memory);
+  LT_REQUIRE(offset % kAlignment == 0 && bytes % kAlignment == 0 && address % kAlignment == 0,
+             "got a %s of %lld bytes at offset %lld, memory %p, wanted multiples of %lld", operation,
+             static_cast<long long>(bytes), static_cast<long long>(offset), static_cast<void*>(memory),
+             static_cast<long long>(kAlignment));
+  LT_REQUIRE(offset >= 0 && bytes >= 0 && bytes <= bytes_ && offset <= bytes_ - bytes,
+             "got a %s of %lld bytes at offset %lld, wanted it within the %lld bytes of the scratch file", operation,
+             static_cast<long long>(bytes), static_cast<long long>(offset), static_cast<long long>(bytes_));
+  LT_REQUIRE(memory || bytes == 0, "got a %s of %lld bytes at no address, wanted memory", operation,
+             static_cast<long long>(bytes));
+  return transfers_->start(write, offset, memory, bytes);
+}
 
 void ScratchFile::grow(int64_t bytes) {
-  impl_->check_process();
+  check_process();
   const int64_t wanted = checked_size(bytes);
-  LT_REQUIRE(impl_->transfers->idle(), "got grow() with transfers under way, wanted wait() for each of them first");
-  if (wanted <= impl_->bytes) return;
-  if (const int error = allocate(impl_->env, impl_->file.get(), wanted)) {
-    impl_->env.truncate(impl_->file.get(), std::max(impl_->bytes, kAlignment));  // gives back what was allocated
-    fail_io(error, "cannot grow a scratch file in %s from %lld to %lld bytes", impl_->path.c_str(),
-            static_cast<long long>(impl_->bytes), static_cast<long long>(wanted));
+  LT_REQUIRE(transfers_->idle(), "got grow() with transfers under way, wanted wait() for each of them first");
+  if (wanted <= bytes_) return;
+  if (const int error = allocate(env_, file_.get(), wanted)) {
+    env_.truncate(file_.get(), std::max(bytes_, kAlignment));  // gives back what was allocated
+    fail_io(error, "cannot grow a scratch file in %s from %lld to %lld bytes", path_.c_str(),
+            static_cast<long long>(bytes_), static_cast<long long>(wanted));
   }
-  impl_->bytes = wanted;
-}
-
-ScratchFile::Ticket ScratchFile::read(int64_t offset, std::byte* to, int64_t bytes) {
-  return impl_->start(false, offset, to, bytes);
-}
-
-ScratchFile::Ticket ScratchFile::write(int64_t offset, const std::byte* from, int64_t bytes) {
-  return impl_->start(true, offset, const_cast<std::byte*>(from), bytes);  // requests of both kinds are alike
+  bytes_ = wanted;
 }
 
 void ScratchFile::wait(Ticket ticket) {
-  impl_->check_process();
-  LT_REQUIRE(impl_->transfers->knows(ticket), "got ticket %lld, wanted one that has not been waited for",
+  check_process();
+  LT_REQUIRE(transfers_->knows(ticket), "got ticket %lld, wanted one that has not been waited for",
              static_cast<long long>(ticket));
-  const Transfers::Outcome outcome = impl_->transfers->wait(ticket);
+  const Transfers::Outcome outcome = transfers_->wait(ticket);
   if (!outcome.failed) return;
   const char* const reason = outcome.system_error ? "" : ": the file has been made shorter by another";
   fail_io(outcome.system_error, "cannot %s %lld bytes at offset %lld of the scratch file in %s%s",
           outcome.write ? "write" : "read", static_cast<long long>(outcome.bytes),
-          static_cast<long long>(outcome.offset), impl_->path.c_str(), reason);
+          static_cast<long long>(outcome.offset), path_.c_str(), reason);
 }
-
-bool ScratchFile::direct() const { return impl_->direct; }
-
-const char* ScratchFile::engine() const { return impl_->transfers->engine().name(); }
 
 }  // namespace lowtide

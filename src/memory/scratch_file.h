@@ -1,6 +1,6 @@
 // A file for state that does not fit in memory: scratch, not a checkpoint. It has no name (or loses it at once), so
-// that nothing is left behind however the process ends; mode 0600; its space is allocated when it is opened, so that a
-// full disk shows then; never fsynced.
+// nothing is left behind however the process ends. Its mode is 0600. Its space is allocated when it is opened, so a
+// full disk shows then. It is never fsynced.
 //
 // Reads and writes are asynchronous: io_uring where there is one, else a few threads with pread and pwrite; past the
 // page cache (O_DIRECT) where the file system can. Large ones are cut into requests of `request_bytes`, `depth` of
@@ -9,11 +9,16 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <optional>
 #include <string>
+
+#include <sys/types.h>
 
 #include "core/buffer.h"
 #include "core/env.h"
+#include "memory/descriptor.h"
+#include "memory/directory_lock.h"
+#include "memory/transfers.h"
 
 namespace lowtide {
 
@@ -37,30 +42,42 @@ class ScratchFile {
   // while no process uses the directory. A forked child cannot use the file, only destroy it.
   ScratchFile(Env& env, const std::string& directory, int64_t bytes, const Options& options);
   ScratchFile(Env& env, const std::string& directory, int64_t bytes) : ScratchFile(env, directory, bytes, Options()) {}
-  ~ScratchFile();  // waits for what is under way
+  ~ScratchFile();  // waits for transfers that are under way
   ScratchFile(const ScratchFile&) = delete;
   ScratchFile& operator=(const ScratchFile&) = delete;
 
-  int64_t bytes() const;
+  int64_t bytes() const { return bytes_; }
   // To at least this, allocated at once; every transfer must have been waited for. Throws kIo and changes nothing.
   void grow(int64_t bytes);
 
-  using Ticket = int64_t;
+  using Ticket = Transfers::Ticket;
   // Starts a transfer; memory stays untouched by others until wait() has returned for it. Offset, size and memory are
   // multiples of kAlignment, within the file. Requests beyond `depth` start in later calls of read, write and wait.
-  Ticket read(int64_t offset, std::byte* to, int64_t bytes);
-  Ticket write(int64_t offset, const std::byte* from, int64_t bytes);
+  Ticket read(int64_t offset, std::byte* to, int64_t bytes) { return start(false, offset, to, bytes); }
+  Ticket write(int64_t offset, const std::byte* from, int64_t bytes) {
+    return start(true, offset, const_cast<std::byte*>(from), bytes);  // requests of both kinds are alike
+  }
   // Blocks until the transfer is over; each ticket once. Short transfers have been resumed, EINTR and EAGAIN retried.
   // Throws kIo, when nothing of the transfer is under way any more: operation, directory, offset, bytes and what the
   // system says.
   void wait(Ticket ticket);
 
-  bool direct() const;
-  const char* engine() const;  // "io_uring" or "threads"
+  bool direct() const { return direct_; }
+  const char* engine() const { return transfers_->engine().name(); }  // "io_uring" or "threads"
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  void check_process() const;
+  Ticket start(bool write, int64_t offset, std::byte* memory, int64_t bytes);
+
+  // In the order in which they are made; taken down the other way round.
+  Env& env_;
+  const pid_t process_;
+  const std::string path_;
+  int64_t bytes_;
+  bool direct_;
+  std::optional<DirectoryLock> lock_;
+  Descriptor file_;
+  std::optional<Transfers> transfers_;
 };
 
 // Throws as a ScratchFile's constructor does for what is no directory, without taking or leaving anything.

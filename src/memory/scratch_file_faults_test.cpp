@@ -191,7 +191,7 @@ TEST(ScratchFaults, FullDiskShowsAtOnce) {
   EXPECT_EQ(file.bytes(), 1000 * kPage);
 }
 
-// What a file system without O_TMPFILE, or without O_DIRECT, answers.
+// Answers as a file system does that lacks O_TMPFILE or O_DIRECT.
 class PoorFileSystem : public FaultyEnv {
  public:
   PoorFileSystem(bool nameless, int direct_refused_at) : nameless_(nameless), refused_at_(direct_refused_at) {}

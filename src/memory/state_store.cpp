@@ -104,7 +104,7 @@ void StateStore::pass(const Work& work, bool changes, int threads, const std::ve
   unwritten_ = nullptr;  // what is kept in RAM is part of this step
   std::vector<bool> chunks = chunks_of(wanted, chunks_.size());
   if (!chunks.empty())
-    // What could not be written is due whoever asks.
+    // Chunks that could not be written are due whatever is wanted.
     for (size_t i = 0; i < chunks_.size(); ++i)
       if (!pager_.plan().resident[i] && chunks_[i].memory.data()) chunks[i] = true;
   queues_->begin_step(work, threads, changes);

@@ -42,7 +42,7 @@ class Counted {
   // Requests, one for each chunk that is streamed.
   int reads_of_first_step() { return static_cast<int>(store_.report().moved_per_step / 2 / 16384); }
 
-  // What it threw.
+  // Returns the message that it threw.
   std::optional<std::string> step() {
     try {
       store_.step([&](std::span<const Store::PlacedChunk> chunks) {

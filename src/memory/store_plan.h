@@ -1,5 +1,5 @@
-// How a store divides state: the size of chunks, the cut, and the plan over them. Pure; the store and predictions of
-// what it will do use it.
+// How a store divides state: the size of chunks, the cut, and the plan over them. Pure functions, for the store and for
+// predictions of it.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ struct StorePlan {
   Plan plan;                         // over all chunks
 };
 
-constexpr int64_t kLargestChunk = 16 << 20;  // that is chosen by itself
+constexpr int64_t kLargestChunk = 16 << 20;  // where chunk_bytes is 0
 
 // Cuts the states of `params` into chunks behind those that there are, of `before` bytes each, and plans for all.
 // Throws kInvalidArgument where make_plan() does, and for more than 2^22 chunks.

@@ -1,4 +1,4 @@
-// How state that is not kept on a device reaches it, each step.
+// How state that is not kept on a device reaches it in each step.
 #pragma once
 
 #include <optional>
@@ -15,7 +15,8 @@ enum class TransferMode {
 inline constexpr const char* kTransferModeNames[] = {"copy", "hybrid", "zero_copy"};
 inline const char* transfer_mode_name(TransferMode transfer) { return kTransferModeNames[static_cast<int>(transfer)]; }
 
-// Nothing for "", which leaves the choice. Throws kInvalidArgument for anything else that is no transfer mode.
+// Nothing for "", which leaves the choice to the library. Throws kInvalidArgument for anything else that is no transfer
+// mode.
 std::optional<TransferMode> find_transfer_mode(const std::string& name);
 
 }  // namespace lowtide

@@ -19,16 +19,15 @@ struct TransferRates {
 
 inline constexpr int64_t kProbeBytes = 64 << 20;
 
-// Takes a fraction of a second, `bytes` of device memory twice over and of pinned host memory as much, and three
-// queues of the device. Whose kernels reach pinned memory (Device::steps_pinned). Throws kOutOfMemory, and what the
-// device throws.
+// Takes a fraction of a second, 2 * `bytes` of device memory and of pinned host memory each, and three queues of the
+// device, whose kernels must reach pinned memory (Device::steps_pinned). Throws kOutOfMemory, and the device's errors.
 TransferRates measure_transfer_rates(Backend& backend, int64_t bytes = kProbeBytes);
 
-// The fastest; copies, which leave the device's cores to others, unless another is faster by more than 5 %.
+// The fastest mode; but copies, which leave the device's cores to others, unless another is faster by more than 5 %.
 TransferMode choose_transfer_mode(const TransferRates& rates);
 
-// What is remembered for this key, and remembering it: a file of its own in `directory`, replaced as a whole. A file
-// that is missing, not readable or broken is nothing; that it cannot be written is no error.
+// The rates remembered for this key, and remembering them, in a file of its own in `directory` that is replaced as a
+// whole. A file that is missing, unreadable or broken gives nothing; a file that cannot be written is no error.
 std::optional<TransferRates> remembered_transfer_rates(Env& env, const std::string& directory, const std::string& key);
 void remember_transfer_rates(Env& env, const std::string& directory, const std::string& key,
                              const TransferRates& rates);
@@ -36,7 +35,7 @@ void remember_transfer_rates(Env& env, const std::string& directory, const std::
 // lowtide/ in $XDG_CACHE_HOME or in ~/.cache; "" where there is neither.
 std::string cache_directory();
 
-// The choice for this backend's device: remembered, or measured now. Copies where there is no memory to measure with.
+// The mode for this backend's device: remembered, or measured now. Copies where there is no memory to measure with.
 TransferMode fastest_transfer_mode(Env& env, Backend& backend, int64_t bytes = kProbeBytes);
 
 }  // namespace lowtide

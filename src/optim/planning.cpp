@@ -6,9 +6,9 @@
 
 #include "backend/catalog.h"
 #include "core/error.h"
-#include "memory/arena_sizes.h"
-#include "optim/residence.h"
+#include "memory/arena.h"
 #include "optim/param_spec.h"
+#include "optim/residence.h"
 
 namespace lowtide {
 namespace {

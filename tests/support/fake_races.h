@@ -1,4 +1,4 @@
-// That nothing which was queued on a fake device could run in two orders with two results.
+// Fails the test if work queued on a fake device could run in two orders with two results.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -101,7 +101,7 @@ struct VoteResult {
   bool operator==(const VoteResult&) const = default;
 };
 
-// Whose ballot counts for the sign: all that have weight, unless a test says otherwise.
+// The ranks whose ballots count for the sign: all that have weight, unless a test says otherwise.
 using Counts = std::function<bool(int rank, int64_t sign)>;
 
 // Sign by sign. What a vote does not write keeps `fill`.
