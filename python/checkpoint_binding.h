@@ -1,4 +1,4 @@
-// What a checkpoint file holds, as lowtide._core shows it.
+// Binds describe_checkpoint(): the contents of a checkpoint file in numbers.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -25,13 +25,13 @@ namespace {
 
 using namespace nb::literals;
 
-// Addresses are ints in Python: what they point to is held there for the call.
+// Python passes addresses as ints, and keeps the memory alive for the call.
 template <class T = std::byte>
 T* at(uintptr_t address) {
   return reinterpret_cast<T*>(address);
 }
 
-// Of one gradient: its address, its elements, the number of its first sign.
+// Gradients: address, number of elements, number of the first sign of each.
 using Gradients = std::vector<std::tuple<uintptr_t, int64_t, int64_t>>;
 
 std::vector<SignItem> items_of(const Gradients& gradients, const std::string& dtype, uintptr_t bits) {
@@ -48,7 +48,7 @@ std::vector<SignItem> items_of(const Gradients& gradients, const std::string& dt
   return items;
 }
 
-// Whether a value was not finite.
+// Returns whether a value was not finite.
 bool pack_gradients(const Gradients& gradients, const std::string& dtype, uintptr_t bits, uintptr_t presence,
                     bool zero_is_plus, int threads) {
   std::vector<SignItem> items = items_of(gradients, dtype, bits);
@@ -69,7 +69,7 @@ void unpack_gradients(const Gradients& gradients, const std::string& dtype, uint
   sign::host_backend().unpack_signs(items, threads, nullptr);
 }
 
-// residuals: of each gradient, codes and scales (0: the codec has none).
+// residuals: the addresses of codes and scales for each gradient (scales 0: the codec has none).
 void feed_back(const Gradients& gradients, const std::string& dtype, float value_scale, const std::string& codec,
                const std::vector<std::pair<uintptr_t, uintptr_t>>& residuals, uintptr_t bits, uintptr_t scales,
                int threads) {
@@ -94,7 +94,7 @@ void feed_back(const Gradients& gradients, const std::string& dtype, float value
   sign::host_backend().feedback(items, threads, nullptr);
 }
 
-// A signed state of one row, as floats and back.
+// Encodes a signed state of one row from floats, or decodes it.
 void convert_residual(bool encode, uintptr_t values, uintptr_t codes, uintptr_t scales, int64_t count,
                       const std::string& codec) {
   CodecItem item;
@@ -106,7 +106,7 @@ void convert_residual(bool encode, uintptr_t values, uintptr_t codes, uintptr_t 
 }
 
 CallbackTransport::Call call_of(nb::object function) {
-  // Lives in a C++ object without the GIL: taken for each call, and for the last reference.
+  // The function lives in C++ objects, which know no GIL: each call takes it, and so does dropping the last reference.
   auto held = std::shared_ptr<nb::object>(new nb::object(std::move(function)), [](nb::object* object) {
     const nb::gil_scoped_acquire gil;
     delete object;
@@ -152,7 +152,7 @@ class PyCollective {
                                                   call_of(std::move(all_gather))),
               options(ties, seed, algorithm, weight, threads, commit)) {}
 
-  // ready: called when all ranks have agreed to go on, and returns whether this one can.
+  // ready: is called when all ranks have agreed to go on, and returns whether this one can.
   nb::dict vote(int64_t count, uint64_t step, uint64_t digest, bool nonfinite, bool failed, const nb::object& ready,
                 uintptr_t bits, uintptr_t presence, uintptr_t zeros, uintptr_t previous) {
     SignBallot ballot = ballot_of(count, step, digest, nonfinite, failed, ready, bits);

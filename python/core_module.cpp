@@ -1,5 +1,7 @@
-// The Python module lowtide._core: lowtide::Optimizer plus the torch tensors it steps. No torch headers and no torch
-// ABI: tensors are read by tensor_reader.h, states go out through DLPack.
+// The Python module lowtide._core: lowtide::Optimizer plus the torch tensors it steps. It needs no torch headers and no
+// torch ABI: tensor_reader.h reads tensors, and states go out through DLPack.
+//
+// Threads: the GIL is held but for the calls that can take long. An optimizer refuses a second call meanwhile.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -45,7 +47,7 @@ lowtide::NonFinite nonfinite_from(const std::string& name) {
   throw nb::value_error(("got nonfinite='" + name + "', wanted 'skip', 'raise' or 'propagate'").c_str());
 }
 
-// The optimizer, and what it takes device memory from.
+// The optimizer, and the source of its device memory.
 struct Core {
   Core(lowtide::OptimizerOptions options, const nb::object& functions)
       : allocator(functions), optimizer([&] {
@@ -56,14 +58,14 @@ struct Core {
   lowtide::Optimizer optimizer;
 };
 
-// What tensors of state keep alive: the memory, without the parameters. Were it the whole optimizer, a parameter that
-// refers to its optimizer would make a cycle through memory that the garbage collector cannot see into.
+// Tensors of state keep this alive: the memory without the parameters. If they kept the whole optimizer, a parameter
+// that refers to its optimizer would close a cycle through memory that the garbage collector cannot see into.
 struct StateMemory {
   std::shared_ptr<Core> core;
 };
 
-// The Python object: the optimizer and the tensors of its parameters. Calls that change it are refused while a step of
-// another thread is under way (the step releases the GIL).
+// The Python object: owns the optimizer and references to the tensors of its parameters. Refuses calls that change it
+// while another thread is in a call (steps release the GIL).
 class PyOptimizer {
  public:
   PyOptimizer(const std::string& rule, const std::string& nonfinite, int threads, const std::string& cpu_target,
@@ -92,25 +94,17 @@ class PyOptimizer {
     return core_.add_group({hyper_from(defaults, hyper), state, min_quantized_numel, memory_from(memory), rounding,
                             master, budget_of, rule});
   }
-  void set_rounding(int group, const std::string& rounding) { core_.set_rounding(group, rounding); }
-  void set_seed(uint64_t seed) { core_.set_seed(seed); }
   void set_hyper(int group, const nb::dict& hyper) { core_.set_hyper(group, hyper_from(core_.hyper(group), hyper)); }
-  void set_threads(int threads) { core_.set_threads(threads); }
   void set_nonfinite(const std::string& policy) { core_.set_nonfinite(nonfinite_from(policy)); }
   // whole: None, or of a DTensor: (sizes of the whole, whether the cut is not between rows, where the shard begins).
   int64_t add_param(int group, nb::object param, bool with_state, const nb::object& whole) {
     const Busy busy(*this);
     return binding_.add(group, param, with_state, lowtide::python::whole_from(whole));
   }
-  void place_states() {
-    const Busy busy(*this);
-    core_.place_states();
-  }
 
-  // The first parameter whose gradient is not finite, or -1. check: finds it out, and steps nothing.
-  // stream: of the backend, see StepOptions; 0: its own.
-  // free_bytes: see StepOptions. only: parameters with other numbers count as without a gradient. directions: see
-  // StepOptions, addresses, 0 for none.
+  // Returns the first parameter whose gradient is not finite, or -1; check() finds it out and steps nothing. stream,
+  // free_bytes and directions are those of StepOptions, as addresses, 0 for none. only: all other parameters count as
+  // without a gradient.
   int64_t step(double grad_scale, bool assume_finite, uintptr_t stream, int64_t free_bytes,
                const std::optional<std::vector<int64_t>>& only,
                const std::optional<std::vector<uintptr_t>>& directions) {
@@ -125,30 +119,13 @@ class PyOptimizer {
     return with_gradients(step_options(stream, grad_scale, false, -1), &lowtide::Optimizer::check);
   }
   void prepare_replay(double grad_scale, uintptr_t stream) {
-    const Busy busy(*this);
-    const nb::gil_scoped_release nogil;
-    core_.prepare_replay(step_options(stream, grad_scale, false, -1));
+    alone([&] { core_.prepare_replay(step_options(stream, grad_scale, false, -1)); });
   }
-
-  // Of state on a device.
   int64_t prefetch(int64_t bytes, uintptr_t stream) {
-    const Busy busy(*this);
-    const nb::gil_scoped_release nogil;
-    return core_.prefetch(bytes, reinterpret_cast<void*>(stream));
-  }
-  int64_t demote(int64_t bytes) {
-    const Busy busy(*this);
-    const nb::gil_scoped_release nogil;
-    return core_.demote(bytes);
-  }
-  void synchronize() {
-    const Busy busy(*this);
-    const nb::gil_scoped_release nogil;
-    core_.synchronize();
+    return alone([&] { return core_.prefetch(bytes, reinterpret_cast<void*>(stream)); });
   }
 
-  // Signs in place of a step, to and from memory that Python holds (addresses).
-  int64_t sign_count() const { return core_.sign_count(); }
+  // Signs in place of a step. Addresses are of memory that Python holds.
   int64_t ballots(uintptr_t bits, uintptr_t presence, bool zero_is_plus, double grad_scale, bool assume_finite,
                   uintptr_t stream) {
     const Busy busy(*this);
@@ -170,24 +147,19 @@ class PyOptimizer {
     note_changed([](size_t) { return true; });  // other workers may have had a gradient where this one has none
   }
 
-  bool has_state(int64_t param) const { return core_.has_state(param); }
-  // Parameters with state; unlike report() this waits for nothing.
+  // The number of parameters with state. Unlike report() it waits for nothing.
   int64_t state_count() const {
     int64_t count = 0;
     for (int64_t param = 0; param < core_.param_count(); ++param) count += core_.has_state(param);
     return count;
   }
-  void allocate_state(int64_t param) { core_.allocate_state(param); }
-  int64_t step_count(int64_t param) const { return core_.steps(param); }
-  void set_step_count(int64_t param, int64_t steps) { core_.set_steps(param, steps); }
 
-  // (name, whether it takes both signs) of each
+  // The (name, whether it takes both signs) of each state.
   std::vector<std::pair<std::string, bool>> states_of(int64_t param) const {
     std::vector<std::pair<std::string, bool>> all;
     for (const lowtide::StateInfo& state : core_.states_of(param)) all.emplace_back(state.name, state.is_signed);
     return all;
   }
-  std::string state_codec(int64_t param) const { return core_.state_codec(param); }
 
   nb::dict state(int64_t param) {
     nb::dict out;
@@ -202,7 +174,7 @@ class PyOptimizer {
         if (!scales.is_none()) out[scale.c_str()] = scales;
         continue;
       }
-      if (!view.codes) continue;  // not in memory of its own: read_state copies it
+      if (!view.codes) continue;  // streamed, or on a device: read_state copies it
       const std::string_view type_name = ParamBinding::code_type(view);
       const nb::dlpack::dtype type = type_name == "uint8"      ? nb::dtype<uint8_t>()
                                      : type_name == "int8"     ? nb::dtype<int8_t>()
@@ -216,7 +188,7 @@ class PyOptimizer {
     return out;
   }
 
-  // Whether the state streams from a disk, or is on a device: no views of it.
+  // Whether there are no views of the state: it streams from a disk, or is on a device.
   bool is_paged(int64_t param) const {
     const auto views = core_.state(param);
     return std::any_of(views.begin(), views.end(), [](const auto& v) { return !v.codes && v.numel; });
@@ -239,7 +211,7 @@ class PyOptimizer {
   void write_state(int64_t param, const nb::dict& tensors) {
     const Busy busy(*this);
     int k = 0;
-    std::exception_ptr kept;  // does not keep the other states from being written
+    std::exception_ptr kept;  // thrown only when the other states have been written, too
     for (const lowtide::StateView& view : core_.state(param)) {
       const std::string scale = std::string(view.name) + "_scale";
       try {
@@ -252,28 +224,6 @@ class PyOptimizer {
       }
     }
     if (kept) std::rethrow_exception(kept);
-  }
-
-  void save(const std::string& path, const std::string& metadata) {
-    const Busy busy(*this);
-    const nb::gil_scoped_release nogil;
-    core_.save(path, metadata);
-  }
-  std::string load(const std::string& path) {
-    const Busy busy(*this);
-    const nb::gil_scoped_release nogil;
-    return core_.load(path);
-  }
-
-  void offload() {
-    const Busy busy(*this);
-    const nb::gil_scoped_release nogil;
-    core_.offload();
-  }
-  void onload() {
-    const Busy busy(*this);
-    const nb::gil_scoped_release nogil;
-    core_.onload();
   }
 
   nb::object export_state(int64_t param, int k) {
@@ -297,9 +247,34 @@ class PyOptimizer {
 #include "lowtide/report.def"
     return out;
   }
-  std::string cpu_target() const { return core_.cpu_target(); }
 
   ParamBinding& binding() { return binding_; }
+
+  // Calls fn without the GIL while no other call may change the optimizer.
+  template <class Fn>
+  std::invoke_result_t<Fn> alone(Fn&& fn) {
+    const Busy busy(*this);
+    const nb::gil_scoped_release nogil;
+    return fn();
+  }
+
+  // Methods of the core as functions to bind; core_alone: called as alone() says.
+  template <class R, class... A>
+  static auto core(R (lowtide::Optimizer::*method)(A...)) {
+    return [method](PyOptimizer& self, A... args) { return (self.core_.*method)(args...); };
+  }
+  template <class R, class... A>
+  static auto core(R (lowtide::Optimizer::*method)(A...) const) {
+    return [method](const PyOptimizer& self, A... args) { return (self.core_.*method)(args...); };
+  }
+  template <class R, class... A>
+  static auto core_alone(R (lowtide::Optimizer::*method)(A...)) {
+    return [method](PyOptimizer& self, A... args) { return self.alone([&] { return (self.core_.*method)(args...); }); };
+  }
+  template <class R, class... A>
+  static auto core_alone(R (lowtide::Optimizer::*method)(A...) const) {
+    return [method](PyOptimizer& self, A... args) { return self.alone([&] { return (self.core_.*method)(args...); }); };
+  }
 
  private:
   using StepCall = lowtide::StepResult (lowtide::Optimizer::*)(std::span<const lowtide::Gradient>,
@@ -346,7 +321,8 @@ class PyOptimizer {
     for (const nb::handle tensor : changed) increment(tensor);
   }
 
-  // For the length of a call; taken and given back under the GIL. Lets go of the gradients that the call held.
+  // Marks the optimizer as in use for the length of a call; made and destroyed under the GIL. In the end it releases
+  // the gradients that the call held.
   class Busy {
    public:
     explicit Busy(PyOptimizer& self) : self_(self) {
@@ -364,7 +340,7 @@ class PyOptimizer {
     PyOptimizer& self_;
   };
 
-  // A torch tensor over the optimizer's memory; it keeps `owner` alive.
+  // Makes a torch tensor over the optimizer's memory; it keeps `owner` alive.
   static nb::object tensor(nb::handle owner, void* data, const std::vector<int64_t>& sizes, nb::dlpack::dtype type) {
     const std::vector<size_t> shape(sizes.begin(), sizes.end());
     return nb::cast(nb::ndarray<nb::pytorch>(data, shape.size(), shape.data(), owner, nullptr, type));
@@ -378,7 +354,7 @@ class PyOptimizer {
   bool versions_at_once_ = true;  // torch takes a list of tensors whose versions rise
 };
 
-// Parameters refer to the optimizer (hooks, closures) and it to them: let the garbage collector see the cycle.
+// Parameters refer to the optimizer (hooks, closures) and it refers to them: shows the cycle to the garbage collector.
 int traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   if (!nb::inst_ready(self)) return 0;
@@ -480,40 +456,40 @@ NB_MODULE(_core, m) {
            "seed"_a = 0)
       .def("add_group", &PyOptimizer::add_group, "hyper"_a, "state"_a, "min_quantized_numel"_a, "memory"_a = nb::none(),
            "rounding"_a = "auto", "master"_a = "", "budget_of"_a = -1, "rule"_a = "")
-      .def("set_rounding", &PyOptimizer::set_rounding, "group"_a, "rounding"_a)
-      .def("set_seed", &PyOptimizer::set_seed, "seed"_a)
+      .def("set_rounding", PyOptimizer::core(&lowtide::Optimizer::set_rounding), "group"_a, "rounding"_a)
+      .def("set_seed", PyOptimizer::core(&lowtide::Optimizer::set_seed), "seed"_a)
       .def("set_hyper", &PyOptimizer::set_hyper, "group"_a, "hyper"_a)
-      .def("set_threads", &PyOptimizer::set_threads, "threads"_a)
+      .def("set_threads", PyOptimizer::core(&lowtide::Optimizer::set_threads), "threads"_a)
       .def("set_nonfinite", &PyOptimizer::set_nonfinite, "nonfinite"_a)
       .def("add_param", &PyOptimizer::add_param, "group"_a, "param"_a, "with_state"_a = true, "whole"_a = nb::none())
-      .def("place_states", &PyOptimizer::place_states)
+      .def("place_states", PyOptimizer::core_alone(&lowtide::Optimizer::place_states))
       .def("check", &PyOptimizer::check, "grad_scale"_a = 1.0, "stream"_a = 0)
       .def("step", &PyOptimizer::step, "grad_scale"_a = 1.0, "assume_finite"_a = false, "stream"_a = 0,
            "free_bytes"_a = -1, "only"_a = nb::none(), "directions"_a = nb::none())
       .def("prepare_replay", &PyOptimizer::prepare_replay, "grad_scale"_a = 1.0, "stream"_a = 0)
       .def("prefetch", &PyOptimizer::prefetch, "bytes"_a, "stream"_a = 0)
-      .def("demote", &PyOptimizer::demote, "bytes"_a)
-      .def("synchronize", &PyOptimizer::synchronize)
-      .def("sign_count", &PyOptimizer::sign_count)
+      .def("demote", PyOptimizer::core_alone(&lowtide::Optimizer::demote), "bytes"_a)
+      .def("synchronize", PyOptimizer::core_alone(&lowtide::Optimizer::synchronize))
+      .def("sign_count", PyOptimizer::core(&lowtide::Optimizer::sign_count))
       .def("ballots", &PyOptimizer::ballots)
       .def("apply_signs", &PyOptimizer::apply_signs)
-      .def("has_state", &PyOptimizer::has_state, "param"_a)
+      .def("has_state", PyOptimizer::core(&lowtide::Optimizer::has_state), "param"_a)
       .def("state_count", &PyOptimizer::state_count)
-      .def("allocate_state", &PyOptimizer::allocate_state, "param"_a)
+      .def("allocate_state", PyOptimizer::core(&lowtide::Optimizer::allocate_state), "param"_a)
       .def("states_of", &PyOptimizer::states_of, "param"_a)
-      .def("state_codec", &PyOptimizer::state_codec, "param"_a)
+      .def("state_codec", PyOptimizer::core(&lowtide::Optimizer::state_codec), "param"_a)
       .def("state", &PyOptimizer::state, "param"_a)
       .def("is_paged", &PyOptimizer::is_paged, "param"_a)
       .def("read_state", &PyOptimizer::read_state, "param"_a)
       .def("write_state", &PyOptimizer::write_state, "param"_a, "tensors"_a)
-      .def("save", &PyOptimizer::save, "path"_a, "metadata"_a)
-      .def("load", &PyOptimizer::load, "path"_a)
+      .def("save", PyOptimizer::core_alone(&lowtide::Optimizer::save), "path"_a, "metadata"_a)
+      .def("load", PyOptimizer::core_alone(&lowtide::Optimizer::load), "path"_a)
       .def("export_state", &PyOptimizer::export_state, "param"_a, "k"_a)
       .def("import_state", &PyOptimizer::import_state, "param"_a, "k"_a, "value"_a)
-      .def("step_count", &PyOptimizer::step_count, "param"_a)
-      .def("set_step_count", &PyOptimizer::set_step_count, "param"_a, "step"_a)
-      .def("offload", &PyOptimizer::offload)
-      .def("onload", &PyOptimizer::onload)
+      .def("step_count", PyOptimizer::core(&lowtide::Optimizer::steps), "param"_a)
+      .def("set_step_count", PyOptimizer::core(&lowtide::Optimizer::set_steps), "param"_a, "step"_a)
+      .def("offload", PyOptimizer::core_alone(&lowtide::Optimizer::offload))
+      .def("onload", PyOptimizer::core_alone(&lowtide::Optimizer::onload))
       .def("report", &PyOptimizer::report)
-      .def("cpu_target", &PyOptimizer::cpu_target);
+      .def("cpu_target", PyOptimizer::core(&lowtide::Optimizer::cpu_target));
 }

@@ -40,7 +40,7 @@ int64_t ParamBinding::add(int group, const nb::object& tensor, bool with_state,
   return index;
 }
 
-// The local part of a DTensor's gradient. Comparing meshes takes long, and usually both are the same object.
+// The gradient of a DTensor parameter. Comparing meshes takes long, and usually they are one object.
 nb::object ParamBinding::local_gradient(size_t i, const nb::object& grad) const {
   if (!nb::hasattr(grad, "_local_tensor"))
     refuse_value("got " + gradient_name(i) + " as a plain tensor, wanted a DTensor like the parameter");

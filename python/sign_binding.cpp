@@ -27,10 +27,10 @@ sign::BitOrder order_from(const std::string& name) {
   fail(ErrorKind::kInvalidArgument, "got bitorder='%s', wanted 'little' or 'big'", name.c_str());
 }
 
-// Memory that Python checked and keeps; address 0: none.
+// Python has checked the memory and keeps it alive. Address 0: no memory.
 std::span<std::byte> span_of(uintptr_t address, size_t bytes) { return {reinterpret_cast<std::byte*>(address), bytes}; }
 
-// Where signs are computed: the CPU that the process shares, or one device.
+// Computes signs on the CPU backend that the process shares, or on one device.
 class PySigner {
  public:
   PySigner(const std::string& backend, uintptr_t stream, const std::string& target) {

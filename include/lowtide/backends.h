@@ -1,4 +1,4 @@
-// What this installation can compute on.
+// The backends of this installation, and what each can compute on.
 #pragma once
 
 #include <string>
@@ -11,12 +11,14 @@ namespace lowtide {
 struct BackendReport {
   std::string name;        // "cpu", "sycl", "cuda"
   bool available = false;  // its kernels can run here and now
-  std::string detail;      // what they run on, devices by name; or what is missing and how to get it
+  std::string detail;      // the devices it runs on, by name; or what is missing and how to get it
 };
 
-// One for each backend there could be, the CPU first. Loads the plug-ins that are installed, which stay loaded, and
-// asks their drivers for devices; what was missing is looked for again at every call. Any thread; but the first call
-// that finds the SYCL plug-in sets an environment variable for its duration, which other threads must not read then.
+// Reports on each backend that there could be, the CPU first. Loads the plug-ins that are installed, which stay loaded,
+// and asks their drivers for devices. Each call looks again for what was missing.
+//
+// Threads: any. But the first call that finds the SYCL plug-in sets an environment variable for its duration, which
+// other threads must not read then. Throws std::bad_alloc only: a backend that fails says so in its report.
 LT_API std::vector<BackendReport> report_backends();
 
 }  // namespace lowtide

@@ -1,11 +1,11 @@
 /* liblowtide_bnb: the C functions that bitsandbytes' Python calls for its optimizers and for the memory of its paged
- * ones, with its names and parameters, and a few of our own (C11). docs/bnb.md says what each formula is, and where it
- * differs from which of bitsandbytes' backends.
+ * optimizers, with its names and parameters, and a few functions of our own (C11). docs/bnb.md gives each formula and
+ * says where it differs from which of bitsandbytes' backends.
  *
- * Any thread; calls are made one after another.
+ * Threads: any; calls of several threads are executed one after another. Memory is the caller's, borrowed for the call.
  *
- * Nothing here prints, exits, aborts or throws. bitsandbytes' functions return nothing by which they could tell a
- * failure: a failed call changes nothing, and lt_bnb_last_error() says why it failed.
+ * Errors: bitsandbytes' functions return nothing that could tell a failure. A failed call changes nothing, and
+ * lt_bnb_last_error() says why it failed. Nothing here prints, exits, aborts or throws.
  */
 #ifndef LOWTIDE_BNB_H_
 #define LOWTIDE_BNB_H_
@@ -42,8 +42,8 @@
 extern "C" {
 #endif
 
-/* One step of a parameter of n elements, in place. g: the gradient, not written. Memory is the host's, or that of
- * lt_bnb_use_backend(); it is touched within the call only, and what is written does not overlap.
+/* Each takes one step of a parameter of n elements, in place, and returns when it is done. g: the gradient, not
+ * written. Memory is the host's, or that of lt_bnb_use_backend(); arrays that are written do not overlap.
  *
  * adam, ademamix: state1 and state2 are the averages of g and of g^2; ademamix has its slow average behind the fast one
  * in state1, which so has 2 n elements. The others have state1 only, and state2 (quantiles2, absmax2) is not looked at.
@@ -65,41 +65,40 @@ LT_BNB_EACH_32BIT(LT_BNB_DECLARE)
 LT_BNB_EACH_8BIT(LT_BNB_DECLARE)
 #undef LT_BNB_DECLARE
 
-/* Where the memory of the optimizers' calls from now on is: "cpu", the host's, as at first; or "sycl" or "cuda", where
- * the device of `target` reaches it (as lowtide's backends name it: "" or ":1", "gpu", "exact"; the default for NULL).
- * queue: that the steps are ordered on, a sycl::queue* or a cudaStream_t; NULL: the backend's own, for cuda the legacy
- * default stream. Calls return when their step is done. Returns 0, or -1 and changes nothing. */
+/* Says where the memory of later optimizer calls is: "cpu", the host's, as at first; or "sycl" or "cuda", memory that
+ * the device `target` reaches (in the words of lowtide's backends: "" or ":1", "gpu", "exact"; NULL: the default).
+ * queue: the sycl::queue* or cudaStream_t that steps are ordered on; NULL: the backend's own, for cuda the legacy
+ * default stream. Returns 0, or -1 and changes nothing. */
 LT_API int lt_bnb_use_backend(const char* backend, const char* target, void* queue);
 
-/* The number of threads of steps on the host; 0: as many as the process has cores, as at first. Returns 0, or -1. */
+/* Sets the number of threads of steps on the host; 0: one per core of the process, as at first. Returns 0, or -1. */
 LT_API int lt_bnb_set_threads(int threads);
 
-/* The functions of memory. It is shared between host and device through the SYCL backend where that can be opened, and
- * else is the host's. The first of these calls decides; lt_bnb_place() says which.
+/* Memory of paged optimizers: shared between host and device through the SYCL backend if that can be opened, else the
+ * host's. The first of these calls decides; lt_bnb_place() says which.
  *
- * Memory of `bytes` (at least 1) bytes, all zero, aligned to a page. The host may touch it when no device does. NULL if
- * there is none. Freed by cfree_managed_ptr() only. */
+ * Returns `bytes` (at least 1) bytes, all zero, aligned to a page; NULL if there is no memory. The host may touch it
+ * when no device does. Free it with cfree_managed_ptr() only. */
 LT_API void* cget_managed_ptr(size_t bytes);
 
-/* Waits for the devices' work on memory of cget_managed_ptr() that was queued here, and frees it. ptr is what that
- * returned, or NULL. */
+/* Waits for the devices' work that was queued here on memory of cget_managed_ptr(), and frees it. NULL is accepted. */
 LT_API void cfree_managed_ptr(void* ptr);
 
-/* Asks for memory of cget_managed_ptr() to be moved to a device, by its number (GPUs of the platform in the driver's
- * order, from 0), on a queue of that device's; does not wait. Host memory stays where it is, and so does all memory for
- * device -1, the host: pages come back when they are touched. */
+/* Queues a move of memory of cget_managed_ptr() to a device, given by its number (GPUs of the platform in the driver's
+ * order, from 0), on a queue of that device; does not wait. Host memory stays where it is, and so does all memory if
+ * the device is -1, the host: pages come back when they are touched. */
 LT_API void cprefetch(void* ptr, size_t bytes, int device);
 
 /* Sets n elements of memory of cget_managed_ptr(), and waits. B is not used. */
 LT_API void cfill_fp32(float* A, float* B, float value, long n);
 LT_API void cfill_uint8(unsigned char* A, unsigned char* B, unsigned char value, long n);
 
-/* Where memory comes from, in words: "sycl: gpu", "sycl: cpu", or "host: " and why there is no SYCL device. Lives as
- * long as the process. */
+/* Says in words where memory comes from: "sycl: gpu", "sycl: cpu", or "host: " and why there is no SYCL device. The
+ * text lives as long as the process. */
 LT_API const char* lt_bnb_place(void);
 
-/* Why the last call of this thread that failed did; "" if none has since lt_bnb_clear_error(). Valid until the next one
- * of this thread fails. */
+/* Says why this thread's last failing call failed; "" if none has failed since lt_bnb_clear_error(). The text is valid
+ * until the thread's next failing call. */
 LT_API const char* lt_bnb_last_error(void);
 LT_API void lt_bnb_clear_error(void);
 

@@ -1,10 +1,18 @@
 // The optimizer: parameters in groups, quantized state that it owns, one call per step.
 //
-// Threads: one Optimizer may be used by one thread at a time; a call that changes it while another is under way is
-// refused with an Error. Reading it (state, report, ...) during another thread's call is a data race. Different
-// Optimizers are independent. Results never depend on the number of threads or the instruction set.
+// Ownership: the optimizer owns the state and borrows the parameters, which must outlive it or be rebound. Gradients
+// and options are borrowed for the call; on a device, gradients until the step is done there.
 //
-// Errors are thrown as Error; small allocations that fail as std::bad_alloc. The optimizer stays usable after each.
+// Threads: one Optimizer is used by one thread at a time. A call that changes it while another call is under way is
+// refused with an Error; reading it (state, report, ...) during another thread's call is a data race. Different
+// Optimizers are independent. Steps use the process's thread pool. Results never depend on the number of threads or the
+// instruction set.
+//
+// Streams: parameters in host memory are final when a call returns. For parameters on a device a step is queued on its
+// stream; calls that read or change state wait for it.
+//
+// Errors: Error (error.h), and std::bad_alloc for small allocations. A call that throws has changed nothing unless its
+// comment says otherwise, and the optimizer stays usable after each.
 #pragma once
 
 #include <cstddef>
@@ -23,42 +31,44 @@
 
 namespace lowtide {
 
-// Says how a step treats a gradient that holds a NaN, an infinity or, after grad_scale, a magnitude of 2^62 and above
-// (its square could overflow).
+// The answer to a gradient that holds a NaN, an infinity or, after grad_scale, a magnitude of 2^62 or more (its square
+// could overflow).
 enum class NonFinite : int32_t {
   kSkip = 0,   // no parameter and no state changes, nothing is counted as a step; StepResult says so
   kRaise = 1,  // as kSkip, but throws Error(kInvalidArgument) naming the parameter
   kPropagate =
-      2,  // no check (saves one read of the gradients); values spread, with quantized state through their block
+      2,  // no check, which saves one read of the gradients; values spread, with quantized state through blocks
 };
 
-// Where state may live. For parameters in host memory: State that does not fit into `ram_bytes` lives in a scratch file
-// and streams through RAM every step; only what does not fit moves, and no bit of any result depends on it. Without a
-// limit, all state is in RAM.
+// A budget: where state may live. Only state that does not fit moves, and no bit of any result depends on it.
+//
+// For parameters in host memory, state that does not fit into `ram_bytes` lives in a scratch file and streams through
+// RAM in every step. For parameters on a device, state that does not fit into `device_bytes` lives in pinned host
+// memory
+// (`ram_bytes`) and streams through the device; there is no disk tier behind that yet.
 struct Memory {
-  int64_t ram_bytes = -1;   // of the host, for state, buffers included; -1: no limit
-  std::string disk = "";    // directory for a scratch file that has no name and leaves nothing behind; "": no disk
-  int64_t disk_bytes = -1;  // at most this much there; -1: no limit
-  int64_t chunk_bytes = 0;  // unit of moving; 0: chosen from the budget
-  // For parameters on a device, of its memory. What does not fit streams between it and pinned host memory (ram_bytes)
-  // every step; there is no disk tier behind that yet. 0 < device_bytes must hold a few chunks.
-  int64_t device_bytes = -1;  // for state, buffers included; -1: 7/8 of what is free when state is placed (of all,
-                              // where the driver does not tell)
-  bool managed = false;       // instead: all of it in managed (shared) memory, which the driver migrates; never more
-                              // than device_bytes, or than the device has free
-  // How state that does not fit reaches the device: "copy" (into buffers in its memory and back), "zero_copy" (kernels
-  // reach into pinned host memory), "hybrid" (copied in, written by kernels), or "": the fastest of those the device
-  // can do, which is measured once for each kind of machine and remembered (docs/devices.md).
+  int64_t ram_bytes = -1;   // host memory for state, buffers included; -1: no limit
+  std::string disk = "";    // directory of a scratch file that has no name and leaves nothing behind; "": no disk
+  int64_t disk_bytes = -1;  // limit of the scratch file; -1: none
+  int64_t chunk_bytes = 0;  // unit of moving, a multiple of 4096; 0: chosen from the budget
+  // The rest is for parameters on a device and must keep its defaults for parameters in host memory.
+  int64_t device_bytes = -1;  // device memory for state, buffers included; must hold a few chunks if not 0. -1: 7/8 of
+                              // the memory that is free when state is placed (of all, if the driver does not tell)
+  bool managed = false;       // all state in managed (shared) memory, which the driver migrates; never more of it than
+                              // device_bytes, or than the device has free
+  // How state that does not fit reaches the device: "copy" (through slots in its memory), "zero_copy" (kernels reach
+  // into pinned host memory), "hybrid" (copied in, written by kernels), or "": the fastest that the device can do,
+  // which is measured once for each kind of machine and remembered (docs/devices.md).
   std::string transfer = "";
-  // Instead of device_bytes: all state begins in host memory; once steps have shown what else the device has to hold,
-  // as much as fits is moved there, and back when memory gets short. See Optimizer::demote and StepOptions::free_bytes.
+  // In place of device_bytes: all state begins in host memory. Once steps have shown what else the device has to hold,
+  // as much as fits moves there, and back when memory gets short. See Optimizer::demote and StepOptions::free_bytes.
   bool automatic = false;
 };
 
-// Where device memory is taken from instead of the driver: a framework's cache. allocate: `bytes` of it, aligned to 256
-// bytes, or nullptr. Both may be called in any call of the optimizer and in its destructor, on the calling thread; they
-// must not throw. Memory that is given back may still be used by what is queued on the streams of steps and prefetches
-// so far: it is to be handed out again to work behind that only, as caches that are ordered by stream do.
+// A source of device memory in place of the driver: a framework's cache. allocate returns `bytes`, aligned to 256
+// bytes, or nullptr. Both functions may be called in any call of the optimizer and in its destructor, on the calling
+// thread, and must not throw. Memory given back may still be in use by work that is queued so far on the streams of
+// steps and prefetches: hand it out again only to work behind that, as caches that are ordered by stream do.
 struct DeviceAllocator {
   void* context = nullptr;
   void* (*allocate)(void* context, int64_t bytes) = nullptr;
@@ -69,111 +79,107 @@ struct OptimizerOptions {
   // -- affect results
   std::string rule = "adamw";  // one of rule_names()
   NonFinite nonfinite = NonFinite::kSkip;
-  // -- affect speed only
-  int threads = 0;              // worker threads incl. the caller; 0 = one per core this process may run on
-  std::string cpu_target = "";  // "" = best for this CPU, else one of cpu_targets()
-  Memory memory = {};           // one budget for all groups without their own
-  // -- where parameters and gradients are
-  std::string backend = "cpu";     // one of backends() (lowtide/backends.h)
-  std::string device = "";         // of the backend: "" = its best, else as it names them ("exact:0", "fast:1" of cuda)
-  void* stream = nullptr;          // sycl::queue* or cudaStream_t: its device is that of all steps; nullptr: own ones
+  // -- affect speed and memory only
+  int threads = 0;              // worker threads, the caller included; 0: one per core that this process may run on
+  std::string cpu_target = "";  // one of cpu_targets(); "": the best for this CPU
+  Memory memory = {};           // the budget of all groups without their own
+  // -- say where parameters and gradients are
+  std::string backend = "cpu";  // one of report_backends() (lowtide/backends.h)
+  std::string device = "";      // a device in the backend's words ("exact:0", "fast:1" of cuda); "": its best
+  void* stream = nullptr;       // sycl::queue* or cudaStream_t whose device all steps use; nullptr: the backend's own
   DeviceAllocator allocator = {};  // for CUDA; without functions: the driver
   // -- affects results
-  uint64_t seed = 0;  // of stochastic rounding, whose random bits depend on it, on the step and on the element alone
+  uint64_t seed = 0;  // for stochastic rounding: random bits depend on the seed, the step and the element alone
 };
 
 struct GroupOptions {
   Hyper hyper = {};
-  // Codec of the state, one of codec_names(). Instead of those with 4 bits ("dynamic4", "mixed12") parameters with rows
-  // of odd length have "dynamic8"; for a parameter with 4 bits add_param and set_hyper refuse an average of both signs
-  // whose beta is above 0.9.
+  // State format, one of codec_names(). In formats of 4 bits ("dynamic4", "mixed12") parameters with rows of odd length
+  // get "dynamic8", and add_param and set_hyper refuse an average of both signs whose beta is above 0.9.
   std::string state = "dynamic8";
   int64_t min_quantized_numel = 4096;  // parameters with fewer elements keep float32 state
   std::optional<Memory> memory = {};   // this group's own budget
-  // How states are rounded to their format: "nearest", "stochastic" (up or down at random, so that an average stays
-  // unbiased), or "auto": stochastic for averages with a beta of 0.995 or more and for sums, else to nearest.
-  // Formats that need stochastic rounding ("float8", "dynamic4") refuse "nearest" and are always rounded so where they
-  // do; float32 never is.
+  // How state is rounded to its format: "nearest", "stochastic" (up or down at random, so that averages stay unbiased),
+  // or "auto": stochastic for averages with a beta of 0.995 or more and for sums, else nearest. Formats that need
+  // stochastic rounding ("float8", "dynamic4") refuse "nearest"; float32 never is rounded stochastically.
   std::string rounding = "auto";
-  // How weights of bfloat16 and float16 are made more precise ("": not at all; float32 weights always are as they are):
-  // "residual16", 2 bytes more for each: the weight and its residual are the float32 weight, bit for bit (float16:
-  // for magnitudes of 2^-14 and above, else to 2^-41); "residual8", 1 byte: 24 of its bits; "stochastic", none: the
-  // weight is rounded stochastically, without bias. Weights that others change between steps keep their
-  // residual, half of a unit in their last place at most.
+  // Extra precision of bfloat16 and float16 weights, kept as a residual beside each; float32 weights need none. "":
+  // none. "residual16", 2 bytes: weight and residual are the float32 weight, bit for bit (float16: for magnitudes of
+  // 2^-14 and above, else to 2^-41). "residual8", 1 byte: 24 of its bits. "stochastic", no bytes: weights are rounded
+  // stochastically. Weights that others change between steps keep their residual, half a unit in the last place at
+  // most.
   std::string master = "";
-  int budget_of = -1;     // without a budget: that of this group, of a lower number; -1: the optimizer's
-  std::string rule = "";  // another rule than the optimizer's, for this group
+  int budget_of = -1;     // share the budget of this group, of a lower number; -1: the optimizer's
+  std::string rule = "";  // the rule of this group; "": the optimizer's
 };
 
-// The parameter that a tensor is a shard of. Its state format is chosen by the whole, so that it is the same however
-// many shards there are.
+// The parameter that a tensor is a shard of. The state format follows from the whole, so it is the same however many
+// shards there are.
 struct WholeParam {
   std::vector<int64_t> sizes;  // of the whole parameter
-  // The cut is not along dim 0, or there is only one row: edges of shards may fall into blocks. Such a parameter gets
+  // The cut is not along dim 0, or there is only one row: shards may begin inside a block. Such a parameter gets
   // float32 state in place of a codec with blocks, also as the only shard.
   bool rows_cut = false;
-  // Where the shard begins in each dimension; empty: at 0. Random bits go by elements of the whole, so that shards are
+  // Where the shard begins in each dimension; empty: at 0. Random bits follow the elements of the whole, so shards are
   // rounded as the whole would be.
   std::vector<int64_t> offsets = {};
 };
 
-// A gradient for one step: the parameter's sizes, strides in elements (nullptr = contiguous; 0 allowed). Borrowed for
-// the call. data == nullptr: this parameter has no gradient and is left alone (a parameter without elements is counted
-// as stepped with any other address).
+// A parameter's gradient in one step, with the parameter's sizes. Borrowed for the call.
 struct Gradient {
-  const void* data = nullptr;
+  const void* data = nullptr;  // nullptr: no gradient, the parameter is left alone. A parameter without elements counts
+                               // as stepped with any other address
   DType dtype = DType::kF32;
-  const int64_t* strides = nullptr;
+  const int64_t* strides = nullptr;  // in elements, 0 allowed; nullptr: contiguous
 };
 
 struct StepOptions {
-  // Device queue (sycl::queue*, in order; cudaStream_t) that the step is ordered on: when the call returns, the step is
-  // queued, and parameters are final for what is queued there next. It must outlive the optimizer. nullptr: the
-  // backend's own (CUDA: the legacy default stream). Must be nullptr for CPU parameters.
+  // The device queue (an in-order sycl::queue*, a cudaStream_t) that the step is ordered on. When the call returns the
+  // step is queued, and parameters are final for work that is queued there after it. The queue must outlive the
+  // optimizer. nullptr: the backend's own (CUDA: the legacy default stream). Must be nullptr for CPU parameters.
   void* stream = nullptr;
-  double grad_scale = 1.0;     // every gradient is multiplied by this (as float32) before use, e.g. 1/loss scale
+  double grad_scale = 1.0;     // every gradient is multiplied by this (as float32) before use, e.g. 1 / loss scale
   bool assume_finite = false;  // the caller has checked the gradients already: no second check
-  // For Memory::automatic: bytes of device memory that nothing else needs now, counting what the allocator keeps
-  // unused; -1: what the driver calls free.
+  // For Memory::automatic: bytes of device memory that nothing else needs now, with memory that the allocator keeps
+  // unused; -1: as many as the driver calls free.
   int64_t free_bytes = -1;
-  // One pointer for each parameter, or empty. Where it is not nullptr and there is a gradient, the parameter is neither
-  // read nor moved, and this gets what the rule would subtract from it, without learning rate, weight decay and the
-  // parameter itself (SGD: the direction that momentum gives), as contiguous float32 [numel]; zeros if the step is
-  // skipped. For rules that go on from there. Memory that the parameters' device can address, borrowed as parameters
-  // are. Not for ballots() and on a queue that is recorded.
+  // One for each parameter, or empty. A parameter with an address and a gradient is neither read nor moved: the address
+  // gets the direction that the rule would subtract from it, without learning rate, weight decay and the parameter
+  // itself, as contiguous float32 [numel]; zeros if the step is skipped. (SGD: the direction that momentum gives.) For
+  // rules that go on from there. The memory is borrowed as parameters are, and must be addressable by their device. Not
+  // for ballots() and not on a queue that is recorded.
   std::span<float* const> directions = {};
 };
 
 struct StepResult {
   bool applied = true;           // false: skipped because of a non-finite gradient
-  int64_t nonfinite_param = -1;  // the first parameter (by number) whose gradient was not finite
-  // On a device that searches gradients in the step itself (CUDA): not known yet. A step whose gradients are not finite
-  // changes nothing; the next call that has to know (a step, report(), steps(), synchronize(), save() ...) uncounts it,
-  // and with NonFinite::kRaise throws what this one would have thrown.
+  int64_t nonfinite_param = -1;  // the first parameter (by number) whose gradient was not finite; -1: none
+  // The device searches the gradients in the step itself (CUDA) and has not told yet. If one is not finite the step
+  // changes nothing: the next call that has to know (a step, report(), steps(), synchronize(), save() ...) uncounts it
+  // and, with NonFinite::kRaise, throws the error that this call would have thrown.
   bool pending = false;
 };
 
-// Where the packed signs of all parameters are: Optimizer::sign_count() of them, those of parameter i, in row-major
-// order, from number sign_offset(i) on. Sign s is bit s % 8 of byte s / 8, 1 for +; block b, of the 64 signs from
-// 64 b on, has presence bit b % 8 of byte b / 8, and takes no part where that is 0. Of any alignment, owned by the
-// caller and borrowed for the call; for parameters on a device, memory that the device can address.
+// The packed signs of all parameters: Optimizer::sign_count() of them; those of parameter i, in row-major order, begin
+// at sign_offset(i). Sign s is bit s % 8 of byte s / 8, 1 for +. Block b holds the 64 signs from 64 b on; its presence
+// is bit b % 8 of byte b / 8, and where it is 0 the block takes no part. The caller owns the memory, of any alignment,
+// for parameters on a device memory that the device can address; borrowed for the call.
 struct SignBuffer {
   std::byte* bits = nullptr;      // [sign_count() / 8]
   std::byte* presence = nullptr;  // [sign_count() / 512]
-  std::byte* zeros = nullptr;     // as bits, 1 where the sign is 0; nullptr: nowhere
+  std::byte* zeros = nullptr;     // laid out as bits, 1 where the sign is 0; nullptr: nowhere
 };
 
-// One state of one parameter, in the optimizer's memory, alive as long as the Optimizer. Under a memory budget that it
-// does not fit into, codes and scales are nullptr: see Optimizer::read_state.
-// codes: the parameter's sizes, contiguous; code_bits each (4: two to a byte, the first in the low half). scales:
-// float32 [rows][scales_per_row], nullptr if the codec has none; decoded value = table[code] * scale of its block of
-// `block` elements within the row. (A row of blocks of 128 has an even number of scales, for the blocks of 256 of its
-// parameter.)
+// One state of one parameter, in memory of the optimizer that stays where it is as long as the optimizer. codes and
+// scales are nullptr if the state is not in host memory of its own (streamed, or on a device): use read_state. A value
+// is map[code] * scale, the scale of its block of `block` elements within the row.
 struct StateView {
   const char* name = "";   // "exp_avg", "exp_avg_sq", "momentum_buffer"; a constant
   const char* codec = "";  // "fp32", "bf16", "dynamic8"; a constant
-  void* codes = nullptr;
-  float* scales = nullptr;
+  void* codes =
+      nullptr;  // the parameter's sizes, contiguous, code_bits each (4: two to a byte, the first in the low half)
+  float* scales = nullptr;  // [rows][scales_per_row]; nullptr if the codec has none. (With blocks of 128 a row has an
+                            // even number of them, for the blocks of 256 of its parameter.)
   int64_t numel = 0, rows = 0, scales_per_row = 0;
   int code_bits = 0, block = 0;
 };
@@ -181,137 +187,148 @@ struct StateView {
 // A state that a parameter has or can be given.
 struct StateInfo {
   const char* name = "";  // a constant
-  bool is_signed = true;  // else a second moment, never negative
+  bool is_signed = true;  // false: a second moment, never negative
 };
 
 class LT_API Optimizer {
  public:
+  // Makes an optimizer without parameters; opens its backend, and the scratch file of its budget when that is needed.
+  // Throws kInvalidArgument, and kUnsupported for a backend or device that cannot be used here.
   explicit Optimizer(const OptimizerOptions& options);
+  // Waits for the work queued on a device, and frees the state and the scratch files.
   ~Optimizer();
   Optimizer(Optimizer&&) noexcept;
   Optimizer& operator=(Optimizer&&) noexcept;
 
-  // Adds a group; returns its number, from 0. Throws kInvalidArgument on a bad value.
+  // -- Groups and parameters
+
+  // Adds a group and returns its number, from 0. Throws kInvalidArgument on a bad value.
   int add_group(const GroupOptions& options);
-  // Once the group has a parameter, what decides which states a rule has must stay: amsgrad, nesterov, centered, and
-  // whether momentum is 0 (SGD's may change: its one state comes with it and stays).
+  // Takes effect with the next step. Throws kInvalidArgument on a bad value, and on one that would change which states
+  // there are once the group has a parameter: amsgrad, nesterov, centered, and whether momentum is 0 (except SGD's,
+  // whose one state then appears, and stays).
   void set_hyper(int group, const Hyper& hyper);
+  // Valid until the next add_group.
   const Hyper& hyper(int group) const;
-  // As in GroupOptions and OptimizerOptions. What files of save() do not hold, for callers to restore: with them, and
-  // the hyper-parameters, a loaded optimizer goes on bit for bit.
+  // As in GroupOptions and OptimizerOptions. Files of save() do not hold these: with them and the hyper-parameters
+  // restored, a loaded optimizer goes on bit for bit.
   void set_rounding(int group, const std::string& rounding);
   void set_seed(uint64_t seed);
+  void set_threads(int threads);
+  void set_nonfinite(NonFinite policy);
 
-  // Registers a parameter (not owned, must outlive the optimizer or be rebound) and allocates its state, zeroed.
-  // Returns its number, counted from 0 over all groups. Refuses element types, sizes and layouts it cannot step
-  // (two elements at one address). with_state = false postpones the allocation to the first gradient. `whole`: param is
-  // a shard of that, and no larger in any dimension.
+  // Registers a parameter and returns its number, from 0 over all groups. Its state is allocated as zeros, under a
+  // budget in its first step, and with with_state = false when it first has a gradient. whole: the parameter that
+  // `param` is a shard of, at least as large in each dimension. Throws kInvalidArgument for element types, sizes and
+  // layouts that cannot be stepped (two elements at one address), kOutOfMemory.
   int64_t add_param(int group, const TensorView& param, bool with_state = true,
                     const std::optional<WholeParam>& whole = {});
-  // Allocates now what parameters added with state under a memory budget would otherwise get in the first step. Throws
-  // as step.
+  // Allocates now the states that parameters under a budget would get in their first step. Throws as step.
   void place_states();
-  // The parameter's memory moved (same sizes; type and strides may differ). State is kept.
+  // Says that the parameter's memory moved. Its sizes must be the same; type and strides may differ, but for the type
+  // of weights with a residual. State is kept.
   void rebind(int64_t param, const TensorView& view);
   int64_t param_count() const;
 
-  // Returns what the next step would decide about these gradients (applied or not, or the Error), without taking it:
-  // for optimizers of several processes, which must decide alike. Counts nothing; states may be allocated.
+  // -- Stepping
+
+  // Decides about these gradients as the next step would (applied or not, or the Error), without taking it: for
+  // optimizers of several processes, which must decide alike. Counts nothing, but states may be allocated.
   StepResult check(std::span<const Gradient> grads, const StepOptions& options = {});
 
-  // One step over all parameters; grads[i] belongs to parameter i. Either all parameters and states are stepped or,
+  // Takes one step of all parameters; grads[i] belongs to parameter i. Either all parameters and states are stepped or,
   // on a non-finite gradient or any exception, none is. With state on disk there are two exceptions. A chunk that
   // cannot be written stays in RAM: the step is complete, and throws kIo to say so. A chunk that cannot be read, or
-  // memory that is short meanwhile, can stop the step half way (kIo, kOutOfMemory or std::bad_alloc): then every block
-  // of a parameter and its state are both of before or both of after the step, later steps go on from there, and each
-  // block counts the steps that it has taken itself (until the next save(), which has one count for each parameter).
+  // memory that is short meanwhile, can stop the step half way (kIo, kOutOfMemory or std::bad_alloc): then each block
+  // of a parameter and its state are both as before or both as after the step, and later steps go on from there. Until
+  // the next save(), which has one count for each parameter, each block counts its own steps.
   StepResult step(std::span<const Gradient> grads, const StepOptions& options = {});
 
-  // Signs of all parameters together, a multiple of 1024, and the number of a parameter's first, which is one too: no
-  // two parameters share a byte. They change with the next add_param.
+  // The number of signs of all parameters together, and the number of a parameter's first one. Both are multiples of
+  // 1024, so no two parameters share a byte. They change with the next add_param.
   int64_t sign_count() const;
   int64_t sign_offset(int64_t param) const;
-  // A step as step() takes it, with all it promises, in which no parameter moves: `out` gets the sign of what the rule
-  // would subtract from each element, without learning rate, weight decay and the parameter itself (Lion: of the
-  // interpolation; SGD: of the direction that momentum gives). An exact zero is + if zero_is_plus; blocks of 64 zeros
-  // and parameters without a gradient have no presence. bits and presence are written whole, zeros must be nullptr. A
-  // step that is skipped leaves all bits 0; one that throws may leave any.
+  // Takes a step as step() does, with all its promises, but moves no parameter: `out` gets the sign of each element's
+  // direction (see StepOptions::directions; for Lion, of the interpolation). An exact zero is + if zero_is_plus. Blocks
+  // of 64 zeros and parameters without a gradient have no presence. bits and presence are written whole; zeros must be
+  // nullptr. A step that is skipped leaves all bits 0; one that throws may leave any.
   StepResult ballots(std::span<const Gradient> grads, const SignBuffer& out, bool zero_is_plus = true,
                      const StepOptions& options = {});
   // Moves all parameters by signs, as a vote gives them: p = p - (p lr weight_decay + lr sign), with the group's lr and
-  // weight_decay, in float32 rounded to nearest. Blocks without presence keep every bit (`signs.presence` nullptr: all
-  // are present). Neither gradients nor state are needed, and no step is counted: ballots() has. `stream` as in
-  // StepOptions.
+  // weight_decay, in float32 rounded to nearest. Blocks without presence keep every bit (signs.presence nullptr: all
+  // are present). Needs neither gradients nor state, and counts no step: ballots() has. stream: as in StepOptions.
   void apply_signs(const SignBuffer& signs, void* stream = nullptr);
 
-  // A step on a queue that is recorded for replays (a CUDA graph that captures it) takes none: it records one, which
-  // replays then take. Before each replay: counts a step and queues, on `stream`, what the replay there needs: its
-  // number and the hyper-parameters as they are now. A replay without it changes nothing, and the next call throws
-  // kInvalidArgument to say so; so does a second call without a replay between, and, where gradients are searched, any
-  // call that has to know what the replay did (StepResult::pending). All state must be in device memory (Memory without
-  // a limit that it exceeds), gradients and parameters where they were when it was recorded. Throws kInvalidArgument if
-  // no step has been recorded.
+  // Prepares the next replay of a recorded step: a step on a queue that is being recorded (captured in a CUDA graph) is
+  // not taken, and replays take it. Counts a step and queues, on options.stream, what the replay there needs: its
+  // number and the present hyper-parameters. A replay that was not prepared changes nothing, and the next call throws
+  // kInvalidArgument to say so. All state must be in device memory, gradients and parameters where they were when the
+  // step was recorded. Throws kInvalidArgument if no step has been recorded, if the last replay prepared was not taken,
+  // and, where the device searches gradients, in any call that has to know what the replay did (StepResult::pending).
   StepResult prepare_replay(const StepOptions& options = {});
 
-  // On a device, where state streams: takes up to `bytes` more of device memory and queues copies of the state that the
-  // next step needs into it, after what is queued on `stream` so far, where the memory may just have become free.
-  // Called during backward, as activations are freed, it hides reading behind computing; the step gives the memory
-  // back. Nothing happens without state that streams, or if memory is short. Returns the bytes taken.
-  int64_t prefetch(int64_t bytes, void* stream = nullptr);
-  // On a device: moves state out of its memory until at least `bytes` (or all there is) are free again, and waits for
-  // that. Under Memory::automatic it comes back when there has been room for a while, else it stays on the host.
-  // Returns the bytes freed. No bit of any result changes.
-  int64_t demote(int64_t bytes);
+  // -- Memory. Nothing here changes a bit of any result.
 
-  // On a device: waits until all that steps have queued has happened, state that streams back to the host included.
+  // Takes up to `bytes` more of device memory and queues copies of streamed state of the next step into it, behind what
+  // is queued on `stream` so far (where the memory may just have become free). Called during backward, as activations
+  // are freed, it hides reading behind computing; the step gives the memory back. Does not wait. Returns the bytes
+  // taken: 0 without state that streams to a device, or if memory is short.
+  int64_t prefetch(int64_t bytes, void* stream = nullptr);
+  // Moves state out of device memory until at least `bytes` (or all that it takes) are free, and waits for that. Under
+  // Memory::automatic the state comes back when there has been room for a while, else it stays on the host. Returns the
+  // bytes freed: 0 for parameters in host memory.
+  int64_t demote(int64_t bytes);
+  // Moves all state out of RAM to the disk of its budget, to make room while no steps are taken, and back. Whatever
+  // needs the state (a step, save, read_state, ...) brings it back by itself; until then memory that StateView shows
+  // reads as zero. Throws kInvalidArgument (a budget has no disk, or too little of it), and nothing has moved; or kIo,
+  // and the state of that budget stays where it was.
+  void offload();
+  void onload();
+  // Waits until everything that steps have queued on a device is done, state that streams back to the host included.
   void synchronize();
 
-  // States of a parameter in the rule's order; empty if it has none yet.
+  // Counts and bytes; waits for a pending step.
+  MemoryReport report() const;
+
+  // -- State. These calls wait for what is queued on a device; arrays are host memory of the caller.
+
+  // The states of a parameter in the rule's order; empty if it has none yet.
   std::vector<StateView> state(int64_t param) const;
   bool has_state(int64_t param) const;
   // Allocates all states that the parameter can have, also one that its present hyper-parameters do not use (SGD's
-  // momentum buffer). states_of: what they are, in the order of state().
+  // momentum buffer). states_of() describes them, in the order of state().
   void allocate_state(int64_t param);
   std::vector<StateInfo> states_of(int64_t param) const;
-  // Name of the codec this parameter's state has or will have (float32 for small parameters).
+  // The codec that this parameter's state has or will have (small parameters: "fp32"); a constant.
   const char* state_codec(int64_t param) const;
-  // Number of steps this parameter has taken, and to set it when state has been restored (set it last: 0 says that the
-  // state holds nothing yet). The address is stable, for views.
+  // The number of steps that this parameter has taken. Set it last when restoring state: 0 says that the state is
+  // empty. The address stays the same as long as the optimizer, for views.
   int64_t steps(int64_t param) const;
   void set_steps(int64_t param, int64_t steps);
   const int64_t* steps_address(int64_t param) const;
-  // Decode state k to row-major float32 [numel], or encode it from there. import makes the state that a step would
-  // have stored for these values. Decoding and encoding again may change dynamic8 codes (its signed map has no entry at
-  // -1); to copy state exactly, copy codes and scales.
+  // Decodes state k to row-major float32 [numel], and encodes it from there as a step would. Decoding and encoding
+  // again may change dynamic8 codes (its signed map has no entry at -1); to copy state exactly, copy codes and scales.
   void export_state(int64_t param, int k, float* out) const;
   void import_state(int64_t param, int k, const float* in);
   // Copies state k as it is stored, wherever it lives: codes [numel] and scales [rows][scales_per_row] (may be nullptr
-  // where StateView has none). write_state does not set steps(). If the disk stops it (or import_state) half way, part
-  // of the state is of before: it is refused by step, read_state, export_state and save until it is written or loaded
-  // again. If it only cannot be written to the disk it is complete and kept in RAM, and kIo says so.
+  // if the codec has none). write_state does not set steps(). If the disk stops it (or import_state) half way, part of
+  // the state is old: step, read_state, export_state and save refuse it until it is written or loaded again. If the
+  // state only cannot be written to the disk, it is complete and kept in RAM, and kIo says so.
   void read_state(int64_t param, int k, void* codes, float* scales) const;
   void write_state(int64_t param, int k, const void* codes, const float* scales);
 
+  // -- Files
+
   // Writes all state to a file, durably and all or nothing, straight from wherever it lives: no second copy in memory.
-  // `metadata`: any text of the caller's, kept with it. Throws kIo; then a file that was there before is untouched. The
-  // format is docs/checkpoint-format.md.
+  // metadata: any text of the caller's, kept with it. Throws kIo; a file that was there before is then untouched.
+  // docs/checkpoint-format.md describes the format.
   void save(const std::string& path, const std::string& metadata = "") const;
-  // Reads such a file of an optimizer with the same rule, parameters and state formats into this one; state goes where
-  // this one's budget says. Everything in the file is checked before anything changes. Throws kInvalidArgument or kIo;
-  // a disk that fails after that check leaves what write_state leaves. Returns the metadata.
+  // Reads such a file of an optimizer with the same rule, parameters and state formats into this one, and returns the
+  // metadata. State goes where this one's budget says. The whole file is checked before anything changes. Throws
+  // kInvalidArgument or kIo; a disk that fails after that check leaves the state as a failed write_state does.
   std::string load(const std::string& path);
 
-  // Moves all state out of RAM to the disk of its budget, to make room while no steps are taken, and back. Whatever
-  // needs the state (a step, save, read_state, ...) brings it back by itself; until then memory that StateView shows
-  // reads as zero. Throws kInvalidArgument (a budget has no disk, or too little): nothing has moved; or kIo: the state
-  // of that budget stays where it was.
-  void offload();
-  void onload();
-
-  void set_threads(int threads);  // as OptimizerOptions::threads
-  void set_nonfinite(NonFinite policy);
-  MemoryReport report() const;
-  const char* cpu_target() const;  // the instruction set in use
+  const char* cpu_target() const;  // the instruction set in use; a constant
 
  private:
   struct Impl;
@@ -320,18 +337,23 @@ class LT_API Optimizer {
   std::unique_ptr<Impl> impl_;
 };
 
+// -- Functions without an optimizer: any thread, at any time.
+
 // The metadata of a checkpoint file. Throws as Optimizer::load.
 LT_API std::string checkpoint_metadata(const std::string& path);
 
+// The update rules, the state formats, and the states that a rule keeps ("exp_avg", "exp_avg_sq") without options that
+// add to them. state_names throws kInvalidArgument for an unknown rule.
 LT_API std::vector<std::string> rule_names();
 LT_API std::vector<std::string> codec_names();
-LT_API std::vector<std::string> state_names(const std::string& rule);  // e.g. "exp_avg", "exp_avg_sq"
-// Instruction-set paths that this CPU can run, best first: "avx512_vbmi", "avx512", "avx2", "scalar".
+LT_API std::vector<std::string> state_names(const std::string& rule);
+// The instruction sets that this CPU can run, best first: "avx512_vbmi", "avx512", "avx2", "scalar".
 LT_API std::vector<std::string> cpu_targets();
 LT_API const char* version();  // "0.1.0"
 
-// Weights of bfloat16 or float16 in host memory and their residuals as floats, out[n], and back (rounded to nearest):
-// GroupOptions::master says what residuals are. `residual`: int16 [n] ("residual16"), int8 [n] ("residual8"), or unused
+// Joins bfloat16 or float16 weights in host memory and their residuals to float32 out[n], and splits them again,
+// rounded to nearest. GroupOptions::master says what residuals are: int16 [n] ("residual16"), int8 [n] ("residual8"),
+// or unused
 // ("stochastic"). Throw kInvalidArgument.
 LT_API void join_master(const std::string& master, DType dtype, const void* weights, const void* residual, int64_t n,
                         float* out);

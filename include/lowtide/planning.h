@@ -1,5 +1,8 @@
-// Predicts what a run will take: bytes of RAM and disk, bytes moved and seconds per step; and the rates of this
+// Plans a run before it: bytes of RAM and disk, bytes moved and seconds per step. Also measures the rates of this
 // machine that the seconds are computed from. plan_memory() allocates no state and touches no disk.
+//
+// Threads: any, at any time; measurements disturb each other. All arguments and results are values. Errors: Error, as
+// each function says, and std::bad_alloc.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +17,7 @@ namespace lowtide {
 struct PlannedParam {
   std::vector<int64_t> sizes;            // strides do not matter
   std::optional<WholeParam> whole = {};  // as in Optimizer::add_param
-  DType dtype = DType::kF32;             // those of 16 bits may have a residual
+  DType dtype = DType::kF32;             // weights of 16 bits may have a residual
 };
 
 struct PlannedGroup {
@@ -29,38 +32,38 @@ struct PlanRequest {
   double read_rate = 0, write_rate = 0;  // of the disk, bytes per second; 0: unknown
 };
 
-// The plan of one budget, or of all. The bytes are those that Optimizer::report() has after a first step in which every
-// parameter had a gradient. Where the state does not fit, what stands below `problem` is 0.
+// The plan of one budget, or of all together. Bytes are as Optimizer::report() has them after a first step in which
+// every parameter had a gradient. If the state does not fit, all fields below `problem` are 0.
 struct BudgetPlan {
   int64_t params = 0;       // parameters with state
   int64_t elements = 0;     // their elements
   int64_t state_bytes = 0;  // codes + scales
   bool fits = true;
   std::string problem = "";    // why not: what was given, and how much is needed
-  int64_t direct_bytes = 0;    // RAM, directly addressable, alignment included
-  int64_t resident_bytes = 0;  // RAM, of chunks that stay
-  int64_t slot_bytes = 0;      // RAM, of all slots that the other chunks stream through
+  int64_t direct_bytes = 0;    // RAM of directly addressable state, alignment included
+  int64_t resident_bytes = 0;  // RAM of chunks that stay
+  int64_t slot_bytes = 0;      // RAM of all slots that the other chunks stream through
   int64_t disk_bytes = 0;
   int64_t chunks = 0;
   int64_t moved_per_step = 0;  // read and written; an upper bound where rules with norms share a budget with others
-  // Seconds of a step: stepping; the disk; all of it, a lower bound that supposes full overlap of both and leaves out
-  // checksums, the first read and the last write. Each 0 if a rate that it depends on is unknown.
+  // Seconds of a step: of stepping, of the disk, and of both, a lower bound that assumes full overlap and leaves out
+  // checksums, the first read and the last write. Each is 0 if a rate that it depends on is unknown.
   double step_seconds = 0, disk_seconds = 0, seconds = 0;
 
   int64_t ram_bytes() const { return direct_bytes + resident_bytes + slot_bytes; }
 };
 
 struct MemoryPlan {
-  std::vector<BudgetPlan> budgets;  // [0] that of groups without their own, then each group's own, in order
-  BudgetPlan total;                 // fits if all do; `problem` is the first one's
+  std::vector<BudgetPlan> budgets;  // [0]: the budget of groups without their own; then each group's own, in order
+  BudgetPlan total;                 // fits if all do; `problem` is the first problem
 
   // Throws kInvalidArgument with `problem` unless everything fits.
   LT_API void require_fit() const;
 };
 
-// Pure. Decides with the code that the optimizer decides with. Throws kInvalidArgument for what an Optimizer would
-// refuse whatever its budgets (an unknown rule or state, negative sizes), for rates that are no numbers and for more
-// than 2^52 elements. A budget that is too small is no error here: see MemoryPlan.
+// Plans with the code that the optimizer decides with. Pure. Throws kInvalidArgument for everything that an Optimizer
+// would refuse whatever its budgets (an unknown rule or state, negative sizes), for rates that are no numbers and for
+// more than 2^52 elements. A budget that is too small is no error here: see MemoryPlan.
 LT_API MemoryPlan plan_memory(const PlanRequest& request);
 
 struct StepMeasurement {
@@ -73,19 +76,20 @@ struct StepMeasurement {
   double seconds = 0.5;         // to spend on steps, at least three; more than 0, 60 at most
 };
 
-// Bytes of state per second that steps of a contiguous float32 parameter with float32 gradients take: the median step
-// of those that `seconds` hold. 0 if the rule has no state. Takes about seconds + 0.5 and 16 bytes of RAM per element
-// (160 MB with defaults on a CPU with a cache of up to 40 MB). Throws kInvalidArgument, kOutOfMemory.
+// Measures the bytes of state per second that steps of a contiguous float32 parameter with float32 gradients process:
+// the median step of those that fit into `seconds`. 0 if the rule has no state. Takes about seconds + 0.5, and 16 bytes
+// of RAM per element (160 MB with defaults on a CPU with a cache of up to 40 MB). Throws kInvalidArgument,
+// kOutOfMemory.
 LT_API double measure_step_rate(const StepMeasurement& what);
 
 struct DiskInfo {
   int64_t free_bytes = 0;   // for this user
   std::string engine = "";  // "io_uring" or "threads"
-  bool direct = false;      // past the page cache; if not, rates are those of the page cache as well
+  bool direct = false;      // past the page cache; if not, rates include those of the page cache
 };
 
-// Describes how scratch files in this directory work. Opens one of 4 KiB; nothing stays but the small lock file
-// ".lowtide.lock". Throws kInvalidArgument (no directory, a symbolic link, in use by another process) or kIo.
+// Tells how scratch files in this directory are read and written. Opens one of 4 KiB; nothing stays but the small lock
+// file ".lowtide.lock". Throws kInvalidArgument (no directory, a symbolic link, in use by another process) or kIo.
 LT_API DiskInfo disk_info(const std::string& directory);
 
 struct DiskRates {
@@ -94,10 +98,11 @@ struct DiskRates {
   DiskInfo disk;
 };
 
-// Sequential rates of a scratch file in this directory, in the requests and at the depth that streaming state uses:
-// passes that write it whole and read it whole in turn, after one that is not counted, the median pass of each. `bytes`
-// of disk (less where less than twice that is free; a multiple of 16 MiB, 64 TiB at most) and about `seconds` (at least
-// one pass of each kind; 600 at most). Throws as disk_info(), and kInvalidArgument if less than 32 MiB are free.
+// Measures the sequential rates of a scratch file in this directory, in the requests and at the depth that streamed
+// state uses. Passes write it whole and read it whole in turn; after one that is not counted, the median pass of each
+// kind counts. Takes `bytes` of disk (less if less than twice that is free; a multiple of 16 MiB, 64 TiB at most) and
+// about `seconds` (at least one pass of each kind; 600 at most). Throws as disk_info(), and kInvalidArgument if less
+// than 32 MiB are free.
 LT_API DiskRates measure_disk_rates(const std::string& directory, int64_t bytes = int64_t{256} << 20,
                                     double seconds = 1.0);
 

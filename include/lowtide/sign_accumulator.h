@@ -1,12 +1,12 @@
-// Gradients of several micro-batches as counts of their signs: ceil(log2(k + 1)) bits an element for k of them, where a
-// float32 sum takes 32 (k = 15: an eighth).
+// Gradients of several micro-batches as counts of their signs: ceil(log2(k + 1)) bits an element for k micro-batches,
+// where a float32 sum takes 32 (k = 15: an eighth).
 //
-// What it is not: the sum. Magnitudes are gone; the majority of k signs is an estimate of the sign of the mean gradient
-// whose efficiency, for normal noise much larger than the gradient, is 2 / pi: it needs 1.57 times as many
-// micro-batches for the same certainty. (A running XOR of signs, by contrast, is their parity, which after a few says
-// nothing at all.)
+// Counts are not the sum: magnitudes are gone. The majority of k signs estimates the sign of the mean gradient; for
+// normal noise much larger than the gradient its efficiency is 2 / pi, so it needs 1.57 times as many micro-batches for
+// the same certainty.
 //
-// Threads: one accumulator is used by one thread at a time.
+// Threads: one accumulator is used by one thread at a time; it uses the process's thread pool. Values and results are
+// in host memory and borrowed for the call. Errors: Error (kInvalidArgument), std::bad_alloc.
 #pragma once
 
 #include <cstddef>
@@ -19,30 +19,31 @@
 
 namespace lowtide {
 
+// Owns its counters: planes of bits, all allocated by the constructor.
 class LT_API SignAccumulator {
  public:
-  // For up to `most` (1 to 65,535) additions of `count` values. threads: 0 = one per core. Throws kInvalidArgument,
-  // std::bad_alloc.
+  // For up to `most` (1 to 65,535) additions of `count` (0 to 2^60) values. threads: 0 = one per core.
   SignAccumulator(int64_t count, int most, int threads = 0);
   ~SignAccumulator();
   SignAccumulator(SignAccumulator&&) noexcept;
   SignAccumulator& operator=(SignAccumulator&&) noexcept;
 
-  // values: [count], contiguous. + is x >= 0; exact zeros are + in one addition and - in the next, reset() or not.
-  // False if a value is NaN or infinite: it was counted (as its sign, a NaN as -), and the caller decides. Throws
-  // kInvalidArgument when `most` are there.
+  // Adds the signs of values[count], contiguous: + is x >= 0. Exact zeros are + in one addition and - in the next,
+  // also across reset(), so that they favor no sign. Returns false if a value is NaN or infinite; it was counted (a NaN
+  // as -), and the caller decides. Throws kInvalidArgument if there are `most` additions already.
   bool add(const void* values, DType dtype);
+  // Forgets all additions; keeps the memory.
   void reset();
 
   int64_t count() const;
-  int added() const;
+  int added() const;  // additions since reset()
   int most() const;
-  int64_t bytes() const;  // of counters
+  int64_t bytes() const;  // of the counters
 
-  // The sign that most additions had: bits as lowtide/sign.h has them, [(count + 7) / 8]. ties, seed, step: as there,
-  // but "zero" and "previous", which need more room.
+  // Writes the sign that most additions had to bits[(count + 7) / 8], as lowtide/sign.h lays them out. ties, seed and
+  // step are as there, but "zero" and "previous" are refused: they need more room.
   void majority(std::byte* bits, const std::string& ties = "hash", uint64_t seed = 0, uint64_t step = 0) const;
-  // (number of + minus number of -) / added, [count] float32; 0 where nothing was added.
+  // Writes (number of + minus number of -) / added to float32 out[count]; 0 if nothing was added.
   void mean(float* out) const;
 
  private:

@@ -121,7 +121,8 @@ class LT_API ThreadGroup {
   std::shared_ptr<Transport> transport(int rank);
 
   // For tests: a dead rank never answers again. Its own calls throw at once, those of the others time out. It dies in
-  // its call number `call` (0: its first), before it hands over anything or, with `after_sending`, instead of receiving.
+  // its call number `call` (0: its first), before it hands over anything or, with `after_sending`, instead of
+  // receiving.
   void kill(int rank, int64_t call, bool after_sending = false);
   // For tests: `hook` sees every message on its way and may change it. It is called in the receiver's thread, for one
   // message at a time.
@@ -148,7 +149,7 @@ enum class SignAlgorithm : int32_t {
 // The same on all ranks but for weight, threads and cpu_target.
 struct SignCollectiveOptions {
   // -- affect results
-  // What a sign becomes for which votes are equal: "hash" (a fair bit of seed, step and index, the same on all ranks),
+  // The sign that wins where votes are equal: "hash" (a fair bit of seed, step and index, the same on all ranks),
   // "plus", "minus", "zero" (needs SignResult::zeros), "previous" (needs SignBallot::previous).
   std::string ties = "hash";
   uint64_t seed = 0;    // of "hash"
@@ -169,7 +170,7 @@ constexpr int64_t sign_bits_bytes(int64_t signs) { return (signs + 7) / 8; }
 constexpr int64_t sign_presence_bytes(int64_t signs) { return (signs + 511) / 512; }
 constexpr int64_t sign_scales(int64_t signs) { return (signs + 1023) / 1024; }
 
-// What one rank brings to one call. All pointers are borrowed for the call and may be those of the result. "Compared":
+// A rank's part of one call. All pointers are borrowed for the call and may be those of the result. "Compared":
 // the announce round refuses ranks that differ in it.
 struct SignBallot {
   int64_t count = 0;                    // signs; compared
@@ -218,8 +219,9 @@ struct SignOutcome {
   } seconds;
 };
 
-// What means leave out of a rank's shard; the next mean adds it. Each rank has one for each thing that is averaged. The
-// caller owns it; at first it is zero, and a mean that is not applied leaves it as it was. One thread at a time.
+// The remainder that means leave out of a rank's shard; the next mean adds it. Each rank has one for each thing that is
+// averaged. The caller owns it; at first it is zero, and a mean that is not applied leaves it as it was. One thread at
+// a time.
 class LT_API SignResidual {
  public:
   // For the shard of `rank` among `size` ranks of `count` signs. state: "fp32", "bf16" or "dynamic8". Throws

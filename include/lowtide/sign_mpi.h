@@ -3,8 +3,8 @@
 //
 //   lowtide::SignCollective votes(std::make_shared<lowtide::MpiTransport>(MPI_COMM_WORLD, std::chrono::seconds(60)));
 //
-// Threads: calls are made in the collective's thread, so MPI must have been initialised for it (MPI_THREAD_SERIALIZED
-// where it is not the main one).
+// Threads: MPI is called in the collective's thread, so it must have been initialised for that (MPI_THREAD_SERIALIZED
+// if it is not the main thread). Errors: TransportError, with MPI's text.
 #pragma once
 
 #include <mpi.h>
@@ -23,8 +23,9 @@ namespace lowtide {
 
 class MpiTransport final : public Transport {
  public:
-  // Of a duplicate of `communicator`, whose errors are returned and not fatal; collective over it. It must be gone
-  // before MPI_Finalize. timeout: of each call; MPI does not tell which ranks have not come.
+  // Owns a duplicate of `communicator` whose errors are returned and not fatal. The constructor is collective over
+  // `communicator`, and the transport must be gone before MPI_Finalize. timeout: for each call; MPI does not tell which
+  // ranks have not come.
   explicit MpiTransport(MPI_Comm communicator, std::chrono::milliseconds timeout = std::chrono::minutes(10))
       : timeout_(timeout) {
     check(MPI_Comm_dup(communicator, &communicator_), "MPI_Comm_dup");
@@ -76,7 +77,7 @@ class MpiTransport final : public Transport {
     throw TransportError(std::string(what) + " failed: " + std::string(text, static_cast<size_t>(length)));
   }
 
-  // Through buffers of its own, which outlive a call that is given up.
+  // Uses buffers of its own, which outlive a call that timed out.
   template <class Start>
   void call(const std::byte* send, int64_t send_bytes, std::byte* receive, int64_t bytes, Start&& start,
             const char* what) {
