@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Sequence
-from typing import Any, ClassVar, TypeVar, cast
-
-from torch.optim.optimizer import ParamsT
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, cast
 
 from lowtide.checks.values import expect
 from lowtide.memory.budgets import Memory
 from lowtide.optimizers.optimizer import Optimizer
 from lowtide.options.options import Options
 
-# How 8-bit state is rounded: as bitsandbytes rounds it.
+# bitsandbytes rounds 8-bit state to nearest.
 ROUNDING = "nearest"
-# What a paged optimizer's state may take: of a device as much as nothing else needs, and of host memory the rest. For
-# parameters on the CPU this is no limit.
+# A paged optimizer's state takes as much of a device as nothing else needs, and host memory for the rest. For parameters
+# on the CPU this is no limit.
 PAGED = Memory(device="auto")
-# What argument lists had before 0.50. They have no effect: 8-bit state is always block-wise, and there is no clipping.
+# Arguments before 0.50. They have no effect: 8-bit state is always block-wise, and there is no clipping.
 _REMOVED = {
     "percentile_clipping": "gradients are not clipped: use torch.nn.utils.clip_grad_norm_",
     "block_wise": "8-bit state always has a scale per block",
@@ -33,53 +31,69 @@ class BitsandbytesOptimizer(Optimizer):
     min_quantized_numel, which optim_bits and min_8bit_size decide. `state_dict` is Lowtide's, which resumes bit for
     bit; `bitsandbytes_state_dict` is bitsandbytes', and `load_state_dict` takes both."""
 
+    _rule: ClassVar[str]
     _bits: ClassVar[int | None] = None  # of a class that has always 8 or 32
     _paged: ClassVar[bool] = False
-    _family: ClassVar[type[BitsandbytesOptimizer] | None] = None  # of a variant: the class that it is one of
+    _signature: ClassVar[inspect.Signature]
+    _all: ClassVar[inspect.Signature]  # of the family: with the arguments that this class does not have
+    _required: ClassVar[dict[str, tuple[object, str]]] = {}  # arguments with one possible value, and why
 
-    def _begin(
-        self,
-        params: ParamsT,
-        rule: str,
-        hyper: dict[str, Any],
-        optim_bits: int,
-        args: Any,
-        min_8bit_size: int,
-        is_paged: bool,
-        options: dict[str, Any],
-        max_unorm: float = 0.0,
-    ) -> None:
-        """Checks and translates the arguments that most classes have, and builds the optimizer."""
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         name = type(self).__name__
+        given = self._bound(args, kwargs)
+        params, options = given.pop("params"), given.pop("options")
         for key, reason in _REMOVED.items():
             if key in options:
                 options.pop(key)
-                warnings.warn(f"{name}: {key} has no effect: {reason}", stacklevel=4 if self._family else 3)
+                warnings.warn(f"{name}: {key} has no effect: {reason}", stacklevel=2)
         for key, instead in (("state", "optim_bits"), ("min_quantized_numel", "min_8bit_size")):
             if key in options:
                 raise TypeError(f"{name}: got {key!r}, wanted {instead!r}")
+        for key, (wanted, reason) in self._required.items():
+            expect(bool(given.pop(key)) == wanted, f"{name}: {key}", not wanted, f"{wanted}{reason}")
+        options |= self._options(given, name)
+        options.setdefault("rounding", ROUNDING)
+        paged = given.pop("is_paged", False)
+        if self._paged or paged:
+            options.setdefault("memory", PAGED)
+        if isinstance(given.get("betas"), str):
+            given["betas"] = _betas(given["betas"], name)
+        super().__init__(params, self._rule, given, cast("Options", options))
+
+    def _bound(self, args: Any, kwargs: Any) -> dict[str, Any]:
+        """The value of every argument of the family. TypeError as Python's, naming the class."""
+        name = type(self).__name__
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{name}: {error}") from None
+        bound.apply_defaults()
+        for key in self._all.parameters.keys() - self._signature.parameters.keys():
+            if key in bound.arguments["options"]:
+                raise TypeError(f"{name}: got unknown argument {key!r}")
+        defaults = {key: one.default for key, one in self._all.parameters.items() if one.default is not one.empty}
+        return {**defaults, **bound.arguments, "options": dict(bound.arguments["options"])}
+
+    def _options(self, given: dict[str, Any], name: str) -> dict[str, Any]:
+        """The format of state, from the arguments that say so, which leave `given`."""
+        bits, args, least = (given.pop(key, none) for key, none in (("optim_bits", 32), ("args", None), ("min_8bit_size", 0)))
         allowed = (self._bits, *STATES) if self._bits == 8 else (self._bits or 32, self._bits or 8)
-        expect(optim_bits in allowed, f"{name}: optim_bits", repr(optim_bits), f"one of {sorted(set(allowed))}")
-        bits = self._bits or optim_bits
+        expect(bits in allowed, f"{name}: optim_bits", repr(bits), f"one of {sorted(set(allowed))}")
+        bits, max_unorm = self._bits or bits, given.get("max_unorm", 0.0)
         if args is not None:
             missing = [key for key in _ARGS if not hasattr(args, key)]
             expect(not missing, f"{name}: args", f"an object without {missing}", f"one with all of {_ARGS}")
-            bits, min_8bit_size, max_unorm, skip_zeros = (getattr(args, key) for key in _ARGS)
+            bits, least, max_unorm, skip_zeros = (getattr(args, key) for key in _ARGS)
             expect(bits in STATES, f"{name}: args.optim_bits", repr(bits), "8 or 32")
             decayed = "False: elements without gradient decay, too"
             expect(not skip_zeros, f"{name}: args.skip_zeros", skip_zeros, decayed)
-        if "max_unorm" in hyper:
+        if "max_unorm" in given:
             without = "more than 0: without a limit it is the optimizer without norms, AdamW or SGD"
             expect(max_unorm > 0, f"{name}: max_unorm", max_unorm, without)
-            hyper["max_unorm"] = max_unorm
+            given["max_unorm"] = max_unorm
         else:
             expect(not max_unorm, f"{name}: max_unorm", max_unorm, "0: LAMB and LARS have it")
-        options |= {"state": STATES[bits], "min_quantized_numel": min_8bit_size}
-        if "rounding" in Options.__annotations__:
-            options.setdefault("rounding", ROUNDING)
-        if self._paged or is_paged:
-            options.setdefault("memory", PAGED)
-        super().__init__(params, rule, hyper, cast("Options", options))
+        return {"state": STATES[bits], "min_quantized_numel": least}
 
     def load_state_dict(self, state_dict: dict[str, Any], move_to_device: bool = True) -> None:
         """As `Optimizer.load_state_dict`. move_to_device has no effect: state goes where `memory` says, so that paged
@@ -88,59 +102,41 @@ class BitsandbytesOptimizer(Optimizer):
         super().load_state_dict(state_dict)
 
 
-_Class = TypeVar("_Class", bound=type[BitsandbytesOptimizer])
+Class = type[BitsandbytesOptimizer]
+
+
+def family(
+    name: str, rule: str, arguments: Callable[..., None], text: str, required: dict[str, tuple[object, str]] | None = None
+) -> Class:
+    """The class `name`, of state of as many bits as `optim_bits` says. arguments: a lambda that has them, with their
+    defaults. text: its docstring."""
+    signature = inspect.signature(arguments)
+    return _class(name, BitsandbytesOptimizer, text, signature, _rule=rule, _all=signature, _required=required or {})
 
 
 def variant(
-    base: _Class,
-    name: str,
-    bits: int | None = None,
-    paged: bool = False,
-    without: Sequence[str] = (),
-    **defaults: Any,
-) -> _Class:
+    base: Class, name: str, bits: int | None = None, paged: bool = False, without: Sequence[str] = (), **defaults: Any
+) -> Class:
     """The class `name`: `base` with state of always so many bits, or paged, less the arguments `without` and with
     other `defaults`."""
-    family = base._family or base
-    full = inspect.signature(base.__init__)
-    kept = [
-        parameter.replace(default=defaults.get(key, parameter.default))
-        for key, parameter in full.parameters.items()
-        if key not in without
-    ]
-    signature = full.replace(parameters=kept)
-
-    def __init__(self: BitsandbytesOptimizer, *args: Any, **kwargs: Any) -> None:
-        try:
-            bound = signature.bind(self, *args, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"{name}: {error}") from None
-        bound.apply_defaults()
-        given = dict(bound.arguments)
-        del given["self"]
-        options = given.pop("options")
-        for key in without:
-            if key in options:
-                raise TypeError(f"{name}: got unknown argument {key!r}")
-        family.__init__(self, **options, **given)
-
-    __init__.__signature__ = signature  # type: ignore[attr-defined]
+    signature = base._all.replace(
+        parameters=[
+            one.replace(default=defaults.get(key, base._signature.parameters.get(key, one).default))
+            for key, one in base._all.parameters.items()
+            if key not in without
+        ]
+    )
     kind = " ".join([*(["paged"] if paged else []), *([f"{bits}-bit"] if bits else [])])
-    body = {
-        "__init__": __init__,
-        "__doc__": f"`{base.__name__}` with {kind} state.",
-        "__module__": base.__module__,
-        "_bits": bits,
-        "_paged": paged,
-        "_family": family,
-    }
-    return cast("_Class", type(name, (base,), body))
+    return _class(name, base, f"`{base.__name__}` with {kind} state.", signature, _bits=bits, _paged=paged)
 
 
-def two_betas(betas: Any, where: str) -> Any:
-    """`betas` as numbers, also where they are a text such as "(0.9, 0.95)"."""
-    if not isinstance(betas, str):
-        return betas
+def _class(name: str, base: Class, text: str, signature: inspect.Signature, **body: Any) -> Class:
+    body |= {"__doc__": text, "__module__": __name__.replace("base", "classes"), "_signature": signature}
+    return cast("Class", type(name, (base,), {**body, "__signature__": signature}))
+
+
+def _betas(betas: str, where: str) -> tuple[float, ...]:
+    """A text such as "(0.9, 0.95)" as numbers."""
     try:
         return tuple(float(part) for part in betas.replace("(", "").replace(")", "").split(","))
     except ValueError:
