@@ -27,6 +27,49 @@ def default_hyper(rule: str) -> dict[str, float | bool]:
 
 def report_fields() -> list[tuple[str, str, str]]: ...  # (name, unit, meaning)
 def same_objects(a: Sequence[object], b: Sequence[object]) -> bool: ...  # the very same, in the same order
+class HyperParameter:
+    """One line of the core's table, for one rule or in general."""
+
+    name: str  # as the core takes it
+    default: float | bool  # of the rule
+    flag: bool  # a bool
+    range: str  # in words; "" for flags
+    rules: list[str]  # that read it
+
+def hyper_parameters(rule: str = "") -> list[HyperParameter]:
+    """All; with a rule, those that it reads, with its defaults."""
+
+class StateLayout:
+    rule: str  # that steps it: of the catalog
+    codec: str
+    states: list[tuple[str, bool]]  # name, and whether it takes both signs
+    tensors: list[tuple[str, str, tuple[int, ...]]]  # key, dtype and shape, as `Optimizer.state` has them but for "step"
+    bytes: int  # codes and scales
+
+# Functions from options to answers; no optimizer is built. ValueError, with the texts of `Optimizer`.
+def check_group(
+    rule: str, hyper: dict[str, float | bool], state: str, min_quantized_numel: int, rounding: str = "auto",
+    master: str = "", present: dict[str, float | bool] | None = None, codecs: Sequence[str] = (),
+) -> None:  # fmt: skip
+    """What `Optimizer.add_group` refuses; with `present`, the hyper-parameters that a group with parameters of these codecs
+    has, what `set_hyper` refuses."""
+
+def state_layout(
+    rule: str, hyper: dict[str, float | bool], state: str, min_quantized_numel: int, rounding: str, master: str,
+    sizes: Sequence[int], dtype: str, whole: tuple[list[int], bool, list[int]] | None = None, fullest: bool = True,
+) -> StateLayout:  # fmt: skip
+    """Of a parameter of such a group. fullest: all states that it can have; else those of its hyper-parameters."""
+
+# Addresses of contiguous host memory: float32 values [rows, row_length], codes, and scales (0: the codec has none).
+def code_sizes(codec: str, signed: bool, rows: int, row_length: int) -> tuple[str, tuple[int, int], tuple[int, int] | None]:
+    """The dtype of codes, their shape and that of scales."""
+
+def encode(
+    codec: str, signed: bool, values: int, rows: int, row_length: int, codes: int, scales: int
+) -> None: ...
+def decode(
+    codec: str, signed: bool, codes: int, scales: int, rows: int, row_length: int, values: int
+) -> None: ...
 def checkpoint_metadata(path: str) -> str: ...
 def describe_checkpoint(path: str) -> dict[str, Any]:
     """{"rule", "metadata", "params", "elements", "states": {format: {"params", "bytes"}}, "fewest_steps",

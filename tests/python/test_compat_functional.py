@@ -71,14 +71,14 @@ def test_the_core_and_torch_give_the_same_codes(positive, seed, figure, monkeypa
     book = blockwise.dynamic_map(not positive)
     points = torch.cat([book, (book[1:] + book[:-1]) * 0.5])
     asked, compared = 0, 0
-    encode = blockwise._Row.encode
+    encode = blockwise._encode_in_core
 
-    def counted(row, values):
+    def counted(*arguments):
         nonlocal asked
         asked += 1
-        encode(row, values)
+        encode(*arguments)
 
-    monkeypatch.setattr(blockwise._Row, "encode", counted)
+    monkeypatch.setattr(blockwise, "_encode_in_core", counted)
     for case in range(60):
         values = torch.randn(int(torch.randint(1, 40_000, ())), dtype=torch.float64)
         values = (values * 10 ** float(torch.empty(()).uniform_(-46, 37))).float()

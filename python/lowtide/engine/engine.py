@@ -158,11 +158,10 @@ class Engine:
     def check_options(self, group: CoreGroup, options: Mapping[str, Any]) -> None:
         """ValueError or TypeError for options that a group of the core cannot take now."""
         hyper = self.family.hyper_of(group.rule, options)
-        core = self._trial(group, options["rounding"])
-        if group.params:  # what decides which states there are is fixed then; its format bears some betas
-            like = (i for i in group.params if self.core.state_codec(i) == group.format.state)
-            self._try(core, next(like, group.params[0]), False)
-        core.set_hyper(0, hyper)
+        codecs = [self.core.state_codec(i) for i in group.params]
+        state, least, master = group.format
+        rule = group.rule or self.family.core_rule
+        _core.check_group(rule, hyper, state, least, options["rounding"], master, group.pushed, codecs)
 
     def set_seed(self, seed: int) -> None:
         if seed != self.settings.seed:
@@ -196,33 +195,24 @@ class Engine:
         live = core.state(number)
         if core.has_state(number) and len(live) > 1:
             return live
-        live = self._template(number)  # SGD without momentum shows no buffer, and can be given one,
+        live = self._layout(number, fullest=True)  # SGD without momentum shows no buffer, and can be given one,
         if RESIDUAL in live and MOMENTUM in live:  # but a residual keeps to the states that it lies with
-            there = core.read_state(number) if core.has_state(number) else self._template(number, fullest=False)
+            there = core.read_state(number) if core.has_state(number) else self._layout(number, fullest=False)
             live = {name: like for name, like in live.items() if name in there}
         return live
 
-    def _template(self, number: int, fullest: bool = True) -> dict[str, torch.Tensor]:
+    def _layout(self, number: int, fullest: bool) -> dict[str, torch.Tensor]:
         """All the state that the core can allocate for a parameter, whatever its momentum; or what it has with that."""
-        group = self.group_of(number)
-        core = self._trial(group, group.rounding)
-        self._try(core, number, not fullest)
-        if fullest:
-            core.allocate_state(0)
-        return core.state(0)
-
-    def _trial(self, group: CoreGroup, rounding: str) -> _core.Optimizer:
-        core = _core.Optimizer(self.family.core_rule, threads=1)
+        group, of, local = self.group_of(number), self.shardings[number], local_of(self.params[number])
         state, least, master = group.format
-        core.add_group(group.pushed, state, least, None, rounding, master, -1, group.rule)
-        return core
-
-    def _try(self, core: _core.Optimizer, number: int, with_state: bool) -> None:
-        of, param = self.shardings[number], self.params[number]
-        if self.place and not self.place.on_host:
-            local = torch.empty(local_of(param).shape, dtype=param.dtype)
-            param = of.whole_of("param", local) if of else local
-        core.add_param(0, param, with_state, of.shard if of else None)
+        found = _core.state_layout(
+            group.rule or self.family.core_rule, group.pushed, state, least, group.rounding, master, list(local.shape),
+            str(local.dtype).removeprefix("torch."), of.shard if of else None, fullest,
+        )  # fmt: skip
+        tensors = {
+            name: torch.empty(sizes, dtype=getattr(torch, dtype), device="meta") for name, dtype, sizes in found.tensors
+        }
+        return {"step": torch.empty((), dtype=torch.int64, device="meta"), **tensors}
 
     # Where state is, and what has happened.
 

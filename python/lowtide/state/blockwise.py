@@ -18,9 +18,8 @@ from lowtide import _core
 BLOCK = 256
 # Elements that are converted at a time, so that no copy of a whole tensor is made.
 _PIECE = 1 << 20
-# Elements from which on the core is worth its setting up, and one thread of it more.
+# Elements from which on the core is faster than torch.
 _LEAST = 4096
-_OF_THREAD = 1 << 16
 _SMALLEST_NORMAL = 2.0**-126
 
 
@@ -81,18 +80,13 @@ def encode(
     piece = max(_PIECE // block, 1) * block
     here = values.device.type == "cpu" and block == BLOCK and flat.numel() >= _LEAST
     compiled = here and torch.equal(book, _dynamic_map(not positive, 7, 8))
-    core: _Row | None = None
     for start in range(0, flat.numel(), piece):
-        part = flat[start : start + piece].float()
+        part = flat[start : start + piece].float().contiguous()
         count = part.numel()
-        padded = torch.nn.functional.pad(part, (0, -count % block)) if count % block else part.contiguous()
-        if compiled and bool(padded.sum().isfinite()):  # the core takes no NaN; a sum that overflows costs time alone
-            if core is None or core.size != padded.numel():
-                core = _Row(padded.numel(), positive)
-            core.encode(padded)
-            codes[start : start + count] = core.codes[:count]
-            scales[start // block : start // block + core.scales.numel()] = core.scales
+        if compiled and bool(part.sum().isfinite()):  # the core takes no NaN; a sum that overflows costs time alone
+            _encode_in_core(part, positive, codes[start:], scales[start // block :])
             continue
+        padded = torch.nn.functional.pad(part, (0, -count % block))
         padded = padded.view(-1, block)
         absmax = padded.abs().amax(1)
         inverse = torch.where(absmax >= _SMALLEST_NORMAL, 1 / absmax, 0.0)
@@ -104,21 +98,9 @@ def encode(
     return codes.view(values.shape), scales
 
 
-class _Row:
-    """The dynamic8 state of a parameter of one row, which nobody steps: `encode` fills `codes` and `scales`."""
-
-    def __init__(self, size: int, positive: bool) -> None:
-        self.size = size
-        threads = max(1, min(torch.get_num_threads(), size // _OF_THREAD))
-        self._core = _core.Optimizer("adagrad" if positive else "lion", threads=threads)
-        self._core.add_group({}, "dynamic8", 0, rounding="nearest")
-        self._core.add_param(0, torch.empty(size, dtype=torch.float32), True)
-        self._core.allocate_state(0)
-        _, self.codes, scales = self._core.state(0).values()
-        self.scales = scales.view(-1)
-
-    def encode(self, values: torch.Tensor) -> None:
-        self._core.import_state(0, 0, values)
+def _encode_in_core(values: torch.Tensor, positive: bool, codes: torch.Tensor, scales: torch.Tensor) -> None:
+    """dynamic8 of contiguous float32 values."""
+    _core.encode("dynamic8", not positive, values.data_ptr(), 1, values.numel(), codes.data_ptr(), scales.data_ptr())
 
 
 def decode(
