@@ -59,7 +59,11 @@ class Family:
         check_options(override, self.name, self.overridable(), of_whole)
 
     def error(self, where: str, rule: str, error: Exception) -> Exception:
-        """The same kind of error, beginning with `where`. The core names the rule; where nobody asked for that one by its
-        name, the class stands in its place."""
-        text = str(error).replace(f" for {rule} ", f" for {self.name} ") if rule else str(error)
-        return with_context(where, type(error)(text))
+        """The same kind of error, beginning with `where`; `rule` as in `of_class`."""
+        return with_context(where, of_class(error, rule, self.name))
+
+
+def of_class(error: Exception, rule: str, name: str) -> Exception:
+    """The same kind of error, with the name of a class where the core names `rule`, which nobody asked for by its name;
+    "" is none."""
+    return type(error)(str(error).replace(f" for {rule} ", f" for {name} ")) if rule else error

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from lowtide import _core
 from lowtide.checks.values import number
+from lowtide.engine.family import of_class
 from lowtide.memory.budgets import Memory
 from lowtide.options.options import check_kinds
 from lowtide.planning.rates import Rates, step_rates
@@ -166,7 +167,11 @@ def _predict(rule: str, memory: Memory | None, groups: list[ShapedGroup], rates:
         )
         for group in groups
     ]
-    total, budgets = _core.plan_memory(core_rule(rule), memory.budget() if memory else None, described, read, write)
+    try:
+        total, budgets = _core.plan_memory(core_rule(rule), memory.budget() if memory else None, described, read, write)
+    except ValueError as error:
+        used = next((group.rule for group in groups if group.rule), "")  # that of Muon's matrices
+        raise of_class(error, used, "Muon") from error
     own = [(f"group {group.number}", group.memory) for group in groups if group.memory]
     names, memories = zip(("optimizer", memory), *own, strict=True)
     parts = tuple(BudgetPlan(**budget) for budget in budgets)
