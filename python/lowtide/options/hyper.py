@@ -11,7 +11,7 @@ from lowtide.devices import places
 
 # Hyper-parameters of the core that are one tuple, "betas", here, and those that are bools.
 BETAS = ("beta1", "beta2", "beta3")
-FLAGS = ("maximize", "nesterov", "amsgrad", "centered")
+FLAGS = [each.name for each in _core.hyper_parameters() if each.flag]
 SCHEDULES = ("t_alpha", "t_beta3")  # steps, or None for none
 
 
@@ -42,10 +42,8 @@ def hyper_values(keys: Sequence[str], group: Mapping[str, Any]) -> tuple[float, 
 
 
 def hyper_keys(rule: str, given: Container[str]) -> tuple[str, ...]:
-    """The core's hyper-parameters that `given`, a group's options, sets. Only AdEMAMix has a third beta."""
-    return tuple(
-        key for key in _core.default_hyper(rule) if group_key(key) in given and (key != "beta3" or rule == "ademamix")
-    )
+    """The core's hyper-parameters that the rule reads and `given`, a group's options, sets."""
+    return tuple(each.name for each in _core.hyper_parameters(rule) if group_key(each.name) in given)
 
 
 def group_key(key: str) -> str:
