@@ -51,7 +51,7 @@ class Backend(TypedDict):
 
 
 def backends() -> dict[str, Backend]:
-    """What this installation can run on: backend name → {"available": bool, "detail": str}. Loads the plug-ins that
+    """The backends of this installation: backend name → {"available": bool, "detail": str}. Loads the plug-ins that
     are installed and asks their drivers for devices. Parameters on the CPU are stepped by "cpu", those on `cuda` by
     "cuda", those on `xpu` by "sycl"."""
     return _core.backends()

@@ -183,7 +183,7 @@ def _signer(place: Place) -> _core.Signer:
 
 
 def _signer_of(place: Place) -> tuple[_core.Signer, int]:
-    """What computes there, and the queue that a call is ordered on."""
+    """The signer of the device, and the queue that a call is ordered on."""
     return _signer(place), place.queue()
 
 
@@ -212,7 +212,7 @@ def _weights(weights: Any) -> list[int]:
 
 
 def _dtype_name(dtype: Any) -> str:
-    """Of a torch or numpy dtype; of None, the default."""
+    """The core's name of a torch or numpy dtype; the default for None."""
     if dtype is None:
         return "float32"
     name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype).removeprefix("torch.")

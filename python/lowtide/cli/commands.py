@@ -1,4 +1,4 @@
-"""What the commands of the command line find out; nothing here prints."""
+"""The work behind the commands of the command line; nothing here prints."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def _lowtide(
 
 @app.command()
 def info(disk: Disk = None, as_json: Json = False) -> None:
-    """What this installation and this machine can do; measures rates for about four seconds."""
+    """Show the abilities of this installation and this machine; measures rates for about four seconds."""
     found = commands.describe_machine(disk)
     _out(found) if as_json else render.machine(found)
 
@@ -164,7 +164,7 @@ def bench(
 
 @app.command()
 def inspect(file: Annotated[Path, typer.Argument(help="What Optimizer.save wrote.")], as_json: Json = False) -> None:
-    """What a checkpoint file holds; checks its header, not its data."""
+    """Show the contents of a checkpoint file; checks its header, not its data."""
     found = commands.describe_checkpoint(file)
     _out(found) if as_json else render.checkpoint(found)
 

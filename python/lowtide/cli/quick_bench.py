@@ -136,7 +136,7 @@ def run(elements: int, rule: str, state: str, disk: str | None, rounds: int, mom
 
 
 def _moved(rows: int, rule: str, state: str, momentum: float) -> int:
-    """Of float32 parameters and gradients: reads the gradient, reads and writes parameter and state."""
+    """Bytes of a step with float32 parameters: reads the gradient, reads and writes parameter and state."""
     of_state = plan([(rows, _ROW)], rule, state, min_quantized_numel=0, momentum=momentum).state_bytes
     return 12 * rows * _ROW + 2 * of_state
 

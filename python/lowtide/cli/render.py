@@ -1,4 +1,4 @@
-"""What the command line prints: tables that fit 80 columns and need no colour."""
+"""The output of the command line: tables that fit 80 columns and need no colour."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from lowtide.state.foreign import flashoptim
 
 
 def master_weights(params: Iterable[torch.Tensor], state_dict: dict[str, Any]) -> list[torch.Tensor]:
-    """What each parameter is in float32, with the "error_bits" of a FlashOptim state_dict: new tensors, in order.
+    """The float32 value of each parameter, with the "error_bits" of a FlashOptim state_dict: new tensors, in order.
 
     params: the parameters that the dict was saved with, of the types and values of then.
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Recipe(NamedTuple):
-    """What a name stands for."""
+    """The optimizer and state format that a name stands for."""
 
     optimizer: type[Optimizer]
     state: str = "fp32"
@@ -62,7 +62,7 @@ RECIPES: Mapping[str, Recipe] = {
 
 
 class Arguments(Protocol):
-    """What is read of a `transformers.TrainingArguments`."""
+    """The fields that are read of a `transformers.TrainingArguments`."""
 
     learning_rate: float
     weight_decay: float
@@ -98,8 +98,8 @@ def optimizer(
     embeddings_fp32: bool = False,
     **options: Any,
 ) -> tuple[type[Optimizer], dict[str, Any]]:
-    """What `Trainer(optimizer_cls_and_kwargs=)` takes: a class, and its arguments as the Trainer would choose them for
-    `optim=name`. The Trainer makes the groups that weights decay in. Elsewhere: `cls(params, **kwargs)`.
+    """The value for `Trainer(optimizer_cls_and_kwargs=)`: a class, and its arguments as the Trainer would choose them
+    for `optim=name`. The Trainer makes the groups that weights decay in. Elsewhere: `cls(params, **kwargs)`.
 
     Args:
         name: one of `RECIPES`, such as "adamw_8bit" or `args.optim`.

@@ -33,7 +33,7 @@ class Array(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Of the elements, where they are contiguous."""
+        """Bytes of the elements, where they are contiguous."""
         return self.numel * self.itemsize
 
     @property
@@ -55,9 +55,9 @@ class Array(NamedTuple):
 
 
 def read(value: object, where: str) -> Array:
-    """What `value` is. Nothing is copied.
+    """Describes the array `value`. Nothing is copied.
 
-    TypeError for what is no array; ValueError for one that has no memory of its own or not a plain one;
+    TypeError if it is no array; ValueError for one that has no memory of its own or not a plain one;
     NotImplementedError for a device that this installation cannot compute on.
     """
     if isinstance(value, torch.Tensor):

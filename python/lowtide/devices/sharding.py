@@ -54,7 +54,7 @@ class Sharding(NamedTuple):
 
     @property
     def whole(self) -> tuple[list[int], bool]:
-        """What the core is told, so that it chooses the state's format by the whole parameter."""
+        """The whole parameter, by which the core chooses the state's format."""
         return list(self.spec.shape), self.rows_cut
 
     @property
@@ -117,7 +117,7 @@ class Sharding(NamedTuple):
         return local.dtype == torch.uint8 and local.ndim == 2 and length > 0 and local.shape[1] * 2 == length
 
     def describe(self) -> dict[str, Any]:
-        """What a file of this rank says of the parameter, as JSON has it."""
+        """The parameter's description in this rank's file, as JSON."""
         mesh = self.spec.mesh
         return {
             "shape": list(self.spec.shape),

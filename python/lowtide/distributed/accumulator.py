@@ -39,7 +39,7 @@ class SignAccumulator:
 
     @property
     def nbytes(self) -> int:
-        """Of counters."""
+        """Bytes of counters."""
         return sum(counts.bytes() for counts in self._counts)
 
     def add(self) -> None:

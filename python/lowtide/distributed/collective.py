@@ -41,7 +41,7 @@ ALGORITHMS = ("auto", "one_phase", "two_phase")
 
 
 class Outcome(NamedTuple):
-    """What came out of a vote; the same on every worker but for the times."""
+    """The outcome of a vote; the same on every worker but for the times."""
 
     applied: bool  # False: a worker had a value that is not finite, and nothing may be done
     nonfinite_ranks: list[int]
@@ -167,7 +167,7 @@ class Collective:
         """ValueError, on every worker, naming what is not the same on all. Integers of 63 bits, or floats."""
         if len(values) > COMPARED:
             raise ValueError(f"got {len(values)} values to compare, wanted at most {COMPARED}")
-        # Of one size, whatever there is to compare: workers that run different code must find that out, too.
+        # The size is fixed, whatever there is to compare: workers that run different code must find that out, too.
         mine = torch.zeros(COMPARED, 2, dtype=torch.int64)
         for place, (what, value) in enumerate(values.items()):
             mine[place] = torch.tensor([1 + digest(what), _integer_of(value)])

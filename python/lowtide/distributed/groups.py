@@ -54,7 +54,7 @@ class Transport:
         return every
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Of all ranks' `values`, on the CPU."""
+        """The sum of all ranks' `values`, on the CPU."""
         total = values.to(self.device, copy=True)
         dist.all_reduce(total, group=self.group)
         return total.cpu()

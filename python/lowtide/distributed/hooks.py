@@ -159,5 +159,5 @@ class SignVote(SignHook):
         return {"votes": self.votes}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Of any number of workers; on every one."""
+        """Loads the state of any number of workers; call it on every worker."""
         self.votes = votes_of(state_dict)

@@ -84,5 +84,5 @@ class SignBuffers:
 
 
 def address(tensor: torch.Tensor | None) -> int:
-    """What the core takes; 0 for None."""
+    """The address for the core; 0 for None."""
     return 0 if tensor is None else tensor.data_ptr()

@@ -125,7 +125,7 @@ class SignOptimizer(Optimizer):
         return bad, lambda: self._ballots(scale)
 
     def _check_gradients(self) -> tuple[float, bool]:
-        """What gradients are multiplied by, and whether one is not finite."""
+        """The factor of the gradients, and whether one of them is not finite."""
         scale, bad = self._scaling()
         if bad is None:
             bad = self.engine.settings.nonfinite != "propagate" and self._core.check(scale, self.engine.queue()) >= 0
@@ -149,7 +149,7 @@ class SignOptimizer(Optimizer):
         return self._buffers
 
     def _alike(self) -> dict[str, int | float]:
-        """What must be the same on all workers, by name."""
+        """The values that must be the same on all workers, by name."""
         found: dict[str, int | float] = {"the optimizer's class": digest(type(self).__name__)}
         found["the parameters' shapes and types"] = self._shapes
         for key in self.engine.family.keys:

@@ -1,4 +1,4 @@
-"""What error feedback keeps of each gradient, encoded as optimizer state is."""
+"""The residuals of error feedback, encoded as optimizer state is."""
 
 from __future__ import annotations
 

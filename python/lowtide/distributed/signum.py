@@ -128,7 +128,7 @@ class Signum(SignOptimizer):
                 param.grad = grad
 
     def _parts(self, numbers: set[int]) -> Iterator[Tensor]:
-        """Of the buffers, that of each of these parameters."""
+        """The buffer of each of these parameters."""
         buffers, first = self._room(), 0
         for number, param in enumerate(self.engine.params):
             count = aligned(param.numel())
@@ -168,7 +168,7 @@ class Signum(SignOptimizer):
                 self._core.set_step_count(index, steps)
 
     def _momenta(self) -> list[float]:
-        """Of each group of the core."""
+        """The momentum of each group of the core."""
         return [core_group.pushed["momentum"] for core_group in self.engine.groups]
 
     @contextmanager

@@ -47,7 +47,7 @@ class Family:
         """Raises NotImplementedError for parameters that this class cannot step."""
 
     def core_nonfinite(self, nonfinite: str) -> str:
-        """What the core does about gradients that are not finite, where users chose `nonfinite`."""
+        """The core's treatment of non-finite gradients, where users chose `nonfinite`."""
         return nonfinite
 
     def check_override(self, override: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from lowtide.devices.places import HOST, Place
 
 
 class Budget(NamedTuple):
-    """What the core takes; -1: no limit."""
+    """The budget as the core takes it; -1: no limit."""
 
     ram_bytes: int
     disk: str
@@ -102,7 +102,7 @@ class Memory:
 
 
 def budget_at(memory: Memory | None, place: Place) -> Budget | None:
-    """What an optimizer with this `memory` gives its core; None: no limit."""
+    """The budget that an optimizer with this `memory` gives its core; None: no limit."""
     if memory is None and not place.kind.automatic:
         return None
     return (memory or Memory()).budget(place)

@@ -1,4 +1,4 @@
-"""What an optimizer does inside `backward()`: hooks on its parameters, and reading ahead.
+"""The optimizer's work inside `backward()`: hooks on its parameters, and reading ahead.
 
 The hook of a parameter runs when its gradient is complete, on the thread and the stream that computed it.
 """

@@ -204,7 +204,7 @@ class SteppingOptimizer(torch.optim.Optimizer):
         self.engine.core.prepare_replay(1.0, self.engine.queue())
 
     def _scaling(self) -> tuple[float, bool | None]:
-        """What gradients are multiplied by, and whether one is known not to be finite (None: it is not known)."""
+        """The factor of the gradients, and whether one is known not to be finite (None: unknown)."""
         if not self.engine.settings.amp_scaling or (found := getattr(self, "found_inf", None)) is None:
             return 1.0, None
         bad = float(found) > 0

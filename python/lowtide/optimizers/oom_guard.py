@@ -1,4 +1,4 @@
-"""What to do when the device's memory is short outside of the optimizer: give it that of the state."""
+"""Frees the state's device memory when the device's memory is short outside of the optimizer."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ WHOLE_OPTIMIZER = (
 )  # fmt: skip
 # Options that are accepted and mean nothing.
 IGNORED = ("foreach", "fused")
-# What options may be, in types and in words. What a string may be, the core knows.
+# The types of options, and their names in messages. The core knows which strings are valid.
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "state": ((str,), "a str"),
     "memory": ((Memory, NoneType), "a lowtide.Memory or None"),

@@ -61,7 +61,7 @@ def changes() -> int:
 
 
 class Override:
-    """What `override` returns."""
+    """The handle that `override` returns."""
 
     def __init__(self, entries: Sequence[_Entry]) -> None:
         self._entries = entries
@@ -167,7 +167,7 @@ def _copy(entry: _Entry) -> _Entry:
 
 
 class Overridden:
-    """What one parameter of one optimizer has met. Once met an override stays, whatever becomes of the module."""
+    """The overrides that one parameter of one optimizer has seen. Once seen, an override stays in effect."""
 
     def __init__(self) -> None:
         self._met: list[_Entry] = []
@@ -194,7 +194,7 @@ def look(params: Sequence[torch.Tensor]) -> list[list[_Entry]]:
 
 
 def options_of(params: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
-    """What the overrides that there are now say of each of these parameters."""
+    """The options that the present overrides give to each of these parameters."""
     all_options = []
     for entries in look(params):
         overridden = Overridden()

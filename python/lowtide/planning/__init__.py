@@ -1,1 +1,1 @@
-"""What a run will take, before it."""
+"""Predictions of bytes and seconds before a run."""

@@ -1,4 +1,4 @@
-"""What a run will take, before it: bytes of RAM and disk, bytes moved and seconds per step."""
+"""Predicts a run: bytes of RAM and disk, bytes moved and seconds per step."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def core_rule(rule: str) -> str:
 
 
 def default_momentum(rule: str) -> float:
-    """What the rule's optimizer has if none is given."""
+    """The default momentum of the rule's optimizer."""
     return 0.95 if rule == "muon" else float(_core.default_hyper(rule)["momentum"])
 
 
@@ -194,7 +194,7 @@ def _measure_for(unrated: Plan, groups: list[ShapedGroup]) -> Rates:
     step: dict[str, float] = {}
     for state in sorted({group.state for group in groups if group.params}):
         most = most_of(group.variant for group in groups if group.params and group.state == state)
-        # What an optimizer takes may be refused of a large parameter: 4 bits, of long averages. The rate is unknown then.
+        # A large parameter may refuse options of its optimizer: 4 bits, of long averages. The rate is then unknown.
         for variant in (most, most._replace(betas=None, alpha=None)):
             with contextlib.suppress(ValueError):
                 step |= step_rates(core_rule(unrated.rule), [state], variant)

@@ -1,4 +1,4 @@
-"""What a machine can do: bytes of state that it steps in a second, and those of a disk."""
+"""The rates of a machine: bytes of state that it steps in a second, and those of a disk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lowtide.planning.shapes import Variant, variant_of
 
 @dataclass(frozen=True)
 class Rates:
-    """What a machine can do; 0: unknown.
+    """The rates of a machine; 0: unknown.
 
     Attributes:
         step: bytes of state that a step takes per second, for all state formats alike or by format.

@@ -66,8 +66,8 @@ class ShapedGroup:
 
 
 def groups_of(source: Any, defaults: ShapedGroup, muon: bool = False) -> list[ShapedGroup]:
-    """What an optimizer would make of `source`, in order, cut where options or rule change; what a group does not say is
-    as in `defaults`. muon: matrices have its rule.
+    """The groups that an optimizer would make of `source`, in order, cut where options or rule change. `defaults` give
+    the options that a group lacks. muon: matrices have its rule.
 
     Frozen parameters (`torch.nn.Parameter`s that require no gradient) are left out: they never get state.
     Raises ValueError or TypeError for what an optimizer would refuse, wherever the tensors are.
@@ -89,7 +89,7 @@ def groups_of(source: Any, defaults: ShapedGroup, muon: bool = False) -> list[Sh
 def _groups(
     entry: Any, defaults: ShapedGroup, number: int, seen: set[int], muon: bool, first: int
 ) -> list[ShapedGroup]:
-    """Of one parameter group; first: place of the first one."""
+    """The parameters of one group; first: place of the first one."""
     where = f"parameter group {number}"
     if not isinstance(entry, Mapping) or "params" not in entry:
         raise TypeError(f"{where}: got {type(entry).__name__}, wanted a dict with 'params', as all groups are")
@@ -150,7 +150,7 @@ def _groups(
 
 
 def variant_of(given: Mapping[str, Any], defaults: Variant = Variant()) -> Variant:
-    """What a group's options, or arguments, say. TypeError or ValueError for what is no number or no bool."""
+    """The variant that a group's options, or arguments, select. TypeError or ValueError for a wrong type or value."""
     merged = {**defaults._asdict(), **{key: given[key] for key in Variant._fields if key in given}}
     momentum, amsgrad, centered, max_unorm = hyper_values(Variant._fields[:4], merged)
     betas, alpha = merged["betas"], merged["alpha"]  # betas: how many there must be, the rule says
@@ -200,7 +200,7 @@ def of_file(path: str | os.PathLike[str]) -> list[Shape]:
 
 
 def of_hf_config(path: str | os.PathLike[str]) -> list[Shape]:
-    """Of the causal language model that a `config.json` of Hugging Face transformers describes; needs that package."""
+    """Shapes of the causal language model that a `config.json` of transformers describes; needs that package."""
     content = _json(path)
     if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
         raise ValueError(f"{path}: got no model_type, wanted the config.json of a transformers model")

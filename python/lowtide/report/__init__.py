@@ -1,1 +1,1 @@
-"""What Lowtide tells of itself: reports in numbers, and a log."""
+"""Lowtide's reports in numbers, and its log."""

@@ -1,4 +1,4 @@
-"""What `Optimizer.report` returns."""
+"""The result of `Optimizer.report`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Lowtide tells of its own decisions, through `logging.getLogger("lowtide")`. Nothing is printed."""
+"""The log of Lowtide's own decisions, `logging.getLogger("lowtide")`. Nothing is printed."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ _EIGHT_BITS = {"dynamic4": "dynamic8", "mixed12": "dynamic8"}  # of a codec that
 
 
 def stamp(rule: str, seed: int) -> dict[str, Any]:
-    """What every parameter group carries to say what it is."""
+    """The keys that identify a parameter group as Lowtide's."""
     return {"lowtide_format": FORMAT, "lowtide_rule": rule, SEED: seed}
 
 

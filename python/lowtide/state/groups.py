@@ -15,7 +15,7 @@ from lowtide.state.format import FIXED, OWN_KEYS, SEED, STAMP, check_stamp, is_s
 
 
 class Groups(NamedTuple):
-    """What the groups of a dict say."""
+    """The groups of a dict, checked."""
 
     groups: list[dict[str, Any]]  # to become the optimizer's
     numbers: dict[Any, int]  # the parameter number of every id in the dict

@@ -21,7 +21,7 @@ from lowtide.state.states import States
 
 
 class Restore(NamedTuple):
-    """What to do with one parameter: zero its state (no tensors), copy tensors into it, or encode floats into it."""
+    """The change of one parameter's state: zero it (no tensors), copy tensors into it, or encode floats into it."""
 
     number: int
     step: int = 0
@@ -129,7 +129,7 @@ def restart_removed(engine: Engine, states: Mapping[torch.Tensor, dict[str, Any]
 
 
 def shown_states(engine: Engine) -> States:
-    """What users see of all state."""
+    """All state as users see it."""
     core = engine.core
     here = [core.has_state(i) for i in range(len(engine.params))]
     states = States(dict)

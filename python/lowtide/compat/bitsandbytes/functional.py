@@ -23,8 +23,8 @@ def create_dynamic_map(signed: bool = True, max_exponent_bits: int = 7, total_bi
 
 
 class QuantState:
-    """What undoes a quantization: `absmax` of each block, the code book `code`, `blocksize`, and the `dtype` that there
-    was. With `nested`, absmax are codes themselves, of `state2`, less `offset`."""
+    """Undoes a quantization: `absmax` of each block, the code book `code`, `blocksize`, and the original `dtype`.
+    With `nested`, absmax are codes themselves, of `state2`, less `offset`."""
 
     def __init__(
         self,

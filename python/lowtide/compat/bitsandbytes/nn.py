@@ -41,7 +41,7 @@ class Embedding(torch.nn.Embedding):
         self._add_layers(device)
 
     def _add_layers(self, device: Any) -> None:
-        """What a subclass has beside the weight."""
+        """Sets up the parts of a subclass beside the weight."""
 
     @classmethod
     def from_pretrained(
@@ -54,7 +54,7 @@ class Embedding(torch.nn.Embedding):
         scale_grad_by_freq: bool = False,
         sparse: bool = False,
     ) -> Self:
-        """Of a weight of two dimensions, which is kept, not copied; freeze: it gets no gradient."""
+        """Wraps a weight of two dimensions without copying it. freeze: it gets no gradient."""
         expect(embeddings.ndim == 2, "embeddings", f"{embeddings.ndim} dimensions", "2")
         rows, columns = embeddings.shape
         made = cls(rows, columns, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse, embeddings)
@@ -79,7 +79,7 @@ class StableEmbedding(Embedding):
         self.norm = torch.nn.LayerNorm(self.embedding_dim, device=device)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Of indices of any shape: [*input.shape, embedding_dim]."""
+        """Looks up indices of any shape; the result is [*input.shape, embedding_dim]."""
         found: Tensor = super().forward(input)
         normed: Tensor = self.norm(found.to(torch.get_default_dtype()))
         return normed.to(self.weight.dtype)

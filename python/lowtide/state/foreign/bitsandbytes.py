@@ -113,7 +113,7 @@ def read_entry(spec: ParamSpec, entry: dict[str, Any], where: str) -> Entry:
 def _read_state(
     flat: dict[str, Any], k: int, shape: torch.Size, parts: int, where: str
 ) -> list[Quantized] | list[torch.Tensor]:
-    """What state1 or state2 holds: `parts` moments of `shape`."""
+    """The moments in state1 or state2: `parts` of them, of `shape`."""
     state, book, absmax = (flat.get(f"{part}{k}") for part in ("state", "qmap", "absmax"))
     text = f"{where}, state{k}"
     check_tensor(state, text)
