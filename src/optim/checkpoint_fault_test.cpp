@@ -215,7 +215,7 @@ TEST(CheckpointFault, AKilledProcessLeavesTheOldOrTheNew) {
       }
     }
   }
-  // What the killed left is beside the path and named after it.
+  // Files of the killed process lie beside the path and are named after it.
   int leftovers = 0, strangers = 0;
   for (const auto& entry : std::filesystem::directory_iterator(directory.file(""))) {
     const std::string name = entry.path().filename().string();

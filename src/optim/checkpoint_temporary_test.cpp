@@ -42,13 +42,13 @@ TEST(CheckpointTemporary, OnlyAbandonedFilesOfThisPathGo) {
                                           "c.tmp-1" + tag + ".bak"};
   for (const auto& names : {abandoned, alike})
     for (const std::string& name : names) write_file(directory.file(name), "x");
-  // Of that name, but no such file.
+  // Entries with such a name that are no such file.
   const std::string folder = "c.tmp-2" + tag, link = "c.tmp-3" + tag, fifo = "c.tmp-4" + tag, twice = "c.tmp-5" + tag;
   std::filesystem::create_directory(directory.file(folder));
   std::filesystem::create_symlink(directory.file("d.tmp-1" + tag), directory.file(link));
   ASSERT_EQ(::mkfifo(directory.file(fifo).c_str(), 0600), 0);
   std::filesystem::create_hard_link(directory.file("c.tmp"), directory.file(twice));
-  // Of a writer that is alive.
+  // The file of a writer that is alive.
   const std::string live = "c.tmp-6" + tag;
   write_file(directory.file(live), "x");
   const int fd = ::open(directory.file(live).c_str(), O_WRONLY | O_CLOEXEC);

@@ -68,7 +68,7 @@ struct Model {
     return out;
   }
 
-  // What the twin's step says of these gradients.
+  // The result of the twin's step with these gradients.
   Signs expected(const std::vector<Gradient>& gradients, bool zero_is_plus) {
     Signs out(votes);
     std::fill(out.bits.begin(), out.bits.end(), std::byte{0});
@@ -194,7 +194,7 @@ TEST(OptimizerSigns, OneVoterStepsAsLion) {
   EXPECT_EQ(differing, 0);
 }
 
-// What always had a gradient of zero has no presence, and so stays where it is; without presence it would drift.
+// An element whose gradient was always zero has no presence and so stays where it is; without presence it would drift.
 TEST(OptimizerSigns, ZeroGradientsDoNotDrift) {
   constexpr int kSteps = 10000;
   int64_t drift = 0, control = 0;
