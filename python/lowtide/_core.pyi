@@ -106,7 +106,7 @@ def disk_info(directory: str) -> dict[str, Any]:
     """{"free_bytes": int, "engine": str, "direct": bool}. ValueError, OSError."""
 
 def measure_disk_rates(directory: str, bytes: int = 268435456, seconds: float = 1.0) -> dict[str, Any]:
-    """What `disk_info` says, "read" and "write" in bytes per second, and the "bytes" used. Releases the GIL."""
+    """The fields of `disk_info`, "read" and "write" in bytes per second, and the "bytes" used. Releases the GIL."""
 
 class Signer:
     """Where signs are computed: the CPU, or the device of a queue. Arrays are addresses with their bytes, contiguous
@@ -270,7 +270,7 @@ class Optimizer:
 
     def place_states(self) -> None: ...
     def check(self, grad_scale: float = 1.0, stream: int = 0) -> int:
-        """What `step` would return, without stepping."""
+        """Returns the result that `step` would return, without stepping."""
 
     def step(
         self, grad_scale: float = 1.0, assume_finite: bool = False, stream: int = 0, free_bytes: int = -1,
@@ -290,7 +290,7 @@ class Optimizer:
     def synchronize(self) -> None: ...
 
     def sign_count(self) -> int:
-        """Of the signs of all parameters, each with room up to a multiple of SIGN_ALIGNMENT."""
+        """Number of signs of all parameters, each padded to a multiple of SIGN_ALIGNMENT."""
 
     def ballots(
         self, bits: int, presence: int, zero_is_plus: bool, grad_scale: float, assume_finite: bool, stream: int, /
@@ -323,7 +323,7 @@ class Optimizer:
         """Whether the state streams from a disk or is on a device: `state` shows its step count only."""
 
     def read_state(self, param: int) -> dict[str, torch.Tensor]:
-        """What `state` would show, in copies, wherever the state lives."""
+        """Copies of the tensors that `state` shows, wherever the state lives."""
 
     def write_state(self, param: int, tensors: dict[str, torch.Tensor]) -> None:
         """Takes back what `read_state` gave, but for the step count: contiguous tensors of those types and shapes."""

@@ -1,4 +1,4 @@
-"""What bitsandbytes' optimizer classes have in common here: how their arguments become options of Lowtide's."""
+"""The common part of bitsandbytes' optimizer classes: their arguments become Lowtide's options."""
 
 from __future__ import annotations
 
