@@ -51,14 +51,14 @@ def check_group(
     rule: str, hyper: dict[str, float | bool], state: str, min_quantized_numel: int, rounding: str = "auto",
     master: str = "", present: dict[str, float | bool] | None = None, codecs: Sequence[str] = (),
 ) -> None:  # fmt: skip
-    """What `Optimizer.add_group` refuses; with `present`, the hyper-parameters that a group with parameters of these codecs
-    has, what `set_hyper` refuses."""
+    """Raises where `Optimizer.add_group` refuses the group. With `present`, the hyper-parameters of a group whose parameters
+    have these codecs, raises where `set_hyper` refuses the change."""
 
 def state_layout(
     rule: str, hyper: dict[str, float | bool], state: str, min_quantized_numel: int, rounding: str, master: str,
     sizes: Sequence[int], dtype: str, whole: tuple[list[int], bool, list[int]] | None = None, fullest: bool = True,
 ) -> StateLayout:  # fmt: skip
-    """Of a parameter of such a group. fullest: all states that it can have; else those of its hyper-parameters."""
+    """State of a parameter of such a group. fullest: all states that it can have; else those of its hyper-parameters."""
 
 # Addresses of contiguous host memory: float32 values [rows, row_length], codes, and scales (0: the codec has none).
 def code_sizes(codec: str, signed: bool, rows: int, row_length: int) -> tuple[str, tuple[int, int], tuple[int, int] | None]:
