@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = "test,examples,frameworks,sycl"
+EXTRAS = "test,examples,frameworks,peers,sycl"
 
 
 @dataclass
