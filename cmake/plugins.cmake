@@ -35,12 +35,13 @@ function(lt_install_plugin target)
   set(lt_plugins ${lt_plugins} ${target} PARENT_SCOPE)
 endfunction()
 
-# Builds the plug-in of each line of backends.def, by its folder's plugin.cmake.
+# Builds the plug-in of each line of backends.def, by its folder's plugin.cmake. A backend without one is part of the
+# library.
 macro(lt_include_plugins)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${lt_src}/backend/backends.def")
   file(STRINGS "${lt_src}/backend/backends.def" lt_lines REGEX "^LT_BACKEND")
   foreach(line IN LISTS lt_lines)
     string(REGEX REPLACE "^LT_BACKEND\\(([a-z0-9_]+),.*" "\\1" backend "${line}")
-    include("${lt_src}/backend/${backend}/plugin.cmake")
+    include("${lt_src}/backend/${backend}/plugin.cmake" OPTIONAL)
   endforeach()
 endmacro()

@@ -1,8 +1,8 @@
 """Claim: a rule is three files: its header, its line in rules.def and its Python class.
 
-use_from_python.py ROOT SRC PACKAGE: SRC has the rule of docs/adding-a-rule.md (extract.py), PACKAGE the module that was
-built with it. This adds the package's Python files with the class, counts the files that differ from those of the tree,
-and steps the rule.
+rule_from_python.py ROOT PART PACKAGE: PART has the files of docs/adding-a-rule.md (extract.py), PACKAGE the module that
+was built with them. This adds the package's Python files with the class, counts the files that differ from those of the
+tree, and steps the rule.
 """
 
 from __future__ import annotations
@@ -22,17 +22,7 @@ class AccumulatedSign(Optimizer):
 '''
 
 
-def changed(new: Path, old: Path) -> list[str]:
-    """Files of `new` that `old` has not, or has otherwise."""
-    files = [file.relative_to(new) for file in new.rglob("*") if file.suffix in (".h", ".def", ".py")]
-
-    def is_new(file: Path) -> bool:
-        return not (old / file).is_file() or (old / file).read_bytes() != (new / file).read_bytes()
-
-    return sorted(str(file) for file in files if is_new(file))
-
-
-def main(root: Path, src: Path, package: Path) -> None:
+def main(root: Path, part: Path, package: Path) -> None:
     try:
         import torch
     except ImportError:
@@ -45,7 +35,10 @@ def main(root: Path, src: Path, package: Path) -> None:
     rules = package / "optimizers/rules.py"
     rules.write_text(rules.read_text() + CLASS)
 
-    touched = changed(src / "portable", root / "src/portable") + changed(package, root / "python/lowtide")
+    touched = [str(file.relative_to(part / "src")) for file in (part / "src").rglob("*") if file.is_file()]
+    for file in package.rglob("*.py"):
+        if file.read_bytes() != (root / "python/lowtide" / file.relative_to(package)).read_bytes():
+            touched.append(str(file.relative_to(package)))
     print(f"{len(touched)} files of a rule: {', '.join(touched)}")
     assert len(touched) == 3, f"got {touched}, wanted a header, rules.def and a Python file"
 

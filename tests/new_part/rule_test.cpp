@@ -5,8 +5,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <iterator>
 
-#include "new_rule.h"
+#include "part.h"
 #include "support/optimizer_case.h"
 
 namespace lowtide::testing {
@@ -28,7 +29,7 @@ Outcome outcome_of(const std::string& state, const std::string& target, Fn&& eac
   Outcome out;
   out.param.randomize(rng);
   Config config;
-  config.rule = LT_NEW_RULE_NAME, config.state = state, config.target = target;
+  config.rule = "accumulated_sign", config.state = state, config.target = target;
   config.hyper = default_hyper(config.rule);
   config.hyper.lr = kLr;
   Optimizer optimizer = make_optimizer(config);
@@ -46,7 +47,8 @@ Outcome outcome_of(const std::string& state, const std::string& target, Fn&& eac
 
 TEST(NewRule, IsKnownByItsName) {
   const std::vector<std::string> names = rule_names();
-  EXPECT_EQ(std::count(names.begin(), names.end(), LT_NEW_RULE_NAME), 1);
+  EXPECT_EQ(std::count(names.begin(), names.end(), "accumulated_sign"), 1);
+  EXPECT_EQ(std::size(kPartFiles), 2u) << "and its Python class";
 }
 
 // Each step rounds a sum, a quotient, a product and a difference, all below 8 in magnitude: less than kSteps x 2^-20.
@@ -57,7 +59,7 @@ TEST(NewRule, ComputesItsReference) {
   std::vector<double> p, sum(static_cast<size_t>(start.numel));
   for (int64_t i = 0; i < start.numel; ++i) p.push_back(start.get(i));
   const Outcome got = outcome_of("fp32", "", [&](const Tensor& grad) {
-    for (size_t i = 0; i < p.size(); ++i) p[i] = LT_NEW_RULE(p[i], grad.get(int64_t(i)), sum[i], kLr);
+    for (size_t i = 0; i < p.size(); ++i) p[i] = accumulated_sign(p[i], grad.get(int64_t(i)), sum[i], kLr);
   });
   double worst = 0;
   size_t moved = 0;
