@@ -155,14 +155,6 @@ class Engine:
         """The options of each parameter, by number, with these parameter groups and its overrides."""
         return {i: each.options(groups) for each in self.groups for i in each.params}
 
-    def check_options(self, group: CoreGroup, options: Mapping[str, Any]) -> None:
-        """ValueError or TypeError for options that a group of the core cannot take now."""
-        hyper = self.family.hyper_of(group.rule, options)
-        codecs = [self.core.state_codec(i) for i in group.params]
-        state, least, master = group.format
-        rule = group.rule or self.family.core_rule
-        _core.check_group(rule, hyper, state, least, options["rounding"], master, group.pushed, codecs)
-
     def set_seed(self, seed: int) -> None:
         if seed != self.settings.seed:
             self.settings.seed = seed
@@ -190,28 +182,24 @@ class Engine:
         return dict(self.core.states_of(number))
 
     def layout(self, number: int) -> dict[str, torch.Tensor]:
-        """Tensors like those of the state that a parameter has or, having none, can be given."""
+        """Tensors like those of the state that a parameter has or, having none, can be given, whatever its momentum."""
         core = self.core
         live = core.state(number)
         if core.has_state(number) and len(live) > 1:
             return live
-        live = self._layout(number, fullest=True)  # SGD without momentum shows no buffer, and can be given one,
-        if RESIDUAL in live and MOMENTUM in live:  # but a residual keeps to the states that it lies with
-            there = core.read_state(number) if core.has_state(number) else self._layout(number, fullest=False)
-            live = {name: like for name, like in live.items() if name in there}
-        return live
-
-    def _layout(self, number: int, fullest: bool) -> dict[str, torch.Tensor]:
-        """All the state that the core can allocate for a parameter, whatever its momentum; or what it has with that."""
         group, of, local = self.group_of(number), self.shardings[number], local_of(self.params[number])
         state, least, master = group.format
-        found = _core.state_layout(
-            group.rule or self.family.core_rule, group.pushed, state, least, group.rounding, master, list(local.shape),
-            str(local.dtype).removeprefix("torch."), of.shard if of else None, fullest,
+        fullest, now = (
+            _core.state_layout(
+                group.rule or self.family.core_rule, group.pushed, state, least, group.rounding, master, list(local.shape),
+                str(local.dtype).removeprefix("torch."), of.shard if of else None, fullest,
+            ).tensors
+            for fullest in (True, False)
         )  # fmt: skip
-        tensors = {
-            name: torch.empty(sizes, dtype=getattr(torch, dtype), device="meta") for name, dtype, sizes in found.tensors
-        }
+        if {RESIDUAL, MOMENTUM} <= {name for name, _, _ in fullest}:  # a residual keeps to the states that it lies with
+            there = core.read_state(number) if core.has_state(number) else [name for name, _, _ in now]
+            fullest = [one for one in fullest if one[0] in there]
+        tensors = {name: torch.empty(sizes, dtype=getattr(torch, dtype), device="meta") for name, dtype, sizes in fullest}
         return {"step": torch.empty((), dtype=torch.int64, device="meta"), **tensors}
 
     # Where state is, and what has happened.

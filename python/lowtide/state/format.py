@@ -83,7 +83,17 @@ def check_entry(
     for name in (key for key in live if key != "step" and not key.endswith("_scale")):
         expect(name in entry, where, f"keys {sorted(map(str, entry))}", sorted(live))
         check_tensor(entry[name], f"{where}, {name}")
-        got, wanted = _codec_of(entry, name, shape, codec), _codec_of(live, name, shape, live_codec)
+        told = []  # the codec of either, as its tensors tell, or what its dtype is
+        for part, of_codes in ((entry, codec), (live, live_codec)):
+            dtype, coded = part[name].dtype, part[name].dtype == torch.uint8
+            rows, length = rows_of(shape)
+            packed = length % 2 == 0 and tuple(part[name].shape) == (rows, length // 2)
+            of_codes = "dynamic4" if packed else eight_bits(of_codes)
+            if coded != (f"{name}_scale" in part):
+                told.append(f"{dtype} {'without' if coded else 'with'} scales")
+            else:
+                told.append({torch.float32: "fp32", torch.bfloat16: "bf16", torch.uint8: of_codes}.get(dtype, str(dtype)))
+        got, wanted = told
         expect(
             got == wanted,
             f"{where}, {name}",
@@ -97,14 +107,3 @@ def check_entry(
         expect(tensor.dtype == live[name].dtype, f"{where}, {name}", tensor.dtype, live[name].dtype)
         expect(tensor.shape == live[name].shape, f"{where}, {name}", tuple(tensor.shape), tuple(live[name].shape))
     return tensors
-
-
-def _codec_of(entry: dict[str, Any], name: str, shape: torch.Size, codec: str) -> str:
-    """The codec of a moment, as its tensors tell, or what its dtype is. codec: the parameter's, for uint8 codes."""
-    dtype = entry[name].dtype
-    if (dtype == torch.uint8) != (f"{name}_scale" in entry):
-        return f"{dtype} {'without' if dtype == torch.uint8 else 'with'} scales"
-    rows, length = rows_of(shape)
-    packed = length % 2 == 0 and tuple(entry[name].shape) == (rows, length // 2)
-    of_codes = "dynamic4" if packed else eight_bits(codec)
-    return {torch.float32: "fp32", torch.bfloat16: "bf16", torch.uint8: of_codes}.get(dtype, str(dtype))

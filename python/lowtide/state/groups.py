@@ -6,6 +6,7 @@ import copy
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from lowtide import _core
 from lowtide.checks.values import expect
 from lowtide.engine.engine import Engine
 from lowtide.options.options import check_kinds
@@ -35,7 +36,12 @@ def read_groups(
     for n, (group, mine) in enumerate(zip(saved, live, strict=True)):
         where = f"param_groups[{n}]"
         expect(isinstance(group, dict), where, type(group).__name__, "a dict")
-        _read_ids(group, mine, numbers, where)
+        params: Any = group.get("params")
+        expect(isinstance(params, list), f"{where}['params']", type(params).__name__, "a list")
+        expect(len(params) == len(mine["params"]), f"{where}['params']", f"{len(params)} parameters", len(mine["params"]))
+        for key in params:
+            expect(isinstance(key, (int, str)) and key not in numbers, f"{where}['params']", repr(key), "distinct ids")
+            numbers[key] = len(numbers)
         if reader:
             names = engine.family.option_names()
             group = reader.read_group(engine.family.rule, group, {name: mine[name] for name in names}, where)
@@ -58,18 +64,10 @@ def read_groups(
             for core_group in (each for each in engine.groups if each.of == n):
                 options = core_group.options({n: groups[-1]})
                 check_kinds({"rounding": options["rounding"]}, where)
-                engine.check_options(core_group, options)
+                hyper, (state, least, master) = engine.family.hyper_of(core_group.rule, options), core_group.format
+                rule, codecs = core_group.rule or engine.family.core_rule, [*map(engine.core.state_codec, core_group.params)]
+                _core.check_group(rule, hyper, state, least, options["rounding"], master, core_group.pushed, codecs)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{where}: {error}") from error
-    codecs = [str(group.get("state")) for group in saved for _ in group["params"]] if ours else None
-    return Groups(groups, numbers, codecs)
-
-
-def _read_ids(group: dict[str, Any], mine: dict[str, Any], numbers: dict[Any, int], where: str) -> None:
-    """Adds the ids of a group's parameters to `numbers`."""
-    params: Any = group.get("params")
-    expect(isinstance(params, list), f"{where}['params']", type(params).__name__, "a list")
-    expect(len(params) == len(mine["params"]), f"{where}['params']", f"{len(params)} parameters", len(mine["params"]))
-    for key in params:
-        expect(isinstance(key, (int, str)) and key not in numbers, f"{where}['params']", repr(key), "distinct ids")
-        numbers[key] = len(numbers)
+    saved_codecs = [str(group.get("state")) for group in saved for _ in group["params"]] if ours else None
+    return Groups(groups, numbers, saved_codecs)

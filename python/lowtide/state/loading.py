@@ -10,7 +10,8 @@ import torch
 from lowtide.checks.kept_errors import KeptErrors
 from lowtide.checks.values import expect
 from lowtide.engine.engine import Engine
-from lowtide.state import foreign, restore
+from lowtide.state import restore
+from lowtide.state.foreign import READERS
 from lowtide.state.groups import read_groups
 
 
@@ -30,7 +31,10 @@ def load(
     for key, kind in (("state", dict), ("param_groups", list)):
         expect(key in state_dict, "state_dict", f"keys {sorted(map(str, state_dict))}", f"{key!r} among them")
         expect(isinstance(state_dict[key], kind), key, type(state_dict[key]).__name__, f"a {kind.__name__}")
-    reader = foreign.reader_of(state_dict)
+    state, saved = state_dict["state"], state_dict["param_groups"]
+    dicts = all(isinstance(part, dict) for part in [*state.values(), *saved])
+    ours = not dicts or any("lowtide_format" in group for group in saved)
+    reader = None if ours else next((each for each in READERS if each.recognizes(state, saved)), None)
     found = read_groups(engine, groups, state_dict, reader)
     entries: dict[int, dict[str, Any]] = {}
     for key, entry in state_dict["state"].items():

@@ -41,7 +41,17 @@ def plan(
         if found.codecs is not None:
             entry = _read_own(engine, i, entries.get(i), found.codecs[i], where)
         elif reader:
-            entry = _read_foreign(engine, i, entries.get(i, {}), reader, where)
+            codec, shape = engine.core.state_codec(i), local_of(engine.params[i]).shape
+            spec = ParamSpec(engine.family.rule, engine.params[i].shape, codec, engine.signed(i))
+            entry = reader.read_entry(spec, entries.get(i, {}), where)
+            if entry.tensors:  # other libraries have no residuals
+                live = {name: like for name, like in engine.layout(i).items() if name != RESIDUAL}
+                tensors = _local(engine, i, entry.tensors, live, where) if engine.shardings[i] else entry.tensors
+                if entry.encode:
+                    check_values(tensors, [name for name in live if name in spec.signed], shape, where)
+                else:
+                    tensors = check_entry({"step": entry.step, **tensors}, live, shape, codec, codec, where)
+                entry = entry._replace(tensors=tensors)
         else:
             entry = _read_torch(engine, i, entries.get(i, {}), options[i], where)
         signed = engine.signed(i)
@@ -69,30 +79,14 @@ def _read_own(engine: Engine, number: int, entry: dict[str, Any] | None, codec: 
     return Entry(read_step(entry, where), tensors, False)
 
 
-def _read_foreign(engine: Engine, number: int, raw: dict[str, Any], reader: Reader, where: str) -> Entry:
-    """An entry of another library's format. Those have no residuals."""
-    param, codec = engine.params[number], engine.core.state_codec(number)
-    spec = ParamSpec(engine.family.rule, param.shape, codec, engine.signed(number))
-    entry = reader.read_entry(spec, raw, where)
-    if not entry.tensors:
-        return entry
-    live = {name: like for name, like in engine.layout(number).items() if name != RESIDUAL}
-    tensors = _local(engine, number, entry.tensors, live, where)
-    if entry.encode:
-        names = [name for name in live if name != "step" and not name.endswith("_scale")]
-        check_values(tensors, names, local_of(param).shape, where)
-    else:
-        tensors = check_entry({"step": entry.step, **tensors}, live, local_of(param).shape, codec, codec, where)
-    return entry._replace(tensors=tensors)
-
-
 def _read_torch(engine: Engine, number: int, raw: dict[str, Any], options: Mapping[str, Any], where: str) -> Entry:
     """An entry of torch.optim's."""
     if not raw:
         return NOTHING
     live = {name: like for name, like in engine.layout(number).items() if name != RESIDUAL}
     entry = _local(engine, number, raw, live, where)
-    names = [name for name in live if name != "step" and not name.endswith("_scale")]
+    signed = engine.signed(number)
+    names = [name for name in live if name in signed]
     shape = local_of(engine.params[number]).shape
     return torch_dict.read_entry(entry, names, shape, engine.family.rule, options, where)
 
@@ -152,36 +146,31 @@ def apply(engine: Engine, states: MutableMapping[torch.Tensor, dict[str, Any]], 
         if restore.tensors:
             core.allocate_state(restore.number)
     for restore in restores:
-        _put(engine, restore, kept)
         i = restore.number
+        live, paged = core.state(i), core.is_paged(i)
+        names = [name for name, _ in core.states_of(i)]
+        there = core.read_state(i) if paged and MOMENTUM in names and MOMENTUM not in restore.tensors else {}
+        names = [name for name in names if name in live or (paged and (not there or name in there))]
+        for k, name in enumerate(names):
+            if name not in restore.tensors:
+                kept.call(core.import_state, i, k, torch.zeros(local_of(engine.params[i]).shape))
+            elif restore.encode:
+                values = restore.tensors[name].detach().to("cpu", torch.float32).contiguous()
+                kept.call(core.import_state, i, k, values)
+        if RESIDUAL not in restore.tensors and core.has_state(i):
+            _clear_residual(core, i, live)
+        if paged and restore.tensors and not restore.encode:
+            copies = {name: tensor for name, tensor in there.items() if name != "step"}
+            copies |= {name: tensor.detach().cpu().contiguous() for name, tensor in restore.tensors.items()}
+            kept.call(core.write_state, i, copies)
+        elif not restore.encode:
+            for name, tensor in restore.tensors.items():
+                live[name].copy_(tensor.detach())
+        core.set_step_count(i, restore.step if restore.tensors else 0)  # 0 also says: nothing is in the buffers yet
+        if not restore.tensors:
+            live["step"].fill_(restore.step)
         states[engine.params[i]] = engine.shown(i) if core.is_paged(i) else engine.live(i)
     engine.awaited = [i for i in engine.awaited if not core.has_state(i)]
-
-
-def _put(engine: Engine, restore: Restore, kept: KeptErrors) -> None:
-    core, i = engine.core, restore.number
-    live, paged = core.state(i), core.is_paged(i)
-    names = [name for name, _ in core.states_of(i)]
-    there = core.read_state(i) if paged and MOMENTUM in names and MOMENTUM not in restore.tensors else {}
-    names = [name for name in names if name in live or (paged and (not there or name in there))]
-    for k, name in enumerate(names):
-        if name not in restore.tensors:
-            kept.call(core.import_state, i, k, torch.zeros(local_of(engine.params[i]).shape))
-        elif restore.encode:
-            values = restore.tensors[name].detach().to("cpu", torch.float32).contiguous()
-            kept.call(core.import_state, i, k, values)
-    if RESIDUAL not in restore.tensors and core.has_state(i):
-        _clear_residual(core, i, live)
-    if paged and restore.tensors and not restore.encode:
-        copies = {name: tensor for name, tensor in there.items() if name != "step"}
-        copies |= {name: tensor.detach().cpu().contiguous() for name, tensor in restore.tensors.items()}
-        kept.call(core.write_state, i, copies)
-    elif not restore.encode:
-        for name, tensor in restore.tensors.items():
-            live[name].copy_(tensor.detach())
-    core.set_step_count(i, restore.step if restore.tensors else 0)  # 0 also says: nothing is in the buffers yet
-    if not restore.tensors:
-        live["step"].fill_(restore.step)
 
 
 def _clear_residual(core: _core.Optimizer, number: int, live: dict[str, torch.Tensor]) -> None:

@@ -27,14 +27,4 @@ class Reader(Protocol):
         """The state of one parameter."""
 
 
-_READERS: tuple[Reader, ...] = (bitsandbytes, torchao, flashoptim)
-
-
-def reader_of(state_dict: dict[str, Any]) -> Reader | None:
-    """The reader of a dict of another library; None for Lowtide's and torch.optim's, and for a malformed one."""
-    state, groups = state_dict["state"], state_dict["param_groups"]
-    if not all(isinstance(part, dict) for part in [*state.values(), *groups]):
-        return None
-    if any("lowtide_format" in group for group in groups):
-        return None
-    return next((each for each in _READERS if each.recognizes(state, groups)), None)
+READERS: tuple[Reader, ...] = (bitsandbytes, torchao, flashoptim)

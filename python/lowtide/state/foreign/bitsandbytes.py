@@ -130,7 +130,11 @@ def _read_state(
     check_scales(absmax, f"{where}, absmax{k}")
     assert isinstance(book, torch.Tensor) and isinstance(absmax, torch.Tensor)
     book, absmax = book.detach().float(), absmax.detach().float()
-    block = _block_of(state.numel() // parts, absmax.numel(), parts, f"{where}, absmax{k}")
+    counts = {size: parts * math.ceil(state.numel() // parts / size) for size in _BLOCKS}
+    wanted = " or ".join(f"{number} (blocks of {size})" for size, number in counts.items())
+    fits = [size for size, number in counts.items() if number == absmax.numel()]
+    expect(bool(fits), f"{where}, absmax{k}", f"{absmax.numel()} values for {state.numel()} elements", wanted)
+    block = fits[0]
     if parts == 1:
         return [Quantized(state, absmax.reshape(-1), book, block)]
     fast, slow = absmax.reshape(-1), absmax.reshape(2, -1)[1]
@@ -141,13 +145,6 @@ def _read_state(
     if (shape.numel() % block) and count and float(slow[-1]) == 0 and bool(last.any()):
         slow = fast[count - 1 : -1]
     return [Quantized(state[0], fast[:count], book, block), Quantized(state[1], slow, book, block)]
-
-
-def _block_of(numel: int, count: int, parts: int, where: str) -> int:
-    counts = {block: parts * math.ceil(numel / block) for block in _BLOCKS}
-    wanted = " or ".join(f"{number} (blocks of {block})" for block, number in counts.items())
-    expect(count in counts.values(), where, f"{count} values for {parts * numel} elements", wanted)
-    return next(block for block, number in counts.items() if number == count)
 
 
 def write(engine: Engine, param_groups: Sequence[dict[str, Any]], nested: bool) -> dict[str, Any]:

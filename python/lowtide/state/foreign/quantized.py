@@ -25,30 +25,23 @@ class Quantized(NamedTuple):
     def values(self) -> torch.Tensor:
         return blockwise.decode(self.codes, self.scales, self.book, self.block)
 
-    def stored(self, signed: bool) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The same codes with a scale (rows, blocks) for each block of dynamic8's; None if its map is another, or a
-        block of its would have more than one scale."""
-        rows, length = rows_of(self.codes.shape)
-        mine = blockwise.dynamic_map(signed).to(self.book.device)
-        aligned = rows == 1 or length % blockwise.BLOCK == 0
-        if not aligned or self.block % blockwise.BLOCK or not torch.equal(self.book, mine):
-            return None
-        count = -(-self.codes.numel() // blockwise.BLOCK)
-        scales = self.scales.repeat_interleave(self.block // blockwise.BLOCK)[:count]
-        return self.codes, scales.reshape(rows, -1)
-
 
 def entry_of(spec: ParamSpec, step: int, moments: Mapping[str, Quantized | torch.Tensor]) -> Entry:
-    """`moments`: every state of a parameter, by its name here. Codes stay codes if all of them can."""
-    if spec.codec == "dynamic8":
-        stored: dict[str, torch.Tensor] = {}
-        for name, moment in moments.items():
-            parts = moment.stored(spec.signed[name]) if isinstance(moment, Quantized) and name in spec.signed else None
-            if parts is None:
-                break
-            stored[name], stored[f"{name}_scale"] = parts
-        else:
-            return Entry(step, stored, False)
+    """`moments`: every state of a parameter, by its name here. Codes stay codes, with a scale (rows, blocks) for each block
+    of dynamic8's, if all of them can: of its map, and no block of its with more than one scale."""
+    stored: dict[str, torch.Tensor] = {}
+    rows, length = rows_of(spec.shape)
+    for name, moment in moments.items():
+        aligned = (rows == 1 or length % blockwise.BLOCK == 0) and spec.codec == "dynamic8" and name in spec.signed
+        if not aligned or not isinstance(moment, Quantized) or moment.block % blockwise.BLOCK:
+            break
+        if not torch.equal(moment.book, blockwise.dynamic_map(spec.signed[name]).to(moment.book.device)):
+            break
+        scales = moment.scales.repeat_interleave(moment.block // blockwise.BLOCK)
+        stored[name] = moment.codes
+        stored[f"{name}_scale"] = scales[: -(-moment.codes.numel() // blockwise.BLOCK)].reshape(rows, -1)
+    else:
+        return Entry(step, stored, False)
     values = {name: moment.values() if isinstance(moment, Quantized) else moment for name, moment in moments.items()}
     return Entry(step, values, True)
 
