@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
 NO_SYSTEM_HEADERS = {"portable"}
 # Rooms of python/lowtide, lowest first; "" is what lies beside the folders but for sign.py. A new folder gets its place here.
 ROOMS = (
-    "_core", "checks", "report", "devices", "sign", "memory", "options", "engine", "planning", "state", "optimizers", "distributed",
+    "_core", "checks", "report", "devices", "sign", "memory", "options", "engine", "state", "optimizers", "planning", "distributed",
     "compat", "cli", "",
 )  # fmt: skip
 

@@ -15,10 +15,10 @@ import torch
 
 from lowtide import _core
 from lowtide.memory.budgets import Memory, path_of
-from lowtide.planning.plan import Plan, core_rule
+from lowtide.planning.plan import Plan
 from lowtide.planning.plan import plan as predict
 from lowtide.planning.rates import Rates, measure_rates
-from lowtide.planning.shapes import Shape, Variant
+from lowtide.planning.shapes import Shape
 from lowtide.state.files import read_metadata
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30}
@@ -96,7 +96,7 @@ class Formats:
 
 
 def plan_formats(
-    model: Sequence[Shape], rule: str, state: str, memory: Memory | None, variant: Variant, measure: bool
+    model: Sequence[Shape], rule: str, state: str, memory: Memory | None, hyper: dict[str, Any], measure: bool
 ) -> Formats:
     """For `lowtide plan`. ValueError, TypeError or OSError for bad arguments; what does not fit says so itself."""
     free = -1
@@ -105,12 +105,12 @@ def plan_formats(
         if directory:
             free = _core.disk_info(directory)["free_bytes"]
     # First without rates: bad arguments show before anything is measured.
-    predict(model, rule, state, memory, **variant._asdict())
-    rates = measure_rates(memory.disk if memory else None, core_rule(rule), **variant._asdict()) if measure else Rates()
+    predict(model, rule, state, memory, **hyper)
+    rates = measure_rates(memory.disk if memory else None, rule, **hyper) if measure else Rates()
     plans = {}
     for each in _core.codec_names():
         try:
-            plan = predict(model, rule, each, memory, rates=rates, **variant._asdict())
+            plan = predict(model, rule, each, memory, rates=rates, **hyper)
         except ValueError:  # a format that the rule cannot have; what else may be wrong has shown above
             continue
         if plan.fits and 0 <= free < plan.disk_bytes:

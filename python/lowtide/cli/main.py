@@ -18,7 +18,6 @@ from lowtide import _core
 from lowtide.cli import commands, render
 from lowtide.memory.budgets import Memory
 from lowtide.planning import shapes
-from lowtide.planning.plan import default_momentum
 
 FAILED, BAD = 1, 2
 
@@ -129,10 +128,10 @@ def plan(
         model = shapes.of_hf_config(hf_config) if hf_config else shapes.of_file(str(shapes_file))
     limited = any(value is not None for value in (ram, disk, disk_limit, chunk))
     memory = Memory(host=ram, disk=disk, disk_limit=disk_limit, chunk=chunk) if limited else None
-    momentum = default_momentum(rule) if momentum is None else momentum
     pair = None if betas is None else commands.numbers_of("--betas", betas)
-    variant = shapes.Variant(momentum, amsgrad, centered, max_unorm, pair, alpha)
-    found = commands.plan_formats(model, rule, state, memory, variant, measure)
+    hyper = {"momentum": momentum, "amsgrad": amsgrad, "centered": centered, "max_unorm": max_unorm, "betas": pair,
+             "alpha": alpha}  # fmt: skip
+    found = commands.plan_formats(model, rule, state, memory, hyper, measure)
     if as_json:
         plans = {name: _plan_dict(one) for name, one in found.plans.items()}
         _out({

@@ -8,7 +8,6 @@ Needs no package of Hugging Face itself.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args
@@ -17,6 +16,7 @@ import torch
 
 from lowtide.memory.budgets import Memory
 from lowtide.optimizers.adam import AdamW, AdEMAMix
+from lowtide.optimizers.registry import hyper_of
 from lowtide.optimizers.rules import SGD, Adagrad, Lion, RMSprop
 from lowtide.options.hyper import BETAS
 from lowtide.options.options import REFUSED, Options
@@ -126,7 +126,7 @@ def optimizer(
     cls = recipe.optimizer
     given: Arguments = Defaults() if args is None else args
     kwargs: dict[str, Any] = {"lr": given.learning_rate, "weight_decay": given.weight_decay}
-    defaults = _hyper_of(cls)
+    defaults = hyper_of(cls)
     if "betas" in defaults:  # the Trainer has no betas for the others, and leaves them their own eps
         kwargs["betas"] = (given.adam_beta1, given.adam_beta2, *defaults["betas"][2:])
         if "eps" in defaults:
@@ -149,15 +149,10 @@ def optimizer(
     return cls, kwargs
 
 
-def _hyper_of(cls: type[Optimizer]) -> dict[str, Any]:
-    """The hyper-parameters of a class and their defaults; without lr, which the Trainer sets."""
-    parameters = inspect.signature(cls).parameters.values()
-    return {p.name: p.default for p in parameters if p.default is not p.empty and p.name != "lr"}
-
-
 def _apply_text(text: str, cls: type[Optimizer], kwargs: dict[str, Any]) -> None:
     """Puts what `optim_args` says into `kwargs`."""
-    hyper = _hyper_of(cls)
+    hyper = hyper_of(cls)
+    del hyper["lr"]  # which the Trainer sets
     betas = dict(zip(BETAS, kwargs.get("betas", ()), strict=False))
     kinds = {key: kind for key, kind in Options.__annotations__.items() if key not in REFUSED and kind != Memory | None}
     known = [*betas, *(key for key in hyper if key != "betas"), *kinds]

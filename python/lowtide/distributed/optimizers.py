@@ -54,7 +54,7 @@ class SignOptimizer(Optimizer):
     `average_state()` first makes it the same on all, so that any number of workers can go on with one file. It cannot
     be copied or pickled."""
 
-    _FAMILY = VotingFamily
+    FAMILY = VotingFamily
 
     def __init__(
         self, params: ParamsT, rule: str, hyper: dict[str, Any], vote: VoteOptions, options: Options

@@ -36,7 +36,7 @@ class Signum(SignOptimizer):
     `SignOptimizer` for what a step does.
     """
 
-    _FAMILY = SignumFamily
+    FAMILY = SignumFamily
 
     def __init__(
         self,

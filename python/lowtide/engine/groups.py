@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -14,7 +14,8 @@ from lowtide import _core
 from lowtide.devices.places import Place
 from lowtide.devices.sharding import Sharding
 from lowtide.engine.family import Family
-from lowtide.memory.budgets import Memory
+from lowtide.memory.budgets import Budget, Memory
+from lowtide.options.options import Options
 
 
 class Format(NamedTuple):
@@ -27,6 +28,18 @@ class Format(NamedTuple):
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Format:
         return cls(options["state"], int(options["min_quantized_numel"]), options["master"] or "")
+
+
+def group_defaults(hyper: Mapping[str, Any], options: Options) -> dict[str, Any]:
+    """The options of a group that sets none: hyper-parameters and those of `Options` that are a group's."""
+    return {
+        **hyper,
+        "maximize": options.get("maximize", False),
+        "state": options.get("state", "dynamic8"),
+        "min_quantized_numel": options.get("min_quantized_numel", 4096),
+        "rounding": options.get("rounding", "auto"),
+        "master": options.get("master"),
+    }
 
 
 _PLAIN = frozenset((float, int, bool, str, NoneType))
@@ -96,8 +109,19 @@ class Members:
     memory: Memory | None = None  # the group's own budget
 
 
+class Groups(Protocol):
+    """What groups are registered with: a core, or the plan of one."""
+
+    def add_group(
+        self, hyper: dict[str, float], state: str, min_quantized_numel: int, memory: Budget | None, rounding: str,
+        master: str, shared: int, rule: str,
+    ) -> int: ...  # fmt: skip
+
+    def add_param(self, group: int, param: Any, requires_grad: bool, whole: Any) -> object: ...
+
+
 def register(
-    core: _core.Optimizer,
+    core: Groups,
     family: Family,
     place: Place,
     number: int,

@@ -49,9 +49,7 @@ class AdamW(Optimizer):
         momentum_decay: float = 4e-3,
         **options: Unpack[Options],
     ) -> None:
-        hyper = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        hyper |= {"amsgrad": amsgrad, "nesterov": nesterov, "momentum_decay": momentum_decay}
-        super().__init__(params, "adamw", hyper, options)
+        super().__init__(params, "adamw", locals(), options)
 
 
 @steps("adam")
@@ -76,9 +74,7 @@ class Adam(Optimizer):
         momentum_decay: float = 4e-3,
         **options: Unpack[Options],
     ) -> None:
-        hyper = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        hyper |= {"amsgrad": amsgrad, "nesterov": nesterov, "momentum_decay": momentum_decay}
-        super().__init__(params, "adam", hyper, options)
+        super().__init__(params, "adam", locals(), options)
 
 
 class NAdam(Optimizer):
@@ -121,9 +117,8 @@ class AdEMAMix(Optimizer):
         m1 = β1 m1 + (1 − β1) g      m2 = β3(t) m2 + (1 − β3(t)) g      v = β2 v + (1 − β2) g²
         p = (1 − lr λ) p − lr (m1 / (1 − β1ᵗ) + α(t) m2) / (√v / √(1 − β2ᵗ) + eps)
 
-    State per parameter: "exp_avg" (m1), "exp_avg_sq" (v) and "exp_avg_slow" (m2), of the parameter's shape. Bytes per
-    parameter with rows of a multiple of 256 elements: 3.05 with state="dynamic8" (3.046875), 6 with "bf16", 12 with
-    "fp32".
+    State per parameter: "exp_avg" (m1), "exp_avg_sq" (v) and "exp_avg_slow" (m2), of the parameter's shape; 1.5
+    times the bytes of `AdamW`'s.
 
     Args:
         params, lr, eps, weight_decay, options: as `AdamW`.
@@ -148,6 +143,4 @@ class AdEMAMix(Optimizer):
         weight_decay: float = 1e-2,
         **options: Unpack[Options],
     ) -> None:
-        hyper = {"lr": lr, "betas": betas, "alpha": alpha, "t_alpha": t_alpha, "t_beta3": t_beta3}
-        hyper |= {"eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, "ademamix", hyper, options)
+        super().__init__(params, "ademamix", locals(), options)

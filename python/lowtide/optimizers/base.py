@@ -15,7 +15,7 @@ from lowtide import _core
 from lowtide.devices import sharding
 from lowtide.engine.engine import Engine, Settings
 from lowtide.engine.family import Family
-from lowtide.engine.groups import CoreGroup, Format, seen_options
+from lowtide.engine.groups import CoreGroup, Format, group_defaults, seen_options
 from lowtide.engine.rebuild import follow_overrides
 from lowtide.memory.budgets import Memory
 from lowtide.optimizers.backward import InBackward
@@ -28,32 +28,28 @@ from lowtide.state import restore
 from lowtide.state.format import stamp
 from lowtide.state.states import States
 
+_NO_HYPER = ("self", "params", "options", "__class__")  # among the locals() of a constructor
+
 
 class SteppingOptimizer(torch.optim.Optimizer):
     """Base class of `Optimizer`, which adds what is done with state beside stepping."""
 
-    _FAMILY: ClassVar[type[Family]] = Family
+    FAMILY: ClassVar[type[Family]] = Family
     engine: Engine  # the compiled core and its parameters: internal
 
-    def __init__(self, params: ParamsT, rule: str, hyper: dict[str, Any], options: Options) -> None:
+    def __init__(self, params: ParamsT, rule: str, hyper: Mapping[str, Any], options: Options) -> None:
+        """hyper: the rule's hyper-parameters, and maybe the rest of the locals() of a constructor."""
+        hyper = {key: value for key, value in hyper.items() if key not in _NO_HYPER}
         check_options(options, type(self).__name__, list(hyper))
-        settings, hyper = Settings.of(options), {**hyper, "maximize": options.get("maximize", False)}
+        settings = Settings.of(options)
         self._begin_engine(rule, hyper, settings, options_of(options))
-        defaults = {
-            **hyper,
-            "state": options.get("state", "dynamic8"),
-            "min_quantized_numel": options.get("min_quantized_numel", 4096),
-            "rounding": options.get("rounding", "auto"),
-            "master": options.get("master"),
-            **stamp(rule, settings.seed),
-        }
-        super().__init__(params, defaults)
+        super().__init__(params, {**group_defaults(hyper, options), **stamp(rule, settings.seed)})
 
     def _begin_engine(
         self, rule: str, hyper: Mapping[str, Any], settings: Settings, backward_options: dict[str, Any]
     ) -> None:
         """Starts without groups. `hyper`: has the names of the rule's hyper-parameters among its keys."""
-        self.engine = Engine(self._FAMILY(type(self).__name__, rule, hyper), settings)
+        self.engine = Engine(self.FAMILY(type(self).__name__, rule, hyper), settings)
         self._overrides_seen = overrides.changes()
         self._seen: dict[int, Any] = {}  # options of parameter groups, by number, that the core was told
         self._residency = Residency()

@@ -86,8 +86,7 @@ class Muon(Optimizer):
     matrices, or of the largest one, beside what the products take.
 
     Args:
-        params: tensors, (name, tensor) pairs, or dicts of "params" and options of that group.
-        lr: learning rate, finite and ≥ 0; a number or a tensor of one element, read at every step.
+        params, lr, options: as `AdamW`.
         weight_decay: λ, finite and ≥ 0; of all parameters.
         momentum: μ, in [0, 1). Changed between steps, older gradients in b count as if they had come with the new one:
             b / (1 − μ) is kept. (torch.optim.Muon keeps b, so that moves differ while μ does.)
@@ -100,14 +99,13 @@ class Muon(Optimizer):
         use_muon: False steps matrices as `AdamW` does. Fixed when a group is added.
         adamw_lr: learning rate of what AdamW steps; None: lr.
         betas, adamw_eps: of AdamW.
-        options: see `lowtide.Options`.
 
     Raises: as `AdamW`; NotImplementedError for a matrix that is a DTensor, as a shard has not what Newton-Schulz needs,
     and for one of 16 bits with a master, whose residual nothing would keep. Put such matrices into a group with
     use_muon=False, or keep them whole on each rank.
     """
 
-    _FAMILY = MuonFamily
+    FAMILY = MuonFamily
 
     def __init__(
         self,
@@ -126,10 +124,7 @@ class Muon(Optimizer):
         adamw_eps: float = 1e-8,
         **options: Unpack[Options],
     ) -> None:
-        hyper: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov}
-        hyper |= {"ns_coefficients": ns_coefficients, "eps": eps, "ns_steps": ns_steps, "adjust_lr_fn": adjust_lr_fn}
-        hyper |= {"use_muon": use_muon, "adamw_lr": adamw_lr, "betas": betas, "adamw_eps": adamw_eps}
-        super().__init__(params, "muon", hyper, options)
+        super().__init__(params, "muon", locals(), options)
 
     def _step_core(self, scale: float, known_finite: bool, only: list[int] | None) -> None:
         engine, params = self.engine, self.engine.params

@@ -27,13 +27,8 @@ class LAMB(Optimizer):
     be replicated, and steps cannot be captured in CUDA graphs (docs/rules.md).
 
     Args:
-        params: tensors, (name, tensor) pairs, or dicts of "params" and options of that group.
-        lr: learning rate, finite and ≥ 0; a number or a tensor of one element, read at every step.
-        betas: decay rates β1, β2 of the two moments, each in [0, 1).
-        eps: added to the root of the second moment, > 0.
-        weight_decay: λ, finite and ≥ 0.
+        params, lr, betas, eps, weight_decay, options: as `AdamW`.
         max_unorm: finite and ≥ 0; None or 0: the trust ratio.
-        options: see `lowtide.Options`.
 
     Raises: as `AdamW`; ValueError for a DTensor that is cut.
     """
@@ -48,8 +43,8 @@ class LAMB(Optimizer):
         max_unorm: float | None = None,
         **options: Unpack[Options],
     ) -> None:
-        hyper = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "max_unorm": _or_zero(max_unorm)}
-        super().__init__(params, "lamb", hyper, options)
+        max_unorm = 0.0 if max_unorm is None else max_unorm  # groups and the core have 0 for no clipping
+        super().__init__(params, "lamb", locals(), options)
 
 
 @steps("lars")
@@ -67,8 +62,7 @@ class LARS(Optimizer):
     then read twice in a step. A DTensor must be replicated, and steps cannot be captured in CUDA graphs.
 
     Args:
-        params: tensors, (name, tensor) pairs, or dicts of "params" and options of that group.
-        lr: learning rate, finite and ≥ 0; a number or a tensor of one element, read at every step.
+        params, lr, options: as `AdamW`.
         momentum: μ, finite and ≥ 0.
         weight_decay: λ, finite and ≥ 0.
         dampening: finite; must be 0 with nesterov.
@@ -76,7 +70,6 @@ class LARS(Optimizer):
         trust_coefficient: finite and ≥ 0.
         eps: added to the norms that divide, > 0.
         max_unorm: finite and ≥ 0; None or 0: the trust ratio.
-        options: see `lowtide.Options`.
 
     Raises: as `LAMB`.
     """
@@ -94,12 +87,5 @@ class LARS(Optimizer):
         max_unorm: float | None = None,
         **options: Unpack[Options],
     ) -> None:
-        hyper = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "dampening": dampening}
-        hyper |= {"nesterov": nesterov, "trust_coefficient": trust_coefficient, "eps": eps}
-        hyper |= {"max_unorm": _or_zero(max_unorm)}
-        super().__init__(params, "lars", hyper, options)
-
-
-def _or_zero(max_unorm: float | None) -> float:
-    """The value that groups and the core have for no clipping."""
-    return 0.0 if max_unorm is None else max_unorm
+        max_unorm = 0.0 if max_unorm is None else max_unorm  # groups and the core have 0 for no clipping
+        super().__init__(params, "lars", locals(), options)

@@ -1,7 +1,8 @@
 """The list of rules and their classes."""
 
+import inspect
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from lowtide.optimizers.optimizer import Optimizer
 
@@ -18,3 +19,9 @@ def steps(rule: str) -> Callable[[_Class], _Class]:
         return cls
 
     return add
+
+
+def hyper_of(cls: type[Optimizer]) -> dict[str, Any]:
+    """The hyper-parameters of a class and their defaults."""
+    parameters = inspect.signature(cls).parameters.values()
+    return {one.name: one.default for one in parameters if one.default is not one.empty}

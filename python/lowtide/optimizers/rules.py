@@ -16,16 +16,13 @@ class Lion(Optimizer):
 
         c = β1 m + (1 − β1) g        p = (1 − lr λ) p − lr sign(c)        m = β2 m + (1 − β2) g
 
-    State per parameter: "exp_avg" (m), of the parameter's shape. Bytes per parameter with rows of a multiple of 256
-    elements: 1.02 with state="dynamic8" (1.015625), 2 with "bf16", 4 with "fp32". The paper takes lr 3 to 10 times
-    smaller and weight_decay as many times larger than for AdamW.
+    State per parameter: "exp_avg" (m), of the parameter's shape; half the bytes of `AdamW`'s. The paper takes
+    lr 3 to 10 times smaller and weight_decay as many times larger than for AdamW.
 
     Args:
-        params: tensors, (name, tensor) pairs, or dicts of "params" and options of that group.
-        lr: learning rate, finite and ≥ 0; a number or a tensor of one element, read at every step.
+        params, lr, options: as `AdamW`.
         betas: β1 of the interpolation and β2 of the momentum, each in [0, 1).
         weight_decay: λ, finite and ≥ 0.
-        options: see `lowtide.Options`.
 
     Raises: as `AdamW`.
     """
@@ -38,7 +35,7 @@ class Lion(Optimizer):
         weight_decay: float = 0.0,
         **options: Unpack[Options],
     ) -> None:
-        super().__init__(params, "lion", {"lr": lr, "betas": betas, "weight_decay": weight_decay}, options)
+        super().__init__(params, "lion", locals(), options)
 
 
 @steps("sgd")
@@ -48,18 +45,15 @@ class SGD(Optimizer):
         g = g + λ p                  b = μ b + (1 − dampening) g, but b = g at the first step
         p = p − lr · (g + μ b if nesterov, else b)
 
-    State per parameter: "momentum_buffer" (b), of the parameter's shape; none without momentum. Bytes per parameter
-    with rows of a multiple of 256 elements: 1.02 with state="dynamic8" (1.015625), 2 with "bf16", 4 with "fp32", and 0
+    State per parameter: "momentum_buffer" (b), of the parameter's shape, half the bytes of `AdamW`'s; none
     without momentum.
 
     Args:
-        params: tensors, (name, tensor) pairs, or dicts of "params" and options of that group.
-        lr: learning rate, finite and ≥ 0; a number or a tensor of one element, read at every step.
+        params, lr, options: as `AdamW`.
         momentum: μ, finite and ≥ 0.
         dampening: finite; must be 0 with nesterov.
         weight_decay: λ, finite and ≥ 0.
         nesterov: needs momentum > 0.
-        options: see `lowtide.Options`.
 
     Raises: as `AdamW`.
     """
@@ -74,9 +68,7 @@ class SGD(Optimizer):
         nesterov: bool = False,
         **options: Unpack[Options],
     ) -> None:
-        hyper = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
-        hyper |= {"nesterov": nesterov}
-        super().__init__(params, "sgd", hyper, options)
+        super().__init__(params, "sgd", locals(), options)
 
 
 @steps("adagrad")
@@ -86,18 +78,15 @@ class Adagrad(Optimizer):
         g = g + λ p        s = s + g², from the initial value
         p = p − lr / (1 + (t − 1) lr_decay) · g / (√s + eps)
 
-    State per parameter: "sum" (s, without the initial value until the first step), of the parameter's shape. Bytes per
-    parameter with rows of a multiple of 256 elements: 1.02 with state="dynamic8" (1.015625), 2 with "bf16", 4 with
-    "fp32". A sum that only grows stops growing where an addend is below half a step of its format.
+    State per parameter: "sum" (s, without the initial value until the first step), of the parameter's shape; half the
+    bytes of `AdamW`'s. A sum that only grows stops growing where an addend is below half a step of its format.
 
     Args:
-        params: tensors, (name, tensor) pairs, or dicts of "params" and options of that group.
-        lr: learning rate, finite and ≥ 0; a number or a tensor of one element, read at every step.
+        params, lr, options: as `AdamW`.
         lr_decay: finite and ≥ 0.
         weight_decay: λ, finite and ≥ 0.
         initial_accumulator_value: finite and ≥ 0.
         eps: added to the root of the sum, > 0.
-        options: see `lowtide.Options`.
 
     Raises: as `AdamW`.
     """
@@ -112,9 +101,7 @@ class Adagrad(Optimizer):
         eps: float = 1e-10,
         **options: Unpack[Options],
     ) -> None:
-        hyper = {"lr": lr, "lr_decay": lr_decay, "weight_decay": weight_decay}
-        hyper |= {"initial_accumulator_value": initial_accumulator_value, "eps": eps}
-        super().__init__(params, "adagrad", hyper, options)
+        super().__init__(params, "adagrad", locals(), options)
 
 
 @steps("rmsprop")
@@ -126,18 +113,15 @@ class RMSprop(Optimizer):
 
     centered (Graves, arXiv 1308.0850, equations 38-45): √(s − a²) in place of √s, with a = α a + (1 − α) g.
     State per parameter: "square_avg" (s), "momentum_buffer" (b) with momentum, "grad_avg" (a) if centered, of the
-    parameter's shape. Bytes per parameter with rows of a multiple of 256 elements, for each of them: 1.02 with
-    state="dynamic8" (1.015625), 2 with "bf16", 4 with "fp32".
+    parameter's shape, each half the bytes of `AdamW`'s.
 
     Args:
-        params: tensors, (name, tensor) pairs, or dicts of "params" and options of that group.
-        lr: learning rate, finite and ≥ 0; a number or a tensor of one element, read at every step.
+        params, lr, options: as `AdamW`.
         alpha: α, in [0, 1).
         eps: added to the root, > 0.
         weight_decay: λ, finite and ≥ 0.
         momentum: μ, finite and ≥ 0. Whether it is 0 is fixed when a group is added.
         centered: fixed when a group is added.
-        options: see `lowtide.Options`.
 
     Raises: as `AdamW`.
     """
@@ -153,6 +137,4 @@ class RMSprop(Optimizer):
         centered: bool = False,
         **options: Unpack[Options],
     ) -> None:
-        hyper = {"lr": lr, "alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum}
-        hyper |= {"centered": centered}
-        super().__init__(params, "rmsprop", hyper, options)
+        super().__init__(params, "rmsprop", locals(), options)

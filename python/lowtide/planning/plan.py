@@ -8,11 +8,16 @@ from typing import Any, Literal
 
 from lowtide import _core
 from lowtide.checks.values import number
-from lowtide.engine.family import of_class
+from lowtide.engine.family import Family
+from lowtide.engine.groups import group_defaults
 from lowtide.memory.budgets import Memory
+from lowtide.options.hyper import BETAS, hyper_values
 from lowtide.options.options import check_kinds
-from lowtide.planning.rates import Rates, step_rates
-from lowtide.planning.shapes import ShapedGroup, Variant, groups_of, most_of, variant_of
+from lowtide.planning.rates import Rates, family_of, step_rates
+from lowtide.planning.shapes import PlannedGroup, groups_of
+
+_AVERAGES = (*BETAS, "alpha")  # how long averages are
+_MEASURED = (*_AVERAGES, "momentum", "amsgrad", "centered", "max_unorm")  # decide what a step takes
 
 
 @dataclass(frozen=True)
@@ -142,62 +147,48 @@ def plan(
         raise TypeError(f"plan: rule: got {rule!r} ({type(rule).__name__}), wanted one of {_core.rule_names()}")
     if not (rates is None or rates == "measure" or isinstance(rates, Rates)):
         raise TypeError(f"plan: rates: got {rates!r}, wanted lowtide.Rates(...), 'measure' or None")
-    momentum = default_momentum(rule) if momentum is None else momentum
-    variant = variant_of(Variant(momentum, amsgrad, centered, max_unorm, betas, alpha)._asdict())
-    defaults = ShapedGroup((), state, int(min_quantized_numel), variant, master=master or "")
-    groups = groups_of(model_or_params, defaults, rule == "muon")
+    family, hyper = family_of(rule)
+    options = {"momentum": momentum, "amsgrad": amsgrad, "centered": centered, "max_unorm": max_unorm, "alpha": alpha}
+    options = {key: value for key, value in options.items() if value is not None}
+    extra = dict(zip(options, hyper_values(list(options), options), strict=True))
+    hyper |= options if betas is None else {**options, "betas": betas}
+    defaults = {**group_defaults(hyper, {}), **given, "min_quantized_numel": int(min_quantized_numel)}
+    del defaults["memory"]  # of the whole optimizer
+    groups = groups_of(model_or_params, defaults, family, extra)
     if rates == "measure":
-        rates = _measure_for(_predict(rule, memory, groups, Rates()), groups)
-    return _predict(rule, memory, groups, rates or Rates())
+        rates = _measure_for(family, _predict(family, memory, groups, Rates()), groups)
+    return _predict(family, memory, groups, rates or Rates())
 
 
-def _predict(rule: str, memory: Memory | None, groups: list[ShapedGroup], rates: Rates) -> Plan:
+def _predict(family: Family, memory: Memory | None, groups: list[PlannedGroup], rates: Rates) -> Plan:
     read, write = number("rates: read", rates.read), number("rates: write", rates.write)
     described = [
         (
-            group.params,
-            group.state,
-            group.min_quantized_numel,
-            group.variant.hyper(core_rule(group.rule or rule)),
-            group.memory.budget() if group.memory else None,
-            rates.step_of(group.state),
-            group.shares,
-            group.rule,
-            group.master,
+            group.params, group.state, group.min_quantized_numel, group.hyper, group.budget, rates.step_of(group.state),
+            group.shares, group.rule, group.master,
         )
         for group in groups
-    ]
-    try:
-        total, budgets = _core.plan_memory(core_rule(rule), memory.budget() if memory else None, described, read, write)
-    except ValueError as error:
-        used = next((group.rule for group in groups if group.rule), "")  # that of Muon's matrices
-        raise of_class(error, used, "Muon") from error
+    ]  # fmt: skip
+    budget = memory.budget() if memory else None
+    total, budgets = _core.plan_memory(family.core_rule, budget, described, read, write)
     own = [(f"group {group.number}", group.memory) for group in groups if group.memory]
     names, memories = zip(("optimizer", memory), *own, strict=True)
     parts = tuple(BudgetPlan(**budget) for budget in budgets)
-    return Plan(**total, rule=rule, names=names, budgets=parts, memories=memories, rates=rates)
+    return Plan(**total, rule=family.rule, names=names, budgets=parts, memories=memories, rates=rates)
 
 
-def core_rule(rule: str) -> str:
-    """Muon is made of two; this is that of what is no matrix."""
-    return "adamw" if rule == "muon" else rule
-
-
-def default_momentum(rule: str) -> float:
-    """The default momentum of the rule's optimizer."""
-    return 0.95 if rule == "muon" else float(_core.default_hyper(rule)["momentum"])
-
-
-def _measure_for(unrated: Plan, groups: list[ShapedGroup]) -> Rates:
+def _measure_for(family: Family, unrated: Plan, groups: list[PlannedGroup]) -> Rates:
     pairs = zip(unrated.memories, unrated.budgets, strict=True)
     disks = {memory.budget().disk for memory, budget in pairs if memory and budget.disk_bytes > 0}
     step: dict[str, float] = {}
     for state in sorted({group.state for group in groups if group.params}):
-        most = most_of(group.variant for group in groups if group.params and group.state == state)
-        # A large parameter may refuse options of its optimizer: 4 bits, of long averages. The rate is then unknown.
-        for variant in (most, most._replace(betas=None, alpha=None)):
+        here = [group.hyper for group in groups if group.params and group.state == state]
+        # The step that takes most has the largest of each. A large parameter may refuse options of its optimizer: 4 bits,
+        # of long averages. The rate is then unknown.
+        most = {key: max(hyper.get(key, 0) for hyper in here) for key in here[0] if key in _MEASURED}
+        for hyper in (most, {key: value for key, value in most.items() if key not in _AVERAGES}):
             with contextlib.suppress(ValueError):
-                step |= step_rates(core_rule(unrated.rule), [state], variant)
+                step |= step_rates(family.core_rule, [state], hyper)
                 break
     found = [_core.measure_disk_rates(disk) for disk in sorted(disks)]
     if not found:

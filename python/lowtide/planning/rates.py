@@ -11,8 +11,10 @@ import torch
 
 from lowtide import _core
 from lowtide.checks.values import number
+from lowtide.engine.family import Family
 from lowtide.memory.budgets import path_of, size_of
-from lowtide.planning.shapes import Variant, variant_of
+from lowtide.optimizers.registry import CLASSES, hyper_of
+from lowtide.options.hyper import hyper_keys, hyper_values
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ def measure_rates(
     disk: str | os.PathLike[str] | None = None,
     rule: str = "adamw",
     states: Iterable[str] | None = None,
-    momentum: float = 0.0,
+    momentum: float | None = 0.0,
     elements: int = 0,
     disk_bytes: int | str = "256MiB",
     seconds: float = 0.5,
@@ -66,19 +68,24 @@ def measure_rates(
 
     Raises ValueError (a rule, state or directory that there is none of, numbers out of range), OSError, MemoryError.
     """
-    variant = variant_of(Variant(momentum, amsgrad, centered, max_unorm, betas, alpha)._asdict())
+    given = {"momentum": momentum, "amsgrad": amsgrad, "centered": centered, "max_unorm": max_unorm, "betas": betas,
+             "alpha": alpha}  # fmt: skip
+    given = {key: value for key, value in given.items() if value is not None}
+    core_rule = family_of(rule)[0].core_rule
+    keys = hyper_keys(core_rule, given)
+    hyper = dict(zip(keys, hyper_values(keys, given), strict=True))
     found: dict[str, Any] = {}
     if disk is not None:
         found = _core.measure_disk_rates(path_of("disk", disk), size_of("disk_bytes", disk_bytes), 2 * seconds)
-    step = step_rates(rule, None if states is None else list(states), variant, elements, seconds)
+    step = step_rates(core_rule, None if states is None else list(states), hyper, elements, seconds)
     return Rates(step, **{f.name: found[f.name] for f in fields(Rates) if f.name in found})
 
 
 def step_rates(
-    rule: str, states: list[str] | None, variant: Variant, elements: int = 0, seconds: float = 0.5
+    rule: str, states: list[str] | None, hyper: dict[str, float], elements: int = 0, seconds: float = 0.5
 ) -> dict[str, float]:
     """Bytes of state per second, by format; None: of all that the rule can have."""
-    threads, hyper = torch.get_num_threads(), variant.hyper(rule)
+    threads = torch.get_num_threads()
     wanted = _core.codec_names() if states is None else states
     step: dict[str, float] = {}
     for state in wanted:
@@ -88,3 +95,12 @@ def step_rates(
             if states is not None or state == wanted[0]:
                 raise
     return step
+
+
+def family_of(rule: str) -> tuple[Family, dict[str, Any]]:
+    """That of the rule's class, and the hyper-parameters that a group of it has. ValueError for an unknown rule."""
+    if rule not in CLASSES:
+        return Family(rule, rule, hyper := _core.default_hyper(rule)), hyper
+    cls = CLASSES[rule]
+    hyper = {key: 0.0 if key == "max_unorm" else value for key, value in hyper_of(cls).items()}
+    return cls.FAMILY(cls.__name__, rule, hyper), hyper

@@ -5,72 +5,87 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from lowtide.checks.values import number
+from lowtide import _core
 from lowtide.devices import sharding
 from lowtide.devices.parameters import check_parameter
-from lowtide.memory.budgets import Memory
-from lowtide.options.hyper import BETAS, hyper_values
+from lowtide.devices.places import HOST
+from lowtide.engine.family import Family
+from lowtide.engine.groups import Members, register
+from lowtide.memory.budgets import Budget, Memory
 from lowtide.options.options import check_kinds
 from lowtide.options.overrides import options_of
 
 Shape = tuple[int, ...]
+Whole = tuple[list[int], bool, list[int]]  # see Sharding.shard
 _WANTED = "wanted a module, tensors, groups of them (dicts with 'params') or shapes (tuples of sizes)"
 _COLUMNS = 4096  # of the matrices that a bare number of parameters is taken for
 
 
 class ShapedParam(NamedTuple):
-    """A parameter as one process has it; `whole`: (shape of the whole, whether rows are cut) of a DTensor."""
+    """Stands for a parameter of which the shape alone is known."""
 
     shape: Shape
-    whole: tuple[list[int], bool] | None = None
-    dtype: str = "float32"
+    dtype: torch.dtype = torch.float32
+    requires_grad: bool = True
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
 
 
-class Variant(NamedTuple):
-    """The hyper-parameters that decide which states a rule has, how often a step reads them, and whether they can have 4
-    bits, which takes short averages."""
+@dataclass
+class PlannedGroup:
+    """A group as a core would have it, and the parameters that it would have."""
 
-    momentum: float = 0.0
-    amsgrad: bool = False
-    centered: bool = False
-    max_unorm: float = 0.0
-    betas: tuple[float, ...] | None = None  # None: the rule's
-    alpha: float | None = None  # likewise
-
-    def hyper(self, rule: str) -> dict[str, float]:
-        """As the core takes them. TypeError or ValueError for betas that the rule does not have."""
-        hyper = {key: value for key, value in self._asdict().items() if key != "betas" and value is not None}
-        keys = BETAS[: 3 if rule == "ademamix" else 2] if self.betas is not None else ()
-        return {**hyper, **dict(zip(keys, hyper_values(keys, {"betas": self.betas}), strict=True))}
-
-
-@dataclass(frozen=True)
-class ShapedGroup:
-    """Parameters with the options of their group that decide about memory."""
-
-    params: tuple[ShapedParam, ...]
     state: str
     min_quantized_numel: int
-    variant: Variant
+    hyper: dict[str, float]
+    budget: Budget | None  # its own
+    master: str
+    shares: int  # place of the group whose budget it has; -1: its own, or that of all
+    rule: str  # where it is another than that of all
+    params: list[tuple[Shape, Whole | None, str]] = field(default_factory=list)
+    number: int = -1  # of the parameter group
     memory: Memory | None = None
-    number: int = 0  # of the parameter group
-    rule: str = ""  # the core's, where it is another than that of all
-    master: str = ""
-    shares: int = -1  # place of the group whose budget it has; -1: its own (memory), or that of all
 
 
-def groups_of(source: Any, defaults: ShapedGroup, muon: bool = False) -> list[ShapedGroup]:
-    """The groups that an optimizer would make of `source`, in order, cut where options or rule change. `defaults` give
-    the options that a group lacks. muon: matrices have its rule.
+class Planned:
+    """Takes groups as a core does, and refuses what a core would, without one."""
+
+    def __init__(self, rule: str, extra: dict[str, float]) -> None:
+        """extra: hyper-parameters of all groups that the class may not have; they are checked alike."""
+        self.groups: list[PlannedGroup] = []
+        self._rule, self._extra = rule, extra
+
+    def add_group(
+        self, hyper: dict[str, float], state: str, min_quantized_numel: int, memory: Budget | None, rounding: str,
+        master: str, shared: int, rule: str,
+    ) -> int:  # fmt: skip
+        hyper = {**self._extra, **hyper}
+        _core.check_group(rule or self._rule, hyper, state, min_quantized_numel, rounding, master)
+        self.groups.append(PlannedGroup(state, min_quantized_numel, hyper, memory, master, shared, rule))
+        return len(self.groups) - 1
+
+    def add_param(self, group: int, param: Any, requires_grad: bool, whole: Whole | None) -> None:
+        local, of = sharding.local_of(param), self.groups[group]
+        shape, dtype = tuple(local.shape), str(local.dtype).removeprefix("torch.")
+        rule = of.rule or self._rule
+        _core.state_layout(rule, of.hyper, of.state, of.min_quantized_numel, "auto", of.master, shape, dtype, whole)
+        of.params.append((shape, whole, dtype))
+
+
+def groups_of(source: Any, defaults: Mapping[str, Any], family: Family, extra: dict[str, float]) -> list[PlannedGroup]:
+    """The groups that an optimizer of this family would make of `source`, in order. `defaults` give the options that a
+    group lacks; extra: see `Planned`.
 
     Frozen parameters (`torch.nn.Parameter`s that require no gradient) are left out: they never get state.
-    Raises ValueError or TypeError for what an optimizer would refuse, wherever the tensors are.
+    Raises ValueError, TypeError or NotImplementedError for what an optimizer would refuse, wherever the tensors are.
     """
     if isinstance(source, torch.nn.Module):
         source = source.parameters()
@@ -80,91 +95,44 @@ def groups_of(source: Any, defaults: ShapedGroup, muon: bool = False) -> list[Sh
     if not any(isinstance(entry, Mapping) for entry in entries):
         entries = [{"params": entries}]
     seen: set[int] = set()
-    groups: list[ShapedGroup] = []
-    for n, entry in enumerate(entries):
-        groups += _groups(entry, defaults, n, seen, muon, len(groups))
-    return groups
+    planned = Planned(family.core_rule, extra)
+    for number, entry in enumerate(entries):
+        members = _members(entry, number, seen)
+        first = len(planned.groups)
+        made = register(planned, family, HOST, number, {**defaults, **entry}, members, 0)
+        for group, core_group in zip(planned.groups[first:], made, strict=True):
+            own = core_group.overrides.get("memory", members.memory)
+            group.number, group.memory = number, own if group.budget else None
+    return planned.groups
 
 
-def _groups(
-    entry: Any, defaults: ShapedGroup, number: int, seen: set[int], muon: bool, first: int
-) -> list[ShapedGroup]:
-    """The parameters of one group; first: place of the first one."""
+def _members(entry: Any, number: int, seen: set[int]) -> Members:
+    """The parameters of one group that are not frozen."""
     where = f"parameter group {number}"
     if not isinstance(entry, Mapping) or "params" not in entry:
         raise TypeError(f"{where}: got {type(entry).__name__}, wanted a dict with 'params', as all groups are")
     check_kinds(entry, where)
-    params = entry["params"]
-    if isinstance(params, torch.nn.Module):
-        params = params.parameters()
-    members = [params] if isinstance(params, torch.Tensor) else list(params)
-    members = [m[1] if isinstance(m, tuple) and len(m) == 2 and isinstance(m[0], str) else m for m in members]
-    tensors = [member for member in members if isinstance(member, torch.Tensor)]
-    overrides = {id(member): own for member, own in zip(tensors, options_of(tensors), strict=True)}
-    shaped: list[tuple[Mapping[str, Any], str, list[ShapedParam]]] = [({}, "", [])]
-
-    def add(own: Mapping[str, Any], param: ShapedParam) -> None:
-        matrix = len(param.whole[0] if param.whole else param.shape) == 2
-        rule = "sgd" if muon and matrix and {**entry, **own}.get("use_muon", True) else ""
-        if (own, rule) != shaped[-1][:2]:
-            shaped.append((own, rule, []))
-        shaped[-1][2].append(param)
-
-    for place, member in enumerate(members):
+    given = entry["params"]
+    if isinstance(given, torch.nn.Module):
+        given = given.parameters()
+    params: list[Any] = []
+    shardings = []
+    for place, member in enumerate([given] if isinstance(given, torch.Tensor) else given):
         here = f"{where}, parameter {place}"
+        if isinstance(member, tuple) and len(member) == 2 and isinstance(member[0], str):
+            member = member[1]
         if isinstance(member, torch.Tensor):
             if id(member) in seen:
                 raise ValueError(f"{here}: got the same parameter more than once, wanted each once")
             seen.add(id(member))
-            local = sharding.local_of(member)
-            check_parameter(local, here, anywhere=True)
+            check_parameter(sharding.local_of(member), here, anywhere=True)
             if isinstance(member, torch.nn.Parameter) and not member.requires_grad:
                 continue
-            shards = sharding.sharding_of(member, here)
-            own = overrides[id(member)]
-            check_kinds(own, f"{here}: override")
-            dtype = str(local.dtype).removeprefix("torch.")
-            add(own, ShapedParam(tuple(local.shape), shards.whole if shards else None, dtype))
         else:
-            add({}, ShapedParam(_shape(member, here)))
-    groups: list[ShapedGroup] = []
-    budgets: list[Memory | None] = []  # of these
-    for options, rule, params in shaped:
-        merged: dict[str, Any] = {"memory": None, **entry, **options}
-        shares = first + budgets.index(merged["memory"]) if merged["memory"] in budgets else -1
-        budgets.append(merged["memory"])
-        groups.append(
-            ShapedGroup(
-                tuple(params),
-                merged.get("state", defaults.state),
-                int(merged.get("min_quantized_numel", defaults.min_quantized_numel)),
-                variant_of(merged, defaults.variant),
-                merged["memory"] if shares < 0 else None,
-                number,
-                rule,
-                merged.get("master", defaults.master) or "",
-                shares,
-            )
-        )
-    return groups
-
-
-def variant_of(given: Mapping[str, Any], defaults: Variant = Variant()) -> Variant:
-    """The variant that a group's options, or arguments, select. TypeError or ValueError for a wrong type or value."""
-    merged = {**defaults._asdict(), **{key: given[key] for key in Variant._fields if key in given}}
-    momentum, amsgrad, centered, max_unorm = hyper_values(Variant._fields[:4], merged)
-    betas, alpha = merged["betas"], merged["alpha"]  # betas: how many there must be, the rule says
-    return Variant(
-        momentum, bool(amsgrad), bool(centered), max_unorm,
-        tuple(betas) if isinstance(betas, list) else betas,
-        None if alpha is None else number("alpha", alpha),
-    )  # fmt: skip
-
-
-def most_of(variants: Iterable[Variant]) -> Variant:
-    """Whose step takes the most: the largest of each hyper-parameter."""
-    given = ([value for value in values if value is not None] for values in zip(*variants, strict=True))
-    return Variant._make(max(values, default=None) for values in given)
+            member = ShapedParam(_shape(member, here))
+        params.append(member)
+        shardings.append(sharding.sharding_of(member, here))
+    return Members(params, shardings, options_of(params), entry.get("memory"))
 
 
 def _shape(value: Any, where: str) -> Shape:
