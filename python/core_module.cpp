@@ -111,15 +111,27 @@ class PyOptimizer {
     std::vector<float*> addresses;
     if (directions)
       for (const uintptr_t address : *directions) addresses.push_back(reinterpret_cast<float*>(address));
-    lowtide::StepOptions options = step_options(stream, grad_scale, assume_finite, free_bytes);
-    options.directions = addresses;
-    return with_gradients(options, &lowtide::Optimizer::step, only);
+    const Busy busy(*this);
+    const auto& grads = binding_.collect(only);
+    const lowtide::StepResult result = [&] {
+      const nb::gil_scoped_release nogil;
+      return core_.step(grads, {.stream = reinterpret_cast<void*>(stream),
+                                .grad_scale = grad_scale,
+                                .assume_finite = assume_finite,
+                                .free_bytes = free_bytes,
+                                .directions = addresses});
+    }();
+    if (result.applied) note_changed([&](size_t i) { return grads[i].data && (addresses.empty() || !addresses[i]); });
+    return result.nonfinite_param;
   }
   int64_t check(double grad_scale, uintptr_t stream) {
-    return with_gradients(step_options(stream, grad_scale, false, -1), &lowtide::Optimizer::check);
+    const Busy busy(*this);
+    const auto& grads = binding_.collect();
+    const nb::gil_scoped_release nogil;
+    return core_.check(grads, {.stream = reinterpret_cast<void*>(stream), .grad_scale = grad_scale}).nonfinite_param;
   }
   void prepare_replay(double grad_scale, uintptr_t stream) {
-    alone([&] { core_.prepare_replay(step_options(stream, grad_scale, false, -1)); });
+    alone([&] { core_.prepare_replay({.stream = reinterpret_cast<void*>(stream), .grad_scale = grad_scale}); });
   }
   int64_t prefetch(int64_t bytes, uintptr_t stream) {
     return alone([&] { return core_.prefetch(bytes, reinterpret_cast<void*>(stream)); });
@@ -131,7 +143,8 @@ class PyOptimizer {
     const Busy busy(*this);
     const auto& grads = binding_.collect();
     const lowtide::SignBuffer out{reinterpret_cast<std::byte*>(bits), reinterpret_cast<std::byte*>(presence), nullptr};
-    const lowtide::StepOptions options = step_options(stream, grad_scale, assume_finite, -1);
+    const lowtide::StepOptions options{
+        .stream = reinterpret_cast<void*>(stream), .grad_scale = grad_scale, .assume_finite = assume_finite};
     const nb::gil_scoped_release nogil;
     return core_.ballots(grads, out, zero_is_plus, options).nonfinite_param;
   }
@@ -165,7 +178,7 @@ class PyOptimizer {
     nb::dict out;
     const nb::object owner = nb::cast(StateMemory{shared_});
     out["step"] = tensor(owner, const_cast<int64_t*>(core_.steps_address(param)), {}, nb::dtype<int64_t>());
-    const std::vector<int64_t>& sizes = binding_.sizes(param);
+    const std::vector<int64_t> sizes = binding_.sizes(param);
     for (const lowtide::StateView& view : core_.state(param)) {
       const std::string scale = std::string(view.name) + "_scale";
       if (!view.numel) {  // a shard of no rows: there is nothing to view
@@ -277,30 +290,6 @@ class PyOptimizer {
   }
 
  private:
-  using StepCall = lowtide::StepResult (lowtide::Optimizer::*)(std::span<const lowtide::Gradient>,
-                                                               const lowtide::StepOptions&);
-  static lowtide::StepOptions step_options(uintptr_t stream, double grad_scale, bool assume_finite,
-                                           int64_t free_bytes) {
-    lowtide::StepOptions options;
-    options.stream = reinterpret_cast<void*>(stream);
-    options.grad_scale = grad_scale;
-    options.assume_finite = assume_finite;
-    options.free_bytes = free_bytes;
-    return options;
-  }
-  int64_t with_gradients(const lowtide::StepOptions& options, StepCall call,
-                         const std::optional<std::vector<int64_t>>& only = {}) {
-    const Busy busy(*this);
-    const auto& grads = binding_.collect(only);
-    const lowtide::StepResult result = [&] {
-      const nb::gil_scoped_release nogil;
-      return (core_.*call)(grads, options);
-    }();
-    if (call == &lowtide::Optimizer::step && result.applied)
-      note_changed([&](size_t i) { return grads[i].data && (options.directions.empty() || !options.directions[i]); });
-    return result.nonfinite_param;
-  }
-
   // Parameters were changed in place: autograd has to know, as it does from torch's own operations, to refuse a
   // backward pass that needs their old values. One call, for it costs less than one for each.
   template <class Moved>

@@ -7,10 +7,10 @@ namespace lowtide::python {
 namespace {
 
 // A loop, as a call of memcmp (std::equal) takes longer than the few comparisons.
-bool same(const std::vector<int64_t>& a, const int64_t* b, int n) {
-  if (a.size() != static_cast<size_t>(n)) return false;
+bool same(const int64_t* a, int count, const int64_t* b, int n) {
+  if (count != n) return false;
   for (int d = 0; d < n; ++d)
-    if (a[static_cast<size_t>(d)] != b[d]) return false;
+    if (a[d] != b[d]) return false;
   return true;
 }
 
@@ -30,14 +30,20 @@ int64_t ParamBinding::add(int group, const nb::object& tensor, bool with_state,
                           const std::optional<WholeParam>& whole) {
   const nb::object local = whole ? local_tensor(tensor) : tensor;
   const TensorInfo info = reader_.read(local, [] { return "a parameter"; });
-  TensorView view = info.view();
-  const bool contiguous = info.is_contiguous();
   if (nb::cast<bool>(local.attr("is_neg")()))
     refuse_value("got a parameter with a lazy negative bit, wanted tensor.resolve_neg()");
-  const int64_t index = optimizer_.add_param(group, view, with_state, whole);
+  const int64_t index = optimizer_.add_param(group, info.view(), with_state, whole);
   params_.push_back(tensor);
-  entries_.push_back({std::move(view), {}, whole.has_value(), contiguous});
+  entries_.push_back({info.data, dims_.size(), info.ndim, info.dtype, whole.has_value(), info.is_contiguous(), {}, {}});
+  dims_.insert(dims_.end(), info.shape, info.shape + info.ndim);
+  dims_.insert(dims_.end(), info.strides, info.strides + info.ndim);
   return index;
+}
+
+std::vector<int64_t> ParamBinding::sizes(int64_t param) const {
+  const Entry& entry = entries_.at(static_cast<size_t>(param));
+  const int64_t* const first = dims_.data() + entry.dims;
+  return {first, first + entry.ndim};
 }
 
 // The gradient of a DTensor parameter. Comparing meshes takes long, and usually they are one object.
@@ -55,58 +61,69 @@ nb::object ParamBinding::local_gradient(size_t i, const nb::object& grad) const 
 
 // The tensor's memory, type or layout is not what it was: `param.data = ...`, `model.to(...)`.
 void ParamBinding::follow(size_t i, const TensorInfo& now) {
-  TensorView& known = entries_[i].view;
-  if (!same(known.sizes, now.shape, now.ndim))
-    refuse_value("parameter " + std::to_string(i) + " changed its shape from " +
-                 shape_text(known.sizes.data(), static_cast<int>(known.sizes.size())) + " to " +
-                 shape_text(now.shape, now.ndim) + "; build a new optimizer for it");
-  TensorView view = now.view();
-  optimizer_.rebind(static_cast<int64_t>(i), view);
-  known = std::move(view);
-  entries_[i].contiguous = now.is_contiguous();
+  Entry& entry = entries_[i];
+  int64_t* const sizes = dims_.data() + entry.dims;
+  if (!same(sizes, entry.ndim, now.shape, now.ndim))
+    refuse_value("parameter " + std::to_string(i) + " changed its shape from " + shape_text(sizes, entry.ndim) +
+                 " to " + shape_text(now.shape, now.ndim) + "; build a new optimizer for it");
+  optimizer_.rebind(static_cast<int64_t>(i), now.view());
+  std::copy(now.strides, now.strides + now.ndim, sizes + now.ndim);
+  entry.data = now.data;
+  entry.dtype = now.dtype;
+  entry.contiguous = now.is_contiguous();
 }
 
-void ParamBinding::collect_one(size_t i) {
-  static const std::byte no_elements{};  // the address of a gradient without memory, which is not the same as none
-  nb::object grad = reader_.gradient(params_[i]);
-  if (grad.is_none()) return;
-  Entry& entry = entries_[i];
-  if (entry.distributed) grad = local_gradient(i, grad);
-  const nb::object& param = params_[i];
-  const TensorInfo p =
-      reader_.read(entry.distributed ? local_tensor(param) : param, [&] { return "parameter " + std::to_string(i); });
-  const TensorView& known = entry.view;
-  if (p.data != known.data || p.dtype != known.dtype || !same(known.sizes, p.shape, p.ndim) ||
-      !same(known.strides, p.strides, p.ndim))
-    follow(i, p);
-
-  const TensorInfo g = reader_.read(grad, [&] { return gradient_name(i); });
-  if (!same(entry.view.sizes, g.shape, g.ndim))
-    refuse_value("got " + gradient_name(i) + " of shape " + shape_text(g.shape, g.ndim) + ", wanted " +
-                 shape_text(entry.view.sizes.data(), static_cast<int>(entry.view.sizes.size())));
-  if (!g.data && !empty(g))
-    refuse_value("got " + gradient_name(i) + " without memory (its storage was freed), wanted a dense tensor");
-  grads_[i].data = g.data ? g.data : &no_elements;
-  grads_[i].dtype = g.dtype;
-  // The gradient of a contiguous parameter usually has its strides.
-  if (!(entry.contiguous && same(entry.view.strides, g.strides, g.ndim)) && !g.is_contiguous()) {
-    entry.grad_strides.assign(g.strides, g.strides + g.ndim);
-    grads_[i].strides = entry.grad_strides.data();
-    // Views of the imaginary part of a conjugate have it; they are never contiguous.
-    if (nb::cast<bool>(grad.attr("is_neg")()))
-      refuse_value("got " + gradient_name(i) + " with a lazy negative bit, wanted grad.resolve_neg()");
-  }
-  held_.push_back(std::move(grad));
+// Brings in what reading parameter i will touch. Torch's objects lie anywhere, and each hides the address of the next.
+inline void ParamBinding::fetch_ahead(size_t i) const {
+  if (i >= entries_.size()) return;
+  __builtin_prefetch(params_[i].ptr());
+  for (const void* const at : entries_[i].seen) __builtin_prefetch(at);
 }
 
 const std::vector<Gradient>& ParamBinding::collect(const std::optional<std::vector<int64_t>>& only) {
+  static const std::byte no_elements{};  // the address of a gradient without memory, which is not the same as none
   grads_.assign(params_.size(), Gradient{});
   held_.clear();
-  held_.reserve(only ? only->size() : params_.size());
-  if (only)
-    for (const int64_t i : *only) collect_one(static_cast<size_t>(i));
-  else
-    for (size_t i = 0; i < params_.size(); ++i) collect_one(i);
+  const size_t count = only ? only->size() : params_.size();
+  held_.reserve(count);
+  for (size_t n = 0; n < count; ++n) {
+    const size_t i = only ? static_cast<size_t>((*only)[n]) : n;
+    fetch_ahead(i + 6);
+    const nb::object& param = params_[i];
+    nb::object grad = reader_.gradient(param);
+    if (grad.is_none()) continue;
+    Entry& entry = entries_[i];
+    if (entry.distributed) grad = local_gradient(i, grad);
+    const TensorInfo p =
+        reader_.read(entry.distributed ? local_tensor(param) : param, [&] { return "parameter " + std::to_string(i); });
+    const int64_t* const sizes = dims_.data() + entry.dims;
+    const int64_t* const strides = sizes + entry.ndim;
+    if (p.data != entry.data || p.dtype != entry.dtype || !same(sizes, entry.ndim, p.shape, p.ndim) ||
+        !same(strides, entry.ndim, p.strides, p.ndim))
+      follow(i, p);
+    entry.seen[0] = p.shape;
+
+    const TensorInfo g = reader_.read(grad, [&] { return gradient_name(i); });
+    entry.seen[1] = g.shape;
+    entry.seen[2] = grad.ptr();
+    if (!same(sizes, entry.ndim, g.shape, g.ndim))
+      refuse_value("got " + gradient_name(i) + " of shape " + shape_text(g.shape, g.ndim) + ", wanted " +
+                   shape_text(sizes, entry.ndim));
+    if (!g.data && !empty(g))
+      refuse_value("got " + gradient_name(i) + " without memory (its storage was freed), wanted a dense tensor");
+    Gradient& out = grads_[i];
+    out.data = g.data ? g.data : &no_elements;
+    out.dtype = g.dtype;
+    // The gradient of a contiguous parameter usually has its strides.
+    if (!(entry.contiguous && same(strides, entry.ndim, g.strides, g.ndim)) && !g.is_contiguous()) {
+      entry.grad_strides.assign(g.strides, g.strides + g.ndim);
+      out.strides = entry.grad_strides.data();
+      // Views of the imaginary part of a conjugate have it; they are never contiguous.
+      if (nb::cast<bool>(grad.attr("is_neg")()))
+        refuse_value("got " + gradient_name(i) + " with a lazy negative bit, wanted grad.resolve_neg()");
+    }
+    held_.push_back(std::move(grad));
+  }
   return grads_;
 }
 
@@ -149,11 +166,12 @@ void* ParamBinding::address(nb::handle tensor) {
 
 float* ParamBinding::float_data(int64_t param, nb::handle tensor) {
   const TensorInfo info = host_reader_.read(tensor, [] { return "a state"; });
-  const std::vector<int64_t>& wanted = sizes(param);
-  if (info.dtype != DType::kF32 || !same(wanted, info.shape, info.ndim) || !info.is_contiguous())
+  const std::vector<int64_t> wanted = sizes(param);
+  const int ndim = static_cast<int>(wanted.size());
+  if (info.dtype != DType::kF32 || !same(wanted.data(), ndim, info.shape, info.ndim) || !info.is_contiguous())
     refuse_value("got a state that is " + std::string(dtype_name(info.dtype)) + " of shape " +
                  shape_text(info.shape, info.ndim) + ", wanted contiguous float32 of shape " +
-                 shape_text(wanted.data(), static_cast<int>(wanted.size())));
+                 shape_text(wanted.data(), ndim));
   return static_cast<float*>(info.data);
 }
 

@@ -30,7 +30,7 @@ class ParamBinding {
   const std::vector<Gradient>& collect(const std::optional<std::vector<int64_t>>& only = {});
   void release() { held_.clear(); }
 
-  const std::vector<int64_t>& sizes(int64_t param) const { return entries_.at(static_cast<size_t>(param)).view.sizes; }
+  std::vector<int64_t> sizes(int64_t param) const;
   const std::vector<nb::object>& params() const { return params_; }
   void clear() { params_.clear(); }
 
@@ -45,21 +45,28 @@ class ParamBinding {
   float* float_data(int64_t param, nb::handle tensor);  // of such a tensor, checked
 
  private:
+  // A parameter at the last step. Small, and its numbers lie with those of its neighbours: a step of many small tensors
+  // waits for memory.
   struct Entry {
-    TensorView view;  // at the last step
+    void* data = nullptr;
+    size_t dims = 0;  // place in dims_
+    int ndim = 0;
+    DType dtype = DType::kF32;
+    bool distributed = false, contiguous = false;
+    // Where torch kept the tensor and its gradient: hints what to fetch ahead, never followed.
+    const void* seen[3] = {};
     std::vector<int64_t> grad_strides;
-    bool distributed = false;
-    bool contiguous = false;  // the view is
   };
 
   nb::object local_gradient(size_t i, const nb::object& grad) const;
   void follow(size_t i, const TensorInfo& now);
-  void collect_one(size_t i);
+  void fetch_ahead(size_t i) const;
 
   Optimizer& optimizer_;
   TensorReader reader_, host_reader_;
   std::vector<nb::object> params_;
   std::vector<Entry> entries_;
+  std::vector<int64_t> dims_;  // of each parameter its sizes, then its strides
   std::vector<Gradient> grads_;
   std::vector<nb::object> held_;  // the gradients of the step under way: other threads may drop theirs meanwhile
 };

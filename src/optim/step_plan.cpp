@@ -73,7 +73,9 @@ void StepPlan::gather() {
       number = static_cast<int64_t>(i);
     }
     item.guard = nullptr;
-    set_gradient(param, grad, item);
+    item.grad = grad.data;
+    item.grad_dtype = grad.dtype;
+    item.grad_layout = grad.strides ? &strided_layout(param, grad) : &param.shape;
     set_args(param, number, param.steps, param.uninitialized, item);
     if (streams(param)) buffers_.wanted.push_back(number);
   }
@@ -119,13 +121,7 @@ StepItem StepPlan::make_item(Parameter& param, size_t number) {
   return item;
 }
 
-void StepPlan::set_gradient(Parameter& param, const Gradient& grad, StepItem& item) const {
-  item.grad = grad.data;
-  item.grad_dtype = grad.dtype;
-  if (!grad.strides) {
-    item.grad_layout = &param.shape;
-    return;
-  }
+const Layout& StepPlan::strided_layout(Parameter& param, const Gradient& grad) {
   const size_t dims = param.sizes.size();
   if (param.grad_strides.empty() || !std::equal(param.grad_strides.begin(), param.grad_strides.end(), grad.strides)) {
     // Both or neither: strides that are remembered for another layout would be believed by the next step.
@@ -134,7 +130,7 @@ void StepPlan::set_gradient(Parameter& param, const Gradient& grad, StepItem& it
     param.grad_layout = std::move(layout);
     param.grad_strides.assign(grad.strides, grad.strides + dims);
   }
-  item.grad_layout = &param.grad_layout;
+  return param.grad_layout;
 }
 
 bool StepPlan::is_direction(const StepItem& item, const Parameter& param) const {

@@ -79,7 +79,7 @@ class StepPlan {
 
  private:
   StepItem make_item(Parameter& param, size_t number);
-  void set_gradient(Parameter& param, const Gradient& grad, StepItem& item) const;
+  static const Layout& strided_layout(Parameter& param, const Gradient& grad);
   void set_args(const Parameter& param, int64_t number, int64_t steps, bool first, StepItem& item);
   bool is_direction(const StepItem& item, const Parameter& param) const;
   // Whether a step of this parameter needs its store.
@@ -87,7 +87,6 @@ class StepPlan {
 
   void make_targets();
   void clear_targets() const;
-  void run();
   void step_streamed();
   void split();
   StepItem part_of(const StepItem& whole, const Piece& piece, std::byte* memory, int64_t write_offset);

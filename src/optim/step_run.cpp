@@ -7,28 +7,11 @@
 namespace lowtide {
 
 StepResult StepPlan::take(const StepResult& found) {
-  clear_targets();
-  if (found.applied)
-    run();
-  else
+  if (ballots_ || !options_.directions.empty()) clear_targets();
+  if (!found.applied) {
     ++table_.skipped_steps;
-  return found;
-}
-
-// Zeroes what signs or directions are written to: out of zeros, their arguments make what is to be subtracted.
-void StepPlan::clear_targets() const {
-  if (ballots_) {
-    const int64_t count = sign_offset(table_, table_.params.size());
-    table_.on.clear(ballots_->out.bits, sign_bytes(count), options_.stream);
-    table_.on.clear(ballots_->out.presence, presence_bytes(count), options_.stream);
+    return found;
   }
-  if (options_.directions.empty()) return;
-  for (size_t i = 0; i < items_.size(); ++i)
-    if (const Parameter& param = table_.params[static_cast<size_t>(params()[i])]; is_direction(items_[i], param))
-      table_.on.clear(items_[i].param, param.shape.numel * int64_t{sizeof(float)}, options_.stream);
-}
-
-void StepPlan::run() {
   const int threads = table_.on.threads;
   void* const stream = options_.stream;
   const bool norms = table_.needs_norms();
@@ -51,8 +34,21 @@ void StepPlan::run() {
     }
   }
   count(buffers_.empty);
-  step_streamed();
+  if (!buffers_.wanted.empty()) step_streamed();
   ++table_.steps;
+  return found;
+}
+
+// Zeroes what signs or directions are written to: out of zeros, their arguments make what is to be subtracted.
+void StepPlan::clear_targets() const {
+  if (ballots_) {
+    const int64_t count = sign_offset(table_, table_.params.size());
+    table_.on.clear(ballots_->out.bits, sign_bytes(count), options_.stream);
+    table_.on.clear(ballots_->out.presence, presence_bytes(count), options_.stream);
+  }
+  for (size_t i = 0; i < items_.size(); ++i)
+    if (const Parameter& param = table_.params[static_cast<size_t>(params()[i])]; is_direction(items_[i], param))
+      table_.on.clear(items_[i].param, param.shape.numel * int64_t{sizeof(float)}, options_.stream);
 }
 
 void StepPlan::split() {
@@ -73,7 +69,6 @@ void StepPlan::split() {
 // A failing disk of one budget does not keep the others from their step. What stopped something matters more than what
 // could not be written.
 void StepPlan::step_streamed() {
-  if (buffers_.wanted.empty()) return;
   std::exception_ptr stopped, unwritten;
   for (const std::unique_ptr<Residence>& residence : table_.residences) {
     if (!residence->store()) continue;

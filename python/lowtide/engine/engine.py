@@ -57,6 +57,7 @@ class Engine:
         self.threads = torch.get_num_threads()
         self.core: _core.Optimizer  # made with the first group, when it is known where parameters are
         self.place: Place | None = None  # of the core
+        self.on_host = True  # the place is, or there is none
         self.groups: list[CoreGroup] = []  # by number in the core
         self.members: list[list[torch.Tensor]] = []  # per parameter group: the parameters that the core has
         self.formats: list[Format] = []  # per parameter group: its own, without overrides
@@ -123,7 +124,7 @@ class Engine:
             register(self.new_core(1, place), *arguments)
         core = self._core_at(place, groups)
         core_groups = register(core, *arguments)
-        self.core, self.place = core, place
+        self.core, self.place, self.on_host = core, place, place.on_host
         own = [memory, *(core_group.overrides.get("memory") for core_group in core_groups)]
         budgets = (budget_at(self.settings.memory, place), *(each.budget(place) for each in own if each))
         self.automatic |= any(budget.automatic for budget in budgets if budget)
@@ -211,10 +212,6 @@ class Engine:
     def free(self) -> int:
         """Free bytes, for the core's decisions about residency; -1: not asked for, or not known."""
         return self.place.free() if self.automatic and self.place else -1
-
-    @property
-    def on_host(self) -> bool:
-        return self.place is None or self.place.on_host
 
     @property
     def capturing(self) -> bool:

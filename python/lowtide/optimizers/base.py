@@ -134,7 +134,8 @@ class SteppingOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._tell()
+        if not self.engine.on_host:
+            self._tell()
         taken = False
         try:
             self._step_gradients()
@@ -147,12 +148,12 @@ class SteppingOptimizer(torch.optim.Optimizer):
     def _step_gradients(self, only: list[int] | None = None) -> None:
         """Steps the parameters that have a gradient; `only`: those of them that have these numbers."""
         engine = self.engine
-        capturing = engine.capturing
+        capturing = not engine.on_host and engine.capturing
         if capturing:
             self._check_capture()
         self._push_options()
         engine.captured |= capturing
-        scale, bad = self._scaling()
+        scale, bad = self._scaling() if engine.settings.amp_scaling else (1.0, None)
         if engine.meshes and engine.settings.nonfinite != "propagate":
             bad = self._agree(scale, bad)
         if bad:
@@ -165,13 +166,14 @@ class SteppingOptimizer(torch.optim.Optimizer):
     def _tell(self) -> None:
         """Logs what has become of the state. The core commits the last step for that, as the next one would."""
         place = self.engine.place
-        if place and not place.on_host and logger.isEnabledFor(logging.INFO) and not place.capturing():
+        if place and logger.isEnabledFor(logging.INFO) and not place.capturing():
             self._residency.look(self.engine.core.report())
 
     def _step_core(self, scale: float, known_finite: bool, only: list[int] | None) -> None:
         """The step itself."""
         engine = self.engine
-        engine.core.step(scale, known_finite, engine.queue(), engine.free(), only)
+        queue, free = (0, -1) if engine.on_host else (engine.queue(), engine.free())
+        engine.core.step(scale, known_finite, queue, free, only)
 
     def _check_capture(self) -> None:
         """ValueError for a step that would ask the device something while a graph is captured, which spoils the
@@ -236,7 +238,8 @@ class SteppingOptimizer(torch.optim.Optimizer):
                     f"param_groups[{number}]['params']: got other tensors than those registered: use add_param_group, "
                     "or build a new optimizer and load the state_dict"
                 )
-        self._follow_overrides()
+        if self._overrides_seen != overrides.changes():
+            self._follow_overrides()
         for number, group in enumerate(groups):
             seen = seen_options(group, self.defaults)
             if seen is not None and seen == self._seen.get(number):
