@@ -9,10 +9,9 @@
 
 #include "backend/sycl/host/errors.h"
 #include "backend/sycl/host/kernels.h"
-#include "backend/sycl/host/late_errors.h"
 #include "backend/sycl/host/pointers.h"
 #include "backend/sycl/host/sycl_device.h"
-#include "backend/sycl/host/uploads.h"
+#include "backend/sycl/host/device_memory.h"
 #include "sycl/sycl_support.h"
 
 namespace lowtide {

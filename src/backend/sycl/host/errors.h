@@ -4,7 +4,11 @@
 #include <sycl/sycl.hpp>
 
 #include <exception>
+#include <memory>
+#include <mutex>
 #include <new>
+#include <string>
+#include <utility>
 
 #include "core/error.h"
 
@@ -32,6 +36,33 @@ auto guarded(const char* doing, Fn&& f) -> decltype(f()) {
   } catch (const std::exception& error) {
     fail(ErrorKind::kInternal, "SYCL, %s: %s", doing, error.what());
   }
+}
+
+// Errors of queued work that the runtime reports later, on queues of the backend's own: kept until a call can throw
+// them. (A caller's queue reports to its own handler.)
+struct LateErrors {
+  std::mutex mutex;
+  std::string first;
+
+  void throw_any() {
+    const std::lock_guard lock(mutex);
+    if (!first.empty()) fail(ErrorKind::kInternal, "SYCL: %s", std::exchange(first, {}).c_str());
+  }
+};
+
+inline sycl::async_handler handler_of(const std::shared_ptr<LateErrors>& late) {
+  return [late](const sycl::exception_list& errors) {
+    const std::lock_guard lock(late->mutex);
+    for (const std::exception_ptr& error : errors) {
+      try {
+        std::rethrow_exception(error);
+      } catch (const std::exception& e) {
+        if (late->first.empty()) late->first = e.what();
+      } catch (...) {
+        if (late->first.empty()) late->first = "unknown error";
+      }
+    }
+  };
 }
 
 }  // namespace lowtide::sycl_host

@@ -10,8 +10,6 @@ namespace lowtide::sycl_host {
 namespace {
 namespace sx = sycl::ext::oneapi::experimental;
 
-std::string codec_name(int codec) { return codec_info(codec).name; }
-
 template <class Fn>
 void refused_if_throws(const std::string& program, Fn&& f) {
   try {
@@ -21,8 +19,6 @@ void refused_if_throws(const std::string& program, Fn&& f) {
          "SYCL: the device's driver takes no program %s: %s", program.c_str(), error.what());
   }
 }
-
-const char* sign_suffix(bool is_signed) { return is_signed ? "_signed" : "_unsigned"; }
 }  // namespace
 
 const sycl::kernel& Kernels::find(const std::string& program_name, const std::string& name) {
@@ -38,41 +34,20 @@ const sycl::kernel& Kernels::find(const std::string& program_name, const std::st
     });
   }
   refused_if_throws(program_name,
-                    [&] { kernels_.emplace(name, bundle->second.ext_oneapi_get_kernel("__sycl_kernel_" + name)); });
+                    [&] { kernels_.emplace(name, bundle->second.ext_oneapi_get_kernel("__sycl_kernel_lt_" + name)); });
   return kernels_.at(name);
 }
 
-const sycl::kernel& Kernels::step(int rule, int codec) {
-  const std::string rule_name = rule_info(rule).name;
-  return find("step_" + rule_name, "lt_step_" + rule_name + "_" + codec_name(codec));
+const sycl::kernel& Kernels::of_rule(const std::string& kind, int rule, int codec) {
+  const std::string program = kind + "_" + rule_info(rule).name;
+  return find(program, program + "_" + codec_info(codec).name);
 }
-const sycl::kernel& Kernels::ballot(int rule, int codec) {
-  const std::string rule_name = rule_info(rule).name;
-  return find("ballot_" + rule_name, "lt_ballot_" + rule_name + "_" + codec_name(codec));
+const sycl::kernel& Kernels::of_codec(const std::string& kind, int codec, bool is_signed) {
+  return find("aux", kind + "_" + codec_info(codec).name + (is_signed ? "_signed" : "_unsigned"));
 }
-const sycl::kernel& Kernels::norms(int rule, int codec) {
-  const std::string rule_name = rule_info(rule).name;
-  return find("norms_" + rule_name, "lt_norms_" + rule_name + "_" + codec_name(codec));
+const sycl::kernel& Kernels::of_type(const std::string& kind, DType dtype) {
+  return find(std::string("sign_") + dtype_name(dtype), kind + "_" + dtype_name(dtype));
 }
-const sycl::kernel& Kernels::decode(int codec, bool is_signed) {
-  return find("aux", "lt_decode_" + codec_name(codec) + sign_suffix(is_signed));
-}
-const sycl::kernel& Kernels::encode(int codec, bool is_signed) {
-  return find("aux", "lt_encode_" + codec_name(codec) + sign_suffix(is_signed));
-}
-const sycl::kernel& Kernels::first_nonfinite() { return find("aux", "lt_first_nonfinite"); }
-const sycl::kernel& Kernels::fill() { return find("fill", "lt_fill"); }
-const sycl::kernel& Kernels::pack_signs(DType dtype) {
-  return find(std::string("sign_") + dtype_name(dtype), std::string("lt_pack_") + dtype_name(dtype));
-}
-const sycl::kernel& Kernels::unpack_signs(DType dtype) {
-  return find(std::string("sign_") + dtype_name(dtype), std::string("lt_unpack_") + dtype_name(dtype));
-}
-const sycl::kernel& Kernels::vote_signs() { return find("vote", "lt_vote"); }
-const sycl::kernel& Kernels::vote_presence() { return find("vote", "lt_vote_presence"); }
-const sycl::kernel& Kernels::count_signs() { return find("vote", "lt_count"); }
-const sycl::kernel& Kernels::apply_signs() { return find("apply", "lt_apply"); }
-const sycl::kernel& Kernels::feedback() { return find("feedback", "lt_feedback"); }
 
 const void* Kernels::tables(int codec) {
   const std::lock_guard lock(mutex_);

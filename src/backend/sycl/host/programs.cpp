@@ -1,4 +1,4 @@
-#include "backend/sycl/host/programs.h"
+#include "backend/sycl/host/kernels.h"
 
 #include "core/error.h"
 
@@ -12,34 +12,20 @@
 #define LT_NORM_RULE(number, name, Rule) LT_RULE(number, name, Rule) LT_EMBED(norms_##name)
 #include "portable/rules.def"
 #undef LT_RULE
-LT_EMBED(aux)
-LT_EMBED(fill)
-LT_EMBED(sign_float32)
-LT_EMBED(sign_bfloat16)
-LT_EMBED(sign_float16)
-LT_EMBED(vote)
-LT_EMBED(apply)
-LT_EMBED(feedback)
+#define LT_EACH_OTHER(use) \
+  use(aux) use(fill) use(sign_float32) use(sign_bfloat16) use(sign_float16) use(vote) use(apply) use(feedback)
+LT_EACH_OTHER(LT_EMBED)
 
 namespace lowtide::sycl_host {
 
 std::span<const std::byte> program(const std::string& name) {
-#define LT_RULE(number, rule, Rule)                                                   \
-  if (name == "step_" #rule) return {lt_spirv_step_##rule, lt_spirv_end_step_##rule}; \
-  if (name == "ballot_" #rule) return {lt_spirv_ballot_##rule, lt_spirv_end_ballot_##rule};
-#define LT_NORM_RULE(number, rule, Rule) \
-  LT_RULE(number, rule, Rule)            \
-  if (name == "norms_" #rule) return {lt_spirv_norms_##rule, lt_spirv_end_norms_##rule};
+#define LT_FIND(program) \
+  if (name == #program) return {lt_spirv_##program, lt_spirv_end_##program};
+#define LT_RULE(number, rule, Rule) LT_FIND(step_##rule) LT_FIND(ballot_##rule)
+#define LT_NORM_RULE(number, rule, Rule) LT_RULE(number, rule, Rule) LT_FIND(norms_##rule)
 #include "portable/rules.def"
 #undef LT_RULE
-  if (name == "aux") return {lt_spirv_aux, lt_spirv_end_aux};
-  if (name == "fill") return {lt_spirv_fill, lt_spirv_end_fill};
-  if (name == "sign_float32") return {lt_spirv_sign_float32, lt_spirv_end_sign_float32};
-  if (name == "sign_bfloat16") return {lt_spirv_sign_bfloat16, lt_spirv_end_sign_bfloat16};
-  if (name == "sign_float16") return {lt_spirv_sign_float16, lt_spirv_end_sign_float16};
-  if (name == "vote") return {lt_spirv_vote, lt_spirv_end_vote};
-  if (name == "apply") return {lt_spirv_apply, lt_spirv_end_apply};
-  if (name == "feedback") return {lt_spirv_feedback, lt_spirv_end_feedback};
+  LT_EACH_OTHER(LT_FIND)
   fail(ErrorKind::kInternal, "no SYCL program '%s'", name.c_str());
 }
 

@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "backend/kernels/sign_items.h"
-#include "backend/sycl/host/launch.h"
+#include "backend/sycl/host/kernels.h"
 
 namespace lowtide::sycl_host {
 namespace {

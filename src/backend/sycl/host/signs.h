@@ -5,7 +5,7 @@
 
 #include "backend/signs.h"
 #include "backend/sycl/host/kernels.h"
-#include "backend/sycl/host/uploads.h"
+#include "backend/sycl/host/device_memory.h"
 
 namespace lowtide::sycl_host {
 

@@ -9,12 +9,10 @@
 #include "backend/kernels/batch.h"
 #include "backend/sycl/host/errors.h"
 #include "backend/sycl/host/kernels.h"
-#include "backend/sycl/host/late_errors.h"
-#include "backend/sycl/host/launch.h"
 #include "backend/sycl/host/pointers.h"
 #include "backend/sycl/host/signs.h"
 #include "backend/sycl/host/sycl_device.h"
-#include "backend/sycl/host/uploads.h"
+#include "backend/sycl/host/device_memory.h"
 
 namespace lowtide::sycl_host {
 namespace {

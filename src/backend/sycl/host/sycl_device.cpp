@@ -2,7 +2,6 @@
 
 #include "backend/sycl/host/errors.h"
 #include "backend/sycl/host/kernels.h"
-#include "backend/sycl/host/launch.h"
 #include "backend/sycl/host/pointers.h"
 #include "core/buffer.h"
 

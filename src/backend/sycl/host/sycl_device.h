@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "backend/device.h"
-#include "backend/sycl/host/late_errors.h"
+#include "backend/sycl/host/errors.h"
 
 namespace lowtide::sycl_host {
 
