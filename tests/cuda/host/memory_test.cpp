@@ -2,7 +2,7 @@
 #include <cstdlib>
 #include <map>
 
-#include "backend/cuda/host/host_memory.h"
+#include "backend/cuda/host/memory.h"
 #include "host_support.h"
 
 namespace lowtide::cuda_host {

@@ -9,7 +9,6 @@
 #include "backend/cuda/host/pointers.h"
 #include "backend/cuda/host/recorded_step.h"
 #include "backend/cuda/host/signs.h"
-#include "backend/cuda/host/steps.h"
 #include "backend/cuda/host/target.h"
 #include "backend/cuda/host/uploads.h"
 #include "backend/kernels/batch.h"

@@ -4,7 +4,6 @@
 
 #include "backend/cuda/device/launch.h"
 #include "backend/cuda/host/errors.h"
-#include "backend/cuda/host/managed.h"
 
 namespace lowtide::cuda_host {
 namespace {
@@ -14,6 +13,29 @@ constexpr uintptr_t kAlignment = 64;
 // Managed memory leaves so much of the free memory alone, and of all there is: a driver that has to evict pages may
 // never come back.
 constexpr int64_t managed_share(int64_t bytes) { return bytes - bytes / 10; }
+
+// Calls for managed memory, which CUDA 13 changed.
+#if CUDART_VERSION >= 13000
+cudaMemLocation location_of(int ordinal) {
+  cudaMemLocation location{};
+  location.type = cudaMemLocationTypeDevice;
+  location.id = ordinal;
+  return location;
+}
+cudaError_t prefetch_managed(const void* data, size_t bytes, int ordinal, cudaStream_t stream) {
+  return cudaMemPrefetchAsync(data, bytes, location_of(ordinal), 0, stream);
+}
+cudaError_t prefer_device(const void* data, size_t bytes, int ordinal) {
+  return cudaMemAdvise(data, bytes, cudaMemAdviseSetPreferredLocation, location_of(ordinal));
+}
+#else
+cudaError_t prefetch_managed(const void* data, size_t bytes, int ordinal, cudaStream_t stream) {
+  return cudaMemPrefetchAsync(data, bytes, ordinal, stream);
+}
+cudaError_t prefer_device(const void* data, size_t bytes, int ordinal) {
+  return cudaMemAdvise(data, bytes, cudaMemAdviseSetPreferredLocation, ordinal);
+}
+#endif
 
 }  // namespace
 

@@ -9,9 +9,8 @@
 #include <map>
 #include <memory>
 
-#include "backend/cuda/host/device_memory.h"
 #include "backend/cuda/host/events.h"
-#include "backend/cuda/host/host_memory.h"
+#include "backend/cuda/host/memory.h"
 #include "backend/cuda/host/device_info.h"
 #include "backend/device.h"
 

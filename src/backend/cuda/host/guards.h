@@ -9,9 +9,8 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "backend/cuda/host/device_memory.h"
 #include "backend/cuda/host/events.h"
-#include "backend/cuda/host/host_memory.h"
+#include "backend/cuda/host/memory.h"
 #include "backend/cuda/host/uploads.h"
 #include "backend/kernels/batch.h"
 

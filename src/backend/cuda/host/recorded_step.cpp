@@ -6,7 +6,6 @@
 
 #include "backend/cuda/host/guards.h"
 #include "backend/cuda/host/pointers.h"
-#include "backend/cuda/host/steps.h"
 
 namespace lowtide::cuda_host {
 

@@ -6,9 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "backend/cuda/host/device_memory.h"
 #include "backend/cuda/host/events.h"
-#include "backend/cuda/host/host_memory.h"
+#include "backend/cuda/host/memory.h"
 #include "backend/kernels/upload_buffers.h"
 
 namespace lowtide::cuda_host {

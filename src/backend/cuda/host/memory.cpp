@@ -1,4 +1,4 @@
-#include "backend/cuda/host/host_memory.h"
+#include "backend/cuda/host/memory.h"
 
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -68,43 +68,44 @@ void make_pages(std::byte* data, int64_t bytes) {
 
 }  // namespace
 
-HostMemory::HostMemory(const DeviceInfo& info, int64_t bytes) : info_(&info), bytes_(round_up(bytes, kPageBytes)) {
-  const auto size = static_cast<size_t>(bytes_);
+HostMemory::HostMemory(const DeviceInfo& info, int64_t wanted) {
+  const int64_t bytes = round_up(wanted, kPageBytes);
+  const auto size = static_cast<size_t>(bytes);
   void* const data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (data == MAP_FAILED) refuse(bytes_, "the system has not so much memory");
-  if (bytes_ >= kHugePage) madvise(data, size, MADV_HUGEPAGE);
-  prefer_node(data, bytes_, info.numa_node);
+  if (data == MAP_FAILED) refuse(bytes, "the system has not so much memory");
+  if (bytes >= kHugePage) madvise(data, size, MADV_HUGEPAGE);
+  prefer_node(data, bytes, info.numa_node);
   auto* const first = static_cast<std::byte*>(data);
-  make_pages(first, bytes_);
+  make_pages(first, bytes);
   int64_t registered = 0;
   cudaError_t code = cudaSuccess;
-  for_pieces(bytes_, kPieceBytes, [&](int64_t at, int64_t piece) {
+  for_pieces(bytes, kPieceBytes, [&](int64_t at, int64_t piece) {
     if (code != cudaSuccess) return;
     code = cudaHostRegister(first + at, static_cast<size_t>(piece), cudaHostRegisterPortable | cudaHostRegisterMapped);
     if (code == cudaSuccess) registered = at + piece;
   });
   if (code == cudaSuccess) {
-    data_ = first;
+    data_ = {first, Unpin{&info, bytes}};
     return;
   }
   cudaGetLastError();
   for_pieces(registered, kPieceBytes, [&](int64_t at, int64_t) { cudaHostUnregister(first + at); });
   munmap(data, size);
   if (kind_of(code) == ErrorKind::kDeviceLost) Scope(info, "pinning host memory").check(code);
-  refuse(bytes_, words_of(code));
+  refuse(bytes, words_of(code));
 }
 
-HostMemory::~HostMemory() {
-  if (!data_ || lost(info_->ordinal)) return;  // a lost device keeps its pages to the end of the process
-  quietly(*info_, [&] {
+void Unpin::operator()(std::byte* data) const noexcept {
+  if (lost(info->ordinal)) return;  // a lost device keeps its pages to the end of the process
+  quietly(*info, [&] {
     cudaError_t first = cudaSuccess;
-    for_pieces(bytes_, kPieceBytes, [&](int64_t at, int64_t) {
-      const cudaError_t code = cudaHostUnregister(data_ + at);
+    for_pieces(bytes, HostMemory::kPieceBytes, [&](int64_t at, int64_t) {
+      const cudaError_t code = cudaHostUnregister(data + at);
       if (first == cudaSuccess) first = code;
     });
     return first;
   });
-  munmap(data_, static_cast<size_t>(bytes_));
+  munmap(data, static_cast<size_t>(bytes));
 }
 
 }  // namespace lowtide::cuda_host

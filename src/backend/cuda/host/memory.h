@@ -1,0 +1,75 @@
+// Device memory of the backend's own (items, tables), pinned memory, and streams, which free themselves. Each is of a
+// device whose info outlives it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "backend/cuda/host/device_info.h"
+
+namespace lowtide::cuda_host {
+
+struct FreeDevice {
+  const DeviceInfo* info = nullptr;
+  void operator()(std::byte* data) const noexcept {
+    quietly(*info, [&] { return cudaFree(data); });
+  }
+};
+struct Unpin {
+  const DeviceInfo* info = nullptr;
+  int64_t bytes = 0;  // whole pages
+  void operator()(std::byte* data) const noexcept;
+};
+
+// Not a framework's: it lives as long as the backend, and is small.
+class DeviceMemory {
+ public:
+  DeviceMemory() = default;
+  DeviceMemory(const Scope& scope, size_t bytes) : data_(nullptr, FreeDevice{&scope.info()}) {
+    void* data = nullptr;
+    scope.check(cudaMalloc(&data, bytes));
+    data_.reset(static_cast<std::byte*>(data));
+  }
+  std::byte* data() const { return data_.get(); }
+
+ private:
+  std::unique_ptr<std::byte, FreeDevice> data_;
+};
+
+// Pinned memory: the system's, of huge pages where they help, near the device, and registered with CUDA. (CUDA's own
+// call for it takes several times as long; frameworks round sizes up to powers of two.)
+class HostMemory {
+ public:
+  // Registered at a time, since registering holds locks of the driver. No copy may cross the border of two pieces.
+  static constexpr int64_t kPieceBytes = int64_t{1} << 30;
+
+  HostMemory() = default;
+  // Within a Scope of the device. Throws kOutOfMemory, saying what the process may lock.
+  HostMemory(const DeviceInfo& info, int64_t bytes);
+  std::byte* data() const { return data_.get(); }
+
+ private:
+  std::unique_ptr<std::byte, Unpin> data_;
+};
+
+// A stream of the backend's own, unordered with the default stream.
+class OwnStream {
+ public:
+  explicit OwnStream(const Scope& scope) : info_(scope.info()) {
+    scope.check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  }
+  ~OwnStream() {
+    quietly(info_, [&] { return cudaStreamDestroy(stream_); });
+  }
+  OwnStream(const OwnStream&) = delete;
+  OwnStream& operator=(const OwnStream&) = delete;
+
+  cudaStream_t get() const { return stream_; }
+
+ private:
+  const DeviceInfo& info_;
+  cudaStream_t stream_ = nullptr;
+};
+
+}  // namespace lowtide::cuda_host
