@@ -114,14 +114,14 @@ void DeviceStore::follow(void* queue) {
   queues_.follow(queue);
 }
 
-StoreReport DeviceStore::report() const {
-  StoreReport report;
+MemoryReport DeviceStore::report() const {
+  MemoryReport report;
   const Plan& plan = pager_.plan();
   report.chunks = static_cast<int64_t>(chunks_.size());
   for (const DeviceRecord& record : chunks_)
     (record.kind == MemoryKind::kShared   ? report.managed_bytes
      : record.kind == MemoryKind::kDevice ? report.device_bytes
-                                          : report.resident_bytes) += record.memory.bytes();
+                                          : report.allocated_bytes) += record.memory.bytes();
   for (const DeviceBytes& slot : slots_) report.device_bytes += slot.bytes();
   for (const Returning& slot : returning_) report.device_bytes += slot.memory.bytes();
   report.moved_per_step = plan.read_bytes + plan.written_bytes;

@@ -82,7 +82,7 @@ class DeviceStore final : public Store {
   // The steps that follow are queued there, and do not come through step().
   void follow(void* queue);
 
-  StoreReport report() const override;
+  MemoryReport report() const override;
 
  private:
   // Work that the host has queued and not waited for.

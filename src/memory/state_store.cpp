@@ -178,17 +178,16 @@ std::vector<const Buffer*> StateStore::shrink() {
   return buffers;
 }
 
-StoreReport StateStore::report() const {
-  StoreReport report;
+MemoryReport StateStore::report() const {
+  MemoryReport report;
   const Plan& plan = pager_.plan();
   report.chunks = static_cast<int64_t>(chunks_.size());
   for (size_t i = 0; i < chunks_.size(); ++i) {
-    if (plan.resident[i])
-      report.resident_bytes += chunks_[i].chunk.bytes;
-    else if (chunks_[i].memory.data())
-      report.kept_bytes += chunks_[i].chunk.bytes;
+    if (!plan.resident[i] && !chunks_[i].memory.data()) continue;
+    report.allocated_bytes += chunks_[i].chunk.bytes;
+    if (!plan.resident[i]) report.kept_bytes += chunks_[i].chunk.bytes;
   }
-  for (const Buffer& slot : slots_) report.slot_bytes += static_cast<int64_t>(slot.bytes());
+  for (const Buffer& slot : slots_) report.allocated_bytes += static_cast<int64_t>(slot.bytes());
   report.disk_bytes = file_ ? file_->bytes() : 0;
   report.moved_per_step = plan.read_bytes + plan.written_bytes;
   report.read_bytes = traffic_.read_bytes;

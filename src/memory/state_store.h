@@ -27,7 +27,7 @@ class StateStore final : public Store {
   // The memory of chunks in RAM; the slots' is freed first (they are allocated again when they are used).
   std::vector<const Buffer*> shrink();
 
-  StoreReport report() const override;
+  MemoryReport report() const override;
 
  private:
   const Chunk& chunk_at(size_t chunk) const override { return chunks_[chunk].chunk; }

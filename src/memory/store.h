@@ -15,29 +15,15 @@
 #include <cstdint>
 #include <functional>
 #include <span>
-#include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "lowtide/memory_report.h"
 #include "memory/chunk.h"
 #include "memory/pager.h"
 #include "memory/staged_chunk.h"
 
 namespace lowtide {
-
-struct StoreReport {
-  int64_t chunks = 0;
-  int64_t resident_bytes = 0, slot_bytes = 0;  // in RAM
-  int64_t device_bytes = 0;                    // in device memory, slots included
-  int64_t managed_bytes = 0;                   // in memory that migrates between device and host
-  int64_t disk_bytes = 0;                      // in the file
-  int64_t kept_bytes = 0;                      // in RAM because they could not be written
-  int64_t moved_per_step = 0;                  // predicted: read + written
-  int64_t read_bytes = 0, written_bytes = 0;   // so far
-  double waited_seconds = 0;                   // that steps stood still for the disk
-  int64_t promotions = 0, demotions = 0;       // times that state has moved to the device, and away
-  std::string transfer;                        // how what is not in device memory gets there; "": nothing has to
-};
 
 class Store {
  public:
@@ -88,7 +74,9 @@ class Store {
   // Waits for what steps have queued.
   virtual void synchronize() {}
 
-  virtual StoreReport report() const = 0;
+  // The fields that a store knows; the others are 0. kept_bytes are in allocated_bytes, too, and streaming buffers in
+  // the bytes of where they are.
+  virtual MemoryReport report() const = 0;
 
  protected:
   Store(StagedChunk::Read read, StagedChunk::Write write) : stage_(std::move(read), std::move(write)) {}

@@ -7,6 +7,18 @@
 #include "optim/optimizer_impl.h"
 
 namespace lowtide {
+namespace {
+
+// Adds a store's field to the sum of all; of texts the first stays.
+template <class Number>
+void add_field(Number part, Number& sum) {
+  sum += part;
+}
+void add_field(const std::string& part, std::string& first) {
+  if (first.empty()) first = part;
+}
+
+}  // namespace
 
 Optimizer::Optimizer(const OptimizerOptions& options) : impl_(std::make_unique<Impl>(options, system_env(), nullptr)) {}
 Optimizer::Optimizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -147,20 +159,10 @@ MemoryReport Optimizer::report() const {
     const bool twice = std::any_of(table.params.begin(), table.params.end(), [&](const Parameter& param) {
       return &table.residence_of(param) == residence.get() && param.paged && param.norms_read_arrays();
     });
-    const StoreReport store = residence->store()->report();
-    report.allocated_bytes += store.resident_bytes + store.slot_bytes + store.kept_bytes;
-    report.device_bytes += store.device_bytes;
-    report.managed_bytes += store.managed_bytes;
-    report.disk_bytes += store.disk_bytes;
-    report.chunks += store.chunks;
-    report.moved_per_step += twice ? store.moved_per_step + store.moved_per_step / 2 : store.moved_per_step;
-    report.read_bytes += store.read_bytes;
-    report.written_bytes += store.written_bytes;
-    report.kept_bytes += store.kept_bytes;
-    report.waited_seconds += store.waited_seconds;
-    report.promotions += store.promotions;
-    report.demotions += store.demotions;
-    if (report.transfer.empty()) report.transfer = store.transfer;
+    MemoryReport store = residence->store()->report();
+    if (twice) store.moved_per_step += store.moved_per_step / 2;
+#define LT_REPORT_FIELD(type, name, unit, meaning) add_field(store.name, report.name);
+#include "lowtide/report.def"
   }
   report.steps = table.steps;
   report.skipped_steps = table.skipped_steps;

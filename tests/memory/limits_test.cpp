@@ -25,7 +25,7 @@ TEST(Limits, TheFileNeverGrowsAboveItsLimit) {
       // Chunks of one block each where the block is large: of several sizes, so that the best set to keep changes.
       const ShapedParam added{
           param, {rng.between(1, 8), rng.between(100, 300), 2, {{8 << rng.between(0, 4)}, {8 << rng.between(0, 4)}}}};
-      const StoreReport before = store.report();
+      const MemoryReport before = store.report();
       try {
         store.add({&added, 1});
         ++adds;
@@ -33,9 +33,9 @@ TEST(Limits, TheFileNeverGrowsAboveItsLimit) {
         EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
         ++(std::string(error.what()).find("keep their places") == std::string::npos ? refused_by_plan
                                                                                     : refused_by_file);
-        const StoreReport after = store.report();
+        const MemoryReport after = store.report();
         changed += after.chunks != before.chunks || after.disk_bytes != before.disk_bytes ||
-                   after.resident_bytes != before.resident_bytes || store.has(param);
+                   after.allocated_bytes != before.allocated_bytes || store.has(param);
       }
       above += store.report().disk_bytes > limit;
     }
