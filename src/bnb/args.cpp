@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "backend/catalog.h"
-#include "bnb/host_step.h"
+#include "bnb/step.h"
 
 namespace lowtide::bnb {
 namespace {

@@ -1,8 +1,7 @@
-#include "bnb/device_step.h"
+#include "bnb/step.h"
 
 #include <vector>
 
-#include "bnb/host_step.h"
 #include "bnb/map8.h"
 #include "core/error.h"
 

@@ -1,4 +1,4 @@
-#include "bnb/host_step.h"
+#include "bnb/step.h"
 
 #include <algorithm>
 #include <cmath>

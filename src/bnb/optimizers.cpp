@@ -1,8 +1,7 @@
 // The optimizers' C functions of lowtide/bnb.h.
 #include "backend/registry.h"
-#include "bnb/device_step.h"
 #include "bnb/guard.h"
-#include "bnb/host_step.h"
+#include "bnb/step.h"
 #include "core/error.h"
 #include "core/thread_pool.h"
 #include "lowtide/bnb.h"

@@ -1,12 +1,14 @@
-// Owns the descriptor of an open file, and closes it through its Env.
+// Files by way of an Env: the owner of a descriptor, and calls that a signal has interrupted.
 #pragma once
 
+#include <cerrno>
 #include <utility>
 
 #include "core/env.h"
 
 namespace lowtide {
 
+// Closes the descriptor that it owns.
 class Descriptor {
  public:
   Descriptor() = default;
@@ -32,5 +34,16 @@ class Descriptor {
   Env* env_ = nullptr;
   int fd_ = -1;
 };
+
+constexpr int kMaxRetries = 100;
+
+// Repeats a call of Env that a signal has interrupted: boundedly, so that a file system that only ever answers EINTR
+// becomes an error and not a hang.
+template <typename Do>
+auto retry_interrupted(Do call) {
+  auto result = call();
+  for (int i = 0; i < kMaxRetries && result == -EINTR; ++i) result = call();
+  return result;
+}
 
 }  // namespace lowtide

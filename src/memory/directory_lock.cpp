@@ -15,7 +15,6 @@
 
 #include "core/error.h"
 #include "memory/descriptor.h"
-#include "memory/retry.h"
 
 namespace lowtide {
 namespace {

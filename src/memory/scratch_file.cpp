@@ -10,7 +10,7 @@
 
 #include "core/error.h"
 #include "memory/io_engine.h"
-#include "memory/retry.h"
+#include "memory/descriptor.h"
 
 namespace lowtide {
 namespace {

@@ -5,7 +5,7 @@
 #include <chrono>
 #include <thread>
 
-#include "memory/retry.h"
+#include "memory/descriptor.h"
 
 namespace lowtide {
 namespace {

@@ -4,7 +4,7 @@
 #include <cerrno>
 
 #include "core/error.h"
-#include "memory/retry.h"
+#include "memory/descriptor.h"
 #include "optim/checkpoint_format.h"
 
 namespace lowtide {

@@ -14,7 +14,6 @@
 
 #include "core/error.h"
 #include "memory/descriptor.h"
-#include "memory/retry.h"
 
 namespace lowtide::checkpoint {
 namespace {

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "memory/retry.h"
+#include "memory/descriptor.h"
 #include "optim/checkpoint_format.h"
 #include "optim/checkpoint_temporary.h"
 

@@ -29,8 +29,9 @@ Channel::Channel(std::shared_ptr<Transport> inside, std::shared_ptr<Transport> b
   size_ = nodes() * inside_->size();
 }
 
-template <class Call>
-void Channel::run(Level level, Call&& call) {
+void Channel::transfer(Level level, Call call, const std::byte* send, std::byte* receive, int64_t bytes,
+                       int64_t* sent) {
+  if (bytes == 0) return;
   if (!failure_.empty())
     throw TransportError(
         "the transport failed in an earlier call, so ranks may be in different calls; make a new transport and a new "
@@ -39,7 +40,11 @@ void Channel::run(Level level, Call&& call) {
   Transport& transport = *(level == Level::kInside ? inside_ : between_);
   failure_ = "unknown exception";
   try {
-    call(transport);
+    if (transport.size() == 1)
+      std::memcpy(receive, send, static_cast<size_t>(bytes));
+    else
+      (transport.*call)(send, receive, bytes);
+    *sent += (transport.size() - 1) * bytes;
   } catch (const TransportError& e) {
     failure_ = e.what();
     if (!two_level()) throw;
@@ -54,41 +59,39 @@ void Channel::run(Level level, Call&& call) {
   failure_.clear();
 }
 
-void Channel::gather(Level level, const std::byte* send, std::byte* receive, int64_t bytes, int64_t* sent) {
-  if (bytes == 0) return;
-  run(level, [&](Transport& transport) {
-    if (transport.size() == 1) {
-      std::memcpy(receive, send, static_cast<size_t>(bytes));
-      return;
-    }
-    transport.all_gather(send, receive, bytes);
-    *sent += (transport.size() - 1) * bytes;
-  });
-}
-
 void Channel::gather_records(const void* record, std::byte* all) {
+  const auto gather = [&](Level level, const void* send, std::byte* receive, int64_t bytes) {
+    transfer(level, &Transport::all_gather, static_cast<const std::byte*>(send), receive, bytes, &traffic_.control);
+  };
   // First the records of the node, then those of all nodes: the ranks of a node follow each other.
-  const int64_t of_node = inside_size() * wire::kRecordBytes;
-  const auto* mine = static_cast<const std::byte*>(record);
-  if (!two_level()) return gather(Level::kInside, mine, all, wire::kRecordBytes, &traffic_.control);
-  std::vector<std::byte> node_records(static_cast<size_t>(of_node));
-  gather(Level::kInside, mine, node_records.data(), wire::kRecordBytes, &traffic_.control);
-  gather(Level::kBetween, node_records.data(), all, of_node, &traffic_.control);
+  if (!two_level()) return gather(Level::kInside, record, all, wire::kRecordBytes);
+  std::vector<std::byte> of_node(static_cast<size_t>(inside_size() * wire::kRecordBytes));
+  gather(Level::kInside, record, of_node.data(), wire::kRecordBytes);
+  gather(Level::kBetween, of_node.data(), all, static_cast<int64_t>(of_node.size()));
 }
 
 void Channel::all_to_all(Level level, const std::byte* send, std::byte* receive, int64_t bytes_each) {
-  run(level, [&](Transport& transport) {
-    if (transport.size() == 1) {
-      std::memcpy(receive, send, static_cast<size_t>(bytes_each));
-      return;
-    }
-    transport.all_to_all(send, receive, bytes_each);
-    traffic_.payload += (transport.size() - 1) * bytes_each;
-  });
+  transfer(level, &Transport::all_to_all, send, receive, bytes_each, &traffic_.payload);
 }
 
 void Channel::all_gather(Level level, const std::byte* send, std::byte* receive, int64_t bytes) {
-  gather(level, send, receive, bytes, &traffic_.payload);
+  transfer(level, &Transport::all_gather, send, receive, bytes, &traffic_.payload);
+}
+
+Transport::~Transport() = default;
+
+CallbackTransport::CallbackTransport(int rank, int size, Call all_to_all, Call all_gather)
+    : rank_(rank), size_(size), all_to_all_(std::move(all_to_all)), all_gather_(std::move(all_gather)) {
+  LT_REQUIRE(size >= 1 && rank >= 0 && rank < size, "got rank %d of %d, wanted 0 <= rank < size", rank, size);
+  LT_REQUIRE(all_to_all_ && all_gather_, "got no %s", all_to_all_ ? "all_gather" : "all_to_all");
+}
+
+void CallbackTransport::all_to_all(const std::byte* send, std::byte* receive, int64_t bytes_each) {
+  all_to_all_(send, receive, bytes_each);
+}
+
+void CallbackTransport::all_gather(const std::byte* send, std::byte* receive, int64_t bytes) {
+  all_gather_(send, receive, bytes);
 }
 
 }  // namespace lowtide

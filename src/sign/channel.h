@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "lowtide/sign_collective.h"
 
@@ -42,14 +43,22 @@ class Channel {
   void reset_traffic() { traffic_ = {}; }
 
  private:
-  template <class Call>
-  void run(Level level, Call&& call);
-  void gather(Level level, const std::byte* send, std::byte* receive, int64_t bytes, int64_t* sent);
+  using Call = void (Transport::*)(const std::byte* send, std::byte* receive, int64_t bytes);
+  // sent: is increased by what goes to other ranks.
+  void transfer(Level level, Call call, const std::byte* send, std::byte* receive, int64_t bytes, int64_t* sent);
 
   std::shared_ptr<Transport> inside_, between_;
   int rank_, size_;
   Traffic traffic_;
   std::string failure_;  // the first failure's text; "": none so far
 };
+
+// "rank 3", "ranks 1, 2 and 5".
+inline std::string name_ranks(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i)
+    text += (i == 0 ? "" : i + 1 == ranks.size() ? " and " : ", ") + std::to_string(ranks[i]);
+  return text;
+}
 
 }  // namespace lowtide

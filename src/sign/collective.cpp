@@ -156,11 +156,6 @@ SignOutcome SignCollective::Impl::call(const SignBallot& ballot, const SignResul
       mine.failed = 1;
     }
   mine.algorithm = static_cast<int32_t>(outcome.algorithm);
-  const auto count_traffic = [&] {
-    const Channel::Traffic& traffic = channel.traffic();
-    outcome.payload_sent = outcome.payload_received = traffic.payload;
-    outcome.control_sent += traffic.control, outcome.control_received += traffic.control;
-  };
   const Agreement agreed = agree(mine);
   watch.lap(&outcome.seconds.announce);
   if (own) std::rethrow_exception(own);
@@ -187,7 +182,9 @@ SignOutcome SignCollective::Impl::call(const SignBallot& ballot, const SignResul
     exchange->deliver();
     watch.lap(&outcome.seconds.results);
   }
-  count_traffic();
+  const Channel::Traffic& traffic = channel.traffic();
+  outcome.payload_sent = outcome.payload_received = traffic.payload;
+  outcome.control_sent += traffic.control, outcome.control_received += traffic.control;
   return outcome;
 }
 

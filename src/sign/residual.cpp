@@ -1,5 +1,4 @@
-#include "sign/residual.h"
-
+// A rank's part of the residuals of a mean.
 #include <cstring>
 
 #include "backend/cpu/cpu_backend.h"

@@ -7,7 +7,7 @@
 
 #include "backend/catalog.h"
 #include "core/error.h"
-#include "sign/ranks.h"
+#include "sign/channel.h"
 #include "sign/ties.h"
 
 namespace lowtide {

@@ -7,7 +7,6 @@
 #include "backend/cpu/cpu_backend.h"
 #include "core/error.h"
 #include "core/thread_pool.h"
-#include "sign/bit_order.h"
 #include "sign/sign_on.h"
 
 namespace lowtide::sign {
@@ -19,6 +18,22 @@ namespace {
 
 // Bytes of bits that are mirrored at a time: 8 Mi signs, enough to keep threads busy.
 constexpr int64_t kPieceBytes = 1 << 20;
+
+// Mirrors the bits of each byte, between the orders "little" and "big". `to` may be `from`.
+void reverse_bits(const std::byte* from, std::byte* to, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; ++i) {
+    auto b = std::to_integer<unsigned char>(from[i]);
+    b = static_cast<unsigned char>((b & 0xf0) >> 4 | (b & 0x0f) << 4);
+    b = static_cast<unsigned char>((b & 0xcc) >> 2 | (b & 0x33) << 2);
+    b = static_cast<unsigned char>((b & 0xaa) >> 1 | (b & 0x55) << 1);
+    to[i] = std::byte{b};
+  }
+}
+
+// Clears the bits behind the last of `count` signs in its byte.
+void clear_tail(std::byte* bits, int64_t count) {
+  if (const int64_t used = count % 8) bits[count / 8] &= std::byte{static_cast<unsigned char>(0xff << (8 - used))};
+}
 
 bool is_big(Backend& backend, const Options& options) {
   LT_REQUIRE(options.order == BitOrder::kLittle || options.order == BitOrder::kBig, "got bit order %d, wanted 0 or 1",

@@ -8,7 +8,7 @@
 
 #include "core/error.h"
 #include "lowtide/sign_collective.h"
-#include "sign/ranks.h"
+#include "sign/channel.h"
 
 namespace lowtide {
 namespace {

@@ -4,35 +4,27 @@
 #include <xxhash.h>
 
 #include <cstring>
+#include <iterator>
 
 namespace lowtide::wire {
 
 const char* describe(Reason reason) {
-  switch (reason) {
-    case Reason::kFine:
-      return "is fine";
-    case Reason::kNoAnnouncement:
-      return "was damaged";
-    case Reason::kBadHeader:
-      return "has a damaged header";
-    case Reason::kOtherMessage:
-      return "is one of another call, shard or rank";
-    case Reason::kBadPayload:
-      return "does not match its checksum";
-    case Reason::kBadScale:
-      return "has scales that are negative or not finite";
-    case Reason::kNoVotes:
-      return "has no ballots in it";
-    case Reason::kSenderFailed:
-      return "could not be made there";
-    case Reason::kBadRecord:
-      return "was damaged";
-    case Reason::kDiffers:
-      return "differs from that of the others";
-    case Reason::kLostCounts:
-      return "was lost with the counts of its node";
-  }
-  return "has an unknown fault";
+  static constexpr const char* kWords[] = {
+      "is fine",
+      "was damaged",
+      "has a damaged header",
+      "is one of another call, shard or rank",
+      "does not match its checksum",
+      "has scales that are negative or not finite",
+      "has no ballots in it",
+      "could not be made there",
+      "was damaged",
+      "differs from that of the others",
+      "was lost with the counts of its node",
+  };
+  static_assert(std::size(kWords) == static_cast<size_t>(Reason::kLostCounts) + 1);
+  const auto number = static_cast<size_t>(reason);
+  return number < std::size(kWords) ? kWords[number] : "has an unknown fault";
 }
 
 uint32_t checksum(const void* data, size_t bytes, uint32_t before) {

@@ -4,8 +4,7 @@
 
 #include "support/fake/fake_backend.h"
 #include "backend/registry.h"
-#include "bnb/device_step.h"
-#include "bnb/host_step.h"
+#include "bnb/step.h"
 #include "core/error.h"
 #include "symbols.h"
 

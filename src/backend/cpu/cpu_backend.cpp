@@ -10,9 +10,8 @@
 
 #include "backend/cpu/kernel_tables.h"
 #include "backend/cpu/pieces.h"
-#include "backend/cpu/sign_pieces.h"
 #include "backend/cpu/sign_step.h"
-#include "backend/cpu/signs.h"
+#include "backend/cpu/sign_kernel.h"
 #include "backend/cpu/staged.h"
 #include "backend/catalog.h"
 #include "backend/gradient_limit.h"

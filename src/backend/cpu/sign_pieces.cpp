@@ -1,4 +1,4 @@
-#include "backend/cpu/sign_pieces.h"
+#include "backend/cpu/sign_kernel.h"
 
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-#include "backend/cpu/signs.h"
+#include "backend/cpu/sign_kernel.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,4 +1,4 @@
-// Steps of an Update whose memory the host can read.
+// Steps of an Update, whose memory the host can read or only a device's backend reaches.
 #pragma once
 
 #include "bnb/update.h"
@@ -28,5 +28,10 @@ void require_finite_gradient(Backend& backend, const StepItem& item, int threads
 // A whole call: everything checked, then done, by the backend where that can do it. Throws kInvalidArgument, and has
 // changed nothing then.
 void step_on_host(const Update& update, Backend& cpu, int threads);
+
+// A whole call, ordered on `queue` and done when it returns. What the backend's own step can do is done there, once
+// the maps and absmax values have been read back and checked; for the rest everything passes through the host, where
+// `cpu` steps it. Throws kInvalidArgument and has changed nothing then; what a lost device leaves is not known.
+void step_on_device(const Update& update, Backend& device, void* queue, Backend& cpu, int threads);
 
 }  // namespace lowtide::bnb
