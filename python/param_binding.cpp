@@ -34,7 +34,7 @@ int64_t ParamBinding::add(int group, const nb::object& tensor, bool with_state,
     refuse_value("got a parameter with a lazy negative bit, wanted tensor.resolve_neg()");
   const int64_t index = optimizer_.add_param(group, info.view(), with_state, whole);
   params_.push_back(tensor);
-  entries_.push_back({info.data, dims_.size(), info.ndim, info.dtype, whole.has_value(), info.is_contiguous(), {}, {}});
+  entries_.push_back({info.data, dims_.size(), info.ndim, info.dtype, whole.has_value(), info.is_contiguous(), {}});
   dims_.insert(dims_.end(), info.shape, info.shape + info.ndim);
   dims_.insert(dims_.end(), info.strides, info.strides + info.ndim);
   return index;
@@ -73,13 +73,6 @@ void ParamBinding::follow(size_t i, const TensorInfo& now) {
   entry.contiguous = now.is_contiguous();
 }
 
-// Brings in what reading parameter i will touch. Torch's objects lie anywhere, and each hides the address of the next.
-inline void ParamBinding::fetch_ahead(size_t i) const {
-  if (i >= entries_.size()) return;
-  __builtin_prefetch(params_[i].ptr());
-  for (const void* const at : entries_[i].seen) __builtin_prefetch(at);
-}
-
 const std::vector<Gradient>& ParamBinding::collect(const std::optional<std::vector<int64_t>>& only) {
   static const std::byte no_elements{};  // the address of a gradient without memory, which is not the same as none
   grads_.assign(params_.size(), Gradient{});
@@ -88,7 +81,6 @@ const std::vector<Gradient>& ParamBinding::collect(const std::optional<std::vect
   held_.reserve(count);
   for (size_t n = 0; n < count; ++n) {
     const size_t i = only ? static_cast<size_t>((*only)[n]) : n;
-    fetch_ahead(i + 6);
     const nb::object& param = params_[i];
     nb::object grad = reader_.gradient(param);
     if (grad.is_none()) continue;
@@ -101,11 +93,8 @@ const std::vector<Gradient>& ParamBinding::collect(const std::optional<std::vect
     if (p.data != entry.data || p.dtype != entry.dtype || !same(sizes, entry.ndim, p.shape, p.ndim) ||
         !same(strides, entry.ndim, p.strides, p.ndim))
       follow(i, p);
-    entry.seen[0] = p.shape;
 
     const TensorInfo g = reader_.read(grad, [&] { return gradient_name(i); });
-    entry.seen[1] = g.shape;
-    entry.seen[2] = grad.ptr();
     if (!same(sizes, entry.ndim, g.shape, g.ndim))
       refuse_value("got " + gradient_name(i) + " of shape " + shape_text(g.shape, g.ndim) + ", wanted " +
                    shape_text(sizes, entry.ndim));

@@ -53,14 +53,11 @@ class ParamBinding {
     int ndim = 0;
     DType dtype = DType::kF32;
     bool distributed = false, contiguous = false;
-    // Where torch kept the tensor and its gradient: hints what to fetch ahead, never followed.
-    const void* seen[3] = {};
     std::vector<int64_t> grad_strides;
   };
 
   nb::object local_gradient(size_t i, const nb::object& grad) const;
   void follow(size_t i, const TensorInfo& now);
-  void fetch_ahead(size_t i) const;
 
   Optimizer& optimizer_;
   TensorReader reader_, host_reader_;
