@@ -110,7 +110,7 @@ class Members:
 
 
 class Groups(Protocol):
-    """What groups are registered with: a core, or the plan of one."""
+    """Groups are registered with this: a core, or the plan of one."""
 
     def add_group(
         self, hyper: dict[str, float], state: str, min_quantized_numel: int, memory: Budget | None, rounding: str,
