@@ -148,7 +148,7 @@ class SteppingOptimizer(torch.optim.Optimizer):
     def _step_gradients(self, only: list[int] | None = None) -> None:
         """Steps the parameters that have a gradient; `only`: those of them that have these numbers."""
         engine = self.engine
-        capturing = not engine.on_host and engine.capturing
+        capturing = engine.capturing
         if capturing:
             self._check_capture()
         self._push_options()
