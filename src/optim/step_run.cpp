@@ -15,7 +15,8 @@ StepResult StepPlan::take(const StepResult& found) {
   const int threads = table_.on.threads;
   void* const stream = options_.stream;
   const bool norms = table_.needs_norms();
-  if (norms && ordered_) {  // norms, too, depend on what the parameters before have left
+  // Norms, too, depend on what the parameters before have left. Parameters of a step that streams do not overlap.
+  if (norms && ordered_ && buffers_.wanted.empty()) {
     for (size_t i = 0; i < items_.size(); ++i) {
       measure(i, 1);
       backend_.step(items_.subspan(i, 1), threads, false, stream);

@@ -1,5 +1,6 @@
 """Parameters whose memory, shape or type changes after construction: followed or refused."""
 
+import lowtide
 import pytest
 import torch
 
@@ -59,3 +60,71 @@ def test_parameters_swapped_after_construction(name, rule, seed, figure):
         worst = float((p.detach() - expected).abs().max())
         figure(f"followed, difference from torch {worst:.1e}")
         assert worst < 1e-6
+
+
+def give(params, missing=None):
+    """Every parameter but one has a gradient."""
+    for i, p in enumerate(params):
+        p.grad = None if i == missing else torch.ones_like(p)
+
+
+def test_memory_changes_while_others_sit_a_step_out(figure):
+    """Every step has other parameters than the one before; a list of work that is kept must notice."""
+    params, twins = ([torch.nn.Parameter(torch.ones(4)) for _ in range(2)] for _ in range(2))
+    opt, reference = make("adamw", params, state="fp32", lr=0.1), torch.optim.AdamW(twins, lr=0.1, weight_decay=0)
+    opt.param_groups[0]["weight_decay"] = 0
+    old = params[1].data
+    for missing in (None, 0, None):
+        if missing == 0:
+            kept = old.clone()
+            params[1].data, twins[1].data = torch.full((4,), 5.0), torch.full((4,), 5.0)
+        for of, optimizer in ((params, opt), (twins, reference)):
+            give(of, missing)
+            optimizer.step()
+    assert torch.equal(old, kept)
+    for p, twin in zip(params, twins, strict=True):
+        torch.testing.assert_close(p, twin, rtol=1e-6, atol=1e-6)
+    figure("2 parameters as torch's, 0 bytes of the old memory changed")
+
+
+def test_momentum_changes_while_one_sits_a_step_out(figure):
+    params = [torch.nn.Parameter(torch.ones(4)) for _ in range(3)]
+    opt = lowtide.SGD(params, lr=0.1, momentum=0.9, state="fp32")
+    for momentum, missing in ((0.9, None), (0.9, None), (0.0, 2), (0.0, None)):
+        opt.param_groups[0]["momentum"] = momentum
+        give(params, missing)
+        opt.step()
+    kept = opt.state[params[2]]["momentum_buffer"]
+    assert torch.equal(kept, torch.full((4,), 1.9)), kept  # 1, then 0.9 + 1; steps without momentum leave it alone
+    figure(f"buffer {kept[0]:.1f}")
+
+
+def test_a_step_follows_one_that_only_made_signs(figure):
+    params = [torch.nn.Parameter(torch.ones(4)) for _ in range(2)]
+    opt = lowtide.Lion(params, lr=0.1)
+    bits, presence = (torch.zeros(4096, dtype=torch.uint8) for _ in range(2))
+    give(params)
+    opt.step()
+    opt._core.ballots(bits.data_ptr(), presence.data_ptr(), True, 1.0, False, 0)
+    for missing in (1, None):
+        give(params, missing)
+        opt.step()
+    torch.testing.assert_close(torch.stack([p.detach()[0] for p in params]), torch.tensor([0.7, 0.8]))
+    figure("3 and 2 steps taken")
+
+
+def test_norms_of_overlapping_parameters_with_state_on_disk(tmp_path, figure):
+    """One of two parameters that overlap steps alone; its state streams."""
+    base = torch.randn(60000, generator=torch.Generator().manual_seed(1))
+    sums = []
+    for memory in (None, lowtide.Memory(host="130KiB", disk=str(tmp_path), chunk=65536)):
+        whole = base.clone()
+        params = [torch.nn.Parameter(whole[:40000]), torch.nn.Parameter(whole[20000:])]
+        opt = lowtide.LAMB(params, lr=0.1, memory=memory)
+        params[0].grad = torch.ones(40000)
+        for _ in range(2):
+            opt.step()
+        sums.append(whole)
+        assert int(opt.state[params[0]]["step"]) == 2
+    assert torch.equal(*sums)
+    figure("0 of 60000 weights differ from those without a budget")
