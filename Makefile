@@ -2,7 +2,7 @@
 PYTHON := .venv/bin/python
 ARGS ?=
 
-.PHONY: help train test bench bench-paging bench-sign bench-sign-network bench-quality gpu-check gpu-bundle build asan tsan format clean
+.PHONY: help train test soak bench bench-paging bench-sign bench-sign-network bench-quality gpu-check gpu-bundle build asan tsan format clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s  %s\n", $$1, $$2 }'
@@ -13,6 +13,9 @@ train: ## train a small Llama on little memory (ARGS="..." goes to the script)
 
 test: ## build all, run the C++, install and Python tests
 	@python3 tools/run_tests.py
+
+soak: ## run the Python tests with new seeds (ARGS="--soak 5")
+	@python3 tools/run_tests.py --soak 1 $(ARGS)
 
 bench: ## measure a step against other optimizers (ARGS="..." goes to the script)
 	@tools/bootstrap.sh --extras bench

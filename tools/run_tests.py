@@ -3,6 +3,8 @@
 
 A suite that fails does not stop the next one. A step that cannot run at all (a build, a crash before any result)
 counts as one failure. Exit status 0 means: nothing failed and every suite had tests.
+
+Random tests start from one seed, so that a result repeats; --soak N runs the Python tests N times with new seeds.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = "test,examples,frameworks,peers,sycl"
+SEED = "20261122"  # of random tests, unless LOWTIDE_TEST_SEED names another
 
 
 @dataclass
@@ -120,11 +123,15 @@ def cpp_tests(tally: Tally, preset: str) -> None:
         tally.failures.append(f"ctest (exit status {status}, {len(entries)} entries)")
 
 
-def python_tests(tally: Tally, preset: str, arguments: list[str]) -> None:
+def python_package(tally: Tally, preset: str) -> bool:
     # Uses the build of the C++ tests, which saves minutes and has asserts on.
-    if run("Python package", ROOT / "tools/bootstrap.sh", "--extras", EXTRAS, "--build-dir", f"build/{preset}") != 0:
+    made = run("Python package", ROOT / "tools/bootstrap.sh", "--extras", EXTRAS, "--build-dir", f"build/{preset}") == 0
+    if not made:
         tally.failures.append("Python package")
-        return
+    return made
+
+
+def python_tests(tally: Tally, arguments: list[str]) -> None:
     report = ROOT / "build" / "reports" / "pytest.xml"
     report.unlink(missing_ok=True)
     failed_before = len(tally.failures)
@@ -143,6 +150,7 @@ def python_tests(tally: Tally, preset: str, arguments: list[str]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="dev", help="CMake preset of the C++ tests (default: %(default)s)")
+    parser.add_argument("--soak", type=int, metavar="N", help="N rounds of the Python tests with new seeds, no C++ tests")
     parser.add_argument("pytest", nargs="*", help="arguments for pytest, after --")
     options = parser.parse_args()
 
@@ -153,8 +161,14 @@ def main() -> int:
         # The SYCL plug-in is built with the runtime in .venv; without it, its tests are skipped and say so.
         if run("Python requirements", ROOT / "tools/bootstrap.sh", "--no-package", "--extras", EXTRAS) != 0:
             tally.failures.append("Python requirements")
-        cpp_tests(tally, options.preset)
-        python_tests(tally, options.preset, options.pytest)
+        if options.soak:
+            os.environ.pop("LOWTIDE_TEST_SEED", None)
+        else:
+            os.environ.setdefault("LOWTIDE_TEST_SEED", SEED)
+            cpp_tests(tally, options.preset)
+        if python_package(tally, options.preset):
+            for _ in range(options.soak or 1):
+                python_tests(tally, options.pytest)
 
     print()
     for reason in tally.skips:

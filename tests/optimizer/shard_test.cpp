@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "lowtide/optimizer.h"
+#include "support/random.h"
 #include "support/temporary.h"
 
 namespace lowtide::testing {
@@ -32,7 +33,7 @@ TensorView rows_of(std::vector<float>& whole, const std::vector<int64_t>& sizes,
 // With second moments of beta2 = 0.999: they are rounded stochastically.
 TEST(Shard, RowsSideBySideAreTheWhole) {
   static constexpr const char* kStates[] = {"dynamic8", "float8", "bf16"};
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = random_seed();
   std::mt19937 rng(seed);
   const auto below = [&](int64_t n) { return static_cast<int64_t>(rng() % static_cast<uint32_t>(n)); };
   const TemporaryDirectory folder;

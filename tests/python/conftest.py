@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 import torch
 
@@ -18,6 +19,13 @@ if TYPE_CHECKING:
 sys.path.insert(0, str(Path(__file__).parent))  # for support.py
 
 _FIGURE = "figure"  # a property of a test's report, which travels between processes
+
+
+def pytest_configure() -> None:
+    """A run with a seed of its own repeats Hypothesis's examples, too."""
+    hypothesis.settings.register_profile("seeded", derandomize=True)
+    if "LOWTIDE_TEST_SEED" in os.environ:
+        hypothesis.settings.load_profile("seeded")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -47,7 +55,7 @@ def figure(request: pytest.FixtureRequest) -> Callable[[str], None]:
 
 @pytest.fixture
 def seed() -> Iterator[int]:
-    """A new seed per run, or LOWTIDE_TEST_SEED; torch's generator starts from it, and a failure shows it."""
+    """LOWTIDE_TEST_SEED, or a new seed per test; torch's generator starts from it, and a failure shows it."""
     value = int(os.environ.get("LOWTIDE_TEST_SEED", random.SystemRandom().randrange(2**31)))
     print(f"seed {value} (repeat with LOWTIDE_TEST_SEED={value})")
     torch.manual_seed(value)

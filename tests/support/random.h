@@ -4,11 +4,19 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <numeric>
+#include <random>
 #include <utility>
 #include <vector>
 
 namespace lowtide::testing {
+
+// LOWTIDE_TEST_SEED, or a new one.
+inline uint32_t random_seed() {
+  const char* const given = std::getenv("LOWTIDE_TEST_SEED");
+  return given ? static_cast<uint32_t>(std::strtoul(given, nullptr, 10)) : std::random_device{}();
+}
 
 class Rng {
  public:
