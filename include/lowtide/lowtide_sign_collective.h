@@ -4,7 +4,7 @@
  *
  * The conventions of lowtide.h hold, and:
  *  - A collective is used by one thread at a time, and all ranks make the same calls in the same order. Calls block
- * until all ranks have come.
+ *    until all ranks have come.
  *  - A call that fails on all ranks alike (LT_INVALID_ARGUMENT: they made different calls; LT_IO_ERROR: messages were
  *    damaged) has changed nothing, and the collective stays usable. If the transport fails, all later calls of the
  *    collective fail with LT_IO_ERROR, too: make a new transport and a new collective.
@@ -27,10 +27,10 @@ typedef enum lt_sign_algorithm {
   LT_SIGN_TWO_PHASE = 2  /* 2 (n / 8) (W - 1) / W bytes */
 } lt_sign_algorithm;
 
-/* Sends and receives, and blocks until both are done. all_to_all: receive[r * bytes ...] of rank d = send[d * bytes
- * ...] of rank r. all_gather: receive[r * bytes ...] of every rank = send of rank r. Called in the thread of the
- * collective's call; send and receive belong to the collective. Returns 0, or another number (an errno if there is one)
- * if it failed or ran out of time. */
+/* Sends and receives, and blocks until both are done. all_to_all: the part of `receive` of rank d from r * bytes on is
+ * the part of `send` of rank r from d * bytes on. all_gather: receive[r * bytes ...] of every rank = send of rank r.
+ * Called in the thread of the collective's call; send and receive belong to the collective. Returns 0, or another
+ * number (an errno if there is one) if it failed or ran out of time. */
 typedef int32_t (*lt_sign_transfer)(void* context, const void* send, void* receive, int64_t bytes);
 
 typedef struct lt_sign_transport {
@@ -94,24 +94,25 @@ typedef struct lt_sign_rejected {
   const char* reason;
 } lt_sign_rejected;
 
-/* How a call went. Set struct_size with the macro before the call. The collective owns the arrays, until its next call.
- */
+/* How a call went. Set struct_size with the macro before the call. The collective owns the arrays; they are valid until
+ * its next call. */
 typedef struct lt_sign_outcome {
   int64_t struct_size;
-  int32_t applied;   /* 0: the ranks in nonfinite or failed kept it from being applied */
-  int32_t algorithm; /* an lt_sign_algorithm */
-  const int32_t* nonfinite;
+  int32_t applied;          /* 0: the ranks in nonfinite or failed kept it from being applied */
+  int32_t algorithm;        /* the lt_sign_algorithm that was used */
+  const int32_t* nonfinite; /* [nonfinite_count] ranks whose ballot said so */
   int64_t nonfinite_count;
-  const int32_t* failed;
+  const int32_t* failed; /* [failed_count] ranks that could not take part */
   int64_t failed_count;
   const lt_sign_rejected* rejected;
   int64_t rejected_count;
   int64_t payload_sent, payload_received, control_sent, control_received; /* bytes to and from other ranks */
-  double announce_s, ballots_s, vote_s, results_s, confirm_s, measure_s;
+  double announce_s, ballots_s, vote_s, results_s, confirm_s, measure_s;  /* seconds of each round; 0: not taken */
 } lt_sign_outcome;
 #define LT_SIGN_OUTCOME_INIT \
   { sizeof(lt_sign_outcome), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
+/* Handles: the caller owns them and gives each to its destroy function once; NULL there does nothing. */
 typedef struct lt_sign_collective lt_sign_collective;
 typedef struct lt_sign_residual lt_sign_residual;
 
@@ -120,6 +121,7 @@ typedef struct lt_sign_residual lt_sign_residual;
  * nodes, while `transport` connects the ranks of a node. options NULL: the defaults. */
 LT_API lt_status lt_sign_collective_create(const lt_sign_transport* transport, const lt_sign_transport* between,
                                            const lt_sign_collective_options* options, lt_sign_collective** out);
+/* Communicates nothing; the transports' contexts may go afterwards. */
 LT_API void lt_sign_collective_destroy(lt_sign_collective* collective);
 
 /* Votes: the majority of all ballots goes to result. outcome may be NULL. A rank with wrong arguments takes part as one

@@ -36,16 +36,15 @@ namespace lowtide {
 enum class NonFinite : int32_t {
   kSkip = 0,   // no parameter and no state changes, nothing is counted as a step; StepResult says so
   kRaise = 1,  // as kSkip, but throws Error(kInvalidArgument) naming the parameter
-  kPropagate =
-      2,  // no check, which saves one read of the gradients; values spread, with quantized state through blocks
+  // No check, which saves one read of the gradients. Values spread, with quantized state through blocks.
+  kPropagate = 2,
 };
 
 // A budget: where state may live. Only state that does not fit moves, and no bit of any result depends on it.
 //
 // For parameters in host memory, state that does not fit into `ram_bytes` lives in a scratch file and streams through
 // RAM in every step. For parameters on a device, state that does not fit into `device_bytes` lives in pinned host
-// memory
-// (`ram_bytes`) and streams through the device; there is no disk tier behind that yet.
+// memory (`ram_bytes`) and streams through the device; there is no disk tier behind that yet.
 struct Memory {
   int64_t ram_bytes = -1;   // host memory for state, buffers included; -1: no limit
   std::string disk = "";    // directory of a scratch file that has no name and leaves nothing behind; "": no disk
@@ -176,10 +175,11 @@ struct SignBuffer {
 struct StateView {
   const char* name = "";   // "exp_avg", "exp_avg_sq", "momentum_buffer"; a constant
   const char* codec = "";  // "fp32", "bf16", "dynamic8"; a constant
-  void* codes =
-      nullptr;  // the parameter's sizes, contiguous, code_bits each (4: two to a byte, the first in the low half)
-  float* scales = nullptr;  // [rows][scales_per_row]; nullptr if the codec has none. (With blocks of 128 a row has an
-                            // even number of them, for the blocks of 256 of its parameter.)
+  // The parameter's sizes, contiguous, code_bits each (4: two to a byte, the first in the low half).
+  void* codes = nullptr;
+  // [rows][scales_per_row]; nullptr if the codec has none. (With blocks of 128 a row has an even number of them, for
+  // the blocks of 256 of its parameter.)
+  float* scales = nullptr;
   int64_t numel = 0, rows = 0, scales_per_row = 0;
   int code_bits = 0, block = 0;
 };
@@ -353,8 +353,7 @@ LT_API const char* version();  // "0.1.0"
 
 // Joins bfloat16 or float16 weights in host memory and their residuals to float32 out[n], and splits them again,
 // rounded to nearest. GroupOptions::master says what residuals are: int16 [n] ("residual16"), int8 [n] ("residual8"),
-// or unused
-// ("stochastic"). Throw kInvalidArgument.
+// or unused ("stochastic"). Throw kInvalidArgument.
 LT_API void join_master(const std::string& master, DType dtype, const void* weights, const void* residual, int64_t n,
                         float* out);
 LT_API void split_master(const std::string& master, DType dtype, const float* in, int64_t n, void* weights,
