@@ -30,4 +30,10 @@ foreach(plugin IN LISTS lt_plugins)
   add_dependencies(_core ${plugin})
 endforeach()
 
+# Its types, for type checkers and editors: _core.pyi, from the signatures and texts of the binding.
+nanobind_add_stub(
+  _core_stub MODULE _core OUTPUT "${CMAKE_CURRENT_BINARY_DIR}/_core.pyi"
+  PYTHON_PATH "$<TARGET_FILE_DIR:_core>" PATTERN_FILE "${CMAKE_CURRENT_SOURCE_DIR}/python/core_stub.pat" DEPENDS _core)
+
 install(TARGETS _core LIBRARY DESTINATION lowtide COMPONENT python EXCLUDE_FROM_ALL)
+install(FILES "${CMAKE_CURRENT_BINARY_DIR}/_core.pyi" DESTINATION lowtide COMPONENT python EXCLUDE_FROM_ALL)

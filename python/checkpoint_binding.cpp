@@ -1,4 +1,4 @@
-#include "checkpoint_binding.h"
+#include "bindings.h"
 
 #include <nanobind/stl/string.h>
 
@@ -7,6 +7,7 @@
 
 #include "core/env.h"
 #include "optim/checkpoint.h"
+#include "python_types.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -14,11 +15,11 @@ using namespace nb::literals;
 namespace lowtide::python {
 namespace {
 
-// Counts by state format: {codec: {"params", "bytes"}}; parameters that have no state yet count under "none".
-nb::dict describe(const std::string& path) {
+FieldDict describe(const std::string& path) {
   const CheckpointFile file(system_env(), path);
   const Checkpoint& held = file.contents();
-  nb::dict out, states;
+  FieldDict out;
+  nb::dict states;
   int64_t elements = 0, fewest = held.params.empty() ? 0 : held.params.front().steps, most = 0;
   for (const CheckpointParam& param : held.params) {
     int64_t numel = 1, bytes = 0;
@@ -48,6 +49,11 @@ nb::dict describe(const std::string& path) {
 
 }  // namespace
 
-void bind_checkpoint(nb::module_& m) { m.def("describe_checkpoint", &describe, "path"_a); }
+void bind_checkpoint(nb::module_& m) {
+  m.def(
+      "describe_checkpoint", &describe, "path"_a,
+      R"({"rule", "metadata", "params", "elements", "states": {format: {"params", "bytes"}}, "fewest_steps", "most_steps"}.
+Parameters that have no state yet count under the format "none". ValueError, OSError.)");
+}
 
 }  // namespace lowtide::python

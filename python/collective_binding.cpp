@@ -1,4 +1,4 @@
-#include "collective_binding.h"
+#include "bindings.h"
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
@@ -17,6 +17,7 @@
 #include "lowtide/optimizer.h"
 #include "lowtide/sign_accumulator.h"
 #include "lowtide/sign_collective.h"
+#include "python_types.h"
 #include "sign/sign_on.h"
 #include "tensor_reader.h"
 
@@ -25,54 +26,44 @@ namespace {
 
 using namespace nb::literals;
 
-// Python passes addresses as ints, and keeps the memory alive for the call.
-template <class T = std::byte>
-T* at(uintptr_t address) {
-  return reinterpret_cast<T*>(address);
-}
+// Gradients: address, number of elements (contiguous, on the CPU) and number of the first sign of each, a multiple of
+// SIGN_ALIGNMENT.
+using Gradients = std::vector<std::tuple<Address, int64_t, int64_t>>;
 
-// Gradients: address, number of elements, number of the first sign of each.
-using Gradients = std::vector<std::tuple<uintptr_t, int64_t, int64_t>>;
-
-std::vector<SignItem> items_of(const Gradients& gradients, const std::string& dtype, uintptr_t bits) {
+std::vector<SignItem> items_of(const Gradients& gradients, const std::string& dtype, Address bits) {
   std::vector<SignItem> items;
   items.reserve(gradients.size());
   for (const auto& [address, count, first] : gradients) {
     SignItem item;
     item.dtype = dtype_named(dtype);
     item.first = first, item.count = count;
-    item.values = at<void>(address);
-    item.bits = at(bits);
+    item.values = address;
+    item.bits = bits;
     items.push_back(item);
   }
   return items;
 }
 
-// Returns whether a value was not finite.
-bool pack_gradients(const Gradients& gradients, const std::string& dtype, uintptr_t bits, uintptr_t presence,
+bool pack_gradients(const Gradients& gradients, const std::string& dtype, Address bits, Address presence,
                     bool zero_is_plus, int threads) {
   std::vector<SignItem> items = items_of(gradients, dtype, bits);
   uint32_t nonfinite = 0;
-  for (SignItem& item : items)
-    item.presence = at(presence), item.zero_is_plus = zero_is_plus, item.nonfinite = &nonfinite;
+  for (SignItem& item : items) item.presence = presence, item.zero_is_plus = zero_is_plus, item.nonfinite = &nonfinite;
   const nb::gil_scoped_release released;
   sign::host_backend().pack_signs(items, threads, nullptr);
   return nonfinite != 0;
 }
 
-void unpack_gradients(const Gradients& gradients, const std::string& dtype, uintptr_t bits, uintptr_t presence,
-                      uintptr_t zeros, uintptr_t scales, int threads) {
+void unpack_gradients(const Gradients& gradients, const std::string& dtype, Address bits, Address presence,
+                      Address zeros, Address scales, int threads) {
   std::vector<SignItem> items = items_of(gradients, dtype, bits);
-  for (SignItem& item : items)
-    item.presence = at(presence), item.zeros = at(zeros), item.scales = at<const uint16_t>(scales);
+  for (SignItem& item : items) item.presence = presence, item.zeros = zeros, item.scales = scales;
   const nb::gil_scoped_release released;
   sign::host_backend().unpack_signs(items, threads, nullptr);
 }
 
-// residuals: the addresses of codes and scales for each gradient (scales 0: the codec has none).
 void feed_back(const Gradients& gradients, const std::string& dtype, float value_scale, const std::string& codec,
-               const std::vector<std::pair<uintptr_t, uintptr_t>>& residuals, uintptr_t bits, uintptr_t scales,
-               int threads) {
+               const std::vector<std::pair<Address, Address>>& residuals, Address bits, Address scales, int threads) {
   if (residuals.size() != gradients.size()) refuse_value("got other numbers of residuals and gradients");
   std::vector<FeedbackItem> items;
   items.reserve(gradients.size());
@@ -81,31 +72,30 @@ void feed_back(const Gradients& gradients, const std::string& dtype, float value
     FeedbackItem item;
     item.first = first, item.count = count;
     item.dtype = dtype_named(dtype);
-    item.values = at<void>(address);
+    item.values = address;
     item.value_scale = value_scale;
     item.codec = find_codec(codec);
-    item.codes = at<void>(residuals[i].first);
-    item.scales = at<float>(residuals[i].second);
-    item.bits = at(bits);
-    item.bit_scales = at<uint16_t>(scales);
+    item.codes = residuals[i].first;
+    item.scales = residuals[i].second;
+    item.bits = bits;
+    item.bit_scales = scales;
     items.push_back(item);
   }
   const nb::gil_scoped_release released;
   sign::host_backend().feedback(items, threads, nullptr);
 }
 
-// Encodes a signed state of one row from floats, or decodes it.
-void convert_residual(bool encode, uintptr_t values, uintptr_t codes, uintptr_t scales, int64_t count,
+void convert_residual(bool encode, Address values, Address codes, Address scales, int64_t count,
                       const std::string& codec) {
   CodecItem item;
   item.codec = find_codec(codec);
   item.rows = count > 0, item.row_length = count;
-  item.codes = at<void>(codes), item.scales = at<float>(scales), item.values = at<float>(values);
+  item.codes = codes, item.scales = scales, item.values = values;
   const nb::gil_scoped_release released;
   encode ? sign::host_backend().encode(item, nullptr) : sign::host_backend().decode(item, nullptr);
 }
 
-CallbackTransport::Call call_of(nb::object function) {
+CallbackTransport::Call call_of(Exchange function) {
   // The function lives in C++ objects, which know no GIL: each call takes it, and so does dropping the last reference.
   auto held = std::shared_ptr<nb::object>(new nb::object(std::move(function)), [](nb::object* object) {
     const nb::gil_scoped_acquire gil;
@@ -124,8 +114,9 @@ SignAlgorithm algorithm_from(const std::string& name) {
   refuse_value("got algorithm '" + name + "', wanted 'auto', 'one_phase' or 'two_phase'");
 }
 
-nb::dict outcome_dict(const SignOutcome& outcome, int size) {
-  nb::dict out, rejected, seconds;
+FieldDict outcome_dict(const SignOutcome& outcome, int size) {
+  FieldDict out;
+  nb::dict rejected, seconds;
   for (const RejectedBallot& ballot : outcome.rejected) rejected[nb::int_(ballot.sender)] = ballot.reason;
   seconds["announce"] = outcome.seconds.announce;
   seconds["ballots"] = outcome.seconds.ballots;
@@ -145,21 +136,20 @@ nb::dict outcome_dict(const SignOutcome& outcome, int size) {
 
 class PyCollective {
  public:
-  PyCollective(int rank, int size, nb::object all_to_all, nb::object all_gather, const std::string& ties, uint64_t seed,
+  PyCollective(int rank, int size, Exchange all_to_all, Exchange all_gather, const std::string& ties, uint64_t seed,
                const std::string& algorithm, uint32_t weight, int threads, bool commit)
       : size_(size),
         core_(std::make_shared<CallbackTransport>(rank, size, call_of(std::move(all_to_all)),
                                                   call_of(std::move(all_gather))),
               options(ties, seed, algorithm, weight, threads, commit)) {}
 
-  // ready: is called when all ranks have agreed to go on, and returns whether this one can.
-  nb::dict vote(int64_t count, uint64_t step, uint64_t digest, bool nonfinite, bool failed, const nb::object& ready,
-                uintptr_t bits, uintptr_t presence, uintptr_t zeros, uintptr_t previous) {
+  FieldDict vote(int64_t count, uint64_t step, uint64_t digest, bool nonfinite, bool failed, const Ready& ready,
+                 Address bits, Address presence, Address zeros, Address previous) {
     SignBallot ballot = ballot_of(count, step, digest, nonfinite, failed, ready, bits);
-    ballot.presence = at(presence);
-    ballot.previous = at(previous);
+    ballot.presence = presence;
+    ballot.previous = previous;
     SignResult result;
-    result.bits = at(bits), result.presence = at(presence), result.zeros = at(zeros);
+    result.bits = bits, result.presence = presence, result.zeros = zeros;
     SignOutcome outcome;
     {
       const nb::gil_scoped_release released;
@@ -168,12 +158,12 @@ class PyCollective {
     return outcome_dict(outcome, size_);
   }
 
-  nb::dict mean(int64_t count, uint64_t step, uint64_t digest, bool nonfinite, bool failed, const nb::object& ready,
-                uintptr_t bits, uintptr_t scales, SignResidual& residual) {
+  FieldDict mean(int64_t count, uint64_t step, uint64_t digest, bool nonfinite, bool failed, const Ready& ready,
+                 Address bits, Address scales, SignResidual& residual) {
     SignBallot ballot = ballot_of(count, step, digest, nonfinite, failed, ready, bits);
-    ballot.scales = at<const uint16_t>(scales);
+    ballot.scales = scales;
     SignResult result;
-    result.bits = at(bits), result.scales = at<uint16_t>(scales);
+    result.bits = bits, result.scales = scales;
     SignOutcome outcome;
     {
       const nb::gil_scoped_release released;
@@ -196,10 +186,10 @@ class PyCollective {
   }
 
   static SignBallot ballot_of(int64_t count, uint64_t step, uint64_t digest, bool nonfinite, bool failed,
-                              const nb::object& ready, uintptr_t bits) {
+                              const Ready& ready, Address bits) {
     SignBallot ballot;
     ballot.count = count;
-    ballot.bits = at(bits);
+    ballot.bits = bits;
     ballot.step = step, ballot.digest = digest;
     ballot.nonfinite = nonfinite, ballot.failed = failed;
     ballot.prepare = [&ready] {
@@ -220,44 +210,76 @@ void bind_collective(nb::module_& m) {
   m.attr("SIGN_BLOCK") = kSignBlock;
   m.attr("FEEDBACK_BLOCK") = kFeedbackSigns;
   m.attr("STATE_BLOCK") = kBlockElements;
-  m.def("pack_gradients", &pack_gradients);
-  m.def("unpack_gradients", &unpack_gradients);
-  m.def("feed_back", &feed_back);
-  m.def("convert_residual", &convert_residual);
-  m.def("codec_bytes", [](const std::string& codec) {
-    check_residual_codec(find_codec(codec));
-    const auto& of = codec_info(find_codec(codec));
-    return std::pair(of.format[1].code_bits / 8, of.scaled);
-  });
-  nb::class_<SignAccumulator>(m, "SignAccumulator")
+  m.def(
+      "pack_gradients", &pack_gradients, "gradients"_a, "dtype"_a, "bits"_a, "presence"_a, "zero_is_plus"_a,
+      "threads"_a,
+      "Signs into `bits` and, unless 0, blocks that are not all zeros into `presence`. Whether a value is not finite.");
+  m.def(
+      "unpack_gradients", &unpack_gradients, "gradients"_a, "dtype"_a, "bits"_a, "presence"_a, "zeros"_a, "scales"_a,
+      "threads"_a,
+      R"(Writes +1 and -1, times bfloat16 `scales` (one for FEEDBACK_BLOCK signs) unless 0; and 0 where `zeros` has a 1 or
+`presence` a 0.)");
+  m.def(
+      "feed_back", &feed_back, "gradients"_a, "dtype"_a, "value_scale"_a, "codec"_a, "residuals"_a, "bits"_a,
+      "scales"_a, "threads"_a,
+      R"(Gradients times `value_scale`, plus their residuals (codes and, unless 0, scales of `codec`), as bits and scales;
+residuals become what these leave out.)");
+  m.def("convert_residual", &convert_residual, "encode"_a, "values"_a, "codes"_a, "scales"_a, "count"_a, "codec"_a,
+        "float32 values into a signed state of one row, or out of it.");
+  m.def(
+      "codec_bytes",
+      [](const std::string& codec) {
+        check_residual_codec(find_codec(codec));
+        const auto& of = codec_info(find_codec(codec));
+        return std::pair(of.format[1].code_bits / 8, of.scaled);
+      },
+      "codec"_a, "Bytes of one code, and whether there are scales.");
+  nb::class_<SignAccumulator>(m, "SignAccumulator", "See `lowtide::SignAccumulator`.")
       .def(nb::init<int64_t, int, int>(), "count"_a, "most"_a, "threads"_a)
-      .def("add",
-           [](SignAccumulator& of, uintptr_t values, const std::string& dtype) {
-             const DType type = dtype_named(dtype);
-             const nb::gil_scoped_release released;
-             return of.add(at<const void>(values), type);
-           })
-      .def("mean", [](const SignAccumulator& of, uintptr_t out) { of.mean(at<float>(out)); })
+      .def(
+          "add",
+          [](SignAccumulator& of, Address values, const std::string& dtype) {
+            const DType type = dtype_named(dtype);
+            const nb::gil_scoped_release released;
+            return of.add(values, type);
+          },
+          "values"_a, "dtype"_a,
+          "Whether all values are finite; they are counted in any case. ValueError after `most` times.")
+      .def(
+          "mean", [](const SignAccumulator& of, Address out) { of.mean(out); }, "out"_a, "float32 [count].")
       .def("added", &SignAccumulator::added)
       .def("bytes", &SignAccumulator::bytes)
       .def("reset", &SignAccumulator::reset);
-  nb::class_<SignResidual>(m, "SignResidual")
+  nb::class_<SignResidual>(m, "SignResidual",
+                           R"(See `lowtide::SignResidual`: of the shard of `rank` among `size` workers of `count` signs.
+
+first: number of the shard's first sign; count: its signs. bytes: as stored; allocated_bytes: in memory, with room for
+the next. read and replace take them as stored, the others as float32 [count()].)")
       .def(nb::init<int64_t, int, int, const std::string&>(), "count"_a, "rank"_a, "size"_a, "state"_a)
       .def("first", &SignResidual::first)
       .def("count", &SignResidual::count)
       .def("bytes", &SignResidual::bytes)
       .def("allocated_bytes", &SignResidual::allocated_bytes)
-      .def("read", [](const SignResidual& of, uintptr_t out) { of.read(at(out)); })
-      .def("replace", [](SignResidual& of, uintptr_t in) { of.replace(at(in)); })
-      .def("read_values", [](const SignResidual& of, uintptr_t out) { of.read_values(at<float>(out)); })
-      .def("replace_values", [](SignResidual& of, uintptr_t in) { of.replace_values(at<const float>(in)); });
-  nb::class_<PyCollective>(m, "SignCollective")
-      .def(nb::init<int, int, nb::object, nb::object, const std::string&, uint64_t, const std::string&, uint32_t, int,
+      .def("read", [](const SignResidual& of, Address out) { of.read(out); })
+      .def("replace", [](SignResidual& of, Address in) { of.replace(in); })
+      .def("read_values", [](const SignResidual& of, Address out) { of.read_values(out); })
+      .def("replace_values", [](SignResidual& of, Address in) { of.replace_values(in); });
+  nb::class_<PyCollective>(m, "SignCollective", R"(See `lowtide::SignCollective`.
+
+all_to_all, all_gather: of addresses to send and to receive, and the bytes for each rank; what they raise comes out of
+the call that made them. Calls return the fields of `lowtide.distributed.Outcome`.)")
+      .def(nb::init<int, int, Exchange, Exchange, const std::string&, uint64_t, const std::string&, uint32_t, int,
                     bool>(),
            "rank"_a, "size"_a, "all_to_all"_a, "all_gather"_a, nb::kw_only(), "ties"_a, "seed"_a, "algorithm"_a,
            "weight"_a, "threads"_a, "commit"_a = true)
-      .def("vote", &PyCollective::vote)
-      .def("mean", &PyCollective::mean);
+      .def(
+          "vote", &PyCollective::vote, "count"_a, "step"_a, "digest"_a, "nonfinite"_a, "failed"_a, "ready"_a, "bits"_a,
+          "presence"_a, "zeros"_a, "previous"_a,
+          R"(bits and presence: the ballot, and the result in its place. ready: called when all workers have agreed to go on,
+before anything is read; whether this one can. What it raises comes out here. ValueError where workers differ,
+ConnectionError where messages came damaged or one was not `ready`; the same on all.)")
+      .def("mean", &PyCollective::mean, "count"_a, "step"_a, "digest"_a, "nonfinite"_a, "failed"_a, "ready"_a, "bits"_a,
+           "scales"_a, "residual"_a);
 }
 
 }  // namespace lowtide::python

@@ -7,6 +7,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -16,27 +17,21 @@
 #include <string>
 #include <utility>
 
-#include "checkpoint_binding.h"
-#include "collective_binding.h"
+#include "bindings.h"
 #include "core/sizes.h"
-#include "error_binding.h"
 #include "hyper_argument.h"
 #include "lowtide/backends.h"
 #include "memory/write_failure.h"
 #include "memory_argument.h"
 #include "param_binding.h"
-#include "planning_binding.h"
 #include "python_allocator.h"
+#include "python_types.h"
 #include "shard_argument.h"
-#include "sign_binding.h"
-#include "spec_binding.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
+using namespace lowtide::python;
 using lowtide::for_each_hyper;
-using lowtide::python::hyper_from;
-using lowtide::python::memory_from;
-using lowtide::python::ParamBinding;
 
 namespace {
 
@@ -49,12 +44,12 @@ lowtide::NonFinite nonfinite_from(const std::string& name) {
 
 // The optimizer, and the source of its device memory.
 struct Core {
-  Core(lowtide::OptimizerOptions options, const nb::object& functions)
+  Core(lowtide::OptimizerOptions options, const AllocatorFunctions& functions)
       : allocator(functions), optimizer([&] {
           options.allocator = allocator.callbacks();
           return options;
         }()) {}
-  lowtide::python::PythonAllocator allocator;
+  PythonAllocator allocator;
   lowtide::Optimizer optimizer;
 };
 
@@ -69,8 +64,8 @@ struct StateMemory {
 class PyOptimizer {
  public:
   PyOptimizer(const std::string& rule, const std::string& nonfinite, int threads, const std::string& cpu_target,
-              const nb::object& memory, const std::string& backend, uintptr_t stream, const std::string& device,
-              const std::string& target, const nb::object& allocator, uint64_t seed)
+              const GivenMemory& memory, const std::string& backend, Address stream, const std::string& device,
+              const std::string& target, const AllocatorFunctions& allocator, uint64_t seed)
       : rule_(rule),
         shared_(
             std::make_shared<Core>(lowtide::OptimizerOptions{.rule = rule,
@@ -80,42 +75,35 @@ class PyOptimizer {
                                                              .memory = memory_from(memory).value_or(lowtide::Memory{}),
                                                              .backend = backend,
                                                              .device = target,
-                                                             .stream = reinterpret_cast<void*>(stream),
+                                                             .stream = stream,
                                                              .allocator = {},
                                                              .seed = seed},
                                    allocator)),
         core_(shared_->optimizer),
         binding_(core_, device) {}
 
-  // budget_of: the group whose budget it shares, or -1. rule: another than the optimizer's, or "".
-  int add_group(const nb::dict& hyper, const std::string& state, int64_t min_quantized_numel, const nb::object& memory,
-                const std::string& rounding, const std::string& master, int budget_of, const std::string& rule) {
+  int add_group(const HyperDict& hyper, const std::string& state, int64_t min_quantized_numel,
+                const GivenMemory& memory, const std::string& rounding, const std::string& master, int budget_of,
+                const std::string& rule) {
     const lowtide::Hyper defaults = lowtide::default_hyper(rule.empty() ? rule_ : rule);
     return core_.add_group({hyper_from(defaults, hyper), state, min_quantized_numel, memory_from(memory), rounding,
                             master, budget_of, rule});
   }
-  void set_hyper(int group, const nb::dict& hyper) { core_.set_hyper(group, hyper_from(core_.hyper(group), hyper)); }
-  void set_nonfinite(const std::string& policy) { core_.set_nonfinite(nonfinite_from(policy)); }
-  // whole: None, or of a DTensor: (sizes of the whole, whether the cut is not between rows, where the shard begins).
-  int64_t add_param(int group, nb::object param, bool with_state, const nb::object& whole) {
+  void set_hyper(int group, const HyperDict& hyper) { core_.set_hyper(group, hyper_from(core_.hyper(group), hyper)); }
+  int64_t add_param(int group, const Tensor& param, bool with_state, const GivenWhole& whole) {
     const Busy busy(*this);
-    return binding_.add(group, param, with_state, lowtide::python::whole_from(whole));
+    return binding_.add(group, param, with_state, whole_from(whole));
   }
 
-  // Returns the first parameter whose gradient is not finite, or -1; check() finds it out and steps nothing. stream,
-  // free_bytes and directions are those of StepOptions, as addresses, 0 for none. only: all other parameters count as
-  // without a gradient.
-  int64_t step(double grad_scale, bool assume_finite, uintptr_t stream, int64_t free_bytes,
-               const std::optional<std::vector<int64_t>>& only,
-               const std::optional<std::vector<uintptr_t>>& directions) {
+  int64_t step(double grad_scale, bool assume_finite, Address stream, int64_t free_bytes,
+               const std::optional<std::vector<int64_t>>& only, const std::optional<std::vector<Address>>& directions) {
     std::vector<float*> addresses;
-    if (directions)
-      for (const uintptr_t address : *directions) addresses.push_back(reinterpret_cast<float*>(address));
+    if (directions) addresses.assign(directions->begin(), directions->end());
     const Busy busy(*this);
     const auto& grads = binding_.collect(only);
     const lowtide::StepResult result = [&] {
       const nb::gil_scoped_release nogil;
-      return core_.step(grads, {.stream = reinterpret_cast<void*>(stream),
+      return core_.step(grads, {.stream = stream,
                                 .grad_scale = grad_scale,
                                 .assume_finite = assume_finite,
                                 .free_bytes = free_bytes,
@@ -124,58 +112,52 @@ class PyOptimizer {
     if (result.applied) note_changed([&](size_t i) { return grads[i].data && (addresses.empty() || !addresses[i]); });
     return result.nonfinite_param;
   }
-  int64_t check(double grad_scale, uintptr_t stream) {
+  int64_t check(double grad_scale, Address stream) {
     const Busy busy(*this);
     const auto& grads = binding_.collect();
     const nb::gil_scoped_release nogil;
-    return core_.check(grads, {.stream = reinterpret_cast<void*>(stream), .grad_scale = grad_scale}).nonfinite_param;
+    return core_.check(grads, {.stream = stream, .grad_scale = grad_scale}).nonfinite_param;
   }
-  void prepare_replay(double grad_scale, uintptr_t stream) {
-    alone([&] { core_.prepare_replay({.stream = reinterpret_cast<void*>(stream), .grad_scale = grad_scale}); });
+  void prepare_replay(double grad_scale, Address stream) {
+    alone([&] { core_.prepare_replay({.stream = stream, .grad_scale = grad_scale}); });
   }
-  int64_t prefetch(int64_t bytes, uintptr_t stream) {
-    return alone([&] { return core_.prefetch(bytes, reinterpret_cast<void*>(stream)); });
+  int64_t prefetch(int64_t bytes, Address stream) {
+    return alone([&] { return core_.prefetch(bytes, stream); });
   }
 
-  // Signs in place of a step. Addresses are of memory that Python holds.
-  int64_t ballots(uintptr_t bits, uintptr_t presence, bool zero_is_plus, double grad_scale, bool assume_finite,
-                  uintptr_t stream) {
+  int64_t ballots(Address bits, Address presence, bool zero_is_plus, double grad_scale, bool assume_finite,
+                  Address stream) {
     const Busy busy(*this);
     const auto& grads = binding_.collect();
-    const lowtide::SignBuffer out{reinterpret_cast<std::byte*>(bits), reinterpret_cast<std::byte*>(presence), nullptr};
-    const lowtide::StepOptions options{
-        .stream = reinterpret_cast<void*>(stream), .grad_scale = grad_scale, .assume_finite = assume_finite};
+    const lowtide::SignBuffer out{bits, presence, nullptr};
+    const lowtide::StepOptions options{.stream = stream, .grad_scale = grad_scale, .assume_finite = assume_finite};
     const nb::gil_scoped_release nogil;
     return core_.ballots(grads, out, zero_is_plus, options).nonfinite_param;
   }
-  void apply_signs(uintptr_t bits, uintptr_t presence, uintptr_t zeros, uintptr_t stream) {
+  void apply_signs(Address bits, Address presence, Address zeros, Address stream) {
     const Busy busy(*this);
     binding_.collect();  // follows parameters that moved
-    const lowtide::SignBuffer signs{reinterpret_cast<std::byte*>(bits), reinterpret_cast<std::byte*>(presence),
-                                    reinterpret_cast<std::byte*>(zeros)};
     {
       const nb::gil_scoped_release nogil;
-      core_.apply_signs(signs, reinterpret_cast<void*>(stream));
+      core_.apply_signs({bits, presence, zeros}, stream);
     }
     note_changed([](size_t) { return true; });  // other workers may have had a gradient where this one has none
   }
 
-  // The number of parameters with state. Unlike report() it waits for nothing.
   int64_t state_count() const {
     int64_t count = 0;
     for (int64_t param = 0; param < core_.param_count(); ++param) count += core_.has_state(param);
     return count;
   }
 
-  // The (name, whether it takes both signs) of each state.
   std::vector<std::pair<std::string, bool>> states_of(int64_t param) const {
     std::vector<std::pair<std::string, bool>> all;
     for (const lowtide::StateInfo& state : core_.states_of(param)) all.emplace_back(state.name, state.is_signed);
     return all;
   }
 
-  nb::dict state(int64_t param) {
-    nb::dict out;
+  TensorDict state(int64_t param) {
+    TensorDict out;
     const nb::object owner = nb::cast(StateMemory{shared_});
     out["step"] = tensor(owner, const_cast<int64_t*>(core_.steps_address(param)), {}, nb::dtype<int64_t>());
     const std::vector<int64_t> sizes = binding_.sizes(param);
@@ -201,15 +183,13 @@ class PyOptimizer {
     return out;
   }
 
-  // Whether there are no views of the state: it streams from a disk, or is on a device.
   bool is_paged(int64_t param) const {
     const auto views = core_.state(param);
     return std::any_of(views.begin(), views.end(), [](const auto& v) { return !v.codes && v.numel; });
   }
-  // Copies of the state as it is stored, in new tensors, as state() would show it.
-  nb::dict read_state(int64_t param) {
+  TensorDict read_state(int64_t param) {
     const Busy busy(*this);
-    nb::dict out;
+    TensorDict out;
     out["step"] = nb::module_::import_("torch").attr("tensor")(core_.steps(param));
     int k = 0;
     for (const lowtide::StateView& view : core_.state(param)) {
@@ -220,8 +200,7 @@ class PyOptimizer {
     }
     return out;
   }
-  // Takes back what read_state gave (checked by the caller: types, shapes, contiguous). Does not set the step count.
-  void write_state(int64_t param, const nb::dict& tensors) {
+  void write_state(int64_t param, const TensorDict& tensors) {
     const Busy busy(*this);
     int k = 0;
     std::exception_ptr kept;  // thrown only when the other states have been written, too
@@ -239,23 +218,23 @@ class PyOptimizer {
     if (kept) std::rethrow_exception(kept);
   }
 
-  nb::object export_state(int64_t param, int k) {
+  Tensor export_state(int64_t param, int k) {
     const Busy busy(*this);
     nb::object out = binding_.empty_like(param);
     core_.export_state(param, k, binding_.float_data(param, out));
     return out;
   }
-  void import_state(int64_t param, int k, nb::object value) {
+  void import_state(int64_t param, int k, const Tensor& value) {
     const Busy busy(*this);
     core_.import_state(param, k, binding_.float_data(param, value));
   }
 
-  nb::dict report() {
+  Report report() {
     const lowtide::MemoryReport r = [&] {
       const Busy busy(*this);  // a step of another thread may be giving up what is counted here
       return core_.report();
     }();
-    nb::dict out;
+    Report out;
 #define LT_REPORT_FIELD(type, name, unit, meaning) out[#name] = r.name;
 #include "lowtide/report.def"
     return out;
@@ -363,18 +342,18 @@ NB_MODULE(_core, m) {
   m.attr("__version__") = lowtide::version();
   nb::set_leak_warnings(false);  // a library does not print; torch's own hooks can keep parameters to the very end
   nb::class_<StateMemory>(m, "StateMemory");
-  lowtide::python::bind_errors(m);
+  bind_errors(m);
   m.def("rule_names", &lowtide::rule_names);
   m.def("codec_names", &lowtide::codec_names);
   m.def("state_names", &lowtide::state_names, "rule"_a);
-  m.def("cpu_targets", &lowtide::cpu_targets);
+  m.def("cpu_targets", &lowtide::cpu_targets, "Instruction-set paths that this CPU can run, best first.");
   m.def("backends", [] {
     std::vector<lowtide::BackendReport> reports;
     {
       const nb::gil_scoped_release released;
       reports = lowtide::report_backends();
     }
-    nb::dict out;
+    FieldDict out;
     for (const lowtide::BackendReport& report : reports) {
       nb::dict entry;
       entry["available"] = report.available;
@@ -384,8 +363,8 @@ NB_MODULE(_core, m) {
     return out;
   });
   m.def("report_fields", [] {
-    nb::list out;  // (name, unit, meaning), in order
-#define LT_REPORT_FIELD(type, name, unit, meaning) out.append(nb::make_tuple(#name, unit, meaning));
+    std::vector<std::tuple<const char*, const char*, const char*>> out;  // (name, unit, meaning), in order
+#define LT_REPORT_FIELD(type, name, unit, meaning) out.emplace_back(#name, unit, meaning);
 #include "lowtide/report.def"
     return out;
   });
@@ -399,82 +378,122 @@ NB_MODULE(_core, m) {
         PyObject** const first = PySequence_Fast_ITEMS(x.ptr());
         return n == PySequence_Fast_GET_SIZE(y.ptr()) && std::equal(first, first + n, PySequence_Fast_ITEMS(y.ptr()));
       },
-      "a"_a, "b"_a);
+      "a"_a, "b"_a, "Whether two lists have the very same objects in the same order.");
   m.def("checkpoint_metadata", &lowtide::checkpoint_metadata, "path"_a);
   m.def(
-      "parse_bytes", [](const std::string& text) { return lowtide::parse_bytes(text); }, "text"_a);
+      "parse_bytes", [](const std::string& text) { return lowtide::parse_bytes(text); }, "text"_a,
+      "\"2GiB\" as 2147483648.");
   m.def(
-      "format_bytes", [](int64_t bytes) { return lowtide::format_bytes(bytes); }, "bytes"_a);
+      "format_bytes", [](int64_t bytes) { return lowtide::format_bytes(bytes); }, "bytes"_a,
+      "1610612736 as \"1.50 GiB\".");
   m.def(
       "join_master",
-      [](const std::string& master, const std::string& dtype, uintptr_t weights, uintptr_t residual, int64_t n,
-         uintptr_t out) {
-        const lowtide::DType type = lowtide::python::dtype_named(dtype);
+      [](const std::string& master, const std::string& dtype, Address weights, Address residual, int64_t n,
+         Address out) {
+        const lowtide::DType type = dtype_named(dtype);
         const nb::gil_scoped_release released;
-        lowtide::join_master(master, type, reinterpret_cast<const void*>(weights),
-                             reinterpret_cast<const void*>(residual), n, reinterpret_cast<float*>(out));
+        lowtide::join_master(master, type, weights, residual, n, out);
       },
       "master"_a, "dtype"_a, "weights"_a, "residual"_a, "n"_a, "out"_a);
   m.def(
       "split_master",
-      [](const std::string& master, const std::string& dtype, uintptr_t values, int64_t n, uintptr_t weights,
-         uintptr_t residual) {
-        const lowtide::DType type = lowtide::python::dtype_named(dtype);
+      [](const std::string& master, const std::string& dtype, Address values, int64_t n, Address weights,
+         Address residual) {
+        const lowtide::DType type = dtype_named(dtype);
         const nb::gil_scoped_release released;
-        lowtide::split_master(master, type, reinterpret_cast<const float*>(values), n, reinterpret_cast<void*>(weights),
-                              reinterpret_cast<void*>(residual));
+        lowtide::split_master(master, type, values, n, weights, residual);
       },
       "master"_a, "dtype"_a, "values"_a, "n"_a, "weights"_a, "residual"_a);
-  m.def("default_hyper", [](const std::string& rule) {
-    lowtide::Hyper h = lowtide::default_hyper(rule);
-    nb::dict out;
-    for_each_hyper(h, [&](const char* name, auto& value) { out[name] = value; });
-    return out;
-  });
-  lowtide::python::bind_planning(m);
-  lowtide::python::bind_checkpoint(m);
-  lowtide::python::bind_collective(m);
-  lowtide::python::bind_sign(m);
-  lowtide::python::bind_spec(m);
-  nb::class_<PyOptimizer>(m, "Optimizer", nb::type_slots(kSlots))
-      .def(nb::init<const std::string&, const std::string&, int, const std::string&, const nb::object&,
-                    const std::string&, uintptr_t, const std::string&, const std::string&, const nb::object&,
+  m.def(
+      "default_hyper",
+      [](const std::string& rule) {
+        lowtide::Hyper h = lowtide::default_hyper(rule);
+        HyperDict out;
+        for_each_hyper(h, [&](const char* name, auto& value) { out[name] = value; });
+        return out;
+      },
+      "rule"_a, "All hyper-parameters of the core, with the rule's defaults.");
+  bind_planning(m);
+  bind_checkpoint(m);
+  bind_collective(m);
+  bind_sign(m);
+  bind_spec(m);
+  nb::class_<PyOptimizer>(
+      m, "Optimizer", nb::type_slots(kSlots),
+      "lowtide::Optimizer and the parameters' tensors. Bad values raise ValueError and change nothing.")
+      .def(nb::init<const std::string&, const std::string&, int, const std::string&, const GivenMemory&,
+                    const std::string&, Address, const std::string&, const std::string&, const AllocatorFunctions&,
                     uint64_t>(),
            "rule"_a, "nonfinite"_a = "skip", "threads"_a = 0, "cpu_target"_a = "", "memory"_a = nb::none(),
            "backend"_a = "cpu", "stream"_a = 0, "device"_a = "cpu", "target"_a = "", "allocator"_a = nb::none(),
-           "seed"_a = 0)
+           "seed"_a = 0,
+           R"(stream: a queue of the backend, whose device and context are those of all steps; 0: its own.
+device: of parameters and gradients, as str(tensor.device) has it. target: the backend's name of that device.
+allocator: where its memory comes from; None: the driver. It is called by any method, and when the optimizer and all
+views of its state are gone.)")
       .def("add_group", &PyOptimizer::add_group, "hyper"_a, "state"_a, "min_quantized_numel"_a, "memory"_a = nb::none(),
-           "rounding"_a = "auto", "master"_a = "", "budget_of"_a = -1, "rule"_a = "")
+           "rounding"_a = "auto", "master"_a = "", "budget_of"_a = -1, "rule"_a = "",
+           "budget_of: the group whose budget it shares; -1: the optimizer's. rule: another than the optimizer's.")
       .def("set_rounding", PyOptimizer::core(&lowtide::Optimizer::set_rounding), "group"_a, "rounding"_a)
       .def("set_seed", PyOptimizer::core(&lowtide::Optimizer::set_seed), "seed"_a)
       .def("set_hyper", &PyOptimizer::set_hyper, "group"_a, "hyper"_a)
       .def("set_threads", PyOptimizer::core(&lowtide::Optimizer::set_threads), "threads"_a)
-      .def("set_nonfinite", &PyOptimizer::set_nonfinite, "nonfinite"_a)
-      .def("add_param", &PyOptimizer::add_param, "group"_a, "param"_a, "with_state"_a = true, "whole"_a = nb::none())
+      .def(
+          "add_param", &PyOptimizer::add_param, "group"_a, "param"_a, "with_state"_a = true, "whole"_a = nb::none(),
+          R"(Registers a strided tensor of float32, bfloat16 or float16 on the device; returns its number (0, 1, ... over all
+groups). whole: of a DTensor, see lowtide.devices.sharding.Sharding.shard.)")
       .def("place_states", PyOptimizer::core_alone(&lowtide::Optimizer::place_states))
-      .def("check", &PyOptimizer::check, "grad_scale"_a = 1.0, "stream"_a = 0)
-      .def("step", &PyOptimizer::step, "grad_scale"_a = 1.0, "assume_finite"_a = false, "stream"_a = 0,
-           "free_bytes"_a = -1, "only"_a = nb::none(), "directions"_a = nb::none())
+      .def("check", &PyOptimizer::check, "grad_scale"_a = 1.0, "stream"_a = 0,
+           "The result that `step` would return, without stepping.")
+      .def(
+          "step", &PyOptimizer::step, "grad_scale"_a = 1.0, "assume_finite"_a = false, "stream"_a = 0,
+          "free_bytes"_a = -1, "only"_a = nb::none(), "directions"_a = nb::none(),
+          R"(One step over every parameter whose `.grad` is not None. Returns -1 when applied or not known yet, else (skipped)
+the number of the first parameter with a non-finite gradient. Releases the GIL while computing.
+
+free_bytes: see lowtide::StepOptions. only: parameters with other numbers count as without a gradient. directions: of
+each parameter an address of contiguous float32, or 0: it gets what would be subtracted, without learning rate and
+weight decay, and the parameter stays.)")
       .def("prepare_replay", &PyOptimizer::prepare_replay, "grad_scale"_a = 1.0, "stream"_a = 0)
       .def("prefetch", &PyOptimizer::prefetch, "bytes"_a, "stream"_a = 0)
       .def("demote", PyOptimizer::core_alone(&lowtide::Optimizer::demote), "bytes"_a)
       .def("synchronize", PyOptimizer::core_alone(&lowtide::Optimizer::synchronize))
-      .def("sign_count", PyOptimizer::core(&lowtide::Optimizer::sign_count))
-      .def("ballots", &PyOptimizer::ballots)
-      .def("apply_signs", &PyOptimizer::apply_signs)
+      .def("sign_count", PyOptimizer::core(&lowtide::Optimizer::sign_count),
+           "Signs of all parameters, each padded to a multiple of SIGN_ALIGNMENT.")
+      .def(
+          "ballots", &PyOptimizer::ballots, "bits"_a, "presence"_a, "zero_is_plus"_a, "grad_scale"_a, "assume_finite"_a,
+          "stream"_a,
+          R"(As `step`, but no parameter moves: the addresses get the signs of what would be subtracted, and the blocks that
+are not all zeros. Both are written whole.)")
+      .def("apply_signs", &PyOptimizer::apply_signs, "bits"_a, "presence"_a, "zeros"_a, "stream"_a,
+           "Moves all parameters by signs (zeros: 0 for none), with lr and weight_decay of their groups. Counts no "
+           "step.")
       .def("has_state", PyOptimizer::core(&lowtide::Optimizer::has_state), "param"_a)
-      .def("state_count", &PyOptimizer::state_count)
+      .def("state_count", &PyOptimizer::state_count, "Parameters with state. Unlike `report` it waits for nothing.")
       .def("allocate_state", PyOptimizer::core(&lowtide::Optimizer::allocate_state), "param"_a)
-      .def("states_of", &PyOptimizer::states_of, "param"_a)
-      .def("state_codec", PyOptimizer::core(&lowtide::Optimizer::state_codec), "param"_a)
-      .def("state", &PyOptimizer::state, "param"_a)
-      .def("is_paged", &PyOptimizer::is_paged, "param"_a)
-      .def("read_state", &PyOptimizer::read_state, "param"_a)
-      .def("write_state", &PyOptimizer::write_state, "param"_a, "tensors"_a)
+      .def(
+          "states_of", &PyOptimizer::states_of, "param"_a,
+          R"(Name, and whether it takes both signs, of every state that the parameter has or can be given, in the order of
+`state`, `export_state` and `import_state`.)")
+      .def("state_codec", PyOptimizer::core(&lowtide::Optimizer::state_codec), "param"_a,
+           "The codec in use for this parameter (float32 for small ones).")
+      .def(
+          "state", &PyOptimizer::state, "param"_a,
+          R"(Views (no copies) of the live state: "step" int64 (), NAME with the parameter's sizes (float32, bfloat16 or uint8
+codes) or, two codes to a byte, uint8 (rows, bytes of a row), and NAME_scale float32 (rows, ceil(row length / block))
+where the codec has scales.)")
+      .def("is_paged", &PyOptimizer::is_paged, "param"_a,
+           "Whether the state streams from a disk or is on a device: `state` shows its step count only.")
+      .def("read_state", &PyOptimizer::read_state, "param"_a,
+           "Copies of the tensors that `state` shows, wherever the state lives.")
+      .def("write_state", &PyOptimizer::write_state, "param"_a, "tensors"_a,
+           "Takes back what `read_state` gave, but for the step count: contiguous tensors of those types and shapes.")
       .def("save", PyOptimizer::core_alone(&lowtide::Optimizer::save), "path"_a, "metadata"_a)
       .def("load", PyOptimizer::core_alone(&lowtide::Optimizer::load), "path"_a)
-      .def("export_state", &PyOptimizer::export_state, "param"_a, "k"_a)
-      .def("import_state", &PyOptimizer::import_state, "param"_a, "k"_a, "value"_a)
+      .def("export_state", &PyOptimizer::export_state, "param"_a, "k"_a,
+           "State k decoded to float32, with the parameter's sizes (a copy).")
+      .def("import_state", &PyOptimizer::import_state, "param"_a, "k"_a, "value"_a,
+           "Encodes a contiguous float32 CPU tensor of the parameter's sizes into state k.")
       .def("step_count", PyOptimizer::core(&lowtide::Optimizer::steps), "param"_a)
       .def("set_step_count", PyOptimizer::core(&lowtide::Optimizer::set_steps), "param"_a, "step"_a)
       .def("offload", PyOptimizer::core_alone(&lowtide::Optimizer::offload))

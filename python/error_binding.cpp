@@ -1,4 +1,4 @@
-#include "error_binding.h"
+#include "bindings.h"
 
 #include <exception>
 

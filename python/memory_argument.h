@@ -1,7 +1,8 @@
-// How Python hands over a memory budget: a tuple with the fields of lowtide.memory.budgets.Budget, or None.
+// How Python hands over a memory budget: a lowtide.memory.budgets.Budget, or None for no limit.
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 
@@ -13,11 +14,11 @@
 
 namespace lowtide::python {
 
-// None: no limit.
-inline std::optional<Memory> memory_from(const nanobind::object& given) {
-  if (given.is_none()) return std::nullopt;
-  const auto [ram, disk, disk_bytes, chunk, device, managed, path, automatic] =
-      nanobind::cast<std::tuple<int64_t, std::string, int64_t, int64_t, int64_t, bool, std::string, bool>>(given);
+using GivenMemory = std::optional<std::tuple<int64_t, std::string, int64_t, int64_t, int64_t, bool, std::string, bool>>;
+
+inline std::optional<Memory> memory_from(const GivenMemory& given) {
+  if (!given) return std::nullopt;
+  const auto& [ram, disk, disk_bytes, chunk, device, managed, path, automatic] = *given;
   return Memory{ram, disk, disk_bytes, chunk, device, managed, path, automatic};
 }
 

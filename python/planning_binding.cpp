@@ -1,4 +1,4 @@
-#include "planning_binding.h"
+#include "bindings.h"
 
 #include "tensor_reader.h"
 
@@ -17,6 +17,7 @@
 #include "hyper_argument.h"
 #include "lowtide/planning.h"
 #include "memory_argument.h"
+#include "python_types.h"
 #include "shard_argument.h"
 
 namespace nb = nanobind;
@@ -25,8 +26,8 @@ using namespace nb::literals;
 namespace lowtide::python {
 namespace {
 
-nb::dict budget_dict(const BudgetPlan& plan) {
-  nb::dict out;
+FieldDict budget_dict(const BudgetPlan& plan) {
+  FieldDict out;
   out["params"] = plan.params;
   out["elements"] = plan.elements;
   out["state_bytes"] = plan.state_bytes;
@@ -45,15 +46,16 @@ nb::dict budget_dict(const BudgetPlan& plan) {
   return out;
 }
 
-// (sizes, whole as whole_from() takes it, element type)
-using Param = std::tuple<std::vector<int64_t>, nb::object, std::string>;
+// (sizes, whole, element type)
+using Param = std::tuple<std::vector<int64_t>, GivenWhole, std::string>;
 // (params, state, min_quantized_numel, hyper-parameters that are not the defaults, memory or None, step rate, group
 // whose budget it shares or -1, rule or "", master or "")
 using Group =
-    std::tuple<std::vector<Param>, std::string, int64_t, nb::dict, nb::object, double, int, std::string, std::string>;
+    std::tuple<std::vector<Param>, std::string, int64_t, HyperDict, GivenMemory, double, int, std::string, std::string>;
 
-nb::tuple plan_memory_dicts(const std::string& rule, const nb::object& memory, const std::vector<Group>& groups,
-                            double read_rate, double write_rate) {
+std::pair<FieldDict, std::vector<FieldDict>> plan_memory_dicts(const std::string& rule, const GivenMemory& memory,
+                                                               const std::vector<Group>& groups, double read_rate,
+                                                               double write_rate) {
   PlanRequest request;
   request.options.rule = rule;
   request.options.memory = memory_from(memory).value_or(Memory{});
@@ -76,12 +78,12 @@ nb::tuple plan_memory_dicts(const std::string& rule, const nb::object& memory, c
     const nb::gil_scoped_release nogil;
     return plan_memory(request);
   }();
-  nb::list budgets;
-  for (const BudgetPlan& budget : plan.budgets) budgets.append(budget_dict(budget));
-  return nb::make_tuple(budget_dict(plan.total), budgets);
+  std::vector<FieldDict> budgets;
+  for (const BudgetPlan& budget : plan.budgets) budgets.push_back(budget_dict(budget));
+  return {budget_dict(plan.total), budgets};
 }
 
-double step_rate(const std::string& rule, const std::string& state, const nb::dict& hyper, int threads,
+double step_rate(const std::string& rule, const std::string& state, const HyperDict& hyper, int threads,
                  int64_t elements, double seconds) {
   StepMeasurement what;
   what.rule = rule;
@@ -94,20 +96,20 @@ double step_rate(const std::string& rule, const std::string& state, const nb::di
   return measure_step_rate(what);
 }
 
-nb::dict disk_dict(const DiskInfo& info) {
-  nb::dict out;
+FieldDict disk_dict(const DiskInfo& info) {
+  FieldDict out;
   out["free_bytes"] = info.free_bytes;
   out["engine"] = info.engine;
   out["direct"] = info.direct;
   return out;
 }
 
-nb::dict disk_rates(const std::string& directory, int64_t bytes, double seconds) {
+FieldDict disk_rates(const std::string& directory, int64_t bytes, double seconds) {
   const DiskRates rates = [&] {
     const nb::gil_scoped_release nogil;
     return measure_disk_rates(directory, bytes, seconds);
   }();
-  nb::dict out = disk_dict(rates.disk);
+  FieldDict out = disk_dict(rates.disk);
   out["read"] = rates.read;
   out["write"] = rates.write;
   out["bytes"] = rates.bytes;
@@ -117,13 +119,20 @@ nb::dict disk_rates(const std::string& directory, int64_t bytes, double seconds)
 }  // namespace
 
 void bind_planning(nb::module_& m) {
-  m.def("plan_memory", &plan_memory_dicts, "rule"_a, "memory"_a.none(), "groups"_a, "read_rate"_a = 0.0,
-        "write_rate"_a = 0.0);
-  m.def("measure_step_rate", &step_rate, "rule"_a, "state"_a, "hyper"_a = nb::dict(), "threads"_a = 0, "elements"_a = 0,
-        "seconds"_a = 0.5);
+  m.def(
+      "plan_memory", &plan_memory_dicts, "rule"_a, "memory"_a.none(), "groups"_a, "read_rate"_a = 0.0,
+      "write_rate"_a = 0.0,
+      R"(groups: (params, state, min_quantized_numel, hyper-parameters that are not the defaults, own budget, bytes of state
+stepped per second, group whose budget it shares or -1, rule or "", master or ""). params: (sizes, whole, element type).
+Returns the fields of `lowtide.planning.plan.BudgetPlan` in all and for each budget: the optimizer's, then each group's.)");
+  m.def("measure_step_rate", &step_rate, "rule"_a, "state"_a, "hyper"_a = HyperDict(nb::dict()), "threads"_a = 0,
+        "elements"_a = 0, "seconds"_a = 0.5,
+        "Bytes of state per second; 0 for a rule without state. Releases the GIL.");
   m.def(
       "disk_info", [](const std::string& directory) { return disk_dict(disk_info(directory)); }, "directory"_a);
-  m.def("measure_disk_rates", &disk_rates, "directory"_a, "bytes"_a = int64_t{256} << 20, "seconds"_a = 1.0);
+  m.def(
+      "measure_disk_rates", &disk_rates, "directory"_a, "bytes"_a = int64_t{256} << 20, "seconds"_a = 1.0,
+      R"(The fields of `disk_info`, "read" and "write" in bytes per second, and the "bytes" used. Releases the GIL.)");
 }
 
 }  // namespace lowtide::python

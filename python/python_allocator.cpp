@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <tuple>
 
 namespace nb = nanobind;
 
@@ -37,10 +38,8 @@ std::optional<uintptr_t> call(const nb::object& function, Argument argument) noe
 
 }  // namespace
 
-PythonAllocator::PythonAllocator(const nb::object& functions) {
-  if (functions.is_none()) return;
-  allocate_ = functions[0];
-  free_ = functions[1];
+PythonAllocator::PythonAllocator(const AllocatorFunctions& functions) {
+  if (functions) std::tie(allocate_, free_) = *functions;
 }
 
 PythonAllocator::~PythonAllocator() {

@@ -2,10 +2,18 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+
+#include <optional>
+#include <utility>
 
 #include "lowtide/optimizer.h"
+#include "python_types.h"
 
 namespace lowtide::python {
+
+using AllocatorFunctions = std::optional<std::pair<Allocate, Free>>;
 
 // Owns references to the functions (allocate: bytes -> address, 0 if there is none; free: address) and takes the GIL to
 // call them, in the thread of the optimizer's call. If allocate raises, the allocation fails; if free raises, the
@@ -13,8 +21,7 @@ namespace lowtide::python {
 // Must outlive every user of callbacks().
 class PythonAllocator {
  public:
-  // functions: a pair of them, or None, and then callbacks() are empty.
-  explicit PythonAllocator(const nanobind::object& functions);
+  explicit PythonAllocator(const AllocatorFunctions& functions);  // without them callbacks() are empty
   ~PythonAllocator();
   PythonAllocator(const PythonAllocator&) = delete;
   PythonAllocator& operator=(const PythonAllocator&) = delete;

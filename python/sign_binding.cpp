@@ -1,4 +1,4 @@
-#include "sign_binding.h"
+#include "bindings.h"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -11,6 +11,7 @@
 
 #include "backend/registry.h"
 #include "core/error.h"
+#include "python_types.h"
 #include "sign/sign_on.h"
 #include "sign/ties.h"
 #include "tensor_reader.h"
@@ -27,46 +28,42 @@ sign::BitOrder order_from(const std::string& name) {
   fail(ErrorKind::kInvalidArgument, "got bitorder='%s', wanted 'little' or 'big'", name.c_str());
 }
 
-// Python has checked the memory and keeps it alive. Address 0: no memory.
-std::span<std::byte> span_of(uintptr_t address, size_t bytes) { return {reinterpret_cast<std::byte*>(address), bytes}; }
+std::span<std::byte> span_of(std::byte* address, size_t bytes) { return {address, bytes}; }
 
 // Computes signs on the CPU backend that the process shares, or on one device.
 class PySigner {
  public:
-  PySigner(const std::string& backend, uintptr_t stream, const std::string& target) {
+  PySigner(const std::string& backend, Address stream, const std::string& target) {
     if (backend == "cpu") {
       backend_ = &sign::host_backend();
       return;
     }
-    own_ = open_backend(backend, target, reinterpret_cast<void*>(stream));
+    own_ = open_backend(backend, target, stream);
     backend_ = own_.get();
   }
 
-  void pack(uintptr_t values, const std::string& dtype, int64_t count, uintptr_t bits, size_t bits_bytes,
-            const std::string& order, int threads, uintptr_t stream) {
+  void pack(Address values, const std::string& dtype, int64_t count, Address bits, size_t bits_bytes,
+            const std::string& order, int threads, Address stream) {
     const sign::Options options{order_from(order), threads};
     const DType type = dtype_named(dtype);
     const nb::gil_scoped_release nogil;
-    sign::pack_on(*backend_, reinterpret_cast<void*>(stream), type, reinterpret_cast<const void*>(values), count,
-                  span_of(bits, bits_bytes), options);
+    sign::pack_on(*backend_, stream, type, values, count, span_of(bits, bits_bytes), options);
   }
 
-  void unpack(uintptr_t bits, size_t bits_bytes, uintptr_t values, const std::string& dtype, int64_t count,
-              uintptr_t zeros, size_t zeros_bytes, const std::string& order, int threads, uintptr_t stream) {
+  void unpack(Address bits, size_t bits_bytes, Address values, const std::string& dtype, int64_t count, Address zeros,
+              size_t zeros_bytes, const std::string& order, int threads, Address stream) {
     const sign::Options options{order_from(order), threads};
     const DType type = dtype_named(dtype);
     const nb::gil_scoped_release nogil;
-    sign::unpack_on(*backend_, reinterpret_cast<void*>(stream), span_of(bits, bits_bytes), type,
-                    reinterpret_cast<void*>(values), count, span_of(zeros, zeros_bytes), options);
+    sign::unpack_on(*backend_, stream, span_of(bits, bits_bytes), type, values, count, span_of(zeros, zeros_bytes),
+                    options);
   }
 
-  void majority(const std::vector<uintptr_t>& ballots, int64_t count,
-                const std::optional<std::vector<uint32_t>>& weights, const std::string& ties, uint64_t seed,
-                uint64_t step, uint64_t offset, uintptr_t previous, uintptr_t result, size_t result_bytes,
-                uintptr_t zeros, size_t zeros_bytes, const std::string& order, int threads, uintptr_t stream) {
-    std::vector<const std::byte*> all;
-    all.reserve(ballots.size());
-    for (const uintptr_t ballot : ballots) all.push_back(reinterpret_cast<const std::byte*>(ballot));
+  void majority(const std::vector<Address>& ballots, int64_t count, const std::optional<std::vector<uint32_t>>& weights,
+                const std::string& ties, uint64_t seed, uint64_t step, uint64_t offset, Address previous,
+                Address result, size_t result_bytes, Address zeros, size_t zeros_bytes, const std::string& order,
+                int threads, Address stream) {
+    const std::vector<const std::byte*> all(ballots.begin(), ballots.end());
     sign::Vote vote;
     vote.count = count;
     vote.ballots = all;
@@ -75,11 +72,10 @@ class PySigner {
     vote.seed = seed;
     vote.step = step;
     vote.offset = offset;
-    vote.previous = reinterpret_cast<const std::byte*>(previous);
+    vote.previous = previous;
     vote.options = {order_from(order), threads};
     const nb::gil_scoped_release nogil;
-    sign::majority_on(*backend_, reinterpret_cast<void*>(stream), vote, span_of(result, result_bytes),
-                      span_of(zeros, zeros_bytes));
+    sign::majority_on(*backend_, stream, vote, span_of(result, result_bytes), span_of(zeros, zeros_bytes));
   }
 
  private:
@@ -90,8 +86,11 @@ class PySigner {
 }  // namespace
 
 void bind_sign(nb::module_& m) {
-  nb::class_<PySigner>(m, "Signer")
-      .def(nb::init<const std::string&, uintptr_t, const std::string&>(), "backend"_a = "cpu", "stream"_a = 0,
+  nb::class_<PySigner>(m, "Signer", R"(Where signs are computed: the CPU, or the device of a queue.
+
+Arrays are addresses with their bytes, contiguous and alive until the call returns (on a device: until what it queued is
+done); 0: none. stream: the queue.)")
+      .def(nb::init<const std::string&, Address, const std::string&>(), "backend"_a = "cpu", "stream"_a = 0,
            "target"_a = "")
       .def("pack", &PySigner::pack, "values"_a, "dtype"_a, "count"_a, "bits"_a, "bits_bytes"_a, "order"_a, "threads"_a,
            "stream"_a = 0)

@@ -1,8 +1,9 @@
-#include "spec_binding.h"
+#include "bindings.h"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -16,6 +17,7 @@
 #include "hyper_argument.h"
 #include "optim/param_spec.h"
 #include "param_binding.h"
+#include "python_types.h"
 #include "shard_argument.h"
 
 namespace nb = nanobind;
@@ -24,9 +26,7 @@ using namespace nb::literals;
 namespace lowtide::python {
 namespace {
 
-nb::tuple tuple_of(const std::vector<int64_t>& sizes) { return nb::tuple(nb::cast(sizes)); }
-
-GroupSpec group_from(const std::string& rule, const nb::dict& hyper, const std::string& state,
+GroupSpec group_from(const std::string& rule, const HyperDict& hyper, const std::string& state,
                      int64_t min_quantized_numel, const std::string& rounding, const std::string& master) {
   return make_group({.hyper = hyper_from(default_hyper(rule), hyper),
                      .state = state,
@@ -36,8 +36,8 @@ GroupSpec group_from(const std::string& rule, const nb::dict& hyper, const std::
                     find_rule(rule));
 }
 
-void check_group(const std::string& rule, const nb::dict& hyper, const std::string& state, int64_t min_quantized_numel,
-                 const std::string& rounding, const std::string& master, const std::optional<nb::dict>& present,
+void check_group(const std::string& rule, const HyperDict& hyper, const std::string& state, int64_t min_quantized_numel,
+                 const std::string& rounding, const std::string& master, const std::optional<HyperDict>& present,
                  const std::vector<std::string>& codecs) {
   const GroupSpec group = group_from(rule, present ? *present : hyper, state, min_quantized_numel, rounding, master);
   const bool in_codec = std::find(codecs.begin(), codecs.end(), codec_info(group.codec).name) != codecs.end();
@@ -47,7 +47,7 @@ void check_group(const std::string& rule, const nb::dict& hyper, const std::stri
 // A line of lowtide/hyper.def, for one rule or in general.
 struct HyperParameter {
   std::string name;
-  nb::object value;
+  HyperValue value;
   bool flag;
   std::string range;
   std::vector<std::string> rules;
@@ -74,17 +74,19 @@ std::vector<HyperParameter> hyper_parameters(const std::string& rule) {
   return all;
 }
 
+LT_PYTHON_TYPE(Shape, tuple, "tuple[int, ...]");
+
 // The state of a parameter, as Optimizer::state() has it.
 struct StateLayout {
   std::string rule, codec;
   std::vector<std::pair<std::string, bool>> states;
-  nb::list tensors;
+  std::vector<std::tuple<std::string, std::string, Shape>> tensors;
   int64_t bytes;
 };
 
-StateLayout state_layout(const std::string& rule, const nb::dict& hyper, const std::string& state,
+StateLayout state_layout(const std::string& rule, const HyperDict& hyper, const std::string& state,
                          int64_t min_quantized_numel, const std::string& rounding, const std::string& master,
-                         const std::vector<int64_t>& sizes, const std::string& dtype, const nb::object& whole,
+                         const std::vector<int64_t>& sizes, const std::string& dtype, const GivenWhole& whole,
                          bool fullest) {
   const ParamSpec spec = make_spec(group_from(rule, hyper, state, min_quantized_numel, rounding, master), sizes,
                                    dtype_named(dtype), whole_from(whole));
@@ -93,11 +95,11 @@ StateLayout state_layout(const std::string& rule, const nb::dict& hyper, const s
   for (int k = 0; k < spec.arrays(of_rule); ++k) {
     const StateView view = spec.view(of_rule, k);
     if (k < spec.states(of_rule)) out.states.emplace_back(view.name, spec.is_signed(of_rule, k));
-    out.tensors.append(
-        nb::make_tuple(view.name, ParamBinding::code_type(view), tuple_of(ParamBinding::code_sizes(sizes, view))));
+    const nb::tuple code_sizes(nb::cast(ParamBinding::code_sizes(sizes, view)));
+    out.tensors.emplace_back(view.name, ParamBinding::code_type(view), code_sizes);
     if (view.scales_per_row)
-      out.tensors.append(
-          nb::make_tuple(std::string(view.name) + "_scale", "float32", nb::make_tuple(view.rows, view.scales_per_row)));
+      out.tensors.emplace_back(std::string(view.name) + "_scale", "float32",
+                               nb::make_tuple(view.rows, view.scales_per_row));
   }
   return out;
 }
@@ -119,22 +121,24 @@ CodecItem matrix_item(const std::string& codec, bool is_signed, int64_t rows, in
   return item;
 }
 
-nb::tuple code_sizes(const std::string& codec, bool is_signed, int64_t rows, int64_t row_length) {
+using Matrix = std::pair<int64_t, int64_t>;  // rows, and elements of a row
+
+std::tuple<const char*, Matrix, std::optional<Matrix>> code_sizes(const std::string& codec, bool is_signed,
+                                                                  int64_t rows, int64_t row_length) {
   const StateFormat format = format_of(matrix_item(codec, is_signed, rows, row_length));
   const StateView view{.code_bits = format.code_bits};
   const int64_t codes = format.code_bits < 8 ? row_length * format.code_bits / 8 : row_length;
   const int64_t scales = blocks_per_row(row_length, kBlockElements) * format.scales;
-  return nb::make_tuple(ParamBinding::code_type(view), nb::make_tuple(rows, codes),
-                        scales ? nb::object(nb::make_tuple(rows, scales)) : nb::none());
+  return {ParamBinding::code_type(view), {rows, codes}, scales ? std::optional<Matrix>({rows, scales}) : std::nullopt};
 }
 
-void convert(bool encodes, CodecItem item, uintptr_t values, uintptr_t codes, uintptr_t scales) {
+void convert(bool encodes, CodecItem item, float* values, void* codes, float* scales) {
   LT_REQUIRE(item.rows * item.row_length == 0 || (values && codes && (scales || format_of(item).scales == 0)),
              "got no memory for values, codes or scales");
   if (item.rows * item.row_length == 0) return;
-  item.values = reinterpret_cast<float*>(values);
-  item.codes = reinterpret_cast<void*>(codes);
-  item.scales = format_of(item).scales ? reinterpret_cast<float*>(scales) : nullptr;
+  item.values = values;
+  item.codes = codes;
+  item.scales = format_of(item).scales ? scales : nullptr;
   const nb::gil_scoped_release released;
   static const std::unique_ptr<Backend> host = cpu::make_backend("");
   encodes ? host->encode(item, nullptr) : host->decode(item, nullptr);
@@ -143,33 +147,46 @@ void convert(bool encodes, CodecItem item, uintptr_t values, uintptr_t codes, ui
 }  // namespace
 
 void bind_spec(nb::module_& m) {
-  nb::class_<HyperParameter>(m, "HyperParameter")
+  nb::class_<HyperParameter>(m, "HyperParameter", R"(One line of the core's table, for one rule or in general.
+
+default: the rule's. flag: a bool. range: in words; "" for flags. rules: those that read it.)")
       .def_ro("name", &HyperParameter::name)
       .def_ro("default", &HyperParameter::value)
       .def_ro("flag", &HyperParameter::flag)
       .def_ro("range", &HyperParameter::range)
       .def_ro("rules", &HyperParameter::rules);
-  m.def("hyper_parameters", &hyper_parameters, "rule"_a = "");
-  nb::class_<StateLayout>(m, "StateLayout")
+  m.def("hyper_parameters", &hyper_parameters, "rule"_a = "",
+        "All; with a rule, those that it reads, with its defaults.");
+  nb::class_<StateLayout>(m, "StateLayout", R"(The state of a parameter.
+
+rule: that steps it, of the catalog. states: name, and whether it takes both signs. tensors: key, dtype and shape, as
+`Optimizer.state` has them but for "step". bytes: of codes and scales.)")
       .def_ro("rule", &StateLayout::rule)
       .def_ro("codec", &StateLayout::codec)
       .def_ro("states", &StateLayout::states)
       .def_ro("tensors", &StateLayout::tensors)
       .def_ro("bytes", &StateLayout::bytes);
-  m.def("check_group", &check_group, "rule"_a, "hyper"_a, "state"_a, "min_quantized_numel"_a, "rounding"_a = "auto",
-        "master"_a = "", "present"_a = nb::none(), "codecs"_a = std::vector<std::string>());
-  m.def("state_layout", &state_layout, "rule"_a, "hyper"_a, "state"_a, "min_quantized_numel"_a, "rounding"_a,
-        "master"_a, "sizes"_a, "dtype"_a, "whole"_a = nb::none(), "fullest"_a = true);
-  m.def("code_sizes", &code_sizes, "codec"_a, "signed"_a, "rows"_a, "row_length"_a);
+  m.def(
+      "check_group", &check_group, "rule"_a, "hyper"_a, "state"_a, "min_quantized_numel"_a, "rounding"_a = "auto",
+      "master"_a = "", "present"_a = nb::none(), "codecs"_a = std::vector<std::string>(),
+      R"(Raises where `Optimizer.add_group` refuses the group. With `present`, the hyper-parameters of a group whose parameters
+have these codecs, raises where `set_hyper` refuses the change.)");
+  m.def(
+      "state_layout", &state_layout, "rule"_a, "hyper"_a, "state"_a, "min_quantized_numel"_a, "rounding"_a, "master"_a,
+      "sizes"_a, "dtype"_a, "whole"_a = nb::none(), "fullest"_a = true,
+      R"(State of a parameter of such a group. fullest: all states that it can have; else those of its hyper-parameters.)");
+  // Addresses of contiguous host memory: float32 values [rows, row_length], codes, and scales (0: the codec has none).
+  m.def("code_sizes", &code_sizes, "codec"_a, "signed"_a, "rows"_a, "row_length"_a,
+        "The dtype of codes, their shape and that of scales.");
   m.def(
       "encode",
-      [](const std::string& codec, bool is_signed, uintptr_t values, int64_t rows, int64_t row_length, uintptr_t codes,
-         uintptr_t scales) { convert(true, matrix_item(codec, is_signed, rows, row_length), values, codes, scales); },
+      [](const std::string& codec, bool is_signed, Address values, int64_t rows, int64_t row_length, Address codes,
+         Address scales) { convert(true, matrix_item(codec, is_signed, rows, row_length), values, codes, scales); },
       "codec"_a, "signed"_a, "values"_a, "rows"_a, "row_length"_a, "codes"_a, "scales"_a);
   m.def(
       "decode",
-      [](const std::string& codec, bool is_signed, uintptr_t codes, uintptr_t scales, int64_t rows, int64_t row_length,
-         uintptr_t values) { convert(false, matrix_item(codec, is_signed, rows, row_length), values, codes, scales); },
+      [](const std::string& codec, bool is_signed, Address codes, Address scales, int64_t rows, int64_t row_length,
+         Address values) { convert(false, matrix_item(codec, is_signed, rows, row_length), values, codes, scales); },
       "codec"_a, "signed"_a, "codes"_a, "scales"_a, "rows"_a, "row_length"_a, "values"_a);
 }
 

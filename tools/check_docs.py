@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("bench", "cmake", "docs", "examples", "include", "python", "src", "tests", "tools")
-SOURCES = {".h", ".hpp", ".inc", ".def", ".c", ".cpp", ".cu", ".py", ".pyi", ".cmake", ".map", ".sh", ".txt", ".toml"}
+SOURCES = {".h", ".hpp", ".inc", ".def", ".c", ".cpp", ".cu", ".py", ".cmake", ".map", ".sh", ".txt", ".toml"}
 SKIPPED = {"build", ".venv", "__pycache__", "spirv"}
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")

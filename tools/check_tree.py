@@ -112,8 +112,9 @@ class Python:
 
     def __init__(self, root: Path) -> None:
         folder = root / "python" / "lowtide"
-        self.files = sorted(folder.rglob("*.py")) + sorted(folder.rglob("*.pyi"))
+        self.files = sorted(folder.rglob("*.py"))
         self._names = {_module_name(path, folder): str(path.relative_to(root)) for path in self.files}
+        self._names["lowtide._core"] = "python/core_module.cpp"
         self._trees = {
             _module_name(path, folder): ast.parse(path.read_text(encoding="utf-8"), str(path)) for path in self.files
         }

@@ -53,18 +53,14 @@ class Sharding(NamedTuple):
     rows_cut: bool
 
     @property
-    def whole(self) -> tuple[list[int], bool]:
-        """The whole parameter, by which the core chooses the state's format."""
-        return list(self.spec.shape), self.rows_cut
-
-    @property
     def shard(self) -> tuple[list[int], bool, list[int]]:
-        """And where this rank's part begins, so that it is rounded as the whole would be."""
+        """The whole parameter, by which the core chooses the state's format, and where this rank's part begins, so that
+        it is rounded as the whole would be."""
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
         spec = self.spec
         _, offsets = compute_local_shape_and_global_offset(spec.shape, spec.mesh, spec.placements)
-        return *self.whole, list(offsets)
+        return list(spec.shape), self.rows_cut, list(offsets)
 
     def wrap(self, entry: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The core's (local) tensors of a parameter as DTensors over the same memory; "step" stays as it is."""

@@ -1,0 +1,3 @@
+_core.__prefix__:
+    __version__: str
+    class DeviceLostError(RuntimeError): ...
