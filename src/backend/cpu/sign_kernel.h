@@ -57,13 +57,6 @@ struct SignKernels {
 // target: one Highway target bit.
 SignKernels pick_signs(int64_t target);
 
-// Plain code on 64-bit words and one thread (signs.cpp): the reference of the kernels, and what targets without vectors
-// run.
-void pack_signs(const SignItem& item);
-void unpack_signs(const SignItem& item);
-void vote_signs(const VoteRun& run);
-void count_signs(const CountRun& run);
-
 // With several threads: cut into pieces, which the kernels of one instruction set do.
 void pack_signs(const SignKernels& kernels, std::span<const SignItem> items, int threads);
 void unpack_signs(const SignKernels& kernels, std::span<const SignItem> items, int threads);

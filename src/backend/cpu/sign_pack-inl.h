@@ -41,7 +41,7 @@ struct Elements {
   using Lane = std::make_signed_t<Raw>;
   static constexpr hn::ScalableTag<Lane> d{};
   using Vec = hn::Vec<decltype(d)>;
-  static constexpr int kCount = HWY_MAX_BYTES / static_cast<int>(sizeof(Raw));
+  static constexpr int kCount = static_cast<int>(hn::MaxLanes(d));
   static Vec set(Raw x) { return hn::Set(d, static_cast<Lane>(x)); }
 };
 

@@ -10,27 +10,10 @@
 namespace lowtide::cpu {
 namespace {
 
-// A thread takes so many times kSignAlignment elements at a time: 128 KiB or more, 5 us or more, and few enough that
-// threads finish together.
-constexpr int64_t kUnitsAtOnce = 64;
-// Bytes of ballots for the same.
+// Bytes of ballots that a thread takes at a time, as those of other pieces (pieces.h).
 constexpr int64_t kPieceBytes = 256 * 1024;
 
-// Calls work(item, number of its first element, how many) for pieces of all items. A cut within an item is at a
-// multiple of kSignAlignment signs.
-template <class Work>
-void for_each_run(std::span<const SignItem> items, int threads, Work&& work) {
-  const auto before = [](const SignItem& item) { return item.first % kSignAlignment; };
-  const auto units = [&](const SignItem& item) {
-    return item.count ? (before(item) + item.count + kSignAlignment - 1) / kSignAlignment : 0;
-  };
-  std::vector<int64_t> starts;
-  for_each_piece(items, kUnitsAtOnce, threads, starts, units, [&](const SignItem& item, int64_t begin, int64_t end) {
-    const int64_t from = std::max<int64_t>(0, begin * kSignAlignment - before(item));
-    work(item, from, std::min(item.count, end * kSignAlignment - before(item)) - from);
-    return true;
-  });
-}
+int64_t count_of(const SignItem& item) { return item.count; }
 
 SignItem part_of(const SignItem& item, int64_t from, int64_t count) {
   SignItem part = item;
@@ -74,7 +57,7 @@ Voters::Voters(std::span<const std::byte* const> all, std::span<const uint32_t> 
 }
 
 void pack_signs(const SignKernels& kernels, std::span<const SignItem> items, int threads) {
-  for_each_run(items, threads, [&](const SignItem& item, int64_t from, int64_t count) {
+  for_each_sign_piece(items, threads, count_of, [&](const SignItem& item, int64_t from, int64_t count) {
     SignItem part = part_of(item, from, count);
     uint32_t nonfinite = 0;  // items may share theirs
     if (item.nonfinite) part.nonfinite = &nonfinite;
@@ -87,7 +70,7 @@ void unpack_signs(const SignKernels& kernels, std::span<const SignItem> items, i
   int64_t bytes = 0;
   for (const SignItem& item : items) bytes += item.count * dtype_bytes(item.dtype);
   const bool stream = bytes > cache_bytes();
-  for_each_run(items, threads, [&](const SignItem& item, int64_t from, int64_t count) {
+  for_each_sign_piece(items, threads, count_of, [&](const SignItem& item, int64_t from, int64_t count) {
     kernels.unpack[static_cast<int>(item.dtype)]({part_of(item, from, count), stream});
   });
 }

@@ -14,20 +14,8 @@ namespace {
 #include "portable/portable.h"
 #include "portable/feedback.h"
 
-static_assert(kFeedbackBlock == kSignAlignment);
-// A thread takes so many times kSignAlignment elements at a time: whole blocks of feedback, whole bytes of presence.
-constexpr int64_t kUnitsAtOnce = 64;
-
-// Calls work(item, begin, end) for pieces of all items, which have count(item) elements each.
-template <class Item, class Count, class Work>
-void for_each_run(std::span<const Item> items, int threads, Count&& count, Work&& work) {
-  const auto units = [&](const Item& item) { return (count(item) + kSignAlignment - 1) / kSignAlignment; };
-  std::vector<int64_t> starts;
-  for_each_piece(items, kUnitsAtOnce, threads, starts, units, [&](const Item& item, int64_t begin, int64_t end) {
-    work(item, begin * kSignAlignment, std::min(end * kSignAlignment, count(item)));
-    return true;
-  });
-}
+// A piece of a sign item (pieces.h) is whole blocks of feedback, and whole bytes of presence.
+static_assert(kFeedbackBlock == kFeedbackSigns && kFeedbackBlock == kSignAlignment);
 
 // Sets the bits of a byte that others may be setting bits of.
 void set_bits(std::byte* byte, uint8_t bits) {
@@ -119,15 +107,15 @@ void BallotTile::end(const SignStepKernels& kernels, bool zero_is_plus, std::byt
 }
 
 void apply_signs(const SignStepKernels& kernels, std::span<const ApplyItem> items, int threads) {
-  for_each_run(
+  for_each_sign_piece(
       items, threads, [](const ApplyItem& item) { return item.layout->numel; },
-      [&](const ApplyItem& item, int64_t begin, int64_t end) { apply_piece(kernels, item, begin, end); });
+      [&](const ApplyItem& item, int64_t begin, int64_t n) { apply_piece(kernels, item, begin, begin + n); });
 }
 
 void feedback(const SignStepKernels& kernels, std::span<const FeedbackItem> items, int threads) {
-  for_each_run(
+  for_each_sign_piece(
       items, threads, [](const FeedbackItem& item) { return item.count; },
-      [&](const FeedbackItem& item, int64_t begin, int64_t end) { feedback_piece(kernels, item, begin, end); });
+      [&](const FeedbackItem& item, int64_t begin, int64_t n) { feedback_piece(kernels, item, begin, begin + n); });
 }
 
 }  // namespace lowtide::cpu

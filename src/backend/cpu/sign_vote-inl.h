@@ -4,8 +4,7 @@
 // sign_kernels.inc.
 
 inline constexpr hn::ScalableTag<uint64_t> kW;
-inline constexpr int kColumn = HWY_MAX_BYTES, kColumnSigns = 8 * kColumn;
-inline constexpr int kColumnBlocks = kColumnSigns / static_cast<int>(kSignBlock);
+inline constexpr int kColumn = 8 * static_cast<int>(hn::MaxLanes(kW)), kColumnSigns = 8 * kColumn;
 inline constexpr int64_t kCutBytes = kVoteCut / 8;
 static_assert(kCutBytes % kColumn == 0);
 
@@ -67,6 +66,12 @@ struct Tile {
   }
 };
 
+// Calls work(k) with `number` as a constant if it is one of k; else returns false.
+template <int... k, class Work>
+LT_FN bool with_constant(int number, Work&& work) {
+  return ((number == k && (work(std::integral_constant<int, k>()), true)) || ...);
+}
+
 inline constexpr int kGroup = 16;
 
 // The ballots whose weights have bit j, up to kGroup of them, from voter *v on.
@@ -111,16 +116,9 @@ void count_group(vw* plane, int planes, int j, const std::byte* const (&rows)[kG
 // `held` rows, of a whole group or less.
 inline void count_group(vw* plane, int planes, int j, const std::byte* const (&rows)[kGroup], int held, int columns) {
   if (held == kGroup) {
-    switch (j == 0 ? planes : 0) {
-      case 6:
-        return count_group<6>(plane, planes, j, rows, columns);
-      case 7:
-        return count_group<7>(plane, planes, j, rows, columns);
-      case 8:
-        return count_group<8>(plane, planes, j, rows, columns);
-      default:
-        return count_group<0>(plane, planes, j, rows, columns);
-    }
+    const auto count = [&](auto constant) { count_group<constant>(plane, planes, j, rows, columns); };
+    if (j != 0 || !with_constant<6, 7, 8>(planes, count)) count(std::integral_constant<int, 0>());
+    return;
   }
   for (int c = 0; c < columns; ++c, plane += planes)
     for (int i = 0; i < held; i += 8)
@@ -143,6 +141,20 @@ inline void count_tile(const Voters& voters, int64_t byte, int columns, int byte
         for (int i = 0; i < held; ++i) count_row(plane, planes, j, load_column(rows[i], bytes));
     }
   }
+}
+
+// Calls work(counters, first sign, how many) for the columns of [begin, end), which is a tile at most.
+template <class Work>
+LT_FN void for_each_counted(const Voters& voters, int64_t begin, int64_t end, Tile* tile, Work&& work) {
+  const int64_t whole = begin + (end - begin) / kColumnSigns * kColumnSigns;
+  count_tile(voters, begin / 8, static_cast<int>((whole - begin) / kColumnSigns), kColumn, tile->plane);
+  const vw* plane = tile->plane;
+  for (int64_t sign = begin; sign < whole; sign += kColumnSigns, plane += voters.planes)
+    work(plane, sign, kColumnSigns);
+  if (whole == end) return;
+  const int rest = static_cast<int>(end - whole);
+  count_tile(voters, whole / 8, 1, static_cast<int>(sign_bytes(rest)), tile->plane);
+  work(tile->plane, whole, rest);
 }
 
 // Numbers of votes of the blocks of a tile, in planes of one word for each kVoteCut signs.
@@ -176,6 +188,9 @@ struct HashedTies {
   u64 high = ~u64{0};
   RandomKey key{};
 };
+#if HWY_TARGET == HWY_SCALAR
+LT_FN vw hashed(const VoteItem& item, u64 index, HashedTies*) { return tie_bits<u64>(item.seed, item.step, index); }
+#else
 LT_FN vw hashed(const VoteItem& item, u64 index, HashedTies* ties) {
   const u64 group = index / 32;
   const auto low = static_cast<u32>(group);
@@ -194,6 +209,7 @@ LT_FN vw hashed(const VoteItem& item, u64 index, HashedTies* ties) {
     bits = (bits >> shift) | (random_bits(groups + vu(1u), ties->key) << (32 - shift));
   return vw(hn::BitCast(kW, bits.v));
 }
+#endif
 
 // From counters to the result of signs [sign, sign + n), n <= kColumnSigns.
 LT_FN void decide(const VoteRun& run, const vw* plane, int planes, const BlockVotes& votes, int64_t tile, int64_t sign,
@@ -276,33 +292,15 @@ inline void vote_run(const VoteRun& run) {
     const int64_t end = std::min(run.end, begin + step);
     if (!run.item.presence.empty()) count_blocks(run, begin / 8, sign_bytes(end), &votes);
     if (in_registers) {
-      switch (voters.planes) {
-        case 1:
-          vote_in_registers<1>(run, rows, votes, begin, end, &ties);
-          break;
-        case 2:
-          vote_in_registers<2>(run, rows, votes, begin, end, &ties);
-          break;
-        case 3:
-          vote_in_registers<3>(run, rows, votes, begin, end, &ties);
-          break;
-        case 4:
-          vote_in_registers<4>(run, rows, votes, begin, end, &ties);
-          break;
-        default:
-          vote_in_registers<kRegisterPlanes>(run, rows, votes, begin, end, &ties);
-      }
+      with_constant<1, 2, 3, 4, kRegisterPlanes>(
+          voters.planes, [&](auto planes) { vote_in_registers<planes>(run, rows, votes, begin, end, &ties); });
       continue;
     }
-    const int64_t whole = begin + (end - begin) / kColumnSigns * kColumnSigns;
-    count_tile(voters, begin / 8, static_cast<int>((whole - begin) / kColumnSigns), kColumn, tile.plane);
-    const vw* plane = tile.plane;
-    for (int64_t sign = begin; sign < whole; sign += kColumnSigns, plane += voters.planes)
-      decide(run, plane, voters.planes, votes, begin, sign, kColumnSigns, &ties);
-    if (whole == end) continue;
-    const int n = static_cast<int>(end - whole);
-    count_tile(voters, whole / 8, 1, static_cast<int>(sign_bytes(n)), tile.plane);
-    decide(run, tile.plane, voters.planes, votes, begin, whole, n, &ties);
+    // A call for each column would cost a tenth.
+    for_each_counted(
+        voters, begin, end, &tile, [&](const vw* plane, int64_t sign, int n) __attribute__((always_inline)) {
+          decide(run, plane, voters.planes, votes, begin, sign, n, &ties);
+        });
   }
 }
 
@@ -310,22 +308,13 @@ inline void count_run(const CountRun& run) {
   const int planes = run.voters.planes;
   Tile tile;
   const int64_t step = 8 * Tile::bytes(planes);
-  const auto store_planes = [&](const vw* plane, int64_t sign, int n) {
-    for (size_t j = 0; j < run.item.planes.size(); ++j) {
-      vw x = static_cast<int>(j) < planes ? plane[j] : vw(0);
-      if (n < kColumnSigns) x = x & inside(n);
-      store_column(x, run.item.planes[j] + sign / 8, static_cast<int>(sign_bytes(n)));
-    }
-  };
-  for (int64_t begin = run.begin; begin < run.end; begin += step) {
-    const int64_t end = std::min(run.end, begin + step);
-    const int64_t whole = begin + (end - begin) / kColumnSigns * kColumnSigns;
-    count_tile(run.voters, begin / 8, static_cast<int>((whole - begin) / kColumnSigns), kColumn, tile.plane);
-    const vw* plane = tile.plane;
-    for (int64_t sign = begin; sign < whole; sign += kColumnSigns, plane += planes)
-      store_planes(plane, sign, kColumnSigns);
-    if (whole == end) continue;
-    count_tile(run.voters, whole / 8, 1, static_cast<int>(sign_bytes(end - whole)), tile.plane);
-    store_planes(tile.plane, whole, static_cast<int>(end - whole));
-  }
+  for (int64_t begin = run.begin; begin < run.end; begin += step)
+    for_each_counted(run.voters, begin, std::min(run.end, begin + step), &tile,
+                     [&](const vw* plane, int64_t sign, int n) {
+                       for (size_t j = 0; j < run.item.planes.size(); ++j) {
+                         vw x = static_cast<int>(j) < planes ? plane[j] : vw(0);
+                         if (n < kColumnSigns) x = x & inside(n);
+                         store_column(x, run.item.planes[j] + sign / 8, static_cast<int>(sign_bytes(n)));
+                       }
+                     });
 }
