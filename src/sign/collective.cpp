@@ -147,9 +147,7 @@ SignOutcome SignCollective::Impl::call(const SignBallot& ballot, const SignResul
       outcome.algorithm = residual ? SignAlgorithm::kTwoPhase : choose(ballot);
       const ExchangeCall with{channel, *backend,     scratch,           ballot,  result,  residual,
                               ties,    options.seed, weight_of(ballot), threads, &outcome};
-      exchange = channel.two_level()                             ? make_two_level(with)
-                 : outcome.algorithm == SignAlgorithm::kOnePhase ? make_one_phase(with)
-                                                                 : make_two_phase(with);
+      exchange = outcome.algorithm == SignAlgorithm::kOnePhase ? make_one_phase(with) : make_two_phase(with);
       exchange->prepare();
     } catch (const std::exception&) {
       own = std::current_exception();

@@ -83,8 +83,8 @@ class Exchange {
 };
 
 std::unique_ptr<Exchange> make_one_phase(const ExchangeCall& call);
-std::unique_ptr<Exchange> make_two_phase(const ExchangeCall& call);  // a mean where the call has a residual
-std::unique_ptr<Exchange> make_two_level(const ExchangeCall& call);
+// On one level or two, as the channel has; a mean where the call has a residual.
+std::unique_ptr<Exchange> make_two_phase(const ExchangeCall& call);
 
 // Adds up the seconds between its calls.
 class Stopwatch {

@@ -35,10 +35,15 @@ class OnePhase final : public Exchange {
     begin_result(layout_, reasons, result_);
     Found found;
     try {
-      vote(agreed, reasons, &found);
+      const Voters voters = voters_of(agreed, layout_, all_, reasons);
+      if (voters.votes)
+        vote(call_, layout_, voters, 0, call_.ballot.count, result_);
+      else
+        found.reason = Reason::kNoVotes;
     } catch (const std::exception&) {
-      found.reason = Reason::kSenderFailed, found.culprit = call_.channel.rank();
+      found.reason = Reason::kSenderFailed;
     }
+    if (found.reason != Reason::kFine) found.culprit = call_.channel.rank();
     for (size_t r = 0; r < reasons.size(); ++r) {
       if (reasons[r] == Reason::kFine || agreed.reasons[r] != Reason::kFine) continue;
       call_.outcome->rejected.push_back({static_cast<int>(r), -1, wire::describe(reasons[r])});
@@ -56,17 +61,6 @@ class OnePhase final : public Exchange {
   void deliver() override { deliver_result(call_, layout_, result_, 0); }
 
  private:
-  void vote(const Agreement& agreed, const std::vector<Reason>& reasons, Found* found) {
-    const Voters voters = voters_of(agreed, layout_, all_, reasons);
-    if (voters.votes == 0) {
-      found->reason = Reason::kNoVotes, found->culprit = call_.channel.rank();
-      return;
-    }
-    VoteItem item = vote_into(call_, layout_, 0, call_.ballot.count, result_);
-    item.ballots = voters.ballots, item.presence = voters.extra, item.weights = voters.weights;
-    call_.backend.vote_signs(item, call_.threads, nullptr);
-  }
-
   ExchangeCall call_;
   ShardLayout layout_;
   std::byte *mine_ = nullptr, *all_ = nullptr, *result_ = nullptr;

@@ -107,6 +107,13 @@ void begin_result(const ShardLayout& layout, const std::vector<Reason>& reasons,
   for (size_t r = 0; r < reasons.size(); ++r) list[r] = static_cast<std::byte>(reasons[r]);
 }
 
+void vote(const ExchangeCall& call, const ShardLayout& layout, const Voters& voters, int64_t first, int64_t count,
+          std::byte* message) {
+  VoteItem item = vote_into(call, layout, first, count, message);
+  item.ballots = voters.ballots, item.presence = voters.extra, item.weights = voters.weights;
+  call.backend.vote_signs(item, call.threads, nullptr);
+}
+
 VoteItem vote_into(const ExchangeCall& call, const ShardLayout& layout, int64_t first, int64_t count,
                    std::byte* message) {
   VoteItem item;

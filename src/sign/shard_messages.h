@@ -77,8 +77,10 @@ bool sound_scales(const std::byte* scales, int64_t count);
 
 // Writes the list of reasons of a result and zeros everything behind it.
 void begin_result(const ShardLayout& layout, const std::vector<wire::Reason>& reasons, std::byte* message);
-// A vote on `count` signs from `first` on whose outcome goes into `message`; ballots, weights and presence are to be
-// set.
+// Votes on `count` signs from `first` on; the outcome goes into `message`.
+void vote(const ExchangeCall& call, const ShardLayout& layout, const Voters& voters, int64_t first, int64_t count,
+          std::byte* message);
+// Such a vote, whose ballots, weights and presence are to be set.
 VoteItem vote_into(const ExchangeCall& call, const ShardLayout& layout, int64_t first, int64_t count,
                    std::byte* message);
 
