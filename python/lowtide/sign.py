@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 import torch
 
 from lowtide import _core
-from lowtide.checks.values import PARAMETER_DTYPES
+from lowtide.checks.values import PARAMETER_DTYPES, expect
 from lowtide.devices import arrays
 from lowtide.devices.arrays import Array
 from lowtide.devices.places import EXACT, Place
@@ -196,8 +196,7 @@ def _unsigned(name: str, value: Any, most: int = 2**64 - 1) -> int:
         number = index(value)
     except TypeError:
         raise TypeError(f"{name}: got {value!r} ({type(value).__name__}), wanted an integer") from None
-    if not 0 <= number <= most:
-        raise ValueError(f"{name}: got {number}, wanted 0 to {most}")
+    expect(0 <= number <= most, name, number, f"0 to {most}")
     return number
 
 
@@ -206,8 +205,7 @@ def _weights(weights: Any) -> list[int]:
     if not isinstance(values, list):
         raise TypeError("weights: got one number, wanted one for each ballot")
     found = [_unsigned(f"weights[{v}]", value) for v, value in enumerate(values)]
-    if sum(found) >= 2**31:
-        raise ValueError(f"weights: got a sum of {sum(found)}, wanted less than 2^31")
+    expect(sum(found) < 2**31, "weights", f"a sum of {sum(found)}", "less than 2^31")
     return found
 
 
@@ -217,14 +215,12 @@ def _dtype_name(dtype: Any) -> str:
         return "float32"
     name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype).removeprefix("torch.")
     wanted = [str(one).removeprefix("torch.") for one in PARAMETER_DTYPES]
-    if name not in wanted:
-        raise ValueError(f"dtype: got {dtype}, wanted one of {', '.join(wanted)}")
+    expect(name in wanted, "dtype", dtype, f"one of {', '.join(wanted)}")
     return str(name)
 
 
 def _check_bits(array: Array, where: str, n: int) -> Array:
-    if array.dtype != "uint8":
-        raise ValueError(f"{where}: got {array.dtype}, wanted uint8: packed signs")
+    expect(array.dtype == "uint8", where, array.dtype, "uint8: packed signs")
     if array.numel != packed_bytes(n):
         raise ValueError(
             f"{where}: got {array.numel} bytes for n={n} signs, wanted {packed_bytes(n)}: n counts signs, and each "
@@ -237,8 +233,7 @@ def _bits_in(value: Any, where: str, n: int, like: Array | None = None) -> Array
     array = _check_bits(arrays.read(value, where), where, n)
     if like is not None:
         arrays.same_place(array, where, like)
-    if not array.is_contiguous:
-        raise ValueError(f"{where}: got shape {array.shape} with strides, wanted contiguous bytes")
+    expect(array.is_contiguous, where, f"shape {array.shape} with strides", "contiguous bytes")
     return array
 
 
@@ -259,8 +254,7 @@ def _rows(ballots: Any, n: int) -> tuple[Array, list[int], list[Array]]:
                 continue
             kept.append(_bits_in(ballot, f"ballots[{v}]", n, kept[0] if kept else None))
             addresses.append(kept[-1].address)
-        if not kept:
-            raise ValueError(f"ballots: got none among {len(ballots)}, wanted at least one")
+        expect(bool(kept), "ballots", f"none among {len(ballots)}", "at least one")
         return kept[0], addresses, kept
     whole = arrays.read(ballots, "ballots")
     wanted = packed_bytes(n)

@@ -1,6 +1,7 @@
 """Checks of single values, whose errors say what was got and what is wanted."""
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -15,6 +16,12 @@ def with_context(where: str, error: Exception) -> Exception:
     """The same kind of error, with `where` before its message."""
     kinds = (TypeError, NotImplementedError, ValueError)
     return next(kind for kind in kinds if isinstance(error, kind))(f"{where}: {error}")
+
+
+def hint(name: object, known: Sequence[str]) -> str:
+    """Words for an error about an unknown name: the known one that is like it, if there is one."""
+    close = difflib.get_close_matches(str(name), known, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def number(name: str, value: object) -> float:
@@ -49,6 +56,14 @@ def check_tensor(value: object, where: str) -> None:
         f"a {value.layout} tensor on {value.device}",
         "a dense one",
     )
+
+
+def check_floats(value: Any, where: str, shape: Sequence[int] | None = None) -> None:
+    """Raises ValueError unless `value` is a dense floating-point tensor, of this shape if it is given."""
+    check_tensor(value, where)
+    expect(value.is_floating_point(), where, value.dtype, "a floating-point tensor")
+    if shape is not None:
+        expect(tuple(value.shape) == tuple(shape), where, tuple(value.shape), tuple(shape))
 
 
 def check_moment(tensor: torch.Tensor, where: str, nonfinite: str, positive: bool) -> None:

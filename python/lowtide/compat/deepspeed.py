@@ -27,6 +27,7 @@ from operator import index
 import torch
 
 from lowtide import sign
+from lowtide.checks.values import expect
 from lowtide.devices import arrays
 
 # Elements whose signs are copied to 1 at a time, so that these stay in the cache.
@@ -75,11 +76,8 @@ def _check(tensor: torch.Tensor, dtype: torch.dtype, unit: str, input_size: int,
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"tensor: got {type(tensor).__name__}, wanted a torch.Tensor")
     array = arrays.read(tensor, "tensor")
-    if tensor.dtype != dtype:
-        raise ValueError(f"tensor: got {tensor.dtype}, wanted {dtype}")
+    expect(tensor.dtype == dtype, "tensor", tensor.dtype, dtype)
     if not array.place.on_host:
         raise NotImplementedError(f"tensor: got one on {array.place.device}, wanted one on the CPU")
-    if not array.is_contiguous:
-        raise ValueError(f"tensor: got shape {array.shape} with strides, wanted tensor.contiguous()")
-    if input_size != array.numel:
-        raise ValueError(f"input_size: got {input_size} for {array.numel} {unit}, wanted the number of {unit}")
+    expect(array.is_contiguous, "tensor", f"shape {array.shape} with strides", "tensor.contiguous()")
+    expect(input_size == array.numel, "input_size", f"{input_size} for {array.numel} {unit}", f"the number of {unit}")

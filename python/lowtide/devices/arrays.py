@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from lowtide.checks.values import expect
 from lowtide.devices import places
 from lowtide.devices.places import HOST, Place
 
@@ -64,8 +65,7 @@ def read(value: object, where: str) -> Array:
         return _read_tensor(value, where)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
-        if not value.dtype.isnative:
-            raise ValueError(f"{where}: got dtype {value.dtype.str}, wanted this machine's byte order: use astype")
+        expect(value.dtype.isnative, where, f"dtype {value.dtype.str}", "this machine's byte order: use astype")
         return Array(value, value.ctypes.data, value.dtype.name, value.shape, value.strides, value.dtype.itemsize, HOST)
     if hasattr(value, "__dlpack__"):
         return _read_tensor(torch.utils.dlpack.from_dlpack(value), where)
@@ -93,8 +93,7 @@ def written(value: Any, where: str, like: Array) -> Array:
     if array.value is not value:
         raise TypeError(f"{where}: got {type(value).__name__}, wanted a torch.Tensor or a numpy.ndarray")
     same_place(array, where, like)
-    if not array.is_contiguous:
-        raise ValueError(f"{where}: got shape {array.shape} with strides, wanted a contiguous array")
+    expect(array.is_contiguous, where, f"shape {array.shape} with strides", "a contiguous array")
     if isinstance(value, torch.Tensor):
         if value.requires_grad:
             raise ValueError(f"{where}: got a tensor that requires grad, wanted out.detach()")
@@ -112,8 +111,7 @@ def same_place(array: Array, where: str, like: Array) -> None:
 def _read_tensor(tensor: torch.Tensor, where: str) -> Array:
     if is_traceable_wrapper_subclass(tensor) or "DTensor" in type(tensor).__name__:
         raise TypeError(f"{where}: got a {type(tensor).__name__}, wanted a plain tensor")
-    if tensor.layout != torch.strided:
-        raise ValueError(f"{where}: got layout {tensor.layout}, wanted torch.strided (dense)")
+    expect(tensor.layout == torch.strided, where, f"layout {tensor.layout}", "torch.strided (dense)")
     device = places.device_of(tensor)
     if device.type not in places.KINDS:
         raise NotImplementedError(f"{where}: got a tensor on {device}, wanted one on {' or '.join(places.KINDS)}")

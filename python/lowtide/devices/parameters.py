@@ -3,7 +3,7 @@
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from lowtide.checks.values import PARAMETER_DTYPES
+from lowtide.checks.values import PARAMETER_DTYPES, expect
 from lowtide.devices import places
 
 
@@ -18,8 +18,7 @@ def check_parameter(param: torch.Tensor, where: str, anywhere: bool = False) -> 
         raise ValueError(f"{where}: got an uninitialized parameter, wanted one with a shape: run the lazy module first")
     if not anywhere:
         places.place_of(param, where)
-    if param.layout != torch.strided:
-        raise ValueError(f"{where}: got layout {param.layout}, wanted torch.strided")
+    expect(param.layout == torch.strided, where, f"layout {param.layout}", "torch.strided")
     if param.dtype not in PARAMETER_DTYPES:
         wanted = ", ".join(str(dtype) for dtype in PARAMETER_DTYPES)
         raise ValueError(f"{where}: got {param.dtype}, wanted one of {wanted}")

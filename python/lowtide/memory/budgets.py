@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lowtide import _core
+from lowtide.checks.values import expect
 from lowtide.devices.places import HOST, Place
 
 
@@ -96,8 +97,7 @@ class Memory:
             raise ValueError("memory: got an empty path as disk, wanted a directory, or None for no disk")
         limit = -1 if self.disk_limit is None else size_of("disk_limit", self.disk_limit)
         total = sum(ram) if ram else -1
-        if total >= 2**63:
-            raise ValueError(f"memory: got {total} bytes as device + host, wanted less than 2^63")
+        expect(total < 2**63, "memory", f"{total} bytes as device + host", "less than 2^63")
         return Budget(total, disk, limit, chunk, device, self.managed, self.transfer or "", automatic)
 
 
@@ -123,8 +123,7 @@ def size_of(name: str, value: int | str, place: Place = HOST) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise TypeError(f"memory: {name}: got {value!r} ({type(value).__name__}), wanted bytes as an int or '2GiB'")
     if isinstance(value, int):
-        if not 0 <= value < 2**63:
-            raise ValueError(f"memory: {name}: got {value}, wanted 0 or more bytes")
+        expect(0 <= value < 2**63, f"memory: {name}", value, "0 or more bytes")
         return value
     if value.strip().endswith("%"):
         try:

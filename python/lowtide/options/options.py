@@ -1,6 +1,5 @@
 """The options of optimizers and parameter groups: their names, types and meaning."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 from numbers import Integral
 from types import NoneType
@@ -8,6 +7,7 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
+from lowtide.checks.values import hint
 from lowtide.memory.budgets import Memory
 
 # Arguments of torch.optim that change what a step means, and are not offered: refused by name instead of ignored.
@@ -77,9 +77,7 @@ def check_options(
     for key in options:
         if key in known or key in REFUSED:
             continue
-        close = difflib.get_close_matches(key, known, n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise TypeError(f"{where}: got unknown argument {key!r}{hint}, wanted one of {', '.join(known)}")
+        raise TypeError(f"{where}: got unknown argument {key!r}{hint(key, known)}, wanted one of {', '.join(known)}")
     check_kinds(options, where)
 
 

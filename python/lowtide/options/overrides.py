@@ -7,7 +7,6 @@ goes where copies and pickles of the module go. One of a tensor is kept with tha
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,6 +14,8 @@ from typing import Any
 
 import torch
 from typing_extensions import TypedDict
+
+from lowtide.checks.values import expect, hint
 
 _ATTRIBUTE = "_lowtide_overrides"  # of modules: a _Holder; of tensors: list[_Entry], plain so that it can be pickled
 
@@ -105,8 +106,7 @@ def override(
     its constructor, in `add_param_group` or in its next step.
     """
     global _changes
-    if not options:
-        raise ValueError("override: got no options, wanted some, such as state='fp32'")
+    expect(bool(options), "override", "no options", "some, such as state='fp32'")
     entry: _Entry = {"order": next(_orders), "options": options}
     if isinstance(target, torch.nn.Module):
         _keep(target, name, entry)
@@ -126,12 +126,10 @@ def _keep(module: torch.nn.Module, name: str | None, entry: _Entry) -> None:
     if name is not None:
         known = [each for each, _ in module.named_parameters(remove_duplicate=False)]
         if name not in known:
-            close = difflib.get_close_matches(str(name), known, n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
             shown = ", ".join(known[:8]) + (", …" if len(known) > 8 else "")
             raise ValueError(
-                f"override: got the name {name!r} of no parameter of {type(module).__name__}{hint}, wanted one of "
-                f"{shown or 'none: it has no parameters'}"
+                f"override: got the name {name!r} of no parameter of {type(module).__name__}{hint(name, known)}, wanted "
+                f"one of {shown or 'none: it has no parameters'}"
             )
         path, _, name = name.rpartition(".")
         module = module.get_submodule(path)
@@ -157,8 +155,7 @@ def _params_of(target: Any) -> list[torch.Tensor]:
                 f"{where}: got a tensor of shape {tuple(param.shape)} that is no parameter, wanted a torch.nn.Parameter "
                 "or a leaf that requires grad"
             )
-    if not params:
-        raise ValueError("override: got no parameters, wanted some")
+    expect(bool(params), "override", "no parameters", "some")
     return params
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lowtide import _core
+from lowtide.checks.values import expect
 from lowtide.devices import sharding
 from lowtide.devices.parameters import check_parameter
 from lowtide.devices.places import HOST
@@ -122,8 +123,7 @@ def _members(entry: Any, number: int, seen: set[int]) -> Members:
         if isinstance(member, tuple) and len(member) == 2 and isinstance(member[0], str):
             member = member[1]
         if isinstance(member, torch.Tensor):
-            if id(member) in seen:
-                raise ValueError(f"{here}: got the same parameter more than once, wanted each once")
+            expect(id(member) not in seen, here, "the same parameter more than once", "each once")
             seen.add(id(member))
             check_parameter(sharding.local_of(member), here, anywhere=True)
             if isinstance(member, torch.nn.Parameter) and not member.requires_grad:
@@ -141,8 +141,7 @@ def _shape(value: Any, where: str) -> Shape:
     for size in value:
         if not isinstance(size, int) or isinstance(size, bool):
             raise TypeError(f"{where}: got a size of {size!r} ({type(size).__name__}), wanted an int")
-        if not 0 <= size < 2**63:
-            raise ValueError(f"{where}: got a size of {size}, wanted 0 to 2^63 - 1")
+        expect(0 <= size < 2**63, where, f"a size of {size}", "0 to 2^63 - 1")
     return tuple(value)
 
 
@@ -162,8 +161,7 @@ def of_file(path: str | os.PathLike[str]) -> list[Shape]:
     """From JSON: a list of shapes, or an object of name: shape."""
     content = _json(path)
     shapes = list(content.values()) if isinstance(content, dict) else content
-    if not isinstance(shapes, list):
-        raise ValueError(f"{path}: got {type(content).__name__}, wanted a list of shapes or an object of name: shape")
+    expect(isinstance(shapes, list), str(path), type(content).__name__, "a list of shapes or an object of name: shape")
     return [_shape(shape, f"{path}, shape {n}") for n, shape in enumerate(shapes)]
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lowtide.checks.values import check_tensor, expect
+from lowtide.checks.values import check_floats, expect
 
 
 class ParamSpec(NamedTuple):
@@ -34,8 +34,4 @@ def check_values(tensors: Mapping[str, Any], names: list[str], shape: torch.Size
     """ValueError unless `tensors` are floating-point values of these names and this shape."""
     expect(sorted(tensors) == sorted(names), where, sorted(tensors), names)
     for name in names:
-        check_tensor(tensors[name], f"{where}, {name}")
-        expect(tensors[name].is_floating_point(), f"{where}, {name}", tensors[name].dtype, "a floating-point tensor")
-        expect(tensors[name].shape == shape, f"{where}, {name}", tuple(tensors[name].shape), tuple(shape))
-
-
+        check_floats(tensors[name], f"{where}, {name}", shape)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lowtide.checks.values import check_tensor, expect, read_step
+from lowtide.checks.values import check_floats, check_tensor, expect, read_step
 from lowtide.devices.sharding import local_of
 from lowtide.engine.engine import Engine
 from lowtide.options.hyper import hyper_values
@@ -86,9 +86,7 @@ def read_entry(
         wanted = sorted([*beside, *names])
         expect(set(entry) == set(wanted), where, sorted(map(str, entry)), wanted)
     for name in names:
-        check_tensor(entry[name], f"{where}, {name}")
-        expect(entry[name].is_floating_point(), f"{where}, {name}", entry[name].dtype, "a floating-point tensor")
-        expect(entry[name].shape == shape, f"{where}, {name}", tuple(entry[name].shape), tuple(shape))
+        check_floats(entry[name], f"{where}, {name}", shape)
     # Where steps are not counted, all that matters is whether the first one, which sets the buffer, is done.
     step = int(bool(names)) if rule in _UNCOUNTED else read_step(entry, where)
     if "mu_product" in entry:
@@ -136,8 +134,7 @@ def write(engine: Engine, param_groups: Sequence[dict[str, Any]]) -> dict[str, A
     rule = engine.family.rule
     classes = {class_of(rule, group) for group in param_groups}
     own = engine.options_of(param_groups)
-    if len(classes) > 1:
-        raise ValueError(f"torch_state_dict: got groups of {sorted(map(str, classes))}, wanted one class")
+    expect(len(classes) <= 1, "torch_state_dict", f"groups of {sorted(map(str, classes))}", "one class")
     cls = classes.pop()
     if cls is None:
         raise ValueError(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lowtide.checks.values import check_tensor, expect
+from lowtide.checks.values import check_floats, check_tensor, expect
 from lowtide.devices.sharding import rows_of
 from lowtide.state import blockwise
 from lowtide.state.entries import Entry, ParamSpec
@@ -61,16 +61,14 @@ def check_codes(codes: Any, dtype: torch.dtype, shape: Sequence[int], where: str
 
 def check_scales(scales: Any, where: str) -> None:
     """Their number is for the caller to check."""
-    check_tensor(scales, where)
-    expect(scales.is_floating_point(), where, scales.dtype, "a floating-point tensor")
+    check_floats(scales, where)
     if scales.numel():
         low, high = (float(bound) for bound in torch.aminmax(scales.detach()))
         expect(0 <= low and high < math.inf, where, f"scales from {low} to {high}", "finite ones, none below 0")
 
 
 def check_book(book: Any, size: int, where: str) -> None:
-    check_tensor(book, where)
-    expect(book.is_floating_point(), where, book.dtype, "a floating-point tensor")
+    check_floats(book, where)
     expect(tuple(book.shape) == (size,), where, f"shape {tuple(book.shape)}", (size,))
     values = book.detach().float()
     expect(bool(torch.isfinite(values).all()), where, "values that are not finite", f"{size} finite ones")
