@@ -49,7 +49,6 @@ bool pack_gradients(const Gradients& gradients, const std::string& dtype, Addres
   std::vector<SignItem> items = items_of(gradients, dtype, bits);
   uint32_t nonfinite = 0;
   for (SignItem& item : items) item.presence = presence, item.zero_is_plus = zero_is_plus, item.nonfinite = &nonfinite;
-  const nb::gil_scoped_release released;
   sign::host_backend().pack_signs(items, threads, nullptr);
   return nonfinite != 0;
 }
@@ -58,7 +57,6 @@ void unpack_gradients(const Gradients& gradients, const std::string& dtype, Addr
                       Address zeros, Address scales, int threads) {
   std::vector<SignItem> items = items_of(gradients, dtype, bits);
   for (SignItem& item : items) item.presence = presence, item.zeros = zeros, item.scales = scales;
-  const nb::gil_scoped_release released;
   sign::host_backend().unpack_signs(items, threads, nullptr);
 }
 
@@ -81,18 +79,7 @@ void feed_back(const Gradients& gradients, const std::string& dtype, float value
     item.bit_scales = scales;
     items.push_back(item);
   }
-  const nb::gil_scoped_release released;
   sign::host_backend().feedback(items, threads, nullptr);
-}
-
-void convert_residual(bool encode, Address values, Address codes, Address scales, int64_t count,
-                      const std::string& codec) {
-  CodecItem item;
-  item.codec = find_codec(codec);
-  item.rows = count > 0, item.row_length = count;
-  item.codes = codes, item.scales = scales, item.values = values;
-  const nb::gil_scoped_release released;
-  encode ? sign::host_backend().encode(item, nullptr) : sign::host_backend().decode(item, nullptr);
 }
 
 CallbackTransport::Call call_of(Exchange function) {
@@ -141,64 +128,33 @@ class PyCollective {
       : size_(size),
         core_(std::make_shared<CallbackTransport>(rank, size, call_of(std::move(all_to_all)),
                                                   call_of(std::move(all_gather))),
-              options(ties, seed, algorithm, weight, threads, commit)) {}
+              {.ties = ties,
+               .seed = seed,
+               .weight = weight,
+               .algorithm = algorithm_from(algorithm),
+               .threads = threads,
+               .commit = commit}) {}
 
   FieldDict vote(int64_t count, uint64_t step, uint64_t digest, bool nonfinite, bool failed, const Ready& ready,
-                 Address bits, Address presence, Address zeros, Address previous) {
-    SignBallot ballot = ballot_of(count, step, digest, nonfinite, failed, ready, bits);
-    ballot.presence = presence;
-    ballot.previous = previous;
-    SignResult result;
-    result.bits = bits, result.presence = presence, result.zeros = zeros;
-    SignOutcome outcome;
-    {
-      const nb::gil_scoped_release released;
-      outcome = core_.vote(ballot, result);
-    }
-    return outcome_dict(outcome, size_);
-  }
-
-  FieldDict mean(int64_t count, uint64_t step, uint64_t digest, bool nonfinite, bool failed, const Ready& ready,
-                 Address bits, Address scales, SignResidual& residual) {
-    SignBallot ballot = ballot_of(count, step, digest, nonfinite, failed, ready, bits);
-    ballot.scales = scales;
-    SignResult result;
-    result.bits = bits, result.scales = scales;
-    SignOutcome outcome;
-    {
-      const nb::gil_scoped_release released;
-      outcome = core_.mean(ballot, result, residual);
-    }
-    return outcome_dict(outcome, size_);
-  }
-
- private:
-  static SignCollectiveOptions options(const std::string& ties, uint64_t seed, const std::string& algorithm,
-                                       uint32_t weight, int threads, bool commit) {
-    SignCollectiveOptions options;
-    options.ties = ties;
-    options.seed = seed;
-    options.algorithm = algorithm_from(algorithm);
-    options.weight = weight;
-    options.threads = threads;
-    options.commit = commit;
-    return options;
-  }
-
-  static SignBallot ballot_of(int64_t count, uint64_t step, uint64_t digest, bool nonfinite, bool failed,
-                              const Ready& ready, Address bits) {
+                 Address bits, Address presence, Address scales, Address zeros, Address previous,
+                 SignResidual* residual) {
     SignBallot ballot;
-    ballot.count = count;
-    ballot.bits = bits;
-    ballot.step = step, ballot.digest = digest;
+    ballot.count = count, ballot.step = step, ballot.digest = digest;
+    ballot.bits = bits, ballot.presence = presence, ballot.scales = scales, ballot.previous = previous;
     ballot.nonfinite = nonfinite, ballot.failed = failed;
     ballot.prepare = [&ready] {
       const nb::gil_scoped_acquire gil;
       return nb::cast<bool>(ready());
     };
-    return ballot;
+    const SignResult result{bits, presence, zeros, scales};
+    const SignOutcome outcome = [&] {
+      const nb::gil_scoped_release released;
+      return residual ? core_.mean(ballot, result, *residual) : core_.vote(ballot, result);
+    }();
+    return outcome_dict(outcome, size_);
   }
 
+ private:
   int size_;
   SignCollective core_;
 };
@@ -209,41 +165,28 @@ void bind_collective(nb::module_& m) {
   m.attr("SIGN_ALIGNMENT") = kSignAlignment;
   m.attr("SIGN_BLOCK") = kSignBlock;
   m.attr("FEEDBACK_BLOCK") = kFeedbackSigns;
-  m.attr("STATE_BLOCK") = kBlockElements;
   m.def(
       "pack_gradients", &pack_gradients, "gradients"_a, "dtype"_a, "bits"_a, "presence"_a, "zero_is_plus"_a,
-      "threads"_a,
+      "threads"_a, kReleased,
       "Signs into `bits` and, unless 0, blocks that are not all zeros into `presence`. Whether a value is not finite.");
   m.def(
       "unpack_gradients", &unpack_gradients, "gradients"_a, "dtype"_a, "bits"_a, "presence"_a, "zeros"_a, "scales"_a,
-      "threads"_a,
+      "threads"_a, kReleased,
       R"(Writes +1 and -1, times bfloat16 `scales` (one for FEEDBACK_BLOCK signs) unless 0; and 0 where `zeros` has a 1 or
 `presence` a 0.)");
   m.def(
       "feed_back", &feed_back, "gradients"_a, "dtype"_a, "value_scale"_a, "codec"_a, "residuals"_a, "bits"_a,
-      "scales"_a, "threads"_a,
+      "scales"_a, "threads"_a, kReleased,
       R"(Gradients times `value_scale`, plus their residuals (codes and, unless 0, scales of `codec`), as bits and scales;
 residuals become what these leave out.)");
-  m.def("convert_residual", &convert_residual, "encode"_a, "values"_a, "codes"_a, "scales"_a, "count"_a, "codec"_a,
-        "float32 values into a signed state of one row, or out of it.");
-  m.def(
-      "codec_bytes",
-      [](const std::string& codec) {
-        check_residual_codec(find_codec(codec));
-        const auto& of = codec_info(find_codec(codec));
-        return std::pair(of.format[1].code_bits / 8, of.scaled);
-      },
-      "codec"_a, "Bytes of one code, and whether there are scales.");
   nb::class_<SignAccumulator>(m, "SignAccumulator", "See `lowtide::SignAccumulator`.")
       .def(nb::init<int64_t, int, int>(), "count"_a, "most"_a, "threads"_a)
       .def(
           "add",
           [](SignAccumulator& of, Address values, const std::string& dtype) {
-            const DType type = dtype_named(dtype);
-            const nb::gil_scoped_release released;
-            return of.add(values, type);
+            return of.add(values, dtype_named(dtype));
           },
-          "values"_a, "dtype"_a,
+          "values"_a, "dtype"_a, kReleased,
           "Whether all values are finite; they are counted in any case. ValueError after `most` times.")
       .def(
           "mean", [](const SignAccumulator& of, Address out) { of.mean(out); }, "out"_a, "float32 [count].")
@@ -274,12 +217,11 @@ the call that made them. Calls return the fields of `lowtide.distributed.Outcome
            "weight"_a, "threads"_a, "commit"_a = true)
       .def(
           "vote", &PyCollective::vote, "count"_a, "step"_a, "digest"_a, "nonfinite"_a, "failed"_a, "ready"_a, "bits"_a,
-          "presence"_a, "zeros"_a, "previous"_a,
-          R"(bits and presence: the ballot, and the result in its place. ready: called when all workers have agreed to go on,
-before anything is read; whether this one can. What it raises comes out here. ValueError where workers differ,
-ConnectionError where messages came damaged or one was not `ready`; the same on all.)")
-      .def("mean", &PyCollective::mean, "count"_a, "step"_a, "digest"_a, "nonfinite"_a, "failed"_a, "ready"_a, "bits"_a,
-           "scales"_a, "residual"_a);
+          "presence"_a, "scales"_a, "zeros"_a, "previous"_a, "residual"_a.none(),
+          R"(bits, presence, scales: the ballot, and the result in its place. residual: None for a vote; else the mean of
+sign times scale. ready: called when all workers have agreed to go on, before anything is read; whether this one can.
+What it raises comes out here. ValueError where workers differ, ConnectionError where messages came damaged or one was
+not `ready`; the same on all.)");
 }
 
 }  // namespace lowtide::python

@@ -348,11 +348,10 @@ NB_MODULE(_core, m) {
   m.def("state_names", &lowtide::state_names, "rule"_a);
   m.def("cpu_targets", &lowtide::cpu_targets, "Instruction-set paths that this CPU can run, best first.");
   m.def("backends", [] {
-    std::vector<lowtide::BackendReport> reports;
-    {
+    const std::vector<lowtide::BackendReport> reports = [] {
       const nb::gil_scoped_release released;
-      reports = lowtide::report_backends();
-    }
+      return lowtide::report_backends();
+    }();
     FieldDict out;
     for (const lowtide::BackendReport& report : reports) {
       nb::dict entry;
@@ -389,21 +388,13 @@ NB_MODULE(_core, m) {
   m.def(
       "join_master",
       [](const std::string& master, const std::string& dtype, Address weights, Address residual, int64_t n,
-         Address out) {
-        const lowtide::DType type = dtype_named(dtype);
-        const nb::gil_scoped_release released;
-        lowtide::join_master(master, type, weights, residual, n, out);
-      },
-      "master"_a, "dtype"_a, "weights"_a, "residual"_a, "n"_a, "out"_a);
+         Address out) { lowtide::join_master(master, dtype_named(dtype), weights, residual, n, out); },
+      "master"_a, "dtype"_a, "weights"_a, "residual"_a, "n"_a, "out"_a, kReleased);
   m.def(
       "split_master",
       [](const std::string& master, const std::string& dtype, Address values, int64_t n, Address weights,
-         Address residual) {
-        const lowtide::DType type = dtype_named(dtype);
-        const nb::gil_scoped_release released;
-        lowtide::split_master(master, type, values, n, weights, residual);
-      },
-      "master"_a, "dtype"_a, "values"_a, "n"_a, "weights"_a, "residual"_a);
+         Address residual) { lowtide::split_master(master, dtype_named(dtype), values, n, weights, residual); },
+      "master"_a, "dtype"_a, "values"_a, "n"_a, "weights"_a, "residual"_a, kReleased);
   m.def(
       "default_hyper",
       [](const std::string& rule) {

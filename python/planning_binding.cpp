@@ -56,11 +56,7 @@ using Group =
 std::pair<FieldDict, std::vector<FieldDict>> plan_memory_dicts(const std::string& rule, const GivenMemory& memory,
                                                                const std::vector<Group>& groups, double read_rate,
                                                                double write_rate) {
-  PlanRequest request;
-  request.options.rule = rule;
-  request.options.memory = memory_from(memory).value_or(Memory{});
-  request.read_rate = read_rate;
-  request.write_rate = write_rate;
+  PlanRequest request{{.rule = rule, .memory = memory_from(memory).value_or(Memory{})}, {}, read_rate, write_rate};
   for (const auto& [params, state, min_quantized_numel, hyper, own, step_rate, budget_of, of_group, master] : groups) {
     const Hyper defaults = default_hyper(of_group.empty() ? rule : of_group);
     GroupOptions options{.hyper = hyper_from(defaults, hyper),
@@ -85,13 +81,12 @@ std::pair<FieldDict, std::vector<FieldDict>> plan_memory_dicts(const std::string
 
 double step_rate(const std::string& rule, const std::string& state, const HyperDict& hyper, int threads,
                  int64_t elements, double seconds) {
-  StepMeasurement what;
-  what.rule = rule;
-  what.state = state;
-  what.hyper = hyper_from(default_hyper(rule), hyper);
-  what.threads = threads;
-  what.elements = elements;
-  what.seconds = seconds;
+  const StepMeasurement what{.rule = rule,
+                             .state = state,
+                             .hyper = hyper_from(default_hyper(rule), hyper),
+                             .threads = threads,
+                             .elements = elements,
+                             .seconds = seconds};
   const nb::gil_scoped_release nogil;
   return measure_step_rate(what);
 }

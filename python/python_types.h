@@ -29,6 +29,9 @@ LT_PYTHON_TYPE(Ready, object, "collections.abc.Callable[[], bool]");
 LT_PYTHON_TYPE(Allocate, object, "collections.abc.Callable[[int], int]");
 LT_PYTHON_TYPE(Free, object, "collections.abc.Callable[[int], None]");
 
+// Says, at a function's definition, that it runs without the GIL: it must touch nothing of Python's.
+constexpr nanobind::call_guard<nanobind::gil_scoped_release> kReleased;
+
 // An int of Python's: the address of memory that it keeps alive for the call, or of a queue; 0: none.
 struct Address {
   uintptr_t value = 0;

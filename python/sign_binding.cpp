@@ -44,19 +44,14 @@ class PySigner {
 
   void pack(Address values, const std::string& dtype, int64_t count, Address bits, size_t bits_bytes,
             const std::string& order, int threads, Address stream) {
-    const sign::Options options{order_from(order), threads};
-    const DType type = dtype_named(dtype);
-    const nb::gil_scoped_release nogil;
-    sign::pack_on(*backend_, stream, type, values, count, span_of(bits, bits_bytes), options);
+    sign::pack_on(*backend_, stream, dtype_named(dtype), values, count, span_of(bits, bits_bytes),
+                  {order_from(order), threads});
   }
 
   void unpack(Address bits, size_t bits_bytes, Address values, const std::string& dtype, int64_t count, Address zeros,
               size_t zeros_bytes, const std::string& order, int threads, Address stream) {
-    const sign::Options options{order_from(order), threads};
-    const DType type = dtype_named(dtype);
-    const nb::gil_scoped_release nogil;
-    sign::unpack_on(*backend_, stream, span_of(bits, bits_bytes), type, values, count, span_of(zeros, zeros_bytes),
-                    options);
+    sign::unpack_on(*backend_, stream, span_of(bits, bits_bytes), dtype_named(dtype), values, count,
+                    span_of(zeros, zeros_bytes), {order_from(order), threads});
   }
 
   void majority(const std::vector<Address>& ballots, int64_t count, const std::optional<std::vector<uint32_t>>& weights,
@@ -74,7 +69,6 @@ class PySigner {
     vote.offset = offset;
     vote.previous = previous;
     vote.options = {order_from(order), threads};
-    const nb::gil_scoped_release nogil;
     sign::majority_on(*backend_, stream, vote, span_of(result, result_bytes), span_of(zeros, zeros_bytes));
   }
 
@@ -93,12 +87,12 @@ done); 0: none. stream: the queue.)")
       .def(nb::init<const std::string&, Address, const std::string&>(), "backend"_a = "cpu", "stream"_a = 0,
            "target"_a = "")
       .def("pack", &PySigner::pack, "values"_a, "dtype"_a, "count"_a, "bits"_a, "bits_bytes"_a, "order"_a, "threads"_a,
-           "stream"_a = 0)
+           "stream"_a = 0, kReleased)
       .def("unpack", &PySigner::unpack, "bits"_a, "bits_bytes"_a, "values"_a, "dtype"_a, "count"_a, "zeros"_a,
-           "zeros_bytes"_a, "order"_a, "threads"_a, "stream"_a = 0)
+           "zeros_bytes"_a, "order"_a, "threads"_a, "stream"_a = 0, kReleased)
       .def("majority", &PySigner::majority, "ballots"_a, "count"_a, "weights"_a.none(), "ties"_a, "seed"_a, "step"_a,
            "offset"_a, "previous"_a, "result"_a, "result_bytes"_a, "zeros"_a, "zeros_bytes"_a, "order"_a, "threads"_a,
-           "stream"_a = 0);
+           "stream"_a = 0, kReleased);
 }
 
 }  // namespace lowtide::python

@@ -7,18 +7,17 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "backend/cpu/cpu_backend.h"
 #include "core/error.h"
 #include "hyper_argument.h"
 #include "optim/param_spec.h"
 #include "param_binding.h"
 #include "python_types.h"
 #include "shard_argument.h"
+#include "sign/sign_on.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -129,7 +128,9 @@ std::tuple<const char*, Matrix, std::optional<Matrix>> code_sizes(const std::str
   const StateView view{.code_bits = format.code_bits};
   const int64_t codes = format.code_bits < 8 ? row_length * format.code_bits / 8 : row_length;
   const int64_t scales = blocks_per_row(row_length, kBlockElements) * format.scales;
-  return {ParamBinding::code_type(view), {rows, codes}, scales ? std::optional<Matrix>({rows, scales}) : std::nullopt};
+  return {ParamBinding::code_type(view),
+          {rows, codes},
+          format.scales ? std::optional<Matrix>({rows, scales}) : std::nullopt};
 }
 
 void convert(bool encodes, CodecItem item, float* values, void* codes, float* scales) {
@@ -140,8 +141,7 @@ void convert(bool encodes, CodecItem item, float* values, void* codes, float* sc
   item.codes = codes;
   item.scales = format_of(item).scales ? scales : nullptr;
   const nb::gil_scoped_release released;
-  static const std::unique_ptr<Backend> host = cpu::make_backend("");
-  encodes ? host->encode(item, nullptr) : host->decode(item, nullptr);
+  encodes ? sign::host_backend().encode(item, nullptr) : sign::host_backend().decode(item, nullptr);
 }
 
 }  // namespace

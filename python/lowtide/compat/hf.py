@@ -9,7 +9,6 @@ Needs no package of Hugging Face itself.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args
 
 import torch
@@ -62,21 +61,8 @@ RECIPES: Mapping[str, Recipe] = {
 
 
 class Arguments(Protocol):
-    """The fields that are read of a `transformers.TrainingArguments`."""
-
-    learning_rate: float
-    weight_decay: float
-    adam_beta1: float
-    adam_beta2: float
-    adam_epsilon: float
-    optim_args: str | None
-    max_grad_norm: float
-    gradient_accumulation_steps: int
-
-
-@dataclass
-class Defaults:
-    """Those of TrainingArguments, but for the two at the end: nothing is known of how training will go."""
+    """The fields that are read of a `transformers.TrainingArguments`, with its defaults but for the last two: without
+    arguments nothing is known of how training will go."""
 
     learning_rate: float = 5e-5
     weight_decay: float = 0.0
@@ -86,6 +72,10 @@ class Defaults:
     optim_args: str | None = None
     max_grad_norm: float = 0.0
     gradient_accumulation_steps: int = 1
+
+
+class Defaults(Arguments):
+    """Stands for arguments that are not given."""
 
 
 def optimizer(

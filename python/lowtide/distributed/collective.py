@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import struct
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
@@ -11,6 +10,7 @@ import torch
 from typing_extensions import TypedDict
 
 from lowtide import _core
+from lowtide.checks.values import expect, hint
 from lowtide.distributed.groups import Transport, new_group
 from lowtide.distributed.layout import SignBuffers, address, digest
 from lowtide.sign import Ties
@@ -92,51 +92,28 @@ class Collective:
         fill: Callable[[], None] | None,
         *,
         step: int,
+        residual: _core.SignResidual | None = None,
         alike: Mapping[str, int | float] | None = None,
         nonfinite: bool = False,
         failure: BaseException | None = None,
     ) -> Outcome:
         """Workers tell each other what they are about to do; if all can, `fill` writes this one's ballot into
-        `buffers`, and the majority replaces it there. alike: what must be the same on all, by name; floats are named
-        with their values. failure: this worker cannot; it says so to the others, and raises it.
+        `buffers`, and the majority replaces it there: with the `residual` of this worker's shard, and buffers with
+        scales, the mean of sign times scale. alike: what must be the same on all, by name; floats are named with their
+        values. failure: this worker cannot; it says so to the others, and raises it.
 
         Raises ValueError if workers differ in step, size, rules or `alike` (named), RuntimeError if another one failed,
         ConnectionError if one cannot be reached or the result did not arrive whole everywhere.
         """
         ready = _Guard(fill, failure)
-        outcome = self._run(
-            ready, step, alike or {}, self._core.vote,
-            buffers.count, step, digest(alike) if alike else 0, nonfinite, ready.failed, ready,
-            address(buffers.bits), address(buffers.presence), address(buffers.zeros), address(buffers.previous),
-        )  # fmt: skip
-        if outcome.applied and buffers.previous is not None:
-            buffers.previous.copy_(buffers.bits)
-        return outcome
-
-    def mean(
-        self,
-        buffers: SignBuffers,
-        fill: Callable[[], None] | None,
-        residual: _core.SignResidual,
-        *,
-        step: int,
-        alike: Mapping[str, int | float] | None = None,
-        nonfinite: bool = False,
-        failure: BaseException | None = None,
-    ) -> Outcome:
-        """As `vote`, of bits with scales: the mean of sign times scale, with the residual of this worker's shard."""
-        ready = _Guard(fill, failure)
-        return self._run(
-            ready, step, alike or {}, self._core.mean,
-            buffers.count, step, digest(alike) if alike else 0, nonfinite, ready.failed, ready,
-            address(buffers.bits), address(buffers.scales), residual,
-        )  # fmt: skip
-
-    def _run(self, ready: _Guard, step: int, alike: Mapping[str, int | float], call: Any, *args: Any) -> Outcome:
         if self._lost_in:
             raise ConnectionError(f"vote {step}: workers were lost in {self._lost_in}: start again from a checkpoint")
         try:
-            outcome = Outcome(**call(*args))
+            found = self._core.vote(
+                buffers.count, step, digest(alike) if alike else 0, nonfinite, ready.failed, ready,
+                address(buffers.bits), address(buffers.presence), address(buffers.scales), address(buffers.zeros),
+                address(buffers.previous), residual,
+            )  # fmt: skip
         except Exception as error:
             if ready.failure:
                 raise ready.failure from None
@@ -150,8 +127,11 @@ class Collective:
             raise self.lost(f"vote {step}", error) from error
         if ready.failure:
             raise ready.failure
+        outcome = Outcome(**found)
         if outcome.failed_ranks:
             raise RuntimeError(f"vote {step}: ranks {outcome.failed_ranks} failed, and say why; nothing was applied")
+        if outcome.applied and buffers.previous is not None:
+            buffers.previous.copy_(buffers.bits)
         return outcome
 
     def lost(self, what: str, error: Exception) -> ConnectionError:
@@ -202,9 +182,7 @@ def check_vote_options(vote: object, where: str) -> None:
     known = list(VoteOptions.__annotations__)
     for key in vote:
         if key not in known:
-            close = difflib.get_close_matches(str(key), known, n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
-            raise TypeError(f"{where}: got unknown option {key!r}{hint}, wanted one of {', '.join(known)}")
+            raise TypeError(f"{where}: got unknown option {key!r}{hint(key, known)}, wanted one of {', '.join(known)}")
 
 
 def _integer_of(value: int | float) -> int:
@@ -221,8 +199,7 @@ def _integer(name: str, value: object, bits: int) -> None:
 
 
 def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"{name}: got {value!r}, wanted one of {', '.join(map(repr, known))}")
+    expect(value in known, name, repr(value), f"one of {', '.join(map(repr, known))}")
 
 
 class _Guard:

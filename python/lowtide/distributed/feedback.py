@@ -9,6 +9,7 @@ import torch
 from typing_extensions import Unpack
 
 from lowtide import _core
+from lowtide.checks.values import expect
 from lowtide.distributed.collective import Outcome, VoteOptions
 from lowtide.distributed.hooks import Arrived, SignHook, votes_of
 from lowtide.distributed.layout import SignBuffers, address, digest
@@ -34,16 +35,15 @@ class ErrorFeedbackSign(SignHook):
         loss_scale: Callable[[], float] | None = None,
         **vote: Unpack[VoteOptions],
     ) -> None:
-        if residual not in _core.codec_names():
-            raise ValueError(f"residual: got {residual!r}, wanted one of {', '.join(_core.codec_names())}")
+        expect(residual in _core.codec_names(), "residual", repr(residual), f"one of {', '.join(_core.codec_names())}")
         if loss_scale is not None and not callable(loss_scale):
             raise TypeError(f"loss_scale: got {loss_scale!r}, wanted a function such as scaler.get_scale, or None")
         super().__init__(model, vote)
         self._codec, self._loss_scale = residual, loss_scale
         self._buffers = SignBuffers(self._layout.count, None)
-        self._residuals = [Residual(numel, residual) for numel in self._layout.numels]
         transport = self._collective.transport
         self._shard = ShardResidual(self._layout.count, transport.rank, transport.size, residual)
+        self._residuals = [Residual(numel, residual) for numel in self._layout.numels]
 
     def _exchange(self, arrived: list[Arrived]) -> Outcome:
         buffers, threads = self._buffers, self._threads
@@ -68,8 +68,8 @@ class ErrorFeedbackSign(SignHook):
                 self._forget_infinite()
                 raise ValueError("got gradients too large for the float32 sum of 1024 of them, wanted a loss_scale")
 
-        outcome = self._collective.mean(
-            buffers, fill, self._shard.core, step=self.votes, nonfinite=nonfinite, failure=failure,
+        outcome = self._collective.vote(
+            buffers, fill, step=self.votes, residual=self._shard.core, nonfinite=nonfinite, failure=failure,
             alike={"loss_scale": digest(scale)},
         )  # fmt: skip
         if outcome.applied:
@@ -92,8 +92,7 @@ class ErrorFeedbackSign(SignHook):
 
     def _scale(self) -> float:
         scale = float(self._loss_scale()) if self._loss_scale else 1.0
-        if not 0 < scale < float("inf"):
-            raise ValueError(f"loss_scale: got {scale}, wanted a finite number above 0")
+        expect(0 < scale < float("inf"), "loss_scale", scale, "a finite number above 0")
         return scale
 
     def residual_bytes(self) -> int:
@@ -140,8 +139,7 @@ class ErrorFeedbackSign(SignHook):
         if missing := keys - set(state_dict):
             raise ValueError(f"state_dict: got no {', '.join(sorted(missing))}, wanted what state_dict() returns")
         votes = votes_of(state_dict)
-        if state_dict["codec"] != self._codec:
-            raise ValueError(f"residual: got {state_dict['codec']!r}, wanted {self._codec!r}")
+        expect(state_dict["codec"] == self._codec, "residual", repr(state_dict["codec"]), repr(self._codec))
         here, there = self._workers(), list(state_dict["workers"])
         if here != there and not state_dict["shard_empty"]:
             raise ValueError(

@@ -60,8 +60,7 @@ class SignHook:
         self.__name__ = self.__qualname__ = f"lowtide.{type(self).__name__}"  # torch logs them
         inner = model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
         named = [(name, param) for name, param in inner.named_parameters() if param.requires_grad]
-        if not named:
-            raise ValueError("model: got no parameter that requires a gradient, wanted one")
+        expect(bool(named), "model", "no parameter that requires a gradient", "one")
         for name, param in named:
             check_gradients_of(param, name)
         self._layout = Layout(named)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from lowtide import _core
-from lowtide.checks.values import PARAMETER_DTYPES
+from lowtide.checks.values import PARAMETER_DTYPES, expect
 
 ALIGNMENT: int = _core.SIGN_ALIGNMENT
 BLOCK: int = _core.SIGN_BLOCK  # signs of one presence bit
@@ -57,8 +57,7 @@ def check_gradients_of(tensor: torch.Tensor, where: str) -> None:
     """Raises for a tensor whose gradients (or itself) have no signs that can be packed."""
     if tensor.dtype not in PARAMETER_DTYPES:
         raise ValueError(f"{where}: got {tensor.dtype}, wanted one of {', '.join(map(str, PARAMETER_DTYPES))}")
-    if tensor.layout != torch.strided:
-        raise ValueError(f"{where}: got layout {tensor.layout}, wanted torch.strided")
+    expect(tensor.layout == torch.strided, where, f"layout {tensor.layout}", "torch.strided")
     if tensor.device.type != "cpu":
         raise NotImplementedError(
             f"{where}: got a tensor on {tensor.device}, wanted one on the CPU: votes are not built for devices"

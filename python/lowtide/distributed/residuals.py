@@ -7,33 +7,27 @@ import torch
 from lowtide import _core
 from lowtide.distributed.layout import address
 
-STATE_BLOCK: int = _core.STATE_BLOCK  # values that share a scale
-
 
 class Residual:
-    """`numel` values in a state format: `codes`, and `scales` (float32, one for `STATE_BLOCK` values) where it has
-    them. Zero at first."""
+    """`numel` values in a state format: `codes`, and `scales` (float32, one for each block) where it has them. Zero at
+    first."""
 
     def __init__(self, numel: int, codec: str) -> None:
-        width, scaled = _core.codec_bytes(codec)
+        dtype, (_, codes), scales = _core.code_sizes(codec, True, 1, numel)
         self.codec, self.numel = codec, numel
-        self.codes = torch.empty(numel, dtype={1: torch.uint8, 2: torch.bfloat16, 4: torch.float32}[width])
-        self.scales = torch.empty(-(-numel // STATE_BLOCK)) if scaled else None
+        self.codes = torch.empty(codes, dtype=getattr(torch, dtype))
+        self.scales = torch.empty(scales[1]) if scales else None
         self.put(torch.zeros(numel))
 
     def put(self, values: torch.Tensor) -> None:
         """Encodes float32 [numel], contiguous."""
-        self._convert(True, values)
+        _core.encode(self.codec, True, address(values), 1, self.numel, address(self.codes), address(self.scales))
 
     def values(self) -> torch.Tensor:
         """Decoded to float32 [numel]."""
         out = torch.empty(self.numel)
-        self._convert(False, out)
+        _core.decode(self.codec, True, address(self.codes), address(self.scales), 1, self.numel, address(out))
         return out
-
-    def _convert(self, encode: bool, values: torch.Tensor) -> None:
-        places = address(self.codes), address(self.scales)
-        _core.convert_residual(encode, address(values), *places, self.numel, self.codec)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """As stored, by name; live."""

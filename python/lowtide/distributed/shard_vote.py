@@ -8,6 +8,7 @@ import torch
 from typing_extensions import Unpack
 
 from lowtide import _core
+from lowtide.checks.values import expect
 from lowtide.devices.sharding import local_of
 from lowtide.distributed.collective import Collective, Outcome, VoteOptions, check_vote_options
 from lowtide.distributed.groups import require_initialized
@@ -48,8 +49,7 @@ class ShardVote:
         self._collective.require_same(
             {"FSDP2 modules": len(sharded), "the values of this shard (seed alike, or broadcast before sharding)": values}
         )
-        if not sharded:
-            raise ValueError(f"model: got a {type(model).__name__} without FSDP2 modules, wanted fully_shard() before")
+        expect(bool(sharded), "model", f"a {type(model).__name__} without FSDP2 modules", "fully_shard() before")
         for module in sharded:
             module.set_all_reduce_hook(self)  # type: ignore[operator]
 
@@ -86,8 +86,7 @@ class ShardVote:
 def _refusal(tensor: torch.Tensor) -> Exception | None:
     try:
         check_gradients_of(tensor, "tensor")
-        if not tensor.is_contiguous():
-            raise ValueError(f"tensor: got strides {tensor.stride()}, wanted a contiguous one")
+        expect(tensor.is_contiguous(), "tensor", f"strides {tensor.stride()}", "a contiguous one")
     except (ValueError, NotImplementedError) as error:
         return error
     return None

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
-from lowtide.checks.values import number
+from lowtide.checks.values import expect, number
 from lowtide.distributed.collective import VoteOptions
 from lowtide.distributed.layout import BLOCK, aligned
 from lowtide.distributed.optimizers import SignOptimizer, VotingFamily
@@ -93,8 +93,7 @@ class Signum(SignOptimizer):
             )
         self._push_options()
         for core_group, momentum in zip(self.engine.groups, self._momenta(), strict=True):
-            if momentum == 0:
-                raise ValueError(f"parameter group {core_group.of}: momentum: got 0, wanted more, to fold gradients into")
+            expect(momentum != 0, f"parameter group {core_group.of}: momentum", "0", "more, to fold gradients into")
         scale, bad = self._check_gradients()
         self._fold_bad |= bad
         if not bad:
@@ -204,5 +203,4 @@ class Signum(SignOptimizer):
 
 
 def _check_momentum(value: Any, where: str) -> None:
-    if not 0 <= number("momentum", value) < 1:
-        raise ValueError(f"{where}: momentum: got {value!r}, wanted 0 or more, and less than 1")
+    expect(0 <= number("momentum", value) < 1, f"{where}: momentum", repr(value), "0 or more, and less than 1")
