@@ -12,13 +12,10 @@ namespace lowtide::python {
 
 namespace {
 
-// Sets type(*args) as the current exception, with an attribute. `arguments` is stolen, and may be NULL after a failure.
-void set_error(PyObject* type, PyObject* arguments, const char* attribute, const nb::object& value) {
-  const nb::object args = nb::steal(arguments);
-  if (!args.is_valid()) return;
-  const nb::object error = nb::steal(PyObject_CallObject(type, args.ptr()));
-  if (error.is_valid() && PyObject_SetAttrString(error.ptr(), attribute, value.ptr()) == 0)
-    PyErr_SetObject(type, error.ptr());
+// Sets an exception as the current one, with an attribute. A failure throws, and becomes the current one instead.
+void set_error(const nb::object& error, const char* attribute, const auto& value) {
+  nb::setattr(error, attribute, nb::cast(value));
+  PyErr_SetObject(error.type().ptr(), error.ptr());
 }
 
 // The attribute `cause` of what a collective raises.
@@ -51,8 +48,8 @@ void bind_errors(nb::module_& m) {
         try {
           std::rethrow_exception(p);
         } catch (const CollectiveError& e) {
-          set_error(e.kind() == ErrorKind::kInvalidArgument ? PyExc_ValueError : PyExc_ConnectionError,
-                    Py_BuildValue("(s)", e.what()), "cause", nb::str(cause_name(e.cause())));
+          const nb::handle type = e.kind() == ErrorKind::kInvalidArgument ? PyExc_ValueError : PyExc_ConnectionError;
+          set_error(type(e.what()), "cause", cause_name(e.cause()));
         } catch (const TransportError& e) {
           PyErr_SetString(PyExc_ConnectionError, e.what());
         } catch (const Error& e) {
@@ -67,8 +64,8 @@ void bind_errors(nb::module_& m) {
               PyErr_SetString(PyExc_NotImplementedError, e.what());
               break;
             case ErrorKind::kIo:
-              set_error(PyExc_OSError, Py_BuildValue("(is)", e.os_error(), e.what()), "complete",
-                        nb::bool_(dynamic_cast<const KeptInMemory*>(&e) != nullptr));
+              set_error(nb::handle(PyExc_OSError)(e.os_error(), e.what()), "complete",
+                        dynamic_cast<const KeptInMemory*>(&e) != nullptr);
               break;
             case ErrorKind::kDeviceLost:
               PyErr_SetString(static_cast<PyObject*>(device_lost), e.what());

@@ -82,17 +82,16 @@ class Sharding(NamedTuple):
         shape. `local`: the live one. ValueError for any other DTensor; what is no tensor comes back as it is."""
         if name == "step" or not isinstance(value, torch.Tensor):
             return value
+        where, shape = f"{where}, {name}", self.shape_of(name, local)
         if is_dtensor(value):
             alike = value.placements == self.spec.placements and value.device_mesh == self.spec.mesh
             got = f"a DTensor with placements {value.placements} on {value.device_mesh}"
             wanted = f"{self.spec.placements} on {self.spec.mesh}: redistribute it, or use torch.distributed.checkpoint"
-            expect(alike, f"{where}, {name}", got, wanted)
-            shape = self.shape_of(name, local)
-            expect(value.shape == shape, f"{where}, {name}", tuple(value.shape), tuple(shape))
+            expect(alike, where, got, wanted)
+            expect(value.shape == shape, where, tuple(value.shape), tuple(shape))
             return local_of(value)
-        check_tensor(value, f"{where}, {name}")
-        shape = self.shape_of(name, local)
-        expect(value.shape == shape, f"{where}, {name}", tuple(value.shape), f"{tuple(shape)}, the whole of it")
+        check_tensor(value, where)
+        expect(value.shape == shape, where, tuple(value.shape), f"{tuple(shape)}, the whole of it")
         from torch.distributed.tensor import distribute_tensor
 
         # Every rank has the whole and takes its part: no communication.

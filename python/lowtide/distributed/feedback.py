@@ -154,9 +154,9 @@ class ErrorFeedbackSign(SignHook):
         for name, residual in zip(self._layout.names, self._residuals, strict=True):
             for key, mine in residual.tensors().items():
                 given = saved[name].get(key)
-                if given is None or given.shape != mine.shape or given.dtype != mine.dtype:
-                    got = "nothing" if given is None else f"{given.dtype} {tuple(given.shape)}"
-                    raise ValueError(f"{name}, {key}: got {got}, wanted {mine.dtype} {tuple(mine.shape)}")
+                got = "nothing" if given is None else f"{given.dtype} {tuple(given.shape)}"
+                wanted = f"{mine.dtype} {tuple(mine.shape)}"
+                expect(got == wanted, f"{name}, {key}", got, wanted)
                 pairs.append((mine, given))
         if here == there:
             self._shard.replace(state_dict["shard"])  # or refuses it

@@ -22,12 +22,9 @@ class Transport:
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
-        require_initialized()
-        check_group(group)
+        check_member(group)
         self.group = group if group is not None else dist.group.WORLD
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
-        if self.rank < 0:
-            raise ValueError("group: got one that this process is not in, wanted a member's")
         assert self.group is not None  # there is a default group
         self.device = _memory_of(self.group)
         self._ring = dist.get_backend(self.group) == "gloo"
@@ -85,16 +82,21 @@ def _memory_of(group: dist.ProcessGroup) -> torch.device:
 
 def new_group(group: dist.ProcessGroup | None, timeout: float | None) -> dist.ProcessGroup:
     """A new group of the same ranks, for one thread of its own. Every rank of `group` must call this."""
-    require_initialized()
-    check_group(group)
-    if group is not None and dist.get_rank(group) < 0:
-        raise ValueError("group: got one that this process is not in, wanted a member's")
+    check_member(group)
     ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
     limit = None if timeout is None else timedelta(seconds=timeout)
     alone = dist.get_backend(group) != "mpi"  # which makes groups of all processes together
     made = dist.new_group(ranks, timeout=limit, use_local_synchronization=alone)
     assert isinstance(made, dist.ProcessGroup)  # this rank is in it
     return made
+
+
+def check_member(group: dist.ProcessGroup | None) -> None:
+    """Raises where this process cannot take part in calls of the group."""
+    require_initialized()
+    check_group(group)
+    if group is not None and dist.get_rank(group) < 0:
+        raise ValueError("group: got one that this process is not in, wanted a member's")
 
 
 def check_group(group: object) -> None:
