@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <string>
 
+#include "arguments.h"
 #include "core/env.h"
 #include "optim/checkpoint.h"
-#include "python_types.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

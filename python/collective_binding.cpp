@@ -1,23 +1,25 @@
 #include "bindings.h"
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/function.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "arguments.h"
 #include "backend/catalog.h"
 #include "backend/signs.h"
 #include "lowtide/optimizer.h"
 #include "lowtide/sign_accumulator.h"
 #include "lowtide/sign_collective.h"
-#include "python_types.h"
 #include "sign/sign_on.h"
 #include "tensor_reader.h"
 
@@ -30,15 +32,12 @@ using namespace nb::literals;
 // SIGN_ALIGNMENT.
 using Gradients = std::vector<std::tuple<Address, int64_t, int64_t>>;
 
-std::vector<SignItem> items_of(const Gradients& gradients, const std::string& dtype, Address bits) {
+// For each gradient an item like this one.
+std::vector<SignItem> items_of(const Gradients& gradients, const std::string& dtype, SignItem item) {
   std::vector<SignItem> items;
-  items.reserve(gradients.size());
+  item.dtype = dtype_named(dtype);
   for (const auto& [address, count, first] : gradients) {
-    SignItem item;
-    item.dtype = dtype_named(dtype);
-    item.first = first, item.count = count;
-    item.values = address;
-    item.bits = bits;
+    item.values = address, item.count = count, item.first = first;
     items.push_back(item);
   }
   return items;
@@ -46,51 +45,40 @@ std::vector<SignItem> items_of(const Gradients& gradients, const std::string& dt
 
 bool pack_gradients(const Gradients& gradients, const std::string& dtype, Address bits, Address presence,
                     bool zero_is_plus, int threads) {
-  std::vector<SignItem> items = items_of(gradients, dtype, bits);
   uint32_t nonfinite = 0;
-  for (SignItem& item : items) item.presence = presence, item.zero_is_plus = zero_is_plus, item.nonfinite = &nonfinite;
-  sign::host_backend().pack_signs(items, threads, nullptr);
+  const SignItem item{.bits = bits, .presence = presence, .zero_is_plus = zero_is_plus, .nonfinite = &nonfinite};
+  sign::host_backend().pack_signs(items_of(gradients, dtype, item), threads, nullptr);
   return nonfinite != 0;
 }
 
 void unpack_gradients(const Gradients& gradients, const std::string& dtype, Address bits, Address presence,
                       Address zeros, Address scales, int threads) {
-  std::vector<SignItem> items = items_of(gradients, dtype, bits);
-  for (SignItem& item : items) item.presence = presence, item.zeros = zeros, item.scales = scales;
-  sign::host_backend().unpack_signs(items, threads, nullptr);
+  const SignItem item{.bits = bits, .zeros = zeros, .presence = presence, .scales = scales};
+  sign::host_backend().unpack_signs(items_of(gradients, dtype, item), threads, nullptr);
 }
 
 void feed_back(const Gradients& gradients, const std::string& dtype, float value_scale, const std::string& codec,
                const std::vector<std::pair<Address, Address>>& residuals, Address bits, Address scales, int threads) {
   if (residuals.size() != gradients.size()) refuse_value("got other numbers of residuals and gradients");
   std::vector<FeedbackItem> items;
-  items.reserve(gradients.size());
+  FeedbackItem item;
+  item.dtype = dtype_named(dtype), item.value_scale = value_scale;
+  item.codec = find_codec(codec);
+  item.bits = bits, item.bit_scales = scales;
   for (size_t i = 0; i < gradients.size(); ++i) {
-    const auto& [address, count, first] = gradients[i];
-    FeedbackItem item;
-    item.first = first, item.count = count;
-    item.dtype = dtype_named(dtype);
-    item.values = address;
-    item.value_scale = value_scale;
-    item.codec = find_codec(codec);
-    item.codes = residuals[i].first;
-    item.scales = residuals[i].second;
-    item.bits = bits;
-    item.bit_scales = scales;
+    std::tie(item.values, item.count, item.first) = gradients[i];
+    std::tie(item.codes, item.scales) = residuals[i];
     items.push_back(item);
   }
   sign::host_backend().feedback(items, threads, nullptr);
 }
 
-CallbackTransport::Call call_of(Exchange function) {
-  // The function lives in C++ objects, which know no GIL: each call takes it, and so does dropping the last reference.
-  auto held = std::shared_ptr<nb::object>(new nb::object(std::move(function)), [](nb::object* object) {
-    const nb::gil_scoped_acquire gil;
-    delete object;
-  });
-  return [held](const std::byte* send, std::byte* receive, int64_t bytes) {
-    const nb::gil_scoped_acquire gil;
-    (*held)(reinterpret_cast<uintptr_t>(send), reinterpret_cast<uintptr_t>(receive), bytes);
+// From addresses to send and to receive, and the bytes for each rank.
+using Exchange = std::function<void(uintptr_t, uintptr_t, int64_t)>;
+
+CallbackTransport::Call call_of(const Exchange& function) {
+  return [function](const std::byte* send, std::byte* receive, int64_t bytes) {
+    function(reinterpret_cast<uintptr_t>(send), reinterpret_cast<uintptr_t>(receive), bytes);
   };
 }
 
@@ -123,11 +111,10 @@ FieldDict outcome_dict(const SignOutcome& outcome, int size) {
 
 class PyCollective {
  public:
-  PyCollective(int rank, int size, Exchange all_to_all, Exchange all_gather, const std::string& ties, uint64_t seed,
-               const std::string& algorithm, uint32_t weight, int threads, bool commit)
+  PyCollective(int rank, int size, const Exchange& all_to_all, const Exchange& all_gather, const std::string& ties,
+               uint64_t seed, const std::string& algorithm, uint32_t weight, int threads, bool commit)
       : size_(size),
-        core_(std::make_shared<CallbackTransport>(rank, size, call_of(std::move(all_to_all)),
-                                                  call_of(std::move(all_gather))),
+        core_(std::make_shared<CallbackTransport>(rank, size, call_of(all_to_all), call_of(all_gather)),
               {.ties = ties,
                .seed = seed,
                .weight = weight,
@@ -135,17 +122,14 @@ class PyCollective {
                .threads = threads,
                .commit = commit}) {}
 
-  FieldDict vote(int64_t count, uint64_t step, uint64_t digest, bool nonfinite, bool failed, const Ready& ready,
-                 Address bits, Address presence, Address scales, Address zeros, Address previous,
-                 SignResidual* residual) {
+  FieldDict vote(int64_t count, uint64_t step, uint64_t digest, bool nonfinite, bool failed,
+                 const std::function<bool()>& ready, Address bits, Address presence, Address scales, Address zeros,
+                 Address previous, SignResidual* residual) {
     SignBallot ballot;
     ballot.count = count, ballot.step = step, ballot.digest = digest;
     ballot.bits = bits, ballot.presence = presence, ballot.scales = scales, ballot.previous = previous;
     ballot.nonfinite = nonfinite, ballot.failed = failed;
-    ballot.prepare = [&ready] {
-      const nb::gil_scoped_acquire gil;
-      return nb::cast<bool>(ready());
-    };
+    ballot.prepare = ready;
     const SignResult result{bits, presence, zeros, scales};
     const SignOutcome outcome = [&] {
       const nb::gil_scoped_release released;
@@ -186,18 +170,12 @@ residuals become what these leave out.)");
           [](SignAccumulator& of, Address values, const std::string& dtype) {
             return of.add(values, dtype_named(dtype));
           },
-          "values"_a, "dtype"_a, kReleased,
-          "Whether all values are finite; they are counted in any case. ValueError after `most` times.")
-      .def(
-          "mean", [](const SignAccumulator& of, Address out) { of.mean(out); }, "out"_a, "float32 [count].")
+          "values"_a, "dtype"_a, kReleased)
+      .def("mean", [](const SignAccumulator& of, Address out) { of.mean(out); })
       .def("added", &SignAccumulator::added)
       .def("bytes", &SignAccumulator::bytes)
       .def("reset", &SignAccumulator::reset);
-  nb::class_<SignResidual>(m, "SignResidual",
-                           R"(See `lowtide::SignResidual`: of the shard of `rank` among `size` workers of `count` signs.
-
-first: number of the shard's first sign; count: its signs. bytes: as stored; allocated_bytes: in memory, with room for
-the next. read and replace take them as stored, the others as float32 [count()].)")
+  nb::class_<SignResidual>(m, "SignResidual", "See `lowtide::SignResidual`.")
       .def(nb::init<int64_t, int, int, const std::string&>(), "count"_a, "rank"_a, "size"_a, "state"_a)
       .def("first", &SignResidual::first)
       .def("count", &SignResidual::count)
@@ -211,8 +189,8 @@ the next. read and replace take them as stored, the others as float32 [count()].
 
 all_to_all, all_gather: of addresses to send and to receive, and the bytes for each rank; what they raise comes out of
 the call that made them. Calls return the fields of `lowtide.distributed.Outcome`.)")
-      .def(nb::init<int, int, Exchange, Exchange, const std::string&, uint64_t, const std::string&, uint32_t, int,
-                    bool>(),
+      .def(nb::init<int, int, const Exchange&, const Exchange&, const std::string&, uint64_t, const std::string&,
+                    uint32_t, int, bool>(),
            "rank"_a, "size"_a, "all_to_all"_a, "all_gather"_a, nb::kw_only(), "ties"_a, "seed"_a, "algorithm"_a,
            "weight"_a, "threads"_a, "commit"_a = true)
       .def(

@@ -17,16 +17,13 @@
 #include <string>
 #include <utility>
 
+#include "arguments.h"
 #include "bindings.h"
 #include "core/sizes.h"
-#include "hyper_argument.h"
 #include "lowtide/backends.h"
 #include "memory/write_failure.h"
-#include "memory_argument.h"
 #include "param_binding.h"
 #include "python_allocator.h"
-#include "python_types.h"
-#include "shard_argument.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

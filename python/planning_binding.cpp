@@ -1,5 +1,6 @@
 #include "bindings.h"
 
+#include "arguments.h"
 #include "tensor_reader.h"
 
 #include <nanobind/stl/optional.h>
@@ -14,11 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "hyper_argument.h"
 #include "lowtide/planning.h"
-#include "memory_argument.h"
-#include "python_types.h"
-#include "shard_argument.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -8,8 +8,8 @@
 #include <optional>
 #include <utility>
 
+#include "arguments.h"
 #include "lowtide/optimizer.h"
-#include "python_types.h"
 
 namespace lowtide::python {
 

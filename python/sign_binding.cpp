@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "arguments.h"
 #include "backend/registry.h"
 #include "core/error.h"
-#include "python_types.h"
 #include "sign/sign_on.h"
 #include "sign/ties.h"
 #include "tensor_reader.h"

@@ -11,12 +11,10 @@
 #include <utility>
 #include <vector>
 
+#include "arguments.h"
 #include "core/error.h"
-#include "hyper_argument.h"
 #include "optim/param_spec.h"
 #include "param_binding.h"
-#include "python_types.h"
-#include "shard_argument.h"
 #include "sign/sign_on.h"
 
 namespace nb = nanobind;

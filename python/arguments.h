@@ -1,0 +1,107 @@
+// Arguments and results of Python's, and the core's types that are made of them. Where Python knows more than C++ (what
+// is in a dict, how a function is called), a type has the text that the stub _core.pyi shows.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "lowtide/optimizer.h"
+#include "optim/hyper.h"
+
+namespace lowtide::python {
+
+#define LT_PYTHON_TYPE(Type, Parent, text)                           \
+  struct Type : nanobind::Parent {                                   \
+    using Base = nanobind::Parent;                                   \
+    using Base::Base;                                                \
+    Type() = default;                                                \
+    Type(Base value) : Base(std::move(value)) {}                     \
+    static constexpr auto Name = nanobind::detail::const_name(text); \
+  }
+
+LT_PYTHON_TYPE(Tensor, object, "torch.Tensor");
+LT_PYTHON_TYPE(TensorDict, dict, "dict[str, torch.Tensor]");
+LT_PYTHON_TYPE(FieldDict, dict, "dict[str, typing.Any]");
+LT_PYTHON_TYPE(HyperDict, dict, "dict[str, float | bool]");
+LT_PYTHON_TYPE(HyperValue, object, "float | bool");
+LT_PYTHON_TYPE(Report, dict, "typing.Any");  // lowtide.report.fields.CoreReport, which stands above this module
+LT_PYTHON_TYPE(Allocate, object, "collections.abc.Callable[[int], int]");
+LT_PYTHON_TYPE(Free, object, "collections.abc.Callable[[int], None]");
+
+// Says, at a function's definition, that it runs without the GIL: it must touch nothing of Python's.
+constexpr nanobind::call_guard<nanobind::gil_scoped_release> kReleased;
+
+// An int of Python's: the address of memory that it keeps alive for the call, or of a queue; 0: none.
+struct Address {
+  uintptr_t value = 0;
+  template <class T>
+  operator T*() const {
+    return reinterpret_cast<T*>(value);
+  }
+};
+
+// Missing keys keep `h`'s values; unknown keys are refused.
+inline Hyper hyper_from(Hyper h, const HyperDict& given) {
+  size_t used = 0;
+  for_each_hyper(h, [&](const char* name, auto& value) {
+    if (!given.contains(name)) return;
+    ++used;
+    try {
+      value = nanobind::cast<std::remove_reference_t<decltype(value)>>(given[name]);
+    } catch (const nanobind::cast_error&) {
+      const std::string text = nanobind::cast<std::string>(nanobind::repr(given[name]));
+      throw nanobind::value_error(("got " + std::string(name) + "=" + text + ", wanted a number").c_str());
+    }
+  });
+  if (used != given.size()) {
+    const std::string keys = nanobind::cast<std::string>(nanobind::repr(given.keys()));
+    throw nanobind::value_error(("unknown hyper-parameter among " + keys).c_str());
+  }
+  return h;
+}
+
+// A lowtide.memory.budgets.Budget; None: no limit.
+using GivenMemory = std::optional<std::tuple<int64_t, std::string, int64_t, int64_t, int64_t, bool, std::string, bool>>;
+
+inline std::optional<Memory> memory_from(const GivenMemory& given) {
+  if (!given) return std::nullopt;
+  const auto& [ram, disk, disk_bytes, chunk, device, managed, path, automatic] = *given;
+  return Memory{ram, disk, disk_bytes, chunk, device, managed, path, automatic};
+}
+
+// A shard: sizes of the whole, whether the cut is not between rows, and where the shard begins.
+using GivenWhole = std::optional<std::tuple<std::vector<int64_t>, bool, std::vector<int64_t>>>;
+
+inline std::optional<WholeParam> whole_from(const GivenWhole& given) {
+  if (!given) return std::nullopt;
+  const auto& [sizes, rows_cut, offsets] = *given;
+  return WholeParam{sizes, rows_cut, offsets};
+}
+
+}  // namespace lowtide::python
+
+namespace nanobind::detail {
+
+template <>
+struct type_caster<lowtide::python::Address> {
+  NB_TYPE_CASTER(lowtide::python::Address, const_name("int"))
+  bool from_python(handle source, auto flags, cleanup_list* cleanup) noexcept {
+    make_caster<uintptr_t> number;
+    if (!number.from_python(source, flags, cleanup)) return false;
+    value.value = number.value;
+    return true;
+  }
+};
+
+}  // namespace nanobind::detail
