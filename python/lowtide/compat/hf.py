@@ -8,6 +8,7 @@ Needs no package of Hugging Face itself.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args
 
@@ -171,11 +172,9 @@ def _value(key: str, text: str, kinds: tuple[type, ...]) -> bool | float | str:
         if text.lower() in words:
             return words[text.lower()]
     for kind in (int, float):
-        if kind in kinds or (kind is int and float in kinds):
-            try:
+        if kind in kinds or float in kinds:
+            with contextlib.suppress(ValueError):
                 return kind(text)
-            except ValueError:
-                pass
     if str in kinds:
         return text
     wanted = "true or false" if bool in kinds else "an integer" if float not in kinds else "a number"

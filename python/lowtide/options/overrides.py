@@ -166,8 +166,9 @@ def _copy(entry: _Entry) -> _Entry:
 class Overridden:
     """The overrides that one parameter of one optimizer has seen. Once seen, an override stays in effect."""
 
-    def __init__(self) -> None:
+    def __init__(self, entries: Iterable[_Entry] = ()) -> None:
         self._met: list[_Entry] = []
+        self.meet(entries)
 
     def meet(self, entries: Iterable[_Entry]) -> None:
         self._met += [entry for entry in entries if not any(entry is known for known in self._met)]
@@ -192,12 +193,7 @@ def look(params: Sequence[torch.Tensor]) -> list[list[_Entry]]:
 
 def options_of(params: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
     """The options that the present overrides give to each of these parameters."""
-    all_options = []
-    for entries in look(params):
-        overridden = Overridden()
-        overridden.meet(entries)
-        all_options.append(overridden.options())
-    return all_options
+    return [Overridden(entries).options() for entries in look(params)]
 
 
 def pin(param: torch.Tensor, options: Mapping[str, Any]) -> None:

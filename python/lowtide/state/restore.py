@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, MutableMapping
+from typing import Any
 
 import torch
 
@@ -20,21 +20,12 @@ from lowtide.state.groups import Groups
 from lowtide.state.states import States
 
 
-class Restore(NamedTuple):
-    """The change of one parameter's state: zero it (no tensors), copy tensors into it, or encode floats into it."""
-
-    number: int
-    step: int = 0
-    tensors: Mapping[str, torch.Tensor] = {}
-    encode: bool = False
-
-
 def plan(
     engine: Engine, entries: Mapping[int, dict[str, Any]], found: Groups, reader: Reader | None = None
-) -> list[Restore]:
+) -> dict[int, Entry]:
     """Checks every entry, by parameter number, against the live state. Changes nothing. `found`: the groups of the same
     dict. reader: that of its library, if it is neither Lowtide's nor torch.optim's."""
-    made = []
+    made = {}
     options = engine.options_of(found.groups) if found.codecs is None and not reader else {}
     for i in range(len(engine.params)):
         where = f"state of parameter {i}"
@@ -58,7 +49,7 @@ def plan(
         for name, tensor in entry.tensors.items():
             positive = not signed.get(name, False)  # scales are, too
             check_moment(tensor, f"{where}, {name}", engine.settings.nonfinite, positive)
-        made.append(Restore(i, *entry))
+        made[i] = entry
     return made
 
 
@@ -117,7 +108,7 @@ def restart_removed(engine: Engine, states: Mapping[torch.Tensor, dict[str, Any]
     whole = states if isinstance(states, States) else States(dict, states)
     gone = [i for i, param in enumerate(engine.params) if not whole.get(param)]
     with KeptErrors() as kept:
-        apply(engine, whole, [Restore(i) for i in gone], kept)
+        apply(engine, whole, dict.fromkeys(gone, NOTHING), kept)
         whole.removed = False
     return whole
 
@@ -135,40 +126,42 @@ def shown_states(engine: Engine) -> States:
     return states
 
 
-def apply(engine: Engine, states: MutableMapping[torch.Tensor, dict[str, Any]], restores: Sequence[Restore], kept: KeptErrors) -> None:
-    """Carries a checked plan out. All allocation comes first, so that a MemoryError finds the state as it was."""
+def apply(
+    engine: Engine, states: MutableMapping[torch.Tensor, dict[str, Any]], entries: Mapping[int, Entry], kept: KeptErrors
+) -> None:
+    """Carries a checked plan out, by parameter number: zeroes state (no tensors), copies tensors into it, or encodes
+    floats into it. All allocation comes first, so that a MemoryError finds the state as it was."""
     core = engine.core
     core.onload()
     # SGD without momentum, with a residual, keeps to the states that its residual lies with.
-    if any(set(restore.tensors) == {RESIDUAL} and not core.has_state(restore.number) for restore in restores):
+    if any(set(entry.tensors) == {RESIDUAL} and not core.has_state(i) for i, entry in entries.items()):
         core.place_states()  # as the options say: allocating would put a momentum buffer beside the residual
-    for restore in restores:
-        if restore.tensors:
-            core.allocate_state(restore.number)
-    for restore in restores:
-        i = restore.number
+    for i, entry in entries.items():
+        if entry.tensors:
+            core.allocate_state(i)
+    for i, entry in entries.items():
         live, paged = core.state(i), core.is_paged(i)
         names = [name for name, _ in core.states_of(i)]
-        there = core.read_state(i) if paged and MOMENTUM in names and MOMENTUM not in restore.tensors else {}
+        there = core.read_state(i) if paged and MOMENTUM in names and MOMENTUM not in entry.tensors else {}
         names = [name for name in names if name in live or (paged and (not there or name in there))]
         for k, name in enumerate(names):
-            if name not in restore.tensors:
+            if name not in entry.tensors:
                 kept.call(core.import_state, i, k, torch.zeros(local_of(engine.params[i]).shape))
-            elif restore.encode:
-                values = restore.tensors[name].detach().to("cpu", torch.float32).contiguous()
+            elif entry.encode:
+                values = entry.tensors[name].detach().to("cpu", torch.float32).contiguous()
                 kept.call(core.import_state, i, k, values)
-        if RESIDUAL not in restore.tensors and core.has_state(i):
+        if RESIDUAL not in entry.tensors and core.has_state(i):
             _clear_residual(core, i, live)
-        if paged and restore.tensors and not restore.encode:
+        if paged and entry.tensors and not entry.encode:
             copies = {name: tensor for name, tensor in there.items() if name != "step"}
-            copies |= {name: tensor.detach().cpu().contiguous() for name, tensor in restore.tensors.items()}
+            copies |= {name: tensor.detach().cpu().contiguous() for name, tensor in entry.tensors.items()}
             kept.call(core.write_state, i, copies)
-        elif not restore.encode:
-            for name, tensor in restore.tensors.items():
+        elif not entry.encode:
+            for name, tensor in entry.tensors.items():
                 live[name].copy_(tensor.detach())
-        core.set_step_count(i, restore.step if restore.tensors else 0)  # 0 also says: nothing is in the buffers yet
-        if not restore.tensors:
-            live["step"].fill_(restore.step)
+        core.set_step_count(i, entry.step if entry.tensors else 0)  # 0 also says: nothing is in the buffers yet
+        if not entry.tensors:
+            live["step"].fill_(entry.step)
         states[engine.params[i]] = engine.shown(i) if core.is_paged(i) else engine.live(i)
     engine.awaited = [i for i in engine.awaited if not core.has_state(i)]
 
