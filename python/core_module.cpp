@@ -376,12 +376,8 @@ NB_MODULE(_core, m) {
       },
       "a"_a, "b"_a, "Whether two lists have the very same objects in the same order.");
   m.def("checkpoint_metadata", &lowtide::checkpoint_metadata, "path"_a);
-  m.def(
-      "parse_bytes", [](const std::string& text) { return lowtide::parse_bytes(text); }, "text"_a,
-      "\"2GiB\" as 2147483648.");
-  m.def(
-      "format_bytes", [](int64_t bytes) { return lowtide::format_bytes(bytes); }, "bytes"_a,
-      "1610612736 as \"1.50 GiB\".");
+  m.def("parse_bytes", &lowtide::parse_bytes, "text"_a, "\"2GiB\" as 2147483648.");
+  m.def("format_bytes", &lowtide::format_bytes, "bytes"_a, "1610612736 as \"1.50 GiB\".");
   m.def(
       "join_master",
       [](const std::string& master, const std::string& dtype, Address weights, Address residual, int64_t n,
