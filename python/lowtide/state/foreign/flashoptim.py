@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from lowtide import _core
 from lowtide.checks.values import check_tensor, expect, read_step
 from lowtide.state import blockwise
 from lowtide.state.entries import NOTHING, Entry, ParamSpec
@@ -22,12 +23,7 @@ from lowtide.state.foreign.quantized import check_codes, check_keys, check_scale
 
 _GROUP = 32
 _CODES, _SCALES, _ERRORS = "::quantized", "::scales", "error_bits"
-_MOMENTS = {
-    "adam": ("exp_avg", "exp_avg_sq"),
-    "adamw": ("exp_avg", "exp_avg_sq"),
-    "lion": ("exp_avg",),
-    "sgd": ("momentum_buffer",),
-}
+_RULES = ("adam", "adamw", "lion", "sgd")  # whose states it names as Lowtide does
 _OWN = ("master_bytewidth", "quantize")  # options that mean nothing here
 _MANTISSA_BITS = {torch.bfloat16: 7, torch.float16: 10}
 
@@ -40,7 +36,7 @@ def recognizes(state: dict[Any, Any], groups: list[dict[str, Any]]) -> bool:
 
 
 def read_group(rule: str, group: dict[str, Any], mine: dict[str, Any], where: str) -> dict[str, Any]:
-    expect(rule in _MOMENTS, where, "a group of FlashOptim's", f"a state_dict of lowtide's {rule!r}")
+    expect(rule in _RULES, where, "a group of FlashOptim's", f"a state_dict of lowtide's {rule!r}")
     needed = {"sgd": ("momentum", "dampening"), "lion": ("betas",)}.get(rule, ("betas", "eps"))
     missing = [key for key in ("lr", "weight_decay", *needed) if key not in group]
     expect(not missing, where, f"no {missing}", f"all options of FlashOptim's {rule!r}")
@@ -48,7 +44,7 @@ def read_group(rule: str, group: dict[str, Any], mine: dict[str, Any], where: st
 
 
 def read_entry(spec: ParamSpec, entry: dict[str, Any], where: str) -> Entry:
-    names = _MOMENTS[spec.rule]
+    names = _core.state_names(spec.rule)
     keys = [name + suffix for name in names for suffix in ("", _CODES, _SCALES)]
     check_keys(entry, ["step", _ERRORS, *keys], where)
     moments = {name: _moment(entry, name, spec.shape, spec.signed[name], where) for name in names if _has(entry, name)}
