@@ -12,7 +12,7 @@ if(NOT nanobind_FOUND)
 endif()
 
 nanobind_add_module(
-  _core NB_STATIC NB_SUPPRESS_WARNINGS
+  _core NB_STATIC NB_SUPPRESS_WARNINGS NOMINSIZE
   python/checkpoint_binding.cpp
   python/collective_binding.cpp
   python/core_module.cpp

@@ -106,7 +106,8 @@ class PyOptimizer {
                                 .free_bytes = free_bytes,
                                 .directions = addresses});
     }();
-    if (result.applied) note_changed([&](size_t i) { return grads[i].data && (addresses.empty() || !addresses[i]); });
+    if (result.applied)
+      binding_.note_changed([&](size_t i) { return grads[i].data && (addresses.empty() || !addresses[i]); });
     return result.nonfinite_param;
   }
   int64_t check(double grad_scale, Address stream) {
@@ -138,7 +139,8 @@ class PyOptimizer {
       const nb::gil_scoped_release nogil;
       core_.apply_signs({bits, presence, zeros}, stream);
     }
-    note_changed([](size_t) { return true; });  // other workers may have had a gradient where this one has none
+    binding_.note_changed(
+        [](size_t) { return true; });  // other workers may have had a gradient where this one has none
   }
 
   int64_t state_count() const {
@@ -266,26 +268,6 @@ class PyOptimizer {
   }
 
  private:
-  // Parameters were changed in place: autograd has to know, as it does from torch's own operations, to refuse a
-  // backward pass that needs their old values. One call, for it costs less than one for each.
-  template <class Moved>
-  void note_changed(Moved&& moved) {
-    nb::list changed;
-    const std::vector<nb::object>& params = binding_.params();
-    for (size_t i = 0; i < params.size(); ++i)
-      if (moved(i)) changed.append(params[i]);
-    if (nb::len(changed) == 0) return;
-    const nb::object increment = nb::module_::import_("torch.autograd.graph").attr("increment_version");
-    if (versions_at_once_) try {
-        increment(changed);
-        return;
-      } catch (const nb::python_error& error) {  // torch 2.4 takes one tensor
-        if (!error.matches(PyExc_TypeError) && !error.matches(PyExc_RuntimeError)) throw;
-        versions_at_once_ = false;
-      }
-    for (const nb::handle tensor : changed) increment(tensor);
-  }
-
   // Marks the optimizer as in use for the length of a call; made and destroyed under the GIL. In the end it releases
   // the gradients that the call held.
   class Busy {
@@ -316,15 +298,13 @@ class PyOptimizer {
   lowtide::Optimizer& core_;
   ParamBinding binding_;
   bool busy_ = false;
-  bool versions_at_once_ = true;  // torch takes a list of tensors whose versions rise
 };
 
 // Parameters refer to the optimizer (hooks, closures) and it refers to them: shows the cycle to the garbage collector.
 int traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   if (!nb::inst_ready(self)) return 0;
-  for (const nb::object& param : nb::inst_ptr<PyOptimizer>(self)->binding().params()) Py_VISIT(param.ptr());
-  return 0;
+  return nb::inst_ptr<PyOptimizer>(self)->binding().visit([&](PyObject* object) { return visit(object, arg); });
 }
 int clear(PyObject* self) {
   nb::inst_ptr<PyOptimizer>(self)->binding().clear();

@@ -29,7 +29,8 @@ std::string gradient_name(size_t i) { return "the gradient of parameter " + std:
 int64_t ParamBinding::add(int group, const nb::object& tensor, bool with_state,
                           const std::optional<WholeParam>& whole) {
   const nb::object local = whole ? local_tensor(tensor) : tensor;
-  const TensorInfo info = reader_.read(local, [] { return "a parameter"; });
+  TensorInfo info;
+  if (!reader_.read(local, info)) reader_.refuse(local, "a parameter");
   if (nb::cast<bool>(local.attr("is_neg")()))
     refuse_value("got a parameter with a lazy negative bit, wanted tensor.resolve_neg()");
   const int64_t index = optimizer_.add_param(group, info.view(), with_state, whole);
@@ -86,15 +87,17 @@ const std::vector<Gradient>& ParamBinding::collect(const std::optional<std::vect
     if (grad.is_none()) continue;
     Entry& entry = entries_[i];
     if (entry.distributed) grad = local_gradient(i, grad);
-    const TensorInfo p =
-        reader_.read(entry.distributed ? local_tensor(param) : param, [&] { return "parameter " + std::to_string(i); });
+    const nb::object local = entry.distributed ? local_tensor(param) : nb::object();
+    const nb::handle here = entry.distributed ? local : param;
+    TensorInfo p, g;
+    if (!reader_.read(here, p)) reader_.refuse(here, "parameter " + std::to_string(i));
     const int64_t* const sizes = dims_.data() + entry.dims;
     const int64_t* const strides = sizes + entry.ndim;
     if (p.data != entry.data || p.dtype != entry.dtype || !same(sizes, entry.ndim, p.shape, p.ndim) ||
         !same(strides, entry.ndim, p.strides, p.ndim))
       follow(i, p);
 
-    const TensorInfo g = reader_.read(grad, [&] { return gradient_name(i); });
+    if (!reader_.read(grad, g)) reader_.refuse(grad, gradient_name(i));
     if (!same(sizes, entry.ndim, g.shape, g.ndim))
       refuse_value("got " + gradient_name(i) + " of shape " + shape_text(g.shape, g.ndim) + ", wanted " +
                    shape_text(sizes, entry.ndim));
@@ -114,6 +117,22 @@ const std::vector<Gradient>& ParamBinding::collect(const std::optional<std::vect
     held_.push_back(std::move(grad));
   }
   return grads_;
+}
+
+void ParamBinding::cut_changed(Py_ssize_t count) {
+  if (PyList_SetSlice(changed_.ptr(), count, PY_SSIZE_T_MAX, nullptr) != 0) throw nb::python_error();
+}
+
+void ParamBinding::raise_versions() {
+  if (nb::len(changed_) == 0) return;
+  if (versions_at_once_) try {
+      increment_version_(changed_);
+      return;
+    } catch (const nb::python_error& error) {  // torch 2.4 takes one tensor
+      if (!error.matches(PyExc_TypeError) && !error.matches(PyExc_RuntimeError)) throw;
+      versions_at_once_ = false;
+    }
+  for (const nb::handle tensor : changed_) increment_version_(tensor);
 }
 
 nb::object ParamBinding::empty_like(int64_t param) const {
@@ -154,7 +173,8 @@ void* ParamBinding::address(nb::handle tensor) {
 }
 
 float* ParamBinding::float_data(int64_t param, nb::handle tensor) {
-  const TensorInfo info = host_reader_.read(tensor, [] { return "a state"; });
+  TensorInfo info;
+  if (!host_reader_.read(tensor, info)) host_reader_.refuse(tensor, "a state");
   const std::vector<int64_t> wanted = sizes(param);
   const int ndim = static_cast<int>(wanted.size());
   if (info.dtype != DType::kF32 || !same(wanted.data(), ndim, info.shape, info.ndim) || !info.is_contiguous())

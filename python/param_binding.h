@@ -30,9 +30,33 @@ class ParamBinding {
   const std::vector<Gradient>& collect(const std::optional<std::vector<int64_t>>& only = {});
   void release() { held_.clear(); }
 
+  // Parameters were changed in place: autograd has to know, as it does from torch's own operations, to refuse a
+  // backward pass that needs their old values. moved(i): whether parameter i was. One call, for it costs less than one
+  // for each, with a list that is kept: it rarely is another one than in the last step.
+  template <class Moved>
+  void note_changed(Moved&& moved) {
+    Py_ssize_t count = 0;
+    for (size_t i = 0; i < params_.size(); ++i) {
+      if (!moved(i)) continue;
+      if (count == PyList_GET_SIZE(changed_.ptr()) || PyList_GET_ITEM(changed_.ptr(), count) != params_[i].ptr()) {
+        cut_changed(count);
+        changed_.append(params_[i]);
+      }
+      ++count;
+    }
+    if (count != PyList_GET_SIZE(changed_.ptr())) cut_changed(count);
+    raise_versions();
+  }
+
   std::vector<int64_t> sizes(int64_t param) const;
-  const std::vector<nb::object>& params() const { return params_; }
-  void clear() { params_.clear(); }
+  // Shows the garbage collector the objects that this refers to.
+  template <class Visit>
+  int visit(Visit&& visit) const {
+    for (const nb::object& param : params_)
+      if (const int stop = visit(param.ptr())) return stop;
+    return visit(changed_.ptr());
+  }
+  void clear() { params_.clear(), cut_changed(0); }
 
   nb::object empty_like(int64_t param) const;  // a new contiguous float32 CPU tensor of the parameter's sizes
   // New CPU tensors for one state as it is stored: codes of the parameter's sizes, and scales (None without blocks).
@@ -56,12 +80,17 @@ class ParamBinding {
     std::vector<int64_t> grad_strides;
   };
 
+  void cut_changed(Py_ssize_t count);  // leaves the first of them
+  void raise_versions();
   nb::object local_gradient(size_t i, const nb::object& grad) const;
   void follow(size_t i, const TensorInfo& now);
 
   Optimizer& optimizer_;
   TensorReader reader_, host_reader_;
   std::vector<nb::object> params_;
+  nb::list changed_;  // those whose versions the last step raised
+  nb::object increment_version_ = nb::module_::import_("torch.autograd.graph").attr("increment_version");
+  bool versions_at_once_ = true;  // it takes a list of tensors
   std::vector<Entry> entries_;
   std::vector<int64_t> dims_;  // of each parameter its sizes, then its strides
   std::vector<Gradient> grads_;

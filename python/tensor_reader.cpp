@@ -59,7 +59,8 @@ bool TensorInfo::is_contiguous() const {
 
 TensorView TensorInfo::view() const { return {data, dtype, {shape, shape + ndim}, {strides, strides + ndim}}; }
 
-TensorReader::TensorReader(std::string device) : device_(std::move(device)) {
+TensorReader::TensorReader(std::string device)
+    : device_(std::move(device)), grad_name_(PyUnicode_InternFromString("grad")) {
   const nb::object torch = nb::module_::import_("torch");
   const nb::object tensor = torch.attr("Tensor");
   const nb::object capsule = nb::getattr(tensor, "__dlpack_c_exchange_api__", nb::none());
@@ -74,16 +75,7 @@ TensorReader::TensorReader(std::string device) : device_(std::move(device)) {
   if (Py_IS_TYPE(grad.ptr(), &PyGetSetDescr_Type)) grad_ = reinterpret_cast<PyGetSetDescrObject*>(grad.ptr())->d_getset;
 }
 
-nb::object TensorReader::gradient(nb::handle tensor) const {
-  // Interned: attribute look-up compares pointers. Never destroyed: the interpreter may be gone by then.
-  static PyObject* const name = PyUnicode_InternFromString("grad");
-  PyObject* const grad =
-      grad_ && is_exact(tensor) ? grad_->get(tensor.ptr(), grad_->closure) : PyObject_GetAttr(tensor.ptr(), name);
-  if (!grad) throw nb::python_error();
-  return nb::steal(grad);
-}
-
-bool TensorReader::try_read(nb::handle tensor, TensorInfo& info) {
+bool TensorReader::read(nb::handle tensor, TensorInfo& info) {
   if (!exchange_ || !is_exact(tensor)) return read_attributes(tensor, info);
   const bool learn = numbers_.device_type == 0;
   if (learn && !read_attributes(tensor, info)) return false;

@@ -34,17 +34,19 @@ class TensorReader {
  public:
   // device: where tensors have to be, as str(tensor.device) says it. "cpu" is every one of its indices.
   explicit TensorReader(std::string device = "cpu");
-  // what: "a parameter", "the gradient of parameter 3": for error messages, made only when needed.
+  // False for a tensor that cannot be used: refuse() says why.
+  bool read(nb::handle tensor, TensorInfo& info);
+  // what: "a parameter", "the gradient of parameter 3".
   // Throws ValueError naming what was got and wanted: device, layout (sparse), dtype.
-  template <class What>
-  TensorInfo read(nb::handle tensor, What&& what) {
-    TensorInfo info;
-    if (!try_read(tensor, info)) refuse(tensor, what());
-    return info;
-  }
+  [[noreturn]] void refuse(nb::handle tensor, const std::string& what) const;
 
   // tensor.grad. Where the type is exactly Tensor or Parameter its getter is called without a look-up by name.
-  nb::object gradient(nb::handle tensor) const;
+  nb::object gradient(nb::handle tensor) const {
+    PyObject* const grad = grad_ && is_exact(tensor) ? grad_->get(tensor.ptr(), grad_->closure)
+                                                     : PyObject_GetAttr(tensor.ptr(), grad_name_);
+    if (!grad) throw nb::python_error();
+    return nb::steal(grad);
+  }
 
  private:
   bool is_exact(nb::handle tensor) const {
@@ -53,10 +55,8 @@ class TensorReader {
   }
   using FromPyObject = int (*)(void* object, nb::dlpack::dltensor* out);
 
-  bool try_read(nb::handle tensor, TensorInfo& info);
   bool read_attributes(nb::handle tensor, TensorInfo& info);
   bool is_here(nb::handle tensor) const;
-  [[noreturn]] void refuse(nb::handle tensor, const std::string& what) const;
 
   std::string device_;
   // The device in DLPack's numbers, which are not torch's: learnt from the first tensor that is there.
@@ -64,6 +64,7 @@ class TensorReader {
   FromPyObject exchange_ = nullptr;
   const PyGetSetDef* grad_ = nullptr;  // of Tensor; torch's own, which lives as long as the process
   PyObject* exchange_types_[2] = {};   // the exact types the exchange function is for: Tensor, Parameter
+  PyObject* grad_name_;  // interned: look-up compares pointers. Never released: the interpreter may be gone by then
   std::vector<int64_t> shape_, strides_;
 };
 

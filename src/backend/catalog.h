@@ -63,8 +63,15 @@ struct CodecInfo {
 const std::vector<RuleInfo>& rules();
 const std::vector<CodecInfo>& codecs();
 
-inline const RuleInfo& rule_info(int rule) { return rules()[static_cast<size_t>(rule)]; }
-inline const CodecInfo& codec_info(int codec) { return codecs()[static_cast<size_t>(codec)]; }
+// Asked several times for every tensor of a step: without a call.
+inline const RuleInfo& rule_info(int rule) {
+  static const RuleInfo* const all = rules().data();
+  return all[rule];
+}
+inline const CodecInfo& codec_info(int codec) {
+  static const CodecInfo* const all = codecs().data();
+  return all[codec];
+}
 
 // How 16-bit weights are made more precise, by number; 0 is "", not at all.
 struct MasterInfo {

@@ -65,24 +65,21 @@ StepResult DeviceSteps::step(std::span<const Gradient> grads, const StepOptions&
   StepPlan plan(table_, buffers_, grads, options, ballots);
   Borrowed borrowed(table_);
   announce(options);  // before memory is taken
-  table_.onload();
   plan.gather();
   // Norms are waited for anyway: a step that needs them is taken, or not, when it returns.
   std::shared_ptr<Guard> guard =
-      plan.searches() && !table_.needs_norms() ? backend_.queue_guard(plan.items(), options.stream) : nullptr;
-  StepResult found{true, -1, guard != nullptr};
-  if (guard) {
+      plan.searches() && !table_.needs_norms ? backend_.queue_guard(plan.items(), options.stream) : nullptr;
+  const bool pending = guard != nullptr;
+  if (pending) {
     plan.set_guard(guard.get());
     begin_pending(plan, std::move(guard), false);
-  } else {
-    found = plan.search();
   }
-  plan.take(found);
+  const StepResult taken = plan.take(pending);
   borrowed.end();
-  if (!found.applied) return found;
+  if (!taken.applied) return taken;
   note_queued(options.stream);
   if (pending_) pending_->queued = queued_;
-  return found;
+  return taken;
 }
 
 // Budgets under automatic residency share what is free.

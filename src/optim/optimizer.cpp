@@ -76,22 +76,17 @@ StepResult Optimizer::check(std::span<const Gradient> grads, const StepOptions& 
   if (impl_->on_device) impl_->on_device->resolve_and_raise();
   StepPlan plan(impl_->table, impl_->buffers, grads, options);
   if (impl_->on_device) impl_->on_device->announce(options);
-  impl_->table.onload();
   plan.gather();
-  return plan.search();
+  const int64_t bad = plan.first_bad();
+  return bad < 0 ? StepResult{} : plan.refuse(bad);
 }
 
 StepResult Optimizer::step(std::span<const Gradient> grads, const StepOptions& options) {
   const Impl::Call call(*impl_);
-  return impl_->step(grads, options, nullptr);
-}
-
-StepResult Optimizer::Impl::step(std::span<const Gradient> grads, const StepOptions& options, const Ballots* ballots) {
-  if (on_device) return on_device->step(grads, options, ballots);
-  StepPlan plan(table, buffers, grads, options, ballots);
-  table.onload();
+  if (impl_->on_device) return impl_->on_device->step(grads, options, nullptr);
+  StepPlan plan(impl_->table, impl_->buffers, grads, options);
   plan.gather();
-  return plan.take(plan.search());
+  return plan.take();
 }
 
 StepResult Optimizer::prepare_replay(const StepOptions& options) {

@@ -45,8 +45,6 @@ struct Optimizer::Impl {
     if (on_device) on_device->resolve();
   }
 
-  StepResult step(std::span<const Gradient> grads, const StepOptions& options, const Ballots* ballots);
-
   ParamTable table;
   StepBuffers buffers;
   std::unique_ptr<DeviceSteps> on_device;  // nullptr: steps are done when they return

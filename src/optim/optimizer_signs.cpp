@@ -28,7 +28,10 @@ StepResult Optimizer::ballots(std::span<const Gradient> grads, const SignBuffer&
                               const StepOptions& options) {
   const Impl::Call call(*impl_);
   const Ballots ballots{out, zero_is_plus};
-  return impl_->step(grads, options, &ballots);
+  if (impl_->on_device) return impl_->on_device->step(grads, options, &ballots);
+  StepPlan plan(impl_->table, impl_->buffers, grads, options, &ballots);
+  plan.gather();
+  return plan.take();
 }
 
 void Optimizer::apply_signs(const SignBuffer& signs, void* stream) {

@@ -55,6 +55,7 @@ int ParamTable::add_group(const GroupOptions& options) {
   groups.reserve(groups.size() + 1);
   if (options.memory) add_residence(*options.memory);
   groups.push_back(std::move(group));
+  needs_norms = needs_norms || rule_info(groups.back().rule).norms;
   return static_cast<int>(groups.size()) - 1;
 }
 
@@ -196,21 +197,10 @@ void ParamTable::allocate_states(size_t number, int of_rule) {
   param.rule = effective;
 }
 
-void ParamTable::onload() {
-  for (const std::unique_ptr<Residence>& residence : residences) residence->onload(on.threads);
-}
-
-bool ParamTable::needs_norms() const {
-  return std::any_of(groups.begin(), groups.end(), [](const GroupSpec& group) { return rule_info(group.rule).norms; });
-}
-
-bool ParamTable::overlap() {
-  if (!overlap_) {
-    std::vector<Range> ranges;
-    for (const Parameter& param : params) append_range(param, ranges);
-    overlap_ = any_overlap(std::move(ranges));
-  }
-  return *overlap_;
+bool ParamTable::find_overlap() const {
+  std::vector<Range> ranges;
+  for (const Parameter& param : params) append_range(param, ranges);
+  return any_overlap(std::move(ranges));
 }
 
 bool ParamTable::overlap(std::span<const int64_t> stepped) const {

@@ -43,12 +43,13 @@ struct ParamTable {
   // Gives `param` all states of this rule, unless it has as many.
   void allocate_states(size_t param, int rule);
   // Brings back what offload() put aside. Every call that touches state begins with this.
-  void onload();
+  void onload() {
+    for (const std::unique_ptr<Residence>& residence : residences)
+      if (residence->may_be_offloaded()) residence->onload(on.threads);
+  }
 
-  // Whether a rule needs norms of whole parameters before each step.
-  bool needs_norms() const;
   // Whether the memory of two parameters may overlap: of all of them, or of the `stepped` alone.
-  bool overlap();
+  bool overlap() { return overlap_ ? *overlap_ : *(overlap_ = find_overlap()); }
   bool overlap(std::span<const int64_t> stepped) const;
 
   Env& env;  // of all files and all state memory
@@ -58,6 +59,7 @@ struct ParamTable {
   uint64_t seed;                                       // of stochastic rounding
   std::vector<std::unique_ptr<Residence>> residences;  // the first is that of groups without a budget of their own
   std::vector<GroupSpec> groups;
+  bool needs_norms = false;      // a rule of theirs needs norms of whole parameters before each step
   std::deque<Parameter> params;  // stable addresses: items and callers point into them
   int64_t steps = 0, skipped_steps = 0;
   // Counts changes of the rule, the memory or the state's memory of any parameter: what a step works out from them
@@ -68,6 +70,7 @@ struct ParamTable {
   void add_residence(const Memory& memory);
   void bind(Parameter& param, const TensorView& view, Layout layout);
   void follow_group(Parameter& param);
+  bool find_overlap() const;
 
   void* opened_on_;              // a framework's queue, until a step says another
   std::optional<bool> overlap_;  // of all parameters, where they are now

@@ -22,23 +22,30 @@ constexpr uint32_t kAllStates = (uint32_t{1} << kMaxArrays) - 1;
 struct Parameter : ParamSpec {
   explicit Parameter(ParamSpec spec) : ParamSpec(std::move(spec)) {}
 
+  // A step of many small parameters waits for memory: what every step reads of them lies together, behind the
+  // specification's numbers.
   int group = 0;
-  void* data = nullptr;
   DType dtype = DType::kF32;
-  Layout layout;                      // its own, strided
+  int64_t steps = 0;
+  uint32_t partially_written = 0;  // bit k: replacing state k failed half way, so part of it is of before
+  bool has_state = false;
+  bool uninitialized = false;  // the state holds nothing yet: no step, and nothing was restored into it
+  bool paged = false;          // the state is in its budget's store; codes and scales are null
+  bool wants_state = false;    // before its first gradient, with the others of its budget
+  Layout layout;               // its own, strided
+  int state_rule = 0;          // whose states are allocated; SGD keeps its buffer while momentum is 0
+  void* data = nullptr;
   Layout grad_layout;                 // of the last strided gradient
   std::vector<int64_t> grad_strides;  // for which grad_layout was made; empty: there was none
-  int64_t steps = 0;
-  bool has_state = false;
-  int state_rule = 0;              // whose states are allocated; SGD keeps its buffer while momentum is 0
-  bool uninitialized = false;      // the state holds nothing yet: no step, and nothing was restored into it
-  bool wants_state = false;        // before its first gradient, with the others of its budget
-  bool paged = false;              // the state is in its budget's store; codes and scales are null
-  std::vector<Progress> progress;  // of each piece, where paged
-  uint32_t partially_written = 0;  // bit k: replacing state k failed half way, so part of it is of before
+  std::vector<Progress> progress;     // of each piece, where paged
   void* codes[kMaxArrays] = {};
   float* scales[kMaxArrays] = {};
 
+  // One more step of all its state, if it has any.
+  void count_step() {
+    ++steps;
+    if (uninitialized && arrays(rule) > 0) uninitialized = false;
+  }
   int64_t state_bytes() const { return has_state ? bytes(state_rule) : 0; }  // of what is allocated
   void set_uninitialized(bool now);
   // The parameter has the states of `of_rule` now, and they hold nothing yet.

@@ -19,7 +19,7 @@ void DeviceSteps::require_in_place() const {
 StepResult DeviceSteps::record(std::span<const Gradient> grads, const StepOptions& options, const Ballots* ballots) {
   LT_REQUIRE(!ballots && options.directions.empty(),
              "got ballots or directions on a queue that is being captured, wanted one that is not");
-  LT_REQUIRE(!table_.needs_norms(),
+  LT_REQUIRE(!table_.needs_norms,
              "got a step of %s on a queue that is being captured, wanted one that is not: the host has to know norms "
              "of whole parameters before each step",
              rule_info(table_.rule).name);

@@ -43,6 +43,7 @@ class Residence {
   // as check_offload(), or kIo; then it stays where it was.
   void offload(int threads);
   void onload(int threads);
+  bool may_be_offloaded() const { return offloaded_ || on_device_; }
   // Bytes that offload() has put aside, and those of them on disk.
   int64_t offloaded_bytes() const { return on_device_ ? on_device_->offloaded_bytes() : on_disk_bytes(); }
   int64_t on_disk_bytes() const { return offloaded_ ? offloaded_->bytes() : 0; }

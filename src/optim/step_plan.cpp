@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "backend/random_keys.h"
 #include "core/error.h"
 #include "core/sizes.h"
 
@@ -30,7 +29,7 @@ StepPlan::StepPlan(ParamTable& table, StepBuffers& buffers, std::span<const Grad
   LT_REQUIRE(options.free_bytes >= -1, "got free_bytes=%lld, wanted 0 or more, or -1 to have the driver asked",
              ll(options.free_bytes));
   if (directions == 0 && !ballots) return;
-  LT_REQUIRE(!table.needs_norms(),
+  LT_REQUIRE(!table.needs_norms,
              "got %s of %s, wanted a rule that needs no norms of whole parameters: adamw, lion, sgd ...",
              ballots ? "ballots" : "directions", rule_info(table.rule).name);
   if (!ballots) return;
@@ -39,6 +38,7 @@ StepPlan::StepPlan(ParamTable& table, StepBuffers& buffers, std::span<const Grad
 }
 
 void StepPlan::gather() {
+  table_.onload();
   const size_t count = table_.params.size();
   if (buffers_.items.size() < count) buffers_.items.resize(count);
   if (buffers_.params.size() < count) buffers_.params.resize(count, -1);
@@ -135,45 +135,27 @@ const Layout& StepPlan::strided_layout(Parameter& param, const Gradient& grad) {
   return param.grad_layout;
 }
 
-bool StepPlan::is_direction(const StepItem& item, const Parameter& param) const {
-  return !ballots_ && item.param_layout == &param.shape;
-}
-
-// The item's arguments, and how its states and weights are rounded, for the step after `steps` of them.
-void StepPlan::set_args(const Parameter& param, int64_t number, int64_t steps, bool first, StepItem& item) {
-  const int64_t t = steps + 1;
-  const bool direction = ballots_ || is_direction(item, param), own = !buffers_.norms.empty();
-  const auto fits = [&](const StepArgs& e) {
-    return e.t == t && e.group == param.group && e.first == first && e.codec == param.codec && e.rule == param.rule &&
-           e.direction == direction && !e.own;
-  };
-  StepArgs* found = nullptr;
-  for (size_t i = own ? 0 : args_used_; i > 0 && !found; --i)  // the last most often fits
-    if (fits(buffers_.args[i - 1])) found = &buffers_.args[i - 1];
-  if (!found) {
-    if (args_used_ == buffers_.args.size()) buffers_.args.emplace_back();
-    found = &buffers_.args[args_used_++];
-    const GroupSpec& group = table_.group_of(param);
-    *found = {param.group, param.rule, param.codec, t, first, direction, own, 0, 0.f, {}};
-    found->grad_scale = static_cast<float>((group.hyper.maximize ? -1 : 1) * options_.grad_scale);
-    StepTerms terms{t, first, direction, {}};
-    if (own) std::copy_n(buffers_.norms[static_cast<size_t>(number)].of, 2, terms.norm);
-    found->stochastic = param.make_args(group, terms, found->bytes);
-  }
-  item.args = found->bytes;
-  item.grad_scale = found->grad_scale;
-  item.stochastic = found->stochastic;
-  if (item.stochastic || item.master.kind) set_keys(table_.seed, t, number, item);
+// Arguments that were made for an earlier item, or new ones.
+const StepArgs& StepPlan::find_args(const Parameter& param, int64_t number, int64_t t, bool first, bool direction) {
+  const bool own = !buffers_.norms.empty();
+  for (size_t i = own ? 0 : args_used_; i > 0; --i)
+    if (buffers_.args[i - 1].fit(param, t, first, direction)) return buffers_.args[i - 1];
+  if (args_used_ == buffers_.args.size()) buffers_.args.emplace_back();
+  StepArgs& made = buffers_.args[args_used_++];
+  const GroupSpec& group = table_.group_of(param);
+  made = {param.group, param.rule, param.codec, t, first, direction, own, 0, 0.f, {}};
+  made.grad_scale = static_cast<float>((group.hyper.maximize ? -1 : 1) * options_.grad_scale);
+  StepTerms terms{t, first, direction, {}};
+  if (own) std::copy_n(buffers_.norms[static_cast<size_t>(number)].of, 2, terms.norm);
+  made.stochastic = param.make_args(group, terms, made.bytes);
+  return made;
 }
 
 void StepPlan::set_guard(Guard* guard) {
   for (StepItem& item : items_) item.guard = guard;
 }
 
-StepResult StepPlan::search() const {
-  if (!searches()) return StepResult{};
-  const int64_t bad = backend_.first_nonfinite(items_, table_.on.threads, options_.stream);
-  if (bad < 0) return StepResult{};
+StepResult StepPlan::refuse(int64_t bad) const {
   const int64_t param = params()[static_cast<size_t>(bad)];
   if (table_.nonfinite == NonFinite::kRaise) fail_nonfinite(param);
   return StepResult{false, param};

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "backend/random_keys.h"
 #include "optim/param_table.h"
 
 namespace lowtide {
@@ -19,6 +20,11 @@ struct StepArgs {
   uint32_t stochastic;  // bit k: state k is rounded so
   float grad_scale;
   alignas(16) std::byte bytes[kArgsBytes];
+
+  bool fit(const Parameter& param, int64_t step, bool begins, bool makes_direction) const {
+    return t == step && group == param.group && first == begins && codec == param.codec && rule == param.rule &&
+           direction == makes_direction && !own;
+  }
 };
 
 // The norms of a parameter's terms (portable/norms.h).
@@ -54,8 +60,8 @@ class StepPlan {
   StepPlan(const StepPlan&) = delete;
   StepPlan& operator=(const StepPlan&) = delete;
 
-  // Makes the items. Everything that can fail without a backend fails here, before any parameter or state is touched;
-  // states may be allocated.
+  // Brings back state that offload() put aside, and makes the items. Everything that can fail without a backend fails
+  // here, before any parameter or state is touched; states may be allocated.
   void gather();
 
   std::span<StepItem> items() { return items_; }
@@ -64,14 +70,18 @@ class StepPlan {
   const std::vector<int64_t>& empty() const { return buffers_.empty; }
   void set_guard(Guard* guard);
 
-  // Whether this step looks at its gradients, and whether they are finite. Throws for NonFinite::kRaise.
+  // Whether this step looks at its gradients, and the first item with one that is not finite; -1: there is none.
   bool searches() const { return table_.nonfinite != NonFinite::kPropagate && !options_.assume_finite; }
-  StepResult search() const;
+  int64_t first_bad() const {
+    return searches() ? backend_.first_nonfinite(items_, table_.on.threads, options_.stream) : -1;
+  }
+  // The result of a step that such an item stops. Throws for NonFinite::kRaise.
+  StepResult refuse(int64_t bad) const;
   [[noreturn]] static void fail_nonfinite(int64_t param);
 
-  // Takes the step and counts it, or counts it as skipped, as search() says. What it throws says how far it came: see
-  // Optimizer::step.
-  StepResult take(const StepResult& found);
+  // Takes the step and counts it, or counts it as skipped where gradients are not finite. guarded: the items' guard
+  // looks at them. What it throws says how far it came: see Optimizer::step.
+  StepResult take(bool guarded = false);
 
   // For recordings: all that would be stepped, in one list, a part for each piece; and counting it.
   void append_parts_in_place(std::vector<StepItem>& parts);
@@ -80,8 +90,20 @@ class StepPlan {
  private:
   StepItem make_item(Parameter& param, size_t number);
   static const Layout& strided_layout(Parameter& param, const Gradient& grad);
-  void set_args(const Parameter& param, int64_t number, int64_t steps, bool first, StepItem& item);
-  bool is_direction(const StepItem& item, const Parameter& param) const;
+  // The item's arguments, and how its states and weights are rounded, for the step after `steps` of them.
+  void set_args(const Parameter& param, int64_t number, int64_t steps, bool first, StepItem& item) {
+    const bool direction = ballots_ || is_direction(item, param);
+    if (!args_ || !args_->fit(param, steps + 1, first, direction) || !buffers_.norms.empty())
+      args_ = &find_args(param, number, steps + 1, first, direction);
+    item.args = args_->bytes;
+    item.grad_scale = args_->grad_scale;
+    item.stochastic = args_->stochastic;
+    if (item.stochastic || item.master.kind) set_keys(table_.seed, steps + 1, number, item);
+  }
+  const StepArgs& find_args(const Parameter& param, int64_t number, int64_t t, bool first, bool direction);
+  bool is_direction(const StepItem& item, const Parameter& param) const {
+    return !ballots_ && item.param_layout == &param.shape;
+  }
   // Whether a step of this parameter needs its store.
   static bool streams(const Parameter& param) { return param.paged && param.arrays(param.rule) > 0; }
 
@@ -93,7 +115,9 @@ class StepPlan {
   void append_parts(std::span<const Store::PlacedChunk> chunks, std::vector<StepItem>& parts);
   void step_chunks(std::span<const Store::PlacedChunk> chunks);
   bool all_done(const Residence& residence) const;
-  void count(std::span<const int64_t> params);
+  void count(std::span<const int64_t> params) {
+    for (const int64_t number : params) table_.params[static_cast<size_t>(number)].count_step();
+  }
   void commit();
 
   // step_norms.cpp: finds the norms of the items from `first` on, and gives them arguments with these. Waits for the
@@ -109,7 +133,8 @@ class StepPlan {
   const Ballots* ballots_;
   std::span<StepItem> items_;
   size_t args_used_ = 0;
-  bool ordered_ = false;  // parameters share memory: they are stepped one after another
+  const StepArgs* args_ = nullptr;  // those of the last item
+  bool ordered_ = false;            // parameters share memory: they are stepped one after another
 };
 
 // Number of a parameter's first sign, or, of one behind the last, of all signs.

@@ -6,7 +6,9 @@
 
 namespace lowtide {
 
-StepResult StepPlan::take(const StepResult& found) {
+StepResult StepPlan::take(bool guarded) {
+  const int64_t bad = guarded ? -1 : first_bad();
+  const StepResult found = bad < 0 ? StepResult{true, -1, guarded} : refuse(bad);
   if (ballots_ || !options_.directions.empty()) clear_targets();
   if (!found.applied) {
     ++table_.skipped_steps;
@@ -14,7 +16,7 @@ StepResult StepPlan::take(const StepResult& found) {
   }
   const int threads = table_.on.threads;
   void* const stream = options_.stream;
-  const bool norms = table_.needs_norms();
+  const bool norms = table_.needs_norms;
   // Norms, too, depend on what the parameters before have left. Parameters of a step that streams do not overlap.
   if (norms && ordered_ && buffers_.wanted.empty()) {
     for (size_t i = 0; i < items_.size(); ++i) {
@@ -130,14 +132,6 @@ void StepPlan::step_chunks(std::span<const Store::PlacedChunk> chunks) {
     for (const Piece& piece : chunk.pieces)
       if (buffers_.streamed[static_cast<size_t>(piece.param)])
         table_.params[static_cast<size_t>(piece.param)].progress[piece.number].done = true;
-}
-
-void StepPlan::count(std::span<const int64_t> numbers) {
-  for (const int64_t number : numbers) {
-    Parameter& param = table_.params[static_cast<size_t>(number)];
-    ++param.steps;
-    if (param.uninitialized && param.arrays(param.rule) > 0) param.uninitialized = false;
-  }
 }
 
 // Counts a step of the streamed parameters of which some piece was stepped; their other pieces fall behind.

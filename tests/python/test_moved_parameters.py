@@ -128,3 +128,84 @@ def test_norms_of_overlapping_parameters_with_state_on_disk(tmp_path, figure):
         assert int(opt.state[params[0]]["step"]) == 2
     assert torch.equal(*sums)
     figure("0 of 60000 weights differ from those without a budget")
+
+
+def pair():
+    """Parameters that Lowtide steps, twins that torch does, and a step of both with these gradients (None: without)."""
+    params, twins = ([torch.nn.Parameter(torch.ones(4)) for _ in range(2)] for _ in range(2))
+    opt, reference = make("adamw", params, state="fp32", lr=0.1), torch.optim.AdamW(twins, lr=0.1)
+
+    def step(*gradients):
+        for of in (params, twins):
+            for p, gradient in zip(of, gradients, strict=True):
+                p.grad = None if gradient is None else gradient.clone()
+        opt.step()
+        reference.step()
+        for p, twin in zip(params, twins, strict=True):
+            torch.testing.assert_close(p, twin, rtol=1e-6, atol=1e-6)
+
+    return params, twins, step
+
+
+def test_gradients_come_and_go(figure):
+    params, _, step = pair()
+    one, two = torch.ones(4), torch.full((4,), -2.0)
+    versions = []
+    for gradients in ((one, two), (None, two), (None, None), (one, None), (two, one), (one, None), (one, two)):
+        step(*gradients)
+        versions.append([p._version for p in params])
+    assert versions == [[1, 1], [1, 2], [1, 2], [2, 2], [3, 3], [4, 3], [5, 4]]
+    figure("7 steps as torch's; versions rise where there was a gradient")
+
+
+def test_memory_moves_between_any_two_steps(figure):
+    """Swapped, moved by `to`, and in another place of one storage that grows: each step finds it where it is then."""
+    params, twins, step = pair()
+    module = torch.nn.ParameterList(params)
+    gradients = torch.ones(4), torch.full((4,), -2.0)
+    step(*gradients)
+    for p in params:
+        p.data = p.data.clone()
+    step(*gradients)
+    module.to(torch.bfloat16).to(torch.float32)  # torch swaps the memory below the same Parameter objects
+    for p, twin in zip(params, twins, strict=True):
+        twin.data.copy_(p.data)
+    step(*gradients)
+    storage = torch.cat([p.detach() for p in params])
+    for p, part in zip(params, storage.split(4), strict=True):
+        p.data = part
+    step(*gradients)
+    storage.untyped_storage().resize_(1 << 20)  # elsewhere: the views of it have moved along
+    step(*gradients)
+    step(gradients[0], None)
+    figure("6 steps as torch's")
+
+
+def test_strides_of_gradients_change(figure):
+    p, twin = (torch.nn.Parameter(torch.ones(8, 8)) for _ in range(2))
+    opt, reference = make("adamw", [p], state="fp32", lr=0.1), torch.optim.AdamW([twin], lr=0.1)
+    whole = torch.randn(16, 16, generator=torch.Generator().manual_seed(1))
+    for view in (whole[:8, :8], whole[:8, :8].contiguous(), whole[:8, :8].t(), whole[::2, ::2], whole[:8, :8]):
+        p.grad, twin.grad = view, view
+        opt.step()
+        reference.step()
+        torch.testing.assert_close(p, twin, rtol=1e-6, atol=1e-6)
+    figure("5 steps as torch's")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_every_place_is_searched(dtype, figure):
+    """Sizes around vectors and tiles; the NaN is in each place of the gradient."""
+    sizes = [1, 15, 16, 17, 63, 64, 65, 128, 300]
+    params = [torch.nn.Parameter(torch.ones(n, dtype=dtype)) for n in sizes]
+    opt = make("adamw", params, lr=0.1)
+    for p in params:
+        p.grad = torch.zeros_like(p)
+    for p in params:
+        for i in range(p.numel()):
+            p.grad[i] = float("nan")
+            opt.step()
+            p.grad[i] = 0
+    assert all(torch.equal(p, torch.ones_like(p)) for p in params)
+    assert opt.report()["skipped_steps"] == sum(sizes)
+    figure(f"{sum(sizes)} places, each found")

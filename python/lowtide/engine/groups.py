@@ -45,14 +45,14 @@ def group_defaults(hyper: Mapping[str, Any], options: Options) -> dict[str, Any]
 _PLAIN = frozenset((float, int, bool, str, NoneType))
 
 
-def seen_options(group: Mapping[str, Any], keys: Iterable[str]) -> tuple[Any, ...] | None:
-    """The options `keys` of a group, to be compared with those of a later step; None where one could change in place
-    (a tensor, a list)."""
-    values = [group.get(key) for key in keys if key != "betas"]
-    betas = group.get("betas")
-    values += betas if type(betas) is tuple else (betas,)
-    kinds = tuple(map(type, values))
-    return (kinds, *values) if _PLAIN.issuperset(kinds) else None
+def are_fixed(options: Iterable[Any]) -> bool:
+    """Whether none of these values can change in place, as a tensor or a list can: the same object is the same value."""
+    return all(are_fixed(each) if type(each) is tuple else type(each) in _PLAIN for each in options)
+
+
+def are_same(options: Iterable[Any], fixed: Iterable[Any]) -> bool:
+    """Whether these are the same values. (A number and a tensor that equals it are not.)"""
+    return all(a is b or (type(a) is type(b) and type(a) in _PLAIN and a == b) for a, b in zip(options, fixed, strict=True))
 
 
 @dataclass

@@ -6,6 +6,7 @@ about the mathematics: it reads the groups' options, makes one call per step and
 
 import logging
 from collections.abc import Callable, Mapping
+from operator import is_
 from typing import Any, ClassVar, overload
 
 import torch
@@ -15,7 +16,7 @@ from lowtide import _core
 from lowtide.devices import sharding
 from lowtide.engine.engine import Engine, Settings
 from lowtide.engine.family import Family
-from lowtide.engine.groups import CoreGroup, Format, group_defaults, seen_options
+from lowtide.engine.groups import CoreGroup, Format, are_fixed, are_same, group_defaults
 from lowtide.engine.rebuild import follow_overrides
 from lowtide.memory.budgets import Memory
 from lowtide.optimizers.backward import InBackward
@@ -36,6 +37,7 @@ class SteppingOptimizer(torch.optim.Optimizer):
 
     FAMILY: ClassVar[type[Family]] = Family
     engine: Engine  # the compiled core and its parameters: internal
+    _take: Callable[[float, bool, int, int, list[int] | None], object] | None = None  # in place of the core's step
 
     def __init__(self, params: ParamsT, rule: str, hyper: Mapping[str, Any], options: Options) -> None:
         """hyper: the rule's hyper-parameters, and maybe the rest of the locals() of a constructor."""
@@ -51,7 +53,7 @@ class SteppingOptimizer(torch.optim.Optimizer):
         """Starts without groups. `hyper`: has the names of the rule's hyper-parameters among its keys."""
         self.engine = Engine(self.FAMILY(type(self).__name__, rule, hyper), settings)
         self._overrides_seen = overrides.changes()
-        self._seen: dict[int, Any] = {}  # options of parameter groups, by number, that the core was told
+        self._seen: dict[int, list[Any]] = {}  # options of parameter groups, by number, that the core was told
         self._residency = Residency()
         self._backward_options = backward_options
         self._in_backward: InBackward | None = in_backward(self.engine, backward_options, self._step_gradients)
@@ -159,7 +161,8 @@ class SteppingOptimizer(torch.optim.Optimizer):
         if bad:
             engine.skipped_before += 1
         else:
-            self._step_core(scale, bad is not None, only)
+            queue, free = (0, -1) if engine.on_host else (engine.queue(), engine.free())
+            (self._take or engine.core.step)(scale, bad is not None, queue, free, only)
         if engine.awaited:
             self._adopt_new_state()
 
@@ -168,12 +171,6 @@ class SteppingOptimizer(torch.optim.Optimizer):
         place = self.engine.place
         if place and logger.isEnabledFor(logging.INFO) and not place.capturing():
             self._residency.look(self.engine.core.report())
-
-    def _step_core(self, scale: float, known_finite: bool, only: list[int] | None) -> None:
-        """The step itself."""
-        engine = self.engine
-        queue, free = (0, -1) if engine.on_host else (engine.queue(), engine.free())
-        engine.core.step(scale, known_finite, queue, free, only)
 
     def _check_capture(self) -> None:
         """ValueError for a step that would ask the device something while a graph is captured, which spoils the
@@ -241,13 +238,14 @@ class SteppingOptimizer(torch.optim.Optimizer):
         if self._overrides_seen != overrides.changes():
             self._follow_overrides()
         for number, group in enumerate(groups):
-            seen = seen_options(group, self.defaults)
-            if seen is not None and seen == self._seen.get(number):
+            options = [*map(group.get, self.defaults)]
+            seen = self._seen.get(number)
+            if seen and len(seen) == len(options) and (all(map(is_, options, seen)) or are_same(options, seen)):
                 continue
             self._seen.pop(number, None)
             self._push_group(number, group)
-            if seen is not None:
-                self._seen[number] = seen
+            if are_fixed(options):
+                self._seen[number] = options
         threads = torch.get_num_threads()
         if threads != engine.threads:
             engine.core.set_threads(threads)

@@ -126,12 +126,12 @@ class Muon(Optimizer):
     ) -> None:
         super().__init__(params, "muon", locals(), options)
 
-    def _step_core(self, scale: float, known_finite: bool, only: list[int] | None) -> None:
+    def _take(self, scale: float, known_finite: bool, queue: int, free: int, only: list[int] | None) -> None:
         engine, params = self.engine, self.engine.params
         here = [i for i, param in enumerate(params) if param.grad is not None and (only is None or i in only)]
         matrices = {i: group for group in engine.groups if group.rule for i in group.params}
         checked = known_finite or engine.settings.nonfinite == "propagate"
-        if not checked and engine.core.check(scale, engine.queue()) >= 0:
+        if not checked and engine.core.check(scale, queue) >= 0:
             engine.skipped_before += 1
             return
         buckets = [[i for i in here if i not in matrices]]
@@ -150,7 +150,8 @@ class Muon(Optimizer):
                 if i in matrices
             }
             addresses = [found[i].data_ptr() if i in found else 0 for i in range(len(params))]
-            engine.core.step(scale, True, engine.queue(), engine.free(), bucket, addresses)
+            engine.core.step(scale, True, queue, free, bucket, addresses)
+            free = engine.free()
             engine.steps_before -= place > 0  # the core has counted each
             for i, direction in found.items():
                 group = matrices[i]

@@ -56,6 +56,10 @@ void for_each_run(int64_t row_length, int64_t begin, int64_t end, Fn&& run) {
     run(begin * kBlock, (end - begin) * kBlock, begin);
     return;
   }
+  if (end <= per_row) {  // in the first row: without a division, which many small tensors would wait for
+    run(begin * kBlock, std::min(end * kBlock, row_length) - begin * kBlock, begin);
+    return;
+  }
   while (begin < end) {
     const int64_t row = begin / per_row, column = begin % per_row * kBlock;
     const int64_t blocks = std::min(end, (row + 1) * per_row) - begin;

@@ -156,8 +156,16 @@ struct StepDriver {
     return absmax;
   }
 
-  // A short block: the same code over a padded copy. Padding has gradient, parameter and state zero. (In second moments
-  // without a zero it has the least of all, and stays below every other value.)
+  // A block of fewer tiles.
+  void short_block(P* p, const G* g, u8* const (&codes)[kStored], float* const (&scales)[kStored], int tiles,
+                   u32 index) const {
+    Stage stage;
+    block<false>(p, g, codes, scales, tiles, index, stage, stage);
+    if constexpr (C::kScaled) encode(stage, tiles);
+  }
+
+  // A block whose last tile is short: the same code over a padded copy. Padding has gradient, parameter and state zero.
+  // (In second moments without a zero it has the least of all, and stays below every other value.)
   void tail(P* p, const G* g, u8* const (&codes)[kStored], float* const (&scales)[kStored], int n, u32 index) const {
     alignas(64) P padded_p[kBlock];
     alignas(64) G padded_g[kBlock];
@@ -176,9 +184,7 @@ struct StepDriver {
         __builtin_memcpy(padded[k] + at, &zero, sizeof zero);
       __builtin_memcpy(padded[k], codes[k], stored);
     });
-    Stage stage;
-    block<false>(padded_p, padded_g, padded_codes, scales, tiles, index, stage, stage);
-    if constexpr (C::kScaled) encode(stage, tiles);
+    short_block(padded_p, padded_g, padded_codes, scales, tiles, index);
     __builtin_memcpy(p, padded_p, static_cast<size_t>(n) * sizeof(P));
     each<K>([&](auto k) {
       __builtin_memcpy(codes[k], padded[k], static_cast<size_t>(code_count<Code<k>>(n)) * sizeof(Code<k>));
@@ -208,8 +214,11 @@ struct StepDriver {
       while (done + kBlock <= run.n) full_block(std::bool_constant<C::kScaled>());
       if constexpr (C::kScaled) driver.encode(*last, kBlock / kTile);
     }
-    if (done < run.n)
-      driver.tail(p + done, g + done, codes, scales, static_cast<int>(run.n - done),
-                  run.index + static_cast<u32>(done));
+    const int rest = static_cast<int>(run.n - done);
+    const u32 index = run.index + static_cast<u32>(done);
+    if (rest % kTile)
+      driver.tail(p + done, g + done, codes, scales, rest, index);
+    else if (rest)
+      driver.short_block(p + done, g + done, codes, scales, rest / kTile, index);
   }
 };
