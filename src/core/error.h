@@ -1,11 +1,15 @@
 // Throwing with a formatted message. Messages say what was got, what was wanted and what to do.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "lowtide/error.h"
 
 namespace lowtide {
+
+// A number as %lld takes it.
+inline constexpr long long ll(int64_t n) { return n; }
 
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
 

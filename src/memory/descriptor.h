@@ -2,15 +2,31 @@
 #pragma once
 
 #include <cerrno>
+#include <string>
 #include <utility>
 
 #include "core/env.h"
 
 namespace lowtide {
 
-// Closes the descriptor that it owns.
+constexpr int kMaxRetries = 100;
+
+// Repeats a call of Env that a signal has interrupted: boundedly, so that a file system that only ever answers EINTR
+// becomes an error and not a hang.
+template <typename Do>
+auto retry_interrupted(Do call) {
+  auto result = call();
+  for (int i = 0; i < kMaxRetries && result == -EINTR; ++i) result = call();
+  return result;
+}
+
+// Closes the descriptor that it owns. A negative one is a -errno, and not closed.
 class Descriptor {
  public:
+  static Descriptor open(Env& env, const std::string& path, int flags, unsigned mode = 0) {
+    return {env, retry_interrupted([&] { return env.open(path.c_str(), flags, mode); })};
+  }
+
   Descriptor() = default;
   Descriptor(Env& env, int fd) : env_(&env), fd_(fd) {}
   Descriptor(Descriptor&& other) noexcept : env_(other.env_), fd_(other.release()) {}
@@ -25,25 +41,15 @@ class Descriptor {
 
   int get() const { return fd_; }
   int release() { return std::exchange(fd_, -1); }
-
- private:
-  void close() {
-    if (fd_ >= 0) env_->close(fd_);
+  // 0 or -errno. Never tried again: the descriptor is gone even after EINTR.
+  int close() {
+    const int fd = release(), result = fd >= 0 ? env_->close(fd) : 0;
+    return result == -EINTR ? 0 : result;
   }
 
+ private:
   Env* env_ = nullptr;
   int fd_ = -1;
 };
-
-constexpr int kMaxRetries = 100;
-
-// Repeats a call of Env that a signal has interrupted: boundedly, so that a file system that only ever answers EINTR
-// becomes an error and not a hang.
-template <typename Do>
-auto retry_interrupted(Do call) {
-  auto result = call();
-  for (int i = 0; i < kMaxRetries && result == -EINTR; ++i) result = call();
-  return result;
-}
 
 }  // namespace lowtide

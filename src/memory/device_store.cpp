@@ -36,7 +36,7 @@ void DeviceStore::add(std::span<const ShapedParam> params) {
   onload();
   catch_up();
   LT_REQUIRE(options_.chunk_bytes <= kLargestDeviceChunk, "got chunk_bytes=%lld, wanted %lld at most on a device",
-             static_cast<long long>(options_.chunk_bytes), static_cast<long long>(kLargestDeviceChunk));
+             ll(options_.chunk_bytes), ll(kLargestDeviceChunk));
   StorePlan planned = plan(params);
   if (options_.managed) check_managed(planned.plan.total_bytes);
 

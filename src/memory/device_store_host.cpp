@@ -73,7 +73,7 @@ std::byte* DeviceStore::bring(size_t chunk) {
 
 std::byte* DeviceStore::bring_from_lost(size_t chunk) {
   const DeviceRecord& record = chunks_[chunk];
-  const auto param = static_cast<long long>(record.chunk.pieces.front().param);
+  const auto param = ll(record.chunk.pieces.front().param);
   if (record.kind != MemoryKind::kPinned)
     fail(ErrorKind::kDeviceLost, "the device is lost, and with it the state of parameter %lld, which was in its memory",
          param);

@@ -134,8 +134,7 @@ void DeviceStore::move_to(const Plan& plan) {
 }
 
 void DeviceStore::set_device_budget(int64_t bytes) {
-  LT_REQUIRE(bytes >= 0, "got a budget of %lld bytes of device memory, wanted 0 or more",
-             static_cast<long long>(bytes));
+  LT_REQUIRE(bytes >= 0, "got a budget of %lld bytes of device memory, wanted 0 or more", ll(bytes));
   onload();
   const std::optional<int64_t> before = std::exchange(budget_, bytes);
   if (options_.managed || chunks_.empty()) return;
@@ -178,7 +177,7 @@ void DeviceStore::check_offload() const {
   const Plan& plan = pager_.plan();
   LT_REQUIRE(options_.host_bytes < 0 || plan.total_bytes <= options_.host_bytes,
              "got a host memory budget of %lld bytes, wanted at least %lld to put all state there",
-             static_cast<long long>(options_.host_bytes), static_cast<long long>(plan.total_bytes));
+             ll(options_.host_bytes), ll(plan.total_bytes));
 }
 
 void DeviceStore::offload() {

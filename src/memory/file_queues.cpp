@@ -30,7 +30,7 @@ void ChunkRecord::check(const std::byte* got, size_t number, int threads) const 
     fail_io(0,
             "chunk %zu of the optimizer's state (%lld bytes) read back from the disk is not what was written; the file "
             "or the disk was damaged",
-            number, static_cast<long long>(chunk.bytes));
+            number, ll(chunk.bytes));
 }
 
 void FileQueues::begin_step(const ChunkWork& work, int threads, bool changes) {

@@ -98,14 +98,12 @@ std::optional<Choice> choose(std::span<const SizeClass> classes, int64_t slots, 
   return best;
 }
 
-std::string exact(int64_t bytes) {
-  return format("%lld bytes (%s)", static_cast<long long>(bytes), format_bytes(bytes).c_str());
-}
+std::string exact(int64_t bytes) { return format("%lld bytes (%s)", ll(bytes), format_bytes(bytes).c_str()); }
 
 int64_t checked_total(const PlanInput& input) {
   LT_REQUIRE(input.ram_budget >= -1 && input.disk_budget >= -1,
              "got budgets of %lld bytes of RAM and %lld bytes of disk; give 0 or more, or -1 for no limit",
-             static_cast<long long>(input.ram_budget), static_cast<long long>(input.disk_budget));
+             ll(input.ram_budget), ll(input.disk_budget));
   LT_REQUIRE(input.max_slots >= 0 && input.max_slots <= kMostSlots, "got max_slots=%d; give 0 to %d", input.max_slots,
              kMostSlots);
   for (const double rate : {input.read_rate, input.write_rate, input.step_rate}) {
@@ -117,8 +115,7 @@ int64_t checked_total(const PlanInput& input) {
   for (size_t i = 0; i < input.chunk_bytes.size(); ++i) {
     const int64_t bytes = input.chunk_bytes[i];
     LT_REQUIRE(bytes >= 0 && bytes % kPageBytes == 0,
-               "got %lld bytes for chunk %zu; chunks are multiples of %lld bytes", static_cast<long long>(bytes), i,
-               static_cast<long long>(kPageBytes));
+               "got %lld bytes for chunk %zu; chunks are multiples of %lld bytes", ll(bytes), i, ll(kPageBytes));
     LT_REQUIRE(bytes <= kMostBytes - total, "got more than %s of state in all", exact(kMostBytes).c_str());
     total += bytes;
   }
@@ -136,14 +133,19 @@ void predict_seconds(const PlanInput& input, Plan& plan) {
       plan.slots == 1 ? plan.step_seconds + plan.disk_seconds : std::max(plan.step_seconds, plan.disk_seconds);
 }
 
-// The resident set where there is no ring.
-Choice fill_all(const PlanInput& input, std::span<const SizeClass> classes, int64_t total) {
-  Choice choice = fill(classes, input.ram_budget);
-  LT_REQUIRE(input.disk_budget < 0 || total - choice.bytes <= input.disk_budget,
+// streamed: the fewest bytes that there can be.
+void check_far(const PlanInput& input, int64_t total, int64_t streamed) {
+  LT_REQUIRE(input.disk_budget < 0 || streamed <= input.disk_budget,
              "%s of state do not fit in the %s budget of %s, and the %s budget is %s; give at least %lld bytes of %s, "
              "or more %s",
              exact(total).c_str(), input.near, exact(input.ram_budget).c_str(), input.far,
-             exact(input.disk_budget).c_str(), static_cast<long long>(total - choice.bytes), input.far, input.near);
+             exact(input.disk_budget).c_str(), ll(streamed), input.far, input.near);
+}
+
+// The resident set where there is no ring.
+Choice fill_all(const PlanInput& input, std::span<const SizeClass> classes, int64_t total) {
+  Choice choice = fill(classes, input.ram_budget);
+  check_far(input, total, total - choice.bytes);
   return choice;
 }
 
@@ -153,12 +155,12 @@ std::pair<int, Choice> divide(const PlanInput& input, std::span<const SizeClass>
   LT_REQUIRE(input.has_disk,
              "state takes %s, the RAM budget is %s and there is no disk for the rest; give at least %lld bytes of RAM, "
              "or a directory on disk",
-             exact(total).c_str(), exact(input.ram_budget).c_str(), static_cast<long long>(total));
+             exact(total).c_str(), exact(input.ram_budget).c_str(), ll(total));
   if (input.max_slots == 0) return {0, fill_all(input, classes, total)};
   LT_REQUIRE(input.ram_budget >= largest,
              "the %s budget is %s, and the largest chunk of state must be in %s while it is stepped; give at least "
              "%lld bytes of %s, or make chunks smaller",
-             input.near, exact(input.ram_budget).c_str(), input.near, static_cast<long long>(largest), input.near);
+             input.near, exact(input.ram_budget).c_str(), input.near, ll(largest), input.near);
   const auto streamed = [&](const Choice& choice) { return total - choice.bytes; };
   int slots = 0;
   Choice best;
@@ -171,11 +173,7 @@ std::pair<int, Choice> divide(const PlanInput& input, std::span<const SizeClass>
     slots = n;
     best = *std::move(choice);
   }
-  LT_REQUIRE(slots > 0,
-             "%s of state do not fit in the %s budget of %s, and the %s budget is %s; give at least %lld bytes of "
-             "%s, or more %s",
-             exact(total).c_str(), input.near, exact(input.ram_budget).c_str(), input.far,
-             exact(input.disk_budget).c_str(), static_cast<long long>(least), input.far, input.near);
+  if (slots == 0) check_far(input, total, least);
   if (slots < kOverlappingSlots) return {slots, std::move(best)};
   const int64_t base = streamed(best);
   for (int n = kOverlappingSlots + 1; n <= input.max_slots; ++n) {

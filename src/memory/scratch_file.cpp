@@ -20,8 +20,7 @@ constexpr int64_t kMaxRequestBytes = 1 << 30;  // the system transfers less than
 constexpr int64_t kMaxBytes = int64_t{1} << 62;
 
 int64_t checked_size(int64_t bytes) {
-  LT_REQUIRE(bytes >= 0 && bytes <= kMaxBytes, "got a scratch file of %lld bytes, wanted 0 to 2^62",
-             static_cast<long long>(bytes));
+  LT_REQUIRE(bytes >= 0 && bytes <= kMaxBytes, "got a scratch file of %lld bytes, wanted 0 to 2^62", ll(bytes));
   return round_up(bytes, ScratchFile::kAlignment);
 }
 
@@ -30,8 +29,8 @@ const ScratchFile::Options& checked(const ScratchFile::Options& options) {
              kMaxDepth);
   LT_REQUIRE(options.request_bytes > 0 && options.request_bytes <= kMaxRequestBytes &&
                  options.request_bytes % ScratchFile::kAlignment == 0,
-             "got request_bytes=%lld, wanted a multiple of %lld up to 2^30",
-             static_cast<long long>(options.request_bytes), static_cast<long long>(ScratchFile::kAlignment));
+             "got request_bytes=%lld, wanted a multiple of %lld up to 2^30", ll(options.request_bytes),
+             ll(ScratchFile::kAlignment));
   return options;
 }
 
@@ -44,15 +43,15 @@ std::string without_slashes(std::string path) {
   return path;
 }
 
-int open_directory(Env& env, const std::string& path) {
-  constexpr int kFlags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
-  const int fd = retry_interrupted([&] { return env.open(path.c_str(), kFlags, 0); });
+Descriptor open_directory(Env& env, const std::string& path) {
+  Descriptor directory = Descriptor::open(env, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  const int fd = directory.get();
   LT_REQUIRE(fd != -ENOTDIR && fd != -ELOOP && fd != -ENOENT && fd != -ENAMETOOLONG,
              "got %s for scratch files, wanted an existing directory that is not a symbolic link (errno %d): create it "
              "or give another",
              path.c_str(), -fd);
   if (fd < 0) fail_io(-fd, "cannot open the directory %s for scratch files", path.c_str());
-  return fd;
+  return directory;
 }
 
 std::string random_name() {
@@ -116,8 +115,7 @@ Descriptor open_file(Env& env, int directory, const std::string& path, int64_t b
     const int error = allocate(env, fd, std::max(bytes, ScratchFile::kAlignment));
     if (error == EINVAL && *direct) continue;
     if (error) {
-      fail_io(error, "cannot allocate %lld bytes for a scratch file in %s", static_cast<long long>(bytes),
-              path.c_str());
+      fail_io(error, "cannot allocate %lld bytes for a scratch file in %s", ll(bytes), path.c_str());
     }
     if (*direct) {
       alignas(ScratchFile::kAlignment) std::byte first[ScratchFile::kAlignment];
@@ -130,8 +128,7 @@ Descriptor open_file(Env& env, int directory, const std::string& path, int64_t b
 }  // namespace
 
 void check_scratch_directory(Env& env, const std::string& directory) {
-  const std::string path = without_slashes(directory);
-  const Descriptor folder(env, open_directory(env, path));
+  open_directory(env, without_slashes(directory));
 }
 
 ScratchFile::ScratchFile(Env& env, const std::string& directory, int64_t bytes, const Options& options)
@@ -140,7 +137,7 @@ ScratchFile::ScratchFile(Env& env, const std::string& directory, int64_t bytes, 
       path_(without_slashes(directory)),
       bytes_(checked_size(bytes)),
       direct_(checked(options).direct) {
-  const Descriptor folder(env, open_directory(env, path_));
+  const Descriptor folder = open_directory(env, path_);
   lock_.emplace(env, folder.get(), path_);
   file_ = open_file(env, folder.get(), path_, bytes_, &direct_);
   std::unique_ptr<IoEngine> engine;
@@ -164,14 +161,12 @@ ScratchFile::Ticket ScratchFile::start(bool write, int64_t offset, std::byte* me
   const char* const operation = write ? "write" : "read";
   const auto address = reinterpret_cast<uintptr_t>(memory);
   LT_REQUIRE(offset % kAlignment == 0 && bytes % kAlignment == 0 && address % kAlignment == 0,
-             "got a %s of %lld bytes at offset %lld, memory %p, wanted multiples of %lld", operation,
-             static_cast<long long>(bytes), static_cast<long long>(offset), static_cast<void*>(memory),
-             static_cast<long long>(kAlignment));
+             "got a %s of %lld bytes at offset %lld, memory %p, wanted multiples of %lld", operation, ll(bytes),
+             ll(offset), static_cast<void*>(memory), ll(kAlignment));
   LT_REQUIRE(offset >= 0 && bytes >= 0 && bytes <= bytes_ && offset <= bytes_ - bytes,
              "got a %s of %lld bytes at offset %lld, wanted it within the %lld bytes of the scratch file", operation,
-             static_cast<long long>(bytes), static_cast<long long>(offset), static_cast<long long>(bytes_));
-  LT_REQUIRE(memory || bytes == 0, "got a %s of %lld bytes at no address, wanted memory", operation,
-             static_cast<long long>(bytes));
+             ll(bytes), ll(offset), ll(bytes_));
+  LT_REQUIRE(memory || bytes == 0, "got a %s of %lld bytes at no address, wanted memory", operation, ll(bytes));
   return transfers_->start(write, offset, memory, bytes);
 }
 
@@ -182,22 +177,19 @@ void ScratchFile::grow(int64_t bytes) {
   if (wanted <= bytes_) return;
   if (const int error = allocate(env_, file_.get(), wanted)) {
     env_.truncate(file_.get(), std::max(bytes_, kAlignment));  // gives back what was allocated
-    fail_io(error, "cannot grow a scratch file in %s from %lld to %lld bytes", path_.c_str(),
-            static_cast<long long>(bytes_), static_cast<long long>(wanted));
+    fail_io(error, "cannot grow a scratch file in %s from %lld to %lld bytes", path_.c_str(), ll(bytes_), ll(wanted));
   }
   bytes_ = wanted;
 }
 
 void ScratchFile::wait(Ticket ticket) {
   check_process();
-  LT_REQUIRE(transfers_->knows(ticket), "got ticket %lld, wanted one that has not been waited for",
-             static_cast<long long>(ticket));
+  LT_REQUIRE(transfers_->knows(ticket), "got ticket %lld, wanted one that has not been waited for", ll(ticket));
   const Transfers::Outcome outcome = transfers_->wait(ticket);
   if (!outcome.failed) return;
   const char* const reason = outcome.system_error ? "" : ": the file has been made shorter by another";
   fail_io(outcome.system_error, "cannot %s %lld bytes at offset %lld of the scratch file in %s%s",
-          outcome.write ? "write" : "read", static_cast<long long>(outcome.bytes),
-          static_cast<long long>(outcome.offset), path_.c_str(), reason);
+          outcome.write ? "write" : "read", ll(outcome.bytes), ll(outcome.offset), path_.c_str(), reason);
 }
 
 }  // namespace lowtide

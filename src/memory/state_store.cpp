@@ -50,8 +50,7 @@ void StateStore::add(std::span<const ShapedParam> params) {
              "the scratch file, in which chunks keep their places, would grow to %lld bytes, and the disk budget is "
              "%lld bytes; give at least %lld bytes of disk, or save and load into an optimizer that has all "
              "parameters from the start",
-             static_cast<long long>(file_bytes), static_cast<long long>(options_.disk_bytes),
-             static_cast<long long>(file_bytes));
+             ll(file_bytes), ll(options_.disk_bytes), ll(file_bytes));
   if (plan.slots > 0) {
     if (!file_)
       file_ = std::make_unique<ScratchFile>(env_, options_.disk, file_bytes);

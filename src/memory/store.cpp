@@ -12,7 +12,7 @@ Store::Index Store::index_of(std::span<const Chunk> chunks, size_t before) const
   for (size_t i = 0; i < chunks.size(); ++i)
     for (size_t p = 0; p < chunks[i].pieces.size(); ++p) {
       const int64_t param = chunks[i].pieces[p].param;
-      LT_REQUIRE(!has(param), "got parameter %lld twice", static_cast<long long>(param));
+      LT_REQUIRE(!has(param), "got parameter %lld twice", ll(param));
       places[param].push_back({before + i, p});
     }
   return places;

@@ -36,8 +36,7 @@ StorePlan plan_store(const StoreOptions& options, std::vector<int64_t> before, s
   LT_REQUIRE(total / chunk_bytes <= kMostChunks,
              "got %lld bytes of state in chunks of %lld bytes, more than 2^22 of them; make chunks larger (chunk_bytes "
              "of at least %lld) or give more RAM",
-             static_cast<long long>(total), static_cast<long long>(chunk_bytes),
-             static_cast<long long>((total / kMostChunks + kPageBytes) / kPageBytes * kPageBytes));
+             ll(total), ll(chunk_bytes), ll((total / kMostChunks + kPageBytes) / kPageBytes * kPageBytes));
   StorePlan out;
   out.added = cut_chunks(params, chunk_bytes);
   PlanInput input;

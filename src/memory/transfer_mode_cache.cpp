@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "core/error.h"
+#include "memory/descriptor.h"
 #include "memory/transfer_mode_probe.h"
 
 namespace lowtide {
@@ -37,11 +38,10 @@ std::string text_of(const std::string& key, const TransferRates& r) {
 
 // All of it, "" if it cannot be read.
 std::string read_file(Env& env, const std::string& path) {
-  const int file = env.open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW, 0);
-  if (file < 0) return "";
+  const Descriptor file = Descriptor::open(env, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  if (file.get() < 0) return "";
   std::string text(kLongest, '\0');
-  const int64_t got = env.pread(file, text.data(), static_cast<int64_t>(text.size()), 0);
-  env.close(file);
+  const int64_t got = env.pread(file.get(), text.data(), static_cast<int64_t>(text.size()), 0);
   text.resize(got > 0 ? static_cast<size_t>(got) : 0);
   return text;
 }
@@ -74,12 +74,11 @@ void remember_transfer_rates(Env& env, const std::string& directory, const std::
   const std::string path = file_for(directory, key), text = text_of(key, rates);
   const std::string temporary = format("%s.%d.tmp", path.c_str(), static_cast<int>(::getpid()));
   if (text.size() > kLongest) return;
-  const int file = env.open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (file < 0) return;
+  Descriptor file = Descriptor::open(env, temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (file.get() < 0) return;
   const auto bytes = static_cast<int64_t>(text.size());
-  const bool written = env.pwrite(file, text.data(), bytes, 0) == bytes;
-  if (env.close(file) != 0 || !written || env.rename(temporary.c_str(), path.c_str()) != 0)
-    env.unlink(temporary.c_str());
+  const bool written = env.pwrite(file.get(), text.data(), bytes, 0) == bytes;
+  if (file.close() != 0 || !written || env.rename(temporary.c_str(), path.c_str()) != 0) env.unlink(temporary.c_str());
 }
 
 }  // namespace lowtide

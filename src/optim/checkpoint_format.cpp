@@ -17,8 +17,6 @@ static_assert(std::endian::native == std::endian::little, "the file is little-en
 // \r\n and \x1a: shows at once that a transfer as text has changed the file.
 constexpr char kMagic[] = "\x89LTCK\r\n\x1a";
 
-using Long = long long;  // what %lld wants
-
 void put(std::string* to, const void* value, size_t bytes) { to->append(static_cast<const char*>(value), bytes); }
 
 uint64_t get(std::string_view bytes, size_t offset) {
@@ -38,7 +36,7 @@ int64_t product(const CheckpointParam& param, size_t first) {
   bool empty = false;
   for (size_t i = first; i < param.sizes.size(); ++i) {
     const int64_t size = param.sizes[i];
-    LT_REQUIRE(size >= 0, "size %lld of parameter '%.100s' is negative", static_cast<Long>(size), param.name.c_str());
+    LT_REQUIRE(size >= 0, "size %lld of parameter '%.100s' is negative", ll(size), param.name.c_str());
     if (size == 0) {
       empty = true;
     } else {
@@ -70,14 +68,14 @@ void check_state(const CheckpointParam& param, const CheckpointState& state, int
       codes_fit(state.code_bytes, rows, row),
       "state '%.100s' of parameter '%.100s' has %lld bytes of codes for %lld rows of %lld elements; wanted 1, 2, "
       "4 or 8 bytes or 1, 2 or 4 bits per element",
-      name, of, static_cast<Long>(state.code_bytes), static_cast<Long>(rows), static_cast<Long>(row));
+      name, of, ll(state.code_bytes), ll(rows), ll(row));
   const int64_t blocks = param.block && row ? rows * ((row - 1) / param.block + 1) : 0;
   // A residual has no scales beside states that do. Codes of 4 bits have one for each half of a block.
   const int64_t of_block = row > 1 && state.code_bytes == rows * ((row - 1) / 2 + 1) ? 2 : 1;
   const int64_t wanted = state.name == kResidual ? 0 : 4 * of_block * blocks;
   LT_REQUIRE(state.scale_bytes == wanted,
              "state '%.100s' of parameter '%.100s' has %lld bytes of scales for %lld blocks; wanted %lld", name, of,
-             static_cast<Long>(state.scale_bytes), static_cast<Long>(blocks), static_cast<Long>(wanted));
+             ll(state.scale_bytes), ll(blocks), ll(wanted));
 }
 
 void check_param(const CheckpointParam& param) {
@@ -89,7 +87,7 @@ void check_param(const CheckpointParam& param) {
              param.states.size(), kMostStates);
   LT_REQUIRE(param.group >= 0 && param.steps >= 0 && param.block >= 0,
              "parameter '%.100s' has group=%d, steps=%lld, block=%d; wanted none negative", name, param.group,
-             static_cast<Long>(param.steps), param.block);
+             ll(param.steps), param.block);
   LT_REQUIRE(param.codec.size() <= kMostNameBytes, "the codec of parameter '%.100s' has a name of %zu bytes", name,
              param.codec.size());
   const int64_t numel = product(param, 0);
@@ -125,10 +123,10 @@ Prefix decode_prefix(std::string_view bytes) {
   const uint64_t piece = get(bytes, 8) >> 32;
   LT_REQUIRE(std::has_single_bit(piece) && piece >= kSmallestPiece && piece <= kLargestPiece,
              "pieces of %llu bytes; wanted a power of two from %lld to %lld", static_cast<unsigned long long>(piece),
-             static_cast<Long>(kSmallestPiece), static_cast<Long>(kLargestPiece));
+             ll(kSmallestPiece), ll(kLargestPiece));
   const uint64_t header = get(bytes, 16), data = get(bytes, 24), pieces = get(bytes, 32);
   LT_REQUIRE(header <= kMostHeaderBytes, "a header of %llu bytes; wanted at most %lld",
-             static_cast<unsigned long long>(header), static_cast<Long>(kMostHeaderBytes));
+             static_cast<unsigned long long>(header), ll(kMostHeaderBytes));
   // Every piece holds at least one byte.
   LT_REQUIRE(data <= kMostBytes && pieces <= data && pieces <= kMostBytes / 8 && pieces >= (data + piece - 1) / piece,
              "%llu pieces of %llu bytes for %llu bytes of data", static_cast<unsigned long long>(pieces),

@@ -33,7 +33,7 @@ std::string quoted(const std::string& text) {
 int64_t integer(const JsonValue& value, const char* what, int64_t most = kMostBytes) {
   LT_REQUIRE(value.type == Type::kInteger, "%s is %s; wanted an integer", what, value.type_name());
   LT_REQUIRE(!value.negative && value.number <= static_cast<uint64_t>(most), "%s is %s%llu; wanted 0 to %lld", what,
-             value.negative ? "-" : "", static_cast<unsigned long long>(value.number), static_cast<long long>(most));
+             value.negative ? "-" : "", static_cast<unsigned long long>(value.number), ll(most));
   return static_cast<int64_t>(value.number);
 }
 
@@ -152,8 +152,8 @@ class Decoder {
     LT_REQUIRE(pair.size() == 2, "\"%s\" has %zu numbers; wanted [offset, bytes]", key, pair.size());
     const int64_t offset = integer(pair[0], "an offset"), bytes = integer(pair[1], "a number of bytes");
     LT_REQUIRE(offset == next_ && bytes <= kMostBytes - next_,
-               "\"%s\" is %lld bytes at offset %lld; the array before it ends at %lld", key,
-               static_cast<long long>(bytes), static_cast<long long>(offset), static_cast<long long>(next_));
+               "\"%s\" is %lld bytes at offset %lld; the array before it ends at %lld", key, ll(bytes), ll(offset),
+               ll(next_));
     next_ += bytes;
     return bytes;
   }
@@ -221,11 +221,11 @@ std::string encode_header(const Checkpoint& checkpoint) {
     }
     out += "],\"steps\":" + std::to_string(param.steps) + '}';
     LT_REQUIRE(static_cast<int64_t>(out.size()) < kMostHeaderBytes,
-               "names, sizes and metadata take more than %lld bytes", static_cast<long long>(kMostHeaderBytes));
+               "names, sizes and metadata take more than %lld bytes", ll(kMostHeaderBytes));
   }
   out += "],\"rule\":" + quoted(checkpoint.rule) + "}";
   LT_REQUIRE(static_cast<int64_t>(out.size()) <= kMostHeaderBytes,
-             "names, sizes and metadata take more than %lld bytes", static_cast<long long>(kMostHeaderBytes));
+             "names, sizes and metadata take more than %lld bytes", ll(kMostHeaderBytes));
   return out;
 }
 

@@ -14,24 +14,19 @@ using checkpoint::Prefix;
 
 struct CheckpointFile::File {
   Env& env;
-  int fd = -1;
+  Descriptor fd = {};
   Prefix prefix = {};
   std::vector<Array> arrays = {};
   std::vector<uint64_t> table = {};
-
-  ~File() {
-    if (fd >= 0) env.close(fd);
-  }
 
   // Bytes read: fewer than asked only at the end of the file.
   int64_t read(void* to, int64_t bytes, int64_t offset) const {
     int64_t done = 0;
     while (done < bytes) {
-      const int64_t got =
-          retry_interrupted([&] { return env.pread(fd, static_cast<char*>(to) + done, bytes - done, offset + done); });
+      const int64_t got = retry_interrupted(
+          [&] { return env.pread(fd.get(), static_cast<char*>(to) + done, bytes - done, offset + done); });
       if (got < 0) {
-        fail_io(static_cast<int>(-got), "could not read %lld bytes at %lld", static_cast<long long>(bytes - done),
-                static_cast<long long>(offset + done));
+        fail_io(static_cast<int>(-got), "could not read %lld bytes at %lld", ll(bytes - done), ll(offset + done));
       }
       if (got == 0) break;
       done += got;
@@ -41,14 +36,14 @@ struct CheckpointFile::File {
 
   void read_all(void* to, int64_t bytes, int64_t offset) const {
     const int64_t got = read(to, bytes, offset);
-    LT_REQUIRE(got == bytes, "truncated: it ends at byte %lld", static_cast<long long>(offset + got));
+    LT_REQUIRE(got == bytes, "truncated: it ends at byte %lld", ll(offset + got));
   }
 
   // Everything but the data. Nothing is allocated that the file does not hold.
   Checkpoint open(const std::string& path) {
     // O_NONBLOCK: a pipe of that name must not block; on files it does nothing.
-    fd = retry_interrupted([&] { return env.open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0); });
-    if (fd < 0) fail_io(-fd, "could not open it");
+    fd = Descriptor::open(env, path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    if (fd.get() < 0) fail_io(-fd.get(), "could not open it");
     std::string head(static_cast<size_t>(checkpoint::kPrefixBytes), '\0');
     head.resize(static_cast<size_t>(read(head.data(), checkpoint::kPrefixBytes, 0)));
     prefix = checkpoint::decode_prefix(head);
@@ -72,29 +67,38 @@ struct CheckpointFile::File {
       pieces += array.pieces(prefix.piece_bytes);
     }
     LT_REQUIRE(bytes == prefix.data_bytes && pieces == prefix.pieces,
-               "its header describes %lld bytes in %lld pieces; the file has %lld in %lld",
-               static_cast<long long>(bytes), static_cast<long long>(pieces), static_cast<long long>(prefix.data_bytes),
-               static_cast<long long>(prefix.pieces));
+               "its header describes %lld bytes in %lld pieces; the file has %lld in %lld", ll(bytes), ll(pieces),
+               ll(prefix.data_bytes), ll(prefix.pieces));
     return contents;
   }
 
   // The length that the prefix says is the real one: its last byte is there and none after it.
   void check_length() const {
     char byte;
-    const auto wanted = static_cast<long long>(prefix.file_bytes());
+    const auto wanted = ll(prefix.file_bytes());
     LT_REQUIRE(read(&byte, 1, wanted - 1) == 1, "truncated: it has fewer than %lld bytes", wanted);
     LT_REQUIRE(read(&byte, 1, wanted) == 0, "it has more than %lld bytes", wanted);
   }
 };
 
-CheckpointFile::CheckpointFile(Env& env, const std::string& path) : path_(path) {
-  LT_REQUIRE(!path.empty() && path.find('\0') == std::string::npos, "'%s' is not the name of a file", path.c_str());
-  file_.reset(new File{env});
+namespace {
+
+// Calls fn; what it throws says of which file it is.
+template <class Fn>
+void naming(const std::string& path, Fn&& fn) {
   try {
-    contents_ = file_->open(path);
+    fn();
   } catch (const Error& error) {
     throw Error(error.kind(), "checkpoint '" + path + "': " + error.what(), error.os_error());
   }
+}
+
+}  // namespace
+
+CheckpointFile::CheckpointFile(Env& env, const std::string& path) : path_(path) {
+  LT_REQUIRE(!path.empty() && path.find('\0') == std::string::npos, "'%s' is not the name of a file", path.c_str());
+  file_.reset(new File{env});
+  naming(path, [&] { contents_ = file_->open(path); });
 }
 
 CheckpointFile::~CheckpointFile() = default;
@@ -113,16 +117,13 @@ void CheckpointFile::for_each_piece(const StateWriter* write) const {
     for (int64_t at = 0; at < array.bytes; at += piece_bytes, ++index) {
       const int64_t bytes = std::min(piece_bytes, array.bytes - at);
       const int64_t offset = file_->prefix.data_offset() + array.offset + at;
-      try {
+      naming(path_, [&] {
         file_->read_all(piece.get(), bytes, offset);
         LT_REQUIRE(checkpoint::piece_checksum(piece.get(), bytes, static_cast<int64_t>(index)) == file_->table[index],
                    "garbled: the checksum of its %lld bytes at %lld (state '%.100s' of parameter '%.100s') is wrong",
-                   static_cast<long long>(bytes), static_cast<long long>(offset),
-                   contents_.params[array.part.param].states[array.part.state].name.c_str(),
+                   ll(bytes), ll(offset), contents_.params[array.part.param].states[array.part.state].name.c_str(),
                    contents_.params[array.part.param].name.c_str());
-      } catch (const Error& error) {
-        throw Error(error.kind(), "checkpoint '" + path_ + "': " + error.what(), error.os_error());
-      }
+      });
       if (write) (*write)(array.part, at, piece.get(), bytes);  // what it throws is its own
     }
   }

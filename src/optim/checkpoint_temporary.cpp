@@ -40,7 +40,7 @@ bool is_temporary_of(std::string_view candidate, std::string_view name) {
 void remove_if_abandoned(Env& env, const std::string& file) {
   // O_NONBLOCK: a planted FIFO must not make this wait.
   constexpr int kFlags = O_WRONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
-  const Descriptor fd(env, retry_interrupted([&] { return env.open(file.c_str(), kFlags, 0); }));
+  const Descriptor fd = Descriptor::open(env, file, kFlags);
   struct stat status {};
   if (fd.get() < 0 || ::fstat(fd.get(), &status) != 0 || !S_ISREG(status.st_mode)) return;
   // Removed under the lock: its writer, had it not come to locking it yet, finds out.

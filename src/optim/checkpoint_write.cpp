@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <memory>
-#include <optional>
 #include <utility>
 
 #include "core/error.h"
@@ -20,30 +19,6 @@ std::string directory_of(const std::string& path) {
   return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
 }
 
-// Closes what it opened, whatever happens.
-class Descriptor {
- public:
-  Descriptor(Env& env, const char* path, int flags, unsigned mode) : env_(env) {
-    fd_ = retry_interrupted([&] { return env.open(path, flags, mode); });
-  }
-  ~Descriptor() {
-    if (fd_ >= 0) env_.close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-
-  int get() const { return fd_; }
-  // 0 or -errno. Never tried again: the descriptor is gone even after EINTR.
-  int close() {
-    const int result = env_.close(std::exchange(fd_, -1));
-    return result == -EINTR ? 0 : result;
-  }
-
- private:
-  Env& env_;
-  int fd_;
-};
-
 // A new file beside `path` that takes its name, or leaves nothing.
 class Replacement {
  public:
@@ -53,7 +28,7 @@ class Replacement {
     if (!exists_) fail_io(EEXIST, "could not create '%s' and keep it: something removes it at once", name());
   }
   ~Replacement() {
-    file_.reset();
+    file_.close();
     if (exists_) remove();
   }
   Replacement(const Replacement&) = delete;
@@ -61,18 +36,18 @@ class Replacement {
 
   // A full disk shows now, not after all state has been read.
   void allocate(int64_t bytes) {
-    const int result = retry_interrupted([&] { return env_.allocate(file_->get(), bytes); });
+    const int result = retry_interrupted([&] { return env_.allocate(file_.get(), bytes); });
     if (result == -EOPNOTSUPP || result == -EINVAL || result == -ENOSYS) return;  // this file system cannot
-    if (result < 0) fail_io(-result, "no room for %lld bytes in '%s'", static_cast<long long>(bytes), name());
+    if (result < 0) fail_io(-result, "no room for %lld bytes in '%s'", ll(bytes), name());
   }
 
   void append(const void* data, int64_t bytes) {
     const auto* from = static_cast<const char*>(data);
     while (bytes > 0) {
-      const int64_t done = retry_interrupted([&] { return env_.pwrite(file_->get(), from, bytes, at_); });
+      const int64_t done = retry_interrupted([&] { return env_.pwrite(file_.get(), from, bytes, at_); });
       if (done <= 0) {
-        fail_io(done == 0 ? EIO : static_cast<int>(-done), "could not write %lld bytes at %lld of '%s'",
-                static_cast<long long>(bytes), static_cast<long long>(at_), name());
+        fail_io(done == 0 ? EIO : static_cast<int>(-done), "could not write %lld bytes at %lld of '%s'", ll(bytes),
+                ll(at_), name());
       }
       from += done;
       bytes -= done;
@@ -82,11 +57,11 @@ class Replacement {
 
   void commit() {
     // Not tried again after an error, not even EINTR: the system may have dropped the data it could not write.
-    if (const int result = env_.sync(file_->get())) fail_io(-result, "could not sync '%s'", name());
-    if (const int result = file_->close()) fail_io(-result, "could not close '%s'", name());
+    if (const int result = env_.sync(file_.get())) fail_io(-result, "could not sync '%s'", name());
+    if (const int result = file_.close()) fail_io(-result, "could not close '%s'", name());
     // Before the rename, so that only one thing can fail after it.
     const std::string directory = directory_of(path_);
-    Descriptor names(env_, directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+    const Descriptor names = Descriptor::open(env_, directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (names.get() < 0) fail_io(-names.get(), "could not open the directory '%s'", directory.c_str());
     if (const int result = env_.rename(temporary_.c_str(), path_.c_str()))
       fail_io(-result, "could not rename '%s' to '%s'", name(), path_.c_str());
@@ -111,12 +86,12 @@ class Replacement {
   // Leaves nothing, and exists_ false, if the name is taken or another save has taken the new file for abandoned.
   void create() {
     temporary_ = temporary_name(path_);
-    file_.emplace(env_, name(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
-    if (file_->get() == -EEXIST) return;
-    if (file_->get() < 0) fail_io(-file_->get(), "could not write '%s': no file '%s' there", path_.c_str(), name());
+    file_ = Descriptor::open(env_, temporary_, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (file_.get() == -EEXIST) return;
+    if (file_.get() < 0) fail_io(-file_.get(), "could not write '%s': no file '%s' there", path_.c_str(), name());
     // A descriptor of its own: the lock has to outlive the closing of the file, before the rename.
-    lock_.emplace(env_, name(), O_WRONLY | O_NOFOLLOW | O_CLOEXEC, 0);
-    const int opened = lock_->get();
+    lock_ = Descriptor::open(env_, temporary_, O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
+    const int opened = lock_.get();
     exists_ = opened >= 0 && lock_temporary(env_, opened) != Lock::kLost;
     if (exists_) return;
     remove();
@@ -126,7 +101,7 @@ class Replacement {
   Env& env_;
   const std::string path_;
   std::string temporary_;
-  std::optional<Descriptor> file_, lock_;
+  Descriptor file_, lock_;
   bool exists_ = false;
   int64_t at_ = 0;
 };

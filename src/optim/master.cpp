@@ -51,10 +51,9 @@ void convert(const std::string& master, DType dtype, const void* weights, const 
   const int kind = find_master(master);
   LT_REQUIRE(dtype == DType::kBF16 || dtype == DType::kF16,
              "got weights of element type %d, wanted bfloat16 or float16", static_cast<int>(dtype));
-  LT_REQUIRE(n >= 0, "got %lld weights, wanted 0 or more", static_cast<long long>(n));
+  LT_REQUIRE(n >= 0, "got %lld weights, wanted 0 or more", ll(n));
   const bool complete = weights && floats && (residual || master_info(kind).residual_bits == 0);
-  LT_REQUIRE(n == 0 || complete, "got a null pointer for %lld weights, their residual or their floats",
-             static_cast<long long>(n));
+  LT_REQUIRE(n == 0 || complete, "got a null pointer for %lld weights, their residual or their floats", ll(n));
   switch (kind) {
     case 0:
       return dtype == DType::kBF16 ? with(Converter<bf16, 0>()) : with(Converter<f16, 0>());

@@ -46,15 +46,14 @@ Layout whole_layout(std::span<const int64_t> shard, const WholeParam& whole) {
     const bool same = whole.sizes[d] == shard[d];
     LT_REQUIRE(same || (shard[d] < whole.sizes[d] && (whole.rows_cut || (d == 0 && dims > 1))),
                "got a shard of size %lld in dimension %zu, of a parameter of size %lld; wanted whole rows, or rows_cut",
-               static_cast<long long>(shard[d]), d, static_cast<long long>(whole.sizes[d]));
+               ll(shard[d]), d, ll(whole.sizes[d]));
   }
   LT_REQUIRE(whole.offsets.empty() || whole.offsets.size() == dims,
              "got %zu offsets of a shard of %zu dimensions, wanted one each or none", whole.offsets.size(), dims);
   for (size_t d = 0; d < whole.offsets.size(); ++d)
     LT_REQUIRE(whole.offsets[d] >= 0 && whole.offsets[d] <= whole.sizes[d] - shard[d],
-               "got a shard of size %lld at %lld in dimension %zu, of a parameter of size %lld",
-               static_cast<long long>(shard[d]), static_cast<long long>(whole.offsets[d]), d,
-               static_cast<long long>(whole.sizes[d]));
+               "got a shard of size %lld at %lld in dimension %zu, of a parameter of size %lld", ll(shard[d]),
+               ll(whole.offsets[d]), d, ll(whole.sizes[d]));
   return Layout::make(whole.sizes, {});
 }
 
@@ -119,7 +118,7 @@ GroupSpec make_group(const GroupOptions& options, int rule, std::span<const Grou
   check_rounding(out.codec, out.rounding);
   out.min_quantized_numel = options.min_quantized_numel;
   LT_REQUIRE(options.min_quantized_numel >= 0, "got min_quantized_numel=%lld, wanted 0 or more",
-             static_cast<long long>(options.min_quantized_numel));
+             ll(options.min_quantized_numel));
   out.master = find_master(options.master);
   out.budget = budget_of(options, before, budgets);
   return out;
@@ -151,7 +150,7 @@ ParamSpec make_spec(const GroupSpec& group, std::span<const int64_t> sizes, DTyp
              name_of(group.rule));
   const Layout of_whole = whole ? whole_layout(sizes, *whole) : out.shape;
   LT_REQUIRE(of_whole.numel <= kMostElements, "got a parameter of %lld elements, wanted 2^52 at most",
-             static_cast<long long>(of_whole.numel));
+             ll(of_whole.numel));
   out.codec = codec_for(group, sizes, of_whole, whole ? &*whole : nullptr);
   check_averages(group.rule, out.codec, group.hyper);
   out.master = dtype == DType::kF32 ? 0 : group.master;

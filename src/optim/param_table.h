@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "core/error.h"
 #include "optim/backends.h"
 #include "optim/parameter.h"
 #include "optim/residence.h"
@@ -16,8 +17,6 @@ namespace lowtide {
 
 // The most that a parameter can be said to have taken: rules count in double.
 inline constexpr int64_t kMostSteps = int64_t{1} << 53;
-
-inline constexpr long long ll(int64_t n) { return n; }
 
 struct ParamTable {
   ParamTable(const OptimizerOptions& options, Env& env, std::unique_ptr<Backend> device);

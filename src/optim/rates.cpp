@@ -82,7 +82,7 @@ double pass(ScratchFile& file, std::vector<Buffer>& memory, bool write) {
 double measure_step_rate(const StepMeasurement& what) {
   check_seconds(what.seconds, 60);
   LT_REQUIRE(what.elements >= 0 && what.elements <= int64_t{1} << 34, "got elements=%lld, wanted 0 (chosen) to 2^34",
-             static_cast<long long>(what.elements));
+             ll(what.elements));
   Optimizer optimizer({what.rule, what.nonfinite, what.threads, what.cpu_target, {}});
   GroupOptions group;
   group.hyper = what.hyper;
@@ -119,7 +119,7 @@ DiskInfo disk_info(const std::string& directory) {
 DiskRates measure_disk_rates(const std::string& directory, int64_t bytes, double seconds) {
   check_seconds(seconds, 600);
   LT_REQUIRE(bytes >= kLargestChunk && bytes <= int64_t{1} << 46,
-             "got %lld bytes to measure with, wanted 16 MiB to 64 TiB", static_cast<long long>(bytes));
+             "got %lld bytes to measure with, wanted 16 MiB to 64 TiB", ll(bytes));
   DiskRates out;
   out.disk = disk_info(directory);
   out.bytes = std::min(bytes, out.disk.free_bytes / 2) / kLargestChunk * kLargestChunk;

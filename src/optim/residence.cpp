@@ -10,18 +10,16 @@
 namespace lowtide {
 
 void check_memory(const Memory& memory) {
-  LT_REQUIRE(memory.device_bytes >= -1, "got device_bytes=%lld, wanted 0 or more, or -1 for no limit",
-             static_cast<long long>(memory.device_bytes));
-  LT_REQUIRE(memory.ram_bytes >= -1, "got ram_bytes=%lld, wanted 0 or more, or -1 for no limit",
-             static_cast<long long>(memory.ram_bytes));
-  LT_REQUIRE(memory.disk_bytes >= -1, "got disk_bytes=%lld, wanted 0 or more, or -1 for no limit",
-             static_cast<long long>(memory.disk_bytes));
+  const std::pair<const char*, int64_t> limits[] = {
+      {"device_bytes", memory.device_bytes}, {"ram_bytes", memory.ram_bytes}, {"disk_bytes", memory.disk_bytes}};
+  for (const auto& [name, bytes] : limits)
+    LT_REQUIRE(bytes >= -1, "got %s=%lld, wanted 0 or more, or -1 for no limit", name, ll(bytes));
   LT_REQUIRE(memory.chunk_bytes >= 0 && memory.chunk_bytes % kPageBytes == 0 && memory.chunk_bytes <= int64_t{1} << 40,
-             "got chunk_bytes=%lld, wanted a multiple of %lld, or 0 to have it chosen",
-             static_cast<long long>(memory.chunk_bytes), static_cast<long long>(kPageBytes));
+             "got chunk_bytes=%lld, wanted a multiple of %lld, or 0 to have it chosen", ll(memory.chunk_bytes),
+             ll(kPageBytes));
   LT_REQUIRE(!memory.automatic || (memory.device_bytes < 0 && !memory.managed),
-             "got automatic with device_bytes=%lld and managed=%d, wanted it instead of them",
-             static_cast<long long>(memory.device_bytes), memory.managed);
+             "got automatic with device_bytes=%lld and managed=%d, wanted it instead of them", ll(memory.device_bytes),
+             memory.managed);
   LT_REQUIRE(!find_transfer_mode(memory.transfer) || !memory.managed,
              "got transfer='%s' for managed memory, which the driver migrates, wanted ''", memory.transfer.c_str());
   LT_REQUIRE(memory.disk.empty() || memory.ram_bytes >= 0,
@@ -49,7 +47,7 @@ Residence::Residence(Env& env, const Memory& memory, Backend& backend, bool shar
         memory.device_bytes < 0 && !memory.managed && !memory.automatic && memory.transfer.empty(),
         "got device_bytes=%lld, managed=%d, automatic=%d and transfer='%s' for parameters in host memory, wanted "
         "ram_bytes alone",
-        static_cast<long long>(memory.device_bytes), memory.managed, memory.automatic, memory.transfer.c_str());
+        ll(memory.device_bytes), memory.managed, memory.automatic, memory.transfer.c_str());
     if (memory.disk.empty()) return;
     std::error_code error;  // without a working directory: as it is given, which will be refused
     if (std::filesystem::path whole = std::filesystem::absolute(memory.disk, error); !error)
@@ -135,8 +133,8 @@ void Residence::check_offload() {
   int64_t needed = in_ram_ ? in_ram_->report().disk_bytes : 0;
   for (const Buffer* buffer : buffers) needed += static_cast<int64_t>(buffer->bytes());
   LT_REQUIRE(memory_.disk_bytes < 0 || needed <= memory_.disk_bytes,
-             "got a disk budget of %lld bytes, wanted at least %lld to put all state there",
-             static_cast<long long>(memory_.disk_bytes), static_cast<long long>(needed));
+             "got a disk budget of %lld bytes, wanted at least %lld to put all state there", ll(memory_.disk_bytes),
+             ll(needed));
 }
 
 void Residence::offload(int threads) {

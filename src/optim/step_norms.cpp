@@ -86,13 +86,13 @@ void StepPlan::measure(size_t first, size_t count) {
   const std::span<StepItem> items = items_.subspan(first, count);
   const std::span<const int64_t> numbers = params().subspan(first, count);
   NormSums sums(table_, options_.stream);
-  std::vector<const StepItem*> streamed(table_.params.size(), nullptr);
+  buffers_.streamed.assign(table_.params.size(), nullptr);
   std::vector<int64_t> wanted;
   for (size_t i = 0; i < count; ++i) {
     const Parameter& param = table_.params[static_cast<size_t>(numbers[i])];
     if (!rule_info(param.rule).norms) continue;  // of a group with another rule
     if (streams(param) && param.norms_read_arrays()) {
-      streamed[static_cast<size_t>(numbers[i])] = &items[i];
+      buffers_.streamed[static_cast<size_t>(numbers[i])] = &items[i];
       wanted.push_back(numbers[i]);
     } else {
       sums.add(items[i], numbers[i]);
@@ -103,10 +103,7 @@ void StepPlan::measure(size_t first, size_t count) {
     if (!residence->store() || wanted.empty()) continue;
     residence->store()->look(
         [&](std::span<const Store::PlacedChunk> chunks) {
-          for (const Store::PlacedChunk& chunk : chunks)
-            for (const Piece& piece : chunk.pieces)
-              if (const StepItem* const whole = streamed[static_cast<size_t>(piece.param)])
-                sums.add(part_of(*whole, piece, chunk.memory, chunk.write_offset), piece.param);
+          for_each_part(chunks, [&](const StepItem& part, const Piece& piece) { sums.add(part, piece.param); });
           sums.add_waiting();  // their memory is another chunk's when this returns
         },
         table_.on.threads, wanted, options_.stream);

@@ -36,7 +36,8 @@ struct ParamNorms {
 struct StepBuffers {
   std::vector<StepItem> items, direct, batch;
   std::vector<int64_t> params, empty, wanted, direct_params;
-  std::vector<const StepItem*> streamed;
+  std::vector<const StepItem*> streamed;  // by parameter
+  std::vector<Progress*> stepped;         // of the pieces of `batch`
   std::vector<BallotTarget> targets;
   std::vector<ParamNorms> norms;
   std::deque<StepArgs> args;
@@ -112,7 +113,14 @@ class StepPlan {
   void step_streamed();
   void split();
   StepItem part_of(const StepItem& whole, const Piece& piece, std::byte* memory, int64_t write_offset);
-  void append_parts(std::span<const Store::PlacedChunk> chunks, std::vector<StepItem>& parts);
+  // Calls fn(part, piece) for the pieces of these chunks whose parameter streams in this step.
+  template <class Fn>
+  void for_each_part(std::span<const Store::PlacedChunk> chunks, Fn&& fn) {
+    for (const Store::PlacedChunk& chunk : chunks)
+      for (const Piece& piece : chunk.pieces)
+        if (const StepItem* const whole = buffers_.streamed[static_cast<size_t>(piece.param)])
+          fn(part_of(*whole, piece, chunk.memory, chunk.write_offset), piece);
+  }
   void step_chunks(std::span<const Store::PlacedChunk> chunks);
   bool all_done(const Residence& residence) const;
   void count(std::span<const int64_t> params) {

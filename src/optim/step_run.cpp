@@ -117,21 +117,15 @@ StepItem StepPlan::part_of(const StepItem& whole, const Piece& piece, std::byte*
   return item;
 }
 
-void StepPlan::append_parts(std::span<const Store::PlacedChunk> chunks, std::vector<StepItem>& parts) {
-  for (const Store::PlacedChunk& chunk : chunks)
-    for (const Piece& piece : chunk.pieces)
-      if (const StepItem* const whole = buffers_.streamed[static_cast<size_t>(piece.param)])  // else: no gradient
-        parts.push_back(part_of(*whole, piece, chunk.memory, chunk.write_offset));
-}
-
 void StepPlan::step_chunks(std::span<const Store::PlacedChunk> chunks) {
   buffers_.batch.clear();
-  append_parts(chunks, buffers_.batch);
+  buffers_.stepped.clear();
+  for_each_part(chunks, [&](const StepItem& part, const Piece& piece) {
+    buffers_.batch.push_back(part);
+    buffers_.stepped.push_back(&table_.params[static_cast<size_t>(piece.param)].progress[piece.number]);
+  });
   backend_.step(buffers_.batch, table_.on.threads, false, options_.stream);
-  for (const Store::PlacedChunk& chunk : chunks)
-    for (const Piece& piece : chunk.pieces)
-      if (buffers_.streamed[static_cast<size_t>(piece.param)])
-        table_.params[static_cast<size_t>(piece.param)].progress[piece.number].done = true;
+  for (Progress* const piece : buffers_.stepped) piece->done = true;
 }
 
 // Counts a step of the streamed parameters of which some piece was stepped; their other pieces fall behind.
@@ -157,7 +151,9 @@ void StepPlan::append_parts_in_place(std::vector<StepItem>& parts) {
   parts = buffers_.direct;
   for (const std::unique_ptr<Residence>& residence : table_.residences)
     if (const DeviceStore* const store = residence->device_store())
-      store->visit_in_place([&](std::span<const Store::PlacedChunk> chunks) { append_parts(chunks, parts); });
+      store->visit_in_place([&](std::span<const Store::PlacedChunk> chunks) {
+        for_each_part(chunks, [&](const StepItem& part, const Piece&) { parts.push_back(part); });
+      });
 }
 
 void StepPlan::count_all() {
