@@ -1,5 +1,6 @@
 #include "backend/cuda/host/cuda_backend.h"
 
+#include <functional>
 #include <map>
 #include <utility>
 
@@ -8,26 +9,25 @@
 #include "backend/cuda/host/guards.h"
 #include "backend/cuda/host/pointers.h"
 #include "backend/cuda/host/recorded_step.h"
-#include "backend/cuda/host/signs.h"
 #include "backend/cuda/host/target.h"
 #include "backend/cuda/host/uploads.h"
-#include "backend/kernels/batch.h"
 #include "backend/kernels/codec_tables.h"
+#include "backend/kernels/device_backend.h"
 
 namespace lowtide::cuda_host {
 namespace {
 
-class CudaBackend final : public Backend {
+class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
  public:
   CudaBackend(const DeviceInfo& info, bool fast)
-      : info_(info),
+      : DeviceBackend(kStepShape),
+        info_(info),
         fast_(fast),
         events_(std::make_shared<Events>(info_)),
         answers_(std::make_shared<Answers>(info_)),
         device_(info_, events_),
         uploads_(UploadMemory{info_}),
-        side_(Scope(info_, "making a stream")),
-        steps_(kStepShape) {}
+        side_(Scope(info_, "making a stream")) {}
 
   const char* name() const override { return "cuda"; }
   std::vector<std::string> targets() const override { return {kExact, kFast}; }
@@ -35,42 +35,14 @@ class CudaBackend final : public Backend {
   Device* device() override { return &device_; }
 
   void step(std::span<const StepItem> items, int, bool ordered, void* stream) override {
-    const Scope scope(info_, "step");
-    const cudaStream_t on = stream_for_now(scope, stream);
-    add_steps(items, ordered);
-    const std::vector<const void*> tables = tables_of(scope, steps_);
-    {
-      const Upload there = upload(scope, on, steps_);
-      queue_steps(scope, steps_, there.device(), tables, fast_, nullptr, queue(on));
-    }
-    mark_guards(scope, items, on);
-    scope.queued(on);
-  }
-
-  void norms(std::span<const StepItem> items, int, std::span<BlockNorms> out, void* stream) override {
-    const Scope scope(info_, "norms");
-    const cudaStream_t on = stream_for_now(scope, stream);
-    const PointerCheck check(info_, device_);
-    for (size_t i = 0; i < items.size(); ++i) check(items[i], i);
-    batch_.clear();
-    batch_.add_steps(items, false);
-    const std::vector<const void*> tables = tables_of(scope, batch_);
-    if (out.empty()) return;
-    const size_t at = batch_.bytes();  // items are aligned as norms are
-    const Upload there(
-        scope, uploads_, events_, on, at, [&](std::byte* host, std::byte* device) { batch_.write(host, device); },
-        nullptr, out.size_bytes());
-    auto* norms = there.at<BlockNorms>(at);
-    for (size_t i = 0; i < batch_.launches().size(); ++i) {
-      const kernels::Batch::Launch& part = batch_.launches()[i];
-      scope.check(cuda_kernels::norms(part.rule, part.codec, batch_.items(there.device(), part),
-                                      batch_.starts(there.device(), part), part.count, part.units, tables[i], norms,
-                                      queue(on)));
-      norms += part.units;
-    }
-    scope.check(cudaMemcpyAsync(there.host() + at, there.device() + at, out.size_bytes(), cudaMemcpyDeviceToHost, on));
-    scope.check(cudaStreamSynchronize(on));
-    batch_.take_norms(reinterpret_cast<const BlockNorms*>(there.host() + at), out);
+    with_call("step", stream, false, [&](Call& call) {
+      const std::vector<const void*> tables = add_steps(call, items, ordered);
+      {
+        const Upload there = upload(call, steps_);
+        queue_steps(call.scope, steps_, there.device(), tables, fast_, nullptr, call.queue);
+      }
+      mark_guards(call.scope, items, call.queue.stream);
+    });
   }
 
   int64_t first_nonfinite(std::span<const StepItem> items, int, void* stream) override {
@@ -79,118 +51,121 @@ class CudaBackend final : public Backend {
 
   std::shared_ptr<Guard> queue_guard(std::span<const StepItem> items, void* stream) override {
     LT_REQUIRE(items.size() < kernels::kNoItem, "got %zu parameters, wanted fewer than 2^32 - 1", items.size());
-    const Scope scope(info_, "looking for gradients that are not finite");
-    const cudaStream_t on = device_.queue_of(scope, stream);
-    const PointerCheck check(info_, device_);
-    for (size_t i = 0; i < items.size(); ++i) check.gradient(items[i], i);
-    steps_.clear();
-    steps_.begin_launch(0, 0);
-    for (size_t i = 0; i < items.size(); ++i) steps_.add(items[i], static_cast<int64_t>(i));
-    if (scope.is_capturing(on)) {
-      auto guard = std::make_shared<CudaRecordedGuard>(scope, Answers::make(scope), events_, steps_, side_.get());
-      search(scope, guard->items(), guard->answer(), on);
-      return guard;
-    }
-    auto guard = std::make_shared<CudaGuard>(info_, answers_, answers_->take());
-    {
-      const Upload there = upload(scope, on, steps_);
-      search(scope, there.device(), guard->answer(), on);
-    }
-    guard->answer().found = events_->record(scope, on);
-    scope.queued(on);
-    return guard;
+    std::shared_ptr<Guard> queued;
+    with_call("looking for gradients that are not finite", stream, true, [&](Call& call) {
+      const Scope& scope = call.scope;
+      const cudaStream_t on = call.queue.stream;
+      for (size_t i = 0; i < items.size(); ++i) call.pointers.gradient(items[i], i);
+      steps_.clear();
+      steps_.begin_launch(0, 0);
+      for (size_t i = 0; i < items.size(); ++i) steps_.add(items[i], static_cast<int64_t>(i));
+      if (scope.is_capturing(on)) {
+        auto guard = std::make_shared<CudaRecordedGuard>(scope, Answers::make(scope), events_, steps_, side_.get());
+        search(call, guard->items(), guard->answer());
+        queued = guard;
+        return;
+      }
+      auto guard = std::make_shared<CudaGuard>(info_, answers_, answers_->take());
+      {
+        const Upload there = upload(call, steps_);
+        search(call, there.device(), guard->answer());
+      }
+      guard->answer().found = events_->record(scope, on);
+      queued = guard;
+    });
+    return queued;
   }
 
   std::shared_ptr<RecordedStep> record_step(std::span<const StepItem> items, bool ordered, void* stream) override {
-    const Scope scope(info_, "recording a step");
-    const cudaStream_t on = device_.queue_of(scope, stream);
-    LT_REQUIRE(scope.is_capturing(on),
-               "got a stream that is not capturing, wanted one that is (cudaStreamBeginCapture)");
-    for (const StepItem& item : items)
-      LT_REQUIRE(!item.guard || dynamic_cast<CudaRecordedGuard*>(item.guard),
-                 "got a step to record behind a search that was not recorded, wanted one that was");
-    add_steps(items, ordered);
-    const std::vector<const void*> tables = tables_of(scope, steps_);
-    return std::make_shared<CudaRecordedStep>(RecordingParts{info_, device_, uploads_, events_}, scope, steps_, ordered,
-                                              tables, fast_, on);
-  }
-
-  void decode(const CodecItem& item, void* stream) override { convert("decode", item, stream, cuda_kernels::decode); }
-  void encode(const CodecItem& item, void* stream) override { convert("encode", item, stream, cuda_kernels::encode); }
-
-  void pack_signs(std::span<const SignItem> items, int, void* stream) override {
-    signs("pack_signs", items, stream, true, [&](const SignQueue& on) {
-      for (const SignItem& item : items) cuda_host::pack_signs(on, item);
+    std::shared_ptr<RecordedStep> recorded;
+    with_call("recording a step", stream, true, [&](Call& call) {
+      const cudaStream_t on = call.queue.stream;
+      LT_REQUIRE(call.scope.is_capturing(on),
+                 "got a stream that is not capturing, wanted one that is (cudaStreamBeginCapture)");
+      for (const StepItem& item : items)
+        LT_REQUIRE(!item.guard || dynamic_cast<CudaRecordedGuard*>(item.guard),
+                   "got a step to record behind a search that was not recorded, wanted one that was");
+      const std::vector<const void*> tables = add_steps(call, items, ordered);
+      recorded = std::make_shared<CudaRecordedStep>(RecordingParts{info_, device_, uploads_, events_}, call.scope,
+                                                    steps_, ordered, tables, fast_, on);
     });
-  }
-  void unpack_signs(std::span<const SignItem> items, int, void* stream) override {
-    signs("unpack_signs", items, stream, true, [&](const SignQueue& on) {
-      for (const SignItem& item : items) cuda_host::unpack_signs(on, item);
-    });
-  }
-  void vote_signs(const VoteItem& item, int, void* stream) override {
-    signs("vote_signs", std::span(&item, 1), stream, false,
-          [&](const SignQueue& on) { cuda_host::vote_signs(on, item); });
-  }
-  void count_signs(const CountItem& item, int, void* stream) override {
-    signs("count_signs", std::span(&item, 1), stream, false,
-          [&](const SignQueue& on) { cuda_host::count_signs(on, item); });
-  }
-  void apply_signs(std::span<const ApplyItem> items, int, void* stream) override {
-    signs("apply_signs", items, stream, false, [&](const SignQueue& on) {
-      batch_.clear();
-      batch_.begin_launch(0, 0);
-      for (const ApplyItem& item : items) batch_.add(item);
-      const kernels::Batch::Launch& part = batch_.launches()[0];
-      if (part.units == 0) return;
-      const Upload there = upload(on.scope, on.queue.stream, batch_);
-      on.scope.check(cuda_kernels::apply_signs(batch_.items(there.device(), part), batch_.starts(there.device(), part),
-                                               part.count, part.units, on.queue));
-    });
-  }
-  void feedback(std::span<const FeedbackItem> items, int, void* stream) override {
-    signs("feedback", items, stream, false, [&](const SignQueue& on) {
-      for (const FeedbackItem& item : items)
-        cuda_host::feedback(on, item, item.codes ? tables(on.scope, item.codec) : nullptr);
-    });
+    return recorded;
   }
 
  private:
-  using Convert = cudaError_t(int, bool, const kernels::DeviceItem*, int64_t, const void*, const cuda_kernels::Queue&);
+  friend DeviceBackend;
 
-  cuda_kernels::Queue queue(cudaStream_t stream) const { return {stream, info_.processors}; }
+  // One call on a stream, as DeviceBackend describes it.
+  struct Call {
+    CudaBackend& of;
+    const Scope& scope;
+    cuda_kernels::Queue queue;
+    PointerCheck pointers;
 
-  // Refuses one that is capturing: a replay would read what the host has written since.
-  cudaStream_t stream_for_now(const Scope& scope, void* stream) const {
+    const void* tables(int codec) { return of.tables(scope, codec); }
+    template <class Write>
+    Upload upload(size_t bytes, Write&& write, size_t room) {
+      return Upload(scope, of.uploads_, of.events_, queue.stream, bytes, write, nullptr, room);
+    }
+    void download(std::byte* host, const std::byte* device, size_t bytes) {
+      scope.check(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, queue.stream));
+      wait();
+    }
+    void wait() { scope.check(cudaStreamSynchronize(queue.stream)); }
+
+    // Queues kernel(arguments ..., last ..., queue).
+    template <class Kernel, class... Last>
+    auto queued(Kernel kernel, Last... last) {
+      return [=, this](auto... arguments) { scope.check(kernel(arguments..., last..., queue)); };
+    }
+    auto norms(const kernels::Batch::Launch& part) {
+      return queued(std::bind_front(cuda_kernels::norms, part.rule, part.codec));
+    }
+    auto convert(bool encodes, const CodecItem& item, int64_t) {
+      return queued(std::bind_front(encodes ? cuda_kernels::encode : cuda_kernels::decode, item.codec, item.is_signed));
+    }
+    auto apply(int64_t) { return queued(cuda_kernels::apply_signs); }
+    auto pack(const SignItem& item) { return queued(std::bind_front(cuda_kernels::pack_signs, item.dtype)); }
+    auto unpack(const SignItem& item) { return queued(std::bind_front(cuda_kernels::unpack_signs, item.dtype)); }
+    auto vote(int64_t signs) { return queued(cuda_kernels::vote_signs, signs); }
+    auto vote_presence(int64_t signs) { return queued(cuda_kernels::vote_presence, signs); }
+    auto count(int64_t signs) { return queued(cuda_kernels::count_signs, signs); }
+    auto feedback(int64_t signs) { return queued(cuda_kernels::feedback, signs); }
+    auto fill(int64_t) { return queued(cuda_kernels::fill); }
+  };
+
+  template <class Work>
+  void with_call(const char* doing, void* stream, bool can_be_captured, Work&& work) {
+    const Scope scope(info_, doing);
     const cudaStream_t on = device_.queue_of(scope, stream);
     LT_REQUIRE(
-        !scope.is_capturing(on),
+        can_be_captured || !scope.is_capturing(on),
         "got a stream that is being captured for a graph, wanted one that is not; a step is captured by preparing "
-        "the optimizer for replays");
-    return on;
+        "the optimizer for replays");  // a replay would read what the host has written since
+    Call call{*this, scope, {on, info_.processors}, {info_, device_}};
+    work(call);
+    scope.queued(on);
   }
 
-  void add_steps(std::span<const StepItem> items, bool ordered) {
-    const PointerCheck check(info_, device_);
-    for (size_t i = 0; i < items.size(); ++i) check(items[i], i);
+  // Lays out steps; returns the tables of each launch.
+  std::vector<const void*> add_steps(Call& call, std::span<const StepItem> items, bool ordered) {
+    check_pointers(call, items);
     steps_.clear();
     steps_.add_steps(items, ordered);
-  }
-
-  Upload upload(const Scope& scope, cudaStream_t stream, kernels::Batch& batch) {
-    return Upload(scope, uploads_, events_, stream, batch.bytes(),
-                  [&](std::byte* host, std::byte* device) { batch.write(host, device); });
+    std::vector<const void*> all;
+    for (const kernels::Batch::Launch& part : steps_.launches()) all.push_back(call.tables(part.codec));
+    return all;
   }
 
   // Queues the search of the batch, which is at `device`, and its answer's way to the host.
-  void search(const Scope& scope, const std::byte* device, Answer& answer, cudaStream_t stream) const {
-    scope.check(cuda_kernels::fill(reinterpret_cast<unsigned char*>(answer.word()), kernels::kNoItem, sizeof(uint32_t),
-                                   queue(stream)));
+  void search(Call& call, const std::byte* device, Answer& answer) {
+    constexpr int64_t kBytes = sizeof(uint32_t);
+    call.fill(kBytes)(reinterpret_cast<unsigned char*>(answer.word()), kernels::kNoItem, kBytes);
     const kernels::Batch::Launch& part = steps_.launches()[0];
     if (part.units)
-      scope.check(cuda_kernels::first_nonfinite(steps_.items(device, part), steps_.starts(device, part), part.count,
-                                                part.units, answer.word(), queue(stream)));
-    scope.check(cudaMemcpyAsync(answer.copy(), answer.word(), sizeof(uint32_t), cudaMemcpyDeviceToHost, stream));
+      call.queued(cuda_kernels::first_nonfinite)(steps_.items(device, part), steps_.starts(device, part), part.count,
+                                                 part.units, answer.word());
+    call.scope.check(cudaMemcpyAsync(answer.copy(), answer.word(), kBytes, cudaMemcpyDeviceToHost, call.queue.stream));
   }
 
   // Steps of `items` have been queued: what their guards answer is read until then.
@@ -215,41 +190,6 @@ class CudaBackend final : public Backend {
     }
     return tables_.emplace(codec, std::move(memory)).first->second.data();
   }
-  std::vector<const void*> tables_of(const Scope& scope, const kernels::Batch& batch) {
-    std::vector<const void*> all;
-    for (const kernels::Batch::Launch& part : batch.launches()) all.push_back(tables(scope, part.codec));
-    return all;
-  }
-
-  void convert(const char* what, const CodecItem& item, void* stream, Convert* run) {
-    const Scope scope(info_, what);
-    const cudaStream_t on = stream_for_now(scope, stream);
-    const PointerCheck check(info_, device_);
-    check(item);
-    batch_.clear();
-    batch_.begin_launch(0, item.codec);
-    batch_.add(item);
-    const kernels::Batch::Launch& part = batch_.launches()[0];
-    if (part.units == 0) return;
-    const void* const with = tables(scope, item.codec);
-    {
-      const Upload there = upload(scope, on, batch_);
-      scope.check(run(item.codec, item.is_signed, batch_.items(there.device(), part), part.units, with, queue(on)));
-    }
-    scope.check(cudaStreamSynchronize(on));
-  }
-
-  // run(queue), all items being checked.
-  template <class Item, class Run>
-  void signs(const char* what, std::span<const Item> items, void* stream, bool can_be_captured, Run&& run) {
-    for (const Item& item : items) lowtide::check(item);
-    const Scope scope(info_, what);
-    const cudaStream_t on = can_be_captured ? device_.queue_of(scope, stream) : stream_for_now(scope, stream);
-    const PointerCheck check(info_, device_);
-    for (size_t i = 0; i < items.size(); ++i) check(items[i], i);
-    run(SignQueue{scope, queue(on), uploads_, events_});
-    scope.queued(on);
-  }
 
   const DeviceInfo info_;
   const bool fast_;
@@ -259,7 +199,6 @@ class CudaBackend final : public Backend {
   Uploads uploads_;
   OwnStream side_;  // for what is waited for at once
   std::map<int, DeviceMemory> tables_;
-  kernels::Batch steps_, batch_;  // kept between calls for their memory; in tiles, in blocks
 };
 
 // -1 where the runtime cannot tell.

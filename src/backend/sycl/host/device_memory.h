@@ -61,4 +61,31 @@ struct UploadMemory {
 
 using Uploads = kernels::UploadBuffers<UploadMemory>;
 
+// Bytes on their way to the device, and to what is queued until this object goes: then the buffer is free as soon as
+// `last` has happened.
+class Upload {
+ public:
+  // write(host, device): writes `bytes`; `device` is where they will be. room: bytes behind them, for results.
+  template <class Write>
+  Upload(sycl::queue& queue, Uploads& uploads, sycl::event& last, size_t bytes, Write&& write, size_t room)
+      : buffer_(uploads.acquire(bytes + room)), last_(last) {
+    write(host(), device());
+    if (bytes) last_ = queue.memcpy(device(), host(), bytes);
+  }
+  ~Upload() { buffer_.used = last_; }
+  Upload(const Upload&) = delete;
+  Upload& operator=(const Upload&) = delete;
+
+  std::byte* device() const { return buffer_.device.get(); }
+  std::byte* host() const { return buffer_.host.get(); }
+  template <class T>
+  T* at(size_t offset) const {
+    return reinterpret_cast<T*>(device() + offset);
+  }
+
+ private:
+  Uploads::Buffer& buffer_;
+  sycl::event& last_;
+};
+
 }  // namespace lowtide::sycl_host

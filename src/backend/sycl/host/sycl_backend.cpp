@@ -6,11 +6,10 @@
 #include <list>
 #include <utility>
 
-#include "backend/kernels/batch.h"
+#include "backend/kernels/device_backend.h"
 #include "backend/sycl/host/errors.h"
 #include "backend/sycl/host/kernels.h"
 #include "backend/sycl/host/pointers.h"
-#include "backend/sycl/host/signs.h"
 #include "backend/sycl/host/sycl_device.h"
 #include "backend/sycl/host/device_memory.h"
 
@@ -19,7 +18,83 @@ namespace {
 
 constexpr uint32_t kNone = kernels::kNoItem;
 
-class SyclBackend final : public Backend {
+// The parts that belong to one device of one context.
+struct DeviceContext {
+  sycl::context context;
+  sycl::device device;
+  Kernels& kernels;
+  Uploads uploads;
+  PointerCheck pointers;
+  DeviceContext(const sycl::context& c, const sycl::device& d)
+      : context(c), device(d), kernels(kernels_of(c, d)), uploads(UploadMemory{c, d}), pointers(c, d) {}
+};
+
+// One call on a queue, as DeviceBackend describes it.
+struct Call {
+  sycl::queue queue;
+  DeviceContext& here;
+  LateErrors& late;
+  PointerCheck& pointers = here.pointers;
+  sycl::event last = {};  // that was queued
+
+  const void* tables(int codec) { return here.kernels.tables(codec); }
+  template <class Write>
+  Upload upload(size_t bytes, Write&& write, size_t room) {
+    return Upload(queue, here.uploads, last, bytes, write, room);
+  }
+  void download(std::byte* host, const std::byte* device, size_t bytes) {
+    last = queue.memcpy(host, device, bytes);
+    wait();
+  }
+  void wait() {
+    last.wait();
+    late.throw_any();
+  }
+
+  // Queues kernel(arguments ...) in so many groups.
+  auto queued(const sycl::kernel& kernel, int64_t groups) {
+    return [this, &kernel, groups](auto... arguments) { last = launch(queue, kernel, groups, arguments...); };
+  }
+  auto step(const kernels::Batch::Launch& part) {
+    return queued(part.ballot ? here.kernels.ballot(part.rule, part.codec) : here.kernels.step(part.rule, part.codec),
+                  part.units);
+  }
+  auto norms(const kernels::Batch::Launch& part) {
+    return queued(here.kernels.norms(part.rule, part.codec), part.units);
+  }
+  auto first_nonfinite(const kernels::Batch::Launch& part) {
+    return queued(here.kernels.first_nonfinite(), part.units);
+  }
+  auto convert(bool encodes, const CodecItem& item, int64_t units) {
+    return queued(
+        encodes ? here.kernels.encode(item.codec, item.is_signed) : here.kernels.decode(item.codec, item.is_signed),
+        units);
+  }
+  auto apply(int64_t units) { return queued(here.kernels.apply_signs(), units); }
+  // By sub-groups, each of so many words of 32 signs.
+  auto pack(const SignItem& item) {
+    return queued(here.kernels.pack_signs(item.dtype), groups_of_members(item, 32 * kernels::kSignWordsAtOnce));
+  }
+  auto unpack(const SignItem& item) {
+    return queued(here.kernels.unpack_signs(item.dtype), groups_of_members(item, 32));
+  }
+  // By work-items, each of a word.
+  auto vote(int64_t signs) { return queued(here.kernels.vote_signs(), groups_for((signs + 31) / 32)); }
+  auto vote_presence(int64_t signs) { return queued(here.kernels.vote_presence(), groups_for(presence_bytes(signs))); }
+  auto count(int64_t signs) { return queued(here.kernels.count_signs(), groups_for((signs + 31) / 32)); }
+  auto feedback(int64_t signs) {
+    const int64_t blocks = (signs + kFeedbackSigns - 1) / kFeedbackSigns;
+    return queued(here.kernels.feedback(), groups_for(blocks * kernels::kFeedbackLanes));
+  }
+  auto fill(int64_t bytes) { return queued(here.kernels.fill(), groups_for(bytes / 4 + 1)); }
+
+  // Sub-groups of 32 that take `signs` each.
+  static int64_t groups_of_members(const SignItem& item, int64_t signs) {
+    return groups_for(32 * ((item.first + item.count + signs - 1) / signs - item.first / signs));
+  }
+};
+
+class SyclBackend final : public kernels::DeviceBackend<SyclBackend> {
  public:
   SyclBackend(const sycl::context& context, const sycl::device& device)
       : target_(target_of(device)),
@@ -39,140 +114,47 @@ class SyclBackend final : public Backend {
   }
 
   void step(std::span<const StepItem> items, int, bool ordered, void* stream) override {
-    guarded("step", [&] {
-      late_->throw_any();
-      sycl::queue queue = queue_of(stream);
-      DeviceContext& here = context_of(queue);
-      for (size_t i = 0; i < items.size(); ++i) here.check(items[i], i);
-      batch_.clear();
-      batch_.add_steps(items, ordered);
+    with_call("step", stream, false, [&](Call& call) {
+      check_pointers(call, items);
+      steps_.clear();
+      steps_.add_steps(items, ordered);
       // All that can fail for want of memory or a kernel comes before the first launch.
-      for (const kernels::Batch::Launch& part : batch_.launches()) {
-        step_kernel(here, part);
-        here.kernels.tables(part.codec);
-      }
-      Uploads::Buffer& buffer = upload(queue, here, batch_.bytes());
-      for (const kernels::Batch::Launch& part : batch_.launches())
+      for (const kernels::Batch::Launch& part : steps_.launches()) call.step(part), call.tables(part.codec);
+      const auto there = upload(call, steps_);
+      for (const kernels::Batch::Launch& part : steps_.launches())
         if (part.units)
-          buffer.used =
-              launch(queue, step_kernel(here, part), part.units, batch_.items(buffer.device.get(), part),
-                     batch_.starts(buffer.device.get(), part), part.count, part.units, here.kernels.tables(part.codec));
-    });
-  }
-
-  void norms(std::span<const StepItem> items, int, std::span<BlockNorms> out, void* stream) override {
-    guarded("norms", [&] {
-      late_->throw_any();
-      sycl::queue queue = queue_of(stream);
-      DeviceContext& here = context_of(queue);
-      for (size_t i = 0; i < items.size(); ++i) here.check(items[i], i);
-      batch_.clear();
-      batch_.add_steps(items, false);
-      for (const kernels::Batch::Launch& part : batch_.launches()) {
-        here.kernels.norms(part.rule, part.codec);
-        here.kernels.tables(part.codec);
-      }
-      if (out.empty()) return;
-      const size_t at = batch_.bytes();  // items are aligned as norms are
-      Uploads::Buffer& buffer = upload(
-          queue, here, at, [](std::byte*) {}, out.size_bytes());
-      auto* there = reinterpret_cast<BlockNorms*>(buffer.device.get() + at);
-      for (const kernels::Batch::Launch& part : batch_.launches()) {
-        if (part.units)
-          buffer.used = launch(queue, here.kernels.norms(part.rule, part.codec), part.units,
-                               batch_.items(buffer.device.get(), part), batch_.starts(buffer.device.get(), part),
-                               part.count, part.units, here.kernels.tables(part.codec), there);
-        there += part.units;
-      }
-      buffer.used = queue.memcpy(buffer.host.get() + at, buffer.device.get() + at, out.size_bytes());
-      wait(buffer.used);
-      batch_.take_norms(reinterpret_cast<const BlockNorms*>(buffer.host.get() + at), out);
+          call.step(part)(steps_.items(there.device(), part), steps_.starts(there.device(), part), part.count,
+                          part.units, call.tables(part.codec));
     });
   }
 
   int64_t first_nonfinite(std::span<const StepItem> items, int, void* stream) override {
-    return guarded("first_nonfinite", [&]() -> int64_t {
-      LT_REQUIRE(items.size() < kNone, "got %zu parameters, wanted fewer than 2^32 - 1", items.size());
-      sycl::queue queue = queue_of(stream);
-      DeviceContext& here = context_of(queue);
-      for (size_t i = 0; i < items.size(); ++i) here.check.gradient(items[i], i);
+    LT_REQUIRE(items.size() < kNone, "got %zu parameters, wanted fewer than 2^32 - 1", items.size());
+    uint32_t first = kNone;
+    with_call("first_nonfinite", stream, false, [&](Call& call) {
+      for (size_t i = 0; i < items.size(); ++i) call.pointers.gradient(items[i], i);
       batch_.clear();
       batch_.begin_launch(0, 0);
       for (size_t i = 0; i < items.size(); ++i) batch_.add(items[i], static_cast<int64_t>(i));
       const kernels::Batch::Launch& part = batch_.launches()[0];
-      if (part.units == 0) return -1;
-      const size_t at = batch_.bytes();
-      const sycl::kernel& kernel = here.kernels.first_nonfinite();
-      Uploads::Buffer& buffer =
-          upload(queue, here, at + sizeof kNone, [&](std::byte* to) { std::memcpy(to + at, &kNone, sizeof kNone); });
-      buffer.used = launch(queue, kernel, part.units, batch_.items(buffer.device.get(), part),
-                           batch_.starts(buffer.device.get(), part), part.count, part.units,
-                           reinterpret_cast<uint32_t*>(buffer.device.get() + at));
-      buffer.used = queue.memcpy(buffer.host.get() + at, buffer.device.get() + at, sizeof kNone);
-      wait(buffer.used);
-      uint32_t first;
-      std::memcpy(&first, buffer.host.get() + at, sizeof first);
-      return first == kNone ? -1 : static_cast<int64_t>(first);
-    });
-  }
-
-  void decode(const CodecItem& item, void* stream) override {
-    guarded("decode", [&] { convert(item, stream, &Kernels::decode); });
-  }
-  void encode(const CodecItem& item, void* stream) override {
-    guarded("encode", [&] { convert(item, stream, &Kernels::encode); });
-  }
-
-  void pack_signs(std::span<const SignItem> items, int, void* stream) override {
-    with_context("pack_signs", items, stream, [&](sycl::queue& queue, DeviceContext& here) {
-      for (const SignItem& item : items) sycl_host::pack_signs(queue, here.kernels, item);
-    });
-  }
-  void unpack_signs(std::span<const SignItem> items, int, void* stream) override {
-    with_context("unpack_signs", items, stream, [&](sycl::queue& queue, DeviceContext& here) {
-      for (const SignItem& item : items) sycl_host::unpack_signs(queue, here.kernels, item);
-    });
-  }
-  void vote_signs(const VoteItem& item, int, void* stream) override {
-    with_context("vote_signs", std::span(&item, 1), stream, [&](sycl::queue& queue, DeviceContext& here) {
-      sycl_host::vote_signs(queue, here.kernels, here.uploads, item);
-    });
-  }
-  void count_signs(const CountItem& item, int, void* stream) override {
-    with_context("count_signs", std::span(&item, 1), stream, [&](sycl::queue& queue, DeviceContext& here) {
-      sycl_host::count_signs(queue, here.kernels, here.uploads, item);
-    });
-  }
-  void apply_signs(std::span<const ApplyItem> items, int, void* stream) override {
-    with_context("apply_signs", items, stream, [&](sycl::queue& queue, DeviceContext& here) {
-      batch_.clear();
-      batch_.begin_launch(0, 0);
-      for (const ApplyItem& item : items) batch_.add(item);
-      const kernels::Batch::Launch& part = batch_.launches()[0];
       if (part.units == 0) return;
-      const sycl::kernel& kernel = here.kernels.apply_signs();
-      Uploads::Buffer& buffer = upload(queue, here, batch_.bytes());
-      buffer.used = launch(queue, kernel, part.units, batch_.items(buffer.device.get(), part),
-                           batch_.starts(buffer.device.get(), part), part.count, part.units);
+      const auto kernel = call.first_nonfinite(part);
+      const size_t at = batch_.bytes();
+      const auto write = [&](std::byte* host, std::byte* device) {
+        batch_.write(host, device);
+        std::memcpy(host + at, &kNone, sizeof kNone);
+      };
+      const Upload there = call.upload(at + sizeof kNone, write, 0);
+      kernel(batch_.items(there.device(), part), batch_.starts(there.device(), part), part.count, part.units,
+             there.at<uint32_t>(at));
+      call.download(there.host() + at, there.device() + at, sizeof first);
+      std::memcpy(&first, there.host() + at, sizeof first);
     });
-  }
-  void feedback(std::span<const FeedbackItem> items, int, void* stream) override {
-    with_context("feedback", items, stream, [&](sycl::queue& queue, DeviceContext& here) {
-      for (const FeedbackItem& item : items) sycl_host::feedback(queue, here.kernels, here.uploads, item);
-    });
+    return first == kNone ? -1 : static_cast<int64_t>(first);
   }
 
  private:
-  // The parts that belong to one device of one context.
-  struct DeviceContext {
-    sycl::context context;
-    sycl::device device;
-    Kernels& kernels;
-    Uploads uploads;
-    PointerCheck check;
-    DeviceContext(const sycl::context& c, const sycl::device& d)
-        : context(c), device(d), kernels(kernels_of(c, d)), uploads(UploadMemory{c, d}), check(c, d) {}
-  };
+  friend DeviceBackend;
 
   sycl::queue queue_of(void* stream) const {
     if (!stream) return own_;
@@ -189,56 +171,14 @@ class SyclBackend final : public Backend {
     return contexts_.emplace_back(context, device);
   }
 
-  static const sycl::kernel& step_kernel(DeviceContext& here, const kernels::Batch::Launch& part) {
-    return part.ballot ? here.kernels.ballot(part.rule, part.codec) : here.kernels.step(part.rule, part.codec);
-  }
-
-  // queue_signs(queue, here), all items being checked.
-  template <class Item, class Fn>
-  void with_context(const char* what, std::span<const Item> items, void* stream, Fn&& queue_signs) {
-    guarded(what, [&] {
+  template <class Work>
+  void with_call(const char* doing, void* stream, bool /*can_be_captured*/, Work&& work) {
+    guarded(doing, [&] {
       late_->throw_any();
-      for (const Item& item : items) check(item);
-      sycl::queue queue = queue_of(stream);
-      DeviceContext& here = context_of(queue);
-      for (size_t i = 0; i < items.size(); ++i) here.check(items[i], i);
-      queue_signs(queue, here);
+      const sycl::queue queue = queue_of(stream);
+      Call call{queue, context_of(queue), *late_};
+      work(call);
     });
-  }
-
-  // Queues the copy of the batch, and of what `more` writes behind it, to a buffer's device memory. room: bytes behind
-  // them, for results.
-  template <class Fn>
-  Uploads::Buffer& upload(sycl::queue& queue, DeviceContext& here, size_t bytes, Fn&& more, size_t room = 0) {
-    Uploads::Buffer& buffer = here.uploads.acquire(bytes + room);
-    batch_.write(buffer.host.get(), buffer.device.get());
-    more(buffer.host.get());
-    if (bytes) buffer.used = queue.memcpy(buffer.device.get(), buffer.host.get(), bytes);
-    return buffer;
-  }
-  Uploads::Buffer& upload(sycl::queue& queue, DeviceContext& here, size_t bytes) {
-    return upload(queue, here, bytes, [](std::byte*) {});
-  }
-
-  void convert(const CodecItem& item, void* stream, const sycl::kernel& (Kernels::*pick)(int, bool)) {
-    sycl::queue queue = queue_of(stream);
-    DeviceContext& here = context_of(queue);
-    here.check(item);
-    batch_.clear();
-    batch_.begin_launch(0, item.codec);
-    batch_.add(item);
-    const kernels::Batch::Launch& part = batch_.launches()[0];
-    if (part.units == 0) return;
-    const sycl::kernel& kernel = (here.kernels.*pick)(item.codec, item.is_signed);
-    const void* tables = here.kernels.tables(item.codec);
-    Uploads::Buffer& buffer = upload(queue, here, batch_.bytes());
-    buffer.used = launch(queue, kernel, part.units, batch_.items(buffer.device.get(), part), part.units, tables);
-    wait(buffer.used);
-  }
-
-  void wait(sycl::event& event) {
-    event.wait();
-    late_->throw_any();
   }
 
   const char* target_;
@@ -246,7 +186,6 @@ class SyclBackend final : public Backend {
   sycl::queue own_;
   SyclDevice device_;
   std::list<DeviceContext> contexts_;
-  kernels::Batch batch_;  // kept between calls for its memory
 };
 
 }  // namespace

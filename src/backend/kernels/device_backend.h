@@ -1,0 +1,195 @@
+// The operations that backends of devices have in common: items are checked and laid out as kernels read them, the
+// bytes go to the device, and kernels are queued there. A backend says how its device does each of these.
+#pragma once
+
+#include <cstring>
+#include <span>
+
+#include "backend/backend.h"
+#include "backend/kernels/batch.h"
+#include "backend/kernels/sign_items.h"
+
+namespace lowtide::kernels {
+
+// Self: the backend. Self::with_call(doing, stream, can_be_captured, work) runs work(call) for one call on a stream;
+// can_be_captured: what is queued reads no memory of the host's, so it may be recorded for replays. A call has
+//   pointers                          the PointerCheck of its device
+//   tables(codec)                     the codec's tables on the device, nullptr if it has none
+//   upload(bytes, write, room)        bytes that write(host, device) makes, on their way to device(), with room for
+//                                     results behind them; the same place is host() on the host, and at<T>(offset)
+//   download(host, device, bytes)     copies results, and waits for them
+//   wait()                            for all that is queued
+//   norms(launch), convert(encodes, item, units), apply(units), pack(item), unpack(item), vote(signs),
+//   vote_presence(signs), count(signs), feedback(signs), fill(bytes)
+//                                     a kernel, found or refused now; calling it with its arguments queues it
+template <class Self>
+class DeviceBackend : public Backend {
+ public:
+  explicit DeviceBackend(const Batch::Shape& step_shape = {}) : steps_(step_shape) {}
+
+  void norms(std::span<const StepItem> items, int, std::span<BlockNorms> out, void* stream) override {
+    self().with_call("norms", stream, false, [&](auto& call) {
+      check_pointers(call, items);
+      batch_.clear();
+      batch_.add_steps(items, false);
+      for (const Batch::Launch& part : batch_.launches()) call.norms(part), call.tables(part.codec);
+      if (out.empty()) return;
+      const size_t at = batch_.bytes();  // items are aligned as norms are
+      const auto there = upload(call, batch_, out.size_bytes());
+      auto* norms = there.template at<BlockNorms>(at);
+      for (const Batch::Launch& part : batch_.launches()) {
+        if (part.units)
+          call.norms(part)(batch_.items(there.device(), part), batch_.starts(there.device(), part), part.count,
+                           part.units, call.tables(part.codec), norms);
+        norms += part.units;
+      }
+      call.download(there.host() + at, there.device() + at, out.size_bytes());
+      batch_.take_norms(reinterpret_cast<const BlockNorms*>(there.host() + at), out);
+    });
+  }
+
+  void decode(const CodecItem& item, void* stream) override { convert("decode", false, item, stream); }
+  void encode(const CodecItem& item, void* stream) override { convert("encode", true, item, stream); }
+
+  void pack_signs(std::span<const SignItem> items, int, void* stream) override {
+    for_each_checked("pack_signs", items, stream, true, [](auto& call, const SignItem& item) {
+      if (item.count) call.pack(item)(device_item(item));
+    });
+  }
+  void unpack_signs(std::span<const SignItem> items, int, void* stream) override {
+    for_each_checked("unpack_signs", items, stream, true, [](auto& call, const SignItem& item) {
+      if (item.count) call.unpack(item)(device_item(item));
+    });
+  }
+
+  void vote_signs(const VoteItem& item, int, void* stream) override {
+    for_each_checked("vote_signs", std::span(&item, 1), stream, false, [](auto& call, const VoteItem& vote) {
+      if (vote.count == 0) return;
+      const auto kernel = call.vote(vote.count);
+      const auto of_presence = call.vote_presence(vote.count);
+      const DeviceVote on_device = device_item(vote);
+      Arguments arguments;
+      const size_t vote_at = arguments.add(&on_device, sizeof on_device), ballots_at = arguments.add(vote.ballots),
+                   weights_at = arguments.add_weights(vote.ballots, vote.weights),
+                   presence_at = arguments.add(vote.presence);
+      const auto there = upload(call, arguments);
+      const auto* const at = there.template at<const DeviceVote>(vote_at);
+      const auto* const weights = there.template at<const uint32_t>(weights_at);
+      const auto presences = there.template at<Row>(presence_at);
+      kernel(at, there.template at<Row>(ballots_at), weights, presences);
+      if (on_device.result_presence) of_presence(at, weights, presences);
+    });
+  }
+
+  void count_signs(const CountItem& item, int, void* stream) override {
+    for_each_checked("count_signs", std::span(&item, 1), stream, false, [](auto& call, const CountItem& sum) {
+      if (sum.count == 0) return;
+      const DeviceVote vote = device_item(sum);
+      const std::span<std::byte* const> never_reached = sum.planes.subspan(static_cast<size_t>(vote.planes));
+      const auto kernel = call.count(sum.count);
+      const int64_t plane_bytes = sign_bytes(sum.count);
+      if (!never_reached.empty()) call.fill(plane_bytes);  // all that can fail comes before the first launch
+      Arguments arguments;
+      const size_t vote_at = arguments.add(&vote, sizeof vote), ballots_at = arguments.add(sum.ballots),
+                   weights_at = arguments.add_weights(sum.ballots, sum.weights), planes_at = arguments.add(sum.planes);
+      const auto there = upload(call, arguments);
+      kernel(there.template at<const DeviceVote>(vote_at), there.template at<Row>(ballots_at),
+             there.template at<const uint32_t>(weights_at), there.template at<unsigned char* const>(planes_at));
+      for (std::byte* const plane : never_reached) call.fill(plane_bytes)(bytes(plane), uint32_t{0}, plane_bytes);
+    });
+  }
+
+  void apply_signs(std::span<const ApplyItem> items, int, void* stream) override {
+    with_checked("apply_signs", items, stream, false, [&](auto& call) {
+      batch_.clear();
+      batch_.begin_launch(0, 0);
+      for (const ApplyItem& item : items) batch_.add(item);
+      const Batch::Launch& part = batch_.launches()[0];
+      if (part.units == 0) return;
+      const auto kernel = call.apply(part.units);
+      const auto there = upload(call, batch_);
+      kernel(batch_.items(there.device(), part), batch_.starts(there.device(), part), part.count, part.units);
+    });
+  }
+
+  void feedback(std::span<const FeedbackItem> items, int, void* stream) override {
+    for_each_checked("feedback", items, stream, false, [](auto& call, const FeedbackItem& item) {
+      if (item.count == 0) return;
+      const auto kernel = call.feedback(item.count);
+      const void* const tables = item.codes ? call.tables(item.codec) : nullptr;
+      const DeviceFeedback on_device = device_item(item);
+      Arguments arguments;
+      const size_t item_at = arguments.add(&on_device, sizeof on_device), ballots_at = arguments.add(item.ballots),
+                   scales_at = arguments.add(item.ballot_scales),
+                   weights_at = arguments.add_weights(item.ballots, item.weights);
+      const auto there = upload(call, arguments);
+      kernel(there.template at<const DeviceFeedback>(item_at), there.template at<Row>(ballots_at),
+             there.template at<const uint16_t* const>(scales_at), there.template at<const uint32_t>(weights_at),
+             tables);
+    });
+  }
+
+ protected:
+  template <class Call, class Item>
+  static void check_pointers(Call& call, std::span<const Item> items) {
+    for (size_t i = 0; i < items.size(); ++i) call.pointers(items[i], i);
+  }
+
+  template <class Call>
+  static auto upload(Call& call, Batch& batch, size_t room = 0) {
+    return call.upload(
+        batch.bytes(), [&](std::byte* host, std::byte* device) { batch.write(host, device); }, room);
+  }
+  template <class Call>
+  static auto upload(Call& call, const Arguments& arguments) {
+    const std::vector<std::byte>& all = arguments.all();
+    return call.upload(
+        all.size(), [&](std::byte* host, std::byte*) { std::memcpy(host, all.data(), all.size()); }, size_t{0});
+  }
+
+  // Kept between calls for their memory: steps in units of the shape, others in blocks.
+  Batch steps_, batch_;
+
+ private:
+  using Row = const unsigned char* const;
+
+  Self& self() { return static_cast<Self&>(*this); }
+
+  // work(call), all items being checked.
+  template <class Item, class Work>
+  void with_checked(const char* doing, std::span<const Item> items, void* stream, bool can_be_captured, Work&& work) {
+    for (const Item& item : items) check(item);
+    self().with_call(doing, stream, can_be_captured, [&](auto& call) {
+      check_pointers(call, items);
+      work(call);
+    });
+  }
+  // work(call, item) for each.
+  template <class Item, class Work>
+  void for_each_checked(const char* doing, std::span<const Item> items, void* stream, bool can_be_captured,
+                        Work&& work) {
+    with_checked(doing, items, stream, can_be_captured, [&](auto& call) {
+      for (const Item& item : items) work(call, item);
+    });
+  }
+
+  void convert(const char* doing, bool encodes, const CodecItem& item, void* stream) {
+    self().with_call(doing, stream, false, [&](auto& call) {
+      call.pointers(item);
+      batch_.clear();
+      batch_.begin_launch(0, item.codec);
+      batch_.add(item);
+      const Batch::Launch& part = batch_.launches()[0];
+      if (part.units == 0) return;
+      const auto kernel = call.convert(encodes, item, part.units);
+      const void* const tables = call.tables(item.codec);
+      {
+        const auto there = upload(call, batch_);
+        kernel(batch_.items(there.device(), part), part.units, tables);
+      }
+      call.wait();
+    });
+  }
+};
+
+}  // namespace lowtide::kernels
