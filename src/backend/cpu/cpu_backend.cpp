@@ -10,8 +10,7 @@
 
 #include "backend/cpu/kernel_tables.h"
 #include "backend/cpu/pieces.h"
-#include "backend/cpu/sign_step.h"
-#include "backend/cpu/sign_kernel.h"
+#include "backend/cpu/sign_kernels.h"
 #include "backend/cpu/staged.h"
 #include "backend/catalog.h"
 #include "backend/gradient_limit.h"
@@ -147,27 +146,17 @@ class CpuBackend final : public Backend {
   void encode(const CodecItem& item, void*) override { convert(item, aux_.encode[item.codec][item.is_signed]); }
 
   void pack_signs(std::span<const SignItem> items, int threads, void*) override {
-    for (const SignItem& item : items) check(item);
     cpu::pack_signs(signs_, items, threads);
   }
   void unpack_signs(std::span<const SignItem> items, int threads, void*) override {
-    for (const SignItem& item : items) check(item);
     cpu::unpack_signs(signs_, items, threads);
   }
-  void vote_signs(const VoteItem& item, int threads, void*) override {
-    check(item);
-    cpu::vote_signs(signs_, item, threads);
-  }
-  void count_signs(const CountItem& item, int threads, void*) override {
-    check(item);
-    cpu::count_signs(signs_, item, threads);
-  }
+  void vote_signs(const VoteItem& item, int threads, void*) override { cpu::vote_signs(signs_, item, threads); }
+  void count_signs(const CountItem& item, int threads, void*) override { cpu::count_signs(signs_, item, threads); }
   void apply_signs(std::span<const ApplyItem> items, int threads, void*) override {
-    for (const ApplyItem& item : items) check(item);
     cpu::apply_signs(sign_steps_, items, threads);
   }
   void feedback(std::span<const FeedbackItem> items, int threads, void*) override {
-    for (const FeedbackItem& item : items) check(item);
     cpu::feedback(sign_steps_, items, threads);
   }
 

@@ -37,12 +37,13 @@ void for_each_piece(std::span<const Item> items, int64_t at_once, int threads, s
   });
 }
 
-// The same for items of signs, each of count(item): work(item, its first element, how many). A cut within an item is at
-// a multiple of kSignAlignment signs; a thread takes 128 KiB or more at a time, 5 us or more, and few enough that
-// threads finish together.
+// The same for items of signs, which are checked, each of count(item): work(item, its first element, how many). A cut
+// within an item is at a multiple of kSignAlignment signs; a thread takes 128 KiB or more at a time, 5 us or more, and
+// few enough that threads finish together.
 template <class Item, class Count, class Work>
 void for_each_sign_piece(std::span<const Item> items, int threads, Count&& count, Work&& work) {
   constexpr int64_t kUnitsAtOnce = 64;
+  for (const Item& item : items) check(item);
   const auto before = [](const Item& item) { return item.first % kSignAlignment; };
   const auto units = [&](const Item& item) {
     return count(item) ? (before(item) + count(item) + kSignAlignment - 1) / kSignAlignment : 0;

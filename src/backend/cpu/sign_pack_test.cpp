@@ -8,7 +8,7 @@
 #include <cmath>
 
 #include "backend/cpu/cpu_backend.h"
-#include "backend/cpu/sign_kernel.h"
+#include "backend/cpu/sign_kernels.h"
 #include "support/sign_reference.h"
 
 namespace lowtide {

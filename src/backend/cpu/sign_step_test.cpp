@@ -1,6 +1,6 @@
 // The fused parts of training by signs on the CPU against their formulas, on every instruction set: ballots of steps,
 // moves by signs, error feedback.
-#include "backend/cpu/sign_step.h"
+#include "backend/cpu/sign_kernels.h"
 
 #include <gtest/gtest.h>
 
