@@ -13,6 +13,26 @@ function(lt_plugin_host_sources folder out)
   set(${out} ${found} PARENT_SCOPE)
 endfunction()
 
+# Finds `package`, which a plug-in is built with, if LOWTIDE_<backend> wants one; ${package}_REASON says why not. Without
+# sanitizers, unless told to: they know neither what drivers' threads do nor nvcc.
+macro(lt_find_for_plugin backend package what)
+  set(LOWTIDE_${backend} AUTO CACHE STRING "Build the ${backend} plug-in: ON, OFF, or AUTO: if ${what} is found")
+  set_property(CACHE LOWTIDE_${backend} PROPERTY STRINGS AUTO ON OFF)
+  set(${package}_FOUND FALSE)
+  if(NOT LOWTIDE_${backend})
+    set(${package}_REASON "LOWTIDE_${backend} is OFF")
+  elseif(LOWTIDE_${backend} STREQUAL "AUTO" AND LOWTIDE_SANITIZE)
+    set(${package}_REASON "sanitized builds have it with LOWTIDE_${backend}=ON only")
+  else()
+    find_package(${package} QUIET)
+    if(NOT ${package}_FOUND AND LOWTIDE_${backend} STREQUAL "AUTO")
+      message(STATUS "${backend} plug-in: not built (${${package}_REASON})")
+    elseif(NOT ${package}_FOUND)
+      message(FATAL_ERROR "LOWTIDE_${backend} is ON, but ${what} cannot be used: ${${package}_REASON}")
+    endif()
+  endif()
+endmacro()
+
 # Flags and paths of a target with such sources.
 function(lt_plugin_properties target)
   target_compile_definitions(${target} PRIVATE LOWTIDE_VERSION="${PROJECT_VERSION}")

@@ -2,8 +2,6 @@
 # headers, kernels by nvcc, CUDA's runtime linked statically, so that it needs no library of CUDA's but the driver's, and
 # loads without that. The library finds it beside itself (backend/cuda/loader.h). Tests build the same sources, named by
 # lt_cuda_host_sources and lt_cuda_device_sources, against other headers.
-set(LOWTIDE_CUDA AUTO CACHE STRING "Build the CUDA plug-in: ON, OFF, or AUTO: if nvcc is found")
-set_property(CACHE LOWTIDE_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(LOWTIDE_CUDA_ARCHITECTURES "80;90;100;120" CACHE STRING
     "Compute capabilities to make kernels for; the last also as PTX, for those to come")
 
@@ -15,23 +13,9 @@ set(LT_CUDA_FAST ON)
 lt_generate_rule_sources("${lt_src}/portable/rules.def" step_rule.cu.in _fast.cu lt_cuda_fast_rules)
 list(APPEND lt_cuda_device_sources ${lt_cuda_exact_rules} ${lt_cuda_fast_rules})
 
-if(NOT LOWTIDE_CUDA)
-  set(Nvcc_REASON "LOWTIDE_CUDA is OFF")
-  return()
-endif()
-# nvcc does not sanitize; ON builds it all the same.
-if(LOWTIDE_CUDA STREQUAL "AUTO" AND LOWTIDE_SANITIZE)
-  set(Nvcc_REASON "sanitized builds have it with LOWTIDE_CUDA=ON only")
-  return()
-endif()
-
-find_package(Nvcc QUIET)
+lt_find_for_plugin(CUDA Nvcc "nvcc")
 if(NOT Nvcc_FOUND)
-  if(LOWTIDE_CUDA STREQUAL "AUTO")
-    message(STATUS "CUDA plug-in: not built (${Nvcc_REASON})")
-    return()
-  endif()
-  message(FATAL_ERROR "LOWTIDE_CUDA is ON, but CUDA's compiler cannot be used: ${Nvcc_REASON}")
+  return()
 endif()
 
 set(lt_cuda lowtide_cuda${Nvcc_VERSION_MAJOR})

@@ -1,25 +1,8 @@
 # The SYCL backend's plug-in, liblowtide_sycl<libsycl's major>.so: plain C++ against the runtime's headers, kernels as
 # SPIR-V that is part of the sources (tools/make_spirv.py). The library finds it beside itself (backend/registry.cpp).
-set(LOWTIDE_SYCL AUTO CACHE STRING "Build the SYCL plug-in: ON, OFF, or AUTO: if the SYCL runtime is found")
-set_property(CACHE LOWTIDE_SYCL PROPERTY STRINGS AUTO ON OFF)
-if(NOT LOWTIDE_SYCL)
-  set(SyclRuntime_REASON "LOWTIDE_SYCL is OFF")
-  return()
-endif()
-
-# The driver's own threads and memory are not the sanitizers' business; ON tries all the same.
-if(LOWTIDE_SYCL STREQUAL "AUTO" AND LOWTIDE_SANITIZE)
-  set(SyclRuntime_REASON "sanitized builds have it with LOWTIDE_SYCL=ON only")
-  return()
-endif()
-
-find_package(SyclRuntime QUIET)
+lt_find_for_plugin(SYCL SyclRuntime "the SYCL runtime")
 if(NOT SyclRuntime_FOUND)
-  if(LOWTIDE_SYCL STREQUAL "AUTO")
-    message(STATUS "SYCL plug-in: not built (${SyclRuntime_REASON})")
-    return()
-  endif()
-  message(FATAL_ERROR "LOWTIDE_SYCL is ON, but the SYCL runtime was not found: ${SyclRuntime_REASON}")
+  return()
 endif()
 
 set(lt_sycl lowtide_sycl${SyclRuntime_MAJOR})
