@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <utility>
 
 namespace lowtide {
 
@@ -69,30 +68,23 @@ class Device {
   virtual void use_allocator(const Allocator& allocator);
 };
 
+struct FreeOnDevice {
+  Device* device = nullptr;
+  void operator()(std::byte* data) const noexcept { device->free(data); }
+};
+
 // Owns memory of a device, which outlives it.
 class DeviceBytes {
  public:
   DeviceBytes() = default;
   DeviceBytes(Device& device, MemoryKind kind, int64_t bytes)
-      : device_(&device), data_(static_cast<std::byte*>(device.allocate(kind, bytes))), bytes_(bytes) {}
-  ~DeviceBytes() {
-    if (data_) device_->free(data_);
-  }
-  DeviceBytes(DeviceBytes&& other) noexcept
-      : device_(other.device_), data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-  DeviceBytes& operator=(DeviceBytes&& other) noexcept {
-    std::swap(device_, other.device_);
-    std::swap(data_, other.data_);
-    std::swap(bytes_, other.bytes_);
-    return *this;
-  }
+      : data_(static_cast<std::byte*>(device.allocate(kind, bytes)), FreeOnDevice{&device}), bytes_(bytes) {}
 
-  std::byte* data() const { return data_; }
-  int64_t bytes() const { return bytes_; }
+  std::byte* data() const { return data_.get(); }
+  int64_t bytes() const { return data_ ? bytes_ : 0; }
 
  private:
-  Device* device_ = nullptr;
-  std::byte* data_ = nullptr;
+  std::unique_ptr<std::byte, FreeOnDevice> data_;
   int64_t bytes_ = 0;
 };
 
