@@ -36,41 +36,17 @@ std::string filled_in(std::string_view text, const char* rule, const Hyper& h) {
 }
 
 template <class R>
-constexpr bool kIsVariant = requires {
-  typename R::Family;
-};
-
-template <class R>
-int family_of() {
-  if constexpr (kIsVariant<R>)
-    return kNumber<typename R::Family>;
-  else
-    return kNumber<R>;
-}
-
-template <class R>
-bool runs_for(const Hyper& h) {
-  if constexpr (kIsVariant<R>)
-    return R::runs_for(h);
-  else
-    return true;
-}
-
-template <class R>
 std::vector<RuleHyper> hyper_of() {
-  static_assert(
-      kIsVariant<R> || requires { R::kHyper; }, "a rule that users name says in kHyper what it reads");
   std::vector<RuleHyper> all;
-  if constexpr (!kIsVariant<R>)
-    for (const HyperUse& use : R::kHyper) {
-      bool found = false;
+  for (const HyperUse& use : R::kHyper) {
+    bool found = false;
 #define LT_HYPER(type, field, standard, range) \
   if (std::string_view(use.name) == #field)    \
     found = true, all.push_back({#field, use.value < 0 ? static_cast<double>(standard) : use.value});
 #include "lowtide/hyper.def"
 #undef LT_HYPER
-      if (!found) fail(ErrorKind::kInvalidArgument, "a rule reads '%s', which lowtide/hyper.def lacks", use.name);
-    }
+    if (!found) fail(ErrorKind::kInvalidArgument, "a rule reads '%s', which lowtide/hyper.def lacks", use.name);
+  }
   return all;
 }
 
@@ -82,41 +58,33 @@ std::string refusal(const Hyper& h) {
 }
 
 template <class R>
-const char* too_coarse() {
-  if constexpr (requires { R::kTooCoarse; })
-    return R::kTooCoarse;
-  else
-    return nullptr;
-}
-
-template <class R>
-constexpr bool reads_state() {
-  if constexpr (kHasNorms<R>)
-    return R::kNormsReadState;
-  else
-    return false;
-}
-
-template <class R>
 RuleInfo make_rule(const char* name) {
   static_assert(sizeof(typename R::Args) <= kArgsBytes && R::kStates <= kMaxStates);
-  return RuleInfo{name,
-                  R::kStates,
-                  R::kSigned,
-                  {R::kStateNames, R::kStateNames + R::kStates},
-                  [](const lowtide::RuleInput& h, void* out) {
-                    const typename R::Args args = R::args(h);
-                    std::memcpy(out, &args, sizeof args);
-                  },
-                  sizeof(typename R::Args),
-                  [](const lowtide::RuleInput& h, int k) { return R::decay(h, k); },
-                  kHasNorms<R>,
-                  reads_state<R>(),
-                  family_of<R>(),
-                  runs_for<R>,
-                  hyper_of<R>(),
-                  refusal<R>,
-                  too_coarse<R>()};
+  RuleInfo info{};
+  info.name = name;
+  info.states = R::kStates, info.signed_mask = R::kSigned;
+  info.state_names = {R::kStateNames, R::kStateNames + R::kStates};
+  info.make_args = [](const lowtide::RuleInput& h, void* out) {
+    const typename R::Args args = R::args(h);
+    std::memcpy(out, &args, sizeof args);
+  };
+  info.args_bytes = sizeof(typename R::Args);
+  info.decay = [](const lowtide::RuleInput& h, int k) { return R::decay(h, k); };
+  info.norms = kHasNorms<R>;
+  if constexpr (kHasNorms<R>) info.norms_read_state = R::kNormsReadState;
+  if constexpr (requires { typename R::Family; }) {
+    info.family = kNumber<typename R::Family>;
+    info.runs_for = [](const Hyper& h) { return R::runs_for(h); };
+  } else {
+    static_assert(
+        requires { R::kHyper; }, "a rule that users name says in kHyper what it reads");
+    info.family = kNumber<R>;
+    info.runs_for = [](const Hyper&) { return true; };
+    info.hyper = hyper_of<R>();
+  }
+  info.refusal = refusal<R>;
+  if constexpr (requires { R::kTooCoarse; }) info.too_coarse = R::kTooCoarse;
+  return info;
 }
 
 template <class C, bool kSigned>

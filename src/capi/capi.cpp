@@ -169,22 +169,17 @@ lt_status lt_backends(lt_backend_report* out, int32_t room, int32_t* count) {
 }
 
 const char* lt_status_name(lt_status status) {
-  switch (status) {
-    case LT_OK:
-      return "ok";
-    case LT_INVALID_ARGUMENT:
-      return "invalid argument";
-    case LT_OUT_OF_MEMORY:
-      return "out of memory";
-    case LT_UNSUPPORTED:
-      return "unsupported";
-    case LT_IO_ERROR:
-      return "input/output error";
-    case LT_DEVICE_LOST:
-      return "device lost";
-    case LT_INTERNAL:
-      return "internal error";
-  }
+  static constexpr std::pair<lt_status, const char*> kNames[] = {
+      {LT_OK, "ok"},
+      {LT_INVALID_ARGUMENT, "invalid argument"},
+      {LT_OUT_OF_MEMORY, "out of memory"},
+      {LT_UNSUPPORTED, "unsupported"},
+      {LT_IO_ERROR, "input/output error"},
+      {LT_DEVICE_LOST, "device lost"},
+      {LT_INTERNAL, "internal error"},
+  };
+  for (const auto& [known, name] : kNames)
+    if (status == known) return name;
   return "unknown status";
 }
 

@@ -10,7 +10,6 @@
 
 using lowtide::Device;
 using lowtide::DeviceBytes;
-using lowtide::ErrorKind;
 using lowtide::MemoryKind;
 using lowtide::capi::guarded;
 using lowtide::capi::on;
@@ -26,22 +25,9 @@ struct lt_device {
   void synchronize(void* on) { device().host_wait(device().record(on)); }
 };
 
-namespace {
-
-MemoryKind kind_from(int32_t kind) {
-  switch (kind) {
-    case LT_MEMORY_DEVICE:
-      return MemoryKind::kDevice;
-    case LT_MEMORY_PINNED:
-      return MemoryKind::kPinned;
-    case LT_MEMORY_SHARED:
-      return MemoryKind::kShared;
-    default:
-      lowtide::fail(ErrorKind::kInvalidArgument, "got kind=%d, wanted an lt_memory_kind", kind);
-  }
-}
-
-}  // namespace
+static_assert(LT_MEMORY_DEVICE == static_cast<int>(MemoryKind::kDevice) &&
+              LT_MEMORY_PINNED == static_cast<int>(MemoryKind::kPinned) &&
+              LT_MEMORY_SHARED == static_cast<int>(MemoryKind::kShared));
 
 extern "C" {
 
@@ -78,9 +64,9 @@ lt_status lt_device_limits(lt_device* device, lt_device_limits_report* out) {
 lt_status lt_device_alloc(lt_device* device, int32_t kind, int64_t bytes, void** out) {
   return on(device, "device", [&](lt_device& of) {
     *require(out, "out") = nullptr;
-    const MemoryKind wanted = kind_from(kind);
+    LT_REQUIRE(kind >= LT_MEMORY_DEVICE && kind <= LT_MEMORY_SHARED, "got kind=%d, wanted an lt_memory_kind", kind);
     LT_REQUIRE(bytes > 0, "got bytes=%lld, wanted more than 0", static_cast<long long>(bytes));
-    DeviceBytes memory(of.device(), wanted, bytes);
+    DeviceBytes memory(of.device(), static_cast<MemoryKind>(kind), bytes);
     void* const data = memory.data();
     of.memory.emplace(data, std::move(memory));
     *out = data;

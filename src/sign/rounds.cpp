@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cinttypes>
+#include <iterator>
 #include <map>
 #include <set>
 
@@ -29,15 +30,9 @@ std::string number(uint64_t x) { return std::to_string(x); }
 std::string yes_no(bool x) { return x ? "yes" : "no"; }
 
 std::string algorithm_name(int32_t algorithm) {
-  switch (static_cast<SignAlgorithm>(algorithm)) {
-    case SignAlgorithm::kAuto:
-      return "auto";
-    case SignAlgorithm::kOnePhase:
-      return "one_phase";
-    case SignAlgorithm::kTwoPhase:
-      return "two_phase";
-  }
-  return number(static_cast<uint64_t>(algorithm));
+  constexpr const char* kNames[] = {"auto", "one_phase", "two_phase"};
+  const bool is_named = algorithm >= 0 && algorithm < static_cast<int32_t>(std::size(kNames));
+  return is_named ? kNames[algorithm] : std::to_string(algorithm);
 }
 
 std::string type_name(int32_t dtype) {
@@ -90,19 +85,22 @@ void require_one(const char* name, const Values& values, Cause cause = Cause::kD
   throw CollectiveError(cause, text + "; wanted the same on all. Nothing was applied", others);
 }
 
-const char* round_name(Round round) {
-  switch (round) {
-    case Round::kMeasure:
-      return "measuring the link (algorithm auto)";
-    case Round::kAnnounce:
-      return "announcing a vote";
-    case Round::kConfirm:
-      return "confirming";
-    case Round::kCommit:
-      return "committing";
-    default:
-      return "another round";
-  }
+// The words for what a rank does in a round, and for the message that it sends there.
+struct RoundWords {
+  const char *doing, *message;
+};
+const RoundWords& words_of(Round round) {
+  static constexpr RoundWords kOther{"another round", "result"};
+  static constexpr RoundWords kWords[] = {kOther,
+                                          {"measuring the link (algorithm auto)", "result"},
+                                          {"announcing a vote", "announcement"},
+                                          {"another round", "ballot"},
+                                          kOther,
+                                          kOther,
+                                          {"confirming", "confirmation"},
+                                          {"committing", "confirmation"}};
+  static_assert(std::size(kWords) == static_cast<size_t>(Round::kCommit) + 1);
+  return kWords[round <= Round::kCommit ? static_cast<size_t>(round) : 0];
 }
 
 // The records of all ranks; a damaged one is zeroed. A rank in another round is an error as long as the call has not
@@ -120,26 +118,12 @@ std::vector<Record> gather(Channel& channel, const Record& mine, std::vector<boo
     (*sound)[r] = wire::sound_record(&all[r]) && all[r].prefix.rank == static_cast<int32_t>(r) &&
                   (begins || all[r].prefix.round == round);
     if ((*sound)[r])
-      rounds[round_name(all[r].prefix.round)].push_back(static_cast<int>(r));
+      rounds[words_of(all[r].prefix.round).doing].push_back(static_cast<int>(r));
     else
       all[r] = Record{};
   }
   require_one("where they are in the call", rounds);
   return all;
-}
-
-const char* message_name(Round round) {
-  switch (round) {
-    case Round::kAnnounce:
-      return "announcement";
-    case Round::kBallot:
-      return "ballot";
-    case Round::kConfirm:
-    case Round::kCommit:
-      return "confirmation";
-    default:
-      return "result";
-  }
 }
 
 Verdict verdict(const Channel& channel, const Agreement& agreed, Round round) {
@@ -194,7 +178,7 @@ void require_fine(const std::vector<Verdict>& views) {
     if (view.reason == Reason::kFine) continue;
     if (view.reason == Reason::kSenderFailed) cause = Cause::kRankFailed;
     culprits.insert(view.culprit);
-    texts.insert(format("the %s of rank %d%s %s", message_name(view.of), view.culprit,
+    texts.insert(format("the %s of rank %d%s %s", words_of(view.of).message, view.culprit,
                         view.witness == view.culprit ? "" : format(" at rank %d", view.witness).c_str(),
                         wire::describe(view.reason)));
   }

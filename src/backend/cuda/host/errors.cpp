@@ -1,6 +1,7 @@
 #include "backend/cuda/host/errors.h"
 
 #include <algorithm>
+#include <initializer_list>
 
 namespace lowtide::cuda_host {
 namespace {
@@ -29,55 +30,33 @@ const char* advice_for(cudaError_t code) {
 }  // namespace
 
 ErrorKind kind_of(cudaError_t code) {
-  switch (code) {
-    case cudaErrorMemoryAllocation:
-      return ErrorKind::kOutOfMemory;
-    case cudaErrorInvalidValue:
-    case cudaErrorInvalidDevice:
-    case cudaErrorInvalidResourceHandle:
-    case cudaErrorHostMemoryAlreadyRegistered:
-    case cudaErrorHostMemoryNotRegistered:
-    case cudaErrorStreamCaptureUnsupported:
-    case cudaErrorStreamCaptureInvalidated:
-    case cudaErrorStreamCaptureMerge:
-    case cudaErrorStreamCaptureUnmatched:
-    case cudaErrorStreamCaptureUnjoined:
-    case cudaErrorStreamCaptureIsolation:
-    case cudaErrorStreamCaptureImplicit:
-    case cudaErrorStreamCaptureWrongThread:
-    case cudaErrorCapturedEvent:
-      return ErrorKind::kInvalidArgument;
-    case cudaErrorInsufficientDriver:
-    case cudaErrorCallRequiresNewerDriver:
-    case cudaErrorNoDevice:
-    case cudaErrorDevicesUnavailable:
-    case cudaErrorNotSupported:
-    case cudaErrorNoKernelImageForDevice:
-    case cudaErrorUnsupportedPtxVersion:
-    case cudaErrorSystemNotReady:
-    case cudaErrorSystemDriverMismatch:
-    case cudaErrorCompatNotSupportedOnDevice:
-      return ErrorKind::kUnsupported;
-    case cudaErrorCudartUnloading:  // the process ends
-    case cudaErrorECCUncorrectable:
-    case cudaErrorNvlinkUncorrectable:
-    case cudaErrorContained:
-    case cudaErrorIllegalAddress:
-    case cudaErrorLaunchTimeout:
-    case cudaErrorContextIsDestroyed:
-    case cudaErrorAssert:
-    case cudaErrorHardwareStackError:
-    case cudaErrorIllegalInstruction:
-    case cudaErrorMisalignedAddress:
-    case cudaErrorInvalidAddressSpace:
-    case cudaErrorInvalidPc:
-    case cudaErrorLaunchFailure:
-    case cudaErrorTensorMemoryLeak:
-    case cudaErrorExternalDevice:
-      return ErrorKind::kDeviceLost;
-    default:
-      return ErrorKind::kInternal;
-  }
+  struct Codes {
+    ErrorKind kind;
+    std::initializer_list<cudaError_t> all;
+  };
+  static const Codes kCodes[] = {
+      {ErrorKind::kOutOfMemory, {cudaErrorMemoryAllocation}},
+      {ErrorKind::kInvalidArgument,
+       {cudaErrorInvalidValue, cudaErrorInvalidDevice, cudaErrorInvalidResourceHandle,
+        cudaErrorHostMemoryAlreadyRegistered, cudaErrorHostMemoryNotRegistered, cudaErrorStreamCaptureUnsupported,
+        cudaErrorStreamCaptureInvalidated, cudaErrorStreamCaptureMerge, cudaErrorStreamCaptureUnmatched,
+        cudaErrorStreamCaptureUnjoined, cudaErrorStreamCaptureIsolation, cudaErrorStreamCaptureImplicit,
+        cudaErrorStreamCaptureWrongThread, cudaErrorCapturedEvent}},
+      {ErrorKind::kUnsupported,
+       {cudaErrorInsufficientDriver, cudaErrorCallRequiresNewerDriver, cudaErrorNoDevice, cudaErrorDevicesUnavailable,
+        cudaErrorNotSupported, cudaErrorNoKernelImageForDevice, cudaErrorUnsupportedPtxVersion, cudaErrorSystemNotReady,
+        cudaErrorSystemDriverMismatch, cudaErrorCompatNotSupportedOnDevice}},
+      // The first: the process ends.
+      {ErrorKind::kDeviceLost,
+       {cudaErrorCudartUnloading, cudaErrorECCUncorrectable, cudaErrorNvlinkUncorrectable, cudaErrorContained,
+        cudaErrorIllegalAddress, cudaErrorLaunchTimeout, cudaErrorContextIsDestroyed, cudaErrorAssert,
+        cudaErrorHardwareStackError, cudaErrorIllegalInstruction, cudaErrorMisalignedAddress,
+        cudaErrorInvalidAddressSpace, cudaErrorInvalidPc, cudaErrorLaunchFailure, cudaErrorTensorMemoryLeak,
+        cudaErrorExternalDevice}},
+  };
+  for (const Codes& codes : kCodes)
+    if (std::find(codes.all.begin(), codes.all.end(), code) != codes.all.end()) return codes.kind;
+  return ErrorKind::kInternal;
 }
 
 std::string words_of(cudaError_t code) {
