@@ -72,14 +72,15 @@ TEST(SyclErrors, BadPrograms) {
   sycl_host::Kernels kernels(device.queue->get_context(), device.queue->get_device(), bad_program);
   int refused = 0;
   for (const char* rule : {"adamw", "sgd", "adam"}) {
-    const std::string message = testing::message_of(ErrorKind::kUnsupported, [&] { kernels.step(find_rule(rule), 0); });
+    const std::string message =
+        testing::message_of(ErrorKind::kUnsupported, [&] { kernels.of_rule("step", find_rule(rule), 0); });
     EXPECT_NE(message.find("step_" + std::string(rule)), std::string::npos) << message;
     refused += !message.empty();
     std::printf("%s: %s\n", rule, message.c_str());
   }
   EXPECT_EQ(refused, 3);
-  kernels.step(find_rule("lion"), 0);
-  kernels.first_nonfinite();
+  kernels.of_rule("step", find_rule("lion"), 0);
+  kernels.find("aux", "first_nonfinite");
 }
 
 TEST(SyclErrors, MoreMemoryThanThereIs) {

@@ -9,13 +9,16 @@
 #include "backend/cuda/host/guards.h"
 #include "backend/cuda/host/pointers.h"
 #include "backend/cuda/host/recorded_step.h"
-#include "backend/cuda/host/target.h"
 #include "backend/cuda/host/uploads.h"
 #include "backend/kernels/codec_tables.h"
 #include "backend/kernels/device_backend.h"
+#include "backend/kernels/target.h"
 
 namespace lowtide::cuda_host {
 namespace {
+
+constexpr const char kExact[] = "exact";  // the bits of the CPU backend
+constexpr const char kFast[] = "fast";
 
 class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
  public:
@@ -218,11 +221,15 @@ int ordinal_of(cudaStream_t stream) {
 }  // namespace
 
 std::unique_ptr<Backend> make_backend(const std::string& target, void* stream) {
-  const Target wanted = parse_target(target);
+  const kernels::Target wanted = kernels::parse_target(target);
+  const bool fast = wanted.kind == kFast;
+  LT_REQUIRE(wanted.is_well && (fast || wanted.kind == kExact || wanted.kind.empty()),
+             "got CUDA target '%s', wanted exact or fast, with ':' and a number the device of that ordinal",
+             target.c_str());
   const int of_stream = stream ? ordinal_of(static_cast<cudaStream_t>(stream)) : -1;
-  LT_REQUIRE(of_stream < 0 || wanted.ordinal < 0 || of_stream == wanted.ordinal,
+  LT_REQUIRE(of_stream < 0 || wanted.number < 0 || of_stream == wanted.number,
              "got CUDA target '%s' and a stream of device %d, wanted both of one device", target.c_str(), of_stream);
-  return std::make_unique<CudaBackend>(describe_device(of_stream >= 0 ? of_stream : wanted.ordinal), wanted.fast);
+  return std::make_unique<CudaBackend>(describe_device(of_stream >= 0 ? of_stream : wanted.number), fast);
 }
 
 }  // namespace lowtide::cuda_host

@@ -15,9 +15,9 @@
 
 namespace lowtide::cuda_host {
 
-// target: as target.h says. stream: whose device is to be used, or nullptr: the target's, or the present one. Throws
-// kInvalidArgument for another name, an ordinal that there is not, or a stream of another device than the target's;
-// kUnsupported where no device can be used.
+// target: "exact" or "fast" arithmetic, with ":N" on the device of that ordinal; "": exact. stream: whose device is to
+// be used, or nullptr: the target's, or the present one. Throws kInvalidArgument for another name, an ordinal that
+// there is not, or a stream of another device than the target's; kUnsupported where no device can be used.
 std::unique_ptr<Backend> make_backend(const std::string& target, void* stream);
 
 }  // namespace lowtide::cuda_host

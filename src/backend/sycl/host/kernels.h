@@ -29,32 +29,20 @@ class Kernels {
   Kernels(const sycl::context& context, const sycl::device& device, Source* source = &program)
       : context_(context), device_(device), source_(source) {}
 
-  // By the numbers of rules.def and codecs.def.
-  const sycl::kernel& step(int rule, int codec) { return of_rule("step", rule, codec); }
-  const sycl::kernel& ballot(int rule, int codec) { return of_rule("ballot", rule, codec); }  // of a step
-  const sycl::kernel& norms(int rule, int codec) { return of_rule("norms", rule, codec); }    // of an LT_NORM_RULE
-  const sycl::kernel& decode(int codec, bool is_signed) { return of_codec("decode", codec, is_signed); }
-  const sycl::kernel& encode(int codec, bool is_signed) { return of_codec("encode", codec, is_signed); }
-  const sycl::kernel& first_nonfinite() { return find("aux", "first_nonfinite"); }
-  const sycl::kernel& fill() { return find("fill", "fill"); }
-  const sycl::kernel& pack_signs(DType dtype) { return of_type("pack", dtype); }
-  const sycl::kernel& unpack_signs(DType dtype) { return of_type("unpack", dtype); }
-  const sycl::kernel& vote_signs() { return find("vote", "vote"); }
-  const sycl::kernel& vote_presence() { return find("vote", "vote_presence"); }
-  const sycl::kernel& count_signs() { return find("vote", "count"); }
-  const sycl::kernel& apply_signs() { return find("apply", "apply"); }
-  const sycl::kernel& feedback() { return find("feedback", "feedback"); }
+  // Kernels are found by the name of their program and their own, without the "lt_" that all have.
+  const sycl::kernel& find(const std::string& program, const std::string& name);
+  // kind: "step", "ballot" or, for an LT_NORM_RULE, "norms". Numbers are those of rules.def and codecs.def.
+  const sycl::kernel& of_rule(const std::string& kind, int rule, int codec);
+  // kind: "decode" or "encode".
+  const sycl::kernel& of_codec(const std::string& kind, int codec, bool is_signed);
+  // kind: "pack" or "unpack".
+  const sycl::kernel& of_type(const std::string& kind, DType dtype);
 
   // The codec's tables in device memory, nullptr if it has none.
   const void* tables(int codec);
 
  private:
   using Bundle = sycl::kernel_bundle<sycl::bundle_state::executable>;
-  // name: without the "lt_" that all have.
-  const sycl::kernel& find(const std::string& program, const std::string& name);
-  const sycl::kernel& of_rule(const std::string& kind, int rule, int codec);
-  const sycl::kernel& of_codec(const std::string& kind, int codec, bool is_signed);
-  const sycl::kernel& of_type(const std::string& kind, DType dtype);
 
   sycl::context context_;
   sycl::device device_;

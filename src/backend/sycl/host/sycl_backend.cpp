@@ -1,12 +1,12 @@
 #include "backend/sycl/host/sycl_backend.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstring>
 #include <list>
 #include <utility>
 
 #include "backend/kernels/device_backend.h"
+#include "backend/kernels/target.h"
 #include "backend/sycl/host/errors.h"
 #include "backend/sycl/host/kernels.h"
 #include "backend/sycl/host/pointers.h"
@@ -56,37 +56,36 @@ struct Call {
     return [this, &kernel, groups](auto... arguments) { last = launch(queue, kernel, groups, arguments...); };
   }
   auto step(const kernels::Batch::Launch& part) {
-    return queued(part.ballot ? here.kernels.ballot(part.rule, part.codec) : here.kernels.step(part.rule, part.codec),
-                  part.units);
+    return queued(here.kernels.of_rule(part.ballot ? "ballot" : "step", part.rule, part.codec), part.units);
   }
   auto norms(const kernels::Batch::Launch& part) {
-    return queued(here.kernels.norms(part.rule, part.codec), part.units);
+    return queued(here.kernels.of_rule("norms", part.rule, part.codec), part.units);
   }
   auto first_nonfinite(const kernels::Batch::Launch& part) {
-    return queued(here.kernels.first_nonfinite(), part.units);
+    return queued(here.kernels.find("aux", "first_nonfinite"), part.units);
   }
   auto convert(bool encodes, const CodecItem& item, int64_t units) {
-    return queued(
-        encodes ? here.kernels.encode(item.codec, item.is_signed) : here.kernels.decode(item.codec, item.is_signed),
-        units);
+    return queued(here.kernels.of_codec(encodes ? "encode" : "decode", item.codec, item.is_signed), units);
   }
-  auto apply(int64_t units) { return queued(here.kernels.apply_signs(), units); }
+  auto apply(int64_t units) { return queued(here.kernels.find("apply", "apply"), units); }
   // By sub-groups, each of so many words of 32 signs.
   auto pack(const SignItem& item) {
-    return queued(here.kernels.pack_signs(item.dtype), groups_of_members(item, 32 * kernels::kSignWordsAtOnce));
+    return queued(here.kernels.of_type("pack", item.dtype), groups_of_members(item, 32 * kernels::kSignWordsAtOnce));
   }
   auto unpack(const SignItem& item) {
-    return queued(here.kernels.unpack_signs(item.dtype), groups_of_members(item, 32));
+    return queued(here.kernels.of_type("unpack", item.dtype), groups_of_members(item, 32));
   }
   // By work-items, each of a word.
-  auto vote(int64_t signs) { return queued(here.kernels.vote_signs(), groups_for((signs + 31) / 32)); }
-  auto vote_presence(int64_t signs) { return queued(here.kernels.vote_presence(), groups_for(presence_bytes(signs))); }
-  auto count(int64_t signs) { return queued(here.kernels.count_signs(), groups_for((signs + 31) / 32)); }
+  auto vote(int64_t signs) { return queued(here.kernels.find("vote", "vote"), groups_for((signs + 31) / 32)); }
+  auto vote_presence(int64_t signs) {
+    return queued(here.kernels.find("vote", "vote_presence"), groups_for(presence_bytes(signs)));
+  }
+  auto count(int64_t signs) { return queued(here.kernels.find("vote", "count"), groups_for((signs + 31) / 32)); }
   auto feedback(int64_t signs) {
     const int64_t blocks = (signs + kFeedbackSigns - 1) / kFeedbackSigns;
-    return queued(here.kernels.feedback(), groups_for(blocks * kernels::kFeedbackLanes));
+    return queued(here.kernels.find("feedback", "feedback"), groups_for(blocks * kernels::kFeedbackLanes));
   }
-  auto fill(int64_t bytes) { return queued(here.kernels.fill(), groups_for(bytes / 4 + 1)); }
+  auto fill(int64_t bytes) { return queued(here.kernels.find("fill", "fill"), groups_for(bytes / 4 + 1)); }
 
   // Sub-groups of 32 that take `signs` each.
   static int64_t groups_of_members(const SignItem& item, int64_t signs) {
@@ -215,15 +214,12 @@ const char* target_of(const sycl::device& device) {
 }
 
 std::unique_ptr<Backend> make_backend(const std::string& target, const sycl::queue* queue) {
-  const std::string kind = target.substr(0, target.find(':'));
-  size_t number = 0;
-  if (kind.size() < target.size()) {
-    const char *const first = target.data() + kind.size() + 1, *const end = target.data() + target.size();
-    const auto [rest, error] = std::from_chars(first, end, number);
-    LT_REQUIRE(error == std::errc() && rest == end && !queue,
-               "got SYCL target '%s'%s, wanted a number behind ':', and no queue", target.c_str(),
-               queue ? " and a queue" : "");
-  }
+  const kernels::Target wanted = kernels::parse_target(target);
+  const std::string& kind = wanted.kind;
+  LT_REQUIRE(wanted.is_well && (wanted.number < 0 || !queue),
+             "got SYCL target '%s'%s, wanted a number behind ':', and no queue", target.c_str(),
+             queue ? " and a queue" : "");
+  const auto number = static_cast<size_t>(std::max(wanted.number, 0));
   LT_REQUIRE(kind.empty() || kind == "gpu" || kind == "cpu",
              "got SYCL target '%s', wanted gpu, cpu, or none for the best", target.c_str());
   return guarded("opening a device", [&]() -> std::unique_ptr<Backend> {

@@ -8,20 +8,16 @@
 namespace lowtide::sycl_host {
 namespace {
 
-sycl::usm::alloc alloc_of(MemoryKind kind) {
-  switch (kind) {
-    case MemoryKind::kDevice:
-      return sycl::usm::alloc::device;
-    case MemoryKind::kPinned:
-      return sycl::usm::alloc::host;
-    case MemoryKind::kShared:
-      return sycl::usm::alloc::shared;
-  }
-  return sycl::usm::alloc::unknown;
-}
-
-const char* name_of(MemoryKind kind) {
-  return kind == MemoryKind::kDevice ? "device" : kind == MemoryKind::kPinned ? "pinned host" : "shared";
+// A kind of memory as SYCL knows it, and in words.
+struct Kind {
+  sycl::usm::alloc alloc;
+  const char* name;
+};
+const Kind& kind_of(MemoryKind kind) {
+  static constexpr Kind kKinds[] = {{sycl::usm::alloc::device, "device"},
+                                    {sycl::usm::alloc::host, "pinned host"},
+                                    {sycl::usm::alloc::shared, "shared"}};
+  return kKinds[static_cast<size_t>(kind)];
 }
 
 // A hint: whatever a driver makes of it, the memory is as good.
@@ -59,13 +55,13 @@ void* SyclDevice::allocate(MemoryKind kind, int64_t bytes) {
   const Limits most = limits();
   if (kind != MemoryKind::kPinned && bytes > most.largest_allocation)
     fail(ErrorKind::kOutOfMemory, "SYCL: %lld bytes of %s memory wanted, this device allocates %lld at most at a time",
-         static_cast<long long>(bytes), name_of(kind), static_cast<long long>(most.largest_allocation));
+         static_cast<long long>(bytes), kind_of(kind).name, static_cast<long long>(most.largest_allocation));
   return guarded("allocating memory", [&] {
     void* const memory = sycl::aligned_alloc(static_cast<size_t>(kPageBytes), static_cast<size_t>(bytes),
-                                             own_.get_device(), own_.get_context(), alloc_of(kind));
+                                             own_.get_device(), own_.get_context(), kind_of(kind).alloc);
     if (!memory)
       fail(ErrorKind::kOutOfMemory, "SYCL: %lld bytes of %s memory could not be had; the device has %lld",
-           static_cast<long long>(bytes), name_of(kind), static_cast<long long>(most.total));
+           static_cast<long long>(bytes), kind_of(kind).name, static_cast<long long>(most.total));
     if (kind == MemoryKind::kShared) prefer_device(own_, memory, bytes);
     return memory;
   });
@@ -99,7 +95,7 @@ void SyclDevice::fill(void* queue, void* to, uint32_t pattern, int pattern_bytes
     if (count <= 0) return;
     const sycl::device device = own_.get_device();
     PointerCheck(own_.get_context(), device).one(to, "the memory to fill", 0);
-    const sycl::kernel& kernel = kernels_of(own_.get_context(), device).fill();
+    const sycl::kernel& kernel = kernels_of(own_.get_context(), device).find("fill", "fill");
     const uint32_t word = pattern_bytes == 4 ? pattern : (pattern & 0xff) * 0x01010101u;
     const int64_t bytes = count * pattern_bytes;
     launch(on, kernel, groups_for(bytes / 4 + 1), static_cast<unsigned char*>(to), word, bytes);
