@@ -2,35 +2,11 @@
 #include "lowtide/bnb.h"
 
 #include <bit>
-#include <new>
-#include <string>
 
 #include "backend/registry.h"
 #include "bnb/guard.h"
 #include "bnb/memory.h"
 #include "core/error.h"
-
-namespace lowtide::bnb {
-static thread_local std::string error_text;
-
-std::mutex& calls() {
-  static std::mutex mutex;
-  return mutex;
-}
-
-void note_error(const char* name, const char* what) noexcept {
-  try {
-    error_text = std::string(name) + ": " + what;
-  } catch (const std::bad_alloc&) {
-    error_text.clear();
-    error_text += "no memory";  // fits without an allocation
-  }
-}
-
-const char* last_error() noexcept { return error_text.c_str(); }
-void clear_error() noexcept { error_text.clear(); }
-
-}  // namespace lowtide::bnb
 
 namespace {
 
@@ -73,6 +49,6 @@ const char* lt_bnb_place() {
   return guarded("lt_bnb_place", "", [] { return memory().place().c_str(); });
 }
 
-const char* lt_bnb_last_error() { return bnb::last_error(); }
-void lt_bnb_clear_error() { bnb::clear_error(); }
+const char* lt_bnb_last_error() { return bnb::last_error.c_str(); }
+void lt_bnb_clear_error() { bnb::last_error.clear(); }
 }

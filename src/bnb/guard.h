@@ -3,20 +3,29 @@
 
 #include <exception>
 #include <mutex>
+#include <new>
+#include <string>
 
 namespace lowtide::bnb {
 
-std::mutex& calls();
+inline std::mutex calls;
+inline thread_local std::string last_error;
+
 // name: of the function that failed.
-void note_error(const char* name, const char* what) noexcept;
-const char* last_error() noexcept;
-void clear_error() noexcept;
+inline void note_error(const char* name, const char* what) noexcept {
+  try {
+    last_error = std::string(name) + ": " + what;
+  } catch (const std::bad_alloc&) {
+    last_error.clear();
+    last_error += "no memory";  // fits without an allocation
+  }
+}
 
 // f(); `failed` if it throws.
 template <class T, class Fn>
 T guarded(const char* name, T failed, Fn&& f) noexcept {
   try {
-    const std::lock_guard lock(calls());
+    const std::lock_guard lock(calls);
     return f();
   } catch (const std::exception& error) {
     note_error(name, error.what());
