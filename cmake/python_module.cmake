@@ -8,7 +8,7 @@ if(NOT nanobind_DIR AND NOT LOWTIDE_FOR_WHEEL)
 endif()
 find_package(nanobind CONFIG QUIET)
 if(NOT nanobind_FOUND)
-  message(FATAL_ERROR "LOWTIDE_PYTHON needs nanobind >= 2.4: ${Python_EXECUTABLE} -m pip install nanobind")
+  message(FATAL_ERROR "LOWTIDE_PYTHON needs nanobind >= 2.5: ${Python_EXECUTABLE} -m pip install nanobind")
 endif()
 
 nanobind_add_module(

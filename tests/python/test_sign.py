@@ -384,7 +384,7 @@ def test_many_callers_at_a_time(seed: int, figure: Figure) -> None:
 
 
 def test_the_gil_is_free_meanwhile(figure: Figure) -> None:
-    """Another thread gets on while a call is under way; were the GIL held, it would not be heard of before its end."""
+    """Another thread gets on while a call is under way; were the GIL held, it would get no turn before the end."""
     torch.set_num_threads(1)
     x = torch.randn(1 << 25)
     ballots = sign.pack(x)[None].expand(64, -1)
@@ -397,12 +397,12 @@ def test_the_gil_is_free_meanwhile(figure: Figure) -> None:
 
     worker = threading.Thread(target=count)
     worker.start()
-    before = counted[0]
-    during: list[int] = []
-    for _ in range(3):
+    turns, calls = 0, 0
+    while turns < 3 and calls < 200:  # on a busy machine the other thread may be late
+        before = counted[0]
         sign.majority(ballots, x.numel())
-        during.append(counted[0])  # nothing lets go of the GIL between the call's return and this
+        turns, calls = counted[0] - before, calls + 1
     done.set()
     worker.join()
-    assert during[-1] > before + 10
-    figure(f"{during[-1] - before} turns of another thread during three votes")
+    assert turns >= 3  # one could come between the reading of `before` and the call
+    figure(f"{turns} turns of another thread during one vote, the {calls}. that was tried")
