@@ -1,23 +1,17 @@
 // One block of threads at a time: they run in a random order, and change where they meet.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
 
-#include "emulator/errors.h"
-#include "emulator/kernel.h"
 #include "fibers.h"
 #include "random.h"
 
 namespace cuda_emulator {
-
-// Why a launch failed; empty: it did not.
-struct Failure {
-  cudaError_t error = cudaSuccess;
-  std::string reason;
-};
 
 class BlockRunner {
  public:

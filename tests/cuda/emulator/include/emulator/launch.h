@@ -2,11 +2,29 @@
 #pragma once
 
 #include <functional>
+#include <string>
 #include <tuple>
 #include <utility>
 
 namespace cuda_emulator {
 
+// Why a launch failed; no reason: it did not.
+struct Failure {
+  cudaError_t error = cudaSuccess;
+  std::string reason;
+};
+
+// A launch whose stream has come to it.
+struct Grid {
+  dim3 blocks, threads;
+  uint64_t seed;
+  // Bounds of the allocation that holds the address, of those that the device can reach; {0, 0}: none does.
+  std::function<std::pair<uint64_t, uint64_t>(uint64_t address)> find_memory;
+};
+
+// run: of all blocks, by what executes them.
+LT_CUDA_HOOK cudaError_t launch_grid(const cudaLaunchConfig_t* config, const void* kernel, size_t argument_bytes,
+                                     std::function<Failure(const Grid&)> run);
 // body: of one thread.
 LT_CUDA_HOOK cudaError_t launch(const cudaLaunchConfig_t* config, const void* kernel, size_t argument_bytes,
                                 std::function<void()> body);

@@ -1,0 +1,298 @@
+// The shipped kernels' PTX gives the bits of a step on the CPU, for each value that the manual allows approximate
+// instructions: every rule, codec and pair of element types.
+#include <cuda_runtime.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "backend/cpu/cpu_backend.h"
+#include "cuda/step_cases.h"
+#include "runtime.h"
+
+namespace lowtide {
+namespace {
+
+using namespace lowtide::testing;
+
+constexpr ptx::Choice kChoices[] = {ptx::Choice::kLowest, ptx::Choice::kHighest, ptx::Choice::kNearest,
+                                    ptx::Choice::kRandom};
+const char* name_of(ptx::Choice choice) {
+  const char* names[] = {"lowest", "highest", "nearest", "random"};
+  return names[static_cast<size_t>(choice)];
+}
+
+// Usual states to nearest, any states, misaligned memory, kernels of any types, memory that is not contiguous, usual
+// states stochastically, and the ends of the numbers.
+enum Variant { kUsual, kAny, kMisaligned, kAnyTypes, kStrided, kStochastic, kExtreme, kVariants };
+
+// Rows of many blocks, of one and of less than one, tails, and parameters without elements.
+std::vector<StepCase> small_cases(int rule, int codec, int pair, Rng& rng) {
+  const std::pair<int64_t, int64_t> shapes[] = {{1, 256 * 33 + 77},
+                                                {2, 512},
+                                                {0, 5},
+                                                {1, 1},
+                                                {9, 16},
+                                                {3, 400},
+                                                {6, 24},
+                                                {2, 257},
+                                                {rng.between(2, 9), rng.between(1, 255)}};
+  std::vector<StepCase> cases;
+  for (const auto& [rows, length] : shapes)
+    cases.emplace_back(rule, codec, static_cast<DType>(pair / 3), static_cast<DType>(pair % 3), rows, length, rng);
+  return cases;
+}
+
+// Zeros of both signs, denormals, and the largest parameters and gradients whose squares are finite; the largest
+// parameters of all where gradients do not take them in. Infinite ones become NaN, whose bits nobody promises.
+void make_extreme(StepCase& c, Rng& rng) {
+  for (int64_t i = 0; i < c.layout.numel; ++i) {
+    const auto one_of = [&](DType dtype, double largest) {
+      const double least = dtype == DType::kF16 ? 0x1p-24 : dtype == DType::kBF16 ? 0x1p-133 : 0x1p-149;
+      const double values[] = {0., -0., least, -least, 3 * least, largest, -largest, 1};
+      return values[rng.below(8)];
+    };
+    const auto largest = [](DType dtype) { return dtype == DType::kF16 ? 60000. : 0x1p60; };
+    const bool decays_apart = std::strcmp(rule_info(c.rule).name, "adamw") == 0;
+    if (rng.chance(0.3))
+      put(c.param, c.param_dtype, i,
+          one_of(c.param_dtype, decays_apart && c.param_dtype != DType::kF16 ? 0x1.fep127 : largest(c.param_dtype)));
+    if (rng.chance(0.3)) put(c.grad, c.grad_dtype, i, one_of(c.grad_dtype, largest(c.grad_dtype)));
+  }
+}
+
+struct Tally {
+  int64_t launches = 0, parameters = 0, bytes = 0, differing = 0;
+};
+
+void step_and_compare(Backend& cpu, int rule, int codec, int pair, int variant, ptx::Choice choice, Rng& rng,
+                      Tally& tally) {
+  std::vector<StepCase> start = small_cases(rule, codec, pair, rng);
+  for (size_t i = 0; i < start.size(); ++i) {
+    if (variant != kAny) make_usual(start[i], rng);
+    if (variant == kExtreme) make_extreme(start[i], rng);
+    if (variant == kUsual) start[i].stochastic = 0;
+    if (variant == kStochastic) make_random(start[i], i, rng);
+  }
+  std::vector<StepCase> wanted = start, got = start;
+  step_all(cpu, wanted, 1);
+  std::vector<DeviceCase> on_device;
+  const auto lie = [&] { return static_cast<Lie>(rng.below(variant == kStrided ? int(Lie::kCount) : 1)); };
+  for (size_t i = 0; i < got.size(); ++i) {
+    const Lie of_param = lie();
+    on_device.emplace_back(got[i], variant == kMisaligned ? 1 + i % 3 : 0, i % 2 == 1, of_param, lie());
+  }
+  std::vector<StepItem> items;
+  for (DeviceCase& c : on_device) items.push_back(c.item());
+  ptx::policy().choice = choice;
+  step_on_device(items, {rule, codec, variant == kAnyTypes ? -1 : pair});
+  for (DeviceCase& c : on_device) c.fetch();
+  ++tally.launches;
+  for (size_t i = 0; i < got.size(); ++i) {
+    const int64_t bad = differing_bytes(got[i], wanted[i]);
+    if (bad)
+      ADD_FAILURE() << rule_info(rule).name << " " << codec_info(codec).name << " pair " << pair << " variant "
+                    << variant << " choice " << name_of(choice) << " case " << i << ": " << bad << " bytes; "
+                    << same_bits(got[i].param.data(), wanted[i].param.data(), got[i].param_dtype, got[i].layout.numel);
+    ++tally.parameters, tally.bytes += got[i].bytes(), tally.differing += bad;
+  }
+}
+
+// The choices matter where a hot path may run; elsewhere one choice for each variant, which takes turns.
+TEST(PtxSteps, GiveTheBitsOfTheCpuForEveryChoice) {
+  auto rng = testing::seeded("steps of PTX", 170);
+  const auto cpu = cpu::make_backend("");
+  Tally tally;
+  int turn = 0;
+  for (int rule = 0; rule < static_cast<int>(rules().size()); ++rule)
+    for (int codec = 0; codec < static_cast<int>(codecs().size()); ++codec)
+      for (int pair = 0; pair < 9; ++pair) {
+        for (int variant = 0; variant < kVariants; ++variant) {
+          const bool every =
+              rule < 5 && (pair / 3 == pair % 3 || pair == 1) && (variant == kUsual || variant == kStochastic);
+          for (int i = 0; i < (every ? 4 : 1); ++i)
+            step_and_compare(*cpu, rule, codec, pair, variant, kChoices[turn++ % 4], rng, tally);
+        }
+        if (tally.differing || HasFailure()) return;
+      }
+  const ptx::Work work = ptx::work_done();
+  std::printf(
+      "%lld launches, %lld parameters, %lld bytes compared, %lld differ; %.1f million instructions of warps, %.1f of "
+      "threads\n",
+      static_cast<long long>(tally.launches), static_cast<long long>(tally.parameters),
+      static_cast<long long>(tally.bytes), static_cast<long long>(tally.differing),
+      static_cast<double>(work.warp_instructions) * 1e-6, static_cast<double>(work.thread_instructions) * 1e-6);
+}
+
+TEST(PtxSteps, MakeTheBallotsOfTheCpu) {
+  auto rng = testing::seeded("ballots of PTX", 173);
+  const auto cpu = cpu::make_backend("");
+  int turn = 0;
+  for (int rule = 0; rule < static_cast<int>(rules().size()); ++rule)
+    for (int codec = 0; codec < static_cast<int>(codecs().size()); ++codec)
+      for (const StepCase& start : small_cases(rule, codec, static_cast<int>(rng.below(9)), rng)) {
+        ptx::policy().choice = kChoices[turn++ % 4];
+        ASSERT_EQ(differing_ballot_bytes(*cpu, start, rng), 0)
+            << rule_info(rule).name << " " << codec_info(codec).name << " of " << start.layout.numel;
+      }
+  std::printf("%d ballots, 0 bytes differ\n", turn);
+}
+
+// The last bit of a number of this size and type.
+double ulp(double value, DType dtype) {
+  const int digits = dtype == DType::kF32 ? 23 : dtype == DType::kBF16 ? 7 : 10;
+  return std::ldexp(1., std::max(value == 0 ? -126 : std::ilogb(value), dtype == DType::kF16 ? -14 : -126) - digits);
+}
+
+// Bounds of docs/cuda-kernels.md. Gradients have the signs of the moments, so that sums of moments' terms are as large
+// as their terms: a moment is off by 3 * 2^-24 of itself. A step is off by 14 * 2^-24 for equal moments, 3 more of the
+// first moment, 1.5 of the second's root, and with decay and subtraction contracted by 3 * 2^-24 of it and of the
+// parameter.
+TEST(PtxSteps, FastOnesStayWithinTheirBounds) {
+  auto rng = testing::seeded("fast steps of PTX", 174);
+  const auto cpu = cpu::make_backend("");
+  int64_t values = 0, differing = 0, codes_apart = 0;
+  double worst = 0;
+  for (const int rule : {0, 1})
+    for (const int codec : {0, 1, 2})
+      for (const int pair : {0, 4, 8})
+        for (int turn = 0; turn < 8; ++turn) {
+          const ptx::Choice choice = kChoices[turn % 4];
+          const bool usual = turn < 4;  // else misaligned, and states over many binades: the slow path
+          StepCase start(rule, codec, static_cast<DType>(pair / 3), static_cast<DType>(pair % 3), 3, 4096 + 256, rng);
+          if (usual) make_usual(start, rng);
+          start.stochastic = 0, start.origin = {};
+          if (pair != 8) start.lr = 0.01;         // the range of fp16 wants smaller ones
+          if (rule == 0) start.weight_decay = 0;  // it would stand in the gradient, of any sign
+          start.set_step(20);
+          const auto n = static_cast<size_t>(start.layout.numel);
+          std::vector<float> moments(n);
+          cpu->decode({.codec = codec,
+                       .rows = 3,
+                       .row_length = start.layout.row_length,
+                       .codes = start.codes[0].data(),
+                       .scales = start.scales[0].data(),
+                       .values = moments.data()},
+                      nullptr);
+          for (int64_t at = 0; at < start.layout.numel; ++at)
+            put(start.grad, start.grad_dtype, at,
+                std::copysign(element(start.grad.data(), start.grad_dtype, at), moments[static_cast<size_t>(at)]));
+          StepCase wanted = start, got = start;
+          StepItem item = wanted.item();
+          cpu->step({&item, 1}, 1, false, nullptr);
+          DeviceCase there(got, usual ? 0 : 1, false);
+          item = there.item();
+          ptx::policy().choice = choice;
+          step_on_device({&item, 1}, {rule, codec, pair, true});
+          there.fetch();
+          differing += differing_bytes(got, wanted);
+          for (size_t i = 0; i < n; ++i, ++values) {
+            const auto at = static_cast<int64_t>(i);
+            const double before = element(start.param.data(), start.param_dtype, at);
+            const double exact = element(wanted.param.data(), start.param_dtype, at);
+            const double fast = element(got.param.data(), start.param_dtype, at);
+            const double step = std::fabs(before - exact) + start.lr * start.weight_decay * std::fabs(before);
+            const double bound = (21.5 * step + 3 * std::fabs(before)) * 0x1p-24 + ulp(exact, start.param_dtype);
+            if (pair == 0) worst = std::max(worst, std::fabs(fast - exact) / bound);  // others' is their rounding
+            ASSERT_LE(std::fabs(fast - exact), bound)
+                << rule_info(rule).name << " " << codec_info(codec).name << " " << i;
+            for (int k = 0; k < 2; ++k) {
+              if (codec == 2) {
+                // Smaller scales than normal numbers are flushed.
+                if (wanted.scales[k][i / kBlockElements] < 0x1p-100f) continue;
+                const int apart = std::abs(static_cast<int>(got.codes[k][i]) - static_cast<int>(wanted.codes[k][i]));
+                ASSERT_LE(apart, 1) << "code " << i << " of state " << k;
+                codes_apart += apart;
+              } else {
+                const DType as = codec ? DType::kBF16 : DType::kF32;
+                const double moment = element(wanted.codes[k].data(), as, at);
+                ASSERT_LE(std::fabs(element(got.codes[k].data(), as, at) - moment),
+                          3.01 * 0x1p-24 * std::fabs(moment) + (codec ? ulp(moment, as) : 0) + 0x1p-126);
+              }
+            }
+          }
+        }
+  EXPECT_GT(differing, 0) << "fast steps were exact: were they run?";
+  std::printf("%lld values, at most %.2f of the bound; %lld codes apart by one\n", static_cast<long long>(values),
+              worst, static_cast<long long>(codes_apart));
+}
+
+// The blocks of an item are put far behind the beginning of its parameter, of which the memory has these only.
+constexpr int64_t kFarRow = (int64_t{5} << 32) + 3;
+Layout far_layout(int64_t length) {
+  const int64_t sizes[] = {kFarRow + 100, length};
+  return Layout::make(sizes, {});
+}
+void make_far(StepItem& item, const Layout& whole) {
+  const int64_t rows = item.param_layout->rows, length = item.param_layout->row_length;
+  const int64_t per_row = blocks_per_row(length, kBlockElements);
+  item.first_block = kFarRow * per_row, item.blocks = rows * per_row;
+  const auto begin = [&](const void* data, DType dtype) {
+    return reinterpret_cast<uintptr_t>(data) - static_cast<uintptr_t>(dtype_bytes(dtype) * kFarRow * length);
+  };
+  item.param = reinterpret_cast<std::byte*>(begin(item.param, item.param_dtype));
+  item.grad = reinterpret_cast<const std::byte*>(begin(item.grad, item.grad_dtype));
+  item.param_layout = item.grad_layout = &whole;
+}
+
+TEST(PtxSteps, TakeBlocksBeyondTheRangeOf32Bits) {
+  auto rng = testing::seeded("far blocks of PTX", 175);
+  const auto cpu = cpu::make_backend("");
+  for (int rule = 0; rule < static_cast<int>(rules().size()); ++rule)
+    for (const int64_t length : {256, 300}) {
+      StepCase start(rule, rule % 6, DType::kBF16, DType::kBF16, 40, length, rng);
+      make_usual(start, rng);
+      start.origin = {};
+      const Layout whole = far_layout(length);
+      StepCase wanted = start, got = start;
+      StepItem item = wanted.item();
+      make_far(item, whole);
+      cpu->step({&item, 1}, 1, false, nullptr);
+      DeviceCase there(got, 0, false);
+      item = there.item();
+      make_far(item, whole);
+      step_on_device({&item, 1}, {rule, rule % 6, 4});
+      there.fetch();
+      ASSERT_EQ(differing_bytes(got, wanted), 0) << rule_info(rule).name;
+    }
+}
+
+// The norms of such blocks.
+TEST(PtxSteps, GiveTheNormsOfBlocksBeyondTheRangeOf32Bits) {
+  auto rng = testing::seeded("norms of far blocks of PTX", 176);
+  int rule = 0;
+  while (std::strcmp(rule_info(rule).name, "lamb") != 0) ++rule;
+  StepCase start(rule, 0, DType::kF32, DType::kF32, 40, 300, rng);
+  DeviceCase there(start, 0, false);
+  const int64_t blocks = 40 * blocks_per_row(300, kBlockElements);
+  StepItem on_host = start.item(), on_device = there.item();
+  const Layout whole = far_layout(300);
+  make_far(on_host, whole), make_far(on_device, whole);
+  std::vector<BlockNorms> wanted(static_cast<size_t>(blocks));
+  cpu::make_backend("")->norms({&on_host, 1}, 1, wanted, nullptr);
+  Batch batch;
+  batch.add_steps({&on_device, 1}, false);
+  const Shared table(batch.bytes()), got(wanted.size() * sizeof(BlockNorms));
+  batch.write(table.get(), table.get());
+  const Batch::Launch& part = batch.launches()[0];
+  ASSERT_EQ(cuda_kernels::norms(rule, 0, batch.items(table.get(), part), batch.starts(table.get(), part), part.count,
+                                part.units, nullptr, reinterpret_cast<BlockNorms*>(got.get()), {nullptr, 2}),
+            cudaSuccess);
+  ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
+  EXPECT_EQ(differing_bytes(wanted.data(), got.get(), static_cast<int64_t>(wanted.size() * sizeof(BlockNorms))), 0);
+}
+
+// A replay counts itself.
+TEST(PtxSteps, ReplaysAreCounted) {
+  const Shared memory(sizeof(cuda_kernels::ReplayState));
+  auto* const replay = reinterpret_cast<cuda_kernels::ReplayState*>(memory.get());
+  *replay = {3, 2, 0};
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_EQ(cuda_kernels::finish_replay(replay, {nullptr, 2}), cudaSuccess);
+    ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
+  }
+  EXPECT_EQ(replay->done, 3u);
+  EXPECT_EQ(replay->missed, 1u);
+}
+
+}  // namespace
+}  // namespace lowtide
