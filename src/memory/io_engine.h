@@ -14,8 +14,7 @@ struct IoRequest {
   bool write = false;
   std::byte* memory = nullptr;  // not changed by writes
   int64_t offset = 0, bytes = 0;
-  int64_t result = 0;         // bytes transferred or -errno
-  IoRequest* next = nullptr;  // the engine's, while the request is under way
+  int64_t result = 0;  // bytes transferred or -errno
 };
 
 // One thread at a time uses an engine. Nothing may be under way when it is destroyed.

@@ -142,13 +142,6 @@ void check_far(const PlanInput& input, int64_t total, int64_t streamed) {
              exact(input.disk_budget).c_str(), ll(streamed), input.far, input.near);
 }
 
-// The resident set where there is no ring.
-Choice fill_all(const PlanInput& input, std::span<const SizeClass> classes, int64_t total) {
-  Choice choice = fill(classes, input.ram_budget);
-  check_far(input, total, total - choice.bytes);
-  return choice;
-}
-
 // The ring and the resident set beside it, for state that does not fit.
 std::pair<int, Choice> divide(const PlanInput& input, std::span<const SizeClass> classes, int64_t total) {
   const int64_t largest = classes.back().bytes;
@@ -156,7 +149,11 @@ std::pair<int, Choice> divide(const PlanInput& input, std::span<const SizeClass>
              "state takes %s, the RAM budget is %s and there is no disk for the rest; give at least %lld bytes of RAM, "
              "or a directory on disk",
              exact(total).c_str(), exact(input.ram_budget).c_str(), ll(total));
-  if (input.max_slots == 0) return {0, fill_all(input, classes, total)};
+  if (input.max_slots == 0) {
+    Choice choice = fill(classes, input.ram_budget);
+    check_far(input, total, total - choice.bytes);
+    return {0, std::move(choice)};
+  }
   LT_REQUIRE(input.ram_budget >= largest,
              "the %s budget is %s, and the largest chunk of state must be in %s while it is stepped; give at least "
              "%lld bytes of %s, or make chunks smaller",

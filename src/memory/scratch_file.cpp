@@ -10,7 +10,6 @@
 
 #include "core/error.h"
 #include "memory/io_engine.h"
-#include "memory/descriptor.h"
 
 namespace lowtide {
 namespace {
@@ -62,13 +61,8 @@ std::string random_name() {
   return format(".lowtide-%016llx", number);
 }
 
-struct Created {
-  Descriptor file;
-  int error = 0;  // errno, 0 = none
-};
-
 // For file systems without O_TMPFILE: a file that nobody else can have made, and whose name goes at once.
-Created create_named(Env& env, int directory, const std::string& path, int flags) {
+Descriptor create_named(Env& env, int directory, const std::string& path, int flags) {
   constexpr int kTries = 16;
   int fd = -EEXIST;
   std::string name;
@@ -78,25 +72,23 @@ Created create_named(Env& env, int directory, const std::string& path, int flags
         [&] { return env.openat(directory, name.c_str(), flags | O_CREAT | O_EXCL | O_NOFOLLOW, 0600); });
   }
   if (fd == -EINVAL) env.unlinkat(directory, name.c_str());  // O_DIRECT can be refused after the file has been made
-  if (fd < 0) return {Descriptor(), -fd};
   Descriptor file(env, fd);
+  if (fd < 0) return file;
   int result = -EINTR;
   for (int i = 0; i < kTries && result < 0 && result != -ENOENT; ++i) result = env.unlinkat(directory, name.c_str());
   if (result < 0 && result != -ENOENT) {
     fail_io(-result, "cannot remove the name of the new scratch file %s/%s, remove it", path.c_str(), name.c_str());
   }
-  return {std::move(file), 0};
+  return file;
 }
 
-Created create(Env& env, int directory, const std::string& path, bool direct) {
+Descriptor create(Env& env, int directory, const std::string& path, bool direct) {
   const int flags = O_RDWR | O_CLOEXEC | (direct ? O_DIRECT : 0);
   // O_EXCL: it can never be given a name.
   const int fd = retry_interrupted([&] { return env.openat(directory, ".", flags | O_TMPFILE | O_EXCL, 0600); });
-  if (fd >= 0) return {Descriptor(env, fd), 0};
   // File systems and kernels without O_TMPFILE answer so.
   const bool unknown = fd == -EOPNOTSUPP || fd == -EISDIR || fd == -ENOENT || (fd == -EINVAL && !direct);
-  if (unknown) return create_named(env, directory, path, flags);
-  return {Descriptor(), -fd};
+  return unknown ? create_named(env, directory, path, flags) : Descriptor(env, fd);
 }
 
 int allocate(Env& env, int fd, int64_t bytes) {
@@ -107,21 +99,19 @@ int allocate(Env& env, int fd, int64_t bytes) {
 // writing (where it has no call for that), or in the first transfer, if it wants more than kAlignment.
 Descriptor open_file(Env& env, int directory, const std::string& path, int64_t bytes, bool* direct) {
   for (;; *direct = false) {
-    Created created = create(env, directory, path, *direct);
-    if (created.error == EINVAL && *direct) continue;
-    if (created.error) fail_io(created.error, "cannot create a scratch file in %s", path.c_str());
-    const int fd = created.file.get();
+    Descriptor file = create(env, directory, path, *direct);
+    const int fd = file.get();
+    if (fd == -EINVAL && *direct) continue;
+    if (fd < 0) fail_io(-fd, "cannot create a scratch file in %s", path.c_str());
     // Never empty: whether grow() will be able to allocate is found out here.
     const int error = allocate(env, fd, std::max(bytes, ScratchFile::kAlignment));
     if (error == EINVAL && *direct) continue;
-    if (error) {
-      fail_io(error, "cannot allocate %lld bytes for a scratch file in %s", ll(bytes), path.c_str());
-    }
+    if (error) fail_io(error, "cannot allocate %lld bytes for a scratch file in %s", ll(bytes), path.c_str());
     if (*direct) {
       alignas(ScratchFile::kAlignment) std::byte first[ScratchFile::kAlignment];
       if (env.pread(fd, first, sizeof first, 0) == -EINVAL) continue;
     }
-    return std::move(created.file);
+    return file;
   }
 }
 

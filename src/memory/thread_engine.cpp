@@ -15,23 +15,13 @@ namespace {
 
 constexpr int kMaxThreads = 4;  // enough to keep a disk busy with large requests
 
-class RequestQueue {
- public:
-  bool empty() const { return !first_; }
-  void push(IoRequest* request) {
-    request->next = nullptr;
-    (first_ ? last_->next : first_) = request;
-    last_ = request;
-  }
-  IoRequest* pop() {
-    IoRequest* const request = first_;
-    if (request) first_ = request->next;
-    return request;
-  }
-
- private:
-  IoRequest *first_ = nullptr, *last_ = nullptr;
-};
+// nullptr if there is none.
+IoRequest* take_first(std::vector<IoRequest*>& from) {
+  if (from.empty()) return nullptr;
+  IoRequest* const request = from.front();
+  from.erase(from.begin());
+  return request;
+}
 
 // New threads inherit the signal mask: signals of the application are handled by threads of the application.
 class AllSignalsBlocked {
@@ -68,6 +58,8 @@ class Semaphore {
 class ThreadEngine : public IoEngine {
  public:
   ThreadEngine(Env& env, int fd, int depth) : env_(env), fd_(fd) {
+    waiting_.reserve(static_cast<size_t>(depth));
+    over_.reserve(static_cast<size_t>(depth));
     const AllSignalsBlocked blocked;
     threads_.reserve(kMaxThreads);
     try {
@@ -84,7 +76,7 @@ class ThreadEngine : public IoEngine {
   void start(IoRequest* request) noexcept override {
     {
       const std::lock_guard lock(mutex_);
-      waiting_.push(request);
+      waiting_.push_back(request);
     }
     ++under_way_;
     work_.post();
@@ -99,7 +91,7 @@ class ThreadEngine : public IoEngine {
       return nullptr;
     --under_way_;
     const std::lock_guard lock(mutex_);
-    return over_.pop();
+    return take_first(over_);
   }
 
   const char* name() const override { return "threads"; }
@@ -110,14 +102,14 @@ class ThreadEngine : public IoEngine {
     IoRequest* request = nullptr;
     {
       const std::lock_guard lock(mutex_);
-      request = waiting_.pop();
+      request = take_first(waiting_);
     }
     if (!request) return false;
     request->result = request->write ? env_.pwrite(fd_, request->memory, request->bytes, request->offset)
                                      : env_.pread(fd_, request->memory, request->bytes, request->offset);
     {
       const std::lock_guard lock(mutex_);
-      over_.push(request);
+      over_.push_back(request);
     }
     done_.post();
     return true;
@@ -133,7 +125,7 @@ class ThreadEngine : public IoEngine {
   int under_way_ = 0;  // of the caller's thread alone
   std::mutex mutex_;   // of the queues
   Semaphore work_, done_;
-  RequestQueue waiting_, over_;
+  std::vector<IoRequest*> waiting_, over_;
   std::vector<std::thread> threads_;
 };
 

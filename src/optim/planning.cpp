@@ -90,29 +90,27 @@ BudgetPlan predict(const Memory& memory, const Members& members, const PlanReque
 
 BudgetPlan sum(const std::vector<BudgetPlan>& budgets) {
   BudgetPlan total;
-  bool steps_known = true, disks_known = true, all_known = true;
+  const auto add = [&](int64_t BudgetPlan::*field) {
+    for (const BudgetPlan& budget : budgets) total.*field += budget.*field;
+  };
+  for (const auto field : {&BudgetPlan::params, &BudgetPlan::elements, &BudgetPlan::state_bytes}) add(field);
   for (const BudgetPlan& budget : budgets) {
-    total.params += budget.params;
-    total.elements += budget.elements;
-    total.state_bytes += budget.state_bytes;
     if (total.fits) total.problem = budget.problem;
     total.fits = total.fits && budget.fits;
-    steps_known = steps_known && (budget.step_seconds > 0 || budget.state_bytes == 0);
-    disks_known = disks_known && (budget.disk_seconds > 0 || budget.moved_per_step == 0);
-    all_known = all_known && (budget.seconds > 0 || budget.state_bytes == 0);
   }
   if (!total.fits) return total;
-  for (const BudgetPlan& budget : budgets) {
-    total.direct_bytes += budget.direct_bytes;
-    total.resident_bytes += budget.resident_bytes;
-    total.slot_bytes += budget.slot_bytes;
-    total.disk_bytes += budget.disk_bytes;
-    total.chunks += budget.chunks;
-    total.moved_per_step += budget.moved_per_step;
-    if (steps_known) total.step_seconds += budget.step_seconds;
-    if (disks_known) total.disk_seconds += budget.disk_seconds;
-    if (all_known) total.seconds += budget.seconds;
-  }
+  for (const auto field : {&BudgetPlan::direct_bytes, &BudgetPlan::resident_bytes, &BudgetPlan::slot_bytes,
+                           &BudgetPlan::disk_bytes, &BudgetPlan::chunks, &BudgetPlan::moved_per_step})
+    add(field);
+  // Known if those of all budgets are that have bytes to step or to move.
+  const auto add_seconds = [&](double BudgetPlan::*seconds, int64_t BudgetPlan::*bytes) {
+    for (const BudgetPlan& budget : budgets)
+      if (budget.*seconds <= 0 && budget.*bytes != 0) return;
+    for (const BudgetPlan& budget : budgets) total.*seconds += budget.*seconds;
+  };
+  add_seconds(&BudgetPlan::step_seconds, &BudgetPlan::state_bytes);
+  add_seconds(&BudgetPlan::disk_seconds, &BudgetPlan::moved_per_step);
+  add_seconds(&BudgetPlan::seconds, &BudgetPlan::state_bytes);
   return total;
 }
 
