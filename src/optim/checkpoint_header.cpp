@@ -1,5 +1,6 @@
 // The JSON header of a checkpoint. It is written and read one parameter at a time: a document of the whole header would
 // take ten times its size, and a garbled one many times more.
+#include <algorithm>
 #include <array>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -8,13 +9,37 @@
 
 #include "core/error.h"
 #include "optim/checkpoint_format.h"
-#include "optim/json_value.h"
 
 namespace lowtide::checkpoint {
 namespace {
 
 using json = nlohmann::json;
+
+// nlohmann's values take memory to be destroyed, and end the process where there is none; these do not.
+struct JsonValue {
+  enum class Type { kNull, kBoolean, kInteger, kFloat, kString, kArray, kObject };
+
+  Type type = Type::kNull;
+  bool boolean = false;
+  bool negative = false;  // of an integer; then `number` is its magnitude
+  uint64_t number = 0;
+  std::string text = {};
+  std::vector<JsonValue> items = {};   // of an array or object
+  std::vector<std::string> keys = {};  // of an object, one for each item, sorted
+
+  const char* type_name() const {
+    constexpr const char* kNames[] = {"null", "boolean", "number", "number", "string", "array", "object"};
+    return kNames[static_cast<int>(type)];
+  }
+  // nullptr if there is none.
+  const JsonValue* find(std::string_view key) const {
+    const auto found = std::lower_bound(keys.begin(), keys.end(), key);
+    if (found == keys.end() || *found != key) return nullptr;
+    return &items[static_cast<size_t>(found - keys.begin())];
+  }
+};
 using Type = JsonValue::Type;
+
 enum class Event { kStart, kEnd, kKey, kValue };
 
 // Depths of containers: header 0, params 1, parameter 2, sizes and states 3, state 4, codes and scales 5.
@@ -30,21 +55,16 @@ std::string quoted(const std::string& text) {
   }
 }
 
+const JsonValue& of_type(const JsonValue& value, const char* what, Type type, const char* wanted) {
+  LT_REQUIRE(value.type == type, "%s is %s; wanted %s", what, value.type_name(), wanted);
+  return value;
+}
+
 int64_t integer(const JsonValue& value, const char* what, int64_t most = kMostBytes) {
-  LT_REQUIRE(value.type == Type::kInteger, "%s is %s; wanted an integer", what, value.type_name());
+  of_type(value, what, Type::kInteger, "an integer");
   LT_REQUIRE(!value.negative && value.number <= static_cast<uint64_t>(most), "%s is %s%llu; wanted 0 to %lld", what,
              value.negative ? "-" : "", static_cast<unsigned long long>(value.number), ll(most));
   return static_cast<int64_t>(value.number);
-}
-
-std::string text_of(const JsonValue& value, const char* what) {
-  LT_REQUIRE(value.type == Type::kString, "%s is %s; wanted a string", what, value.type_name());
-  return value.text;
-}
-
-const std::vector<JsonValue>& array(const JsonValue& value, const char* what) {
-  LT_REQUIRE(value.type == Type::kArray, "%s is %s; wanted an array", what, value.type_name());
-  return value.items;
 }
 
 const JsonValue& member(const JsonValue& object, const char* key) {
@@ -53,9 +73,17 @@ const JsonValue& member(const JsonValue& object, const char* key) {
   return *found;
 }
 
+const std::string& text_at(const JsonValue& object, const char* key) {
+  return of_type(member(object, key), key, Type::kString, "a string").text;
+}
+
+const std::vector<JsonValue>& array_at(const JsonValue& object, const char* key) {
+  return of_type(member(object, key), key, Type::kArray, "an array").items;
+}
+
 void check_object(const JsonValue& value, const char* what, size_t keys) {
-  LT_REQUIRE(value.type == Type::kObject, "a %s is %s; wanted an object", what, value.type_name());
-  LT_REQUIRE(value.items.size() == keys, "a %s has %zu keys; wanted %zu", what, value.items.size(), keys);
+  of_type(value, what, Type::kObject, "an object");
+  LT_REQUIRE(value.items.size() == keys, "%s has %zu keys; wanted %zu", what, value.items.size(), keys);
 }
 
 // The parser calls the functions with names of its own choice.
@@ -66,10 +94,10 @@ class Decoder {
     LT_REQUIRE(!text.empty() && text.front() == '{', "the header is not a JSON object");
     json::sax_parse(text.begin(), text.end(), this);
     const JsonValue& rest = root_;
-    check_object(rest, "header", 3);
-    out_.metadata = text_of(member(rest, "metadata"), "\"metadata\"");
-    array(member(rest, "params"), "\"params\"");
-    out_.rule = text_of(member(rest, "rule"), "\"rule\"");
+    check_object(rest, "a header", 3);
+    out_.metadata = text_at(rest, "metadata");
+    array_at(rest, "params");
+    out_.rule = text_at(rest, "rule");
     return std::move(out_);
   }
 
@@ -148,7 +176,7 @@ class Decoder {
   }
 
   int64_t extent(const JsonValue& state, const char* key) {
-    const std::vector<JsonValue>& pair = array(member(state, key), key);
+    const std::vector<JsonValue>& pair = array_at(state, key);
     LT_REQUIRE(pair.size() == 2, "\"%s\" has %zu numbers; wanted [offset, bytes]", key, pair.size());
     const int64_t offset = integer(pair[0], "an offset"), bytes = integer(pair[1], "a number of bytes");
     LT_REQUIRE(offset == next_ && bytes <= kMostBytes - next_,
@@ -159,19 +187,18 @@ class Decoder {
   }
 
   void take(const JsonValue& from) {
-    check_object(from, "parameter", 7);
+    check_object(from, "a parameter", 7);
     CheckpointParam param;
     param.block = static_cast<int>(integer(member(from, "block"), "\"block\"", std::numeric_limits<int>::max()));
-    param.codec = text_of(member(from, "codec"), "\"codec\"");
+    param.codec = text_at(from, "codec");
     param.group = static_cast<int>(integer(member(from, "group"), "\"group\"", std::numeric_limits<int>::max()));
-    param.name = text_of(member(from, "name"), "\"name\"");
-    for (const JsonValue& size : array(member(from, "sizes"), "\"sizes\""))
-      param.sizes.push_back(integer(size, "a size"));
-    for (const JsonValue& state : array(member(from, "states"), "\"states\"")) {
-      check_object(state, "state", 4);
+    param.name = text_at(from, "name");
+    for (const JsonValue& size : array_at(from, "sizes")) param.sizes.push_back(integer(size, "a size"));
+    for (const JsonValue& state : array_at(from, "states")) {
+      check_object(state, "a state", 4);
       CheckpointState one;
       one.code_bytes = extent(state, "codes");
-      one.name = text_of(member(state, "name"), "\"name\"");
+      one.name = text_at(state, "name");
       one.scale_bytes = extent(state, "scales");
       LT_REQUIRE(member(state, "signed").type == Type::kBoolean, "\"signed\" is not true or false");
       one.is_signed = member(state, "signed").boolean;
@@ -192,12 +219,16 @@ class Decoder {
 }  // namespace
 
 std::string encode_header(const Checkpoint& checkpoint) {
-  // Written by hand, compact and with sorted keys: see json_value.h.
+  // Written by hand, compact and with sorted keys: see JsonValue.
   std::string out = "{\"metadata\":" + quoted(checkpoint.metadata) + ",\"params\":[";
   int64_t offset = 0;
   const auto extent = [&](int64_t bytes) {
     out += '[' + std::to_string(offset) + ',' + std::to_string(bytes) + ']';
     offset += bytes;
+  };
+  const auto check_bytes = [&] {
+    LT_REQUIRE(static_cast<int64_t>(out.size()) <= kMostHeaderBytes,
+               "names, sizes and metadata take more than %lld bytes", ll(kMostHeaderBytes));
   };
   const auto separate = [&](bool first) {
     if (!first) out += ',';
@@ -220,12 +251,10 @@ std::string encode_header(const Checkpoint& checkpoint) {
       out += state.is_signed ? ",\"signed\":true}" : ",\"signed\":false}";
     }
     out += "],\"steps\":" + std::to_string(param.steps) + '}';
-    LT_REQUIRE(static_cast<int64_t>(out.size()) < kMostHeaderBytes,
-               "names, sizes and metadata take more than %lld bytes", ll(kMostHeaderBytes));
+    check_bytes();
   }
   out += "],\"rule\":" + quoted(checkpoint.rule) + "}";
-  LT_REQUIRE(static_cast<int64_t>(out.size()) <= kMostHeaderBytes,
-             "names, sizes and metadata take more than %lld bytes", ll(kMostHeaderBytes));
+  check_bytes();
   return out;
 }
 

@@ -1,4 +1,4 @@
-#include "optim/checkpoint_temporary.h"
+// The files that checkpoints are written to until they are whole.
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -14,6 +14,7 @@
 
 #include "core/error.h"
 #include "memory/descriptor.h"
+#include "optim/checkpoint_format.h"
 
 namespace lowtide::checkpoint {
 namespace {

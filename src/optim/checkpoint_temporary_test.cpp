@@ -1,6 +1,6 @@
 // A save removes what killed writers of its path have left, and nothing else: no file of a writer that is alive,
 // nothing that only looks alike.
-#include "optim/checkpoint_temporary.h"
+#include "optim/checkpoint_format.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

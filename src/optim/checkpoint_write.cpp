@@ -8,7 +8,6 @@
 #include "core/error.h"
 #include "memory/descriptor.h"
 #include "optim/checkpoint_format.h"
-#include "optim/checkpoint_temporary.h"
 
 namespace lowtide {
 namespace checkpoint {
