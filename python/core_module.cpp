@@ -21,7 +21,7 @@
 #include "bindings.h"
 #include "core/sizes.h"
 #include "lowtide/backends.h"
-#include "memory/write_failure.h"
+#include "memory/store.h"
 #include "param_binding.h"
 #include "python_allocator.h"
 

@@ -4,7 +4,7 @@
 
 #include "lowtide/error.h"
 #include "lowtide/sign_collective.h"
-#include "memory/write_failure.h"
+#include "memory/store.h"
 
 namespace nb = nanobind;
 

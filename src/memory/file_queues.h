@@ -52,7 +52,7 @@ class FileQueues final : public Queues {
   void wait(Queue queue, Event event) override;
 
   // Waits for the writes, or for everything: then it ignores failed reads that nobody has waited for. Chunks that could
-  // not be written stay in RAM; returns the first failure (write_failure.h).
+  // not be written stay in RAM; returns the first failure (see KeptInMemory).
   std::exception_ptr finish_writes() noexcept { return finish(false); }
   std::exception_ptr finish() noexcept { return finish(true); }
 

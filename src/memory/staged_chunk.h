@@ -23,12 +23,25 @@ class StagedChunk {
 
   // The chunk's copy, of `bytes` bytes, in `memory`: the same for every chunk, borrowed until forget(), and made larger
   // if it is too small. Valid until the next call of bring() for another chunk.
-  std::byte* bring(size_t chunk, Env& env, Buffer& memory, int64_t bytes);
+  std::byte* bring(size_t chunk, Env& env, Buffer& memory, int64_t bytes) {
+    if (holds(chunk)) return copy_;
+    write_back();
+    forget();
+    if (static_cast<int64_t>(memory.bytes()) < bytes) memory = Buffer(env, static_cast<size_t>(bytes));
+    copy_ = memory.data();
+    read_(chunk, copy_);
+    chunk_ = chunk;
+    return copy_;
+  }
   bool holds(size_t chunk) const { return chunk_ == chunk; }
   // The host has changed the copy, if it is of this chunk.
   void note_change(size_t chunk) { changed_ = changed_ || holds(chunk); }
   // Writes a change that has not been written.
-  void write_back();
+  void write_back() {
+    if (!changed_) return;
+    write_(*chunk_, copy_);
+    changed_ = false;
+  }
   // Forgets the copy, and a change with it.
   void forget() { chunk_.reset(), changed_ = false; }
 

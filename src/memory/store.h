@@ -18,12 +18,21 @@
 #include <unordered_map>
 #include <vector>
 
+#include "core/error.h"
 #include "lowtide/memory_report.h"
 #include "memory/chunk.h"
 #include "memory/pager.h"
 #include "memory/staged_chunk.h"
 
 namespace lowtide {
+
+// The kIo error of a call that was carried out to its end: a disk refused a write, and what could not be written is
+// kept in RAM. Until it is raised, a failure is the std::exception_ptr of the first write that failed: taking one needs
+// no memory.
+class KeptInMemory : public Error {
+ public:
+  using Error::Error;
+};
 
 class Store {
  public:

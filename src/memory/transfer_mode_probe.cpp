@@ -1,17 +1,16 @@
-#include "memory/transfer_mode_probe.h"
-
-#include <unistd.h>
-
+// Measures the transfer modes.
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstring>
 #include <vector>
 
+#include "backend/backend.h"
 #include "backend/catalog.h"
 #include "core/buffer.h"
 #include "core/error.h"
 #include "core/layout.h"
+#include "memory/transfer_mode.h"
 
 namespace lowtide {
 namespace {
@@ -108,11 +107,6 @@ class Bench {
   DeviceBytes host_[2], near_[2], tensors_;
 };
 
-std::string host_name() {
-  char name[256] = {};
-  return ::gethostname(name, sizeof name - 1) == 0 ? name : "";
-}
-
 }  // namespace
 
 TransferRates measure_transfer_rates(Backend& backend, int64_t bytes) {
@@ -124,27 +118,6 @@ TransferRates measure_transfer_rates(Backend& backend, int64_t bytes) {
   rates.hybrid = bench.rate([&](int i) { bench.step_hybrid(i); });
   rates.zero_copy = bench.rate([&](int i) { bench.step_in_place(i); });
   return rates;
-}
-
-TransferMode choose_transfer_mode(const TransferRates& rates) {
-  const TransferMode other = rates.zero_copy >= rates.hybrid ? TransferMode::kZeroCopy : TransferMode::kHybrid;
-  return std::max(rates.zero_copy, rates.hybrid) > 1.05 * rates.copy ? other : TransferMode::kCopy;
-}
-
-TransferMode fastest_transfer_mode(Env& env, Backend& backend, int64_t bytes) {
-  const std::string device = backend.device()->describe(), directory = device.empty() ? "" : cache_directory();
-  const std::string key = std::string(backend.name()) + "; " + device + "; " + host_name();
-  if (!directory.empty())
-    if (const std::optional<TransferRates> rates = remembered_transfer_rates(env, directory, key))
-      return choose_transfer_mode(*rates);
-  try {
-    const TransferRates rates = measure_transfer_rates(backend, bytes);
-    if (!directory.empty()) remember_transfer_rates(env, directory, key, rates);
-    return choose_transfer_mode(rates);
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::kOutOfMemory) throw;
-    return TransferMode::kCopy;
-  }
 }
 
 }  // namespace lowtide

@@ -1,5 +1,5 @@
 // The choice of a transfer mode, its measurement on the fake device, and the file that remembers it.
-#include "memory/transfer_mode_probe.h"
+#include "memory/transfer_mode.h"
 
 #include <gtest/gtest.h>
 

@@ -35,6 +35,18 @@ bool any_overlap(std::vector<Range> ranges) {
 
 }  // namespace
 
+void Parameter::allocate_state(Arena& arena, int of_rule) {
+  const StateShape stored = state_shape(of_rule);
+  const Piece whole = whole_piece(stored);
+  auto* record = static_cast<std::byte*>(arena.allocate(static_cast<size_t>(record_bytes(stored))));  // zeroed
+  fill_zero(whole, record);
+  for (int k = 0; k < whole.states; ++k) {
+    codes[k] = record + whole.codes_at[k];
+    if (whole.format[k].scales) scales[k] = reinterpret_cast<float*>(record + whole.scales_at[k]);
+  }
+  begin_state(of_rule);
+}
+
 ParamTable::ParamTable(const OptimizerOptions& options, Env& of_env, std::unique_ptr<Backend> device)
     : env(of_env),
       on(options, std::move(device)),

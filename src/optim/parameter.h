@@ -47,9 +47,17 @@ struct Parameter : ParamSpec {
     if (uninitialized && arrays(rule) > 0) uninitialized = false;
   }
   int64_t state_bytes() const { return has_state ? bytes(state_rule) : 0; }  // of what is allocated
-  void set_uninitialized(bool now);
+  void set_uninitialized(bool now) {
+    uninitialized = now;
+    for (Progress& piece : progress) piece.uninitialized = now;
+  }
   // The parameter has the states of `of_rule` now, and they hold nothing yet.
-  void begin_state(int of_rule);
+  void begin_state(int of_rule) {
+    has_state = true;
+    partially_written = 0;
+    state_rule = of_rule;
+    uninitialized = true;
+  }
   // Allocates them, each decoding to zero. Throws kOutOfMemory and changes nothing.
   void allocate_state(Arena& arena, int of_rule);
 };

@@ -5,7 +5,7 @@
 
 #include "backend/catalog.h"
 #include "core/error.h"
-#include "memory/transfer_mode_probe.h"
+#include "memory/transfer_mode.h"
 
 namespace lowtide {
 
