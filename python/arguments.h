@@ -42,6 +42,13 @@ LT_PYTHON_TYPE(Free, object, "collections.abc.Callable[[int], None]");
 // Says, at a function's definition, that it runs without the GIL: it must touch nothing of Python's.
 constexpr nanobind::call_guard<nanobind::gil_scoped_release> kReleased;
 
+// Calls fn without the GIL: it must touch nothing of Python's.
+template <class Fn>
+std::invoke_result_t<Fn> released(Fn&& fn) {
+  const nanobind::gil_scoped_release nogil;
+  return fn();
+}
+
 // An int of Python's: the address of memory that it keeps alive for the call, or of a queue; 0: none.
 struct Address {
   uintptr_t value = 0;

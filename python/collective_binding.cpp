@@ -131,10 +131,8 @@ class PyCollective {
     ballot.nonfinite = nonfinite, ballot.failed = failed;
     ballot.prepare = ready;
     const SignResult result{bits, presence, zeros, scales};
-    const SignOutcome outcome = [&] {
-      const nb::gil_scoped_release released;
-      return residual ? core_.mean(ballot, result, *residual) : core_.vote(ballot, result);
-    }();
+    const SignOutcome outcome =
+        released([&] { return residual ? core_.mean(ballot, result, *residual) : core_.vote(ballot, result); });
     return outcome_dict(outcome, size_);
   }
 

@@ -98,14 +98,13 @@ class PyOptimizer {
     if (directions) addresses.assign(directions->begin(), directions->end());
     const Busy busy(*this);
     const auto& grads = binding_.collect(only);
-    const lowtide::StepResult result = [&] {
-      const nb::gil_scoped_release nogil;
+    const lowtide::StepResult result = released([&] {
       return core_.step(grads, {.stream = stream,
                                 .grad_scale = grad_scale,
                                 .assume_finite = assume_finite,
                                 .free_bytes = free_bytes,
                                 .directions = addresses});
-    }();
+    });
     if (result.applied)
       binding_.note_changed([&](size_t i) { return grads[i].data && (addresses.empty() || !addresses[i]); });
     return result.nonfinite_param;
@@ -135,12 +134,9 @@ class PyOptimizer {
   void apply_signs(Address bits, Address presence, Address zeros, Address stream) {
     const Busy busy(*this);
     binding_.collect();  // follows parameters that moved
-    {
-      const nb::gil_scoped_release nogil;
-      core_.apply_signs({bits, presence, zeros}, stream);
-    }
-    binding_.note_changed(
-        [](size_t) { return true; });  // other workers may have had a gradient where this one has none
+    released([&] { core_.apply_signs({bits, presence, zeros}, stream); });
+    // Other workers may have had a gradient where this one has none.
+    binding_.note_changed([](size_t) { return true; });
   }
 
   int64_t state_count() const {
@@ -245,8 +241,7 @@ class PyOptimizer {
   template <class Fn>
   std::invoke_result_t<Fn> alone(Fn&& fn) {
     const Busy busy(*this);
-    const nb::gil_scoped_release nogil;
-    return fn();
+    return released(fn);
   }
 
   // Methods of the core as functions to bind; core_alone: called as alone() says.
@@ -325,12 +320,8 @@ NB_MODULE(_core, m) {
   m.def("state_names", &lowtide::state_names, "rule"_a);
   m.def("cpu_targets", &lowtide::cpu_targets, "Instruction-set paths that this CPU can run, best first.");
   m.def("backends", [] {
-    const std::vector<lowtide::BackendReport> reports = [] {
-      const nb::gil_scoped_release released;
-      return lowtide::report_backends();
-    }();
     FieldDict out;
-    for (const lowtide::BackendReport& report : reports) {
+    for (const lowtide::BackendReport& report : released(lowtide::report_backends)) {
       nb::dict entry;
       entry["available"] = report.available;
       entry["detail"] = report.detail;

@@ -67,10 +67,7 @@ std::pair<FieldDict, std::vector<FieldDict>> plan_memory_dicts(const std::string
     for (const auto& [sizes, whole, dtype] : params)
       group.params.push_back({sizes, whole_from(whole), dtype_named(dtype)});
   }
-  const MemoryPlan plan = [&] {
-    const nb::gil_scoped_release nogil;
-    return plan_memory(request);
-  }();
+  const MemoryPlan plan = released([&] { return plan_memory(request); });
   std::vector<FieldDict> budgets;
   for (const BudgetPlan& budget : plan.budgets) budgets.push_back(budget_dict(budget));
   return {budget_dict(plan.total), budgets};
@@ -84,8 +81,7 @@ double step_rate(const std::string& rule, const std::string& state, const HyperD
                              .threads = threads,
                              .elements = elements,
                              .seconds = seconds};
-  const nb::gil_scoped_release nogil;
-  return measure_step_rate(what);
+  return released([&] { return measure_step_rate(what); });
 }
 
 FieldDict disk_dict(const DiskInfo& info) {
@@ -97,10 +93,7 @@ FieldDict disk_dict(const DiskInfo& info) {
 }
 
 FieldDict disk_rates(const std::string& directory, int64_t bytes, double seconds) {
-  const DiskRates rates = [&] {
-    const nb::gil_scoped_release nogil;
-    return measure_disk_rates(directory, bytes, seconds);
-  }();
+  const DiskRates rates = released([&] { return measure_disk_rates(directory, bytes, seconds); });
   FieldDict out = disk_dict(rates.disk);
   out["read"] = rates.read;
   out["write"] = rates.write;

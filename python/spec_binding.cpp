@@ -105,16 +105,15 @@ StateLayout state_layout(const std::string& rule, const HyperDict& hyper, const 
 CodecItem matrix_item(const std::string& codec, bool is_signed, int64_t rows, int64_t row_length) {
   LT_REQUIRE(
       rows >= 0 && row_length >= 0 && Layout::make(std::vector<int64_t>{rows, row_length}, {}).numel <= kMostElements,
-      "got %lld rows of %lld values, wanted 0 or more and 2^52 values at most", static_cast<long long>(rows),
-      static_cast<long long>(row_length));
+      "got %lld rows of %lld values, wanted 0 or more and 2^52 values at most", ll(rows), ll(row_length));
   CodecItem item;
   item.codec = find_codec(codec);
   item.is_signed = is_signed;
   item.rows = rows;
   item.row_length = row_length;
   LT_REQUIRE(format_of(item).code_bits >= 8 || row_length % 2 == 0,
-             "got rows of %lld values for '%s', two of which share a byte, wanted an even number",
-             static_cast<long long>(row_length), codec.c_str());
+             "got rows of %lld values for '%s', two of which share a byte, wanted an even number", ll(row_length),
+             codec.c_str());
   return item;
 }
 
