@@ -90,19 +90,27 @@ void with_hyper(H& hyper, const char* name, Fn&& use) {
   LT_REQUIRE(found, "got hyper-parameter '%s', wanted one of: %s", name, known.c_str());
 }
 
-// Names for C: an array that ends with NULL.
-class Names {
- public:
-  explicit Names(std::vector<std::string> texts) : texts_(std::move(texts)) {
-    for (const std::string& each : texts_) list_.push_back(each.c_str());
-    list_.push_back(nullptr);
-  }
-  const char* const* list() const { return list_.data(); }
+// Gives names as C takes them: an array that ends with NULL and stays.
+template <auto kNames>
+lt_status give_names(const char* const** names) noexcept {
+  return guarded([&] {
+    static const std::vector<std::string> texts = kNames();
+    static const std::vector<const char*> all = [] {
+      std::vector<const char*> list;
+      for (const std::string& each : texts) list.push_back(each.c_str());
+      list.push_back(nullptr);
+      return list;
+    }();
+    *require(names, "names") = all.data();
+  });
+}
 
- private:
-  std::vector<std::string> texts_;
-  std::vector<const char*> list_;
-};
+std::vector<std::string> hyper_names() {
+  std::vector<std::string> names;
+  const lowtide::Hyper hyper;
+  lowtide::for_each_hyper(hyper, [&](const char* name, const auto&) { names.push_back(name); });
+  return names;
+}
 
 }  // namespace
 
@@ -131,31 +139,9 @@ const char* lt_version(void) { return lowtide::version(); }
 const char* lt_last_error(void) { return last_error.c_str(); }
 int32_t lt_last_os_error(void) { return last_os_error; }
 
-lt_status lt_rule_names(const char* const** names) {
-  return guarded([&] {
-    static const Names all(lowtide::rule_names());
-    *require(names, "names") = all.list();
-  });
-}
-
-lt_status lt_state_formats(const char* const** names) {
-  return guarded([&] {
-    static const Names all(lowtide::codec_names());
-    *require(names, "names") = all.list();
-  });
-}
-
-lt_status lt_hyper_names(const char* const** names) {
-  return guarded([&] {
-    static const Names all([] {
-      const lowtide::Hyper hyper;
-      std::vector<std::string> texts;
-      lowtide::for_each_hyper(hyper, [&](const char* name, const auto&) { texts.push_back(name); });
-      return texts;
-    }());
-    *require(names, "names") = all.list();
-  });
-}
+lt_status lt_rule_names(const char* const** names) { return give_names<lowtide::rule_names>(names); }
+lt_status lt_state_formats(const char* const** names) { return give_names<lowtide::codec_names>(names); }
+lt_status lt_hyper_names(const char* const** names) { return give_names<hyper_names>(names); }
 
 lt_status lt_backends(lt_backend_report* out, int32_t room, int32_t* count) {
   return guarded([&] {
@@ -255,8 +241,8 @@ lt_status lt_optimizer_step(lt_optimizer* optimizer, const lt_gradient* gradient
   return on(optimizer, [&](lowtide::Optimizer& core) {
     if (report) lowtide::capi::check_struct_size(report->struct_size);
     const lowtide::StepOptions given = step_options_from(options);
-    LT_REQUIRE(count == core.param_count(), "got %lld gradients for %lld parameters", static_cast<long long>(count),
-               static_cast<long long>(core.param_count()));
+    LT_REQUIRE(count == core.param_count(), "got %lld gradients for %lld parameters", lowtide::ll(count),
+               lowtide::ll(core.param_count()));
     if (count) require(gradients, "gradients");
     std::vector<lowtide::Gradient> all;
     all.reserve(static_cast<size_t>(count));
@@ -305,7 +291,7 @@ lt_status lt_optimizer_state(const lt_optimizer* optimizer, int64_t param, int32
     require(out, "out");
     const std::vector<lowtide::StateView> states = core.state(param);
     LT_REQUIRE(k >= 0 && k < static_cast<int32_t>(states.size()), "got state %d of parameter %lld, which has %zu", k,
-               static_cast<long long>(param), states.size());
+               lowtide::ll(param), states.size());
     const lowtide::StateView& view = states[static_cast<size_t>(k)];
     *out = {view.name, view.codec,          view.codes,     view.scales, view.numel,
             view.rows, view.scales_per_row, view.code_bits, view.block};

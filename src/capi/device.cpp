@@ -65,7 +65,7 @@ lt_status lt_device_alloc(lt_device* device, int32_t kind, int64_t bytes, void**
   return on(device, "device", [&](lt_device& of) {
     *require(out, "out") = nullptr;
     LT_REQUIRE(kind >= LT_MEMORY_DEVICE && kind <= LT_MEMORY_SHARED, "got kind=%d, wanted an lt_memory_kind", kind);
-    LT_REQUIRE(bytes > 0, "got bytes=%lld, wanted more than 0", static_cast<long long>(bytes));
+    LT_REQUIRE(bytes > 0, "got bytes=%lld, wanted more than 0", lowtide::ll(bytes));
     DeviceBytes memory(of.device(), static_cast<MemoryKind>(kind), bytes);
     void* const data = memory.data();
     of.memory.emplace(data, std::move(memory));

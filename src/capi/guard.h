@@ -43,11 +43,11 @@ T* require(T* pointer, const char* name) {
 }
 
 inline void require_bytes(int64_t bytes, const char* name = "bytes") {
-  LT_REQUIRE(bytes >= 0, "got %s=%lld, wanted 0 or more", name, static_cast<long long>(bytes));
+  LT_REQUIRE(bytes >= 0, "got %s=%lld, wanted 0 or more", name, ll(bytes));
 }
 
 inline bool flag(int64_t value, const char* name) {
-  LT_REQUIRE(value == 0 || value == 1, "got %s=%lld, wanted 0 or 1", name, static_cast<long long>(value));
+  LT_REQUIRE(value == 0 || value == 1, "got %s=%lld, wanted 0 or 1", name, ll(value));
   return value == 1;
 }
 
@@ -61,7 +61,7 @@ inline void check_struct_size(int64_t bytes) {
   // No version of a struct ends within a pointer: half of one would be followed.
   constexpr auto kUnit = static_cast<int64_t>(sizeof(int64_t));
   LT_REQUIRE(bytes >= kUnit && bytes <= 4096 && bytes % kUnit == 0,
-             "got struct_size=%lld in a struct; start from its _INIT macro", static_cast<long long>(bytes));
+             "got struct_size=%lld in a struct; start from its _INIT macro", ll(bytes));
 }
 
 // The struct of an older or newer caller: the fields that both know, and the defaults of the others. NULL: the

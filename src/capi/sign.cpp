@@ -64,10 +64,10 @@ lt_status lt_sign_majority(const void* const* ballots, int64_t voters, int64_t c
   return guarded([&] {
     const lt_majority_options given = struct_from(options, lt_majority_options LT_MAJORITY_OPTIONS_INIT);
     require(ballots, "ballots");
-    LT_REQUIRE(voters >= 1 && voters <= sign::kMostBallots, "got %lld ballots, wanted 1 to %lld",
-               static_cast<long long>(voters), static_cast<long long>(sign::kMostBallots));
+    LT_REQUIRE(voters >= 1 && voters <= sign::kMostBallots, "got %lld ballots, wanted 1 to %lld", lowtide::ll(voters),
+               lowtide::ll(sign::kMostBallots));
     LT_REQUIRE(given.ties >= LT_TIES_HASH && given.ties <= LT_TIES_PREVIOUS, "got ties=%lld, wanted an lt_ties",
-               static_cast<long long>(given.ties));
+               lowtide::ll(given.ties));
     std::vector<const std::byte*> all;
     for (int64_t v = 0; v < voters; ++v) all.push_back(static_cast<const std::byte*>(ballots[v]));
     sign::Vote vote;

@@ -53,7 +53,7 @@ lowtide::SignCollectiveOptions options_of(const lt_sign_collective_options* give
   const auto options = struct_from(given, lt_sign_collective_options LT_SIGN_COLLECTIVE_OPTIONS_INIT);
   lowtide::SignCollectiveOptions out;
   LT_REQUIRE(options.weight >= 0 && options.weight < int64_t{1} << 31,
-             "got a weight of %lld votes, wanted 0 to 2^31 - 1", static_cast<long long>(options.weight));
+             "got a weight of %lld votes, wanted 0 to 2^31 - 1", lowtide::ll(options.weight));
   if (options.ties) out.ties = options.ties;
   out.seed = options.seed;
   out.algorithm = static_cast<lowtide::SignAlgorithm>(options.algorithm);
