@@ -3,7 +3,7 @@
 set(lt_src "${PROJECT_SOURCE_DIR}/src")
 set(map "${PROJECT_SOURCE_DIR}/cmake/bnb.map")
 # The sources that tests call without the C functions.
-set(lt_bnb_inner_sources "${lt_src}/bnb/args.cpp" "${lt_src}/bnb/device_step.cpp" "${lt_src}/bnb/host_step.cpp"
+set(lt_bnb_inner_sources "${lt_src}/bnb/device_step.cpp" "${lt_src}/bnb/host_step.cpp"
                          "${lt_src}/bnb/map8.cpp" "${lt_src}/bnb/memory.cpp" "${lt_src}/bnb/update.cpp")
 # The library's objects of core and backend, and of the rules in src/bnb/step_table.cpp, which stands for the table of
 # all of them.

@@ -1,4 +1,4 @@
-#include "bnb/step.h"
+#include "bnb/update.h"
 
 #include <vector>
 

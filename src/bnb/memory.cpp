@@ -69,7 +69,7 @@ void Memory::prefetch(const void* memory, size_t bytes, int number) {
 
 void Memory::fill(void* memory, uint32_t pattern, int pattern_bytes, int64_t count) {
   LT_REQUIRE(count >= 0 && count <= std::numeric_limits<int64_t>::max() / pattern_bytes,
-             "got %lld elements to fill, wanted 0 or more", static_cast<long long>(count));
+             "got %lld elements to fill, wanted 0 or more", ll(count));
   require_ours(memory, count * pattern_bytes);
   LT_REQUIRE(address(memory) % static_cast<uintptr_t>(pattern_bytes) == 0, "got %p, wanted memory aligned to %d bytes",
              memory, pattern_bytes);
@@ -93,8 +93,8 @@ void Memory::require_ours(const void* memory, int64_t bytes) const {
   const bool ours = after != allocations_.begin() && (--after, true) &&
                     begin - after->first <= static_cast<uintptr_t>(after->second) &&
                     bytes <= after->second - static_cast<int64_t>(begin - after->first);
-  LT_REQUIRE(ours, "got %lld bytes at %p, wanted memory that cget_managed_ptr returned, or a part of it",
-             static_cast<long long>(bytes), memory);
+  LT_REQUIRE(ours, "got %lld bytes at %p, wanted memory that cget_managed_ptr returned, or a part of it", ll(bytes),
+             memory);
 }
 
 }  // namespace lowtide::bnb

@@ -1,7 +1,7 @@
 // The optimizers' C functions of lowtide/bnb.h.
 #include "backend/registry.h"
 #include "bnb/guard.h"
-#include "bnb/step.h"
+#include "bnb/update.h"
 #include "core/error.h"
 #include "core/thread_pool.h"
 #include "lowtide/bnb.h"

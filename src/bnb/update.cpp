@@ -1,6 +1,7 @@
 #include "bnb/update.h"
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "backend/catalog.h"
@@ -9,6 +10,7 @@
 
 namespace lowtide::bnb {
 namespace {
+#include "portable/portable.h"
 
 const RuleInfo& info_of(const Update& u) { return rule_info(u.rule()); }
 
@@ -42,7 +44,16 @@ void require_map(const float* map, const char* name) {
 void require_absmax(const float* absmax, int64_t count, const char* name) {
   for (int64_t b = 0; b < count; ++b)
     LT_REQUIRE(std::isfinite(absmax[b]) && absmax[b] >= 0, "got %s[%lld]=%g, wanted finite values of 0 or more", name,
-               static_cast<long long>(b), static_cast<double>(absmax[b]));
+               ll(b), static_cast<double>(absmax[b]));
+}
+
+// Scales the member of a rule's arguments that multiplies its update.
+template <class Args>
+void scale_update(float Args::*size, double scale, void* bytes) {
+  Args args;
+  std::memcpy(&args, bytes, sizeof args);
+  args.*size = static_cast<float>(args.*size * scale);
+  std::memcpy(bytes, &args, sizeof args);
 }
 
 }  // namespace
@@ -73,7 +84,7 @@ float Update::l2() const {
 }
 
 void check_arguments(const Update& u) {
-  LT_REQUIRE(u.n >= 0, "got n=%lld, wanted 0 or more", static_cast<long long>(u.n));
+  LT_REQUIRE(u.n >= 0, "got n=%lld, wanted 0 or more", ll(u.n));
   LT_REQUIRE(u.step >= 1, "got step=%d, wanted 1 or more", u.step);
   require_finite(u.lr, "lr");
   require_finite(u.gnorm_scale, "gnorm_scale");
@@ -146,5 +157,27 @@ StepItem item_of(const Update& u, const Layout& layout, const void* args) {
 }
 
 Layout flat_layout(int64_t n) { return Layout::make({&n, 1}, {}); }
+
+ArgsBytes args_of(const Update& u, double update_scale) {
+  lowtide::RuleInput input{.lr = u.lr, .beta1 = u.beta1, .beta2 = u.beta2, .beta3 = u.beta3, .eps = u.eps};
+  input.weight_decay = u.weight_decay;
+  // momentum's and rmsprop's coefficient comes as beta1; ademamix' alpha and beta3 are scheduled already.
+  input.momentum = u.beta1;
+  input.alpha = u.family == Family::rmsprop ? u.beta1 : u.alpha;
+  input.t = u.step, input.first = u.step == 1;
+  ArgsBytes args;
+  rule_info(u.rule()).make_args(input, args.data);
+  if (update_scale == 1) return args;
+  if (u.family == Family::adam) scale_update(&AdamArgs::step_size, update_scale, args.data);
+  if (u.family == Family::momentum) scale_update(&SgdArgs::lr, update_scale, args.data);
+  if (u.family == Family::rmsprop) scale_update(&RmspropArgs::lr, update_scale, args.data);
+  return args;
+}
+
+float value_of(DType dtype, const void* data, int64_t i) {
+  if (dtype == DType::kF32) return static_cast<const float*>(data)[i];
+  const u32 half = static_cast<const u16*>(data)[i];
+  return dtype == DType::kBF16 ? bf16_decode(half) : f16_decode(half);
+}
 
 }  // namespace lowtide::bnb

@@ -4,7 +4,7 @@
 
 #include "support/fake/fake_backend.h"
 #include "backend/registry.h"
-#include "bnb/step.h"
+#include "bnb/update.h"
 #include "core/error.h"
 #include "symbols.h"
 
