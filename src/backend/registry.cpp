@@ -7,7 +7,7 @@
 #include <span>
 
 #include "backend/cpu/cpu_backend.h"
-#include "backend/plugin_loader.h"
+#include "backend/plugin.h"
 #include "core/error.h"
 
 namespace lowtide {

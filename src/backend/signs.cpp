@@ -9,7 +9,7 @@ namespace lowtide {
 namespace {
 // Ballots and weights of `count` signs.
 void check_voters(int64_t count, std::span<const std::byte* const> ballots, std::span<const uint32_t> weights) {
-  LT_REQUIRE(count >= 0, "got %lld signs to vote on, wanted 0 or more", static_cast<long long>(count));
+  LT_REQUIRE(count >= 0, "got %lld signs to vote on, wanted 0 or more", ll(count));
   LT_REQUIRE(weights.empty() || weights.size() == ballots.size(), "got %zu weights for %zu ballots, wanted one each",
              weights.size(), ballots.size());
   uint64_t sum = 0;
@@ -25,13 +25,12 @@ void check_voters(int64_t count, std::span<const std::byte* const> ballots, std:
 
 void check_range(int64_t first, int64_t count) {
   LT_REQUIRE(first >= 0 && count >= 0 && first <= kMostSigns && count <= kMostSigns,
-             "got %lld signs from number %lld, wanted both from 0 to 2^60", static_cast<long long>(count),
-             static_cast<long long>(first));
+             "got %lld signs from number %lld, wanted both from 0 to 2^60", ll(count), ll(first));
 }
 
 void check_aligned(int64_t first) {
-  LT_REQUIRE(first % kSignAlignment == 0, "got signs from number %lld, wanted a multiple of %lld",
-             static_cast<long long>(first), static_cast<long long>(kSignAlignment));
+  LT_REQUIRE(first % kSignAlignment == 0, "got signs from number %lld, wanted a multiple of %lld", ll(first),
+             ll(kSignAlignment));
 }
 
 }  // namespace
@@ -39,7 +38,7 @@ void check_aligned(int64_t first) {
 void check(const SignItem& item) {
   check_range(item.first, item.count);
   LT_REQUIRE(item.count == 0 || (item.values && item.bits), "got no %s for %lld signs", item.values ? "bits" : "values",
-             static_cast<long long>(item.count));
+             ll(item.count));
   LT_REQUIRE(reinterpret_cast<uintptr_t>(item.values) % static_cast<uintptr_t>(dtype_bytes(item.dtype)) == 0,
              "got %s values at %p, wanted them aligned to an element", dtype_name(item.dtype), item.values);
   if (item.presence || item.scales) check_aligned(item.first);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "lowtide/tensor.h"
 
 namespace lowtide {
 namespace {
@@ -62,7 +63,7 @@ Layout Layout::make(std::span<const int64_t> sizes, std::span<const int64_t> str
   Layout out;
   out.numel = 1;
   for (const int64_t size : sizes) {
-    LT_REQUIRE(size >= 0, "got a size of %lld; sizes are 0 or more", static_cast<long long>(size));
+    LT_REQUIRE(size >= 0, "got a size of %lld; sizes are 0 or more", ll(size));
     LT_REQUIRE(size == 0 || out.numel <= kMost / size, "the tensor has more than 2^62 elements");
     out.numel *= size;
   }
@@ -78,7 +79,7 @@ Layout Layout::make(std::span<const int64_t> sizes, std::span<const int64_t> str
 
   out.extent = 1;
   for (size_t d = 0; d < sizes.size(); ++d) {
-    LT_REQUIRE(strides[d] >= 0, "got a stride of %lld; strides are 0 or more", static_cast<long long>(strides[d]));
+    LT_REQUIRE(strides[d] >= 0, "got a stride of %lld; strides are 0 or more", ll(strides[d]));
     if (sizes[d] == 1) continue;
     int64_t reach;
     LT_REQUIRE(!__builtin_mul_overflow(sizes[d] - 1, strides[d], &reach) && reach <= kMost - out.extent,
@@ -128,6 +129,20 @@ void Layout::scatter(const void* packed, int64_t element_bytes, int64_t first, i
     scatter_as<uint32_t>(*this, packed, first, n, tensor);
   else
     scatter_as<uint16_t>(*this, packed, first, n, tensor);
+}
+
+int64_t dtype_bytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
+
+const char* dtype_name(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return "float32";
+    case DType::kBF16:
+      return "bfloat16";
+    case DType::kF16:
+      return "float16";
+  }
+  return "unknown";
 }
 
 }  // namespace lowtide

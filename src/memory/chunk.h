@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "backend/state_format.h"
+#include "backend/catalog.h"
 
 namespace lowtide {
 

@@ -48,7 +48,7 @@ struct SignAccumulator::Impl {
 };
 
 SignAccumulator::SignAccumulator(int64_t count, int most, int threads) {
-  LT_REQUIRE(count >= 0 && count <= kMostSigns, "got %lld values, wanted 0 to 2^60", static_cast<long long>(count));
+  LT_REQUIRE(count >= 0 && count <= kMostSigns, "got %lld values, wanted 0 to 2^60", ll(count));
   LT_REQUIRE(most >= 1 && most <= kMost, "got at most %d additions, wanted 1 to %d", most, kMost);
   LT_REQUIRE(threads >= 0, "got threads=%d, wanted 0 (one per core) or more", threads);
   impl_ = std::make_unique<Impl>(count, most, threads ? threads : available_threads());

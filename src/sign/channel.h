@@ -1,5 +1,5 @@
-// The ranks of a collective, over one transport or over two (inside nodes and between them), and the bytes that go over
-// them.
+// The ranks of a collective, over one transport or over two (inside nodes and between them), the bytes that go over
+// them, and what these cost.
 //
 // A channel shares ownership of its transports and is used by the collective's thread. It throws what the transports
 // throw; over two levels a TransportError names ranks of the whole. After a failure ranks may be in different calls, so
@@ -52,6 +52,20 @@ class Channel {
   Traffic traffic_;
   std::string failure_;  // the first failure's text; "": none so far
 };
+
+// The cost model of a transport.
+struct Cost {
+  double latency_s = 0, bytes_per_s = 0;  // 0: not known
+  bool known() const { return latency_s > 0 && bytes_per_s > 0; }
+};
+
+// For ballots of `bytes` bytes. One phase sends (ranks - 1) of them; two phases send 2 (ranks - 1) / ranks of them and
+// take a second latency. Pure.
+SignAlgorithm faster(const Cost& cost, int ranks, int64_t bytes);
+
+// Measures a channel of one level, and agrees on the slowest rank's figures. Blocks until all ranks have come. Throws
+// CollectiveError if some are in another call, TransportError, std::bad_alloc.
+Cost measure(Channel& channel);
 
 // "rank 3", "ranks 1, 2 and 5".
 inline std::string name_ranks(const std::vector<int>& ranks) {

@@ -6,7 +6,7 @@
 #include "core/error.h"
 #include "core/thread_pool.h"
 #include "lowtide/sign_collective.h"
-#include "sign/cost.h"
+#include "sign/channel.h"
 #include "sign/exchange.h"
 #include "sign/shard_messages.h"
 #include "sign/ties.h"
@@ -36,7 +36,7 @@ struct SignCollective::Impl {
 
   static void check_weight(int64_t weight) {
     LT_REQUIRE(weight >= 0 && weight < int64_t{1} << 31, "got a weight of %lld votes, wanted 0 to 2^31 - 1",
-               static_cast<long long>(weight));
+               ll(weight));
   }
 
   uint32_t weight_of(const SignBallot& ballot) const {
@@ -61,25 +61,23 @@ struct SignCollective::Impl {
 
 void SignCollective::Impl::check(const SignBallot& ballot, const SignResult& result,
                                  const ResidualState* residual) const {
-  LT_REQUIRE(ballot.count >= 0 && ballot.count <= kMostSigns, "got %lld signs, wanted 0 to 2^60",
-             static_cast<long long>(ballot.count));
+  LT_REQUIRE(ballot.count >= 0 && ballot.count <= kMostSigns, "got %lld signs, wanted 0 to 2^60", ll(ballot.count));
   LT_REQUIRE(ballot.weight >= -1, "got weight=%lld, wanted votes, or -1 for those of the collective",
-             static_cast<long long>(ballot.weight));
+             ll(ballot.weight));
   check_weight(weight_of(ballot));
   LT_REQUIRE(ballot.first_index % static_cast<uint64_t>(kSignAlignment) == 0,
              "got signs from index %llu, wanted a multiple of %lld",
-             static_cast<unsigned long long>(ballot.first_index), static_cast<long long>(kSignAlignment));
+             static_cast<unsigned long long>(ballot.first_index), ll(kSignAlignment));
   if (residual) {
     LT_REQUIRE(!channel.two_level(), "got a mean over nodes, wanted one transport");
     LT_REQUIRE(!ballot.presence, "got presence for a mean, wanted scales only");
     LT_REQUIRE(residual->total == ballot.count && residual->rank == channel.rank() && residual->size == channel.size(),
                "got the residual of %lld signs, rank %d of %d, wanted that of %lld signs, rank %d of %d",
-               static_cast<long long>(residual->total), residual->rank, residual->size,
-               static_cast<long long>(ballot.count), channel.rank(), channel.size());
+               ll(residual->total), residual->rank, residual->size, ll(ballot.count), channel.rank(), channel.size());
   }
   if (ballot.count == 0) return;
   if (weight_of(ballot) && !ballot.nonfinite) {
-    LT_REQUIRE(ballot.bits, "got no bits for %lld signs", static_cast<long long>(ballot.count));
+    LT_REQUIRE(ballot.bits, "got no bits for %lld signs", ll(ballot.count));
     LT_REQUIRE(ballot.scales || !residual, "got no scales for a mean");
   }
   LT_REQUIRE(result.bits, "got no memory for the result");

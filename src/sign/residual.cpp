@@ -25,8 +25,7 @@ CodecItem item_of(ResidualState& state, float* values) {
 
 SignResidual::SignResidual(int64_t count, int rank, int size, const std::string& state) {
   LT_REQUIRE(count >= 0 && count <= kMostSigns && size >= 1 && rank >= 0 && rank < size,
-             "got %lld signs, rank %d of %d, wanted 0 to 2^60 signs and 0 <= rank < size",
-             static_cast<long long>(count), rank, size);
+             "got %lld signs, rank %d of %d, wanted 0 to 2^60 signs and 0 <= rank < size", ll(count), rank, size);
   impl_ = std::make_unique<Impl>();
   Impl& s = *impl_;
   s.codec = find_codec(state);

@@ -55,7 +55,7 @@ void check_dtype(DType dtype) {
 }
 
 void check_count(int64_t count) {
-  LT_REQUIRE(count >= 0 && count <= kMostSigns, "got %lld signs, wanted 0 to 2^60", static_cast<long long>(count));
+  LT_REQUIRE(count >= 0 && count <= kMostSigns, "got %lld signs, wanted 0 to 2^60", ll(count));
 }
 
 // Catches the usual mistake: a count of elements where a count of bytes is meant, or the other way round.
@@ -63,7 +63,7 @@ void check_size(const char* name, std::span<const std::byte> bits, int64_t count
   const int64_t wanted = packed_bytes(count);
   LT_REQUIRE(bits.size() == static_cast<size_t>(wanted),
              "got %zu bytes of %s for %lld signs, wanted %lld: one bit for each, ceil(count / 8) bytes", bits.size(),
-             name, static_cast<long long>(count), static_cast<long long>(wanted));
+             name, ll(count), ll(wanted));
   LT_REQUIRE(wanted == 0 || bits.data(), "got NULL for %s", name);
 }
 
@@ -87,7 +87,7 @@ void check_same_or_apart(const char* a_name, const void* a, const char* b_name, 
 void check_vote(const Vote& vote, std::span<std::byte> result, std::span<std::byte> zeros) {
   check_count(vote.count);
   LT_REQUIRE(!vote.ballots.empty() && vote.ballots.size() <= static_cast<size_t>(kMostBallots),
-             "got %zu ballots, wanted 1 to %lld", vote.ballots.size(), static_cast<long long>(kMostBallots));
+             "got %zu ballots, wanted 1 to %lld", vote.ballots.size(), ll(kMostBallots));
   check_size("the result", result, vote.count);
   const int64_t bytes = packed_bytes(vote.count);
   if (vote.ties == Ties::kZero) {

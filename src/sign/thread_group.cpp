@@ -49,11 +49,11 @@ struct ThreadGroup::Shared {
 };
 
 void ThreadGroup::Shared::call(int rank, bool gather, const std::byte* send, std::byte* receive, int64_t bytes) {
-  LT_REQUIRE(bytes >= 0, "got %lld bytes to send", static_cast<long long>(bytes));
+  LT_REQUIRE(bytes >= 0, "got %lld bytes to send", ll(bytes));
   const auto me = static_cast<size_t>(rank);
   const char* const what = gather ? "all_gather" : "all_to_all";
   const auto died = [&](int64_t call) {
-    throw TransportError(format("rank %d was killed at call %lld", rank, static_cast<long long>(call)), {rank});
+    throw TransportError(format("rank %d was killed at call %lld", rank, ll(call)), {rank});
   };
   std::unique_lock lock(mutex);
   const int64_t number = calls[me]++;
@@ -73,17 +73,17 @@ void ThreadGroup::Shared::call(int rank, bool gather, const std::byte* send, std
     for (int r = 0; r < size; ++r)
       if (!meeting->of[static_cast<size_t>(r)].here) missing.push_back(r);
     throw TransportError(format("%s did not come to %s (call %lld) within %lld ms", name_ranks(missing).c_str(), what,
-                                static_cast<long long>(number), static_cast<long long>(timeout.count())),
+                                ll(number), ll(timeout.count())),
                          missing, ETIMEDOUT);
   }
   lock.unlock();
   for (int r = 0; r < size; ++r) {
     const Meeting::Sent& sent = meeting->of[static_cast<size_t>(r)];
     if (sent.gather != gather || sent.bytes != bytes)
-      throw TransportError(format("rank %d came to call %lld with %s of %lld bytes, rank %d with %s of %lld", r,
-                                  static_cast<long long>(number), sent.gather ? "all_gather" : "all_to_all",
-                                  static_cast<long long>(sent.bytes), rank, what, static_cast<long long>(bytes)),
-                           {}, EPROTO);
+      throw TransportError(
+          format("rank %d came to call %lld with %s of %lld bytes, rank %d with %s of %lld", r, ll(number),
+                 sent.gather ? "all_gather" : "all_to_all", ll(sent.bytes), rank, what, ll(bytes)),
+          {}, EPROTO);
   }
   deliver(*meeting, number, rank, gather, receive, bytes);
   lock.lock();
@@ -106,8 +106,7 @@ void ThreadGroup::Shared::deliver(const Meeting& meeting, int64_t call, int rece
 
 ThreadGroup::ThreadGroup(int size, std::chrono::milliseconds timeout) {
   LT_REQUIRE(size >= 1, "got %d ranks, wanted 1 or more", size);
-  LT_REQUIRE(timeout.count() > 0, "got a timeout of %lld ms, wanted more than 0",
-             static_cast<long long>(timeout.count()));
+  LT_REQUIRE(timeout.count() > 0, "got a timeout of %lld ms, wanted more than 0", ll(timeout.count()));
   shared_ = std::make_shared<Shared>(size, timeout);
 }
 
@@ -123,8 +122,7 @@ std::shared_ptr<Transport> ThreadGroup::transport(int rank) {
 }
 
 void ThreadGroup::kill(int rank, int64_t call, bool after_sending) {
-  LT_REQUIRE(rank >= 0 && rank < shared_->size && call >= 0, "got rank %d and call %lld", rank,
-             static_cast<long long>(call));
+  LT_REQUIRE(rank >= 0 && rank < shared_->size && call >= 0, "got rank %d and call %lld", rank, ll(call));
   const std::lock_guard lock(shared_->mutex);
   shared_->deaths[static_cast<size_t>(rank)] = {call, after_sending};
 }

@@ -10,7 +10,6 @@
 #include "backend/cuda/device/launch.h"
 #include "backend/cuda/device/shape.h"
 #include "backend/kernels/batch.h"
-#include "backend/kernels/codec_tables.h"
 #include "support/step_case.h"
 
 namespace lowtide::testing {

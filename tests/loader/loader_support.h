@@ -8,7 +8,7 @@
 #include <initializer_list>
 #include <string>
 
-#include "backend/plugin_loader.h"
+#include "backend/plugin.h"
 
 namespace lowtide {
 

@@ -1,5 +1,5 @@
 // The SYCL plug-in that a process gets, or the reason if it gets none; with stub plug-ins and runtimes.
-#include "backend/plugin_loader.h"
+#include "backend/plugin.h"
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>

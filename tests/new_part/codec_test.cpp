@@ -8,7 +8,7 @@
 #include <iterator>
 
 #include "backend/cpu/cpu_backend.h"
-#include "backend/state_format.h"
+#include "backend/catalog.h"
 #include "part.h"
 #include "support/optimizer_case.h"
 

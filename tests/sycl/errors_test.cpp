@@ -9,7 +9,6 @@
 
 #include "backend/sycl/host/errors.h"
 #include "backend/sycl/host/kernels.h"
-#include "backend/sycl/host/pointers.h"
 #include "backend/sycl/host/sycl_device.h"
 #include "backend/sycl/host/device_memory.h"
 #include "sycl/sycl_support.h"

@@ -1,5 +1,5 @@
 // Memory that the device cannot address is refused, whichever array of an item it is.
-#include "backend/sycl/host/pointers.h"
+#include "backend/sycl/host/sycl_device.h"
 #include "sycl/sycl_support.h"
 
 namespace lowtide {

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <string>
 
-#include "backend/plugin_loader.h"
+#include "backend/plugin.h"
 
 namespace lowtide {
 

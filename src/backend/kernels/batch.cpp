@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <numeric>
 #include <tuple>
 
@@ -10,15 +11,14 @@
 
 namespace lowtide::kernels {
 namespace {
+#include "portable/portable.h"
 
 static_assert(sizeof(DeviceItem) % alignof(int64_t) == 0);
 static_assert(sizeof(DeviceItem::key) == sizeof(StepItem::key));
 
 unsigned char* chars(const std::byte* p) { return reinterpret_cast<unsigned char*>(const_cast<std::byte*>(p)); }
 
-// Element types as pairs.def names them.
-struct bf16;
-struct f16;
+// DType of an element type that pairs.def names.
 template <class T>
 constexpr DType kDTypeOf = DType::kF32;
 template <>
@@ -33,6 +33,14 @@ int pair_of(DType param, DType grad) {
 #include "portable/pairs.def"
 #undef LT_PAIR
   return -1;
+}
+
+template <class C>
+std::vector<std::byte> tables_of() {
+  const auto tables = std::make_unique<typename C::Tables>();
+  if constexpr (requires(typename C::Tables t) { C::make_tables(t); }) C::make_tables(*tables);
+  const auto* bytes = reinterpret_cast<const std::byte*>(tables.get());
+  return {bytes, bytes + sizeof *tables};
 }
 
 const int64_t* at(const std::byte* device, size_t bytes) { return reinterpret_cast<const int64_t*>(device + bytes); }
@@ -171,6 +179,17 @@ const DeviceItem* Batch::items(const std::byte* device, const Launch& launch) co
 
 const int64_t* Batch::starts(const std::byte* device, const Launch& launch) const {
   return at(device, items_.size() * sizeof(DeviceItem)) + launch.first;
+}
+
+std::vector<std::byte> codec_tables(int codec) {
+  switch (codec) {
+#define LT_CODEC(number, name, C) \
+  case number:                    \
+    return tables_of<C>();
+#include "portable/codecs.def"
+#undef LT_CODEC
+  }
+  return {};
 }
 
 }  // namespace lowtide::kernels

@@ -1,6 +1,6 @@
 // The items of a call as kernels read them: DeviceItems, the units of work before each, and the dims of strided
 // tensors, one array of bytes to be copied to the device. Items that one launch serves are neighbours. A unit of work
-// is a block, or a tile of several of one item's.
+// is a block, or a tile of several of one item's. The codecs' tables as bytes, too.
 #pragma once
 
 #include <cstddef>
@@ -71,5 +71,8 @@ class Batch {
   std::vector<int64_t> starts_, dims_;
   std::vector<Launch> launches_;
 };
+
+// The tables of the codec with this number. A codec without tables has something, too, that kernels can refer to.
+std::vector<std::byte> codec_tables(int codec);
 
 }  // namespace lowtide::kernels

@@ -2,14 +2,32 @@
 // bytes go to the device, and kernels are queued there. A backend says how its device does each of these.
 #pragma once
 
+#include <charconv>
 #include <cstring>
 #include <span>
+#include <string>
 
 #include "backend/backend.h"
 #include "backend/kernels/batch.h"
 #include "backend/kernels/sign_items.h"
 
 namespace lowtide::kernels {
+
+// Names of what a backend of devices runs on: "<kind>", with ":<number>" for a device of that number.
+struct Target {
+  std::string kind;
+  int number = -1;      // -1: none is named
+  bool is_well = true;  // false: what follows ':' is no number
+};
+
+inline Target parse_target(const std::string& text) {
+  Target target{text.substr(0, text.find(':'))};
+  if (target.kind.size() == text.size()) return target;
+  const char *const first = text.data() + target.kind.size() + 1, *const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(first, end, target.number);
+  target.is_well = error == std::errc() && rest == end && target.number >= 0;
+  return target;
+}
 
 // Self: the backend. Self::with_call(doing, stream, can_be_captured, work) runs work(call) for one call on a stream;
 // can_be_captured: what is queued reads no memory of the host's, so it may be recorded for replays. A call has

@@ -1,6 +1,6 @@
 // Finds and loads the SYCL plug-in: for the libsycl that the process has loaded (the caller's queues are of it), else
 // for the newest that can be loaded.
-#include "backend/plugin_loader.h"
+#include "backend/plugin.h"
 
 #include "core/error.h"
 

@@ -8,7 +8,6 @@
 
 #include "backend/cpu/cpu_backend.h"
 #include "backend/kernels/batch.h"
-#include "backend/kernels/codec_tables.h"
 #include "support/step_case.h"
 
 #include "backend/cuda/device/prelude.inc"
@@ -120,7 +119,8 @@ void check_default(int codec, DType type, RoundingMode mode, u32 wanted_states) 
   static_assert(kHasHotPath<AdamW> && kHasLaneCodec<C>);
   auto rng = testing::seeded("hot path", 90 + codec);
   const auto cpu = cpu::make_backend("");
-  const lowtide::RuleInput defaults{.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 1e-2, .t = 2};
+  const lowtide::RuleInput defaults{
+      .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 1e-2, .t = 2};
   const u32 stochastic = stochastic_states(kRule, codec, mode, long_averages(kRule, defaults));
   ASSERT_EQ(stochastic, wanted_states);
   StepCase start = usual_case(codec, type, 5, 4096, rng);

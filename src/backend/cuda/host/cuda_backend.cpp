@@ -7,12 +7,9 @@
 #include "backend/cuda/device/launch.h"
 #include "backend/cuda/host/cuda_device.h"
 #include "backend/cuda/host/guards.h"
-#include "backend/cuda/host/pointers.h"
 #include "backend/cuda/host/recorded_step.h"
 #include "backend/cuda/host/uploads.h"
-#include "backend/kernels/codec_tables.h"
 #include "backend/kernels/device_backend.h"
-#include "backend/kernels/target.h"
 
 namespace lowtide::cuda_host {
 namespace {

@@ -91,8 +91,7 @@ void* CudaDevice::allocate_device(const Scope& scope, Block& block) {
   if (memory) return memory;
   const Limits now = limits();
   fail(ErrorKind::kOutOfMemory, "CUDA: %lld bytes of device memory could not be had%s; of %lld, %lld are free",
-       static_cast<long long>(block.bytes), block.from.allocate ? " from the caller's allocator" : "",
-       static_cast<long long>(now.total), static_cast<long long>(now.free));
+       ll(block.bytes), block.from.allocate ? " from the caller's allocator" : "", ll(now.total), ll(now.free));
 }
 
 // On the device from the start, where that can be said: then what is free is free of all that was allocated before.
@@ -103,8 +102,7 @@ void* CudaDevice::allocate_managed(const Scope& scope, int64_t bytes) {
     fail(ErrorKind::kOutOfMemory,
          "CUDA: got %lld bytes of managed memory to allocate beside %lld, wanted %lld at most: never more than nine "
          "tenths of what the device has free, for it is not paged here",
-         static_cast<long long>(bytes), static_cast<long long>(managed_bytes_),
-         static_cast<long long>(std::max<int64_t>(most, 0)));
+         ll(bytes), ll(managed_bytes_), ll(std::max<int64_t>(most, 0)));
   void* memory = nullptr;
   const auto size = static_cast<size_t>(bytes);
   scope.check(cudaMallocManaged(&memory, size, cudaMemAttachGlobal));

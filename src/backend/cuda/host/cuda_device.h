@@ -5,6 +5,8 @@
 
 #include <cuda_runtime.h>
 
+#include <array>
+#include <cstdint>
 #include <deque>
 #include <map>
 #include <memory>
@@ -13,6 +15,7 @@
 #include "backend/cuda/host/memory.h"
 #include "backend/cuda/host/device_info.h"
 #include "backend/device.h"
+#include "backend/kernels/pointer_check.h"
 
 namespace lowtide::cuda_host {
 
@@ -65,6 +68,51 @@ class CudaDevice final : public Device {
   Blocks blocks_;
   int64_t managed_bytes_ = 0;
   std::deque<OwnStream> queues_;
+};
+
+// Which memory kernels can be given: the device's own, managed, and pinned where the device reaches it.
+// Lives for one call, within a Scope: what it has found out is forgotten with it.
+class PointerCheck final : public kernels::PointerCheck {
+ public:
+  // device: whose memory is known without asking CUDA. Both outlive this object.
+  PointerCheck(const DeviceInfo& info, const CudaDevice& device)
+      : kernels::PointerCheck(false), info_(info), device_(device) {}
+
+ private:
+  void check(const void* data, const char* what, size_t index) const override {
+    const uintptr_t granule = reinterpret_cast<uintptr_t>(data) / kGranule + 1;
+    uintptr_t& known = known_[granule % known_.size()];
+    if (known == granule || device_.owns(data)) return;
+    cudaPointerAttributes found{};
+    if (const cudaError_t code = cudaPointerGetAttributes(&found, data); code != cudaSuccess)
+      Scope(info_, "looking at a pointer").check(code);
+    constexpr const char* kWanted = "wanted device memory (cudaMalloc, a CUDA tensor)";
+    switch (found.type) {
+      case cudaMemoryTypeDevice:
+        LT_REQUIRE(found.device == info_.ordinal,
+                   "got %s of item %zu at %p, which is memory of CUDA device %d; %s of device %d", what, index, data,
+                   found.device, kWanted, info_.ordinal);
+        known = granule;
+        return;
+      case cudaMemoryTypeManaged:
+        return;
+      case cudaMemoryTypeHost:
+        LT_REQUIRE(found.devicePointer == data,
+                   "got %s of item %zu at %p, pinned host memory that device %d has at another address (%p); %s", what,
+                   index, data, info_.ordinal, found.devicePointer, kWanted);
+        return;
+      default:
+        LT_REQUIRE(info_.reaches_all, "got %s of item %zu at %p, which is pageable host memory; %s", what, index, data,
+                   kWanted);
+    }
+  }
+
+  const DeviceInfo& info_;
+  const CudaDevice& device_;
+  // CUDA maps a device's memory in granules: where one address is the device's, all of the granule is, and a model's
+  // tensors share few. By the granule's number, from 1, its last bits the position; 0: none.
+  static constexpr uintptr_t kGranule = uintptr_t{2} << 20;
+  mutable std::array<uintptr_t, 256> known_{};
 };
 
 }  // namespace lowtide::cuda_host

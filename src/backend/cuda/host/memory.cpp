@@ -63,7 +63,7 @@ void make_pages(std::byte* data, int64_t bytes) {
   fail(ErrorKind::kOutOfMemory,
        "CUDA: %lld bytes of pinned host memory could not be had: %s. The process may lock %s bytes (ulimit -l): raise "
        "that, free host memory, or keep less there (Memory(host=...))",
-       static_cast<long long>(bytes), why.c_str(), lockable().c_str());
+       ll(bytes), why.c_str(), lockable().c_str());
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "backend/cuda/host/guards.h"
-#include "backend/cuda/host/pointers.h"
+#include "backend/cuda/host/cuda_device.h"
 
 namespace lowtide::cuda_host {
 

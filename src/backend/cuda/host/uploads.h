@@ -1,10 +1,8 @@
 // The upload buffers (kernels/upload_buffers.h) of one device, and one buffer's use.
 #pragma once
 
-#include <cstring>
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include "backend/cuda/host/events.h"
 #include "backend/cuda/host/memory.h"
@@ -57,10 +55,6 @@ class Upload {
     write(buffer_.host.data(), device_);
     if (bytes) scope.check(cudaMemcpyAsync(device_, buffer_.host.data(), bytes, cudaMemcpyHostToDevice, stream));
   }
-  Upload(const Scope& scope, Uploads& uploads, const std::shared_ptr<Events>& events, cudaStream_t stream,
-         const std::vector<std::byte>& bytes)
-      : Upload(scope, uploads, events, stream, bytes.size(),
-               [&](std::byte* host, std::byte*) { std::memcpy(host, bytes.data(), bytes.size()); }) {}
   ~Upload() { buffer_.used = events_->record_at_end(stream_); }
   Upload(const Upload&) = delete;
   Upload& operator=(const Upload&) = delete;

@@ -3,7 +3,7 @@
 #include <list>
 
 #include "backend/catalog.h"
-#include "backend/kernels/codec_tables.h"
+#include "backend/kernels/batch.h"
 #include "backend/sycl/host/errors.h"
 
 namespace lowtide::sycl_host {

@@ -6,10 +6,8 @@
 #include <utility>
 
 #include "backend/kernels/device_backend.h"
-#include "backend/kernels/target.h"
 #include "backend/sycl/host/errors.h"
 #include "backend/sycl/host/kernels.h"
-#include "backend/sycl/host/pointers.h"
 #include "backend/sycl/host/sycl_device.h"
 #include "backend/sycl/host/device_memory.h"
 

@@ -2,7 +2,6 @@
 
 #include "backend/sycl/host/errors.h"
 #include "backend/sycl/host/kernels.h"
-#include "backend/sycl/host/pointers.h"
 #include "core/buffer.h"
 
 namespace lowtide::sycl_host {
@@ -55,13 +54,13 @@ void* SyclDevice::allocate(MemoryKind kind, int64_t bytes) {
   const Limits most = limits();
   if (kind != MemoryKind::kPinned && bytes > most.largest_allocation)
     fail(ErrorKind::kOutOfMemory, "SYCL: %lld bytes of %s memory wanted, this device allocates %lld at most at a time",
-         static_cast<long long>(bytes), kind_of(kind).name, static_cast<long long>(most.largest_allocation));
+         ll(bytes), kind_of(kind).name, ll(most.largest_allocation));
   return guarded("allocating memory", [&] {
     void* const memory = sycl::aligned_alloc(static_cast<size_t>(kPageBytes), static_cast<size_t>(bytes),
                                              own_.get_device(), own_.get_context(), kind_of(kind).alloc);
     if (!memory)
-      fail(ErrorKind::kOutOfMemory, "SYCL: %lld bytes of %s memory could not be had; the device has %lld",
-           static_cast<long long>(bytes), kind_of(kind).name, static_cast<long long>(most.total));
+      fail(ErrorKind::kOutOfMemory, "SYCL: %lld bytes of %s memory could not be had; the device has %lld", ll(bytes),
+           kind_of(kind).name, ll(most.total));
     if (kind == MemoryKind::kShared) prefer_device(own_, memory, bytes);
     return memory;
   });

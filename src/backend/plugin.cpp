@@ -1,4 +1,4 @@
-#include "backend/plugin_loader.h"
+#include "backend/plugin.h"
 
 #include <dlfcn.h>
 
