@@ -74,8 +74,8 @@ class Collective:
         _one_of("algorithm", algorithm, ALGORITHMS)
         _integer("weight", weight, 31)
         _integer("seed", seed, 64)
-        if timeout is not None and not (isinstance(timeout, (int, float)) and 0 < timeout < float("inf")):
-            raise ValueError(f"timeout: got {timeout!r} ({type(timeout).__name__}), wanted seconds above 0, or None")
+        limited = timeout is None or (isinstance(timeout, (int, float)) and 0 < timeout < float("inf"))
+        expect(limited, "timeout", f"{timeout!r} ({type(timeout).__name__})", "seconds above 0, or None")
         if own_group or timeout is not None:
             group = new_group(group, timeout)
         self.ties, self.weight = ties, weight
@@ -105,18 +105,28 @@ class Collective:
         Raises ValueError if workers differ in step, size, rules or `alike` (named), RuntimeError if another one failed,
         ConnectionError if one cannot be reached or the result did not arrive whole everywhere.
         """
-        ready = _Guard(fill, failure)
+
+        def ballot() -> bool:
+            """What goes wrong waits until the others know."""
+            nonlocal failure
+            try:
+                if fill:
+                    fill()
+            except BaseException as error:  # also of the keyboard: the others are in the middle of a call
+                failure = error
+            return failure is None
+
         if self._lost_in:
             raise ConnectionError(f"vote {step}: workers were lost in {self._lost_in}: start again from a checkpoint")
         try:
             found = self._core.vote(
-                buffers.count, step, digest(alike) if alike else 0, nonfinite, ready.failed, ready,
+                buffers.count, step, digest(alike) if alike else 0, nonfinite, failure is not None, ballot,
                 address(buffers.bits), address(buffers.presence), address(buffers.scales), address(buffers.zeros),
                 address(buffers.previous), residual,
             )  # fmt: skip
         except Exception as error:
-            if ready.failure:
-                raise ready.failure from None
+            if failure:
+                raise failure from None
             cause = getattr(error, "cause", None)
             if alike and cause == "digest":
                 self.require_same(alike)  # every worker has heard the same, and is here
@@ -125,8 +135,8 @@ class Collective:
             if isinstance(error, (ValueError, ConnectionError, MemoryError)):
                 raise
             raise self.lost(f"vote {step}", error) from error
-        if ready.failure:
-            raise ready.failure
+        if failure:
+            raise failure
         outcome = Outcome(**found)
         if outcome.failed_ranks:
             raise RuntimeError(f"vote {step}: ranks {outcome.failed_ranks} failed, and say why; nothing was applied")
@@ -194,28 +204,9 @@ def _float_of(bits: int) -> float:
 
 
 def _integer(name: str, value: object, bits: int) -> None:
-    if not isinstance(value, int) or not 0 <= value < 2**bits:
-        raise ValueError(f"{name}: got {value!r}, wanted an integer from 0 to 2^{bits} - 1")
+    fits = isinstance(value, int) and 0 <= value < 2**bits
+    expect(fits, name, repr(value), f"an integer from 0 to 2^{bits} - 1")
 
 
 def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
     expect(value in known, name, repr(value), f"one of {', '.join(map(repr, known))}")
-
-
-class _Guard:
-    """Fills a ballot; what goes wrong waits until the others know."""
-
-    def __init__(self, fill: Callable[[], None] | None, failure: BaseException | None) -> None:
-        self._fill, self.failure = fill, failure
-
-    @property
-    def failed(self) -> bool:
-        return self.failure is not None
-
-    def __call__(self) -> bool:
-        try:
-            if self._fill:
-                self._fill()
-        except BaseException as error:  # also of the keyboard: the others are in the middle of a call
-            self.failure = error
-        return self.failure is None

@@ -1,13 +1,17 @@
-"""The process group under a vote: two collectives on bytes, and errors that say what did not come through."""
+"""The process group under a vote: two collectives on bytes, the same parameters on all workers to begin with, and errors
+that say what did not come through."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from lowtide.devices.sharding import is_dtensor
 
 # Bytes of all ranks together. gloo gathers around a ring, in as many hops as there are other ranks; straight from each to
 # each there is one hop, for the same bytes. (4 workers: 1.2 to 2 times as fast, up to the size of a result of 10 M signs.)
@@ -111,3 +115,28 @@ def require_initialized() -> None:
     """ValueError without a default process group."""
     if not dist.is_initialized():
         raise ValueError("got no default process group, wanted torch.distributed.init_process_group() before")
+
+
+@torch.no_grad()
+def broadcast_parameters(
+    of: torch.nn.Module | Iterable[torch.Tensor], group: dist.ProcessGroup | None = None, source: int = 0
+) -> None:
+    """Gives all workers of `group` the parameters and buffers of a module (or the tensors) of its rank `source`. Every
+    worker must call it. DistributedDataParallel does this itself."""
+    require_initialized()
+    check_group(group)
+    if isinstance(of, Mapping):
+        raise TypeError(f"got a {type(of).__name__}, wanted a module or tensors: of.values() of a state_dict")
+    tensors = [*of.parameters(), *of.buffers()] if isinstance(of, torch.nn.Module) else list(of)
+    root = dist.get_global_rank(group, source) if group is not None else source
+    for tensor in tensors:
+        if is_dtensor(tensor):
+            raise TypeError("got a DTensor, wanted plain tensors: broadcast before sharding, or seed all workers alike")
+        if tensor.is_meta:
+            raise ValueError("got a tensor on meta, wanted memory: to_empty() first")
+    for tensor in tensors:
+        if tensor.numel():
+            whole = tensor.detach().contiguous()
+            dist.broadcast(whole.reshape(-1).view(torch.uint8), root, group=group)  # of any type
+            if not tensor.is_contiguous():
+                tensor.detach().copy_(whole)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -50,7 +49,8 @@ class SignOptimizer(Optimizer):
     all; elements of other blocks whose update is exactly zero on all workers swing by lr around where they are, + in
     one step and - in the next.
 
-    State differs between workers, and so does a checkpoint of it: each saves its own, to go on with as many workers.
+    State differs between workers, and so does a checkpoint of it: each saves its own, to go on with as many workers, and
+    every worker must call `load`.
     `average_state()` first makes it the same on all, so that any number of workers can go on with one file. It cannot
     be copied or pickled."""
 
@@ -178,14 +178,9 @@ class SignOptimizer(Optimizer):
                 votes = group.get("votes", 0) if isinstance(group, dict) else 0  # other optimizers have none
                 expect(isinstance(votes, int) and votes >= 0, f"param_groups[{number}]['votes']", votes, "0 or more")
         super().load_state_dict(state_dict)
-        self._begin_again()
 
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """As `lowtide.Optimizer.load`; on every worker."""
-        super().load(path)
-        self._begin_again()
-
-    def _begin_again(self) -> None:
+    def _take_groups(self, groups: list[dict[str, Any]]) -> None:
+        super()._take_groups(groups)
         votes = self.param_groups[0].get("votes", 0)
         for group in self.param_groups:
             group["votes"] = votes

@@ -196,8 +196,8 @@ class Signum(SignOptimizer):
         self._folded, self._fold_bad = 0, False
         self._touched.clear()
 
-    def _begin_again(self) -> None:
-        super()._begin_again()
+    def _take_groups(self, groups: list[dict[str, Any]]) -> None:
+        super()._take_groups(groups)
         self._folded, self._fold_bad = 0, False
         self._touched.clear()
 
