@@ -22,10 +22,9 @@ from lowtide.optimizers import master
 from lowtide.optimizers.adam import Adam, AdamW, AdEMAMix, NAdam
 from lowtide.optimizers.master import export_fp32
 from lowtide.optimizers.muon import Muon
-from lowtide.optimizers.norm_rules import LAMB, LARS
 from lowtide.optimizers.optimizer import Optimizer
 from lowtide.optimizers.registry import CLASSES
-from lowtide.optimizers.rules import SGD, Adagrad, Lion, RMSprop
+from lowtide.optimizers.rules import LAMB, LARS, SGD, Adagrad, Lion, RMSprop
 from lowtide.options.options import Options
 from lowtide.options.overrides import Override, override
 from lowtide.planning.plan import Plan, plan

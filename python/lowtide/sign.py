@@ -61,7 +61,7 @@ def pack(x: AnyArray, *, out: AnyArray | None = None, bitorder: BitOrder = "litt
     values = arrays.contiguous(arrays.read(x, "x"))
     bits = _bits_out(out, "out", values, values.numel)
     signer, stream = _signer_of(values.place)
-    signer.pack(values.address, values.dtype, values.numel, bits.address, bits.nbytes, bitorder, _threads(), stream)
+    signer.pack(values.address, values.dtype, values.numel, bits.address, bits.nbytes, bitorder, torch.get_num_threads(), stream)
     result: AnyArray = bits.value
     return result
 
@@ -103,7 +103,7 @@ def unpack(
             raise ValueError(f"out: got {values.dtype}, wanted dtype={_dtype_name(dtype)}")
     signer, stream = _signer_of(packed.place)
     signer.unpack(
-        packed.address, packed.nbytes, values.address, values.dtype, n, *_address_of(marks), bitorder, _threads(),
+        packed.address, packed.nbytes, values.address, values.dtype, n, *_address_of(marks), bitorder, torch.get_num_threads(),
         stream,
     )  # fmt: skip
     result: AnyArray = values.value
@@ -168,13 +168,9 @@ def majority(
     signer, stream = _signer_of(first.place)
     signer.majority(
         rows, n, votes, ties, _unsigned("seed", seed), _unsigned("step", step), _unsigned("offset", offset),
-        _address_of(earlier)[0], bits.address, bits.nbytes, *_address_of(zeros), bitorder, _threads(), stream,
+        _address_of(earlier)[0], bits.address, bits.nbytes, *_address_of(zeros), bitorder, torch.get_num_threads(), stream,
     )  # fmt: skip
     return bits.value if zeros is None else (bits.value, zeros.value)
-
-
-def _threads() -> int:
-    return torch.get_num_threads()
 
 
 @cache

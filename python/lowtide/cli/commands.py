@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from lowtide import _core
+from lowtide.checks.values import expect
 from lowtide.memory.budgets import Memory, path_of
 from lowtide.planning.plan import Plan
 from lowtide.planning.plan import plan as predict
@@ -29,8 +30,7 @@ def count_of(name: str, text: str) -> int:
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?(?:e\+?[0-9]{1,2})?)\s*([a-z]*)\s*", text.lower(), re.ASCII)
     unit = _UNITS.get(match[2]) if match else None
     value = float(match[1]) * unit if match and unit else math.nan
-    if not 1 <= value < 2**63:
-        raise ValueError(f"{name}: got {text!r}, wanted a number such as 7e9, 350M, 7B or 16Mi")
+    expect(1 <= value < 2**63, name, repr(text), "a number such as 7e9, 350M, 7B or 16Mi")
     return int(value)
 
 
@@ -74,10 +74,10 @@ def ram_available() -> int:
 
 def memory_rate() -> float:
     """Bytes per second that `a += b` reads and writes over tensors of 128 MiB: the best of ten."""
-    from lowtide.cli.quick_bench import Adder, seconds_of
+    from lowtide.cli.quick_bench import adder, seconds_of
 
-    adder = Adder(32 << 20)
-    return adder.moved / min(seconds_of(adder) for _ in range(10))
+    add, moved = adder(32 << 20)
+    return moved / min(seconds_of(add) for _ in range(10))
 
 
 @dataclass(frozen=True)

@@ -72,15 +72,10 @@ def seconds_of(step: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-class Adder:
-    """a += b over float32: what the memory gives."""
-
-    def __init__(self, elements: int) -> None:
-        self._a, self._b = torch.zeros(elements), torch.zeros(elements)
-        self.moved = 12 * elements
-
-    def __call__(self) -> None:
-        self._a.add_(self._b)
+def adder(elements: int) -> tuple[Callable[[], object], int]:
+    """a += b over float32, which is what the memory gives, and the bytes that it moves."""
+    a, b = torch.zeros(elements), torch.zeros(elements)
+    return lambda: a.add_(b), 12 * elements
 
 
 def run(elements: int, rule: str, state: str, disk: str | None, rounds: int, momentum: float) -> Bench:
@@ -105,8 +100,7 @@ def run(elements: int, rule: str, state: str, disk: str | None, rounds: int, mom
 
     ours_of: Callable[..., Optimizer] = CLASSES[rule]
     steps: dict[str, tuple[Callable[[], object], int]] = {}
-    adder = Adder(rows * _ROW)
-    steps["memory: a += b"] = (adder, adder.moved)
+    steps["memory: a += b"] = adder(rows * _ROW)
     if rule in _FUSED:
         fused = _FUSED[rule]([parameter()], lr=1e-3, fused=True, **hyper)
         steps[f"torch {type(fused).__name__}, fused, fp32"] = (fused.step, 0)

@@ -20,7 +20,7 @@ def master_weights(params: Iterable[torch.Tensor], state_dict: dict[str, Any]) -
     Raises ValueError for another number of parameters, and for error bits that do not fit.
     """
     params = list(params)
-    groups = [(n, group) for n, group in enumerate(state_dict["param_groups"])]
+    groups = enumerate(state_dict["param_groups"])
     numbers = [(number, group, n) for n, group in groups for number in group["params"]]
     expect(len(numbers) == len(params), "params", f"{len(params)} parameters", f"{len(numbers)}, as the dict has")
     out = []

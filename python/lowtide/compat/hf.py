@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args
 
 import torch
 
+from lowtide.checks.values import expect
 from lowtide.memory.budgets import Memory
 from lowtide.optimizers.adam import AdamW, AdEMAMix
 from lowtide.optimizers.registry import hyper_of
@@ -183,16 +184,11 @@ def _value(key: str, text: str, kinds: tuple[type, ...]) -> bool | float | str:
 
 def _check_effects(kwargs: Mapping[str, Any], args: Arguments) -> None:
     """ValueError for what the Trainer would overrule, or gradients that are gone before it looks at them."""
-    if kwargs["weight_decay"] != args.weight_decay:
-        raise ValueError(
-            f"weight_decay: got {kwargs['weight_decay']}, wanted the {args.weight_decay} of the TrainingArguments: the "
-            "Trainer gives it to every group that decays"
-        )
+    wanted = f"the {args.weight_decay} of the TrainingArguments: the Trainer gives it to every group that decays"
+    expect(kwargs["weight_decay"] == args.weight_decay, "weight_decay", kwargs["weight_decay"], wanted)
     if kwargs.get("step_in_backward"):
         for key, none in (("max_grad_norm", 0), ("gradient_accumulation_steps", 1)):
             value = getattr(args, key)
-            if value is not None and value > none:
-                raise ValueError(
-                    f"step_in_backward: got {key}={value} in the TrainingArguments, wanted {none}: gradients are "
-                    "stepped and freed before the Trainer sees them"
-                )
+            wanted = f"{none}: gradients are stepped and freed before the Trainer sees them"
+            got = f"{key}={value} in the TrainingArguments"
+            expect(value is None or value <= none, "step_in_backward", got, wanted)

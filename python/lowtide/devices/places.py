@@ -11,8 +11,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from lowtide import _core
+from lowtide.checks.values import PARAMETER_DTYPES, expect
 from lowtide.report.log import logger
 
 EXACT = "exact"  # the arithmetic that every device has: the same bits as the CPU
@@ -179,3 +181,18 @@ def place_of(tensor: torch.Tensor, where: str) -> Place:
     if device.type not in KINDS:
         raise ValueError(f"{where}: got a tensor on {device}, wanted one on {' or '.join(KINDS)}")
     return HOST if device.type == "cpu" else Place(device, str(tensor.device))
+
+
+def check_parameter(param: torch.Tensor, where: str, anywhere: bool = False) -> None:
+    """Raises for a (local) tensor that cannot be stepped: a wrapper of others, a device without a backend (unless
+    `anywhere`), a layout or an element type."""
+    if is_traceable_wrapper_subclass(param) or "DTensor" in type(param).__name__:
+        raise TypeError(
+            f"{where}: got a {type(param).__name__}, wanted a plain tensor, a torch.nn.Parameter or a DTensor of one"
+        )
+    lazy = torch.nn.parameter.is_lazy(param)
+    expect(not lazy, where, "an uninitialized parameter", "one with a shape: run the lazy module first")
+    if not anywhere:
+        place_of(param, where)
+    expect(param.layout == torch.strided, where, f"layout {param.layout}", "torch.strided")
+    expect(param.dtype in PARAMETER_DTYPES, where, param.dtype, f"one of {', '.join(map(str, PARAMETER_DTYPES))}")

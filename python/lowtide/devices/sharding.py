@@ -103,13 +103,9 @@ class Sharding(NamedTuple):
         rows, length = rows_of(self.spec.shape)  # rows are what may be cut, and one row is not
         if name.endswith("_scale"):
             return torch.Size((rows, local.shape[1]))
-        return torch.Size((rows, length // 2)) if self._packed(local) else torch.Size(self.spec.shape)
-
-    def _packed(self, local: torch.Tensor) -> bool:
-        """Whether a tensor of the core has two codes to a byte: (rows, bytes of a row). All other ones, but for scales,
-        have the sizes of the parameter's part."""
-        _, length = rows_of(self.spec.shape)
-        return local.dtype == torch.uint8 and local.ndim == 2 and length > 0 and local.shape[1] * 2 == length
+        # With two codes to a byte: (rows, bytes of a row). All other ones have the sizes of the parameter's part.
+        packed = local.dtype == torch.uint8 and local.ndim == 2 and length > 0 and local.shape[1] * 2 == length
+        return torch.Size((rows, length // 2)) if packed else torch.Size(self.spec.shape)
 
     def describe(self) -> dict[str, Any]:
         """The parameter's description in this rank's file, as JSON."""

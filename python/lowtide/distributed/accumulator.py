@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 
 from lowtide import _core
+from lowtide.checks.values import expect
 from lowtide.distributed.layout import address, check_gradients_of
 
 
@@ -27,10 +28,8 @@ class SignAccumulator:
 
     def __init__(self, params: Iterable[torch.Tensor], most: int = 15) -> None:
         self._params = [param for param in params if param.requires_grad]
-        if not self._params:
-            raise ValueError("params: got none that requires a gradient, wanted one")
-        if not isinstance(most, int) or not 1 <= most <= 65535:
-            raise ValueError(f"most: got {most!r}, wanted an integer from 1 to 65535")
+        expect(bool(self._params), "params", "none that requires a gradient", "one")
+        expect(isinstance(most, int) and 1 <= most <= 65535, "most", repr(most), "an integer from 1 to 65535")
         for number, param in enumerate(self._params):
             check_gradients_of(param, f"parameter {number}")
         self._most = most

@@ -107,7 +107,7 @@ class Collective:
         """
 
         def ballot() -> bool:
-            """What goes wrong waits until the others know."""
+            """An error waits until the others know."""
             nonlocal failure
             try:
                 if fill:

@@ -193,9 +193,8 @@ class ErrorFeedbackSign(SignHook):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """ValueError, and nothing has changed, for one of other parameters, of another residual format, or of another
         rank or number of workers without `average_state()` before it was saved."""
-        keys = {"votes", "codec", "workers", "residual", "shard", "shard_empty"}
-        if missing := keys - set(state_dict):
-            raise ValueError(f"state_dict: got no {', '.join(sorted(missing))}, wanted what state_dict() returns")
+        missing = {"votes", "codec", "workers", "residual", "shard", "shard_empty"} - set(state_dict)
+        expect(not missing, "state_dict", f"no {', '.join(sorted(missing))}", "what state_dict() returns")
         votes = votes_of(state_dict)
         expect(state_dict["codec"] == self._codec, "residual", repr(state_dict["codec"]), repr(self._codec))
         here, there = self._workers(), list(state_dict["workers"])

@@ -1,5 +1,5 @@
-"""The process group under a vote: two collectives on bytes, the same parameters on all workers to begin with, and errors
-that say what did not come through."""
+"""The process group under a vote: two collectives on bytes, the same parameters on all workers to begin with, and
+errors that say what did not come through."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from lowtide.checks.values import expect
 from lowtide.devices.sharding import is_dtensor
 
 # Bytes of all ranks together. gloo gathers around a ring, in as many hops as there are other ranks; straight from each to
@@ -99,8 +100,7 @@ def check_member(group: dist.ProcessGroup | None) -> None:
     """Raises where this process cannot take part in calls of the group."""
     require_initialized()
     check_group(group)
-    if group is not None and dist.get_rank(group) < 0:
-        raise ValueError("group: got one that this process is not in, wanted a member's")
+    expect(group is None or dist.get_rank(group) >= 0, "group", "one that this process is not in", "a member's")
 
 
 def check_group(group: object) -> None:

@@ -55,8 +55,7 @@ def checksum(tensor: torch.Tensor, begun: int = 0) -> int:
 
 def check_gradients_of(tensor: torch.Tensor, where: str) -> None:
     """Raises for a tensor whose gradients (or itself) have no signs that can be packed."""
-    if tensor.dtype not in PARAMETER_DTYPES:
-        raise ValueError(f"{where}: got {tensor.dtype}, wanted one of {', '.join(map(str, PARAMETER_DTYPES))}")
+    expect(tensor.dtype in PARAMETER_DTYPES, where, tensor.dtype, f"one of {', '.join(map(str, PARAMETER_DTYPES))}")
     expect(tensor.layout == torch.strided, where, f"layout {tensor.layout}", "torch.strided")
     if tensor.device.type != "cpu":
         raise NotImplementedError(

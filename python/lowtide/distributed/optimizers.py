@@ -49,9 +49,8 @@ class SignOptimizer(Optimizer):
     all; elements of other blocks whose update is exactly zero on all workers swing by lr around where they are, + in
     one step and - in the next.
 
-    State differs between workers, and so does a checkpoint of it: each saves its own, to go on with as many workers, and
-    every worker must call `load`.
-    `average_state()` first makes it the same on all, so that any number of workers can go on with one file. It cannot
+    State differs between workers, and so does a checkpoint of it: each saves its own, to go on with as many workers,
+    and every worker must call `load`. `average_state()` first makes it the same on all, so that any number of workers can go on with one file. It cannot
     be copied or pickled."""
 
     FAMILY = VotingFamily
@@ -65,8 +64,8 @@ class SignOptimizer(Optimizer):
                 raise TypeError(f"{type(self).__name__}: got argument {name!r}, wanted it in vote={{{name!r}: ...}}")
         check_options(options, type(self).__name__, [*names, "vote"])
         for name in OPTIONS:
-            if options.get(name, False) is not False:
-                raise ValueError(f"{type(self).__name__}: {name}: got {options.get(name)!r}, wanted False: steps are votes")
+            got = options.get(name, False)
+            expect(got is False, f"{type(self).__name__}: {name}", repr(got), "False: steps are votes")
         check_vote_options(vote, f"{type(self).__name__}, vote")
         self._collective = Collective(**vote)
         self._buffers: SignBuffers | None = None

@@ -83,10 +83,10 @@ class Signum(SignOptimizer):
         nothing has changed then. A micro-batch with a gradient that is not finite is left out, and the vote is then as
         with such a gradient on all workers.
         """
-        if not isinstance(micro_batches, int) or micro_batches < 1:
-            raise ValueError(f"micro_batches: got {micro_batches!r}, wanted an integer of 1 or more")
-        if self._folded and micro_batches != self._micro_batches:
-            raise ValueError(f"micro_batches: got {micro_batches}, wanted {self._micro_batches} as in the call before")
+        counted = isinstance(micro_batches, int) and micro_batches >= 1
+        expect(counted, "micro_batches", repr(micro_batches), "an integer of 1 or more")
+        same = not self._folded or micro_batches == self._micro_batches
+        expect(same, "micro_batches", micro_batches, f"{self._micro_batches} as in the call before")
         if self._folded >= micro_batches:
             raise ValueError(
                 f"got call {self._folded + 1} for {micro_batches} micro-batches, wanted step() after the last"

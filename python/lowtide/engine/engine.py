@@ -10,7 +10,6 @@ import torch
 
 from lowtide import _core
 from lowtide.devices import places, sharding
-from lowtide.devices.parameters import check_parameter
 from lowtide.devices.places import HOST, Place
 from lowtide.devices.sharding import Sharding, local_of
 from lowtide.engine.family import Family
@@ -100,7 +99,7 @@ class Engine:
         for i, param in enumerate(params):
             text = f"{where}, parameter {i}"
             local = local_of(param)
-            check_parameter(local, text)
+            places.check_parameter(local, text)
             shardings.append(sharding.sharding_of(param, text))
             here = places.place_of(local, text)
             if here != (place := place or here):
@@ -115,9 +114,7 @@ class Engine:
         number, group = len(groups) - 1, groups[-1]
         params: list[torch.Tensor] = group["params"]
         place, shardings = self.check_params(params, f"parameter group {number}")
-        overridden = [Overridden() for _ in params]
-        for one, entries in zip(overridden, overrides.look(params), strict=True):
-            one.meet(entries)
+        overridden = [Overridden(entries) for entries in overrides.look(params)]
         members = Members(params, shardings, [one.options() for one in overridden], memory)
         arguments = (self.family, place, number, group, members, len(self.params))
         if self.groups:  # A core cannot forget a group: one added during training is tried out on another.

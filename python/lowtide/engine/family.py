@@ -59,11 +59,7 @@ class Family:
         check_options(override, self.name, self.overridable(), of_whole)
 
     def error(self, where: str, rule: str, error: Exception) -> Exception:
-        """The same kind of error, beginning with `where`; `rule` as in `of_class`."""
-        return with_context(where, of_class(error, rule, self.name))
-
-
-def of_class(error: Exception, rule: str, name: str) -> Exception:
-    """The same kind of error, with the name of a class where the core names `rule`, which nobody asked for by its name;
-    "" is none."""
-    return type(error)(str(error).replace(f" for {rule} ", f" for {name} ")) if rule else error
+        """The same kind of error, beginning with `where`, and with the name of the class where the core names `rule`, which
+        nobody asked for by its name ("": none)."""
+        named = type(error)(str(error).replace(f" for {rule} ", f" for {self.name} ")) if rule else error
+        return with_context(where, named)

@@ -26,11 +26,8 @@ def follow_overrides(engine: Engine, groups: Sequence[dict[str, Any]], show: Cal
             now[number] = core_group.overrides
     if wanted == now or engine.place is None:
         return
-    if engine.captured:
-        raise ValueError(
-            "override: got another one after a step was captured in a graph, wanted it before: replays find state where "
-            "it was"
-        )
+    got = "another one after a step was captured in a graph"
+    expect(not engine.captured, "override", got, "it before: replays find state where it was")
     old, core = engine.core, engine.new_core(engine.threads, engine.place)
     core_groups: list[CoreGroup] = []
     first = 0

@@ -13,6 +13,7 @@ import torch
 from torch.optim.optimizer import ParamsT
 
 from lowtide import _core
+from lowtide.checks.values import expect
 from lowtide.devices import sharding
 from lowtide.engine.engine import Engine, Settings
 from lowtide.engine.family import Family
@@ -27,7 +28,7 @@ from lowtide.options.options import WHOLE_OPTIMIZER, Options, check_kinds, check
 from lowtide.report.log import Residency, logger
 from lowtide.state import restore
 from lowtide.state.format import stamp
-from lowtide.state.states import States
+from lowtide.state.restore import States
 
 _NO_HYPER = ("self", "params", "options", "__class__")  # among the locals() of a constructor
 
@@ -73,17 +74,14 @@ class SteppingOptimizer(torch.optim.Optimizer):
         if not isinstance(param_group, dict):
             raise TypeError(f"param_group: got {type(param_group).__name__}, wanted a dict")
         where = f"parameter group {len(self.param_groups)}"
-        if "params" not in param_group:
-            raise ValueError(f"{where}: got keys {sorted(map(str, param_group))}, wanted 'params' among them")
+        expect("params" in param_group, where, f"keys {sorted(map(str, param_group))}", "'params' among them")
         check_kinds(param_group, where)
         for name in WHOLE_OPTIMIZER:
-            if name in param_group:
-                raise ValueError(f"{where}: got {name!r}, wanted it among the options of the whole optimizer")
+            expect(name not in param_group, where, repr(name), "it among the options of the whole optimizer")
         if not isinstance(param_group["params"], (torch.Tensor, set)):
             param_group["params"] = list(param_group["params"])
             bare = {id(entry[1] if isinstance(entry, tuple) else entry) for entry in param_group["params"]}
-            if len(bare) != len(param_group["params"]):
-                raise ValueError(f"{where}: got the same parameter more than once, wanted each once")
+            expect(len(bare) == len(param_group["params"]), where, "the same parameter more than once", "each once")
         memory: Memory | None = param_group.get("memory")
         if "memory" in param_group:  # not a value that a state_dict should carry; the caller's dict keeps it
             param_group = {key: value for key, value in param_group.items() if key != "memory"}

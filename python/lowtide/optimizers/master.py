@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lowtide import _core
+from lowtide.checks.values import expect
 from lowtide.devices.sharding import local_of
 from lowtide.engine.engine import RESIDUAL, Engine
 from lowtide.optimizers.optimizer import Optimizer
@@ -19,11 +20,10 @@ def join(weight: Tensor, residual: Tensor | None) -> Tensor:
     if residual is None:
         return weight.detach().to("cpu", torch.float32)
     kinds = {torch.int16: "residual16", torch.int8: "residual8"}
-    if weight.dtype not in _NAMES or residual.dtype not in kinds or residual.shape != weight.shape:
-        raise ValueError(
-            f"residual: got {residual.dtype} of shape {tuple(residual.shape)} for a weight of {weight.dtype} and shape "
-            f"{tuple(weight.shape)}, wanted int16 or int8 of the shape of a bfloat16 or float16 weight"
-        )
+    fits = weight.dtype in _NAMES and residual.dtype in kinds and residual.shape == weight.shape
+    shapes = [tuple(each.shape) for each in (residual, weight)]
+    got = f"{residual.dtype} of shape {shapes[0]} for a weight of {weight.dtype} and shape {shapes[1]}"
+    expect(fits, "residual", got, "int16 or int8 of the shape of a bfloat16 or float16 weight")
     half, rest = weight.detach().cpu().contiguous(), residual.detach().cpu().contiguous()
     out = torch.empty(half.shape, dtype=torch.float32)
     _core.join_master(
@@ -36,11 +36,9 @@ def split(values: Tensor, dtype: torch.dtype, master: str) -> tuple[Tensor, Tens
     """A weight of `dtype` and its residual (None for "stochastic") that are the float32 CPU tensor `values`: to begin a
     run with `master` from float32 weights. Copy the residual into the optimizer's:
     `optimizer.state[p]["residual"].copy_(residual)` (an entry that is assigned is not looked at)."""
-    if dtype not in _NAMES or values.dtype != torch.float32 or values.device.type != "cpu":
-        raise ValueError(
-            f"values: got {values.dtype} on {values.device} for weights of {dtype}, wanted float32 on the CPU for "
-            "bfloat16 or float16"
-        )
+    fits = dtype in _NAMES and values.dtype == torch.float32 and values.device.type == "cpu"
+    got = f"{values.dtype} on {values.device} for weights of {dtype}"
+    expect(fits, "values", got, "float32 on the CPU for bfloat16 or float16")
     values = values.detach().contiguous()
     half = torch.empty(values.shape, dtype=dtype)
     rest = {"residual16": torch.int16, "residual8": torch.int8}.get(master)

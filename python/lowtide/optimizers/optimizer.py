@@ -13,10 +13,10 @@ from lowtide.optimizers.base import SteppingOptimizer
 from lowtide.optimizers.oom_guard import OomGuard
 from lowtide.options import overrides
 from lowtide.report.fields import Report
-from lowtide.state import files, loading, restore, saving, torch_dict
+from lowtide.state import dicts, files, restore, torch_dict
 from lowtide.state.foreign import bitsandbytes
 from lowtide.state.format import HIDDEN_KEYS, SEED
-from lowtide.state.states import States
+from lowtide.state.restore import States
 
 
 class Optimizer(SteppingOptimizer):
@@ -103,7 +103,7 @@ class Optimizer(SteppingOptimizer):
         if not self.engine.on_host or self.engine.has_budget():
             self.engine.core.place_states()
             self._adopt_new_state()
-        saved = saving.saved_entries(self.engine, self.param_groups, self.state)
+        saved = dicts.saved_entries(self.engine, self.param_groups, self.state)
         if saved is None:
             return super().state_dict()
         live = self.state
@@ -119,7 +119,7 @@ class Optimizer(SteppingOptimizer):
         ValueError, and changes nothing, if anything in it does not fit; OSError when a disk fails (if only in writing,
         all is loaded all the same: see the message)."""
         self._follow_overrides()
-        loading.check_dict(state_dict)
+        dicts.check_dict(state_dict)
         state_dict = state_dict.copy()
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             replaced = pre_hook(self, state_dict)
@@ -131,7 +131,7 @@ class Optimizer(SteppingOptimizer):
             for post_hook in self._optimizer_load_state_dict_post_hooks.values():
                 post_hook(self)
 
-        loading.load(self.engine, self.param_groups, self.state, state_dict, taken)
+        dicts.load(self.engine, self.param_groups, self.state, state_dict, taken)
 
     def _take_groups(self, groups: list[dict[str, Any]]) -> None:
         """Takes over param_groups that were read, and their seed."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from lowtide.checks.values import expect
 from lowtide.devices import sharding
 from lowtide.engine.engine import Engine
 from lowtide.memory.budgets import size_of
@@ -39,16 +40,13 @@ class StepInBackward(InBackward):
         return bool(self._stepped)
 
     def check(self, params: Sequence[torch.Tensor], where: str) -> None:
+        wanted = "a plain tensor: ranks decide on a step together, when all gradients are there"
         for i, param in enumerate(params):
-            if sharding.is_dtensor(param):
-                raise ValueError(
-                    f"{where}, parameter {i}: got a DTensor with step_in_backward, wanted a plain tensor: ranks decide "
-                    "on a step together, when all gradients are there"
-                )
+            plain = not sharding.is_dtensor(param)
+            expect(plain, f"{where}, parameter {i}", "a DTensor with step_in_backward", wanted)
 
     def before_step(self, closure: Callable[[], float] | None) -> None:
-        if closure is not None:
-            raise ValueError("step: got a closure with step_in_backward, wanted backward() before step()")
+        expect(closure is None, "step", "a closure with step_in_backward", "backward() before step()")
 
     def after_step(self, taken: bool) -> None:
         super().after_step(taken)
@@ -83,11 +81,10 @@ class StepInBackward(InBackward):
 
     def _begin(self) -> None:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            if (size := torch.distributed.get_world_size()) > 1:
-                raise ValueError(
-                    f"step_in_backward: got a process group of {size} processes, wanted none: gradients of the others "
-                    "are added (by DistributedDataParallel) after they would have been stepped"
-                )
+            size = torch.distributed.get_world_size()
+            added = "are added (by DistributedDataParallel) after they would have been stepped"
+            got, wanted = f"a process group of {size} processes", f"none: gradients of the others {added}"
+            expect(size <= 1, "step_in_backward", got, wanted)
         torch.autograd.Variable._execution_engine.queue_callback(self._flush)
 
     def _flush(self) -> None:
@@ -117,10 +114,8 @@ def in_backward(
     if prefetch is not False and at_once is not False:
         raise ValueError("got both prefetch_in_backward and step_in_backward, wanted one: steps read ahead themselves")
     if at_once is not False:
-        if engine.settings.amp_scaling:
-            raise ValueError(
-                "step_in_backward: got amp_scaling=True, wanted False: the scale's verdict comes after backward"
-            )
+        wanted = "False: the scale's verdict comes after backward"
+        expect(not engine.settings.amp_scaling, "step_in_backward", "amp_scaling=True", wanted)
         return StepInBackward(engine, step, None if at_once is True else size_of("step_in_backward", at_once))
     if prefetch is not False:
         return PrefetchInBackward(engine, None if prefetch is True else size_of("prefetch_in_backward", prefetch))

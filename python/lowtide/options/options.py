@@ -7,7 +7,7 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from lowtide.checks.values import hint
+from lowtide.checks.values import expect, hint
 from lowtide.memory.budgets import Memory
 
 # Arguments of torch.optim that change what a step means, and are not offered: refused by name instead of ignored.
@@ -84,8 +84,7 @@ def check_options(
 def check_kinds(options: Mapping[str, Any], where: str) -> None:
     """Raises TypeError for an option of the wrong type, ValueError for one that would be wrong to ignore."""
     for name, reason in REFUSED.items():
-        if options.get(name):
-            raise ValueError(f"{where}: {name}: got {options[name]!r}, wanted False or None: {reason}")
+        expect(not options.get(name), f"{where}: {name}", repr(options.get(name)), f"False or None: {reason}")
     for name, (kinds, wanted) in _KINDS.items():
         if name not in options:
             continue

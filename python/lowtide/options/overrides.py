@@ -150,11 +150,9 @@ def _params_of(target: Any) -> list[torch.Tensor]:
         where = "override" if isinstance(target, torch.Tensor) else f"override, parameter {place}"
         if not isinstance(param, torch.Tensor):
             raise TypeError(f"{where}: got {type(param).__name__}, {wanted}")
-        if not isinstance(param, torch.nn.Parameter) and not (param.is_leaf and param.requires_grad):
-            raise ValueError(
-                f"{where}: got a tensor of shape {tuple(param.shape)} that is no parameter, wanted a torch.nn.Parameter "
-                "or a leaf that requires grad"
-            )
+        leaf = isinstance(param, torch.nn.Parameter) or (param.is_leaf and param.requires_grad)
+        got = f"a tensor of shape {tuple(param.shape)} that is no parameter"
+        expect(leaf, where, got, "a torch.nn.Parameter or a leaf that requires grad")
     expect(bool(params), "override", "no parameters", "some")
     return params
 

@@ -14,8 +14,7 @@ import torch
 from lowtide import _core
 from lowtide.checks.values import expect
 from lowtide.devices import sharding
-from lowtide.devices.parameters import check_parameter
-from lowtide.devices.places import HOST
+from lowtide.devices.places import HOST, check_parameter
 from lowtide.engine.family import Family
 from lowtide.engine.groups import Members, register
 from lowtide.memory.budgets import Budget, Memory

@@ -15,9 +15,8 @@ logger.addHandler(logging.NullHandler())
 class Residency:
     """Tells, at INFO, how state reaches its device, and when it has moved there or away."""
 
-    def __init__(self) -> None:
-        self._transfer = ""
-        self._moves = (0, 0)
+    _transfer = ""
+    _moves = (0, 0)
 
     def look(self, report: CoreReport) -> None:
         if report["transfer"] != self._transfer:

@@ -13,6 +13,7 @@ from functools import cache
 import torch
 
 from lowtide import _core
+from lowtide.checks.values import expect
 
 # The block of dynamic8, and of bitsandbytes' states since 0.44.
 BLOCK = 256
@@ -37,11 +38,9 @@ def dynamic_map(signed: bool = True, max_exponent_bits: int = 7, total_bits: int
 @cache
 def _dynamic_map(signed: bool, max_exponent_bits: int, total_bits: int) -> torch.Tensor:
     spare = total_bits - 1 - max_exponent_bits  # bits of the fraction that the first decade has
-    if not (2 <= total_bits <= 8 and max_exponent_bits >= 1 and (spare >= 0 if signed else spare == 0)):
-        raise ValueError(
-            f"dynamic_map: got total_bits {total_bits} and max_exponent_bits {max_exponent_bits}, wanted 2 to 8 bits, "
-            f"and {'at most ' if signed else ''}one less for the exponent"
-        )
+    fits = 2 <= total_bits <= 8 and max_exponent_bits >= 1 and (spare >= 0 if signed else spare == 0)
+    got = f"total_bits {total_bits} and max_exponent_bits {max_exponent_bits}"
+    expect(fits, "dynamic_map", got, f"2 to 8 bits, and {'at most ' if signed else ''}one less for the exponent")
     decades = [(i, 2 ** (i + spare) * (1 if signed else 2)) for i in range(max_exponent_bits)]
     if 2**spare > 1:  # codes without exponent or indicator bit
         decades.append((max_exponent_bits - 1, 2**spare - 1))

@@ -1,13 +1,17 @@
-"""Entries of state dicts, as every reader hands them over: data, which restore.py checks against live state and copies."""
+"""Entries of state dicts, as every reader hands them over: data, which restore.py checks against live state and copies;
+and how quantized moments of other libraries become entries."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from lowtide.checks.values import check_floats, expect
+from lowtide.checks.values import check_floats, check_tensor, expect
+from lowtide.devices.sharding import rows_of
+from lowtide.state import blockwise
 
 
 class ParamSpec(NamedTuple):
@@ -35,3 +39,67 @@ def check_values(tensors: Mapping[str, Any], names: list[str], shape: torch.Size
     expect(sorted(tensors) == sorted(names), where, sorted(tensors), names)
     for name in names:
         check_floats(tensors[name], f"{where}, {name}", shape)
+
+
+class Quantized(NamedTuple):
+    """One moment in blocks that run flat over the tensor, and do not stop at the ends of rows."""
+
+    codes: torch.Tensor  # uint8, of the parameter's shape
+    scales: torch.Tensor  # float32 [ceil(numel / block)]
+    book: torch.Tensor  # float32 [256], ascending
+    block: int
+
+    def values(self) -> torch.Tensor:
+        return blockwise.decode(self.codes, self.scales, self.book, self.block)
+
+
+def entry_of(spec: ParamSpec, step: int, moments: Mapping[str, Quantized | torch.Tensor]) -> Entry:
+    """`moments`: every state of a parameter, by its name here. Codes stay codes, with a scale (rows, blocks) for each block
+    of dynamic8's, if all of them can: of its map, and no block of its with more than one scale."""
+    stored: dict[str, torch.Tensor] = {}
+    rows, length = rows_of(spec.shape)
+    for name, moment in moments.items():
+        aligned = (rows == 1 or length % blockwise.BLOCK == 0) and spec.codec == "dynamic8" and name in spec.signed
+        if not aligned or not isinstance(moment, Quantized) or moment.block % blockwise.BLOCK:
+            break
+        if not torch.equal(moment.book, blockwise.dynamic_map(spec.signed[name]).to(moment.book.device)):
+            break
+        scales = moment.scales.repeat_interleave(moment.block // blockwise.BLOCK)
+        stored[name] = moment.codes
+        stored[f"{name}_scale"] = scales[: -(-moment.codes.numel() // blockwise.BLOCK)].reshape(rows, -1)
+    else:
+        return Entry(step, stored, False)
+    values = {name: moment.values() if isinstance(moment, Quantized) else moment for name, moment in moments.items()}
+    return Entry(step, values, True)
+
+
+def check_keys(entry: Mapping[Any, Any], known: Sequence[str], where: str) -> None:
+    unknown = sorted(str(key) for key in entry if key not in known)
+    expect(not unknown, where, f"unknown keys {unknown}", f"only {', '.join(known)}")
+
+
+def check_codes(codes: Any, dtype: torch.dtype, shape: Sequence[int], where: str) -> None:
+    check_tensor(codes, where)
+    expect(codes.dtype == dtype, where, codes.dtype, dtype)
+    expect(tuple(codes.shape) == tuple(shape), where, f"shape {tuple(codes.shape)}", tuple(shape))
+    # Blocks follow memory, and which element lies where is told by the strides of then, not by those of now.
+    expect(codes.is_contiguous(), where, f"strides {codes.stride()}", "a contiguous tensor")
+
+
+def check_scales(scales: Any, where: str) -> None:
+    """Their number is for the caller to check."""
+    check_floats(scales, where)
+    if scales.numel():
+        low, high = (float(bound) for bound in torch.aminmax(scales.detach()))
+        expect(0 <= low and high < math.inf, where, f"scales from {low} to {high}", "finite ones, none below 0")
+
+
+def check_book(book: Any, size: int, where: str) -> None:
+    check_floats(book, where)
+    expect(tuple(book.shape) == (size,), where, f"shape {tuple(book.shape)}", (size,))
+    values = book.detach().float()
+    expect(bool(torch.isfinite(values).all()), where, "values that are not finite", f"{size} finite ones")
+    falls = (values[1:] < values[:-1]).nonzero()
+    at = int(falls[0]) if len(falls) else 0
+    got = f"{float(values[at]):.9g} before {float(values[at + 1]):.9g}"
+    expect(not len(falls), where, got, "values in ascending order")

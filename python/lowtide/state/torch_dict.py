@@ -136,10 +136,9 @@ def write(engine: Engine, param_groups: Sequence[dict[str, Any]]) -> dict[str, A
     own = engine.options_of(param_groups)
     expect(len(classes) <= 1, "torch_state_dict", f"groups of {sorted(map(str, classes))}", "one class")
     cls = classes.pop()
-    if cls is None:
-        raise ValueError(
-            f"torch_state_dict: got {rule!r}, wanted one of {sorted(_CLASSES)}: torch.optim has no {rule!r}"
-        )
+    wanted = f"one of {sorted(_CLASSES)}: torch.optim has no {rule!r}"
+    expect(cls is not None, "torch_state_dict", repr(rule), wanted)
+    assert cls is not None
     template = _template(cls)
     foreign = {*OWN_KEYS, *(set(engine.family.option_names()) - set(template))}
     groups: list[dict[str, Any]] = []

@@ -6,13 +6,14 @@ bitsandbytes' own are on a GPU; on a CPU it takes the entry nearest to one of 65
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from lowtide.checks.values import check_tensor, expect
 from lowtide.state import blockwise
-from lowtide.state.foreign.quantized import check_book, check_scales
+from lowtide.state.entries import check_book, check_scales
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -22,23 +23,19 @@ def create_dynamic_map(signed: bool = True, max_exponent_bits: int = 7, total_bi
     return blockwise.dynamic_map(signed, max_exponent_bits, total_bits)
 
 
+@dataclass(eq=False)
 class QuantState:
     """Undoes a quantization: `absmax` of each block, the code book `code`, `blocksize`, and the original `dtype`.
     With `nested`, absmax are codes themselves, of `state2`, less `offset`."""
 
-    def __init__(
-        self,
-        absmax: torch.Tensor,
-        shape: torch.Size | None = None,
-        code: torch.Tensor | None = None,
-        blocksize: int | None = None,
-        quant_type: str | None = None,
-        dtype: torch.dtype | None = None,
-        offset: torch.Tensor | None = None,
-        state2: QuantState | None = None,
-    ) -> None:
-        self.absmax, self.shape, self.code, self.blocksize = absmax, shape, code, blocksize
-        self.quant_type, self.dtype, self.offset, self.state2 = quant_type, dtype, offset, state2
+    absmax: torch.Tensor
+    shape: torch.Size | None = None
+    code: torch.Tensor | None = None
+    blocksize: int | None = None
+    quant_type: str | None = None
+    dtype: torch.dtype | None = None
+    offset: torch.Tensor | None = None
+    state2: QuantState | None = None
 
     @property
     def nested(self) -> bool:

@@ -20,8 +20,10 @@ from lowtide.checks.values import check_tensor, expect, read_step
 from lowtide.devices.sharding import rows_of
 from lowtide.engine.engine import Engine
 from lowtide.state import blockwise
-from lowtide.state.entries import NOTHING, Entry, ParamSpec
-from lowtide.state.foreign.quantized import (
+from lowtide.state.entries import (
+    NOTHING,
+    Entry,
+    ParamSpec,
     Quantized,
     check_book,
     check_codes,

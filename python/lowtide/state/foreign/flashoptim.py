@@ -18,8 +18,7 @@ import torch
 from lowtide import _core
 from lowtide.checks.values import check_tensor, expect, read_step
 from lowtide.state import blockwise
-from lowtide.state.entries import NOTHING, Entry, ParamSpec
-from lowtide.state.foreign.quantized import check_codes, check_keys, check_scales, entry_of
+from lowtide.state.entries import NOTHING, Entry, ParamSpec, check_codes, check_keys, check_scales, entry_of
 
 _GROUP = 32
 _CODES, _SCALES, _ERRORS = "::quantized", "::scales", "error_bits"

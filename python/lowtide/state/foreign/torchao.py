@@ -16,8 +16,10 @@ from typing import Any
 import torch
 
 from lowtide.checks.values import check_tensor, expect, read_step
-from lowtide.state.entries import NOTHING, Entry, ParamSpec
-from lowtide.state.foreign.quantized import (
+from lowtide.state.entries import (
+    NOTHING,
+    Entry,
+    ParamSpec,
     Quantized,
     check_book,
     check_codes,

@@ -1,8 +1,8 @@
-"""Loading a state_dict: check everything first, then copy."""
+"""Loading a state_dict: check everything first, then copy. Saving one: the entries that it has."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from lowtide.checks.values import expect
 from lowtide.engine.engine import Engine
 from lowtide.state import restore
 from lowtide.state.foreign import READERS
+from lowtide.state.format import CODEC, eight_bits
 from lowtide.state.groups import read_groups
 
 
@@ -45,3 +46,24 @@ def load(
     with KeptErrors() as kept:
         restore.apply(engine, states, plan, kept)
         taken(found.groups)
+
+
+def saved_entries(
+    engine: Engine, groups: Sequence[dict[str, Any]], states: Mapping[torch.Tensor, dict[str, Any]]
+) -> dict[torch.Tensor, dict[str, Any]] | None:
+    """The entries of `Optimizer.state` as a state_dict has them, by parameter; None where they are those of `states`, what
+    users see."""
+    core, params = engine.core, engine.params
+    saved: dict[torch.Tensor, dict[str, Any]] = {}
+    if any(map(core.is_paged, range(len(params)))):
+        saved = {param: engine.live(i) for i, param in enumerate(params)}
+    for core_group in engine.groups:
+        told = eight_bits(str(groups[core_group.of]["state"]))
+        for i in core_group.params:
+            if eight_bits(codec := core.state_codec(i)) == told:
+                continue
+            saved = saved or dict(states)
+            entry = saved.get(params[i], {})
+            if any(name.endswith("_scale") for name in entry):
+                saved[params[i]] = {**entry, CODEC: codec}
+    return saved or None
