@@ -80,7 +80,8 @@ def formats(found: Formats, assumed: str) -> None:
     table = _table("  state", "B/param", "state", "RAM", "disk", "moved/step", "s/step", "fits")
     for state, plan in found.plans.items():
         per = f"{plan.state_bytes / plan.elements:.2f}" if plan.elements else "-"
-        cells = [_size(plan.ram_bytes), _size(plan.disk_bytes), _size(plan.moved_per_step), _seconds(plan.seconds)]
+        seconds = f"{plan.seconds:.3g}" if plan.seconds > 0 else "-"
+        cells = [_size(plan.ram_bytes), _size(plan.disk_bytes), _size(plan.moved_per_step), seconds]
         cells = cells if plan.fits else ["-"] * 4
         mark = "*" if state == found.state else " "
         _row(table, f"{mark} {state}", per, _size(plan.state_bytes), *cells, "yes" if plan.fits else "no")
@@ -96,10 +97,6 @@ def _verdict(found: Formats) -> list[str]:
         return [*verdict, "Seconds are not predicted without --measure."]
     disk = f", the disk {seconds_text(chosen.disk_seconds)}; the two overlap" if chosen.moved_per_step else ""
     return [*verdict, f"A step: computing {seconds_text(chosen.step_seconds)}{disk}."]
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.3g}" if seconds > 0 else "-"
 
 
 def _where(plan: Plan) -> str:
@@ -140,12 +137,9 @@ def checkpoint(found: dict[str, Any]) -> None:
     _row(table, "parameters", f"{found['params']:,}, {found['elements']:,} elements")
     for codec, entry in found["states"].items():
         _row(table, f"state {codec}", f"{entry['params']:,} of them, {_size(entry['bytes'])}")
-    _row(table, "steps", _span(found["fewest_steps"], found["most_steps"]))
+    low, high = found["fewest_steps"], found["most_steps"]
+    _row(table, "steps", str(low) if low == high else f"{low} to {high}")
     for n, group in enumerate(found["groups"]):
         values = ", ".join(f"{key}={value}" for key, value in sorted(group.items()) if not key.startswith("lowtide"))
         _row(table, f"group {n}", values)
     _show(table)
-
-
-def _span(low: int, high: int) -> str:
-    return str(low) if low == high else f"{low} to {high}"

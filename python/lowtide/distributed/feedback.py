@@ -123,7 +123,9 @@ class ErrorFeedbackSign(SignHook):
                 )  # fmt: skip
             assert buffers.scales is not None
             if not bool(buffers.scales.view(torch.bfloat16).isfinite().all()):
-                self._forget_infinite()
+                for residual in self._residuals:
+                    if not bool(residual.values().isfinite().all()):
+                        residual.put(torch.zeros(residual.numel))
                 raise ValueError("got gradients too large for the float32 sum of 1024 of them, wanted a loss_scale")
 
         outcome = self._collective.vote(
@@ -142,11 +144,6 @@ class ErrorFeedbackSign(SignHook):
                 if mantissa != 0.5:
                     bucket.buffer.mul_(2 * mantissa)
         return outcome
-
-    def _forget_infinite(self) -> None:
-        for residual in self._residuals:
-            if not bool(residual.values().isfinite().all()):
-                residual.put(torch.zeros(residual.numel))
 
     def _scale(self) -> float:
         scale = float(self._loss_scale()) if self._loss_scale else 1.0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import zlib
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 import torch
 
@@ -32,14 +33,9 @@ class Layout:
     def __init__(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         named = list(named)
         self.names: Sequence[str] = [name for name, _ in named]
-        self.shapes = [tuple(param.shape) for _, param in named]
         self.numels = [param.numel() for _, param in named]
-        self.offsets: list[int] = []
-        self.count = 0
-        for numel in self.numels:
-            self.offsets.append(self.count)
-            self.count += aligned(numel)
-        self.digest = digest(*zip(self.names, self.shapes, [str(param.dtype) for _, param in named], strict=True))
+        *self.offsets, self.count = accumulate(map(aligned, self.numels), initial=0)
+        self.digest = digest(*((name, tuple(param.shape), str(param.dtype)) for name, param in named))
 
 
 def digest(*values: object) -> int:

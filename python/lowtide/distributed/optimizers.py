@@ -16,8 +16,8 @@ from lowtide.devices.sharding import Sharding
 from lowtide.distributed.collective import Collective, Outcome, VoteOptions, check_vote_options
 from lowtide.distributed.layout import SignBuffers, address, checksum, digest
 from lowtide.engine.family import Family
+from lowtide.optimizers.backward import OPTIONS
 from lowtide.optimizers.optimizer import Optimizer
-from lowtide.optimizers.step_in_backward import OPTIONS
 from lowtide.options.options import Options, check_options
 
 
@@ -50,8 +50,8 @@ class SignOptimizer(Optimizer):
     one step and - in the next.
 
     State differs between workers, and so does a checkpoint of it: each saves its own, to go on with as many workers,
-    and every worker must call `load`. `average_state()` first makes it the same on all, so that any number of workers can go on with one file. It cannot
-    be copied or pickled."""
+    and every worker must call `load`. `average_state()` first makes it the same on all, so that any number of workers
+    can go on with one file. It cannot be copied or pickled."""
 
     FAMILY = VotingFamily
 

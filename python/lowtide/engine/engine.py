@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lowtide import _core
+from lowtide.checks.values import expect
 from lowtide.devices import places, sharding
 from lowtide.devices.places import HOST, Place
 from lowtide.devices.sharding import Sharding, local_of
@@ -102,11 +103,9 @@ class Engine:
             places.check_parameter(local, text)
             shardings.append(sharding.sharding_of(param, text))
             here = places.place_of(local, text)
-            if here != (place := place or here):
-                raise ValueError(
-                    f"{text}: got a tensor on {here.device}, wanted {place.device} as the parameters before it: an "
-                    "optimizer steps one device, so make one for each"
-                )
+            place = place or here
+            wanted = f"{place.device} as the parameters before it: an optimizer steps one device, so make one for each"
+            expect(here == place, text, f"a tensor on {here.device}", wanted)
         return place or self.place or HOST, shardings
 
     def add(self, groups: Sequence[dict[str, Any]], memory: Memory | None) -> None:
@@ -145,10 +144,6 @@ class Engine:
             register(core, self.family, place, number, groups[number], Members(memory=memory), 0)
         return core
 
-    def group_of(self, number: int) -> CoreGroup:
-        """The core's group of a parameter."""
-        return next(group for group in self.groups if number in group.params)
-
     def options_of(self, groups: Sequence[dict[str, Any]]) -> dict[int, Mapping[str, Any]]:
         """The options of each parameter, by number, with these parameter groups and its overrides."""
         return {i: each.options(groups) for each in self.groups for i in each.params}
@@ -185,7 +180,8 @@ class Engine:
         live = core.state(number)
         if core.has_state(number) and len(live) > 1:
             return live
-        group, of, local = self.group_of(number), self.shardings[number], local_of(self.params[number])
+        group = next(each for each in self.groups if number in each.params)
+        of, local = self.shardings[number], local_of(self.params[number])
         state, least, master = group.format
         fullest, now = (
             _core.state_layout(

@@ -20,8 +20,7 @@ from lowtide.engine.family import Family
 from lowtide.engine.groups import CoreGroup, Format, are_fixed, are_same, group_defaults
 from lowtide.engine.rebuild import follow_overrides
 from lowtide.memory.budgets import Memory
-from lowtide.optimizers.backward import InBackward
-from lowtide.optimizers.step_in_backward import in_backward, options_of
+from lowtide.optimizers.backward import InBackward, in_backward, options_of
 from lowtide.options import overrides
 from lowtide.options.hyper import check_on_host
 from lowtide.options.options import WHOLE_OPTIMIZER, Options, check_kinds, check_options

@@ -6,10 +6,9 @@ import functools
 import gc
 from collections.abc import Callable
 from types import TracebackType
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
-from typing_extensions import ParamSpec
 
 from lowtide import _core
 from lowtide.devices.places import OutOfMemory
