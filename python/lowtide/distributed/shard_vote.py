@@ -32,8 +32,8 @@ class ShardVote:
         require_initialized()
         if vote.get("group") is None:
             raise TypeError("group: got None, wanted the process group of the workers that hold the same shard")
-        told = vote.get("ties") != "previous"
-        expect(told, "ties", "'previous'", "another rule: tensors of one size cannot be told apart")
+        if vote.get("ties") == "previous":
+            raise ValueError("ties: got 'previous', wanted another rule: tensors of one size cannot be told apart")
         self._collective = Collective(**vote)
         self._buffers: dict[int, SignBuffers] = {}
         self.votes = 0

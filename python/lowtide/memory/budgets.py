@@ -74,20 +74,20 @@ class Memory:
         tiers = "device and host alone: there is no disk tier behind a device yet"
         expect(self.disk is None or place.on_host, "memory", f"disk for parameters on {place.device}", tiers)
         auto = self.device == "auto"
-        one = not (auto and self.managed)
-        expect(one, "memory", "managed with device='auto'", "one of them: a driver moves managed state")
+        if auto and self.managed:
+            raise ValueError("memory: got managed with device='auto', wanted one of them: a driver moves managed state")
         automatic = not place.on_host and not self.managed and (auto or (self.device is None and place.kind.automatic))
         limits = {"device": None if auto else self.device, "host": self.host}
         here = limits.pop("device") if not place.on_host else None
         device = -1 if here is None else size_of("device", here, place)
         ram = [size_of(name, limit) for name, limit in limits.items() if limit is not None]
-        bounded = self.disk is None or bool(ram)
-        expect(bounded, "memory", "disk without host", "host=BYTES too: without it all state stays in RAM")
-        there = self.disk is not None or self.disk_limit is None
-        expect(there, "memory", "disk_limit without disk", "disk=DIRECTORY too")
+        if self.disk is not None and not ram:
+            raise ValueError("memory: got disk without host, wanted host=BYTES too: without it all state stays in RAM")
+        if self.disk is None and self.disk_limit is not None:
+            raise ValueError("memory: got disk_limit without disk, wanted disk=DIRECTORY too")
         chunk = 0 if self.chunk is None else size_of("chunk", self.chunk)
-        whole = self.chunk is None or (chunk >= 4096 and chunk % 4096 == 0)
-        expect(whole, "memory: chunk", repr(self.chunk), "a multiple of 4096 bytes")
+        if self.chunk is not None and (chunk < 4096 or chunk % 4096):
+            raise ValueError(f"memory: chunk: got {self.chunk!r}, wanted a multiple of 4096 bytes")
         disk = "" if self.disk is None else path_of("memory: disk", self.disk)
         if self.disk is not None and not disk:
             raise ValueError("memory: got an empty path as disk, wanted a directory, or None for no disk")
