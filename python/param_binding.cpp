@@ -22,6 +22,12 @@ std::string shape_text(const int64_t* shape, int ndim) {
 
 bool empty(const TensorInfo& t) { return std::find(t.shape, t.shape + t.ndim, 0) != t.shape + t.ndim; }
 
+// Views of the imaginary part of a conjugate: their memory holds the negative values.
+void refuse_lazy_negative(nb::handle tensor, const std::string& what) {
+  if (nb::cast<bool>(tensor.attr("is_neg")()))
+    refuse_value("got " + what + " with a lazy negative bit, wanted tensor.resolve_neg()");
+}
+
 std::string gradient_name(size_t i) { return "the gradient of parameter " + std::to_string(i); }
 
 }  // namespace
@@ -31,8 +37,7 @@ int64_t ParamBinding::add(int group, const nb::object& tensor, bool with_state,
   const nb::object local = whole ? local_tensor(tensor) : tensor;
   TensorInfo info;
   if (!reader_.read(local, info)) reader_.refuse(local, "a parameter");
-  if (nb::cast<bool>(local.attr("is_neg")()))
-    refuse_value("got a parameter with a lazy negative bit, wanted tensor.resolve_neg()");
+  refuse_lazy_negative(local, "a parameter");
   const int64_t index = optimizer_.add_param(group, info.view(), with_state, whole);
   params_.push_back(tensor);
   entries_.push_back({info.data, dims_.size(), info.ndim, info.dtype, whole.has_value(), info.is_contiguous(), {}});
@@ -61,7 +66,8 @@ nb::object ParamBinding::local_gradient(size_t i, const nb::object& grad) const 
 }
 
 // The tensor's memory, type or layout is not what it was: `param.data = ...`, `model.to(...)`.
-void ParamBinding::follow(size_t i, const TensorInfo& now) {
+void ParamBinding::follow(size_t i, nb::handle tensor, const TensorInfo& now) {
+  refuse_lazy_negative(tensor, "parameter " + std::to_string(i));
   Entry& entry = entries_[i];
   int64_t* const sizes = dims_.data() + entry.dims;
   if (!same(sizes, entry.ndim, now.shape, now.ndim))
@@ -82,6 +88,8 @@ const std::vector<Gradient>& ParamBinding::collect(const std::optional<std::vect
   held_.reserve(count);
   for (size_t n = 0; n < count; ++n) {
     const size_t i = only ? static_cast<size_t>((*only)[n]) : n;
+    if (i >= params_.size())
+      refuse_value("got parameter " + std::to_string((*only)[n]) + " of " + std::to_string(params_.size()));
     const nb::object& param = params_[i];
     nb::object grad = reader_.gradient(param);
     if (grad.is_none()) continue;
@@ -95,7 +103,7 @@ const std::vector<Gradient>& ParamBinding::collect(const std::optional<std::vect
     const int64_t* const strides = sizes + entry.ndim;
     if (p.data != entry.data || p.dtype != entry.dtype || !same(sizes, entry.ndim, p.shape, p.ndim) ||
         !same(strides, entry.ndim, p.strides, p.ndim))
-      follow(i, p);
+      follow(i, here, p);
 
     if (!reader_.read(grad, g)) reader_.refuse(grad, gradient_name(i));
     if (!same(sizes, entry.ndim, g.shape, g.ndim))
@@ -106,13 +114,14 @@ const std::vector<Gradient>& ParamBinding::collect(const std::optional<std::vect
     Gradient& out = grads_[i];
     out.data = g.data ? g.data : &no_elements;
     out.dtype = g.dtype;
-    // The gradient of a contiguous parameter usually has its strides.
-    if (!(entry.contiguous && same(strides, entry.ndim, g.strides, g.ndim)) && !g.is_contiguous()) {
-      entry.grad_strides.assign(g.strides, g.strides + g.ndim);
-      out.strides = entry.grad_strides.data();
-      // Views of the imaginary part of a conjugate have it; they are never contiguous.
-      if (nb::cast<bool>(grad.attr("is_neg")()))
-        refuse_value("got " + gradient_name(i) + " with a lazy negative bit, wanted grad.resolve_neg()");
+    // The gradient of a contiguous parameter usually has its strides. The others are asked for the lazy negative bit:
+    // asking all takes a fifth of a small tensor's step, and such views skip every other element.
+    if (!(entry.contiguous && same(strides, entry.ndim, g.strides, g.ndim))) {
+      refuse_lazy_negative(grad, gradient_name(i));
+      if (!g.is_contiguous()) {
+        entry.grad_strides.assign(g.strides, g.strides + g.ndim);
+        out.strides = entry.grad_strides.data();
+      }
     }
     held_.push_back(std::move(grad));
   }

@@ -83,7 +83,7 @@ class ParamBinding {
   void cut_changed(Py_ssize_t count);  // leaves the first of them
   void raise_versions();
   nb::object local_gradient(size_t i, const nb::object& grad) const;
-  void follow(size_t i, const TensorInfo& now);
+  void follow(size_t i, nb::handle tensor, const TensorInfo& now);
 
   Optimizer& optimizer_;
   TensorReader reader_, host_reader_;

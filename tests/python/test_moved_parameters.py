@@ -209,3 +209,22 @@ def test_every_place_is_searched(dtype, figure):
     assert all(torch.equal(p, torch.ones_like(p)) for p in params)
     assert opt.report()["skipped_steps"] == sum(sizes)
     figure(f"{sum(sizes)} places, each found")
+
+
+@pytest.mark.parametrize("numel", [1, 3])
+def test_a_lazy_negative_bit_is_refused_and_nothing_moves(numel):
+    """The imaginary part of a conjugate: its memory holds what it is the negative of."""
+    lazy = torch.full((numel,), 1 + 2j).conj().imag
+    assert lazy.is_neg()
+    p = torch.nn.Parameter(torch.zeros(numel))
+    opt = lowtide.SGD([p], lr=1.0)
+    p.grad = lazy
+    with pytest.raises(ValueError, match="lazy negative bit"):
+        opt.step()
+    p.grad = torch.ones(numel)
+    opt.step()
+    assert torch.equal(p.detach(), torch.full((numel,), -1.0))
+    p.data = lazy
+    with pytest.raises(ValueError, match="lazy negative bit"):
+        opt.step()
+    assert torch.equal(p.detach(), lazy)

@@ -76,7 +76,7 @@ class Arguments(Protocol):
     gradient_accumulation_steps: int = 1
 
 
-class Defaults(Arguments):
+class _Defaults(Arguments):
     """Stands for arguments that are not given."""
 
 
@@ -116,7 +116,7 @@ def optimizer(
     if recipe is None:
         raise ValueError(f"optimizer: got {str(name)!r}, wanted one of {', '.join(RECIPES)}")
     cls = recipe.optimizer
-    given: Arguments = Defaults() if args is None else args
+    given: Arguments = _Defaults() if args is None else args
     kwargs: dict[str, Any] = {"lr": given.learning_rate, "weight_decay": given.weight_decay}
     defaults = hyper_of(cls)
     if "betas" in defaults:  # the Trainer has no betas for the others, and leaves them their own eps

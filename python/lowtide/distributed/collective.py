@@ -118,12 +118,13 @@ class Collective:
 
         if self._lost_in:
             raise ConnectionError(f"vote {step}: workers were lost in {self._lost_in}: start again from a checkpoint")
+        arguments = (
+            buffers.count, step, digest(alike) if alike else 0, nonfinite, failure is not None, ballot,
+            address(buffers.bits), address(buffers.presence), address(buffers.scales), address(buffers.zeros),
+            address(buffers.previous), residual,
+        )  # fmt: skip
         try:
-            found = self._core.vote(
-                buffers.count, step, digest(alike) if alike else 0, nonfinite, failure is not None, ballot,
-                address(buffers.bits), address(buffers.presence), address(buffers.scales), address(buffers.zeros),
-                address(buffers.previous), residual,
-            )  # fmt: skip
+            found = self._core.vote(*arguments)
         except Exception as error:
             if failure:
                 raise failure from None

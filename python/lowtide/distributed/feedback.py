@@ -100,6 +100,7 @@ class ErrorFeedbackSign(SignHook):
         self._codec, self._loss_scale = residual, loss_scale
         self._buffers = SignBuffers(self._layout.count, None)
         transport = self._collective.transport
+        # This refuses formats whose codes are not whole bytes, which a Residual would take.
         self._shard = ShardResidual(self._layout.count, transport.rank, transport.size, residual)
         self._residuals = [Residual(numel, residual) for numel in self._layout.numels]
 
