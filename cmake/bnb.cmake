@@ -11,7 +11,7 @@ set(lt_bnb_rules "adamw|sgd|rmsprop|lion|adagrad|ademamix")
 set(lt_bnb_parts "lowtide_objects[.]dir/.*(core/|backend/|rules/step_(${lt_bnb_rules})[.])")
 set(lt_bnb_objects "$<FILTER:$<TARGET_OBJECTS:lowtide_objects>,INCLUDE,${lt_bnb_parts}>")
 set(lt_bnb_objects "$<FILTER:${lt_bnb_objects},EXCLUDE,/cpu/step_table[.]>")
-add_library(lowtide_bnb SHARED "${lt_src}/bnb/bnb.cpp" "${lt_src}/bnb/optimizers.cpp"
+add_library(lowtide_bnb SHARED "${lt_src}/bnb/bnb.cpp"
                                "${lt_src}/bnb/step_table.cpp" ${lt_bnb_inner_sources} ${lt_bnb_objects})
 target_include_directories(lowtide_bnb PUBLIC "${PROJECT_SOURCE_DIR}/include" PRIVATE "${lt_src}")
 target_link_libraries(lowtide_bnb PRIVATE lowtide_flags hwy::hwy Threads::Threads ${CMAKE_DL_LIBS})

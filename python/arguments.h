@@ -1,5 +1,6 @@
-// Arguments and results of Python's, and the core's types that are made of them. Where Python knows more than C++ (what
-// is in a dict, how a function is called), a type has the text that the stub _core.pyi shows.
+// Parts that the files of the binding share: arguments and results of Python's, and the core's types that are made of
+// them. Where Python knows more than C++ (what is in a dict, how a function is called), a type has the text that the
+// stub _core.pyi shows.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -95,6 +96,18 @@ inline std::optional<WholeParam> whole_from(const GivenWhole& given) {
   const auto& [sizes, rows_cut, offsets] = *given;
   return WholeParam{sizes, rows_cut, offsets};
 }
+
+// -- The parts of the module lowtide._core, each in x_binding.cpp.
+
+void bind_checkpoint(nanobind::module_& m);  // the contents of a checkpoint file in numbers
+void bind_collective(nanobind::module_& m);  // the collective over two Python functions; gradients to bits and back
+void bind_planning(nanobind::module_& m);    // planning and measured rates
+void bind_sign(nanobind::module_& m);        // signs as bits
+void bind_spec(nanobind::module_& m);        // answers about groups, parameters and codecs that need no optimizer
+
+// Translates errors of the core to Python exceptions. An OSError has `complete`: whether the call did all it should but
+// for the disk. Errors of a collective have `cause`: "disagreement", "digest", "damage" or "rank failed".
+void bind_errors(nanobind::module_& m);
 
 }  // namespace lowtide::python
 

@@ -1,4 +1,3 @@
-#include "bindings.h"
 
 #include <nanobind/stl/string.h>
 

@@ -1,4 +1,3 @@
-#include "bindings.h"
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/function.h>

@@ -18,7 +18,6 @@
 #include <utility>
 
 #include "arguments.h"
-#include "bindings.h"
 #include "core/sizes.h"
 #include "lowtide/backends.h"
 #include "memory/store.h"

@@ -1,4 +1,4 @@
-#include "bindings.h"
+#include "arguments.h"
 
 #include <exception>
 
@@ -33,6 +33,14 @@ const char* cause_name(CollectiveError::Cause cause) {
   return "";
 }
 
+// The exception for errors of each kind but kIo.
+PyObject* type_of(ErrorKind kind, PyObject* device_lost) {
+  if (kind == ErrorKind::kInvalidArgument) return PyExc_ValueError;
+  if (kind == ErrorKind::kOutOfMemory) return PyExc_MemoryError;
+  if (kind == ErrorKind::kUnsupported) return PyExc_NotImplementedError;
+  return kind == ErrorKind::kDeviceLost ? device_lost : PyExc_RuntimeError;
+}
+
 }  // namespace
 
 void bind_errors(nb::module_& m) {
@@ -53,27 +61,11 @@ void bind_errors(nb::module_& m) {
         } catch (const TransportError& e) {
           PyErr_SetString(PyExc_ConnectionError, e.what());
         } catch (const Error& e) {
-          switch (e.kind()) {
-            case ErrorKind::kInvalidArgument:
-              PyErr_SetString(PyExc_ValueError, e.what());
-              break;
-            case ErrorKind::kOutOfMemory:
-              PyErr_SetString(PyExc_MemoryError, e.what());
-              break;
-            case ErrorKind::kUnsupported:
-              PyErr_SetString(PyExc_NotImplementedError, e.what());
-              break;
-            case ErrorKind::kIo:
-              set_error(nb::handle(PyExc_OSError)(e.os_error(), e.what()), "complete",
-                        dynamic_cast<const KeptInMemory*>(&e) != nullptr);
-              break;
-            case ErrorKind::kDeviceLost:
-              PyErr_SetString(static_cast<PyObject*>(device_lost), e.what());
-              break;
-            case ErrorKind::kInternal:
-              PyErr_SetString(PyExc_RuntimeError, e.what());
-              break;
-          }
+          if (e.kind() == ErrorKind::kIo)
+            set_error(nb::handle(PyExc_OSError)(e.os_error(), e.what()), "complete",
+                      dynamic_cast<const KeptInMemory*>(&e) != nullptr);
+          else
+            PyErr_SetString(type_of(e.kind(), static_cast<PyObject*>(device_lost)), e.what());
         }
       },
       lost);

@@ -1,4 +1,3 @@
-#include "bindings.h"
 
 #include "arguments.h"
 #include "tensor_reader.h"

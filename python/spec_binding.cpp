@@ -1,4 +1,3 @@
-#include "bindings.h"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>

@@ -1,4 +1,4 @@
-// The C functions of lowtide/bnb.h but for the optimizers: one Memory for the process.
+// The C functions of lowtide/bnb.h: one Memory and one Engine for the process.
 #include "lowtide/bnb.h"
 
 #include <bit>
@@ -6,12 +6,15 @@
 #include "backend/registry.h"
 #include "bnb/guard.h"
 #include "bnb/memory.h"
+#include "bnb/update.h"
 #include "core/error.h"
+#include "core/thread_pool.h"
 
 namespace {
 
 using namespace lowtide;
 using bnb::guarded;
+using bnb::Update;
 
 std::unique_ptr<Backend> open_device(int number) { return open_backend("sycl", format(":%d", number)); }
 
@@ -20,6 +23,34 @@ bnb::Memory& memory() {
   static auto* const all = new bnb::Memory(open_device);
   return *all;
 }
+
+// The backends that make steps. One caller at a time.
+struct Engine {
+  std::unique_ptr<Backend> cpu = open_backend("cpu", "");
+  std::unique_ptr<Backend> device;  // nullptr: memory is the host's
+  void* queue = nullptr;
+  int threads = available_threads();
+
+  void step(const Update& update) {
+    if (device)
+      bnb::step_on_device(update, *device, queue, *cpu, threads);
+    else
+      bnb::step_on_host(update, *cpu, threads);
+  }
+};
+
+Engine& engine() {
+  static auto* const only = new Engine;
+  return *only;
+}
+
+void step(const char* name, const Update& update) {
+  guarded(name, 0, [&] { return engine().step(update), 0; });
+}
+
+// Element types by the suffixes of names.
+constexpr DType kType_fp32 = DType::kF32, kType_fp16 = DType::kF16, kType_bf16 = DType::kBF16;
+constexpr DType kType_32 = DType::kF32, kType_16 = DType::kF16;
 
 }  // namespace
 
@@ -51,4 +82,48 @@ const char* lt_bnb_place() {
 
 const char* lt_bnb_last_error() { return bnb::last_error.c_str(); }
 void lt_bnb_clear_error() { bnb::last_error.clear(); }
+
+#define LT_BNB_DEFINE(name, suffix, T)                                                    \
+  void c##name##32bit_grad_##suffix(LT_BNB_PARAMETERS_32BIT(T)) {                         \
+    Update u{bnb::Family::name, kType_##suffix, p, g, state1, state2};                    \
+    u.unorm = unorm, u.max_unorm = max_unorm, u.param_norm = param_norm;                  \
+    u.beta1 = beta1, u.beta2 = beta2, u.beta3 = beta3, u.alpha = alpha, u.eps = eps;      \
+    u.weight_decay = weight_decay, u.lr = lr, u.gnorm_scale = gnorm_scale, u.step = step; \
+    u.skip_zeros = skip_zeros, u.n = n;                                                   \
+    ::step("c" #name "32bit_grad_" #suffix, u);                                           \
+  }
+LT_BNB_EACH_32BIT(LT_BNB_DEFINE)
+#undef LT_BNB_DEFINE
+
+#define LT_BNB_DEFINE(name, suffix, T)                                                                                 \
+  void c##name##_8bit_blockwise_grad_##suffix(LT_BNB_PARAMETERS_8BIT(T)) {                                             \
+    Update u{bnb::Family::name, kType_##suffix, p, g, state1, state2, true, quantiles1, quantiles2, absmax1, absmax2}; \
+    u.beta1 = beta1, u.beta2 = beta2, u.beta3 = beta3, u.alpha = alpha, u.eps = eps;                                   \
+    u.weight_decay = weight_decay, u.lr = lr, u.gnorm_scale = gnorm_scale, u.step = step;                              \
+    u.skip_zeros = skip_zeros, u.n = n;                                                                                \
+    ::step("c" #name "_8bit_blockwise_grad_" #suffix, u);                                                              \
+  }
+LT_BNB_EACH_8BIT(LT_BNB_DEFINE)
+#undef LT_BNB_DEFINE
+
+int lt_bnb_use_backend(const char* backend, const char* target, void* queue) {
+  return guarded("lt_bnb_use_backend", -1, [&] {
+    LT_REQUIRE(backend, "got NULL for the backend, wanted \"cpu\", \"sycl\" or \"cuda\"");
+    std::unique_ptr<Backend> opened = open_backend(backend, target ? target : "", queue);
+    Engine& at = engine();
+    if (opened->device())
+      at.device = std::move(opened), at.queue = queue;
+    else
+      at.cpu = std::move(opened), at.device = nullptr, at.queue = nullptr;
+    return 0;
+  });
+}
+
+int lt_bnb_set_threads(int threads) {
+  return guarded("lt_bnb_set_threads", -1, [&] {
+    LT_REQUIRE(threads >= 0, "got %d threads, wanted 0 or more", threads);
+    engine().threads = threads ? threads : available_threads();
+    return 0;
+  });
+}
 }

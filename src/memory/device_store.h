@@ -16,13 +16,41 @@
 #include "backend/device.h"
 #include "core/buffer.h"
 #include "memory/device_queues.h"
-#include "memory/host_writes.h"
 #include "memory/residency.h"
 #include "memory/store.h"
 #include "memory/store_plan.h"
 #include "memory/transfer_mode.h"
 
 namespace lowtide {
+
+// Which chunks in host memory a step on a device may still be changing. Once the device is lost nobody can tell any
+// more, so the question is asked, without waiting, while the device can still answer.
+class HostWrites {
+ public:
+  // For so many chunks; all steps have happened.
+  void resize(size_t chunks) { changing_.assign(chunks, false); }
+  // A step that changes these chunks is about to be queued.
+  void begin(const std::vector<int>& chunks) {
+    for (const int chunk : chunks) changing_[static_cast<size_t>(chunk)] = true;
+  }
+  // All of that step is queued, and has happened when these have.
+  void end(std::vector<Device::Event> all) { last_step_ = std::move(all); }
+  // Asks whether the last step that was queued as a whole has happened.
+  void ask(Device& device) {
+    const auto happened = [&](const Device::Event& event) { return device.has_happened(event); };
+    if (!last_step_.empty() && std::all_of(last_step_.begin(), last_step_.end(), happened)) all_happened();
+  }
+  // The host has waited for everything.
+  void all_happened() {
+    last_step_.clear();
+    std::fill(changing_.begin(), changing_.end(), false);
+  }
+  bool may_change(size_t chunk) const { return changing_[chunk]; }
+
+ private:
+  std::vector<bool> changing_;
+  std::vector<Device::Event> last_step_;
+};
 
 struct DeviceStoreOptions {
   int64_t device_bytes = -1;  // for state, slots included; -1: 7/8 of what is free when parameters are added (of all,
@@ -104,7 +132,7 @@ class DeviceStore final : public Store {
   void end_step();
   TransferMode transfer() const { return transfer_.value_or(TransferMode::kCopy); }
 
-  // device_store_host.cpp: what the host waits for, reads and changes.
+  // The host waits, reads and changes.
   std::byte* bring(size_t chunk) override;
   std::byte* bring_from_lost(size_t chunk);
   void before_queueing();

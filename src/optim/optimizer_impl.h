@@ -1,5 +1,5 @@
 // An Optimizer holds a table of parameters, and on a device what steps there need. The public calls are in
-// optimizer.cpp (parameters, steps, tiers), optimizer_state.cpp, optimizer_checkpoint.cpp and optimizer_signs.cpp.
+// optimizer.cpp (parameters, steps, signs, tiers), optimizer_state.cpp and optimizer_checkpoint.cpp.
 #pragma once
 
 #include <atomic>
@@ -49,6 +49,13 @@ struct Optimizer::Impl {
   StepBuffers buffers;
   std::unique_ptr<DeviceSteps> on_device;  // nullptr: steps are done when they return
   std::atomic_flag busy = ATOMIC_FLAG_INIT;
+};
+
+// An Optimizer whose files and state memory go through a given Env: the seam where tests fail any call of a whole
+// optimizer. Not part of the public interface.
+struct OptimizerEnv {
+  // As Optimizer(options). env outlives the optimizer. device: where parameters are, if not in host memory.
+  static Optimizer make(const OptimizerOptions& options, Env& env, std::unique_ptr<Backend> device = nullptr);
 };
 
 }  // namespace lowtide

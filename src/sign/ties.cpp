@@ -1,22 +1,21 @@
 #include "sign/ties.h"
 
+#include <iterator>
+
 #include "core/error.h"
 
 namespace lowtide {
 namespace {
 
-struct Named {
-  TieRule rule;
-  const char* text;
-};
-constexpr Named kRules[] = {
-#define LT_TIE(number, name) {TieRule::name, #name},
+constexpr const char* kRules[] = {
+// by number
+#define LT_TIE(number, name) #name,
 #include "portable/ties.def"
 #undef LT_TIE
 };
 
-std::string public_name(const char* text) {
-  std::string name = text + 1;
+std::string public_name(int number) {
+  std::string name = kRules[number] + 1;
   name[0] = static_cast<char>(name[0] - 'A' + 'a');
   return name;
 }
@@ -25,17 +24,16 @@ std::string public_name(const char* text) {
 
 TieRule find_tie_rule(const std::string& name) {
   std::string known;
-  for (const Named& each : kRules) {
-    if (name == public_name(each.text)) return each.rule;
-    known += (known.empty() ? "" : ", ") + public_name(each.text);
+  for (int i = 0; i < static_cast<int>(std::size(kRules)); ++i) {
+    if (name == public_name(i)) return static_cast<TieRule>(i);
+    known += (known.empty() ? "" : ", ") + public_name(i);
   }
   fail(ErrorKind::kInvalidArgument, "got ties='%s', wanted one of %s", name.c_str(), known.c_str());
 }
 
 std::string tie_rule_name(TieRule rule) {
-  for (const Named& each : kRules)
-    if (rule == each.rule) return public_name(each.text);
-  return std::to_string(static_cast<int>(rule));
+  const auto number = static_cast<int>(rule);
+  return number >= 0 && number < static_cast<int>(std::size(kRules)) ? public_name(number) : std::to_string(number);
 }
 
 }  // namespace lowtide

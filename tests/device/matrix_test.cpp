@@ -1,7 +1,7 @@
 // Claim: on a device every cell of rule x state format x element types x master x tier (and, with all state on the
 // device, x rounding) gives the bits of scalar code with all state in host memory, or is refused by name.
 #include "device/device_support.h"
-#include "optim/optimizer_env.h"
+#include "optim/optimizer_impl.h"
 #include "support/matrix.h"
 #include "support/temporary.h"
 

@@ -12,7 +12,7 @@
 
 #include "backend/backend.h"
 #include "backend/catalog.h"
-#include "optim/optimizer_env.h"
+#include "optim/optimizer_impl.h"
 #include "support/optimizer_case.h"
 #include "support/random.h"
 #include "support/variants.h"

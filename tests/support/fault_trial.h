@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "optim/optimizer_env.h"
+#include "optim/optimizer_impl.h"
 #include "support/optimizer_case.h"
 
 namespace lowtide::testing {
