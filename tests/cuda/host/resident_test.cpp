@@ -80,7 +80,10 @@ TEST_F(CudaResident, StepsAreAFewLaunchesAndWaitForNothing) {
         cuda_emulator::run_all();  // as other work has the device do before the next step
         return cuda_emulator::counters().launches - before.launches;
       };
-      for (int warm = 0; warm < 4; ++warm) {
+      // The buffers that a step needs at a time depend on how far the device is, which is random: one of these steps
+      // needs the most.
+      constexpr int kWarm = 32;
+      for (int warm = 0; warm < kWarm; ++warm) {
         optimizer.step(params.grads);
         optimizer.synchronize();
       }
@@ -90,7 +93,7 @@ TEST_F(CudaResident, StepsAreAFewLaunchesAndWaitForNothing) {
       const int64_t search = nonfinite == NonFinite::kPropagate ? 0 : 2;  // clears the verdict, and finds it
       EXPECT_EQ(params.launches, 6);
       for (int step = 0; step < 3; ++step) EXPECT_EQ(stepped(), params.launches + search);
-      EXPECT_EQ(optimizer.report().steps, 7);
+      EXPECT_EQ(optimizer.report().steps, kWarm + 3);
       std::printf("%s, policy %d: 50 parameters in %lld chunks, %lld launches a step, no call that waits\n",
                   automatic ? "automatic" : "a budget", static_cast<int>(nonfinite),
                   static_cast<long long>(report.chunks), static_cast<long long>(params.launches + search));
