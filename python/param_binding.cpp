@@ -114,8 +114,8 @@ const std::vector<Gradient>& ParamBinding::collect(const std::optional<std::vect
     Gradient& out = grads_[i];
     out.data = g.data ? g.data : &no_elements;
     out.dtype = g.dtype;
-    // The gradient of a contiguous parameter usually has its strides. The others are asked for the lazy negative bit:
-    // asking all takes a fifth of a small tensor's step, and such views skip every other element.
+    // The gradient of a contiguous parameter usually has its strides. Only the others are asked for the lazy negative
+    // bit, which is a call of Python's for each: such views skip every other element.
     if (!(entry.contiguous && same(strides, entry.ndim, g.strides, g.ndim))) {
       refuse_lazy_negative(grad, gradient_name(i));
       if (!g.is_contiguous()) {
