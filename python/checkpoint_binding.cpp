@@ -1,4 +1,3 @@
-
 #include <nanobind/stl/string.h>
 
 #include <algorithm>

@@ -1,4 +1,3 @@
-
 #include "arguments.h"
 #include "tensor_reader.h"
 
