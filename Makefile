@@ -14,7 +14,7 @@ train: ## train a small Llama on little memory (ARGS="..." goes to the script)
 test: ## build all, run the C++, install and Python tests
 	@python3 tools/run_tests.py
 
-soak: ## run the Python tests with new seeds (ARGS="--soak 5")
+soak: ## run the random tests of Python and of PTX with new seeds (ARGS="--soak 5")
 	@python3 tools/run_tests.py --soak 1 $(ARGS)
 
 bench: ## measure a step against other optimizers (ARGS="..." goes to the script)

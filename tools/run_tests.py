@@ -4,7 +4,8 @@
 A suite that fails does not stop the next one. A step that cannot run at all (a build, a crash before any result)
 counts as one failure. Exit status 0 means: nothing failed and every suite had tests.
 
-Random tests start from one seed, so that a result repeats; --soak N runs the Python tests N times with new seeds.
+Random tests start from one seed, so that a result repeats; --soak N runs those in Python, and those of the CUDA kernels'
+PTX (from C++ and from Python), N times with new seeds.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = "test,examples,frameworks,peers,sycl"
 SEED = "20261122"  # of random tests, unless LOWTIDE_TEST_SEED names another
+# The tests of CUDA devices once more, on kernels that the executor of their PTX runs: minutes, so --soak alone has them.
+PTX_PLUGIN = "liblowtide_cuda_ptx.so"
+PTX_TESTS = ("tests/python/test_cuda.py", "tests/python/test_device_steps.py", "-k", "cuda")
 
 
 @dataclass
@@ -89,7 +93,7 @@ def run(title: str, *command: object, env: dict[str, str] | None = None) -> int:
     return status
 
 
-def cpp_tests(tally: Tally, preset: str) -> None:
+def cpp_tests(tally: Tally, preset: str, only: tuple[str, ...] = ()) -> None:
     build = ROOT / "build" / preset
     for title, command in (
         ("configure", ("cmake", "--preset", preset)),
@@ -104,7 +108,7 @@ def cpp_tests(tally: Tally, preset: str) -> None:
     shutil.rmtree(reports, ignore_errors=True)
     reports.mkdir()
     entries_xml = reports / "ctest-entries.xml"
-    status = run("C++ tests", "ctest", "--preset", preset, "--output-junit", entries_xml)
+    status = run("C++ tests", "ctest", "--preset", preset, "--output-junit", entries_xml, *only)
 
     failed_before = len(tally.failures)
     entries = read_cases(entries_xml)
@@ -131,26 +135,26 @@ def python_package(tally: Tally, preset: str) -> bool:
     return made
 
 
-def python_tests(tally: Tally, arguments: list[str]) -> None:
-    report = ROOT / "build" / "reports" / "pytest.xml"
+def python_tests(tally: Tally, title: str, *arguments: str, **settings: str) -> None:
+    report = ROOT / "build" / "reports" / (title.replace(" ", "-") + ".xml")
     report.unlink(missing_ok=True)
     failed_before = len(tally.failures)
     # No path of this folder may hide the installed package.
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | settings
     status = run(
-        "Python tests", ROOT / ".venv/bin/python", "-m", "pytest", "-q",
-        "--continue-on-collection-errors", "-n2", "--dist=loadfile", f"--junitxml={report}", "tests/python", *arguments,
+        title, ROOT / ".venv/bin/python", "-m", "pytest", "-q",
+        "--continue-on-collection-errors", "-n2", "--dist=loadfile", f"--junitxml={report}", *arguments,
         env=env,
     )
     any_case = tally.add_xml(report)
     if not any_case or (status != 0 and len(tally.failures) == failed_before):
-        tally.failures.append(f"pytest (exit status {status}{'' if any_case else ', no results'})")
+        tally.failures.append(f"{title} (exit status {status}{'' if any_case else ', no results'})")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="dev", help="CMake preset of the C++ tests (default: %(default)s)")
-    parser.add_argument("--soak", type=int, metavar="N", help="N rounds of the Python tests with new seeds, no C++ tests")
+    parser.add_argument("--soak", type=int, metavar="N", help="N rounds of random tests with new seeds")
     parser.add_argument("pytest", nargs="*", help="arguments for pytest, after --")
     options = parser.parse_args()
 
@@ -163,12 +167,18 @@ def main() -> int:
             tally.failures.append("Python requirements")
         if options.soak:
             os.environ.pop("LOWTIDE_TEST_SEED", None)
+            for _ in range(options.soak):
+                cpp_tests(tally, options.preset, only=("-R", "cuda_ptx_kernels"))
         else:
             os.environ.setdefault("LOWTIDE_TEST_SEED", SEED)
             cpp_tests(tally, options.preset)
         if python_package(tally, options.preset):
+            build = ROOT / "build" / options.preset
+            has_ptx = any((build / "ptx").glob("*.ptx"))  # else there is no nvcc, or no tool that reads its objects
             for _ in range(options.soak or 1):
-                python_tests(tally, options.pytest)
+                python_tests(tally, "Python tests", "tests/python", *options.pytest)
+                if options.soak and has_ptx and not options.pytest:
+                    python_tests(tally, "Python tests on PTX", *PTX_TESTS, LOWTIDE_CUDA_EMULATED=str(build / PTX_PLUGIN))
 
     print()
     for reason in tally.skips:
