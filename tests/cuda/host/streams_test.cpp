@@ -1,4 +1,4 @@
-// Order: streams that run late, devices that are not the present one, guards, and steps in graphs.
+// Order: streams that run late, devices that are not the present one, and guards.
 #include <limits>
 
 #include "host_support.h"
@@ -110,7 +110,9 @@ TEST_F(CudaStreams, GuardsHoldSteps) {
     const auto guard = backend->queue_guard(model.items(), stream);
     backend->step(model.items(1, guard.get()), 1, false, stream);
     if (bad < 2) model.fill_gradient(static_cast<size_t>(bad + 1), static_cast<float>(bad + 2));
-    if (step % 2) EXPECT_EQ(guard->first(), bad < 2 ? bad + 1 : -1);
+    if (step % 2) {
+      EXPECT_EQ(guard->first(), bad < 2 ? bad + 1 : -1);
+    }
     held += bad < 2;
   }
   EXPECT_EQ(model.steps(), std::vector<int>(3, 10));
@@ -129,99 +131,6 @@ TEST_F(CudaStreams, AGuardOutlivesItsBackend) {
   }
   backend.reset();
   EXPECT_EQ(guard->first(), -1);
-}
-
-struct Graph {
-  explicit Graph(cudaStream_t stream) {
-    EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-    EXPECT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
-  }
-  ~Graph() {
-    EXPECT_EQ(cudaGraphExecDestroy(executable), cudaSuccess);
-    EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
-  }
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-};
-
-// A replay does the step that was prepared for it, with its own arguments; one that nothing was prepared for does
-// nothing, and is counted.
-TEST_F(CudaStreams, RecordedSteps) {
-  for (const cudaStreamCaptureMode mode : {cudaStreamCaptureModeGlobal, cudaStreamCaptureModeRelaxed}) {
-    restart({});
-    auto backend = make_backend("", nullptr);
-    const cudaStream_t stream = own_stream(*backend);
-    Model model(*backend, {10, 300, 40}, stream);
-    message_of(ErrorKind::kInvalidArgument, [&] { backend->record_step(model.items(), false, stream); });
-    ASSERT_EQ(cudaStreamBeginCapture(stream, mode), cudaSuccess);
-    EXPECT_TRUE(backend->device()->is_capturing(stream));
-    const std::shared_ptr<RecordedStep> recorded = backend->record_step(model.items(), false, stream);
-    expect_words(message_of(ErrorKind::kInvalidArgument, [&] { backend->step(model.items(), 1, false, stream); }),
-                 {"captured", "replays"});
-    message_of(ErrorKind::kInvalidArgument, [&] { recorded->prepare(model.items(), stream); });
-    {
-      const Graph graph(stream);
-      EXPECT_FALSE(backend->device()->is_capturing(stream));
-      EXPECT_EQ(model.steps(), (std::vector<int>{0, 0, 0}));
-      EXPECT_TRUE(recorded->all_prepared());
-      EXPECT_TRUE(recorded->was_replayed());
-      for (int replay = 1; replay <= 5; ++replay) {
-        recorded->prepare(model.items(static_cast<float>(replay)), stream);
-        EXPECT_FALSE(recorded->was_replayed());
-        ASSERT_EQ(cudaGraphLaunch(graph.executable, stream), cudaSuccess);
-        EXPECT_TRUE(recorded->was_replayed());
-      }
-      EXPECT_TRUE(recorded->all_prepared());
-      EXPECT_EQ(model.steps(), std::vector<int>(3, 1 + 2 + 3 + 4 + 5));
-      backend->step(model.items(), 1, false, stream);  // in between, as ever
-      ASSERT_EQ(cudaGraphLaunch(graph.executable, stream), cudaSuccess);
-      EXPECT_FALSE(recorded->all_prepared());
-      EXPECT_EQ(model.steps(), std::vector<int>(3, 16));
-      recorded->prepare(model.items(), stream);
-      ASSERT_EQ(cudaGraphLaunch(graph.executable, stream), cudaSuccess);
-      EXPECT_EQ(model.steps(), std::vector<int>(3, 17));
-      EXPECT_TRUE(recorded->all_prepared()) << "told once";
-
-      Model other(*backend, {10, 301, 40}, stream);
-      expect_words(message_of(ErrorKind::kInvalidArgument,
-                              [&] { recorded->prepare(std::span(other.items()).first(2), stream); }),
-                   {"2 parameters", "record it"});
-    }
-  }
-}
-
-// The search is in the graph: a replay whose gradients are not finite, with the scale of its step, changes nothing.
-TEST_F(CudaStreams, RecordedGuards) {
-  auto backend = make_backend("", nullptr);
-  const cudaStream_t stream = own_stream(*backend);
-  Model model(*backend, {10, 300, 40}, stream);
-  const auto late = backend->queue_guard(model.items(), stream);
-  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
-  message_of(ErrorKind::kInvalidArgument, [&] { backend->record_step(model.items(1, late.get()), false, stream); });
-  const std::shared_ptr<Guard> guard = backend->queue_guard(model.items(), stream);
-  const std::shared_ptr<RecordedStep> recorded = backend->record_step(model.items(1, guard.get()), false, stream);
-  {
-    const Graph graph(stream);
-    EXPECT_EQ(guard->first(), -1);
-    const auto replay = [&](float scale) {
-      recorded->prepare(model.items(scale, guard.get()), stream);
-      EXPECT_EQ(cudaGraphLaunch(graph.executable, stream), cudaSuccess);
-      return guard->first();
-    };
-    EXPECT_EQ(replay(1), -1);
-    EXPECT_EQ(replay(2), -1);
-    model.fill_gradient(1, std::numeric_limits<float>::quiet_NaN());
-    EXPECT_EQ(replay(1), 1);
-    model.fill_gradient(1, 2);
-    EXPECT_EQ(replay(1), -1);
-    EXPECT_EQ(model.steps(), std::vector<int>(3, 4));
-    model.fill_gradient(2, 0x1p61f);  // below the limit by itself, not if it is scaled
-    EXPECT_EQ(replay(4), 2);
-    model.fill_gradient(2, 3);
-    EXPECT_EQ(replay(1), -1);
-    EXPECT_EQ(model.steps(), std::vector<int>(3, 5));
-    EXPECT_TRUE(recorded->all_prepared());
-  }
 }
 
 }  // namespace

@@ -68,13 +68,13 @@ CudaRecordedGuard::CudaRecordedGuard(const Scope& scope, std::unique_ptr<Answer>
 
 int64_t CudaRecordedGuard::first() {
   const Scope scope(info(), "waiting for a replay");
-  if (prepared_) Events::wait(scope, events_->record(scope, last_));
+  if (last_) Events::wait(scope, events_->record(scope, *last_));
   return found();
 }
 
 void CudaRecordedGuard::prepare(const Scope& scope, std::span<const StepItem> items, Uploads& uploads,
                                 cudaStream_t stream) {
-  last_ = stream, prepared_ = true;
+  last_ = stream;
   std::unordered_map<const void*, float> scales;
   for (const StepItem& item : items)
     if (item.guard == this) scales.emplace(item.grad, item.grad_scale);

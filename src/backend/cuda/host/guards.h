@@ -5,6 +5,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -87,8 +88,7 @@ class CudaRecordedGuard final : public CudaGuard {
   std::vector<std::byte> bytes_;  // as on the device
   size_t count_;                  // items
   DeviceMemory memory_;
-  cudaStream_t last_ = nullptr;
-  bool prepared_ = false;
+  std::optional<cudaStream_t> last_;  // where replays were prepared; a null handle is the default stream
 };
 
 }  // namespace lowtide::cuda_host

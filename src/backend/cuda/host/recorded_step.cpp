@@ -67,7 +67,7 @@ void CudaRecordedStep::prepare(std::span<const StepItem> items, void* stream) {
 
 ReplayState CudaRecordedStep::wait_for_state() {
   const Scope scope(of_.info, "asking a recorded step for its replays");
-  if (last_) scope.check(cudaStreamWaitEvent(side_.get(), Events::handle(of_.events->record(scope, last_)), 0));
+  if (last_) scope.check(cudaStreamWaitEvent(side_.get(), Events::handle(of_.events->record(scope, *last_)), 0));
   auto* const copy = reinterpret_cast<ReplayState*>(answer_.data());
   scope.check(cudaMemcpyAsync(copy, state(), sizeof *copy, cudaMemcpyDeviceToHost, side_.get()));
   scope.check(cudaStreamSynchronize(side_.get()));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -69,7 +70,7 @@ class CudaRecordedStep final : public RecordedStep {
   HostMemory answer_;
   OwnStream side_;
   uint32_t prepared_ = 0, missed_ = 0;  // replays; missed: that all_prepared() has told of
-  cudaStream_t last_ = nullptr;         // where replays were prepared
+  std::optional<cudaStream_t> last_;    // where replays were prepared; a null handle is the default stream
 };
 
 }  // namespace lowtide::cuda_host
