@@ -138,7 +138,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus* 
 }
 
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
-  return call("cudaThreadExchangeStreamCaptureMode", kPlain, [&](Machine&) {
+  return call("cudaThreadExchangeStreamCaptureMode", kWithoutContext, [&](Machine&) {
     if (!mode) return cudaErrorInvalidValue;
     std::swap(*mode, host_thread().mode);
     return cudaSuccess;

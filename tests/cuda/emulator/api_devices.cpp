@@ -31,15 +31,18 @@ int attribute(const Settings& settings, cudaDeviceAttr which, bool& known) {
     case cudaDevAttrHostNumaId:
       return 0;
     case cudaDevAttrIntegrated:
-    case cudaDevAttrPageableMemoryAccess:
-    case cudaDevAttrPageableMemoryAccessUsesHostPageTables:
       return 0;
+    case cudaDevAttrPageableMemoryAccess:
+      return settings.pageable != Settings::Pageable::kNever;
+    case cudaDevAttrPageableMemoryAccessUsesHostPageTables:
+      return settings.pageable == Settings::Pageable::kHostTables;
     case cudaDevAttrCanMapHostMemory:
     case cudaDevAttrUnifiedAddressing:
     case cudaDevAttrManagedMemory:
     case cudaDevAttrCanUseHostPointerForRegisteredMem:
-    case cudaDevAttrHostRegisterSupported:
       return 1;
+    case cudaDevAttrHostRegisterSupported:
+      return settings.registers;
     case cudaDevAttrConcurrentManagedAccess:
       return settings.managed;
   }
@@ -52,8 +55,7 @@ int attribute(const Settings& settings, cudaDeviceAttr which, bool& known) {
 cudaError_t cudaPeekAtLastError() {
   const Call held("cudaPeekAtLastError", kAlways);
   const HostThread& thread = host_thread();
-  const bool here = exists(held.machine, thread.device);
-  const cudaError_t lost = here ? held.machine.devices[static_cast<size_t>(thread.device)]->lost : cudaSuccess;
+  const cudaError_t lost = exists(held.machine, thread.present()) ? held.machine.present().lost : cudaSuccess;
   return lost == cudaSuccess ? thread.error : lost;
 }
 
@@ -97,25 +99,29 @@ cudaError_t cudaGetDeviceCount(int* count) {
 }
 
 cudaError_t cudaGetDevice(int* device) {
-  return call("cudaGetDevice", kPlain, [&](Machine&) {
+  return call("cudaGetDevice", kWithoutContext, [&](Machine&) {
     if (!device) return cudaErrorInvalidValue;
-    *device = host_thread().device;
+    *device = host_thread().present();
     return cudaSuccess;
   });
 }
 
+// CUDA 12 and newer: the primary context is made at once, and takes the place of the current one.
 cudaError_t cudaSetDevice(int device) {
   return call("cudaSetDevice", kAlways, [&](Machine& machine) {
     if (machine.settings.driver < CUDART_VERSION / 1000 * 1000) return cudaErrorInsufficientDriver;
     if (machine.devices.empty()) return cudaErrorNoDevice;
     if (!exists(machine, device)) return cudaErrorInvalidDevice;
-    host_thread().device = device;
+    HostThread& thread = host_thread();
+    if (!thread.depth) thread.push(device);
+    thread.device = thread.contexts[thread.depth - 1] = device;
+    machine.present().has_context = true;
     return machine.devices[static_cast<size_t>(device)]->lost;
   });
 }
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int device) {
-  return call("cudaDeviceGetAttribute", kPlain, [&](Machine& machine) {
+  return call("cudaDeviceGetAttribute", kWithoutContext, [&](Machine& machine) {
     if (!exists(machine, device)) return cudaErrorInvalidDevice;
     bool known = false;
     if (value) *value = attribute(machine.settings, which, known);
@@ -124,7 +130,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int device)
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* out, int device) {
-  return call("cudaGetDeviceProperties", kPlain, [&](Machine& machine) {
+  return call("cudaGetDeviceProperties", kWithoutContext, [&](Machine& machine) {
     if (!exists(machine, device)) return cudaErrorInvalidDevice;
     if (!out) return cudaErrorInvalidValue;
     *out = {"Emulated device", machine.devices[static_cast<size_t>(device)]->arena.capacity(), 9, 0,
@@ -150,7 +156,7 @@ cudaError_t cudaRuntimeGetVersion(int* version) {
 }
 
 cudaError_t cudaDeviceGetPCIBusId(char* id, int length, int device) {
-  return call("cudaDeviceGetPCIBusId", kPlain, [&](Machine& machine) {
+  return call("cudaDeviceGetPCIBusId", kWithoutContext, [&](Machine& machine) {
     if (!exists(machine, device)) return cudaErrorInvalidDevice;
     if (!id || length < 13) return cudaErrorInvalidValue;
     std::snprintf(id, static_cast<size_t>(length), "0000:%02x:00.0", device + 1);

@@ -1,4 +1,6 @@
 // Memory and copies.
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -7,8 +9,6 @@
 using namespace cuda_emulator;
 
 namespace {
-
-Device& present(Machine& machine) { return *machine.devices[static_cast<size_t>(host_thread().device)]; }
 
 bool is_of_device(const Block& block) { return block.place == Place::kDevice; }
 
@@ -122,6 +122,17 @@ cudaError_t advise(Machine& machine, const void* memory, size_t bytes, bool vali
   return bytes && is_managed(machine, memory, bytes) ? cudaSuccess : cudaErrorInvalidValue;
 }
 
+constexpr unsigned int kPinning = cudaHostRegisterPortable | cudaHostRegisterMapped;
+static_assert(kPinning == (cudaHostAllocPortable | cudaHostAllocMapped));
+
+bool can_be_pinned(const Machine& machine, size_t bytes) {
+  size_t pinned = 0;
+  for (const auto& [begin, other] : machine.blocks)
+    if (is_pinned(other)) pinned += other.bytes;
+  const size_t limit = machine.settings.pin_limit;
+  return pinned <= limit && bytes <= limit - pinned;
+}
+
 bool is_device(Machine& machine, int device) { return device >= 0 && device < std::ssize(machine.devices); }
 
 #if CUDART_VERSION >= 13000
@@ -135,7 +146,7 @@ bool is_location(Machine& machine, cudaMemLocation at) {
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   return call("cudaMemGetInfo", kPlain, [&](Machine& machine) {
     if (!free || !total) return cudaErrorInvalidValue;
-    const Arena& arena = present(machine).arena;
+    const Arena& arena = machine.present().arena;
     const size_t used = arena.used() + machine.settings.other_use;
     *total = arena.capacity();
     *free = used < *total ? *total - used : 0;
@@ -148,12 +159,12 @@ cudaError_t cudaMalloc(void** memory, size_t bytes) {
     if (!memory) return cudaErrorInvalidValue;
     *memory = nullptr;
     if (!bytes) return cudaSuccess;
-    Arena& arena = present(machine).arena;
+    Arena& arena = machine.present().arena;
     const size_t used = arena.used() + machine.settings.other_use;
     if (used > arena.capacity() || bytes > arena.capacity() - used) return cudaErrorMemoryAllocation;
     std::byte* const made = arena.allocate(bytes);
     if (!made) return cudaErrorMemoryAllocation;
-    machine.blocks[reinterpret_cast<uintptr_t>(made)] = {bytes, Place::kDevice, host_thread().device, made};
+    machine.blocks[reinterpret_cast<uintptr_t>(made)] = {bytes, Place::kDevice, host_thread().present(), made};
     ++machine.counters.allocations;
     *memory = made;
     return cudaSuccess;
@@ -166,7 +177,7 @@ cudaError_t cudaMallocManaged(void** memory, size_t bytes, unsigned int flags) {
     auto* const made = static_cast<std::byte*>(::operator new (bytes, std::align_val_t{4096}, std::nothrow));
     if (!made) return cudaErrorMemoryAllocation;
     std::memset(made, 0, bytes);
-    machine.blocks[reinterpret_cast<uintptr_t>(made)] = {bytes, Place::kManaged, host_thread().device, made};
+    machine.blocks[reinterpret_cast<uintptr_t>(made)] = {bytes, Place::kManaged, host_thread().present(), made};
     ++machine.counters.allocations;
     *memory = made;
     return cudaSuccess;
@@ -192,20 +203,46 @@ cudaError_t cudaFree(void* memory) {
   });
 }
 
-cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned int) {
+cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned int flags) {
   return call("cudaHostRegister", kUnsafeInCapture, [&](Machine& machine) {
-    if (!memory || !bytes) return cudaErrorInvalidValue;
+    if (!memory || !bytes || flags & ~(kPinning | cudaHostRegisterReadOnly)) return cudaErrorInvalidValue;
+    if (!machine.settings.registers) return cudaErrorNotSupported;
     Block block;
     if (!locate(machine.blocks, memory, bytes, block) || block.place != Place::kPageable)
       return cudaErrorHostMemoryAlreadyRegistered;
-    size_t registered = 0;
-    for (const auto& [begin, other] : machine.blocks)
-      if (other.place == Place::kRegistered) registered += other.bytes;
-    const size_t limit = machine.settings.pin_limit;
-    if (registered > limit || bytes > limit - registered) return cudaErrorMemoryAllocation;
-    machine.blocks[reinterpret_cast<uintptr_t>(memory)] = {bytes, Place::kRegistered, host_thread().device,
+    if (!can_be_pinned(machine, bytes)) return cudaErrorMemoryAllocation;
+    machine.blocks[reinterpret_cast<uintptr_t>(memory)] = {bytes, Place::kRegistered, host_thread().present(),
                                                            static_cast<std::byte*>(memory)};
     ++machine.counters.registrations;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned int flags) {
+  return call("cudaHostAlloc", kUnsafeInCapture, [&](Machine& machine) {
+    if (!memory || !bytes || flags & ~kPinning) return cudaErrorInvalidValue;
+    *memory = nullptr;
+    if (!can_be_pinned(machine, bytes)) return cudaErrorMemoryAllocation;
+    void* const made = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (made == MAP_FAILED) return cudaErrorMemoryAllocation;
+    machine.blocks[reinterpret_cast<uintptr_t>(made)] = {bytes, Place::kHostAllocated, host_thread().present(),
+                                                         static_cast<std::byte*>(made)};
+    *memory = made;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaFreeHost(void* memory) {
+  return call("cudaFreeHost", kUnsafeInCapture | kSynchronizes, [&](Machine& machine) {
+    if (!memory) return cudaSuccess;
+    const auto it = machine.blocks.find(reinterpret_cast<uintptr_t>(memory));
+    if (it == machine.blocks.end() || it->second.place != Place::kHostAllocated) {
+      machine.misuse("cudaFreeHost of memory that is not allocated");
+      return cudaErrorInvalidValue;
+    }
+    machine.force_all(it->second.device);
+    munmap(memory, it->second.bytes);
+    machine.blocks.erase(it);
     return cudaSuccess;
   });
 }
@@ -228,9 +265,9 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* out, const void* mem
     *out = {cudaMemoryTypeUnregistered, -1, nullptr, address};
     if (!block) return cudaSuccess;
     out->device = block->device, out->devicePointer = address;
-    out->type = block->place == Place::kRegistered ? cudaMemoryTypeHost
-                : block->place == Place::kDevice   ? cudaMemoryTypeDevice
-                                                   : cudaMemoryTypeManaged;
+    out->type = is_pinned(*block)                ? cudaMemoryTypeHost
+                : block->place == Place::kDevice ? cudaMemoryTypeDevice
+                                                 : cudaMemoryTypeManaged;
     if (block->place == Place::kDevice) out->hostPointer = nullptr;
     return cudaSuccess;
   });

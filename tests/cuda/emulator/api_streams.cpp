@@ -42,7 +42,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int flags) 
   return call("cudaStreamCreateWithFlags", kPlain, [&](Machine& machine) {
     if (!stream || flags > cudaStreamNonBlocking) return cudaErrorInvalidValue;
     auto made = std::make_unique<Stream>();
-    made->device = host_thread().device, made->blocking = flags != cudaStreamNonBlocking;
+    made->device = host_thread().present(), made->blocking = flags != cudaStreamNonBlocking;
     *stream = new_handle<cudaStream_t>(machine);
     machine.streams[*stream] = std::move(made);
     return cudaSuccess;
@@ -75,6 +75,17 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   });
 }
 
+// Sometimes something runs meanwhile, as in cudaEventQuery.
+cudaError_t cudaStreamQuery(cudaStream_t handle) {
+  return call("cudaStreamQuery", kUnsafeInCapture, [&](Machine& machine) {
+    Stream* stream = machine.stream(handle);
+    if (!stream) return cudaErrorInvalidResourceHandle;
+    if (stream->capture) return invalidate(*stream->capture, cudaErrorStreamCaptureUnsupported);
+    if (!stream->queue.empty() && machine.random.chance(0.5)) machine.progress();
+    return stream->queue.empty() ? cudaSuccess : cudaErrorNotReady;
+  });
+}
+
 cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event_handle, unsigned int flags) {
   return call("cudaStreamWaitEvent", kPlain, [&](Machine& machine) {
     Stream* stream = machine.stream(handle);
@@ -98,7 +109,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int flags) {
   return call("cudaEventCreateWithFlags", kPlain, [&](Machine& machine) {
     if (!event || flags > (cudaEventBlockingSync | cudaEventDisableTiming)) return cudaErrorInvalidValue;
     auto made = std::make_unique<Event>();
-    made->device = host_thread().device;
+    made->device = host_thread().present();
     *event = new_handle<cudaEvent_t>(machine);
     machine.events[*event] = std::move(made);
     return cudaSuccess;

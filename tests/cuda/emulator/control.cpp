@@ -26,7 +26,7 @@ void change(const Settings& to) {
   Settings& now = machine->settings;
   if (to.seed != now.seed) machine->random = Random(to.seed);
   now.pin_limit = to.pin_limit, now.other_use = to.other_use, now.seed = to.seed, now.strict = to.strict;
-  now.memory = to.memory;
+  now.memory = to.memory, now.registers = to.registers, now.pageable = to.pageable;
   for (const auto& device : machine->devices) device->arena.set_capacity(to.memory);
 }
 
@@ -43,8 +43,8 @@ Held held() {
   Held out;
   for (const auto& [begin, block] : machine->blocks) {
     const auto bytes = static_cast<int64_t>(block.bytes);
-    if (block.place == Place::kRegistered)
-      out.registered_bytes += bytes, ++out.registrations;
+    if (is_pinned(block))
+      out.registered_bytes += bytes, ++(block.place == Place::kRegistered ? out.registrations : out.host_allocations);
     else
       (block.place == Place::kDevice ? out.device_bytes : out.managed_bytes) += bytes, ++out.allocations;
   }
@@ -61,6 +61,10 @@ Held held() {
 std::vector<std::string> take_misuses() { return std::exchange(Locked()->misuses, {}); }
 
 std::string last_failure() { return Locked()->last_failure; }
+
+void unload() { Locked()->unloaded = true; }
+
+bool has_context(int device) { return Locked()->devices.at(static_cast<size_t>(device))->has_context; }
 
 std::vector<std::string> operations() { return Locked()->operations; }
 

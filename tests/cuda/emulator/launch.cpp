@@ -35,7 +35,7 @@ cudaError_t launch_grid(const cudaLaunchConfig_t* config, const void* kernel, si
       return cudaErrorInvalidConfiguration;
     if (argument_bytes > kMostArgumentBytes) return cudaErrorInvalidValue;
     Stream* stream = machine.stream(config->stream);
-    if (!stream || stream->device != host_thread().device) return cudaErrorInvalidResourceHandle;
+    if (!stream || stream->device != host_thread().present()) return cudaErrorInvalidResourceHandle;
     Work work;
     work.kind = Work::Kind::kKernel, work.device = stream->device;
     char name[96];

@@ -1,5 +1,7 @@
 #include "machine.h"
 
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstdlib>
 
@@ -82,6 +84,10 @@ void Machine::misuse(const std::string& what) {
   std::abort();
 }
 
+Device& Machine::present() { return *devices[static_cast<size_t>(host_thread().present())]; }
+
+bool Machine::is_inherited() const { return process != 0 && process != getpid(); }
+
 void Machine::lose(int device, cudaError_t error, const std::string& reason) {
   last_failure = reason;
   if (devices[static_cast<size_t>(device)]->lost == cudaSuccess) devices[static_cast<size_t>(device)]->lost = error;
@@ -93,7 +99,7 @@ void Machine::log(const std::string& what) {
 }
 
 Stream* Machine::stream(cudaStream_t handle) {
-  if (!handle || handle == cudaStreamLegacy) return devices[static_cast<size_t>(host_thread().device)]->legacy.get();
+  if (!handle || handle == cudaStreamLegacy) return present().legacy.get();
   const auto it = streams.find(handle);
   return it == streams.end() || it->second->destroyed ? nullptr : it->second.get();
 }
@@ -143,12 +149,22 @@ void Machine::check_unused(const Range& range, const char* what) {
 
 Call::Call(const char* name, unsigned kind) : machine(Machine::get()), lock_(machine.mutex), kind_(kind) {
   ++machine.counters.calls;
+  if (machine.unloaded) {
+    error_ = cudaErrorCudartUnloading;
+    return;
+  }
+  // CUDA does not go on in a forked child; initializing is the first thing that fails there.
+  if (machine.is_inherited()) {
+    error_ = cudaErrorInitializationError;
+    return;
+  }
   if (kind & kAlways) return;
+  machine.process = getpid();
   if (machine.settings.driver < CUDART_VERSION / 1000 * 1000) {
     error_ = cudaErrorInsufficientDriver;
   } else if (machine.devices.empty()) {
     error_ = cudaErrorNoDevice;
-  } else if (auto& device = *machine.devices[static_cast<size_t>(host_thread().device)]; device.lost != cudaSuccess) {
+  } else if (auto& device = machine.present(); device.lost != cudaSuccess) {
     error_ = device.lost;
   } else {
     for (const char* key : {name, ""}) {
@@ -163,6 +179,10 @@ Call::Call(const char* name, unsigned kind) : machine(Machine::get()), lock_(mac
   }
   if (error_ == cudaSuccess && (kind & kUnsafeInCapture) && !safe_in_capture(machine))
     error_ = cudaErrorStreamCaptureUnsupported;
+  if (error_ != cudaSuccess || (kind & kWithoutContext)) return;
+  HostThread& thread = host_thread();
+  if (!thread.depth) thread.push(thread.device);
+  machine.present().has_context = true;
 }
 
 Call::~Call() {
@@ -173,11 +193,11 @@ cudaError_t Call::finish(cudaError_t error) {
   if (error_ != cudaSuccess) error = error_;
   if (!(kind_ & kAlways) && error_ == cudaSuccess && !machine.devices.empty()) {
     // A device may have been lost on the way.
-    const cudaError_t lost = machine.devices[static_cast<size_t>(host_thread().device)]->lost;
+    const cudaError_t lost = machine.present().lost;
     if (lost != cudaSuccess) error = lost;
     if (error == cudaSuccess && (kind_ & kSynchronizes)) ++machine.counters.synchronizing;
   }
-  if (error != cudaSuccess) host_thread().error = error;
+  if (error != cudaSuccess && !(kind_ & kOfDriver)) host_thread().error = error;
   return error;
 }
 

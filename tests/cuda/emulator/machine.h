@@ -4,6 +4,7 @@
 
 #include <cuda_runtime.h>
 
+#include <array>
 #include <deque>
 #include <map>
 #include <memory>
@@ -68,6 +69,7 @@ struct Event {
 struct Device {
   explicit Device(size_t memory) : arena(memory) {}
   Arena arena;
+  bool has_context = false;
   cudaError_t lost = cudaSuccess;
   std::unique_ptr<Stream> legacy;
 };
@@ -92,6 +94,9 @@ class Machine {
   void interleave();
 
   void misuse(const std::string& what);
+  Device& present();
+  // Whether this process is a forked child of the one that has used the machine.
+  bool is_inherited() const;
   void lose(int device, cudaError_t error, const std::string& reason);
   void log(const std::string& what);
   // Unregisters or frees memory that something queued uses.
@@ -111,6 +116,8 @@ class Machine {
   std::map<std::string, Injection> injections;
   std::vector<std::string> misuses, operations;
   std::string last_failure;
+  bool unloaded = false;
+  int process = 0;  // that has used the machine first
   uint64_t next_handle = 1;
   BlockRunner runner;
 
@@ -121,9 +128,15 @@ class Machine {
   bool interleaving_ = false;
 };
 
-// State of a thread of the host.
+// State of a thread of the host. CUDA, Runtime API, "Interactions with the CUDA Driver API": calls of the runtime work
+// in the context that is current to the thread; where there is none, a call that needs one makes the primary context of
+// the thread's device and makes it current.
 struct HostThread {
-  int device = 0;
+  int device = 0;                  // of cudaSetDevice
+  std::array<int, 16> contexts{};  // by device; the last of `depth` is current
+  size_t depth = 0;
+  int present() const { return depth ? contexts[depth - 1] : device; }
+  void push(int context) { contexts.at(depth++) = context; }
   cudaError_t error = cudaSuccess;
   cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
 };
@@ -136,7 +149,14 @@ Handle new_handle(Machine& machine) {
 }
 
 // One call of the runtime: it takes the lock and fails if a test asked for that, without a driver or on a lost device.
-enum CallKind : unsigned { kPlain = 0, kAlways = 1, kUnsafeInCapture = 2, kSynchronizes = 4 };
+enum CallKind : unsigned {
+  kPlain = 0,
+  kAlways = 1,
+  kUnsafeInCapture = 2,
+  kSynchronizes = 4,
+  kWithoutContext = 8,  // needs none, and makes none
+  kOfDriver = 16        // leaves the runtime's last error alone
+};
 class Call {
  public:
   Call(const char* name, unsigned kind);

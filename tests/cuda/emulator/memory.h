@@ -17,7 +17,7 @@ struct Range {
   }
 };
 
-enum class Place { kPageable, kRegistered, kDevice, kManaged };
+enum class Place { kPageable, kRegistered, kHostAllocated, kDevice, kManaged };
 
 struct Block {
   size_t bytes = 0;
@@ -26,6 +26,10 @@ struct Block {
   std::byte* begin = nullptr;
 };
 using Blocks = std::map<uintptr_t, Block>;
+
+inline bool is_pinned(const Block& block) {
+  return block.place == Place::kRegistered || block.place == Place::kHostAllocated;
+}
 
 // The block that holds the address; nullptr: none does.
 const Block* find_block(const Blocks& blocks, const void* address);

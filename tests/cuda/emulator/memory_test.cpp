@@ -59,6 +59,27 @@ TEST_F(Memory, IsLimited) {
 
 __global__ void write(char* memory, int at) { memory[at] = 1; }
 
+TEST_F(Memory, OfTheHostThatCudaAllocates) {
+  Settings small = settings();
+  small.pin_limit = 10000, small.registers = false;
+  change(small);
+  void *memory = nullptr, *more = nullptr;
+  std::vector<char> own(100);
+  EXPECT_EQ(cudaHostRegister(own.data(), 100, 0), cudaErrorNotSupported);
+  EXPECT_EQ(cudaHostAlloc(&memory, 100, 0x100), cudaErrorInvalidValue) << "no such flag";
+  ok(cudaHostAlloc(&memory, 9000, cudaHostAllocPortable | cudaHostAllocMapped));
+  EXPECT_EQ(cudaHostAlloc(&more, 1001, 0), cudaErrorMemoryAllocation);
+  std::memset(memory, 1, 9000);
+  cudaPointerAttributes what;
+  ok(cudaPointerGetAttributes(&what, static_cast<char*>(memory) + 8999));
+  EXPECT_EQ(what.type, cudaMemoryTypeHost);
+  EXPECT_EQ(cudaHostUnregister(memory), cudaErrorHostMemoryNotRegistered);
+  EXPECT_EQ(held().host_allocations, 1);
+  ok(cudaFreeHost(memory));
+  EXPECT_EQ(cudaFreeHost(memory), cudaErrorInvalidValue);
+  EXPECT_EQ(take_misuses().size(), 1u) << "freed twice";
+}
+
 TEST_F(Memory, MisuseIsTold) {
   char* memory = on_device<char>(1000);
 #ifndef __SANITIZE_ADDRESS__  // which tells it itself

@@ -117,7 +117,8 @@ TEST_F(Streams, OfOtherDevicesAreRefused) {
   ok(cudaStreamGetDevice(there, &device));
   EXPECT_EQ(device, 1);
   EXPECT_EQ(cudaSetDevice(2), cudaErrorInvalidDevice);
-  // Memory of another device is out of a kernel's reach.
+  // Memory of another device is out of a kernel's reach. The child begins anew: a fork of this process has no device.
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_DEATH(
       {
         launch(there, 1, 1, append, memory, 1u);

@@ -48,6 +48,7 @@ DeviceInfo describe_device(int ordinal) {
   info.ordinal = ordinal;
   const char* const sync = getenv("LOWTIDE_SYNC");
   info.synchronous = sync && std::strcmp(sync, "1") == 0;
+  if (!lost(ordinal)) check_opening(retain_context(ordinal, info.context));
   const Scope scope(info, kOpening);
   const auto attribute = [&](cudaDeviceAttr which) {
     int value = 0;
@@ -74,21 +75,16 @@ Scope::Scope(const DeviceInfo& info, const char* doing) : info_(info), doing_(do
          "CUDA, %s: device %d was lost to an earlier error; what is in its memory is gone, and it can be used again in "
          "another process only",
          doing, info.ordinal);
-  int present = info.ordinal;
-  check(cudaGetDevice(&present));
-  if (present != info.ordinal) {
-    check(cudaSetDevice(info.ordinal));
-    before_ = present;
-  }
+  check(enter_context(info.ordinal, info.context, entered_));
   const cudaError_t code = cudaThreadExchangeStreamCaptureMode(&mode_);
   if (code == cudaSuccess) return;
-  if (before_ >= 0) cudaSetDevice(before_);
+  if (entered_) leave_context();
   raise(code);
 }
 
 Scope::~Scope() {
   cudaThreadExchangeStreamCaptureMode(&mode_);
-  if (before_ >= 0) cudaSetDevice(before_);
+  if (entered_) leave_context();
 }
 
 void Scope::raise(cudaError_t code) const {

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include "backend/cuda/host/contexts.h"
 #include "core/error.h"
 
 namespace lowtide::cuda_host {
@@ -10,6 +11,7 @@ namespace lowtide::cuda_host {
 // Facts about a device, asked for once.
 struct DeviceInfo {
   int ordinal = 0;
+  CUcontext context = nullptr;      // the primary one
   int processors = 0;               // multiprocessors
   int numa_node = -1;               // of the host's memory that is near; -1: not known
   bool reaches_all = false;         // kernels can be given any memory of the process
@@ -22,8 +24,8 @@ struct DeviceInfo {
 // kernels of this build run on, kInvalidArgument for an ordinal that there is not.
 DeviceInfo describe_device(int ordinal);
 
-// The time of one call on the device: it is the present one, errors are named by what was being done, and memory may be
-// had although some stream is being captured. What the caller had set is restored.
+// The time of one call on the device: its context is the current one, errors are named by what was being done, and
+// memory may be had although some stream is being captured. What the caller had set is restored.
 class Scope {
  public:
   // Throws kDeviceLost if it is.
@@ -49,7 +51,7 @@ class Scope {
 
   const DeviceInfo& info_;
   const char* doing_;
-  int before_ = -1;  // the caller's device, if it is another
+  bool entered_ = false;  // the caller's context is another
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 

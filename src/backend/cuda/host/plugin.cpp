@@ -2,10 +2,9 @@
 
 #include <cuda_runtime.h>
 
-#include "backend/cuda/device/launch.h"
+#include "backend/cuda/host/code.h"
 #include "backend/cuda/host/cuda_backend.h"
 #include "backend/cuda/host/errors.h"
-#include "backend/cuda/host/device_info.h"
 #include "lowtide/export.h"
 
 namespace lowtide::cuda_host {
@@ -13,7 +12,8 @@ namespace {
 
 std::string words_of_version(int version) { return format("CUDA %d.%d", version / 1000, version % 1000 / 10); }
 
-// "0: NVIDIA H200, sm_90, 139.7 GiB: the same bits as the CPU backend", or why it cannot be used.
+// "0: NVIDIA H200, compute capability 9.0, ...: the same bits as the CPU backend", or why it cannot be used. Opens no
+// device: that would take some hundred MB of each.
 std::string words_of_device(int ordinal, bool& usable) {
   usable = false;
   cudaDeviceProp found{};
@@ -23,15 +23,11 @@ std::string words_of_device(int ordinal, bool& usable) {
   }
   const std::string text = format("; %d: %s, compute capability %d.%d, %.1f GiB", ordinal, found.name, found.major,
                                   found.minor, static_cast<double>(found.totalGlobalMem) / (1 << 30));
-  try {
-    const DeviceInfo info = describe_device(ordinal);
-    const Scope scope(info, "looking at a device");
-    usable = true;
-    return format("%s, kernels of %s: the same bits as the CPU backend (fast: approximate)", text.c_str(),
-                  cuda_kernels::architecture());
-  } catch (const Error& error) {
-    return format("%s, cannot be used: %s", text.c_str(), error.what());
-  }
+  const std::string code = code_for(kCode, found.major, found.minor);
+  usable = !code.empty();
+  if (!usable)
+    return text + ", cannot be used: no kernel of this build runs there, wanted compute capability 8.0 or newer";
+  return format("%s, kernels of %s: the same bits as the CPU backend (fast: approximate)", text.c_str(), code.c_str());
 }
 
 int report(std::string* text) {

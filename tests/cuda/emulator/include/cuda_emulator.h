@@ -15,19 +15,24 @@ namespace cuda_emulator {
 struct Settings {
   int devices = 1;
   size_t memory = size_t{1} << 30;  // bytes of each device
-  size_t pin_limit = SIZE_MAX;      // bytes of host memory that can be registered
+  size_t pin_limit = SIZE_MAX;      // bytes of host memory that can be pinned
   size_t other_use = 0;             // bytes of each device that someone else has
   int processors = 4;               // of each device
   uint64_t seed = 1;
   int driver = CUDART_VERSION;  // version of CUDA that the driver knows; 0: there is none
   bool managed = true;          // concurrentManagedAccess
+  bool registers = true;        // hostRegisterSupported
+  // How kernels reach pageable host memory: not; as pages that migrate when they are touched (heterogeneous memory
+  // management); or by the host's own page tables (address translation services).
+  enum class Pageable { kNever, kMigrates, kHostTables } pageable = Pageable::kNever;
   bool strict = false;
 };
 
 // Begins anew: nothing is allocated, queued or lost. Handles and memory of before are no more.
 LT_CUDA_CONTROL void reset(const Settings& settings);
 LT_CUDA_CONTROL Settings settings();
-// Changes what can change at any time: pin_limit, other_use, seed, strict, memory (of all devices).
+// Changes what can change at any time: pin_limit, other_use, seed, strict, registers, pageable, memory (of all
+// devices).
 LT_CUDA_CONTROL void change(const Settings& settings);
 
 struct Injection {
@@ -53,7 +58,8 @@ LT_CUDA_CONTROL Counters counters();
 // Memory that is allocated now.
 struct Held {
   int64_t device_bytes = 0, managed_bytes = 0, registered_bytes = 0;
-  int64_t allocations = 0, registrations = 0, streams = 0, events = 0, graphs = 0, pending = 0;
+  int64_t allocations = 0, registrations = 0, host_allocations = 0;
+  int64_t streams = 0, events = 0, graphs = 0, pending = 0;
 };
 LT_CUDA_CONTROL Held held();
 
@@ -62,6 +68,10 @@ LT_CUDA_CONTROL Held held();
 LT_CUDA_CONTROL std::vector<std::string> take_misuses();
 // Why the last launch failed.
 LT_CUDA_CONTROL std::string last_failure();
+// The end of the process: every call says cudaErrorCudartUnloading from here on.
+LT_CUDA_CONTROL void unload();
+// Whether there is a context on the device.
+LT_CUDA_CONTROL bool has_context(int device);
 // The last thousand operations, as they ran.
 LT_CUDA_CONTROL std::vector<std::string> operations();
 // Runs all that is queued, on all devices.

@@ -29,8 +29,12 @@ typedef struct CUgraphExec_st* cudaGraphExec_t;
 #define cudaHostRegisterPortable 0x01
 #define cudaHostRegisterMapped 0x02
 #define cudaHostRegisterReadOnly 0x08
+#define cudaHostAllocDefault 0x00
+#define cudaHostAllocPortable 0x01
+#define cudaHostAllocMapped 0x02
 #define cudaMemAttachGlobal 0x01
 #define cudaCpuDeviceId (-1)
+#define cudaEnableDefault 0x0
 
 enum cudaMemcpyKind {
   cudaMemcpyHostToHost = 0,
@@ -73,6 +77,11 @@ enum cudaStreamCaptureStatus {
   cudaStreamCaptureStatusNone = 0,
   cudaStreamCaptureStatusActive = 1,
   cudaStreamCaptureStatusInvalidated = 2
+};
+enum cudaDriverEntryPointQueryResult {
+  cudaDriverEntryPointSuccess = 0,
+  cudaDriverEntryPointSymbolNotFound = 1,
+  cudaDriverEntryPointVersionNotSufficent = 2
 };
 enum cudaDeviceAttr {
   cudaDevAttrMaxThreadsPerBlock = 1,
@@ -137,12 +146,17 @@ LT_CUDA_API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int 
 LT_CUDA_API cudaError_t cudaDriverGetVersion(int* version);
 LT_CUDA_API cudaError_t cudaRuntimeGetVersion(int* version);
 LT_CUDA_API cudaError_t cudaDeviceGetPCIBusId(char* id, int length, int device);
+LT_CUDA_API cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned int version,
+                                                         unsigned long long flags,
+                                                         cudaDriverEntryPointQueryResult* status = nullptr);
 
 LT_CUDA_API cudaError_t cudaMemGetInfo(size_t* free, size_t* total);
 LT_CUDA_API cudaError_t cudaMalloc(void** memory, size_t bytes);
 LT_CUDA_API cudaError_t cudaFree(void* memory);
 LT_CUDA_API cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned int flags);
 LT_CUDA_API cudaError_t cudaHostUnregister(void* memory);
+LT_CUDA_API cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned int flags);
+LT_CUDA_API cudaError_t cudaFreeHost(void* memory);
 LT_CUDA_API cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* memory);
 LT_CUDA_API cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                                         cudaStream_t stream);
@@ -159,6 +173,7 @@ LT_CUDA_API cudaError_t cudaMemAdvise(const void* memory, size_t bytes, cudaMemo
 LT_CUDA_API cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int flags);
 LT_CUDA_API cudaError_t cudaStreamDestroy(cudaStream_t stream);
 LT_CUDA_API cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+LT_CUDA_API cudaError_t cudaStreamQuery(cudaStream_t stream);
 LT_CUDA_API cudaError_t cudaStreamGetDevice(cudaStream_t stream, int* device);
 LT_CUDA_API cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int flags);
 LT_CUDA_API cudaError_t cudaEventQuery(cudaEvent_t event);

@@ -17,6 +17,7 @@
   X(ErrorInvalidDeviceFunction, 98, "invalid device function")                                                       \
   X(ErrorNoDevice, 100, "no CUDA-capable device is detected")                                                        \
   X(ErrorInvalidDevice, 101, "invalid device ordinal")                                                               \
+  X(ErrorDeviceUninitialized, 201, "invalid device context")                                                         \
   X(ErrorNoKernelImageForDevice, 209, "no kernel image is available for execution on the device")                    \
   X(ErrorECCUncorrectable, 214, "uncorrectable ECC error encountered")                                               \
   X(ErrorNvlinkUncorrectable, 220, "uncorrectable NVLink error detected during the execution")                       \

@@ -1,0 +1,20 @@
+// The machine code and PTX of this build, and which of it a device runs.
+#pragma once
+
+#include <span>
+#include <string>
+
+namespace lowtide::cuda_host {
+
+// Compute capabilities, 90 for 9.0.
+struct Code {
+  std::span<const int> machine, ptx;
+};
+extern const Code kCode;
+
+// "sm_90", or "compute_80" for PTX that the driver compiles; "" if a device of this capability runs none of it. CUDA's
+// rules: machine code runs on devices of the same major version and of its minor version or a later one; PTX on all
+// devices of its version or a later one. Asks no device, and so makes no context.
+std::string code_for(const Code& code, int major, int minor);
+
+}  // namespace lowtide::cuda_host

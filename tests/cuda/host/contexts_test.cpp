@@ -1,0 +1,95 @@
+// Contexts: each takes some hundred MB of its device, so none is made where nobody works, and the caller's stays
+// current. CUDA, Runtime API, "Interactions with the CUDA Driver API" and cudaSetDevice (from CUDA 12 on it makes a
+// context); Driver API, "Context Management".
+#include <cudaTypedefs.h>
+
+#include <thread>
+
+#include "backend/cuda/host/device_info.h"
+#include "backend/plugin.h"
+#include "host_support.h"
+
+extern "C" lowtide::PluginDevicesFn lt_cuda_devices;
+
+namespace lowtide::cuda_host {
+namespace {
+
+class CudaContexts : public Emulated {
+ protected:
+  void SetUp() override {
+    cuda_emulator::Settings three;
+    three.devices = 3;
+    restart(three);
+  }
+};
+
+// The device of the thread's current context; -1: there is none.
+int current_device() {
+  void* found = nullptr;
+  EXPECT_EQ(cudaGetDriverEntryPointByVersion("cuCtxGetDevice", &found, 12000, cudaEnableDefault), cudaSuccess);
+  CUdevice device = -1;
+  const CUresult result = reinterpret_cast<PFN_cuCtxGetDevice_v2000>(found)(&device);
+  EXPECT_TRUE(result == CUDA_SUCCESS || result == CUDA_ERROR_INVALID_CONTEXT);
+  return device;
+}
+
+void use_all(Backend& backend) {
+  Device& device = *backend.device();
+  const cudaStream_t stream = own_stream(backend);
+  Model model(backend, {50, 60}, stream);
+  DeviceBytes pinned(device, MemoryKind::kPinned, 1 << 16), shared(device, MemoryKind::kShared, 1 << 16);
+  const auto guard = backend.queue_guard(model.items(), stream);
+  backend.step(model.items(1, guard.get()), 1, false, stream);
+  EXPECT_EQ(guard->first(), -1);
+  device.prefetch(stream, shared.data(), shared.bytes());
+  EXPECT_EQ(model.steps(), (std::vector<int>{1, 1}));
+  EXPECT_GT(device.limits().free, 0);
+  message_of(ErrorKind::kOutOfMemory, [&] { device.allocate(MemoryKind::kDevice, int64_t{1} << 40); });
+}
+
+TEST_F(CudaContexts, NoneOnADeviceThatNobodyUses) {
+  {
+    auto backend = make_backend(":1", nullptr);
+    use_all(*backend);
+    std::thread([&] { use_all(*backend); }).join();
+  }
+  EXPECT_FALSE(cuda_emulator::has_context(0));
+  EXPECT_TRUE(cuda_emulator::has_context(1));
+  EXPECT_FALSE(cuda_emulator::has_context(2));
+}
+
+TEST_F(CudaContexts, AListOfDevicesMakesNone) {
+  std::string text;
+  EXPECT_EQ(lt_cuda_devices(&text), 3);
+  expect_words(text, {"; 0: ", "; 2: ", "compute capability 9.0", "kernels of sm_90", "the same bits"});
+  for (int device = 0; device < 3; ++device) EXPECT_FALSE(cuda_emulator::has_context(device)) << device;
+}
+
+TEST_F(CudaContexts, TheCallersIsKept) {
+  auto backend = make_backend(":1", nullptr);
+  EXPECT_EQ(current_device(), -1) << "there was none";
+  use_all(*backend);
+  EXPECT_EQ(current_device(), -1);
+  ASSERT_EQ(cudaSetDevice(2), cudaSuccess);
+  use_all(*backend);
+  EXPECT_EQ(current_device(), 2);
+  int device = -1;
+  EXPECT_EQ(cudaGetDevice(&device), cudaSuccess);
+  EXPECT_EQ(device, 2);
+  cuda_emulator::fail("cudaThreadExchangeStreamCaptureMode", {0, 1, cudaErrorUnknown});
+  message_of(ErrorKind::kInternal, [&] { backend->device()->limits(); });
+  EXPECT_EQ(current_device(), 2);
+}
+
+TEST_F(CudaContexts, ARefusedContextIsNamed) {
+  cuda_emulator::fail("cuDevicePrimaryCtxRetain", {0, 1, cudaErrorMemoryAllocation});
+  expect_words(message_of(ErrorKind::kOutOfMemory, [] { make_backend(":1", nullptr); }),
+               {"opening a device", "cudaErrorMemoryAllocation"});
+  auto backend = make_backend(":1", nullptr);
+  cuda_emulator::fail("cuCtxPushCurrent", {0, 1, cudaErrorMemoryAllocation});
+  message_of(ErrorKind::kOutOfMemory, [&] { backend->device()->limits(); });
+  use_all(*backend);
+}
+
+}  // namespace
+}  // namespace lowtide::cuda_host
