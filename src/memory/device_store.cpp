@@ -192,6 +192,11 @@ void DeviceStore::copy_now(void* to, const void* from, int64_t bytes) {
 }
 
 std::byte* DeviceStore::bring(size_t chunk) {
+  if (::getpid() != process_)
+    fail(ErrorKind::kDeviceLost,
+         "got state on a device of process %d to read in its forked child %d, which has neither the device nor its "
+         "pinned memory; read or save the state before the fork",
+         static_cast<int>(process_), static_cast<int>(::getpid()));
   if (device_.is_lost()) return bring_from_lost(chunk);
   onload();
   if (!stage_.holds(chunk)) catch_up();

@@ -4,8 +4,11 @@
 //
 // A step is queued, not waited for: it is ordered on the caller's queue, and after all of the step before it. An error
 // of the device passes through; memory that is short is found before a step begins. Host memory outlives a device that
-// is lost: visit() and copy() still read the chunks there that no step may have been changing.
+// is lost: visit() and copy() still read the chunks there that no step may have been changing. A forked child can read
+// nothing of it, and says so: devices do not survive a fork, and pinned memory need not be mapped in the child.
 #pragma once
+
+#include <unistd.h>
 
 #include <deque>
 #include <functional>
@@ -158,6 +161,7 @@ class DeviceStore final : public Store {
   void give_slots_back();
   void free_returned();
 
+  const pid_t process_ = ::getpid();
   Env& env_;
   Device& device_;
   DeviceStoreOptions options_;

@@ -30,6 +30,7 @@ TEST_F(CudaMemory, PinnedInPiecesOrNotAtAll) {
   const auto before = cuda_emulator::held();
   const int64_t bytes = HostMemory::kPieceBytes + 8192;
   cuda_emulator::fail("cudaHostRegister", {1, 1, cudaErrorMemoryAllocation});
+  cuda_emulator::fail("cudaHostAlloc", {0, 1, cudaErrorMemoryAllocation});
   message_of(ErrorKind::kOutOfMemory, [&] { device.allocate(MemoryKind::kPinned, bytes); });
   EXPECT_EQ(cuda_emulator::held().registrations, before.registrations);
   cuda_emulator::forget_failures();
@@ -47,6 +48,44 @@ TEST_F(CudaMemory, PinnedInPiecesOrNotAtAll) {
   device.host_wait(device.record(stream));
   EXPECT_EQ(cuda_emulator::counters().copies - copies, 3);
   EXPECT_EQ(std::memcmp(back.data(), across, back.size()), 0);
+}
+
+// Where CUDA does not register the system's memory (hostRegisterSupported 0), or refuses this, it gives some of its
+// own: cudaHostAlloc.
+TEST_F(CudaMemory, PinnedMemoryIsCudasWhereTheSystemsIsRefused) {
+  for (const bool registers : {false, true}) {
+    cuda_emulator::Settings settings;
+    settings.registers = registers;
+    restart(settings);
+    auto backend = make_backend("", nullptr);
+    Device& device = *backend->device();
+    const cudaStream_t stream = own_stream(*backend);
+    Model model(*backend, {100, 300}, stream);
+    backend->step(model.items(), 1, false, stream);  // takes pinned memory for its arguments
+    const auto before = cuda_emulator::held();
+    {
+      if (registers) cuda_emulator::fail("cudaHostRegister", {0, 1, cudaErrorOperatingSystem});
+      DeviceBytes pinned(device, MemoryKind::kPinned, 100000), there(device, MemoryKind::kDevice, 100000);
+      EXPECT_EQ(cuda_emulator::held().host_allocations, before.host_allocations + 1);
+      EXPECT_EQ(cuda_emulator::held().registrations, before.registrations);
+      std::memset(pinned.data(), 7, 100000);
+      device.copy(stream, there.data(), pinned.data(), 100000);
+      device.fill(stream, pinned.data(), 0, 4, 100);  // kernels reach it
+      device.copy(stream, pinned.data() + 400, there.data(), 99600);
+      device.host_wait(device.record(stream));
+      EXPECT_EQ(pinned.data()[399], std::byte{0});
+      EXPECT_EQ(pinned.data()[400], std::byte{7});
+      backend->step(model.items(), 1, false, stream);
+      EXPECT_EQ(model.steps(), (std::vector<int>{2, 2}));
+    }
+    EXPECT_EQ(cuda_emulator::held().host_allocations, before.host_allocations);
+    cuda_emulator::fail("cudaHostRegister", {0, 1, cudaErrorOperatingSystem});
+    cuda_emulator::fail("cudaHostAlloc", {0, 1, cudaErrorMemoryAllocation});
+    expect_words(
+        message_of(ErrorKind::kOutOfMemory, [&] { device.allocate(MemoryKind::kPinned, 4096); }),
+        {registers ? "cudaErrorOperatingSystem" : "cudaErrorNotSupported", "cudaErrorMemoryAllocation", "ulimit -l"});
+    cuda_emulator::forget_failures();
+  }
 }
 
 TEST_F(CudaMemory, DeviceMemoryIsCountedAndNamed) {

@@ -207,7 +207,7 @@ std::string CudaDevice::describe() const {
                 info_.numa_node);
 }
 
-bool CudaDevice::is_lost() const { return lost(info_.ordinal); }
+bool CudaDevice::is_lost() const { return lost(info_.ordinal) || is_forked(); }
 
 cudaStream_t CudaDevice::queue_of(const Scope& scope, void* queue) const {
   const auto stream = static_cast<cudaStream_t>(queue);

@@ -39,11 +39,13 @@ int numa_node_of(int ordinal) {
 }  // namespace
 
 DeviceInfo describe_device(int ordinal) {
+  if (is_forked()) fail_forked(ErrorKind::kUnsupported, kOpening);
   int count = 0;
   check_opening(cudaGetDeviceCount(&count));
   if (count == 0) check_opening(cudaErrorNoDevice);
   if (ordinal < 0) check_opening(cudaGetDevice(&ordinal));
   LT_REQUIRE(ordinal < count, "got CUDA device %d, wanted one from 0 to %d, for there are so many", ordinal, count - 1);
+  note_forks();
   DeviceInfo info;
   info.ordinal = ordinal;
   const char* const sync = getenv("LOWTIDE_SYNC");
@@ -63,6 +65,7 @@ DeviceInfo describe_device(int ordinal) {
          ordinal, attribute(cudaDevAttrComputeCapabilityMajor), attribute(cudaDevAttrComputeCapabilityMinor));
   info.processors = attribute(cudaDevAttrMultiProcessorCount);
   info.reaches_all = attribute(cudaDevAttrPageableMemoryAccess) != 0;
+  info.registers = attribute(cudaDevAttrHostRegisterSupported) != 0;
   info.reaches_pinned = attribute(cudaDevAttrCanUseHostPointerForRegisteredMem) != 0;
   info.concurrent_managed = attribute(cudaDevAttrConcurrentManagedAccess) != 0;
   info.numa_node = numa_node_of(ordinal);
@@ -70,6 +73,7 @@ DeviceInfo describe_device(int ordinal) {
 }
 
 Scope::Scope(const DeviceInfo& info, const char* doing) : info_(info), doing_(doing) {
+  if (is_forked()) fail_forked(ErrorKind::kDeviceLost, doing);
   if (lost(info.ordinal))
     fail(ErrorKind::kDeviceLost,
          "CUDA, %s: device %d was lost to an earlier error; what is in its memory is gone, and it can be used again in "

@@ -1,13 +1,20 @@
 #include "backend/cuda/host/errors.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <initializer_list>
 
 namespace lowtide::cuda_host {
 namespace {
 
+std::atomic<bool> forked = false;
+
 const char* advice_for(cudaError_t code) {
   switch (code) {
+    case cudaErrorInitializationError:
+      return "; CUDA does not survive fork(): a child of a process that has used CUDA is started by spawn or "
+             "forkserver";
     case cudaErrorInsufficientDriver:
     case cudaErrorCallRequiresNewerDriver:
     case cudaErrorUnsupportedPtxVersion:
@@ -43,9 +50,10 @@ ErrorKind kind_of(cudaError_t code) {
         cudaErrorStreamCaptureUnjoined, cudaErrorStreamCaptureIsolation, cudaErrorStreamCaptureImplicit,
         cudaErrorStreamCaptureWrongThread, cudaErrorCapturedEvent}},
       {ErrorKind::kUnsupported,
-       {cudaErrorInsufficientDriver, cudaErrorCallRequiresNewerDriver, cudaErrorNoDevice, cudaErrorDevicesUnavailable,
-        cudaErrorNotSupported, cudaErrorNoKernelImageForDevice, cudaErrorUnsupportedPtxVersion, cudaErrorSystemNotReady,
-        cudaErrorSystemDriverMismatch, cudaErrorCompatNotSupportedOnDevice}},
+       {cudaErrorInitializationError, cudaErrorInsufficientDriver, cudaErrorCallRequiresNewerDriver, cudaErrorNoDevice,
+        cudaErrorDevicesUnavailable, cudaErrorNotSupported, cudaErrorNoKernelImageForDevice,
+        cudaErrorUnsupportedPtxVersion, cudaErrorSystemNotReady, cudaErrorSystemDriverMismatch,
+        cudaErrorCompatNotSupportedOnDevice}},
       // The first: the process ends.
       {ErrorKind::kDeviceLost,
        {cudaErrorCudartUnloading, cudaErrorECCUncorrectable, cudaErrorNvlinkUncorrectable, cudaErrorContained,
@@ -67,6 +75,21 @@ std::atomic<bool>& lost(int ordinal) {
   constexpr int kMost = 64;  // devices with a flag of their own; the last is that of all others
   static std::atomic<bool> flags[kMost];
   return flags[std::clamp(ordinal, 0, kMost - 1)];
+}
+
+bool is_forked() { return forked; }
+
+void note_forks() {
+  static const int noted = pthread_atfork(nullptr, nullptr, [] { forked = true; });
+  if (noted != 0) fail(ErrorKind::kOutOfMemory, "no memory to take note of forks");
+}
+
+void fail_forked(ErrorKind kind, const char* doing) {
+  fail(kind,
+       "CUDA, %s: this process was forked from one that had opened a device, and CUDA does not survive that: start it "
+       "by "
+       "spawn or forkserver, or fork before any device is opened",
+       doing);
 }
 
 }  // namespace lowtide::cuda_host

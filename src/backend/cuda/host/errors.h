@@ -20,4 +20,11 @@ std::string words_of(cudaError_t code);
 // it, and there is no way back but a new process.
 std::atomic<bool>& lost(int ordinal);
 
+// Whether this process is a forked child of one that had opened a device: CUDA is of no use there, nor is any device,
+// and pinned memory is not mapped.
+bool is_forked();
+// Has is_forked() know of forks from here on.
+void note_forks();
+[[noreturn]] void fail_forked(ErrorKind kind, const char* doing);
+
 }  // namespace lowtide::cuda_host

@@ -59,45 +59,71 @@ void make_pages(std::byte* data, int64_t bytes) {
 #endif
 }
 
-[[noreturn]] void refuse(int64_t bytes, const std::string& why) {
-  fail(ErrorKind::kOutOfMemory,
-       "CUDA: %lld bytes of pinned host memory could not be had: %s. The process may lock %s bytes (ulimit -l): raise "
-       "that, free host memory, or keep less there (Memory(host=...))",
-       ll(bytes), why.c_str(), lockable().c_str());
+// In pieces; all of them or none.
+cudaError_t register_pieces(std::byte* data, int64_t bytes) {
+  int64_t registered = 0;
+  cudaError_t code = cudaSuccess;
+  for_pieces(bytes, HostMemory::kPieceBytes, [&](int64_t at, int64_t piece) {
+    if (code != cudaSuccess) return;
+    code = cudaHostRegister(data + at, static_cast<size_t>(piece), cudaHostRegisterPortable | cudaHostRegisterMapped);
+    if (code == cudaSuccess) registered = at + piece;
+  });
+  if (code == cudaSuccess) return code;
+  cudaGetLastError();
+  for_pieces(registered, HostMemory::kPieceBytes, [&](int64_t at, int64_t) { cudaHostUnregister(data + at); });
+  return code;
 }
 
 }  // namespace
 
 HostMemory::HostMemory(const DeviceInfo& info, int64_t wanted) {
   const int64_t bytes = round_up(wanted, kPageBytes);
+  const cudaError_t registered = info.registers ? take_registered(info, bytes) : cudaErrorNotSupported;
+  if (registered == cudaSuccess) return;
+  const cudaError_t given = kind_of(registered) == ErrorKind::kDeviceLost ? registered : take_from_cuda(info, bytes);
+  if (given == cudaSuccess) return;
+  if (kind_of(given) == ErrorKind::kDeviceLost) Scope(info, "pinning host memory").check(given);
+  fail(ErrorKind::kOutOfMemory,
+       "CUDA: %lld bytes of pinned host memory could not be had: registering the system's: %s; CUDA's own: %s. The "
+       "process may lock %s bytes (ulimit -l): raise that, free host memory, or keep less there (Memory(host=...))",
+       ll(bytes), words_of(registered).c_str(), words_of(given).c_str(), lockable().c_str());
+}
+
+cudaError_t HostMemory::take_registered(const DeviceInfo& info, int64_t bytes) {
   const auto size = static_cast<size_t>(bytes);
   void* const data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (data == MAP_FAILED) refuse(bytes, "the system has not so much memory");
+  if (data == MAP_FAILED) return cudaErrorMemoryAllocation;
+  madvise(data, size, MADV_DONTFORK);
   if (bytes >= kHugePage) madvise(data, size, MADV_HUGEPAGE);
   prefer_node(data, bytes, info.numa_node);
   auto* const first = static_cast<std::byte*>(data);
   make_pages(first, bytes);
-  int64_t registered = 0;
-  cudaError_t code = cudaSuccess;
-  for_pieces(bytes, kPieceBytes, [&](int64_t at, int64_t piece) {
-    if (code != cudaSuccess) return;
-    code = cudaHostRegister(first + at, static_cast<size_t>(piece), cudaHostRegisterPortable | cudaHostRegisterMapped);
-    if (code == cudaSuccess) registered = at + piece;
-  });
-  if (code == cudaSuccess) {
-    data_ = {first, Unpin{&info, bytes}};
-    return;
-  }
-  cudaGetLastError();
-  for_pieces(registered, kPieceBytes, [&](int64_t at, int64_t) { cudaHostUnregister(first + at); });
-  munmap(data, size);
-  if (kind_of(code) == ErrorKind::kDeviceLost) Scope(info, "pinning host memory").check(code);
-  refuse(bytes, words_of(code));
+  const cudaError_t code = register_pieces(first, bytes);
+  if (code == cudaSuccess)
+    data_ = {first, Unpin{&info, bytes, true}};
+  else
+    munmap(data, size);
+  return code;
 }
 
+// The pages are the driver's, in a mapping that it shares: a fork copies none of them, but their table.
+cudaError_t HostMemory::take_from_cuda(const DeviceInfo& info, int64_t bytes) {
+  void* data = nullptr;
+  const cudaError_t code =
+      cudaHostAlloc(&data, static_cast<size_t>(bytes), cudaHostAllocPortable | cudaHostAllocMapped);
+  if (code != cudaSuccess) {
+    cudaGetLastError();
+    return code;
+  }
+  if (reinterpret_cast<uintptr_t>(data) % kPageBytes == 0) madvise(data, static_cast<size_t>(bytes), MADV_DONTFORK);
+  data_ = {static_cast<std::byte*>(data), Unpin{&info, bytes, false}};
+  return cudaSuccess;
+}
+
+// A lost device keeps its pages to the end of the process, and so does a driver that is gone; a forked child has none.
 void Unpin::operator()(std::byte* data) const noexcept {
-  if (lost(info->ordinal)) return;  // a lost device keeps its pages to the end of the process
   quietly(*info, [&] {
+    if (!registered) return cudaFreeHost(data);
     cudaError_t first = cudaSuccess;
     for_pieces(bytes, HostMemory::kPieceBytes, [&](int64_t at, int64_t) {
       const cudaError_t code = cudaHostUnregister(data + at);
@@ -105,7 +131,7 @@ void Unpin::operator()(std::byte* data) const noexcept {
     });
     return first;
   });
-  munmap(data, static_cast<size_t>(bytes));
+  if (registered && !lost(info->ordinal) && !is_forked()) munmap(data, static_cast<size_t>(bytes));
 }
 
 }  // namespace lowtide::cuda_host

@@ -18,7 +18,8 @@ struct FreeDevice {
 };
 struct Unpin {
   const DeviceInfo* info = nullptr;
-  int64_t bytes = 0;  // whole pages
+  int64_t bytes = 0;        // whole pages
+  bool registered = false;  // the system's memory; else CUDA's
   void operator()(std::byte* data) const noexcept;
 };
 
@@ -38,7 +39,8 @@ class DeviceMemory {
 };
 
 // Pinned memory: the system's, of huge pages where they help, near the device, and registered with CUDA. (CUDA's own
-// call for it takes several times as long; frameworks round sizes up to powers of two.)
+// call for it takes several times as long; frameworks round sizes up to powers of two.) CUDA's own where the system's
+// cannot be registered. Forked children get none of it: Linux would copy pinned pages in fork(), each of them.
 class HostMemory {
  public:
   // Registered at a time, since registering holds locks of the driver. No copy may cross the border of two pieces.
@@ -50,6 +52,10 @@ class HostMemory {
   std::byte* data() const { return data_.get(); }
 
  private:
+  // Each says whether it has made data_.
+  cudaError_t take_registered(const DeviceInfo& info, int64_t bytes);
+  cudaError_t take_from_cuda(const DeviceInfo& info, int64_t bytes);
+
   std::unique_ptr<std::byte, Unpin> data_;
 };
 
