@@ -195,6 +195,30 @@ TEST_F(CudaMemory, PointersThatKernelsCannotReach) {
   EXPECT_EQ(model.steps(), (std::vector<int>{2, 0}));
 }
 
+// CUDA, cudaDevAttrPageableMemoryAccess and ...UsesHostPageTables: with the first alone (heterogeneous memory
+// management) a kernel's first touch of each page of the host is a fault, and the page migrates; that is refused.
+// Devices that use the host's own page tables reach what the host reaches.
+TEST_F(CudaMemory, PageableMemoryIsForDevicesWithTheHostsPageTables) {
+  using Pageable = cuda_emulator::Settings::Pageable;
+  for (const Pageable pageable : {Pageable::kNever, Pageable::kMigrates, Pageable::kHostTables}) {
+    cuda_emulator::Settings settings;
+    settings.pageable = pageable;
+    restart(settings);
+    auto backend = make_backend("", nullptr);
+    const cudaStream_t stream = own_stream(*backend);
+    Model model(*backend, {100}, stream);
+    std::vector<float> gradient(100, 1.f);
+    std::vector<StepItem> items = model.items();
+    items[0].grad = gradient.data();
+    const auto step = [&] { backend->step(items, 1, false, stream); };
+    if (pageable == Pageable::kHostTables)
+      step();
+    else
+      expect_words(message_of(ErrorKind::kInvalidArgument, step), {"the gradient of item 0", "pageable host memory"});
+    EXPECT_EQ(model.steps(), std::vector<int>{pageable == Pageable::kHostTables});
+  }
+}
+
 // Tensors of a framework lie beside one another: CUDA is asked after one of them.
 TEST_F(CudaMemory, PointersAreAskedAfterOnceForEachGranule) {
   auto backend = make_backend("", nullptr), framework = make_backend("", nullptr);

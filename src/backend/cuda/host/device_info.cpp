@@ -64,7 +64,7 @@ DeviceInfo describe_device(int ordinal) {
          "a driver that knows it",
          ordinal, attribute(cudaDevAttrComputeCapabilityMajor), attribute(cudaDevAttrComputeCapabilityMinor));
   info.processors = attribute(cudaDevAttrMultiProcessorCount);
-  info.reaches_all = attribute(cudaDevAttrPageableMemoryAccess) != 0;
+  info.reaches_all = attribute(cudaDevAttrPageableMemoryAccessUsesHostPageTables) != 0;
   info.registers = attribute(cudaDevAttrHostRegisterSupported) != 0;
   info.reaches_pinned = attribute(cudaDevAttrCanUseHostPointerForRegisteredMem) != 0;
   info.concurrent_managed = attribute(cudaDevAttrConcurrentManagedAccess) != 0;

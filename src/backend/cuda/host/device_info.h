@@ -15,7 +15,7 @@ struct DeviceInfo {
   int processors = 0;               // multiprocessors
   int numa_node = -1;               // of the host's memory that is near; -1: not known
   bool registers = false;           // takes the system's memory as pinned (cudaHostRegister)
-  bool reaches_all = false;         // kernels can be given any memory of the process
+  bool reaches_all = false;         // uses the host's page tables: kernels can be given any memory of the process
   bool reaches_pinned = false;      // and pinned memory by the host's own address
   bool concurrent_managed = false;  // managed memory can be prefetched, and used by the host at the same time
   bool synchronous = false;         // LOWTIDE_SYNC=1: every operation is waited for, to name the one that fails
