@@ -166,7 +166,8 @@ def read_cubin(cubin: Path, cuobjdump: Path, nvdisasm: Path) -> list[Kernel]:
         values = dict(re.findall(r"(\w+):(\d+)", rest))
         kernels[name] = Kernel(name, "", int(values["REG"]), int(values["SHARED"]), int(values["STACK"]))
     text = run(nvdisasm, "-c", cubin)
-    architecture = (re.search(r"\.target\s+(sm_\w+)", text) or [None, "?"])[1]
+    target = re.search(r"\.target\s+(sm_\w+)", text)
+    architecture = target[1] if target else "?"
     for section in re.split(r"(?m)^\s*\.section\s+", text)[1:]:
         head = re.match(r"\.text\.(\S+?),", section)
         if not head or head[1] not in kernels:

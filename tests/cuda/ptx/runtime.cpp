@@ -100,7 +100,12 @@ Work& work() {
   return all;
 }
 
-cuda_emulator::Failure run(const Program& program, const std::vector<std::byte>& parameters,
+std::function<void(const Launched&)>& observer() {
+  static std::function<void(const Launched&)> now;
+  return now;
+}
+
+cuda_emulator::Failure run(const Program& program, const std::vector<std::byte>& parameters, size_t dynamic_bytes,
                            const cuda_emulator::Grid& grid) {
   Policy how = policy();
   how.seed = grid.seed;
@@ -108,6 +113,7 @@ cuda_emulator::Failure run(const Program& program, const std::vector<std::byte>&
     const auto [begin, end] = grid.find_memory(address);
     return Range{begin, end};
   };
+  if (observer()) observer()({program.name, parameters, grid.blocks.x, grid.threads.x, dynamic_bytes, find});
   try {
     const Work done = run_grid(program, parameters, grid.blocks.x, grid.threads.x, find, how);
     work().warp_instructions += done.warp_instructions, work().thread_instructions += done.thread_instructions;
@@ -133,6 +139,8 @@ Policy& policy() {
 const Work& work_done() { return work(); }
 
 void edit_sources(std::function<std::string(const std::string& text)> edit) { Kernels::get().edit(std::move(edit)); }
+
+void observe(std::function<void(const Launched&)> with) { observer() = std::move(with); }
 
 size_t decode_all() {
   for (const auto& [stub, name] : Kernels::get().names()) Kernels::get().find(stub);
@@ -188,9 +196,11 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* st
     std::vector<std::byte> bytes(program.parameter_bytes);
     for (size_t i = 0; i < program.parameters.size(); ++i)
       std::memcpy(bytes.data() + program.parameter_offsets[i], arguments[i], program.parameters[i].bytes);
-    return cuda_emulator::launch_grid(config, stub, bytes.size(), [&program, bytes](const cuda_emulator::Grid& grid) {
-      return ptx::run(program, bytes, grid);
-    });
+    return cuda_emulator::launch_grid(
+        config, stub, bytes.size(),
+        [&program, bytes, dynamic_bytes = config->dynamicSmemBytes](const cuda_emulator::Grid& grid) {
+          return ptx::run(program, bytes, dynamic_bytes, grid);
+        });
   } catch (const ptx::Error& error) {
     ptx::stop(error);
   }

@@ -4,9 +4,11 @@
 // the process adds a file of what has run).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "launch.h"
 
@@ -18,6 +20,16 @@ Policy& policy();
 const Work& work_done();
 // From now on every file's text passes through this before it is read: for tests that put a defect in. Empty: as it is.
 void edit_sources(std::function<std::string(const std::string& text)> edit);
+// The launch that runs next: its kernel by name, and what that is given.
+struct Launched {
+  const std::string& kernel;
+  const std::vector<std::byte>& parameters;
+  uint32_t blocks, threads;
+  size_t dynamic_bytes;  // of shared memory
+  const Find& find;
+};
+// Called before each launch to come, while its memory can be read.
+void observe(std::function<void(const Launched&)> observer);
 // Decodes every kernel that is registered; throws Error. Returns their number.
 size_t decode_all();
 
