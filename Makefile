@@ -37,10 +37,10 @@ bench-quality: ## train a small model with every state format, and compare (ARGS
 	@tools/bootstrap.sh --extras bench,examples
 	@$(PYTHON) bench/quality/run.py $(ARGS)
 
-gpu-check: ## on a machine with a GPU: build, test and measure the CUDA backend (ARGS="--bundle DIR --python PYTHON")
-	@python3 tools/gpu_check.py $(ARGS)
+gpu-check: ## on a machine with a GPU: test and measure the CUDA backend (ARGS=first, then ARGS=second; docs/gpu-check.md)
+	@python3 tools/gpu_check.py $(or $(ARGS),plan)
 
-gpu-bundle: ## collect what gpu-check needs on a machine without a network (ARGS="--with bitsandbytes,torchao")
+gpu-bundle: ## build and collect what gpu-check needs on a machine with a GPU (ARGS="--target-python python3.12")
 	@tools/bootstrap.sh --no-package
 	@$(PYTHON) tools/gpu_bundle.py $(ARGS)
 

@@ -1,38 +1,44 @@
 #!/usr/bin/env python3
-"""Collects the requirements of tools/gpu_check.py on a machine with a network, for one without: a folder, and its tar.
+"""Collects the requirements of tools/gpu_check.py on a machine without a GPU, for one with: a folder, and its tar.
 
-    python3 tools/gpu_bundle.py                                    build/gpu-bundle and build/gpu-bundle.tar
-    python3 tools/gpu_bundle.py --with bitsandbytes,torchao        with wheels of what is compared, and of tools (--list)
-    python3 tools/gpu_bundle.py --python-version 3.12              of the Python over there (default: this one's)
+    python3 tools/gpu_bundle.py --target-python python3.12            build/gpu-bundle and build/gpu-bundle.tar
+    python3 tools/gpu_bundle.py --with bitsandbytes,torchao,build     with the compared libraries, and all to build there
 
-The folder holds: source.tar.gz (the last commit), prefix (headers and libraries that are Debian packages here), wheels,
-revision. Needs the packages that tools/bootstrap.sh --system-only installs, and pip.
+The folder holds: source.tar.gz (the last commit), revision, prebuilt.tar.xz (the module for that Python, the plug-in for
+--architectures, the tests of devices), wheels and prefix as far as --with asks for them. Name with --with only what the GPU
+machine lacks. Needs the packages that tools/bootstrap.sh --system-only installs, nvcc, pip, nanobind in this Python, and a
+Python of the GPU machine's version with its headers (no packages).
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-MOST_BYTES = 64 << 20  # without what --with adds
+from gpu import prebuilt
+from gpu.build import TESTS
 
-# Wheels of any Python that lowtide, its build and its tests need beside torch, and that torch does not bring.
-WHEELS = ("nanobind", "ninja", "pytest", "pluggy", "iniconfig", "packaging", "pygments", "hypothesis", "sortedcontainers",
-          "rich", "markdown-it-py", "mdurl", "typer", "click", "shellingham", "typing_extensions",
-          "annotated-doc")  # fmt: skip
-OPTIONAL = {
-    "cmake": ("cmake",),
+ROOT = Path(__file__).resolve().parents[1]
+MOST_BYTES = 48 << 20  # with this tree beside it, 64 MiB are not exceeded
+
+# Wheels by what they are for. "build": what lowtide, its build and its tests need beside torch, and torch does not bring.
+WHEELS = {
+    "build": ("nanobind", "ninja", "cmake", "pytest", "pluggy", "iniconfig", "packaging", "pygments", "hypothesis",
+              "sortedcontainers", "rich", "markdown-it-py", "mdurl", "typer", "click", "shellingham",
+              "typing_extensions", "annotated-doc"),
     "numpy": ("numpy",),
     "bitsandbytes": ("bitsandbytes==0.50.2",),
     "torchao": ("torchao==0.18.*",),
-    "cuobjdump": ("nvidia-cuda-cuobjdump", "nvidia-cuda-nvdisasm"),
-}
+}  # fmt: skip
+LIBRARY_OF_A_GPU = re.compile(r"libbitsandbytes_(cuda|rocm|xpu)(\d*)\.so$")
 PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_24", "manylinux_2_17", "manylinux2014", "manylinux_2_12",
              "manylinux2010", "manylinux_2_5", "manylinux1")  # fmt: skip
 
@@ -109,6 +115,42 @@ def wheels(target: Path, names: list[str], version: str) -> None:
                "-d", str(target), name)  # fmt: skip
 
 
+def thinned(folder: Path, cuda: str) -> None:
+    """bitsandbytes' wheel without its libraries of other GPUs and other CUDAs: it has one for each, 43 MiB."""
+    for wheel in folder.glob("bitsandbytes-*.whl"):
+        whole = wheel.with_suffix(".whole")
+        wheel.rename(whole)
+        with zipfile.ZipFile(whole) as source, zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as target:
+            for name in source.namelist():
+                found = LIBRARY_OF_A_GPU.search(name)
+                if not found or (found[1], found[2]) == ("cuda", cuda):
+                    target.writestr(source.getinfo(name), source.read(name))
+        whole.unlink()
+
+
+def build(out: Path, python: str, architectures: str, revision: str) -> None:
+    """The prebuilt parts. Objects are kept in build/gpu-prebuilt, for the next time."""
+    if not shutil.which(python):
+        die(f"--target-python: got {python}, wanted a Python of the GPU machine's version, with headers; "
+            "or --no-prebuilt, with --with build")  # fmt: skip
+    if not importlib.util.find_spec("nanobind"):
+        die(f"{sys.executable} has no nanobind: pip install nanobind")
+    folder = ROOT / "build" / "gpu-prebuilt"
+    nanobind = output(sys.executable, "-m", "nanobind", "--cmake_dir").strip()
+    tag = output(python, "-c", "import sysconfig; print(sysconfig.get_config_var('SOABI'))").strip()
+    for old in folder.glob("_core.*.so"):
+        old.unlink()
+    output(*prebuilt.configure(folder, python, nanobind, architectures))
+    plugin = re.search(r"^lowtide_cuda\d+(?=:)", output("cmake", "--build", str(folder), "--target", "help"), re.M)
+    if not plugin:
+        die("no target lowtide_cuda<N>: nvcc was not found")
+    output("cmake", "--build", str(folder), "--target", "_core", plugin[0], TESTS)
+    library = Path(output("g++", f"-print-file-name={prebuilt.LIBRARY}").strip())
+    about = {"python": tag, "architectures": architectures.split(";"), "revision": revision.strip(),
+             "made_on": platform.platform()}  # fmt: skip
+    prebuilt.pack(folder, library, out / prebuilt.ARCHIVE, about)
+
+
 def size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
@@ -116,29 +158,42 @@ def size(folder: Path) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu-bundle")
-    parser.add_argument("--python-version", default=f"{sys.version_info.major}.{sys.version_info.minor}")
-    parser.add_argument("--with", dest="extra", default="", help="comma-separated, some of: " + ", ".join(OPTIONAL))
-    parser.add_argument("--no-wheels", action="store_true", help="nothing from a package index")
+    parser.add_argument("--target-python", default="python3.12", help="of the GPU machine's version (default: %(default)s)")
+    parser.add_argument("--architectures", default="90", help="compute capabilities, as 80;90 (default: %(default)s)")
+    parser.add_argument("--cuda", default="130", help="of torch over there, as bitsandbytes names it (default: %(default)s)")
+    parser.add_argument("--with", dest="extra", default="bitsandbytes,torchao",
+                        help="comma-separated, some of: " + ", ".join(WHEELS) + " (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--no-prebuilt", action="store_true", help="everything is built on the GPU machine")
     parser.add_argument("--no-tar", action="store_true")
     args = parser.parse_args()
     extra = [name for name in args.extra.split(",") if name]
-    if unknown := set(extra) - set(OPTIONAL):
-        parser.error(f"--with: got {', '.join(sorted(unknown))}, wanted some of {', '.join(OPTIONAL)}")
+    if unknown := set(extra) - set(WHEELS):
+        parser.error(f"--with: got {', '.join(sorted(unknown))}, wanted some of {', '.join(WHEELS)}")
     out: Path = args.out
     if out.exists():
         if not (out / "revision").is_file():
             die(f"{out} is there and no bundle: remove it, or name another folder with --out")
         shutil.rmtree(out)
     out.mkdir(parents=True)
-    (out / "revision").write_text(output("git", "describe", "--always", "--dirty"))
+    revision = output("git", "describe", "--always", "--dirty")
+    (out / "revision").write_text(revision)
     output("git", "archive", "--format=tar.gz", "--prefix=lowtide/", "-o", str(out.resolve() / "source.tar.gz"), "HEAD")
-    prefix(out / "prefix")
-    if not args.no_wheels:
-        wheels(out / "wheels", [*WHEELS, *(wheel for name in extra for wheel in OPTIONAL[name])], args.python_version)
+    if not args.no_prebuilt:
+        build(out, args.target_python, args.architectures, revision)
+    if "build" in extra:
+        prefix(out / "prefix")
+    if extra:
+        # A name such as python3.12 tells the version; so does the interpreter.
+        version = output(args.target_python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])").strip()
+        wheels(out / "wheels", [wheel for name in extra for wheel in WHEELS[name]], version)
+        thinned(out / "wheels", args.cuda)
     count = size(out)
-    print(f"{out}: {count / (1 << 20):.1f} MiB")
-    if count > MOST_BYTES and not extra:
-        die(f"got {count} bytes, wanted at most {MOST_BYTES}")
+    print(f"{out}: {count / (1 << 20):.1f} MiB of {MOST_BYTES >> 20}")
+    for path in sorted(out.rglob("*")):
+        if path.is_file() and path.stat().st_size > 1 << 20:
+            print(f"  {path.relative_to(out)}: {path.stat().st_size / (1 << 20):.1f} MiB")
+    if count > MOST_BYTES:
+        print(f"more than {MOST_BYTES >> 20} MiB: leave wheels out that the GPU machine has (--with)")
     if not args.no_tar:
         path = out.with_suffix(".tar")
         with tarfile.open(path, "w") as tar:

@@ -1,4 +1,6 @@
-"""The same bits wherever state lives: on the CPU, resident on the GPU and streaming, byte by byte."""
+"""The same bits for every rule and format, for all mantissas, and wherever state lives: on the CPU, resident on the GPU
+and streaming, byte by byte.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,11 @@ DEVICE = "8MiB"
 STATES = ("dynamic8", "float8", "bf16", "fp32")
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 STEPS = 5
+RULES = ("AdamW", "Adam", "NAdam", "Lion", "SGD", "RMSprop", "Adagrad", "AdEMAMix", "LAMB", "LARS")
+FORMATS = ("dynamic8", "float8", "dynamic4", "mixed12", "bf16", "fp32")
+RULE_SHAPES = [(257,), (100_003,), (64, 4096)]
+# A fast step of AdamW differs by that from the exact one, relative to itself (docs/cuda.md), and by its rounding to fp32.
+FAST_BOUND = 15 * 2**-24
 PLACES = {"resident": {"device": "1GiB"}, "copy": {"device": DEVICE, "transfer": "copy"},
           "zero_copy": {"device": DEVICE, "transfer": "zero_copy"},
           "hybrid": {"device": DEVICE, "transfer": "hybrid"}}  # fmt: skip
@@ -27,10 +34,10 @@ def values(shapes: list[tuple[int, ...]], seed: int) -> list[torch.Tensor]:
 
 
 def run(gpu: Gpu, start: list[torch.Tensor], grads: list[list[torch.Tensor]], device: torch.device, dtype: torch.dtype,
-        state: str, memory: Any) -> tuple[list[torch.Tensor], int]:  # fmt: skip
+        state: str, memory: Any, **options: Any) -> tuple[list[torch.Tensor], int]:  # fmt: skip
     """Parameters and state after some steps, as bytes on the CPU, and the bytes of state that moved in each step."""
     params = [torch.nn.Parameter(value.to(device, dtype, copy=True)) for value in start]
-    optimizer = contenders.lowtide_adamw(gpu, params, state, memory=memory)
+    optimizer = contenders.lowtide_optimizer(gpu, params, state=state, memory=memory, **options)
     for step in grads:
         for param, grad in zip(params, step, strict=True):
             param.grad = grad.to(device, dtype)
@@ -43,6 +50,68 @@ def run(gpu: Gpu, start: list[torch.Tensor], grads: list[list[torch.Tensor]], de
     return [value.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for value in tensors], moved
 
 
+def differing(got: list[torch.Tensor], right: list[torch.Tensor]) -> int:
+    if [len(value) for value in got] != [len(value) for value in right]:
+        raise RuntimeError("got state of other sizes than on the CPU")
+    return sum(int((a != b).sum()) for a, b in zip(got, right, strict=True))
+
+
+def rules(gpu: Gpu, rows: Rows) -> None:
+    """Every rule with every format that it takes, resident, against the CPU."""
+    shapes = [(257,), (3, 300)] if gpu.rehearsed else RULE_SHAPES
+    start, grads = values(shapes, 3), [values(shapes, 4 + step) for step in range(gpu.size(3, 1))]
+    wrong = compared = 0
+    complete = True
+    for rule in RULES:
+        refused: list[str] = []
+        totals = {"bytes": 0, "wrong": 0}
+
+        def measure(rule: str = rule, refused: list[str] = refused, totals: dict[str, int] = totals) -> None:
+            for state in FORMATS:
+                given: dict[str, Any] = {"state": state, "rule": rule, "dtype": torch.bfloat16}
+                try:
+                    right, _ = run(gpu, start, grads, torch.device("cpu"), memory=None, **given)
+                except ValueError:
+                    refused.append(state)
+                    continue
+                got, _ = run(gpu, start, grads, gpu.device, memory=contenders.budget(gpu, device="1GiB"), **given)
+                totals["wrong"] += differing(got, right)
+                totals["bytes"] += sum(map(len, right))
+            rows.add(f"{rule} against the CPU: differing bytes", totals["wrong"], "bytes", compared=totals["bytes"],
+                     refused=refused)  # fmt: skip
+
+        rows.attempt(f"{rule} against the CPU", measure)
+        complete &= "absent" not in rows.rows[-1]
+        wrong, compared = wrong + totals["wrong"], compared + totals["bytes"]
+    if complete or wrong:
+        rows.add("all rules against the CPU: differing bytes", wrong, "bytes", "same_bits", compared=compared)
+    else:
+        rows.absent("all rules against the CPU", "not all of them could be compared", "same_bits")
+
+
+def mantissas(gpu: Gpu, rows: Rows) -> None:
+    """First steps from zeros with gradients of all mantissas of fp32: exact ones have the bits of the CPU; fast ones, whose
+    approximate divisions and roots nothing but a GPU has, are within their bound."""
+    exponents = gpu.size(4, 1)
+    patterns = torch.arange(0, 1 << 23, gpu.size(1, 4099), dtype=torch.int32)
+    grad = torch.cat([(patterns + ((127 - 3 * e) << 23)).view(torch.float32) for e in range(exponents)])
+    places: list[tuple[torch.device, dict[str, Any]]] = [
+        (torch.device("cpu"), {}), (gpu.device, {}), (gpu.device, {"arithmetic": "fast"})
+    ]  # fmt: skip
+    found = []
+    for device, options in places:
+        param = torch.nn.Parameter(torch.zeros(grad.shape, device=device))
+        param.grad = grad.to(device)
+        contenders.lowtide_optimizer(gpu, [param], state="fp32", weight_decay=0.0, **options).step()
+        found.append(param.detach().cpu())
+    exact, same, fast = found
+    wrong = int((exact.view(torch.int32) != same.view(torch.int32)).sum())
+    rows.add("all mantissas, exact: differing values", wrong, "", "mantissas", compared=len(grad))
+    error = ((fast.double() - exact.double()) / exact.double()).abs().max()
+    rows.add("all mantissas, fast: largest error / its bound", float(error) / FAST_BOUND, "x", "fast_error",
+             differing=int((exact != fast).sum()), compared=len(grad))  # fmt: skip
+
+
 def tiers(gpu: Gpu, rows: Rows) -> None:
     shapes = [(257,), (32, 4096)] if gpu.rehearsed else [*SHAPES, LARGE]
     start, grads = values(shapes, 3), [values(shapes, 4 + step) for step in range(gpu.size(STEPS, 2))]
@@ -51,7 +120,7 @@ def tiers(gpu: Gpu, rows: Rows) -> None:
         for dtype in TYPES
         for state in STATES
     }
-    compared = differing = 0
+    compared = wrong = 0
     complete = True
     for place, given in PLACES.items():
         totals = {"bytes": 0, "wrong": 0}
@@ -61,26 +130,20 @@ def tiers(gpu: Gpu, rows: Rows) -> None:
                 got, moved = run(gpu, start, grads, gpu.device, dtype, state, contenders.budget(gpu, **given))
                 if not gpu.rehearsed and (moved == 0) != (place == "resident"):
                     raise RuntimeError(f"{state}, {dtype}: got {moved} bytes moved in each step of {place}")
-                if [len(value) for value in got] != [len(value) for value in right]:
-                    raise RuntimeError(f"{state}, {dtype}: got state of other sizes than on the CPU")
-                totals["wrong"] += sum(int((a != b).sum()) for a, b in zip(got, right, strict=True))
+                totals["wrong"] += differing(got, right)
                 totals["bytes"] += sum(map(len, right))
             rows.add(f"{place} against the CPU: differing bytes", totals["wrong"], "bytes", compared=totals["bytes"])
 
         rows.attempt(f"{place} against the CPU", measure)
         complete &= "absent" not in rows.rows[-1]
         compared += totals["bytes"]
-        differing += totals["wrong"]
-    if complete or differing:
+        wrong += totals["wrong"]
+    if complete or wrong:
         rows.add(
-            "resident and streaming against the CPU: differing bytes",
-            differing,
-            "bytes",
-            "same_bits",
-            compared=compared,
+            "resident and streaming against the CPU: differing bytes", wrong, "bytes", "same_bits", compared=compared
         )
     else:
         rows.absent("resident and streaming against the CPU", "not all places could be compared", "same_bits")
 
 
-CASES = {"bits.tiers": tiers}
+CASES = {"bits.rules": rules, "bits.mantissas": mantissas, "bits.tiers": tiers}

@@ -2,7 +2,8 @@
 """Runs one measurement of bench/cuda in this process; tools/gpu_check.py runs each in one of its own, under a watchdog.
 
 python3 bench/cuda/case.py --list
-python3 bench/cuda/case.py resident.bandwidth --json rows.json
+python3 bench/cuda/case.py resident.bandwidth --rows rows.jsonl
+python3 bench/cuda/case.py llama.peaks --kind xpu
 python3 bench/cuda/case.py resident.bandwidth --rehearse       tiny, on the CPU: shows that it runs, measures nothing
 """
 
@@ -15,30 +16,30 @@ if __name__ == "__main__":  # in place of this folder
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import argparse  # noqa: E402
+import ctypes  # noqa: E402
 import importlib  # noqa: E402
+import signal  # noqa: E402
 
 from bench.cuda.device import Gpu  # noqa: E402
 from bench.cuda.rows import Rows  # noqa: E402
 
-SCENARIOS = ("bits", "instructions", "link", "resident", "paged", "overlap", "pressure")
-# Correctness and the cases behind the figures come first, so that a run that is cut short has them.
-FIRST = ("bits.tiers", "instructions.cubins", "instructions.budgets", "link.copy_engines", "resident.bandwidth", 
-         "resident.budget", "paged.dynamic8", "paged.fp32", "resident.peers_7b", "paged.bitsandbytes_8bit",
-         "overlap.dynamic8", "pressure.promote_demote", "pressure.oom_guard", "pressure.demote", "resident.graph")  # fmt: skip
+PR_SET_PDEATHSIG = 1
+SCENARIOS = ("smoke", "bits", "resident", "uncommon", "calls", "graphs", "link", "paged", "overlap", "pressure",
+             "llama", "counters")  # fmt: skip
 
 
 def names(rehearse: bool = False) -> list[str]:
-    """The names of all cases, in the order in which they should run. A rehearsal also has some that go wrong."""
+    """The names of all cases. A rehearsal also has some that go wrong."""
     scenarios = SCENARIOS + (("rehearsal",) if rehearse else ())
-    found = [name for scenario in scenarios for name in importlib.import_module(f"bench.cuda.{scenario}").CASES]
-    return [*FIRST, *(name for name in found if name not in FIRST)]
+    return [name for scenario in scenarios for name in importlib.import_module(f"bench.cuda.{scenario}").CASES]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("case", nargs="?")
     parser.add_argument("--list", action="store_true", help="names of all cases, one a line")
-    parser.add_argument("--json", type=Path, help="where rows are written, after each of them")
+    parser.add_argument("--rows", type=Path, help="file that each row is appended to")
+    parser.add_argument("--kind", choices=("cuda", "xpu"), default="cuda", help="of torch's devices")
     parser.add_argument("--rehearse", action="store_true")
     args = parser.parse_args()
     if args.list or args.case is None:
@@ -46,11 +47,12 @@ def main() -> int:
         return 0
     if args.case not in (known := names(args.rehearse)):
         parser.error(f"got {args.case!r}, wanted one of {', '.join(known)}")
-    rows = Rows(args.json)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a check that is killed leaves nobody on the GPU
+    rows = Rows(args.case, args.rows)
     gpus: list[Gpu] = []
 
     def run() -> None:
-        gpus.append(Gpu(args.rehearse))
+        gpus.append(Gpu(args.rehearse, args.kind))
         importlib.import_module(f"bench.cuda.{args.case.partition('.')[0]}").CASES[args.case](gpus[0], rows)
 
     rows.attempt(args.case, run)

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from bench.cuda.device import Absent, Gpu
+from bench.cuda.device import Gpu
+from bench.cuda.rows import Absent
 
 LR = 1e-4
 SETTLING = 60  # steps: more than promotion waits for
@@ -24,22 +25,27 @@ def budget(gpu: Gpu, device: str | None = None, host: str | None = None, transfe
     return lowtide.Memory(**{key: value for key, value in given.items() if value is not None})
 
 
-def lowtide_adamw(gpu: Gpu, params: Any, state: str = "dynamic8", nonfinite: str = "propagate", **options: Any) -> Any:
+def lowtide_optimizer(gpu: Gpu, params: Any, rule: str = "AdamW", nonfinite: str = "propagate", **options: Any) -> Any:
     """Leaves out the check for non-finite gradients, which the others lack, unless `nonfinite` says otherwise."""
     try:
         import lowtide
     except ImportError as error:
         raise Absent(f"lowtide cannot be imported: {error}") from error
     options = {key: value for key, value in options.items() if value is not None}
-    base = {"lr": LR, "state": state, "nonfinite": nonfinite}
+    base = {"lr": LR, "nonfinite": nonfinite}
+    make = getattr(lowtide, rule)
     try:
-        return lowtide.AdamW(params, **base, **options)
+        return make(params, **base, **options)
     except (TypeError, ValueError):
         if not gpu.rehearsed:
             raise
         # Some options mean something on a device only.
         gpu.dropped |= {key for key in NEW_OPTIONS if key in options}
-        return lowtide.AdamW(params, **base, **{key: value for key, value in options.items() if key not in NEW_OPTIONS})
+        return make(params, **base, **{key: value for key, value in options.items() if key not in NEW_OPTIONS})
+
+
+def lowtide_adamw(gpu: Gpu, params: Any, state: str = "dynamic8", **options: Any) -> Any:
+    return lowtide_optimizer(gpu, params, state=state, **options)
 
 
 def settle(gpu: Gpu, optimizer: Any) -> Any:

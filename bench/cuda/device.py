@@ -1,4 +1,5 @@
-"""The GPU of a measurement: its memory, its tensors, and how much fits. With `rehearse`, the CPU in its place.
+"""The GPU of a measurement: its memory, its tensors, and how much fits. With `rehearse`, the CPU in its place; with the
+kind "xpu", an Intel GPU, as far as a case asks for nothing of CUDA's own.
 
 Device memory is taken from torch's allocator only. Managed memory is taken by nobody but bitsandbytes' paged optimizers,
 and `allow_managed` must have been asked before: driver paging without room has hung whole machines.
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from bench.cuda import stand_in
+from bench.cuda.rows import Absent
 
 GIB = 1 << 30
 MANAGED_SPARE = 8 * GIB  # that must stay free beside all managed memory
@@ -22,17 +24,23 @@ DEVICE_SHARE = 0.75  # of the free memory that a measurement may plan with
 HOST_SHARE = 0.6
 
 
-class Absent(Exception):
-    """Something cannot be measured here, and why."""
+def bytes_of(text: str) -> int:
+    """A size: lowtide's units ("64GiB", "100 GB"), and the letters of other tools ("100G", powers of 1024)."""
+    from lowtide import _core
+
+    text = text.strip()
+    return _core.parse_bytes(text + "iB" if text[-1:] in ("K", "M", "G", "T") else text)
 
 
 class Gpu:
-    def __init__(self, rehearse: bool) -> None:
-        self.rehearsed = rehearse
-        self.cuda: Any = stand_in if rehearse else torch.cuda
-        if not rehearse and not torch.cuda.is_available():
-            raise Absent("torch sees no GPU (torch.cuda.is_available() is False)")
-        self.device = torch.device("cpu") if rehearse else torch.device("cuda", torch.cuda.current_device())
+    def __init__(self, rehearse: bool, kind: str = "cuda") -> None:
+        self.rehearsed, self.kind = rehearse, kind
+        if rehearse:  # tiny work, on a machine that may be busy with other tests
+            torch.set_num_threads(1)
+        self.cuda: Any = stand_in if rehearse else getattr(torch, kind)
+        if not rehearse and not self.cuda.is_available():
+            raise Absent(f"torch sees no GPU (torch.{kind}.is_available() is False)")
+        self.device = torch.device("cpu") if rehearse else torch.device(kind, self.cuda.current_device())
         self.dropped: set[str] = set()  # options that a rehearsal had to do without
         self._managed = 0
         self._ballast: list[torch.Tensor] = []
@@ -55,7 +63,8 @@ class Gpu:
         with open("/proc/meminfo") as file:
             fields = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in file}
         # A virtual machine may grow into its memory: LOWTIDE_HOST_BYTES says how much it can have.
-        return int(os.environ.get("LOWTIDE_HOST_BYTES", fields["MemAvailable"]))
+        told = os.environ.get("LOWTIDE_HOST_BYTES")
+        return bytes_of(told) if told else fields["MemAvailable"]
 
     def elements(self, wanted: int, rehearsal: int, device_each: float, host_each: float = 0.0) -> int:
         """`wanted` elements, or as many as fit with so many bytes of each kind of memory for each."""

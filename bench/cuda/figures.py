@@ -36,18 +36,28 @@ def _least(id: str, what: str, must: float) -> Figure:
     return Figure(id, what, must, False)
 
 
+# Shares of the copy rate: the lower end of what the kernels' machine code and their bytes allow.
 FIGURES = (
-    _most("instructions", "instructions per element of the hot loops, sm_90: budgets exceeded", 0),
-    _most("spills", "bytes of spills in all kernels", 0, "bytes"),
-    _least("resident_8bit", "resident 8-bit AdamW, bf16 / measured device copy bandwidth", 0.9),
+    _most("smoke", "one step of each kind of kernel against the CPU: differing bytes", 0, "bytes"),
+    _most("same_bits", "rules, formats and places of state against the CPU: differing bytes", 0, "bytes"),
+    _most("mantissas", "exact steps from all mantissas against the CPU: differing values", 0),
+    _most("fast_error", "fast steps from all mantissas: largest error / its bound", 1),
+    _least("resident_default", "default AdamW, bf16, dynamic8, exact / device copy bandwidth", 0.78),
+    _least("resident_default_fast", "the same, fast / device copy bandwidth", 0.88),
+    _least("resident_nearest", "the same, rounded to nearest, exact / device copy bandwidth", 0.78),
+    _least("resident_nearest_fast", "the same, rounded to nearest, fast / device copy bandwidth", 0.85),
+    _least("resident_float8", "AdamW, bf16, float8 / device copy bandwidth", 0.58),
+    _least("resident_fp32", "AdamW, bf16, fp32 state / device copy bandwidth", 0.9),
     _most("fits_overhead", "everything fits: Memory(...) / none", 1.01),
+    _least("bnb_resident", "291 tensors of a 7B shape, bf16: bitsandbytes AdamW8bit / Lowtide", 2),
+    _least("torch_resident", "291 tensors of a 7B shape, fp32: torch fused AdamW / Lowtide", 1.5),
     _least("paged_dynamic8", "all state on the host, 8-bit: effective rate / probed link rate", 0.85),
     _least("paged_fp32", "all state on the host, fp32: effective rate / probed link rate", 0.85),
     _least("bnb_paged", "cold paged step: bitsandbytes PagedAdamW8bit / Lowtide", 3),
-    _least("bnb_resident", "300 tensors of a 7B shape, bf16: bitsandbytes AdamW8bit / Lowtide", 2),
-    _least("torch_resident", "300 tensors of a 7B shape, fp32: torch fused AdamW / Lowtide", 1.5),
+    _most("llama_loss", "LLaMA of 220 M: loss with paged state against resident state, difference", 0.01),
+    _most("fork", "fork of a process with 512 MiB of pinned state: time more", 5, "ms"),
+    _most("replays_noticed", "replays of a graph: prepared ones refused, unprepared ones unnoticed", 0),
     Figure("overlap", "step and prefetch in backward: hidden above the formula's token count", 0, True, judged=False),
-    _most("same_bits", "paged, resident and CPU, exact mode: differing bytes", 0, "bytes"),
 )
 
 

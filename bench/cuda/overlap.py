@@ -11,14 +11,16 @@ from typing import Any
 
 import torch
 
+from bench.common.llama import LLAMA_TINY, Llama, Size
 from bench.cuda import contenders
 from bench.cuda.device import Gpu
 from bench.cuda.link import Link
 from bench.cuda.paged import DEVICE, STATE_EACH
 from bench.cuda.rows import Rows
 from bench.cuda.timing import Step, in_turns
-from bench.cuda.transformer import LARGE, SMALL, Decoder, Size
 
+# About 1.3 billion parameters: a load that is like training, whose attention is torch's own.
+LARGE = Size(width=2048, ffn=5632, layers=24, heads=16, vocab=32000, context=1024)
 TOKENS = {"dynamic8": (1024, 2048, 4096, 8192, 16384, 32768), "fp32": (2048, 8192, 32768)}
 ROUNDS = 5
 ACTIVATIONS = 3 << 20  # bytes of device memory for each token of LARGE, more than the largest use
@@ -34,7 +36,7 @@ class Curve:
     """One way to step, over one model: seconds of an iteration, and its peak of device memory, by number of tokens; up to
     the number that fits."""
 
-    def __init__(self, gpu: Gpu, model: Decoder) -> None:
+    def __init__(self, gpu: Gpu, model: Llama) -> None:
         self.gpu, self.model = gpu, model
         self.seconds: dict[int, float] = {}
         self.peak: dict[int, int] = {}
@@ -60,7 +62,7 @@ class Curve:
             self.peak[tokens] = int(self.gpu.cuda.max_memory_allocated())
 
 
-def backward_seconds(gpu: Gpu, model: Decoder, batches: dict[int, torch.Tensor]) -> dict[int, float]:
+def backward_seconds(gpu: Gpu, model: Llama, batches: dict[int, torch.Tensor]) -> dict[int, float]:
     out = {}
     for tokens, batch in batches.items():
         held: list[torch.Tensor] = []
@@ -75,20 +77,20 @@ def backward_seconds(gpu: Gpu, model: Decoder, batches: dict[int, torch.Tensor])
     return out
 
 
-def fresh(gpu: Gpu, size: Size) -> Decoder:
+def fresh(gpu: Gpu, size: Size) -> Llama:
     """A model of its own for each mode: hooks that step in a backward stay with the parameters."""
     torch.manual_seed(7)
     with torch.device(gpu.device):
-        return Decoder(size).to(torch.bfloat16)
+        return Llama(size).to(torch.bfloat16)
 
 
 def curves(gpu: Gpu, rows: Rows, state: str) -> None:
-    size = SMALL if gpu.rehearsed else LARGE
+    size = LLAMA_TINY if gpu.rehearsed else LARGE
     model = fresh(gpu, size)
     count = sum(param.numel() for param in model.parameters())
     most = gpu.elements(TOKENS[state][-1], 64, ACTIVATIONS)
     sequences = [tokens // size.context for tokens in TOKENS[state] if tokens <= most] if not gpu.rehearsed else [1]
-    batches = {n * size.context: torch.randint(size.words, (n, size.context), device=gpu.device) for n in sequences}
+    batches = {n * size.context: torch.randint(size.vocab, (n, size.context), device=gpu.device) for n in sequences}
     link = Link(gpu, gpu.size(512 << 20, 1 << 18))
     both = in_turns(gpu, {"": link.steps()["both"]}, seconds=3)[""].median()
     rate = link.count / both

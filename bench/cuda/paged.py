@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from bench.cuda import contenders, shapes
-from bench.cuda.device import Absent, Gpu
+from bench.cuda.device import Gpu
 from bench.cuda.link import Link
-from bench.cuda.rows import Rows
+from bench.cuda.rows import Absent, Rows
 from bench.cuda.timing import Step, in_turns
 
 ELEMENTS = 2_000_000_000

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from bench.cuda import contenders, shapes
-from bench.cuda.device import Absent, Gpu
-from bench.cuda.rows import Rows
+from bench.cuda.device import Gpu
+from bench.cuda.rows import Absent, Rows
 
 QUIET_STEPS = 45  # twice what promotion waits for after the last pressure
 PRESSED_STEPS = 5

@@ -8,27 +8,29 @@ from typing import Any
 import torch
 
 from bench.cuda import contenders, shapes
-from bench.cuda.device import Absent, Gpu
+from bench.cuda.device import Gpu
 from bench.cuda.rows import Rows
 from bench.cuda.timing import Step, in_turns
 
 SCALES = 2 * 2 * 4 / 256  # bytes per element of reading and writing the scales of two moments in blocks of 256
 TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-# Formats, roundings and options that are measured. By default (beta2 = 0.999) second moments of 8 and 16 bits are
-# rounded stochastically, in float8 all states; kernels that round so are always exact.
-STEPS: tuple[tuple[str, str, dict[str, Any]], ...] = (
-    ("dynamic8", "exact", {}),
-    ("dynamic8", "exact, nearest", {"rounding": "nearest"}),
-    ("dynamic8", "exact, all stochastic", {"rounding": "stochastic"}),
-    ("dynamic8", "fast, nearest", {"rounding": "nearest", "arithmetic": "fast"}),
-    ("dynamic8", "exact + check", {"nonfinite": "skip"}),
-    ("float8", "exact", {}),
-    ("bf16", "exact", {}),
-    ("bf16", "exact, nearest", {"rounding": "nearest"}),
-    ("fp32", "exact", {}),
-    ("fp32", "fast", {"arithmetic": "fast"}),
-    ("fp32", "exact + check", {"nonfinite": "skip"}),
+# Formats, roundings and options that are measured, and for bf16 parameters the figure that each is judged by. By default
+# (beta2 = 0.999) second moments of 8 and 16 bits are rounded stochastically, in float8 all states.
+STEPS: tuple[tuple[str, str, dict[str, Any], str | None], ...] = (
+    ("dynamic8", "exact", {}, "resident_default"),
+    ("dynamic8", "fast", {"arithmetic": "fast"}, "resident_default_fast"),
+    ("dynamic8", "exact, nearest", {"rounding": "nearest"}, "resident_nearest"),
+    ("dynamic8", "fast, nearest", {"rounding": "nearest", "arithmetic": "fast"}, "resident_nearest_fast"),
+    ("dynamic8", "exact, all stochastic", {"rounding": "stochastic"}, None),
+    ("dynamic8", "exact + check", {"nonfinite": "skip"}, None),
+    ("float8", "exact", {}, "resident_float8"),
+    ("fp32", "exact", {}, "resident_fp32"),
+    ("fp32", "fast", {"arithmetic": "fast"}, None),
+    ("fp32", "exact + check", {"nonfinite": "skip"}, None),
+    ("bf16", "exact", {}, None),
+    ("bf16", "exact, nearest", {"rounding": "nearest"}, None),
 )
+ALL_FITS = "80%"  # a budget under which all state is on the device from the first step on
 
 
 def bytes_each(dtype: torch.dtype, state: str) -> float:
@@ -50,22 +52,24 @@ def bandwidth(gpu: Gpu, rows: Rows) -> None:
         count = gpu.elements(1_000_000_000, 300_000, 2 * dtype.itemsize + 12)
         params = gpu.parameters(shapes.one(count), dtype)
         count = params[0].numel()
-        for state, label, options in STEPS:
+        for state, label, options, figure in STEPS:
+            judged = figure if name == "bf16" else None
 
             def measure(name: str = name, dtype: Any = dtype, params: Any = params, count: int = count,
-                        state: str = state, label: str = label, options: Any = options) -> None:  # fmt: skip
-                optimizer = contenders.settle(gpu, contenders.lowtide_adamw(gpu, params, state, **options))
+                        state: str = state, label: str = label, options: Any = options,
+                        judged: str | None = judged) -> None:  # fmt: skip
+                memory = contenders.budget(gpu, device=ALL_FITS)
+                optimizer = contenders.lowtide_adamw(gpu, params, state, memory=memory, **options)
+                contenders.settle(gpu, optimizer)
                 found = in_turns(gpu, {"step": Step(optimizer.step), "copy": copy_step(gpu, half)}, seconds=2)
                 contenders.still_resident(gpu, optimizer)
                 moved = count * (bytes_each(dtype, state) + (dtype.itemsize if "check" in label else 0))
                 rate, limit = moved / found["step"].median(), 2 * half / found["copy"].median()
-                main = (name, state, label) == ("bf16", "dynamic8", "exact")
-                rows.add(f"AdamW {state}, {name} p and g, {label}: bandwidth / copy", rate / limit, "x",
-                         "resident_8bit" if main else None, elements=count, gb_per_s=rate * 1e-9,
-                         copy_gb_per_s=limit * 1e-9, **found["step"].data())  # fmt: skip
+                rows.add(f"AdamW {state}, {name} p and g, {label}: bandwidth / copy", rate / limit, "x", judged,
+                         elements=count, gb_per_s=rate * 1e-9, copy_gb_per_s=limit * 1e-9,
+                         **found["step"].data())  # fmt: skip
 
-            figure = "resident_8bit" if (name, state, label) == ("bf16", "dynamic8", "exact") else None
-            rows.attempt(f"AdamW {state}, {name}, {label}", measure, figure)
+            rows.attempt(f"AdamW {state}, {name}, {label}", measure, judged)
         del params, measure  # which holds them, too
         gpu.free()
 
@@ -94,7 +98,8 @@ def compare(gpu: Gpu, rows: Rows, where: str, params: Any, others: dict[str, Cal
             figures: dict[str, str]) -> None:  # fmt: skip
     """Each of `others` against 8-bit Lowtide, all over the same parameters, in turn. `figures`: ids by label."""
     elements = sum(param.numel() for param in params)
-    lowtide = contenders.settle(gpu, contenders.lowtide_adamw(gpu, params))
+    memory = contenders.budget(gpu, device=ALL_FITS)
+    lowtide = contenders.settle(gpu, contenders.lowtide_adamw(gpu, params, memory=memory))
     steps = {"lowtide": Step(lowtide.step)}
     for label, make in others.items():
 
@@ -150,38 +155,10 @@ def torchao(gpu: Gpu, rows: Rows) -> None:
     compare(gpu, rows, "16 tensors, bf16", params, {"torchao AdamW8bit": lambda p: contenders.torchao(gpu, p)}, {})
 
 
-def graph(gpu: Gpu, rows: Rows) -> None:
-    """A step replayed from a CUDA graph against calling it."""
-    params = gpu.parameters(shapes.llama_7b(gpu.elements(500_000_000, 300_000, 12)), torch.bfloat16)
-    optimizer = contenders.settle(gpu, contenders.lowtide_adamw(gpu, params))
-    side = gpu.cuda.Stream()
-    side.wait_stream(gpu.cuda.current_stream())
-    with gpu.cuda.stream(side):
-        for _ in range(3):
-            optimizer.step()
-    gpu.cuda.current_stream().wait_stream(side)
-    captured = gpu.cuda.CUDAGraph()
-    try:
-        with gpu.cuda.graph(captured):
-            optimizer.step()
-    except (RuntimeError, ValueError) as error:
-        raise Absent(f"a step cannot be captured: {error}") from error
-
-    def replay() -> None:
-        if not gpu.rehearsed:
-            optimizer.prepare_replay()
-        captured.replay()
-
-    found = in_turns(gpu, {"replay": Step(replay), "call": Step(optimizer.step)}, seconds=10)
-    rows.add("CUDA graph replay / call, wall time", found["replay"].median("wall") / found["call"].median("wall"), "x",
-             **found["replay"].data())  # fmt: skip
-
-
 CASES = {
     "resident.bandwidth": bandwidth,
     "resident.budget": budget,
     "resident.peers_7b": peers_7b,
     "resident.peers_one": peers_one,
-    "resident.graph": graph,
     "resident.torchao": torchao,
 }

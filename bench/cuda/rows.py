@@ -1,20 +1,22 @@
-"""Rows, the results of a case. Each is written to the case's file at once, so a case that is killed keeps them."""
+"""Rows, the results of a case. Each is a line of JSON that is appended to a file at once, so whatever is killed, the case
+or all of the check, keeps them."""
 
 from __future__ import annotations
 
 import json
-import os
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.cuda.device import Absent
+
+class Absent(Exception):
+    """Something cannot be measured here, and why."""
 
 
 class Rows:
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
+    def __init__(self, case: str, path: Path | None = None) -> None:
+        self.case, self.path = case, path
         self.rows: list[dict[str, Any]] = []
 
     def add(self, label: str, value: float, unit: str, figure: str | None = None, **detail: Any) -> None:
@@ -40,6 +42,18 @@ class Rows:
         self.rows.append(row)
         print(f"  {row['label']}: {row.get('absent') or format(row['value'], '.4g') + ' ' + row['unit']}", flush=True)
         if self.path:
-            part = self.path.with_suffix(".part")
-            part.write_text(json.dumps(self.rows))
-            os.replace(part, self.path)
+            with open(self.path, "a") as file:
+                file.write(json.dumps({"case": self.case, **row}) + "\n")
+
+
+def read(path: Path, case: str) -> list[dict[str, Any]]:
+    """The rows of a case in such a file. A last line that was cut off is left out."""
+    rows = []
+    for line in path.read_text().splitlines() if path.is_file() else ():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if row.pop("case") == case:
+            rows.append(row)
+    return rows

@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -114,23 +114,18 @@ def _memory(field: str) -> int:
 def train(job: Job, name: str, disk: str) -> dict[str, Any]:
     """The child's work: one contender."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from common import llama
 
     state, paged = CONTENDERS[name]
     if state:
         import lowtide
     before_model = _memory("VmRSS")
     torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(hidden_size=job.width, intermediate_size=job.ffn, num_hidden_layers=job.layers,
-                    num_attention_heads=job.heads, num_key_value_heads=job.heads, vocab_size=job.vocab,
-                    max_position_embeddings=job.context, tie_word_embeddings=False, use_cache=False)
-    )  # fmt: skip
+    size = llama.Size(**{field.name: getattr(job, field.name) for field in fields(llama.Size)})
+    model = llama.of_transformers(size)
     batches = torch.randint(job.vocab, (2, job.batch, job.context))
-
-    def loss_of(batch: torch.Tensor) -> torch.Tensor:
-        return model(input_ids=batch, labels=batch).loss
-
     losses: list[float] = []
     times: list[float] = []
     optimizer_times: list[float] = []
@@ -138,7 +133,7 @@ def train(job: Job, name: str, disk: str) -> dict[str, Any]:
     state_rss = before_state = 0
     for step in range(job.steps):
         start = time.perf_counter()
-        loss = loss_of(batches[step % 2])
+        loss = llama.loss_of(model, batches[step % 2])
         loss.backward()
         losses.append(loss.item())
         peak = _memory("VmHWM")
@@ -167,7 +162,7 @@ def train(job: Job, name: str, disk: str) -> dict[str, Any]:
     for parameter in model.parameters():
         weights.update(parameter.detach().view(torch.uint8).numpy())
     with torch.no_grad():
-        final = sum(float(loss_of(batch)) for batch in batches) / 2
+        final = sum(float(llama.loss_of(model, batch)) for batch in batches) / 2
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         "peak_rss": peak, "training_bytes": peak - before_model,

@@ -1,12 +1,15 @@
 """The measurements of a GPU machine (tools/gpu_check.py, bench/cuda), rehearsed on the CPU: each of them runs, and one
 that hangs, dies or fails is reported and stops nothing else."""
 
+import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,72 +20,84 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 sys.path.append(str(ROOT / "tools"))
 
-from bench.cuda import case, figures, instructions, shapes  # noqa: E402
-from bench.cuda.device import GIB, MANAGED_CAP, Absent, Gpu  # noqa: E402
-from bench.cuda.rows import Rows  # noqa: E402
-from gpu import find, report, suites, watchdog  # noqa: E402
+import gpu_bundle  # noqa: E402
+from bench.cuda import case, counters, figures, rows, shapes  # noqa: E402
+from bench.cuda.device import GIB, MANAGED_CAP, Gpu, bytes_of  # noqa: E402
+from bench.cuda.rows import Absent, Rows  # noqa: E402
+from gpu import build, find, plan, prebuilt, report, suites, watchdog  # noqa: E402
+from gpu.check import Check  # noqa: E402
 
 # Rows of bitsandbytes, torchao or features that only a device has: rehearsed as "not measured" where they are absent.
-MAY_BE_ABSENT = ("torchao", "bitsandbytes", "Paged", "option ", "oom_guard", "demote", "cubin_report")
+MAY_BE_ABSENT = ("torchao", "bitsandbytes", "option ", "oom_guard", "demote", "has no graphs")
 NAMES = case.names()
+TOOL = ROOT / "tools" / "gpu_check.py"
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_measurement_runs(name: str, figure: Callable[[str], None], tmp_path: Path) -> None:
-    gpu, rows = Gpu(rehearse=True), Rows(tmp_path / "rows.json")
+    path = tmp_path / "rows.jsonl"
+    gpu, found = Gpu(rehearse=True), Rows(name, path)
     module = __import__(f"bench.cuda.{name.partition('.')[0]}", fromlist=["CASES"])
-    rows.attempt(name, lambda: module.CASES[name](gpu, rows))
-    assert rows.rows
-    assert json.loads((tmp_path / "rows.json").read_text()) == rows.rows
-    absent = [row for row in rows.rows if "absent" in row]
+    found.attempt(name, lambda: module.CASES[name](gpu, found))
+    assert found.rows
+    assert rows.read(path, name) == found.rows
+    assert rows.read(path, "another") == []
+    absent = [row for row in found.rows if "absent" in row]
     unexpected = [row for row in absent if not any(word in row["label"] + row["absent"] for word in MAY_BE_ABSENT)]
     assert not unexpected
-    for row in rows.rows:
-        if row["figure"] == "same_bits":
+    for row in found.rows:
+        if row["figure"] in ("same_bits", "smoke", "mantissas"):
             assert row["value"] == 0
-            assert row["detail"]["compared"] > 1_000_000
+        if row["figure"] == "same_bits":
+            assert row["detail"]["compared"] > 100_000
     figure(
-        f"{len(rows.rows) - len(absent)} rows, {len(absent)} absent; options not taken on the CPU: {sorted(gpu.dropped)}"
+        f"{len(found.rows) - len(absent)} rows, {len(absent)} absent; options not taken on the CPU: {sorted(gpu.dropped)}"
     )
 
 
-def fake_build(folder: Path) -> None:
-    """A configured build whose CTest entries pass, fail, die and have no device."""
-    passes = '<testsuites><testcase classname="S" name="a"/><testcase classname="S" name="b"/></testsuites>'
-    fails = '<testsuites><testsuite><testcase classname="S" name="c"><failure/></testcase></testsuite></testsuites>'
-    lines = []
-    for name, xml, last in (("good", passes, "True"), ("bad", fails, "sys.exit(1)"), ("dies", "", "os.abort()")):
-        program = folder / f"{name}.py"
-        program.write_text(
-            "import os, sys\nassert os.environ['GIVEN'] + os.environ['ALSO'] == '12'\n"
-            f"path, xml = sys.argv[1].partition(':')[2], {xml!r}\n"
-            f"xml and open(path, 'w').write(xml)\n{last}\n"
-        )
-        out = folder.parent / "reports" / f"{name}.xml"
-        lines.append(f'add_test({name} "{sys.executable}" "{program}" "--gtest_output=xml:{out}")')
-        lines.append(f'set_tests_properties({name} PROPERTIES LABELS "device;cuda" ENVIRONMENT "GIVEN=1;ALSO=2")')
-    lines.append(f'add_test(emulated "{sys.executable}" "-c" "1/0")')
-    lines.append('set_tests_properties(emulated PROPERTIES LABELS "device;cuda" ENVIRONMENT "LOWTIDE_CUDA_PLUGIN=/x")')
-    lines.append(f'add_test(other "{sys.executable}" "-c" "1/0")')
-    (folder / "CTestTestfile.cmake").write_text("\n".join(lines) + "\n")
+def test_two_commands_have_every_measurement_and_enough_time(figure: Callable[[str], None]) -> None:
+    planned = [step.name for steps in plan.COMMANDS.values() for step in steps]
+    assert sorted(name for name in planned if name in NAMES) == sorted([*NAMES, plan.SMOKE])  # that one opens both
+    assert set(planned) - set(NAMES) == {"suite device", "suite python", *suites.CHECKERS}
+    assert all(steps[0].name == plan.SMOKE for steps in plan.COMMANDS.values())
+    for command in plan.COMMANDS:
+        assert plan.estimate(command) <= plan.LIMIT_S < 570
+        figure(f"{command}: {len(plan.COMMANDS[command])} steps, about {plan.estimate(command):.0f} s")
+
+
+def fake_tests(folder: Path, passes: bool) -> Path:
+    """A program in place of the one that tests devices."""
+    cases = (
+        '<testcase classname="S" name="a"/><testcase classname="S" name="b">'
+        + ("" if passes else "<failure/>")
+        + "</testcase>"
+    )
+    program = folder / build.TESTS
+    program.write_text(
+        f"#!{sys.executable}\nimport os, sys\nassert os.environ['LOWTIDE_TEST_DEVICE'] == 'cuda'\n"
+        f"open(sys.argv[1].partition(':')[2], 'w').write({'<s>' + cases + '</s>'!r})\nsys.exit({int(not passes)})\n"
+    )
+    program.chmod(0o755)
+    return folder
+
+
+def rehearse(tmp_path: Path, command: str, *arguments: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, str(TOOL), command, "--rehearse", "--build", str(tmp_path / "gpu"), *arguments],
+        env={**os.environ, "OUT": str(tmp_path / "out")}, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    return done, json.loads((tmp_path / "out" / f"{command}.json").read_text())
 
 
 def test_a_rehearsal_ends_with_all_results(figure: Callable[[str], None], tmp_path: Path) -> None:
-    cmake = tmp_path / "gpu" / "cmake"
-    cmake.mkdir(parents=True)
-    fake_build(cmake)
-    chosen = ["instructions.cubins", "rehearsal.raises", "rehearsal.crashes", "rehearsal.hangs"]
-    site = tmp_path / "gpu" / "site"  # where the package would be: this Python has it
-    command = [sys.executable, str(ROOT / "tools" / "gpu_check.py"), "--rehearse", "--build", str(tmp_path / "gpu"),
-               "--cases", ",".join(chosen), "--case-seconds", "25"]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 1, done.stderr[-2000:]  # some cases did go wrong
-    assert not site.exists()
-    (path,) = (tmp_path / "gpu").glob("rehearsal-*.json")
-    result: dict[str, Any] = json.loads(path.read_text())
+    chosen = ["smoke", "bits.mantissas", "rehearsal.raises", "rehearsal.crashes", "rehearsal.hangs", "suite device"]
+    done, result = rehearse(tmp_path, "first", "--steps", ",".join(chosen), "--step-seconds", "25",
+                            "--tests", str(fake_tests(tmp_path, passes=False)))  # fmt: skip
+    assert done.returncode == 1, done.stderr[-2000:]  # some did go wrong
     cases = result["cases"]
     assert {name: entry["status"] for name, entry in cases.items()} == {
-        "instructions.cubins": "ok",
+        "smoke": "ok",
+        "bits.mantissas": "ok",
         "rehearsal.raises": "ok",
         "rehearsal.crashes": "failed",
         "rehearsal.hangs": "hung",
@@ -92,35 +107,87 @@ def test_a_rehearsal_ends_with_all_results(figure: Callable[[str], None], tmp_pa
     for name in ("crashes", "hangs"):  # what was measured before is kept
         assert [row["value"] for row in cases[f"rehearsal.{name}"]["rows"]] == [1]
     assert "as meant" in cases["rehearsal.raises"]["rows"][0]["absent"]
+    device = result["suites"]["suite device"]
+    assert (device["status"], device["passed"], device["failed"]) == ("failed", 1, ["S.b"])
     assert result["rehearsal"] is True
-    assert result["machine"]["torch"]["torch"]
-    if find.tool("ctest", []):
-        found = {name: (entry["status"], entry.get("passed")) for name, entry in result["suites"].items()}
-        found.pop("compute-sanitizer", None)
-        assert {name: value for name, value in found.items() if " " not in name} == {
-            "good": ("ok", 2), "bad": ("failed", 0), "dies": ("failed", None)
-        }  # fmt: skip
-        assert result["suites"]["bad"]["failed"] == ["S.c"]
+    assert {result["machine"]["torch"]["torch"], result["date"], result["driver"], result["revision"]}
     by_what = {entry["what"]: entry for entry in result["figures"]}
-    assert len(by_what) == len(figures.FIGURES)
-    assert by_what["bytes of spills in all kernels"]["reached"] is True
+    assert by_what["exact steps from all mantissas against the CPU: differing values"]["reached"] is True
     assert by_what["everything fits: Memory(...) / none"]["got"] is None
-    text = path.with_suffix(".md").read_text()
+    text = (tmp_path / "out" / "first.md").read_text()
     assert "| everything fits: Memory(...) / none | ≤ 1.01 | not measured |" in text
     assert "A rehearsal on the CPU" in text
     assert "rehearsal.hangs: hung" in text
-    figure(
-        f"{len(cases)} cases, {len(result['suites'])} suites; one was killed after {cases['rehearsal.hangs']['seconds']} s"
+    figure(f"{len(cases)} cases; one was killed after {cases['rehearsal.hangs']['seconds']} s")
+
+
+def test_a_step_that_no_longer_fits_is_left_out_and_both_results_are_merged(tmp_path: Path) -> None:
+    done, result = rehearse(tmp_path, "first", "--steps", "llama.peaks,rehearsal.raises", "--seconds", "45")
+    assert result["cases"]["llama.peaks"]["status"] == "not run"
+    assert "takes about 50 s" in result["cases"]["llama.peaks"]["reason"]
+    assert result["cases"]["rehearsal.raises"]["status"] == "ok", done.stdout
+    tests = fake_tests(tmp_path, passes=True)
+    _, result = rehearse(tmp_path, "second", "--steps", "suite device,memcheck", "--tests", str(tests))
+    assert result["suites"]["suite device"]["passed"] == 2
+    merged = subprocess.run(
+        [sys.executable, str(TOOL), "merge", str(tmp_path / "out"), "--rehearse", "--out", str(tmp_path / "both")],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    (path,) = (tmp_path / "both").glob("rehearsal-*.json")
+    both = json.loads(path.read_text())
+    assert both["commands"] == ["first", "second"], merged.stdout
+    assert set(both["cases"]) == {"llama.peaks", "rehearsal.raises"} and set(both["suites"]) == {
+        "suite device",
+        "memcheck",
+    }
+
+
+def test_a_killed_command_has_all_rows_until_then(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, str(TOOL), "first", "--rehearse", "--build", str(tmp_path / "gpu"), "--out", str(out),
+               "--steps", "rehearsal.raises,rehearsal.hangs"]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    kept = out / "first.rows.jsonl"
+    deadline = time.monotonic() + 120
+    while (not kept.is_file() or "before it hung" not in kept.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    assert list(json.loads((out / "first.json").read_text())["cases"]) == ["rehearsal.raises"]
+    with open(kept, "a") as file:
+        file.write('{"case": "rehearsal.hangs", "la')  # a line that was cut off
+    subprocess.run(
+        [sys.executable, str(TOOL), "merge", str(out), "--rehearse", "--out", str(out)], check=True, timeout=60
     )
+    (path,) = out.glob("rehearsal-*.json")
+    found = json.loads(path.read_text())["cases"]["rehearsal.hangs"]
+    assert found["status"] == "cut off" and [row["value"] for row in found["rows"]] == [1]
+
+
+def test_a_smoke_test_that_fails_ends_the_command() -> None:
+    def verdict(status: str, *rows: dict[str, Any], go_on: bool = False) -> str:
+        check = Check.__new__(Check)
+        check.args = argparse.Namespace(go_on=go_on)
+        return check.smoke_failed({"status": status, "rows": list(rows), "reason": "it died"})
+
+    right = {"label": "one step, fp32", "figure": "smoke", "value": 0}
+    wrong = {"label": "one step, float8", "figure": "smoke", "value": 7}
+    lost = {"label": "one step, float8", "figure": "smoke", "absent": "DeviceLostError"}
+    assert verdict("ok", right) == ""
+    assert "one step, float8: 7" in verdict("ok", right, wrong)
+    assert "DeviceLostError" in verdict("ok", lost)
+    assert "it died" in verdict("failed", right)
+    assert verdict("ok", wrong, go_on=True) == ""
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     if find.gpu():
         pytest.skip("this machine has a GPU")
-    env = {**os.environ, "PATH": str(tmp_path), "CUDA_HOME": ""}
+    env = {**os.environ, "PATH": str(tmp_path), "CUDA_HOME": "", "OUT": str(tmp_path)}
     command = [
         sys.executable,
-        str(ROOT / "tools" / "gpu_check.py"),
+        str(TOOL),
+        "first",
         "--build",
         str(tmp_path / "gpu"),
         "--python",
@@ -182,7 +249,7 @@ def test_managed_memory_needs_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_figures_are_judged_by_what_must_be() -> None:
     by_id = {figure.id: figure for figure in figures.FIGURES}
-    assert by_id["resident_8bit"].reached(0.9) and not by_id["resident_8bit"].reached(0.89)
+    assert by_id["resident_default"].reached(0.78) and not by_id["resident_default"].reached(0.77)
     assert by_id["fits_overhead"].reached(1.01) and not by_id["fits_overhead"].reached(1.02)
     assert by_id["same_bits"].reached(0) and not by_id["same_bits"].reached(1)
     rows = [{"figure": "overlap", "label": "", "value": 0.0, "unit": "x",
@@ -197,8 +264,62 @@ def test_shapes_have_the_asked_elements() -> None:
     assert abs(shapes.total(shapes.equal(2_000_000_000, 30)) / 2e9 - 1) < 0.01
 
 
-def test_cubins_are_read_as_cuobjdump_prints_them() -> None:
-    assert instructions.usage(instructions.SAMPLE) == {"sm_90": [("_Z4stepv", 80, 0)]}
+def test_counters_are_read_as_ncu_prints_them() -> None:
+    (launch,) = counters.metrics("==PROF== Connected\n" + counters.SAMPLE)
+    assert launch == {
+        "kernel": "lt::step(Batch)",
+        "DRAM Throughput": "88.10 %",
+        "Registers Per Thread": "80 register/thread",
+    }
+    assert counters.number("1,234.5 %") == 1234.5
+
+
+def test_sizes_have_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bytes_of("100G") == bytes_of("100GiB") == 100 << 30
+    assert bytes_of(" 5 GB ") == 5 * 10**9 and bytes_of("4096") == 4096
+    with pytest.raises(ValueError, match="many"):
+        bytes_of("many")
+    monkeypatch.setenv("LOWTIDE_HOST_BYTES", "100G")
+    assert Gpu(rehearse=True).host_free() == 100 << 30
+
+
+def test_prebuilt_parts_travel_and_are_refused_where_they_do_not_fit(tmp_path: Path) -> None:
+    built, bundle = tmp_path / "built", tmp_path / "bundle"
+    built.mkdir()
+    bundle.mkdir()
+    names = {"_core.cpython-312-x86_64-linux-gnu.so", "liblowtide_cuda13.so", build.TESTS}
+    for name in names:
+        shutil.copy2("/bin/true", built / name)
+    about = {"python": "cpython-312-x86_64-linux-gnu", "architectures": ["80", "90"]}
+    prebuilt.pack(built, built / "liblowtide_cuda13.so", bundle / prebuilt.ARCHIVE, about)
+    folders = build.Folders(tmp_path / "gpu", bundle)
+    assert prebuilt.unpack(bundle, folders) == about
+    assert {path.name for path in folders.prebuilt.iterdir()} == {*names, prebuilt.LIBRARY, prebuilt.MANIFEST}
+    assert folders.tests == folders.prebuilt
+    build.package(folders, folders.prebuilt)
+    assert {path.name for path in (folders.site / "lowtide").glob("*.so")} == names - {build.TESTS}
+    assert (folders.site / "lowtide" / "__init__.py").is_file()
+
+    def unfit(soabi: str, capability: str) -> str:
+        found = find.Found("python", gpu={"compute_cap": capability}, torch={"soabi": soabi})
+        return prebuilt.unfit(about, found)
+
+    assert unfit("cpython-312-x86_64-linux-gnu", "9.0") == unfit("cpython-312-x86_64-linux-gnu", "8.6") == ""
+    assert "sm_80, sm_90, and the GPU is sm_120" in unfit("cpython-312-x86_64-linux-gnu", "12.0")
+    assert "the Python that has torch is cpython-311" in unfit("cpython-311-x86_64-linux-gnu", "9.0")
+    assert prebuilt.unfit(prebuilt.unpack(None, folders), find.Found("python")) == "the bundle has none"
+
+
+def test_a_bundle_leaves_out_libraries_of_other_gpus(tmp_path: Path) -> None:
+    names = ["bitsandbytes/__init__.py", *(f"bitsandbytes/libbitsandbytes_{kind}.so"
+             for kind in ("cpu", "cuda130", "cuda126", "rocm62", "xpu"))]  # fmt: skip
+    with zipfile.ZipFile(tmp_path / "bitsandbytes-1-py3-none-any.whl", "w") as wheel:
+        for name in names:
+            wheel.writestr(name, name)
+    gpu_bundle.thinned(tmp_path, "130")
+    (path,) = tmp_path.iterdir()
+    with zipfile.ZipFile(path) as wheel:
+        assert wheel.namelist() == names[:3]
 
 
 def test_reports_of_suites_are_counted(tmp_path: Path) -> None:
@@ -206,6 +327,6 @@ def test_reports_of_suites_are_counted(tmp_path: Path) -> None:
     path.write_text(
         '<s><testcase name="a"/><testcase name="b"><skipped/></testcase><testcase name="c"><error/></testcase></s>'
     )
-    assert suites.cases(path) == {"passed": 1, "failed": ["None.c"], "skipped": 1}
-    assert suites.cases(tmp_path / "none.xml") == {}
+    assert suites.counts(path) == {"passed": 1, "failed": ["None.c"], "skipped": 1}
+    assert suites.counts(tmp_path / "none.xml") == {}
     assert report.VERDICT[False] == "**no**"

@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from gpu.find import Found, output
+from gpu.plan import Deadline
 from gpu.watchdog import Result, run
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ("_core*.so", "liblowtide_cuda[0-9]*.so")  # beside the package's Python files
+TESTS = "lowtide_device_tests"  # the program that tests devices
 # The targets to build: the module, the plug-in, and the tests of devices.
-TARGETS = re.compile(r"^(_core|lowtide_cuda\d+|lowtide_device_tests)$")
+TARGETS = re.compile(rf"^(_core|lowtide_cuda\d+|{TESTS})$")
 
 
 @dataclass
@@ -26,6 +29,18 @@ class Folders:
     build: Path
     bundle: Path | None = None
     wheels: Path | None = None
+    given_tests: Path | None = None
+
+    @property
+    def prebuilt(self) -> Path:
+        return self.build / "prebuilt"
+
+    @property
+    def tests(self) -> Path:
+        """Where the program is that tests devices: one that was named, a prebuilt one or one that was built here."""
+        if self.given_tests:
+            return self.given_tests
+        return self.prebuilt if (self.prebuilt / TESTS).is_file() else self.cmake
 
     @property
     def cmake(self) -> Path:
@@ -56,7 +71,8 @@ class Folders:
         env["PYTHONPATH"] = os.pathsep.join(map(str, [self.site, *self.wheel_folders()]))
         env["PATH"] = os.pathsep.join([env.get("PATH", os.defpath), *map(str, self.programs())])
         env["PYTHONUNBUFFERED"] = "1"
-        env["LOWTIDE_CUDA_OBJECTS"] = str(self.cmake / "cuda")
+        libraries = [str(self.prebuilt), *filter(None, [env.get("LD_LIBRARY_PATH")])]
+        env["LD_LIBRARY_PATH"] = os.pathsep.join(libraries)
         env["LOWTIDE_SCRATCH"] = str(self.build)  # what is killed leaves its scratch folder there
         return env
 
@@ -133,23 +149,29 @@ def targets(found: Found, folders: Folders) -> list[str]:
     return sorted(word for word in words if TARGETS.match(word))
 
 
-def package(folders: Folders) -> None:
-    """The Python package: its files, the module, and the plug-in beside it, where the module looks for it."""
+def package(folders: Folders, parts: Path) -> None:
+    """The Python package: its files as they are in this tree, and the module of `parts` with the plug-in beside it, where
+    the module looks for it."""
     target = folders.site / "lowtide"
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(ROOT / "python" / "lowtide", target, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-    for pattern in ("_core*.so", "liblowtide_cuda*.so"):
-        for path in folders.cmake.rglob(pattern):
+    for pattern in PACKAGE:
+        for path in parts.glob(pattern):
             shutil.copy2(path, target)
 
 
-def build(found: Found, folders: Folders, steps: Steps, limit_s: float, headers: Path | None = None) -> bool:
+def imported(found: Found, folders: Folders, limit_s: float) -> Result:
+    """Whether the package can be imported, and which backends it has."""
+    check = "import lowtide; print(lowtide.__file__, lowtide.backends())"
+    return run([found.python, "-c", check], min(limit_s, 60), folders.logs / "import.log", folders.environment())
+
+
+def build(found: Found, folders: Folders, steps: Steps, deadline: Deadline, headers: Path | None = None) -> bool:
     """Builds everything; False if there is no package to measure."""
     env = _environment(folders)
     logs = folders.logs
-    if not steps.add(
-        "configure", run(_configure(found, folders, headers), min(limit_s, 180), logs / "configure.log", env)
-    ):
+    configured = run(_configure(found, folders, headers), deadline.left(), logs / "configure.log", env)
+    if not steps.add("configure", configured):
         return False
     wanted = targets(found, folders)
     if "_core" not in wanted:
@@ -157,21 +179,13 @@ def build(found: Found, folders: Folders, steps: Steps, limit_s: float, headers:
         return False
     done = True
     # The module and the plug-in first: without tests there is still something to measure.
-    for names in ([name for name in wanted if "test" not in name], [name for name in wanted if "test" in name]):
+    for names in ([name for name in wanted if name != TESTS], [name for name in wanted if name == TESTS]):
         if names:
-            command = [
-                found.tools["cmake"],
-                "--build",
-                folders.cmake,
-                "--parallel",
-                os.cpu_count() or 2,
-                "--target",
-                *names,
-            ]
-            label = "build of " + ", ".join(names)
-            done &= steps.add(label, run(command, limit_s, logs / f"build-{names[0]}.log", env)) or "test" in names[0]
+            command = [found.tools["cmake"], "--build", folders.cmake, "--parallel", os.cpu_count() or 2,
+                       "--target", *names]  # fmt: skip
+            built = run(command, deadline.left(), logs / f"build-{names[0]}.log", env)
+            done &= steps.add("build of " + ", ".join(names), built) or names == [TESTS]
     if done:
-        package(folders)
-        check = "import lowtide; print(lowtide.__file__, lowtide.backends())"
-        done = steps.add("import of the package", run([found.python, "-c", check], 120, logs / "import.log", env))
+        package(folders, folders.cmake)
+        done = steps.add("import of the package", imported(found, folders, deadline.left()))
     return done

@@ -1,25 +1,23 @@
-"""One run of gpu_check: its parts, their time limits, and their results."""
+"""One command of gpu_check: its steps under one deadline, and their results, which are written as they come."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bench.cuda import rows as kept
 from gpu import build, find, report, suites
 from gpu.build import ROOT
+from gpu.plan import SMOKE, Deadline, Step
 from gpu.watchdog import run
 
-PACKAGES = ["torch", "lowtide", "bitsandbytes", "torchao", "triton"]
-# The most that each part may take of the time after the build. A part's unused time goes to the next one.
-SHARE_S = {"suites": 120.0, "sanitizer": 90.0, "measure": 600.0}
+PACKAGES = ["torch", "lowtide", "bitsandbytes", "torchao", "transformers", "triton"]
 CASE_PY = ROOT / "bench" / "cuda" / "case.py"
 ALIVE = "import torch; torch.ones(8, device='cuda').sum().item(); torch.cuda.synchronize()"
-ENOUGH_S = 12.0  # less time is not worth starting a process that loads torch
+ALIVE_S = 25.0
 _DESCRIBE = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
@@ -29,22 +27,21 @@ print(json.dumps(machine.describe(sys.argv[2:])))
 
 
 class Check:
-    """One run. Its result is written after every step, so a run that is cut off loses no result."""
+    """Writes NAME.json and NAME.md after every step, and NAME.rows.jsonl after every row."""
 
-    def __init__(self, args: argparse.Namespace, found: find.Found, folders: build.Folders) -> None:
-        self.args, self.found, self.folders = args, found, folders
-        self.path = folders.build / "result.json"
-        self.start = time.monotonic()
-        self.until = self.start + args.seconds
-        self.lost = False  # the GPU no longer answers
-        self.result: dict[str, Any] = {"build": {}, "suites": {}, "cases": {}, "seconds": 0.0}
-        if args.keep and self.path.is_file():
-            self.result = json.loads(self.path.read_text())
-        self.before = self.result["seconds"]
-        self.result.update(
-            gpu=found.gpu.get("name", "rehearsal" if args.rehearse else "no GPU"),
-            date=time.strftime("%Y-%m-%d"), rehearsal=args.rehearse, machine=self.machine(),
-        )  # fmt: skip
+    def __init__(self, args: argparse.Namespace, found: find.Found, folders: build.Folders, deadline: Deadline) -> None:
+        self.args, self.found, self.folders, self.deadline = args, found, folders, deadline
+        self.stopped = ""  # why nothing more is run
+        args.out.mkdir(parents=True, exist_ok=True)
+        self.rows = args.out / f"{args.command}.rows.jsonl"
+        self.rows.unlink(missing_ok=True)
+        machine = self.machine()
+        self.result: dict[str, Any] = {
+            "gpu": found.gpu.get("name", "rehearsal" if args.rehearse else "no GPU"),
+            "date": time.strftime("%Y-%m-%d"), "driver": found.gpu.get("driver_version", "none"),
+            "revision": machine["revision"], "commands": [args.command], "rehearsal": args.rehearse, "machine": machine,
+            "build": {}, "suites": {}, "cases": {}, "seconds": 0.0,
+        }  # fmt: skip
 
     def machine(self) -> dict[str, Any]:
         found = self.found
@@ -53,147 +50,115 @@ class Check:
         )
         out["versions"] = {}
         command = [found.python, "-c", _DESCRIBE, str(ROOT / "bench"), *PACKAGES]
-        if text := find.output(command, 120, self.folders.environment()).strip():
+        if text := find.output(command, 60, self.folders.environment()).strip():
             out.update(json.loads(text.splitlines()[-1]))
         noted = self.folders.bundle / "revision" if self.folders.bundle else None
-        if out["revision"] == "unknown" and noted and noted.is_file():
+        if noted and noted.is_file():  # the tree here may be an export, without a history
             out["revision"] = noted.read_text().strip()
         return {**out, "gpu": found.gpu, "nvcc_version": found.nvcc_version, "torch": found.torch, "tools": found.tools}
 
-    def save(self) -> None:
-        self.result["seconds"] = round(self.before + time.monotonic() - self.start, 1)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps(self.result, indent=1))
-
-    def build(self) -> bool:
+    def prepare(self, about: dict[str, Any], unfit: str) -> bool:
+        """Puts the prebuilt package together, or builds one; a rehearsal measures the package that is installed."""
         steps = build.Steps(self.result["build"])
-        try:
-            return build.build(self.found, self.folders, steps, self.args.build_seconds, self.args.python_include)
-        finally:
-            self.save()
-            self.until = time.monotonic() + self.args.seconds  # the build has a limit of its own
+        if about and not unfit:
+            build.package(self.folders, self.folders.prebuilt)
+            done = steps.add("prebuilt parts", build.imported(self.found, self.folders, self.deadline.left()))
+        elif self.args.rehearse:
+            done = True
+        else:
+            print(f"building here: prebuilt parts cannot be used: {unfit}", flush=True)
+            done = build.build(self.found, self.folders, steps, self.deadline, self.args.python_include)
+        if not done:
+            self.stopped = "there is no package to measure"
+        self.write()
+        return done
 
-    def left(self, until: float) -> Iterator[float]:
-        """The limit for the next step, as long as there is time and a GPU."""
-        while not self.lost and (rest := min(until, self.until) - time.monotonic()) > min(
-            ENOUGH_S, self.args.case_seconds
-        ):
-            yield min(rest, self.args.case_seconds)
+    def take(self, steps: list[Step]) -> None:
+        for step in steps:
+            left = self.deadline.left()
+            if self.stopped:
+                self.keep(step, {"status": "not run", "seconds": 0.0, "reason": self.stopped})
+            elif left < min(step.estimate_s, self.args.step_seconds):
+                reason = f"it takes about {step.estimate_s:.0f} s, and {max(0.0, left):.0f} s were left"
+                self.keep(step, {"status": "not run", "seconds": 0.0, "reason": reason})
+            else:
+                limit = min(left, step.limit_s, self.args.step_seconds)
+                print(f"{self.deadline.elapsed():5.0f} s  {step.name}: about {step.estimate_s:.0f} s, at most {limit:.0f} s",
+                      flush=True)  # fmt: skip
+                self.keep(step, self.case(step.name, limit) if "." in step.name or step.name == SMOKE
+                          else self.suite(step.name, limit))  # fmt: skip
+
+    def case(self, name: str, limit_s: float) -> dict[str, Any]:
+        command = [
+            self.found.python,
+            CASE_PY,
+            name,
+            "--rows",
+            self.rows,
+            *(["--rehearse"] if self.args.rehearse else []),
+        ]
+        log = self.folders.logs / f"case-{name}.log"
+        done = run(command, limit_s, log, self.folders.environment()).data()
+        done["rows"] = kept.read(self.rows, name)
+        if done["status"] != "ok":
+            done["reason"] = f"exit status {done['code']}; the end of its output: {done['tail'][-300:]}"
+        for row in done["rows"]:
+            print(f"         {row['label']}: " + (row.get("absent") or f"{row['value']:.4g} {row['unit']}"), flush=True)
+        return done
+
+    def suite(self, name: str, limit_s: float) -> dict[str, Any]:
+        given = suites.suite(name, self.found, self.folders)
+        if isinstance(given, str):
+            return {"status": "not run", "seconds": 0.0, "reason": given}
+        if self.args.rehearse:
+            given = suites.rehearsed(given)
+        return suites.run_suite(given, self.folders, limit_s)
+
+    def keep(self, step: Step, result: dict[str, Any]) -> None:
+        result["estimate_s"] = step.estimate_s
+        kind = (
+            "suites" if "rows" not in result and step.name.partition(" ")[0] in ("suite", *suites.CHECKERS) else "cases"
+        )
+        if kind == "cases":
+            result.setdefault("rows", [])
+        self.result[kind][step.name] = result
+        print(f"         {step.name}: {result['status']}, {result['seconds']:.0f} s"
+              + (f" ({result['reason']})" if result["status"] == "not run" else ""), flush=True)  # fmt: skip
+        self.write()
+        if result["status"] not in ("ok", "not run"):
+            self.look_for_gpu(result)
+        if step.name == SMOKE and not self.stopped:
+            self.stopped = self.smoke_failed(result)
+
+    def smoke_failed(self, result: dict[str, Any]) -> str:
+        """Why measurements would mean nothing; "" if they do."""
+        if result["status"] == "not run" or self.args.go_on:
+            return ""
+        bad = [row for row in result["rows"] if "absent" in row or (row["figure"] == SMOKE and row["value"] != 0)]
+        if result["status"] == "ok" and not bad:
+            return ""
+        why = [f"{row['label']}: {row.get('absent', row.get('value'))}" for row in bad] or [result.get("reason", "")]
+        return f"the smoke test failed: {'; '.join(why)} (--go-on: measure all the same)"
 
     def look_for_gpu(self, result: dict[str, Any]) -> None:
         """After something went wrong: whether the GPU still answers."""
-        if result["status"] == "ok" or self.args.rehearse:
+        if self.args.rehearse:
             return
-        alive = run([self.found.python, "-c", ALIVE], 40, self.folders.logs / "alive.log", self.folders.environment())
-        self.lost = result["status"] == "stuck" or alive.status in ("hung", "stuck")
-        if self.lost:
-            print("the GPU no longer answers: nothing more is run on it", flush=True)
-
-    def suites(self) -> None:
-        found = suites.entries(self.found.tools["ctest"], self.folders)
-        if not self.args.rehearse and (python := suites.python_suite(self.found, self.folders)):
-            found.append(python)
-        limits = self.left(time.monotonic() + SHARE_S["suites"])
-        for suite in found:
-            if self.args.keep and self.result["suites"].get(suite.name, {}).get("status") == "ok":
-                continue
-            if (limit := next(limits, None)) is None:
-                self.result["suites"][suite.name] = {"status": "not run: no time or no GPU left", "seconds": 0.0}
-                continue
-            self.keep_suite(suite.name, suites.run_suite(suite, self.folders, limit))
-        if not found:
-            print(
-                "suites: no CTest entry of this build has the labels " + " and ".join(sorted(suites.LABELS)), flush=True
-            )
-
-    def keep_suite(self, name: str, result: dict[str, Any]) -> None:
-        self.result["suites"][name] = result
-        print(
-            f"suite {name}: {result['status']}, {result['seconds']:.0f} s, {result.get('passed', '?')} passed",
-            flush=True,
+        limit = max(1.0, min(ALIVE_S, self.deadline.left()))
+        alive = run(
+            [self.found.python, "-c", ALIVE], limit, self.folders.logs / "alive.log", self.folders.environment()
         )
-        self.save()
-        self.look_for_gpu(result)
+        if result["status"] == "stuck" or alive.status in ("hung", "stuck"):
+            self.stopped = "the GPU no longer answers"
 
-    def sanitizer(self) -> None:
-        program = self.found.tools["compute-sanitizer"]
-        if not program:
-            print("compute-sanitizer is not there: its checks are not run", flush=True)
-            self.result["suites"]["compute-sanitizer"] = {"status": "not run: it was not found", "seconds": 0.0}
-            return
-        limits = self.left(time.monotonic() + SHARE_S["sanitizer"])
-        for checker in suites.CHECKERS:
-            for suite in suites.entries(self.found.tools["ctest"], self.folders):
-                name = f"{checker} {suite.name}"
-                if (limit := next(limits, None)) is None:
-                    self.result["suites"][name] = {"status": "not run: no time or no GPU left", "seconds": 0.0}
-                else:
-                    limit = min(limit, SHARE_S["sanitizer"] / len(suites.CHECKERS))
-                    self.keep_suite(name, suites.run_checker(program, checker, suite, self.folders, limit))
+    def write(self) -> None:
+        self.result["seconds"] = round(self.deadline.elapsed(), 1)
+        report.write(self.result, self.args.out / self.args.command)
 
-    def names(self) -> list[str]:
-        command = [self.found.python, str(CASE_PY), "--list", *(["--rehearse"] if self.args.rehearse else [])]
-        known = find.output(command, 180, self.folders.environment()).split()
-        if not known:
-            self.result["cases"]["list"] = {
-                "status": "failed",
-                "seconds": 0.0,
-                "rows": [],
-                "reason": " ".join(command) + " failed",
-            }
-        if unknown := set(self.args.cases or ()) - set(known):
-            print(f"--cases: got {', '.join(sorted(unknown))}, wanted some of {', '.join(known)}", flush=True)
-        wrong = not self.args.cases  # unless asked for, no case that is meant to go wrong
-        return [
-            n
-            for n in known
-            if (not self.args.cases or n in self.args.cases) and not (wrong and n.startswith("rehearsal."))
-        ]
-
-    def measure(self) -> None:
-        limits = self.left(time.monotonic() + SHARE_S["measure"])
-        for name in self.names():
-            if self.args.keep and self.result["cases"].get(name, {}).get("status") == "ok":
-                continue
-            limit = next(limits, None)
-            if limit is None:
-                reason = "the GPU no longer answers" if self.lost else f"no time left of {self.args.seconds:.0f} s"
-                self.result["cases"][name] = {"status": "not run", "seconds": 0.0, "rows": [], "reason": reason}
-                continue
-            print(f"{name} (at most {limit:.0f} s)", flush=True)
-            file = self.folders.build / "cases" / f"{name}.json"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.unlink(missing_ok=True)
-            command = [
-                self.found.python,
-                CASE_PY,
-                name,
-                "--json",
-                file,
-                *(["--rehearse"] if self.args.rehearse else []),
-            ]
-            log = self.folders.logs / f"case-{name}.log"
-            done = run(command, limit, log, self.folders.environment()).data()
-            done["rows"] = json.loads(file.read_text()) if file.is_file() else []
-            if done["status"] != "ok":
-                done["reason"] = (
-                    f"status {done['code']} after {done['seconds']:.0f} s; the end of {log.name}: "
-                    + done["tail"][-300:]
-                )
-            for row in done["rows"]:
-                print(f"  {row['label']}: " + (row.get("absent") or f"{row['value']:.4g} {row['unit']}"), flush=True)
-            print(f"  {done['status']}, {done['seconds']:.0f} s", flush=True)
-            self.result["cases"][name] = done
-            self.write()
-            self.look_for_gpu(done)
-
-    def write(self) -> tuple[Path, Path]:
-        """Writes the result and its tables where they are kept."""
-        self.save()
-        slug = re.sub(r"[^a-z0-9]+", "-", self.result["gpu"].lower()).strip("-")
-        self.args.out.mkdir(parents=True, exist_ok=True)
-        stem = self.args.out / f"{slug}-{self.result['date']}"
-        data, text = stem.with_suffix(".json"), stem.with_suffix(".md")
-        data.write_text(json.dumps({**self.result, "figures": report.judged(self.result)}, indent=1) + "\n")
-        text.write_text(report.markdown(self.result))
-        return data, text
+    @property
+    def ok(self) -> bool:
+        """Nothing failed, and every measured figure is reached. Not run, or not supported, is no failure: tables say so."""
+        entries = [*self.result["suites"].values(), *self.result["cases"].values(), *self.result["build"].values()]
+        failed = any(entry["status"] != "ok" and not entry["status"].startswith("not ") for entry in entries)
+        missed = any(entry["reached"] is False for entry in report.judged(self.result)) and not self.args.rehearse
+        return not (failed or missed or self.stopped)

@@ -17,7 +17,8 @@ _QUERY = "name,memory.total,driver_version,compute_cap,pcie.link.gen.max,pcie.li
 _TORCH = """
 import json, os, sys, sysconfig
 header = os.path.join(sysconfig.get_path("include"), "Python.h")
-out = {"python": sys.version.split()[0], "headers": os.path.isfile(header)}
+soabi = sysconfig.get_config_var("SOABI")
+out = {"python": sys.version.split()[0], "soabi": soabi, "headers": os.path.isfile(header)}
 try:
     import torch
     out.update(torch=torch.__version__, cuda=torch.version.cuda, available=torch.cuda.is_available())
@@ -77,7 +78,7 @@ def look(python: str, extra: list[Path], env: dict[str, str]) -> Found:
     found.nvcc = tool("nvcc", cuda)
     if found.nvcc and (text := output([found.nvcc, "--version"])):
         found.nvcc_version = next((line.strip() for line in text.splitlines() if "release" in line), "")
-    for name in ("g++", "cmake", "ninja", "make", "ctest"):
+    for name in ("g++", "cmake", "ninja", "make"):
         found.tools[name] = tool(name, extra)
     found.tools["compute-sanitizer"] = tool("compute-sanitizer", cuda)
     try:

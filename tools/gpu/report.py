@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 from bench.cuda import figures
@@ -41,8 +43,16 @@ def _suites(result: dict[str, Any]) -> list[str]:
         counts = (
             f"{suite['passed']} passed, {len(failed)} failed, {suite['skipped']} skipped" if "passed" in suite else ""
         )
-        rows.append([name, suite["status"], counts, f"{suite['seconds']:.0f} s", ", ".join(failed[:5])])
-    return _table(("suite", "", "cases", "time", "failed"), rows) if rows else ["No suite ran."]
+        why = ", ".join(failed[:5]) or suite.get("reason", "")
+        rows.append([name, suite["status"], counts, f"{suite['seconds']:.0f} s", why])
+    return _table(("suite", "", "cases", "time", ""), rows) if rows else ["No suite ran."]
+
+
+def _times(result: dict[str, Any]) -> list[str]:
+    entries = {**result["cases"], **result["suites"]}
+    rows = [[name, entry["status"], f"{entry.get('estimate_s', 0):.0f} s", f"{entry['seconds']:.0f} s"]
+            for name, entry in entries.items()]  # fmt: skip
+    return _table(("step", "", "estimate", "took"), rows)
 
 
 def _cases(result: dict[str, Any]) -> list[str]:
@@ -80,8 +90,18 @@ def markdown(result: dict[str, Any]) -> str:
         f"(CUDA {machine['torch'].get('cuda')}); {machine['cpu']}, {machine['logical_cpus']} logical CPUs, "
         f"{machine['memory']}, kernel {machine['kernel']}, huge pages {machine['huge_pages']}",
         "* " + ", ".join(f"{name} {version}" for name, version in machine["versions"].items()),
-        f"* revision {machine['revision']}; {result['seconds']:.0f} s",
+        f"* revision {result['revision']}; {' and '.join(result['commands'])} command, {result['seconds']:.0f} s",
         "", "## Figures", "", *_figures(result), "", "## Tests on the device", "", *_suites(result),
-        "", "## Not measured", "", *_unmeasured(result), "", "## All rows", *_cases(result),
+        "", "## Not measured", "", *_unmeasured(result), "", "## Time", "", *_times(result), "", "## All rows", *_cases(result),
     ]  # fmt: skip
     return "\n".join(text) + "\n"
+
+
+def write(result: dict[str, Any], stem: Path) -> tuple[Path, Path]:
+    """STEM.json and STEM.md. A kill between leaves the old files."""
+    contents = {"json": json.dumps({**result, "figures": judged(result)}, indent=1) + "\n", "md": markdown(result)}
+    for suffix, text in contents.items():
+        part = stem.with_name(f"{stem.name}.{suffix}.part")
+        part.write_text(text)
+        part.replace(stem.with_name(f"{stem.name}.{suffix}"))
+    return stem.with_name(f"{stem.name}.json"), stem.with_name(f"{stem.name}.md")

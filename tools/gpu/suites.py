@@ -1,70 +1,70 @@
-"""Runs the tests that need a device: executables that CTest knows, Python's, and checkers of compute-sanitizer."""
+"""Runs the tests that need a device: the C++ program for devices, Python's tests, and both checkers of compute-sanitizer."""
 
 from __future__ import annotations
 
-import json
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpu.build import ROOT, Folders
-from gpu.find import Found, output
+from gpu.build import ROOT, TESTS, Folders
+from gpu.find import Found
 from gpu.watchdog import Result, run
 
-LABELS = {"device", "cuda"}  # that the CTest entries have, all of them, that run on a CUDA device
-EMULATED = "LOWTIDE_CUDA_PLUGIN"  # in the environment of entries that run on a stand-in for one
-NEEDED = {"LOWTIDE_TEST_DEVICE_NEEDED": "1"}  # without it, a test that finds no device is skipped
+# Without NEEDED a test that finds no device is skipped.
+DEVICE = {"LOWTIDE_TEST_DEVICE": "cuda", "LOWTIDE_TEST_DEVICE_NEEDED": "1"}
 PYTHON_TESTS = ("test_on_gpu.py",)
-CHECKERS = ("memcheck", "racecheck")
 SANITIZER_ERROR = 86  # an exit status that no test has
-SMALL = {"LOWTIDE_TEST_SHARE": "0.05"}  # of the random cases: a checker makes all slower
+# A checker makes all some ten times slower: a share of the random cases, of the tests that reach what it looks for.
+CHECKED_SHARE = {"LOWTIDE_TEST_SHARE": "0.02"}
+CHECKERS = {
+    "memcheck": "DeviceSteps.*:DeviceCodecs.*:DeviceNonfinite.*",
+    "racecheck": "DeviceSteps.GiveTheBitsOfTheCpu:DeviceNorms.*",
+}
 
 
 @dataclass
 class Suite:
     name: str
-    command: list[str]
-    folder: Path
+    command: list[object]
+    report: Path | None = None
     env: dict[str, str] = field(default_factory=dict)
 
 
-def entries(ctest: str, folders: Folders) -> list[Suite]:
-    """CTest's entries with LABELS."""
-    cmake = folders.cmake
-    if not ctest or not cmake.is_dir():
-        return []
-    text = output([ctest, "--show-only=json-v1"], env=folders.environment(), cwd=cmake)
-    try:
-        tests = json.loads(text)["tests"]
-    except (ValueError, KeyError):
-        return []
-    found = []
-    for test in tests:
-        given = {entry["name"]: entry["value"] for entry in test.get("properties", [])}
-        env = dict(entry.partition("=")[::2] for entry in given.get("ENVIRONMENT", []))
-        if set(given.get("LABELS", [])) >= LABELS and EMULATED not in env and test.get("command"):
-            folder = Path(given.get("WORKING_DIRECTORY", cmake))
-            found.append(Suite(test["name"], test["command"], folder, {**env, **NEEDED}))
-    return found
+def suite(name: str, found: Found, folders: Folders) -> Suite | str:
+    """The suite of that name, or why it cannot be run."""
+    program = folders.tests / TESTS
+    reports = folders.build / "reports"
+    if name == "suite python":
+        tests = [ROOT / "tests" / "python" / file for file in PYTHON_TESTS]
+        report = reports / "pytest.xml"
+        return Suite(name, [found.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *tests],
+                     report)  # fmt: skip
+    if not program.is_file():
+        return f"{program} is not there"
+    if name == "suite device":
+        report = reports / "device.xml"
+        return Suite(name, [program, f"--gtest_output=xml:{report}", "--gtest_brief=1"], report, DEVICE)
+    sanitizer = found.tools["compute-sanitizer"]
+    if not sanitizer:
+        return "compute-sanitizer was not found"
+    return Suite(name, [sanitizer, "--tool", name, "--error-exitcode", SANITIZER_ERROR, program, "--gtest_brief=1",
+                        f"--gtest_filter={CHECKERS[name]}"], None, {**DEVICE, **CHECKED_SHARE})  # fmt: skip
 
 
-def python_suite(found: Found, folders: Folders) -> Suite | None:
-    tests = ROOT / "tests" / "python"
-    files = [tests / name for name in PYTHON_TESTS if (tests / name).is_file()]
-    if not files:
-        return None
-    report = folders.build / "reports" / "pytest.xml"
-    report.unlink(missing_ok=True)
-    return Suite(
-        "python",
-        [found.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *map(str, files)],
-        ROOT,
-    )
+def rehearsed(given: Suite) -> Suite:
+    """On the CPU: Python's tests as far as they mean anything there; of the program that tests devices, on the emulated
+    runtime if that is built, the two shortest tests."""
+    env = {**given.env, "LOWTIDE_ON_GPU": "cpu"}
+    emulated = ROOT / "build" / "dev" / "liblowtide_cuda_emulated.so"
+    if emulated.is_file():
+        env |= {"LOWTIDE_CUDA_PLUGIN": str(emulated), **CHECKED_SHARE}
+    return Suite(given.name, [*given.command, *(["--gtest_filter=DeviceFlags.*:DeviceFill.*"] if env.get("LOWTIDE_TEST_DEVICE") else [])],
+                 given.report, env)  # fmt: skip
 
 
-def cases(path: Path) -> dict[str, Any]:
-    """Counts of a gtest or pytest report."""
+def counts(path: Path) -> dict[str, Any]:
+    """Numbers of cases in a gtest or pytest report."""
     try:
         found = list(ET.parse(path).getroot().iter("testcase"))
     except (OSError, ET.ParseError):
@@ -78,29 +78,18 @@ def cases(path: Path) -> dict[str, Any]:
     }
 
 
-def report_of(suite: Suite) -> Path | None:
-    for word in suite.command:
-        for option in ("--gtest_output=xml:", "--junitxml="):
-            if word.startswith(option):
-                return Path(word.removeprefix(option))
-    return None
+def run_suite(given: Suite, folders: Folders, limit_s: float) -> dict[str, Any]:
+    if given.report:
+        given.report.parent.mkdir(parents=True, exist_ok=True)
+        given.report.unlink(missing_ok=True)
+    env = {**folders.environment(), **given.env}
+    result = run(given.command, limit_s, folders.logs / f"{given.name.replace(' ', '-')}.log", env, ROOT)
+    found = {**result.data(), **(counts(given.report) if given.report else {})}
+    return found if given.report else checked(result, found)
 
 
-def run_suite(suite: Suite, folders: Folders, limit_s: float) -> dict[str, Any]:
-    report = report_of(suite)
-    if report:
-        report.parent.mkdir(parents=True, exist_ok=True)
-        report.unlink(missing_ok=True)
-    result = run(suite.command, limit_s, folders.logs / f"suite-{suite.name}.log", {**folders.environment(), **suite.env},
-                 suite.folder)  # fmt: skip
-    return {**result.data(), **(cases(report) if report else {})}
-
-
-def run_checker(sanitizer: str, checker: str, suite: Suite, folders: Folders, limit_s: float) -> dict[str, Any]:
-    command = [sanitizer, "--tool", checker, "--error-exitcode", SANITIZER_ERROR, *suite.command]
-    env = {**folders.environment(), **suite.env, **SMALL}
-    result: Result = run(command, limit_s, folders.logs / f"{checker}-{suite.name}.log", env, suite.folder)
-    found = result.data()
+def checked(result: Result, found: dict[str, Any]) -> dict[str, Any]:
+    """A checker makes no report: its exit status and the end of its output say how it went."""
     if result.status == "hung":
         found["status"] = "not finished in time"  # the end of its output says whether it had found anything
     elif result.code == SANITIZER_ERROR:

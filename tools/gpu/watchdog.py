@@ -60,14 +60,16 @@ def run(
             )  # fmt: skip
         except OSError as error:
             return Result("missing", 127, 0.0, str(error))
-        if not _waited(process, limit_s):
-            status = "hung"
-            _signal(process, signal.SIGTERM)
-            if not _waited(process, GRACE_S):
-                _signal(process, signal.SIGKILL)
-                if not _waited(process, GIVE_UP_S):
-                    status = "stuck"
-        _signal(process, signal.SIGKILL)  # children that it left
+        try:
+            if not _waited(process, limit_s):
+                status = "hung"
+                _signal(process, signal.SIGTERM)
+                if not _waited(process, GRACE_S):
+                    _signal(process, signal.SIGKILL)
+                    if not _waited(process, GIVE_UP_S):
+                        status = "stuck"
+        finally:
+            _signal(process, signal.SIGKILL)  # children that it left; all of it if this program is told to end
     code = process.returncode if process.returncode is not None else -1
     if status == "ok" and code != 0:
         status = "failed"

@@ -1,0 +1,73 @@
+"""The host's part of a step: how long a call takes for many tensors, and a fork of a process whose state is pinned."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from typing import Any
+
+import torch
+
+from bench.cuda import contenders, shapes
+from bench.cuda.device import Gpu
+from bench.cuda.paged import DEVICE
+from bench.cuda.resident import ALL_FITS
+from bench.cuda.rows import Rows
+from bench.cuda.timing import Step, in_turns
+
+ELEMENTS = 100_000_000  # in the 291 tensors of a LLaMA: a step of 0.3 ms
+FORKS = 5
+PINNED = 512 << 20
+
+
+def calls(gpu: Gpu, rows: Rows) -> None:
+    given = shapes.llama_7b(gpu.elements(ELEMENTS, 300_000, 20))[: gpu.size(1000, 6)]
+    params = gpu.parameters(given, torch.bfloat16)
+    own = contenders.lowtide_adamw(gpu, params, memory=contenders.budget(gpu, device=ALL_FITS), nonfinite="skip")
+    steps = {"Lowtide, default": Step(contenders.settle(gpu, own).step)}
+    others: dict[str, Any] = {
+        "torch AdamW(fused)": lambda: contenders.torch_fused(gpu, params),
+        "bitsandbytes AdamW8bit": lambda: contenders.bitsandbytes(gpu, params, "AdamW8bit"),
+    }
+    for label, make in others.items():
+
+        def add(label: str = label, make: Any = make) -> None:
+            optimizer = make()
+            optimizer.step()
+            steps[label] = Step(optimizer.step)
+
+        rows.attempt(f"{len(params)} tensors: {label}", add)
+    found = in_turns(gpu, steps, seconds=10, rounds=60)
+    for label, series in found.items():
+        rows.add(f"{len(params)} tensors of {sum(map(torch.numel, params)) / 1e6:.0f} M parameters: {label}, call",
+                 series.median("call") * 1e6, "us", wall_us=series.median("wall") * 1e6, **series.data())  # fmt: skip
+
+
+def fork_seconds() -> float:
+    """Until the child exists; it ends at once."""
+    start = time.perf_counter()
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    took = time.perf_counter() - start
+    os.waitpid(child, 0)
+    return took
+
+
+def fork(gpu: Gpu, rows: Rows) -> None:
+    """A worker of a DataLoader is a fork: the kernel copies pinned pages at once, unless they are kept out of it."""
+    before = statistics.median(fork_seconds() for _ in range(FORKS))
+    params = gpu.parameters(shapes.equal(gpu.size(PINNED // 2, 200_000), 4), torch.bfloat16)
+    optimizer = contenders.lowtide_adamw(gpu, params, memory=contenders.budget(gpu, device=DEVICE))
+    optimizer.step()
+    gpu.cuda.synchronize()
+    after = statistics.median(fork_seconds() for _ in range(FORKS))
+    rows.add("fork with pinned state: what it takes more", (after - before) * 1e3, "ms", "fork",
+             without_ms=before * 1e3, with_ms=after * 1e3,
+             pinned_bytes=optimizer.report()["allocated_bytes"])  # fmt: skip
+    optimizer.step()  # the parent's memory is still whole
+    gpu.cuda.synchronize()
+
+
+CASES = {"calls.tensors": calls, "calls.fork": fork}
