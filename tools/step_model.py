@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Models the speed of steps from their machine code for compute capability 9.0. No GPU runs.
 
-    step_model.py --objects BUILD/cuda LAUNCHES [--json FILE] [--markdown FILE] [--part TEXT]
+    step_model.py --objects BUILD/cuda LAUNCHES                        prints the table
+    step_model.py --objects BUILD/cuda LAUNCHES --write FILE.json      writes it, and FILE.md for people
+    step_model.py --objects BUILD/cuda LAUNCHES --judge FILE.json      exits with 1 if a step has left its budget since
 
 LAUNCHES is a folder that lowtide_cuda_launches has written: one step of one tile for each configuration. sass/ runs the
 instructions of the cubin on these, so that branches are taken, addresses made and tables looked up as a GPU would, and the
-memory that they leave must be that which the PTX left, byte for byte. Counted are the instructions of the warps that have a
+memory that they leave must be that which the PTX left, byte for byte (fast kernels: but for rounding). Counted are the instructions of the warps that have a
 part in the tile, from the block's first barrier on (before that tables are filled, once for all tiles of a block), and
 what they cost on each pipe (sass/pipes.py). Their ratio to what can be issued while the step's bytes move is the ceiling of
 the share of the copy rate: latencies that other warps do not hide come on top.
@@ -14,49 +16,25 @@ the share of the copy rate: latencies that other warps do not hide come on top.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from cubin_report import Kernel, cubins_of, find_tool, read_cubin, skip
+from sass.cubins import Kernel, cubins_of, demangled, find_tool, read_cubin, skip
+
+if not find_spec("numpy"):
+    skip("no numpy (pip install .[test])")
+from sass import report
 from sass.launch import Launch, Recorded
 from sass.memory import bytes_of
 from sass.operands import Unknown
-from sass.pipes import ALU, FMA, HEAVY, ISSUE, LSU, MACHINES, PIPES, XU, costs, is_lookup, pressed
-
-
-@dataclass
-class Step:
-    """Per element, but for the first four."""
-
-    name: str
-    arithmetic: str
-    kernel: str
-    registers: int
-    shared: int
-    bytes: float
-    wide_share: float  # of the bytes, those in accesses of 8 bytes and more
-    slots: dict[str, float] = field(default_factory=dict)
-    lookups: float = 0
-    conflicts: float = 0  # wavefronts of a look-up to what it would take without conflicts
-    worst_conflicts: float = 0  # of that instruction which has most
-    differing_bytes: int = 0
-    failure: str = ""
-
-    @property
-    def is_slow(self) -> bool:
-        return self.wide_share < 0.5
-
-    def ceiling(self, machine: int = 0) -> tuple[float, str]:
-        """The most that the share of the copy rate can be, and the pipe that sets it."""
-        budget = MACHINES[machine].slots_of(self.bytes)
-        pipe = max(PIPES, key=lambda p: self.slots.get(p, 0))
-        return min(1.0, budget / self.slots[pipe]), pipe
+from sass.pipes import PIPES, costs, is_lookup, pressed
+from sass.report import Step
 
 
 def name_of(words: dict[str, str]) -> str:
@@ -75,19 +53,22 @@ def kernels_of(objects: Path, wanted: set[str], folder: Path) -> dict[str, Kerne
     files = [file for file in sorted(objects.glob("*.o")) if any(name.encode() in file.read_bytes() for name in wanted)]
     if not files:
         skip(f"not built: {objects}/*.o")
-    return {
+    found = {
         kernel.name: kernel
         for file in files
         for cubin in cubins_of(file, ["90"], cuobjdump, folder)
         for kernel in read_cubin(cubin, cuobjdump, nvdisasm)
     }
+    if not found:
+        skip(f"no machine code for sm_90 in {objects} (LOWTIDE_CUDA_ARCHITECTURES)")
+    return found
 
 
 def model(kernel: Kernel, recorded: Recorded) -> Step:
     words = recorded.words
     elements = int(words["elements"])
     step = Step(
-        name_of(words), words["arithmetic"], kernel.name, kernel.registers,
+        name_of(words), words["arithmetic"], demangled(kernel.name), kernel.registers,
         kernel.shared + int(words["dynamic_bytes"]), int(words["bytes"]) / elements, 0,
     )  # fmt: skip
     launch = Launch(kernel, recorded)
@@ -96,7 +77,7 @@ def model(kernel: Kernel, recorded: Recorded) -> Step:
     except Unknown as unknown:
         step.failure = str(unknown)
         return step
-    step.differing_bytes = launch.differing_bytes(recorded.results)
+    step.different = launch.differing_bytes(recorded.results) / elements
     counts: Counter[int] = sum((warp.counts for warp in warps), Counter())
     wavefronts: Counter[int] = sum((warp.wavefronts for warp in warps), Counter())
     slots = costs(kernel.code, counts, wavefronts)
@@ -133,40 +114,14 @@ def models(files: list[Path], launches: dict[Path, dict[str, str]]) -> list[Step
     return [replace(found[launch(file)], arithmetic=launches[file]["arithmetic"]) for file in files]
 
 
-HEAD = ["configuration", "arithmetic", "B", "regs", "slots", "instr", "alu", "fma", "heavy", "xu", "lsu", "conflicts",
-        "ceiling", "limit", ""]  # fmt: skip
-
-
-def row_of(step: Step) -> list[str]:
-    if step.failure:
-        return [step.name, step.arithmetic, f"{step.bytes:.2f}", str(step.registers), *["-"] * 10, step.failure]
-    ceiling, pipe = step.ceiling()
-    wrong = [f"{step.differing_bytes} bytes differ"] if step.differing_bytes else []
-    if step.is_slow:
-        wrong.append("slow path")
-    return [
-        step.name, step.arithmetic, f"{step.bytes:.2f}", str(step.registers), f"{MACHINES[0].slots_of(step.bytes):.0f}",
-        *(f"{step.slots[pipe]:.1f}" for pipe in (ISSUE, ALU, FMA, HEAVY, XU, LSU)),
-        f"{step.conflicts:.2f}" if step.lookups else "-", f"{ceiling:.2f}", "memory" if ceiling == 1 else pipe,
-        ", ".join(wrong),
-    ]  # fmt: skip
-
-
-def print_table(rows: list[list[str]]) -> None:
-    widths = [max(len(row[c]) for row in rows) for c in range(len(rows[0]))]
-    for row in rows:
-        cells = (
-            cell.ljust(w) if c in (0, 1, 13, 14) else cell.rjust(w) for c, (cell, w) in enumerate(zip(row, widths))
-        )
-        print("  ".join(cells).rstrip())
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("launches", type=Path)
     parser.add_argument("--objects", type=Path, required=True, help="the folder of nvcc's objects")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--part", default="", help="only configurations whose names have this")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="with --before: beside the figures of that file")
+    parser.add_argument("--before", type=Path, metavar="FILE")
+    parser.add_argument("--judge", type=Path, metavar="FILE")
     options = parser.parse_args()
     files = sorted(options.launches.glob("*.txt"), key=lambda file: int(file.stem))
     launches = {file: Recorded.read(file).words for file in files}
@@ -176,10 +131,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         _KERNELS.update(kernels_of(options.objects, {launches[file]["kernel"] for file in chosen}, Path(folder)))
     steps = models(chosen, launches)
-    print_table([HEAD, *(row_of(step) for step in steps)])
-    if options.json:
-        options.json.write_text(json.dumps([asdict(step) for step in steps], indent=1) + "\n")
-    if any(step.failure or step.differing_bytes for step in steps):
+    if options.write:
+        report.write(steps, options.write, report.read(options.before) if options.before else None)
+    if not options.judge:
+        report.print_table(steps)
+    wrong = report.judge(steps, report.read(options.judge) if options.judge else None)
+    print("\n".join(wrong))
+    print(f"{len(steps)} configurations, {sum(step.is_slow for step in steps)} on the slow path, {len(wrong)} wrong")
+    if wrong:
         sys.exit(1)
 
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from cubin_report import Instruction, Kernel
 
-from sass import operations
+from sass import arithmetic, conversions, exchange, integers, logic  # noqa: F401 (they fill the table)
+from sass.cubins import Instruction, Kernel
 from sass.memory import Memory, Range, make_access, make_atomic
 from sass.operands import LANES, Unknown, flags, predicate, source, split
+from sass.table import OPERATIONS
 from sass.warp import ALL, Mask, Warp, lanes_of, mask_of
 
 PARAMETERS = 0x210  # of bank 0, sm_90
@@ -77,9 +78,7 @@ class Step:
         if base in ("ATOM", "ATOMG", "RED"):
             return make_atomic(warp, self.position, i.text)
         name, operands = split(i.text)
-        known = operations.OPERATIONS.get(base) or (
-            operations.OPERATIONS.get(base[1:]) if base.startswith("U") else None
-        )
+        known = OPERATIONS.get(base) or (OPERATIONS.get(base[1:]) if base.startswith("U") else None)
         if known is None:
             raise Unknown(f"{i.text} at {hex(i.address)}")
         return known(warp, name, operands)

@@ -22,8 +22,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from cubin_report import Instruction
-
+from sass.cubins import Instruction
 from sass.warp import Warp
 
 ISSUE, ALU, FMA, HEAVY, XU, LSU = "issue", "alu", "fma", "fma heavy", "xu", "lsu"

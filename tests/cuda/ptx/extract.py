@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "tools"))
-from cubin_report import SKIPPED, find_tool
+from sass.cubins import SKIPPED, find_tool
 
 
 def main() -> int:

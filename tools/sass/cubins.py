@@ -1,0 +1,168 @@
+"""Kernels read from objects of nvcc: their machine code, registers and shared memory, by NVIDIA's cuobjdump and nvdisasm."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import NoReturn
+
+SKIPPED = 77  # exit status
+
+
+@dataclass
+class Instruction:
+    address: int
+    text: str  # without its predicate
+    predicate: str
+
+    @property
+    def name(self) -> str:
+        return self.text.split()[0]
+
+    @property
+    def is_wide(self) -> bool:
+        return ".128" in self.name
+
+    @property
+    def is_store(self) -> bool:
+        return self.name.startswith(("STG.", "ST."))
+
+
+@dataclass
+class Kernel:
+    name: str
+    architecture: str
+    registers: int = 0
+    shared: int = 0
+    stack: int = 0
+    code: list[Instruction] = field(default_factory=list)
+    functions: dict[int, str] = field(default_factory=dict)  # behind the kernel itself, which calls them, by address
+
+    @property
+    def spills(self) -> int:
+        return sum(i.name.startswith(("LDL", "STL")) for i in self.code)
+
+
+def find_tool(name: str) -> Path | None:
+    """Finds a tool on PATH, or in the folder of its Python package."""
+    if there := shutil.which(name):
+        return Path(there)
+    for package in (f"nvidia-cuda-{name}", f"nvidia-cuda-{name}-cu13", f"nvidia-cuda-{name}-cu12"):
+        try:
+            files = metadata.files(package) or []
+        except metadata.PackageNotFoundError:
+            continue
+        for file in files:
+            if file.name == name:
+                return Path(str(file.locate()))
+    return None
+
+
+def run(*command: object, cwd: Path | None = None) -> str:
+    words = [str(word) for word in command]
+    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"cubin_report: {Path(words[0]).name} failed with {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def cubins_of(file: Path, architectures: list[str], cuobjdump: Path, folder: Path) -> list[Path]:
+    """The cubins of these architectures; of all, if none is named."""
+    if file.suffix == ".cubin":
+        return [file]
+    into = folder / file.name
+    into.mkdir()
+    run(cuobjdump, "-xelf", "all", file.resolve(), cwd=into)
+    found = sorted(into.glob("*.cubin"))
+    return [cubin for cubin in found if not architectures or any(f".sm_{a}." in cubin.name for a in architectures)]
+
+
+def read_cubin(cubin: Path, cuobjdump: Path, nvdisasm: Path) -> list[Kernel]:
+    """Every kernel of a cubin, which is of one architecture."""
+    kernels: dict[str, Kernel] = {}
+    usage = run(cuobjdump, "-res-usage", cubin)
+    for name, rest in re.findall(r"Function (\S+?):\s*\n\s*(REG:.*)", usage):
+        values = dict(re.findall(r"(\w+):(\d+)", rest))
+        kernels[name] = Kernel(name, "", int(values["REG"]), int(values["SHARED"]), int(values["STACK"]))
+    text = run(nvdisasm, "-c", cubin)
+    target = re.search(r"\.target\s+(sm_\w+)", text)
+    architecture = target[1] if target else "?"
+    for section in re.split(r"(?m)^\s*\.section\s+", text)[1:]:
+        head = re.match(r"\.text\.(\S+?),", section)
+        if not head or head[1] not in kernels:
+            continue
+        kernel = kernels[head[1]]
+        kernel.architecture = architecture
+        kernel.code, labels = read_code(section)
+        kernel.functions = {address: label for label, address in labels.items() if label.startswith("$")}
+    return [k for k in kernels.values() if k.code]
+
+
+def read_code(section: str) -> tuple[list[Instruction], dict[str, int]]:
+    """Instructions, and the addresses of labels."""
+    labels: dict[str, int] = {}
+    pending: list[str] = []
+    lines: list[tuple[int, str]] = []
+    for line in section.splitlines():
+        if label := re.match(r"\s*(\.L_x_\d+|\.text\.\S+|\S+):\s*$", line):
+            pending.append(label[1])
+        elif found := re.match(r"\s*/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;", line):
+            address = int(found[1], 16)
+            labels |= dict.fromkeys(pending, address)
+            pending.clear()
+            lines.append((address, found[2]))
+    code = []
+    for address, text in lines:
+        predicate = ""
+        if guarded := re.match(r"(@!?U?P\w+)\s+(.*)", text):
+            predicate, text = guarded[1], guarded[2]
+        text = re.sub(r"`\((\S+?)\)", lambda m: hex(labels.get(m[1], -1)), text)
+        code.append(Instruction(address, text, predicate))
+    return code, labels
+
+
+def demangled(name: str) -> str:
+    """A short name: "adamw dynamic8 bf16,bf16" of a step's hot kernel, else the kernel's own."""
+    words = re.findall(r"\d+([A-Za-z]\w*)", split_lengths(name))
+    if "HotBlocks" not in name:
+        return " ".join(w for w in words if w not in ("lowtide", "StepArguments"))
+    kernel = words[words.index("step_kernel") + 1 :]
+    rule, codec = kernel[0], kernel[1]
+    mode = "fast" if "cuda_device_fast" in name else "exact"
+    if re.search(r"HotBlocks.*Lb1E", name):
+        mode += " random"
+    if "NoHotBlocks" in name:
+        return f"{rule.lower()} {codec.lower()} any {mode}"
+    # Types are the last template arguments; a repeated one is a back reference.
+    tail = name[name.index("HotBlocks") + len("HotBlocks") :].split("EEEE")[0]
+    types = re.findall(r"4bf16|3f16|f(?=f|E|$|N)|f$|S\d?_", tail)
+    named = {"4bf16": "bf16", "3f16": "f16", "f": "f32"}
+    pair = [named[t] for t in types if t in named]
+    pair = pair * 2 if len(pair) == 1 else pair
+    return f"{rule.lower()} {codec.lower()} {','.join(pair)} {mode}"
+
+
+def split_lengths(name: str) -> str:
+    """A mangled name with a space behind each word, whose length stands before it."""
+    out, at = [], 0
+    while at < len(name):
+        if number := re.match(r"\d+", name[at:]):
+            length = int(number[0])
+            end = at + len(number[0]) + length
+            if length and end <= len(name):
+                out.append(f" {number[0]}{name[at + len(number[0]) : end]} ")
+                at = end
+                continue
+        out.append(name[at])
+        at += 1
+    return "".join(out)
+
+
+def skip(reason: str) -> NoReturn:
+    print(f"skipped: {reason}")
+    sys.exit(SKIPPED)

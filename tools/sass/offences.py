@@ -1,0 +1,82 @@
+"""Everything that no kernel's machine code may do, with a budget or without."""
+
+from __future__ import annotations
+
+import re
+
+from sass.cubins import Kernel, demangled
+
+ELEMENTS_OF_A_LANE = 16
+
+# States with a scale, which is 4 bytes for a block, read and written.
+NARROW_OF_RULE = {"adam": 2, "adamw": 2, "lion": 1, "sgd": 1}
+
+# Blocks of a step that are resident on a multiprocessor together (__launch_bounds__), and what it has for them by
+# architecture: bytes of shared memory, of which each block costs the system 1,024; registers are 65,536 everywhere.
+BLOCKS, THREADS = 2, 256
+REGISTERS_OF_ALL, SHARED_OF_BLOCK = 65536, 1024
+SHARED_OF_ALL = {"sm_80": 164 << 10, "sm_90": 228 << 10, "sm_100": 228 << 10, "sm_120": 100 << 10}
+
+# Kernels with arrays of a thread's own that are indexed at run time: norms and feedback for tensors with strides, counters of
+# votes, the pairs of 4-bit codes; ballots. All others have everything in registers.
+HAS_LOCAL = re.compile(r"norms_kernel|ballot_kernel|feedback_kernel|count_kernel|vote_kernel|(dynamic4|mixed12) any")
+
+# Fused sums of the codes of float8, which the source asks for: for each element and state one to read, one to write. Their
+# products, by 2 and 1/2, are exact.
+FUSED_IN_FLOAT8 = 2
+
+
+def wrong_selectors(kernel: Kernel) -> list[str]:
+    """Selectors of PRMT that take a byte's sign without extending the number whose sign that is, or that repeat a byte where
+    its sign is meant: CUDA's __byte_perm masks selectors, so that PTX's 0xbb32 becomes 0x3332."""
+    wrong = []
+    for i in kernel.code:
+        if not (found := re.match(r"U?PRMT \S+, (\S+), 0x([0-9a-f]+), (\S+)", i.text)):
+            continue
+        nibbles = [int(digit, 16) for digit in reversed(found[2].zfill(4))]
+        plain = [n for n in nibbles if n < 8]
+        extends = all(n == plain[-1] + 8 for n in nibbles[len(plain) :]) if plain else False
+        repeated = nibbles[1] if nibbles[1] == nibbles[2] == nibbles[3] != nibbles[0] else 8
+        loses = repeated < 8 and not found[3 if repeated >= 4 else 1].startswith(("RZ", "URZ"))
+        if (len(plain) < 4 and not extends) or loses:
+            wrong.append(f"a PRMT with selector 0x{found[2]}")
+    return sorted(set(wrong))
+
+
+def fused(kernel: Kernel) -> tuple[int, int]:
+    """Fused sums that an exact kernel has, and that it may have. nvcc's sequences, which real-inl.h has as well, use one
+    reciprocal or reciprocal root each: 6 for a division of known range, 5 for one that is checked (FCHK), 2 for a reciprocal
+    that is checked (it calls a function otherwise), 2 for a root. A function's own are not counted; reciprocals of integer
+    divisions, which begin with a conversion upwards, have none."""
+    end = min(kernel.functions, default=1 << 62)
+    code = [i for i in kernel.code if i.address < end]
+    called = [kernel.functions.get(int(i.text.split()[-1], 16), "") for i in code if i.name.startswith("CALL")]
+
+    def count(pattern: str) -> int:
+        return sum(bool(re.match(pattern, i.name)) for i in code)
+
+    float_reciprocals = count(r"MUFU\.RCP$") - count(r"I2F\..*\.RP$")
+    checked = sum("rcp_rn" in name for name in called)
+    may = 6 * float_reciprocals + 2 * count(r"MUFU\.RSQ$") - count("FCHK") - 4 * checked
+    words = demangled(kernel.name).split()
+    if words[1:2] == ["float8"] and "any" not in words:
+        may += FUSED_IN_FLOAT8 * ELEMENTS_OF_A_LANE * NARROW_OF_RULE.get(words[0], 0)
+    return count(r"FFMA(?!.*\.SAT)"), may
+
+
+def wrong_everywhere(kernel: Kernel, name: str) -> list[str]:
+    """Everything that no kernel may do."""
+    wrong = wrong_selectors(kernel)
+    if kernel.spills and not HAS_LOCAL.search(name):
+        wrong.append(f"{kernel.spills} accesses to local memory")
+    if "cuda_device_fast" not in kernel.name:
+        found, may = fused(kernel)
+        if found > may:
+            wrong.append(f"{found} fused sums, at most {may}: something is contracted")
+    if "step_kernel" in kernel.name:
+        if kernel.registers * THREADS * BLOCKS > REGISTERS_OF_ALL:
+            wrong.append(f"{kernel.registers} registers: {BLOCKS} blocks of {THREADS} threads are not resident")
+        most = SHARED_OF_ALL.get(kernel.architecture, min(SHARED_OF_ALL.values()))
+        if BLOCKS * (kernel.shared + SHARED_OF_BLOCK) > most:
+            wrong.append(f"{kernel.shared} bytes of shared memory: {BLOCKS} blocks are not resident")
+    return wrong
