@@ -29,14 +29,24 @@ inline constexpr u32 kRandomIncrement = 0x9e3779b9u;
 inline constexpr u32 kRandomFactor0 = 0x2c1b3c6du, kRandomFactor1 = 0x297a2d39u;
 inline constexpr int kRandomShift0 = 15, kRandomShift1 = 13, kRandomShift2 = 16;
 
+// A hash in two parts: what k0 makes of the index, and what k1 makes of that. Over all keys the results of the two are
+// exactly even and independent, because a key word is added before each and all that follows is one to one.
+template <class U>
+LT_FN U random_half(U index, RandomKey key) {
+  const U x = index * U(kRandomIncrement) + U(key.k0);
+  return (x ^ (x >> kRandomShift0)) * U(kRandomFactor0);
+}
+template <class U>
+LT_FN U random_rest(U half, RandomKey key) {
+  U x = half ^ U(key.k1);
+  x = (x ^ (x >> kRandomShift1)) * U(kRandomFactor1);
+  return x ^ (x >> kRandomShift2);
+}
+
 // 32 random bits for number `index`.
 template <class U>
 LT_FN U random_bits(U index, RandomKey key) {
-  U x = index * U(kRandomIncrement) + U(key.k0);
-  x = (x ^ (x >> kRandomShift0)) * U(kRandomFactor0);
-  x = x ^ U(key.k1);
-  x = (x ^ (x >> kRandomShift1)) * U(kRandomFactor1);
-  return x ^ (x >> kRandomShift2);
+  return random_rest(random_half(index, key), key);
 }
 
 // The key of the elements whose indices have these bits above 32.
@@ -45,9 +55,15 @@ LT_FN RandomKey key_at(RandomKey key, u32 index_high) {
   return RandomKey{random_bits(index_high, key), random_bits(~index_high, key)};
 }
 
-// Stochastic rounding takes 16 random bits for each element. Two neighbours share the halves of a hash.
+// Stochastic rounding takes 16 random bits for each element. Four neighbours share a hash: element 4 n + k has byte k
+// of hash n, and below it byte 2 or 3 of the half of that hash, as k is even or odd. Each element's 16 bits are exactly
+// even over all keys. Two elements with one lower byte are enough: it decides a rounding in 1 of 256 cases, so that it
+// correlates two roundings by 2^-8 at most. (Bytes 0 and 1 of the half are mixed too little: columns of matrices
+// correlate.)
 template <class U>
 LT_FN U random_16(U index, RandomKey key) {
-  const U both = random_bits(index >> 1, key);
-  return select((index & U(1u)) == U(0u), both & U(0xffffu), both >> 16);
+  const U half = random_half(index >> 2, key), hash = random_rest(half, key);
+  const U two = select((index & U(2u)) == U(0u), hash, hash >> 16);
+  return select((index & U(1u)) == U(0u), ((two << 8) & U(0xff00u)) | ((half >> 16) & U(0xffu)),
+                (two & U(0xff00u)) | (half >> 24));
 }

@@ -13,11 +13,13 @@ namespace {
 #include "portable/portable.h"
 
 // Written once more from the definition, in 64-bit arithmetic reduced to 32 bits.
+constexpr uint64_t kMask = 0xffffffff;
+uint64_t half_by_definition(uint64_t index, uint64_t k0) {
+  const uint64_t x = (index * 0x9E3779B9 + k0) & kMask;
+  return ((x ^ (x >> 15)) * 0x2C1B3C6D) & kMask;
+}
 uint32_t hash_by_definition(uint64_t index, uint64_t k0, uint64_t k1, bool second_multiplication = true) {
-  constexpr uint64_t kMask = 0xffffffff;
-  uint64_t x = (index * 0x9E3779B9 + k0) & kMask;
-  x = ((x ^ (x >> 15)) * 0x2C1B3C6D) & kMask;
-  x ^= k1;
+  uint64_t x = half_by_definition(index, k0) ^ k1;
   x ^= x >> 13;
   if (second_multiplication) x = (x * 0x297A2D39) & kMask;
   return static_cast<uint32_t>(x ^ (x >> 16));
@@ -119,7 +121,7 @@ TEST(Random, BitsOfRoundingAreEvenAndIndependent) {
   EXPECT_LT(worst, kLimit);
 }
 
-// The whole hash, of which neighbours share the halves.
+// The whole hash, whose bytes neighbours share, and which breaks ties of votes.
 TEST(Random, BothHalvesOfAHashAreEvenAndIndependent) {
   double worst = 0;
   for (const u64 seed : {1ull, 2ull}) {
@@ -138,8 +140,8 @@ TEST(Random, TheStatisticsCatchOneMultiplication) {
   const RandomKey key = random_key(1, 1, 0, 0), next = random_key(1, 2, 0, 0);
   const auto weak = [](const RandomKey& of) {
     return stream([=](u32 i) {
-      const u32 both = hash_by_definition(i >> 1, of.k0, of.k1, false);
-      return i & 1 ? both >> 16 : both & 0xffffu;
+      const u32 high = hash_by_definition(i >> 2, of.k0, of.k1, false) >> 8 * (i & 3) & 0xffu;
+      return high << 8 | (half_by_definition(i >> 2, of.k0) >> (i & 1 ? 24 : 16) & 0xffu);
     });
   };
   const std::vector<u16> values = weak(key), next_step = weak(next);
@@ -148,12 +150,13 @@ TEST(Random, TheStatisticsCatchOneMultiplication) {
   EXPECT_GT(z, 4 * kLimit);
 }
 
-// Neighbours have halves of one hash, and a key of its own for what is above 32 bits of the index.
-TEST(Random, RoundingTakesTheHalvesOfTheDefinition) {
+// Neighbours have bytes of one hash and of its half, and a key of its own for what is above 32 bits of the index.
+TEST(Random, RoundingTakesTheBytesOfTheDefinition) {
   const RandomKey key = random_key(3, 4, 5, 0);
-  for (const u32 index : {0u, 1u, 2u, 77777u, 77778u, 0xfffffffeu, 0xffffffffu}) {
-    const u32 both = hash_by_definition(index / 2, key.k0, key.k1);
-    EXPECT_EQ(random_16(index, key), index % 2 ? both >> 16 : both & 0xffffu) << index;
+  for (const u32 index : {0u, 1u, 2u, 3u, 4u, 77777u, 77778u, 77779u, 0xfffffffcu, 0xfffffffeu, 0xffffffffu}) {
+    const u32 byte = index % 4, high = hash_by_definition(index / 4, key.k0, key.k1);
+    const auto low = static_cast<u32>(half_by_definition(index / 4, key.k0));
+    EXPECT_EQ(random_16(index, key), (high >> 8 * byte & 0xffu) << 8 | (low >> (byte % 2 ? 24 : 16) & 0xffu)) << index;
   }
   EXPECT_EQ(key_at(key, 0).k0, key.k0);
   EXPECT_EQ(key_at(key, 3).k1, hash_by_definition(~3u, key.k0, key.k1));

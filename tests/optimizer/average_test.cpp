@@ -86,7 +86,7 @@ TEST(Average, SecondMomentsDecayAsTheyShould) {
 
 // The largest |update| / lr from step 20 on, of exact Adam and of quantized states on the same gradients. First:
 // neighbours of a block whose gradients are of sizes four decades apart. Second: every 50 steps one coordinate of a
-// block has a gradient of 10^4, and hides the others. 8 bits keep within 3 times Adam's; 4 do not (5.4 at most,
+// block has a gradient of 10^4, and hides the others. 8 bits keep within 3 times Adam's; 4 do not (4.5 at most,
 // measured), for one step of their m is as large as most of its values.
 TEST(Average, NoUpdateIsMuchLargerThanAdams) {
   constexpr int64_t kNumel = 16 * 256;

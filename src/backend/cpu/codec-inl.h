@@ -15,6 +15,11 @@ const typename C::Tables& codec_tables() {
   return tables;
 }
 
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+// Which bytes of a half hash elements take, for shuffles.
+HWY_INLINE __m128i upper_bytes_twice() { return _mm_setr_epi8(2, 3, 2, 3, 6, 7, 6, 7, 10, 11, 10, 11, 14, 15, 14, 15); }
+#endif
+
 // How a state is rounded, with what the hash of its elements takes of the key.
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
 struct TileRounding : Rounding {
@@ -32,31 +37,29 @@ struct TileRounding : Rounding {
   }
 };
 
-// random_bits of hash numbers first, first + 1, ..., rearranged. Of (first + i) * increment + k0 all but first *
-// increment is in `lanes`. A shift of x ^ k1 is that of x and that of k1, so (x ^ k1) ^ ((x ^ k1) >> n) is three
-// operands: x, x >> n, and k1 ^ (k1 >> n), which is `mix`.
-HWY_INLINE vu random_words(u32 first, const TileRounding& of) {
-  constexpr int kXor3 = 0x96;
-  __m512i x = _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(first * kRandomIncrement)), of.lanes);
-  x = _mm512_mullo_epi32(_mm512_xor_si512(x, _mm512_srli_epi32(x, kRandomShift0)), of.factor0);
-  x = _mm512_ternarylogic_epi32(x, _mm512_srli_epi32(x, kRandomShift1), of.mix, kXor3);
-  x = _mm512_mullo_epi32(x, of.factor1);
-  return vu(decltype(vu::v){_mm512_xor_si512(x, _mm512_srli_epi32(x, kRandomShift2))});
-}
-#else
-struct TileRounding : Rounding {
-  TileRounding(bool is_stochastic, RandomKey of) : Rounding{is_stochastic, of} {}
-};
-HWY_INLINE vu random_words(u32 first, const TileRounding& of) { return random_bits(iota(first), of.key); }
-#endif
-
-#if HWY_TARGET == HWY_AVX3_DL
-// random_16 of 64 elements as they come out of the hash: words in order. index is even.
-struct RandomPairs {
+// random_16 of 64 elements, in order. index is a multiple of 4.
+struct RandomShorts {
   __m512i words[2];
 
-  HWY_INLINE RandomPairs(u32 index, const TileRounding& of) {
-    for (int i = 0; i < 2; ++i) words[i] = random_words((index >> 1) + static_cast<u32>(i * kLanes), of).v.raw;
+  // random_half and random_bits of 16 numbers, rearranged: all of (first + i) * increment + k0 but first * increment is
+  // in `lanes`. A shift of x ^ k1 is that of x and that of k1, so (x ^ k1) ^ ((x ^ k1) >> n) is three operands: x,
+  // x >> n, and k1 ^ (k1 >> n), which is `mix`.
+  HWY_INLINE RandomShorts(u32 index, const TileRounding& of) {
+    constexpr int kXor3 = 0x96;
+    __m512i x = _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(index / 4 * kRandomIncrement)), of.lanes);
+    const __m512i half = _mm512_mullo_epi32(_mm512_xor_si512(x, _mm512_srli_epi32(x, kRandomShift0)), of.factor0);
+    x = _mm512_ternarylogic_epi32(half, _mm512_srli_epi32(half, kRandomShift1), of.mix, kXor3);
+    x = _mm512_mullo_epi32(x, of.factor1);
+    const __m512i hash = _mm512_xor_si512(x, _mm512_srli_epi32(x, kRandomShift2));
+#if HWY_TARGET == HWY_AVX3_DL
+    for (int i = 0; i < 2; ++i) words[i] = _mm512_permutex2var_epi8(half, _mm512_load_si512(kBytes.of[i]), hash);
+#else
+    // Interleaves work within 128-bit lanes.
+    const __m512i bytes = _mm512_shuffle_epi8(half, _mm512_broadcast_i32x4(upper_bytes_twice()));
+    const __m512i low = _mm512_unpacklo_epi8(bytes, hash), high = _mm512_unpackhi_epi8(bytes, hash);
+    words[0] = _mm512_permutex2var_epi64(low, _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), high);
+    words[1] = _mm512_permutex2var_epi64(low, _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15), high);
+#endif
   }
 
   // Which of 64 values carry out of their lower 16 bits when these are added.
@@ -68,19 +71,50 @@ struct RandomPairs {
     }
     return _mm512_kunpackd(carry[1], carry[0]);
   }
+
+ private:
+  struct Bytes {
+    alignas(64) u8 of[2][64];
+  };
+  // Element e takes byte 2 or 3 of its half hash, and above it its byte of the hash.
+  static constexpr Bytes kBytes = [] {
+    Bytes bytes{};
+    for (int e = 0; e < 64; ++e) {
+      bytes.of[e / 32][2 * (e % 32)] = static_cast<u8>(e / 4 * 4 + 2 + e % 2);
+      bytes.of[e / 32][2 * (e % 32) + 1] = static_cast<u8>(64 + e);
+    }
+    return bytes;
+  }();
+};
+#else
+struct TileRounding : Rounding {
+  TileRounding(bool is_stochastic, RandomKey of) : Rounding{is_stochastic, of} {}
 };
 #endif
 
 // random_16 of 64 elements.
 HWY_INLINE void random_tile(u32 index, const TileRounding& of, vu (&out)[kTileVectors]) {
-#if HWY_TARGET != HWY_SCALAR
-  if (HWY_LIKELY(index % 2 == 0)) {  // a hash for two neighbours: the words of half a vector make a whole one
-    const hn::Half<hn::Repartition<uint16_t, decltype(kU)>> half;
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+  if (HWY_LIKELY(index % 4 == 0)) {
+    const RandomShorts random(index, of);
     for (int i = 0; i < kTileVectors; i += 2) {
-      const vu both = random_words((index >> 1) + static_cast<u32>(i / 2 * kLanes), of);
-      const auto words = hn::BitCast(hn::Repartition<uint16_t, decltype(kU)>(), both.v);
-      out[i] = vu(hn::PromoteTo(kU, hn::LowerHalf(half, words)));
-      out[i + 1] = vu(hn::PromoteTo(kU, hn::UpperHalf(half, words)));
+      out[i] = vu(decltype(vu::v){_mm512_cvtepu16_epi32(_mm512_castsi512_si256(random.words[i / 2]))});
+      out[i + 1] = vu(decltype(vu::v){_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(random.words[i / 2], 1))});
+    }
+    return;
+  }
+#elif HWY_TARGET == HWY_AVX2
+  if (HWY_LIKELY(index % 4 == 0)) {
+    const __m256i upper = _mm256_broadcastsi128_si256(upper_bytes_twice());
+    for (int i = 0; i < kTileVectors; i += 4) {
+      const vu number = iota(index / 4 + static_cast<u32>(i / 4 * kLanes)), half = random_half(number, of.key);
+      const __m256i low = _mm256_shuffle_epi8(half.v.raw, upper), high = random_rest(half, of.key).v.raw;
+      // The two 128-bit lanes of an interleave are 16 elements apart.
+      const __m256i first = _mm256_unpacklo_epi8(low, high), second = _mm256_unpackhi_epi8(low, high);
+      out[i] = vu(decltype(vu::v){_mm256_cvtepu16_epi32(_mm256_castsi256_si128(first))});
+      out[i + 1] = vu(decltype(vu::v){_mm256_cvtepu16_epi32(_mm256_castsi256_si128(second))});
+      out[i + 2] = vu(decltype(vu::v){_mm256_cvtepu16_epi32(_mm256_extracti128_si256(first, 1))});
+      out[i + 3] = vu(decltype(vu::v){_mm256_cvtepu16_epi32(_mm256_extracti128_si256(second, 1))});
     }
     return;
   }

@@ -138,8 +138,8 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
                                       u8* codes) const {
     constexpr int n = kTileVectors;
     const Dynamic8Table& map = this->tables.side[kSigned];
-    if (HWY_UNLIKELY(index % 2)) return encode_generic(values, inverse, rounding, index, codes);
-    const RandomPairs random(index, rounding);
+    if (HWY_UNLIKELY(index % 4)) return encode_generic(values, inverse, rounding, index, codes);
+    const RandomShorts random(index, rounding);
     __m512 x[n], a[n], y[n], joint[n];
     __m512i row[n], word[n];
     for (int i = 0; i < n; ++i) x[i] = _mm512_mul_ps(_mm512_loadu_ps(values + 16 * i), _mm512_set1_ps(inverse));

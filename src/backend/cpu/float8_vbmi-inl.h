@@ -46,7 +46,7 @@ struct CpuCodec<Float8, kSigned> : GenericCodec<Float8, kSigned> {
   }
 
   HWY_INLINE void encode(const float* values, float inverse, const TileRounding& rounding, u32 index, u8* codes) const {
-    if (HWY_UNLIKELY(!rounding.stochastic || index % 2 || inverse < 0x1p-126f))
+    if (HWY_UNLIKELY(!rounding.stochastic || index % 4 || inverse < 0x1p-126f))
       return encode_generic(values, inverse, rounding, index, codes);
     constexpr int n = kTileVectors;
     // the portable arithmetic on values as they are: with a power of two as the scale, it is that of the constants.
@@ -54,7 +54,7 @@ struct CpuCodec<Float8, kSigned> : GenericCodec<Float8, kSigned> {
     constexpr u32 kHalf = 1u << (Float8::kCut - 17);
     const u32 first = Float8::kZeroBits<kSigned> - kHalf + (127u << 23) - bits(inverse);
     const __m512 low = _mm512_set1_ps(Float8::kHalfLow<kSigned> * scale), half = _mm512_set1_ps(0.5f);
-    const RandomPairs random(index, rounding);
+    const RandomShorts random(index, rounding);
     __m512 x[n], t[n];
     __m512i word[n];
     for (int i = 0; i < n; ++i) x[i] = _mm512_loadu_ps(values + 16 * i);

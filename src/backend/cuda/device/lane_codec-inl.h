@@ -3,12 +3,16 @@
 //   Shared, RandomShared       tables of a thread block in shared memory, and those of kernels that round
 //   stochastically Codes<kSigned>             words as memory has them; get(i): in units of the scale
 //     encode_four(i, ...)      four values, to nearest, times factor<kSigned>(the block's absmax)
-//     round_four(i, ...)       four values, stochastically, times inverse<kSigned>(absmax); random: for two of them
-//     each, as
-//                              random_16 takes them, the first in the lower half
+//     round_four(i, ...)       four values, stochastically, times inverse<kSigned>(absmax); random: of random_four
 //   scale<kSigned>(absmax)     what is stored with the block
 template <class C>
 struct LaneCodec;
+
+// random_16 of elements 4 * number to 4 * number + 3, two to a word, the first in the lower half.
+LT_FN void random_four(u32 number, RandomKey key, u32 (&random)[2]) {
+  const u32 half = random_half(number, key), hash = random_rest(half, key);
+  random[0] = __byte_perm(half, hash, 0x5342), random[1] = __byte_perm(half, hash, 0x7362);
+}
 
 // Without scales, values are stored as an element type is. (A second moment in range never rounds to 0 in bfloat16.)
 struct NoTables {};

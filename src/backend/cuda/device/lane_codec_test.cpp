@@ -108,7 +108,8 @@ struct Stochastic {
       const float scale = Lane::template scale<kSigned>(absmax);
       differing += bits(of.inverse) != bits(inverse) || bits(of.scale) != bits(scale);
     }
-    const u32 random[2] = {random_bits(index / 2, key), random_bits(index / 2 + 1, key)};
+    u32 random[2];
+    random_four(index / 4, key, random);
     codes.round_four(*shared, 4, value, inverse, random);
     for (int i = 0; i < 4; ++i, ++compared) {
       const u32 wanted = encode_at<C, kSigned>(*tables, value[i], inverse, Rounding{true, key}, index + u32(i));

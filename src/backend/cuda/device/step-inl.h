@@ -338,18 +338,18 @@ struct HotBlocks {
   }
 
  private:
-  // Two neighbours share a hash (random_16), and a lane's first index is even.
+  // Four neighbours share a hash (random_16), and a lane's first index is a multiple of 16.
   template <int k>
   LT_FN void round(const WarpTile& tile, const Shared& shared, Index<k>, i64 element, int seen,
                    const float (&state)[kLaneElements], float absmax, typename State<k>::Codes& codes) {
     float inverse = 1.f;
     if constexpr (C::kScaled) inverse = Codec::template inverse<State<k>::kSigned>(absmax);
     const RandomKey key = tile.key[seen][k];
-    const u32 pair = static_cast<u32>(tile.cursor[seen].index + (element - tile.cursor[seen].element)) / 2;
+    const u32 first = static_cast<u32>(tile.cursor[seen].index + (element - tile.cursor[seen].element)) / 4;
 #pragma unroll
     for (int e = 0; e < kLaneElements; e += 4) {
-      const u32 first = pair + static_cast<u32>(e) / 2;
-      const u32 random[2] = {random_bits(first, key), random_bits(first + 1, key)};
+      u32 random[2];
+      random_four(first + static_cast<u32>(e) / 4, key, random);
       codes.round_four(shared, e, state + e, inverse, random);
     }
   }

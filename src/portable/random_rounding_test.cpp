@@ -1,0 +1,175 @@
+// Stochastic rounding by these bits: the chance of one element over steps, and sums over many elements in one
+// step. An element is rounded up where `fraction`, of 65536, and its 16 bits carry.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <vector>
+
+namespace {
+#include "portable/portable.h"
+
+constexpr u64 kSeed = 11, kState = 2 * kStreamsOfParameter + 1;
+RandomKey key_of_step(u64 step, u64 seed = kSeed, u64 state = kState) { return random_key(seed, step, state, 0); }
+
+// The design that was considered and rejected: a lower byte that all elements of a state share in a step.
+u32 with_shared_byte(u32 index, RandomKey key) { return (random_16(index, key) & 0xff00u) | key.k1 >> 24; }
+
+bool rounds_up(u32 random, u32 fraction) { return random + fraction >= 65536; }
+
+double chi_squared_z(const std::vector<uint32_t>& counts, double total) {
+  const double degrees = static_cast<double>(counts.size()) - 1, expected = total / (degrees + 1);
+  double chi = 0;
+  for (const uint32_t c : counts) chi += (c - expected) * (c - expected) / expected;
+  return (chi - degrees) / std::sqrt(2 * degrees);
+}
+
+// Over steps, one element has each of its 16 bits' values as often, and what the next step, another seed, another state
+// and other elements have says nothing about it: pairs of the upper 6 bits.
+TEST(RandomRounding, OneElementsBitsAreEvenAndIndependentOverSteps) {
+  constexpr u64 kSteps = 1u << 20;
+  constexpr double kLimit = 4;  // of 88 statistics; by chance with a probability of 88 * 6e-5, for fixed keys
+  double worst = 0;
+  int statistics = 0;
+  const auto see = [&](const std::vector<uint32_t>& counts, const char* what, u32 of) {
+    const double z = chi_squared_z(counts, kSteps);
+    worst = std::max(worst, std::fabs(z)), ++statistics;
+    EXPECT_LT(std::fabs(z), kLimit) << what << " " << of;
+  };
+  struct Other {
+    const char* name;
+    u32 index;
+    u64 steps_on, seed, state;
+  };
+  for (const u32 index : {0u, 5u, 4098u, 0xfffffeffu}) {
+    std::vector<u16> own(kSteps);
+    std::vector<uint32_t> bins(65536);
+    for (u64 step = 0; step < kSteps; ++step) {
+      own[step] = static_cast<u16>(random_16(index, key_of_step(step)));
+      ++bins[own[step]];
+    }
+    see(bins, "bins of element", index);
+    std::vector<Other> others = {{"next step of", index, 1, kSeed, kState},
+                                 {"next seed of", index, 0, kSeed + 1, kState},
+                                 {"first moment of", index, 0, kSeed, kState - 1},
+                                 {"next parameter of", index, 0, kSeed, kState + kStreamsOfParameter}};
+    for (const u32 lag : {1, 2, 3, 4, 5, 8, 12, 16, 20, 32, 64, 128, 256, 1024, 4096, 65536, 1 << 24})
+      others.push_back({"element before", index + lag, 0, kSeed, kState});
+    for (const Other& other : others) {
+      std::vector<uint32_t> pairs(64 * 64);
+      for (u64 step = 0; step < kSteps; ++step) {
+        const u32 theirs = random_16(other.index, key_of_step(step + other.steps_on, other.seed, other.state));
+        ++pairs[(own[step] >> 10) * 64u + (theirs >> 10)];
+      }
+      see(pairs, other.name, other.index);
+    }
+  }
+  std::printf("%d statistics of 4 elements over %llu steps: worst |z| %.2f\n", statistics,
+              static_cast<unsigned long long>(kSteps), worst);
+}
+
+// Sums over elements with the same fraction: their mean over steps is fraction * elements, and their variance that of
+// independent roundings, n p (1 - p).
+//
+// The lower byte's share, p = (h + l) / 256 with an upper part h and 0 <= l < 1: given the lower bytes, element i goes
+// up with the chance (h + [lower byte i carries]) / 256, so two elements correlate by 2^-16 l (1 - l) / (p (1 - p))
+// times the correlation of their lower bytes: 2^-8 (1 - l) / (1 - p) at most, for h = 0. Two elements with one lower
+// byte make that 1 + (1 - l) / 256 times the variance of independent roundings; one byte for all would make it
+// 1 + (n - 1) (1 - l) / 256 times.
+struct Sum {
+  u32 fraction;
+  double sum = 0, squares = 0, shared_sum = 0, shared_squares = 0;
+};
+
+TEST(RandomRounding, SumsOverElementsVaryAsThoseOfIndependentRoundings) {
+  constexpr int kSteps = 2000, kElements = 1 << 14;
+  Sum sums[] = {{16}, {100}, {128}, {255}, {257}, {3000}, {0x8000}, {0xfff0}};
+  for (int step = 0; step < kSteps; ++step) {
+    const RandomKey key = key_of_step(static_cast<u64>(step));
+    std::vector<u32> own(kElements), shared(kElements);
+    for (u32 i = 0; i < kElements; ++i) own[i] = random_16(i, key), shared[i] = with_shared_byte(i, key);
+    for (Sum& of : sums) {
+      double ups = 0, shared_ups = 0;
+      for (u32 i = 0; i < kElements; ++i) ups += rounds_up(own[i], of.fraction);
+      for (u32 i = 0; i < kElements; ++i) shared_ups += rounds_up(shared[i], of.fraction);
+      of.sum += ups, of.squares += ups * ups;
+      of.shared_sum += shared_ups, of.shared_squares += shared_ups * shared_ups;
+    }
+  }
+  const auto variance = [&](double sum, double squares) { return squares / kSteps - sum / kSteps * (sum / kSteps); };
+  for (const Sum& of : sums) {
+    const double p = of.fraction / 65536.0, wanted = kElements * p * (1 - p);
+    const double z = (of.sum / kSteps - kElements * p) / std::sqrt(wanted / kSteps);
+    const double ratio = variance(of.sum, of.squares) / wanted;
+    const double shared = variance(of.shared_sum, of.shared_squares) / wanted;
+    std::printf(
+        "fraction %5u / 65536: mean off by %5.2f standard errors, variance %.3f of independent; one byte for "
+        "all: %.1f\n",
+        of.fraction, z, ratio, shared);
+    // The estimate of a variance scatters by sqrt((2 + excess) / steps), with a sum's excess kurtosis of at most
+    // 1 / (n p (1 - p)), which is 1/4 for the smallest fraction.
+    EXPECT_LT(std::fabs(z), 4);
+    EXPECT_LT(std::fabs(ratio - 1), 4 * std::sqrt((2 + 1 / wanted) / kSteps));
+    const double l = (of.fraction % 256) / 256.0;
+    if (of.fraction < 256) {
+      EXPECT_GT(shared, 0.5 * (1 + (kElements - 1) * (1 - l) / 256)) << "control";
+    }
+  }
+}
+
+// Sums over every 256 k-th element, as a column of a matrix has them: too few go up in a step to count, but given the
+// lower bytes the variance is known: 1 + (r - 1) / 256 of that of independent roundings at most, where r is the
+// variance of the number of lower bytes that carry over that of independent ones. One byte for all has r = 1024 here,
+// and bytes 0 of the half hash have 12. An estimate of r scatters by sqrt(2 / steps).
+TEST(RandomRounding, SumsOverColumnsVaryAsThoseOfIndependentRoundings) {
+  constexpr u32 kRows = 1024, kSteps = 400, kCarry = 240;
+  double worst = 0, total = 0;
+  int columns = 0;
+  for (u32 blocks = 1; blocks <= 128; ++blocks)
+    for (u32 column = 0; column < 2; ++column, ++columns) {
+      double sum = 0, squares = 0;
+      for (u32 step = 0; step < kSteps; ++step) {
+        const RandomKey key = key_of_step(step);
+        double carry = 0;
+        for (u32 row = 0; row < kRows; ++row) carry += (random_16(row * blocks * 256 + column, key) & 0xffu) >= kCarry;
+        sum += carry, squares += carry * carry;
+      }
+      constexpr double p = (256 - kCarry) / 256.0;
+      const double r = (squares / kSteps - sum / kSteps * (sum / kSteps)) / (kRows * p * (1 - p));
+      worst = std::max(worst, r), total += r;
+    }
+  std::printf(
+      "%d columns of %u rows: the lower bytes' variance is %.2f of independent ones' in the mean, %.1f at most: "
+      "sums vary by %.1f %% more at most\n",
+      columns, kRows, total / columns, worst, (worst - 1) / 2.56);
+  EXPECT_LT(worst, 2);  // what two elements with one lower byte have
+}
+
+// Roundings of elements at a distance, in one step: no correlation at lags 1 to 64 and at those of blocks.
+TEST(RandomRounding, NeighboursRoundIndependently) {
+  constexpr u32 kValues = 1u << 22;
+  constexpr double kLimit = 5;  // of 222 statistics; the smallest fraction's are skewed: 16 pairs are expected
+  std::vector<u32> lags;
+  for (u32 lag = 1; lag <= 64; ++lag) lags.push_back(lag);
+  for (u32 lag = 128; lag <= 1u << 16; lag *= 2) lags.push_back(lag);
+  const RandomKey key = key_of_step(5);
+  for (const u32 fraction : {128u, 3000u, 0x8000u}) {
+    std::vector<u8> up(kValues);
+    for (u32 i = 0; i < kValues; ++i) up[i] = rounds_up(random_16(i, key), fraction);
+    const double p = fraction / 65536.0;
+    double worst = 0;
+    for (const u32 lag : lags) {
+      u32 both = 0, ups = 0;
+      for (u32 i = 0; i + lag < kValues; ++i) both += up[i] & up[i + lag], ups += u32{up[i]} + up[i + lag];
+      const double n = kValues - lag;
+      worst = std::max(worst, std::fabs(both - p * ups + n * p * p) / (std::sqrt(n) * p * (1 - p)));
+    }
+    std::printf("fraction %u / 65536, %zu lags: worst |z| of the correlation %.2f, %.5f\n", fraction, lags.size(),
+                worst, worst / std::sqrt(double{kValues}));
+    EXPECT_LT(worst, kLimit) << fraction;
+  }
+}
+
+}  // namespace
