@@ -16,6 +16,7 @@ the share of the copy rate: latencies that other warps do not hide come on top.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -32,9 +33,10 @@ if not find_spec("numpy"):
 from sass import report
 from sass.launch import Launch, Recorded
 from sass.memory import bytes_of
-from sass.operands import Unknown
-from sass.pipes import PIPES, costs, is_lookup, pressed
+from sass.operands import LANES, Unknown
+from sass.pipes import MACHINES, PIPES, costs, is_lookup, pressed
 from sass.report import Step
+from sass.schedule import resident_blocks, share, trace_of
 
 
 def name_of(words: dict[str, str]) -> str:
@@ -71,7 +73,8 @@ def model(kernel: Kernel, recorded: Recorded) -> Step:
         name_of(words), words["arithmetic"], demangled(kernel.name), kernel.registers,
         kernel.shared + int(words["dynamic_bytes"]), int(words["bytes"]) / elements, 0,
     )  # fmt: skip
-    launch = Launch(kernel, recorded)
+    schedules = _SCHEDULED is not None and bool(_SCHEDULED.search(step.name))
+    launch = Launch(kernel, recorded, traces=schedules)
     try:
         warps = [warp for warp in launch.run_block() if pressed(warp)]
     except Unknown as unknown:
@@ -91,10 +94,15 @@ def model(kernel: Kernel, recorded: Recorded) -> Step:
     if tables:
         step.conflicts = sum(wavefronts[at] for at in tables) / sum(tables.values())
         step.worst_conflicts = max(wavefronts[at] / n for at, n in tables.items())
+    if schedules and not step.is_slow:
+        threads = int(words["threads"])
+        warps_resident = resident_blocks(kernel, threads, step.shared) * threads // LANES
+        step.scheduled = share(trace_of(warps[0]), warps_resident, step.bytes * elements / len(warps), MACHINES[0])
     return step
 
 
 _KERNELS: dict[str, Kernel] = {}
+_SCHEDULED: re.Pattern[str] | None = None
 
 
 def model_file(file: Path) -> Step:
@@ -119,10 +127,14 @@ def main() -> None:
     parser.add_argument("launches", type=Path)
     parser.add_argument("--objects", type=Path, required=True, help="the folder of nvcc's objects")
     parser.add_argument("--part", default="", help="only configurations whose names have this")
+    parser.add_argument("--schedule", metavar="PATTERN", help="simulate those whose names match, in seconds each")
     parser.add_argument("--write", type=Path, metavar="FILE", help="with --before: beside the figures of that file")
     parser.add_argument("--before", type=Path, metavar="FILE")
     parser.add_argument("--judge", type=Path, metavar="FILE")
     options = parser.parse_args()
+    if options.schedule:
+        global _SCHEDULED
+        _SCHEDULED = re.compile(options.schedule)
     files = sorted(options.launches.glob("*.txt"), key=lambda file: int(file.stem))
     launches = {file: Recorded.read(file).words for file in files}
     chosen = [file for file, words in launches.items() if options.part in name_of(words)]

@@ -19,7 +19,9 @@ from sass.cubins import Instruction, Kernel, read_code
 from sass.launch import Launch, Recorded
 from sass.memory import bank_wavefronts
 from sass.operands import Unknown
+from sass.pipes import ALU, LSU, MACHINES, XU
 from sass.report import Step, judge
+from sass.schedule import Issued, share
 from sass.warp import Warp
 
 
@@ -155,10 +157,10 @@ def test_lanes_diverge_and_meet() -> None:
 
 @pytest.mark.parametrize(
     ("size", "stride", "wavefronts"),
-    [(4, 4, 1), (4, 0, 1), (4, 8, 2), (4, 128, 32), (4, 132, 1), (8, 8, 2), (16, 16, 4), (16, 0, 4), (16, 128, 32)],
+    [(4, 4, 1), (4, 0, 1), (4, 8, 2), (4, 128, 32), (4, 132, 1), (8, 8, 2), (16, 16, 4), (16, 0, 1), (16, 128, 32)],
 )
 def test_bank_conflicts(size: int, stride: int, wavefronts: int) -> None:
-    # 32 banks of 4 bytes; lanes with 8 bytes go in halves, with 16 in quarters.
+    # 32 banks of 4 bytes; lanes with 8 bytes go in halves, with 16 in quarters, and with others that want the same.
     assert bank_wavefronts(np.arange(32, dtype=np.uint64) * np.uint64(stride), size) == wavefronts
 
 
@@ -186,6 +188,41 @@ def test_a_step_that_leaves_its_budget_is_named() -> None:
     assert judge([over], []) != []
     assert "slow path" in judge([step_of(70, wide_share=0.1)], [within])[0]
     assert "differ" in judge([step_of(70, different=0.001)], [within])[0]
+
+
+def traced(count: int, **changes: object) -> list[Issued]:
+    values: dict[str, object] = {
+        "stall": 1, "sets": 7, "reads": 7, "waits": 0, "pipe": None, "wavefronts": 1, "latency": 20, "bytes": 0,
+    }  # fmt: skip
+    return [Issued(**{**values, **changes}) for _ in range(count)]  # type: ignore[arg-type]
+
+
+H200 = MACHINES[0]
+RATE = H200.copied / H200.clock / H200.multiprocessors  # bytes in a cycle of a multiprocessor
+
+
+@pytest.mark.parametrize(
+    ("trace", "warps", "cycles"),
+    [
+        (traced(1000), 16, 4 * 1000),  # four warps of a partition take turns
+        (traced(1000, pipe=ALU), 16, 4 * 2000),
+        (traced(1000, pipe=XU), 16, 4 * 8000),
+        (traced(1000, pipe=LSU, wavefronts=3), 16, 16 * 3000),  # one path for all partitions
+        (traced(1000, stall=4), 4, 4000),  # alone in its partition a warp waits
+        (traced(1000, stall=4), 16, 4000),  # others do not let it
+    ],
+)
+def test_simulated_pipes_take_their_time(trace: list[Issued], warps: int, cycles: int) -> None:
+    # Moved: as much as memory does in the time that it takes.
+    assert share(trace, warps, RATE * cycles / warps, H200) == pytest.approx(1, rel=0.02)
+
+
+def test_simulated_memory_has_its_rate_and_its_latency() -> None:
+    load, use = traced(1, pipe=LSU, wavefronts=4, bytes=512, sets=0, latency=650), traced(1, waits=1)
+    # One warp waits for each load alone; enough of them have as many bytes under way as the latency takes.
+    alone = share((load + use) * 100, 1, 100 * 512, H200)
+    assert alone == pytest.approx(512 / (650 + 512 / RATE) / RATE, rel=0.05)
+    assert share((load + use) * 100, 64, 100 * 512, H200) == pytest.approx(1, rel=0.05)
 
 
 EXACT = "_ZN7lowtide11cuda_device11step_kernelIX"

@@ -19,6 +19,7 @@ class Instruction:
     address: int
     text: str  # without its predicate
     predicate: str
+    control: int = 0  # how it is scheduled (schedule.py)
 
     @property
     def name(self) -> str:
@@ -89,7 +90,7 @@ def read_cubin(cubin: Path, cuobjdump: Path, nvdisasm: Path) -> list[Kernel]:
     for name, rest in re.findall(r"Function (\S+?):\s*\n\s*(REG:.*)", usage):
         values = dict(re.findall(r"(\w+):(\d+)", rest))
         kernels[name] = Kernel(name, "", int(values["REG"]), int(values["SHARED"]), int(values["STACK"]))
-    text = run(nvdisasm, "-c", cubin)
+    text = run(nvdisasm, "-c", "-hex", cubin)
     target = re.search(r"\.target\s+(sm_\w+)", text)
     architecture = target[1] if target else "?"
     for section in re.split(r"(?m)^\s*\.section\s+", text)[1:]:
@@ -108,6 +109,7 @@ def read_code(section: str) -> tuple[list[Instruction], dict[str, int]]:
     labels: dict[str, int] = {}
     pending: list[str] = []
     lines: list[tuple[int, str]] = []
+    controls: list[int] = []
     for line in section.splitlines():
         if label := re.match(r"\s*(\.L_x_\d+|\.text\.\S+|\S+):\s*$", line):
             pending.append(label[1])
@@ -116,13 +118,16 @@ def read_code(section: str) -> tuple[list[Instruction], dict[str, int]]:
             labels |= dict.fromkeys(pending, address)
             pending.clear()
             lines.append((address, found[2]))
+            controls.append(0)
+        elif (found := re.match(r"\s*/\* 0x([0-9a-f]{16}) \*/\s*$", line)) and controls:
+            controls[-1] = int(found[1], 16) >> 41 & 0x1FFFFF  # of the upper half of 128 bits
     code = []
-    for address, text in lines:
+    for (address, text), control in zip(lines, controls):
         predicate = ""
         if guarded := re.match(r"(@!?U?P\w+)\s+(.*)", text):
             predicate, text = guarded[1], guarded[2]
         text = re.sub(r"`\((\S+?)\)", lambda m: hex(labels.get(m[1], -1)), text)
-        code.append(Instruction(address, text, predicate))
+        code.append(Instruction(address, text, predicate, control))
     return code, labels
 
 

@@ -149,7 +149,8 @@ class Launch:
     LOCAL_BYTES = 8192
     MOST_INSTRUCTIONS = 4_000_000
 
-    def __init__(self, kernel: Kernel, recorded: Recorded) -> None:
+    def __init__(self, kernel: Kernel, recorded: Recorded, traces: bool = False) -> None:
+        self.traces = traces
         self.code = kernel.code
         self._position = {i.address: at for at, i in enumerate(kernel.code)}
         self.steps = [Step(self, at) for at in range(len(kernel.code))]

@@ -33,11 +33,15 @@ def bank_wavefronts(at: Addresses, size: int) -> int:
     """The wavefronts of an access of these lanes to shared memory."""
     total = 0
     lanes_at_once = {16: 8, 8: 16}.get(size, LANES)
+    seen: list[list[int]] = []  # lanes that want the same as others get it with them
     for first in range(0, len(at), lanes_at_once):
         words = (at[first : first + lanes_at_once] // np.uint64(4))[:, None] + np.arange(
             max(size // 4, 1), dtype=np.uint64
         )
         different = np.unique(words)
+        if (wanted := different.tolist()) in seen:
+            continue
+        seen.append(wanted)
         total += int(np.bincount((different % np.uint64(BANKS)).astype(np.int64)).max())
     return total
 

@@ -28,6 +28,7 @@ class Step:
     lookups: float = 0
     conflicts: float = 0  # wavefronts of a look-up to what it would take without conflicts
     worst_conflicts: float = 0  # of that instruction which has most
+    scheduled: float = 0  # share of the copy rate by schedule.py, where that was asked for
     different: float = 0  # bytes that are not what the PTX has left
     failure: str = ""
 
@@ -77,12 +78,27 @@ def judge(steps: list[Step], before: list[Step] | None) -> list[str]:
     return wrong
 
 
-HEAD = ["configuration", "arithmetic", "B", "slots", ISSUE, ALU, FMA, XU, LSU, "conflicts", "ceiling", "limit", ""]
+HEAD = [
+    "configuration",
+    "arithmetic",
+    "B",
+    "slots",
+    ISSUE,
+    ALU,
+    FMA,
+    XU,
+    LSU,
+    "conflicts",
+    "ceiling",
+    "limit",
+    "simulated",
+    "",
+]
 
 
 def row_of(step: Step) -> list[str]:
     if step.failure:
-        return [step.name, step.arithmetic, f"{step.bytes:.2f}", *["-"] * 9, step.failure]
+        return [step.name, step.arithmetic, f"{step.bytes:.2f}", *["-"] * 10, step.failure]
     return [
         step.name,
         step.arithmetic,
@@ -92,6 +108,7 @@ def row_of(step: Step) -> list[str]:
         f"{step.conflicts:.2f}" if step.lookups else "-",
         f"{step.ceiling():.2f}",
         step.limit(),
+        f"{step.scheduled:.2f}" if step.scheduled else "",
         "slow path" if step.is_slow else "",
     ]
 
@@ -101,7 +118,7 @@ def print_table(steps: list[Step]) -> None:
     widths = [max(len(row[c]) for row in rows) for c in range(len(HEAD))]
     for row in rows:
         cells = (
-            cell.ljust(w) if c in (0, 1, 11, 12) else cell.rjust(w) for c, (cell, w) in enumerate(zip(row, widths))
+            cell.ljust(w) if c in (0, 1, 11, 13) else cell.rjust(w) for c, (cell, w) in enumerate(zip(row, widths))
         )
         print("  ".join(cells).rstrip())
 
@@ -137,6 +154,15 @@ where the widths of the pipes are from. [All figures]({json_name}).
 """
 
 
+SCHEDULES = """
+## Beside each other on a multiprocessor
+
+`tools/sass/schedule.py` runs as many warps as are resident cycle by cycle, by the waits that ptxas has written into the instructions, with
+latencies of microbenchmarks: the share of the copy rate that is left when latencies count. It is a simulation, and its assumptions are
+in its head.
+"""
+
+
 def page(steps: list[Step], before: list[Step] | None, json_name: str) -> str:
     figures, old = by_name(steps), by_name(before or [])
     names = list(dict.fromkeys(step.name for step in steps))
@@ -167,7 +193,21 @@ def page(steps: list[Step], before: list[Step] | None, json_name: str) -> str:
             row += [_changed(fast, old, ISSUE), _changed(fast, old, ALU), _changed(fast, old, LSU), _share(fast)]
         row.append(f"{exact.ceiling(1):.2f}, {fast.ceiling(1):.2f}")
         text.append("| " + " | ".join(row) + " |")
-    return "\n".join([*text, ""])
+    return "\n".join([*text, *_schedules(steps, old), ""])
+
+
+def _schedules(steps: list[Step], old: dict[tuple[str, str], Step]) -> list[str]:
+    """A table of the steps that have run on a simulated multiprocessor."""
+    rows = []
+    for step in steps:
+        if step.scheduled:
+            was = old.get((step.name, step.arithmetic))
+            then = f"{was.scheduled:.2f} -> " if was and was.scheduled else ""
+            cells = (step.name, step.arithmetic, f"{step.ceiling():.2f}", f"{then}{step.scheduled:.2f}")
+            rows.append(f"| {' | '.join(cells)} |")
+    if not rows:
+        return []
+    return [SCHEDULES, "| configuration | arithmetic | ceiling | simulated |", "|---|---|---|---|", *rows]
 
 
 def _is_slow(step: Step) -> bool:

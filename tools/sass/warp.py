@@ -43,6 +43,7 @@ class Warp:
         self.wavefronts: Counter[int] = Counter()  # of accesses to memory, likewise
         self.global_bytes = self.wide_bytes = self.sectors = 0  # of accesses to global memory
         self.meetings = 0
+        self.trace: list[tuple[int, int]] | None = None  # positions and their wavefronts, in order, if it is wanted
         self._made: dict[int, Callable[[Mask], None]] = {}
 
     def meet(self) -> None:
@@ -52,6 +53,7 @@ class Warp:
         self.waiting.clear()
         self.go(position + 1, lanes)
         if not self.meetings:
+            self.trace = [] if self.launch.traces else None
             self.counts.clear()
             self.wavefronts.clear()
             self.global_bytes = self.wide_bytes = self.sectors = 0
@@ -139,6 +141,8 @@ class Warp:
             while True:
                 step = launch.steps[position]
                 self.counts[position] += 1
+                if self.trace is not None:
+                    self.trace.append((position, self.wavefronts[position]))
                 launch.issued += 1
                 if launch.issued > launch.MOST_INSTRUCTIONS:
                     raise Unknown("a step that does not end")
