@@ -7,11 +7,11 @@ ARGS ?=
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s  %s\n", $$1, $$2 }'
 
-train: ## train a small Llama on little memory (ARGS="..." goes to the script)
+train: ## train a small LLaMA twice, with torch's AdamW and with Lowtide's (ARGS="..." goes to the script)
 	@tools/bootstrap.sh --extras examples
 	@$(PYTHON) examples/train_llama.py $(ARGS)
 
-test: ## build all, run the C++, install and Python tests
+test: ## build everything, then run all C++ and Python tests
 	@python3 tools/run_tests.py
 
 soak: ## run the random tests of Python and of PTX with new seeds (ARGS="--soak 5")
@@ -46,18 +46,18 @@ gpu-bundle: ## build and collect what gpu-check needs on a machine with a GPU (A
 
 build: ## build the C++ library and its tests into build/dev
 	@tools/bootstrap.sh --system-only
-	@cmake --preset dev
+	@cmake --preset dev $(CMAKE_ARGS)
 	@cmake --build --preset dev
 
 asan: ## C++ tests under the address and undefined-behaviour sanitizers
 	@tools/bootstrap.sh --system-only
-	@cmake --preset asan
+	@cmake --preset asan $(CMAKE_ARGS)
 	@cmake --build --preset asan
 	@ctest --preset asan
 
 tsan: ## C++ tests under the thread sanitizer
 	@tools/bootstrap.sh --system-only
-	@cmake --preset tsan
+	@cmake --preset tsan $(CMAKE_ARGS)
 	@cmake --build --preset tsan
 	@ctest --preset tsan
 

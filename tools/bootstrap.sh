@@ -180,7 +180,7 @@ cuda_compiler() {
 package_hash() {
   {
     "$python" -VV
-    echo "$build_dir"
+    echo "$build_dir ${CMAKE_ARGS:-}"
     cuda_compiler
     "$python" -m pip freeze --disable-pip-version-check | grep -i '^intel.sycl.rt=' || echo "no SYCL runtime"
     find CMakeLists.txt pyproject.toml LICENSE README.md cmake include src python -type f \
@@ -191,7 +191,7 @@ package_hash() {
 hash="$(package_hash)"
 stamp="$venv/.package"
 if [[ ! -f $stamp || $(<"$stamp") != "$hash" ]] || ! "$python" -m pip show -q lowtide >/dev/null 2>&1; then
-  say "building and installing the lowtide package"
+  say "building and installing the lowtide package: minutes, the first time (see $logs/pip-package.log)"
   rm -f "$stamp"
   # The build folder stays, so that only changed files compile again.
   logged pip-package "$python" -m pip install --no-input --disable-pip-version-check \

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -96,7 +97,7 @@ def run(title: str, *command: object, env: dict[str, str] | None = None) -> int:
 def cpp_tests(tally: Tally, preset: str, only: tuple[str, ...] = ()) -> None:
     build = ROOT / "build" / preset
     for title, command in (
-        ("configure", ("cmake", "--preset", preset)),
+        ("configure", ("cmake", "--preset", preset, *shlex.split(os.environ.get("CMAKE_ARGS", "")))),
         ("build", ("cmake", "--build", "--preset", preset)),
     ):
         if run(f"C++ {title}", *command) != 0:

@@ -72,7 +72,7 @@ def format_name(label: str, config: Config) -> str:
     """Library and format: what decides the bits of a run."""
     library, variant, _ = parse_label(label, config.state)
     if library == "torch":  # it keeps its state in the type of the weights
-        return f"torch AdamW {config.dtype}{' ' + variant if variant else ''}"
+        return f"torch AdamW {config.dtype}, {variant or 'not fused'}"
     return f"lowtide AdamW {variant}"
 
 

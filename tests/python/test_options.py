@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+import warnings
 from collections import defaultdict
 
 import lowtide
@@ -142,3 +143,16 @@ def test_only_what_was_removed_starts_afresh(seed):
             opt.state[params[1]] = kept
         opt.step()
     assert [int(opt.state[p]["step"]) for p in params] == [2, 4]
+
+
+def test_a_key_of_a_group_that_is_almost_an_option_is_warned_of():
+    param = torch.nn.Parameter(torch.zeros(3))
+    wanted = r"parameter group 0: got 'weight_deacy', .*did you mean 'weight_decay'\?"
+    with pytest.warns(UserWarning, match=wanted):
+        lowtide.AdamW([{"params": [param], "weight_deacy": 0.1}])
+    # Schedulers and frameworks put keys of their own into groups.
+    of_others = {"initial_lr": 1.0, "max_lr": 1.0, "min_lr": 0.0, "base_momentum": 0.9, "max_momentum": 0.9, "name": "a"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lowtide.AdamW([{"params": [param], **of_others}])
+        lowtide.SGD([{"params": [param], **of_others}], momentum=0.9)

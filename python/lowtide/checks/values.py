@@ -18,9 +18,9 @@ def with_context(where: str, error: Exception) -> Exception:
     return next(kind for kind in kinds if isinstance(error, kind))(f"{where}: {error}")
 
 
-def hint(name: object, known: Sequence[str]) -> str:
-    """Words for an error about an unknown name: the known one that is like it, if there is one."""
-    close = difflib.get_close_matches(str(name), known, n=1)
+def hint(name: object, known: Sequence[str], likeness: float = 0.6) -> str:
+    """Words for an error about an unknown name: the known one that is like it, if there is one. likeness: 1 is equal."""
+    close = difflib.get_close_matches(str(name), known, n=1, cutoff=likeness)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

@@ -23,7 +23,7 @@ from lowtide.memory.budgets import Memory
 from lowtide.optimizers.backward import InBackward, in_backward, options_of
 from lowtide.options import overrides
 from lowtide.options.hyper import check_on_host
-from lowtide.options.options import WHOLE_OPTIMIZER, Options, check_kinds, check_options
+from lowtide.options.options import WHOLE_OPTIMIZER, Options, check_kinds, check_options, warn_of_misspelt
 from lowtide.report.log import Residency, logger
 from lowtide.state import restore
 from lowtide.state.format import stamp
@@ -75,6 +75,7 @@ class SteppingOptimizer(torch.optim.Optimizer):
         where = f"parameter group {len(self.param_groups)}"
         expect("params" in param_group, where, f"keys {sorted(map(str, param_group))}", "'params' among them")
         check_kinds(param_group, where)
+        warn_of_misspelt(param_group, ("params", "memory", *self.defaults), where)
         for name in WHOLE_OPTIMIZER:
             expect(name not in param_group, where, repr(name), "it among the options of the whole optimizer")
         if not isinstance(param_group["params"], (torch.Tensor, set)):

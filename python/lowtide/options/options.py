@@ -1,5 +1,6 @@
 """The options of optimizers and parameter groups: their names, types and meaning."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from numbers import Integral
 from types import NoneType
@@ -79,6 +80,13 @@ def check_options(
             continue
         raise TypeError(f"{where}: got unknown argument {key!r}{hint(key, known)}, wanted one of {', '.join(known)}")
     check_kinds(options, where)
+
+
+def warn_of_misspelt(group: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    """Warns of keys of a parameter group that are almost those of options. Others are for schedulers and the like."""
+    for key in group:
+        if key not in known and (words := hint(key, known, likeness=0.85)):
+            warnings.warn(f"{where}: got {key!r}, which is no option and changes nothing{words}", stacklevel=4)
 
 
 def check_kinds(options: Mapping[str, Any], where: str) -> None:

@@ -73,8 +73,10 @@ Plugin load_cuda_plugin(const std::filesystem::path& folder, const CudaDriver& d
         "newer, or build with CUDA %d",
         words_of(driver.version).c_str(), too_new->number, too_new->driver, major_of(driver.version));
   if (plugin.missing.empty())
-    plugin.missing = format("no plug-in, %s: this build was made without nvcc (install the CUDA toolkit, build again)",
-                            (folder / format("liblowtide_cuda%d.so", kMajors[0].number)).c_str());
+    plugin.missing = format(
+        "no plug-in, %s: this build was made without the CUDA backend (install the CUDA toolkit, "
+        "build again with -DLOWTIDE_CUDA=ON)",
+        (folder / format("liblowtide_cuda%d.so", kMajors[0].number)).c_str());
   return plugin;
 }
 

@@ -51,8 +51,8 @@ inline Work launch(const std::string& text, const std::vector<uint64_t>& paramet
                    const Memory& memory, const Policy& policy = {}) {
   const Source source(text, "a test");
   const auto program = decode(source, *source.find("test"));
-  std::vector<std::byte> bytes(parameters.size() * 8);
-  std::memcpy(bytes.data(), parameters.data(), bytes.size());
+  const auto* const first = reinterpret_cast<const std::byte*>(parameters.data());
+  const std::vector<std::byte> bytes(first, first + parameters.size() * 8);
   return run_grid(*program, bytes, grid, threads, memory.find(), policy);
 }
 
