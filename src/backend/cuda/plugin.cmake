@@ -3,7 +3,7 @@
 # loads without that. The library finds it beside itself (backend/cuda/loader.h). Tests build the same sources, named by
 # lt_cuda_host_sources and lt_cuda_device_sources, against other headers.
 set(LOWTIDE_CUDA_ARCHITECTURES "80;90;100;120" CACHE STRING
-    "Compute capabilities to make kernels for; the last also as PTX, for those to come")
+    "Compute capabilities to make kernels for, the oldest first; the first and the last also as PTX, for others")
 
 lt_plugin_host_sources(cuda lt_cuda_host_sources)
 file(GLOB lt_cuda_device_sources CONFIGURE_DEPENDS "${lt_src}/backend/cuda/device/*.cu")
@@ -31,11 +31,18 @@ set(lt_nvcc_flags
 # Exact kernels have the bits of the CPU backend: nothing is contracted, division and roots are IEEE's. The others are
 # in files of their own.
 list(APPEND lt_nvcc_flags --fmad=false)
-list(GET LOWTIDE_CUDA_ARCHITECTURES -1 lt_newest)
 foreach(lt_arch IN LISTS LOWTIDE_CUDA_ARCHITECTURES)
   list(APPEND lt_nvcc_flags "--generate-code=arch=compute_${lt_arch},code=sm_${lt_arch}")
 endforeach()
-list(APPEND lt_nvcc_flags "--generate-code=arch=compute_${lt_newest},code=compute_${lt_newest}")
+# PTX of the newest for GPUs to come, of the oldest for those between: machine code runs on its own major version only.
+# It comes on the way to the machine code, and costs no time.
+list(GET LOWTIDE_CUDA_ARCHITECTURES 0 lt_oldest)
+list(GET LOWTIDE_CUDA_ARCHITECTURES -1 lt_newest)
+set(lt_ptx ${lt_oldest} ${lt_newest})
+list(REMOVE_DUPLICATES lt_ptx)
+foreach(lt_arch IN LISTS lt_ptx)
+  list(APPEND lt_nvcc_flags "--generate-code=arch=compute_${lt_arch},code=compute_${lt_arch}")
+endforeach()
 execute_process(COMMAND "${Nvcc_EXECUTABLE}" --help OUTPUT_VARIABLE lt_nvcc_words ERROR_QUIET)
 if(lt_nvcc_words MATCHES "--compress-mode")
   list(APPEND lt_nvcc_flags --compress-mode=size)
@@ -69,8 +76,10 @@ endforeach()
 set(lt_cuda_map "${PROJECT_SOURCE_DIR}/cmake/cuda.map")
 add_library(${lt_cuda} MODULE ${lt_cuda_host_sources} ${lt_plugin_core_sources} ${lt_cuda_objects})
 lt_plugin_properties(${lt_cuda})
-string(REPLACE ";" "," lt_machine_code "${LOWTIDE_CUDA_ARCHITECTURES}")
-target_compile_definitions(${lt_cuda} PRIVATE "LT_CUDA_MACHINE_CODE=${lt_machine_code}" "LT_CUDA_PTX=${lt_newest}")
+list(JOIN LOWTIDE_CUDA_ARCHITECTURES "," lt_cuda_machine_code)
+list(JOIN lt_ptx "," lt_cuda_ptx)
+target_compile_definitions(${lt_cuda} PRIVATE "LT_CUDA_MACHINE_CODE=${lt_cuda_machine_code}"
+                                              "LT_CUDA_PTX=${lt_cuda_ptx}")
 target_link_libraries(${lt_cuda} PRIVATE Nvcc::cudart_static)
 target_link_options(${lt_cuda} PRIVATE "LINKER:--version-script=${lt_cuda_map}" "LINKER:--as-needed")
 if(NOT LOWTIDE_SANITIZE)

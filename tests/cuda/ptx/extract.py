@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Takes the PTX out of objects of nvcc: extract.py FOLDER FILE.o ...
 
-Writes FOLDER/<object>.ptx. Needs cuobjdump (tools/cubin_report.py says where from); exits with 77 without it.
+Writes FOLDER/<object>.ptx, of the newest architecture. Needs cuobjdump (tools/cubin_report.py says where from); exits with 77 without it.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -27,11 +28,11 @@ def main() -> int:
     for file in objects:
         with tempfile.TemporaryDirectory() as here:
             subprocess.run([cuobjdump, "-xptx", "all", file], cwd=here, check=True, stdout=subprocess.DEVNULL)
-            found = sorted(Path(here).glob("*.ptx"))
-            if len(found) != 1:
-                print(f"got {len(found)} PTX files in {file}, wanted one: that of the newest architecture")
+            found = {int(re.findall(r"sm_(\d+)", path.name)[-1]): path for path in Path(here).glob("*.ptx")}
+            if not found:
+                print(f"no PTX in {file}")
                 return 1
-            shutil.copy(found[0], folder / f"{file.stem}.ptx")
+            shutil.copy(found[max(found)], folder / f"{file.stem}.ptx")
     print(f"{len(objects)} files of PTX")
     return 0
 
