@@ -261,10 +261,10 @@ class LT_API Optimizer {
 
   // Prepares the next replay of a recorded step: a step on a queue that is being recorded (captured in a CUDA graph) is
   // not taken, and replays take it. Counts a step and queues, on options.stream, what the replay there needs: its
-  // number and the present hyper-parameters. A replay that was not prepared changes nothing, and the next call throws
-  // kInvalidArgument to say so. All state must be in device memory, gradients and parameters where they were when the
-  // step was recorded. Throws kInvalidArgument if no step has been recorded, if the last replay prepared was not taken,
-  // and, where the device searches gradients, in any call that has to know what the replay did (StepResult::pending).
+  // number and the present hyper-parameters. All state must be in device memory, gradients and parameters where they
+  // were when the step was recorded. Throws kInvalidArgument if no step has been recorded, the last replay prepared was
+  // not taken, or one was not prepared (it has changed nothing); with kPropagate, which waits for the replay before the
+  // last only, perhaps in a later call. Where gradients are searched, so does any call that depends on the outcome.
   StepResult prepare_replay(const StepOptions& options = {});
 
   // -- Memory. Nothing here changes a bit of any result.

@@ -46,7 +46,7 @@ class RecordedStep {
  public:
   virtual ~RecordedStep() = default;
   // Queues, on `stream`, what the next replay there needs: the same items, with args, scales and keys of the step that
-  // it is to be. A replay without it changes nothing.
+  // it is to be. A replay without it changes nothing. Refuses what replays.h says, where that is known without a wait.
   virtual void prepare(std::span<const StepItem> items, void* stream) = 0;
   // Whether all replays since it was last asked had been prepared. Waits for those that are queued where the last was
   // prepared.

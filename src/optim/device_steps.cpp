@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "backend/replays.h"
 #include "core/error.h"
 
 namespace lowtide {
@@ -133,7 +134,8 @@ void DeviceSteps::resolve() {
   }
   if (pending_->replayed) {
     device_.host_wait(device_.record(replay_queue_));
-    require_replayed();  // else the answer is of an earlier one
+    // Else the answer is of an earlier one. Only the last recording counts: who records again gives up those before.
+    require_replayed(recordings_.back()->step->was_replayed());
   }
   const int64_t bad = pending_->guard->first();
   Pending step = std::move(*pending_);
@@ -157,8 +159,12 @@ void DeviceSteps::resolve() {
 
 void DeviceSteps::resolve_and_raise() {
   resolve();
-  if (unraised_) StepPlan::fail_nonfinite(*std::exchange(unraised_, std::nullopt));
+  raise_nonfinite();
   check_replays();
+}
+
+void DeviceSteps::raise_nonfinite() {
+  if (unraised_) StepPlan::fail_nonfinite(*std::exchange(unraised_, std::nullopt));
 }
 
 }  // namespace lowtide

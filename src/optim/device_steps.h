@@ -61,13 +61,12 @@ class DeviceSteps {
   // The plan's counts are what the step is uncounted to if the guard finds something.
   void begin_pending(const StepPlan& plan, std::shared_ptr<Guard> guard, bool replayed);
   void wait_for_steps();
+  void raise_nonfinite();
 
   // recorded_steps.cpp: a step on a capturing queue, and what its replays need.
   StepResult record(std::span<const Gradient> grads, const StepOptions& options, const Ballots* ballots);
   // Refuses state that a recorded step would not find.
   void require_in_place() const;
-  // Refuses to go on before what was prepared has been replayed.
-  void require_replayed() const;
   // Refuses replays that nothing was prepared for.
   void check_replays() const;
 

@@ -1,6 +1,7 @@
 // Steps that are recorded on a capturing queue, and what their replays need.
 #include <algorithm>
 
+#include "backend/replays.h"
 #include "core/error.h"
 #include "optim/device_steps.h"
 
@@ -55,8 +56,8 @@ StepResult DeviceSteps::record(std::span<const Gradient> grads, const StepOption
 StepResult DeviceSteps::prepare_replay(const StepOptions& options) {
   LT_REQUIRE(!recordings_.empty(),
              "got a replay to prepare and no recorded step, wanted a step on a queue that is being captured before");
-  resolve_and_raise();
-  require_replayed();
+  resolve();
+  raise_nonfinite();
   const Recording& recording = *recordings_.back();
   LT_REQUIRE(recording.grads.size() == table_.params.size(),
              "got a step that was recorded for %zu parameters and has %zu now: record it again", recording.grads.size(),
@@ -88,18 +89,11 @@ StepResult DeviceSteps::prepare_replay(const StepOptions& options) {
   return StepResult{true, -1, recording.guard != nullptr};
 }
 
-// Only the last recording counts: who records again has given up those before.
-void DeviceSteps::require_replayed() const {
-  LT_REQUIRE(recordings_.back()->step->was_replayed(),
-             "got a call that needs the outcome of a replay after prepare_replay() and before that replay, wanted the "
-             "replay first: its step is counted; replay it, or record the step again");
-}
-
 void DeviceSteps::check_replays() const {
   if (recordings_.empty() || device_.is_lost()) return;
   bool all = true;
   for (const std::unique_ptr<Recording>& recording : recordings_) all = recording->step->all_prepared() && all;
-  LT_REQUIRE(all, "got a replay of a recorded step without prepare_replay() before it: it has changed nothing");
+  require_all_prepared(all);
 }
 
 }  // namespace lowtide

@@ -192,7 +192,8 @@ class SteppingOptimizer(torch.optim.Optimizer):
         (zero_grad(set_to_none=False)). Gradients that are not finite do to a replay what they do to a step. Raises
         ValueError if no step has been captured or memory has moved, for a second call without a replay between, for a
         replay that was not prepared (it has changed nothing) and, with nonfinite="raise", for the replay before if a
-        gradient of it was not finite."""
+        gradient of it was not finite. With nonfinite="propagate" this does not wait for the last replay; what is wrong
+        with it may then be raised by a later call."""
         self._push_options()
         self.engine.core.prepare_replay(1.0, self.engine.queue())
 

@@ -83,6 +83,108 @@ TEST_F(CudaReplays, TakeTheStepThatWasPrepared) {
       }
 }
 
+// A captured step of three parameters, and its replays.
+class Recorded {
+ public:
+  Recorded(Backend& backend, const Streams& on)
+      : on(on),
+        model(backend, {10, 300, 40}, on.replayed),
+        step_((begin(), backend.record_step(items(), false, on.captured))),
+        graph_(on.captured) {}
+
+  void prepare() { step_->prepare(items(), on.replayed); }
+  void replay() { EXPECT_EQ(cudaGraphLaunch(graph_.executable, on.replayed), cudaSuccess); }
+  std::vector<StepItem>& items() { return model.items(); }
+
+  const Streams on;
+  Model model;
+
+ private:
+  void begin() { EXPECT_EQ(cudaStreamBeginCapture(on.captured, cudaStreamCaptureModeGlobal), cudaSuccess); }
+
+  std::shared_ptr<RecordedStep> step_;
+  Graph graph_;
+};
+
+// Preparing waits for the replay before the last one, and for no more: the device runs a replay while the host prepares
+// the next. The emulated streams run late, and now and then earlier.
+TEST_F(CudaReplays, AreOneAheadOfTheDevice) {
+  constexpr int kReplays = 8;
+  int late = 0, prepared = 0;
+  for (uint64_t seed = 1; seed <= 20; ++seed)
+    for (const bool on_null : {false, true}) {
+      cuda_emulator::Settings settings;
+      settings.seed = seed;
+      restart(settings);
+      auto backend = make_backend("", nullptr);
+      Recorded recorded(*backend, all_streams(*backend)[on_null]);
+      recorded.prepare(), recorded.replay();
+      cuda_emulator::run_all();
+      const auto launches = [] { return cuda_emulator::counters().launches; };
+      const int64_t before = launches();
+      recorded.prepare(), recorded.replay();
+      cuda_emulator::run_all();
+      const int64_t of_one = launches() - before, start = launches();
+      for (int i = 0; i < kReplays; ++i, ++prepared) {
+        recorded.prepare();  // replays that have been launched: i
+        const int64_t run = (launches() - start) / of_one;
+        EXPECT_GE(run, i - 1);
+        late += run < i;
+        recorded.replay();
+      }
+      EXPECT_EQ(recorded.model.steps(), std::vector<int>(3, kReplays + 2));
+    }
+  EXPECT_GT(late, prepared / 4);
+  std::printf("the last replay had not run in %d of %d calls that prepared the next\n", late, prepared);
+}
+
+// Misuse is told as soon as it is known: at once where the device has nothing to do, else by a later call.
+TEST_F(CudaReplays, MisuseIsToldOnce) {
+  int at_once = 0, later = 0;
+  for (uint64_t seed = 1; seed <= 20; ++seed)
+    for (const bool on_null : {false, true}) {
+      cuda_emulator::Settings settings;
+      settings.seed = seed;
+      restart(settings);
+      auto backend = make_backend("", nullptr);
+      Recorded recorded(*backend, all_streams(*backend)[on_null]);
+      const auto other_work = [&] { recorded.model.fill_gradient(0, 1); };
+      // The call that says so, counted from the first after the mistake; 0: none did.
+      const auto told = [&](const char* words) {
+        int by = 0;
+        for (int call = 1; call <= 5; ++call) {
+          try {
+            recorded.prepare();
+          } catch (const Error& error) {
+            EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
+            EXPECT_EQ(by, 0) << "told again";
+            expect_words(error.what(), {words});
+            by = call;
+            if (call == 1 && std::string(words) == "before that replay") recorded.replay();
+            continue;
+          }
+          recorded.replay(), other_work();
+        }
+        ++(by == 1 ? at_once : later);
+        EXPECT_GE(by, 1) << words;
+        EXPECT_LE(by, 3) << words;
+      };
+      recorded.prepare();
+      told("before that replay");  // prepared twice, with nothing between
+      cuda_emulator::run_all();
+      recorded.prepare(), other_work();
+      told("before that replay");
+      cuda_emulator::run_all();
+      recorded.replay();
+      told("without prepare_replay");
+      cuda_emulator::run_all();
+      recorded.replay(), cuda_emulator::run_all();
+      told("without prepare_replay");
+    }
+  EXPECT_GE(at_once, 2 * 40);
+  std::printf("told at once: %d, by a later call: %d\n", at_once, later);
+}
+
 // The search is in the graph: a replay whose gradients are not finite, with the scale of its step, changes nothing.
 TEST_F(CudaReplays, SearchTheirOwnGradients) {
   auto backend = make_backend("", nullptr);

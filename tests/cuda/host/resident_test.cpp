@@ -100,5 +100,58 @@ TEST_F(CudaResident, StepsAreAFewLaunchesAndWaitForNothing) {
     }
 }
 
+// A search leaves open whether its step is taken, and so the number of the next: that is waited for. Without one, the
+// device runs the last replay while the host prepares the next.
+TEST_F(CudaResident, PreparingAReplayDoesNotWaitForTheLast) {
+  constexpr int kSeeds = 10, kReplays = 6;
+  for (const NonFinite nonfinite : {NonFinite::kPropagate, NonFinite::kSkip}) {
+    int late = 0;
+    for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+      cuda_emulator::Settings settings;
+      settings.seed = seed;
+      restart(settings);
+      OptimizerOptions options;
+      options.backend = "cuda";
+      options.nonfinite = nonfinite;
+      options.memory.device_bytes = 64 << 20;
+      Optimizer optimizer(options);
+      Parameters params(optimizer, 10);
+      StepOptions on;
+      cudaStream_t stream = nullptr;
+      ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+      on.stream = stream;
+      optimizer.step(params.grads, on);
+      optimizer.synchronize();
+      ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+      optimizer.step(params.grads, on);
+      cudaGraph_t graph = nullptr;
+      cudaGraphExec_t executable = nullptr;
+      ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+      ASSERT_EQ(cudaGraphInstantiate(&executable, graph), cudaSuccess);
+      int64_t launched = cuda_emulator::counters().launches;
+      for (int i = 0; i < kReplays; ++i) {
+        optimizer.prepare_replay(on);
+        const int64_t run = cuda_emulator::counters().launches;
+        late += i > 0 && run == launched;  // nothing since the last replay was launched
+        ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
+        launched = run;
+      }
+      EXPECT_EQ(optimizer.report().steps, kReplays + 1);
+      ASSERT_EQ(cudaGraphExecDestroy(executable), cudaSuccess);
+      ASSERT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+      optimizer.synchronize();
+      ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+    }
+    const int calls = kSeeds * (kReplays - 1);
+    if (nonfinite == NonFinite::kPropagate) {
+      EXPECT_GT(late, calls / 4);
+    } else {
+      EXPECT_EQ(late, 0);
+    }
+    std::printf("%s: the last replay had not run in %d of %d calls that prepared the next\n",
+                nonfinite == NonFinite::kPropagate ? "propagate" : "skip", late, calls);
+  }
+}
+
 }  // namespace
 }  // namespace lowtide::cuda_host

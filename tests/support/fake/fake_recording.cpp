@@ -4,6 +4,7 @@
 #include "backend/cpu/cpu_backend.h"
 #include "support/fake/fake_batch.h"
 #include "backend/kernels/items.h"
+#include "backend/replays.h"
 #include "core/error.h"
 
 namespace lowtide::fake {
@@ -61,6 +62,8 @@ class FakeBackend::Recorded final : public RecordedStep {
   }
 
   void prepare(std::span<const StepItem> items, void* stream) override {
+    require_all_prepared(all_prepared());
+    require_replayed(was_replayed());
     LT_REQUIRE(items.size() == count_, "got %zu items for a recorded step of %zu", items.size(), count_);
     Kernel kernel{"prepare", {}, {of_.touched(memory_.data(), memory_.bytes())}, memory_.bytes()};
     kernel.run = [state = state_, batch = std::make_shared<Batch>(items)] { state->next = batch; };

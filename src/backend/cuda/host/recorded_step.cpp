@@ -2,10 +2,10 @@
 
 #include <cstddef>
 #include <cstring>
-#include <utility>
 
 #include "backend/cuda/host/guards.h"
 #include "backend/cuda/host/cuda_device.h"
+#include "backend/replays.h"
 
 namespace lowtide::cuda_host {
 
@@ -21,7 +21,7 @@ CudaRecordedStep::CudaRecordedStep(const RecordingParts& of, const Scope& scope,
       ordered_(ordered),
       bytes_(batch_.bytes()),
       memory_(scope, bytes_ + sizeof(ReplayState)),
-      answer_(of.info, sizeof(ReplayState)),
+      answers_(of.info, 2 * sizeof(ReplayState)),
       side_(scope) {
   const cuda_kernels::Queue side{side_.get(), of.info.processors};
   scope.check(cuda_kernels::fill(reinterpret_cast<unsigned char*>(state()), 0, sizeof(ReplayState), side));
@@ -30,6 +30,12 @@ CudaRecordedStep::CudaRecordedStep(const RecordingParts& of, const Scope& scope,
   queue_steps(scope, batch_, memory_.data(), tables, fast, state(), recording);
   scope.check(cuda_kernels::finish_replay(state(), recording));
 }
+
+CudaRecordedStep::~CudaRecordedStep() {
+  if (answered_) quietly(of_.info, [&] { return cudaEventSynchronize(Events::handle(answered_)); });
+}
+
+ReplayState* CudaRecordedStep::answer(size_t i) const { return reinterpret_cast<ReplayState*>(answers_.data()) + i; }
 
 ReplayState* CudaRecordedStep::state() const { return reinterpret_cast<ReplayState*>(memory_.data() + bytes_); }
 
@@ -45,6 +51,7 @@ void CudaRecordedStep::prepare(std::span<const StepItem> items, void* stream) {
              "got %zu parameters of other sizes or kinds than those of the recorded step, wanted the same; record it "
              "again",
              items.size());
+  check_replays(scope);
   const Guard* ready = nullptr;
   for (const StepItem& item : items) {
     if (!item.guard || item.guard == ready) continue;
@@ -53,6 +60,14 @@ void CudaRecordedStep::prepare(std::span<const StepItem> items, void* stream) {
     guard->prepare(scope, items, of_.uploads, on);
     ready = item.guard;
   }
+  if (last_ && *last_ != on) scope.check(cudaStreamWaitEvent(on, Events::handle(of_.events->record(scope, *last_)), 0));
+  // Behind the upload, too, and whatever fails on the way: the answer's memory outlives the copy there.
+  struct Record {
+    CudaRecordedStep& step;
+    cudaStream_t on;
+    ~Record() { step.answered_ = step.of_.events->record_at_end(on); }
+  } const record{*this, on};
+  scope.check(cudaMemcpyAsync(answer(1), state(), sizeof(ReplayState), cudaMemcpyDeviceToHost, on));
   const uint32_t next = prepared_ + 1;
   const Upload there(
       scope, of_.uploads, of_.events, on, bytes_ + sizeof next,
@@ -61,23 +76,41 @@ void CudaRecordedStep::prepare(std::span<const StepItem> items, void* stream) {
         std::memcpy(host + bytes_, &next, sizeof next);
       },
       memory_.data());
-  prepared_ = next;
+  prepared_ = next, looked_ = false;
   last_ = on;
+}
+
+void CudaRecordedStep::check_replays(const Scope& scope) {
+  if (!last_) return;
+  Events::wait(scope, answered_);
+  if (!std::exchange(looked_, true)) {
+    require_all_prepared(note_missed(answer(1)->missed));
+    require_replayed(answer(1)->done + 1 == prepared_);
+  }
+  const cudaError_t running = cudaStreamQuery(*last_);
+  if (running == cudaErrorNotReady) {
+    cudaGetLastError();
+    return;
+  }
+  scope.check(running);
+  const ReplayState now = read_state(scope);
+  require_all_prepared(note_missed(now.missed));
+  require_replayed(now.done == prepared_);
 }
 
 ReplayState CudaRecordedStep::wait_for_state() {
   const Scope scope(of_.info, "asking a recorded step for its replays");
   if (last_) scope.check(cudaStreamWaitEvent(side_.get(), Events::handle(of_.events->record(scope, *last_)), 0));
-  auto* const copy = reinterpret_cast<ReplayState*>(answer_.data());
-  scope.check(cudaMemcpyAsync(copy, state(), sizeof *copy, cudaMemcpyDeviceToHost, side_.get()));
-  scope.check(cudaStreamSynchronize(side_.get()));
-  return *copy;
+  return read_state(scope);
 }
 
-bool CudaRecordedStep::all_prepared() {
-  const uint32_t missed = wait_for_state().missed;
-  return std::exchange(missed_, missed) == missed;
+ReplayState CudaRecordedStep::read_state(const Scope& scope) {
+  scope.check(cudaMemcpyAsync(answer(0), state(), sizeof(ReplayState), cudaMemcpyDeviceToHost, side_.get()));
+  scope.check(cudaStreamSynchronize(side_.get()));
+  return *answer(0);
 }
+
+bool CudaRecordedStep::all_prepared() { return note_missed(wait_for_state().missed); }
 
 bool CudaRecordedStep::was_replayed() { return wait_for_state().done == prepared_; }
 

@@ -1,9 +1,11 @@
 // Launches of steps, for those that run at once and those that are recorded.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "backend/backend.h"
@@ -45,12 +47,14 @@ struct RecordingParts {
 };
 
 // A step in a CUDA graph. Its items are in device memory that is its own; before each replay they are written anew, in
-// the stream, together with a number that says so: kernels of a replay that finds no new number do nothing.
+// the stream, together with a number that says so: kernels of a replay that finds no new number do nothing. Preparing
+// waits for the replay before the last, so that the device has work while the host prepares more.
 class CudaRecordedStep final : public RecordedStep {
  public:
   // batch: the items', ordered or not; tables: for each of its launches. Records on a stream that is capturing.
   CudaRecordedStep(const RecordingParts& of, const Scope& scope, kernels::Batch batch, bool ordered,
                    std::span<const void* const> tables, bool fast, cudaStream_t stream);
+  ~CudaRecordedStep() override;
 
   void prepare(std::span<const StepItem> items, void* stream) override;
   bool all_prepared() override;
@@ -58,8 +62,14 @@ class CudaRecordedStep final : public RecordedStep {
 
  private:
   cuda_kernels::ReplayState* state() const;
+  cuda_kernels::ReplayState* answer(size_t i) const;
   // As it is after what is queued where the last replay was prepared.
   cuda_kernels::ReplayState wait_for_state();
+  cuda_kernels::ReplayState read_state(const Scope& scope);
+  // false: more than have been told of. An older answer may have fewer.
+  bool note_missed(uint32_t missed) { return std::exchange(missed_, std::max(missed_, missed)) >= missed; }
+  // Refuses what replays.h says, as far as it is known: of the last replay, if nothing runs there any more.
+  void check_replays(const Scope& scope);
 
   RecordingParts of_;
   kernels::Batch batch_;
@@ -67,9 +77,11 @@ class CudaRecordedStep final : public RecordedStep {
   bool ordered_;
   size_t bytes_;         // of the batch
   DeviceMemory memory_;  // the batch, and a ReplayState behind it
-  HostMemory answer_;
+  HostMemory answers_;   // two of it: as last read, and as it was before the last upload
   OwnStream side_;
-  uint32_t prepared_ = 0, missed_ = 0;  // replays; missed: that all_prepared() has told of
+  uint32_t prepared_ = 0, missed_ = 0;  // replays; missed: that have been told of
+  Device::Event answered_;              // behind the last upload, and the second answer
+  bool looked_ = true;                  // at it
   std::optional<cudaStream_t> last_;    // where replays were prepared; a null handle is the default stream
 };
 

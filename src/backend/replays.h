@@ -1,0 +1,19 @@
+// Refusals of replays, by RecordedStep::prepare() and by optimizers.
+#pragma once
+
+#include "core/error.h"
+
+namespace lowtide {
+
+inline void require_all_prepared(bool all_prepared) {
+  LT_REQUIRE(all_prepared,
+             "got a replay of a recorded step without prepare_replay() before it: it has changed nothing");
+}
+
+inline void require_replayed(bool was_replayed) {
+  LT_REQUIRE(was_replayed,
+             "got a call that needs the outcome of a replay after prepare_replay() and before that replay, wanted the "
+             "replay first: its step is counted; replay it, or record the step again");
+}
+
+}  // namespace lowtide
