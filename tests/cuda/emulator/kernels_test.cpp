@@ -90,6 +90,19 @@ TEST_F(Kernels, BytesArePickedByThreeBitsEach) {
   EXPECT_DEATH(std::printf("%u", __byte_perm(0x80000000u, 0, 0xbb32)), "selector 0xbb32");
 }
 
+TEST_F(Kernels, ShufflesHaveADefinedWidth) {
+  for (const int width : {1, 2, 4, 8, 16, 32}) EXPECT_EQ(shuffle_width(width), static_cast<unsigned>(width));
+  for (const int width : {0, -1, 24, 64})
+    EXPECT_DEATH(std::printf("%u", shuffle_width(width)), "wanted a power of two");
+}
+
+TEST_F(Kernels, FastDivisionByTheLargestIsZero) {
+  EXPECT_EQ(__fdividef(6, 0x1p126f), 6 * 0x1p-126f);
+  EXPECT_EQ(__fdividef(0x1p127f, 0x1.8p126f), 0.f);
+  EXPECT_TRUE(std::isnan(__fdividef(INFINITY, 0x1p127f)));
+  EXPECT_EQ(__fdividef(1, INFINITY), 0.f);
+}
+
 // Forgets to wait between a write by one warp and a read by another.
 __global__ void race(uint32_t* out) {
   __shared__ uint32_t value[64];

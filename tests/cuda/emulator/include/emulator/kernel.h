@@ -85,6 +85,16 @@ T shuffle(unsigned int mask, T value, unsigned int source) {
   return value;
 }
 
+// CUDA C++ Programming Guide, "Warp Shuffle Functions": a width that is no power of two, or more than a warp, has no
+// defined result.
+inline unsigned int shuffle_width(int width) {
+  if (width < 1 || width > warpSize || (width & (width - 1))) {
+    std::fprintf(stderr, "a shuffle: got the width %d, wanted a power of two up to %d\n", width, warpSize);
+    std::abort();
+  }
+  return static_cast<unsigned int>(width);
+}
+
 // Memory that is read and written whole must be aligned to its size.
 template <class T>
 T* aligned(T* memory) {
@@ -105,23 +115,23 @@ inline int __any_sync(unsigned int mask, int predicate) { return __ballot_sync(m
 inline int __all_sync(unsigned int mask, int predicate) { return __ballot_sync(mask, !predicate) == 0; }
 template <class T>
 T __shfl_sync(unsigned int mask, T value, int source, int width = warpSize) {
-  const unsigned int w = static_cast<unsigned int>(width), first = cuda_emulator::lane() & ~(w - 1);
+  const unsigned int w = cuda_emulator::shuffle_width(width), first = cuda_emulator::lane() & ~(w - 1);
   return cuda_emulator::shuffle(mask, value, first + (static_cast<unsigned int>(source) & (w - 1)));
 }
 template <class T>
 T __shfl_xor_sync(unsigned int mask, T value, int lanes, int width = warpSize) {
   const unsigned int lane = cuda_emulator::lane(), source = lane ^ static_cast<unsigned int>(lanes);
-  const unsigned int w = static_cast<unsigned int>(width);
+  const unsigned int w = cuda_emulator::shuffle_width(width);
   return cuda_emulator::shuffle(mask, value, source < (lane & ~(w - 1)) + w ? source : lane);
 }
 template <class T>
 T __shfl_down_sync(unsigned int mask, T value, unsigned int delta, int width = warpSize) {
-  const unsigned int lane = cuda_emulator::lane(), w = static_cast<unsigned int>(width);
+  const unsigned int lane = cuda_emulator::lane(), w = cuda_emulator::shuffle_width(width);
   return cuda_emulator::shuffle(mask, value, (lane & (w - 1)) + delta < w ? lane + delta : lane);
 }
 template <class T>
 T __shfl_up_sync(unsigned int mask, T value, unsigned int delta, int width = warpSize) {
-  const unsigned int lane = cuda_emulator::lane(), w = static_cast<unsigned int>(width);
+  const unsigned int lane = cuda_emulator::lane(), w = cuda_emulator::shuffle_width(width);
   return cuda_emulator::shuffle(mask, value, (lane & (w - 1)) >= delta ? lane - delta : lane);
 }
 
@@ -197,6 +207,8 @@ inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __fsqrt_rn(float x) { return std::sqrt(x); }
 inline float __frcp_rn(float x) { return 1.f / x; }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
-inline float __fdividef(float a, float b) { return a / b; }
+// CUDA C++ Programming Guide, "Intrinsic Functions": 0 for divisors between 2^126 and 2^128, and a NaN for infinity by
+// these.
+inline float __fdividef(float a, float b) { return std::fabs(b) > 0x1p126f && std::isfinite(b) ? a * 0.f : a / b; }
 inline float __saturatef(float x) { return x > 0 ? (x < 1 ? x : 1.f) : 0.f; }
 inline void __threadfence() {}
