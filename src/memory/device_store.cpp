@@ -67,7 +67,7 @@ void DeviceStore::add(std::span<const ShapedParam> params) {
 void DeviceStore::pass(const Work& work, bool changes, int, const std::vector<int64_t>& wanted, void* stream) {
   if (chunks_.empty()) return;
   queue_step(work, changes, wanted, stream);
-  if (changes) end_step();
+  if (changes) end_step(wanted);
 }
 
 void DeviceStore::queue_step(const Work& work, bool changes, const std::vector<int64_t>& wanted, void* stream) {
@@ -89,13 +89,16 @@ void DeviceStore::queue_step(const Work& work, bool changes, const std::vector<i
 }
 
 // Comes after a step that is complete: errors here are not the step's.
-void DeviceStore::end_step() {
+void DeviceStore::end_step(const std::vector<int64_t>& wanted) {
   try {
     give_slots_back();
     host_writes_.end(queues_.record_all());
     if (options_.automatic) follow_residency();
     queued_ = Queued::kWork;
-    if (slots_.size() >= pager_.slots()) pager_.prefetch(queues_);
+    const std::vector<int64_t>* const next = order_.next_after(wanted, true);
+    if (!next || slots_.size() < pager_.slots()) return;
+    pager_.expect(queues_, chunks_of(*next, chunks_.size()));
+    pager_.prefetch(queues_);
   } catch (...) {  // the next step queues it again, or says what is wrong
     break_off();
   }

@@ -132,7 +132,7 @@ class DeviceStore final : public Store {
   const Chunk& chunk_at(size_t chunk) const override { return chunks_[chunk].chunk; }
   void pass(const Work& work, bool changes, int threads, const std::vector<int64_t>& wanted, void* stream) override;
   void queue_step(const Work& work, bool changes, const std::vector<int64_t>& wanted, void* stream);
-  void end_step();
+  void end_step(const std::vector<int64_t>& wanted);
   TransferMode transfer() const { return transfer_.value_or(TransferMode::kCopy); }
 
   // The host waits, reads and changes.

@@ -1,11 +1,23 @@
 #include "memory/pager.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "core/error.h"
 
 namespace lowtide {
+namespace {
+
+std::vector<int> wanted_of(const std::vector<int>& chunks, const std::vector<bool>& wanted) {
+  if (wanted.empty()) return chunks;
+  std::vector<int> out;
+  std::copy_if(chunks.begin(), chunks.end(), std::back_inserter(out),
+               [&](int chunk) { return wanted[static_cast<size_t>(chunk)]; });
+  return out;
+}
+
+}  // namespace
 
 Pager::Pager(Plan plan, TransferMode transfer) : plan_(std::move(plan)), transfer_(transfer) {
   const bool has_slots = transfer != TransferMode::kZeroCopy;
@@ -28,24 +40,24 @@ Pager::Pager(Plan plan, TransferMode transfer) : plan_(std::move(plan)), transfe
 }
 
 void Pager::step(Queues& queues, const std::vector<bool>& wanted) {
-  LT_REQUIRE(wanted.empty() || wanted.size() == plan_.resident.size(), "got wishes for %zu chunks of %zu",
-             wanted.size(), plan_.resident.size());
-  const auto pick = [&](const std::vector<int>& from, std::vector<int>& to) {
-    to.clear();
-    for (const int chunk : from)
-      if (wanted.empty() || wanted[static_cast<size_t>(chunk)]) to.push_back(chunk);
-  };
-  const std::vector<int> last = streaming_;
-  pick(streamed_, streaming_);
-  pick(in_place_, staying_);
   try {
-    if (streaming_ != last) start_over(queues);
+    expect(queues, wanted);
+    staying_ = wanted_of(in_place_, wanted);
     queue_step(queues);
   } catch (...) {
     // The events no longer stand for the last use of their slots, and some may not live to the end of the next step.
     forget();
     throw;
   }
+}
+
+void Pager::expect(Queues& queues, const std::vector<bool>& wanted) {
+  LT_REQUIRE(wanted.empty() || wanted.size() == plan_.resident.size(), "got wishes for %zu chunks of %zu",
+             wanted.size(), plan_.resident.size());
+  std::vector<int> next = wanted_of(streamed_, wanted);
+  if (next == streaming_) return;
+  start_over(queues);
+  streaming_ = std::move(next);
 }
 
 void Pager::prefetch(Queues& queues) {

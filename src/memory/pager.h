@@ -54,8 +54,11 @@ class Pager {
   void step(Queues& queues, const std::vector<bool>& wanted = {});
 
   // Queues the reads that the next step begins with, so that they run while the caller does something else. Taken to be
-  // those of the last step (before the first: of all chunks); if the next one wants other chunks, it reads again.
+  // those that expect() says, else of the last step (before the first: of all chunks); if the next one wants other
+  // chunks, it reads again.
   void prefetch(Queues& queues);
+  // The next step will want these chunks (empty: all). What has been read ahead of others is forgotten.
+  void expect(Queues& queues, const std::vector<bool>& wanted);
   // Makes the ring larger or smaller than the plan's, until the next set_slots() or forget(). A larger ring keeps the
   // chunks that have been read ahead, and prefetch() fills it up; a smaller one reads them again. Slots that the ring
   // has lost may still be read into and written from.
@@ -77,7 +80,7 @@ class Pager {
   TransferMode transfer_;
   std::vector<int> in_place_;              // the chunks that are stepped where they are, in the order of the step
   std::vector<int> streamed_;              // the others
-  std::vector<int> streaming_;             // those of streamed_ that the step wants
+  std::vector<int> streaming_;             // those of streamed_ that the step wants, or the next one will
   std::vector<int> staying_;               // those of in_place_
   std::vector<Queues::Event> free_;        // by slot: its last write (hybrid: step)
   std::vector<Queues::Event> loaded_;      // by slot: a read that no step has waited for

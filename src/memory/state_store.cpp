@@ -118,16 +118,21 @@ void StateStore::add(std::span<const ShapedParam> params) {
   pager_ = std::move(pager);
 }
 
+// Chunks that could not be written are due whatever is wanted.
+std::vector<bool> StateStore::due_chunks(const std::vector<int64_t>& wanted) const {
+  std::vector<bool> chunks = chunks_of(wanted, chunks_.size());
+  if (!chunks.empty())
+    for (size_t i = 0; i < chunks_.size(); ++i)
+      if (!pager_.plan().resident[i] && chunks_[i].memory.data()) chunks[i] = true;
+  return chunks;
+}
+
 void StateStore::pass(const Work& work, bool changes, int threads, const std::vector<int64_t>& wanted, void*) {
   if (!queues_) return;
   stage_.write_back();
   stage_.forget();
   unwritten_ = nullptr;  // what is kept in RAM is part of this step
-  std::vector<bool> chunks = chunks_of(wanted, chunks_.size());
-  if (!chunks.empty())
-    // Chunks that could not be written are due whatever is wanted.
-    for (size_t i = 0; i < chunks_.size(); ++i)
-      if (!pager_.plan().resident[i] && chunks_[i].memory.data()) chunks[i] = true;
+  const std::vector<bool> chunks = due_chunks(wanted);
   queues_->begin_step(work, threads, changes);
   try {
     pager_.step(*queues_, chunks);
@@ -137,7 +142,10 @@ void StateStore::pass(const Work& work, bool changes, int threads, const std::ve
   }
   std::exception_ptr failure;
   try {
-    pager_.prefetch(*queues_);
+    if (const std::vector<int64_t>* const next = order_.next_after(wanted, changes)) {
+      pager_.expect(*queues_, due_chunks(*next));
+      pager_.prefetch(*queues_);
+    }
     failure = queues_->finish_writes();
   } catch (...) {  // the next step reads it, and says what is wrong
     failure = queues_->finish();

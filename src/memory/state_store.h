@@ -33,6 +33,7 @@ class StateStore final : public Store {
   const Chunk& chunk_at(size_t chunk) const override { return chunks_[chunk].chunk; }
   void pass(const Work& work, bool changes, int threads, const std::vector<int64_t>& wanted, void* stream) override;
   std::byte* bring(size_t chunk) override;
+  std::vector<bool> due_chunks(const std::vector<int64_t>& wanted) const;
   // At once, and checked. On an error `record` is as it was.
   void read(const ChunkRecord& record, size_t chunk, std::byte* to);
   void write(ChunkRecord& record, size_t chunk, const std::byte* from);

@@ -23,6 +23,7 @@
 #include "memory/chunk.h"
 #include "memory/pager.h"
 #include "memory/staged_chunk.h"
+#include "memory/step_order.h"
 
 namespace lowtide {
 
@@ -107,6 +108,7 @@ class Store {
 
   Index pieces_;
   Pager pager_{Plan{}};
+  StepOrder order_;
   StagedChunk stage_;
 };
 

@@ -90,9 +90,14 @@ class Twins {
 
   // share: of the parameters that get a gradient.
   void step(double share = 1) {
+    step_where([&](size_t) { return rng_.chance(share); });
+  }
+  // A step of the parameters of these numbers.
+  template <class Fn>
+  void step_where(Fn&& has_gradient) {
     std::vector<Gradient> here, there;
     for (size_t i = 0; i < params_.size(); ++i) {
-      if (!rng_.chance(share)) {
+      if (!has_gradient(i)) {
         here.emplace_back();
         there.emplace_back();
         continue;
