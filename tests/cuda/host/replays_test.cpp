@@ -204,6 +204,11 @@ TEST_F(CudaReplays, SearchTheirOwnGradients) {
       return guard->first();
     };
     EXPECT_EQ(replay(1), -1);
+    // The graph is one chain: a fill, the search, the step and the end of the replay, and then the answer's copy.
+    const std::vector<std::string> ran = cuda_emulator::operations();
+    ASSERT_GT(ran.size(), 5u);
+    EXPECT_EQ(ran.end()[-6], "a graph of 5 nodes");
+    EXPECT_EQ(ran.back(), "a copy of 4 bytes");
     EXPECT_EQ(replay(2), -1);
     model.fill_gradient(1, std::numeric_limits<float>::quiet_NaN());
     EXPECT_EQ(replay(1), 1);

@@ -41,7 +41,8 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
         const Upload there = upload(call, steps_);
         queue_steps(call.scope, steps_, there.device(), tables, fast_, nullptr, call.queue);
       }
-      mark_guards(call.scope, items, call.queue.stream);
+      // Until then the step reads the answers of its guards.
+      for_each_answer(items, [&](Answer& answer) { answer.used = events_->record(call.scope, call.queue.stream); });
     });
   }
 
@@ -70,7 +71,10 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
         const Upload there = upload(call, steps_);
         search(call, there.device(), guard->answer());
       }
-      guard->answer().found = events_->record(scope, on);
+      // On a stream of its own: between the search and the step that follows it, the copy would keep the device idle.
+      scope.check(cudaStreamWaitEvent(side_.get(), Events::handle(events_->record(scope, on)), 0));
+      guard->answer().copy_to_host(scope, side_.get());
+      guard->answer().found = events_->record(scope, side_.get());
       queued = guard;
     });
     return queued;
@@ -88,6 +92,7 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
       const std::vector<const void*> tables = add_steps(call, items, ordered);
       recorded = std::make_shared<CudaRecordedStep>(RecordingParts{info_, device_, uploads_, events_}, call.scope,
                                                     steps_, ordered, tables, fast_, on);
+      for_each_answer(items, [&](Answer& answer) { answer.copy_to_host(call.scope, on); });
     });
     return recorded;
   }
@@ -157,7 +162,7 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
     return all;
   }
 
-  // Queues the search of the batch, which is at `device`, and its answer's way to the host.
+  // Queues the search of the batch, which is at `device`.
   void search(Call& call, const std::byte* device, Answer& answer) {
     constexpr int64_t kBytes = sizeof(uint32_t);
     call.fill(kBytes)(reinterpret_cast<unsigned char*>(answer.word()), kernels::kNoItem, kBytes);
@@ -165,16 +170,16 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
     if (part.units)
       call.queued(cuda_kernels::first_nonfinite)(steps_.items(device, part), steps_.starts(device, part), part.count,
                                                  part.units, answer.word());
-    call.scope.check(cudaMemcpyAsync(answer.copy(), answer.word(), kBytes, cudaMemcpyDeviceToHost, call.queue.stream));
   }
 
-  // Steps of `items` have been queued: what their guards answer is read until then.
-  void mark_guards(const Scope& scope, std::span<const StepItem> items, cudaStream_t stream) {
-    const Guard* marked = nullptr;
+  // The answers of the guards of these items.
+  template <class Fn>
+  static void for_each_answer(std::span<const StepItem> items, Fn&& fn) {
+    const Guard* last = nullptr;
     for (const StepItem& item : items) {
-      if (!item.guard || item.guard == marked) continue;
-      static_cast<CudaGuard*>(item.guard)->answer().used = events_->record(scope, stream);
-      marked = item.guard;
+      if (!item.guard || item.guard == last) continue;
+      fn(static_cast<CudaGuard*>(item.guard)->answer());
+      last = item.guard;
     }
   }
 
@@ -197,7 +202,7 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
   std::shared_ptr<Answers> answers_;
   CudaDevice device_;
   Uploads uploads_;
-  OwnStream side_;  // for what is waited for at once
+  OwnStream side_;  // for what is waited for at once, and for answers on their way to the host
   std::map<int, DeviceMemory> tables_;
 };
 

@@ -26,6 +26,9 @@ struct Answer {
 
   uint32_t* word() const { return reinterpret_cast<uint32_t*>(device.data()); }
   uint32_t* copy() const { return reinterpret_cast<uint32_t*>(host.data()); }
+  void copy_to_host(const Scope& scope, cudaStream_t stream) const {
+    scope.check(cudaMemcpyAsync(copy(), word(), sizeof(uint32_t), cudaMemcpyDeviceToHost, stream));
+  }
 };
 
 // Any thread.
