@@ -98,8 +98,9 @@ typedef struct lt_memory_options {
   int64_t managed;      /* 1: all state in managed (shared) memory, which the driver migrates; 0 */
   const char* transfer; /* how state that does not fit reaches the device: "copy", "zero_copy", "hybrid"; NULL: the
                            fastest that the device can do, measured once and remembered (docs/devices.md) */
-  int64_t automatic; /* 1, with device_bytes -1: state begins in host memory. As much as fits moves to the device once
-                        steps have shown what else is there, and back when memory gets short; 0 */
+  int64_t automatic; /* 1, with device_bytes -1: state that a step brings begins on the device as far as it fits; state
+                        loaded before any step begins in host memory and comes once steps have shown what else is there.
+                        It goes to the host when memory gets short; 0 */
 } lt_memory_options;
 #define LT_MEMORY_OPTIONS_INIT \
   { sizeof(lt_memory_options), -1, 0, -1, 0, -1, 0, 0, 0 }
@@ -150,8 +151,9 @@ typedef struct lt_step_options {
   void* stream;
   double grad_scale;     /* every gradient is multiplied by this (as float32) before use, e.g. 1 / loss scale */
   int64_t assume_finite; /* 1: the caller has checked the gradients already; 0 */
-  int64_t free_bytes;    /* for lt_memory_options.automatic: bytes of device memory that nothing else needs now, with
-                            memory that the caller's allocator keeps unused; -1: as many as the driver calls free */
+  int64_t free_bytes;    /* for lt_memory_options.automatic: bytes of device memory that nothing else needs, also
+                            where activations are back, with memory that the caller's allocator keeps unused; -1: as
+                            many as the driver calls free now */
 } lt_step_options;
 #define LT_STEP_OPTIONS_INIT \
   { sizeof(lt_step_options), 0, 1.0, 0, -1 }

@@ -59,8 +59,9 @@ struct Memory {
   // into pinned host memory), "hybrid" (copied in, written by kernels), or "": the fastest that the device can do,
   // which is measured once for each kind of machine and remembered (docs/devices.md).
   std::string transfer = "";
-  // In place of device_bytes: all state begins in host memory. Once steps have shown what else the device has to hold,
-  // as much as fits moves there, and back when memory gets short. See Optimizer::demote and StepOptions::free_bytes.
+  // In place of device_bytes: state that a step brings begins on the device as far as it fits beside what else there
+  // is. State that is there before any step begins in host memory, and as much as fits moves once steps have shown the
+  // rest. When memory gets short, state moves to the host. See Optimizer::demote and StepOptions::free_bytes.
   bool automatic = false;
 };
 
@@ -139,8 +140,8 @@ struct StepOptions {
   void* stream = nullptr;
   double grad_scale = 1.0;     // every gradient is multiplied by this (as float32) before use, e.g. 1 / loss scale
   bool assume_finite = false;  // the caller has checked the gradients already: no second check
-  // For Memory::automatic: bytes of device memory that nothing else needs now, with memory that the allocator keeps
-  // unused; -1: as many as the driver calls free.
+  // For Memory::automatic: bytes of device memory that nothing else needs, also where activations are back, with memory
+  // that the allocator keeps unused; -1: as many as the driver calls free now.
   int64_t free_bytes = -1;
   // One for each parameter, or empty. A parameter with an address and a gradient is neither read nor moved: the address
   // gets the direction that the rule would subtract from it, without learning rate, weight decay and the parameter

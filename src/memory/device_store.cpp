@@ -37,23 +37,21 @@ void DeviceStore::add(std::span<const ShapedParam> params) {
   catch_up();
   LT_REQUIRE(options_.chunk_bytes <= kLargestDeviceChunk, "got chunk_bytes=%lld, wanted %lld at most on a device",
              ll(options_.chunk_bytes), ll(kLargestDeviceChunk));
+  choose_first_budget();
   StorePlan planned = plan(params);
   if (options_.managed) check_managed(planned.plan.total_bytes);
 
   // Everything that can fail comes before the first change. The slots' room first: a step takes it again.
   const size_t before = chunks_.size();
   Index places = index_of(planned.added, before);
-  Pager pager(planned.plan, transfer());
   slots_.clear();
   forget_stage();
   pager_.forget();
   Copies moved(before);
   for (size_t i = 0; i < before; ++i)
     if (planned.plan.resident[i] != pager_.plan().resident[i]) moved[i] = copy_across(chunks_[i]);
-  std::vector<DeviceRecord> added;
-  for (Chunk& chunk : planned.added)
-    added.push_back(make_zero(std::move(chunk), planned.plan.resident[before + added.size()]));
-  stage_memory_ = Buffer();
+  std::vector<DeviceRecord> added = make_zeros(planned, before);
+  Pager pager(planned.plan, transfer());
   pieces_.reserve(pieces_.size() + places.size());
   chunks_.reserve(before + added.size());
   host_writes_.resize(before + added.size());

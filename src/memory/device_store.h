@@ -96,8 +96,8 @@ class DeviceStore final : public Store {
   int64_t prefetch(int64_t bytes, void* stream);
   // Gives these slots back if the next step does not come through step().
   void end_prefetch();
-  // Free device memory that nothing else needs now; -1: ask the driver. Residency decides by it at the end of each step
-  // under `automatic`.
+  // A step is to come. Free device memory that nothing else needs; -1: ask the driver. Under `automatic` residency
+  // decides by it where new state begins, and at the end of each step.
   void set_free_bytes(int64_t bytes) { room_ = bytes < 0 ? -1 : bytes + report().device_bytes; }
   // The queue of the step to come: memory that is taken before it comes after what is queued there.
   void set_queue(void* queue) { queue_ = queue; }
@@ -145,14 +145,18 @@ class DeviceStore final : public Store {
   void copy_now(void* to, const void* from, int64_t bytes);
 
   // device_store_moves.cpp: where chunks are.
+  void choose_first_budget();
   StorePlan plan(std::span<const ShapedParam> params);
   StoreOptions limits() const;
   int64_t device_budget() const;
   void check_managed(int64_t bytes);
-  DeviceRecord make_zero(Chunk chunk, bool resident);
+  std::vector<DeviceRecord> make_zeros(StorePlan& planned, size_t before);
+  DeviceRecord make_zero(const Chunk& chunk, bool resident);
   DeviceBytes copy_across(const DeviceRecord& record);
   void adopt(Copies copies) noexcept;
+  int ring_of(const Plan& plan) const;
   void move_to(const Plan& plan);
+  Residency::Seen seen() const;
   void follow_residency();
 
   // device_store_slots.cpp
@@ -177,7 +181,7 @@ class DeviceStore final : public Store {
   HostWrites host_writes_;
   Buffer stage_memory_;
   Residency residency_;
-  int64_t room_ = -1;  // for state, as the caller says
+  std::optional<int64_t> room_;  // for state, as the caller says; -1: not known; nothing: no step has come
   void* queue_ = nullptr;
   int64_t managed_room_ = -1;  // what was free before there was managed memory; -1: not known
   int64_t promotions_ = 0, demotions_ = 0;

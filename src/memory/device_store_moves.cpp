@@ -19,6 +19,12 @@ int64_t DeviceStore::device_budget() const {
   return limits.total < 0 ? -1 : limits.total / 8 * 7;
 }
 
+// Where a step brings state: what else the device has to hold, activations and gradients, is known by then.
+void DeviceStore::choose_first_budget() {
+  if (!options_.automatic || !room_) return;
+  if (const std::optional<int64_t> budget = Residency::before_new_state(seen())) budget_ = budget;
+}
+
 StoreOptions DeviceStore::limits() const {
   StoreOptions out{options_.managed ? -1 : device_budget(), "", options_.host_bytes, options_.chunk_bytes, true};
   out.in_place = transfer() == TransferMode::kZeroCopy;
@@ -38,19 +44,56 @@ StorePlan DeviceStore::plan(std::span<const ShapedParam> params) {
   return *transfer_ == TransferMode::kZeroCopy ? plan_store(limits(), std::move(sizes), params) : planned;
 }
 
-// A new chunk, with states that decode to zero.
-DeviceRecord DeviceStore::make_zero(Chunk chunk, bool resident) {
-  const MemoryKind kind = options_.managed ? MemoryKind::kShared : resident ? MemoryKind::kDevice : MemoryKind::kPinned;
-  DeviceRecord record{std::move(chunk), kind, {}};
-  const int64_t bytes = record.chunk.bytes;
-  record.memory = DeviceBytes(device_, kind, bytes);
-  if (kind != MemoryKind::kDevice) {
-    fill_zero(record.chunk, record.memory.data());
-  } else {
-    if (static_cast<int64_t>(stage_memory_.bytes()) < bytes) stage_memory_ = Buffer(env_, static_cast<size_t>(bytes));
-    fill_zero(record.chunk, stage_memory_.data());
-    copy_now(record.memory.data(), stage_memory_.data(), bytes);
+// The new chunks of a plan, with states that decode to zero. Under `automatic` what was to go to the device begins on
+// the host where memory there is short after all; the plan then says so.
+std::vector<DeviceRecord> DeviceStore::make_zeros(StorePlan& planned, size_t before) {
+  std::vector<DeviceRecord> added;
+  const auto first = planned.plan.resident.begin() + static_cast<ptrdiff_t>(before);
+  const bool fills =
+      !options_.managed && std::find(first, planned.plan.resident.end(), true) != planned.plan.resident.end();
+  bool is_full = false;
+  try {
+    if (fills && options_.shared_allocator) device_.wait(queues_.transfer_queue(), device_.record(queue_));
+    for (const Chunk& chunk : planned.added) {
+      const bool resident = planned.plan.resident[before + added.size()] && !is_full;
+      try {
+        added.push_back(make_zero(chunk, resident));
+      } catch (const Error& error) {
+        if (error.kind() != ErrorKind::kOutOfMemory || !options_.automatic || !resident) throw;
+        is_full = true;
+        added.push_back(make_zero(chunk, false));
+      }
+    }
+    if (fills) device_.host_wait(device_.record(queues_.transfer_queue()));
+  } catch (...) {
+    try {
+      queues_.finish();  // the memory is freed
+    } catch (...) {      // a device that is lost uses nothing
+    }
+    throw;
   }
+  if (is_full) {
+    std::vector<bool> resident = planned.plan.resident;
+    for (size_t i = 0; i < added.size(); ++i) resident[before + i] = added[i].kind == MemoryKind::kDevice;
+    planned.plan = plan_keeping(std::move(resident), planned.chunk_bytes, ring_of(planned.plan));
+  }
+  return added;
+}
+
+DeviceRecord DeviceStore::make_zero(const Chunk& chunk, bool resident) {
+  const MemoryKind kind = options_.managed ? MemoryKind::kShared : resident ? MemoryKind::kDevice : MemoryKind::kPinned;
+  DeviceRecord record{chunk, kind, DeviceBytes(device_, kind, chunk.bytes)};
+  std::byte* const memory = record.memory.data();
+  if (kind != MemoryKind::kDevice) {
+    fill_zero(chunk, memory);
+    return record;
+  }
+  void* const queue = queues_.transfer_queue();
+  device_.fill(queue, memory, 0, 4, chunk.bytes / 4);
+  for (const Piece& piece : chunk.pieces)
+    for (int k = 0; k < piece.states; ++k)
+      if (const StateFormat& format = piece.format[k]; format.zero)
+        device_.fill(queue, memory + piece.codes_at[k], format.zero, 1, format.code_bytes(piece.elements));
   return record;
 }
 
@@ -88,12 +131,17 @@ void DeviceStore::check_managed(int64_t bytes) {
              format_bytes(bytes).c_str(), format_bytes(most).c_str());
 }
 
+// The slots of this plan, or of one that must stream more.
+int DeviceStore::ring_of(const Plan& plan) const {
+  return transfer() == TransferMode::kZeroCopy ? 0 : plan.slots > 0 ? plan.slots : kOverlappingSlots;
+}
+
 // Chunks that leave the device go first, all or none; then the others come, as far as there is memory.
 void DeviceStore::move_to(const Plan& plan) {
   catch_up();
   std::vector<int64_t> bytes;
   for (const DeviceRecord& record : chunks_) bytes.push_back(record.chunk.bytes);
-  const int slots = transfer() == TransferMode::kZeroCopy ? 0 : plan.slots > 0 ? plan.slots : kOverlappingSlots;
+  const int slots = ring_of(plan);
   const auto copies_of = [&](bool to_device, Copies& copies) {
     for (size_t i = 0; i < copies.size(); ++i)
       if (plan.resident[i] == to_device && (chunks_[i].kind == MemoryKind::kDevice) != to_device)
@@ -157,16 +205,21 @@ int64_t DeviceStore::demote(int64_t bytes) {
   return std::max<int64_t>(before - report().device_bytes, 0);
 }
 
-void DeviceStore::follow_residency() {
+Residency::Seen DeviceStore::seen() const {
   const Device::Limits limits = device_.limits();
   const int64_t held = report().device_bytes;
   Residency::Seen seen{limits.free, limits.total, held, pager_.plan().total_bytes};
-  if (room_ >= 0)
-    seen.free = std::max<int64_t>(room_ - held, 0);
+  if (room_.value_or(-1) >= 0)
+    seen.free = std::max<int64_t>(*room_ - held, 0);
   else if (seen.free < 0 && limits.total >= 0)
     seen.free = std::max<int64_t>(limits.total / 8 * 7 - held, 0);
-  const std::optional<int64_t> budget = residency_.after_step(seen);
-  if (!budget || (*budget < held && pager_.plan().resident_bytes == 0)) return;
+  return seen;
+}
+
+void DeviceStore::follow_residency() {
+  const Residency::Seen now = seen();
+  const std::optional<int64_t> budget = residency_.after_step(now);
+  if (!budget || (*budget < now.held && pager_.plan().resident_bytes == 0)) return;
   try {
     set_device_budget(*budget);
   } catch (...) {  // the step is done; what could not be moved has stayed

@@ -1,7 +1,8 @@
 // How much device memory state should have when nobody has said so: a pure policy that learns after each step what is
-// free. All state begins on the host. The first two steps show what else the device has to hold; then as much state as
-// fits is promoted, less a margin. When less than the margin is free, state is demoted until more is free again. It
-// comes back only after a number of quiet steps, and with twice the margin free.
+// free. State that a step brings begins on the device as far as it fits, less a margin: what else the device has to
+// hold is known by then. State that was there before any step, loaded say, begins on the host, and two steps show how
+// much of it fits. When less than the margin is free, state is demoted until more is free again. It comes back only
+// after a number of quiet steps, and with twice the margin free.
 #pragma once
 
 #include <algorithm>
@@ -27,23 +28,30 @@ class Residency {
     return total < 0 ? kGiB : std::max(total / 20, std::min(kGiB, total / 8));
   }
 
-  // After a step: the budget that state should have from now on, if that is not what it has. State moves until 5/4 of
-  // the margin are free, between the bounds at which it moves again.
+  // The budget for state that has `room`: 5/4 of the margin stay free, between the bounds at which state moves again.
+  static int64_t budget(int64_t room, int64_t total) { return std::max<int64_t>(room - margin(total) / 4 * 5, 0); }
+
+  // Where a step brings new state: the budget that all of it should have, which takes no room from what is there.
+  static std::optional<int64_t> before_new_state(const Seen& seen) {
+    if (seen.free < 0) return std::nullopt;
+    return std::max(seen.held, budget(seen.free + seen.held, seen.total));
+  }
+
+  // After a step: the budget that state should have from now on, if that is not what it has.
   std::optional<int64_t> after_step(const Seen& seen) {
     if (seen.free < 0) return std::nullopt;
     steps_ = std::min(steps_ + 1, kFirstPromotion + 1);
     const int64_t margin = Residency::margin(seen.total), room = seen.free + seen.held;
-    const auto budget = [&](int64_t of) { return std::max<int64_t>(of - margin / 4 * 5, 0); };
     if (seen.free < margin) {
       quiet_ = 0;
       least_ = INT64_MAX;
-      return seen.held > 0 ? std::optional(budget(room)) : std::nullopt;
+      return seen.held > 0 ? std::optional(budget(room, seen.total)) : std::nullopt;
     }
     least_ = quiet_ == 0 ? room : std::min(least_, room);
     ++quiet_;
     const bool first = steps_ == kFirstPromotion;
     if (!first && (quiet_ < kQuietSteps || seen.free < 2 * margin)) return std::nullopt;
-    const int64_t most = std::min(budget(least_), seen.wanted);
+    const int64_t most = std::min(budget(least_, seen.total), seen.wanted);
     quiet_ = 0;
     return most > seen.held ? std::optional(most) : std::nullopt;
   }

@@ -59,7 +59,7 @@ ParamTable::ParamTable(const OptimizerOptions& options, Env& of_env, std::unique
 
 void ParamTable::add_residence(const Memory& memory) {
   residences.push_back(std::make_unique<Residence>(env, memory, on.at_params, on.shared_allocator));
-  residences.back()->tell(opened_on_, -1);
+  residences.back()->tell(opened_on_);
 }
 
 int ParamTable::add_group(const GroupOptions& options) {

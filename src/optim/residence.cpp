@@ -79,6 +79,7 @@ void Residence::add_to_store(const Placement& placement) {
     options.shared_allocator = shared_allocator_;
     on_device_ = std::make_unique<DeviceStore>(env_, *device_, std::move(options));
     on_device_->set_queue(queue_);
+    if (free_bytes_) on_device_->set_free_bytes(*free_bytes_);
   }
   if (store()) return store()->add(placement.shaped);
   auto store = std::make_unique<StateStore>(env_, placement.store);
@@ -86,11 +87,12 @@ void Residence::add_to_store(const Placement& placement) {
   in_ram_ = std::move(store);
 }
 
-void Residence::tell(void* queue, int64_t free_bytes) {
+void Residence::tell(void* queue, std::optional<int64_t> free_bytes) {
   queue_ = queue;
+  if (free_bytes) free_bytes_ = free_bytes;
   if (!on_device_) return;
   on_device_->set_queue(queue);
-  on_device_->set_free_bytes(free_bytes);
+  if (free_bytes) on_device_->set_free_bytes(*free_bytes);
 }
 
 void Residence::place(std::span<Parameter* const> params, std::span<const int64_t> numbers) {

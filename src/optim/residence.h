@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "lowtide/optimizer.h"
@@ -50,8 +51,8 @@ class Residence {
 
   // nullptr where parameters are in host memory, or there is no state yet.
   DeviceStore* device_store() { return on_device_.get(); }
-  // Before a step: the queue it is ordered on, and DeviceStore::set_free_bytes().
-  void tell(void* queue, int64_t free_bytes);
+  // The queue that what comes is ordered on; before a step, DeviceStore::set_free_bytes() too.
+  void tell(void* queue, std::optional<int64_t> free_bytes = {});
   bool automatic() const { return memory_.automatic; }
   Store* store() { return on_device_ ? static_cast<Store*>(on_device_.get()) : in_ram_.get(); }
   const Store* store() const { return const_cast<Residence*>(this)->store(); }
@@ -67,6 +68,7 @@ class Residence {
   Device* device_;  // nullptr: parameters are in host memory
   bool shared_allocator_;
   void* queue_ = nullptr;
+  std::optional<int64_t> free_bytes_;  // before the last step
   Arena arena_;
   std::unique_ptr<StateStore> in_ram_;  // at most one of the two
   std::unique_ptr<DeviceStore> on_device_;

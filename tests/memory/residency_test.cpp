@@ -67,7 +67,8 @@ TEST(AutomaticResidency, RandomPressureChangesNoBit) {
       static_cast<long long>(asked), static_cast<long long>(borrowed), static_cast<long long>(compared));
 }
 
-// On the host until two steps have been taken, then on the device, as far as there is room; back under pressure.
+// State that was there before any step is on the host until two steps have been taken, then on the device, as far as
+// there is room; back under pressure.
 TEST(AutomaticResidency, StateComesAfterTwoStepsAndGoesUnderPressure) {
   Rng rng = seeded("automatic residency, phases", 82);
   int64_t compared = 0;
@@ -87,6 +88,7 @@ TEST(AutomaticResidency, StateComesAfterTwoStepsAndGoesUnderPressure) {
     const int64_t margin = Residency::margin(64 << 20), slots = transfer == "zero_copy" ? 0 : 4 * (64 << 10);
     const auto on_device = [&] { return twins.on_device().report().device_bytes; };
     const int64_t all = 4 * 100 * 1000 * 8;
+    twins.on_device().place_states();
     twins.free_bytes = 2 * margin;
     twins.step();
     EXPECT_LE(on_device(), slots);
@@ -124,6 +126,67 @@ TEST(AutomaticResidency, StateComesAfterTwoStepsAndGoesUnderPressure) {
       "differing "
       "bytes 0 of %lld\n",
       Residency::kQuietSteps, static_cast<long long>(compared));
+}
+
+// State that a step brings takes the room that there is, and host memory for nothing else: pinned memory is scarce.
+TEST(AutomaticResidency, NewStatePinsWhatDoesNotFit) {
+  Rng rng = seeded("pinned memory", 88);
+  const int64_t total = 64 << 20, margin = Residency::margin(total), chunk = 64 << 10, slots = 4 * chunk;
+  const int64_t all = 4 * 100 * 1000 * 8;
+  for (const std::string& transfer : kTransferModes)
+    for (const int64_t room : {2 * all, all + slots, all / 2, int64_t{0}}) {
+      FakeBackendOptions options{rng.next()};
+      options.steps_pinned = true;
+      options.device_bytes = total;
+      auto backend = std::make_unique<FakeBackend>(options);
+      FakeBackend& fake = *backend;
+      lowtide::Memory memory;
+      memory.automatic = true;
+      memory.chunk_bytes = chunk;
+      memory.transfer = transfer;
+      Config setup;
+      setup.state = "fp32", setup.hyper = default_hyper("adamw");
+      Twins twins(rng, setup, memory, std::move(backend));
+      for (int i = 0; i < 4; ++i) twins.add(DType::kF32, {100, 1000});
+      const auto step = [&] {
+        twins.free_bytes = std::max<int64_t>(margin / 4 * 5 + room - twins.on_device().report().device_bytes, 0);
+        twins.step();
+      };
+      for (int i = 0; i < 3; ++i) step();
+      const bool fits = room >= all + slots;
+      const int64_t pinned = fits ? 0 : all - std::max(room - slots, int64_t{0}) + 3 * chunk;
+      EXPECT_LE(fake.host_peak(), pinned) << transfer << ", room for " << room;
+      EXPECT_LE(twins.on_device().report().device_bytes, std::max(room, slots)) << transfer;
+      EXPECT_EQ(twins.on_device().report().moved_per_step == 0, fits) << transfer << ", room for " << room;
+      EXPECT_EQ(twins.differing(), 0);
+      expect_no_race(fake);
+      std::printf("%s: %lld of %lld bytes of state have room: at most %lld pinned\n", transfer.c_str(),
+                  static_cast<long long>(std::min(room, all)), static_cast<long long>(all),
+                  static_cast<long long>(fake.host_peak()));
+    }
+}
+
+// Memory that is called free is not always to be had: the rest begins on the host.
+TEST(AutomaticResidency, NewStateGoesToTheHostWhereTheDeviceIsFullAfterAll) {
+  Rng rng = seeded("full after all", 89);
+  FakeBackendOptions options{rng.next()};
+  options.device_bytes = 6 << 20;
+  auto backend = std::make_unique<FakeBackend>(options);
+  FakeBackend& fake = *backend;
+  lowtide::Memory memory;
+  memory.automatic = true;
+  memory.chunk_bytes = 64 << 10;
+  Config setup;
+  setup.state = "fp32", setup.hyper = default_hyper("adamw");
+  Twins twins(rng, setup, memory, std::move(backend));
+  for (int i = 0; i < 4; ++i) twins.add(DType::kF32, {100, 1000});  // 3.2 MB of parameters and gradients, too
+  twins.free_bytes = 60 << 20;
+  for (int i = 0; i < 3; ++i) twins.step();
+  const MemoryReport report = twins.on_device().report();
+  EXPECT_GT(report.device_bytes, 1 << 20);
+  EXPECT_GT(report.allocated_bytes, 0);
+  EXPECT_EQ(twins.differing(), 0);
+  expect_no_race(fake);
 }
 
 // If slots cannot be allocated in a step, resident state is evicted, or fewer slots do.

@@ -28,7 +28,7 @@ def trained(cuda: EmulatedCuda, memory: lowtide.Memory) -> tuple[list[torch.nn.P
 
 def lost(cuda: EmulatedCuda, folder: Path) -> None:
     """The device is lost: named, by a RuntimeError, at every call; state on the host is saved all the same."""
-    there, first, second = trained(cuda, lowtide.Memory(device="auto", chunk=4096, transfer="copy"))
+    there, first, second = trained(cuda, lowtide.Memory(device="12KiB", chunk=4096, transfer="copy"))
     cuda.call("lose_device", 0, 700)  # an illegal address
     for _ in range(2):
         with pytest.raises(lowtide.DeviceLostError) as caught:

@@ -17,6 +17,7 @@ import lowtide
 import pytest
 import stand_in
 import torch
+from lowtide.devices import cuda_memory
 
 _BUILT = "liblowtide_cuda_emulated.so"
 # Functions of the runtime that tests call, of C++ (cuda_runtime.h says why).
@@ -65,13 +66,16 @@ class EmulatedCuda(stand_in.StandIn):
         self._functions["lose_device"].restype = None
         self.cached: dict[int, tuple[int, int]] = {}  # what torch's allocator gave: address -> bytes, device
         self.cache_limit = 1 << 40  # bytes that it has
-        self.unused = 0  # bytes that it keeps and nobody uses
+        self.unused = self.fragments = 0  # bytes that it keeps and nobody uses: whole segments, and parts of others
+        self.activations = 0  # bytes of torch's that are gone when the optimizer steps
+        self.pools: list[dict[str, Any]] = []  # segments of graphs
+        self.peak = 0  # of bytes allocated
         self.emptied = 0
         self.legacy = False  # torch works on the legacy default stream, whose address is 0
         self.capturing = False
         for name in (
             "caching_allocator_alloc", "caching_allocator_delete", "current_stream", "get_device_properties",
-            "mem_get_info", "memory_stats_as_nested_dict", "empty_cache", "is_current_stream_capturing",
+            "mem_get_info", "memory_stats_as_nested_dict", "memory_snapshot", "empty_cache", "is_current_stream_capturing",
         ):  # fmt: skip
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
         monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
@@ -80,6 +84,7 @@ class EmulatedCuda(stand_in.StandIn):
         gc.collect()
         held = dict(self.cached)
         self.cached.clear()  # what a failed test keeps alive frees it later, when there is nothing to free any more
+        cuda_memory.cache_of.cache_clear()
         super().close()
         assert not held, f"optimizers that are gone still hold {held}"
 
@@ -105,10 +110,22 @@ class EmulatedCuda(stand_in.StandIn):
 
     def memory_stats_as_nested_dict(self, device: torch.device) -> dict[str, dict[str, dict[str, int]]]:
         used = sum(size for size, index in self.cached.values() if index == device.index)
+        self.peak = max(self.peak, used + self.activations)
+        kept = self.unused + self.fragments + sum(segment["total_size"] for segment in self.pools)
         return {
-            "allocated_bytes": {"all": {"current": used}},
-            "reserved_bytes": {"all": {"current": used + self.unused}},
+            "allocated_bytes": {"all": {"current": used, "peak": self.peak}},
+            "active_bytes": {"all": {"current": used}},
+            "inactive_split_bytes": {"all": {"current": self.fragments}},
+            "reserved_bytes": {"all": {"current": used + kept}},
+            "segment": {"all": {"allocated": len(self.cached) + len(self.pools), "freed": 0}},
         }
+
+    def memory_snapshot(self) -> list[dict[str, Any]]:
+        ordinary = [
+            {"device": index, "total_size": size, "active_size": size, "segment_pool_id": (0, 0)}
+            for size, index in self.cached.values()
+        ]
+        return ordinary + self.pools
 
     def caching_allocator_alloc(self, size: int, device: torch.device) -> int:
         if sum(used for used, _ in self.cached.values()) + size > self.cache_limit:

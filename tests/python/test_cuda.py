@@ -21,6 +21,7 @@ from twins import Twins
 
 Figure = Callable[[str], None]
 SHAPES = ((64, 300), (70, 100), (9,))
+AUTO = lowtide.Memory(device="auto", chunk=4096, transfer="copy")
 STREAMING = lowtide.Memory(device="20KiB", chunk=4096, transfer="copy")
 ROOMY = EmulatedCuda.roomy
 
@@ -88,10 +89,11 @@ def test_unknown_transfer_mode(cuda: EmulatedCuda) -> None:
 
 def test_automatic_residency(cuda: EmulatedCuda, seed: int, figure: Figure, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "lowtide")
-    twins, first, second = pair(cuda, lowtide.Memory(device="auto", chunk=4096, transfer="copy"))
+    twins, first, second = pair(cuda, AUTO)
+    second.load_state_dict(first.state_dict())
     twins.step(first, second, 1)
     report = second.report()
-    assert report["promotions"] == 0 and report["moved_per_step"] > 0, "the first step begins on the host"
+    assert report["promotions"] == 0 and report["moved_per_step"] > 0, "what is loaded before a step begins on the host"
     twins.step(first, second, 6)
     there = second.report()
     assert there["promotions"] > 0 and there["moved_per_step"] == 0, "and then there is room"
@@ -104,6 +106,19 @@ def test_automatic_residency(cuda: EmulatedCuda, seed: int, figure: Figure, capl
     told = [record.getMessage() for record in caplog.records if "was moved to the device" in record.getMessage()]
     assert len(told) >= 2
     figure(f"{there['promotions']} promotions, {freed} bytes demoted, {twins.compared} bytes alike; {told}")
+
+
+def test_new_state_begins_where_there_is_room(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:
+    twins, first, second = pair(cuda, AUTO)
+    twins.step(first, second)
+    report = second.report()
+    assert report["allocated_bytes"] == report["moved_per_step"] == report["promotions"] == 0 < report["device_bytes"]
+    cuda.activations = cuda.limits()[0]  # gone when the optimizer asks, and back in the next step
+    twins, first, second = pair(cuda, AUTO)
+    twins.step(first, second, 30)
+    full = second.report()
+    assert full["allocated_bytes"] > 0 and full["moved_per_step"] > 0 and full["promotions"] == 0
+    figure(f"with room: {report['device_bytes']} bytes on the device, 0 pinned; without: {full['allocated_bytes']} pinned")
 
 
 def test_reports(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:

@@ -1,4 +1,5 @@
-"""Where parameters are: all that Lowtide asks of torch about devices, and the only place that names them.
+"""Where parameters are: all that Lowtide asks of torch about devices (of CUDA's memory: `cuda_memory`), and the only
+place that names them.
 
 Each kind of torch device has a backend (`lowtide.backends()`) that steps what is there. Another kind is one more entry
 of `KINDS`.
@@ -15,10 +16,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from lowtide import _core
 from lowtide.checks.values import PARAMETER_DTYPES, expect
-from lowtide.report.log import logger
+from lowtide.devices import cuda_memory
 
 EXACT = "exact"  # the arithmetic that every device has: the same bits as the CPU
-OutOfMemory: type[BaseException] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
 
 
 class Allocator(NamedTuple):
@@ -36,8 +36,10 @@ class Kind(NamedTuple):
     memory: Callable[[torch.device], int]  # bytes that there are
     arithmetics: tuple[str, ...] = (EXACT,)  # that the backend's steps can be in
     target: Callable[[torch.device, str], str] = lambda device, arithmetic: ""  # as the backend names the device
-    # Bytes that nothing else needs now, counting what torch's cache keeps unused; -1: not known, or not just now.
+    # Bytes that nothing else needs now, and where a step needs most, counting what torch's cache keeps unused; -1: not
+    # known, or not just now.
     free: Callable[[torch.device], int] = lambda device: -1
+    room: Callable[[torch.device], int] = lambda device: -1
     allocator: Callable[[torch.device], Allocator | None] = lambda device: None  # None: the driver's
     capturing: Callable[[torch.device], bool] = lambda device: False  # whether torch's queue is being recorded
     empty_cache: Callable[[], None] = lambda: None  # gives what torch's cache keeps unused back to the driver
@@ -68,35 +70,9 @@ def _cuda_target(device: torch.device, arithmetic: str) -> str:
     return f"{arithmetic}:{device.index}"
 
 
-def _cuda_capturing(device: torch.device) -> bool:
-    with torch.cuda.device(device):
-        return torch.cuda.is_current_stream_capturing()
-
-
-def _cuda_free(device: torch.device) -> int:
-    if _cuda_capturing(device):  # what a graph records must not depend on it
-        return -1
-    try:
-        free, _ = torch.cuda.mem_get_info(device)
-    except RuntimeError:  # the device is lost: the step will say so
-        return -1
-    stats = torch.cuda.memory_stats_as_nested_dict(device)  # memory_reserved() sorts and flattens all of it each time
-    if not stats:  # nothing has been allocated yet
-        return int(free)
-    return int(free + stats["reserved_bytes"]["all"]["current"] - stats["allocated_bytes"]["all"]["current"])
-
-
 def _cuda_allocator(device: torch.device) -> Allocator:
-    def allocate(size: int) -> int:
-        try:
-            return int(torch.cuda.caching_allocator_alloc(size, device))
-        except OutOfMemory:
-            return 0
-        except RuntimeError as error:  # the caller can only be told that there is no memory
-            logger.warning("torch could not allocate %d bytes on %s: %s", size, device, error)
-            return 0
-
-    return Allocator(allocate, torch.cuda.caching_allocator_delete)
+    cache = cuda_memory.cache_of(device)
+    return Allocator(cache.allocate, cache.release)
 
 
 KINDS: dict[str, Kind] = {
@@ -107,9 +83,10 @@ KINDS: dict[str, Kind] = {
         _cuda_memory,
         arithmetics=(EXACT, "fast"),
         target=_cuda_target,
-        free=_cuda_free,
+        free=lambda device: cuda_memory.cache_of(device).free(),
+        room=lambda device: cuda_memory.cache_of(device).room(),
         allocator=_cuda_allocator,
-        capturing=_cuda_capturing,
+        capturing=cuda_memory.capturing,
         empty_cache=lambda: torch.cuda.empty_cache(),
         automatic=True,
     ),
@@ -141,6 +118,10 @@ class Place(NamedTuple):
     def free(self) -> int:
         """Bytes that nothing else needs now; -1: not known. Waits for nothing."""
         return self.kind.free(self.device)
+
+    def room(self) -> int:
+        """Bytes that nothing else needs at any time of a step; -1: not known. Waits for nothing."""
+        return self.kind.room(self.device)
 
     def capturing(self) -> bool:
         """Whether a step would be recorded, for replays, instead of taken."""

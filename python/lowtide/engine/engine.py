@@ -202,9 +202,9 @@ class Engine:
         """The queue that torch works on now, on the parameters' device."""
         return self.place.queue() if self.place else 0
 
-    def free(self) -> int:
-        """Free bytes, for the core's decisions about residency; -1: not asked for, or not known."""
-        return self.place.free() if self.automatic and self.place else -1
+    def room(self) -> int:
+        """Bytes that state may take, for the core's decisions about residency; -1: not asked for, or not known."""
+        return self.place.room() if self.automatic and self.place else -1
 
     @property
     def capturing(self) -> bool:

@@ -159,7 +159,7 @@ class SteppingOptimizer(torch.optim.Optimizer):
         if bad:
             engine.skipped_before += 1
         else:
-            queue, free = (0, -1) if engine.on_host else (engine.queue(), engine.free())
+            queue, free = (0, -1) if engine.on_host else (engine.queue(), engine.room())
             (self._take or engine.core.step)(scale, bad is not None, queue, free, only)
         if engine.awaited:
             self._adopt_new_state()

@@ -151,7 +151,7 @@ class Muon(Optimizer):
             }
             addresses = [found[i].data_ptr() if i in found else 0 for i in range(len(params))]
             engine.core.step(scale, True, queue, free, bucket, addresses)
-            free = engine.free()
+            free = engine.room()
             engine.steps_before -= place > 0  # the core has counted each
             for i, direction in found.items():
                 group = matrices[i]

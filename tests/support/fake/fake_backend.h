@@ -80,6 +80,7 @@ class FakeBackend final : public Backend, public Device {
 
   FakeDevice& fake() { return device_; }
   int64_t device_peak() const { return device_.peak(near_); }
+  int64_t host_peak() const { return device_.peak(far_); }  // of pinned and shared memory
   int64_t used() const { return device_.used(near_) + device_.used(far_); }
   int64_t queues() const { return static_cast<int64_t>(queues_.size()); }
   int64_t prefetches() const { return prefetches_; }

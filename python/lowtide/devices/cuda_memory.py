@@ -1,0 +1,107 @@
+"""Torch's cache of CUDA memory: the source of what Lowtide has on the device, and the judge of how much more it may take."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from lowtide.report.log import logger
+
+OutOfMemory: type[BaseException] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
+
+
+class Cache:
+    """The cache of one device, shared by all optimizers there."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._sizes: dict[int, int] = {}  # of Lowtide's blocks, by address
+        self._peak = self._others = 0  # bytes at torch's peak: all, and those that were not Lowtide's
+        self._segments: tuple[int, int] | None = None  # of the cache, when _pools was counted
+        self._pools = 0
+
+    # A source of device memory, as the core takes it.
+
+    def allocate(self, size: int) -> int:
+        """The address of so many bytes, aligned to 256; 0: there is no memory."""
+        try:
+            address = int(torch.cuda.caching_allocator_alloc(size, self._device))
+        except OutOfMemory:
+            return 0
+        except RuntimeError as error:  # the caller can only be told that there is no memory
+            logger.warning("torch could not allocate %d bytes on %s: %s", size, self._device, error)
+            return 0
+        self._sizes[address] = size
+        return address
+
+    def release(self, address: int) -> None:
+        """Gives it back, to be handed out behind what is queued on the current stream."""
+        del self._sizes[address]
+        torch.cuda.caching_allocator_delete(address)  # type: ignore[no-untyped-call]
+
+    # Bytes that nothing else needs; -1: not known, or not just now.
+
+    def free(self) -> int:
+        """Now."""
+        return self._beside(0)
+
+    def room(self) -> int:
+        """Also where a step needs most: between backward and the optimizer's step activations are gone, and come again.
+
+        Torch's peak counts state too, and stays when state leaves the device: what else there was is what the peak left
+        beside the state of its time."""
+        if (stats := self._stats()) is None:
+            return self._beside(0)
+        peak, held = _bytes(stats, "allocated", "peak"), sum(self._sizes.values())
+        most = max(peak - held, 0)  # of others, since the last call
+        self._others = most if peak != self._peak else min(self._others, most)
+        self._peak = peak
+        return self._beside(self._others + held)
+
+    def _beside(self, needed: int) -> int:
+        """Free bytes beside `needed` ones, or beside those in use now if they are more."""
+        if capturing(self._device):  # what a graph records must not depend on it
+            return -1
+        try:
+            free, _ = torch.cuda.mem_get_info(self._device)
+        except RuntimeError:  # the device is lost: the step will say so
+            return -1
+        if (stats := self._stats()) is None:
+            return int(free)
+        # A fragment is a free part of a segment that is in use: it serves small tensors, not chunks of state.
+        in_use = _bytes(stats, "active") + _bytes(stats, "inactive_split")
+        return max(int(free) + _bytes(stats, "reserved") - self._unused_pools(stats) - max(in_use, needed), 0)
+
+    def _stats(self) -> dict[str, Any] | None:
+        """None: torch has allocated nothing yet. (memory_reserved() would sort and flatten all of it each time.)"""
+        return torch.cuda.memory_stats_as_nested_dict(self._device) or None
+
+    def _unused_pools(self, stats: dict[str, Any]) -> int:
+        """Bytes of segments that belong to graphs or to pools of the user's, and are idle: nothing else may have them. To
+        look takes long, and only where the cache has other segments there is something to see."""
+        segments = stats["segment"]["all"]
+        if (now := (segments["allocated"], segments["freed"])) != self._segments:
+            self._segments = now
+            self._pools = sum(
+                segment["total_size"]
+                for segment in torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+                if segment["device"] == self._device.index
+                and tuple(segment["segment_pool_id"]) != (0, 0)
+                and not segment["active_size"]
+            )
+        return self._pools
+
+
+def _bytes(stats: dict[str, Any], kind: str, when: str = "current") -> int:
+    return int(stats[f"{kind}_bytes"]["all"][when])
+
+
+def capturing(device: torch.device) -> bool:
+    """Whether torch's queue is being recorded."""
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
+
+
+cache_of = functools.cache(Cache)

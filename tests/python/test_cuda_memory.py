@@ -1,0 +1,125 @@
+"""How much of torch's CUDA memory counts as free. Torch's figures, whose meaning its documentation of memory_stats() and
+memory_snapshot() gives, are made up here: no device is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from lowtide.devices import cuda_memory
+
+GIB = 1 << 30
+DEVICE = torch.device("cuda", 0)
+
+
+class Torch:
+    """A device of 80 GiB and torch's cache, whose segments are all of one size."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.allocated = self.peak = self.split = self.waiting = 0
+        self.reserved = 0  # in ordinary segments
+        self.pools: list[dict[str, Any]] = []
+        self.segments = self.snapshots = 0
+        self.capturing = False
+        stand_ins = {
+            "mem_get_info": lambda _: (80 * GIB - self.kept(), 80 * GIB),
+            "memory_stats_as_nested_dict": lambda _: self.stats(),
+            "memory_snapshot": self.snapshot,
+            "caching_allocator_alloc": self.allocate,
+            "caching_allocator_delete": self.delete,
+        }
+        for name, stand_in in stand_ins.items():
+            monkeypatch.setattr(torch.cuda, name, stand_in)
+        monkeypatch.setattr(cuda_memory, "capturing", lambda _: self.capturing)
+        self.blocks: dict[int, int] = {}
+
+    def kept(self) -> int:
+        return self.reserved + sum(pool["total_size"] for pool in self.pools)
+
+    def stats(self) -> dict[str, Any]:
+        self.peak = max(self.peak, self.allocated)
+        return {
+            "allocated_bytes": {"all": {"current": self.allocated, "peak": self.peak}},
+            "active_bytes": {"all": {"current": self.allocated + self.waiting}},
+            "inactive_split_bytes": {"all": {"current": self.split}},
+            "reserved_bytes": {"all": {"current": self.kept()}},
+            "segment": {"all": {"allocated": self.segments, "freed": 0}},
+        }
+
+    def snapshot(self) -> list[dict[str, Any]]:
+        self.snapshots += 1
+        ordinary = {"device": 0, "total_size": self.reserved, "active_size": 0, "segment_pool_id": (0, 0)}
+        return [ordinary, *self.pools]
+
+    def use(self, size: int) -> None:
+        self.allocated += size
+        self.reserved = max(self.reserved, self.allocated)
+        self.stats()
+
+    def allocate(self, size: int, device: torch.device) -> int:
+        self.use(size)
+        self.blocks[len(self.blocks) + 1] = size
+        return len(self.blocks)
+
+    def delete(self, address: int) -> None:
+        self.allocated -= self.blocks[address]
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Torch:
+    return Torch(monkeypatch)
+
+
+def step(cuda: Torch, cache: cuda_memory.Cache, activations: int) -> int:
+    """The room that the optimizer finds behind a backward pass with so many bytes."""
+    cuda.use(activations)
+    cuda.allocated -= activations
+    return cache.room()
+
+
+def test_activations_come_again(cuda: Torch, figure: Callable[[str], None]) -> None:
+    cache = cuda_memory.Cache(DEVICE)
+    cuda.use(20 * GIB)  # parameters and gradients
+    assert step(cuda, cache, 30 * GIB) == 30 * GIB, "what nothing needed at the peak"
+    assert cache.free() == 60 * GIB, "now, between backward and the step, there is more"
+    state = cache.allocate(25 * GIB)
+    for _ in range(3):
+        assert step(cuda, cache, 30 * GIB) == 5 * GIB
+    cache.release(state)  # state gives way; torch's peak stays
+    assert step(cuda, cache, 30 * GIB) == 30 * GIB
+    assert step(cuda, cache, 40 * GIB) == 30 * GIB, "hidden below the peak, which had state"
+    state = cache.allocate(25 * GIB)
+    assert step(cuda, cache, 35 * GIB) == 0
+    cache.release(state)
+    assert step(cuda, cache, 35 * GIB) == 25 * GIB
+    cuda.peak = 0  # torch.cuda.reset_peak_memory_stats()
+    assert step(cuda, cache, 10 * GIB) == 50 * GIB
+    figure("room at the peak, with state and without, before and after a reset")
+
+
+def test_what_torch_keeps_is_not_all_free(cuda: Torch, figure: Callable[[str], None]) -> None:
+    cache = cuda_memory.Cache(DEVICE)
+    cuda.use(10 * GIB)
+    cuda.reserved = 40 * GIB
+    cuda.segments = 1
+    assert cache.free() == 70 * GIB
+    cuda.split = 4 * GIB
+    assert cache.free() == 66 * GIB, "fragments"
+    cuda.waiting = 2 * GIB
+    assert cache.free() == 64 * GIB, "memory that another stream still uses"
+    # Segments of graphs: one is idle between replays, the free part of the other is a fragment already.
+    for total, active in ((8 * GIB, 0), (6 * GIB, 3 * GIB)):
+        cuda.pools.append({"device": 0, "total_size": total, "active_size": active, "segment_pool_id": (0, 1)})
+    cuda.allocated += 3 * GIB
+    cuda.split += 3 * GIB
+    cuda.segments = 2
+    assert cache.free() == (80 - 10 - 4 - 2 - 8 - 6) * GIB, "pools of graphs"
+    before = cuda.snapshots
+    for _ in range(10):
+        cache.free()
+    assert cuda.snapshots == before, "looked at again only where the cache has other segments"
+    cuda.capturing = True
+    assert cache.free() == cache.room() == -1
+    figure(f"fragments, pending memory and pools are left out; {cuda.snapshots} snapshots")
