@@ -39,6 +39,7 @@ LT_PYTHON_TYPE(HyperValue, object, "float | bool");
 LT_PYTHON_TYPE(Report, dict, "typing.Any");  // lowtide.report.fields.CoreReport, which stands above this module
 LT_PYTHON_TYPE(Allocate, object, "collections.abc.Callable[[int], int]");
 LT_PYTHON_TYPE(Free, object, "collections.abc.Callable[[int], None]");
+LT_PYTHON_TYPE(NoteUse, object, "collections.abc.Callable[[int, int], None]");
 
 // Says, at a function's definition, that it runs without the GIL: it must touch nothing of Python's.
 constexpr nanobind::call_guard<nanobind::gil_scoped_release> kReleased;

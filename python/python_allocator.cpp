@@ -18,15 +18,15 @@ bool ending() {
 }
 
 // The result, or none after an exception. An interrupt is not lost: it comes up again when Python code runs next.
-template <class Argument>
-std::optional<uintptr_t> call(const nb::object& function, Argument argument) noexcept {
+template <class... Arguments>
+std::optional<uintptr_t> call(const nb::object& function, Arguments... arguments) noexcept {
   if (ending()) return std::nullopt;
   const nb::gil_scoped_acquire gil;
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);  // a call may come while another error is on its way
   std::optional<uintptr_t> result;
   try {
-    const nb::object returned = function(argument);
+    const nb::object returned = function(arguments...);
     result = returned.is_none() ? 0 : nb::cast<uintptr_t>(returned);
   } catch (const nb::python_error& error) {
     if (error.matches(PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();
@@ -39,18 +39,20 @@ std::optional<uintptr_t> call(const nb::object& function, Argument argument) noe
 }  // namespace
 
 PythonAllocator::PythonAllocator(const AllocatorFunctions& functions) {
-  if (functions) std::tie(allocate_, free_) = *functions;
+  if (functions) std::tie(allocate_, free_, note_use_) = *functions;
 }
 
 PythonAllocator::~PythonAllocator() {
   if (ending()) {
     allocate_.release();
     free_.release();
+    note_use_.release();
     return;
   }
   const nb::gil_scoped_acquire gil;
   allocate_.reset();
   free_.reset();
+  note_use_.reset();
 }
 
 DeviceAllocator PythonAllocator::callbacks() {
@@ -62,6 +64,10 @@ DeviceAllocator PythonAllocator::callbacks() {
   };
   out.free = [](void* context, void* memory) {
     call(static_cast<PythonAllocator*>(context)->free_, reinterpret_cast<uintptr_t>(memory));
+  };
+  out.note_use = [](void* context, void* memory, void* stream) {
+    call(static_cast<PythonAllocator*>(context)->note_use_, reinterpret_cast<uintptr_t>(memory),
+         reinterpret_cast<uintptr_t>(stream));
   };
   return out;
 }

@@ -1,24 +1,24 @@
-// Device memory from a framework's cache: two Python functions as a DeviceAllocator.
+// Device memory from a framework's cache: three Python functions as a DeviceAllocator.
 #pragma once
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
 
 #include <optional>
-#include <utility>
+#include <tuple>
 
 #include "arguments.h"
 #include "lowtide/optimizer.h"
 
 namespace lowtide::python {
 
-using AllocatorFunctions = std::optional<std::pair<Allocate, Free>>;
+using AllocatorFunctions = std::optional<std::tuple<Allocate, Free, NoteUse>>;
 
-// Owns references to the functions (allocate: bytes -> address, 0 if there is none; free: address) and takes the GIL to
-// call them, in the thread of the optimizer's call. If allocate raises, the allocation fails; if free raises, the
-// memory is not given back. While the interpreter ends, nothing is called any more: the memory goes with the process.
-// Must outlive every user of callbacks().
+// Owns references to the functions (allocate: bytes -> address, 0 if there is none; free: address; note_use: address,
+// queue) and takes the GIL to call them, in the thread of the optimizer's call. If allocate raises, the allocation
+// fails; if free raises, the memory is not given back. While the interpreter ends, nothing is called any more: the
+// memory goes with the process. Must outlive every user of callbacks().
 class PythonAllocator {
  public:
   explicit PythonAllocator(const AllocatorFunctions& functions);  // without them callbacks() are empty
@@ -29,7 +29,7 @@ class PythonAllocator {
   DeviceAllocator callbacks();
 
  private:
-  nanobind::object allocate_, free_;
+  nanobind::object allocate_, free_, note_use_;
 };
 
 }  // namespace lowtide::python

@@ -73,6 +73,10 @@ struct DeviceAllocator {
   void* context = nullptr;
   void* (*allocate)(void* context, int64_t bytes) = nullptr;
   void (*free)(void* context, void* memory) = nullptr;
+  // Optional: `memory` is given back next, and work that is queued on `stream`, one of the optimizer's own, still uses
+  // it: hand it out when that has happened. Without this function such memory is given back by a later call of the
+  // optimizer, after it has happened.
+  void (*note_use)(void* context, void* memory, void* stream) = nullptr;
 };
 
 struct OptimizerOptions {

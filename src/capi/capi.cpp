@@ -185,7 +185,7 @@ lt_status lt_optimizer_create(const lt_optimizer_options* options, lt_optimizer*
     if (given.device) wanted.device = given.device;
     wanted.stream = given.stream;
     wanted.seed = given.seed;
-    wanted.allocator = {given.allocator_context, given.allocate, given.deallocate};
+    wanted.allocator = {given.allocator_context, given.allocate, given.deallocate, given.note_use};
     *out = new lt_optimizer{lowtide::Optimizer(wanted), wanted.rule, "", {}};
   });
 }

@@ -105,8 +105,8 @@ std::vector<Device::Event> DeviceQueues::record_all() const {
 }
 
 // A slot that has been stepped has been written when the last write of all has happened.
-std::vector<Device::Event> DeviceQueues::record_slots() const {
-  return {device_.record(queue_of(Queue::kIn)), device_.record(queue_of(hybrid_ ? Queue::kStep : Queue::kOut))};
+std::array<void*, 2> DeviceQueues::slot_queues() const {
+  return {queue_of(Queue::kIn), queue_of(hybrid_ ? Queue::kStep : Queue::kOut)};
 }
 
 void DeviceQueues::finish() {

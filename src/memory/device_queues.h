@@ -2,6 +2,7 @@
 // are queued on two device queues of their own, steps on the caller's; only finish() waits.
 #pragma once
 
+#include <array>
 #include <deque>
 #include <vector>
 
@@ -47,9 +48,10 @@ class DeviceQueues final : public Queues {
   // Waits, on the host, for all that is queued: also for what is left when waiting for some of it throws.
   void finish();
   void* transfer_queue() const { return queue_of(Queue::kIn); }
-  // All that is queued so far, and all of it that uses slots.
+  // All that is queued so far.
   std::vector<Device::Event> record_all() const;
-  std::vector<Device::Event> record_slots() const;
+  // The queues whose work uses slots last.
+  std::array<void*, 2> slot_queues() const;
   int64_t read_bytes() const { return read_bytes_; }
   int64_t written_bytes() const { return written_bytes_; }
 

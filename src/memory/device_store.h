@@ -67,6 +67,9 @@ struct DeviceStoreOptions {
   std::function<TransferMode()> choose_transfer_mode = {};
   // Device memory comes from an allocator that hands out what the caller's queue may still use.
   bool shared_allocator = false;
+  // Keeps memory that is freed next from being handed out before what is queued on this queue has happened; nothing:
+  // such memory is freed when that has happened.
+  std::function<void(void* memory, void* queue)> note_use = {};
 };
 
 class DeviceStore final : public Store {
@@ -175,7 +178,6 @@ class DeviceStore final : public Store {
   bool offloaded_ = false;          // chunks that the plan keeps on the device are in host memory until onload()
   std::vector<DeviceBytes> slots_;  // the plan's, and behind them those that prefetch() has borrowed
   std::deque<Returning> returning_;
-  std::vector<void*> borrowed_for_;  // with a shared allocator: the queues that slots were borrowed for
   DeviceQueues queues_;
   Queued queued_ = Queued::kNothing;
   HostWrites host_writes_;

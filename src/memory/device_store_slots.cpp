@@ -59,11 +59,7 @@ int64_t DeviceStore::prefetch(int64_t bytes, void* stream) {
     }
     if (slots_.size() == before) return 0;
     queued_ = Queued::kWork;
-    if (options_.shared_allocator) {
-      if (std::find(borrowed_for_.begin(), borrowed_for_.end(), stream) == borrowed_for_.end())
-        borrowed_for_.push_back(stream);
-      device_.wait(queues_.transfer_queue(), device_.record(stream));
-    }
+    if (options_.shared_allocator) device_.wait(queues_.transfer_queue(), device_.record(stream));
     pager_.set_slots(queues_, slots_.size());
     pager_.prefetch(queues_);
   } catch (...) {
@@ -87,13 +83,14 @@ void DeviceStore::give_slots_back() {
   const auto own = static_cast<size_t>(pager_.plan().slots);
   if (slots_.size() <= own) return;
   pager_.set_slots(queues_, own);
-  const std::vector<Device::Event> used = queues_.record_slots();
-  if (options_.shared_allocator) {  // at once: what is queued next, a forward pass, may need the memory
-    for (void* const queue : std::exchange(borrowed_for_, {}))
-      for (const Device::Event& event : used) device_.wait(queue, event);
-    slots_.resize(own);
+  // At once: the forward pass that is queued next may need the memory. It must not wait for write-back.
+  if (options_.note_use) {
+    for (; slots_.size() > own; slots_.pop_back())
+      for (void* const queue : queues_.slot_queues()) options_.note_use(slots_.back().data(), queue);
     return;
   }
+  std::vector<Device::Event> used;
+  for (void* const queue : queues_.slot_queues()) used.push_back(device_.record(queue));
   for (; slots_.size() > own; slots_.pop_back()) returning_.push_back({used, std::move(slots_.back())});
 }
 

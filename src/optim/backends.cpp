@@ -26,11 +26,11 @@ Backends::Backends(const OptimizerOptions& options, std::unique_ptr<Backend> giv
       device(at_params.device()) {
   set_threads(options.threads);
   const DeviceAllocator& from = options.allocator;
-  if (!from.allocate && !from.free) return;
-  LT_REQUIRE(from.allocate && from.free, "got an allocator with one function of two, wanted both or none");
+  if (!from.allocate && !from.free && !from.note_use) return;
+  LT_REQUIRE(from.allocate && from.free, "got an allocator without allocate or free, wanted both, or none at all");
   LT_REQUIRE(device, "got an allocator of device memory for parameters in host memory, wanted none");
   device->use_allocator({from.context, from.allocate, from.free});
-  shared_allocator = true;
+  allocator = from;
 }
 
 void Backends::set_threads(int n) {

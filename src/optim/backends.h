@@ -23,7 +23,7 @@ struct Backends {
   Backend& at_params;                  // one of the two: it steps
   Device* device;                      // nullptr: the parameters are in host memory
   int threads = 1;
-  bool shared_allocator = false;  // device memory belongs to a framework
+  DeviceAllocator allocator;  // of device memory, which belongs to a framework then; empty: the device's own
 };
 
 }  // namespace lowtide

@@ -53,12 +53,12 @@ ParamTable::ParamTable(const OptimizerOptions& options, Env& of_env, std::unique
       rule(find_rule(options.rule)),
       nonfinite(options.nonfinite),
       seed(options.seed),
-      opened_on_(on.shared_allocator ? options.stream : nullptr) {
+      opened_on_(on.allocator.allocate ? options.stream : nullptr) {
   add_residence(options.memory);
 }
 
 void ParamTable::add_residence(const Memory& memory) {
-  residences.push_back(std::make_unique<Residence>(env, memory, on.at_params, on.shared_allocator));
+  residences.push_back(std::make_unique<Residence>(env, memory, on.at_params, on.allocator));
   residences.back()->tell(opened_on_);
 }
 

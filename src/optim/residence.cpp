@@ -26,13 +26,8 @@ void check_memory(const Memory& memory) {
              "got a disk ('%s') without a limit for RAM: all state would stay in RAM", memory.disk.c_str());
 }
 
-Residence::Residence(Env& env, const Memory& memory, Backend& backend, bool shared_allocator)
-    : env_(env),
-      memory_(memory),
-      backend_(backend),
-      device_(backend.device()),
-      shared_allocator_(shared_allocator),
-      arena_(env) {
+Residence::Residence(Env& env, const Memory& memory, Backend& backend, const DeviceAllocator& allocator)
+    : env_(env), memory_(memory), backend_(backend), device_(backend.device()), allocator_(allocator), arena_(env) {
   check_memory(memory);
   if (device_) {
     LT_REQUIRE(find_transfer_mode(memory.transfer).value_or(TransferMode::kCopy) == TransferMode::kCopy ||
@@ -76,7 +71,9 @@ void Residence::add_to_store(const Placement& placement) {
                                memory_.automatic};
     options.transfer = find_transfer_mode(memory_.transfer);
     options.choose_transfer_mode = [this] { return fastest_transfer_mode(env_, backend_); };
-    options.shared_allocator = shared_allocator_;
+    options.shared_allocator = allocator_.allocate != nullptr;
+    if (allocator_.note_use)
+      options.note_use = [from = allocator_](void* memory, void* queue) { from.note_use(from.context, memory, queue); };
     on_device_ = std::make_unique<DeviceStore>(env_, *device_, std::move(options));
     on_device_->set_queue(queue_);
     if (free_bytes_) on_device_->set_free_bytes(*free_bytes_);

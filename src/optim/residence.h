@@ -30,7 +30,7 @@ class Residence {
  public:
   // Throws kInvalidArgument on a bad value. env and backend, which steps, outlive this object. A disk's relative path
   // is resolved now, whatever directory the process is in when the disk is used.
-  Residence(Env& env, const Memory& memory, Backend& backend, bool shared_allocator = false);
+  Residence(Env& env, const Memory& memory, Backend& backend, const DeviceAllocator& allocator = {});
 
   // Whether state is placed for all parameters together: with a budget to divide, or chunks to cut.
   bool waits() const { return device_ || memory_.ram_bytes >= 0; }
@@ -66,7 +66,7 @@ class Residence {
   Memory memory_;
   Backend& backend_;
   Device* device_;  // nullptr: parameters are in host memory
-  bool shared_allocator_;
+  DeviceAllocator allocator_;
   void* queue_ = nullptr;
   std::optional<int64_t> free_bytes_;  // before the last step
   Arena arena_;

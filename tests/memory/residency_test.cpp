@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -12,6 +11,7 @@
 #include "memory/residency.h"
 #include "support/device_twins.h"
 #include "support/fake_races.h"
+#include "support/framework_cache.h"
 
 namespace lowtide::testing {
 namespace {
@@ -226,45 +226,6 @@ TEST(AutomaticResidency, AStepMakesRoomForItsSlots) {
               static_cast<long long>(compared));
 }
 
-// A framework's cache: what is freed is handed out again at once, while its queue may still be using it.
-struct Cache {
-  FakeBackend& fake;
-  std::vector<std::pair<void*, int64_t>> unused = {};
-  std::map<void*, int64_t> sizes = {};
-  int64_t reused = 0, taken = 0, given_back = 0;
-
-  static void* allocate(void* self, int64_t bytes) {
-    Cache& cache = *static_cast<Cache*>(self);
-    ++cache.taken;
-    for (size_t i = 0; i < cache.unused.size(); ++i)
-      if (cache.unused[i].second >= bytes) {
-        void* const memory = cache.unused[i].first;
-        cache.unused.erase(cache.unused.begin() + static_cast<ptrdiff_t>(i));
-        ++cache.reused;
-        return memory;
-      }
-    void* const memory = cache.fake.allocate_own(MemoryKind::kDevice, bytes);
-    cache.sizes[memory] = bytes;
-    return memory;
-  }
-  static void free(void* self, void* memory) {
-    Cache& cache = *static_cast<Cache*>(self);
-    cache.unused.emplace_back(memory, cache.sizes.at(memory));
-    ++cache.given_back;
-  }
-  // An activation of the caller's on its queue.
-  void* activation(void* queue, int64_t bytes) {
-    void* const memory = fake.allocate_own(MemoryKind::kDevice, bytes);
-    sizes[memory] = bytes;
-    use(queue, memory);
-    return memory;
-  }
-  void use(void* queue, void* memory) {
-    static const std::vector<std::byte> filling(4096 * 16, std::byte{7});
-    fake.copy(queue, memory, filling.data(), std::min<int64_t>(sizes.at(memory), ssize(filling)));
-  }
-};
-
 TEST(FrameworkAllocator, MemoryThatTheQueueStillUsesIsTouchedAfterThat) {
   Rng rng = seeded("framework allocator", 84);
   int64_t compared = 0, reused = 0, taken = 0, given_back = 0, borrowed = 0;
@@ -282,13 +243,15 @@ TEST(FrameworkAllocator, MemoryThatTheQueueStillUsesIsTouchedAfterThat) {
       memory.device_bytes = 8 * 4096;
     memory.transfer = kTransferModes[static_cast<size_t>(trial / 2 % 3)];
     DeviceAllocator allocator{&cache, Cache::allocate, Cache::free};
+    if (trial % 3) allocator.note_use = Cache::note_use;
     Twins twins(rng, random_setup(rng), memory, std::move(backend), allocator);
     twins.add(DType::kF32, {5, 1000});
     twins.add(DType::kBF16, {3000});
     for (int step = 0; step < 6; ++step) {
       // Memory that the optimizer gave back becomes the caller's next activations' at once, behind its queue; and what
       // is freed has a copy into it queued.
-      for (const auto& [given, bytes] : cache.unused) cache.use(twins.queue(), given);
+      for (const Cache::Unused& given : cache.unused)
+        if (cache.may_use(given)) cache.use(twins.queue(), given.memory);
       for (const int64_t bytes : {4096, 4096, 8192, 16384})
         cache.unused.emplace_back(cache.activation(twins.queue(), bytes), bytes);
       if (step > 0) borrowed += twins.on_device().prefetch(rng.between(0, 6) * 4096, twins.queue());

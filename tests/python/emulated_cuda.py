@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import gc
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,6 +54,24 @@ def prepare(monkeypatch: pytest.MonkeyPatch) -> str:
     return stand_in.missing("cuda")
 
 
+class Block:
+    """A tensor of torch's, as far as Lowtide uses one: it owns memory of the device."""
+
+    def __init__(self, cuda: EmulatedCuda, address: int, size: int) -> None:
+        self._cuda, self._address, self.nbytes = cuda, address, size
+        self._streams: set[int] = set()
+
+    def data_ptr(self) -> int:
+        return self._address
+
+    def record_stream(self, stream: int) -> None:
+        self._streams.add(stream)
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self._cuda.release(self._address, self._streams)
+
+
 class EmulatedCuda(stand_in.StandIn):
     kind = "cuda"
     roomy = lowtide.Memory(device="50%")
@@ -70,14 +89,17 @@ class EmulatedCuda(stand_in.StandIn):
         self.activations = 0  # bytes of torch's that are gone when the optimizer steps
         self.pools: list[dict[str, Any]] = []  # segments of graphs
         self.peak = 0  # of bytes allocated
+        self.recorded = 0  # blocks that another stream still used when they were given back
         self.emptied = 0
         self.legacy = False  # torch works on the legacy default stream, whose address is 0
         self.capturing = False
         for name in (
-            "caching_allocator_alloc", "caching_allocator_delete", "current_stream", "get_device_properties",
-            "mem_get_info", "memory_stats_as_nested_dict", "memory_snapshot", "empty_cache", "is_current_stream_capturing",
+            "current_stream", "get_device_properties", "mem_get_info", "memory_stats_as_nested_dict", "memory_snapshot",
+            "empty_cache", "is_current_stream_capturing",
         ):  # fmt: skip
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+        monkeypatch.setattr(torch.cuda, "ExternalStream", lambda queue, device: queue)
+        monkeypatch.setattr(cuda_memory, "_new_block", self.new_block)
         monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
 
     def close(self) -> None:
@@ -127,16 +149,18 @@ class EmulatedCuda(stand_in.StandIn):
         ]
         return ordinary + self.pools
 
-    def caching_allocator_alloc(self, size: int, device: torch.device) -> int:
+    def new_block(self, size: int, device: torch.device) -> Block:
         if sum(used for used, _ in self.cached.values()) + size > self.cache_limit:
             raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size} bytes")
         address = self.allocate(stand_in.DEVICE, size, device.index)
         self.cached[address] = size, device.index
-        return address
+        return Block(self, address, size)
 
-    def caching_allocator_delete(self, address: int) -> None:
+    def release(self, address: int, streams: set[int]) -> None:
         if address in self.cached:  # torch keeps it for what comes next on the stream; here it is gone at once
-            self.call("cudaStreamSynchronize", ctypes.c_void_p(self.queues[0]))
+            for stream in {self.queues[0], *streams}:
+                self.call("cudaStreamSynchronize", ctypes.c_void_p(stream))
+            self.recorded += bool(streams)
             self.free(address, self.cached.pop(address)[1])
 
     def empty_cache(self) -> None:

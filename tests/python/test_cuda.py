@@ -185,7 +185,7 @@ def test_work_inside_backward(
     monkeypatch.setattr(backward, "_ASK_AFTER", 0)
     torch.set_num_threads(1)
     twins, first, second = pair(cuda, memory, **{option: 0 if option == "step_in_backward" else "1MiB"})
-    ahead = 0
+    ahead = borrowed = 0
     for i in range(4):
         for params in (twins.here, twins.there):
             for param in params:  # autograd adds to what is there, which is where the device can read it
@@ -196,6 +196,7 @@ def test_work_inside_backward(
         else:
             held = sum(size for size, _ in cuda.cached.values())
             ahead = max(ahead, held - second.report()["device_bytes"])
+            borrowed += cuda.recorded
         first.step()
         second.step()
         cuda.synchronize()
@@ -203,7 +204,8 @@ def test_work_inside_backward(
             assert bits(one) == bits(other)
     twins.compare_state(first, second)
     assert twins.differing == 0
-    figure(f"4 steps; {twins.compared} bytes of state alike")
+    assert (borrowed > 0) == (memory is STREAMING and option == "prefetch_in_backward"), "transfers still used them"
+    figure(f"4 steps; {twins.compared} bytes of state alike; {borrowed} blocks given back while transfers used them")
 
 
 def test_verdicts_come_later(cuda: EmulatedCuda, figure: Figure) -> None:

@@ -27,13 +27,14 @@ class Torch:
             "mem_get_info": lambda _: (80 * GIB - self.kept(), 80 * GIB),
             "memory_stats_as_nested_dict": lambda _: self.stats(),
             "memory_snapshot": self.snapshot,
-            "caching_allocator_alloc": self.allocate,
-            "caching_allocator_delete": self.delete,
+            "ExternalStream": lambda queue, device: ("stream", queue, device),
         }
         for name, stand_in in stand_ins.items():
             monkeypatch.setattr(torch.cuda, name, stand_in)
         monkeypatch.setattr(cuda_memory, "capturing", lambda _: self.capturing)
-        self.blocks: dict[int, int] = {}
+        monkeypatch.setattr(cuda_memory, "_new_block", lambda size, _: Block(self, size))
+        self.blocks = 0
+        self.recorded: list[tuple[int, Any]] = []
 
     def kept(self) -> int:
         return self.reserved + sum(pool["total_size"] for pool in self.pools)
@@ -58,13 +59,21 @@ class Torch:
         self.reserved = max(self.reserved, self.allocated)
         self.stats()
 
-    def allocate(self, size: int, device: torch.device) -> int:
-        self.use(size)
-        self.blocks[len(self.blocks) + 1] = size
-        return len(self.blocks)
 
-    def delete(self, address: int) -> None:
-        self.allocated -= self.blocks[address]
+class Block:
+    def __init__(self, cuda: Torch, size: int) -> None:
+        cuda.use(size)
+        cuda.blocks += 1
+        self._cuda, self._address, self.nbytes = cuda, 512 * cuda.blocks, size
+
+    def data_ptr(self) -> int:
+        return self._address
+
+    def record_stream(self, stream: Any) -> None:
+        self._cuda.recorded.append((self._address, stream))
+
+    def __del__(self) -> None:
+        self._cuda.allocated -= self.nbytes
 
 
 @pytest.fixture
@@ -97,6 +106,16 @@ def test_activations_come_again(cuda: Torch, figure: Callable[[str], None]) -> N
     cuda.peak = 0  # torch.cuda.reset_peak_memory_stats()
     assert step(cuda, cache, 10 * GIB) == 50 * GIB
     figure("room at the peak, with state and without, before and after a reset")
+
+
+def test_blocks_know_the_streams_that_use_them(cuda: Torch) -> None:
+    cache = cuda_memory.Cache(DEVICE)
+    one, other = cache.allocate(GIB), cache.allocate(GIB)
+    cache.note_use(other, 77)
+    assert cuda.recorded == [(other, ("stream", 77, DEVICE))] and cuda.allocated == 2 * GIB
+    cache.release(other)
+    cache.release(one)
+    assert cuda.allocated == 0
 
 
 def test_what_torch_keeps_is_not_all_free(cuda: Torch, figure: Callable[[str], None]) -> None:

@@ -17,7 +17,7 @@ class Cache:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._sizes: dict[int, int] = {}  # of Lowtide's blocks, by address
+        self._blocks: dict[int, torch.Tensor] = {}  # Lowtide's, by address
         self._peak = self._others = 0  # bytes at torch's peak: all, and those that were not Lowtide's
         self._segments: tuple[int, int] | None = None  # of the cache, when _pools was counted
         self._pools = 0
@@ -27,19 +27,24 @@ class Cache:
     def allocate(self, size: int) -> int:
         """The address of so many bytes, aligned to 256; 0: there is no memory."""
         try:
-            address = int(torch.cuda.caching_allocator_alloc(size, self._device))
+            block = _new_block(size, self._device)
         except OutOfMemory:
             return 0
         except RuntimeError as error:  # the caller can only be told that there is no memory
             logger.warning("torch could not allocate %d bytes on %s: %s", size, self._device, error)
             return 0
-        self._sizes[address] = size
-        return address
+        self._blocks[block.data_ptr()] = block
+        return block.data_ptr()
+
+    def note_use(self, address: int, queue: int) -> None:
+        """The cache keeps the block, once it is given back, until what is queued on that stream by then has happened; no
+        stream of torch's waits for it. Only tensors can say so, hence blocks are tensors."""
+        stream = torch.cuda.ExternalStream(queue, device=self._device)  # type: ignore[no-untyped-call]
+        self._blocks[address].record_stream(stream)
 
     def release(self, address: int) -> None:
         """Gives it back, to be handed out behind what is queued on the current stream."""
-        del self._sizes[address]
-        torch.cuda.caching_allocator_delete(address)  # type: ignore[no-untyped-call]
+        del self._blocks[address]
 
     # Bytes that nothing else needs; -1: not known, or not just now.
 
@@ -54,7 +59,7 @@ class Cache:
         beside the state of its time."""
         if (stats := self._stats()) is None:
             return self._beside(0)
-        peak, held = _bytes(stats, "allocated", "peak"), sum(self._sizes.values())
+        peak, held = _bytes(stats, "allocated", "peak"), sum(block.nbytes for block in self._blocks.values())
         most = max(peak - held, 0)  # of others, since the last call
         self._others = most if peak != self._peak else min(self._others, most)
         self._peak = peak
@@ -92,6 +97,10 @@ class Cache:
                 and not segment["active_size"]
             )
         return self._pools
+
+
+def _new_block(size: int, device: torch.device) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, device=device)
 
 
 def _bytes(stats: dict[str, Any], kind: str, when: str = "current") -> int:

@@ -26,6 +26,8 @@ class Allocator(NamedTuple):
 
     allocate: Callable[[int], int]  # bytes -> address, aligned to 256 bytes; 0: there is none
     free: Callable[[int], None]
+    # Address, queue: what is queued there still uses the memory that is freed next.
+    note_use: Callable[[int, int], None]
 
 
 class Kind(NamedTuple):
@@ -72,7 +74,7 @@ def _cuda_target(device: torch.device, arithmetic: str) -> str:
 
 def _cuda_allocator(device: torch.device) -> Allocator:
     cache = cuda_memory.cache_of(device)
-    return Allocator(cache.allocate, cache.release)
+    return Allocator(cache.allocate, cache.release, cache.note_use)
 
 
 KINDS: dict[str, Kind] = {

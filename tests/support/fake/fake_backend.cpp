@@ -246,6 +246,8 @@ void FakeBackend::copy(void* queue, void* to, const void* from, int64_t bytes) {
   const bool to_here = find(to, bytes, &to_span), from_here = find(from, bytes, &from_span);
   if (to_here && from_here && !is_capturing(queue)) {
     require_alive();
+    if (kind_of(from_span) == MemoryKind::kDevice && kind_of(to_span) == MemoryKind::kPinned)
+      writing_back_.insert(stream_of(queue));
     return device_.copy(stream_of(queue), "copy", to_span, from_span);
   }
   std::vector<Span> reads, writes;
@@ -278,6 +280,7 @@ Device::Event FakeBackend::record(void* queue) {
   require_not_capturing(queue);
   const int event = device_.new_event();
   device_.record(event, stream_of(queue));
+  recorded_on_[event] = stream_of(queue);
   return std::make_shared<int>(event);
 }
 
@@ -286,6 +289,7 @@ void FakeBackend::wait(void* queue, const Event& event) {
   if (!event) return;
   require_not_capturing(queue);
   const int stream = stream_of(queue), number = *static_cast<int*>(event.get());
+  waited_for_[stream].push_back(recorded_on_.at(number));
   if (waits_++ == options_.drop_wait)
     dropped_mattered_ = device_.wait_matters(stream, number);
   else
@@ -312,13 +316,24 @@ bool FakeBackend::find(const void* memory, int64_t bytes, Span* span) const {
   return false;
 }
 
+MemoryKind FakeBackend::kind_of(const Span& span) const {
+  return std::find_if(allocations_.begin(), allocations_.end(),
+                      [&](const Allocation& a) { return a.region == span.region; })
+      ->kind;
+}
+
+int64_t FakeBackend::waits_for_write_back(void* queue) const {
+  const auto found = waited_for_.find(stream_of(queue));
+  if (found == waited_for_.end()) return 0;
+  return std::count_if(found->second.begin(), found->second.end(),
+                       [&](int stream) { return stream != stream_of(queue) && writing_back_.contains(stream); });
+}
+
 Span FakeBackend::touched(const void* memory, int64_t bytes) const {
   Span span;
   if (!find(memory, bytes, &span)) fail(ErrorKind::kInternal, "a kernel would touch memory that is not the device's");
-  if (!options_.steps_pinned)
-    for (const Allocation& a : allocations_)
-      if (a.region == span.region && a.kind == MemoryKind::kPinned)
-        fail(ErrorKind::kInternal, "a kernel would touch pinned memory");
+  if (!options_.steps_pinned && kind_of(span) == MemoryKind::kPinned)
+    fail(ErrorKind::kInternal, "a kernel would touch pinned memory");
   return span;
 }
 

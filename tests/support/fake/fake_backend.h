@@ -85,6 +85,8 @@ class FakeBackend final : public Backend, public Device {
   int64_t queues() const { return static_cast<int64_t>(queues_.size()); }
   int64_t prefetches() const { return prefetches_; }
   int64_t waits() const { return waits_; }
+  // Waits of this queue for another one on which a copy from device to pinned memory was queued: for write-back.
+  int64_t waits_for_write_back(void* queue) const;
   bool dropped_mattered() const { return dropped_mattered_; }  // it ordered something that was not ordered already
 
  private:
@@ -114,6 +116,7 @@ class FakeBackend final : public Backend, public Device {
   // The device's bytes that a kernel touches; throws kInternal for other memory.
   Span touched(const void* memory, int64_t bytes) const;
   int stream_of(void* queue) const { return queue ? *static_cast<int*>(queue) : 0; }
+  MemoryKind kind_of(const Span& span) const;
   // False for memory that is not this device's.
   bool find(const void* memory, int64_t bytes, Span* span) const;
   void finish(void* queue);
@@ -127,6 +130,9 @@ class FakeBackend final : public Backend, public Device {
   std::deque<int> queues_;  // numbers of streams, at stable addresses
   std::vector<Allocation> allocations_;
   int64_t prefetches_ = 0, waits_ = 0;
+  std::set<int> writing_back_;                  // streams
+  std::map<int, int> recorded_on_;              // stream, by event
+  std::map<int, std::vector<int>> waited_for_;  // streams, by the one that waits
   bool dropped_mattered_ = false;
   mutable bool lost_ = false;
   mutable int64_t lose_at_ = 0;

@@ -1,0 +1,66 @@
+// A framework's cache of device memory, as a DeviceAllocator.
+#pragma once
+
+#include <algorithm>
+#include <map>
+#include <vector>
+
+#include "support/fake/fake_backend.h"
+
+namespace lowtide::testing {
+
+// A framework's cache: what is freed is handed out again at once, while its queue may still be using it.
+struct Cache {
+  struct Unused {
+    void* memory;
+    int64_t bytes;
+    std::vector<Device::Event> until = {};  // it may be handed out
+  };
+  fake::FakeBackend& fake;
+  std::vector<Unused> unused = {};
+  std::map<void*, int64_t> sizes = {};
+  std::map<void*, std::vector<void*>> queues = {};  // that still use what is given back next
+  int64_t reused = 0, taken = 0, given_back = 0;
+
+  static void* allocate(void* self, int64_t bytes) {
+    Cache& cache = *static_cast<Cache*>(self);
+    ++cache.taken;
+    for (size_t i = 0; i < cache.unused.size(); ++i)
+      if (cache.unused[i].bytes >= bytes && cache.may_use(cache.unused[i])) {
+        void* const memory = cache.unused[i].memory;
+        cache.unused.erase(cache.unused.begin() + static_cast<ptrdiff_t>(i));
+        ++cache.reused;
+        return memory;
+      }
+    void* const memory = cache.fake.allocate_own(MemoryKind::kDevice, bytes);
+    cache.sizes[memory] = bytes;
+    return memory;
+  }
+  static void free(void* self, void* memory) {
+    Cache& cache = *static_cast<Cache*>(self);
+    Unused& given = cache.unused.emplace_back(memory, cache.sizes.at(memory));
+    for (void* const queue : cache.queues[memory]) given.until.push_back(cache.fake.record(queue));
+    cache.queues.erase(memory);
+    ++cache.given_back;
+  }
+  static void note_use(void* self, void* memory, void* queue) {
+    static_cast<Cache*>(self)->queues[memory].push_back(queue);
+  }
+  bool may_use(const Unused& of) const {
+    return std::all_of(of.until.begin(), of.until.end(),
+                       [&](const Device::Event& event) { return fake.has_happened(event); });
+  }
+  // An activation of the caller's on its queue.
+  void* activation(void* queue, int64_t bytes) {
+    void* const memory = fake.allocate_own(MemoryKind::kDevice, bytes);
+    sizes[memory] = bytes;
+    use(queue, memory);
+    return memory;
+  }
+  void use(void* queue, void* memory) {
+    static const std::vector<std::byte> filling(4096 * 16, std::byte{7});
+    fake.copy(queue, memory, filling.data(), std::min<int64_t>(sizes.at(memory), ssize(filling)));
+  }
+};
+
+}  // namespace lowtide::testing
