@@ -16,11 +16,13 @@ using namespace lowtide;
 using bnb::guarded;
 using bnb::Update;
 
-std::unique_ptr<Backend> open_device(int number) { return open_backend("sycl", format(":%d", number)); }
-
 // Never freed: the runtime may be gone when statics are.
 bnb::Memory& memory() {
-  static auto* const all = new bnb::Memory(open_device);
+  static constexpr bnb::OpenDevice* kBackends[] = {
+      [](int number) { return open_backend("cuda", format(":%d", number)); },
+      [](int number) { return open_backend("sycl", format(":%d", number)); },
+  };
+  static auto* const all = new bnb::Memory(kBackends);
   return *all;
 }
 
@@ -29,11 +31,12 @@ struct Engine {
   std::unique_ptr<Backend> cpu = open_backend("cpu", "");
   std::unique_ptr<Backend> device;  // nullptr: memory is the host's
   void* queue = nullptr;
+  DeviceBytes pinned;  // the device's
   int threads = available_threads();
 
   void step(const Update& update) {
     if (device)
-      bnb::step_on_device(update, *device, queue, *cpu, threads);
+      bnb::step_on_device(update, *device, queue, pinned, *cpu, threads);
     else
       bnb::step_on_host(update, *cpu, threads);
   }
@@ -111,6 +114,7 @@ int lt_bnb_use_backend(const char* backend, const char* target, void* queue) {
     LT_REQUIRE(backend, "got NULL for the backend, wanted \"cpu\", \"sycl\" or \"cuda\"");
     std::unique_ptr<Backend> opened = open_backend(backend, target ? target : "", queue);
     Engine& at = engine();
+    at.pinned = {};
     if (opened->device())
       at.device = std::move(opened), at.queue = queue;
     else

@@ -1,5 +1,8 @@
 #include "bnb/update.h"
 
+#include <algorithm>
+#include <deque>
+#include <utility>
 #include <vector>
 
 #include "bnb/map8.h"
@@ -8,56 +11,67 @@
 namespace lowtide::bnb {
 namespace {
 
+constexpr int64_t kMapBytes = Map8::kSize * static_cast<int64_t>(sizeof(float));
+
+int64_t absmax_bytes(const Update& u, int copies) { return copies * u.blocks() * static_cast<int64_t>(sizeof(float)); }
+
 // Copies of a device's arrays in host memory.
 class Copies {
  public:
   Copies(Device& device, void* queue) : device_(device), queue_(queue) {}
 
-  // The copy of the `count` elements at `data`, once wait() has been called; nullptr stays that. T is what they are.
+  // The copy of the `bytes` bytes at `data`, once wait() has been called; nullptr stays that. T is what they are.
   template <class T>
   T* read(const T* data, int64_t bytes) {
     if (!data) return nullptr;
     // In words, so that every type is aligned.
-    Copy& copy = copies_.emplace_back(Copy{const_cast<void*>(static_cast<const void*>(data)), bytes,
-                                           std::vector<uint64_t>(static_cast<size_t>(bytes + 7) / 8)});
-    device_.copy(queue_, copy.words.data(), data, bytes);
-    return reinterpret_cast<T*>(copy.words.data());
+    std::vector<uint64_t>& words = words_.emplace_back(static_cast<size_t>(bytes + 7) / 8);
+    return read_to(words.data(), data, bytes);
   }
   void* read(const void* data, int64_t bytes) { return read(static_cast<const std::byte*>(data), bytes); }
+
+  // The same, at `to`.
+  template <class T>
+  T* read_to(void* to, const T* data, int64_t bytes) {
+    copies_.push_back({const_cast<void*>(static_cast<const void*>(data)), to, bytes});
+    device_.copy(queue_, to, data, bytes);
+    return static_cast<T*>(to);
+  }
 
   // Writes a copy back to where it is from.
   void write(const void* copied) {
     for (const Copy& copy : copies_)
-      if (copy.words.data() == copied) device_.copy(queue_, copy.from, copied, copy.bytes);
+      if (copy.at == copied) device_.copy(queue_, copy.from, copied, copy.bytes);
   }
 
   void wait() { device_.host_wait(device_.record(queue_)); }
 
  private:
   struct Copy {
-    void* from;
+    void *from, *at;
     int64_t bytes;
-    std::vector<uint64_t> words;
   };
   Device& device_;
   void* queue_;
   std::vector<Copy> copies_;
+  std::deque<std::vector<uint64_t>> words_;
 };
 
-constexpr int64_t kMapBytes = Map8::kSize * static_cast<int64_t>(sizeof(float));
-
-int64_t absmax_bytes(const Update& u, int copies) { return copies * u.blocks() * static_cast<int64_t>(sizeof(float)); }
-
-// u with maps and absmax values that the host reads.
-Update with_scales(const Update& u, Copies& copies) {
+// u with maps and absmax values that the host reads, in pinned memory: a copy to other memory would be waited for.
+Update with_scales(const Update& u, Copies& copies, Device& device, DeviceBytes& pinned) {
   Update out = u;
   if (!u.coded) return out;
-  out.quantiles1 = copies.read(u.quantiles1, kMapBytes);
-  out.absmax1 = copies.read(u.absmax1, absmax_bytes(u, u.states() > 2 ? 2 : 1));
-  if (u.states() > 1) {
-    out.quantiles2 = copies.read(u.quantiles2, kMapBytes);
-    out.absmax2 = copies.read(u.absmax2, absmax_bytes(u, 1));
-  }
+  const int64_t first = absmax_bytes(u, u.states() > 2 ? 2 : 1), second = absmax_bytes(u, u.states() > 1 ? 1 : 0);
+  if (const int64_t needed = 2 * kMapBytes + first + second; pinned.bytes() < needed)
+    pinned = DeviceBytes(device, MemoryKind::kPinned, std::max(needed, 2 * pinned.bytes()));
+  std::byte* at = pinned.data();
+  const auto read = [&](auto*& data, int64_t bytes) {
+    data = copies.read_to(std::exchange(at, at + bytes), data, bytes);
+  };
+  read(out.quantiles1, kMapBytes);
+  if (u.states() > 1) read(out.quantiles2, kMapBytes);
+  read(out.absmax1, first);
+  if (u.states() > 1) read(out.absmax2, second);
   return out;
 }
 
@@ -78,18 +92,19 @@ void step_through_host(const Update& scaled, Copies& copies, Backend& cpu, int t
 
 }  // namespace
 
-void step_on_device(const Update& u, Backend& backend, void* queue, Backend& cpu, int threads) {
+void step_on_device(const Update& u, Backend& backend, void* queue, DeviceBytes& pinned, Backend& cpu, int threads) {
   check_arguments(u);
   if (u.n == 0) return;
-  Copies copies(*backend.device(), queue);
-  const Update scaled = with_scales(u, copies);
-  copies.wait();
-  check_scales(scaled);
-  if (u.is_limited() || !fits_backend(scaled)) return step_through_host(scaled, copies, cpu, threads);
+  Device& device = *backend.device();
+  Copies copies(device, queue);
+  const Update scaled = with_scales(u, copies, device, pinned);
   const Layout layout = flat_layout(u.n);
   const ArgsBytes args = args_of(u, 1);
   const StepItem item = item_of(u, layout, args.data);
-  require_finite_gradient(backend, item, threads, queue);
+  const int64_t bad = backend.first_nonfinite({&item, 1}, threads, queue);  // behind the copies, which it waits for
+  check_scales(scaled);
+  require_finite_gradient(bad);
+  if (u.is_limited() || !fits_backend(scaled)) return step_through_host(scaled, copies, cpu, threads);
   backend.step({&item, 1}, threads, false, queue);
   copies.wait();
 }

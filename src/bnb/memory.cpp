@@ -17,14 +17,18 @@ uintptr_t address(const void* memory) { return reinterpret_cast<uintptr_t>(memor
 
 }  // namespace
 
-Memory::Memory(OpenDevice* open) : open_(open) {
-  try {
-    std::unique_ptr<Backend> first = open_(0);
-    place_ = format("%s: %s", first->name(), first->target());
-    devices_.emplace(0, std::move(first));
-  } catch (const Error& error) {
-    place_ = format("host: %s", error.what());
-  }
+Memory::Memory(std::span<OpenDevice* const> backends) {
+  std::string reasons;
+  for (OpenDevice* const open : backends) try {
+      std::unique_ptr<Backend> first = open(0);
+      place_ = format("%s: %s", first->name(), first->target());
+      devices_.emplace(0, std::move(first));
+      open_ = open;
+      return;
+    } catch (const Error& error) {
+      reasons += (reasons.empty() ? "" : "; ") + std::string(error.what());
+    }
+  place_ = "host: " + reasons;
 }
 
 void* Memory::allocate(size_t bytes) {

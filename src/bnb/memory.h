@@ -5,20 +5,21 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "backend/backend.h"
 
 namespace lowtide::bnb {
 
-// Opens device `number` of the SYCL backend; throws Error.
+// Opens device `number` of a backend; throws Error.
 using OpenDevice = std::unique_ptr<Backend>(int number);
 
 // One thread at a time. Throws Error.
 class Memory {
  public:
-  // The host's memory if device 0 cannot be opened.
-  explicit Memory(OpenDevice* open);
+  // Takes the first of these backends whose device 0 can be opened; the host's memory if none can.
+  explicit Memory(std::span<OpenDevice* const> backends);
 
   const std::string& place() const { return place_; }
   void* allocate(size_t bytes);
@@ -33,7 +34,7 @@ class Memory {
   void require_ours(const void* memory, int64_t bytes) const;
   void set(void* memory, uint32_t pattern, int pattern_bytes, int64_t count);
 
-  OpenDevice* open_;
+  OpenDevice* open_ = nullptr;
   std::string place_;
   std::map<int, std::unique_ptr<Backend>> devices_;  // by number; those in use
   std::map<uintptr_t, int64_t> allocations_;         // bytes by address

@@ -73,16 +73,18 @@ double update_norm_squared(const Update& update, Backend& cpu, int threads);
 // where that can make the whole step.
 void step_floats(const Update& update, const ArgsBytes& args, Backend& cpu, int threads);
 
-// Throws kInvalidArgument for a gradient that is not finite, or of 2^62 and above. Waits.
-void require_finite_gradient(Backend& backend, const StepItem& item, int threads, void* queue);
+// Throws kInvalidArgument for a gradient that is not finite, or of 2^62 and above. bad: as Backend::first_nonfinite.
+void require_finite_gradient(int64_t bad);
 
 // A whole call: everything checked, then done, by the backend where that can do it. Throws kInvalidArgument, and has
 // changed nothing then.
 void step_on_host(const Update& update, Backend& cpu, int threads);
 
 // A whole call, ordered on `queue` and done when it returns. What the backend's own step can do is done there, once
-// the maps and absmax values have been read back and checked; for the rest everything passes through the host, where
-// `cpu` steps it. Throws kInvalidArgument and has changed nothing then; what a lost device leaves is not known.
-void step_on_device(const Update& update, Backend& device, void* queue, Backend& cpu, int threads);
+// the maps and absmax values have been read back, by way of `pinned`, and checked: it waits for these and the search of
+// the gradient together, and for the step. For the rest everything passes through the host, where `cpu` steps it.
+// pinned: the device's, made larger as needed; to be kept for the next call. Throws kInvalidArgument and has changed
+// nothing then; what a lost device leaves is not known.
+void step_on_device(const Update& update, Backend& device, void* queue, DeviceBytes& pinned, Backend& cpu, int threads);
 
 }  // namespace lowtide::bnb

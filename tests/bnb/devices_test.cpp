@@ -74,9 +74,19 @@ std::unique_ptr<Backend> open_recorder(int number) {
   return std::make_unique<Recorder>(calls[number]);
 }
 
+std::unique_ptr<Backend> refuse(int) { fail(ErrorKind::kUnsupported, "not here"); }
+
+TEST(BnbDevices, WithoutADeviceMemoryIsTheHosts) {
+  static constexpr bnb::OpenDevice* kNone[] = {refuse, refuse};
+  bnb::Memory memory(kNone);
+  EXPECT_EQ(memory.place(), "host: not here; not here");
+  memory.free(memory.allocate(1));
+}
+
 TEST(BnbDevices, TheNumberOfAPrefetchChooses) {
   calls.clear();
-  bnb::Memory memory(open_recorder);
+  static constexpr bnb::OpenDevice* kBackends[] = {refuse, open_recorder, refuse};
+  bnb::Memory memory(kBackends);
   EXPECT_EQ(memory.place(), "recorder: test");
   auto* data = static_cast<std::byte*>(memory.allocate(1000));
   for (const int number : {2, 0, 1, 2, -1})

@@ -126,6 +126,7 @@ TEST(BnbPaths, ADeviceHasTheBitsOfTheHost) {
     for (const BnbSymbol& symbol : bnb_symbols()) {
       for (const int64_t n : {0, 1, 300, 2000}) {
         fake::FakeBackend device({.seed = rng.next()});
+        DeviceBytes pinned;
         BnbCase host(symbol, n), there(symbol, n);
         auto again = rng;
         set_options(host, rng, plain);
@@ -138,14 +139,14 @@ TEST(BnbPaths, ADeviceHasTheBitsOfTheHost) {
           OnDevice on(there, device);
           on.copy(true);
           bnb::step_on_host(host.u, *cpu, 1);
-          bnb::step_on_device(on.u, device, nullptr, *cpu, 1);
+          bnb::step_on_device(on.u, device, nullptr, pinned, *cpu, 1);
           on.copy(false);
           differing += host.bytes() != there.bytes();
           if (n == 0) continue;
           // A refused call changes nothing.
           set_element(there.u.dtype, reinterpret_cast<std::byte*>(there.arrays[1].data()), n - 1, INFINITY);
           on.copy(true);
-          EXPECT_THROW(bnb::step_on_device(on.u, device, nullptr, *cpu, 1), Error) << symbol.name;
+          EXPECT_THROW(bnb::step_on_device(on.u, device, nullptr, pinned, *cpu, 1), Error) << symbol.name;
           on.copy(false);
           there.arrays[1] = host.arrays[1];
           differing += host.bytes() != there.bytes();
