@@ -155,6 +155,17 @@ def test_lanes_diverge_and_meet() -> None:
     assert warp.counts[8] == 1  # together again
 
 
+def test_tables_of_branches_lead_each_lane() -> None:
+    kernel = kernel_of(
+        ["S2R R1, SR_LANEID", "LOP3.LUT R1, R1, 0x4, RZ, 0xc0, !PT", "LDC R2, c[0x2][R1]", "BRX R2 -0x40", "EXIT",
+         "MOV R3, 0x1", "EXIT", "MOV R3, 0x2", "EXIT"]
+    )  # fmt: skip
+    kernel.constants = {2: np.array([0x50, 0x70], "<u4").tobytes()}
+    recorded = Recorded({"threads": "32", "blocks": "1", "dynamic_bytes": "0", "parameters": ""})
+    (warp,) = Launch(kernel, recorded).run_block()
+    assert (warp.registers[3] == np.where(np.arange(32) & 4, 2, 1)).all()
+
+
 @pytest.mark.parametrize(
     ("size", "stride", "wavefronts"),
     [(4, 4, 1), (4, 0, 1), (4, 8, 2), (4, 128, 32), (4, 132, 1), (8, 8, 2), (16, 16, 4), (16, 0, 1), (16, 128, 32)],
@@ -225,7 +236,7 @@ def test_simulated_memory_has_its_rate_and_its_latency() -> None:
     assert share((load + use) * 100, 64, 100 * 512, H200) == pytest.approx(1, rel=0.05)
 
 
-EXACT = "_ZN7lowtide11cuda_device11step_kernelIX"
+EXACT = "_ZN7lowtide11cuda_device11step_kernelINS0_5AdamWENS0_4Fp32EEEvNS0_13StepArgumentsE"
 
 
 def test_the_report_finds_lost_and_stray_signs() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import struct
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ class Kernel:
     shared: int = 0
     stack: int = 0
     code: list[Instruction] = field(default_factory=list)
+    constants: dict[int, bytes] = field(default_factory=dict)  # by bank: tables of branches
     functions: dict[int, str] = field(default_factory=dict)  # behind the kernel itself, which calls them, by address
 
     @property
@@ -90,6 +92,7 @@ def read_cubin(cubin: Path, cuobjdump: Path, nvdisasm: Path) -> list[Kernel]:
     for name, rest in re.findall(r"Function (\S+?):\s*\n\s*(REG:.*)", usage):
         values = dict(re.findall(r"(\w+):(\d+)", rest))
         kernels[name] = Kernel(name, "", int(values["REG"]), int(values["SHARED"]), int(values["STACK"]))
+    constants = constants_of(cubin.read_bytes())
     text = run(nvdisasm, "-c", "-hex", cubin)
     target = re.search(r"\.target\s+(sm_\w+)", text)
     architecture = target[1] if target else "?"
@@ -99,9 +102,24 @@ def read_cubin(cubin: Path, cuobjdump: Path, nvdisasm: Path) -> list[Kernel]:
             continue
         kernel = kernels[head[1]]
         kernel.architecture = architecture
+        kernel.constants = constants.get(kernel.name, {})
         kernel.code, labels = read_code(section)
         kernel.functions = {address: label for label, address in labels.items() if label.startswith("$")}
     return [k for k in kernels.values() if k.code]
+
+
+def constants_of(elf: bytes) -> dict[str, dict[int, bytes]]:
+    """The banks of constants that kernels have to themselves, by kernel and bank: sections .nv.constant<BANK>.<KERNEL>."""
+    (table,) = struct.unpack_from("<Q", elf, 0x28)
+    size, count, of_names = struct.unpack_from("<HHH", elf, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQ", elf, table + n * size) for n in range(count)]
+    names = sections[of_names][4]
+    out: dict[str, dict[int, bytes]] = {}
+    for name_at, kind, _, _, begin, length in sections:
+        name = elf[names + name_at : elf.index(b"\0", names + name_at)].decode()
+        if kind == 1 and (found := re.match(r"\.nv\.constant([1-9])\.(.+)", name)):
+            out.setdefault(found[2], {})[int(found[1])] = elf[begin : begin + length]
+    return out
 
 
 def read_code(section: str) -> tuple[list[Instruction], dict[str, int]]:
@@ -127,29 +145,25 @@ def read_code(section: str) -> tuple[list[Instruction], dict[str, int]]:
         if guarded := re.match(r"(@!?U?P\w+)\s+(.*)", text):
             predicate, text = guarded[1], guarded[2]
         text = re.sub(r"`\((\S+?)\)", lambda m: hex(labels.get(m[1], -1)), text)
+        text = re.sub(r"\s*\(\*.*\*\)", "", text)  # where a table leads
         code.append(Instruction(address, text, predicate, control))
     return code, labels
 
 
 def demangled(name: str) -> str:
-    """A short name: "adamw dynamic8 bf16,bf16" of a step's hot kernel, else the kernel's own."""
+    """A short name: "adamw dynamic8 exact" of a step's kernel, else the kernel's own."""
     words = re.findall(r"\d+([A-Za-z]\w*)", split_lengths(name))
-    if "HotBlocks" not in name:
+    if "step_kernel" not in words:
         return " ".join(w for w in words if w not in ("lowtide", "StepArguments"))
-    kernel = words[words.index("step_kernel") + 1 :]
-    rule, codec = kernel[0], kernel[1]
-    mode = "fast" if "cuda_device_fast" in name else "exact"
-    if re.search(r"HotBlocks.*Lb1E", name):
-        mode += " random"
-    if "NoHotBlocks" in name:
-        return f"{rule.lower()} {codec.lower()} any {mode}"
-    # Types are the last template arguments; a repeated one is a back reference.
-    tail = name[name.index("HotBlocks") + len("HotBlocks") :].split("EEEE")[0]
-    types = re.findall(r"4bf16|3f16|f(?=f|E|$|N)|f$|S\d?_", tail)
-    named = {"4bf16": "bf16", "3f16": "f16", "f": "f32"}
-    pair = [named[t] for t in types if t in named]
-    pair = pair * 2 if len(pair) == 1 else pair
-    return f"{rule.lower()} {codec.lower()} {','.join(pair)} {mode}"
+    rule, codec = words[words.index("step_kernel") + 1 :][:2]
+    parts = [rule.lower(), codec.lower(), "fast" if "cuda_device_fast" in name else "exact"]
+    if "HotBlocks" in words:
+        # Types are the last template arguments; a repeated one is a back reference.
+        tail = name[name.index("HotBlocks") + len("HotBlocks") :].split("EEEE")[0]
+        named = {"4bf16": "bf16", "3f16": "f16", "f": "f32"}
+        pair = [named[t] for t in re.findall(r"4bf16|3f16|f(?=f|E|L|$|N)|f$|S\d?_", tail) if t in named]
+        parts += [",".join(pair * 2 if len(pair) == 1 else pair), *(["random"] if "Lb1E" in tail else [])]
+    return " ".join(parts + (["any"] if "NoHotBlocks" in words else []))
 
 
 def split_lengths(name: str) -> str:

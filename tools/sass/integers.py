@@ -161,6 +161,20 @@ def integer_extreme(warp: Warp, name: str, operands: list[str]) -> Callable[[Mas
     return run
 
 
+@operation("VIMNMX3")
+def extreme_of_three(warp: Warp, name: str, operands: list[str]) -> Callable[[Mask], None]:
+    put, least = warp.put(operands[0]), flags(warp, operands[4])
+    a, b, c = (source(warp, text) for text in operands[1:4])
+    kind = U if is_in(name, "U32") else np.int32
+
+    def run(mask: Mask) -> None:
+        x, y, z = (get().view(kind) for get in (a, b, c))
+        smallest, largest = np.minimum(np.minimum(x, y), z), np.maximum(np.maximum(x, y), z)
+        put(mask, np.where(least(), smallest, largest).view(U))
+
+    return run
+
+
 @operation("VIADDMNMX")
 def add_extreme(warp: Warp, name: str, operands: list[str]) -> Callable[[Mask], None]:
     put, least = warp.put(operands[0]), flags(warp, operands[4])

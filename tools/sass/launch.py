@@ -11,7 +11,7 @@ import numpy as np
 from sass import arithmetic, conversions, exchange, integers, logic  # noqa: F401 (they fill the table)
 from sass.cubins import Instruction, Kernel
 from sass.memory import Memory, Range, make_access, make_atomic
-from sass.operands import LANES, Unknown, flags, predicate, source, split
+from sass.operands import LANES, Unknown, Words, flags, predicate, source, split
 from sass.table import OPERATIONS
 from sass.warp import ALL, Mask, Warp, lanes_of, mask_of
 
@@ -98,6 +98,10 @@ class Step:
             warp.end(taken)
         elif base == "BRA":
             self._branch(warp, lanes, taken, words, after)
+        elif base == "BRX":
+            warp.go(after, lanes & ~taken)
+            behind = self.launch.code[after].address + int(words[-1], 16)
+            self._go_each(warp, taken, source(warp, words[1])() + np.uint32(behind & 0xFFFFFFFF))
         elif base == "BSSY":
             of_lane = warp.barriers.setdefault(words[1], [0] * LANES)
             for lane in range(LANES):
@@ -115,10 +119,7 @@ class Step:
             warp.go(self.launch.position(int(words[-1], 16)), taken)
         elif base == "RET":
             warp.go(after, lanes & ~taken)
-            targets = source(warp, words[1])()
-            mask = mask_of(taken)
-            for target in np.unique(targets[mask]):
-                warp.go(self.launch.position(int(target)), lanes_of((targets == target) & mask))
+            self._go_each(warp, taken, source(warp, words[1])())
         elif base == "WARPSYNC":
             if lanes | warp.ended == ALL:
                 warp.go(after, lanes)
@@ -131,6 +132,11 @@ class Step:
             warp.waiting[position] = lanes
         else:
             raise Unknown(i.text)
+
+    def _go_each(self, warp: Warp, taken: int, targets: Words) -> None:
+        mask = mask_of(taken)
+        for target in np.unique(targets[mask]):
+            warp.go(self.launch.position(int(target)), lanes_of((targets == target) & mask))
 
     def _branch(self, warp: Warp, lanes: int, taken: int, words: list[str], after: int) -> None:
         to = self.launch.position(int(words[-1], 16))
@@ -165,11 +171,14 @@ class Launch:
         self._bank[0], self._bank[1], self._bank[2] = self.threads, 1, 1
         self._bank[3], self._bank[4], self._bank[5] = self.blocks, 1, 1
         self._bank[0x28 // 4] = self.LOCAL_BYTES - 1024  # the top of the stack
+        self._banks = {0: self._bank, **{n: np.frombuffer(data, "<u4") for n, data in kernel.constants.items()}}
 
-    def constant(self, bank: int, at: int) -> int:
-        if bank or at % 4 or at // 4 >= len(self._bank):
-            raise Unknown(f"c[{bank}][{hex(at)}]")
-        return int(self._bank[at // 4])
+    def constant(self, bank: int, at: Words) -> Words:
+        """The words there, lane by lane."""
+        words = self._banks.get(bank)
+        if words is None or (at % 4).any() or (at // 4 >= len(words)).any():
+            raise Unknown(f"c[{bank}][{hex(int(at.max()))}]")
+        return words[at // 4]
 
     def position(self, code_address: int) -> int:
         return self._position[code_address]

@@ -129,3 +129,31 @@ def compare_integers(warp: Warp, name: str, operands: list[str]) -> Callable[[Ma
         second(mask, opposite)
 
     return run
+
+
+@operation("P2R")
+def flags_to_register(warp: Warp, name: str, operands: list[str]) -> Callable[[Mask], None]:
+    if operands[1] != "PR" or name != "P2R":
+        raise Unknown(f"{name} {operands}")
+    put, get, which = warp.put(operands[0]), source(warp, operands[2]), source(warp, operands[3])
+
+    def run(mask: Mask) -> None:
+        word = np.packbits(warp.flags[:7], axis=0, bitorder="little")[0].astype(U)
+        put(mask, (get() & ~which()) | (word & which()))
+
+    return run
+
+
+@operation("R2P")
+def register_to_flags(warp: Warp, name: str, operands: list[str]) -> Callable[[Mask], None]:
+    if operands[0] != "PR" or name != "R2P":
+        raise Unknown(f"{name} {operands}")
+    get, which = source(warp, operands[1]), int(operands[2], 16)
+    puts = [(n, warp.put_flag(f"P{n}")) for n in range(7) if which >> n & 1]
+
+    def run(mask: Mask) -> None:
+        word = get().copy()
+        for n, put in puts:
+            put(mask, (word >> U(n) & U(1)) != 0)
+
+    return run

@@ -8,8 +8,9 @@ from sass.cubins import Kernel, demangled
 
 ELEMENTS_OF_A_LANE = 16
 
-# States with a scale, which is 4 bytes for a block, read and written.
-NARROW_OF_RULE = {"adam": 2, "adamw": 2, "lion": 1, "sgd": 1}
+# Rules with another number of states than two.
+STATES = {"lion": 1, "sgd": 1, "sgdplain": 0, "adagrad": 1, "rmsprop": 1, "lars": 1, "larsclipped": 1, "larsplain": 0,
+          "adamamsgrad": 3, "adamwamsgrad": 3, "rmspropcenteredmomentum": 3, "ademamix": 3}  # fmt: skip
 
 # Blocks of a step that are resident on a multiprocessor together (__launch_bounds__), and what it has for them by
 # architecture: bytes of shared memory, of which each block costs the system 1,024; registers are 65,536 everywhere.
@@ -60,7 +61,7 @@ def fused(kernel: Kernel) -> tuple[int, int]:
     may = 6 * float_reciprocals + 2 * count(r"MUFU\.RSQ$") - count("FCHK") - 4 * checked
     words = demangled(kernel.name).split()
     if words[1:2] == ["float8"] and "any" not in words:
-        may += FUSED_IN_FLOAT8 * ELEMENTS_OF_A_LANE * NARROW_OF_RULE.get(words[0], 0)
+        may += FUSED_IN_FLOAT8 * ELEMENTS_OF_A_LANE * STATES.get(words[0], 2)
     return count(r"FFMA(?!.*\.SAT)"), may
 
 

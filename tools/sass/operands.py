@@ -125,8 +125,8 @@ def constant(warp: Warp, text: str, offset: int = 0) -> Source:
     places = [source(warp, part) for part in parts]
 
     def get() -> Words:
-        at = int(sum(int(place()[0]) for place in places)) + 4 * offset
-        return same(warp.launch.constant(bank, at))
+        at = sum((place() for place in places[1:]), places[0]())
+        return warp.launch.constant(bank, at + np.uint32(4 * offset))
 
     if all(not re.match(r"U?R\d", part) for part in parts):
         fixed = get()

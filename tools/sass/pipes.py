@@ -35,11 +35,11 @@ _MEMORY = {"LD", "LDG", "LDS", "LDL", "ST", "STG", "STS", "STL", "ATOM", "ATOMG"
 # Issued, and then no matter of these pipes: branches, meetings, constants, the datapath of uniform values.
 _ELSEWHERE = {
     "NOP", "BRA", "EXIT", "BSSY", "BSYNC", "BREAK", "CALL", "RET", "WARPSYNC", "YIELD", "BAR", "DEPBAR", "LDGDEPBAR", "MEMBAR",
-    "ERRBAR", "CCTL", "LDC", "S2R", "S2UR", "CS2R", "R2UR", "VOTEU", "NANOSLEEP", "SYNCS", "UBLKCP", "FENCE", "ELECT",
+    "ERRBAR", "CCTL", "LDC", "S2R", "S2UR", "CS2R", "R2UR", "VOTEU", "NANOSLEEP", "ENDCOLLECTIVE", "BRX", "SYNCS", "UBLKCP", "FENCE", "ELECT",
 }  # fmt: skip
 _ALU = {
     "IADD3", "VIADD", "IABS", "LEA", "LOP3", "PLOP3", "SHF", "PRMT", "SEL", "FSEL", "MOV", "ISETP", "FSETP", "FMNMX", "VIMNMX",
-    "VIADDMNMX", "IMNMX", "F2FP", "FCHK", "VOTE", "I2FP", "P2R", "R2P", "BMSK", "SGXT",
+    "VIADDMNMX", "VIMNMX3", "IMNMX", "F2FP", "FCHK", "VOTE", "I2FP", "P2R", "R2P", "BMSK", "SGXT",
 }  # fmt: skip
 
 

@@ -171,7 +171,7 @@ def page(steps: list[Step], before: list[Step] | None, json_name: str) -> str:
     slow, over = ([step for step in both if is_one(step)] for is_one in (_is_slow, _is_over))
     columns = [
         "configuration", "B", "slots", "exact: instructions", "ALU", "LSU", "conflicts", "ceiling, limit", "fast: instructions",
-        "ALU", "LSU", "ceiling, limit", "H100: exact, fast",
+        "ALU", "LSU", "ceiling, limit", "H100: exact, fast", "registers",
     ]  # fmt: skip
     text = [
         INTRODUCTION.format(
@@ -191,7 +191,7 @@ def page(steps: list[Step], before: list[Step] | None, json_name: str) -> str:
             row += ["as exact", "", "", ""]
         else:
             row += [_changed(fast, old, ISSUE), _changed(fast, old, ALU), _changed(fast, old, LSU), _share(fast)]
-        row.append(f"{exact.ceiling(1):.2f}, {fast.ceiling(1):.2f}")
+        row += [f"{exact.ceiling(1):.2f}, {fast.ceiling(1):.2f}", f"{exact.registers}, {fast.registers}"]
         text.append("| " + " | ".join(row) + " |")
     return "\n".join([*text, *_schedules(steps, old), ""])
 
