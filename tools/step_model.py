@@ -40,6 +40,8 @@ from sass.schedule import resident_blocks, share, trace_of
 
 
 def name_of(words: dict[str, str]) -> str:
+    if words["what"] == "search":
+        return f"search of gradients, {words['types'].split(',')[1]}"
     parts = [words["rule"], words["codec"], words["types"]]
     if words["master"] != "-":
         parts.append(f"master {words['master']}")
@@ -76,7 +78,7 @@ def model(kernel: Kernel, recorded: Recorded) -> Step:
     schedules = _SCHEDULED is not None and bool(_SCHEDULED.search(step.name))
     launch = Launch(kernel, recorded, traces=schedules)
     try:
-        warps = [warp for warp in launch.run_block() if pressed(warp)]
+        warps = [warp for warp in launch.run() if pressed(warp)]
     except Unknown as unknown:
         step.failure = str(unknown)
         return step

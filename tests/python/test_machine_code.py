@@ -44,7 +44,7 @@ def run(*lines: str, **registers: object) -> Warp:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Warp, "__init__", filled)
-        (warp,) = launch.run_block()
+        (warp,) = launch.run()
     return warp
 
 
@@ -162,7 +162,7 @@ def test_tables_of_branches_lead_each_lane() -> None:
     )  # fmt: skip
     kernel.constants = {2: np.array([0x50, 0x70], "<u4").tobytes()}
     recorded = Recorded({"threads": "32", "blocks": "1", "dynamic_bytes": "0", "parameters": ""})
-    (warp,) = Launch(kernel, recorded).run_block()
+    (warp,) = Launch(kernel, recorded).run()
     assert (warp.registers[3] == np.where(np.arange(32) & 4, 2, 1)).all()
 
 

@@ -102,3 +102,16 @@ def vote(warp: Warp, name: str, operands: list[str]) -> Callable[[Mask], None]:
         put_flag(mask, np.full(LANES, found))
 
     return run
+
+
+@operation("REDUX")
+def reduce(warp: Warp, name: str, operands: list[str]) -> Callable[[Mask], None]:
+    put, get = warp.put(operands[0]), source(warp, operands[1])
+    combine = {"MIN": np.minimum, "MAX": np.maximum, "SUM": np.add, "OR": np.bitwise_or}[name.split(".")[1]]
+    kind = np.int32 if is_in(name, "S32") else np.uint32
+
+    def run(mask: Mask) -> None:
+        values = get() if mask is None else get()[mask]
+        put(mask, np.full(LANES, combine.reduce(values.view(kind)), kind).view(np.uint32))
+
+    return run

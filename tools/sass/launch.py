@@ -75,7 +75,7 @@ class Step:
             return lambda mask: None
         if base in ("LD", "ST", "LDG", "STG", "LDS", "STS", "LDL", "STL"):
             return make_access(warp, self.position, i.text)
-        if base in ("ATOM", "ATOMG", "RED"):
+        if base in ("ATOM", "ATOMG", "RED", "REDG"):
             return make_atomic(warp, self.position, i.text)
         name, operands = split(i.text)
         known = OPERATIONS.get(base) or (OPERATIONS.get(base[1:]) if base.startswith("U") else None)
@@ -183,7 +183,10 @@ class Launch:
     def position(self, code_address: int) -> int:
         return self._position[code_address]
 
-    def run_block(self, block: int = 0) -> list[Warp]:
+    def run(self) -> list[Warp]:
+        return [warp for block in range(self.blocks) for warp in self.run_block(block)]
+
+    def run_block(self, block: int) -> list[Warp]:
         # Addresses of shared memory begin behind what the system keeps.
         self.shared = Memory([Range(0x400, bytes([0xC5]) * self.shared_bytes)])
         warps = [Warp(self, block, number) for number in range(self.threads // LANES)]

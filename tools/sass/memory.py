@@ -101,7 +101,7 @@ def make_access(warp: Warp, position: int, text: str) -> Callable[[Mask], None]:
             warp.sectors += len(sectors)
             warp.global_bytes += len(places) * size
             if size >= 8 and name.startswith(("LDG", "STG")):
-                warp.wide_bytes += len(places) * size
+                warp.wide_bytes += len(np.unique(places)) * size
         warp.wavefronts[position] += wavefronts
         memory = launch.shared if space == "shared" else launch.memory
         if is_load:
@@ -117,11 +117,11 @@ def make_access(warp: Warp, position: int, text: str) -> Callable[[Mask], None]:
 
 def make_atomic(warp: Warp, position: int, text: str) -> Callable[[Mask], None]:
     name, operands = split(text)
-    found = re.match(r"(ATOM|ATOMG|RED)\.E\.(OR|ADD|MIN)\.", name)
+    found = re.match(r"(ATOM|ATOMG|RED|REDG)\.E\.(OR|ADD|MIN)\.", name)
     if not found:
         raise Unknown(name)
     at, value = address(warp, operands[-2]), source(warp, operands[-1])
-    put = warp.put(operands[1]) if found[1] != "RED" else None
+    put = warp.put(operands[1]) if found[1].startswith("ATOM") else None
     combine = {"OR": np.bitwise_or, "ADD": np.add, "MIN": np.minimum}[found[2]]
 
     def run(mask: Mask) -> None:

@@ -9,7 +9,7 @@ from "Pipelines" of the Nsight Compute Kernel Profiling Guide:
         integer multiplications (IMAD, whatever it is for)
   alu   64 for integer additions, comparisons, minima, shifts, logic, permutations and selections; FP32 to BF16 and FP16
         ("the ALU pipeline performs fast FP32-to-FP16 conversion")
-  xu    16 for reciprocals, roots and conversions between floats and integers
+  xu    16 for reciprocals, roots and conversions between floats and integers, and reductions of a warp
   lsu   32 for shuffles. One wavefront in a cycle: of shared memory, 32 banks of 4 bytes (memory.py counts conflicts); of
         global memory, 128 bytes
 
@@ -30,8 +30,24 @@ PIPES = (ISSUE, ALU, FMA, HEAVY, XU, LSU)
 
 _FLOATS = {"FADD", "FMUL", "FFMA", "HADD2", "HMUL2", "HFMA2"}
 _MULTIPLIES = {"IMAD", "IMUL", "IDP"}
-_APPROXIMATE = {"MUFU", "F2I", "I2F", "FRND", "POPC", "FLO", "BREV"}
-_MEMORY = {"LD", "LDG", "LDS", "LDL", "ST", "STG", "STS", "STL", "ATOM", "ATOMG", "ATOMS", "RED", "LDGSTS", "SHFL"}
+_APPROXIMATE = {"REDUX", "MUFU", "F2I", "I2F", "FRND", "POPC", "FLO", "BREV"}
+_MEMORY = {
+    "LD",
+    "LDG",
+    "LDS",
+    "LDL",
+    "ST",
+    "STG",
+    "STS",
+    "STL",
+    "ATOM",
+    "ATOMG",
+    "ATOMS",
+    "RED",
+    "REDG",
+    "LDGSTS",
+    "SHFL",
+}
 # Issued, and then no matter of these pipes: branches, meetings, constants, the datapath of uniform values.
 _ELSEWHERE = {
     "NOP", "BRA", "EXIT", "BSSY", "BSYNC", "BREAK", "CALL", "RET", "WARPSYNC", "YIELD", "BAR", "DEPBAR", "LDGDEPBAR", "MEMBAR",

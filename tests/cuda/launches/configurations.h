@@ -9,6 +9,9 @@
 
 namespace lowtide {
 
+// Steps; the passes over gradients before them: norms of whole parameters, and the search for what is not finite.
+enum class Pass { kStep, kNorms, kSearch };
+
 struct Configuration {
   int rule, codec;
   DType param = DType::kBF16, grad = DType::kBF16;
@@ -17,6 +20,7 @@ struct Configuration {
   int64_t rows = 1, row_length = 8192;  // one tile
   int shift = 0;                        // elements behind aligned ones
   std::string what = "-";               // how it differs from the usual one of its kind
+  Pass pass = Pass::kStep;
 
   std::string name() const { return std::string(rule_info(rule).name) + " " + codec_info(codec).name + " " + what; }
 };
@@ -64,6 +68,17 @@ inline std::vector<Configuration> configurations() {
     add("rows_of_100", 32, 100, 0);
     add("rows_of_768", 10, 768, 0);
     add("misaligned", 1, 8192, 1);
+  }
+  // Other passes.
+  for (int rule = 0; rule < static_cast<int>(rules().size()); ++rule)
+    for (int codec = 0; codec < static_cast<int>(codecs().size()); ++codec)
+      if (rule_info(rule).norms && (rule_info(rule).norms_read_state || codec == 0)) {
+        all.push_back({rule, codec});
+        all.back().pass = Pass::kNorms, all.back().what = "norms";
+      }
+  for (const DType grad : {DType::kBF16, DType::kF16, DType::kF32}) {
+    all.push_back({effective_rule(find_rule("sgd"), {}), 0, grad, grad});
+    all.back().pass = Pass::kSearch, all.back().what = "search";
   }
   return all;
 }

@@ -111,6 +111,18 @@ StepCase trained(const Configuration& as, Rng& rng) {
   return std::move(one[0]);
 }
 
+int64_t moved_bytes(const Configuration& as, const StepCase& c) {
+  const auto grad = static_cast<int64_t>(c.grad.size()), param = static_cast<int64_t>(c.param.size());
+  switch (as.pass) {
+    case Pass::kNorms:
+      return rule_info(as.rule).norms_read_state ? c.bytes() + grad : param + grad;
+    case Pass::kSearch:
+      return grad;
+    default:
+      return 2 * c.bytes() + grad;
+  }
+}
+
 void write(const Configuration& as, Backend& cuda, Record record) {
   Rng rng(19);
   StepCase c = trained(as, rng);
@@ -118,14 +130,24 @@ void write(const Configuration& as, Backend& cuda, Record record) {
   const Shared residual(c.residual.data(), c.residual.size());
   StepItem item = there.item();
   if (!c.residual.empty()) item.master.residual = residual.get();
-  const int64_t moved = 2 * c.bytes() + static_cast<int64_t>(c.grad.size());
-  record.text() << "rule " << rule_info(as.rule).name << "\ncodec " << codec_info(as.codec).name << "\ntypes "
-                << kTypes[static_cast<int>(as.param)] << "," << kTypes[static_cast<int>(as.grad)] << "\nmaster "
-                << (as.master ? master_info(as.master).name : "-") << "\narithmetic " << cuda.target()
-                << "\nstochastic " << c.stochastic << "\nwhat " << as.what << "\nelements " << c.layout.numel
-                << "\nbytes " << moved << "\n";
-  ptx::observe([&](const ptx::Launched& launched) { record.add(launched); });
-  cuda.step({&item, 1}, 1, false, nullptr);
+  const bool steps = as.pass == Pass::kStep;
+  record.text() << "rule " << (as.pass == Pass::kSearch ? "any" : rule_info(as.rule).name) << "\ncodec "
+                << codec_info(as.codec).name << "\ntypes " << kTypes[static_cast<int>(as.param)] << ","
+                << kTypes[static_cast<int>(as.grad)] << "\nmaster " << (as.master ? master_info(as.master).name : "-")
+                << "\narithmetic " << cuda.target() << "\nstochastic " << c.stochastic << "\nwhat " << as.what
+                << "\nelements " << c.layout.numel << "\nbytes " << moved_bytes(as, c) << "\n";
+  const char* const kernel = steps ? "step_kernel" : as.pass == Pass::kNorms ? "norms_kernel" : "nonfinite_kernel";
+  ptx::observe([&](const ptx::Launched& launched) {
+    if (launched.kernel.find(kernel) != std::string::npos) record.add(launched);
+  });
+  if (steps) {
+    cuda.step({&item, 1}, 1, false, nullptr);
+  } else if (as.pass == Pass::kNorms) {
+    std::vector<BlockNorms> norms(static_cast<size_t>(c.layout.blocks(kBlockElements)));
+    cuda.norms({&item, 1}, 1, norms, nullptr);
+  } else {
+    cuda.first_nonfinite({&item, 1}, 1, nullptr);
+  }
   EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
   ptx::observe({});
   const auto add_result = [&](const std::byte* data, size_t bytes) {
