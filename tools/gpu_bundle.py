@@ -4,10 +4,10 @@
     python3 tools/gpu_bundle.py --target-python python3.12            build/gpu-bundle and build/gpu-bundle.tar
     python3 tools/gpu_bundle.py --with bitsandbytes,torchao,build     with the compared libraries, and all to build there
 
-The folder holds: source.tar.gz (the last commit), revision, prebuilt.tar.xz (the module for that Python, the plug-in for
---architectures, the tests of devices), wheels and prefix as far as --with asks for them. Name with --with only what the GPU
-machine lacks. Needs the packages that tools/bootstrap.sh --system-only installs, nvcc, pip, nanobind in this Python, and a
-Python of the GPU machine's version with its headers (no packages).
+The folder holds: source.tar.gz (the last commit), revision, prebuilt.tar.xz (the module for that Python, the plug-in
+for --architectures, the tests of devices), wheels and prefix as far as --with asks for them. Name with --with only
+what the GPU machine lacks. Needs the packages that tools/bootstrap.sh --system-only installs, nvcc, pip, nanobind in
+this Python, and a Python of the GPU machine's version with its headers (no packages).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gpu.build import TESTS
 ROOT = Path(__file__).resolve().parents[1]
 MOST_BYTES = 48 << 20  # with this tree beside it, 64 MiB are not exceeded
 
-# Wheels by what they are for. "build": what lowtide, its build and its tests need beside torch, and torch does not bring.
+# Wheels by what they are for. "build": all that lowtide, its build and its tests need, and torch does not bring.
 WHEELS = {
     "build": ("nanobind", "ninja", "cmake", "pytest", "pluggy", "iniconfig", "packaging", "pygments", "hypothesis",
               "sortedcontainers", "rich", "markdown-it-py", "mdurl", "typer", "click", "shellingham",

@@ -7,8 +7,9 @@
     python3 tools/gpu_check.py plan                    the steps of both commands, with estimates
     python3 tools/gpu_check.py first --rehearse        the same path without a GPU, tiny; judges nothing
 
-DIR is made by tools/gpu_bundle.py; without one, everything is built here. Results are written after every row, into $OUT
-if that is set. A step that fails or hangs is reported and does not stop the next. docs/gpu-check.md has the rest.
+DIR is made by tools/gpu_bundle.py; without one, everything is built here. Results are written after every row, into
+$OUT if that is set. A step that fails or hangs is reported and does not stop the next. docs/gpu-check.md has the
+rest.
 """
 
 from __future__ import annotations
@@ -93,10 +94,11 @@ def main() -> int:
     installed = build.Steps()
     found = find.look(args.python, folders.programs(), folders.environment())
     build.install_wheels(found, folders, installed)
-    if installed.results:  # wheels may have brought some of what was missing
-        found = find.look(args.python, folders.programs(), folders.environment())
     found.gpu["compute_cap"] = args.architecture or found.gpu.get("compute_cap", "")
     unfit = prebuilt.unfit(about, found)
+    if unfit and installed.results:  # wheels may have brought some of what was missing to build
+        found = find.look(args.python, folders.programs(), folders.environment())
+        found.gpu["compute_cap"] = args.architecture or found.gpu.get("compute_cap", "")
     if (lacking := missing(args, found, bool(unfit))) and not args.rehearse:
         print("\n".join(f"missing: {text}" for text in lacking))
         return 2

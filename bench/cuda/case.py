@@ -20,6 +20,7 @@ import ctypes  # noqa: E402
 import importlib  # noqa: E402
 import signal  # noqa: E402
 
+from bench.cuda import emulated  # noqa: E402
 from bench.cuda.device import Gpu  # noqa: E402
 from bench.cuda.rows import Rows  # noqa: E402
 
@@ -52,7 +53,7 @@ def main() -> int:
     gpus: list[Gpu] = []
 
     def run() -> None:
-        gpus.append(Gpu(args.rehearse, args.kind))
+        gpus.append(emulated.opened() if args.rehearse else Gpu(False, args.kind))
         importlib.import_module(f"bench.cuda.{args.case.partition('.')[0]}").CASES[args.case](gpus[0], rows)
 
     rows.attempt(args.case, run)

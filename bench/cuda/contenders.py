@@ -18,10 +18,10 @@ def budget(gpu: Gpu, device: str | None = None, host: str | None = None, transfe
     """lowtide.Memory for parameters on the GPU. A rehearsal's parameters are on the CPU, whose overflow goes to disk."""
     import lowtide
 
-    if gpu.rehearsed:
+    if not gpu.on_device:
         fits = device in (None, "auto")
         return lowtide.Memory(host="1GiB") if fits else lowtide.Memory(host="1MiB", disk=gpu.scratch())
-    given = {"device": device, "host": host, "transfer": transfer}
+    given = {"device": device and gpu.budget(device), "host": host, "transfer": transfer}
     return lowtide.Memory(**{key: value for key, value in given.items() if value is not None})
 
 
@@ -34,14 +34,12 @@ def lowtide_optimizer(gpu: Gpu, params: Any, rule: str = "AdamW", nonfinite: str
     options = {key: value for key, value in options.items() if value is not None}
     base = {"lr": LR, "nonfinite": nonfinite}
     make = getattr(lowtide, rule)
-    try:
-        return make(params, **base, **options)
-    except (TypeError, ValueError):
-        if not gpu.rehearsed:
-            raise
-        # Some options mean something on a device only.
+    if not gpu.on_device:  # some options mean something on a device only
         gpu.dropped |= {key for key in NEW_OPTIONS if key in options}
-        return make(params, **base, **{key: value for key, value in options.items() if key not in NEW_OPTIONS})
+        options = {key: value for key, value in options.items() if key not in NEW_OPTIONS}
+    optimizer = make(params, **base, **options)
+    gpu.follow(optimizer)
+    return optimizer
 
 
 def lowtide_adamw(gpu: Gpu, params: Any, state: str = "dynamic8", **options: Any) -> Any:
@@ -53,13 +51,13 @@ def settle(gpu: Gpu, optimizer: Any) -> Any:
     else the device has to hold. Raises Absent if it stays where it is."""
     for _ in range(SETTLING):
         optimizer.step()
-        if gpu.rehearsed or optimizer.report().get("moved_per_step", 0) == 0:
+        if not gpu.on_device or optimizer.report().get("moved_per_step", 0) == 0:
             return optimizer
     raise Absent(f"after {SETTLING} steps, state still streams from the host: {dict(optimizer.report())}")
 
 
 def still_resident(gpu: Gpu, optimizer: Any) -> None:
-    if not gpu.rehearsed and (moved := optimizer.report().get("moved_per_step", 0)):
+    if gpu.on_device and (moved := optimizer.report().get("moved_per_step", 0)):
         raise Absent(f"during the measurement, state was moved to the host: {moved} bytes move in each step")
 
 

@@ -1,8 +1,8 @@
 """The GPU of a measurement: its memory, its tensors, and how much fits. With `rehearse`, the CPU in its place; with the
 kind "xpu", an Intel GPU, as far as a case asks for nothing of CUDA's own.
 
-Device memory is taken from torch's allocator only. Managed memory is taken by nobody but bitsandbytes' paged optimizers,
-and `allow_managed` must have been asked before: driver paging without room has hung whole machines.
+Device memory is taken from torch's allocator only. Managed memory is taken by nobody but bitsandbytes' paged
+optimizers, and `allow_managed` must have been asked before: driver paging without room has hung whole machines.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def bytes_of(text: str) -> int:
 class Gpu:
     def __init__(self, rehearse: bool, kind: str = "cuda") -> None:
         self.rehearsed, self.kind = rehearse, kind
+        self.on_device = not rehearse  # Lowtide's state, at least
         if rehearse:  # tiny work, on a machine that may be busy with other tests
             torch.set_num_threads(1)
         self.cuda: Any = stand_in if rehearse else getattr(torch, kind)
@@ -86,6 +87,19 @@ class Gpu:
             param.grad = torch.empty_like(param).normal_(0, 0.01, generator=source)
             made.append(param)
         return made
+
+    def budget(self, size: str) -> str:
+        """A size of lowtide.Memory(device=), as it is asked for."""
+        return size
+
+    def tensor(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return value.to(self.device, dtype, copy=True)
+
+    def adopt(self, model: torch.nn.Module) -> None:
+        """To be called for a model that is trained on the device."""
+
+    def follow(self, optimizer: Any) -> None:
+        """To be called for each optimizer of Lowtide."""
 
     def pinned(self, count: int) -> torch.Tensor:
         """`count` bytes of pinned host memory, written once. Powers of two: torch rounds up to them."""

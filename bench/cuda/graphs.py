@@ -44,13 +44,13 @@ def replays(gpu: Gpu, rows: Rows) -> None:
 
     found = in_turns(gpu, {"replay": Step(replay), "call": Step(optimizer.step)}, seconds=10)
     for time in ("wall", "call"):
-        rows.add(f"CUDA graph replay / call, {time} time", found["replay"].median(time) / found["call"].median(time), "x",
-                 **found["replay"].data())  # fmt: skip
+        ratio = found["replay"].median(time) / found["call"].median(time)
+        rows.add(f"CUDA graph replay / call, {time} time", ratio, "x", **found["replay"].data())
 
 
 def noticed(gpu: Gpu, rows: Rows) -> None:
-    """On each stream, how often Lowtide is wrong about a replay: one that it takes for missed, one unprepared that changes
-    parameters, one unprepared that the next call does not report."""
+    """On each stream, how often Lowtide is wrong about a replay: one that it takes for missed, one unprepared that
+    changes parameters, one unprepared that the next call does not report."""
     if gpu.rehearsed:
         rows.absent("replays", "a rehearsal has no graphs", "replays_noticed")
         return

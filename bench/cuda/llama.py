@@ -1,8 +1,8 @@
-"""Device memory of training a LLaMA of 220 million parameters in bf16, by optimizer: what users of the four classes of
-bitsandbytes have, from Lowtide, from bitsandbytes itself, and torch's. On NVIDIA's GPUs, and Intel's (`--kind xpu`).
+"""Device memory of training a LLaMA of 220 million parameters in bf16, by optimizer: four classes of bitsandbytes, from
+Lowtide and from bitsandbytes itself, and torch's. On NVIDIA's GPUs, and Intel's (`--kind xpu`).
 
-A peak is what torch's allocator held at most plus what else the driver had given: Lowtide's state on Intel's GPUs and the
-managed memory of bitsandbytes' paged state come from the driver. The driver's own figures are in the JSON.
+A peak is what torch's allocator held at most plus what else the driver had given: Lowtide's state on Intel's GPUs and
+the managed memory of bitsandbytes' paged state come from the driver. The driver's own figures are in the JSON.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def own(gpu: Gpu, name: str) -> Make:
         from lowtide.compat.bitsandbytes import optim
 
         memory = contenders.budget(gpu, device=PAGED if name.startswith("Paged") else "80%")
-        return getattr(optim, name)(params, lr=contenders.LR, memory=memory)
+        made = getattr(optim, name)(params, lr=contenders.LR, memory=memory)
+        gpu.follow(made)
+        return made
 
     return make
 
@@ -63,6 +65,7 @@ def train(gpu: Gpu, size: llama.Size, make: Make) -> dict[str, Any]:
     with torch.device(gpu.device):
         model = llama.build(size)
         model = model.to(torch.bfloat16)
+        gpu.adopt(model)
         batches = torch.randint(size.vocab, (2, BATCH, min(CONTEXT, size.context)))
     optimizer = make(list(model.parameters()))
     peak_used, loss = 0, torch.zeros(())

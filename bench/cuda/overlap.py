@@ -21,7 +21,7 @@ from bench.cuda.timing import Step, in_turns
 
 # About 1.3 billion parameters: a load that is like training, whose attention is torch's own.
 LARGE = Size(width=2048, ffn=5632, layers=24, heads=16, vocab=32000, context=1024)
-TOKENS = {"dynamic8": (1024, 2048, 4096, 8192, 16384, 32768), "fp32": (2048, 8192, 32768)}
+TOKENS = {"dynamic8": (1024, 2048, 4096, 8192, 16384), "fp32": (8192, 32768)}
 ROUNDS = 5
 ACTIVATIONS = 3 << 20  # bytes of device memory for each token of LARGE, more than the largest use
 HIDDEN = 0.05  # of the link's time: less than this is hidden
@@ -81,7 +81,9 @@ def fresh(gpu: Gpu, size: Size) -> Llama:
     """A model of its own for each mode: hooks that step in a backward stay with the parameters."""
     torch.manual_seed(7)
     with torch.device(gpu.device):
-        return Llama(size).to(torch.bfloat16)
+        model = Llama(size).to(torch.bfloat16)
+    gpu.adopt(model)
+    return model
 
 
 def curves(gpu: Gpu, rows: Rows, state: str) -> None:

@@ -13,7 +13,7 @@ from bench.cuda.link import Link
 from bench.cuda.rows import Absent, Rows
 from bench.cuda.timing import Step, in_turns
 
-ELEMENTS = 2_000_000_000
+ELEMENTS = {"dynamic8": 2_000_000_000, "fp32": 1_000_000_000}  # state of 4 and 8 GB
 STATE_EACH = {"dynamic8": 2 * (1 + 4 / 256), "fp32": 8.0}  # bytes of state per element: what moves each way
 TRANSFER_MODES = (None, "copy", "zero_copy", "hybrid")  # None: what the library chooses
 DEVICE = "256MiB"  # for the buffers of streaming: nothing stays resident beside them
@@ -21,7 +21,7 @@ TENSORS = 30
 
 
 def parameters(gpu: Gpu, state: str, extra_host: float = 0.0) -> tuple[list[torch.nn.Parameter], int]:
-    wanted = gpu.elements(ELEMENTS, 2_000_000, 4.5, STATE_EACH[state] + extra_host)
+    wanted = gpu.elements(ELEMENTS[state], 2_000_000, 4.5, STATE_EACH[state] + extra_host)
     params = gpu.parameters(shapes.equal(wanted, TENSORS), torch.bfloat16)
     return params, sum(param.numel() for param in params)
 

@@ -30,7 +30,7 @@ def steps(gpu: Gpu, optimizer: Any, count: int) -> dict[str, Any]:
 
 def report(gpu: Gpu, optimizer: Any) -> dict[str, Any]:
     found = dict(optimizer.report())
-    return {**found, "device_bytes": found["allocated_bytes"]} if gpu.rehearsed else found
+    return {**found, "device_bytes": found["allocated_bytes"]} if not gpu.on_device else found
 
 
 def promote_demote(gpu: Gpu, rows: Rows) -> None:

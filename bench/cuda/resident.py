@@ -7,29 +7,30 @@ from typing import Any
 
 import torch
 
-from bench.cuda import contenders, shapes
+from bench.cuda import contenders, model, shapes
 from bench.cuda.device import Gpu
 from bench.cuda.rows import Rows
 from bench.cuda.timing import Step, in_turns
 
 SCALES = 2 * 2 * 4 / 256  # bytes per element of reading and writing the scales of two moments in blocks of 256
 TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-# Formats, roundings and options that are measured, and for bf16 parameters the figure that each is judged by. By default
-# (beta2 = 0.999) second moments of 8 and 16 bits are rounded stochastically, in float8 all states.
-STEPS: tuple[tuple[str, str, dict[str, Any], str | None], ...] = (
-    ("dynamic8", "exact", {}, "resident_default"),
-    ("dynamic8", "fast", {"arithmetic": "fast"}, "resident_default_fast"),
-    ("dynamic8", "exact, nearest", {"rounding": "nearest"}, "resident_nearest"),
-    ("dynamic8", "fast, nearest", {"rounding": "nearest", "arithmetic": "fast"}, "resident_nearest_fast"),
-    ("dynamic8", "exact, all stochastic", {"rounding": "stochastic"}, None),
-    ("dynamic8", "exact + check", {"nonfinite": "skip"}, None),
-    ("float8", "exact", {}, "resident_float8"),
-    ("fp32", "exact", {}, "resident_fp32"),
-    ("fp32", "fast", {"arithmetic": "fast"}, None),
-    ("fp32", "exact + check", {"nonfinite": "skip"}, None),
-    ("bf16", "exact", {}, None),
-    ("bf16", "exact, nearest", {"rounding": "nearest"}, None),
+# Formats, roundings and options that are measured. By default (beta2 = 0.999) second moments of 8 and 16 bits are
+# rounded stochastically, in float8 all states.
+STEPS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("dynamic8", "exact", {}),
+    ("dynamic8", "fast", {"arithmetic": "fast"}),
+    ("dynamic8", "exact, nearest", {"rounding": "nearest"}),
+    ("dynamic8", "fast, nearest", {"rounding": "nearest", "arithmetic": "fast"}),
+    ("dynamic8", "exact, all stochastic", {"rounding": "stochastic"}),
+    ("dynamic8", "exact + check", {"nonfinite": "skip"}),
+    ("float8", "exact", {}),
+    ("fp32", "exact", {}),
+    ("fp32", "fast", {"arithmetic": "fast"}),
+    ("fp32", "exact + check", {"nonfinite": "skip"}),
+    ("bf16", "exact", {}),
+    ("bf16", "exact, nearest", {"rounding": "nearest"}),
 )
+FIGURES = {"exact": "resident_default", "fast": "resident_default_fast"}  # of bf16 parameters with dynamic8
 ALL_FITS = "80%"  # a budget under which all state is on the device from the first step on
 
 
@@ -52,8 +53,8 @@ def bandwidth(gpu: Gpu, rows: Rows) -> None:
         count = gpu.elements(1_000_000_000, 300_000, 2 * dtype.itemsize + 12)
         params = gpu.parameters(shapes.one(count), dtype)
         count = params[0].numel()
-        for state, label, options, figure in STEPS:
-            judged = figure if name == "bf16" else None
+        for state, label, options in STEPS:
+            judged = FIGURES.get(label) if (name, state) == ("bf16", "dynamic8") else None
 
             def measure(name: str = name, dtype: Any = dtype, params: Any = params, count: int = count,
                         state: str = state, label: str = label, options: Any = options,
@@ -65,9 +66,13 @@ def bandwidth(gpu: Gpu, rows: Rows) -> None:
                 contenders.still_resident(gpu, optimizer)
                 moved = count * (bytes_each(dtype, state) + (dtype.itemsize if "check" in label else 0))
                 rate, limit = moved / found["step"].median(), 2 * half / found["copy"].median()
+                expected = None if "check" in label else model.expected(gpu, "AdamW", state, name, options, limit)
                 rows.add(f"AdamW {state}, {name} p and g, {label}: bandwidth / copy", rate / limit, "x", judged,
-                         elements=count, gb_per_s=rate * 1e-9, copy_gb_per_s=limit * 1e-9,
+                         elements=count, gb_per_s=rate * 1e-9, copy_gb_per_s=limit * 1e-9, expected=expected,
                          **found["step"].data())  # fmt: skip
+                if expected:
+                    rows.add(f"AdamW {state}, {name} p and g, {label}: that / what its machine code lets expect",
+                             rate / limit / expected, "x", "resident_model", expected=expected)  # fmt: skip
 
             rows.attempt(f"AdamW {state}, {name}, {label}", measure, judged)
         del params, measure  # which holds them, too

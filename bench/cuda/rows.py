@@ -1,5 +1,5 @@
-"""Rows, the results of a case. Each is a line of JSON that is appended to a file at once, so whatever is killed, the case
-or all of the check, keeps them."""
+"""Rows, the results of a case. Each is a line of JSON that is appended to a file at once, so whatever is killed, the
+case or all of the check, keeps them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The first seconds on a GPU: its attributes, and one step of each kind of kernel against the CPU. If a step fails or gives
-other bits, nothing that follows means anything.
+"""The first seconds on a GPU: its attributes, and one step of each kind of kernel against the CPU. If a step fails or
+gives other bits, nothing that follows means anything.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def smoke(gpu: Gpu, rows: Rows) -> None:
             small = [(257,), (33, 100)] if gpu.rehearsed else shapes
             start, grads = bits.values(small, 3), [bits.values(small, 4)]
             memory = contenders.budget(gpu, device="1GiB")
-            right, _ = bits.run(gpu, start, grads, torch.device("cpu"), torch.bfloat16, memory=None, **options)
-            got, _ = bits.run(gpu, start, grads, gpu.device, torch.bfloat16, memory=memory, **options)
+            right, _ = bits.run(gpu, start, grads, bits.on_cpu, torch.bfloat16, memory=None, **options)
+            got, _ = bits.run(gpu, start, grads, gpu.tensor, torch.bfloat16, memory=memory, **options)
             rows.add(f"one step, {label}: differing bytes", bits.differing(got, right), "bytes", "smoke")
 
         rows.attempt(f"one step, {label}", measure, "smoke")

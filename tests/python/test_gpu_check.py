@@ -2,6 +2,7 @@
 that hangs, dies or fails is reported and stops nothing else."""
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -10,8 +11,9 @@ import sys
 import textwrap
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +23,7 @@ sys.path.append(str(ROOT))
 sys.path.append(str(ROOT / "tools"))
 
 import gpu_bundle  # noqa: E402
-from bench.cuda import case, counters, figures, rows, shapes  # noqa: E402
+from bench.cuda import case, counters, emulated, figures, model, resident, rows, shapes  # noqa: E402
 from bench.cuda.device import GIB, MANAGED_CAP, Gpu, bytes_of  # noqa: E402
 from bench.cuda.rows import Absent, Rows  # noqa: E402
 from gpu import build, find, plan, prebuilt, report, suites, watchdog  # noqa: E402
@@ -33,10 +35,33 @@ NAMES = case.names()
 TOOL = ROOT / "tools" / "gpu_check.py"
 
 
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
+    """A rehearsal's: the emulated CUDA runtime where that is built, else the CPU."""
+    import emulated_cuda
+
+    with contextlib.suppress(ImportError):  # its first import keeps an exception, with the frames that wanted it
+        import bitsandbytes  # noqa: F401
+    if emulated_cuda.prepare(monkeypatch):
+        yield Gpu(rehearse=True)
+        return
+    opened = emulated_cuda.EmulatedCuda(monkeypatch)
+    yield emulated.EmulatedGpu(opened)
+    opened.close()
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_every_measurement_runs(name: str, figure: Callable[[str], None], tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    gpu, found = Gpu(rehearse=True), Rows(name, path)
+def test_every_measurement_runs(name: str, gpu: Gpu, figure: Callable[[str], None], tmp_path: Path) -> None:
+    check_measurement(name, gpu, figure, tmp_path / "rows.jsonl")
+
+
+@pytest.mark.parametrize("name", ["smoke", "paged.dynamic8", "overlap.fp32"])
+def test_measurements_run_without_any_device(name: str, figure: Callable[[str], None], tmp_path: Path) -> None:
+    check_measurement(name, Gpu(rehearse=True), figure, tmp_path / "rows.jsonl")
+
+
+def check_measurement(name: str, gpu: Gpu, figure: Callable[[str], None], path: Path) -> None:
+    found = Rows(name, path)
     module = __import__(f"bench.cuda.{name.partition('.')[0]}", fromlist=["CASES"])
     found.attempt(name, lambda: module.CASES[name](gpu, found))
     assert found.rows
@@ -50,9 +75,8 @@ def test_every_measurement_runs(name: str, figure: Callable[[str], None], tmp_pa
             assert row["value"] == 0
         if row["figure"] == "same_bits":
             assert row["detail"]["compared"] > 100_000
-    figure(
-        f"{len(found.rows) - len(absent)} rows, {len(absent)} absent; options not taken on the CPU: {sorted(gpu.dropped)}"
-    )
+    figure(f"{type(gpu).__name__}: {len(found.rows) - len(absent)} rows, {len(absent)} absent; left out on the CPU: "
+           f"{sorted(gpu.dropped)}")  # fmt: skip
 
 
 def test_two_commands_have_every_measurement_and_enough_time(figure: Callable[[str], None]) -> None:
@@ -272,6 +296,16 @@ def test_counters_are_read_as_ncu_prints_them() -> None:
         "Registers Per Thread": "80 register/thread",
     }
     assert counters.number("1,234.5 %") == 1234.5
+
+
+def test_of_every_measured_step_a_share_is_expected() -> None:
+    here = Gpu(rehearse=True)
+    for state, label, options in resident.STEPS:
+        share = model.expected(here, "AdamW", state, "bf16", options, 3e12)
+        assert share is not None and 0.1 < share <= 1, label
+    assert model.expected(here, "AdamW", "dynamic8", "fp16", {}, 3e12) is None
+    here.rehearsed, here.cuda = False, SimpleNamespace(get_device_properties=lambda _: SimpleNamespace(major=12))
+    assert model.expected(here, "AdamW", "dynamic8", "bf16", {}, 3e12) is None  # counted for another architecture
 
 
 def test_sizes_have_units(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,8 +150,8 @@ def targets(found: Found, folders: Folders) -> list[str]:
 
 
 def package(folders: Folders, parts: Path) -> None:
-    """The Python package: its files as they are in this tree, and the module of `parts` with the plug-in beside it, where
-    the module looks for it."""
+    """The Python package: its files as they are in this tree, and the module of `parts` with the plug-in beside it,
+    where the module looks for it."""
     target = folders.site / "lowtide"
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(ROOT / "python" / "lowtide", target, ignore=shutil.ignore_patterns("__pycache__", "*.so"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from pathlib import Path
 from typing import Any
 
 from bench.cuda import rows as kept
@@ -53,8 +52,15 @@ class Check:
         if text := find.output(command, 60, self.folders.environment()).strip():
             out.update(json.loads(text.splitlines()[-1]))
         noted = self.folders.bundle / "revision" if self.folders.bundle else None
-        if noted and noted.is_file():  # the tree here may be an export, without a history
-            out["revision"] = noted.read_text().strip()
+        if noted and noted.is_file():
+            out["bundle"] = noted.read_text().strip()
+            if out["revision"] == "unknown":  # the tree here is an export, without a history
+                out["revision"] = out["bundle"]
+            elif out["revision"] != out["bundle"]:
+                print(
+                    f"the bundle is of {out['bundle']}, and this tree {out['revision']}: make the bundle anew",
+                    flush=True,
+                )
         return {**out, "gpu": found.gpu, "nvcc_version": found.nvcc_version, "torch": found.torch, "tools": found.tools}
 
     def prepare(self, about: dict[str, Any], unfit: str) -> bool:
@@ -83,20 +89,13 @@ class Check:
                 self.keep(step, {"status": "not run", "seconds": 0.0, "reason": reason})
             else:
                 limit = min(left, step.limit_s, self.args.step_seconds)
-                print(f"{self.deadline.elapsed():5.0f} s  {step.name}: about {step.estimate_s:.0f} s, at most {limit:.0f} s",
-                      flush=True)  # fmt: skip
-                self.keep(step, self.case(step.name, limit) if "." in step.name or step.name == SMOKE
-                          else self.suite(step.name, limit))  # fmt: skip
+                at = f"{self.deadline.elapsed():5.0f} s"
+                print(f"{at}  {step.name}: about {step.estimate_s:.0f} s, at most {limit:.0f} s", flush=True)
+                self.keep(step, self.case(step.name, limit) if step.is_case else self.suite(step.name, limit))
 
     def case(self, name: str, limit_s: float) -> dict[str, Any]:
-        command = [
-            self.found.python,
-            CASE_PY,
-            name,
-            "--rows",
-            self.rows,
-            *(["--rehearse"] if self.args.rehearse else []),
-        ]
+        rehearsed = ["--rehearse"] if self.args.rehearse else []
+        command = [self.found.python, CASE_PY, name, "--rows", self.rows, *rehearsed]
         log = self.folders.logs / f"case-{name}.log"
         done = run(command, limit_s, log, self.folders.environment()).data()
         done["rows"] = kept.read(self.rows, name)
@@ -116,12 +115,9 @@ class Check:
 
     def keep(self, step: Step, result: dict[str, Any]) -> None:
         result["estimate_s"] = step.estimate_s
-        kind = (
-            "suites" if "rows" not in result and step.name.partition(" ")[0] in ("suite", *suites.CHECKERS) else "cases"
-        )
-        if kind == "cases":
+        if step.is_case:
             result.setdefault("rows", [])
-        self.result[kind][step.name] = result
+        self.result["cases" if step.is_case else "suites"][step.name] = result
         print(f"         {step.name}: {result['status']}, {result['seconds']:.0f} s"
               + (f" ({result['reason']})" if result["status"] == "not run" else ""), flush=True)  # fmt: skip
         self.write()
@@ -157,7 +153,7 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """Nothing failed, and every measured figure is reached. Not run, or not supported, is no failure: tables say so."""
+        """Nothing failed, and every measured figure is reached. Not run, or not supported, is no failure."""
         entries = [*self.result["suites"].values(), *self.result["cases"].values(), *self.result["build"].values()]
         failed = any(entry["status"] != "ok" and not entry["status"].startswith("not ") for entry in entries)
         missed = any(entry["reached"] is False for entry in report.judged(self.result)) and not self.args.rehearse

@@ -1,5 +1,5 @@
-"""The steps of gpu_check's two commands, in order, and how long each should take on a GPU such as an H100 with 16 cores. The
-most valuable come first, because a step that no longer fits into the command's time is left out.
+"""The steps of gpu_check's two commands, in order, and how long each should take on a GPU such as an H100 with 16
+cores. The most valuable come first, because a step that no longer fits into the command's time is left out.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 
 LIMIT_S = 560.0  # for a whole command, where a machine ends it after 600 seconds
-SETUP_S = 15.0  # looking at the machine, unpacking, a first import of torch
+SETUP_S = 25.0  # looking at the machine, unpacking, wheels, three imports of torch
 RESERVE_S = 4.0  # for writing results
 SMOKE = "smoke"  # if it fails, nothing else is run
 
@@ -17,6 +17,10 @@ SMOKE = "smoke"  # if it fails, nothing else is run
 class Step:
     name: str  # of a case of bench/cuda, or of one of suites.py
     estimate_s: float
+
+    @property
+    def is_case(self) -> bool:
+        return "." in self.name or self.name == SMOKE
 
     @property
     def limit_s(self) -> float:
@@ -52,18 +56,18 @@ COMMANDS: dict[str, tuple[Step, ...]] = {
         Step("paged.fp32", 50),
         Step("paged.bitsandbytes_8bit", 40),
         Step("paged.bitsandbytes_fp32", 35),
-        Step("overlap.dynamic8", 55),
+        Step("overlap.dynamic8", 45),
         Step("pressure.promote_demote", 15),
         Step("pressure.oom_guard", 12),
         Step("pressure.demote", 12),
         Step("graphs.noticed", 12),
         Step("graphs.replays", 15),
         Step("link.zero_copy", 20),
-        Step("overlap.fp32", 30),
+        Step("overlap.fp32", 40),
         Step("paged.torchao_offload", 25),
         Step("resident.torchao", 25),
-        Step("memcheck", 30),
-        Step("racecheck", 30),
+        Step("memcheck", 25),
+        Step("racecheck", 25),
     ),
 }
 

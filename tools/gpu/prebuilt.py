@@ -1,5 +1,6 @@
-"""Parts that are built where the bundle is made, so that no time of a rented GPU goes into compiling: the Python module for the
-Python over there, the plug-in for its GPU, the tests of devices, and the libraries that they need and a bare system lacks.
+"""Parts that are built where the bundle is made, so that no time of a rented GPU goes into compiling: the Python
+module for the Python over there, the plug-in for its GPU, the tests of devices, and the libraries that they need and
+a bare system lacks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Runs the tests that need a device: the C++ program for devices, Python's tests, and both checkers of compute-sanitizer."""
+"""Runs the tests that need a device: the C++ program for devices, Python's tests, and both checkers of
+compute-sanitizer."""
 
 from __future__ import annotations
 
+import os
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,8 +13,8 @@ from gpu.build import ROOT, TESTS, Folders
 from gpu.find import Found
 from gpu.watchdog import Result, run
 
-# Without NEEDED a test that finds no device is skipped.
-DEVICE = {"LOWTIDE_TEST_DEVICE": "cuda", "LOWTIDE_TEST_DEVICE_NEEDED": "1"}
+# Without NEEDED a test that finds no device is skipped. The share is of the random cases: the CPU steps them, too.
+DEVICE = {"LOWTIDE_TEST_DEVICE": "cuda", "LOWTIDE_TEST_DEVICE_NEEDED": "1", "LOWTIDE_TEST_SHARE": "0.3"}
 PYTHON_TESTS = ("test_on_gpu.py",)
 SANITIZER_ERROR = 86  # an exit status that no test has
 # A checker makes all some ten times slower: a share of the random cases, of the tests that reach what it looks for.
@@ -56,11 +58,11 @@ def rehearsed(given: Suite) -> Suite:
     """On the CPU: Python's tests as far as they mean anything there; of the program that tests devices, on the emulated
     runtime if that is built, the two shortest tests."""
     env = {**given.env, "LOWTIDE_ON_GPU": "cpu"}
-    emulated = ROOT / "build" / "dev" / "liblowtide_cuda_emulated.so"
+    emulated = Path(os.environ.get("LOWTIDE_CUDA_EMULATED") or ROOT / "build" / "dev" / "liblowtide_cuda_emulated.so")
     if emulated.is_file():
         env |= {"LOWTIDE_CUDA_PLUGIN": str(emulated), **CHECKED_SHARE}
-    return Suite(given.name, [*given.command, *(["--gtest_filter=DeviceFlags.*:DeviceFill.*"] if env.get("LOWTIDE_TEST_DEVICE") else [])],
-                 given.report, env)  # fmt: skip
+    shortest = ["--gtest_filter=DeviceFlags.*:DeviceFill.*"] if "LOWTIDE_TEST_DEVICE" in env else []
+    return Suite(given.name, [*given.command, *shortest], given.report, env)
 
 
 def counts(path: Path) -> dict[str, Any]:
