@@ -81,7 +81,7 @@ struct DeviceCase {
   StepCase* of;
   DeviceTensor param, grad;
   std::unique_ptr<Shared> states;
-  size_t at[2 * kMaxStates] = {}, state_bytes = 0;
+  size_t at[2 * kMaxStates + 1] = {}, state_bytes = 0;  // the last: of the residual
   int64_t write_offset = 0;
 
   DeviceCase(StepCase& c, size_t shift, bool elsewhere, Lie param_lie = Lie::kContiguous,
@@ -98,6 +98,7 @@ struct DeviceCase {
       at[2 * k] = place(c.codes[k].size());
       at[2 * k + 1] = place(c.scales[k].size() * sizeof(float));
     }
+    at[2 * kMaxStates] = place(c.residual.size());
     states = std::make_unique<Shared>(2 * state_bytes);
     std::memset(states->get(), 0xa5, 2 * state_bytes);
     if (elsewhere) write_offset = static_cast<int64_t>(state_bytes);
@@ -114,6 +115,7 @@ struct DeviceCase {
       if (!of->scales[k].empty())
         copy(of->scales[k].data(), base + at[2 * k + 1], of->scales[k].size() * sizeof(float));
     }
+    copy(of->residual.data(), states->get() + offset + at[2 * kMaxStates], of->residual.size());
   }
 
   StepItem item() {
@@ -124,6 +126,7 @@ struct DeviceCase {
       if (out.codes[k]) out.codes[k] = states->get() + at[2 * k];
       if (out.scales[k]) out.scales[k] = reinterpret_cast<float*>(states->get() + at[2 * k + 1]);
     }
+    if (out.master.residual) out.master.residual = states->get() + at[2 * kMaxStates];
     out.write_offset = write_offset;
     return out;
   }
@@ -137,7 +140,7 @@ struct DeviceCase {
 };
 
 struct Launch {
-  int rule, codec, pair;
+  int rule, codec;
   bool fast = false;
   const uint32_t* guard = nullptr;
   const cuda_kernels::ReplayState* replay = nullptr;
@@ -163,31 +166,17 @@ inline cudaError_t try_step_on_device(std::span<StepItem> items, const Launch& h
   const std::vector<std::byte> tables = kernels::codec_tables(how.codec);
   const Shared on_device(tables.data(), tables.size());
   cuda_kernels::StepLaunch launch;
-  launch.rule = how.rule, launch.codec = how.codec, launch.pair = how.pair, launch.fast = how.fast;
+  launch.rule = how.rule, launch.codec = how.codec, launch.fast = how.fast;
   launch.items = reinterpret_cast<const DeviceItem*>(table.get());
   launch.starts = reinterpret_cast<const int64_t*>(table.get() + items.size() * sizeof(DeviceItem));
   launch.count = static_cast<int64_t>(items.size()), launch.tiles = tiles;
   launch.ballot = items[0].ballot != nullptr;
-  launch.stochastic = batch.launches()[0].stochastic;
   launch.tables = on_device.get(), launch.replay = how.replay;
   const cudaError_t error = cuda_kernels::step(launch, {nullptr, 2});
   return error == cudaSuccess ? cudaStreamSynchronize(nullptr) : error;
 }
 inline void step_on_device(std::span<StepItem> items, const Launch& how) {
   ASSERT_EQ(try_step_on_device(items, how), cudaSuccess);
-}
-
-inline std::vector<StepCase> make_cases(int rule, int codec, int pair, Rng& rng) {
-  std::vector<std::pair<int64_t, int64_t>> shapes = {
-      {0, 5},   {3, 0},  {1, 1},        {2, 256}, {3, 512}, {1, 256 * 70 + 77},
-      {5, 400}, {9, 16}, {1, 256 * 33}, {33, 24}, {6, 257}};
-  shapes.emplace_back(1, rng.between(1, 255));
-  shapes.emplace_back(rng.between(2, 40), rng.between(1, 255));
-  shapes.emplace_back(rng.between(2, 5), rng.between(257, 1200));
-  std::vector<StepCase> cases;
-  for (const auto& [rows, length] : shapes)
-    cases.emplace_back(rule, codec, static_cast<DType>(pair / 3), static_cast<DType>(pair % 3), rows, length, rng);
-  return cases;
 }
 
 // States that a training has, so that the hot path takes them: scales within a few binades, and no gradient below
@@ -222,6 +211,56 @@ inline void make_random(StepCase& c, size_t i, Rng& rng) {
   if (i % 2) c.origin.first_row = std::max<int64_t>(0, (int64_t{1} << 32) / stride - rng.between(0, 2));
 }
 
+// Zeros of both signs, denormals, and the largest parameters and gradients whose squares are finite; the largest
+// parameters of all where gradients do not take them in. Infinite ones become NaN, whose bits nobody promises.
+inline void make_extreme(StepCase& c, Rng& rng) {
+  for (int64_t i = 0; i < c.layout.numel; ++i) {
+    const auto one_of = [&](DType dtype, double largest) {
+      const double least = dtype == DType::kF16 ? 0x1p-24 : dtype == DType::kBF16 ? 0x1p-133 : 0x1p-149;
+      const double values[] = {0., -0., least, -least, 3 * least, largest, -largest, 1};
+      return values[rng.below(8)];
+    };
+    const auto largest = [](DType dtype) { return dtype == DType::kF16 ? 60000. : 0x1p60; };
+    const bool decays_apart = std::strcmp(rule_info(c.rule).name, "adamw") == 0;
+    if (rng.chance(0.3))
+      put(c.param, c.param_dtype, i,
+          one_of(c.param_dtype, decays_apart && c.param_dtype != DType::kF16 ? 0x1.fep127 : largest(c.param_dtype)));
+    if (rng.chance(0.3)) put(c.grad, c.grad_dtype, i, one_of(c.grad_dtype, largest(c.grad_dtype)));
+  }
+}
+
+// Usual states to nearest, any states, misaligned memory, all pairs of types in one launch, memory that is not
+// contiguous, usual states stochastically, weights with masters, and the ends of the numbers.
+enum Variant { kUsual, kAny, kMisaligned, kMixed, kStrided, kStochastic, kMasters, kExtreme, kVariants };
+
+// Parameters of these (rows, length).
+inline std::vector<StepCase> make_cases(std::span<const std::pair<int64_t, int64_t>> shapes, int rule, int codec,
+                                        int pair, Variant variant, Rng& rng) {
+  std::vector<StepCase> cases;
+  for (const auto& [rows, length] : shapes) {
+    const size_t i = cases.size();
+    const int types = variant == kMixed ? static_cast<int>((static_cast<size_t>(pair) + i) % 9) : pair;
+    StepCase& c = cases.emplace_back(rule, codec, static_cast<DType>(types / 3), static_cast<DType>(types % 3), rows,
+                                     length, rng);
+    if (variant != kAny) make_usual(c, rng);
+    if (variant == kUsual) c.stochastic = 0;
+    if (variant == kExtreme) make_extreme(c, rng);
+    if (variant == kStochastic) make_random(c, i, rng);
+    if (variant == kMasters && c.param_dtype != DType::kF32) c.set_master(static_cast<int>(1 + i % 3), rng);
+  }
+  return cases;
+}
+
+inline std::vector<DeviceCase> on_the_device(std::vector<StepCase>& cases, Variant variant, Rng& rng) {
+  std::vector<DeviceCase> out;
+  const auto lie = [&] { return static_cast<Lie>(rng.below(variant == kStrided ? int(Lie::kCount) : 1)); };
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const Lie of_param = lie();
+    out.emplace_back(cases[i], variant == kMisaligned ? 1 + i % 3 : 0, i % 2 == 1, of_param, lie());
+  }
+  return out;
+}
+
 // A ballot instead of a step, of the case as it would be from zeros, on the CPU and on the device; the bytes of ballots
 // and states that differ.
 inline int64_t differing_ballot_bytes(Backend& cpu, StepCase start, Rng& rng) {
@@ -239,7 +278,7 @@ inline int64_t differing_ballot_bytes(Backend& cpu, StepCase start, Rng& rng) {
   DeviceCase there(got, 0, rng.chance(0.5));
   item = there.item();
   item.ballot = &on_device;
-  step_on_device({&item, 1}, {start.rule, start.codec, -1});
+  step_on_device({&item, 1}, {start.rule, start.codec});
   there.fetch();
   return differing_bytes(host.data(), device.get(), static_cast<int64_t>(host.size())) + differing_bytes(got, wanted);
 }

@@ -18,23 +18,6 @@ static_assert(sizeof(DeviceItem::key) == sizeof(StepItem::key));
 
 unsigned char* chars(const std::byte* p) { return reinterpret_cast<unsigned char*>(const_cast<std::byte*>(p)); }
 
-// DType of an element type that pairs.def names.
-template <class T>
-constexpr DType kDTypeOf = DType::kF32;
-template <>
-constexpr DType kDTypeOf<bf16> = DType::kBF16;
-template <>
-constexpr DType kDTypeOf<f16> = DType::kF16;
-
-// The number of pairs.def, -1 for a pair that is not in it.
-int pair_of(DType param, DType grad) {
-#define LT_PAIR(number, P, G) \
-  if (param == kDTypeOf<P> && grad == kDTypeOf<G>) return number;
-#include "portable/pairs.def"
-#undef LT_PAIR
-  return -1;
-}
-
 template <class C>
 std::vector<std::byte> tables_of() {
   const auto tables = std::make_unique<typename C::Tables>();
@@ -71,7 +54,6 @@ void Batch::add(const DeviceItem& item, int64_t blocks, int64_t unit_blocks) {
   items_.back().blocks = blocks;
   starts_.push_back(launch.units);
   ++launch.count;
-  launch.stochastic |= item.stochastic != 0;
   launch.units += (blocks + unit_blocks - 1) / unit_blocks;
 }
 
@@ -99,14 +81,12 @@ void Batch::add(const StepItem& item, int64_t index) {
   std::memcpy(out.key, item.key, sizeof out.key);
   if (item.args) std::memcpy(out.args, item.args, rule_info(item.rule).args_bytes);
   const int64_t blocks = item.blocks >= 0 ? item.blocks : item.param_layout->blocks(kBlockElements) - item.first_block;
-  add(out, blocks, shape_.unit_blocks);
+  add(out, blocks, unit_blocks_);
 }
 
 void Batch::add_steps(std::span<const StepItem> items, bool ordered) {
   const auto kernel_of = [&](size_t i) {
-    const StepItem& item = items[i];
-    const int pair = shape_.by_pair ? pair_of(item.param_dtype, item.grad_dtype) : -1;
-    return std::tuple(item.rule, item.codec, item.ballot != nullptr, pair);
+    return std::tuple(items[i].rule, items[i].codec, items[i].ballot != nullptr);
   };
   order_.resize(items.size());
   std::iota(order_.begin(), order_.end(), size_t{0});
@@ -115,8 +95,8 @@ void Batch::add_steps(std::span<const StepItem> items, bool ordered) {
   for (size_t n = 0; n < order_.size(); ++n) {
     const auto kernel = kernel_of(order_[n]);
     if (ordered || n == 0 || kernel_of(order_[n - 1]) != kernel) {
-      const auto [rule, codec, ballot, pair] = kernel;
-      begin_launch(rule, codec, ballot, pair);
+      const auto [rule, codec, ballot] = kernel;
+      begin_launch(rule, codec, ballot);
     }
     add(items[order_[n]], static_cast<int64_t>(order_[n]));
   }

@@ -18,29 +18,21 @@ class Batch {
   struct Launch {
     int rule, codec;
     bool ballot;
-    int pair;              // of pairs.def that all items have; -1: not looked at
-    bool stochastic;       // some items have states that are rounded so
     int64_t first, count;  // items
     int64_t units;
 
     bool operator==(const Launch&) const = default;
   };
-  // How steps become launches: by their types, too, and in units of so many blocks.
-  struct Shape {
-    bool by_pair = false;
-    int64_t unit_blocks = 1;
-  };
-
-  Batch() : shape_{} {}
-  explicit Batch(const Shape& shape) : shape_(shape) {}
+  // unit_blocks: of a unit of work of steps.
+  explicit Batch(int64_t unit_blocks = 1) : unit_blocks_(unit_blocks) {}
 
   void clear();
   // Steps of all items: a launch for all of the same kernel, or, ordered, for each.
   void add_steps(std::span<const StepItem> items, bool ordered);
 
   // Begins a launch; add() goes to it.
-  void begin_launch(int rule, int codec, bool ballot = false, int pair = -1) {
-    launches_.push_back({rule, codec, ballot, pair, false, size(), 0, 0});
+  void begin_launch(int rule, int codec, bool ballot = false) {
+    launches_.push_back({rule, codec, ballot, size(), 0, 0});
   }
   // index: the item's position among the caller's. In units of the shape.
   void add(const StepItem& item, int64_t index);
@@ -65,7 +57,7 @@ class Batch {
   DeviceTensor tensor(const void* data, DType dtype, const Layout& layout);
   void add(const DeviceItem& item, int64_t blocks, int64_t unit_blocks);
 
-  Shape shape_;
+  int64_t unit_blocks_;
   std::vector<size_t> order_;      // of add_steps, kept for its memory
   std::vector<DeviceItem> items_;  // with dims as positions in dims_ until they are written
   std::vector<int64_t> starts_, dims_;

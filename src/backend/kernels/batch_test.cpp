@@ -69,26 +69,19 @@ TEST(Batch, OneLaunchForAllOfAKernel) {
   EXPECT_EQ(written.indices(batch.launches()[0]), (std::vector<uint32_t>{0, 2, 5}));  // of any types
   EXPECT_EQ(written.starts(batch.launches()[0]), (std::vector<int64_t>{0, 1, 3}));
   EXPECT_EQ(batch.launches()[0].units, 4);
-  EXPECT_EQ(batch.launches()[0].pair, -1);
   EXPECT_TRUE(batch.launches()[1].ballot);
 }
 
-TEST(Batch, ByPairAndInTiles) {
-  Steps steps(
-      {{0, 0, kF, kF, 256}, {0, 0, kB, kF, 256 * 33}, {0, 0, kB, kB, 256 * 32}, {0, 0, kB, kF, 1}, {0, 0, kB, kF, 0}});
-  Batch batch(Batch::Shape{.by_pair = true, .unit_blocks = 32});
+TEST(Batch, InTiles) {
+  Steps steps({{0, 0, kF, kF, 256 * 33}, {0, 0, kB, kF, 1}, {0, 0, kB, kB, 0}, {0, 0, kB, kF, 256 * 32}});
+  Batch batch(32);
   batch.add_steps(steps.items, false);
-  ASSERT_EQ(batch.launches().size(), 3u);
+  ASSERT_EQ(batch.launches().size(), 1u);
   const Written written(batch);
-  std::vector<int> pairs;
-  for (const Batch::Launch& launch : batch.launches()) pairs.push_back(launch.pair);
-  EXPECT_EQ(pairs, (std::vector<int>{0, 3, 4}));  // of pairs.def
-  const Batch::Launch& mixed = batch.launches()[1];
-  EXPECT_EQ(written.indices(mixed), (std::vector<uint32_t>{1, 3, 4}));
-  EXPECT_EQ(written.starts(mixed), (std::vector<int64_t>{0, 2, 3}));
-  EXPECT_EQ(mixed.units, 3);
-  EXPECT_EQ(batch.items(written.bytes.data(), mixed)[0].blocks, 33);
-  EXPECT_EQ(batch.launches()[2].units, 1);
+  const Batch::Launch& launch = batch.launches()[0];
+  EXPECT_EQ(written.starts(launch), (std::vector<int64_t>{0, 2, 3, 3}));
+  EXPECT_EQ(launch.units, 4);
+  EXPECT_EQ(batch.items(written.bytes.data(), launch)[0].blocks, 33);
 }
 
 TEST(Batch, InOrderWhereAsked) {
@@ -114,15 +107,6 @@ TEST(Batch, DimsAreFoundFromTheDevice) {
   ASSERT_EQ(item.grad.dim_count, 2);
   EXPECT_EQ(std::vector<int64_t>(item.grad.dims, item.grad.dims + 4), (std::vector<int64_t>{4, 3, 2, 16}));
   EXPECT_EQ(item.param.dim_count, 0);
-}
-
-TEST(Batch, LaunchesKnowWhetherStatesAreRoundedStochastically) {
-  Steps steps({{1, 2, kB, kB, 256}, {1, 2, kB, kB, 512}, {2, 2, kB, kB, 256}, {1, 2, kF, kF, 256}});
-  steps.items[1].stochastic = 2;
-  Batch batch({.by_pair = true, .unit_blocks = 32});
-  batch.add_steps(steps.items, false);
-  ASSERT_EQ(batch.launches().size(), 3u);
-  for (const Batch::Launch& launch : batch.launches()) EXPECT_EQ(launch.stochastic, launch.count == 2);
 }
 
 }  // namespace

@@ -43,7 +43,8 @@ inline Target parse_target(const std::string& text) {
 template <class Self>
 class DeviceBackend : public Backend {
  public:
-  explicit DeviceBackend(const Batch::Shape& step_shape = {}) : steps_(step_shape) {}
+  // unit_blocks: of a unit of work of steps.
+  explicit DeviceBackend(int64_t unit_blocks = 1) : steps_(unit_blocks) {}
 
   void norms(std::span<const StepItem> items, int, std::span<BlockNorms> out, void* stream) override {
     self().with_call("norms", stream, false, [&](auto& call) {

@@ -81,6 +81,7 @@ TEST(PtxConversions, ExtendCutAndClamp) {
   check("cvt.u64.u32 %ow, %a;", {{{0x80000000}, 0x80000000}});
   check("cvt.u32.u16 %o, %ah;", {{{0xffff}, 0xffff}});
   check("cvt.s32.s16 %o, %ah;", {{{0xffff}, 0xffffffff}});
+  check("cvt.s32.s16 %o, %a;", {{{0x17fff}, 0x7fff}, {{0x18000}, 0xffff8000}});
   check("cvt.s16.s8 %oh, %ah;", {{{0x80}, 0xff80}});
   check("cvt.s32.s8 %o, %a;", {{{0x1ff}, 0xffffffff}});
   check("cvt.u16.u32 %oh, %a;", {{{0x12345678}, 0x5678}});

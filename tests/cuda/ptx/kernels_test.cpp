@@ -21,12 +21,8 @@ const char* name_of(ptx::Choice choice) {
   return names[static_cast<size_t>(choice)];
 }
 
-// Usual states to nearest, any states, misaligned memory, kernels of any types, memory that is not contiguous, usual
-// states stochastically, and the ends of the numbers.
-enum Variant { kUsual, kAny, kMisaligned, kAnyTypes, kStrided, kStochastic, kExtreme, kVariants };
-
 // Rows of many blocks, of one and of less than one, tails, and parameters without elements.
-std::vector<StepCase> small_cases(int rule, int codec, int pair, Rng& rng) {
+std::vector<StepCase> small_cases(int rule, int codec, int pair, Rng& rng, Variant variant = kUsual) {
   const std::pair<int64_t, int64_t> shapes[] = {{1, 256 * 33 + 77},
                                                 {2, 512},
                                                 {0, 5},
@@ -36,55 +32,23 @@ std::vector<StepCase> small_cases(int rule, int codec, int pair, Rng& rng) {
                                                 {6, 24},
                                                 {2, 257},
                                                 {rng.between(2, 9), rng.between(1, 255)}};
-  std::vector<StepCase> cases;
-  for (const auto& [rows, length] : shapes)
-    cases.emplace_back(rule, codec, static_cast<DType>(pair / 3), static_cast<DType>(pair % 3), rows, length, rng);
-  return cases;
-}
-
-// Zeros of both signs, denormals, and the largest parameters and gradients whose squares are finite; the largest
-// parameters of all where gradients do not take them in. Infinite ones become NaN, whose bits nobody promises.
-void make_extreme(StepCase& c, Rng& rng) {
-  for (int64_t i = 0; i < c.layout.numel; ++i) {
-    const auto one_of = [&](DType dtype, double largest) {
-      const double least = dtype == DType::kF16 ? 0x1p-24 : dtype == DType::kBF16 ? 0x1p-133 : 0x1p-149;
-      const double values[] = {0., -0., least, -least, 3 * least, largest, -largest, 1};
-      return values[rng.below(8)];
-    };
-    const auto largest = [](DType dtype) { return dtype == DType::kF16 ? 60000. : 0x1p60; };
-    const bool decays_apart = std::strcmp(rule_info(c.rule).name, "adamw") == 0;
-    if (rng.chance(0.3))
-      put(c.param, c.param_dtype, i,
-          one_of(c.param_dtype, decays_apart && c.param_dtype != DType::kF16 ? 0x1.fep127 : largest(c.param_dtype)));
-    if (rng.chance(0.3)) put(c.grad, c.grad_dtype, i, one_of(c.grad_dtype, largest(c.grad_dtype)));
-  }
+  return make_cases(shapes, rule, codec, pair, variant, rng);
 }
 
 struct Tally {
   int64_t launches = 0, parameters = 0, bytes = 0, differing = 0;
 };
 
-void step_and_compare(Backend& cpu, int rule, int codec, int pair, int variant, ptx::Choice choice, Rng& rng,
+void step_and_compare(Backend& cpu, int rule, int codec, int pair, Variant variant, ptx::Choice choice, Rng& rng,
                       Tally& tally) {
-  std::vector<StepCase> start = small_cases(rule, codec, pair, rng);
-  for (size_t i = 0; i < start.size(); ++i) {
-    if (variant != kAny) make_usual(start[i], rng);
-    if (variant == kExtreme) make_extreme(start[i], rng);
-    if (variant == kUsual) start[i].stochastic = 0;
-    if (variant == kStochastic) make_random(start[i], i, rng);
-  }
+  const std::vector<StepCase> start = small_cases(rule, codec, pair, rng, variant);
   std::vector<StepCase> wanted = start, got = start;
   step_all(cpu, wanted, 1);
-  std::vector<DeviceCase> on_device;
-  const auto lie = [&] { return static_cast<Lie>(rng.below(variant == kStrided ? int(Lie::kCount) : 1)); };
-  for (size_t i = 0; i < got.size(); ++i) {
-    const Lie of_param = lie();
-    on_device.emplace_back(got[i], variant == kMisaligned ? 1 + i % 3 : 0, i % 2 == 1, of_param, lie());
-  }
+  std::vector<DeviceCase> on_device = on_the_device(got, variant, rng);
   std::vector<StepItem> items;
   for (DeviceCase& c : on_device) items.push_back(c.item());
   ptx::policy().choice = choice;
-  step_on_device(items, {rule, codec, variant == kAnyTypes ? -1 : pair});
+  step_on_device(items, {rule, codec});
   for (DeviceCase& c : on_device) c.fetch();
   ++tally.launches;
   for (size_t i = 0; i < got.size(); ++i) {
@@ -106,7 +70,8 @@ TEST(PtxSteps, GiveTheBitsOfTheCpuForEveryChoice) {
   for (int rule = 0; rule < static_cast<int>(rules().size()); ++rule)
     for (int codec = 0; codec < static_cast<int>(codecs().size()); ++codec)
       for (int pair = 0; pair < 9; ++pair) {
-        for (int variant = 0; variant < kVariants; ++variant) {
+        for (int n = 0; n < kVariants; ++n) {
+          const auto variant = static_cast<Variant>(n);
           const bool every =
               rule < 5 && (pair / 3 == pair % 3 || pair == 1) && (variant == kUsual || variant == kStochastic);
           for (int i = 0; i < (every ? 4 : 1); ++i)
@@ -143,6 +108,16 @@ double ulp(double value, DType dtype) {
   return std::ldexp(1., std::max(value == 0 ? -126 : std::ilogb(value), dtype == DType::kF16 ? -14 : -126) - digits);
 }
 
+// Where element i of state k stands among all codes of its format, from the least value to the largest.
+int place_of_code(const StepCase& c, int k, size_t i) {
+  const int bits = format_of(c.rule, c.codec, k).code_bits;
+  const bool is_signed = (rule_info(c.rule).signed_mask >> k) & 1;
+  const int code =
+      bits == 8 ? static_cast<int>(c.codes[k][i]) : static_cast<int>(c.codes[k][i / 2]) >> (4 * (i % 2)) & 15;
+  const bool has_sign_bit = is_signed && std::strcmp(codec_info(c.codec).name, "float8") == 0;
+  return has_sign_bit && code >= 128 ? 128 - code : code;
+}
+
 // Bounds of docs/cuda-kernels.md. Gradients have the signs of the moments, so that sums of moments' terms are as large
 // as their terms: a moment is off by 3 * 2^-24 of itself. A step is off by 14 * 2^-24 for equal moments, 3 more of the
 // first moment, 1.5 of the second's root, and with decay and subtraction contracted by 3 * 2^-24 of it and of the
@@ -152,15 +127,17 @@ TEST(PtxSteps, FastOnesStayWithinTheirBounds) {
   const auto cpu = cpu::make_backend("");
   int64_t values = 0, differing = 0, codes_apart = 0;
   double worst = 0;
-  for (const int rule : {0, 1})
-    for (const int codec : {0, 1, 2})
-      for (const int pair : {0, 4, 8})
+  for (const int rule : {0, 1, 6})
+    for (int codec = 0; codec < static_cast<int>(codecs().size()); ++codec)
+      for (const int pair : {0, 1, 4, 8})
         for (int turn = 0; turn < 8; ++turn) {
           const ptx::Choice choice = kChoices[turn % 4];
           const bool usual = turn < 4;  // else misaligned, and states over many binades: the slow path
           StepCase start(rule, codec, static_cast<DType>(pair / 3), static_cast<DType>(pair % 3), 3, 4096 + 256, rng);
           if (usual) make_usual(start, rng);
-          start.stochastic = 0, start.origin = {};
+          const bool* const needs = codec_info(codec).needs_random;
+          start.stochastic = (turn % 2 || needs[1] ? 1u : 0u) | (turn < 6 || needs[0] ? 6u : 0u);
+          start.origin = {};
           if (pair != 8) start.lr = 0.01;         // the range of fp16 wants smaller ones
           if (rule == 0) start.weight_decay = 0;  // it would stand in the gradient, of any sign
           start.set_step(20);
@@ -182,7 +159,7 @@ TEST(PtxSteps, FastOnesStayWithinTheirBounds) {
           DeviceCase there(got, usual ? 0 : 1, false);
           item = there.item();
           ptx::policy().choice = choice;
-          step_on_device({&item, 1}, {rule, codec, pair, true});
+          step_on_device({&item, 1}, {rule, codec, true});
           there.fetch();
           differing += differing_bytes(got, wanted);
           for (size_t i = 0; i < n; ++i, ++values) {
@@ -195,12 +172,14 @@ TEST(PtxSteps, FastOnesStayWithinTheirBounds) {
             if (pair == 0) worst = std::max(worst, std::fabs(fast - exact) / bound);  // others' is their rounding
             ASSERT_LE(std::fabs(fast - exact), bound)
                 << rule_info(rule).name << " " << codec_info(codec).name << " " << i;
-            for (int k = 0; k < 2; ++k) {
-              if (codec == 2) {
+            for (int k = 0; k < rule_info(rule).states; ++k) {
+              if (codec_info(codec).scaled) {
+                const auto scales = static_cast<size_t>(format_of(rule, codec, k).scales);
+                const size_t scale = i * scales / kBlockElements;
                 // Smaller scales than normal numbers are flushed.
-                if (wanted.scales[k][i / kBlockElements] < 0x1p-100f) continue;
-                const int apart = std::abs(static_cast<int>(got.codes[k][i]) - static_cast<int>(wanted.codes[k][i]));
-                ASSERT_LE(apart, 1) << "code " << i << " of state " << k;
+                if (wanted.scales[k][scale] < 0x1p-100f) continue;
+                const int apart = std::abs(place_of_code(got, k, i) - place_of_code(wanted, k, i));
+                ASSERT_LE(apart, 1) << codec_info(codec).name << " code " << i << " of state " << k;
                 codes_apart += apart;
               } else {
                 const DType as = codec ? DType::kBF16 : DType::kF32;
@@ -250,7 +229,7 @@ TEST(PtxSteps, TakeBlocksBeyondTheRangeOf32Bits) {
       DeviceCase there(got, 0, false);
       item = there.item();
       make_far(item, whole);
-      step_on_device({&item, 1}, {rule, rule % 6, 4});
+      step_on_device({&item, 1}, {rule, rule % 6});
       there.fetch();
       ASSERT_EQ(differing_bytes(got, wanted), 0) << rule_info(rule).name;
     }

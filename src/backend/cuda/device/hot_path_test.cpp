@@ -1,14 +1,14 @@
-// The hot path takes what it is for: all blocks of the default AdamW's items, whose second moments are rounded by
-// chance, in every format with a hot path; and refuses, item by item, what it cannot have.
+// The hot path takes what it is for: all blocks of every rule and format, for all pairs of element types, weights with
+// masters, rows of any length and memory that is not aligned. Strided memory and operands out of range it refuses.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <cstring>
+#include <stdexcept>
 
 #include "backend/cpu/cpu_backend.h"
-#include "backend/kernels/batch.h"
-#include "support/step_case.h"
+#include "cuda/step_cases.h"
 
 #include "backend/cuda/device/prelude.inc"
 #include "backend/kernels/step-inl.h"
@@ -16,190 +16,152 @@
 #include "backend/cuda/device/real-inl.h"
 #include "backend/cuda/device/packed-inl.h"
 #include "backend/cuda/device/lane_codec-inl.h"
+#include "backend/cuda/device/slow-inl.h"
+#include "backend/cuda/device/tile-inl.h"
+#include "backend/cuda/device/weights-inl.h"
 #include "backend/cuda/device/step-inl.h"
 
 namespace {
 
+using testing::DeviceCase;
+using testing::Lie;
 using testing::StepCase;
 
-std::atomic<i64> hot_pairs;  // of blocks
+std::atomic<i64> hot_pairs, wide_pairs;  // of blocks
 
 // The hot path, counted: by one lane of each warp.
-template <class R, class C, class P, bool kRandom>
-struct Counted : HotBlocks<R, C, P, P, kRandom> {
-  using Hot = HotBlocks<R, C, P, P, kRandom>;
-  template <class... Arguments>
-  LT_FN bool step(const Arguments&... arguments) {
-    const bool done = Hot::step(arguments...);
-    if (done && threadIdx.x % 32 == 0) ++hot_pairs;
+template <class R, class C>
+struct Counted : LaneBlocks<R, C> {
+  LT_FN bool step(const Tile& tile, const typename R::Args& args, const typename LaneBlocks<R, C>::Shared& shared,
+                  const Form& form, const LaneAt& at) {
+    const bool done = LaneBlocks<R, C>::step(tile, args, shared, form, at);
+    if (done && threadIdx.x % 32 == 0) ++hot_pairs, wide_pairs += form.wide;
     return done;
   }
 };
 
-template <class R, class C, class P, bool kRandom>
+template <class R, class C>
 __global__ void counted_kernel(const __grid_constant__ StepArguments a) {
-  step_tiles<R, C, Counted<R, C, P, kRandom>>(a);
+  step_tiles<R, C, Counted<R, C>>(a);
 }
 
-constexpr int kRule = 1;  // adamw
-template <class R>
-typename R::Args args_of(const StepCase& c) {
-  typename R::Args args;
-  std::memcpy(&args, c.args, sizeof args);
-  return args;
+// Those that run in place of others have names, too.
+int rule_number(const char* name) {
+  for (int rule = 0; rule < static_cast<int>(rules().size()); ++rule)
+    if (std::strcmp(rule_info(rule).name, name) == 0) return rule;
+  throw std::invalid_argument(name);
 }
 
-StepCase usual_case(int codec, DType type, i64 rows, i64 length, testing::Rng& rng) {
-  StepCase c(kRule, codec, type, type, rows, length, rng);
-  for (int k = 0; k < 2; ++k) {
-    for (float& scale : c.scales[k]) scale = static_cast<float>(std::ldexp(1 + rng.uniform(), -6));
-    if (c.scales[k].empty())
-      for (i64 i = 0; i < c.layout.numel; ++i) {
-        const double value = rng.over_binades(-30, 0);
-        testing::put(c.codes[k], codec == 0 ? DType::kF32 : DType::kBF16, i, k ? std::fabs(value) : value);
-      }
-  }
+struct Tally {
+  i64 steps = 0, pairs = 0, hot = 0, wide = 0, differing = 0;
+};
+
+// A step on the CPU and on the device, `shift` elements behind aligned ones.
+template <class R, class C>
+void step_counted(const StepCase& start, size_t shift, Tally& tally, Lie lie = Lie::kContiguous) {
+  StepCase wanted = start, got = start;
+  StepItem item = wanted.item();
+  cpu::make_backend("")->step({&item, 1}, 1, false, nullptr);
+  DeviceCase there(got, shift, true, lie);
+  item = there.item();
+  kernels::Batch batch(cuda_kernels::kTileBlocks);
+  batch.add_steps({&item, 1}, false);
+  const testing::Shared table(batch.bytes());
+  batch.write(table.get(), table.get());
+  const kernels::Batch::Launch& launch = batch.launches()[0];
+  const std::vector<std::byte> tables = kernels::codec_tables(start.codec);
+  const testing::Shared of_codec(tables.data(), tables.size());
+  const StepArguments a{batch.items(table.get(), launch),
+                        reinterpret_cast<const i64*>(batch.starts(table.get(), launch)),
+                        launch.count,
+                        launch.units,
+                        of_codec.get(),
+                        nullptr};
+  hot_pairs = wide_pairs = 0;
+  ASSERT_EQ(queue_kernel(counted_kernel<R, C>, a.tiles, cuda_kernels::kWarps, {nullptr, 2}, a), cudaSuccess);
+  ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
+  there.fetch();
+  ++tally.steps;
+  for (i64 blocks = got.layout.blocks(kBlock); blocks > 0; blocks -= cuda_kernels::kTileBlocks)
+    tally.pairs += (std::min<i64>(blocks, cuda_kernels::kTileBlocks) + 1) / 2;
+  tally.hot += hot_pairs, tally.wide += wide_pairs;
+  tally.differing += differing_bytes(got, wanted);
+}
+
+// States of a training, and rounded as they are by default.
+StepCase usual_case(int rule, int codec, DType param, DType grad, i64 rows, i64 length, testing::Rng& rng) {
+  StepCase c(rule, codec, param, grad, rows, length, rng);
+  testing::make_usual(c, rng);
+  const lowtide::RuleInput usual{.beta1 = 0.9, .beta2 = 0.999, .beta3 = 0.9999, .momentum = 0.9, .alpha = 0.99};
+  c.stochastic = stochastic_states(rule, codec, RoundingMode::kAuto, long_averages(rule, usual));
+  c.origin = {};
   return c;
 }
 
-// Parts of a case, one behind the other in memory that kernels see.
-template <class Fn>
-void each_part(StepCase& c, Fn&& fn) {
-  fn(c.param.data(), c.param.size());
-  fn(c.grad.data(), c.grad.size());
-  for (int k = 0; k < 2; ++k) {
-    fn(c.codes[k].data(), c.codes[k].size());
-    fn(reinterpret_cast<std::byte*>(c.scales[k].data()), 4 * c.scales[k].size());
-  }
-}
-
-// A step as the host code launches it; returns the pairs of blocks that the hot path did.
-template <class C, class P, bool kRandom>
-i64 step_counted(StepCase& c, kernels::Batch::Launch& launch) {
-  size_t at[7] = {}, n = 0;
-  each_part(c, [&](std::byte*, size_t bytes) { at[n + 1] = at[n] + (bytes + 255) / 256 * 256, ++n; });
-  std::byte* memory = nullptr;
-  EXPECT_EQ(cudaMallocManaged(reinterpret_cast<void**>(&memory), at[6] + 65536), cudaSuccess);
-  n = 0;
-  each_part(
-      c, [&](std::byte* from, size_t bytes) { bytes ? void(std::memcpy(memory + at[n], from, bytes)) : void(), ++n; });
-  StepItem item = c.item();
-  item.param = memory + at[0], item.grad = memory + at[1];
-  for (int k = 0; k < 2; ++k) {
-    item.codes[k] = memory + at[2 + 2 * k];
-    if (item.scales[k]) item.scales[k] = reinterpret_cast<float*>(memory + at[3 + 2 * k]);
-  }
-  kernels::Batch batch({.by_pair = true, .unit_blocks = cuda_kernels::kTileBlocks});
-  batch.add_steps({&item, 1}, false);
-  batch.write(memory + at[6], memory + at[6]);
-  launch = batch.launches()[0];
-  const std::vector<std::byte> tables = kernels::codec_tables(c.codec);
-  std::byte* const of_codec = memory + at[6] + (batch.bytes() + 63) / 64 * 64;
-  EXPECT_LE(batch.bytes() + 64 + tables.size(), 65536u);
-  if (!tables.empty()) std::memcpy(of_codec, tables.data(), tables.size());
-  const StepArguments a{batch.items(memory + at[6], launch),
-                        reinterpret_cast<const i64*>(batch.starts(memory + at[6], launch)),
-                        launch.count,
-                        launch.units,
-                        of_codec,
-                        nullptr};
-  hot_pairs = 0;
-  EXPECT_EQ(queue_kernel(counted_kernel<AdamW, C, P, kRandom>, a.tiles, cuda_kernels::kWarps, {nullptr, 2}, a),
-            cudaSuccess);
-  EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
-  n = 0;
-  each_part(c,
-            [&](std::byte* to, size_t bytes) { bytes ? void(std::memcpy(to, memory + at[n], bytes)) : void(), ++n; });
-  EXPECT_EQ(cudaFree(memory), cudaSuccess);
-  return hot_pairs;
-}
-
-template <class C, class P>
-void check_default(int codec, DType type, RoundingMode mode, u32 wanted_states) {
-  static_assert(kHasHotPath<AdamW> && kHasLaneCodec<C>);
+// Rows of whole lanes are read 16 bytes at a time, others hot still.
+template <class R, class C>
+void check_all(const char* name, int codec) {
   auto rng = testing::seeded("hot path", 90 + codec);
-  const auto cpu = cpu::make_backend("");
-  const lowtide::RuleInput defaults{
-      .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 1e-2, .t = 2};
-  const u32 stochastic = stochastic_states(kRule, codec, mode, long_averages(kRule, defaults));
-  ASSERT_EQ(stochastic, wanted_states);
-  StepCase start = usual_case(codec, type, 5, 4096, rng);
-  rules()[kRule].make_args(defaults, start.args);
-  start.stochastic = stochastic;
-  start.origin = {.first_row = (i64{1} << 32) / 4096 - 1, .row_stride = 4096};  // 2^32 is within a tile
-  StepCase wanted = start, got = start;
-  StepItem item = wanted.item();
-  cpu->step({&item, 1}, 1, false, nullptr);
-  kernels::Batch::Launch launch{};
-  i64 pairs = 0;
-  if constexpr (kHasRandom<C>)
-    if (stochastic) pairs = step_counted<C, P, true>(got, launch);
-  if constexpr (kHasNearest<C>)
-    if (!stochastic) pairs = step_counted<C, P, false>(got, launch);
-  EXPECT_EQ(launch.stochastic, stochastic != 0) << "the launch takes the other kernel";
-  EXPECT_EQ(pairs, 5 * 4096 / 256 / 2) << "pairs of blocks went the slow path";
-  const i64 differing = differing_bytes(got, wanted);
-  EXPECT_EQ(differing, 0);
-  std::printf("%s: %lld pairs of blocks hot, states %u stochastically, %lld bytes, %lld differ\n", C::kName,
-              static_cast<long long>(pairs), stochastic, static_cast<long long>(got.bytes()),
-              static_cast<long long>(differing));
+  const int rule = rule_number(name);
+  Tally whole, any;
+  for (int pair = 0; pair < 9; ++pair) {
+    const auto param = static_cast<DType>(pair / 3), grad = static_cast<DType>(pair % 3);
+    for (int master = 0; master < (pair < 3 ? 1 : 4); ++master) {
+      StepCase c = usual_case(rule, codec, param, grad, 3, 4096 + 32, rng);
+      if (master) c.set_master(master, rng);
+      step_counted<R, C>(c, 0, whole);
+      StepCase other = usual_case(rule, codec, param, grad, 5, 270, rng);
+      if (master) other.set_master(master, rng);
+      step_counted<R, C>(other, static_cast<size_t>(pair % 2), any);
+    }
+  }
+  EXPECT_EQ(whole.hot, whole.pairs) << name << ": pairs of blocks went the slow path";
+  EXPECT_EQ(whole.wide, whole.pairs) << name << ": pairs of blocks were read piece by piece";
+  EXPECT_EQ(any.hot, any.pairs) << name << ": pairs of blocks went the slow path";
+  EXPECT_EQ(whole.differing + any.differing, 0) << name;
+  std::printf("%s %s: %lld steps, %lld of %lld pairs of blocks hot, of rows of any length %lld of %lld\n", name,
+              C::kName, static_cast<long long>(whole.steps + any.steps), static_cast<long long>(whole.hot),
+              static_cast<long long>(whole.pairs), static_cast<long long>(any.hot), static_cast<long long>(any.pairs));
 }
 
-TEST(CudaHotPath, TakesTheDefaultAdamWs) {
-  check_default<Dynamic8, bf16>(2, DType::kBF16, RoundingMode::kAuto, 0b10);
-  check_default<Dynamic8, float>(2, DType::kF32, RoundingMode::kAuto, 0b10);
-  check_default<Bf16, bf16>(1, DType::kBF16, RoundingMode::kAuto, 0b10);
-  check_default<Float8, bf16>(3, DType::kBF16, RoundingMode::kAuto, 0b11);
+TEST(CudaHotPath, TakesAdamWInEveryFormat) {
+  check_all<AdamW, Fp32>("adamw", 0);
+  check_all<AdamW, Bf16>("adamw", 1);
+  check_all<AdamW, Dynamic8>("adamw", 2);
+  check_all<AdamW, Float8>("adamw", 3);
+  check_all<AdamW, Dynamic4>("adamw", 4);
+  check_all<AdamW, Mixed12>("adamw", 5);
 }
 
-TEST(CudaHotPath, TakesOtherRoundings) {
-  check_default<Dynamic8, bf16>(2, DType::kBF16, RoundingMode::kNearest, 0);
-  check_default<Dynamic8, bf16>(2, DType::kBF16, RoundingMode::kStochastic, 0b11);
-  check_default<Fp32, float>(0, DType::kF32, RoundingMode::kStochastic, 0);
+TEST(CudaHotPath, TakesOtherRules) {
+  check_all<Lion, Dynamic8>("lion", 2);
+  check_all<Sgd, Dynamic8>("sgd", 2);
+  check_all<SgdPlain, Fp32>("sgd_plain", 0);
+  check_all<AdamWAmsgrad, Dynamic8>("adamw_amsgrad", 2);
+  check_all<AdamWNesterov, Bf16>("adamw_nesterov", 1);
+  check_all<Adagrad, Dynamic8>("adagrad", 2);
+  check_all<Rmsprop, Bf16>("rmsprop", 1);
+  check_all<Ademamix, Dynamic4>("ademamix", 4);
+  check_all<Lamb, Mixed12>("lamb", 5);
+  check_all<Lars, Float8>("lars", 3);
 }
 
 TEST(CudaHotPath, RefusesWhatItCannotHave) {
   auto rng = testing::seeded("refusals of the hot path", 95);
-  StepCase c = usual_case(2, DType::kBF16, 4, 512, rng);
-  const AdamW::Args args = args_of<AdamW>(c);
-  DeviceItem good{};
-  alignas(256) static std::byte memory[256];
-  good.param = good.grad = {memory, nullptr, 0, 1};
-  good.row_length = 512, good.row_stride = 512;
-  for (int k = 0; k < 2; ++k) good.codes[k] = memory;
-  const auto stochastic = [&](const DeviceItem& item) {
-    return HotBlocks<AdamW, Dynamic8, bf16, bf16, true>::takes(item, args);
+  const auto hot_of = [&](auto&& spoil, Lie lie = Lie::kContiguous) {
+    StepCase c = usual_case(rule_number("adamw"), 2, DType::kBF16, DType::kBF16, 4, 512, rng);
+    spoil(c);
+    Tally tally;
+    step_counted<AdamW, Dynamic8>(c, 0, tally, lie);
+    EXPECT_EQ(tally.differing, 0);
+    return tally.hot;
   };
-  const auto to_nearest = [&](const DeviceItem& item) {
-    return HotBlocks<AdamW, Dynamic8, bf16, bf16, false>::takes(item, args);
-  };
-  const auto float8 = [&](const DeviceItem& item) {
-    return HotBlocks<AdamW, Float8, bf16, bf16, true>::takes(item, args);
-  };
-  for (u32 states = 0; states < 4; ++states) {
-    DeviceItem item = good;
-    item.stochastic = states;
-    EXPECT_TRUE(stochastic(item));
-    EXPECT_EQ(to_nearest(item), states == 0);
-    EXPECT_EQ(float8(item), states == 3);
-  }
-  int refused = 0;
-  const auto refuse = [&](auto&& spoil) {
-    DeviceItem item = good;
-    item.stochastic = 3;
-    spoil(item);
-    EXPECT_FALSE(stochastic(item) || float8(item)) << refused;
-    ++refused;
-  };
-  refuse([](DeviceItem& i) { i.first_index = 1; });
-  refuse([](DeviceItem& i) { i.row_stride = 520; });
-  refuse([](DeviceItem& i) { i.param.dim_count = 1; });
-  refuse([](DeviceItem& i) { i.grad.dtype = 0; });
-  refuse([](DeviceItem& i) { i.grad.data = memory + 2; });
-  refuse([](DeviceItem& i) { i.codes[1] = memory + 8; });
-  refuse([](DeviceItem& i) { i.origin = 8; });
-  refuse([](DeviceItem& i) { i.write_offset = 8; });
-  std::printf("%d spoiled items refused\n", refused);
+  EXPECT_EQ(hot_of([](StepCase&) {}), 4);
+  EXPECT_EQ(hot_of([](StepCase&) {}, Lie::kGaps), 0);
+  EXPECT_EQ(hot_of([](StepCase& c) { c.lr = 0x1p-40, c.set_step(2); }), 0);
+  EXPECT_EQ(hot_of([](StepCase& c) { c.scales[1].assign(c.scales[1].size(), 0x1p100f); }), 0);
+  // One block out of range takes another with it.
+  EXPECT_EQ(hot_of([](StepCase& c) { c.scales[1][3] = 0x1p100f; }), 3);
 }
 
 }  // namespace

@@ -1,33 +1,51 @@
-// Codecs of the hot path: 16 codes of a lane, for states that HotBlocks (step-inl.h) lets through. Bits are those of
+// Codecs of the hot path: 16 codes of a lane, for states that LaneBlocks (step-inl.h) lets through. Bits are those of
 // the portable codecs. Included in the namespace of a .cu file after packed-inl.h. LaneCodec<C>::
-//   Shared, RandomShared       tables of a thread block in shared memory, and those of kernels that round
-//   stochastically Codes<kSigned>             words as memory has them; get(i): in units of the scale
-//     encode_four(i, ...)      four values, to nearest, times factor<kSigned>(the block's absmax)
-//     round_four(i, ...)       four values, stochastically, times inverse<kSigned>(absmax); random: of random_four
-//   scale<kSigned>(absmax)     what is stored with the block
+//   Shared                     tables of a thread block in shared memory
+//   Codes<kSigned>             words as memory has them; get(i): in units of the scale
+//     encode_four(i, ...)      four values, to nearest, times factor(the block's absmax)
+//     round_four<kNormal>(...) four values, stochastically, times inverse(absmax); random: as LaneRandom gives them;
+//                              kNormal: none is a denormal number
+//     scale(absmax)            what is stored with the block
 template <class C>
 struct LaneCodec;
 
-// random_16 of elements 4 * number to 4 * number + 3, two to a word, the first in the lower half.
-LT_FN void random_four(u32 number, RandomKey key, u32 (&random)[2]) {
-  const u32 half = random_half(number, key), hash = random_rest(half, key);
-  random[0] = __byte_perm(half, hash, 0x5342), random[1] = __byte_perm(half, hash, 0x7362);
-}
+// The codes of a rule's states.
+template <class... Codes>
+struct LaneStates {
+  template <class Number>
+  LT_METHOD auto& of(Number) {
+    return *this;  // never called; a template, so that no compiler looks for what it returns
+  }
+};
+template <class First, class... Others>
+struct LaneStates<First, Others...> {
+  First first;
+  LaneStates<Others...> others;
+  template <int k>
+  LT_METHOD auto& of(Index<k>) {
+    if constexpr (k == 0)
+      return first;
+    else
+      return others.of(Index<k - 1>{});
+  }
+};
 
 // Without scales, values are stored as an element type is. (A second moment in range never rounds to 0 in bfloat16.)
 struct NoTables {};
 template <class T>
-struct PlainCodes : Packed<T> {
-  LT_METHOD float get(const NoTables&, int i) const { return Packed<T>::get(i); }
+struct PlainCodes {
+  u32 word[kLaneElements * sizeof(T) / 4];
+  LT_FN float factor(float) { return 1.f; }
+  LT_FN float inverse(float) { return 1.f; }
+  LT_METHOD float get(const NoTables&, int i) const { return Packed<T>::get(word, i); }
   LT_METHOD void encode_four(const NoTables&, int i, const float* value, float) {
-    this->set_two(i, value[0], value[1]);
-    this->set_two(i + 2, value[2], value[3]);
+    Packed<T>::set_two(word, i, value[0], value[1]);
+    Packed<T>::set_two(word, i + 2, value[2], value[3]);
   }
 };
 template <>
 struct LaneCodec<Fp32> {
   using Shared = NoTables;
-  using RandomShared = NoTables;
   LT_FN void fill(NoTables&, const void*) {}
   template <bool kSigned>
   using Codes = PlainCodes<float>;
@@ -35,10 +53,10 @@ struct LaneCodec<Fp32> {
 template <>
 struct LaneCodec<Bf16> {
   using Shared = NoTables;
-  using RandomShared = NoTables;
   LT_FN void fill(NoTables&, const void*) {}
   template <bool kSigned>
   struct Codes : PlainCodes<bf16> {
+    template <bool>
     LT_METHOD void round_four(const NoTables&, int i, const float* value, float, const u32 (&random)[2]) {
 #pragma unroll
       for (int two = 0; two < 2; ++two)
@@ -71,8 +89,16 @@ struct LaneCodec<Dynamic8> {
   static constexpr int kMagnitudes = kFirstDown + static_cast<int>(kBuckets);
   static_assert(kFirstUp == 0x3f7f && kFirstDown == 0x80);
 
+  // Rows of 8 to a binade, so shifted that the last piece begins with one: none has more than two pieces.
+  static constexpr int kRowShift = 20, kRows = 8 * 22 + 2;
+  struct alignas(16) Row {
+    float slope, intercept, other_slope, other_intercept;
+  };
   struct Shared {
-    float value[2][256];              // as the portable, [0] unsigned, [1] signed
+    float value[2][256];  // as the portable, [0] unsigned, [1] signed
+    Row row[2][kRows];    // of (u + shift) >> kRowShift less first_row, of the bits of a magnitude
+    u32 shift[2];
+    float lowest[2];
     u32 second_moment[1 + kBuckets];  // of u >> 16 less kFirstUp
     u32 code[2 * kMagnitudes];        // of u >> 16, signed, plus kMagnitudes
   };
@@ -96,44 +122,37 @@ struct LaneCodec<Dynamic8> {
                              : Dynamic8::kSignedZero - (rank < Dynamic8::kSignedZero ? rank : Dynamic8::kSignedZero);
       shared.code[kMagnitudes - 1 - i] = (low << 16) + (splits ? 0xffffu - (bucket & 0xffffu) : 0u) + ((i + 1) << 16);
     }
-  }
-
-  static constexpr u32 kFirstRow = Dynamic8Table::kFirstExponent;
-  struct alignas(16) Row {
-    float slope, intercept, joint_slope, joint_intercept;
-  };
-  struct RandomShared : Shared {
-    Row row[2][Dynamic8Table::kLastExponent - kFirstRow + 1];  // of an exponent less kFirstRow
-    u32 carry[2][Dynamic8Table::kRows];
-    float lowest;
-  };
-  LT_FN void fill(RandomShared& shared, const void* tables) {
-    fill(static_cast<Shared&>(shared), tables);
-    const Dynamic8Table* const side = static_cast<const Dynamic8::Tables*>(tables)->side;
-    for (u32 i = threadIdx.x; i < 2 * Dynamic8Table::kRows; i += blockDim.x) {
-      const u32 s = i / Dynamic8Table::kRows, exponent = kFirstRow + i % Dynamic8Table::kRows;
-      const u32 at = exponent & Dynamic8Table::kRowMask;
-      const Dynamic8Table& of = side[s];
-      shared.carry[s][exponent - kFirstRow] = of.carry[at];
-      if (exponent <= Dynamic8Table::kLastExponent)
-        shared.row[s][exponent - kFirstRow] = {of.slope[at], of.intercept[at], of.joint_slope[at],
-                                               of.joint_intercept[at]};
+    for (u32 i = threadIdx.x; i < 2 * kRows; i += blockDim.x) {
+      const u32 n = i / kRows, key = kFirstRow + i % kRows;
+      const Dynamic8Table& of = side[n];
+      const u32 shift = shift_of(of), last = (kOne + shift) >> kRowShift;
+      // The pieces at both ends. A row's first value may be where the piece before it ends; not so the last row's.
+      const u32 begin = (key << kRowShift) - shift, end = begin + (1u << kRowShift) - 1;
+      const Line from = line_at(of, key < last ? begin - 1 : begin), to = line_at(of, key < last ? end : begin);
+      shared.row[n][i % kRows] = {from.slope, from.intercept, to.slope, to.intercept};
     }
-    if (threadIdx.x == 0) shared.lowest = side[0].lowest;
+    for (u32 n = threadIdx.x; n < 2; n += blockDim.x) {
+      shared.shift[n] = shift_of(side[n]) - (kFirstRow << kRowShift);
+      shared.lowest[n] = n ? Dynamic8Table::kLowestRow : side[0].lowest;
+    }
   }
 
-  template <bool kSigned>
-  LT_FN float scale(float absmax) {
-    return absmax;
+  static constexpr u32 kOne = 127u << 23;
+  static constexpr u32 kFirstRow = Dynamic8Table::kFirstExponent << (23 - kRowShift);
+  using Line = Dynamic8::Line;
+  // Takes the first value behind the last entry but one to the beginning of a row.
+  LT_FN u32 shift_of(const Dynamic8Table& of) {
+    constexpr u32 kBelowOne = Dynamic8Table::kLastExponent - 1;
+    const u32 carry = of.carry[kBelowOne & Dynamic8Table::kRowMask];
+    return carry & ((1u << kRowShift) - 1);
   }
-  template <bool kSigned>
-  LT_FN float inverse(float absmax) {
-    return absmax == 0.f ? 0.f : unchecked_divide(1.f, absmax);
-  }
-  // Exact: a power of two, and reciprocals in range.
-  template <bool kSigned>
-  LT_FN float factor(float absmax) {
-    return absmax == 0.f ? 0.f : unchecked_divide(1.f, absmax) * (kSigned ? 0x1p-104f : 0x1p22f);
+  // The piece at a magnitude of these bits, as the portable kernels find it.
+  LT_FN Line line_at(const Dynamic8Table& of, u32 u) {
+    const u32 least = bits(Dynamic8Table::kLowestRow), inside = u < least ? least : u < kOne ? u : kOne;
+    const u32 at = ((inside + of.carry[(inside >> 23) & Dynamic8Table::kRowMask]) >> 23) & Dynamic8Table::kRowMask;
+    const float x = as_float(inside);
+    const float decade = x * of.slope[at] + of.intercept[at], joint = x * of.joint_slope[at] + of.joint_intercept[at];
+    return decade < joint ? Line{of.slope[at], of.intercept[at]} : Line{of.joint_slope[at], of.joint_intercept[at]};
   }
 
   template <bool kSigned>
@@ -155,19 +174,32 @@ struct LaneCodec<Dynamic8> {
     }
   }
 
-  // random: 16 bits. A code of -1 that is none is that of the entry above it.
-  template <bool kSigned>
-  LT_FN u32 random_sum(const RandomShared& shared, float value, float inverse, u32 random) {
+  // random: 16 bits. A code of -1 that is none is that of the entry above it. kNormal: second moments are 0 or normal
+  // numbers. Then their bits, 2^23 and more, are above any sum of theirs: sums of 2^23 and more are those of ranks from
+  // 128 on, of what is nearly the largest of a block, which is 2^-96 or more.
+  template <bool kSigned, bool kNormal>
+  LT_FN u32 random_sum(const Shared& shared, float value, float inverse, u32 random, float lowest, u32 shift) {
     float magnitude = __saturatef(abs(value) * inverse);
-    if constexpr (!kSigned) magnitude = max(magnitude, shared.lowest);
-    const u32 u = bits(kSigned ? max(magnitude, Dynamic8Table::kLowestRow) : magnitude);
-    const Row row = shared.row[kSigned][((u + shared.carry[kSigned][(u >> 23) - kFirstRow]) >> 23) - kFirstRow];
-    const float decade = magnitude * row.slope + row.intercept;
-    const float joint = magnitude * row.joint_slope + row.joint_intercept;
-    const u32 rank = truncate(decade < joint ? decade : joint) + random;
+    const float inside = fmaxf(magnitude, lowest);
+    if constexpr (!kSigned) magnitude = inside;
+    const Row row = shared.row[kSigned][row_of(bits(inside) + shift)];
+    const u32 rank =
+        truncate(fminf(magnitude * row.slope + row.intercept, magnitude * row.other_slope + row.other_intercept)) +
+        random;
+    if constexpr (!kSigned && kNormal) return rank < bits(value) ? rank : bits(value);
     if constexpr (!kSigned) return value > 0.f ? rank : 0u;
     constexpr u32 kZero = Dynamic8::kSignedZero << 16, kDown = kZero | 0xffffu;
     return value < 0.f ? kDown - (rank < kDown ? rank : kDown) : kZero + rank;
+  }
+  // Not as C++: the compiler would make three instructions of the shift and the address.
+  LT_FN u32 row_of(u32 u) {
+#ifdef __CUDA_ARCH__
+    u32 row;
+    asm("shr.u32 %0, %1, %2;" : "=r"(row) : "r"(u), "n"(kRowShift));
+    return row;
+#else
+    return u >> kRowShift;
+#endif
   }
 
   // Byte 2 of each.
@@ -178,6 +210,10 @@ struct LaneCodec<Dynamic8> {
   template <bool kSigned>
   struct Codes {
     u32 word[kLaneElements / 4];
+    LT_FN float scale(float absmax) { return absmax; }
+    LT_FN float inverse(float absmax) { return absmax == 0.f ? 0.f : unchecked_divide(1.f, absmax); }
+    // Exact: a power of two, and reciprocals in range.
+    LT_FN float factor(float absmax) { return inverse(absmax) * (kSigned ? 0x1p-104f : 0x1p22f); }
     LT_METHOD float get(const Shared& shared, int i) const {
       return shared.value[kSigned][__byte_perm(word[i / 4], 0, 0x4440u + i % 4)];
     }
@@ -185,12 +221,14 @@ struct LaneCodec<Dynamic8> {
       word[i / 4] = pack(sum<kSigned>(shared, value[0], factor), sum<kSigned>(shared, value[1], factor),
                          sum<kSigned>(shared, value[2], factor), sum<kSigned>(shared, value[3], factor));
     }
-    LT_METHOD void round_four(const RandomShared& shared, int i, const float* value, float inverse,
-                              const u32 (&random)[2]) {
-      word[i / 4] = pack(random_sum<kSigned>(shared, value[0], inverse, random[0] & 0xffffu),
-                         random_sum<kSigned>(shared, value[1], inverse, random[0] >> 16),
-                         random_sum<kSigned>(shared, value[2], inverse, random[1] & 0xffffu),
-                         random_sum<kSigned>(shared, value[3], inverse, random[1] >> 16));
+    template <bool kNormal>
+    LT_METHOD void round_four(const Shared& shared, int i, const float* value, float inverse, const u32 (&random)[2]) {
+      const float lowest = shared.lowest[kSigned];
+      const u32 shift = shared.shift[kSigned];
+      word[i / 4] = pack(random_sum<kSigned, kNormal>(shared, value[0], inverse, random[0] & 0xffffu, lowest, shift),
+                         random_sum<kSigned, kNormal>(shared, value[1], inverse, random[0] >> 16, lowest, shift),
+                         random_sum<kSigned, kNormal>(shared, value[2], inverse, random[1] & 0xffffu, lowest, shift),
+                         random_sum<kSigned, kNormal>(shared, value[3], inverse, random[1] >> 16, lowest, shift));
     }
   };
 };
@@ -201,21 +239,7 @@ struct LaneCodec<Dynamic8> {
 template <>
 struct LaneCodec<Float8> {
   using Shared = NoTables;
-  using RandomShared = NoTables;
   LT_FN void fill(NoTables&, const void*) {}
-  template <bool kSigned>
-  LT_FN float scale(float absmax) {
-    return Float8::block_scale<kSigned>(absmax).scale;
-  }
-  template <bool kSigned>
-  LT_FN float inverse(float absmax) {
-    return Float8::block_scale<kSigned>(absmax).inverse;
-  }
-  template <bool kSigned>
-  LT_FN float factor(float absmax) {
-    return inverse<kSigned>(absmax);
-  }
-
   // below: what is added to the bits that are cut off.
   template <bool kSigned>
   LT_FN u32 code(float value, float inverse, u32 below) {
@@ -230,17 +254,15 @@ struct LaneCodec<Float8> {
   template <bool kSigned>
   struct Codes {
     u32 word[kLaneElements / 4];
+    LT_FN float scale(float absmax) { return Float8::block_scale<kSigned>(absmax).scale; }
+    LT_FN float inverse(float absmax) { return Float8::block_scale<kSigned>(absmax).inverse; }
     LT_METHOD float get(const NoTables&, int i) const {
       const u32 byte = __byte_perm(word[i / 4], 0, 0x4440u + i % 4), magnitude = kSigned ? byte & 0x7fu : byte;
       const float t = as_float(magnitude * (1u << Float8::kCut) + Float8::kZeroBits<kSigned>);
       const float x = fminf(t, __fmaf_rn(t, 2.f, -2.f * Float8::kHalfLow<kSigned>));
       return kSigned ? as_float(bits(x) | (byte & 0x80u) << 24) : x;
     }
-    LT_METHOD void encode_four(const NoTables&, int i, const float* value, float inverse) {
-      constexpr u32 kHalf = 1u << (Float8::kCut - 1);
-      put_four(i, code<kSigned>(value[0], inverse, kHalf), code<kSigned>(value[1], inverse, kHalf),
-               code<kSigned>(value[2], inverse, kHalf), code<kSigned>(value[3], inverse, kHalf));
-    }
+    template <bool>
     LT_METHOD void round_four(const NoTables&, int i, const float* value, float inverse, const u32 (&random)[2]) {
       put_four(i, code<kSigned>(value[0], inverse, below(random[0] & 0xffffu)),
                code<kSigned>(value[1], inverse, below(random[0] >> 16)),
@@ -254,4 +276,68 @@ struct LaneCodec<Float8> {
       word[i / 4] = __byte_perm(__byte_perm(a, b, 0x40), __byte_perm(c, d, 0x40), 0x5410);
     }
   };
+};
+
+// Codes of 4 bits by the portable kernels, on tables of 16 and 32 entries, in whose look-ups no two lanes conflict.
+template <>
+struct LaneCodec<Dynamic4> {
+  using Shared = Dynamic4::Tables;
+  LT_FN void fill(Shared& shared, const void* tables) {
+    for (u32 i = threadIdx.x; i < 2 * Dynamic4Table::kBuckets; i += blockDim.x) {
+      const u32 at = i % Dynamic4Table::kBuckets;
+      const Dynamic4Table& from = static_cast<const Dynamic4::Tables*>(tables)->side[i / Dynamic4Table::kBuckets];
+      Dynamic4Table& to = shared.side[i / Dynamic4Table::kBuckets];
+      to.below[at] = from.below[at], to.nearest[at] = from.nearest[at];
+      if (at < 16) to.value[at] = from.value[at], to.slope[at] = from.slope[at], to.intercept[at] = from.intercept[at];
+      if (at == 0) to.least = from.least;
+    }
+  }
+
+  template <bool kSigned>
+  struct Codes {
+    u32 word[kLaneElements / 8];
+    LT_FN float scale(float absmax) { return Dynamic4::block_scale<kSigned>(absmax).scale; }
+    LT_FN float inverse(float absmax) { return Dynamic4::block_scale<kSigned>(absmax).inverse; }
+    LT_FN float factor(float absmax) { return inverse(absmax); }
+    LT_METHOD float get(const Shared& shared, int i) const {
+      return Dynamic4::decode<kSigned>(shared, word[i / 8] >> 4 * (i % 8));
+    }
+    LT_METHOD void encode_four(const Shared& shared, int i, const float* value, float inverse) {
+      put_four(shared, i, value, inverse, false, {0, 0});
+    }
+    template <bool>
+    LT_METHOD void round_four(const Shared& shared, int i, const float* value, float inverse, const u32 (&random)[2]) {
+      put_four(shared, i, value, inverse, true, random);
+    }
+
+   private:
+    LT_METHOD void put_four(const Shared& shared, int i, const float* value, float inverse, bool stochastic,
+                            const u32 (&random)[2]) {
+      u32 four = 0;
+#pragma unroll
+      for (int n = 0; n < 4; ++n)
+        four |= Dynamic4::encode_with<kSigned>(shared, value[n], inverse, stochastic,
+                                               n % 2 ? random[n / 2] >> 16 : random[n / 2] & 0xffffu)
+                << 4 * n;
+      word[i / 8] = i % 8 ? word[i / 8] | four << 16 : four;
+    }
+  };
+};
+
+// Each kind of state as its codec has it.
+template <>
+struct LaneCodec<Mixed12> {
+  struct Shared {
+    LaneCodec<Dynamic8>::Shared eight;
+    LaneCodec<Dynamic4>::Shared four;
+    LT_METHOD operator const LaneCodec<Dynamic8>::Shared&() const { return eight; }
+    LT_METHOD operator const LaneCodec<Dynamic4>::Shared&() const { return four; }
+  };
+  LT_FN void fill(Shared& shared, const void* tables) {
+    const auto* const of = static_cast<const Mixed12::Tables*>(tables);
+    LaneCodec<Dynamic8>::fill(shared.eight, &of->eight);
+    LaneCodec<Dynamic4>::fill(shared.four, &of->four);
+  }
+  template <bool kSigned>
+  using Codes = typename LaneCodec<std::conditional_t<kSigned, Dynamic4, Dynamic8>>::template Codes<kSigned>;
 };

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "backend/cuda/device/prelude.inc"
+#include "backend/kernels/step-inl.h"
 #include "backend/cuda/device/real-inl.h"
 #include "backend/cuda/device/packed-inl.h"
 #include "backend/cuda/device/lane_codec-inl.h"
@@ -39,7 +40,7 @@ struct Both {
   void compare(float value, float absmax) {
     const float inverse = block_inverse(absmax, 1.f);
     const u32 wanted = Dynamic8::encode_with<kSigned>(*tables, value, inverse, false, 0u);
-    const u32 got = Lane::sum<kSigned>(*shared, value, Lane::factor<kSigned>(absmax)) >> 16;
+    const u32 got = Lane::sum<kSigned>(*shared, value, Lane::Codes<kSigned>::factor(absmax)) >> 16;
     ++compared;
     if (got == wanted) return;
     if (++differing < 5)
@@ -70,7 +71,7 @@ TEST(CudaLaneCodec, Dynamic8KeepsZeroAndNothingElseAtZero) {
   for (int exponent = -100; exponent <= 20; ++exponent) {
     const float value = __builtin_ldexpf(1.f, exponent);
     both.compare<false>(value, 0x1p20f);
-    EXPECT_NE(Lane::sum<false>(*both.shared, value, Lane::factor<false>(0x1p20f)) >> 16, 0u);
+    EXPECT_NE(Lane::sum<false>(*both.shared, value, Lane::Codes<false>::factor(0x1p20f)) >> 16, 0u);
   }
   both.compare<false>(0.f, 0x1p20f);
   both.compare<false>(0.f, 0.f);
@@ -83,7 +84,7 @@ template <class C>
 struct Stochastic {
   using Lane = LaneCodec<C>;
   std::unique_ptr<typename C::Tables> tables = std::make_unique<typename C::Tables>();
-  std::unique_ptr<typename Lane::RandomShared> shared = std::make_unique<typename Lane::RandomShared>();
+  std::unique_ptr<typename Lane::Shared> shared = std::make_unique<typename Lane::Shared>();
   i64 compared = 0, differing = 0;
 
   Stochastic() {
@@ -103,14 +104,14 @@ struct Stochastic {
     typename Lane::template Codes<kSigned> codes{};
     float inverse = 1.f;
     if constexpr (C::kScaled) {
-      inverse = Lane::template inverse<kSigned>(absmax);
+      inverse = Lane::template Codes<kSigned>::inverse(absmax);
       const BlockScale of = block_scale<C, kSigned>(absmax);
-      const float scale = Lane::template scale<kSigned>(absmax);
+      const float scale = Lane::template Codes<kSigned>::scale(absmax);
       differing += bits(of.inverse) != bits(inverse) || bits(of.scale) != bits(scale);
     }
     u32 random[2];
-    random_four(index / 4, key, random);
-    codes.round_four(*shared, 4, value, inverse, random);
+    LaneRandom{index - 4, key}.four(4, random);
+    codes.template round_four<false>(*shared, 4, value, inverse, random);
     for (int i = 0; i < 4; ++i, ++compared) {
       const u32 wanted = encode_at<C, kSigned>(*tables, value[i], inverse, Rounding{true, key}, index + u32(i));
       const float decoded = codes.get(*shared, 4 + i);

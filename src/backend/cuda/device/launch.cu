@@ -12,25 +12,8 @@ static __global__ void finish_replay_kernel(cuda_kernels::ReplayState* replay) {
 }  // namespace lowtide::LT_CUDA_NAMESPACE
 
 namespace lowtide::cuda_kernels {
-namespace {
-
-// Whether a pair of element types is of one type, as those of fast kernels are.
-bool is_of_one_type(int pair) {
-  using namespace cuda_device;
-  switch (pair) {
-#define LT_PAIR(number, P, G) \
-  case number:                \
-    return std::is_same_v<P, G>;
-#include "portable/pairs.def"
-#undef LT_PAIR
-  }
-  return false;
-}
-
-}  // namespace
-
 cudaError_t step(const StepLaunch& launch, const Queue& queue) {
-  const bool fast = launch.fast && !launch.ballot && !launch.stochastic && is_of_one_type(launch.pair);
+  const bool fast = launch.fast && !launch.ballot;
   switch (launch.rule) {
 #define LT_RULE(number, name, R) \
   case number:                   \

@@ -29,10 +29,8 @@ struct ReplayState {
 
 struct StepLaunch {
   int rule = 0, codec = 0;
-  int pair = -1;            // number of pairs.def that all items have, -1: they differ
-  bool fast = false;        // approximate arithmetic, where there is such a kernel; else the bits of the CPU backend
-  bool ballot = false;      // signs instead of parameters
-  bool stochastic = false;  // some items have states that are rounded stochastically
+  bool fast = false;    // approximate arithmetic, where there is such a kernel; else the bits of the CPU backend
+  bool ballot = false;  // signs instead of parameters
   const kernels::DeviceItem* items = nullptr;
   const int64_t* starts = nullptr;  // [count], tiles before each
   int64_t count = 0, tiles = 0;

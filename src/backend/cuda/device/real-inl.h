@@ -8,8 +8,9 @@
 // others. A quotient of -0 becomes +0, and so a step of no length is +0 where HotBlocks has seen that it cannot
 // underflow: then move needs not to turn it.
 //
-// Fast files (LT_CUDA_FAST) have an error of at most 1 ulp of the reciprocal, then one multiplication for the division
-// (2 ulp together), and at most 1 ulp for the square root (PTX ISA: rcp.approx, sqrt.approx).
+// In fast files (LT_CUDA_FAST) quotients may be -0, which makes +0 of a parameter of -0. They have an error of at most
+// 1 ulp of the reciprocal, then one multiplication for the division (2 ulp together), and at most 1 ulp for the square
+// root (PTX ISA: rcp.approx, sqrt.approx).
 
 struct Real {
   float x;
@@ -57,6 +58,4 @@ LT_FN Real sqrt(Real a) { return unchecked_sqrt(a.x); }
 LT_FN Real abs(Real a) { return abs(a.x); }
 LT_FN Real max(Real a, Real b) { return max(a.x, b.x); }
 LT_FN Real select(bool m, Real a, Real b) { return m ? a.x : b.x; }
-#ifndef LT_CUDA_FAST
 LT_FN Real move(Real p, Real x) { return p.x - x.x; }
-#endif

@@ -15,36 +15,44 @@ namespace {
 
 using namespace lowtide::testing;
 
+std::vector<StepCase> many_cases(int rule, int codec, int pair, Variant variant, Rng& rng) {
+  const std::pair<int64_t, int64_t> shapes[] = {{0, 5},
+                                                {3, 0},
+                                                {1, 1},
+                                                {2, 256},
+                                                {3, 512},
+                                                {1, 256 * 70 + 77},
+                                                {5, 400},
+                                                {9, 16},
+                                                {1, 256 * 33},
+                                                {33, 24},
+                                                {6, 257},
+                                                {1, rng.between(1, 255)},
+                                                {rng.between(2, 40), rng.between(1, 255)},
+                                                {rng.between(2, 5), rng.between(257, 1200)}};
+  return make_cases(shapes, rule, codec, pair, variant, rng);
+}
+
 TEST(CudaSteps, GiveTheBitsOfTheCpu) {
   auto rng = testing::seeded("steps of CUDA kernels", 70);
   const auto cpu = cpu::make_backend("");
-  int64_t comparisons = 0, bytes = 0, differing = 0, still = 0, strided = 0, stochastic = 0;
+  int64_t comparisons = 0, bytes = 0, differing = 0, still = 0, strided = 0, stochastic = 0, masters = 0;
   for (int rule = 0; rule < static_cast<int>(rules().size()); ++rule)
     for (int codec = 0; codec < static_cast<int>(codecs().size()); ++codec)
       for (int pair = 0; pair < 9; ++pair)
-        for (int variant = 0; variant < 6; ++variant) {
-          // Usual states to nearest, any states, misaligned memory, kernels of any types, memory that is not
-          // contiguous, and usual states stochastically.
-          std::vector<StepCase> start = make_cases(rule, codec, pair, rng);
-          if (variant != 1)
-            for (StepCase& c : start) make_usual(c, rng);
-          for (size_t i = 0; i < start.size(); ++i) {
-            if (variant == 0) start[i].stochastic = 0;
-            if (variant == 5) make_random(start[i], i, rng);
-            stochastic += start[i].stochastic != 0;
-          }
+        for (int n = 0; n < kVariants; ++n) {
+          const auto variant = static_cast<Variant>(n);
+          const std::vector<StepCase> start = many_cases(rule, codec, pair, variant, rng);
           std::vector<StepCase> wanted = start, got = start;
           step_all(*cpu, wanted, 1);
-          std::vector<DeviceCase> on_device;
-          const auto any_lie = [&] { return static_cast<Lie>(rng.below(variant == 4 ? int(Lie::kCount) : 1)); };
+          std::vector<DeviceCase> on_device = on_the_device(got, variant, rng);
           for (size_t i = 0; i < got.size(); ++i) {
-            const Lie param_lie = any_lie();
-            on_device.emplace_back(got[i], variant == 2 ? 1 + i % 3 : 0, i % 2 == 1, param_lie, any_lie());
-            strided += variant == 4 && !(on_device[i].param.layout->contiguous && on_device[i].grad.layout->contiguous);
+            stochastic += got[i].stochastic != 0, masters += got[i].master != 0;
+            strided += !(on_device[i].param.layout->contiguous && on_device[i].grad.layout->contiguous);
           }
           std::vector<StepItem> items;
           for (DeviceCase& c : on_device) items.push_back(c.item());
-          step_on_device(items, {rule, codec, variant == 3 ? -1 : pair});
+          step_on_device(items, {rule, codec});
           for (DeviceCase& c : on_device) c.fetch();
           for (size_t i = 0; i < got.size(); ++i, ++comparisons) {
             const int64_t bad = differing_bytes(got[i], wanted[i]);
@@ -59,11 +67,11 @@ TEST(CudaSteps, GiveTheBitsOfTheCpu) {
           if (differing) return;
         }
   std::printf(
-      "%lld parameters stepped (%lld not contiguous, %lld with states rounded stochastically), %lld bytes compared, "
-      "%lld "
-      "differ, %lld were left as they were\n",
+      "%lld parameters stepped (%lld not contiguous, %lld with states rounded stochastically, %lld with masters), %lld "
+      "bytes compared, %lld differ, %lld were left as they were\n",
       static_cast<long long>(comparisons), static_cast<long long>(strided), static_cast<long long>(stochastic),
-      static_cast<long long>(bytes), static_cast<long long>(differing), static_cast<long long>(still));
+      static_cast<long long>(masters), static_cast<long long>(bytes), static_cast<long long>(differing),
+      static_cast<long long>(still));
 }
 
 TEST(CudaSteps, MakeTheBallotsOfTheCpu) {
@@ -72,7 +80,7 @@ TEST(CudaSteps, MakeTheBallotsOfTheCpu) {
   int64_t ballots = 0, bytes = 0;
   for (int rule = 0; rule < static_cast<int>(rules().size()); ++rule)
     for (int codec = 0; codec < static_cast<int>(codecs().size()); ++codec)
-      for (StepCase& start : make_cases(rule, codec, static_cast<int>(rng.below(9)), rng)) {
+      for (const StepCase& start : many_cases(rule, codec, static_cast<int>(rng.below(9)), kAny, rng)) {
         ASSERT_EQ(differing_ballot_bytes(*cpu, start, rng), 0)
             << rule_info(rule).name << " " << codec_info(codec).name << " of " << start.layout.numel;
         ++ballots, bytes += sign_bytes(start.layout.numel) + start.bytes();
@@ -89,7 +97,7 @@ int64_t changed_by(const uint32_t* guard, const cuda_kernels::ReplayState* repla
   start = got;
   DeviceCase on_device(got, 0, false);
   StepItem item = on_device.item();
-  step_on_device({&item, 1}, {1, 2, 4, false, guard, replay});
+  step_on_device({&item, 1}, {1, 2, false, guard, replay});
   on_device.fetch();
   return differing_bytes(got, start);
 }

@@ -20,7 +20,7 @@ constexpr const char kFast[] = "fast";
 class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
  public:
   CudaBackend(const DeviceInfo& info, bool fast)
-      : DeviceBackend(kStepShape),
+      : DeviceBackend(cuda_kernels::kTileBlocks),
         info_(info),
         fast_(fast),
         events_(std::make_shared<Events>(info_)),

@@ -18,8 +18,6 @@
 
 namespace lowtide::cuda_host {
 
-inline constexpr kernels::Batch::Shape kStepShape{.by_pair = true, .unit_blocks = cuda_kernels::kTileBlocks};
-
 // Queues the launches of a batch that is, or will be, at `device`. tables: for each launch. replay: of a recorded step.
 inline void queue_steps(const Scope& scope, const kernels::Batch& batch, const std::byte* device,
                         std::span<const void* const> tables, bool fast, const cuda_kernels::ReplayState* replay,
@@ -28,8 +26,7 @@ inline void queue_steps(const Scope& scope, const kernels::Batch& batch, const s
   for (const kernels::Batch::Launch& part : batch.launches()) {
     cuda_kernels::StepLaunch launch;
     launch.rule = part.rule, launch.codec = part.codec;
-    launch.pair = part.pair;
-    launch.fast = fast, launch.ballot = part.ballot, launch.stochastic = part.stochastic;
+    launch.fast = fast, launch.ballot = part.ballot;
     launch.items = batch.items(device, part), launch.starts = batch.starts(device, part);
     launch.count = part.count, launch.tiles = part.units;
     launch.tables = tables[n++];

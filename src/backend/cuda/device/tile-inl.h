@@ -1,0 +1,144 @@
+// A warp's tile, as its lanes know it. It lies in shared memory, for the states of 16 elements need the registers.
+// Included in the namespace of a .cu file after tiles-inl.h, slow-inl.h and packed-inl.h.
+
+LT_FN bool is_aligned(const void* p) { return (reinterpret_cast<u64>(p) & 15u) == 0; }
+
+// Bits of a weight's residual; 0 without one.
+LT_FN int residual_bits(int master) {
+  switch (master) {
+#define LT_MASTER(number, name, bits) \
+  case number:                        \
+    return bits;
+#include "portable/masters.def"
+#undef LT_MASTER
+  }
+  return 0;
+}
+
+// How a state is stored.
+struct StateFormat {
+  int bits, scales;  // of a code, of a block
+};
+
+struct alignas(16) Tile {
+  const DeviceItem* item;
+  i64 begin;  // its first block, counted from the item's first
+  // From its first element, code and scale on.
+  u8 *param, *residual;
+  const u8* grad;
+  struct {
+    const u8* codes;
+    const float* scales;
+  } state[kMaxStates];
+  i64 write_offset;
+  Cursor first, cursor[2];  // of the tile, and of the halves of the warp
+  // For the states, and for the weights, for the blocks of the two halves, which lie on one side of 2^32.
+  RandomKey key[2][kMaxStates + 1];
+  u32 index_high[2];
+  // Where the indices of all blocks follow one another, below the same bits, cursors stay at the first one. left: so
+  // many elements follow the first one.
+  bool straight;
+  int left;
+  int blocks;
+  u32 stochastic;  // as DeviceItem
+  float grad_scale;
+  Form form;  // wide: as far as alignment goes
+  bool hot, is_common;
+
+  template <int K>
+  LT_METHOD void fill(const DeviceItem& of, i64 first_block, bool is_hot, const StateFormat (&formats)[K]) {
+    item = &of;
+    begin = first_block;
+    const i64 there = of.blocks - first_block;
+    blocks = static_cast<int>(there < cuda_kernels::kTileBlocks ? there : cuda_kernels::kTileBlocks);
+    stochastic = of.stochastic;
+    grad_scale = of.grad_scale;
+    write_offset = of.write_offset;
+    hot = is_hot;
+    first.find(of, first_block);
+    for (int half = 0; half < 2; ++half) {
+      cursor[half].find(of, first_block + half);
+      find_keys(half);
+    }
+    const i64 all = i64{blocks} * kBlock, in_row = of.row_length - first.column;
+    const bool rows_follow = of.row_length % kBlock == 0 && of.row_stride == of.row_length;
+    straight = (rows_follow || in_row > all - kBlock) && (first.index + all - 1) >> 32 == first.index >> 32;
+    left = static_cast<int>(rows_follow || all < in_row ? all : in_row);
+    find_memory(formats);
+  }
+
+  // Where a lane works in blocks b and b + 1.
+  LT_METHOD LaneAt place(int b) const {
+    LaneAt at;
+    at.half = static_cast<int>(threadIdx.x % 32 / kLanes);
+    at.there = b + at.half < blocks;
+    // Without a block of its own a half sees the other's, and stores nothing.
+    if (!at.there) at.half = 0;
+    at.block = b + at.half;
+    const int of_lane = static_cast<int>(threadIdx.x % kLanes) * kLaneElements;
+    int here;
+    if (straight) {
+      at.element = at.block * kBlock;
+      here = left - at.element;
+      at.index = static_cast<u32>(first.index) + static_cast<u32>(at.element);
+    } else {
+      const Cursor& of = cursor[at.half];
+      at.element = static_cast<int>(of.element - first.element);
+      here = in_block(of);
+      at.index = static_cast<u32>(of.index);
+    }
+    here = !at.there ? 0 : (here < kBlock ? here : kBlock) - of_lane;
+    at.count = here < 0 ? 0 : here < kLaneElements ? here : kLaneElements;
+    if (here > 0) at.element += of_lane, at.index += static_cast<u32>(of_lane);
+    return at;
+  }
+  // The block of the lane's half, element by element.
+  LT_METHOD SlowBlock slow_block(const LaneAt& at) const {
+    const i64 before = i64{at.block} * kBlock;
+    const Cursor of = straight ? Cursor{first.element + before, 0, first.index + before} : cursor[at.half];
+    const int here = straight ? left - static_cast<int>(before) : in_block(of);
+    return {item, item->first_block + begin + at.block, of.element, of.index,
+            !at.there       ? 0
+            : here < kBlock ? here
+                            : kBlock};
+  }
+
+  // By all lanes, behind a round.
+  LT_METHOD void advance() {
+    if (straight) return;
+    __syncwarp();
+    if (threadIdx.x % kLanes == 0) {
+      const int half = static_cast<int>(threadIdx.x % 32 / kLanes);
+      cursor[half].advance(*item, 2);
+      if (static_cast<u32>(cursor[half].index >> 32) != index_high[half]) find_keys(half);
+    }
+    __syncwarp();
+  }
+
+ private:
+  LT_METHOD int in_block(const Cursor& of) const {
+    const i64 in_row = item->row_length - of.column;
+    return static_cast<int>(in_row < kBlock ? in_row : kBlock);
+  }
+  LT_METHOD void find_keys(int half) {
+    const u32 high = index_high[half] = static_cast<u32>(cursor[half].index >> 32);
+    for (int k = 0; k < kMaxStates; ++k) key[half][k] = rounding_of(*item, k, high).key;
+    key[half][kMaxStates] = key_at(RandomKey{item->master.key[0], item->master.key[1]}, high);
+  }
+  template <int K>
+  LT_METHOD void find_memory(const StateFormat (&formats)[K]) {
+    const DeviceItem& of = *item;
+    const i64 code = first.element - of.origin;
+    form = {of.param.dtype, of.grad.dtype, of.master.kind, true};
+    param = static_cast<u8*>(of.param.data) + first.element * (form.param ? 2 : 4);
+    grad = static_cast<const u8*>(of.grad.data) + first.element * (form.grad ? 2 : 4);
+    residual = static_cast<u8*>(of.master.residual) + code * residual_bits(form.master) / 8;
+    form.wide = is_aligned(param) && is_aligned(grad) && is_aligned(residual) && write_offset % 16 == 0;
+    for (int k = 0; k < K; ++k) {
+      state[k] = {static_cast<const u8*>(of.codes[k]) + code * formats[k].bits / 8,
+                  of.scales[k] + begin * formats[k].scales};
+      form.wide = form.wide && is_aligned(state[k].codes);
+    }
+    is_common = form == common_form();
+  }
+};
