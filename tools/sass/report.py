@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -175,7 +176,7 @@ def page(steps: list[Step], before: list[Step] | None, json_name: str) -> str:
     ]  # fmt: skip
     text = [
         INTRODUCTION.format(
-            today=f"{datetime.now(timezone.utc):%Y-%m-%d}", json_name=json_name, h200=h200, h100=h100,
+            today=_date_of(json_name), json_name=json_name, h200=h200, h100=h100,
             gigahertz=h200.clock / 1e9, h200_copies=h200.copied / 1e12, h100_copies=h100.copied / 1e12,
             over=len(over), slow=len(slow), both=len(both),
         ),
@@ -208,6 +209,12 @@ def _schedules(steps: list[Step], old: dict[tuple[str, str], Step]) -> list[str]
     if not rows:
         return []
     return [SCHEDULES, "| configuration | arithmetic | ceiling | simulated |", "|---|---|---|---|", *rows]
+
+
+def _date_of(name: str) -> str:
+    """The date in a file's name, else today."""
+    found = re.search(r"\d{4}-\d\d-\d\d", name)
+    return found[0] if found else f"{datetime.now(timezone.utc):%Y-%m-%d}"
 
 
 def _is_slow(step: Step) -> bool:
