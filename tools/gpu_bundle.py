@@ -4,9 +4,9 @@
     python3 tools/gpu_bundle.py --target-python python3.12            build/gpu-bundle and build/gpu-bundle.tar
     python3 tools/gpu_bundle.py --with bitsandbytes,torchao,build     with the compared libraries, and all to build there
 
-The folder holds: source.tar.gz (the last commit), revision, prebuilt.tar.xz (the module for that Python, the plug-in
-for --architectures, the tests of devices), wheels and prefix as far as --with asks for them. Name with --with only
-what the GPU machine lacks. Needs the packages that tools/bootstrap.sh --system-only installs, nvcc, pip, nanobind in
+The folder holds: source.tar.gz (the last commit), revision, sources (their hash), prebuilt.tar.xz (the module for that
+Python, the plug-in for --architectures, the tests of devices), wheels and prefix as far as --with asks for them. Name
+with --with only what the GPU machine lacks. Needs the packages that tools/bootstrap.sh --system-only installs, nvcc, pip, nanobind in
 this Python, and a Python of the GPU machine's version with its headers (no packages).
 """
 
@@ -23,7 +23,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-from gpu import prebuilt
+from gpu import prebuilt, sources
 from gpu.build import TESTS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -128,7 +128,7 @@ def thinned(folder: Path, cuda: str) -> None:
         whole.unlink()
 
 
-def build(out: Path, python: str, architectures: str, revision: str) -> None:
+def build(out: Path, python: str, architectures: str, revision: str, digest: str) -> None:
     """The prebuilt parts. Objects are kept in build/gpu-prebuilt, for the next time."""
     if not shutil.which(python):
         die(f"--target-python: got {python}, wanted a Python of the GPU machine's version, with headers; "
@@ -140,6 +140,7 @@ def build(out: Path, python: str, architectures: str, revision: str) -> None:
     tag = output(python, "-c", "import sysconfig; print(sysconfig.get_config_var('SOABI'))").strip()
     for old in folder.glob("_core.*.so"):
         old.unlink()
+    (folder / "CMakeCache.txt").unlink(missing_ok=True)  # which keeps the flags of another preset
     output(*prebuilt.configure(folder, python, nanobind, architectures))
     plugin = re.search(r"^lowtide_cuda\d+(?=:)", output("cmake", "--build", str(folder), "--target", "help"), re.M)
     if not plugin:
@@ -147,7 +148,7 @@ def build(out: Path, python: str, architectures: str, revision: str) -> None:
     output("cmake", "--build", str(folder), "--target", "_core", plugin[0], TESTS)
     library = Path(output("g++", f"-print-file-name={prebuilt.LIBRARY}").strip())
     about = {"python": tag, "architectures": architectures.split(";"), "revision": revision.strip(),
-             "made_on": platform.platform()}  # fmt: skip
+             "sources": digest, "made_on": platform.platform()}  # fmt: skip
     prebuilt.pack(folder, library, out / prebuilt.ARCHIVE, about)
 
 
@@ -176,10 +177,14 @@ def main() -> None:
         shutil.rmtree(out)
     out.mkdir(parents=True)
     revision = output("git", "describe", "--always", "--dirty")
+    digest = sources.digest(ROOT)
     (out / "revision").write_text(revision)
+    (out / "sources").write_text(digest)
+    if revision.strip().endswith("-dirty"):
+        print("uncommitted work is in the prebuilt parts, and not in source.tar.gz: with that, the check builds anew")
     output("git", "archive", "--format=tar.gz", "--prefix=lowtide/", "-o", str(out.resolve() / "source.tar.gz"), "HEAD")
     if not args.no_prebuilt:
-        build(out, args.target_python, args.architectures, revision)
+        build(out, args.target_python, args.architectures, revision, digest)
     if "build" in extra:
         prefix(out / "prefix")
     if extra:

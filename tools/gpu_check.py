@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))  # for the figures of bench/cuda
 
-from gpu import build, find, merge, plan, prebuilt  # noqa: E402
+from gpu import build, find, merge, plan, prebuilt, results, sources  # noqa: E402
 from gpu.check import Check  # noqa: E402
 
 
@@ -79,6 +79,12 @@ def missing(args: argparse.Namespace, found: find.Found, builds: bool) -> list[s
     return out
 
 
+def look(args: argparse.Namespace, folders: build.Folders, deadline: plan.Deadline) -> find.Found:
+    found = find.look(args.python, folders.programs(), folders.environment(), deadline)
+    found.gpu["compute_cap"] = args.architecture or found.gpu.get("compute_cap", "")
+    return found
+
+
 def main() -> int:
     deadline = plan.Deadline(0)
     args = arguments()
@@ -89,22 +95,25 @@ def main() -> int:
         return merge.merge(args.results or [args.out], args.out if args.rehearse else ROOT / "docs" / "benchmarks")
     deadline.seconds = args.seconds
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the step that runs, with its children
+    for name, folder in (("--out or $OUT", args.out), ("--build", args.build)):
+        if why := results.unwritable(folder):
+            print(f"{name}: got {folder}, where nothing can be written ({why}); wanted a folder that can be")
+            return 2
     folders = build.Folders(args.build, args.bundle, args.wheels, args.tests)
     about = prebuilt.unpack(args.bundle, folders)
     installed = build.Steps()
-    found = find.look(args.python, folders.programs(), folders.environment())
-    build.install_wheels(found, folders, installed)
-    found.gpu["compute_cap"] = args.architecture or found.gpu.get("compute_cap", "")
-    unfit = prebuilt.unfit(about, found)
-    if unfit and installed.results:  # wheels may have brought some of what was missing to build
-        found = find.look(args.python, folders.programs(), folders.environment())
-        found.gpu["compute_cap"] = args.architecture or found.gpu.get("compute_cap", "")
+    found = look(args, folders, deadline)
+    build.install_wheels(found, folders, installed, deadline)
+    brought = bool(installed.results)
+    unfit = prebuilt.use(about, found, folders, sources.digest(ROOT), installed, deadline)
+    if unfit and brought:  # wheels may have brought some of what was missing to build
+        found = look(args, folders, deadline)
     if (lacking := missing(args, found, bool(unfit))) and not args.rehearse:
         print("\n".join(f"missing: {text}" for text in lacking))
         return 2
     check = Check(args, found, folders, deadline)
     check.result["build"].update(installed.results)
-    check.prepare(about, unfit)
+    check.prepare(unfit)
     check.take(steps(args))
     print(
         f"{deadline.elapsed():.0f} s of {args.seconds:.0f} s; results: {args.out / args.command}.json, .md, .rows.jsonl"

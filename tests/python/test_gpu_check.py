@@ -8,10 +8,12 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import textwrap
 import time
 import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +28,7 @@ import gpu_bundle  # noqa: E402
 from bench.cuda import case, counters, emulated, figures, model, resident, rows, shapes  # noqa: E402
 from bench.cuda.device import GIB, MANAGED_CAP, Gpu, bytes_of  # noqa: E402
 from bench.cuda.rows import Absent, Rows  # noqa: E402
-from gpu import build, find, plan, prebuilt, report, suites, watchdog  # noqa: E402
+from gpu import build, find, merge, plan, prebuilt, report, results, sources, suites, watchdog  # noqa: E402
 from gpu.check import Check  # noqa: E402
 
 # Rows of bitsandbytes, torchao or features that only a device has: rehearsed as "not measured" where they are absent.
@@ -105,19 +107,48 @@ def fake_tests(folder: Path, passes: bool) -> Path:
     return folder
 
 
-def rehearse(tmp_path: Path, command: str, *arguments: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-    done = subprocess.run(
-        [sys.executable, str(TOOL), command, "--rehearse", "--build", str(tmp_path / "gpu"), *arguments],
-        env={**os.environ, "OUT": str(tmp_path / "out")}, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    return done, json.loads((tmp_path / "out" / f"{command}.json").read_text())
+def merged(folder: Path, target: Path) -> dict[str, Any]:
+    command = [sys.executable, str(TOOL), "merge", str(folder), "--rehearse", "--out", str(target)]
+    subprocess.run(command, check=True, timeout=60)
+    (path,) = target.glob("rehearsal-*.json")
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
 
 
-def test_a_rehearsal_ends_with_all_results(figure: Callable[[str], None], tmp_path: Path) -> None:
-    chosen = ["smoke", "bits.mantissas", "rehearsal.raises", "rehearsal.crashes", "rehearsal.hangs", "suite device"]
-    done, result = rehearse(tmp_path, "first", "--steps", ",".join(chosen), "--step-seconds", "25",
-                            "--tests", str(fake_tests(tmp_path, passes=False)))  # fmt: skip
-    assert done.returncode == 1, done.stderr[-2000:]  # some did go wrong
+@dataclass
+class Rehearsal:
+    """One of a whole command, which is shared: each of its processes imports torch."""
+
+    code: int
+    errors: str
+    out: Path
+    killed: Path  # the results as a command leaves them that is killed while its last step hangs
+
+    @property
+    def result(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.out / "first.json").read_text())
+        return found
+
+
+@pytest.fixture(scope="module")
+def rehearsal(tmp_path_factory: pytest.TempPathFactory) -> Rehearsal:
+    folder = tmp_path_factory.mktemp("rehearsal")
+    chosen = ["smoke", "bits.mantissas", "rehearsal.raises", "rehearsal.crashes", "suite device", "rehearsal.hangs"]
+    command = [sys.executable, str(TOOL), "first", "--rehearse", "--build", str(folder / "gpu"),
+               "--steps", ",".join(chosen), "--tests", str(fake_tests(folder, passes=False))]  # fmt: skip
+    out, errors = folder / "out", folder / "errors"
+    with open(errors, "wb") as file:
+        process = subprocess.Popen(command, env={**os.environ, "OUT": str(out)}, stdout=subprocess.DEVNULL, stderr=file)
+    kept = out / "first.rows.jsonl"
+    while process.poll() is None and not (kept.is_file() and "before it hung" in kept.read_text()):
+        time.sleep(0.05)
+    shutil.copytree(out, folder / "killed")
+    return Rehearsal(process.wait(300), errors.read_text(), out, folder / "killed")
+
+
+def test_a_rehearsal_ends_with_all_results(figure: Callable[[str], None], rehearsal: Rehearsal) -> None:
+    assert rehearsal.code == 1, rehearsal.errors[-2000:]  # some did go wrong
+    result = rehearsal.result
     cases = result["cases"]
     assert {name: entry["status"] for name, entry in cases.items()} == {
         "smoke": "ok",
@@ -138,54 +169,39 @@ def test_a_rehearsal_ends_with_all_results(figure: Callable[[str], None], tmp_pa
     by_what = {entry["what"]: entry for entry in result["figures"]}
     assert by_what["exact steps from all mantissas against the CPU: differing values"]["reached"] is True
     assert by_what["everything fits: Memory(...) / none"]["got"] is None
-    text = (tmp_path / "out" / "first.md").read_text()
+    text = (rehearsal.out / "first.md").read_text()
     assert "| everything fits: Memory(...) / none | ≤ 1.01 | not measured |" in text
     assert "A rehearsal on the CPU" in text
     assert "rehearsal.hangs: hung" in text
     figure(f"{len(cases)} cases; one was killed after {cases['rehearsal.hangs']['seconds']} s")
 
 
-def test_a_step_that_no_longer_fits_is_left_out_and_both_results_are_merged(tmp_path: Path) -> None:
-    done, result = rehearse(tmp_path, "first", "--steps", "llama.peaks,rehearsal.raises", "--seconds", "45")
-    assert result["cases"]["llama.peaks"]["status"] == "not run"
-    assert "takes about 50 s" in result["cases"]["llama.peaks"]["reason"]
-    assert result["cases"]["rehearsal.raises"]["status"] == "ok", done.stdout
-    tests = fake_tests(tmp_path, passes=True)
-    _, result = rehearse(tmp_path, "second", "--steps", "suite device,memcheck", "--tests", str(tests))
-    assert result["suites"]["suite device"]["passed"] == 2
-    merged = subprocess.run(
-        [sys.executable, str(TOOL), "merge", str(tmp_path / "out"), "--rehearse", "--out", str(tmp_path / "both")],
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-    (path,) = (tmp_path / "both").glob("rehearsal-*.json")
-    both = json.loads(path.read_text())
-    assert both["commands"] == ["first", "second"], merged.stdout
-    assert set(both["cases"]) == {"llama.peaks", "rehearsal.raises"} and set(both["suites"]) == {
-        "suite device",
-        "memcheck",
-    }
-
-
-def test_a_killed_command_has_all_rows_until_then(tmp_path: Path) -> None:
+def test_a_killed_command_has_all_rows_until_then(rehearsal: Rehearsal, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, str(TOOL), "first", "--rehearse", "--build", str(tmp_path / "gpu"), "--out", str(out),
-               "--steps", "rehearsal.raises,rehearsal.hangs"]  # fmt: skip
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    kept = out / "first.rows.jsonl"
-    deadline = time.monotonic() + 120
-    while (not kept.is_file() or "before it hung" not in kept.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.kill()
-    process.wait()
-    assert list(json.loads((out / "first.json").read_text())["cases"]) == ["rehearsal.raises"]
-    with open(kept, "a") as file:
+    shutil.copytree(rehearsal.killed, out)
+    before = json.loads((out / "first.json").read_text())
+    assert list(before["cases"]) == ["smoke", "bits.mantissas", "rehearsal.raises", "rehearsal.crashes"]
+    with open(out / "first.rows.jsonl", "a") as file:
         file.write('{"case": "rehearsal.hangs", "la')  # a line that was cut off
-    subprocess.run(
-        [sys.executable, str(TOOL), "merge", str(out), "--rehearse", "--out", str(out)], check=True, timeout=60
-    )
-    (path,) = out.glob("rehearsal-*.json")
-    found = json.loads(path.read_text())["cases"]["rehearsal.hangs"]
+    found = merged(out, tmp_path / "both")["cases"]["rehearsal.hangs"]
     assert found["status"] == "cut off" and [row["value"] for row in found["rows"]] == [1]
+
+
+def test_a_step_that_no_longer_fits_is_left_out_and_both_results_are_merged(tmp_path: Path) -> None:
+    check = command(tmp_path, seconds=45)
+    check.take([plan.Step("llama.peaks", 50)])
+    left_out = check.result["cases"]["llama.peaks"]
+    assert left_out["status"] == "not run" and "takes about 50 s" in left_out["reason"]
+    check.keep(plan.Step("rehearsal.raises", 5), case_of("raised"))
+    second = command(tmp_path, "second")
+    second.folders.given_tests = fake_tests(tmp_path, passes=True)
+    second.take([plan.Step("suite device", 5), plan.Step("memcheck", 5)])
+    suites_run = second.result["suites"]
+    assert suites_run["suite device"]["passed"] == 2 and suites_run["memcheck"]["status"] == "not run"
+    both = merged(tmp_path / "out", tmp_path / "both")
+    assert both["commands"] == ["first", "second"]
+    assert set(both["cases"]) == {"llama.peaks", "rehearsal.raises"}
+    assert set(both["suites"]) == {"suite device", "memcheck"}
 
 
 def test_a_smoke_test_that_fails_ends_the_command() -> None:
@@ -324,7 +340,7 @@ def test_prebuilt_parts_travel_and_are_refused_where_they_do_not_fit(tmp_path: P
     names = {"_core.cpython-312-x86_64-linux-gnu.so", "liblowtide_cuda13.so", build.TESTS}
     for name in names:
         shutil.copy2("/bin/true", built / name)
-    about = {"python": "cpython-312-x86_64-linux-gnu", "architectures": ["80", "90"]}
+    about = {"python": "cpython-312-x86_64-linux-gnu", "architectures": ["80", "90"], "sources": "a", "revision": "v1"}
     prebuilt.pack(built, built / "liblowtide_cuda13.so", bundle / prebuilt.ARCHIVE, about)
     folders = build.Folders(tmp_path / "gpu", bundle)
     assert prebuilt.unpack(bundle, folders) == about
@@ -336,12 +352,183 @@ def test_prebuilt_parts_travel_and_are_refused_where_they_do_not_fit(tmp_path: P
 
     def unfit(soabi: str, capability: str) -> str:
         found = find.Found("python", gpu={"compute_cap": capability}, torch={"soabi": soabi})
-        return prebuilt.unfit(about, found)
+        return prebuilt.unfit(about, found, "a")
 
     assert unfit("cpython-312-x86_64-linux-gnu", "9.0") == unfit("cpython-312-x86_64-linux-gnu", "8.6") == ""
     assert "sm_80, sm_90, and the GPU is sm_120" in unfit("cpython-312-x86_64-linux-gnu", "12.0")
     assert "the Python that has torch is cpython-311" in unfit("cpython-311-x86_64-linux-gnu", "9.0")
-    assert prebuilt.unfit(prebuilt.unpack(None, folders), find.Found("python")) == "the bundle has none"
+    assert "of other sources than this tree (v1)" in prebuilt.unfit(about, find.Found("python"), "b")
+    assert "of other sources" in prebuilt.unfit({"python": "", "architectures": []}, find.Found("python"), "a")
+    assert prebuilt.unfit(prebuilt.unpack(None, folders), find.Found("python"), "a") == "the bundle has none"
+    assert not folders.prebuilt.exists()  # what an earlier run has unpacked is of another bundle
+
+
+def test_damaged_prebuilt_parts_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = build.Folders(tmp_path / "gpu", tmp_path)
+    archive = tmp_path / prebuilt.ARCHIVE
+    with tarfile.open(archive, "w:xz") as tar:
+        tar.add(TOOL, arcname=prebuilt.MANIFEST)  # no JSON
+    whole = archive.read_bytes()
+    for damaged in (b"", b"no archive", whole[: len(whole) // 2], whole):
+        archive.write_bytes(damaged)
+        assert prebuilt.unpack(tmp_path, folders) == {}
+        assert "cannot be read" in capsys.readouterr().out
+        assert not folders.prebuilt.exists()
+
+
+def test_prebuilt_parts_that_cannot_be_imported_are_built_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: Callable[[str], None]
+) -> None:
+    folders = build.Folders(tmp_path / "gpu")
+    folders.prebuilt.mkdir(parents=True)
+    shutil.copy2("/bin/true", folders.prebuilt / build.TESTS)
+    (folders.prebuilt / "_core.x.so").write_bytes(b"of a newer system")
+    about = {"python": "x", "architectures": ["90"], "sources": "a"}
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho \"ImportError: version 'GLIBC_2.99' not found\"; exit 1\n")
+    python.chmod(0o755)
+    found = find.Found(str(python), gpu={"compute_cap": "9.0"}, torch={"soabi": "x"})
+    steps, deadline = build.Steps(), plan.Deadline(100)
+    unfit = prebuilt.use(about, found, folders, "a", steps, deadline)
+    assert unfit == "they cannot be imported: ImportError: version 'GLIBC_2.99' not found"
+    assert steps.results["prebuilt parts"]["status"] == "not usable"
+    assert folders.tests == folders.cmake and not list(folders.site.glob("lowtide/*"))
+    built: list[object] = []
+    monkeypatch.setattr(build, "build", lambda *arguments: built.append(arguments) or True)
+    check = Check(options(tmp_path, rehearse=False), found, folders, deadline)
+    check.result["build"].update(steps.results)
+    assert check.prepare(unfit) and not check.stopped and len(built) == 1
+    assert check.ok  # parts of another system are no failure of what was built
+    figure(unfit)
+
+
+def options(tmp_path: Path, **more: Any) -> argparse.Namespace:
+    given = {"out": tmp_path / "out", "command": "first", "rehearse": True, "python_include": None,
+             "step_seconds": plan.LIMIT_S, **more}  # fmt: skip
+    given["out"].mkdir(exist_ok=True)
+    return argparse.Namespace(**given)
+
+
+def command(tmp_path: Path, name: str = "first", seconds: float = 100) -> Check:
+    """A command of which nothing is run yet, on a machine without a Python that has torch."""
+    found = find.Found("/no/python", tools={"compute-sanitizer": ""})
+    return Check(options(tmp_path, command=name), found, build.Folders(tmp_path), plan.Deadline(seconds))
+
+
+def case_of(label: str) -> dict[str, Any]:
+    row = {"label": label, "value": 1, "unit": "", "figure": None, "detail": {}}
+    return {"status": "ok", "seconds": 1.0, "rows": [row]}
+
+
+def labels(result: dict[str, Any]) -> dict[str, list[str]]:
+    return {name: [row["label"] for row in case["rows"]] for name, case in result["cases"].items()}
+
+
+def test_no_run_overwrites_an_earlier_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = [plan.Step("calls.fork", 1), plan.Step("counters.step", 1)]
+    for number, chosen in enumerate((steps, steps[1:], steps[1:])):
+        check = command(tmp_path)
+        for step in chosen:
+            check.keep(step, case_of(f"run {number}"))
+            Rows(step.name, check.rows).add(f"run {number}", 1, "")
+    out = tmp_path / "out"
+    names = ("first", "first.1", "first.2")
+    assert {path.name for path in out.iterdir()} == {name + end for name in names for end in results.SUFFIXES}
+    assert "first.1.*" in capsys.readouterr().out
+    assert len((out / "first.1.rows.jsonl").read_text().splitlines()) == 2
+    assert merge.merge([out], tmp_path / "both") == 0
+    read = [line for line in capsys.readouterr().out.splitlines() if line.startswith("merge: read")]
+    assert [line.rpartition("/")[2] for line in read] == ["first.json", "first.2.json", "first.1.json"]
+    (page,) = (tmp_path / "both").glob("*.json")
+    both = json.loads(page.read_text())
+    assert both["commands"] == ["first"]
+    assert labels(both) == {"counters.step": ["run 2"], "calls.fork": ["run 0"]}
+
+
+def test_results_of_other_sources_are_not_mixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for digest in ("a" * 64, "b" * 64):
+        monkeypatch.setattr(sources, "digest", lambda root, digest=digest: digest)
+        command(tmp_path).keep(plan.Step("calls.fork", 1), case_of(digest[0]))
+    command(tmp_path, "second").keep(plan.Step("calls.tensors", 1), {"status": "not run", "seconds": 0.0, "reason": ""})
+    out = tmp_path / "out"
+    assert merge.merge([out], tmp_path / "both") == 0
+    assert "merge: left out" in (text := capsys.readouterr().out) and "first.1.json: " in text
+    (page,) = (tmp_path / "both").glob("*.json")
+    assert labels(json.loads(page.read_text())) == {"calls.fork": ["b"], "calls.tensors": []}
+    assert merge.merge([out / "first.json", out / "first.1.json"], tmp_path / "both") == 2  # named: not left out
+
+
+def test_a_digest_tells_sources_apart(tmp_path: Path) -> None:
+    for name in ("src/a.cpp", "python/lowtide/b.py", "CMakeLists.txt", "CMakePresets.json", "tests/python/c.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("1")
+    before = sources.digest(tmp_path)
+    for generated in ("python/lowtide/_core.pyi", "python/lowtide/_core.so", "tests/python/c.py"):
+        (tmp_path / generated).write_text("2")
+    assert sources.digest(tmp_path) == before
+    for name in ("src/a.cpp", "python/lowtide/b.py", "CMakeLists.txt"):
+        (tmp_path / name).write_text("2")
+        assert sources.digest(tmp_path) != before
+        (tmp_path / name).write_text("1")
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    (bundle / "revision").write_text("v2\n")
+    (bundle / "sources").write_text(before)
+    assert sources.revision(tmp_path, bundle, before, "v7 of the tree around") == "v2"
+    assert sources.revision(tmp_path, bundle, "f" * 64, "unknown") == "sources " + "f" * 12
+    (tmp_path / ".git").mkdir()
+    assert sources.revision(tmp_path, bundle, before, "v3") == "v3"
+
+
+def test_prebuilt_parts_are_those_that_ship() -> None:
+    command = prebuilt.configure(Path("folder"), "python3", "nanobind", "90")
+    preset = command[command.index("--preset") + 1]
+    presets = json.loads((ROOT / "CMakePresets.json").read_text())["configurePresets"]
+    (chosen,) = [entry for entry in presets if entry["name"] == preset]
+    assert chosen["cacheVariables"] == {"CMAKE_BUILD_TYPE": "Release"}  # with CMake's flags: -O3 -DNDEBUG
+    here = build._configure(find.Found("python3", tools={"cmake": "cmake", "ninja": ""}), build.Folders(ROOT), None)
+    assert {"-DCMAKE_BUILD_TYPE=Release", "-DLOWTIDE_DEV=ON"} <= {str(word) for word in here}
+    assert "-DLOWTIDE_DEV=ON" in command
+
+
+def test_a_folder_that_cannot_be_written_ends_the_command_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/none/out")):
+        done = subprocess.run(
+            [sys.executable, str(TOOL), "first", "--rehearse", "--build", str(tmp_path / "gpu")],
+            env={**os.environ, "OUT": str(place)}, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (2, "")
+        assert done.stdout.startswith(f"--out or $OUT: got {place}, where nothing can be written")
+        assert not (tmp_path / "gpu").exists()
+
+
+def test_no_command_waits_longer_than_its_limit(tmp_path: Path, figure: Callable[[str], None]) -> None:
+    start = time.monotonic()
+    assert find.output(["sh", "-c", "echo complaint >&2; echo it"]) == "it\n"
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nsleep 60\n")
+    python.chmod(0o755)
+    for name in ("one", "two"):
+        (tmp_path / f"{name}-1-py3-none-any.whl").touch()
+    steps, folders = build.Steps(), build.Folders(tmp_path / "gpu", wheels=tmp_path)
+    build.install_wheels(find.Found(str(python)), folders, steps, plan.Deadline(plan.RESERVE_S + 1))
+    assert {entry["status"] for entry in steps.results.values()} == {"hung"}
+    assert time.monotonic() - start < 25
+    figure(f"{time.monotonic() - start:.1f} s")
+
+
+def test_a_command_that_cannot_be_killed_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that waits inside a driver: here no signal is sent."""
+    monkeypatch.setattr(os, "killpg", lambda group, signal: None)
+    monkeypatch.setattr(subprocess.Popen, "send_signal", lambda process, signal: None)
+    monkeypatch.setattr(watchdog, "GRACE_S", 0.1)
+    monkeypatch.setattr(watchdog, "GIVE_UP_S", 0.1)
+    start = time.monotonic()
+    assert find.output(["sleep", "20"], 0.1) == ""
+    assert time.monotonic() - start < 15
 
 
 def test_a_bundle_leaves_out_libraries_of_other_gpus(tmp_path: Path) -> None:

@@ -91,14 +91,14 @@ class Steps:
         return result.ok
 
 
-def _has(python: str, wheel: Path, env: dict[str, str]) -> bool:
+def _has(python: str, wheel: Path, env: dict[str, str], limit_s: float) -> bool:
     """Whether that Python has the wheel's distribution, of whatever version."""
     name = wheel.name.split("-")[0]
     code = f"import importlib.metadata as m; m.version({name!r})"
-    return output([python, "-c", code + "; print(1)"], env=env) != ""
+    return output([python, "-c", code + "; print(1)"], limit_s, env) != ""
 
 
-def install_wheels(found: Found, folders: Folders, steps: Steps) -> None:
+def install_wheels(found: Found, folders: Folders, steps: Steps, deadline: Deadline) -> None:
     """Each into a folder of its own: one that does not fit keeps no other out, and pip leaves programs out of a folder
     that has some."""
     places = [path for path in (folders.wheels, folders.bundle and folders.bundle / "wheels", ROOT / "wheels") if path]
@@ -107,10 +107,14 @@ def install_wheels(found: Found, folders: Folders, steps: Steps) -> None:
     }
     env = folders.environment()
     for wheel in wheels.values():
-        if not _has(found.python, wheel, env):
+        if deadline.left() <= 0:
+            steps.add("wheels", Result("hung", -1, 0, f"no time is left for {wheel.name} and what follows"))
+            return
+        if not _has(found.python, wheel, env, deadline.within(60)):
             command = [found.python, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile",
                        "--disable-pip-version-check", "--target", folders.installed / wheel.stem, wheel]  # fmt: skip
-            steps.add(f"wheel {wheel.name}", run(command, 120, folders.logs / f"wheel-{wheel.name}.log", env))
+            log = folders.logs / f"wheel-{wheel.name}.log"
+            steps.add(f"wheel {wheel.name}", run(command, deadline.within(120), log, env))
 
 
 def _configure(found: Found, folders: Folders, headers: Path | None) -> list[object]:
@@ -141,10 +145,10 @@ def _environment(folders: Folders) -> dict[str, str]:
     return env
 
 
-def targets(found: Found, folders: Folders) -> list[str]:
+def targets(found: Found, folders: Folders, limit_s: float) -> list[str]:
     """The targets of the configured build that are needed here."""
     command = [found.tools["cmake"], "--build", folders.cmake, "--target", "help"]
-    text = output(command, env=folders.environment())
+    text = output(command, limit_s, folders.environment())
     words = {re.sub(r"^\.\.\.\s*", "", line).split(":")[0].strip() for line in text.splitlines()}
     return sorted(word for word in words if TARGETS.match(word))
 
@@ -160,10 +164,10 @@ def package(folders: Folders, parts: Path) -> None:
             shutil.copy2(path, target)
 
 
-def imported(found: Found, folders: Folders, limit_s: float) -> Result:
+def imported(found: Found, folders: Folders, deadline: Deadline) -> Result:
     """Whether the package can be imported, and which backends it has."""
     check = "import lowtide; print(lowtide.__file__, lowtide.backends())"
-    return run([found.python, "-c", check], min(limit_s, 60), folders.logs / "import.log", folders.environment())
+    return run([found.python, "-c", check], deadline.within(60), folders.logs / "import.log", folders.environment())
 
 
 def build(found: Found, folders: Folders, steps: Steps, deadline: Deadline, headers: Path | None = None) -> bool:
@@ -173,7 +177,7 @@ def build(found: Found, folders: Folders, steps: Steps, deadline: Deadline, head
     configured = run(_configure(found, folders, headers), deadline.left(), logs / "configure.log", env)
     if not steps.add("configure", configured):
         return False
-    wanted = targets(found, folders)
+    wanted = targets(found, folders, deadline.within(60))
     if "_core" not in wanted:
         steps.add("targets", Result("failed", 1, 0, f"no target _core among those that are needed: {wanted}"))
         return False
@@ -187,5 +191,5 @@ def build(found: Found, folders: Folders, steps: Steps, deadline: Deadline, head
             done &= steps.add("build of " + ", ".join(names), built) or names == [TESTS]
     if done:
         package(folders, folders.cmake)
-        done = steps.add("import of the package", imported(found, folders, deadline.left()))
+        done = steps.add("import of the package", imported(found, folders, deadline))
     return done

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from bench.cuda import rows as kept
-from gpu import build, find, report, suites
+from gpu import build, find, report, results, sources, suites
 from gpu.build import ROOT
 from gpu.plan import SMOKE, Deadline, Step
 from gpu.watchdog import run
@@ -31,49 +31,37 @@ class Check:
     def __init__(self, args: argparse.Namespace, found: find.Found, folders: build.Folders, deadline: Deadline) -> None:
         self.args, self.found, self.folders, self.deadline = args, found, folders, deadline
         self.stopped = ""  # why nothing more is run
-        args.out.mkdir(parents=True, exist_ok=True)
+        results.put_aside(args.out, args.command)
         self.rows = args.out / f"{args.command}.rows.jsonl"
-        self.rows.unlink(missing_ok=True)
-        machine = self.machine()
+        digest = sources.digest(ROOT)
+        machine = self.machine(digest)
         self.result: dict[str, Any] = {
             "gpu": found.gpu.get("name", "rehearsal" if args.rehearse else "no GPU"),
             "date": time.strftime("%Y-%m-%d"), "driver": found.gpu.get("driver_version", "none"),
-            "revision": machine["revision"], "commands": [args.command], "rehearsal": args.rehearse, "machine": machine,
+            "revision": machine["revision"], "sources": digest, "commands": [args.command], "rehearsal": args.rehearse, "machine": machine,
             "build": {}, "suites": {}, "cases": {}, "seconds": 0.0,
         }  # fmt: skip
 
-    def machine(self) -> dict[str, Any]:
+    def machine(self, digest: str) -> dict[str, Any]:
         found = self.found
         out: dict[str, Any] = dict.fromkeys(
             ("cpu", "logical_cpus", "memory", "kernel", "huge_pages", "revision"), "unknown"
         )
         out["versions"] = {}
         command = [found.python, "-c", _DESCRIBE, str(ROOT / "bench"), *PACKAGES]
-        if text := find.output(command, 60, self.folders.environment()).strip():
+        if text := find.output(command, self.deadline.within(60), self.folders.environment()).strip():
             out.update(json.loads(text.splitlines()[-1]))
-        noted = self.folders.bundle / "revision" if self.folders.bundle else None
-        if noted and noted.is_file():
-            out["bundle"] = noted.read_text().strip()
-            if out["revision"] == "unknown":  # the tree here is an export, without a history
-                out["revision"] = out["bundle"]
-            elif out["revision"] != out["bundle"]:
-                print(
-                    f"the bundle is of {out['bundle']}, and this tree {out['revision']}: make the bundle anew",
-                    flush=True,
-                )
+        out["revision"] = sources.revision(ROOT, self.folders.bundle, digest, out["revision"])
         return {**out, "gpu": found.gpu, "nvcc_version": found.nvcc_version, "torch": found.torch, "tools": found.tools}
 
-    def prepare(self, about: dict[str, Any], unfit: str) -> bool:
-        """Puts the prebuilt package together, or builds one; a rehearsal measures the package that is installed."""
-        steps = build.Steps(self.result["build"])
-        if about and not unfit:
-            build.package(self.folders, self.folders.prebuilt)
-            done = steps.add("prebuilt parts", build.imported(self.found, self.folders, self.deadline.left()))
-        elif self.args.rehearse:
-            done = True
-        else:
-            print(f"building here: prebuilt parts cannot be used: {unfit}", flush=True)
-            done = build.build(self.found, self.folders, steps, self.deadline, self.args.python_include)
+    def prepare(self, unfit: str) -> bool:
+        """Builds a package if prebuilt parts cannot be used; a rehearsal then measures the one that is installed."""
+        done = True
+        if unfit:
+            print(f"prebuilt parts cannot be used: {unfit}", flush=True)
+            if not self.args.rehearse:
+                steps = build.Steps(self.result["build"])
+                done = build.build(self.found, self.folders, steps, self.deadline, self.args.python_include)
         if not done:
             self.stopped = "there is no package to measure"
         self.write()

@@ -6,10 +6,14 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from gpu.plan import Deadline
+from gpu.watchdog import run
 
 BUILD, RUN = "build", "run"
 _QUERY = "name,memory.total,driver_version,compute_cap,pcie.link.gen.max,pcie.link.width.max"
@@ -47,18 +51,15 @@ class Found:
 def output(
     command: Sequence[object], limit_s: float = 60, env: dict[str, str] | None = None, cwd: Path | None = None
 ) -> str:
-    """The output of a command; "" if it fails, hangs or does not exist."""
-    words = [str(word) for word in command]
-    try:
-        return subprocess.run(
-            words, capture_output=True, text=True, timeout=limit_s, check=True, env=env, cwd=cwd
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""
+    """The output of a command; "" if it fails, hangs or does not exist. One that waits inside a driver is left."""
+    with tempfile.TemporaryDirectory() as scratch:
+        log = Path(scratch) / "output"
+        done = run(command, limit_s, log, env, cwd, errors=subprocess.DEVNULL)
+        return log.read_text(errors="replace") if done.ok else ""
 
 
-def gpu() -> dict[str, str]:
-    text = output(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader"])
+def gpu(limit_s: float = 60) -> dict[str, str]:
+    text = output(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader"], limit_s)
     if not text.strip():
         return {}
     values = [value.strip() for value in text.strip().splitlines()[0].split(",")]
@@ -69,26 +70,30 @@ def tool(name: str, folders: list[Path]) -> str:
     return shutil.which(name) or next((str(f / name) for f in folders if os.access(f / name, os.X_OK)), "")
 
 
-def look(python: str, extra: list[Path], env: dict[str, str]) -> Found:
+def look(python: str, extra: list[Path], env: dict[str, str], deadline: Deadline) -> Found:
     """`extra`: folders of programs besides PATH's; `env`: of the Python that has torch."""
     cuda = [Path(os.environ[key]) / "bin" for key in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(key)]
     cuda += [Path("/usr/local/cuda/bin"), *sorted(Path("/usr/local").glob("cuda-*/bin"), reverse=True)]
     found = Found(python)
-    found.gpu = gpu()
+    found.gpu = gpu(deadline.within(60))
     found.nvcc = tool("nvcc", cuda)
-    if found.nvcc and (text := output([found.nvcc, "--version"])):
+    if found.nvcc and (text := output([found.nvcc, "--version"], deadline.within(60))):
         found.nvcc_version = next((line.strip() for line in text.splitlines() if "release" in line), "")
     for name in ("g++", "cmake", "ninja", "make"):
         found.tools[name] = tool(name, extra)
     found.tools["compute-sanitizer"] = tool("compute-sanitizer", cuda)
-    try:
-        text = subprocess.run(
-            [python, "-c", _TORCH], capture_output=True, text=True, timeout=120, env=env, check=True
-        ).stdout
-        found.torch = json.loads(text.strip().splitlines()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        found.torch = {"error": f"{python}: {type(error).__name__}: {error}"}
+    found.torch = _torch(python, env, deadline.within(120))
     _complain(found)
+    return found
+
+
+def _torch(python: str, env: dict[str, str], limit_s: float) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as scratch:
+        done = run([python, "-c", _TORCH], limit_s, Path(scratch) / "output", env)
+    try:
+        found: dict[str, Any] = json.loads(done.tail.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        return {"error": f"{python}: {done.status}, exit status {done.code}: {done.tail.strip()[-300:]}"}
     return found
 
 

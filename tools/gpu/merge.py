@@ -8,14 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.cuda import rows as kept
-from gpu import report
+from gpu import report, results
 from gpu.plan import COMMANDS
 
-
-def files(places: list[Path]) -> list[Path]:
-    return [file for place in places for file in (
-        [place / f"{name}.json" for name in COMMANDS if (place / f"{name}.json").is_file()] if place.is_dir() else [place]
-    )]  # fmt: skip
+SAME = ("gpu", "driver", "revision", "sources")  # in all results that are put together
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -35,24 +31,41 @@ def _whole_lines(path: Path) -> list[str]:
     return [line for line in lines if line.endswith("\n")]
 
 
+def _difference(one: dict[str, Any], other: dict[str, Any]) -> str:
+    return "; ".join(
+        f"{key}: got {one.get(key)!r} and {other.get(key)!r}" for key in SAME if one.get(key) != other.get(key)
+    )
+
+
+def _add(out: dict[str, Any], other: dict[str, Any]) -> None:
+    """Entries that `out` has count, if they were run: later runs come first, and the first command's smoke test."""
+    out["commands"] += [name for name in other["commands"] if name not in out["commands"]]
+    out["seconds"] += other["seconds"]
+    for part in ("build", "suites", "cases"):
+        for name, entry in other[part].items():
+            if name not in out[part] or out[part][name]["status"] == "not run":
+                out[part][name] = entry
+
+
 def merge(places: list[Path], target: Path) -> int:
-    found = [read(path) for path in files(places)]
-    if not found:
+    folders = [results.of(place, name) for place in places if place.is_dir() for name in COMMANDS]
+    named = [path for place in places if not place.is_dir() for path in [place]]
+    latest = [paths[0] for paths in folders if paths] + named
+    if not latest:
         print(f"merge: got no results in {', '.join(map(str, places))}, wanted first.json and second.json there")
         return 2
-    out = found[0]
-    for other in found[1:]:
-        for key in ("gpu", "driver", "revision"):
-            if other[key] != out[key]:
-                print(
-                    f"merge: {key}: got {out[key]!r} and {other[key]!r}, wanted the results of one machine and one commit"
-                )
+    read_all = {path: read(path) for path in [path for paths in folders for path in paths] + named}
+    out = read_all[latest[0]]
+    for path, other in read_all.items():
+        if difference := _difference(out, other):
+            if path in latest:
+                print(f"merge: {path}: {difference}; wanted the results of one machine and one commit")
                 return 2
-        out["commands"] += other["commands"]
-        out["seconds"] += other["seconds"]
-        for part in ("build", "suites", "cases"):
-            # The second command's smoke test does not hide the first one's.
-            out[part] |= {name: entry for name, entry in other[part].items() if name not in out[part]}
+            print(f"merge: left out {path}: {difference}")
+            continue
+        print(f"merge: read {path}")
+        if other is not out:
+            _add(out, other)
     slug = re.sub(r"[^a-z0-9]+", "-", out["gpu"].lower()).strip("-")
     target.mkdir(parents=True, exist_ok=True)
     paths = report.write(out, target / f"{slug}-{out['date']}")

@@ -101,3 +101,7 @@ class Deadline:
 
     def left(self) -> float:
         return self.seconds - RESERVE_S - self.elapsed()
+
+    def within(self, limit_s: float) -> float:
+        """A limit of a command, and no more than what is left."""
+        return max(0.0, min(limit_s, self.left()))

@@ -46,16 +46,18 @@ def _waited(process: subprocess.Popen[bytes], seconds: float) -> bool:
 
 
 def run(
-    command: Sequence[object], limit_s: float, log: Path, env: dict[str, str] | None = None, cwd: Path | None = None
-) -> Result:
-    """Runs the command. Its output goes to `log`; the result has the end of it."""
+    command: Sequence[object], limit_s: float, log: Path, env: dict[str, str] | None = None, cwd: Path | None = None,
+    errors: int = subprocess.STDOUT,
+) -> Result:  # fmt: skip
+    """Runs the command. Its output goes to `log`, and `errors` says where to its complaints go; the result has the end
+    of the log."""
     log.parent.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     status = "ok"
     with open(log, "wb") as out:
         try:
             process = subprocess.Popen(
-                [str(word) for word in command], stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+                [str(word) for word in command], stdin=subprocess.DEVNULL, stdout=out, stderr=errors,
                 env=env, cwd=cwd, start_new_session=True,
             )  # fmt: skip
         except OSError as error:
