@@ -3,7 +3,7 @@
 
     step_model.py --objects BUILD/cuda LAUNCHES                        prints the table
     step_model.py --objects BUILD/cuda LAUNCHES --write FILE.json      writes it, and FILE.md for people
-    step_model.py --objects BUILD/cuda LAUNCHES --judge FILE.json      exits with 1 if a step has left its budget since
+    step_model.py --objects BUILD/cuda LAUNCHES --judge FILE.json      exits with 1 if a step has left its budget, or grown, since
 
 LAUNCHES is a folder that lowtide_cuda_launches has written: one step of one tile for each configuration. sass/ runs the
 instructions of the cubin on these, so that branches are taken, addresses made and tables looked up as a GPU would, and the

@@ -195,10 +195,24 @@ def step_of(need: float, **changes: object) -> Step:
 def test_a_step_that_leaves_its_budget_is_named() -> None:
     within, over = step_of(70), step_of(90)
     assert judge([within], [within]) == [] == judge([over], [over])
-    assert judge([over], [within]) == ["adamw, exact: issue needs 90.0 slots, at most 77.8"]
+    assert "adamw, exact: issue needs 90.0 slots, at most 77.8" in judge([over], [within])
     assert judge([over], []) != []
     assert "slow path" in judge([step_of(70, wide_share=0.1)], [within])[0]
     assert "differ" in judge([step_of(70, different=0.001)], [within])[0]
+
+
+def test_a_step_that_needs_more_than_before_is_named() -> None:
+    for kept in (50, 90):  # within its budget, and over it
+        assert judge([step_of(1.015 * kept)], [step_of(kept)]) == []
+        (words,) = judge([step_of(1.03 * kept)], [step_of(kept)])
+        assert words == f"adamw, exact: issue needs {1.03 * kept:.1f} slots, was {kept:.1f}, at most 2 % more"
+    assert len(judge([step_of(4 * 90)], [step_of(90)])) == 1
+    # A pipe that is not the limit, too; not one that has next to nothing to do.
+    slots = {"issue": 90.0, "alu": 60.0, "xu": 0.05}
+    assert judge([step_of(90, slots={**slots, "xu": 0.06})], [step_of(90, slots=slots)]) == []
+    (words,) = judge([step_of(90, slots={**slots, "alu": 70.0})], [step_of(90, slots=slots)])
+    assert "alu needs 70.0 slots, was 60.0" in words
+    assert judge([step_of(20)], [step_of(90)]) == []
 
 
 def traced(count: int, **changes: object) -> list[Issued]:

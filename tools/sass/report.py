@@ -12,6 +12,8 @@ from sass.pipes import ALU, FMA, ISSUE, LSU, MACHINES, PIPES, XU
 
 # Fast kernels round otherwise where PTX leaves a choice.
 MOST_DIFFERENT = 0.02
+# What a pipe's need may exceed the kept one by: this share, and a tenth of a slot, for pipes that have little to do.
+MOST_GROWN, MOST_ADDED = 0.02, 0.1
 
 
 @dataclass
@@ -60,7 +62,8 @@ def by_name(steps: list[Step]) -> dict[tuple[str, str], Step]:
 
 def judge(steps: list[Step], before: list[Step] | None) -> list[str]:
     """Everything that is wrong. A step is over its budget if a pipe needs longer than the copy of its bytes; one that was
-    over it before may be so still."""
+    over it before may be so still. No pipe may need more than it did: the budget says nothing of a step that is over it
+    already."""
     known = by_name(before or [])
     wrong = []
     for step in steps:
@@ -74,9 +77,20 @@ def judge(steps: list[Step], before: list[Step] | None) -> list[str]:
             if step.ceiling() < 1 and (not old or old.ceiling() == 1):
                 need, most = step.slots[step.pipe()], MACHINES[0].slots_of(step.bytes)
                 wrong.append(f"{name}: {step.pipe()} needs {need:.1f} slots, at most {most:.1f}")
+            if old:
+                wrong += [f"{name}: {grown}" for grown in _grown(step, old)]
             if step.is_slow and (not old or not old.is_slow):
                 wrong.append(f"{name}: takes the slow path")
     return wrong
+
+
+def _grown(step: Step, old: Step) -> list[str]:
+    """The pipes that need more than they did."""
+    return [
+        f"{pipe} needs {need:.1f} slots, was {old.slots[pipe]:.1f}, at most {100 * MOST_GROWN:.0f} % more"
+        for pipe, need in step.slots.items()
+        if pipe in old.slots and need > max((1 + MOST_GROWN) * old.slots[pipe], old.slots[pipe] + MOST_ADDED)
+    ]
 
 
 HEAD = [
