@@ -99,6 +99,7 @@ class EmulatedCuda(stand_in.StandIn):
         ):  # fmt: skip
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
         monkeypatch.setattr(torch.cuda, "ExternalStream", lambda queue, device: queue)
+        monkeypatch.setattr(torch.cuda, "default_stream", lambda device: 0)
         monkeypatch.setattr(cuda_memory, "_new_block", self.new_block)
         monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from typing import Any
 
 import torch
@@ -17,8 +18,11 @@ class Cache:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._lock = threading.RLock()  # a collection of garbage in allocate() may call release()
         self._blocks: dict[int, torch.Tensor] = {}  # Lowtide's, by address
-        self._peak = self._others = 0  # bytes at torch's peak: all, and those that were not Lowtide's
+        self._held = 0  # bytes of these
+        self._peak = 0  # torch's, when it was last looked at
+        self._others = 0  # the most bytes that were not Lowtide's, as the peak has shown them
         self._segments: tuple[int, int] | None = None  # of the cache, when _pools was counted
         self._pools = 0
 
@@ -26,6 +30,7 @@ class Cache:
 
     def allocate(self, size: int) -> int:
         """The address of so many bytes, aligned to 256; 0: there is no memory."""
+        self._note_peak()
         try:
             block = _new_block(size, self._device)
         except OutOfMemory:
@@ -33,18 +38,26 @@ class Cache:
         except RuntimeError as error:  # the caller can only be told that there is no memory
             logger.warning("torch could not allocate %d bytes on %s: %s", size, self._device, error)
             return 0
-        self._blocks[block.data_ptr()] = block
+        with self._lock:
+            self._blocks[block.data_ptr()] = block
+            self._held += block.nbytes
         return block.data_ptr()
 
     def note_use(self, address: int, queue: int) -> None:
         """The cache keeps the block, once it is given back, until what is queued on that stream by then has happened; no
         stream of torch's waits for it. Only tensors can say so, hence blocks are tensors."""
-        stream = torch.cuda.ExternalStream(queue, device=self._device)  # type: ignore[no-untyped-call]
+        stream = (
+            torch.cuda.ExternalStream(queue, device=self._device)  # type: ignore[no-untyped-call]
+            if queue
+            else torch.cuda.default_stream(self._device)  # torch makes ExternalStream(0) a new stream
+        )
         self._blocks[address].record_stream(stream)
 
     def release(self, address: int) -> None:
         """Gives it back, to be handed out behind what is queued on the current stream."""
-        del self._blocks[address]
+        self._note_peak()
+        with self._lock:
+            self._held -= self._blocks.pop(address).nbytes
 
     # Bytes that nothing else needs; -1: not known, or not just now.
 
@@ -55,15 +68,21 @@ class Cache:
     def room(self) -> int:
         """Also where a step needs most: between backward and the optimizer's step activations are gone, and come again.
 
-        Torch's peak counts state too, and stays when state leaves the device: what else there was is what the peak left
-        beside the state of its time."""
+        Torch's peak counts state too, and stays when state comes or leaves: what others need is what the peak had beside
+        the state of its time."""
+        self._note_peak()
+        return self._beside(self._others + self._held)
+
+    def _note_peak(self) -> None:
+        """Before state comes or leaves, and where it matters: since the last time Lowtide has held what it holds now."""
         if (stats := self._stats()) is None:
-            return self._beside(0)
-        peak, held = _bytes(stats, "allocated", "peak"), sum(block.nbytes for block in self._blocks.values())
-        most = max(peak - held, 0)  # of others, since the last call
-        self._others = most if peak != self._peak else min(self._others, most)
-        self._peak = peak
-        return self._beside(self._others + held)
+            return
+        peak = _bytes(stats, "allocated", "peak")
+        with self._lock:
+            if peak != self._peak:
+                before = self._others if peak > self._peak else 0  # a lower one: it was reset
+                self._others = max(before, peak - self._held)
+                self._peak = peak
 
     def _beside(self, needed: int) -> int:
         """Free bytes beside `needed` ones, or beside those in use now if they are more."""
@@ -80,8 +99,12 @@ class Cache:
         return max(int(free) + _bytes(stats, "reserved") - self._unused_pools(stats) - max(in_use, needed), 0)
 
     def _stats(self) -> dict[str, Any] | None:
-        """None: torch has allocated nothing yet. (memory_reserved() would sort and flatten all of it each time.)"""
-        return torch.cuda.memory_stats_as_nested_dict(self._device) or None
+        """None: torch has allocated nothing yet, or has an allocator of the user's, without figures. (memory_reserved()
+        would sort and flatten all of it each time.)"""
+        try:
+            return torch.cuda.memory_stats_as_nested_dict(self._device) or None
+        except RuntimeError:
+            return None
 
     def _unused_pools(self, stats: dict[str, Any]) -> int:
         """Bytes of segments that belong to graphs or to pools of the user's, and are idle: nothing else may have them. To
@@ -91,7 +114,7 @@ class Cache:
             self._segments = now
             self._pools = sum(
                 segment["total_size"]
-                for segment in torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+                for segment in _segments()
                 if segment["device"] == self._device.index
                 and tuple(segment["segment_pool_id"]) != (0, 0)
                 and not segment["active_size"]
@@ -100,7 +123,17 @@ class Cache:
 
 
 def _new_block(size: int, device: torch.device) -> torch.Tensor:
-    return torch.empty(size, dtype=torch.uint8, device=device)
+    """Not initialized: torch.empty() fills it under torch.use_deterministic_algorithms(), on the current stream."""
+    storage = torch.UntypedStorage(size, device=device)  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
+
+
+def _segments() -> list[dict[str, Any]]:
+    """Of the cache; none where torch leaves memory to cudaMallocAsync or to an allocator of the user's."""
+    try:
+        return torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call,no-any-return]
+    except RuntimeError:
+        return []
 
 
 def _bytes(stats: dict[str, Any], kind: str, when: str = "current") -> int:
