@@ -15,10 +15,19 @@ constexpr int64_t kMapBytes = Map8::kSize * static_cast<int64_t>(sizeof(float));
 
 int64_t absmax_bytes(const Update& u, int copies) { return copies * u.blocks() * static_cast<int64_t>(sizeof(float)); }
 
-// Copies of a device's arrays in host memory.
+// Copies of a device's arrays in host memory. None is under way any more when this goes, by whatever error: its memory
+// could be freed, and so could the caller's.
 class Copies {
  public:
   Copies(Device& device, void* queue) : device_(device), queue_(queue) {}
+  ~Copies() {
+    try {
+      if (queued_) wait();
+    } catch (const Error&) {  // a lost device copies nothing
+    }
+  }
+  Copies(const Copies&) = delete;
+  Copies& operator=(const Copies&) = delete;
 
   // The copy of the `bytes` bytes at `data`, once wait() has been called; nullptr stays that. T is what they are.
   template <class T>
@@ -34,19 +43,27 @@ class Copies {
   template <class T>
   T* read_to(void* to, const T* data, int64_t bytes) {
     copies_.push_back({const_cast<void*>(static_cast<const void*>(data)), to, bytes});
-    device_.copy(queue_, to, data, bytes);
+    queue_copy(to, data, bytes);
     return static_cast<T*>(to);
   }
 
   // Writes a copy back to where it is from.
   void write(const void* copied) {
     for (const Copy& copy : copies_)
-      if (copy.at == copied) device_.copy(queue_, copy.from, copied, copy.bytes);
+      if (copy.at == copied) queue_copy(copy.from, copied, copy.bytes);
   }
 
-  void wait() { device_.host_wait(device_.record(queue_)); }
+  void wait() {
+    device_.host_wait(device_.record(queue_));
+    queued_ = false;
+  }
 
  private:
+  void queue_copy(void* to, const void* from, int64_t bytes) {
+    queued_ = true;
+    device_.copy(queue_, to, from, bytes);
+  }
+
   struct Copy {
     void *from, *at;
     int64_t bytes;
@@ -55,6 +72,7 @@ class Copies {
   void* queue_;
   std::vector<Copy> copies_;
   std::deque<std::vector<uint64_t>> words_;
+  bool queued_ = false;  // since the last wait
 };
 
 // u with maps and absmax values that the host reads, in pinned memory: a copy to other memory would be waited for.

@@ -83,7 +83,8 @@ void step_on_host(const Update& update, Backend& cpu, int threads);
 // A whole call, ordered on `queue` and done when it returns. What the backend's own step can do is done there, once
 // the maps and absmax values have been read back, by way of `pinned`, and checked: it waits for these and the search of
 // the gradient together, and for the step. For the rest everything passes through the host, where `cpu` steps it.
-// pinned: the device's, made larger as needed; to be kept for the next call. Throws kInvalidArgument and has changed
+// pinned: the device's, made larger as needed; to be kept for the next call. Nothing uses it once this returns or
+// throws. Throws kInvalidArgument and has changed
 // nothing then; what a lost device leaves is not known.
 void step_on_device(const Update& update, Backend& device, void* queue, DeviceBytes& pinned, Backend& cpu, int threads);
 

@@ -73,5 +73,28 @@ TEST_F(BnbOnCuda, ACallWaitsTwice) {
   EXPECT_EQ(staged, 0);
 }
 
+// The search refuses a gradient in pageable memory when the maps and scales are being copied already. The memory that
+// they are copied to is freed by a larger call, and by another backend.
+TEST_F(BnbOnCuda, ARefusedCallLeavesNoCopyUnderWay) {
+  auto rng = seeded("bnb refused on cuda", 806);
+  for (const BnbSymbol& symbol : bnb_symbols()) {
+    if (!symbol.coded) continue;
+    ASSERT_EQ(lt_bnb_use_backend("cuda", nullptr, nullptr), 0) << lt_bnb_last_error();
+    for (const int64_t n : {3000, 30000}) {
+      BnbCase c(symbol, n);
+      c.set_random_parameter(rng);
+      c.set_random_gradient(rng);
+      SharedCopy shared(c);
+      bnb::Update refused = shared.update();
+      refused.g = c.u.g;
+      lt_bnb_clear_error();
+      symbol.call(refused);
+      EXPECT_NE(std::string(lt_bnb_last_error()), "") << symbol.name;
+      EXPECT_EQ(cuda_emulator::held().pending, 0) << symbol.name;
+    }
+    ASSERT_EQ(lt_bnb_use_backend("cpu", nullptr, nullptr), 0);
+  }
+}
+
 }  // namespace
 }  // namespace lowtide::testing
