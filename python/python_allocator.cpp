@@ -66,8 +66,9 @@ DeviceAllocator PythonAllocator::callbacks() {
     call(static_cast<PythonAllocator*>(context)->free_, reinterpret_cast<uintptr_t>(memory));
   };
   out.note_use = [](void* context, void* memory, void* stream) {
-    call(static_cast<PythonAllocator*>(context)->note_use_, reinterpret_cast<uintptr_t>(memory),
-         reinterpret_cast<uintptr_t>(stream));
+    return int32_t{call(static_cast<PythonAllocator*>(context)->note_use_, reinterpret_cast<uintptr_t>(memory),
+                        reinterpret_cast<uintptr_t>(stream))
+                       .has_value()};
   };
   return out;
 }

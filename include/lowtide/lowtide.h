@@ -122,12 +122,12 @@ typedef struct lt_optimizer_options {
    * aligned to 256 bytes, or NULL. The functions are called in calls that get this optimizer, on their thread, and must
    * not call back into it. Memory given back may still be in use by work queued so far on the streams of steps: hand it
    * out again only to work behind that. note_use, which may be NULL, says that memory given back next is also in use by
-   * work queued so far on `stream`, one of the optimizer's own: hand it out when that has happened. Without it such
-   * memory is given back by a later call, after that. */
+   * work queued so far on `stream`, one of the optimizer's own or that of the last step: hand it out when that has
+   * happened. If it returns 0, or without it, such memory is given back by a later call, after that. */
   void* allocator_context;
   void* (*allocate)(void* allocator_context, int64_t bytes);
   void (*deallocate)(void* allocator_context, void* memory);
-  void (*note_use)(void* allocator_context, void* memory, void* stream);
+  int32_t (*note_use)(void* allocator_context, void* memory, void* stream);
   uint64_t seed; /* for stochastic rounding: random bits depend on the seed, the step and the element alone */
 } lt_optimizer_options;
 #define LT_OPTIMIZER_OPTIONS_INIT \

@@ -73,10 +73,10 @@ struct DeviceAllocator {
   void* context = nullptr;
   void* (*allocate)(void* context, int64_t bytes) = nullptr;
   void (*free)(void* context, void* memory) = nullptr;
-  // Optional: `memory` is given back next, and work that is queued on `stream`, one of the optimizer's own, still uses
-  // it: hand it out when that has happened. Without this function such memory is given back by a later call of the
-  // optimizer, after it has happened.
-  void (*note_use)(void* context, void* memory, void* stream) = nullptr;
+  // Optional: `memory` is given back next, and work that is queued on `stream`, one of the optimizer's own or that of
+  // the last step, still uses it: hand it out when that has happened. If it returns 0, or without this function, a
+  // later call of the optimizer gives such memory back, after it has happened.
+  int32_t (*note_use)(void* context, void* memory, void* stream) = nullptr;
 };
 
 struct OptimizerOptions {

@@ -91,9 +91,9 @@ void DeviceStore::end_step(const std::vector<int64_t>& wanted) {
   try {
     give_slots_back();
     host_writes_.end(queues_.record_all());
+    const std::vector<int64_t>* const next = order_.next_after(wanted, true);
     if (options_.automatic) follow_residency();
     queued_ = Queued::kWork;
-    const std::vector<int64_t>* const next = order_.next_after(wanted, true);
     if (!next || slots_.size() < pager_.slots()) return;
     pager_.expect(queues_, chunks_of(*next, chunks_.size()));
     pager_.prefetch(queues_);
@@ -180,7 +180,7 @@ void DeviceStore::note_what_happened() {
 
 void DeviceStore::copy_now(void* to, const void* from, int64_t bytes) {
   try {
-    if (options_.shared_allocator) device_.wait(queues_.transfer_queue(), device_.record(queue_));
+    transfer_behind(queue_);
     device_.copy(queues_.transfer_queue(), to, from, bytes);
     device_.host_wait(device_.record(queues_.transfer_queue()));
   } catch (...) {
@@ -192,12 +192,16 @@ void DeviceStore::copy_now(void* to, const void* from, int64_t bytes) {
   }
 }
 
+// Called once memory has been taken: work that is queued there may still use it, and the allocator may fill it there.
+void DeviceStore::transfer_behind(void* queue) {
+  if (options_.shared_allocator) device_.wait(queues_.transfer_queue(), device_.record(queue));
+}
+
 std::byte* DeviceStore::bring(size_t chunk) {
-  if (::getpid() != process_)
+  if (forks() != forks_)
     fail(ErrorKind::kDeviceLost,
-         "got state on a device of process %d to read in its forked child %d, which has neither the device nor its "
-         "pinned memory; read or save the state before the fork",
-         static_cast<int>(process_), static_cast<int>(::getpid()));
+         "got state on a device to read in a forked child of its process, which has neither the device nor its pinned "
+         "memory; read or save the state before the fork");
   if (device_.is_lost()) return bring_from_lost(chunk);
   onload();
   if (!stage_.holds(chunk)) catch_up();

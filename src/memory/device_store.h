@@ -8,8 +8,6 @@
 // nothing of it, and says so: devices do not survive a fork, and pinned memory need not be mapped in the child.
 #pragma once
 
-#include <unistd.h>
-
 #include <deque>
 #include <functional>
 #include <optional>
@@ -18,6 +16,7 @@
 
 #include "backend/device.h"
 #include "core/buffer.h"
+#include "core/forks.h"
 #include "memory/device_queues.h"
 #include "memory/residency.h"
 #include "memory/store.h"
@@ -67,9 +66,9 @@ struct DeviceStoreOptions {
   std::function<TransferMode()> choose_transfer_mode = {};
   // Device memory comes from an allocator that hands out what the caller's queue may still use.
   bool shared_allocator = false;
-  // Keeps memory that is freed next from being handed out before what is queued on this queue has happened; nothing:
-  // such memory is freed when that has happened.
-  std::function<void(void* memory, void* queue)> note_use = {};
+  // Keeps memory that is freed next from being handed out before what is queued on this queue has happened. If it
+  // returns false, or without it, such memory is freed when that has happened.
+  std::function<bool(void* memory, void* queue)> note_use = {};
 };
 
 class DeviceStore final : public Store {
@@ -146,6 +145,7 @@ class DeviceStore final : public Store {
   void break_off() noexcept;
   void forget_stage();
   void copy_now(void* to, const void* from, int64_t bytes);
+  void transfer_behind(void* queue);
 
   // device_store_moves.cpp: where chunks are.
   void choose_first_budget();
@@ -168,7 +168,7 @@ class DeviceStore final : public Store {
   void give_slots_back();
   void free_returned();
 
-  const pid_t process_ = ::getpid();
+  const int64_t forks_ = forks();
   Env& env_;
   Device& device_;
   DeviceStoreOptions options_;

@@ -53,7 +53,6 @@ std::vector<DeviceRecord> DeviceStore::make_zeros(StorePlan& planned, size_t bef
       !options_.managed && std::find(first, planned.plan.resident.end(), true) != planned.plan.resident.end();
   bool is_full = false;
   try {
-    if (fills && options_.shared_allocator) device_.wait(queues_.transfer_queue(), device_.record(queue_));
     for (const Chunk& chunk : planned.added) {
       const bool resident = planned.plan.resident[before + added.size()] && !is_full;
       try {
@@ -88,6 +87,7 @@ DeviceRecord DeviceStore::make_zero(const Chunk& chunk, bool resident) {
     fill_zero(chunk, memory);
     return record;
   }
+  transfer_behind(queue_);
   void* const queue = queues_.transfer_queue();
   device_.fill(queue, memory, 0, 4, chunk.bytes / 4);
   for (const Piece& piece : chunk.pieces)
@@ -170,6 +170,7 @@ void DeviceStore::move_to(const Plan& plan) {
   try {
     for (int i = 0; i < plan.slots; ++i)  // they must have room, too
       slots_.emplace_back(device_, MemoryKind::kDevice, plan.slot_bytes);
+    transfer_behind(queue_);
     copies_of(true, up);
   } catch (const Error& short_of) {
     if (short_of.kind() != ErrorKind::kOutOfMemory) error = std::current_exception();
@@ -218,7 +219,7 @@ Residency::Seen DeviceStore::seen() const {
 
 void DeviceStore::follow_residency() {
   const Residency::Seen now = seen();
-  const std::optional<int64_t> budget = residency_.after_step(now);
+  const std::optional<int64_t> budget = residency_.after_step(now, order_.begins());
   if (!budget || (*budget < now.held && pager_.plan().resident_bytes == 0)) return;
   try {
     set_device_budget(*budget);

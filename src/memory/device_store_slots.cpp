@@ -20,7 +20,7 @@ void DeviceStore::take_slots(void* stream) {
     if (demote_for_slots(bytes * static_cast<int64_t>(wanted - slots_.size()))) return take_slots(stream);
     if (slots_.empty()) throw;
   }
-  if (taken && options_.shared_allocator) device_.wait(queues_.transfer_queue(), device_.record(stream));
+  if (taken) transfer_behind(stream);
   pager_.set_slots(queues_, slots_.size());
 }
 
@@ -59,7 +59,7 @@ int64_t DeviceStore::prefetch(int64_t bytes, void* stream) {
     }
     if (slots_.size() == before) return 0;
     queued_ = Queued::kWork;
-    if (options_.shared_allocator) device_.wait(queues_.transfer_queue(), device_.record(stream));
+    transfer_behind(stream);
     pager_.set_slots(queues_, slots_.size());
     pager_.prefetch(queues_);
   } catch (...) {
@@ -84,14 +84,18 @@ void DeviceStore::give_slots_back() {
   if (slots_.size() <= own) return;
   pager_.set_slots(queues_, own);
   // At once: the forward pass that is queued next may need the memory. It must not wait for write-back.
-  if (options_.note_use) {
-    for (; slots_.size() > own; slots_.pop_back())
-      for (void* const queue : queues_.slot_queues()) options_.note_use(slots_.back().data(), queue);
-    return;
-  }
+  const std::array<void*, 2> queues = queues_.slot_queues();
+  const auto is_noted = [&](void* memory) {
+    return options_.note_use &&
+           std::all_of(queues.begin(), queues.end(), [&](void* queue) { return options_.note_use(memory, queue); });
+  };
   std::vector<Device::Event> used;
-  for (void* const queue : queues_.slot_queues()) used.push_back(device_.record(queue));
-  for (; slots_.size() > own; slots_.pop_back()) returning_.push_back({used, std::move(slots_.back())});
+  for (; slots_.size() > own; slots_.pop_back()) {
+    if (is_noted(slots_.back().data())) continue;
+    if (used.empty())
+      for (void* const queue : queues) used.push_back(device_.record(queue));
+    returning_.push_back({used, std::move(slots_.back())});
+  }
 }
 
 void DeviceStore::free_returned() {

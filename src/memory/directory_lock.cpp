@@ -28,7 +28,6 @@ struct Held {
 struct Registry {
   std::mutex mutex;
   std::map<std::pair<dev_t, ino_t>, Held> held;
-  int64_t forks = 0;
 };
 
 Registry& registry();
@@ -41,7 +40,6 @@ void after_fork_in_child() {
   Registry& r = registry();
   for (const auto& [file, held] : r.held) ::close(held.fd);  // or the lock would outlive the parent
   r.held.clear();
-  ++r.forks;
   r.mutex.unlock();
 }
 
@@ -119,7 +117,6 @@ DirectoryLock::DirectoryLock(Env& env, int directory, const std::string& path) :
              "got %s/%s that is not a plain file with one name, wanted a lock file: remove it", path.c_str(),
              kFileName);
   file_ = {status.st_dev, status.st_ino};
-  forks_ = r.forks;
   if (const auto found = r.held.find(file_); found != r.held.end()) {
     ++found->second.users;
     return;
@@ -133,7 +130,7 @@ DirectoryLock::DirectoryLock(Env& env, int directory, const std::string& path) :
 DirectoryLock::~DirectoryLock() {
   Registry& r = registry();
   const std::lock_guard guard(r.mutex);
-  if (forks_ != r.forks) return;
+  if (forks() != forks_) return;
   const auto found = r.held.find(file_);
   if (--found->second.users > 0) return;
   env_.unlock(found->second.fd);  // close() alone does not, where a child of vfork() or clone() has a copy

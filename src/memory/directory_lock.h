@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "core/env.h"
+#include "core/forks.h"
 
 namespace lowtide {
 
@@ -33,7 +34,7 @@ class DirectoryLock {
  private:
   Env& env_;
   std::pair<dev_t, ino_t> file_;
-  int64_t forks_;  // that led to the process that made this object
+  const int64_t forks_ = forks();
 };
 
 }  // namespace lowtide

@@ -37,26 +37,30 @@ class Residency {
     return std::max(seen.held, budget(seen.free + seen.held, seen.total));
   }
 
-  // After a step: the budget that state should have from now on, if that is not what it has.
-  std::optional<int64_t> after_step(const Seen& seen) {
+  // After a step: the budget that state should have from now on, if that is not what it has. counts: not another part
+  // of the step before, a bucket of other parameters; only pressure moves state then.
+  std::optional<int64_t> after_step(const Seen& seen, bool counts = true) {
     if (seen.free < 0) return std::nullopt;
-    steps_ = std::min(steps_ + 1, kFirstPromotion + 1);
+    if (counts) steps_ = std::min(steps_ + 1, kFirstPromotion + 1);
     const int64_t margin = Residency::margin(seen.total), room = seen.free + seen.held;
     if (seen.free < margin) {
-      quiet_ = 0;
-      least_ = INT64_MAX;
+      disturbed();
       return seen.held > 0 ? std::optional(budget(room, seen.total)) : std::nullopt;
     }
-    least_ = quiet_ == 0 ? room : std::min(least_, room);
+    least_ = std::min(least_, room);
+    if (!counts) return std::nullopt;
     ++quiet_;
     const bool first = steps_ == kFirstPromotion;
     if (!first && (quiet_ < kQuietSteps || seen.free < 2 * margin)) return std::nullopt;
     const int64_t most = std::min(budget(least_, seen.total), seen.wanted);
-    quiet_ = 0;
+    disturbed();
     return most > seen.held ? std::optional(most) : std::nullopt;
   }
   // Others have demoted state: count quiet steps from here.
-  void disturbed() { quiet_ = 0; }
+  void disturbed() {
+    quiet_ = 0;
+    least_ = INT64_MAX;
+  }
 
  private:
   int steps_ = 0, quiet_ = 0;

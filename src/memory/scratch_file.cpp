@@ -122,11 +122,7 @@ void check_scratch_directory(Env& env, const std::string& directory) {
 }
 
 ScratchFile::ScratchFile(Env& env, const std::string& directory, int64_t bytes, const Options& options)
-    : env_(env),
-      process_(::getpid()),
-      path_(without_slashes(directory)),
-      bytes_(checked_size(bytes)),
-      direct_(checked(options).direct) {
+    : env_(env), path_(without_slashes(directory)), bytes_(checked_size(bytes)), direct_(checked(options).direct) {
   const Descriptor folder = open_directory(env, path_);
   lock_.emplace(env, folder.get(), path_);
   file_ = open_file(env, folder.get(), path_, bytes_, &direct_);
@@ -137,13 +133,12 @@ ScratchFile::ScratchFile(Env& env, const std::string& directory, int64_t bytes, 
 }
 
 ScratchFile::~ScratchFile() {
-  if (::getpid() != process_) transfers_->abandon();
+  if (forks() != forks_) transfers_->abandon();
 }
 
 void ScratchFile::check_process() const {
-  LT_REQUIRE(::getpid() == process_,
-             "got a scratch file of process %d used in its forked child %d, wanted one that the child has made itself",
-             static_cast<int>(process_), static_cast<int>(::getpid()));
+  LT_REQUIRE(forks() == forks_,
+             "got a scratch file used in a forked child of its process, wanted one that the child has made itself");
 }
 
 ScratchFile::Ticket ScratchFile::start(bool write, int64_t offset, std::byte* memory, int64_t bytes) {

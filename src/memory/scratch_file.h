@@ -16,6 +16,7 @@
 
 #include "core/buffer.h"
 #include "core/env.h"
+#include "core/forks.h"
 #include "memory/descriptor.h"
 #include "memory/directory_lock.h"
 #include "memory/transfers.h"
@@ -71,7 +72,7 @@ class ScratchFile {
 
   // In the order in which they are made; taken down the other way round.
   Env& env_;
-  const pid_t process_;
+  const int64_t forks_ = forks();
   const std::string path_;
   int64_t bytes_;
   bool direct_;

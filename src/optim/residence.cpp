@@ -73,7 +73,9 @@ void Residence::add_to_store(const Placement& placement) {
     options.choose_transfer_mode = [this] { return fastest_transfer_mode(env_, backend_); };
     options.shared_allocator = allocator_.allocate != nullptr;
     if (allocator_.note_use)
-      options.note_use = [from = allocator_](void* memory, void* queue) { from.note_use(from.context, memory, queue); };
+      options.note_use = [from = allocator_](void* memory, void* queue) {
+        return from.note_use(from.context, memory, queue) != 0;
+      };
     on_device_ = std::make_unique<DeviceStore>(env_, *device_, std::move(options));
     on_device_->set_queue(queue_);
     if (free_bytes_) on_device_->set_free_bytes(*free_bytes_);

@@ -228,7 +228,7 @@ TEST(AutomaticResidency, AStepMakesRoomForItsSlots) {
 
 TEST(FrameworkAllocator, MemoryThatTheQueueStillUsesIsTouchedAfterThat) {
   Rng rng = seeded("framework allocator", 84);
-  int64_t compared = 0, reused = 0, taken = 0, given_back = 0, borrowed = 0;
+  int64_t compared = 0, reused = 0, taken = 0, given_back = 0, borrowed = 0, refused = 0;
   for (int trial = 0; trial < 40; ++trial) {
     FakeBackendOptions options{rng.next()};
     options.steps_pinned = options.guards = true;
@@ -247,6 +247,8 @@ TEST(FrameworkAllocator, MemoryThatTheQueueStillUsesIsTouchedAfterThat) {
     Twins twins(rng, random_setup(rng), memory, std::move(backend), allocator);
     twins.add(DType::kF32, {5, 1000});
     twins.add(DType::kBF16, {3000});
+    cache.refuses = trial % 2;
+    if (trial % 5 == 1) cache.fills_on = twins.queue();
     for (int step = 0; step < 6; ++step) {
       // Memory that the optimizer gave back becomes the caller's next activations' at once, behind its queue; and what
       // is freed has a copy into it queued.
@@ -264,9 +266,11 @@ TEST(FrameworkAllocator, MemoryThatTheQueueStillUsesIsTouchedAfterThat) {
     reused += cache.reused;
     taken += cache.taken;
     given_back += cache.given_back;
+    refused += cache.refused;
   }
   EXPECT_GT(reused, 200);
   EXPECT_GT(given_back, 200);
+  EXPECT_GT(refused, 0);
   std::printf(
       "%lld blocks taken, %lld of them in use by the queue, %lld given back and used at once, %lld bytes borrowed: "
       "differing bytes 0 of %lld\n",
@@ -324,6 +328,7 @@ TEST(FrameworkAllocator, StateIsPlacedBehindTheQueueThatItWasOpenedWith) {
     options.allocator = {&cache, Cache::allocate, Cache::free};
     options.stream = fake.make_queue();
     options.memory.chunk_bytes = 4096;
+    if (trial % 4 > 1) cache.fills_on = options.stream;
     Optimizer optimizer = OptimizerEnv::make(options, system_env(), std::move(backend));
     const DeviceBytes param(fake, MemoryKind::kDevice, 8000);
     GroupOptions group;
@@ -338,6 +343,40 @@ TEST(FrameworkAllocator, StateIsPlacedBehindTheQueueThatItWasOpenedWith) {
   }
   EXPECT_GT(reused, 10);
   std::printf("%lld blocks in use by the queue\n", static_cast<long long>(reused));
+}
+
+// The forward pass stands between two steps of a bucket: only then it is seen what state leaves to it.
+TEST(AutomaticResidency, BucketsOfOneIterationAreOneStep) {
+  constexpr size_t kBuckets = 30;
+  Rng rng = seeded("residency and buckets", 90);
+  FakeBackendOptions options{rng.next()};
+  options.device_bytes = 64 << 20;
+  lowtide::Memory memory;
+  memory.automatic = true;
+  memory.chunk_bytes = 64 << 10;
+  Config setup;
+  setup.state = "fp32", setup.hyper = default_hyper("adamw");
+  Twins twins(rng, setup, memory, std::make_unique<FakeBackend>(options));
+  for (size_t i = 0; i < kBuckets; ++i) twins.add(DType::kF32, {10, 1000});
+  twins.on_device().place_states();
+  const int64_t margin = Residency::margin(options.device_bytes), all = kBuckets * 10 * 1000 * 8;
+  const auto on_device = [&] { return twins.on_device().report().device_bytes; };
+  const auto iterate = [&](int64_t free_bytes) {
+    twins.free_bytes = free_bytes;
+    for (size_t bucket = 0; bucket < kBuckets; ++bucket) twins.step_where([&](size_t i) { return i == bucket; });
+  };
+  iterate(2 * margin);
+  EXPECT_EQ(twins.on_device().report().promotions, 0);
+  iterate(2 * margin);
+  EXPECT_EQ(twins.on_device().report().promotions, 1);
+  EXPECT_GE(on_device(), all);
+  iterate(margin - (1 << 20));
+  EXPECT_LT(on_device(), all);
+  for (int i = 0; i < Residency::kQuietSteps - 1; ++i) iterate(3 * margin);
+  EXPECT_EQ(twins.on_device().report().promotions, 1);
+  iterate(3 * margin);
+  EXPECT_EQ(twins.on_device().report().promotions, 2);
+  EXPECT_EQ(twins.differing(), 0);
 }
 
 // Memory that was free while state was on the host is not free any more once the state is back.

@@ -20,7 +20,9 @@ struct Cache {
   std::vector<Unused> unused = {};
   std::map<void*, int64_t> sizes = {};
   std::map<void*, std::vector<void*>> queues = {};  // that still use what is given back next
-  int64_t reused = 0, taken = 0, given_back = 0;
+  void* fills_on = nullptr;  // queues a fill there of what it hands out, as torch does in its deterministic mode
+  bool refuses = false;      // every second note
+  int64_t reused = 0, taken = 0, given_back = 0, refused = 0;
 
   static void* allocate(void* self, int64_t bytes) {
     Cache& cache = *static_cast<Cache*>(self);
@@ -30,10 +32,12 @@ struct Cache {
         void* const memory = cache.unused[i].memory;
         cache.unused.erase(cache.unused.begin() + static_cast<ptrdiff_t>(i));
         ++cache.reused;
+        if (cache.fills_on) cache.use(cache.fills_on, memory);
         return memory;
       }
     void* const memory = cache.fake.allocate_own(MemoryKind::kDevice, bytes);
     cache.sizes[memory] = bytes;
+    if (cache.fills_on) cache.use(cache.fills_on, memory);
     return memory;
   }
   static void free(void* self, void* memory) {
@@ -43,8 +47,11 @@ struct Cache {
     cache.queues.erase(memory);
     ++cache.given_back;
   }
-  static void note_use(void* self, void* memory, void* queue) {
-    static_cast<Cache*>(self)->queues[memory].push_back(queue);
+  static int32_t note_use(void* self, void* memory, void* queue) {
+    Cache& cache = *static_cast<Cache*>(self);
+    if (cache.refuses && ++cache.refused % 2) return 0;
+    cache.queues[memory].push_back(queue);
+    return 1;
   }
   bool may_use(const Unused& of) const {
     return std::all_of(of.until.begin(), of.until.end(),

@@ -129,7 +129,7 @@ def _new_block(size: int, device: torch.device) -> torch.Tensor:
 
 
 def _segments() -> list[dict[str, Any]]:
-    """Of the cache; none where torch leaves memory to cudaMallocAsync or to an allocator of the user's."""
+    """All of the cache; none where torch leaves memory to cudaMallocAsync or to an allocator of the user's."""
     try:
         return torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call,no-any-return]
     except RuntimeError:
