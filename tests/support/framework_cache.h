@@ -21,7 +21,9 @@ struct Cache {
   std::map<void*, int64_t> sizes = {};
   std::map<void*, std::vector<void*>> queues = {};  // that still use what is given back next
   void* fills_on = nullptr;  // queues a fill there of what it hands out, as torch does in its deterministic mode
-  bool refuses = false;      // every second note
+  bool refuses = false;      // notes of use
+  std::map<void*, Device::Event> unnoted = {};  // what it refused to note of memory
+  int64_t early = 0;                            // such memory that came back before that
   int64_t reused = 0, taken = 0, given_back = 0, refused = 0;
 
   static void* allocate(void* self, int64_t bytes) {
@@ -45,11 +47,19 @@ struct Cache {
     Unused& given = cache.unused.emplace_back(memory, cache.sizes.at(memory));
     for (void* const queue : cache.queues[memory]) given.until.push_back(cache.fake.record(queue));
     cache.queues.erase(memory);
+    if (const auto of = cache.unnoted.find(memory); of != cache.unnoted.end()) {
+      cache.early += !cache.fake.has_happened(of->second);
+      cache.unnoted.erase(of);
+    }
     ++cache.given_back;
   }
   static int32_t note_use(void* self, void* memory, void* queue) {
     Cache& cache = *static_cast<Cache*>(self);
-    if (cache.refuses && ++cache.refused % 2) return 0;
+    if (cache.refuses) {
+      cache.unnoted[memory] = cache.fake.record(queue);
+      ++cache.refused;
+      return 0;
+    }
     cache.queues[memory].push_back(queue);
     return 1;
   }
