@@ -12,7 +12,7 @@ from sass.pipes import ALU, FMA, ISSUE, LSU, MACHINES, PIPES, XU
 
 # Fast kernels round otherwise where PTX leaves a choice.
 MOST_DIFFERENT = 0.02
-# What a pipe's need may exceed the kept one by: this share, and a tenth of a slot, for pipes that have little to do.
+# A pipe may need more than the kept figure by this share, and by a tenth of a slot, for pipes that have little to do.
 MOST_GROWN, MOST_ADDED = 0.02, 0.1
 
 
