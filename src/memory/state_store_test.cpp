@@ -211,9 +211,9 @@ class DamagingEnv : public Env {
  public:
   int64_t pread(int fd, void* to, int64_t bytes, int64_t offset) override {
     const int64_t got = Env::pread(fd, to, bytes, offset);
-    if (got > 0 && countdown > 0 && --countdown == 0) damaged = offset;
-    if (got > 0 && damaged == offset) damage(static_cast<std::byte*>(to), got, fd, offset);
-    if (!lasting) damaged = -1;
+    const bool is_hit = got > 0 && countdown > 0 && --countdown == 0;
+    if (is_hit && lasting) damaged = offset;
+    if (is_hit || (got > 0 && damaged == offset)) damage(static_cast<std::byte*>(to), got, fd, offset);
     return got;
   }
   int64_t pwrite(int fd, const void* from, int64_t bytes, int64_t offset) override {
