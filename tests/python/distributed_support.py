@@ -8,12 +8,16 @@ import os
 import tempfile
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+import torch.distributed as dist
 import torch.multiprocessing as mp
+
+Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 MOST = 4
 # torch imports the last one when the first optimizer is made.
@@ -23,29 +27,40 @@ PRELOADED = [
 TIMEOUT = 120  # seconds that a job may take; a rank that waits for another in vain fails before
 
 
+MOST_TRIES = 3  # to form a process group: gloo's own connections fail once in some ten thousand on a busy machine
+
+
+def _join(rank: int, world: int, store: Path) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=20)
+    )
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _answer(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[bool, Any]:
+    try:
+        return True, function(*args, **kwargs)
+    except BaseException:
+        return False, traceback.format_exc()
+
+
 def _serve(rank: int, pipe: Connection) -> None:
-    from datetime import timedelta
-
-    import torch.distributed as dist
-
+    """Calls what comes by the pipe and sends back whether it returned, and what; a job ends with its process group."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     while True:
         try:
-            function, world, store, args, kwargs = pipe.recv()
+            function, args, kwargs = pipe.recv()
         except EOFError:
             os._exit(0)  # torch takes seconds to clean up
-        os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
-        try:
-            dist.init_process_group(
-                "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=20)
-            )
-            answer = (True, function(*args, **kwargs))
-        except BaseException:
-            answer = (False, traceback.format_exc())
-        finally:
-            if dist.is_initialized():
-                dist.destroy_process_group()
+        answer = _answer(function, *args, **kwargs)
+        if function is not _join or not answer[0]:
+            _leave()
         pipe.send(answer)
 
 
@@ -56,7 +71,7 @@ class Ranks:
         context = mp.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
         self._folder = tempfile.TemporaryDirectory()
-        self._jobs = 0
+        self._groups = 0
         self._pipes: list[Connection] = []
         self._processes = []
         for rank in range(MOST):
@@ -69,21 +84,32 @@ class Ranks:
 
     def run(self, world: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
         """Runs `function` of an importable module; returns results by rank, or raises with the ranks' tracebacks."""
-        self._jobs += 1
-        store = Path(self._folder.name) / str(self._jobs)
-        for pipe in self._pipes[:world]:
-            pipe.send((function, world, store, args, kwargs))
+        for _ in range(MOST_TRIES):
+            self._groups += 1
+            store = Path(self._folder.name) / str(self._groups)
+            _, failures = self._call([(_join, (rank, world, store), {}) for rank in range(world)])
+            if not failures:
+                break
+            self._call([(_leave, (), {})] * world)  # some ranks may have joined
+        assert not failures, "\n".join(failures)
+        answers, failures = self._call([(function, args, kwargs)] * world)
+        assert not failures, "\n".join(failures)
+        return answers
+
+    def _call(self, calls: list[Call]) -> tuple[list[Any], list[str]]:
+        """What each rank's call returns, and the tracebacks of those that raise."""
+        for pipe, call in zip(self._pipes, calls):
+            pipe.send(call)
         answers, failures = [], []
-        for rank, pipe in enumerate(self._pipes[:world]):
+        for rank, pipe in enumerate(self._pipes[: len(calls)]):
             if not pipe.poll(TIMEOUT):
                 self.close()
-                raise AssertionError(f"rank {rank} of {world} did not answer within {TIMEOUT} s")
+                raise AssertionError(f"rank {rank} of {len(calls)} did not answer within {TIMEOUT} s")
             good, answer = pipe.recv()
             answers.append(answer)
             if not good:
-                failures.append(f"rank {rank} of {world}:\n{answer}")
-        assert not failures, "\n".join(failures)
-        return answers
+                failures.append(f"rank {rank} of {len(calls)}:\n{answer}")
+        return answers, failures
 
     def close(self) -> None:
         for pipe, process in zip(self._pipes, self._processes, strict=True):
