@@ -7,10 +7,10 @@
 
 LAUNCHES is a folder that lowtide_cuda_launches has written: one step of one tile for each configuration. sass/ runs the
 instructions of the cubin on these, so that branches are taken, addresses made and tables looked up as a GPU would, and the
-memory that they leave must be that which the PTX left, byte for byte (fast kernels: but for rounding). Counted are the instructions of the warps that have a
-part in the tile, from the block's first barrier on (before that tables are filled, once for all tiles of a block), and
-what they cost on each pipe (sass/pipes.py). Their ratio to what can be issued while the step's bytes move is the ceiling of
-the share of the copy rate: latencies that other warps do not hide come on top.
+memory that they leave must be that which the PTX left, byte for byte (fast kernels: but for rounding). Counted are the
+instructions of the warps that have a part in the tile, from the block's first barrier on (before that tables are filled,
+once for all tiles of a block), and what they cost on each pipe (sass/pipes.py). Their ratio to what can be issued while
+the step's bytes move is the ceiling of the share of the copy rate: latencies that other warps do not hide come on top.
 """
 
 from __future__ import annotations
@@ -95,8 +95,7 @@ def model(kernel: Kernel, recorded: Recorded) -> Step:
     step.lookups = sum(lookups[at] for at in tables) * 32 / elements
     if tables:
         step.conflicts = sum(wavefronts[at] for at in tables) / sum(tables.values())
-        step.worst_conflicts = max(wavefronts[at] / n for at, n in tables.items())
-    if schedules and not step.is_slow:
+    if schedules and not step.is_narrow:
         threads = int(words["threads"])
         warps_resident = resident_blocks(kernel, threads, step.shared) * threads // LANES
         step.scheduled = share(trace_of(warps[0]), warps_resident, step.bytes * elements / len(warps), MACHINES[0])
@@ -151,7 +150,7 @@ def main() -> None:
         report.print_table(steps)
     wrong = report.judge(steps, report.read(options.judge) if options.judge else None)
     print("\n".join(wrong))
-    print(f"{len(steps)} configurations, {sum(step.is_slow for step in steps)} on the slow path, {len(wrong)} wrong")
+    print(f"{len(steps)} configurations, {sum(step.is_narrow for step in steps)} narrow, {len(wrong)} wrong")
     if wrong:
         sys.exit(1)
 

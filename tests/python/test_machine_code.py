@@ -197,7 +197,7 @@ def test_a_step_that_leaves_its_budget_is_named() -> None:
     assert judge([within], [within]) == [] == judge([over], [over])
     assert "adamw, exact: issue needs 90.0 slots, at most 77.8" in judge([over], [within])
     assert judge([over], []) != []
-    assert "slow path" in judge([step_of(70, wide_share=0.1)], [within])[0]
+    assert "narrow accesses" in judge([step_of(70, wide_share=0.1)], [within])[0]
     assert "differ" in judge([step_of(70, different=0.001)], [within])[0]
 
 

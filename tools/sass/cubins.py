@@ -156,14 +156,7 @@ def demangled(name: str) -> str:
     if "step_kernel" not in words:
         return " ".join(w for w in words if w not in ("lowtide", "StepArguments"))
     rule, codec = words[words.index("step_kernel") + 1 :][:2]
-    parts = [rule.lower(), codec.lower(), "fast" if "cuda_device_fast" in name else "exact"]
-    if "HotBlocks" in words:
-        # Types are the last template arguments; a repeated one is a back reference.
-        tail = name[name.index("HotBlocks") + len("HotBlocks") :].split("EEEE")[0]
-        named = {"4bf16": "bf16", "3f16": "f16", "f": "f32"}
-        pair = [named[t] for t in re.findall(r"4bf16|3f16|f(?=f|E|L|$|N)|f$|S\d?_", tail) if t in named]
-        parts += [",".join(pair * 2 if len(pair) == 1 else pair), *(["random"] if "Lb1E" in tail else [])]
-    return " ".join(parts + (["any"] if "NoHotBlocks" in words else []))
+    return f"{rule.lower()} {codec.lower()} {'fast' if 'cuda_device_fast' in name else 'exact'}"
 
 
 def split_lengths(name: str) -> str:

@@ -148,42 +148,21 @@ def magnitude(warp: Warp, name: str, operands: list[str]) -> Callable[[Mask], No
     return lambda mask: put(mask, np.abs(get().view(np.int32)).view(U))
 
 
-@operation("VIMNMX", "IMNMX")
+@operation("VIMNMX", "IMNMX", "VIMNMX3", "VIADDMNMX")
 def integer_extreme(warp: Warp, name: str, operands: list[str]) -> Callable[[Mask], None]:
-    put, least = warp.put(operands[0]), flags(warp, operands[3])
-    a, b = (source(warp, text) for text in operands[1:3])
+    """The least or the greatest of two or three numbers, or of a sum and a number; the operand behind them says which."""
+    adds = name.startswith("VIADDMNMX")
+    count = 3 if adds or name.startswith("VIMNMX3") else 2
+    put, least = warp.put(operands[0]), flags(warp, operands[1 + count])
+    sources = [source(warp, text) for text in operands[1 : 1 + count]]
     kind = U if is_in(name, "U32") else np.int32
 
     def run(mask: Mask) -> None:
-        x, y = a().view(kind), b().view(kind)
-        put(mask, np.where(least(), np.minimum(x, y), np.maximum(x, y)).view(U))
-
-    return run
-
-
-@operation("VIMNMX3")
-def extreme_of_three(warp: Warp, name: str, operands: list[str]) -> Callable[[Mask], None]:
-    put, least = warp.put(operands[0]), flags(warp, operands[4])
-    a, b, c = (source(warp, text) for text in operands[1:4])
-    kind = U if is_in(name, "U32") else np.int32
-
-    def run(mask: Mask) -> None:
-        x, y, z = (get().view(kind) for get in (a, b, c))
-        smallest, largest = np.minimum(np.minimum(x, y), z), np.maximum(np.maximum(x, y), z)
-        put(mask, np.where(least(), smallest, largest).view(U))
-
-    return run
-
-
-@operation("VIADDMNMX")
-def add_extreme(warp: Warp, name: str, operands: list[str]) -> Callable[[Mask], None]:
-    put, least = warp.put(operands[0]), flags(warp, operands[4])
-    a, b, c = (source(warp, text) for text in operands[1:4])
-    kind = U if is_in(name, "U32") else np.int32
-
-    def run(mask: Mask) -> None:
-        x, y = (a() + b()).view(kind), c().view(kind)
-        put(mask, np.where(least(), np.minimum(x, y), np.maximum(x, y)).view(U))
+        values = [get() for get in sources]
+        if adds:
+            values = [values[0] + values[1], values[2]]
+        numbers = [value.view(kind) for value in values]
+        put(mask, np.where(least(), np.minimum.reduce(numbers), np.maximum.reduce(numbers)).view(U))
 
     return run
 

@@ -19,8 +19,8 @@ REGISTERS_OF_ALL, SHARED_OF_BLOCK = 65536, 1024
 SHARED_OF_ALL = {"sm_80": 164 << 10, "sm_90": 228 << 10, "sm_100": 228 << 10, "sm_120": 100 << 10}
 
 # Kernels with arrays of a thread's own that are indexed at run time: norms and feedback for tensors with strides, counters of
-# votes, the pairs of 4-bit codes; ballots. All others have everything in registers.
-HAS_LOCAL = re.compile(r"norms_kernel|ballot_kernel|feedback_kernel|count_kernel|vote_kernel|(dynamic4|mixed12) any")
+# votes; ballots. All others have everything in registers.
+HAS_LOCAL = re.compile(r"norms_kernel|ballot_kernel|feedback_kernel|count_kernel|vote_kernel")
 
 # Steps of three states keep some of a lane's 48 values in local memory, for two blocks on a multiprocessor leave a thread 128
 # registers. One access is an instruction of some ten thousand.
@@ -64,7 +64,7 @@ def fused(kernel: Kernel) -> tuple[int, int]:
     checked = sum("rcp_rn" in name for name in called)
     may = 6 * float_reciprocals + 2 * count(r"MUFU\.RSQ$") - count("FCHK") - 4 * checked
     words = demangled(kernel.name).split()
-    if words[1:2] == ["float8"] and "any" not in words:
+    if words[1:2] == ["float8"]:
         may += FUSED_IN_FLOAT8 * ELEMENTS_OF_A_LANE * STATES.get(words[0], 2)
     return count(r"FFMA(?!.*\.SAT)"), may
 

@@ -30,14 +30,14 @@ class Step:
     slots: dict[str, float] = field(default_factory=dict)
     lookups: float = 0
     conflicts: float = 0  # wavefronts of a look-up to what it would take without conflicts
-    worst_conflicts: float = 0  # of that instruction which has most
     scheduled: float = 0  # share of the copy rate by schedule.py, where that was asked for
     different: float = 0  # bytes that are not what the PTX has left
     failure: str = ""
 
     @property
-    def is_slow(self) -> bool:
-        """Whether elements go one by one: most bytes move in accesses narrower than 8 bytes."""
+    def is_narrow(self) -> bool:
+        """Whether most bytes move in accesses narrower than 8 bytes: on the slow path, where memory is not aligned, where rows
+        are not whole lanes, and in norms."""
         return self.wide_share < 0.5
 
     def pipe(self) -> str:
@@ -79,8 +79,8 @@ def judge(steps: list[Step], before: list[Step] | None) -> list[str]:
                 wrong.append(f"{name}: {step.pipe()} needs {need:.1f} slots, at most {most:.1f}")
             if old:
                 wrong += [f"{name}: {grown}" for grown in _grown(step, old)]
-            if step.is_slow and (not old or not old.is_slow):
-                wrong.append(f"{name}: takes the slow path")
+            if step.is_narrow and (not old or not old.is_narrow):
+                wrong.append(f"{name}: moves most bytes in narrow accesses")
     return wrong
 
 
@@ -124,7 +124,7 @@ def row_of(step: Step) -> list[str]:
         f"{step.ceiling():.2f}",
         step.limit(),
         f"{step.scheduled:.2f}" if step.scheduled else "",
-        "slow path" if step.is_slow else "",
+        "narrow" if step.is_narrow else "",
     ]
 
 
@@ -165,7 +165,8 @@ where the widths of the pipes are from. [All figures]({json_name}).
 * *Conflicts* are the wavefronts of table look-ups in shared memory to what they would take without conflicts, with the codes that 24
   steps of a training have made.
 * What a warp does once for a tile is in the figures; tables, which a block fills once, are not.
-* Over budget: {over} of {both}. On the slow path, where elements go one by one: {slow} of {both}.
+* Over budget: {over} of {both}. *Narrow*, with most bytes in accesses of less than 8 bytes: {narrow} of {both}, for memory that is not
+  aligned, rows that are not whole lanes, norms, and the slow path.
 """
 
 
@@ -183,7 +184,6 @@ def page(steps: list[Step], before: list[Step] | None, json_name: str) -> str:
     names = list(dict.fromkeys(step.name for step in steps))
     h200, h100 = MACHINES
     both = [figures[name, arithmetic] for name in names for arithmetic in ("exact", "fast")]
-    slow, over = ([step for step in both if is_one(step)] for is_one in (_is_slow, _is_over))
     columns = [
         "configuration", "B", "slots", "exact: instructions", "ALU", "LSU", "conflicts", "ceiling, limit", "fast: instructions",
         "ALU", "LSU", "ceiling, limit", "H100: exact, fast", "registers",
@@ -192,14 +192,14 @@ def page(steps: list[Step], before: list[Step] | None, json_name: str) -> str:
         INTRODUCTION.format(
             today=_date_of(json_name), json_name=json_name, h200=h200, h100=h100,
             gigahertz=h200.clock / 1e9, h200_copies=h200.copied / 1e12, h100_copies=h100.copied / 1e12,
-            over=len(over), slow=len(slow), both=len(both),
+            over=sum(step.ceiling() < 1 for step in both), narrow=sum(step.is_narrow for step in both), both=len(both),
         ),
         f"| {' | '.join(columns)} |",
         "|---" * len(columns) + "|",
     ]  # fmt: skip
     for name in names:
         exact, fast = figures[name, "exact"], figures[name, "fast"]
-        row = [name + (" (slow path)" if exact.is_slow or fast.is_slow else ""), f"{exact.bytes:.2f}",
+        row = [name + (" (narrow)" if exact.is_narrow or fast.is_narrow else ""), f"{exact.bytes:.2f}",
                f"{h200.slots_of(exact.bytes):.0f}", _changed(exact, old, ISSUE), _changed(exact, old, ALU),
                _changed(exact, old, LSU), f"{exact.conflicts:.1f}" if exact.lookups else "", _share(exact)]  # fmt: skip
         if fast.kernel == exact.kernel:
@@ -229,14 +229,6 @@ def _date_of(name: str) -> str:
     """The date in a file's name, else today."""
     found = re.search(r"\d{4}-\d\d-\d\d", name)
     return found[0] if found else f"{datetime.now(timezone.utc):%Y-%m-%d}"
-
-
-def _is_slow(step: Step) -> bool:
-    return step.is_slow
-
-
-def _is_over(step: Step) -> bool:
-    return step.ceiling() < 1
 
 
 def _share(step: Step) -> str:
