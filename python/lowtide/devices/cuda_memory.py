@@ -30,7 +30,7 @@ class Cache:
 
     def allocate(self, size: int) -> int:
         """The address of so many bytes, aligned to 256; 0: there is no memory."""
-        self._note_peak()
+        self._note_peak(self._stats())
         try:
             block = _new_block(size, self._device)
         except OutOfMemory:
@@ -55,7 +55,7 @@ class Cache:
 
     def release(self, address: int) -> None:
         """Gives it back, to be handed out behind what is queued on the current stream."""
-        self._note_peak()
+        self._note_peak(self._stats())
         with self._lock:
             self._held -= self._blocks.pop(address).nbytes
 
@@ -63,19 +63,20 @@ class Cache:
 
     def free(self) -> int:
         """Now."""
-        return self._beside(0)
+        return self._beside(self._stats(), 0)
 
     def room(self) -> int:
         """Also where a step needs most: between backward and the optimizer's step activations are gone, and come again.
 
         Torch's peak counts state too, and stays when state comes or leaves: what others need is what the peak had beside
         the state of its time."""
-        self._note_peak()
-        return self._beside(self._others + self._held)
+        stats = self._stats()
+        self._note_peak(stats)
+        return self._beside(stats, self._others + self._held)
 
-    def _note_peak(self) -> None:
+    def _note_peak(self, stats: dict[str, Any] | None) -> None:
         """Before state comes or leaves, and where it matters: since the last time Lowtide has held what it holds now."""
-        if (stats := self._stats()) is None:
+        if stats is None:
             return
         peak = _bytes(stats, "allocated", "peak")
         with self._lock:
@@ -84,7 +85,7 @@ class Cache:
                 self._others = max(before, peak - self._held)
                 self._peak = peak
 
-    def _beside(self, needed: int) -> int:
+    def _beside(self, stats: dict[str, Any] | None, needed: int) -> int:
         """Free bytes beside `needed` ones, or beside those in use now if they are more."""
         if capturing(self._device):  # what a graph records must not depend on it
             return -1
@@ -92,7 +93,7 @@ class Cache:
             free, _ = torch.cuda.mem_get_info(self._device)
         except RuntimeError:  # the device is lost: the step will say so
             return -1
-        if (stats := self._stats()) is None:
+        if stats is None:
             return int(free)
         # A fragment is a free part of a segment that is in use: it serves small tensors, not chunks of state.
         in_use = _bytes(stats, "active") + _bytes(stats, "inactive_split")
