@@ -84,8 +84,7 @@ void step_on_host(const Update& update, Backend& cpu, int threads);
 // the maps and absmax values have been read back, by way of `pinned`, and checked: it waits for these and the search of
 // the gradient together, and for the step. For the rest everything passes through the host, where `cpu` steps it.
 // pinned: the device's, made larger as needed; to be kept for the next call. Nothing uses it once this returns or
-// throws. Throws kInvalidArgument and has changed
-// nothing then; what a lost device leaves is not known.
+// throws. Throws kInvalidArgument and has changed nothing then; what a lost device leaves is not known.
 void step_on_device(const Update& update, Backend& device, void* queue, DeviceBytes& pinned, Backend& cpu, int threads);
 
 }  // namespace lowtide::bnb

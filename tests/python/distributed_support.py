@@ -97,7 +97,7 @@ class Ranks:
         return answers
 
     def _call(self, calls: list[Call]) -> tuple[list[Any], list[str]]:
-        """What each rank's call returns, and the tracebacks of those that raise."""
+        """Returns what each rank's call does, and the tracebacks of those that raise."""
         for pipe, call in zip(self._pipes, calls):
             pipe.send(call)
         answers, failures = [], []

@@ -36,8 +36,9 @@ class Memory:
     Attributes:
         device: bytes on the parameters' device, streaming buffers included. For CPU parameters that is RAM: `device`
             and `host` add up. "auto": state begins on the device as far as it fits beside torch's peak, the rest in
-            host memory, and moves as memory gets short or free; for CPU parameters as if not given. Not given: "auto" on CUDA; on other devices 7/8 of the memory that is free at the first step
-            (of all of it where the driver does not tell what is free).
+            host memory, and moves as memory gets short or free; for CPU parameters as if not given. Not given: "auto"
+            on CUDA; on other devices 7/8 of the memory that is free at the first step (of all of it where the driver
+            does not tell what is free).
         host: bytes of host memory, streaming buffers included. Neither given: no limit, all state of CPU parameters
             stays in RAM.
         disk: a directory, best on a local SSD, for a scratch file without a name: nothing is left behind, whatever
