@@ -125,7 +125,7 @@ class Wrapper(torch.Tensor):
 
 
 PARAMETERS = {
-    "float64": (lambda: torch.zeros(3, dtype=torch.float64), ["float64", "float32"]),
+    "float64": (lambda: torch.zeros(3, dtype=torch.float64), ["float64", "float32", ".float()"]),
     "complex": (lambda: torch.zeros(3, dtype=torch.complex64), ["complex64", "float32"]),
     "integer": (lambda: torch.zeros(3, dtype=torch.int64), ["int64", "float32"]),
     "bool": (lambda: torch.zeros(3, dtype=torch.bool), ["bool", "float32"]),

@@ -9,7 +9,7 @@ import lowtide
 import pytest
 import torch
 from lowtide import _core
-from lowtide.cli.main import app
+from lowtide.cli.main import app, main
 from lowtide.cli.commands import count_of
 from typer.testing import CliRunner
 
@@ -145,6 +145,37 @@ def test_inspect(run, tmp_path):
     (tmp_path / "b.lowtide").write_bytes(b"no checkpoint")
     run("inspect", tmp_path / "b.lowtide", status=2)
     run("inspect", tmp_path / "missing", status=2)
+
+
+def test_nothing_of_a_file_reaches_the_terminal_as_a_command(run, tmp_path):
+    """Control characters (ESC, the one-byte CSI, BEL, line ends) and marks that turn the direction of writing: in keys
+    and values of groups, in a rule's name and in a file's. The tables, JSON and errors show them escaped."""
+    evil = "ad\x1b[2J\x9b31m\x07\u202ew\x7f"
+    params, opt = trained()
+    opt.param_groups[0][evil] = f"{evil}\n{evil}"
+    path = tmp_path / "evil\x1b[2J.lowtide"
+    opt.save(path)
+    data = path.read_bytes()
+    assert data.count(b'"adamw"') > 0
+    refused = tmp_path / "rule.lowtide"
+    shown = [run("inspect", path), json.dumps(run("inspect", path, "--json"))]
+    raw = CliRunner().invoke(app, ["inspect", str(path), "--json"])
+    assert json.loads(raw.stdout)["groups"][0][evil] == f"{evil}\n{evil}"
+    refused.write_bytes(data.replace(b'"adamw"', b'"a\\u001b"', 1))
+    shown += [raw.stdout, run("inspect", refused, status=2), run("inspect", tmp_path / f"no {evil}", status=2)]
+    for text in shown:
+        strange = {one for one in text if not one.isprintable()} - {"\n"}
+        assert not strange, strange
+    assert "\\x1b[2J" in shown[0] and "\\u001b[2J" in raw.stdout
+
+
+def test_the_program_may_be_called_as_a_function(capsys, tmp_path):
+    """With the arguments of a list; errors have their status then, too."""
+    for arguments, status, words in ((["--version"], 0, lowtide.__version__), (["inspect", str(tmp_path / "no")], 2, "no")):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        said = capsys.readouterr()
+        assert ended.value.code == status and words in said.out + said.err
 
 
 def test_bad_arguments_have_status_2_and_one_line(run, tmp_path, figure):

@@ -141,6 +141,31 @@ def test_options_of_LARS_are_honoured(name, seed):
         assert ends_differ(name, plain, {**plain, **changed}, seed), changed
 
 
+@pytest.mark.parametrize("name, options", [("LAMB32bit", {}), ("LARS32bit", {"momentum": 0.9})])
+def test_max_unorm_of_0_clips_nothing(name, options, seed, figure):
+    """As in the real package, where the plain rule is left then: 20 steps from there and from zeros, in which a trust
+    ratio or a clip would show at once. Both round each operation to float32, in another order: 8 units of 2^-24 a step,
+    and as many for the moments, of a way of about lr a step."""
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    params = [torch.nn.Parameter(value) for value in (torch.randn(64, 64), torch.zeros(8, 64))]
+    twins = [torch.nn.Parameter(p.detach().clone()) for p in params]
+    starts = [p.detach().clone() for p in params]
+    opt = getattr(optim, name)(params, lr=0.01, weight_decay=0.01, max_unorm=0.0, **options)
+    theirs = getattr(bitsandbytes.optim, name)(twins, lr=0.01, weight_decay=0.01, max_unorm=0.0, **options)
+    for _ in range(20):
+        for p, twin in zip(params, twins, strict=True):
+            p.grad = torch.randn_like(p)
+            twin.grad = p.grad.clone()
+        opt.step()
+        theirs.step()
+    apart = max(
+        float((p - twin).detach().norm() / (twin - start).detach().norm())
+        for p, twin, start in zip(params, twins, starts, strict=True)
+    )
+    figure(f"{name}, max_unorm=0: {apart:.1e} of the way apart after 20 steps")
+    assert apart < 20 * 16 * 2**-24
+
+
 def ends_differ(name, plain, changed, seed):
     """Whether four steps with these options end elsewhere than with those."""
     start = torch.randn(64, 256)
@@ -162,7 +187,8 @@ def ends_differ(name, plain, changed, seed):
         ("LAMB", {"bias_correction": False}, ["bias_correction"]),
         ("LAMB8bit", {"adam_w_mode": False}, ["adam_w_mode"]),
         ("LAMB", {"amsgrad": True}, ["amsgrad"]),
-        ("LAMB", {"max_unorm": 0.0}, ["max_unorm"]),
+        ("Adagrad8bit", {"optim_bits": 32}, ["optim_bits", "32", "[8]"]),
+        ("LAMB", {"max_unorm": -1.0}, ["max_unorm", "-1"]),
         ("AdamW", {"betas": "0.9; 0.99"}, ["betas", "'0.9; 0.99'"]),
         ("AdamW", {"betas": (0.9, 1.0)}, ["beta2", "1"]),
         ("AdamW", {"lr": -1.0}, ["lr", "-1"]),

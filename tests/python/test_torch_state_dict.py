@@ -10,6 +10,7 @@ import torch
 from support import (
     CODECS,
     RULES,
+    bits,
     drop,
     fresh,
     make,
@@ -118,6 +119,26 @@ def test_states_of_other_torch_optimizers_are_refused(seed):
         other = cls(copy.deepcopy(groups), **options)
         with refused(opt, word):
             opt.load_state_dict(other.state_dict())
+
+
+@pytest.mark.parametrize(
+    "saved, live, options",
+    [("Adam", "AdamW", {}), ("AdamW", "Adam", {}), ("NAdam", "NAdam", {"decoupled_weight_decay": True})],
+)
+def test_the_error_about_another_weight_decay_says_what_to_do(saved, live, options, seed):
+    """Both of its two ways work."""
+    params = [torch.nn.Parameter(torch.randn(64, 64))]
+    theirs = getattr(torch.optim, saved)(params, weight_decay=0.1)
+    params[0].grad = torch.randn(64, 64)
+    theirs.step()
+    opt = getattr(lowtide, live)(params, state="fp32", **options)
+    with refused(opt, "decoupled_weight_decay", f"lowtide.{saved}", "delete"):
+        opt.load_state_dict(theirs.state_dict())
+    getattr(lowtide, saved)(params).load_state_dict(theirs.state_dict())
+    saved_dict = theirs.state_dict()
+    del saved_dict["param_groups"][0]["decoupled_weight_decay"]
+    opt.load_state_dict(saved_dict)
+    assert bits(opt.state[params[0]]["exp_avg"]) == bits(theirs.state[params[0]]["exp_avg"])
 
 
 def test_malformed_states_of_torch_are_refused_whole(seed):

@@ -5,8 +5,8 @@ Exit status: 0; 1 where a plan does not fit; 2 for bad arguments or what the sys
 
 from __future__ import annotations
 
-import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,7 +43,7 @@ class _Commands(TyperGroup):
 
 
 def _complain(message: str) -> int:
-    print(f"lowtide: {' '.join(message.split())}", file=sys.stderr)
+    print(f"lowtide: {render.printable(' '.join(message.split()))}", file=sys.stderr)
     return BAD
 
 
@@ -174,9 +174,9 @@ def _plan_dict(one: Any) -> dict[str, Any]:
 
 
 def _out(value: dict[str, Any]) -> None:
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    typer.echo(render.json_text(value))
 
 
-def main() -> None:
-    """The entry point."""
-    app(prog_name="lowtide")
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The entry point: exits with the status. arguments: those of the process unless given."""
+    app(None if arguments is None else list(arguments), prog_name="lowtide")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from rich.console import Console
@@ -16,6 +17,19 @@ from lowtide.planning.plan import Plan, seconds_text
 _size = _core.format_bytes
 
 
+def printable(text: str) -> str:
+    """The text as a terminal may show it, whoever wrote it: control characters, and those that turn the direction of
+    writing, as "\\x1b" or "\\u202e". Line ends stay."""
+    shown = (one if one.isprintable() or one == "\n" else one.encode("unicode_escape").decode() for one in text)
+    return text if text.isprintable() else "".join(shown)
+
+
+def json_text(value: Any) -> str:
+    """JSON that a terminal may show: what is not printable is escaped."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    return "".join(one if one.isprintable() or one == "\n" else json.dumps(one)[1:-1] for one in text)
+
+
 def _rate(bytes_per_second: float) -> str:
     return f"{bytes_per_second / 1e9:.2f} GB/s" if bytes_per_second > 0 else "-"
 
@@ -25,7 +39,7 @@ def _show(*parts: str | Table) -> None:
     console = Console()
     with console.capture() as capture:
         for part in parts:
-            console.print(Text(part) if isinstance(part, str) else part, highlight=False)
+            console.print(Text(printable(part)) if isinstance(part, str) else part, highlight=False)
     for line in capture.get().splitlines():
         print(line.rstrip())
 
@@ -46,7 +60,7 @@ def _pairs() -> Table:
 
 
 def _row(table: Table, *cells: str) -> None:
-    table.add_row(*(Text(cell) for cell in cells))
+    table.add_row(*(Text(printable(cell).replace("\n", "\\n")) for cell in cells))
 
 
 def machine(found: dict[str, Any]) -> None:

@@ -178,4 +178,6 @@ def check_parameter(param: torch.Tensor, where: str, anywhere: bool = False) -> 
     if not anywhere:
         place_of(param, where)
     expect(param.layout == torch.strided, where, f"layout {param.layout}", "torch.strided")
-    expect(param.dtype in PARAMETER_DTYPES, where, param.dtype, f"one of {', '.join(map(str, PARAMETER_DTYPES))}")
+    advice = ": convert the module with .float() before its parameters are handed over" if param.is_floating_point() else ""
+    wanted = f"one of {', '.join(map(str, PARAMETER_DTYPES))}{advice}"
+    expect(param.dtype in PARAMETER_DTYPES, where, param.dtype, wanted)

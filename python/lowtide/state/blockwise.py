@@ -27,7 +27,8 @@ _SMALLEST_NORMAL = 2.0**-126
 def dynamic_map(signed: bool = True, max_exponent_bits: int = 7, total_bits: int = 8) -> torch.Tensor:
     """The dynamic map (Dettmers, arXiv 1511.04561; Dettmers et al., arXiv 2110.02861, section 1.3), sorted, as float32
     [256]: `max_exponent_bits` decades of means of neighbours of linspace(0.1, 1), with both signs if `signed`, 0 and 1,
-    padded with zeros if `total_bits` is less than 8. A new tensor.
+    padded with zeros if `total_bits` is less than 8. Of more exponent bits than there are bits the smallest decades stay
+    empty. A new tensor.
 
     It is the map of a machine with fused multiply-add, where all others are made: with the defaults, the constants of
     dynamic8. ValueError for numbers of bits that give no such map.
@@ -37,12 +38,12 @@ def dynamic_map(signed: bool = True, max_exponent_bits: int = 7, total_bits: int
 
 @cache
 def _dynamic_map(signed: bool, max_exponent_bits: int, total_bits: int) -> torch.Tensor:
-    spare = total_bits - 1 - max_exponent_bits  # bits of the fraction that the first decade has
-    fits = 2 <= total_bits <= 8 and max_exponent_bits >= 1 and (spare >= 0 if signed else spare == 0)
+    spare = total_bits - 1 - max_exponent_bits  # bits of the fraction that the first decade has; below 0: it has no code
+    fits = 2 <= total_bits <= 8 and max_exponent_bits >= 1 and (signed or spare == 0)
     got = f"total_bits {total_bits} and max_exponent_bits {max_exponent_bits}"
-    expect(fits, "dynamic_map", got, f"2 to 8 bits, and {'at most ' if signed else ''}one less for the exponent")
-    decades = [(i, 2 ** (i + spare) * (1 if signed else 2)) for i in range(max_exponent_bits)]
-    if 2**spare > 1:  # codes without exponent or indicator bit
+    expect(fits, "dynamic_map", got, f"2 to 8 bits, and {'1 or more' if signed else 'one less'} for the exponent")
+    decades = [(i, 2 ** (i + spare) * (1 if signed else 2)) for i in range(max(0, -spare), max_exponent_bits)]
+    if spare > 0:  # codes without exponent or indicator bit
         decades.append((max_exponent_bits - 1, 2**spare - 1))
     values = [torch.tensor([0.0, 1.0])]
     for i, count in decades:

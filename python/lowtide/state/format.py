@@ -50,7 +50,8 @@ def check_stamp(group: dict[str, Any], rule: str, where: str) -> None:
     version: Any = group.get("lowtide_format")
     expect(isinstance(version, int) and version >= 1, f"{where}['lowtide_format']", repr(version), f"1 to {FORMAT}")
     expect(version <= FORMAT, f"{where}['lowtide_format']", version, f"at most {FORMAT}: a newer version made it")
-    expect(group.get("lowtide_rule") == rule, f"{where}['lowtide_rule']", repr(group.get("lowtide_rule")), repr(rule))
+    wanted = f"{rule!r}: load it into an optimizer of the class that saved it (docs/rules.md names it by its rule)"
+    expect(group.get("lowtide_rule") == rule, f"{where}['lowtide_rule']", repr(group.get("lowtide_rule")), wanted)
 
 
 def read_seed(group: dict[str, Any], first: dict[str, Any], where: str, mine: int) -> int:

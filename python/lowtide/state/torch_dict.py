@@ -53,7 +53,14 @@ def check_group(engine: Engine, number: int, mine: dict[str, Any], group: dict[s
     strange = {"momentum_decay", "centered", "lr_decay", "rho", "dampening"} & set(group) - wanted
     expect(not strange, where, sorted(strange), name)
     decoupled = group.get("decoupled_weight_decay", rule == "adamw")
-    expect(bool(decoupled) == (rule == "adamw"), f"{where}['decoupled_weight_decay']", decoupled, rule == "adamw")
+    other = "AdamW" if decoupled else "Adam"
+    if cls == "NAdam":
+        other = f"NAdam(decoupled_weight_decay={bool(decoupled)})"
+    here = (
+        f"{rule == 'adamw'}, as weights decay here. Load it into lowtide.{other}; or, to take over the moments alone, delete "
+        "that key from its groups"
+    )
+    expect(bool(decoupled) == (rule == "adamw"), f"{where}['decoupled_weight_decay']", decoupled, here)
     if cls == "Muon":
         _check_muon(engine, number, mine, where)
 

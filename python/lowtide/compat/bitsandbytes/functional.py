@@ -93,7 +93,8 @@ def dequantize_blockwise(
     """The values of codes, of their shape: of `quant_state.dtype`, or float32 without a `quant_state`.
 
     Args:
-        quant_state: what `quantize_blockwise` gave; or instead of it absmax, code and blocksize.
+        quant_state: what `quantize_blockwise` gave; or instead of it absmax, code and blocksize. An absmax of two
+            dimensions, as AdEMAMix has it, has a row for each A[i], whose blocks begin anew.
         out: where to put the values, if not into a new tensor.
         nested: means nothing: `quant_state` knows.
 
@@ -113,10 +114,13 @@ def dequantize_blockwise(
     else:
         check_scales(scales, "absmax")
     _check_blocksize(state.blocksize)
-    size = int(state.blocksize or 0)
-    count = -(-A.numel() // size)
+    size, book, dtype = int(state.blocksize or 0), _book(state.code, A.device), state.dtype or torch.float32
+    parts = len(A) if scales.ndim == 2 and A.ndim and len(A) == len(scales) > 0 else 1
+    count = parts * -(-A.numel() // parts // size)
     expect(scales.numel() == count, "absmax", f"{scales.numel()} values", f"{count} for {A.numel()} codes")
-    values = blockwise.decode(A, scales.to(A.device), _book(state.code, A.device), size, state.dtype or torch.float32)
+    codes, each = A.reshape(parts, -1), scales.to(A.device).reshape(parts, -1)
+    rows = [blockwise.decode(codes[i], each[i], book, size, dtype) for i in range(parts)]
+    values = (rows[0] if parts == 1 else torch.stack(rows)).view(A.shape)
     return values if out is None else out.copy_(values)
 
 

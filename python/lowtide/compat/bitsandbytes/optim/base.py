@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, cast
 
+import torch
+
 from lowtide.checks.values import expect
 from lowtide.memory.budgets import Memory
 from lowtide.optimizers.optimizer import Optimizer
@@ -24,6 +26,8 @@ _REMOVED = {
 }
 _ARGS = ("optim_bits", "min_8bit_size", "max_unorm", "skip_zeros")
 STATES = {32: "fp32", 8: "dynamic8"}
+# Its max_unorm=0 clips nothing, while 0 is the trust ratio here: a limit that no update reaches clips nothing either.
+NO_LIMIT = torch.finfo(torch.float32).max
 
 
 class BitsandbytesOptimizer(Optimizer):
@@ -77,8 +81,10 @@ class BitsandbytesOptimizer(Optimizer):
     def _options(self, given: dict[str, Any], name: str) -> dict[str, Any]:
         """The format of state, from the arguments that say so, which leave `given`."""
         bits, args, least = (given.pop(key, none) for key, none in (("optim_bits", 32), ("args", None), ("min_8bit_size", 0)))
-        allowed = (self._bits, *STATES) if self._bits == 8 else (self._bits or 32, self._bits or 8)
-        expect(bits in allowed, f"{name}: optim_bits", repr(bits), f"one of {sorted(set(allowed))}")
+        default = self._signature.parameters.get("optim_bits")
+        if default is not None:  # that of most classes of 8 bits is 32, which has no effect
+            allowed = {self._bits, default.default} if self._bits else {*STATES}
+            expect(bits in allowed, f"{name}: optim_bits", repr(bits), f"one of {sorted(allowed)}")
         bits, max_unorm = self._bits or bits, given.get("max_unorm", 0.0)
         if args is not None:
             missing = [key for key in _ARGS if not hasattr(args, key)]
@@ -88,9 +94,7 @@ class BitsandbytesOptimizer(Optimizer):
             decayed = "False: elements without gradient decay, too"
             expect(not skip_zeros, f"{name}: args.skip_zeros", skip_zeros, decayed)
         if "max_unorm" in given:
-            without = "more than 0: without a limit it is the optimizer without norms, AdamW or SGD"
-            expect(max_unorm > 0, f"{name}: max_unorm", max_unorm, without)
-            given["max_unorm"] = max_unorm
+            given["max_unorm"] = max_unorm or NO_LIMIT
         else:
             expect(not max_unorm, f"{name}: max_unorm", max_unorm, "0: LAMB and LARS have it")
         return {"state": STATES[bits], "min_quantized_numel": least}

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from lowtide.checks.values import expect
-from lowtide.compat.bitsandbytes.optim.base import STATES
+from lowtide.compat.bitsandbytes.optim.base import NO_LIMIT, STATES
 from lowtide.options.overrides import override
 
 _SAME = ("lr", "betas", "eps", "weight_decay", "alpha", "t_alpha", "t_beta3", "max_unorm")
@@ -70,5 +70,5 @@ def _translated(config: dict[str, Any]) -> dict[str, Any]:
             expect(not value, key, value, "False: elements without gradient decay, too")
         else:
             expect(key in _SAME, "override_config", repr(key), f"optim_bits, min_8bit_size or one of {_SAME}")
-            options[key] = value
+            options[key] = NO_LIMIT if key == "max_unorm" and value == 0 else value
     return options
