@@ -91,7 +91,7 @@ def placements(layout: Layout, shape: tuple[int, ...]) -> list[Any]:
 
 
 def build(
-    layout: Layout, rule: str, state: str, disk: str | None = None
+    layout: Layout, rule: str, state: str, disk: str | None = None, master: str | None = None
 ) -> tuple[Net, lowtide.Optimizer]:
     """disk: a directory where every rank has one of its own, with a budget that state does not fit into."""
     net = Net(layout)
@@ -103,7 +103,7 @@ def build(
         memory = lowtide.Memory(host="24KiB", disk=own, chunk="4KiB")
     named = list(net.named_parameters())
     groups = [{"params": named[::2]}, {"params": named[1::2], "lr": 3e-3, "weight_decay": 0.1}]
-    return net, make(rule, groups, lr=1e-2, state=state, memory=memory)
+    return net, make(rule, groups, lr=1e-2, state=state, memory=memory, master=master)
 
 
 def train(net: Net, opt: torch.optim.Optimizer, steps: range) -> None:
@@ -191,14 +191,14 @@ FULL_FROM_0 = StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast
 
 
 def through_full_state_dict(
-    layout: Layout, codec: str, disk: str | None = None
+    layout: Layout, codec: str, disk: str | None = None, master: str | None = None
 ) -> tuple[dict[str, bytes], dict[str, bytes]]:
     """Six steps in one go, and with the whole state gathered on rank 0 and handed to a new optimizer after three."""
-    net, opt = build(layout, "adamw", codec)
+    net, opt = build(layout, "adamw", codec, master=master)
     train(net, opt, range(3))
     weights, state = get_state_dict(net, opt, options=FULL)
     assert bool(state) == (dist.get_rank() == 0), "cpu_offload leaves the whole on rank 0 only"
-    other_net, other = build(layout, "adamw", codec, disk)
+    other_net, other = build(layout, "adamw", codec, disk, master)
     # Not set_state_dict: on ranks without weights of their own it takes no part in handing them out.
     set_model_state_dict(other_net, weights, options=FULL_FROM_0)
     set_optimizer_state_dict(other_net, other, state, options=FULL_FROM_0)

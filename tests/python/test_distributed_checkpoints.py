@@ -63,6 +63,19 @@ def test_a_full_state_dict(state: str, on_disk: bool, tmp_path: Path, figure) ->
     figure(f"{compared} bytes compared, 0 differ")
 
 
+@pytest.mark.parametrize("master", ["residual16", "residual8"])
+def test_residuals_travel_in_a_full_state_dict(master: str, tmp_path: Path, figure) -> None:
+    """gloo, like NCCL, carries no int16: DTensors are gathered, and plain tensors handed out by rank 0."""
+    compared = 0
+    for layout, disk in ((Layout("rows", (3,)), None), (Layout("rows", (2,)), str(tmp_path)), (Layout("plain"), None)):
+        world = layout.world if layout.kind != "plain" else 2
+        for one, other in shared_ranks().run(world, jobs.through_full_state_dict, layout, "dynamic8", disk, master):
+            assert differing(one, other) == []
+            compared += len(one["bfloat.residual"])
+    assert compared
+    figure(f"{compared} bytes of residuals compared, 0 differ")
+
+
 def test_codes_of_four_bits_have_the_shape_of_a_process_alone() -> None:
     for state in ("dynamic4", "mixed12"):
         for alone, sharded in shared_ranks().run(3, jobs.shapes_alone_and_sharded, Layout("rows", (3,)), state):

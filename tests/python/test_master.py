@@ -27,6 +27,8 @@ def test_residual16_is_float32(seed, figure):
         opt.step()
         twin.step()
     got = [join(p, opt.state[p]["residual"]) for p in ours]
+    saved = [entry["residual"] for entry in opt.state_dict()["state"].values()]
+    assert all(bits(join(p, kept)) == bits(made) for p, kept, made in zip(ours, saved, got, strict=True))
     equal = sum(bits(a) == bits(b) for a, b in zip(got, wanted, strict=True))
     figure(f"{equal} of {len(got)} parameters are those of float32")
     assert equal == len(got)

@@ -10,15 +10,18 @@ from lowtide.checks.values import expect
 from lowtide.devices.sharding import local_of
 from lowtide.engine.engine import RESIDUAL, Engine
 from lowtide.optimizers.optimizer import Optimizer
+from lowtide.state.format import residual_bits
 
 _NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
 def join(weight: Tensor, residual: Tensor | None) -> Tensor:
     """The float32 weights, a new CPU tensor, of a bfloat16 or float16 weight and its residual (int16 or int8, of its
-    shape; None: the weight as float32). ValueError for others."""
+    shape, or as a state_dict has it; None: the weight as float32). ValueError for others."""
     if residual is None:
         return weight.detach().to("cpu", torch.float32)
+    if residual.dtype == weight.dtype:
+        residual = residual_bits(residual, torch.int16)
     kinds = {torch.int16: "residual16", torch.int8: "residual8"}
     fits = weight.dtype in _NAMES and residual.dtype in kinds and residual.shape == weight.shape
     shapes = [tuple(each.shape) for each in (residual, weight)]

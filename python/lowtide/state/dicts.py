@@ -9,10 +9,10 @@ import torch
 
 from lowtide.checks.kept_errors import KeptErrors
 from lowtide.checks.values import expect
-from lowtide.engine.engine import Engine
+from lowtide.engine.engine import RESIDUAL, Engine
 from lowtide.state import restore
 from lowtide.state.foreign import READERS
-from lowtide.state.format import CODEC, eight_bits
+from lowtide.state.format import CODEC, eight_bits, residual_bits
 from lowtide.state.groups import read_groups
 
 
@@ -57,6 +57,11 @@ def saved_entries(
     saved: dict[torch.Tensor, dict[str, Any]] = {}
     if any(map(core.is_paged, range(len(params)))):
         saved = {param: engine.live(i) for i, param in enumerate(params)}
+    for i, param in enumerate(params):
+        entry = saved.get(param) or states.get(param) or {}
+        if RESIDUAL in entry and (bits := residual_bits(entry[RESIDUAL], param.dtype)) is not entry[RESIDUAL]:
+            saved = saved or dict(states)
+            saved[param] = {**entry, RESIDUAL: bits}
     for core_group in engine.groups:
         told = eight_bits(str(groups[core_group.of]["state"]))
         for i in core_group.params:

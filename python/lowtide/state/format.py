@@ -9,21 +9,22 @@ Format 1, in plain tensors and Python values that torch.load reads with weights_
 The tensors of a moment tell its codec: float32 or bfloat16 values of the parameter's shape, or uint8 codes with scales.
 Codes (rows, bytes of a row) of half as many bytes as values are dynamic4's, in blocks of 128 within a row. Codes of the
 parameter's shape are float8's if the group's "state" says so, else dynamic8's, in blocks of 256. Where an override makes
-that wrong, the entry has "lowtide_state": the parameter's codec (a string). A parameter without state yet has an empty
-entry. Tensors are views of the live state and no two share memory; of a parameter that is a DTensor they are DTensors
+that wrong, the entry has "lowtide_state": the parameter's codec (a string). A residual of 16 bits has the parameter's type, whose
+values mean nothing: gloo and NCCL carry no int16. A parameter without state yet has an empty entry. Tensors are views of the live state and no two share memory; of a parameter that is a DTensor they are DTensors
 (devices/sharding.py). Format, rule and the seed of stochastic rounding, which loading restores, stand in the groups, so
 that they survive tools that take a state_dict apart and put it together again.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from lowtide import _core
 from lowtide.checks.values import check_tensor, expect
-from lowtide.devices.sharding import rows_of
+from lowtide.devices.sharding import is_dtensor, local_of, rows_of
 from lowtide.engine.groups import Format
 
 FORMAT = 1
@@ -74,6 +75,17 @@ def take_codec(entry: dict[str, Any], of_group: str, where: str) -> tuple[dict[s
     known = CODEC not in entry or codec in _core.codec_names()
     expect(known, f"{where}, {CODEC}", repr(codec), f"one of {_core.codec_names()}")
     return {name: value for name, value in entry.items() if name != CODEC}, codec
+
+
+def residual_bits(residual: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """An int16 residual as a view in another type of 16 bits, or back; any other residual as it is."""
+    if dtype.itemsize != residual.element_size() or torch.int16 not in (dtype, residual.dtype):
+        return residual
+    if not is_dtensor(residual):
+        return residual.detach().view(dtype)
+    spec: Any = residual._spec
+    meta = spec.tensor_meta._replace(dtype=dtype)
+    return type(residual)(local_of(residual).view(dtype), replace(spec, tensor_meta=meta), requires_grad=False)
 
 
 def check_entry(

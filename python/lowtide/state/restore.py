@@ -16,7 +16,7 @@ from lowtide.engine.engine import MOMENTUM, RESIDUAL, Engine
 from lowtide.state import torch_dict
 from lowtide.state.entries import NOTHING, Entry, ParamSpec, check_values
 from lowtide.state.foreign import Reader
-from lowtide.state.format import check_entry, take_codec
+from lowtide.state.format import check_entry, residual_bits, take_codec
 from lowtide.state.groups import Groups
 
 
@@ -92,6 +92,8 @@ def _read_own(engine: Engine, number: int, entry: dict[str, Any] | None, codec: 
         return Entry(read_step(entry, where) if entry else 0, {}, False)
     shape = local_of(engine.params[number]).shape
     entry = _local(engine, number, entry, live, where)
+    if RESIDUAL in live and isinstance(entry.get(RESIDUAL), torch.Tensor):
+        entry[RESIDUAL] = residual_bits(entry[RESIDUAL], live[RESIDUAL].dtype)
     tensors = check_entry(entry, live, shape, codec, engine.core.state_codec(number), where)
     return Entry(read_step(entry, where), tensors, False)
 
