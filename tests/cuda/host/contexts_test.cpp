@@ -16,11 +16,7 @@ namespace {
 
 class CudaContexts : public Emulated {
  protected:
-  void SetUp() override {
-    cuda_emulator::Settings three;
-    three.devices = 3;
-    restart(three);
-  }
+  void SetUp() override { restart({.devices = 3}); }
 };
 
 // The device of the thread's current context; -1: there is none.

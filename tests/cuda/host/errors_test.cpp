@@ -23,21 +23,15 @@ TEST_F(CudaErrors, OfEachKind) {
 }
 
 TEST_F(CudaErrors, NoDriverAndNoDevice) {
-  cuda_emulator::Settings none;
-  none.driver = 0;
-  restart(none);
+  restart({.driver = 0});
   expect_words(message_of(ErrorKind::kUnsupported, [] { make_backend("", nullptr); }), {"driver", "update"});
-  none = {};
-  none.devices = 0;
-  restart(none);
+  restart({.devices = 0});
   expect_words(message_of(ErrorKind::kUnsupported, [] { make_backend("", nullptr); }),
                {"cudaErrorNoDevice", "CUDA_VISIBLE_DEVICES"});
 }
 
 TEST_F(CudaErrors, DevicesByNumber) {
-  cuda_emulator::Settings two;
-  two.devices = 2;
-  restart(two);
+  restart({.devices = 2});
   EXPECT_STREQ(make_backend("fast:1", nullptr)->target(), "fast");
   expect_words(message_of(ErrorKind::kInvalidArgument, [] { make_backend(":2", nullptr); }), {"device 2", "0 to 1"});
 }

@@ -80,9 +80,7 @@ TEST_F(CudaForks, CopyNoPinnedMemory) {
 // A child is refused everything by name, before CUDA is asked, and can destroy what it has inherited.
 TEST_F(CudaForks, AChildIsRefused) {
   for (const bool registers : {true, false}) {
-    cuda_emulator::Settings settings;
-    settings.registers = registers;
-    restart(settings);
+    restart({.registers = registers});
     auto backend = make_backend("", nullptr);
     Device& device = *backend->device();
     const cudaStream_t stream = own_stream(*backend);

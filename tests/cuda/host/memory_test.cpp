@@ -11,9 +11,7 @@ namespace {
 class CudaMemory : public Emulated {};
 
 TEST_F(CudaMemory, PinnedMemoryRefused) {
-  cuda_emulator::Settings little;
-  little.pin_limit = 1 << 20;
-  restart(little);
+  restart({.pin_limit = 1 << 20});
   auto backend = make_backend("", nullptr);
   Device& device = *backend->device();
   const auto before = cuda_emulator::held();
@@ -54,9 +52,7 @@ TEST_F(CudaMemory, PinnedInPiecesOrNotAtAll) {
 // own: cudaHostAlloc.
 TEST_F(CudaMemory, PinnedMemoryIsCudasWhereTheSystemsIsRefused) {
   for (const bool registers : {false, true}) {
-    cuda_emulator::Settings settings;
-    settings.registers = registers;
-    restart(settings);
+    restart({.registers = registers});
     auto backend = make_backend("", nullptr);
     Device& device = *backend->device();
     const cudaStream_t stream = own_stream(*backend);
@@ -121,9 +117,7 @@ TEST_F(CudaMemory, ManagedMemoryHasACap) {
 }
 
 TEST_F(CudaMemory, ManagedMemoryWithoutPrefetch) {
-  cuda_emulator::Settings old;
-  old.managed = false;
-  restart(old);
+  restart({.managed = false});
   auto backend = make_backend("", nullptr);
   DeviceBytes shared(*backend->device(), MemoryKind::kShared, 1 << 20);
   backend->device()->prefetch(own_stream(*backend), shared.data(), shared.bytes());
@@ -167,9 +161,7 @@ TEST_F(CudaMemory, OfAFramework) {
 }
 
 TEST_F(CudaMemory, PointersThatKernelsCannotReach) {
-  cuda_emulator::Settings two;
-  two.devices = 2;
-  restart(two);
+  restart({.devices = 2});
   auto backend = make_backend(":0", nullptr), other = make_backend(":1", nullptr);
   const cudaStream_t stream = own_stream(*backend);
   Model model(*backend, {100, 100}, stream);
@@ -201,9 +193,7 @@ TEST_F(CudaMemory, PointersThatKernelsCannotReach) {
 TEST_F(CudaMemory, PageableMemoryIsForDevicesWithTheHostsPageTables) {
   using Pageable = cuda_emulator::Settings::Pageable;
   for (const Pageable pageable : {Pageable::kNever, Pageable::kMigrates, Pageable::kHostTables}) {
-    cuda_emulator::Settings settings;
-    settings.pageable = pageable;
-    restart(settings);
+    restart({.pageable = pageable});
     auto backend = make_backend("", nullptr);
     const cudaStream_t stream = own_stream(*backend);
     Model model(*backend, {100}, stream);

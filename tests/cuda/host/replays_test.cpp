@@ -40,9 +40,7 @@ TEST_F(CudaReplays, TakeTheStepThatWasPrepared) {
   for (uint64_t seed = 1; seed <= 10; ++seed)
     for (const cudaStreamCaptureMode mode : {cudaStreamCaptureModeGlobal, cudaStreamCaptureModeRelaxed})
       for (const bool on_null : {false, true}) {
-        cuda_emulator::Settings settings;
-        settings.seed = seed;
-        restart(settings);
+        restart({.seed = seed});
         auto backend = make_backend("", nullptr);
         const auto [capturing, stream] = all_streams(*backend)[on_null];
         Model model(*backend, {10, 300, 40}, stream);
@@ -113,9 +111,7 @@ TEST_F(CudaReplays, AreOneAheadOfTheDevice) {
   int late = 0, prepared = 0;
   for (uint64_t seed = 1; seed <= 20; ++seed)
     for (const bool on_null : {false, true}) {
-      cuda_emulator::Settings settings;
-      settings.seed = seed;
-      restart(settings);
+      restart({.seed = seed});
       auto backend = make_backend("", nullptr);
       Recorded recorded(*backend, all_streams(*backend)[on_null]);
       recorded.prepare(), recorded.replay();
@@ -143,9 +139,7 @@ TEST_F(CudaReplays, MisuseIsToldOnce) {
   int at_once = 0, later = 0;
   for (uint64_t seed = 1; seed <= 20; ++seed)
     for (const bool on_null : {false, true}) {
-      cuda_emulator::Settings settings;
-      settings.seed = seed;
-      restart(settings);
+      restart({.seed = seed});
       auto backend = make_backend("", nullptr);
       Recorded recorded(*backend, all_streams(*backend)[on_null]);
       const auto other_work = [&] { recorded.model.fill_gradient(0, 1); };

@@ -106,9 +106,7 @@ TEST_F(CudaResident, PreparingAReplayDoesNotWaitForTheLast) {
   for (const NonFinite nonfinite : {NonFinite::kPropagate, NonFinite::kSkip}) {
     int late = 0;
     for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
-      cuda_emulator::Settings settings;
-      settings.seed = seed;
-      restart(settings);
+      restart({.seed = seed});
       OptimizerOptions options;
       options.backend = "cuda";
       options.nonfinite = nonfinite;

@@ -8,13 +8,18 @@ namespace {
 
 class CudaStreams : public Emulated {};
 
+// A step that waits, on its stream, for the search of its gradients.
+std::shared_ptr<Guard> searched_step(Backend& backend, Model& model, cudaStream_t stream) {
+  auto guard = backend.queue_guard(model.items(), stream);
+  backend.step(model.items(1, guard.get()), 1, false, stream);
+  return guard;
+}
+
 // Arguments of many steps are under way at once, in slots that are used again; the streams run them late, in any order.
 TEST_F(CudaStreams, LateStreamsReadTheirOwnArguments) {
   int64_t steps = 0;
   for (uint64_t seed = 1; seed <= 20; ++seed) {
-    cuda_emulator::Settings settings;
-    settings.seed = seed;
-    restart(settings);
+    restart({.seed = seed});
     auto backend = make_backend("", nullptr);
     std::vector<cudaStream_t> streams = {own_stream(*backend), own_stream(*backend), nullptr};
     std::vector<std::unique_ptr<Model>> models;
@@ -33,11 +38,7 @@ TEST_F(CudaStreams, AStepDoesNotWait) {
   auto backend = make_backend("", nullptr);
   const cudaStream_t stream = own_stream(*backend);
   Model model(*backend, {1, 300, 40}, stream);
-  const auto step = [&] {
-    const auto guard = backend->queue_guard(model.items(), stream);
-    backend->step(model.items(1, guard.get()), 1, false, stream);
-    return guard;
-  };
+  const auto step = [&] { return searched_step(*backend, model, stream); };
   for (int warm = 0; warm < 2; ++warm) {
     step();
     model.steps();
@@ -60,17 +61,11 @@ TEST_F(CudaStreams, AStepFollowsItsSearchAtOnce) {
   };
   int before = 0;
   for (uint64_t seed = 1; seed <= 20; ++seed) {
-    cuda_emulator::Settings settings;
-    settings.seed = seed;
-    restart(settings);
+    restart({.seed = seed});
     auto backend = make_backend("", nullptr);
     const cudaStream_t stream = own_stream(*backend);
     Model model(*backend, {1, 300, 40}, stream);
-    const auto step = [&] {
-      const auto guard = backend->queue_guard(model.items(), stream);
-      backend->step(model.items(1, guard.get()), 1, false, stream);
-      return guard;
-    };
+    const auto step = [&] { return searched_step(*backend, model, stream); };
     EXPECT_EQ(step()->first(), -1);  // takes the memory: that waits
     cuda_emulator::run_all();
     const auto copied = copies();
@@ -86,9 +81,7 @@ TEST_F(CudaStreams, AStepFollowsItsSearchAtOnce) {
 }
 
 TEST_F(CudaStreams, TheCallersDeviceIsKept) {
-  cuda_emulator::Settings two;
-  two.devices = 2;
-  restart(two);
+  restart({.devices = 2});
   auto backend = make_backend(":1", nullptr);
   int present = -1;
   const auto is_kept = [&] { return cudaGetDevice(&present) == cudaSuccess && present == 0; };

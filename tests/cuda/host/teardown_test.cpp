@@ -10,9 +10,7 @@ class CudaTeardown : public Emulated {};
 
 TEST_F(CudaTeardown, DestructorsOutliveTheDriver) {
   for (const bool registers : {true, false}) {
-    cuda_emulator::Settings settings;
-    settings.registers = registers;
-    restart(settings);
+    restart({.registers = registers});
     auto backend = make_backend("", nullptr);
     Device& device = *backend->device();
     const cudaStream_t stream = own_stream(*backend);
