@@ -4,6 +4,7 @@
 # lt_cuda_host_sources and lt_cuda_device_sources, against other headers.
 set(LOWTIDE_CUDA_ARCHITECTURES "80;90;100;120" CACHE STRING
     "Compute capabilities to make kernels for, the oldest first; the first and the last also as PTX, for others")
+include(cuda_architectures)
 
 lt_plugin_host_sources(cuda lt_cuda_host_sources)
 file(GLOB lt_cuda_device_sources CONFIGURE_DEPENDS "${lt_src}/backend/cuda/device/*.cu")

@@ -17,14 +17,26 @@ int device_of(CUcontext context) {
   return static_cast<int>((reinterpret_cast<uintptr_t>(context) - 0x7d0000000000) / 64);
 }
 
+// The driver's number of a device: nothing says that it is the ordinal.
+constexpr CUdevice kFirstDevice = 40;
+
 // Errors of the driver have the numbers of the runtime's.
 template <class Act>
 CUresult of_driver(const char* name, unsigned kind, Act&& act) {
   return static_cast<CUresult>(call(name, kOfDriver | kWithoutContext | kind, std::forward<Act>(act)));
 }
 
-CUresult retain(CUcontext* context, CUdevice device) {
+CUresult get_device(CUdevice* device, int ordinal) {
+  return of_driver("cuDeviceGet", kPlain, [&](Machine& machine) {
+    if (ordinal < 0 || ordinal >= std::ssize(machine.devices)) return cudaErrorInvalidDevice;
+    *device = kFirstDevice + ordinal;
+    return cudaSuccess;
+  });
+}
+
+CUresult retain(CUcontext* context, CUdevice number) {
   return of_driver("cuDevicePrimaryCtxRetain", kPlain, [&](Machine& machine) {
+    const int device = number - kFirstDevice;
     if (device < 0 || device >= std::ssize(machine.devices)) return cudaErrorInvalidDevice;
     machine.devices[static_cast<size_t>(device)]->has_context = true;
     *context = context_of(device);
@@ -57,7 +69,7 @@ CUresult current_device(CUdevice* device) {
   return of_driver("cuCtxGetDevice", kPlain, [&](Machine&) {
     const HostThread& thread = host_thread();
     if (!thread.depth) return cudaErrorDeviceUninitialized;
-    *device = thread.present();
+    *device = kFirstDevice + thread.present();
     return cudaSuccess;
   });
 }
@@ -67,7 +79,8 @@ struct Entry {
   unsigned int since;  // version of CUDA
   void* function;
 };
-const Entry kEntries[] = {{"cuDevicePrimaryCtxRetain", 7000, reinterpret_cast<void*>(retain)},
+const Entry kEntries[] = {{"cuDeviceGet", 2000, reinterpret_cast<void*>(get_device)},
+                          {"cuDevicePrimaryCtxRetain", 7000, reinterpret_cast<void*>(retain)},
                           {"cuCtxPushCurrent", 4000, reinterpret_cast<void*>(push)},
                           {"cuCtxPopCurrent", 4000, reinterpret_cast<void*>(pop)},
                           {"cuCtxGetDevice", 2000, reinterpret_cast<void*>(current_device)}};

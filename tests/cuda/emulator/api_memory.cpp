@@ -218,12 +218,21 @@ cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned int flags) {
   });
 }
 
+// Memory that was freed last. A driver may give such pages to the next who asks.
+struct Spare {
+  void* memory = nullptr;
+  size_t bytes = 0;
+};
+static Spare spare;
+
 cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned int flags) {
   return call("cudaHostAlloc", kUnsafeInCapture, [&](Machine& machine) {
     if (!memory || !bytes || flags & ~kPinning) return cudaErrorInvalidValue;
     *memory = nullptr;
     if (!can_be_pinned(machine, bytes)) return cudaErrorMemoryAllocation;
-    void* const made = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    void* const made = spare.bytes == bytes
+                           ? std::exchange(spare, {}).memory
+                           : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (made == MAP_FAILED) return cudaErrorMemoryAllocation;
     machine.blocks[reinterpret_cast<uintptr_t>(made)] = {bytes, Place::kHostAllocated, host_thread().present(),
                                                          static_cast<std::byte*>(made)};
@@ -241,7 +250,8 @@ cudaError_t cudaFreeHost(void* memory) {
       return cudaErrorInvalidValue;
     }
     machine.force_all(it->second.device);
-    munmap(memory, it->second.bytes);
+    if (spare.memory) munmap(spare.memory, spare.bytes);
+    spare = {memory, it->second.bytes};
     machine.blocks.erase(it);
     return cudaSuccess;
   });

@@ -52,6 +52,7 @@ TEST_F(Contexts, AreMadeByTheFirstCallThatNeedsOne) {
 }
 
 TEST_F(Contexts, AreAStackThatTheRuntimeUses) {
+  const auto get = entry<PFN_cuDeviceGet_v2000>("cuDeviceGet");
   const auto retain = entry<PFN_cuDevicePrimaryCtxRetain_v7000>("cuDevicePrimaryCtxRetain");
   const auto push = entry<PFN_cuCtxPushCurrent_v4000>("cuCtxPushCurrent");
   const auto pop = entry<PFN_cuCtxPopCurrent_v4000>("cuCtxPopCurrent");
@@ -59,16 +60,18 @@ TEST_F(Contexts, AreAStackThatTheRuntimeUses) {
   EXPECT_EQ(entry<void*>("cuCtxPushCurrent", 3000), nullptr);
   EXPECT_EQ(entry<void*>("cuNoSuchFunction"), nullptr);
 
-  CUdevice device = -1;
+  CUdevice second = -1, device = -1;
   CUcontext context = nullptr, popped = nullptr;
+  EXPECT_EQ(get(&second, 1), CUDA_SUCCESS);
+  EXPECT_NE(get(&device, 3), CUDA_SUCCESS);
   EXPECT_EQ(current(&device), CUDA_ERROR_INVALID_CONTEXT);
   EXPECT_EQ(pop(&popped), CUDA_ERROR_INVALID_CONTEXT);
   EXPECT_EQ(cudaGetLastError(), cudaSuccess) << "the driver's errors are not the runtime's last one";
-  EXPECT_EQ(retain(&context, 1), CUDA_SUCCESS);
+  EXPECT_EQ(retain(&context, second), CUDA_SUCCESS);
   EXPECT_EQ(devices_with_contexts(), std::vector<int>{1});
   EXPECT_EQ(push(context), CUDA_SUCCESS);
   EXPECT_EQ(current(&device), CUDA_SUCCESS);
-  EXPECT_EQ(device, 1);
+  EXPECT_EQ(device, second);
   const cudaStream_t stream = make_stream();
   ok(cudaStreamGetDevice(stream, &device));
   EXPECT_EQ(device, 1);

@@ -1,7 +1,9 @@
 // Which code a device runs. CUDA C++ Programming Guide, "Binary compatibility" and "PTX compatibility".
 #include "backend/cuda/host/code.h"
 
-#include <gtest/gtest.h>
+#include <vector>
+
+#include "host_support.h"
 
 namespace lowtide::cuda_host {
 namespace {
@@ -27,6 +29,27 @@ TEST(CudaCode, IsTheNewestThatTheDeviceRuns) {
   for (const auto& [major, minor, wanted] : kCases)
     EXPECT_EQ(code_for(code, major, minor), wanted) << major << "." << minor;
   EXPECT_EQ(code_for({{}, kPtx}, 9, 0), "compute_80");
+}
+
+TEST(CudaCode, NamesTheDevicesThatRunIt) {
+  const struct {
+    std::vector<int> machine, ptx;
+    const char* wanted;
+  } kCases[] = {{{80, 90, 100, 120}, {80, 120}, "8.0 or newer"},
+                {{90}, {90}, "9.0 or newer"},
+                {{80, 86, 90}, {90}, "8.0 to 8.9, 9.0 or newer"},
+                {{86, 90}, {}, "8.6 to 8.9, 9.0 to 9.9"}};
+  for (const auto& [machine, ptx, wanted] : kCases) {
+    const Code code{machine, ptx};
+    EXPECT_EQ(capabilities(code), wanted);
+    for (int device = 70; device < 130; ++device) {
+      bool named = !ptx.empty() && device >= ptx[0];
+      for (const int made : machine) named = named || (made / 10 == device / 10 && device >= made);
+      EXPECT_EQ(!code_for(code, device / 10, device % 10).empty(), named) << wanted << ", " << device;
+    }
+  }
+  // These tests are built for 9.0.
+  expect_words(words_of(cudaErrorNoKernelImageForDevice), {"compute capability 9.0 or newer"});
 }
 
 }  // namespace

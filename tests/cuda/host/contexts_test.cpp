@@ -19,14 +19,22 @@ class CudaContexts : public Emulated {
   void SetUp() override { restart({.devices = 3}); }
 };
 
-// The device of the thread's current context; -1: there is none.
-int current_device() {
+template <class Function>
+Function entry(const char* name) {
   void* found = nullptr;
-  EXPECT_EQ(cudaGetDriverEntryPointByVersion("cuCtxGetDevice", &found, 12000, cudaEnableDefault), cudaSuccess);
-  CUdevice device = -1;
-  const CUresult result = reinterpret_cast<PFN_cuCtxGetDevice_v2000>(found)(&device);
+  EXPECT_EQ(cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault), cudaSuccess);
+  return reinterpret_cast<Function>(found);
+}
+
+// The ordinal of the device of the thread's current context; -1: there is none.
+int current_device() {
+  CUdevice current = -1, device = -1;
+  const CUresult result = entry<PFN_cuCtxGetDevice_v2000>("cuCtxGetDevice")(&current);
   EXPECT_TRUE(result == CUDA_SUCCESS || result == CUDA_ERROR_INVALID_CONTEXT);
-  return device;
+  int ordinal = result == CUDA_SUCCESS ? 0 : -1;
+  while (ordinal >= 0 && device != current)
+    if (entry<PFN_cuDeviceGet_v2000>("cuDeviceGet")(&device, ordinal++) != CUDA_SUCCESS) return -2;
+  return ordinal < 0 ? -1 : ordinal - 1;
 }
 
 void use_all(Backend& backend) {
@@ -72,9 +80,23 @@ TEST_F(CudaContexts, TheCallersIsKept) {
   int device = -1;
   EXPECT_EQ(cudaGetDevice(&device), cudaSuccess);
   EXPECT_EQ(device, 2);
+  // A caller's context of the same device is not replaced.
+  cuda_emulator::fail("cuCtxPushCurrent", {0, 1, cudaErrorMemoryAllocation});
+  ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
+  backend->device()->limits();
+  cuda_emulator::forget_failures();
+  ASSERT_EQ(cudaSetDevice(2), cudaSuccess);
   cuda_emulator::fail("cudaThreadExchangeStreamCaptureMode", {0, 1, cudaErrorUnknown});
   message_of(ErrorKind::kInternal, [&] { backend->device()->limits(); });
   EXPECT_EQ(current_device(), 2);
+}
+
+// Each device has a flag of its own that it is lost.
+TEST_F(CudaContexts, DevicesBeyondTheFlagsAreRefused) {
+  restart({.devices = kMostDevices + 1, .memory = 1 << 20});
+  make_backend(format(":%d", kMostDevices - 1).c_str(), nullptr);
+  expect_words(message_of(ErrorKind::kUnsupported, [] { make_backend(format(":%d", kMostDevices).c_str(), nullptr); }),
+               {"got CUDA device 64", "the first 64", "CUDA_VISIBLE_DEVICES"});
 }
 
 TEST_F(CudaContexts, ARefusedContextIsNamed) {

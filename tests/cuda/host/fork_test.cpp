@@ -117,6 +117,24 @@ TEST_F(CudaForks, AChildIsRefused) {
   }
 }
 
+// The driver's own pinned memory, which it may give to others when we have freed it: their children get it.
+TEST_F(CudaForks, MemoryOfCudaIsGivenBackAsItWas) {
+  restart({.registers = false});
+  auto backend = make_backend("", nullptr);
+  const void* ours = nullptr;
+  {
+    const DeviceBytes pinned(*backend->device(), MemoryKind::kPinned, kMiB);
+    ours = pinned.data();
+    EXPECT_TRUE(has_flag(ours, kMiB, "dc"));
+  }
+  void* theirs = nullptr;
+  ASSERT_EQ(cudaHostAlloc(&theirs, kMiB, cudaHostAllocPortable), cudaSuccess);
+  EXPECT_EQ(theirs, ours) << "the test sees nothing";
+  EXPECT_FALSE(has_flag(theirs, kMiB, "dc"));
+  EXPECT_EQ(in_child([&] { return is_mapped(theirs, kMiB) ? 1 : 0; }), 1);
+  EXPECT_EQ(cudaFreeHost(theirs), cudaSuccess);
+}
+
 // A process that has opened no device can have children that do.
 TEST_F(CudaForks, AreNoMatterBeforeADeviceIsOpened) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");  // this process may have opened one

@@ -24,4 +24,21 @@ std::string code_for(const Code& code, int major, int minor) {
   return newest ? format("compute_%d", newest) : "";
 }
 
+std::string capabilities(const Code& code) {
+  const auto ptx = std::min_element(code.ptx.begin(), code.ptx.end());
+  const auto oldest_of = [&](int major) {
+    int oldest = 10 * major + 9;
+    for (const int made : code.machine)
+      if (made / 10 == major) oldest = std::min(oldest, made);
+    return oldest;
+  };
+  std::string text;
+  for (const int made : code.machine) {
+    if (made != oldest_of(made / 10) || (ptx != code.ptx.end() && made >= *ptx)) continue;
+    text += format("%d.%d to %d.9, ", made / 10, made % 10, made / 10);
+  }
+  if (ptx != code.ptx.end()) return text + format("%d.%d or newer", *ptx / 10, *ptx % 10);
+  return text.substr(0, text.size() - 2);
+}
+
 }  // namespace lowtide::cuda_host

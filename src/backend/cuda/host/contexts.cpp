@@ -11,12 +11,14 @@ constexpr unsigned int kVersion = 12000;
 cudaError_t error_of(CUresult result) { return static_cast<cudaError_t>(result); }  // the numbers are the same
 
 struct Driver {
+  PFN_cuDeviceGet_v2000 device = nullptr;
   PFN_cuDevicePrimaryCtxRetain_v7000 retain = nullptr;
   PFN_cuCtxPushCurrent_v4000 push = nullptr;
   PFN_cuCtxPopCurrent_v4000 pop = nullptr;
   PFN_cuCtxGetDevice_v2000 current_device = nullptr;
 
   Driver() {
+    find("cuDeviceGet", device);
     find("cuDevicePrimaryCtxRetain", retain);
     find("cuCtxPushCurrent", push);
     find("cuCtxPopCurrent", pop);
@@ -43,14 +45,17 @@ const Driver& driver() {
 
 }  // namespace
 
-cudaError_t retain_context(int ordinal, CUcontext& context) { return error_of(driver().retain(&context, ordinal)); }
+cudaError_t retain_context(int ordinal, CUdevice& device, CUcontext& context) {
+  const CUresult found = driver().device(&device, ordinal);
+  return error_of(found == CUDA_SUCCESS ? driver().retain(&context, device) : found);
+}
 
-cudaError_t enter_context(int ordinal, CUcontext context, bool& entered) {
+cudaError_t enter_context(CUdevice device, CUcontext context, bool& entered) {
   entered = false;
   CUdevice present = -1;
   const CUresult found = driver().current_device(&present);
   if (found != CUDA_SUCCESS && found != CUDA_ERROR_INVALID_CONTEXT) return error_of(found);
-  if (found == CUDA_SUCCESS && present == ordinal) return cudaSuccess;
+  if (found == CUDA_SUCCESS && present == device) return cudaSuccess;
   const cudaError_t code = error_of(driver().push(context));
   entered = code == cudaSuccess;
   return code;

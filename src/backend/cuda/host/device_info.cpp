@@ -9,6 +9,7 @@
 #include <string>
 
 #include "backend/cuda/device/launch.h"
+#include "backend/cuda/host/code.h"
 #include "backend/cuda/host/errors.h"
 
 namespace lowtide::cuda_host {
@@ -45,12 +46,15 @@ DeviceInfo describe_device(int ordinal) {
   if (count == 0) check_opening(cudaErrorNoDevice);
   if (ordinal < 0) check_opening(cudaGetDevice(&ordinal));
   LT_REQUIRE(ordinal < count, "got CUDA device %d, wanted one from 0 to %d, for there are so many", ordinal, count - 1);
+  if (ordinal >= kMostDevices)
+    fail(ErrorKind::kUnsupported, "got CUDA device %d, wanted one of the first %d: see CUDA_VISIBLE_DEVICES", ordinal,
+         kMostDevices);
   note_forks();
   DeviceInfo info;
   info.ordinal = ordinal;
   const char* const sync = getenv("LOWTIDE_SYNC");
   info.synchronous = sync && std::strcmp(sync, "1") == 0;
-  if (!lost(ordinal)) check_opening(retain_context(ordinal, info.context));
+  if (!lost(ordinal)) check_opening(retain_context(ordinal, info.driver_device, info.context));
   const Scope scope(info, kOpening);
   const auto attribute = [&](cudaDeviceAttr which) {
     int value = 0;
@@ -59,10 +63,10 @@ DeviceInfo describe_device(int ordinal) {
   };
   if (!cuda_kernels::architecture())
     fail(ErrorKind::kUnsupported,
-         "no kernel of this build runs on CUDA device %d, which is of compute capability %d.%d; wanted 8.0 or newer, "
-         "and "
-         "a driver that knows it",
-         ordinal, attribute(cudaDevAttrComputeCapabilityMajor), attribute(cudaDevAttrComputeCapabilityMinor));
+         "no kernel of this build runs on CUDA device %d, which is of compute capability %d.%d; wanted %s, and a "
+         "driver that knows it",
+         ordinal, attribute(cudaDevAttrComputeCapabilityMajor), attribute(cudaDevAttrComputeCapabilityMinor),
+         capabilities(kCode).c_str());
   info.processors = attribute(cudaDevAttrMultiProcessorCount);
   info.reaches_all = attribute(cudaDevAttrPageableMemoryAccessUsesHostPageTables) != 0;
   info.registers = attribute(cudaDevAttrHostRegisterSupported) != 0;
@@ -79,7 +83,7 @@ Scope::Scope(const DeviceInfo& info, const char* doing) : info_(info), doing_(do
          "CUDA, %s: device %d was lost to an earlier error; what is in its memory is gone, and it can be used again in "
          "another process only",
          doing, info.ordinal);
-  check(enter_context(info.ordinal, info.context, entered_));
+  check(enter_context(info.driver_device, info.context, entered_));
   const cudaError_t code = cudaThreadExchangeStreamCaptureMode(&mode_);
   if (code == cudaSuccess) return;
   if (entered_) leave_context();

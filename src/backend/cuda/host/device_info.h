@@ -11,6 +11,7 @@ namespace lowtide::cuda_host {
 // Facts about a device, asked for once.
 struct DeviceInfo {
   int ordinal = 0;
+  CUdevice driver_device = -1;      // the driver's number for it
   CUcontext context = nullptr;      // the primary one
   int processors = 0;               // multiprocessors
   int numa_node = -1;               // of the host's memory that is near; -1: not known

@@ -5,12 +5,14 @@
 #include <algorithm>
 #include <initializer_list>
 
+#include "backend/cuda/host/code.h"
+
 namespace lowtide::cuda_host {
 namespace {
 
 std::atomic<bool> forked = false;
 
-const char* advice_for(cudaError_t code) {
+std::string advice_for(cudaError_t code) {
   switch (code) {
     case cudaErrorInitializationError:
       return "; CUDA does not survive fork(): a child of a process that has used CUDA is started by spawn or "
@@ -23,7 +25,7 @@ const char* advice_for(cudaError_t code) {
     case cudaErrorDevicesUnavailable:
       return "; see nvidia-smi, and CUDA_VISIBLE_DEVICES";
     case cudaErrorNoKernelImageForDevice:
-      return "; this build has kernels for compute capability 8.0 and newer";
+      return "; this build has kernels for compute capability " + capabilities(kCode);
     case cudaErrorInvalidResourceHandle:
       return "; is the stream or event still alive, and of this device?";
     case cudaErrorStreamCaptureUnsupported:
@@ -68,13 +70,12 @@ ErrorKind kind_of(cudaError_t code) {
 }
 
 std::string words_of(cudaError_t code) {
-  return format("%s (%s)%s", cudaGetErrorString(code), cudaGetErrorName(code), advice_for(code));
+  return format("%s (%s)%s", cudaGetErrorString(code), cudaGetErrorName(code), advice_for(code).c_str());
 }
 
 std::atomic<bool>& lost(int ordinal) {
-  constexpr int kMost = 64;  // devices with a flag of their own; the last is that of all others
-  static std::atomic<bool> flags[kMost];
-  return flags[std::clamp(ordinal, 0, kMost - 1)];
+  static std::atomic<bool> flags[kMostDevices];
+  return flags[ordinal];
 }
 
 bool is_forked() { return forked; }

@@ -16,6 +16,9 @@ ErrorKind kind_of(cudaError_t code);
 // "an illegal memory access was encountered (cudaErrorIllegalAddress)", and what to do where that is known.
 std::string words_of(cudaError_t code);
 
+// Devices of a process, by their ordinals: describe_device() refuses others.
+inline constexpr int kMostDevices = 64;
+
 // Whether this process has had such an error on the device of this ordinal: then CUDA answers every later call with
 // it, and there is no way back but a new process.
 std::atomic<bool>& lost(int ordinal);

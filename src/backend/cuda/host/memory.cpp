@@ -106,7 +106,8 @@ cudaError_t HostMemory::take_registered(const DeviceInfo& info, int64_t bytes) {
   return code;
 }
 
-// The pages are the driver's, in a mapping that it shares: a fork copies none of them, but their table.
+// The pages are the driver's, in a mapping that it shares: a fork copies none of them, but their table. The driver may
+// give them to others later, whose children need them: Unpin takes the advice back.
 cudaError_t HostMemory::take_from_cuda(const DeviceInfo& info, int64_t bytes) {
   void* data = nullptr;
   const cudaError_t code =
@@ -123,7 +124,10 @@ cudaError_t HostMemory::take_from_cuda(const DeviceInfo& info, int64_t bytes) {
 // A lost device keeps its pages to the end of the process, and so does a driver that is gone; a forked child has none.
 void Unpin::operator()(std::byte* data) const noexcept {
   quietly(*info, [&] {
-    if (!registered) return cudaFreeHost(data);
+    if (!registered) {
+      madvise(data, static_cast<size_t>(bytes), MADV_DOFORK);
+      return cudaFreeHost(data);
+    }
     cudaError_t first = cudaSuccess;
     for_pieces(bytes, HostMemory::kPieceBytes, [&](int64_t at, int64_t) {
       const cudaError_t code = cudaHostUnregister(data + at);

@@ -26,7 +26,8 @@ std::string words_of_device(int ordinal, bool& usable) {
   const std::string code = code_for(kCode, found.major, found.minor);
   usable = !code.empty();
   if (!usable)
-    return text + ", cannot be used: no kernel of this build runs there, wanted compute capability 8.0 or newer";
+    return text + ", cannot be used: no kernel of this build runs there, wanted compute capability " +
+           capabilities(kCode);
   return format("%s, kernels of %s: the same bits as the CPU backend (fast: approximate)", text.c_str(), code.c_str());
 }
 
