@@ -50,7 +50,7 @@ def name_of(words: dict[str, str]) -> str:
     return ", ".join(parts)
 
 
-def kernels_of(objects: Path, wanted: set[str], folder: Path) -> dict[str, Kernel]:
+def kernels_of(objects: Path, wanted: set[str], folder: Path, with_control: bool) -> dict[str, Kernel]:
     cuobjdump, nvdisasm = find_tool("cuobjdump"), find_tool("nvdisasm")
     if not cuobjdump or not nvdisasm:
         skip("no cuobjdump and nvdisasm (pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm)")
@@ -61,7 +61,7 @@ def kernels_of(objects: Path, wanted: set[str], folder: Path) -> dict[str, Kerne
         kernel.name: kernel
         for file in files
         for cubin in cubins_of(file, ["90"], cuobjdump, folder)
-        for kernel in read_cubin(cubin, cuobjdump, nvdisasm)
+        for kernel in read_cubin(cubin, cuobjdump, nvdisasm, with_control)
     }
     if not found:
         skip(f"no machine code for sm_90 in {objects} (LOWTIDE_CUDA_ARCHITECTURES)")
@@ -142,7 +142,8 @@ def main() -> None:
     if not chosen:
         skip(f"no launches in {options.launches} (run lowtide_cuda_launches)")
     with tempfile.TemporaryDirectory() as folder:
-        _KERNELS.update(kernels_of(options.objects, {launches[file]["kernel"] for file in chosen}, Path(folder)))
+        wanted = {launches[file]["kernel"] for file in chosen}
+        _KERNELS.update(kernels_of(options.objects, wanted, Path(folder), bool(options.schedule)))
     steps = models(chosen, launches)
     if options.write:
         report.write(steps, options.write, report.read(options.before) if options.before else None)

@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import NoReturn
@@ -22,9 +23,9 @@ class Instruction:
     predicate: str
     control: int = 0  # how it is scheduled (schedule.py)
 
-    @property
+    @cached_property
     def name(self) -> str:
-        return self.text.split()[0]
+        return self.text.split(None, 1)[0]
 
     @property
     def is_wide(self) -> bool:
@@ -85,15 +86,16 @@ def cubins_of(file: Path, architectures: list[str], cuobjdump: Path, folder: Pat
     return [cubin for cubin in found if not architectures or any(f".sm_{a}." in cubin.name for a in architectures)]
 
 
-def read_cubin(cubin: Path, cuobjdump: Path, nvdisasm: Path) -> list[Kernel]:
-    """Every kernel of a cubin, which is of one architecture."""
+def read_cubin(cubin: Path, cuobjdump: Path, nvdisasm: Path, with_control: bool = False) -> list[Kernel]:
+    """Every kernel of a cubin, which is of one architecture. with_control: also how instructions are scheduled, which makes
+    the text ten times as long."""
     kernels: dict[str, Kernel] = {}
     usage = run(cuobjdump, "-res-usage", cubin)
     for name, rest in re.findall(r"Function (\S+?):\s*\n\s*(REG:.*)", usage):
         values = dict(re.findall(r"(\w+):(\d+)", rest))
         kernels[name] = Kernel(name, "", int(values["REG"]), int(values["SHARED"]), int(values["STACK"]))
     constants = constants_of(cubin.read_bytes())
-    text = run(nvdisasm, "-c", "-hex", cubin)
+    text = run(nvdisasm, "-c", *(["-hex"] if with_control else []), cubin)
     target = re.search(r"\.target\s+(sm_\w+)", text)
     architecture = target[1] if target else "?"
     for section in re.split(r"(?m)^\s*\.section\s+", text)[1:]:
@@ -128,24 +130,29 @@ def read_code(section: str) -> tuple[list[Instruction], dict[str, int]]:
     pending: list[str] = []
     lines: list[tuple[int, str]] = []
     controls: list[int] = []
-    for line in section.splitlines():
-        if label := re.match(r"\s*(\.L_x_\d+|\.text\.\S+|\S+):\s*$", line):
-            pending.append(label[1])
-        elif found := re.match(r"\s*/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;", line):
-            address = int(found[1], 16)
-            labels |= dict.fromkeys(pending, address)
+    for line in map(str.strip, section.splitlines()):
+        if line.startswith("/* 0x"):
+            controls[-1] = int(line[5:21], 16) >> 41 & 0x1FFFFF  # of the upper half of 128 bits
+        elif line.startswith("/*"):
+            address, _, rest = line[2:].partition("*/")
+            text, ends, _ = rest.partition(";")
+            if not ends:
+                continue
+            labels |= dict.fromkeys(pending, int(address, 16))
             pending.clear()
-            lines.append((address, found[2]))
+            lines.append((int(address, 16), text.strip()))
             controls.append(0)
-        elif (found := re.match(r"\s*/\* 0x([0-9a-f]{16}) \*/\s*$", line)) and controls:
-            controls[-1] = int(found[1], 16) >> 41 & 0x1FFFFF  # of the upper half of 128 bits
+        elif line.endswith(":"):
+            pending.append(line[:-1])
     code = []
     for (address, text), control in zip(lines, controls):
         predicate = ""
-        if guarded := re.match(r"(@!?U?P\w+)\s+(.*)", text):
-            predicate, text = guarded[1], guarded[2]
-        text = re.sub(r"`\((\S+?)\)", lambda m: hex(labels.get(m[1], -1)), text)
-        text = re.sub(r"\s*\(\*.*\*\)", "", text)  # where a table leads
+        if text.startswith("@"):
+            predicate, text = text.split(None, 1)
+        if "`(" in text:
+            text = re.sub(r"`\((\S+?)\)", lambda m: hex(labels.get(m[1], -1)), text)
+        if "(*" in text:
+            text = re.sub(r"\s*\(\*.*\*\)", "", text)  # where a table leads
         code.append(Instruction(address, text, predicate, control))
     return code, labels
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 from sass.cubins import Kernel, demangled
 
@@ -56,9 +57,10 @@ def fused(kernel: Kernel) -> tuple[int, int]:
     end = min(kernel.functions, default=1 << 62)
     code = [i for i in kernel.code if i.address < end]
     called = [kernel.functions.get(int(i.text.split()[-1], 16), "") for i in code if i.name.startswith("CALL")]
+    names = Counter(i.name for i in code)
 
     def count(pattern: str) -> int:
-        return sum(bool(re.match(pattern, i.name)) for i in code)
+        return sum(times for name, times in names.items() if re.match(pattern, name))
 
     float_reciprocals = count(r"MUFU\.RCP$") - count(r"I2F\..*\.RP$")
     checked = sum("rcp_rn" in name for name in called)
