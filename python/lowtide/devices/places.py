@@ -181,3 +181,13 @@ def check_parameter(param: torch.Tensor, where: str, anywhere: bool = False) -> 
     advice = ": convert the module with .float() before its parameters are handed over" if param.is_floating_point() else ""
     wanted = f"one of {', '.join(map(str, PARAMETER_DTYPES))}{advice}"
     expect(param.dtype in PARAMETER_DTYPES, where, param.dtype, wanted)
+
+
+def may_stand_aside(param: torch.Tensor) -> bool:
+    """Whether an optimizer takes this parameter along even if it cannot be stepped: it is frozen, or has no memory yet."""
+    return isinstance(param, torch.nn.Parameter) and (param.is_meta or not param.requires_grad)
+
+
+def stand_in(place: Place) -> torch.Tensor:
+    """An empty tensor, which a core there has in place of a parameter that cannot be stepped."""
+    return torch.empty(0, device=place.reads)

@@ -158,7 +158,7 @@ class SignOptimizer(Optimizer):
         found["what came before (add parameters and load state on all of them, or on none)"] = int(self._agreed)
         weights = 0
         if not self._agreed:
-            for param in self.engine.params:
+            for param in self.engine.known:
                 weights = checksum(param, weights)
         found["the parameters' values (use lowtide.distributed.broadcast_parameters)"] = weights
         return found

@@ -129,7 +129,7 @@ class Signum(SignOptimizer):
     def _parts(self, numbers: set[int]) -> Iterator[Tensor]:
         """The buffer of each of these parameters."""
         buffers, first = self._room(), 0
-        for number, param in enumerate(self.engine.params):
+        for number, param in enumerate(self.engine.known):
             count = aligned(param.numel())
             if number in numbers:
                 for part, signs in ((buffers.bits, 8), (buffers.presence, 8 * BLOCK)):

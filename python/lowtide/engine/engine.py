@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -27,6 +27,15 @@ if TYPE_CHECKING:
 
 RESIDUAL = "residual"  # of weights, beside the moments in a parameter's state
 MOMENTUM = "momentum_buffer"  # comes and goes with SGD's momentum
+
+
+class Examined(NamedTuple):
+    """Parameters that an optimizer can have."""
+
+    place: Place
+    shardings: list[Sharding | None]
+    known: list[torch.Tensor]  # as the core gets them: they, or what stands in for them
+    foreign: list[int]  # of those, by place
 
 
 @dataclass
@@ -63,6 +72,8 @@ class Engine:
         self.formats: list[Format] = []  # per parameter group: its own, without overrides
         self.memories: list[Memory | None] = []  # per parameter group: its own budget
         self.params: list[torch.Tensor] = []  # all of them, by number
+        self.known: list[torch.Tensor] = []  # as the core has them: they, or what stands in for the foreign ones
+        self.foreign: dict[int, torch.Tensor] = {}  # by number: those that cannot be stepped, being frozen or on meta
         self.shardings: list[Sharding | None] = []  # of those that are DTensors, by number
         self.overridden: list[Overridden] = []  # the overrides that they have met, by number
         self.meshes: list[DeviceMesh] = []  # of the DTensors
@@ -92,57 +103,90 @@ class Engine:
             settings.seed,
         )
 
-    def check_params(self, params: Sequence[torch.Tensor], where: str) -> tuple[Place, list[Sharding | None]]:
+    def check_params(self, params: Sequence[torch.Tensor], where: str) -> Examined:
         """Where these new parameters are, and how they are cut. ValueError, TypeError or NotImplementedError for one that
-        cannot be used beside those that there are."""
-        shardings: list[Sharding | None] = []
-        place = self.place if self.params else None
-        for i, param in enumerate(params):
-            text = f"{where}, parameter {i}"
-            local = local_of(param)
-            places.check_parameter(local, text)
-            shardings.append(sharding.sharding_of(param, text))
-            here = places.place_of(local, text)
-            place = place or here
-            wanted = f"{place.device} as the parameters before it: an optimizer steps one device, so make one for each"
-            expect(here == place, text, f"a tensor on {here.device}", wanted)
-        return place or self.place or HOST, shardings
+        cannot be used beside those that there are, unless it may stand aside."""
+        shardings: list[Sharding | None] = [None] * len(params)
+        place = self.place if len(self.foreign) < len(self.params) else None
+        foreign = []
+        # Those that are stepped say where the others have to be.
+        for i in sorted(range(len(params)), key=lambda i: places.may_stand_aside(params[i])):
+            try:
+                shardings[i], here = examine(params[i], place, f"{where}, parameter {i}")
+                place = place or here
+            except (TypeError, ValueError, NotImplementedError):
+                if not places.may_stand_aside(params[i]):
+                    raise
+                foreign.append(i)
+        place = place or self.place or HOST
+        known = list(params)
+        for i in foreign:
+            known[i] = places.stand_in(place)
+        return Examined(place, shardings, known, sorted(foreign))
 
     def add(self, groups: Sequence[dict[str, Any]], memory: Memory | None) -> None:
         """Takes in the last one of the optimizer's parameter groups. On an error nothing has changed."""
         number, group = len(groups) - 1, groups[-1]
         params: list[torch.Tensor] = group["params"]
-        place, shardings = self.check_params(params, f"parameter group {number}")
+        place, shardings, known, foreign = self.check_params(params, f"parameter group {number}")
         overridden = [Overridden(entries) for entries in overrides.look(params)]
-        members = Members(params, shardings, [one.options() for one in overridden], memory)
+        members = Members(known, shardings, [one.options() for one in overridden], memory)
         arguments = (self.family, place, number, group, members, len(self.params))
         if self.groups:  # A core cannot forget a group: one added during training is tried out on another.
             register(self.new_core(1, place), *arguments)
         core = self._core_at(place, groups)
         core_groups = register(core, *arguments)
+        first = len(self.params)
+        if self.groups and core is not self.core:  # all that there were are foreign
+            self.known = [places.stand_in(place)] * first
         self.core, self.place, self.on_host = core, place, place.on_host
-        own = [memory, *(core_group.overrides.get("memory") for core_group in core_groups)]
-        budgets = (budget_at(self.settings.memory, place), *(each.budget(place) for each in own if each))
-        self.automatic |= any(budget.automatic for budget in budgets if budget)
         self.groups += core_groups
         self.overridden += overridden
         self.formats.append(Format.of(group))
         self.memories.append(memory)
+        self.automatic = self._automatic()
         self.members.append(list(params))
         self.shardings += shardings
         self.meshes = sharding.meshes_of(self.shardings)
-        first = len(self.params)
         self.params += params
+        self.known += known
+        self.foreign |= {first + i: params[i] for i in foreign}
         self.awaited += [i for i in range(first, len(self.params)) if not core.has_state(i)]
 
     def _core_at(self, place: Place, groups: Sequence[dict[str, Any]]) -> _core.Optimizer:
-        """The core; before there are parameters, one for that place, with the groups that there are."""
-        if self.place and (self.params or place == self.place):
+        """The core; before there are parameters to step, one for that place, with the groups that there are."""
+        if self.place and (len(self.foreign) < len(self.params) or place == self.place):
             return self.core
         core = self.new_core(self.threads, place)
-        for number, memory in enumerate(self.memories):
-            register(core, self.family, place, number, groups[number], Members(memory=memory), 0)
+        first = 0
+        for number, (params, memory) in enumerate(zip(self.members, self.memories, strict=True)):
+            count = len(params)
+            own = [one.options() for one in self.overridden[first : first + count]]
+            members = Members([places.stand_in(place)] * count, [None] * count, own, memory)
+            register(core, self.family, place, number, groups[number], members, first)
+            first += count
         return core
+
+    def adopt(self, core: _core.Optimizer, now: Examined, groups: list[CoreGroup]) -> None:
+        """Goes on with another core of the same parameters."""
+        self.core, self.groups, self.with_state = core, groups, -1
+        self.place, self.on_host = now.place, now.place.on_host
+        self.shardings, self.known = now.shardings, now.known
+        self.foreign = {i: self.params[i] for i in now.foreign}
+        self.meshes = sharding.meshes_of(self.shardings)
+        self.automatic = self._automatic()
+
+    def _automatic(self) -> bool:
+        place, own = self.place or HOST, (group.overrides.get("memory") for group in self.groups)
+        budgets = (budget_at(self.settings.memory, place), *(each.budget(place) for each in (*self.memories, *own) if each))
+        return any(budget.automatic for budget in budgets if budget)
+
+    def foreign_gradients(self) -> list[int]:
+        """Numbers of foreign parameters that have a gradient now."""
+        with torch._C.DisableTorchFunctionSubclass():  # a subclass of Tensor reads its own attributes slowly
+            if not [param for param in self.foreign.values() if param.grad is not None]:
+                return []
+            return [i for i, param in self.foreign.items() if param.grad is not None]
 
     def options_of(self, groups: Sequence[dict[str, Any]]) -> dict[int, Mapping[str, Any]]:
         """The options of each parameter, by number, with these parameter groups and its overrides."""
@@ -180,6 +224,8 @@ class Engine:
         live = core.state(number)
         if core.has_state(number) and len(live) > 1:
             return live
+        if number in self.foreign:
+            return {"step": torch.empty((), dtype=torch.int64, device="meta")}
         group = next(each for each in self.groups if number in each.params)
         of, local = self.shardings[number], local_of(self.params[number])
         state, least, master = group.format
@@ -249,3 +295,20 @@ class Engine:
         """The next step may give these parameters state."""
         self.awaited = sorted({*self.awaited, *numbers})
         self.with_state = -1
+
+
+def examine(param: torch.Tensor, place: Place | None, where: str) -> tuple[Sharding | None, Place]:
+    """How a parameter is cut, and where it is. ValueError, TypeError or NotImplementedError for one that cannot be stepped
+    with others that are at `place`."""
+    local = local_of(param)
+    places.check_parameter(local, where)
+    if places.may_stand_aside(param):
+        shared = any(size > 1 and stride == 0 for size, stride in zip(local.shape, local.stride(), strict=True))
+        expect(not shared, where, f"strides {local.stride()}", "a tensor whose elements have an address each")
+        expect(local.numel() == 0 or local.data_ptr() != 0, where, "a tensor without memory", "one with memory")
+    of = sharding.sharding_of(param, where)
+    here = places.place_of(local, where)
+    if place:
+        wanted = f"{place.device} as the parameters before it: an optimizer steps one device, so make one for each"
+        expect(here == place, where, f"a tensor on {here.device}", wanted)
+    return of, here

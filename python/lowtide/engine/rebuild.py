@@ -1,4 +1,5 @@
-"""A new core for overrides that were made, or taken back, after the optimizer was."""
+"""A new core in place of the one that there is, with its state: for overrides that were made, or taken back, after the
+optimizer was, and for parameters that could not be stepped before."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from typing import Any
 from lowtide import _core
 from lowtide.checks.kept_errors import KeptErrors
 from lowtide.checks.values import expect
-from lowtide.engine.engine import RESIDUAL, Engine
+from lowtide.devices.places import HOST, stand_in
+from lowtide.engine.engine import RESIDUAL, Engine, Examined, examine
 from lowtide.engine.groups import CoreGroup, Members, register
 from lowtide.options.overrides import look
 
@@ -28,13 +30,43 @@ def follow_overrides(engine: Engine, groups: Sequence[dict[str, Any]], show: Cal
         return
     got = "another one after a step was captured in a graph"
     expect(not engine.captured, "override", got, "it before: replays find state where it was")
-    old, core = engine.core, engine.new_core(engine.threads, engine.place)
+    _rebuild(engine, groups, Examined(engine.place, engine.shardings, engine.known, [*engine.foreign]), wanted)
+    show()
+
+
+def take_in(
+    engine: Engine, groups: Sequence[dict[str, Any]], numbers: Sequence[int], show: Callable[[], None]
+) -> None:
+    """Has the core step foreign parameters that have a gradient now, if they have become such that it can; `show` is
+    called then. ValueError, TypeError or NotImplementedError, naming the parameter, if not: nothing has changed."""
+    place = engine.place if len(engine.foreign) < len(engine.params) else None
+    known, shardings = list(engine.known), list(engine.shardings)
+    names = [name for group in groups for name in group.get("param_names", [""] * len(group["params"]))]
+    for number in numbers:
+        name = f" ({names[number]})" if names[number] else ""
+        shardings[number], here = examine(engine.params[number], place, f"parameter {number}{name}, which has a gradient")
+        known[number], place = engine.params[number], place or here
+    expect(not engine.captured, f"parameter {numbers[0]}", "its first gradient after a step was captured", "it before")
+    foreign = [i for i in engine.foreign if i not in numbers]
+    place = place or HOST
+    for i in foreign:
+        known[i] = stand_in(place)
+    wanted = [overridden.options() for overridden in engine.overridden]
+    _rebuild(engine, groups, Examined(place, shardings, known, foreign), wanted)
+    show()
+
+
+def _rebuild(
+    engine: Engine, groups: Sequence[dict[str, Any]], now: Examined, wanted: Sequence[Mapping[str, Any]]
+) -> None:
+    """Gives `engine` another core, with the state that it has. now: its parameters, by number; wanted: their overrides."""
+    old, core = engine.core, engine.new_core(engine.threads, now.place)
     core_groups: list[CoreGroup] = []
     first = 0
     for number, (group, params) in enumerate(zip(groups, engine.members, strict=True)):
         end = first + len(params)
-        members = Members(params, engine.shardings[first:end], wanted[first:end], engine.memories[number])
-        core_groups += register(core, engine.family, engine.place, number, group, members, first)
+        members = Members(now.known[first:end], now.shardings[first:end], wanted[first:end], engine.memories[number])
+        core_groups += register(core, engine.family, now.place, number, group, members, first)
         first = end
     old.onload()
     with KeptErrors() as kept:
@@ -43,9 +75,7 @@ def follow_overrides(engine: Engine, groups: Sequence[dict[str, Any]], show: Cal
         report = old.report()
         engine.steps_before += report["steps"]
         engine.skipped_before += report["skipped_steps"]
-        engine.core, engine.groups = core, core_groups
-        engine.with_state = -1
-        show()
+        engine.adopt(core, now, core_groups)
 
 
 def _carry_over(old: _core.Optimizer, new: _core.Optimizer, number: int, kept: KeptErrors) -> None:

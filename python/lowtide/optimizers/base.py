@@ -18,7 +18,7 @@ from lowtide.devices import sharding
 from lowtide.engine.engine import Engine, Settings
 from lowtide.engine.family import Family
 from lowtide.engine.groups import CoreGroup, Format, are_fixed, are_same, group_defaults
-from lowtide.engine.rebuild import follow_overrides
+from lowtide.engine.rebuild import follow_overrides, take_in
 from lowtide.memory.budgets import Memory
 from lowtide.optimizers.backward import InBackward, in_backward, options_of
 from lowtide.options import overrides
@@ -99,7 +99,7 @@ class SteppingOptimizer(torch.optim.Optimizer):
         if type(self.state) is not States:
             self.state = States(dict, self.state)
         for i, param in enumerate(engine.params[first:], first):
-            shown = param.requires_grad or engine.core.has_state(i)
+            shown = (param.requires_grad and i not in engine.foreign) or engine.core.has_state(i)
             self.state[param] = engine.shown(i) if shown else {}
         if self._in_backward:
             self._in_backward.watch(engine.params[first:], first)
@@ -236,6 +236,8 @@ class SteppingOptimizer(torch.optim.Optimizer):
                 )
         if self._overrides_seen != overrides.changes():
             self._follow_overrides()
+        if engine.foreign and (numbers := engine.foreign_gradients()):
+            take_in(engine, groups, numbers, self._show_state)
         for number, group in enumerate(groups):
             options = [*map(group.get, self.defaults)]
             seen = self._seen.get(number)

@@ -124,9 +124,9 @@ def _members(entry: Any, number: int, seen: set[int]) -> Members:
         if isinstance(member, torch.Tensor):
             expect(id(member) not in seen, here, "the same parameter more than once", "each once")
             seen.add(id(member))
-            check_parameter(sharding.local_of(member), here, anywhere=True)
             if isinstance(member, torch.nn.Parameter) and not member.requires_grad:
                 continue
+            check_parameter(sharding.local_of(member), here, anywhere=True)
         else:
             member = ShapedParam(_shape(member, here))
         params.append(member)

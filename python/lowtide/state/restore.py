@@ -147,7 +147,7 @@ def shown_states(engine: Engine) -> States:
     here = [core.has_state(i) for i in range(len(engine.params))]
     states = States(dict)
     for i, param in enumerate(engine.params):
-        shown = here[i] or param.requires_grad or core.step_count(i) > 0  # frozen ones may have gradients all the same
+        shown = here[i] or (param.requires_grad and i not in engine.foreign) or core.step_count(i) > 0  # frozen ones may have gradients all the same
         states[param] = engine.shown(i) if shown else {}
     engine.awaited = [i for i, has in enumerate(here) if not has]
     states.removed = False

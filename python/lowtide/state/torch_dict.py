@@ -181,7 +181,7 @@ def _entry(engine: Engine, number: int, group: Mapping[str, Any]) -> dict[str, t
             for k, name in enumerate(names)
             if core.is_paged(number) or name in live
         }
-    elif rule == "adagrad":  # torch's has state from the start
+    elif rule == "adagrad" and number not in engine.foreign:  # torch's has state from the start
         shape = local_of(engine.params[number]).shape
         entry = {"sum": torch.full(shape, float(group["initial_accumulator_value"]))}
     else:
