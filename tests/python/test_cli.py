@@ -151,7 +151,7 @@ def test_nothing_of_a_file_reaches_the_terminal_as_a_command(run, tmp_path):
     """Control characters (ESC, the one-byte CSI, BEL, line ends) and marks that turn the direction of writing: in keys
     and values of groups, in a rule's name and in a file's. The tables, JSON and errors show them escaped."""
     evil = "ad\x1b[2J\x9b31m\x07\u202ew\x7f"
-    params, opt = trained()
+    _, opt = trained()
     opt.param_groups[0][evil] = f"{evil}\n{evil}"
     path = tmp_path / "evil\x1b[2J.lowtide"
     opt.save(path)

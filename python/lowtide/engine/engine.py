@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
@@ -57,6 +57,10 @@ class Settings:
         return settings
 
 
+class Entry(Protocol):
+    def __call__(self, engine: Engine, number: int, shown: dict[str, torch.Tensor], /) -> dict[str, torch.Tensor]: ...
+
+
 class Engine:
     """The core of an optimizer. It keeps no parameter group of the optimizer, which may replace them: methods that need
     their options take them."""
@@ -82,6 +86,7 @@ class Engine:
         self.automatic = False  # whether a budget depends on what is free
         self.captured = False  # whether a step was captured in a graph
         self.steps_before = self.skipped_before = 0  # counted outside of the present core
+        self.entry: Entry | None = None  # makes the entries of Optimizer.state out of views; None: they are plain dicts
 
     # Groups.
 
@@ -201,6 +206,10 @@ class Engine:
 
     def shown(self, number: int) -> dict[str, torch.Tensor]:
         """Views of a parameter's state, as `Optimizer.state` has them."""
+        views = self._views(number)
+        return self.entry(self, number, views) if self.entry else views
+
+    def _views(self, number: int) -> dict[str, torch.Tensor]:
         entry = self.core.state(number)
         of = self.shardings[number]
         return of.wrap(entry) if of else entry
@@ -211,7 +220,7 @@ class Engine:
             copies = self.core.read_state(number)
             of = self.shardings[number]
             return of.wrap(copies) if of else copies
-        entry = self.shown(number)
+        entry = self._views(number)
         return entry if self.core.has_state(number) or int(entry["step"]) else {}
 
     def signed(self, number: int) -> dict[str, bool]:

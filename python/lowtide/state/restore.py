@@ -190,7 +190,7 @@ def apply(
         core.set_step_count(i, entry.step if entry.tensors else 0)  # 0 also says: nothing is in the buffers yet
         if not entry.tensors:
             live["step"].fill_(entry.step)
-        states[engine.params[i]] = engine.shown(i) if core.is_paged(i) else engine.live(i)
+        states[engine.params[i]] = engine.shown(i) if core.is_paged(i) or engine.live(i) else {}
     engine.awaited = [i for i in engine.awaited if not core.has_state(i)]
 
 

@@ -11,7 +11,7 @@ Blocks of 256 values, 2048 before 0.44, run flat over the tensor. The dict does 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ from lowtide.state.format import OWN_KEYS
 
 NESTED = "__bnb_optimizer_quant_state__"
 # By rule: the states in state1 and in state2.
-_MOMENTS: dict[str, tuple[tuple[str, ...], ...]] = {
+MOMENTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "adam": (("exp_avg",), ("exp_avg_sq",)),
     "adamw": (("exp_avg",), ("exp_avg_sq",)),
     "lamb": (("exp_avg",), ("exp_avg_sq",)),
@@ -64,7 +64,7 @@ def recognizes(state: dict[Any, Any], groups: list[dict[str, Any]]) -> bool:
 
 
 def read_group(rule: str, group: dict[str, Any], mine: dict[str, Any], where: str) -> dict[str, Any]:
-    expect(rule in _MOMENTS, where, "a group of bitsandbytes'", f"a state_dict of lowtide's {rule!r}")
+    expect(rule in MOMENTS, where, "a group of bitsandbytes'", f"a state_dict of lowtide's {rule!r}")
     missing = [key for key in _GROUP_KEYS if key not in group]
     expect(not missing, where, f"no {missing}", f"all of {_GROUP_KEYS}")
     betas = group["betas"]
@@ -99,7 +99,7 @@ def read_entry(spec: ParamSpec, entry: dict[str, Any], where: str) -> Entry:
         return NOTHING
     tensor_wise = [key for key in _TENSOR_WISE if key in flat]
     expect(not tensor_wise, where, f"{tensor_wise} of tensor-wise 8-bit state", "block-wise state, or float32")
-    states = _MOMENTS[spec.rule]
+    states = MOMENTS[spec.rule]
     numbers = range(1, len(states) + 1)
     keys = [f"{part}{k}" for k in numbers for part in ("state", "qmap", "absmax")]
     check_keys(flat, ["step", *keys, *_SCRATCH], where)
@@ -152,7 +152,7 @@ def _read_state(
 def write(engine: Engine, param_groups: Sequence[dict[str, Any]], nested: bool) -> dict[str, Any]:
     """See `Optimizer.bitsandbytes_state_dict`."""
     rule, core = engine.family.rule, engine.core
-    expect(rule in _MOMENTS, "bitsandbytes_state_dict", repr(rule), f"one of {sorted(_MOMENTS)}: it has no other")
+    expect(rule in MOMENTS, "bitsandbytes_state_dict", repr(rule), f"one of {sorted(MOMENTS)}: it has no other")
     plain = not any(engine.shardings)
     expect(plain, "bitsandbytes_state_dict", "DTensor parameters", "plain ones: it has no other")
     groups: list[dict[str, Any]] = []
@@ -175,37 +175,39 @@ def _write_group(rule: str, group: dict[str, Any], keys: tuple[str, ...]) -> dic
     own = {"betas", *_SCHEDULES, *(key for key in keys if key not in ("lr", "eps", "weight_decay"))}
     rest = {key: value for key, value in group.items() if key not in (*own, *OWN_KEYS, "params", "param_names")}
     betas = [group[key] for key in _BETAS[rule]] if rule in _BETAS else group.get("betas", (0.0, 0.0))
-    schedules = {"alpha": 0.0, "t_alpha": None, "t_beta3": None} if len(_MOMENTS[rule]) == 2 else {}
+    schedules = {"alpha": 0.0, "t_alpha": None, "t_beta3": None} if len(MOMENTS[rule]) == 2 else {}
     if rule == "ademamix":
         schedules = {"alpha": group["alpha"], "t_alpha": group["t_alpha"] or None, "t_beta3": group["t_beta3"] or None}
     return {**rest, "lr": group["lr"], "betas": tuple(betas), "eps": group.get("eps", 0.0), **schedules}
 
 
 def _write_entry(engine: Engine, number: int) -> dict[str, torch.Tensor]:
-    """A parameter's state as tensors of its own. Codes of dynamic8 stay codes, and are made anew where rows end within
-    blocks that run flat over the tensor; everything else becomes float32."""
     live = engine.core.read_state(number)
-    signed = engine.signed(number)
-    names = [name for name in signed if name in live]
-    states = _MOMENTS[engine.family.rule]
-    wanted = [name for part in states for name in part]
+    names = [name for name in engine.signed(number) if name in live]
+    wanted = [name for part in MOMENTS[engine.family.rule] for name in part]
     expect(sorted(names) == sorted(wanted), f"bitsandbytes_state_dict: parameter {number}", names, wanted)
+    parts = (part_of(engine, number, live, k) for k in range(1, len(MOMENTS[engine.family.rule]) + 1))
+    return {name: tensor for part in parts for name, tensor in part.items()}
+
+
+def part_of(engine: Engine, number: int, live: Mapping[str, torch.Tensor], k: int) -> dict[str, torch.Tensor]:
+    """state1 or state2 of a parameter, and for codes its qmap and absmax, from `live`, all of its tensors here or copies of
+    them: views of those where the memory is alike. Codes of dynamic8 stay codes, and are made anew where rows end within
+    blocks that run flat over the tensor; everything else becomes float32."""
+    signed = engine.signed(number)
+    names = MOMENTS[engine.family.rule][k - 1]
     coded = engine.core.state_codec(number) == "dynamic8"
     rows, length = rows_of(engine.params[number].shape)
     aligned = rows == 1 or length % blockwise.BLOCK == 0
-    entry: dict[str, torch.Tensor] = {}
-    for k, parts in enumerate(states, 1):
-        positive = not signed[parts[0]]
-        book = blockwise.dynamic_map(not positive)
-        tensors: list[tuple[torch.Tensor, ...]] = []
-        for name in parts:
-            if coded and aligned:
-                tensors.append((live[name].contiguous(), live[f"{name}_scale"].reshape(-1).contiguous()))
-                continue
-            values = engine.core.export_state(number, list(signed).index(name))
-            tensors.append(blockwise.encode(values, book, blockwise.BLOCK, positive) if coded else (values,))
-        joined = [torch.stack(each) if len(parts) == 2 else each[0] for each in zip(*tensors, strict=True)]
-        entry[f"state{k}"] = joined[0]
-        if coded:
-            entry[f"qmap{k}"], entry[f"absmax{k}"] = book, joined[1]
-    return entry
+    positive = not signed[names[0]]
+    book = blockwise.dynamic_map(not positive)
+    tensors: list[tuple[torch.Tensor, ...]] = []
+    for name in names:
+        if coded and aligned:
+            tensors.append((live[name].contiguous(), live[f"{name}_scale"].reshape(-1).contiguous()))
+            continue
+        plain = live[name].dtype == torch.float32
+        values = live[name] if plain else engine.core.export_state(number, list(signed).index(name))
+        tensors.append(blockwise.encode(values, book, blockwise.BLOCK, positive) if coded else (values,))
+    joined = [torch.stack(each) if len(names) == 2 else each[0] for each in zip(*tensors, strict=True)]
+    return {f"state{k}": joined[0], **({f"qmap{k}": book, f"absmax{k}": joined[1]} if coded else {})}

@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 
 from lowtide.checks.values import expect
+from lowtide.compat.bitsandbytes.optim.entry import Entry
 from lowtide.memory.budgets import Memory
 from lowtide.optimizers.optimizer import Optimizer
 from lowtide.options.options import Options
@@ -24,10 +25,32 @@ _REMOVED = {
     "percentile_clipping": "gradients are not clipped: use torch.nn.utils.clip_grad_norm_",
     "block_wise": "8-bit state always has a scale per block",
 }
-_ARGS = ("optim_bits", "min_8bit_size", "max_unorm", "skip_zeros")
 STATES = {32: "fp32", 8: "dynamic8"}
 # Its max_unorm=0 clips nothing, while 0 is the trust ratio here: a limit that no update reaches clips nothing either.
 NO_LIMIT = torch.finfo(torch.float32).max
+_NAMES = {"adamw": "adam", "sgd": "momentum"}  # of rules that it names otherwise
+
+
+class Args(NamedTuple):
+    """The `args` of an optimizer, as bitsandbytes names them."""
+
+    optim_bits: int
+    min_8bit_size: int
+    max_unorm: float
+    skip_zeros: bool
+
+
+class Pages:
+    """Stands for bitsandbytes' page manager. `paged_tensors` is empty: state moves in chunks, each of parts of tensors."""
+
+    def __init__(self, opt: Optimizer) -> None:
+        self._opt = opt
+        self.paged_tensors: list[torch.Tensor] = []
+
+    def prefetch_all(self, to_cpu: bool = False) -> None:
+        """Reads state ahead, as much as there is room for (`Optimizer.prefetch`); to_cpu: moves it to the host
+        (`Optimizer.demote`)."""
+        self._opt.demote() if to_cpu else self._opt.prefetch(self._opt.report()["state_bytes"])
 
 
 class BitsandbytesOptimizer(Optimizer):
@@ -87,9 +110,9 @@ class BitsandbytesOptimizer(Optimizer):
             expect(bits in allowed, f"{name}: optim_bits", repr(bits), f"one of {sorted(allowed)}")
         bits, max_unorm = self._bits or bits, given.get("max_unorm", 0.0)
         if args is not None:
-            missing = [key for key in _ARGS if not hasattr(args, key)]
-            expect(not missing, f"{name}: args", f"an object without {missing}", f"one with all of {_ARGS}")
-            bits, least, max_unorm, skip_zeros = (getattr(args, key) for key in _ARGS)
+            missing = [key for key in Args._fields if not hasattr(args, key)]
+            expect(not missing, f"{name}: args", f"an object without {missing}", f"one with all of {Args._fields}")
+            bits, least, max_unorm, skip_zeros = (getattr(args, key) for key in Args._fields)
             expect(bits in STATES, f"{name}: args.optim_bits", repr(bits), "8 or 32")
             decayed = "False: elements without gradient decay, too"
             expect(not skip_zeros, f"{name}: args.skip_zeros", skip_zeros, decayed)
@@ -98,6 +121,37 @@ class BitsandbytesOptimizer(Optimizer):
         else:
             expect(not max_unorm, f"{name}: max_unorm", max_unorm, "0: LAMB and LARS have it")
         return {"state": STATES[bits], "min_quantized_numel": least}
+
+    def _begin_engine(self, *args: Any, **kwargs: Any) -> None:
+        super()._begin_engine(*args, **kwargs)
+        self.engine.entry = Entry
+
+    @property
+    def args(self) -> Args:
+        """The arguments that decide about state, as bitsandbytes keeps them. They cannot be set: state is there."""
+        bits = next(bits for bits, state in STATES.items() if state == self.defaults["state"])
+        limit = self.defaults.get("max_unorm", 0.0)
+        return Args(bits, self.defaults["min_quantized_numel"], 0.0 if limit == NO_LIMIT else limit, False)
+
+    @property
+    def is_paged(self) -> bool:
+        """Whether state may be elsewhere than its parameter: of a Paged class, or with `memory`."""
+        return self._paged or self.engine.settings.memory is not None
+
+    @property
+    def page_mng(self) -> Pages:
+        """bitsandbytes' page manager, of this optimizer alone."""
+        return Pages(self)
+
+    @property
+    def optimizer_name(self) -> str:
+        """bitsandbytes' name of the rule."""
+        return _NAMES.get(self._rule, self._rule)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As `Optimizer.state_dict`: Lowtide's, in plain dicts."""
+        saved = super().state_dict()
+        return {**saved, "state": {key: dict(entry) for key, entry in saved["state"].items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any], move_to_device: bool = True) -> None:
         """As `Optimizer.load_state_dict`. move_to_device has no effect: state goes where `memory` says, so that paged

@@ -9,7 +9,7 @@ import torch
 
 from lowtide.checks.values import expect
 from lowtide.compat.bitsandbytes.optim.base import NO_LIMIT, STATES
-from lowtide.options.overrides import override
+from lowtide.options.overrides import Override, override
 
 _SAME = ("lr", "betas", "eps", "weight_decay", "alpha", "t_alpha", "t_beta3", "max_unorm")
 
@@ -22,6 +22,7 @@ class GlobalOptimManager:
     """
 
     _instance: ClassVar[GlobalOptimManager | None] = None
+    _made: list[Override]  # through this manager, and not taken back
 
     def __init__(self) -> None:
         raise RuntimeError("GlobalOptimManager: got a call of the class, wanted GlobalOptimManager.get_instance()")
@@ -30,7 +31,13 @@ class GlobalOptimManager:
     def get_instance(cls) -> GlobalOptimManager:
         if cls._instance is None:
             cls._instance = cls.__new__(cls)
+            cls._instance._made = []
         return cls._instance
+
+    def initialize(self) -> None:
+        """Takes back all that was overridden through this manager. Optimizers that exist follow at their next step."""
+        while self._made:
+            self._made.pop().remove()
 
     def register_parameters(self, params: Iterable[Any]) -> None:
         """Has no effect: an override finds its parameters without."""
@@ -51,11 +58,11 @@ class GlobalOptimManager:
         options = _translated(given or key_value_dict or {})
         if options:
             tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-            override(tensors, **options)
+            self._made.append(override(tensors, **options))
 
     def register_module_override(self, module: torch.nn.Module, param_name: str, config: dict[str, Any]) -> None:
         """`override_config` of the parameter that `module` has under that name when it is asked for."""
-        override(module, param_name, **_translated(config))
+        self._made.append(override(module, param_name, **_translated(config)))
 
 
 def _translated(config: dict[str, Any]) -> dict[str, Any]:
