@@ -13,9 +13,9 @@ from lowtide.optimizers.base import SteppingOptimizer
 from lowtide.optimizers.oom_guard import OomGuard
 from lowtide.options import overrides
 from lowtide.report.fields import Report
-from lowtide.state import dicts, files, restore, torch_dict
+from lowtide.state import dicts, files, restore, spread, torch_dict
 from lowtide.state.foreign import bitsandbytes
-from lowtide.state.format import HIDDEN_KEYS, SEED
+from lowtide.state.format import HIDDEN_KEYS, SEED, SPREAD
 from lowtide.state.restore import States
 
 
@@ -106,15 +106,23 @@ class Optimizer(SteppingOptimizer):
         if not self.engine.on_host or self.engine.has_budget():
             self.engine.core.place_states()
             self._adopt_new_state()
-        saved = dicts.saved_entries(self.engine, self.param_groups, self.state)
+        spreads = spread.is_wanted(self.engine)
+        saved = (
+            spread.entries_of(self.engine)
+            if spreads
+            else dicts.saved_entries(self.engine, self.param_groups, self.state)
+        )
         if saved is None:
             return super().state_dict()
         live = self.state
         self.state = States(dict, saved)
         try:
-            return super().state_dict()
+            found = super().state_dict()
         finally:
             self.state = live
+        for group in found["param_groups"] if spreads else ():
+            group[SPREAD] = True
+        return found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what `state_dict()` of the same rule returned, or a state_dict of the torch.optim class of that name,

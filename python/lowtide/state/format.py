@@ -1,6 +1,6 @@
 """Lowtide's own state dicts: how they are written down.
 
-Format 1, in plain tensors and Python values that torch.load reads with weights_only=True:
+Format 1 (of FSDP1's parameters: spread.py), in plain tensors and Python values that torch.load reads with weights_only=True:
 
     {"state": {number: {"step": int64 (), NAME: codes, NAME_scale: float32 (rows, blocks)}},
      "param_groups": [{the group's options, "lowtide_format": 1, "lowtide_rule": rule, "lowtide_seed": seed,
@@ -28,11 +28,13 @@ from lowtide.devices.sharding import is_dtensor, local_of, rows_of
 from lowtide.engine.groups import Format
 
 FORMAT = 1
+SPREAD = "lowtide_spread"  # True in all groups of a dict whose entries are those of spread.py
 SEED = "lowtide_seed"
 STAMP = ("lowtide_format", "lowtide_rule", SEED)
 FIXED = Format._fields  # belong to the live tensors; loading never changes them
 OWN_KEYS = (*STAMP, *FIXED, "rounding")  # of groups, which other libraries have no use for
 HIDDEN_KEYS = ("params", "param_names", *STAMP)
+SCALE = "_scale"  # after the name of a moment: its scales
 CODEC = "lowtide_state"  # beside a parameter's tensors: its codec, where the group's "state" would say another one
 _EIGHT_BITS = {"dynamic4": "dynamic8", "mixed12": "dynamic8"}  # of a codec that has 4 bits: what else it has
 

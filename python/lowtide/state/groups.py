@@ -12,7 +12,7 @@ from lowtide.engine.engine import Engine
 from lowtide.options.options import check_kinds
 from lowtide.state import torch_dict
 from lowtide.state.foreign import Reader
-from lowtide.state.format import FIXED, OWN_KEYS, SEED, STAMP, check_stamp, is_stamped, read_seed
+from lowtide.state.format import FIXED, OWN_KEYS, SEED, SPREAD, STAMP, check_stamp, is_stamped, read_seed
 
 
 class Groups(NamedTuple):
@@ -21,6 +21,7 @@ class Groups(NamedTuple):
     groups: list[dict[str, Any]]  # to become the optimizer's
     numbers: dict[Any, int]  # the parameter number of every id in the dict
     codecs: list[str] | None  # of uint8 codes, for each parameter; None: the dict is not one of Lowtide's
+    spread: bool = False  # the dict is one of FSDP1's parameters
 
 
 def read_groups(
@@ -50,7 +51,7 @@ def read_groups(
         else:
             torch_dict.check_group(engine, n, mine, group, where)
         of_torch = () if ours or reader else torch_dict.IMPLEMENTATION_KEYS
-        drop = ("params", *STAMP, *FIXED, *of_torch)
+        drop = ("params", SPREAD, *STAMP, *FIXED, *of_torch)
         new = {key: copy.deepcopy(value) for key, value in group.items() if key not in drop}
         if of_torch:
             new = {**{name: mine[name] for name in engine.family.option_names()}, **new}
@@ -70,4 +71,6 @@ def read_groups(
         except (TypeError, ValueError) as error:
             raise ValueError(f"{where}: {error}") from error
     saved_codecs = [str(group.get("state")) for group in saved for _ in group["params"]] if ours else None
-    return Groups(groups, numbers, saved_codecs)
+    spread = {bool(group.get(SPREAD, False)) for group in saved if ours}
+    expect(len(spread) < 2, "param_groups", f"{SPREAD!r} in some groups", "it in all or none")
+    return Groups(groups, numbers, saved_codecs, True in spread)

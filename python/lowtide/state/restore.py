@@ -13,7 +13,7 @@ from lowtide.checks.kept_errors import KeptErrors
 from lowtide.checks.values import check_moment, expect, read_step
 from lowtide.devices.sharding import local_of
 from lowtide.engine.engine import MOMENTUM, RESIDUAL, Engine
-from lowtide.state import torch_dict
+from lowtide.state import spread, torch_dict
 from lowtide.state.entries import NOTHING, Entry, ParamSpec, check_values
 from lowtide.state.foreign import Reader
 from lowtide.state.format import check_entry, residual_bits, take_codec
@@ -55,7 +55,9 @@ def plan(
     options = engine.options_of(found.groups) if found.codecs is None and not reader else {}
     for i in range(len(engine.params)):
         where = f"state of parameter {i}"
-        if found.codecs is not None:
+        if found.spread:
+            entry = spread.read_entry(engine, i, entries.get(i), where)
+        elif found.codecs is not None:
             entry = _read_own(engine, i, entries.get(i), found.codecs[i], where)
         elif reader:
             codec, shape = engine.core.state_codec(i), local_of(engine.params[i]).shape

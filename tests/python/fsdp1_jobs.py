@@ -1,0 +1,230 @@
+"""The ranks' jobs in the tests of FSDP1 (FullyShardedDataParallel): a model whose parameters are cut anywhere, and one
+that is cut at blocks only; state that is gathered, cut and handed out by FSDP1's own functions."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, NamedTuple
+
+import lowtide
+import torch
+import torch.distributed as dist
+from distributed_jobs import load, save
+from support import bits
+from torch.distributed.fsdp import FullStateDictConfig, ShardedStateDictConfig
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.fsdp import OptimStateKeyType
+from torch.distributed.fsdp.api import FullOptimStateDictConfig, ShardedOptimStateDictConfig, StateDictType
+
+
+class Case(NamedTuple):
+    """A model and an optimizer."""
+
+    original: bool = True  # use_orig_params
+    aligned: bool = False  # shards end with blocks, and rows are whole blocks
+    dtype: torch.dtype = torch.float32
+    frozen: bool = False
+    tiny: bool = True  # some parameters have fewer rows than ranks: DCP loads no ShardedTensor without part on a rank
+    options: dict[str, Any] = {}  # of the optimizer
+
+    def __str__(self) -> str:
+        return " ".join(["original" if self.original else "flat", *map(str, self.options.values())])
+
+
+def net_of(case: Case) -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    linear = torch.nn.Linear
+    if case.aligned:
+        net = torch.nn.Sequential(linear(256, 256, bias=False), torch.nn.Tanh(), linear(256, 128, bias=False))
+    else:  # a large matrix, parameters below min_quantized_numel, and some that are on one rank only
+        few = (5, 1) if case.tiny else (8, 12)
+        layers = linear(90, 210), torch.nn.Tanh(), linear(210, 37, bias=False), linear(37, few[0]), linear(*few)
+        net = torch.nn.Sequential(*layers)
+    if case.frozen:
+        net[2].requires_grad_(False)
+    return net.to(case.dtype)
+
+
+def build(case: Case, kind: str = "ours", sharded: bool = True) -> tuple[torch.nn.Module, Any]:
+    warnings.filterwarnings("ignore", module="torch.distributed")  # of deprecated functions of its own
+    net: torch.nn.Module = net_of(case)
+    if sharded:
+        net[0] = FSDP(net[0], use_orig_params=case.original, device_id=torch.device("cpu"))
+        net = FSDP(net, use_orig_params=case.original, device_id=torch.device("cpu"))
+    params = [param for param in net.parameters() if param.requires_grad or case.original]
+    if kind == "torch":
+        return net, torch.optim.AdamW(params, lr=1e-2)
+    return net, lowtide.AdamW(params, lr=1e-2, **case.options)
+
+
+def train(case: Case, net: torch.nn.Module, opt: torch.optim.Optimizer, steps: range) -> None:
+    """The same data on every rank, so that the mean of the gradients is each of them."""
+    wide = 256 if case.aligned else 90
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        inputs = torch.randn(8, wide, generator=generator).to(case.dtype)
+        net(inputs).float().square().mean().backward()
+        opt.step()
+        opt.zero_grad()
+
+
+def local_bits(net: torch.nn.Module, opt: Any) -> dict[str, bytes]:
+    """This rank's part of weights and state."""
+    found = {}
+    for number, param in enumerate(opt.engine.params):
+        found[f"{number}"] = bits(param)
+        found |= {f"{number}.{name}": bits(value) for name, value in opt.state[param].items()}
+    return found
+
+
+def whole_weights(net: torch.nn.Module) -> dict[str, torch.Tensor]:
+    if not isinstance(net, FSDP):
+        return {name: param.detach().clone() for name, param in net.named_parameters()}
+    with FSDP.summon_full_params(net, writeback=False):
+        return {
+            name.replace("_fsdp_wrapped_module.", ""): param.detach().clone() for name, param in net.named_parameters()
+        }
+
+
+def as_kind(net: torch.nn.Module, kind: str) -> Any:
+    """kind: "full", "rank 0" (full, there alone), "offloaded" (full) or "sharded"."""
+    if kind == "sharded":
+        configs: Any = ShardedStateDictConfig(), ShardedOptimStateDictConfig(offload_to_cpu=False)
+        return FSDP.state_dict_type(net, StateDictType.SHARDED_STATE_DICT, *configs)
+    offloaded, alone = kind == "offloaded", kind == "rank 0"
+    configs = FullStateDictConfig(offloaded, alone), FullOptimStateDictConfig(offloaded, alone)
+    return FSDP.state_dict_type(net, StateDictType.FULL_STATE_DICT, *configs)
+
+
+def like_torch(case: Case) -> float:
+    """The largest difference between weights of ours and of torch's optimizer after ten steps."""
+    worst = 0.0
+    weights = []
+    for kind in ("torch", "ours"):
+        net, opt = build(case, kind)
+        train(case, net, opt, range(10))
+        weights.append(whole_weights(net))
+    for name, value in weights[0].items():
+        worst = max(worst, float((value - weights[1][name]).abs().max()))
+    return worst
+
+
+def round_trip(case: Case, kind: str) -> tuple[dict[str, bytes], dict[str, bytes], int]:
+    """Six steps in one go; and with state that FSDP1 has gathered after three, taken by another optimizer. And the
+    parameters that this rank has nothing of."""
+    net, opt = build(case)
+    train(case, net, opt, range(3))
+    with as_kind(net, kind):
+        weights, state = net.state_dict(), FSDP.optim_state_dict(net, opt)
+    assert bool(state) == (kind != "rank 0" or dist.get_rank() == 0)
+    other_net, other = build(case)
+    with torch.no_grad():
+        for param in other_net.parameters():
+            param.mul_(0.5)
+    other.param_groups[0]["lr"] = 0.5
+    with as_kind(other_net, kind):
+        everywhere = [weights]
+        if kind == "rank 0":  # weights are handed out by hand, state by FSDP1
+            dist.broadcast_object_list(everywhere)
+        other_net.load_state_dict(everywhere[0])
+        other.load_state_dict(FSDP.optim_state_dict_to_load(other_net, other, state))
+    before = local_bits(net, opt), local_bits(other_net, other)
+    assert before[0] == before[1], [name for name in before[0] if before[0][name] != before[1][name]]
+    for pair in ((net, opt), (other_net, other)):
+        train(case, *pair, range(3, 6))
+    empty = sum(param.numel() == 0 for param in opt.engine.params)
+    return local_bits(net, opt), local_bits(other_net, other), empty
+
+
+def saved(case: Case, path: str) -> dict[str, torch.Tensor]:
+    """Three steps, saved by torch.distributed.checkpoint; the whole state and weights."""
+    net, opt = build(case)
+    train(case, net, opt, range(3))
+    save(net, opt, path)
+    return whole_state(net, opt)
+
+
+def loaded(case: Case, path: str) -> dict[str, torch.Tensor]:
+    """The whole state and weights of a new optimizer that has loaded them."""
+    net, opt = build(case)
+    with torch.no_grad():
+        for param in net.parameters():
+            param.mul_(0.5)
+    load(net, opt, path)
+    return whole_state(net, opt)
+
+
+def whole_state(net: torch.nn.Module, opt: Any) -> dict[str, torch.Tensor]:
+    found = whole_weights(net)
+    with as_kind(net, "full"):
+        state = FSDP.optim_state_dict(net, opt)["state"]
+    for name, entry in state.items():
+        found |= {f"{name}.{key}": value.clone() for key, value in entry.items()}
+    return found
+
+
+def as_whole(case: Case, sharded: bool) -> dict[str, bytes]:
+    """Weights and state after five steps, sharded or in one process without FSDP1."""
+    net, opt = build(case, sharded=sharded)
+    train(case, net, opt, range(5))
+    found = {name: bits(value) for name, value in whole_weights(net).items()}
+    if sharded:
+        with as_kind(net, "full"):
+            state = FSDP.optim_state_dict(net, opt)["state"]
+        return found | {f"{name}.{key}": bits(value) for name, entry in state.items() for key, value in entry.items()}
+    names = dict(enumerate(name for name, _ in net.named_parameters()))
+    for number, entry in opt.state_dict()["state"].items():
+        param = opt.engine.params[number]
+        for k, (key, _) in enumerate(opt.engine.core.states_of(number)):
+            found[f"{names[number]}.{key}"] = bits(opt.engine.core.export_state(number, k))
+            if f"{key}_scale" in entry:
+                scale = entry[f"{key}_scale"].repeat_interleave(256, 1).reshape(param.shape)
+                found[f"{names[number]}.{key}_scale"] = bits(scale)
+        found[f"{names[number]}.step"] = bits(entry["step"])
+    return found
+
+
+def into_plain(case: Case) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """State of FSDP1, gathered, and that of an optimizer of a plain model that has loaded it: decoded."""
+    net, opt = build(case)
+    train(case, net, opt, range(3))
+    with as_kind(net, "full"):
+        gathered = FSDP.optim_state_dict(net, opt)
+    plain, other = build(case, sharded=False)
+    other.load_state_dict(FSDP.rekey_optim_state_dict(gathered, OptimStateKeyType.PARAM_ID, plain))
+    wanted, found = {}, {}
+    for number, (name, _) in enumerate(plain.named_parameters()):
+        wanted |= {f"{name}.{key}": bits(gathered["state"][name][key]) for key in ("exp_avg", "exp_avg_sq", "step")}
+        for k, (key, _) in enumerate(other.engine.core.states_of(number)):
+            found[f"{name}.{key}"] = bits(other.engine.core.export_state(number, k))
+        found[f"{name}.step"] = bits(other.state[other.engine.params[number]]["step"])
+    return wanted, found
+
+
+def refusals(case: Case) -> dict[str, str]:
+    """Errors of dicts that do not fit; nothing has changed."""
+    net, opt = build(case)
+    train(case, net, opt, range(2))
+    good = opt.state_dict()
+    first = good["state"][0]
+    entries = {
+        "missing": {name: value for name, value in first.items() if name != "exp_avg"},
+        "unknown": {**first, "strange": first["exp_avg"]},
+        "shape": {**first, "exp_avg": first["exp_avg"][1:]},
+        "codes": {**first, "exp_avg": first["exp_avg"].to(torch.uint8)},
+        "infinite": {**first, "exp_avg": first["exp_avg"] + float("inf")},
+        "negative": {**first, "exp_avg_sq": first["exp_avg_sq"] - 1},
+        "residual": {**first, "residual": torch.ones_like(first["exp_avg"])},
+    }
+    dicts = {name: {**good, "state": {**good["state"], 0: entry}} for name, entry in entries.items()}
+    dicts["none"] = {**good, "state": {number: entry for number, entry in good["state"].items() if number}}
+    found = {}
+    for name, saved_dict in dicts.items():
+        before = local_bits(net, opt)
+        try:
+            opt.load_state_dict(saved_dict)
+            found[name] = "taken"
+        except ValueError as error:
+            found[name] = str(error)
+        assert local_bits(net, opt) == before, name
+    return found
