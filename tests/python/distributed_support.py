@@ -65,16 +65,16 @@ def _serve(rank: int, pipe: Connection) -> None:
 
 
 class Ranks:
-    """`MOST` processes; a job runs on the first `world` of them, in a process group of its own."""
+    """`count` processes; a job runs on the first `world` of them, in a process group of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int = MOST) -> None:
         context = mp.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
         self._folder = tempfile.TemporaryDirectory()
         self._groups = 0
         self._pipes: list[Connection] = []
         self._processes = []
-        for rank in range(MOST):
+        for rank in range(count):
             here, there = context.Pipe()
             process = context.Process(target=_serve, args=(rank, there), daemon=True)
             process.start()

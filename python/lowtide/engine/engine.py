@@ -158,6 +158,29 @@ class Engine:
         self.foreign |= {first + i: params[i] for i in foreign}
         self.awaited += [i for i in range(first, len(self.params)) if not core.has_state(i)]
 
+    def append(self, number: int, param: torch.Tensor) -> int:
+        """Takes in one more parameter of parameter group `number`, without overrides; no later group may have any. Returns
+        its number. On an error nothing has changed."""
+        where = f"parameter group {number}, parameter {len(self.members[number])}"
+        later = sum(map(len, self.members[number + 1 :]))
+        expect(not later, where, f"it after {later} parameters of later groups", "parameters in the order of the groups")
+        of, _ = examine(param, self.place, where)
+        at = next(n for n, each in enumerate(self.groups) if each.of == number)  # the first has no overrides
+        try:
+            added = self.core.add_param(at, param, param.requires_grad, of.shard if of else None)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise self.family.error(where, self.groups[at].rule, error) from error
+        self.groups[at].params.append(added)
+        self.members[number].append(param)
+        self.params.append(param)
+        self.known.append(param)
+        self.shardings.append(of)
+        self.meshes = sharding.meshes_of(self.shardings)
+        self.overridden += [Overridden(entries) for entries in overrides.look([param])]
+        if not self.core.has_state(added):
+            self.awaited.append(added)
+        return added
+
     def _core_at(self, place: Place, groups: Sequence[dict[str, Any]]) -> _core.Optimizer:
         """The core; before there are parameters to step, one for that place, with the groups that there are."""
         if self.place and (len(self.foreign) < len(self.params) or place == self.place):

@@ -5,8 +5,8 @@ about the mathematics: it reads the groups' options, makes one call per step and
 """
 
 import logging
-from collections.abc import Callable, Mapping
-from operator import is_
+from collections.abc import Callable, Mapping, Sequence
+from operator import is_, itemgetter
 from typing import Any, ClassVar, overload
 
 import torch
@@ -20,6 +20,7 @@ from lowtide.engine.family import Family
 from lowtide.engine.groups import CoreGroup, Format, are_fixed, are_same, group_defaults
 from lowtide.engine.rebuild import follow_overrides, take_in
 from lowtide.memory.budgets import Memory
+from lowtide.optimizers import partitions
 from lowtide.optimizers.backward import InBackward, in_backward, options_of
 from lowtide.options import overrides
 from lowtide.options.hyper import check_on_host
@@ -29,6 +30,7 @@ from lowtide.state import restore
 from lowtide.state.format import stamp
 from lowtide.state.restore import States
 
+_PARAMS = itemgetter("params")
 _NO_HYPER = ("self", "params", "options", "__class__")  # among the locals() of a constructor
 
 
@@ -55,6 +57,7 @@ class SteppingOptimizer(torch.optim.Optimizer):
         self._overrides_seen = overrides.changes()
         self._seen: dict[int, list[Any]] = {}  # options of parameter groups, by number, that the core was told
         self._residency = Residency()
+        self._partitioned = False  # whether ZeRO shows one partition of a group after another
         self._backward_options = backward_options
         self._in_backward: InBackward | None = in_backward(self.engine, backward_options, self._step_gradients)
         if settings.amp_scaling:
@@ -86,6 +89,7 @@ class SteppingOptimizer(torch.optim.Optimizer):
         if "memory" in param_group:  # not a value that a state_dict should carry; the caller's dict keeps it
             param_group = {key: value for key, value in param_group.items() if key != "memory"}
         super().add_param_group(param_group)
+        self._listed = self.param_groups
         engine = self.engine
         first = len(engine.params)
         try:
@@ -103,6 +107,48 @@ class SteppingOptimizer(torch.optim.Optimizer):
             self.state[param] = engine.shown(i) if shown else {}
         if self._in_backward:
             self._in_backward.watch(engine.params[first:], first)
+
+    def _follow_groups(self) -> None:
+        """Follows a wrapper that has put other tensors into the groups. No work per parameter but a comparison of
+        addresses."""
+        groups, members = self.param_groups, self.engine.members
+        if len(groups) != len(members) or not all(map(_core.same_objects, map(_PARAMS, groups), members)):
+            self._follow_params()
+
+    def _follow_params(self) -> None:
+        engine, groups = self.engine, self.param_groups
+        if self._partitioned and partitions.are_all(groups):
+            for number, param in partitions.unknown(engine, groups):
+                self.state[param] = engine.shown(engine.append(number, param))
+            return
+        numbers = partitions.numbers_of(groups, engine.members)
+        if numbers is not None:
+            partitions.check(engine, groups)
+            self._register_anew(numbers)
+            return
+        if len(groups) != len(engine.members):
+            raise ValueError(f"param_groups: got {len(groups)} groups, wanted {len(engine.members)}: use add_param_group")
+        pairs = zip(groups, engine.members, strict=True)
+        other = next(n for n, (group, members) in enumerate(pairs) if not _core.same_objects(group["params"], members))
+        raise ValueError(
+            f"param_groups[{other}]['params']: got other tensors than those registered: use add_param_group, or build a new "
+            "optimizer and load the state_dict"
+        )
+
+    def _register_anew(self, numbers: Sequence[int]) -> None:
+        """Registers what is in the groups now, in place of what was before a first step. `numbers`: those that the groups
+        had. On an error the optimizer is as it was."""
+        before = {key: getattr(self, key) for key in ("engine", "_seen", "_residency", "_in_backward")}
+        old = self.engine
+        try:
+            self._begin_engine(old.family.rule, self.defaults, old.settings, self._backward_options)
+            for count, number in enumerate(numbers, 1):
+                self.engine.add(self.param_groups[:count], old.memories[number])
+        except BaseException:
+            self.__dict__.update(before)
+            raise
+        self._partitioned = any(map(partitions.is_partition, self.engine.params))
+        self._show_state()
 
     def _follow_overrides(self) -> None:
         """Makes the core do what overrides say that were made or taken back since the last look."""
@@ -138,20 +184,35 @@ class SteppingOptimizer(torch.optim.Optimizer):
             self._tell()
         taken = False
         try:
-            self._step_gradients()
+            if len(self.param_groups) < len(self._listed):
+                self._step_part()
+            else:
+                self._step_gradients()
             taken = True
         finally:
             if self._in_backward:
                 self._in_backward.after_step(taken)
         return loss
 
+    def _step_part(self) -> None:
+        """Steps the groups that a wrapper has left in `param_groups`, and no others."""
+        part, self.param_groups = self.param_groups, self._listed
+        try:
+            partitions.check_part(part, self.param_groups)
+            self._follow_groups()
+            self._step_gradients(partitions.shown(self.engine, part))
+        finally:
+            self.param_groups = part
+
     def _step_gradients(self, only: list[int] | None = None) -> None:
         """Steps the parameters that have a gradient; `only`: those of them that have these numbers."""
-        engine = self.engine
-        capturing = engine.capturing
+        capturing = self.engine.capturing
         if capturing:
             self._check_capture()
         self._push_options()
+        engine = self.engine
+        if self._partitioned:
+            only = partitions.shown(engine, self.param_groups)
         engine.captured |= capturing
         scale, bad = self._scaling() if engine.settings.amp_scaling else (1.0, None)
         if engine.meshes and engine.settings.nonfinite != "propagate":
@@ -224,16 +285,9 @@ class SteppingOptimizer(torch.optim.Optimizer):
         return verdict == sharding.NONFINITE
 
     def _push_options(self) -> None:
-        """Tells the core what has changed since the last step. No work per parameter but a comparison of addresses."""
+        """Tells the core what has changed since the last step."""
+        self._follow_groups()
         groups, engine = self.param_groups, self.engine
-        if len(groups) != len(engine.members):
-            raise ValueError(f"param_groups: got {len(groups)} groups, wanted {len(engine.members)}: use add_param_group")
-        for number, group in enumerate(groups):
-            if not _core.same_objects(group["params"], engine.members[number]):
-                raise ValueError(
-                    f"param_groups[{number}]['params']: got other tensors than those registered: use add_param_group, "
-                    "or build a new optimizer and load the state_dict"
-                )
         if self._overrides_seen != overrides.changes():
             self._follow_overrides()
         if engine.foreign and (numbers := engine.foreign_gradients()):

@@ -101,6 +101,7 @@ class Optimizer(SteppingOptimizer):
         complete: tools load checkpoints into it. Raises ValueError, MemoryError or OSError if the budget cannot hold
         it.
         """
+        self._follow_groups()
         self._follow_overrides()
         self.onload()
         if not self.engine.on_host or self.engine.has_budget():
@@ -129,6 +130,7 @@ class Optimizer(SteppingOptimizer):
         of bitsandbytes, torchao's low-bit optimizers or FlashOptim (docs/compat.md), whose moments are encoded. Raises
         ValueError, and changes nothing, if anything in it does not fit; OSError when a disk fails (if only in writing,
         all is loaded all the same: see the message)."""
+        self._follow_groups()
         self._follow_overrides()
         dicts.check_dict(state_dict)
         state_dict = state_dict.copy()
@@ -146,7 +148,7 @@ class Optimizer(SteppingOptimizer):
 
     def _take_groups(self, groups: list[dict[str, Any]]) -> None:
         """Takes over param_groups that were read, and their seed."""
-        self.param_groups = groups
+        self.param_groups = self._listed = groups
         if groups:
             self.engine.set_seed(groups[0][SEED])
             self.defaults[SEED] = self.engine.settings.seed

@@ -1,0 +1,91 @@
+"""Parameter groups that DeepSpeed's ZeRO shows an optimizer part by part.
+
+Before the first step ZeRO puts flat float32 partitions in place of a group's parameters. Stages 1 and 2 put one into each
+group, and step one group at a time: `param_groups` has no other one then. Stage 3 puts one partition at a time into its
+group, and none between steps; for a state_dict it puts all of them there.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+
+from lowtide import _core
+from lowtide.checks.values import expect
+from lowtide.engine.engine import Engine
+from lowtide.engine.groups import Format
+
+
+def is_partition(tensor: torch.Tensor) -> bool:
+    """Whether this is a partition of ZeRO-3, which names each by the first and the last of its parameters."""
+    return isinstance(getattr(tensor, "ds_id", None), str)
+
+
+def are_all(groups: Sequence[dict[str, Any]]) -> bool:
+    """Whether these groups have no other parameters than partitions of ZeRO-3."""
+    return all(map(is_partition, chain.from_iterable(group["params"] for group in groups)))
+
+
+def numbers_of(groups: Sequence[dict[str, Any]], members: Sequence[Sequence[torch.Tensor]]) -> list[int] | None:
+    """The numbers that these groups had when their parameters were `members`, if ZeRO has put its partitions there; None if
+    not. DeepSpeed drops groups without parameters."""
+    numbers = [number for number, params in enumerate(members) if params or len(groups) == len(members)]
+    if len(groups) != len(numbers):
+        return None
+    flat = [len(group["params"]) == 1 and _is_flat(group["params"][0]) for group in groups]
+    return numbers if groups and (all(flat) or are_all(groups)) else None
+
+
+def _is_flat(tensor: torch.Tensor) -> bool:
+    return type(tensor) is torch.Tensor and tensor.ndim == 1
+
+
+def check(engine: Engine, groups: Sequence[dict[str, Any]]) -> None:
+    """ValueError unless partitions can take the place of the parameters of this engine. Warns of overrides."""
+    stepped = any(map(engine.core.step_count, range(len(engine.params))))
+    wanted = "them before the first step and load_state_dict: call deepspeed.initialize first"
+    expect(not stepped, "param_groups", "partitions of ZeRO in place of parameters that have state", wanted)
+    for number, group in enumerate(groups):
+        where, family = f"parameter group {number}, in partitions of ZeRO", engine.family
+        got, wanted = f"{family.name}, which takes matrices whole", "a rule that steps element by element, as AdamW does"
+        expect(not family.rule_for(torch.empty(1, 1), group), where, got, wanted)
+        state, least, master = Format.of(group)
+        try:  # a partition is a shard of it knows not what
+            _core.state_layout(
+                family.core_rule, family.hyper_of("", group), state, least, "auto", master, [1], "float32", ([2], True, [0]), False
+            )  # fmt: skip
+        except ValueError as error:
+            raise family.error(where, family.core_rule, error) from error
+    if any(overridden.options() for overridden in engine.overridden):
+        warnings.warn(
+            "lowtide.override has no effect in ZeRO's partitions, which run over the ends of parameters: give these "
+            "parameters a group of their own, with the options in it",
+            stacklevel=5,
+        )
+
+
+def check_part(part: Sequence[dict[str, Any]], groups: Sequence[dict[str, Any]]) -> None:
+    """ValueError unless all of these parameter groups are among `groups`."""
+    known = set(map(id, groups))
+    for number, group in enumerate(part):
+        got = f"{len(part)} groups, and not number {number} among the {len(groups)}"
+        expect(id(group) in known, "param_groups", got, "some of those that were added")
+
+
+def unknown(engine: Engine, groups: Sequence[dict[str, Any]]) -> Iterator[tuple[int, torch.Tensor]]:
+    """Parameters in these groups that are not registered, each with the number of its group."""
+    known = set(map(id, engine.params))
+    for number, group in enumerate(groups):
+        for param in group["params"]:
+            if id(param) not in known:
+                yield number, param
+
+
+def shown(engine: Engine, groups: Sequence[dict[str, Any]]) -> list[int]:
+    """The numbers of the parameters that are in these groups now."""
+    numbers = {id(param): number for number, param in enumerate(engine.params)}
+    return [numbers[id(param)] for param in chain.from_iterable(group["params"] for group in groups)]

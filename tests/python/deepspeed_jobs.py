@@ -1,0 +1,134 @@
+"""The ranks' jobs in the tests of DeepSpeed: a small model under ZeRO, with clipping, accumulation and a schedule."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lowtide
+import torch
+from support import bits
+
+WIDTH, ACCUMULATED, CLIP, STEPS, CUT = 96, 2, 0.05, 8, 4
+# ZeRO-3 makes a sub-group of each matrix; both have partitions of one size on 2 ranks.
+SUB_GROUP = WIDTH * WIDTH // 2
+
+
+class Case(NamedTuple):
+    """One way to train. optimizer: "torch", or the state format of lowtide.AdamW."""
+
+    stage: int
+    optimizer: str
+    dtype: torch.dtype = torch.bfloat16
+    offload: bool = False
+    budget: bool = False
+
+
+class Run(NamedTuple):
+    """The end of a run on one rank; clipped: its steps that clipped the gradient."""
+
+    losses: list[float]
+    weights: list[bytes]
+    state: list[dict[str, bytes]]
+    shapes: list[int]
+    report: dict[str, Any]
+    clipped: int
+
+
+def configuration(case: Case) -> dict[str, Any]:
+    """The flags of docs/deepspeed.md, and sizes that make ZeRO cut this small model."""
+    zero: dict[str, Any] = {
+        "stage": case.stage,
+        "sub_group_size": SUB_GROUP,
+        "reduce_bucket_size": WIDTH * WIDTH,
+        "stage3_param_persistence_threshold": 0,
+    }
+    if case.offload:
+        zero["offload_optimizer"] = {"device": "cpu"}
+    return {
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": ACCUMULATED,
+        "gradient_clipping": CLIP,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "bf16": {"enabled": case.dtype == torch.bfloat16, "check_grad_overflow": case.dtype == torch.bfloat16},
+        "zero_optimization": zero,
+    }
+
+
+def optimizer_of(case: Case, model: torch.nn.Module, folder: Path) -> torch.optim.Optimizer:
+    matrices = [param for param in model.parameters() if param.ndim > 1]
+    vectors = [param for param in model.parameters() if param.ndim == 1]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    if case.optimizer == "torch":
+        return torch.optim.AdamW(groups, lr=3e-3)
+    memory = lowtide.Memory(host="16KiB", disk=folder, chunk="4KiB") if case.budget else None
+    return lowtide.AdamW(groups, lr=3e-3, state=case.optimizer, memory=memory)
+
+
+def partitions_of(zero: Any) -> list[torch.Tensor]:
+    """The flat float32 weights of this rank, of DeepSpeed's wrapper of an optimizer."""
+    for name in ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups"):  # of stage 3, and of 1 and 2
+        if hasattr(zero, name):
+            return list(getattr(zero, name))
+    raise AssertionError(f"{type(zero).__name__} has no partitions")
+
+
+def train(case: Case, folder: str, load: bool = False) -> Run:
+    """All steps, with a checkpoint on the way, or those after that checkpoint."""
+    with deepspeed() as ds:
+        rank = torch.distributed.get_rank()
+        torch.manual_seed(0 if not load else 1)  # what is loaded has to bring the weights
+        model = torch.nn.Sequential(
+            torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(),
+            torch.nn.Linear(WIDTH, 8),
+        ).to(case.dtype)  # fmt: skip
+        own = Path(folder) / f"state{rank}"
+        own.mkdir(exist_ok=True)
+        opt = optimizer_of(case, model, own)
+        schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda step: 1 / (1 + 0.1 * step))
+        engine, zero, _, schedule = ds.initialize(
+            model=model, optimizer=opt, lr_scheduler=schedule, config=configuration(case)
+        )
+        done, losses, clipped = 0, [], 0
+        if load:
+            path, _ = engine.load_checkpoint(folder)
+            assert path is not None
+            done = CUT
+        for step in range(done, STEPS):
+            for part in range(ACCUMULATED):
+                random = torch.Generator().manual_seed(10 * part + rank)
+                inputs = torch.randn(4, WIDTH, generator=random).to(case.dtype)
+                outputs = engine(inputs).float()
+                loss = torch.nn.functional.mse_loss(outputs, inputs[:, :8].float().sin())
+                engine.backward(loss)
+                engine.step()
+                losses.append(loss.item())
+            clipped += float(engine.get_global_grad_norm()) > CLIP
+            if step + 1 == CUT and not load:
+                engine.save_checkpoint(folder)
+        weights = partitions_of(zero)
+        state = [{key: bits(value) for key, value in zero.optimizer.state[weight].items()} for weight in weights]
+        report = dict(zero.optimizer.report()) if case.optimizer != "torch" else {}
+        found = Run(losses, [bits(weight) for weight in weights], state, [w.numel() for w in weights], report, clipped)
+        engine.destroy()
+        return found
+
+
+@contextmanager
+def deepspeed() -> Iterator[Any]:
+    """DeepSpeed on the CPU, in the process group that is there, without its shared-memory collective: building that
+    takes a compiler and half a minute."""
+    os.environ.update(DS_ACCELERATOR="cpu", LOCAL_SIZE="0")
+    import deepspeed as ds
+
+    ds.utils.logger.setLevel("ERROR")
+    ds.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    ds.init_distributed("gloo", verbose=False)
+    try:
+        yield ds
+    finally:
+        ds.comm.destroy_process_group()
