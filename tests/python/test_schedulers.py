@@ -66,3 +66,48 @@ def test_momentum_may_be_switched_while_training(momentum, seed):
         theirs.step()
     assert float((a - b).detach().abs().max()) < 1e-5
     assert "momentum_buffer" in ours.state[a]  # kept, as torch keeps it, when momentum is switched off
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon since 2.9")
+@pytest.mark.parametrize("name", ["CyclicLR", "OneCycleLR"])
+def test_the_momentum_of_muon_is_cycled_as_torch_does(name, seed, figure):
+    """torch's schedulers cycle `betas` of optimizers that have them among their defaults, and `momentum` of others."""
+    ours = parameter(24, 40)
+    theirs = torch.nn.Parameter(ours.detach().clone())
+    a, b = lowtide.Muon([ours], lr=1e-3, state="fp32"), torch.optim.Muon([theirs], lr=1e-3)
+    schedulers = SCHEDULERS[name](a), SCHEDULERS[name](b)
+    seen = []
+    for _ in range(8):
+        ours.grad = torch.randn(24, 40)
+        theirs.grad = ours.grad.clone()
+        a.step()
+        b.step()
+        for scheduler in schedulers:
+            scheduler.step()
+        seen.append(a.param_groups[0]["momentum"])
+        assert seen[-1] == b.param_groups[0]["momentum"]
+    assert a.param_groups[0]["betas"] == (0.9, 0.95) and len(set(seen)) > 2
+    core = a.engine.groups[0]
+    a.step()
+    assert next(each for each in a.engine.groups if each.params).pushed["momentum"] == seen[-1], core
+    figure(f"{name}: momentum of 8 steps {sorted({round(m, 4) for m in seen})}, as torch's")
+
+
+def test_betas_of_muon_are_options_of_its_groups(seed):
+    """Though not among `defaults`: given, changed, copied and saved as all others."""
+    import copy
+
+    vectors = [parameter(30), parameter(30)]
+    opt = lowtide.Muon([{"params": vectors[:1], "betas": (0.5, 0.6)}, {"params": vectors[1:]}], betas=(0.7, 0.8))
+    twins, other = copy.deepcopy((vectors, opt))
+    for each in (opt, other):
+        assert [group["betas"] for group in each.param_groups] == [(0.5, 0.6), (0.7, 0.8)]
+        each.param_groups[1]["betas"] = (0.1, 0.2)
+    for params, each in ((vectors, opt), (twins, other)):
+        for param in params:
+            param.grad = torch.ones(30)
+        each.step()
+        assert each.engine.groups[-1].pushed["beta1"] == 0.1
+        each.add_param_group({"params": [parameter(3)]})
+        assert each.param_groups[2]["betas"] == (0.7, 0.8)
+    assert opt.state_dict()["param_groups"][1]["betas"] == (0.1, 0.2)

@@ -6,6 +6,7 @@ about the mathematics: it reads the groups' options, makes one call per step and
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from operator import is_, itemgetter
 from typing import Any, ClassVar, overload
 
@@ -38,6 +39,7 @@ class SteppingOptimizer(torch.optim.Optimizer):
     """Base class of `Optimizer`, which adds what is done with state beside stepping."""
 
     FAMILY: ClassVar[type[Family]] = Family
+    NOT_CYCLED: ClassVar[tuple[str, ...]] = ()  # options of groups that torch's schedulers must not find in `defaults`
     engine: Engine  # the compiled core and its parameters: internal
     _take: Callable[[float, bool, int, int, list[int] | None], object] | None = None  # in place of the core's step
 
@@ -47,7 +49,7 @@ class SteppingOptimizer(torch.optim.Optimizer):
         check_options(options, type(self).__name__, list(hyper))
         settings = Settings.of(options)
         self._begin_engine(rule, hyper, settings, options_of(options))
-        super().__init__(params, {**group_defaults(hyper, options), **stamp(rule, settings.seed)})
+        super().__init__(params, self._cycled({**group_defaults(hyper, options), **stamp(rule, settings.seed)}))
 
     def _begin_engine(
         self, rule: str, hyper: Mapping[str, Any], settings: Settings, backward_options: dict[str, Any]
@@ -62,6 +64,11 @@ class SteppingOptimizer(torch.optim.Optimizer):
         self._in_backward: InBackward | None = in_backward(self.engine, backward_options, self._step_gradients)
         if settings.amp_scaling:
             self._step_supports_amp_scaling = True
+
+    def _cycled(self, defaults: dict[str, Any]) -> dict[str, Any]:
+        """`defaults` without those that schedulers must not find; groups get these all the same."""
+        self._beside = {name: defaults[name] for name in self.NOT_CYCLED}
+        return {name: value for name, value in defaults.items() if name not in self._beside}
 
     @property
     def _core(self) -> _core.Optimizer:
@@ -78,7 +85,7 @@ class SteppingOptimizer(torch.optim.Optimizer):
         where = f"parameter group {len(self.param_groups)}"
         expect("params" in param_group, where, f"keys {sorted(map(str, param_group))}", "'params' among them")
         check_kinds(param_group, where)
-        warn_of_misspelt(param_group, ("params", "memory", *self.defaults), where)
+        warn_of_misspelt(param_group, ("params", "memory", *self.defaults, *self._beside), where)
         for name in WHOLE_OPTIMIZER:
             expect(name not in param_group, where, repr(name), "it among the options of the whole optimizer")
         if not isinstance(param_group["params"], (torch.Tensor, set)):
@@ -88,6 +95,8 @@ class SteppingOptimizer(torch.optim.Optimizer):
         memory: Memory | None = param_group.get("memory")
         if "memory" in param_group:  # not a value that a state_dict should carry; the caller's dict keeps it
             param_group = {key: value for key, value in param_group.items() if key != "memory"}
+        for name, value in self._beside.items():
+            param_group.setdefault(name, value)
         super().add_param_group(param_group)
         self._listed = self.param_groups
         engine = self.engine
@@ -293,7 +302,7 @@ class SteppingOptimizer(torch.optim.Optimizer):
         if engine.foreign and (numbers := engine.foreign_gradients()):
             take_in(engine, groups, numbers, self._show_state)
         for number, group in enumerate(groups):
-            options = [*map(group.get, self.defaults)]
+            options = [*map(group.get, chain(self.defaults, self._beside))]
             seen = self._seen.get(number)
             if seen and len(seen) == len(options) and (all(map(is_, options, seen)) or are_same(options, seen)):
                 continue

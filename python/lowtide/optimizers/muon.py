@@ -98,7 +98,8 @@ class Muon(Optimizer):
             "match_rms_adamw", 0.2 √max(m, n), for learning rates of AdamW; "spectral_unclamped", √(m / n).
         use_muon: False steps matrices as `AdamW` does. Fixed when a group is added.
         adamw_lr: learning rate of what AdamW steps; None: lr.
-        betas, adamw_eps: of AdamW.
+        betas, adamw_eps: of AdamW. Schedulers that cycle a momentum (OneCycleLR, CyclicLR) cycle `momentum`, as with
+            torch.optim.Muon, and leave betas alone, which `defaults` does not have.
 
     Raises: as `AdamW`; NotImplementedError for a matrix that is a DTensor, as a shard has not what Newton-Schulz needs,
     and for one of 16 bits with a master, whose residual nothing would keep. Put such matrices into a group with
@@ -106,6 +107,7 @@ class Muon(Optimizer):
     """
 
     FAMILY = MuonFamily
+    NOT_CYCLED = ("betas",)  # torch's schedulers would cycle them, and leave `momentum` alone
 
     def __init__(
         self,

@@ -203,7 +203,8 @@ class Optimizer(SteppingOptimizer):
         }
         self.onload()
         entries = [engine.live(i) for i in range(len(engine.params))]
-        return {"defaults": self.defaults, "param_groups": self.param_groups, "state": entries, "options": options}
+        defaults = {**self.defaults, **self._beside}
+        return {"defaults": defaults, "param_groups": self.param_groups, "state": entries, "options": options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         options = state["options"]
@@ -215,7 +216,7 @@ class Optimizer(SteppingOptimizer):
         params = [param for group in groups for param in group["params"]]
         for param, of_param in zip(params, options["overrides"], strict=True):
             overrides.pin(param, of_param)
-        torch.optim.Optimizer.__init__(self, groups, dict(state["defaults"]))
+        torch.optim.Optimizer.__init__(self, groups, self._cycled(state["defaults"]))
         restore.copy_in(self.engine, self.state, state["state"])
         self.engine.steps_before, self.engine.skipped_before = options["steps"], options["skipped_steps"]
 
