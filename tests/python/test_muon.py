@@ -255,3 +255,43 @@ def test_a_master_of_a_matrix_is_refused(seed, figure):
     kept = [name for p in (vector, matrix) for name in optimizer.state[p] if "residual" in name]
     figure(f"3 refused by name; {kept} of what AdamW steps")
     assert len(kept) == 2
+
+
+@pytest.mark.parametrize("state", ["fp32", "dynamic8"])
+def test_experts_are_matrices_by_themselves(state, seed, figure):
+    """A stack of matrices is stepped as each of them would be as a parameter of its own, to the bit. Rows of 256 elements
+    have the same blocks in both."""
+    stack = parameter(6, 32, 256)
+    tall = torch.nn.Parameter(torch.randn(3, 96, 32).bfloat16())
+    experts = [[torch.nn.Parameter(matrix.clone()) for matrix in each.detach()] for each in (stack, tall)]
+    options = {"lr": 0.02, "state": state, "min_quantized_numel": 0}
+    ours = lowtide.Muon([stack], use_muon="experts", **options)
+    lowtide.override(tall, state="fp32")
+    ours.add_param_group({"params": [tall]})
+    alone = lowtide.Muon([{"params": experts[0]}, {"params": experts[1], "state": "fp32"}], **options)
+    for _ in range(5):
+        random_gradients([stack, tall])
+        for each, matrices in zip((stack, tall), experts, strict=True):
+            for matrix, grad in zip(matrices, each.grad, strict=True):
+                matrix.grad = grad.clone()
+        ours.step()
+        alone.step()
+    assert ours.state[stack]["momentum_buffer"].shape == (6, 32, 256)
+    equal = [bits(a) == bits(b) for a, b in zip(stack, experts[0], strict=True)]
+    figure(f"{state}: {sum(equal)} of {len(equal)} experts bit-equal after 5 steps")
+    assert all(equal)
+    for a, b in zip(tall, experts[1], strict=True):  # 16 bits: torch rounds sums by their place in memory, once in a step
+        far = (a - b).detach().abs().float() / b.detach().abs().float().clamp(min=2**-6)
+        assert float(far.max()) <= 5 * 2**-7
+    with refused(ours, "torch_state_dict: group 0", "stacks of matrices"):
+        ours.torch_state_dict()
+
+
+def test_without_being_told_stacks_are_stepped_by_adamw(seed):
+    opt = lowtide.Muon([{"params": [parameter(3, 8, 8)]}, {"params": [parameter(3, 8, 8)], "use_muon": "experts"}])
+    random_gradients([param for group in opt.param_groups for param in group["params"]])
+    opt.step()
+    names = [sorted(opt.state[group["params"][0]]) for group in opt.param_groups]
+    assert names == [["exp_avg", "exp_avg_sq", "step"], ["momentum_buffer", "step"]]
+    with pytest.raises(TypeError, match="use_muon: got 'expert' .str., wanted a bool or 'experts'"):
+        lowtide.Muon([parameter(3, 8, 8)], use_muon="expert")

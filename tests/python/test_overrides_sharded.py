@@ -21,8 +21,8 @@ def test_overrides_survive_fully_shard(when: str, figure) -> None:
     figure(f"2 ranks: {compared} bytes of parameters as without shards")
 
 
-def test_muon_refuses_sharded_matrices(figure) -> None:
-    for said, names in shared_ranks().run(2, override_jobs.muon_of_shards):
-        assert "DTensor" in said and "use_muon=False" in said and "parameter 0" in said, said
-        assert "exp_avg_sq" in names and "momentum_buffer" not in names
-    figure("2 ranks: refused by name")
+def test_muon_leaves_sharded_matrices_to_adamw_where_told(figure) -> None:
+    for names, of_adamw in shared_ranks().run(2, override_jobs.muon_of_shards):
+        assert "momentum_buffer" in names and "exp_avg_sq" in names, "vectors"
+        assert "exp_avg_sq" in of_adamw and "momentum_buffer" not in of_adamw
+    figure("2 ranks: momentum of matrices, moments with use_muon=False")

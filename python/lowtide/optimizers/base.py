@@ -224,7 +224,7 @@ class SteppingOptimizer(torch.optim.Optimizer):
             only = partitions.shown(engine, self.param_groups)
         engine.captured |= capturing
         scale, bad = self._scaling() if engine.settings.amp_scaling else (1.0, None)
-        if engine.meshes and engine.settings.nonfinite != "propagate":
+        if engine.meshes and self._agrees():
             bad = self._agree(scale, bad)
         if bad:
             engine.skipped_before += 1
@@ -244,7 +244,7 @@ class SteppingOptimizer(torch.optim.Optimizer):
         """ValueError for a step that would ask the device something while a graph is captured, which spoils the
         capture."""
         settings = self.engine.settings
-        if settings.amp_scaling or (self.engine.meshes and settings.nonfinite != "propagate"):
+        if settings.amp_scaling or (self.engine.meshes and self._agrees()):
             raise ValueError(
                 "step: got amp_scaling, or DTensor parameters whose gradients are checked, while a graph is captured; "
                 "wanted neither: they have the host decide on every step"
@@ -275,6 +275,10 @@ class SteppingOptimizer(torch.optim.Optimizer):
         if bad or (loss_scale := getattr(self, "grad_scale", None)) is None:
             return 1.0, bad
         return 1.0 / float(loss_scale), bad
+
+    def _agrees(self) -> bool:
+        """Whether ranks with DTensor parameters agree on a step beforehand."""
+        return self.engine.settings.nonfinite != "propagate"
 
     def _agree(self, scale: float, bad: bool | None) -> bool:
         """Whether a gradient is not finite on any rank. If one rank cannot step, all of them raise."""

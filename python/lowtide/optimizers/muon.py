@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,15 +13,19 @@ from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
 from lowtide.checks.values import expect, number
-from lowtide.devices import sharding
+from lowtide.devices.pieces import route_of
 from lowtide.engine.family import Family
+from lowtide.engine.groups import CoreGroup
+from lowtide.optimizers.batches import Batch, Matrix, batches_of
+from lowtide.optimizers.matrix_step import MatrixStep
 from lowtide.optimizers.optimizer import Optimizer
+from lowtide.optimizers.orthogonal import ADJUSTMENTS, WORKING
 from lowtide.optimizers.registry import steps
 from lowtide.options.hyper import hyper_values
 from lowtide.options.options import Options
 
-ADJUSTMENTS = (None, "original", "match_rms_adamw", "spectral_unclamped")
 _BUCKET = 64 << 20  # elements of directions at a time: 256 MiB
+EXPERTS = "experts"
 _MOMENTUM = "sgd"  # the core's rule that keeps b
 
 
@@ -32,15 +36,10 @@ class MuonFamily(Family):
 
     def rule_for(self, param: Tensor, options: Mapping[str, Any]) -> str:
         use = options["use_muon"]
-        if not isinstance(use, bool):
-            raise TypeError(f"use_muon: got {use!r} ({type(use).__name__}), wanted a bool")
-        if param.ndim != 2 or not use:
+        if not isinstance(use, bool) and use != EXPERTS:
+            raise TypeError(f"use_muon: got {use!r} ({type(use).__name__}), wanted a bool or {EXPERTS!r}")
+        if not (use and param.ndim == 2) and not (use == EXPERTS and param.ndim == 3):
             return ""
-        if sharding.is_dtensor(param):
-            raise NotImplementedError(
-                f"got a matrix of shape {tuple(param.shape)} that is a DTensor, wanted a plain one: Newton-Schulz needs "
-                "all of it. Put it into a group with use_muon=False, or keep it whole on each rank"
-            )
         if options["master"] and param.dtype != torch.float32:
             raise NotImplementedError(
                 f"got master={options['master']!r} for a matrix of {param.dtype}, wanted None, or float32 matrices: what "
@@ -70,6 +69,15 @@ class MuonFamily(Family):
         return self.given
 
 
+class Communication(NamedTuple):
+    """One rank's traffic in a step of `Muon`, beside the agreement of all ranks on it."""
+
+    sent_bytes: int
+    received_bytes: int
+    collectives: int  # that this rank takes part in
+    matrices: int  # of those that are cut: how many this rank makes orthogonal
+
+
 @steps("muon")
 class Muon(Optimizer):
     """Muon (Keller Jordan et al. 2024, kellerjordan.github.io/posts/muon), as torch.optim.Muon, for matrices:
@@ -80,10 +88,15 @@ class Muon(Optimizer):
     and `AdamW` for other parameters: those whose number of dimensions is not 2, and all of a group with use_muon=False
     (embeddings and the output layer belong there). Both are in one object, one `state_dict()` and one budget.
 
+    Matrices may be DTensors in any cut. Each is then brought together in bfloat16, to which O rounds d first, on one
+    rank, its owner, and the owner sends every rank its part of O(d): the bits of one process. Owners have about equal
+    work. Momentum stays where the parameter is (docs/distributed.md); `communication()` states the bytes.
+
     State of a matrix: "momentum_buffer" (b / (1 − μ)), of the parameter's shape; 1.02 bytes per parameter with
     state="dynamic8" (1.015625, rows of a multiple of 256 elements), 2 with "bf16", 4 with "fp32". Eight bits are enough
     for it (arXiv 2509.23106). Of others: see `AdamW`. While it runs, a step takes 4 bytes per element of 256 MiB of
-    matrices, or of the largest one, beside what the products take.
+    matrices, or of the largest one, beside what the products take; of DTensors, 12 bytes per element of one matrix for each
+    of three batches, if that is more.
 
     Args:
         params, lr, options: as `AdamW`.
@@ -96,18 +109,20 @@ class Muon(Optimizer):
         ns_steps: how many, 0 to 99.
         adjust_lr_fn: ratio for a matrix of m rows and n columns: None or "original", √max(1, m / n);
             "match_rms_adamw", 0.2 √max(m, n), for learning rates of AdamW; "spectral_unclamped", √(m / n).
-        use_muon: False steps matrices as `AdamW` does. Fixed when a group is added.
+        use_muon: False steps matrices as `AdamW` does. "experts" takes parameters of three dimensions, too, as stacks of
+            matrices (experts of a mixture), each made orthogonal by itself. Fixed when a group is added.
         adamw_lr: learning rate of what AdamW steps; None: lr.
         betas, adamw_eps: of AdamW. Schedulers that cycle a momentum (OneCycleLR, CyclicLR) cycle `momentum`, as with
             torch.optim.Muon, and leave betas alone, which `defaults` does not have.
 
-    Raises: as `AdamW`; NotImplementedError for a matrix that is a DTensor, as a shard has not what Newton-Schulz needs,
-    and for one of 16 bits with a master, whose residual nothing would keep. Put such matrices into a group with
-    use_muon=False, or keep them whole on each rank.
+    Raises: as `AdamW`; NotImplementedError for a matrix of 16 bits with a master, whose residual nothing would keep: put
+    it into a group with use_muon=False. A step of cut matrices raises ValueError on all ranks if one has no gradient,
+    with nonfinite="propagate", too.
     """
 
     FAMILY = MuonFamily
     NOT_CYCLED = ("betas",)  # torch's schedulers would cycle them, and leave `momentum` alone
+    _planned: tuple[Any, list[Batch]] | None = None  # what the last step was planned for, and the plan
 
     def __init__(
         self,
@@ -120,7 +135,7 @@ class Muon(Optimizer):
         eps: float = 1e-7,
         ns_steps: int = 5,
         adjust_lr_fn: str | None = None,
-        use_muon: bool = True,
+        use_muon: bool | Literal["experts"] = True,
         adamw_lr: float | Tensor | None = None,
         betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.95),
         adamw_eps: float = 1e-8,
@@ -128,67 +143,41 @@ class Muon(Optimizer):
     ) -> None:
         super().__init__(params, "muon", locals(), options)
 
+    def communication(self) -> Communication:
+        """The elements that a step sends for matrices which are cut (DTensors), if all parameters that require gradients
+        have some. Needs no other rank, and sends nothing."""
+        engine = self.engine
+        trained = [i for i, param in enumerate(engine.params) if param.requires_grad]
+        exchanges = [batch.exchange for batch in self._batches(trained) if batch.exchange]
+        stages = [stage for exchange in exchanges for stage in exchange.stages if stage.group is not None]
+        return Communication(
+            sent_bytes=sum(sum(stage.sent) for stage in stages) * WORKING.itemsize,
+            received_bytes=sum(sum(stage.came) for stage in stages) * WORKING.itemsize,
+            collectives=len(stages),
+            matrices=sum(exchange.parts[n].matrices for exchange in exchanges for n in exchange.owned),
+        )
+
+    def _agrees(self) -> bool:
+        """Without agreement, a rank that has no gradient would keep the others waiting for its part of a matrix."""
+        return super()._agrees() or any(route_of(self.engine.shardings[i]) for i in self._matrices())
+
+    def _matrices(self) -> dict[int, CoreGroup]:
+        return {i: group for group in self.engine.groups if group.rule for i in group.params}
+
+    def _batches(self, numbers: Sequence[int]) -> list[Batch]:
+        """Those of a step of these parameters."""
+        engine, ours = self.engine, self._matrices()
+        matrices = [Matrix.of(i, engine.params[i], engine.shardings[i]) for i in numbers if i in ours]
+        key = (tuple(numbers), matrices, _BUCKET)
+        if self._planned is None or self._planned[0] != key:
+            self._planned = key, batches_of([i for i in numbers if i not in ours], matrices, _BUCKET)
+        return self._planned[1]
+
     def _take(self, scale: float, known_finite: bool, queue: int, free: int, only: list[int] | None) -> None:
-        engine, params = self.engine, self.engine.params
-        here = [i for i, param in enumerate(params) if param.grad is not None and (only is None or i in only)]
-        matrices = {i: group for group in engine.groups if group.rule for i in group.params}
+        engine = self.engine
+        here = [i for i, param in enumerate(engine.params) if param.grad is not None and (only is None or i in only)]
         checked = known_finite or engine.settings.nonfinite == "propagate"
         if not checked and engine.core.check(scale, queue) >= 0:
             engine.skipped_before += 1
             return
-        buckets = [[i for i in here if i not in matrices]]
-        room = _BUCKET
-        for i in here:
-            if i in matrices:
-                room -= params[i].numel()
-                if room < 0 and any(j in matrices for j in buckets[-1]):
-                    buckets.append([])
-                    room = _BUCKET - params[i].numel()
-                buckets[-1].append(i)
-        for place, bucket in enumerate(buckets):
-            found = {
-                i: torch.empty(params[i].shape, dtype=torch.float32, device=params[i].device)
-                for i in bucket
-                if i in matrices
-            }
-            addresses = [found[i].data_ptr() if i in found else 0 for i in range(len(params))]
-            engine.core.step(scale, True, queue, free, bucket, addresses)
-            free = engine.room()
-            engine.steps_before -= place > 0  # the core has counted each
-            for i, direction in found.items():
-                group = matrices[i]
-                _move(params[i], direction, group.options(self.param_groups), group.pushed)
-
-
-def _move(param: Tensor, direction: Tensor, options: Mapping[str, Any], hyper: Mapping[str, float]) -> None:
-    """direction: that of the core, d / (1 − μ)."""
-    if hyper["momentum"]:
-        direction.mul_(1 - hyper["momentum"])
-    update = orthogonal(direction, options["ns_coefficients"], options["ns_steps"], options["eps"])
-    lr = hyper["lr"]
-    param.mul_(1 - lr * hyper["weight_decay"])
-    param.add_(update, alpha=-lr * _ratio(options["adjust_lr_fn"], param))
-
-
-def _ratio(adjustment: str | None, param: Tensor) -> float:
-    rows, columns = param.shape
-    if param.numel() == 0:
-        return 1.0
-    if adjustment == "match_rms_adamw":
-        return 0.2 * math.sqrt(max(rows, columns))
-    if adjustment == "spectral_unclamped":
-        return math.sqrt(rows / columns)
-    return math.sqrt(max(1, rows / columns))
-
-
-def orthogonal(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
-    """About U Vᵀ of matrix = U S Vᵀ: quintic Newton-Schulz iterations in bfloat16, over its shorter side."""
-    a, b, c = coefficients
-    x = matrix.to(torch.bfloat16, copy=True)
-    tall = x.shape[0] > x.shape[1]
-    x = x.T if tall else x
-    x.div_(x.norm().clamp(min=eps))  # so that no singular value is above 1
-    for _ in range(steps):
-        gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.T if tall else x
+        MatrixStep(engine, self.param_groups, self._matrices()).take(self._batches(here), scale, queue, free)

@@ -1,0 +1,190 @@
+"""Work on whole matrices that are cut: each has one owner among the ranks that have a part of it. Pieces travel to the
+owner, and pieces of what it makes of them travel back.
+
+Messages go along one dimension of the mesh at a time, in the groups that the mesh has: one `all_to_all_single` for all
+matrices of a batch. Every rank computes the same plan, and knows from it what each message holds: nothing but elements is
+sent, and nothing to oneself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from lowtide.devices.pieces import Coordinates, Piece, Route, pieces_of
+
+
+class Part(NamedTuple):
+    """Matrices of one parameter that one rank works on."""
+
+    number: int  # of the parameter
+    first: int  # place of the first of them in this rank's stack
+    matrices: int
+    shape: torch.Size  # of the parameter, whole
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        return self.shape[-2], self.shape[-1]
+
+
+class _Take(NamedTuple):
+    part: int
+    start: int
+    stop: int
+    arrived: bool = False  # out of what came, else out of what this rank had
+
+
+@dataclass
+class Stage:
+    """Messages along one dimension of the mesh. Before and after it a rank has a flat tensor, or none, of each part."""
+
+    group: Any = None  # ProcessGroup; None: nobody in it has anything to say
+    sent: list[int] = field(default_factory=list)  # elements, by rank of the group
+    came: list[int] = field(default_factory=list)
+    takes: list[_Take] = field(default_factory=list)  # what is sent, in order
+    made: dict[int, list[_Take]] = field(default_factory=dict)  # what this rank has then
+
+    def run(self, flats: dict[int, torch.Tensor], like: torch.Tensor) -> Generator[None]:
+        """Replaces what is in `flats`. Yields once, while messages are on their way. like: dtype and device."""
+        if self.group is None:
+            flats.clear()
+            yield
+            return
+        message = torch.cat([like[:0], *(flats[take.part][take.start : take.stop] for take in self.takes)])
+        answer = like.new_empty(sum(self.came))
+        work = dist.all_to_all_single(answer, message, self.came, self.sent, group=self.group, async_op=True)
+        yield
+        if work is not None:
+            work.wait()
+        had = dict(flats)
+        flats.clear()
+        for part, takes in self.made.items():
+            pieces = [(answer if take.arrived else had[part])[take.start : take.stop] for take in takes]
+            flats[part] = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+class Exchange:
+    """The messages of one batch: parts of parameters that lie alike."""
+
+    def __init__(self, route: Route, parts: Sequence[Part], owners: Sequence[Coordinates]) -> None:
+        """owners: by part, along the dimensions of the route."""
+        self.parts, self.route, self._owners = list(parts), route, list(owners)
+        self._here, self._cuts = route.here, len(route.cut)
+        self._pieces = [pieces_of(route, part.shape) for part in parts]
+        cuts, copies = range(self._cuts), range(self._cuts, len(route.sizes))
+        self.gather = [self._stage(place, back=False) for place in reversed(cuts)]
+        self.scatter = [self._stage(place, back=True) for place in (*cuts, *copies)]
+
+    @property
+    def owned(self) -> list[int]:
+        """Places of the parts that this rank works on."""
+        return [n for n, owner in enumerate(self._owners) if owner == self._here]
+
+    @property
+    def stages(self) -> list[Stage]:
+        return [*self.gather, *self.scatter]
+
+    def join(self, n: int, flat: torch.Tensor) -> torch.Tensor:
+        """Part `n`, whole: [matrices, rows, columns]."""
+        part = self.parts[n]
+        whole = flat.new_empty(part.matrices, *part.matrix)
+        start = 0
+        for piece in self._pieces[n].values():
+            stop = start + part.matrices * piece.numel
+            piece.write(flat[start:stop], whole)
+            start = stop
+        return whole
+
+    def cut(self, n: int, whole: torch.Tensor) -> torch.Tensor:
+        """The reverse of `join`."""
+        return torch.cat([piece.read(whole) for piece in self._pieces[n].values()])
+
+    def piece(self, n: int) -> Piece:
+        """This rank's piece of each matrix of part `n`."""
+        return self._pieces[n][self._here[: self._cuts]]
+
+    def _stage(self, place: int, back: bool) -> Stage:
+        """Along the dimension of the route at `place`. back: from owners."""
+        here, mine = self._here, self._here[place]
+        line = range(self.route.sizes[place])
+        outgoing: dict[int, list[_Take]] = {j: [] for j in line}  # by coordinate
+        incoming: dict[int, list[tuple[int, int]]] = {j: [] for j in line}  # parts, and their elements
+        made: dict[int, list[_Take | int]] = {}  # an int: all that comes from there
+        for n, owner in enumerate(self._owners):
+            # Messages along later dimensions go to their owner's coordinate before these, and come from it after them.
+            if here[place + 1 :] != owner[place + 1 :]:
+                continue
+            ranges, at = self._ranges(n, place), owner[place]
+            others = [j for j in line if j != mine]
+            own = _Take(n, *ranges[mine])
+            size = own.stop - own.start
+            if back and at == mine:
+                made[n] = [own]
+                for j in others:
+                    outgoing[j].append(_Take(n, *ranges[j]))
+            elif back:
+                made[n] = [at]
+                incoming[at].append((n, size))
+            elif at == mine:
+                made[n] = [_Take(n, 0, size) if j == mine else j for j in line]
+                for j in others:
+                    incoming[j].append((n, ranges[j][1] - ranges[j][0]))
+            else:
+                outgoing[at].append(_Take(n, 0, size))
+        if not any((*outgoing.values(), *incoming.values())):
+            return Stage()  # nobody in the group has one, or this rank would
+        return self._addressed(place, outgoing, incoming, made)
+
+    def _addressed(
+        self,
+        place: int,
+        outgoing: dict[int, list[_Take]],
+        incoming: dict[int, list[tuple[int, int]]],
+        made: dict[int, list[_Take | int]],
+    ) -> Stage:
+        """The stage, in the order of the group's ranks."""
+        group, ranks = self.route.peers(place)
+        order = sorted(range(len(ranks)), key=ranks.__getitem__)
+        arrivals: dict[tuple[int, int], _Take] = {}
+        at = 0
+        for j in order:
+            for n, size in incoming[j]:
+                arrivals[j, n] = _Take(n, at, at + size, arrived=True)
+                at += size
+        return Stage(
+            group,
+            [sum(take.stop - take.start for take in outgoing[j]) for j in order],
+            [sum(size for _, size in incoming[j]) for j in order],
+            [take for j in order for take in outgoing[j]],
+            {n: [arrivals[take, n] if isinstance(take, int) else take for take in takes] for n, takes in made.items()},
+        )
+
+    def _ranges(self, n: int, place: int) -> list[tuple[int, int]]:
+        """The share of ranks at each coordinate there in part `n`: start and stop in the flat tensor of who has all shares."""
+        count, pieces = self.parts[n].matrices, self._pieces[n]
+        ranks = self.route.sizes[place]
+        if place >= self._cuts:
+            return [(0, count * self.piece(n).numel)] * ranks
+        sizes = [0] * ranks
+        for at, piece in pieces.items():
+            if at[:place] == self._here[:place]:
+                sizes[at[place]] += count * piece.numel
+        ends = list(accumulate(sizes))
+        return list(zip([0, *ends], ends, strict=False))
+
+
+def balanced(works: Sequence[int], ranks: int, loads: list[int]) -> list[int]:
+    """Owners, by number, of parts that take so much work each: the largest first, to whom has least to do. loads: of all
+    batches so far, by rank; takes these in."""
+    owners, now = [0] * len(works), [0] * ranks
+    for n in sorted(range(len(works)), key=lambda n: -works[n]):
+        owner = min(range(ranks), key=lambda rank: (now[rank], loads[rank], rank))
+        owners[n] = owner
+        now[owner] += works[n]
+        loads[owner] += works[n]
+    return owners

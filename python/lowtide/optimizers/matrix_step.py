@@ -1,0 +1,122 @@
+"""A step of Muon: the core's part, which gives directions, and what moves matrices by them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowtide.devices.exchange import Exchange
+from lowtide.devices.sharding import is_dtensor, local_of
+from lowtide.engine.engine import Engine
+from lowtide.engine.groups import CoreGroup
+from lowtide.optimizers.batches import IN_FLIGHT, Batch
+from lowtide.optimizers.orthogonal import WORKING, orthogonal, ratio
+
+UnderWay = list[Generator[None]]  # batches whose pieces travel, oldest first
+
+
+class MatrixStep:
+    """Made for one step. matrices: the core's group of each parameter that is moved by its direction, by number."""
+
+    def __init__(self, engine: Engine, groups: Sequence[dict[str, Any]], matrices: Mapping[int, CoreGroup]) -> None:
+        self._engine, self._groups, self._matrices = engine, groups, matrices
+        self._failure: Exception | None = None
+        self._steps = 0  # that the core has counted
+
+    def take(self, batches: Sequence[Batch], scale: float, queue: int, free: int) -> None:
+        """All ranks make the same calls. An error of the core on this rank is raised when the others have what they wait
+        for: its share of directions, zeros where there are none."""
+        under_way: UnderWay = []
+        for batch in batches:
+            found = self._directions(batch, scale, queue, free)
+            free = self._engine.room()
+            if batch.exchange is None:
+                for number, direction in found.items():
+                    self._move(number, self._orthogonal(number, direction))
+                continue
+            while len(under_way) >= IN_FLIGHT:
+                _go_on(under_way)
+            begun = self._exchanged(batch, batch.exchange, found)
+            next(begun, None)
+            _go_on(under_way)
+            under_way.append(begun)
+        while under_way:
+            _go_on(under_way)
+        if self._failure:
+            raise self._failure
+
+    def _directions(self, batch: Batch, scale: float, queue: int, free: int) -> dict[int, Tensor]:
+        """d of this rank's parts of matrices, after the core's step of all parameters of the batch."""
+        engine, params = self._engine, self._engine.params
+        locals_ = {i: local_of(params[i]) for i in batch.params if i in self._matrices}
+        found = {i: torch.empty(of.shape, dtype=torch.float32, device=of.device) for i, of in locals_.items()}
+        addresses = [found[i].data_ptr() if i in found else 0 for i in range(len(params))]
+        try:
+            engine.core.step(scale, True, queue, free, batch.params, addresses)
+            engine.steps_before -= self._steps > 0  # the core counts each batch
+            self._steps += 1
+        except Exception as error:
+            if not engine.meshes:
+                raise
+            self._failure = self._failure or error
+            if not getattr(error, "complete", False):
+                found = {i: direction.zero_() for i, direction in found.items()}
+        for i, direction in found.items():
+            if momentum := self._matrices[i].pushed["momentum"]:
+                direction.mul_(1 - momentum)  # the core's is d / (1 − μ)
+        return found
+
+    def _orthogonal(self, number: int, direction: Tensor) -> Tensor:
+        options = self._matrices[number].options(self._groups)
+        return orthogonal(direction, options["ns_coefficients"], options["ns_steps"], options["eps"])
+
+    def _move(self, number: int, update: Tensor) -> None:
+        """update: orthogonal, this rank's part."""
+        param, group = self._engine.params[number], self._matrices[number]
+        local, lr = local_of(param), group.pushed["lr"]
+        adjusted = lr * ratio(group.options(self._groups)["adjust_lr_fn"], *param.shape[-2:])
+        # torch adds 16 bits to 16 bits with roundings that depend on where in memory an element is. For plain parameters
+        # they are torch.optim.Muon's; parts of others must have the bits that they would have in any other part.
+        moved = local.float() if is_dtensor(param) else local
+        moved.mul_(1 - lr * group.pushed["weight_decay"])
+        moved.add_(update.to(local.device), alpha=-adjusted)
+        if moved is not local:
+            local.copy_(moved)
+        if is_dtensor(param):
+            torch.autograd.graph.increment_version(param)
+
+    def _exchanged(self, batch: Batch, exchange: Exchange, found: dict[int, Tensor]) -> Generator[None]:
+        """Moves the matrices of a batch by their directions. Yields while messages are on their way, equally often on
+        every rank."""
+        here = local_of(self._engine.params[batch.params[0]]).device
+        mesh = exchange.route.mesh.device_type  # where messages can be sent from; parameters may be offloaded from it
+        like = torch.empty(0, dtype=WORKING, device=here if here.type == mesh else mesh)
+        flats = {}
+        for n, part in enumerate(exchange.parts):
+            of_matrix = exchange.piece(n).numel
+            start, size = part.first * of_matrix, part.matrices * of_matrix
+            flats[n] = found[part.number].view(-1)[start : start + size].to(like)
+        sizes = {i: direction.shape for i, direction in found.items()}
+        found.clear()
+        for stage in exchange.gather:
+            yield from stage.run(flats, like)
+        for n in exchange.owned:
+            part = exchange.parts[n]
+            whole = exchange.join(n, flats[n])
+            update = self._orthogonal(part.number, whole if len(part.shape) == 3 else whole[0])
+            flats[n] = exchange.cut(n, update if len(part.shape) == 3 else update[None])
+        for stage in exchange.scatter:
+            yield from stage.run(flats, like)
+        updates: dict[int, list[Tensor]] = {i: [] for i in sizes}
+        for n, part in enumerate(exchange.parts):
+            updates[part.number].append(flats.pop(n))
+        for i, flat in updates.items():
+            self._move(i, torch.cat([like, *flat]).view(sizes[i]))
+
+
+def _go_on(under_way: UnderWay) -> None:
+    """Each batch goes on until it waits again, the last one first: the messages of the others travel meanwhile."""
+    under_way[:] = [batch for batch in reversed(under_way) if next(batch, under_way) is None][::-1]
