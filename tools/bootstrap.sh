@@ -127,9 +127,10 @@ if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
 fi
 readonly python="$PWD/$venv/bin/python"
 
-# The requirements that pyproject.toml names, one a line: to build, to run, and each extra of the list.
+# The requirements that pyproject.toml names, one a line: to build, to run, and each extra of the list; with "alone",
+# the groups EXTRA-alone of the extras, which are installed without what they require.
 requirements() {
-  "$python" - "$extras" <<'PY'
+  "$python" - "$extras" "${1:-}" <<'PY'
 import sys
 
 try:
@@ -139,24 +140,31 @@ except ImportError:  # Python 3.10
 
 with open("pyproject.toml", "rb") as file:
     tree = tomllib.load(file)
-lines = tree["build-system"]["requires"] + tree["project"]["dependencies"]
+alone = sys.argv[2] == "alone"
+lines = [] if alone else tree["build-system"]["requires"] + tree["project"]["dependencies"]
 for extra in filter(None, sys.argv[1].split(",")):
     known = tree["project"]["optional-dependencies"]
     if extra not in known:
         sys.exit(f"bootstrap: pyproject.toml has no extra {extra!r}; it has {', '.join(known)}")
-    lines += known[extra]
+    lines += tree["dependency-groups"].get(f"{extra}-alone", []) if alone else known[extra]
 print("\n".join(sorted(set(lines))))
 PY
 }
 
 wanted="$(requirements)"
+alone="$(requirements alone)"
 # A stamp lists the requirements that were installed; it lives in .venv, so it goes when .venv goes.
 stamp="$venv/.requirements-${extras//,/-}"
-if [[ ! -f $stamp || $(<"$stamp") != "$wanted" ]]; then
-  say "installing Python requirements (torch and intel-* are large the first time): $(tr '\n' ' ' <<<"$wanted")"
+if [[ ! -f $stamp || $(<"$stamp") != "$wanted$alone" ]]; then
+  say "installing Python requirements (torch and intel-* are large the first time): $(tr '\n' ' ' <<<"$wanted $alone")"
   printf '%s\n' "$wanted" >"$logs/requirements.txt"
   logged pip-requirements "$python" -m pip install --no-input --disable-pip-version-check -r "$logs/requirements.txt"
-  printf '%s\n' "$wanted" >"$stamp"
+  if [[ -n $alone ]]; then
+    printf '%s\n' "$alone" >"$logs/requirements-alone.txt"
+    logged pip-requirements-alone "$python" -m pip install --no-input --disable-pip-version-check --no-deps \
+      -r "$logs/requirements-alone.txt"
+  fi
+  printf '%s\n' "$wanted$alone" >"$stamp"
 fi
 
 # ---- the package ----

@@ -1,6 +1,7 @@
 """The class that all Lowtide optimizers share: `torch.optim.Optimizer` semantics over the compiled core."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -104,9 +105,7 @@ class Optimizer(SteppingOptimizer):
         self._follow_groups()
         self._follow_overrides()
         self.onload()
-        if not self.engine.on_host or self.engine.has_budget():
-            self.engine.core.place_states()
-            self._adopt_new_state()
+        self._place_states()
         spreads = spread.is_wanted(self.engine)
         saved = (
             spread.entries_of(self.engine)
@@ -124,6 +123,20 @@ class Optimizer(SteppingOptimizer):
         for group in found["param_groups"] if spreads else ():
             group[SPREAD] = True
         return found
+
+    def _place_states(self) -> None:
+        """Gives state that waits for the first step its place; raises as `state_dict`."""
+        if not self.engine.on_host or self.engine.has_budget():
+            self.engine.core.place_states()
+            self._adopt_new_state()
+
+    def _init_group(self, group: Mapping[str, Any], skip_non_grad_params: bool = True) -> None:
+        """Megatron-core's way to ask for state before a checkpoint is read: gives every parameter, also those of other
+        groups and without gradients, the state that it has after its first step. Raises as `state_dict`."""
+        del group, skip_non_grad_params  # one budget may hold state of all groups, so that it is placed at once
+        self._follow_groups()
+        self._follow_overrides()
+        self._place_states()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what `state_dict()` of the same rule returned, or a state_dict of the torch.optim class of that name,
