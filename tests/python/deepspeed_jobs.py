@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,24 +40,25 @@ class Run(NamedTuple):
 
 
 def configuration(case: Case) -> dict[str, Any]:
-    """The flags of docs/deepspeed.md, and sizes that make ZeRO cut this small model."""
-    zero: dict[str, Any] = {
-        "stage": case.stage,
-        "sub_group_size": SUB_GROUP,
-        "reduce_bucket_size": WIDTH * WIDTH,
-        "stage3_param_persistence_threshold": 0,
-    }
-    if case.offload:
-        zero["offload_optimizer"] = {"device": "cpu"}
-    return {
-        "train_micro_batch_size_per_gpu": 4,
-        "gradient_accumulation_steps": ACCUMULATED,
-        "gradient_clipping": CLIP,
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-        "bf16": {"enabled": case.dtype == torch.bfloat16, "check_grad_overflow": case.dtype == torch.bfloat16},
-        "zero_optimization": zero,
-    }
+    """That of docs/deepspeed.md, for this case, with sizes that make ZeRO cut the small model."""
+    page = (Path(__file__).parents[2] / "docs/deepspeed.md").read_text()
+    found: dict[str, Any] = json.loads(page.partition("```json\n")[2].partition("```")[0])
+    zero = found["zero_optimization"]
+    zero |= {"stage": case.stage, "sub_group_size": SUB_GROUP, "reduce_bucket_size": WIDTH * WIDTH}
+    zero["stage3_param_persistence_threshold"] = 0
+    if not case.offload:
+        del zero["offload_optimizer"]
+    found["bf16"] = dict.fromkeys(found["bf16"], case.dtype == torch.bfloat16)
+    sizes = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": ACCUMULATED}
+    return {**found, **sizes, "gradient_clipping": CLIP}
+
+
+def model_of(case: Case, seed: int) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(
+        torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(),
+        torch.nn.Linear(WIDTH, 8),
+    ).to(case.dtype)  # fmt: skip
 
 
 def optimizer_of(case: Case, model: torch.nn.Module, folder: Path) -> torch.optim.Optimizer:
@@ -77,15 +79,19 @@ def partitions_of(zero: Any) -> list[torch.Tensor]:
     raise AssertionError(f"{type(zero).__name__} has no partitions")
 
 
+def at_end(zero: Any, losses: list[float], clipped: int = 0) -> Run:
+    """A run, by DeepSpeed's wrapper of its optimizer."""
+    weights = partitions_of(zero)
+    state = [{key: bits(value) for key, value in zero.optimizer.state[weight].items()} for weight in weights]
+    report = dict(zero.optimizer.report()) if isinstance(zero.optimizer, lowtide.Optimizer) else {}
+    return Run(losses, [bits(weight) for weight in weights], state, [w.numel() for w in weights], report, clipped)
+
+
 def train(case: Case, folder: str, load: bool = False) -> Run:
     """All steps, with a checkpoint on the way, or those after that checkpoint."""
     with deepspeed() as ds:
         rank = torch.distributed.get_rank()
-        torch.manual_seed(0 if not load else 1)  # what is loaded has to bring the weights
-        model = torch.nn.Sequential(
-            torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(),
-            torch.nn.Linear(WIDTH, 8),
-        ).to(case.dtype)  # fmt: skip
+        model = model_of(case, seed=int(load))  # the checkpoint has to bring the weights
         own = Path(folder) / f"state{rank}"
         own.mkdir(exist_ok=True)
         opt = optimizer_of(case, model, own)
@@ -110,10 +116,7 @@ def train(case: Case, folder: str, load: bool = False) -> Run:
             clipped += float(engine.get_global_grad_norm()) > CLIP
             if step + 1 == CUT and not load:
                 engine.save_checkpoint(folder)
-        weights = partitions_of(zero)
-        state = [{key: bits(value) for key, value in zero.optimizer.state[weight].items()} for weight in weights]
-        report = dict(zero.optimizer.report()) if case.optimizer != "torch" else {}
-        found = Run(losses, [bits(weight) for weight in weights], state, [w.numel() for w in weights], report, clipped)
+        found = at_end(zero, losses, clipped)
         engine.destroy()
         return found
 

@@ -11,6 +11,7 @@ import deepspeed_jobs as jobs
 import lowtide
 import pytest
 import torch
+from deepspeed_framework_jobs import FRAMEWORKS
 from deepspeed_jobs import Case, Run
 from distributed_support import Ranks
 from support import bits, parameter, random_gradients
@@ -29,14 +30,14 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
     ranks = Ranks(WORLD)
 
     @functools.cache
-    def folder(case: Case) -> str:
+    def folder(case: Case, job: Callable[..., Run]) -> str:
         return str(tmp_path_factory.mktemp("zero"))
 
     @functools.cache
-    def run(case: Case, load: bool = False) -> list[Run]:
+    def run(case: Case, load: bool = False, job: Callable[..., Run] = jobs.train) -> list[Run]:
         if load:
-            run(case)
-        return ranks.run(WORLD, jobs.train, case, folder(case), load)
+            run(case, job=job)
+        return ranks.run(WORLD, job, case, folder(case, job), load)
 
     yield run
     ranks.close()
@@ -88,6 +89,19 @@ def test_state_on_a_disk_changes_no_bit(stage: int, train: Train, figure: Callab
     figure(f"{moved[0]} bytes move per step")
     assert min(moved) > 0 and max(run.report["moved_per_step"] for run in in_ram) == 0
     assert [run.weights for run in on_disk] == [run.weights for run in in_ram]
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_frameworks_train_and_resume_to_the_bit_under_zero_3(name: str, train: Train, figure: Callable[[str], None]) -> None:
+    case = Case(3, "dynamic8")
+    whole, resumed = train(case, job=FRAMEWORKS[name]), train(case, load=True, job=FRAMEWORKS[name])
+    for run, again in zip(whole, resumed, strict=True):
+        assert again.weights == run.weights
+        assert again.state == run.state
+        assert again.losses[-1] == run.losses[-1]
+        assert any("exp_avg_scale" in entry for entry in run.state), "no partition has 8-bit state"
+    figure(f"{name}: loss {whole[0].losses[0]:.3f} -> {whole[0].losses[-1]:.3f}; resumed: the same bits")
+    assert whole[0].losses[-1] < 0.9 * whole[0].losses[0]
 
 
 # The rest does by hand to groups as ZeRO does. It shows errors, and agreement with a reading of DeepSpeed only.
