@@ -192,12 +192,13 @@ def test_groups_changed_behind_the_back(seed):
     params = [parameter(300), parameter(300)]
     opt = lowtide.AdamW([{"params": params[:1]}, {"params": params[1:]}])
     random_gradients(params)
-    stray = parameter(300)
+    opt.step()
+    stray = parameter(200)
     changes = [
         (lambda groups: groups.append({**groups[0], "params": [stray]}), lambda groups: groups.pop()),
         (lambda groups: groups[0]["params"].append(stray), lambda groups: groups[0]["params"].pop()),
         (lambda groups: groups[0].update(params=[stray]), lambda groups: groups[0].update(params=params[:1])),
-        (lambda groups: groups.reverse(), lambda groups: groups.reverse()),
+        (lambda groups: groups[0].update(params=params[1:]), lambda groups: groups[0].update(params=params[:1])),
     ]
     for change, undo in changes:
         before = [bits(p) for p in params]

@@ -20,7 +20,8 @@ class Wrapped(torch.Tensor):
 
     @staticmethod
     def __new__(cls: Any, inner: torch.Tensor) -> Any:
-        made: Any = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=torch.float32)  # type: ignore[attr-defined]
+        wrap: Any = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
+        made: Any = wrap(cls, inner.shape, dtype=torch.float32)
         made.inner = inner
         return made
 
@@ -173,7 +174,8 @@ def test_qlora_trains_with_all_parameters_of_the_model(seed, figure):
 
     def run(everything: bool) -> tuple[dict[str, bytes], list[float], Any]:
         torch.manual_seed(7)
-        layers = [bnb.nn.Linear4bit(n, m, quant_type="nf4", compute_dtype=torch.float32) for n, m in ((64, 128), (128, 64))]
+        options = {"quant_type": "nf4", "compute_dtype": torch.float32}
+        layers = [bnb.nn.Linear4bit(n, m, **options) for n, m in ((64, 128), (128, 64))]
         base = nn.Sequential(layers[0], nn.ReLU(), layers[1]).to("cpu")  # which quantizes
         model = peft.get_peft_model(base, peft.LoraConfig(r=8, target_modules=["0", "2"]))
         params = [p for p in model.parameters() if everything or p.requires_grad]

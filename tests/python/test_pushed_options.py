@@ -89,9 +89,14 @@ def test_an_interrupt_leaves_no_options_behind(name, before):
     assert torch.equal(opt.state[param]["momentum_buffer"], other.state[twin]["momentum_buffer"])
 
 
-def test_other_tensors_are_refused_even_if_equal():
+def test_other_tensors_are_noticed_even_if_equal():
     (param, _), (opt, _) = pair()
     opt.step()
-    opt.param_groups[0]["params"][0] = torch.nn.Parameter(param.detach().clone())
+    before = param.detach().clone()
+    opt.param_groups[0]["params"][0] = other = torch.nn.Parameter(param.detach().clone())
+    other.grad = torch.ones_like(other)
+    opt.step()
+    assert torch.equal(param, before) and not torch.equal(other, before)
+    opt.param_groups[0]["params"][0] = torch.nn.Parameter(torch.zeros(*param.shape, 2))
     with pytest.raises(ValueError, match="got other tensors than those registered"):
         opt.step()

@@ -141,6 +141,29 @@ def sharding_of(param: torch.Tensor, where: str) -> Sharding | None:
     return Sharding(spec, rows_cut)
 
 
+class Recut(NamedTuple):
+    """How tensors of the core that were those of a parameter cut in one way (None: whole) become those of one cut in
+    another way. Each rank cuts its part out of a whole; of another cut the parts are gathered, so that all ranks of the
+    mesh must do it."""
+
+    had: Sharding | None
+    has: Sharding | None
+    where: str
+
+    def __call__(self, name: str, tensor: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:
+        """tensor: the one called `name`, on the CPU; like: that which it is to become, if its sizes are not the parameter's.
+        ValueError if it cannot."""
+        had, has = self.had, self.has
+        if had is has or (had and has and had.spec.mesh == has.spec.mesh and had.spec.placements == has.spec.placements):
+            return tensor
+        if had:
+            tensor = had.whole_of(name, tensor.to(had.spec.mesh.device_type)).full_tensor()  # type: ignore[attr-defined]
+        part = has.unwrap(name, tensor, tensor if like is None else like, self.where) if has else tensor
+        made: torch.Tensor = part.cpu().contiguous()
+        expect(like is None or made.shape == like.shape, f"{self.where}, {name}", tuple(made.shape), "that of a live one")
+        return made
+
+
 def meshes_of(shardings: Sequence[Sharding | None]) -> list[DeviceMesh]:
     """The distinct meshes, smaller ones first: what is found on a small one reaches all ranks of the largest."""
     meshes: list[DeviceMesh] = []

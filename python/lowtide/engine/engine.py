@@ -108,16 +108,16 @@ class Engine:
             settings.seed,
         )
 
-    def check_params(self, params: Sequence[torch.Tensor], where: str) -> Examined:
-        """Where these new parameters are, and how they are cut. ValueError, TypeError or NotImplementedError for one that
-        cannot be used beside those that there are, unless it may stand aside."""
+    def check_params(self, params: Sequence[torch.Tensor], where: Sequence[str], place: Place | None) -> Examined:
+        """Where these parameters are, and how they are cut. where: each one's name for errors; place: of others. ValueError,
+        TypeError or NotImplementedError for one that cannot be stepped together with the others, unless it may stand
+        aside."""
         shardings: list[Sharding | None] = [None] * len(params)
-        place = self.place if len(self.foreign) < len(self.params) else None
         foreign = []
         # Those that are stepped say where the others have to be.
         for i in sorted(range(len(params)), key=lambda i: places.may_stand_aside(params[i])):
             try:
-                shardings[i], here = examine(params[i], place, f"{where}, parameter {i}")
+                shardings[i], here = examine(params[i], place, where[i])
                 place = place or here
             except (TypeError, ValueError, NotImplementedError):
                 if not places.may_stand_aside(params[i]):
@@ -129,11 +129,17 @@ class Engine:
             known[i] = places.stand_in(place)
         return Examined(place, shardings, known, sorted(foreign))
 
+    @property
+    def settled(self) -> Place | None:
+        """Where parameters are, if any is stepped."""
+        return self.place if len(self.foreign) < len(self.params) else None
+
     def add(self, groups: Sequence[dict[str, Any]], memory: Memory | None) -> None:
         """Takes in the last one of the optimizer's parameter groups. On an error nothing has changed."""
         number, group = len(groups) - 1, groups[-1]
         params: list[torch.Tensor] = group["params"]
-        place, shardings, known, foreign = self.check_params(params, f"parameter group {number}")
+        where = [f"parameter group {number}, parameter {i}" for i in range(len(params))]
+        place, shardings, known, foreign = self.check_params(params, where, self.settled)
         overridden = [Overridden(entries) for entries in overrides.look(params)]
         members = Members(known, shardings, [one.options() for one in overridden], memory)
         arguments = (self.family, place, number, group, members, len(self.params))
@@ -183,7 +189,7 @@ class Engine:
 
     def _core_at(self, place: Place, groups: Sequence[dict[str, Any]]) -> _core.Optimizer:
         """The core; before there are parameters to step, one for that place, with the groups that there are."""
-        if self.place and (len(self.foreign) < len(self.params) or place == self.place):
+        if self.settled or place == self.place:
             return self.core
         core = self.new_core(self.threads, place)
         first = 0
@@ -196,8 +202,9 @@ class Engine:
         return core
 
     def adopt(self, core: _core.Optimizer, now: Examined, groups: list[CoreGroup]) -> None:
-        """Goes on with another core of the same parameters."""
+        """Goes on with another core, of the parameters in `members`."""
         self.core, self.groups, self.with_state = core, groups, -1
+        self.params = [param for params in self.members for param in params]
         self.place, self.on_host = now.place, now.place.on_host
         self.shardings, self.known = now.shardings, now.known
         self.foreign = {i: self.params[i] for i in now.foreign}

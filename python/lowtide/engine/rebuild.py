@@ -4,15 +4,19 @@ optimizer was, and for parameters that could not be stepped before."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from lowtide import _core
 from lowtide.checks.kept_errors import KeptErrors
 from lowtide.checks.values import expect
 from lowtide.devices.places import HOST, stand_in
+from lowtide.devices.sharding import Recut
 from lowtide.engine.engine import RESIDUAL, Engine, Examined, examine
-from lowtide.engine.groups import CoreGroup, Members, register
-from lowtide.options.overrides import look
+from lowtide.engine.groups import CoreGroup, Format, Members, register
+from lowtide.memory.budgets import Memory
+from lowtide.options.overrides import Overridden, look
 
 
 def follow_overrides(engine: Engine, groups: Sequence[dict[str, Any]], show: Callable[[], None]) -> None:
@@ -30,7 +34,8 @@ def follow_overrides(engine: Engine, groups: Sequence[dict[str, Any]], show: Cal
         return
     got = "another one after a step was captured in a graph"
     expect(not engine.captured, "override", got, "it before: replays find state where it was")
-    _rebuild(engine, groups, Examined(engine.place, engine.shardings, engine.known, [*engine.foreign]), wanted)
+    same = Examined(engine.place, engine.shardings, engine.known, [*engine.foreign])
+    rebuild(engine, groups, Registered(engine.members, same, engine.overridden, engine.memories))
     show()
 
 
@@ -39,7 +44,7 @@ def take_in(
 ) -> None:
     """Has the core step foreign parameters that have a gradient now, if they have become such that it can; `show` is
     called then. ValueError, TypeError or NotImplementedError, naming the parameter, if not: nothing has changed."""
-    place = engine.place if len(engine.foreign) < len(engine.params) else None
+    place = engine.settled
     known, shardings = list(engine.known), list(engine.shardings)
     names = [name for group in groups for name in group.get("param_names", [""] * len(group["params"]))]
     for number in numbers:
@@ -51,50 +56,70 @@ def take_in(
     place = place or HOST
     for i in foreign:
         known[i] = stand_in(place)
-    wanted = [overridden.options() for overridden in engine.overridden]
-    _rebuild(engine, groups, Examined(place, shardings, known, foreign), wanted)
+    now = Examined(place, shardings, known, foreign)
+    rebuild(engine, groups, Registered(engine.members, now, engine.overridden, engine.memories))
     show()
 
 
-def _rebuild(
-    engine: Engine, groups: Sequence[dict[str, Any]], now: Examined, wanted: Sequence[Mapping[str, Any]]
+class Registered(NamedTuple):
+    """The parameters of an optimizer that is to have another core."""
+
+    members: Sequence[list[torch.Tensor]]  # per parameter group
+    params: Examined  # all of them, by number
+    overridden: list[Overridden]  # likewise
+    memories: list[Memory | None]  # per parameter group: its own budget
+
+
+def rebuild(
+    engine: Engine, groups: Sequence[dict[str, Any]], of: Registered, sources: Sequence[int] | None = None
 ) -> None:
-    """Gives `engine` another core, with the state that it has. now: its parameters, by number; wanted: their overrides."""
+    """Gives `engine` another core, and these parameters. sources: the numbers that they have had, in order, whose state and
+    steps go with them; None: the same ones. Numbers of -1 begin anew. On an error nothing has changed."""
+    now = of.params
+    sources = range(len(of.overridden)) if sources is None else sources
     old, core = engine.core, engine.new_core(engine.threads, now.place)
+    wanted = [one.options() for one in of.overridden]
     core_groups: list[CoreGroup] = []
     first = 0
-    for number, (group, params) in enumerate(zip(groups, engine.members, strict=True)):
+    for number, (group, params) in enumerate(zip(groups, of.members, strict=True)):
         end = first + len(params)
-        members = Members(now.known[first:end], now.shardings[first:end], wanted[first:end], engine.memories[number])
+        members = Members(now.known[first:end], now.shardings[first:end], wanted[first:end], of.memories[number])
         core_groups += register(core, engine.family, now.place, number, group, members, first)
         first = end
     old.onload()
     with KeptErrors() as kept:
-        for number in range(first):
-            _carry_over(old, core, number, kept)
+        for number, source in enumerate(sources):
+            if source >= 0:
+                recut = Recut(engine.shardings[source], now.shardings[number], f"state of parameter {number}")
+                _carry_over(old, source, core, number, recut, kept)
         report = old.report()
         engine.steps_before += report["steps"]
         engine.skipped_before += report["skipped_steps"]
+        engine.members, engine.overridden, engine.memories = [*map(list, of.members)], of.overridden, of.memories
+        engine.formats = [*map(Format.of, groups)]
         engine.adopt(core, now, core_groups)
 
 
-def _carry_over(old: _core.Optimizer, new: _core.Optimizer, number: int, kept: KeptErrors) -> None:
-    """Gives a parameter the state that it has in another core, decoded and encoded if its format is another one.
-    ValueError if it has other states there."""
-    steps = old.step_count(number)
-    if old.has_state(number) and steps > 0:
-        had, wanted = ([name for name, _ in core.states_of(number)] for core in (old, new))
+def _carry_over(
+    old: _core.Optimizer, source: int, new: _core.Optimizer, number: int, recut: Recut, kept: KeptErrors
+) -> None:
+    """Gives a parameter the state that it, or another one, has in another core, decoded and encoded if its format is another
+    one. ValueError if it has other states there."""
+    steps = old.step_count(source)
+    if old.has_state(source) and steps > 0:
+        had, wanted = ([name for name, _ in core.states_of(n)] for core, n in ((old, source), (new, number)))
         expect(had == wanted, f"override of parameter {number}, which has {', '.join(had)}", "an option that makes it "
                f"{', '.join(wanted)}", "amsgrad, centered and momentum as they were at the first step")  # fmt: skip
-        tensors = old.read_state(number)
+        tensors = old.read_state(source)
         if len(tensors) > 1:  # with buffers
             new.allocate_state(number)
-            taken = list(tensors)
-            if old.state_codec(number) != new.state_codec(number):
-                taken = [RESIDUAL]
-                for k in range(len(old.states_of(number))):
-                    kept.call(new.import_state, number, k, old.export_state(number, k))
             live = new.read_state(number)
-            same = (name for name in taken if name in live and name in tensors and live[name].dtype == tensors[name].dtype)
-            kept.call(new.write_state, number, {**live, **{name: tensors[name] for name in same}})
+            taken = [name for name in tensors if name != "step"]
+            if old.state_codec(source) != new.state_codec(number):
+                taken = [name for name in taken if name == RESIDUAL]
+                for k, name in enumerate(had):
+                    kept.call(new.import_state, number, k, recut(name, old.export_state(source, k)))
+                live = new.read_state(number)
+            same = (name for name in taken if name in live and live[name].dtype == tensors[name].dtype)
+            kept.call(new.write_state, number, {**live, **{name: recut(name, tensors[name], live[name]) for name in same}})
     new.set_step_count(number, steps)

@@ -45,6 +45,13 @@ class InBackward(ABC):
         self._unhooked += [(first + i, weakref.ref(param)) for i, param in enumerate(params)]
         self._hook()
 
+    def watch_anew(self, params: Sequence[torch.Tensor]) -> None:
+        """Takes in other tensors in place of all parameters."""
+        _remove(self._handles)
+        self._handles.clear()
+        self._unhooked.clear()
+        self.watch(params, 0)
+
     def before_step(self, closure: Callable[[], float] | None) -> None:
         """ValueError for a step that cannot be taken."""
 

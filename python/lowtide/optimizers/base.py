@@ -19,6 +19,7 @@ from lowtide.devices import sharding
 from lowtide.engine.engine import Engine, Settings
 from lowtide.engine.family import Family
 from lowtide.engine.groups import CoreGroup, Format, are_fixed, are_same, group_defaults
+from lowtide.engine.rebind import heirs, rebind
 from lowtide.engine.rebuild import follow_overrides, take_in
 from lowtide.memory.budgets import Memory
 from lowtide.optimizers import partitions
@@ -98,7 +99,7 @@ class SteppingOptimizer(torch.optim.Optimizer):
         for name, value in self._beside.items():
             param_group.setdefault(name, value)
         super().add_param_group(param_group)
-        self._listed = self.param_groups
+        self._listed, self._groups = self.param_groups, [*self.param_groups]
         engine = self.engine
         first = len(engine.params)
         try:
@@ -133,31 +134,44 @@ class SteppingOptimizer(torch.optim.Optimizer):
         numbers = partitions.numbers_of(groups, engine.members)
         if numbers is not None:
             partitions.check(engine, groups)
-            self._register_anew(numbers)
+            self._rebind(numbers, None)
             return
-        if len(groups) != len(engine.members):
-            raise ValueError(f"param_groups: got {len(groups)} groups, wanted {len(engine.members)}: use add_param_group")
-        pairs = zip(groups, engine.members, strict=True)
-        other = next(n for n, (group, members) in enumerate(pairs) if not _core.same_objects(group["params"], members))
-        raise ValueError(
-            f"param_groups[{other}]['params']: got other tensors than those registered: use add_param_group, or build a new "
-            "optimizer and load the state_dict"
-        )
-
-    def _register_anew(self, numbers: Sequence[int]) -> None:
-        """Registers what is in the groups now, in place of what was before a first step. `numbers`: those that the groups
-        had. On an error the optimizer is as it was."""
-        before = {key: getattr(self, key) for key in ("engine", "_seen", "_residency", "_in_backward")}
-        old = self.engine
+        kept = self._kept_groups()
+        if type(self.state) is not States or self.state.removed:
+            self.state = restore.restart_removed(engine, self.state)
         try:
-            self._begin_engine(old.family.rule, self.defaults, old.settings, self._backward_options)
-            for count, number in enumerate(numbers, 1):
-                self.engine.add(self.param_groups[:count], old.memories[number])
-        except BaseException:
-            self.__dict__.update(before)
-            raise
+            sources = heirs(engine, groups, kept)
+        except ValueError:
+            if any(map(engine.core.step_count, range(len(engine.params)))):
+                raise
+            sources = None
+        self._rebind(kept, sources)
+
+    def _kept_groups(self) -> list[int]:
+        """The number that each parameter group had when it was added. ValueError unless there are as many, or only groups
+        without parameters are missing."""
+        members, groups = self.engine.members, self.param_groups
+        numbers = {id(group): number for number, group in enumerate(self._groups)}
+        kept = [numbers.get(id(group), -1) for group in groups]
+        if len(groups) == len(members) and (-1 in kept or len({*kept}) < len(kept)):
+            return [*range(len(groups))]  # copies of groups
+        gone = [number for number, params in enumerate(members) if params and number not in kept]
+        whole = not gone and -1 not in kept and len({*kept}) == len(kept)
+        expect(whole, "param_groups", f"{len(groups)} groups", f"{len(members)}: use add_param_group")
+        return kept
+
+    def _rebind(self, kept: list[int], sources: list[int] | None) -> None:
+        """Goes on with the tensors that are in the groups; see `rebind`."""
+        if self._in_backward:
+            for number, group in enumerate(self.param_groups):
+                self._in_backward.check(group["params"], f"param_groups[{number}]['params']")
+        rebind(self.engine, self.param_groups, kept, sources)
+        self._listed, self._groups = self.param_groups, [*self.param_groups]
+        self._seen.clear()
         self._partitioned = any(map(partitions.is_partition, self.engine.params))
         self._show_state()
+        if self._in_backward:
+            self._in_backward.watch_anew(self.engine.params)
 
     def _follow_overrides(self) -> None:
         """Makes the core do what overrides say that were made or taken back since the last look."""
@@ -193,7 +207,7 @@ class SteppingOptimizer(torch.optim.Optimizer):
             self._tell()
         taken = False
         try:
-            if len(self.param_groups) < len(self._listed):
+            if len(self.param_groups) < len(self._listed) and self._is_part():
                 self._step_part()
             else:
                 self._step_gradients()
@@ -202,6 +216,11 @@ class SteppingOptimizer(torch.optim.Optimizer):
             if self._in_backward:
                 self._in_backward.after_step(taken)
         return loss
+
+    def _is_part(self) -> bool:
+        """Whether groups with parameters are missing."""
+        here = {*map(id, self.param_groups)}
+        return any(params and id(group) not in here for group, params in zip(self._groups, self.engine.members))
 
     def _step_part(self) -> None:
         """Steps the groups that a wrapper has left in `param_groups`, and no others."""

@@ -31,6 +31,7 @@ class Optimizer(SteppingOptimizer):
     gradient if it can be then, else that step is refused. `state[p]` holds views of the live state: "step" (int64) and
     each moment (float32, bfloat16, or uint8 codes with a float32 "…_scale" per block); of state that streams or is on a
     device "step" alone.
+    Other tensors in the groups take the place of the parameters, with their state (docs/pytorch.md).
     Removing entries from `state`, or putting {} there, starts those parameters afresh; assigning others has no effect.
     """
 
@@ -162,15 +163,25 @@ class Optimizer(SteppingOptimizer):
     def _take_groups(self, groups: list[dict[str, Any]]) -> None:
         """Takes over param_groups that were read, and their seed."""
         self.param_groups = self._listed = groups
+        self._groups = [*groups]
         if groups:
             self.engine.set_seed(groups[0][SEED])
             self.defaults[SEED] = self.engine.settings.seed
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's. If other tensors have taken the place of parameters, the memory of the former ones is let go."""
+        try:
+            self._follow_groups()
+        except (TypeError, ValueError, NotImplementedError):  # placeholders, until a step is taken
+            pass
+        super().zero_grad(set_to_none)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes state and options to one file, durably and all or nothing, straight from wherever the state lives:
         without a second copy in memory. The format is docs/checkpoint-format.md (no pickle).
 
         Raises OSError (a file that was there before is untouched) or ValueError."""
+        self._follow_groups()
         self._follow_overrides()
         files.save(self.engine, self.param_groups, path)
 
@@ -178,6 +189,7 @@ class Optimizer(SteppingOptimizer):
         """Reads what `save` wrote from an optimizer of the same class, parameters and state formats; the state goes
         where this optimizer's `memory` says. The whole file is checked first: after a ValueError for a file that is
         damaged or of another model, or an OSError from opening it, nothing has changed."""
+        self._follow_groups()
         self._follow_overrides()
 
         def taken(groups: list[dict[str, Any]]) -> None:
@@ -203,6 +215,7 @@ class Optimizer(SteppingOptimizer):
         return bitsandbytes.write(self.engine, self.param_groups, nested)
 
     def __getstate__(self) -> dict[str, Any]:
+        self._follow_groups()
         self._follow_overrides()
         engine, report = self.engine, self.report()
         options = {

@@ -172,6 +172,12 @@ class Overridden:
         self._met += [entry for entry in entries if not any(entry is known for known in self._met)]
         self._met = [entry for entry in self._met if entry["options"]]
 
+    def passed_on(self, entries: Iterable[_Entry]) -> Overridden:
+        """Those of a parameter that takes this one's place, and has these entries itself."""
+        heir = Overridden(self._met)
+        heir.meet(entries)
+        return heir
+
     def options(self) -> dict[str, Any]:
         """The later of two counts."""
         merged: dict[str, Any] = {}

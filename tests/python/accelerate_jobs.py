@@ -1,0 +1,97 @@
+"""The ranks' jobs in the tests of Accelerate's FSDP2: everything from `Accelerator.prepare` to its checkpoints is Accelerate's
+own code. It never chooses FSDP for processes on CPUs, so that its state is told to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import lowtide
+import torch
+from distributed_jobs import whole
+
+CLASSES: dict[str, Callable[..., Any]] = {
+    "torch": torch.optim.AdamW,
+    "fp32": lambda params, **options: lowtide.AdamW(params, state="fp32", **options),
+    "dynamic8": lambda params, **options: lowtide.AdamW(params, state="dynamic8", **options),
+}
+
+
+class Net(torch.nn.Module):
+    """Rows that two ranks cut evenly, one row, one that stays frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up = torch.nn.Linear(64, 256)
+        self.frozen = torch.nn.Linear(256, 256).requires_grad_(False)
+        self.down = torch.nn.Linear(256, 33)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.down(torch.tanh(self.frozen(torch.tanh(self.up(x)))))
+        return out
+
+
+@contextmanager
+def accelerator_of(fsdp2: bool) -> Iterator[Any]:
+    from accelerate import Accelerator, FullyShardedDataParallelPlugin
+    from accelerate.state import AcceleratorState, GradientState
+    from accelerate.utils import DistributedType
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    before = dict(os.environ)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", OMP_NUM_THREADS="1")  # asked for; the group is there already
+    try:
+        accelerator = Accelerator(cpu=True)
+        if fsdp2:
+            accelerator.state.distributed_type = DistributedType.FSDP
+            accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(
+                fsdp_version=2, cpu_ram_efficient_loading=False, auto_wrap_policy="size_based_wrap", min_num_params=10000
+            )
+        yield accelerator
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+
+
+def train(
+    which: str, steps: int, prepare_at: int = 0, save_at: int = -1, folder: str = "", resume: bool = False
+) -> tuple[list[float], dict[str, bytes]]:
+    """Losses of each step, and all that there is in the end. All ranks have the same data, so that their mean gradient is
+    each one's own, exactly, on any number of ranks."""
+    from accelerate.utils import load_fsdp_model, load_fsdp_optimizer, save_fsdp_model, save_fsdp_optimizer
+
+    with accelerator_of(prepare_at >= 0) as accelerator:
+        model: Any = Net()
+        opt: Any = CLASSES[which](model.parameters(), lr=0.01, weight_decay=0.1)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(opt, 0.97)
+        losses = []
+        for step in range(steps):
+            if step == prepare_at:
+                model, opt = accelerator.prepare(model, opt)
+            plugin = getattr(accelerator.state, "fsdp_plugin", None)
+            if resume and step < save_at:
+                continue
+            if step == save_at and resume:
+                load_fsdp_model(plugin, accelerator, model, folder)
+                load_fsdp_optimizer(plugin, accelerator, opt, model, folder)
+                schedule.last_epoch = step
+            elif step == save_at:
+                save_fsdp_model(plugin, accelerator, model, folder)
+                save_fsdp_optimizer(plugin, accelerator, opt, model, folder)
+            generator = torch.Generator().manual_seed(step % 2)
+            x, y = (torch.randn(16, n, generator=generator) for n in (64, 33))
+            opt.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(x), y)
+            accelerator.backward(loss)
+            opt.step()
+            schedule.step()
+            losses.append(float(loss.detach()))
+        found = {name: whole(param.detach()) for name, param in model.named_parameters()}
+        for number, entry in opt.state_dict()["state"].items():
+            found |= {f"{number}.{key}": whole(value) for key, value in entry.items()}
+        return losses, found

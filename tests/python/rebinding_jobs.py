@@ -1,0 +1,90 @@
+"""The ranks' jobs in the tests of rebinding: shards take the place of an optimizer's parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lowtide
+import torch
+from distributed_jobs import Layout, Net, build, random_tensor, snapshot, train, whole
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+
+def put(opt: lowtide.Optimizer, old: torch.nn.Module, new: torch.nn.Module) -> None:
+    """As wrappers do: the new parameters of the same names, in new lists."""
+    names = {id(param): name for name, param in old.named_parameters()}
+    now = dict(new.named_parameters())
+    for group in opt.param_groups:
+        group["params"] = [now[names[id(param)]] for param in group["params"]]
+
+
+def relaid(net: Net, layout: Layout) -> Net:
+    """The same model in another layout."""
+    made = Net(layout)
+    with torch.no_grad():
+        for param, old in zip(made.parameters(), net.parameters(), strict=True):
+            value = old.detach()
+            value = value.full_tensor() if isinstance(value, DTensor) else value
+            if isinstance(param, DTensor):
+                value = distribute_tensor(value, param.device_mesh, param.placements, src_data_rank=None)
+            param.copy_(value)
+    return made
+
+
+def rebound(
+    layouts: list[Layout], rule: str, state: str, disk: str | None = None, at: int = 3, master: str | None = None
+) -> tuple[dict[str, bytes], dict[str, bytes], dict[str, bytes], bool]:
+    """Six steps, after `at` of which the parameters of each layout take the place of those of the one before. Returns what
+    was there before, what a state_dict says directly afterwards, what there is in the end, and whether `state` has
+    entries for the new tensors alone."""
+    net, opt = build(layouts[0], rule, state, disk, master)
+    train(net, opt, range(at))
+    before = snapshot(net, opt)
+    for layout in layouts[1:]:
+        new = relaid(net, layout)
+        put(opt, net, new)
+        net = new
+        after = snapshot(net, opt)
+    train(net, opt, range(at, 6))
+    mine = {*map(id, net.parameters())}
+    return before, after, snapshot(net, opt), {*map(id, opt.state)} == mine
+
+
+def decoded(layout: Layout) -> tuple[list[str], dict[str, bytes], dict[str, bytes]]:
+    """The names of parameters whose state is float32 after the swap and was not before; and all values before and after."""
+    net, opt = build(Layout("plain"), "adamw", "dynamic8")
+    train(net, opt, range(3))
+    names = [name for group in opt.param_groups for name in group["param_names"]]
+
+    def values() -> dict[str, bytes]:
+        state = opt.torch_state_dict()["state"]
+        return {f"{names[i]}.{key}": whole(value) for i, entry in state.items() for key, value in entry.items()}
+
+    before = values()
+    coded = [name for name, param in net.named_parameters() if "exp_avg_scale" in opt.state[param]]
+    new = relaid(net, layout)
+    put(opt, net, new)
+    opt.state_dict()
+    now = dict(new.named_parameters())
+    return [name for name in coded if "exp_avg_scale" not in opt.state[now[name]]], before, values()
+
+
+def refused(layout: Layout) -> list[str]:
+    """Swaps that no rank may make, and whether all stayed as it was."""
+    net, opt = build(Layout("plain"), "adamw", "dynamic8")
+    train(net, opt, range(2))
+    lists = [group["params"] for group in opt.param_groups]
+    before, found = snapshot(net, opt), []
+    shards = dict(relaid(net, layout).named_parameters())
+    other: Any = distribute_tensor(random_tensor("few", 0), shards["few"].device_mesh, shards["few"].placements)
+    for swapped in ([*lists[0][:-1]], [torch.nn.Parameter(other), *lists[0][1:]]):
+        opt.param_groups[0]["params"] = swapped
+        net.set_gradients(2)
+        try:
+            opt.step()
+            found.append("stepped")
+        except ValueError as error:
+            found.append(str(error))
+        opt.param_groups[0]["params"] = lists[0]
+        assert snapshot(net, opt) == before
+    return found

@@ -1,0 +1,253 @@
+"""Other tensors in the place of an optimizer's parameters, in one process: followed, or refused."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from typing import Any
+
+import lowtide
+import pytest
+import torch
+from torch import nn
+
+from support import RULES, bits, make, parameter, random_gradients, state_bits
+
+SHAPES = ((64, 256), (70, 100), (9,), ())
+
+
+def pair(rule: str = "adamw") -> tuple[list[nn.Parameter], lowtide.Optimizer, list[nn.Parameter], lowtide.Optimizer]:
+    """Two optimizers of equal parameters, in two groups with other options."""
+    params = [parameter(*shape) for shape in SHAPES]
+    twins = [nn.Parameter(p.detach().clone()) for p in params]
+    made = [make(rule, [{"params": of[:2]}, {"params": of[2:], "lr": 0.01}]) for of in (params, twins)]
+    return params, made[0], twins, made[1]
+
+
+def swap(opt: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """Other tensors of the same values in the groups, as wrappers put them there."""
+    for group in opt.param_groups:
+        group["params"] = [nn.Parameter(p.detach().clone(), p.requires_grad) for p in group["params"]]
+    return [p for group in opt.param_groups for p in group["params"]]
+
+
+def step_alike(step: int, *sides: tuple[list[nn.Parameter], torch.optim.Optimizer]) -> None:
+    torch.manual_seed(step)
+    random_gradients(sides[0][0])
+    for params, _ in sides[1:]:
+        for p, like in zip(params, sides[0][0], strict=True):
+            assert like.grad is not None
+            p.grad = like.grad.to(p.dtype)
+    for _, opt in sides:
+        opt.step()
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("at", [0, 2])
+def test_other_tensors_go_on_with_the_state(rule, at, seed, figure):
+    """Bits of an optimizer whose parameters stayed; `state_dict()`, and so `state`, knows the new tensors before a step."""
+    params, opt, twins, other = pair(rule)
+    for step in range(5):
+        if step == at:
+            old, params = params, swap(opt)
+            assert [*opt.state_dict()["state"]] == [0, 1, 2, 3]
+            assert {*map(id, opt.state)} == {*map(id, params)} and not {*map(id, old)} & {*map(id, opt.state)}
+        step_alike(step, (params, opt), (twins, other))
+    assert [*map(bits, params)] == [*map(bits, twins)] and state_bits(opt) == state_bits(other)
+    assert opt.report()["steps"] == other.report()["steps"] == 5
+    figure(f"{rule}, after {at} steps: 0 bits differ")
+
+
+def test_a_step_follows_without_a_state_dict(seed):
+    params, opt, twins, other = pair()
+    for step in range(4):
+        params = swap(opt)  # before every step
+        step_alike(step, (params, opt), (twins, other))
+    assert [*map(bits, params)] == [*map(bits, twins)] and state_bits(opt) == state_bits(other)
+
+
+def test_before_the_first_step_anything_may_come(seed, figure):
+    """Torch's own AdamW is the reference: one flat tensor for a group, and for a while empty ones."""
+    mine, theirs = ([nn.Parameter(torch.ones(7)) for _ in range(3)] for _ in range(2))
+    opt: Any = lowtide.AdamW(mine, lr=0.1, state="fp32")
+    reference = torch.optim.AdamW(theirs, lr=0.1)
+    for optimizer in (opt, reference):
+        optimizer.param_groups[0]["params"] = [torch.empty(1) for _ in range(3)]  # as Accelerate does for a while
+        optimizer.zero_grad()
+        optimizer.state_dict()
+    flats = []
+    for optimizer in (opt, reference):
+        flat = nn.Parameter(torch.arange(21.0))
+        optimizer.param_groups[0]["params"] = [flat]
+        flats.append(flat)
+        for scale in (1.0, -0.5):
+            flat.grad = torch.full((21,), scale)
+            optimizer.step()
+    worst = float((flats[0] - flats[1]).abs().max().detach())
+    # Both compute in float32 and round at most eight times a step, of values up to 21: 2 steps * 8 * 21 * 2^-24.
+    assert worst <= 2 * 8 * 21 * 2**-24
+    assert int(opt.state[flats[0]]["step"]) == 2 and len(opt.state) == 1
+    figure(f"one flat tensor in place of 3: {worst:.1e} from torch")
+
+
+def test_options_of_single_parameters_stay_with_their_places(seed):
+    """Also through placeholders of another shape."""
+    params = [parameter(64, 256), parameter(64, 256)]
+    lowtide.override(params[1], state="fp32", lr=0.5)
+    opt = lowtide.AdamW(params)
+    for made in ([torch.empty(1), torch.empty(1)], [nn.Parameter(p.detach().clone()) for p in params]):
+        opt.param_groups[0]["params"] = made
+        opt.state_dict()
+    random_gradients(made)
+    opt.step()
+    assert "exp_avg_scale" in opt.state[made[0]] and "exp_avg_scale" not in opt.state[made[1]]
+    again = swap(opt)
+    opt.state_dict()
+    assert "exp_avg_scale" in opt.state[again[0]] and opt.state[again[1]]["exp_avg"].dtype == torch.float32
+
+
+def test_tensors_that_change_places_keep_their_state(seed):
+    """State goes with a tensor that is known, as torch's does."""
+    params, opt, _, _ = pair()
+    step_alike(0, (params, opt))
+    before = {id(p): {name: bits(value) for name, value in opt.state[p].items()} for p in params}
+    opt.param_groups[0]["params"].reverse()
+    opt.zero_grad()
+    opt.step()
+    assert {id(p): {name: bits(value) for name, value in opt.state[p].items()} for p in params} == before
+    assert [*opt.state_dict()["state"][0]["exp_avg"].shape] == [70, 100]
+
+
+def test_groups_that_change_places_keep_what_is_theirs(seed, tmp_path):
+    """Their options, their parameters' state and their budget."""
+    params = [parameter(64, 256), parameter(64, 256)]
+    memory = lowtide.Memory(host="16KiB", disk=tmp_path, chunk="4KiB")
+    opt = lowtide.AdamW([{"params": params[:1]}, {"params": params[1:], "lr": 0.5, "memory": memory}])
+    random_gradients(params)
+    opt.step()
+    before, on_disk = [bits(p) for p in params], opt.report()["disk_bytes"]
+    opt.param_groups.reverse()
+    random_gradients(params)
+    opt.step()
+    assert [int(opt.state[p]["step"]) for p in params] == [2, 2]
+    assert opt.report()["disk_bytes"] == on_disk > 0 and "exp_avg" in opt.state[params[0]]
+    assert "exp_avg" not in opt.state[params[1]] and before != [bits(p) for p in params]
+
+
+WRONG = {
+    "fewer": (lambda old: old[:1], "got 1 tensors, wanted 2 as registered"),
+    "more": (lambda old: [*old, parameter(3)], "got 3 tensors, wanted 2 as registered"),
+    "shape": (lambda old: [parameter(256, 64), old[1]], "of shape (256, 64), wanted shape (64, 256)"),
+    "placeholders": (lambda old: [torch.empty(1), torch.empty(1)], "of shape (1,), wanted shape (64, 256)"),
+    "float64": (lambda old: [nn.Parameter(old[0].detach().double()), old[1]], "got torch.float64"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_after_a_step_what_does_not_fit_is_refused_by_name(kind, seed, figure):
+    """A placeholder is tolerated until then: `zero_grad` and `report` work."""
+    params, opt, _, _ = pair()
+    step_alike(0, (params, opt))
+    old, before = opt.param_groups[0]["params"], state_bits(opt)
+    make_wrong, words = WRONG[kind]
+    opt.param_groups[0]["params"] = make_wrong(old)
+    opt.zero_grad()
+    opt.report()
+    with pytest.raises(ValueError) as caught:
+        opt.step()
+    assert "param_groups[0]['params']" in str(caught.value) and words in str(caught.value)
+    opt.param_groups[0]["params"] = old
+    assert state_bits(opt) == before
+    step_alike(1, (params, opt))
+    assert [int(opt.state[p]["step"]) for p in params] == [2, 2, 2, 2]
+    figure(str(caught.value))
+
+
+def test_weights_of_another_type_keep_the_state(seed, figure):
+    """FSDP2's mixed precision makes float32 weights of bfloat16 ones. With residuals there is nothing that fits."""
+    for dtype, other in ((torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)):
+        p = parameter(64, 256, dtype=dtype)
+        opt = lowtide.AdamW([p], state="fp32")
+        random_gradients([p])
+        opt.step()
+        before = state_bits(opt)
+        opt.param_groups[0]["params"] = [nn.Parameter(p.detach().to(other))]
+        assert [entry["exp_avg"] for entry in state_bits_of(opt)] == [entry["exp_avg"] for entry in before]
+        random_gradients(opt.param_groups[0]["params"])
+        opt.step()
+    p = parameter(64, 256, dtype=torch.bfloat16)
+    opt = lowtide.AdamW([p], master="residual16")
+    opt.param_groups[0]["params"] = [nn.Parameter(p.detach().float())]  # before a step there is no residual to lose
+    random_gradients(opt.param_groups[0]["params"])
+    opt.step()
+    figure("state of float32 and bfloat16 weights is equal")
+
+
+def state_bits_of(opt: Any) -> list[dict[str, bytes]]:
+    opt.state_dict()
+    return state_bits(opt)
+
+
+def test_what_hangs_on_an_optimizer_follows(seed, figure):
+    """Hooks of `step_in_backward` and `prefetch_in_backward`, a scheduler, a copy, a loaded dict."""
+    for options in ({"step_in_backward": True}, {"prefetch_in_backward": True}, {}):
+        torch.manual_seed(seed)
+        nets = [nn.Linear(64, 64), nn.Linear(64, 64)]
+        nets[1].load_state_dict(nets[0].state_dict())
+        optimizers = [lowtide.AdamW(net.parameters(), lr=0.1, **options) for net in nets]  # type: ignore[arg-type]
+        schedulers = [torch.optim.lr_scheduler.ExponentialLR(opt, 0.5) for opt in optimizers]
+        for step in range(4):
+            if step == 2:
+                made = swap(optimizers[0])
+                nets[0].weight, nets[0].bias = made
+                assert optimizers[0].param_groups[0]["lr"] == 0.025
+            for net, opt, scheduler in zip(nets, optimizers, schedulers, strict=True):
+                net(torch.ones(3, 64)).square().sum().backward()
+                if "step_in_backward" in options:  # hooks are on the new tensors from the first step() on
+                    assert (net.weight.grad is None) == (step != 2 or net is nets[1])
+                opt.step()
+                opt.zero_grad()
+                scheduler.step()
+        assert [*map(bits, nets[0].parameters())] == [*map(bits, nets[1].parameters())]
+        if not options:
+            made = swap(optimizers[0])
+            copied = copy.deepcopy(optimizers[0])
+            assert state_bits(copied) == state_bits(optimizers[1])
+            swap(optimizers[0])
+            optimizers[0].load_state_dict(optimizers[1].state_dict())
+            assert state_bits(optimizers[0]) == state_bits(optimizers[1])
+    figure("3 kinds of optimizers, 0 bits differ")
+
+
+def test_the_former_tensors_are_let_go(seed):
+    """At `zero_grad` already: a wrapper that shards a model counts on their memory."""
+    params, opt, _, _ = pair()
+    refs = [weakref.ref(p) for p in params]
+    swap(opt)
+    del params
+    opt.zero_grad()
+    gc.collect()
+    assert [ref() for ref in refs] == [None] * 4
+
+
+def test_groups_without_parameters_may_be_dropped(seed):
+    """As trainers do that sort parameters into groups; the other groups' options and numbers stay."""
+    params = [parameter(64, 256), parameter(64)]
+    for steps in (0, 1):
+        first, last = {"params": params[:1]}, {"params": params[1:], "lr": 0.5}
+        opt = lowtide.AdamW([{"params": []}, first, {"params": [], "lr": 5.0}, last])
+        for _ in range(steps):
+            random_gradients(params)
+            opt.step()
+        opt.param_groups = [group for group in opt.param_groups if group["params"]]
+        assert [group["lr"] for group in opt.state_dict()["param_groups"]] == [opt.defaults["lr"], 0.5]
+        random_gradients(params)
+        before = params[1].detach().clone()
+        opt.step()
+        assert [int(opt.state[p]["step"]) for p in params] == [steps + 1] * 2
+        assert float((params[1] - before).abs().max()) > 0.1
+        opt.param_groups = opt.param_groups[:1]
+        random_gradients(params)
+        opt.step()  # of that group alone
+        assert [int(opt.state[p]["step"]) for p in params] == [steps + 2, steps + 1]
