@@ -80,7 +80,8 @@ void add_integer(Operations& all, const std::string& to, const std::string& from
   if (sizeof(From) == 2) all[name].operands.back() = 'x';
 }
 
-// A byte type lies in a register of 16 bits or 32, one of 16 bits in either (operands may be wider than their type); the result's upper part is its extension.
+// A byte type lies in a register of 16 bits or 32, one of 16 bits in either (operands may be wider than their type);
+// the result's upper part is its extension.
 template <class From>
 void add_integers_from(Operations& all, const std::string& from) {
   add_integer<uint16_t, From>(all, ".u16", from), add_integer<int16_t, From>(all, ".s16", from);

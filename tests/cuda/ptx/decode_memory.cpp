@@ -24,7 +24,7 @@ void Decoder::move(Instruction at, Register to, int32_t from) {
 void Decoder::memory(Instruction& at, const std::string& name) {
   Lexer& lexer = *lexer_;
   const std::vector<std::string_view> words = words_of(name);
-  const std::string type = "." + std::string(words.back());
+  const std::string type = std::string(".").append(words.back());  // "." + std::string: GCC 12 warns of an overlap
   at.bytes = static_cast<uint8_t>(bytes_of_type(type));
   if (!at.bytes) fail("unknown type in " + name);
   std::string atomic;

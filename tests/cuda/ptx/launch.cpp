@@ -56,13 +56,14 @@ Work run_grid(const Program& program, const std::vector<std::byte>& parameters, 
   ++program.launches;
   warps.resize((threads + kWarp - 1) / kWarp);
   Team team{program, parameters, grid, threads, find, policy, Random(policy.seed), shared, 0, {}, 0, 0};
-  // A random order of all blocks: i -> (a i + b) mod n, a prime to n.
+  // A random order of blocks: i -> (a i + b) mod n, a prime to n.
+  const uint64_t n = std::min(grid, policy.blocks);
   uint64_t a = 1;
-  do a = 1 + team.random.below(grid);
-  while (std::gcd(a, uint64_t{grid}) != 1);
-  const uint64_t b = team.random.below(grid);
-  for (uint64_t i = 0; i < grid; ++i) {
-    team.block = static_cast<uint32_t>((i * a + b) % grid);
+  do a = 1 + team.random.below(n);
+  while (std::gcd(a, n) != 1);
+  const uint64_t b = team.random.below(n);
+  for (uint64_t i = 0; i < n; ++i) {
+    team.block = static_cast<uint32_t>((i * a + b) % n);
     run_block(team, warps);
   }
   return {team.steps, team.lane_steps};

@@ -15,7 +15,8 @@ enum class Choice { kLowest, kHighest, kNearest, kRandom };
 struct Policy {
   Choice choice = Choice::kNearest;
   uint64_t seed = 1;
-  bool split = false;  // lanes of a warp run apart, in a random order, until they meet
+  bool split = false;            // lanes of a warp run apart, in a random order, until they meet
+  uint32_t blocks = UINT32_MAX;  // of a grid, the first so many are run
 };
 
 struct Failure : std::runtime_error {
@@ -93,7 +94,7 @@ struct Work {
   uint64_t warp_instructions = 0, thread_instructions = 0;
 };
 
-// Runs all blocks. Throws Failure.
+// Runs all blocks, unless the policy names fewer. Throws Failure.
 Work run_grid(const Program& program, const std::vector<std::byte>& parameters, uint32_t grid, uint32_t threads,
               const Find& find, const Policy& policy);
 
