@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 
 import lowtide
 import pytest
@@ -167,6 +168,36 @@ def test_nothing_of_a_file_reaches_the_terminal_as_a_command(run, tmp_path):
         strange = {one for one in text if not one.isprintable()} - {"\n"}
         assert not strange, strange
     assert "\\x1b[2J" in shown[0] and "\\u001b[2J" in raw.stdout
+
+
+def test_metadata_of_many_values_takes_neither_time_nor_memory(run, tmp_path, figure):
+    """24 MB of empty lists would be half a gigabyte of Python's, 100,000 groups a table of minutes: the first are refused by
+    their number before they are parsed (by `load` with an error; `inspect` shows what there is beside), of the second the
+    table has the first 50. Nesting ends at Python's depth of recursion. Memory is Python's own, as tracemalloc counts it."""
+    opt = lowtide.AdamW([torch.nn.Parameter(torch.ones(4))])
+    path = tmp_path / "many.lowtide"
+    worst = 0
+    for part in ("[]", "1"):
+        opt._core.save(str(path), '{"lowtide_groups":[{"x":[' + ",".join([part] * (24_000_000 // (len(part) + 1))) + "]}]}")
+        size = path.stat().st_size
+        tracemalloc.start()
+        found = run("inspect", path, "--json")
+        worst = max(worst, tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert found["groups"] == [] and found["params"] == 1
+        with pytest.raises(ValueError, match="metadata of .* lists and .* values"):
+            opt.load(path)
+    assert worst < 2.5 * size  # the text once, and once while it is handed over
+    opt._core.save(str(path), '{"lowtide_groups":' + "[" * 1_000_000 + "]" * 1_000_000 + "}")
+    with pytest.raises(ValueError, match="not JSON"):
+        opt.load(path)
+    groups = [{"lr": 0.1, "params": 0, "n": i, "x": "y" * 5000 if i == 7 else ""} for i in range(20_000)]
+    opt._core.save(str(path), json.dumps({"lowtide_groups": groups}))
+    text = run("inspect", path)
+    assert "group 49 " in text and "group 50 " not in text and "19,950 more" in text and "y" * 2000 not in text
+    with pytest.raises(ValueError, match="20000 groups"):
+        opt.load(path)
+    figure(f"24 MB of values: {worst / 1e6:.0f} MB at most; 20,000 groups: a table of {len(text.splitlines())} lines")
 
 
 def test_the_program_may_be_called_as_a_function(capsys, tmp_path):

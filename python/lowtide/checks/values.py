@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 PARAMETER_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LARGEST_STEP = 2**53
+_TO_INFINITY = float.fromhex("0x1.ffffffp127")  # and all above round to infinity in float32
 
 
 def with_context(where: str, error: Exception) -> Exception:
@@ -50,18 +51,15 @@ def check_tensor(value: object, where: str) -> None:
     plain = isinstance(value, torch.Tensor) and not is_traceable_wrapper_subclass(value)
     expect(plain, where, type(value).__name__, "a plain tensor")
     assert isinstance(value, torch.Tensor)
-    expect(
-        value.layout == torch.strided and not value.is_meta,
-        where,
-        f"a {value.layout} tensor on {value.device}",
-        "a dense one",
-    )
+    dense = value.layout == torch.strided and not value.is_meta and not value.is_nested and not value.is_quantized
+    kind = "nested" if value.is_nested else "quantized" if value.is_quantized else value.layout
+    expect(dense, where, f"a {kind} tensor on {value.device}", "a dense one")
 
 
 def check_floats(value: Any, where: str, shape: Sequence[int] | None = None) -> None:
-    """Raises ValueError unless `value` is a dense floating-point tensor, of this shape if it is given."""
+    """Raises ValueError unless `value` is a dense floating-point tensor of 16 bits or more, of this shape if it is given."""
     check_tensor(value, where)
-    expect(value.is_floating_point(), where, value.dtype, "a floating-point tensor")
+    expect(value.is_floating_point() and value.itemsize > 1, where, value.dtype, "a floating-point tensor of 16 bits or more")
     if shape is not None:
         expect(tuple(value.shape) == tuple(shape), where, tuple(value.shape), tuple(shape))
 
@@ -71,7 +69,7 @@ def check_moment(tensor: torch.Tensor, where: str, nonfinite: str, positive: boo
     if nonfinite == "propagate" or not tensor.is_floating_point() or tensor.numel() == 0:
         return
     low, high = (float(bound) for bound in torch.aminmax(tensor.detach()))
-    expect(low > float("-inf") and high < float("inf"), where, f"values from {low} to {high}", "finite ones")
+    expect(-_TO_INFINITY < low and high < _TO_INFINITY, where, f"values from {low} to {high}", "finite ones, in float32")
     expect(low >= 0 or not positive, where, f"values from {low} to {high}", "none below 0")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from rich.console import Console
@@ -15,19 +16,24 @@ from lowtide.cli.quick_bench import Bench
 from lowtide.planning.plan import Plan, seconds_text
 
 _size = _core.format_bytes
+_SUSPECT = re.compile(r"[^ -~\n]")  # what may not be printable
+_MOST_GROUPS, _MOST_TEXT = 50, 1000  # of a checkpoint, and characters of one, in a table: it is for the eye
 
 
 def printable(text: str) -> str:
     """The text as a terminal may show it, whoever wrote it: control characters, and those that turn the direction of
     writing, as "\\x1b" or "\\u202e". Line ends stay."""
-    shown = (one if one.isprintable() or one == "\n" else one.encode("unicode_escape").decode() for one in text)
-    return text if text.isprintable() else "".join(shown)
+    return _SUSPECT.sub(lambda found: _shown(found[0], found[0].encode("unicode_escape").decode()), text)
 
 
 def json_text(value: Any) -> str:
     """JSON that a terminal may show: what is not printable is escaped."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
-    return "".join(one if one.isprintable() or one == "\n" else json.dumps(one)[1:-1] for one in text)
+    return _SUSPECT.sub(lambda found: _shown(found[0], json.dumps(found[0])[1:-1]), text)
+
+
+def _shown(one: str, escaped: str) -> str:
+    return one if one.isprintable() else escaped
 
 
 def _rate(bytes_per_second: float) -> str:
@@ -153,7 +159,9 @@ def checkpoint(found: dict[str, Any]) -> None:
         _row(table, f"state {codec}", f"{entry['params']:,} of them, {_size(entry['bytes'])}")
     low, high = found["fewest_steps"], found["most_steps"]
     _row(table, "steps", str(low) if low == high else f"{low} to {high}")
-    for n, group in enumerate(found["groups"]):
+    for n, group in enumerate(found["groups"][:_MOST_GROUPS]):
         values = ", ".join(f"{key}={value}" for key, value in sorted(group.items()) if not key.startswith("lowtide"))
-        _row(table, f"group {n}", values)
+        _row(table, f"group {n}", values if len(values) <= _MOST_TEXT else f"{values[:_MOST_TEXT]} … (--json has all)")
+    if (more := len(found["groups"]) - _MOST_GROUPS) > 0:
+        _row(table, "groups", f"{more:,} more: --json has them")
     _show(table)

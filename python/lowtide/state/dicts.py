@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,6 +21,19 @@ def check_dict(state_dict: Any) -> None:
     expect(isinstance(state_dict, dict), "state_dict", type(state_dict).__name__, "a dict")
 
 
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Whatever a value from outside makes torch or Python raise, while nothing is changed, becomes a ValueError; errors of
+    the machine stay what they are."""
+    try:
+        yield
+    except (ValueError, OSError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        wanted = "plain tensors and numbers where Lowtide or the other library has them"
+        raise ValueError(f"state_dict: got what cannot be read ({type(error).__name__}: {error}), wanted {wanted}") from error
+
+
 def load(
     engine: Engine,
     groups: Sequence[dict[str, Any]],
@@ -35,14 +49,16 @@ def load(
     state, saved = state_dict["state"], state_dict["param_groups"]
     dicts = all(isinstance(part, dict) for part in [*state.values(), *saved])
     ours = not dicts or any("lowtide_format" in group for group in saved)
-    reader = None if ours else next((each for each in READERS if each.recognizes(state, saved)), None)
-    found = read_groups(engine, groups, state_dict, reader)
-    entries: dict[int, dict[str, Any]] = {}
-    for key, entry in state_dict["state"].items():
-        expect(key in found.numbers, "state", f"an entry {key!r}", "only ids that stand in param_groups")
-        expect(isinstance(entry, dict), f"state[{key!r}]", type(entry).__name__, "a dict")
-        entries[found.numbers[key]] = entry
-    plan = restore.plan(engine, entries, found, reader)
+    with _refusals():
+        reader = None if ours else next((each for each in READERS if each.recognizes(state, saved)), None)
+    with _refusals():
+        found = read_groups(engine, groups, state_dict, reader)
+        entries: dict[int, dict[str, Any]] = {}
+        for key, entry in state_dict["state"].items():
+            expect(key in found.numbers, "state", f"an entry {key!r}", "only ids that stand in param_groups")
+            expect(isinstance(entry, dict), f"state[{key!r}]", type(entry).__name__, "a dict")
+            entries[found.numbers[key]] = entry
+        plan = restore.plan(engine, entries, found, reader)
     with KeptErrors() as kept:
         restore.apply(engine, states, plan, kept)
         taken(found.groups)

@@ -86,9 +86,10 @@ def check_codes(codes: Any, dtype: torch.dtype, shape: Sequence[int], where: str
     expect(codes.is_contiguous(), where, f"strides {codes.stride()}", "a contiguous tensor")
 
 
-def check_scales(scales: Any, where: str) -> None:
-    """Their number is for the caller to check."""
+def check_scales(scales: Any, where: str, most: int) -> None:
+    """most: no more of them can be right. Their exact number is for the caller to check."""
     check_floats(scales, where)
+    expect(scales.numel() <= most, where, f"{scales.numel()} values", f"{most} at most")
     if scales.numel():
         low, high = (float(bound) for bound in torch.aminmax(scales.detach()))
         expect(0 <= low and high < math.inf, where, f"scales from {low} to {high}", "finite ones, none below 0")

@@ -24,6 +24,8 @@ from lowtide.state.groups import read_groups
 
 _KEY = "lowtide_groups"
 _SHARDS = "lowtide_shards"
+# More lists, dicts and values than the parameters of the largest header have: each takes Python some 50 bytes and more.
+_MOST_CONTAINERS, _MOST_VALUES = 1 << 20, 1 << 22
 
 
 def save(engine: Engine, param_groups: Sequence[dict[str, Any]], path: str | os.PathLike[str]) -> None:
@@ -63,7 +65,12 @@ def load(
 
 
 def read_metadata(text: str, where: str) -> Any:
-    """The metadata of a checkpoint: any text, of whoever wrote it. ValueError, naming `where`, if it is not JSON."""
+    """The metadata of a checkpoint: any text, of whoever wrote it. ValueError, naming `where`, if it is not JSON, or so
+    many lists and values that they would take a hundred times the memory of a model's; they are counted, not parsed."""
+    containers, values = text.count("[") + text.count("{"), text.count(",")
+    few = containers <= _MOST_CONTAINERS and values <= _MOST_VALUES
+    wanted = f"{_MOST_CONTAINERS} lists and {_MOST_VALUES} values at most"
+    expect(few, where, f"metadata of {containers} lists and {values} values", wanted)
     try:
         return json.loads(text or "{}")
     except (ValueError, RecursionError) as error:  # also numbers that are too long

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lowtide.checks.values import check_floats, check_tensor, expect, read_step
+from lowtide.checks.values import check_floats, check_tensor, expect, number, read_step
 from lowtide.devices.sharding import local_of
 from lowtide.engine.engine import Engine
 from lowtide.options.hyper import hyper_values
@@ -39,9 +39,9 @@ def _template(name: str) -> dict[str, Any]:
     return group
 
 
-def check_group(engine: Engine, number: int, mine: dict[str, Any], group: dict[str, Any], where: str) -> None:
-    """Raises ValueError unless `group` comes from the torch.optim class that computes what `mine`, the optimizer's group of
-    this number, does."""
+def check_group(engine: Engine, of: int, mine: dict[str, Any], group: dict[str, Any], where: str) -> None:
+    """Raises ValueError unless `group` comes from the torch.optim class that computes what `mine`, the optimizer's group
+    number `of`, does."""
     rule = engine.family.rule
     cls = class_of(rule, mine)
     expect(cls is not None, where, "a group without 'lowtide_format'", f"a state_dict of lowtide's {rule!r}")
@@ -52,7 +52,7 @@ def check_group(engine: Engine, number: int, mine: dict[str, Any], group: dict[s
     # torch.optim's classes share keys: what tells another one from this.
     strange = {"momentum_decay", "centered", "lr_decay", "rho", "dampening"} & set(group) - wanted
     expect(not strange, where, sorted(strange), name)
-    decoupled = group.get("decoupled_weight_decay", rule == "adamw")
+    decoupled = number("decoupled_weight_decay", group.get("decoupled_weight_decay", rule == "adamw")) != 0
     other = "AdamW" if decoupled else "Adam"
     if cls == "NAdam":
         other = f"NAdam(decoupled_weight_decay={bool(decoupled)})"
@@ -62,7 +62,7 @@ def check_group(engine: Engine, number: int, mine: dict[str, Any], group: dict[s
     )
     expect(bool(decoupled) == (rule == "adamw"), f"{where}['decoupled_weight_decay']", decoupled, here)
     if cls == "Muon":
-        _check_muon(engine, number, mine, where)
+        _check_muon(engine, of, mine, where)
 
 
 def _check_muon(engine: Engine, number: int, mine: dict[str, Any], where: str) -> None:
@@ -126,7 +126,8 @@ def _product(group: Mapping[str, Any], step: int) -> float:
 
 def _check_product(saved: Any, step: int, group: Mapping[str, Any], where: str) -> None:
     check_tensor(saved, f"{where}, mu_product")
-    expect(saved.numel() == 1, f"{where}, mu_product", tuple(saved.shape), "one element")
+    one = saved.numel() == 1 and not saved.is_complex()
+    expect(one, f"{where}, mu_product", f"a {saved.dtype} tensor of shape {tuple(saved.shape)}", "one real element")
     wanted = _product(group, step)
     expect(
         abs(float(saved) - wanted) <= _PRODUCT_TOLERANCE,

@@ -112,7 +112,7 @@ def dequantize_blockwise(
         assert state.offset is not None
         scales = dequantize_blockwise(scales, state.state2).float() + state.offset
     else:
-        check_scales(scales, "absmax")
+        check_scales(scales, "absmax", max(A.numel(), 1))
     _check_blocksize(state.blocksize)
     size, book, dtype = int(state.blocksize or 0), _book(state.code, A.device), state.dtype or torch.float32
     parts = len(A) if scales.ndim == 2 and A.ndim and len(A) == len(scales) > 0 else 1

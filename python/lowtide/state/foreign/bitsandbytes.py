@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from lowtide.checks.values import check_tensor, expect, read_step
+from lowtide.checks.values import check_tensor, expect, number, read_step
 from lowtide.devices.sharding import rows_of
 from lowtide.engine.engine import Engine
 from lowtide.state import blockwise
@@ -78,7 +78,7 @@ def read_group(rule: str, group: dict[str, Any], mine: dict[str, Any], where: st
     if "eps" in mine and rule != "lars":  # whose eps is one of norms here
         named.append("eps")
         eps = group["eps"]
-        expect(bool(eps), f"{where}['eps']", eps, f"more than 0, as {rule!r} has: Lion and SGD have none")
+        expect(number("eps", eps) > 0, f"{where}['eps']", eps, f"more than 0, as {rule!r} has: Lion and SGD have none")
     read = {key: group[key] for key in named}
     if rule == "ademamix":
         read |= {key: group[key] for key in _SCHEDULES if key in group}
@@ -129,7 +129,7 @@ def _read_state(
     check_codes(state, torch.uint8, whole, text)
     expect(book is not None and absmax is not None, text, "codes without qmap or absmax", "both")
     check_book(book, 256, f"{where}, qmap{k}")
-    check_scales(absmax, f"{where}, absmax{k}")
+    check_scales(absmax, f"{where}, absmax{k}", state.numel())
     assert isinstance(book, torch.Tensor) and isinstance(absmax, torch.Tensor)
     book, absmax = book.detach().float(), absmax.detach().float()
     counts = {size: parts * math.ceil(state.numel() // parts / size) for size in _BLOCKS}

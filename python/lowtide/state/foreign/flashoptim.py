@@ -78,10 +78,10 @@ def _moment(entry: dict[str, Any], name: str, shape: torch.Size, signed: bool, w
     check_tensor(scales, text)
     assert isinstance(scales, torch.Tensor)
     expect(scales.dtype in (torch.float16, torch.bfloat16), text, scales.dtype, torch.float16)
-    scales = scales.detach().contiguous().view(torch.float16)
-    check_scales(scales, text)
     count = -(-shape.numel() // _GROUP)
     expect(scales.numel() == count, text, f"{scales.numel()} values", f"{count}, one for each {_GROUP} elements")
+    scales = scales.detach().resolve_neg().contiguous().view(torch.float16)
+    check_scales(scales, text, count)
     if not signed:
         root = blockwise.decode(codes, scales.float(), torch.arange(256) / 255, _GROUP)
         return root * root

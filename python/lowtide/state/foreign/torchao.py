@@ -72,8 +72,8 @@ def _parts(value: Any) -> dict[str, Any] | None:
 def _quantized(parts: dict[str, Any], shape: torch.Size, where: str) -> Quantized:
     codes, scale, book = parts["codes"], parts["scale"], parts.get("qmap")
     check_tensor(codes, f"{where}, codes")
-    check_scales(scale, f"{where}, scale")
     numel = shape.numel()
+    check_scales(scale, f"{where}, scale", numel)
     even = scale.numel() > 0 and numel % scale.numel() == 0
     expect(even, f"{where}, scale", f"{scale.numel()} values for {numel} elements", "one for each of equal blocks")
     if book is None:
