@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import lowtide
+import lowtide.distributed
 import torch
+import torch.distributed as dist
 from distributed_jobs import Layout, Net, build, random_tensor, snapshot, train, whole
+from support import bits, state_bits
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
@@ -67,6 +70,40 @@ def decoded(layout: Layout) -> tuple[list[str], dict[str, bytes], dict[str, byte
     opt.state_dict()
     now = dict(new.named_parameters())
     return [name for name in coded if "exp_avg_scale" not in opt.state[now[name]]], before, values()
+
+
+def muon(layout: Layout) -> tuple[dict[str, bytes], dict[str, bytes], float]:
+    """State before the swap and after it; and how far float32 weights are from those of whole matrices, two steps later, in
+    units of the learning rate."""
+    nets = [Net(Layout("plain")) for _ in range(2)]
+    optimizers = [lowtide.Muon([*net.named_parameters()], lr=0.01) for net in nets]
+    for net, opt in zip(nets, optimizers, strict=True):
+        train(net, opt, range(3))
+    before = snapshot(nets[0], optimizers[0])
+    new = relaid(nets[0], layout)
+    put(optimizers[0], nets[0], new)
+    after = snapshot(new, optimizers[0])
+    for net, opt in zip((new, nets[1]), optimizers, strict=True):
+        train(net, opt, range(3, 5))
+    pairs: Any = zip(new.parameters(), nets[1].parameters(), strict=True)
+    apart = [a.detach().full_tensor() - b.detach() for a, b in pairs if b.dtype == torch.float32]
+    worst = max(float(difference.abs().max()) for difference in apart)
+    return before, after, worst / 0.01
+
+
+def voted(swapped: bool) -> tuple[bytes, list[dict[str, bytes]]]:
+    """Four votes; before the third one, other tensors may take the place of the parameters."""
+    params = [torch.nn.Parameter(torch.ones(300))]
+    opt = lowtide.distributed.DistributedLion(params, lr=0.1)
+    for step in range(4):
+        if swapped and step == 2:
+            params = [torch.nn.Parameter(params[0].detach().clone())]
+            opt.param_groups[0]["params"] = params
+            opt.state_dict()
+            assert not opt._agreed  # the next vote asks whether all workers have these
+        params[0].grad = torch.randn(300, generator=torch.Generator().manual_seed(step + 10 * dist.get_rank()))
+        opt.step()
+    return bits(params[0]), state_bits(opt)
 
 
 def refused(layout: Layout) -> list[str]:

@@ -64,6 +64,23 @@ def test_shards_that_cut_blocks_have_decoded_state(layout, figure):
     figure(f"{len(decoded)} parameters have float32 state now; {size(before)} bytes of values, 0 differ")
 
 
+def test_matrices_of_muon_become_shards(figure):
+    """Momentum goes along to the bit. Steps orthogonalize in bfloat16: 2 of them may differ in that format's last places,
+    2^-8 of a step each, of as many as the root of the longer side, times a ratio of at most 7."""
+    before, after, worst = shared_ranks().run(2, jobs.muon, ROWS)[0]
+    assert differing(matrices(before), matrices(after)) == []
+    assert worst <= 2 * 7 * 2**-8
+    figure(f"{size(before)} bytes, 0 differ; {worst:.1e} of a step from whole matrices after two")
+
+
+def test_votes_go_on_with_other_tensors(figure):
+    """As those of workers whose parameters stayed."""
+    ranks = shared_ranks()
+    stayed, swapped = (ranks.run(2, jobs.voted, way) for way in (False, True))
+    assert stayed == swapped and stayed[0][0] == stayed[1][0]
+    figure(f"{len(stayed[0][0])} bytes on 2 ranks, 0 differ")
+
+
 def test_what_does_not_fit_is_refused_and_nothing_moves(figure):
     for found in shared_ranks().run(2, jobs.refused, ROWS):
         assert "got 4 tensors, wanted 5 as registered" in found[0]

@@ -167,6 +167,13 @@ class SignOptimizer(Optimizer):
         """As `lowtide.Optimizer.add_param_group`; on every worker."""
         super().add_param_group(param_group)
         self.param_groups[-1]["votes"] = self._votes
+        self._look_at_params()
+
+    def _rebind(self, kept: list[int], sources: list[int] | None) -> None:
+        super()._rebind(kept, sources)
+        self._look_at_params()
+
+    def _look_at_params(self) -> None:
         self._shapes = digest([(tuple(param.shape), str(param.dtype)) for param in self.engine.params])
         self._agreed = False
 
