@@ -11,9 +11,8 @@ import torch
 import torch.distributed as dist
 from distributed_jobs import load, save
 from support import bits
-from torch.distributed.fsdp import FullStateDictConfig, ShardedStateDictConfig
+from torch.distributed.fsdp import FullStateDictConfig, OptimStateKeyType, ShardedStateDictConfig
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-from torch.distributed.fsdp import OptimStateKeyType
 from torch.distributed.fsdp.api import FullOptimStateDictConfig, ShardedOptimStateDictConfig, StateDictType
 
 

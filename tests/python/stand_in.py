@@ -64,12 +64,12 @@ class StandIn:
             self._lib.lt_device_close(device)
 
     def tensor(self, like: torch.Tensor, index: int = 0) -> torch.Tensor:
-        """A copy of a tensor (with elements) in memory of the device."""
-        bytes_ = like.numel() * like.element_size()
+        """A copy of a tensor in memory of the device."""
+        bytes_ = max(like.numel(), 1) * like.element_size()
         memory = self.allocate(SHARED, bytes_, index)
         self._ranges.append((memory, memory + bytes_ - 1, index))
         raw = (ctypes.c_uint8 * bytes_).from_address(memory)
-        out = torch.frombuffer(raw, dtype=like.dtype).reshape(like.shape)
+        out = torch.frombuffer(raw, dtype=like.dtype)[: like.numel()].reshape(like.shape)
         return out.copy_(like.detach())
 
     def parameters(self, like: Sequence[torch.Tensor], index: int = 0) -> list[torch.nn.Parameter]:
@@ -110,8 +110,9 @@ class StandIn:
         return self.queues[device.index]
 
     def _device_of(self, tensor: torch.Tensor) -> torch.device:
+        address = tensor.data_ptr() or tensor.untyped_storage().data_ptr()  # 0: it has no elements
         for first, last, index in self._ranges:
-            if first <= tensor.data_ptr() <= last:
+            if first <= address <= last:
                 return torch.device(self.kind, index)
         return tensor.device
 

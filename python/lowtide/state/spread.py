@@ -57,7 +57,7 @@ def _spread(
     engine: Engine, number: int, raw: Mapping[str, torch.Tensor], scaled: bool, residual: bool
 ) -> dict[str, torch.Tensor]:
     of, shape = engine.shardings[number], local_of(engine.params[number]).shape
-    rows, length = rows_of(shape)
+    length = rows_of(shape)[1]
     entry: dict[str, torch.Tensor] = {}
     for k, (name, _) in enumerate(engine.core.states_of(number)):
         if name not in raw:
