@@ -11,6 +11,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <deque>
 #include <exception>
 #include <memory>
 #include <optional>
@@ -21,6 +22,7 @@
 #include "core/sizes.h"
 #include "lowtide/backends.h"
 #include "memory/store.h"
+#include "optim/joint_checkpoint.h"
 #include "param_binding.h"
 #include "python_allocator.h"
 
@@ -108,11 +110,14 @@ class PyOptimizer {
       binding_.note_changed([&](size_t i) { return grads[i].data && (addresses.empty() || !addresses[i]); });
     return result.nonfinite_param;
   }
-  int64_t check(double grad_scale, Address stream) {
+  int64_t check(double grad_scale, Address stream, bool assume_finite, int64_t free_bytes,
+                const std::optional<std::vector<int64_t>>& only) {
     const Busy busy(*this);
-    const auto& grads = binding_.collect();
+    const auto& grads = binding_.collect(only);
     const nb::gil_scoped_release nogil;
-    return core_.check(grads, {.stream = stream, .grad_scale = grad_scale}).nonfinite_param;
+    const lowtide::StepOptions options{
+        .stream = stream, .grad_scale = grad_scale, .assume_finite = assume_finite, .free_bytes = free_bytes};
+    return core_.check(grads, options).nonfinite_param;
   }
   void prepare_replay(double grad_scale, Address stream) {
     alone([&] { core_.prepare_replay({.stream = stream, .grad_scale = grad_scale}); });
@@ -235,6 +240,18 @@ class PyOptimizer {
   }
 
   ParamBinding& binding() { return binding_; }
+
+  // Calls fn(all their optimizers) without the GIL while no other call may change one of them.
+  template <class Fn>
+  static auto together(const std::vector<PyOptimizer*>& all, Fn&& fn) {
+    std::deque<Busy> busy;
+    std::vector<lowtide::Optimizer*> cores;
+    for (PyOptimizer* const each : all) {
+      busy.emplace_back(*each);
+      cores.push_back(&each->core_);
+    }
+    return released([&] { return fn(cores); });
+  }
 
   // Calls fn without the GIL while no other call may change the optimizer.
   template <class Fn>
@@ -397,8 +414,9 @@ views of its state are gone.)")
           R"(Registers a strided tensor of float32, bfloat16 or float16 on the device; returns its number (0, 1, ... over all
 groups). whole: of a DTensor, see lowtide.devices.sharding.Sharding.shard.)")
       .def("place_states", PyOptimizer::core_alone(&lowtide::Optimizer::place_states))
-      .def("check", &PyOptimizer::check, "grad_scale"_a = 1.0, "stream"_a = 0,
-           "The result that `step` would return, without stepping.")
+      .def("check", &PyOptimizer::check, "grad_scale"_a = 1.0, "stream"_a = 0, "assume_finite"_a = false,
+           "free_bytes"_a = -1, "only"_a = nb::none(),
+           "The result that `step` would return, without stepping. Raises what `step` would refuse.")
       .def(
           "step", &PyOptimizer::step, "grad_scale"_a = 1.0, "assume_finite"_a = false, "stream"_a = 0,
           "free_bytes"_a = -1, "only"_a = nb::none(), "directions"_a = nb::none(),
@@ -454,4 +472,19 @@ where the codec has scales.)")
       .def("onload", PyOptimizer::core_alone(&lowtide::Optimizer::onload))
       .def("report", &PyOptimizer::report)
       .def("cpu_target", PyOptimizer::core(&lowtide::Optimizer::cpu_target));
+  m.def(
+      "save_together",
+      [](const std::vector<PyOptimizer*>& all, const std::vector<int>& owner, const std::string& path,
+         const std::string& metadata) {
+        PyOptimizer::together(all, [&](const auto& cores) { lowtide::save_together(cores, owner, path, metadata); });
+      },
+      "optimizers"_a, "owner"_a, "path"_a, "metadata"_a,
+      R"(One file for optimizers with the same groups and numbers of parameters. owner: of each parameter, the place in
+`optimizers` of the one that has it; it is a tensor without elements in the others.)");
+  m.def(
+      "load_together",
+      [](const std::vector<PyOptimizer*>& all, const std::vector<int>& owner, const std::string& path) {
+        return PyOptimizer::together(all, [&](const auto& cores) { return lowtide::load_together(cores, owner, path); });
+      },
+      "optimizers"_a, "owner"_a, "path"_a, "Reads what `save_together`, or `Optimizer.save`, wrote.");
 }

@@ -1,12 +1,33 @@
-// All state to a file and back.
+// All state to a file and back: that of one optimizer, or of several that share their parameters' numbers.
 #include <cstring>
+#include <deque>
 
 #include "optim/checkpoint.h"
+#include "optim/joint_checkpoint.h"
 #include "optim/optimizer_impl.h"
 #include "optim/state_parts.h"
 
 namespace lowtide {
 namespace {
+
+// The tables that have an optimizer's parameters between them. All count the same parameters and groups.
+class Tables {
+ public:
+  explicit Tables(ParamTable& only) : all_{&only} {}
+  // owner: of each parameter, the table that steps it.
+  Tables(std::vector<ParamTable*> all, std::vector<int> owner) : all_(std::move(all)), owner_(std::move(owner)) {}
+
+  size_t params() const { return all_.front()->params.size(); }
+  ParamTable& of(size_t param) const { return *all_[owner_.empty() ? 0 : static_cast<size_t>(owner_[param])]; }
+  Parameter& at(size_t param) const { return of(param).params[param]; }
+  const char* rule() const { return rule_info(all_.front()->rule).name; }
+  Env& env() const { return all_.front()->env; }
+  const std::vector<ParamTable*>& all() const { return all_; }
+
+ private:
+  std::vector<ParamTable*> all_;
+  std::vector<int> owner_;  // empty: there is one table
+};
 
 std::string sizes_text(const std::vector<int64_t>& sizes) {
   std::string text;
@@ -31,26 +52,28 @@ CheckpointParam describe(const Parameter& param, int of_rule) {
 }
 
 // The state as it is now.
-Checkpoint describe(const ParamTable& table, const std::string& metadata) {
+Checkpoint describe(const Tables& tables, const std::string& metadata) {
   Checkpoint out;
-  out.rule = rule_info(table.rule).name;
+  out.rule = tables.rule();
   out.metadata = metadata;
-  for (size_t i = 0; i < table.params.size(); ++i) {
-    const Parameter& param = table.params[i];
-    table.require_whole(param, i);
+  for (size_t i = 0; i < tables.params(); ++i) {
+    const Parameter& param = tables.at(i);
+    tables.of(i).require_whole(param, i);
     out.params.push_back(describe(param, param.has_state && !param.uninitialized ? param.state_rule : -1));
     out.params.back().name = std::to_string(i);
   }
   return out;
 }
 
-void copy_state(ParamTable& table, const StatePart& part, int64_t offset, int64_t bytes, std::byte* to,
+void copy_state(const Tables& tables, const StatePart& part, int64_t offset, int64_t bytes, std::byte* to,
                 const std::byte* from) {
-  Parameter& param = table.params[part.param];
+  Parameter& param = tables.at(part.param);
   const int k = static_cast<int>(part.state);
   if (param.paged)
-    return table.residence_of(param).store()->copy({static_cast<int64_t>(part.param), k, part.scales}, offset, bytes,
-                                                   to, from);
+    return tables.of(part.param)
+        .residence_of(param)
+        .store()
+        ->copy({static_cast<int64_t>(part.param), k, part.scales}, offset, bytes, to, from);
   std::byte* const here =
       (part.scales ? reinterpret_cast<std::byte*>(param.scales[k]) : static_cast<std::byte*>(param.codes[k])) + offset;
   if (from) copy_bytes(here, from, bytes);
@@ -65,14 +88,14 @@ int rule_saved(const Parameter& param, const CheckpointParam& saved) {
   return param.fullest_rule();
 }
 
-void check_fits(const ParamTable& table, const Checkpoint& saved) {
-  const char* const mine = rule_info(table.rule).name;
+void check_fits(const Tables& tables, const Checkpoint& saved) {
+  const char* const mine = tables.rule();
   LT_REQUIRE(saved.rule == mine, "got a checkpoint of '%s', wanted one of '%s'", saved.rule.c_str(), mine);
-  LT_REQUIRE(saved.params.size() == table.params.size(), "got a checkpoint of %zu parameters, wanted %zu",
-             saved.params.size(), table.params.size());
-  for (size_t i = 0; i < table.params.size(); ++i) {
+  LT_REQUIRE(saved.params.size() == tables.params(), "got a checkpoint of %zu parameters, wanted %zu",
+             saved.params.size(), tables.params());
+  for (size_t i = 0; i < tables.params(); ++i) {
     const CheckpointParam& got = saved.params[i];
-    const CheckpointParam wanted = describe(table.params[i], rule_saved(table.params[i], got));
+    const CheckpointParam wanted = describe(tables.at(i), rule_saved(tables.at(i), got));
     LT_REQUIRE(got.sizes == wanted.sizes, "parameter %zu has sizes (%s) in the checkpoint, wanted (%s)", i,
                sizes_text(got.sizes).c_str(), sizes_text(wanted.sizes).c_str());
     LT_REQUIRE(got.steps <= kMostSteps, "parameter %zu has taken %lld steps in the checkpoint, wanted 2^53 at most", i,
@@ -101,59 +124,103 @@ void clear_state(ParamTable& table, int64_t param, int k) {
 }
 
 // The file's state is in place: so are its counts, and no parameter without state there keeps what it had.
-void commit(ParamTable& table, const Checkpoint& saved) {
-  for (size_t i = 0; i < table.params.size(); ++i) {
-    Parameter& param = table.params[i];
+void commit(const Tables& tables, const Checkpoint& saved) {
+  for (size_t i = 0; i < tables.params(); ++i) {
+    Parameter& param = tables.at(i);
     const bool empty = saved.params[i].states.empty();
     param.steps = saved.params[i].steps;
     for (Progress& piece : param.progress) piece.behind = 0;
     const int arrays = empty && param.has_state ? param.arrays(param.state_rule) : 0;
-    for (int k = 0; k < arrays; ++k) clear_state(table, static_cast<int64_t>(i), k);
+    for (int k = 0; k < arrays; ++k) clear_state(tables.of(i), static_cast<int64_t>(i), k);
     param.set_uninitialized(empty);
   }
-  for (Parameter& param : table.params) param.partially_written = 0;
+  for (size_t i = 0; i < tables.params(); ++i) tables.at(i).partially_written = 0;
+}
+
+void save_tables(const Tables& tables, const std::string& path, const std::string& metadata) {
+  for (ParamTable* const table : tables.all()) table->onload();
+  save_checkpoint(tables.env(), path, describe(tables, metadata),
+                  [&](const StatePart& part, int64_t offset, std::byte* to, int64_t bytes) {
+                    copy_state(tables, part, offset, bytes, to, nullptr);
+                  });
+  // The file has one count for each parameter: what goes on here is what is loaded from it.
+  for (size_t i = 0; i < tables.params(); ++i) {
+    Parameter& param = tables.at(i);
+    for (Progress& piece : param.progress) piece = {0, param.uninitialized};
+  }
+}
+
+std::string load_tables(const Tables& tables, const std::string& path) {
+  std::deque<StateChange> changes;
+  for (ParamTable* const table : tables.all()) changes.emplace_back(*table);
+  const CheckpointFile file(tables.env(), path);
+  const Checkpoint& saved = file.contents();
+  check_fits(tables, saved);
+  file.verify();
+  for (size_t i = 0; i < tables.params(); ++i)
+    if (!saved.params[i].states.empty()) tables.of(i).allocate_states(i, rule_saved(tables.at(i), saved.params[i]));
+  std::string metadata = saved.metadata;
+  bool begun = false;
+  const auto begin = [&] {  // until all is in place, no step must be taken with a part of it
+    for (size_t i = 0; i < tables.params(); ++i) {
+      Parameter& param = tables.at(i);
+      param.partially_written = param.has_state ? kAllStates : 0;
+    }
+    begun = true;
+  };
+  file.load([&](const StatePart& part, int64_t offset, const std::byte* from, int64_t bytes) {
+    if (!begun) begin();
+    copy_state(tables, part, offset, bytes, nullptr, from);
+  });
+  if (!begun) begin();
+  commit(tables, saved);
+  for (const StateChange& change : changes) change.check_written();
+  return metadata;
+}
+
+Tables tables_of(std::span<Optimizer* const> all, std::span<const int> owner) {
+  LT_REQUIRE(!all.empty(), "got no optimizer, wanted one or more");
+  std::vector<ParamTable*> tables;
+  for (Optimizer* const each : all) tables.push_back(&OptimizerEnv::impl(*each).table);
+  for (const ParamTable* const table : tables)
+    LT_REQUIRE(table->params.size() == owner.size() && table->rule == tables.front()->rule,
+               "got an optimizer of '%s' with %zu parameters, wanted '%s' with %zu as the others",
+               rule_info(table->rule).name, table->params.size(), rule_info(tables.front()->rule).name, owner.size());
+  for (const int of : owner)
+    LT_REQUIRE(of >= 0 && static_cast<size_t>(of) < all.size(), "got optimizer %d of %zu", of, all.size());
+  return {std::move(tables), {owner.begin(), owner.end()}};
 }
 
 }  // namespace
 
 void Optimizer::save(const std::string& path, const std::string& metadata) const {
   const Impl::Call call(*impl_);
-  ParamTable& table = impl_->table;
   if (impl_->on_device) impl_->on_device->resolve_and_raise();
-  table.onload();
-  save_checkpoint(table.env, path, describe(table, metadata),
-                  [&](const StatePart& part, int64_t offset, std::byte* to, int64_t bytes) {
-                    copy_state(table, part, offset, bytes, to, nullptr);
-                  });
-  // The file has one count for each parameter: what goes on here is what is loaded from it.
-  for (Parameter& param : table.params)
-    for (Progress& piece : param.progress) piece = {0, param.uninitialized};
+  save_tables(Tables(impl_->table), path, metadata);
 }
 
 std::string Optimizer::load(const std::string& path) {
   const Impl::StateCall call(*impl_);
-  ParamTable& table = impl_->table;
-  const StateChange change(table);
-  const CheckpointFile file(table.env, path);
-  const Checkpoint& saved = file.contents();
-  check_fits(table, saved);
-  file.verify();
-  for (size_t i = 0; i < table.params.size(); ++i)
-    if (!saved.params[i].states.empty()) table.allocate_states(i, rule_saved(table.params[i], saved.params[i]));
-  std::string metadata = saved.metadata;
-  bool begun = false;
-  const auto begin = [&] {  // until all is in place, no step must be taken with a part of it
-    for (Parameter& param : table.params) param.partially_written = param.has_state ? kAllStates : 0;
-    begun = true;
-  };
-  file.load([&](const StatePart& part, int64_t offset, const std::byte* from, int64_t bytes) {
-    if (!begun) begin();
-    copy_state(table, part, offset, bytes, nullptr, from);
-  });
-  if (!begun) begin();
-  commit(table, saved);
-  change.check_written();
-  return metadata;
+  return load_tables(Tables(impl_->table), path);
+}
+
+void save_together(std::span<Optimizer* const> all, std::span<const int> owner, const std::string& path,
+                   const std::string& metadata) {
+  const Tables tables = tables_of(all, owner);
+  std::deque<OptimizerEnv::Call> calls;
+  for (Optimizer* const each : all) {
+    auto& impl = OptimizerEnv::impl(*each);
+    calls.emplace_back(impl);
+    if (impl.on_device) impl.on_device->resolve_and_raise();
+  }
+  save_tables(tables, path, metadata);
+}
+
+std::string load_together(std::span<Optimizer* const> all, std::span<const int> owner, const std::string& path) {
+  const Tables tables = tables_of(all, owner);
+  std::deque<OptimizerEnv::StateCall> calls;
+  for (Optimizer* const each : all) calls.emplace_back(OptimizerEnv::impl(*each));
+  return load_tables(tables, path);
 }
 
 std::string checkpoint_metadata(const std::string& path) {

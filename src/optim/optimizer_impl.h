@@ -51,9 +51,13 @@ struct Optimizer::Impl {
   std::atomic_flag busy = ATOMIC_FLAG_INIT;
 };
 
-// An Optimizer whose files and state memory go through a given Env: the seam where tests fail any call of a whole
-// optimizer. Not part of the public interface.
+// The rest of the library looks into an Optimizer with this. Not part of the public interface.
 struct OptimizerEnv {
+  using Call = Optimizer::Impl::Call;
+  using StateCall = Optimizer::Impl::StateCall;
+  static Optimizer::Impl& impl(Optimizer& of) { return *of.impl_; }
+
+  // An Optimizer whose files and state memory go through a given Env: the seam where tests fail any call of a whole one.
   // As Optimizer(options). env outlives the optimizer. device: where parameters are, if not in host memory.
   static Optimizer make(const OptimizerOptions& options, Env& env, std::unique_ptr<Backend> device = nullptr);
 };

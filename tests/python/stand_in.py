@@ -48,6 +48,7 @@ class StandIn:
             self.queues.append(queue.value or 0)
         self.asked: list[int] = []  # indices of the devices that Lowtide asked for the current queue of
         self._ranges: list[tuple[int, int, int]] = []  # first and last byte, index of the device
+        self._outside = places.device_of  # that of a stand-in before this one
         monkeypatch.setattr(places, "device_of", self._device_of)
 
     @property
@@ -114,7 +115,7 @@ class StandIn:
         for first, last, index in self._ranges:
             if first <= address <= last:
                 return torch.device(self.kind, index)
-        return tensor.device
+        return self._outside(tensor)
 
     def _call(self, name: str, *args: Any) -> None:
         if getattr(self._lib, name)(*args) != 0:

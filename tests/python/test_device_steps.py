@@ -288,12 +288,9 @@ def test_nothing_is_kept(device: StandIn, figure: Callable[[str], None]) -> None
 
 def test_refused(device: StandIn, tmp_path: Path, figure: Callable[[str], None]) -> None:
     here = parameter(64, 128)
-    (zero,), (one,) = device.parameters([here]), device.parameters([here], index=1)
+    (zero,) = device.parameters([here])
     disk = lowtide.Memory(host="1MiB", disk=tmp_path)
     refusals: list[tuple[Callable[[], Any], str]] = [
-        (lambda: lowtide.AdamW([zero, one]), f"parameter 1: got a tensor on {device.name(1)}, wanted {device.name()}"),
-        (lambda: lowtide.AdamW([zero, here]), f"got a tensor on cpu, wanted {device.name()}"),
-        (lambda: lowtide.AdamW([here, zero]), f"got a tensor on {device.name()}, wanted cpu"),
         (lambda: lowtide.AdamW([zero], memory=disk), f"got disk for parameters on {device.name()}"),
         (lambda: lowtide.AdamW([{"params": [zero], "memory": disk}]), f"got disk for parameters on {device.name()}"),
         (lambda: lowtide.AdamW([zero], memory=lowtide.Memory(device="101%")), f"the memory of {device.name()}"),
@@ -303,9 +300,6 @@ def test_refused(device: StandIn, tmp_path: Path, figure: Callable[[str], None])
             act()
     assert lowtide.Memory(device="25%").budget(lowtide.devices.places.place_of(zero, "")).device_bytes == 1 << 28
     optimizer = lowtide.AdamW([zero])
-    with pytest.raises(ValueError, match=f"got a tensor on cpu, wanted {device.name()}"):
-        optimizer.add_param_group({"params": [here]})
-    assert len(optimizer.param_groups) == 1
     before = bits(zero)
     zero.grad = device.tensor(torch.ones(64, 128))
     optimizer.step()
@@ -317,4 +311,4 @@ def test_refused(device: StandIn, tmp_path: Path, figure: Callable[[str], None])
         with pytest.raises(ValueError, match="give at least"):
             tight.step()
         assert bits(zero) == before and int(tight.state[zero]["step"]) == 0
-    figure(f"{len(refusals) + 3} refused; a step after them is taken")
+    figure(f"{len(refusals) + 2} refused; a step after them is taken")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -13,9 +13,10 @@ from lowtide.checks.values import expect
 from lowtide.devices import places, sharding
 from lowtide.devices.places import HOST, Place
 from lowtide.devices.sharding import Sharding, local_of
+from lowtide.engine.cores import Core, Cores, register_all
 from lowtide.engine.family import Family
-from lowtide.engine.groups import CoreGroup, Format, Members, register
-from lowtide.memory.budgets import Memory, budget_at
+from lowtide.engine.groups import CoreGroup, Format, Members
+from lowtide.memory.budgets import Memory, budget_at, check_shared
 from lowtide.options import overrides
 from lowtide.options.options import Options
 from lowtide.options.overrides import Overridden
@@ -32,10 +33,17 @@ MOMENTUM = "momentum_buffer"  # comes and goes with SGD's momentum
 class Examined(NamedTuple):
     """Parameters that an optimizer can have."""
 
-    place: Place
+    places: list[Place | None]  # None: of a foreign one, which cannot be stepped
     shardings: list[Sharding | None]
-    known: list[torch.Tensor]  # as the core gets them: they, or what stands in for them
-    foreign: list[int]  # of those, by place
+
+
+class Registered(NamedTuple):
+    """The parameters of an optimizer that is to have other cores."""
+
+    members: Sequence[list[torch.Tensor]]  # per parameter group
+    params: Examined  # all of them, by number
+    overridden: list[Overridden]  # likewise
+    memories: list[Memory | None]  # per parameter group: its own budget
 
 
 @dataclass
@@ -68,9 +76,11 @@ class Engine:
     def __init__(self, family: Family, settings: Settings) -> None:
         self.family, self.settings = family, settings
         self.threads = torch.get_num_threads()
-        self.core: _core.Optimizer  # made with the first group, when it is known where parameters are
-        self.place: Place | None = None  # of the core
-        self.on_host = True  # the place is, or there is none
+        self.core: Core  # made with the first group, when it is known where parameters are
+        self.cores: dict[Place, _core.Optimizer] = {}  # those behind it, one for each device
+        self.place: Place | None = None  # of the core; None: of several, or of none yet
+        self.on_host = True  # all of them are
+        self.places: list[Place | None] = []  # of the parameters, by number; None: of foreign ones
         self.groups: list[CoreGroup] = []  # by number in the core
         self.members: list[list[torch.Tensor]] = []  # per parameter group: the parameters that the core has
         self.formats: list[Format] = []  # per parameter group: its own, without overrides
@@ -108,61 +118,56 @@ class Engine:
             settings.seed,
         )
 
-    def check_params(self, params: Sequence[torch.Tensor], where: Sequence[str], place: Place | None) -> Examined:
-        """Where these parameters are, and how they are cut. where: each one's name for errors; place: of others. ValueError,
-        TypeError or NotImplementedError for one that cannot be stepped together with the others, unless it may stand
-        aside."""
-        shardings: list[Sharding | None] = [None] * len(params)
-        foreign = []
-        # Those that are stepped say where the others have to be.
+    def check_params(self, params: Sequence[torch.Tensor], where: Sequence[str], of_others: Iterable[Place]) -> Examined:
+        """Where these parameters are, and how they are cut. where: each one's name for errors; of_others: where those beside
+        them are. ValueError, TypeError or NotImplementedError for one that cannot be stepped, unless it may stand aside."""
+        now = Examined([None] * len(params), [None] * len(params))
+        known = {*of_others}
+        # Those that are stepped say at which places there is a core. A frozen one alone needs none.
         for i in sorted(range(len(params)), key=lambda i: places.may_stand_aside(params[i])):
+            aside = places.may_stand_aside(params[i])
             try:
-                shardings[i], here = examine(params[i], place, where[i])
-                place = place or here
+                of, here = examine(params[i], where[i])
             except (TypeError, ValueError, NotImplementedError):
-                if not places.may_stand_aside(params[i]):
+                if not aside:
                     raise
-                foreign.append(i)
-        place = place or self.place or HOST
-        known = list(params)
-        for i in foreign:
-            known[i] = places.stand_in(place)
-        return Examined(place, shardings, known, sorted(foreign))
+                continue
+            if not aside or not known or here in known:
+                now.places[i], now.shardings[i] = here, of
+                known.add(here)
+        return now
 
     @property
-    def settled(self) -> Place | None:
+    def settled(self) -> Iterable[Place]:
         """Where parameters are, if any is stepped."""
-        return self.place if len(self.foreign) < len(self.params) else None
+        return self.cores if any(self.places) else ()
 
     def add(self, groups: Sequence[dict[str, Any]], memory: Memory | None) -> None:
         """Takes in the last one of the optimizer's parameter groups. On an error nothing has changed."""
         number, group = len(groups) - 1, groups[-1]
         params: list[torch.Tensor] = group["params"]
         where = [f"parameter group {number}, parameter {i}" for i in range(len(params))]
-        place, shardings, known, foreign = self.check_params(params, where, self.settled)
+        found, shardings = self.check_params(params, where, self.settled)
         overridden = [Overridden(entries) for entries in overrides.look(params)]
+        wanted = self.wanted_places([*self.places, *found])
+        several, home = len(wanted) > 1, wanted[0]
+        known = stood_in(params, found, home)
         members = Members(known, shardings, [one.options() for one in overridden], memory)
-        arguments = (self.family, place, number, group, members, len(self.params))
-        if self.groups:  # A core cannot forget a group: one added during training is tried out on another.
-            register(self.new_core(1, place), *arguments)
-        core = self._core_at(place, groups)
-        core_groups = register(core, *arguments)
+        if several:
+            owned = [(number, own) if own else (-1, None) for own in members.budgets()]
+            self.check_budgets([*self.places, *found], [*owned_by(self.groups, self.memories, len(self.params)), *owned])
         first = len(self.params)
-        if self.groups and core is not self.core:  # all that there were are foreign
-            self.known = [places.stand_in(place)] * first
-        self.core, self.place, self.on_host = core, place, place.on_host
-        self.groups += core_groups
+        arguments = (several, self.family, number, group, members, found, first)
+        if self.groups:  # A core cannot forget a group: one added during training is tried out on another.
+            register_all({place: self.new_core(1, place) for place in wanted}, *arguments)
+        cores = {place: self.cores.get(place) or self._core_at(place, several, groups) for place in wanted}
+        core_groups = register_all(cores, *arguments)
         self.overridden += overridden
         self.formats.append(Format.of(group))
         self.memories.append(memory)
-        self.automatic = self._automatic()
         self.members.append(list(params))
-        self.shardings += shardings
-        self.meshes = sharding.meshes_of(self.shardings)
-        self.params += params
-        self.known += known
-        self.foreign |= {first + i: params[i] for i in foreign}
-        self.awaited += [i for i in range(first, len(self.params)) if not core.has_state(i)]
+        self.adopt(cores, Examined([*self.places, *found], [*self.shardings, *shardings]), [*self.groups, *core_groups])
+        self.awaited += [i for i in range(first, len(self.params)) if not self.core.has_state(i)]
 
     def append(self, number: int, param: torch.Tensor) -> int:
         """Takes in one more parameter of parameter group `number`, without overrides; no later group may have any. Returns
@@ -170,16 +175,19 @@ class Engine:
         where = f"parameter group {number}, parameter {len(self.members[number])}"
         later = sum(map(len, self.members[number + 1 :]))
         expect(not later, where, f"it after {later} parameters of later groups", "parameters in the order of the groups")
-        of, _ = examine(param, self.place, where)
+        of, here = examine(param, where)
+        wanted = f"{', '.join(str(place.device) for place in self.cores)} as the parameters before it, and one device"
+        expect([here] == [*self.cores], where, f"a tensor on {here.device}", wanted)
         at = next(n for n, each in enumerate(self.groups) if each.of == number)  # the first has no overrides
         try:
-            added = self.core.add_param(at, param, param.requires_grad, of.shard if of else None)
+            added = self.cores[here].add_param(at, param, param.requires_grad, of.shard if of else None)
         except (TypeError, ValueError, NotImplementedError) as error:
             raise self.family.error(where, self.groups[at].rule, error) from error
         self.groups[at].params.append(added)
         self.members[number].append(param)
         self.params.append(param)
         self.known.append(param)
+        self.places.append(here)
         self.shardings.append(of)
         self.meshes = sharding.meshes_of(self.shardings)
         self.overridden += [Overridden(entries) for entries in overrides.look([param])]
@@ -187,34 +195,71 @@ class Engine:
             self.awaited.append(added)
         return added
 
-    def _core_at(self, place: Place, groups: Sequence[dict[str, Any]]) -> _core.Optimizer:
-        """The core; before there are parameters to step, one for that place, with the groups that there are."""
-        if self.settled or place == self.place:
-            return self.core
+    def wanted_places(self, found: Sequence[Place | None]) -> list[Place]:
+        """The places at which parameters are stepped, that of the first one first; where there is none, that of before."""
+        return [*dict.fromkeys(filter(None, found))] or [*self.cores][:1] or [HOST]
+
+    def _core_at(self, place: Place, several: bool, groups: Sequence[dict[str, Any]]) -> _core.Optimizer:
+        """A core for a place that had none, with the groups that there are."""
         core = self.new_core(self.threads, place)
-        first = 0
-        for number, (params, memory) in enumerate(zip(self.members, self.memories, strict=True)):
-            count = len(params)
-            own = [one.options() for one in self.overridden[first : first + count]]
-            members = Members([places.stand_in(place)] * count, [None] * count, own, memory)
-            register(core, self.family, place, number, groups[number], members, first)
-            first += count
+        self.register({place: core}, several, groups, self.registered())
+        for number, known in enumerate(self.groups):  # as the others were told, whatever the options are now
+            core.set_rounding(number, known.rounding)
+            core.set_hyper(number, known.pushed)
         return core
 
-    def adopt(self, core: _core.Optimizer, now: Examined, groups: list[CoreGroup]) -> None:
-        """Goes on with another core, of the parameters in `members`."""
-        self.core, self.groups, self.with_state = core, groups, -1
+    def registered(self) -> Registered:
+        """The parameters as they are."""
+        return Registered(self.members, Examined(self.places, self.shardings), self.overridden, self.memories)
+
+    def register(
+        self, cores: Mapping[Place, _core.Optimizer], several: bool, groups: Sequence[dict[str, Any]], of: Registered
+    ) -> list[CoreGroup]:
+        """Has new cores take in all parameters. several: there are other cores beside them."""
+        made: list[CoreGroup] = []
+        found, shardings = of.params
+        known = stood_in([param for params in of.members for param in params], found, next(iter(cores)))
+        own = [one.options() for one in of.overridden]
+        first = 0
+        for number, params in enumerate(of.members):
+            these = slice(first, first + len(params))
+            members = Members(known[these], shardings[these], own[these], of.memories[number])
+            made += register_all(cores, several, self.family, number, groups[number], members, found[these], first)
+            first += len(params)
+        return made
+
+    def adopt(self, cores: dict[Place, _core.Optimizer], now: Examined, groups: list[CoreGroup]) -> None:
+        """Goes on with these cores of the parameters in `members`."""
+        home, several = next(iter(cores)), len(cores) > 1
+        self.cores, self.groups, self.with_state = cores, groups, -1
+        self.place, self.on_host = None if several else home, all(place.on_host for place in cores)
         self.params = [param for params in self.members for param in params]
-        self.place, self.on_host = now.place, now.place.on_host
-        self.shardings, self.known = now.shardings, now.known
-        self.foreign = {i: self.params[i] for i in now.foreign}
+        self.places, self.shardings = now.places, now.shardings
+        self.known = stood_in(self.params, now.places, home)
+        self.foreign = {i: param for i, param in enumerate(self.params) if now.places[i] is None}
         self.meshes = sharding.meshes_of(self.shardings)
         self.automatic = self._automatic()
+        self.core = Cores(cores, now.places, groups, self.automatic) if several else cores[home]
 
     def _automatic(self) -> bool:
-        place, own = self.place or HOST, (group.overrides.get("memory") for group in self.groups)
-        budgets = (budget_at(self.settings.memory, place), *(each.budget(place) for each in (*self.memories, *own) if each))
+        budgets = [budget_at(self.settings.memory, place) for place in self.cores]
+        if self.place:
+            own = (group.overrides.get("memory") for group in self.groups)
+            budgets += [each.budget(self.place) for each in (*self.memories, *own) if each]
+        else:
+            owned = owned_by(self.groups, self.memories, len(self.params))
+            pairs = {(at, each) for at, (_, each) in zip(self.places, owned, strict=True) if at and each}
+            budgets += [each.budget(at) for at, each in pairs]
         return any(budget.automatic for budget in budgets if budget)
+
+    def check_budgets(self, found: Sequence[Place | None], owned: Sequence[tuple[int, Memory | None]]) -> None:
+        """ValueError for a budget that parameters at different places cannot share."""
+        at: dict[tuple[int, Memory | None], dict[Place, None]] = {}
+        for place, budget in zip(found, owned, strict=True):
+            if place:
+                at.setdefault(budget, {})[place] = None
+        for (number, memory), there in at.items():
+            check_shared(memory or self.settings.memory, there, f"parameter group {number}" if memory else "optimizer")
 
     def foreign_gradients(self) -> list[int]:
         """Numbers of foreign parameters that have a gradient now."""
@@ -284,17 +329,17 @@ class Engine:
     # Where state is, and what has happened.
 
     def queue(self) -> int:
-        """The queue that torch works on now, on the parameters' device."""
+        """The queue that torch works on now, on the parameters' device. 0 with several: their core asks for each."""
         return self.place.queue() if self.place else 0
 
     def room(self) -> int:
-        """Bytes that state may take, for the core's decisions about residency; -1: not asked for, or not known."""
+        """Bytes that state may take, for the core's decisions about residency; -1: not asked for, or not known. Likewise."""
         return self.place.room() if self.automatic and self.place else -1
 
     @property
     def capturing(self) -> bool:
         """Whether a step would be recorded in a graph."""
-        return self.place is not None and self.place.capturing()
+        return any(place.capturing() for place in self.cores)
 
     def demote(self, size: int | None = None) -> int:
         """Moves state to the host until `size` bytes (None: all that can go) of device memory are free again."""
@@ -336,9 +381,9 @@ class Engine:
         self.with_state = -1
 
 
-def examine(param: torch.Tensor, place: Place | None, where: str) -> tuple[Sharding | None, Place]:
-    """How a parameter is cut, and where it is. ValueError, TypeError or NotImplementedError for one that cannot be stepped
-    with others that are at `place`."""
+def examine(param: torch.Tensor, where: str) -> tuple[Sharding | None, Place]:
+    """How a parameter is cut, and where it is. ValueError, TypeError or NotImplementedError for one that cannot be
+    stepped."""
     local = local_of(param)
     places.check_parameter(local, where)
     if places.may_stand_aside(param):
@@ -346,8 +391,22 @@ def examine(param: torch.Tensor, place: Place | None, where: str) -> tuple[Shard
         expect(not shared, where, f"strides {local.stride()}", "a tensor whose elements have an address each")
         expect(local.numel() == 0 or local.data_ptr() != 0, where, "a tensor without memory", "one with memory")
     of = sharding.sharding_of(param, where)
-    here = places.place_of(local, where)
-    if place:
-        wanted = f"{place.device} as the parameters before it: an optimizer steps one device, so make one for each"
-        expect(here == place, where, f"a tensor on {here.device}", wanted)
-    return of, here
+    return of, places.place_of(local, where)
+
+
+def stood_in(params: Sequence[torch.Tensor], found: Sequence[Place | None], home: Place) -> list[torch.Tensor]:
+    """Parameters as a core has them: those of no place as empty tensors at `home`."""
+    return [param if at else places.stand_in(home) for param, at in zip(params, found, strict=True)]
+
+
+def owned_by(
+    groups: Sequence[CoreGroup], memories: Sequence[Memory | None], count: int
+) -> list[tuple[int, Memory | None]]:
+    """The budget of each of `count` parameters, by number: with the number of the parameter group that has it, or (-1, None)
+    for the optimizer's. memories: those of the parameter groups."""
+    found: list[tuple[int, Memory | None]] = [(-1, None)] * count
+    for group in groups:
+        if memory := group.overrides.get("memory", memories[group.of]):
+            for i in group.params:
+                found[i] = group.of, memory
+    return found

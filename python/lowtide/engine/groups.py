@@ -3,14 +3,13 @@ parameters. Users and schedulers see the parameter groups alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from lowtide import _core
 from lowtide.devices.places import Place
 from lowtide.devices.sharding import Sharding
 from lowtide.engine.family import Family
@@ -55,6 +54,14 @@ def are_same(options: Iterable[Any], fixed: Iterable[Any]) -> bool:
     return all(a is b or (type(a) is type(b) and type(a) in _PLAIN and a == b) for a, b in zip(options, fixed, strict=True))
 
 
+class Told(Protocol):
+    """Options are told to this: a core, or several."""
+
+    def set_rounding(self, group: int, rounding: str) -> None: ...
+
+    def set_hyper(self, group: int, hyper: dict[str, float | bool]) -> None: ...
+
+
 @dataclass
 class CoreGroup:
     """One group of the core, by its number there."""
@@ -67,9 +74,7 @@ class CoreGroup:
     format: Format
     params: list[int] = field(default_factory=list)  # numbers
 
-    def push(
-        self, core: _core.Optimizer, number: int, hyper: dict[str, float], rounding: str
-    ) -> dict[str, float] | None:
+    def push(self, core: Told, number: int, hyper: dict[str, float], rounding: str) -> dict[str, float] | None:
         """Tells `core` what it does not have; returns the hyper-parameters that it had, None if they are the same.
 
         What the core has is unknown from before it is told until it has answered: an interrupt (Ctrl-C) between the two
@@ -108,6 +113,10 @@ class Members:
     overrides: Sequence[Mapping[str, Any]] = ()
     memory: Memory | None = None  # the group's own budget
 
+    def budgets(self) -> list[Memory | None]:
+        """Each parameter's own budget, that of its group or its override; None: the optimizer's."""
+        return [override.get("memory", self.memory) for override in self.overrides]
+
 
 class Groups(Protocol):
     """Groups are registered with this: a core, or the plan of one."""
@@ -128,9 +137,10 @@ def register(
     group: Mapping[str, Any],
     members: Members,
     first: int,
+    idle: Collection[Memory] = (),
 ) -> list[CoreGroup]:
-    """Adds parameter group `number` to `core`. Its parameters get numbers from `first` on. ValueError, TypeError or
-    NotImplementedError for what cannot be used."""
+    """Adds parameter group `number` to `core`. Its parameters get numbers from `first` on. idle: budgets that none of them
+    at this place has. ValueError, TypeError or NotImplementedError for what cannot be used."""
     made: list[CoreGroup] = []
     numbers: list[int] = []  # of these, in `core`
     where = f"parameter group {number}"
@@ -141,7 +151,7 @@ def register(
         own: Memory | None = override.get("memory", members.memory)
         same = (n for n, known in zip(numbers, made) if known.overrides.get("memory", members.memory) == own)
         shared = next(same, -1)
-        budget = own.budget(place) if own and shared < 0 else None
+        budget = own.budget(place) if own and shared < 0 and own not in idle else None
         form = Format.of(options)
         rounding = options["rounding"]
         numbers.append(

@@ -4,19 +4,15 @@ optimizer was, and for parameters that could not be stepped before."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
-
-from lowtide import _core
 from lowtide.checks.kept_errors import KeptErrors
 from lowtide.checks.values import expect
-from lowtide.devices.places import HOST, stand_in
 from lowtide.devices.sharding import Recut
-from lowtide.engine.engine import RESIDUAL, Engine, Examined, examine
-from lowtide.engine.groups import CoreGroup, Format, Members, register
-from lowtide.memory.budgets import Memory
-from lowtide.options.overrides import Overridden, look
+from lowtide.engine.cores import Core, Cores
+from lowtide.engine.engine import RESIDUAL, Engine, Examined, Registered, examine, owned_by
+from lowtide.engine.groups import Format
+from lowtide.options.overrides import look
 
 
 def follow_overrides(engine: Engine, groups: Sequence[dict[str, Any]], show: Callable[[], None]) -> None:
@@ -30,12 +26,11 @@ def follow_overrides(engine: Engine, groups: Sequence[dict[str, Any]], show: Cal
     for core_group in engine.groups:
         for number in core_group.params:
             now[number] = core_group.overrides
-    if wanted == now or engine.place is None:
+    if wanted == now or not engine.cores:
         return
     got = "another one after a step was captured in a graph"
     expect(not engine.captured, "override", got, "it before: replays find state where it was")
-    same = Examined(engine.place, engine.shardings, engine.known, [*engine.foreign])
-    rebuild(engine, groups, Registered(engine.members, same, engine.overridden, engine.memories))
+    rebuild(engine, groups, engine.registered())
     show()
 
 
@@ -44,48 +39,29 @@ def take_in(
 ) -> None:
     """Has the core step foreign parameters that have a gradient now, if they have become such that it can; `show` is
     called then. ValueError, TypeError or NotImplementedError, naming the parameter, if not: nothing has changed."""
-    place = engine.settled
-    known, shardings = list(engine.known), list(engine.shardings)
+    now = Examined(list(engine.places), list(engine.shardings))
     names = [name for group in groups for name in group.get("param_names", [""] * len(group["params"]))]
     for number in numbers:
         name = f" ({names[number]})" if names[number] else ""
-        shardings[number], here = examine(engine.params[number], place, f"parameter {number}{name}, which has a gradient")
-        known[number], place = engine.params[number], place or here
+        where = f"parameter {number}{name}, which has a gradient"
+        now.shardings[number], now.places[number] = examine(engine.params[number], where)
     expect(not engine.captured, f"parameter {numbers[0]}", "its first gradient after a step was captured", "it before")
-    foreign = [i for i in engine.foreign if i not in numbers]
-    place = place or HOST
-    for i in foreign:
-        known[i] = stand_in(place)
-    now = Examined(place, shardings, known, foreign)
-    rebuild(engine, groups, Registered(engine.members, now, engine.overridden, engine.memories))
+    rebuild(engine, groups, engine.registered()._replace(params=now))
     show()
-
-
-class Registered(NamedTuple):
-    """The parameters of an optimizer that is to have another core."""
-
-    members: Sequence[list[torch.Tensor]]  # per parameter group
-    params: Examined  # all of them, by number
-    overridden: list[Overridden]  # likewise
-    memories: list[Memory | None]  # per parameter group: its own budget
 
 
 def rebuild(
     engine: Engine, groups: Sequence[dict[str, Any]], of: Registered, sources: Sequence[int] | None = None
 ) -> None:
-    """Gives `engine` another core, and these parameters. sources: the numbers that they have had, in order, whose state and
+    """Gives `engine` other cores, and these parameters. sources: the numbers that they have had, in order, whose state and
     steps go with them; None: the same ones. Numbers of -1 begin anew. On an error nothing has changed."""
     now = of.params
     sources = range(len(of.overridden)) if sources is None else sources
-    old, core = engine.core, engine.new_core(engine.threads, now.place)
-    wanted = [one.options() for one in of.overridden]
-    core_groups: list[CoreGroup] = []
-    first = 0
-    for number, (group, params) in enumerate(zip(groups, of.members, strict=True)):
-        end = first + len(params)
-        members = Members(now.known[first:end], now.shardings[first:end], wanted[first:end], of.memories[number])
-        core_groups += register(core, engine.family, now.place, number, group, members, first)
-        first = end
+    old = engine.core
+    cores = {place: engine.new_core(engine.threads, place) for place in engine.wanted_places(now.places)}
+    core_groups = engine.register(cores, len(cores) > 1, groups, of)
+    engine.check_budgets(now.places, owned_by(core_groups, of.memories, len(now.places)))
+    core = Cores(cores, now.places, core_groups, False) if len(cores) > 1 else next(iter(cores.values()))
     old.onload()
     with KeptErrors() as kept:
         for number, source in enumerate(sources):
@@ -97,11 +73,11 @@ def rebuild(
         engine.skipped_before += report["skipped_steps"]
         engine.members, engine.overridden, engine.memories = [*map(list, of.members)], of.overridden, of.memories
         engine.formats = [*map(Format.of, groups)]
-        engine.adopt(core, now, core_groups)
+        engine.adopt(cores, now, core_groups)
 
 
 def _carry_over(
-    old: _core.Optimizer, source: int, new: _core.Optimizer, number: int, recut: Recut, kept: KeptErrors
+    old: Core, source: int, new: Core, number: int, recut: Recut, kept: KeptErrors
 ) -> None:
     """Gives a parameter the state that it, or another one, has in another core, decoded and encoded if its format is another
     one. ValueError if it has other states there."""

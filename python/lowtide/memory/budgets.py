@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -32,6 +33,9 @@ class Memory:
     Sizes are ints (bytes), strings such as "512MiB" or "2 GB" (kB, MB, GB, TB: powers of 1000; KiB ... TiB: of 1024),
     or a share such as "25%" of what there is: of the machine's RAM or, for `device`, of the memory of the parameters'
     device.
+
+    For parameters on several devices, `host`, `disk` and `disk_limit` are refused, and the rest holds for each device by
+    itself. A group with parameters of one device may have a budget of its own.
 
     Attributes:
         device: bytes on the parameters' device, streaming buffers included. For CPU parameters that is RAM: `device`
@@ -102,6 +106,17 @@ def budget_at(memory: Memory | None, place: Place) -> Budget | None:
     if memory is None and not place.kind.automatic:
         return None
     return (memory or Memory()).budget(place)
+
+
+def check_shared(memory: Memory | None, places: Collection[Place], where: str) -> None:
+    """ValueError for a budget of memory that all devices share (`host`, `disk`), if its parameters are at several places:
+    nothing says how much of it each may have."""
+    if memory is None or len(places) < 2:
+        return
+    of_all = [name for name in ("host", "disk", "disk_limit") if getattr(memory, name) is not None]
+    here = " and ".join(str(place.device) for place in places)
+    wanted = "device alone, which holds for each device; or a group for each device, with a memory of its own"
+    expect(not of_all, where, f"memory with {', '.join(of_all)} for parameters on {here}", wanted)
 
 
 def path_of(name: str, path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -28,6 +28,7 @@ _KEEP_FREE = 32  # 1 / that of the device's memory stays free: activations and g
 class InBackward(ABC):
     """Base class of what is done there. Keeps neither the optimizer nor its parameters alive."""
 
+    option: ClassVar[str]  # that asks for it
     under_way = False  # whether backward has changed parameters since the last step
     extra_steps = 0  # that the core has counted beyond those of the user
 
@@ -38,7 +39,14 @@ class InBackward(ABC):
         weakref.finalize(engine, _remove, self._handles).atexit = False
 
     def check(self, params: Sequence[torch.Tensor], where: str) -> None:
-        """ValueError for parameters with which it cannot be done."""
+        """ValueError for parameters with which it cannot be done: on devices beside others, as each has a thread of its own
+        in backward."""
+        if (engine := self._of()) is not None:
+            names = [f"{where}, parameter {i}" for i in range(len(params))]
+            found = engine.check_params(params, names, engine.settled).places
+            wanted = engine.wanted_places([*engine.places, *found])
+            got = f"{self.option} with parameters on {' and '.join(str(place.device) for place in wanted)}"
+            expect(len(wanted) == 1, where, got, "one device: make an optimizer for each")
 
     def watch(self, params: Sequence[torch.Tensor], first: int) -> None:
         """Takes in parameters, numbered from `first` on."""
@@ -95,6 +103,8 @@ class PrefetchInBackward(InBackward):
     learned from the step before, so the first step reads nothing ahead.
     """
 
+    option = OPTIONS[0]
+
     def __init__(self, engine: Engine, limit: int | None) -> None:
         """limit: bytes; None: what is free."""
         super().__init__(engine)
@@ -141,6 +151,8 @@ class StepInBackward(InBackward):
     instead of computing with the new ones.
     """
 
+    option = OPTIONS[1]
+
     def __init__(self, engine: Engine, step: Callable[[list[int]], None], bucket: int | None) -> None:
         """step: a method of the optimizer that steps parameters by number. bucket: bytes of gradients; None: 64 MiB."""
         super().__init__(engine)
@@ -155,6 +167,7 @@ class StepInBackward(InBackward):
         return bool(self._stepped)
 
     def check(self, params: Sequence[torch.Tensor], where: str) -> None:
+        super().check(params, where)
         wanted = "a plain tensor: ranks decide on a step together, when all gradients are there"
         for i, param in enumerate(params):
             plain = not sharding.is_dtensor(param)

@@ -16,6 +16,7 @@ from torch.optim.optimizer import ParamsT
 from lowtide import _core
 from lowtide.checks.values import expect
 from lowtide.devices import sharding
+from lowtide.engine.cores import Cores
 from lowtide.engine.engine import Engine, Settings
 from lowtide.engine.family import Family
 from lowtide.engine.groups import CoreGroup, Format, are_fixed, are_same, group_defaults
@@ -73,7 +74,10 @@ class SteppingOptimizer(torch.optim.Optimizer):
 
     @property
     def _core(self) -> _core.Optimizer:
-        return self.engine.core
+        """The core of a class that steps parameters on one device alone."""
+        core = self.engine.core
+        assert isinstance(core, _core.Optimizer)
+        return core
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group as torch does. On an error the optimizer is as it was.
@@ -255,14 +259,15 @@ class SteppingOptimizer(torch.optim.Optimizer):
 
     def _tell(self) -> None:
         """Logs what has become of the state. The core commits the last step for that, as the next one would."""
-        place = self.engine.place
-        if place and logger.isEnabledFor(logging.INFO) and not place.capturing():
+        if logger.isEnabledFor(logging.INFO) and not self.engine.capturing:
             self._residency.look(self.engine.core.report())
 
     def _check_capture(self) -> None:
         """ValueError for a step that would ask the device something while a graph is captured, which spoils the
         capture."""
-        settings = self.engine.settings
+        settings, cores = self.engine.settings, self.engine.core
+        if isinstance(cores, Cores):
+            raise ValueError(f"step: got parameters on {cores.names()} while a graph is captured, wanted one device")
         if settings.amp_scaling or (self.engine.meshes and self._agrees()):
             raise ValueError(
                 "step: got amp_scaling, or DTensor parameters whose gradients are checked, while a graph is captured; "

@@ -77,9 +77,8 @@ class OomGuard:
         """Gives memory of the device back; returns what was done."""
         gc.collect()  # cycles through the frames of the error
         freed = self._engine.demote()
-        place = self._engine.place
-        if place is not None:
-            place.kind.empty_cache()
+        for kind in {place.device.type: place.kind for place in self._engine.cores}.values():
+            kind.empty_cache()
         done = f"lowtide moved {_core.format_bytes(freed)} of state to host memory and emptied torch's cache"
         logger.info("out of memory: %s", done)
         return done

@@ -24,8 +24,8 @@ class Optimizer(SteppingOptimizer):
     """Base class; use `AdamW`, `Lion`, `SGD` or another of docs/rules.md.
 
     Parameters: tensors of float32, bfloat16 or float16, dense, of any shape and stride in which no two elements share
-    an address; or DTensors of them (docs/distributed.md). All are on one device: the CPU, or one with a backend
-    (docs/devices.md). A frozen parameter (`requires_grad=False`) gets its state with its first gradient; one whose
+    an address; or DTensors of them (docs/distributed.md). They are on the CPU or on devices with a
+    backend, one or several (docs/devices.md). A frozen parameter (`requires_grad=False`) gets its state with its first gradient; one whose
     `.grad` is None is left alone. A frozen `torch.nn.Parameter` that cannot be stepped (of another dtype or device, a
     wrapper such as a quantized weight) is taken along without state, and so is one on meta: it is stepped from its first
     gradient if it can be then, else that step is refused. `state[p]` holds views of the live state: "step" (int64) and
@@ -247,10 +247,10 @@ class Optimizer(SteppingOptimizer):
         self.engine.steps_before, self.engine.skipped_before = options["steps"], options["skipped_steps"]
 
     def __repr__(self) -> str:
-        place, settings = self.engine.place, self.engine.settings
+        settings = self.engine.settings
         lines = [f"{type(self).__name__} (", f"lowtide {_core.__version__}, {self.engine.core.cpu_target()}"]
-        if place and not place.on_host:
-            lines[1] += f", {place.kind.backend} for {place.device}"
+        for place in self.engine.cores:
+            lines[1] += "" if place.on_host else f", {place.kind.backend} for {place.device}"
         lines.extend([f"memory: {settings.memory}"] if settings.memory else [])
         for number, (group, memory) in enumerate(zip(self.param_groups, self.engine.memories, strict=True)):
             lines.append(f"Parameter Group {number}: {len(group['params'])} tensors")

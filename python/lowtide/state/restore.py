@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from lowtide import _core
 from lowtide.checks.kept_errors import KeptErrors
 from lowtide.checks.values import check_moment, expect, read_step
 from lowtide.devices.sharding import local_of
+from lowtide.engine.cores import Core
 from lowtide.engine.engine import MOMENTUM, RESIDUAL, Engine
 from lowtide.state import spread, torch_dict
 from lowtide.state.entries import NOTHING, Entry, ParamSpec, check_values
@@ -196,7 +196,7 @@ def apply(
     engine.awaited = [i for i in engine.awaited if not core.has_state(i)]
 
 
-def _clear_residual(core: _core.Optimizer, number: int, live: dict[str, torch.Tensor]) -> None:
+def _clear_residual(core: Core, number: int, live: dict[str, torch.Tensor]) -> None:
     """Makes the weights of a parameter what they are without residual, if it has one."""
     if RESIDUAL in live:
         live[RESIDUAL].zero_()

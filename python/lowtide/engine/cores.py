@@ -1,0 +1,238 @@
+"""Parameters on several devices: a core for each device, and all of them as one.
+
+Every core has all groups, and all parameters by the same numbers; it has those of the other devices as tensors without
+elements, which are never stepped. A parameter's number is the same wherever the others are, and so are its random bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from lowtide import _core
+from lowtide.checks.kept_errors import KeptErrors
+from lowtide.devices.places import Place, place_of, stand_in
+from lowtide.devices.sharding import local_of
+from lowtide.engine.family import Family
+from lowtide.engine.groups import CoreGroup, Members, register
+from lowtide.report.fields import CoreReport
+
+
+class CoreAmongOthers:
+    """One of several cores, for `groups.register`."""
+
+    def __init__(self, core: _core.Optimizer, place: Place) -> None:
+        self._core, self._place = core, place
+        self.add_group = core.add_group
+
+    def add_param(self, group: int, param: Any, requires_grad: bool, whole: Any) -> object:
+        if place_of(local_of(param), "parameter") == self._place:
+            return self._core.add_param(group, param, requires_grad, whole)
+        return self._core.add_param(group, stand_in(self._place), False)
+
+
+class Cores:
+    """Several cores with the methods of one, but for those of signs. Queues and free memory that a method is given are
+    left aside: each device has its own."""
+
+    def __init__(
+        self,
+        cores: Mapping[Place, _core.Optimizer],
+        places: Sequence[Place | None],
+        groups: Sequence[CoreGroup],
+        automatic: bool,
+    ) -> None:
+        """places: of the parameters, by number; None: no core steps them. groups: those of each core. automatic: whether a
+        budget depends on what is free."""
+        self._places, self._cores = list(cores), list(cores.values())
+        self._owners = [self._places.index(place) if place else 0 for place in places]
+        self._hyper = [group.pushed for group in groups]
+        self._automatic = automatic
+
+    def _of(self, param: int) -> _core.Optimizer:
+        return self._cores[self._owners[param]]
+
+    def _room(self, place: Place) -> int:
+        return place.room() if self._automatic else -1
+
+    # All parameters.
+
+    def check(self, grad_scale: float = 1.0, stream: int = 0, assume_finite: bool = False, free_bytes: int = -1,
+              only: Sequence[int] | None = None) -> int:  # fmt: skip
+        """As `_core.Optimizer.check`. Every core is asked, so that none steps where another would refuse."""
+        found = [
+            core.check(grad_scale, place.queue(), assume_finite, self._room(place), only)
+            for place, core in zip(self._places, self._cores, strict=True)
+        ]
+        return min((number for number in found if number >= 0), default=-1)
+
+    def step(
+        self, grad_scale: float = 1.0, assume_finite: bool = False, stream: int = 0, free_bytes: int = -1,
+        only: Sequence[int] | None = None, directions: Sequence[int] | None = None,
+    ) -> int:  # fmt: skip
+        """As `_core.Optimizer.step`. Steps on all devices, or on none if a gradient on one of them is not finite or one
+        refuses; it waits for that answer. A device or disk that fails later leaves the devices after it unstepped."""
+        bad = self.check(grad_scale, 0, assume_finite, -1, only)
+        if bad >= 0:  # which it finds out once more, and counts
+            owner = self._owners[bad]
+            place = self._places[owner]
+            self._cores[owner].step(grad_scale, False, place.queue(), self._room(place), only, directions)
+            return bad
+        with KeptErrors() as kept:
+            for place, core in zip(self._places, self._cores, strict=True):
+                kept.call(core.step, grad_scale, True, place.queue(), self._room(place), only, directions)
+        return -1
+
+    def prepare_replay(self, grad_scale: float = 1.0, stream: int = 0) -> None:
+        raise ValueError(f"prepare_replay: got parameters on {self.names()}, wanted one device: a graph is of one")
+
+    def names(self) -> str:
+        return " and ".join(str(place.device) for place in self._places)
+
+    def prefetch(self, size: int, stream: int = 0) -> int:
+        taken = 0
+        for place, core in zip(self._places, self._cores, strict=True):
+            taken += core.prefetch(size - taken, place.queue())
+        return taken
+
+    def demote(self, size: int) -> int:
+        freed = 0
+        for core in self._cores:
+            freed += core.demote(max(size - freed, 0))
+        return freed
+
+    def synchronize(self) -> None:
+        self._each(_core.Optimizer.synchronize)
+
+    def place_states(self) -> None:
+        self._each(_core.Optimizer.place_states)
+
+    def onload(self) -> None:
+        self._each(_core.Optimizer.onload)
+
+    def offload(self) -> None:
+        """As `_core.Optimizer.offload`: all state moves, or none."""
+        moved: list[_core.Optimizer] = []
+        try:
+            for core in self._cores:
+                core.offload()
+                moved.append(core)
+        except BaseException:
+            for core in moved:
+                core.onload()
+            raise
+
+    def set_threads(self, threads: int) -> None:
+        self._each(lambda core: core.set_threads(threads))
+
+    def set_seed(self, seed: int) -> None:
+        self._each(lambda core: core.set_seed(seed))
+
+    def set_rounding(self, group: int, rounding: str) -> None:
+        self._each(lambda core: core.set_rounding(group, rounding))  # a matter of the group: all agree
+
+    def set_hyper(self, group: int, hyper: dict[str, float | bool]) -> None:
+        """As `_core.Optimizer.set_hyper`. A core refuses what does not go with the formats of its parameters."""
+        told: list[_core.Optimizer] = []
+        try:
+            for core in self._cores:
+                core.set_hyper(group, hyper)
+                told.append(core)
+        except (TypeError, ValueError):
+            for core in told:
+                core.set_hyper(group, self._hyper[group])
+            raise
+        self._hyper[group] = hyper
+
+    def state_count(self) -> int:
+        return sum(core.state_count() for core in self._cores)
+
+    def cpu_target(self) -> str:
+        return self._cores[0].cpu_target()
+
+    def report(self) -> CoreReport:
+        """Sums; the first core, which takes part in every step, counts them. transfer: of the first that has one."""
+        reports: list[CoreReport] = [core.report() for core in self._cores]
+        found = reports[0].copy()
+        for name, first in found.items():
+            if name != "steps":
+                values: list[Any] = [report[name] for report in reports]  # type: ignore[literal-required]
+                sums = next(filter(None, values), "") if isinstance(first, str) else sum(values)
+                found[name] = sums  # type: ignore[literal-required]
+        return found
+
+    def save(self, path: str, metadata: str) -> None:
+        _core.save_together(self._cores, self._owners, path, metadata)
+
+    def load(self, path: str) -> str:
+        return _core.load_together(self._cores, self._owners, path)
+
+    def _each(self, call: Callable[[_core.Optimizer], object]) -> None:
+        for core in self._cores:
+            call(core)
+
+    # One parameter.
+
+    def has_state(self, param: int) -> bool:
+        return self._of(param).has_state(param)
+
+    def allocate_state(self, param: int) -> None:
+        self._of(param).allocate_state(param)
+
+    def states_of(self, param: int) -> list[tuple[str, bool]]:
+        return self._of(param).states_of(param)
+
+    def state_codec(self, param: int) -> str:
+        return self._of(param).state_codec(param)
+
+    def state(self, param: int) -> dict[str, torch.Tensor]:
+        return self._of(param).state(param)
+
+    def is_paged(self, param: int) -> bool:
+        return self._of(param).is_paged(param)
+
+    def read_state(self, param: int) -> dict[str, torch.Tensor]:
+        return self._of(param).read_state(param)
+
+    def write_state(self, param: int, tensors: dict[str, torch.Tensor]) -> None:
+        self._of(param).write_state(param, tensors)
+
+    def export_state(self, param: int, k: int) -> torch.Tensor:
+        return self._of(param).export_state(param, k)
+
+    def import_state(self, param: int, k: int, value: torch.Tensor) -> None:
+        self._of(param).import_state(param, k, value)
+
+    def step_count(self, param: int) -> int:
+        return self._of(param).step_count(param)
+
+    def set_step_count(self, param: int, step: int) -> None:
+        self._of(param).set_step_count(param, step)
+
+
+Core = _core.Optimizer | Cores
+
+
+def register_all(
+    cores: Mapping[Place, _core.Optimizer],
+    several: bool,
+    family: Family,
+    number: int,
+    group: Mapping[str, Any],
+    members: Members,
+    places: Sequence[Place | None],
+    first: int,
+) -> list[CoreGroup]:
+    """As `groups.register`, with each of these cores; the groups have the same numbers in all. several: there are others
+    beside them. places: of the members."""
+    made: list[CoreGroup] = []
+    for place, core in cores.items():
+        if not several:
+            return register(core, family, place, number, group, members, first)
+        owned = members.budgets()
+        used = {own for own, at in zip(owned, places, strict=True) if at == place}
+        idle = {own for own in (members.memory, *owned) if own and own not in used}
+        made = register(CoreAmongOthers(core, place), family, place, number, group, members, first, idle)
+    return made

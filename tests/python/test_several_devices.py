@@ -1,0 +1,413 @@
+"""Parameters on several devices in one optimizer: the bits of one optimizer on the CPU, and all of it or nothing.
+
+The devices are the CPU, two emulated CUDA devices and the CPU's OpenCL device, whose memory torch sees as CPU tensors
+(stand_in.py): torch's own part in a real transfer between devices is not run here.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import emulated_cuda
+import lowtide
+import pytest
+import stand_in
+import torch
+import usm
+from lowtide.engine.cores import Cores
+from support import CODECS, DTYPES, FOUR_BITS, LONG_AVERAGES, RULES, bits, make, parameter, random_gradients, refused
+from twins import dict_bits
+
+SHAPES = ((32, 300), (7, 100), (3, 5, 257), (16, 256), (), (20, 33))  # emulated kernels are slow
+NAMES = ("cpu", "cuda:0", "cuda:1", "xpu:0", "cuda:0", "cpu")  # their places
+
+
+class Machine:
+    """The CPU, "cuda:0", "cuda:1" and "xpu:0"."""
+
+    names = ("cpu", "cuda:0", "cuda:1", "xpu:0")
+
+    def __init__(self, cuda: emulated_cuda.EmulatedCuda, xpu: usm.Usm) -> None:
+        self.cuda, self.xpu = cuda, xpu
+
+    def tensor(self, like: torch.Tensor, name: str) -> torch.Tensor:
+        if name == "cpu":
+            return like.detach().clone()
+        return self.xpu.tensor(like) if name == "xpu:0" else self.cuda.tensor(like, int(name[-1]))
+
+    def parameters(self, like: Sequence[torch.Tensor], names: Sequence[str]) -> list[torch.nn.Parameter]:
+        return [torch.nn.Parameter(self.tensor(each, name)) for each, name in zip(like, names, strict=True)]
+
+    def give_gradients(self, params: Sequence[torch.Tensor], names: Sequence[str], like: Sequence[torch.Tensor]) -> None:
+        for param, name, other in zip(params, names, like, strict=True):
+            param.grad = None if other.grad is None else self.tensor(other.grad, name)
+
+    def synchronize(self) -> None:
+        self.cuda.synchronize()
+        self.xpu.synchronize()
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, figure: Callable[[str], None]) -> Iterator[Machine]:
+    if reason := emulated_cuda.prepare(monkeypatch) or stand_in.missing("sycl"):
+        figure(f"skipped: {reason}")
+        pytest.skip(reason)
+    cuda, xpu = emulated_cuda.EmulatedCuda(monkeypatch), usm.Usm(monkeypatch)
+    yield Machine(cuda, xpu)
+    cuda.close()
+    xpu.close()
+
+
+class Twins:
+    """Parameters on the CPU, and copies of them spread over devices, in two groups."""
+
+    def __init__(self, machine: Machine, names: Sequence[str] = NAMES) -> None:
+        self.machine, self.names = machine, names
+        self.here = [parameter(*shape, dtype=DTYPES[i % 3]) for i, shape in enumerate(SHAPES)]
+        self.there = machine.parameters(self.here, names)
+        self.differing = self.compared = 0
+
+    def optimizers(self, rule: str, **options: Any) -> tuple[lowtide.Optimizer, lowtide.Optimizer]:
+        return tuple(  # type: ignore[return-value]
+            make(rule, [{"params": params[:4]}, {"params": params[4:], "lr": 0.01}], **options)
+            for params in (self.here, self.there)
+        )
+
+    def gradients(self) -> None:
+        random_gradients(self.here)
+        self.machine.give_gradients(self.there, self.names, self.here)
+
+    def step(self, first: lowtide.Optimizer, second: lowtide.Optimizer, steps: int = 3) -> None:
+        for _ in range(steps):
+            self.gradients()
+            first.step()
+            second.step()
+            self.compare()
+
+    def compare(self) -> None:
+        self.machine.synchronize()
+        for one, other in zip(self.here, self.there, strict=True):
+            self._count(bits(one), bits(other))
+
+    def compare_state(self, first: lowtide.Optimizer, second: lowtide.Optimizer) -> None:
+        mine, theirs = dict_bits(first), dict_bits(second)
+        assert {i: set(entry) for i, entry in mine.items()} == {i: set(entry) for i, entry in theirs.items()}
+        for i, entry in mine.items():
+            for name, value in entry.items():
+                self._count(value, theirs[i][name])
+
+    def _count(self, one: bytes, other: bytes) -> None:
+        self.compared += len(one)
+        self.differing += one != other
+
+
+def test_bits_are_those_of_one_device(machine: Machine, seed: int, figure: Callable[[str], None]) -> None:
+    """With stochastic rounding as well: a parameter's random bits follow its number in the optimizer."""
+    cases = compared = 0
+    for i, rule in enumerate(RULES):
+        formats = [*CODECS, *(() if rule in LONG_AVERAGES else FOUR_BITS)]
+        for state in formats if rule == "adamw" else [formats[i % len(formats)]]:
+            # OpenCL builds the kernels of each rule and format for seconds: one case is on all devices.
+            names = NAMES if (rule, state) == ("adamw", "dynamic8") else [*map({"xpu:0": "cuda:1"}.get, NAMES, NAMES)]
+            twins = Twins(machine, names)
+            rounding = "auto" if state == "fp32" else "stochastic"
+            first, second = twins.optimizers(rule, state=state, rounding=rounding, master="stochastic", seed=7)
+            twins.step(first, second, steps=2)
+            twins.compare_state(first, second)
+            assert twins.differing == 0, (rule, state)
+            compared += twins.compared
+            cases += 1
+    figure(f"{cases} rules x formats over {', '.join(machine.names[:3])}, one of them on xpu:0, too: {compared} bytes alike, 0 differ")
+
+
+@pytest.mark.parametrize("kind", ["residual16", "residual8", "muon"])
+def test_residuals_and_muon(machine: Machine, kind: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Muon's products are torch's: they are queued behind the step on a device, and wait for it here."""
+    step = Cores.step
+
+    def step_and_wait(*args: Any) -> int:
+        found = step(*args)
+        machine.synchronize()
+        return found
+
+    monkeypatch.setattr(Cores, "step", step_and_wait)
+    names = ("cpu", "xpu:0", "cpu", "xpu:0") if kind == "muon" else ("cuda:0", "cpu", "cuda:1", "cpu")
+    if kind == "muon":
+        here = [parameter(*shape) for shape in SHAPES[:4]]
+        there = machine.parameters(here, names)
+        optimizers: list[lowtide.Optimizer] = [lowtide.Muon(params) for params in (here, there)]
+    else:
+        here = [parameter(*shape, dtype=torch.bfloat16) for shape in SHAPES[:4]]
+        there = machine.parameters(here, names)
+        optimizers = [lowtide.AdamW(params, lr=1e-3, master=kind) for params in (here, there)]
+    for _ in range(3):
+        random_gradients(here)
+        machine.give_gradients(there, names, here)
+        for opt in optimizers:
+            opt.step()
+    machine.synchronize()
+    assert [*map(bits, here)] == [*map(bits, there)]
+    assert dict_bits(optimizers[0]) == dict_bits(optimizers[1])
+
+
+def test_files_and_dicts_are_those_of_one_device(
+    machine: Machine, seed: int, tmp_path: Path, figure: Callable[[str], None]
+) -> None:
+    """A file has the same bytes, and goes on anywhere: on one device, or on others."""
+    twins = Twins(machine)
+    first, second = twins.optimizers("adamw")
+    twins.step(first, second)
+    first.save(tmp_path / "one")
+    second.save(tmp_path / "several")
+    saved = (tmp_path / "one").read_bytes()
+    assert saved == (tmp_path / "several").read_bytes()
+    names = ("cpu", "xpu:0", "xpu:0", "cuda:1", "cpu", "cuda:0")
+    for load in ("file", "dict"):
+        moved = machine.parameters(twins.here, names)
+        third = make("adamw", [{"params": moved[:4]}, {"params": moved[4:]}])
+        copies = [torch.nn.Parameter(param.detach().clone()) for param in twins.here]
+        fourth = make("adamw", [{"params": copies[:4]}, {"params": copies[4:]}])
+        for opt in (third, fourth):
+            opt.load(tmp_path / "several") if load == "file" else opt.load_state_dict(second.state_dict())
+        random_gradients(copies)
+        machine.give_gradients(moved, names, copies)
+        third.step()
+        fourth.step()
+        machine.synchronize()
+        assert [*map(bits, copies)] == [*map(bits, moved)] and dict_bits(third) == dict_bits(fourth)
+        assert third.param_groups[1]["lr"] == 0.01
+    third.save(tmp_path / "third")
+    broken = bytearray(saved)
+    broken[-100] ^= 1
+    (tmp_path / "broken").write_bytes(broken)
+    with refused(second, "broken"):
+        second.load(tmp_path / "broken")
+    figure(f"{len(saved)} bytes of a file alike; it goes on over {len(set(names))} devices placed otherwise, bit for bit")
+
+
+@pytest.mark.parametrize("policy", ["skip", "raise", "propagate"])
+@pytest.mark.parametrize("amp", [False, True])
+def test_a_bad_gradient_on_one_device_stops_all(
+    machine: Machine, policy: str, amp: bool, seed: int, figure: Callable[[str], None]
+) -> None:
+    twins = Twins(machine)
+    first, second = twins.optimizers("adamw", nonfinite=policy, amp_scaling=amp)
+    twins.step(first, second)
+    for number in range(len(SHAPES)):
+        twins.gradients()
+        for params in (twins.here, twins.there):
+            params[number].grad.view(-1)[-1] = float("nan")  # type: ignore[union-attr]
+        before = [bits(param) for param in twins.there]
+        if policy == "raise":
+            for opt in (first, second):
+                with pytest.raises(ValueError, match=f"the gradient of parameter {number} holds a NaN"):
+                    opt.step()
+        else:
+            for opt in (first, second):
+                opt.step()
+        machine.synchronize()
+        assert (policy == "propagate") == ([bits(param) for param in twins.there] != before)
+        if policy == "propagate":
+            break
+        assert second.skipped_steps == first.skipped_steps == (number + 1 if policy == "skip" else 0)
+    if policy != "propagate":
+        twins.step(first, second)
+        twins.compare_state(first, second)
+        assert second.report()["steps"] == first.report()["steps"] == 6
+    assert twins.differing == 0
+    figure(f"{policy}: a NaN on each of {len(SHAPES)} parameters in turn, on all devices or none; {twins.compared} bytes alike")
+
+
+def test_scaled_gradients(machine: Machine, seed: int) -> None:
+    """`GradScaler` gives an optimizer one factor and one verdict for all devices."""
+    twins = Twins(machine)
+    first, second = twins.optimizers("lion", amp_scaling=True)
+    for scale, found in ((4.0, 0.0), (4.0, 1.0), (2.0, 0.0)):
+        twins.gradients()
+        for opt in (first, second):
+            opt.grad_scale, opt.found_inf = torch.tensor(scale), torch.tensor(found)  # type: ignore[attr-defined]
+            opt.step()
+        twins.compare()
+    twins.compare_state(first, second)
+    assert twins.differing == 0 and first.skipped_steps == second.skipped_steps == 1
+
+
+def test_a_core_that_refuses_stops_all(machine: Machine, seed: int) -> None:
+    twins = Twins(machine)
+    first, second = twins.optimizers("adamw")
+    twins.step(first, second, steps=1)
+    for number in range(len(SHAPES)):
+        twins.gradients()
+        param = twins.there[number]
+        param.data = param.data.reshape(-1) if param.ndim > 1 else param.data.reshape(1, -1)
+        param.grad = None
+        param.grad = torch.zeros_like(param)
+        with refused(second, f"parameter {number} changed its shape"):
+            second.step()
+        param.grad = None
+        param.data = param.data.reshape(SHAPES[number])
+    twins.step(first, second)
+    assert twins.differing == 0
+
+
+def test_budgets_hold_for_each_device(
+    machine: Machine, seed: int, tmp_path: Path, figure: Callable[[str], None]
+) -> None:
+    """device= is of each; what devices would share is refused; groups bring their own."""
+    twins = Twins(machine, ("cuda:0", "cpu", "cuda:1", "xpu:0", "cuda:0", "cpu"))
+    first, _ = twins.optimizers("adamw", min_quantized_numel=0)
+    for shared in ({"host": "1MiB"}, {"host": "1MiB", "disk": tmp_path}, {"device": "1MiB", "host": "1GiB"}):
+        with pytest.raises(ValueError, match="memory with host.* for parameters on cuda:0 and cpu.*a memory of its own"):
+            twins.optimizers("adamw", memory=lowtide.Memory(**shared))
+        with pytest.raises(ValueError, match="parameter group 0: got memory with host"):
+            lowtide.AdamW([{"params": twins.there, "memory": lowtide.Memory(**shared)}])
+    tight = lowtide.Memory(device="20KiB", chunk=4096)
+    _, second = twins.optimizers("adamw", memory=tight, min_quantized_numel=0)
+    twins.step(first, second)
+    twins.compare_state(first, second)
+    report = second.report()
+    assert 0 < report["device_bytes"] <= 3 * (20 << 10) and report["moved_per_step"] > 0
+    assert report["state_bytes"] == first.report()["state_bytes"] and report["params"] == len(SHAPES)
+    own = {
+        "cpu": lowtide.Memory(host="16KiB", disk=tmp_path, chunk=4096),
+        "cuda:0": lowtide.Memory(device="1MiB", host="1MiB"),
+        "cuda:1": lowtide.Memory(managed=True),
+        "xpu:0": lowtide.Memory(device="1MiB"),
+    }
+    numbers = sorted(range(len(SHAPES)), key=lambda i: machine.names.index(NAMES[i]))
+    here = [torch.nn.Parameter(twins.here[i].detach().clone()) for i in numbers]
+    names = [NAMES[i] for i in numbers]
+    there = machine.parameters(here, names)
+    groups = [{"params": [p for p, at in zip(there, names, strict=True) if at == name], "memory": own[name]} for name in own]
+    third, fourth = lowtide.AdamW(here, min_quantized_numel=0), lowtide.AdamW(groups, min_quantized_numel=0)
+    for _ in range(3):
+        random_gradients(here)
+        machine.give_gradients(there, names, here)
+        third.step()
+        fourth.step()
+        machine.synchronize()
+        assert [*map(bits, here)] == [*map(bits, there)]
+    assert dict_bits(third) == dict_bits(fourth)
+    each = fourth.report()
+    assert each["managed_bytes"] > 0 and each["device_bytes"] > 0 and each["disk_bytes"] > 0
+    figure(f"{report['device_bytes']} bytes on 3 devices of 20 KiB each; a budget for each group, managed and disk: all bits alike")
+
+
+def test_what_is_done_later(machine: Machine, seed: int, figure: Callable[[str], None]) -> None:
+    """A group on a device that had none, overrides, other options, offloading: all bits stay those of one device."""
+    twins = Twins(machine)
+    pairs = []
+    for params in (twins.here, twins.there):
+        pairs.append(lowtide.AdamW([params[0]], lr=0.1, memory=lowtide.Memory(device="auto", chunk=4096)))
+    first, second = pairs
+    for number in range(1, len(SHAPES)):
+        for opt, params in ((first, twins.here), (second, twins.there)):
+            opt.param_groups[0]["lr"] = 0.1 / number
+            opt.add_param_group({"params": [params[number]], "lr": 0.01 * number})
+            opt.param_groups[0]["lr"] = 0.1
+        twins.step(first, second, steps=1)
+    assert second.report()["steps"] == first.report()["steps"] == len(SHAPES) - 1
+    for params in (twins.here, twins.there):
+        lowtide.override(params[0], state="fp32")
+        lowtide.override(params[3], lr=0.5, state="bf16")
+    twins.step(first, second)
+    for opt in (first, second):
+        opt.param_groups[2]["betas"] = (0.5, 0.99)
+        with refused(opt, "amsgrad"):
+            opt.param_groups[1]["amsgrad"] = True
+            try:
+                opt.step()
+            finally:
+                opt.param_groups[1]["amsgrad"] = False
+    twins.step(first, second)
+    freed = second.demote()
+    assert freed > 0 and second.demote() == 0
+    with pytest.raises(ValueError):
+        second.offload()  # the CPU's state has no disk to go to
+    assert second.report()["offloaded_bytes"] == 0
+    twins.step(first, second)
+    twins.compare_state(first, second)
+    assert twins.differing == 0 and second.report()["steps"] == first.report()["steps"]
+    assert "cuda for cuda:0, cuda for cuda:1, sycl for xpu:0" in repr(second) or "for cuda:1" in repr(second)
+    figure(f"groups added on 4 devices, overrides, options, demotion ({freed} bytes): {twins.compared} bytes alike")
+
+
+def test_copies_and_pickles(machine: Machine, seed: int) -> None:
+    """They come out on the CPU, where torch puts copies of what it sees."""
+    twins = Twins(machine)
+    first, second = twins.optimizers("adamw")
+    twins.step(first, second)
+    for duplicate in (copy.deepcopy(second), pickle.load(io.BytesIO(pickle.dumps(second)))):
+        assert dict_bits(duplicate) == dict_bits(first)
+        params = [param for group in duplicate.param_groups for param in group["params"]]
+        assert [*map(bits, params)] == [*map(bits, twins.here)]
+
+
+def test_what_is_of_one_device_is_refused(machine: Machine, seed: int) -> None:
+    twins = Twins(machine)
+    for option in ("prefetch_in_backward", "step_in_backward"):
+        with pytest.raises(ValueError, match=f"{option} with parameters on cpu and cuda:0 and cuda:1 and xpu:0"):
+            lowtide.AdamW(twins.there, **{option: True})
+    opt = lowtide.AdamW(twins.there)
+    twins.gradients()
+    opt.step()
+    machine.cuda.capturing = True
+    with refused(opt, "parameters on cpu and cuda:0 and cuda:1 and xpu:0", "one device"):
+        opt.step()
+    machine.cuda.capturing = False
+    with refused(opt, "prepare_replay", "one device"):
+        opt.prepare_replay()
+    opt.step()
+
+
+class Stages(torch.nn.Module):
+    """A network cut in stages, one for each device, as `device_map="auto"` cuts one."""
+
+    def __init__(self, machine: Machine | None, names: Sequence[str]) -> None:
+        super().__init__()
+        layers = [torch.nn.Linear(16, 24), torch.nn.Linear(24, 24), torch.nn.Linear(24, 24), torch.nn.Linear(24, 4)]
+        if machine:
+            for layer, name in zip(layers, names, strict=True):
+                layer.weight, layer.bias = machine.parameters([layer.weight, layer.bias], [name, name])
+        self.layers = torch.nn.ModuleList(layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers[:-1]:
+            x = torch.relu(layer(x))
+        found: torch.Tensor = self.layers[-1](x)
+        return found
+
+
+@pytest.mark.parametrize("state", ["fp32", "dynamic8"])
+def test_naive_model_parallelism(machine: Machine, state: str, seed: int, figure: Callable[[str], None]) -> None:
+    """Every loss is that of an optimizer for each stage (nearest rounding: a stage's numbers are others there)."""
+    torch.set_num_threads(1)  # torch's own sums
+    names, found = machine.names, []
+    inputs, labels = torch.randn(64, 16), torch.randint(4, (64,))
+    for several in (True, False):
+        torch.manual_seed(seed)
+        model = Stages(machine, names)
+        parts: list[Any] = [model] if several else list(model.layers)
+        options: dict[str, Any] = {"lr": 0.01, "state": state, "min_quantized_numel": 0, "rounding": "nearest"}
+        optimizers = [lowtide.AdamW(part.parameters(), **options) for part in parts]
+        losses = []
+        for _ in range(20):
+            loss = torch.nn.functional.cross_entropy(model(inputs), labels)
+            names_of = [name for name in names for _ in range(2)]
+            params = [*model.parameters()]
+            machine.synchronize()
+            for param, name, grad in zip(params, names_of, torch.autograd.grad(loss, params), strict=True):
+                param.grad = machine.tensor(grad, name)
+            for opt in optimizers:
+                opt.step()
+            machine.synchronize()
+            losses.append(loss.item())
+        found.append(losses)
+    assert found[0] == found[1]
+    assert found[0][-1] < 0.8 * found[0][0], "control: it learns"
+    figure(f"{state}: 20 losses of 4 stages alike, {found[0][0]:.4f} to {found[0][-1]:.4f}")
