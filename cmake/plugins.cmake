@@ -4,7 +4,7 @@ set(lt_src "${PROJECT_SOURCE_DIR}/src")
 # Sources of the library that a plug-in has its own copies of.
 set(lt_plugin_core_sources
     "${lt_src}/backend/backend.cpp" "${lt_src}/backend/catalog.cpp" "${lt_src}/backend/signs.cpp"
-    "${lt_src}/core/error.cpp" "${lt_src}/core/layout.cpp")
+    "${lt_src}/core/error.cpp" "${lt_src}/core/forks.cpp" "${lt_src}/core/layout.cpp")
 
 # Host code: of the backend in this folder, and what all that have kernels share.
 function(lt_plugin_host_sources folder out)

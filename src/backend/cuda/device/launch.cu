@@ -1,6 +1,4 @@
-// Steps by their rule, the count of replays, and which of this build's code runs here.
-#include <cstdio>
-
+// Steps by their rule, the count of replays, and whether this build has code for the device.
 #include "backend/cuda/device/steps.h"
 #include "backend/cuda/device/prelude.inc"
 
@@ -31,17 +29,11 @@ cudaError_t finish_replay(ReplayState* replay, const Queue& queue) {
   return cudaLaunchKernelEx(&config, cuda_device::finish_replay_kernel, replay);
 }
 
-const char* architecture() {
+bool has_code() {
   cudaFuncAttributes attributes{};
-  if (cudaFuncGetAttributes(&attributes, cuda_device::finish_replay_kernel) != cudaSuccess) {
-    cudaGetLastError();  // it is said by the result
-    return nullptr;
-  }
-  // Code that was made ahead is of the version of its PTX; the driver makes that of the device.
-  const bool made_ahead = attributes.binaryVersion == attributes.ptxVersion;
-  static thread_local char name[24];
-  std::snprintf(name, sizeof name, made_ahead ? "sm_%d" : "compute_%d", attributes.ptxVersion);
-  return name;
+  if (cudaFuncGetAttributes(&attributes, cuda_device::finish_replay_kernel) == cudaSuccess) return true;
+  cudaGetLastError();  // it is said by the result
+  return false;
 }
 
 }  // namespace lowtide::cuda_kernels

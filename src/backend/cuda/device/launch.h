@@ -72,8 +72,7 @@ cudaError_t feedback(const kernels::DeviceFeedback* item, const unsigned char* c
                      const uint16_t* const* ballot_scales, const uint32_t* weights, const void* tables, int64_t signs,
                      const Queue& queue);
 
-// "sm_90" or, of PTX that the driver has compiled, "compute_120": what runs on the present device. nullptr: nothing of
-// this build does.
-const char* architecture();
+// Whether this build has code that runs on the present device.
+bool has_code();
 
 }  // namespace lowtide::cuda_kernels

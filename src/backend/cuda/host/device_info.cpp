@@ -61,7 +61,7 @@ DeviceInfo describe_device(int ordinal) {
     scope.check(cudaDeviceGetAttribute(&value, which, ordinal));
     return value;
   };
-  if (!cuda_kernels::architecture())
+  if (!cuda_kernels::has_code())
     fail(ErrorKind::kUnsupported,
          "no kernel of this build runs on CUDA device %d, which is of compute capability %d.%d; wanted %s, and a "
          "driver that knows it",

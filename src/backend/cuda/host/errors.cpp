@@ -1,16 +1,15 @@
 #include "backend/cuda/host/errors.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <initializer_list>
 
 #include "backend/cuda/host/code.h"
+#include "core/forks.h"
 
 namespace lowtide::cuda_host {
 namespace {
 
-std::atomic<bool> forked = false;
+std::atomic<int64_t> forks_before = -1;  // any device was opened; -1: none has been
 
 std::string advice_for(cudaError_t code) {
   switch (code) {
@@ -78,18 +77,20 @@ std::atomic<bool>& lost(int ordinal) {
   return flags[ordinal];
 }
 
-bool is_forked() { return forked; }
+bool is_forked() {
+  const int64_t before = forks_before;
+  return before >= 0 && forks() != before;
+}
 
 void note_forks() {
-  static const int noted = pthread_atfork(nullptr, nullptr, [] { forked = true; });
-  if (noted != 0) fail(ErrorKind::kOutOfMemory, "no memory to take note of forks");
+  int64_t none = -1;
+  forks_before.compare_exchange_strong(none, forks());
 }
 
 void fail_forked(ErrorKind kind, const char* doing) {
   fail(kind,
        "CUDA, %s: this process was forked from one that had opened a device, and CUDA does not survive that: start it "
-       "by "
-       "spawn or forkserver, or fork before any device is opened",
+       "by spawn or forkserver, or fork before any device is opened",
        doing);
 }
 
