@@ -27,9 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from sass.cubins import Kernel, cubins_of, demangled, find_tool, read_cubin, skip
 from sass.offences import ELEMENTS_OF_A_LANE, wrong_everywhere
 
-# To nearest, dynamic8 looks up the code of a signed value by its upper half, sign-extended: one of these for each element,
-# in the kernels of these rules, whose states are signed or begin with one that is.
-SIGN_EXTENSION = re.compile(r"SHF\.R\.S32\.HI \S+, RZ, 0x10,|PRMT \S+, \S+, 0xbb32,|LEA\.HI\.SX32 .*, 0x10")
+# To nearest, dynamic8 looks up the code of a signed value by its upper half, sign-extended: one product of halves with signs
+# for each element, in the kernels of these rules, whose states are signed or begin with one that is.
+SIGN_EXTENSION = re.compile(r"IDP\.2A\.LO\.S16\.U8 ")
 HAS_SIGNS = re.compile(r"(adam|adamw|lion|sgd) dynamic8 ")
 
 ACCESS = re.compile(r"^(LDG|STG|LD|ST)\..*\.128")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from sass.operands import Unknown, flags, source, wide
+from sass.operands import LANES, Unknown, flags, source, wide
 from sass.table import LOW, U, is_flag, is_in, operation
 from sass.warp import Mask, Warp
 
@@ -87,6 +87,26 @@ def multiply(warp: Warp, name: str, operands: list[str]) -> Callable[[Mask], Non
     if rest[:2] == ["RZ", "RZ"]:
         return lambda mask: put(mask, d())
     return lambda mask: put(mask, a() * b() + d())
+
+
+@operation("IDP")
+def dot_product(warp: Warp, name: str, operands: list[str]) -> Callable[[Mask], None]:
+    """Four bytes with four bytes, or two halves with the lower or upper two bytes, and a number."""
+    kinds = {"U8": np.uint8, "S8": np.int8, "U16": np.uint16, "S16": np.int16}
+    try:
+        first, second = (kinds[word] for word in name.split(".")[-2:])
+    except KeyError:
+        raise Unknown(name) from None
+    a, b, c = (source(warp, text) for text in operands[1:4])
+    put = warp.put(operands[0])
+    begin, count = (2 if is_in(name, "HI") else 0), (4 if is_in(name, "4A") else 2)
+
+    def run(mask: Mask) -> None:
+        of_a = np.ascontiguousarray(a()).view(first).reshape(LANES, count).astype(np.int64)
+        of_b = np.ascontiguousarray(b()).view(second).reshape(LANES, 4)[:, begin : begin + count].astype(np.int64)
+        put(mask, ((of_a * of_b).sum(axis=1) + c().astype(np.int64)).astype(U))
+
+    return run
 
 
 @operation("LEA")

@@ -33,6 +33,21 @@ TEST(PtxIntegers, AddMultiplyAndDivide) {
   check("add.s16 %oh, %ah, %bh;", {{{0x7fff, 1}, 0x8000}});
 }
 
+// Bytes or halves of a have the sign of the first type, bytes of b that of the second; .lo takes the lower two of b.
+TEST(PtxIntegers, DotProducts) {
+  check("dp4a.u32.u32 %o, %a, %b, %c;", {{{0x01020304, 0x05060708, 9}, 1 * 5 + 2 * 6 + 3 * 7 + 4 * 8 + 9},
+                                         {{0xff000080, 0x02000001, 0}, 255 * 2 + 128},
+                                         {{0xffffffff, 0xffffffff, 0xffffffff}, 4 * 255 * 255 - 1}});
+  check("dp4a.s32.s32 %o, %a, %b, %c;", {{{0xff000080, 0x02000001, 0}, static_cast<uint32_t>(-2 - 128)}});
+  check("dp4a.s32.u32 %o, %a, %b, %c;", {{{0x0000ff00, 0x0000ff00, 1}, static_cast<uint32_t>(1 - 255)}});
+  check("dp4a.u32.s32 %o, %a, %b, %c;", {{{0x0000ff00, 0x0000ff00, 1}, static_cast<uint32_t>(1 - 255)}});
+  check("dp2a.lo.u32.u32 %o, %a, %b, %c;",
+        {{{0x00020003, 0x07060504, 1}, 3 * 4 + 2 * 5 + 1}, {{~0u, 0xff00, 0}, 65535 * 255}});
+  check("dp2a.hi.u32.u32 %o, %a, %b, %c;", {{{0x00020003, 0x07060504, 1}, 3 * 6 + 2 * 7 + 1}});
+  check("dp2a.lo.s32.u32 %o, %a, %b, %c;", {{{0xfffe7fff, 0x0400, 100}, 92}, {{0x80000000, 0xff00, 0}, 0xff808000}});
+  check("dp2a.lo.s32.s32 %o, %a, %b, %c;", {{{0xfffe0000, 0xff00, 0}, 2}});
+}
+
 TEST(PtxIntegers, CompareSignedAndUnsigned) {
   check("setp.lt.s32 %q, %a, %b;", {{{0xffffffff, 0}, 1}, {{0, 0}, 0}});
   check("setp.lt.u32 %q, %a, %b;", {{{0xffffffff, 0}, 0}});

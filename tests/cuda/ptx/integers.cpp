@@ -75,12 +75,33 @@ void add_of(Operations& all, const std::string& type) {
   });
 }
 
+// The sum of c and the products of the bytes or halves of a with as many bytes of b, from number `first` on.
+template <int kParts, class A, class B>
+uint32_t dot_product(uint32_t a, uint32_t b, uint32_t c, int first) {
+  for (int i = 0; i < kParts; ++i)
+    c += static_cast<uint32_t>(int32_t{static_cast<A>(a >> 32 / kParts * i)} *
+                               int32_t{static_cast<B>(b >> 8 * (first + i))});
+  return c;
+}
+template <bool kSignedA, bool kSignedB>
+void add_dot_products(Operations& all, const std::string& types) {
+  using W = uint32_t;
+  using A8 = std::conditional_t<kSignedA, int8_t, uint8_t>;
+  using A16 = std::conditional_t<kSignedA, int16_t, uint16_t>;
+  using B = std::conditional_t<kSignedB, int8_t, uint8_t>;
+  add_map<W, W, W, W>(all, "dp4a" + types, [](W a, W b, W c) { return dot_product<4, A8, B>(a, b, c, 0); });
+  add_map<W, W, W, W>(all, "dp2a.lo" + types, [](W a, W b, W c) { return dot_product<2, A16, B>(a, b, c, 0); });
+  add_map<W, W, W, W>(all, "dp2a.hi" + types, [](W a, W b, W c) { return dot_product<2, A16, B>(a, b, c, 2); });
+}
+
 }  // namespace
 
 void add_integers(Operations& all) {
   add_of<uint16_t>(all, ".u16"), add_of<int16_t>(all, ".s16");
   add_of<uint32_t>(all, ".u32"), add_of<int32_t>(all, ".s32");
   add_of<uint64_t>(all, ".u64"), add_of<int64_t>(all, ".s64");
+  add_dot_products<false, false>(all, ".u32.u32"), add_dot_products<false, true>(all, ".u32.s32");
+  add_dot_products<true, false>(all, ".s32.u32"), add_dot_products<true, true>(all, ".s32.s32");
 }
 
 }  // namespace ptx

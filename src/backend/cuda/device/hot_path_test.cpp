@@ -16,10 +16,12 @@
 #include "backend/cuda/device/real-inl.h"
 #include "backend/cuda/device/packed-inl.h"
 #include "backend/cuda/device/lane_codec-inl.h"
+#include "backend/cuda/device/lane_dynamic8-inl.h"
 #include "backend/cuda/device/slow-inl.h"
 #include "backend/cuda/device/tile-inl.h"
 #include "backend/cuda/device/weights-inl.h"
 #include "backend/cuda/device/step-inl.h"
+#include "backend/cuda/device/step_tiles-inl.h"
 
 namespace {
 
@@ -32,9 +34,11 @@ std::atomic<i64> hot_pairs, wide_pairs;  // of blocks
 // The hot path, counted: by one lane of each warp.
 template <class R, class C>
 struct Counted : LaneBlocks<R, C> {
-  LT_FN bool step(const Tile& tile, const typename R::Args& args, const typename LaneBlocks<R, C>::Shared& shared,
-                  const Form& form, const LaneAt& at) {
-    const bool done = LaneBlocks<R, C>::step(tile, args, shared, form, at);
+  using Base = LaneBlocks<R, C>;
+  template <bool kIsCommon, class Next>
+  LT_FN bool step(const Tile& tile, const typename R::Args& args, const typename Base::Shared& shared, const Form& form,
+                  const LaneAt& at, typename Base::Words& words, Next&& next) {
+    const bool done = Base::template step<kIsCommon>(tile, args, shared, form, at, words, next);
     if (done && threadIdx.x % 32 == 0) ++hot_pairs, wide_pairs += form.wide;
     return done;
   }

@@ -11,6 +11,7 @@
 #include "backend/cuda/device/real-inl.h"
 #include "backend/cuda/device/packed-inl.h"
 #include "backend/cuda/device/lane_codec-inl.h"
+#include "backend/cuda/device/lane_dynamic8-inl.h"
 
 namespace {
 

@@ -1,24 +1,11 @@
-// The driver of steps: a warp takes a tile of kTileBlocks blocks of one item, two blocks at a time, 16 lanes each,
-// whose 16 elements are in registers. Where an operand is out of range, or memory is strided, the two blocks go an
-// element after the other (slow-inl.h), to the same bits. Included in the namespace of a .cu file after slow-inl.h,
-// tile-inl.h, weights-inl.h, lane_codec-inl.h and real-inl.h.
+// The hot path of steps: two blocks by a warp, 16 lanes each, whose 16 elements are in registers. Included in the
+// namespace of a .cu file after tile-inl.h, weights-inl.h, lane_dynamic8-inl.h and real-inl.h.
 
 #ifdef LT_CUDA_FAST
 inline constexpr bool kIsFast = true;
 #else
 inline constexpr bool kIsFast = false;
 #endif
-
-struct StepArguments {
-  const DeviceItem* items;
-  const i64* starts;
-  i64 count, tiles;
-  const void* tables;
-  const cuda_kernels::ReplayState* replay;
-};
-
-// Whether this is the replay of a recorded step for which nothing has been prepared.
-LT_FN bool is_void(const cuda_kernels::ReplayState* replay) { return replay && replay->prepared == replay->done; }
 
 // Rules that divide a first moment by the square root of a second one: operands must be in range for Real.
 template <class R>
@@ -35,15 +22,6 @@ inline constexpr bool kHasNearest = [] {
 template <class C>
 inline constexpr bool kHasRandom = C::kError > 0;
 
-// The least of what is not 0, as bits less 1.
-LT_FN u32 min_but_zero(u32 least, u32 u) {
-#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
-  return __viaddmin_u32(u, ~0u, least);
-#else
-  return u - 1 < least ? u - 1 : least;
-#endif
-}
-
 // The least positive number of bfloat16 for what is less, but not 0.
 LT_FN float at_least_a_code(float second_moment) {
   const u32 u = bits(second_moment), least = (u < 1u ? u : 1u) << 16;
@@ -57,7 +35,6 @@ using Float = std::conditional_t<kDivides<R> || std::is_same_v<R, Lion>, Real, f
 LT_FN float value_of(float x) { return x; }
 LT_FN float value_of(Real x) { return x.x; }
 
-// The hot path: two blocks.
 template <class R, class C>
 struct LaneBlocks {
   using Codec = LaneCodec<C>;
@@ -70,10 +47,10 @@ struct LaneBlocks {
     static constexpr int kLanesOfScale = kLanes / (kOfBlock ? kOfBlock : 1);
     using Code = CodeOf<C, kSigned>;
     using Codes = typename Codec::template Codes<kSigned>;
-    // The largest magnitude that is in range, and the least but 0, as bits without the sign (a signed state's bits are
-    // shifted for it), less 1. Others are left to the slow path. See Real and LaneCodec.
+    // The largest magnitude that is in range, and the least but 0. Others are left to the slow path. See Real and
+    // LaneCodec.
     static constexpr float kMost = kSigned ? (C::kScaled ? 0x1p22f : 0x1p60f) : 0x1p24f;
-    static constexpr u32 kLeast = kSigned ? (31u << 24) - 1u : (27u << 23) - 1u;  // of 2^-96, of 2^-100
+    static constexpr float kLeast = kSigned ? 0x1p-96f : 0x1p-100f;
   };
   template <int... k>
   static auto codes_of_states(std::integer_sequence<int, k...>) -> LaneStates<typename State<k>::Codes...>;
@@ -107,29 +84,32 @@ struct LaneBlocks {
   static constexpr bool kLooksAtMost = K > 0 && (C::kScaled || kDivides<R>);
   static constexpr bool kLooksAtLeast = !kIsFast && kDivides<R>;
 
-  // False, and nothing done, if an operand is out of range: the same for the warp.
-  LT_FN bool step(const Tile& tile, const typename R::Args& args, const Shared& shared, const Form& form,
-                  const LaneAt& at) {
-    const bool is_common = form.wide && tile.is_common;
+  // Whether a lane has registers for the next round's words beside this round's states.
+  static constexpr bool kLoadsAhead = C::kScaled && K <= 2;
+
+  struct Words {
     LaneWeights weights;
     ElementWords grad;
     StateCodes codes;
-    const auto load = [&](const Form& as) {
-      weights.load(tile, as, at);
-      load_elements(grad.word, tile.grad, as.grad, as.wide, at);
-      each<K>([&](auto k) { load_codes<k>(tile, as.wide, at, codes.of(k).word); });
-    };
-    is_common ? load(common_form()) : load(form);
-    float scale[K ? K : 1] = {};
-    if constexpr (C::kScaled) each<K>([&](auto k) { scale[k] = __ldcs(tile.state[k].scales + scale_at<k>(at)); });
+    float scale[K ? K : 1];
+  };
+  LT_FN void load(const Tile& tile, const Form& form, const LaneAt& at, Words& words) {
+    words.weights.load(tile, form, at);
+    load_elements(words.grad.word, tile.grad, form.grad, form.wide, at);
+    each<K>([&](auto k) { load_codes<k>(tile, form.wide, at, words.codes.of(k).word); });
+    if constexpr (C::kScaled) each<K>([&](auto k) { words.scale[k] = __ldcs(tile.state[k].scales + scale_at<k>(at)); });
+  }
 
+  // False, and nothing done, if an operand is out of range: the same for the warp. kIsCommon: of the most common form,
+  // without a factor of the gradient. Of the words nothing is left. next(): called once those are read.
+  template <bool kIsCommon, class Next>
+  LT_FN bool step(const Tile& tile, const typename R::Args& args, const Shared& shared, const Form& form,
+                  const LaneAt& at, Words& words, Next&& next) {
+    auto& [weights, grad, codes, scale] = words;
     float p[kLaneElements], g[kLaneElements], state[K ? K : 1][kLaneElements];
-    const auto unpack_all = [&](const Form& as) {
-      weights.get(tile, as, at, p);
-      unpack(g, grad.word, as.grad);
-    };
-    is_common ? unpack_all(common_form()) : unpack_all(form);
-    if (tile.grad_scale != 1.f) {
+    weights.get(tile, form, at, p);
+    unpack(g, grad.word, form.grad);
+    if (!kIsCommon && tile.grad_scale != 1.f) {
 #pragma unroll
       for (int e = 0; e < kLaneElements; ++e) g[e] = g[e] * tile.grad_scale;
     }
@@ -144,6 +124,8 @@ struct LaneBlocks {
       p[e] = value_of(R::template step<F>(p[e], g[e], s, args));
       each<K>([&](auto k) { state[k][e] = value_of(s[k]); });
     }
+    if constexpr (kIsCommon) pack<bf16>(weights.word, p);
+    next();
     float most[K ? K : 1] = {};
     if (!find_most(form, at, state, most)) return false;
     each<K>([&](auto k) {
@@ -158,11 +140,11 @@ struct LaneBlocks {
                      tile.write_offset),
                  State<k>::Codes::scale(most[k]));
     });
-    const auto store = [&](const Form& as) {
-      each<K>([&](auto k) { store_codes<k>(tile, as.wide, at, codes.of(k).word); });
-      weights.store(tile, as, at, p);
-    };
-    is_common ? store(common_form()) : store(form);
+    each<K>([&](auto k) { store_codes<k>(tile, form.wide, at, codes.of(k).word); });
+    if constexpr (kIsCommon)
+      store_elements(weights.word, tile.param, form.param, form.wide, at);
+    else
+      weights.store(tile, form, at, p);
     return true;
   }
 
@@ -198,32 +180,65 @@ struct LaneBlocks {
     }
     // No branch on a lane's elements, of which the compiler would make two copies of all.
     const u32 whole = at.count ? ~0u : 0u;
-    bool out = false;
+    bool out = false, has_less = false;
     each<K>([&](auto k) {
-      constexpr int kShift = State<k>::kSigned ? 1 : 0;
-      u32 least = ~0u, largest = 0;
-#pragma unroll
-      for (int e = 0; e < kLaneElements; ++e) {
-        const u32 u = bits(state[k][e]) << kShift;
-        if constexpr (kLooksAtMost) largest = u > largest ? u : largest;
-        if constexpr (kLooksAtLeast) least = min_but_zero(least, u);
-      }
-      if constexpr (kLooksAtMost) {
-        largest &= whole;
-        out = out | (largest > bits(State<k>::kMost) << kShift);
-      }
-      if constexpr (kLooksAtLeast) out = out | ((least | ~whole) < State<k>::kLeast);
+      u32 largest = 0, less = ~0u;
+      if constexpr (kLooksAtMost) largest = largest_of<State<k>::kSigned>(state[k]) & whole;
+      if constexpr (kLooksAtMost) out = out | (largest > bits(State<k>::kMost));
+      if constexpr (kLooksAtLeast) less = least_of<State<k>::kSigned>(state[k]) | ~whole;
+      // Zeros are less, too, and in range.
+      if constexpr (kLooksAtLeast) has_less = has_less | (less < bits(State<k>::kLeast));
       if constexpr (C::kScaled) {
         for (int distance = State<k>::kLanesOfScale / 2; distance > 0; distance /= 2) {
           const u32 other = __shfl_xor_sync(kAllLanes, largest, distance);
           largest = other > largest ? other : largest;
         }
         // A block of zeros has no reciprocal; one of denormals or nearly so has none in range.
-        out = out | (largest - 1 < (bits(0x1p-96f) << kShift) - 1);
+        out = out | (largest - 1 < bits(0x1p-96f) - 1);
       }
-      most[k] = as_float(largest >> kShift);
+      most[k] = as_float(largest);
     });
+    if (!__any_sync(kAllLanes, out || has_less)) return true;
+    if constexpr (kLooksAtLeast) {
+      if (has_less) {
+        each<K>([&](auto k) {
+          for (const float x : state[k]) out = out | ((bits(abs(x)) - 1 < bits(State<k>::kLeast) - 1) && whole != 0);
+        });
+      }
+    }
     return !__any_sync(kAllLanes, out);
+  }
+
+  // The largest and the least magnitude, as bits; NaN behind all. Of numbers with signs the largest is the largest
+  // positive one, which is above all negative ones as an integer with a sign, or the negative one that is the largest
+  // without a sign; and the least likewise. Three at a time, which is one instruction.
+  template <bool kSigned>
+  LT_FN u32 largest_of(const float (&state)[kLaneElements]) {
+    u32 largest = bits(state[0]);
+    int positive = static_cast<int>(largest);
+#pragma unroll
+    for (int e = 1; e < kLaneElements; ++e) {
+      const u32 u = bits(state[e]);
+      largest = u > largest ? u : largest;
+      positive = static_cast<int>(u) > positive ? static_cast<int>(u) : positive;
+    }
+    if constexpr (!kSigned) return largest;
+    const u32 one = static_cast<u32>(positive) & 0x7fffffffu, other = largest & 0x7fffffffu;
+    return one > other ? one : other;
+  }
+  template <bool kSigned>
+  LT_FN u32 least_of(const float (&state)[kLaneElements]) {
+    u32 least = bits(state[0]);
+    int negative = static_cast<int>(least);
+#pragma unroll
+    for (int e = 1; e < kLaneElements; ++e) {
+      const u32 u = bits(state[e]);
+      least = u < least ? u : least;
+      negative = static_cast<int>(u) < negative ? static_cast<int>(u) : negative;
+    }
+    if constexpr (!kSigned) return least;
+    const u32 one = static_cast<u32>(negative) & 0x7fffffffu, other = least & 0x7fffffffu;
+    return one < other ? one : other;
   }
 
   template <int k>
@@ -248,34 +263,3 @@ struct LaneBlocks {
     }
   }
 };
-
-template <class R, class C, class Lanes>
-LT_FN void step_tiles(const StepArguments& a) {
-  __shared__ typename Lanes::Shared shared;
-  __shared__ Tile of_warp[cuda_kernels::kWarps];
-  if (is_void(a.replay)) return;
-  Lanes::Codec::fill(shared, a.tables);
-  __syncthreads();
-  const auto* const tables = static_cast<const typename C::Tables*>(a.tables);
-  Tile& tile = of_warp[threadIdx.x / 32];
-  for (i64 t = item_id() / 32; t < a.tiles; t += item_count() / 32) {
-    const i64 of = find_item_by_warp(a.starts, a.count, t);
-    const DeviceItem& item = a.items[of];
-    if (is_stopped(item)) continue;
-    typename R::Args args;
-    __builtin_memcpy(&args, item.args, sizeof args);
-    __syncwarp();  // all are done with the tile before
-    if (threadIdx.x % 32 == 0)
-      tile.fill(item, (t - a.starts[of]) * cuda_kernels::kTileBlocks, Lanes::takes(item, args), Lanes::formats().of);
-    __syncwarp();
-    for (int b = 0; b < tile.blocks; b += 2) {
-      const LaneAt at = tile.place(b);
-      Form form = tile.form;
-      // Rows may begin or end where no lane's elements do.
-      const bool not_whole = ((at.element | at.count) & (kLaneElements - 1)) != 0;
-      form.wide = !__any_sync(kAllLanes, !form.wide || not_whole);
-      if (!tile.hot || !Lanes::step(tile, args, shared, form, at)) slow_blocks<R, C>(tile.slow_block(at), tables);
-      tile.advance();
-    }
-  }
-}

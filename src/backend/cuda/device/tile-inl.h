@@ -22,7 +22,8 @@ struct StateFormat {
 
 struct alignas(16) Tile {
   const DeviceItem* item;
-  i64 begin;  // its first block, counted from the item's first
+  i64 number;  // among all of the launch
+  i64 begin;   // its first block, counted from the item's first
   // From its first element, code and scale on.
   u8 *param, *residual;
   const u8* grad;
@@ -42,8 +43,9 @@ struct alignas(16) Tile {
   int blocks;
   u32 stochastic;  // as DeviceItem
   float grad_scale;
-  Form form;  // wide: as far as alignment goes
-  bool hot, is_common;
+  Form form;            // wide: as far as alignment goes
+  bool hot, is_common;  // is_common: of the most common form, without a factor of the gradient, where a round is wide
+  bool plain;           // hot and straight, and of the most common form in every round
 
   template <int K>
   LT_METHOD void fill(const DeviceItem& of, i64 first_block, bool is_hot, const StateFormat (&formats)[K]) {
@@ -69,27 +71,34 @@ struct alignas(16) Tile {
 
   // Where a lane works in blocks b and b + 1.
   LT_METHOD LaneAt place(int b) const {
+    if (straight) return place_straight(b);
     LaneAt at;
     at.half = static_cast<int>(threadIdx.x % 32 / kLanes);
     at.there = b + at.half < blocks;
     // Without a block of its own a half sees the other's, and stores nothing.
     if (!at.there) at.half = 0;
     at.block = b + at.half;
+    const Cursor& of = cursor[at.half];
+    at.element = static_cast<int>(of.element - first.element);
+    at.index = static_cast<u32>(of.index);
     const int of_lane = static_cast<int>(threadIdx.x % kLanes) * kLaneElements;
-    int here;
-    if (straight) {
-      at.element = at.block * kBlock;
-      here = left - at.element;
-      at.index = static_cast<u32>(first.index) + static_cast<u32>(at.element);
-    } else {
-      const Cursor& of = cursor[at.half];
-      at.element = static_cast<int>(of.element - first.element);
-      here = in_block(of);
-      at.index = static_cast<u32>(of.index);
-    }
-    here = !at.there ? 0 : (here < kBlock ? here : kBlock) - of_lane;
+    const int here = at.there ? in_block(of) - of_lane : 0;
     at.count = here < 0 ? 0 : here < kLaneElements ? here : kLaneElements;
     if (here > 0) at.element += of_lane, at.index += static_cast<u32>(of_lane);
+    return at;
+  }
+  // In a straight tile both halves have the same keys.
+  LT_METHOD LaneAt place_straight(int b) const {
+    LaneAt at;
+    at.half = 0;
+    const int mine = b + static_cast<int>(threadIdx.x % 32 / kLanes);
+    at.there = mine < blocks;
+    at.block = at.there ? mine : b;
+    at.element = b * kBlock + static_cast<int>(threadIdx.x % 32) * kLaneElements;
+    const int here = left - at.element;
+    at.count = here < 0 ? 0 : here < kLaneElements ? here : kLaneElements;
+    if (here <= 0) at.element = at.block * kBlock;
+    at.index = static_cast<u32>(first.index) + static_cast<u32>(at.element);
     return at;
   }
   // The block of the lane's half, element by element.
@@ -139,6 +148,7 @@ struct alignas(16) Tile {
                   of.scales[k] + begin * formats[k].scales};
       form.wide = form.wide && is_aligned(state[k].codes);
     }
-    is_common = form == common_form();
+    is_common = form == common_form() && grad_scale == 1.f;
+    plain = hot && straight && is_common && left % kLaneElements == 0;
   }
 };

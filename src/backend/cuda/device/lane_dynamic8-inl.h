@@ -1,0 +1,255 @@
+// dynamic8 on the hot path, and mixed12, which has it. Included in the namespace of a .cu file after lane_codec-inl.h
+// and real-inl.h.
+
+// Look-ups in shared memory. The address of an entry is one instruction, a product of bytes or halves with the size of
+// an entry; as C++ it would be two. A compiler moves no volatile instruction to before the barrier behind which tables
+// are filled.
+LT_FN u32 address_of([[maybe_unused]] const void* shared) {
+#ifdef __CUDA_ARCH__
+  return static_cast<u32>(__cvta_generic_to_shared(shared));
+#else
+  return 0;  // there, addresses are numbers of entries
+#endif
+}
+// From kOffset bytes behind the beginning on, the word whose number is byte i of `of`.
+template <int kOffset>
+LT_FN u32 word_by_byte(const void* shared, u32 of, int i) {
+#ifdef __CUDA_ARCH__
+  u32 at, word;
+  asm("dp4a.u32.u32 %0, %1, %2, %3;" : "=r"(at) : "r"(of), "r"(4u << 8 * i), "r"(address_of(shared)));
+  asm volatile("ld.shared.u32 %0, [%1+%2];" : "=r"(word) : "r"(at), "n"(kOffset));
+  return word;
+#else
+  u32 word;
+  __builtin_memcpy(&word, static_cast<const u8*>(shared) + kOffset + 4 * (of >> 8 * i & 0xffu), sizeof word);
+  return word;
+#endif
+}
+// The word whose number is the upper half of `of`. That number `first` is at the beginning.
+template <bool kSigned>
+LT_FN u32 word_by_half(const u32* table, u32 of, int first) {
+#ifdef __CUDA_ARCH__
+  u32 at;
+  const u32 begin = address_of(table) - 4u * static_cast<u32>(first);
+  if constexpr (kSigned)
+    asm("dp2a.lo.s32.u32 %0, %1, %2, %3;" : "=r"(at) : "r"(of), "r"(4u << 8), "r"(begin));
+  else
+    asm("dp2a.lo.u32.u32 %0, %1, %2, %3;" : "=r"(at) : "r"(of), "r"(4u << 8), "r"(begin));
+  u32 word;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(at));
+  return word;
+#else
+  return table[(kSigned ? static_cast<int>(of) >> 16 : static_cast<int>(of >> 16)) - first];
+#endif
+}
+
+// dynamic8 by one addition for each code: sum = entry[u >> 16] + u has the code in its byte 2, where u are the float
+// bits of the magnitude, or something of their order, and an entry is the portable less what u >> 16 itself adds.
+//
+// Second moments: u are the bits of x 2^22, at least 1 where x > 0 (the first bucket), and those of the float below 1
+// where x = 0, in a bucket before the first, whose codes are 0.
+// Signed: u are the bits of x 2^-104, so that the first bucket begins at 2^-126 and denormals, however much they lose,
+// are what is below it. Negative values have the complement of their magnitude's bits, as an integer -(magnitude + 1),
+// which is where the portable kernels put a negative value's ties; buckets go on below 0.
+//
+// Stochastically: ranks as the portable kernels have them, in byte 2 as well. Two look-ups find the two pieces that
+// matter: rows of 1/8 binade have a byte each, so that they are 45 words, and that leads to a pair of pieces, one load
+// of 16 bytes. Of the few pairs eight that follow one another, which are four decades, have no conflicts.
+template <>
+struct LaneCodec<Dynamic8> {
+  static constexpr u32 kBuckets = Dynamic8Table::kLastKey - Dynamic8Table::kFirstKey + 1;
+  static constexpr int kUp = 22, kDown = -104;  // exponents of the factors 2^22 and 2^-104
+  static constexpr int kFirstUp = static_cast<int>(Dynamic8Table::kFirstKey) + (kUp << 7) - 1;  // with that of zero
+  static constexpr int kFirstDown = static_cast<int>(Dynamic8Table::kFirstKey) + kDown * 128;
+  static constexpr int kMagnitudes = kFirstDown + static_cast<int>(kBuckets);
+  static_assert(kFirstUp == 0x3f7f && kFirstDown == 0x80);
+
+  // Rows of 8 to a binade, so shifted that the last piece begins with one: none has more than two pieces.
+  static constexpr int kRowShift = 20, kRows = 8 * 22 + 2, kPairs = 16;
+  struct alignas(16) Pair {
+    float slope, intercept, other_slope, other_intercept;
+  };
+  struct Shared {
+    float value[2][256];  // as the portable, [0] unsigned, [1] signed
+    Pair pair[2][kPairs];
+    u8 pair_at[2][kRows];  // of (u + shift_of) >> kRowShift less kFirstRow, of the bits of a magnitude: in bytes
+    u64 row[2];            // address of what pair_at has for u = 0, << 32, with 32 - kRowShift of the bits shifted out
+    float lowest[2];
+    u32 second_moment[1 + kBuckets];  // of u >> 16 less kFirstUp
+    u32 code[2 * kMagnitudes];        // of u >> 16, signed, plus kMagnitudes
+  };
+
+  // By all threads of a block, which then meet.
+  LT_FN void fill(Shared& shared, const void* tables) {
+    const Dynamic8Table* const side = static_cast<const Dynamic8::Tables*>(tables)->side;
+    for (u32 i = threadIdx.x; i < 256; i += blockDim.x)
+      shared.value[0][i] = side[0].value[i], shared.value[1][i] = side[1].value[i];
+    for (u32 i = threadIdx.x; i < 1 + kBuckets; i += blockDim.x)
+      shared.second_moment[i] = i ? side[0].bucket[i - 1] - ((i + kFirstUp) << 16) : 0u - bits(0x1.fffffep-1f);
+    for (u32 i = threadIdx.x; i < kMagnitudes; i += blockDim.x) {
+      // A bucket before the first is of rank 0, without a midpoint.
+      const u32 bucket = i < kFirstDown ? 0u : side[1].bucket[i - kFirstDown];
+      const u32 next = i < kFirstDown || i + 1 == kMagnitudes ? bucket : side[1].bucket[i + 1 - kFirstDown];
+      const u32 rank = bucket >> 16;
+      shared.code[kMagnitudes + i] = bucket + (Dynamic8::kSignedZero << 16) - (i << 16);
+      // 127 - rank for complements that carry, of magnitudes below the midpoint; else one less. There is no code -1.
+      const bool splits = (next >> 16) > rank && rank < Dynamic8::kSignedZero;
+      const u32 low = splits ? Dynamic8::kSignedZero - 1 - rank
+                             : Dynamic8::kSignedZero - (rank < Dynamic8::kSignedZero ? rank : Dynamic8::kSignedZero);
+      shared.code[kMagnitudes - 1 - i] = (low << 16) + (splits ? 0xffffu - (bucket & 0xffffu) : 0u) + ((i + 1) << 16);
+    }
+    const u32 of_first = changes_of(side[0]), of_second = changes_of(side[1]);
+    const auto changes = [=](u32 n) { return n ? of_second : of_first; };
+    for (u32 i = threadIdx.x; i < 2 * kRows; i += blockDim.x) {
+      const u32 n = i / kRows, begin = ((kFirstRow + i % kRows) << kRowShift) - shift_of(side[n]);
+      shared.pair_at[n][i % kRows] = static_cast<u8>(sizeof(Pair) * pair_number(changes(n), binade_of(side[n], begin)));
+    }
+    for (u32 i = threadIdx.x; i < 2 * kBinades; i += blockDim.x) {
+      const u32 n = i / kBinades, binade = i % kBinades;
+      if (binade == 0 || (changes(n) >> binade & 1) != 0)
+        shared.pair[n][pair_number(changes(n), binade)] = pair_in(side[n], binade);
+    }
+    for (u32 n = threadIdx.x; n < 2; n += blockDim.x) {
+      const u64 at = u64{address_of(shared.pair_at[n])} << kRowShift;
+      shared.row[n] = (at + shift_of(side[n]) - (u64{kFirstRow} << kRowShift)) << (32 - kRowShift);
+      shared.lowest[n] = n ? Dynamic8Table::kLowestRow : side[0].lowest;
+    }
+  }
+
+  // The portable table has a pair of pieces for each binade, here counted from the lowest. Those that follow one
+  // another and are the same have one number.
+  static constexpr u32 kOne = 127u << 23, kBinades = Dynamic8Table::kLastExponent - Dynamic8Table::kFirstExponent + 1;
+  static constexpr u32 kFirstRow = Dynamic8Table::kFirstExponent << (23 - kRowShift);
+  // Takes the first value behind the last entry but one to the beginning of a row.
+  LT_FN u32 shift_of(const Dynamic8Table& of) {
+    constexpr u32 kBelowOne = Dynamic8Table::kLastExponent - 1;
+    const u32 carry = of.carry[kBelowOne & Dynamic8Table::kRowMask];
+    return carry & ((1u << kRowShift) - 1);
+  }
+  LT_FN Pair pair_in(const Dynamic8Table& of, u32 binade) {
+    const u32 at = (Dynamic8Table::kFirstExponent + binade) & Dynamic8Table::kRowMask;
+    return {of.slope[at], of.intercept[at], of.joint_slope[at], of.joint_intercept[at]};
+  }
+  // A bit for each binade whose pair is not that of the one below.
+  LT_FN u32 changes_of(const Dynamic8Table& of) {
+    u32 changes = 0;
+    for (u32 binade = 1; binade < kBinades; ++binade) {
+      const Pair a = pair_in(of, binade - 1), b = pair_in(of, binade);
+      changes |= u32{a.slope != b.slope || a.other_slope != b.other_slope} << binade;
+    }
+    return changes;
+  }
+  LT_FN u32 pair_number(u32 changes, u32 binade) { return static_cast<u32>(__popc(changes & ((2u << binade) - 1))); }
+  LT_FN float least_of(const Pair& pair, float x) {
+    const float one = x * pair.slope + pair.intercept, other = x * pair.other_slope + pair.other_intercept;
+    return one < other ? one : other;
+  }
+  // The binade whose pair serves a row that begins with these bits. Where the middle of a joint is within the row, the
+  // portable kernels take two binades, which both have the joint; that which has the row's other piece, too, has the
+  // least value at the end.
+  LT_FN u32 binade_of(const Dynamic8Table& of, u32 begin) {
+    const auto portable = [&](u32 u) {
+      return ((u + of.carry[(u >> 23) & Dynamic8Table::kRowMask]) >> 23) - Dynamic8Table::kFirstExponent;
+    };
+    constexpr u32 kLeast = Dynamic8Table::kFirstExponent << 23;
+    const u32 last = begin + (1u << kRowShift) - 1, end = last < kOne ? last : kOne;
+    const u32 one = portable(begin < kLeast ? kLeast : begin), other = portable(end);
+    const float x = as_float(end);
+    return least_of(pair_in(of, one), x) <= least_of(pair_in(of, other), x) ? one : other;
+  }
+
+  template <bool kSigned>
+  LT_FN u32 sum(const Shared& shared, float value, float factor) {
+    const float x = value * factor;
+    if constexpr (kSigned) {
+      const u32 u = bits(x) ^ (static_cast<u32>(static_cast<int>(bits(x)) >> 31) & 0x7fffffffu);
+      return word_by_half<true>(shared.code, u, -kMagnitudes) + u;
+    } else {
+#ifdef __CUDA_ARCH__
+      float least;  // 1 for what is above 0, for the product is 2^-23 or more
+      asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(least) : "f"(value), "f"(0x1p126f), "f"(0x1.fffffep-1f));
+      const u32 u = bits(fmaxf(x, least));
+#else
+      const u32 u = bits(max(x, value > 0.f ? 1.f : 0x1.fffffep-1f));
+#endif
+      return word_by_half<false>(shared.second_moment, u, kFirstUp) + u;
+    }
+  }
+
+  // random: 16 bits. A code of -1 that is none is that of the entry above it. kNormal: second moments are 0 or normal
+  // numbers. Then their bits, 2^23 and more, are above any sum of theirs: sums of 2^23 and more are those of ranks from
+  // 128 on, of what is nearly the largest of a block, which is 2^-96 or more.
+  template <bool kSigned, bool kNormal>
+  LT_FN u32 random_sum(const Shared& shared, float value, float inverse, u32 random, float lowest, u64 row) {
+    float magnitude = __saturatef(abs(value) * inverse);
+    const float inside = fmaxf(magnitude, lowest);
+    if constexpr (!kSigned) magnitude = inside;
+    const Pair pair = pair_at<kSigned>(shared, bits(inside), row);
+    const u32 rank =
+        truncate(fminf(magnitude * pair.slope + pair.intercept, magnitude * pair.other_slope + pair.other_intercept)) +
+        random;
+    if constexpr (!kSigned && kNormal) return rank < bits(value) ? rank : bits(value);
+    if constexpr (!kSigned) return value > 0.f ? rank : 0u;
+    constexpr u32 kZero = Dynamic8::kSignedZero << 16, kDown = kZero | 0xffffu;
+    return value < 0.f ? kDown - (rank < kDown ? rank : kDown) : kZero + rank;
+  }
+  template <bool kSigned>
+  LT_FN Pair pair_at(const Shared& shared, u32 u, u64 row) {
+    row += u64{u} * (1u << (32 - kRowShift));  // one instruction
+#ifdef __CUDA_ARCH__
+    u32 at;
+    asm volatile("ld.shared.u8 %0, [%1];" : "=r"(at) : "r"(static_cast<u32>(row >> 32)));
+#else
+    const u32 at = shared.pair_at[kSigned][row >> 32];
+#endif
+    return *reinterpret_cast<const Pair*>(reinterpret_cast<const u8*>(shared.pair[kSigned]) + at);
+  }
+
+  // Byte 2 of each.
+  LT_FN u32 pack(u32 a, u32 b, u32 c, u32 d) {
+    return __byte_perm(__byte_perm(a, b, 0x62), __byte_perm(c, d, 0x62), 0x5410);
+  }
+
+  template <bool kSigned>
+  struct Codes {
+    u32 word[kLaneElements / 4];
+    LT_FN float scale(float absmax) { return absmax; }
+    LT_FN float inverse(float absmax) { return absmax == 0.f ? 0.f : unchecked_divide(1.f, absmax); }
+    // Exact: a power of two, and reciprocals in range.
+    LT_FN float factor(float absmax) { return inverse(absmax) * (kSigned ? 0x1p-104f : 0x1p22f); }
+    LT_METHOD float get(const Shared& shared, int i) const {
+      return as_float(word_by_byte < kSigned ? sizeof shared.value[0] : 0 > (shared.value, word[i / 4], i % 4));
+    }
+    LT_METHOD void encode_four(const Shared& shared, int i, const float* value, float factor) {
+      word[i / 4] = pack(sum<kSigned>(shared, value[0], factor), sum<kSigned>(shared, value[1], factor),
+                         sum<kSigned>(shared, value[2], factor), sum<kSigned>(shared, value[3], factor));
+    }
+    template <bool kNormal>
+    LT_METHOD void round_four(const Shared& shared, int i, const float* value, float inverse, const u32 (&random)[2]) {
+      const float lowest = shared.lowest[kSigned];
+      const u64 row = shared.row[kSigned];
+      word[i / 4] = pack(random_sum<kSigned, kNormal>(shared, value[0], inverse, random[0] & 0xffffu, lowest, row),
+                         random_sum<kSigned, kNormal>(shared, value[1], inverse, random[0] >> 16, lowest, row),
+                         random_sum<kSigned, kNormal>(shared, value[2], inverse, random[1] & 0xffffu, lowest, row),
+                         random_sum<kSigned, kNormal>(shared, value[3], inverse, random[1] >> 16, lowest, row));
+    }
+  };
+};
+
+// Each kind of state as its codec has it.
+template <>
+struct LaneCodec<Mixed12> {
+  struct Shared {
+    LaneCodec<Dynamic8>::Shared eight;
+    LaneCodec<Dynamic4>::Shared four;
+    LT_METHOD operator const LaneCodec<Dynamic8>::Shared&() const { return eight; }
+    LT_METHOD operator const LaneCodec<Dynamic4>::Shared&() const { return four; }
+  };
+  LT_FN void fill(Shared& shared, const void* tables) {
+    const auto* const of = static_cast<const Mixed12::Tables*>(tables);
+    LaneCodec<Dynamic8>::fill(shared.eight, &of->eight);
+    LaneCodec<Dynamic4>::fill(shared.four, &of->four);
+  }
+  template <bool kSigned>
+  using Codes = typename LaneCodec<std::conditional_t<kSigned, Dynamic4, Dynamic8>>::template Codes<kSigned>;
+};

@@ -1,0 +1,89 @@
+// The driver of steps: a warp takes a tile of kTileBlocks blocks of one item, two blocks at a time (step-inl.h). Where
+// an operand is out of range, or memory is strided, the two go an element after the other (slow-inl.h), to the same
+// bits. Included in the namespace of a .cu file after slow-inl.h and step-inl.h.
+
+struct StepArguments {
+  const DeviceItem* items;
+  const i64* starts;
+  i64 count, tiles;
+  const void* tables;
+  const cuda_kernels::ReplayState* replay;
+};
+
+// Whether this is the replay of a recorded step for which nothing has been prepared.
+LT_FN bool is_void(const cuda_kernels::ReplayState* replay) { return replay && replay->prepared == replay->done; }
+
+// The rounds of a plain tile. A lane loads the next one's words before it makes codes of this one's states, so that its
+// warp does not wait for them. Returns a bit for each round that is done.
+template <class Lanes, class Args, class Shared>
+LT_FN u32 step_plain(const Tile& tile, const Args& args, const Shared& shared) {
+  const int blocks = tile.blocks;
+  u32 done = 0;
+  LaneAt next = tile.place_straight(0);
+  typename Lanes::Words ahead;
+  Lanes::load(tile, common_form(), next, ahead);
+  for (int b = 0; b < blocks; b += 2) {
+    const LaneAt at = next;
+    typename Lanes::Words words = ahead;
+    const bool is_done = Lanes::template step<true>(tile, args, shared, common_form(), at, words, [&] {
+      if (b + 2 >= blocks) return;
+      next = tile.place_straight(b + 2);
+      Lanes::load(tile, common_form(), next, ahead);
+    });
+    if (is_done) done |= 1u << b / 2;
+  }
+  return done;
+}
+
+template <class R, class C, class Lanes>
+LT_FN void step_tiles(const StepArguments& a) {
+  __shared__ typename Lanes::Shared shared;
+  __shared__ Tile of_warp[cuda_kernels::kWarps];
+  if (is_void(a.replay)) return;
+  Lanes::Codec::fill(shared, a.tables);
+  __syncthreads();
+  const auto* const tables = static_cast<const typename C::Tables*>(a.tables);
+  Tile& tile = of_warp[threadIdx.x / 32];
+  for (i64 t = item_id() / 32; t < a.tiles; t += item_count() / 32) {
+    const i64 of = find_item_by_warp(a.starts, a.count, t);
+    const DeviceItem& item = a.items[of];
+    if (is_stopped(item)) continue;
+    typename R::Args args;
+    __builtin_memcpy(&args, item.args, sizeof args);
+    __syncwarp();  // all are done with the tile before
+    if (threadIdx.x % 32 == 0)
+      tile.number = t,
+      tile.fill(item, (t - a.starts[of]) * cuda_kernels::kTileBlocks, Lanes::takes(item, args), Lanes::formats().of);
+    __syncwarp();
+    u32 done = 0;  // rounds
+    if constexpr (Lanes::kLoadsAhead)
+      if (tile.plain) done = step_plain<Lanes>(tile, args, shared);
+    const u32 all = ~0u >> (32 - (tile.blocks + 1) / 2);
+    for (int b = 0; done != all && b < tile.blocks; b += 2) {
+      const u32 round = 1u << b / 2;
+      if (done & round) continue;
+      done |= round;
+      const LaneAt at = tile.place(b);
+      bool is_done = false;
+      if (tile.hot && (!Lanes::kLoadsAhead || !tile.plain)) {
+        Form form = tile.form;
+        if (!tile.plain) {
+          // Rows may begin or end where no lane's elements do.
+          const bool not_whole = ((at.element | at.count) & (kLaneElements - 1)) != 0;
+          form.wide = !__any_sync(kAllLanes, !form.wide || not_whole);
+        }
+        typename Lanes::Words words;
+        if (form.wide && tile.is_common) {
+          Lanes::load(tile, common_form(), at, words);
+          is_done = Lanes::template step<true>(tile, args, shared, common_form(), at, words, [] {});
+        } else {
+          Lanes::load(tile, form, at, words);
+          is_done = Lanes::template step<false>(tile, args, shared, form, at, words, [] {});
+        }
+      }
+      if (!is_done) slow_blocks<R, C>(tile.slow_block(at), tables);
+      tile.advance();
+    }
+    t = tile.number;  // in between the registers are needed
+  }
+}
