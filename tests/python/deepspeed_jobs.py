@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import lowtide
 import torch
@@ -19,13 +21,15 @@ SUB_GROUP = WIDTH * WIDTH // 2
 
 
 class Case(NamedTuple):
-    """One way to train. optimizer: "torch", or the state format of lowtide.AdamW."""
+    """One way to train. optimizer: "torch", or the state format of lowtide.AdamW. universal: it loads the checkpoint after
+    DeepSpeed's converter, as one for any number of ranks."""
 
     stage: int
     optimizer: str
     dtype: torch.dtype = torch.bfloat16
     offload: bool = False
     budget: bool = False
+    universal: bool = False
 
 
 class Run(NamedTuple):
@@ -39,7 +43,7 @@ class Run(NamedTuple):
     clipped: int
 
 
-def configuration(case: Case) -> dict[str, Any]:
+def configuration(case: Case, load: bool = False) -> dict[str, Any]:
     """That of docs/deepspeed.md, for this case, with sizes that make ZeRO cut the small model."""
     page = (Path(__file__).parents[2] / "docs/deepspeed.md").read_text()
     found: dict[str, Any] = json.loads(page.partition("```json\n")[2].partition("```")[0])
@@ -50,7 +54,7 @@ def configuration(case: Case) -> dict[str, Any]:
         del zero["offload_optimizer"]
     found["bf16"] = dict.fromkeys(found["bf16"], case.dtype == torch.bfloat16)
     sizes = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": ACCUMULATED}
-    return {**found, **sizes, "gradient_clipping": CLIP}
+    return {**found, **sizes, "gradient_clipping": CLIP, "checkpoint": {"load_universal": case.universal and load}}
 
 
 def model_of(case: Case, seed: int) -> torch.nn.Module:
@@ -97,12 +101,16 @@ def train(case: Case, folder: str, load: bool = False) -> Run:
         opt = optimizer_of(case, model, own)
         schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda step: 1 / (1 + 0.1 * step))
         engine, zero, _, schedule = ds.initialize(
-            model=model, optimizer=opt, lr_scheduler=schedule, config=configuration(case)
+            model=model, optimizer=opt, lr_scheduler=schedule, config=configuration(case, load)
         )
         done, losses, clipped = 0, [], 0
         if load:
-            path, _ = engine.load_checkpoint(folder)
+            if case.universal and rank == 0:
+                convert(folder)
+            torch.distributed.barrier()
+            path, _ = engine.load_checkpoint(folder, tag="universal" if case.universal else None)
             assert path is not None
+            zero.optimizer.param_groups[1]["weight_decay"] = 0.0  # universal checkpoints have options of the first group
             done = CUT
         for step in range(done, STEPS):
             for part in range(ACCUMULATED):
@@ -119,6 +127,17 @@ def train(case: Case, folder: str, load: bool = False) -> Run:
         found = at_end(zero, losses, clipped)
         engine.destroy()
         return found
+
+
+def convert(folder: str) -> None:
+    """Makes the universal checkpoint of the last one."""
+    from deepspeed.checkpoint import ds_to_universal
+
+    last = Path(folder) / (Path(folder) / "latest").read_text()
+    command = ["", "--input_folder", str(last), "--output_folder", f"{folder}/universal", "--inject_missing_state",
+               "--num_extract_workers", "1", "--num_merge_workers", "1"]  # fmt: skip
+    with patch.object(sys, "argv", command):
+        ds_to_universal.main(ds_to_universal.parse_arguments())
 
 
 @contextmanager

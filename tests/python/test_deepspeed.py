@@ -91,6 +91,19 @@ def test_state_on_a_disk_changes_no_bit(stage: int, train: Train, figure: Callab
     assert [run.weights for run in on_disk] == [run.weights for run in in_ram]
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_state_goes_through_universal_checkpoints_if_it_has_no_codes(
+    stage: int, train: Train, figure: Callable[[str], None]
+) -> None:
+    case = Case(stage, "fp32", universal=True)
+    for run, again in zip(train(case), train(case, load=True), strict=True):
+        assert again.weights == run.weights
+        assert again.state == run.state
+    figure(f"{len(run.state)} partitions: the same bits")
+    with pytest.raises(AssertionError, match="state='fp32' or another format without scales"):
+        train(case._replace(optimizer="dynamic8"), load=True)
+
+
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_frameworks_train_and_resume_to_the_bit_under_zero_3(name: str, train: Train, figure: Callable[[str], None]) -> None:
     case = Case(3, "dynamic8")

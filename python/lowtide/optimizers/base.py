@@ -133,12 +133,17 @@ class SteppingOptimizer(torch.optim.Optimizer):
         engine, groups = self.engine, self.param_groups
         if self._partitioned and partitions.are_all(groups):
             for number, param in partitions.unknown(engine, groups):
-                self.state[param] = engine.shown(engine.append(number, param))
+                added = engine.append(number, param)
+                self.state[param] = self.state.get(param) or engine.shown(added)
+                restore.take_assigned(engine, self.state, groups, [added])
             return
         numbers = partitions.numbers_of(groups, engine.members)
         if numbers is not None:
             partitions.check(engine, groups)
+            assigned = partitions.assigned(engine, self.state)
             self._rebind(numbers, None)
+            self.state.update(assigned)
+            restore.take_assigned(engine, self.state, groups, range(len(engine.params)))
             return
         kept = self._kept_groups()
         if type(self.state) is not States or self.state.removed:
@@ -232,7 +237,9 @@ class SteppingOptimizer(torch.optim.Optimizer):
         try:
             partitions.check_part(part, self.param_groups)
             self._follow_groups()
-            self._step_gradients(partitions.shown(self.engine, part))
+            numbers = partitions.shown(self.engine, part)
+            restore.take_assigned(self.engine, self.state, self.param_groups, numbers)
+            self._step_gradients(numbers)
         finally:
             self.param_groups = part
 
@@ -245,6 +252,7 @@ class SteppingOptimizer(torch.optim.Optimizer):
         engine = self.engine
         if self._partitioned:
             only = partitions.shown(engine, self.param_groups)
+            restore.take_assigned(engine, self.state, self.param_groups, only)
         engine.captured |= capturing
         scale, bad = self._scaling() if engine.settings.amp_scaling else (1.0, None)
         if engine.meshes and self._agrees():

@@ -32,7 +32,8 @@ class Optimizer(SteppingOptimizer):
     each moment (float32, bfloat16, or uint8 codes with a float32 "…_scale" per block); of state that streams or is on a
     device "step" alone.
     Other tensors in the groups take the place of the parameters, with their state (docs/pytorch.md).
-    Removing entries from `state`, or putting {} there, starts those parameters afresh; assigning others has no effect.
+    Removing entries from `state`, or putting {} there, starts those parameters afresh; assigning others has no effect, but
+    under DeepSpeed (docs/deepspeed.md).
     """
 
     def offload(self) -> None:

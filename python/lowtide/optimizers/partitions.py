@@ -8,7 +8,7 @@ group, and none between steps; for a state_dict it puts all of them there.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -32,12 +32,24 @@ def are_all(groups: Sequence[dict[str, Any]]) -> bool:
 
 def numbers_of(groups: Sequence[dict[str, Any]], members: Sequence[Sequence[torch.Tensor]]) -> list[int] | None:
     """The numbers that these groups had when their parameters were `members`, if ZeRO has put its partitions there; None if
-    not. DeepSpeed drops groups without parameters."""
+    not, or if any of stages 1 and 2 have the shapes of what was there. DeepSpeed drops groups without parameters."""
     numbers = [number for number, params in enumerate(members) if params or len(groups) == len(members)]
-    if len(groups) != len(numbers):
+    if len(groups) != len(numbers) or not groups:
         return None
     flat = [len(group["params"]) == 1 and _is_flat(group["params"][0]) for group in groups]
-    return numbers if groups and (all(flat) or are_all(groups)) else None
+    pairs = [(_shapes(group["params"]), _shapes(members[number])) for number, group in zip(numbers, groups, strict=True)]
+    cut = all(flat) and any(shapes != before for shapes, before in pairs)
+    return numbers if cut or are_all(groups) else None
+
+
+def _shapes(tensors: Sequence[torch.Tensor]) -> list[torch.Size]:
+    return [tensor.shape for tensor in tensors]
+
+
+def assigned(engine: Engine, states: Mapping[torch.Tensor, dict[str, Any]]) -> dict[torch.Tensor, dict[str, Any]]:
+    """State that was put into `states` for tensors that are not registered, as universal checkpoints of ZeRO do."""
+    known = set(map(id, engine.params))
+    return {tensor: entry for tensor, entry in states.items() if entry and id(tensor) not in known}
 
 
 def _is_flat(tensor: torch.Tensor) -> bool:

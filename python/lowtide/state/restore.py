@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -110,6 +110,29 @@ def _read_torch(engine: Engine, number: int, raw: dict[str, Any], options: Mappi
     names = [name for name in live if name in signed]
     shape = local_of(engine.params[number]).shape
     return torch_dict.read_entry(entry, names, shape, engine.family.rule, options, where)
+
+
+def take_assigned(
+    engine: Engine, states: MutableMapping[torch.Tensor, dict[str, Any]], groups: Sequence[dict[str, Any]], numbers: Iterable[int]
+) -> None:
+    """Takes in what was put into `states`, as torch.optim's state, for these parameters in place of their own. ValueError,
+    and nothing has changed, if it does not fit, or they have codes: another optimizer's would pass for values."""
+    options = engine.options_of(groups)
+    taken: dict[int, Entry] = {}
+    for i in numbers:
+        entry, live = states[engine.params[i]], engine.core.state(i)
+        if all(name in live and _is_at(value, live[name]) for name, value in entry.items()):
+            continue
+        where = f"assigned state of parameter {i}"
+        codes = [name for name, like in engine.layout(i).items() if name.endswith("_scale")]
+        expect(not codes, where, f"it for moments with {codes}", "state='fp32' or another format without scales")
+        taken[i] = _read_torch(engine, i, entry, options[i], where)
+    with KeptErrors() as kept:
+        apply(engine, states, taken, kept)
+
+
+def _is_at(value: Any, live: torch.Tensor) -> bool:
+    return isinstance(value, torch.Tensor) and value.data_ptr() == live.data_ptr()
 
 
 def _local(
