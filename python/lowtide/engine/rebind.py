@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 
 from lowtide.checks.values import expect
-from lowtide.engine.engine import Engine, Registered
+from lowtide.engine.engine import Engine
+from lowtide.engine.examined import Registered, examine_all
 from lowtide.engine.rebuild import rebuild
 from lowtide.options.overrides import Overridden, look
 
@@ -60,6 +60,6 @@ def rebind(
             source = sources[len(overridden)] if sources else first + i
             had = engine.overridden[source] if sources or alike else Overridden()
             overridden.append(had.passed_on(next(found)))
-    now = engine.check_params(params, where, ())
+    now = examine_all(params, where, ())
     memories = [engine.memories[number] for number in kept]
     rebuild(engine, groups, Registered(members, now, overridden, memories), sources or [-1] * len(params))

@@ -10,7 +10,8 @@ from lowtide.checks.kept_errors import KeptErrors
 from lowtide.checks.values import expect
 from lowtide.devices.sharding import Recut
 from lowtide.engine.cores import Core, Cores
-from lowtide.engine.engine import RESIDUAL, Engine, Examined, Registered, examine, owned_by
+from lowtide.engine.engine import RESIDUAL, Engine
+from lowtide.engine.examined import Examined, Registered, examine, owned_by
 from lowtide.engine.groups import Format
 from lowtide.options.overrides import look
 

@@ -16,6 +16,7 @@ import torch
 from lowtide.checks.values import expect
 from lowtide.devices import sharding
 from lowtide.engine.engine import Engine
+from lowtide.engine.examined import examine_all
 from lowtide.memory.budgets import size_of
 from lowtide.options.options import Options
 
@@ -43,7 +44,7 @@ class InBackward(ABC):
         in backward."""
         if (engine := self._of()) is not None:
             names = [f"{where}, parameter {i}" for i in range(len(params))]
-            found = engine.check_params(params, names, engine.settled).places
+            found = examine_all(params, names, engine.settled).places
             wanted = engine.wanted_places([*engine.places, *found])
             got = f"{self.option} with parameters on {' and '.join(str(place.device) for place in wanted)}"
             expect(len(wanted) == 1, where, got, "one device: make an optimizer for each")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lowtide import _core
-from lowtide.engine.engine import Settings
+from lowtide.engine.registry import Settings
 from lowtide.memory.budgets import size_of
 from lowtide.optimizers.base import SteppingOptimizer
 from lowtide.optimizers.oom_guard import OomGuard

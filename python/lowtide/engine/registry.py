@@ -1,0 +1,232 @@
+"""The cores of one optimizer, and the parameters and groups that they have, by number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lowtide import _core
+from lowtide.checks.values import expect
+from lowtide.devices import places, sharding
+from lowtide.devices.places import HOST, Place
+from lowtide.devices.sharding import Sharding
+from lowtide.engine.cores import Core, Cores, register_all
+from lowtide.engine.examined import Examined, Registered, examine, examine_all, owned_by, stood_in
+from lowtide.engine.family import Family
+from lowtide.engine.groups import CoreGroup, Format, Members
+from lowtide.memory.budgets import Memory, budget_at, check_shared
+from lowtide.options import overrides
+from lowtide.options.options import Options
+from lowtide.options.overrides import Overridden
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+@dataclass
+class Settings:
+    """Options of the whole optimizer."""
+
+    nonfinite: str = "skip"
+    seed: int = 0
+    amp_scaling: bool = False
+    cpu_target: str = ""
+    memory: Memory | None = None
+    arithmetic: str = places.EXACT
+
+    @classmethod
+    def of(cls, options: Options) -> Settings:
+        given: Mapping[str, Any] = options
+        settings = cls(**{name: given[name] for name in cls.__annotations__ if name in given})
+        settings.seed = int(settings.seed)
+        return settings
+
+
+class Registry:
+    """Keeps no parameter group of the optimizer, which may replace them: methods that need their options take them. Base class
+    of `Engine`, which adds the state."""
+
+    def __init__(self, family: Family, settings: Settings) -> None:
+        self.family, self.settings = family, settings
+        self.threads = torch.get_num_threads()
+        self.core: Core  # made with the first group, when it is known where parameters are
+        self.cores: dict[Place, _core.Optimizer] = {}  # those behind it, one for each device
+        self.place: Place | None = None  # of the core; None: of several, or of none yet
+        self.on_host = True  # all of them are
+        self.places: list[Place | None] = []  # of the parameters, by number; None: of foreign ones
+        self.groups: list[CoreGroup] = []  # by number in the core
+        self.members: list[list[torch.Tensor]] = []  # per parameter group: the parameters that the core has
+        self.formats: list[Format] = []  # per parameter group: its own, without overrides
+        self.memories: list[Memory | None] = []  # per parameter group: its own budget
+        self.params: list[torch.Tensor] = []  # all of them, by number
+        self.known: list[torch.Tensor] = []  # as the core has them: they, or what stands in for the foreign ones
+        self.foreign: dict[int, torch.Tensor] = {}  # by number: those that cannot be stepped, being frozen or on meta
+        self.shardings: list[Sharding | None] = []  # of those that are DTensors, by number
+        self.overridden: list[Overridden] = []  # the overrides that they have met, by number
+        self.meshes: list[DeviceMesh] = []  # of the DTensors
+        self.awaited: list[int] = []  # numbers of parameters whose state is not there yet: a step may bring it
+        self.with_state = 0  # parameters with state, as the core last counted them; -1: look again
+        self.automatic = False  # whether a budget depends on what is free
+        self.captured = False  # whether a step was captured in a graph
+        self.steps_before = self.skipped_before = 0  # counted outside of the present core
+
+    def new_core(self, threads: int, place: Place) -> _core.Optimizer:
+        """A core without groups, under the budget of the optimizer."""
+        settings, target = self.settings, place.target(self.settings.arithmetic)
+        place.require_backend()
+        return _core.Optimizer(
+            self.family.core_rule,
+            self.family.core_nonfinite(settings.nonfinite),
+            threads,
+            settings.cpu_target,
+            budget_at(settings.memory, place),
+            place.kind.backend,
+            place.queue(),
+            place.reads,
+            target,
+            place.allocator(),
+            settings.seed,
+        )
+
+    @property
+    def settled(self) -> Iterable[Place]:
+        """Where parameters are, if any is stepped."""
+        return self.cores if any(self.places) else ()
+
+    def add(self, groups: Sequence[dict[str, Any]], memory: Memory | None) -> None:
+        """Takes in the last one of the optimizer's parameter groups. On an error nothing has changed."""
+        number, group = len(groups) - 1, groups[-1]
+        params: list[torch.Tensor] = group["params"]
+        where = [f"parameter group {number}, parameter {i}" for i in range(len(params))]
+        found, shardings = examine_all(params, where, self.settled)
+        overridden = [Overridden(entries) for entries in overrides.look(params)]
+        wanted = self.wanted_places([*self.places, *found])
+        several, home = len(wanted) > 1, wanted[0]
+        known = stood_in(params, found, home)
+        members = Members(known, shardings, [one.options() for one in overridden], memory)
+        if several:
+            owned = [(number, own) if own else (-1, None) for own in members.budgets()]
+            self.check_budgets([*self.places, *found], [*owned_by(self.groups, self.memories, len(self.params)), *owned])
+        first = len(self.params)
+        arguments = (several, self.family, number, group, members, found, first)
+        if self.groups:  # A core cannot forget a group: one added during training is tried out on another.
+            register_all({place: self.new_core(1, place) for place in wanted}, *arguments)
+        cores = {place: self.cores.get(place) or self._core_at(place, several, groups) for place in wanted}
+        core_groups = register_all(cores, *arguments)
+        self.overridden += overridden
+        self.formats.append(Format.of(group))
+        self.memories.append(memory)
+        self.members.append(list(params))
+        self.adopt(cores, Examined([*self.places, *found], [*self.shardings, *shardings]), [*self.groups, *core_groups])
+        self.awaited += [i for i in range(first, len(self.params)) if not self.core.has_state(i)]
+
+    def append(self, number: int, param: torch.Tensor) -> int:
+        """Takes in one more parameter of parameter group `number`, without overrides; no later group may have any. Returns
+        its number. On an error nothing has changed."""
+        where = f"parameter group {number}, parameter {len(self.members[number])}"
+        later = sum(map(len, self.members[number + 1 :]))
+        expect(not later, where, f"it after {later} parameters of later groups", "parameters in the order of the groups")
+        of, here = examine(param, where)
+        wanted = f"{', '.join(str(place.device) for place in self.cores)} as the parameters before it, and one device"
+        expect([here] == [*self.cores], where, f"a tensor on {here.device}", wanted)
+        at = next(n for n, each in enumerate(self.groups) if each.of == number)  # the first has no overrides
+        try:
+            added = self.cores[here].add_param(at, param, param.requires_grad, of.shard if of else None)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise self.family.error(where, self.groups[at].rule, error) from error
+        self.groups[at].params.append(added)
+        self.members[number].append(param)
+        self.params.append(param)
+        self.known.append(param)
+        self.places.append(here)
+        self.shardings.append(of)
+        self.meshes = sharding.meshes_of(self.shardings)
+        self.overridden += [Overridden(entries) for entries in overrides.look([param])]
+        if not self.core.has_state(added):
+            self.awaited.append(added)
+        return added
+
+    def wanted_places(self, found: Sequence[Place | None]) -> list[Place]:
+        """The places at which parameters are stepped, that of the first one first; where there is none, that of before."""
+        return [*dict.fromkeys(filter(None, found))] or [*self.cores][:1] or [HOST]
+
+    def _core_at(self, place: Place, several: bool, groups: Sequence[dict[str, Any]]) -> _core.Optimizer:
+        """A core for a place that had none, with the groups that there are."""
+        core = self.new_core(self.threads, place)
+        self.register({place: core}, several, groups, self.registered())
+        for number, known in enumerate(self.groups):  # as the others were told, whatever the options are now
+            core.set_rounding(number, known.rounding)
+            core.set_hyper(number, known.pushed)
+        return core
+
+    def registered(self) -> Registered:
+        """The parameters as they are."""
+        return Registered(self.members, Examined(self.places, self.shardings), self.overridden, self.memories)
+
+    def register(
+        self, cores: Mapping[Place, _core.Optimizer], several: bool, groups: Sequence[dict[str, Any]], of: Registered
+    ) -> list[CoreGroup]:
+        """Has new cores take in all parameters. several: there are other cores beside them."""
+        made: list[CoreGroup] = []
+        found, shardings = of.params
+        known = stood_in([param for params in of.members for param in params], found, next(iter(cores)))
+        own = [one.options() for one in of.overridden]
+        first = 0
+        for number, params in enumerate(of.members):
+            these = slice(first, first + len(params))
+            members = Members(known[these], shardings[these], own[these], of.memories[number])
+            made += register_all(cores, several, self.family, number, groups[number], members, found[these], first)
+            first += len(params)
+        return made
+
+    def adopt(self, cores: dict[Place, _core.Optimizer], now: Examined, groups: list[CoreGroup]) -> None:
+        """Goes on with these cores of the parameters in `members`."""
+        home, several = next(iter(cores)), len(cores) > 1
+        self.cores, self.groups, self.with_state = cores, groups, -1
+        self.place, self.on_host = None if several else home, all(place.on_host for place in cores)
+        self.params = [param for params in self.members for param in params]
+        self.places, self.shardings = now.places, now.shardings
+        self.known = stood_in(self.params, now.places, home)
+        self.foreign = {i: param for i, param in enumerate(self.params) if now.places[i] is None}
+        self.meshes = sharding.meshes_of(self.shardings)
+        self.automatic = self._automatic()
+        self.core = Cores(cores, now.places, groups, self.automatic) if several else cores[home]
+
+    def _automatic(self) -> bool:
+        budgets = [budget_at(self.settings.memory, place) for place in self.cores]
+        if self.place:
+            own = (group.overrides.get("memory") for group in self.groups)
+            budgets += [each.budget(self.place) for each in (*self.memories, *own) if each]
+        else:
+            owned = owned_by(self.groups, self.memories, len(self.params))
+            pairs = {(at, each) for at, (_, each) in zip(self.places, owned, strict=True) if at and each}
+            budgets += [each.budget(at) for at, each in pairs]
+        return any(budget.automatic for budget in budgets if budget)
+
+    def check_budgets(self, found: Sequence[Place | None], owned: Sequence[tuple[int, Memory | None]]) -> None:
+        """ValueError for a budget that parameters at different places cannot share."""
+        at: dict[tuple[int, Memory | None], dict[Place, None]] = {}
+        for place, budget in zip(found, owned, strict=True):
+            if place:
+                at.setdefault(budget, {})[place] = None
+        for (number, memory), there in at.items():
+            check_shared(memory or self.settings.memory, there, f"parameter group {number}" if memory else "optimizer")
+
+    def foreign_gradients(self) -> list[int]:
+        """Numbers of foreign parameters that have a gradient now."""
+        with torch._C.DisableTorchFunctionSubclass():  # a subclass of Tensor reads its own attributes slowly
+            if not [param for param in self.foreign.values() if param.grad is not None]:
+                return []
+            return [i for i, param in self.foreign.items() if param.grad is not None]
+
+    def options_of(self, groups: Sequence[dict[str, Any]]) -> dict[int, Mapping[str, Any]]:
+        """The options of each parameter, by number, with these parameter groups and its overrides."""
+        return {i: each.options(groups) for each in self.groups for i in each.params}
+
+    def set_seed(self, seed: int) -> None:
+        if seed != self.settings.seed:
+            self.settings.seed = seed
+            self.core.set_seed(seed)

@@ -1,0 +1,189 @@
+"""Parameter groups of an optimizer over the compiled core: adding them, and following wrappers that put other tensors into
+them, and overrides."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from operator import itemgetter
+from typing import Any, ClassVar
+
+import torch
+from torch.optim.optimizer import ParamsT
+
+from lowtide import _core
+from lowtide.checks.values import expect
+from lowtide.engine.engine import Engine
+from lowtide.engine.family import Family
+from lowtide.engine.groups import group_defaults
+from lowtide.engine.rebind import heirs, rebind
+from lowtide.engine.rebuild import follow_overrides
+from lowtide.engine.registry import Settings
+from lowtide.memory.budgets import Memory
+from lowtide.optimizers import partitions
+from lowtide.optimizers.backward import InBackward, in_backward, options_of
+from lowtide.options import overrides
+from lowtide.options.options import WHOLE_OPTIMIZER, Options, check_kinds, check_options, warn_of_misspelt
+from lowtide.report.log import Residency
+from lowtide.state import restore
+from lowtide.state.format import stamp
+from lowtide.state.restore import States
+
+_PARAMS = itemgetter("params")
+_NO_HYPER = ("self", "params", "options", "__class__")  # among the locals() of a constructor
+
+
+class GroupedOptimizer(torch.optim.Optimizer):
+    """Base class of `PushingOptimizer`, which adds what the core is told before a step."""
+
+    FAMILY: ClassVar[type[Family]] = Family
+    NOT_CYCLED: ClassVar[tuple[str, ...]] = ()  # options of groups that torch's schedulers must not find in `defaults`
+    engine: Engine  # the compiled core and its parameters: internal
+
+    def __init__(self, params: ParamsT, rule: str, hyper: Mapping[str, Any], options: Options) -> None:
+        """hyper: the rule's hyper-parameters, and maybe the rest of the locals() of a constructor."""
+        hyper = {key: value for key, value in hyper.items() if key not in _NO_HYPER}
+        check_options(options, type(self).__name__, list(hyper))
+        settings = Settings.of(options)
+        self._begin_engine(rule, hyper, settings, options_of(options))
+        super().__init__(params, self._cycled({**group_defaults(hyper, options), **stamp(rule, settings.seed)}))
+
+    def _begin_engine(
+        self, rule: str, hyper: Mapping[str, Any], settings: Settings, backward_options: dict[str, Any]
+    ) -> None:
+        """Starts without groups. `hyper`: has the names of the rule's hyper-parameters among its keys."""
+        self.engine = Engine(self.FAMILY(type(self).__name__, rule, hyper), settings)
+        self._overrides_seen = overrides.changes()
+        self._seen: dict[int, list[Any]] = {}  # options of parameter groups, by number, that the core was told
+        self._residency = Residency()
+        self._partitioned = False  # whether ZeRO shows one partition of a group after another
+        self._backward_options = backward_options
+        self._in_backward: InBackward | None = in_backward(self.engine, backward_options, self._step_gradients)
+        if settings.amp_scaling:
+            self._step_supports_amp_scaling = True
+
+    def _cycled(self, defaults: dict[str, Any]) -> dict[str, Any]:
+        """`defaults` without those that schedulers must not find; groups get these all the same."""
+        self._beside = {name: defaults[name] for name in self.NOT_CYCLED}
+        return {name: value for name, value in defaults.items() if name not in self._beside}
+
+    @property
+    def _core(self) -> _core.Optimizer:
+        """The core of a class that steps parameters on one device alone."""
+        core = self.engine.core
+        assert isinstance(core, _core.Optimizer)
+        return core
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group as torch does. On an error the optimizer is as it was.
+
+        Raises ValueError or TypeError for a parameter or an option that cannot be used; MemoryError;
+        NotImplementedError for parameters on a device that this installation cannot step.
+        """
+        if not isinstance(param_group, dict):
+            raise TypeError(f"param_group: got {type(param_group).__name__}, wanted a dict")
+        where = f"parameter group {len(self.param_groups)}"
+        expect("params" in param_group, where, f"keys {sorted(map(str, param_group))}", "'params' among them")
+        check_kinds(param_group, where)
+        warn_of_misspelt(param_group, ("params", "memory", *self.defaults, *self._beside), where)
+        for name in WHOLE_OPTIMIZER:
+            expect(name not in param_group, where, repr(name), "it among the options of the whole optimizer")
+        if not isinstance(param_group["params"], (torch.Tensor, set)):
+            param_group["params"] = list(param_group["params"])
+            bare = {id(entry[1] if isinstance(entry, tuple) else entry) for entry in param_group["params"]}
+            expect(len(bare) == len(param_group["params"]), where, "the same parameter more than once", "each once")
+        memory: Memory | None = param_group.get("memory")
+        if "memory" in param_group:  # not a value that a state_dict should carry; the caller's dict keeps it
+            param_group = {key: value for key, value in param_group.items() if key != "memory"}
+        for name, value in self._beside.items():
+            param_group.setdefault(name, value)
+        super().add_param_group(param_group)
+        self._listed, self._groups = self.param_groups, [*self.param_groups]
+        engine = self.engine
+        first = len(engine.params)
+        try:
+            param_group.update(stamp(engine.family.rule, engine.settings.seed))
+            if self._in_backward:
+                self._in_backward.check(param_group["params"], where)
+            engine.add(self.param_groups, memory)
+        except BaseException:
+            self.param_groups.pop()
+            raise
+        if type(self.state) is not States:
+            self.state = States(dict, self.state)
+        for i, param in enumerate(engine.params[first:], first):
+            shown = (param.requires_grad and i not in engine.foreign) or engine.core.has_state(i)
+            self.state[param] = engine.shown(i) if shown else {}
+        if self._in_backward:
+            self._in_backward.watch(engine.params[first:], first)
+
+    def _follow_groups(self) -> None:
+        """Follows a wrapper that has put other tensors into the groups. No work per parameter but a comparison of
+        addresses."""
+        groups, members = self.param_groups, self.engine.members
+        if len(groups) != len(members) or not all(map(_core.same_objects, map(_PARAMS, groups), members)):
+            self._follow_params()
+
+    def _follow_params(self) -> None:
+        engine, groups = self.engine, self.param_groups
+        if self._partitioned and partitions.are_all(groups):
+            for number, param in partitions.unknown(engine, groups):
+                added = engine.append(number, param)
+                self.state[param] = self.state.get(param) or engine.shown(added)
+                restore.take_assigned(engine, self.state, groups, [added])
+            return
+        numbers = partitions.numbers_of(groups, engine.members)
+        if numbers is not None:
+            partitions.check(engine, groups)
+            assigned = partitions.assigned(engine, self.state)
+            self._rebind(numbers, None)
+            self.state.update(assigned)
+            restore.take_assigned(engine, self.state, groups, range(len(engine.params)))
+            return
+        kept = self._kept_groups()
+        if type(self.state) is not States or self.state.removed:
+            self.state = restore.restart_removed(engine, self.state)
+        try:
+            sources = heirs(engine, groups, kept)
+        except ValueError:
+            if any(map(engine.core.step_count, range(len(engine.params)))):
+                raise
+            sources = None
+        self._rebind(kept, sources)
+
+    def _kept_groups(self) -> list[int]:
+        """The number that each parameter group had when it was added. ValueError unless there are as many, or only groups
+        without parameters are missing."""
+        members, groups = self.engine.members, self.param_groups
+        numbers = {id(group): number for number, group in enumerate(self._groups)}
+        kept = [numbers.get(id(group), -1) for group in groups]
+        if len(groups) == len(members) and (-1 in kept or len({*kept}) < len(kept)):
+            return [*range(len(groups))]  # copies of groups
+        gone = [number for number, params in enumerate(members) if params and number not in kept]
+        whole = not gone and -1 not in kept and len({*kept}) == len(kept)
+        expect(whole, "param_groups", f"{len(groups)} groups", f"{len(members)}: use add_param_group")
+        return kept
+
+    def _rebind(self, kept: list[int], sources: list[int] | None) -> None:
+        """Goes on with the tensors that are in the groups; see `rebind`."""
+        if self._in_backward:
+            for number, group in enumerate(self.param_groups):
+                self._in_backward.check(group["params"], f"param_groups[{number}]['params']")
+        rebind(self.engine, self.param_groups, kept, sources)
+        self._listed, self._groups = self.param_groups, [*self.param_groups]
+        self._seen.clear()
+        self._partitioned = any(map(partitions.is_partition, self.engine.params))
+        self._show_state()
+        if self._in_backward:
+            self._in_backward.watch_anew(self.engine.params)
+
+    def _follow_overrides(self) -> None:
+        """Makes the core do what overrides say that were made or taken back since the last look."""
+        if self._overrides_seen != (now := overrides.changes()):
+            follow_overrides(self.engine, self.param_groups, self._show_state)
+            self._overrides_seen = now
+
+    def _show_state(self) -> None:
+        self.state = restore.shown_states(self.engine)
+
+    @abstractmethod
+    def _step_gradients(self, only: list[int] | None = None) -> None:
+        """Steps the parameters that have a gradient; `only`: those of them that have these numbers."""

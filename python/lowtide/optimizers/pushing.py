@@ -1,0 +1,76 @@
+"""Telling the compiled core what has changed since the last step, and showing what the step has allocated."""
+
+from collections.abc import Mapping
+from itertools import chain
+from operator import is_
+from typing import Any
+
+import torch
+
+from lowtide.engine.groups import CoreGroup, Format, are_fixed, are_same
+from lowtide.engine.rebuild import take_in
+from lowtide.optimizers.grouped import GroupedOptimizer
+from lowtide.options import overrides
+from lowtide.options.options import check_kinds
+from lowtide.state import restore
+from lowtide.state.restore import States
+
+
+class PushingOptimizer(GroupedOptimizer):
+    """Base class of `SteppingOptimizer`, which adds steps."""
+
+    def _push_options(self) -> None:
+        """Tells the core what has changed since the last step."""
+        self._follow_groups()
+        groups, engine = self.param_groups, self.engine
+        if self._overrides_seen != overrides.changes():
+            self._follow_overrides()
+        if engine.foreign and (numbers := engine.foreign_gradients()):
+            take_in(engine, groups, numbers, self._show_state)
+        for number, group in enumerate(groups):
+            options = [*map(group.get, chain(self.defaults, self._beside))]
+            seen = self._seen.get(number)
+            if seen and len(seen) == len(options) and (all(map(is_, options, seen)) or are_same(options, seen)):
+                continue
+            self._seen.pop(number, None)
+            self._push_group(number, group)
+            if are_fixed(options):
+                self._seen[number] = options
+        threads = torch.get_num_threads()
+        if threads != engine.threads:
+            engine.core.set_threads(threads)
+            engine.threads = threads
+        if type(self.state) is not States or self.state.removed:
+            self.state = restore.restart_removed(engine, self.state)
+
+    def _push_group(self, of: int, group: Mapping[str, Any]) -> None:
+        """Tells the core what has changed in parameter group `of`."""
+        engine = self.engine
+        if (now := Format.of(group)) != engine.formats[of]:
+            raise ValueError(
+                f"param_groups[{of}]: got {', '.join(Format._fields)} = {tuple(now)}, wanted "
+                f"{tuple(engine.formats[of])}: fixed when the group is added"
+            )
+        for number, core_group in enumerate(engine.groups):
+            if core_group.of != of:
+                continue
+            try:
+                options = core_group.options(self.param_groups)
+                if (rounding := options["rounding"]) != core_group.rounding:
+                    check_kinds({"rounding": rounding}, f"parameter group {of}")
+                hyper = engine.family.hyper_of(core_group.rule, options)
+                before = core_group.push(engine.core, number, hyper, rounding)
+            except (TypeError, ValueError) as error:
+                raise engine.family.error(f"parameter group {of}", core_group.rule, error) from error
+            if before is not None:
+                self._note_momentum(core_group, before)
+
+    def _note_momentum(self, core_group: CoreGroup, old: Mapping[str, float]) -> None:
+        """SGD's state comes with its momentum: the step after a change from or to 0 may allocate it."""
+        if bool(old.get("momentum")) != bool(core_group.pushed.get("momentum")):
+            self.engine.await_states(core_group.params)
+
+    def _adopt_new_state(self) -> None:
+        """Shows, in `state`, what the core has allocated for parameters that had their first gradient."""
+        for number in self.engine.new_states():
+            self.state[self.engine.params[number]] = self.engine.shown(number)
