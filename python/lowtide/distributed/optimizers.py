@@ -24,6 +24,8 @@ from lowtide.options.options import Options, check_options
 class VotingFamily(Family):
     """Plain parameters on the CPU; all workers learn of gradients that are not finite before one of them raises."""
 
+    MAY_WAIT = False  # a ballot has a place for every parameter from the start
+
     def core_nonfinite(self, nonfinite: str) -> str:
         return "skip" if nonfinite == "raise" else nonfinite
 

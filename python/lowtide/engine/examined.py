@@ -45,14 +45,17 @@ def examine(param: torch.Tensor, where: str) -> tuple[Sharding | None, Place]:
     return of, places.place_of(local, where)
 
 
-def examine_all(params: Sequence[torch.Tensor], where: Sequence[str], of_others: Iterable[Place]) -> Examined:
+def examine_all(
+    params: Sequence[torch.Tensor], where: Sequence[str], of_others: Iterable[Place], may_wait: bool = True
+) -> Examined:
     """Where these parameters are, and how they are cut. where: each one's name for errors; of_others: where those beside
-    them are. ValueError, TypeError or NotImplementedError for one that cannot be stepped, unless it may stand aside."""
+    them are; may_wait: parameters that train may be on meta until a step. ValueError, TypeError or NotImplementedError for
+    one that cannot be stepped, unless it may stand aside."""
     now = Examined([None] * len(params), [None] * len(params))
     known = {*of_others}
     # Those that are stepped say at which places there is a core. A frozen one alone needs none.
     for i in sorted(range(len(params)), key=lambda i: places.may_stand_aside(params[i])):
-        aside = places.may_stand_aside(params[i])
+        aside = places.may_stand_aside(params[i]) and (may_wait or not params[i].requires_grad)
         try:
             of, here = examine(params[i], where[i])
         except (TypeError, ValueError, NotImplementedError):

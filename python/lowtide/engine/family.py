@@ -19,6 +19,7 @@ class Family:
     classes that use more than one rule, or fewer options."""
 
     CORE_RULE: ClassVar[str] = ""  # the core's name of the rule, where it differs
+    MAY_WAIT: ClassVar[bool] = True  # whether parameters that train may be on meta until a step
 
     def __init__(self, name: str, rule: str, given: Iterable[str]) -> None:
         """name: of the class, for errors. given: the options of a group, hyper-parameters among them."""

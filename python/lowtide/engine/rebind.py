@@ -60,6 +60,6 @@ def rebind(
             source = sources[len(overridden)] if sources else first + i
             had = engine.overridden[source] if sources or alike else Overridden()
             overridden.append(had.passed_on(next(found)))
-    now = examine_all(params, where, ())
+    now = examine_all(params, where, (), engine.family.MAY_WAIT)
     memories = [engine.memories[number] for number in kept]
     rebuild(engine, groups, Registered(members, now, overridden, memories), sources or [-1] * len(params))

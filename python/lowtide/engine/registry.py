@@ -101,7 +101,7 @@ class Registry:
         number, group = len(groups) - 1, groups[-1]
         params: list[torch.Tensor] = group["params"]
         where = [f"parameter group {number}, parameter {i}" for i in range(len(params))]
-        found, shardings = examine_all(params, where, self.settled)
+        found, shardings = examine_all(params, where, self.settled, self.family.MAY_WAIT)
         overridden = [Overridden(entries) for entries in overrides.look(params)]
         wanted = self.wanted_places([*self.places, *found])
         several, home = len(wanted) > 1, wanted[0]
