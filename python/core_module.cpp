@@ -412,7 +412,7 @@ views of its state are gone.)")
       .def(
           "add_param", &PyOptimizer::add_param, "group"_a, "param"_a, "with_state"_a = true, "whole"_a = nb::none(),
           R"(Registers a strided tensor of float32, bfloat16 or float16 on the device; returns its number (0, 1, ... over all
-groups). whole: of a DTensor, see lowtide.devices.sharding.Sharding.shard.)")
+groups). whole: of a shard, see shard_of in lowtide.devices.flattened.)")
       .def("place_states", PyOptimizer::core_alone(&lowtide::Optimizer::place_states))
       .def("check", &PyOptimizer::check, "grad_scale"_a = 1.0, "stream"_a = 0, "assume_finite"_a = false,
            "free_bytes"_a = -1, "only"_a = nb::none(),

@@ -34,13 +34,14 @@ std::string gradient_name(size_t i) { return "the gradient of parameter " + std:
 
 int64_t ParamBinding::add(int group, const nb::object& tensor, bool with_state,
                           const std::optional<WholeParam>& whole) {
-  const nb::object local = whole ? local_tensor(tensor) : tensor;
+  const bool distributed = whole && nb::hasattr(tensor, "_local_tensor");  // FSDP1's shards are plain tensors
+  const nb::object local = distributed ? local_tensor(tensor) : tensor;
   TensorInfo info;
   if (!reader_.read(local, info)) reader_.refuse(local, "a parameter");
   refuse_lazy_negative(local, "a parameter");
   const int64_t index = optimizer_.add_param(group, info.view(), with_state, whole);
   params_.push_back(tensor);
-  entries_.push_back({info.data, dims_.size(), info.ndim, info.dtype, whole.has_value(), info.is_contiguous(), {}});
+  entries_.push_back({info.data, dims_.size(), info.ndim, info.dtype, distributed, info.is_contiguous(), {}});
   dims_.insert(dims_.end(), info.shape, info.shape + info.ndim);
   dims_.insert(dims_.end(), info.strides, info.strides + info.ndim);
   return index;

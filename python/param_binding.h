@@ -20,8 +20,8 @@ class ParamBinding {
   ParamBinding(Optimizer& optimizer, std::string device) : optimizer_(optimizer), reader_(std::move(device)) {}
 
   // Registers a dense strided tensor of a supported type on the device. Keeps a reference to it. With `whole`, the
-  // tensor is a DTensor: this process steps its local tensor, and its gradients are DTensors of the same mesh and
-  // placements.
+  // tensor is a shard: a plain one, or a DTensor, whose local tensor this process steps, and whose gradients are
+  // DTensors of the same mesh and placements.
   int64_t add(int group, const nb::object& tensor, bool with_state, const std::optional<WholeParam>& whole);
 
   // Reads every parameter's `.grad` and follows parameters whose memory moved. One attribute and two reads a parameter:

@@ -121,8 +121,8 @@ struct GroupOptions {
 // shards there are.
 struct WholeParam {
   std::vector<int64_t> sizes;  // of the whole parameter
-  // The cut is not along dim 0, or there is only one row: shards may begin inside a block. Such a parameter gets
-  // float32 state in place of a codec with blocks, also as the only shard.
+  // The cut is not along dim 0, or there is only one row: shards may begin inside a block. A codec with blocks becomes
+  // float32, also in the only shard. (Without this, a piece of a vector is allowed, with an offset and its own blocks.)
   bool rows_cut = false;
   // Where the shard begins in each dimension; empty: at 0. Random bits follow the elements of the whole, so shards are
   // rounded as the whole would be.

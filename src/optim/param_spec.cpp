@@ -44,9 +44,12 @@ Layout whole_layout(std::span<const int64_t> shard, const WholeParam& whole) {
              whole.sizes.size());
   for (size_t d = 0; d < dims; ++d) {
     const bool same = whole.sizes[d] == shard[d];
-    LT_REQUIRE(same || (shard[d] < whole.sizes[d] && (whole.rows_cut || (d == 0 && dims > 1))),
-               "got a shard of size %lld in dimension %zu, of a parameter of size %lld; wanted whole rows, or rows_cut",
-               ll(shard[d]), d, ll(whole.sizes[d]));
+    const bool piece = dims == 1 && !whole.offsets.empty();  // its blocks begin with it
+    LT_REQUIRE(
+        same || (shard[d] < whole.sizes[d] && (whole.rows_cut || (d == 0 && dims > 1) || piece)),
+        "got a shard of size %lld in dimension %zu, of a parameter of size %lld; wanted whole rows, rows_cut, or the "
+        "offset in a vector",
+        ll(shard[d]), d, ll(whole.sizes[d]));
   }
   LT_REQUIRE(whole.offsets.empty() || whole.offsets.size() == dims,
              "got %zu offsets of a shard of %zu dimensions, wanted one each or none", whole.offsets.size(), dims);
@@ -64,10 +67,13 @@ bool row_is_scattered(std::span<const int64_t> shard, const WholeParam& whole) {
   return false;
 }
 
-int codec_for(const GroupSpec& group, std::span<const int64_t> sizes, const Layout& layout, const WholeParam* whole) {
+// own: of the shard. layout: of the whole.
+int codec_for(const GroupSpec& group, std::span<const int64_t> sizes, const Layout& own, const Layout& layout,
+              const WholeParam* whole) {
   const CodecInfo* wanted = &codec_info(group.codec);
   int codec = group.codec;
-  if (wanted->has_pairs() && layout.row_length % 2 != 0) wanted = &codec_info(codec = find_codec("dynamic8"));
+  if (wanted->has_pairs() && (layout.row_length % 2 != 0 || own.row_length % 2 != 0))
+    wanted = &codec_info(codec = find_codec("dynamic8"));
   const auto bytes = [&](const StateFormat& format) {
     return format.code_bytes(layout.numel) + format.scale_bytes(layout.blocks(kBlockElements));
   };
@@ -79,12 +85,13 @@ int codec_for(const GroupSpec& group, std::span<const int64_t> sizes, const Layo
 }
 
 // Where a shard lies in `whole`, which whole_layout() has accepted.
-ShardOrigin origin_of(std::span<const int64_t> sizes, const WholeParam& whole, const Layout& layout) {
+ShardOrigin origin_of(std::span<const int64_t> sizes, const WholeParam& whole, const Layout& layout, bool scaled) {
   ShardOrigin origin;
   origin.row_stride = blocks_per_row(layout.row_length, kBlockElements) * kBlockElements;
   if (whole.offsets.empty() || layout.numel == 0) return origin;
   if (sizes.size() < 2) {
     origin.first_column = sizes.empty() ? 0 : whole.offsets[0];
+    if (scaled) origin.first_column -= origin.first_column % kBlockElements;  // blocks of a piece may lie across
   } else {
     origin.first_row = whole.offsets[0];
     origin.first_column = whole.offsets[1] * (layout.row_length / whole.sizes[1]);
@@ -151,10 +158,10 @@ ParamSpec make_spec(const GroupSpec& group, std::span<const int64_t> sizes, DTyp
   const Layout of_whole = whole ? whole_layout(sizes, *whole) : out.shape;
   LT_REQUIRE(of_whole.numel <= kMostElements, "got a parameter of %lld elements, wanted 2^52 at most",
              ll(of_whole.numel));
-  out.codec = codec_for(group, sizes, of_whole, whole ? &*whole : nullptr);
+  out.codec = codec_for(group, sizes, out.shape, of_whole, whole ? &*whole : nullptr);
   check_averages(group.rule, out.codec, group.hyper);
   out.master = dtype == DType::kF32 ? 0 : group.master;
-  if (whole) out.origin = origin_of(sizes, *whole, of_whole);
+  if (whole) out.origin = origin_of(sizes, *whole, of_whole, codec_info(out.codec).scaled);
   return out;
 }
 

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <limits>
@@ -148,6 +149,41 @@ TEST(Shard, FormatsDependOnTheWholeAndTheKindOfCut) {
         Error);
   EXPECT_EQ(optimizer.param_count(), 0);
   std::printf("%d formats as they should be, %zu impossible shards refused\n", right, std::size(refused));
+}
+
+// FSDP1's: vectors cut at any place. Blocks begin with the piece, so pieces that begin with blocks are the whole.
+TEST(Shard, PiecesOfAVectorAtBlocksAreTheWhole) {
+  int64_t bytes = 0, quantized_pieces = 0;
+  for (const char* const state : {"dynamic8", "float8", "bf16", "mixed12"}) {
+    for (const int64_t cut : {int64_t{768}, int64_t{5120}, int64_t{701}}) {
+      const int64_t numel = 6000;
+      std::vector<float> whole(numel, 0.5f), pieces = whole, gradient(whole.size());
+      Optimizer one({.rule = "adamw"});
+      GroupOptions group = quantized(state);
+      one.add_param(one.add_group(group), {whole.data(), DType::kF32, {numel}, {}});
+      std::vector<Optimizer> two;
+      for (int64_t r = 0; r < 2; ++r) {
+        const int64_t first = r * cut, count = r ? numel - cut : cut;
+        Optimizer& piece = two.emplace_back(OptimizerOptions{.rule = "adamw"});
+        const TensorView view{pieces.data() + first, DType::kF32, {count}, {}};
+        piece.add_param(piece.add_group(group), view, true, WholeParam{{numel}, false, {first}});
+        const bool odd = std::string(state) == "mixed12" && count % 2 != 0;  // no whole bytes
+        EXPECT_STREQ(piece.state_codec(0), odd ? "dynamic8" : state) << "as the whole, though below the threshold";
+        quantized_pieces += count < 4096;
+      }
+      for (int step = 0; step < 4; ++step) {
+        for (size_t i = 0; i < gradient.size(); ++i)
+          gradient[i] = std::sin(static_cast<float>(i) * static_cast<float>(step + 1));
+        one.step(std::vector<Gradient>{{gradient.data()}});
+        for (size_t r = 0; r < 2; ++r) two[r].step(std::vector<Gradient>{{gradient.data() + (r ? cut : 0)}});
+      }
+      const bool same = std::memcmp(whole.data(), pieces.data(), whole.size() * sizeof(float)) == 0;
+      EXPECT_EQ(same, cut % 256 == 0 || std::string(state) == "bf16") << state << ", cut at " << cut;
+      bytes += same ? static_cast<int64_t>(whole.size() * sizeof(float)) : 0;
+    }
+  }
+  std::printf("%lld bytes of weights, 0 differ; %lld pieces below the threshold have the format of the whole\n",
+              static_cast<long long>(bytes), static_cast<long long>(quantized_pieces));
 }
 
 TEST(Shard, CheckSaysWhatAStepWouldDo) {

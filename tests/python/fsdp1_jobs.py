@@ -180,6 +180,8 @@ def as_whole(case: Case, sharded: bool) -> dict[str, bytes]:
                 scale = entry[f"{key}_scale"].repeat_interleave(256, 1).reshape(param.shape)
                 found[f"{names[number]}.{key}_scale"] = bits(scale)
         found[f"{names[number]}.step"] = bits(entry["step"])
+        if "residual" in entry:
+            found[f"{names[number]}.residual"] = bits(opt.state[param]["residual"].float())
     return found
 
 
@@ -226,4 +228,8 @@ def refusals(case: Case) -> dict[str, str]:
         except ValueError as error:
             found[name] = str(error)
         assert local_bits(net, opt) == before, name
+    try:
+        lowtide.LAMB(net.parameters())
+    except ValueError as error:
+        found["norms"] = str(error)
     return found

@@ -46,12 +46,6 @@ def local_of(value: Any) -> torch.Tensor:
     return tensor
 
 
-def is_flattened(param: torch.Tensor) -> bool:
-    """Whether FSDP1 (FullyShardedDataParallel) has this parameter: a FlatParameter, or this rank's part of an original
-    one."""
-    return bool(getattr(param, "_fsdp_flattened", False))
-
-
 class Sharding(NamedTuple):
     """How one parameter lies on a mesh."""
 

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from lowtide import _core
+from lowtide.devices.flattened import shard_of
 from lowtide.devices.sharding import local_of
 from lowtide.engine.family import Family
 from lowtide.engine.registry import Registry, Settings
@@ -68,7 +69,7 @@ class Engine(Registry):
         fullest, now = (
             _core.state_layout(
                 group.rule or self.family.core_rule, group.pushed, state, least, group.rounding, master, list(local.shape),
-                str(local.dtype).removeprefix("torch."), of.shard if of else None, fullest,
+                str(local.dtype).removeprefix("torch."), shard_of(self.params[number], of), fullest,
             ).tensors
             for fullest in (True, False)
         )  # fmt: skip

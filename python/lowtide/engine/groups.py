@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from lowtide.devices.flattened import shard_of
 from lowtide.devices.places import Place
 from lowtide.devices.sharding import Sharding
 from lowtide.engine.family import Family
@@ -174,7 +175,7 @@ def register(
             known = (n for n, one in enumerate(made) if one.rule == rule and one.overrides == override)
             at = next(known, -1)
             at = add(override, rule) if at < 0 else at
-            core.add_param(numbers[at], param, param.requires_grad, of.shard if of else None)
+            core.add_param(numbers[at], param, param.requires_grad, shard_of(param, of))
             made[at].params.append(first + i)
     except (TypeError, ValueError, NotImplementedError) as error:
         raise family.error(text, rule, error) from error

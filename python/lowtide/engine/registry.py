@@ -11,6 +11,7 @@ import torch
 from lowtide import _core
 from lowtide.checks.values import expect
 from lowtide.devices import places, sharding
+from lowtide.devices.flattened import shard_of
 from lowtide.devices.places import HOST, Place
 from lowtide.devices.sharding import Sharding
 from lowtide.engine.cores import Core, Cores, register_all
@@ -134,7 +135,7 @@ class Registry:
         expect([here] == [*self.cores], where, f"a tensor on {here.device}", wanted)
         at = next(n for n, each in enumerate(self.groups) if each.of == number)  # the first has no overrides
         try:
-            added = self.cores[here].add_param(at, param, param.requires_grad, of.shard if of else None)
+            added = self.cores[here].add_param(at, param, param.requires_grad, shard_of(param, of))
         except (TypeError, ValueError, NotImplementedError) as error:
             raise self.family.error(where, self.groups[at].rule, error) from error
         self.groups[at].params.append(added)

@@ -22,7 +22,8 @@ import torch
 
 from lowtide import _core
 from lowtide.checks.values import check_floats, check_moment, expect, read_step
-from lowtide.devices.sharding import is_flattened, local_of, rows_of
+from lowtide.devices.flattened import is_flattened
+from lowtide.devices.sharding import local_of, rows_of
 from lowtide.engine.engine import MOMENTUM, RESIDUAL, Engine
 from lowtide.state.blockwise import BLOCK
 from lowtide.state.entries import NOTHING, Entry

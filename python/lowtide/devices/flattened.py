@@ -1,0 +1,65 @@
+"""Parameters that FSDP1 (torch.distributed.fsdp.FullyShardedDataParallel) has flattened: plain vectors, each a part of a
+FlatParameter or, with `use_orig_params`, of an original parameter. Which part, the FlatParameter alone knows."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from lowtide.devices.sharding import Sharding
+
+Shard = tuple[list[int], bool, list[int]]  # see Sharding.shard
+
+_known: Any = WeakIdKeyDictionary()  # parameter: its shard, or None
+
+
+def is_flattened(param: torch.Tensor) -> bool:
+    return bool(getattr(param, "_fsdp_flattened", False))
+
+
+def shard_of(param: torch.Tensor, of: Sharding | None) -> Shard | None:
+    """The whole of which a parameter is this rank's part, as the core takes it; None for a whole one. of: how it lies on a
+    mesh, if it is a DTensor.
+
+    A part of a FlatParameter is a part of the vector that all ranks have of it; blocks begin with the part."""
+    if of:
+        return of.shard
+    if not is_flattened(param):
+        return None
+    if param not in _known:
+        _known[param] = None
+        _look()
+    shard: Shard | None = _known[param]
+    return shard
+
+
+def _look() -> None:
+    """Finds all FlatParameters that there are: original parameters do not know theirs."""
+    for each in gc.get_objects():
+        if issubclass(type(each), torch.Tensor) and getattr(each, "_is_flat_param", False):
+            _note(each)
+
+
+def _note(flat: Any) -> None:
+    begin = 0  # of an original parameter among all elements
+    first = 0  # of this rank, among them
+    of_torch = vars(flat)  # torch's, and private
+    if "_shard_param_infos" not in of_torch:  # it is being made
+        return
+    infos, padding = iter(of_torch["_shard_param_infos"]), of_torch["_is_padding_mask"]
+    parts = []
+    for numel, is_padding in zip(of_torch["_numels_with_padding"], padding, strict=True):
+        if not is_padding:
+            info = next(infos)
+            if info.in_shard:
+                first = begin + info.intra_param_start_idx - info.offset_in_shard
+            parts.append((numel, info.intra_param_start_idx or 0))
+        begin += numel
+    count = int(of_torch["_padded_unsharded_size"].numel()) if "_padded_unsharded_size" in of_torch else begin
+    cut = flat.ndim == 1 and first + flat.numel() <= count
+    _known[flat] = ([count], False, [first]) if cut else None
+    for param, (numel, start) in zip(of_torch["_params"] or (), parts):  # none without use_orig_params
+        _known[param] = ([numel], False, [start]) if param.ndim == 1 and start + param.numel() <= numel else None
