@@ -89,6 +89,22 @@ def test_side_streams_have_the_bits_of_the_cpu(state: str, streams: bool, figure
     figure(f"{sum(p.numel() for p in params)} parameters, {STEPS} steps: 0 differing bytes")
 
 
+def test_parameters_on_several_devices_have_the_bits_of_the_cpu(tmp_path: Path, figure: Callable[[str], None]) -> None:
+    """The CPU and every GPU that there is, in one optimizer; its file goes on with the CPU alone."""
+    places = [torch.device("cpu"), GPU.device, *(torch.device("cuda", i) for i in range(1, torch.cuda.device_count()))]
+    params = [torch.nn.Parameter(p.detach().to(places[i % len(places)])) for i, p in enumerate(made("cpu"))]
+    optimizer = adamw(params)
+    take_steps(params, optimizer, range(STEPS - 1))
+    optimizer.save(tmp_path / "file")
+    alone = [torch.nn.Parameter(param.detach().cpu().clone()) for param in params]
+    loaded = adamw(alone)
+    loaded.load(tmp_path / "file")
+    take_steps(params, optimizer, range(STEPS - 1, STEPS))
+    take_steps(alone, loaded, range(STEPS - 1, STEPS))
+    assert differing(params, on_cpu()) == 0 and differing(alone, on_cpu()) == 0
+    figure(f"{len(params)} parameters on {len(places)} devices, {STEPS} steps: 0 differing bytes")
+
+
 @needs_gpu
 def test_a_replayed_graph_has_the_bits_of_the_cpu(figure: Callable[[str], None]) -> None:
     params = made(GPU.device)

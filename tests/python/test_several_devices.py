@@ -255,6 +255,27 @@ def test_a_core_that_refuses_stops_all(machine: Machine, seed: int) -> None:
     assert twins.differing == 0
 
 
+def test_an_option_that_one_core_refuses_is_told_to_none(machine: Machine, seed: int) -> None:
+    """4 bits refuse an average of 0.95: the second device has a parameter in them, the first a small one in float32."""
+    names = ("cpu", "cuda:0")
+    here = [parameter(7, 100), parameter(20, 300)]
+    there = machine.parameters(here, names)
+    pair = [lowtide.AdamW(params, state="dynamic4") for params in (here, there)]
+    for refusal in (False, True, False):
+        random_gradients(here)
+        machine.give_gradients(there, names, here)
+        for opt in pair:
+            if refusal:
+                opt.param_groups[0]["betas"] = (0.95, 0.999)
+                with refused(opt, "0.9"):
+                    opt.step()
+                opt.param_groups[0]["betas"] = (0.9, 0.999)
+            opt.step()
+        machine.synchronize()
+        assert [*map(bits, here)] == [*map(bits, there)]
+    assert dict_bits(pair[0]) == dict_bits(pair[1])
+
+
 def test_budgets_hold_for_each_device(
     machine: Machine, seed: int, tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
