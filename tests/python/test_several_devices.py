@@ -358,6 +358,26 @@ def test_what_is_done_later(machine: Machine, seed: int, figure: Callable[[str],
     figure(f"groups added on 4 devices, overrides, options, demotion ({freed} bytes): {twins.compared} bytes alike")
 
 
+def test_a_frozen_parameter_elsewhere_joins_with_its_first_gradient(machine: Machine, seed: int) -> None:
+    """Until then the optimizer is one of one device, and may do what only that can."""
+    names = ("cpu", "cuda:0", "cuda:0")
+    here = [parameter(7, 100), parameter(20, 33), parameter(9)]
+    there = machine.parameters(here, names)
+    for params in (here, there):
+        params[0].requires_grad_(False)
+    pair = [lowtide.AdamW(params, lr=0.01, seed=3, rounding="stochastic", min_quantized_numel=0) for params in (here, there)]
+    lowtide.AdamW(there, step_in_backward=True)
+    for step in range(4):
+        random_gradients(here if step > 1 else here[1:])
+        machine.give_gradients(there, names, here)
+        for opt in pair:
+            opt.step()
+        machine.synchronize()
+        assert [*map(bits, here)] == [*map(bits, there)]
+        assert pair[1].report()["params"] == (3 if step > 1 else 2)
+    assert dict_bits(pair[0]) == dict_bits(pair[1])
+
+
 def test_copies_and_pickles(machine: Machine, seed: int) -> None:
     """They come out on the CPU, where torch puts copies of what it sees."""
     twins = Twins(machine)
@@ -432,3 +452,37 @@ def test_naive_model_parallelism(machine: Machine, state: str, seed: int, figure
     assert found[0] == found[1]
     assert found[0][-1] < 0.8 * found[0][0], "control: it learns"
     figure(f"{state}: 20 losses of 4 stages alike, {found[0][0]:.4f} to {found[0][-1]:.4f}")
+
+
+def test_a_transformer_placed_by_its_layers_trains(machine: Machine, seed: int, figure: Callable[[str], None]) -> None:
+    """As device_map places one: embeddings and head on the CPU, a layer on each GPU. Losses are those of the CPU."""
+    transformers = pytest.importorskip("transformers")
+    torch.set_num_threads(1)
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2
+    )
+    tokens = torch.randint(64, (4, 12))
+    found = []
+    for several in (False, True):
+        torch.manual_seed(seed)
+        model = transformers.LlamaForCausalLM(config)
+        names = []
+        for name, param in [*model.named_parameters()]:
+            parts = name.split(".")
+            names.append(f"cuda:{parts[2]}" if several and parts[1] == "layers" else "cpu")
+            owner = model.get_submodule(".".join(parts[:-1]))
+            owner._parameters[parts[-1]] = machine.parameters([param], names[-1:])[0]
+        params = [*model.parameters()]
+        opt = lowtide.AdamW(params, lr=0.01, min_quantized_numel=0)
+        losses = []
+        for _ in range(6):
+            loss = model(input_ids=tokens, labels=tokens).loss
+            for param, name, grad in zip(params, names, torch.autograd.grad(loss, params), strict=True):
+                param.grad = machine.tensor(grad, name)
+            opt.step()
+            machine.synchronize()
+            losses.append(loss.item())
+        found.append(losses)
+        assert len(set(names)) == (3 if several else 1)
+    assert found[0] == found[1] and found[0][-1] < found[0][0]
+    figure(f"{len(params)} parameters on {len(set(names))} devices: losses {losses[0]:.4f} to {losses[-1]:.4f}, those of the CPU")
