@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import lowtide
 import torch
 import torch.distributed as dist
 from distributed_jobs import snapshot
+from lowtide.devices.sharding import sharding_of
 from lowtide.optimizers import muon
+from lowtide.optimizers.batches import Matrix, batches_of
 from lowtide.optimizers.muon import Communication
+from lowtide.optimizers.orthogonal import cost
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -130,14 +135,39 @@ _COLLECTIVE = ("all_", "barrier", "batch_isend", "broadcast", "gather", "irecv",
 
 
 def trained(
-    layout: Layout, experts: Layout | None, state: str, room: int = 64 << 20, **options: Any
+    layout: Layout, experts: Layout | None, state: str, room: int = 64 << 20, disk: str | None = None
 ) -> tuple[dict[str, bytes], Communication, dict[str, int]]:
-    """Weights and state after 3 steps; what a step is said to send; what one sent. room: elements of directions at a
-    time."""
+    """Weights and state after 3 steps; what a step is said to send; what one sent. room: elements of directions at a time.
+    disk: a directory, for a budget that state does not fit into."""
     muon._BUCKET = room
-    net, opt = build(layout, experts, state, **options)
+    memory = None
+    if disk is not None:
+        own = Path(disk) / f"rank{dist.get_rank()}"
+        own.mkdir(exist_ok=True)
+        memory = lowtide.Memory(host="24KiB", disk=own, chunk="4KiB")
+    net, opt = build(layout, experts, state, memory=memory)
     train(net, opt, range(2))
     stated = opt.communication()
     with counting() as counts:
         train(net, opt, range(2, 3))
+    assert (disk is not None) == (opt.report()["moved_per_step"] > 0)
     return snapshot(net, opt), stated, counts
+
+
+def loads(layout: Layout, room: int) -> list[tuple[int, int, list[int]]]:
+    """For each batch of a step of eight matrices in turn wide and tall: elements, the most that one has, and the work of
+    each rank."""
+    mesh = init_device_mesh("cpu", layout.mesh)
+    sizes = [(10 * n, 160 - 10 * n) for n in range(1, 16)]
+    values = [distribute_tensor(torch.ones(size), mesh, layout.placements(size), src_data_rank=None) for size in sizes]
+    params = [torch.nn.Parameter(value) for value in values]
+    matrices = [Matrix.of(i, param, sharding_of(param, "")) for i, param in enumerate(params)]
+    ranks = list(itertools.product(*map(range, layout.mesh)))
+    found = []
+    for batch in batches_of([], matrices, room):
+        assert batch.exchange is not None
+        works = [cost(part.matrices, *part.matrix) for part in batch.exchange.parts]
+        owned = [sum(w for w, owner in zip(works, batch.exchange.owners, strict=True) if owner == at) for at in ranks]
+        elements = [params[i].numel() for i in batch.params]
+        found.append((sum(elements), max(elements), owned))
+    return found

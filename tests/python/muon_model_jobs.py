@@ -31,28 +31,36 @@ class Experts(torch.nn.Module):
         return self.last(torch.einsum("nd,edo->no", torch.relu(self.first(x)), self.experts))
 
 
-def fsdp2(shard_columns: bool, state: str) -> tuple[list[bytes], list[bytes], int]:
+def fsdp2(shard_columns: bool, state: str, before: int = 0) -> tuple[list[bytes], list[bytes], int]:
     """Weights after training under fully_shard and alone, all ranks with the same data: a mean of two or four equal
-    gradients is that gradient. And bytes that a step sends from here."""
+    gradients is that gradient. And bytes that a step sends from here. before: steps that are taken before the model is
+    sharded, by the same optimizer."""
     results = []
     sent = 0
     for cut in (True, False):
         net = Experts()
+        opt = lowtide.Muon(net.parameters(), lr=0.05, state=state, use_muon="experts", min_quantized_numel=100)
+        for step in range(before):
+            _learn(net, opt, step)
         if cut:
             mesh = init_device_mesh("cpu", (dist.get_world_size(),))
             options: dict[str, Any] = {}
             if shard_columns:
                 options["shard_placement_fn"] = lambda param: Shard(1 if param.ndim == 2 else 0)
             fully_shard(net, mesh=mesh, **options)
-        opt = lowtide.Muon(net.parameters(), lr=0.05, state=state, use_muon="experts", min_quantized_numel=100)
-        for step in range(4):
-            x = torch.randn(8, 36, generator=torch.Generator().manual_seed(step))
-            net(x).square().mean().backward()
-            opt.step()
-            opt.zero_grad()
+            opt.param_groups[0]["params"] = list(net.parameters())
+        for step in range(before, 4):
+            _learn(net, opt, step)
         results.append([bits(p.full_tensor() if isinstance(p, DTensor) else p) for p in net.parameters()])
         sent += opt.communication().sent_bytes
     return results[0], results[1], sent
+
+
+def _learn(net: torch.nn.Module, opt: lowtide.Muon, step: int) -> None:
+    x = torch.randn(8, 36, generator=torch.Generator().manual_seed(step))
+    net(x).square().mean().backward()
+    opt.step()
+    opt.zero_grad()
 
 
 def tensor_parallel() -> tuple[list[bytes], list[bytes], list[str], bool]:
@@ -76,6 +84,27 @@ def tensor_parallel() -> tuple[list[bytes], list[bytes], list[str], bool]:
         opt.zero_grad()
     lie = [str(p.placements) for p in params if p.ndim == 2]
     return [bits(p.full_tensor()) for p in params], [bits(q) for q in alone], lie, equal
+
+
+def against_torch() -> tuple[int, float]:
+    """Matrices on all ranks beside torch.optim.Muon's on each: how many are bit-equal after a step, and the largest
+    difference after five, as a part of the move."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    whole = [torch.randn(size, generator=torch.Generator().manual_seed(size[0])) for size in ((37, 60), (64, 20), (3, 8))]
+    theirs = [torch.nn.Parameter(value.clone()) for value in whole]
+    ours = [torch.nn.Parameter(distribute_tensor(value, mesh, [Shard(0)], src_data_rank=None)) for value in whole]
+    opt, other = lowtide.Muon(ours, lr=0.02, state="fp32"), torch.optim.Muon(theirs, lr=0.02)
+    equal = 0
+    for step in range(5):
+        _gradients(theirs, step)
+        for p, q in zip(ours, theirs, strict=True):
+            jobs.give(p, q.grad)
+        opt.step()
+        other.step()
+        if step == 0:
+            equal = sum(bits(p.full_tensor()) == bits(q) for p, q in zip(ours, theirs, strict=True))
+    triples = [(p.detach().full_tensor(), q.detach(), start) for p, q, start in zip(ours, theirs, whole, strict=True)]
+    return equal, max(float((p - q).norm() / (q - start).norm()) for p, q, start in triples)
 
 
 def uninterrupted(layout: jobs.Layout, state: str, path: str) -> dict[str, bytes]:

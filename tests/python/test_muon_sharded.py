@@ -5,6 +5,7 @@ from __future__ import annotations
 import muon_jobs as jobs
 import muon_model_jobs as models
 import pytest
+import torch
 from distributed_support import differing, shared_ranks, size
 from muon_jobs import EXPERTS, MATRICES, Layout
 
@@ -82,6 +83,40 @@ def test_batches_under_way_change_no_bit(layout: Layout, figure) -> None:
     figure(f"{layout}: {stated.collectives} collectives in place of {few.collectives}, {size(found)} bytes equal")
 
 
+def test_state_on_disk_changes_no_bit(tmp_path, figure) -> None:
+    ranks = shared_ranks()
+    compared = 0
+    for layout in (ROWS[1], HSDP):
+        expected = ranks.run(layout.world, jobs.trained, layout, layout, "fp32")
+        for (found, *_), (wanted, *_) in zip(
+            ranks.run(layout.world, jobs.trained, layout, layout, "fp32", 5000, str(tmp_path)), expected, strict=True
+        ):
+            assert differing(found, wanted) == []
+            compared += size(found)
+    figure(f"2 meshes under budgets, {compared} bytes compared, 0 differ")
+
+
+@pytest.mark.parametrize("layout", [ROWS[2], HSDP, BOTH[0]], ids=str)
+def test_work_and_memory_are_divided(layout: Layout, figure) -> None:
+    """Giving the largest piece of work left to whom has least leaves nobody with more than the mean and the largest piece
+    less its share (as any list schedule: Graham 1966). A batch has at most the elements that there is room for on each
+    rank, and one matrix more, unless that is too few for a matrix on each."""
+    room = 30_000
+    share = room * 4 // (3 * 12)  # elements of each of three batches, of 12 bytes for the 4 of a direction
+    worst = 0.0
+    every, few = (shared_ranks().run(layout.world, jobs.loads, layout, each) for each in (64 << 20, room))
+    assert all(found == every[0] for found in every) and all(found == few[0] for found in few), "ranks have one plan"
+    for elements, largest, owned in every[0]:
+        pieces = [160 - 10 * n for n in range(1, 16)]
+        most = max(min(10 * n, side) ** 2 * (2 * max(10 * n, side) + min(10 * n, side)) for n, side in enumerate(pieces, 1))
+        assert max(owned) <= sum(owned) / len(owned) + most * (1 - 1 / len(owned))
+        worst = max(worst, max(owned) * len(owned) / sum(owned))
+    for elements, largest, owned in few[0]:
+        assert elements <= max(share * layout.world + largest, layout.world * 6400)
+    assert len(few[0]) > len(every[0]) == 1
+    figure(f"{layout}: the busiest rank has {worst:.2f} of the mean; {len(few[0])} batches in place of 1")
+
+
 def test_experts_that_are_cut_between_matrices_send_nothing(figure) -> None:
     """Two-dimensional matrices are copies on each rank here, so that experts alone could send."""
     layout = Layout((0,), (4,))
@@ -107,15 +142,30 @@ def test_a_checkpoint_goes_to_any_mesh(state: str, tmp_path, figure) -> None:
     figure(f"{state}: 8 moves between meshes, {compared} bytes compared, 0 differ")
 
 
-@pytest.mark.parametrize("columns", [False, True])
-@pytest.mark.parametrize("world", [2, 4])
-def test_models_under_fully_shard_train_as_alone(columns: bool, world: int, figure) -> None:
+@pytest.mark.parametrize(
+    ("world", "columns", "before"), [(2, False, 0), (2, True, 0), (4, False, 0), (4, True, 0), (2, False, 2)]
+)
+def test_models_under_fully_shard_train_as_alone(world: int, columns: bool, before: int, figure) -> None:
+    """Also with an optimizer that was made, and has stepped, before the model was sharded."""
     sent = []
-    for found, alone, bytes_sent in shared_ranks().run(world, models.fsdp2, columns, "fp32" if columns else "dynamic8"):
+    for found, alone, bytes_sent in shared_ranks().run(
+        world, models.fsdp2, columns, "fp32" if columns else "dynamic8", before
+    ):
         assert found == alone
         sent.append(bytes_sent)
     assert all(sent)
-    figure(f"{world} ranks, {'columns' if columns else 'rows'}: {len(found)} parameters bit-equal after 4 steps; {sent} bytes")
+    cut = "columns" if columns else "rows"
+    figure(f"{world} ranks, {cut}: {len(found)} parameters bit-equal after 4 steps; {sent} bytes")
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon since 2.9")
+def test_four_ranks_do_what_torch_does_on_one(figure) -> None:
+    """The tolerance is that of a process alone (test_muon.py): a direction that rounds to another bfloat16."""
+    worst = exact = 0.0
+    for equal, far in shared_ranks().run(4, models.against_torch):
+        exact, worst = equal, max(worst, far)
+    figure(f"4 ranks: {exact:.0f} of 3 matrices have the bits of torch.optim.Muon after 1 step; after 5, {worst:.1e} of the move")
+    assert worst < 0.02
 
 
 def test_tensor_parallelism_under_fully_shard(figure) -> None:

@@ -73,7 +73,7 @@ class Exchange:
 
     def __init__(self, route: Route, parts: Sequence[Part], owners: Sequence[Coordinates]) -> None:
         """owners: by part, along the dimensions of the route."""
-        self.parts, self.route, self._owners = list(parts), route, list(owners)
+        self.parts, self.route, self.owners = list(parts), route, list(owners)
         self._here, self._cuts = route.here, len(route.cut)
         self._pieces = [pieces_of(route, part.shape) for part in parts]
         cuts, copies = range(self._cuts), range(self._cuts, len(route.sizes))
@@ -83,7 +83,7 @@ class Exchange:
     @property
     def owned(self) -> list[int]:
         """Places of the parts that this rank works on."""
-        return [n for n, owner in enumerate(self._owners) if owner == self._here]
+        return [n for n, owner in enumerate(self.owners) if owner == self._here]
 
     @property
     def stages(self) -> list[Stage]:
@@ -115,7 +115,7 @@ class Exchange:
         outgoing: dict[int, list[_Take]] = {j: [] for j in line}  # by coordinate
         incoming: dict[int, list[tuple[int, int]]] = {j: [] for j in line}  # parts, and their elements
         made: dict[int, list[_Take | int]] = {}  # an int: all that comes from there
-        for n, owner in enumerate(self._owners):
+        for n, owner in enumerate(self.owners):
             # Messages along later dimensions go to their owner's coordinate before these, and come from it after them.
             if here[place + 1 :] != owner[place + 1 :]:
                 continue

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lowtide.devices.exchange import Exchange
-from lowtide.devices.sharding import is_dtensor, local_of
+from lowtide.devices.sharding import local_of
 from lowtide.engine.engine import Engine
 from lowtide.engine.groups import CoreGroup
 from lowtide.optimizers.batches import IN_FLIGHT, Batch
@@ -51,8 +51,8 @@ class MatrixStep:
     def _directions(self, batch: Batch, scale: float, queue: int, free: int) -> dict[int, Tensor]:
         """d of this rank's parts of matrices, after the core's step of all parameters of the batch."""
         engine, params = self._engine, self._engine.params
-        locals_ = {i: local_of(params[i]) for i in batch.params if i in self._matrices}
-        found = {i: torch.empty(of.shape, dtype=torch.float32, device=of.device) for i, of in locals_.items()}
+        here = {i: self._local(i) for i in batch.params if i in self._matrices}
+        found = {i: torch.empty(of.shape, dtype=torch.float32, device=of.device) for i, of in here.items()}
         addresses = [found[i].data_ptr() if i in found else 0 for i in range(len(params))]
         try:
             engine.core.step(scale, True, queue, free, batch.params, addresses)
@@ -69,29 +69,33 @@ class MatrixStep:
                 direction.mul_(1 - momentum)  # the core's is d / (1 − μ)
         return found
 
+    def _local(self, number: int) -> Tensor:
+        param = self._engine.params[number]
+        return param if self._engine.shardings[number] is None else local_of(param)
+
     def _orthogonal(self, number: int, direction: Tensor) -> Tensor:
         options = self._matrices[number].options(self._groups)
         return orthogonal(direction, options["ns_coefficients"], options["ns_steps"], options["eps"])
 
     def _move(self, number: int, update: Tensor) -> None:
         """update: orthogonal, this rank's part."""
-        param, group = self._engine.params[number], self._matrices[number]
-        local, lr = local_of(param), group.pushed["lr"]
-        adjusted = lr * ratio(group.options(self._groups)["adjust_lr_fn"], *param.shape[-2:])
+        param, local, group = self._engine.params[number], self._local(number), self._matrices[number]
+        shape, lr = param.shape, group.pushed["lr"]
+        adjusted = lr * ratio(group.options(self._groups)["adjust_lr_fn"], shape[-2], shape[-1])
         # torch adds 16 bits to 16 bits with roundings that depend on where in memory an element is. For plain parameters
         # they are torch.optim.Muon's; parts of others must have the bits that they would have in any other part.
-        moved = local.float() if is_dtensor(param) else local
+        moved = local if local is param else local.float()
         moved.mul_(1 - lr * group.pushed["weight_decay"])
-        moved.add_(update.to(local.device), alpha=-adjusted)
+        moved.add_(update, alpha=-adjusted)
         if moved is not local:
             local.copy_(moved)
-        if is_dtensor(param):
+        if local is not param:
             torch.autograd.graph.increment_version(param)
 
     def _exchanged(self, batch: Batch, exchange: Exchange, found: dict[int, Tensor]) -> Generator[None]:
         """Moves the matrices of a batch by their directions. Yields while messages are on their way, equally often on
         every rank."""
-        here = local_of(self._engine.params[batch.params[0]]).device
+        here = self._local(batch.params[0]).device
         mesh = exchange.route.mesh.device_type  # where messages can be sent from; parameters may be offloaded from it
         like = torch.empty(0, dtype=WORKING, device=here if here.type == mesh else mesh)
         flats = {}
@@ -114,7 +118,7 @@ class MatrixStep:
         for n, part in enumerate(exchange.parts):
             updates[part.number].append(flats.pop(n))
         for i, flat in updates.items():
-            self._move(i, torch.cat([like, *flat]).view(sizes[i]))
+            self._move(i, torch.cat([like, *flat]).view(sizes[i]).to(here))
 
 
 def _go_on(under_way: UnderWay) -> None:

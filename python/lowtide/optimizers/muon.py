@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any, Literal, NamedTuple
 
@@ -78,6 +78,16 @@ class Communication(NamedTuple):
     matrices: int  # of those that are cut: how many this rank makes orthogonal
 
 
+class _Plan(NamedTuple):
+    """The last step's, which the next one can have while its parameters and the core's groups are the same."""
+
+    numbers: list[int]
+    of: list[CoreGroup]  # another list after parameters were bound anew
+    groups: int  # grows with the list
+    matrices: dict[int, CoreGroup]  # those that are moved by directions, by number
+    batches: list[Batch]
+
+
 @steps("muon")
 class Muon(Optimizer):
     """Muon (Keller Jordan et al. 2024, kellerjordan.github.io/posts/muon), as torch.optim.Muon, for matrices:
@@ -122,7 +132,7 @@ class Muon(Optimizer):
 
     FAMILY = MuonFamily
     NOT_CYCLED = ("betas",)  # torch's schedulers would cycle them, and leave `momentum` alone
-    _planned: tuple[Any, list[Batch]] | None = None  # what the last step was planned for, and the plan
+    _planned: _Plan | None = None
 
     def __init__(
         self,
@@ -148,7 +158,7 @@ class Muon(Optimizer):
         have some. Needs no other rank, and sends nothing."""
         engine = self.engine
         trained = [i for i, param in enumerate(engine.params) if param.requires_grad]
-        exchanges = [batch.exchange for batch in self._batches(trained) if batch.exchange]
+        exchanges = [batch.exchange for batch in self._plan(trained).batches if batch.exchange]
         stages = [stage for exchange in exchanges for stage in exchange.stages if stage.group is not None]
         return Communication(
             sent_bytes=sum(sum(stage.sent) for stage in stages) * WORKING.itemsize,
@@ -159,19 +169,19 @@ class Muon(Optimizer):
 
     def _agrees(self) -> bool:
         """Without agreement, a rank that has no gradient would keep the others waiting for its part of a matrix."""
-        return super()._agrees() or any(route_of(self.engine.shardings[i]) for i in self._matrices())
+        matrices = (i for group in self.engine.groups if group.rule for i in group.params)
+        return super()._agrees() or any(route_of(self.engine.shardings[i]) for i in matrices)
 
-    def _matrices(self) -> dict[int, CoreGroup]:
-        return {i: group for group in self.engine.groups if group.rule for i in group.params}
-
-    def _batches(self, numbers: Sequence[int]) -> list[Batch]:
-        """Those of a step of these parameters."""
-        engine, ours = self.engine, self._matrices()
+    def _plan(self, numbers: list[int]) -> _Plan:
+        """The plan of a step of these parameters."""
+        engine, last = self.engine, self._planned
+        if last and last.numbers == numbers and last.of is engine.groups and last.groups == len(engine.groups):
+            return last
+        ours = {i: group for group in engine.groups if group.rule for i in group.params}
         matrices = [Matrix.of(i, engine.params[i], engine.shardings[i]) for i in numbers if i in ours]
-        key = (tuple(numbers), matrices, _BUCKET)
-        if self._planned is None or self._planned[0] != key:
-            self._planned = key, batches_of([i for i in numbers if i not in ours], matrices, _BUCKET)
-        return self._planned[1]
+        batches = batches_of([i for i in numbers if i not in ours], matrices, _BUCKET)
+        self._planned = _Plan(numbers, engine.groups, len(engine.groups), ours, batches)
+        return self._planned
 
     def _take(self, scale: float, known_finite: bool, queue: int, free: int, only: list[int] | None) -> None:
         engine = self.engine
@@ -180,4 +190,5 @@ class Muon(Optimizer):
         if not checked and engine.core.check(scale, queue) >= 0:
             engine.skipped_before += 1
             return
-        MatrixStep(engine, self.param_groups, self._matrices()).take(self._batches(here), scale, queue, free)
+        plan = self._plan(here)
+        MatrixStep(engine, self.param_groups, plan.matrices).take(plan.batches, scale, queue, free)
