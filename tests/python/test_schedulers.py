@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from support import RULES, make, parameter
+from support import RULES, make, parameter, refused, state_bits
 
 SCHEDULERS = {
     "StepLR": lambda o: lr_scheduler.StepLR(o, 2, 0.5),
@@ -50,6 +50,56 @@ def test_schedulers_drive_the_step(name, rule, seed, figure):
         worst = max(worst, float((ours - theirs).detach().abs().max()))
     figure(f"largest difference from torch after 8 steps {worst:.1e}")
     assert worst < 1e-5
+
+
+@pytest.mark.parametrize("name", ["CyclicLR", "OneCycleLR"])
+@pytest.mark.parametrize("cls", [lowtide.RMSprop, lowtide.compat.bitsandbytes.optim.RMSprop32bit])
+def test_a_momentum_that_a_scheduler_brings_is_taken_before_the_first_step(name, cls, seed, figure):
+    """RMSprop without momentum, and a scheduler's default cycle_momentum. The last bits of a step differ, by some 2e-6 of
+    the way a step (test_new_rules_against_torch.py): 1e-5 of lr for each of 10 steps and each of the 1 / (1 - 0.95) steps
+    that momentum remembers."""
+    ours = parameter(300)
+    theirs = torch.nn.Parameter(ours.detach().clone())
+    options = {"state": "fp32"} if cls is lowtide.RMSprop else {}
+    a, b = cls([ours], lr=1e-3, **options), torch.optim.RMSprop([theirs], lr=1e-3)
+    schedulers = SCHEDULERS[name](a), SCHEDULERS[name](b)
+    for _ in range(8):
+        ours.grad = torch.randn(300)
+        theirs.grad = ours.grad.clone()
+        a.step()
+        b.step()
+        for scheduler in schedulers:
+            scheduler.step()
+        assert a.param_groups[0]["momentum"] == b.param_groups[0]["momentum"] > 0
+    torch.testing.assert_close(a.state[ours]["momentum_buffer"], b.state[theirs]["momentum_buffer"], rtol=1e-4, atol=1e-5)
+    apart = float((ours - theirs).detach().abs().max())
+    figure(f"{name}: {apart:.1e} from torch after 8 steps")
+    assert apart < 8 * 20 * 1e-5 * 1e-2
+
+
+@pytest.mark.parametrize(
+    "name, key, value", [("RMSprop", "momentum", 0.9), ("RMSprop", "centered", True), ("AdamW", "amsgrad", True)]
+)
+def test_states_come_with_options_before_the_first_step_alone(name, key, value, seed):
+    """As in torch, which then goes on; after a step the error names the class and the option, and nothing has changed."""
+    a = parameter(300)
+    b = torch.nn.Parameter(a.detach().clone())
+    twin = torch.nn.Parameter(a.detach().clone())
+    opt, other = getattr(lowtide, name)([a], lr=0.01), getattr(lowtide, name)([twin], lr=0.01, **{key: value})
+    theirs = getattr(torch.optim, name)([b], lr=0.01)
+    opt.param_groups[0][key] = theirs.param_groups[0][key] = value
+    for _ in range(3):
+        a.grad = torch.randn(300)
+        b.grad, twin.grad = a.grad.clone(), a.grad.clone()
+        for each in (opt, theirs, other):
+            each.step()
+    assert state_bits(opt) == state_bits(other) and torch.equal(a, twin)
+    assert set(opt.state[a]) - {"step"} == set(theirs.state[b]) - {"step"}
+    opt.param_groups[0][key] = type(value)(0)
+    with refused(opt, name, key, "first step"):
+        opt.step()
+    opt.param_groups[0][key] = value
+    opt.step()
 
 
 @pytest.mark.parametrize("momentum", [(0.0, 0.9), (0.9, 0.0)])

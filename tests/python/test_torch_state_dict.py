@@ -109,7 +109,6 @@ def test_states_of_other_torch_optimizers_are_refused(seed):
     params, opt = trained()
     groups = [{"params": params[:2]}, {"params": params[2:]}]
     for cls, options, word in (
-        (torch.optim.AdamW, {"amsgrad": True}, "amsgrad"),
         (torch.optim.Adam, {}, "decoupled_weight_decay"),
         (torch.optim.SGD, {"momentum": 0.9}, "torch.optim.AdamW"),
         (torch.optim.RAdam, {}, "amsgrad"),
@@ -119,6 +118,43 @@ def test_states_of_other_torch_optimizers_are_refused(seed):
         other = cls(copy.deepcopy(groups), **options)
         with refused(opt, word):
             opt.load_state_dict(other.state_dict())
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize(
+    "name, before, after",
+    [
+        ("AdamW", {}, {"amsgrad": True}), ("AdamW", {"amsgrad": True}, {}), ("Adam", {}, {"amsgrad": True}),
+        ("RMSprop", {}, {"momentum": 0.9}), ("RMSprop", {"momentum": 0.9}, {"centered": True}),
+    ],
+)  # fmt: skip
+def test_options_of_a_dict_of_torch_that_decide_about_states_are_adopted(name, before, after, codec, seed):
+    """As torch's own load does: what the optimizer had is gone, and it is one of those options then, bit for bit. A dict
+    that is refused leaves it with what it had."""
+    start = [torch.randn(8, 256), torch.randn(70)]
+    params, twins, others = ([torch.nn.Parameter(each.clone()) for each in start] for _ in range(3))
+    theirs = getattr(torch.optim, name)(params, lr=0.01, **after)
+    random_gradients(params)
+    theirs.step()
+    saved = theirs.state_dict()
+    opt = getattr(lowtide, name)(twins, lr=0.5, state=codec, **before)
+    random_gradients(twins)
+    opt.step()
+    spoilt = copy.deepcopy(saved)
+    put(["state", 1, "step"], torch.tensor(-1.0))(spoilt)
+    with refused(opt, "step", "-1"):
+        opt.load_state_dict(spoilt)
+    wanted = getattr(lowtide, name)(others, state=codec, **after)
+    for each, group in ((opt, twins), (wanted, others)):
+        each.load_state_dict(saved)
+        for p, value in zip(group, start, strict=True):
+            p.data.copy_(value)
+            p.grad = value.clone()
+        each.step()
+    assert state_bits(opt) == state_bits(wanted) and list(map(bits, twins)) == list(map(bits, others))
+    again = getattr(torch.optim, name)(twins)
+    again.load_state_dict(opt.torch_state_dict())
+    assert set(again.state[twins[0]]) == set(theirs.state[params[0]])
 
 
 @pytest.mark.parametrize(

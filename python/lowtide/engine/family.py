@@ -14,6 +14,10 @@ from lowtide.options.hyper import group_key, hyper_keys, hyper_values
 from lowtide.options.options import IGNORED, WHOLE_OPTIMIZER, Options, check_options
 
 
+# Whether these are 0 decides which states there are, or what they mean; SGD's and LARS's come and go with their momentum.
+_OF_STATES = ("amsgrad", "centered", "nesterov", "momentum")
+
+
 class Family:
     """The rule of a class, and how options of its parameter groups become hyper-parameters of the core. Subclasses are for
     classes that use more than one rule, or fewer options."""
@@ -35,6 +39,10 @@ class Family:
     def hyper_of(self, rule: str, options: Mapping[str, Any]) -> dict[str, float]:
         """The core's hyper-parameters for parameters of that rule with these options. ValueError or TypeError."""
         return dict(zip(self.keys, hyper_values(self.keys, options), strict=True))
+
+    def changed_states(self, before: Mapping[str, float], now: Mapping[str, float]) -> list[str]:
+        """The options that decide which states there are, and say another thing in `now` than in `before`."""
+        return [key for key in _OF_STATES if key in before and bool(before[key]) != bool(now.get(key))]
 
     def overridable(self) -> list[str]:
         """Names of hyper-parameters that can be overridden."""

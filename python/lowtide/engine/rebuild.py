@@ -51,6 +51,22 @@ def take_in(
     show()
 
 
+def follow_states(engine: Engine, groups: Sequence[dict[str, Any]], carry: bool) -> Callable[[], None]:
+    """Builds the cores anew for options of these groups that decide which states there are (amsgrad, centered, nesterov, a
+    momentum). carry: with the state that there is, else without any. Returns what goes back to the cores of before. On an
+    error nothing has changed."""
+    got = "amsgrad, centered, nesterov or momentum changed after a step was captured in a graph"
+    expect(not engine.captured, "param_groups", got, "them as they were: replays find state where it was")
+    before, same = (engine.cores, engine.groups, engine.steps_before, engine.skipped_before), engine.registered()
+    rebuild(engine, groups, same, None if carry else [-1] * len(engine.params))
+
+    def back() -> None:
+        engine.adopt(before[0], same.params, before[1])
+        engine.steps_before, engine.skipped_before = before[2:]
+
+    return back
+
+
 def rebuild(
     engine: Engine, groups: Sequence[dict[str, Any]], of: Registered, sources: Sequence[int] | None = None
 ) -> None:

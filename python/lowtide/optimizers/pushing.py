@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lowtide.engine.groups import CoreGroup, Format, are_fixed, are_same
-from lowtide.engine.rebuild import take_in
+from lowtide.engine.rebuild import follow_states, take_in
 from lowtide.optimizers.grouped import GroupedOptimizer
 from lowtide.options import overrides
 from lowtide.options.options import check_kinds
@@ -54,6 +54,7 @@ class PushingOptimizer(GroupedOptimizer):
         for number, core_group in enumerate(engine.groups):
             if core_group.of != of:
                 continue
+            hyper = None
             try:
                 options = core_group.options(self.param_groups)
                 if (rounding := options["rounding"]) != core_group.rounding:
@@ -61,6 +62,14 @@ class PushingOptimizer(GroupedOptimizer):
                 hyper = engine.family.hyper_of(core_group.rule, options)
                 before = core_group.push(engine.core, number, hyper, rounding)
             except (TypeError, ValueError) as error:
+                if changed := engine.family.changed_states(core_group.pushed, hyper or {}):
+                    if not any(map(engine.core.step_count, core_group.params)):  # as torch.optim, which has no state yet
+                        follow_states(engine, self.param_groups, carry=True)
+                        self._show_state()
+                        return
+                    names = ", ".join(f"{key} = {group.get(key)}" for key in changed)
+                    wanted = "it as it was in the first step: it decides which states there are"
+                    raise ValueError(f"parameter group {of}: {engine.family.name}: got {names}, wanted {wanted}") from error
                 raise engine.family.error(f"parameter group {of}", core_group.rule, error) from error
             if before is not None:
                 self._note_momentum(core_group, before)

@@ -11,6 +11,7 @@ import torch
 from lowtide.checks.kept_errors import KeptErrors
 from lowtide.checks.values import expect
 from lowtide.engine.engine import RESIDUAL, Engine
+from lowtide.engine.rebuild import follow_states
 from lowtide.state import restore
 from lowtide.state.foreign import READERS
 from lowtide.state.format import CODEC, eight_bits, residual_bits
@@ -58,7 +59,13 @@ def load(
             expect(key in found.numbers, "state", f"an entry {key!r}", "only ids that stand in param_groups")
             expect(isinstance(entry, dict), f"state[{key!r}]", type(entry).__name__, "a dict")
             entries[found.numbers[key]] = entry
-        plan = restore.plan(engine, entries, found, reader)
+        back = follow_states(engine, found.groups, carry=False) if found.anew else None
+        try:
+            plan = restore.plan(engine, entries, found, reader)
+        except BaseException:
+            if back:
+                back()
+            raise
     with KeptErrors() as kept:
         restore.apply(engine, states, plan, kept)
         taken(found.groups)

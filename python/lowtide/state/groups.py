@@ -22,6 +22,7 @@ class Groups(NamedTuple):
     numbers: dict[Any, int]  # the parameter number of every id in the dict
     codecs: list[str] | None  # of uint8 codes, for each parameter; None: the dict is not one of Lowtide's
     spread: bool = False  # the dict is one of FSDP1's parameters
+    anew: bool = False  # a dict of torch.optim's is of other states than there are: its options decide, as they do there
 
 
 def read_groups(
@@ -34,6 +35,7 @@ def read_groups(
     ours = reader is None and any(map(is_stamped, saved))
     groups: list[dict[str, Any]] = []
     numbers: dict[Any, int] = {}
+    anew = False
     for n, (group, mine) in enumerate(zip(saved, live, strict=True)):
         where = f"param_groups[{n}]"
         expect(isinstance(group, dict), where, type(group).__name__, "a dict")
@@ -67,10 +69,17 @@ def read_groups(
                 check_kinds({"rounding": options["rounding"]}, where)
                 hyper, (state, least, master) = engine.family.hyper_of(core_group.rule, options), core_group.format
                 rule, codecs = core_group.rule or engine.family.core_rule, [*map(engine.core.state_codec, core_group.params)]
-                _core.check_group(rule, hyper, state, least, options["rounding"], master, core_group.pushed, codecs)
+                common = (rule, hyper, state, least, options["rounding"], master)
+                try:
+                    _core.check_group(*common, core_group.pushed, codecs)
+                except ValueError:
+                    if not of_torch or not engine.family.changed_states(core_group.pushed, hyper):
+                        raise
+                    _core.check_group(*common, hyper, codecs)
+                    anew = True
         except (TypeError, ValueError) as error:
             raise ValueError(f"{where}: {error}") from error
     saved_codecs = [str(group.get("state")) for group in saved for _ in group["params"]] if ours else None
     spread = {bool(group.get(SPREAD, False)) for group in saved if ours}
     expect(len(spread) < 2, "param_groups", f"{SPREAD!r} in some groups", "it in all or none")
-    return Groups(groups, numbers, saved_codecs, True in spread)
+    return Groups(groups, numbers, saved_codecs, True in spread, anew)
