@@ -31,6 +31,9 @@ class VoteOptions(TypedDict, total=False):
     algorithm: str  # "auto" (by size), "two_phase", "one_phase": how bits travel, never what comes out
     timeout: float | None  # seconds; None: the group's
     commit: bool  # False saves the last round of a vote: docs/votes.md
+    # Optimizers and hooks: workers compare the values of all parameters in every vote whose number is a multiple of this,
+    # which reads them once; 0 (default): optimizers in the first vote alone, hooks never
+    check_every: int
 
 
 COMPARED = 24  # values that workers compare at a time
@@ -68,17 +71,20 @@ class Collective:
         algorithm: str = "auto",
         timeout: float | None = None,
         commit: bool = True,
+        check_every: int = 0,
         own_group: bool = False,
     ) -> None:
         _one_of("ties", ties, TIES)
         _one_of("algorithm", algorithm, ALGORITHMS)
         _integer("weight", weight, 31)
         _integer("seed", seed, 64)
+        _integer("check_every", check_every, 31)
         limited = timeout is None or (isinstance(timeout, (int, float)) and 0 < timeout < float("inf"))
         expect(limited, "timeout", f"{timeout!r} ({type(timeout).__name__})", "seconds above 0, or None")
         if own_group or timeout is not None:
             group = new_group(group, timeout)
-        self.ties, self.weight = ties, weight
+        self.ties, self.weight, self.check_every = ties, weight, check_every
+        self.completed: int | None = None  # the last vote that was applied
         self._lost_in = ""  # what broke the group
         self.transport = Transport(group)
         self._core = _core.SignCollective(
@@ -117,7 +123,7 @@ class Collective:
             return failure is None
 
         if self._lost_in:
-            raise ConnectionError(f"vote {step}: workers were lost in {self._lost_in}: start again from a checkpoint")
+            raise ConnectionError(f"vote {step}: workers were lost in {self._lost_in}; {self._standing()}")
         arguments = (
             buffers.count, step, digest(alike) if alike else 0, nonfinite, failure is not None, ballot,
             address(buffers.bits), address(buffers.presence), address(buffers.scales), address(buffers.zeros),
@@ -141,6 +147,8 @@ class Collective:
         outcome = Outcome(**found)
         if outcome.failed_ranks:
             raise RuntimeError(f"vote {step}: ranks {outcome.failed_ranks} failed, and say why; nothing was applied")
+        if outcome.applied:
+            self.completed = step
         if outcome.applied and buffers.previous is not None:
             buffers.previous.copy_(buffers.bits)
         return outcome
@@ -151,8 +159,20 @@ class Collective:
         first = str(error).strip().partition("\n")[0]
         return ConnectionError(
             f"{what} of rank {self.transport.rank}: not all workers took part (one is gone, or did not make the same call): "
-            f"{first}; nothing was applied here. This process group is of no more use: start again from a checkpoint"
+            f"{first}; nothing was applied here. This process group is of no more use; {self._standing()}"
         )
+
+    def _standing(self) -> str:
+        """Words for an error that ends a group: where this worker is, and how to go on."""
+        last = "no vote is" if self.completed is None else f"vote {self.completed} is the last one that is"
+        return (
+            f"{last} complete on rank {self.transport.rank}, and others may have one more. In a new process group "
+            "SignOptimizer.resync() takes the furthest worker's parameters; or start again from a checkpoint"
+        )
+
+    def due(self, step: int) -> bool:
+        """Whether workers compare the values of their parameters in this vote."""
+        return self.check_every > 0 and step % self.check_every == 0
 
     def require_same(self, values: Mapping[str, int | float]) -> None:
         """ValueError, on every worker, naming what is not the same on all. Integers of 63 bits, or floats."""

@@ -131,7 +131,7 @@ class ErrorFeedbackSign(SignHook):
 
         outcome = self._collective.vote(
             buffers, fill, step=self.votes, residual=self._shard.core, nonfinite=nonfinite, failure=failure,
-            alike={"loss_scale": digest(scale)},
+            alike={"loss_scale": digest(scale), **self._values()},
         )  # fmt: skip
         if outcome.applied:
             # The power of two goes into the scales, exactly: float16 may have no room for what is not scaled.

@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 from lowtide import _core
 from lowtide.checks.values import expect
 from lowtide.distributed.collective import Collective, Outcome, VoteOptions, check_vote_options
-from lowtide.distributed.layout import Layout, SignBuffers, address, check_gradients_of
+from lowtide.distributed.layout import Layout, SignBuffers, address, check_gradients_of, checksum_of
 
 BucketFuture = torch.futures.Future[torch.Tensor]
 
@@ -120,6 +120,11 @@ class SignHook:
         for bucket in arrived:
             bucket.future.set_result(bucket.buffer)
 
+    def _values(self) -> dict[str, int]:
+        """The values of the parameters, if workers compare them in this vote."""
+        due = self._collective.due(self.votes)
+        return {"the parameters' values": checksum_of(self._params)} if due else {}
+
     def _exchange(self, arrived: list[Arrived]) -> Outcome:
         """Replaces the gradients if the vote was applied."""
         raise NotImplementedError
@@ -147,7 +152,9 @@ class SignVote(SignHook):
                 nonfinite |= _core.pack_gradients(bucket.items, bucket.dtype, *places, self.votes % 2 == 0, threads)
         except BaseException as error:  # whatever it is: the others are waiting
             failure = error
-        outcome = self._collective.vote(buffers, None, step=self.votes, nonfinite=nonfinite, failure=failure)
+        outcome = self._collective.vote(
+            buffers, None, step=self.votes, alike=self._values(), nonfinite=nonfinite, failure=failure
+        )
         if outcome.applied:
             for bucket in arrived:
                 _core.unpack_gradients(bucket.items, bucket.dtype, *places, address(buffers.zeros), 0, threads)

@@ -49,6 +49,14 @@ def checksum(tensor: torch.Tensor, begun: int = 0) -> int:
     return zlib.crc32((ctypes.c_char * whole.nbytes).from_address(whole.data_ptr()), begun) if whole.nbytes else begun
 
 
+def checksum_of(tensors: Iterable[torch.Tensor]) -> int:
+    """32 bits of the elements of CPU tensors, one after another."""
+    found = 0
+    for tensor in tensors:
+        found = checksum(tensor, found)
+    return found
+
+
 def check_gradients_of(tensor: torch.Tensor, where: str) -> None:
     """Raises for a tensor whose gradients (or itself) have no signs that can be packed."""
     expect(tensor.dtype in PARAMETER_DTYPES, where, tensor.dtype, f"one of {', '.join(map(str, PARAMETER_DTYPES))}")

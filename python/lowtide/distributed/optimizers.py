@@ -14,7 +14,9 @@ from lowtide.checks.values import expect
 from lowtide.devices.places import Place
 from lowtide.devices.sharding import Sharding
 from lowtide.distributed.collective import Collective, Outcome, VoteOptions, check_vote_options
-from lowtide.distributed.layout import SignBuffers, address, checksum, digest
+from lowtide.distributed.groups import broadcast_parameters
+from lowtide.distributed.layout import SignBuffers, address, checksum_of, digest
+from lowtide.engine.engine import RESIDUAL
 from lowtide.engine.family import Family
 from lowtide.optimizers.backward import OPTIONS
 from lowtide.optimizers.optimizer import Optimizer
@@ -69,6 +71,7 @@ class SignOptimizer(Optimizer):
             got = options.get(name, False)
             expect(got is False, f"{type(self).__name__}: {name}", repr(got), "False: steps are votes")
         check_vote_options(vote, f"{type(self).__name__}, vote")
+        self._vote: VoteOptions = {**vote}
         self._collective = Collective(**vote)
         self._buffers: SignBuffers | None = None
         self._agreed = False  # that workers have the same parameters
@@ -158,10 +161,9 @@ class SignOptimizer(Optimizer):
             found[key] = float(values[0]) if len(set(values)) == 1 else digest(values)
         found["nonfinite"] = digest(self.engine.settings.nonfinite)
         found["what came before (add parameters and load state on all of them, or on none)"] = int(self._agreed)
-        weights = 0
-        if not self._agreed:
-            for param in self.engine.known:
-                weights = checksum(param, weights)
+        weights = 0  # for not compared
+        if not self._agreed or self._collective.due(self._votes):
+            weights = checksum_of(self.engine.known)
         found["the parameters' values (use lowtide.distributed.broadcast_parameters)"] = weights
         return found
 
@@ -219,6 +221,40 @@ class SignOptimizer(Optimizer):
         except RuntimeError as error:
             raise self._collective.lost("average_state()", error) from error
         self._adopt_new_state()
+
+    @torch.no_grad()
+    def resync(self, **vote: Unpack[VoteOptions]) -> int:
+        """Goes on in another process group, after the one of before was lost, or with other workers: all take the
+        parameters, with what a master keeps of them, and the number of votes of the worker that is furthest. Each keeps its
+        own momentum; that of a worker that is new is empty. Every worker of the group must call it.
+
+        vote: `VoteOptions` that change, such as `group` (None, also if not given: all workers).
+
+        Returns the number of votes. Raises ValueError if workers differ in class or shapes, ConnectionError if one is lost
+        again: call it once more then, in yet another group."""
+        options: VoteOptions = {**self._vote, "group": None, **vote}
+        collective = Collective(**options)
+        collective.require_same({
+            "the optimizer's class": digest(type(self).__name__), "the parameters' shapes and types": self._shapes
+        })  # fmt: skip
+        group = collective.transport.group
+        try:
+            votes = collective.transport.gather(torch.tensor([self._votes])).flatten().tolist()
+            source = votes.index(max(votes))
+            for number, param in enumerate(self.engine.params):
+                broadcast_parameters([param], group, source)
+                if RESIDUAL in self.engine.layout(number):
+                    self._core.allocate_state(number)
+                    state = self._core.read_state(number)
+                    broadcast_parameters([state[RESIDUAL]], group, source)
+                    self._core.write_state(number, {name: one for name, one in state.items() if name != "step"})
+        except RuntimeError as error:
+            raise collective.lost("resync()", error) from error
+        self._vote, self._collective, self._buffers, self._agreed = options, collective, None, False
+        for of_group in self.param_groups:
+            of_group["votes"] = max(votes)
+        self._show_state()
+        return int(max(votes))
 
     def _has_buffers(self, number: int) -> bool:
         """Whether a parameter has state that its steps have filled."""

@@ -12,7 +12,7 @@ from lowtide.checks.values import expect
 from lowtide.devices.sharding import local_of
 from lowtide.distributed.collective import Collective, Outcome, VoteOptions, check_vote_options
 from lowtide.distributed.groups import require_initialized
-from lowtide.distributed.layout import SignBuffers, address, aligned, check_gradients_of, checksum
+from lowtide.distributed.layout import SignBuffers, address, aligned, check_gradients_of, checksum_of
 
 
 class ShardVote:
@@ -32,6 +32,7 @@ class ShardVote:
         require_initialized()
         if vote.get("group") is None:
             raise TypeError("group: got None, wanted the process group of the workers that hold the same shard")
+        expect(not vote.get("check_every"), "check_every", vote.get("check_every"), "0: it has a tensor, and no parameters")
         if vote.get("ties") == "previous":
             raise ValueError("ties: got 'previous', wanted another rule: tensors of one size cannot be told apart")
         self._collective = Collective(**vote)
@@ -43,9 +44,7 @@ class ShardVote:
         """Makes this the hook of every FSDP2 module within `model`; on every worker of the group. ValueError if there is
         none, or, on all of them, if their shards do not start alike."""
         sharded = [module for module in model.modules() if hasattr(module, "set_all_reduce_hook")]
-        values = 0
-        for param in model.parameters():
-            values = checksum(local_of(param.detach()), values)
+        values = checksum_of(local_of(param.detach()) for param in model.parameters())
         self._collective.require_same(
             {"FSDP2 modules": len(sharded), "the values of this shard (seed alike, or broadcast before sharding)": values}
         )
