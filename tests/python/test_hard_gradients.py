@@ -102,3 +102,33 @@ def test_a_huge_weight_under_l2_decay_spares_its_neighbours(rule, seed, figure):
            f"bound {lost:.1e}, steps skipped {opt.skipped_steps}")  # fmt: skip
     assert bool(ours.isfinite().all()) and float(others.max()) < 1e-3 and float(same_block.max()) <= lost
     assert opt.skipped_steps == 0
+
+
+def test_a_weight_of_float16_overflows_as_in_torch(seed):
+    """A finite gradient times lr beyond 65504 makes it infinite; the step is taken, and not counted as skipped."""
+    params = [torch.nn.Parameter(torch.ones(4, dtype=torch.float16)) for _ in range(2)]
+    ours, theirs = lowtide.SGD(params[:1], lr=1.0), torch.optim.SGD(params[1:], lr=1.0)
+    for opt, p in zip((ours, theirs), params, strict=True):
+        for _ in range(2):
+            p.grad = torch.full((4,), 6e4, dtype=torch.float16)
+            opt.step()
+    assert torch.equal(*params) and bool(params[0].isinf().all()) and ours.skipped_steps == 0
+
+
+def test_centered_RMSprop_explodes_under_a_constant_gradient_unless_eps_bounds_it(seed, figure):
+    """The deviation is rounding alone, in torch as here: updates of hundreds of lr. With eps of 1e-3 of the gradient none
+    is longer than 1000 lr by more than rounding, here and there."""
+    worst = {}
+    for eps in (1e-8, 0.37e-3):
+        for cls, options in ((torch.optim.RMSprop, {}), (lowtide.RMSprop, {"state": "fp32"})):
+            p = torch.nn.Parameter(torch.zeros(256))
+            opt = cls([p], lr=1e-3, alpha=0.9, centered=True, eps=eps, **options)
+            for _ in range(400):
+                before = p.detach().clone()
+                p.grad = torch.full((256,), 0.37)
+                opt.step()
+                moved = float((p.detach() - before).abs().max()) / 1e-3
+                worst[cls, eps] = max(worst.get((cls, eps), 0.0), moved)
+    figure(", ".join(f"{cls.__module__.split('.')[0]}, eps {eps:g}: {most:.0f} lr" for (cls, eps), most in worst.items()))
+    assert all(most > 100 for (_, eps), most in worst.items() if eps < 1e-6)
+    assert all(most < 1001 for (_, eps), most in worst.items() if eps > 1e-6)
