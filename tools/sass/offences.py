@@ -32,6 +32,12 @@ MOST_LOCAL_OF_THREE_STATES = 75
 FUSED_IN_FLOAT8 = 2
 
 
+def hot_paths(states: int) -> int:
+    """How often the hot path stands in a kernel: for the most common form and for the others, and for plain tiles, where a
+    lane of two states at most has the registers to load ahead."""
+    return 3 if states <= 2 else 2
+
+
 def wrong_selectors(kernel: Kernel) -> list[str]:
     """Selectors of PRMT that take a byte's sign without extending the number whose sign that is, or that repeat a byte where
     its sign is meant: CUDA's __byte_perm masks selectors, so that PTX's 0xbb32 becomes 0x3332."""
@@ -67,7 +73,8 @@ def fused(kernel: Kernel) -> tuple[int, int]:
     may = 6 * float_reciprocals + 2 * count(r"MUFU\.RSQ$") - count("FCHK") - 4 * checked
     words = demangled(kernel.name).split()
     if words[1:2] == ["float8"]:
-        may += FUSED_IN_FLOAT8 * ELEMENTS_OF_A_LANE * STATES.get(words[0], 2)
+        states = STATES.get(words[0], 2)
+        may += FUSED_IN_FLOAT8 * ELEMENTS_OF_A_LANE * states * hot_paths(states)
     return count(r"FFMA(?!.*\.SAT)"), may
 
 
