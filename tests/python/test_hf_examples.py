@@ -58,3 +58,28 @@ def test_lora_example(tmp_path: Path, capsys: pytest.CaptureFixture[str], figure
     ):
         assert finetune_lora.main([*small, *arguments]) == 2
         assert part in capsys.readouterr().err
+
+
+def test_qlora_example(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], figure: Any
+) -> None:
+    """As it stands, but in this process, where torch is imported. Its peaks of memory mean nothing here."""
+    pytest.importorskip("bitsandbytes")
+    import qlora
+
+    monkeypatch.setattr(qlora, "in_process", qlora.train)
+    small = ["--steps", "6", "--width", "64", "--layers", "1", "--out", str(tmp_path / "out"), "--disk", str(tmp_path)]
+    assert qlora.main([*small, "--budget", "64KiB"]) == 0
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    theirs, ours = report["torch's AdamW"], report["PagedAdamW8bit"]
+    # 8 bits of both averages and their scales, of which some would not fit into RAM; torch has 8 bytes a weight.
+    assert 8 * theirs["trained"] <= theirs["state_bytes"] and ours["disk_bytes"] > 0
+    assert ours["state_bytes"] + ours["disk_bytes"] < 0.5 * theirs["state_bytes"] and ours["state_bytes"] < 1.25 * (64 << 10)
+    # A matrix of the base has half a byte a weight, so that all of it is smaller than the adapters in float32.
+    assert theirs["frozen_bytes"] < 4 * theirs["trained"]
+    figure(f"QLoRA's loss {ours['losses'][0]:.3f} → {ours['losses'][-1]:.3f} (torch {theirs['losses'][-1]:.3f}), state "
+           f"{theirs['state_bytes']} → {ours['state_bytes']} bytes of RAM")  # fmt: skip
+    assert abs(ours["losses"][-1] - theirs["losses"][-1]) < 0.1 * (theirs["losses"][0] - theirs["losses"][-1])
+    for arguments, part in ((["--steps", "1"], "2 or more"), (["--budget", "much"], "much"), (["--data", "none"], "none")):
+        assert qlora.main([*small, *arguments]) == 2
+        assert part in capsys.readouterr().err
