@@ -5,6 +5,7 @@ take an optimizer."""
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import lowtide
@@ -68,13 +69,17 @@ def test_nemo_automodel(seed: int, figure: Any) -> None:
     check_built(built, model, seed, figure, lr=1e-5, betas=(0.9, 0.95), weight_decay=0.1, state="dynamic8")
 
 
-def test_torchtitan(seed: int, figure: Any) -> None:
+@pytest.mark.parametrize("paged", [False, True])
+def test_torchtitan(paged: bool, seed: int, tmp_path: Path, figure: Any) -> None:
     """Its containers of optimizers and schedules save, load into fresh ones and go on."""
     pytest.importorskip("torchtitan")
     from torchtitan.components.optimizer import LRSchedulersContainer
 
     names: dict[str, Any] = {}
     exec(blocks("torchtitan")[0], names)
+    if paged:
+        memory = lowtide.Memory(host="16KiB", chunk="4KiB", disk=tmp_path)
+        names["config"].optimizer_factory_kwargs_by_name = {"AdamW": {"memory": memory}}
 
     def made() -> tuple[Any, Any, Any]:
         model = matrices(seed)
@@ -99,7 +104,7 @@ def test_torchtitan(seed: int, figure: Any) -> None:
     wrong = sum(got[name] != wanted[name] for name in wanted)
     figure(f"torchtitan: {len(saved[0])} entries saved; {wrong} of {len(wanted)} tensors differ after resuming")
     (optimizer,) = containers[0].optimizers
-    assert wrong == 0 and type(optimizer) is lowtide.AdamW
+    assert wrong == 0 and type(optimizer) is lowtide.AdamW and (optimizer.report()["moved_per_step"] > 0) == paged
 
 
 def test_megatron_core(seed: int, figure: Any) -> None:

@@ -10,6 +10,7 @@ import torch
 from lowtide import _core
 from lowtide.devices.flattened import shard_of
 from lowtide.devices.sharding import local_of
+from lowtide.engine.elsewhere import Elsewhere
 from lowtide.engine.family import Family
 from lowtide.engine.registry import Registry, Settings
 from lowtide.report.fields import CoreReport
@@ -33,8 +34,11 @@ class Engine(Registry):
     # State.
 
     def shown(self, number: int) -> dict[str, torch.Tensor]:
-        """Views of a parameter's state, as `Optimizer.state` has them."""
-        views = self._views(number)
+        """Views of a parameter's state, as `Optimizer.state` has them, and stand-ins for what has none."""
+        views, place = self._views(number), self.places[number]
+        if place and (not place.on_host or self.has_budget()):  # else all of it is in RAM
+            for name, like in self._tensors(number, fullest=False).items():
+                views.setdefault(name, Elsewhere(like, place.device))
         return self.entry(self, number, views) if self.entry else views
 
     def _views(self, number: int) -> dict[str, torch.Tensor]:
@@ -63,21 +67,25 @@ class Engine(Registry):
             return live
         if number in self.foreign:
             return {"step": torch.empty((), dtype=torch.int64, device="meta")}
-        group = next(each for each in self.groups if number in each.params)
+        tensors = self._tensors(number, fullest=True)
+        if {RESIDUAL, MOMENTUM} <= set(tensors):  # a residual keeps to the states that it lies with
+            there = core.read_state(number) if core.has_state(number) else self._tensors(number, fullest=False)
+            tensors = {name: like for name, like in tensors.items() if name in there}
+        return {"step": torch.empty((), dtype=torch.int64, device="meta"), **tensors}
+
+    def _tensors(self, number: int, fullest: bool) -> dict[str, torch.Tensor]:
+        """Tensors on "meta" like those of the state that a parameter has with the hyper-parameters of now, or, `fullest`,
+        with any."""
+        group = next(each for each in self.groups if each.has(number))
         of, local = self.shardings[number], local_of(self.params[number])
         state, least, master = group.format
-        fullest, now = (
-            _core.state_layout(
-                group.rule or self.family.core_rule, group.pushed, state, least, group.rounding, master, list(local.shape),
-                str(local.dtype).removeprefix("torch."), shard_of(self.params[number], of), fullest,
-            ).tensors
-            for fullest in (True, False)
+        found = _core.state_layout(
+            group.rule or self.family.core_rule, group.pushed, state, least, group.rounding, master, list(local.shape),
+            str(local.dtype).removeprefix("torch."), shard_of(self.params[number], of), fullest,
         )  # fmt: skip
-        if {RESIDUAL, MOMENTUM} <= {name for name, _, _ in fullest}:  # a residual keeps to the states that it lies with
-            there = core.read_state(number) if core.has_state(number) else [name for name, _, _ in now]
-            fullest = [one for one in fullest if one[0] in there]
-        tensors = {name: torch.empty(sizes, dtype=getattr(torch, dtype), device="meta") for name, dtype, sizes in fullest}
-        return {"step": torch.empty((), dtype=torch.int64, device="meta"), **tensors}
+        return {
+            name: torch.empty(sizes, dtype=getattr(torch, dtype), device="meta") for name, dtype, sizes in found.tensors
+        }
 
     # Where state is, and what has happened.
 

@@ -3,6 +3,7 @@ parameters. Users and schedulers see the parameter groups alone."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import NoneType
@@ -73,7 +74,11 @@ class CoreGroup:
     pushed: dict[str, float]  # the hyper-parameters that the core has
     rounding: str  # likewise
     format: Format
-    params: list[int] = field(default_factory=list)  # numbers
+    params: list[int] = field(default_factory=list)  # numbers, ascending
+
+    def has(self, number: int) -> bool:
+        at = bisect_left(self.params, number)
+        return at < len(self.params) and self.params[at] == number
 
     def push(self, core: Told, number: int, hyper: dict[str, float], rounding: str) -> dict[str, float] | None:
         """Tells `core` what it does not have; returns the hyper-parameters that it had, None if they are the same.

@@ -69,8 +69,11 @@ class Entry(dict[str, Any]):
             raise KeyError("unorm_vec: got a question for the norm of the last update, which is not kept")
         if key not in self._names():
             raise KeyError(key)
-        live = self._engine.core.read_state(self._number) if self._streams() else self
+        streams = self._streams()
+        live = self._engine.core.read_state(self._number) if streams else self
         found = part_of(self._engine, self._number, live, int(key[-1]))[key]
+        if streams:
+            return found.as_subclass(ReadCopy)
         memory = {one.untyped_storage().data_ptr() for one in self.values()}
         return found if found.untyped_storage().data_ptr() in memory else found.as_subclass(ReadCopy)
 
