@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -27,6 +28,7 @@ PRELOADED = [
 TIMEOUT = 120  # seconds that a job may take; a rank that waits for another in vain fails before
 
 
+MOST_LOOPS = 6  # of process groups that are gone: then processes are started anew
 MOST_TRIES = 3  # to form a process group: gloo's own connections fail once in some ten thousand on a busy machine
 
 
@@ -40,6 +42,13 @@ def _join(rank: int, world: int, store: Path) -> None:
 def _leave() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _loops() -> int:
+    """Threads that gloo's process groups have left. Torch and frameworks keep some groups for good, and the thread of one
+    whose other ranks are gone keeps a core busy."""
+    names = (task / "comm" for task in Path("/proc/self/task").iterdir())
+    return sum(name.read_text().startswith("gloo") for name in names)
 
 
 def _answer(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[bool, Any]:
@@ -68,13 +77,16 @@ class Ranks:
     """`count` processes; a job runs on the first `world` of them, in a process group of its own."""
 
     def __init__(self, count: int = MOST) -> None:
-        context = mp.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
+        self._count = count
         self._folder = tempfile.TemporaryDirectory()
         self._groups = 0
         self._pipes: list[Connection] = []
-        self._processes = []
-        for rank in range(count):
+        self._processes: list[BaseProcess] = []
+
+    def _start(self) -> None:
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
+        for rank in range(self._count):
             here, there = context.Pipe()
             process = context.Process(target=_serve, args=(rank, there), daemon=True)
             process.start()
@@ -84,6 +96,8 @@ class Ranks:
 
     def run(self, world: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
         """Runs `function` of an importable module; returns results by rank, or raises with the ranks' tracebacks."""
+        if not self._pipes:
+            self._start()
         for _ in range(MOST_TRIES):
             self._groups += 1
             store = Path(self._folder.name) / str(self._groups)
@@ -93,6 +107,8 @@ class Ranks:
             self._call([(_leave, (), {})] * world)  # some ranks may have joined
         assert not failures, "\n".join(failures)
         answers, failures = self._call([(function, args, kwargs)] * world)
+        if max(self._call([(_loops, (), {})] * self._count)[0]) > MOST_LOOPS:
+            self._stop()
         assert not failures, "\n".join(failures)
         return answers
 
@@ -103,7 +119,7 @@ class Ranks:
         answers, failures = [], []
         for rank, pipe in enumerate(self._pipes[: len(calls)]):
             if not pipe.poll(TIMEOUT):
-                self.close()
+                self._stop()
                 raise AssertionError(f"rank {rank} of {len(calls)} did not answer within {TIMEOUT} s")
             good, answer = pipe.recv()
             answers.append(answer)
@@ -111,12 +127,15 @@ class Ranks:
                 failures.append(f"rank {rank} of {len(calls)}:\n{answer}")
         return answers, failures
 
-    def close(self) -> None:
+    def _stop(self) -> None:
         for pipe, process in zip(self._pipes, self._processes, strict=True):
             pipe.close()
             process.kill()
             process.join()
         self._pipes, self._processes = [], []
+
+    def close(self) -> None:
+        self._stop()
         self._folder.cleanup()
 
 
