@@ -90,14 +90,14 @@ TEST(PtxDefects, AreNoneInWhatIsShipped) {
   EXPECT_EQ(found_in_step({true, "never there", ""}), "");
 }
 
-// The arithmetic shift that extends a sign, as the byte permutation that once stood there.
+// The sum of products that extends a sign to a table's address, without it, as the byte permutation was that once stood
+// there.
 TEST(PtxDefects, ALostSignIsFound) {
   int count = 0;
-  const std::string found =
-      found_in_step({false, R"(shr\.s32 (%r\d+), (%r\d+), 16;)", "prmt.b32 $1, $2, 0, 0x3332;", -1, &count});
+  const std::string found = found_in_step({false, R"(dp2a\.lo\.s32\.u32)", "dp2a.lo.u32.u32", -1, &count});
   EXPECT_GT(count, 0);
   EXPECT_NE(found.find("shared memory, where no variable is"), std::string::npos) << found;
-  std::printf("%d shifts replaced: %s\n", count, found.c_str());
+  std::printf("%d sums replaced: %s\n", count, found.c_str());
 }
 
 TEST(PtxDefects, TheBytePermutationOfCudaLosesTheSign) {

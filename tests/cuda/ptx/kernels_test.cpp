@@ -152,7 +152,7 @@ TEST(PtxSteps, FastOnesStayWithinTheirBounds) {
       for (const int pair : {0, 1, 4, 8})
         for (int turn = 0; turn < 8; ++turn) {
           const ptx::Choice choice = kChoices[turn % 4];
-          const bool usual = turn < 4;  // else misaligned, and states over many binades: the slow path
+          const bool usual = turn < 4;  // else misaligned or strided, and states over many binades
           const int64_t rows = turn % 2 ? 1 : 3, length = turn % 2 ? 13056 + 77 : 4096 + 256;  // the first with a tail
           StepCase start(rule, codec, static_cast<DType>(pair / 3), static_cast<DType>(pair % 3), rows, length, rng);
           if (usual) make_usual(start, rng);
@@ -178,7 +178,8 @@ TEST(PtxSteps, FastOnesStayWithinTheirBounds) {
           StepCase wanted = start, got = start;
           StepItem item = wanted.item();
           cpu->step({&item, 1}, 1, false, nullptr);
-          DeviceCase there(got, usual ? 0 : 1, false);
+          const Lie lie = turn == 5 || turn == 6 ? Lie::kEveryThird : Lie::kContiguous;
+          DeviceCase there(got, usual ? 0 : 1, false, lie, lie);
           item = there.item();
           ptx::policy().choice = choice;
           step_on_device({&item, 1}, {rule, codec, true});

@@ -84,8 +84,11 @@ struct LaneBlocks {
   static constexpr bool kLooksAtMost = K > 0 && (C::kScaled || kDivides<R>);
   static constexpr bool kLooksAtLeast = !kIsFast && kDivides<R>;
 
-  // Whether a lane has registers for the next round's words beside this round's states.
-  static constexpr bool kLoadsAhead = C::kScaled && K <= 2;
+  // Whether a lane has registers for the next round's words beside this round's states, and for code of its own for the
+  // most common form: others would spill (tools/cubin_report.py).
+  static constexpr bool kLoadsAhead =
+      C::kScaled && (K < 2 || (K == 2 && std::is_same_v<C, Dynamic8> && !std::is_base_of_v<Lamb, R>));
+  static constexpr bool kHasCommon = K <= 2;
 
   struct Words {
     LaneWeights weights;

@@ -73,7 +73,7 @@ LT_FN void step_tiles(const StepArguments& a) {
           form.wide = !__any_sync(kAllLanes, !form.wide || not_whole);
         }
         typename Lanes::Words words;
-        if (form.wide && tile.is_common) {
+        if (Lanes::kHasCommon && form.wide && tile.is_common) {
           Lanes::load(tile, common_form(), at, words);
           is_done = Lanes::template step<true>(tile, args, shared, common_form(), at, words, [] {});
         } else {
