@@ -77,6 +77,12 @@ Machine::Machine(const Settings& of) : settings(of), random(of.seed) {
   }
 }
 
+// A driver that is gone takes nothing back.
+Machine::~Machine() {
+  for (const auto& [address, block] : blocks)
+    if (block.place == Place::kManaged) ::operator delete (block.begin, std::align_val_t{4096});
+}
+
 void Machine::misuse(const std::string& what) {
   misuses.push_back(what);
   if (!settings.strict) return;

@@ -78,6 +78,7 @@ class Machine {
  public:
   static Machine& get();
   explicit Machine(const Settings& settings);
+  ~Machine();
 
   // Streams and events by handle; nullptr: there is no such one. The legacy stream is the present device's.
   Stream* stream(cudaStream_t handle);
