@@ -87,6 +87,11 @@ class Engine(Registry):
             name: torch.empty(sizes, dtype=getattr(torch, dtype), device="meta") for name, dtype, sizes in found.tensors
         }
 
+    def wanted_bytes(self) -> int:
+        """Bytes of state that the parameters which are trained now have from their first step on."""
+        trained = (i for i, param in enumerate(self.params) if param.requires_grad and i not in self.foreign)
+        return sum(like.nbytes for i in trained for like in self._tensors(i, fullest=False).values())
+
     # Where state is, and what has happened.
 
     def queue(self) -> int:

@@ -1,6 +1,7 @@
 """Parameter groups of an optimizer over the compiled core: adding them, and following wrappers that put other tensors into
 them, and overrides."""
 
+import logging
 from abc import abstractmethod
 from collections.abc import Mapping
 from operator import itemgetter
@@ -11,6 +12,7 @@ from torch.optim.optimizer import ParamsT
 
 from lowtide import _core
 from lowtide.checks.values import expect
+from lowtide.devices import sharding
 from lowtide.engine.engine import Engine
 from lowtide.engine.family import Family
 from lowtide.engine.groups import group_defaults
@@ -22,7 +24,7 @@ from lowtide.optimizers import partitions
 from lowtide.optimizers.backward import InBackward, in_backward, options_of
 from lowtide.options import overrides
 from lowtide.options.options import WHOLE_OPTIMIZER, Options, check_kinds, check_options, warn_of_misspelt
-from lowtide.report.log import Residency
+from lowtide.report.log import Residency, logger
 from lowtide.state import restore
 from lowtide.state.format import stamp
 from lowtide.state.restore import States
@@ -45,6 +47,21 @@ class GroupedOptimizer(torch.optim.Optimizer):
         settings = Settings.of(options)
         self._begin_engine(rule, hyper, settings, options_of(options))
         super().__init__(params, self._cycled({**group_defaults(hyper, options), **stamp(rule, settings.seed)}))
+        if logger.isEnabledFor(logging.INFO):
+            self._introduce()
+
+    def _introduce(self) -> None:
+        """Logs what there is to step."""
+        engine = self.engine
+        dist = torch.distributed
+        rank = f", rank {dist.get_rank()}" if dist.is_available() and dist.is_initialized() else ""
+        in_ram = engine.on_host and not engine.has_budget()
+        memory = f", under {engine.settings.memory}" if engine.settings.memory else " in RAM" if in_ram else ""
+        logger.info(
+            "%s on %s%s: %d parameters, %d elements, %d bytes of state%s", engine.family.name,
+            ", ".join(str(place.device) for place in engine.cores) or "no device yet", rank, len(engine.params),
+            sum(sharding.local_of(param).numel() for param in engine.params), engine.wanted_bytes(), memory,
+        )  # fmt: skip
 
     def _begin_engine(
         self, rule: str, hyper: Mapping[str, Any], settings: Settings, backward_options: dict[str, Any]

@@ -1,5 +1,6 @@
 """Telling the compiled core what has changed since the last step, and showing what the step has allocated."""
 
+import logging
 from collections.abc import Mapping
 from itertools import chain
 from operator import is_
@@ -12,6 +13,7 @@ from lowtide.engine.rebuild import follow_states, take_in
 from lowtide.optimizers.grouped import GroupedOptimizer
 from lowtide.options import overrides
 from lowtide.options.options import check_kinds
+from lowtide.report.log import logger
 from lowtide.state import restore
 from lowtide.state.restore import States
 
@@ -81,5 +83,8 @@ class PushingOptimizer(GroupedOptimizer):
 
     def _adopt_new_state(self) -> None:
         """Shows, in `state`, what the core has allocated for parameters that had their first gradient."""
-        for number in self.engine.new_states():
+        new = self.engine.new_states()
+        for number in new:
             self.state[self.engine.params[number]] = self.engine.shown(number)
+        if new and logger.isEnabledFor(logging.INFO) and not self.engine.capturing:
+            self._residency.place(self.engine.core.report())

@@ -13,10 +13,19 @@ logger.addHandler(logging.NullHandler())
 
 
 class Residency:
-    """Tells, at INFO, how state reaches its device, and when it has moved there or away."""
+    """Tells, at INFO, where state is at first, how it reaches its device, and when it has moved there or away."""
 
     _transfer = ""
     _moves = (0, 0)
+    _is_placed = False
+
+    def place(self, report: CoreReport) -> None:
+        """Tells it once."""
+        if not self._is_placed:
+            self._is_placed = True
+            there, disk = report["device_bytes"], report["disk_bytes"]
+            host = max(0, report["state_bytes"] - there - disk)  # records on the disk are whole sectors
+            logger.info("state is on the device with %d bytes, in host memory with %d, on disk with %d", there, host, disk)
 
     def look(self, report: CoreReport) -> None:
         if report["transfer"] != self._transfer:

@@ -12,6 +12,7 @@ from lowtide.checks.kept_errors import KeptErrors
 from lowtide.checks.values import check_moment, expect, read_step
 from lowtide.devices.sharding import local_of
 from lowtide.engine.cores import Core
+from lowtide.engine.elsewhere import Elsewhere
 from lowtide.engine.engine import MOMENTUM, RESIDUAL, Engine
 from lowtide.state import spread, torch_dict
 from lowtide.state.entries import NOTHING, Entry, ParamSpec, check_values
@@ -121,7 +122,7 @@ def take_assigned(
     taken: dict[int, Entry] = {}
     for i in numbers:
         entry, live = states[engine.params[i]], engine.core.state(i)
-        if all(name in live and _is_at(value, live[name]) for name, value in entry.items()):
+        if all(_is_shown(name, value, live) for name, value in entry.items()):
             continue
         where = f"assigned state of parameter {i}"
         codes = [name for name, like in engine.layout(i).items() if name.endswith("_scale")]
@@ -131,8 +132,11 @@ def take_assigned(
         apply(engine, states, taken, kept)
 
 
-def _is_at(value: Any, live: torch.Tensor) -> bool:
-    return isinstance(value, torch.Tensor) and value.data_ptr() == live.data_ptr()
+def _is_shown(name: str, value: Any, live: Mapping[str, torch.Tensor]) -> bool:
+    """Whether this is what the engine shows there, and nobody's assignment."""
+    if isinstance(value, Elsewhere):
+        return True
+    return name in live and isinstance(value, torch.Tensor) and value.data_ptr() == live[name].data_ptr()
 
 
 def _local(
