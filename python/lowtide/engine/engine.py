@@ -29,6 +29,7 @@ class Engine(Registry):
 
     def __init__(self, family: Family, settings: Settings) -> None:
         super().__init__(family, settings)
+        self.shows_sizes = True  # of state that no view can show
         self.entry: Entry | None = None  # makes the entries of Optimizer.state out of views; None: they are plain dicts
 
     # State.
@@ -36,7 +37,7 @@ class Engine(Registry):
     def shown(self, number: int) -> dict[str, torch.Tensor]:
         """Views of a parameter's state, as `Optimizer.state` has them, and stand-ins for what has none."""
         views, place = self._views(number), self.places[number]
-        if place and (not place.on_host or self.has_budget()):  # else all of it is in RAM
+        if self.shows_sizes and place and (not place.on_host or self.has_budget()):  # else all of it is in RAM
             for name, like in self._tensors(number, fullest=False).items():
                 views.setdefault(name, Elsewhere(like, place.device))
         return self.entry(self, number, views) if self.entry else views

@@ -150,6 +150,7 @@ class GroupedOptimizer(torch.optim.Optimizer):
         numbers = partitions.numbers_of(groups, engine.members)
         if numbers is not None:
             partitions.check(engine, groups)
+            engine.shows_sizes = False  # DeepSpeed takes parts of whatever it finds in `state`
             assigned = partitions.assigned(engine, self.state)
             self._rebind(numbers, None)
             self.state.update(assigned)
