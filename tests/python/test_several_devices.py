@@ -21,7 +21,7 @@ import torch
 import usm
 from lowtide.engine.cores import Cores
 from support import CODECS, DTYPES, FOUR_BITS, LONG_AVERAGES, RULES, bits, make, parameter, random_gradients, refused
-from twins import dict_bits
+from twins import Count, dict_bits
 
 SHAPES = ((32, 300), (7, 100), (3, 5, 257), (16, 256), (), (20, 33))  # emulated kernels are slow
 NAMES = ("cpu", "cuda:0", "cuda:1", "xpu:0", "cuda:0", "cpu")  # their places
@@ -63,14 +63,13 @@ def machine(monkeypatch: pytest.MonkeyPatch, figure: Callable[[str], None]) -> I
     xpu.close()
 
 
-class Twins:
+class Twins(Count):
     """Parameters on the CPU, and copies of them spread over devices, in two groups."""
 
     def __init__(self, machine: Machine, names: Sequence[str] = NAMES) -> None:
         self.machine, self.names = machine, names
         self.here = [parameter(*shape, dtype=DTYPES[i % 3]) for i, shape in enumerate(SHAPES)]
         self.there = machine.parameters(self.here, names)
-        self.differing = self.compared = 0
 
     def optimizers(self, rule: str, **options: Any) -> tuple[lowtide.Optimizer, lowtide.Optimizer]:
         return tuple(  # type: ignore[return-value]
@@ -87,23 +86,11 @@ class Twins:
             self.gradients()
             first.step()
             second.step()
-            self.compare()
+            self.compare_all()
 
-    def compare(self) -> None:
+    def compare_all(self) -> None:
         self.machine.synchronize()
-        for one, other in zip(self.here, self.there, strict=True):
-            self._count(bits(one), bits(other))
-
-    def compare_state(self, first: lowtide.Optimizer, second: lowtide.Optimizer) -> None:
-        mine, theirs = dict_bits(first), dict_bits(second)
-        assert {i: set(entry) for i, entry in mine.items()} == {i: set(entry) for i, entry in theirs.items()}
-        for i, entry in mine.items():
-            for name, value in entry.items():
-                self._count(value, theirs[i][name])
-
-    def _count(self, one: bytes, other: bytes) -> None:
-        self.compared += len(one)
-        self.differing += one != other
+        self.compare(self.here, self.there)
 
 
 def test_bits_are_those_of_one_device(machine: Machine, seed: int, figure: Callable[[str], None]) -> None:
@@ -232,7 +219,7 @@ def test_scaled_gradients(machine: Machine, seed: int) -> None:
         for opt in (first, second):
             opt.grad_scale, opt.found_inf = torch.tensor(scale), torch.tensor(found)  # type: ignore[attr-defined]
             opt.step()
-        twins.compare()
+        twins.compare_all()
     twins.compare_state(first, second)
     assert twins.differing == 0 and first.skipped_steps == second.skipped_steps == 1
 

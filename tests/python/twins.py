@@ -17,22 +17,14 @@ def dict_bits(opt: lowtide.Optimizer) -> dict[int, dict[str, bytes]]:
     return {i: {name: bits(value) for name, value in entry.items()} for i, entry in entries.items()}
 
 
-class Twins:
-    """Two optimizers with the same parameters, of which the second may be on the device."""
+class Count:
+    """Bytes of two optimizers and of their parameters that were compared, and how many pieces differ."""
 
-    def __init__(self, device: StandIn, here: Sequence[torch.Tensor], there: Sequence[torch.Tensor]) -> None:
-        self._device, self.here, self.there = device, here, there
-        self.differing = self.compared = 0
+    differing = compared = 0
 
-    def step(self, first: lowtide.Optimizer, second: lowtide.Optimizer, steps: int = 3) -> None:
-        for _ in range(steps):
-            random_gradients(self.here)
-            self._device.give_gradients(self.there, self.here)
-            first.step()
-            second.step()
-            self._device.synchronize()
-            for one, other in zip(self.here, self.there, strict=True):
-                self._count(bits(one), bits(other))
+    def compare(self, here: Sequence[torch.Tensor], there: Sequence[torch.Tensor]) -> None:
+        for one, other in zip(here, there, strict=True):
+            self._count(bits(one), bits(other))
 
     def compare_state(self, first: lowtide.Optimizer, second: lowtide.Optimizer) -> None:
         mine, theirs = dict_bits(first), dict_bits(second)
@@ -44,3 +36,19 @@ class Twins:
     def _count(self, one: bytes, other: bytes) -> None:
         self.compared += len(one)
         self.differing += one != other
+
+
+class Twins(Count):
+    """Two optimizers with the same parameters, of which the second may be on the device."""
+
+    def __init__(self, device: StandIn, here: Sequence[torch.Tensor], there: Sequence[torch.Tensor]) -> None:
+        self._device, self.here, self.there = device, here, there
+
+    def step(self, first: lowtide.Optimizer, second: lowtide.Optimizer, steps: int = 3) -> None:
+        for _ in range(steps):
+            random_gradients(self.here)
+            self._device.give_gradients(self.there, self.here)
+            first.step()
+            second.step()
+            self._device.synchronize()
+            self.compare(self.here, self.there)
