@@ -167,7 +167,7 @@ def _module_name(path: Path, folder: Path) -> str:
 def room_of(module: str) -> str:
     """The folder that a module is in; of a file beside the folders its own name, if that is a room."""
     parts = module.split(".")
-    return parts[1] if len(parts) > 1 and parts[1] != "__main__" else ""
+    return parts[1] if len(parts) > 1 and parts[1] not in ("__main__", "interface") else ""
 
 
 def _is_private(name: str) -> bool:

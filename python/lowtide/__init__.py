@@ -11,46 +11,26 @@ DeviceLostError, a RuntimeError, for a device that can do nothing more in this p
 changed nothing. `lowtide.sign` packs signs into bits and takes majorities of them.
 """
 
-from typing_extensions import TypedDict
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
-from lowtide import _core, compat, sign
-from lowtide._core import DeviceLostError
-from lowtide.compat import hf
-from lowtide.compat.bitsandbytes.nn import Embedding, StableEmbedding
-from lowtide.memory.budgets import Memory
-from lowtide.optimizers import master
-from lowtide.optimizers.adam import Adam, AdamW, AdEMAMix, NAdam
-from lowtide.optimizers.master import export_fp32
-from lowtide.optimizers.muon import Muon
-from lowtide.optimizers.optimizer import Optimizer
-from lowtide.optimizers.registry import CLASSES
-from lowtide.optimizers.rules import LAMB, LARS, SGD, Adagrad, Lion, RMSprop
-from lowtide.options.options import Options
-from lowtide.options.overrides import Override, override
-from lowtide.planning.plan import Plan, plan
-from lowtide.planning.rates import Rates, measure_rates
-
-__version__: str = _core.__version__
-
-__all__ = [
-    "LAMB", "LARS", "SGD", "AdEMAMix", "Adagrad", "Adam", "AdamW", "DeviceLostError", "Embedding", "Lion", "Memory",
-    "Muon", "NAdam", "Optimizer", "Options", "Override", "Plan", "RMSprop", "Rates", "StableEmbedding", "__version__",
-    "backends", "compat", "export_fp32", "hf", "master", "measure_rates", "override", "plan", "sign",
-]  # fmt: skip
-# Classes that another module of optimizers/ adds to the list.
-globals().update({cls.__name__: cls for cls in CLASSES.values()})
-__all__ += [cls.__name__ for cls in CLASSES.values() if cls.__name__ not in __all__]
+if TYPE_CHECKING:
+    from lowtide.interface import *
 
 
-class Backend(TypedDict):
-    """Whether a kind of device can compute here, and in words on what, or what is missing and how to get it."""
+def __getattr__(name: str) -> Any:
+    """A module of this package, or a name of `lowtide.interface`. Until one is used, `import lowtide` imports nothing:
+    torch takes seconds, which `lowtide --help` would wait for."""
+    special = name.startswith("__") and name not in ("__all__", "__version__")
+    if not special and find_spec(f"lowtide.{name}"):
+        return import_module(f"lowtide.{name}")
+    found = {} if special else vars(import_module("lowtide.interface"))
+    globals().update({key: value for key, value in found.items() if key in ("__all__", "__version__") or key[0] != "_"})
+    if name not in globals():
+        raise AttributeError(f"module 'lowtide' has no attribute {name!r}")
+    return globals()[name]
 
-    available: bool
-    detail: str
 
-
-def backends() -> dict[str, Backend]:
-    """The backends of this installation: backend name → {"available": bool, "detail": str}. Loads the plug-ins that
-    are installed and asks their drivers for devices. Parameters on the CPU are stepped by "cpu", those on `cuda` by
-    "cuda", those on `xpu` by "sycl"."""
-    return _core.backends()
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__getattr__("__all__")})

@@ -11,7 +11,7 @@ import pytest
 import torch
 from lowtide import _core
 from lowtide.cli.main import app, main
-from lowtide.cli.commands import count_of
+from lowtide.cli.text import count_of
 from typer.testing import CliRunner
 
 from support import CODECS, FOUR_BITS, trained

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,33 +12,12 @@ from typing import Any
 import torch
 
 from lowtide import _core
-from lowtide.checks.values import expect
 from lowtide.memory.budgets import Memory, path_of
 from lowtide.planning.plan import Plan
 from lowtide.planning.plan import plan as predict
 from lowtide.planning.rates import Rates, measure_rates
 from lowtide.planning.shapes import Shape
 from lowtide.state.files import read_metadata
-
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30}
-
-
-def count_of(name: str, text: str) -> int:
-    """ "7e9", "7B", "16Mi" as a number. ValueError, naming `name`."""
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?(?:e\+?[0-9]{1,2})?)\s*([a-z]*)\s*", text.lower(), re.ASCII)
-    unit = _UNITS.get(match[2]) if match else None
-    value = float(match[1]) * unit if match and unit else math.nan
-    expect(1 <= value < 2**63, name, repr(text), "a number such as 7e9, 350M, 7B or 16Mi")
-    return int(value)
-
-
-def numbers_of(name: str, text: str) -> tuple[float, ...]:
-    """ "0.9,0.95" as numbers. ValueError, naming `name`."""
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"{name}: got {text!r}, wanted numbers such as 0.9,0.95") from None
-
 
 def describe_machine(disk: str | None) -> dict[str, Any]:
     """For `lowtide info`: plain values. ValueError or OSError for a directory that cannot be used."""

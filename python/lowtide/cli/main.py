@@ -15,11 +15,12 @@ import typer
 from typer.core import TyperGroup
 
 from lowtide import _core
-from lowtide.cli import commands, render
-from lowtide.memory.budgets import Memory
-from lowtide.planning import shapes
+from lowtide.cli import text
 
+# Each command imports its work, and torch with it, once its arguments are known to be good: `lowtide --help` needs neither.
 FAILED, BAD = 1, 2
+_RULES, _STATES = _core.rule_names(), _core.codec_names()
+_PLANNED_RULES = [*_RULES, "muon"]
 
 
 class _Commands(TyperGroup):
@@ -43,7 +44,7 @@ class _Commands(TyperGroup):
 
 
 def _complain(message: str) -> int:
-    print(f"lowtide: {render.printable(' '.join(message.split()))}", file=sys.stderr)
+    print(f"lowtide: {text.printable(' '.join(message.split()))}", file=sys.stderr)
     return BAD
 
 
@@ -52,11 +53,9 @@ app = typer.Typer(
 )
 Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")]
 Disk = Annotated[str | None, typer.Option(help="Directory for scratch files, best on a local SSD.", metavar="DIR")]
-Rule = Annotated[str, typer.Option(help=f"One of {', '.join(_core.rule_names())}.", metavar="NAME")]
-PlannedRule = Annotated[str, typer.Option(help=f"One of {', '.join(_core.rule_names())}, muon.", metavar="NAME")]
-State = Annotated[
-    str, typer.Option(help=f"State format: one of {', '.join(_core.codec_names())}.", metavar="NAME")
-]
+Rule = Annotated[str, typer.Option(help=f"One of {', '.join(_RULES)}.", metavar="NAME")]
+PlannedRule = Annotated[str, typer.Option(help=f"One of {', '.join(_PLANNED_RULES)}.", metavar="NAME")]
+State = Annotated[str, typer.Option(help=f"State format: one of {', '.join(_STATES)}.", metavar="NAME")]
 Momentum = Annotated[
     float, typer.Option(help="Of SGD and LARS, which have no state without, and of RMSprop.", metavar="X")
 ]
@@ -82,6 +81,8 @@ def _lowtide(
 @app.command()
 def info(disk: Disk = None, as_json: Json = False) -> None:
     """Show the abilities of this installation and this machine; measures rates for about four seconds."""
+    from lowtide.cli import commands, render
+
     found = commands.describe_machine(disk)
     _out(found) if as_json else render.machine(found)
 
@@ -119,16 +120,23 @@ def plan(
     given = [name for name, value in models.items() if value is not None]
     if len(given) != 1:
         raise ValueError(f"got {' and '.join(given) or 'no model'}, wanted one of --params, --hf-config, --shapes")
+    count = None if params is None else text.count_of("--params", params)
+    pair = None if betas is None else text.numbers_of("--betas", betas)
+    text.check_name("--rule", rule, _PLANNED_RULES)
+    text.check_name("--state", state, _STATES)
+
+    from lowtide.cli import commands, render
+    from lowtide.memory.budgets import Memory
+    from lowtide.planning import shapes
+
     assumed = ""
-    if params is not None:
-        count = commands.count_of("--params", params)
+    if count is not None:
         model = shapes.of_count(count)
         assumed = f"{count:,} parameters are taken for matrices of 4096 by 4096 and a rest of rows of 4096"
     else:
         model = shapes.of_hf_config(hf_config) if hf_config else shapes.of_file(str(shapes_file))
     limited = any(value is not None for value in (ram, disk, disk_limit, chunk))
     memory = Memory(host=ram, disk=disk, disk_limit=disk_limit, chunk=chunk) if limited else None
-    pair = None if betas is None else commands.numbers_of("--betas", betas)
     hyper = {"momentum": momentum, "amsgrad": amsgrad, "centered": centered, "max_unorm": max_unorm, "betas": pair,
              "alpha": alpha}  # fmt: skip
     found = commands.plan_formats(model, rule, state, memory, hyper, measure)
@@ -155,15 +163,21 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """A step against torch's fused one and against the memory's rate, in the same run; --disk: with state on disk."""
-    from lowtide.cli import quick_bench  # takes memory for its tensors: only where it is wanted
+    count = text.count_of("--elements", elements)
+    text.check_name("--rule", rule, _RULES)
+    text.check_name("--state", state, _STATES)
 
-    found = quick_bench.run(commands.count_of("--elements", elements), rule, state, disk, rounds, momentum)
+    from lowtide.cli import quick_bench, render
+
+    found = quick_bench.run(count, rule, state, disk, rounds, momentum)
     _out(asdict(found)) if as_json else render.bench(found)
 
 
 @app.command()
 def inspect(file: Annotated[Path, typer.Argument(help="What Optimizer.save wrote.")], as_json: Json = False) -> None:
     """Show the contents of a checkpoint file; checks its header, not its data."""
+    from lowtide.cli import commands, render
+
     found = commands.describe_checkpoint(file)
     _out(found) if as_json else render.checkpoint(found)
 
@@ -174,7 +188,7 @@ def _plan_dict(one: Any) -> dict[str, Any]:
 
 
 def _out(value: dict[str, Any]) -> None:
-    typer.echo(render.json_text(value))
+    typer.echo(text.json_text(value))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

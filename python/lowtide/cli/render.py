@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from lowtide import _core
-from lowtide.cli.commands import Formats
-from lowtide.cli.quick_bench import Bench
-from lowtide.planning.plan import Plan, seconds_text
+from lowtide.cli.text import printable
+from lowtide.planning.plan import seconds_text
+
+if TYPE_CHECKING:
+    from lowtide.cli.commands import Formats
+    from lowtide.cli.quick_bench import Bench
+    from lowtide.planning.plan import Plan
 
 _size = _core.format_bytes
-_SUSPECT = re.compile(r"[^ -~\n]")  # what may not be printable
 _MOST_GROUPS, _MOST_TEXT = 50, 1000  # of a checkpoint, and characters of one, in a table: it is for the eye
-
-
-def printable(text: str) -> str:
-    """The text as a terminal may show it, whoever wrote it: control characters, and those that turn the direction of
-    writing, as "\\x1b" or "\\u202e". Line ends stay."""
-    return _SUSPECT.sub(lambda found: _shown(found[0], found[0].encode("unicode_escape").decode()), text)
-
-
-def json_text(value: Any) -> str:
-    """JSON that a terminal may show: what is not printable is escaped."""
-    text = json.dumps(value, indent=2, ensure_ascii=False)
-    return _SUSPECT.sub(lambda found: _shown(found[0], json.dumps(found[0])[1:-1]), text)
-
-
-def _shown(one: str, escaped: str) -> str:
-    return one if one.isprintable() else escaped
 
 
 def _rate(bytes_per_second: float) -> str:

@@ -1,0 +1,52 @@
+"""Texts that go in and out of the command line: numbers and names that it reads, and what a terminal may show."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+_SUSPECT = re.compile(r"[^ -~\n]")  # what may not be printable
+
+
+def count_of(name: str, text: str) -> int:
+    """ "7e9", "7B", "16Mi" as a number. ValueError, naming `name`."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?(?:e\+?[0-9]{1,2})?)\s*([a-z]*)\s*", text.lower(), re.ASCII)
+    unit = _UNITS.get(match[2]) if match else None
+    value = float(match[1]) * unit if match and unit else math.nan
+    if not 1 <= value < 2**63:
+        raise ValueError(f"{name}: got {text!r}, wanted a number such as 7e9, 350M, 7B or 16Mi")
+    return int(value)
+
+
+def numbers_of(name: str, text: str) -> tuple[float, ...]:
+    """ "0.9,0.95" as numbers. ValueError, naming `name`."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"{name}: got {text!r}, wanted numbers such as 0.9,0.95") from None
+
+
+def check_name(name: str, text: str, known: Sequence[str]) -> None:
+    """ValueError, naming `name`, unless `text` is one of the `known`."""
+    if text not in known:
+        raise ValueError(f"{name}: got {text!r}, wanted one of {', '.join(known)}")
+
+
+def printable(text: str) -> str:
+    """The text as a terminal may show it, whoever wrote it: control characters, and those that turn the direction of
+    writing, as "\\x1b" or "\\u202e". Line ends stay."""
+    return _SUSPECT.sub(lambda found: _shown(found[0], found[0].encode("unicode_escape").decode()), text)
+
+
+def json_text(value: Any) -> str:
+    """JSON that a terminal may show: what is not printable is escaped."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    return _SUSPECT.sub(lambda found: _shown(found[0], json.dumps(found[0])[1:-1]), text)
+
+
+def _shown(one: str, escaped: str) -> str:
+    return one if one.isprintable() else escaped

@@ -1,0 +1,45 @@
+"""All names of `lowtide`. `lowtide/__init__.py` imports this module, and torch with it, when the first of them is used."""
+
+from typing_extensions import TypedDict
+
+from lowtide import _core, compat, sign
+from lowtide._core import DeviceLostError
+from lowtide.compat import hf
+from lowtide.compat.bitsandbytes.nn import Embedding, StableEmbedding
+from lowtide.memory.budgets import Memory
+from lowtide.optimizers import master
+from lowtide.optimizers.adam import Adam, AdamW, AdEMAMix, NAdam
+from lowtide.optimizers.master import export_fp32
+from lowtide.optimizers.muon import Muon
+from lowtide.optimizers.optimizer import Optimizer
+from lowtide.optimizers.registry import CLASSES
+from lowtide.optimizers.rules import LAMB, LARS, SGD, Adagrad, Lion, RMSprop
+from lowtide.options.options import Options
+from lowtide.options.overrides import Override, override
+from lowtide.planning.plan import Plan, plan
+from lowtide.planning.rates import Rates, measure_rates
+
+__version__: str = _core.__version__
+
+__all__ = [
+    "LAMB", "LARS", "SGD", "AdEMAMix", "Adagrad", "Adam", "AdamW", "Backend", "DeviceLostError", "Embedding", "Lion", "Memory",
+    "Muon", "NAdam", "Optimizer", "Options", "Override", "Plan", "RMSprop", "Rates", "StableEmbedding", "__version__",
+    "backends", "compat", "export_fp32", "hf", "master", "measure_rates", "override", "plan", "sign",
+]  # fmt: skip
+# Classes that another module of optimizers/ adds to the list.
+globals().update({cls.__name__: cls for cls in CLASSES.values()})
+__all__ += [cls.__name__ for cls in CLASSES.values() if cls.__name__ not in __all__]
+
+
+class Backend(TypedDict):
+    """Whether a kind of device can compute here, and in words on what, or what is missing and how to get it."""
+
+    available: bool
+    detail: str
+
+
+def backends() -> dict[str, Backend]:
+    """The backends of this installation: backend name → {"available": bool, "detail": str}. Loads the plug-ins that
+    are installed and asks their drivers for devices. Parameters on the CPU are stepped by "cpu", those on `cuda` by
+    "cuda", those on `xpu` by "sycl"."""
+    return _core.backends()

@@ -1,0 +1,68 @@
+"""Nothing waits for torch that can do without: help, the version and mistakes on the command line, `import lowtide`."""
+
+import os
+import subprocess
+import sys
+
+import lowtide
+import pytest
+from typer.main import get_command
+
+from lowtide.cli.main import app
+
+COMMANDS = sorted(get_command(app).commands)
+LIGHT = [
+    ["--help"], ["--version"], *([name, "--help"] for name in COMMANDS), ["nope"], ["inspect"], ["bench", "--rounds", "0"],
+    ["plan", "--params", "many"], ["plan", "--params", "1e6", "--rule", "adamax"], ["plan", "--params", "1e6", "--state", "int3"],
+    ["plan", "--params", "1e6", "--betas", "0.9;0.95"], ["bench", "--elements", "x"], ["bench", "--rule", "muon"],
+]  # fmt: skip
+
+
+def modules_of(*arguments: str) -> tuple[set[str], float]:
+    """The modules that a Python process imports, and the seconds of processor time that it takes: other programs on the
+    machine do not count."""
+    before = os.times()
+    done = subprocess.run([sys.executable, "-X", "importtime", *arguments], capture_output=True, text=True, timeout=120)
+    after = os.times()
+    lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
+    assert len(lines) > 20, done.stderr
+    used = after.children_user + after.children_system - before.children_user - before.children_system
+    return {line.rpartition("|")[2].strip() for line in lines}, used
+
+
+def test_help_and_mistakes_import_no_torch(figure):
+    """Half a second is the promise for a whole process of Python, tracing of imports included."""
+    slowest = 0.0
+    for arguments in LIGHT:
+        modules, seconds = modules_of("-m", "lowtide", *arguments)
+        assert "lowtide.cli.main" in modules and "torch" not in modules and "numpy" not in modules, arguments
+        slowest = max(slowest, seconds)
+    assert len(COMMANDS) == 4 and slowest < 0.5
+    figure(f"{len(LIGHT)} command lines without torch: {slowest:.2f} s of processor time at most")
+
+
+@pytest.mark.parametrize(
+    ("code", "torch_too"),
+    [
+        ("import lowtide", False),
+        ("import lowtide; lowtide.__doc__, hasattr(lowtide, '__wrapped__')", False),
+        ("from lowtide import _core; _core.backends()", False),
+        ("import lowtide; lowtide.AdamW", True),
+        ("from lowtide import sign", True),
+        ("import lowtide; lowtide.sign.pack, lowtide.compat.bitsandbytes", True),
+        ("from lowtide import *; AdamW, sign, backends", True),
+        ("import lowtide; assert 'AdamW' in dir(lowtide)", True),
+        ("import lowtide; assert lowtide.__version__", True),
+    ],
+)
+def test_names_are_there_when_they_are_used(code, torch_too):
+    assert ("torch" in modules_of("-c", code)[0]) == torch_too
+
+
+def test_the_package_has_the_names_of_its_list_and_no_others():
+    assert {"AdamW", "Muon", "Backend", "backends", "sign", "hf", "__version__"} <= set(lowtide.__all__) <= set(dir(lowtide))
+    assert all(getattr(lowtide, name) is not None for name in lowtide.__all__)
+    with pytest.raises(AttributeError, match="module 'lowtide' has no attribute 'AdamX'"):
+        _ = lowtide.AdamX
+    with pytest.raises(ImportError, match="AdamX"):
+        from lowtide import AdamX  # noqa: F401
