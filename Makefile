@@ -2,7 +2,7 @@
 PYTHON := .venv/bin/python
 ARGS ?=
 
-.PHONY: help train test soak bench bench-paging bench-sign bench-sign-network bench-quality gpu-check gpu-bundle build asan tsan format clean
+.PHONY: help train test soak trust bench bench-paging bench-sign bench-sign-network bench-quality gpu-check gpu-bundle build asan tsan format clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s  %s\n", $$1, $$2 }'
@@ -16,6 +16,10 @@ test: ## build everything, then run all C++ and Python tests
 
 soak: ## run the random tests of Python and of PTX with new seeds (ARGS="--soak 5")
 	@python3 tools/run_tests.py --soak 1 $(ARGS)
+
+trust: ## run the checks of TRUST.md that have no result yet (ARGS="T3 T17" or ARGS=--all: again)
+	@python3 tools/run_tests.py --prepare
+	@python3 tools/make_trust.py $(ARGS)
 
 bench: ## measure a step against other optimizers (ARGS="..." goes to the script)
 	@tools/bootstrap.sh --extras bench

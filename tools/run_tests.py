@@ -94,15 +94,21 @@ def run(title: str, *command: object, env: dict[str, str] | None = None) -> int:
     return status
 
 
-def cpp_tests(tally: Tally, preset: str, only: tuple[str, ...] = ()) -> None:
-    build = ROOT / "build" / preset
+def cpp_build(tally: Tally, preset: str) -> bool:
     for title, command in (
         ("configure", ("cmake", "--preset", preset, *shlex.split(os.environ.get("CMAKE_ARGS", "")))),
         ("build", ("cmake", "--build", "--preset", preset)),
     ):
         if run(f"C++ {title}", *command) != 0:
             tally.failures.append(f"C++ {title}")
-            return
+            return False
+    return True
+
+
+def cpp_tests(tally: Tally, preset: str, only: tuple[str, ...] = ()) -> None:
+    build = ROOT / "build" / preset
+    if not cpp_build(tally, preset):
+        return
 
     # Results of an earlier run must not count for this one.
     reports = build / "reports"
@@ -152,10 +158,18 @@ def python_tests(tally: Tally, title: str, *arguments: str, **settings: str) -> 
         tally.failures.append(f"{title} (exit status {status}{'' if any_case else ', no results'})")
 
 
+def print_failures(tally: Tally) -> int:
+    """The exit status."""
+    for name in tally.failures:
+        print(f"FAILED: {name}")
+    return 1 if tally.failures else 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="dev", help="CMake preset of the C++ tests (default: %(default)s)")
     parser.add_argument("--soak", type=int, metavar="N", help="N rounds of random tests with new seeds")
+    parser.add_argument("--prepare", action="store_true", help="build and install what the tests need, and run none")
     parser.add_argument("pytest", nargs="*", help="arguments for pytest, after --")
     options = parser.parse_args()
 
@@ -166,6 +180,10 @@ def main() -> int:
         # The SYCL plug-in is built with the runtime in .venv; without it, its tests are skipped and say so.
         if run("Python requirements", ROOT / "tools/bootstrap.sh", "--no-package", "--extras", EXTRAS) != 0:
             tally.failures.append("Python requirements")
+        if options.prepare:
+            if cpp_build(tally, options.preset):
+                python_package(tally, options.preset)
+            return print_failures(tally)
         if options.soak:
             os.environ.pop("LOWTIDE_TEST_SEED", None)
             for _ in range(options.soak):
@@ -184,11 +202,10 @@ def main() -> int:
     print()
     for reason in tally.skips:
         print(f"skipped: {reason}")
-    for name in tally.failures:
-        print(f"FAILED: {name}")
+    status = print_failures(tally)
     skipped = f", {len(tally.skips)} skipped" if tally.skips else ""
     print(f"{tally.passed} passed, {len(tally.failures)} failed{skipped}")
-    return 1 if tally.failures else 0
+    return status
 
 
 if __name__ == "__main__":
