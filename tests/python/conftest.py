@@ -1,5 +1,5 @@
 """Fixtures: `figure` records what a test has proved, in numbers, for the summary; `seed` makes random tests repeat;
-`device` lends memory of a SYCL device and then of a CUDA device; `cuda` of the latter only."""
+`device` lends memory of a SYCL device and then of a CUDA device; `cuda` of the latter only; `machine` of all at once."""
 
 import os
 import random
@@ -14,6 +14,7 @@ import torch
 
 if TYPE_CHECKING:
     import emulated_cuda
+    import several_devices_support
     import stand_in
 
 sys.path.insert(0, str(Path(__file__).parent))  # for support.py
@@ -97,3 +98,21 @@ def cuda(monkeypatch: pytest.MonkeyPatch, figure: Callable[[str], None]) -> Iter
     opened = emulated_cuda.EmulatedCuda(monkeypatch)
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def machine(
+    monkeypatch: pytest.MonkeyPatch, figure: Callable[[str], None]
+) -> Iterator["several_devices_support.Machine"]:
+    import emulated_cuda
+    import several_devices_support
+    import stand_in
+    import usm
+
+    if reason := emulated_cuda.prepare(monkeypatch) or stand_in.missing("sycl"):
+        figure(f"skipped: {reason}")
+        pytest.skip(reason)
+    cuda, xpu = emulated_cuda.EmulatedCuda(monkeypatch), usm.Usm(monkeypatch)
+    yield several_devices_support.Machine(cuda, xpu)
+    cuda.close()
+    xpu.close()

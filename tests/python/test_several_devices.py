@@ -1,7 +1,6 @@
 """Parameters on several devices in one optimizer: the bits of one optimizer on the CPU, and all of it or nothing.
 
-The devices are the CPU, two emulated CUDA devices and the CPU's OpenCL device, whose memory torch sees as CPU tensors
-(stand_in.py): torch's own part in a real transfer between devices is not run here.
+several_devices_support.py says what stands in for the devices.
 """
 
 from __future__ import annotations
@@ -9,88 +8,17 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import emulated_cuda
 import lowtide
 import pytest
-import stand_in
 import torch
-import usm
 from lowtide.engine.cores import Cores
-from support import CODECS, DTYPES, FOUR_BITS, LONG_AVERAGES, RULES, bits, make, parameter, random_gradients, refused
-from twins import Count, dict_bits
-
-SHAPES = ((32, 300), (7, 100), (3, 5, 257), (16, 256), (), (20, 33))  # emulated kernels are slow
-NAMES = ("cpu", "cuda:0", "cuda:1", "xpu:0", "cuda:0", "cpu")  # their places
-
-
-class Machine:
-    """The CPU, "cuda:0", "cuda:1" and "xpu:0"."""
-
-    names = ("cpu", "cuda:0", "cuda:1", "xpu:0")
-
-    def __init__(self, cuda: emulated_cuda.EmulatedCuda, xpu: usm.Usm) -> None:
-        self.cuda, self.xpu = cuda, xpu
-
-    def tensor(self, like: torch.Tensor, name: str) -> torch.Tensor:
-        if name == "cpu":
-            return like.detach().clone()
-        return self.xpu.tensor(like) if name == "xpu:0" else self.cuda.tensor(like, int(name[-1]))
-
-    def parameters(self, like: Sequence[torch.Tensor], names: Sequence[str]) -> list[torch.nn.Parameter]:
-        return [torch.nn.Parameter(self.tensor(each, name)) for each, name in zip(like, names, strict=True)]
-
-    def give_gradients(self, params: Sequence[torch.Tensor], names: Sequence[str], like: Sequence[torch.Tensor]) -> None:
-        for param, name, other in zip(params, names, like, strict=True):
-            param.grad = None if other.grad is None else self.tensor(other.grad, name)
-
-    def synchronize(self) -> None:
-        self.cuda.synchronize()
-        self.xpu.synchronize()
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, figure: Callable[[str], None]) -> Iterator[Machine]:
-    if reason := emulated_cuda.prepare(monkeypatch) or stand_in.missing("sycl"):
-        figure(f"skipped: {reason}")
-        pytest.skip(reason)
-    cuda, xpu = emulated_cuda.EmulatedCuda(monkeypatch), usm.Usm(monkeypatch)
-    yield Machine(cuda, xpu)
-    cuda.close()
-    xpu.close()
-
-
-class Twins(Count):
-    """Parameters on the CPU, and copies of them spread over devices, in two groups."""
-
-    def __init__(self, machine: Machine, names: Sequence[str] = NAMES) -> None:
-        self.machine, self.names = machine, names
-        self.here = [parameter(*shape, dtype=DTYPES[i % 3]) for i, shape in enumerate(SHAPES)]
-        self.there = machine.parameters(self.here, names)
-
-    def optimizers(self, rule: str, **options: Any) -> tuple[lowtide.Optimizer, lowtide.Optimizer]:
-        return tuple(  # type: ignore[return-value]
-            make(rule, [{"params": params[:4]}, {"params": params[4:], "lr": 0.01}], **options)
-            for params in (self.here, self.there)
-        )
-
-    def gradients(self) -> None:
-        random_gradients(self.here)
-        self.machine.give_gradients(self.there, self.names, self.here)
-
-    def step(self, first: lowtide.Optimizer, second: lowtide.Optimizer, steps: int = 3) -> None:
-        for _ in range(steps):
-            self.gradients()
-            first.step()
-            second.step()
-            self.compare_all()
-
-    def compare_all(self) -> None:
-        self.machine.synchronize()
-        self.compare(self.here, self.there)
+from several_devices_support import NAMES, SHAPES, Machine, Twins
+from support import CODECS, FOUR_BITS, LONG_AVERAGES, RULES, bits, make, parameter, random_gradients, refused
+from twins import dict_bits
 
 
 def test_bits_are_those_of_one_device(machine: Machine, seed: int, figure: Callable[[str], None]) -> None:
@@ -384,6 +312,7 @@ def test_what_is_of_one_device_is_refused(machine: Machine, seed: int) -> None:
     opt = lowtide.AdamW(twins.there)
     twins.gradients()
     opt.step()
+    machine.synchronize()  # `refused` reads parameters, on the host, which no queue of a stand-in holds back
     machine.cuda.capturing = True
     with refused(opt, "parameters on cpu and cuda:0 and cuda:1 and xpu:0", "one device"):
         opt.step()
