@@ -181,6 +181,7 @@ def test_gradients_that_are_not_finite(nonfinite: str, figure: Figure) -> None:
     changed = [bits(p) != old for p, old in zip(params, before, strict=True)]
     assert changed == [True, nonfinite == "propagate", True]
     assert opt.skipped_steps == (nonfinite == "skip")
+    assert opt.report()["steps"] == 1, "the user's, whatever has become of buckets"
     figure(f"{nonfinite}: changed {changed}")
 
 

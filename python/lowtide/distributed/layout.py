@@ -20,6 +20,7 @@ from lowtide.checks.values import PARAMETER_DTYPES, expect
 ALIGNMENT: int = _core.SIGN_ALIGNMENT
 BLOCK: int = _core.SIGN_BLOCK  # signs of one presence bit
 FEEDBACK_BLOCK: int = _core.FEEDBACK_BLOCK  # signs of one scale
+NO_DEVICES = "votes are not built for devices; there, average gradients and use an optimizer that does not vote (lowtide.Lion)"
 
 
 def aligned(count: int) -> int:
@@ -62,9 +63,7 @@ def check_gradients_of(tensor: torch.Tensor, where: str) -> None:
     expect(tensor.dtype in PARAMETER_DTYPES, where, tensor.dtype, f"one of {', '.join(map(str, PARAMETER_DTYPES))}")
     expect(tensor.layout == torch.strided, where, f"layout {tensor.layout}", "torch.strided")
     if tensor.device.type != "cpu":
-        raise NotImplementedError(
-            f"{where}: got a tensor on {tensor.device}, wanted one on the CPU: votes are not built for devices"
-        )
+        raise NotImplementedError(f"{where}: got a tensor on {tensor.device}, wanted one on the CPU: {NO_DEVICES}")
 
 
 class SignBuffers:

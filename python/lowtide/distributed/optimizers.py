@@ -15,7 +15,7 @@ from lowtide.devices.places import Place
 from lowtide.devices.sharding import Sharding
 from lowtide.distributed.collective import Collective, Outcome, VoteOptions, check_vote_options
 from lowtide.distributed.groups import broadcast_parameters
-from lowtide.distributed.layout import SignBuffers, address, checksum_of, digest
+from lowtide.distributed.layout import NO_DEVICES, SignBuffers, address, checksum_of, digest
 from lowtide.engine.engine import RESIDUAL
 from lowtide.engine.family import Family
 from lowtide.optimizers.backward import OPTIONS
@@ -33,9 +33,7 @@ class VotingFamily(Family):
 
     def check_members(self, place: Place, shardings: Sequence[Sharding | None]) -> None:
         if not place.on_host:
-            raise NotImplementedError(
-                f"got tensors on {place.device}, wanted some on the CPU: votes are not built for devices"
-            )
+            raise NotImplementedError(f"got tensors on {place.device}, wanted some on the CPU: {NO_DEVICES}")
         if any(shardings):
             raise NotImplementedError("got a DTensor, wanted plain tensors: see ShardVote for shards")
 

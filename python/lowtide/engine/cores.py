@@ -43,13 +43,15 @@ class Cores:
         places: Sequence[Place | None],
         groups: Sequence[CoreGroup],
         automatic: bool,
+        steps_beside: int = 0,
     ) -> None:
         """places: of the parameters, by number; None: no core steps them. groups: those of each core. automatic: whether a
-        budget depends on what is free."""
+        budget depends on what is free. steps_beside: steps so far that the first core took no part in."""
         self._places, self._cores = list(cores), list(cores.values())
         self._owners = [self._places.index(place) if place else 0 for place in places]
         self._hyper = [group.pushed for group in groups]
         self._automatic = automatic
+        self.steps_beside = steps_beside
 
     def _of(self, param: int) -> _core.Optimizer:
         return self._cores[self._owners[param]]
@@ -57,14 +59,20 @@ class Cores:
     def _room(self, place: Place) -> int:
         return place.room() if self._automatic else -1
 
+    def _asked(self, only: Sequence[int] | None) -> list[tuple[Place, _core.Optimizer]]:
+        """The cores that have any of these parameters. A hook of one device must not touch the others: they have threads of
+        their own in backward, and this one does not know their queues."""
+        asked = range(len(self._cores)) if only is None else sorted({self._owners[number] for number in only})
+        return [(self._places[owner], self._cores[owner]) for owner in asked]
+
     # All parameters.
 
     def check(self, grad_scale: float = 1.0, stream: int = 0, assume_finite: bool = False, free_bytes: int = -1,
               only: Sequence[int] | None = None) -> int:  # fmt: skip
-        """As `_core.Optimizer.check`. Every core is asked, so that none steps where another would refuse."""
+        """As `_core.Optimizer.check`. Every core that would step is asked, so that none does where another would refuse."""
         found = [
             core.check(grad_scale, place.queue(), assume_finite, self._room(place), only)
-            for place, core in zip(self._places, self._cores, strict=True)
+            for place, core in self._asked(only)
         ]
         return min((number for number in found if number >= 0), default=-1)
 
@@ -80,13 +88,16 @@ class Cores:
             place = self._places[owner]
             self._cores[owner].step(grad_scale, False, place.queue(), self._room(place), only, directions)
             return bad
+        asked = self._asked(only)
         with KeptErrors() as kept:
-            for place, core in zip(self._places, self._cores, strict=True):
+            for place, core in asked:
                 kept.call(core.step, grad_scale, True, place.queue(), self._room(place), only, directions)
+        self.steps_beside += not asked or asked[0][1] is not self._cores[0]
         return -1
 
     def prepare_replay(self, grad_scale: float = 1.0, stream: int = 0) -> None:
-        raise ValueError(f"prepare_replay: got parameters on {self.names()}, wanted one device: a graph is of one")
+        advice = "make an optimizer for each device, or step without a graph"
+        raise ValueError(f"prepare_replay: got parameters on {self.names()}, wanted one device: {advice}")
 
     def names(self) -> str:
         return " and ".join(str(place.device) for place in self._places)
@@ -153,7 +164,7 @@ class Cores:
         return self._cores[0].cpu_target()
 
     def report(self) -> CoreReport:
-        """Sums; the first core, which takes part in every step, counts them. transfer: of the first that has one."""
+        """Sums, but for the steps: the first core counts those that it takes part in. transfer: of the first that has one."""
         reports: list[CoreReport] = [core.report() for core in self._cores]
         found = reports[0].copy()
         for name, first in found.items():
@@ -161,6 +172,7 @@ class Cores:
                 values: list[Any] = [report[name] for report in reports]  # type: ignore[literal-required]
                 sums = next(filter(None, values), "") if isinstance(first, str) else sum(values)
                 found[name] = sums  # type: ignore[literal-required]
+        found["steps"] += self.steps_beside
         return found
 
     def save(self, path: str, metadata: str) -> None:

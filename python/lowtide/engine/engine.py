@@ -9,6 +9,7 @@ import torch
 
 from lowtide import _core
 from lowtide.devices.flattened import shard_of
+from lowtide.devices.places import Place
 from lowtide.devices.sharding import local_of
 from lowtide.engine.elsewhere import Elsewhere
 from lowtide.engine.family import Family
@@ -117,9 +118,11 @@ class Engine(Registry):
 
     def prefetch(self, size: int) -> int:
         """Reads up to `size` bytes of streaming state ahead; returns the bytes of device memory taken for it."""
-        taken = self.core.prefetch(size, self.queue())
-        logger.debug("%d bytes of state are read ahead", taken)
-        return taken
+        return _logged(self.core.prefetch(size, self.queue()))
+
+    def prefetch_at(self, place: Place, size: int) -> int:
+        """As `prefetch`, on one of the devices, after what torch works on there on this thread."""
+        return _logged(self.cores[place].prefetch(size, place.queue()))
 
     def report(self) -> CoreReport:
         """The core's report, with the steps of cores before."""
@@ -146,3 +149,8 @@ class Engine(Registry):
         """The next step may give these parameters state."""
         self.awaited = sorted({*self.awaited, *numbers})
         self.with_state = -1
+
+
+def _logged(taken: int) -> int:
+    logger.debug("%d bytes of state are read ahead", taken)
+    return taken

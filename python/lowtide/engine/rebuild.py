@@ -57,12 +57,14 @@ def follow_states(engine: Engine, groups: Sequence[dict[str, Any]], carry: bool)
     error nothing has changed."""
     got = "amsgrad, centered, nesterov or momentum changed after a step was captured in a graph"
     expect(not engine.captured, "param_groups", got, "them as they were: replays find state where it was")
-    before, same = (engine.cores, engine.groups, engine.steps_before, engine.skipped_before), engine.registered()
+    before, same = (engine.cores, engine.groups, engine.core), engine.registered()
+    counts = engine.steps_before, engine.skipped_before
     rebuild(engine, groups, same, None if carry else [-1] * len(engine.params))
 
     def back() -> None:
         engine.adopt(before[0], same.params, before[1])
-        engine.steps_before, engine.skipped_before = before[2:]
+        engine.core = before[2]
+        engine.steps_before, engine.skipped_before = counts
 
     return back
 

@@ -186,6 +186,8 @@ class Registry:
     def adopt(self, cores: dict[Place, _core.Optimizer], now: Examined, groups: list[CoreGroup]) -> None:
         """Goes on with these cores of the parameters in `members`."""
         home, several = next(iter(cores)), len(cores) > 1
+        goes_on = cores[home] is self.cores.get(home)
+        steps_beside = self.core.steps_beside if goes_on and isinstance(self.core, Cores) else 0
         self.cores, self.groups, self.with_state = cores, groups, -1
         self.place, self.on_host = None if several else home, all(place.on_host for place in cores)
         self.params = [param for params in self.members for param in params]
@@ -194,7 +196,7 @@ class Registry:
         self.foreign = {i: param for i, param in enumerate(self.params) if now.places[i] is None}
         self.meshes = sharding.meshes_of(self.shardings)
         self.automatic = self._automatic()
-        self.core = Cores(cores, now.places, groups, self.automatic) if several else cores[home]
+        self.core = Cores(cores, now.places, groups, self.automatic, steps_beside) if several else cores[home]
 
     def _automatic(self) -> bool:
         budgets = [budget_at(self.settings.memory, place) for place in self.cores]

@@ -1,22 +1,26 @@
 """The optimizer's work inside `backward()`: hooks on its parameters, which read state ahead, or step parameters and free
 their gradients.
 
-The hook of a parameter runs when its gradient is complete, on the thread and the stream that computed it.
+The hook of a parameter runs when its gradient is complete, on the thread and the stream that computed it. Each device has
+a thread of its own in backward, so what is gathered is gathered for each device, and only its thread uses its core.
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 
 from lowtide.checks.values import expect
 from lowtide.devices import sharding
+from lowtide.devices.places import Place
 from lowtide.engine.engine import Engine
-from lowtide.engine.examined import examine_all
 from lowtide.memory.budgets import size_of
 from lowtide.options.options import Options
 
@@ -31,7 +35,7 @@ class InBackward(ABC):
 
     option: ClassVar[str]  # that asks for it
     under_way = False  # whether backward has changed parameters since the last step
-    extra_steps = 0  # that the core has counted beyond those of the user
+    steps: int | None = None  # of the user's, where the core counts others beside them
 
     def __init__(self, engine: Engine) -> None:
         self._of = weakref.ref(engine)
@@ -40,14 +44,7 @@ class InBackward(ABC):
         weakref.finalize(engine, _remove, self._handles).atexit = False
 
     def check(self, params: Sequence[torch.Tensor], where: str) -> None:
-        """ValueError for parameters with which it cannot be done: on devices beside others, as each has a thread of its own
-        in backward."""
-        if (engine := self._of()) is not None:
-            names = [f"{where}, parameter {i}" for i in range(len(params))]
-            found = examine_all(params, names, engine.settled).places
-            wanted = engine.wanted_places([*engine.places, *found])
-            got = f"{self.option} with parameters on {' and '.join(str(place.device) for place in wanted)}"
-            expect(len(wanted) == 1, where, got, "one device: make an optimizer for each")
+        """ValueError for parameters with which it cannot be done."""
 
     def watch(self, params: Sequence[torch.Tensor], first: int) -> None:
         """Takes in parameters, numbered from `first` on."""
@@ -97,6 +94,23 @@ def _remove(handles: list[Any]) -> None:
         handle.remove()
 
 
+@dataclass
+class _Passes:
+    """The backward passes of one device."""
+
+    seen: set[int] = field(default_factory=set)  # parameters, in this pass
+    passes: int = 0  # since the last step
+    usual: int = 0  # before it
+    taken: int = 0  # bytes, since the last step
+    since: int = 0  # bytes of gradients since the last question
+    to_come: int = 0  # bytes of gradients
+
+    def end(self) -> None:
+        self.usual = self.passes or self.usual
+        self.passes = self.taken = self.since = 0
+        self.seen.clear()
+
+
 class PrefetchInBackward(InBackward):
     """Takes device memory that backward frees, to read state of the next step into it.
 
@@ -110,43 +124,53 @@ class PrefetchInBackward(InBackward):
         """limit: bytes; None: what is free."""
         super().__init__(engine)
         self._limit = limit
-        self._seen: set[int] = set()  # in this pass
-        self._passes = self._usual = 0  # since the last step, and before it
-        self._taken = self._since = 0  # bytes taken, and of gradients since the last question
-        self._to_come = 0  # bytes of gradients
+        self._passes: dict[Place, _Passes] = {}
 
     def after_step(self, taken: bool) -> None:
         super().after_step(taken)
-        if self._passes:
-            self._usual = self._passes
-        self._passes = self._taken = self._since = 0
-        self._seen.clear()
+        for each in self._passes.values():
+            each.end()
 
     def arrived(self, engine: Engine, number: int, param: torch.Tensor) -> None:
-        if not self._passes or number in self._seen:
-            self._passes += 1
-            self._seen.clear()
-            if self._passes == self._usual:
-                late = (p for p in engine.params if p.requires_grad and p.grad is None)
-                self._to_come = _bytes(param) + sum(map(_bytes, late))
-        self._seen.add(number)
-        self._to_come -= _bytes(param)
-        self._since += _bytes(param)
-        place = engine.place
-        if self._passes != self._usual or self._since < _ASK_AFTER or place is None or place.capturing():
+        if (place := engine.places[number]) is None:  # it is foreign until a step
             return
-        self._since = 0
-        wanted = (self._limit if self._limit is not None else place.memory()) - self._taken
+        of = self._passes.setdefault(place, _Passes())
+        if not of.passes or number in of.seen:
+            of.passes += 1
+            of.seen.clear()
+            if of.passes == of.usual:
+                here = (p for p, at in zip(engine.params, engine.places, strict=True) if at == place)
+                of.to_come = _bytes(param) + sum(_bytes(p) for p in here if p.requires_grad and p.grad is None)
+        of.seen.add(number)
+        of.to_come -= _bytes(param)
+        of.since += _bytes(param)
+        if of.passes != of.usual or of.since < _ASK_AFTER or place.capturing():
+            return
+        of.since = 0
+        wanted = (self._limit if self._limit is not None else place.memory()) - of.taken
         if (free := place.free()) >= 0:
-            wanted = min(wanted, free - max(self._to_come, 0) - place.memory() // _KEEP_FREE)
+            wanted = min(wanted, free - max(of.to_come, 0) - place.memory() // _KEEP_FREE)
         elif self._limit is None:
             return
         if wanted > 0:
-            self._taken += engine.prefetch(wanted)
+            of.taken += engine.prefetch_at(place, wanted)
+
+
+@dataclass
+class _Bucket:
+    """Parameters of one device whose gradients wait."""
+
+    numbers: list[int] = field(default_factory=list)
+    size: int = 0  # bytes
+
+    def clear(self) -> None:
+        self.numbers.clear()
+        self.size = 0
 
 
 class StepInBackward(InBackward):
-    """Steps gradients in buckets, as soon as there are so many bytes of them, and the rest when backward ends.
+    """Steps gradients in buckets, one for each device, as soon as there are so many bytes of them, and the rest when
+    backward ends. One bucket is stepped at a time: the options are told to all devices.
 
     Parameters that are stepped count as changed in place: should autograd still need the values of before, it says so
     instead of computing with the new ones.
@@ -160,15 +184,15 @@ class StepInBackward(InBackward):
         self._step = weakref.WeakMethod(step)
         self._bucket_bytes = _BUCKET if bucket is None else bucket
         self._stepped: set[int] = set()  # parameters whose gradients have come since the last step()
-        self._bucket: list[int] = []  # those that wait
-        self._bytes = 0  # of these
+        self._buckets: dict[Place | None, _Bucket] = {}  # None: of foreign ones, which a step may take in
+        self._stepping = threading.Lock()
+        self.steps = 0
 
     @property
     def under_way(self) -> bool:  # type: ignore[override]
         return bool(self._stepped)
 
     def check(self, params: Sequence[torch.Tensor], where: str) -> None:
-        super().check(params, where)
         wanted = "a plain tensor: ranks decide on a step together, when all gradients are there"
         for i, param in enumerate(params):
             plain = not sharding.is_dtensor(param)
@@ -180,9 +204,10 @@ class StepInBackward(InBackward):
     def after_step(self, taken: bool) -> None:
         super().after_step(taken)
         self._stepped.clear()
-        self._bucket.clear()
-        self._bytes = 0
+        for bucket in self._buckets.values():
+            bucket.clear()
         if taken and (engine := self._of()) is not None:
+            self.steps = (self.steps or 0) + 1
             for param in engine.params:
                 param.grad = None
 
@@ -200,33 +225,32 @@ class StepInBackward(InBackward):
             )
         if param.grad.requires_grad:
             raise ValueError("step_in_backward: got create_graph=True, wanted False: parameters change during backward")
-        if not self._bucket:
-            self._begin()
+        bucket = self._buckets.setdefault(engine.places[number], _Bucket())
+        if not bucket.numbers:
+            self._begin(bucket)
         self._stepped.add(number)
-        self._bucket.append(number)
-        self._bytes += _bytes(param.grad)
-        if self._bytes >= self._bucket_bytes:
-            self._flush()
+        bucket.numbers.append(number)
+        bucket.size += _bytes(param.grad)
+        if bucket.size >= self._bucket_bytes:
+            self._flush(bucket)
 
-    def _begin(self) -> None:
+    def _begin(self, bucket: _Bucket) -> None:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             size = torch.distributed.get_world_size()
             added = "are added (by DistributedDataParallel) after they would have been stepped"
             got, wanted = f"a process group of {size} processes", f"none: gradients of the others {added}"
             expect(size <= 1, "step_in_backward", got, wanted)
-        torch.autograd.Variable._execution_engine.queue_callback(self._flush)
+        torch.autograd.Variable._execution_engine.queue_callback(partial(self._flush, bucket))
 
-    def _flush(self) -> None:
+    def _flush(self, bucket: _Bucket) -> None:
         engine, step = self._of(), self._step()
-        if engine is None or step is None or not self._bucket:
+        if engine is None or step is None or not bucket.numbers:
             return
-        with torch.no_grad():
-            step(self._bucket)
-        self.extra_steps += 1
-        for number in self._bucket:
+        with self._stepping, torch.no_grad():
+            step(bucket.numbers)
+        for number in bucket.numbers:
             engine.params[number].grad = None
-        self._bucket.clear()
-        self._bytes = 0
+        bucket.clear()
 
 
 def options_of(options: Options) -> dict[str, Any]:

@@ -108,7 +108,8 @@ class SteppingOptimizer(PushingOptimizer):
         capture."""
         settings, cores = self.engine.settings, self.engine.core
         if isinstance(cores, Cores):
-            raise ValueError(f"step: got parameters on {cores.names()} while a graph is captured, wanted one device")
+            got, advice = f"parameters on {cores.names()} while a graph is captured", "make an optimizer for each device"
+            raise ValueError(f"step: got {got}, wanted one device: {advice}, or step without a graph")
         if settings.amp_scaling or (self.engine.meshes and self._agrees()):
             raise ValueError(
                 "step: got amp_scaling, or DTensor parameters whose gradients are checked, while a graph is captured; "

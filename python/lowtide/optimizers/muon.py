@@ -187,7 +187,7 @@ class Muon(Optimizer):
         engine = self.engine
         here = [i for i, param in enumerate(engine.params) if param.grad is not None and (only is None or i in only)]
         checked = known_finite or engine.settings.nonfinite == "propagate"
-        if not checked and engine.core.check(scale, queue) >= 0:
+        if not checked and engine.core.check(scale, queue, False, -1, here) >= 0:
             engine.skipped_before += 1
             return
         plan = self._plan(here)

@@ -89,8 +89,8 @@ class Optimizer(SteppingOptimizer):
         last step."""
         found = self.engine.report()
         self._residency.look(found)
-        if self._in_backward:
-            found["steps"] -= self._in_backward.extra_steps
+        if self._in_backward and self._in_backward.steps is not None:
+            found["steps"] = self._in_backward.steps
         return {
             **found,
             "bytes_per_parameter": found["state_bytes"] / found["elements"] if found["elements"] else 0.0,
@@ -246,6 +246,8 @@ class Optimizer(SteppingOptimizer):
         torch.optim.Optimizer.__init__(self, groups, self._cycled(state["defaults"]))
         restore.copy_in(self.engine, self.state, state["state"])
         self.engine.steps_before, self.engine.skipped_before = options["steps"], options["skipped_steps"]
+        if self._in_backward and self._in_backward.steps is not None:
+            self._in_backward.steps = options["steps"]
 
     def __repr__(self) -> str:
         settings = self.engine.settings
