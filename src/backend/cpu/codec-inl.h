@@ -98,8 +98,8 @@ HWY_INLINE void random_tile(u32 index, const TileRounding& of, vu (&out)[kTileVe
   if (HWY_LIKELY(index % 4 == 0)) {
     const RandomShorts random(index, of);
     for (int i = 0; i < kTileVectors; i += 2) {
-      out[i] = vu(decltype(vu::v){_mm512_cvtepu16_epi32(_mm512_castsi512_si256(random.words[i / 2]))});
-      out[i + 1] = vu(decltype(vu::v){_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(random.words[i / 2], 1))});
+      out[i] = vu(vu::Vec{_mm512_cvtepu16_epi32(_mm512_castsi512_si256(random.words[i / 2]))});
+      out[i + 1] = vu(vu::Vec{_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(random.words[i / 2], 1))});
     }
     return;
   }
@@ -111,10 +111,10 @@ HWY_INLINE void random_tile(u32 index, const TileRounding& of, vu (&out)[kTileVe
       const __m256i low = _mm256_shuffle_epi8(half.v.raw, upper), high = random_rest(half, of.key).v.raw;
       // The two 128-bit lanes of an interleave are 16 elements apart.
       const __m256i first = _mm256_unpacklo_epi8(low, high), second = _mm256_unpackhi_epi8(low, high);
-      out[i] = vu(decltype(vu::v){_mm256_cvtepu16_epi32(_mm256_castsi256_si128(first))});
-      out[i + 1] = vu(decltype(vu::v){_mm256_cvtepu16_epi32(_mm256_castsi256_si128(second))});
-      out[i + 2] = vu(decltype(vu::v){_mm256_cvtepu16_epi32(_mm256_extracti128_si256(first, 1))});
-      out[i + 3] = vu(decltype(vu::v){_mm256_cvtepu16_epi32(_mm256_extracti128_si256(second, 1))});
+      out[i] = vu(vu::Vec{_mm256_cvtepu16_epi32(_mm256_castsi256_si128(first))});
+      out[i + 1] = vu(vu::Vec{_mm256_cvtepu16_epi32(_mm256_castsi256_si128(second))});
+      out[i + 2] = vu(vu::Vec{_mm256_cvtepu16_epi32(_mm256_extracti128_si256(first, 1))});
+      out[i + 3] = vu(vu::Vec{_mm256_cvtepu16_epi32(_mm256_extracti128_si256(second, 1))});
     }
     return;
   }

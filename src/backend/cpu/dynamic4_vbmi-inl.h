@@ -15,7 +15,7 @@ struct CpuCodec<Dynamic4, kSigned> : GenericCodec<Dynamic4, kSigned> {
     const __m512i first = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
     for (int i = 0; i < kTileVectors; ++i) {
       const __m512i words = _mm512_permutexvar_epi32(_mm512_add_epi32(first, _mm512_set1_epi32(2 * i)), packed);
-      out[i] = vf(decltype(vf::v){_mm512_permutexvar_ps(_mm512_srlv_epi32(words, shifts), entries)});
+      out[i] = vf(vf::Vec{_mm512_permutexvar_ps(_mm512_srlv_epi32(words, shifts), entries)});
     }
   }
 

@@ -41,7 +41,7 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
       __builtin_memcpy(&c, codes + i * kLanes, 8);
       const __m128 low = _mm_setr_ps(t[c & 255], t[(c >> 8) & 255], t[(c >> 16) & 255], t[(c >> 24) & 255]);
       const __m128 high = _mm_setr_ps(t[(c >> 32) & 255], t[(c >> 40) & 255], t[(c >> 48) & 255], t[c >> 56]);
-      out[i] = vf(decltype(vf::v){_mm256_set_m128(high, low)}) * vf(scale);
+      out[i] = vf(vf::Vec{_mm256_set_m128(high, low)}) * vf(scale);
     }
   }
 

@@ -58,7 +58,7 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
     }
   }
 
-  HWY_INLINE static vf words(__m512i x) { return vf(decltype(vf::v){_mm512_castsi512_ps(x)}); }
+  HWY_INLINE static vf words(__m512i x) { return vf(vf::Vec{_mm512_castsi512_ps(x)}); }
 
   HWY_INLINE void decode(const u8* codes, float scale, vf (&out)[kTileVectors]) const {
     // The interleaves below work within 128-bit lanes; transposing the 4x4 double words of codes first makes the result

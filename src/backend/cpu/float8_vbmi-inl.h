@@ -83,7 +83,7 @@ struct CpuCodec<Float8, kSigned> : GenericCodec<Float8, kSigned> {
  private:
   static constexpr int kOrAnd = 0xf8;  // a | (b & c)
 
-  HWY_INLINE static vf words(__m512i x) { return vf(decltype(vf::v){_mm512_castsi512_ps(x)}); }
+  HWY_INLINE static vf words(__m512i x) { return vf(vf::Vec{_mm512_castsi512_ps(x)}); }
 
   // high: codes of 128 and above.
   HWY_INLINE __m512i look_up(int byte, __m512i code, __mmask64 high) const {

@@ -10,9 +10,10 @@ static_assert(kCutBytes % kColumn == 0);
 
 // A column's bits, as the portable W.
 struct vw {
-  hn::Vec<decltype(kW)> v;
+  using Vec = hn::Vec<decltype(kW)>;
+  Vec v;
   vw() = default;
-  HWY_INLINE explicit vw(hn::Vec<decltype(kW)> x) : v(x) {}
+  HWY_INLINE explicit vw(Vec x) : v(x) {}
   HWY_INLINE vw(u64 x) : v(hn::Set(kW, x)) {}  // implicit: the portable kernels writes W x = 0
 };
 LT_FN vw operator&(vw a, vw b) { return vw(hn::And(a.v, b.v)); }
@@ -22,8 +23,8 @@ LT_FN vw operator~(vw a) { return vw(hn::Not(a.v)); }
 LT_FN bool none(vw a) { return hn::AllTrue(kW, hn::Eq(a.v, hn::Zero(kW))); }
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
 LT_FN void carry_save_add(vw a, vw b, vw c, vw* sum, vw* carry) {
-  *carry = vw(decltype(vw::v){_mm512_ternarylogic_epi64(a.v.raw, b.v.raw, c.v.raw, 0xe8)});
-  *sum = vw(decltype(vw::v){_mm512_ternarylogic_epi64(a.v.raw, b.v.raw, c.v.raw, 0x96)});
+  *carry = vw(vw::Vec{_mm512_ternarylogic_epi64(a.v.raw, b.v.raw, c.v.raw, 0xe8)});
+  *sum = vw(vw::Vec{_mm512_ternarylogic_epi64(a.v.raw, b.v.raw, c.v.raw, 0x96)});
 }
 #endif
 

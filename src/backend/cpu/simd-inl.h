@@ -34,15 +34,17 @@ struct vm {
   hn::Mask<decltype(kF)> m;
 };
 struct vu {
-  hn::Vec<decltype(kU)> v;
+  using Vec = hn::Vec<decltype(kU)>;
+  Vec v;
   vu() = default;
-  HWY_INLINE explicit vu(hn::Vec<decltype(kU)> x) : v(x) {}
+  HWY_INLINE explicit vu(Vec x) : v(x) {}
   HWY_INLINE explicit vu(u32 x) : v(hn::Set(kU, x)) {}
 };
 struct vf {
-  hn::Vec<decltype(kF)> v;
+  using Vec = hn::Vec<decltype(kF)>;
+  Vec v;
   vf() = default;
-  HWY_INLINE explicit vf(hn::Vec<decltype(kF)> x) : v(x) {}
+  HWY_INLINE explicit vf(Vec x) : v(x) {}
   HWY_INLINE vf(float x) : v(hn::Set(kF, x)) {}  // implicit: rules write vector * float
 };
 
@@ -82,8 +84,7 @@ LT_FN vu gather(const u32* t, vu i) {
   const auto a = static_cast<u64>(_mm_cvtsi128_si64(low)), b = static_cast<u64>(_mm_extract_epi64(low, 1));
   const auto c = static_cast<u64>(_mm_cvtsi128_si64(high)), d = static_cast<u64>(_mm_extract_epi64(high, 1));
   const auto at = [t](u64 k) { return static_cast<int>(t[static_cast<u32>(k)]); };
-  return vu(decltype(vu::v){
-      _mm256_setr_epi32(at(a), at(a >> 32), at(b), at(b >> 32), at(c), at(c >> 32), at(d), at(d >> 32))});
+  return vu(vu::Vec{_mm256_setr_epi32(at(a), at(a >> 32), at(b), at(b >> 32), at(c), at(c >> 32), at(d), at(d >> 32))});
 }
 #else
 LT_FN vu gather(const u32* t, vu i) { return vu(hn::GatherIndex(kU, t, hn::BitCast(kI, i.v))); }
@@ -95,15 +96,13 @@ LT_FN vu pick(const u32 (&t)[32], vu i) { return gather(t, i & vu(31u)); }
 LT_FN vf pick(const float (&t)[16], vu i) {
   const __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(t), i.v.raw);
   const __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(t + 8), i.v.raw);
-  return vf(decltype(vf::v){_mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(i.v.raw, 28)))});
+  return vf(vf::Vec{_mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(i.v.raw, 28)))});
 }
 #elif HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
 LT_FN vu pick(const u32 (&t)[32], vu i) {
-  return vu(decltype(vu::v){_mm512_permutex2var_epi32(_mm512_loadu_si512(t), i.v.raw, _mm512_loadu_si512(t + 16))});
+  return vu(vu::Vec{_mm512_permutex2var_epi32(_mm512_loadu_si512(t), i.v.raw, _mm512_loadu_si512(t + 16))});
 }
-LT_FN vf pick(const float (&t)[16], vu i) {
-  return vf(decltype(vf::v){_mm512_permutexvar_ps(i.v.raw, _mm512_loadu_ps(t))});
-}
+LT_FN vf pick(const float (&t)[16], vu i) { return vf(vf::Vec{_mm512_permutexvar_ps(i.v.raw, _mm512_loadu_ps(t))}); }
 #endif
 
 LT_FN vf load(const float* p) { return vf(hn::LoadU(kF, p)); }
@@ -137,7 +136,7 @@ LT_FN vf load(const bf16* p) {
   alignas(64) static constexpr u16 kTwice[32] = {0, 0, 1, 1, 2,  2,  3,  3,  4,  4,  5,  5,  6,  6,  7,  7,
                                                  8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15};
   const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  return vf(decltype(vf::v){_mm512_castsi512_ps(
+  return vf(vf::Vec{_mm512_castsi512_ps(
       _mm512_maskz_permutexvar_epi16(0xaaaaaaaau, _mm512_load_si512(kTwice), _mm512_castsi256_si512(words)))});
 }
 #else
@@ -152,7 +151,7 @@ LT_FN void store_code(vf x, float* p) { store(x, p); }
 
 // max(|a|, |b|), for finite values.
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
-LT_FN vf max_abs(vf a, vf b) { return vf(decltype(vf::v){_mm512_range_ps(a.v.raw, b.v.raw, 0b1011)}); }
+LT_FN vf max_abs(vf a, vf b) { return vf(vf::Vec{_mm512_range_ps(a.v.raw, b.v.raw, 0b1011)}); }
 #else
 LT_FN vf max_abs(vf a, vf b) { return max(abs(a), abs(b)); }
 #endif
