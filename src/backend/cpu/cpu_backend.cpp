@@ -36,6 +36,8 @@ constexpr Target kTargets[] = {
     {HWY_AVX3_DL, "avx512_vbmi"},
     {HWY_AVX3, "avx512"},
     {HWY_AVX2, "avx2"},
+#elif HWY_ARCH_ARM_A64
+    {HWY_NEON, "neon"},
 #endif
     {HWY_SCALAR, "scalar"},
 };

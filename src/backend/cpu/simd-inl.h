@@ -103,6 +103,9 @@ LT_FN vu pick(const u32 (&t)[32], vu i) {
   return vu(vu::Vec{_mm512_permutex2var_epi32(_mm512_loadu_si512(t), i.v.raw, _mm512_loadu_si512(t + 16))});
 }
 LT_FN vf pick(const float (&t)[16], vu i) { return vf(vf::Vec{_mm512_permutexvar_ps(i.v.raw, _mm512_loadu_ps(t))}); }
+#else
+LT_FN vu pick(const u32 (&t)[32], vu i) { return gather(t, i & vu(31u)); }
+LT_FN vf pick(const float (&t)[16], vu i) { return gather(t, i & vu(15u)); }
 #endif
 
 LT_FN vf load(const float* p) { return vf(hn::LoadU(kF, p)); }

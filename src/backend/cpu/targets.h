@@ -1,7 +1,12 @@
-// The instruction sets that kernels are compiled for: AVX-512 with VBMI (AVX3_DL), AVX-512, AVX2 and plain scalar code.
-// Include before Highway. SSSE3 and SSE4 are left out: they would gain little over scalar and cost compile time.
+// The instruction sets that kernels are compiled for: AVX-512 with VBMI (AVX3_DL), AVX-512, AVX2, on ARM64 NEON, and
+// plain scalar code. Include before Highway. SSSE3 and SSE4 are left out: they would gain little over scalar and cost
+// compile time. SVE is left out: its vectors have no size at compile time, and the kernels keep vectors in structs.
 #pragma once
 
 #define HWY_WANT_AVX3_DL 1
 #define HWY_BROKEN_EMU128 1  // the fallback is one float at a time: the reference that vector code is compared with
+#if defined(__aarch64__)
+#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
+#else
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4)
+#endif
