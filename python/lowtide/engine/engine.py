@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
+from weakref import ref
 
 import torch
 
@@ -11,7 +12,7 @@ from lowtide import _core
 from lowtide.devices.flattened import shard_of
 from lowtide.devices.places import Place
 from lowtide.devices.sharding import local_of
-from lowtide.engine.elsewhere import Elsewhere
+from lowtide.engine.elsewhere import Elsewhere, Shown
 from lowtide.engine.family import Family
 from lowtide.engine.registry import Registry, Settings
 from lowtide.report.fields import CoreReport
@@ -39,9 +40,27 @@ class Engine(Registry):
         """Views of a parameter's state, as `Optimizer.state` has them, and stand-ins for what has none."""
         views, place = self._views(number), self.places[number]
         if self.shows_sizes and place and (not place.on_host or self.has_budget()):  # else all of it is in RAM
-            for name, like in self._tensors(number, fullest=False).items():
-                views.setdefault(name, Elsewhere(like, place.device))
+            tensors = self._tensors(number, fullest=False)
+            away = {name: like for name, like in tensors.items() if name not in views}
+            stood_in = {name: Elsewhere(like, place.device, self._reader(number, name)) for name, like in away.items()}
+            views = Shown({**views, **stood_in}) if away else views
         return self.entry(self, number, views) if self.entry else views
+
+    def _reader(self, number: int, name: str) -> Callable[[], torch.Tensor]:
+        """Returns copies of that tensor of a parameter's state while it is there; keeps neither alive."""
+        engine, param = ref(self), ref(self.params[number])
+
+        def read() -> torch.Tensor:
+            alive = engine()
+            if not alive or number >= len(alive.params) or alive.params[number] is not param():
+                raise RuntimeError("got state of an optimizer or a parameter that is gone, wanted Optimizer.state of now")
+            found = alive.core.read_state(number).get(name)
+            if found is None:
+                wanted = "a step, or state_dict(), before"
+                raise RuntimeError(f"got {name!r} of parameter {number}, which has no state yet, wanted {wanted}")
+            return found
+
+        return read
 
     def _views(self, number: int) -> dict[str, torch.Tensor]:
         entry = self.core.state(number)

@@ -30,7 +30,8 @@ class Optimizer(SteppingOptimizer):
     wrapper such as a quantized weight) is taken along without state, and so is one on meta: it is stepped from its first
     gradient if it can be then, else that step is refused. `state[p]` holds views of the live state: "step" (int64) and
     each moment (float32, bfloat16, or uint8 codes with a float32 "…_scale" per block); of state that streams or is on a
-    device "step", and tensors that have the sizes, types and device of the others but no values.
+    device "step", and tensors that have the sizes, types and device of the others but no memory: reading copies the values
+    of then, writing raises RuntimeError.
     Other tensors in the groups take the place of the parameters, with their state (docs/pytorch.md).
     Removing entries from `state`, or putting {} there, starts those parameters afresh; assigning others has no effect, but
     under DeepSpeed (docs/deepspeed.md).

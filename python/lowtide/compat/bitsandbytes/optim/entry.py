@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lowtide.engine.elsewhere import Shown
 from lowtide.engine.engine import Engine
 from lowtide.state.foreign.bitsandbytes import MOMENTS, part_of
 
@@ -41,13 +42,13 @@ class ReadCopy(Tensor):
             return result.as_subclass(ReadCopy) if shares else result
 
 
-class Entry(dict[str, Any]):
+class Entry(Shown):
     """The state of one parameter: a dict of Lowtide's names, as `lowtide.Optimizer` has it, whose keys are also "state1",
     "state2", "qmap1", "qmap2", "absmax1", "absmax2", of bitsandbytes' shapes and types.
 
     These are views of the live state where its memory is the same: rows of a multiple of 256 elements (or a single row),
     one state in each, resident in RAM. Otherwise they are copies, which refuse to be written; so do maps. Iterating gives
-    Lowtide's names alone, so that sizes are not counted twice. A pickle or a copy is a plain dict.
+    Lowtide's names alone, so that sizes are not counted twice.
     """
 
     def __init__(self, engine: Engine, number: int, shown: dict[str, Tensor]) -> None:
@@ -92,6 +93,3 @@ class Entry(dict[str, Any]):
             super().__setitem__(key, value)
             return
         self[key].copy_(value)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (dict(self),)
