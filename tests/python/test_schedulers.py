@@ -1,5 +1,7 @@
 """Schedulers of torch and changes of hyper-parameters by hand, at any step."""
 
+import copy
+
 import lowtide
 import pytest
 import torch
@@ -27,27 +29,42 @@ SCHEDULERS = {
 }
 
 
+def twin(param):
+    return torch.nn.Parameter(param.detach().clone())
+
+
+def stepped(*optimizers, steps, schedule=None):
+    """Yields the number of each step after it: of optimizers with one parameter each, which get the same gradients, and under
+    a scheduler of their own each, if any."""
+    params = [opt.param_groups[0]["params"][0] for opt in optimizers]
+    schedulers = [SCHEDULERS[schedule](opt) for opt in optimizers] if schedule else []
+    for step in range(steps):
+        grad = torch.randn(params[0].shape)
+        for param, opt in zip(params, optimizers, strict=True):
+            param.grad = grad.clone()
+            opt.step()
+        for scheduler in schedulers:
+            scheduler.step(*([1.0] if schedule == "ReduceLROnPlateau" else []))
+        yield step
+
+
+def apart(a, b):
+    return float((a - b).detach().abs().max())
+
+
 @pytest.mark.parametrize("rule", ["adamw", "sgd"])
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_schedulers_drive_the_step(name, rule, seed, figure):
     """lr, betas and momentum take the values that they take under torch.optim, and the step uses them."""
-    ours, theirs = parameter(300), None
-    theirs = torch.nn.Parameter(ours.detach().clone())
-    torch_class = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[rule]
+    ours = parameter(300)
+    theirs = twin(ours)
     a = make(rule, [ours], lr=1e-3, state="fp32")
-    b = torch_class([theirs], lr=1e-3, **RULES[rule][1])
-    schedulers = SCHEDULERS[name](a), SCHEDULERS[name](b)
+    b = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[rule]([theirs], lr=1e-3, **RULES[rule][1])
     worst = 0.0
-    for _ in range(8):
-        ours.grad = torch.randn(300)
-        theirs.grad = ours.grad.clone()
-        a.step()
-        b.step()
-        for scheduler in schedulers:
-            scheduler.step(*([1.0] if name == "ReduceLROnPlateau" else []))
+    for _ in stepped(a, b, steps=8, schedule=name):
         for key in set(a.param_groups[0]) & set(b.param_groups[0]) - {"params"}:
             assert a.param_groups[0][key] == b.param_groups[0][key], key
-        worst = max(worst, float((ours - theirs).detach().abs().max()))
+        worst = max(worst, apart(ours, theirs))
     figure(f"largest difference from torch after 8 steps {worst:.1e}")
     assert worst < 1e-5
 
@@ -59,22 +76,14 @@ def test_a_momentum_that_a_scheduler_brings_is_taken_before_the_first_step(name,
     the way a step (test_new_rules_against_torch.py): 1e-5 of lr for each of 10 steps and each of the 1 / (1 - 0.95) steps
     that momentum remembers."""
     ours = parameter(300)
-    theirs = torch.nn.Parameter(ours.detach().clone())
+    theirs = twin(ours)
     options = {"state": "fp32"} if cls is lowtide.RMSprop else {}
     a, b = cls([ours], lr=1e-3, **options), torch.optim.RMSprop([theirs], lr=1e-3)
-    schedulers = SCHEDULERS[name](a), SCHEDULERS[name](b)
-    for _ in range(8):
-        ours.grad = torch.randn(300)
-        theirs.grad = ours.grad.clone()
-        a.step()
-        b.step()
-        for scheduler in schedulers:
-            scheduler.step()
+    for _ in stepped(a, b, steps=8, schedule=name):
         assert a.param_groups[0]["momentum"] == b.param_groups[0]["momentum"] > 0
     torch.testing.assert_close(a.state[ours]["momentum_buffer"], b.state[theirs]["momentum_buffer"], rtol=1e-4, atol=1e-5)
-    apart = float((ours - theirs).detach().abs().max())
-    figure(f"{name}: {apart:.1e} from torch after 8 steps")
-    assert apart < 8 * 20 * 1e-5 * 1e-2
+    figure(f"{name}: {apart(ours, theirs):.1e} from torch after 8 steps")
+    assert apart(ours, theirs) < 8 * 20 * 1e-5 * 1e-2
 
 
 @pytest.mark.parametrize(
@@ -83,17 +92,13 @@ def test_a_momentum_that_a_scheduler_brings_is_taken_before_the_first_step(name,
 def test_states_come_with_options_before_the_first_step_alone(name, key, value, seed):
     """As in torch, which then goes on; after a step the error names the class and the option, and nothing has changed."""
     a = parameter(300)
-    b = torch.nn.Parameter(a.detach().clone())
-    twin = torch.nn.Parameter(a.detach().clone())
-    opt, other = getattr(lowtide, name)([a], lr=0.01), getattr(lowtide, name)([twin], lr=0.01, **{key: value})
+    b, c = twin(a), twin(a)
+    opt, other = getattr(lowtide, name)([a], lr=0.01), getattr(lowtide, name)([c], lr=0.01, **{key: value})
     theirs = getattr(torch.optim, name)([b], lr=0.01)
     opt.param_groups[0][key] = theirs.param_groups[0][key] = value
-    for _ in range(3):
-        a.grad = torch.randn(300)
-        b.grad, twin.grad = a.grad.clone(), a.grad.clone()
-        for each in (opt, theirs, other):
-            each.step()
-    assert state_bits(opt) == state_bits(other) and torch.equal(a, twin)
+    for _ in stepped(opt, theirs, other, steps=3):
+        pass
+    assert state_bits(opt) == state_bits(other) and torch.equal(a, c)
     assert set(opt.state[a]) - {"step"} == set(theirs.state[b]) - {"step"}
     opt.param_groups[0][key] = type(value)(0)
     with refused(opt, name, key, "first step"):
@@ -104,17 +109,13 @@ def test_states_come_with_options_before_the_first_step_alone(name, key, value, 
 
 @pytest.mark.parametrize("momentum", [(0.0, 0.9), (0.9, 0.0)])
 def test_momentum_may_be_switched_while_training(momentum, seed):
-    a, b = parameter(300), None
-    b = torch.nn.Parameter(a.detach().clone())
+    a = parameter(300)
+    b = twin(a)
     ours, theirs = lowtide.SGD([a], 0.1, momentum[0]), torch.optim.SGD([b], 0.1, momentum[0])
-    for step in range(6):
-        a.grad = torch.randn(300)
-        b.grad = a.grad.clone()
-        if step == 3:
+    for step in stepped(ours, theirs, steps=6):
+        if step == 2:
             ours.param_groups[0]["momentum"] = theirs.param_groups[0]["momentum"] = momentum[1]
-        ours.step()
-        theirs.step()
-    assert float((a - b).detach().abs().max()) < 1e-5
+    assert apart(a, b) < 1e-5
     assert "momentum_buffer" in ours.state[a]  # kept, as torch keeps it, when momentum is switched off
 
 
@@ -123,30 +124,19 @@ def test_momentum_may_be_switched_while_training(momentum, seed):
 def test_the_momentum_of_muon_is_cycled_as_torch_does(name, seed, figure):
     """torch's schedulers cycle `betas` of optimizers that have them among their defaults, and `momentum` of others."""
     ours = parameter(24, 40)
-    theirs = torch.nn.Parameter(ours.detach().clone())
-    a, b = lowtide.Muon([ours], lr=1e-3, state="fp32"), torch.optim.Muon([theirs], lr=1e-3)
-    schedulers = SCHEDULERS[name](a), SCHEDULERS[name](b)
+    a, b = lowtide.Muon([ours], lr=1e-3, state="fp32"), torch.optim.Muon([twin(ours)], lr=1e-3)
     seen = []
-    for _ in range(8):
-        ours.grad = torch.randn(24, 40)
-        theirs.grad = ours.grad.clone()
-        a.step()
-        b.step()
-        for scheduler in schedulers:
-            scheduler.step()
+    for _ in stepped(a, b, steps=8, schedule=name):
         seen.append(a.param_groups[0]["momentum"])
         assert seen[-1] == b.param_groups[0]["momentum"]
     assert a.param_groups[0]["betas"] == (0.9, 0.95) and len(set(seen)) > 2
-    core = a.engine.groups[0]
     a.step()
-    assert next(each for each in a.engine.groups if each.params).pushed["momentum"] == seen[-1], core
+    assert next(each for each in a.engine.groups if each.params).pushed["momentum"] == seen[-1]
     figure(f"{name}: momentum of 8 steps {sorted({round(m, 4) for m in seen})}, as torch's")
 
 
 def test_betas_of_muon_are_options_of_its_groups(seed):
     """Though not among `defaults`: given, changed, copied and saved as all others."""
-    import copy
-
     vectors = [parameter(30), parameter(30)]
     opt = lowtide.Muon([{"params": vectors[:1], "betas": (0.5, 0.6)}, {"params": vectors[1:]}], betas=(0.7, 0.8))
     twins, other = copy.deepcopy((vectors, opt))
