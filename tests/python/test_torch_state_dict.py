@@ -95,6 +95,24 @@ def test_torch_can_load_ours(rule, codec, seed, figure):
     assert kept or codec in ("dynamic8", "float8") or rule in ("sgd", "sgd_plain")  # torch's SGD does not count steps
 
 
+def test_torch_takes_our_own_dict_for_values_and_a_file_of_it_has_a_way_to_torch(seed, figure):
+    """torch's load does not refuse codes; docs/compat.md has the way: through an optimizer that reads the file."""
+    params, ours = trained("adamw", state="dynamic8")
+    saved = through_file(ours.state_dict())
+    copies = [torch.nn.Parameter(p.detach().clone()) for p in params]
+    wrong = torch.optim.AdamW([{"params": copies[:2]}, {"params": copies[2:]}])
+    wrong.load_state_dict(saved)
+    off = float((wrong.state[copies[0]]["exp_avg"] - ours.torch_state_dict()["state"][0]["exp_avg"]).abs().max())
+    figure(f"torch takes codes for moments, up to {off:.0f} apart")
+    assert off > 100
+    _, reader = fresh(params, ours)
+    reader.load_state_dict(saved)
+    right = torch.optim.AdamW([{"params": copies[:2]}, {"params": copies[2:]}])
+    right.load_state_dict(reader.torch_state_dict())
+    theirs, mine = right.state_dict()["state"], ours.torch_state_dict()["state"]
+    assert all(bits(theirs[i][name]) == bits(mine[i][name]) for i in mine for name in mine[i])
+
+
 def test_lion_has_no_counterpart_in_torch(seed):
     _, opt = trained("lion")
     with refused(opt, "lion"):
