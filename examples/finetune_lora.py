@@ -18,12 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llama.adapters import PACKAGES, add_arguments, config_of, with_adapters
 from llama.config import Config
 from llama.errors import ExampleError, require_packages
 from llama.files import write_json
-
-DEFAULT_DATA = Path(__file__).resolve().parent / "data" / "instructions.json"
-PACKAGES = ("torch", "numpy", "transformers", "tokenizers", "accelerate", "peft")
 
 
 @dataclass(frozen=True)
@@ -46,8 +44,6 @@ def windows(tokens: Any, context: int) -> list[dict[str, Any]]:
 
 def train(config: Config, tokens: Any, name: str, memory: Any, resume: bool) -> Run:
     """Trains adapters; `resume`: from the checkpoint that an earlier run has left half way. `memory`: or None."""
-    import peft
-    import torch
     from llama.model import build_model, weights_sha256
     from transformers import PrinterCallback, Trainer, TrainingArguments
 
@@ -60,9 +56,7 @@ def train(config: Config, tokens: Any, name: str, memory: Any, resume: bool) -> 
         per_device_train_batch_size=config.batch, seed=config.seed, save_steps=half, logging_steps=1,
         logging_strategy="steps", use_cpu=True, report_to=[], disable_tqdm=True,
     )  # fmt: skip
-    base = build_model(config, tokens.vocab)
-    torch.manual_seed(config.seed)
-    model = peft.get_peft_model(base, peft.LoraConfig(r=32, lora_alpha=32, target_modules="all-linear"))
+    model = with_adapters(build_model(config, tokens.vocab), 32, config.seed)
     trainer = Trainer(
         model, args, train_dataset=windows(tokens, config.context),
         optimizer_cls_and_kwargs=lowtide.hf.optimizer(args.optim, args, memory=memory),
@@ -78,13 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 1 if resuming changed anything."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--optim", default="paged_adamw_8bit", help="a name of lowtide.hf.RECIPES")
-    parser.add_argument("--data", default=str(DEFAULT_DATA), help="instructions in Alpaca's form, or text")
+    add_arguments(parser, steps=40, width=128, layers=2, out="out/lora")
     parser.add_argument("--budget", default=None, help="RAM for the optimizer's state; needs --disk")
     parser.add_argument("--disk", default=None, help="folder for the state that does not fit")
-    parser.add_argument("--steps", type=int, default=40, help="of training, an even number")
-    parser.add_argument("--width", type=int, default=128, help="of the model")
-    parser.add_argument("--layers", type=int, default=2, help="of the model")
-    parser.add_argument("--out", default="out/lora", help="folder for checkpoints, tokens and report.json")
     args = parser.parse_args(arguments)
     try:
         require_packages(PACKAGES)
@@ -96,8 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ExampleError("wanted --budget and --disk together, and an even number of --steps")
         lowtide.hf.optimizer(args.optim)
         memory = lowtide.Memory(host=args.budget, disk=args.disk) if args.budget else None
-        config = Config(out=args.out, data=args.data, steps=args.steps, warmup=args.steps // 10, width=args.width,
-                        layers=args.layers, heads=4, context=48, batch=4, vocab=512, lr=5e-3)  # fmt: skip
+        config = config_of(args, lr=5e-3, warmup=args.steps // 10)
         tokens = prepare(config, load_corpus(config))
         whole, resumed = (train(config, tokens, args.optim, memory, resume) for resume in (False, True))
     except (ExampleError, ValueError, OSError) as error:

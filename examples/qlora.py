@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fine-tune a small LLaMA with QLoRA on a CPU: weights in 4 bits (NF4), adapters, and a paged 8-bit optimizer.
 
-    python examples/qlora.py                                             # minutes on two cores
+    python examples/qlora.py                                             # two minutes on two cores
     python examples/qlora.py --data alpaca.json --budget 8MiB --steps 200
 
 The base has random weights, which bitsandbytes quantizes and PEFT freezes: nothing is downloaded. It is trained twice
@@ -20,12 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llama.adapters import PACKAGES, add_arguments, config_of, with_adapters
 from llama.config import Config
 from llama.errors import ExampleError, require_packages
 from llama.files import write_json
 
-DEFAULT_DATA = Path(__file__).resolve().parent / "data" / "instructions.json"
-PACKAGES = ("torch", "numpy", "transformers", "tokenizers", "accelerate", "peft", "bitsandbytes")
 RANK = 64  # of the adapters
 
 
@@ -59,8 +58,7 @@ def quantized_model(config: Config, vocab: int) -> Any:
             ),
         )  # fmt: skip
     base = peft.prepare_model_for_kbit_training(base, use_gradient_checkpointing=False)
-    torch.manual_seed(config.seed)
-    return peft.get_peft_model(base, peft.LoraConfig(r=RANK, lora_alpha=RANK, target_modules="all-linear"))
+    return with_adapters(base, RANK, config.seed)
 
 
 def train(config: Config, budget: str | None, disk: str) -> Run:
@@ -119,22 +117,17 @@ def in_process(*arguments: Any) -> Run:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 1 if a loss did not fall."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default=str(DEFAULT_DATA), help="instructions in Alpaca's form, or text")
+    add_arguments(parser, steps=30, width=256, layers=4, out="out/qlora")
     parser.add_argument("--budget", default="1MiB", help="RAM for the optimizer's state")
     parser.add_argument("--disk", default=None, help="folder for the rest (default: the system's temporary folder)")
-    parser.add_argument("--steps", type=int, default=30, help="of training, for each run")
-    parser.add_argument("--width", type=int, default=256, help="of the model")
-    parser.add_argument("--layers", type=int, default=4, help="of the model")
-    parser.add_argument("--out", default="out/qlora", help="folder for tokens and report.json")
     args = parser.parse_args(arguments)
     try:
-        require_packages(PACKAGES)
+        require_packages((*PACKAGES, "bitsandbytes"))
         import lowtide
 
         if args.steps < 2:
             raise ExampleError(f"--steps: got {args.steps}, wanted 2 or more")
-        config = Config(out=args.out, data=args.data, steps=args.steps, width=args.width, layers=args.layers, heads=4,
-                        context=48, batch=4, vocab=512, lr=2e-3)  # fmt: skip
+        config = config_of(args, lr=2e-3)
         with tempfile.TemporaryDirectory(dir=args.disk) as disk:
             lowtide.Memory(host=args.budget, disk=disk)  # refuses what cannot be used, before anything runs
             runs = {"torch's AdamW": in_process(config, None, disk), "PagedAdamW8bit": in_process(config, args.budget, disk)}
