@@ -7,6 +7,7 @@ elements, which are never stepped. A parameter's number is the same wherever the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from lowtide.devices.places import Place, place_of, stand_in
 from lowtide.devices.sharding import local_of
 from lowtide.engine.family import Family
 from lowtide.engine.groups import CoreGroup, Members, register
+from lowtide.memory.budgets import Memory
 from lowtide.report.fields import CoreReport
 
 
@@ -234,17 +236,16 @@ def register_all(
     number: int,
     group: Mapping[str, Any],
     members: Members,
-    places: Sequence[Place | None],
     first: int,
+    own: Callable[[int, Place, Memory], Memory | None],
 ) -> list[CoreGroup]:
     """As `groups.register`, with each of these cores; the groups have the same numbers in all. several: there are others
-    beside them. places: of the members."""
+    beside them. own: see `Shares.own`."""
     made: list[CoreGroup] = []
     for place, core in cores.items():
         if not several:
             return register(core, family, place, number, group, members, first)
-        owned = members.budgets()
-        used = {own for own, at in zip(owned, places, strict=True) if at == place}
-        idle = {own for own in (members.memory, *owned) if own and own not in used}
-        made = register(CoreAmongOthers(core, place), family, place, number, group, members, first, idle)
+        made = register(
+            CoreAmongOthers(core, place), family, place, number, group, members, first, partial(own, number, place)
+        )
     return made

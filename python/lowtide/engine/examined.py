@@ -11,7 +11,6 @@ from lowtide.checks.values import expect
 from lowtide.devices import places, sharding
 from lowtide.devices.places import Place
 from lowtide.devices.sharding import Sharding, local_of
-from lowtide.engine.groups import CoreGroup
 from lowtide.memory.budgets import Memory
 from lowtide.options.overrides import Overridden
 
@@ -71,16 +70,3 @@ def examine_all(
 def stood_in(params: Sequence[torch.Tensor], found: Sequence[Place | None], home: Place) -> list[torch.Tensor]:
     """Parameters as a core has them: those of no place as empty tensors at `home`."""
     return [param if at else places.stand_in(home) for param, at in zip(params, found, strict=True)]
-
-
-def owned_by(
-    groups: Sequence[CoreGroup], memories: Sequence[Memory | None], count: int
-) -> list[tuple[int, Memory | None]]:
-    """The budget of each of `count` parameters, by number: with the number of the parameter group that has it, or (-1, None)
-    for the optimizer's. memories: those of the parameter groups."""
-    found: list[tuple[int, Memory | None]] = [(-1, None)] * count
-    for group in groups:
-        if memory := group.overrides.get("memory", memories[group.of]):
-            for i in group.params:
-                found[i] = group.of, memory
-    return found

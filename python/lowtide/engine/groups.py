@@ -4,7 +4,7 @@ parameters. Users and schedulers see the parameter groups alone."""
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, NamedTuple, Protocol
@@ -119,10 +119,6 @@ class Members:
     overrides: Sequence[Mapping[str, Any]] = ()
     memory: Memory | None = None  # the group's own budget
 
-    def budgets(self) -> list[Memory | None]:
-        """Each parameter's own budget, that of its group or its override; None: the optimizer's."""
-        return [override.get("memory", self.memory) for override in self.overrides]
-
 
 class Groups(Protocol):
     """Groups are registered with this: a core, or the plan of one."""
@@ -143,10 +139,10 @@ def register(
     group: Mapping[str, Any],
     members: Members,
     first: int,
-    idle: Collection[Memory] = (),
+    part: Callable[[Memory], Memory | None] = lambda memory: memory,
 ) -> list[CoreGroup]:
-    """Adds parameter group `number` to `core`. Its parameters get numbers from `first` on. idle: budgets that none of them
-    at this place has. ValueError, TypeError or NotImplementedError for what cannot be used."""
+    """Adds parameter group `number` to `core`. Its parameters get numbers from `first` on. part: what parameters at this
+    place have of a budget; None: no budget of their own. ValueError, TypeError or NotImplementedError for what cannot be used."""
     made: list[CoreGroup] = []
     numbers: list[int] = []  # of these, in `core`
     where = f"parameter group {number}"
@@ -157,7 +153,8 @@ def register(
         own: Memory | None = override.get("memory", members.memory)
         same = (n for n, known in zip(numbers, made) if known.overrides.get("memory", members.memory) == own)
         shared = next(same, -1)
-        budget = own.budget(place) if own and shared < 0 and own not in idle else None
+        here = part(own) if own and shared < 0 else None
+        budget = here.budget(place) if here else None
         form = Format.of(options)
         rounding = options["rounding"]
         numbers.append(

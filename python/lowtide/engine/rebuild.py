@@ -11,9 +11,28 @@ from lowtide.checks.values import expect
 from lowtide.devices.sharding import Recut
 from lowtide.engine.cores import Core, Cores
 from lowtide.engine.engine import RESIDUAL, Engine
-from lowtide.engine.examined import Examined, Registered, examine, owned_by
+from lowtide.engine.examined import Examined, Registered, examine
 from lowtide.engine.groups import Format
+from lowtide.memory.budgets import Memory
 from lowtide.options.overrides import look
+
+
+def add_group(
+    engine: Engine, groups: Sequence[dict[str, Any]], memory: Memory | None, show: Callable[[], None]
+) -> None:
+    """Takes in the last one of the parameter groups, whose own budget is `memory`. Where it changes what devices have of the
+    optimizer's, the cores are built anew, and `show` is called. On an error nothing has changed."""
+    of = engine.with_group(groups, memory)
+    shares = engine.shares_of(groups, of)
+    before = engine.shares.of_all
+    if all(share == before[place] for place, share in shares.of_all.items() if place in before):
+        engine.add(groups, of, shares)
+        return
+    got = "parameters on another device after a step was captured in a graph"
+    expect(not engine.captured, "add_param_group", got, "them before: replays find state where it was")
+    added = len(of.overridden) - len(engine.params)
+    rebuild(engine, groups, of, [*range(len(engine.params)), *[-1] * added])
+    show()
 
 
 def follow_overrides(engine: Engine, groups: Sequence[dict[str, Any]], show: Callable[[], None]) -> None:
@@ -57,13 +76,13 @@ def follow_states(engine: Engine, groups: Sequence[dict[str, Any]], carry: bool)
     error nothing has changed."""
     got = "amsgrad, centered, nesterov or momentum changed after a step was captured in a graph"
     expect(not engine.captured, "param_groups", got, "them as they were: replays find state where it was")
-    before, same = (engine.cores, engine.groups, engine.core), engine.registered()
+    before, same = (engine.cores, engine.groups, engine.shares, engine.core), engine.registered()
     counts = engine.steps_before, engine.skipped_before
     rebuild(engine, groups, same, None if carry else [-1] * len(engine.params))
 
     def back() -> None:
-        engine.adopt(before[0], same.params, before[1])
-        engine.core = before[2]
+        engine.adopt(before[0], same.params, *before[1:3])
+        engine.core = before[3]
         engine.steps_before, engine.skipped_before = counts
 
     return back
@@ -77,9 +96,9 @@ def rebuild(
     now = of.params
     sources = range(len(of.overridden)) if sources is None else sources
     old = engine.core
-    cores = {place: engine.new_core(engine.threads, place) for place in engine.wanted_places(now.places)}
-    core_groups = engine.register(cores, len(cores) > 1, groups, of)
-    engine.check_budgets(now.places, owned_by(core_groups, of.memories, len(now.places)))
+    shares = engine.shares_of(groups, of)
+    cores = {place: engine.new_core(engine.threads, place, shares) for place in engine.wanted_places(now.places)}
+    core_groups = engine.register(cores, len(cores) > 1, groups, of, shares)
     core = Cores(cores, now.places, core_groups, False) if len(cores) > 1 else next(iter(cores.values()))
     old.onload()
     with KeptErrors() as kept:
@@ -92,7 +111,7 @@ def rebuild(
         engine.skipped_before += report["skipped_steps"]
         engine.members, engine.overridden, engine.memories = [*map(list, of.members)], of.overridden, of.memories
         engine.formats = [*map(Format.of, groups)]
-        engine.adopt(cores, now, core_groups)
+        engine.adopt(cores, now, core_groups, shares)
 
 
 def _carry_over(

@@ -15,10 +15,11 @@ from lowtide.devices.flattened import shard_of
 from lowtide.devices.places import HOST, Place
 from lowtide.devices.sharding import Sharding
 from lowtide.engine.cores import Core, Cores, register_all
-from lowtide.engine.examined import Examined, Registered, examine, examine_all, owned_by, stood_in
+from lowtide.engine.examined import Examined, Registered, examine, examine_all, stood_in
 from lowtide.engine.family import Family
 from lowtide.engine.groups import CoreGroup, Format, Members
-from lowtide.memory.budgets import Memory, budget_at, check_shared
+from lowtide.engine.shares import Shares, shares_of
+from lowtide.memory.budgets import Memory, budget_at
 from lowtide.options import overrides
 from lowtide.options.options import Options
 from lowtide.options.overrides import Overridden
@@ -70,12 +71,13 @@ class Registry:
         self.meshes: list[DeviceMesh] = []  # of the DTensors
         self.awaited: list[int] = []  # numbers of parameters whose state is not there yet: a step may bring it
         self.with_state = 0  # parameters with state, as the core last counted them; -1: look again
+        self.shares = Shares({}, {})  # what each core has of the budgets
         self.automatic = False  # whether a budget depends on what is free
         self.captured = False  # whether a step was captured in a graph
         self.steps_before = self.skipped_before = 0  # counted outside of the present core
 
-    def new_core(self, threads: int, place: Place) -> _core.Optimizer:
-        """A core without groups, under the budget of the optimizer."""
+    def new_core(self, threads: int, place: Place, shares: Shares) -> _core.Optimizer:
+        """A core without groups, under the budget of the optimizer at its place."""
         settings, target = self.settings, place.target(self.settings.arithmetic)
         place.require_backend()
         return _core.Optimizer(
@@ -83,7 +85,7 @@ class Registry:
             self.family.core_nonfinite(settings.nonfinite),
             threads,
             settings.cpu_target,
-            budget_at(settings.memory, place),
+            budget_at(shares.of_all[place], place),
             place.kind.backend,
             place.queue(),
             place.reads,
@@ -97,31 +99,37 @@ class Registry:
         """Where parameters are, if any is stepped."""
         return self.cores if any(self.places) else ()
 
-    def add(self, groups: Sequence[dict[str, Any]], memory: Memory | None) -> None:
-        """Takes in the last one of the optimizer's parameter groups. On an error nothing has changed."""
-        number, group = len(groups) - 1, groups[-1]
-        params: list[torch.Tensor] = group["params"]
+    def with_group(self, groups: Sequence[dict[str, Any]], memory: Memory | None) -> Registered:
+        """The parameters, those of the last one of the optimizer's parameter groups among them. ValueError, TypeError or
+        NotImplementedError for one that cannot be used."""
+        number, params = len(groups) - 1, list(groups[-1]["params"])
         where = [f"parameter group {number}, parameter {i}" for i in range(len(params))]
         found, shardings = examine_all(params, where, self.settled, self.family.MAY_WAIT)
-        overridden = [Overridden(entries) for entries in overrides.look(params)]
-        wanted = self.wanted_places([*self.places, *found])
-        several, home = len(wanted) > 1, wanted[0]
-        known = stood_in(params, found, home)
-        members = Members(known, shardings, [one.options() for one in overridden], memory)
-        if several:
-            owned = [(number, own) if own else (-1, None) for own in members.budgets()]
-            self.check_budgets([*self.places, *found], [*owned_by(self.groups, self.memories, len(self.params)), *owned])
-        first = len(self.params)
-        arguments = (several, self.family, number, group, members, found, first)
+        overridden = [*self.overridden, *(Overridden(entries) for entries in overrides.look(params))]
+        now = Examined([*self.places, *found], [*self.shardings, *shardings])
+        return Registered([*self.members, params], now, overridden, [*self.memories, memory])
+
+    def shares_of(self, groups: Sequence[dict[str, Any]], of: Registered) -> Shares:
+        """The budgets with these parameters."""
+        return shares_of(self.family, self.settings.memory, groups, of, self.wanted_places(of.params.places))
+
+    def add(self, groups: Sequence[dict[str, Any]], of: Registered, shares: Shares) -> None:
+        """Takes in the last one of the optimizer's parameter groups; of: see `with_group`. The cores that there are keep the
+        optimizer's budget as they have it. On an error nothing has changed."""
+        first, number = len(self.params), len(groups) - 1
+        wanted = self.wanted_places(of.params.places)
+        several = len(wanted) > 1
+        known = stood_in(of.members[-1], of.params.places[first:], wanted[0])
+        own = [one.options() for one in of.overridden[first:]]
+        members = Members(known, of.params.shardings[first:], own, of.memories[-1])
+        arguments = (several, self.family, number, groups[-1], members, first, shares.own)
         if self.groups:  # A core cannot forget a group: one added during training is tried out on another.
-            register_all({place: self.new_core(1, place) for place in wanted}, *arguments)
-        cores = {place: self.cores.get(place) or self._core_at(place, several, groups) for place in wanted}
+            register_all({place: self.new_core(1, place, shares) for place in wanted}, *arguments)
+        cores = {place: self.cores.get(place) or self._core_at(place, several, groups, shares) for place in wanted}
         core_groups = register_all(cores, *arguments)
-        self.overridden += overridden
-        self.formats.append(Format.of(group))
-        self.memories.append(memory)
-        self.members.append(list(params))
-        self.adopt(cores, Examined([*self.places, *found], [*self.shardings, *shardings]), [*self.groups, *core_groups])
+        self.formats.append(Format.of(groups[-1]))
+        self.members, self.overridden, self.memories = [*of.members], of.overridden, of.memories
+        self.adopt(cores, of.params, [*self.groups, *core_groups], shares)
         self.awaited += [i for i in range(first, len(self.params)) if not self.core.has_state(i)]
 
     def append(self, number: int, param: torch.Tensor) -> int:
@@ -154,10 +162,12 @@ class Registry:
         """The places at which parameters are stepped, that of the first one first; where there is none, that of before."""
         return [*dict.fromkeys(filter(None, found))] or [*self.cores][:1] or [HOST]
 
-    def _core_at(self, place: Place, several: bool, groups: Sequence[dict[str, Any]]) -> _core.Optimizer:
+    def _core_at(
+        self, place: Place, several: bool, groups: Sequence[dict[str, Any]], shares: Shares
+    ) -> _core.Optimizer:
         """A core for a place that had none, with the groups that there are."""
-        core = self.new_core(self.threads, place)
-        self.register({place: core}, several, groups, self.registered())
+        core = self.new_core(self.threads, place, shares)
+        self.register({place: core}, several, groups, self.registered(), shares)
         for number, known in enumerate(self.groups):  # as the others were told, whatever the options are now
             core.set_rounding(number, known.rounding)
             core.set_hyper(number, known.pushed)
@@ -168,7 +178,12 @@ class Registry:
         return Registered(self.members, Examined(self.places, self.shardings), self.overridden, self.memories)
 
     def register(
-        self, cores: Mapping[Place, _core.Optimizer], several: bool, groups: Sequence[dict[str, Any]], of: Registered
+        self,
+        cores: Mapping[Place, _core.Optimizer],
+        several: bool,
+        groups: Sequence[dict[str, Any]],
+        of: Registered,
+        shares: Shares,
     ) -> list[CoreGroup]:
         """Has new cores take in all parameters. several: there are other cores beside them."""
         made: list[CoreGroup] = []
@@ -179,11 +194,13 @@ class Registry:
         for number, params in enumerate(of.members):
             these = slice(first, first + len(params))
             members = Members(known[these], shardings[these], own[these], of.memories[number])
-            made += register_all(cores, several, self.family, number, groups[number], members, found[these], first)
+            made += register_all(cores, several, self.family, number, groups[number], members, first, shares.own)
             first += len(params)
         return made
 
-    def adopt(self, cores: dict[Place, _core.Optimizer], now: Examined, groups: list[CoreGroup]) -> None:
+    def adopt(
+        self, cores: dict[Place, _core.Optimizer], now: Examined, groups: list[CoreGroup], shares: Shares
+    ) -> None:
         """Goes on with these cores of the parameters in `members`."""
         home, several = next(iter(cores)), len(cores) > 1
         goes_on = cores[home] is self.cores.get(home)
@@ -195,28 +212,8 @@ class Registry:
         self.known = stood_in(self.params, now.places, home)
         self.foreign = {i: param for i, param in enumerate(self.params) if now.places[i] is None}
         self.meshes = sharding.meshes_of(self.shardings)
-        self.automatic = self._automatic()
+        self.shares, self.automatic = shares, shares.automatic()
         self.core = Cores(cores, now.places, groups, self.automatic, steps_beside) if several else cores[home]
-
-    def _automatic(self) -> bool:
-        budgets = [budget_at(self.settings.memory, place) for place in self.cores]
-        if self.place:
-            own = (group.overrides.get("memory") for group in self.groups)
-            budgets += [each.budget(self.place) for each in (*self.memories, *own) if each]
-        else:
-            owned = owned_by(self.groups, self.memories, len(self.params))
-            pairs = {(at, each) for at, (_, each) in zip(self.places, owned, strict=True) if at and each}
-            budgets += [each.budget(at) for at, each in pairs]
-        return any(budget.automatic for budget in budgets if budget)
-
-    def check_budgets(self, found: Sequence[Place | None], owned: Sequence[tuple[int, Memory | None]]) -> None:
-        """ValueError for a budget that parameters at different places cannot share."""
-        at: dict[tuple[int, Memory | None], dict[Place, None]] = {}
-        for place, budget in zip(found, owned, strict=True):
-            if place:
-                at.setdefault(budget, {})[place] = None
-        for (number, memory), there in at.items():
-            check_shared(memory or self.settings.memory, there, f"parameter group {number}" if memory else "optimizer")
 
     def foreign_gradients(self) -> list[int]:
         """Numbers of foreign parameters that have a gradient now."""

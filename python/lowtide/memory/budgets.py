@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from lowtide import _core
@@ -34,8 +33,9 @@ class Memory:
     or a share such as "25%" of what there is: of the machine's RAM or, for `device`, of the memory of the parameters'
     device.
 
-    For parameters on several devices, `host`, `disk` and `disk_limit` are refused, and the rest holds for each device by
-    itself. A group with parameters of one device may have a budget of its own.
+    For parameters on several devices, `host` is one amount for all of them, and each device has a share of it
+    (docs/devices.md); `disk` and `disk_limit` are for those on the CPU, `managed` and `transfer` for the others, and the
+    rest holds for each device by itself.
 
     Attributes:
         device: bytes on the parameters' device, streaming buffers included. For CPU parameters that is RAM: `device`
@@ -100,23 +100,18 @@ class Memory:
         expect(total < 2**63, "memory", f"{total} bytes as device + host", "less than 2^63")
         return Budget(total, disk, limit, chunk, device, self.managed, self.transfer or "", automatic)
 
+    def part(self, place: Place, host: int | None) -> Memory:
+        """The budget of those parameters at `place`, where others are elsewhere. host: their share of it in bytes."""
+        if place.on_host:
+            return replace(self, host=host, managed=False, transfer=None)
+        return replace(self, host=host, disk=None, disk_limit=None)
+
 
 def budget_at(memory: Memory | None, place: Place) -> Budget | None:
     """The budget that an optimizer with this `memory` gives its core; None: no limit."""
     if memory is None and not place.kind.automatic:
         return None
     return (memory or Memory()).budget(place)
-
-
-def check_shared(memory: Memory | None, places: Collection[Place], where: str) -> None:
-    """ValueError for a budget of memory that all devices share (`host`, `disk`), if its parameters are at several places:
-    nothing says how much of it each may have."""
-    if memory is None or len(places) < 2:
-        return
-    of_all = [name for name in ("host", "disk", "disk_limit") if getattr(memory, name) is not None]
-    here = " and ".join(str(place.device) for place in places)
-    wanted = "device alone, which holds for each device; or a group for each device, with a memory of its own"
-    expect(not of_all, where, f"memory with {', '.join(of_all)} for parameters on {here}", wanted)
 
 
 def path_of(name: str, path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:

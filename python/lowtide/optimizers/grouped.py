@@ -17,7 +17,7 @@ from lowtide.engine.engine import Engine
 from lowtide.engine.family import Family
 from lowtide.engine.groups import group_defaults
 from lowtide.engine.rebind import heirs, rebind
-from lowtide.engine.rebuild import follow_overrides
+from lowtide.engine.rebuild import add_group, follow_overrides
 from lowtide.engine.registry import Settings
 from lowtide.memory.budgets import Memory
 from lowtide.optimizers import partitions
@@ -120,7 +120,7 @@ class GroupedOptimizer(torch.optim.Optimizer):
             param_group.update(stamp(engine.family.rule, engine.settings.seed))
             if self._in_backward:
                 self._in_backward.check(param_group["params"], where)
-            engine.add(self.param_groups, memory)
+            add_group(engine, self.param_groups, memory, self._show_state)
         except BaseException:
             self.param_groups.pop()
             raise
