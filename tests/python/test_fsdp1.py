@@ -106,6 +106,21 @@ def test_shards_of_whole_blocks_have_the_bits_of_one_process(original: bool, wor
     figure(f"{compared} bytes compared, 0 differ")
 
 
+def test_flat_parameters_are_rounded_alike_on_any_number_of_ranks(figure) -> None:
+    """Their random bits follow the place of an element in the whole FlatParameter, which is that of one rank."""
+    compared = 0
+    for options in ({"state": "dynamic8", "rounding": "stochastic"}, {"state": "float8"}, {"state": "bf16", "seed": 5}):
+        case = Case(False, aligned=True, options=options)
+        wanted = shared_ranks().run(1, jobs.as_whole, case, True)[0]
+        other = shared_ranks().run(1, jobs.as_whole, case._replace(options={**options, "seed": 9}), True)[0]
+        assert differing(wanted, other), "control: random bits matter"
+        for world in (2, 4):
+            for found in shared_ranks().run(world, jobs.as_whole, case, True):
+                assert differing(wanted, found) == [], (options, world)
+                compared += size(found)
+    figure(f"{compared} bytes of 1, 2 and 4 ranks compared, 0 differ")
+
+
 @ORIGINAL
 def test_gathered_state_goes_to_one_process(original: bool, figure) -> None:
     compared = 0
