@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Fine-tune a small LLaMA with LoRA through Hugging Face's Trainer, stop half way, resume, and compare.
 
+    .venv/bin/python -m pip install accelerate peft                      # beside what `make train` installs
     python examples/finetune_lora.py                                     # half a minute on two cores
     python examples/finetune_lora.py --optim paged_lion_8bit --data alpaca.json --steps 200
     python examples/finetune_lora.py --budget 256KiB --disk /tmp         # most of the state in a file
@@ -77,13 +78,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--disk", default=None, help="folder for the state that does not fit")
     args = parser.parse_args(arguments)
     try:
+        if (args.budget is None) != (args.disk is None) or args.steps < 2 or args.steps % 2:
+            raise ExampleError("wanted --budget and --disk together, and an even number of --steps")
         require_packages(PACKAGES)
         import lowtide
         from llama.data import load_corpus
         from llama.tokens import prepare
 
-        if (args.budget is None) != (args.disk is None) or args.steps < 2 or args.steps % 2:
-            raise ExampleError("wanted --budget and --disk together, and an even number of --steps")
         lowtide.hf.optimizer(args.optim)
         memory = lowtide.Memory(host=args.budget, disk=args.disk) if args.budget else None
         config = config_of(args, lr=5e-3, warmup=args.steps // 10)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Train a LLaMA on real text twice, with torch's AdamW and with Lowtide's, and compare.
 
-    python examples/train_llama.py                          # about three minutes on two cores
+    python examples/train_llama.py                          # about a minute and a half on two cores
     python examples/train_llama.py --data my_notes.txt      # your own text, folder, or Alpaca JSON
     python examples/train_llama.py --resume                 # after Ctrl-C
     python examples/train_llama.py --optimizers torch,lowtide:ram,lowtide --ram-budget 2MiB --disk .   # state on disk
@@ -23,6 +23,7 @@ from llama.config import Config
 from llama.errors import ExampleError, Interrupted, require_packages
 from llama.files import write_json
 from llama.optimizers import check_optimizers, is_limited
+from llama.progress import Waiting
 from llama.report import make_report, print_table
 
 PACKAGES = ("torch", "numpy", "transformers", "tokenizers", "matplotlib", "rich", "tqdm")
@@ -32,26 +33,34 @@ def run(config: Config) -> dict[str, Any]:
     """Do the whole job and return the report, which is also in ``report.json``."""
     require_packages(PACKAGES)
     check_optimizers(config)
-    # Imported late: without torch they cannot be, and the line above says so better than a traceback.
-    from llama import plots
-    from llama.data import load_corpus
-    from llama.loop import train
-    from llama.tokens import prepare
-    from llama.worker import train_isolated
-
     start = time.perf_counter()
     if config.resume and not any((config.run_dir(label) / "checkpoint.pt").exists() for label in config.optimizers):
         raise ExampleError(f"--resume: no checkpoint in {config.out}; leave --resume out to start a new run")
-    tokens = prepare(config, load_corpus(config))
+    # Each import stands where it is needed: what they find wrong is said before the next one takes its seconds.
+    with Waiting("reading text", config.quiet):
+        from llama.data import load_corpus
+
+        corpus = load_corpus(config)
+    with Waiting(f"making tokens of {corpus.size / 1e6:.1f} MB", config.quiet):
+        from llama.tokens import prepare
+
+        tokens = prepare(config, corpus)
     seconds = {"data": time.perf_counter() - start}
-    _say(config, f"text: {tokens.info['source']}, {tokens.info['bytes'] / 1e6:.1f} MB, vocabulary {tokens.vocab}, "
-                 f"{tokens.info['tokens']['train']:,} training tokens, "
+    _say(config, f"text: {tokens.info['source']}, {tokens.info['bytes'] / 1e6:.1f} MB, vocabulary {tokens.vocab}:\n"
+                 f"  {tokens.info['tokens']['train']:,} tokens for training, "
                  f"{tokens.info['tokens']['validation']:,} for validation")  # fmt: skip
     runs: dict[str, Any] = {}
     # Those under a budget first: one that is too small shows in the first step, not after the others have trained.
     for label in sorted(config.optimizers, key=lambda label: not is_limited(label, config)):
         begin = time.perf_counter()
-        runs[label] = train_isolated(config, label) if config.isolate else train(config, label, tokens)
+        if config.isolate:
+            from llama.worker import train_isolated
+
+            runs[label] = train_isolated(config, label)
+        else:
+            from llama.loop import train
+
+            runs[label] = train(config, label, tokens)
         seconds[label] = time.perf_counter() - begin
     begin = time.perf_counter()
     seconds["total"] = begin - start
@@ -59,7 +68,10 @@ def run(config: Config) -> dict[str, Any]:
     data = {key: value for key, value in tokens.info.items() if not key.endswith("sha256")}
     report = make_report(config, data, runs, seconds)
     out = Path(config.out)
-    pictures = plots.draw(report, out)
+    with Waiting("drawing", config.quiet):
+        from llama import plots
+
+        pictures = plots.draw(report, out)
     write_json(out / "report.json", report)
     if not config.quiet:
         print_table(report)

@@ -69,7 +69,23 @@ def load_corpus(config: Config) -> Corpus:
         if room < 0 and kept:
             break
         kept.append(record)
-    return Corpus(corpus.source, kept)
+    corpus = Corpus(corpus.source, kept)
+    # A token is at least one byte, and one ends each record: with fewer bytes no tokenizer has to be trained to know.
+    most, needed = corpus.size + len(kept), sum(needed_tokens(config).values())
+    if most < needed:
+        raise too_small(config, corpus.source, f"at most {most} tokens", needed)
+    return corpus
+
+
+def needed_tokens(config: Config) -> dict[str, int]:
+    """The fewest tokens that each part of the text must have."""
+    return {"train": config.batch * config.context + 1, "validation": config.context + 1}
+
+
+def too_small(config: Config, source: str, have: str, needed: int) -> ExampleError:
+    """The error for a text with fewer tokens than that."""
+    return ExampleError(f"{source}: too small: {have}, and --batch {config.batch} x --context {config.context} needs {needed}; "
+                        "give more text or lower them")  # fmt: skip
 
 
 def render_alpaca(row: dict[str, Any], where: str) -> str:

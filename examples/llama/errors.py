@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Iterable
 
 
@@ -29,5 +30,5 @@ def require_packages(names: Iterable[str]) -> None:
     if missing:
         raise ExampleError(
             f"missing Python package{'s' if len(missing) > 1 else ''}: {', '.join(missing)}\n"
-            f"  install with: pip install {' '.join(missing)}"
+            f"  install with: {sys.executable} -m pip install {' '.join(missing)}"
         )

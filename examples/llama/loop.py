@@ -19,7 +19,7 @@ from .config import Config
 from .errors import ExampleError, Interrupted
 from .model import build_model, next_token_loss, parameter_groups, validation_loss, weights_sha256
 from .optimizers import format_name, make_optimizer, reported_bytes, residency, state_bytes, title
-from .progress import Progress, StopSignals
+from .progress import Progress, StopSignals, Waiting
 from .tokens import Batches, Tokens, validation_windows
 
 SERIES = ("loss", "grad_norm", "lr", "step_ms", "optimizer_ms", "rss", "rss_growth", "seconds", "state_ram", "state_disk",
@@ -203,23 +203,28 @@ class Trainer:
         }
 
 
+def prepare_libraries() -> None:
+    """Import what a model is made of: before memory is measured, for the libraries are no part of what training needs."""
+    from transformers import LlamaForCausalLM  # noqa: F401  its modules are imported when it is first named
+
+
 def train(config: Config, label: str, tokens: Tokens, warn: Callable[[str], None] = print) -> dict[str, Any]:
     """Train with one optimizer from the start, or from its checkpoint if ``resume`` is set and there is one."""
-    import transformers  # noqa: F401  before the baseline: the library is no part of what training needs
-
+    prepare_libraries()
     with reproducible(config.threads) as threads, StopSignals() as stop:
         peak_reset = memory.reset_peak()
         baseline = memory.resident_bytes()
-        trainer = Trainer(config, label, tokens, threads)
-        trainer.baseline = baseline
-        if config.resume and trainer.path.exists():
-            trainer.restore(warn)
+        with Waiting(f"{title(label, config)}: making the model", config.quiet):
+            trainer = Trainer(config, label, tokens, threads)
+            trainer.baseline = baseline
+            if config.resume and trainer.path.exists():
+                trainer.restore(warn)
+            if trainer.done < config.steps and not trainer.history["validation"]:
+                trainer.validate()  # before the first step: where both runs start from
         progress = Progress(title(label, config), config.steps, trainer.done, config.quiet)
         parent = os.getppid()
         try:
             while trainer.done < config.steps:
-                if not trainer.history["validation"]:
-                    trainer.validate()  # before the first step: where both runs start from
                 loss = trainer.step()
                 due = trainer.done % config.eval_interval == 0 or trainer.done == config.steps
                 validation = trainer.validate() if due else None
@@ -231,9 +236,9 @@ def train(config: Config, label: str, tokens: Tokens, warn: Callable[[str], None
                     raise Interrupted(_interruption(trainer.path, trainer.done, config), stop.signum)
                 if config.checkpoint_every and trainer.done % config.checkpoint_every == 0 or trainer.done == config.steps:
                     trainer.save()
+            return trainer.result(peak_reset)
         finally:
             progress.close()
-        return trainer.result(peak_reset)
 
 
 def _interruption(path: Path, step: int, config: Config) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .config import Config
 from .errors import ExampleError
+
+if TYPE_CHECKING:  # importing it takes seconds, which mistakes in labels and sizes do not wait for
+    import torch
 
 NAMES = ("torch", "lowtide")
 
@@ -58,6 +59,19 @@ def check_optimizers(config: Config) -> None:
     if ours and importlib.util.find_spec("lowtide") is None:
         raise ExampleError("missing Python package: lowtide\n  install with: pip install .  (in the root of the "
                            "repository), or compare nothing with --optimizers torch")  # fmt: skip
+    if ours:
+        from lowtide import _core
+
+        for label, choice in zip(config.optimizers, choices, strict=True):
+            if choice.library == "lowtide" and choice.variant not in _core.codec_names():
+                raise ExampleError(f"{label}: no state format {choice.variant!r}; known are {', '.join(_core.codec_names())}")
+        for name in ("ram_budget", "chunk"):
+            size = getattr(config, name)
+            try:
+                if size is not None and not size.strip().endswith("%"):
+                    _core.parse_bytes(size)
+            except ValueError as error:
+                raise ExampleError(f"--{name.replace('_', '-')}: {error}") from error
     if config.ram_budget is None:
         return
     if not any(choice.budget for choice in choices):
@@ -91,6 +105,8 @@ def make_optimizer(label: str, config: Config, groups: list[dict[str, object]]) 
     library, variant, _ = parse_label(label, config.state)
     settings: dict[str, Any] = {"lr": config.lr, "betas": (config.beta1, config.beta2), "eps": config.eps}
     if library == "torch":
+        import torch
+
         return torch.optim.AdamW(groups, fused=variant == "fused" or None, **settings)
     import lowtide
 
@@ -135,6 +151,8 @@ def reported_bytes(optimizer: torch.optim.Optimizer) -> int | None:
 
 
 def _tensors(value: object) -> Iterator[torch.Tensor]:
+    import torch
+
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):

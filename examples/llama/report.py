@@ -82,17 +82,12 @@ def make_report(config: Config, data: dict[str, Any], runs: dict[str, Any], seco
 def print_table(report: dict[str, Any]) -> None:
     """Show the runs side by side, then the differences in words."""
     from rich.console import Console
-    from rich.table import Table
 
-    # A file has no width: 80 columns would fold the table there.
-    console = Console(width=None if sys.stdout.isatty() else 132)
+    console = Console(width=None if sys.stdout.isatty() else 80)  # a file has no width
     runs = report["runs"].values()
-    table = Table(title=f"{next(iter(runs))['parameters']:,} parameters, {report['config']['steps']} steps, "
-                        f"text: {report['data']['source']}")  # fmt: skip
-    table.add_column("optimizer")
-    for column in ("train loss", "validation loss", "optimizer MiB", "bytes/param", "peak RSS MiB", "ms/step",
-                   "ms in step()"):  # fmt: skip
-        table.add_column(column, justify="right")
+    table = _table(f"{next(iter(runs))['parameters']:,} parameters, {report['config']['steps']} steps, "
+                   f"text: {report['data']['source']}", "train\nloss", "validation\nloss", "state\nMiB", "bytes/\nparam",
+                   "peak RSS\nMiB", "ms/\nstep", "ms in\nstep()")  # fmt: skip
     for run in runs:
         table.add_row(
             run["title"],
@@ -110,31 +105,47 @@ def print_table(report: dict[str, Any]) -> None:
     for label, row in report["comparison"].items():
         run, base = report["runs"][label], report["runs"][row["with"]]
         console.print(
-            f"{run['title']} against {base['title']}: validation loss {row['validation_loss_difference']:+.4f} nat, "
-            f"optimizer memory x{row['optimizer_bytes_ratio']:.3f}, peak RSS "
-            f"{row['rss_peak_difference'] / MIB:+.1f} MiB, time in step() x{row['optimizer_ms_ratio']:.2f}",
+            f"{run['title']} against {base['title']}:\n"
+            f"  validation loss {row['validation_loss_difference']:+.4f} nat, time in step() "
+            f"x{row['optimizer_ms_ratio']:.2f}\n"
+            f"  optimizer state {_state_ratio(row, run)}, peak RSS {row['rss_peak_difference'] / MIB:+.1f} MiB",
             highlight=False,
             soft_wrap=True,
         )
         if row["same_bits_as"]:
             twin = report["runs"][row["same_bits_as"]]
-            console.print(f"  same bits as {twin['title']}: {run['steps']} training losses and gradient norms, "
-                          f"{len(run['history']['validation'])} validation losses, {run['parameters']:,} weights",
-                          highlight=False, soft_wrap=True)  # fmt: skip
+            console.print(f"  same bits as {twin['title']}: {run['steps']} training losses and\n"
+                          f"  gradient norms, {len(run['history']['validation'])} validation losses, {run['parameters']:,} "
+                          "weights", highlight=False, soft_wrap=True)  # fmt: skip
         if not row["same_conditions"]:
-            console.print("  resumed runs: losses and state bytes stand; times and RSS come from several sessions and "
-                          "are not comparable", highlight=False, soft_wrap=True)  # fmt: skip
+            console.print("  resumed runs: losses and state bytes stand; times and RSS come from several\n"
+                          "  sessions and are not comparable", highlight=False, soft_wrap=True)  # fmt: skip
         if not (row["same_start"] and row["same_batches"]):
             console.print("  [bold red]the two did not start from the same weights or see the same batches[/]")
 
 
-def _residency_table(report: dict[str, Any]) -> Table:
+def _state_ratio(row: dict[str, Any], run: dict[str, Any]) -> str:
+    """State as a share of the reference's: what is in RAM and what is on disk are two prices."""
+    if not run["state_disk_bytes"]:
+        return f"x{row['optimizer_bytes_ratio']:.3f}"
+    return f"x{row['state_ram_ratio']:.3f} in RAM and {run['state_disk_bytes'] / MIB:.2f} MiB on disk"
+
+
+def _table(title: str, *columns: str) -> Table:
+    """Names wrap, numbers do not: 80 columns are enough."""
+    from rich import box
     from rich.table import Table
 
-    table = Table(title="where the state is, and what a step moves between RAM and disk")
-    table.add_column("optimizer")
-    for column in ("RAM MiB", "disk MiB", "moved MiB/step", "GB/s in step()", "ms waited for the disk"):
-        table.add_column(column, justify="right")
+    table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("optimizer", overflow="fold")
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _residency_table(report: dict[str, Any]) -> Table:
+    table = _table("where the state is, and what a step moves between RAM and disk", "RAM\nMiB", "disk\nMiB",
+                   "moved\nMiB/step", "GB/s\nin step()", "ms waited\nfor the disk")  # fmt: skip
     for run in report["runs"].values():
         rate = run["moved_bytes_per_step"] / (run["optimizer_ms_median"] * 1e6)
         cells = (f"{run['moved_bytes_per_step'] / MIB:.2f}", f"{rate:.2f}", f"{run['waited_ms_median']:.2f}")

@@ -7,15 +7,17 @@ import json
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from .config import Config
-from .data import Corpus, Record
+from .data import Corpus, Record, needed_tokens, too_small
 from .errors import ExampleError
 from .files import write_atomically, write_json
+
+if TYPE_CHECKING:  # only what trains imports it: it takes seconds
+    import torch
 
 END_OF_TEXT = "<|endoftext|>"
 VALIDATION_SHARE = 0.05
@@ -125,12 +127,10 @@ def _digest(array: np.ndarray) -> str:
 
 
 def _check_size(config: Config, tokens: Tokens) -> None:
-    needed = {"train": config.batch * config.context + 1, "validation": config.context + 1}
-    for part, minimum in needed.items():
+    for part, minimum in needed_tokens(config).items():
         have = tokens.info["tokens"][part]
         if have < minimum:
-            raise ExampleError(f"{tokens.info['source']} is too small: {have} {part} tokens, and --batch {config.batch} x "
-                               f"--context {config.context} needs {minimum}; give more text or lower them")  # fmt: skip
+            raise too_small(config, tokens.info["source"], f"{have} {part} tokens", minimum)
 
 
 class Batches:
@@ -148,6 +148,8 @@ class Batches:
 
     def __getitem__(self, index: int) -> torch.Tensor:
         """Ids of batch ``index``, shape (batch, context + 1): the extra one is the last target."""
+        import torch
+
         rows = [self._window(index * self._batch + row) for row in range(self._batch)]
         return torch.from_numpy(np.stack(rows))
 
@@ -162,6 +164,8 @@ class Batches:
 
 def validation_windows(tokens: np.ndarray, context: int, count: int) -> torch.Tensor:
     """Up to ``count`` windows spread evenly over the validation tokens, shape (count, context + 1)."""
+    import torch
+
     available = (tokens.size - 1) // context
     count = min(count, available)
     starts = [i * available // count * context for i in range(count)]

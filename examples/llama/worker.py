@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -13,7 +14,8 @@ from typing import Any
 from .config import Config
 from .errors import ExampleError, Interrupted
 from .files import write_json
-from .progress import StopSignals
+from .optimizers import title
+from .progress import StopSignals, Waiting
 
 
 def train_isolated(config: Config, label: str) -> dict[str, Any]:
@@ -36,9 +38,15 @@ def train_isolated(config: Config, label: str) -> dict[str, Any]:
     environment.setdefault("OMP_WAIT_POLICY", "passive")
     with StopSignals() as stop:
         # A group of its own: a Ctrl-C at the terminal reaches the child once, through this process, not twice.
-        child = subprocess.Popen([sys.executable, "-m", "llama.worker", str(request)], env=environment, process_group=0)
+        reading, writing = os.pipe()  # the child closes it when training begins
+        child = subprocess.Popen([sys.executable, "-m", "llama.worker", str(request), str(writing)], env=environment,
+                                 process_group=0, pass_fds=(writing,))  # fmt: skip
+        os.close(writing)
         forwarded = 0
         try:
+            with Waiting(f"{title(label, config)}: importing torch and transformers", config.quiet):
+                while not (stop.signum or select.select([reading], [], [], 0.1)[0]):
+                    pass
             while child.poll() is None:
                 if stop.signum and not forwarded:
                     forwarded = stop.signum
@@ -48,6 +56,7 @@ def train_isolated(config: Config, label: str) -> dict[str, Any]:
                 except subprocess.TimeoutExpired:
                     continue
         finally:
+            os.close(reading)
             if child.poll() is None:
                 child.kill()
                 child.wait()
@@ -64,15 +73,17 @@ def train_isolated(config: Config, label: str) -> dict[str, Any]:
     return reply["result"]
 
 
-def main(request: Path) -> int:
-    """The child: read the request, train, write the answer."""
+def main(request: Path, ready: int) -> int:
+    """The child: read the request, import what trains, close `ready`, train, write the answer."""
     wanted = json.loads(request.read_text())
     config, label = Config(**wanted["config"]), wanted["label"]
     reply: dict[str, Any]
     try:
         from . import tokens
-        from .loop import train
+        from .loop import prepare_libraries, train
 
+        prepare_libraries()
+        os.close(ready)
         reply = {"status": "done", "result": train(config, label, tokens.load(config))}
     except ExampleError as error:
         reply = {"status": "error", "message": str(error)}
@@ -83,4 +94,6 @@ def main(request: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    status = main(Path(sys.argv[1]), int(sys.argv[2]))
+    sys.stdout.flush()
+    os._exit(status)  # the answer is on disk; taking torch's modules apart one by one would take seconds of silence

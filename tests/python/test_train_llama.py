@@ -21,6 +21,7 @@ import torch
 import train_llama
 from llama import checkpoint, data, optimizers
 from llama.errors import ExampleError, Interrupted, require_packages
+from llama.progress import Progress, Waiting
 
 try:
     import lowtide  # noqa: F401
@@ -193,3 +194,52 @@ def test_ctrl_c_saves_a_checkpoint(tmp_path: Path, text: Path, figure: Figure) -
     content = torch.load(path, weights_only=True)
     assert content["step"] == len(content["history"]["loss"]) >= 5
     figure(f"stopped by SIGINT: {errors.strip()}")
+
+
+MISTAKES = {
+    "no state format 'foo'; known are fp32": ["--optimizers", "lowtide:foo"],
+    "no optimizer 'adam'": ["--optimizers", "torch,adam"],
+    "too small: at most 6 tokens": ["--data", "small.txt"],
+    "no such file or folder": ["--data", "absent"],
+    "no unit": ["--ram-budget", "4MiX"],
+    "no such directory": ["--ram-budget", "4MiB", "--disk", "absent"],
+    "--width must be a multiple": ["--width", "9"],
+    "no checkpoint in": ["--resume"],
+}
+
+
+def test_mistakes_are_refused_before_torch_is_imported(tmp_path: Path, figure: Figure) -> None:
+    (tmp_path / "small.txt").write_text("short")
+    slowest = 0.0
+    for words, arguments in MISTAKES.items():
+        before = os.times()
+        done = subprocess.run([sys.executable, "-X", "importtime", str(EXAMPLES / "train_llama.py"), *arguments],
+                              cwd=tmp_path, capture_output=True, text=True, timeout=60)  # fmt: skip
+        after = os.times()
+        slowest = max(slowest, after.children_user + after.children_system - before.children_user - before.children_system)
+        assert done.returncode == 2 and words in done.stderr, done.stderr[-500:]
+        imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+        assert "llama.config" in imported and not imported & {"torch", "numpy", "tokenizers", "transformers", "matplotlib"}
+    assert slowest < 1
+    figure(f"{len(MISTAKES)} mistakes refused without torch: {slowest:.2f} s of processor time at most")
+
+
+def test_a_wait_says_every_second_that_it_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    with Waiting("reading", quiet=False):
+        time.sleep(2.5)
+    said = capsys.readouterr().out
+    assert said.startswith("reading ") and said.count(".") >= 2 and said.endswith(" s\n")
+    with Waiting("reading", quiet=True):
+        pass
+    with pytest.raises(ZeroDivisionError), Waiting("dividing", quiet=False):
+        _ = 1 / 0
+    assert capsys.readouterr().out == "dividing stopped\n"
+
+
+def test_a_run_in_a_file_speaks_during_long_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress("torch", total=3, done=0, quiet=False)
+    progress.step(1, 7.0, None)
+    time.sleep(2.5)  # a step, a validation or a save
+    progress.close()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "torch: step 1/3, loss 7.000" and lines[1:] and set(lines[1:]) == {"torch: step 1/3, ..."}

@@ -76,9 +76,10 @@ def test_the_table_says_where_state_is(tmp_path: Path, text: Path, capsys: pytes
                   steps=4, quiet=False)  # fmt: skip
     train_llama.run(config)
     printed = capsys.readouterr().out
-    for words in ("where the state is", "moved MiB/step", "lowtide AdamW dynamic8 in 96KiB",
+    for words in ("where the state is", "MiB/step", "lowtide AdamW dynamic8 in 96KiB", "in RAM and 0.",
                   "same bits as lowtide AdamW dynamic8: 4 training losses"):  # fmt: skip
         assert words in printed, words
+    assert "written:" in printed and max(map(len, printed.partition("written:")[0].splitlines())) <= 80
 
 
 @pytest.fixture(scope="module")
