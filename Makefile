@@ -2,7 +2,7 @@
 PYTHON := .venv/bin/python
 ARGS ?=
 
-.PHONY: help train test soak trust bench bench-paging bench-sign bench-sign-network bench-quality gpu-check gpu-bundle build asan tsan format clean
+.PHONY: help train test soak trust bench bench-paging bench-sign bench-sign-network bench-quality gpu-check gpu-bundle docs build asan tsan format clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s  %s\n", $$1, $$2 }'
@@ -47,6 +47,10 @@ gpu-check: ## on a machine with a GPU: test and measure the CUDA backend (ARGS=f
 gpu-bundle: ## build and collect what gpu-check needs on a machine with a GPU (ARGS="--target-python python3.12")
 	@tools/bootstrap.sh --no-package
 	@$(PYTHON) tools/gpu_bundle.py $(ARGS)
+
+docs: ## build the documentation site into build/site (ARGS="--site-dir DIR")
+	@tools/bootstrap.sh --no-package --extras docs
+	@$(PYTHON) -m mkdocs build --strict $(ARGS)
 
 build: ## build the C++ library and its tests into build/dev
 	@tools/bootstrap.sh --system-only

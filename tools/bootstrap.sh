@@ -77,6 +77,9 @@ missing_packages() {
   else
     echo libhwy-dev libgtest-dev libboost-context-dev libxxhash-dev nlohmann-json3-dev liburing-dev
   fi
+  if [[ ",$extras," == *,docs,* ]]; then
+    command -v doxygen >/dev/null || echo doxygen
+  fi
   if [[ $system_only == no ]]; then
     python3 -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
     python3 -c 'import os, sysconfig as s; os.stat(os.path.join(s.get_path("include"), "Python.h"))' 2>/dev/null ||

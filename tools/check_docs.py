@@ -73,7 +73,7 @@ def expanded(name: str) -> list[str]:
 
 def bad_path(word: str) -> str | None:
     """Whether a word in code marks claims to be a path of the tree and is none."""
-    if not re.fullmatch(r"(?:%s)/[\w./{},*+-]+" % "|".join(FOLDERS), word) or "build/" in word:
+    if not re.fullmatch(rf"(?:{'|'.join(FOLDERS)})/[\w./{{}},*+-]+", word) or "build/" in word:
         return None
     for name in expanded(word.rstrip("/.,")):
         if not (any(ROOT.glob(name)) if "*" in name else (ROOT / name).exists()):

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = "test,examples,frameworks,peers,sycl"
+EXTRAS = "test,docs,examples,frameworks,peers,sycl"
 SEED = "20261122"  # of random tests, unless LOWTIDE_TEST_SEED names another
 # The tests of CUDA devices once more, on kernels that the executor of their PTX runs: minutes, so --soak alone has them.
 PTX_PLUGIN = "liblowtide_cuda_ptx.so"

@@ -5,7 +5,7 @@ device, paged to pinned host memory, or managed.
     .venv/bin/python bench/paging/memory.py [--target gpu|cpu] [--budget 4MiB] [--steps 3]
 
 "device" counts all that was allocated there: weights, gradients, state and buffers. "resident" is the peak of the whole
-process, which for the CPU's OpenCL device is what its driver holds too. Needs the SYCL runtime; docs/benchmarks/README.md.
+process, which for the CPU's OpenCL device is what its driver holds too. Needs the SYCL runtime; docs/benchmarks/method.md.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@
 
 --disk-rate 1000000000 makes a disk of 1 GB/s (read, and as much written) of a faster one (needs cgroups: root).
 
-docs/benchmarks/README.md says how figures are taken and read. Needs g++, liburing and CMake.
+docs/benchmarks/method.md says how figures are taken and read. Needs g++, liburing and CMake.
 """
 
 from __future__ import annotations

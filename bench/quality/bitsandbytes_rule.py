@@ -3,7 +3,7 @@
 Blocks of 256 run flat over the tensor. Both moments are stored as the nearest entry of their dynamic map, times the block's
 absmax; a second moment may become 0. The update uses the moments before they are rounded, weight decay follows it, and a
 first moment whose nearest entry has the other sign takes the next one. Parameters under 4096 elements have float32 state.
-bitsandbytes' own CPU code is not this rule: it looks codes up in a table of equal bins (docs/benchmarks/README.md).
+bitsandbytes' own CPU code is not this rule: it looks codes up in a table of equal bins (docs/benchmarks/method.md).
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def markdown(result: dict[str, Any]) -> str:
     text = [
         "# State formats and training",
         "",
-        "How to read this: [README.md](README.md).",
+        "How to read this: [method.md](method.md).",
         "",
         f"* {result['date']}, {machine['cpu']}, {machine['cores']} cores, "
         + ", ".join(f"{name} {version}" for name, version in machine["versions"].items())

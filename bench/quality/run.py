@@ -7,7 +7,7 @@
     .venv/bin/python bench/quality/run.py --quick                  tiny: shows that it runs, measures nothing
 
 Each result is stored as it is found: stop it, and it goes on from there; start it twice, and the two share the work.
-docs/benchmarks/README.md says how the figures are read.
+docs/benchmarks/method.md says how the figures are read.
 """
 
 from __future__ import annotations

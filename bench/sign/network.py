@@ -9,7 +9,7 @@ Every worker is a process in a network namespace of its own (root, iproute2). Co
     sign                 float32 gradients -> bits, vote, float32 parameters moved by the result
     lion                 lowtide.DistributedLion(state="dynamic8").step(), all of it
 
-A row is the median over rounds of the slowest worker. docs/benchmarks/README.md says how figures are taken and read.
+A row is the median over rounds of the slowest worker. docs/benchmarks/method.md says how figures are taken and read.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def summary(result: dict[str, Any]) -> list[str]:
 
 
 def markdown(result: dict[str, Any], counts: list[Count]) -> str:
-    text = ["# One optimizer step on the CPU", "", "How to read this: [README.md](README.md).", ""]
+    text = ["# One optimizer step on the CPU", "", "How to read this: [method.md](method.md).", ""]
     text += [f"* {line}" for line in summary(result)]
     for title, head, rows in tables(result, counts):
         align = ["---"] + ["---:"] * (len(head) - 2) + ["---"]

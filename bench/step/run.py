@@ -5,7 +5,7 @@
     .venv/bin/python bench/step/run.py --rows fp32,codes     groups or lines by name (--list shows them)
     .venv/bin/python bench/step/run.py --quick               small and short: shows that it runs, measures nothing
 
-docs/benchmarks/README.md says how the figures are taken and read.
+docs/benchmarks/method.md says how the figures are taken and read.
 """
 
 from __future__ import annotations

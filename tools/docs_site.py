@@ -1,0 +1,97 @@
+"""MkDocs' hook for the site of docs/ (mkdocs.yml): the pages that lie elsewhere, and links to them.
+
+On GitHub and in an editor the pages of docs/ link to files of the whole tree. Here such a file becomes a page of the
+site: documents of the root (ARCHITECTURE.md) beside those of docs/, sources (include/lowtide/sign.h) as listings under
+source/. The reference of C and C++ is made from the headers (tools/header_reference.py).
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))  # this file is loaded by its path
+import check_docs  # noqa: E402
+import header_reference  # noqa: E402
+
+LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
+OF_THE_SITE = ("README.md",)  # the root's README is the page of a repository; the site's home is docs/README.md
+LANGUAGES = {".h": "cpp", ".def": "cpp", ".inc": "cpp", ".cpp": "cpp", ".cu": "cpp", ".c": "c", ".py": "python"}
+
+
+def page_of(path: str) -> str | None:
+    """The page that shows a file of the tree; None for what the site does not show, such as a folder."""
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
+    if path in OF_THE_SITE:
+        return "README.md"
+    if not (ROOT / path).is_file():
+        return None
+    if (ROOT / path).parent == ROOT / header_reference.FOLDER and path.endswith(".h"):
+        return f"headers/{Path(path).name}.md"
+    return path if "/" not in path and path.endswith(".md") else f"source/{path}.md"
+
+
+def file_of(page: str) -> str:
+    """The file of the tree that a page shows."""
+    for room, folder in (("source/", ""), ("headers/", header_reference.FOLDER + "/")):
+        if page.startswith(room):
+            return folder + page.removeprefix(room).removesuffix(".md")
+    return page if "/" not in page and not (ROOT / "docs" / page).exists() else f"docs/{page}"
+
+
+def linked_from(text: str, page: str) -> set[str]:
+    """The files of the tree that a page's prose links to."""
+    folder = posixpath.dirname(file_of(page))
+    targets = (target for _, line in check_docs.prose(text) for _, target, _ in LINK.findall(line))
+    return {posixpath.normpath(posixpath.join(folder, one)) for one in targets if not re.match(r"[a-z]+:", one)}
+
+
+def on_files(files: Files, config: Any, **_: Any) -> Files:
+    """Adds documents of the root, the reference of the headers, and a listing of each source that a page links to."""
+    for path in sorted(ROOT.glob("*.md")):
+        if path.name not in OF_THE_SITE:
+            files.append(File.generated(config, path.name, content=path.read_text(encoding="utf-8")))
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, text in header_reference.pages(ROOT, Path(scratch)).items():
+            files.append(File.generated(config, name, content=text))
+    linked = {target for page in list(files.documentation_pages()) for target in linked_from(page.content_string, page.src_uri)}
+    for target in sorted(linked):
+        page = page_of(target)
+        if page and page.startswith("source/"):
+            language = LANGUAGES.get(Path(target).suffix, "text")
+            listing = (ROOT / target).read_text(encoding="utf-8")
+            text = f"---\nsearch: {{exclude: true}}\n---\n# {target}\n\n````{language}\n{listing}````\n"
+            files.append(File.generated(config, page, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
+    """Points links that leave docs/ to their pages; a link to a folder becomes its text."""
+    here = page.file.src_uri
+    folder = posixpath.dirname(file_of(here))
+
+    def moved(match: re.Match[str]) -> str:
+        target = match[2]
+        if re.match(r"[a-z]+:", target):
+            return match[0]
+        path = posixpath.normpath(posixpath.join(folder, target))
+        there = page_of(path)
+        if there is None:
+            return match[0]
+        return match[1] + posixpath.relpath(there, posixpath.dirname(here) or ".") + match[3]
+
+    inside = False
+    lines = []
+    for line in markdown.split("\n"):
+        if line.lstrip().startswith("```"):
+            inside = not inside
+        lines.append(line if inside else LINK.sub(moved, line))
+    return "\n".join(lines)

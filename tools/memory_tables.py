@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+"""Writes docs/memory-tables.md: what common models take, by `lowtide plan` alone.
+
+    .venv/bin/python tools/memory_tables.py           # writes the page
+    .venv/bin/python tools/memory_tables.py --check   # exit status 1 if the page is not what would be written
+
+Every figure of state comes from the command `lowtide plan --shapes`, over the shapes of published models. Needs the
+package, no weights and no device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lowtide.cli.main import main as lowtide
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "memory-tables.md"
+BETAS = "0.9,0.95"  # 4-bit formats take no longer averages
+FORMATS = ("fp32", "bf16", "dynamic8", "mixed12", "dynamic4")
+RAM = "16GiB"
+SCRATCH = "DIR"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A decoder as LLaMA: its name here, the published model, and the numbers of its config.json."""
+
+    name: str
+    published: str
+    layers: int
+    hidden: int
+    inner: int
+    vocabulary: int
+    heads_share: int = 1  # query heads to a key head
+    tied: bool = False  # the output layer is the embedding
+    qkv_bias: bool = False
+
+    def shapes(self) -> dict[str, list[int]]:
+        """Parameter → shape."""
+        h, keys = self.hidden, self.hidden // self.heads_share
+        found = {"embed": [self.vocabulary, h], "norm": [h]}
+        if not self.tied:
+            found["head"] = [self.vocabulary, h]
+        layer = {"q": [h, h], "k": [keys, h], "v": [keys, h], "o": [h, h], "gate": [self.inner, h], "up": [self.inner, h],
+                 "down": [h, self.inner], "norm1": [h], "norm2": [h]}  # fmt: skip
+        if self.qkv_bias:
+            layer |= {"q.bias": [h], "k.bias": [keys], "v.bias": [keys]}
+        for number in range(self.layers):
+            found |= {f"{number}.{name}": shape for name, shape in layer.items()}
+        return found
+
+
+MODELS = (
+    Model("1 B", "Llama 3.2 1B", 16, 2048, 8192, 128256, heads_share=4, tied=True),
+    Model("7 B", "Llama 2 7B", 32, 4096, 11008, 32000),
+    Model("13 B", "Llama 2 13B", 40, 5120, 13824, 32000),
+    Model("32 B", "Qwen2.5 32B", 64, 5120, 27648, 152064, heads_share=5, qkv_bias=True),
+    Model("70 B", "Llama 3 70B", 80, 8192, 28672, 128256, heads_share=8),
+)
+
+
+def plan(model: Model, *options: str) -> Any:
+    """The answer of `lowtide plan --json`; in the options, SCRATCH is a folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        shapes = Path(folder) / "shapes.json"
+        shapes.write_text(json.dumps(model.shapes()))
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+            lowtide(["plan", "--shapes", str(shapes), "--json", *(folder if word == SCRATCH else word for word in options)])
+        return json.loads(said.getvalue())
+
+
+def gb(count: float) -> str:
+    value = count / 1e9
+    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield "| " + " | ".join(head) + " |"
+    yield "|---" + "|---:" * (len(head) - 1) + "|"
+    yield from ("| " + " | ".join(row) + " |" for row in rows)
+    yield ""
+
+
+def page() -> str:
+    plans = {model: plan(model, "--betas", BETAS)["plans"] for model in MODELS}
+    lion = {model: plan(model, "--rule", "lion")["plans"]["dynamic8"] for model in MODELS}
+    paged = {model: plan(model, "--ram", RAM, "--disk", SCRATCH)["plans"] for model in MODELS}
+    count = {model: plans[model]["fp32"]["elements"] for model in MODELS}
+    names = [model.name for model in MODELS]
+
+    def state(model: Model, form: str) -> float:
+        return float(plans[model][form]["state_bytes"])
+
+    lines = [
+        "# Memory tables",
+        "",
+        "<!-- Written by tools/memory_tables.py. Change that, not this page. -->",
+        "",
+        "GB are 10⁹ bytes. All figures of state are those of `lowtide plan --shapes`, over every tensor of the model. Activations are not",
+        "in them: they depend on batch, sequence and checkpointing.",
+        "",
+        *table(["", *names], [
+            ["shapes of", *(model.published for model in MODELS)],
+            ["parameters", *(f"{count[model]:,}" for model in MODELS)],
+        ]),
+        "## Optimizer state, GB",
+        "",
+        *table(["AdamW", *names], [
+            ["`torch.optim.AdamW`, and `state=\"fp32\"`", *(gb(state(model, "fp32")) for model in MODELS)],
+            *([f"`state=\"{form}\"`", *(gb(state(model, form)) for model in MODELS)] for form in FORMATS[1:2]),
+            ["`lowtide.AdamW`, the default", *(f"**{gb(state(model, 'dynamic8'))}**" for model in MODELS)],
+            *([f"`state=\"{form}\"`, lossy", *(gb(state(model, form)) for model in MODELS)] for form in FORMATS[3:]),
+            ["`lowtide.Lion`", *(gb(lion[model]["state_bytes"]) for model in MODELS)],
+        ]),
+        "## Weights, gradients and state, GB",
+        "",
+        *table(["weights and gradients", *names], [
+            ["float32, `torch.optim.AdamW`", *(gb(8 * count[model] + state(model, "fp32")) for model in MODELS)],
+            ["float32, `lowtide.AdamW`", *(gb(8 * count[model] + state(model, "dynamic8")) for model in MODELS)],
+            ["bfloat16 with float32 copies, `torch.optim.AdamW`",
+             *(gb(8 * count[model] + state(model, "fp32")) for model in MODELS)],
+            ["bfloat16, `lowtide.AdamW(master=\"residual16\")`",
+             *(f"**{gb(6 * count[model] + state(model, 'dynamic8'))}**" for model in MODELS)],
+            ["bfloat16, `lowtide.AdamW(master=\"stochastic\")`",
+             *(gb(4 * count[model] + state(model, "dynamic8")) for model in MODELS)],
+        ]),
+        "float32 weights and gradients take 8 bytes per parameter. bfloat16 takes 4, and 4 more for float32 copies of the weights, or 2 for",
+        "the residual, which keeps the same bits ([weights of 16 bits](numerics.md#weights-of-16-bits)).",
+        "",
+        f"## A budget of {RAM.replace('GiB', ' GiB')} of RAM, the rest on disk",
+        "",
+        *table(["AdamW, GB", *names], [
+            [f"{form}: {what}", *(gb(paged[model][form][key]) for model in MODELS)]
+            for form in ("dynamic8", "fp32")
+            for what, key in (("in RAM", "ram_bytes"), ("on disk", "disk_bytes"), ("moved per step", "moved_per_step"))
+        ]),
+        "A step takes at least as long as the disk needs for what moves: [Disk and paging](memory.md).",
+        "",
+        "## Your own model",
+        "",
+        "```sh",
+        "lowtide plan --hf-config config.json --ram 16GiB --disk /tmp",
+        "```",
+        "",
+        "[The command line](command-line.md) also takes shapes from a file, and measures seconds per step.",
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if the page is stale")
+    options = parser.parse_args()
+    text = page()
+    if not options.check:
+        PAGE.write_text(text, encoding="utf-8")
+    elif PAGE.read_text(encoding="utf-8") != text:
+        print(f"{PAGE.name} is stale: run {Path(__file__).name} without --check")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
