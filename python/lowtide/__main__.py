@@ -1,5 +1,7 @@
-"""`python -m lowtide`: the command line."""
+"""`python -m lowtide`: the command line; without arguments, `lowtide info`."""
+
+import sys
 
 from lowtide.cli.main import main
 
-main()
+main(sys.argv[1:] or ["info"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import rebinding_jobs as jobs
-import torch
 from distributed_jobs import Layout, uninterrupted
 from distributed_support import differing, shared_ranks, size
 
