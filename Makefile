@@ -1,8 +1,9 @@
 # The project's commands. Each prepares what it needs (tools/bootstrap.sh) and does nothing twice.
 PYTHON := .venv/bin/python
 ARGS ?=
+FUZZERS := cmake --preset fuzz && cmake --build --preset fuzz
 
-.PHONY: help train test soak trust bench bench-paging bench-sign bench-sign-network bench-quality gpu-check gpu-bundle docs build asan tsan format clean
+.PHONY: help train test soak trust fuzz bench bench-paging bench-sign bench-sign-network bench-quality gpu-check gpu-bundle docs build asan tsan format clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s  %s\n", $$1, $$2 }'
@@ -19,7 +20,14 @@ soak: ## run the random tests of Python and of PTX with new seeds (ARGS="--soak 
 
 trust: ## run the checks of TRUST.md that have no result yet (ARGS="T3 T17" or ARGS=--all: again)
 	@python3 tools/run_tests.py --prepare
+	@tools/bootstrap.sh --no-package --extras fuzz
+	@$(FUZZERS)
 	@python3 tools/make_trust.py $(ARGS)
+
+fuzz: ## fuzz every parser until it has 10,000,000 executions (ARGS="votes --fresh"; goes on where it was)
+	@tools/bootstrap.sh --extras fuzz
+	@$(FUZZERS)
+	@$(PYTHON) tools/fuzz.py $(ARGS)
 
 bench: ## measure a step against other optimizers (ARGS="..." goes to the script)
 	@tools/bootstrap.sh --extras bench

@@ -120,6 +120,12 @@ if [[ ",$extras," == *,test,* ]] && ! command -v mpirun >/dev/null && command -v
     logged apt-mpi env DEBIAN_FRONTEND=noninteractive \
       apt-get install -q -y --no-install-recommends openmpi-bin libopenmpi-dev) || say "no MPI: its tests are skipped"
 fi
+# clang's libFuzzer, for make fuzz alone.
+if [[ ",$extras," == *,fuzz,* ]] && ! command -v clang++ >/dev/null && command -v apt-get >/dev/null && [[ $(id -u) == 0 ]]; then
+  say "installing system packages: clang libclang-rt-dev"
+  logged apt-update apt-get update -q
+  logged apt-clang env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends clang libclang-rt-dev
+fi
 [[ $system_only == yes ]] && exit 0
 
 # ---- .venv and Python requirements ----

@@ -26,10 +26,13 @@ from trust.promises import PROMISES
 
 
 def selected(rows: list[str]) -> list[Check]:
-    """The checks of these rows, each once; of all rows if there are none."""
-    checks = [check for row in PROMISES if not rows or row.number in rows for check in row.checks]
-    checks += [bug.check for bug in BUGS if not rows or "bugs" in rows]
-    return list(dict.fromkeys(checks))
+    """The checks of these rows, each command once, with the figure of its promise; of all rows if there are none."""
+    checks = {check.command: check for row in PROMISES for check in row.checks}
+    for bug in BUGS:
+        checks.setdefault(bug.check.command, bug.check)
+    wanted = {check.command for row in PROMISES if not rows or row.number in rows for check in row.checks}
+    wanted |= {bug.check.command for bug in BUGS if not rows or "bugs" in rows}
+    return [check for command, check in checks.items() if command in wanted]
 
 
 def commit() -> str:

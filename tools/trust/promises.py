@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trust.checks import Promise, cpp, python
+from trust.checks import Check, Promise, cpp, python
 
 CROSS = "lowtide_cross_tests"
 UNIT = "lowtide_tests"
@@ -142,6 +142,8 @@ PROMISES = (
                 r"wrong headers refused: (?P<wrong>\d+)|random files refused: (?P<random>\d+)|bounded memory: "
                 r"(?P<hostile>\d+)",
                 "{wrong} wrong headers, {random} random files and {hostile} headers of 16 MiB refused"),
+            Check(".venv/bin/python tools/fuzz.py", r"^\w+: (?P<runs>[\d,]+) executions, (?P<crashes>\d+) crashes",
+                  "coverage-guided fuzzing of {matches} parsers: {runs:,} executions, {crashes} crashes"),
             python("test_state_dict_garbage.py", pattern=r"(?P<refused>\d+) refused, (?P<taken>\d+) taken, all finite",
                    figure="state dicts: {refused} refused, {taken} harmless"),
         ),
@@ -189,9 +191,13 @@ PROMISES = (
     Promise(
         "T15",
         "Threads: two optimizers are independent; a second thread in one is refused, and a save holds one whole step.",
-        "Two threads in one optimizer, and optimizers side by side. (`make tsan` runs them under the thread "
-        "sanitizer.)",
+        "Two threads in one optimizer; one that steps beside one that saves; optimizers side by side. (`make tsan` "
+        "runs "
+        "them under the thread sanitizer.)",
         (
+            cpp(CROSS, "Saves.BesideStepsHoldOneWholeStep",
+                r"(?P<saves>\d+) checkpoints of (?P<steps>\d+) steps, wrong (?P<wrong>\d+)",
+                "{saves} checkpoints saved beside {steps} different steps, {wrong} wrong"),
             cpp(CROSS, "Concurrency.*", r"(?P<taken>\d+) steps taken, (?P<refused>\d+) refused",
                 "{taken} steps taken, {refused} refused"),
             python("test_hard_gradients.py::test_two_threads_at_one_optimizer",
@@ -216,12 +222,17 @@ PROMISES = (
         ),
     ),
     Promise(
-        "T17", "Parameters of more than 2³¹ elements are stepped to the last.",
-        "One parameter of 2³¹ + 4097 elements with int8 state, every element checked; rounding around index 2³².",
+        "T17", "Parameters of more than 2³¹ and 2³² elements are stepped to the last.",
+        "One parameter of 2³¹ + 4097 elements with int8 state, every element checked; one of 2³² + 4097 elements, "
+        "whose "
+        "addresses are many views of one window of memory, with its state in RAM and in a file.",
         (
             cpp(CROSS, "LargeTensor.IsSteppedToItsLastElement",
                 r"(?P<elements>\d+) elements stepped, (?P<wrong>\d+) wrong",
                 "{elements:,} elements, {wrong} wrong"),
+            cpp(CROSS, "LargeTensor.IndicesGoBeyond32BitsInRam:LargeTensor.IndicesGoBeyond32BitsOnDisk",
+                r"stepped twice, state in (?:RAM|a file): (?P<wrong>\d+) wrong, last index updated: yes",
+                "2³² + 4097 elements, {matches} places of state: {wrong} wrong, last index updated"),
             cpp(CROSS, "Rounding.IndicesGoOnBeyond32Bits",
                 r"(?P<bytes>\d+) bytes at indices .*, (?P<differ>\d+) differ",
                 "around 2³²: {differ} of {bytes:,} bytes differ"),
@@ -280,14 +291,28 @@ PROMISES = (
                 "{all} combinations, {steps:,} steps, {drifted} bytes drifted"),
         ),
     ),
-    Promise("T23", "Gradients and eps times a power of two give the same weights.", "No test yet.", ()),
     Promise(
-        "T24", "No update is much larger than exact Adam's, whatever the gradients.",
-        "Gradients over four decades and spikes, in every format.",
+        "T23", "Gradients and eps times a power of two give the same weights, bit for bit.",
+        "Every rule and format, gradients times 2^-39 to 2^60 (rules without second moments: from 2^-90).",
         (
+            cpp(CROSS, "Scale.PowersOfTwoChangeNoBit", r"scaled runs: (?P<runs>\d+), failing (?P<failing>\d+)",
+                "{runs:,} runs, {failing} differ"),
+        ),
+    ),
+    Promise(
+        "T24",
+        "No update is far above exact Adam's largest, 7.27 lr, whatever the gradients: 3.5 times that in 8 bits.",
+        "A search climbs over sequences of gradients, beginning with the worst for exact Adam; it searches in "
+        "bitsandbytes and "
+        "torchao, too. Gradients over four decades, and spikes, in every format.",
+        (
+            python("test_bounded_updates.py",
+                   pattern=r"fp32: the largest update found is (?P<most_f>[\d.]+)|dynamic8: the.* is (?P<most_d>[\d.]+) lr,"
+                   r"|bitsandbytes: the.* is (?P<most_b>[\d.]+)|torchao: the.* is (?P<most_t>[\d.]+)",
+                   figure="largest found, in lr: fp32 {most_f}, dynamic8 {most_d}; bitsandbytes {most_b}, torchao {most_t:,}"),
             cpp(CROSS, "Average.NoUpdateIsMuchLargerThanAdams",
                 r"largest update / lr (?P<most_lr>[\d.]+), (?P<most_times>[\d.]+) of exact Adam's",
-                "largest update {most_lr} lr; at most {most_times} times exact Adam's"),
+                "without search: {most_lr} lr; at most {most_times} times exact Adam's"),
         ),
     ),
     Promise(

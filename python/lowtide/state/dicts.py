@@ -23,7 +23,7 @@ def check_dict(state_dict: Any) -> None:
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
+def refusals() -> Iterator[None]:
     """Whatever a value from outside makes torch or Python raise, while nothing is changed, becomes a ValueError; errors of
     the machine stay what they are."""
     try:
@@ -50,9 +50,9 @@ def load(
     state, saved = state_dict["state"], state_dict["param_groups"]
     dicts = all(isinstance(part, dict) for part in [*state.values(), *saved])
     ours = not dicts or any("lowtide_format" in group for group in saved)
-    with _refusals():
+    with refusals():
         reader = None if ours else next((each for each in READERS if each.recognizes(state, saved)), None)
-    with _refusals():
+    with refusals():
         found = read_groups(engine, groups, state_dict, reader)
         entries: dict[int, dict[str, Any]] = {}
         for key, entry in state_dict["state"].items():

@@ -1,0 +1,113 @@
+// A thread steps and another saves, at once. A call that meets the other is refused and tried again; whatever order
+// comes of it, each checkpoint holds one whole step: the parameters that the saver took with it, and their state, are
+// those of that number of steps, bit for bit. Under the thread sanitizer (make tsan) nothing races.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "support/optimizer_case.h"
+#include "support/temporary.h"
+
+namespace lowtide::testing {
+namespace {
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr int kSteps = 60;
+#else
+constexpr int kSteps = 200;
+#endif
+constexpr int64_t kNumel = 60'000;
+
+// One optimizer with part of its state on disk, where there is a directory, and gradients that depend on the step.
+struct Run {
+  Tensor p{DType::kF32, {kNumel}}, g{DType::kF32, {kNumel}};
+  Optimizer optimizer;
+
+  explicit Run(const std::string& disk) : optimizer(make_optimizer(config(disk))) {
+    Rng rng(7);
+    p.randomize(rng), g.randomize(rng);
+    optimizer.add_param(0, p.view());
+  }
+  static Config config(const std::string& disk) {
+    Config config;
+    config.threads = 2;
+    if (!disk.empty()) config.memory = {.ram_bytes = 65536, .disk = disk, .chunk_bytes = 16384};
+    return config;
+  }
+  void step(int number) {
+    for (int64_t i = number % 64; i < kNumel; i += 64) g.set(i, number * 0.01 - static_cast<double>(i % 5));
+    const Gradient gradient = g.gradient();
+    optimizer.step({&gradient, 1});
+  }
+};
+
+// Calls until the optimizer is not in use by the other thread.
+template <class Call>
+int64_t insist(Call&& call) {
+  for (int64_t refused = 0;; ++refused) try {
+      call();
+      return refused;
+    } catch (const Error& error) {
+      if (std::string(error.what()).find("in use by another thread") == std::string::npos) throw;
+      std::this_thread::yield();
+    }
+}
+
+// Leaves the other thread room, of another length each time: one that calls without end would keep the other out.
+void pause(Rng& rng) { std::this_thread::sleep_for(std::chrono::microseconds(rng.next() % 1000)); }
+
+// The state and step counts of the steps so far, without the parameters, which the saver does not write.
+std::vector<std::byte> state_of(const Run& run) { return snapshot(run.optimizer, {}); }
+
+void save_while_stepping(const std::string& disk, const char* where) {
+  const TemporaryDirectory directory;
+  Run run(disk), alone(""), reader("");
+  std::vector<std::vector<std::byte>> wanted{state_of(alone)};
+  for (int i = 0; i < kSteps; ++i) alone.step(i), wanted.push_back(state_of(alone));
+
+  std::atomic<int> stepped = 0;
+  int64_t steps_refused = 0, saves_refused = 0;
+  int saves = 0;
+  Rng stepper_rng(8), saver(9);
+  std::thread stepper([&] {
+    for (int i = 0; i < kSteps; ++i) steps_refused += insist([&] { run.step(i); }), ++stepped, pause(stepper_rng);
+  });
+  while (stepped < kSteps) {
+    pause(saver);
+    const std::string path = directory.file("c" + std::to_string(saves++));
+    saves_refused += insist([&] { run.optimizer.save(path, ""); });
+  }
+  stepper.join();
+
+  std::map<int64_t, int> by_step;
+  int wrong = 0;
+  for (int i = 0; i < saves; ++i) {
+    reader.optimizer.load(directory.file("c" + std::to_string(i)));
+    const int64_t steps = reader.optimizer.steps(0);
+    ++by_step[steps];
+    wrong += steps < 0 || steps > kSteps || state_of(reader) != wanted[static_cast<size_t>(steps)];
+  }
+  EXPECT_EQ(wrong, 0);
+  EXPECT_GT(by_step.size(), static_cast<size_t>(kSteps / 20)) << "saves met too few different steps";
+  EXPECT_TRUE(state_of(run) == wanted.back()) << "a save changed a step";
+  EXPECT_TRUE(same_bits(run.p.data.data(), alone.p.data.data(), DType::kF32, kNumel));
+  std::printf(
+      "saves beside steps, %s: %d checkpoints of %zu steps, wrong %d; %lld steps and %lld saves refused first\n", where,
+      saves, by_step.size(), wrong, static_cast<long long>(steps_refused), static_cast<long long>(saves_refused));
+}
+
+TEST(Saves, BesideStepsHoldOneWholeStep) {
+  save_while_stepping("", "RAM");
+  const TemporaryDirectory disk;
+  save_while_stepping(disk.file(""), "disk");
+}
+
+}  // namespace
+}  // namespace lowtide::testing
