@@ -162,7 +162,7 @@ def page(path: Path, entries: list[Entry]) -> str:
         code, last = listing(lines, entry)
         covered = max(covered, last)
         previous = sections[-1] if sections else None
-        repeats = previous is not None and entry.text == previous.text
+        repeats = previous is not None and bool(entry.text) and entry.text == previous.text
         if previous and previous.inside == entry.inside and (repeats or entry.kind in ("function", "define") and not entry.text):
             previous.code.append(code)
         else:

@@ -90,6 +90,14 @@ def test_every_function_and_type_of_a_header_has_an_entry(site, header, figure):
     assert names and not missing
 
 
+def test_every_type_of_a_header_has_a_heading(site, figure):
+    text = (site / "headers" / "lowtide.h.html").read_text()
+    headings = set(re.findall(r'<h2 id="(\w+)"', text))
+    types = set(re.findall(r"^typedef (?:struct|enum) (\w+) \{", (ROOT / "include/lowtide/lowtide.h").read_text(), re.M))
+    figure(f"types of lowtide.h {len(types)}, without a heading {len(types - headings)}")
+    assert types and types <= headings
+
+
 def test_search_finds_pages_and_names(site, figure):
     found = json.loads((site / "search" / "search_index.json").read_text())["docs"]
     text = "\n".join(entry["title"] + " " + entry["text"] for entry in found)
