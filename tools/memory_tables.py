@@ -96,7 +96,7 @@ def page() -> str:
     lion = {model: plan(model, "--rule", "lion")["plans"]["dynamic8"] for model in MODELS}
     paged = {model: plan(model, "--ram", RAM, "--disk", SCRATCH)["plans"] for model in MODELS}
     count = {model: plans[model]["fp32"]["elements"] for model in MODELS}
-    names = [model.name for model in MODELS]
+    names = [model.name.replace(" ", "\u00a0") for model in MODELS]
 
     def state(model: Model, form: str) -> float:
         return float(plans[model][form]["state_bytes"])
