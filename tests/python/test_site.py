@@ -117,3 +117,11 @@ def test_memory_tables_are_those_of_lowtide_plan(figure):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     figure(f"memory tables: {done.stdout.strip() or 'as lowtide plan says'}")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_no_table_shows_its_marks(site, figure):
+    """A table without a header, or with a line between its rows, is a paragraph with bars in it."""
+    broken = [page.name for page in site.rglob("*.html") if re.search(r"<p>\|", page.read_text(encoding="utf-8"))]
+    tables = sum(page.read_text(encoding="utf-8").count("<table>") for page in site.rglob("*.html"))
+    figure(f"tables {tables}, broken {broken or 0}")
+    assert not broken
