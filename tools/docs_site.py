@@ -95,3 +95,16 @@ def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
             inside = not inside
         lines.append(line if inside else LINK.sub(moved, line))
     return "\n".join(lines)
+
+
+def on_page_content(html: str, page: Any, files: Files, **_: Any) -> str:
+    """Docstrings and comments of headers name pages as docs/rules.md: here these words lead there."""
+    here = page.file.src_uri
+    if not here.startswith(("api/", "headers/")):
+        return html
+
+    def linked(match: re.Match[str]) -> str:
+        there = files.get_file_from_path(match[1])
+        return match[0] if there is None else f'<a href="{there.url_relative_to(page.file)}">{match[0]}</a>'
+
+    return re.sub(r"(?<![\w/\">=])docs/([\w/-]+\.md)(?![^<>]*>)", linked, html)

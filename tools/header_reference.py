@@ -163,7 +163,7 @@ def page(path: Path, entries: list[Entry]) -> str:
         covered = max(covered, last)
         previous = sections[-1] if sections else None
         repeats = previous is not None and bool(entry.text) and entry.text == previous.text
-        if previous and previous.inside == entry.inside and (repeats or entry.kind in ("function", "define") and not entry.text):
+        if previous and previous.inside == entry.inside and (repeats or entry.kind == previous.kind and is_plain(entry)):
             previous.code.append(code)
         else:
             sections.append(Section(entry.name, entry.kind, entry.inside, entry.text, [code]))
@@ -191,6 +191,11 @@ class Section:
         return [title, block, *self.text] if self.kind == "function" else [title, *self.text, block]
 
 
+def is_plain(entry: Entry) -> bool:
+    """Without a comment, so that the one before is about it, too."""
+    return entry.kind in ("function", "define") and not entry.text
+
+
 def is_hidden(entry: Entry, lines: list[str]) -> bool:
     """Members that a listing has, guards, calls of macros, and functions that are deleted."""
     if entry.kind == "define":
@@ -201,49 +206,67 @@ def is_hidden(entry: Entry, lines: list[str]) -> bool:
 
 
 def head(lines: list[str]) -> str:
-    """The comment on top of a header, in Markdown."""
-    raw: list[str] = []
-    for line in lines:
-        if line.startswith("#"):
-            break
-        raw.append(re.sub(r"^\s?(//|/\*|\*/|\*) ?", "", line).removesuffix("*/").rstrip())
+    """The comment on top of a header, in Markdown: what is indented, and not part of a list, is code."""
     text: list[str] = []
-    for number, line in enumerate(raw):
-        if line.startswith("  ") and not raw[number - 1]:
-            text.append(f"```cpp\n{line.strip()}\n```")
-            continue
-        line = escaped(line.strip())
-        line = re.sub(r"^(Conventions)$", r"**\1**\n", line)
-        item = re.match(r"- (.*)", line)
-        if item and not (text and text[-1].startswith(("* ", "  "))):
-            text.append("")
-        text.append(f"* {item[1]}" if item else line)
+    room = ""  # "list", until an empty line, or "code", until a line that is not indented
+    for raw in lines:
+        if raw.startswith("#"):
+            break
+        line = re.sub(r"^\s?(//|/\*|\*/|\*) ?", "", raw).removesuffix("*/").rstrip()
+        item = re.match(r"\s*(-|\d+\.) (.*)", line)
+        if item:
+            text += [""] if room != "list" else []
+            text.append(f"{'*' if item[1] == '-' else item[1]} {escaped(item[2])}")
+            room = "list"
+        elif room != "list" and line.startswith("  "):
+            text += ["```text" if ";" not in line else "```cpp"] if room != "code" else []
+            text.append(line.removeprefix("  "))
+            room = "code"
+        else:
+            text += ["```"] if room == "code" else []
+            room = room if room == "list" and line else ""
+            text.append(re.sub(r"^Conventions$", "**Conventions**\n", escaped(line.strip())))
     return "\n".join(text).strip()
 
 
 def listing(lines: list[str], entry: Entry) -> tuple[str, int]:
-    """The declaration as the header has it, and its last line. Of a class, the line that opens it; of a function that
-    the header defines, what comes before its body."""
+    """The declaration as the header has it, and its last line. Of a class, the line that opens it."""
     first = last = entry.first
     if entry.kind == "class":
         return lines[first - 1].replace("LT_API ", "").strip().removesuffix("{").strip() + ";", first
+    if entry.kind == "function":
+        return prototype(lines, first)
     if entry.last >= first:
         last = entry.last
     elif entry.kind == "define":
         while lines[last - 1].endswith("\\"):
             last += 1
     else:
-        while last < len(lines) and not re.search(r"[;{]", lines[last - 1].split("//")[0]):
+        while last < len(lines) and ";" not in lines[last - 1].split("//")[0]:
             last += 1
     if entry.kind == "struct" and re.match(r"#define \w+_INIT", lines[last] if last < len(lines) else ""):
         last += 2  # with the macro that sets it up
     code = lines[first - 1 : last]
     margin = min((len(line) - len(line.lstrip()) for line in code if line.strip()), default=0)
-    text = "\n".join(line[margin:] for line in code)
-    if entry.kind == "function":
-        text = re.sub(r"(\n\s+:(?!:)[^;]*|\s*\{[^;]*(;.*?\})?)(?=$| *//)", ";", text, count=1)
-        text = re.sub(r"\n {7}(?= )", "\n", text) if "LT_API " in text else text
-    return text.replace("LT_API ", ""), last
+    return "\n".join(line[margin:] for line in code).replace("LT_API ", ""), last
+
+
+def prototype(lines: list[str], first: int) -> tuple[str, int]:
+    """A function's declaration without its body and what its constructor initializes, and the last line of that."""
+    margin = len(lines[first - 1]) - len(lines[first - 1].lstrip())
+    exported = "LT_API " in lines[first - 1]
+    found, depth = "", 0
+    for number, line in enumerate(lines[first - 1 :], first):
+        code, mark, note = line[margin:].partition("//")
+        code = code.removeprefix(" " * 7) if exported and number > first else code.replace("LT_API ", "")
+        for place, sign in enumerate(code):
+            depth += (sign in "([") - (sign in ")]")
+            starts = sign == ":" and ":" not in (code[place - 1 : place], code[place + 1 : place + 2])
+            if depth == 0 and (sign in "{;" or starts):
+                return found.rstrip() + ";" + (f"  {mark}{note}" if mark and code.rstrip()[-1] in ";}" else ""), number
+            found += sign
+        found = found.rstrip() + "\n"
+    return found, len(lines)
 
 
 if __name__ == "__main__":

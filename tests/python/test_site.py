@@ -98,6 +98,13 @@ def test_every_type_of_a_header_has_a_heading(site, figure):
     assert types and types <= headings
 
 
+def test_every_option_is_explained(site, figure):
+    text = words(site / "api" / "optimizers.html")
+    without = [name for name in lowtide.Options.__annotations__ if not re.search(rf"\b{name}\b[^–]{{0,120}}–\s+\S", text)]
+    figure(f"options {len(lowtide.Options.__annotations__)}, without an explanation {len(without)}")
+    assert not without
+
+
 def test_search_finds_pages_and_names(site, figure):
     found = json.loads((site / "search" / "search_index.json").read_text())["docs"]
     text = "\n".join(entry["title"] + " " + entry["text"] for entry in found)
@@ -125,3 +132,10 @@ def test_no_table_shows_its_marks(site, figure):
     tables = sum(page.read_text(encoding="utf-8").count("<table>") for page in site.rglob("*.html"))
     figure(f"tables {tables}, broken {broken or 0}")
     assert not broken
+
+
+def test_pages_that_docstrings_name_are_links(site, figure):
+    pages = [*(site / "api").glob("*.html"), *(site / "headers").glob("*.html")]
+    links = [(page, link) for page in pages for link in re.findall(r'<a href="([^"]+)">docs/[\w/-]+\.md</a>', page.read_text())]
+    figure(f"links from the reference to pages {len(links)}")
+    assert links and all((page.parent / link).exists() for page, link in links)

@@ -43,29 +43,52 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 
 
 class Options(TypedDict, total=False):
-    """Keyword options of every optimizer. Those marked (group) may also be set per parameter group."""
+    """Keyword options of every optimizer. Those marked (group) may also be set per parameter group.
 
-    # (group) "dynamic8", "float8": 1 byte per value and 4 per block of 256; "bf16": 2 bytes; "fp32": 4 bytes; "dynamic4":
-    # half a byte and 4 per block of 128; "mixed12": first moments as dynamic4, second as dynamic8. 4 bits take no betas
-    # above 0.9 in averages of both signs (ValueError)
+    Attributes:
+        state: (group) how state is stored. "dynamic8" (the default), "float8": 1 byte per value and 4 per block of 256;
+            "bf16": 2 bytes; "fp32": 4 bytes; "dynamic4": half a byte and 4 per block of 128; "mixed12": first moments as
+            dynamic4, second as dynamic8. 4 bits take no betas above 0.9 in averages of both signs (ValueError).
+        master: (group) what keeps float32 precision of bfloat16 and float16 weights: "residual16" (all of it), "residual8",
+            "stochastic" or None, the default.
+        rounding: (group) how state is rounded to its format: "nearest", "stochastic", or "auto", the default: stochastic
+            for long averages.
+        min_quantized_numel: (group) parameters with fewer elements keep float32 state; 4096 by default.
+        maximize: (group) step along the gradient instead of against it.
+        seed: seed of stochastic rounding, 0 by default: the same seed and steps give the same bits.
+        nonfinite: the answer to a NaN, an infinity or a magnitude of 2^62 or more: "skip" the step and count it (the
+            default), "raise", or "propagate".
+        amp_scaling: GradScaler hands over its scale and its verdict: the step unscales, and checks nothing itself.
+        cpu_target: instruction set, such as "avx2", for comparisons; it changes speed only. "", the default: the best.
+        memory: (group: a budget of its own) where state may live; None: no limit (docs/devices.md).
+        arithmetic: on devices that have a choice (CUDA): "exact", the bits of the CPU (the default), or "fast".
+        prefetch_in_backward: read streaming state during backward, into at most that many bytes.
+        step_in_backward: step and free gradients during backward, whenever there are that many bytes.
+        foreach: accepted for code written for torch.optim, and ignored: a step is always one fused call.
+        fused: likewise.
+        capturable: must be False.
+        differentiable: must be False.
+        decoupled_weight_decay: must be False: AdamW is the class for it, and NAdam has an argument.
+    """
+
     state: str
-    master: str | None  # (group) of bf16 and fp16 weights: "residual16" (float32 in all), "residual8", "stochastic"; None
-    rounding: str  # (group) of states to their format: "nearest", "stochastic", or "auto": stochastic for long averages
-    min_quantized_numel: int  # (group) parameters with fewer elements keep float32 state (default 4096)
-    maximize: bool  # (group) step along the gradient instead of against it
-    seed: int  # of stochastic rounding (default 0): the same seed and steps give the same bits
-    nonfinite: str  # for a NaN, infinity or magnitude >= 2^62: "skip" the step and count it, "raise", or "propagate"
-    amp_scaling: bool  # GradScaler hands over its scale and its verdict: the step unscales, and checks nothing itself
-    cpu_target: str  # instruction set, e.g. "avx2", for comparisons: changes speed only (default "": the best there is)
-    memory: Memory | None  # (group: a budget of its own) where state may live; None: no limit (docs/devices.md)
-    arithmetic: str  # on devices that have a choice (CUDA): "exact", the bits of the CPU (default), or "fast"
-    prefetch_in_backward: bool | int | str  # read streaming state during backward, into at most that many bytes
-    step_in_backward: bool | int | str  # step and free gradients during backward, whenever there are that many bytes
-    foreach: bool | None  # accepted for code written for torch.optim and ignored: a step is always one fused call
-    fused: bool | None  # likewise
-    capturable: bool  # must be False
-    differentiable: bool  # must be False
-    decoupled_weight_decay: bool  # must be False: AdamW is the class for it, and NAdam has an argument
+    master: str | None
+    rounding: str
+    min_quantized_numel: int
+    maximize: bool
+    seed: int
+    nonfinite: str
+    amp_scaling: bool
+    cpu_target: str
+    memory: Memory | None
+    arithmetic: str
+    prefetch_in_backward: bool | int | str
+    step_in_backward: bool | int | str
+    foreach: bool | None
+    fused: bool | None
+    capturable: bool
+    differentiable: bool
+    decoupled_weight_decay: bool
 
 
 def check_options(
