@@ -80,6 +80,14 @@ model(torch.randn(4, 64)).square().mean().backward()
 opt.step()
 torch.save(opt.bitsandbytes_state_dict(), "optimizer.pt")
 """,
+    ("docs/compat.md", 1): """
+import lowtide, torch
+model = torch.nn.Linear(64, 64)
+opt = lowtide.AdamW(model.parameters())
+model(torch.randn(4, 64)).square().mean().backward()
+opt.step()
+torch.save(opt.state_dict(), "optimizer.pt")
+""",
 }  # fmt: skip
 
 # Fragments that these tests run in their frameworks, or on an emulated device.

@@ -92,7 +92,9 @@ def shares_of(
         try:
             host = size_of("host", own.host)
         except (TypeError, ValueError) as error:
-            raise with_context(f"parameter group {owner[0]}", error) if owner[1] else error
+            if not owner[1]:
+                raise
+            raise with_context(f"parameter group {owner[0]}", error) from error
         takes = {place: _takes(family, own, groups, of, place, some) for place, some in there.items()}
         shares = _shares(host, takes, own.disk is not None)
         return {place: own.part(place, share) for place, share in shares.items()}
