@@ -1,5 +1,5 @@
-"""The ranks' jobs in the tests of Accelerate's FSDP2: everything from `Accelerator.prepare` to its checkpoints is Accelerate's
-own code. It never chooses FSDP for processes on CPUs, so that its state is told to."""
+"""The ranks' jobs in the tests of Accelerate's DDP and FSDP2: everything from `Accelerator.prepare` to its checkpoints is
+Accelerate's own code. It never chooses FSDP for processes on CPUs, so that its state is told to; DDP it chooses itself."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import lowtide
 import torch
 from distributed_jobs import whole
+from support import bits
 
 CLASSES: dict[str, Callable[..., Any]] = {
     "torch": torch.optim.AdamW,
@@ -95,3 +96,61 @@ def train(
         for number, entry in opt.state_dict()["state"].items():
             found |= {f"{number}.{key}": whole(value) for key, value in entry.items()}
         return losses, found
+
+
+def batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(2 * step + rank)
+    return torch.randn(16, 64, generator=generator), torch.randn(16, 33, generator=generator)
+
+
+def all_of(model: torch.nn.Module, opt: Any) -> dict[str, bytes]:
+    found = {name: bits(param) for name, param in model.named_parameters()}
+    for number, entry in opt.state_dict()["state"].items():
+        found |= {f"{number}.{key}": bits(value) for key, value in entry.items()}
+    return found
+
+
+def train_ddp(which: str, steps: int, save_at: int, folder: str, resume: bool) -> dict[str, bytes]:
+    """Weights and state of this rank in the end; every rank has data of its own, and Accelerate's DDP the mean gradient."""
+    from accelerate.utils import DistributedType
+
+    with accelerator_of(False) as accelerator:
+        assert accelerator.distributed_type == DistributedType.MULTI_CPU
+        model: Any = Net()
+        opt: Any = CLASSES[which](model.parameters(), lr=0.01, weight_decay=0.1)
+        schedule: Any = torch.optim.lr_scheduler.ExponentialLR(opt, 0.97)
+        model, opt = accelerator.prepare(model, opt)
+        accelerator.register_for_checkpointing(schedule)
+        assert isinstance(model, torch.nn.parallel.DistributedDataParallel)
+        if resume:
+            with torch.no_grad():
+                for param in model.parameters():
+                    param.zero_()
+            accelerator.load_state(folder)
+        for step in range(save_at if resume else 0, steps):
+            if step == save_at and not resume:
+                accelerator.save_state(folder)
+                accelerator.wait_for_everyone()
+            x, y = batch(step, accelerator.process_index)
+            accelerator.backward(torch.nn.functional.mse_loss(model(x), y))
+            accelerator.clip_grad_norm_(model.parameters(), 0.1)
+            opt.step()
+            schedule.step()
+            opt.zero_grad()
+        return all_of(accelerator.unwrap_model(model), opt)
+
+
+def train_alone(which: str, steps: int, world: int) -> dict[str, bytes]:
+    """The same, in one process without Accelerate: gradients of all ranks' data, and their mean."""
+    model = Net()
+    opt = CLASSES[which](model.parameters(), lr=0.01, weight_decay=0.1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(opt, 0.97)
+    for step in range(steps):
+        for rank in range(world):
+            x, y = batch(step, rank)
+            (torch.nn.functional.mse_loss(model(x), y) / world).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        opt.step()
+        schedule.step()
+        opt.zero_grad()
+    return all_of(model, opt)
