@@ -38,6 +38,10 @@ class Check:
         return self.figure.format(matches=len(matches), **whole)
 
 
+CROSS = "lowtide_cross_tests"
+UNIT = "lowtide_tests"
+COMPARED = r"(?P<bytes>[\d,]+) bytes compared, (?P<differ>\d+) differ"
+DIFFER = "{differ} of {bytes:,} bytes differ"
 GTEST_PASSED = r"\[  PASSED  \] (?P<passed>[1-9]\d*) tests?"
 PYTEST_PASSED = r"^(?P<passed>[1-9]\d*) passed"
 

@@ -4,10 +4,7 @@ Numbers name issues and pull requests: bnb = bitsandbytes, ao = torchao."""
 
 from __future__ import annotations
 
-from trust.checks import Bug, cpp, python
-
-CROSS = "lowtide_cross_tests"
-UNIT = "lowtide_tests"
+from trust.checks import CROSS, UNIT, Bug, cpp, python
 
 BUGS = (
     Bug("bnb#121, #152, #227", "the unsigned dynamic map was built wrong: bad losses for seven months",

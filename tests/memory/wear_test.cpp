@@ -1,0 +1,78 @@
+// A disk wears by what is written to it. report().written_bytes counts all of it: what reaches the file, call by call,
+// is that, and in a step no more than the state that streams, once.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdio>
+#include <string>
+
+#include "optim/optimizer_impl.h"
+#include "support/optimizer_case.h"
+#include "support/temporary.h"
+
+namespace lowtide::testing {
+namespace {
+
+// Counts the bytes that files take.
+class CountingEnv final : public Env {
+ public:
+  int64_t pwrite(int fd, const void* from, int64_t bytes, int64_t offset) override {
+    const int64_t done = Env::pwrite(fd, from, bytes, offset);
+    if (done > 0) written_ += done;
+    return done;
+  }
+  bool allows_io_uring() const override { return false; }
+  int64_t written() const { return written_; }
+
+ private:
+  std::atomic<int64_t> written_ = 0;
+};
+
+constexpr int64_t kNumel = 3 << 20, kChunk = 256 << 10, kRam = 2 << 20;
+constexpr int kSteps = 6;
+
+TEST(Wear, WrittenBytesAreWhatTheFileTakes) {
+  int64_t reported = 0, taken = 0;
+  double most = 0, least_steps = 1e300;
+  for (const std::string& rule : {std::string("adamw"), std::string("lion"), std::string("lamb")})
+    for (const std::string& state : {std::string("dynamic8"), std::string("bf16"), std::string("fp32")}) {
+      const TemporaryDirectory directory;
+      CountingEnv env;
+      OptimizerOptions options;
+      options.rule = rule;
+      options.threads = 1;
+      options.memory = {.ram_bytes = kRam, .disk = directory.file(""), .chunk_bytes = kChunk};
+      Optimizer optimizer = OptimizerEnv::make(options, env);
+      GroupOptions group;
+      group.hyper = default_hyper(rule), group.state = state;
+      optimizer.add_group(group);
+      Tensor p(DType::kF32, {kNumel}), g(DType::kF32, {kNumel});
+      Rng rng(3);
+      g.randomize(rng);
+      optimizer.add_param(0, p.view());
+      const Gradient gradient = g.gradient();
+      optimizer.step({&gradient, 1});  // makes the state
+      const int64_t before = optimizer.report().written_bytes, before_taken = env.written();
+      for (int step = 0; step < kSteps; ++step) optimizer.step({&gradient, 1});
+      const auto report = optimizer.report();
+      const int64_t by_report = report.written_bytes - before, by_file = env.written() - before_taken;
+      EXPECT_EQ(by_report, by_file) << rule << " " << state;
+      reported += by_report, taken += by_file;
+      // Each record of the file once, and no other byte.
+      const double amplification = static_cast<double>(by_file) / kSteps / static_cast<double>(report.disk_bytes);
+      most = std::max(most, amplification);
+      const double a_parameter = static_cast<double>(by_file) / kSteps / kNumel;
+      if (rule == "adamw") least_steps = std::min(least_steps, 600e12 / (a_parameter * 7e9));
+      std::printf("%-5s %-8s %5.2f bytes written a step and parameter, %.3f times what is on disk\n", rule.c_str(),
+                  state.c_str(), a_parameter, amplification);
+    }
+  EXPECT_GT(taken, 0);
+  EXPECT_LE(most, 1.0);
+  std::printf(
+      "wear: reported %lld, taken by files %lld bytes; write amplification at most %.3f; 600 TB are %.0f steps of "
+      "AdamW on 7e9 parameters, fp32 state\n",
+      static_cast<long long>(reported), static_cast<long long>(taken), most, least_steps);
+}
+
+}  // namespace
+}  // namespace lowtide::testing
