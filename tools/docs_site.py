@@ -54,6 +54,26 @@ def linked_from(text: str, page: str) -> set[str]:
     return {posixpath.normpath(posixpath.join(folder, one)) for one in targets if not re.match(r"[a-z]+:", one)}
 
 
+def on_config(config: Any) -> Any:
+    """Lists the headers in the navigation, those of C++ first."""
+    headers = sorted(
+        header_reference.headers(ROOT), key=lambda path: (path.read_text(encoding="utf-8").startswith("/*"), path.name)
+    )
+    pages = [{path.name: page_of(path.relative_to(ROOT).as_posix())} for path in headers]
+    list_of_headers(config["nav"])[:] = pages
+    return config
+
+
+def list_of_headers(nav: Any) -> Any:
+    """The list below "Headers" in a navigation; None if it has none."""
+    for entry in nav:
+        for title, below in entry.items() if isinstance(entry, dict) else ():
+            found = list_of_headers(below) if title != "Headers" and isinstance(below, list) else None
+            if title == "Headers" or found is not None:
+                return below if title == "Headers" else found
+    return None
+
+
 def on_files(files: Files, config: Any, **_: Any) -> Files:
     """Adds documents of the root, the reference of the headers, and a listing of each source that a page links to."""
     for path in sorted(ROOT.glob("*.md")):

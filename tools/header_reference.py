@@ -145,9 +145,13 @@ def pages(root: Path, scratch: Path) -> dict[str, str]:
     found = declarations(root, scratch)
     return {
         f"headers/{path.name}.md": page(path, found.get(path.name, []))
-        for path in sorted((root / FOLDER).glob("*.h"))
-        if path.name != "export.h"  # a macro alone
+        for path in headers(root)
     }
+
+
+def headers(root: Path) -> list[Path]:
+    """The headers that have a page: all but the one that has a macro of the compiler's alone."""
+    return [path for path in sorted((root / FOLDER).glob("*.h")) if path.name != "export.h"]
 
 
 def page(path: Path, entries: list[Entry]) -> str:

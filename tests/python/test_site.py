@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import lowtide
@@ -26,12 +26,13 @@ def build(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
-    """The site, and the seconds that it took."""
+    """The site, and the seconds of processor time that it took."""
     folder = tmp_path_factory.mktemp("site")
-    start = time.monotonic()
+    before = os.times()
     done = build(folder)
+    after = os.times()
     assert done.returncode == 0, done.stdout + done.stderr
-    return folder, time.monotonic() - start
+    return folder, after.children_user + after.children_system - before.children_user - before.children_system
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def words(page: Path) -> str:
 def test_it_builds_without_a_warning(built, figure):
     folder, seconds = built
     pages = sorted(folder.rglob("*.html"))
-    figure(f"pages {len(pages)}, warnings 0, seconds {seconds:.1f}/60")
+    figure(f"pages {len(pages)}, warnings 0, seconds of processor time {seconds:.1f}/60")
     assert len(pages) > 60 and (folder / "index.html").exists() and seconds < 60
 
 
@@ -83,6 +84,7 @@ def test_every_function_and_type_of_a_header_has_an_entry(site, header, figure):
         return
     code = re.sub(r"//.*|/\*.*?\*/", "", header.read_text(), flags=re.S if header.name.startswith("lowtide") else 0)
     names = set(re.findall(r"LT_API [^;{(]*?[ *&](\w+)\(", code))
+    names = names or set(re.findall(r"^#define (\w+)(?<!_H_)\b", code, re.M))
     names |= set(re.findall(r"^(?:typedef )?(?:enum class|enum|struct|class)(?: LT_API)? (\w+)", code, re.M))
     text = words(site / "headers" / f"{header.name}.html")
     missing = {name for name in names if not re.search(rf"\b{name}\b", text)}
