@@ -3,7 +3,7 @@ PYTHON := .venv/bin/python
 ARGS ?=
 FUZZERS := cmake --preset fuzz && cmake --build --preset fuzz
 
-.PHONY: help train test soak trust fuzz bench bench-paging bench-sign bench-sign-network bench-quality gpu-check gpu-bundle docs build asan tsan format clean
+.PHONY: help train test soak trust fuzz bench bench-paging bench-sign bench-sign-network bench-quality gpu-check gpu-bundle docs build clang asan tsan format clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s  %s\n", $$1, $$2 }'
@@ -64,6 +64,12 @@ build: ## build the C++ library and its tests into build/dev
 	@tools/bootstrap.sh --system-only
 	@cmake --preset dev $(CMAKE_ARGS)
 	@cmake --build --preset dev
+
+clang: ## C++ tests of a build by clang, whose warnings are errors (CMAKE_ARGS="-DCMAKE_CXX_COMPILER=clang++-19")
+	@tools/bootstrap.sh --system-only --clang
+	@cmake --preset clang $(CMAKE_ARGS)
+	@cmake --build --preset clang
+	@ctest --preset clang
 
 asan: ## C++ tests under the address and undefined-behaviour sanitizers
 	@tools/bootstrap.sh --system-only

@@ -14,6 +14,11 @@ target_compile_options(
             -Wextra
             -Wpedantic)
 
+if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 17)
+  # std::stable_sort of libstdc++ 12 uses what C++17 deprecates.
+  target_compile_options(lowtide_flags INTERFACE -Wno-deprecated-declarations)
+endif()
+
 if(LOWTIDE_SANITIZE)
   target_compile_options(lowtide_flags INTERFACE -fsanitize=${LOWTIDE_SANITIZE} -fno-sanitize-recover=all
                                                  -fno-omit-frame-pointer)

@@ -2,6 +2,7 @@
 # Makes a fresh clone ready: system packages, .venv, Python requirements, and the package built and installed into
 # .venv. Needs git, python3, g++ and make. Does only what is missing or out of date, so every make target calls it.
 #   tools/bootstrap.sh --system-only          compilers, CMake and libraries only
+#   tools/bootstrap.sh --clang [...]          clang, too
 #   tools/bootstrap.sh [--extras test,bench]  all, with these optional requirements of pyproject.toml
 #   tools/bootstrap.sh --no-package [...]     all but the package
 #   tools/bootstrap.sh --build-dir DIR [...]  the package of what CMake has built in DIR, with the options that DIR has
@@ -9,12 +10,14 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 system_only=no
+clang=no
 package=yes
 build_dir=build/wheel
 extras=""
 while (($#)); do
   case "$1" in
     --system-only) system_only=yes ;;
+    --clang) clang=yes ;;
     --no-package) package=no ;;
     --build-dir)
       build_dir="${2:?--build-dir wants a folder, e.g. build/dev}"
@@ -25,7 +28,7 @@ while (($#)); do
       shift
       ;;
     *)
-      echo "bootstrap: unknown argument '$1' (wanted --system-only, --no-package, --build-dir DIR or --extras LIST)" >&2
+      echo "bootstrap: unknown argument '$1' (wanted --system-only, --clang, --no-package, --build-dir DIR or --extras LIST)" >&2
       exit 2
       ;;
   esac
@@ -64,6 +67,7 @@ has_header() { printf '#if !__has_include(<%s>)\n#error\n#endif\n' "$1" | g++ -E
 
 missing_packages() {
   command -v g++ >/dev/null || echo g++
+  [[ $clang == no ]] || command -v clang++ >/dev/null || echo clang
   command -v cmake >/dev/null || echo cmake
   command -v ninja >/dev/null || echo ninja-build
   command -v pkg-config >/dev/null || echo pkg-config

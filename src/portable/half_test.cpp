@@ -8,6 +8,7 @@
 #include "support/half_reference.h"
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -97,8 +98,14 @@ __attribute__((target("avx,f16c"))) void hardware_f16(const float* in, u16* out)
   _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm256_cvtps_ph(_mm256_loadu_ps(in), _MM_FROUND_TO_NEAREST_INT));
 }
 
+// Older clang has no __builtin_cpu_supports("f16c").
+bool has_f16c() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+
 TEST(Half, MatchesTheProcessorsFp16) {
-  if (!__builtin_cpu_supports("f16c")) GTEST_SKIP() << "this CPU has no F16C instructions";
+  if (!has_f16c()) GTEST_SKIP() << "this CPU has no F16C instructions";
   u64 checked = 0;
   for (u64 u = 0; u < (1ull << 32); u += 8 * 11, checked += 8) {
     float in[8];

@@ -83,10 +83,10 @@ TEST(Rounding, RefusesWhatThereIsNot) {
 }
 
 struct Way {
-  std::string state = "dynamic8", rounding = "auto", target;
+  std::string state = "dynamic8", rounding = "auto", target = "";
   uint64_t seed = 0;
   int threads = 1;
-  Memory memory;
+  Memory memory = {};
 };
 
 // 12 AdamW steps of two parameters; of them `before` in one optimizer and the others in one that loads its file.

@@ -44,7 +44,7 @@ struct Cache {
   }
   static void free(void* self, void* memory) {
     Cache& cache = *static_cast<Cache*>(self);
-    Unused& given = cache.unused.emplace_back(memory, cache.sizes.at(memory));
+    Unused& given = cache.unused.emplace_back(Unused{memory, cache.sizes.at(memory)});
     for (void* const queue : cache.queues[memory]) given.until.push_back(cache.fake.record(queue));
     cache.queues.erase(memory);
     if (const auto of = cache.unnoted.find(memory); of != cache.unnoted.end()) {

@@ -15,7 +15,9 @@ constexpr char letter() {
 template <class Fn>
 void each_lane(uint32_t mask, Fn&& fn) {
   if (mask == kAllLanes) {
+#ifndef __clang__
 #pragma GCC ivdep
+#endif
     for (uint32_t lane = 0; lane < kWarp; ++lane) fn(lane);
   } else {
     for (; mask; mask &= mask - 1) fn(static_cast<uint32_t>(std::countr_zero(mask)));
