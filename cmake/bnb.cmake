@@ -13,16 +13,20 @@ set(lt_bnb_objects "$<FILTER:$<TARGET_OBJECTS:lowtide_objects>,INCLUDE,${lt_bnb_
 set(lt_bnb_objects "$<FILTER:${lt_bnb_objects},EXCLUDE,/cpu/step_table[.]>")
 add_library(lowtide_bnb SHARED "${lt_src}/bnb/bnb.cpp"
                                "${lt_src}/bnb/step_table.cpp" ${lt_bnb_inner_sources} ${lt_bnb_objects})
-target_include_directories(lowtide_bnb PUBLIC "${PROJECT_SOURCE_DIR}/include" PRIVATE "${lt_src}")
+add_library(lowtide::bnb ALIAS lowtide_bnb)
+target_include_directories(
+  lowtide_bnb PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
+  PRIVATE "${lt_src}")
 target_link_libraries(lowtide_bnb PRIVATE lowtide_flags hwy::hwy Threads::Threads ${CMAKE_DL_LIBS})
 target_link_options(lowtide_bnb PRIVATE "LINKER:--version-script=${map}" "LINKER:--gc-sections")
 if(NOT LOWTIDE_SANITIZE)  # a sanitizer's symbols may come from the program
   target_link_options(lowtide_bnb PRIVATE "LINKER:--no-undefined")
 endif()
-set_target_properties(lowtide_bnb PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}" LINK_DEPENDS "${map}")
+set_target_properties(lowtide_bnb PROPERTIES EXPORT_NAME bnb LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}"
+                                             LINK_DEPENDS "${map}")
 foreach(plugin IN LISTS lt_plugins)
   if(TARGET ${plugin})
     add_dependencies(lowtide_bnb ${plugin})
   endif()
 endforeach()
-lt_install_library(lowtide_bnb)  # Python opens it by its path
+lt_install_library(lowtide_bnb EXPORT lowtideTargets)  # Python opens it by its path

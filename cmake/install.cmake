@@ -1,16 +1,26 @@
-# Install rules: library, headers, CMake package (lowtide::lowtide) and pkg-config file. All relocatable.
+# Install rules: libraries, headers, CMake package (lowtide::lowtide, lowtide::bnb), pkg-config files and license. All
+# relocatable.
 include(CMakePackageConfigHelpers)
 
 set(lt_cmake_dir "${CMAKE_INSTALL_LIBDIR}/cmake/lowtide")
 get_target_property(lt_library_type lowtide TYPE)
+set(lt_pc_requires)
+set(lt_pc_libs)
+set(LOWTIDE_NEEDS_HIGHWAY OFF)
 if(lt_library_type STREQUAL "SHARED_LIBRARY")
   set(LOWTIDE_IS_SHARED ON)
-  set(lt_pc_requires_private)
-  set(lt_pc_libs_private)
 else()
+  # There is no other library of that name: not in Libs.private, which --static alone would show.
   set(LOWTIDE_IS_SHARED OFF)
-  set(lt_pc_requires_private libhwy)
-  set(lt_pc_libs_private "-lstdc++ -pthread")
+  set(lt_pc_libs " -lstdc++ -lm -pthread ${CMAKE_DL_LIBS}")
+  string(REPLACE " dl" " -ldl" lt_pc_libs "${lt_pc_libs}")
+  if(LIBURING_ARCHIVE AND LIBURING_INCLUDE)
+    string(APPEND lt_pc_libs " -l:liburing.a")
+  endif()
+  if(NOT LOWTIDE_HIGHWAY_SOURCE)
+    set(LOWTIDE_NEEDS_HIGHWAY ON)
+    set(lt_pc_requires libhwy)
+  endif()
 endif()
 
 install(
@@ -32,5 +42,14 @@ install(FILES "${PROJECT_BINARY_DIR}/lowtideConfig.cmake" "${PROJECT_BINARY_DIR}
 
 set(lt_pc_dir "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
 file(RELATIVE_PATH lt_pc_to_prefix "/prefix/${lt_pc_dir}" "/prefix")
-configure_file(cmake/lowtide.pc.in lowtide.pc @ONLY)
-install(FILES "${PROJECT_BINARY_DIR}/lowtide.pc" DESTINATION "${lt_pc_dir}" COMPONENT development)
+function(lt_install_pc name library description)
+  configure_file(cmake/lowtide.pc.in "${PROJECT_BINARY_DIR}/${name}.pc" @ONLY)
+  install(FILES "${PROJECT_BINARY_DIR}/${name}.pc" DESTINATION "${lt_pc_dir}" COMPONENT development)
+endfunction()
+lt_install_pc(lowtide "lowtide${lt_pc_libs}" "${PROJECT_DESCRIPTION}")
+if(TARGET lowtide_bnb)
+  set(lt_pc_requires)
+  lt_install_pc(lowtide-bnb lowtide_bnb "bitsandbytes' C functions on Lowtide's kernels")
+endif()
+
+install(FILES LICENSE DESTINATION "${CMAKE_INSTALL_DOCDIR}" COMPONENT library)

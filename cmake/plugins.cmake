@@ -41,8 +41,9 @@ function(lt_plugin_properties target)
 endfunction()
 
 # A library without a version in its name, which others find beside themselves: beside liblowtide, and in the wheel.
+# Further arguments (EXPORT ...) go to install().
 function(lt_install_library target)
-  install(TARGETS ${target} LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT library)
+  install(TARGETS ${target} ${ARGN} LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT library)
   if(LOWTIDE_PYTHON)
     install(TARGETS ${target} LIBRARY DESTINATION lowtide COMPONENT python EXCLUDE_FROM_ALL)
   endif()

@@ -1,6 +1,10 @@
 // Errors of the C++ interface. One exception type; the kind says which Python exception or C status it becomes.
 #pragma once
 
+#if __cplusplus <= 201703L
+#error "Lowtide's C++ interface needs C++20 (-std=c++20); older C++ can use the C interface, lowtide/lowtide.h"
+#endif
+
 #include <stdexcept>
 #include <string>
 

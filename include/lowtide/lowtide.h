@@ -30,6 +30,7 @@
 #include <stdint.h>
 
 #include "lowtide/export.h"
+#include "lowtide/version.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -211,7 +212,7 @@ typedef struct lt_backend_report {
 /* ---- The library: any thread, at any time -------------------------------------------------------------------------
  */
 
-/* "0.1.0"; a constant. */
+/* "0.1.0"; a constant. The macros of version.h are those of the headers. */
 LT_API const char* lt_version(void);
 /* The name of a status, e.g. "invalid argument"; a constant. */
 LT_API const char* lt_status_name(lt_status status);

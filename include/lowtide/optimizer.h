@@ -28,6 +28,7 @@
 #include "lowtide/hyper.h"
 #include "lowtide/memory_report.h"
 #include "lowtide/tensor.h"
+#include "lowtide/version.h"
 
 namespace lowtide {
 

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <span>
 
+#include "lowtide/error.h"
 #include "lowtide/export.h"
 #include "lowtide/tensor.h"
 

@@ -33,9 +33,12 @@ static int steps_a_parameter(lt_optimizer* optimizer) {
 int main(void) {
   lt_optimizer_options options = LT_OPTIMIZER_OPTIONS_INIT;
   lt_optimizer* optimizer = NULL;
+  char header[32];
   int good;
 
-  if (strncmp(lt_version(), "0.1.", 4) != 0) return !fail("lt_version is not 0.1.x");
+  snprintf(header, sizeof header, "%d.%d.%d", LOWTIDE_VERSION_MAJOR, LOWTIDE_VERSION_MINOR, LOWTIDE_VERSION_PATCH);
+  if (strcmp(lt_version(), header) != 0) return !fail("lt_version is not that of the headers");
+  if (LOWTIDE_VERSION_NUMBER < 100) return !fail("LOWTIDE_VERSION_NUMBER is not that of 0.1.0 or later");
   if (lt_optimizer_create(&options, &optimizer) != LT_OK) return !fail("create");
   good = steps_a_parameter(optimizer);
   lt_optimizer_destroy(optimizer);

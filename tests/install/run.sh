@@ -33,16 +33,34 @@ echo "-- CMake package"
 "$cmake" --build "$work/consumer"
 "$work/consumer/consumer_cpp"
 "$work/consumer/consumer_c"
+bnb="$(find "$moved" -name liblowtide_bnb.so)"
+[[ -z $bnb ]] || "$work/consumer/consumer_bnb"
 "$work/consumer/documented_cpp"
 
+echo "-- C++17 is told what is wanted"
+include="$(dirname "$(find "$moved" -name optimizer.h)")/.."
+for header in optimizer.h sign.h; do
+  if echo "#include <lowtide/$header>" | "$cxx" -std=c++17 -fsyntax-only -I"$include" -x c++ - 2>"$work/cpp17.log"; then
+    echo "$header: compiled as C++17" >&2
+    exit 1
+  fi
+  grep -m1 'error:' "$work/cpp17.log" | grep 'needs C++20' || { head -5 "$work/cpp17.log" >&2; exit 1; }
+done
+
+echo "-- license"
+cmp "$here/../../LICENSE" "$(find "$moved" -name LICENSE)"
+
 library="$(find "$moved" -name liblowtide.so)"
-if [[ -n $library ]] && command -v pkg-config >/dev/null; then
-  echo "-- pkg-config, a C program with a C compiler"
-  PKG_CONFIG_PATH="$(dirname "$(find "$moved" -name lowtide.pc)")"
-  export PKG_CONFIG_PATH
-  read -ra words < <(pkg-config --cflags --libs lowtide)
-  "$cc" -std=c11 "${flags[@]}" "$here/main.c" -o "$work/pkg_c" "${words[@]}"
-  LD_LIBRARY_PATH="$(dirname "$library")" "$work/pkg_c"
+if command -v pkg-config >/dev/null; then
+  echo "-- pkg-config, C programs with a C compiler"
+  package="$(find "$moved" -name lowtide.pc)"
+  export PKG_CONFIG_PATH="${package%/*}" LD_LIBRARY_PATH="${package%/pkgconfig/*}"
+  for name in main:lowtide bnb:lowtide-bnb; do
+    [[ $name == main:* || -n $bnb ]] || continue
+    read -ra words < <(pkg-config --cflags --libs "${name#*:}")
+    "$cc" -std=c11 "${flags[@]}" "$here/${name%:*}.c" -o "$work/pkg_c" "${words[@]}"
+    "$work/pkg_c"
+  done
 fi
 
 if [[ -n $library ]]; then

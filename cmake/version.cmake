@@ -1,0 +1,13 @@
+# Reads lt_version, "major.minor.patch", from the public header.
+set(lt_version_header "${CMAKE_CURRENT_LIST_DIR}/../include/lowtide/version.h")
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${lt_version_header}")
+set(lt_version)
+foreach(lt_part IN ITEMS MAJOR MINOR PATCH)
+  file(STRINGS "${lt_version_header}" lt_line REGEX "^#define LOWTIDE_VERSION_${lt_part} [0-9]+$")
+  string(REGEX MATCH "[0-9]+$" lt_number "${lt_line}")
+  list(APPEND lt_version "${lt_number}")
+endforeach()
+list(JOIN lt_version "." lt_version)
+if(NOT lt_version MATCHES "^[0-9]+\\.[0-9]+\\.[0-9]+$")
+  message(FATAL_ERROR "${lt_version_header}: got '${lt_version}', wanted three lines #define LOWTIDE_VERSION_... NUMBER")
+endif()
