@@ -8,7 +8,7 @@ set(lt_bnb_inner_sources "${lt_src}/bnb/device_step.cpp" "${lt_src}/bnb/host_ste
 # The library's objects of core and backend, and of the rules in src/bnb/step_table.cpp, which stands for the table of
 # all of them.
 set(lt_bnb_rules "adamw|sgd|rmsprop|lion|adagrad|ademamix")
-set(lt_bnb_parts "lowtide_objects[.]dir/.*(core/|backend/|rules/step_(${lt_bnb_rules})[.])")
+set(lt_bnb_parts "lowtide_objects[.]dir/.*(core/|backend/|hwy/|rules/step_(${lt_bnb_rules})[.])")
 set(lt_bnb_objects "$<FILTER:$<TARGET_OBJECTS:lowtide_objects>,INCLUDE,${lt_bnb_parts}>")
 set(lt_bnb_objects "$<FILTER:${lt_bnb_objects},EXCLUDE,/cpu/step_table[.]>")
 add_library(lowtide_bnb SHARED "${lt_src}/bnb/bnb.cpp"
@@ -17,7 +17,7 @@ add_library(lowtide::bnb ALIAS lowtide_bnb)
 target_include_directories(
   lowtide_bnb PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
   PRIVATE "${lt_src}")
-target_link_libraries(lowtide_bnb PRIVATE lowtide_flags hwy::hwy Threads::Threads ${CMAKE_DL_LIBS})
+target_link_libraries(lowtide_bnb PRIVATE lowtide_flags ${lt_highway} Threads::Threads ${CMAKE_DL_LIBS})
 target_link_options(lowtide_bnb PRIVATE "LINKER:--version-script=${map}" "LINKER:--gc-sections")
 if(NOT LOWTIDE_SANITIZE)  # a sanitizer's symbols may come from the program
   target_link_options(lowtide_bnb PRIVATE "LINKER:--no-undefined")

@@ -1,11 +1,29 @@
 # The library needs Highway (SIMD with run-time dispatch) and threads.
 find_package(Threads REQUIRED)
 
-find_package(hwy 1.0 QUIET)
-if(NOT hwy_FOUND)
-  message(FATAL_ERROR "Lowtide needs Highway >= 1.0 (CMake package 'hwy'), which was not found.\n"
-                      "Debian or Ubuntu: apt-get install libhwy-dev\n"
-                      "Elsewhere: build github.com/google/highway and pass -Dhwy_DIR=PREFIX/lib/cmake/hwy")
+# lt_highway: what links it; lt_highway_sources: its functions that become part of the library.
+set(LOWTIDE_HIGHWAY_SOURCE "" CACHE PATH "Highway's source folder, to be built into the library; empty: as installed")
+if(LOWTIDE_HIGHWAY_SOURCE)
+  if(NOT EXISTS "${LOWTIDE_HIGHWAY_SOURCE}/hwy/highway.h" OR NOT EXISTS "${LOWTIDE_HIGHWAY_SOURCE}/hwy/targets.cc")
+    message(FATAL_ERROR "LOWTIDE_HIGHWAY_SOURCE: got ${LOWTIDE_HIGHWAY_SOURCE}, wanted a copy of "
+                        "github.com/google/highway, with hwy/highway.h and hwy/targets.cc")
+  endif()
+  # The CPU's instruction sets; from 1.1 on, what reports errors is a file of its own.
+  file(GLOB lt_highway_sources "${LOWTIDE_HIGHWAY_SOURCE}/hwy/targets.cc" "${LOWTIDE_HIGHWAY_SOURCE}/hwy/abort.cc")
+  add_library(lowtide_highway INTERFACE)
+  target_include_directories(lowtide_highway SYSTEM INTERFACE "${LOWTIDE_HIGHWAY_SOURCE}")
+  target_compile_definitions(lowtide_highway INTERFACE HWY_STATIC_DEFINE)
+  set(lt_highway $<BUILD_INTERFACE:lowtide_highway>)
+else()
+  find_package(hwy 1.0 QUIET)
+  if(NOT hwy_FOUND)
+    message(FATAL_ERROR "Lowtide needs Highway >= 1.0 (CMake package 'hwy'), which was not found.\n"
+                        "Debian or Ubuntu: apt-get install libhwy-dev\n"
+                        "Elsewhere: pass -DLOWTIDE_HIGHWAY_SOURCE=DIR, a copy of github.com/google/highway, or build it "
+                        "and pass -Dhwy_DIR=PREFIX/lib/cmake/hwy")
+  endif()
+  set(lt_highway hwy::hwy)
+  set(lt_highway_sources)
 endif()
 
 if(LOWTIDE_DEV)

@@ -214,13 +214,30 @@ uint32_t stochastic_states(int rule, int codec, RoundingMode mode, uint32_t long
          (mode == RoundingMode::kAuto ? long_averages : 0);
 }
 
+namespace {
+
+// The rules that users name: those that this library has kernels of, or those that it was built without.
+std::vector<std::string> names_of(bool built) {
+  bool has[std::size(host::kRuleNumbers)] = {};
+#define LT_RULE(number, name, Rule) has[number] = true;
+#include "backend/built_rules.def"
+#undef LT_RULE
+  std::vector<std::string> names;
+  for (size_t rule = 0; rule < rules().size(); ++rule)
+    if (rules()[rule].family == static_cast<int>(rule) && has[rule] == built) names.emplace_back(rules()[rule].name);
+  return names;
+}
+
+std::string joined(const std::vector<std::string>& names, const char* with) {
+  std::string all;
+  for (const std::string& name : names) all += (all.empty() ? "" : with) + name;
+  return all;
+}
+
+}  // namespace
+
 std::vector<std::string> rule_names() {
-  static const std::vector<std::string> names = [] {
-    std::vector<std::string> named;
-    for (size_t rule = 0; rule < rules().size(); ++rule)
-      if (rules()[rule].family == static_cast<int>(rule)) named.emplace_back(rules()[rule].name);
-    return named;
-  }();
+  static const std::vector<std::string> names = names_of(true);
   return names;
 }
 
@@ -236,19 +253,23 @@ namespace {
 template <class Info>
 int find(const char* what, const std::string& name, const std::vector<Info>& table,
          const std::vector<std::string>& names) {
-  std::string known;
-  for (const std::string& one : names) {
-    if (one == name)
-      for (size_t i = 0; i < table.size(); ++i)
-        if (name == table[i].name) return static_cast<int>(i);
-    known += (known.empty() ? "" : ", ") + one;
-  }
-  fail(ErrorKind::kInvalidArgument, "got %s '%s', wanted one of: %s", what, name.c_str(), known.c_str());
+  if (std::find(names.begin(), names.end(), name) != names.end())
+    for (size_t i = 0; i < table.size(); ++i)
+      if (name == table[i].name) return static_cast<int>(i);
+  fail(ErrorKind::kInvalidArgument, "got %s '%s', wanted one of: %s", what, name.c_str(), joined(names, ", ").c_str());
 }
 
 }  // namespace
 
-int find_rule(const std::string& name) { return find("rule", name, rules(), rule_names()); }
+int find_rule(const std::string& name) {
+  static const std::vector<std::string> left_out = names_of(false);
+  if (std::find(left_out.begin(), left_out.end(), name) != left_out.end())
+    fail(ErrorKind::kUnsupported,
+         "got rule '%s', which this library was built without: LOWTIDE_RULES was '%s'; configure it with "
+         "-DLOWTIDE_RULES='%s;%s'",
+         name.c_str(), joined(rule_names(), ";").c_str(), joined(rule_names(), ";").c_str(), name.c_str());
+  return find("rule", name, rules(), rule_names());
+}
 int find_master(const std::string& name) {
   if (name.empty()) return 0;
   std::vector<std::string> names;

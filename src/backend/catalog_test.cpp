@@ -79,6 +79,14 @@ TEST(Catalog, VariantsHaveTheStatesOfTheirFamilyFirst) {
   std::printf("%zu rules, %d states\n", rules().size(), states);
 }
 
+// -DLOWTIDE_RULES finds a family by it (cmake/rules.cmake).
+TEST(Catalog, VariantsAreCalledByTheirFamily) {
+  for (const RuleInfo& rule : rules()) {
+    const std::string name = rule.name;
+    EXPECT_EQ(rules()[static_cast<size_t>(rule.family)].name, name.substr(0, name.find('_')));
+  }
+}
+
 TEST(Catalog, VariantsAreNotNames) {
   for (const char* name : {"sgd_plain", "adam_amsgrad", "rmsprop_centered", "nadam", "ADAM", ""}) {
     const std::string said = message_of(ErrorKind::kInvalidArgument, [&] { find_rule(name); });
