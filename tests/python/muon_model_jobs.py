@@ -7,10 +7,12 @@ from typing import Any
 
 import lowtide
 import muon_jobs as jobs
+import pytest
 import torch
 import torch.distributed as dist
 from distributed_jobs import load, save, snapshot
 from distributed_models import sharded
+from lowtide.optimizers import matrix_step
 from support import bits
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -211,6 +213,28 @@ def failing_disk() -> str:
     except OSError as error:
         return str(error)
     return ""
+
+
+def failing_products() -> tuple[str, list[bytes], list[bytes]]:
+    """The error of a step in which rank 1 has no memory for its matrices, and the weights after it and after another one."""
+    params, opt = _matrices()
+    _gradients(params, 0)
+    error = ""
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() == 1:
+            patch.setattr(matrix_step, "orthogonal", _no_memory)
+        try:
+            opt.step()
+        except MemoryError as found:
+            error = str(found)
+    after = [bits(param.detach().full_tensor()) for param in params]
+    _gradients(params, 1)
+    opt.step()
+    return error, after, [bits(param.detach().full_tensor()) for param in params]
+
+
+def _no_memory(*_: Any) -> Any:
+    raise MemoryError("no memory for products")
 
 
 def refusals() -> dict[str, str]:

@@ -228,6 +228,15 @@ def test_an_error_between_batches_leaves_no_rank_waiting(figure) -> None:
     figure("3 ranks, one error, none waits")
 
 
+def test_a_rank_without_memory_for_products_leaves_no_rank_waiting(figure) -> None:
+    """The others go on without the updates of its matrices, and all have the same weights."""
+    found = shared_ranks().run(3, models.failing_products)
+    assert [error for error, _, _ in found] == ["", "no memory for products", ""]
+    for _, after, later in found:
+        assert (after, later) == found[0][1:] and after != later
+    figure(f"3 ranks, one error, none waits; {len(found[0][1])} parameters are alike then, and after one more step")
+
+
 def test_refusals(figure) -> None:
     wanted = {
         "partial": "parameter 3: got placements (Partial(sum),), wanted only Shard and Replicate",

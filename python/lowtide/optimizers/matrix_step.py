@@ -27,8 +27,8 @@ class MatrixStep:
         self._steps = 0  # that the core has counted
 
     def take(self, batches: Sequence[Batch], scale: float, queue: int, free: int) -> None:
-        """All ranks make the same calls. An error of the core on this rank is raised when the others have what they wait
-        for: its share of directions, zeros where there are none."""
+        """All ranks make the same calls. An error on this rank, of the core or of products, is raised when the others have
+        what they wait for: its share of directions and its updates, zeros where there are none."""
         under_way: UnderWay = []
         for batch in batches:
             found = self._directions(batch, scale, queue, free)
@@ -108,10 +108,7 @@ class MatrixStep:
         for stage in exchange.gather:
             yield from stage.run(flats, like)
         for n in exchange.owned:
-            part = exchange.parts[n]
-            whole = exchange.join(n, flats[n])
-            update = self._orthogonal(part.number, whole if len(part.shape) == 3 else whole[0])
-            flats[n] = exchange.cut(n, update if len(part.shape) == 3 else update[None])
+            flats[n] = self._update(exchange, n, flats[n])
         for stage in exchange.scatter:
             yield from stage.run(flats, like)
         updates: dict[int, list[Tensor]] = {i: [] for i in sizes}
@@ -119,6 +116,18 @@ class MatrixStep:
             updates[part.number].append(flats.pop(n))
         for i, flat in updates.items():
             self._move(i, torch.cat([like, *flat]).view(sizes[i]).to(here))
+
+    def _update(self, exchange: Exchange, n: int, flat: Tensor) -> Tensor:
+        """The pieces of a matrix's update, of those of its direction; zeros if this rank cannot compute it (memory is short,
+        say): the others wait for them."""
+        part = exchange.parts[n]
+        try:
+            whole = exchange.join(n, flat)
+            update = self._orthogonal(part.number, whole if len(part.shape) == 3 else whole[0])
+            return exchange.cut(n, update if len(part.shape) == 3 else update[None])
+        except Exception as error:
+            self._failure = self._failure or error
+            return flat.zero_()
 
 
 def _go_on(under_way: UnderWay) -> None:
