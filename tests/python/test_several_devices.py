@@ -288,6 +288,38 @@ def test_a_frozen_parameter_elsewhere_joins_with_its_first_gradient(machine: Mac
     assert dict_bits(pair[0]) == dict_bits(pair[1])
 
 
+@pytest.mark.parametrize("names", [("cuda:0",) * 4, ("cuda:0", "cpu", "cuda:1", "cuda:0")], ids=["one", "several"])
+def test_a_model_that_moves_before_the_first_step_is_followed(
+    machine: Machine, names: tuple[str, ...], seed: int, figure: Callable[[str], None]
+) -> None:
+    """As torch.optim does: `module.to(device)` puts other memory below the same parameters. Later it is refused, as there.
+    A stand-in shows moves from a device alone: its memory is the CPU's to torch, and a step there takes it for that."""
+    compared = 0
+    for target in (("cpu",) * 4, ("cuda:1", "cpu", "cpu", "cuda:1")):
+        here = [parameter(32, 300), parameter(7, 100), parameter(20, 33), parameter(9)]
+        there = machine.parameters(here, names)
+        pair = [lowtide.AdamW(params, lr=0.1, seed=3, rounding="stochastic", min_quantized_numel=0) for params in (here, there)]
+        pair[1].param_groups[0]["betas"] = pair[0].param_groups[0]["betas"] = (0.8, 0.99)
+        for step in range(3):
+            if step == 0:
+                for param, name in zip(there, target, strict=True):
+                    param.data = machine.tensor(param, name)
+            random_gradients(here)
+            machine.give_gradients(there, target, here)
+            for opt in pair:
+                opt.step()
+            machine.synchronize()
+            assert [*map(bits, here)] == [*map(bits, there)]
+            compared += sum(param.nbytes for param in here)
+        assert dict_bits(pair[0]) == dict_bits(pair[1])
+        assert {str(place.device) for place in pair[1].engine.cores} == {*target}
+        assert pair[1].report()["steps"] == 3
+    there[0].data = machine.tensor(there[0], "cpu")
+    with refused(pair[1], "wanted device memory"):
+        pair[1].step()
+    figure(f"{compared} bytes of 2 models that moved alike; after a step a move is refused")
+
+
 def test_copies_and_pickles(machine: Machine, seed: int) -> None:
     """They come out on the CPU, where torch puts copies of what it sees."""
     twins = Twins(machine)

@@ -70,6 +70,23 @@ def take_in(
     show()
 
 
+def follow_moves(engine: Engine, groups: Sequence[dict[str, Any]], show: Callable[[], None]) -> bool:
+    """Builds the cores anew for parameters that are on other devices than at registration, and calls `show`; whether there
+    are any. Only before the first step, as torch.optim follows them: state does not move by itself. ValueError, TypeError or
+    NotImplementedError for one that cannot be stepped there: nothing has changed."""
+    if engine.captured or any(map(engine.core.step_count, range(len(engine.params)))):
+        return False
+    now = Examined(list(engine.places), list(engine.shardings))
+    for number, param in enumerate(engine.params):
+        if now.places[number]:
+            now.shardings[number], now.places[number] = examine(param, f"parameter {number}")
+    if now.places == engine.places:
+        return False
+    rebuild(engine, groups, engine.registered()._replace(params=now))
+    show()
+    return True
+
+
 def follow_states(engine: Engine, groups: Sequence[dict[str, Any]], carry: bool) -> Callable[[], None]:
     """Builds the cores anew for options of these groups that decide which states there are (amsgrad, centered, nesterov, a
     momentum). carry: with the state that there is, else without any. Returns what goes back to the cores of before. On an

@@ -6,17 +6,20 @@ about the mathematics: it reads the groups' options, makes one call per step and
 
 import logging
 from collections.abc import Callable
-from typing import overload
+from typing import TypeVar, overload
 
 import torch
 
 from lowtide.devices import sharding
 from lowtide.engine.cores import Cores
+from lowtide.engine.rebuild import follow_moves
 from lowtide.optimizers import partitions
 from lowtide.optimizers.pushing import PushingOptimizer
 from lowtide.options.hyper import check_on_host
 from lowtide.report.log import logger
 from lowtide.state import restore
+
+Found = TypeVar("Found")
 
 
 class SteppingOptimizer(PushingOptimizer):
@@ -35,7 +38,7 @@ class SteppingOptimizer(PushingOptimizer):
         """One step over every parameter that has a gradient; returns the closure's loss, if there is a closure.
 
         Raises ValueError when a hyper-parameter is out of range, a gradient cannot be used (sparse, of another shape),
-        a parameter was moved, re-typed or resized, or, with nonfinite="raise", a gradient is not finite. Nothing has
+        a parameter was moved (but before the first step), re-typed or resized, or, with nonfinite="raise", a gradient is not finite. Nothing has
         changed then. With DTensor parameters every rank of their meshes must make the call: unless nonfinite is
         "propagate", they agree on whether to step.
         """
@@ -93,10 +96,23 @@ class SteppingOptimizer(PushingOptimizer):
         if bad:
             engine.skipped_before += 1
         else:
-            queue, free = (0, -1) if engine.on_host else (engine.queue(), engine.room())
-            (self._take or engine.core.step)(scale, bad is not None, queue, free, only)
+            self._following(lambda: self._step_core(scale, bad is not None, only))
         if engine.awaited:
             self._adopt_new_state()
+
+    def _step_core(self, scale: float, known_finite: bool, only: list[int] | None) -> None:
+        engine = self.engine
+        queue, free = (0, -1) if engine.on_host else (engine.queue(), engine.room())
+        (self._take or engine.core.step)(scale, known_finite, queue, free, only)
+
+    def _following(self, call: Callable[[], Found]) -> Found:
+        """Makes a call of the core that may find parameters on other devices than before, once more where they are."""
+        try:
+            return call()
+        except ValueError:
+            if not follow_moves(self.engine, self.param_groups, self._show_state):
+                raise
+        return call()
 
     def _tell(self) -> None:
         """Logs what has become of the state. The core commits the last step for that, as the next one would."""
@@ -150,7 +166,7 @@ class SteppingOptimizer(PushingOptimizer):
         """Whether a gradient is not finite on any rank. If one rank cannot step, all of them raise."""
         engine, failure, verdict = self.engine, None, sharding.OK
         try:
-            if engine.core.check(scale, engine.queue()) >= 0 if bad is None else bad:
+            if self._following(lambda: engine.core.check(scale, engine.queue())) >= 0 if bad is None else bad:
                 verdict = sharding.NONFINITE
         except Exception as error:  # whatever it is: the other ranks are waiting
             failure, verdict = error, sharding.FAILED
