@@ -5,20 +5,25 @@
 #   tools/bootstrap.sh --clang [...]          clang, too
 #   tools/bootstrap.sh [--extras test,bench]  all, with these optional requirements of pyproject.toml
 #   tools/bootstrap.sh --no-package [...]     all but the package
+#   tools/bootstrap.sh --native [...]         the package for this machine's processor alone: a third of the time
 #   tools/bootstrap.sh --build-dir DIR [...]  the package of what CMake has built in DIR, with the options that DIR has
+# CUDA kernels are built where a GPU is seen, or with CMAKE_ARGS=-DLOWTIDE_CUDA=ON; in DIR as DIR has it. Every wait shows
+# how far it is; build/logs has the whole output.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 system_only=no
 clang=no
 package=yes
-build_dir=build/wheel
+native=no
+build_dir=""
 extras=""
 while (($#)); do
   case "$1" in
     --system-only) system_only=yes ;;
     --clang) clang=yes ;;
     --no-package) package=no ;;
+    --native) native=yes ;;
     --build-dir)
       build_dir="${2:?--build-dir wants a folder, e.g. build/dev}"
       shift
@@ -28,12 +33,17 @@ while (($#)); do
       shift
       ;;
     *)
-      echo "bootstrap: unknown argument '$1' (wanted --system-only, --clang, --no-package, --build-dir DIR or --extras LIST)" >&2
+      echo "bootstrap: got '$1', wanted --system-only, --clang, --no-package, --native, --build-dir DIR or --extras LIST" >&2
       exit 2
       ;;
   esac
   shift
 done
+
+if [[ -n $build_dir && $native == yes ]]; then
+  echo "bootstrap: got --native and --build-dir, wanted one of them" >&2
+  exit 2
+fi
 
 readonly venv=.venv
 readonly logs=build/logs
@@ -45,21 +55,63 @@ die() {
   exit 1
 }
 
-# Runs a command with its output in a log; shows the end of the log if it fails.
-logged() {
-  local log="$logs/$1.log"
+# The newest words of a log that say how far a build, pip or apt-get is.
+how_far() {
+  tail -c 4000 "$1" 2>/dev/null | tr '\r' '\n' |
+    grep -aoE '\[[0-9]+/[0-9]+\]|(Collecting|Downloading|Using cached|Installing|Unpacking|Setting up) [^ ]+' | tail -n 1 | cut -c-60
+}
+
+# Shows every second how far the writer of a log is: in one line of a terminal, else the words where they are new, and dots.
+ticks() {
+  local begin=$SECONDS now before=""
+  trap 'exit 0' TERM
+  while kill -0 $$ 2>/dev/null; do
+    now="$(how_far "$1" || true)"
+    if [[ -t 1 ]]; then
+      printf '\r\033[K  %d s %s' $((SECONDS - begin)) "$now"
+    elif [[ $now != "$before" ]]; then
+      printf ' %s' "$now"
+    else
+      printf '.'
+    fi
+    before=$now
+    sleep 1 &
+    wait $!
+  done
+}
+
+# Runs a command with its output in a log, and shows how far it is; its exit status.
+shown() {
+  local log="$logs/$1.log" ticker status=0 begin=$SECONDS
   shift
-  if ! "$@" >"$log" 2>&1 </dev/null; then
-    tail -n 60 "$log" >&2
-    die "failed: $* (whole output: $log)"
-  fi
+  : >"$log"
+  ticks "$log" 9>&- &
+  ticker=$!
+  "$@" >"$log" 2>&1 </dev/null || status=$?
+  kill "$ticker" 2>/dev/null || true
+  wait "$ticker" 2>/dev/null || true
+  if [[ -t 1 ]]; then printf '\r\033[K'; fi
+  printf '  %d s\n' $((SECONDS - begin))
+  return $status
+}
+
+# The same; shows the end of the log and ends all if the command fails.
+logged() {
+  shown "$@" && return
+  tail -n 60 "$logs/$1.log" >&2
+  die "failed: ${*:2} (whole output: $logs/$1.log)"
 }
 
 # One bootstrap at a time in this clone.
 if command -v flock >/dev/null; then
   exec 9>build/bootstrap.lock
-  flock 9
+  if ! flock -n 9; then
+    say "another bootstrap works in this clone: waiting for it"
+    until flock -w 1 9; do printf '.'; done
+  fi
 fi
+
+sees_gpu() { compgen -G '/proc/driver/nvidia/gpus/*' >/dev/null || compgen -G '/dev/nvidia[0-9]*' >/dev/null || [[ -e /dev/dxg ]]; }
 
 # ---- system packages ----
 
@@ -134,7 +186,7 @@ fi
 
 # ---- .venv and Python requirements ----
 
-if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+if ! "$venv/bin/python" -c 'import pip' >/dev/null 2>&1; then
   say "creating $venv"
   logged venv python3 -m venv --clear "$venv"
 fi
@@ -168,7 +220,22 @@ wanted="$(requirements)"
 alone="$(requirements alone)"
 # A stamp lists the requirements that were installed; it lives in .venv, so it goes when .venv goes.
 stamp="$venv/.requirements-${extras//,/-}"
+# Where no GPU is, torch without CUDA: a tenth of the bytes. PyPI has it with CUDA only, its makers' index without.
+readonly cpu_index=https://download.pytorch.org/whl/cpu
+has_module() { "$python" -c "import importlib.util as u, sys; sys.exit(u.find_spec('$1') is None)"; }
+cpu_torch() {
+  say "no GPU is seen: looking for torch without CUDA at $cpu_index"
+  if shown cpu-index "$python" -c "import urllib.request as u; u.urlopen('$cpu_index/torch/', timeout=5).close()"; then
+    say "installing torch without CUDA"
+    logged pip-torch "$python" -m pip install --no-input --disable-pip-version-check --index-url "$cpu_index" \
+      "$(grep '^torch[><=~ ]*' <<<"$wanted")"
+  else
+    say "$cpu_index cannot be reached: torch comes from pip's index, with CUDA, gigabytes more"
+  fi
+}
+
 if [[ ! -f $stamp || $(<"$stamp") != "$wanted$alone" ]]; then
+  if [[ $(uname -s) == Linux ]] && ! sees_gpu && ! has_module torch; then cpu_torch; fi
   say "installing Python requirements (torch and intel-* are large the first time): $(tr '\n' ' ' <<<"$wanted $alone")"
   printf '%s\n' "$wanted" >"$logs/requirements.txt"
   logged pip-requirements "$python" -m pip install --no-input --disable-pip-version-check -r "$logs/requirements.txt"
@@ -196,14 +263,38 @@ cuda_compiler() {
   echo "no CUDA compiler"
 }
 
+# The version of an installed package, or nothing: pip would take a second to say it.
+version_of() { "$python" -c "from importlib.metadata import distributions as all
+print(*(d.version for d in all(name='$1')))"; }
+
+# Options of the build that CMAKE_ARGS does not name. A folder that CMake has built has its own.
+options=()
+if [[ -z $build_dir ]]; then
+  build_dir=build/wheel
+  if [[ ${CMAKE_ARGS:-} != *LOWTIDE_CUDA=* ]]; then
+    if sees_gpu; then
+      [[ $(cuda_compiler) != "no CUDA compiler" ]] || say "a GPU is seen, but no nvcc: CUDA kernels are left out"
+    else
+      [[ $(cuda_compiler) == "no CUDA compiler" ]] ||
+        say "no GPU is seen: CUDA kernels are left out (CMAKE_ARGS=-DLOWTIDE_CUDA=ON builds them)"
+      options+=(-C cmake.define.LOWTIDE_CUDA=OFF)
+    fi
+  fi
+  # One instruction set instead of four: where -march names the best, Highway leaves out those below it.
+  if [[ $native == yes ]] && g++ -march=native -E -x c++ /dev/null >/dev/null 2>&1; then
+    build_dir=build/native
+    options+=(-C cmake.define.CMAKE_CXX_FLAGS=-march=native)
+  fi
+fi
+
 # Content, not times: a checkout or a touch builds nothing. With the SYCL runtime, or CUDA's compiler, the package has a
 # plug-in for it.
 package_hash() {
   {
     "$python" -VV
-    echo "$build_dir ${CMAKE_ARGS:-}"
+    echo "$build_dir ${CMAKE_ARGS:-} ${options[*]}"
     cuda_compiler
-    "$python" -m pip freeze --disable-pip-version-check | grep -i '^intel.sycl.rt=' || echo "no SYCL runtime"
+    echo "SYCL runtime: $(version_of intel-sycl-rt)"
     find CMakeLists.txt pyproject.toml LICENSE README.md cmake include src python -type f \
       ! -name '*_test.cpp' ! -name '*.pyc' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
   } | sha256sum
@@ -211,11 +302,16 @@ package_hash() {
 
 hash="$(package_hash)"
 stamp="$venv/.package"
-if [[ ! -f $stamp || $(<"$stamp") != "$hash" ]] || ! "$python" -m pip show -q lowtide >/dev/null 2>&1; then
+if [[ ! -f $stamp || $(<"$stamp") != "$hash" || -z $(version_of lowtide) ]]; then
   say "building and installing the lowtide package: minutes, the first time (see $logs/pip-package.log)"
   rm -f "$stamp"
-  # The build folder stays, so that only changed files compile again.
-  logged pip-package "$python" -m pip install --no-input --disable-pip-version-check \
-    --no-build-isolation --no-deps --force-reinstall -C build-dir="$build_dir" -C cmake.define.LOWTIDE_PYTHON=ON .
+  # The build folder stays, so that only changed files compile again; the options of a build before must not.
+  asked="${CMAKE_ARGS:-} ${options[*]}"
+  if [[ $build_dir == build/wheel || $build_dir == build/native ]]; then
+    [[ -f $build_dir/options && $(<"$build_dir/options") == "$asked" ]] || rm -f "$build_dir/CMakeCache.txt"
+    mkdir -p "$build_dir" && printf '%s\n' "$asked" >"$build_dir/options"
+  fi
+  logged pip-package "$python" -m pip install -v --no-input --disable-pip-version-check --no-build-isolation --no-deps \
+    --force-reinstall -C build-dir="$build_dir" -C cmake.define.LOWTIDE_PYTHON=ON "${options[@]}" .
   printf '%s\n' "$hash" >"$stamp"
 fi

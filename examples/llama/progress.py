@@ -57,7 +57,7 @@ class Progress:
 
     def __init__(self, title: str, total: int, done: int, quiet: bool) -> None:
         self._title, self._total, self._done, self._quiet = title, total, done, quiet
-        self._spoke = 0.0
+        self._spoke = self._told = 0.0
         self._bar: Any = None
         self._ticker: Ticker | None = None
         if quiet:
@@ -75,7 +75,8 @@ class Progress:
         if self._bar is not None:
             self._bar.set_postfix_str(values, refresh=False)
             self._bar.update(1)
-        elif validation is not None or time.monotonic() - self._spoke >= LONGEST_SILENCE:
+        elif validation is not None or time.monotonic() - self._told >= LONGEST_SILENCE:
+            self._told = time.monotonic()
             self._say(values)
 
     def close(self) -> None:
