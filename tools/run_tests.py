@@ -4,8 +4,8 @@
 A suite that fails does not stop the next one. A step that cannot run at all (a build, a crash before any result)
 counts as one failure. Exit status 0 means: nothing failed and every suite had tests.
 
-Random tests start from one seed, so that a result repeats; --soak N runs those in Python, and those of the CUDA kernels'
-PTX (from C++ and from Python), N times with new seeds.
+Random tests start from one seed, so that a result repeats; --soak N runs those in Python, those of the CUDA kernels' PTX
+(from C++ and from Python) and all cases of those in C++ of which a run takes a share, N times with new seeds.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = "test,docs,examples,frameworks,peers,sycl"
 SEED = "20261122"  # of random tests, unless LOWTIDE_TEST_SEED names another
+# The long part of the C++ tests: all cases of random tests of which `make test` takes a share, and the machine code of an
+# older architecture, which takes as long to compile as the newer one's.
+SOAK_ENTRIES = "_soak$|^cuda_ptx_kernels$|^cuda_budgets$|^cuda_library$"
+SOAK_OPTIONS = ("-DLOWTIDE_CUDA_ARCHITECTURES=80;90",)
 # The tests of CUDA devices once more, on kernels that the executor of their PTX runs: minutes, so --soak alone has them.
 PTX_PLUGIN = "liblowtide_cuda_ptx.so"
 PTX_TESTS = ("tests/python/test_cuda.py", "tests/python/test_device_steps.py", "-k", "cuda")
@@ -94,9 +98,9 @@ def run(title: str, *command: object, env: dict[str, str] | None = None) -> int:
     return status
 
 
-def cpp_build(tally: Tally, preset: str) -> bool:
+def cpp_build(tally: Tally, preset: str, options: tuple[str, ...] = ()) -> bool:
     for title, command in (
-        ("configure", ("cmake", "--preset", preset, *shlex.split(os.environ.get("CMAKE_ARGS", "")))),
+        ("configure", ("cmake", "--preset", preset, *options, *shlex.split(os.environ.get("CMAKE_ARGS", "")))),
         ("build", ("cmake", "--build", "--preset", preset)),
     ):
         if run(f"C++ {title}", *command) != 0:
@@ -105,9 +109,9 @@ def cpp_build(tally: Tally, preset: str) -> bool:
     return True
 
 
-def cpp_tests(tally: Tally, preset: str, only: tuple[str, ...] = ()) -> None:
+def cpp_tests(tally: Tally, preset: str, options: tuple[str, ...] = (), only: tuple[str, ...] = ()) -> None:
     build = ROOT / "build" / preset
-    if not cpp_build(tally, preset):
+    if not cpp_build(tally, preset, options):
         return
 
     # Results of an earlier run must not count for this one.
@@ -150,7 +154,7 @@ def python_tests(tally: Tally, title: str, *arguments: str, **settings: str) -> 
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | settings
     status = run(
         title, ROOT / ".venv/bin/python", "-m", "pytest", "-q",
-        "--continue-on-collection-errors", "-n2", "--dist=loadfile", f"--junitxml={report}", *arguments,
+        "--continue-on-collection-errors", "-n2", "--dist=loadfile", "--no-loadscope-reorder", f"--junitxml={report}", *arguments,
         env=env,
     )
     any_case = tally.add_xml(report)
@@ -187,7 +191,7 @@ def main() -> int:
         if options.soak:
             os.environ.pop("LOWTIDE_TEST_SEED", None)
             for _ in range(options.soak):
-                cpp_tests(tally, options.preset, only=("-R", "cuda_ptx_kernels"))
+                cpp_tests(tally, options.preset, SOAK_OPTIONS, ("-C", "soak", "-R", SOAK_ENTRIES))
         else:
             os.environ.setdefault("LOWTIDE_TEST_SEED", SEED)
             cpp_tests(tally, options.preset)

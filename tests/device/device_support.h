@@ -1,6 +1,5 @@
 // Step cases in memory of a device, so that a backend that touched host memory by mistake would be seen. Which device:
-// the environment's LOWTIDE_TEST_DEVICE, BACKEND[=TARGET], as sycl=cpu or cuda. LOWTIDE_TEST_SHARE: of the random cases
-// that are tried, where the device is slow.
+// the environment's LOWTIDE_TEST_DEVICE, BACKEND[=TARGET], as sycl=cpu or cuda.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,6 +16,7 @@
 #include "lowtide/error.h"
 #include "support/device_case.h"
 #include "support/message_of.h"
+#include "support/share.h"
 #include "support/step_case.h"
 
 namespace lowtide::testing {
@@ -58,15 +58,6 @@ struct TestDevice {
     if (std::getenv("LOWTIDE_TEST_DEVICE_NEEDED")) FAIL() << testing::TestDevice::get().missing; \
     GTEST_SKIP() << testing::TestDevice::get().missing;                                          \
   }
-
-// So many cases, and what is expected of so many.
-inline int share_of(int count) {
-  static const double share = [] {
-    const char* const set = std::getenv("LOWTIDE_TEST_SHARE");
-    return set ? std::atof(set) : 1.0;
-  }();
-  return std::max(1, static_cast<int>(std::lround(share * count)));
-}
 
 // A copy of host memory on the device, between guards: a kernel that writes beyond it is seen.
 class GuardedBytes {

@@ -22,6 +22,19 @@ sys.path.insert(0, str(Path(__file__).parent))  # for support.py
 _FIGURE = "figure"  # a property of a test's report, which travels between processes
 
 
+# The files that take longest, longest first: workers begin with them, for one that comes last leaves the other worker idle.
+SLOW = (
+    "test_gpu_check", "test_planning", "test_gpu_measurements", "test_promises", "test_device_steps", "test_muon_sharded",
+    "test_fsdp1", "test_deepspeed", "test_distributed_checkpoints", "test_train_llama_budget", "test_distributed_meshes",
+    "test_loss_parity", "test_memory", "test_types", "test_train_llama", "test_train_ddp_sign", "test_paged_training",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keeps the order within a file; all workers must find the same."""
+    items.sort(key=lambda item: SLOW.index(item.path.stem) if item.path.stem in SLOW else len(SLOW))
+
+
 def pytest_configure() -> None:
     """A run with a seed of its own repeats Hypothesis's examples, too."""
     hypothesis.settings.register_profile("seeded", derandomize=True)
