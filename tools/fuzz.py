@@ -6,6 +6,7 @@ goes on where it was. Wants the fuzzers built (make fuzz builds them).
     python3 tools/fuzz.py votes                that one
     python3 tools/fuzz.py --executions 20e6    until each has as many
     python3 tools/fuzz.py --fresh              counts from 0
+    python3 tools/fuzz.py --report             nothing; prints the kept counts
     python3 tools/fuzz.py --pack               nothing; the corpora that runs have grown become those of the tree
 
 The fuzzers in C++ are built with clang's libFuzzer and AddressSanitizer from tests/fuzz; that of foreign state dicts is
@@ -71,7 +72,7 @@ def run_piece(name: str, programs: Path, executions: int) -> dict[str, int]:
     crashes = WORK / "crashes"
     crashes.mkdir(parents=True, exist_ok=True)
     words = [f"-runs={executions}", f"-max_len={LONGEST[name]}", f"-artifact_prefix={crashes}/{name}-"]
-    words += ["-rss_limit_mb=2048", "-malloc_limit_mb=64", "-timeout=20", "-print_final_stats=1"]
+    words += ["-rss_limit_mb=2048", "-malloc_limit_mb=64", "-timeout=300", "-print_final_stats=1"]
     done = subprocess.run(
         [*command(name, programs), str(unpack(name)), *words],
         env=os.environ | {"ASAN_OPTIONS": SANITIZER},
@@ -99,6 +100,7 @@ def main() -> int:
     parser.add_argument("--programs", type=Path, default=WORK, help="the folder of the fuzzers in C++")
     parser.add_argument("--fresh", action="store_true", help="count from 0")
     parser.add_argument("--pack", action="store_true", help="fuzz nothing; write the corpora of the tree")
+    parser.add_argument("--report", action="store_true", help="fuzz nothing; print the kept counts")
     options = parser.parse_args()
     kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
     for name in options.parsers or LONGEST:
@@ -106,7 +108,7 @@ def main() -> int:
             pack(name, options.programs)
             continue
         count = {} if options.fresh else kept.get(name, {})
-        while count.get("executions", 0) < options.executions:
+        while not options.report and count.get("executions", 0) < options.executions:
             piece = int(min(options.piece, options.executions - count.get("executions", 0)))
             found = run_piece(name, options.programs, piece)
             count = {
@@ -120,8 +122,8 @@ def main() -> int:
             print(f"  {name}: {count['executions']:,}", flush=True)
             if found["crashes"] or not found["executions"]:
                 break
-        text = f"{count['executions']:,} executions, {count['crashes']} crashes, {count['places']} places reached"
-        print(f"{name}: {text}", flush=True)
+        executions, crashes, places = (count.get(key, 0) for key in ("executions", "crashes", "places"))
+        print(f"{name}: {executions:,} executions, {crashes} crashes, {places} places reached", flush=True)
     return int(any(each["crashes"] for each in kept.values()))
 
 

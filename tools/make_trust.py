@@ -39,8 +39,8 @@ def commit() -> str:
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
-    # The page and the results themselves change with every run.
-    own = [f":!{path.relative_to(ROOT)}" for path in (page.FILE, kept.FILE)]
+    # The page and kept results change with every run.
+    own = (f":!{page.FILE.relative_to(ROOT)}", f":!{kept.FILE.parent.relative_to(ROOT)}")
     changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", *own)
     return git("rev-parse", "--short=7", "HEAD") + ("+" if changed else "")
 

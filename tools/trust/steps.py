@@ -40,7 +40,8 @@ STEPS = (
                 r"(?P<bad>\d+) steps with one bad gradient, (?P<skipped>\d+) skipped, (?P<changed>\d+) bytes changed",
                 "{bad:,} bad gradients, {skipped:,} steps skipped, {changed} bytes changed"),
             python("test_promises.py::test_nonfinite_gradients_poison_nothing",
-                   pattern=r"injected (?P<bad>\d+), skipped (?P<skipped>\d+), unchanged True, blocks poisoned (?P<poisoned>\d+)",
+                   pattern=r"injected (?P<bad>\d+), skipped (?P<skipped>\d+), unchanged True, "
+                   r"blocks poisoned (?P<poisoned>\d+)",
                    figure="PyTorch: {bad} injected, {skipped} skipped, {poisoned} blocks poisoned"),
         ),
     ),
