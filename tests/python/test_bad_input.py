@@ -133,6 +133,7 @@ PARAMETERS = {
     "meta": (lambda: torch.zeros(3, device="meta"), ["meta", "cpu"]),
     "sparse": (lambda: torch.zeros(3, 3).to_sparse(), ["sparse", "strided"]),
     "wrapper": (lambda: Wrapper(torch.zeros(3)), ["Wrapper", "plain"]),
+    "nested": (lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), ["nested", "dense"]),
     "lazy": (lambda: torch.nn.LazyLinear(3).weight, ["uninitialized", "shape"]),
     "expanded": (lambda: torch.zeros(1, 3).expand(4, 3), ["expanded"]),
     "overlapping": (lambda: torch.zeros(9).as_strided((4, 4), (1, 1)), ["address"]),

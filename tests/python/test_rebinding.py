@@ -138,11 +138,17 @@ def test_groups_that_change_places_keep_what_is_theirs(seed, tmp_path):
     assert before != [bits(p) for p in params]
 
 
+def frozen_codes(*shape):
+    return nn.Parameter(torch.ones(shape, dtype=torch.uint8), requires_grad=False)
+
+
 WRONG = {
     "fewer": (lambda old: old[:1], "got 1 tensors, wanted 2 as registered"),
     "more": (lambda old: [*old, parameter(3)], "got 3 tensors, wanted 2 as registered"),
     "shape": (lambda old: [parameter(256, 64), old[1]], "of shape (256, 64), wanted shape (64, 256)"),
     "placeholders": (lambda old: [torch.empty(1), torch.empty(1)], "of shape (1,), wanted shape (64, 256)"),
+    "meta": (lambda old: [nn.Parameter(torch.empty(64, 256, device="meta")), old[1]], "one that has taken steps"),
+    "codes": (lambda old: [frozen_codes(64, 256), old[1]], "got a torch.uint8 tensor on cpu in the place of one that"),
     "float64": (lambda old: [nn.Parameter(old[0].detach().double()), old[1]], "got torch.float64"),
 }
 
@@ -278,3 +284,50 @@ def test_groups_without_parameters_may_be_dropped(seed):
         random_gradients(params)
         opt.step()  # of that group alone
         assert [int(opt.state[p]["step"]) for p in params] == [steps + 2, steps + 1]
+
+
+@pytest.mark.parametrize("kind", [tuple, iter, lambda params: params[0]], ids=["tuple", "iterator", "tensor"])
+def test_other_collections_in_a_group_become_lists(kind, seed):
+    """As torch does with those that an optimizer is built with: an iterator would be empty in the second step, and a tensor
+    be taken for its rows."""
+    params = [parameter(4, 4)]
+    opt = lowtide.AdamW(params)
+    opt.param_groups[0]["params"] = kind(params)
+    for step in (1, 2):
+        random_gradients(params)
+        before = bits(params[0])
+        opt.step()
+        assert bits(params[0]) != before and int(opt.state[params[0]]["step"]) == step
+    assert opt.param_groups[0]["params"] == params
+
+
+def spoil(group, key, value):
+    group[key] = value
+
+
+BROKEN = {
+    "no params": (lambda group: group.pop("params"), ValueError, "'params' among them"),
+    "a number": (lambda group: spoil(group, "params", 3), TypeError, "param_groups[0]['params']: got int, wanted a list"),
+    "None": (lambda group: spoil(group, "params", [None]), TypeError, "['params'][0]: got NoneType, wanted a tensor"),
+    "no state": (lambda group: group.pop("state"), ValueError, "param_groups[0]: got no ['state']"),
+    "lr on meta": (
+        lambda group: spoil(group, "lr", torch.ones((), device="meta")), ValueError, "one real element with a value"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_groups_that_lack_something_are_named(name, seed):
+    params = [parameter(4, 4)]
+    opt = lowtide.AdamW(params)
+    random_gradients(params)
+    opt.step()
+    whole, before = dict(opt.param_groups[0]), bits(params[0])
+    change, kind, words = BROKEN[name]
+    change(opt.param_groups[0])
+    with pytest.raises(kind) as caught:
+        opt.step()
+    assert words in str(caught.value) and bits(params[0]) == before
+    opt.param_groups[0].update(whole)
+    opt.step()
+    assert int(opt.state[params[0]]["step"]) == 2

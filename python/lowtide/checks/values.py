@@ -30,9 +30,10 @@ def number(name: str, value: object) -> float:
     if type(value) is float:
         return value
     if isinstance(value, torch.Tensor):
-        if value.numel() != 1 or value.is_complex():
+        if value.numel() != 1 or value.is_complex() or value.is_meta:
             raise ValueError(
                 f"{name}: got a {value.dtype} tensor of shape {tuple(value.shape)}, wanted one real element"
+                f"{' with a value' if value.is_meta else ''}"
             )
         return float(value)
     if isinstance(value, Real):

@@ -173,6 +173,7 @@ def check_parameter(param: torch.Tensor, where: str, anywhere: bool = False) -> 
         raise TypeError(
             f"{where}: got a {type(param).__name__}, wanted a plain tensor, a torch.nn.Parameter or a DTensor of one"
         )
+    expect(not param.is_nested, where, "a nested tensor", "a dense one")
     lazy = torch.nn.parameter.is_lazy(param)
     expect(not lazy, where, "an uninitialized parameter", "one with a shape: run the lazy module first")
     if not anywhere:

@@ -3,9 +3,10 @@ into the groups of an optimizer that was there before."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 
 from lowtide.checks.values import expect
 from lowtide.engine.engine import Engine
@@ -14,6 +15,23 @@ from lowtide.engine.rebuild import rebuild
 from lowtide.options.overrides import Overridden, look
 
 _ADVICE = "use add_param_group, or build a new optimizer and load the state_dict"
+
+
+def list_params(groups: Sequence[dict[str, Any]]) -> None:
+    """Makes lists of other collections of parameters, which torch makes of those that an optimizer is built with."""
+    for number, group in enumerate(groups):
+        where, params = f"param_groups[{number}]", group.get("params")
+        expect("params" in group, where, f"keys {sorted(map(str, group))}", "'params' among them")
+        if not isinstance(params, Iterable) or isinstance(params, (str, set)):
+            raise TypeError(f"{where}['params']: got {type(params).__name__}, wanted a list of tensors")
+        group["params"] = [params] if isinstance(params, torch.Tensor) else list(params)
+
+
+def check_tensors(groups: Sequence[dict[str, Any]]) -> None:
+    for number, group in enumerate(groups):
+        for i, param in enumerate(group["params"]):
+            if not isinstance(param, torch.Tensor):
+                raise TypeError(f"param_groups[{number}]['params'][{i}]: got {type(param).__name__}, wanted a tensor")
 
 
 def heirs(engine: Engine, groups: Sequence[dict[str, Any]], kept: Sequence[int]) -> list[int]:
@@ -61,5 +79,9 @@ def rebind(
             had = engine.overridden[source] if sources or alike else Overridden()
             overridden.append(had.passed_on(next(found)))
     now = examine_all(params, where, (), engine.family.MAY_WAIT)
+    for i, source in enumerate(sources or ()):
+        got = f"a {params[i].dtype} tensor on {params[i].device} in the place of one that has taken steps"
+        wanted = "one that can be stepped, whose state stays, or a new optimizer without it"
+        expect(now.places[i] is not None or not engine.core.step_count(source), where[i], got, wanted)
     memories = [engine.memories[number] for number in kept]
     rebuild(engine, groups, Registered(members, now, overridden, memories), sources or [-1] * len(params))

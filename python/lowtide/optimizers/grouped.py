@@ -16,7 +16,7 @@ from lowtide.devices import sharding
 from lowtide.engine.engine import Engine
 from lowtide.engine.family import Family
 from lowtide.engine.groups import group_defaults
-from lowtide.engine.rebind import heirs, rebind
+from lowtide.engine.rebind import check_tensors, heirs, list_params, rebind
 from lowtide.engine.rebuild import add_group, follow_overrides
 from lowtide.engine.registry import Settings
 from lowtide.memory.budgets import Memory
@@ -136,11 +136,14 @@ class GroupedOptimizer(torch.optim.Optimizer):
         """Follows a wrapper that has put other tensors into the groups. No work per parameter but a comparison of
         addresses."""
         groups, members = self.param_groups, self.engine.members
+        if not all(type(group.get("params")) is list for group in groups):
+            list_params(groups)
         if len(groups) != len(members) or not all(map(_core.same_objects, map(_PARAMS, groups), members)):
             self._follow_params()
 
     def _follow_params(self) -> None:
         engine, groups = self.engine, self.param_groups
+        check_tensors(groups)
         if self._partitioned and partitions.are_all(groups):
             for number, param in partitions.unknown(engine, groups):
                 added = engine.append(number, param)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from lowtide.checks.values import expect
 from lowtide.engine.groups import CoreGroup, Format, are_fixed, are_same
 from lowtide.engine.rebuild import follow_states, take_in
 from lowtide.optimizers.grouped import GroupedOptimizer
@@ -48,6 +49,8 @@ class PushingOptimizer(GroupedOptimizer):
     def _push_group(self, of: int, group: Mapping[str, Any]) -> None:
         """Tells the core what has changed in parameter group `of`."""
         engine = self.engine
+        fixed = {*Format._fields, "rounding"}
+        expect(fixed <= group.keys(), f"param_groups[{of}]", f"no {sorted(fixed - group.keys())}", "them as they were")
         if (now := Format.of(group)) != engine.formats[of]:
             raise ValueError(
                 f"param_groups[{of}]: got {', '.join(Format._fields)} = {tuple(now)}, wanted "
