@@ -86,7 +86,8 @@ def test_sizes_of_state_on_a_device(name: str, stepped: bool, device: Any, seed:
     there = device.parameters(here)
     opt = getattr(bitsandbytes.optim, name)(there)
     if stepped:
-        device.give_gradients(there, [torch.randn(param.shape) for param in here])
+        random_gradients(here)
+        device.give_gradients(there, here)
         opt.step()
         device.synchronize()
     check(opt, opt.engine.places[0].device, figure)

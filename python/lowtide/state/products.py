@@ -1,0 +1,54 @@
+"""NAdam's products of μ, torch.optim's "mu_product", in dicts and files: they stand there where β1 and ψ have changed on the
+way. Else they follow from the options, and dicts are as they were."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from lowtide import _core
+from lowtide.checks.values import check_tensor, expect
+from lowtide.engine.engine import Engine
+from lowtide.options.hyper import hyper_values
+
+PRODUCT = "mu_product"
+_NOTHING = 2.0**-60  # 1 less this is 1: the core goes no further
+_LEAST = 2.0**-126  # torch's, in float32, becomes 0; the core's does not
+
+
+def product_as_now(options: Mapping[str, Any], step: int) -> float:
+    """The product after so many steps with these options."""
+    beta, decay = hyper_values(("beta1", "momentum_decay"), {**options, "betas": tuple(options["betas"])[:1]})
+    return _core.mu_product(beta, decay, step)
+
+
+def own_products(engine: Engine, options: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:
+    """The products of the parameters, by number, whose options of now would have given another."""
+    core, found = engine.core, dict[int, float]()
+    for i in (i for i, own in options.items() if own.get("nesterov") and core.mu_product(i) > 0):
+        product, as_now = core.mu_product(i), product_as_now(options[i], core.step_count(i))
+        if product != as_now and max(product, as_now) > _NOTHING:
+            found[i] = product
+    return found
+
+
+def read_product(saved: Any, where: str) -> float:
+    """ValueError for what is no product."""
+    where = f"{where}, {PRODUCT}"
+    check_tensor(saved, where)
+    one = saved.numel() == 1 and not saved.is_complex()
+    expect(one, where, f"a {saved.dtype} tensor of shape {tuple(saved.shape)}", "one real element")
+    return checked(float(saved), where)
+
+
+def checked(product: Any, where: str) -> float:
+    valid = isinstance(product, float) and math.isfinite(product) and 0 <= product <= 1
+    expect(valid, where, repr(product), "a number from 0 to 1")
+    return max(float(product), _LEAST)
+
+
+def as_tensor(product: float) -> torch.Tensor:
+    return torch.tensor(product, dtype=torch.float64)
