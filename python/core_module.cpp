@@ -23,6 +23,7 @@
 #include "lowtide/backends.h"
 #include "memory/store.h"
 #include "optim/joint_checkpoint.h"
+#include "optim/mu_product.h"
 #include "param_binding.h"
 #include "python_allocator.h"
 
@@ -239,6 +240,9 @@ class PyOptimizer {
     return out;
   }
 
+  double mu_product(int64_t param) const { return lowtide::mu_product(core_, param); }
+  void set_mu_product(int64_t param, double product) { lowtide::set_mu_product(core_, param, product); }
+
   ParamBinding& binding() { return binding_; }
 
   // Calls fn(all their optimizers) without the GIL while no other call may change one of them.
@@ -384,6 +388,14 @@ NB_MODULE(_core, m) {
         return out;
       },
       "rule"_a, "All hyper-parameters of the core, with the rule's defaults.");
+  m.def(
+      "mu_product",
+      [](double beta1, double momentum_decay, int64_t steps) {
+        lowtide::Hyper hyper;
+        hyper.beta1 = beta1, hyper.momentum_decay = momentum_decay;
+        return lowtide::mu_product_of(hyper, steps);
+      },
+      "beta1"_a, "momentum_decay"_a, "steps"_a, "NAdam's product of mu in so many steps.");
   bind_planning(m);
   bind_checkpoint(m);
   bind_collective(m);
@@ -467,6 +479,13 @@ where the codec has scales.)")
       .def("import_state", &PyOptimizer::import_state, "param"_a, "k"_a, "value"_a,
            "Encodes a contiguous float32 CPU tensor of the parameter's sizes into state k.")
       .def("step_count", PyOptimizer::core(&lowtide::Optimizer::steps), "param"_a)
+      .def(
+          "mu_product", [](const PyOptimizer& self, int64_t param) { return self.mu_product(param); }, "param"_a,
+          "NAdam's product of mu; -1 of another rule.")
+      .def(
+          "set_mu_product",
+          [](PyOptimizer& self, int64_t param, double product) { self.set_mu_product(param, product); }, "param"_a,
+          "product"_a)
       .def("set_step_count", PyOptimizer::core(&lowtide::Optimizer::set_steps), "param"_a, "step"_a)
       .def("offload", PyOptimizer::core_alone(&lowtide::Optimizer::offload))
       .def("onload", PyOptimizer::core_alone(&lowtide::Optimizer::onload))
@@ -484,7 +503,8 @@ where the codec has scales.)")
   m.def(
       "load_together",
       [](const std::vector<PyOptimizer*>& all, const std::vector<int>& owner, const std::string& path) {
-        return PyOptimizer::together(all, [&](const auto& cores) { return lowtide::load_together(cores, owner, path); });
+        return PyOptimizer::together(all,
+                                     [&](const auto& cores) { return lowtide::load_together(cores, owner, path); });
       },
       "optimizers"_a, "owner"_a, "path"_a, "Reads what `save_together`, or `Optimizer.save`, wrote.");
 }

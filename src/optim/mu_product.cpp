@@ -1,8 +1,6 @@
 #include "optim/mu_product.h"
 
-#include <algorithm>
 #include <cstring>
-#include <iterator>
 #include <type_traits>
 
 #include "core/error.h"
@@ -14,15 +12,12 @@ namespace {
 
 constexpr double kNothing = 0x1p-60;  // 1 less this is 1: as in the rule
 
-template <class R>
-bool is_rule(int rule) {
-  constexpr int of_family[] = {
-#define LT_RULE(number, name, type) std::is_same_v<R, type> ? number : -1,
+constexpr bool kHasProduct[] = {
+    // by number of the rule
+#define LT_RULE(number, name, type) std::is_base_of_v<NadamBase, type>,
 #include "portable/rules.def"
 #undef LT_RULE
-  };
-  return std::find(std::begin(of_family), std::end(of_family), rule) != std::end(of_family);
-}
+};
 
 double times_mu(double product, const Hyper& hyper, int64_t t) {
   return product > kNothing ? product * NadamBase::mu(hyper, static_cast<double>(t)) : product;
@@ -36,7 +31,7 @@ double mu_product_of(const Hyper& hyper, int64_t steps) {
   return product;
 }
 
-bool has_mu_product(int rule) { return is_rule<AdamNesterov>(rule) || is_rule<AdamWNesterov>(rule); }
+bool has_mu_product(int rule) { return kHasProduct[rule]; }
 
 double next_mu_product(const Parameter& param, const Hyper& hyper) {
   const bool known = param.mu_product != kAsNow;
@@ -66,8 +61,7 @@ void set_mu_product(Optimizer& of, int64_t param, double product) {
   auto& impl = OptimizerEnv::impl(of);
   const OptimizerEnv::Call call(impl);
   impl.resolve();
-  LT_REQUIRE(product > 0 && product <= 1, "got a product of mu of %g, wanted above 0 and at most 1",
-             product);
+  LT_REQUIRE(product > 0 && product <= 1, "got a product of mu of %g, wanted above 0 and at most 1", product);
   if (Parameter& at = impl.table.at(param); has_mu_product(at.rule)) at.mu_product = product;
 }
 

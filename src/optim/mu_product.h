@@ -1,7 +1,7 @@
-// NAdam's product of mu over the steps that a parameter has taken (torch.optim has it in state as "mu_product"). A rule's
-// arguments are made of the hyper-parameters of now (portable/rules/adam.h), so the product in them is the one that
-// beta1 and momentum_decay would have given had they always been what they are. Schedulers that cycle beta1 change them
-// on the way: these functions keep the product that was, and put the arguments right.
+// NAdam's product of mu over the steps that a parameter has taken (torch.optim has it in state as "mu_product"). A
+// rule's arguments are made of the hyper-parameters of now (portable/rules/adam.h), so the product in them is the one
+// that beta1 and momentum_decay would have given had they always been what they are. Schedulers that cycle beta1 change
+// them on the way: these functions keep the product that was, and put the arguments right.
 #pragma once
 
 #include <cstddef>

@@ -129,6 +129,7 @@ void commit(const Tables& tables, const Checkpoint& saved) {
     Parameter& param = tables.at(i);
     const bool empty = saved.params[i].states.empty();
     param.steps = saved.params[i].steps;
+    param.mu_product = kAsNow;
     for (Progress& piece : param.progress) piece.behind = 0;
     const int arrays = empty && param.has_state ? param.arrays(param.state_rule) : 0;
     for (int k = 0; k < arrays; ++k) clear_state(tables.of(i), static_cast<int64_t>(i), k);

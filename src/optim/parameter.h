@@ -17,6 +17,9 @@ struct Progress {
   bool done = false;  // within a step
 };
 
+// Stands for the product of mu that the hyper-parameters of now give.
+constexpr double kAsNow = -1;
+
 constexpr uint32_t kAllStates = (uint32_t{1} << kMaxArrays) - 1;
 
 struct Parameter : ParamSpec {
@@ -27,6 +30,7 @@ struct Parameter : ParamSpec {
   int group = 0;
   DType dtype = DType::kF32;
   int64_t steps = 0;
+  double mu_product = kAsNow;      // of NAdam, after these steps: see mu_product.h
   uint32_t partially_written = 0;  // bit k: replacing state k failed half way, so part of it is of before
   bool has_state = false;
   bool uninitialized = false;  // the state holds nothing yet: no step, and nothing was restored into it

@@ -143,11 +143,13 @@ const StepArgs& StepPlan::find_args(const Parameter& param, int64_t number, int6
   if (args_used_ == buffers_.args.size()) buffers_.args.emplace_back();
   StepArgs& made = buffers_.args[args_used_++];
   const GroupSpec& group = table_.group_of(param);
-  made = {param.group, param.rule, param.codec, t, first, direction, own, 0, 0.f, {}};
+  const double before = StepArgs::product_before(param, t);
+  made = {param.group, param.rule, param.codec, t, before, first, direction, own, 0, 0.f, {}};
   made.grad_scale = static_cast<float>((group.hyper.maximize ? -1 : 1) * options_.grad_scale);
   StepTerms terms{t, first, direction, {}};
   if (own) std::copy_n(buffers_.norms[static_cast<size_t>(number)].of, 2, terms.norm);
   made.stochastic = param.make_args(group, terms, made.bytes);
+  if (before != kAsNow) correct_arguments(group.hyper, t, before, made.bytes);
   return made;
 }
 

@@ -219,6 +219,12 @@ class Cores:
     def import_state(self, param: int, k: int, value: torch.Tensor) -> None:
         self._of(param).import_state(param, k, value)
 
+    def mu_product(self, param: int) -> float:
+        return self._of(param).mu_product(param)
+
+    def set_mu_product(self, param: int, product: float) -> None:
+        self._of(param).set_mu_product(param, product)
+
     def step_count(self, param: int) -> int:
         return self._of(param).step_count(param)
 

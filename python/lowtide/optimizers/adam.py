@@ -83,8 +83,8 @@ class NAdam(Optimizer):
         μₜ = β1 (1 − 0.96^(t ψ) / 2), Mₜ = μ₁ … μₜ        m, v: as `Adam`'s
         p = p − lr (μₜ₊₁ m / (1 − Mₜ₊₁) + (1 − μₜ) g / (1 − Mₜ)) / (√v / √(1 − β2ᵗ) + eps)
 
-    M is computed from β1 and ψ as they are at the step, and is no state. State, bytes per parameter and other arguments
-    are those of `AdamW`.
+    M has the μ of each step that a parameter has taken, also where β1 or ψ have changed since. State, bytes per parameter
+    and other arguments are those of `AdamW`.
 
     Args:
         momentum_decay: ψ, finite and ≥ 0.

@@ -17,6 +17,7 @@ from lowtide.report.fields import Report
 from lowtide.state import dicts, files, restore, spread, torch_dict
 from lowtide.state.foreign import bitsandbytes
 from lowtide.state.format import HIDDEN_KEYS, SEED, SPREAD
+from lowtide.state.products import PRODUCT, as_tensor, own_products
 from lowtide.state.restore import States
 
 
@@ -231,6 +232,8 @@ class Optimizer(SteppingOptimizer):
         }
         self.onload()
         entries = [engine.live(i) for i in range(len(engine.params))]
+        for i, product in own_products(engine, engine.options_of(self.param_groups)).items():
+            entries[i][PRODUCT] = as_tensor(product)
         defaults = {**self.defaults, **self._beside}
         return {"defaults": defaults, "param_groups": self.param_groups, "state": entries, "options": options}
 

@@ -16,6 +16,7 @@ from lowtide.state import restore
 from lowtide.state.foreign import READERS
 from lowtide.state.format import CODEC, eight_bits, residual_bits
 from lowtide.state.groups import read_groups
+from lowtide.state.products import PRODUCT, as_tensor, own_products
 
 
 def check_dict(state_dict: Any) -> None:
@@ -94,4 +95,7 @@ def saved_entries(
             entry = saved.get(params[i], {})
             if any(name.endswith("_scale") for name in entry):
                 saved[params[i]] = {**entry, CODEC: codec}
+    for i, product in own_products(engine, engine.options_of(groups)).items():
+        saved = saved or dict(states)
+        saved[params[i]] = {**saved.get(params[i], {}), PRODUCT: as_tensor(product)}
     return saved or None

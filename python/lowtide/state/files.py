@@ -1,8 +1,8 @@
 """Checkpoint files: what `Optimizer.save` and `load` add to the core's, which holds the state.
 
 The core keeps one text beside the state: JSON of {"lowtide_groups": [the options of each group, without parameters]}
-and, with DTensor parameters, "lowtide_shards": [where this rank's part of each lies, null for a plain parameter]. A
-file holds one rank's part and is for that rank of such a mesh.
+and, with DTensor parameters, "lowtide_shards": [where this rank's part of each lies, null for a plain parameter]; and, where
+β1 of NAdam has changed on the way, "lowtide_mu_products": {parameter number: its product of μ}. A file holds one rank's part and is for that rank of such a mesh.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from lowtide.checks.values import expect
 from lowtide.engine.engine import Engine
 from lowtide.memory.budgets import path_of
 from lowtide.state.groups import read_groups
+from lowtide.state.products import checked, own_products, product_as_now
 
 _KEY = "lowtide_groups"
 _SHARDS = "lowtide_shards"
+_PRODUCTS = "lowtide_mu_products"
 # More lists, dicts and values than the parameters of the largest header have: each takes Python some 50 bytes and more.
 _MOST_CONTAINERS, _MOST_VALUES = 1 << 20, 1 << 22
 
@@ -34,7 +36,8 @@ def save(engine: Engine, param_groups: Sequence[dict[str, Any]], path: str | os.
     for group in param_groups:
         options = {key: _plain(value) for key, value in group.items() if key != "params"}
         groups.append({**options, "params": len(group["params"])})
-    metadata = {_KEY: groups, **_shards(engine)}
+    products = own_products(engine, engine.options_of(param_groups))
+    metadata = {_KEY: groups, **_shards(engine), **({_PRODUCTS: products} if products else {})}
     engine.core.save(path_of("path", path), json.dumps(metadata, default=_refuse))
 
 
@@ -59,8 +62,14 @@ def load(
         groups.append({**options, "params": list(range(number, number + saved["params"]))})
         number += saved["params"]
     new_groups = read_groups(engine, param_groups, {"param_groups": groups}).groups
+    own = metadata.get(_PRODUCTS, {})
+    expect(isinstance(own, dict), name, f"{_PRODUCTS} = {own!r}"[:80], "a number for each parameter that has one")
+    products = {int(i): checked(product, f"{name}, {_PRODUCTS}") for i, product in own.items() if i.isdecimal()}
     with KeptErrors() as kept:
         kept.call(engine.core.load, name)
+        for i, of_param in engine.options_of(new_groups).items():
+            if engine.core.mu_product(i) > 0 and (steps := engine.core.step_count(i)):
+                engine.core.set_mu_product(i, products.get(i, product_as_now(of_param, steps)))
         taken(new_groups)
 
 

@@ -6,6 +6,8 @@ Format 1 (of FSDP1's parameters: spread.py), in plain tensors and Python values 
      "param_groups": [{the group's options, "lowtide_format": 1, "lowtide_rule": rule, "lowtide_seed": seed,
                        "params": [number, ...]}]}
 
+An entry of NAdam's has "mu_product" (float64, ()) where the options of its group would give another: products.py.
+
 The tensors of a moment tell its codec: float32 or bfloat16 values of the parameter's shape, or uint8 codes with scales.
 Codes (rows, bytes of a row) of half as many bytes as values are dynamic4's, in blocks of 128 within a row. Codes of the
 parameter's shape are float8's if the group's "state" says so, else dynamic8's, in blocks of 256. Where an override makes

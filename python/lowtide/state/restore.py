@@ -19,6 +19,7 @@ from lowtide.state.entries import NOTHING, Entry, ParamSpec, check_values
 from lowtide.state.foreign import Reader
 from lowtide.state.format import check_entry, residual_bits, take_codec
 from lowtide.state.groups import Groups
+from lowtide.state.products import PRODUCT, product_as_now, read_product
 
 
 class States(defaultdict[torch.Tensor, dict[str, torch.Tensor]]):
@@ -53,7 +54,7 @@ def plan(
     """Checks every entry, by parameter number, against the live state. Changes nothing. `found`: the groups of the same
     dict. reader: that of its library, if it is neither Lowtide's nor torch.optim's."""
     made = {}
-    options = engine.options_of(found.groups) if found.codecs is None and not reader else {}
+    options = engine.options_of(found.groups) if found.groups else {}
     for i in range(len(engine.params)):
         where = f"state of parameter {i}"
         if found.spread:
@@ -78,6 +79,8 @@ def plan(
         for name, tensor in entry.tensors.items():
             positive = not signed.get(name, False)  # scales are, too
             check_moment(tensor, f"{where}, {name}", engine.settings.nonfinite, positive)
+        if entry.step and entry.product is None and i in options and engine.core.mu_product(i) > 0:
+            entry = entry._replace(product=product_as_now(options[i], entry.step))
         made[i] = entry
     return made
 
@@ -90,6 +93,10 @@ def _read_own(engine: Engine, number: int, entry: dict[str, Any] | None, codec: 
     if not entry:
         return NOTHING
     entry, codec = take_codec(entry, codec, where)
+    product = None
+    if engine.core.mu_product(number) > 0 and PRODUCT in entry:
+        product = read_product(entry[PRODUCT], where)
+        entry = {name: value for name, value in entry.items() if name != PRODUCT}
     live = engine.layout(number)
     if not entry or (MOMENTUM in live and set(entry) == {"step"}):
         return Entry(read_step(entry, where) if entry else 0, {}, False)
@@ -98,7 +105,7 @@ def _read_own(engine: Engine, number: int, entry: dict[str, Any] | None, codec: 
     if RESIDUAL in live and isinstance(entry.get(RESIDUAL), torch.Tensor):
         entry[RESIDUAL] = residual_bits(entry[RESIDUAL], live[RESIDUAL].dtype)
     tensors = check_entry(entry, live, shape, codec, engine.core.state_codec(number), where)
-    return Entry(read_step(entry, where), tensors, False)
+    return Entry(read_step(entry, where), tensors, False, product)
 
 
 def _read_torch(engine: Engine, number: int, raw: dict[str, Any], options: Mapping[str, Any], where: str) -> Entry:
@@ -219,6 +226,8 @@ def apply(
         core.set_step_count(i, entry.step if entry.tensors else 0)  # 0 also says: nothing is in the buffers yet
         if not entry.tensors:
             live["step"].fill_(entry.step)
+        elif entry.product is not None:
+            core.set_mu_product(i, entry.product)
         states[engine.params[i]] = engine.shown(i) if core.is_paged(i) or engine.live(i) else {}
     engine.awaited = [i for i in engine.awaited if not core.has_state(i)]
 

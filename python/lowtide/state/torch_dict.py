@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
-from lowtide.checks.values import check_floats, check_tensor, expect, number, read_step
+from lowtide.checks.values import check_floats, expect, number, read_step
 from lowtide.devices.sharding import local_of
 from lowtide.engine.engine import Engine
 from lowtide.options.hyper import hyper_values
 from lowtide.state.entries import NOTHING, Entry
 from lowtide.state.format import OWN_KEYS
+from lowtide.state.products import PRODUCT, product_as_now, read_product
 
 # Keys of torch.optim's groups that say how a step is carried out, not what it computes.
 IMPLEMENTATION_KEYS = ("foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay")
@@ -22,8 +23,6 @@ _CLASSES = {
     "muon": "Muon",  # since torch 2.9
 }  # fmt: skip
 _UNCOUNTED = ("sgd", "muon")  # of classes that keep no number of steps
-# NAdam's product of μ is kept by torch in float32, and computed here: by how much they may differ.
-_PRODUCT_TOLERANCE = 1e-4
 
 
 def class_of(rule: str, group: Mapping[str, Any]) -> str | None:
@@ -89,15 +88,14 @@ def read_entry(
         expect(present <= {"momentum_buffer"}, where, sorted(map(str, entry)), ["momentum_buffer"])
         names = sorted(present)
     else:
-        beside = [] if rule in _UNCOUNTED else ["step", "mu_product"] if class_of(rule, group) == "NAdam" else ["step"]
+        beside = [] if rule in _UNCOUNTED else ["step", PRODUCT] if class_of(rule, group) == "NAdam" else ["step"]
         wanted = sorted([*beside, *names])
         expect(set(entry) == set(wanted), where, sorted(map(str, entry)), wanted)
     for name in names:
         check_floats(entry[name], f"{where}, {name}", shape)
     # Where steps are not counted, all that matters is whether the first one, which sets the buffer, is done.
     step = int(bool(names)) if rule in _UNCOUNTED else read_step(entry, where)
-    if "mu_product" in entry:
-        _check_product(entry["mu_product"], step, group, where)
+    product = _read_product(entry[PRODUCT], step, group, where) if PRODUCT in entry else None
     if rule == "adagrad" and step == 0:  # torch fills the sum before the first step, the core in it
         initial = group["initial_accumulator_value"]
         expect(bool((entry["sum"] == initial).all()), f"{where}, sum", "other values before the first step", initial)
@@ -105,7 +103,7 @@ def read_entry(
     if rule == "muon":
         rest = _rest(group)
         return NOTHING if rest == 1 else Entry(step, {name: entry[name].float() / rest for name in names}, True)
-    return Entry(step, {name: entry[name] for name in names}, True)
+    return Entry(step, {name: entry[name] for name in names}, True, product)
 
 
 def _rest(group: Mapping[str, Any]) -> float:
@@ -113,28 +111,10 @@ def _rest(group: Mapping[str, Any]) -> float:
     return 1 - hyper_values(("momentum",), group)[0]
 
 
-def _product(group: Mapping[str, Any], step: int) -> float:
-    """NAdam's μ₁ … μₜ."""
-    beta, decay = hyper_values(("beta1", "momentum_decay"), {**group, "betas": tuple(group["betas"])[:1]})
-    product = 1.0
-    for t in range(1, step + 1):
-        product *= beta * (1 - 0.5 * 0.96 ** (t * decay))
-        if product < 2.0**-60:
-            break
-    return product
-
-
-def _check_product(saved: Any, step: int, group: Mapping[str, Any], where: str) -> None:
-    check_tensor(saved, f"{where}, mu_product")
-    one = saved.numel() == 1 and not saved.is_complex()
-    expect(one, f"{where}, mu_product", f"a {saved.dtype} tensor of shape {tuple(saved.shape)}", "one real element")
-    wanted = _product(group, step)
-    expect(
-        abs(float(saved) - wanted) <= _PRODUCT_TOLERANCE,
-        f"{where}, mu_product",
-        float(saved),
-        f"{wanted} after {step} steps: beta1 and momentum_decay must have been the same in all of them",
-    )
+def _read_product(saved: Any, step: int, group: Mapping[str, Any], where: str) -> float | None:
+    """None where the options give it: torch's is a product in float32, which is rounded in every step."""
+    product, as_now = read_product(saved, where), product_as_now(group, step)
+    return None if abs(product - as_now) <= step * 2.0**-23 * as_now + 1e-30 else product
 
 
 def write(engine: Engine, param_groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -163,7 +143,7 @@ def write(engine: Engine, param_groups: Sequence[dict[str, Any]]) -> dict[str, A
         for i in numbers:
             if entry := _entry(engine, i, group):
                 if cls == "NAdam":
-                    entry["mu_product"] = torch.tensor(_product(own[i], int(entry["step"])))
+                    entry[PRODUCT] = torch.tensor(engine.core.mu_product(i))
                 if cls == "Muon":
                     entry["momentum_buffer"] *= _rest(own[i])
                 state[i] = entry
