@@ -26,6 +26,21 @@ else()
   set(lt_highway_sources)
 endif()
 
+# Headers alone: xxHash (checksums of chunks), nlohmann-json (the checkpoint's header).
+foreach(lt_header IN ITEMS "xxhash.h;xxHash;libxxhash-dev" "nlohmann/json.hpp;nlohmann-json;nlohmann-json3-dev")
+  list(GET lt_header 0 lt_file)
+  list(GET lt_header 1 lt_name)
+  list(GET lt_header 2 lt_debian)
+  find_path(LOWTIDE_HEADER_${lt_name} "${lt_file}")
+  mark_as_advanced(LOWTIDE_HEADER_${lt_name})
+  if(NOT LOWTIDE_HEADER_${lt_name})
+    message(FATAL_ERROR "Lowtide needs ${lt_name} (the header ${lt_file}), which was not found.\n"
+                        "Debian or Ubuntu: apt-get install ${lt_debian}\n"
+                        "Elsewhere: pass -DLOWTIDE_HEADER_${lt_name}=FOLDER, the one with ${lt_file}")
+  endif()
+  target_include_directories(lowtide_flags SYSTEM INTERFACE "${LOWTIDE_HEADER_${lt_name}}")
+endforeach()
+
 if(LOWTIDE_DEV)
   find_package(GTest QUIET)
   if(NOT GTest_FOUND)
