@@ -3,7 +3,7 @@ PYTHON := .venv/bin/python
 ARGS ?=
 FUZZERS := cmake --preset fuzz && cmake --build --preset fuzz
 
-.PHONY: help train test soak trust fuzz bench bench-paging bench-sign bench-sign-network bench-quality gpu-check gpu-bundle docs build clang asan tsan format clean
+.PHONY: help wheels train test soak trust fuzz bench bench-paging bench-sign bench-sign-network bench-quality gpu-check gpu-bundle docs build clang asan tsan format clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s  %s\n", $$1, $$2 }'
@@ -59,6 +59,10 @@ gpu-bundle: ## build and collect what gpu-check needs on a machine with a GPU (A
 docs: ## build the documentation site into build/site (ARGS="--site-dir DIR")
 	@tools/bootstrap.sh --no-package --extras docs
 	@$(PYTHON) -m mkdocs build --strict $(ARGS)
+
+wheels: ## make, audit and try the wheels that are published, into dist (ARGS="--arch x86_64 --python 3.11")
+	@tools/bootstrap.sh --system-only --extras wheels
+	@python3 tools/make_wheels.py $(ARGS)
 
 build: ## build the C++ library and its tests into build/dev
 	@tools/bootstrap.sh --system-only

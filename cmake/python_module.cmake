@@ -25,15 +25,26 @@ nanobind_add_module(
   python/tensor_reader.cpp)
 target_compile_definitions(_core PRIVATE LOWTIDE_VERSION="${PROJECT_VERSION}")
 target_link_libraries(_core PRIVATE lowtide_objects)
+set(lt_core_map "${PROJECT_SOURCE_DIR}/cmake/core.map")
+target_link_options(_core PRIVATE "LINKER:--version-script=${lt_core_map}")
+set_target_properties(_core PROPERTIES LINK_DEPENDS "${lt_core_map}")
 add_dependencies(_core lowtide_bnb)  # the wheel's build makes _core only
 foreach(plugin IN LISTS lt_plugins)
   add_dependencies(_core ${plugin})
 endforeach()
 
-# Its types, for type checkers and editors: _core.pyi, from the signatures and texts of the binding.
-nanobind_add_stub(
-  _core_stub MODULE _core OUTPUT "${CMAKE_CURRENT_BINARY_DIR}/_core.pyi"
-  PYTHON_PATH "$<TARGET_FILE_DIR:_core>" PATTERN_FILE "${CMAKE_CURRENT_SOURCE_DIR}/python/core_stub.pat" DEPENDS _core)
+# Its types, for type checkers and editors: _core.pyi, from the signatures and texts of the binding. The module of another
+# machine cannot be asked; its types are those of this one's.
+set(LOWTIDE_CORE_STUB "" CACHE FILEPATH "The _core.pyi of another build; empty: made by loading the module")
+set(lt_stub "${CMAKE_CURRENT_BINARY_DIR}/_core.pyi")
+if(LOWTIDE_CORE_STUB)
+  configure_file("${LOWTIDE_CORE_STUB}" "${lt_stub}" COPYONLY)
+  add_custom_target(_core_stub)
+else()
+  nanobind_add_stub(
+    _core_stub MODULE _core OUTPUT "${lt_stub}" PYTHON_PATH "$<TARGET_FILE_DIR:_core>"
+    PATTERN_FILE "${CMAKE_CURRENT_SOURCE_DIR}/python/core_stub.pat" DEPENDS _core)
+endif()
 
 install(TARGETS _core LIBRARY DESTINATION lowtide COMPONENT python EXCLUDE_FROM_ALL)
-install(FILES "${CMAKE_CURRENT_BINARY_DIR}/_core.pyi" DESTINATION lowtide COMPONENT python EXCLUDE_FROM_ALL)
+install(FILES "${lt_stub}" DESTINATION lowtide COMPONENT python EXCLUDE_FROM_ALL)

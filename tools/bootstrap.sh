@@ -136,6 +136,10 @@ missing_packages() {
   if [[ ",$extras," == *,docs,* ]]; then
     command -v doxygen >/dev/null || echo doxygen
   fi
+  if [[ ",$extras," == *,wheels,* ]]; then
+    command -v qemu-aarch64 >/dev/null || echo qemu-user
+    [[ -f /usr/share/keyrings/debian-archive-keyring.gpg ]] || echo debian-archive-keyring
+  fi
   if [[ $system_only == no ]]; then
     python3 -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
     python3 -c 'import os, sysconfig as s; os.stat(os.path.join(s.get_path("include"), "Python.h"))' 2>/dev/null ||

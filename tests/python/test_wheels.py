@@ -1,0 +1,66 @@
+"""Claims about what `make wheels` (tools/wheels) checks of every wheel: here, of the build that is installed.
+
+make wheels itself takes minutes; it is a job of its own. Its steps without torch use stand-ins for tensors, which prove
+that instruction sets agree with each other.
+"""
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import lowtide
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = Path(lowtide.__file__).parent
+
+sys.path.append(str(ROOT / "tools"))
+from wheels import audit, work  # noqa: E402
+
+
+def test_steps_without_torch_have_equal_bits_on_every_instruction_set(figure):
+    script = ROOT / "tools" / "wheels" / "bits.py"
+    code = f"import runpy, sys; sys.path = {sys.path!r}; runpy.run_path({str(script)!r}, run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    hashes = json.loads(done.stdout)
+    assert list(hashes)[-1] == "scalar"
+    assert len(set(hashes["scalar"].values())) > 40  # of 54 cells, those that refuse 4 bits share words
+    figure(f"rules x formats, without torch: {len(hashes['scalar'])} on {', '.join(hashes)}")
+    for target, cells in hashes.items():
+        assert cells == hashes["scalar"], target
+
+
+def wheel_of(folder: Path, *files: Path) -> Path:
+    wheel = folder / "lowtide-0-py3-none-linux_x86_64.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for file in files:
+            archive.write(file, f"lowtide/{file.name}")
+    return wheel
+
+
+def test_the_audit_names_every_library_that_a_wheel_must_not_need(tmp_path, figure):
+    """A build by the system's compiler needs its libraries, and hides what a wheel must hide."""
+    [core] = PACKAGE.glob("_core*.so")
+    offences = audit.offences(wheel_of(tmp_path, core))
+    figure(f"offences of a build by the system's compiler: {len(offences)}")
+    assert any("needs libstdc++.so.6, wanted glibc's libraries alone" in offence for offence in offences)
+    assert not any("shows" in offence for offence in offences), offences
+
+
+def test_the_audit_refuses_symbols_that_a_library_must_hide(tmp_path):
+    """A program of another's as _core: it shows functions of its own."""
+    import _ctypes
+
+    foreign = tmp_path / "_core.cpython-311.so"
+    foreign.write_bytes(Path(_ctypes.__file__).read_bytes())
+    assert any(
+        "shows PyInit__ctypes, wanted PyInit__core" in offence
+        for offence in audit.offences(wheel_of(tmp_path, foreign))
+    )
+
+
+def test_the_audit_refuses_a_wheel_without_libraries(tmp_path):
+    with pytest.raises(work.Failure, match="no shared library"):
+        audit.offences(wheel_of(tmp_path))

@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""Makes the wheels that are published, audits them, and tries each in a bare environment.
+
+    make wheels                                            x86-64 and ARM64, CPython 3.10 to 3.13, into dist
+    make wheels ARGS="--arch x86_64 --python 3.11"         one
+
+Tools and libraries come from PyPI and Debian into build/wheels; nothing is installed into the system. docs/wheels.md has
+the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+from wheels.interpreters import VERSIONS, find  # noqa: E402
+from wheels.work import Failure, Work, say  # noqa: E402
+
+ARCHITECTURES = ("x86_64", "aarch64")
+
+
+def words(text: str) -> list[str]:
+    return [word for word in text.split(",") if word]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arch", type=words, default=list(ARCHITECTURES), help="comma-separated (default: both)")
+    parser.add_argument("--python", type=words, default=list(VERSIONS), help="comma-separated (default: 3.10 to 3.13)")
+    parser.add_argument(
+        "--torch-python",
+        type=Path,
+        default=ROOT / ".venv" / "bin" / "python",
+        help="a Python whose torch the wheel for its version is tried with (default: .venv's)",
+    )
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="where wheels go (default: dist)")
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "wheels", help="folder to work in")
+    args = parser.parse_args()
+    for name, got, known in (("--arch", args.arch, ARCHITECTURES), ("--python", args.python, VERSIONS)):
+        for word in got:
+            if word not in known:
+                parser.error(f"{name}: got {word}, wanted some of {','.join(known)}")
+    return args
+
+
+def main() -> int:
+    args = arguments()
+    work = Work(args.work)
+    # The audit reads shared libraries with a package that auditwheel brings.
+    tools = work.tools() / "python"
+    if Path(sys.prefix).resolve() != tools.parent.parent.resolve():
+        os.execv(tools, [str(tools), *sys.argv])
+    from wheels.recipe import Recipe
+
+    start = time.monotonic()
+    try:
+        interpreters = {version: find(work, version) for version in args.python}
+        recipe = Recipe(work, interpreters, args.torch_python, args.out.resolve())
+        for arch in sorted(args.arch, key=ARCHITECTURES.index):
+            recipe.make(arch)
+    except Failure as failure:
+        print(f"wheels: {failure}", file=sys.stderr)
+        return 1
+    say(f"done in {time.monotonic() - start:.0f} s; the wheels are in {args.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""The audit of a wheel: auditwheel's check of manylinux, and our own of every shared library in it."""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from elftools.elf.elffile import ELFFile
+from elftools.elf.gnuversions import GNUVerNeedSection
+from wheels.work import Failure, Work, say
+
+NEWEST = (2, 28)  # of glibc's versions: the wheel is manylinux_2_28 or older
+MAX_BYTES = 8 << 20
+# The parts of glibc. A wheel needs no other library of the system.
+GLIBC = re.compile(r"^(lib(c|m|dl|rt|pthread)\.so\.[0-9]+|ld-linux-[a-z0-9-]+\.so\.[0-9]+)$")
+GLIBC_VERSION = re.compile(r"^GLIBC_([0-9]+)\.([0-9]+)(\.[0-9]+)?$")
+# The functions that a library shows. All else is hidden: two C++ libraries in one process must not meet.
+SHOWN = {
+    re.compile(r"_core\..*\.so$"): re.compile(r"PyInit__core$"),
+    re.compile(r"liblowtide_bnb\.so$"): re.compile(r"(lt_bnb_|c)[a-z0-9_]+$"),
+}
+
+
+@dataclass
+class Library:
+    """A shared library, as its dynamic section has it."""
+
+    name: str
+    machine: str
+    needed: list[str] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)  # RPATH, RUNPATH
+    versions: dict[str, set[str]] = field(default_factory=dict)  # of symbols, by the library that is to have them
+    shown: list[str] = field(default_factory=list)
+    executable_stack: bool = False
+
+
+def repair(work: Work, wheel: Path, arch: str, out: Path) -> Path:
+    """Audits a wheel and writes it, named for its platform, into `out`. Raises Failure that names each offence."""
+    out.mkdir(parents=True, exist_ok=True)
+    tools = work.tools()
+    command: list[str | Path] = [
+        tools / "auditwheel",
+        "repair",
+        "--zip-compression-level=9",
+        "--plat",
+        "auto",  # the oldest that fits; of another architecture, it knows no names
+        "--wheel-dir",
+        wheel.parent / "repaired",
+    ]
+    work.run(f"auditing {wheel.name}", [*command, wheel], env={"PATH": f"{tools}:/usr/bin:/bin"})
+    [made] = (wheel.parent / "repaired").glob("*.whl")
+    found = offences(made, arch)
+    if "manylinux" not in made.name:
+        found.append("has no manylinux tag")
+    if made.stat().st_size > MAX_BYTES:
+        found.append(f"has {made.stat().st_size} bytes, wanted {MAX_BYTES} at most")
+    if found:
+        raise Failure(f"{made.name}:\n  " + "\n  ".join(found))
+    newest = max(_newest(library) for library in _libraries(made))
+    say(
+        f"{made.name}: {made.stat().st_size / 1e6:.2f} MB, glibc {'.'.join(map(str, newest))} or newer and nothing else"
+    )
+    return made.replace(out / made.name)
+
+
+def offences(wheel: Path, arch: str = "x86_64") -> list[str]:
+    """Everything in a wheel's shared libraries that it may not have, in words."""
+    libraries = list(_libraries(wheel))
+    if not libraries:
+        raise Failure(f"{wheel.name} has no shared library")
+    return [offence for library in libraries for offence in _offences(library, arch)]
+
+
+def _libraries(wheel: Path) -> Iterator[Library]:
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            if name.endswith(".so"):
+                yield _read(name, archive.read(name))
+
+
+def _read(name: str, content: bytes) -> Library:
+    elf: Any = ELFFile(io.BytesIO(content))
+    library = Library(name, elf["e_machine"])
+    for tag in elf.get_section_by_name(".dynamic").iter_tags():
+        if tag.entry.d_tag == "DT_NEEDED":
+            library.needed.append(tag.needed)
+        elif tag.entry.d_tag in ("DT_RPATH", "DT_RUNPATH"):
+            library.paths.append(getattr(tag, tag.entry.d_tag[3:].lower()))
+    for section in elf.iter_sections():
+        if isinstance(section, GNUVerNeedSection):
+            for needed, versions in section.iter_versions():
+                library.versions.setdefault(str(needed.name), set()).update(version.name for version in versions)
+    for symbol in elf.get_section_by_name(".dynsym").iter_symbols():
+        if symbol["st_shndx"] != "SHN_UNDEF" and symbol["st_info"]["bind"] in ("STB_GLOBAL", "STB_WEAK"):
+            library.shown.append(symbol.name)
+    library.executable_stack = any(s["p_type"] == "PT_GNU_STACK" and s["p_flags"] & 1 for s in elf.iter_segments())
+    return library
+
+
+def _newest(library: Library) -> tuple[int, ...]:
+    """The newest version of glibc that a library needs."""
+    found = [GLIBC_VERSION.match(version) for versions in library.versions.values() for version in versions]
+    return max((tuple(int(n) for n in match.groups()[:2]) for match in found if match), default=(2, 0))
+
+
+def _offences(library: Library, arch: str) -> Iterator[str]:
+    machine = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}[arch]
+    if library.machine != machine:
+        yield f"{library.name} is for {library.machine}, wanted {machine}"
+    for needed in library.needed:
+        if not GLIBC.match(needed):
+            yield f"{library.name} needs {needed}, wanted glibc's libraries alone"
+    for needed, versions in library.versions.items():
+        for version in sorted(versions):
+            match = GLIBC_VERSION.match(version)
+            if not match or tuple(int(n) for n in match.groups()[:2]) > NEWEST:
+                yield f"{library.name} needs {version} of {needed}, wanted GLIBC_{NEWEST[0]}.{NEWEST[1]} or older"
+    for path in library.paths:
+        if not path.startswith("$ORIGIN/"):
+            yield f"{library.name} looks for libraries in {path}, wanted no folder but $ORIGIN/..."
+    wanted = [shown for pattern, shown in SHOWN.items() if pattern.search(library.name)]
+    if not wanted:
+        yield f"{library.name} is none of the libraries that a wheel has"
+    for symbol in library.shown:
+        if wanted and not wanted[0].match(symbol):
+            yield f"{library.name} shows {symbol}, wanted {wanted[0].pattern} alone"
+    if library.executable_stack:
+        yield f"{library.name} has an executable stack"

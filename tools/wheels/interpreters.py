@@ -1,0 +1,52 @@
+"""The CPython interpreters that wheels are made for, where this machine has them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from wheels.work import Failure, Work
+
+VERSIONS = ("3.10", "3.11", "3.12", "3.13")
+# Where it is, not a shim that chooses one; and whether its headers are there.
+_PROBE = """
+import os, sys, sysconfig
+if sys.implementation.name == "cpython" and os.path.isfile(os.path.join(sysconfig.get_path("include"), "Python.h")):
+    print("%d.%d" % sys.version_info[:2], os.path.realpath(sys.executable))
+"""
+
+
+def find(work: Work, version: str) -> Path:
+    """CPython `version` with its headers: in PATH, pyenv's folder or uv's, else as uv fetches it."""
+    found = _look_for(version)
+    if found is None:
+        try:
+            work.run(f"installing Python {version}", [work.tools() / "uv", "python", "install", version])
+        except Failure as failure:
+            raise Failure(f"{failure}\n{_advice(version)}") from failure
+        found = _look_for(version)
+    if found is None:
+        raise Failure(_advice(version))
+    return found
+
+
+def _advice(version: str) -> str:
+    return (
+        f"got no CPython {version} with Python.h in PATH, ~/.pyenv or ~/.local/share/uv, wanted one (pyenv install "
+        f"{version}); --python names the versions to make wheels for"
+    )
+
+
+def _look_for(version: str) -> Path | None:
+    named = shutil.which(f"python{version}")
+    candidates = [Path(named)] if named else []
+    for folder in (Path.home() / ".pyenv" / "versions", Path.home() / ".local" / "share" / "uv" / "python"):
+        found = folder.glob(f"*{version}.*/bin/python{version}")
+        candidates += sorted(found, key=lambda path: [int(n) for n in re.findall(r"\d+", str(path))], reverse=True)
+    for candidate in candidates:
+        done = subprocess.run([candidate, "-c", _PROBE], capture_output=True, text=True, check=False)
+        if done.returncode == 0 and done.stdout.split()[:1] == [version]:
+            return Path(done.stdout.split(maxsplit=1)[1].strip())
+    return None

@@ -1,0 +1,74 @@
+"""A folder to work in: runs commands with their output in a log, and says what takes how long."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Failure(Exception):
+    """A step that failed, in words for the user."""
+
+
+def say(text: str) -> None:
+    print(f"wheels: {text}", flush=True)
+
+
+class Work:
+    """The folder `folder`, with logs in its `logs`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+        self._logs = self.folder / "logs"
+        self._logs.mkdir(parents=True, exist_ok=True)
+
+    def run(
+        self, what: str, command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, cwd: Path = ROOT
+    ) -> str:
+        """Runs a command to its end and returns what it printed. Shows the end of its output if it fails."""
+        log = self._logs / (what.replace(" ", "-").replace("/", "-") + ".log")
+        print(f"wheels: {what} ...", end="", flush=True)
+        start = time.monotonic()
+        with log.open("w") as file:
+            done = subprocess.run(
+                [str(part) for part in command],
+                cwd=cwd,
+                env={**os.environ, **(env or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                check=False,
+            )
+        print(f" {time.monotonic() - start:.1f} s", flush=True)
+        text = log.read_text(errors="replace")
+        if done.returncode != 0:
+            sys.stderr.write("\n".join(text.splitlines()[-60:]) + "\n")
+            raise Failure(f"{what} failed with {done.returncode}: {' '.join(map(str, command))} (whole output: {log})")
+        return text
+
+    def tools(self) -> Path:
+        """The folder of the programs of requirements.txt, installed there if they are not yet."""
+        venv, wanted = self.folder / "tools", Path(__file__).with_name("requirements.txt").read_text()
+        stamp = venv / "requirements.txt"
+        if not stamp.is_file() or stamp.read_text() != wanted:
+            self.run("making a place for tools", [sys.executable, "-m", "venv", "--clear", venv])
+            pip: list[str | Path] = [
+                venv / "bin" / "python",
+                "-m",
+                "pip",
+                "install",
+                "--no-input",
+                "--disable-pip-version-check",
+                "-q",
+            ]
+            self.run(
+                "installing tools (a compiler of 100 MB)", [*pip, "-r", Path(__file__).with_name("requirements.txt")]
+            )
+            stamp.write_text(wanted)
+        return venv / "bin"
