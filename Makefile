@@ -9,7 +9,7 @@ help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s  %s\n", $$1, $$2 }'
 
 train: ## train a small LLaMA twice, with torch's AdamW and with Lowtide's (ARGS="..." goes to the script)
-	@tools/bootstrap.sh --extras examples
+	@tools/bootstrap.sh --native --extras examples
 	@$(PYTHON) examples/train_llama.py $(ARGS)
 
 test: ## build everything, then run all C++ and Python tests

@@ -19,6 +19,18 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang" AND CMAKE_CXX_COMPILER_VERSION VERSION
   target_compile_options(lowtide_flags INTERFACE -Wno-deprecated-declarations)
 endif()
 
+if(LOWTIDE_NATIVE)
+  # Without the two extensions that make of AVX-512 a newer instruction set to Highway: no kernel uses them.
+  include(CheckCXXCompilerFlag)
+  set(lt_native -march=native)
+  check_cxx_compiler_flag("-mno-avx512bf16 -mno-avx512fp16" lt_has_newer_avx512)
+  if(lt_has_newer_avx512)
+    list(APPEND lt_native -mno-avx512bf16 -mno-avx512fp16)
+  endif()
+  target_compile_options(lowtide_flags INTERFACE ${lt_native})
+  target_compile_definitions(lowtide_flags INTERFACE HWY_COMPILE_ONLY_STATIC)
+endif()
+
 if(LOWTIDE_SANITIZE)
   target_compile_options(lowtide_flags INTERFACE -fsanitize=${LOWTIDE_SANITIZE} -fno-sanitize-recover=all
                                                  -fno-omit-frame-pointer)

@@ -5,6 +5,7 @@
 #   tools/bootstrap.sh --clang [...]          clang, too
 #   tools/bootstrap.sh [--extras test,bench]  all, with these optional requirements of pyproject.toml
 #   tools/bootstrap.sh --no-package [...]     all but the package
+#   tools/bootstrap.sh --native [...]         the package for this machine's processor alone: a third of the time
 #   tools/bootstrap.sh --build-dir DIR [...]  the package of what CMake has built in DIR, with the options that DIR has
 # CUDA kernels are built where a GPU is seen, or with CMAKE_ARGS=-DLOWTIDE_CUDA=ON; in DIR as DIR has it. Every wait shows
 # how far it is; build/logs has the whole output.
@@ -14,6 +15,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 system_only=no
 clang=no
 package=yes
+native=no
 build_dir=""
 extras=""
 while (($#)); do
@@ -21,6 +23,7 @@ while (($#)); do
     --system-only) system_only=yes ;;
     --clang) clang=yes ;;
     --no-package) package=no ;;
+    --native) native=yes ;;
     --build-dir)
       build_dir="${2:?--build-dir wants a folder, e.g. build/dev}"
       shift
@@ -30,12 +33,17 @@ while (($#)); do
       shift
       ;;
     *)
-      echo "bootstrap: got '$1', wanted --system-only, --clang, --no-package, --build-dir DIR or --extras LIST" >&2
+      echo "bootstrap: got '$1', wanted --system-only, --clang, --no-package, --native, --build-dir DIR or --extras LIST" >&2
       exit 2
       ;;
   esac
   shift
 done
+
+if [[ -n $build_dir && $native == yes ]]; then
+  echo "bootstrap: got --native and --build-dir, wanted one of them" >&2
+  exit 2
+fi
 
 readonly venv=.venv
 readonly logs=build/logs
@@ -276,6 +284,11 @@ if [[ -z $build_dir ]]; then
       options+=(-C cmake.define.LOWTIDE_CUDA=OFF)
     fi
   fi
+  # One instruction set instead of four.
+  if [[ $native == yes ]] && g++ -march=native -E -x c++ /dev/null >/dev/null 2>&1; then
+    build_dir=build/native
+    options+=(-C cmake.define.LOWTIDE_NATIVE=ON)
+  fi
 fi
 
 # Content, not times: a checkout or a touch builds nothing. With the SYCL runtime, or CUDA's compiler, the package has a
@@ -298,7 +311,7 @@ if [[ ! -f $stamp || $(<"$stamp") != "$hash" || -z $(version_of lowtide) ]]; the
   rm -f "$stamp"
   # The build folder stays, so that only changed files compile again; the options of a build before must not.
   asked="${CMAKE_ARGS:-} ${options[*]}"
-  if [[ $build_dir == build/wheel ]]; then
+  if [[ $build_dir == build/wheel || $build_dir == build/native ]]; then
     [[ -f $build_dir/options && $(<"$build_dir/options") == "$asked" ]] || rm -f "$build_dir/CMakeCache.txt"
     mkdir -p "$build_dir" && printf '%s\n' "$asked" >"$build_dir/options"
   fi

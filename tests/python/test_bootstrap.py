@@ -56,7 +56,7 @@ def test_words_of_a_log(tmp_path, log, shown):
     assert listened(f"{functions()}\nhow_far log || true", tmp_path)[1].strip() == shown
 
 
-@pytest.mark.parametrize("arguments", [["--nativ"], ["--extras"]])
+@pytest.mark.parametrize("arguments", [["--nativ"], ["--native", "--build-dir", "build/dev"], ["--extras"]])
 def test_mistakes_are_refused_before_anything_is_done(tmp_path, arguments):
     """In a copy: nothing may appear in it."""
     (tmp_path / "tools").mkdir()

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
+#include <iterator>
 
 #include "backend/cpu/kernel_tables.h"
 #include "backend/cpu/pieces.h"
@@ -42,7 +43,14 @@ constexpr Target kTargets[] = {
     {HWY_SCALAR, "scalar"},
 };
 
-bool runs_here(const Target& target) { return target.bit == HWY_SCALAR || (hwy::SupportedTargets() & target.bit) != 0; }
+// LOWTIDE_NATIVE compiles one of them.
+constexpr bool is_compiled(const Target& target) { return (HWY_TARGETS & target.bit) != 0; }
+static_assert(std::any_of(std::begin(kTargets), std::end(kTargets), is_compiled),
+              "Highway compiles for none of kTargets");
+
+bool runs_here(const Target& target) {
+  return is_compiled(target) && (target.bit == HWY_SCALAR || (hwy::SupportedTargets() & target.bit) != 0);
+}
 
 int64_t blocks_of(const StepItem& item) {
   return item.blocks >= 0 ? item.blocks : item.param_layout->blocks(kBlock) - item.first_block;

@@ -9,8 +9,10 @@
 
 namespace lowtide::cpu {
 
-// Position of `target` (one bit, one that this CPU supports) in a HWY_EXPORT table.
+// Position of `target` (one bit, one that this CPU supports) in a HWY_EXPORT table, which has one entry where only one
+// instruction set is compiled.
 inline size_t dispatch_index(int64_t target) {
+  if constexpr ((HWY_TARGETS & (HWY_TARGETS - 1)) == 0) return 0;
   hwy::ChosenTarget chosen;
   chosen.Update(target);
   return chosen.GetIndex();
