@@ -31,14 +31,16 @@ BUDGETS: dict[str, lowtide.Memory | None] = {
 
 @contextmanager
 def opened(kind: str) -> Iterator[stand_in.StandIn | None]:
-    """A device in this process; None for "cpu"."""
+    """A device in this process; None for "cpu". "cuda+cpu": for half of the parameters."""
     if kind == "cpu":
         yield None
         return
     with pytest.MonkeyPatch.context() as patch:
-        reason = emulated_cuda.prepare(patch) if kind == "cuda" else stand_in.missing("sycl")
+        on_cuda = kind.startswith("cuda")
+        reason = emulated_cuda.prepare(patch) if on_cuda else stand_in.missing("sycl")
         assert not reason, reason
-        device = emulated_cuda.EmulatedCuda(patch) if kind == "cuda" else usm.Usm(patch)
+        device = emulated_cuda.EmulatedCuda(patch) if on_cuda else usm.Usm(patch)
+        device.shares = kind.endswith("+cpu")
         yield device
         gc.collect()
         device.close()
@@ -53,7 +55,12 @@ class DeviceNet(Net):
     def __init__(self, layout: Layout, device: stand_in.StandIn | None) -> None:
         super().__init__(layout)
         self.device = device
+        self.at_home: set[str] = set()  # names of parameters that stay on the CPU
+        if device and device.shares:
+            self.at_home = {name for name, _ in [*self.named_parameters()][1::2]}
         for name, param in list(self.named_parameters()) if device else ():
+            if name in self.at_home:
+                continue
             moved = torch.nn.Parameter(there(param.detach(), device), requires_grad=param.requires_grad)
             self.register_parameter(name, moved)
 
@@ -66,7 +73,7 @@ class DeviceNet(Net):
             if name not in ("frozen", "idle"):
                 grad = jobs.random_tensor(name, step).to(param.dtype)
                 grad = jobs.distribute_tensor(grad, param.device_mesh, param.placements, src_data_rank=None)
-                param.grad = there(grad, self.device)
+                param.grad = grad if name in self.at_home else there(grad, self.device)
 
 
 def build(

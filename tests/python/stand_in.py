@@ -35,6 +35,7 @@ class StandIn:
 
     kind: str  # of torch's devices
     roomy: lowtide.Memory | None = None  # all state on the device
+    shares = False  # a model has parameters on the CPU, too
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, targets: Sequence[str]) -> None:
         self._lib = ctypes.CDLL(_core.__file__)

@@ -18,7 +18,8 @@ ROWS, COLUMNS = Layout("rows", (2,)), Layout("columns", (2,))
 @pytest.fixture(autouse=True)
 def _there(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, figure) -> None:
     kind = request.node.callspec.params["kind"]
-    reason = {"xpu": lambda: stand_in.missing("sycl"), "cuda": lambda: emulated_cuda.prepare(monkeypatch)}.get(kind)
+    checks = {"xpu": lambda: stand_in.missing("sycl"), "cuda": lambda: emulated_cuda.prepare(monkeypatch)}
+    reason = checks.get(kind.partition("+")[0])
     if reason and (text := reason()):
         figure(f"skipped: {text}")
         pytest.skip(text)
@@ -30,6 +31,7 @@ def _there(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, figu
         ("xpu", "adamw", "dynamic8", "residual16", "auto", ROWS),
         ("cuda", "adamw", "dynamic8", "residual16", "auto", ROWS),
         ("cuda", "lion", "float8", None, "streaming", COLUMNS),
+        ("cuda+cpu", "adamw", "dynamic8", "residual16", "auto", ROWS),
     ],
     ids=str,
 )
