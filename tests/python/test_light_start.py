@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import types
 
 import lowtide
 import pytest
@@ -53,6 +54,8 @@ def test_help_and_mistakes_import_no_torch(figure):
         ("from lowtide import *; AdamW, sign, backends", True),
         ("import lowtide; assert 'AdamW' in dir(lowtide)", True),
         ("import lowtide; assert lowtide.__version__", True),
+        ("import lowtide; lowtide.compat.hf, lowtide.optimizers.adam.AdamW, lowtide.planning.plan", True),
+        ("import lowtide.compat.deepspeed; lowtide.compat.deepspeed.unpackbits", True),
     ],
 )
 def test_names_are_there_when_they_are_used(code, torch_too):
@@ -66,3 +69,18 @@ def test_the_package_has_the_names_of_its_list_and_no_others():
         _ = lowtide.AdamX
     with pytest.raises(ImportError, match="AdamX"):
         from lowtide import AdamX  # noqa: F401
+
+
+@pytest.mark.parametrize("name", ["", "a.b", "..", "a/b", "state.format", "x" * 5000])
+def test_names_that_cannot_be_are_missing(name):
+    assert not hasattr(lowtide, name)
+
+
+def test_what_others_put_in_the_place_of_a_name_stays(monkeypatch):
+    """Doubles of tests: a look at another name, there or not, must not take them away."""
+    monkeypatch.setattr(lowtide, "AdamW", None)
+    monkeypatch.setitem(sys.modules, "lowtide.double", types.ModuleType("lowtide.double"))
+    assert not hasattr(lowtide, "AdamX") and lowtide.double
+    assert lowtide.AdamW is None
+    code = "import lowtide; lowtide.AdamW = None; lowtide.Lion; assert lowtide.AdamW is None"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

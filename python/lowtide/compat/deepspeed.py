@@ -26,9 +26,9 @@ from operator import index
 
 import torch
 
-from lowtide import sign
 from lowtide.checks.values import expect
 from lowtide.devices import arrays
+from lowtide.sign import pack, packed_bytes, unpack
 
 # Elements whose signs are copied to 1 at a time, so that these stay in the cache.
 _PIECE = 1 << 16
@@ -44,14 +44,14 @@ def packbits(tensor: torch.Tensor, input_size: int, rank: int) -> torch.Tensor:
     """
     _check(tensor, torch.float32, "elements", input_size, rank)
     values = tensor.detach().resolve_neg().view(-1)
-    out = torch.empty(sign.packed_bytes(values.numel()), dtype=torch.uint8, device="cpu")
+    out = torch.empty(packed_bytes(values.numel()), dtype=torch.uint8, device="cpu")
     one = torch.ones((), dtype=torch.float32, device="cpu")
     signs = torch.empty(min(_PIECE, values.numel()), dtype=torch.float32, device="cpu")
     for first in range(0, values.numel(), _PIECE):
         piece = values[first : first + _PIECE]
         torch.copysign(one, piece, out=signs[: piece.numel()])
-        bytes_ = out[first // 8 : first // 8 + sign.packed_bytes(piece.numel())]
-        sign.pack(signs[: piece.numel()], out=bytes_, bitorder="big")
+        bytes_ = out[first // 8 : first // 8 + packed_bytes(piece.numel())]
+        pack(signs[: piece.numel()], out=bytes_, bitorder="big")
     return out
 
 
@@ -64,7 +64,7 @@ def unpackbits(tensor: torch.Tensor, input_size: int, rank: int) -> torch.Tensor
         rank: as in `packbits`.
     """
     _check(tensor, torch.uint8, "bytes", input_size, rank)
-    return sign.unpack(tensor, 8 * tensor.numel(), bitorder="big")
+    return unpack(tensor, 8 * tensor.numel(), bitorder="big")
 
 
 def _check(tensor: torch.Tensor, dtype: torch.dtype, unit: str, input_size: int, rank: int) -> None:
