@@ -25,7 +25,12 @@ nanobind_add_module(
   python/tensor_reader.cpp)
 target_compile_definitions(_core PRIVATE LOWTIDE_VERSION="${PROJECT_VERSION}")
 target_link_libraries(_core PRIVATE lowtide_objects)
-set(lt_core_map "${PROJECT_SOURCE_DIR}/cmake/core.map")
+set(lt_core_map "${PROJECT_BINARY_DIR}/core.map")
+set(lt_core_exports "")
+if(LOWTIDE_DEV)
+  set(lt_core_exports " lt_*;")
+endif()
+configure_file("${PROJECT_SOURCE_DIR}/cmake/core.map.in" "${lt_core_map}" @ONLY)
 target_link_options(_core PRIVATE "LINKER:--version-script=${lt_core_map}")
 set_target_properties(_core PROPERTIES LINK_DEPENDS "${lt_core_map}")
 add_dependencies(_core lowtide_bnb)  # the wheel's build makes _core only
