@@ -40,8 +40,8 @@ Fork measure_forks(int times) {
   return best;
 }
 
-// The time of a fork and what it copies, without pinned state, with it, and with memory that is pinned and not kept
-// from children.
+// A fork copies no pinned state, but it copies memory that is pinned and not kept from children. The time of each is
+// printed, not judged: it is the machine's.
 TEST_F(CudaForks, CopyNoPinnedMemory) {
   constexpr size_t kBytes = 512 * kMiB;
   const Fork before = measure_forks(5);
@@ -51,7 +51,6 @@ TEST_F(CudaForks, CopyNoPinnedMemory) {
   EXPECT_TRUE(has_flag(state.data(), kBytes, "dc"));
   const PinnedPages pinned(state.data(), kBytes);
   const Fork with = measure_forks(5);
-  EXPECT_LT(with.ms, before.ms + 5);
   EXPECT_LT(with.copied_mib, before.copied_mib + 32);
   EXPECT_EQ(in_child([&] { return is_mapped(state.data(), kBytes); }), 0);
 
