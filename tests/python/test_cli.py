@@ -239,12 +239,15 @@ def test_bad_arguments_have_status_2_and_one_line(run, tmp_path, figure):
         "digits": ["plan", "--shapes", tmp_path / "digits.json"],
         "200%": [*plan, "--ram", "200%"],
         "4096": [*plan, "--ram", "1GiB", "--chunk", "5"],
-        "disk without host": [*plan, "--disk", tmp_path],
+        "--disk without --ram": [*plan, "--disk", tmp_path],
         "missing": [*plan, "--ram", "1GiB", "--disk", tmp_path / "missing"],
         "file": [*plan, "--ram", "1GiB", "--disk", tmp_path / "file"],
         "link": [*plan, "--ram", "1GiB", "--disk", tmp_path / "link"],
         "/proc": [*plan, "--ram", "1GiB", "--disk", "/proc"],
-        "momentum": [*plan, "--momentum", "nan"],
+        "got momentum=nan": [*plan, "--rule", "sgd", "--momentum", "nan"],
+        "adamw has no such option": [*plan, "--momentum", "0.9"],
+        "--max-unorm": [*plan, "--max-unorm", "1"],
+        "--betas: got (0.9, 0.95), wanted none": [*plan, "--rule", "sgd", "--betas", "0.9,0.95"],
         "--betas: got '0.9;0.95'": [*plan, "--betas", "0.9;0.95"],
         "a tuple of 2 numbers": [*plan, "--betas", "0.9,0.95,0.999"],
         "a beta of 0.95 for its exp_avg": [*plan, "--state", "dynamic4", "--betas", "0.95,0.999"],
@@ -282,6 +285,27 @@ def test_module_runs_as_a_program(tmp_path):
     assert done.returncode == 1 and "does not fit" in done.stdout and done.stderr == ""
     done = call("plan", "--params", "x")
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
+
+
+def test_commands_need_no_class_to_be_named_before(tmp_path):
+    """In a process of their own, where nobody has asked `lowtide` for a class: the list of rules is whole all the same."""
+    program = """
+import json, sys
+from lowtide.cli.main import main
+for command in json.loads(sys.argv[1]):
+    try:
+        main(command)
+    except SystemExit as ended:
+        print("status", ended.code, file=sys.stderr)
+"""
+    plan = ["plan", "--params", "1e6"]
+    long_average = [*plan, "--state", "dynamic4", "--betas", "0.95,0.999"]
+    commands = [["bench", "--elements", "4Ki", "--rounds", "1"], [*plan, "--rule", "muon"], long_average]
+    command = [sys.executable, "-c", program, json.dumps(commands)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    lines = done.stderr.splitlines()
+    assert [line for line in lines if line.startswith("status")] == ["status 0", "status 0", "status 2"], done.stderr
+    assert "a beta of 0.95 for its exp_avg" in done.stderr and "muon" in done.stdout
 
 
 def test_torch_threads_are_left_alone(run):

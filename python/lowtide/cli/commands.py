@@ -15,7 +15,7 @@ from lowtide import _core
 from lowtide.memory.budgets import Memory, path_of
 from lowtide.planning.plan import Plan
 from lowtide.planning.plan import plan as predict
-from lowtide.planning.rates import Rates, measure_rates
+from lowtide.planning.rates import Rates, family_of, measure_rates
 from lowtide.planning.shapes import Shape
 from lowtide.state.files import read_metadata
 
@@ -76,6 +76,10 @@ def plan_formats(
     model: Sequence[Shape], rule: str, state: str, memory: Memory | None, hyper: dict[str, Any], measure: bool
 ) -> Formats:
     """For `lowtide plan`. ValueError, TypeError or OSError for bad arguments; what does not fit says so itself."""
+    known = family_of(rule)[1]
+    for name, value in hyper.items():
+        if value not in (None, False) and name not in known:
+            raise ValueError(f"--{name.replace('_', '-')}: got {value}, wanted none: {rule} has no such option")
     free = -1
     if memory is not None:
         directory = memory.budget().disk

@@ -124,6 +124,8 @@ def plan(
     pair = None if betas is None else text.numbers_of("--betas", betas)
     text.check_name("--rule", rule, _PLANNED_RULES)
     text.check_name("--state", state, _STATES)
+    if disk is not None and ram is None:
+        raise ValueError("got --disk without --ram, wanted --ram SIZE too: without it all state stays in RAM")
 
     from lowtide.cli import commands, render
     from lowtide.memory.budgets import Memory
