@@ -60,7 +60,7 @@ docs: ## build the documentation site into build/site (ARGS="--site-dir DIR")
 	@tools/bootstrap.sh --no-package --extras docs
 	@$(PYTHON) -m mkdocs build --strict $(ARGS)
 
-wheels: ## make, audit and try the wheels that are published, into dist (ARGS="--arch x86_64 --python 3.11")
+wheels: ## make, audit and try wheels, into dist (ARGS="--arch x86_64 --python 3.11")
 	@tools/bootstrap.sh --system-only --extras wheels
 	@python3 tools/make_wheels.py $(ARGS)
 
