@@ -320,6 +320,31 @@ def test_a_model_that_moves_before_the_first_step_is_followed(
     figure(f"{compared} bytes of 2 models that moved alike; after a step a move is refused")
 
 
+@pytest.mark.parametrize("kind", ["dict", "file", "torch"])
+def test_a_checkpoint_is_read_after_a_model_has_moved(machine: Machine, kind: str, seed: int, tmp_path: Path) -> None:
+    """The order of trainers: the optimizer is made, the model goes to its device, the checkpoint is read, and steps follow."""
+    here = [parameter(32, 300), parameter(7, 100)]
+    first = lowtide.AdamW(here)
+    random_gradients(here)
+    first.step()
+    first.save(tmp_path / "file")
+    saved = first.torch_state_dict() if kind == "torch" else first.state_dict()
+    there = machine.parameters(here, ("cuda:0", "cuda:1"))
+    opt = lowtide.AdamW(there)
+    for param in there:
+        param.data = param.detach().clone()  # on the CPU
+    alone = [torch.nn.Parameter(param.detach().clone()) for param in here]
+    unmoved = lowtide.AdamW(alone)
+    for each in (opt, unmoved):
+        each.load(tmp_path / "file") if kind == "file" else each.load_state_dict(saved)
+    random_gradients(alone)
+    machine.give_gradients(there, ("cpu", "cpu"), alone)
+    for each in (opt, unmoved):
+        each.step()
+    assert [*map(bits, alone)] == [*map(bits, there)] and dict_bits(unmoved) == dict_bits(opt)
+    assert [str(place.device) for place in opt.engine.cores] == ["cpu"] and opt.state[there[0]]["step"] == 2
+
+
 def test_copies_and_pickles(machine: Machine, seed: int) -> None:
     """They come out on the CPU, where torch puts copies of what it sees."""
     twins = Twins(machine)

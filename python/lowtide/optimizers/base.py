@@ -6,6 +6,7 @@ about the mathematics: it reads the groups' options, makes one call per step and
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar, overload
 
 import torch
@@ -113,6 +114,12 @@ class SteppingOptimizer(PushingOptimizer):
             if not follow_moves(self.engine, self.param_groups, self._show_state):
                 raise
         return call()
+
+    def _follow_moves(self) -> None:
+        """Before a checkpoint is read: its state goes where parameters are now, and the core of before cannot step it there.
+        Those that cannot be stepped at all are for the step to refuse: placeholders have memory by then."""
+        with suppress(TypeError, ValueError, NotImplementedError):
+            follow_moves(self.engine, self.param_groups, self._show_state)
 
     def _tell(self) -> None:
         """Logs what has become of the state. The core commits the last step for that, as the next one would."""

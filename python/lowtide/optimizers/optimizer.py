@@ -149,6 +149,7 @@ class Optimizer(SteppingOptimizer):
         all is loaded all the same: see the message)."""
         self._follow_groups()
         self._follow_overrides()
+        self._follow_moves()
         dicts.check_dict(state_dict)
         state_dict = state_dict.copy()
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
@@ -194,6 +195,7 @@ class Optimizer(SteppingOptimizer):
         damaged or of another model, or an OSError from opening it, nothing has changed."""
         self._follow_groups()
         self._follow_overrides()
+        self._follow_moves()
 
         def taken(groups: list[dict[str, Any]]) -> None:
             self._take_groups(groups)
