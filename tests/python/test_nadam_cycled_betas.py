@@ -170,6 +170,18 @@ def test_a_step_that_is_skipped_leaves_the_product(device: Any, seed: int) -> No
     assert first["mu_product"] == second["mu_product"] and bits(params[0]) == bits(there[0])
 
 
+@pytest.mark.parametrize("way", [of_dict, of_file])
+def test_products_of_overrides_go_to_optimizers_without_them(way: Any, tmp_path: Path, seed: int) -> None:
+    """β1 of one parameter was another in each step: its product does not follow from the options of its group."""
+    params = [parameter(*shape) for shape in SHAPES]
+    lowtide.override(params[0], betas=(0.5, 0.999))
+    opt = lowtide.NAdam(params)
+    alike(3, (params, opt))
+    others = twin(params)
+    back = way(opt, others, tmp_path)
+    assert [*map(back.engine.core.mu_product, range(2))] == [*map(opt.engine.core.mu_product, range(2))]
+
+
 @pytest.mark.parametrize("value", [2.0, -0.5, float("nan"), True])
 def test_products_that_cannot_be_are_refused(value: Any, tmp_path: Path, seed: int) -> None:
     params, opt = trained()

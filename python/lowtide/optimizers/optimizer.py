@@ -234,7 +234,7 @@ class Optimizer(SteppingOptimizer):
         }
         self.onload()
         entries = [engine.live(i) for i in range(len(engine.params))]
-        for i, product in own_products(engine, engine.options_of(self.param_groups)).items():
+        for i, product in own_products(engine, self.param_groups).items():
             entries[i][PRODUCT] = as_tensor(product)
         defaults = {**self.defaults, **self._beside}
         return {"defaults": defaults, "param_groups": self.param_groups, "state": entries, "options": options}

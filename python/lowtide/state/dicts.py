@@ -95,7 +95,7 @@ def saved_entries(
             entry = saved.get(params[i], {})
             if any(name.endswith("_scale") for name in entry):
                 saved[params[i]] = {**entry, CODEC: codec}
-    for i, product in own_products(engine, engine.options_of(groups)).items():
+    for i, product in own_products(engine, groups).items():
         saved = saved or dict(states)
         saved[params[i]] = {**saved.get(params[i], {}), PRODUCT: as_tensor(product)}
     return saved or None

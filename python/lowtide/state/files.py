@@ -36,7 +36,7 @@ def save(engine: Engine, param_groups: Sequence[dict[str, Any]], path: str | os.
     for group in param_groups:
         options = {key: _plain(value) for key, value in group.items() if key != "params"}
         groups.append({**options, "params": len(group["params"])})
-    products = own_products(engine, engine.options_of(param_groups))
+    products = own_products(engine, param_groups)
     metadata = {_KEY: groups, **_shards(engine), **({_PRODUCTS: products} if products else {})}
     engine.core.save(path_of("path", path), json.dumps(metadata, default=_refuse))
 
@@ -64,12 +64,12 @@ def load(
     new_groups = read_groups(engine, param_groups, {"param_groups": groups}).groups
     own = metadata.get(_PRODUCTS, {})
     expect(isinstance(own, dict), name, f"{_PRODUCTS} = {own!r}"[:80], "a number for each parameter that has one")
-    products = {int(i): checked(product, f"{name}, {_PRODUCTS}") for i, product in own.items() if i.isdecimal()}
+    products = {i: checked(product, f"{name}, {_PRODUCTS}") for i, product in own.items()}
     with KeptErrors() as kept:
         kept.call(engine.core.load, name)
         for i, of_param in engine.options_of(new_groups).items():
             if engine.core.mu_product(i) > 0 and (steps := engine.core.step_count(i)):
-                engine.core.set_mu_product(i, products.get(i, product_as_now(of_param, steps)))
+                engine.core.set_mu_product(i, products.get(str(i), product_as_now(of_param, steps)))
         taken(new_groups)
 
 

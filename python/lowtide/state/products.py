@@ -4,7 +4,7 @@ way. Else they follow from the options, and dicts are as they were."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,13 +25,18 @@ def product_as_now(options: Mapping[str, Any], step: int) -> float:
     return _core.mu_product(beta, decay, step)
 
 
-def own_products(engine: Engine, options: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:
-    """The products of the parameters, by number, whose options of now would have given another."""
+def own_products(engine: Engine, groups: Sequence[dict[str, Any]]) -> dict[int, float]:
+    """The products of the parameters, by number, whose options of now would have given another, with their overrides or
+    without: who reads them may have none."""
     core, found = engine.core, dict[int, float]()
-    for i in (i for i, own in options.items() if own.get("nesterov") and core.mu_product(i) > 0):
-        product, as_now = core.mu_product(i), product_as_now(options[i], core.step_count(i))
-        if product != as_now and max(product, as_now) > _NOTHING:
-            found[i] = product
+    for each in engine.groups:
+        both: list[Mapping[str, Any]] = [each.options(groups), groups[each.of]]
+        options = [own for own in both if own.get("nesterov")]
+        for i in (i for i in each.params if options and core.mu_product(i) > 0):
+            product, steps = core.mu_product(i), core.step_count(i)
+            as_now = (product_as_now(own, steps) for own in options)
+            if any(product != one and max(product, one) > _NOTHING for one in as_now):
+                found[i] = product
     return found
 
 
