@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,12 +18,13 @@ from lowtide.options.hyper import hyper_values
 PRODUCT = "mu_product"
 _NOTHING = 2.0**-60  # 1 less this is 1: the core goes no further
 _LEAST = 2.0**-126  # torch's, in float32, becomes 0; the core's does not
+_product = lru_cache(maxsize=64)(_core.mu_product)  # a loop over steps; most parameters share its arguments
 
 
 def product_as_now(options: Mapping[str, Any], step: int) -> float:
     """The product after so many steps with these options."""
     beta, decay = hyper_values(("beta1", "momentum_decay"), {**options, "betas": tuple(options["betas"])[:1]})
-    return _core.mu_product(beta, decay, step)
+    return _product(beta, decay, step)
 
 
 def own_products(engine: Engine, groups: Sequence[dict[str, Any]]) -> dict[int, float]:
