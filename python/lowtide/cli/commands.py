@@ -19,6 +19,7 @@ from lowtide.planning.rates import Rates, family_of, measure_rates
 from lowtide.planning.shapes import Shape
 from lowtide.state.files import read_metadata
 
+
 def describe_machine(disk: str | None) -> dict[str, Any]:
     """For `lowtide info`: plain values. ValueError or OSError for a directory that cannot be used."""
     found_disk = None if disk is None else {"directory": disk, **_core.disk_info(disk)}

@@ -1,5 +1,6 @@
-"""A new core in place of the one that there is, with its state: for overrides that were made, or taken back, after the optimizer
-was, parameters that could not be stepped before, other tensors in the groups, and options that decide which states there are."""
+"""A new core in place of the one that there is, with its state: for overrides that were made, or taken back, after the
+optimizer was, parameters that could not be stepped before, other tensors in the groups, and options that decide which
+states there are."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ class Optimizer(SteppingOptimizer):
 
     Parameters: tensors of float32, bfloat16 or float16, dense, of any shape and stride in which no two elements share
     an address; or DTensors of them (docs/distributed.md). They are on the CPU or on devices with a
-    backend, one or several (docs/devices.md). A frozen parameter (`requires_grad=False`) gets its state with its first gradient; one whose
-    `.grad` is None is left alone. A frozen `torch.nn.Parameter` that cannot be stepped (of another dtype or device, a
+    backend, one or several (docs/devices.md). A frozen parameter (`requires_grad=False`) gets its state with its first
+    gradient; one whose `.grad` is None is left alone. A frozen `torch.nn.Parameter` that cannot be stepped (of another dtype or device, a
     wrapper such as a quantized weight) is taken along without state, and so is one on meta: it is stepped from its first
     gradient if it can be then, else that step is refused. `state[p]` holds views of the live state: "step" (int64) and
     each moment (float32, bfloat16, or uint8 codes with a float32 "…_scale" per block); of state that streams or is on a

@@ -1,8 +1,9 @@
 """Checkpoint files: what `Optimizer.save` and `load` add to the core's, which holds the state.
 
-The core keeps one text beside the state: JSON of {"lowtide_groups": [the options of each group, without parameters]}
-and, with DTensor parameters, "lowtide_shards": [where this rank's part of each lies, null for a plain parameter]; and, where
-β1 of NAdam has changed on the way, "lowtide_mu_products": {parameter number: its product of μ}. A file holds one rank's part and is for that rank of such a mesh.
+The core keeps one text beside the state: JSON of {"lowtide_groups": [the options of each group, without parameters]};
+with DTensor parameters also "lowtide_shards": [where this rank's part of each lies, null for a plain parameter]; where β1
+of NAdam has changed on the way also "lowtide_mu_products": {parameter number: its product of μ}. A file holds one rank's
+part and is for that rank of such a mesh.
 """
 
 from __future__ import annotations
