@@ -4,6 +4,7 @@
 // Threads: the GIL is held but for the calls that can take long. An optimizer refuses a second call meanwhile.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -11,6 +12,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cmath>
 #include <deque>
 #include <exception>
 #include <memory>
@@ -22,6 +24,7 @@
 #include "core/sizes.h"
 #include "lowtide/backends.h"
 #include "memory/store.h"
+#include "optim/gradient_norm.h"
 #include "optim/joint_checkpoint.h"
 #include "optim/mu_product.h"
 #include "param_binding.h"
@@ -119,6 +122,14 @@ class PyOptimizer {
     const lowtide::StepOptions options{
         .stream = stream, .grad_scale = grad_scale, .assume_finite = assume_finite, .free_bytes = free_bytes};
     return core_.check(grads, options).nonfinite_param;
+  }
+  // The exact sum of the squares of the gradients as the limbs of an ExactSum, and the largest magnitude as float bits.
+  std::pair<lowtide::ExactSum::Limbs, int64_t> gradient_sums(const std::optional<std::vector<int64_t>>& only) {
+    const Busy busy(*this);
+    const auto& grads = binding_.collect(only);
+    const nb::gil_scoped_release nogil;
+    const auto sums = lowtide::gradient_sums(core_, grads);
+    return {sums.squares.limbs(), sums.largest};
   }
   void prepare_replay(double grad_scale, Address stream) {
     alone([&] { core_.prepare_replay({.stream = stream, .grad_scale = grad_scale}); });
@@ -366,6 +377,29 @@ NB_MODULE(_core, m) {
         return n == PySequence_Fast_GET_SIZE(y.ptr()) && std::equal(first, first + n, PySequence_Fast_ITEMS(y.ptr()));
       },
       "a"_a, "b"_a, "Whether two lists have the very same objects in the same order.");
+  m.def(
+      "limbs_of",
+      [](double square) {
+        lowtide::ExactSum sum;
+        int exponent = 0;
+        const double fraction = std::frexp(square, &exponent);
+        sum.add_count(static_cast<uint64_t>(std::ldexp(fraction, 53)), exponent - 53);
+        return sum.limbs();
+      },
+      "square"_a, "A number of 0 or more, from 2^-300 to 2^300, as `Optimizer.gradient_sums` has sums.");
+  m.def(
+      "clip_to",
+      [](const lowtide::ExactSum::Limbs& squares, int64_t largest, double norm_type, double max_norm, double factor) {
+        lowtide::cpu::GradientSums sums;
+        sums.squares.set_limbs(squares);
+        sums.largest = static_cast<uint32_t>(largest);
+        const auto clipped = lowtide::clip_to(lowtide::gradient_norm(sums, norm_type, factor), max_norm, factor);
+        return std::tuple(clipped.norm, clipped.grad_scale, clipped.finite);
+      },
+      "squares"_a, "largest"_a, "norm_type"_a, "max_norm"_a, "factor"_a,
+      "The norm of gradients times `factor`, by their sums (`Optimizer.gradient_sums`); the factor that clips them, "
+      "and "
+      "whether a step with it need not look for gradients that are not finite.");
   m.def("checkpoint_metadata", &lowtide::checkpoint_metadata, "path"_a);
   m.def("parse_bytes", &lowtide::parse_bytes, "text"_a, "\"2GiB\" as 2147483648.");
   m.def("format_bytes", &lowtide::format_bytes, "bytes"_a, "1610612736 as \"1.50 GiB\".");
@@ -438,6 +472,10 @@ the number of the first parameter with a non-finite gradient. Releases the GIL w
 free_bytes: see lowtide::StepOptions. only: parameters with other numbers count as without a gradient. directions: of
 each parameter an address of contiguous float32, or 0: it gets what would be subtracted, without learning rate and
 weight decay, and the parameter stays.)")
+      .def("gradient_sums", &PyOptimizer::gradient_sums, "only"_a = nb::none(),
+           "The exact sum of the squares of the gradients on the CPU, as numbers of 32 bits that may be added to those "
+           "of "
+           "others, and the largest magnitude as float bits.")
       .def("prepare_replay", &PyOptimizer::prepare_replay, "grad_scale"_a = 1.0, "stream"_a = 0)
       .def("prefetch", &PyOptimizer::prefetch, "bytes"_a, "stream"_a = 0)
       .def("demote", PyOptimizer::core_alone(&lowtide::Optimizer::demote), "bytes"_a)

@@ -177,6 +177,17 @@ typedef struct lt_step_report {
 #define LT_STEP_REPORT_INIT \
   { sizeof(lt_step_report), 0, -1, 0 }
 
+/* The norm of all gradients together, and what the next step needs to clip them: lt_step_options with this grad_scale,
+ * and with assume_finite = finite. */
+typedef struct lt_clip_report {
+  int64_t struct_size;
+  double norm;       /* before clipping, after the grad_scale that was given; NaN or infinite if a gradient is */
+  double grad_scale; /* that one times min(1, max_norm / (norm + 1e-6)); the one given, if the norm is not finite */
+  int64_t finite;    /* 0: there may be gradients that the step is not to take; its own check finds them */
+} lt_clip_report;
+#define LT_CLIP_REPORT_INIT \
+  { sizeof(lt_clip_report), 0, 1.0, 1 }
+
 /* The memory that state takes, where it is, and what has moved. lowtide/report.def lists the fields with their units
  * and meanings. `transfer` is valid until the next report on this optimizer. */
 typedef struct lt_memory_report {
@@ -276,6 +287,13 @@ LT_API lt_status lt_optimizer_rebind(lt_optimizer* optimizer, int64_t param, con
  * there. */
 LT_API lt_status lt_optimizer_step(lt_optimizer* optimizer, const lt_gradient* gradients, int64_t count,
                                    const lt_step_options* options, lt_step_report* report);
+
+/* Reads these gradients once, as lt_optimizer_step has them, for their norm and whether all are finite; writes nothing
+ * and keeps nothing. norm_type: 2, or INFINITY for the largest magnitude. Sums are exact: the norm depends neither on
+ * threads nor on the instruction set, nor on how tensors are cut. LT_UNSUPPORTED for parameters on a device. */
+LT_API lt_status lt_optimizer_clip_grad_norm(lt_optimizer* optimizer, const lt_gradient* gradients, int64_t count,
+                                             double max_norm, double norm_type, const lt_step_options* options,
+                                             lt_clip_report* report);
 
 /* Prepares the next replay of a CUDA graph that holds a step. (A step on a stream that is being captured is recorded,
  * not taken.) Counts a step and queues, on options->stream, what the replay there needs: its number and the present

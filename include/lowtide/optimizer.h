@@ -165,6 +165,14 @@ struct StepResult {
   bool pending = false;
 };
 
+// The norm of all gradients together, and what the next step needs to clip them: StepOptions with this grad_scale, and
+// with assume_finite = finite.
+struct ClippedNorm {
+  double norm = 0;          // before clipping, after the grad_scale that was given; NaN or infinite if a gradient is
+  double grad_scale = 1.0;  // that one times min(1, max_norm / (norm + 1e-6)); the one given, if the norm is not finite
+  bool finite = true;       // false: there may be gradients that the step is not to take; its own check finds them
+};
+
 // The packed signs of all parameters: Optimizer::sign_count() of them; those of parameter i, in row-major order, begin
 // at sign_offset(i). Sign s is bit s % 8 of byte s / 8, 1 for +. Block b holds the 64 signs from 64 b on; its presence
 // is bit b % 8 of byte b / 8, and where it is 0 the block takes no part. The caller owns the memory, of any alignment,
@@ -241,6 +249,13 @@ class LT_API Optimizer {
   // Decides about these gradients as the next step would (applied or not, or the Error), without taking it: for
   // optimizers of several processes, which must decide alike. Counts nothing, but states may be allocated.
   StepResult check(std::span<const Gradient> grads, const StepOptions& options = {});
+
+  // Reads these gradients once, for their norm and whether all are finite; writes nothing and keeps nothing. norm_type:
+  // 2, or infinity for the largest magnitude. Sums are exact: the norm depends neither on threads nor on the
+  // instruction set, nor on how tensors are cut. To the largest float32 apart, this is torch.nn.utils.clip_grad_norm_
+  // with the step's multiplication left to the step. Throws kInvalidArgument, kUnsupported for parameters on a device.
+  ClippedNorm clip_grad_norm(std::span<const Gradient> grads, double max_norm, double norm_type = 2,
+                             const StepOptions& options = {});
 
   // Takes one step of all parameters; grads[i] belongs to parameter i. Either all parameters and states are stepped or,
   // on a non-finite gradient or any exception, none is. With state on disk there are two exceptions. A chunk that

@@ -9,10 +9,12 @@
 
 namespace lowtide {
 
+inline constexpr float kGradientLimit = 0x1p62f;
+
 // The smallest magnitude, as float bits, that a gradient must stay below: 2^62 after scaling, so that its square does
 // not overflow; never above infinity.
 inline uint32_t gradient_limit_bits(float grad_scale) {
-  const float limit = 0x1p62f / std::fabs(grad_scale);
+  const float limit = kGradientLimit / std::fabs(grad_scale);
   return std::bit_cast<uint32_t>(std::min(limit, std::numeric_limits<float>::infinity()));
 }
 

@@ -60,6 +60,18 @@ lowtide::TensorView view_of(const lt_tensor* tensor) {
   return view;
 }
 
+std::vector<lowtide::Gradient> gradients_from(const lowtide::Optimizer& core, const lt_gradient* gradients,
+                                              int64_t count) {
+  LT_REQUIRE(count == core.param_count(), "got %lld gradients for %lld parameters", lowtide::ll(count),
+             lowtide::ll(core.param_count()));
+  if (count) require(gradients, "gradients");
+  std::vector<lowtide::Gradient> all;
+  all.reserve(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i)
+    all.push_back({gradients[i].data, static_cast<lowtide::DType>(gradients[i].dtype), gradients[i].strides});
+  return all;
+}
+
 // Runs body(core) for the optimizer of a handle, guarded.
 template <class Handle, class Fn>
 lt_status on(Handle* handle, Fn&& body) noexcept {
@@ -241,15 +253,20 @@ lt_status lt_optimizer_step(lt_optimizer* optimizer, const lt_gradient* gradient
   return on(optimizer, [&](lowtide::Optimizer& core) {
     if (report) lowtide::capi::check_struct_size(report->struct_size);
     const lowtide::StepOptions given = step_options_from(options);
-    LT_REQUIRE(count == core.param_count(), "got %lld gradients for %lld parameters", lowtide::ll(count),
-               lowtide::ll(core.param_count()));
-    if (count) require(gradients, "gradients");
-    std::vector<lowtide::Gradient> all;
-    all.reserve(static_cast<size_t>(count));
-    for (int64_t i = 0; i < count; ++i)
-      all.push_back({gradients[i].data, static_cast<lowtide::DType>(gradients[i].dtype), gradients[i].strides});
-    const lowtide::StepResult result = core.step(all, given);
+    const lowtide::StepResult result = core.step(gradients_from(core, gradients, count), given);
     if (report) lowtide::capi::copy_out({0, result.applied, result.nonfinite_param, result.pending}, report);
+  });
+}
+
+lt_status lt_optimizer_clip_grad_norm(lt_optimizer* optimizer, const lt_gradient* gradients, int64_t count,
+                                      double max_norm, double norm_type, const lt_step_options* options,
+                                      lt_clip_report* report) {
+  return on(optimizer, [&](lowtide::Optimizer& core) {
+    lowtide::capi::check_struct_size(require(report, "report")->struct_size);
+    const lowtide::StepOptions given = step_options_from(options);
+    const lowtide::ClippedNorm found =
+        core.clip_grad_norm(gradients_from(core, gradients, count), max_norm, norm_type, given);
+    lowtide::capi::copy_out({0, found.norm, found.grad_scale, found.finite}, report);
   });
 }
 

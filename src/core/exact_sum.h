@@ -2,6 +2,8 @@
 // fixed point, wide enough for all of them.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -17,17 +19,28 @@ class ExactSum {
 
   // Adds x * 2^exponent, x >= 0. What is not finite makes the sum NaN.
   void add(float x, int exponent);
+  // Adds count * 2^exponent, a multiple of the smallest term that add() takes, and no larger than its largest.
+  void add_count(uint64_t count, int exponent);
+  void merge(const ExactSum& other);
 
   // Rounded to double, always alike: equal sums are equal bits. 0 without terms.
   double value() const;
 
- private:
   static constexpr int kLimbBits = 32;
   static constexpr int kLowest = kSmallestExponent - 149;  // the exponent of bit 0: of the smallest float's
   // Up to the largest float, times 2^kLargestExponent, kMostTerms times.
   static constexpr int kLimbs = (128 + kLargestExponent + 48 - kLowest) / kLimbBits + 2;
-  static constexpr int64_t kTermsBetweenCarries = int64_t{1} << 31;
+  using Limbs = std::array<int64_t, kLimbs>;
+  // The sum as numbers of 32 bits, the lowest first: equal sums are equal limbs, and limbs of several sums can be added
+  // to give those that set_limbs() takes. A sum that is NaN has none.
+  Limbs limbs() const;
+  void set_limbs(const Limbs& limbs);
 
+ private:
+  static constexpr int64_t kTermsBetweenCarries = int64_t{1} << 30;
+
+  void add_word(uint32_t word, int at);  // at: of its bit 0
+  void count_term();
   static void carry(uint64_t (&limbs)[kLimbs]);
 
   uint64_t limbs_[kLimbs] = {};  // of kLimbBits each, and what is to be carried
@@ -40,15 +53,54 @@ inline void ExactSum::add(float x, int exponent) {
   std::memcpy(&bits, &x, sizeof bits);
   const uint32_t field = bits >> 23 & 0xff;
   if (field == 0xff) finite_ = false;
-  const uint64_t mantissa = (bits & 0x7fffffu) | (field ? 0x800000u : 0u);
+  const uint32_t mantissa = (bits & 0x7fffffu) | (field ? 0x800000u : 0u);
   // x = mantissa 2^(max(field, 1) - 150)
   const int at = static_cast<int>(field ? field : 1) - 150 + exponent - kLowest;
-  const uint64_t shifted = mantissa << (at % kLimbBits);
+  add_word(mantissa, at);
+  count_term();
+}
+
+inline void ExactSum::add_word(uint32_t word, int at) {
+  const uint64_t shifted = uint64_t{word} << (at % kLimbBits);
   limbs_[at / kLimbBits] += shifted & 0xffffffffu;
   limbs_[at / kLimbBits + 1] += shifted >> kLimbBits;
+}
+
+inline void ExactSum::count_term() {
   if (++terms_ < kTermsBetweenCarries) return;
   carry(limbs_);
   terms_ = 0;
+}
+
+inline void ExactSum::add_count(uint64_t count, int exponent) {
+  const int below = std::min(std::max(kLowest - exponent, 0), 63);
+  const int at = exponent + below - kLowest;
+  count >>= below;
+  add_word(static_cast<uint32_t>(count), at);
+  add_word(static_cast<uint32_t>(count >> 32), at + 32);
+  count_term();
+}
+
+inline void ExactSum::merge(const ExactSum& other) {
+  finite_ = finite_ && other.finite_;
+  const Limbs theirs = other.limbs();
+  for (int i = 0; i < kLimbs; ++i) limbs_[i] += static_cast<uint64_t>(theirs[static_cast<size_t>(i)]);
+  count_term();
+}
+
+inline ExactSum::Limbs ExactSum::limbs() const {
+  uint64_t limbs[kLimbs];
+  std::memcpy(limbs, limbs_, sizeof limbs);
+  carry(limbs);
+  Limbs out;
+  std::copy(limbs, limbs + kLimbs, out.begin());
+  return out;
+}
+
+inline void ExactSum::set_limbs(const Limbs& limbs) {
+  *this = ExactSum();
+  std::copy(limbs.begin(), limbs.end(), limbs_);
+  carry(limbs_);
 }
 
 inline void ExactSum::carry(uint64_t (&limbs)[kLimbs]) {
@@ -60,11 +112,10 @@ inline void ExactSum::carry(uint64_t (&limbs)[kLimbs]) {
 
 inline double ExactSum::value() const {
   if (!finite_) return std::numeric_limits<double>::quiet_NaN();
-  uint64_t limbs[kLimbs];
-  std::memcpy(limbs, limbs_, sizeof limbs);
-  carry(limbs);  // the same limbs for the same sum
+  const Limbs limbs = this->limbs();  // the same for the same sum
   double sum = 0;
-  for (int i = 0; i < kLimbs; ++i) sum += std::ldexp(static_cast<double>(limbs[i]), kLowest + i * kLimbBits);
+  for (size_t i = 0; i < limbs.size(); ++i)
+    sum += std::ldexp(static_cast<double>(limbs[i]), kLowest + static_cast<int>(i) * kLimbBits);
   return sum;
 }
 

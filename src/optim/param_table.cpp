@@ -35,6 +35,22 @@ bool any_overlap(std::vector<Range> ranges) {
 
 }  // namespace
 
+const Layout& Parameter::gradient_layout(const Gradient& grad, size_t number) {
+  LT_REQUIRE(grad.dtype == DType::kF32 || grad.dtype == DType::kBF16 || grad.dtype == DType::kF16,
+             "got element type %d for the gradient of parameter %zu; gradients are float32, bfloat16 or float16",
+             static_cast<int>(grad.dtype), number);
+  if (!grad.strides) return shape;
+  const size_t dims = sizes.size();
+  if (grad_strides.empty() || !std::equal(grad_strides.begin(), grad_strides.end(), grad.strides)) {
+    // Both or neither: strides that are remembered for another layout would be believed by the next step.
+    Layout layout = Layout::make(sizes, {grad.strides, dims});
+    grad_strides.reserve(dims);
+    grad_layout = std::move(layout);
+    grad_strides.assign(grad.strides, grad.strides + dims);
+  }
+  return grad_layout;
+}
+
 void Parameter::allocate_state(Arena& arena, int of_rule) {
   const StateShape stored = state_shape(of_rule);
   const Piece whole = whole_piece(stored);

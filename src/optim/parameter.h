@@ -45,6 +45,10 @@ struct Parameter : ParamSpec {
   void* codes[kMaxArrays] = {};
   float* scales[kMaxArrays] = {};
 
+  // The layout of a gradient of this, the number-th parameter; stays until the next one with other strides. Throws
+  // kInvalidArgument for an element type or strides that no gradient has.
+  const Layout& gradient_layout(const Gradient& grad, size_t number);
+
   // One more step of all its state, if it has any.
   void count_step() {
     ++steps;

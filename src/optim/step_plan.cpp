@@ -54,9 +54,7 @@ void StepPlan::gather() {
     const Gradient& grad = grads_[i];
     if (!grad.data) continue;
     Parameter& param = table_.params[i];
-    LT_REQUIRE(grad.dtype == DType::kF32 || grad.dtype == DType::kBF16 || grad.dtype == DType::kF16,
-               "got element type %d for the gradient of parameter %zu; gradients are float32, bfloat16 or float16",
-               static_cast<int>(grad.dtype), i);
+    const Layout& layout = param.gradient_layout(grad, i);
     if (param.partially_written) table_.require_whole(param, i);
     if (!param.has_state) {
       table_.place(i, grads_);
@@ -75,7 +73,7 @@ void StepPlan::gather() {
     item.guard = nullptr;
     item.grad = grad.data;
     item.grad_dtype = grad.dtype;
-    item.grad_layout = grad.strides ? &strided_layout(param, grad) : &param.shape;
+    item.grad_layout = &layout;
     set_args(param, number, param.steps, param.uninitialized, item);
     if (streams(param)) buffers_.wanted.push_back(number);
   }
@@ -121,18 +119,6 @@ StepItem StepPlan::make_item(Parameter& param, size_t number) {
   if (!ballots_ && !direction) item.master.kind = param.master;
   if (param.has_residual()) item.master.residual = param.codes[param.states(param.state_rule)];
   return item;
-}
-
-const Layout& StepPlan::strided_layout(Parameter& param, const Gradient& grad) {
-  const size_t dims = param.sizes.size();
-  if (param.grad_strides.empty() || !std::equal(param.grad_strides.begin(), param.grad_strides.end(), grad.strides)) {
-    // Both or neither: strides that are remembered for another layout would be believed by the next step.
-    Layout layout = Layout::make(param.sizes, {grad.strides, dims});
-    param.grad_strides.reserve(dims);
-    param.grad_layout = std::move(layout);
-    param.grad_strides.assign(grad.strides, grad.strides + dims);
-  }
-  return param.grad_layout;
 }
 
 // Arguments that were made for an earlier item, or new ones.

@@ -96,7 +96,6 @@ class StepPlan {
 
  private:
   StepItem make_item(Parameter& param, size_t number);
-  static const Layout& strided_layout(Parameter& param, const Gradient& grad);
   // The item's arguments, and how its states and weights are rounded, for the step after `steps` of them.
   void set_args(const Parameter& param, int64_t number, int64_t steps, bool first, StepItem& item) {
     const bool direction = ballots_ || is_direction(item, param);

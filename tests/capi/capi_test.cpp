@@ -105,6 +105,32 @@ TEST_F(CApi, GivesTheBitsOfTheCppInterface) {
   EXPECT_EQ(report.steps, 3);
 }
 
+// The norm, and a step with the factor that it gives.
+TEST_F(CApi, ClipsInTheStep) {
+  lt_clip_report clip = LT_CLIP_REPORT_INIT;
+  ASSERT_EQ(lt_optimizer_clip_grad_norm(handle_.optimizer, &gradient_, 1, 1, 2, nullptr, &clip), LT_OK);
+  EXPECT_EQ(clip.norm, std::sqrt(600 * 0.25));
+  EXPECT_EQ(clip.grad_scale, 1 / (clip.norm + 1e-6));
+  EXPECT_EQ(clip.finite, 1);
+  EXPECT_EQ(g_[0], 0.5f);
+  lt_step_options options = LT_STEP_OPTIONS_INIT;
+  options.grad_scale = clip.grad_scale, options.assume_finite = clip.finite;
+  EXPECT_EQ(lt_optimizer_step(handle_.optimizer, &gradient_, 1, &options, nullptr), LT_OK);
+  options.grad_scale = -0.5;
+  ASSERT_EQ(lt_optimizer_clip_grad_norm(handle_.optimizer, &gradient_, 1, 1, INFINITY, &options, &clip), LT_OK);
+  EXPECT_EQ(clip.norm, 0.25);
+  EXPECT_EQ(clip.grad_scale, -0.5);
+  g_[3] = NAN;
+  ASSERT_EQ(lt_optimizer_clip_grad_norm(handle_.optimizer, &gradient_, 1, 1, 2, nullptr, &clip), LT_OK);
+  EXPECT_TRUE(std::isnan(clip.norm));
+  EXPECT_EQ(clip.grad_scale, 1);
+  EXPECT_EQ(clip.finite, 0);
+  expect_refused(lt_optimizer_clip_grad_norm(handle_.optimizer, &gradient_, 1, -1, 2, nullptr, &clip), "max_norm=-1");
+  expect_refused(lt_optimizer_clip_grad_norm(handle_.optimizer, &gradient_, 1, 1, 3, nullptr, &clip), "norm_type=3");
+  expect_refused(lt_optimizer_clip_grad_norm(handle_.optimizer, &gradient_, 2, 1, 2, nullptr, &clip), "2 gradients");
+  expect_refused(lt_optimizer_clip_grad_norm(handle_.optimizer, &gradient_, 1, 1, 2, nullptr, nullptr), "report");
+}
+
 // Options that decide which states exist are set by name before the group's first parameter.
 TEST_F(CApi, VariantsOfRulesAreSetByName) {
   struct Case {

@@ -23,6 +23,9 @@ from lowtide.optimizers.optimizer import Optimizer
 from lowtide.options.options import Options, check_options
 
 
+NO_NORM = "workers keep gradients of their own and vote with signs, which no positive factor changes"
+
+
 class VotingFamily(Family):
     """Plain parameters on the CPU; all workers learn of gradients that are not finite before one of them raises."""
 
@@ -65,6 +68,8 @@ class SignOptimizer(Optimizer):
             if name in VoteOptions.__annotations__:
                 raise TypeError(f"{type(self).__name__}: got argument {name!r}, wanted it in vote={{{name!r}: ...}}")
         check_options(options, type(self).__name__, [*names, "vote"])
+        limit = options.get("max_grad_norm")
+        expect(limit is None, f"{type(self).__name__}: max_grad_norm", limit, f"None: {NO_NORM}")
         for name in OPTIONS:
             got = options.get(name, False)
             expect(got is False, f"{type(self).__name__}: {name}", repr(got), "False: steps are votes")
@@ -115,6 +120,10 @@ class SignOptimizer(Optimizer):
         else:
             self.engine.skipped_before += 1
         return loss
+
+    def clip_grad_norm_(self, *args: Any, **kwargs: Any) -> Tensor:
+        """ValueError: there is no gradient that workers share."""
+        raise ValueError(f"{type(self).__name__}: got clip_grad_norm_, wanted no clipping: {NO_NORM}")
 
     def _voted(self) -> None:
         """A vote is over: all workers were alike."""

@@ -35,6 +35,7 @@ class Settings:
     nonfinite: str = "skip"
     seed: int = 0
     amp_scaling: bool = False
+    max_grad_norm: float | None = None
     cpu_target: str = ""
     memory: Memory | None = None
     arithmetic: str = places.EXACT

@@ -177,6 +177,7 @@ class StepInBackward(InBackward):
     """
 
     option = OPTIONS[1]
+    NO_NORM = "no clipping: gradients are stepped and freed before the norm of all of them is known"
 
     def __init__(self, engine: Engine, step: Callable[[list[int]], None], bucket: int | None) -> None:
         """step: a method of the optimizer that steps parameters by number. bucket: bytes of gradients; None: 64 MiB."""
@@ -269,6 +270,8 @@ def in_backward(
     if at_once is not False:
         wanted = "False: the scale's verdict comes after backward"
         expect(not engine.settings.amp_scaling, "step_in_backward", "amp_scaling=True", wanted)
+        limit = engine.settings.max_grad_norm
+        expect(limit is None, "step_in_backward", f"max_grad_norm={limit}", StepInBackward.NO_NORM)
         return StepInBackward(engine, step, None if at_once is True else size_of("step_in_backward", at_once))
     if prefetch is not False:
         return PrefetchInBackward(engine, None if prefetch is True else size_of("prefetch_in_backward", prefetch))

@@ -7,7 +7,7 @@ about the mathematics: it reads the groups' options, makes one call per step and
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar, overload
+from typing import overload
 
 import torch
 
@@ -15,15 +15,13 @@ from lowtide.devices import sharding
 from lowtide.engine.cores import Cores
 from lowtide.engine.rebuild import follow_moves
 from lowtide.optimizers import partitions
-from lowtide.optimizers.pushing import PushingOptimizer
+from lowtide.optimizers.clipped import ClippingOptimizer
 from lowtide.options.hyper import check_on_host
 from lowtide.report.log import logger
 from lowtide.state import restore
 
-Found = TypeVar("Found")
 
-
-class SteppingOptimizer(PushingOptimizer):
+class SteppingOptimizer(ClippingOptimizer):
     """Base class of `Optimizer`, which adds what is done with state beside stepping."""
 
     _take: Callable[[float, bool, int, int, list[int] | None], object] | None = None  # in place of the core's step
@@ -92,12 +90,15 @@ class SteppingOptimizer(PushingOptimizer):
             restore.take_assigned(engine, self.state, self.param_groups, only)
         engine.captured |= capturing
         scale, bad = self._scaling() if engine.settings.amp_scaling else (1.0, None)
+        if self._clips() and not bad:
+            scale, bad = self._clipped(scale, bad, only)
         if engine.meshes and self._agrees():
             bad = self._agree(scale, bad)
         if bad:
             engine.skipped_before += 1
         else:
             self._following(lambda: self._step_core(scale, bad is not None, only))
+        self._clip_request = None
         if engine.awaited:
             self._adopt_new_state()
 
@@ -105,15 +106,6 @@ class SteppingOptimizer(PushingOptimizer):
         engine = self.engine
         queue, free = (0, -1) if engine.on_host else (engine.queue(), engine.room())
         (self._take or engine.core.step)(scale, known_finite, queue, free, only)
-
-    def _following(self, call: Callable[[], Found]) -> Found:
-        """Makes a call of the core that may find parameters on other devices than before, once more where they are."""
-        try:
-            return call()
-        except ValueError:
-            if not follow_moves(self.engine, self.param_groups, self._show_state):
-                raise
-        return call()
 
     def _follow_moves(self) -> None:
         """Before a checkpoint is read: its state goes where parameters are now, and the core of before cannot step it there.
@@ -138,6 +130,8 @@ class SteppingOptimizer(PushingOptimizer):
                 "step: got amp_scaling, or DTensor parameters whose gradients are checked, while a graph is captured; "
                 "wanted neither: they have the host decide on every step"
             )
+        if self._clips():
+            raise ValueError("step: got gradients to clip while a graph is captured, wanted none: the host computes their norm")
         for core_group in self.engine.groups:
             options = core_group.options(self.param_groups)
             check_on_host(self.engine.family.keys, options, f"parameter group {core_group.of}")

@@ -22,6 +22,7 @@ from lowtide.engine.registry import Settings
 from lowtide.memory.budgets import Memory
 from lowtide.optimizers import partitions
 from lowtide.optimizers.backward import InBackward, in_backward, options_of
+from lowtide.optimizers.clipping import Request
 from lowtide.options import overrides
 from lowtide.options.options import WHOLE_OPTIMIZER, Options, check_kinds, check_options, warn_of_misspelt
 from lowtide.report.log import Residency, logger
@@ -72,6 +73,7 @@ class GroupedOptimizer(torch.optim.Optimizer):
         self._seen: dict[int, list[Any]] = {}  # options of parameter groups, by number, that the core was told
         self._residency = Residency()
         self._partitioned = False  # whether ZeRO shows one partition of a group after another
+        self._clip_request: Request | None = None  # of clip_grad_norm_, for the next step
         self._backward_options = backward_options
         self._in_backward: InBackward | None = in_backward(self.engine, backward_options, self._step_gradients)
         if settings.amp_scaling:

@@ -179,6 +179,7 @@ class Optimizer(SteppingOptimizer):
         except (TypeError, ValueError, NotImplementedError):  # placeholders, until a step is taken
             pass
         super().zero_grad(set_to_none)
+        self._clip_request = None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes state and options to one file, durably and all or nothing, straight from wherever the state lives:

@@ -1,22 +1,24 @@
 """Telling the compiled core what has changed since the last step, and showing what the step has allocated."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import chain
 from operator import is_
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from lowtide.checks.values import expect
 from lowtide.engine.groups import CoreGroup, Format, are_fixed, are_same
-from lowtide.engine.rebuild import follow_states, take_in
+from lowtide.engine.rebuild import follow_moves, follow_states, take_in
 from lowtide.optimizers.grouped import GroupedOptimizer
 from lowtide.options import overrides
 from lowtide.options.options import check_kinds
 from lowtide.report.log import logger
 from lowtide.state import restore
 from lowtide.state.restore import States
+
+Found = TypeVar("Found")
 
 
 class PushingOptimizer(GroupedOptimizer):
@@ -45,6 +47,15 @@ class PushingOptimizer(GroupedOptimizer):
             engine.threads = threads
         if type(self.state) is not States or self.state.removed:
             self.state = restore.restart_removed(engine, self.state)
+
+    def _following(self, call: Callable[[], Found]) -> Found:
+        """Makes a call of the core that may find parameters on other devices than before, once more where they are."""
+        try:
+            return call()
+        except ValueError:
+            if not follow_moves(self.engine, self.param_groups, self._show_state):
+                raise
+        return call()
 
     def _push_group(self, of: int, group: Mapping[str, Any]) -> None:
         """Tells the core what has changed in parameter group `of`."""

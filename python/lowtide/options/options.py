@@ -19,7 +19,7 @@ REFUSED = {
 }
 # Options of the whole optimizer, which a parameter group cannot set for itself.
 WHOLE_OPTIMIZER = (
-    "nonfinite", "seed", "amp_scaling", "cpu_target", "arithmetic", "prefetch_in_backward", "step_in_backward",
+    "nonfinite", "seed", "amp_scaling", "max_grad_norm", "cpu_target", "arithmetic", "prefetch_in_backward", "step_in_backward",
 )  # fmt: skip
 # Options that are accepted and mean nothing.
 IGNORED = ("foreach", "fused")
@@ -32,6 +32,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "master": ((str, NoneType), "'residual16', 'residual8', 'stochastic' or None"),
     "seed": ((Integral,), "an integer from 0 to 2^63 - 1"),
     "nonfinite": ((str,), "'skip', 'raise' or 'propagate'"),
+    "max_grad_norm": ((int, float, NoneType), "a number of 0 or more, or None"),
     "cpu_target": ((str,), "a str"),
     "amp_scaling": ((bool,), "a bool"),
     "arithmetic": ((str,), "'exact' or 'fast'"),
@@ -59,6 +60,8 @@ class Options(TypedDict, total=False):
         nonfinite: the answer to a NaN, an infinity or a magnitude of 2^62 or more: "skip" the step and count it (the
             default), "raise", or "propagate".
         amp_scaling: GradScaler hands over its scale and its verdict: the step unscales, and checks nothing itself.
+        max_grad_norm: every step clips the gradients of all groups together to this norm, as `clip_grad_norm_` would; None, the
+            default: it does not.
         cpu_target: instruction set, such as "avx2", for comparisons; it changes speed only. "", the default: the best.
         memory: (group: a budget of its own) where state may live; None: no limit (docs/devices.md).
         arithmetic: on devices that have a choice (CUDA): "exact", the bits of the CPU (the default), or "fast".
@@ -79,6 +82,7 @@ class Options(TypedDict, total=False):
     seed: int
     nonfinite: str
     amp_scaling: bool
+    max_grad_norm: float | None
     cpu_target: str
     memory: Memory | None
     arithmetic: str
@@ -122,5 +126,6 @@ def check_kinds(options: Mapping[str, Any], where: str) -> None:
         value = options[name]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise TypeError(f"{where}: {name}: got {value!r} ({type(value).__name__}), wanted {wanted}")
-        if isinstance(value, Integral) and bool not in kinds and not 0 <= int(value) < 2**63:
+        least = not isinstance(value, (int, float)) or value >= 0  # no NaN
+        if bool not in kinds and (not least or isinstance(value, Integral) and int(value) >= 2**63):
             raise ValueError(f"{where}: {name}: got {value!r}, wanted {wanted}")

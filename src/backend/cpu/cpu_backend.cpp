@@ -52,6 +52,17 @@ bool runs_here(const Target& target) {
   return is_compiled(target) && (target.bit == HWY_SCALAR || (hwy::SupportedTargets() & target.bit) != 0);
 }
 
+// name: "" for the best. Throws kInvalidArgument.
+const Target& find_target(const std::string& name) {
+  std::string known;
+  for (const Target& target : kTargets) {
+    if (!runs_here(target)) continue;
+    if (name.empty() || name == target.name) return target;
+    known += std::string(known.empty() ? "" : ", ") + target.name;
+  }
+  fail(ErrorKind::kInvalidArgument, "got CPU target '%s'; this CPU can run: %s", name.c_str(), known.c_str());
+}
+
 int64_t blocks_of(const StepItem& item) {
   return item.blocks >= 0 ? item.blocks : item.param_layout->blocks(kBlock) - item.first_block;
 }
@@ -338,13 +349,9 @@ class CpuBackend final : public Backend {
 }  // namespace
 
 std::unique_ptr<Backend> make_backend(const std::string& target) {
-  std::string known;
-  for (const Target& t : kTargets) {
-    if (!runs_here(t)) continue;
-    if (target.empty() || target == t.name) return std::make_unique<CpuBackend>(t);
-    known += std::string(known.empty() ? "" : ", ") + t.name;
-  }
-  fail(ErrorKind::kInvalidArgument, "got CPU target '%s'; this CPU can run: %s", target.c_str(), known.c_str());
+  return std::make_unique<CpuBackend>(find_target(target));
 }
+
+int64_t target_bit(const std::string& name) { return find_target(name).bit; }
 
 }  // namespace lowtide::cpu

@@ -1,0 +1,94 @@
+"""Optimizers that clip the norm of their gradients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from lowtide.checks.values import expect
+from lowtide.devices.sharding import local_of
+from lowtide.optimizers.backward import StepInBackward
+from lowtide.optimizers.clipping import Clip, Request, checked_norm, measure
+from lowtide.optimizers.pushing import PushingOptimizer
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+class ClippingOptimizer(PushingOptimizer):
+    """Base class of `SteppingOptimizer`, which adds steps."""
+
+    last_grad_norm: torch.Tensor | None = None
+    """The norm that `clip_grad_norm_` or, with max_grad_norm, the last step has found: float32, without dimensions."""
+
+    @torch.no_grad()
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float | str = 2.0,
+        error_if_nonfinite: bool = False,
+        process_group: ProcessGroup | None = None,
+    ) -> torch.Tensor:
+        """In place of `torch.nn.utils.clip_grad_norm_` of all parameters, last before `step()`:
+
+            norm = opt.clip_grad_norm_(1.0)
+            opt.step()
+
+        Reads the gradients once and writes nothing: the step multiplies them by min(1, max_norm / (norm + 1e-6)) as it reads
+        them, and does not check them once more. `.grad` is not clipped. Returns the norm before clipping, as float32 without
+        dimensions on the device of the first parameter.
+
+        norm_type: 2, or "inf" for the largest magnitude. process_group: over which plain parameters are sharded (FSDP1), each
+        element on one of its ranks; DTensors know their meshes. Every rank of these must make the call.
+
+        The norm of gradients on the CPU is exact before it is rounded to float32: the same bits for all threads, instruction
+        sets and ways to shard. That of gradients on a device is torch's.
+
+        A step without this call before it clips nothing, and so does one for which all gradients have been replaced since
+        (`zero_grad()` and another backward). A step raises ValueError if gradients were changed in place since, or some of them
+        replaced, until this is called again or `zero_grad()`. If the norm is not finite, nothing is clipped: the step's own check says what
+        becomes of it (`nonfinite`).
+
+        Raises RuntimeError with error_if_nonfinite for such a norm; ValueError for gradients that a step would refuse, and
+        with step_in_backward."""
+        self._clip_request = None
+        limit, kind = checked_norm(max_norm, norm_type, "clip_grad_norm_")
+        backward = self._in_backward
+        expect(not isinstance(backward, StepInBackward), "clip_grad_norm_", "step_in_backward", StepInBackward.NO_NORM)
+        expect(not self._partitioned, "clip_grad_norm_", "partitions of DeepSpeed's", "its gradient_clipping: see docs/deepspeed.md")
+        self._push_options()
+        clip = self._measure(limit, kind, 1.0, None, process_group)
+        if error_if_nonfinite and not clip.is_finite:
+            raise RuntimeError(
+                f"clip_grad_norm_: got a norm of {clip.norm} of order {kind} of gradients, wanted a finite one; "
+                "error_if_nonfinite=False leaves it to the step"
+            )
+        self._clip_request = Request(clip, self.engine.params)
+        assert self.last_grad_norm is not None
+        return self.last_grad_norm
+
+    def _measure(
+        self, limit: float, kind: float, scale: float, only: list[int] | None, group: ProcessGroup | None
+    ) -> Clip:
+        engine = self.engine
+        clip = self._following(lambda: measure(engine, limit, kind, scale, only, group))
+        device = local_of(engine.params[0]).device if engine.params else None
+        self.last_grad_norm = torch.tensor(clip.norm, dtype=torch.float32, device=device)
+        return clip
+
+    def _clips(self) -> bool:
+        """Whether the next step may clip."""
+        return self._clip_request is not None or self.engine.settings.max_grad_norm is not None
+
+    def _clipped(self, scale: float, bad: bool | None, only: list[int] | None) -> tuple[float, bool | None]:
+        """The factor of the gradients with what clips them, and whether one is known not to be finite (None: unknown)."""
+        request, limit = self._clip_request, self.engine.settings.max_grad_norm
+        if request is not None and request.stands(self.engine.params):
+            clip = request.clip.times(scale)
+        elif limit is not None:
+            expect(not self._partitioned, "max_grad_norm", "partitions of DeepSpeed's", "its gradient_clipping: see docs/deepspeed.md")
+            clip = self._measure(limit, 2.0, scale, only, None)
+        else:
+            return scale, bad
+        return clip.factor, False if clip.finite else bad

@@ -1,0 +1,186 @@
+"""Clipping as a part of the step: one read of the gradients gives their norm, and the next step multiplies them by the
+factor that clips them.
+
+Sums of squares are exact, so that the norm is the same bits however tensors are cut into pieces and shards.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.utils.weak import TensorWeakRef
+
+from lowtide import _core
+from lowtide.checks.values import expect
+from lowtide.devices.flattened import is_flattened
+from lowtide.devices.sharding import Sharding, local_of
+from lowtide.engine.engine import Engine
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+_LIMIT = 2.0**62  # magnitudes below are finite to a step
+_INFINITY, _NAN = 0x7F800000, 0x7FC00000  # as float bits
+
+
+class Clip(NamedTuple):
+    """The factor that clips gradients to a norm."""
+
+    norm: float
+    factor: float  # that a step multiplies gradients by
+    finite: bool  # the step need not look for gradients that are not
+
+    @property
+    def is_finite(self) -> bool:
+        """The norm is."""
+        return math.isfinite(self.norm)
+
+    def times(self, scale: float) -> Clip:
+        """The same for gradients that a step multiplies by `scale`, too."""
+        factor = self.factor * scale
+        return Clip(self.norm, factor, self.finite and self.norm * abs(factor) < _LIMIT)
+
+
+class Sums(NamedTuple):
+    """Exact, of gradients or parts of them."""
+
+    squares: list[int]  # numbers of 32 bits: see `_core.Optimizer.gradient_sums`
+    largest: int  # magnitude as float bits
+
+    def __add__(self, other: tuple[Any, ...]) -> Sums:
+        squares, largest = other
+        return Sums([a + b for a, b in zip(self.squares, squares, strict=True)], max(self.largest, largest))
+
+
+class Request:
+    """A clip that waits for the next step, and the gradients that it was made for. Keeps none of them alive."""
+
+    def __init__(self, clip: Clip, params: Iterable[torch.Tensor]) -> None:
+        self.clip = clip
+        self._seen = [(TensorWeakRef(grad), local_of(grad)._version) for grad in _gradients(params)]
+
+    def stands(self, params: Iterable[torch.Tensor]) -> bool:
+        """Whether the gradients are those of then; False if all of those have given way to others. ValueError if they have
+        changed since, or some of them are there no more."""
+        now, before = _gradients(params), [(ref(), version) for ref, version in self._seen]
+        same = len(now) == len(before) and all(grad is was for grad, (was, _) in zip(now, before))
+        if same and all(local_of(grad)._version == version for grad, (_, version) in zip(now, before)):
+            return True
+        here = {*map(id, now)}
+        if not any(id(was) in here for was, _ in before if was is not None):
+            return False
+        got = "gradients that were changed in place" if same else "other gradients for some of the parameters"
+        advice = "call it last before step(), once for each step, or zero_grad() to drop it"
+        raise ValueError(f"step: got {got} after clip_grad_norm_, wanted those that it has measured: {advice}")
+
+
+def checked_norm(max_norm: float, norm_type: float | str, where: str) -> tuple[float, float]:
+    """Both as floats. ValueError."""
+    limit, kind = float(max_norm), float(norm_type)
+    expect(limit >= 0, f"{where}: max_norm", max_norm, "0 or more")
+    expect(kind in (2.0, math.inf), f"{where}: norm_type", repr(norm_type), "2 or 'inf': torch.nn.utils.clip_grad_norm_ has others")
+    return limit, kind
+
+
+def measure(
+    engine: Engine, max_norm: float, norm_type: float, scale: float, only: Sequence[int] | None, group: ProcessGroup | None
+) -> Clip:
+    """Reads the gradients, of the parameters with the numbers `only` or of all, and returns what clips them, times
+    `scale`. Shards are counted once: those of DTensors over their meshes, plain parameters over `group`."""
+    parts = _parts(engine, only, group)
+    total: Sums | None = None
+    failure: BaseException | None = None
+    for number, (sharding, numbers) in enumerate(parts):
+        found = Sums(_core.limbs_of(0.0), 0)
+        if failure is None:
+            try:
+                for each in _local_sums(engine, numbers, norm_type):
+                    found += each
+            except Exception as error:  # whatever it is: other ranks are waiting
+                failure = error
+        over = sharding.spec.mesh if isinstance(sharding, Sharding) else sharding
+        if over is not None:
+            found, failed = _sum_over(over, found, norm_type, failure is not None, local_of(engine.params[0]).device)
+            if failed and failure is None:
+                failure = ValueError("another rank refused these gradients, and says why; nothing was changed")
+        total = found if total is None else total + found
+    if failure is not None:
+        raise failure
+    total = total or Sums(_core.limbs_of(0.0), 0)
+    return Clip(*_core.clip_to(*total, norm_type, max_norm, scale))
+
+
+_Over = Any  # a mesh, a process group, or None
+
+
+def _parts(engine: Engine, only: Sequence[int] | None, group: ProcessGroup | None) -> list[tuple[_Over, list[int] | None]]:
+    """The parameters whose gradients this rank reads, by what their sums are added over. The same on all ranks. None: all
+    parameters."""
+    flattened = next((i for i, param in enumerate(engine.params) if is_flattened(param)), None)
+    if flattened is not None and group is None:
+        wanted = "process_group, that of the FSDP module which shards it (or its own clip_grad_norm_)"
+        raise ValueError(f"clip_grad_norm_: got parameter {flattened} of FSDP1 and no process_group, wanted {wanted}")
+    if not engine.meshes:
+        return [(group, None if only is None else list(only))]
+    numbers = range(len(engine.params)) if only is None else only
+    plain = [i for i in numbers if engine.shardings[i] is None]
+    parts: list[tuple[_Over, list[int] | None]] = [(group, plain)]
+    for mesh in engine.meshes:
+        here = [i for i in numbers if (of := engine.shardings[i]) and of.spec.mesh == mesh and _counts(of)]
+        parts.append((mesh, here))
+    return parts
+
+
+def _counts(of: Sharding) -> bool:
+    """Whether this rank's part is counted: one of those that are alike is."""
+    coordinate = of.spec.mesh.get_coordinate()
+    return not any(place.is_replicate() and at for place, at in zip(of.spec.placements, coordinate, strict=True))
+
+
+def _local_sums(engine: Engine, numbers: list[int] | None, norm_type: float) -> Iterable[Sums]:
+    """Those of this process's gradients: exact on the CPU; on a device torch's norm of them, for which this waits."""
+    for place, core in engine.cores.items():
+        if place.on_host:
+            here = numbers
+            if len(engine.cores) > 1:
+                all_of = range(len(engine.params)) if numbers is None else numbers
+                here = [i for i in all_of if engine.places[i] == place]
+            squares, largest = core.gradient_sums(here)
+            yield Sums(squares, largest)
+            continue
+        params = [engine.params[i] for i in (range(len(engine.params)) if numbers is None else numbers) if engine.places[i] == place]
+        if grads := [local_of(grad) for grad in _gradients(params)]:
+            norm = float(torch.nn.utils.get_total_norm(grads, norm_type))
+            finite = math.isfinite(norm)
+            bits = int(torch.tensor(norm, dtype=torch.float32).view(torch.int32))
+            yield Sums(_core.limbs_of(norm * norm if finite else 0.0), bits if norm_type != 2.0 or not finite else 0)
+
+
+def _sum_over(over: _Over, sums: Sums, norm_type: float, failed: bool, device: torch.device) -> tuple[Sums, bool]:
+    """The sums of all ranks of a mesh or group, whose tensors are on `device`, and whether one of them has failed."""
+    dist = torch.distributed
+    bits = sums.largest
+    if norm_type == 2.0:
+        values, op = [*sums.squares, int(bits > _INFINITY), int(bits == _INFINITY), int(failed)], dist.ReduceOp.SUM
+    else:
+        values, op = [bits, int(failed)], dist.ReduceOp.MAX
+    if hasattr(over, "get_group"):
+        device, groups = torch.device(over.device_type), [over.get_group(dim) for dim in range(over.ndim) if over.size(dim) > 1]
+    else:
+        groups = [over]
+    ballot = torch.tensor(values, device=device)
+    for group in groups:
+        dist.all_reduce(ballot, op, group)
+    found = ballot.tolist()
+    if norm_type == 2.0:
+        *squares, nans, infinities, failures = found
+        return Sums(squares, _NAN if nans else _INFINITY if infinities else 0), bool(failures)
+    return Sums(sums.squares, found[0]), bool(found[1])
+
+
+def _gradients(params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    with torch._C.DisableTorchFunctionSubclass():  # a subclass of Tensor reads its own attributes slowly
+        return [grad for param in params if (grad := param.grad) is not None]

@@ -1,0 +1,2 @@
+// Kernels of gradients' sums, compiled once per instruction set; see gradient_kernels.inc.
+#include "backend/cpu/gradient_kernels.inc"

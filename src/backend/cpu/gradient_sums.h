@@ -1,0 +1,47 @@
+// Norms of gradients from one read of them: the sum of squares, exact, and the largest magnitude. Neither depends on
+// the instruction set, the threads, or on how gradients are cut into pieces and shards.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "core/exact_sum.h"
+#include "core/layout.h"
+#include "lowtide/tensor.h"
+
+namespace lowtide::cpu {
+
+struct GradientView {
+  const void* data = nullptr;
+  const Layout* layout = nullptr;
+  DType dtype = DType::kF32;
+};
+
+struct GradientSums {
+  ExactSum squares;  // of the finite runs of 4096 elements alone: `largest` tells whether these are all
+  uint32_t largest =
+      0;  // magnitude, as float bits: above those of infinity if there is a NaN, else its own if there is one
+
+  void merge(const GradientSums& other) {
+    squares.merge(other.squares);
+    if (largest < other.largest) largest = other.largest;
+  }
+};
+
+// A thread's sums. top: every magnitude of the last run was below 2^top, which the next one is tried with.
+struct SumsRun {
+  GradientSums sums;
+  int top = 0;
+};
+// Adds n contiguous gradients.
+using SumsKernel = void (*)(const void* grad, int64_t n, SumsRun& run);
+struct SumsKernels {
+  SumsKernel of[3];  // by DType
+};
+// target: one Highway target bit.
+SumsKernels pick_sums(int64_t target);
+
+// target: a name of Backend::targets() of the CPU's.
+GradientSums gradient_sums(std::span<const GradientView> gradients, int threads, const char* target);
+
+}  // namespace lowtide::cpu
