@@ -1,5 +1,5 @@
-"""`Optimizer.clip_grad_norm_` and max_grad_norm beside torch.nn.utils.clip_grad_norm_: the norm, the steps, and what becomes of a
-request whose gradients are gone."""
+"""`Optimizer.clip_grad_norm_` and max_grad_norm beside torch.nn.utils.clip_grad_norm_: the norm, the steps, and what
+becomes of a request whose gradients are gone."""
 
 import functools
 import math

@@ -90,10 +90,16 @@ class SteppingOptimizer(ClippingOptimizer):
             restore.take_assigned(engine, self.state, self.param_groups, only)
         engine.captured |= capturing
         scale, bad = self._scaling() if engine.settings.amp_scaling else (1.0, None)
+        agrees, failure = bool(engine.meshes) and self._agrees(), None
         if self._clips() and not bad:
-            scale, bad = self._clipped(scale, bad, only)
-        if engine.meshes and self._agrees():
-            bad = self._agree(scale, bad)
+            try:
+                scale, bad = self._clipped(scale, bad, only)
+            except Exception as error:  # whatever it is: other ranks may be waiting
+                if not agrees:
+                    raise
+                failure = error
+        if agrees:
+            bad = self._agree(scale, bad, failure)
         if bad:
             engine.skipped_before += 1
         else:
@@ -163,10 +169,13 @@ class SteppingOptimizer(ClippingOptimizer):
         """Whether ranks with DTensor parameters agree on a step beforehand."""
         return self.engine.settings.nonfinite != "propagate"
 
-    def _agree(self, scale: float, bad: bool | None) -> bool:
-        """Whether a gradient is not finite on any rank. If one rank cannot step, all of them raise."""
-        engine, failure, verdict = self.engine, None, sharding.OK
+    def _agree(self, scale: float, bad: bool | None, failure: Exception | None = None) -> bool:
+        """Whether a gradient is not finite on any rank. If one rank cannot step, for `failure` or another reason, all of them
+        raise."""
+        engine, verdict = self.engine, sharding.OK
         try:
+            if failure:
+                raise failure
             if self._following(lambda: engine.core.check(scale, engine.queue())) >= 0 if bad is None else bad:
                 verdict = sharding.NONFINITE
         except Exception as error:  # whatever it is: the other ranks are waiting

@@ -15,6 +15,8 @@ from lowtide.optimizers.pushing import PushingOptimizer
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+_ZERO = "partitions of DeepSpeed's ZeRO", "its gradient_clipping: see docs/deepspeed.md"  # got, wanted
+
 
 class ClippingOptimizer(PushingOptimizer):
     """Base class of `SteppingOptimizer`, which adds steps."""
@@ -47,8 +49,8 @@ class ClippingOptimizer(PushingOptimizer):
 
         A step without this call before it clips nothing, and so does one for which all gradients have been replaced since
         (`zero_grad()` and another backward). A step raises ValueError if gradients were changed in place since, or some of them
-        replaced, until this is called again or `zero_grad()`. If the norm is not finite, nothing is clipped: the step's own check says what
-        becomes of it (`nonfinite`).
+        replaced, until this is called again or `zero_grad()`. If the norm is not finite, nothing is clipped: the step's
+        own check says what becomes of it (`nonfinite`).
 
         Raises RuntimeError with error_if_nonfinite for such a norm; ValueError for gradients that a step would refuse, and
         with step_in_backward."""
@@ -56,7 +58,7 @@ class ClippingOptimizer(PushingOptimizer):
         limit, kind = checked_norm(max_norm, norm_type, "clip_grad_norm_")
         backward = self._in_backward
         expect(not isinstance(backward, StepInBackward), "clip_grad_norm_", "step_in_backward", StepInBackward.NO_NORM)
-        expect(not self._partitioned, "clip_grad_norm_", "partitions of DeepSpeed's", "its gradient_clipping: see docs/deepspeed.md")
+        expect(not self._partitioned, "clip_grad_norm_", *_ZERO)
         self._push_options()
         clip = self._measure(limit, kind, 1.0, None, process_group)
         if error_if_nonfinite and not clip.is_finite:
@@ -87,7 +89,7 @@ class ClippingOptimizer(PushingOptimizer):
         if request is not None and request.stands(self.engine.params):
             clip = request.clip.times(scale)
         elif limit is not None:
-            expect(not self._partitioned, "max_grad_norm", "partitions of DeepSpeed's", "its gradient_clipping: see docs/deepspeed.md")
+            expect(not self._partitioned, "max_grad_norm", *_ZERO)
             clip = self._measure(limit, 2.0, scale, only, None)
         else:
             return scale, bad

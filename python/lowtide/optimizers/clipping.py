@@ -16,6 +16,7 @@ from torch.utils.weak import TensorWeakRef
 from lowtide import _core
 from lowtide.checks.values import expect
 from lowtide.devices.flattened import is_flattened
+from lowtide.devices.places import HOST
 from lowtide.devices.sharding import Sharding, local_of
 from lowtide.engine.engine import Engine
 
@@ -81,7 +82,8 @@ def checked_norm(max_norm: float, norm_type: float | str, where: str) -> tuple[f
     """Both as floats. ValueError."""
     limit, kind = float(max_norm), float(norm_type)
     expect(limit >= 0, f"{where}: max_norm", max_norm, "0 or more")
-    expect(kind in (2.0, math.inf), f"{where}: norm_type", repr(norm_type), "2 or 'inf': torch.nn.utils.clip_grad_norm_ has others")
+    wanted = "2 or 'inf': torch.nn.utils.clip_grad_norm_ has others"
+    expect(kind in (2.0, math.inf), f"{where}: norm_type", repr(norm_type), wanted)
     return limit, kind
 
 
@@ -142,16 +144,15 @@ def _counts(of: Sharding) -> bool:
 
 def _local_sums(engine: Engine, numbers: list[int] | None, norm_type: float) -> Iterable[Sums]:
     """Those of this process's gradients: exact on the CPU; on a device torch's norm of them, for which this waits."""
+    if engine.on_host:
+        yield Sums(*engine.cores[HOST].gradient_sums(numbers))
+        return
     for place, core in engine.cores.items():
+        here = [i for i in (range(len(engine.params)) if numbers is None else numbers) if engine.places[i] == place]
         if place.on_host:
-            here = numbers
-            if len(engine.cores) > 1:
-                all_of = range(len(engine.params)) if numbers is None else numbers
-                here = [i for i in all_of if engine.places[i] == place]
-            squares, largest = core.gradient_sums(here)
-            yield Sums(squares, largest)
+            yield Sums(*core.gradient_sums(here))
             continue
-        params = [engine.params[i] for i in (range(len(engine.params)) if numbers is None else numbers) if engine.places[i] == place]
+        params = [engine.params[i] for i in here]
         if grads := [local_of(grad) for grad in _gradients(params)]:
             norm = float(torch.nn.utils.get_total_norm(grads, norm_type))
             finite = math.isfinite(norm)
