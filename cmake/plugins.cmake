@@ -49,10 +49,17 @@ function(lt_install_library target)
   endif()
 endfunction()
 
-# The library finds plug-ins beside itself.
+# A plug-in: it shows its entry point alone, and the library finds it beside itself.
 function(lt_install_plugin target)
+  set(map "${PROJECT_SOURCE_DIR}/cmake/plugin.map")
+  target_link_options(${target} PRIVATE "LINKER:--version-script=${map}" "LINKER:--as-needed")
+  if(NOT LOWTIDE_SANITIZE)
+    target_link_options(${target} PRIVATE "LINKER:--no-undefined")
+  endif()
+  set_target_properties(${target} PROPERTIES LINK_DEPENDS "${map}")
   set_target_properties(${target} PROPERTIES PREFIX lib LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}")
   lt_install_library(${target})
+  install(TARGETS ${target} LIBRARY DESTINATION . COMPONENT plugin EXCLUDE_FROM_ALL)  # of a package of its own
   set(lt_plugins ${lt_plugins} ${target} PARENT_SCOPE)
 endfunction()
 

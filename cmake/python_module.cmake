@@ -19,6 +19,7 @@ nanobind_add_module(
   python/error_binding.cpp
   python/param_binding.cpp
   python/planning_binding.cpp
+  python/plugin_folders.cpp
   python/python_allocator.cpp
   python/sign_binding.cpp
   python/spec_binding.cpp

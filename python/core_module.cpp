@@ -28,6 +28,7 @@
 #include "optim/joint_checkpoint.h"
 #include "optim/mu_product.h"
 #include "param_binding.h"
+#include "plugin_folders.h"
 #include "python_allocator.h"
 
 namespace nb = nanobind;
@@ -346,6 +347,7 @@ NB_MODULE(_core, m) {
   nb::set_leak_warnings(false);  // a library does not print; torch's own hooks can keep parameters to the very end
   nb::class_<StateMemory>(m, "StateMemory");
   bind_errors(m);
+  add_plugin_folders();
   m.def("rule_names", &lowtide::rule_names);
   m.def("codec_names", &lowtide::codec_names);
   m.def("state_names", &lowtide::state_names, "rule"_a);

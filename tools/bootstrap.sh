@@ -180,6 +180,14 @@ if [[ ",$extras," == *,test,* ]] && ! command -v mpirun >/dev/null && command -v
     logged apt-mpi env DEBIAN_FRONTEND=noninteractive \
       apt-get install -q -y --no-install-recommends openmpi-bin libopenmpi-dev) || say "no MPI: its tests are skipped"
 fi
+# A second C++ library, for the tests of the border between library and plug-ins. Without it they are skipped, and say so.
+has_libcxx() { printf '#include <span>\n' | clang++ -stdlib=libc++ -std=c++20 -fsyntax-only -x c++ - >/dev/null 2>&1; }
+if [[ ",$extras," == *,test,* ]] && ! has_libcxx && command -v apt-get >/dev/null && [[ $(id -u) == 0 ]]; then
+  say "installing system packages: clang libc++-dev libc++abi-dev"
+  (logged apt-update apt-get update -q &&
+    logged apt-libcxx env DEBIAN_FRONTEND=noninteractive \
+      apt-get install -q -y --no-install-recommends clang libc++-dev libc++abi-dev) || say "no libc++: its tests are skipped"
+fi
 # clang's libFuzzer, for make fuzz alone.
 if [[ ",$extras," == *,fuzz,* ]] && ! command -v clang++ >/dev/null && command -v apt-get >/dev/null && [[ $(id -u) == 0 ]]; then
   say "installing system packages: clang libclang-rt-dev"

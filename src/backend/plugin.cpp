@@ -4,9 +4,43 @@
 
 #include <cstring>
 
+#include "backend/plugin_backend.h"
 #include "core/error.h"
 
 namespace lowtide {
+namespace {
+
+const PluginPackage* find_package(const char* backend, int number) {
+  for (const PluginPackage& one : kPluginPackages)
+    if (number == one.number && std::strcmp(backend, one.backend) == 0) return &one;
+  return nullptr;
+}
+
+std::string file_name(const char* backend, int number) { return format("liblowtide_%s%d.so", backend, number); }
+
+}  // namespace
+
+std::string pip_install_or(const char* backend, int number) {
+  const PluginPackage* const package = find_package(backend, number);
+  return package ? format("pip install \"lowtide[%s]\", or ", package->extra) : "";
+}
+
+std::filesystem::path find_plugin(const PluginFolders& folders, const char* backend, int number) {
+  const PluginPackage* const package = find_package(backend, number);
+  const std::string file = file_name(backend, number);
+  std::error_code ignored;
+  for (const std::filesystem::path& folder : folders) {
+    if (std::filesystem::exists(folder / file, ignored)) return folder / file;
+    if (!package) continue;
+    const std::filesystem::path beside = folder.parent_path() / package->package / file;
+    if (std::filesystem::exists(beside, ignored)) return beside;
+  }
+  return {};
+}
+
+std::filesystem::path plugin_file(const PluginFolders& folders, const char* backend, int number) {
+  return (folders.empty() ? std::filesystem::path() : folders[0]) / file_name(backend, number);
+}
 
 Plugin load_plugin(const std::string& path, const char* backend, const char* hint) {
   Plugin plugin;
@@ -15,17 +49,20 @@ Plugin load_plugin(const std::string& path, const char* backend, const char* hin
     plugin.missing = format("%s (%s)", dlerror(), hint);
     return plugin;
   }
-  const auto find = [&](const char* function) { return dlsym(library, format("lt_%s_%s", backend, function).c_str()); };
-  auto* version = reinterpret_cast<PluginVersionFn*>(find("version"));
-  auto* devices = reinterpret_cast<PluginDevicesFn*>(find("devices"));
-  auto* open = reinterpret_cast<PluginOpenFn*>(find("open"));
-  if (!version || !devices || !open || std::strcmp(version(), LOWTIDE_VERSION) != 0) {
-    plugin.missing = format("%s is of version %s, wanted %s: install both from one build", path.c_str(),
-                            version ? version() : "unknown", LOWTIDE_VERSION);
-    dlclose(library);
-    return plugin;
-  }
-  plugin.devices = devices, plugin.open = open;
+  using Find = const border::Exports*();
+  auto* const find = reinterpret_cast<Find*>(dlsym(library, format("lt_%s_plugin", backend).c_str()));
+  const border::Exports* const exports = find ? find() : nullptr;
+  if (!exports || std::strcmp(exports->version, LOWTIDE_VERSION) != 0)
+    plugin.missing = format("%s is of version %s, wanted %s: install both of one version", path.c_str(),
+                            exports ? exports->version : "unknown", LOWTIDE_VERSION);
+  else if (!reads_as_written(*exports))
+    plugin.missing = format(
+        "%s was built from other sources of version %s or with a C++ library that is laid out "
+        "differently: install both from one release or one build",
+        path.c_str(), LOWTIDE_VERSION);
+  else
+    plugin.exports = exports;
+  if (!plugin.exports) dlclose(library);
   return plugin;
 }
 

@@ -1,28 +1,39 @@
-// The functions that the core looks up in a plug-in, liblowtide_<backend><N>.so, and how it opens one. Plug-in and core
-// come from one build: they share the C++ interface of backend.h, and the core refuses a plug-in of another version.
+// Plug-ins: shared libraries liblowtide_<backend><N>.so with a backend, and how the library finds and opens one.
+// Plug-in and library may be of different compilers (border.h), and are of the same version: the library refuses
+// others.
 #pragma once
 
 #include <filesystem>
 #include <string>
+#include <vector>
 
-#include "backend/backend.h"
+#include "backend/border.h"
 
 namespace lowtide {
 
-// The functions, named lt_<backend>_version, lt_<backend>_devices and lt_<backend>_open.
+// A plug-in that is published as a Python package of its own: pip install "lowtide[<extra>]" brings it.
+struct PluginPackage {
+  const char* backend;
+  int number;
+  const char *package, *extra;
+};
+inline constexpr PluginPackage kPluginPackages[] = {{"cuda", 13, "lowtide_cuda13", "cuda13"},
+                                                    {"sycl", 9, "lowtide_sycl", "sycl"}};
 
-using PluginVersionFn = const char*();  // of the project, as version()
+// `pip install "lowtide[...]", or ` for that plug-in of a backend; "" where none is published.
+std::string pip_install_or(const char* backend, int number);
 
-// The runtime's version and the devices that kernels can run on, in words, into `text`; returns how many there are.
-// Throws Error.
-using PluginDevicesFn = int(std::string* text);
+// Where plug-ins are: the folder that the library is in, and others that were added.
+using PluginFolders = std::vector<std::filesystem::path>;
 
-// A backend; the caller deletes it. target and queue as open_backend (registry.h) takes them. Throws Error.
-using PluginOpenFn = Backend*(const char* target, void* queue);
+// The plug-in's file in one of these folders, or in its package beside one of them, as pip puts it; empty: there is
+// none.
+std::filesystem::path find_plugin(const PluginFolders& folders, const char* backend, int number);
+// Where it is expected, for messages.
+std::filesystem::path plugin_file(const PluginFolders& folders, const char* backend, int number);
 
 struct Plugin {
-  PluginDevicesFn* devices = nullptr;
-  PluginOpenFn* open = nullptr;
+  const border::Exports* exports = nullptr;
   std::string missing;  // why there is none, and how to get it
 };
 
@@ -30,8 +41,8 @@ struct Plugin {
 // what it needs, cannot be loaded.
 Plugin load_plugin(const std::string& path, const char* backend, const char* hint);
 
-// For each plug-in: the one in `folder`, where the library is, that fits the process and the machine.
-#define LT_BACKEND(name, title, no_device) Plugin load_##name##_plugin(const std::filesystem::path& folder);
+// For each plug-in: the one in `folders` that fits the process and the machine.
+#define LT_BACKEND(name, title, no_device) Plugin load_##name##_plugin(const PluginFolders& folders);
 #include "backend/backends.def"
 #undef LT_BACKEND
 

@@ -2,12 +2,14 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <mutex>
 #include <span>
 
 #include "backend/cpu/cpu_backend.h"
 #include "backend/plugin.h"
+#include "backend/plugin_backend.h"
 #include "core/error.h"
 
 namespace lowtide {
@@ -21,13 +23,35 @@ std::filesystem::path own_folder() {
   return std::filesystem::weakly_canonical(info.dli_fname, ignored).parent_path();
 }
 
+// Where plug-ins are looked for.
+class Folders {
+ public:
+  void add(const std::filesystem::path& folder) {
+    const std::lock_guard lock(mutex_);
+    if (std::find(all_.begin(), all_.end(), folder) == all_.end()) all_.push_back(folder);
+  }
+  PluginFolders all() {
+    const std::lock_guard lock(mutex_);
+    return all_;
+  }
+
+ private:
+  std::mutex mutex_;
+  PluginFolders all_{own_folder()};
+};
+
+Folders& folders() {
+  static Folders all;
+  return all;
+}
+
 // Loaded when first asked for. A failure is not remembered: what is missing may be brought.
 class LoadedOnce {
  public:
   explicit LoadedOnce(Plugin (*load)()) : load_(load) {}
   Plugin get() {
     const std::lock_guard lock(mutex_);
-    if (!plugin_.open) plugin_ = load_();
+    if (!plugin_.exports) plugin_ = load_();
     return plugin_;
   }
 
@@ -46,7 +70,7 @@ struct PluginBackend {
 std::span<PluginBackend> plugins() {
   static PluginBackend all[] = {
 #define LT_BACKEND(name, title, no_device) \
-  {#name, title, no_device, LoadedOnce([] { return load_##name##_plugin(own_folder()); })},
+  {#name, title, no_device, LoadedOnce([] { return load_##name##_plugin(folders().all()); })},
 #include "backend/backends.def"
 #undef LT_BACKEND
   };
@@ -55,10 +79,10 @@ std::span<PluginBackend> plugins() {
 
 BackendReport report(PluginBackend& backend) {
   const Plugin plugin = backend.plugin.get();
-  if (!plugin.open) return {backend.name, false, plugin.missing};
+  if (!plugin.exports) return {backend.name, false, plugin.missing};
   try {
     std::string text;
-    if (plugin.devices(&text) > 0) return {backend.name, true, text};
+    if (list_devices(*plugin.exports, &text) > 0) return {backend.name, true, text};
     if (*backend.no_device) text += format("; no device: %s", backend.no_device);
     return {backend.name, false, text};
   } catch (const Error& error) {
@@ -78,6 +102,8 @@ BackendReport report_cpu() {
 
 }  // namespace
 
+void add_plugin_folder(const std::filesystem::path& folder) { folders().add(folder); }
+
 std::vector<BackendReport> report_backends() {
   std::vector<BackendReport> all{report_cpu()};
   for (PluginBackend& backend : plugins()) all.push_back(report(backend));
@@ -94,8 +120,8 @@ std::unique_ptr<Backend> open_backend(const std::string& name, const std::string
     known += std::string(", ") + backend.name;
     if (name != backend.name) continue;
     const Plugin plugin = backend.plugin.get();
-    if (!plugin.open) fail(ErrorKind::kUnsupported, "no %s backend: %s", backend.title, plugin.missing.c_str());
-    return std::unique_ptr<Backend>(plugin.open(target.c_str(), queue));
+    if (!plugin.exports) fail(ErrorKind::kUnsupported, "no %s backend: %s", backend.title, plugin.missing.c_str());
+    return open_plugin(*plugin.exports, target, queue);
   }
   fail(ErrorKind::kInvalidArgument, "got backend '%s', wanted one of: %s", name.c_str(), known.c_str());
 }

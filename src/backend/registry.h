@@ -1,7 +1,8 @@
 // Opens the places of computation that report_backends() (lowtide/backends.h) tells of. The CPU is part of the library;
-// others are plug-ins, shared libraries beside it that are loaded when first asked for and stay loaded.
+// others are plug-ins, shared libraries that are loaded when first asked for and stay loaded.
 #pragma once
 
+#include <filesystem>
 #include <memory>
 #include <string>
 
@@ -16,5 +17,8 @@ namespace lowtide {
 // whose device and context are to be used; nullptr: its own, and for cuda the present device. Throws kInvalidArgument
 // for names that no backend has, kUnsupported if what it needs is not there.
 std::unique_ptr<Backend> open_backend(const std::string& name, const std::string& target, void* queue = nullptr);
+
+// Has plug-ins looked for in this folder, too, behind the library's own (plugin.h). Any thread.
+void add_plugin_folder(const std::filesystem::path& folder);
 
 }  // namespace lowtide

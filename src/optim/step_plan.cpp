@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "backend/plugin_backend.h"
 #include "core/error.h"
 #include "core/sizes.h"
 
@@ -140,7 +141,8 @@ const StepArgs& StepPlan::find_args(const Parameter& param, int64_t number, int6
 }
 
 void StepPlan::set_guard(Guard* guard) {
-  for (StepItem& item : items_) item.guard = guard;
+  Guard* const own = own_guard(guard);
+  for (StepItem& item : items_) item.guard = own;
 }
 
 StepResult StepPlan::refuse(int64_t bad) const {

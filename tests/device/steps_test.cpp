@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "backend/kernels/items.h"
+#include "backend/plugin_backend.h"
 #include "device/device_support.h"
 
 namespace lowtide {
@@ -186,7 +187,7 @@ TEST(DeviceSteps, WriteElsewhereAndStopAtGuards) {
         TwoPlaces residual(start.residual);
         StepItem item = wanted[0].item();
         item.param = param.data(), item.grad = grad.data();
-        item.write_offset = TwoPlaces::kDistance, item.guard = guard.get();
+        item.write_offset = TwoPlaces::kDistance, item.guard = own_guard(guard.get());
         item.master.residual = residual.data();
         for (size_t k = 0; k < kMaxStates; ++k) {
           item.codes[k] = codes.emplace_back(start.codes[k]).data();

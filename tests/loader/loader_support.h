@@ -9,6 +9,7 @@
 #include <string>
 
 #include "backend/plugin.h"
+#include "backend/plugin_backend.h"
 
 namespace lowtide {
 
@@ -16,8 +17,7 @@ inline const std::filesystem::path kStubs = LT_STUBS;
 
 // The message holds every word; there is no plug-in.
 inline void expect_missing(const Plugin& plugin, std::initializer_list<const char*> words) {
-  EXPECT_EQ(plugin.open, nullptr);
-  EXPECT_EQ(plugin.devices, nullptr);
+  EXPECT_EQ(plugin.exports, nullptr);
   for (const char* word : words)
     EXPECT_NE(plugin.missing.find(word), std::string::npos) << word << " not in: " << plugin.missing;
   std::printf("%s\n", plugin.missing.c_str());
@@ -25,10 +25,9 @@ inline void expect_missing(const Plugin& plugin, std::initializer_list<const cha
 
 // A stub tells its number as that of its devices.
 inline void expect_number(const Plugin& plugin, int number) {
-  ASSERT_NE(plugin.devices, nullptr) << plugin.missing;
-  EXPECT_NE(plugin.open, nullptr);
+  ASSERT_NE(plugin.exports, nullptr) << plugin.missing;
   std::string text;
-  EXPECT_EQ(plugin.devices(&text), number);
+  EXPECT_EQ(list_devices(*plugin.exports, &text), number);
 }
 
 }  // namespace lowtide

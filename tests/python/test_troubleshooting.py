@@ -42,7 +42,7 @@ def test_a_message_on_the_page_is_in_the_sources(message, text):
 
 def test_a_message_that_is_gone_is_noticed(text):
     assert missing("got … for a teapot, wanted torch.strided (dense)", text) == ["for a teapot"]
-    assert missing("no plug-in, …: this build was made without the CUDA backend", text) == []
+    assert missing("no plug-in, …build from source with the CUDA toolkit", text) == []
 
 
 def weight(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.nn.Parameter:

@@ -40,7 +40,7 @@ CudaDriver find_cuda_driver(const char* library) {
   return {version, {}};
 }
 
-Plugin load_cuda_plugin(const std::filesystem::path& folder, const CudaDriver& driver) {
+Plugin load_cuda_plugin(const PluginFolders& folders, const CudaDriver& driver) {
   if (const char* path = getenv("LOWTIDE_CUDA_PLUGIN"); path && *path) return load(path);
   Plugin plugin;
   if (driver.version <= 0) {
@@ -55,31 +55,30 @@ Plugin load_cuda_plugin(const std::filesystem::path& folder, const CudaDriver& d
   }
   const Major* too_new = nullptr;  // there, for a newer driver
   for (const Major& major : kMajors) {
-    const std::string file = (folder / format("liblowtide_cuda%d.so", major.number)).string();
-    std::error_code ignored;
-    if (!std::filesystem::exists(file, ignored)) continue;
+    const std::string file = find_plugin(folders, "cuda", major.number).string();
+    if (file.empty()) continue;
     if (major_of(driver.version) < major.number) {
       too_new = &major;
       continue;
     }
     Plugin found = load(file);
-    if (found.open) return found;
+    if (found.exports) return found;
     if (plugin.missing.empty()) plugin.missing = found.missing;
   }
-  if (plugin.missing.empty() && too_new)
+  if (!plugin.missing.empty()) return plugin;
+  if (!too_new && major_of(driver.version) < kMajors[0].number) too_new = &kMajors[0];
+  if (too_new)
     plugin.missing = format(
         "got a driver for CUDA %s, wanted one for %d.0 or newer, of which the plug-in is: install NVIDIA's driver, %s "
-        "or "
-        "newer, or build with CUDA %d",
+        "or newer, or build from source with CUDA %d",
         words_of(driver.version).c_str(), too_new->number, too_new->driver, major_of(driver.version));
-  if (plugin.missing.empty())
-    plugin.missing = format(
-        "no plug-in, %s: this build was made without the CUDA backend (install the CUDA toolkit, "
-        "build again with -DLOWTIDE_CUDA=ON)",
-        (folder / format("liblowtide_cuda%d.so", kMajors[0].number)).c_str());
+  else
+    plugin.missing = format("no plug-in, %s: %sbuild from source with the CUDA toolkit (-DLOWTIDE_CUDA=ON)",
+                            plugin_file(folders, "cuda", kMajors[0].number).c_str(),
+                            pip_install_or("cuda", kMajors[0].number).c_str());
   return plugin;
 }
 
-Plugin load_cuda_plugin(const std::filesystem::path& folder) { return load_cuda_plugin(folder, find_cuda_driver()); }
+Plugin load_cuda_plugin(const PluginFolders& folders) { return load_cuda_plugin(folders, find_cuda_driver()); }
 
 }  // namespace lowtide

@@ -1,7 +1,6 @@
 // Finds and loads the CUDA plug-in that the machine's driver can run.
 #pragma once
 
-#include <filesystem>
 #include <string>
 
 #include "backend/plugin.h"
@@ -16,8 +15,8 @@ struct CudaDriver {
 // Asks the driver's library for its version.
 CudaDriver find_cuda_driver(const char* library = "libcuda.so.1");
 
-// The plug-in in `folder` of the newest CUDA that this driver runs (load_cuda_plugin without a driver: the machine's).
+// The plug-in in `folders` of the newest CUDA that this driver runs (load_cuda_plugin without a driver: the machine's).
 // LOWTIDE_CUDA_PLUGIN=path names another, which is loaded whatever the driver is.
-Plugin load_cuda_plugin(const std::filesystem::path& folder, const CudaDriver& driver);
+Plugin load_cuda_plugin(const PluginFolders& folders, const CudaDriver& driver);
 
 }  // namespace lowtide

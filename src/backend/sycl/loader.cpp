@@ -17,31 +17,28 @@ Plugin load(const std::string& path) {
 
 }  // namespace
 
-Plugin load_sycl_plugin(const std::filesystem::path& folder) {
-  const auto file_of = [&](int major) { return (folder / format("liblowtide_sycl%d.so", major)).string(); };
-  const auto is_there = [&](int major) {
-    std::error_code ignored;
-    return std::filesystem::exists(file_of(major), ignored);
-  };
+Plugin load_sycl_plugin(const PluginFolders& folders) {
+  const auto find = [&](int major) { return find_plugin(folders, "sycl", major).string(); };
   Plugin plugin;
   for (const int major : kSyclMajors) {
     if (!is_library_loaded(format("libsycl.so.%d", major))) continue;
-    if (is_there(major)) return load(file_of(major));
-    plugin.missing =
-        format("the process has loaded libsycl.so.%d, and there is no plug-in for it, %s: build with that SYCL runtime",
-               major, file_of(major).c_str());
+    if (const std::string file = find(major); !file.empty()) return load(file);
+    plugin.missing = format(
+        "the process has loaded libsycl.so.%d, and there is no plug-in for it, %s: %sbuild with that SYCL runtime",
+        major, plugin_file(folders, "sycl", major).c_str(), pip_install_or("sycl", major).c_str());
     return plugin;
   }
   for (const int major : kSyclMajors) {
-    if (!is_there(major)) continue;
-    Plugin found = load(file_of(major));
-    if (found.open) return found;
+    const std::string file = find(major);
+    if (file.empty()) continue;
+    Plugin found = load(file);
+    if (found.exports) return found;
     if (plugin.missing.empty()) plugin.missing = found.missing;
   }
   if (plugin.missing.empty())
     plugin.missing =
-        format("no plug-in, %s: this build was made without the SYCL runtime (pip install intel-sycl-rt, build again)",
-               file_of(kSyclMajors[0]).c_str());
+        format("no plug-in, %s: %sbuild from source with the SYCL runtime (pip install intel-sycl-rt)",
+               plugin_file(folders, "sycl", kSyclMajors[0]).c_str(), pip_install_or("sycl", kSyclMajors[0]).c_str());
   return plugin;
 }
 

@@ -6,10 +6,10 @@
 #include <thread>
 
 #include "backend/cuda/host/device_info.h"
-#include "backend/plugin.h"
+#include "backend/plugin_backend.h"
 #include "host_support.h"
 
-extern "C" lowtide::PluginDevicesFn lt_cuda_devices;
+extern "C" const lowtide::border::Exports* lt_cuda_plugin();
 
 namespace lowtide::cuda_host {
 namespace {
@@ -64,7 +64,7 @@ TEST_F(CudaContexts, NoneOnADeviceThatNobodyUses) {
 
 TEST_F(CudaContexts, AListOfDevicesMakesNone) {
   std::string text;
-  EXPECT_EQ(lt_cuda_devices(&text), 3);
+  EXPECT_EQ(list_devices(*lt_cuda_plugin(), &text), 3);
   expect_words(text, {"; 0: ", "; 2: ", "compute capability 9.0", "kernels of sm_90", "the same bits"});
   for (int device = 0; device < 3; ++device) EXPECT_FALSE(cuda_emulator::has_context(device)) << device;
 }

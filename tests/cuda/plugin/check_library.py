@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[3] / "tools"))
 from cubin_report import find_tool
 
-SHOWN = {"lt_cuda_version", "lt_cuda_devices", "lt_cuda_open"}
+SHOWN = {"lt_cuda_plugin"}
 # libdl, libpthread and librt are parts of libc, and libraries of their own before glibc 2.34.
 NEEDED = re.compile(r"lib(stdc\+\+|gcc_s|c|m|dl|pthread|rt)\.so\.\d+|ld-linux.*\.so\.\d+")
 

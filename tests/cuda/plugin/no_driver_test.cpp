@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "backend/cuda/loader.h"
+#include "backend/plugin_backend.h"
 #include "backend/registry.h"
 #include "support/message_of.h"
 
@@ -23,10 +24,10 @@ class CudaWithoutDriver : public ::testing::Test {
 };
 
 TEST_F(CudaWithoutDriver, LoadsAndSaysSo) {
-  const Plugin plugin = load_cuda_plugin("/", {0, "none"});
-  ASSERT_NE(plugin.devices, nullptr) << plugin.missing;
+  const Plugin plugin = load_cuda_plugin({}, {0, "none"});
+  ASSERT_NE(plugin.exports, nullptr) << plugin.missing;
   std::string text;
-  EXPECT_EQ(plugin.devices(&text), 0);
+  EXPECT_EQ(list_devices(*plugin.exports, &text), 0);
   EXPECT_NE(text.find("no driver"), std::string::npos) << text;
   for (const BackendReport& report : report_backends()) {
     if (report.name != "cuda") continue;

@@ -1,21 +1,37 @@
-// A plug-in of nothing, to be found by the loaders' tests; LT_STUB_NEEDS makes it need a runtime.
-#include "backend/plugin.h"
+// A plug-in of nothing, to be found by the loaders' tests; LT_STUB_NEEDS makes it need a runtime, LT_STUB_STRANGE read
+// what crosses the border in a way of its own.
+#include "backend/border_export.h"
 #include "lowtide/export.h"
 
-#define LT_JOINED(backend, function) lt_##backend##_##function
-#define LT_NAME(backend, function) LT_JOINED(backend, function)
+extern "C" int lt_stub_runtime();
 
-extern "C" {
-LT_API lowtide::PluginVersionFn LT_NAME(LT_STUB_BACKEND, version);
-LT_API lowtide::PluginDevicesFn LT_NAME(LT_STUB_BACKEND, devices);
-LT_API lowtide::PluginOpenFn LT_NAME(LT_STUB_BACKEND, open);
-int lt_stub_runtime();
+namespace {
 
+int devices(std::string*) {
 #ifdef LT_STUB_NEEDS
-const char* LT_NAME(LT_STUB_BACKEND, version)() { return lt_stub_runtime() ? LT_STUB_VERSION : ""; }
+  return lt_stub_runtime();
 #else
-const char* LT_NAME(LT_STUB_BACKEND, version)() { return LT_STUB_VERSION; }
+  return LT_STUB_NUMBER;
 #endif
-int LT_NAME(LT_STUB_BACKEND, devices)(std::string*) { return LT_STUB_NUMBER; }
-lowtide::Backend* LT_NAME(LT_STUB_BACKEND, open)(const char*, void*) { return nullptr; }
 }
+
+std::unique_ptr<lowtide::Backend> open(const char*, void*) { return nullptr; }
+
+const lowtide::border::Exports* stub() {
+  static const lowtide::border::Exports all = [] {
+    lowtide::border::Exports made = *lowtide::border::exports<devices, open>();
+    made.version = LT_STUB_VERSION;
+#ifdef LT_STUB_STRANGE
+    made.digest = [](const lowtide::border::Sample& sample) { return lowtide::border::digest(sample) + 1; };
+#endif
+    return made;
+  }();
+  return &all;
+}
+
+}  // namespace
+
+#define LT_JOINED(backend) lt_##backend##_plugin
+#define LT_NAME(backend) LT_JOINED(backend)
+extern "C" LT_API const lowtide::border::Exports* LT_NAME(LT_STUB_BACKEND)();
+const lowtide::border::Exports* LT_NAME(LT_STUB_BACKEND)() { return stub(); }

@@ -1,7 +1,6 @@
-#include "backend/plugin.h"
-
 #include <cuda_runtime.h>
 
+#include "backend/border_export.h"
 #include "backend/cuda/host/code.h"
 #include "backend/cuda/host/cuda_backend.h"
 #include "backend/cuda/host/errors.h"
@@ -57,17 +56,4 @@ int report(std::string* text) {
 }  // namespace
 }  // namespace lowtide::cuda_host
 
-using namespace lowtide;
-
-extern "C" {
-
-LT_API lowtide::PluginVersionFn lt_cuda_version;
-LT_API lowtide::PluginDevicesFn lt_cuda_devices;
-LT_API lowtide::PluginOpenFn lt_cuda_open;
-
-const char* lt_cuda_version() { return LOWTIDE_VERSION; }
-
-int lt_cuda_devices(std::string* text) { return cuda_host::report(text); }
-
-Backend* lt_cuda_open(const char* target, void* stream) { return cuda_host::make_backend(target, stream).release(); }
-}
+LT_EXPORT_PLUGIN(cuda, lowtide::cuda_host::report, lowtide::cuda_host::make_backend)

@@ -1,11 +1,10 @@
-#include "backend/plugin.h"
-
 #include <dlfcn.h>
 #include <stdlib.h>
+#include <unistd.h>
 
-#include <filesystem>
 #include <mutex>
 
+#include "backend/border_export.h"
 #include "backend/sycl/host/errors.h"
 #include "backend/sycl/host/sycl_backend.h"
 #include "lowtide/export.h"
@@ -23,9 +22,9 @@ void find_drivers() {
     Dl_info info;
     if (getenv(kVariable) || !dladdr(reinterpret_cast<void*>(&sycl::device::get_devices), &info) || !info.dli_fname)
       return;
-    std::error_code ignored;
-    const auto driver = std::filesystem::path(info.dli_fname).parent_path() / "libintelocl.so";
-    if (!std::filesystem::exists(driver, ignored)) return;
+    const std::string library = info.dli_fname;
+    const std::string driver = library.substr(0, library.rfind('/') + 1) + "libintelocl.so";
+    if (access(driver.c_str(), F_OK) != 0) return;
     struct Restore {
       ~Restore() { unsetenv(kVariable); }
     } restore;
@@ -34,35 +33,25 @@ void find_drivers() {
   });
 }
 
-}  // namespace
-}  // namespace lowtide::sycl_host
-
-using namespace lowtide;
-
-extern "C" {
-
-LT_API lowtide::PluginVersionFn lt_sycl_version;
-LT_API lowtide::PluginDevicesFn lt_sycl_devices;
-LT_API lowtide::PluginOpenFn lt_sycl_open;
-
-const char* lt_sycl_version() { return LOWTIDE_VERSION; }
-
-int lt_sycl_devices(std::string* text) {
-  return sycl_host::guarded("looking for devices", [&] {
-    sycl_host::find_drivers();
+int report(std::string* text) {
+  return guarded("looking for devices", [&] {
+    find_drivers();
     *text = format("libsycl %d", __LIBSYCL_MAJOR_VERSION);
-    const auto devices = sycl_host::find_devices();
+    const auto devices = find_devices();
     for (const sycl::device& device : devices)
-      *text +=
-          format("; %s: %s (%s)", sycl_host::target_of(device), device.get_info<sycl::info::device::name>().c_str(),
-                 sycl_host::gives_cpu_bits(device) ? "the same bits as the CPU backend"
-                                                   : "its driver does not promise the bits of the CPU backend");
+      *text += format("; %s: %s (%s)", target_of(device), device.get_info<sycl::info::device::name>().c_str(),
+                      gives_cpu_bits(device) ? "the same bits as the CPU backend"
+                                             : "its driver does not promise the bits of the CPU backend");
     return static_cast<int>(devices.size());
   });
 }
 
-Backend* lt_sycl_open(const char* target, void* queue) {
-  sycl_host::guarded("looking for drivers", [] { sycl_host::find_drivers(); });
-  return sycl_host::make_backend(target, static_cast<const sycl::queue*>(queue)).release();
+std::unique_ptr<Backend> open(const char* target, void* queue) {
+  guarded("looking for drivers", [] { find_drivers(); });
+  return make_backend(target, static_cast<const sycl::queue*>(queue));
 }
-}
+
+}  // namespace
+}  // namespace lowtide::sycl_host
+
+LT_EXPORT_PLUGIN(sycl, lowtide::sycl_host::report, lowtide::sycl_host::open)

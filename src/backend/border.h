@@ -1,0 +1,142 @@
+// The border between the library and its plug-ins, which may be of other compilers and other C++ libraries: plain data
+// and functions. Neither exceptions nor calls of virtual functions cross it, and each side frees what it made.
+//
+// Items cross as they are, without a copy: all compilers of a platform lay structs out alike. Of the standard library
+// they hold std::span and, in Layout, std::vector, whose parts are in the same places in libstdc++ and libc++ (a
+// pointer and a count; three pointers) although nobody promises it. digest() is therefore computed on both sides of
+// what one side made, and a plug-in with another result is refused.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <span>
+
+#include "backend/backend.h"
+
+namespace lowtide::border {
+
+// Where a side that is called puts words. add copies them, and never fails.
+struct Text {
+  void* context;
+  void (*add)(void* context, const char* text) noexcept;
+};
+
+// How a call ended. kind: an ErrorKind, or one of these.
+struct Outcome {
+  static constexpr int32_t kDone = 0, kBadAlloc = -1;  // kBadAlloc: std::bad_alloc
+  int32_t kind = kDone, os_error = 0;
+  Text message;
+};
+
+// An object of the plug-in's, of type T there.
+template <class T>
+struct Handle;
+
+template <class T>
+struct Items {
+  T* data;
+  size_t count;
+  Items(std::span<T> items) : data(items.data()), count(items.size()) {}
+  operator std::span<T>() const { return {data, count}; }
+};
+
+template <class Result, class T, class... Arguments>
+using Call = Result (*)(Outcome*, Handle<T>*, Arguments...) noexcept;
+
+// Each does, and takes, what its namesake does in backend.h and device.h. After a failure a result means
+// nothing. Texts that are returned live as long as the backend.
+struct Table {
+  using Event = std::shared_ptr<void>;  // as Device::Event; nullptr crosses as nullptr
+  using SharedGuard = std::shared_ptr<Guard>;
+  using SharedRecording = std::shared_ptr<RecordedStep>;
+
+  // Backend.
+  Call<void, Backend> release;
+  Call<const char*, Backend> name;
+  Call<void, Backend, Text> targets;  // adds one after another
+  Call<const char*, Backend> target;
+  Call<Handle<Device>*, Backend> device;
+  Call<void, Backend, Items<const StepItem>, int, bool, void*> step;
+  Call<void, Backend, Items<const StepItem>, int, Items<BlockNorms>, void*> norms;
+  Call<int64_t, Backend, Items<const StepItem>, int, void*> first_nonfinite;
+  Call<Handle<SharedGuard>*, Backend, Items<const StepItem>, void*> queue_guard;
+  Call<Handle<SharedRecording>*, Backend, Items<const StepItem>, bool, void*> record_step;
+  Call<void, Backend, const CodecItem&, void*> decode, encode;
+  Call<void, Backend, Items<const SignItem>, int, void*> pack_signs, unpack_signs;
+  Call<void, Backend, const VoteItem&, int, void*> vote_signs;
+  Call<void, Backend, const CountItem&, int, void*> count_signs;
+  Call<void, Backend, Items<const ApplyItem>, int, void*> apply_signs;
+  Call<void, Backend, Items<const FeedbackItem>, int, void*> feedback;
+
+  // Guard. guard_own: as the plug-in's steps take it in StepItem::guard.
+  Call<void, SharedGuard> guard_release;
+  Call<Guard*, SharedGuard> guard_own;
+  Call<int64_t, SharedGuard> guard_first;
+  Call<const uint32_t*, SharedGuard> guard_word;
+
+  // RecordedStep.
+  Call<void, SharedRecording> recording_release;
+  Call<void, SharedRecording, Items<const StepItem>, void*> recording_prepare;
+  Call<bool, SharedRecording> recording_all_prepared, recording_was_replayed;
+
+  // Device, which is its backend's.
+  Call<Device::Limits, Device> device_limits;
+  Call<void*, Device, MemoryKind, int64_t> device_allocate;
+  Call<void, Device, void*> device_free;
+  Call<void*, Device> device_make_queue;
+  Call<void, Device, void*, void*, const void*, int64_t> device_copy;
+  Call<void, Device, void*, void*, uint32_t, int, int64_t> device_fill;
+  Call<void, Device, void*, const void*, int64_t> device_prefetch;
+  Call<Handle<Event>*, Device, void*> device_record;
+  Call<void, Device, void*, Handle<Event>*> device_wait;
+  Call<void, Device, Handle<Event>*> device_host_wait;
+  Call<bool, Device, Handle<Event>*> device_has_happened;
+  Call<void, Event> event_release;
+  Call<bool, Device> device_steps_pinned;
+  Call<bool, Device, void*> device_is_capturing;
+  Call<void, Device, Text> device_describe;
+  Call<bool, Device> device_is_lost;
+  Call<void, Device, const Device::Allocator&> device_use_allocator;
+};
+
+// One of each that holds parts of the standard library.
+struct Sample {
+  const Layout& layout;
+  const VoteItem& vote;
+  const CountItem& count;
+  const FeedbackItem& feedback;
+};
+
+// Where this side finds the parts of the sample, and the sizes of all that crosses.
+inline uint64_t digest(const Sample& sample) {
+  uint64_t digest = 0;
+  const auto add = [&](std::initializer_list<uint64_t> words) {
+    for (const uint64_t word : words) digest = (digest ^ word) * 0x100000001b3 + (digest >> 29);
+  };
+  const auto add_each = [&](const auto&... arrays) {
+    (add({reinterpret_cast<uintptr_t>(arrays.data()), arrays.size()}), ...);
+  };
+  add({sizeof(Table), sizeof(StepItem), sizeof(Layout), sizeof(BallotTarget), sizeof(BlockNorms), sizeof(CodecItem)});
+  add({sizeof(SignItem), sizeof(VoteItem), sizeof(CountItem), sizeof(ApplyItem), sizeof(FeedbackItem), kMaxStates});
+  add_each(sample.layout.sizes, sample.layout.strides);
+  add_each(sample.vote.ballots, sample.vote.weights, sample.vote.presence);
+  add_each(sample.count.ballots, sample.count.weights, sample.count.planes);
+  add_each(sample.feedback.ballots, sample.feedback.ballot_scales, sample.feedback.weights);
+  return digest;
+}
+
+// A plug-in shows `const Exports* lt_<backend>_plugin()`, which lives as long as the plug-in. The first two stay
+// where they are, so that plug-ins of all versions can be told apart.
+struct Exports {
+  const char* version;  // of the project, as version()
+  uint64_t (*digest)(const Sample&);
+  const Table* table;
+  // The runtime's version and the devices that kernels can run on, in words; returns how many there are.
+  int32_t (*devices)(Outcome*, Text) noexcept;
+  // A backend; target and queue as open_backend (registry.h) takes them.
+  Handle<Backend>* (*open)(Outcome*, const char* target, void* queue) noexcept;
+};
+
+}  // namespace lowtide::border
