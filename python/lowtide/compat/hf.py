@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args
 import torch
 
 from lowtide.checks.values import expect
+from lowtide.compat.clip import clip_in_step as clip_in_step
 from lowtide.memory.budgets import Memory
 from lowtide.optimizers.adam import AdamW, AdEMAMix
 from lowtide.optimizers.registry import hyper_of
