@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = "test,docs,examples,frameworks,peers,sycl"
+EXTRAS = "test,docs,examples,frameworks,peers,sycl-runtime"
 SEED = "20261122"  # of random tests, unless LOWTIDE_TEST_SEED names another
 # The long part of the C++ tests: all cases of random tests of which `make test` takes a share, and the machine code of an
 # older architecture, which takes as long to compile as the newer one's.
