@@ -15,7 +15,7 @@ train: ## train a small LLaMA twice, with torch's AdamW and with Lowtide's (ARGS
 test: ## build everything, then run all C++ and Python tests
 	@python3 tools/run_tests.py
 
-soak: ## run the random tests of Python and of PTX with new seeds (ARGS="--soak 5")
+soak: ## run all cases of the long tests, with new seeds, optimized as a release (ARGS="--soak 5")
 	@python3 tools/run_tests.py --soak 1 $(ARGS)
 
 trust: ## run the checks of TRUST.md that have no result yet (ARGS="T3 T17" or ARGS=--all: again)

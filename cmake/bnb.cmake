@@ -2,9 +2,13 @@
 # CPU backend with the kernels of its rules; finds the SYCL and CUDA plug-ins beside itself.
 set(lt_src "${PROJECT_SOURCE_DIR}/src")
 set(map "${PROJECT_SOURCE_DIR}/cmake/bnb.map")
-# The sources that tests call without the C functions.
-set(lt_bnb_inner_sources "${lt_src}/bnb/device_step.cpp" "${lt_src}/bnb/host_step.cpp"
-                         "${lt_src}/bnb/map8.cpp" "${lt_src}/bnb/memory.cpp" "${lt_src}/bnb/update.cpp")
+# The parts that tests call without the C functions.
+add_library(lowtide_bnb_inner OBJECT "${lt_src}/bnb/device_step.cpp" "${lt_src}/bnb/host_step.cpp"
+                                     "${lt_src}/bnb/map8.cpp" "${lt_src}/bnb/memory.cpp" "${lt_src}/bnb/update.cpp")
+set_target_properties(lowtide_bnb_inner PROPERTIES POSITION_INDEPENDENT_CODE ON)
+target_include_directories(lowtide_bnb_inner PRIVATE "${PROJECT_SOURCE_DIR}/include" "${lt_src}")
+target_link_libraries(lowtide_bnb_inner PRIVATE lowtide_flags)
+set(lt_bnb_inner_objects $<TARGET_OBJECTS:lowtide_bnb_inner>)
 # The library's objects of core and backend, and of the rules in src/bnb/step_table.cpp, which stands for the table of
 # all of them.
 set(lt_bnb_rules "adamw|sgd|rmsprop|lion|adagrad|ademamix")
@@ -12,7 +16,7 @@ set(lt_bnb_parts "lowtide_objects[.]dir/.*(core/|backend/|hwy/|rules/step_(${lt_
 set(lt_bnb_objects "$<FILTER:$<TARGET_OBJECTS:lowtide_objects>,INCLUDE,${lt_bnb_parts}>")
 set(lt_bnb_objects "$<FILTER:${lt_bnb_objects},EXCLUDE,/cpu/step_table[.]>")
 add_library(lowtide_bnb SHARED "${lt_src}/bnb/bnb.cpp"
-                               "${lt_src}/bnb/step_table.cpp" ${lt_bnb_inner_sources} ${lt_bnb_objects})
+                               "${lt_src}/bnb/step_table.cpp" ${lt_bnb_inner_objects} ${lt_bnb_objects})
 add_library(lowtide::bnb ALIAS lowtide_bnb)
 target_include_directories(
   lowtide_bnb PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>

@@ -4,8 +4,9 @@
 A suite that fails does not stop the next one. A step that cannot run at all (a build, a crash before any result)
 counts as one failure. Exit status 0 means: nothing failed and every suite had tests.
 
-Random tests start from one seed, so that a result repeats; --soak N runs those in Python, those of the CUDA kernels' PTX
-(from C++ and from Python) and all cases of those in C++ of which a run takes a share, N times with new seeds.
+Random tests start from one seed, so that a result repeats, and long ones take a share of their cases. --soak N runs all Python
+tests, those of CUDA devices on the kernels' PTX once more, and all cases of those in C++ of which a run takes a share, N times with
+new seeds, on a build that is optimized as a release.
 """
 
 from __future__ import annotations
@@ -23,11 +24,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = "test,docs,examples,frameworks,peers,sycl-runtime"
+# Processes of pytest, on two cores: tests of several processes and of time limits wait more than they compute.
+WORKERS = 3
 SEED = "20261122"  # of random tests, unless LOWTIDE_TEST_SEED names another
-# The long part of the C++ tests: all cases of random tests of which `make test` takes a share, and the machine code of an
-# older architecture, which takes as long to compile as the newer one's.
-SOAK_ENTRIES = "_soak$|^cuda_ptx_kernels$|^cuda_budgets$|^cuda_library$"
-SOAK_OPTIONS = ("-DLOWTIDE_CUDA_ARCHITECTURES=80;90",)
+SHARE = "0.34"  # of the cases of long Python tests (tests/python/conftest.py), in runs without --soak
+# The long part of the C++ tests: all cases of those of which `make test` takes a share, the machine code of all rules and
+# of an older architecture, and the C++ compiler's optimization of a release.
+SOAK_ENTRIES = "_soak$|^golden$|^cuda_budgets$|^cuda_library$"
+SOAK_OPTIONS = (
+    "-DLOWTIDE_CUDA_ARCHITECTURES=80;90", "-DLOWTIDE_CUDA_MACHINE_RULES=", "-DCMAKE_CXX_FLAGS_RELEASE=-O3 -g1",
+)  # fmt: skip
 # The tests of CUDA devices once more, on kernels that the executor of their PTX runs: minutes, so --soak alone has them.
 PTX_PLUGIN = "liblowtide_cuda_ptx.so"
 PTX_TESTS = ("tests/python/test_cuda.py", "tests/python/test_device_steps.py", "-k", "cuda")
@@ -154,7 +160,7 @@ def python_tests(tally: Tally, title: str, *arguments: str, **settings: str) -> 
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | settings
     status = run(
         title, ROOT / ".venv/bin/python", "-m", "pytest", "-q",
-        "--continue-on-collection-errors", "-n2", "--dist=loadfile", "--no-loadscope-reorder", f"--junitxml={report}", *arguments,
+        "--continue-on-collection-errors", f"-n{WORKERS}", "--dist=loadfile", "--no-loadscope-reorder", f"--junitxml={report}", *arguments,
         env=env,
     )
     any_case = tally.add_xml(report)
@@ -199,7 +205,8 @@ def main() -> int:
             build = ROOT / "build" / options.preset
             has_ptx = any((build / "ptx").glob("*.ptx"))  # else there is no nvcc, or no tool that reads its objects
             for _ in range(options.soak or 1):
-                python_tests(tally, "Python tests", "tests/python", *options.pytest)
+                share = {} if options.soak or options.pytest else {"LOWTIDE_TEST_SHARE": SHARE}
+                python_tests(tally, "Python tests", "tests/python", *options.pytest, **share)
                 if options.soak and has_ptx and not options.pytest:
                     python_tests(tally, "Python tests on PTX", *PTX_TESTS, LOWTIDE_CUDA_EMULATED=str(build / PTX_PLUGIN))
 

@@ -128,6 +128,8 @@ def main() -> None:
     parser.add_argument("launches", type=Path)
     parser.add_argument("--objects", type=Path, required=True, help="the folder of nvcc's objects")
     parser.add_argument("--part", default="", help="only configurations whose names have this")
+    parser.add_argument("--rules", default="", metavar="LIST", help="e.g. adamw,lion: only steps of these (default: all)")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="only every Nth of them")
     parser.add_argument("--schedule", metavar="PATTERN", help="simulate those whose names match, in seconds each")
     parser.add_argument("--write", type=Path, metavar="FILE", help="with --before: beside the figures of that file")
     parser.add_argument("--before", type=Path, metavar="FILE")
@@ -138,7 +140,11 @@ def main() -> None:
         _SCHEDULED = re.compile(options.schedule)
     files = sorted(options.launches.glob("*.txt"), key=lambda file: int(file.stem))
     launches = {file: Recorded.read(file).words for file in files}
-    chosen = [file for file, words in launches.items() if options.part in name_of(words)]
+    rules = options.rules.split(",") if options.rules else None
+    chosen = [
+        file for file, words in launches.items()
+        if options.part in name_of(words) and (rules is None or words["rule"] in (*rules, "any"))
+    ][:: options.every]  # fmt: skip
     if not chosen:
         skip(f"no launches in {options.launches} (run lowtide_cuda_launches)")
     with tempfile.TemporaryDirectory() as folder:
@@ -151,7 +157,7 @@ def main() -> None:
         report.print_table(steps)
     wrong = report.judge(steps, report.read(options.judge) if options.judge else None)
     print("\n".join(wrong))
-    print(f"{len(steps)} configurations, {sum(step.is_narrow for step in steps)} narrow, {len(wrong)} wrong")
+    print(f"{len(steps)} of {len(files)} configurations, {sum(step.is_narrow for step in steps)} narrow, {len(wrong)} wrong")
     if wrong:
         sys.exit(1)
 

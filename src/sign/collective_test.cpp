@@ -3,6 +3,7 @@
 
 #include <bit>
 
+#include "support/share.h"
 #include "support/sign_ranks.h"
 
 namespace lowtide {
@@ -47,7 +48,7 @@ int64_t differing(const VoteCase& of, const VoteResult& wanted) {
 TEST(SignCollective, VotesAreThoseOfTheDefinitionOnAllRanks) {
   Rng rng = testing::seeded("votes over transports", 20261121);
   int64_t cases[4] = {}, signs = 0, ties = 0;
-  for (int i = 0; i < 2400; ++i) {
+  for (int i = 0; i < testing::share_of(2400); ++i) {
     const int nodes = i % 3 == 0 ? static_cast<int>(rng.between(1, 3)) : 0;
     const int ranks = nodes ? nodes * static_cast<int>(rng.between(1, 3)) : static_cast<int>(rng.between(1, 9));
     VoteCase of = random_vote(ranks, random_count(rng), rng);
@@ -66,7 +67,7 @@ TEST(SignCollective, VotesAreThoseOfTheDefinitionOnAllRanks) {
   const VoteResult wanted = reference_vote(of);
   for (auto& byte : of.ballots[1]) byte = static_cast<unsigned char>(~byte);
   EXPECT_GT(differing(of, wanted), 0);
-  EXPECT_GT(ties, 100000);
+  EXPECT_GT(ties, testing::share_of(100000));
   std::printf(
       "[ checks ] %lld votes (auto %lld, one phase %lld, two phases %lld, nodes %lld), %lld signs, %lld ties: 0 "
       "bytes differ\n",

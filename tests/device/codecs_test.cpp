@@ -104,7 +104,7 @@ TEST(DeviceCodecs, TakeMoreBlocksThanALaunchHasGroups) {
   LT_NEEDS_DEVICE();
   auto rng = testing::seeded("many blocks", 41);
   int64_t bytes = 0, bad = 0;
-  const int64_t rows = 65536 * 2 + 3, length = 9;  // one short block a row
+  const int64_t rows = 65536 * testing::share_of(2) + 3, length = 9;  // one short block a row
   compare_conversions(find_codec("dynamic8"), true, rows, length, false, rng, bytes, bad);
   EXPECT_EQ(bad, 0);
   std::printf("%lld blocks, %lld bytes, %lld differ\n", static_cast<long long>(rows), static_cast<long long>(bytes),

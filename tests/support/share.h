@@ -4,17 +4,27 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstdlib>
 
 namespace lowtide::testing {
 
-// So many cases, and what is expected of so many.
-inline int share_of(int count) {
-  static const double share = [] {
-    const char* const set = std::getenv("LOWTIDE_TEST_SHARE");
-    return set ? std::atof(set) : 1.0;
+inline double share() {
+  static const double set = [] {
+    const char* const text = std::getenv("LOWTIDE_TEST_SHARE");
+    return text ? std::atof(text) : 1.0;
   }();
-  return std::max(1, static_cast<int>(std::lround(share * count)));
+  return set;
+}
+
+// So many cases, and what is expected of so many.
+inline int share_of(int count) { return std::max(1, static_cast<int>(std::lround(share() * count))); }
+
+// Whether the share has case `n` of a grid. Multiples of the golden ratio spread it over all rows and columns, whatever
+// their lengths.
+inline bool in_share(int64_t n) {
+  const double at = static_cast<double>(n) * 0.6180339887498949;
+  return at - std::floor(at) < share();
 }
 
 }  // namespace lowtide::testing

@@ -4,6 +4,8 @@
 # lt_cuda_host_sources and lt_cuda_device_sources, against other headers.
 set(LOWTIDE_CUDA_ARCHITECTURES "80;90;100;120" CACHE STRING
     "Compute capabilities to make kernels for, the oldest first; the first and the last also as PTX, for others")
+set(LOWTIDE_CUDA_MACHINE_RULES "" CACHE STRING
+    "Rules whose kernels get machine code, e.g. adamw;lion; others have PTX alone, in half the time. Empty: all")
 include(cuda_architectures)
 
 lt_plugin_host_sources(cuda lt_cuda_host_sources)
@@ -32,8 +34,9 @@ set(lt_nvcc_flags
 # Exact kernels have the bits of the CPU backend: nothing is contracted, division and roots are IEEE's. The others are
 # in files of their own.
 list(APPEND lt_nvcc_flags --fmad=false)
+set(lt_nvcc_machine_code)
 foreach(lt_arch IN LISTS LOWTIDE_CUDA_ARCHITECTURES)
-  list(APPEND lt_nvcc_flags "--generate-code=arch=compute_${lt_arch},code=sm_${lt_arch}")
+  list(APPEND lt_nvcc_machine_code "--generate-code=arch=compute_${lt_arch},code=sm_${lt_arch}")
 endforeach()
 # PTX of the newest for GPUs to come, of the oldest for those between: machine code runs on its own major version only.
 # It comes on the way to the machine code, and costs no time.
@@ -45,7 +48,9 @@ foreach(lt_arch IN LISTS lt_ptx)
   list(APPEND lt_nvcc_flags "--generate-code=arch=compute_${lt_arch},code=compute_${lt_arch}")
 endforeach()
 execute_process(COMMAND "${Nvcc_EXECUTABLE}" --help OUTPUT_VARIABLE lt_nvcc_words ERROR_QUIET)
-if(lt_nvcc_words MATCHES "--compress-mode")
+if(lt_nvcc_words MATCHES "--compress-mode" AND LOWTIDE_DEV)
+  list(APPEND lt_nvcc_flags --compress-mode=speed)  # to be the smallest takes a tenth of the time
+elseif(lt_nvcc_words MATCHES "--compress-mode")
   list(APPEND lt_nvcc_flags --compress-mode=size)
 endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
@@ -53,7 +58,9 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
 endif()
 set(lt_nvcc_fast_flags --fmad=true --ftz=true --prec-div=false --prec-sqrt=false)
 
+# Objects with machine code; the others have PTX alone.
 set(lt_cuda_objects)
+set(lt_cuda_machine_objects)
 foreach(lt_source IN LISTS lt_cuda_device_sources)
   get_filename_component(lt_name "${lt_source}" NAME_WE)
   set(lt_object "${PROJECT_BINARY_DIR}/cuda/${lt_name}.o")
@@ -61,6 +68,11 @@ foreach(lt_source IN LISTS lt_cuda_device_sources)
   if(lt_source IN_LIST lt_cuda_fast_rules)
     list(REMOVE_ITEM lt_flags --fmad=false)
     list(APPEND lt_flags ${lt_nvcc_fast_flags})
+  endif()
+  string(REGEX REPLACE "^step_|_fast$" "" lt_rule "${lt_name}")
+  if(NOT LOWTIDE_CUDA_MACHINE_RULES OR NOT lt_name MATCHES "^step_" OR lt_rule IN_LIST LOWTIDE_CUDA_MACHINE_RULES)
+    list(APPEND lt_flags ${lt_nvcc_machine_code})
+    list(APPEND lt_cuda_machine_objects "${lt_object}")
   endif()
   add_custom_command(
     OUTPUT "${lt_object}"
