@@ -4,6 +4,7 @@
 import os
 import random
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,8 +31,20 @@ SLOW = (
 )  # fmt: skip
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keeps the order within a file; all workers must find the same."""
+    share = float(os.environ.get("LOWTIDE_TEST_SHARE", "1"))
+    seen: Counter[str] = Counter()
+    taken: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        function = item.nodeid.partition("[")[0]
+        # As tests/support/share.h: the first, and then multiples of the golden ratio, which spread over all parameters.
+        is_taken = item.get_closest_marker("share") is None or seen[function] * 0.6180339887498949 % 1 < share
+        seen[function] += 1
+        (taken if is_taken else left_out).append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = taken
     items.sort(key=lambda item: SLOW.index(item.path.stem) if item.path.stem in SLOW else len(SLOW))
 
 

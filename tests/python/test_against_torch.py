@@ -43,6 +43,7 @@ def twins():
 @pytest.mark.parametrize("maximize", [False, True])
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.0, 0.95), (0.95, 0.5)])
 @pytest.mark.parametrize("name", ["AdamW", "Adam"])
+@pytest.mark.share
 def test_adam(name, betas, maximize, weight_decay, seed, figure):
     lr, eps = 0.01, 1e-6
     options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}

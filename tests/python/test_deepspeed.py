@@ -49,6 +49,7 @@ def floats(found: list[Run]) -> torch.Tensor:
 
 
 @ways
+@pytest.mark.share
 def test_fp32_state_trains_as_torch_does(stage: int, offload: bool, train: Train, figure: Callable[[str], None]) -> None:
     runs = [train(Case(stage, optimizer, torch.float32, offload)) for optimizer in ("torch", "fp32")]
     (ours, theirs) = ([torch.tensor(run.losses) for run in found] for found in reversed(runs))
@@ -63,6 +64,7 @@ def test_fp32_state_trains_as_torch_does(stage: int, offload: bool, train: Train
 
 
 @ways
+@pytest.mark.share
 def test_eight_bit_state_trains_and_resumes_to_the_bit(
     stage: int, offload: bool, train: Train, figure: Callable[[str], None]
 ) -> None:

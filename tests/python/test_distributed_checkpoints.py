@@ -25,6 +25,7 @@ HSDP = Layout("rows", (2, 2))
         ("adamw", "mixed12", False, False),
     ],
 )
+@pytest.mark.share
 def test_a_checkpoint_goes_to_any_mesh(
     rule: str, state: str, save_on_disk: bool, load_on_disk: bool, tmp_path: Path, figure
 ) -> None:

@@ -16,6 +16,7 @@ REPLICAS = [Layout("plain"), Layout("replicas", (2,))]
     ("rule", "state"),
     [("adamw", "dynamic8"), ("adamw", "bf16"), ("adamw", "fp32"), ("lion", "dynamic8"), ("sgd", "dynamic8")],
 )
+@pytest.mark.share
 def test_any_mesh_gives_the_same_bits(rule: str, state: str, figure) -> None:
     ranks = shared_ranks()
     compared, meshes = 0, 0

@@ -22,6 +22,7 @@ from distributed_support import differing, shared_ranks, size
         ("ddp", "adamw", 2),  # of three, the order of sums changes when torch rebuilds its buckets
     ],
 )
+@pytest.mark.share
 def test_models_resume(kind: str, rule: str, world: int, tmp_path: Path, figure) -> None:
     answers = shared_ranks().run(world, models.resume, kind, rule, str(tmp_path / "saved"))
     compared = 0

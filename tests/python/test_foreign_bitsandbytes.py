@@ -54,6 +54,7 @@ def saved_values(entry, names, block=256):
 
 @pytest.mark.parametrize("codec", ["dynamic8", "bf16", "fp32"])
 @pytest.mark.parametrize("rule", RULES)
+@pytest.mark.share
 def test_values_arrive(rule, codec, seed, figure):
     """In every state format, also where rows end within blocks: float32 state has the very values of the codes."""
     twins = twins_of(rule, (64, 256), (37, 300), (9,))

@@ -29,6 +29,7 @@ def test_steps_are_those_of_torch(original: bool, figure) -> None:
     [(True, "full"), (True, "rank 0"), (True, "sharded")]
     + [(False, "full"), (False, "rank 0"), (False, "sharded"), (False, "offloaded")],
 )
+@pytest.mark.share
 def test_state_comes_back_bit_for_bit(original: bool, kind: str, figure) -> None:
     compared = empty = 0
     for case in (
@@ -57,6 +58,7 @@ def test_frozen_parameters_are_left_out(figure) -> None:
 
 
 @pytest.mark.parametrize("state", ["fp32", "bf16", "dynamic8"])
+@pytest.mark.share
 def test_state_goes_to_other_numbers_of_ranks(state: str, tmp_path: Path, figure) -> None:
     """State without scales, and state whose blocks end at the cuts, is the same on any number of ranks. Where shards
     cut blocks elsewhere, values are rounded anew, to nearest: they move by half the widest gap of the signed map, or from

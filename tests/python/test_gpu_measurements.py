@@ -34,11 +34,13 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.share
 def test_every_measurement_runs(name: str, gpu: Gpu, figure: Callable[[str], None], tmp_path: Path) -> None:
     check_measurement(name, gpu, figure, tmp_path / "rows.jsonl")
 
 
 @pytest.mark.parametrize("name", ["smoke", "paged.dynamic8", "overlap.fp32"])
+@pytest.mark.share
 def test_measurements_run_without_any_device(name: str, figure: Callable[[str], None], tmp_path: Path) -> None:
     check_measurement(name, Gpu(rehearse=True), figure, tmp_path / "rows.jsonl")
 

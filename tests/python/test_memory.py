@@ -42,6 +42,7 @@ CLASSES = [lowtide.AdamW, lowtide.Adam, lowtide.Lion, lowtide.SGD]
 
 @pytest.mark.parametrize("cls", CLASSES)
 @pytest.mark.parametrize("state", ["dynamic8", "bf16", "fp32"])
+@pytest.mark.share
 def test_disk_gives_the_bits_of_ram(cls: type[lowtide.AdamW], state: str, tmp_path: Path, figure) -> None:
     extra = {"momentum": 0.9} if cls is lowtide.SGD else {}
     here, there = model(), model()
@@ -178,6 +179,7 @@ def test_sizes() -> None:
 @pytest.mark.parametrize("source", ["ram", "disk"])
 @pytest.mark.parametrize("target", ["ram", "disk"])
 @pytest.mark.parametrize("state", ["dynamic8", "fp32"])
+@pytest.mark.share
 def test_files_go_from_any_tier_to_any(source: str, target: str, state: str, tmp_path: Path) -> None:
     def build(net: torch.nn.Module, kind: str, lr: float) -> lowtide.AdamW:
         memory = budget(tmp_path) if kind == "disk" else None

@@ -36,6 +36,7 @@ def _float32(found: dict[str, bytes]) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("state", ["fp32", "bf16", "dynamic8", "float8"])
+@pytest.mark.share
 def test_every_mesh_gives_the_bits_of_one_process(state: str, figure) -> None:
     """Owners make the same products of the same matrices as a process alone. Matrices that are cut by columns have
     float32 state in place of formats with scales, as all parameters have."""

@@ -37,6 +37,7 @@ def compare(plan, report):
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("rule", sorted(RULES))
+@pytest.mark.share
 def test_bytes_are_those_of_the_report(rule, codec, seed, tmp_path, figure):
     rng = random.Random(seed)
     cls, fixed = RULES[rule]

@@ -16,6 +16,7 @@ from support import CODECS, DTYPES, RULE_OF, RULES, bits, make, parameter, rando
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("rule", RULES)
+@pytest.mark.share
 def test_zero_gradients_never_move_a_parameter(rule, codec, seed, figure):
     """100,000 steps (of rules that are variants or close relatives of others: 5,000) with a gradient of zero and no weight
     decay: the parameter has not moved at all."""
@@ -114,6 +115,7 @@ def run(opt, params, grads):
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("rule", RULES)
+@pytest.mark.share
 def test_threads_and_order_never_change_a_bit(rule, codec, seed, figure):
     """1 thread, 2 threads and 7 threads, and parameters in another order: the same bits of parameters and state. (In
     another order to nearest: random bits go by the number of a parameter.)"""

@@ -82,6 +82,7 @@ def lose_one(
         ("hook", 1, 3, 3.0, signal.SIGSTOP),
     ],
 )
+@pytest.mark.share
 def test_a_lost_worker(
     kind: str, losses: int, world: int, timeout: float, how: signal.Signals, tmp_path: Path, seed: int,
     figure: Callable[[str], None],

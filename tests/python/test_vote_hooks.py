@@ -26,6 +26,7 @@ CASES: dict[str, tuple[str, torch.dtype, int, dict[str, Any]]] = {
 @pytest.mark.parametrize(
     ("name", "world"), [(name, world) for name in CASES for world in ((2, 4) if "16" in name else (1, 2, 3, 4))]
 )
+@pytest.mark.share
 def test_gradients_are_majorities(name: str, world: int, figure: Callable[[str], None]) -> None:
     for found in shared_ranks().run(world, jobs.votes_of_signs, *CASES[name]):
         assert found["wrong"] == 0 and found["votes"] == 4 and found["compared"] > 10_000
