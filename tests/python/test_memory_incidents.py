@@ -1,12 +1,16 @@
 """Incidents while a program trains: a disk that refuses writes, a change of directory, threads that look on."""
 
+import json
 import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -142,3 +146,55 @@ def test_metadata_of_others_is_no_groups(metadata: str, tmp_path: Path, capsys) 
     assert "adamw" in capsys.readouterr().out
     with pytest.raises(ValueError, match=str(tmp_path)):
         lowtide.AdamW(parameters(1)).load(tmp_path / "file")
+
+
+_LARGE: dict[str, tuple[Any, str]] = {
+    "lists in an option": ({"x": [[1, 2]] * 400_000}, ""),
+    "numbers in an option": ({"x": [7] * 1_500_000}, ""),
+    "groups": ({}, "got 200000 groups, wanted 1"),
+    "products": ({}, "got 400000 numbers, wanted a dict of a number for each of 1 parameters at most"),
+    "parameters": ({"params": 2**31 - 1}, "got 2147483647 parameters, wanted 1"),
+}
+
+
+@pytest.mark.parametrize("name", _LARGE)
+def test_large_metadata_loads_in_the_time_of_reading_its_text(name: str, tmp_path: Path, figure: Callable[[str], None]) -> None:
+    """`load` reads the file twice, once for the metadata, and parses that: with what it makes of the options, at most four
+    times the time of reading and parsing it once, in seconds of the processor. (Copies of the options took 10 times.) 0.1 s
+    are for the rest of a load. Memory is Python's own: values of 56 bytes and the list or dict around them, for some 4
+    characters of the text and more."""
+    extra, refusal = _LARGE[name]
+    (param,) = parameters(1)
+    opt = lowtide.AdamW([param])
+    path = tmp_path / "file"
+    opt.save(path)
+    (group,) = json.loads(_core.checkpoint_metadata(str(path)))["lowtide_groups"]
+    metadata: dict[str, Any] = {"lowtide_groups": [group | extra]}
+    if name == "groups":
+        metadata["lowtide_groups"] = [{"params": 0}] * 200_000
+    if name == "products":
+        metadata["lowtide_mu_products"] = {str(i): 1.0 for i in range(400_000)}
+    opt._core.save(str(path), json.dumps(metadata))
+    del metadata
+
+    def seconds(act: Callable[[], object]) -> float:
+        start = time.process_time()
+        act()
+        return time.process_time() - start
+
+    def load() -> None:
+        if refusal:
+            with pytest.raises(ValueError, match=refusal):
+                opt.load(path)
+        else:
+            opt.load(path)
+
+    text = _core.checkpoint_metadata(str(path))
+    once = min(seconds(lambda: json.loads(_core.checkpoint_metadata(str(path)))) for _ in range(2))
+    taken = min(seconds(load) for _ in range(2))
+    tracemalloc.start()
+    load()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    figure(f"{name}, {len(text) / 1e6:.1f} MB: {taken:.2f} s, read and parsed once {once:.2f} s; peak {peak / 1e6:.0f} MB")
+    assert taken < 4 * once + 0.1 and peak < 40 * len(text) + 1e6

@@ -21,7 +21,7 @@ from lowtide.checks.kept_errors import KeptErrors
 from lowtide.checks.values import expect
 from lowtide.engine.engine import Engine
 from lowtide.memory.budgets import path_of
-from lowtide.state.groups import read_groups
+from lowtide.state.groups import check_count, read_groups
 from lowtide.state.products import checked, own_products, product_as_now
 
 _KEY = "lowtide_groups"
@@ -54,17 +54,21 @@ def load(
     found = isinstance(metadata, dict) and isinstance(metadata.get(_KEY), list)
     expect(found, name, "a checkpoint without the options of param_groups", "one that Optimizer.save wrote")
     _check_shards(engine, metadata.get(_SHARDS), name)
+    check_count(metadata[_KEY], param_groups)
     groups: list[dict[str, Any]] = []
     number = 0
     for n, saved in enumerate(metadata[_KEY]):
         whole = isinstance(saved, dict) and isinstance(saved.get("params"), int) and 0 <= saved["params"] < 2**31
         expect(whole, f"{name}, group {n}", repr(saved)[:80], "options and a number of params")
         options = {key: _tuples(value) for key, value in saved.items()}
-        groups.append({**options, "params": list(range(number, number + saved["params"]))})
+        groups.append({**options, "params": range(number, number + saved["params"])})
         number += saved["params"]
-    new_groups = read_groups(engine, param_groups, {"param_groups": groups}).groups
+    # Nobody else has the values.
+    new_groups = read_groups(engine, param_groups, {"param_groups": groups}, copied=lambda value: value).groups
     own = metadata.get(_PRODUCTS, {})
-    expect(isinstance(own, dict), name, f"{_PRODUCTS} = {own!r}"[:80], "a number for each parameter that has one")
+    got = f"{len(own)} numbers" if isinstance(own, dict) else repr(own)[:80]
+    each = isinstance(own, dict) and len(own) <= number
+    expect(each, f"{name}, {_PRODUCTS}", got, f"a dict of a number for each of {number} parameters at most")
     products = {i: checked(product, f"{name}, {_PRODUCTS}") for i, product in own.items()}
     with KeptErrors() as kept:
         kept.call(engine.core.load, name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from lowtide import _core
@@ -25,13 +25,23 @@ class Groups(NamedTuple):
     anew: bool = False  # a dict of torch.optim's is of other states than there are: its options decide, as they do there
 
 
+def check_count(saved: Sequence[Any], live: Sequence[dict[str, Any]]) -> None:
+    """ValueError for another number of groups than the live ones."""
+    expect(len(saved) == len(live), "param_groups", f"{len(saved)} groups", f"{len(live)}")
+
+
 def read_groups(
-    engine: Engine, live: Sequence[dict[str, Any]], state_dict: dict[str, Any], reader: Reader | None = None
+    engine: Engine,
+    live: Sequence[dict[str, Any]],
+    state_dict: dict[str, Any],
+    reader: Reader | None = None,
+    copied: Callable[[Any], Any] = copy.deepcopy,
 ) -> Groups:
     """ValueError, naming what differs, for groups that do not fit the live ones. reader: that of the dict's library, if it
-    is neither Lowtide's nor torch.optim's."""
+    is neither Lowtide's nor torch.optim's. copied: makes an option of the dict's one that the groups can have for
+    themselves; copies take seconds of millions of values."""
     saved = state_dict["param_groups"]
-    expect(len(saved) == len(live), "param_groups", f"{len(saved)} groups", f"{len(live)}")
+    check_count(saved, live)
     ours = reader is None and any(map(is_stamped, saved))
     groups: list[dict[str, Any]] = []
     numbers: dict[Any, int] = {}
@@ -40,7 +50,7 @@ def read_groups(
         where = f"param_groups[{n}]"
         expect(isinstance(group, dict), where, type(group).__name__, "a dict")
         params: Any = group.get("params")
-        expect(isinstance(params, list), f"{where}['params']", type(params).__name__, "a list")
+        expect(isinstance(params, (list, range)), f"{where}['params']", type(params).__name__, "a list")
         expect(len(params) == len(mine["params"]), f"{where}['params']", f"{len(params)} parameters", len(mine["params"]))
         for key in params:
             expect(isinstance(key, (int, str)) and key not in numbers, f"{where}['params']", repr(key), "distinct ids")
@@ -54,7 +64,7 @@ def read_groups(
             torch_dict.check_group(engine, n, mine, group, where)
         of_torch = () if ours or reader else torch_dict.IMPLEMENTATION_KEYS
         drop = ("params", SPREAD, *STAMP, *FIXED, *of_torch)
-        new = {key: copy.deepcopy(value) for key, value in group.items() if key not in drop}
+        new = {key: copied(value) for key, value in group.items() if key not in drop}
         if of_torch:
             new = {**{name: mine[name] for name in engine.family.option_names()}, **new}
         kept = {key: mine[key] for key in ("params", *OWN_KEYS)}
