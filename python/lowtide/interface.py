@@ -12,7 +12,7 @@ from lowtide.optimizers.adam import Adam, AdamW, AdEMAMix, NAdam
 from lowtide.optimizers.master import export_fp32
 from lowtide.optimizers.muon import Muon
 from lowtide.optimizers.optimizer import Optimizer
-from lowtide.optimizers.registry import CLASSES
+from lowtide.optimizers.classes import CLASSES
 from lowtide.optimizers.rules import LAMB, LARS, SGD, Adagrad, Lion, RMSprop
 from lowtide.options.options import Options
 from lowtide.options.overrides import Override, override

@@ -84,3 +84,54 @@ def test_what_others_put_in_the_place_of_a_name_stays(monkeypatch):
     assert lowtide.AdamW is None
     code = "import lowtide; lowtide.AdamW = None; lowtide.Lion; assert lowtide.AdamW is None"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+IMPORTS_AT_ONCE = """
+import random, sys, threading
+from importlib import import_module
+from pathlib import Path
+import torch, torch.distributed.tensor
+from lowtide import _core
+
+folder = Path(_core.__file__).parent
+files = [file.relative_to(folder.parent).with_suffix("") for file in sorted(folder.rglob("*.py"))]
+modules = [".".join(file.parts).removesuffix(".__init__") for file in files if not {"cli", "hf", "__main__"} & set(file.parts)]
+rng = random.Random(int(sys.argv[1]))
+sys.setswitchinterval(1e-5)
+failures = []
+
+def use(name, gate):
+    gate.wait()
+    try:
+        if name == "lowtide":
+            import lowtide
+            lowtide.AdamW, lowtide.compat.bitsandbytes.optim.Adam8bit, lowtide.distributed.Signum
+        else:
+            import_module(name)
+    except BaseException as error:
+        failures.append(f"{name}: {type(error).__name__}: {error}")
+
+tries = int(sys.argv[2])
+for _ in range(tries):
+    for name in [name for name in sys.modules if name.split(".")[0] == "lowtide" and name != "lowtide._core"]:
+        del sys.modules[name]
+    one = rng.choice(modules)
+    room = [name for name in modules if name.split(".")[:2] == one.split(".")[:2]]
+    gate = threading.Barrier(3)
+    threads = [threading.Thread(target=use, args=(name, gate)) for name in (one, rng.choice(room), rng.choice(modules))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+print(f"{tries} times three imports at once of {len(modules)} modules, {len(failures)} failed", *failures[:5], sep="; ")
+sys.exit(bool(failures))
+"""
+
+
+def test_threads_that_import_modules_at_the_same_instant_get_them(seed, figure):
+    """A process whose first imports of Lowtide are those of threads. It forgets the modules and begins anew, many times."""
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS_AT_ONCE, str(seed), "40"], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    figure(done.stdout.strip())

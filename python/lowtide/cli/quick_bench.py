@@ -17,7 +17,7 @@ import torch
 from lowtide import _core
 from lowtide.memory.budgets import Memory
 from lowtide.optimizers.optimizer import Optimizer
-from lowtide.optimizers.registry import CLASSES
+from lowtide.optimizers.classes import CLASSES
 from lowtide.planning.plan import plan
 from lowtide.planning.rates import Rates
 

@@ -1,5 +1,10 @@
 """Functions of other libraries under the names, arguments and layouts that people already use."""
 
-from lowtide.compat import bitsandbytes, deepspeed, flashoptim
+from typing import TYPE_CHECKING
 
-__all__ = ["bitsandbytes", "deepspeed", "flashoptim"]
+from lowtide.checks.late import names_of
+
+if TYPE_CHECKING:
+    from lowtide.compat.interface import *  # noqa: F403
+
+__getattr__, __dir__ = names_of(__name__)

@@ -5,25 +5,11 @@ DistributedDataParallel. `ShardVote`: a vote on one tensor, for FSDP2 between no
 docs/votes.md says when which pays.
 """
 
-from lowtide.distributed.accumulator import SignAccumulator
-from lowtide.distributed.collective import Collective, Outcome, VoteOptions
-from lowtide.distributed.feedback import ErrorFeedbackSign
-from lowtide.distributed.groups import broadcast_parameters
-from lowtide.distributed.hooks import SignVote
-from lowtide.distributed.optimizers import DistributedLion, SignOptimizer
-from lowtide.distributed.shard_vote import ShardVote
-from lowtide.distributed.signum import Signum
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Collective",
-    "DistributedLion",
-    "ErrorFeedbackSign",
-    "Outcome",
-    "ShardVote",
-    "SignAccumulator",
-    "SignOptimizer",
-    "SignVote",
-    "Signum",
-    "VoteOptions",
-    "broadcast_parameters",
-]
+from lowtide.checks.late import names_of
+
+if TYPE_CHECKING:
+    from lowtide.distributed.interface import *  # noqa: F403
+
+__getattr__, __dir__ = names_of(__name__)

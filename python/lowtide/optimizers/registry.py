@@ -1,4 +1,4 @@
-"""The list of rules and their classes."""
+"""The list of rules and their classes: of the modules that have been imported (classes.py: of all)."""
 
 import inspect
 from collections.abc import Callable

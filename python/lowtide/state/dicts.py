@@ -13,7 +13,7 @@ from lowtide.checks.values import expect
 from lowtide.engine.engine import RESIDUAL, Engine
 from lowtide.engine.rebuild import follow_states
 from lowtide.state import restore
-from lowtide.state.foreign import READERS
+from lowtide.state.foreign.readers import READERS
 from lowtide.state.format import CODEC, eight_bits, residual_bits
 from lowtide.state.groups import read_groups
 from lowtide.state.products import PRODUCT, as_tensor, own_products

@@ -11,7 +11,7 @@ from lowtide.checks.values import expect
 from lowtide.engine.engine import Engine
 from lowtide.options.options import check_kinds
 from lowtide.state import torch_dict
-from lowtide.state.foreign import Reader
+from lowtide.state.foreign.readers import Reader
 from lowtide.state.format import FIXED, OWN_KEYS, SEED, SPREAD, STAMP, check_stamp, is_stamped, read_seed
 
 

@@ -16,7 +16,7 @@ from lowtide.engine.elsewhere import Elsewhere
 from lowtide.engine.engine import MOMENTUM, RESIDUAL, Engine
 from lowtide.state import spread, torch_dict
 from lowtide.state.entries import NOTHING, Entry, ParamSpec, check_values
-from lowtide.state.foreign import Reader
+from lowtide.state.foreign.readers import Reader
 from lowtide.state.format import check_entry, residual_bits, take_codec
 from lowtide.state.groups import Groups
 from lowtide.state.products import PRODUCT, product_as_now, read_product

@@ -5,6 +5,11 @@
 docs/compat.md has the table of what differs, and which of bitsandbytes' backends is followed where they disagree.
 """
 
-from lowtide.compat.bitsandbytes import functional, nn, optim
+from typing import TYPE_CHECKING
 
-__all__ = ["functional", "nn", "optim"]
+from lowtide.checks.late import names_of
+
+if TYPE_CHECKING:
+    from lowtide.compat.bitsandbytes.interface import *  # noqa: F403
+
+__getattr__, __dir__ = names_of(__name__)

@@ -4,27 +4,3 @@ A reader says whether a dict is of its library, and gives its groups and entries
 data to data. Codes that Lowtide stores alike are taken over bit for bit; everything else becomes float32 values, which
 restore.py encodes.
 """
-
-from __future__ import annotations
-
-from typing import Any, Protocol
-
-from lowtide.state.entries import Entry, ParamSpec
-from lowtide.state.foreign import bitsandbytes, flashoptim, torchao
-
-
-class Reader(Protocol):
-    """A module of this package. All functions raise ValueError, with what was got and what is wanted."""
-
-    def recognizes(self, state: dict[Any, Any], groups: list[dict[str, Any]]) -> bool:
-        """Whether the two halves of a state_dict are of this library."""
-
-    def read_group(self, rule: str, group: dict[str, Any], mine: dict[str, Any], where: str) -> dict[str, Any]:
-        """The options of `group` under their names here. `mine`: hyper-parameters of the optimizer's group, for those that
-        `group` lacks."""
-
-    def read_entry(self, spec: ParamSpec, entry: dict[str, Any], where: str) -> Entry:
-        """The state of one parameter."""
-
-
-READERS: tuple[Reader, ...] = (bitsandbytes, torchao, flashoptim)

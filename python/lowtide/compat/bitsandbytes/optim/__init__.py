@@ -1,13 +1,10 @@
 """`bitsandbytes.optim`: its classes by name."""
 
-from lowtide.compat.bitsandbytes.optim import classes
-from lowtide.compat.bitsandbytes.optim.base import BitsandbytesOptimizer
-from lowtide.compat.bitsandbytes.optim.classes import *  # noqa: F403
-from lowtide.compat.bitsandbytes.optim.manager import GlobalOptimManager
+from typing import TYPE_CHECKING
 
-__all__ = ["GlobalOptimManager"]
-__all__ += [
-    name
-    for name, cls in vars(classes).items()
-    if isinstance(cls, type) and issubclass(cls, BitsandbytesOptimizer) and not name.startswith("_")
-]
+from lowtide.checks.late import names_of
+
+if TYPE_CHECKING:
+    from lowtide.compat.bitsandbytes.optim.interface import *  # noqa: F403
+
+__getattr__, __dir__ = names_of(__name__)
