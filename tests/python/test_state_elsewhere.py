@@ -59,10 +59,16 @@ def check(opt: lowtide.Optimizer, device: torch.device, shown: Callable[[str], N
             assert bits(there.clone()) == bits(saved[number][name]) and value.tolist() == saved[number][name].tolist()
             # As frameworks move state to the CPU between phases, and back.
             entry[name] = there
-            assert entry[name] is value
+            entry.update({name: there})
+            entry.update([(name, there)], **{name: there})
+            entry |= {name: there}
+            assert entry[name] is value is entry.setdefault(name, there) and opt.state[param] is entry
             if isinstance(value, Elsewhere) and device.type == "cpu":
                 assert there is value.to("cpu") is value and torch.empty(value.shape).copy_(value).equal(there.float())
                 assert bits(value + 1) == bits(saved[number][name] + 1) and bits(value.float()) == bits(there.float())
+        entry |= {"note": 1}
+        entry.update(note=2)
+        assert entry.pop("note") == 2 == entry.setdefault("note", 2) and entry.pop("note") == 2
         if device.type == "cpu":
             assert all(type(one) is torch.Tensor for one in copy.deepcopy(entry).values())
     again = opt.state_dict()["state"]

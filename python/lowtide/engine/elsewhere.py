@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
+from typing_extensions import Self
 
 _ADVICE = "wanted .clone() or .to() of it, which copy its values, or load_state_dict(), which replaces them"
 
@@ -75,6 +76,20 @@ class Shown(dict[str, Any]):
     def __setitem__(self, name: str, value: Any) -> None:
         if not isinstance(self.get(name), Elsewhere):
             super().__setitem__(name, value)
+
+    # dict's own would not ask the above.
+    def update(self, *given: Any, **named: Any) -> None:
+        for name, value in dict(*given, **named).items():
+            self[name] = value
+
+    def __ior__(self, given: Any) -> Self:  # type: ignore[override,misc]
+        self.update(given)
+        return self
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        if name not in self:
+            self[name] = default
+        return self[name]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)
