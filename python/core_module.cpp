@@ -432,6 +432,7 @@ NB_MODULE(_core, m) {
         return lowtide::mu_product_of(hyper, steps);
       },
       "beta1"_a, "momentum_decay"_a, "steps"_a, "NAdam's product of mu in so many steps.");
+  m.attr("NO_MU_PRODUCT") = lowtide::kNoMuProduct;  // a product at or below it stays as it is
   bind_planning(m);
   bind_checkpoint(m);
   bind_collective(m);

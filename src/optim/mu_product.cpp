@@ -10,36 +10,32 @@ namespace lowtide {
 namespace {
 #include "portable/portable.h"
 
-constexpr double kNothing = 0x1p-60;  // 1 less this is 1: as in the rule
-
 constexpr bool kHasProduct[] = {
-    // by number of the rule
+// by number of the rule
 #define LT_RULE(number, name, type) std::is_base_of_v<NadamBase, type>,
 #include "portable/rules.def"
 #undef LT_RULE
 };
 
-double times_mu(double product, const Hyper& hyper, int64_t t) {
-  return product > kNothing ? product * NadamBase::mu(hyper, static_cast<double>(t)) : product;
-}
-
 }  // namespace
 
+const double kNoMuProduct = NadamBase::kNoProduct;
+
 double mu_product_of(const Hyper& hyper, int64_t steps) {
-  double product = 1;
-  for (int64_t t = 1; t <= steps && product > kNothing; ++t) product = times_mu(product, hyper, t);
-  return product;
+  return NadamBase::mu_product(hyper, static_cast<double>(steps));
 }
 
 bool has_mu_product(int rule) { return kHasProduct[rule]; }
 
 double next_mu_product(const Parameter& param, const Hyper& hyper) {
   const bool known = param.mu_product != kAsNow;
-  return times_mu(known ? param.mu_product : mu_product_of(hyper, param.steps), hyper, param.steps + 1);
+  const double before = known ? param.mu_product : mu_product_of(hyper, param.steps);
+  return NadamBase::times_mu(before, hyper, static_cast<double>(param.steps + 1));
 }
 
 void correct_arguments(const Hyper& hyper, int64_t t, double before, std::byte* args) {
-  const double product = times_mu(before, hyper, t), as_now = mu_product_of(hyper, t);
+  const double product = NadamBase::times_mu(before, hyper, static_cast<double>(t));
+  const double as_now = mu_product_of(hyper, t);
   if (product == as_now) return;  // and not a bit changes
   const double next = NadamBase::mu(hyper, static_cast<double>(t + 1));
   NadamArgs made;

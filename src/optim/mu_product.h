@@ -12,6 +12,9 @@
 
 namespace lowtide {
 
+// A product at or below it stays as it is.
+extern const double kNoMuProduct;
+
 // Whether a rule, by its number, has such a product.
 bool has_mu_product(int rule);
 

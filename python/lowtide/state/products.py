@@ -16,7 +16,6 @@ from lowtide.engine.engine import Engine
 from lowtide.options.hyper import hyper_values
 
 PRODUCT = "mu_product"
-_NOTHING = 2.0**-60  # 1 less this is 1: the core goes no further
 _LEAST = 2.0**-126  # torch's, in float32, becomes 0; the core's does not
 _product = lru_cache(maxsize=64)(_core.mu_product)  # a loop over steps; most parameters share its arguments
 
@@ -37,7 +36,7 @@ def own_products(engine: Engine, groups: Sequence[dict[str, Any]]) -> dict[int, 
         for i in (i for i in each.params if options and core.mu_product(i) > 0):
             product, steps = core.mu_product(i), core.step_count(i)
             as_now = (product_as_now(own, steps) for own in options)
-            if any(product != one and max(product, one) > _NOTHING for one in as_now):
+            if any(product != one and max(product, one) > _core.NO_MU_PRODUCT for one in as_now):
                 found[i] = product
     return found
 

@@ -87,14 +87,29 @@ struct NadamBase : TwoMoments {
     return h.nesterov && !h.amsgrad;
   }
 
+  static constexpr double kNoProduct = 0x1p-60;  // a product of mu of which 1 - product is 1: it stays as it is
+
   template <class H>
   LT_HOST_FN double mu(const H& h, double t) {
     return h.beta1 * (1 - 0.5 * power(0.96, t * h.momentum_decay));
   }
+  // M_t from M_{t-1}; and from the hyper-parameters alone, as if they had never changed.
+  template <class H>
+  LT_HOST_FN double times_mu(double product, const H& h, double t) {
+    return product > kNoProduct ? product * mu(h, t) : product;
+  }
+  template <class H>
+  LT_HOST_FN double mu_product(const H& h, double steps) {
+    double product = 1, t = 1;
+    // 0.96^1000 / 2 is below 2^-59: from there on 1 minus it is 1, and mu is beta1.
+    for (; t <= steps && product > kNoProduct && t * h.momentum_decay < 1000; ++t) product = times_mu(product, h, t);
+    for (; t <= steps && product > kNoProduct; ++t) product *= h.beta1;
+    return product;
+  }
+
   template <class H>
   LT_HOST_FN Args args(const H& h) {
-    double product = 1;  // mu_1 ... mu_t: nothing once it no longer changes 1 - product
-    for (double i = 1; i <= h.t && product > 0x1p-60; ++i) product *= mu(h, i);
+    const double product = mu_product(h, h.t);
     const double now = mu(h, h.t), next = mu(h, h.t + 1);
     return Args{moment_args(h), float(h.lr * next / (1 - product * next)), float(h.lr * (1 - now) / (1 - product)),
                 float(h.weight_decay), float(h.lr * h.weight_decay)};
