@@ -108,7 +108,11 @@ struct LaneBlocks {
   template <bool kIsCommon, class Next>
   LT_FN bool step(const Tile& tile, const typename R::Args& args, const Shared& shared, const Form& form,
                   const LaneAt& at, Words& words, Next&& next) {
-    auto& [weights, grad, codes, scale] = words;
+    // By name: lambdas of C++20 capture structured bindings, but those of clang before 16 do not.
+    LaneWeights& weights = words.weights;
+    ElementWords& grad = words.grad;
+    StateCodes& codes = words.codes;
+    const auto& scale = words.scale;
     float p[kLaneElements], g[kLaneElements], state[K ? K : 1][kLaneElements];
     weights.get(tile, form, at, p);
     unpack(g, grad.word, form.grad);
