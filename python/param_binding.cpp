@@ -20,8 +20,6 @@ std::string shape_text(const int64_t* shape, int ndim) {
   return text + "]";
 }
 
-bool empty(const TensorInfo& t) { return std::find(t.shape, t.shape + t.ndim, 0) != t.shape + t.ndim; }
-
 // Views of the imaginary part of a conjugate: their memory holds the negative values.
 void refuse_lazy_negative(nb::handle tensor, const std::string& what) {
   if (nb::cast<bool>(tensor.attr("is_neg")()))
@@ -110,8 +108,6 @@ const std::vector<Gradient>& ParamBinding::collect(const std::optional<std::vect
     if (!same(sizes, entry.ndim, g.shape, g.ndim))
       refuse_value("got " + gradient_name(i) + " of shape " + shape_text(g.shape, g.ndim) + ", wanted " +
                    shape_text(sizes, entry.ndim));
-    if (!g.data && !empty(g))
-      refuse_value("got " + gradient_name(i) + " without memory (its storage was freed), wanted a dense tensor");
     Gradient& out = grads_[i];
     out.data = g.data ? g.data : &no_elements;
     out.dtype = g.dtype;

@@ -1,5 +1,6 @@
 #include "tensor_reader.h"
 
+#include <algorithm>
 #include <optional>
 #include <string_view>
 
@@ -36,6 +37,15 @@ std::optional<DType> find_dtype(std::string_view name) {
   return std::nullopt;
 }
 
+// Whether the tensor stands in for others, without memory of its own: what functions that torch.func transforms get,
+// and torch.compile and modes of fake tensors trace with.
+bool stands_in(nb::handle tensor) {
+  const nb::object torch = nb::module_::import_("torch");
+  const nb::object of_func = attribute(attribute(torch, "_C"), "_functorch").attr("is_functorch_wrapped_tensor");
+  return nb::cast<bool>(of_func(tensor)) || nb::cast<bool>(torch.attr("_is_functional_tensor")(tensor)) ||
+         text_of(attribute(tensor.type(), "__module__")).starts_with("torch._subclasses.");
+}
+
 }  // namespace
 
 void refuse_value(const std::string& message) { throw nb::value_error(message.c_str()); }
@@ -56,6 +66,8 @@ bool TensorInfo::is_contiguous() const {
   }
   return true;
 }
+
+bool TensorInfo::has_memory() const { return data || std::find(shape, shape + ndim, 0) != shape + ndim; }
 
 TensorView TensorInfo::view() const { return {data, dtype, {shape, shape + ndim}, {strides, strides + ndim}}; }
 
@@ -91,7 +103,7 @@ bool TensorReader::read(nb::handle tensor, TensorInfo& info) {
   info.ndim = t.ndim;
   info.shape = t.shape;
   info.strides = t.strides;
-  return dtype_from(t.dtype.code, t.dtype.bits, info.dtype);
+  return dtype_from(t.dtype.code, t.dtype.bits, info.dtype) && info.has_memory();
 }
 
 bool TensorReader::is_here(nb::handle tensor) const {
@@ -102,7 +114,7 @@ bool TensorReader::is_here(nb::handle tensor) const {
 bool TensorReader::read_attributes(nb::handle tensor, TensorInfo& info) {
   const nb::object torch = nb::module_::import_("torch");
   if (!nb::isinstance(tensor, torch.attr("Tensor")) || !attribute(tensor, "layout").is(torch.attr("strided")) ||
-      !is_here(tensor) || nb::hasattr(tensor, "_local_tensor"))
+      !is_here(tensor) || nb::hasattr(tensor, "_local_tensor") || stands_in(tensor))
     return false;
   const std::optional<DType> dtype = find_dtype(text_of(attribute(tensor, "dtype")));
   if (!dtype) return false;
@@ -115,7 +127,7 @@ bool TensorReader::read_attributes(nb::handle tensor, TensorInfo& info) {
   info.ndim = static_cast<int>(shape_.size());
   info.shape = shape_.data();
   info.strides = strides_.data();
-  return true;
+  return info.has_memory();
 }
 
 void TensorReader::refuse(nb::handle tensor, const std::string& what) const {
@@ -124,14 +136,21 @@ void TensorReader::refuse(nb::handle tensor, const std::string& what) const {
     throw nb::type_error(("got " + what + " of type " + text_of(tensor.type()) + ", wanted torch.Tensor").c_str());
   if (nb::hasattr(tensor, "_local_tensor"))
     refuse_value("got " + what + " as a DTensor, wanted a plain tensor: only DTensor parameters have such gradients");
+  if (stands_in(tensor))
+    refuse_value("got " + what + " as a tensor of torch.func, of functionalize or of a fake mode (" +
+                 text_of(attribute(tensor.type(), "__name__")) +
+                 "), which has no memory, wanted a tensor that has: call the optimizer outside of the function that is "
+                 "transformed or traced");
   if (!is_here(tensor))
     refuse_value("got " + what + " on device '" + text_of(attribute(tensor, "device")) + "', wanted '" + device_ +
                  "': build a new optimizer for parameters that are elsewhere");
   const nb::object layout = attribute(tensor, "layout");
   if (!layout.is(torch.attr("strided")))
     refuse_value("got " + what + " of layout " + text_of(layout) + ", wanted torch.strided (dense)");
-  refuse_value("got " + what + " of dtype " + text_of(attribute(tensor, "dtype")) +
-               ", wanted torch.float32, torch.bfloat16 or torch.float16");
+  if (const nb::object dtype = attribute(tensor, "dtype"); !find_dtype(text_of(dtype)))
+    refuse_value("got " + what + " of dtype " + text_of(dtype) +
+                 ", wanted torch.float32, torch.bfloat16 or torch.float16");
+  refuse_value("got " + what + " without memory (its storage was freed), wanted a dense tensor");
 }
 
 DType dtype_named(const std::string& name) {

@@ -27,6 +27,7 @@ struct TensorInfo {
   const int64_t* strides;  // elements
 
   bool is_contiguous() const;
+  bool has_memory() const;  // or no elements
   TensorView view() const;  // a copy
 };
 
@@ -37,7 +38,7 @@ class TensorReader {
   // False for a tensor that cannot be used: refuse() says why.
   bool read(nb::handle tensor, TensorInfo& info);
   // what: "a parameter", "the gradient of parameter 3".
-  // Throws ValueError naming what was got and wanted: device, layout (sparse), dtype.
+  // Throws ValueError naming what was got and wanted: device, layout (sparse), dtype, memory.
   [[noreturn]] void refuse(nb::handle tensor, const std::string& what) const;
 
   // tensor.grad. Where the type is exactly Tensor or Parameter its getter is called without a look-up by name.

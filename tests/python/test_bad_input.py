@@ -5,6 +5,7 @@ import math
 import lowtide
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from support import RULES, bits, make, parameter, random_gradients, refused, snapshot
 
@@ -249,3 +250,45 @@ def test_failed_closure_changes_nothing(seed):
     with pytest.raises(KeyboardInterrupt):
         opt.step(closure)
     assert snapshot(opt) == before
+
+
+def functional(use):
+    torch.func.functionalize(use)(torch.ones(3))
+
+
+def differentiated(use):
+    torch.func.grad(lambda x: (use(x), x.sum())[1])(torch.ones(3))
+
+
+def batched(use):
+    torch.func.vmap(lambda x: (use(x), x)[1])(torch.ones(2, 3))
+
+
+def fake(use):
+    with FakeTensorMode():
+        use(torch.ones(3))
+
+
+def functional_itself(use):
+    use(torch._to_functional_tensor(torch.ones(3)))
+
+
+@pytest.mark.parametrize("tensor_of", [functional, differentiated, batched, fake, functional_itself])
+def test_tensors_that_stand_in_for_others_are_refused_by_name(tensor_of, recwarn):
+    """Functions that torch.func, functionalize and fake modes call get tensors without memory. These are refused as gradients
+    and as parameters, and nothing warns of a look at memory."""
+    param = parameter(3)
+    opt = lowtide.AdamW([param], lr=0.1)
+    before = snapshot(opt)
+
+    def use(x):
+        param.grad = x
+        with pytest.raises(ValueError, match="got the gradient of parameter 0 as a tensor of torch.func, of functionalize or"):
+            opt.step()
+        param.grad = None
+        x = torch.nn.Parameter(x) if tensor_of in (fake, functional_itself) else x
+        with pytest.raises(ValueError, match="parameter 0: got a parameter as a tensor of torch.func, of functionalize or"):
+            lowtide.AdamW([x])
+
+    tensor_of(use)
+    assert snapshot(opt) == before and not recwarn.list
