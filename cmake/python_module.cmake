@@ -17,9 +17,11 @@ nanobind_add_module(
   python/collective_binding.cpp
   python/core_module.cpp
   python/error_binding.cpp
+  python/optimizer_binding.cpp
   python/param_binding.cpp
   python/planning_binding.cpp
   python/plugin_folders.cpp
+  python/py_optimizer.cpp
   python/python_allocator.cpp
   python/sign_binding.cpp
   python/spec_binding.cpp

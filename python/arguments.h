@@ -102,6 +102,7 @@ inline std::optional<WholeParam> whole_from(const GivenWhole& given) {
 
 void bind_checkpoint(nanobind::module_& m);  // the contents of a checkpoint file in numbers
 void bind_collective(nanobind::module_& m);  // the collective over two Python functions; gradients to bits and back
+void bind_optimizer(nanobind::module_& m);   // the class Optimizer; saving and loading several
 void bind_planning(nanobind::module_& m);    // planning and measured rates
 void bind_sign(nanobind::module_& m);        // signs as bits
 void bind_spec(nanobind::module_& m);        // answers about groups, parameters and codecs that need no optimizer
