@@ -55,6 +55,8 @@ def test_shares_add_up_to_host_at_most(machine: Machine, where: str, seed: int, 
             second.step()
         except ValueError as error:
             assert "budget" in str(error) and fits == 0, "more is never refused where less was taken"
+            given = f"memory{' of parameter group 0' if where == 'group' else ''} has host={host} for "
+            assert given in str(error) and "together, of which c" in str(error), "as it was given, and not a device's part alone"
             machine.synchronize()
             assert [*map(bits, twins.here)] == [*map(bits, twins.there)]
             continue

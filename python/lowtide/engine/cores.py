@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -20,6 +20,8 @@ from lowtide.engine.family import Family
 from lowtide.engine.groups import CoreGroup, Members, register
 from lowtide.memory.budgets import Memory
 from lowtide.report.fields import CoreReport
+
+_Result = TypeVar("_Result")
 
 
 class CoreAmongOthers:
@@ -45,14 +47,15 @@ class Cores:
         places: Sequence[Place | None],
         groups: Sequence[CoreGroup],
         automatic: bool,
+        told: Mapping[Place, str],
         steps_beside: int = 0,
     ) -> None:
         """places: of the parameters, by number; None: no core steps them. groups: those of each core. automatic: whether a
-        budget depends on what is free. steps_beside: steps so far that the first core took no part in."""
+        budget depends on what is free. told: see `Shares`. steps_beside: steps so far that the first core took no part in."""
         self._places, self._cores = list(cores), list(cores.values())
         self._owners = [self._places.index(place) if place else 0 for place in places]
         self._hyper = [group.pushed for group in groups]
-        self._automatic = automatic
+        self._automatic, self._told = automatic, told
         self.steps_beside = steps_beside
 
     def _of(self, param: int) -> _core.Optimizer:
@@ -67,13 +70,22 @@ class Cores:
         asked = range(len(self._cores)) if only is None else sorted({self._owners[number] for number in only})
         return [(self._places[owner], self._cores[owner]) for owner in asked]
 
+    def _told_of(self, place: Place, call: Callable[..., _Result], *arguments: Any) -> _Result:
+        """The result of the call. The core at `place` knows its share of a budget alone: its errors get what was given."""
+        try:
+            return call(*arguments)
+        except ValueError as error:
+            if "budget" not in str(error) or place not in self._told:
+                raise
+            raise ValueError(f"{error} ({self._told[place]})") from error
+
     # All parameters.
 
     def check(self, grad_scale: float = 1.0, stream: int = 0, assume_finite: bool = False, free_bytes: int = -1,
               only: Sequence[int] | None = None) -> int:  # fmt: skip
         """As `_core.Optimizer.check`. Every core that would step is asked, so that none does where another would refuse."""
         found = [
-            core.check(grad_scale, place.queue(), assume_finite, self._room(place), only)
+            self._told_of(place, core.check, grad_scale, place.queue(), assume_finite, self._room(place), only)
             for place, core in self._asked(only)
         ]
         return min((number for number in found if number >= 0), default=-1)
@@ -120,7 +132,8 @@ class Cores:
         self._each(_core.Optimizer.synchronize)
 
     def place_states(self) -> None:
-        self._each(_core.Optimizer.place_states)
+        for place, core in zip(self._places, self._cores, strict=True):
+            self._told_of(place, core.place_states)
 
     def onload(self) -> None:
         self._each(_core.Optimizer.onload)
@@ -129,8 +142,8 @@ class Cores:
         """As `_core.Optimizer.offload`: all state moves, or none."""
         moved: list[_core.Optimizer] = []
         try:
-            for core in self._cores:
-                core.offload()
+            for place, core in zip(self._places, self._cores, strict=True):
+                self._told_of(place, core.offload)
                 moved.append(core)
         except BaseException:
             for core in moved:

@@ -117,7 +117,7 @@ def rebuild(
     shares = engine.shares_of(groups, of)
     cores = {place: engine.new_core(engine.threads, place, shares) for place in engine.wanted_places(now.places)}
     core_groups = engine.register(cores, len(cores) > 1, groups, of, shares)
-    core = Cores(cores, now.places, core_groups, False) if len(cores) > 1 else next(iter(cores.values()))
+    core = Cores(cores, now.places, core_groups, False, shares.told) if len(cores) > 1 else next(iter(cores.values()))
     old.onload()
     with KeptErrors() as kept:
         for number, source in enumerate(sources):

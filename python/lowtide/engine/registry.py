@@ -72,7 +72,7 @@ class Registry:
         self.meshes: list[DeviceMesh] = []  # of the DTensors
         self.awaited: list[int] = []  # numbers of parameters whose state is not there yet: a step may bring it
         self.with_state = 0  # parameters with state, as the core last counted them; -1: look again
-        self.shares = Shares({}, {})  # what each core has of the budgets
+        self.shares = Shares({}, {}, {})  # what each core has of the budgets
         self.automatic = False  # whether a budget depends on what is free
         self.captured = False  # whether a step was captured in a graph
         self.steps_before = self.skipped_before = 0  # counted outside of the present core
@@ -214,7 +214,7 @@ class Registry:
         self.foreign = {i: param for i, param in enumerate(self.params) if now.places[i] is None}
         self.meshes = sharding.meshes_of(self.shardings)
         self.shares, self.automatic = shares, shares.automatic()
-        self.core = Cores(cores, now.places, groups, self.automatic, steps_beside) if several else cores[home]
+        self.core = Cores(cores, now.places, groups, self.automatic, shares.told, steps_beside) if several else cores[home]
 
     def foreign_gradients(self) -> list[int]:
         """Numbers of foreign parameters that have a gradient now."""

@@ -31,6 +31,7 @@ class Shares(NamedTuple):
 
     of_all: Mapping[Place, Memory | None]  # of groups without their own
     of_groups: Mapping[Owner, Mapping[Place, Memory]]
+    told: Mapping[Place, str]  # for errors at a place that has a part of `host`: of what was given
 
     def own(self, number: int, place: Place, memory: Memory) -> Memory | None:
         """The part of a budget of parameter group `number` that parameters at `place` have; None: there are none."""
@@ -83,6 +84,8 @@ def shares_of(
         if place:
             found.setdefault((number, own) if own else _OPTIMIZER, {}).setdefault(place, set()).add(id(param))
 
+    told: dict[Place, list[str]] = {}
+
     def divided(own: Memory, owner: Owner) -> dict[Place, Memory]:
         there = found[owner]
         if len(there) < 2:
@@ -97,12 +100,18 @@ def shares_of(
             raise with_context(f"parameter group {owner[0]}", error) from error
         takes = {place: _takes(family, own, groups, of, place, some) for place, some in there.items()}
         shares = _shares(host, takes, own.disk is not None)
+        names = " and ".join(str(place.device) for place in there)
+        of_group = f" of parameter group {owner[0]}" if owner[1] else ""
+        for place, share in shares.items():
+            whole = f"memory{of_group} has host={own.host!r} for {names} together"
+            told.setdefault(place, []).append(f"{whole}, of which {place.device} has {share} bytes")
         return {place: own.part(place, share) for place, share in shares.items()}
 
     everywhere: dict[Place, Memory | None] = dict.fromkeys(found[_OPTIMIZER])
     if memory:
         everywhere.update(divided(memory, _OPTIMIZER))
-    return Shares(everywhere, {owner: divided(owner[1], owner) for owner in found if owner[1]})
+    of_groups = {owner: divided(owner[1], owner) for owner in found if owner[1]}
+    return Shares(everywhere, of_groups, {place: "; ".join(each) for place, each in told.items()})
 
 
 def _shares(host: int, takes: Mapping[Place, _Takes], on_disk: bool) -> dict[Place, int]:
