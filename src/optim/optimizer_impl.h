@@ -48,7 +48,7 @@ struct Optimizer::Impl {
   ParamTable table;
   StepBuffers buffers;
   std::unique_ptr<DeviceSteps> on_device;  // nullptr: steps are done when they return
-  std::atomic_flag busy = ATOMIC_FLAG_INIT;
+  std::atomic_flag busy;
 };
 
 // The rest of the library looks into an Optimizer with this. Not part of the public interface.
