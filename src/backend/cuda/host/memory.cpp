@@ -6,8 +6,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <exception>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -45,15 +45,17 @@ void make_pages(std::byte* data, int64_t bytes) {
 #ifdef MADV_POPULATE_WRITE
   constexpr int64_t kThreads = 4, kSmallest = 32 * kHugePage;
   const int64_t share = round_up(std::max(bytes / kThreads, kSmallest), kHugePage);
-  std::vector<std::jthread> threads;
+  std::vector<std::thread> threads;
+  threads.reserve(kThreads);
   for_pieces(bytes, share, [&](int64_t at, int64_t size) {
     const auto populate = [=] { madvise(data + at, static_cast<size_t>(size), MADV_POPULATE_WRITE); };
     if (at + size == bytes) return populate();
     try {
       threads.emplace_back(populate);
-    } catch (const std::system_error&) {  // no thread: registering makes the pages
+    } catch (const std::exception&) {  // no thread, or no memory for it: registering makes the pages
     }
   });
+  for (std::thread& thread : threads) thread.join();
 #else
   (void)data, (void)bytes;
 #endif
