@@ -135,8 +135,8 @@ TEST(Master, ResultsDependOnNothingElse) {
   Rng rng = testing::seeded("masters", 32);
   const std::filesystem::path scratch = std::filesystem::temp_directory_path();
   int64_t comparisons = 0, differing = 0;
-  for (const std::string& master : {"residual16", "residual8", "stochastic"})
-    for (const std::string& rule : {"adamw", "lars"}) {  // whose norms need no state, but residuals
+  for (const std::string master : {"residual16", "residual8", "stochastic"})
+    for (const std::string rule : {"adamw", "lars"}) {  // whose norms need no state, but residuals
       const DType dtype = rng.chance(0.5) ? DType::kBF16 : DType::kF16;
       const std::vector<float> start = start_values(rng);
       std::vector<Options> ways = {{.threads = 2},
@@ -221,15 +221,15 @@ TEST(Master, ResidualsOf8BitsAreNear) {
               without);
 }
 
-// Steps of 1/16 of a unit in the last place: to nearest nothing ever moves; stochastically the mean of n weights is off by
-// what n * kSteps roundings of one unit scatter.
+// Steps of 1/16 of a unit in the last place: to nearest nothing ever moves; stochastically the mean of n weights is off
+// by what n * kSteps roundings of one unit scatter.
 TEST(Master, StochasticWeightsAreRightOnAverage) {
   constexpr int kSteps = 64;
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
     const double unit = dtype == DType::kBF16 ? 0x1p-7 : 0x1p-10;
     const std::vector<float> start(kCount, 1.5f), ones(kCount, 1.f);
     double means[2] = {};
-    for (const std::string& master : {"", "stochastic"}) {
+    for (const std::string master : {"", "stochastic"}) {
       Trial run({.rule = "sgd", .master = master}, start, dtype);
       Hyper hyper = run.optimizer.hyper(0);
       hyper.lr = unit / 16, hyper.momentum = 0;
@@ -251,7 +251,7 @@ TEST(Master, StochasticWeightsAreRightOnAverage) {
 TEST(Master, StepsOfLengthZeroChangeNothing) {
   Rng rng = testing::seeded("still", 34);
   int64_t runs = 0, differing = 0;
-  for (const std::string& master : {"residual16", "residual8", "stochastic"})
+  for (const std::string master : {"residual16", "residual8", "stochastic"})
     for (const DType dtype : {DType::kBF16, DType::kF16}) {
       Trial run({.master = master}, start_values(rng), dtype);
       for (int t = 0; t < 3; ++t) run.step(gradient(rng));

@@ -69,7 +69,7 @@ struct StepDriver {
   // and loads.
   template <bool kLast>
   HWY_INLINE void block(P* p, const G* g, u8* const (&codes)[kStored], float* const (&scales)[kStored], int tiles,
-                        u32 index, Stage& stage, const Stage& last) const {
+                        u32 index, Stage& stage, const Stage* last) const {
     constexpr int kTilesOfPart = kBlock / kTile / kMostParts;
     vf largest[kStored];
     for (int k = 0; k < K; ++k) largest[k] = vf(0.f), stage.codes[k] = codes[k];
@@ -97,7 +97,7 @@ struct StepDriver {
         // Rounding to 16 bits waits for the divisions: it comes last (Zen 4: 4 % with bf16; stores of floats lose 1 %).
         if constexpr (sizeof(P) != 2) store_tile(next, p + at);
         if constexpr (!C::kScaled) encode_tile(stage, t, 0);
-        if constexpr (kLast) encode_tile(last, t, part);
+        if constexpr (kLast) encode_tile(*last, t, part);
         if constexpr (sizeof(P) == 2) store_tile(next, p + at);
       }
       if constexpr (C::kScaled) {
@@ -160,7 +160,7 @@ struct StepDriver {
   void short_block(P* p, const G* g, u8* const (&codes)[kStored], float* const (&scales)[kStored], int tiles,
                    u32 index) const {
     Stage stage;
-    block<false>(p, g, codes, scales, tiles, index, stage, stage);
+    block<false>(p, g, codes, scales, tiles, index, stage, nullptr);
     if constexpr (C::kScaled) encode(stage, tiles);
   }
 
@@ -204,7 +204,7 @@ struct StepDriver {
     int64_t done = 0;
     const auto full_block = [&](auto have_last) {
       driver.template block<have_last>(p + done, g + done, codes, scales, kBlock / kTile,
-                                       run.index + static_cast<u32>(done), *stage, *last);
+                                       run.index + static_cast<u32>(done), *stage, last);
       each<K>([&](auto k) { codes[k] += kCodeBytes<k>, scales[k] += kParts<k>; });
       done += kBlock;
       std::swap(stage, last);
