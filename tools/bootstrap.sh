@@ -5,6 +5,7 @@
 #   tools/bootstrap.sh --clang [...]          clang, too
 #   tools/bootstrap.sh [--extras test,bench]  all, with these optional requirements of pyproject.toml
 #   tools/bootstrap.sh --no-package [...]     all but the package
+#   tools/bootstrap.sh --no-package --only --extras sycl    of the Python requirements these alone
 #   tools/bootstrap.sh --native [...]         the package for this machine's processor alone: a third of the time
 #   tools/bootstrap.sh --build-dir DIR [...]  the package of what CMake has built in DIR, with the options that DIR has
 # CUDA kernels are built where a GPU is seen, or with CMAKE_ARGS=-DLOWTIDE_CUDA=ON; in DIR as DIR has it. Every wait shows
@@ -15,6 +16,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 system_only=no
 clang=no
 package=yes
+only=no
 native=no
 build_dir=""
 extras=""
@@ -23,6 +25,7 @@ while (($#)); do
     --system-only) system_only=yes ;;
     --clang) clang=yes ;;
     --no-package) package=no ;;
+    --only) only=yes ;;
     --native) native=yes ;;
     --build-dir)
       build_dir="${2:?--build-dir wants a folder, e.g. build/dev}"
@@ -33,7 +36,7 @@ while (($#)); do
       shift
       ;;
     *)
-      echo "bootstrap: got '$1', wanted --system-only, --clang, --no-package, --native, --build-dir DIR or --extras LIST" >&2
+      echo "bootstrap: got '$1', wanted --system-only, --clang, --no-package, --only, --native, --build-dir DIR or --extras LIST" >&2
       exit 2
       ;;
   esac
@@ -204,10 +207,10 @@ if ! "$venv/bin/python" -c 'import pip' >/dev/null 2>&1; then
 fi
 readonly python="$PWD/$venv/bin/python"
 
-# The requirements that pyproject.toml names, one a line: to build, to run, and each extra of the list; with "alone",
-# the groups EXTRA-alone of the extras, which are installed without what they require.
+# The requirements that pyproject.toml names, one a line: to build, to run, and each extra of the list; with "only",
+# those of the extras; with "alone", the groups EXTRA-alone of the extras, which are installed without what they require.
 requirements() {
-  "$python" - "$extras" "${1:-}" <<'PY'
+  "$python" - "$extras" "${1:-}" "$only" <<'PY'
 import sys
 
 try:
@@ -218,7 +221,7 @@ except ImportError:  # Python 3.10
 with open("pyproject.toml", "rb") as file:
     tree = tomllib.load(file)
 alone = sys.argv[2] == "alone"
-lines = [] if alone else tree["build-system"]["requires"] + tree["project"]["dependencies"]
+lines = [] if alone or sys.argv[3] == "yes" else tree["build-system"]["requires"] + tree["project"]["dependencies"]
 for extra in filter(None, sys.argv[1].split(",")):
     known = tree["project"]["optional-dependencies"]
     if extra not in known:
@@ -247,7 +250,7 @@ cpu_torch() {
 }
 
 if [[ ! -f $stamp || $(<"$stamp") != "$wanted$alone" ]]; then
-  if [[ $(uname -s) == Linux ]] && ! sees_gpu && ! has_module torch; then cpu_torch; fi
+  if [[ $(uname -s) == Linux ]] && grep -q '^torch' <<<"$wanted" && ! sees_gpu && ! has_module torch; then cpu_torch; fi
   say "installing Python requirements (torch and intel-* are large the first time): $(tr '\n' ' ' <<<"$wanted $alone")"
   printf '%s\n' "$wanted" >"$logs/requirements.txt"
   logged pip-requirements "$python" -m pip install --no-input --disable-pip-version-check -r "$logs/requirements.txt"

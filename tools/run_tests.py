@@ -5,8 +5,8 @@ A suite that fails does not stop the next one. A step that cannot run at all (a 
 counts as one failure. Exit status 0 means: nothing failed and every suite had tests.
 
 Random tests start from one seed, so that a result repeats, and long ones take a share of their cases. --soak N runs all Python
-tests, those of CUDA devices on the kernels' PTX once more, and all cases of those in C++ of which a run takes a share, N times with
-new seeds, on a build that is optimized as a release.
+tests, those of CUDA devices on the kernels' PTX once more, and all cases of those in C++ of which a run takes a share, N times
+with new seeds, on a build that is optimized as a release.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+BOOTSTRAP = ROOT / "tools/bootstrap.sh"
 EXTRAS = "test,docs,examples,frameworks,peers,sycl-runtime"
 # Processes of pytest, on two cores: tests of several processes and of time limits wait more than they compute.
 WORKERS = 3
@@ -104,7 +106,39 @@ def run(title: str, *command: object, env: dict[str, str] | None = None) -> int:
     return status
 
 
-def cpp_build(tally: Tally, preset: str, options: tuple[str, ...] = ()) -> bool:
+class Requirements:
+    """Installs the packages that tests import while C++ compiles: pip unpacks with one core, and waits for the network."""
+
+    def __init__(self) -> None:
+        print("== Python requirements: begun, beside the C++ build", flush=True)
+        self._log = tempfile.NamedTemporaryFile()
+        self._process = subprocess.Popen(
+            [str(BOOTSTRAP), "--no-package", "--extras", EXTRAS],
+            cwd=ROOT, stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def wait(self, tally: Tally) -> None:
+        """Shows the output, as it comes if that goes on, and counts a failure. The second call has nothing left to do."""
+        if self._log.closed:
+            return
+        start = time.monotonic()
+        with self._log, open(self._log.name, encoding="utf-8", errors="replace") as output:
+            while (status := self._process.poll()) is None:
+                print(output.read(), end="", flush=True)
+                time.sleep(1)
+            print(output.read(), end="")
+        print(f"== Python requirements: {'ok' if status == 0 else f'exit status {status}'}, waited {time.monotonic() - start:.0f} s")
+        if status != 0:
+            tally.failures.append("Python requirements")
+
+
+def cpp_build(tally: Tally, preset: str, requirements: Requirements, options: tuple[str, ...] = ()) -> bool:
+    built = cpp_compile(tally, preset, options)
+    requirements.wait(tally)
+    return built
+
+
+def cpp_compile(tally: Tally, preset: str, options: tuple[str, ...]) -> bool:
     for title, command in (
         ("configure", ("cmake", "--preset", preset, *options, *shlex.split(os.environ.get("CMAKE_ARGS", "")))),
         ("build", ("cmake", "--build", "--preset", preset)),
@@ -115,9 +149,11 @@ def cpp_build(tally: Tally, preset: str, options: tuple[str, ...] = ()) -> bool:
     return True
 
 
-def cpp_tests(tally: Tally, preset: str, options: tuple[str, ...] = (), only: tuple[str, ...] = ()) -> None:
+def cpp_tests(
+    tally: Tally, preset: str, requirements: Requirements, options: tuple[str, ...] = (), only: tuple[str, ...] = ()
+) -> None:
     build = ROOT / "build" / preset
-    if not cpp_build(tally, preset, options):
+    if not cpp_build(tally, preset, requirements, options):
         return
 
     # Results of an earlier run must not count for this one.
@@ -146,7 +182,7 @@ def cpp_tests(tally: Tally, preset: str, options: tuple[str, ...] = (), only: tu
 
 def python_package(tally: Tally, preset: str) -> bool:
     # Uses the build of the C++ tests, which saves minutes and has asserts on.
-    made = run("Python package", ROOT / "tools/bootstrap.sh", "--extras", EXTRAS, "--build-dir", f"build/{preset}") == 0
+    made = run("Python package", BOOTSTRAP, "--extras", EXTRAS, "--build-dir", f"build/{preset}") == 0
     if not made:
         tally.failures.append("Python package")
     return made
@@ -184,23 +220,24 @@ def main() -> int:
     options = parser.parse_args()
 
     tally = Tally()
-    if run("system packages", ROOT / "tools/bootstrap.sh", "--system-only") != 0:
+    if run("system packages", BOOTSTRAP, "--system-only", "--extras", EXTRAS) != 0:
         tally.failures.append("system packages")
     else:
         # The SYCL plug-in is built with the runtime in .venv; without it, its tests are skipped and say so.
-        if run("Python requirements", ROOT / "tools/bootstrap.sh", "--no-package", "--extras", EXTRAS) != 0:
-            tally.failures.append("Python requirements")
+        if run("SYCL runtime", BOOTSTRAP, "--no-package", "--only", "--extras", "sycl-runtime") != 0:
+            tally.failures.append("SYCL runtime")
+        requirements = Requirements()
         if options.prepare:
-            if cpp_build(tally, options.preset):
+            if cpp_build(tally, options.preset, requirements):
                 python_package(tally, options.preset)
             return print_failures(tally)
         if options.soak:
             os.environ.pop("LOWTIDE_TEST_SEED", None)
             for _ in range(options.soak):
-                cpp_tests(tally, options.preset, SOAK_OPTIONS, ("-C", "soak", "-R", SOAK_ENTRIES))
+                cpp_tests(tally, options.preset, requirements, SOAK_OPTIONS, ("-C", "soak", "-R", SOAK_ENTRIES))
         else:
             os.environ.setdefault("LOWTIDE_TEST_SEED", SEED)
-            cpp_tests(tally, options.preset)
+            cpp_tests(tally, options.preset, requirements)
         if python_package(tally, options.preset):
             build = ROOT / "build" / options.preset
             has_ptx = any((build / "ptx").glob("*.ptx"))  # else there is no nvcc, or no tool that reads its objects
