@@ -131,7 +131,7 @@ sys.exit(bool(failures))
 def test_threads_that_import_modules_at_the_same_instant_get_them(seed, figure):
     """A process whose first imports of Lowtide are those of threads. It forgets the modules and begins anew, many times."""
     done = subprocess.run(
-        [sys.executable, "-c", IMPORTS_AT_ONCE, str(seed), "40"], capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", IMPORTS_AT_ONCE, str(seed), "25"], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
     figure(done.stdout.strip())
