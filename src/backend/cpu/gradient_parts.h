@@ -1,0 +1,52 @@
+// The quanta that squares of gradients are cut by, for the kernels of all instruction sets.
+#pragma once
+
+#include <cstdint>
+
+#include "core/exact_sum.h"
+
+namespace lowtide::cpu {
+
+// Numbers that a double gets before it is emptied, each of less than 2^kPartBits quanta either way but for the last
+// bit, which rounding to nearest saves: it stays within the binade of 1.5 * 2^52 quanta, 2^51 of them either way.
+inline constexpr int kCountBits = 10, kPartBits = 51 - kCountBits + 1;
+
+// The exponent of the quantum of part k of squares below 4^top.
+constexpr int quantum(int top, int k) { return 2 * top - (kPartBits - 1) - kPartBits * k; }
+
+inline constexpr uint32_t kInfinity = 0x7f800000u;
+// 2^exponent as float bits; of an exponent below those of floats, the smallest of them; above, infinity.
+inline uint32_t power_bits(int exponent) {
+  if (exponent > 127) return kInfinity;
+  if (exponent >= -126) return static_cast<uint32_t>(exponent + 127) << 23;
+  return exponent > -149 ? 1u << (exponent + 149) : 1u;
+}
+// The smallest power of two above a magnitude that is not 0.
+inline int top_of(uint32_t magnitude) {
+  const int field = static_cast<int>(magnitude >> 23);
+  return field ? field - 126 : 32 - __builtin_clz(magnitude) - 149;
+}
+
+// Magnitudes as float bits; smallest: of those that are not 0, less 1.
+struct Magnitudes {
+  uint32_t largest = 0, smallest = 0xffffffffu;
+};
+
+// Magnitudes that one pass can add: bits in [low, high).
+struct Window {
+  int top;
+  uint32_t low, high;
+};
+
+// Counts of quanta, from the largest to the smallest.
+template <int kParts>
+void add_parts(int64_t (&count)[kParts], int top, ExactSum& sum) {
+  for (int k = kParts - 1; k > 0; --k) {  // what a smaller part owes or has too much of
+    const int64_t carried = count[k] >> kPartBits;
+    count[k] -= carried << kPartBits;
+    count[k - 1] += carried;
+  }
+  for (int k = 0; k < kParts; ++k) sum.add_count(static_cast<uint64_t>(count[k]), quantum(top, k));
+}
+
+}  // namespace lowtide::cpu
