@@ -75,8 +75,8 @@ class ClippingOptimizer(PushingOptimizer):
     ) -> Clip:
         engine = self.engine
         clip = self._following(lambda: measure(engine, limit, kind, scale, only, group))
-        device = local_of(engine.params[0]).device if engine.params else None
-        self.last_grad_norm = torch.tensor(clip.norm, dtype=torch.float32, device=device)
+        first = local_of(engine.params[0]) if engine.params else torch.empty(())
+        self.last_grad_norm = first.new_tensor(clip.norm, dtype=torch.float32)
         return clip
 
     def _clips(self) -> bool:
