@@ -252,8 +252,8 @@ class LT_API Optimizer {
 
   // Reads these gradients once, for their norm and whether all are finite; writes nothing and keeps nothing. norm_type:
   // 2, or infinity for the largest magnitude. Sums are exact: the norm depends neither on threads nor on the
-  // instruction set, nor on how tensors are cut. To the largest float32 apart, this is torch.nn.utils.clip_grad_norm_
-  // with the step's multiplication left to the step. Throws kInvalidArgument, kUnsupported for parameters on a device.
+  // instruction set, nor on how tensors are cut. This is torch.nn.utils.clip_grad_norm_ with the multiplication left to
+  // the step. Throws kInvalidArgument, and kUnsupported for parameters on a device.
   ClippedNorm clip_grad_norm(std::span<const Gradient> grads, double max_norm, double norm_type = 2,
                              const StepOptions& options = {});
 
