@@ -3,6 +3,7 @@
 
     make wheels                                            x86-64 and ARM64, CPython 3.10 to 3.13, into dist
     make wheels ARGS="--arch x86_64 --python 3.11"         one
+    make wheels ARGS="--plugins cuda13,sycl"               also those of plug-ins, x86-64 for all versions of Python
 
 Tools and libraries come from PyPI and Debian into build/wheels; nothing is installed into the system. docs/wheels.md has
 the rest.
@@ -22,6 +23,7 @@ from wheels.interpreters import VERSIONS, find  # noqa: E402
 from wheels.work import Failure, Work, say  # noqa: E402
 
 ARCHITECTURES = ("x86_64", "aarch64")
+PLUGINS = ("cuda13", "sycl")
 
 
 def words(text: str) -> list[str]:
@@ -38,10 +40,21 @@ def arguments() -> argparse.Namespace:
         default=ROOT / ".venv" / "bin" / "python",
         help="a Python whose torch the wheel for its version is tried with (default: .venv's)",
     )
+    parser.add_argument("--plugins", type=words, default=[], help="comma-separated: cuda13, sycl (default: none)")
+    parser.add_argument(
+        "--cuda-architectures",
+        default="",
+        help="compute capabilities, e.g. 90 (default: 80;90;100;120, for 40 minutes of a core)",
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="where wheels go (default: dist)")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "wheels", help="folder to work in")
     args = parser.parse_args()
-    for name, got, known in (("--arch", args.arch, ARCHITECTURES), ("--python", args.python, VERSIONS)):
+    checked = (
+        ("--arch", args.arch, ARCHITECTURES),
+        ("--python", args.python, VERSIONS),
+        ("--plugins", args.plugins, PLUGINS),
+    )
+    for name, got, known in checked:
         for word in got:
             if word not in known:
                 parser.error(f"{name}: got {word}, wanted some of {','.join(known)}")
@@ -55,6 +68,7 @@ def main() -> int:
     tools = work.tools() / "python"
     if Path(sys.prefix).resolve() != tools.parent.parent.resolve():
         os.execv(tools, [str(tools), *sys.argv])
+    from wheels.plugins import Plugins
     from wheels.recipe import Recipe
 
     start = time.monotonic()
@@ -63,6 +77,13 @@ def main() -> int:
         recipe = Recipe(work, interpreters, args.torch_python, args.out.resolve())
         for arch in sorted(args.arch, key=ARCHITECTURES.index):
             recipe.make(arch)
+        plugins = Plugins(work, recipe.files, args.out.resolve(), args.cuda_architectures)
+        for name in args.plugins:
+            plugin = plugins.make(name)
+            if wheel := plugins.fitting():
+                plugins.try_beside(wheel, plugin, name)
+            else:
+                say(f"{plugin.name}: not tried, for want of a wheel of lowtide for this Python in {args.out}")
     except Failure as failure:
         print(f"wheels: {failure}", file=sys.stderr)
         return 1

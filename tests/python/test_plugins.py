@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import lowtide
@@ -14,6 +15,9 @@ import pytest
 from lowtide import _core
 
 ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "tools"))
+from wheels import audit  # noqa: E402
+
 # backend, number, package, extra
 LISTED = re.findall(r'\{"(\w+)", (\d+), "(\w+)", "(\w+)"\}', (ROOT / "src/backend/plugin.h").read_text())
 
@@ -52,7 +56,7 @@ def plugin(folder: Path) -> Path:
 
 def test_a_missing_plugin_is_told_with_the_extra_that_brings_it(site):
     said = detail("sycl", site)
-    assert str(site) in said and 'no plug-in' in said and 'pip install "lowtide[sycl]"' in said
+    assert str(site) in said and "no plug-in" in said and 'pip install "lowtide[sycl]"' in said
 
 
 def test_a_plugin_is_found_in_its_package_beside_lowtide(site):
@@ -90,3 +94,21 @@ def test_extras_pin_the_packages_of_the_same_version(figure):
         assert setting(f"packages/{name}", '^wheel.install-dir = "(.*)"') == package
         assert setting(f"packages/{name}", '^input = "(.*)"') == "../../include/lowtide/version.h"
         figure(f"lowtide[{extra}] brings {pinned}, with {package}/liblowtide_{backend}{number}.so")
+
+
+def test_the_audit_lends_the_sycl_plugin_libsycl_and_no_library_that_is_newer_than_manylinux(tmp_path, figure):
+    """The plug-in of a build, by the system's compiler, beside whose libraries a wheel must not be."""
+    [*built] = Path(_core.__file__).parent.glob("liblowtide_sycl*.so")
+    if not built:
+        figure("skipped: built without the SYCL plug-in")
+        pytest.skip("built without the SYCL plug-in")
+    wheel = tmp_path / "lowtide_sycl-0-py3-none-linux_x86_64.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.write(built[0], f"lowtide_sycl/{built[0].name}")
+        archive.write(built[0], "lowtide_cuda13/liblowtide_cuda13.so")
+    offences = [found.removeprefix("lowtide_sycl/") for found in audit.offences(wheel) if found.startswith("lowtide_sycl/")]
+    figure(f"offences of the system's compiler in the SYCL plug-in: {len(offences)}")
+    assert offences and not any("needs lib" in found or "shows" in found for found in offences)
+    assert any("of libstdc++.so.6, wanted" in found for found in offences)
+    others = [found for found in audit.offences(wheel) if found.startswith("lowtide_cuda13/")]
+    assert any("needs libsycl" in found for found in others) and any("shows lt_sycl_plugin" in found for found in others)

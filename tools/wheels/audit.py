@@ -23,7 +23,12 @@ GLIBC_VERSION = re.compile(r"^GLIBC_([0-9]+)\.([0-9]+)(\.[0-9]+)?$")
 SHOWN = {
     re.compile(r"_core\..*\.so$"): re.compile(r"PyInit__core$"),
     re.compile(r"liblowtide_bnb\.so$"): re.compile(r"(lt_bnb_|c)[a-z0-9_]+$"),
+    re.compile(r"liblowtide_cuda[0-9]+\.so$"): re.compile(r"lt_cuda_plugin$"),
+    re.compile(r"liblowtide_sycl[0-9]+\.so$"): re.compile(r"lt_sycl_plugin$"),
 }
+# Libraries beside glibc that one of them needs, and of symbols' versions the newest that manylinux_2_28 has.
+LENT = {re.compile(r"liblowtide_sycl[0-9]+\.so$"): re.compile(r"(libsycl|libstdc\+\+|libgcc_s)\.so\.[0-9]+$")}
+LENT_VERSION = re.compile(r"^(GLIBCXX_3\.4(\.([0-9]|1[0-9]|2[0-4]))?|CXXABI_1\.3(\.([0-9]|1[01]))?|GCC_[34]\..*)$")
 
 
 @dataclass
@@ -39,8 +44,9 @@ class Library:
     executable_stack: bool = False
 
 
-def repair(work: Work, wheel: Path, arch: str, out: Path) -> Path:
-    """Audits a wheel and writes it, named for its platform, into `out`. Raises Failure that names each offence."""
+def repair(work: Work, wheel: Path, arch: str, out: Path, *, most: int = MAX_BYTES, excluded: str = "") -> Path:
+    """Audits a wheel and writes it, named for its platform, into `out`. Raises Failure that names each offence. most: bytes
+    of the wheel; excluded: a library that another package brings."""
     out.mkdir(parents=True, exist_ok=True)
     tools = work.tools()
     command: list[str | Path] = [
@@ -49,6 +55,7 @@ def repair(work: Work, wheel: Path, arch: str, out: Path) -> Path:
         "--zip-compression-level=9",
         "--plat",
         "auto",  # the oldest that fits; of another architecture, it knows no names
+        *(["--exclude", excluded] if excluded else []),
         "--wheel-dir",
         wheel.parent / "repaired",
     ]
@@ -57,14 +64,14 @@ def repair(work: Work, wheel: Path, arch: str, out: Path) -> Path:
     found = offences(made, arch)
     if "manylinux" not in made.name:
         found.append("has no manylinux tag")
-    if made.stat().st_size > MAX_BYTES:
-        found.append(f"has {made.stat().st_size} bytes, wanted {MAX_BYTES} at most")
+    if made.stat().st_size > most:
+        found.append(f"has {made.stat().st_size} bytes, wanted {most} at most")
     if found:
         raise Failure(f"{made.name}:\n  " + "\n  ".join(found))
     newest = max(_newest(library) for library in _libraries(made))
-    say(
-        f"{made.name}: {made.stat().st_size / 1e6:.2f} MB, glibc {'.'.join(map(str, newest))} or newer and nothing else"
-    )
+    others = {needed for library in _libraries(made) for needed in library.needed if not GLIBC.match(needed)}
+    beside = ", ".join(sorted(others)) or "nothing else"
+    say(f"{made.name}: {made.stat().st_size / 1e6:.2f} MB, glibc {'.'.join(map(str, newest))} or newer and {beside}")
     return made.replace(out / made.name)
 
 
@@ -112,11 +119,14 @@ def _offences(library: Library, arch: str) -> Iterator[str]:
     machine = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}[arch]
     if library.machine != machine:
         yield f"{library.name} is for {library.machine}, wanted {machine}"
+    lent = [needed for pattern, needed in LENT.items() if pattern.search(library.name)]
     for needed in library.needed:
-        if not GLIBC.match(needed):
+        if not GLIBC.match(needed) and not any(pattern.match(needed) for pattern in lent):
             yield f"{library.name} needs {needed}, wanted glibc's libraries alone"
     for needed, versions in library.versions.items():
         for version in sorted(versions):
+            if lent and LENT_VERSION.match(version):
+                continue
             match = GLIBC_VERSION.match(version)
             if not match or tuple(int(n) for n in match.groups()[:2]) > NEWEST:
                 yield f"{library.name} needs {version} of {needed}, wanted GLIBC_{NEWEST[0]}.{NEWEST[1]} or older"

@@ -1,6 +1,6 @@
 """Steps of every rule and state format, without torch: prints their results as hashes, in JSON, by instruction set.
 
-    python bits.py
+    python bits.py [backend]    with "sycl": on its CPU device, too
 
 Runs where a wheel is tried, on the interpreter's standard library alone; each step's parameters and the checkpoint behind
 the last one are hashed. Tensors are stand-ins: objects with torch.Tensor's attributes that the core reads, on memory of
@@ -57,9 +57,9 @@ def stand_ins() -> dict[str, types.ModuleType]:
     return modules
 
 
-def result(core: types.ModuleType, rule: str, state: str, target: str) -> str:
+def result(core: types.ModuleType, rule: str, state: str, target: str, backend: str = "cpu") -> str:
     numbers = random.Random(f"{rule} {state}")
-    optimizer = core.Optimizer(rule, cpu_target=target, threads=2)
+    optimizer = core.Optimizer(rule, cpu_target=target, threads=2, backend=backend, target="" if backend == "cpu" else "cpu")
     group = optimizer.add_group({**core.default_hyper(rule), "lr": 0.01}, state, 0)
     parameters = [Tensor(shape, numbers) for shape in SHAPES]
     try:
@@ -72,6 +72,7 @@ def result(core: types.ModuleType, rule: str, state: str, target: str) -> str:
         for parameter in parameters:
             parameter.grad = Tensor(parameter.shape, numbers)
         optimizer.step()
+        optimizer.check()  # waits for what a device has queued
         for parameter in parameters:
             digest.update(bytes(parameter.memory))
     with tempfile.TemporaryDirectory() as folder:
@@ -86,9 +87,10 @@ def main() -> None:
 
     cells = [(rule, state) for rule in core.rule_names() for state in core.codec_names()]
     results = {
-        target: {f"{rule} {state}": result(core, rule, state, target) for rule, state in cells}
-        for target in core.cpu_targets()
+        target: {f"{rule} {state}": result(core, rule, state, target) for rule, state in cells} for target in core.cpu_targets()
     }
+    for backend in sys.argv[1:]:
+        results[backend] = {f"{rule} {state}": result(core, rule, state, "", backend) for rule, state in cells}
     print(json.dumps(results))
 
 

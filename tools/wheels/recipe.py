@@ -19,6 +19,11 @@ class Recipe:
         self._source = source.distribution(work, out)
         self._hashes: dict[str, str] = {}  # of all wheels, by cell
 
+    @property
+    def files(self) -> Path:
+        """The folder with the files of the source distribution."""
+        return self._source
+
     def make(self, arch: str) -> None:
         toolchain = Toolchain(self._work, arch)
         toolchain.make()

@@ -1,0 +1,125 @@
+"""The wheels of plug-ins: each is a Python package of its own (packages/), for all versions of Python.
+
+CUDA's host code is compiled as the package's is, and its kernels by nvcc from PyPI (cuda.txt). The SYCL plug-in takes
+libstdc++, as libsycl does (libstdcxx.py).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from wheels import audit, libstdcxx
+from wheels.toolchain import Toolchain, write
+from wheels.work import Failure, Work, say
+
+ARCHITECTURE = "x86_64"
+BITS = Path(__file__).with_name("bits.py")
+CUDA_PACKAGES = Path(__file__).with_name("cuda.txt")
+CUDA_BYTES = 64_000_000  # of a wheel with machine code for four architectures
+SYCL_PACKAGES = ("intel-sycl-rt==2026.2.*", "intel-opencl-rt==2026.2.*")  # the last, a driver, for the trial
+_BACKENDS = "import sys; from lowtide import _core; print(_core.backends()[sys.argv[1]])"
+
+
+class Plugins:
+    """Makes wheels of the packages in the folder `source` into `out`. architectures: CUDA's compute capabilities, as CMake
+    takes them; "": CMake's choice."""
+
+    def __init__(self, work: Work, source: Path, out: Path, architectures: str = "") -> None:
+        self._work, self._source, self._out, self._architectures = work, source, out, architectures
+        self._toolchain = Toolchain(work, ARCHITECTURE)
+
+    def make(self, name: str) -> Path:
+        """The audited wheel of lowtide-<name>."""
+        self._toolchain.make()
+        return self._cuda(name) if name.startswith("cuda") else self._sycl(name)
+
+    def try_beside(self, wheel: Path, plugin: Path, name: str) -> None:
+        """The plug-in in an environment of its own, beside a wheel of the package, without torch: CUDA's loads where there
+        is no driver, and SYCL's steps on the CPU have the bits of the CPU backend."""
+        backend = name.rstrip("0123456789")
+        folder = self._environment(name, SYCL_PACKAGES if backend == "sycl" else ())
+        python = folder / "bin" / "python"
+        pip: list[str | Path] = [python, "-m", "pip", "install", "--no-input", "-q", "--no-deps", "--force-reinstall"]
+        self._work.run(f"installing {plugin.name}", [*pip, wheel, plugin])
+        env = {}
+        if backend == "cuda":  # without a driver it is only loaded where it is named
+            [installed] = folder.glob(f"lib/python*/site-packages/lowtide_{name}/*.so")
+            env["LOWTIDE_CUDA_PLUGIN"] = str(installed)
+        said = self._work.run(f"backends with {plugin.name}", [python, "-c", _BACKENDS, backend], env=env, cwd=folder)
+        say(f"{plugin.name}: {said.strip()}")
+        if backend == "cuda" and "CUDA 13" not in said:
+            raise Failure(f"{plugin.name} was not loaded: {said}")
+        if backend == "sycl":
+            printed = self._work.run(f"steps with {plugin.name}", [python, BITS, backend], cwd=folder)
+            self._compare(plugin.name, json.loads(printed.splitlines()[-1]), backend)
+
+    def fitting(self) -> Path | None:
+        """The wheel of the package in `out` for the Python of the trials, which is this one; None if there is none."""
+        minor = sys.version_info[1]
+        for wheel in sorted(self._out.glob(f"lowtide-*_{ARCHITECTURE}.whl")):
+            found = re.search(r"-cp3(\d+)-(abi3)?", wheel.name)
+            if found and (int(found[1]) == minor or (found[2] and int(found[1]) <= minor)):
+                return wheel
+        return None
+
+    def _sycl(self, name: str) -> Path:
+        settings = {
+            "CMAKE_TOOLCHAIN_FILE": str(libstdcxx.make(self._work, self._toolchain)),
+            "LOWTIDE_SYCL_ROOT": str(self._environment(name, SYCL_PACKAGES)),
+        }
+        return audit.repair(self._work, self._wheel(name, settings), ARCHITECTURE, self._out, excluded="libsycl.so.9")
+
+    def _cuda(self, name: str) -> Path:
+        folder, wanted = self._work.folder / "cuda", CUDA_PACKAGES.read_text()
+        stamp = folder / "packages.txt"
+        if not stamp.is_file() or stamp.read_text() != wanted:
+            shutil.rmtree(folder, ignore_errors=True)
+            pip: list[str | Path] = [self._work.tools() / "python", "-m", "pip", "install", "--no-input", "-q", "--no-deps"]
+            self._work.run("installing nvcc (100 MB)", [*pip, "--target", folder, "-r", CUDA_PACKAGES])
+            stamp.write_text(wanted)
+        toolkit = folder / "nvidia" / "cu13"
+        # CMake looks for libraries in these folders alone.
+        file = self._toolchain.folder / "cuda.cmake"
+        write(file, f'include("{self._toolchain.file}")\nlist(APPEND CMAKE_FIND_ROOT_PATH "{toolkit}")\n')
+        settings = {"CMAKE_TOOLCHAIN_FILE": str(file), "LOWTIDE_NVCC": str(toolkit / "bin" / "nvcc")}
+        if self._architectures:
+            settings["LOWTIDE_CUDA_ARCHITECTURES"] = self._architectures
+        return audit.repair(self._work, self._wheel(name, settings), ARCHITECTURE, self._out, most=CUDA_BYTES)
+
+    def _wheel(self, name: str, settings: dict[str, str]) -> Path:
+        """The wheel as built: its platform is linux, which auditwheel (audit.py) raises."""
+        folder = self._toolchain.folder / f"lowtide-{name}"
+        out = folder / "raw"
+        shutil.rmtree(out, ignore_errors=True)
+        options = {"build-dir": str(folder / "build"), "install.strip": "false"}  # the linker strips
+        options |= {f"cmake.define.{setting}": value for setting, value in settings.items()}
+        uv: list[str | Path] = [self._work.tools() / "uv", "build", "--wheel", "--python", sys.executable, "--out-dir", out]
+        words = [f"-C{option}={value}" for option, value in options.items()]
+        package = self._source / "packages" / f"lowtide-{name}"
+        self._work.run(f"wheel of lowtide-{name}", [*uv, *words, package], env=self._toolchain.environment())
+        [wheel] = out.glob("*.whl")
+        return wheel
+
+    def _environment(self, name: str, packages: Iterable[str]) -> Path:
+        """An environment with these packages and nothing else."""
+        folder, wanted = self._work.folder / name, " ".join(packages)
+        stamp = folder / "packages.txt"
+        if not stamp.is_file() or stamp.read_text() != wanted:
+            self._work.run(f"environment for {name}", [sys.executable, "-m", "venv", "--clear", folder])
+            if wanted:
+                pip = [folder / "bin" / "python", "-m", "pip", "install", "--no-input", "-q"]
+                self._work.run(f"installing {wanted} (300 MB)", [*pip, *packages])
+            stamp.write_text(wanted)
+        return folder
+
+    def _compare(self, what: str, hashes: dict[str, dict[str, str]], backend: str) -> None:
+        cells = hashes.pop(backend)
+        different = [cell for cell in cells if any(cells[cell] != of[cell] for of in hashes.values())]
+        if different:
+            raise Failure(f"{what}: {len(different)} of {len(cells)} cells differ from the CPU's: {', '.join(different)}")
+        say(f"{what}: {len(cells)} cells on {backend} equal {', '.join(hashes)}")
