@@ -44,7 +44,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--cuda-architectures",
         default="",
-        help="compute capabilities, e.g. 90 (default: 80;90;100;120, for 40 minutes of a core)",
+        help="compute capabilities, e.g. 90 (default: 80;90;100;120, which takes long)",
     )
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="where wheels go (default: dist)")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "wheels", help="folder to work in")

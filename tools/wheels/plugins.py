@@ -113,7 +113,7 @@ class Plugins:
             self._work.run(f"environment for {name}", [sys.executable, "-m", "venv", "--clear", folder])
             if wanted:
                 pip = [folder / "bin" / "python", "-m", "pip", "install", "--no-input", "-q"]
-                self._work.run(f"installing {wanted} (300 MB)", [*pip, *packages])
+                self._work.run(f"installing {wanted}", [*pip, *packages])
             stamp.write_text(wanted)
         return folder
 
