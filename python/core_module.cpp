@@ -51,13 +51,9 @@ NB_MODULE(_core, m) {
   });
   m.def(
       "same_objects",
-      [](const nb::handle& a, const nb::handle& b) {
-        const nb::object x = nb::steal(PySequence_Fast(a.ptr(), "wanted a list")),
-                         y = nb::steal(PySequence_Fast(b.ptr(), "wanted a list"));
-        if (!x || !y) throw nb::python_error();
-        const Py_ssize_t n = PySequence_Fast_GET_SIZE(x.ptr());
-        PyObject** const first = PySequence_Fast_ITEMS(x.ptr());
-        return n == PySequence_Fast_GET_SIZE(y.ptr()) && std::equal(first, first + n, PySequence_Fast_ITEMS(y.ptr()));
+      [](const nb::list& a, const nb::list& b) {
+        return nb::len(a) == nb::len(b) &&
+               std::equal(a.begin(), a.end(), b.begin(), [](nb::handle x, nb::handle y) { return x.is(y); });
       },
       "a"_a, "b"_a, "Whether two lists have the very same objects in the same order.");
   m.def(

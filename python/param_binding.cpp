@@ -125,8 +125,9 @@ const std::vector<Gradient>& ParamBinding::collect(const std::optional<std::vect
   return grads_;
 }
 
-void ParamBinding::cut_changed(Py_ssize_t count) {
-  if (PyList_SetSlice(changed_.ptr(), count, PY_SSIZE_T_MAX, nullptr) != 0) throw nb::python_error();
+void ParamBinding::cut_changed(size_t count) {
+  const auto first = static_cast<Py_ssize_t>(count);
+  if (PyList_SetSlice(changed_.ptr(), first, PY_SSIZE_T_MAX, nullptr) != 0) throw nb::python_error();
 }
 
 void ParamBinding::raise_versions() {

@@ -35,16 +35,16 @@ class ParamBinding {
   // for each, with a list that is kept: it rarely is another one than in the last step.
   template <class Moved>
   void note_changed(Moved&& moved) {
-    Py_ssize_t count = 0;
+    size_t count = 0;
     for (size_t i = 0; i < params_.size(); ++i) {
       if (!moved(i)) continue;
-      if (count == PyList_GET_SIZE(changed_.ptr()) || PyList_GET_ITEM(changed_.ptr(), count) != params_[i].ptr()) {
+      if (count == nb::len(changed_) || !changed_[count].is(params_[i])) {
         cut_changed(count);
         changed_.append(params_[i]);
       }
       ++count;
     }
-    if (count != PyList_GET_SIZE(changed_.ptr())) cut_changed(count);
+    if (count != nb::len(changed_)) cut_changed(count);
     raise_versions();
   }
 
@@ -80,7 +80,7 @@ class ParamBinding {
     std::vector<int64_t> grad_strides;
   };
 
-  void cut_changed(Py_ssize_t count);  // leaves the first of them
+  void cut_changed(size_t count);  // leaves the first of them
   void raise_versions();
   nb::object local_gradient(size_t i, const nb::object& grad) const;
   void follow(size_t i, nb::handle tensor, const TensorInfo& now);

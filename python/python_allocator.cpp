@@ -9,13 +9,8 @@ namespace nb = nanobind;
 namespace lowtide::python {
 namespace {
 
-bool ending() {
-#if PY_VERSION_HEX >= 0x030D0000
-  return !Py_IsInitialized() || Py_IsFinalizing();
-#else
-  return !Py_IsInitialized() || _Py_IsFinalizing();
-#endif
-}
+// CPython takes its mark of being initialized away where it begins to finalize, before it destroys modules and objects.
+bool ending() { return !Py_IsInitialized(); }
 
 // The result, or none after an exception. An interrupt is not lost: it comes up again when Python code runs next.
 template <class... Arguments>

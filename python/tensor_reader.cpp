@@ -84,7 +84,9 @@ TensorReader::TensorReader(std::string device)
   exchange_types_[0] = tensor.ptr();
   exchange_types_[1] = nb::object(torch.attr("nn").attr("Parameter")).ptr();
   const nb::object grad = tensor.attr("grad");
-  if (Py_IS_TYPE(grad.ptr(), &PyGetSetDescr_Type)) grad_ = reinterpret_cast<PyGetSetDescrObject*>(grad.ptr())->d_getset;
+  if (!Py_IS_TYPE(grad.ptr(), &PyGetSetDescr_Type)) return;
+  grad_ = grad.ptr();
+  get_grad_ = reinterpret_cast<descrgetfunc>(PyType_GetSlot(&PyGetSetDescr_Type, Py_tp_descr_get));
 }
 
 bool TensorReader::read(nb::handle tensor, TensorInfo& info) {

@@ -43,8 +43,9 @@ class TensorReader {
 
   // tensor.grad. Where the type is exactly Tensor or Parameter its getter is called without a look-up by name.
   nb::object gradient(nb::handle tensor) const {
-    PyObject* const grad = grad_ && is_exact(tensor) ? grad_->get(tensor.ptr(), grad_->closure)
-                                                     : PyObject_GetAttr(tensor.ptr(), grad_name_);
+    PyObject* const grad = get_grad_ && is_exact(tensor)
+                               ? get_grad_(grad_, tensor.ptr(), reinterpret_cast<PyObject*>(Py_TYPE(tensor.ptr())))
+                               : PyObject_GetAttr(tensor.ptr(), grad_name_);
     if (!grad) throw nb::python_error();
     return nb::steal(grad);
   }
@@ -63,8 +64,9 @@ class TensorReader {
   // The device in DLPack's numbers, which are not torch's: learnt from the first tensor that is there.
   nb::dlpack::device numbers_ = {0, 0};
   FromPyObject exchange_ = nullptr;
-  const PyGetSetDef* grad_ = nullptr;  // of Tensor; torch's own, which lives as long as the process
-  PyObject* exchange_types_[2] = {};   // the exact types the exchange function is for: Tensor, Parameter
+  PyObject* grad_ = nullptr;          // of Tensor, which owns it and lives as long as the process
+  descrgetfunc get_grad_ = nullptr;   // its getter
+  PyObject* exchange_types_[2] = {};  // the exact types the exchange function is for: Tensor, Parameter
   PyObject* grad_name_;  // interned: look-up compares pointers. Never released: the interpreter may be gone by then
   std::vector<int64_t> shape_, strides_;
 };
