@@ -15,8 +15,13 @@ set(lt_bnb_rules "adamw|sgd|rmsprop|lion|adagrad|ademamix")
 set(lt_bnb_parts "lowtide_objects[.]dir/.*(core/|backend/|hwy/|rules/step_(${lt_bnb_rules})[.])")
 set(lt_bnb_objects "$<FILTER:$<TARGET_OBJECTS:lowtide_objects>,INCLUDE,${lt_bnb_parts}>")
 set(lt_bnb_objects "$<FILTER:${lt_bnb_objects},EXCLUDE,/cpu/step_table[.]>")
-add_library(lowtide_bnb SHARED "${lt_src}/bnb/bnb.cpp"
-                               "${lt_src}/bnb/step_table.cpp" ${lt_bnb_inner_objects} ${lt_bnb_objects})
+add_library(lowtide_bnb SHARED "${lt_src}/bnb/bnb.cpp" ${lt_bnb_inner_objects} ${lt_bnb_objects})
+if(TARGET lowtide_kernels)
+  lt_use_shared_kernels(lowtide_bnb)
+  lt_install_library(lowtide_kernels EXPORT lowtideTargets)
+else()
+  target_sources(lowtide_bnb PRIVATE "${lt_src}/bnb/step_table.cpp")
+endif()
 add_library(lowtide::bnb ALIAS lowtide_bnb)
 target_include_directories(
   lowtide_bnb PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>

@@ -49,6 +49,12 @@ function(lt_install_library target)
   endif()
 endfunction()
 
+# A library of a wheel, which finds the kernels beside itself.
+function(lt_use_shared_kernels target)
+  target_link_libraries(${target} PRIVATE lowtide_kernels)
+  set_target_properties(${target} PROPERTIES INSTALL_RPATH "$ORIGIN" BUILD_WITH_INSTALL_RPATH ON)
+endfunction()
+
 # A plug-in: it shows its entry point alone, and the library finds it beside itself.
 function(lt_install_plugin target)
   set(map "${PROJECT_SOURCE_DIR}/cmake/plugin.map")

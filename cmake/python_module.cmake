@@ -1,5 +1,6 @@
-# The Python module lowtide._core (nanobind), with the library's objects linked in.
-find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
+# The Python module lowtide._core (nanobind), with the library's objects linked in. scikit-build-core names the component
+# of the stable ABI where a wheel for all later versions of Python is wanted (wheel.py-api).
+find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module ${SKBUILD_SABI_COMPONENT})
 if(NOT nanobind_DIR AND NOT LOWTIDE_FOR_WHEEL)
   execute_process(
     COMMAND "${Python_EXECUTABLE}" -m nanobind --cmake_dir
@@ -12,7 +13,7 @@ if(NOT nanobind_FOUND)
 endif()
 
 nanobind_add_module(
-  _core NB_STATIC NB_SUPPRESS_WARNINGS NOMINSIZE
+  _core NB_STATIC STABLE_ABI NB_SUPPRESS_WARNINGS NOMINSIZE
   python/checkpoint_binding.cpp
   python/collective_binding.cpp
   python/core_module.cpp
@@ -28,6 +29,9 @@ nanobind_add_module(
   python/tensor_reader.cpp)
 target_compile_definitions(_core PRIVATE LOWTIDE_VERSION="${PROJECT_VERSION}")
 target_link_libraries(_core PRIVATE lowtide_objects)
+if(TARGET lowtide_kernels)
+  lt_use_shared_kernels(_core)
+endif()
 set(lt_core_map "${PROJECT_BINARY_DIR}/core.map")
 set(lt_core_exports "")
 if(LOWTIDE_DEV)
