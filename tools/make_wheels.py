@@ -4,6 +4,7 @@
     make wheels                                            x86-64 and ARM64, CPython 3.10 to 3.13, into dist
     make wheels ARGS="--arch x86_64 --python 3.11"         one
     make wheels ARGS="--plugins cuda13,sycl"               also those of plug-ins, x86-64 for all versions of Python
+    make wheels ARGS=--torch                               tried with torch, which is installed for each version
 
 Tools and libraries come from PyPI and Debian into build/wheels; nothing is installed into the system. docs/wheels.md has
 the rest.
@@ -37,8 +38,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--torch-python",
         type=Path,
-        default=ROOT / ".venv" / "bin" / "python",
-        help="a Python whose torch the wheel for its version is tried with (default: .venv's)",
+        action="append",
+        default=[ROOT / ".venv" / "bin" / "python"],
+        help="a Python whose torch the wheel for its version is tried with, besides .venv's; may be repeated",
     )
     parser.add_argument("--plugins", type=words, default=[], help="comma-separated: cuda13, sycl (default: none)")
     parser.add_argument(
@@ -46,6 +48,8 @@ def arguments() -> argparse.Namespace:
         default="",
         help="compute capabilities, e.g. 90 (default: 80;90;100;120, which takes long)",
     )
+    parser.add_argument("--torch", action="store_true", help="install torch for versions that nobody lends it for")
+    parser.add_argument("--no-source", action="store_true", help="do not build the source distribution, as a trial")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="where wheels go (default: dist)")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "wheels", help="folder to work in")
     args = parser.parse_args()
@@ -61,33 +65,41 @@ def arguments() -> argparse.Namespace:
     return args
 
 
-def main() -> int:
-    args = arguments()
-    work = Work(args.work)
-    # The audit reads shared libraries with a package that auditwheel brings.
-    tools = work.tools() / "python"
-    if Path(sys.prefix).resolve() != tools.parent.parent.resolve():
-        os.execv(tools, [str(tools), *sys.argv])
+def make(args: argparse.Namespace, work: Work) -> None:
+    from wheels.borrowed import Borrowed
     from wheels.plugins import Plugins
     from wheels.recipe import Recipe
 
     start = time.monotonic()
+    interpreters = {version: find(work, version) for version in args.python}
+    recipe = Recipe(work, interpreters, Borrowed(work, args.torch_python, args.torch), args.out.resolve())
+    recipe.source()
+    for arch in sorted(args.arch, key=ARCHITECTURES.index):
+        recipe.make(arch)
+    if not args.no_source:
+        recipe.try_source()
+    plugins = Plugins(work, recipe.files, args.out.resolve(), args.cuda_architectures)
+    for name in args.plugins:
+        plugin = plugins.make(name)
+        if wheel := plugins.fitting():
+            plugins.try_beside(wheel, plugin, name)
+        else:
+            say(f"{plugin.name}: not tried, for want of a wheel of lowtide for this Python in {args.out}")
+    say(f"done in {time.monotonic() - start:.0f} s; the wheels are in {args.out}")
+
+
+def main() -> int:
+    args = arguments()
+    work = Work(args.work)
     try:
-        interpreters = {version: find(work, version) for version in args.python}
-        recipe = Recipe(work, interpreters, args.torch_python, args.out.resolve())
-        for arch in sorted(args.arch, key=ARCHITECTURES.index):
-            recipe.make(arch)
-        plugins = Plugins(work, recipe.files, args.out.resolve(), args.cuda_architectures)
-        for name in args.plugins:
-            plugin = plugins.make(name)
-            if wheel := plugins.fitting():
-                plugins.try_beside(wheel, plugin, name)
-            else:
-                say(f"{plugin.name}: not tried, for want of a wheel of lowtide for this Python in {args.out}")
+        # The audit reads shared libraries with a package of requirements.txt.
+        tools = work.tools() / "python"
+        if Path(sys.prefix).resolve() != tools.parent.parent.resolve():
+            os.execv(tools, [str(tools), *sys.argv])
+        make(args, work)
     except Failure as failure:
         print(f"wheels: {failure}", file=sys.stderr)
         return 1
-    say(f"done in {time.monotonic() - start:.0f} s; the wheels are in {args.out}")
     return 0
 
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = Path(lowtide.__file__).parent
 
 sys.path.append(str(ROOT / "tools"))
-from wheels import audit, work  # noqa: E402
+from wheels import audit, interpreters, work  # noqa: E402
 
 
 def test_steps_without_torch_have_equal_bits_on_every_instruction_set(figure):
@@ -69,9 +69,43 @@ def test_the_audit_refuses_symbols_that_a_library_must_hide(tmp_path):
     foreign = tmp_path / "_core.cpython-311.so"
     foreign.write_bytes(Path(_ctypes.__file__).read_bytes())
     assert any(
-        "shows PyInit__ctypes, wanted PyInit__core" in offence
-        for offence in audit.offences(wheel_of(tmp_path, foreign))
+        "shows PyInit__ctypes, wanted PyInit__core" in offence for offence in audit.offences(wheel_of(tmp_path, foreign))
     )
+
+
+def library(folder: Path, name: str, source: str, *options: str | Path) -> Path:
+    """A shared library of C source, by the system's compiler."""
+    path = folder / name
+    command = ["cc", "-shared", "-fPIC", "-nostdlib", f"-Wl,-soname,{name}", "-x", "c", "-", "-x", "none", "-o", path, *options]
+    subprocess.run(command, input=source, text=True, check=True)
+    return path
+
+
+def test_libraries_of_a_wheel_may_need_each_other_and_nothing_beside_themselves(tmp_path):
+    kernels = library(tmp_path, "liblowtide_kernels-1.2.3.so", "void lt_cpu_kernels(void) {}")
+    uses = "void lt_cpu_kernels(void); void lt_bnb_x(void) { lt_cpu_kernels(); }"
+    user = library(tmp_path, "liblowtide_bnb.so", uses, kernels, "-Wl,-rpath,$ORIGIN")
+    assert audit.offences(wheel_of(tmp_path, kernels, user)) == []
+    assert audit.offences(wheel_of(tmp_path, user)) == [
+        "lowtide/liblowtide_bnb.so needs liblowtide_kernels-1.2.3.so, wanted glibc's libraries alone"
+    ]
+    outside = library(tmp_path, "liblowtide_bnb.so", uses, kernels, "-Wl,-rpath,/opt/lib")
+    [offence] = audit.offences(wheel_of(tmp_path, kernels, outside))
+    assert "looks for libraries in /opt/lib, wanted no folder but $ORIGIN" in offence
+
+
+def test_the_audit_refuses_kernels_that_show_more_than_their_function(tmp_path):
+    kernels = library(tmp_path, "liblowtide_kernels-1.2.3.so", "void lt_cpu_kernels(void) {} void pick_aux(void) {}")
+    [offence] = audit.offences(wheel_of(tmp_path, kernels))
+    assert "shows pick_aux, wanted lt_cpu_kernels" in offence
+
+
+def test_versions_of_python_from_3_12_on_share_a_wheel():
+    assert [version for version in (*interpreters.VERSIONS, "3.14") if interpreters.is_stable(version)] == [
+        "3.12",
+        "3.13",
+        "3.14",
+    ]
 
 
 def test_the_audit_refuses_a_wheel_without_libraries(tmp_path):

@@ -1,4 +1,5 @@
-"""The audit of a wheel: auditwheel's check of manylinux, and our own of every shared library in it."""
+"""The audit of a wheel: auditwheel's check of manylinux, abi3audit's of Python's stable ABI, and our own of every shared
+library in it."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ from typing import Any
 
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
-from wheels.work import Failure, Work, say
+from wheels.work import Failure, Words, Work, say
 
 NEWEST = (2, 28)  # of glibc's versions: the wheel is manylinux_2_28 or older
-MAX_BYTES = 8 << 20
+MAX_BYTES = 8_000_000
 # The parts of glibc. A wheel needs no other library of the system.
 GLIBC = re.compile(r"^(lib(c|m|dl|rt|pthread)\.so\.[0-9]+|ld-linux-[a-z0-9-]+\.so\.[0-9]+)$")
 GLIBC_VERSION = re.compile(r"^GLIBC_([0-9]+)\.([0-9]+)(\.[0-9]+)?$")
@@ -25,6 +26,7 @@ SHOWN = {
     re.compile(r"liblowtide_bnb\.so$"): re.compile(r"(lt_bnb_|c)[a-z0-9_]+$"),
     re.compile(r"liblowtide_cuda[0-9]+\.so$"): re.compile(r"lt_cuda_plugin$"),
     re.compile(r"liblowtide_sycl[0-9]+\.so$"): re.compile(r"lt_sycl_plugin$"),
+    re.compile(r"liblowtide_kernels-[0-9.]+\.so$"): re.compile(r"lt_cpu_kernels$"),
 }
 # Libraries beside glibc that one of them needs, and of symbols' versions the newest that manylinux_2_28 has.
 LENT = {re.compile(r"liblowtide_sycl[0-9]+\.so$"): re.compile(r"(libsycl|libstdc\+\+|libgcc_s)\.so\.[0-9]+$")}
@@ -49,18 +51,15 @@ def repair(work: Work, wheel: Path, arch: str, out: Path, *, most: int = MAX_BYT
     of the wheel; excluded: a library that another package brings."""
     out.mkdir(parents=True, exist_ok=True)
     tools = work.tools()
-    command: list[str | Path] = [
-        tools / "auditwheel",
-        "repair",
-        "--zip-compression-level=9",
-        "--plat",
-        "auto",  # the oldest that fits; of another architecture, it knows no names
-        *(["--exclude", excluded] if excluded else []),
-        "--wheel-dir",
-        wheel.parent / "repaired",
-    ]
-    work.run(f"auditing {wheel.name}", [*command, wheel], env={"PATH": f"{tools}:/usr/bin:/bin"})
-    [made] = (wheel.parent / "repaired").glob("*.whl")
+    repaired = wheel.parent / "repaired"
+    # auto: the oldest platform that fits; of another architecture, it knows no names.
+    options: Words = ["--zip-compression-level=9", "--plat", "auto", "--wheel-dir", repaired]
+    options += ["--exclude", excluded] if excluded else []
+    path = {"PATH": f"{tools}:/usr/bin:/bin"}
+    work.run(f"auditing {wheel.name}", [tools / "auditwheel", "repair", *options, wheel], env=path)
+    [made] = repaired.glob("*.whl")
+    if "-abi3-" in made.name:
+        work.run(f"auditing the stable ABI of {made.name}", [tools / "abi3audit", "--strict", "--report", made])
     found = offences(made, arch)
     if "manylinux" not in made.name:
         found.append("has no manylinux tag")
@@ -68,8 +67,9 @@ def repair(work: Work, wheel: Path, arch: str, out: Path, *, most: int = MAX_BYT
         found.append(f"has {made.stat().st_size} bytes, wanted {most} at most")
     if found:
         raise Failure(f"{made.name}:\n  " + "\n  ".join(found))
-    newest = max(_newest(library) for library in _libraries(made))
-    others = {needed for library in _libraries(made) for needed in library.needed if not GLIBC.match(needed)}
+    libraries = list(_libraries(made))
+    newest = max(map(_newest, libraries))
+    others = {needed for library in libraries for needed in library.needed if not GLIBC.match(needed)} - _names(libraries)
     beside = ", ".join(sorted(others)) or "nothing else"
     say(f"{made.name}: {made.stat().st_size / 1e6:.2f} MB, glibc {'.'.join(map(str, newest))} or newer and {beside}")
     return made.replace(out / made.name)
@@ -80,7 +80,11 @@ def offences(wheel: Path, arch: str = "x86_64") -> list[str]:
     libraries = list(_libraries(wheel))
     if not libraries:
         raise Failure(f"{wheel.name} has no shared library")
-    return [offence for library in libraries for offence in _offences(library, arch)]
+    return [offence for library in libraries for offence in _offences(library, arch, _names(libraries))]
+
+
+def _names(libraries: list[Library]) -> set[str]:
+    return {Path(library.name).name for library in libraries}
 
 
 def _libraries(wheel: Path) -> Iterator[Library]:
@@ -115,13 +119,15 @@ def _newest(library: Library) -> tuple[int, ...]:
     return max((tuple(int(n) for n in match.groups()[:2]) for match in found if match), default=(2, 0))
 
 
-def _offences(library: Library, arch: str) -> Iterator[str]:
+def _offences(library: Library, arch: str, own: set[str]) -> Iterator[str]:
+    """own: the names of the wheel's libraries, which may need each other."""
     machine = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}[arch]
     if library.machine != machine:
         yield f"{library.name} is for {library.machine}, wanted {machine}"
     lent = [needed for pattern, needed in LENT.items() if pattern.search(library.name)]
     for needed in library.needed:
-        if not GLIBC.match(needed) and not any(pattern.match(needed) for pattern in lent):
+        beside = needed in own or any(pattern.match(needed) for pattern in lent)
+        if not GLIBC.match(needed) and not beside:
             yield f"{library.name} needs {needed}, wanted glibc's libraries alone"
     for needed, versions in library.versions.items():
         for version in sorted(versions):
@@ -131,8 +137,8 @@ def _offences(library: Library, arch: str) -> Iterator[str]:
             if not match or tuple(int(n) for n in match.groups()[:2]) > NEWEST:
                 yield f"{library.name} needs {version} of {needed}, wanted GLIBC_{NEWEST[0]}.{NEWEST[1]} or older"
     for path in library.paths:
-        if not path.startswith("$ORIGIN/"):
-            yield f"{library.name} looks for libraries in {path}, wanted no folder but $ORIGIN/..."
+        if path != "$ORIGIN" and not path.startswith("$ORIGIN/"):
+            yield f"{library.name} looks for libraries in {path}, wanted no folder but $ORIGIN and those in it"
     wanted = [shown for pattern, shown in SHOWN.items() if pattern.search(library.name)]
     if not wanted:
         yield f"{library.name} is none of the libraries that a wheel has"

@@ -54,6 +54,9 @@ def stand_ins() -> dict[str, types.ModuleType]:
     torch, _, graph = modules.values()
     torch.__dict__.update(Tensor=Tensor, strided=Tensor.layout, nn=types.SimpleNamespace(Parameter=Tensor))
     graph.__dict__.update(increment_version=lambda tensors: None)
+    # None of these tensors stands in for others.
+    functorch = types.SimpleNamespace(is_functorch_wrapped_tensor=lambda tensor: False)
+    torch.__dict__.update(_C=types.SimpleNamespace(_functorch=functorch), _is_functional_tensor=lambda tensor: False)
     return modules
 
 

@@ -1,18 +1,22 @@
-"""Tries a wheel for another architecture: Debian's Python of that architecture under qemu-user, without torch."""
+"""Tries a wheel for another architecture: Debian's Python of that architecture under qemu-user, and torch's own wheel.
+
+Nothing is installed: packages are unpacked beside each other. pip would run the foreign Python, which starts programs that
+this machine cannot run by themselves.
+"""
 
 from __future__ import annotations
 
-import json
 import shutil
 import zipfile
 from pathlib import Path
 
-from wheels.bare import Hashes
+from wheels.bare import BITS, PYTEST, Hashes, hashes_in, readme_block
 from wheels.debian import Debian
-from wheels.work import Failure, Work, say
+from wheels.work import Failure, Words, Work, say
 
-PACKAGES = ("python3.11-minimal", "libpython3.11-stdlib")
+PACKAGES = ("python3.11-minimal", "libpython3.11-stdlib", "libstdc++6")  # the last for torch
 VERSION = "3.11"  # of Debian's
+_RUN = "import runpy, sys; sys.path[:0] = {folders!r}; sys.argv = {argv!r}; runpy.{run}({what!r}, run_name='__main__')"
 
 
 class Emulated:
@@ -21,25 +25,44 @@ class Emulated:
     def __init__(self, work: Work, arch: str) -> None:
         self._work, self._arch = work, arch
         self._root = work.folder / arch / "python"
+        self._site = self._root / "site"
 
-    def bits(self, wheel: Path, version: str) -> Hashes | None:
-        """The hashes that bits.py prints with the wheel; None for a version of Python that Debian does not have."""
+    def unpack(self, wheel: Path, version: str) -> bool:
+        """Makes the wheel ready to be used; False for a version of Python that Debian does not have."""
         if version != VERSION:
             say(f"{wheel.name}: audited, not run: Debian's Python for {self._arch} is {VERSION}")
-            return None
+            return False
+        Debian(self._work).unpack(f"Python for {self._arch}", PACKAGES, self._arch, self._root, needs=True)
+        shutil.rmtree(self._site, ignore_errors=True)
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(self._site)
+        return True
+
+    def bits(self) -> Hashes:
+        """The hashes that bits.py prints."""
+        return hashes_in(self._run("steps without torch", [], [BITS]))
+
+    def use(self, lent: list[Path]) -> None:
+        """README's first block and the golden hashes, beside torch's packages in `lent`."""
+        block = self._root / "readme.py"
+        block.write_text(readme_block())
+        self._run("README's block", lent, [block])
+        text = self._run("golden hashes", lent, PYTEST)
+        say(f"{self._arch}: golden hashes: {text.strip().splitlines()[-1]}")
+
+    def _run(self, what: str, lent: list[Path], words: list[Path] | tuple[str | Path, ...]) -> str:
+        """Runs a script, or a module behind -m, with words behind it."""
         qemu = shutil.which(f"qemu-{self._arch}") or shutil.which(f"qemu-{self._arch}-static")
         if not qemu:
-            raise Failure(f"got no qemu-{self._arch} in PATH, wanted it to try {wheel.name}: apt-get install qemu-user")
-        Debian(self._work).unpack(f"Python for {self._arch}", PACKAGES, self._arch, self._root, needs=True)
-        site = self._root / "site"
-        shutil.rmtree(site, ignore_errors=True)
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(site)
+            raise Failure(f"got no qemu-{self._arch} in PATH, wanted it to try the wheel: apt-get install qemu-user")
+        argv = [str(word) for word in words]
+        is_module = argv[0] == "-m"
+        code = _RUN.format(
+            folders=[str(self._site), *map(str, lent)],
+            argv=argv[is_module:],
+            run="run_module" if is_module else "run_path",
+            what=argv[is_module],
+        )
         python = self._root / "usr" / "bin" / f"python{VERSION}"
-        bits = Path(__file__).with_name("bits.py")
-        printed = self._work.run(
-            f"steps of {wheel.name} under qemu", [qemu, "-L", self._root, python, "-I", "-c",
-            f"import runpy, sys; sys.path.insert(0, {str(site)!r}); runpy.run_path({str(bits)!r}, run_name='__main__')"],
-        )  # fmt: skip
-        hashes: Hashes = json.loads(printed.splitlines()[-1])
-        return hashes
+        command: Words = [qemu, "-L", self._root, python, "-I", "-c", code]
+        return self._work.run(f"{what} under qemu-{self._arch}", command, cwd=self._root)

@@ -10,12 +10,18 @@ from pathlib import Path
 from wheels.work import Failure, Work
 
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
+STABLE = "cp312"  # from this on, one wheel by Python's stable ABI serves all versions
 # Where it is, not a shim that chooses one; and whether its headers are there.
 _PROBE = """
 import os, sys, sysconfig
 if sys.implementation.name == "cpython" and os.path.isfile(os.path.join(sysconfig.get_path("include"), "Python.h")):
     print("%d.%d" % sys.version_info[:2], os.path.realpath(sys.executable))
 """
+
+
+def is_stable(version: str) -> bool:
+    """Whether Python `version` takes the wheel of the stable ABI."""
+    return [int(n) for n in version.split(".")] >= [int(STABLE[2]), int(STABLE[3:])]
 
 
 def find(work: Work, version: str) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from wheels.debian import Debian
 from wheels.toolchain import Toolchain, write
-from wheels.work import Work
+from wheels.work import Words, Work
 
 PACKAGES = ("libstdc++-12-dev", "libstdc++6", "libgcc-s1")
 VERSION = "12"
@@ -38,7 +38,7 @@ def make(work: Work, toolchain: Toolchain) -> Path:
     flags = ["-w", "-nostdinc++", "-nostdlib++", *(f"-I{path}" for path in headers)]
 
     added, source = folder / "libstdcxx.o", Path(__file__).with_suffix(".cpp")
-    compiled = ["-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-c", source, "-o", added]
+    compiled: Words = ["-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-c", source, "-o", added]
     work.run("functions newer than libstdc++", [toolchain.folder / "bin" / "c++", *flags, *compiled])
     libraries = (added, root / "usr/lib" / triple / "libstdc++.so.6", root / "lib" / triple / "libgcc_s.so.1")
     file = folder / "toolchain.cmake"

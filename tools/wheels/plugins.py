@@ -15,7 +15,7 @@ from pathlib import Path
 
 from wheels import audit, libstdcxx
 from wheels.toolchain import Toolchain, write
-from wheels.work import Failure, Work, say
+from wheels.work import Failure, Words, Work, say
 
 ARCHITECTURE = "x86_64"
 BITS = Path(__file__).with_name("bits.py")
@@ -44,7 +44,7 @@ class Plugins:
         backend = name.rstrip("0123456789")
         folder = self._environment(name, SYCL_PACKAGES if backend == "sycl" else ())
         python = folder / "bin" / "python"
-        pip: list[str | Path] = [python, "-m", "pip", "install", "--no-input", "-q", "--no-deps", "--force-reinstall"]
+        pip: Words = [python, "-m", "pip", "install", "--no-input", "-q", "--no-deps", "--force-reinstall"]
         self._work.run(f"installing {plugin.name}", [*pip, wheel, plugin])
         env = {}
         if backend == "cuda":  # without a driver it is only loaded where it is named
@@ -79,7 +79,7 @@ class Plugins:
         stamp = folder / "packages.txt"
         if not stamp.is_file() or stamp.read_text() != wanted:
             shutil.rmtree(folder, ignore_errors=True)
-            pip: list[str | Path] = [self._work.tools() / "python", "-m", "pip", "install", "--no-input", "-q", "--no-deps"]
+            pip: Words = [self._work.tools() / "python", "-m", "pip", "install", "--no-input", "-q", "--no-deps"]
             self._work.run("installing nvcc (100 MB)", [*pip, "--target", folder, "-r", CUDA_PACKAGES])
             stamp.write_text(wanted)
         toolkit = folder / "nvidia" / "cu13"
@@ -98,7 +98,7 @@ class Plugins:
         shutil.rmtree(out, ignore_errors=True)
         options = {"build-dir": str(folder / "build"), "install.strip": "false"}  # the linker strips
         options |= {f"cmake.define.{setting}": value for setting, value in settings.items()}
-        uv: list[str | Path] = [self._work.tools() / "uv", "build", "--wheel", "--python", sys.executable, "--out-dir", out]
+        uv: Words = [self._work.tools() / "uv", "build", "--wheel", "--python", sys.executable, "--out-dir", out]
         words = [f"-C{option}={value}" for option, value in options.items()]
         package = self._source / "packages" / f"lowtide-{name}"
         self._work.run(f"wheel of lowtide-{name}", [*uv, *words, package], env=self._toolchain.environment())
@@ -112,7 +112,7 @@ class Plugins:
         if not stamp.is_file() or stamp.read_text() != wanted:
             self._work.run(f"environment for {name}", [sys.executable, "-m", "venv", "--clear", folder])
             if wanted:
-                pip = [folder / "bin" / "python", "-m", "pip", "install", "--no-input", "-q"]
+                pip: Words = [folder / "bin" / "python", "-m", "pip", "install", "--no-input", "-q"]
                 self._work.run(f"installing {wanted}", [*pip, *packages])
             stamp.write_text(wanted)
         return folder

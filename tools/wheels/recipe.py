@@ -1,52 +1,62 @@
-"""The recipe: toolchain, wheels, audit and trial of one architecture after the other."""
+"""The recipe: for each architecture, the wheel of each Python is built, audited, put into the folder, and tried."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from wheels import audit, bare, source
+from wheels.borrowed import Borrowed
 from wheels.build import Builder
 from wheels.emulated import Emulated
+from wheels.interpreters import STABLE, is_stable
 from wheels.toolchain import Toolchain
 from wheels.work import Failure, Work, say
 
 
 class Recipe:
-    """Makes wheels for `interpreters` (by version) into `out`."""
+    """Makes wheels for `interpreters` (by version) into `out`, and tries them with what `borrowed` has."""
 
-    def __init__(self, work: Work, interpreters: dict[str, Path], torch_python: Path, out: Path) -> None:
-        self._work, self._interpreters, self._torch_python, self._out = work, interpreters, torch_python, out
-        self._source = source.distribution(work, out)
-        self._hashes: dict[str, str] = {}  # of all wheels, by cell
+    def __init__(self, work: Work, interpreters: dict[str, Path], borrowed: Borrowed, out: Path) -> None:
+        self._work, self._interpreters, self._borrowed, self._out = work, interpreters, borrowed, out
+        self._hashes: dict[str, str] = {}  # of all that was tried, by cell
 
-    @property
-    def files(self) -> Path:
-        """The folder with the files of the source distribution."""
-        return self._source
+    def source(self) -> None:
+        """Makes the source distribution; `files`: the folder with what is in it."""
+        self._archive, self.files = source.distribution(self._work, self._out)
+
+    def try_source(self) -> None:
+        """Builds the source distribution as docs/install.md says, without network."""
+        version, interpreter = next(iter(self._interpreters.items()))
+        self._compare(self._archive.name, source.trial(self._work, self._archive, version, interpreter))
 
     def make(self, arch: str) -> None:
+        """Makes and tries the wheels of an architecture."""
         toolchain = Toolchain(self._work, arch)
         toolchain.make()
-        builder = Builder(self._work, toolchain, self._source)
+        builder = Builder(self._work, toolchain, self.files)
+        made: dict[str, Path] = {}  # by what it is for: a version, or all from STABLE on
         for version, interpreter in self._interpreters.items():
-            raw = builder.wheel(version, interpreter)
-            wheel = audit.repair(self._work, raw, arch, self._out)
-            if toolchain.is_cross:
-                tried = Emulated(self._work, arch).bits(wheel, version)
-            else:
-                tried = self._try_here(wheel, version, interpreter)
+            name = STABLE if is_stable(version) else version
+            if name not in made:
+                made[name] = audit.repair(self._work, builder.wheel(version, interpreter), arch, self._out)
+            tried = (self._try_emulated if toolchain.is_cross else self._try_here)(made[name], arch, version, interpreter)
             if tried:
-                self._compare(wheel.name, tried)
+                self._compare(f"{made[name].name}, Python {version}", tried)
 
-    def _try_here(self, wheel: Path, version: str, interpreter: Path) -> bare.Hashes:
+    def _try_here(self, wheel: Path, arch: str, version: str, interpreter: Path) -> bare.Hashes:
         trial = bare.Bare(self._work, wheel, version, interpreter)
         hashes = trial.bits()
-        lent = bare.lent_packages(self._torch_python, version)
-        if lent:
+        if lent := self._borrowed.folders(version, interpreter):
             trial.use(lent)
-        else:
-            say(f"Python {version}: tried without torch, which {self._torch_python} does not have for it")
         return hashes
+
+    def _try_emulated(self, wheel: Path, arch: str, version: str, interpreter: Path) -> bare.Hashes | None:
+        trial = Emulated(self._work, arch)
+        if not trial.unpack(wheel, version):
+            return None
+        if lent := self._borrowed.foreign(arch, version, interpreter):
+            trial.use(lent)
+        return trial.bits()
 
     def _compare(self, name: str, hashes: bare.Hashes) -> None:
         """Every wheel, version and instruction set has the bits of the first."""
@@ -54,7 +64,5 @@ class Recipe:
             self._hashes = self._hashes or cells
             different = [cell for cell in self._hashes if cells.get(cell) != self._hashes[cell]]
             if different:
-                raise Failure(
-                    f"{name}, {target}: {len(different)} cells differ from the first wheel's: {', '.join(different)}"
-                )
+                raise Failure(f"{name}, {target}: {len(different)} cells differ from the first wheel's: {', '.join(different)}")
         say(f"{name}: {len(self._hashes)} cells equal on {', '.join(hashes)}")

@@ -1,4 +1,5 @@
-"""The source distribution, and the folder of its files that wheels are built from: what it lacks, they would miss."""
+"""The source distribution: made, unpacked into the folder that wheels are built from (what it lacks, they would miss), and
+tried as docs/install.md has it for a machine without network."""
 
 from __future__ import annotations
 
@@ -7,21 +8,44 @@ import sys
 import tarfile
 from pathlib import Path
 
-from wheels.work import ROOT, Work
+from wheels.bare import BITS, Hashes, hashes_in
+from wheels.work import ROOT, Failure, Words, Work
+
+# This machine's instruction set alone, which is built in a third of the time; and no plug-ins.
+OPTIONS = "-DLOWTIDE_NATIVE=ON -DLOWTIDE_CUDA=OFF -DLOWTIDE_SYCL=OFF"
+OFFLINE = ("unshare", "--map-root-user", "--net")  # a name space without network
 
 
-def distribution(work: Work, out: Path) -> Path:
-    """Makes the source distribution in `out` and returns the folder with its files."""
+def distribution(work: Work, out: Path) -> tuple[Path, Path]:
+    """Makes the source distribution in `out`; the archive, and the folder with its files."""
     made = work.folder / "sdist"
     shutil.rmtree(made, ignore_errors=True)
-    uv: list[str | Path] = [work.tools() / "uv", "build", "--sdist", "--python", sys.executable, "--out-dir", made]
+    uv: Words = [work.tools() / "uv", "build", "--sdist", "--python", sys.executable, "--out-dir", made]
     work.run("source distribution", [*uv, ROOT])
     [archive] = made.glob("lowtide-*.tar.gz")
     out.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(archive, out / archive.name)
     folder = work.folder / "source"
     _unpack(archive, folder)
-    return folder
+    return archive, folder
+
+
+def trial(work: Work, archive: Path, version: str, interpreter: Path) -> Hashes:
+    """Builds and installs the archive without network, with this machine's compiler and libraries; bits.py's hashes."""
+    if not shutil.which("unshare"):
+        raise Failure("got no unshare (util-linux), wanted it to try the source distribution without network")
+    venv = work.folder / "bare" / "source"
+    python = venv / "bin" / "python"
+    pip: Words = [python, "-m", "pip", "--no-input", "--disable-pip-version-check"]
+    work.run("environment of the source distribution", [interpreter, "-m", "venv", "--clear", venv])
+    work.run("its build tools", [*pip, "install", "scikit-build-core", "nanobind", "typing_extensions"])
+    env = {"CMAKE_ARGS": OPTIONS}
+    if shutil.which("ccache"):
+        env["CMAKE_CXX_COMPILER_LAUNCHER"] = "ccache"
+    install = ["install", "--no-index", "--no-build-isolation", "--no-deps"]
+    what = f"source distribution, built without network, Python {version}"
+    work.run(what, [*OFFLINE, *pip, *install, archive], env=env, cwd=venv)
+    return hashes_in(work.run("its steps without torch", [python, BITS], cwd=venv))
 
 
 def _unpack(archive: Path, folder: Path) -> None:

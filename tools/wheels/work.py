@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+Words = list[str | Path]  # of a command
 
 
 class Failure(Exception):
@@ -28,10 +29,8 @@ class Work:
         self._logs = self.folder / "logs"
         self._logs.mkdir(parents=True, exist_ok=True)
 
-    def run(
-        self, what: str, command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, cwd: Path = ROOT
-    ) -> str:
-        """Runs a command to its end and returns what it printed. Shows the end of its output if it fails."""
+    def run(self, what: str, command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> str:
+        """Runs a command to its end and returns what it printed. Raises Failure with the end of that if it fails."""
         log = self._logs / (what.replace(" ", "-").replace("/", "-") + ".log")
         print(f"wheels: {what} ...", end="", flush=True)
         start = time.monotonic()
@@ -48,27 +47,18 @@ class Work:
         print(f" {time.monotonic() - start:.1f} s", flush=True)
         text = log.read_text(errors="replace")
         if done.returncode != 0:
-            sys.stderr.write("\n".join(text.splitlines()[-60:]) + "\n")
-            raise Failure(f"{what} failed with {done.returncode}: {' '.join(map(str, command))} (whole output: {log})")
+            end = "\n".join(text.splitlines()[-60:])
+            said = f"{what} failed with {done.returncode}: {' '.join(map(str, command))} (whole output: {log})"
+            raise Failure(f"{end}\n{said}")
         return text
 
     def tools(self) -> Path:
         """The folder of the programs of requirements.txt, installed there if they are not yet."""
-        venv, wanted = self.folder / "tools", Path(__file__).with_name("requirements.txt").read_text()
-        stamp = venv / "requirements.txt"
+        venv, listed = self.folder / "tools", Path(__file__).with_name("requirements.txt")
+        stamp, wanted = venv / "requirements.txt", listed.read_text()
         if not stamp.is_file() or stamp.read_text() != wanted:
             self.run("making a place for tools", [sys.executable, "-m", "venv", "--clear", venv])
-            pip: list[str | Path] = [
-                venv / "bin" / "python",
-                "-m",
-                "pip",
-                "install",
-                "--no-input",
-                "--disable-pip-version-check",
-                "-q",
-            ]
-            self.run(
-                "installing tools (a compiler of 100 MB)", [*pip, "-r", Path(__file__).with_name("requirements.txt")]
-            )
+            pip: Words = [venv / "bin" / "python", "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "-q"]
+            self.run("installing tools (a compiler of 100 MB)", [*pip, "-r", listed])
             stamp.write_text(wanted)
         return venv / "bin"
