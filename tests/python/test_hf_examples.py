@@ -22,7 +22,7 @@ def blocks(document: str) -> list[str]:
 def test_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    (shown,) = blocks("docs/hugging-face.md")
+    shown = blocks("docs/hugging-face.md")[0]
     exec(shown, names)
     opt = names["trainer"].optimizer.optimizer
     assert isinstance(opt, lowtide.AdamW) and opt.report()["steps"] == 2
