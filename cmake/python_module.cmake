@@ -28,6 +28,10 @@ nanobind_add_module(
   python/spec_binding.cpp
   python/tensor_reader.cpp)
 target_compile_definitions(_core PRIVATE LOWTIDE_VERSION="${PROJECT_VERSION}")
+if(SKBUILD_SABI_COMPONENT)
+  # nanobind's headers print to stderr. Python's include stdio.h for them, but not those of the stable ABI.
+  target_compile_options(_core PRIVATE -include stdio.h)
+endif()
 target_link_libraries(_core PRIVATE lowtide_objects)
 if(TARGET lowtide_kernels)
   lt_use_shared_kernels(_core)

@@ -197,9 +197,9 @@ TEST(JointCheckpoint, RefusesOptimizersThatDoNotMakeOne) {
       {{first, second}, {0, 1, 1, 0, 2}},     // one that is not there
       {{first, second}, {0, 1, 1, 0, -1}},    // likewise
   };
-  for (const auto& [all, owner] : wrong) {
-    EXPECT_NE(refusal([&] { save_together(all, owner, path, ""); }), "");
-    EXPECT_NE(refusal([&] { load_together(all, owner, path); }), "");
+  for (const auto& set : wrong) {
+    EXPECT_NE(refusal([&] { save_together(set.first, set.second, path, ""); }), "");
+    EXPECT_NE(refusal([&] { load_together(set.first, set.second, path); }), "");
   }
   EXPECT_NE(refusal([&] { lion.load(path); }), "");
   EXPECT_EQ(two.snapshot(), before);
