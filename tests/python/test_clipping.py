@@ -204,6 +204,45 @@ def test_other_gradients_than_those_measured_are_refused(how):
     opt.step()
 
 
+def test_groups_that_step_one_after_another_are_clipped_alike(figure):
+    """A wrapper leaves one group at a time in param_groups: one call clips all of them, and the option, which would clip each
+    to a norm of its own, is refused."""
+
+    def moves(each, **options):
+        params = leaves()[:2]
+        opt = lowtide.SGD([{"params": [param]} for param in params], lr=1.0, **options)
+        give_gradients(params, 3.0, 1)
+        if not options:
+            opt.clip_grad_norm_(0.5)
+        before, groups = [param.detach().clone() for param in params], opt.param_groups
+        for shown in [[group] for group in groups] if each else [groups]:
+            opt.param_groups = shown
+            try:
+                opt.step()
+            finally:
+                opt.param_groups = groups
+        return [float((param - was).detach().norm()) for param, was in zip(params, before, strict=True)]
+
+    together, apart = moves(False), moves(True)
+    figure(f"moved by {apart}, in one step by {together}")
+    assert apart == together
+    with pytest.raises(ValueError, match="max_grad_norm: got groups that are stepped one after another"):
+        moves(True, max_grad_norm=0.5)
+
+
+def test_gradients_of_inference_mode_are_clipped():
+    """torch counts no versions of these."""
+    ours, plain = leaves(), leaves()
+    with torch.inference_mode():
+        give_gradients(ours, 3.0, 1)
+    give_gradients(plain, 3.0, 1)
+    for params in (ours, plain):
+        opt = lowtide.AdamW(params, state="fp32")
+        opt.clip_grad_norm_(0.5)
+        opt.step()
+    assert [bits(p) for p in ours] == [bits(p) for p in plain]
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("policy", ["skip", "raise", "propagate"])
 def test_a_norm_that_is_not_finite_leaves_the_answer_to_the_step(bad, policy):

@@ -104,7 +104,8 @@ class SteppingOptimizer(ClippingOptimizer):
             engine.skipped_before += 1
         else:
             self._following(lambda: self._step_core(scale, bad is not None, only))
-        self._clip_request = None
+        if only is None:  # else other groups of the same gradients may follow
+            self._clip_request = None
         if engine.awaited:
             self._adopt_new_state()
 

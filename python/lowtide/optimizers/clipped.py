@@ -49,8 +49,9 @@ class ClippingOptimizer(PushingOptimizer):
 
         A step without this call before it clips nothing, and so does one for which all gradients have been replaced since
         (`zero_grad()` and another backward). A step raises ValueError if gradients were changed in place since, or some of them
-        replaced, until this is called again or `zero_grad()`. If the norm is not finite, nothing is clipped: the step's
-        own check says what becomes of it (`nonfinite`).
+        replaced, until this is called again or `zero_grad()`. It does not see what torch's version counters miss: writes
+        through `.grad.data` or NumPy, GradScaler's unscaling, collectives such as all_reduce. If the norm is not finite,
+        nothing is clipped: the step's own check says what becomes of it (`nonfinite`).
 
         Raises RuntimeError with error_if_nonfinite for such a norm; ValueError for gradients that a step would refuse, and
         with step_in_backward."""
@@ -90,7 +91,9 @@ class ClippingOptimizer(PushingOptimizer):
             clip = request.clip.times(scale)
         elif limit is not None:
             expect(not self._partitioned, "max_grad_norm", *_ZERO)
-            clip = self._measure(limit, 2.0, scale, only, None)
+            apart = "groups that are stepped one after another", "clip_grad_norm_ before the first of them"
+            expect(only is None, "max_grad_norm", *apart)
+            clip = self._measure(limit, 2.0, scale, None, None)
         else:
             return scale, bad
         return clip.factor, False if clip.finite else bad

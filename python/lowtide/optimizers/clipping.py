@@ -61,14 +61,14 @@ class Request:
 
     def __init__(self, clip: Clip, params: Iterable[torch.Tensor]) -> None:
         self.clip = clip
-        self._seen = [(TensorWeakRef(grad), local_of(grad)._version) for grad in _gradients(params)]
+        self._seen = [(TensorWeakRef(grad), _version(grad)) for grad in _gradients(params)]
 
     def stands(self, params: Iterable[torch.Tensor]) -> bool:
         """Whether the gradients are those of then; False if all of those have given way to others. ValueError if they have
         changed since, or some of them are there no more."""
         now, before = _gradients(params), [(ref(), version) for ref, version in self._seen]
         same = len(now) == len(before) and all(grad is was for grad, (was, _) in zip(now, before))
-        if same and all(local_of(grad)._version == version for grad, (_, version) in zip(now, before)):
+        if same and all(_version(grad) == version for grad, (_, version) in zip(now, before)):
             return True
         here = {*map(id, now)}
         if not any(id(was) in here for was, _ in before if was is not None):
@@ -180,6 +180,12 @@ def _sum_over(over: _Over, sums: Sums, norm_type: float, failed: bool, device: t
         *squares, nans, infinities, failures = found
         return Sums(squares, _NAN if nans else _INFINITY if infinities else 0), bool(failures)
     return Sums(sums.squares, found[0]), bool(found[1])
+
+
+def _version(grad: torch.Tensor) -> int:
+    """As often as torch has seen it change; 0 for a tensor of inference mode, of which torch counts nothing."""
+    local = local_of(grad)
+    return 0 if local.is_inference() else local._version
 
 
 def _gradients(params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
