@@ -29,8 +29,9 @@ nanobind_add_module(
   python/tensor_reader.cpp)
 target_compile_definitions(_core PRIVATE LOWTIDE_VERSION="${PROJECT_VERSION}")
 if(SKBUILD_SABI_COMPONENT)
-  # nanobind's headers print to stderr. Python's include stdio.h for them, but not those of the stable ABI.
+  # nanobind prints to stderr. Python's headers include stdio.h for it, but not those of the stable ABI.
   target_compile_options(_core PRIVATE -include stdio.h)
+  target_compile_options(nanobind-static-abi3 PRIVATE -include stdio.h)
 endif()
 target_link_libraries(_core PRIVATE lowtide_objects)
 if(TARGET lowtide_kernels)

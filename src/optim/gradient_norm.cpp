@@ -1,5 +1,6 @@
 #include "optim/gradient_norm.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>

@@ -21,7 +21,7 @@ grep -q "got rule 'sgd', which this library was built without: LOWTIDE_RULES was
 echo "-- what the program needs"
 needed="$(readelf -d "$build/fetched" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p')"
 echo "$needed"
-if grep -q lowtide <<<"$needed" || { [[ $* == *-DLOWTIDE_HIGHWAY_SOURCE=?* ]] && grep -q libhwy <<<"$needed"; }; then
+if grep -q lowtide <<<"$needed" || { [[ "$*" =~ -DLOWTIDE_HIGHWAY_SOURCE=[^[:space:]] ]] && grep -q libhwy <<<"$needed"; }; then
   echo "the program is not static" >&2
   exit 1
 fi

@@ -250,7 +250,7 @@ TEST(FrameworkAllocator, MemoryThatTheQueueStillUsesIsTouchedAfterThat) {
       for (const Cache::Unused& given : cache.unused)
         if (cache.may_use(given)) cache.use(twins.queue(), given.memory);
       for (const int64_t bytes : {4096, 4096, 8192, 16384})
-        cache.unused.emplace_back(cache.activation(twins.queue(), bytes), bytes);
+        cache.unused.push_back({cache.activation(twins.queue(), bytes), bytes});
       if (step > 0) borrowed += twins.on_device().prefetch(rng.between(0, 6) * 4096, twins.queue());
       twins.step();
       if (trial % 5 == 0) twins.on_device().demote(rng.between(0, 5) * 4096);
@@ -296,7 +296,7 @@ TEST(FrameworkAllocator, StateComesBackBehindTheQueueOfItsStep) {
     for (int step = 0; step < 3; ++step, ++steps) {
       twins.on_device().offload();
       fake.wait(other, fake.record(twins.queue()));
-      for (int i = 0; i < 6; ++i) cache.unused.emplace_back(cache.activation(other, 4096 * 4), 4096 * 4);
+      for (int i = 0; i < 6; ++i) cache.unused.push_back({cache.activation(other, 4096 * 4), 4096 * 4});
       StepOptions there;
       there.stream = step % 2 ? twins.queue() : other;
       if (step % 2) fake.wait(twins.queue(), fake.record(other));
@@ -331,7 +331,7 @@ TEST(FrameworkAllocator, StateIsPlacedBehindTheQueueThatItWasOpenedWith) {
     if (trial % 2) group.memory = options.memory;
     optimizer.add_group(group);
     optimizer.add_param(0, {param.data(), DType::kF32, {2000}, {}});
-    for (int i = 0; i < 6; ++i) cache.unused.emplace_back(cache.activation(options.stream, 16384), 16384);
+    for (int i = 0; i < 6; ++i) cache.unused.push_back({cache.activation(options.stream, 16384), 16384});
     optimizer.place_states();
     fake.host_wait(fake.record(options.stream));
     expect_no_race(fake);

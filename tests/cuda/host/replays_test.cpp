@@ -42,7 +42,8 @@ TEST_F(CudaReplays, TakeTheStepThatWasPrepared) {
       for (const bool on_null : {false, true}) {
         restart({.seed = seed});
         auto backend = make_backend("", nullptr);
-        const auto [capturing, stream] = all_streams(*backend)[on_null];
+        const Streams on = all_streams(*backend)[on_null];
+        const cudaStream_t capturing = on.captured, stream = on.replayed;
         Model model(*backend, {10, 300, 40}, stream);
         message_of(ErrorKind::kInvalidArgument, [&] { backend->record_step(model.items(), false, capturing); });
         ASSERT_EQ(cudaStreamBeginCapture(capturing, mode), cudaSuccess);
@@ -182,7 +183,8 @@ TEST_F(CudaReplays, MisuseIsToldOnce) {
 // The search is in the graph: a replay whose gradients are not finite, with the scale of its step, changes nothing.
 TEST_F(CudaReplays, SearchTheirOwnGradients) {
   auto backend = make_backend("", nullptr);
-  for (const auto& [capturing, stream] : all_streams(*backend)) {
+  for (const Streams& on : all_streams(*backend)) {
+    const cudaStream_t capturing = on.captured, stream = on.replayed;
     Model model(*backend, {10, 300, 40}, stream);
     const auto late = backend->queue_guard(model.items(), stream);
     ASSERT_EQ(cudaStreamBeginCapture(capturing, cudaStreamCaptureModeGlobal), cudaSuccess);
