@@ -308,6 +308,9 @@ def test_values_that_cannot_be_had():
     for arguments, words in ((-1.0, 2.0), "max_norm: got -1.0"), ((math.nan, 2.0), "max_norm"), ((1.0, 3), "norm_type: got 3"):
         with pytest.raises(ValueError, match=words):
             opt.clip_grad_norm_(*arguments)
+    for arguments, words in ((None, 2.0), "max_norm: got None"), ((1.0, "two"), "norm_type: got 'two'"):
+        with pytest.raises(TypeError, match=words):
+            opt.clip_grad_norm_(*arguments)
     for value, kind in ((-1.0, ValueError), (math.nan, ValueError), ("1", TypeError), (True, TypeError)):
         with pytest.raises(kind, match="max_grad_norm"):
             lowtide.AdamW([p], max_grad_norm=value)

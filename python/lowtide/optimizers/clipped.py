@@ -54,14 +54,14 @@ class ClippingOptimizer(PushingOptimizer):
         nothing is clipped: the step's own check says what becomes of it (`nonfinite`).
 
         Raises RuntimeError with error_if_nonfinite for such a norm; ValueError for gradients that a step would refuse, and
-        with step_in_backward."""
+        with step_in_backward. A copy or pickle of the optimizer does not keep the call: make it again there."""
         self._clip_request = None
         limit, kind = checked_norm(max_norm, norm_type, "clip_grad_norm_")
         backward = self._in_backward
         expect(not isinstance(backward, StepInBackward), "clip_grad_norm_", "step_in_backward", StepInBackward.NO_NORM)
         expect(not self._partitioned, "clip_grad_norm_", *_ZERO)
         self._push_options()
-        clip = self._measure(limit, kind, 1.0, None, process_group)
+        clip = self._measure(limit, kind, 1.0, process_group)
         if error_if_nonfinite and not clip.is_finite:
             raise RuntimeError(
                 f"clip_grad_norm_: got a norm of {clip.norm} of order {kind} of gradients, wanted a finite one; "
@@ -71,11 +71,9 @@ class ClippingOptimizer(PushingOptimizer):
         assert self.last_grad_norm is not None
         return self.last_grad_norm
 
-    def _measure(
-        self, limit: float, kind: float, scale: float, only: list[int] | None, group: ProcessGroup | None
-    ) -> Clip:
+    def _measure(self, limit: float, kind: float, scale: float, group: ProcessGroup | None) -> Clip:
         engine = self.engine
-        clip = self._following(lambda: measure(engine, limit, kind, scale, only, group))
+        clip = self._following(lambda: measure(engine, limit, kind, scale, group))
         first = local_of(engine.params[0]) if engine.params else torch.empty(())
         self.last_grad_norm = first.new_tensor(clip.norm, dtype=torch.float32)
         return clip
@@ -93,7 +91,7 @@ class ClippingOptimizer(PushingOptimizer):
             expect(not self._partitioned, "max_grad_norm", *_ZERO)
             apart = "groups that are stepped one after another", "clip_grad_norm_ before the first of them"
             expect(only is None, "max_grad_norm", *apart)
-            clip = self._measure(limit, 2.0, scale, None, None)
+            clip = self._measure(limit, 2.0, scale, None)
         else:
             return scale, bad
         return clip.factor, False if clip.finite else bad

@@ -7,14 +7,14 @@ Sums of squares are exact, so that the norm is the same bits however tensors are
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils.weak import TensorWeakRef
 
 from lowtide import _core
-from lowtide.checks.values import expect
+from lowtide.checks.values import expect, number
 from lowtide.devices.flattened import is_flattened
 from lowtide.devices.places import HOST
 from lowtide.devices.sharding import Sharding, local_of
@@ -80,22 +80,20 @@ class Request:
 
 def checked_norm(max_norm: float, norm_type: float | str, where: str) -> tuple[float, float]:
     """Both as floats. ValueError."""
-    limit, kind = float(max_norm), float(norm_type)
+    limit = number(f"{where}: max_norm", max_norm)
+    kind = math.inf if norm_type == "inf" else number(f"{where}: norm_type", norm_type)
     expect(limit >= 0, f"{where}: max_norm", max_norm, "0 or more")
     wanted = "2 or 'inf': torch.nn.utils.clip_grad_norm_ has others"
     expect(kind in (2.0, math.inf), f"{where}: norm_type", repr(norm_type), wanted)
     return limit, kind
 
 
-def measure(
-    engine: Engine, max_norm: float, norm_type: float, scale: float, only: Sequence[int] | None, group: ProcessGroup | None
-) -> Clip:
-    """Reads the gradients, of the parameters with the numbers `only` or of all, and returns what clips them, times
-    `scale`. Shards are counted once: those of DTensors over their meshes, plain parameters over `group`."""
-    parts = _parts(engine, only, group)
+def measure(engine: Engine, max_norm: float, norm_type: float, scale: float, group: ProcessGroup | None) -> Clip:
+    """Reads all gradients and returns what clips them, times `scale`. Shards are counted once: those of DTensors over their
+    meshes, plain parameters over `group`."""
     total: Sums | None = None
     failure: BaseException | None = None
-    for number, (sharding, numbers) in enumerate(parts):
+    for sharding, numbers in _parts(engine, group):
         found = Sums(_core.limbs_of(0.0), 0)
         if failure is None:
             try:
@@ -118,7 +116,7 @@ def measure(
 _Over = Any  # a mesh, a process group, or None
 
 
-def _parts(engine: Engine, only: Sequence[int] | None, group: ProcessGroup | None) -> list[tuple[_Over, list[int] | None]]:
+def _parts(engine: Engine, group: ProcessGroup | None) -> list[tuple[_Over, list[int] | None]]:
     """The parameters whose gradients this rank reads, by what their sums are added over. The same on all ranks. None: all
     parameters."""
     flattened = next((i for i, param in enumerate(engine.params) if is_flattened(param)), None)
@@ -126,8 +124,8 @@ def _parts(engine: Engine, only: Sequence[int] | None, group: ProcessGroup | Non
         wanted = "process_group, that of the FSDP module which shards it (or its own clip_grad_norm_)"
         raise ValueError(f"clip_grad_norm_: got parameter {flattened} of FSDP1 and no process_group, wanted {wanted}")
     if not engine.meshes:
-        return [(group, None if only is None else list(only))]
-    numbers = range(len(engine.params)) if only is None else only
+        return [(group, None)]
+    numbers = range(len(engine.params))
     plain = [i for i in numbers if engine.shardings[i] is None]
     parts: list[tuple[_Over, list[int] | None]] = [(group, plain)]
     for mesh in engine.meshes:
