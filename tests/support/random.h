@@ -32,10 +32,15 @@ class Rng {
   int64_t between(int64_t low, int64_t high) { return low + below(high - low + 1); }
   bool chance(double p) { return uniform() < p; }
   double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }  // [0, 1)
-  double normal() { return std::sqrt(-2 * std::log(1 - uniform())) * std::cos(6.283185307179586 * uniform()); }
+  // Draws are statements of their own: compilers differ in which operand comes first.
+  double normal() {
+    const double radius = std::sqrt(-2 * std::log(1 - uniform()));
+    return radius * std::cos(6.283185307179586 * uniform());
+  }
   // Magnitude spread evenly over the binades [low, high), either sign.
   double over_binades(int low, int high) {
-    const double x = std::ldexp(1 + uniform(), static_cast<int>(between(low, high - 1)));
+    const auto binade = static_cast<int>(between(low, high - 1));
+    const double x = std::ldexp(1 + uniform(), binade);
     return next() & 1 ? -x : x;
   }
   std::vector<size_t> permutation(size_t n) {
