@@ -8,8 +8,10 @@ if(LOWTIDE_HIGHWAY_SOURCE)
     message(FATAL_ERROR "LOWTIDE_HIGHWAY_SOURCE: got ${LOWTIDE_HIGHWAY_SOURCE}, wanted a copy of "
                         "github.com/google/highway, with hwy/highway.h and hwy/targets.cc")
   endif()
-  # The CPU's instruction sets; from 1.1 on, what reports errors is a file of its own.
-  file(GLOB lt_highway_sources "${LOWTIDE_HIGHWAY_SOURCE}/hwy/targets.cc" "${LOWTIDE_HIGHWAY_SOURCE}/hwy/abort.cc")
+  # The CPU's instruction sets, and the sizes of vectors, which those of ARM64 are told apart by; from 1.1 on, what
+  # reports errors is a file of its own.
+  file(GLOB lt_highway_sources "${LOWTIDE_HIGHWAY_SOURCE}/hwy/targets.cc" "${LOWTIDE_HIGHWAY_SOURCE}/hwy/per_target.cc"
+       "${LOWTIDE_HIGHWAY_SOURCE}/hwy/abort.cc")
   add_library(lowtide_highway INTERFACE)
   target_include_directories(lowtide_highway SYSTEM INTERFACE "${LOWTIDE_HIGHWAY_SOURCE}")
   target_compile_definitions(lowtide_highway INTERFACE HWY_STATIC_DEFINE)

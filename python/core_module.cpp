@@ -55,7 +55,8 @@ NB_MODULE(_core, m) {
         return nb::len(a) == nb::len(b) &&
                std::equal(a.begin(), a.end(), b.begin(), [](nb::handle x, nb::handle y) { return x.is(y); });
       },
-      "a"_a, "b"_a, "Whether two lists have the very same objects in the same order.");
+      "a"_a, "b"_a, nb::sig("def same_objects(a: list[Any], b: list[Any]) -> bool"),
+      "Whether two lists have the very same objects in the same order.");
   m.def(
       "limbs_of",
       [](double square) {
