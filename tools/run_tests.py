@@ -26,8 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BOOTSTRAP = ROOT / "tools/bootstrap.sh"
 EXTRAS = "test,docs,examples,frameworks,peers,sycl-runtime"
-# Processes of pytest, on two cores: tests of several processes and of time limits wait more than they compute.
-WORKERS = 3
+WORKERS = 2  # processes of pytest: with more than cores, tests of time limits fail
 SEED = "20261122"  # of random tests, unless LOWTIDE_TEST_SEED names another
 SHARE = "0.34"  # of the cases of long Python tests (tests/python/conftest.py), in runs without --soak
 # The long part of the C++ tests: all cases of those of which `make test` takes a share, the machine code of all rules and
