@@ -5,7 +5,7 @@
 #   tools/bootstrap.sh --clang [...]          clang, too
 #   tools/bootstrap.sh [--extras test,bench]  all, with these optional requirements of pyproject.toml
 #   tools/bootstrap.sh --no-package [...]     all but the package
-#   tools/bootstrap.sh --no-package --only --extras sycl    of the Python requirements these alone
+#   tools/bootstrap.sh --no-package --only --extras sycl-runtime    of the Python requirements these alone
 #   tools/bootstrap.sh --native [...]         the package for this machine's processor alone: a third of the time
 #   tools/bootstrap.sh --build-dir DIR [...]  the package of what CMake has built in DIR, with the options that DIR has
 # CUDA kernels are built where a GPU is seen, or with CMAKE_ARGS=-DLOWTIDE_CUDA=ON; in DIR as DIR has it. Every wait shows
