@@ -18,9 +18,10 @@ struct GradientView {
 };
 
 struct GradientSums {
-  ExactSum squares;  // of the finite runs of 4096 elements alone: `largest` tells whether these are all
-  uint32_t largest =
-      0;  // magnitude, as float bits: above those of infinity if there is a NaN, else its own if there is one
+  // Means something only if all elements are finite, which `largest` tells: chunks with others are left out.
+  ExactSum squares;
+  // The largest magnitude as float bits: above those of infinity if there is a NaN.
+  uint32_t largest = 0;
 
   void merge(const GradientSums& other) {
     squares.merge(other.squares);
