@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "arguments.h"
+#include "backend/gradient_limit.h"
 #include "core/sizes.h"
 #include "lowtide/backends.h"
 #include "optim/gradient_norm.h"
@@ -78,8 +79,7 @@ NB_MODULE(_core, m) {
       },
       "squares"_a, "largest"_a, "norm_type"_a, "max_norm"_a, "factor"_a,
       "The norm of gradients times `factor`, by their sums (`Optimizer.gradient_sums`); the factor that clips them, "
-      "and "
-      "whether a step with it need not look for gradients that are not finite.");
+      "and whether a step with it need not look for gradients that are not finite.");
   m.def("checkpoint_metadata", &lowtide::checkpoint_metadata, "path"_a);
   m.def("parse_bytes", &lowtide::parse_bytes, "text"_a, "\"2GiB\" as 2147483648.");
   m.def("format_bytes", &lowtide::format_bytes, "bytes"_a, "1610612736 as \"1.50 GiB\".");
@@ -110,7 +110,8 @@ NB_MODULE(_core, m) {
         return lowtide::mu_product_of(hyper, steps);
       },
       "beta1"_a, "momentum_decay"_a, "steps"_a, "NAdam's product of mu in so many steps.");
-  m.attr("NO_MU_PRODUCT") = lowtide::kNoMuProduct;  // a product at or below it stays as it is
+  m.attr("GRADIENT_LIMIT") = lowtide::kGradientLimit;  // magnitudes below are finite to a step
+  m.attr("NO_MU_PRODUCT") = lowtide::kNoMuProduct;     // a product at or below it stays as it is
   bind_planning(m);
   bind_checkpoint(m);
   bind_collective(m);

@@ -23,7 +23,6 @@ from lowtide.engine.engine import Engine
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-_LIMIT = 2.0**62  # magnitudes below are finite to a step
 _INFINITY, _NAN = 0x7F800000, 0x7FC00000  # as float bits
 
 
@@ -42,7 +41,7 @@ class Clip(NamedTuple):
     def times(self, scale: float) -> Clip:
         """The same for gradients that a step multiplies by `scale`, too."""
         factor = self.factor * scale
-        return Clip(self.norm, factor, self.finite and self.norm * abs(factor) < _LIMIT)
+        return Clip(self.norm, factor, self.finite and self.norm * abs(factor) < _core.GRADIENT_LIMIT)
 
 
 class Sums(NamedTuple):
