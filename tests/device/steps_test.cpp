@@ -81,8 +81,8 @@ TEST(DeviceSteps, GiveTheBitsOfTheCpu) {
         for (size_t i = 0; i < got.size(); ++i, ++comparisons) {
           const int64_t bad = differing_bytes(got[i], wanted[i]);
           if (bad)
-            ADD_FAILURE() << rule_info(rule).name << " " << codec_info(codec).name << " pair " << pair
-                          << " case " << i << ": " << bad << " bytes; "
+            ADD_FAILURE() << rule_info(rule).name << " " << codec_info(codec).name << " pair " << pair << " case " << i
+                          << ": " << bad << " bytes; "
                           << testing::same_bits(got[i].param.data(), wanted[i].param.data(), got[i].param_dtype,
                                                 got[i].layout.numel)
                                  .message();

@@ -85,9 +85,8 @@ TEST(Targets, AllGiveTheBitsOfScalarCode) {
         std::vector<StepCase> wanted = start;
         take_steps(*scalar, wanted, 1, seed);
         for (size_t i = 0; i < wanted.size(); ++i) {
-          ASSERT_TRUE(all_finite(wanted[i]))
-              << rule_info(rule).name << " pair " << pair << ": equality is promised "
-              << "for finite values only";
+          ASSERT_TRUE(all_finite(wanted[i])) << rule_info(rule).name << " pair " << pair << ": equality is promised "
+                                             << "for finite values only";
           still += wanted[i].layout.numel > 256 && testing::differing_bytes(wanted[i], start[i]) == 0;
         }
         for (const std::string& target : cpu_targets())
@@ -98,8 +97,8 @@ TEST(Targets, AllGiveTheBitsOfScalarCode) {
             for (size_t i = 0; i < got.size(); ++i) {
               const int64_t bad = testing::differing_bytes(got[i], wanted[i]);
               if (bad)
-                ADD_FAILURE() << rule_info(rule).name << " " << codec_info(codec).name << " pair " << pair
-                              << " " << target << " threads " << threads << " case " << i << ": " << bad << " bytes; "
+                ADD_FAILURE() << rule_info(rule).name << " " << codec_info(codec).name << " pair " << pair << " "
+                              << target << " threads " << threads << " case " << i << ": " << bad << " bytes; "
                               << testing::same_bits(got[i].param.data(), wanted[i].param.data(), got[i].param_dtype,
                                                     got[i].layout.numel)
                                      .message();

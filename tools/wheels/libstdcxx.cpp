@@ -1,5 +1,5 @@
-// Functions that libstdc++'s headers call and the libstdc++.so.6 of manylinux_2_28 does not have: a plug-in that needs that
-// library brings its own, by way of older ones.
+// Functions that libstdc++'s headers call and the libstdc++.so.6 of manylinux_2_28 does not have: a plug-in that needs
+// that library brings its own, by way of older ones.
 #include <exception>
 #include <new>
 
