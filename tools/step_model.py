@@ -128,7 +128,6 @@ def main() -> None:
     parser.add_argument("launches", type=Path)
     parser.add_argument("--objects", type=Path, required=True, help="the folder of nvcc's objects")
     parser.add_argument("--part", default="", help="only configurations whose names have this")
-    parser.add_argument("--rules", default="", metavar="LIST", help="e.g. adamw,lion: only steps of these (default: all)")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="only every Nth of them")
     parser.add_argument("--schedule", metavar="PATTERN", help="simulate those whose names match, in seconds each")
     parser.add_argument("--write", type=Path, metavar="FILE", help="with --before: beside the figures of that file")
@@ -140,11 +139,7 @@ def main() -> None:
         _SCHEDULED = re.compile(options.schedule)
     files = sorted(options.launches.glob("*.txt"), key=lambda file: int(file.stem))
     launches = {file: Recorded.read(file).words for file in files}
-    rules = options.rules.split(",") if options.rules else None
-    chosen = [
-        file for file, words in launches.items()
-        if options.part in name_of(words) and (rules is None or words["rule"] in (*rules, "any"))
-    ][:: options.every]  # fmt: skip
+    chosen = [file for file, words in launches.items() if options.part in name_of(words)][:: options.every]
     if not chosen:
         skip(f"no launches in {options.launches} (run lowtide_cuda_launches)")
     with tempfile.TemporaryDirectory() as folder:

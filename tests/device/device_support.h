@@ -18,6 +18,7 @@
 #include "support/message_of.h"
 #include "support/share.h"
 #include "support/step_case.h"
+#include "support/tested_rules.h"
 
 namespace lowtide::testing {
 

@@ -114,7 +114,7 @@ void run(bool with_nonfinite, int rounds, uint64_t seed, const char* name) {
   TestDevice& device = TestDevice::get();
   const auto cpu = open_backend("cpu", "");
   Tally tally;
-  for (int rule = 0; rule < static_cast<int>(rules().size()); ++rule)
+  for (const int rule : testing::tested_rules())
     for (int codec = 0; codec < static_cast<int>(codecs().size()); ++codec)
       for (int pair = 0; pair < 9; ++pair)
         for (int round = 0; round < rounds; ++round, ++tally.cases) {
@@ -135,9 +135,9 @@ void run(bool with_nonfinite, int rounds, uint64_t seed, const char* name) {
           const int64_t bad =
               with_nonfinite ? differing_numbers(got, wanted, tally.nans) : differing_bytes(got, wanted);
           if (bad)
-            ADD_FAILURE() << rule_info(rule).name << " " << codec_info(codec).name << " pair " << pair
-                          << ", " << rows << " x " << length << ", stochastic " << extras.stochastic << ", scale "
-                          << extras.grad_scale << ": " << bad << " bytes";
+            ADD_FAILURE() << rule_info(rule).name << " " << codec_info(codec).name << " pair " << pair << ", " << rows
+                          << " x " << length << ", stochastic " << extras.stochastic << ", scale " << extras.grad_scale
+                          << ": " << bad << " bytes";
           tally.differing += bad, tally.bytes += got.bytes();
           tally.still += differing_bytes(got, before) == 0;
         }

@@ -125,7 +125,7 @@ TEST(DeviceSignSteps, BallotsAreSignsOfAStepFromZeros) {
   const int rounds = testing::share_of(22);
   int64_t cases = 0, parts = 0, signs = 0, plus = 0, absent = 0, differing = 0, states_differing = 0;
   for (int round = 0; round < rounds; ++round)
-    for (int rule = 0; rule < std::ssize(rules()); ++rule)
+    for (const int rule : testing::tested_rules())
       for (int codec = 0; codec < std::ssize(codecs()); ++codec)
         for (int grad = 0; grad < 3; ++grad, ++cases) {
           const auto p = static_cast<DType>(rng.below(3));
@@ -210,9 +210,9 @@ TEST(DeviceSignSteps, BallotsAndStepsShareACall) {
   std::deque<BallotTarget> targets;
   std::vector<StepItem> on_cpu, on_device;
   for (int i = 0; i < 300; ++i) {
-    got.emplace_back(static_cast<int>(rng.below(std::ssize(rules()))),
-                     static_cast<int>(rng.below(std::ssize(codecs()))), static_cast<DType>(rng.below(3)),
-                     static_cast<DType>(rng.below(3)), rng.between(1, 3), rng.between(1, 700), rng);
+    got.emplace_back(testing::any_rule(rng), static_cast<int>(rng.below(std::ssize(codecs()))),
+                     static_cast<DType>(rng.below(3)), static_cast<DType>(rng.below(3)), rng.between(1, 3),
+                     rng.between(1, 700), rng);
     wanted.push_back(got.back());
     there.emplace_back(got.back());
     on_cpu.push_back(wanted.back().item()), on_device.push_back(there.back().item());

@@ -17,7 +17,6 @@ using testing::TestDevice;
 
 constexpr int kSteps = 3, kPairs = 9;
 
-int rule_count() { return static_cast<int>(rules().size()); }
 int codec_count() { return static_cast<int>(codecs().size()); }
 
 int any_master(Rng& rng) { return static_cast<int>(rng.below(std::ssize(masters()))); }
@@ -68,7 +67,7 @@ TEST(DeviceSteps, GiveTheBitsOfTheCpu) {
   LT_NEEDS_DEVICE();
   auto rng = testing::seeded("steps", 30);
   int64_t grid = 0, combinations = 0, comparisons = 0, bytes = 0, differing = 0, still = 0;
-  for (int rule = 0; rule < rule_count(); ++rule)
+  for (const int rule : testing::tested_rules())
     for (int codec = 0; codec < codec_count(); ++codec)
       for (int pair = 0; pair < kPairs; ++pair) {
         if (!testing::in_share(grid++)) continue;
@@ -92,7 +91,8 @@ TEST(DeviceSteps, GiveTheBitsOfTheCpu) {
       }
   EXPECT_EQ(differing, 0);
   EXPECT_EQ(still, 0) << "control: steps must change something";
-  EXPECT_NEAR(static_cast<double>(combinations), testing::share() * rule_count() * codec_count() * kPairs, 3);
+  EXPECT_NEAR(static_cast<double>(combinations),
+              testing::share() * std::size(testing::tested_rules()) * codec_count() * kPairs, 3);
   std::printf(
       "%lld combinations of rule, codec and types, %lld comparisons after %d steps, %lld bytes, %lld differ; %lld "
       "guards "
@@ -170,7 +170,7 @@ TEST(DeviceSteps, WriteElsewhereAndStopAtGuards) {
   TestDevice& device = TestDevice::get();
   const auto cpu = open_backend("cpu", "");
   int64_t steps = 0, differing = 0;
-  for (int rule = 0; rule < rule_count(); ++rule)
+  for (const int rule : testing::tested_rules())
     for (int codec = 0; codec < codec_count(); ++codec)
       for (const uint32_t found : {kernels::kNoItem, 0u}) {
         std::vector<StepCase> wanted(1, StepCase(rule, codec, DType::kBF16, DType::kBF16, 3, 700, rng));
@@ -219,7 +219,7 @@ TEST(DeviceSteps, OneCallTakesItemsOfAllKinds) {
   auto rng = testing::seeded("mixed", 32);
   std::vector<StepCase> wanted;
   for (int i = 0; i < 600; ++i) {
-    wanted.emplace_back(static_cast<int>(rng.below(rule_count())), static_cast<int>(rng.below(codec_count())),
+    wanted.emplace_back(testing::any_rule(rng), static_cast<int>(rng.below(codec_count())),
                         static_cast<DType>(rng.below(3)), static_cast<DType>(rng.below(3)), rng.between(1, 3),
                         rng.between(1, 700), rng);
     wanted.back().set_master(any_master(rng), rng);
@@ -249,7 +249,7 @@ TEST(DeviceSteps, PartsGiveTheWhole) {
   auto rng = testing::seeded("parts", 33);
   TestDevice& device = TestDevice::get();
   int64_t parts = 0, differing = 0;
-  for (int rule = 0; rule < rule_count(); ++rule)
+  for (const int rule : testing::tested_rules())
     for (int codec = 0; codec < codec_count(); ++codec) {
       StepCase wanted(rule, codec, DType::kBF16, DType::kF32, rng.between(1, 9), rng.between(1, 900), rng);
       wanted.set_master(any_master(rng), rng);

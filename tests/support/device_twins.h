@@ -15,6 +15,7 @@
 #include "optim/optimizer_impl.h"
 #include "support/optimizer_case.h"
 #include "support/random.h"
+#include "support/tested_rules.h"
 #include "support/variants.h"
 
 namespace lowtide::testing {
@@ -204,11 +205,14 @@ T pick(Rng& rng, const std::vector<T>& from) {
 
 // norms: rules that need them as well, whose steps wait for the device.
 inline Config random_setup(Rng& rng, bool norms = true) {
+  const std::vector<std::string> masters = {"residual16", "residual8", "stochastic"};
   Config setup;
-  do setup.rule = pick(rng, rule_names());
-  while (!norms && rule_info(find_rule(setup.rule)).norms);
-  if (rng.chance(0.4)) setup.master = pick(rng, std::vector<std::string>{"residual16", "residual8", "stochastic"});
-  setup.hyper = random_variant(setup.rule, rng);
+  do {
+    do setup.rule = pick(rng, rule_names());
+    while (!norms && rule_info(find_rule(setup.rule)).norms);
+    setup.master = rng.chance(0.4) ? pick(rng, masters) : std::string();
+    setup.hyper = random_variant(setup.rule, rng);
+  } while (!is_tested(effective_rule(find_rule(setup.rule), setup.hyper)));
   setup.state = pick(rng, codec_names_of(setup.rule, setup.hyper));
   setup.hyper.lr = 0.01;
   return setup;

@@ -4,8 +4,8 @@
 # lt_cuda_host_sources and lt_cuda_device_sources, against other headers.
 set(LOWTIDE_CUDA_ARCHITECTURES "80;90;100;120" CACHE STRING
     "Compute capabilities to make kernels for, the oldest first; the first and the last also as PTX, for others")
-set(LOWTIDE_CUDA_MACHINE_RULES "" CACHE STRING
-    "Rules whose kernels get machine code, e.g. adamw;lion; others have PTX alone, in half the time. Empty: all")
+set(LOWTIDE_CUDA_RULES "" CACHE STRING
+    "Rules of portable/rules.def that the plug-in has kernels for, e.g. adamw;lion, in a fraction of the time. Empty: all")
 include(cuda_architectures)
 
 lt_plugin_host_sources(cuda lt_cuda_host_sources)
@@ -34,9 +34,8 @@ set(lt_nvcc_flags
 # Exact kernels have the bits of the CPU backend: nothing is contracted, division and roots are IEEE's. The others are
 # in files of their own.
 list(APPEND lt_nvcc_flags --fmad=false)
-set(lt_nvcc_machine_code)
 foreach(lt_arch IN LISTS LOWTIDE_CUDA_ARCHITECTURES)
-  list(APPEND lt_nvcc_machine_code "--generate-code=arch=compute_${lt_arch},code=sm_${lt_arch}")
+  list(APPEND lt_nvcc_flags "--generate-code=arch=compute_${lt_arch},code=sm_${lt_arch}")
 endforeach()
 # PTX of the newest for GPUs to come, of the oldest for those between: machine code runs on its own major version only.
 # It comes on the way to the machine code, and costs no time.
@@ -58,9 +57,9 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
 endif()
 set(lt_nvcc_fast_flags --fmad=true --ftz=true --prec-div=false --prec-sqrt=false)
 
-# Objects with machine code; the others have PTX alone.
+# nvcc's objects, and what stands in for the rules that are left out. The emulated device has all.
 set(lt_cuda_objects)
-set(lt_cuda_machine_objects)
+set(lt_cuda_absent_rules)
 foreach(lt_source IN LISTS lt_cuda_device_sources)
   get_filename_component(lt_name "${lt_source}" NAME_WE)
   set(lt_object "${PROJECT_BINARY_DIR}/cuda/${lt_name}.o")
@@ -69,10 +68,14 @@ foreach(lt_source IN LISTS lt_cuda_device_sources)
     list(REMOVE_ITEM lt_flags --fmad=false)
     list(APPEND lt_flags ${lt_nvcc_fast_flags})
   endif()
-  string(REGEX REPLACE "^step_|_fast$" "" lt_rule "${lt_name}")
-  if(NOT LOWTIDE_CUDA_MACHINE_RULES OR NOT lt_name MATCHES "^step_" OR lt_rule IN_LIST LOWTIDE_CUDA_MACHINE_RULES)
-    list(APPEND lt_flags ${lt_nvcc_machine_code})
-    list(APPEND lt_cuda_machine_objects "${lt_object}")
+  if(LOWTIDE_CUDA_RULES AND lt_name MATCHES "^step_")
+    string(REGEX REPLACE "^step_|_fast$" "" LT_RULE_NAME "${lt_name}")
+    if(NOT LT_RULE_NAME IN_LIST LOWTIDE_CUDA_RULES)
+      set(lt_absent "${CMAKE_CURRENT_BINARY_DIR}/rules/step_${LT_RULE_NAME}_absent.cpp")
+      configure_file("${PROJECT_SOURCE_DIR}/cmake/step_rule_absent.cpp.in" "${lt_absent}" @ONLY)
+      list(APPEND lt_cuda_absent_rules "${lt_absent}")
+      continue()
+    endif()
   endif()
   add_custom_command(
     OUTPUT "${lt_object}"
@@ -86,7 +89,10 @@ foreach(lt_source IN LISTS lt_cuda_device_sources)
   list(APPEND lt_cuda_objects "${lt_object}")
 endforeach()
 
-add_library(${lt_cuda} MODULE ${lt_cuda_host_sources} ${lt_plugin_core_sources} ${lt_cuda_objects})
+list(REMOVE_DUPLICATES lt_cuda_absent_rules)
+
+add_library(${lt_cuda} MODULE ${lt_cuda_host_sources} ${lt_plugin_core_sources} ${lt_cuda_objects}
+                              ${lt_cuda_absent_rules})
 lt_plugin_properties(${lt_cuda})
 list(JOIN LOWTIDE_CUDA_ARCHITECTURES "," lt_cuda_machine_code)
 list(JOIN lt_ptx "," lt_cuda_ptx)

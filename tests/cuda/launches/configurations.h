@@ -6,6 +6,7 @@
 
 #include "backend/catalog.h"
 #include "lowtide/tensor.h"
+#include "support/tested_rules.h"
 
 namespace lowtide {
 
@@ -28,7 +29,7 @@ struct Configuration {
 inline std::vector<Configuration> configurations() {
   std::vector<Configuration> all;
   // Every rule in every format.
-  for (int rule = 0; rule < static_cast<int>(rules().size()); ++rule)
+  for (const int rule : testing::tested_rules())
     for (int codec = 0; codec < static_cast<int>(codecs().size()); ++codec)
       if (rule_info(rule).states || codec == 0) all.push_back({rule, codec});
   // Types of the parameter and its gradient, for the rules that are used most.
@@ -70,7 +71,7 @@ inline std::vector<Configuration> configurations() {
     add("misaligned", 1, 8192, 1);
   }
   // Other passes.
-  for (int rule = 0; rule < static_cast<int>(rules().size()); ++rule)
+  for (const int rule : testing::tested_rules())
     for (int codec = 0; codec < static_cast<int>(codecs().size()); ++codec)
       if (rule_info(rule).norms && (rule_info(rule).norms_read_state || codec == 0)) {
         all.push_back({rule, codec});

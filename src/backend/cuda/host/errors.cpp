@@ -25,6 +25,8 @@ std::string advice_for(cudaError_t code) {
       return "; see nvidia-smi, and CUDA_VISIBLE_DEVICES";
     case cudaErrorNoKernelImageForDevice:
       return "; this build has kernels for compute capability " + capabilities(kCode);
+    case cudaErrorInvalidDeviceFunction:
+      return "; does this build lack the rule's kernels? LOWTIDE_CUDA_RULES chooses them, and none leaves out any";
     case cudaErrorInvalidResourceHandle:
       return "; is the stream or event still alive, and of this device?";
     case cudaErrorStreamCaptureUnsupported:
@@ -52,9 +54,9 @@ ErrorKind kind_of(cudaError_t code) {
         cudaErrorStreamCaptureWrongThread, cudaErrorCapturedEvent}},
       {ErrorKind::kUnsupported,
        {cudaErrorInitializationError, cudaErrorInsufficientDriver, cudaErrorCallRequiresNewerDriver, cudaErrorNoDevice,
-        cudaErrorDevicesUnavailable, cudaErrorNotSupported, cudaErrorNoKernelImageForDevice,
-        cudaErrorUnsupportedPtxVersion, cudaErrorSystemNotReady, cudaErrorSystemDriverMismatch,
-        cudaErrorCompatNotSupportedOnDevice}},
+        cudaErrorDevicesUnavailable, cudaErrorNotSupported, cudaErrorInvalidDeviceFunction,
+        cudaErrorNoKernelImageForDevice, cudaErrorUnsupportedPtxVersion, cudaErrorSystemNotReady,
+        cudaErrorSystemDriverMismatch, cudaErrorCompatNotSupportedOnDevice}},
       // The first: the process ends.
       {ErrorKind::kDeviceLost,
        {cudaErrorCudartUnloading, cudaErrorECCUncorrectable, cudaErrorNvlinkUncorrectable, cudaErrorContained,

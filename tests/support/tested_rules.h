@@ -1,0 +1,33 @@
+// The rules whose kernels the backend under test has: all, or those that LOWTIDE_TEST_RULES names. A build of the CUDA
+// plug-in may leave rules out (LOWTIDE_CUDA_RULES); ctest's entries of its PTX set the variable.
+#pragma once
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "backend/catalog.h"
+#include "support/random.h"
+
+namespace lowtide::testing {
+
+// Numbers of rules.def.
+inline const std::vector<int>& tested_rules() {
+  static const std::vector<int> found = [] {
+    const char* const text = std::getenv("LOWTIDE_TEST_RULES");
+    const std::string names = text && *text ? "," + std::string(text) + "," : "";
+    std::vector<int> rules_of;
+    for (int rule = 0; rule < std::ssize(rules()); ++rule)
+      if (names.empty() || names.find("," + std::string(rule_info(rule).name) + ",") != std::string::npos)
+        rules_of.push_back(rule);
+    return rules_of;
+  }();
+  return found;
+}
+
+inline bool is_tested(int rule) { return std::ranges::count(tested_rules(), rule) > 0; }
+
+inline int any_rule(Rng& rng) { return tested_rules()[static_cast<size_t>(rng.below(std::ssize(tested_rules())))]; }
+
+}  // namespace lowtide::testing
