@@ -122,11 +122,11 @@ TEST(DeviceSignSteps, BallotsAreSignsOfAStepFromZeros) {
   auto rng = testing::seeded("ballots on the device", 97);
   TestDevice& device = TestDevice::get();
   const auto cpu = open_backend("cpu", "");
-  const int rounds = testing::share_of(22);
-  int64_t cases = 0, parts = 0, signs = 0, plus = 0, absent = 0, differing = 0, states_differing = 0;
-  for (int round = 0; round < rounds; ++round)
-    for (const int rule : testing::tested_rules())
-      for (int codec = 0; codec < std::ssize(codecs()); ++codec)
+  int64_t grid = 0, cases = 0, parts = 0, signs = 0, plus = 0, absent = 0, differing = 0, states_differing = 0;
+  for (const int rule : testing::tested_rules())
+    for (int codec = 0; codec < std::ssize(codecs()); ++codec) {
+      if (!testing::in_share(grid++)) continue;  // some runtimes compile a kernel for seconds when it first runs
+      for (int round = 0; round < 22; ++round)
         for (int grad = 0; grad < 3; ++grad, ++cases) {
           const auto p = static_cast<DType>(rng.below(3));
           StepCase got(rule, codec, p, static_cast<DType>(grad), rng.between(1, 7), rng.between(1, 900), rng);
@@ -187,13 +187,14 @@ TEST(DeviceSignSteps, BallotsAreSignsOfAStepFromZeros) {
           states_differing += differing_bytes(got, wanted) + differing_bytes(on_cpu, wanted);
           signs += n;
         }
+    }
   std::printf(
       "%lld ballots of %lld signs in %lld parts, %lld +, %lld blocks without presence: %lld bits and %lld bytes of "
       "states differ from the CPU's or the definition's\n",
       ll(cases), ll(signs), ll(parts), ll(plus), ll(absent), ll(differing), ll(states_differing));
   EXPECT_EQ(differing, 0);
   EXPECT_EQ(states_differing, 0);
-  EXPECT_GE(absent, testing::share_of(300));
+  EXPECT_GE(absent, cases / 32);
   EXPECT_GT(plus, signs / 4);
   EXPECT_LT(plus, signs * 3 / 4);
 }
