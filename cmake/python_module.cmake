@@ -18,6 +18,7 @@ nanobind_add_module(
   python/collective_binding.cpp
   python/core_module.cpp
   python/error_binding.cpp
+  python/measured_gradients.cpp
   python/optimizer_binding.cpp
   python/param_binding.cpp
   python/planning_binding.cpp

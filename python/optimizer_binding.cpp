@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "arguments.h"
+#include "measured_gradients.h"
 #include "optim/joint_checkpoint.h"
 #include "py_optimizer.h"
 
@@ -33,6 +34,13 @@ PyType_Slot kSlots[] = {
 
 void bind_optimizer(nb::module_& m) {
   nb::class_<StateMemory>(m, "StateMemory");
+  nb::class_<MeasuredGradients>(m, "MeasuredGradients",
+                                "The gradients of these parameters as they are now. Keeps none of them alive.")
+      .def(nb::init<const nb::list&>(), "params"_a, nb::sig("def __init__(self, params: list[Any]) -> None"))
+      .def(
+          "among", &MeasuredGradients::among, "params"_a, nb::sig("def among(self, params: list[Any]) -> str"),
+          R"("same": these parameters have those gradients, unchanged in place as far as torch's versions tell; "changed":
+those tensors, changed; "replaced": none of them; "mixed": some of them.)");
   nb::class_<PyOptimizer>(
       m, "Optimizer", nb::type_slots(kSlots),
       "lowtide::Optimizer and the parameters' tensors. Bad values raise ValueError and change nothing.")

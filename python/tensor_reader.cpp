@@ -71,8 +71,14 @@ bool TensorInfo::has_memory() const { return data || std::find(shape, shape + nd
 
 TensorView TensorInfo::view() const { return {data, dtype, {shape, shape + ndim}, {strides, strides + ndim}}; }
 
-TensorReader::TensorReader(std::string device)
-    : device_(std::move(device)), grad_name_(PyUnicode_InternFromString("grad")) {
+void TensorAttribute::find(nb::handle tensor_class) {
+  const nb::object getter = nb::getattr(tensor_class, nb::handle(name_));
+  if (!Py_IS_TYPE(getter.ptr(), &PyGetSetDescr_Type)) return;
+  getter_ = getter.ptr();
+  get_ = reinterpret_cast<descrgetfunc>(PyType_GetSlot(&PyGetSetDescr_Type, Py_tp_descr_get));
+}
+
+TensorReader::TensorReader(std::string device) : device_(std::move(device)) {
   const nb::object torch = nb::module_::import_("torch");
   const nb::object tensor = torch.attr("Tensor");
   const nb::object capsule = nb::getattr(tensor, "__dlpack_c_exchange_api__", nb::none());
@@ -83,10 +89,17 @@ TensorReader::TensorReader(std::string device)
   // Subclasses may not be what their memory says (wrappers without storage); they take the careful way.
   exchange_types_[0] = tensor.ptr();
   exchange_types_[1] = nb::object(torch.attr("nn").attr("Parameter")).ptr();
-  const nb::object grad = tensor.attr("grad");
-  if (!Py_IS_TYPE(grad.ptr(), &PyGetSetDescr_Type)) return;
-  grad_ = grad.ptr();
-  get_grad_ = reinterpret_cast<descrgetfunc>(PyType_GetSlot(&PyGetSetDescr_Type, Py_tp_descr_get));
+  grad_.find(tensor);
+  version_.find(tensor);
+}
+
+nb::object TensorReader::version(nb::handle tensor) const {
+  try {
+    return version_.of(tensor, is_exact(tensor));
+  } catch (const nb::python_error& error) {
+    if (!error.matches(PyExc_RuntimeError) || !nb::cast<bool>(tensor.attr("is_inference")())) throw;
+    return nb::none();
+  }
 }
 
 bool TensorReader::read(nb::handle tensor, TensorInfo& info) {

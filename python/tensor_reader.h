@@ -31,6 +31,26 @@ struct TensorInfo {
   TensorView view() const;  // a copy
 };
 
+// An attribute of tensors that is a getter of torch's class Tensor: called without a look-up by name where a tensor's
+// type is exactly Tensor or Parameter.
+class TensorAttribute {
+ public:
+  explicit TensorAttribute(const char* name) : name_(PyUnicode_InternFromString(name)) {}
+  void find(nb::handle tensor_class);
+  nb::object of(nb::handle tensor, bool exact) const {
+    PyObject* const value = get_ && exact
+                                ? get_(getter_, tensor.ptr(), reinterpret_cast<PyObject*>(Py_TYPE(tensor.ptr())))
+                                : PyObject_GetAttr(tensor.ptr(), name_);
+    if (!value) throw nb::python_error();
+    return nb::steal(value);
+  }
+
+ private:
+  PyObject* name_;  // interned: look-up compares pointers. Never released: the interpreter may be gone by then
+  PyObject* getter_ = nullptr;  // of Tensor, which owns it and lives as long as the process
+  descrgetfunc get_ = nullptr;
+};
+
 class TensorReader {
  public:
   // device: where tensors have to be, as str(tensor.device) says it. "cpu" is every one of its indices.
@@ -41,20 +61,17 @@ class TensorReader {
   // Throws ValueError naming what was got and wanted: device, layout (sparse), dtype, memory.
   [[noreturn]] void refuse(nb::handle tensor, const std::string& what) const;
 
-  // tensor.grad. Where the type is exactly Tensor or Parameter its getter is called without a look-up by name.
-  nb::object gradient(nb::handle tensor) const {
-    PyObject* const grad = get_grad_ && is_exact(tensor)
-                               ? get_grad_(grad_, tensor.ptr(), reinterpret_cast<PyObject*>(Py_TYPE(tensor.ptr())))
-                               : PyObject_GetAttr(tensor.ptr(), grad_name_);
-    if (!grad) throw nb::python_error();
-    return nb::steal(grad);
-  }
+  nb::object gradient(nb::handle tensor) const { return grad_.of(tensor, is_exact(tensor)); }
+  // How often torch has seen the tensor change; None for one of inference mode, which it does not count.
+  nb::object version(nb::handle tensor) const;
 
- private:
+  // Whether the type is Tensor or Parameter itself, and read without its Python attributes.
   bool is_exact(nb::handle tensor) const {
     PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(tensor.ptr()));
     return type == exchange_types_[0] || type == exchange_types_[1];
   }
+
+ private:
   using FromPyObject = int (*)(void* object, nb::dlpack::dltensor* out);
 
   bool read_attributes(nb::handle tensor, TensorInfo& info);
@@ -64,10 +81,8 @@ class TensorReader {
   // The device in DLPack's numbers, which are not torch's: learnt from the first tensor that is there.
   nb::dlpack::device numbers_ = {0, 0};
   FromPyObject exchange_ = nullptr;
-  PyObject* grad_ = nullptr;          // of Tensor, which owns it and lives as long as the process
-  descrgetfunc get_grad_ = nullptr;   // its getter
+  TensorAttribute grad_{"grad"}, version_{"_version"};
   PyObject* exchange_types_[2] = {};  // the exact types the exchange function is for: Tensor, Parameter
-  PyObject* grad_name_;  // interned: look-up compares pointers. Never released: the interpreter may be gone by then
   std::vector<int64_t> shape_, strides_;
 };
 

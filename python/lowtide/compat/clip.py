@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lowtide.checks.values import expect
-from lowtide.devices.flattened import is_flattened
+from lowtide.devices.flattened import first_flattened
 from lowtide.optimizers.optimizer import Optimizer
 
 
@@ -51,6 +51,6 @@ def _optimizer_of(accelerator: Any, params: list[torch.Tensor]) -> Optimizer | N
             optimizer = getattr(optimizer, "optimizer", None)
         if isinstance(optimizer, Optimizer):
             own = [param for group in optimizer.param_groups for param in group["params"]]
-            if wanted == {id(param) for param in own if param.grad is not None} and not any(map(is_flattened, own)):
+            if wanted == {id(param) for param in own if param.grad is not None} and first_flattened(own) is None:
                 return optimizer
     return None

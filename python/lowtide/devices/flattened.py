@@ -4,6 +4,8 @@ FlatParameter or, with `use_orig_params`, of an original parameter. Which part, 
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
+from itertools import compress, count, repeat
 from typing import Any
 
 import torch
@@ -16,8 +18,16 @@ Shard = tuple[list[int], bool, list[int]]  # see Sharding.shard
 _known: Any = WeakIdKeyDictionary()  # parameter: its shard, or None
 
 
+_MARK = "_fsdp_flattened"
+
+
 def is_flattened(param: torch.Tensor) -> bool:
-    return bool(getattr(param, "_fsdp_flattened", False))
+    return bool(getattr(param, _MARK, False))
+
+
+def first_flattened(params: Sequence[torch.Tensor]) -> int | None:
+    """The place of the first one that is. Without a call of Python's for each: it is asked for every norm."""
+    return next(compress(count(), map(getattr, params, repeat(_MARK), repeat(False))), None)
 
 
 def shard_of(param: torch.Tensor, of: Sharding | None) -> Shard | None:

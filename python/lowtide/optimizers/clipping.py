@@ -11,11 +11,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.utils.weak import TensorWeakRef
 
 from lowtide import _core
 from lowtide.checks.values import expect, number
-from lowtide.devices.flattened import is_flattened
+from lowtide.devices.flattened import first_flattened
 from lowtide.devices.places import HOST
 from lowtide.devices.sharding import Sharding, local_of
 from lowtide.engine.engine import Engine
@@ -58,21 +57,19 @@ class Sums(NamedTuple):
 class Request:
     """A clip that waits for the next step, and the gradients that it was made for. Keeps none of them alive."""
 
-    def __init__(self, clip: Clip, params: Iterable[torch.Tensor]) -> None:
+    def __init__(self, clip: Clip, params: list[torch.Tensor]) -> None:
         self.clip = clip
-        self._seen = [(TensorWeakRef(grad), _version(grad)) for grad in _gradients(params)]
+        with torch._C.DisableTorchFunctionSubclass():  # a subclass of Tensor reads its own attributes slowly
+            self._measured = _core.MeasuredGradients(params)
 
-    def stands(self, params: Iterable[torch.Tensor]) -> bool:
+    def stands(self, params: list[torch.Tensor]) -> bool:
         """Whether the gradients are those of then; False if all of those have given way to others. ValueError if they have
         changed since, or some of them are there no more."""
-        now, before = _gradients(params), [(ref(), version) for ref, version in self._seen]
-        same = len(now) == len(before) and all(grad is was for grad, (was, _) in zip(now, before))
-        if same and all(_version(grad) == version for grad, (_, version) in zip(now, before)):
-            return True
-        here = {*map(id, now)}
-        if not any(id(was) in here for was, _ in before if was is not None):
-            return False
-        got = "gradients that were changed in place" if same else "other gradients for some of the parameters"
+        with torch._C.DisableTorchFunctionSubclass():
+            found = self._measured.among(params)
+        if found in ("same", "replaced"):
+            return found == "same"
+        got = "gradients that were changed in place" if found == "changed" else "other gradients for some of the parameters"
         advice = "call it last before step(), once for each step, or zero_grad() to drop it"
         raise ValueError(f"step: got {got} after clip_grad_norm_, wanted those that it has measured: {advice}")
 
@@ -118,8 +115,7 @@ _Over = Any  # a mesh, a process group, or None
 def _parts(engine: Engine, group: ProcessGroup | None) -> list[tuple[_Over, list[int] | None]]:
     """The parameters whose gradients this rank reads, by what their sums are added over. The same on all ranks. None: all
     parameters."""
-    flattened = next((i for i, param in enumerate(engine.params) if is_flattened(param)), None)
-    if flattened is not None and group is None:
+    if group is None and (flattened := first_flattened(engine.params)) is not None:
         wanted = "process_group, that of the FSDP module which shards it (or its own clip_grad_norm_)"
         raise ValueError(f"clip_grad_norm_: got parameter {flattened} of FSDP1 and no process_group, wanted {wanted}")
     if not engine.meshes:
@@ -177,12 +173,6 @@ def _sum_over(over: _Over, sums: Sums, norm_type: float, failed: bool, device: t
         *squares, nans, infinities, failures = found
         return Sums(squares, _NAN if nans else _INFINITY if infinities else 0), bool(failures)
     return Sums(sums.squares, found[0]), bool(found[1])
-
-
-def _version(grad: torch.Tensor) -> int:
-    """As often as torch has seen it change; 0 for a tensor of inference mode, of which torch counts nothing."""
-    local = local_of(grad)
-    return 0 if local.is_inference() else local._version
 
 
 def _gradients(params: Iterable[torch.Tensor]) -> list[torch.Tensor]:

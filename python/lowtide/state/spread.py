@@ -22,7 +22,7 @@ import torch
 
 from lowtide import _core
 from lowtide.checks.values import check_floats, check_moment, expect, read_step
-from lowtide.devices.flattened import is_flattened
+from lowtide.devices.flattened import first_flattened
 from lowtide.devices.sharding import local_of, rows_of
 from lowtide.engine.engine import MOMENTUM, RESIDUAL, Engine
 from lowtide.state.blockwise import BLOCK
@@ -34,7 +34,7 @@ _PIECE = 1 << 20  # elements that are worked on at a time
 
 def is_wanted(engine: Engine) -> bool:
     """Whether FSDP1 has parameters of this optimizer."""
-    return any(map(is_flattened, engine.params))
+    return first_flattened(engine.params) is not None
 
 
 def entries_of(engine: Engine) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
