@@ -37,14 +37,16 @@ struct Gradients {
   ExactSum squares;  // by integers
   uint32_t largest = 0;
 
-  // spread: of their exponents; share: of zeros.
-  Gradients(DType type, int64_t count, int spread, double share, Rng& rng)
+  // spread: of their exponents; share: of zeros; odd: of elements with any exponent.
+  Gradients(DType type, int64_t count, int spread, double share, Rng& rng, double odd = 0)
       : dtype(type), data(static_cast<size_t>(count * dtype_bytes(type))), numel(count) {
     const int stored = dtype == DType::kF32 ? 23 : dtype == DType::kBF16 ? 7 : 10;
     const int fields = dtype == DType::kF16 ? 30 : 254;  // those of finite numbers, with 0 of subnormal ones
     const int lowest = static_cast<int>(rng.between(0, std::max(0, fields - spread)));
     for (int64_t i = 0; i < numel; ++i) {
-      const auto field = static_cast<uint32_t>(rng.between(lowest, std::min(fields, lowest + spread)));
+      const auto field =
+          static_cast<uint32_t>(rng.chance(odd) ? rng.between(0, std::min(fields, lowest + spread))
+                                                : rng.between(lowest, std::min(fields, lowest + spread)));
       const auto mantissa = static_cast<uint32_t>(rng.between(0, (1 << stored) - 1));
       uint32_t bits = rng.chance(share) ? 0 : field << stored | mantissa;
       const float x = std::fabs(widened(bits, dtype));
@@ -71,10 +73,14 @@ struct Gradients {
 TEST(GradientSums, AreExactOnEveryTargetAndHoweverGradientsAreCut) {
   Rng rng = seeded("gradient sums", 91);
   int64_t sums = 0, differing = 0, elements = 0;
+  struct Exponents {
+    int spread;
+    double odd;  // sums that are too coarse for a few elements alone
+  };
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16})
-    for (const int spread : {3, 25, 45, 254})
+    for (const auto [spread, odd] : {Exponents{3, 0}, {25, 0}, {45, 0}, {254, 0}, {12, 0}, {12, 0.001}, {3, 0.0003}})
       for (const int64_t numel : {int64_t{1}, int64_t{37}, int64_t{16385}, rng.between(100'000, 150'000)}) {
-        const Gradients given(dtype, numel, spread, 0.1, rng);
+        const Gradients given(dtype, numel, spread, 0.1, rng, odd);
         for (const std::string& target : cpu_targets())
           for (int cutting = 0; cutting < 3; ++cutting) {
             std::vector<int64_t> ends;
