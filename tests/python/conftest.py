@@ -1,4 +1,4 @@
-"""Fixtures: `figure` records what a test has proved, in numbers, for the summary; `seed` makes random tests repeat;
+"""Fixtures: `share` says how much of a long test to run; `figure` records what a test has proved, in numbers, for the summary; `seed` makes random tests repeat;
 `device` lends memory of a SYCL device and then of a CUDA device; `cuda` of the latter only; `machine` of all at once."""
 
 import os
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).parent))  # for support.py
 
+_SHARE = float(os.environ.get("LOWTIDE_TEST_SHARE", "1"))  # of the cases of long tests that a run takes
 _FIGURE = "figure"  # a property of a test's report, which travels between processes
 
 
@@ -33,14 +34,13 @@ SLOW = (
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keeps the order within a file; all workers must find the same."""
-    share = float(os.environ.get("LOWTIDE_TEST_SHARE", "1"))
     seen: Counter[str] = Counter()
     taken: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
     for item in items:
         function = item.nodeid.partition("[")[0]
         # As tests/support/share.h: the first, and then multiples of the golden ratio, which spread over all parameters.
-        is_taken = item.get_closest_marker("share") is None or seen[function] * 0.6180339887498949 % 1 < share
+        is_taken = item.get_closest_marker("share") is None or seen[function] * 0.6180339887498949 % 1 < _SHARE
         seen[function] += 1
         (taken if is_taken else left_out).append(item)
     config.hook.pytest_deselected(items=left_out)
@@ -67,6 +67,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("figures")
         for line in lines:
             terminalreporter.write_line(line)
+
+
+@pytest.fixture
+def share() -> float:
+    """For long tests whose cases are not parameters."""
+    return _SHARE
 
 
 @pytest.fixture

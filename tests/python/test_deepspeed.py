@@ -93,6 +93,7 @@ def test_state_on_a_disk_changes_no_bit(stage: int, train: Train, figure: Callab
     assert [run.weights for run in on_disk] == [run.weights for run in in_ram]
 
 
+@pytest.mark.share
 @pytest.mark.parametrize("stage", [2, 3])
 def test_state_goes_through_universal_checkpoints_if_it_has_no_codes(
     stage: int, train: Train, figure: Callable[[str], None]

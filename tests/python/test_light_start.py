@@ -42,6 +42,7 @@ def test_help_and_mistakes_import_no_torch(figure):
     figure(f"{len(LIGHT)} command lines without torch: {slowest:.2f} s of processor time at most")
 
 
+@pytest.mark.share
 @pytest.mark.parametrize(
     ("code", "torch_too"),
     [

@@ -86,6 +86,7 @@ def test_sizes_of_state_that_streams_from_a_disk(stepped: bool, tmp_path: Path, 
     check(opt, torch.device("cpu"), figure)
 
 
+@pytest.mark.share
 @pytest.mark.parametrize(("name", "stepped"), [("AdamW8bit", True), ("PagedAdamW8bit", False)])
 def test_sizes_of_state_on_a_device(name: str, stepped: bool, device: Any, seed: int, figure: Any) -> None:
     here = [parameter(64, 300), parameter(7)]
