@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from step.ceiling import Widths
@@ -49,19 +49,22 @@ class Line:
     options: dict[str, Any] = field(default_factory=dict)
     dtype: str = "float32"  # of parameters and gradients
     targets: tuple[Target, ...] = ()
+    clips: bool = False  # the line is clip + step + zero_grad, not the step alone
 
     @property
     def checks_gradients(self) -> bool:
         """Reads the gradients once before anything is stored, to skip a step with a non-finite one."""
-        if self.contender == "lowtide_bnb":
-            return True
+        if self.clips or self.contender == "lowtide_bnb":
+            return not self.clips
         return self.contender == "lowtide" and self.options.get("nonfinite", "skip") != "propagate"
 
     @property
     def passes(self) -> list[Widths]:
         """The passes over memory that this step cannot do without."""
-        check: list[Widths] = [(0, self.widths[1], 0, 0)] if self.checks_gradients else []
-        return [*check, self.widths]
+        g = self.widths[1]
+        read: list[Widths] = [(0, g, 0, 0)] if self.checks_gradients or self.clips else []
+        scaled: list[Widths] = [(g, 0, 0, 0)] if self.clips and self.contender != "lowtide" else []
+        return [*read, *scaled, self.widths]
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,49 @@ def _format(
     return _lowtide(f"formats-{id}", f"AdamW {label}", widths, state, *targets, dtype=dtype, **options)[:1]
 
 
+def _clipped(line: Line, *targets: Target) -> Line:
+    return replace(line, clips=True, targets=targets)
+
+
+def _clipping(dtype: str, *targets: Target) -> tuple[Line, ...]:
+    """clip + step + zero_grad of Lowtide and its peers. Each has the options that it has by default."""
+    p = 4 if dtype == "float32" else 2
+    suffix = "" if p == 4 else "-bf16"
+    theirs = (
+        Line("deepspeed", "DeepSpeedCPUAdam", "deepspeed_cpu_adam", (p, p, 4, 4)),
+        Line("torchao-8bit", "torchao AdamW8bit", "torchao", (p, p, 1, 1), options={"bits": 8}),
+        Line("torchao-4bit", "torchao AdamW4bit", "torchao", (p, p, 1, 0), options={"bits": 4}),
+        Line("bitsandbytes", "bitsandbytes AdamW8bit", "bitsandbytes", (p, p, 1, 1)),
+        Line("flashoptim", "FlashAdamW", "flashoptim", (p, p, 1, 1)),
+        Line("flashoptim-plain", "FlashAdamW, unquantized and unfused", "flashoptim", (p, p, p, p), options=_PLAIN),
+    )
+    ours = (
+        Line("dynamic8", "lowtide AdamW dynamic8", "lowtide", (p, p, 1, 1)),
+        Line("float8", "lowtide AdamW float8", "lowtide", (p, p, 1, 1), options={"state": "float8"}),
+        Line("bf16-state", "lowtide AdamW bf16 state", "lowtide", (p, p, 2, 2), options={"state": "bf16"}),
+    )
+    fused = (_fused(),) if p == 4 else (_fused(), _fused(dtype))
+    named = [replace(line, id=f"clip-{line.id}{suffix}", dtype=dtype) for line in (*ours, *theirs)]
+    return (*map(_clipped, fused), *(_clipped(line, *(targets if line is named[0] else ())) for line in named))
+
+
+def _reads(dtype: str) -> tuple[Line, ...]:
+    """Passes over gradients alone; their ceiling is a plain read."""
+    p = 4 if dtype == "float32" else 2
+    calls = (("check", "lowtide's check", 0.9), ("norm", "lowtide's norm", 0.9), ("torch", "torch's norm", None))
+    return (
+        _fused(),
+        *(
+            Line(
+                f"read-{call}-{dtype}", f"{label}, {dtype}", "gradient_reads", (0, p, 0, 0), options={"call": call},
+                dtype=dtype, targets=(Target("ceiling", wanted),) if wanted else (),
+            )
+            for call, label, wanted in calls
+        ),
+    )  # fmt: skip
+
+
+_PLAIN = {"quantize": False, "master_weight_bits": None, "fused": False}  # FlashOptim without kernels for GPUs
 _STATE = Target("state_bytes", 2.04)  # 2 codes of a byte and 2 scales of 4 bytes per 256: 2.03125
 
 GROUPS = (
@@ -265,6 +311,30 @@ GROUPS = (
         ),
         clean=9,
         limit=20,
+    ),
+    Group(
+        "clipping",
+        "clip + step + zero_grad, fp32 parameters and gradients",
+        (16384, 4096),
+        (1024, 4096),
+        _clipping("float32", Target("x_fused", 1.5, threads=2)),
+        clean=9,
+        limit=20,
+        ceiling=False,
+    ),
+    Group(
+        "clipping-bf16",
+        "clip + step + zero_grad, bf16 parameters and gradients",
+        (16384, 4096),
+        (1024, 4096),
+        _clipping("bfloat16", Target("x_fused_bf16", 1.2, threads=2)),
+        clean=9,
+        limit=20,
+        ceiling=False,
+    ),
+    *(
+        Group(f"reads-{dtype}", f"reading {dtype} gradients", (16384, 4096), (1024, 4096), _reads(dtype))
+        for dtype in ("float32", "bfloat16", "float16")
     ),
     Group(
         "tiny",

@@ -34,8 +34,12 @@ from common import machine, rounds  # noqa: E402
 from step import ceiling, contenders, report  # noqa: E402
 from step.codes import Count, count_wrong  # noqa: E402
 from step.rows import CODES, FUSED, FUSED_BF16, GROUPS, NEAREST, Group, Line  # noqa: E402
+from step.sequence import sequence  # noqa: E402
 
-MODULES = ("torch_fused", "lowtide", "lowtide_bnb", "torch_foreach", "bitsandbytes", "deepspeed_cpu_adam")
+MODULES = (
+    "torch_fused", "lowtide", "lowtide_bnb", "gradient_reads", "torch_foreach", "bitsandbytes", "deepspeed_cpu_adam", "torchao",
+    "flashoptim",
+)  # fmt: skip
 OUT = Path(__file__).resolve().parents[2] / "build" / "bench"
 
 
@@ -102,7 +106,8 @@ def measure_group(
     for line in present:
         module = importlib.import_module(f"step.contenders.{line.contender}")
         optimizers[line.id] = module.optimizer(params[line.dtype], line.rule, line.options)
-        steps[line.id] = optimizers[line.id].step
+        made = optimizers[line.id]
+        steps[line.id] = sequence(made, params[line.dtype]) if line.clips else made.step
     if group.ceiling:
         for dtype, (param,) in params.items():
             passes = {widths for line in present if line.dtype == dtype for widths in line.passes}
