@@ -1,6 +1,5 @@
 #include "core/thread_pool.h"
 
-#include <dirent.h>
 #include <pthread.h>
 #include <sched.h>
 #include <unistd.h>
@@ -9,11 +8,12 @@
 #include <atomic>
 #include <cfenv>
 #include <cstdint>
-#include <cstdlib>
 #include <mutex>
 #include <system_error>
 #include <thread>
 #include <vector>
+
+#include "core/cores.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -50,22 +50,6 @@ class DefaultFloatingPoint {
   std::fenv_t saved_;
 #endif
 };
-
-// The cores that this process may use: all that any of its threads may. One thread's own set is not enough: OpenMP
-// runtimes bind the threads they meet (OMP_PROC_BIND), the calling one included, to a single core each.
-cpu_set_t process_cores() {
-  cpu_set_t all;
-  CPU_ZERO(&all);
-  if (DIR* tasks = opendir("/proc/self/task")) {
-    while (const dirent* entry = readdir(tasks)) {
-      cpu_set_t one;
-      const pid_t tid = std::atoi(entry->d_name);
-      if (tid > 0 && sched_getaffinity(tid, sizeof one, &one) == 0) CPU_OR(&all, &all, &one);
-    }
-    closedir(tasks);
-  }
-  return all;
-}
 
 // A thread woken from sleep is often put on the waker's core, or starts bound to it, and would share it with the
 // caller. Moves it off.

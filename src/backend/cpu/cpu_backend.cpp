@@ -22,8 +22,8 @@ namespace lowtide::cpu {
 namespace {
 
 constexpr int64_t kBlock = kBlockElements;
-// Blocks that a thread takes at a time: 64 Ki elements, 0.1 ms or less, so that threads finish together.
-constexpr int64_t kBlocksAtOnce = 256;
+// Blocks that a thread takes at a time: 64 Ki elements, 0.1 ms or less, down to 4 Ki where there are many threads.
+constexpr Grain kBlocksAtOnce{256, 16};
 constexpr int kFloats = 0;  // the pair (float32, float32)
 
 struct Target {
@@ -183,7 +183,7 @@ class CpuBackend final : public Backend {
 
  private:
   // Calls work(item, first block, end block) for the blocks of all items while ahead(a later item) brings in the
-  // beginning of that. work returns false to stop its thread.
+  // beginning of that. work returns false where blocks behind these are not needed.
   template <class Work>
   void for_each_blocks(std::span<const StepItem> items, int threads, void (*ahead)(const StepItem&), Work&& work) {
     for_each_piece(items, kBlocksAtOnce, threads, starts_, blocks_of,

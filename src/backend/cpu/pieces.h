@@ -1,22 +1,56 @@
 // The parallel loop over all items of one call.
 #pragma once
 
+#include <sched.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
 
 #include "backend/signs.h"
+#include "core/cores.h"
+#include "core/piece_ranges.h"
 #include "core/thread_pool.h"
 
 namespace lowtide::cpu {
 
-// Lays the units of all items (blocks, say; units(item) tells how many) end to end, cuts them into pieces of `at_once`
-// and hands these to the threads. A piece of many small items becomes one call per item: work(item, first unit, end
-// unit). starts: is set to the number of units before each item, and in all.
+// How many units a thread takes at a time.
+struct Grain {
+  int64_t most;   // so little that threads finish together
+  int64_t least;  // so much that taking it costs nothing beside the work
+};
+
+// Threads for so many units: as many as have one full piece each, as waking one costs as much as that.
+inline int workers_for(int64_t units, Grain grain, int threads) {
+  return static_cast<int>(std::clamp<int64_t>((units + grain.most - 1) / grain.most, 1, std::max(threads, 1)));
+}
+// Units of a piece: a worker has eight pieces or more, where that leaves them large enough.
+inline int64_t piece_units(int64_t units, Grain grain, int workers) {
+  constexpr int64_t kPiecesEach = 8;
+  return workers == 1 ? grain.most : std::clamp(units / (workers * kPiecesEach), grain.least, grain.most);
+}
+
+// Calls work(piece) once for every piece in [0, pieces), from `workers` threads. Those of one range come in increasing
+// order; a false result ends the range that the piece is of: what follows there need not be done.
+template <class Work>
+void for_ranges(int64_t pieces, int workers, Work&& work) {
+  const MemoryNodes& nodes = process_nodes();
+  PieceRanges ranges(pieces, workers, nodes.cores);
+  run_parallel(workers, [&](int worker) {
+    PieceRanges::Place at = ranges.begin(worker, nodes.cores.size() > 1 ? nodes.of(sched_getcpu()) : 0);
+    for (int64_t piece; (piece = ranges.take(at)) >= 0;)
+      if (!work(piece)) ranges.drop_rest(at);
+  });
+}
+
+// Lays the units of all items (blocks, say; units(item) tells how many) end to end, cuts them into pieces and hands
+// these to the threads, in every step the same ones where the items are. A piece of many small items becomes one call
+// per item: work(item, first unit, end unit). A false result: units behind these are not needed. starts: is set to the
+// number of units before each item, and in all.
 template <class Item, class Units, class Work>
-void for_each_piece(std::span<const Item> items, int64_t at_once, int threads, std::vector<int64_t>& starts,
-                    Units&& units, Work&& work) {
+void for_each_piece(std::span<const Item> items, Grain grain, int threads, std::vector<int64_t>& starts, Units&& units,
+                    Work&& work) {
   starts.resize(items.size() + 1);
   int64_t total = 0;
   for (size_t i = 0; i < items.size(); ++i) {
@@ -24,7 +58,10 @@ void for_each_piece(std::span<const Item> items, int64_t at_once, int threads, s
     total += units(items[i]);
   }
   starts[items.size()] = total;
-  parallel_for((total + at_once - 1) / at_once, threads, [&](int64_t piece) {
+  if (total == 0) return;
+  const int workers = workers_for(total, grain, threads);
+  const int64_t at_once = piece_units(total, grain, workers);
+  for_ranges((total + at_once - 1) / at_once, workers, [&](int64_t piece) {
     int64_t unit = piece * at_once;
     const int64_t end = std::min(total, unit + at_once);
     size_t i = static_cast<size_t>(std::upper_bound(starts.begin(), starts.end(), unit) - starts.begin()) - 1;
@@ -49,11 +86,12 @@ void for_each_sign_piece(std::span<const Item> items, int threads, Count&& count
     return count(item) ? (before(item) + count(item) + kSignAlignment - 1) / kSignAlignment : 0;
   };
   std::vector<int64_t> starts;
-  for_each_piece(items, kUnitsAtOnce, threads, starts, units, [&](const Item& item, int64_t begin, int64_t end) {
-    const int64_t from = std::max<int64_t>(0, begin * kSignAlignment - before(item));
-    work(item, from, std::min(count(item), end * kSignAlignment - before(item)) - from);
-    return true;
-  });
+  for_each_piece(items, Grain{kUnitsAtOnce, kUnitsAtOnce}, threads, starts, units,
+                 [&](const Item& item, int64_t begin, int64_t end) {
+                   const int64_t from = std::max<int64_t>(0, begin * kSignAlignment - before(item));
+                   work(item, from, std::min(count(item), end * kSignAlignment - before(item)) - from);
+                   return true;
+                 });
 }
 
 }  // namespace lowtide::cpu

@@ -1,0 +1,112 @@
+#include "backend/cpu/pieces.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <mutex>
+#include <random>
+#include <set>
+#include <vector>
+
+namespace lowtide::cpu {
+namespace {
+
+struct Item {
+  int64_t units;
+};
+
+std::vector<std::vector<Item>> lists() {
+  std::vector<std::vector<Item>> all = {{},
+                                        {{0}},
+                                        {{1}},
+                                        {{0}, {0}, {3}, {0}},
+                                        {{1 << 20}},
+                                        std::vector<Item>(10000, Item{4}),
+                                        {{1}, {100000}, {1}, {7}, {100000}},
+                                        std::vector<Item>(300, Item{257})};
+  std::mt19937 rng(9);
+  for (int n = 0; n < 6; ++n) {
+    std::vector<Item> items(1 + rng() % 500);
+    for (Item& item : items) item.units = static_cast<int64_t>(rng() % (rng() % 50 ? 40 : 20000));
+    all.push_back(items);
+  }
+  return all;
+}
+
+constexpr Grain kGrain{256, 16};
+
+TEST(Pieces, OfAnyListForOneTo256ThreadsCoverEveryUnitOnce) {
+  int64_t runs = 0;
+  for (const std::vector<Item>& items : lists())
+    for (const int threads : {0, 1, 2, 3, 7, 16, 64, 128, 256}) {
+      std::mutex mutex;
+      std::vector<std::set<std::pair<int64_t, int64_t>>> taken(items.size());
+      std::vector<int64_t> starts;
+      for_each_piece(
+          std::span<const Item>(items), kGrain, threads, starts, [](const Item& item) { return item.units; },
+          [&](const Item& item, int64_t begin, int64_t end) {
+            const std::lock_guard lock(mutex);
+            EXPECT_TRUE(taken[static_cast<size_t>(&item - items.data())].emplace(begin, end).second);
+            return true;
+          });
+      for (size_t i = 0; i < items.size(); ++i) {
+        int64_t at = 0;
+        for (const auto& [begin, end] : taken[i]) {
+          ASSERT_EQ(begin, at);
+          ASSERT_GT(end, begin);
+          at = end;
+        }
+        ASSERT_EQ(at, items[i].units);
+      }
+      ++runs;
+    }
+  std::printf("%lld lists and numbers of threads\n", static_cast<long long>(runs));
+}
+
+// Where a worker has eight pieces of at least the least size, the last piece keeps the others waiting for an eighth of
+// their time at most; with fewer units, threads that have less than a full piece are not woken.
+TEST(Pieces, AreSmallEnoughForTheThreadsThereAre) {
+  double worst = 0;
+  for (int threads = 1; threads <= 256; ++threads)
+    for (int64_t units = 1; units < int64_t{1} << 22; units += units / 3 + 1) {
+      const int workers = workers_for(units, kGrain, threads);
+      const int64_t piece = piece_units(units, kGrain, workers);
+      ASSERT_GE(workers, 1);
+      ASSERT_LE(workers, threads);
+      ASSERT_LE((workers - 1) * kGrain.most, units);
+      ASSERT_LE(piece, kGrain.most);
+      if (workers == 1) continue;
+      ASSERT_GE(piece, kGrain.least);
+      const double each = static_cast<double>(units) / workers;
+      ASSERT_LE(static_cast<double>(piece), std::max(each / 8, static_cast<double>(kGrain.least)));
+      worst = std::max(worst, static_cast<double>(piece) / each);
+    }
+  std::printf("the last piece takes %.3f of a worker's time at most\n", worst);
+  EXPECT_LE(worst, 0.125);
+}
+
+// As the search for gradients that are not finite goes: the first bad unit is found, whatever is left out behind it.
+TEST(Pieces, AFalseResultLeavesOutOnlyWhatIsBehind) {
+  std::mt19937 rng(3);
+  for (int round = 0; round < 200; ++round) {
+    const std::vector<Item> items(2000, Item{5});
+    std::set<int64_t> bad;
+    for (unsigned n = 1 + rng() % 4; n > 0; --n) bad.insert(static_cast<int64_t>(rng() % items.size()));
+    std::atomic<int64_t> first{static_cast<int64_t>(items.size())};
+    std::vector<int64_t> starts;
+    for_each_piece(
+        std::span<const Item>(items), kGrain, 1 + round % 8, starts, [](const Item& item) { return item.units; },
+        [&](const Item& item, int64_t, int64_t) {
+          const int64_t index = &item - items.data();
+          if (index >= first.load()) return false;
+          if (!bad.count(index)) return true;
+          for (int64_t seen = first.load(); index < seen;)
+            if (first.compare_exchange_weak(seen, index)) break;
+          return false;
+        });
+    ASSERT_EQ(first.load(), *bad.begin());
+  }
+}
+
+}  // namespace
+}  // namespace lowtide::cpu

@@ -1,0 +1,64 @@
+#include "core/cores.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+
+#include "support/temporary.h"
+
+namespace lowtide {
+namespace {
+
+cpu_set_t set_of(std::initializer_list<int> cores) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int core : cores) CPU_SET(static_cast<size_t>(core), &set);
+  return set;
+}
+
+void write(const std::filesystem::path& file, const char* text) {
+  std::filesystem::create_directories(file.parent_path());
+  std::ofstream(file) << text << "\n";
+}
+
+// A machine of two sockets, a node of memory alone between them, and a set of cores that leaves most of them out.
+TEST(Cores, NodesHaveThoseOfTheirCoresThatAreInTheSet) {
+  const testing::TemporaryDirectory folder;
+  const std::filesystem::path at(folder.path());
+  write(at / "online", "0-2");
+  write(at / "node0" / "cpulist", "0-3,8-11");
+  write(at / "node1" / "cpulist", "");
+  write(at / "node2" / "cpulist", "4-7,12-15");
+  const MemoryNodes nodes = read_nodes(at, set_of({1, 8, 9, 15}));
+  EXPECT_EQ(nodes.cores, (std::vector<int>{3, 1}));
+  EXPECT_EQ(nodes.of(1), 0);
+  EXPECT_EQ(nodes.of(9), 0);
+  EXPECT_EQ(nodes.of(15), 1);
+  EXPECT_EQ(nodes.of(0), -1);
+  EXPECT_EQ(nodes.of(-1), -1);
+  EXPECT_EQ(nodes.of(100000), -1);
+}
+
+// No such folder (containers), a core that no node has, a text that is no list.
+TEST(Cores, AreOneNodeWhereNodesAreNotKnown) {
+  const testing::TemporaryDirectory folder;
+  const std::filesystem::path at(folder.path());
+  EXPECT_EQ(read_nodes(at / "none", set_of({0, 5})).cores, std::vector<int>{2});
+  write(at / "online", "0");
+  write(at / "node0" / "cpulist", "0-3");
+  EXPECT_EQ(read_nodes(at, set_of({0, 5})).cores, std::vector<int>{2});
+  write(at / "node0" / "cpulist", "all of them");
+  EXPECT_EQ(read_nodes(at, set_of({0, 5})).cores, std::vector<int>{2});
+  EXPECT_EQ(read_nodes(at, set_of({0, 5})).of(5), 0);
+}
+
+TEST(Cores, OfThisProcessAreAllOnItsNodes) {
+  const MemoryNodes& nodes = process_nodes();
+  const cpu_set_t cores = process_cores();
+  EXPECT_EQ(std::accumulate(nodes.cores.begin(), nodes.cores.end(), 0), CPU_COUNT(&cores));
+}
+
+}  // namespace
+}  // namespace lowtide
