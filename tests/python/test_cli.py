@@ -10,6 +10,7 @@ import lowtide
 import pytest
 import torch
 from lowtide import _core
+from lowtide.cli import core_model
 from lowtide.cli.main import app, main
 from lowtide.cli.text import count_of
 from typer.testing import CliRunner
@@ -129,8 +130,29 @@ def test_bench(run, tmp_path, rule):
     assert sum(name.startswith("lowtide") for name in names) == 2 and found["disk"] is None
 
 
+    model = found["model"]
+    assert model["cache_seconds"] > 0 and model["all_rate"] >= model["one_rate"] > 0 and model["saturating"] >= 1
+    assert model["core_rate"] == pytest.approx(model["bytes"] / model["cache_seconds"])
+
+
+@pytest.mark.parametrize(
+    ("nanoseconds", "one", "every", "threads", "saturating", "best"),
+    [
+        (1.0, 30e9, 50e9, 2, 4, 0.5),  # a core uses up 16 GB/s: four of them 64 of 50, and two are bound by arithmetic
+        (1.0, 30e9, 50e9, 128, 4, 0.32),  # bound by memory
+        (0.25, 30e9, 50e9, 2, 2, 0.32),  # a core could use up 64 GB/s, and draws 30
+        (0.25, 50e9, 50e9, 1, 1, 0.32),
+    ],
+)
+def test_cores_that_saturate_memory(nanoseconds, one, every, threads, saturating, best):
+    """16 bytes an element."""
+    model = core_model.model_of(nanoseconds * 1e-9, 16.0, one, every, threads)
+    assert model.saturating == saturating and model.element_seconds == pytest.approx(best * 1e-9)
+
+
 def test_bench_on_disk(run, tmp_path):
     text = run("bench", "--elements", "1Mi", "--rounds", "2", "--disk", tmp_path)
+    assert "in the cache of one core" in text and "cores that saturate" in text
     assert "all state on disk" in text and "the file alone" in text and "predicted" in text
     assert [path.name for path in tmp_path.iterdir()] == [".lowtide.lock"]
 

@@ -52,7 +52,7 @@ def ram_available() -> int:
 
 def memory_rate() -> float:
     """Bytes per second that `a += b` reads and writes over tensors of 128 MiB: the best of ten."""
-    from lowtide.cli.quick_bench import adder, seconds_of
+    from lowtide.cli.clock import adder, seconds_of
 
     add, moved = adder(32 << 20)
     return moved / min(seconds_of(add) for _ in range(10))

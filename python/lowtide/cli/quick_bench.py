@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import random
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from lowtide import _core
+from lowtide.cli import core_model
+from lowtide.cli.clock import adder, seconds_of
 from lowtide.memory.budgets import Memory
 from lowtide.optimizers.optimizer import Optimizer
 from lowtide.optimizers.classes import CLASSES
@@ -63,19 +65,8 @@ class Bench:
     threads: int
     rounds: int
     lines: tuple[Line, ...]  # the first one moves memory and computes next to nothing
+    model: core_model.Model  # of unchecked steps
     disk: OnDisk | None
-
-
-def seconds_of(step: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    step()
-    return time.perf_counter() - start
-
-
-def adder(elements: int) -> tuple[Callable[[], object], int]:
-    """a += b over float32, which is what the memory gives, and the bytes that it moves."""
-    a, b = torch.zeros(elements), torch.zeros(elements)
-    return lambda: a.add_(b), 12 * elements
 
 
 def run(elements: int, rule: str, state: str, disk: str | None, rounds: int, momentum: float) -> Bench:
@@ -91,9 +82,9 @@ def run(elements: int, rule: str, state: str, disk: str | None, rounds: int, mom
     except RuntimeError as error:  # torch has no better one
         raise MemoryError(f"no memory for {rows * _ROW} elements: give fewer --elements") from error
 
-    def parameter() -> torch.nn.Parameter:
-        made = torch.nn.Parameter(torch.zeros(rows, _ROW))
-        made.grad = shared
+    def parameter(count: int = rows) -> torch.nn.Parameter:
+        made = torch.nn.Parameter(torch.zeros(count, _ROW))
+        made.grad = shared if count == rows else torch.randn(count, _ROW)
         return made
 
     ours_of: Callable[..., Optimizer] = CLASSES[rule]
@@ -119,12 +110,16 @@ def run(elements: int, rule: str, state: str, disk: str | None, rounds: int, mom
         must = moved or _moved(rows, rule, format_of, momentum)
         lines.append(Line(name, statistics.median(times[name]), min(times[name]), must))
     steps.clear()
+    each = _moved(rows, rule, state, momentum) / (rows * _ROW)
+    make = partial(ours_of, lr=1e-3, state=state, nonfinite="propagate", min_quantized_numel=0, **hyper)
+    all_rate = lines[0].moved / lines[0].fastest
+    model = core_model.measure(parameter, make, _ROW, each, rows * _ROW, all_rate)
     on_disk = None
     if disk is not None and disk_info is not None:
         param = parameter()
         step_rate = plan([param], rule, state, momentum=momentum).state_bytes / lines[-1].seconds
         on_disk = _disk(disk, param, rule, state, hyper, rounds, step_rate)
-    return Bench(rule, state, rows * _ROW, torch.get_num_threads(), rounds, tuple(lines), on_disk)
+    return Bench(rule, state, rows * _ROW, torch.get_num_threads(), rounds, tuple(lines), model, on_disk)
 
 
 def _moved(rows: int, rule: str, state: str, momentum: float) -> int:

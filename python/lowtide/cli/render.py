@@ -123,7 +123,7 @@ def bench(found: Bench) -> None:
         rate = line.moved / line.seconds
         against = f"{reference.seconds / line.seconds:.2f} x" if reference and line is not found.lines[0] else "-"
         _row(table, line.name, f"{line.seconds * 1e3:.2f}", f"{rate / 1e9:.1f}", f"{rate / ceiling:.0%}", against)
-    _show(head, table)
+    _show(head, table, *_model(found))
     if not (disk := found.disk):
         return
     way = f"{disk.engine}, {'past the page cache' if disk.direct else 'through the page cache'}"
@@ -133,6 +133,18 @@ def bench(found: Bench) -> None:
     raw = f"the file alone: {_rate(disk.read_rate)} read, {_rate(disk.write_rate)} written"
     _row(table, raw, f"{disk.raw_seconds * 1e3:.1f}")
     _show("", table)
+
+
+def _model(found: Bench) -> list[str | Table]:
+    model, table = found.model, _pairs()
+    cycles = f", {model.cache_seconds * model.clock:.1f} cycles of {model.clock / 1e9:.1f} GHz" if model.clock else ""
+    _row(table, "an element, in the cache of one core", f"{model.cache_seconds * 1e9:.2f} ns{cycles}")
+    _row(table, f"so one core can use up, at {model.bytes:.1f} bytes each", _rate(model.core_rate))
+    _row(table, "memory gives one thread", _rate(model.one_rate))
+    _row(table, f"memory gives {model.threads} threads", _rate(model.all_rate))
+    _row(table, "cores that saturate that", str(model.saturating))
+    _row(table, "an unchecked step at best", f"{model.element_seconds * found.elements * 1e3:.2f} ms")
+    return ["", table]
 
 
 def checkpoint(found: dict[str, Any]) -> None:

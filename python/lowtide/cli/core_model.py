@@ -1,0 +1,79 @@
+"""The bounds of a step on the CPU: each core's arithmetic, and the memory that all cores share.
+
+A core whose data are in its cache takes so many nanoseconds for an element: that is the arithmetic alone. The bytes that a
+step moves for an element, over that time, are the rate of memory that the core could use up. Memory gives one core a rate,
+and all of them another; so many cores as the one goes into the other saturate it, and more make no step faster.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lowtide.cli.clock import adder, seconds_of
+
+_CACHE_BYTES = 512 << 10  # less than a core's second cache, but on old ones
+_ROUNDS = 40
+
+
+@dataclass(frozen=True)
+class Model:
+    cache_seconds: float  # of an element on one core, data in its cache
+    clock: float  # cycles a second, as the system says it; 0: it does not
+    bytes: float  # that a step moves for an element
+    core_rate: float  # bytes per second that one core's arithmetic could use up
+    one_rate: float  # that memory gives one thread
+    all_rate: float  # that memory gives all threads
+    threads: int
+    saturating: int  # cores that use up what memory gives all threads
+    element_seconds: float  # of an element on all threads, at best
+
+
+def measure(
+    parameter: Callable[[int], torch.nn.Parameter], make: Callable[..., Any], row: int, moved: float, elements: int, all_rate: float
+) -> Model:
+    """parameter: makes one of so many rows of `row` float32 elements, with a gradient. make: an optimizer of parameters. moved:
+    bytes of a step for an element. all_rate: of memory, with the threads of now, over so many elements."""
+    threads = torch.get_num_threads()
+    held = 8 + (moved - 12) / 2  # bytes of an element: parameter, gradient, and state, which is read and written
+    large = max(4, int(_CACHE_BYTES / held / row))
+    small = max(1, large // 4)
+    try:
+        torch.set_num_threads(1)
+        steps = {rows: make([parameter(rows)]).step for rows in (small, large)}
+        fastest = dict.fromkeys(steps, math.inf)
+        for turn in range(_ROUNDS + 2):
+            for rows, step in steps.items():
+                seconds = seconds_of(step)
+                if turn >= 2:  # the first allocate and warm up
+                    fastest[rows] = min(fastest[rows], seconds)
+        # The difference leaves out what a step costs whatever its size.
+        cache_seconds = (fastest[large] - fastest[small]) / ((large - small) * row)
+        if cache_seconds <= 0:  # a machine too busy for it
+            cache_seconds = fastest[large] / (large * row)
+        add, added = adder(elements)
+        one_rate = added / min(seconds_of(add) for _ in range(5))
+    finally:
+        torch.set_num_threads(threads)
+    return model_of(cache_seconds, moved, one_rate, max(all_rate, one_rate), threads)
+
+
+def model_of(cache_seconds: float, moved: float, one_rate: float, all_rate: float, threads: int) -> Model:
+    core_rate = moved / cache_seconds
+    saturating = max(1, math.ceil(all_rate / min(core_rate, one_rate)))
+    best = max(cache_seconds / threads, moved / all_rate)
+    return Model(cache_seconds, _clock(), moved, core_rate, one_rate, all_rate, threads, saturating, best)
+
+
+def _clock() -> float:
+    with suppress(OSError):
+        found = re.findall(r"^cpu MHz\s*:\s*([\d.]+)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        return max(map(float, found), default=0.0) * 1e6
+    return 0.0
