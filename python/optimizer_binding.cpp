@@ -78,10 +78,9 @@ the number of the first parameter with a non-finite gradient. Releases the GIL w
 free_bytes: see lowtide::StepOptions. only: parameters with other numbers count as without a gradient. directions: of
 each parameter an address of contiguous float32, or 0: it gets what would be subtracted, without learning rate and
 weight decay, and the parameter stays.)")
-      .def("gradient_sums", &PyOptimizer::gradient_sums, "only"_a = nb::none(),
-           "The exact sum of the squares of the gradients on the CPU, as numbers of 32 bits that may be added to those "
-           "of "
-           "others, and the largest magnitude as float bits.")
+      .def("gradient_sums", &PyOptimizer::gradient_sums, "only"_a = nb::none(), "stream"_a = 0,
+           "The exact sum of the squares of the gradients, as numbers of 32 bits that may be added to those of others, "
+           "and the largest magnitude as float bits. Waits for it.")
       .def("prepare_replay", &PyOptimizer::prepare_replay, "grad_scale"_a = 1.0, "stream"_a = 0)
       .def("prefetch", &PyOptimizer::prefetch, "bytes"_a, "stream"_a = 0)
       .def("demote", PyOptimizer::core_alone(&Optimizer::demote), "bytes"_a)

@@ -88,11 +88,12 @@ int64_t PyOptimizer::check(double grad_scale, Address stream, bool assume_finite
 }
 
 // The exact sum of the squares of the gradients as the limbs of an ExactSum, and the largest magnitude as float bits.
-std::pair<ExactSum::Limbs, int64_t> PyOptimizer::gradient_sums(const std::optional<std::vector<int64_t>>& only) {
+std::pair<ExactSum::Limbs, int64_t> PyOptimizer::gradient_sums(const std::optional<std::vector<int64_t>>& only,
+                                                               Address stream) {
   const Busy busy(*this);
   const auto& grads = binding_.collect(only);
   const nb::gil_scoped_release nogil;
-  const auto sums = lowtide::gradient_sums(core_, grads);
+  const auto sums = lowtide::gradient_sums(core_, grads, stream);
   return {sums.squares.limbs(), sums.largest};
 }
 

@@ -48,7 +48,7 @@ def programs() -> dict[str, str]:
             f"#define LT_SYCL_SIGN_TYPE {struct}\n#define LT_SYCL_SIGN_NAME {name}\n"
             '#include "backend/sycl/device/sign_kernels.inc"\n'
         )
-    others = ("aux", "fill", "vote", "apply", "feedback")
+    others = ("aux", "fill", "vote", "apply", "feedback", "sums")
     return found | {name: f'#include "backend/sycl/device/{name}_kernels.inc"\n' for name in others}
 
 
@@ -59,7 +59,7 @@ def _listed(macro: str) -> list[tuple[str, str]]:
 
 
 def sources_hash() -> str:
-    files = [SRC / "backend/limits.h", SRC / "backend/norms.h", SRC / "backend/kernels/items.h", *(SRC / "backend/kernels").glob("*-inl.h")]
+    files = [SRC / "backend/limits.h", SRC / "backend/norms.h", SRC / "backend/kernels/items.h", SRC / "backend/kernels/sums.h", *(SRC / "backend/kernels").glob("*-inl.h")]
     for folder in ("portable", "backend/sycl/device"):
         files += (f for f in (SRC / folder).rglob("*") if f.suffix in (".h", ".inc", ".def"))
     digest = hashlib.sha256(json.dumps([OPTIONS, programs()]).encode())

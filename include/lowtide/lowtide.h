@@ -290,7 +290,7 @@ LT_API lt_status lt_optimizer_step(lt_optimizer* optimizer, const lt_gradient* g
 
 /* Reads these gradients once, as lt_optimizer_step has them, for their norm and whether all are finite; writes nothing
  * and keeps nothing. norm_type: 2, or INFINITY for the largest magnitude. Sums are exact: the norm depends neither on
- * threads nor on the instruction set, nor on how tensors are cut. LT_UNSUPPORTED for parameters on a device. */
+ * threads, instruction set or device, nor on how tensors are cut. Waits, on a device for all queued on the stream. */
 LT_API lt_status lt_optimizer_clip_grad_norm(lt_optimizer* optimizer, const lt_gradient* gradients, int64_t count,
                                              double max_norm, double norm_type, const lt_step_options* options,
                                              lt_clip_report* report);

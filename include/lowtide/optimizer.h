@@ -253,7 +253,7 @@ class LT_API Optimizer {
   // Reads these gradients once, for their norm and whether all are finite; writes nothing and keeps nothing. norm_type:
   // 2, or infinity for the largest magnitude. Sums are exact: the norm depends neither on threads nor on the
   // instruction set, nor on how tensors are cut. This is torch.nn.utils.clip_grad_norm_ with the multiplication left to
-  // the step. Throws kInvalidArgument, and kUnsupported for parameters on a device.
+  // the step. Waits, on a device for all that is queued on options.stream. Throws kInvalidArgument.
   ClippedNorm clip_grad_norm(std::span<const Gradient> grads, double max_norm, double norm_type = 2,
                              const StepOptions& options = {});
 

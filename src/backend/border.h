@@ -13,7 +13,7 @@
 #include <memory>
 #include <span>
 
-#include "backend/backend.h"
+#include "backend/gradient_reader.h"
 
 namespace lowtide::border {
 
@@ -63,6 +63,7 @@ struct Table {
   Call<int64_t, Backend, Items<const StepItem>, int, void*> first_nonfinite;
   Call<Handle<SharedGuard>*, Backend, Items<const StepItem>, void*> queue_guard;
   Call<Handle<SharedRecording>*, Backend, Items<const StepItem>, bool, void*> record_step;
+  Call<kernels::Sums, Backend, Items<const StepItem>, void*> read_gradients;  // of its GradientReader
   Call<void, Backend, const CodecItem&, void*> decode, encode;
   Call<void, Backend, Items<const SignItem>, int, void*> pack_signs, unpack_signs;
   Call<void, Backend, const VoteItem&, int, void*> vote_signs;
@@ -120,6 +121,7 @@ inline uint64_t digest(const Sample& sample) {
   };
   add({sizeof(Table), sizeof(StepItem), sizeof(Layout), sizeof(BallotTarget), sizeof(BlockNorms), sizeof(CodecItem)});
   add({sizeof(SignItem), sizeof(VoteItem), sizeof(CountItem), sizeof(ApplyItem), sizeof(FeedbackItem), kMaxStates});
+  add({sizeof(kernels::Sums)});
   add_each(sample.layout.sizes, sample.layout.strides);
   add_each(sample.vote.ballots, sample.vote.weights, sample.vote.presence);
   add_each(sample.count.ballots, sample.count.weights, sample.count.planes);

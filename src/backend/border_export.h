@@ -87,6 +87,11 @@ struct Exported {
   }
 };
 
+inline GradientReader& reader_of(Backend& backend) {
+  if (GradientReader* const reader = gradient_reader(backend)) return *reader;
+  throw Error(ErrorKind::kUnsupported, std::string("the backend ") + backend.name() + " finds no norms of gradients");
+}
+
 template <class T>
 void release(Outcome* outcome, Handle<T>* handle) noexcept {
   attempt(outcome, [&] { delete object(handle); });
@@ -109,6 +114,10 @@ inline constexpr Table kTable = [] {
   table.first_nonfinite = Exported<&Backend::first_nonfinite>{};
   table.queue_guard = Exported<&Backend::queue_guard>{};
   table.record_step = Exported<&Backend::record_step>{};
+  table.read_gradients = [](Outcome* outcome, Handle<Backend>* backend, Items<const StepItem> items,
+                            void* stream) noexcept {
+    return attempt(outcome, [&] { return reader_of(self(backend)).read_gradients(items, stream); });
+  };
   table.decode = Exported<&Backend::decode>{};
   table.encode = Exported<&Backend::encode>{};
   table.pack_signs = Exported<static_cast<PackSigns>(&Backend::pack_signs)>{};

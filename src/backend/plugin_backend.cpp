@@ -147,7 +147,7 @@ class PluginDevice final : public Device {
   Handle<Device>* device_;
 };
 
-class PluginBackend final : public Backend {
+class PluginBackend final : public Backend, public GradientReader {
  public:
   PluginBackend(const Table& table, Owned<Backend> backend) : table_(table), backend_(std::move(backend)) {
     if (Handle<Device>* const device = call(table.device, backend_.get()))
@@ -181,6 +181,9 @@ class PluginBackend final : public Backend {
   std::shared_ptr<RecordedStep> record_step(std::span<const StepItem> items, bool ordered, void* stream) override {
     Owned made(table_.recording_release, call(table_.record_step, backend_.get(), items, ordered, stream));
     return wrap<PluginRecordedStep>(table_, std::move(made));
+  }
+  kernels::Sums read_gradients(std::span<const StepItem> items, void* stream) override {
+    return call(table_.read_gradients, backend_.get(), items, stream);
   }
   void decode(const CodecItem& item, void* stream) override { call(table_.decode, backend_.get(), item, stream); }
   void encode(const CodecItem& item, void* stream) override { call(table_.encode, backend_.get(), item, stream); }

@@ -6,18 +6,49 @@
 #include <limits>
 
 #include "backend/gradient_limit.h"
+#include "backend/gradient_reader.h"
 #include "core/error.h"
 #include "optim/optimizer_impl.h"
 
 namespace lowtide {
+namespace {
 
-cpu::GradientSums gradient_sums(Optimizer& of, std::span<const Gradient> grads) {
+static_assert(kernels::kSumLimbs == ExactSum::kLimbs && kernels::kSumLowest == ExactSum::kLowest);
+
+cpu::GradientSums sums_on_device(ParamTable& table, std::span<const Gradient> grads, void* stream) {
+  GradientReader* const reader = gradient_reader(table.on.at_params);
+  if (!reader)
+    fail(ErrorKind::kUnsupported, "got gradients in memory of %s, which finds no norms", table.on.at_params.name());
+  std::vector<StepItem> items;
+  for (size_t i = 0; i < grads.size(); ++i) {
+    if (!grads[i].data) continue;
+    Parameter& param = table.params[i];
+    StepItem& item = items.emplace_back();
+    item.grad = grads[i].data;
+    item.grad_dtype = grads[i].dtype;
+    item.grad_layout = &param.gradient_layout(grads[i], i);
+    item.param_layout = &param.layout;
+    item.rule = param.rule;
+  }
+  const kernels::Sums found = reader->read_gradients(items, stream);
+  ExactSum::Limbs limbs;
+  std::copy_n(found.limbs, limbs.size(), limbs.begin());
+  cpu::GradientSums sums;
+  sums.squares.set_limbs(limbs);
+  sums.largest = found.largest;
+  return sums;
+}
+
+}  // namespace
+
+cpu::GradientSums gradient_sums(Optimizer& of, std::span<const Gradient> grads, void* stream) {
   auto& impl = OptimizerEnv::impl(of);
   ParamTable& table = impl.table;
   LT_REQUIRE(grads.size() == table.params.size(),
              "got %zu gradients for %zu parameters; give one each, with null data where there is none", grads.size(),
              table.params.size());
-  if (table.on.device) fail(ErrorKind::kUnsupported, "got gradients on a device, wanted some in host memory");
+  LT_REQUIRE(!stream || table.on.device, "got a stream for CPU parameters, wanted nullptr");
+  if (table.on.device) return sums_on_device(table, grads, stream);
   std::vector<cpu::GradientView> views;
   for (size_t i = 0; i < grads.size(); ++i) {
     const Gradient& grad = grads[i];
@@ -48,7 +79,7 @@ ClippedNorm Optimizer::clip_grad_norm(std::span<const Gradient> grads, double ma
   const Impl::Call call(*impl_);
   LT_REQUIRE(std::isfinite(static_cast<float>(options.grad_scale)), "got grad_scale=%g, wanted a finite number",
              options.grad_scale);
-  const double norm = gradient_norm(gradient_sums(*this, grads), norm_type, options.grad_scale);
+  const double norm = gradient_norm(gradient_sums(*this, grads, options.stream), norm_type, options.grad_scale);
   return clip_to(norm, max_norm, options.grad_scale);
 }
 

@@ -8,9 +8,9 @@
 
 namespace lowtide {
 
-// One read of the gradients in host memory that are there. Throws kInvalidArgument for gradients that a step would
-// refuse, kUnsupported for those on a device.
-cpu::GradientSums gradient_sums(Optimizer& of, std::span<const Gradient> grads);
+// One read of the gradients that are there; on a device behind what is queued on `stream`, and waited for. Throws
+// kInvalidArgument for gradients that a step would refuse.
+cpu::GradientSums gradient_sums(Optimizer& of, std::span<const Gradient> grads, void* stream);
 
 // The norm of gradients times a finite factor. norm_type: 2 or infinity; throws kInvalidArgument. Not finite if one is
 // not.

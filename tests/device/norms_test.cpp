@@ -1,7 +1,13 @@
-// Norms on a device are, block by block, the bits of the CPU's.
+// Norms on a device are the bits of the CPU's: of whole parameters, block by block, and of gradients.
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstring>
+#include <deque>
+#include <limits>
 
+#include "backend/cpu/gradient_sums.h"
+#include "backend/gradient_reader.h"
 #include "device/device_support.h"
 
 namespace lowtide {
@@ -104,6 +110,100 @@ TEST(DeviceNorms, OneCallTakesItemsOfAllKinds) {
   compared.run(none);
   std::printf("%zu items, %lld blocks, %lld bytes differ\n", cases.size(), static_cast<long long>(compared.blocks),
               static_cast<long long>(compared.differing));
+}
+
+// Gradients here and on the device, and their sums by both.
+struct Gradients {
+  std::deque<std::vector<std::byte>> data;
+  std::deque<Layout> layouts, of_params;
+  std::vector<GuardedBytes> there;
+  std::vector<cpu::GradientView> views;
+  std::vector<StepItem> items;
+
+  // transposed: its strides are those of a transposed matrix. Magnitudes are from 2^(top - spread) to 2^(top + 1).
+  void add(DType dtype, int64_t rows, int64_t columns, bool transposed, int top, int spread, Rng& rng) {
+    const int64_t sizes[] = {rows, columns}, strides[] = {1, rows};
+    layouts.push_back(transposed ? Layout::make(sizes, strides) : Layout::make(sizes, {}));
+    of_params.push_back(Layout::make(sizes, {}));
+    data.emplace_back(static_cast<size_t>(rows * columns * dtype_bytes(dtype)));
+    for (int64_t i = 0; i < rows * columns; ++i)
+      testing::put(data.back(), dtype, i, rng.chance(0.1) ? 0 : rng.over_binades(top - spread, top + 1));
+    there.emplace_back(data.back().data(), data.back().size());
+    views.push_back({data.back().data(), &layouts.back(), dtype});
+    StepItem item;
+    item.grad = there.back().data(), item.grad_layout = &layouts.back(), item.grad_dtype = dtype;
+    item.param_layout = &of_params.back();
+    items.push_back(item);
+  }
+  void set_first(uint32_t bits) {
+    std::memcpy(data[0].data(), &bits, static_cast<size_t>(dtype_bytes(views[0].dtype)));
+    there[0].put(data[0].data());
+  }
+
+  kernels::Sums on_device() {
+    TestDevice& device = TestDevice::get();
+    return gradient_reader(*device.backend)->read_gradients(items, device.queue);
+  }
+  // Whether both sums are the same.
+  bool agree() {
+    const kernels::Sums got = on_device();
+    const cpu::GradientSums wanted = cpu::gradient_sums(views, 1, "");
+    ExactSum::Limbs limbs;
+    std::copy_n(got.limbs, limbs.size(), limbs.begin());
+    ExactSum sum;
+    sum.set_limbs(limbs);
+    return got.largest == wanted.largest && sum.limbs() == wanted.squares.limbs();
+  }
+};
+
+// Exponents that fit into a member's window, that need several, and all that there are.
+TEST(DeviceNorms, SumsOverGradientsAreThoseOfTheCpu) {
+  LT_NEEDS_DEVICE();
+  auto rng = testing::seeded("sums on the device", 38);
+  int64_t calls = 0, elements = 0;
+  for (int round = 0; round < testing::share_of(60); ++round) {
+    const int spread = std::vector{1, 20, 45, 130, 260}[static_cast<size_t>(round % 5)];
+    Gradients of;
+    for (int64_t tensors = rng.between(1, 9); tensors > 0; --tensors) {
+      const auto dtype = static_cast<DType>(rng.below(3));
+      const int highest = dtype == DType::kF16 ? 14 : 126, lowest = dtype == DType::kF16 ? -24 : -149;
+      const int top = static_cast<int>(rng.between(std::min(highest, lowest + spread), highest));
+      const int64_t columns = rng.chance(0.2) ? rng.between(0, 9) : rng.between(1, 2500);
+      of.add(dtype, rng.chance(0.5) ? 1 : rng.between(0, 40), columns, rng.chance(0.3), top,
+             std::min(spread, top - lowest), rng);
+      elements += of.layouts.back().numel;
+    }
+    ++calls;
+    ASSERT_TRUE(of.agree()) << "round " << round;
+  }
+  EXPECT_TRUE(Gradients().agree());
+  std::printf("%lld calls, %lld elements, 0 sums differ\n", static_cast<long long>(calls),
+              static_cast<long long>(elements));
+}
+
+// So many of the largest and of the smallest that sums carry.
+TEST(DeviceNorms, SumsOverLargeGradientsCarry) {
+  LT_NEEDS_DEVICE();
+  auto rng = testing::seeded("large sums on the device", 39);
+  Gradients of;
+  for (const auto& [dtype, top] : {std::pair{DType::kF32, 126}, {DType::kBF16, -100}, {DType::kF32, 0}})
+    of.add(dtype, 1, testing::share_of(1'500'000), false, top, 0, rng);
+  EXPECT_TRUE(of.agree());
+}
+
+TEST(DeviceNorms, TellOfGradientsThatAreNotFinite) {
+  LT_NEEDS_DEVICE();
+  auto rng = testing::seeded("not finite on the device", 40);
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    Gradients of;
+    of.add(dtype, 3, 700, false, 1, 20, rng);
+    // A negative infinity, and a NaN.
+    const uint32_t infinity = dtype == DType::kF32 ? 0xff800000u : dtype == DType::kBF16 ? 0xff80u : 0xfc00u;
+    of.set_first(infinity);
+    EXPECT_EQ(std::bit_cast<float>(of.on_device().largest), std::numeric_limits<float>::infinity());
+    of.set_first(infinity + 1);
+    EXPECT_TRUE(std::isnan(std::bit_cast<float>(of.on_device().largest)));
+  }
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // budget of device memory.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdio>
 
 #include "device/delayed_device.h"
@@ -59,6 +60,28 @@ TEST(DeviceOptimizer, EveryBudgetGivesTheBitsOfTheHost) {
       static_cast<long long>(plans), static_cast<long long>(streamed), static_cast<long long>(managed),
       static_cast<long long>(steps), static_cast<long long>(delays), static_cast<long long>(compared),
       static_cast<long long>(above));
+}
+
+TEST(DeviceOptimizer, ClipsToTheBitsOfTheHost) {
+  LT_NEEDS_DEVICE();
+  Rng rng = seeded("clipping on a device", 82);
+  const int trials = share_of(40);
+  int64_t compared = 0;
+  for (int trial = 0; trial < trials; ++trial) {
+    lowtide::Memory memory;
+    memory.chunk_bytes = 4096;
+    if (rng.chance(0.3)) memory.device_bytes = rng.between(5, 30) * 4096;
+    Twins twins(rng, random_setup(rng), memory, TestDevice::get().open());
+    for (int64_t n = rng.between(1, 6); n > 0; --n)
+      twins.add(pick(rng, std::vector{DType::kF32, DType::kBF16, DType::kF16}), random_sizes(rng));
+    for (int step = 0; step < 3; ++step) {
+      twins.max_norm = std::ldexp(1, static_cast<int>(rng.between(-20, 10)));
+      twins.step(rng.chance(0.3) ? 0.5 : 1);
+    }
+    EXPECT_EQ(twins.differing(), 0) << "trial " << trial;
+    compared += twins.compared();
+  }
+  std::printf("%d trials, 0 of %lld bytes differ\n", trials, static_cast<long long>(compared));
 }
 
 }  // namespace

@@ -110,14 +110,15 @@ class Twins {
       if (grads_[i].numel == 0) here.back().data = this;  // any address: it counts as stepped, as on the device
       there.push_back({device_grads_[i], grads_[i].dtype, nullptr});
     }
+    StepOptions at_host, options;
+    options.stream = queue_;
+    if (max_norm > 0) clip(here, there, at_host, options);
     try {
-      on_host_.step(here);
+      on_host_.step(here, at_host);
     } catch (const Error& error) {
       if (!raises_later) throw;
       ++raised_here;
     }
-    StepOptions options;
-    options.stream = queue_;
     options.free_bytes = free_bytes;
     if (before_device_step) before_device_step();
     try {
@@ -147,6 +148,7 @@ class Twins {
   }
   const std::vector<Gradient>& last_gradients() const { return last_; }
   std::function<void(Tensor&)> spoil;  // gradients, before they are used
+  double max_norm = 0;                 // above 0: steps clip to it
   bool raises_later = false;           // on the device a step throws what the one before it should have
   int64_t raised_here = 0, raised_there = 0;
   int64_t free_bytes = -1;                   // that steps are told
@@ -185,6 +187,15 @@ class Twins {
   int64_t steps() const { return steps_; }
 
  private:
+  void clip(std::span<const Gradient> here, std::span<const Gradient> there, StepOptions& at_host,
+            StepOptions& on_device) {
+    const ClippedNorm wanted = on_host_.clip_grad_norm(here, max_norm);
+    const ClippedNorm got = on_device_->clip_grad_norm(there, max_norm, 2, on_device);
+    EXPECT_EQ(got.norm, wanted.norm);
+    at_host.grad_scale = wanted.grad_scale, at_host.assume_finite = wanted.finite;
+    on_device.grad_scale = got.grad_scale, on_device.assume_finite = got.finite;
+  }
+
   Rng& rng_;
   Optimizer on_host_;
   std::optional<Optimizer> on_device_;

@@ -44,8 +44,8 @@ class ClippingOptimizer(PushingOptimizer):
         norm_type: 2, or "inf" for the largest magnitude. process_group: over which plain parameters are sharded (FSDP1), each
         element on one of its ranks; DTensors know their meshes. Every rank of these must make the call.
 
-        The norm of gradients on the CPU is exact before it is rounded to float32: the same bits for all threads, instruction
-        sets and ways to shard. That of gradients on a device is torch's.
+        The norm is exact before it is rounded to float32: the same bits for all threads, instruction sets, devices and ways to
+        shard. On a device the call waits for what is queued there, and the step that follows waits for nothing.
 
         A step without this call before it clips nothing, and so does one for which all gradients have been replaced since
         (`zero_grad()` and another backward). A step raises ValueError if gradients were changed in place since, or some of them

@@ -93,7 +93,7 @@ def measure(engine: Engine, max_norm: float, norm_type: float, scale: float, gro
         found = Sums(_core.limbs_of(0.0), 0)
         if failure is None:
             try:
-                for each in _local_sums(engine, numbers, norm_type):
+                for each in _local_sums(engine, numbers):
                     found += each
             except Exception as error:  # whatever it is: other ranks are waiting
                 failure = error
@@ -135,22 +135,13 @@ def _counts(of: Sharding) -> bool:
     return not any(place.is_replicate() and at for place, at in zip(of.spec.placements, coordinate, strict=True))
 
 
-def _local_sums(engine: Engine, numbers: list[int] | None, norm_type: float) -> Iterable[Sums]:
-    """Those of this process's gradients: exact on the CPU; on a device torch's norm of them, for which this waits."""
-    if engine.on_host:
-        yield Sums(*engine.cores[HOST].gradient_sums(numbers))
-        return
+def _local_sums(engine: Engine, numbers: list[int] | None) -> Iterable[Sums]:
+    """Those of this process's gradients, one device after another. Waits for them."""
+    if numbers is None and len(engine.cores) > 1:
+        numbers = list(range(len(engine.params)))
     for place, core in engine.cores.items():
-        here = [i for i in (range(len(engine.params)) if numbers is None else numbers) if engine.places[i] == place]
-        if place.on_host:
-            yield Sums(*core.gradient_sums(here))
-            continue
-        params = [engine.params[i] for i in here]
-        if grads := [local_of(grad) for grad in _gradients(params)]:
-            norm = float(torch.nn.utils.get_total_norm(grads, norm_type))
-            finite = math.isfinite(norm)
-            bits = int(torch.tensor(norm, dtype=torch.float32).view(torch.int32))
-            yield Sums(_core.limbs_of(norm * norm if finite else 0.0), bits if norm_type != 2.0 or not finite else 0)
+        here = None if numbers is None else [i for i in numbers if engine.places[i] == place]
+        yield Sums(*core.gradient_sums(here, 0 if place.on_host else place.queue()))
 
 
 def _sum_over(over: _Over, sums: Sums, norm_type: float, failed: bool, device: torch.device) -> tuple[Sums, bool]:

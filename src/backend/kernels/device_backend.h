@@ -7,9 +7,10 @@
 #include <span>
 #include <string>
 
-#include "backend/backend.h"
+#include "backend/gradient_reader.h"
 #include "backend/kernels/batch.h"
 #include "backend/kernels/sign_items.h"
+#include "core/error.h"
 
 namespace lowtide::kernels {
 
@@ -37,11 +38,11 @@ inline Target parse_target(const std::string& text) {
 //                                     results behind them; the same place is host() on the host, and at<T>(offset)
 //   download(host, device, bytes)     copies results, and waits for them
 //   wait()                            for all that is queued
-//   norms(launch), convert(encodes, item, units), apply(units), pack(item), unpack(item), vote(signs),
-//   vote_presence(signs), count(signs), feedback(signs), fill(bytes)
+//   norms(launch), sums(units), merge_sums(), convert(encodes, item, units), apply(units), pack(item), unpack(item),
+//   vote(signs), vote_presence(signs), count(signs), feedback(signs), fill(bytes)
 //                                     a kernel, found or refused now; calling it with its arguments queues it
 template <class Self>
-class DeviceBackend : public Backend {
+class DeviceBackend : public Backend, public GradientReader {
  public:
   // unit_blocks: of a unit of work of steps.
   explicit DeviceBackend(int64_t unit_blocks = 1) : steps_(unit_blocks) {}
@@ -65,6 +66,30 @@ class DeviceBackend : public Backend {
       call.download(there.host() + at, there.device() + at, out.size_bytes());
       batch_.take_norms(reinterpret_cast<const BlockNorms*>(there.host() + at), out);
     });
+  }
+
+  Sums read_gradients(std::span<const StepItem> items, void* stream) override {
+    Sums found{};
+    self().with_call("reading gradients for their norm", stream, false, [&](auto& call) {
+      add_gradients(call, items);
+      const Batch::Launch& part = steps_.launches()[0];
+      if (part.units == 0) return;
+      static_assert(sizeof(SumParts) % alignof(Sums) == 0);
+      const auto sum = call.sums(part.units);
+      const auto merge = call.merge_sums();
+      const auto fill = call.fill(sizeof(SumParts::limbs));
+      const size_t at = steps_.bytes(), sums_at = at + sizeof(SumParts);  // items are aligned as sums are
+      const auto there = upload(call, steps_, sizeof(SumParts) + sizeof found);
+      auto* const parts = there.template at<SumParts>(at);
+      const auto bytes_of = [](uint32_t* words) { return reinterpret_cast<unsigned char*>(words); };
+      fill(bytes_of(parts->limbs[0]), uint32_t{0}, int64_t{sizeof parts->limbs});
+      fill(bytes_of(&parts->least), ~uint32_t{0}, int64_t{sizeof parts->least});
+      sum(steps_.items(there.device(), part), steps_.starts(there.device(), part), part.count, part.units, parts);
+      merge(parts, there.template at<Sums>(sums_at));
+      call.download(there.host() + sums_at, there.device() + sums_at, sizeof found);
+      std::memcpy(&found, there.host() + sums_at, sizeof found);
+    });
+    return found;
   }
 
   void decode(const CodecItem& item, void* stream) override { convert("decode", false, item, stream); }
@@ -152,6 +177,16 @@ class DeviceBackend : public Backend {
   template <class Call, class Item>
   static void check_pointers(Call& call, std::span<const Item> items) {
     for (size_t i = 0; i < items.size(); ++i) call.pointers(items[i], i);
+  }
+
+  // Lays out items of which kernels read the gradients alone.
+  template <class Call>
+  void add_gradients(Call& call, std::span<const StepItem> items) {
+    LT_REQUIRE(items.size() < kNoItem, "got %zu parameters, wanted fewer than 2^32 - 1", items.size());
+    for (size_t i = 0; i < items.size(); ++i) call.pointers.gradient(items[i], i);
+    steps_.clear();
+    steps_.begin_launch(0, 0);
+    for (size_t i = 0; i < items.size(); ++i) steps_.add(items[i], static_cast<int64_t>(i));
   }
 
   template <class Call>

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "backend/cuda/device/launch.h"
+#include "backend/cuda/device/sums.h"
 #include "backend/cuda/host/cuda_device.h"
 #include "backend/cuda/host/guards.h"
 #include "backend/cuda/host/recorded_step.h"
@@ -51,15 +52,11 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
   }
 
   std::shared_ptr<Guard> queue_guard(std::span<const StepItem> items, void* stream) override {
-    LT_REQUIRE(items.size() < kernels::kNoItem, "got %zu parameters, wanted fewer than 2^32 - 1", items.size());
     std::shared_ptr<Guard> queued;
     with_call("looking for gradients that are not finite", stream, true, [&](Call& call) {
       const Scope& scope = call.scope;
       const cudaStream_t on = call.queue.stream;
-      for (size_t i = 0; i < items.size(); ++i) call.pointers.gradient(items[i], i);
-      steps_.clear();
-      steps_.begin_launch(0, 0);
-      for (size_t i = 0; i < items.size(); ++i) steps_.add(items[i], static_cast<int64_t>(i));
+      add_gradients(call, items);
       if (scope.is_capturing(on)) {
         auto guard = std::make_shared<CudaRecordedGuard>(scope, Answers::make(scope), events_, steps_, side_.get());
         search(call, guard->items(), guard->answer());
@@ -129,6 +126,8 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
     auto convert(bool encodes, const CodecItem& item, int64_t) {
       return queued(std::bind_front(encodes ? cuda_kernels::encode : cuda_kernels::decode, item.codec, item.is_signed));
     }
+    auto sums(int64_t) { return queued(cuda_kernels::sum_squares); }
+    auto merge_sums() { return queued(cuda_kernels::merge_sums); }
     auto apply(int64_t) { return queued(cuda_kernels::apply_signs); }
     auto pack(const SignItem& item) { return queued(std::bind_front(cuda_kernels::pack_signs, item.dtype)); }
     auto unpack(const SignItem& item) { return queued(std::bind_front(cuda_kernels::unpack_signs, item.dtype)); }

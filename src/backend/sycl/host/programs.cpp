@@ -13,7 +13,7 @@
 #include "portable/rules.def"
 #undef LT_RULE
 #define LT_EACH_OTHER(use) \
-  use(aux) use(fill) use(sign_float32) use(sign_bfloat16) use(sign_float16) use(vote) use(apply) use(feedback)
+  use(aux) use(fill) use(sign_float32) use(sign_bfloat16) use(sign_float16) use(vote) use(apply) use(feedback) use(sums)
 LT_EACH_OTHER(LT_EMBED)
 
 namespace lowtide::sycl_host {

@@ -65,6 +65,8 @@ struct Call {
   auto convert(bool encodes, const CodecItem& item, int64_t units) {
     return queued(here.kernels.of_codec(encodes ? "encode" : "decode", item.codec, item.is_signed), units);
   }
+  auto sums(int64_t units) { return queued(here.kernels.find("sums", "sum_squares"), groups_for(32 * units)); }
+  auto merge_sums() { return queued(here.kernels.find("sums", "merge_sums"), 1); }
   auto apply(int64_t units) { return queued(here.kernels.find("apply", "apply"), units); }
   // By sub-groups, each of so many words of 32 signs.
   auto pack(const SignItem& item) {
@@ -126,23 +128,19 @@ class SyclBackend final : public kernels::DeviceBackend<SyclBackend> {
   }
 
   int64_t first_nonfinite(std::span<const StepItem> items, int, void* stream) override {
-    LT_REQUIRE(items.size() < kNone, "got %zu parameters, wanted fewer than 2^32 - 1", items.size());
     uint32_t first = kNone;
     with_call("first_nonfinite", stream, false, [&](Call& call) {
-      for (size_t i = 0; i < items.size(); ++i) call.pointers.gradient(items[i], i);
-      batch_.clear();
-      batch_.begin_launch(0, 0);
-      for (size_t i = 0; i < items.size(); ++i) batch_.add(items[i], static_cast<int64_t>(i));
-      const kernels::Batch::Launch& part = batch_.launches()[0];
+      add_gradients(call, items);
+      const kernels::Batch::Launch& part = steps_.launches()[0];
       if (part.units == 0) return;
       const auto kernel = call.first_nonfinite(part);
-      const size_t at = batch_.bytes();
+      const size_t at = steps_.bytes();
       const auto write = [&](std::byte* host, std::byte* device) {
-        batch_.write(host, device);
+        steps_.write(host, device);
         std::memcpy(host + at, &kNone, sizeof kNone);
       };
       const Upload there = call.upload(at + sizeof kNone, write, 0);
-      kernel(batch_.items(there.device(), part), batch_.starts(there.device(), part), part.count, part.units,
+      kernel(steps_.items(there.device(), part), steps_.starts(there.device(), part), part.count, part.units,
              there.at<uint32_t>(at));
       call.download(there.host() + at, there.device() + at, sizeof first);
       std::memcpy(&first, there.host() + at, sizeof first);

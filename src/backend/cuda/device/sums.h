@@ -1,0 +1,14 @@
+// Sums over gradients, as launch.h has the other kernels.
+#pragma once
+
+#include "backend/cuda/device/launch.h"
+#include "backend/kernels/sums.h"
+
+namespace lowtide::cuda_kernels {
+
+// Adds to the parts.
+cudaError_t sum_squares(const kernels::DeviceItem* items, const int64_t* starts, int64_t count, int64_t tiles,
+                        kernels::SumParts* parts, const Queue& queue);
+cudaError_t merge_sums(const kernels::SumParts* parts, kernels::Sums* sums, const Queue& queue);
+
+}  // namespace lowtide::cuda_kernels
