@@ -4,5 +4,7 @@
 #include "backend/cpu/dynamic8_lines-inl.h"
 #include "backend/cpu/dynamic8_avx2-inl.h"
 #include "backend/cpu/dynamic8_vbmi-inl.h"
+#include "backend/cpu/dynamic8_words-inl.h"
+#include "backend/cpu/dynamic8_avx512-inl.h"
 #include "backend/cpu/dynamic4_vbmi-inl.h"
 #include "backend/cpu/float8_vbmi-inl.h"

@@ -7,7 +7,7 @@
 // is exact unless z * count is within kGuard / 2^16 of an integer: what the coefficients, the two fused operations and
 // the map itself lose to rounding moves it by 1 / 2^16 at most (computed at every midpoint). There the portable code
 // decides, for about 0.4 % of tiles of 64. A test compares the two over every float.
-#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3_DL
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
 
 struct Dynamic8Lines {
   static constexpr float kUnit = 65536, kGuard = 2;

@@ -1,64 +1,23 @@
-// dynamic8 with AVX-512 VBMI: no gathers. Decoding looks bytes up in four 256-byte planes held in registers; encoding
-// uses the lines of dynamic8_lines-inl.h, found by the exponent.
-// A dynamic8 AdamW step in cache runs at twice the speed of the gather form (Zen 4: 1.12 against 0.50 Gelt/s).
+// VBMI's part of dynamic8 with AVX-512: bytes looked up in four 256-byte planes held in registers, and picked out of
+// words. dynamic8_avx512-inl.h is the rest.
 #if HWY_TARGET == HWY_AVX3_DL
 
-struct Dynamic8Vbmi {
+template <bool kSigned>
+struct Dynamic8Planes {
   // [plane][entry]: byte `plane` of the entry's float. Signed: entry j is rank j + 1 (positive); unsigned: the code.
   alignas(64) u8 plane[4][256];
-  // Row e (exponent & 31) holds the decade that is current at the start of binade e. Where a decade ends inside the
-  // binade, adding `carry` to the bits of a value above that joint carries into the exponent: row e + 1.
-  alignas(64) u32 carry[32];
-  alignas(64) float slope[32], count[32];
   alignas(64) u8 rank_bytes[64], sign_bytes[64];  // bytes 2 and 3 of two vectors of 16 words, twice
-};
 
-template <bool kSigned>
-const Dynamic8Vbmi& dynamic8_vbmi() {
-  static const Dynamic8Vbmi tables = [] {
-    const Dynamic8Table& map = codec_tables<Dynamic8>().side[kSigned];
-    Dynamic8Vbmi t;
+  explicit Dynamic8Planes(const Dynamic8Table& map) {
     for (int j = 0; j < 256; ++j) {
       const u32 word = bits(map.value[kSigned ? 128 + (j & 127) : j]);
-      for (int k = 0; k < 4; ++k) t.plane[k][j] = static_cast<u8>(word >> (8 * k));
+      for (int k = 0; k < 4; ++k) plane[k][j] = static_cast<u8>(word >> (8 * k));
     }
-    const Dynamic8Lines& lines = dynamic8_lines<kSigned>();
-    int decade = 0;
-    for (int binade = 127 - 30; binade <= 127; ++binade) {
-      const int row = binade & 31;
-      t.slope[row] = lines.slope[decade];
-      t.count[row] = lines.count[decade];
-      t.carry[row] = 0;
-      const u32 joint = bits(lines.joint[decade]);
-      if (static_cast<int>(joint >> 23) == binade) t.carry[row] = 0x7fffffu - (joint & 0x7fffffu), ++decade;
-    }
-    t.slope[0] = t.slope[31], t.count[0] = t.count[31], t.carry[0] = 0;  // not reached: values are at most 1
     for (int i = 0; i < 64; ++i) {
-      t.rank_bytes[i] = static_cast<u8>(4 * (i & 31) + 2);
-      t.sign_bytes[i] = static_cast<u8>(4 * (i & 31) + 3);
-    }
-    return t;
-  }();
-  return tables;
-}
-
-template <bool kSigned>
-struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
-  const Dynamic8Vbmi& t = dynamic8_vbmi<kSigned>();
-
-  // mask: signed: entries that are not zero; unsigned: codes of 128 and above.
-  HWY_INLINE __m512i look_up(int plane, __m512i index, __mmask64 mask) const {
-    const auto* p = reinterpret_cast<const __m512i*>(t.plane[plane]);
-    if constexpr (kSigned) {
-      return _mm512_maskz_permutex2var_epi8(mask, _mm512_load_si512(p), index, _mm512_load_si512(p + 1));
-    } else {
-      const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(p), index, _mm512_load_si512(p + 1));
-      const __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(p + 2), index, _mm512_load_si512(p + 3));
-      return _mm512_mask_blend_epi8(mask, low, high);
+      rank_bytes[i] = static_cast<u8>(4 * (i & 31) + 2);
+      sign_bytes[i] = static_cast<u8>(4 * (i & 31) + 3);
     }
   }
-
-  HWY_INLINE static vf words(__m512i x) { return vf(vf::Vec{_mm512_castsi512_ps(x)}); }
 
   HWY_INLINE void decode(const u8* codes, float scale, vf (&out)[kTileVectors]) const {
     // The interleaves below work within 128-bit lanes; transposing the 4x4 double words of codes first makes the result
@@ -88,108 +47,29 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
     out[3] = words(_mm512_unpackhi_epi16(high01, high23)) * s;
   }
 
-  HWY_INLINE void encode(const float* values, float inverse, const TileRounding& rounding, u32 index, u8* codes) const {
-    if (rounding.stochastic) return encode_stochastic(values, inverse, rounding, index, codes);
-    using L = Dynamic8Lines;
-    // Step by step for all four vectors: a chain is longer than what the processor looks ahead.
-    constexpr int n = kTileVectors;
-    __m512 value[n], a[n], z[n];
-    __m512i row[n], word[n];
-    __mmask16 sure = 0xffff;
-    for (int i = 0; i < n; ++i) value[i] = _mm512_loadu_ps(values + 16 * i);
-    for (int i = 0; i < n; ++i) a[i] = _mm512_mul_ps(value[i], _mm512_set1_ps(inverse));
-    for (int i = 0; i < n; ++i) a[i] = _mm512_range_ps(a[i], _mm512_set1_ps(L::lowest(kSigned)), kLargerMagnitude);
-    for (int i = 0; i < n; ++i) row[i] = _mm512_srli_epi32(_mm512_castps_si512(a[i]), 23);
-    for (int i = 0; i < n; ++i) row[i] = _mm512_add_epi32(_mm512_castps_si512(a[i]), pick(t.carry, row[i]));
-    // A joint itself belongs to the lower index: for negative values that is the larger magnitude.
-    if constexpr (kSigned)
-      for (int i = 0; i < n; ++i)
-        row[i] = _mm512_add_epi32(row[i], _mm512_srli_epi32(_mm512_castps_si512(value[i]), 31));
-    for (int i = 0; i < n; ++i) row[i] = _mm512_srli_epi32(row[i], 23);
-    for (int i = 0; i < n; ++i) z[i] = _mm512_fmadd_ps(a[i], pick(t.slope, row[i]), _mm512_set1_ps(L::kIntercept));
-    for (int i = 0; i < n; ++i) z[i] = _mm512_min_ps(z[i], _mm512_set1_ps(L::kLargestZ));
-    for (int i = 0; i < n; ++i) z[i] = _mm512_fmadd_ps(z[i], pick(t.count, row[i]), _mm512_set1_ps(L::offset(kSigned)));
-    for (int i = 0; i < n; ++i) word[i] = _mm512_cvttps_epi32(z[i]);
-    for (int i = 0; i < n; ++i) sure = _mm512_mask_test_epi32_mask(sure, word[i], _mm512_set1_epi32(L::kFraction));
-    if (HWY_UNLIKELY(!_kortestc_mask16_u8(sure, sure))) return encode_generic(values, inverse, rounding, index, codes);
-    __m512i packed = pack(t.rank_bytes, word);
-    if constexpr (kSigned) {
-      const __m512i raw[n] = {_mm512_castps_si512(value[0]), _mm512_castps_si512(value[1]),
-                              _mm512_castps_si512(value[2]), _mm512_castps_si512(value[3])};
-      const __mmask64 negative = _mm512_movepi8_mask(pack(t.sign_bytes, raw));
-      const __m512i middle = _mm512_set1_epi8(Dynamic8::kSignedZero);
-      const __m512i above = _mm512_add_epi8(middle, packed);
-      // There is no entry at -1.
-      packed = _mm512_mask_sub_epi8(above, negative, middle, _mm512_min_epu8(packed, middle));
-    } else {
-      u64 positive = 0;  // an exact zero alone is 0
-      for (int i = 0; i < n; ++i)
-        positive |= static_cast<u64>(_mm512_cmp_ps_mask(value[i], _mm512_setzero_ps(), _CMP_GT_OQ)) << (16 * i);
-      packed = _mm512_maskz_mov_epi8(positive, packed);
-    }
-    _mm512_storeu_si512(codes, packed);
+  // Byte 2 of each of 64 words.
+  HWY_INLINE __m512i ranks(const __m512i (&words)[kTileVectors]) const { return pack(rank_bytes, words); }
+
+  HWY_INLINE __mmask64 negative(const __m512 (&x)[kTileVectors]) const {
+    const __m512i raw[kTileVectors] = {_mm512_castps_si512(x[0]), _mm512_castps_si512(x[1]), _mm512_castps_si512(x[2]),
+                                       _mm512_castps_si512(x[3])};
+    return _mm512_movepi8_mask(pack(sign_bytes, raw));
   }
 
  private:
-  static constexpr int kLargerMagnitude = 0b1011;  // of range_ps: the other operand where one is a NaN
-
-  // the portable stochastic_rank with its rows in registers. Out of line, for the other form is as long.
-  HWY_NOINLINE void encode_stochastic(const float* values, float inverse, const TileRounding& rounding, u32 index,
-                                      u8* codes) const {
-    constexpr int n = kTileVectors;
-    const Dynamic8Table& map = this->tables.side[kSigned];
-    if (HWY_UNLIKELY(index % 4)) return encode_generic(values, inverse, rounding, index, codes);
-    const RandomShorts random(index, rounding);
-    __m512 x[n], a[n], y[n], joint[n];
-    __m512i row[n], word[n];
-    for (int i = 0; i < n; ++i) x[i] = _mm512_mul_ps(_mm512_loadu_ps(values + 16 * i), _mm512_set1_ps(inverse));
-    for (int i = 0; i < n; ++i)
-      a[i] = _mm512_range_ps(x[i], _mm512_set1_ps(kSigned ? 0.f : map.lowest), kLargerMagnitude);
-    for (int i = 0; i < n; ++i) a[i] = _mm512_min_ps(a[i], _mm512_set1_ps(1.f));
-    for (int i = 0; i < n; ++i) {
-      const __m512i bits = _mm512_castps_si512(a[i]);
-      word[i] = kSigned ? _mm512_max_epu32(bits, _mm512_set1_epi32(map.kFirstExponent << 23)) : bits;
-    }
-    for (int i = 0; i < n; ++i) row[i] = _mm512_srli_epi32(word[i], 23);  // permutations look at the lower 5 bits
-    for (int i = 0; i < n; ++i) row[i] = _mm512_add_epi32(word[i], pick(map.carry, row[i]));
-    for (int i = 0; i < n; ++i) row[i] = _mm512_srli_epi32(row[i], 23);
-    for (int i = 0; i < n; ++i) y[i] = _mm512_mul_ps(a[i], pick(map.slope, row[i]));
-    for (int i = 0; i < n; ++i) y[i] = _mm512_add_ps(y[i], pick(map.intercept, row[i]));
-    for (int i = 0; i < n; ++i) joint[i] = _mm512_mul_ps(a[i], pick(map.joint_slope, row[i]));
-    for (int i = 0; i < n; ++i) joint[i] = _mm512_add_ps(joint[i], pick(map.joint_intercept, row[i]));
-    for (int i = 0; i < n; ++i) word[i] = _mm512_cvttps_epi32(_mm512_min_ps(y[i], joint[i]));
-    __m512i packed = pack(t.rank_bytes, word);
-    packed = _mm512_mask_sub_epi8(packed, random.carries(word), packed, _mm512_set1_epi8(-1));
+  // mask: signed: entries that are not zero; unsigned: codes of 128 and above.
+  HWY_INLINE __m512i look_up(int k, __m512i index, __mmask64 mask) const {
+    const auto* p = reinterpret_cast<const __m512i*>(plane[k]);
     if constexpr (kSigned) {
-      u64 negative = 0;
-      for (int i = 0; i < n; ++i)
-        negative |= static_cast<u64>(_mm512_cmp_ps_mask(x[i], _mm512_setzero_ps(), _CMP_LT_OQ)) << (16 * i);
-      const __m512i middle = _mm512_set1_epi8(Dynamic8::kSignedZero);
-      const __m512i above = _mm512_add_epi8(middle, packed);
-      packed = _mm512_mask_sub_epi8(above, negative, middle, _mm512_min_epu8(packed, middle));
+      return _mm512_maskz_permutex2var_epi8(mask, _mm512_load_si512(p), index, _mm512_load_si512(p + 1));
     } else {
-      u64 positive = 0;
-      for (int i = 0; i < n; ++i)
-        positive |=
-            static_cast<u64>(_mm512_cmp_ps_mask(_mm512_loadu_ps(values + 16 * i), _mm512_setzero_ps(), _CMP_GT_OQ))
-            << (16 * i);
-      packed = _mm512_maskz_mov_epi8(positive, packed);
+      const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(p), index, _mm512_load_si512(p + 1));
+      const __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(p + 2), index, _mm512_load_si512(p + 3));
+      return _mm512_mask_blend_epi8(mask, low, high);
     }
-    _mm512_storeu_si512(codes, packed);
   }
 
-  // The same tile by the generic code: the arbiter near boundaries. Out of line: it is rare.
-  HWY_NOINLINE void encode_generic(const float* values, float inverse, const TileRounding& rounding, u32 index,
-                                   u8* codes) const {
-    GenericCodec<Dynamic8, kSigned>::encode(values, inverse, rounding, index, codes);
-  }
-
-  HWY_INLINE static __m512 pick(const float (&table)[32], __m512i row) {
-    return _mm512_permutex2var_ps(_mm512_load_ps(table), row, _mm512_load_ps(table + 16));
-  }
-  HWY_INLINE static __m512i pick(const u32 (&table)[32], __m512i row) {
-    return _mm512_permutex2var_epi32(_mm512_load_si512(table), row, _mm512_load_si512(table + 16));
-  }
+  HWY_INLINE static vf words(__m512i x) { return vf(vf::Vec{_mm512_castsi512_ps(x)}); }
 
   // One byte of each of 64 words.
   HWY_INLINE static __m512i pack(const u8 (&which)[64], const __m512i (&words)[kTileVectors]) {

@@ -1,0 +1,73 @@
+// The same part of dynamic8 with AVX-512 where there is no VBMI: words of 16 bits looked up in two planes.
+#if HWY_TARGET == HWY_AVX3
+
+template <bool kSigned>
+struct Dynamic8Planes {
+  static constexpr int kEntries = kSigned ? 128 : 256;
+  // [plane][entry]: half `plane` of the entry's float. Signed: entry j is rank j + 1 (positive); unsigned: the code.
+  alignas(64) u16 plane[2][kEntries];
+
+  explicit Dynamic8Planes(const Dynamic8Table& map) {
+    for (int j = 0; j < kEntries; ++j) {
+      const u32 word = bits(map.value[kSigned ? 128 + j : j]);
+      for (int k = 0; k < 2; ++k) plane[k][j] = static_cast<u16>(word >> (16 * k));
+    }
+  }
+
+  HWY_INLINE void decode(const u8* codes, float scale, vf (&out)[kTileVectors]) const {
+    for (int half = 0; half < 2; ++half) {
+      // The interleaves below work within 128-bit lanes: double words of codes change places for it.
+      const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+      const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + 32 * half));
+      const __m512i c = _mm512_cvtepu8_epi16(_mm256_permutevar8x32_epi32(bytes, order));
+      __m512i low, high;
+      if constexpr (kSigned) {
+        const __m512i zero = _mm512_set1_epi16(Dynamic8::kSignedZero);
+        const __mmask32 negative = _mm512_cmplt_epi16_mask(c, zero), any = _mm512_cmpneq_epi16_mask(c, zero);
+        // Negative codes count down from 126.
+        const __m512i index = _mm512_mask_sub_epi16(c, negative, _mm512_set1_epi16(Dynamic8::kSignedZero - 1), c);
+        low = look_up(0, index, any), high = look_up(1, index, any);
+        high = _mm512_or_si512(high, _mm512_maskz_set1_epi16(negative, static_cast<short>(0x8000)));
+      } else {
+        low = look_up(0, c, ~0u), high = look_up(1, c, ~0u);
+      }
+      const vf s(scale);
+      out[2 * half] = vf(vf::Vec{_mm512_castsi512_ps(_mm512_unpacklo_epi16(low, high))}) * s;
+      out[2 * half + 1] = vf(vf::Vec{_mm512_castsi512_ps(_mm512_unpackhi_epi16(low, high))}) * s;
+    }
+  }
+
+  // Byte 2 of each of 64 words, whose byte 3 is 0.
+  HWY_INLINE __m512i ranks(const __m512i (&words)[kTileVectors]) const {
+    const auto rank = [&](int i) { return _mm512_srli_epi32(words[i], 16); };
+    const __m512i first = _mm512_packus_epi32(rank(0), rank(1)), second = _mm512_packus_epi32(rank(2), rank(3));
+    const __m512i transpose = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    return _mm512_permutexvar_epi32(transpose, _mm512_packus_epi16(first, second));
+  }
+
+  HWY_INLINE __mmask64 negative(const __m512 (&x)[kTileVectors]) const {
+    u64 mask = 0;
+    for (int i = 0; i < kTileVectors; ++i)
+      mask |= static_cast<u64>(_mm512_movepi32_mask(_mm512_castps_si512(x[i]))) << (16 * i);
+    return mask;
+  }
+
+ private:
+  // Zeros where `any` is not set.
+  HWY_INLINE __m512i look_up(int k, __m512i index, __mmask32 any) const {
+    const auto quarter = [&](int i) {
+      const u16* const p = plane[k] + 64 * i;
+      return _mm512_maskz_permutex2var_epi16(any, _mm512_load_si512(p), index, _mm512_load_si512(p + 32));
+    };
+    const __mmask32 odd = _mm512_test_epi16_mask(index, _mm512_set1_epi16(64));
+    const __m512i low = _mm512_mask_blend_epi16(odd, quarter(0), quarter(1));
+    if constexpr (kSigned) {
+      return low;
+    } else {
+      const __mmask32 upper = _mm512_test_epi16_mask(index, _mm512_set1_epi16(128));
+      return _mm512_mask_blend_epi16(upper, low, _mm512_mask_blend_epi16(odd, quarter(2), quarter(3)));
+    }
+  }
+};
+
+#endif
