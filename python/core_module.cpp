@@ -74,8 +74,8 @@ NB_MODULE(_core, m) {
         lowtide::cpu::GradientSums sums;
         sums.squares.set_limbs(squares);
         sums.largest = static_cast<uint32_t>(largest);
-        const auto clipped = lowtide::clip_to(lowtide::gradient_norm(sums, norm_type, factor), max_norm, factor);
-        return std::tuple(clipped.norm, clipped.grad_scale, clipped.finite);
+        const auto clip = lowtide::clip_of(sums, lowtide::clip_request(max_norm, norm_type, factor));
+        return std::tuple(clip.norm, clip.factor, clip.finite != 0);
       },
       "squares"_a, "largest"_a, "norm_type"_a, "max_norm"_a, "factor"_a,
       "The norm of gradients times `factor`, by their sums (`Optimizer.gradient_sums`); the factor that clips them, "

@@ -2,10 +2,13 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "arguments.h"
+#include "backend/gradient_reader.h"
 #include "measured_gradients.h"
 #include "optim/joint_checkpoint.h"
 #include "py_optimizer.h"
@@ -34,6 +37,14 @@ PyType_Slot kSlots[] = {
 
 void bind_optimizer(nb::module_& m) {
   nb::class_<StateMemory>(m, "StateMemory");
+  nb::class_<QueuedClip>(m, "QueuedClip", "A norm of gradients, and what clips them, which may still be on their way.")
+      .def(
+          "wait",
+          [](QueuedClip& clip) {
+            const kernels::Clip found = clip.wait();
+            return std::tuple(found.norm, found.factor, found.finite != 0);
+          },
+          kReleased, "As `clip_to`.");
   nb::class_<MeasuredGradients>(m, "MeasuredGradients",
                                 "The gradients of these parameters as they are now. Keeps none of them alive.")
       .def(nb::init<const nb::list&>(), "params"_a, nb::sig("def __init__(self, params: list[Any]) -> None"))
@@ -71,7 +82,7 @@ groups). whole: of a shard, see shard_of in lowtide.devices.flattened.)")
            "The result that `step` would return, without stepping. Raises what `step` would refuse.")
       .def(
           "step", &PyOptimizer::step, "grad_scale"_a = 1.0, "assume_finite"_a = false, "stream"_a = 0,
-          "free_bytes"_a = -1, "only"_a = nb::none(), "directions"_a = nb::none(),
+          "free_bytes"_a = -1, "only"_a = nb::none(), "directions"_a = nb::none(), "clip"_a = nb::none(),
           R"(One step over every parameter whose `.grad` is not None. Returns -1 when applied or not known yet, else (skipped)
 the number of the first parameter with a non-finite gradient. Releases the GIL while computing.
 
@@ -81,6 +92,8 @@ weight decay, and the parameter stays.)")
       .def("gradient_sums", &PyOptimizer::gradient_sums, "only"_a = nb::none(), "stream"_a = 0,
            "The exact sum of the squares of the gradients, as numbers of 32 bits that may be added to those of others, "
            "and the largest magnitude as float bits. Waits for it.")
+      .def("queue_clip", &PyOptimizer::queue_clip, "max_norm"_a, "norm_type"_a, "grad_scale"_a, "norm"_a, "stream"_a,
+           "What clips the gradients, for `step`: on CUDA queued. The address `norm` gets the norm as float32.")
       .def("prepare_replay", &PyOptimizer::prepare_replay, "grad_scale"_a = 1.0, "stream"_a = 0)
       .def("prefetch", &PyOptimizer::prefetch, "bytes"_a, "stream"_a = 0)
       .def("demote", PyOptimizer::core_alone(&Optimizer::demote), "bytes"_a)

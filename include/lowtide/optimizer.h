@@ -138,6 +138,9 @@ struct Gradient {
   const int64_t* strides = nullptr;  // in elements, 0 allowed; nullptr: contiguous
 };
 
+// A norm of gradients that may still be on its way: Optimizer::queue_clip_grad_norm.
+class QueuedClip;
+
 struct StepOptions {
   // The device queue (an in-order sycl::queue*, a cudaStream_t) that the step is ordered on. When the call returns the
   // step is queued, and parameters are final for work that is queued there after it. The queue must outlive the
@@ -154,6 +157,9 @@ struct StepOptions {
   // rules that go on from there. The memory is borrowed as parameters are, and must be addressable by their device. Not
   // for ballots() and not on a queue that is recorded.
   std::span<float* const> directions = {};
+  // The result of queue_clip_grad_norm() for these gradients: they are multiplied by its factor, too. It was made for
+  // this step, and no gradient has changed since. Not on a queue that is recorded.
+  std::shared_ptr<QueuedClip> clip = nullptr;
 };
 
 struct StepResult {
@@ -256,6 +262,13 @@ class LT_API Optimizer {
   // the step. Waits, on a device for all that is queued on options.stream. Throws kInvalidArgument.
   ClippedNorm clip_grad_norm(std::span<const Gradient> grads, double max_norm, double norm_type = 2,
                              const StepOptions& options = {});
+  // The same for a step that is given the result as StepOptions::clip, of which only the norm, as float32, comes to
+  // `norm` (memory of the parameters' device, or nullptr). On CUDA nothing waits: the reading is queued on
+  // options.stream, and the step finds the factor on the device. The gradients must stay until the step has read them.
+  std::shared_ptr<QueuedClip> queue_clip_grad_norm(std::span<const Gradient> grads, double max_norm, double norm_type,
+                                                   float* norm, const StepOptions& options = {});
+  // Waits for it.
+  static ClippedNorm clipped(QueuedClip& clip);
 
   // Takes one step of all parameters; grads[i] belongs to parameter i. Either all parameters and states are stepped or,
   // on a non-finite gradient or any exception, none is. With state on disk there are two exceptions. A chunk that

@@ -50,6 +50,7 @@ using Call = Result (*)(Outcome*, Handle<T>*, Arguments...) noexcept;
 struct Table {
   using Event = std::shared_ptr<void>;  // as Device::Event; nullptr crosses as nullptr
   using SharedGuard = std::shared_ptr<Guard>;
+  using SharedClip = std::shared_ptr<QueuedClip>;
   using SharedRecording = std::shared_ptr<RecordedStep>;
 
   // Backend.
@@ -63,7 +64,10 @@ struct Table {
   Call<int64_t, Backend, Items<const StepItem>, int, void*> first_nonfinite;
   Call<Handle<SharedGuard>*, Backend, Items<const StepItem>, void*> queue_guard;
   Call<Handle<SharedRecording>*, Backend, Items<const StepItem>, bool, void*> record_step;
-  Call<kernels::Sums, Backend, Items<const StepItem>, void*> read_gradients;  // of its GradientReader
+  // Its GradientReader.
+  Call<kernels::Sums, Backend, Items<const StepItem>, void*> read_gradients;
+  Call<Handle<SharedClip>*, Backend, Items<const StepItem>, const kernels::ClipTo&, float*, void*> queue_clip;
+  Call<Handle<SharedGuard>*, Backend, Items<const StepItem>, Handle<SharedClip>*, double, bool, void*> clipped_guard;
   Call<void, Backend, const CodecItem&, void*> decode, encode;
   Call<void, Backend, Items<const SignItem>, int, void*> pack_signs, unpack_signs;
   Call<void, Backend, const VoteItem&, int, void*> vote_signs;
@@ -76,6 +80,10 @@ struct Table {
   Call<Guard*, SharedGuard> guard_own;
   Call<int64_t, SharedGuard> guard_first;
   Call<const uint32_t*, SharedGuard> guard_word;
+
+  // QueuedClip.
+  Call<void, SharedClip> clip_release;
+  Call<kernels::Clip, SharedClip> clip_wait;
 
   // RecordedStep.
   Call<void, SharedRecording> recording_release;
@@ -121,7 +129,7 @@ inline uint64_t digest(const Sample& sample) {
   };
   add({sizeof(Table), sizeof(StepItem), sizeof(Layout), sizeof(BallotTarget), sizeof(BlockNorms), sizeof(CodecItem)});
   add({sizeof(SignItem), sizeof(VoteItem), sizeof(CountItem), sizeof(ApplyItem), sizeof(FeedbackItem), kMaxStates});
-  add({sizeof(kernels::Sums)});
+  add({sizeof(kernels::Sums), sizeof(kernels::ClipTo), sizeof(kernels::Clip)});
   add_each(sample.layout.sizes, sample.layout.strides);
   add_each(sample.vote.ballots, sample.vote.weights, sample.vote.presence);
   add_each(sample.count.ballots, sample.count.weights, sample.count.planes);

@@ -118,6 +118,17 @@ inline constexpr Table kTable = [] {
                             void* stream) noexcept {
     return attempt(outcome, [&] { return reader_of(self(backend)).read_gradients(items, stream); });
   };
+  table.queue_clip = [](Outcome* outcome, Handle<Backend>* backend, Items<const StepItem> items,
+                        const kernels::ClipTo& to, float* norm, void* stream) noexcept {
+    return attempt(outcome, [&] { return handle(reader_of(self(backend)).queue_clip(items, to, norm, stream)); });
+  };
+  table.clipped_guard = [](Outcome* outcome, Handle<Backend>* backend, Items<const StepItem> items,
+                           Handle<Table::SharedClip>* clip, double scale, bool searches, void* stream) noexcept {
+    return attempt(outcome, [&] {
+      GradientReader& reader = reader_of(self(backend));
+      return handle(reader.queue_clipped_guard(items, *object(clip), scale, searches, stream));
+    });
+  };
   table.decode = Exported<&Backend::decode>{};
   table.encode = Exported<&Backend::encode>{};
   table.pack_signs = Exported<static_cast<PackSigns>(&Backend::pack_signs)>{};
@@ -131,6 +142,9 @@ inline constexpr Table kTable = [] {
   table.guard_own = [](Outcome*, Handle<Table::SharedGuard>* guard) noexcept { return &self(guard); };
   table.guard_first = Exported<&Guard::first>{};
   table.guard_word = Exported<&Guard::word>{};
+
+  table.clip_release = release;
+  table.clip_wait = Exported<&QueuedClip::wait>{};
 
   table.recording_release = release;
   table.recording_prepare = Exported<&RecordedStep::prepare>{};

@@ -80,6 +80,21 @@ class PluginGuard final : public Guard {
   Guard* own_;
 };
 
+class PluginClip final : public QueuedClip {
+ public:
+  // of: who has queued it.
+  PluginClip(const Table& table, Owned<Table::SharedClip> clip, std::shared_ptr<const void> of)
+      : table_(table), clip_(std::move(clip)), of_(std::move(of)) {}
+  kernels::Clip wait() override { return call(table_.clip_wait, clip_.get()); }
+  Handle<Table::SharedClip>* handle() const { return clip_.get(); }
+  const std::shared_ptr<const void>& of() const { return of_; }
+
+ private:
+  const Table& table_;
+  Owned<Table::SharedClip> clip_;
+  std::shared_ptr<const void> of_;
+};
+
 class PluginRecordedStep final : public RecordedStep {
  public:
   PluginRecordedStep(const Table& table, Owned<Table::SharedRecording> recording)
@@ -185,6 +200,21 @@ class PluginBackend final : public Backend, public GradientReader {
   kernels::Sums read_gradients(std::span<const StepItem> items, void* stream) override {
     return call(table_.read_gradients, backend_.get(), items, stream);
   }
+  std::shared_ptr<QueuedClip> queue_clip(std::span<const StepItem> items, const kernels::ClipTo& to, float* norm,
+                                         void* stream) override {
+    Owned made(table_.clip_release, call(table_.queue_clip, backend_.get(), items, to, norm, stream));
+    return made.get() ? std::make_shared<PluginClip>(table_, std::move(made), identity_) : nullptr;
+  }
+  bool has_queued(const QueuedClip& clip) const override {
+    const auto* const plugins = dynamic_cast<const PluginClip*>(&clip);
+    return plugins && plugins->of() == identity_;
+  }
+  std::shared_ptr<Guard> queue_clipped_guard(std::span<const StepItem> items, const std::shared_ptr<QueuedClip>& clip,
+                                             double scale, bool searches, void* stream) override {
+    Handle<Table::SharedClip>* const own = static_cast<PluginClip&>(*clip).handle();
+    Owned made(table_.guard_release, call(table_.clipped_guard, backend_.get(), items, own, scale, searches, stream));
+    return wrap<PluginGuard>(table_, std::move(made));
+  }
   void decode(const CodecItem& item, void* stream) override { call(table_.decode, backend_.get(), item, stream); }
   void encode(const CodecItem& item, void* stream) override { call(table_.encode, backend_.get(), item, stream); }
   void pack_signs(std::span<const SignItem> items, int threads, void* stream) override {
@@ -210,6 +240,7 @@ class PluginBackend final : public Backend, public GradientReader {
   const Table& table_;
   Owned<Backend> backend_;
   std::unique_ptr<PluginDevice> device_;
+  const std::shared_ptr<const void> identity_ = std::make_shared<char>();  // clips may outlive this backend
 };
 
 }  // namespace

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 
+#include "backend/gradient_reader.h"
 #include "backend/replays.h"
 #include "core/error.h"
+#include "optim/gradient_norm.h"
 
 namespace lowtide {
 namespace {
@@ -61,26 +63,48 @@ void DeviceSteps::synchronize() {
 }
 
 StepResult DeviceSteps::step(std::span<const Gradient> grads, const StepOptions& options, const Ballots* ballots) {
-  if (device_.is_capturing(options.stream)) return record(grads, options, ballots);
+  if (device_.is_capturing(options.stream)) {
+    LT_REQUIRE(!options.clip, "got a step to record that clips, wanted one that does not: replays would clip alike");
+    return record(grads, options, ballots);
+  }
   resolve_and_raise();
-  StepPlan plan(table_, buffers_, grads, options, ballots);
+  StepOptions own = options;
+  const std::shared_ptr<QueuedClip> clip = take_clip(own);
+  StepPlan plan(table_, buffers_, grads, own, ballots);
   Borrowed borrowed(table_);
   announce(options);  // before memory is taken
   plan.gather();
   // Norms are waited for anyway: a step that needs them is taken, or not, when it returns.
-  std::shared_ptr<Guard> guard =
-      plan.searches() && !table_.needs_norms ? backend_.queue_guard(plan.items(), options.stream) : nullptr;
-  const bool pending = guard != nullptr;
-  if (pending) {
-    plan.set_guard(guard.get());
-    begin_pending(plan, std::move(guard), false);
-  }
+  const bool searches = plan.searches() && !table_.needs_norms;
+  std::shared_ptr<Guard> guard;
+  if (clip)
+    guard = gradient_reader(backend_)->queue_clipped_guard(plan.items(), clip, options.grad_scale, searches,
+                                                           options.stream);
+  else if (searches)
+    guard = backend_.queue_guard(plan.items(), options.stream);
+  const bool pending = guard && searches;
+  if (guard) plan.set_guard(guard.get());
+  if (pending) begin_pending(plan, guard, false);
   const StepResult taken = plan.take(pending);
   borrowed.end();
   if (!taken.applied) return taken;
   note_queued(options.stream);
   if (pending_) pending_->queued = queued_;
   return taken;
+}
+
+// A clip that the device has puts the factor into the items itself. One that the host knows, or must know for norms of
+// parameters, becomes a factor like any other; nullptr then.
+std::shared_ptr<QueuedClip> DeviceSteps::take_clip(StepOptions& options) const {
+  std::shared_ptr<QueuedClip> clip = std::move(options.clip);
+  if (!clip) return nullptr;
+  if (!table_.needs_norms && gradient_reader(backend_) && gradient_reader(backend_)->has_queued(*clip)) {
+    options.grad_scale = 1;
+    return clip;
+  }
+  options.clip = clip;
+  options = without_clip(options);
+  return nullptr;
 }
 
 // Budgets under automatic residency share what is free.

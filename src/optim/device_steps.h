@@ -61,6 +61,7 @@ class DeviceSteps {
 
   // The plan's counts are what the step is uncounted to if the guard finds something.
   void begin_pending(const StepPlan& plan, std::shared_ptr<Guard> guard, bool replayed);
+  std::shared_ptr<QueuedClip> take_clip(StepOptions& options) const;
   void wait_for_steps();
   void raise_nonfinite();
 

@@ -15,10 +15,34 @@ namespace {
 
 static_assert(kernels::kSumLimbs == ExactSum::kLimbs && kernels::kSumLowest == ExactSum::kLowest);
 
-cpu::GradientSums sums_on_device(ParamTable& table, std::span<const Gradient> grads, void* stream) {
-  GradientReader* const reader = gradient_reader(table.on.at_params);
-  if (!reader)
-    fail(ErrorKind::kUnsupported, "got gradients in memory of %s, which finds no norms", table.on.at_params.name());
+#include "portable/types.h"
+#include "portable/math.h"
+#include "backend/kernels/clip-inl.h"
+
+// Known when it is made.
+class KnownClip final : public QueuedClip {
+ public:
+  explicit KnownClip(const kernels::Clip& clip) : clip_(clip) {}
+  kernels::Clip wait() override { return clip_; }
+
+ private:
+  kernels::Clip clip_;
+};
+
+GradientReader& reader_of(ParamTable& table) {
+  if (GradientReader* const reader = gradient_reader(table.on.at_params)) return *reader;
+  fail(ErrorKind::kUnsupported, "got gradients in memory of %s, which finds no norms", table.on.at_params.name());
+}
+
+void check_all(const ParamTable& table, std::span<const Gradient> grads, const void* stream) {
+  LT_REQUIRE(grads.size() == table.params.size(),
+             "got %zu gradients for %zu parameters; give one each, with null data where there is none", grads.size(),
+             table.params.size());
+  LT_REQUIRE(!stream || table.on.device, "got a stream for CPU parameters, wanted nullptr");
+}
+
+// Items of which gradients alone are read.
+std::vector<StepItem> items_of(ParamTable& table, std::span<const Gradient> grads) {
   std::vector<StepItem> items;
   for (size_t i = 0; i < grads.size(); ++i) {
     if (!grads[i].data) continue;
@@ -30,7 +54,11 @@ cpu::GradientSums sums_on_device(ParamTable& table, std::span<const Gradient> gr
     item.param_layout = &param.layout;
     item.rule = param.rule;
   }
-  const kernels::Sums found = reader->read_gradients(items, stream);
+  return items;
+}
+
+cpu::GradientSums sums_on_device(ParamTable& table, std::span<const Gradient> grads, void* stream) {
+  const kernels::Sums found = reader_of(table).read_gradients(items_of(table, grads), stream);
   ExactSum::Limbs limbs;
   std::copy_n(found.limbs, limbs.size(), limbs.begin());
   cpu::GradientSums sums;
@@ -42,12 +70,8 @@ cpu::GradientSums sums_on_device(ParamTable& table, std::span<const Gradient> gr
 }  // namespace
 
 cpu::GradientSums gradient_sums(Optimizer& of, std::span<const Gradient> grads, void* stream) {
-  auto& impl = OptimizerEnv::impl(of);
-  ParamTable& table = impl.table;
-  LT_REQUIRE(grads.size() == table.params.size(),
-             "got %zu gradients for %zu parameters; give one each, with null data where there is none", grads.size(),
-             table.params.size());
-  LT_REQUIRE(!stream || table.on.device, "got a stream for CPU parameters, wanted nullptr");
+  ParamTable& table = OptimizerEnv::impl(of).table;
+  check_all(table, grads, stream);
   if (table.on.device) return sums_on_device(table, grads, stream);
   std::vector<cpu::GradientView> views;
   for (size_t i = 0; i < grads.size(); ++i) {
@@ -58,29 +82,61 @@ cpu::GradientSums gradient_sums(Optimizer& of, std::span<const Gradient> grads, 
   return cpu::gradient_sums(views, table.on.threads, table.on.host->target());
 }
 
-double gradient_norm(const cpu::GradientSums& sums, double norm_type, double factor) {
-  const bool largest = norm_type == std::numeric_limits<double>::infinity();
-  LT_REQUIRE(largest || norm_type == 2, "got norm_type=%g, wanted 2 or infinity", norm_type);
-  const float magnitude = std::bit_cast<float>(sums.largest);
-  if (largest || !std::isfinite(magnitude)) return std::fabs(factor) * magnitude;
-  return std::fabs(factor) * std::sqrt(sums.squares.value());
+kernels::ClipTo clip_request(double max_norm, double norm_type, double factor) {
+  const bool is_largest = norm_type == std::numeric_limits<double>::infinity();
+  LT_REQUIRE(is_largest || norm_type == 2, "got norm_type=%g, wanted 2 or infinity", norm_type);
+  LT_REQUIRE(max_norm >= 0, "got max_norm=%g, wanted 0 or more", max_norm);
+  LT_REQUIRE(std::isfinite(static_cast<float>(factor)), "got grad_scale=%g, wanted a finite number", factor);
+  return {max_norm, factor, is_largest, 0};
 }
 
-ClippedNorm clip_to(double norm, double max_norm, double factor) {
-  LT_REQUIRE(max_norm >= 0, "got max_norm=%g, wanted 0 or more", max_norm);
-  constexpr double kEpsilon = 1e-6;
-  if (!std::isfinite(norm)) return {norm, factor, false};
-  const double clip = std::min(1.0, max_norm / (norm + kEpsilon));
-  return {norm, factor * clip, norm * clip < kGradientLimit};
+kernels::Clip clip_of(const cpu::GradientSums& sums, const kernels::ClipTo& to) {
+  return clip_to(clip_norm(sums.largest, std::sqrt(sums.squares.value()), to.is_largest, to.scale), to);
 }
 
 ClippedNorm Optimizer::clip_grad_norm(std::span<const Gradient> grads, double max_norm, double norm_type,
                                       const StepOptions& options) {
   const Impl::Call call(*impl_);
-  LT_REQUIRE(std::isfinite(static_cast<float>(options.grad_scale)), "got grad_scale=%g, wanted a finite number",
-             options.grad_scale);
-  const double norm = gradient_norm(gradient_sums(*this, grads, options.stream), norm_type, options.grad_scale);
-  return clip_to(norm, max_norm, options.grad_scale);
+  const kernels::ClipTo to = clip_request(max_norm, norm_type, options.grad_scale);
+  KnownClip found(clip_of(gradient_sums(*this, grads, options.stream), to));
+  return clipped(found);
+}
+
+std::shared_ptr<QueuedClip> Optimizer::queue_clip_grad_norm(std::span<const Gradient> grads, double max_norm,
+                                                            double norm_type, float* norm, const StepOptions& options) {
+  const Impl::Call call(*impl_);
+  const kernels::ClipTo to = clip_request(max_norm, norm_type, options.grad_scale);
+  ParamTable& table = impl_->table;
+  check_all(table, grads, options.stream);
+  if (Device* const device = table.on.device) {
+    auto queued = reader_of(table).queue_clip(items_of(table, grads), to, norm, options.stream);
+    if (queued) return queued;
+    const kernels::Clip found = clip_of(sums_on_device(table, grads, options.stream), to);
+    const auto rounded = static_cast<float>(found.norm);
+    if (norm) {
+      device->copy(options.stream, norm, &rounded, sizeof rounded);
+      device->host_wait(device->record(options.stream));
+    }
+    return std::make_shared<KnownClip>(found);
+  }
+  const kernels::Clip found = clip_of(gradient_sums(*this, grads, nullptr), to);
+  if (norm) *norm = static_cast<float>(found.norm);
+  return std::make_shared<KnownClip>(found);
+}
+
+StepOptions without_clip(const StepOptions& options) {
+  StepOptions own = options;
+  if (!options.clip) return own;
+  own.clip = nullptr;
+  const kernels::Clip found = options.clip->wait();
+  own.grad_scale = found.factor * options.grad_scale;
+  own.assume_finite = options.assume_finite || clip_is_fine(found, options.grad_scale);
+  return own;
+}
+
+ClippedNorm Optimizer::clipped(QueuedClip& clip) {
+  const kernels::Clip found = clip.wait();
+  return {found.norm, found.factor, found.finite != 0};
 }
 
 }  // namespace lowtide

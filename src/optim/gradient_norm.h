@@ -4,6 +4,7 @@
 #include <span>
 
 #include "backend/cpu/gradient_sums.h"
+#include "backend/kernels/clip.h"
 #include "lowtide/optimizer.h"
 
 namespace lowtide {
@@ -12,13 +13,15 @@ namespace lowtide {
 // kInvalidArgument for gradients that a step would refuse.
 cpu::GradientSums gradient_sums(Optimizer& of, std::span<const Gradient> grads, void* stream);
 
-// The norm of gradients times a finite factor. norm_type: 2 or infinity; throws kInvalidArgument. Not finite if one is
-// not.
-double gradient_norm(const cpu::GradientSums& sums, double norm_type, double factor);
+// The norm to be made of gradients times a factor. norm_type: 2 or infinity. Throws kInvalidArgument.
+kernels::ClipTo clip_request(double max_norm, double norm_type, double factor);
 
-// The factor with which a step makes max_norm of a norm that is larger, as torch has it, and whether it then need not
-// look for gradients that are not finite. A norm that is not finite clips nothing: the step's own check says what is
-// wrong.
-ClippedNorm clip_to(double norm, double max_norm, double factor);
+// The norm, not finite if a gradient is not; the factor with which a step makes max_norm of a norm that is larger, as
+// torch has it; and whether it then need not look for gradients that are not finite. A norm that is not finite clips
+// nothing: the step's own check says what is wrong.
+kernels::Clip clip_of(const cpu::GradientSums& sums, const kernels::ClipTo& to);
+
+// The same options without a clip: waits for it, and has its factor in grad_scale.
+StepOptions without_clip(const StepOptions& options);
 
 }  // namespace lowtide

@@ -4,6 +4,7 @@
 
 #include "backend/cpu/cpu_backend.h"
 #include "core/sizes.h"
+#include "optim/gradient_norm.h"
 #include "optim/optimizer_impl.h"
 
 namespace lowtide {
@@ -87,7 +88,8 @@ int64_t Optimizer::param_count() const { return static_cast<int64_t>(impl_->tabl
 StepResult Optimizer::check(std::span<const Gradient> grads, const StepOptions& options) {
   const Impl::Call call(*impl_);
   if (impl_->on_device) impl_->on_device->resolve_and_raise();
-  StepPlan plan(impl_->table, impl_->buffers, grads, options);
+  const StepOptions own = without_clip(options);
+  StepPlan plan(impl_->table, impl_->buffers, grads, own);
   if (impl_->on_device) impl_->on_device->announce(options);
   plan.gather();
   const int64_t bad = plan.first_bad();
@@ -97,7 +99,8 @@ StepResult Optimizer::check(std::span<const Gradient> grads, const StepOptions& 
 StepResult Optimizer::step(std::span<const Gradient> grads, const StepOptions& options) {
   const Impl::Call call(*impl_);
   if (impl_->on_device) return impl_->on_device->step(grads, options, nullptr);
-  StepPlan plan(impl_->table, impl_->buffers, grads, options);
+  const StepOptions own = without_clip(options);
+  StepPlan plan(impl_->table, impl_->buffers, grads, own);
   plan.gather();
   return plan.take();
 }
@@ -114,7 +117,8 @@ StepResult Optimizer::ballots(std::span<const Gradient> grads, const SignBuffer&
   const Impl::Call call(*impl_);
   const Ballots ballots{out, zero_is_plus};
   if (impl_->on_device) return impl_->on_device->step(grads, options, &ballots);
-  StepPlan plan(impl_->table, impl_->buffers, grads, options, &ballots);
+  const StepOptions own = without_clip(options);
+  StepPlan plan(impl_->table, impl_->buffers, grads, own, &ballots);
   plan.gather();
   return plan.take();
 }

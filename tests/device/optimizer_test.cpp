@@ -71,11 +71,20 @@ TEST(DeviceOptimizer, ClipsToTheBitsOfTheHost) {
     lowtide::Memory memory;
     memory.chunk_bytes = 4096;
     if (rng.chance(0.3)) memory.device_bytes = rng.between(5, 30) * 4096;
-    Twins twins(rng, random_setup(rng), memory, TestDevice::get().open());
+    Config setup = random_setup(rng);
+    setup.nonfinite = rng.chance(0.7) ? NonFinite::kSkip : NonFinite::kPropagate;
+    Twins twins(rng, setup, memory, TestDevice::get().open());
     for (int64_t n = rng.between(1, 6); n > 0; --n)
       twins.add(pick(rng, std::vector{DType::kF32, DType::kBF16, DType::kF16}), random_sizes(rng));
-    for (int step = 0; step < 3; ++step) {
+    if (setup.nonfinite == NonFinite::kSkip)
+      twins.spoil = [&](Tensor& grad) {
+        if (grad.numel && rng.chance(0.1))
+          grad.set(0, grad.dtype == DType::kF32 && rng.chance(0.5) ? INFINITY : 0x1p100);
+      };
+    for (int step = 0; step < 4; ++step) {
       twins.max_norm = std::ldexp(1, static_cast<int>(rng.between(-20, 10)));
+      twins.grad_scale = rng.chance(0.5) ? 1 : 0.3;
+      twins.queues_clips = rng.chance(0.6);
       twins.step(rng.chance(0.3) ? 0.5 : 1);
     }
     EXPECT_EQ(twins.differing(), 0) << "trial " << trial;

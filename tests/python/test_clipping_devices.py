@@ -49,3 +49,40 @@ def test_a_bad_gradient_is_skipped(device: StandIn, seed: int) -> None:
     device.synchronize()
     assert [bits(p) for p in there] == before and opt.skipped_steps == 1
     assert opt.last_grad_norm is not None and bool(opt.last_grad_norm.isnan())
+
+
+def test_the_option_gives_the_bits_of_the_cpu(device: StandIn, seed: int, figure: Callable[[str], None]) -> None:
+    """By the option; and of a rule whose norms of parameters the host needs, too."""
+    here = [parameter(*shape) for shape in SHAPES]
+    for cls in (lowtide.AdamW, lowtide.LAMB):
+        there = device.parameters(here)
+        first, second = (cls(params, lr=0.01, max_grad_norm=0.5) for params in (here, there))
+        norms = []
+        for _ in range(3):
+            random_gradients(here)
+            device.give_gradients(there, here)
+            first.step()
+            second.step()
+            device.synchronize()
+            assert first.last_grad_norm is not None and second.last_grad_norm is not None
+            norms.append(float(second.last_grad_norm))
+            assert bits(first.last_grad_norm) == bits(second.last_grad_norm)
+            assert [bits(p) for p in here] == [bits(p) for p in there]
+        figure(f"{cls.__name__}: norms {norms}, 0 bits differ")
+
+
+def test_error_if_nonfinite_waits_for_the_norm(device: StandIn, seed: int) -> None:
+    here = [parameter(*shape) for shape in SHAPES]
+    there = device.parameters(here)
+    opt = lowtide.AdamW(there)
+    random_gradients(here)
+    assert here[1].grad is not None
+    here[1].grad[3, 3] = -math.inf
+    device.give_gradients(there, here)
+    with pytest.raises(RuntimeError, match="norm of inf of order 2"):
+        opt.clip_grad_norm_(1.0, error_if_nonfinite=True)
+    before = [bits(p) for p in there]
+    opt.clip_grad_norm_(1.0)
+    opt.step()
+    device.synchronize()
+    assert [bits(p) for p in there] == before and opt.skipped_steps == 1

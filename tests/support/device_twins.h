@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -149,6 +150,8 @@ class Twins {
   const std::vector<Gradient>& last_gradients() const { return last_; }
   std::function<void(Tensor&)> spoil;  // gradients, before they are used
   double max_norm = 0;                 // above 0: steps clip to it
+  double grad_scale = 1;               // of steps that clip
+  bool queues_clips = false;           // on the device without a wait
   bool raises_later = false;           // on the device a step throws what the one before it should have
   int64_t raised_here = 0, raised_there = 0;
   int64_t free_bytes = -1;                   // that steps are told
@@ -190,10 +193,24 @@ class Twins {
   void clip(std::span<const Gradient> here, std::span<const Gradient> there, StepOptions& at_host,
             StepOptions& on_device) {
     const ClippedNorm wanted = on_host_.clip_grad_norm(here, max_norm);
-    const ClippedNorm got = on_device_->clip_grad_norm(there, max_norm, 2, on_device);
-    EXPECT_EQ(got.norm, wanted.norm);
-    at_host.grad_scale = wanted.grad_scale, at_host.assume_finite = wanted.finite;
-    on_device.grad_scale = got.grad_scale, on_device.assume_finite = got.finite;
+    at_host.grad_scale = wanted.grad_scale * grad_scale, at_host.assume_finite = wanted.finite;
+    Tensor norm(DType::kF32, {1});
+    void* const norm_there = tensors_->put(norm);
+    if (queues_clips) {
+      on_device.clip = on_device_->queue_clip_grad_norm(there, max_norm, 2, static_cast<float*>(norm_there), on_device);
+      on_device.grad_scale = grad_scale;
+      if (rng_.chance(0.7)) return;
+    }
+    const ClippedNorm got = on_device.clip ? Optimizer::clipped(*on_device.clip)
+                                           : on_device_->clip_grad_norm(there, max_norm, 2, on_device);
+    EXPECT_TRUE(got.norm == wanted.norm || (std::isnan(got.norm) && std::isnan(wanted.norm)));
+    EXPECT_EQ(got.grad_scale, wanted.grad_scale);
+    EXPECT_EQ(got.finite, wanted.finite);
+    if (on_device.clip && std::isfinite(got.norm)) {
+      tensors_->get(norm_there, norm);
+      EXPECT_EQ(norm.get(0), static_cast<float>(got.norm));
+    }
+    if (!on_device.clip) on_device.grad_scale = got.grad_scale * grad_scale, on_device.assume_finite = got.finite;
   }
 
   Rng& rng_;

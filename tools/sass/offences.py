@@ -58,7 +58,8 @@ def wrong_selectors(kernel: Kernel) -> list[str]:
 def fused(kernel: Kernel) -> tuple[int, int]:
     """Fused sums that an exact kernel has, and that it may have. nvcc's sequences, which real-inl.h has as well, use one
     reciprocal or reciprocal root each: 6 for a division of known range, 5 for one that is checked (FCHK), 2 for a reciprocal
-    that is checked (it calls a function otherwise), 2 for a root. A function's own are not counted; reciprocals of integer
+    that is checked (it calls a function otherwise), 2 for a root; 1 for a division of doubles, whose range it checks. A
+    function's own are not counted; reciprocals of integer
     divisions, which begin with a conversion upwards, have none."""
     end = min(kernel.functions, default=1 << 62)
     code = [i for i in kernel.code if i.address < end]
@@ -70,7 +71,7 @@ def fused(kernel: Kernel) -> tuple[int, int]:
 
     float_reciprocals = count(r"MUFU\.RCP$") - count(r"I2F\..*\.RP$")
     checked = sum("rcp_rn" in name for name in called)
-    may = 6 * float_reciprocals + 2 * count(r"MUFU\.RSQ$") - count("FCHK") - 4 * checked
+    may = 6 * float_reciprocals + 2 * count(r"MUFU\.RSQ$") + count(r"MUFU\.RCP64H$") - count("FCHK") - 4 * checked
     words = demangled(kernel.name).split()
     if words[1:2] == ["float8"]:
         states = STATES.get(words[0], 2)

@@ -11,6 +11,7 @@ from typing import overload
 
 import torch
 
+from lowtide import _core
 from lowtide.devices import sharding
 from lowtide.engine.cores import Cores
 from lowtide.engine.rebuild import follow_moves
@@ -23,8 +24,6 @@ from lowtide.state import restore
 
 class SteppingOptimizer(ClippingOptimizer):
     """Base class of `Optimizer`, which adds what is done with state beside stepping."""
-
-    _take: Callable[[float, bool, int, int, list[int] | None], object] | None = None  # in place of the core's step
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -90,10 +89,10 @@ class SteppingOptimizer(ClippingOptimizer):
             restore.take_assigned(engine, self.state, self.param_groups, only)
         engine.captured |= capturing
         scale, bad = self._scaling() if engine.settings.amp_scaling else (1.0, None)
-        agrees, failure = bool(engine.meshes) and self._agrees(), None
+        agrees, failure, queued = bool(engine.meshes) and self._agrees(), None, None
         if self._clips() and not bad:
             try:
-                scale, bad = self._clipped(scale, bad, only)
+                scale, bad, queued = self._clipped(scale, bad, only)
             except Exception as error:  # whatever it is: other ranks may be waiting
                 if not agrees:
                     raise
@@ -103,16 +102,24 @@ class SteppingOptimizer(ClippingOptimizer):
         if bad:
             engine.skipped_before += 1
         else:
-            self._following(lambda: self._step_core(scale, bad is not None, only))
+            self._following(lambda: self._step_core(scale, bad is not None, only, queued))
         if only is None:  # else other groups of the same gradients may follow
             self._clip_request = None
         if engine.awaited:
             self._adopt_new_state()
 
-    def _step_core(self, scale: float, known_finite: bool, only: list[int] | None) -> None:
+    def _step_core(
+        self, scale: float, known_finite: bool, only: list[int] | None, clip: _core.QueuedClip | None = None
+    ) -> None:
         engine = self.engine
         queue, free = (0, -1) if engine.on_host else (engine.queue(), engine.room())
-        (self._take or engine.core.step)(scale, known_finite, queue, free, only)
+        if self._take is not None:
+            self._take(scale, known_finite, queue, free, only)
+        elif clip is None:
+            engine.core.step(scale, known_finite, queue, free, only)
+        else:
+            (core,) = engine.cores.values()
+            core.step(scale, known_finite, queue, free, only, clip=clip)
 
     def _follow_moves(self) -> None:
         """Before a checkpoint is read: its state goes where parameters are now, and the core of before cannot step it there.
@@ -138,7 +145,7 @@ class SteppingOptimizer(ClippingOptimizer):
                 "wanted neither: they have the host decide on every step"
             )
         if self._clips():
-            raise ValueError("step: got gradients to clip while a graph is captured, wanted none: the host computes their norm")
+            raise ValueError("step: got gradients to clip while a graph is captured, wanted none: see docs/devices.md")
         for core_group in self.engine.groups:
             options = core_group.options(self.param_groups)
             check_on_host(self.engine.family.keys, options, f"parameter group {core_group.of}")

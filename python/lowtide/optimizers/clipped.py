@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 
+from lowtide import _core
 from lowtide.checks.values import expect
 from lowtide.devices.sharding import local_of
 from lowtide.optimizers.backward import StepInBackward
-from lowtide.optimizers.clipping import Clip, Request, checked_norm, measure
+from lowtide.optimizers.clipping import Clip, Queued, Request, can_queue, checked_norm, measure, queue
 from lowtide.optimizers.pushing import PushingOptimizer
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ class ClippingOptimizer(PushingOptimizer):
 
     last_grad_norm: torch.Tensor | None = None
     """The norm that `clip_grad_norm_` or, with max_grad_norm, the last step has found: float32, without dimensions."""
+
+    _take: Callable[[float, bool, int, int, list[int] | None], object] | None = None  # in place of the core's step
 
     @torch.no_grad()
     def clip_grad_norm_(
@@ -45,7 +49,8 @@ class ClippingOptimizer(PushingOptimizer):
         element on one of its ranks; DTensors know their meshes. Every rank of these must make the call.
 
         The norm is exact before it is rounded to float32: the same bits for all threads, instruction sets, devices and ways to
-        shard. On a device the call waits for what is queued there, and the step that follows waits for nothing.
+        shard. On one CUDA device nothing waits: the norm is a tensor there, as torch's. Otherwise the call waits for what is
+        queued on devices, and the step that follows waits for nothing.
 
         A step without this call before it clips nothing, and so does one for which all gradients have been replaced since
         (`zero_grad()` and another backward). A step raises ValueError if gradients were changed in place since, or some of them
@@ -64,17 +69,25 @@ class ClippingOptimizer(PushingOptimizer):
         clip = self._measure(limit, kind, 1.0, process_group)
         if error_if_nonfinite and not clip.is_finite:
             raise RuntimeError(
-                f"clip_grad_norm_: got a norm of {clip.norm} of order {kind} of gradients, wanted a finite one; "
+                f"clip_grad_norm_: got a norm of {float(self._norm())} of order {kind} of gradients, wanted a finite one; "
                 "error_if_nonfinite=False leaves it to the step"
             )
         self._clip_request = Request(clip, self.engine.params)
+        return self._norm()
+
+    def _norm(self) -> torch.Tensor:
         assert self.last_grad_norm is not None
         return self.last_grad_norm
 
-    def _measure(self, limit: float, kind: float, scale: float, group: ProcessGroup | None) -> Clip:
+    def _measure(self, limit: float, kind: float, scale: float, group: ProcessGroup | None) -> Clip | Queued:
         engine = self.engine
-        clip = self._following(lambda: measure(engine, limit, kind, scale, group))
         first = local_of(engine.params[0]) if engine.params else torch.empty(())
+        if can_queue(engine, group):
+            norm = new_norm(first)
+            queued = self._following(lambda: queue(engine, limit, kind, scale, norm))
+            self.last_grad_norm = norm
+            return queued
+        clip = self._following(lambda: measure(engine, limit, kind, scale, group))
         self.last_grad_norm = first.new_tensor(clip.norm, dtype=torch.float32)
         return clip
 
@@ -82,8 +95,11 @@ class ClippingOptimizer(PushingOptimizer):
         """Whether the next step may clip."""
         return self._clip_request is not None or self.engine.settings.max_grad_norm is not None
 
-    def _clipped(self, scale: float, bad: bool | None, only: list[int] | None) -> tuple[float, bool | None]:
-        """The factor of the gradients with what clips them, and whether one is known not to be finite (None: unknown)."""
+    def _clipped(
+        self, scale: float, bad: bool | None, only: list[int] | None
+    ) -> tuple[float, bool | None, _core.QueuedClip | None]:
+        """The factor of the gradients with what clips them, and whether one is known not to be finite (None: unknown); what
+        clips them besides, on a device."""
         request, limit = self._clip_request, self.engine.settings.max_grad_norm
         if request is not None and request.stands(self.engine.params):
             clip = request.clip.times(scale)
@@ -93,5 +109,14 @@ class ClippingOptimizer(PushingOptimizer):
             expect(only is None, "max_grad_norm", *apart)
             clip = self._measure(limit, 2.0, scale, None)
         else:
-            return scale, bad
-        return clip.factor, False if clip.finite else bad
+            return scale, bad, None
+        if isinstance(clip, Queued):
+            if self._take is None:
+                return clip.scale, bad, clip.clip
+            clip = clip.wait()
+        return clip.factor, False if clip.finite else bad, None
+
+
+def new_norm(like: torch.Tensor) -> torch.Tensor:
+    """Memory for a norm, on the device of `like`."""
+    return like.new_empty((), dtype=torch.float32)

@@ -43,6 +43,26 @@ class Clip(NamedTuple):
         return Clip(self.norm, factor, self.finite and self.norm * abs(factor) < _core.GRADIENT_LIMIT)
 
 
+class Queued(NamedTuple):
+    """A clip that is on its way on a device."""
+
+    clip: _core.QueuedClip
+    scale: float = 1.0  # that a step multiplies gradients by, too
+
+    @property
+    def is_finite(self) -> bool:
+        """The norm is. Waits for it."""
+        return self.wait().is_finite
+
+    def times(self, scale: float) -> Queued:
+        """As `Clip.times`."""
+        return Queued(self.clip, self.scale * scale)
+
+    def wait(self) -> Clip:
+        """The same when it has come."""
+        return Clip(*self.clip.wait()).times(self.scale)
+
+
 class Sums(NamedTuple):
     """Exact, of gradients or parts of them."""
 
@@ -57,7 +77,7 @@ class Sums(NamedTuple):
 class Request:
     """A clip that waits for the next step, and the gradients that it was made for. Keeps none of them alive."""
 
-    def __init__(self, clip: Clip, params: list[torch.Tensor]) -> None:
+    def __init__(self, clip: Clip | Queued, params: list[torch.Tensor]) -> None:
         self.clip = clip
         with torch._C.DisableTorchFunctionSubclass():  # a subclass of Tensor reads its own attributes slowly
             self._measured = _core.MeasuredGradients(params)
@@ -82,6 +102,17 @@ def checked_norm(max_norm: float, norm_type: float | str, where: str) -> tuple[f
     wanted = "2 or 'inf': torch.nn.utils.clip_grad_norm_ has others"
     expect(kind in (2.0, math.inf), f"{where}: norm_type", repr(norm_type), wanted)
     return limit, kind
+
+
+def queue(engine: Engine, max_norm: float, norm_type: float, scale: float, norm: torch.Tensor) -> Queued:
+    """As `measure`, of gradients on one device, for which this does not wait. `norm`, a float32 there, gets the norm."""
+    ((place, core),) = engine.cores.items()
+    return Queued(core.queue_clip(max_norm, norm_type, scale, norm.data_ptr(), place.queue()))
+
+
+def can_queue(engine: Engine, group: ProcessGroup | None) -> bool:
+    """Whether no other process and no other device has a part in the norm."""
+    return group is None and not engine.meshes and len(engine.cores) == 1 and not engine.on_host and bool(engine.params)
 
 
 def measure(engine: Engine, max_norm: float, norm_type: float, scale: float, group: ProcessGroup | None) -> Clip:

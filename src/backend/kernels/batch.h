@@ -52,8 +52,10 @@ class Batch {
   const DeviceItem* items(const std::byte* device, const Launch& launch) const;
   const int64_t* starts(const std::byte* device, const Launch& launch) const;
 
- private:
+  // Items, which lie one behind another.
   int64_t size() const { return static_cast<int64_t>(items_.size()); }
+
+ private:
   DeviceTensor tensor(const void* data, DType dtype, const Layout& layout);
   void add(const DeviceItem& item, int64_t blocks, int64_t unit_blocks);
 

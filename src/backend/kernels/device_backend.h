@@ -69,25 +69,12 @@ class DeviceBackend : public Backend, public GradientReader {
   }
 
   Sums read_gradients(std::span<const StepItem> items, void* stream) override {
-    Sums found{};
+    Sums found;
     self().with_call("reading gradients for their norm", stream, false, [&](auto& call) {
-      add_gradients(call, items);
-      const Batch::Launch& part = steps_.launches()[0];
-      if (part.units == 0) return;
-      static_assert(sizeof(SumParts) % alignof(Sums) == 0);
-      const auto sum = call.sums(part.units);
-      const auto merge = call.merge_sums();
-      const auto fill = call.fill(sizeof(SumParts::limbs));
-      const size_t at = steps_.bytes(), sums_at = at + sizeof(SumParts);  // items are aligned as sums are
-      const auto there = upload(call, steps_, sizeof(SumParts) + sizeof found);
-      auto* const parts = there.template at<SumParts>(at);
-      const auto bytes_of = [](uint32_t* words) { return reinterpret_cast<unsigned char*>(words); };
-      fill(bytes_of(parts->limbs[0]), uint32_t{0}, int64_t{sizeof parts->limbs});
-      fill(bytes_of(&parts->least), ~uint32_t{0}, int64_t{sizeof parts->least});
-      sum(steps_.items(there.device(), part), steps_.starts(there.device(), part), part.count, part.units, parts);
-      merge(parts, there.template at<Sums>(sums_at));
-      call.download(there.host() + sums_at, there.device() + sums_at, sizeof found);
-      std::memcpy(&found, there.host() + sums_at, sizeof found);
+      sum_gradients(call, items, [&](const Sums* sums, std::byte* host) {
+        call.download(host, reinterpret_cast<const std::byte*>(sums), sizeof found);
+        std::memcpy(&found, host, sizeof found);
+      });
     });
     return found;
   }
@@ -187,6 +174,29 @@ class DeviceBackend : public Backend, public GradientReader {
     steps_.clear();
     steps_.begin_launch(0, 0);
     for (size_t i = 0; i < items.size(); ++i) steps_.add(items[i], static_cast<int64_t>(i));
+  }
+
+  // Queues what reads the gradients, and calls then(sums, host), which queues what reads those, in memory of the
+  // device; `host`: memory for as many bytes, which the device can write.
+  template <class Call, class Then>
+  void sum_gradients(Call& call, std::span<const StepItem> items, Then&& then) {
+    add_gradients(call, items);
+    const Batch::Launch& part = steps_.launches()[0];
+    static_assert(sizeof(SumParts) % alignof(Sums) == 0);
+    const auto sum = call.sums(part.units);
+    const auto merge = call.merge_sums();
+    const auto fill = call.fill(sizeof(SumParts::limbs));
+    const size_t at = steps_.bytes(), sums_at = at + sizeof(SumParts);  // items are aligned as sums are
+    const auto there = upload(call, steps_, sizeof(SumParts) + sizeof(Sums));
+    auto* const parts = there.template at<SumParts>(at);
+    auto* const sums = there.template at<Sums>(sums_at);
+    const auto bytes_of = [](uint32_t* words) { return reinterpret_cast<unsigned char*>(words); };
+    fill(bytes_of(parts->limbs[0]), uint32_t{0}, int64_t{sizeof parts->limbs});
+    fill(bytes_of(&parts->least), ~uint32_t{0}, int64_t{sizeof parts->least});
+    if (part.units)
+      sum(steps_.items(there.device(), part), steps_.starts(there.device(), part), part.count, part.units, parts);
+    merge(parts, sums);
+    then(sums, there.host() + sums_at);
   }
 
   template <class Call>

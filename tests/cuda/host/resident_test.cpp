@@ -99,6 +99,46 @@ TEST_F(CudaResident, StepsAreAFewLaunchesAndWaitForNothing) {
     }
 }
 
+// Neither the norm nor the factor comes by the host.
+TEST_F(CudaResident, ClippedStepsWaitForNothing) {
+  for (const NonFinite nonfinite : {NonFinite::kSkip, NonFinite::kPropagate}) {
+    restart({});
+    OptimizerOptions options;
+    options.backend = "cuda";
+    options.nonfinite = nonfinite;
+    options.memory.device_bytes = 64 << 20;
+    Optimizer optimizer(options);
+    Parameters params(optimizer, 50);
+    StepOptions step;
+    const auto clipped = [&] {
+      step.clip = optimizer.queue_clip_grad_norm(params.grads, 1, 2, nullptr);
+      optimizer.step(params.grads, step);
+    };
+    // Two steps at a time need the most memory for answers.
+    constexpr int kWarm = 16;
+    for (int warm = 0; warm < kWarm; ++warm) {
+      clipped();
+      if (warm % 2) optimizer.synchronize();
+    }
+    ASSERT_EQ(optimizer.report().moved_per_step, 0);
+    const int64_t search =
+        nonfinite == NonFinite::kPropagate ? 0 : 3;  // clears the verdict, takes the factor, and finds it
+    for (int i = 0; i < 3; ++i) {
+      const auto before = cuda_emulator::counters();
+      clipped();
+      const auto after = cuda_emulator::counters();
+      EXPECT_EQ(after.synchronizing, before.synchronizing) << "waited";
+      EXPECT_EQ(after.allocations, before.allocations);
+      cuda_emulator::run_all();
+      // Two clear the sums, one adds, one merges, one finds the factor, one puts it into the step's items.
+      EXPECT_EQ(cuda_emulator::counters().launches - before.launches, 6 + search + params.launches);
+    }
+    EXPECT_EQ(optimizer.report().steps, kWarm + 3);
+    EXPECT_EQ(Optimizer::clipped(*step.clip).norm, 0);
+  }
+  std::printf("clipped steps: no call that waits\n");
+}
+
 // A search leaves open whether its step is taken, and so the number of the next: that is waited for. Without one, the
 // device runs the last replay while the host prepares the next.
 TEST_F(CudaResident, PreparingAReplayDoesNotWaitForTheLast) {

@@ -33,6 +33,23 @@ TEST(PtxIntegers, AddMultiplyAndDivide) {
   check("add.s16 %oh, %ah, %bh;", {{{0x7fff, 1}, 0x8000}});
 }
 
+TEST(PtxDoubles, RoundToNearest) {
+  const auto bits = [](double x) { return std::bit_cast<uint64_t>(x); };
+  const uint64_t nan = 0x7fffffffffffffffu, infinity = bits(INFINITY);
+  check("add.rn.f64 %ow, %aw, %bw;",
+        {{{bits(1), bits(0x1p-53)}, bits(1)}, {{bits(0x1.8p-52), bits(1)}, bits(0x1.0000000000002p0)}});
+  check("mul.rn.f64 %ow, %aw, %bw;", {{{bits(0x1p-1000), bits(0x1p-74)}, 1}, {{infinity, bits(0)}, nan}});
+  check("div.rn.f64 %ow, %aw, %bw;", {{{bits(1), bits(3)}, bits(1. / 3)}, {{bits(-1), bits(0)}, bits(-INFINITY)}});
+  check("sqrt.rn.f64 %ow, %aw;", {{{bits(2)}, bits(std::sqrt(2.))}, {{bits(-1)}, nan}});
+  check("min.f64 %ow, %aw, %bw;", {{{nan, bits(1)}, bits(1)}, {{bits(0), bits(-0.)}, bits(-0.)}});
+  check("neg.f64 %ow, %aw;", {{{bits(1)}, bits(-1)}});
+  check("cvt.rn.f64.u64 %ow, %aw;", {{{~uint64_t{0}}, bits(0x1p64)}});
+  check("cvt.rn.f32.f64 %o, %aw;", {{{bits(1e300)}, kInf}, {{bits(0x1p-149)}, kTiny}, {{nan}, kNan}});
+  check("cvt.f64.f32 %ow, %a;", {{{kTiny}, bits(0x1p-149)}});
+  check("setp.gtu.f64 %r, %aw, %bw; selp.f64 %ow, %aw, %bw, %r;",
+        {{{nan, bits(1)}, nan}, {{bits(1), bits(2)}, bits(2)}});
+}
+
 // Bytes or halves of a have the sign of the first type, bytes of b that of the second; .lo takes the lower two of b.
 TEST(PtxIntegers, DotProducts) {
   check("dp4a.u32.u32 %o, %a, %b, %c;", {{{0x01020304, 0x05060708, 9}, 1 * 5 + 2 * 6 + 3 * 7 + 4 * 8 + 9},

@@ -142,7 +142,7 @@ void add_bits(Operations& all) {
   add_extract<uint64_t>(all, ".u64"), add_extract<int64_t>(all, ".s64");
   add_moves<uint16_t>(all, {".b16", ".u16", ".s16"});
   add_moves<uint32_t>(all, {".b32", ".u32", ".s32", ".f32"});
-  add_moves<uint64_t>(all, {".b64", ".u64", ".s64"});
+  add_moves<uint64_t>(all, {".b64", ".u64", ".s64", ".f64"});
   add_parts<uint32_t, uint16_t>(all, ".b32"), add_parts<uint64_t, uint32_t>(all, ".b64");
   // Generic addresses are those of global memory: nothing here makes others generic.
   all["cvta.to.global.u64"] = all.at("mov.b64");

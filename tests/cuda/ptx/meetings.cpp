@@ -89,7 +89,7 @@ void add_meetings(Operations& all) {
 const Operations& operations() {
   static const Operations all = [] {
     Operations made;
-    add_integers(made), add_bits(made), add_floats(made), add_comparisons(made);
+    add_integers(made), add_bits(made), add_floats(made), add_doubles(made), add_comparisons(made);
     add_approximations(made), add_conversions(made), add_meetings(made);
     return made;
   }();

@@ -21,6 +21,7 @@ using Operations = std::unordered_map<std::string, Operation>;
 void add_integers(Operations& all);
 void add_bits(Operations& all);
 void add_floats(Operations& all);
+void add_doubles(Operations& all);
 void add_comparisons(Operations& all);
 void add_approximations(Operations& all);
 void add_conversions(Operations& all);

@@ -16,15 +16,15 @@ using Word = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
 
 template <class T>
 T from_word(Word<T> word) {
-  if constexpr (std::is_same_v<T, float>)
-    return std::bit_cast<float>(word);
+  if constexpr (std::is_floating_point_v<T>)
+    return std::bit_cast<T>(word);
   else
     return static_cast<T>(word);
 }
 template <class T>
 Word<T> to_word(T value) {
-  if constexpr (std::is_same_v<T, float>)
-    return std::bit_cast<uint32_t>(value);
+  if constexpr (std::is_floating_point_v<T>)
+    return std::bit_cast<Word<T>>(value);
   else
     return static_cast<std::make_unsigned_t<T>>(value);
 }

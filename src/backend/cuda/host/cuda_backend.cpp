@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "backend/cuda/device/clip.h"
 #include "backend/cuda/device/launch.h"
 #include "backend/cuda/device/sums.h"
 #include "backend/cuda/host/cuda_device.h"
@@ -40,6 +41,7 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
       const std::vector<const void*> tables = add_steps(call, items, ordered);
       {
         const Upload there = upload(call, steps_);
+        if (const CudaClippedGuard* const guard = clips(items)) scale_items(call, there.device(), *guard);
         queue_steps(call.scope, steps_, there.device(), tables, fast_, nullptr, call.queue);
       }
       // Until then the step reads the answers of its guards.
@@ -55,24 +57,59 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
     std::shared_ptr<Guard> queued;
     with_call("looking for gradients that are not finite", stream, true, [&](Call& call) {
       const Scope& scope = call.scope;
-      const cudaStream_t on = call.queue.stream;
       add_gradients(call, items);
-      if (scope.is_capturing(on)) {
+      if (scope.is_capturing(call.queue.stream)) {
         auto guard = std::make_shared<CudaRecordedGuard>(scope, Answers::make(scope), events_, steps_, side_.get());
-        search(call, guard->items(), guard->answer());
+        search(call, guard->items(), guard->answer(), cuda_kernels::first_nonfinite);
         queued = guard;
         return;
       }
       auto guard = std::make_shared<CudaGuard>(info_, answers_, answers_->take());
       {
         const Upload there = upload(call, steps_);
-        search(call, there.device(), guard->answer());
+        search(call, there.device(), guard->answer(), cuda_kernels::first_nonfinite);
       }
-      // On a stream of its own: between the search and the step that follows it, the copy would keep the device idle.
-      scope.check(cudaStreamWaitEvent(side_.get(), Events::handle(events_->record(scope, on)), 0));
-      guard->answer().copy_to_host(scope, side_.get());
-      guard->answer().found = events_->record(scope, side_.get());
+      send_to_host(call, guard->answer());
       queued = guard;
+    });
+    return queued;
+  }
+
+  std::shared_ptr<QueuedClip> queue_clip(std::span<const StepItem> items, const kernels::ClipTo& to, float* norm,
+                                         void* stream) override {
+    std::shared_ptr<CudaClip> queued;
+    with_call("reading gradients for their norm", stream, false, [&](Call& call) {
+      call.pointers.one(norm, "the norm", 0);
+      auto clip = std::make_shared<CudaClip>(info_, answers_, answers_->take());
+      sum_gradients(call, items, [&](const kernels::Sums* sums, std::byte*) {
+        call.scope.check(cuda_kernels::clip(sums, to, clip->answer().clip(), norm, call.queue));
+      });
+      send_to_host(call, clip->answer(), Answer::kBytes);
+      queued = std::move(clip);
+    });
+    return queued;
+  }
+
+  std::shared_ptr<Guard> queue_clipped_guard(std::span<const StepItem> items, const std::shared_ptr<QueuedClip>& clip,
+                                             double scale, bool searches, void* stream) override {
+    std::shared_ptr<CudaClippedGuard> queued;
+    with_call("looking for gradients that are not finite", stream, false, [&](Call& call) {
+      auto guard = std::make_shared<CudaClippedGuard>(info_, answers_, std::static_pointer_cast<CudaClip>(clip), scale,
+                                                      searches);
+      // The clip may be of another stream.
+      call.scope.check(cudaStreamWaitEvent(call.queue.stream, Events::handle(guard->clip().answer().found), 0));
+      if (searches) {
+        add_gradients(call, items);
+        {
+          const Upload there = upload(call, steps_);
+          scale_items(call, there.device(), *guard);
+          search(call, there.device(), guard->answer(),
+                 std::bind_front(cuda_kernels::first_nonfinite_behind, guard->clip().answer().clip(), scale));
+        }
+        guard->clip().answer().used = events_->record(call.scope, call.queue.stream);
+        send_to_host(call, guard->answer());
+      }
+      queued = std::move(guard);
     });
     return queued;
   }
@@ -161,14 +198,34 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
     return all;
   }
 
-  // Queues the search of the batch, which is at `device`.
-  void search(Call& call, const std::byte* device, Answer& answer) {
+  // Queues the search of the batch, which is at `device`, by kernel(items, starts, count, units, word, queue).
+  template <class Kernel>
+  void search(Call& call, const std::byte* device, Answer& answer, Kernel&& kernel) {
     constexpr int64_t kBytes = sizeof(uint32_t);
     call.fill(kBytes)(reinterpret_cast<unsigned char*>(answer.word()), kernels::kNoItem, kBytes);
     const kernels::Batch::Launch& part = steps_.launches()[0];
     if (part.units)
-      call.queued(cuda_kernels::first_nonfinite)(steps_.items(device, part), steps_.starts(device, part), part.count,
-                                                 part.units, answer.word());
+      call.scope.check(kernel(steps_.items(device, part), steps_.starts(device, part), part.count, part.units,
+                              answer.word(), call.queue));
+  }
+
+  // Copies it on a stream of its own: between what finds it and the step that follows, the copy would keep the device
+  // idle.
+  void send_to_host(Call& call, Answer& answer, size_t bytes = sizeof(uint32_t)) {
+    call.scope.check(
+        cudaStreamWaitEvent(side_.get(), Events::handle(events_->record(call.scope, call.queue.stream)), 0));
+    answer.copy_to_host(call.scope, side_.get(), bytes);
+    answer.found = events_->record(call.scope, side_.get());
+  }
+
+  // The guard that clips these items, which a step takes together; nullptr if none does.
+  static const CudaClippedGuard* clips(std::span<const StepItem> items) {
+    return items.empty() ? nullptr : dynamic_cast<const CudaClippedGuard*>(items[0].guard);
+  }
+  // The batch is at `device`.
+  void scale_items(Call& call, std::byte* device, const CudaClippedGuard& guard) {
+    call.queued(cuda_kernels::scale_items)(reinterpret_cast<kernels::DeviceItem*>(device), steps_.size(),
+                                           guard.clip().answer().clip(), guard.scale());
   }
 
   // The answers of the guards of these items.
@@ -178,6 +235,7 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
     for (const StepItem& item : items) {
       if (!item.guard || item.guard == last) continue;
       fn(static_cast<CudaGuard*>(item.guard)->answer());
+      if (const auto* const clipped = dynamic_cast<CudaClippedGuard*>(item.guard)) fn(clipped->clip().answer());
       last = item.guard;
     }
   }

@@ -27,8 +27,8 @@ std::unique_ptr<Answer> Answers::take() {
 
 std::unique_ptr<Answer> Answers::make(const Scope& scope) {
   auto made = std::make_unique<Answer>();
-  made->device = DeviceMemory(scope, sizeof(uint32_t));
-  made->host = HostMemory(scope.info(), sizeof(uint32_t));
+  made->device = DeviceMemory(scope, Answer::kBytes);
+  made->host = HostMemory(scope.info(), Answer::kBytes);
   *made->copy() = kernels::kNoItem;
   return made;
 }
@@ -52,6 +52,14 @@ int64_t CudaGuard::first() {
   const Scope scope(info_, "waiting for the search for gradients that are not finite");
   Events::wait(scope, answer_->found);
   return found();
+}
+
+kernels::Clip CudaClip::wait() {
+  const Scope scope(info_, "waiting for the norm of gradients");
+  Events::wait(scope, answer_->found);
+  kernels::Clip clip;
+  std::memcpy(&clip, answer_->host.data(), sizeof clip);
+  return clip;
 }
 
 CudaRecordedGuard::CudaRecordedGuard(const Scope& scope, std::unique_ptr<Answer> answer, std::shared_ptr<Events> events,

@@ -1,4 +1,4 @@
-// Queued searches for gradients that are not finite (Guard), and the memory for their answers.
+// Queued searches for gradients that are not finite (Guard), clips that are queued, and the memory for their answers.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "backend/backend.h"
+#include "backend/gradient_reader.h"
 #include "backend/cuda/host/events.h"
 #include "backend/cuda/host/memory.h"
 #include "backend/cuda/host/uploads.h"
@@ -19,6 +19,8 @@ namespace lowtide::cuda_host {
 
 // Memory for one answer, on the device and on the host. Kept for the next guard.
 struct Answer {
+  static constexpr size_t kBytes = sizeof(kernels::Clip);  // or a search's number
+
   DeviceMemory device;
   HostMemory host;
   Device::Event found;  // behind the copy to the host
@@ -26,8 +28,9 @@ struct Answer {
 
   uint32_t* word() const { return reinterpret_cast<uint32_t*>(device.data()); }
   uint32_t* copy() const { return reinterpret_cast<uint32_t*>(host.data()); }
-  void copy_to_host(const Scope& scope, cudaStream_t stream) const {
-    scope.check(cudaMemcpyAsync(copy(), word(), sizeof(uint32_t), cudaMemcpyDeviceToHost, stream));
+  kernels::Clip* clip() const { return reinterpret_cast<kernels::Clip*>(device.data()); }
+  void copy_to_host(const Scope& scope, cudaStream_t stream, size_t bytes = sizeof(uint32_t)) const {
+    scope.check(cudaMemcpyAsync(host.data(), device.data(), bytes, cudaMemcpyDeviceToHost, stream));
   }
 };
 
@@ -69,6 +72,38 @@ class CudaGuard : public Guard {
   DeviceInfo info_;
   std::shared_ptr<Answers> answers_;
   std::unique_ptr<Answer> answer_;
+};
+
+class CudaClip final : public QueuedClip {
+ public:
+  CudaClip(const DeviceInfo& info, std::shared_ptr<Answers> answers, std::unique_ptr<Answer> answer)
+      : info_(info), answers_(std::move(answers)), answer_(std::move(answer)) {}
+  ~CudaClip() override { answers_->give_back(std::move(answer_)); }
+
+  kernels::Clip wait() override;
+  Answer& answer() { return *answer_; }
+
+ private:
+  DeviceInfo info_;
+  std::shared_ptr<Answers> answers_;
+  std::unique_ptr<Answer> answer_;
+};
+
+// A guard of steps that clip.
+class CudaClippedGuard final : public CudaGuard {
+ public:
+  CudaClippedGuard(const DeviceInfo& info, std::shared_ptr<Answers> answers, std::shared_ptr<CudaClip> clip,
+                   double scale, bool searches)
+      : CudaGuard(info, answers, answers->take()), clip_(std::move(clip)), scale_(scale), searches_(searches) {}
+
+  const uint32_t* word() const override { return searches_ ? CudaGuard::word() : nullptr; }
+  CudaClip& clip() const { return *clip_; }
+  double scale() const { return scale_; }
+
+ private:
+  std::shared_ptr<CudaClip> clip_;
+  double scale_;
+  bool searches_;
 };
 
 // A search in a CUDA graph, behind which a recorded step is. What it searches stays on the device with it; both must

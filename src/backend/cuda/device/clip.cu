@@ -1,0 +1,81 @@
+// Clips that the host does not wait for: the factor is made on the device, and put into the items of the step there.
+#include "backend/cuda/device/clip.h"
+
+#include "backend/gradient_limit.h"
+
+#include "backend/cuda/device/prelude.inc"
+#include "backend/cuda/device/tiles-inl.h"
+#include "backend/cuda/device/nonfinite-inl.h"
+#include "backend/kernels/clip-inl.h"
+
+// As ExactSum::value() rounds it.
+LT_FN double value_of(const Sums& sums) {
+  u64 carried = 0;
+  double sum = 0;
+  for (int i = 0; i < kSumLimbs; ++i) {
+    u64 limb = static_cast<u64>(sums.limbs[i]) + carried;
+    carried = limb >> 32;
+    if (i + 1 < kSumLimbs) limb &= 0xffffffffu;
+    const u64 unit = static_cast<u64>(1023 + kSumLowest + 32 * i) << 52;  // a power of two, as bits
+    double scale;
+    __builtin_memcpy(&scale, &unit, sizeof scale);
+    sum = sum + static_cast<double>(limb) * scale;
+  }
+  return sum;
+}
+
+LT_FN double root_of(double x) {
+#ifdef __CUDA_ARCH__
+  return __dsqrt_rn(x);
+#else
+  return __builtin_sqrt(x);
+#endif
+}
+
+static __global__ void __launch_bounds__(cuda_kernels::kThreads)
+    clip_kernel(const Sums* sums, ClipTo to, Clip* clip, float* norm) {
+  if (item_id() != 0) return;
+  *clip = clip_to(clip_norm(sums->largest, root_of(value_of(*sums)), to.is_largest != 0, to.scale), to);
+  if (norm) *norm = static_cast<float>(clip->norm);
+}
+
+static __global__ void __launch_bounds__(cuda_kernels::kThreads)
+    scale_items_kernel(DeviceItem* items, i64 count, const Clip* clip, double scale) {
+  const float by = static_cast<float>(clip->factor * scale);
+  for (i64 i = item_id(); i < count; i += item_count()) {
+    const float scaled = items[i].grad_scale * by;
+    items[i].grad_scale = scaled;
+    items[i].limit_bits = bits(kGradientLimit / abs(scaled));
+  }
+}
+
+static __global__ void __launch_bounds__(cuda_kernels::kThreads)
+    first_nonfinite_behind_kernel(const Clip* clip, double scale, const DeviceItem* items, const i64* starts, i64 count,
+                                  i64 tiles, u32* first) {
+  if (clip_is_fine(*clip, scale)) return;
+  find_nonfinite_in_tiles(items, starts, count, tiles, first);
+}
+
+}  // namespace lowtide::LT_CUDA_NAMESPACE
+
+namespace lowtide::cuda_kernels {
+using namespace cuda_device;
+
+cudaError_t clip(const kernels::Sums* sums, const kernels::ClipTo& to, kernels::Clip* clip, float* norm,
+                 const Queue& queue) {
+  return queue_kernel(clip_kernel, 1, 1, queue, sums, to, clip, norm);
+}
+
+cudaError_t scale_items(kernels::DeviceItem* items, int64_t count, const kernels::Clip* clip, double scale,
+                        const Queue& queue) {
+  return queue_kernel(scale_items_kernel, count, kThreads, queue, items, count, clip, scale);
+}
+
+cudaError_t first_nonfinite_behind(const kernels::Clip* clip, double scale, const kernels::DeviceItem* items,
+                                   const int64_t* starts, int64_t count, int64_t tiles, uint32_t* first,
+                                   const Queue& queue) {
+  return queue_kernel(first_nonfinite_behind_kernel, tiles, kWarps, queue, clip, scale, items,
+                      reinterpret_cast<const i64*>(starts), count, tiles, first);
+}
+
+}  // namespace lowtide::cuda_kernels

@@ -1,0 +1,24 @@
+// Clipping gradients to a norm: plain data, for all compilers.
+#pragma once
+
+#include <cstdint>
+
+namespace lowtide::kernels {
+
+// The norm that is asked for, and its limit.
+struct ClipTo {
+  double max_norm;
+  double scale;         // that gradients are multiplied by anyway
+  uint32_t is_largest;  // the norm is the largest magnitude; else that of order 2
+  uint32_t unused;
+};
+
+// The norm that is found, and its factor.
+struct Clip {
+  double norm;      // of gradients times the scale, before clipping
+  double factor;    // the scale, with what clips
+  uint32_t finite;  // 0: there may be gradients that a step is not to take
+  uint32_t unused;
+};
+
+}  // namespace lowtide::kernels
