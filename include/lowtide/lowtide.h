@@ -140,8 +140,8 @@ typedef struct lt_group_options {
   int64_t min_quantized_numel;     /* parameters with fewer elements keep float32 state */
   const lt_memory_options* memory; /* this group's own budget; NULL: the optimizer's */
   const char* rounding; /* how state is rounded to its format: "nearest", "stochastic", or "auto": stochastic for
-                           averages with a beta of 0.995 or more and for sums; NULL: "auto". "float8" and "dynamic4"
-                           refuse "nearest" */
+                           averages and sums ("bf16", and first moments in "mixed12": of a beta of 0.995 or more);
+                           NULL: "auto". "float8" and "dynamic4" refuse "nearest" */
   const char* master; /* extra precision of bfloat16 and float16 weights: "residual16", "residual8", "stochastic"; NULL:
                          none */
 } lt_group_options;

@@ -105,8 +105,8 @@ struct GroupOptions {
   int64_t min_quantized_numel = 4096;  // parameters with fewer elements keep float32 state
   std::optional<Memory> memory = {};   // this group's own budget
   // How state is rounded to its format: "nearest", "stochastic" (up or down at random, so that averages stay unbiased),
-  // or "auto": stochastic for averages with a beta of 0.995 or more and for sums, else nearest. Formats that need
-  // stochastic rounding ("float8", "dynamic4") refuse "nearest"; float32 never is rounded stochastically.
+  // or "auto": stochastic for averages and sums ("bf16", and first moments in "mixed12": of a beta of 0.995 or more).
+  // Formats that need it ("float8", "dynamic4") refuse "nearest"; float32 never is rounded stochastically.
   std::string rounding = "auto";
   // Extra precision of bfloat16 and float16 weights, kept as a residual beside each; float32 weights need none. "":
   // none. "residual16", 2 bytes: weight and residual are the float32 weight, bit for bit (float16: for magnitudes of

@@ -196,22 +196,22 @@ RoundingMode find_rounding(const std::string& name) {
   fail(ErrorKind::kInvalidArgument, "got rounding '%s', wanted one of: auto, nearest, stochastic", name.c_str());
 }
 
-uint32_t long_averages(int rule, const RuleInput& hyper) {
-  const RuleInfo& of = rule_info(rule);
-  uint32_t states = 0;
-  for (int k = 0; k < of.states; ++k)
-    if (of.decay(hyper, k) >= host::kStochasticBeta) states |= uint32_t{1} << k;
-  return states;
-}
-
-uint32_t stochastic_states(int rule, int codec, RoundingMode mode, uint32_t long_averages) {
+uint32_t stochastic_states(int rule, int codec, RoundingMode mode, const RuleInput& hyper) {
   const RuleInfo& of = rule_info(rule);
   const CodecInfo& as = codec_info(codec);
-  const uint32_t all = (uint32_t{1} << of.states) - 1;
-  if (!as.rounds) return 0;
-  if (mode == RoundingMode::kStochastic) return all;
-  return (as.needs_random[1] ? of.signed_mask : 0) | (as.needs_random[0] ? all & ~of.signed_mask : 0) |
-         (mode == RoundingMode::kAuto ? long_averages : 0);
+  uint32_t states = 0;
+  for (int k = 0; as.rounds && k < of.states; ++k) {
+    const bool is_signed = ((of.signed_mask >> k) & 1) != 0;
+    const double beta = of.decay(hyper, k);
+    // Where first moments are coarser than second ones, one code of a first moment that was rounded up, over the root
+    // of a small second moment, would be an update of hundreds of learning rates.
+    const bool is_too_coarse = is_signed && as.format[1].code_bits < as.format[0].code_bits;
+    const bool is_biased = beta >= host::kStochasticBeta || (as.scaled && beta > 0 && !is_too_coarse);
+    const bool is_stochastic =
+        mode == RoundingMode::kStochastic || as.needs_random[is_signed] || (mode == RoundingMode::kAuto && is_biased);
+    states |= uint32_t{is_stochastic} << k;
+  }
+  return states;
 }
 
 namespace {

@@ -109,14 +109,14 @@ const StateFormat& format_of(const Item& item) {
   return codec_info(item.codec).format[item.is_signed ? 1 : 0];
 }
 
-// How states are rounded: those of long averages stochastically (kAuto), none or all.
+// How states are rounded: kAuto as stochastic_states says, none or all stochastically.
 enum class RoundingMode { kAuto, kNearest, kStochastic };
 // Throws kInvalidArgument naming those there are.
 RoundingMode find_rounding(const std::string& name);
-// Bit k: state k of a step holds a long average.
-uint32_t long_averages(int rule, const RuleInput& hyper);
-// Bit k: state k of a step is rounded stochastically.
-uint32_t stochastic_states(int rule, int codec, RoundingMode mode, uint32_t long_averages);
+// Bit k: state k of a step is rounded stochastically. kAuto: long averages and sums in any format, all of them in one
+// with scales, but for averages of both signs where a format stores these more coarsely than squares. A format that
+// needs it gets it in any mode.
+uint32_t stochastic_states(int rule, int codec, RoundingMode mode, const RuleInput& hyper);
 
 // The rule that runs for one that users name: SGD without momentum has no state, Adam with amsgrad a third, ...
 int effective_rule(int rule, const Hyper& hyper);

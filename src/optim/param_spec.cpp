@@ -213,7 +213,7 @@ uint32_t ParamSpec::make_args(const GroupSpec& group, const StepTerms& step, std
   if (step.direction) in.lr = -1, in.weight_decay = 0;
   in.error = codec_info(codec).error;
   in.norm[0] = step.norm[0], in.norm[1] = step.norm[1];
-  const uint32_t stochastic = stochastic_states(rule, codec, group.rounding, long_averages(rule, in));
+  const uint32_t stochastic = stochastic_states(rule, codec, group.rounding, in);
   if (stochastic) in.error *= 2;  // of a whole step, not half of one
   rule_info(rule).make_args(in, args);
   return stochastic;

@@ -17,51 +17,58 @@
 namespace lowtide::testing {
 namespace {
 
-// "auto" takes averages with a beta of 0.995 and more, and sums.
-TEST(Rounding, AutoTakesLongAverages) {
+// "auto" takes averages and sums; in bf16, whose codes are finer, sums and averages with a beta of 0.995 and more, and
+// of mixed12's first moments these.
+TEST(Rounding, AutoTakesAverages) {
   struct Case {
     const char* rule;
     double beta1, beta2, beta3;
-    uint32_t wanted;  // bit k: state k
+    uint32_t wanted, in_bf16;  // bit k: state k
   };
   const Case cases[] = {
-      {"adamw", 0.9, 0.999, 0, 0b10},
-      {"adamw", 0.9, 0.995, 0, 0b10},
-      {"adamw", 0.9, 0.99, 0, 0b00},
-      {"adam", 0.999, 0.95, 0, 0b01},
-      {"lion", 0.9, 0.99, 0, 0b0},
-      {"lion", 0.9, 0.999, 0, 0b1},
-      {"adam_amsgrad", 0.9, 0.999, 0, 0b010},  // a running maximum is no average
-      {"adamw_nesterov", 0.9, 0.999, 0, 0b10},
-      {"ademamix", 0.9, 0.999, 0.9999, 0b110},
-      {"ademamix", 0.9, 0.99, 0.99, 0b000},
-      {"adagrad", 0.9, 0.999, 0, 0b1},
-      {"sgd", 0.9, 0.999, 0, 0b0},
-      {"rmsprop_centered_momentum", 0, 0, 0, 0b000},
+      {"adamw", 0.9, 0.999, 0, 0b11, 0b10},
+      {"adamw", 0.9, 0.995, 0, 0b11, 0b10},
+      {"adamw", 0.9, 0.99, 0, 0b11, 0b00},
+      {"adamw", 0, 0.99, 0, 0b10, 0b00},  // no average is left
+      {"adam", 0.999, 0.95, 0, 0b11, 0b01},
+      {"lion", 0.9, 0.99, 0, 0b1, 0b0},
+      {"lion", 0.9, 0.999, 0, 0b1, 0b1},
+      {"adam_amsgrad", 0.9, 0.999, 0, 0b011, 0b010},  // a running maximum is no average
+      {"adamw_nesterov", 0.9, 0.999, 0, 0b11, 0b10},
+      {"ademamix", 0.9, 0.999, 0.9999, 0b111, 0b110},
+      {"ademamix", 0.9, 0.99, 0.99, 0b111, 0b000},
+      {"adagrad", 0.9, 0.999, 0, 0b1, 0b1},
+      {"sgd", 0.9, 0.999, 0, 0b1, 0b0},
+      {"lars", 0.9, 0.999, 0, 0b1, 0b0},
+      {"rmsprop_centered_momentum", 0, 0, 0, 0b111, 0b000},
   };
+  const int dynamic8 = find_codec("dynamic8"), float8 = find_codec("float8"), fp32 = find_codec("fp32"),
+            bf16 = find_codec("bf16"), dynamic4 = find_codec("dynamic4"), mixed12 = find_codec("mixed12");
   int right = 0;
   for (const Case& c : cases) {
     const auto named = [&](const RuleInfo& rule) { return std::string(rule.name) == c.rule; };
     const int rule = static_cast<int>(std::find_if(rules().begin(), rules().end(), named) - rules().begin());
     RuleInput h;
     h.beta1 = c.beta1, h.beta2 = c.beta2, h.beta3 = c.beta3, h.alpha = 0.99, h.momentum = 0.9;
-    const uint32_t long_ones = long_averages(rule, h), all = (1u << rule_info(rule).states) - 1;
-    EXPECT_EQ(long_ones, c.wanted) << c.rule << " " << c.beta2;
-    const int dynamic8 = find_codec("dynamic8"), float8 = find_codec("float8"), fp32 = find_codec("fp32");
-    EXPECT_EQ(stochastic_states(rule, dynamic8, RoundingMode::kAuto, long_ones), c.wanted);
-    EXPECT_EQ(stochastic_states(rule, dynamic8, RoundingMode::kNearest, long_ones), 0u);
-    EXPECT_EQ(stochastic_states(rule, dynamic8, RoundingMode::kStochastic, long_ones), all);
-    EXPECT_EQ(stochastic_states(rule, float8, RoundingMode::kAuto, long_ones), all);
-    EXPECT_EQ(stochastic_states(rule, fp32, RoundingMode::kStochastic, long_ones), 0u);
+    const uint32_t all = (1u << rule_info(rule).states) - 1, second = all & ~rule_info(rule).signed_mask;
+    EXPECT_EQ(stochastic_states(rule, dynamic8, RoundingMode::kAuto, h), c.wanted) << c.rule << " " << c.beta2;
+    EXPECT_EQ(stochastic_states(rule, bf16, RoundingMode::kAuto, h), c.in_bf16) << c.rule << " " << c.beta2;
+    EXPECT_EQ(stochastic_states(rule, dynamic8, RoundingMode::kNearest, h), 0u);
+    EXPECT_EQ(stochastic_states(rule, dynamic8, RoundingMode::kStochastic, h), all);
+    EXPECT_EQ(stochastic_states(rule, float8, RoundingMode::kAuto, h), all);
+    EXPECT_EQ(stochastic_states(rule, dynamic4, RoundingMode::kAuto, h), c.wanted | second);
+    // First moments of 4 bits beside second ones of 8: only long ones, which mixed12 refuses elsewhere.
+    EXPECT_EQ(stochastic_states(rule, mixed12, RoundingMode::kAuto, h), (c.wanted & second) | c.in_bf16);
+    EXPECT_EQ(stochastic_states(rule, fp32, RoundingMode::kStochastic, h), 0u);
     ++right;
   }
   // AdEMAMix's slow average is as long as its schedule has made it.
   RuleInput h;
   h.beta1 = 0.9, h.beta2 = 0.95, h.beta3 = 0.9999, h.t_beta3 = 1000;
   h.t = 1;
-  EXPECT_EQ(long_averages(find_rule("ademamix"), h), 0b000u);
+  EXPECT_EQ(stochastic_states(find_rule("ademamix"), bf16, RoundingMode::kAuto, h), 0b000u);
   h.t = 999;
-  EXPECT_EQ(long_averages(find_rule("ademamix"), h), 0b100u);
+  EXPECT_EQ(stochastic_states(find_rule("ademamix"), bf16, RoundingMode::kAuto, h), 0b100u);
   std::printf("%d rules and betas as they should be\n", right);
 }
 

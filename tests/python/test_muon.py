@@ -75,16 +75,18 @@ def groups(module):
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_what_is_no_matrix_is_stepped_by_adamw(codec, seed, figure):
-    """The bits of `lowtide.AdamW` over vectors and over groups without Muon. (Small ones in float8 keep float32: random
-    bits go by the number of a parameter.)"""
+    """The bits of `lowtide.AdamW` over vectors and over groups without Muon. (Others round to nearest, and small ones in
+    float8 keep float32: random bits go by the number of a parameter.)"""
     module, twin = model(), model()
-    least = 100 if codec != "float8" else 10**6
-    opt = lowtide.Muon(groups(module), lr=0.01, weight_decay=0.05, state=codec, min_quantized_numel=least)
+    least, rounding = (100, "nearest") if codec != "float8" else (10**6, "auto")
+    opt = lowtide.Muon(
+        groups(module), lr=0.01, weight_decay=0.05, state=codec, min_quantized_numel=least, rounding=rounding
+    )
     parts = groups(twin)
     rest = [p for p in parts[0]["params"] if p.ndim != 2]
     adamw = lowtide.AdamW(
         [{"params": rest, "lr": 0.01}, {"params": parts[1]["params"], "lr": 3e-3}],
-        betas=(0.9, 0.95), weight_decay=0.05, state=codec, min_quantized_numel=least,
+        betas=(0.9, 0.95), weight_decay=0.05, state=codec, min_quantized_numel=least, rounding=rounding,
     )  # fmt: skip
     for _ in range(5):
         random_gradients(list(module.parameters()))
@@ -260,11 +262,11 @@ def test_a_master_of_a_matrix_is_refused(seed, figure):
 @pytest.mark.parametrize("state", ["fp32", "dynamic8"])
 def test_experts_are_matrices_by_themselves(state, seed, figure):
     """A stack of matrices is stepped as each of them would be as a parameter of its own, to the bit. Rows of 256 elements
-    have the same blocks in both."""
+    have the same blocks in both, and round to nearest, for random bits go by the number of a parameter."""
     stack = parameter(6, 32, 256)
     tall = torch.nn.Parameter(torch.randn(3, 96, 32).bfloat16())
     experts = [[torch.nn.Parameter(matrix.clone()) for matrix in each.detach()] for each in (stack, tall)]
-    options = {"lr": 0.02, "state": state, "min_quantized_numel": 0}
+    options = {"lr": 0.02, "state": state, "min_quantized_numel": 0, "rounding": "nearest"}
     ours = lowtide.Muon([stack], use_muon="experts", **options)
     lowtide.override(tall, state="fp32")
     ours.add_param_group({"params": [tall]})

@@ -53,7 +53,7 @@ class Options(TypedDict, total=False):
         master: (group) what keeps float32 precision of bfloat16 and float16 weights: "residual16" (all of it), "residual8",
             "stochastic" or None, the default.
         rounding: (group) how state is rounded to its format: "nearest", "stochastic", or "auto", the default: stochastic
-            for long averages.
+            for averages and sums, so that they stay unbiased ("bf16", and first moments of "mixed12": whose beta is 0.995 or more).
         min_quantized_numel: (group) parameters with fewer elements keep float32 state; 4096 by default.
         maximize: (group) step along the gradient instead of against it.
         seed: seed of stochastic rounding, 0 by default: the same seed and steps give the same bits.

@@ -94,7 +94,7 @@ StepCase trained(const Configuration& as, Rng& rng) {
   if (as.master) c.set_master(as.master, rng), std::fill(c.residual.begin(), c.residual.end(), std::byte{});
   RuleInput hyper;
   hyper.beta1 = 0.9, hyper.beta2 = 0.999, hyper.beta3 = 0.9999, hyper.momentum = 0.9, hyper.alpha = 0.99;
-  c.stochastic = stochastic_states(as.rule, as.codec, as.rounding, long_averages(as.rule, hyper));
+  c.stochastic = stochastic_states(as.rule, as.codec, as.rounding, hyper);
   if (!codec.rounds) c.stochastic = 0;
   std::vector<double> scales(static_cast<size_t>(c.layout.numel));
   for (double& scale : scales) scale = 1e-3 * std::exp(rng.normal());

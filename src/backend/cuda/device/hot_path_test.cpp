@@ -97,7 +97,7 @@ StepCase usual_case(int rule, int codec, DType param, DType grad, i64 rows, i64 
   StepCase c(rule, codec, param, grad, rows, length, rng);
   testing::make_usual(c, rng);
   const lowtide::RuleInput usual{.beta1 = 0.9, .beta2 = 0.999, .beta3 = 0.9999, .momentum = 0.9, .alpha = 0.99};
-  c.stochastic = stochastic_states(rule, codec, RoundingMode::kAuto, long_averages(rule, usual));
+  c.stochastic = stochastic_states(rule, codec, RoundingMode::kAuto, usual);
   c.origin = {};
   return c;
 }
