@@ -63,7 +63,14 @@ class Series:
         return statistics.median(sample.cores for sample in self._used())
 
 
+def prepare(step: Callable[[], object]) -> None:
+    """Calls the method that makes a step ready to be timed, where it has one."""
+    if before := getattr(step, "prepare", None):
+        before()
+
+
 def sample(step: Callable[[], object]) -> Sample:
+    prepare(step)
     time.sleep(SETTLE_SECONDS)
     delay = threads.queue_delay()
     work = time.process_time_ns()
@@ -88,6 +95,7 @@ def measure(
 
     def all_once() -> None:
         for name in names:
+            prepare(steps[name])
             steps[name]()
 
     gc.collect()

@@ -34,7 +34,7 @@ from common import machine, rounds  # noqa: E402
 from step import ceiling, contenders, report  # noqa: E402
 from step.codes import Count, count_wrong  # noqa: E402
 from step.rows import CODES, FUSED, FUSED_BF16, GROUPS, NEAREST, Group, Line  # noqa: E402
-from step.sequence import sequence  # noqa: E402
+from step.sequence import Sequence  # noqa: E402
 
 MODULES = (
     "torch_fused", "lowtide", "lowtide_bnb", "gradient_reads", "torch_foreach", "bitsandbytes", "deepspeed_cpu_adam", "torchao",
@@ -107,7 +107,7 @@ def measure_group(
         module = importlib.import_module(f"step.contenders.{line.contender}")
         optimizers[line.id] = module.optimizer(params[line.dtype], line.rule, line.options)
         made = optimizers[line.id]
-        steps[line.id] = sequence(made, params[line.dtype]) if line.clips else made.step
+        steps[line.id] = Sequence(made, params[line.dtype]) if line.clips else made.step
     if group.ceiling:
         for dtype, (param,) in params.items():
             passes = {widths for line in present if line.dtype == dtype for widths in line.passes}

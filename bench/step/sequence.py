@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,21 +9,22 @@ import torch
 MAX_NORM = 1e9  # torch multiplies gradients by min(1, MAX_NORM / norm): they stay as they are for the next line
 
 
-def sequence(optimizer: Any, params: list[torch.nn.Parameter]) -> Callable[[], None]:
+class Sequence:
     """Clips with the optimizer's own clip_grad_norm_, else with torch's."""
-    grads = [param.grad for param in params]
-    own = getattr(optimizer, "clip_grad_norm_", None)
 
-    def call() -> None:
-        for param, grad in zip(params, grads, strict=True):
-            param.grad = grad  # backward would have made them
-        if own:
-            own(MAX_NORM)
+    def __init__(self, optimizer: Any, params: list[torch.nn.Parameter]) -> None:
+        self._optimizer, self._params, self._grads = optimizer, params, [param.grad for param in params]
+        self._clips_itself = hasattr(optimizer, "clip_grad_norm_")
+
+    def prepare(self) -> None:
+        """Puts back the gradients, which backward would have made. Not a part of what is timed."""
+        for param, grad in zip(self._params, self._grads, strict=True):
+            param.grad = grad
+
+    def __call__(self) -> None:
+        if self._clips_itself:
+            self._optimizer.clip_grad_norm_(MAX_NORM)
         else:
-            torch.nn.utils.clip_grad_norm_(params, MAX_NORM, foreach=True)
-        optimizer.step()
-        optimizer.zero_grad()
-        for param, grad in zip(params, grads, strict=True):
-            param.grad = grad  # for lines that only step
-
-    return call
+            torch.nn.utils.clip_grad_norm_(self._params, MAX_NORM, foreach=True)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
