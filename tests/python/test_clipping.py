@@ -10,6 +10,7 @@ from collections import Counter
 import lowtide
 import pytest
 import torch
+from lowtide.optimizers import clipped
 
 from support import bits, snapshot
 
@@ -205,6 +206,24 @@ def test_other_gradients_than_those_measured_are_refused(how):
     assert snapshot(opt) == before and [bits(p) for p in ours] == values
     opt.clip_grad_norm_(0.5)
     opt.step()
+
+
+def test_a_change_while_the_norm_is_measured_is_noticed(monkeypatch):
+    """By another thread, say."""
+    ours = leaves()
+    opt = lowtide.AdamW(ours)
+    give_gradients(ours, 3.0, 1)
+    measure = clipped.measure
+
+    def and_then(*arguments):
+        found = measure(*arguments)
+        ours[2].grad.mul_(2)
+        return found
+
+    monkeypatch.setattr(clipped, "measure", and_then)
+    opt.clip_grad_norm_(0.5)
+    with pytest.raises(ValueError, match="gradients that were changed in place after clip_grad_norm_"):
+        opt.step()
 
 
 def test_groups_that_step_one_after_another_are_clipped_alike(figure):

@@ -11,7 +11,7 @@ from lowtide import _core
 from lowtide.checks.values import expect
 from lowtide.devices.sharding import local_of
 from lowtide.optimizers.backward import StepInBackward
-from lowtide.optimizers.clipping import Clip, Queued, Request, can_queue, checked_norm, measure, queue
+from lowtide.optimizers.clipping import Clip, Queued, Request, can_queue, checked_norm, gradients_of, measure, queue
 from lowtide.optimizers.pushing import PushingOptimizer
 
 if TYPE_CHECKING:
@@ -66,13 +66,14 @@ class ClippingOptimizer(PushingOptimizer):
         expect(not isinstance(backward, StepInBackward), "clip_grad_norm_", "step_in_backward", StepInBackward.NO_NORM)
         expect(not self._partitioned, "clip_grad_norm_", *_ZERO)
         self._push_options()
+        gradients = gradients_of(self.engine.params)
         clip = self._measure(limit, kind, 1.0, process_group)
         if error_if_nonfinite and not clip.is_finite:
             raise RuntimeError(
                 f"clip_grad_norm_: got a norm of {float(self._norm())} of order {kind} of gradients, wanted a finite one; "
                 "error_if_nonfinite=False leaves it to the step"
             )
-        self._clip_request = Request(clip, self.engine.params)
+        self._clip_request = Request(clip, gradients)
         return self._norm()
 
     def _norm(self) -> torch.Tensor:

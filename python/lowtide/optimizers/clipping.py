@@ -74,13 +74,17 @@ class Sums(NamedTuple):
         return Sums([a + b for a, b in zip(self.squares, squares, strict=True)], max(self.largest, largest))
 
 
+def gradients_of(params: list[torch.Tensor]) -> _core.MeasuredGradients:
+    """Those of now, for a Request. To be called before they are measured, so that what changes them meanwhile is noticed."""
+    with torch._C.DisableTorchFunctionSubclass():  # a subclass of Tensor reads its own attributes slowly
+        return _core.MeasuredGradients(params)
+
+
 class Request:
     """A clip that waits for the next step, and the gradients that it was made for. Keeps none of them alive."""
 
-    def __init__(self, clip: Clip | Queued, params: list[torch.Tensor]) -> None:
-        self.clip = clip
-        with torch._C.DisableTorchFunctionSubclass():  # a subclass of Tensor reads its own attributes slowly
-            self._measured = _core.MeasuredGradients(params)
+    def __init__(self, clip: Clip | Queued, measured: _core.MeasuredGradients) -> None:
+        self.clip, self._measured = clip, measured
 
     def stands(self, params: list[torch.Tensor]) -> bool:
         """Whether the gradients are those of then; False if all of those have given way to others. ValueError if they have
