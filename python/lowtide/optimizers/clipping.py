@@ -15,7 +15,6 @@ import torch
 from lowtide import _core
 from lowtide.checks.values import expect, number
 from lowtide.devices.flattened import first_flattened
-from lowtide.devices.places import HOST
 from lowtide.devices.sharding import Sharding, local_of
 from lowtide.engine.engine import Engine
 
@@ -199,8 +198,3 @@ def _sum_over(over: _Over, sums: Sums, norm_type: float, failed: bool, device: t
         *squares, nans, infinities, failures = found
         return Sums(squares, _NAN if nans else _INFINITY if infinities else 0), bool(failures)
     return Sums(sums.squares, found[0]), bool(found[1])
-
-
-def _gradients(params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    with torch._C.DisableTorchFunctionSubclass():  # a subclass of Tensor reads its own attributes slowly
-        return [grad for param in params if (grad := param.grad) is not None]
