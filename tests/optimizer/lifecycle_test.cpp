@@ -97,9 +97,10 @@ TEST(Lifecycle, AHundredOptimizersLeaveNoMemoryBehind) {
 TEST(Lifecycle, MomentumSwitchedOnMidRunStartsAsAFreshOne) {
   auto rng = seeded("momentum", 90);
   for (const std::string& state : codec_names()) {
-    if (state == "float8") continue;  // random bits go by the parameter's steps, of which the other has taken fewer
+    // Random bits go by the parameter's steps, of which the other has taken fewer. These two do not round to nearest.
+    if (state == "float8" || state == "dynamic4") continue;
     Config config;
-    config.rule = "sgd", config.state = state, config.hyper.lr = 0.1;
+    config.rule = "sgd", config.state = state, config.rounding = "nearest", config.hyper.lr = 0.1;
     Tensor p(DType::kF32, {3, 500}), g(DType::kF32, {3, 500});
     p.randomize(rng), g.randomize(rng);
     const Gradient gradient = g.gradient();
