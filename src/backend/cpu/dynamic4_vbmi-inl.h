@@ -20,49 +20,59 @@ struct CpuCodec<Dynamic4, kSigned> : GenericCodec<Dynamic4, kSigned> {
   }
 
   HWY_INLINE void encode(const float* values, float inverse, const TileRounding& rounding, u32 index, u4* codes) const {
-    if (HWY_UNLIKELY(rounding.stochastic == kSigned)) return encode_generic(values, inverse, rounding, index, codes);
+    if (HWY_UNLIKELY(kSigned ? rounding.stochastic && index % 4 : !rounding.stochastic || index % 4))
+      return encode_generic(values, inverse, rounding, index, codes);
     constexpr int n = kTileVectors;
     __m512 value[n], x[n];
-    __m512i word[n];
     for (int i = 0; i < n; ++i) value[i] = _mm512_loadu_ps(values + 16 * i);
     for (int i = 0; i < n; ++i) x[i] = _mm512_mul_ps(value[i], _mm512_set1_ps(inverse));
-    if constexpr (kSigned) {
-      // A midpoint itself belongs to the lower index: for negative values that is the larger magnitude.
-      for (int i = 0; i < n; ++i)
-        word[i] = _mm512_add_epi32(_mm512_castps_si512(_mm512_abs_ps(x[i])),
-                                   _mm512_srli_epi32(_mm512_castps_si512(x[i]), 31));
-      u64 above = 0;
-      for (int i = 0; i < n; ++i) {
-        const __m512 magnitude = _mm512_castsi512_ps(word[i]);
-        above |= static_cast<u64>(_mm512_cmp_ps_mask(magnitude, _mm512_set1_ps(t.least), _CMP_GT_OQ)) << (16 * i);
-        x[i] = inside(magnitude);
-      }
-      rank_in(t.nearest, x, word);
-      const __m512i rank = _mm512_maskz_mov_epi8(above, pack_bytes<0>(word));
-      for (int i = 0; i < n; ++i) word[i] = _mm512_castps_si512(value[i]);
-      const __mmask64 negative = _mm512_movepi8_mask(pack_bytes<3>(word));
-      const __m512i middle = _mm512_set1_epi8(Dynamic4::kSignedZero);
-      // There is no entry at -1.
-      store(_mm512_mask_sub_epi8(_mm512_add_epi8(middle, rank), negative, middle, _mm512_min_epu8(rank, middle)),
-            codes);
-    } else {
-      vu random[n];
-      random_tile(index, rounding, random);
-      for (int i = 0; i < n; ++i) x[i] = inside(x[i]);
-      rank_in(t.below, x, word);
-      const __m512 slope = _mm512_load_ps(t.slope), intercept = _mm512_load_ps(t.intercept);
-      for (int i = 0; i < n; ++i) x[i] = _mm512_mul_ps(x[i], _mm512_permutexvar_ps(word[i], slope));
-      for (int i = 0; i < n; ++i) x[i] = _mm512_add_ps(x[i], _mm512_permutexvar_ps(word[i], intercept));
-      for (int i = 0; i < n; ++i) word[i] = _mm512_add_epi32(_mm512_cvttps_epi32(x[i]), random[i].v.raw);
-      store(pack_bytes<2>(word), codes);
-    }
+    const __m512i rank = rounding.stochastic ? between(x, RandomShorts(index, rounding)) : nearest(x);
+    if constexpr (!kSigned) return store(rank, codes);
+    const __m512i raw[n] = {_mm512_castps_si512(value[0]), _mm512_castps_si512(value[1]), _mm512_castps_si512(value[2]),
+                            _mm512_castps_si512(value[3])};
+    const __mmask64 negative = _mm512_movepi8_mask(pack_bytes<3>(raw));
+    const __m512i middle = _mm512_set1_epi8(Dynamic4::kSignedZero);
+    // There is no entry at -1.
+    store(_mm512_mask_sub_epi8(_mm512_add_epi8(middle, rank), negative, middle, _mm512_min_epu8(rank, middle)), codes);
   }
 
  private:
-  HWY_INLINE static __m512 inside(__m512 x) {
-    return _mm512_max_ps(_mm512_min_ps(x, _mm512_set1_ps(Dynamic4Table::kBelowOne)),
-                         _mm512_set1_ps(Dynamic4Table::kLowest));
+  // Signed: ranks of magnitudes.
+  HWY_INLINE __m512i nearest(__m512 (&x)[kTileVectors]) const {
+    constexpr int n = kTileVectors;
+    __m512i word[n];
+    // A midpoint itself belongs to the lower index: for negative values that is the larger magnitude.
+    for (int i = 0; i < n; ++i)
+      word[i] =
+          _mm512_add_epi32(_mm512_castps_si512(_mm512_abs_ps(x[i])), _mm512_srli_epi32(_mm512_castps_si512(x[i]), 31));
+    u64 above = 0;
+    for (int i = 0; i < n; ++i) {
+      const __m512 magnitude = _mm512_castsi512_ps(word[i]);
+      above |= static_cast<u64>(_mm512_cmp_ps_mask(magnitude, _mm512_set1_ps(t.least), _CMP_GT_OQ)) << (16 * i);
+      x[i] = above_lowest(below_one(magnitude));
+    }
+    rank_in(t.nearest, x, word);
+    return _mm512_maskz_mov_epi8(above, pack_bytes<0>(word));
   }
+
+  // Ranks by the lines between entries.
+  HWY_INLINE __m512i between(__m512 (&x)[kTileVectors], const RandomShorts& random) const {
+    constexpr int n = kTileVectors;
+    __m512 inside[n];
+    __m512i word[n];
+    for (int i = 0; i < n; ++i) x[i] = below_one(kSigned ? _mm512_abs_ps(x[i]) : x[i]);
+    for (int i = 0; i < n; ++i) inside[i] = above_lowest(x[i]);
+    rank_in(t.below, inside, word);
+    const __m512 slope = _mm512_load_ps(t.slope), intercept = _mm512_load_ps(t.intercept);
+    for (int i = 0; i < n; ++i) x[i] = _mm512_mul_ps(kSigned ? x[i] : inside[i], _mm512_permutexvar_ps(word[i], slope));
+    for (int i = 0; i < n; ++i) x[i] = _mm512_add_ps(x[i], _mm512_permutexvar_ps(word[i], intercept));
+    for (int i = 0; i < n; ++i) word[i] = _mm512_cvttps_epi32(x[i]);
+    const __m512i packed = pack_bytes<2>(word);
+    return _mm512_mask_sub_epi8(packed, random.carries(word), packed, _mm512_set1_epi8(-1));
+  }
+
+  HWY_INLINE static __m512 below_one(__m512 x) { return _mm512_min_ps(x, _mm512_set1_ps(Dynamic4Table::kBelowOne)); }
+  HWY_INLINE static __m512 above_lowest(__m512 x) { return _mm512_max_ps(x, _mm512_set1_ps(Dynamic4Table::kLowest)); }
   HWY_INLINE static void rank_in(const u32 (&buckets)[32], const __m512 (&x)[kTileVectors],
                                  __m512i (&rank)[kTileVectors]) {
     constexpr int n = kTileVectors, kBits = Dynamic4Table::kBits;
@@ -93,7 +103,7 @@ struct CpuCodec<Dynamic4, kSigned> : GenericCodec<Dynamic4, kSigned> {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), _mm512_cvtepi16_epi8(pairs));
   }
 
-  // First moments rounded stochastically, and second moments that come from outside.
+  // Second moments that come from outside, and tiles that begin at no multiple of four.
   HWY_NOINLINE void encode_generic(const float* values, float inverse, const TileRounding& rounding, u32 index,
                                    u4* codes) const {
     GenericCodec<Dynamic4, kSigned>::encode(values, inverse, rounding, index, codes);
