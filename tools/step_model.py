@@ -130,7 +130,10 @@ def main() -> None:
     parser.add_argument("--part", default="", help="only configurations whose names have this")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="only every Nth of them")
     parser.add_argument("--schedule", metavar="PATTERN", help="simulate those whose names match, in seconds each")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="with --before: beside the figures of that file")
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE",
+        help="with --before: beside the figures of that file; configurations that LAUNCHES lacks keep theirs",
+    )  # fmt: skip
     parser.add_argument("--before", type=Path, metavar="FILE")
     parser.add_argument("--judge", type=Path, metavar="FILE")
     options = parser.parse_args()
@@ -147,7 +150,8 @@ def main() -> None:
         _KERNELS.update(kernels_of(options.objects, wanted, Path(folder), bool(options.schedule)))
     steps = models(chosen, launches)
     if options.write:
-        report.write(steps, options.write, report.read(options.before) if options.before else None)
+        before = report.read(options.before) if options.before else None
+        report.write(report.completed(steps, before or []), options.write, before)
     if not options.judge:
         report.print_table(steps)
     wrong = report.judge(steps, report.read(options.judge) if options.judge else None)

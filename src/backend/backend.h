@@ -117,6 +117,8 @@ inline bool has_master(const StepItem& item) {
   return item.master.kind && !item.ballot && item.param_dtype != DType::kF32;
 }
 
+class GradientReader;  // backend/gradient_reader.h
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -126,6 +128,8 @@ class Backend {
   virtual const char* target() const = 0;
   // For parameters, gradients and codes that are not in host memory; nullptr where they are.
   virtual Device* device() { return nullptr; }
+  // For norms of gradients in memory of the device; nullptr where there are none.
+  virtual GradientReader* gradient_reader() { return nullptr; }
 
   // One step over all items; items of one call may share no memory unless `ordered`, which runs them one after another
   // in the given order on one thread. Ordered on `stream`.

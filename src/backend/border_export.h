@@ -88,7 +88,7 @@ struct Exported {
 };
 
 inline GradientReader& reader_of(Backend& backend) {
-  if (GradientReader* const reader = gradient_reader(backend)) return *reader;
+  if (GradientReader* const reader = backend.gradient_reader()) return *reader;
   throw Error(ErrorKind::kUnsupported, std::string("the backend ") + backend.name() + " finds no norms of gradients");
 }
 

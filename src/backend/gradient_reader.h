@@ -42,7 +42,4 @@ class GradientReader {
   }
 };
 
-// That of a backend; nullptr if it has none.
-inline GradientReader* gradient_reader(Backend& of) { return dynamic_cast<GradientReader*>(&of); }
-
 }  // namespace lowtide

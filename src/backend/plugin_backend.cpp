@@ -179,6 +179,7 @@ class PluginBackend final : public Backend, public GradientReader {
   }
   const char* target() const override { return call(table_.target, backend_.get()); }
   Device* device() override { return device_.get(); }
+  GradientReader* gradient_reader() override { return this; }
 
   void step(std::span<const StepItem> items, int threads, bool ordered, void* stream) override {
     call(table_.step, backend_.get(), items, threads, ordered, stream);

@@ -78,8 +78,8 @@ StepResult DeviceSteps::step(std::span<const Gradient> grads, const StepOptions&
   const bool searches = plan.searches() && !table_.needs_norms;
   std::shared_ptr<Guard> guard;
   if (clip)
-    guard = gradient_reader(backend_)->queue_clipped_guard(plan.items(), clip, options.grad_scale, searches,
-                                                           options.stream);
+    guard = backend_.gradient_reader()->queue_clipped_guard(plan.items(), clip, options.grad_scale, searches,
+                                                            options.stream);
   else if (searches)
     guard = backend_.queue_guard(plan.items(), options.stream);
   const bool pending = guard && searches;
@@ -98,7 +98,8 @@ StepResult DeviceSteps::step(std::span<const Gradient> grads, const StepOptions&
 std::shared_ptr<QueuedClip> DeviceSteps::take_clip(StepOptions& options) const {
   std::shared_ptr<QueuedClip> clip = std::move(options.clip);
   if (!clip) return nullptr;
-  if (!table_.needs_norms && gradient_reader(backend_) && gradient_reader(backend_)->has_queued(*clip)) {
+  GradientReader* const reader = backend_.gradient_reader();
+  if (!table_.needs_norms && reader && reader->has_queued(*clip)) {
     options.grad_scale = 1;
     return clip;
   }

@@ -30,7 +30,7 @@ class KnownClip final : public QueuedClip {
 };
 
 GradientReader& reader_of(ParamTable& table) {
-  if (GradientReader* const reader = gradient_reader(table.on.at_params)) return *reader;
+  if (GradientReader* const reader = table.on.at_params.gradient_reader()) return *reader;
   fail(ErrorKind::kUnsupported, "got gradients in memory of %s, which finds no norms", table.on.at_params.name());
 }
 

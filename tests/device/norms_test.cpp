@@ -142,7 +142,7 @@ struct Gradients {
 
   kernels::Sums on_device() {
     TestDevice& device = TestDevice::get();
-    return gradient_reader(*device.backend)->read_gradients(items, device.queue);
+    return device.backend->gradient_reader()->read_gradients(items, device.queue);
   }
   // Whether both sums are the same.
   bool agree() {

@@ -138,6 +138,13 @@ def print_table(steps: list[Step]) -> None:
         print("  ".join(cells).rstrip())
 
 
+def completed(steps: list[Step], before: list[Step]) -> list[Step]:
+    """With the steps of before that are not among these, where they stood."""
+    new = by_name(steps)
+    kept = [new.pop((step.name, step.arithmetic), step) for step in before]
+    return kept + list(new.values())
+
+
 def write(steps: list[Step], file: Path, before: list[Step] | None) -> None:
     """The figures as JSON, and beside them a page."""
     lines = ",\n".join(json.dumps(_rounded(asdict(step))) for step in steps)

@@ -47,6 +47,8 @@ class DeviceBackend : public Backend, public GradientReader {
   // unit_blocks: of a unit of work of steps.
   explicit DeviceBackend(int64_t unit_blocks = 1) : steps_(unit_blocks) {}
 
+  GradientReader* gradient_reader() override { return this; }
+
   void norms(std::span<const StepItem> items, int, std::span<BlockNorms> out, void* stream) override {
     self().with_call("norms", stream, false, [&](auto& call) {
       check_pointers(call, items);
