@@ -35,6 +35,11 @@ inline int64_t piece_units(int64_t units, Grain grain, int workers) {
 // order; a false result ends the range that the piece is of: what follows there need not be done.
 template <class Work>
 void for_ranges(int64_t pieces, int workers, Work&& work) {
+  if (workers == 1) {  // without ranges, which are 16 KiB
+    return run_parallel(1, [&](int) {
+      for (int64_t piece = 0; piece < pieces && work(piece);) ++piece;
+    });
+  }
   const MemoryNodes& nodes = process_nodes();
   PieceRanges ranges(pieces, workers, nodes.cores);
   run_parallel(workers, [&](int worker) {
