@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,10 @@ inline const std::vector<int>& tested_rules() {
     for (int rule = 0; rule < std::ssize(rules()); ++rule)
       if (names.empty() || names.find("," + std::string(rule_info(rule).name) + ",") != std::string::npos)
         rules_of.push_back(rule);
+    // Loops over fewer rules than were asked for would prove less, and say nothing.
+    const auto wanted = names.empty() ? std::ssize(rules()) : std::ranges::count(names, ',') - 1;
+    if (std::ssize(rules_of) != wanted)
+      throw std::invalid_argument("LOWTIDE_TEST_RULES: got " + names + ", wanted names of rules.def, each once");
     return rules_of;
   }();
   return found;

@@ -6,6 +6,7 @@ set(LOWTIDE_CUDA_ARCHITECTURES "80;90;100;120" CACHE STRING
     "Compute capabilities to make kernels for, the oldest first; the first and the last also as PTX, for others")
 set(LOWTIDE_CUDA_RULES "" CACHE STRING
     "Rules of portable/rules.def that the plug-in has kernels for, e.g. adamw;lion, in a fraction of the time. Empty: all")
+list(JOIN LOWTIDE_CUDA_RULES "," lt_cuda_rules)  # for tests
 include(cuda_architectures)
 
 lt_plugin_host_sources(cuda lt_cuda_host_sources)
@@ -15,6 +16,11 @@ lt_generate_rule_sources("${lt_src}/portable/rules.def" step_rule.cu.in .cu lt_c
 set(LT_CUDA_FAST ON)
 lt_generate_rule_sources("${lt_src}/portable/rules.def" step_rule.cu.in _fast.cu lt_cuda_fast_rules)
 list(APPEND lt_cuda_device_sources ${lt_cuda_exact_rules} ${lt_cuda_fast_rules})
+foreach(lt_rule IN LISTS LOWTIDE_CUDA_RULES)
+  if(NOT lt_cuda_exact_rules MATCHES "/step_${lt_rule}\\.cu")
+    message(FATAL_ERROR "LOWTIDE_CUDA_RULES: got '${lt_rule}', wanted names of portable/rules.def, e.g. adamw;lion")
+  endif()
+endforeach()
 
 lt_find_for_plugin(CUDA Nvcc "nvcc")
 if(NOT Nvcc_FOUND)
