@@ -86,7 +86,6 @@ StepCase trained(const Configuration& as, Rng& rng) {
   c.lr = 1e-3;
   c.origin = {};
   for (int64_t i = 0; i < c.layout.numel; ++i) put(c.param, c.param_dtype, i, 0.02 * rng.normal());
-  const CodecInfo& codec = codec_info(as.codec);
   for (int k = 0; k < rule_info(as.rule).states; ++k) {
     std::fill(c.codes[k].begin(), c.codes[k].end(), std::byte{format_of(as.rule, as.codec, k).zero});
     std::fill(c.scales[k].begin(), c.scales[k].end(), 0.f);
@@ -95,7 +94,6 @@ StepCase trained(const Configuration& as, Rng& rng) {
   RuleInput hyper;
   hyper.beta1 = 0.9, hyper.beta2 = 0.999, hyper.beta3 = 0.9999, hyper.momentum = 0.9, hyper.alpha = 0.99;
   c.stochastic = stochastic_states(as.rule, as.codec, as.rounding, hyper);
-  if (!codec.rounds) c.stochastic = 0;
   std::vector<double> scales(static_cast<size_t>(c.layout.numel));
   for (double& scale : scales) scale = 1e-3 * std::exp(rng.normal());
   std::vector<StepCase> one;
