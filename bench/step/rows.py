@@ -306,25 +306,21 @@ GROUPS = (
         clean=9,
         limit=20,
     ),
-    Group(
-        "clipping",
-        "clip + step + zero_grad, fp32 parameters and gradients",
-        (16384, 4096),
-        (1024, 4096),
-        _clipping("float32", Target("x_fused", 1.5, threads=2)),
-        clean=9,
-        limit=20,
-        ceiling=False,
-    ),
-    Group(
-        "clipping-bf16",
-        "clip + step + zero_grad, bf16 parameters and gradients",
-        (16384, 4096),
-        (1024, 4096),
-        _clipping("bfloat16", Target("x_fused_bf16", 1.2, threads=2)),
-        clean=9,
-        limit=20,
-        ceiling=False,
+    *(
+        Group(
+            id,
+            f"clip + step + zero_grad, {dtype} parameters and gradients",
+            (16384, 4096),
+            (1024, 4096),
+            _clipping(dtype, target),
+            clean=9,
+            limit=20,
+            ceiling=False,
+        )
+        for id, dtype, target in (
+            ("clipping", "float32", Target("x_fused", 1.5, threads=2)),
+            ("clipping-bf16", "bfloat16", Target("x_fused_bf16", 1.2, threads=2)),
+        )
     ),
     *(
         Group(f"reads-{dtype}", f"reading {dtype} gradients", (16384, 4096), (1024, 4096), _reads(dtype))
