@@ -60,6 +60,8 @@ typedef enum lt_nonfinite {
 
 /* An optimizer: parameters in groups, and the state that it owns. */
 typedef struct lt_optimizer lt_optimizer;
+/* A norm of gradients that may still be on its way. */
+typedef struct lt_queued_clip lt_queued_clip;
 
 /* A tensor that the caller owns. */
 typedef struct lt_tensor {
@@ -158,9 +160,11 @@ typedef struct lt_step_options {
   int64_t free_bytes;    /* for lt_memory_options.automatic: bytes of device memory that nothing else needs, also
                             where activations are back, with memory that the caller's allocator keeps unused; -1: as
                             many as the driver calls free now */
+  lt_queued_clip* clip; /* of lt_optimizer_queue_clip_grad_norm for these gradients, which are multiplied by its factor,
+                           too; made for this step, and no gradient has changed since; NULL: none */
 } lt_step_options;
 #define LT_STEP_OPTIONS_INIT \
-  { sizeof(lt_step_options), 0, 1.0, 0, -1 }
+  { sizeof(lt_step_options), 0, 1.0, 0, -1, 0 }
 
 /* ---- Reports: set struct_size with the macro before the call ------------------------------------------------------
  */
@@ -294,6 +298,17 @@ LT_API lt_status lt_optimizer_step(lt_optimizer* optimizer, const lt_gradient* g
 LT_API lt_status lt_optimizer_clip_grad_norm(lt_optimizer* optimizer, const lt_gradient* gradients, int64_t count,
                                              double max_norm, double norm_type, const lt_step_options* options,
                                              lt_clip_report* report);
+/* The same for a step that is given *clip in its options: no call waits for the norm. On CUDA the reading is queued on
+ * options->stream and the step finds the factor on the device; elsewhere the norm is known when the call returns.
+ * Gradients stay until the step has read them. *norm, a float32 in memory of the parameters' device, gets the norm
+ * there; NULL: not wanted. *clip is the caller's, for lt_queued_clip_destroy; NULL after a failure. */
+LT_API lt_status lt_optimizer_queue_clip_grad_norm(lt_optimizer* optimizer, const lt_gradient* gradients, int64_t count,
+                                                   double max_norm, double norm_type, const lt_step_options* options,
+                                                   float* norm, lt_queued_clip** clip);
+/* Waits for the norm, and reports it. The optimizer must still exist. */
+LT_API lt_status lt_queued_clip_wait(lt_queued_clip* clip, lt_clip_report* report);
+/* Before or after the step that has it, and before the optimizer goes. NULL: does nothing. */
+LT_API void lt_queued_clip_destroy(lt_queued_clip* clip);
 
 /* Prepares the next replay of a CUDA graph that holds a step. (A step on a stream that is being captured is recorded,
  * not taken.) Counts a step and queues, on options->stream, what the replay there needs: its number and the present

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +13,10 @@
 #include "lowtide/lowtide.h"
 #include "lowtide/optimizer.h"
 #include "optim/hyper.h"
+
+struct lt_queued_clip {
+  std::shared_ptr<lowtide::QueuedClip> clip;
+};
 
 struct lt_optimizer {
   lowtide::Optimizer optimizer;
@@ -45,7 +50,12 @@ lowtide::Memory memory_from(const lt_memory_options* options) {
 
 lowtide::StepOptions step_options_from(const lt_step_options* options) {
   const lt_step_options given = struct_from(options, lt_step_options LT_STEP_OPTIONS_INIT);
-  return {given.stream, given.grad_scale, flag(given.assume_finite, "assume_finite"), given.free_bytes};
+  return {given.stream,
+          given.grad_scale,
+          flag(given.assume_finite, "assume_finite"),
+          given.free_bytes,
+          {},
+          given.clip ? given.clip->clip : nullptr};
 }
 
 lowtide::TensorView view_of(const lt_tensor* tensor) {
@@ -81,6 +91,10 @@ lt_status on(Handle* handle, Fn&& body) noexcept {
 template <class T>
 void give(T value, T* to) {
   if (to) *to = value;
+}
+
+void give_clip(const lowtide::ClippedNorm& found, lt_clip_report* report) {
+  lowtide::capi::copy_out({0, found.norm, found.grad_scale, found.finite}, report);
 }
 
 template <class Number>
@@ -264,11 +278,30 @@ lt_status lt_optimizer_clip_grad_norm(lt_optimizer* optimizer, const lt_gradient
   return on(optimizer, [&](lowtide::Optimizer& core) {
     lowtide::capi::check_struct_size(require(report, "report")->struct_size);
     const lowtide::StepOptions given = step_options_from(options);
-    const lowtide::ClippedNorm found =
-        core.clip_grad_norm(gradients_from(core, gradients, count), max_norm, norm_type, given);
-    lowtide::capi::copy_out({0, found.norm, found.grad_scale, found.finite}, report);
+    give_clip(core.clip_grad_norm(gradients_from(core, gradients, count), max_norm, norm_type, given), report);
   });
 }
+
+lt_status lt_optimizer_queue_clip_grad_norm(lt_optimizer* optimizer, const lt_gradient* gradients, int64_t count,
+                                            double max_norm, double norm_type, const lt_step_options* options,
+                                            float* norm, lt_queued_clip** clip) {
+  return on(optimizer, [&](lowtide::Optimizer& core) {
+    *require(clip, "clip") = nullptr;
+    const lowtide::StepOptions given = step_options_from(options);
+    auto made = std::make_unique<lt_queued_clip>();
+    made->clip = core.queue_clip_grad_norm(gradients_from(core, gradients, count), max_norm, norm_type, norm, given);
+    *clip = made.release();
+  });
+}
+
+lt_status lt_queued_clip_wait(lt_queued_clip* clip, lt_clip_report* report) {
+  return lowtide::capi::on(clip, "clip", [&](lt_queued_clip& of) {
+    lowtide::capi::check_struct_size(require(report, "report")->struct_size);
+    give_clip(lowtide::Optimizer::clipped(*of.clip), report);
+  });
+}
+
+void lt_queued_clip_destroy(lt_queued_clip* clip) { delete clip; }
 
 lt_status lt_optimizer_prepare_replay(lt_optimizer* optimizer, const lt_step_options* options) {
   return on(optimizer, [&](lowtide::Optimizer& core) { core.prepare_replay(step_options_from(options)); });

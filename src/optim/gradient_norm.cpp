@@ -107,20 +107,21 @@ std::shared_ptr<QueuedClip> Optimizer::queue_clip_grad_norm(std::span<const Grad
   const Impl::Call call(*impl_);
   const kernels::ClipTo to = clip_request(max_norm, norm_type, options.grad_scale);
   ParamTable& table = impl_->table;
-  check_all(table, grads, options.stream);
-  if (Device* const device = table.on.device) {
-    auto queued = reader_of(table).queue_clip(items_of(table, grads), to, norm, options.stream);
-    if (queued) return queued;
-    const kernels::Clip found = clip_of(sums_on_device(table, grads, options.stream), to);
+  Device* const device = table.on.device;
+  if (device) {
+    check_all(table, grads, options.stream);
+    if (auto queued = reader_of(table).queue_clip(items_of(table, grads), to, norm, options.stream)) return queued;
+  }
+  const kernels::Clip found = clip_of(gradient_sums(*this, grads, options.stream), to);
+  if (norm) {
     const auto rounded = static_cast<float>(found.norm);
-    if (norm) {
+    if (device) {
       device->copy(options.stream, norm, &rounded, sizeof rounded);
       device->host_wait(device->record(options.stream));
+    } else {
+      *norm = rounded;
     }
-    return std::make_shared<KnownClip>(found);
   }
-  const kernels::Clip found = clip_of(gradient_sums(*this, grads, nullptr), to);
-  if (norm) *norm = static_cast<float>(found.norm);
   return std::make_shared<KnownClip>(found);
 }
 

@@ -54,6 +54,7 @@ StepResult DeviceSteps::record(std::span<const Gradient> grads, const StepOption
 }
 
 StepResult DeviceSteps::prepare_replay(const StepOptions& options) {
+  LT_REQUIRE(!options.clip, "got a clip for a replay, wanted none: a recorded step does not clip");
   LT_REQUIRE(!recordings_.empty(),
              "got a replay to prepare and no recorded step, wanted a step on a queue that is being captured before");
   resolve();

@@ -131,6 +131,41 @@ TEST_F(CApi, ClipsInTheStep) {
   expect_refused(lt_optimizer_clip_grad_norm(handle_.optimizer, &gradient_, 1, 1, 2, nullptr, nullptr), "report");
 }
 
+// A queued clip leaves the bits that a waiting one leaves.
+TEST_F(CApi, QueuedClipsGoIntoTheStep) {
+  lt_clip_report clip = LT_CLIP_REPORT_INIT, queued_clip = LT_CLIP_REPORT_INIT;
+  lt_step_options waited = LT_STEP_OPTIONS_INIT, queued = LT_STEP_OPTIONS_INIT;
+  const std::vector<float> before = p_;
+  ASSERT_EQ(lt_optimizer_clip_grad_norm(handle_.optimizer, &gradient_, 1, 1, 2, nullptr, &clip), LT_OK);
+  waited.grad_scale = clip.grad_scale, waited.assume_finite = clip.finite;
+  ASSERT_EQ(lt_optimizer_step(handle_.optimizer, &gradient_, 1, &waited, nullptr), LT_OK);
+  const std::vector<float> wanted = p_;
+
+  lt_optimizer_destroy(handle_.optimizer);
+  SetUp();
+  p_ = before;
+  float norm = 0;
+  ASSERT_EQ(lt_optimizer_queue_clip_grad_norm(handle_.optimizer, &gradient_, 1, 1, 2, nullptr, &norm, &queued.clip),
+            LT_OK);
+  EXPECT_EQ(norm, static_cast<float>(clip.norm));
+  ASSERT_EQ(lt_queued_clip_wait(queued.clip, &queued_clip), LT_OK);
+  EXPECT_EQ(queued_clip.norm, clip.norm);
+  EXPECT_EQ(queued_clip.grad_scale, clip.grad_scale);
+  ASSERT_EQ(lt_optimizer_step(handle_.optimizer, &gradient_, 1, &queued, nullptr), LT_OK);
+  EXPECT_EQ(differing_bytes(p_.data(), wanted.data(), wanted.size() * sizeof(float)), 0);
+  expect_refused(lt_queued_clip_wait(queued.clip, nullptr), "report");
+  lt_queued_clip_destroy(queued.clip);
+
+  expect_refused(lt_queued_clip_wait(nullptr, &queued_clip), "clip");
+  lt_queued_clip* none = queued.clip;
+  expect_refused(lt_optimizer_queue_clip_grad_norm(handle_.optimizer, &gradient_, 1, -1, 2, nullptr, nullptr, &none),
+                 "max_norm=-1");
+  EXPECT_EQ(none, nullptr);
+  expect_refused(lt_optimizer_queue_clip_grad_norm(handle_.optimizer, &gradient_, 1, 1, 2, nullptr, nullptr, nullptr),
+                 "clip");
+  lt_queued_clip_destroy(nullptr);
+}
+
 // Options that decide which states exist are set by name before the group's first parameter.
 TEST_F(CApi, VariantsOfRulesAreSetByName) {
   struct Case {

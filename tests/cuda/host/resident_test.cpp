@@ -139,6 +139,38 @@ TEST_F(CudaResident, ClippedStepsWaitForNothing) {
   std::printf("clipped steps: no call that waits\n");
 }
 
+// A graph holds no clip: its replays would clip by the factor of the step that was recorded.
+TEST_F(CudaResident, RecordedStepsDoNotClip) {
+  restart({});
+  OptimizerOptions options;
+  options.backend = "cuda";
+  options.memory.device_bytes = 64 << 20;
+  Optimizer optimizer(options);
+  Parameters params(optimizer, 10);
+  StepOptions on;
+  cudaStream_t stream = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  on.stream = stream;
+  optimizer.step(params.grads, on);
+  StepOptions clipping = on;
+  clipping.clip = optimizer.queue_clip_grad_norm(params.grads, 1, 2, nullptr, on);
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+  std::string told = message_of(ErrorKind::kInvalidArgument, [&] { optimizer.step(params.grads, clipping); });
+  EXPECT_NE(told.find("clips"), std::string::npos) << told;
+  told =
+      message_of(ErrorKind::kInvalidArgument, [&] { optimizer.queue_clip_grad_norm(params.grads, 1, 2, nullptr, on); });
+  EXPECT_NE(told.find("captured"), std::string::npos) << told;
+  optimizer.step(params.grads, on);  // the capture goes on
+  cudaGraph_t graph = nullptr;
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  told = message_of(ErrorKind::kInvalidArgument, [&] { optimizer.prepare_replay(clipping); });
+  EXPECT_NE(told.find("clip"), std::string::npos) << told;
+  ASSERT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  clipping.clip.reset();
+  optimizer.synchronize();
+  ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+}
+
 // A search leaves open whether its step is taken, and so the number of the next: that is waited for. Without one, the
 // device runs the last replay while the host prepares the next.
 TEST_F(CudaResident, PreparingAReplayDoesNotWaitForTheLast) {
