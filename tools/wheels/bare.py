@@ -7,30 +7,23 @@ takes the wheel away again.
 
 from __future__ import annotations
 
-import json
 import re
 import resource
 import time
 from pathlib import Path
 
+from wheels.hashes import Hashes, hashes_in
 from wheels.work import ROOT, Failure, Work, say
 
 INSTALL_TO_STEP_S = 10.0  # with torch present; of processor time, since other work lengthens what a clock shows
 BITS = Path(__file__).with_name("bits.py")
 GOLDEN = ROOT / "tests" / "python" / "test_golden.py"
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", GOLDEN)
-Hashes = dict[str, dict[str, str]]  # by instruction set and cell
 
 
 def readme_block() -> str:
     """README's first block of Python."""
     return str(re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.S | re.M)[0])
-
-
-def hashes_in(printed: str) -> Hashes:
-    """The hashes in what bits.py printed."""
-    hashes: Hashes = json.loads(printed.splitlines()[-1])
-    return hashes
 
 
 def _processor_seconds() -> float:

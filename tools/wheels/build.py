@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from wheels.interpreters import STABLE, is_stable
@@ -13,6 +14,23 @@ from wheels.work import Failure, Words, Work
 
 # A build folder's findings about the interpreter of the wheel before.
 _PYTHON_LINES = re.compile(r"^_?(Python3?|PYTHON|NB)_.*\n", re.MULTILINE)
+
+
+def raw_wheel(
+    work: Work, what: str, source: Path, python: Path, build: Path, out: Path, settings: Mapping[str, str],
+    env: Mapping[str, str], py_api: str = "",
+) -> Path:  # fmt: skip
+    """The wheel of a source folder as built, the only one in `out`: its platform is linux, which auditwheel (audit.py)
+    raises. settings: of CMake, whose build folder is `build`; py_api: the oldest version of a stable ABI."""
+    shutil.rmtree(out, ignore_errors=True)
+    options = {"build-dir": str(build), "install.strip": "false"}  # the linker strips: strip knows one machine
+    if py_api:
+        options["wheel.py-api"] = py_api
+    options |= {f"cmake.define.{name}": value for name, value in settings.items()}
+    uv: Words = [work.tools() / "uv", "build", "--wheel", "--python", python, "--out-dir", out]
+    work.run(what, [*uv, *(f"-C{name}={value}" for name, value in options.items()), source], env=env)
+    [wheel] = out.glob("*.whl")
+    return wheel
 
 
 class Builder:
@@ -27,8 +45,7 @@ class Builder:
         self._stub = work.folder / "_core.pyi"
 
     def wheel(self, version: str, interpreter: Path) -> Path:
-        """The wheel for an interpreter, as built: its platform is linux, which auditwheel (audit.py) raises. From STABLE
-        on, the wheel is for all later versions, too."""
+        """The wheel for an interpreter, as built. From STABLE on, the wheel is for all later versions, too."""
         arch = self._toolchain.arch
         cache = self._build / "CMakeCache.txt"
         if cache.is_file():
@@ -45,19 +62,12 @@ class Builder:
             # As scikit-build-core wants to be told of a cross build.
             env["_PYTHON_HOST_PLATFORM"] = f"linux-{arch}"
             env["SETUPTOOLS_EXT_SUFFIX"] = f".cpython-{version.replace('.', '')}-{arch}-linux-gnu.so"
-        options = {"build-dir": str(self._build), "install.strip": "false"}  # the linker strips: strip knows one machine
-        if is_stable(version):
-            options["wheel.py-api"] = STABLE
-        options |= {f"cmake.define.{name}": value for name, value in settings.items()}
-
-        what = f"wheel for {arch}, Python {version}"
         out = self._toolchain.folder / "raw" / version
-        shutil.rmtree(out, ignore_errors=True)
-        uv: Words = [self._work.tools() / "uv", "build", "--wheel", "--python", interpreter, "--out-dir", out]
-        self._work.run(what, [*uv, *(f"-C{name}={value}" for name, value in options.items()), self._source], env=env)
+        what = f"wheel for {arch}, Python {version}"
+        py_api = STABLE if is_stable(version) else ""
+        wheel = raw_wheel(self._work, what, self._source, interpreter, self._build, out, settings, env, py_api)
         if not self._toolchain.is_cross:
             shutil.copyfile(self._build / "_core.pyi", self._stub)
-        [wheel] = out.glob("*.whl")
         return wheel
 
     def _nanobind(self) -> str:

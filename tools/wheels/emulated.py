@@ -10,7 +10,8 @@ import shutil
 import zipfile
 from pathlib import Path
 
-from wheels.bare import BITS, PYTEST, Hashes, hashes_in, readme_block
+from wheels.bare import BITS, PYTEST, readme_block
+from wheels.hashes import Hashes, hashes_in
 from wheels.debian import Debian
 from wheels.work import Failure, Words, Work, say
 

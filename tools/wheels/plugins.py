@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from wheels import audit, libstdcxx
+from wheels.build import raw_wheel
+from wheels.hashes import require_equal
 from wheels.toolchain import Toolchain, write
 from wheels.work import Failure, Words, Work, say
 
@@ -56,7 +58,8 @@ class Plugins:
             raise Failure(f"{plugin.name} was not loaded: {said}")
         if backend == "sycl":
             printed = self._work.run(f"steps with {plugin.name}", [python, BITS, backend], cwd=folder)
-            self._compare(plugin.name, json.loads(printed.splitlines()[-1]), backend)
+            hashes = json.loads(printed.splitlines()[-1])
+            require_equal(plugin.name, hashes, hashes[backend])
 
     def fitting(self) -> Path | None:
         """The wheel of the package in `out` for the Python of the trials, which is this one; None if there is none."""
@@ -92,18 +95,11 @@ class Plugins:
         return audit.repair(self._work, self._wheel(name, settings), ARCHITECTURE, self._out, most=CUDA_BYTES)
 
     def _wheel(self, name: str, settings: dict[str, str]) -> Path:
-        """The wheel as built: its platform is linux, which auditwheel (audit.py) raises."""
         folder = self._toolchain.folder / f"lowtide-{name}"
-        out = folder / "raw"
-        shutil.rmtree(out, ignore_errors=True)
-        options = {"build-dir": str(folder / "build"), "install.strip": "false"}  # the linker strips
-        options |= {f"cmake.define.{setting}": value for setting, value in settings.items()}
-        uv: Words = [self._work.tools() / "uv", "build", "--wheel", "--python", sys.executable, "--out-dir", out]
-        words = [f"-C{option}={value}" for option, value in options.items()]
-        package = self._source / "packages" / f"lowtide-{name}"
-        self._work.run(f"wheel of lowtide-{name}", [*uv, *words, package], env=self._toolchain.environment())
-        [wheel] = out.glob("*.whl")
-        return wheel
+        return raw_wheel(
+            self._work, f"wheel of lowtide-{name}", self._source / "packages" / f"lowtide-{name}", Path(sys.executable),
+            folder / "build", folder / "raw", settings, self._toolchain.environment(),
+        )  # fmt: skip
 
     def _environment(self, name: str, packages: Iterable[str]) -> Path:
         """An environment with these packages and nothing else."""
@@ -116,10 +112,3 @@ class Plugins:
                 self._work.run(f"installing {wanted}", [*pip, *packages])
             stamp.write_text(wanted)
         return folder
-
-    def _compare(self, what: str, hashes: dict[str, dict[str, str]], backend: str) -> None:
-        cells = hashes.pop(backend)
-        different = [cell for cell in cells if any(cells[cell] != of[cell] for of in hashes.values())]
-        if different:
-            raise Failure(f"{what}: {len(different)} of {len(cells)} cells differ from the CPU's: {', '.join(different)}")
-        say(f"{what}: {len(cells)} cells on {backend} equal {', '.join(hashes)}")

@@ -9,8 +9,9 @@ from wheels.borrowed import Borrowed
 from wheels.build import Builder
 from wheels.emulated import Emulated
 from wheels.interpreters import STABLE, is_stable
+from wheels.hashes import Cells, Hashes, require_equal
 from wheels.toolchain import Toolchain
-from wheels.work import Failure, Work, say
+from wheels.work import Work
 
 
 class Recipe:
@@ -18,7 +19,7 @@ class Recipe:
 
     def __init__(self, work: Work, interpreters: dict[str, Path], borrowed: Borrowed, out: Path) -> None:
         self._work, self._interpreters, self._borrowed, self._out = work, interpreters, borrowed, out
-        self._hashes: dict[str, str] = {}  # of all that was tried, by cell
+        self._hashes: Cells = {}  # of all that was tried, by cell
 
     def source(self) -> None:
         """Makes the source distribution; `files`: the folder with what is in it."""
@@ -43,14 +44,14 @@ class Recipe:
             if tried:
                 self._compare(f"{made[name].name}, Python {version}", tried)
 
-    def _try_here(self, wheel: Path, arch: str, version: str, interpreter: Path) -> bare.Hashes:
+    def _try_here(self, wheel: Path, arch: str, version: str, interpreter: Path) -> Hashes:
         trial = bare.Bare(self._work, wheel, version, interpreter)
         hashes = trial.bits()
         if lent := self._borrowed.folders(version, interpreter):
             trial.use(lent)
         return hashes
 
-    def _try_emulated(self, wheel: Path, arch: str, version: str, interpreter: Path) -> bare.Hashes | None:
+    def _try_emulated(self, wheel: Path, arch: str, version: str, interpreter: Path) -> Hashes | None:
         trial = Emulated(self._work, arch)
         if not trial.unpack(wheel, version):
             return None
@@ -58,11 +59,7 @@ class Recipe:
             trial.use(lent)
         return trial.bits()
 
-    def _compare(self, name: str, hashes: bare.Hashes) -> None:
+    def _compare(self, name: str, hashes: Hashes) -> None:
         """Every wheel, version and instruction set has the bits of the first."""
-        for target, cells in hashes.items():
-            self._hashes = self._hashes or cells
-            different = [cell for cell in self._hashes if cells.get(cell) != self._hashes[cell]]
-            if different:
-                raise Failure(f"{name}, {target}: {len(different)} cells differ from the first wheel's: {', '.join(different)}")
-        say(f"{name}: {len(self._hashes)} cells equal on {', '.join(hashes)}")
+        self._hashes = self._hashes or next(iter(hashes.values()))
+        require_equal(name, hashes, self._hashes)

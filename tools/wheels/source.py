@@ -8,7 +8,8 @@ import sys
 import tarfile
 from pathlib import Path
 
-from wheels.bare import BITS, Hashes, hashes_in
+from wheels.bare import BITS
+from wheels.hashes import Hashes, hashes_in
 from wheels.work import ROOT, Failure, Words, Work
 
 # This machine's instruction set alone, which is built in a third of the time; and no plug-ins.
