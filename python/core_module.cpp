@@ -75,11 +75,11 @@ NB_MODULE(_core, m) {
         sums.squares.set_limbs(squares);
         sums.largest = static_cast<uint32_t>(largest);
         const auto clip = lowtide::clip_of(sums, lowtide::clip_request(max_norm, norm_type, factor));
-        return std::tuple(clip.norm, clip.factor, clip.finite != 0);
+        return std::tuple(clip.norm, clip.factor, clip.clipped);
       },
       "squares"_a, "largest"_a, "norm_type"_a, "max_norm"_a, "factor"_a,
       "The norm of gradients times `factor`, by their sums (`Optimizer.gradient_sums`); the factor that clips them, "
-      "and whether a step with it need not look for gradients that are not finite.");
+      "and the norm that it leaves.");
   m.def("checkpoint_metadata", &lowtide::checkpoint_metadata, "path"_a);
   m.def("parse_bytes", &lowtide::parse_bytes, "text"_a, "\"2GiB\" as 2147483648.");
   m.def("format_bytes", &lowtide::format_bytes, "bytes"_a, "1610612736 as \"1.50 GiB\".");

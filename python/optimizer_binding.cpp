@@ -42,7 +42,7 @@ void bind_optimizer(nb::module_& m) {
           "wait",
           [](QueuedClip& clip) {
             const kernels::Clip found = clip.wait();
-            return std::tuple(found.norm, found.factor, found.finite != 0);
+            return std::tuple(found.norm, found.factor, found.clipped);
           },
           kReleased, "As `clip_to`.");
   nb::class_<MeasuredGradients>(m, "MeasuredGradients",

@@ -100,6 +100,7 @@ std::shared_ptr<QueuedClip> DeviceSteps::take_clip(StepOptions& options) const {
   if (!clip) return nullptr;
   GradientReader* const reader = backend_.gradient_reader();
   if (!table_.needs_norms && reader && reader->has_queued(*clip)) {
+    check_grad_scale(options.grad_scale);
     options.grad_scale = 1;
     return clip;
   }

@@ -57,6 +57,8 @@ std::vector<StepItem> items_of(ParamTable& table, std::span<const Gradient> grad
   return items;
 }
 
+ClippedNorm reported(const kernels::Clip& clip) { return {clip.norm, clip.factor, clip_is_fine(clip, 1)}; }
+
 cpu::GradientSums sums_on_device(ParamTable& table, std::span<const Gradient> grads, void* stream) {
   const kernels::Sums found = reader_of(table).read_gradients(items_of(table, grads), stream);
   ExactSum::Limbs limbs;
@@ -82,11 +84,15 @@ cpu::GradientSums gradient_sums(Optimizer& of, std::span<const Gradient> grads, 
   return cpu::gradient_sums(views, table.on.threads, table.on.host->target());
 }
 
+void check_grad_scale(double scale) {
+  LT_REQUIRE(std::isfinite(static_cast<float>(scale)), "got grad_scale=%g, wanted a finite number", scale);
+}
+
 kernels::ClipTo clip_request(double max_norm, double norm_type, double factor) {
   const bool is_largest = norm_type == std::numeric_limits<double>::infinity();
   LT_REQUIRE(is_largest || norm_type == 2, "got norm_type=%g, wanted 2 or infinity", norm_type);
   LT_REQUIRE(max_norm >= 0, "got max_norm=%g, wanted 0 or more", max_norm);
-  LT_REQUIRE(std::isfinite(static_cast<float>(factor)), "got grad_scale=%g, wanted a finite number", factor);
+  check_grad_scale(factor);
   return {max_norm, factor, is_largest, 0};
 }
 
@@ -98,8 +104,7 @@ ClippedNorm Optimizer::clip_grad_norm(std::span<const Gradient> grads, double ma
                                       const StepOptions& options) {
   const Impl::Call call(*impl_);
   const kernels::ClipTo to = clip_request(max_norm, norm_type, options.grad_scale);
-  KnownClip found(clip_of(gradient_sums(*this, grads, options.stream), to));
-  return clipped(found);
+  return reported(clip_of(gradient_sums(*this, grads, options.stream), to));
 }
 
 std::shared_ptr<QueuedClip> Optimizer::queue_clip_grad_norm(std::span<const Gradient> grads, double max_norm,
@@ -129,15 +134,13 @@ StepOptions without_clip(const StepOptions& options) {
   StepOptions own = options;
   if (!options.clip) return own;
   own.clip = nullptr;
+  check_grad_scale(options.grad_scale);
   const kernels::Clip found = options.clip->wait();
   own.grad_scale = found.factor * options.grad_scale;
   own.assume_finite = options.assume_finite || clip_is_fine(found, options.grad_scale);
   return own;
 }
 
-ClippedNorm Optimizer::clipped(QueuedClip& clip) {
-  const kernels::Clip found = clip.wait();
-  return {found.norm, found.factor, found.finite != 0};
-}
+ClippedNorm Optimizer::clipped(QueuedClip& clip) { return reported(clip.wait()); }
 
 }  // namespace lowtide

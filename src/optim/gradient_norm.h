@@ -13,6 +13,9 @@ namespace lowtide {
 // kInvalidArgument for gradients that a step would refuse.
 cpu::GradientSums gradient_sums(Optimizer& of, std::span<const Gradient> grads, void* stream);
 
+// Throws kInvalidArgument for a factor of gradients that is not finite as float32.
+void check_grad_scale(double scale);
+
 // The norm to be made of gradients times a factor. norm_type: 2 or infinity. Throws kInvalidArgument.
 kernels::ClipTo clip_request(double max_norm, double norm_type, double factor);
 

@@ -1,11 +1,11 @@
 #include "optim/step_plan.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "backend/plugin_backend.h"
 #include "core/error.h"
 #include "core/sizes.h"
+#include "optim/gradient_norm.h"
 
 namespace lowtide {
 
@@ -21,8 +21,7 @@ StepPlan::StepPlan(ParamTable& table, StepBuffers& buffers, std::span<const Grad
   LT_REQUIRE(grads.size() == count,
              "got %zu gradients for %zu parameters; give one each, with null data where there is none", grads.size(),
              count);
-  LT_REQUIRE(std::isfinite(static_cast<float>(options.grad_scale)), "got grad_scale=%g, wanted a finite number",
-             options.grad_scale);
+  check_grad_scale(options.grad_scale);
   LT_REQUIRE(!options.stream || table.on.device, "got a stream for CPU parameters, wanted nullptr");
   LT_REQUIRE(directions == 0 || (directions == count && !ballots),
              "got memory for %zu directions of %zu parameters, wanted one each, or none, and none for ballots",

@@ -8,6 +8,7 @@
 #include "device/delayed_device.h"
 #include "device/device_support.h"
 #include "support/device_twins.h"
+#include "support/message_of.h"
 
 namespace lowtide::testing {
 namespace {
@@ -83,7 +84,9 @@ TEST(DeviceOptimizer, ClipsToTheBitsOfTheHost) {
       };
     for (int step = 0; step < 4; ++step) {
       twins.max_norm = std::ldexp(1, static_cast<int>(rng.between(-20, 10)));
-      twins.grad_scale = rng.chance(0.5) ? 1 : 0.3;
+      twins.norm_scale = pick(rng, std::vector{1.0, 0x1p-30, -3.0});
+      // The largest is for gradients that are small only where a clip's factor is counted twice.
+      twins.grad_scale = pick(rng, std::vector{1.0, 0.3, setup.nonfinite == NonFinite::kSkip ? 0x1p70 : 0x1p20});
       twins.queues_clips = rng.chance(0.6);
       twins.step(rng.chance(0.3) ? 0.5 : 1);
     }
@@ -91,6 +94,27 @@ TEST(DeviceOptimizer, ClipsToTheBitsOfTheHost) {
     compared += twins.compared();
   }
   std::printf("%d trials, 0 of %lld bytes differ\n", trials, static_cast<long long>(compared));
+}
+
+// As without a clip, for all the device would see is weights that are no numbers.
+TEST(DeviceOptimizer, RefusesScalesOfAClipThatAreNotFinite) {
+  LT_NEEDS_DEVICE();
+  Rng rng = seeded("scales of a clip", 83);
+  Config setup = random_setup(rng);
+  for (const double scale : {std::nan(""), HUGE_VAL, 1e39})
+    for (const bool assume_finite : {false, true}) {
+      Twins twins(rng, setup, {}, TestDevice::get().open());
+      twins.add(DType::kF32, {64, 40});
+      twins.step();
+      StepOptions options;
+      options.stream = twins.queue();
+      options.clip = twins.on_device().queue_clip_grad_norm(twins.last_gradients(), 1, 2, nullptr, options);
+      options.grad_scale = scale, options.assume_finite = assume_finite;
+      const std::string told =
+          message_of(ErrorKind::kInvalidArgument, [&] { twins.on_device().step(twins.last_gradients(), options); });
+      EXPECT_NE(told.find("grad_scale"), std::string::npos) << told;
+      EXPECT_EQ(twins.differing(), 0);
+    }
 }
 
 }  // namespace

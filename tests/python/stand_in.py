@@ -16,7 +16,7 @@ import pytest
 import torch
 from lowtide import _core
 from lowtide.devices import places
-from lowtide.optimizers import clipped
+from lowtide.optimizers import clipping
 
 DEVICE, SHARED = 0, 2  # lt_memory_kind
 
@@ -52,7 +52,8 @@ class StandIn:
         self._ranges: list[tuple[int, int, int]] = []  # first and last byte, index of the device
         self._outside = places.device_of  # that of a stand-in before this one
         monkeypatch.setattr(places, "device_of", self._device_of)
-        monkeypatch.setattr(clipped, "new_norm", self._norm_beside)  # torch's new_empty() is the CPU's
+        self._new_norm = clipping.new_norm
+        monkeypatch.setattr(clipping, "new_norm", self._norm_at)  # torch has no memory of the device
 
     @property
     def backend(self) -> str:
@@ -76,9 +77,10 @@ class StandIn:
         out = torch.frombuffer(raw, dtype=like.dtype)[: like.numel()].reshape(like.shape)
         return out.copy_(like.detach())
 
-    def _norm_beside(self, like: torch.Tensor) -> torch.Tensor:
-        index = next(index for first, last, index in self._ranges if first <= like.data_ptr() <= last)
-        return self.tensor(torch.zeros(()), index)
+    def _norm_at(self, place: places.Place | None) -> torch.Tensor:
+        if place is None or place.on_host:
+            return self._new_norm(place)
+        return self.tensor(torch.zeros(()), place.device.index)
 
     def parameters(self, like: Sequence[torch.Tensor], index: int = 0) -> list[torch.nn.Parameter]:
         return [torch.nn.Parameter(self.tensor(param, index)) for param in like]

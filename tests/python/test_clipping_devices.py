@@ -86,3 +86,75 @@ def test_error_if_nonfinite_waits_for_the_norm(device: StandIn, seed: int) -> No
     opt.step()
     device.synchronize()
     assert [bits(p) for p in there] == before and opt.skipped_steps == 1
+
+
+def flattened(params: list[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+    for param in params:
+        param._fsdp_flattened = True  # type: ignore[attr-defined]  # as FSDP1 marks what it shards
+    return params
+
+
+def test_fsdp1_without_its_group_is_refused_on_a_device(device: StandIn, seed: int) -> None:
+    """Each rank would clip by the norm of its own part."""
+    there = flattened(device.parameters([parameter(*shape) for shape in SHAPES]))
+    for param in there:
+        param.grad = device.tensor(torch.ones(param.shape))
+    called, told = lowtide.AdamW(there), lowtide.AdamW(there, max_grad_norm=1.0)
+    before = [bits(p) for p in there]
+    for act in (lambda: called.clip_grad_norm_(0.5), told.step):
+        with pytest.raises(ValueError, match="parameter 0 of FSDP1 and no process_group"):
+            act()
+    device.synchronize()
+    assert [bits(p) for p in there] == before
+
+
+@pytest.mark.parametrize("where", ["cpu", "meta"])
+def test_a_frozen_parameter_elsewhere_may_come_first(device: StandIn, where: str, seed: int) -> None:
+    here = [parameter(*shape) for shape in SHAPES]
+    frozen = torch.nn.Parameter(torch.zeros(4, device=where), requires_grad=False)
+    there = device.parameters(here)
+    random_gradients(here)
+    device.give_gradients(there, here)
+    first, second = lowtide.AdamW(here, lr=0.1), lowtide.AdamW([frozen, *there], lr=0.1)
+    wanted, norm = first.clip_grad_norm_(0.5), second.clip_grad_norm_(0.5)
+    first.step()
+    second.step()
+    device.synchronize()
+    assert bits(wanted) == bits(norm) and [bits(p) for p in here] == [bits(p) for p in there]
+
+
+@pytest.mark.parametrize("when", ["before", "between"])
+def test_parameters_may_move_apart(device: StandIn, when: str, seed: int) -> None:
+    """Before the first clip, and between it and its step, to another device or, as a group that is added, to the CPU."""
+    here = [parameter(*shape) for shape in SHAPES]
+    there = device.parameters(here)
+    first, second = lowtide.AdamW(here, lr=0.1), lowtide.AdamW(there, lr=0.1)
+    random_gradients(here)
+    device.give_gradients(there, here)
+    if when == "before":
+        assert here[1].grad is not None
+        there[1].data = device.tensor(there[1].data, 1)
+        there[1].grad = device.tensor(here[1].grad, 1)
+    wanted, norm = first.clip_grad_norm_(0.5), second.clip_grad_norm_(0.5)
+    if when == "between":
+        for opt in (first, second):
+            opt.add_param_group({"params": [parameter(5)]})
+    first.step()
+    second.step()
+    device.synchronize()
+    assert bits(wanted) == bits(norm)
+    assert [bits(p) for p in here] == [bits(p) for p in there]
+
+
+def test_scales_that_are_not_finite_are_refused(device: StandIn, seed: int) -> None:
+    there = device.parameters([parameter(*shape) for shape in SHAPES])
+    for param in there:
+        param.grad = device.tensor(torch.ones(param.shape))
+    opt = lowtide.AdamW(there, amp_scaling=True)
+    before = [bits(p) for p in there]
+    opt.clip_grad_norm_(0.5)
+    opt.found_inf, opt.grad_scale = torch.tensor(0.0), torch.tensor(1e-45)  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="grad_scale"):
+        opt.step()
+    device.synchronize()
+    assert [bits(p) for p in there] == before

@@ -150,7 +150,8 @@ class Twins {
   const std::vector<Gradient>& last_gradients() const { return last_; }
   std::function<void(Tensor&)> spoil;  // gradients, before they are used
   double max_norm = 0;                 // above 0: steps clip to it
-  double grad_scale = 1;               // of steps that clip
+  double norm_scale = 1;               // of the gradients that the norm is made of
+  double grad_scale = 1;               // of steps that clip, too
   bool queues_clips = false;           // on the device without a wait
   bool raises_later = false;           // on the device a step throws what the one before it should have
   int64_t raised_here = 0, raised_there = 0;
@@ -192,17 +193,21 @@ class Twins {
  private:
   void clip(std::span<const Gradient> here, std::span<const Gradient> there, StepOptions& at_host,
             StepOptions& on_device) {
-    const ClippedNorm wanted = on_host_.clip_grad_norm(here, max_norm);
-    at_host.grad_scale = wanted.grad_scale * grad_scale, at_host.assume_finite = wanted.finite;
+    StepOptions measured, measured_there = on_device;
+    measured.grad_scale = measured_there.grad_scale = norm_scale;
+    // The host's clip is one of plain options, of which the check is the step's own.
+    const ClippedNorm wanted = on_host_.clip_grad_norm(here, max_norm, 2, measured);
+    at_host.grad_scale = wanted.grad_scale * grad_scale;
     Tensor norm(DType::kF32, {1});
     void* const norm_there = tensors_->put(norm);
     if (queues_clips) {
-      on_device.clip = on_device_->queue_clip_grad_norm(there, max_norm, 2, static_cast<float*>(norm_there), on_device);
+      on_device.clip =
+          on_device_->queue_clip_grad_norm(there, max_norm, 2, static_cast<float*>(norm_there), measured_there);
       on_device.grad_scale = grad_scale;
       if (rng_.chance(0.7)) return;
     }
     const ClippedNorm got = on_device.clip ? Optimizer::clipped(*on_device.clip)
-                                           : on_device_->clip_grad_norm(there, max_norm, 2, on_device);
+                                           : on_device_->clip_grad_norm(there, max_norm, 2, measured_there);
     EXPECT_TRUE(got.norm == wanted.norm || (std::isnan(got.norm) && std::isnan(wanted.norm)));
     EXPECT_EQ(got.grad_scale, wanted.grad_scale);
     EXPECT_EQ(got.finite, wanted.finite);
@@ -210,7 +215,8 @@ class Twins {
       tensors_->get(norm_there, norm);
       EXPECT_EQ(norm.get(0), static_cast<float>(got.norm));
     }
-    if (!on_device.clip) on_device.grad_scale = got.grad_scale * grad_scale, on_device.assume_finite = got.finite;
+    if (!on_device.clip)
+      on_device.grad_scale = got.grad_scale * grad_scale, on_device.assume_finite = got.finite && grad_scale == 1;
   }
 
   Rng& rng_;

@@ -37,7 +37,10 @@ def number(name: str, value: object) -> float:
             )
         return float(value)
     if isinstance(value, Real):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError(f"{name}: got {str(value)[:20]}..., wanted a number that a double holds") from None
     raise TypeError(f"{name}: got {value!r} ({type(value).__name__}), wanted a number or a tensor of one element")
 
 

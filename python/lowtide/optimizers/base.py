@@ -17,6 +17,7 @@ from lowtide.engine.cores import Cores
 from lowtide.engine.rebuild import follow_moves
 from lowtide.optimizers import partitions
 from lowtide.optimizers.clipped import ClippingOptimizer
+from lowtide.optimizers.clipping import Queued
 from lowtide.options.hyper import check_on_host
 from lowtide.report.log import logger
 from lowtide.state import restore
@@ -117,9 +118,12 @@ class SteppingOptimizer(ClippingOptimizer):
             self._take(scale, known_finite, queue, free, only)
         elif clip is None:
             engine.core.step(scale, known_finite, queue, free, only)
-        else:
+        elif len(engine.cores) == 1:
             (core,) = engine.cores.values()
             core.step(scale, known_finite, queue, free, only, clip=clip)
+        else:  # parameters have moved apart since it was queued
+            known = Queued(clip, scale).wait()
+            engine.core.step(known.factor, known_finite or known.finite, queue, free, only)
 
     def _follow_moves(self) -> None:
         """Before a checkpoint is read: its state goes where parameters are now, and the core of before cannot step it there.
@@ -158,9 +162,11 @@ class SteppingOptimizer(ClippingOptimizer):
         (`report()["moved_per_step"]` is 0) and stay there; parameters and gradients keep their memory
         (zero_grad(set_to_none=False)). Gradients that are not finite do to a replay what they do to a step. Raises
         ValueError if no step has been captured or memory has moved, for a second call without a replay between, for a
-        replay that was not prepared (it has changed nothing) and, with nonfinite="raise", for the replay before if a
+        replay that was not prepared (it has changed nothing), after clip_grad_norm_ or with max_grad_norm and, with nonfinite="raise", for the replay before if a
         gradient of it was not finite. With nonfinite="propagate" this does not wait for the last replay; what is wrong
         with it may then be raised by a later call."""
+        if self._clips():
+            raise ValueError("prepare_replay: got gradients to clip, wanted none: a captured step does not clip")
         self._push_options()
         self.engine.core.prepare_replay(1.0, self.engine.queue())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -9,9 +10,8 @@ import torch
 
 from lowtide import _core
 from lowtide.checks.values import expect
-from lowtide.devices.sharding import local_of
 from lowtide.optimizers.backward import StepInBackward
-from lowtide.optimizers.clipping import Clip, Queued, Request, can_queue, checked_norm, gradients_of, measure, queue
+from lowtide.optimizers.clipping import Clip, Queued, Request, checked_norm, gradients_of, measure
 from lowtide.optimizers.pushing import PushingOptimizer
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class ClippingOptimizer(PushingOptimizer):
         max_norm: float,
         norm_type: float | str = 2.0,
         error_if_nonfinite: bool = False,
+        *,
         process_group: ProcessGroup | None = None,
     ) -> torch.Tensor:
         """In place of `torch.nn.utils.clip_grad_norm_` of all parameters, last before `step()`:
@@ -49,30 +50,34 @@ class ClippingOptimizer(PushingOptimizer):
         element on one of its ranks; DTensors know their meshes. Every rank of these must make the call.
 
         The norm is exact before it is rounded to float32: the same bits for all threads, instruction sets, devices and ways to
-        shard. On one CUDA device nothing waits: the norm is a tensor there, as torch's. Otherwise the call waits for what is
+        shard. One that float32 cannot hold is returned as inf, and clips as it is. On one CUDA device nothing waits: the norm is a tensor there, as torch's. Otherwise the call waits for what is
         queued on devices, and the step that follows waits for nothing.
 
         A step without this call before it clips nothing, and so does one for which all gradients have been replaced since
         (`zero_grad()` and another backward). A step raises ValueError if gradients were changed in place since, or some of them
-        replaced, until this is called again or `zero_grad()`. It does not see what torch's version counters miss: writes
+        replaced, until this is called again or `opt.zero_grad()`. It does not see what torch's version counters miss: writes
         through `.grad.data` or NumPy, GradScaler's unscaling, collectives such as all_reduce. If the norm is not finite,
         nothing is clipped: the step's own check says what becomes of it (`nonfinite`).
 
         Raises RuntimeError with error_if_nonfinite for such a norm; ValueError for gradients that a step would refuse, and
         with step_in_backward. A copy or pickle of the optimizer does not keep the call: make it again there."""
-        self._clip_request = None
         limit, kind = checked_norm(max_norm, norm_type, "clip_grad_norm_")
         backward = self._in_backward
         expect(not isinstance(backward, StepInBackward), "clip_grad_norm_", "step_in_backward", StepInBackward.NO_NORM)
         expect(not self._partitioned, "clip_grad_norm_", *_ZERO)
+        expect(not self.engine.capturing, "clip_grad_norm_", "a graph that is captured", "none: see docs/devices.md")
+        self._clip_request = None
         self._push_options()
         gradients = gradients_of(self.engine.params)
         clip = self._measure(limit, kind, 1.0, process_group)
-        if error_if_nonfinite and not clip.is_finite:
-            raise RuntimeError(
-                f"clip_grad_norm_: got a norm of {float(self._norm())} of order {kind} of gradients, wanted a finite one; "
-                "error_if_nonfinite=False leaves it to the step"
-            )
+        if error_if_nonfinite:
+            known = clip.wait() if isinstance(clip, Queued) else clip
+            norm = float(torch.tensor(known.norm, dtype=torch.float32))  # as it is returned
+            if not math.isfinite(norm):
+                raise RuntimeError(
+                    f"clip_grad_norm_: got a norm of {norm} of order {kind} of gradients, wanted a finite one; "
+                    "error_if_nonfinite=False leaves it to the step"
+                )
         self._clip_request = Request(clip, gradients)
         return self._norm()
 
@@ -81,15 +86,7 @@ class ClippingOptimizer(PushingOptimizer):
         return self.last_grad_norm
 
     def _measure(self, limit: float, kind: float, scale: float, group: ProcessGroup | None) -> Clip | Queued:
-        engine = self.engine
-        first = local_of(engine.params[0]) if engine.params else torch.empty(())
-        if can_queue(engine, group):
-            norm = new_norm(first)
-            queued = self._following(lambda: queue(engine, limit, kind, scale, norm))
-            self.last_grad_norm = norm
-            return queued
-        clip = self._following(lambda: measure(engine, limit, kind, scale, group))
-        self.last_grad_norm = first.new_tensor(clip.norm, dtype=torch.float32)
+        clip, self.last_grad_norm = self._following(lambda: measure(self.engine, limit, kind, scale, group))
         return clip
 
     def _clips(self) -> bool:
@@ -112,12 +109,7 @@ class ClippingOptimizer(PushingOptimizer):
         else:
             return scale, bad, None
         if isinstance(clip, Queued):
-            if self._take is None:
+            if self._take is None and len(self.engine.cores) == 1:
                 return clip.scale, bad, clip.clip
             clip = clip.wait()
         return clip.factor, False if clip.finite else bad, None
-
-
-def new_norm(like: torch.Tensor) -> torch.Tensor:
-    """Memory for a norm, on the device of `like`."""
-    return like.new_empty((), dtype=torch.float32)

@@ -15,7 +15,8 @@ import torch
 from lowtide import _core
 from lowtide.checks.values import expect, number
 from lowtide.devices.flattened import first_flattened
-from lowtide.devices.sharding import Sharding, local_of
+from lowtide.devices.places import Place
+from lowtide.devices.sharding import Sharding
 from lowtide.engine.engine import Engine
 
 if TYPE_CHECKING:
@@ -29,17 +30,16 @@ class Clip(NamedTuple):
 
     norm: float
     factor: float  # that a step multiplies gradients by
-    finite: bool  # the step need not look for gradients that are not
+    clipped: float  # the norm that it leaves
 
     @property
-    def is_finite(self) -> bool:
-        """The norm is."""
-        return math.isfinite(self.norm)
+    def finite(self) -> bool:
+        """The step need not look for gradients that are not."""
+        return self.clipped < _core.GRADIENT_LIMIT
 
     def times(self, scale: float) -> Clip:
         """The same for gradients that a step multiplies by `scale`, too."""
-        factor = self.factor * scale
-        return Clip(self.norm, factor, self.finite and self.norm * abs(factor) < _core.GRADIENT_LIMIT)
+        return Clip(self.norm, self.factor * scale, self.clipped * abs(scale))
 
 
 class Queued(NamedTuple):
@@ -47,11 +47,6 @@ class Queued(NamedTuple):
 
     clip: _core.QueuedClip
     scale: float = 1.0  # that a step multiplies gradients by, too
-
-    @property
-    def is_finite(self) -> bool:
-        """The norm is. Waits for it."""
-        return self.wait().is_finite
 
     def times(self, scale: float) -> Queued:
         """As `Clip.times`."""
@@ -93,12 +88,13 @@ class Request:
         if found in ("same", "replaced"):
             return found == "same"
         got = "gradients that were changed in place" if found == "changed" else "other gradients for some of the parameters"
-        advice = "call it last before step(), once for each step, or zero_grad() to drop it"
+        advice = "call it last before step(), once for each step, or the optimizer's zero_grad() to drop it"
         raise ValueError(f"step: got {got} after clip_grad_norm_, wanted those that it has measured: {advice}")
 
 
 def checked_norm(max_norm: float, norm_type: float | str, where: str) -> tuple[float, float]:
     """Both as floats. ValueError."""
+    expect(not isinstance(max_norm, bool), f"{where}: max_norm", max_norm, "a number")
     limit = number(f"{where}: max_norm", max_norm)
     kind = math.inf if norm_type == "inf" else number(f"{where}: norm_type", norm_type)
     expect(limit >= 0, f"{where}: max_norm", max_norm, "0 or more")
@@ -107,20 +103,33 @@ def checked_norm(max_norm: float, norm_type: float | str, where: str) -> tuple[f
     return limit, kind
 
 
-def queue(engine: Engine, max_norm: float, norm_type: float, scale: float, norm: torch.Tensor) -> Queued:
-    """As `measure`, of gradients on one device, for which this does not wait. `norm`, a float32 there, gets the norm."""
-    ((place, core),) = engine.cores.items()
-    return Queued(core.queue_clip(max_norm, norm_type, scale, norm.data_ptr(), place.queue()))
+def measure(
+    engine: Engine, max_norm: float, norm_type: float, scale: float, group: ProcessGroup | None
+) -> tuple[Clip | Queued, torch.Tensor]:
+    """Reads all gradients and returns what clips them, times `scale`, and their norm as float32. Shards are counted once: those
+    of DTensors over their meshes, plain parameters over `group`."""
+    if group is None and (flattened := first_flattened(engine.params)) is not None:
+        wanted = "process_group, that of the FSDP module which shards it (or its own clip_grad_norm_)"
+        raise ValueError(f"clip_grad_norm_: got parameter {flattened} of FSDP1 and no process_group, wanted {wanted}")
+    first = next((place for place in engine.places if place is not None), None)  # frozen parameters may be anywhere
+    if group is None and not engine.meshes and len(engine.cores) == 1 and not engine.on_host:
+        # No other process and no other device has a part in the norm.
+        ((place, core),) = engine.cores.items()
+        norm = new_norm(place)
+        return Queued(core.queue_clip(max_norm, norm_type, scale, norm.data_ptr(), place.queue())), norm
+    clip = _measured(engine, max_norm, norm_type, scale, group, first.device if first else torch.device("cpu"))
+    return clip, new_norm(first).copy_(torch.tensor(clip.norm, dtype=torch.float64))
 
 
-def can_queue(engine: Engine, group: ProcessGroup | None) -> bool:
-    """Whether no other process and no other device has a part in the norm."""
-    return group is None and not engine.meshes and len(engine.cores) == 1 and not engine.on_host and bool(engine.params)
+def new_norm(place: Place | None) -> torch.Tensor:
+    """Memory for a norm; None: on the CPU."""
+    return torch.empty((), dtype=torch.float32, device=place.device if place else None)
 
 
-def measure(engine: Engine, max_norm: float, norm_type: float, scale: float, group: ProcessGroup | None) -> Clip:
-    """Reads all gradients and returns what clips them, times `scale`. Shards are counted once: those of DTensors over their
-    meshes, plain parameters over `group`."""
+def _measured(
+    engine: Engine, max_norm: float, norm_type: float, scale: float, group: ProcessGroup | None, device: torch.device
+) -> Clip:
+    """`measure` on the host; other ranks are asked by tensors on `device`."""
     total: Sums | None = None
     failure: BaseException | None = None
     for sharding, numbers in _parts(engine, group):
@@ -133,7 +142,7 @@ def measure(engine: Engine, max_norm: float, norm_type: float, scale: float, gro
                 failure = error
         over = sharding.spec.mesh if isinstance(sharding, Sharding) else sharding
         if over is not None:
-            found, failed = _sum_over(over, found, norm_type, failure is not None, local_of(engine.params[0]).device)
+            found, failed = _sum_over(over, found, norm_type, failure is not None, device)
             if failed and failure is None:
                 failure = ValueError("another rank refused these gradients, and says why; nothing was changed")
         total = found if total is None else total + found
@@ -149,9 +158,6 @@ _Over = Any  # a mesh, a process group, or None
 def _parts(engine: Engine, group: ProcessGroup | None) -> list[tuple[_Over, list[int] | None]]:
     """The parameters whose gradients this rank reads, by what their sums are added over. The same on all ranks. None: all
     parameters."""
-    if group is None and (flattened := first_flattened(engine.params)) is not None:
-        wanted = "process_group, that of the FSDP module which shards it (or its own clip_grad_norm_)"
-        raise ValueError(f"clip_grad_norm_: got parameter {flattened} of FSDP1 and no process_group, wanted {wanted}")
     if not engine.meshes:
         return [(group, None)]
     numbers = range(len(engine.params))

@@ -10,14 +10,16 @@ LT_FN double clip_norm(u32 largest, double root, bool is_largest, double scale) 
 // A norm that is not finite clips nothing: a step's own check says what is wrong.
 LT_FN kernels::Clip clip_to(double norm, const kernels::ClipTo& to) {
   constexpr double kEpsilon = 1e-6, kLargest = 0x1.fffffffffffffp1023;
-  if (!(norm <= kLargest)) return {norm, to.scale, 0, 0};
+  if (!(norm <= kLargest)) return {norm, to.scale, norm};
   double clip = to.max_norm / (norm + kEpsilon);
   clip = clip < 1.0 ? clip : 1.0;
-  return {norm, to.scale * clip, norm * clip < static_cast<double>(kGradientLimit) ? 1u : 0u, 0};
+  return {norm, to.scale * clip, norm * clip};
 }
 
-// Whether a step that multiplies gradients by `scale`, too, need not look for those that are not finite.
+// Whether a step that multiplies gradients by the factor and by `scale` need not look for those that are not finite.
+// A factor that is infinite as float32 makes NaNs of zeros.
 LT_FN bool clip_is_fine(const kernels::Clip& clip, double scale) {
-  const double factor = clip.factor * scale, magnitude = clip.norm * (factor < 0 ? -factor : factor);
-  return clip.finite && (scale == 1.0 || magnitude < static_cast<double>(kGradientLimit));
+  constexpr double kLargestFloat = 0x1.fffffep127;
+  const double by = scale < 0 ? -scale : scale, factor = clip.factor < 0 ? -clip.factor : clip.factor;
+  return clip.clipped * by < static_cast<double>(kGradientLimit) && factor * by <= kLargestFloat;
 }

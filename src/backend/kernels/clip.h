@@ -15,10 +15,9 @@ struct ClipTo {
 
 // The norm that is found, and its factor.
 struct Clip {
-  double norm;      // of gradients times the scale, before clipping
-  double factor;    // the scale, with what clips
-  uint32_t finite;  // 0: there may be gradients that a step is not to take
-  uint32_t unused;
+  double norm;     // of gradients times the scale, before clipping
+  double factor;   // the scale, with what clips
+  double clipped;  // the norm of gradients times the factor; not finite if the norm is not
 };
 
 }  // namespace lowtide::kernels

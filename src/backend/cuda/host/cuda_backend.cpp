@@ -45,7 +45,7 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
         queue_steps(call.scope, steps_, there.device(), tables, fast_, nullptr, call.queue);
       }
       // Until then the step reads the answers of its guards.
-      for_each_answer(items, [&](Answer& answer) { answer.used = events_->record(call.scope, call.queue.stream); });
+      for_each_answer(items, [&](Answer& answer) { note_use(call, answer); });
     });
   }
 
@@ -82,6 +82,7 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
       call.pointers.one(norm, "the norm", 0);
       auto clip = std::make_shared<CudaClip>(info_, answers_, answers_->take());
       sum_gradients(call, items, [&](const kernels::Sums* sums, std::byte*) {
+        clip->answer().open = call.queue.stream;
         call.scope.check(cuda_kernels::clip(sums, to, clip->answer().clip(), norm, call.queue));
       });
       send_to_host(call, clip->answer(), Answer::kBytes);
@@ -106,7 +107,7 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
           search(call, there.device(), guard->answer(),
                  std::bind_front(cuda_kernels::first_nonfinite_behind, guard->clip().answer().clip(), scale));
         }
-        guard->clip().answer().used = events_->record(call.scope, call.queue.stream);
+        note_use(call, guard->clip().answer());
         send_to_host(call, guard->answer());
       }
       queued = std::move(guard);
@@ -202,6 +203,7 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
   template <class Kernel>
   void search(Call& call, const std::byte* device, Answer& answer, Kernel&& kernel) {
     constexpr int64_t kBytes = sizeof(uint32_t);
+    answer.open = call.queue.stream;
     call.fill(kBytes)(reinterpret_cast<unsigned char*>(answer.word()), kernels::kNoItem, kBytes);
     const kernels::Batch::Launch& part = steps_.launches()[0];
     if (part.units)
@@ -214,8 +216,17 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
   void send_to_host(Call& call, Answer& answer, size_t bytes = sizeof(uint32_t)) {
     call.scope.check(
         cudaStreamWaitEvent(side_.get(), Events::handle(events_->record(call.scope, call.queue.stream)), 0));
+    answer.open = side_.get();
     answer.copy_to_host(call.scope, side_.get(), bytes);
     answer.found = events_->record(call.scope, side_.get());
+    answer.open.reset();
+  }
+
+  // Steps on several streams may read one clip.
+  void note_use(Call& call, Answer& answer) {
+    const cudaStream_t stream = call.queue.stream;
+    if (answer.used) call.scope.check(cudaStreamWaitEvent(stream, Events::handle(answer.used), 0));
+    answer.used = events_->record(call.scope, stream);
   }
 
   // The guard that clips these items, which a step takes together; nullptr if none does.

@@ -19,6 +19,7 @@ std::unique_ptr<Answer> Answers::take() {
     if (idle != free_.end()) {
       std::unique_ptr<Answer> taken = std::move(*idle);
       free_.erase(idle);
+      taken->used = nullptr;
       return taken;
     }
   }
@@ -35,6 +36,10 @@ std::unique_ptr<Answer> Answers::make(const Scope& scope) {
 
 void Answers::give_back(std::unique_ptr<Answer> answer) noexcept {
   try {
+    if (answer->open) {  // of a call that failed half way
+      quietly(info_, [&] { return cudaStreamSynchronize(*answer->open); });
+      answer->open.reset();
+    }
     const std::lock_guard lock(mutex_);
     free_.push_back(std::move(answer));
   } catch (const std::bad_alloc&) {

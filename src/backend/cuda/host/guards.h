@@ -23,8 +23,9 @@ struct Answer {
 
   DeviceMemory device;
   HostMemory host;
-  Device::Event found;  // behind the copy to the host
-  Device::Event used;   // behind the last step that reads the device's
+  Device::Event found;               // behind the copy to the host
+  Device::Event used;                // behind all steps that read the device's
+  std::optional<cudaStream_t> open;  // of work that writes it, until `found` is behind that
 
   uint32_t* word() const { return reinterpret_cast<uint32_t*>(device.data()); }
   uint32_t* copy() const { return reinterpret_cast<uint32_t*>(host.data()); }
