@@ -9,6 +9,7 @@
 #include "backend/signs.h"
 #include "support/device_twins.h"
 #include "support/optimizer_case.h"
+#include "support/plainest_target.h"
 #include "support/sign_reference.h"
 #include "support/temporary.h"
 
@@ -34,7 +35,7 @@ struct Model {
   Optimizer votes, twin;
 
   static Config twin_of(Config config) {
-    config.target = "scalar", config.threads = 1, config.memory = {};
+    config.target = plainest_target(), config.threads = 1, config.memory = {};
     config.hyper.lr = 1, config.hyper.weight_decay = 0;
     return config;
   }

@@ -8,6 +8,7 @@
 
 #include "backend/cpu/cpu_backend.h"
 #include "lowtide/optimizer.h"
+#include "support/plainest_target.h"
 #include "support/step_case.h"
 
 namespace lowtide {
@@ -61,13 +62,13 @@ int64_t differing(const std::vector<BlockNorms>& a, const std::vector<BlockNorms
 TEST(Norms, AllTargetsGiveTheBitsOfScalarCode) {
   auto rng = testing::seeded("norms", 60);
   int64_t calls = 0, blocks = 0, bad = 0;
-  const auto scalar = cpu::make_backend("scalar");
+  const auto plainest = cpu::make_backend(testing::plainest_target());
   for (const int rule : norm_rules())
     for (int codec = 0; codec < std::ssize(codecs()); ++codec)
       for (const int pair : {0, 4, 8, 5}) {  // a block becomes floats before anything else
         std::vector<StepCase> cases = make_cases(rule, codec, pair, rng);
         const std::vector<StepCase> before = cases;
-        const std::vector<BlockNorms> wanted = norms_of(*scalar, items_of(cases), 1);
+        const std::vector<BlockNorms> wanted = norms_of(*plainest, items_of(cases), 1);
         for (const std::string& target : cpu_targets())
           for (const int threads : {1, 2, 8}) {
             bad += differing(norms_of(*cpu::make_backend(target), items_of(cases), threads), wanted);
@@ -76,8 +77,8 @@ TEST(Norms, AllTargetsGiveTheBitsOfScalarCode) {
         for (size_t i = 0; i < cases.size(); ++i) EXPECT_EQ(testing::differing_bytes(cases[i], before[i]), 0);
       }
   EXPECT_EQ(bad, 0);
-  std::printf("%lld calls, %lld blocks, %lld bytes differ\n", static_cast<long long>(calls),
-              static_cast<long long>(blocks), static_cast<long long>(bad));
+  std::printf("%lld calls, %lld blocks, %lld bytes differ; targets: %s\n", static_cast<long long>(calls),
+              static_cast<long long>(blocks), static_cast<long long>(bad), testing::compared_targets().c_str());
 }
 
 // A parameter in parts, in any order.

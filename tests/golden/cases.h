@@ -8,6 +8,7 @@
 #include "golden/golden.h"
 #include "lowtide/optimizer.h"
 #include "support/half_reference.h"
+#include "support/plainest_target.h"
 #include "support/random.h"
 
 namespace lowtide::testing {
@@ -73,10 +74,11 @@ struct GoldenPlace {
 
 inline std::vector<GoldenPlace> golden_places(int64_t some_bytes) {
   constexpr int64_t kPage = 4096, kChunk = 8 * kPage;
-  return {{"RAM, scalar, 1 thread", "scalar", 1, -1, 0},
-          {"RAM, best target", "", 0, -1, 0},
-          {"RAM and disk, best target", "", 2, some_bytes, 4 * kChunk},
-          {"disk through 4 chunks, scalar", "scalar", 1, 4 * kChunk, kChunk}};
+  const std::string best = cpu_targets().front(), plainest = plainest_target();
+  return {{"RAM, " + plainest + ", 1 thread", plainest, 1, -1, 0},
+          {"RAM, " + best, best, 0, -1, 0},
+          {"RAM and disk, " + best + ", 2 threads", best, 2, some_bytes, 4 * kChunk},
+          {"disk through 4 chunks, " + plainest + ", 1 thread", plainest, 1, 4 * kChunk, kChunk}};
 }
 
 inline OptimizerOptions options_at(const GoldenPlace& place, const std::string& disk) {

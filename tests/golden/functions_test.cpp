@@ -22,6 +22,8 @@ std::vector<std::byte> random_bits(uint64_t seed, size_t bytes) {
   return out;
 }
 
+std::string target_of(int threads) { return threads == 1 ? plainest_target() : cpu_targets().front(); }
+
 void add_row(GoldenTable& table, const std::string& name, const GoldenHash& hash) {
   table.rows.push_back({name, {hash.text(12)}});
 }
@@ -137,7 +139,7 @@ void add_collectives(GoldenTable& table, int threads) {
       const GoldenHash hash = on_ranks([&](std::shared_ptr<Transport> transport, int rank) {
         SignCollectiveOptions options;
         options.ties = ties, options.seed = 3, options.algorithm = algorithm, options.threads = threads;
-        options.cpu_target = threads == 1 ? "scalar" : "";
+        options.cpu_target = target_of(threads);
         SignCollective collective(std::move(transport), options);
         const auto own = random_bits(60 + static_cast<uint64_t>(rank), bits), previous = random_bits(70, bits);
         const auto present = random_bits(80 + static_cast<uint64_t>(rank), presence);
@@ -160,7 +162,7 @@ void add_collectives(GoldenTable& table, int threads) {
   for (const char* state : {"fp32", "bf16", "dynamic8"}) {
     const GoldenHash hash = on_ranks([&](std::shared_ptr<Transport> transport, int rank) {
       SignCollectiveOptions options;
-      options.threads = threads, options.cpu_target = threads == 1 ? "scalar" : "";
+      options.threads = threads, options.cpu_target = target_of(threads);
       SignCollective collective(std::move(transport), options);
       SignResidual residual(kCount, rank, kRanks, state);
       GoldenHash mine;
@@ -196,7 +198,7 @@ TEST(GoldenFunctions, MastersPackingMajoritiesCountersVotes) {
     add_majorities(table, threads);
     add_counters(table, threads);
     add_collectives(table, threads);
-    list.check(table, std::to_string(threads) + " threads");
+    list.check(table, std::to_string(threads) + " threads, " + target_of(threads));
   }
 }
 

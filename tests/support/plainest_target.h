@@ -1,0 +1,22 @@
+// The instruction set whose bits all others have to give: scalar code, one float at a time, where the library has it,
+// else the plainest that it has. Highway compiles none below NEON for ARM64, whose processors all have that, and
+// LOWTIDE_NATIVE compiles one alone. There tests compare threads and memory, and results with the committed lists,
+// which scalar code made; they print which instruction sets they compared.
+#pragma once
+
+#include <string>
+
+#include "lowtide/optimizer.h"
+
+namespace lowtide::testing {
+
+inline std::string plainest_target() { return cpu_targets().back(); }  // best first
+
+// "avx512, avx2, scalar, all with scalar"
+inline std::string compared_targets() {
+  std::string names;
+  for (const std::string& target : cpu_targets()) names += target + ", ";
+  return names + "all with " + plainest_target();
+}
+
+}  // namespace lowtide::testing
