@@ -5,7 +5,7 @@ exits 1.
 C++: portable -> nothing; core -> nothing; backend -> both; then memory, optim, sign, capi and python, each on those before
 it. Public headers (include/lowtide) include only each other, and all but portable may include them. Python: a room
 (a folder of python/lowtide) imports only the rooms before it in ROOMS, for types, too, and no file uses a name with an
-underscore that a class of another file has. In both languages no file reaches itself through what it includes or imports.
+underscore that a class of another file has. Files that ask Linux alone, not POSIX, are listed. In both languages no file reaches itself through what it includes or imports.
 """
 
 from __future__ import annotations
@@ -33,6 +33,18 @@ ALLOWED: dict[str, set[str]] = {
 }
 # Device compilers without a standard library read the portable kernels, too: portable/ takes no system header.
 NO_SYSTEM_HEADERS = {"portable"}
+# Linux's own headers, calls and folders, and the only files that may name them, where the code of other systems stands
+# beside Linux's or will: files and memory, cores, I/O engines. Plug-ins of devices, whose drivers are Linux's, may as well.
+LINUX = re.compile(
+    r"#\s*include\s*<(?:linux/\S+|sched\.h|liburing\.h|malloc\.h|features\.h|sys/(?:syscall|sysinfo|epoll|eventfd|prctl)\.h)>"
+    r'|"/(?:proc|sys)/|\b(?:sched_\w+|cpu_set_t|CPU_(?:SET|CLR|ZERO|COUNT|ISSET|SETSIZE)|pthread_\w+_np|gettid|syscall|prctl'
+    r"|mremap|fallocate|memfd_create|O_DIRECT|O_TMPFILE|F_OFD_\w+|MADV_HUGEPAGE|MADV_POPULATE_\w+|MAP_(?:POPULATE|HUGETLB)"
+    r"|_SC_LEVEL\w+|malloc_\w+|getrandom|copy_file_range|sync_file_range|pipe2|accept4|program_invocation_\w+)\b"
+)
+ASK_LINUX = {
+    "src/core/buffer.cpp", "src/core/cores.cpp", "src/core/env.cpp", "src/memory/io_uring_engine.cpp", "src/memory/scratch_file.cpp",
+}  # fmt: skip
+ASK_LINUX_FOLDERS = ("src/backend/cuda/", "src/backend/sycl/")
 # Rooms of python/lowtide, lowest first; "" is what lies beside the folders but for sign.py. A new folder gets its place here.
 ROOMS = (
     "_core", "checks", "report", "devices", "sign", "memory", "options", "engine", "state", "optimizers", "planning", "distributed",
@@ -69,7 +81,11 @@ class Cpp:
     def _offences_of(self, path: Path, module: str) -> Iterator[str]:
         is_test = path.stem.endswith("_test")
         included = self.includes.setdefault(self._name(path), [])
+        own_name = self._name(path)
+        may_ask_linux = is_test or own_name in ASK_LINUX or own_name.startswith(ASK_LINUX_FOLDERS)
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if not may_ask_linux and (found := LINUX.search(line.split("//")[0])):
+                yield f"{own_name}:{number}: {found[0]}: Linux's own, which only the files of ASK_LINUX may name"
             match = INCLUDE.match(line)
             if not match:
                 continue

@@ -33,8 +33,11 @@ Buffer::Buffer(Env& env, size_t wanted) {
   if (!huge) return;
   if (skip) env.unmap(begin, skip);
   if (skip < kHugePage) env.unmap(data() + bytes, kHugePage - skip);
-  // 10-25 % more bandwidth for one thread. Advice only: a kernel without huge pages ignores it.
+#if defined(MADV_HUGEPAGE)
+  // 10-25 % more bandwidth for one thread. Advice only: a kernel without huge pages ignores it, and other systems than
+  // Linux have none.
   madvise(data(), bytes, MADV_HUGEPAGE);
+#endif
 }
 
 void Buffer::drop_pages() const {

@@ -1,6 +1,10 @@
 #include "core/cores.h"
 
+#include <unistd.h>
+#if defined(__linux__)
 #include <dirent.h>
+#include <sched.h>
+#endif
 
 #include <algorithm>
 #include <cstdlib>
@@ -9,6 +13,8 @@
 
 namespace lowtide {
 namespace {
+
+constexpr int kMostCores = static_cast<int>(CoreSet{}.size());
 
 // "0-3,8,12-13" as numbers; empty for a text that is none.
 std::vector<int> numbers_of(const std::string& list) {
@@ -20,19 +26,22 @@ std::vector<int> numbers_of(const std::string& list) {
     std::istringstream text(part);
     if (!(text >> first)) return {};
     last = text >> dash >> last ? last : first;
-    if (first < 0 || last >= CPU_SETSIZE) return {};
+    if (first < 0 || last >= kMostCores) return {};
     for (int n = first; n <= last; ++n) all.push_back(n);
   }
   return all;
 }
 
-MemoryNodes one_node(const cpu_set_t& cores) {
-  return {{std::max(1, CPU_COUNT(&cores))}, std::vector<int>(CPU_SETSIZE, 0)};
+MemoryNodes one_node(const CoreSet& cores) {
+  return {{std::max(1, static_cast<int>(cores.count()))}, std::vector<int>(kMostCores, 0)};
 }
 
 }  // namespace
 
-cpu_set_t process_cores() {
+#if defined(__linux__)
+static_assert(kMostCores == CPU_SETSIZE);
+
+CoreSet process_cores() {
   cpu_set_t all;
   CPU_ZERO(&all);
   if (DIR* tasks = opendir("/proc/self/task")) {
@@ -43,11 +52,31 @@ cpu_set_t process_cores() {
     }
     closedir(tasks);
   }
-  return all;
+  CoreSet cores;
+  for (size_t core = 0; core < cores.size(); ++core) cores[core] = CPU_ISSET(core, &all);
+  return cores;
 }
 
-MemoryNodes read_nodes(const std::string& folder, const cpu_set_t& cores) {
-  MemoryNodes nodes{{}, std::vector<int>(CPU_SETSIZE, -1)};
+int current_core() { return sched_getcpu(); }
+
+void keep_to(const CoreSet& cores) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (size_t core = 0; core < cores.size(); ++core)
+    if (cores[core]) CPU_SET(core, &set);
+  sched_setaffinity(0, sizeof set, &set);
+}
+
+int64_t last_cache_bytes() { return std::max<int64_t>(::sysconf(_SC_LEVEL3_CACHE_SIZE), 0); }
+#else
+CoreSet process_cores() { return {}; }
+int current_core() { return -1; }
+void keep_to(const CoreSet&) {}
+int64_t last_cache_bytes() { return 0; }
+#endif
+
+MemoryNodes read_nodes(const std::string& folder, const CoreSet& cores) {
+  MemoryNodes nodes{{}, std::vector<int>(kMostCores, -1)};
   const auto line_of = [&](const std::string& name) {
     std::string line;
     std::getline(std::ifstream(folder + "/" + name), line);
@@ -58,14 +87,14 @@ MemoryNodes read_nodes(const std::string& folder, const cpu_set_t& cores) {
     int count = 0;
     for (const int core : numbers_of(line_of("node" + std::to_string(node) + "/cpulist"))) {
       int& of_core = nodes.of_core[static_cast<size_t>(core)];
-      if (!CPU_ISSET(static_cast<size_t>(core), &cores) || of_core >= 0) continue;
+      if (!cores[static_cast<size_t>(core)] || of_core >= 0) continue;
       of_core = static_cast<int>(nodes.cores.size());
       ++count;
     }
     if (count) nodes.cores.push_back(count);  // nodes of memory alone have no cores
     named += count;
   }
-  return named && named == CPU_COUNT(&cores) ? nodes : one_node(cores);
+  return named && named == static_cast<int>(cores.count()) ? nodes : one_node(cores);
 }
 
 const MemoryNodes& process_nodes() {

@@ -1,16 +1,27 @@
-// The cores that this process may run on, and the nodes of memory that they belong to.
+// The cores that this process may run on, the nodes of memory that they belong to, and their cache. All that the
+// library asks the system about them is asked here: Linux answers, other systems do not.
 #pragma once
 
-#include <sched.h>
-
+#include <bitset>
+#include <cstdint>
 #include <string>
 #include <vector>
 
 namespace lowtide {
 
-// All that any of the process's threads may run on. One thread's own set is not enough: OpenMP runtimes bind the
-// threads they meet (OMP_PROC_BIND), the calling one included, to a single core each.
-cpu_set_t process_cores();
+using CoreSet = std::bitset<1024>;  // by number, as many as Linux's own set holds
+
+// All that any of the process's threads may run on; none where the system does not tell. One thread's own set is not
+// enough: OpenMP runtimes bind the threads they meet (OMP_PROC_BIND), the calling one included, to a single core each.
+CoreSet process_cores();
+
+// The core that the calling thread is on, or -1.
+int current_core();
+// Lets the calling thread run on these alone, where the system can do so.
+void keep_to(const CoreSet& cores);
+
+// The largest cache of the machine; 0: not known.
+int64_t last_cache_bytes();
 
 // Nodes of memory by numbers of their own: 0, 1, ... of those that have a core in a set.
 struct MemoryNodes {
@@ -23,7 +34,7 @@ struct MemoryNodes {
 };
 
 // folder: as /sys/devices/system/node. One node of all cores if it cannot be read or does not name every one of them.
-MemoryNodes read_nodes(const std::string& folder, const cpu_set_t& cores);
+MemoryNodes read_nodes(const std::string& folder, const CoreSet& cores);
 
 // Those of the cores that the process had when this was first called.
 const MemoryNodes& process_nodes();

@@ -11,10 +11,9 @@
 namespace lowtide {
 namespace {
 
-cpu_set_t set_of(std::initializer_list<int> cores) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  for (const int core : cores) CPU_SET(static_cast<size_t>(core), &set);
+CoreSet set_of(std::initializer_list<int> cores) {
+  CoreSet set;
+  for (const int core : cores) set.set(static_cast<size_t>(core));
   return set;
 }
 
@@ -56,8 +55,7 @@ TEST(Cores, AreOneNodeWhereNodesAreNotKnown) {
 
 TEST(Cores, OfThisProcessAreAllOnItsNodes) {
   const MemoryNodes& nodes = process_nodes();
-  const cpu_set_t cores = process_cores();
-  EXPECT_EQ(std::accumulate(nodes.cores.begin(), nodes.cores.end(), 0), CPU_COUNT(&cores));
+  EXPECT_EQ(std::accumulate(nodes.cores.begin(), nodes.cores.end(), 0), static_cast<int>(process_cores().count()));
 }
 
 }  // namespace

@@ -1,8 +1,6 @@
 #include "core/thread_pool.h"
 
 #include <pthread.h>
-#include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -54,10 +52,10 @@ class DefaultFloatingPoint {
 // A thread woken from sleep is often put on the waker's core, or starts bound to it, and would share it with the
 // caller. Moves it off.
 void leave_core(int core) {
-  if (core < 0 || sched_getcpu() != core) return;
-  cpu_set_t others = process_cores();
-  CPU_CLR(static_cast<size_t>(core), &others);
-  if (CPU_COUNT(&others) > 0) sched_setaffinity(0, sizeof others, &others);
+  if (core < 0 || current_core() != core) return;
+  CoreSet others = process_cores();
+  others.reset(static_cast<size_t>(core));
+  if (others.any()) keep_to(others);
 }
 
 class ThreadPool {
@@ -70,7 +68,7 @@ class ThreadPool {
     grow(threads - 1);
     const int helpers = std::min({threads - 1, static_cast<int>(workers_.size()), (1 << kHelperBits) - 1});
     job_ = &job;
-    caller_core_ = sched_getcpu();
+    caller_core_ = current_core();
     running_.store(helpers, std::memory_order_relaxed);
     const uint64_t next = (signal_.load(std::memory_order_relaxed) >> kHelperBits) + 1;
     signal_.store(next << kHelperBits | static_cast<uint64_t>(helpers), std::memory_order_release);
@@ -145,8 +143,9 @@ ThreadPool& pool() {
 }  // namespace
 
 int available_threads() {
-  const cpu_set_t cores = process_cores();
-  return std::max(1, CPU_COUNT(&cores));
+  const CoreSet cores = process_cores();
+  const size_t known = cores.any() ? cores.count() : std::thread::hardware_concurrency();
+  return std::max(1, static_cast<int>(known));
 }
 
 void run_parallel(int threads, const std::function<void(int)>& job) {

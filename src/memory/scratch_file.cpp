@@ -14,6 +14,14 @@
 namespace lowtide {
 namespace {
 
+// Linux alone has them: elsewhere transfers go through the page cache, and files have a name at first.
+#if defined(O_TMPFILE) && defined(O_DIRECT)
+constexpr int kNameless = O_TMPFILE | O_EXCL;  // O_EXCL: it can never be given a name
+constexpr int kDirect = O_DIRECT;
+#else
+constexpr int kNameless = 0, kDirect = 0;
+#endif
+
 constexpr int kMaxDepth = 1024;
 constexpr int64_t kMaxRequestBytes = 1 << 30;  // the system transfers less than 2 GiB at a time
 constexpr int64_t kMaxBytes = int64_t{1} << 62;
@@ -55,7 +63,7 @@ Descriptor open_directory(Env& env, const std::string& path) {
 
 std::string random_name() {
   unsigned long long number = 0;
-  if (::getrandom(&number, sizeof number, GRND_NONBLOCK) != sizeof number) {  // early at boot: O_EXCL is what protects
+  if (::getentropy(&number, sizeof number) != 0) {  // O_EXCL is what protects
     number = static_cast<unsigned long long>(::getpid()) ^ reinterpret_cast<uintptr_t>(&number);
   }
   return format(".lowtide-%016llx", number);
@@ -83,9 +91,9 @@ Descriptor create_named(Env& env, int directory, const std::string& path, int fl
 }
 
 Descriptor create(Env& env, int directory, const std::string& path, bool direct) {
-  const int flags = O_RDWR | O_CLOEXEC | (direct ? O_DIRECT : 0);
-  // O_EXCL: it can never be given a name.
-  const int fd = retry_interrupted([&] { return env.openat(directory, ".", flags | O_TMPFILE | O_EXCL, 0600); });
+  const int flags = O_RDWR | O_CLOEXEC | (direct ? kDirect : 0);
+  if (!kNameless) return create_named(env, directory, path, flags);
+  const int fd = retry_interrupted([&] { return env.openat(directory, ".", flags | kNameless, 0600); });
   // File systems and kernels without O_TMPFILE answer so.
   const bool unknown = fd == -EOPNOTSUPP || fd == -EISDIR || fd == -ENOENT || (fd == -EINVAL && !direct);
   return unknown ? create_named(env, directory, path, flags) : Descriptor(env, fd);
@@ -122,7 +130,10 @@ void check_scratch_directory(Env& env, const std::string& directory) {
 }
 
 ScratchFile::ScratchFile(Env& env, const std::string& directory, int64_t bytes, const Options& options)
-    : env_(env), path_(without_slashes(directory)), bytes_(checked_size(bytes)), direct_(checked(options).direct) {
+    : env_(env),
+      path_(without_slashes(directory)),
+      bytes_(checked_size(bytes)),
+      direct_(checked(options).direct && kDirect) {
   const Descriptor folder = open_directory(env, path_);
   lock_.emplace(env, folder.get(), path_);
   file_ = open_file(env, folder.get(), path_, bytes_, &direct_);

@@ -1,7 +1,6 @@
 // Measures what planning.h predicts with: steps through the optimizer itself, the disk through the scratch file that
 // streaming state uses.
 #include <sys/statvfs.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "core/buffer.h"
+#include "core/cores.h"
 #include "core/env.h"
 #include "core/error.h"
 #include "core/sizes.h"
@@ -40,8 +40,7 @@ constexpr int64_t kRow = 4096;
 // A working set of four times the last cache, at 10 bytes an element (8-bit state), of 16 Mi elements at least.
 int64_t elements_beyond_cache() {
   constexpr int64_t kFewest = int64_t{16} << 20, kMost = int64_t{256} << 20;
-  const int64_t cache = std::max<int64_t>(::sysconf(_SC_LEVEL3_CACHE_SIZE), 0);
-  return std::clamp(4 * cache / 10 / kRow * kRow, kFewest, kMost);
+  return std::clamp(4 * last_cache_bytes() / 10 / kRow * kRow, kFewest, kMost);
 }
 
 // Numbers that neither a codec nor a disk finds easy: splitmix64.

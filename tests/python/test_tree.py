@@ -1,4 +1,4 @@
-"""Claim: tools/check_tree.py finds circles, imports and includes against the order, and uses of other files' private names."""
+"""Claim: tools/check_tree.py finds circles, imports and includes against the order, Linux's own calls, and uses of other files' private names."""
 
 from __future__ import annotations
 
@@ -23,6 +23,12 @@ PLANTED = {
     "a circle of headers": ({"src/core/low.h": '#include "core/back.h"\n', "src/core/back.h": '#include "core/low.h"\n'},
                             "src/core/back.h: a circle: src/core/back.h -> src/core/low.h -> src/core/back.h"),
     "a header that includes itself": ({"src/core/low.h": '#include "core/low.h"\n'}, "src/core/low.h: a circle"),
+    "a header of Linux": (
+        {"src/core/low.h": "#include <sched.h>\n"}, "src/core/low.h:1: #include <sched.h>: Linux's own",
+    ),
+    "a call of Linux": (
+        {"src/core/low.h": "// sched_getcpu is named\nint core() { return sched_getcpu(); }\n"}, "src/core/low.h:2: sched_getcpu: Linux's",
+    ),
     "an include against the order": ({"src/core/low.h": '#include "memory/high.h"\n'}, "core must not depend on memory"),
     "a circle of modules": (
         {

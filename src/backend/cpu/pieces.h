@@ -1,8 +1,6 @@
 // The parallel loop over all items of one call.
 #pragma once
 
-#include <sched.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <span>
@@ -43,7 +41,7 @@ void for_ranges(int64_t pieces, int workers, Work&& work) {
   const MemoryNodes& nodes = process_nodes();
   PieceRanges ranges(pieces, workers, nodes.cores);
   run_parallel(workers, [&](int worker) {
-    PieceRanges::Place at = ranges.begin(worker, nodes.cores.size() > 1 ? nodes.of(sched_getcpu()) : 0);
+    PieceRanges::Place at = ranges.begin(worker, nodes.cores.size() > 1 ? nodes.of(current_core()) : 0);
     for (int64_t piece; (piece = ranges.take(at)) >= 0;)
       if (!work(piece)) ranges.drop_rest(at);
   });

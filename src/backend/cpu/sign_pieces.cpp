@@ -1,8 +1,6 @@
 // Cuts the operations on signs into pieces for the threads. Kernels see contiguous runs.
 #include "backend/cpu/sign_kernels.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -40,7 +38,7 @@ void for_each_cut(int64_t signs, size_t voters, int threads, Fn&& work) {
 
 // Bytes of the last-level cache; where it is not known, none is assumed to hold anything.
 int64_t cache_bytes() {
-  static const int64_t bytes = std::max<int64_t>(0, sysconf(_SC_LEVEL3_CACHE_SIZE));
+  static const int64_t bytes = last_cache_bytes();
   return bytes;
 }
 
