@@ -3,7 +3,7 @@ PYTHON := .venv/bin/python
 ARGS ?=
 FUZZERS := cmake --preset fuzz && cmake --build --preset fuzz
 
-.PHONY: help wheels train test soak trust fuzz bench bench-paging bench-sign bench-sign-network bench-quality gpu-check gpu-bundle docs build clang asan tsan format clean
+.PHONY: help wheels train test soak trust fuzz bench bench-paging bench-sign bench-sign-network bench-quality gpu-check gpu-bundle docs build clang asan tsan arm format clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s  %s\n", $$1, $$2 }'
@@ -86,6 +86,13 @@ tsan: ## C++ tests under the thread sanitizer
 	@cmake --preset tsan $(CMAKE_ARGS)
 	@cmake --build --preset tsan
 	@ctest --preset tsan
+
+arm: ## C++ tests of a build for ARM64, under qemu-user (ARGS="-R golden_functions": some; CMAKE_ARGS)
+	@tools/bootstrap.sh --system-only --extras arm
+	@python3 tools/arm_packages.py
+	@cmake --preset arm $(CMAKE_ARGS)
+	@cmake --build --preset arm
+	@ctest --preset arm $(ARGS)
 
 format: ## format all C and C++ sources with clang-format
 	@git ls-files -co --exclude-standard -- '*.h' '*.c' '*.cpp' '*.inc' | xargs -r clang-format -i

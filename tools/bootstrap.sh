@@ -139,7 +139,8 @@ missing_packages() {
   if [[ ",$extras," == *,docs,* ]]; then
     command -v doxygen >/dev/null || echo doxygen
   fi
-  if [[ ",$extras," == *,wheels,* ]]; then
+  [[ ",$extras," != *,arm,* ]] || command -v aarch64-linux-gnu-g++ >/dev/null || echo g++-aarch64-linux-gnu
+  if [[ ",$extras," =~ ,(wheels|arm), ]]; then
     command -v qemu-aarch64 >/dev/null || echo qemu-user
     [[ -f /usr/share/keyrings/debian-archive-keyring.gpg ]] || echo debian-archive-keyring
   fi

@@ -12,6 +12,7 @@
 
 #include "core/error.h"
 #include "support/faulty_env.h"
+#include "support/mapped_bytes.h"
 #include "support/random.h"
 #include "support/temporary.h"
 
@@ -291,23 +292,17 @@ TEST(StateStore, DamageOnTheDiskIsSeen) {
 TEST(StateStore, AllMemoryAndDescriptorsComeBack) {
   const testing::TemporaryDirectory directory;
   const int64_t descriptors = testing::open_descriptors();
-  const auto mapped = [] {
-    std::FILE* file = std::fopen("/proc/self/statm", "r");
-    long pages = 0;
-    if (!file || std::fscanf(file, "%ld", &pages) != 1) ADD_FAILURE() << "cannot read /proc/self/statm";
-    if (file) std::fclose(file);
-    return pages;
-  };
-  long before = 0;
+  int64_t before = 0;
   for (int i = 0; i < 101; ++i) {
     Counted counted(system_env(), directory.path());
     counted.step();
-    if (i == 0) before = mapped();
+    if (i == 0) before = testing::mapped_bytes();
   }
   // Threads' stacks and the allocator's arenas settle in the first rounds; 100 more take nothing.
-  EXPECT_LE(mapped() - before, 16) << "pages";
+  const int64_t drift = (testing::mapped_bytes() - before) / 4096;
+  EXPECT_LE(drift, 16) << "pages";
   EXPECT_EQ(testing::open_descriptors(), descriptors);
-  std::printf("100 stores: drift %ld pages, %lld descriptors\n", mapped() - before,
+  std::printf("100 stores: drift %lld pages, %lld descriptors\n", static_cast<long long>(drift),
               static_cast<long long>(testing::open_descriptors() - descriptors));
 }
 

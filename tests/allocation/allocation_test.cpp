@@ -8,6 +8,7 @@
 
 #include "support/fault_tally.h"
 #include "support/faulty_env.h"
+#include "support/share.h"
 #include "support/temporary.h"
 
 namespace {
@@ -110,8 +111,8 @@ Thrown outcome(int64_t n, bool from_there, const std::function<void()>& act) {
 
 using Check = std::function<void(Trial&, bool failed)>;
 
-// The next allocation to fail. Where all from there on fail, every fifth one is tried.
-int64_t after(int64_t n, bool from_there) { return n + (from_there ? 5 : 1); }
+// The next allocation to fail. Where all from there on fail, every fifth one is tried. Of all but the first the share.
+int64_t after(int64_t n, bool from_there) { return n + (from_there ? 5 : 1) * (n > 8 ? spread() : 1); }
 
 // Like the fault tests, for every allocation of `act`.
 void try_everything(const char* what, const std::string& disk, const std::function<void(Trial&)>& prepare,

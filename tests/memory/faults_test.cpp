@@ -10,6 +10,7 @@
 
 #include "support/fault_tally.h"
 #include "support/faulty_env.h"
+#include "support/share.h"
 #include "support/temporary.h"
 
 namespace lowtide::testing {
@@ -44,8 +45,8 @@ void try_everything(const TemporaryDirectory& directory, const Operation& operat
     for (const Fault& kind : faults_of(call)) {
       // Retries of what never ends take their time, and are ScratchFile's to prove at every call.
       const bool endless = kind.persistent && (kind.error == EINTR || kind.short_);
-      // Once: every call. From there on: every call of the first, then every third.
-      for (int64_t n = 1; n <= (endless ? 1 : 1 << 20); n += kind.persistent && n > 8 ? 3 : 1) {
+      // Once: every call. From there on: every call of the first, then every third. Of all but the first the share.
+      for (int64_t n = 1; n <= (endless ? 1 : 1 << 20); n += n > 8 ? (kind.persistent ? 3 : 1) * spread() : 1) {
         const int64_t descriptors = open_descriptors();
         FaultyEnv env;
         bool struck;

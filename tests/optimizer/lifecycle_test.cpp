@@ -2,23 +2,14 @@
 // taken out and put back.
 #include <gtest/gtest.h>
 
-#include <unistd.h>
-
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 
+#include "support/mapped_bytes.h"
 #include "support/optimizer_case.h"
 
 namespace lowtide::testing {
 namespace {
-
-// Pages mapped into this process.
-int64_t mapped_bytes() {
-  int64_t pages = 0;
-  std::ifstream("/proc/self/statm") >> pages;
-  return pages * sysconf(_SC_PAGESIZE);
-}
 
 TEST(Lifecycle, MemoryIsWhatTheReportSays) {
   struct Case {

@@ -27,4 +27,7 @@ inline bool in_share(int64_t n) {
   return at - std::floor(at) < share();
 }
 
+// How far apart the cases are that the share takes of a long row of like ones, 1 for all.
+inline int64_t spread() { return std::max<int64_t>(1, std::lround(1 / share())); }
+
 }  // namespace lowtide::testing

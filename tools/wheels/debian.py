@@ -1,4 +1,4 @@
-"""Highway's source and the headers that the library is built with, from Debian, whatever this machine has installed.
+"""Highway's source, and headers and libraries that the library is built with, from Debian, whatever this machine has installed.
 
 apt-get works on lists of its own in the work folder, so that it needs no root and changes nothing of the machine's; it
 checks signatures as ever.
@@ -66,7 +66,7 @@ class Debian:
     def _fetch(self, what: str, *arguments: str) -> None:
         for program in ("apt-get", "dpkg-deb"):
             if not shutil.which(program):
-                raise Failure(f"got no {program}, wanted Debian's or Ubuntu's: wheels are made there")
+                raise Failure(f"got no {program}, wanted Debian's or Ubuntu's: packages come from there")
         if not KEYRING.is_file():
             raise Failure(f"got no {KEYRING}: apt-get install debian-archive-keyring")
         folder = self._folder

@@ -22,17 +22,18 @@ def say(text: str) -> None:
 
 
 class Work:
-    """The folder `folder`, with logs in its `logs`."""
+    """The folder `folder`, with logs in its `logs`; `name` opens what is said."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str = "wheels") -> None:
         self.folder = folder.resolve()
+        self._name = name
         self._logs = self.folder / "logs"
         self._logs.mkdir(parents=True, exist_ok=True)
 
     def run(self, what: str, command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> str:
         """Runs a command to its end and returns what it printed. Raises Failure with the end of that if it fails."""
         log = self._logs / (what.replace(" ", "-").replace("/", "-") + ".log")
-        print(f"wheels: {what} ...", end="", flush=True)
+        print(f"{self._name}: {what} ...", end="", flush=True)
         start = time.monotonic()
         with log.open("w") as file:
             done = subprocess.run(
