@@ -75,9 +75,16 @@ class PySigner {
   Backend* backend_ = nullptr;
 };
 
+void pack_sign_bits(Address values, const std::string& dtype, int64_t count, Address bits, size_t bits_bytes,
+                    const std::string& order, int threads) {
+  sign::pack_sign_bits(dtype_named(dtype), values, count, span_of(bits, bits_bytes), {order_from(order), threads});
+}
+
 }  // namespace
 
 void bind_sign(nb::module_& m) {
+  m.def("pack_sign_bits", &pack_sign_bits, "values"_a, "dtype"_a, "count"_a, "bits"_a, "bits_bytes"_a, "order"_a,
+        "threads"_a, kReleased, "As Signer.pack on the CPU, with a 1 where the sign bit is clear, whatever the value.");
   nb::class_<PySigner>(m, "Signer", R"(Where signs are computed: the CPU, or the device of a queue.
 
 Arrays are addresses with their bytes, contiguous and alive until the call returns (on a device: until what it queued is

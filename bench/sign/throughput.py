@@ -47,6 +47,10 @@ PACK = Ratio("pack", ("read",), 0.9, f"pack / {READ}")
 UNPACK = Ratio("unpack", ("fill", "memset"), 0.9, "unpack / plain fill")
 NUMPY = Ratio("pack", ("numpy_pack",), 2, "pack / numpy.packbits(x >= 0)")
 TORCH = Ratio("pack", ("torch_pack",), 15, "pack / torch ((x.view(-1, 8) >= 0) * weights).sum(1)")
+COMPAT = (
+    Ratio("compat_pack", ("torch_read",), 0.9, "compat.deepspeed.packbits / torch's sum, a plain read"),
+    Ratio("compat_unpack", ("torch_fill",), 0.9, "compat.deepspeed.unpackbits / torch.ones, a fill"),
+)
 VOTE = f"vote / {READ} of its ballots"
 LOOP = Ratio("vote", ("loop",), 30, "vote / unpack and sum in a loop")
 
@@ -74,10 +78,10 @@ def lines(quick: bool) -> list[Line]:
     sizes = {65536: 3} if quick else {10_000_384: 100, 100_000_768: 20}
     made = []
     if not quick:  # in the last-level cache, and not much longer than starting a thread
-        shown = tuple(replace(ratio, must=0) for ratio in (PACK, UNPACK, NUMPY, TORCH))
+        shown = tuple(replace(ratio, must=0) for ratio in (PACK, UNPACK, NUMPY, TORCH, *COMPAT))
         made.append(Line(("values", "float32", 1_000_448), 300, shown))
     for elements, rounds in sizes.items():
-        made.append(Line(("values", "float32", elements), rounds, (PACK, UNPACK, NUMPY, TORCH)))
+        made.append(Line(("values", "float32", elements), rounds, (PACK, UNPACK, NUMPY, TORCH, *COMPAT)))
         made.append(Line(("values", "bfloat16", elements), rounds, (PACK, UNPACK)))
         for voters in (2, 3, 8, 16):
             made.append(Line(("votes", str(voters), elements), rounds, (Ratio("vote", ("read",), 0.7, VOTE), LOOP)))

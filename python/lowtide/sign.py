@@ -27,6 +27,7 @@ from lowtide import _core
 from lowtide.checks.values import PARAMETER_DTYPES, expect
 from lowtide.devices import arrays
 from lowtide.devices.arrays import Array
+from lowtide.devices.bit_order import is_turned, turn, turned
 from lowtide.devices.places import EXACT, Place
 
 if TYPE_CHECKING:
@@ -56,12 +57,16 @@ def pack(x: AnyArray, *, out: AnyArray | None = None, bitorder: BitOrder = "litt
             through a contiguous copy.
         out: where to put the bits: contiguous uint8 of that size, no memory of x. Returned.
         bitorder: "little": sign i is bit i % 8 of its byte; "big": bit 7 - i % 8. As in numpy.packbits, whose
-            default is the other one. On devices "little" only.
+            default is the other one. On devices torch turns the bits of "big" round, in passes of its own.
     """
     values = arrays.contiguous(arrays.read(x, "x"))
     bits = _bits_out(out, "out", values, values.numel)
     signer, stream = _signer_of(values.place)
-    signer.pack(values.address, values.dtype, values.numel, bits.address, bits.nbytes, bitorder, torch.get_num_threads(), stream)
+    turning = is_turned(values, bitorder)
+    order = "little" if turning else bitorder
+    signer.pack(values.address, values.dtype, values.numel, bits.address, bits.nbytes, order, torch.get_num_threads(), stream)
+    if turning:
+        turn(bits.value)
     result: AnyArray = bits.value
     return result
 
@@ -102,6 +107,8 @@ def unpack(
         if dtype is not None and _dtype_name(dtype) != values.dtype:
             raise ValueError(f"out: got {values.dtype}, wanted dtype={_dtype_name(dtype)}")
     signer, stream = _signer_of(packed.place)
+    if is_turned(packed, bitorder):
+        packed, marks, bitorder = turned(packed), turned(marks) if marks is not None else None, "little"
     signer.unpack(
         packed.address, packed.nbytes, values.address, values.dtype, n, *_address_of(marks), bitorder, torch.get_num_threads(),
         stream,
@@ -166,10 +173,18 @@ def majority(
     if (earlier is None) == (ties == "previous"):
         raise ValueError(f"previous: got {type(previous).__name__} with ties={ties!r}, wanted it with 'previous' only")
     signer, stream = _signer_of(first.place)
+    turning = is_turned(first, bitorder)
+    if turning:
+        rows, _kept = _turned_rows(rows, _kept)
+        earlier = turned(earlier) if earlier is not None else None
+    order = "little" if turning else bitorder
     signer.majority(
         rows, n, votes, ties, _unsigned("seed", seed), _unsigned("step", step), _unsigned("offset", offset),
-        _address_of(earlier)[0], bits.address, bits.nbytes, *_address_of(zeros), bitorder, torch.get_num_threads(), stream,
+        _address_of(earlier)[0], bits.address, bits.nbytes, *_address_of(zeros), order, torch.get_num_threads(), stream,
     )  # fmt: skip
+    for one in (bits, zeros) if turning else ():
+        if one is not None:
+            turn(one.value)
     return bits.value if zeros is None else (bits.value, zeros.value)
 
 
@@ -262,3 +277,12 @@ def _rows(ballots: Any, n: int) -> tuple[Array, list[int], list[Array]]:
     if wanted > 1 and whole.strides[1] != 1:
         raise ValueError(f"ballots: got bytes of a row at a distance of {whole.strides[1]}, wanted 1")
     return whole, [whole.address + v * whole.strides[0] for v in range(whole.shape[0])], [whole]
+
+
+def _turned_rows(rows: list[int], kept: list[Array]) -> tuple[list[int], list[Array]]:
+    """Addresses and memory of `_rows`, of bits turned round."""
+    kept = [turned(one) for one in kept]
+    if len(kept[0].shape) == 2:
+        return [kept[0].address + v * kept[0].strides[0] for v in range(len(rows))], kept
+    addresses = iter([one.address for one in kept])
+    return [next(addresses) if row else 0 for row in rows], kept

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "backend/cpu/cpu_backend.h"
+#include "backend/cpu/sign_form.h"
 #include "core/error.h"
 #include "core/thread_pool.h"
 #include "sign/sign_on.h"
@@ -83,6 +84,20 @@ void check_same_or_apart(const char* a_name, const void* a, const char* b_name, 
   if (a != b) check_apart(a_name, a, bytes, b_name, b, bytes);
 }
 
+// Throws for what the backend does not check itself.
+SignItem packed_item(DType dtype, const void* values, int64_t count, std::span<std::byte> bits) {
+  check_dtype(dtype);
+  check_count(count);
+  check_size("bits", bits, count);
+  check_apart("bits", bits.data(), packed_bytes(count), "values", values, count * dtype_bytes(dtype));
+  SignItem item;
+  item.dtype = dtype;
+  item.count = count;
+  item.values = const_cast<void*>(values);  // packing reads them
+  item.bits = bits.data();
+  return item;
+}
+
 // Checks everything that the backend does not check itself.
 void check_vote(const Vote& vote, std::span<std::byte> result, std::span<std::byte> zeros) {
   check_count(vote.count);
@@ -145,17 +160,16 @@ void pack_on(Backend& backend, void* stream, DType dtype, const void* values, in
              const Options& options) {
   const bool big = is_big(backend, options);
   const int threads = threads_of(options);
-  check_dtype(dtype);
-  check_count(count);
-  check_size("bits", bits, count);
-  check_apart("bits", bits.data(), packed_bytes(count), "values", values, count * dtype_bytes(dtype));
-  SignItem item;
-  item.dtype = dtype;
-  item.count = count;
-  item.values = const_cast<void*>(values);
-  item.bits = bits.data();
-  backend.pack_signs({&item, 1}, threads, stream);
-  if (big) reverse_bits(bits.data(), bits.data(), packed_bytes(count));
+  const SignItem item = packed_item(dtype, values, count, bits);
+  if (big)
+    cpu::pack_signs(item, {.big = true}, threads);
+  else
+    backend.pack_signs({&item, 1}, threads, stream);
+}
+
+void pack_sign_bits(DType dtype, const void* values, int64_t count, std::span<std::byte> bits, const Options& options) {
+  const bool big = is_big(host_backend(), options);
+  cpu::pack_signs(packed_item(dtype, values, count, bits), {big, true}, threads_of(options));
 }
 
 void unpack_on(Backend& backend, void* stream, std::span<const std::byte> bits, DType dtype, void* values,
@@ -175,23 +189,10 @@ void unpack_on(Backend& backend, void* stream, std::span<const std::byte> bits, 
   item.values = values;
   item.bits = const_cast<std::byte*>(bits.data());  // unpacking reads them
   item.zeros = zeros.data();
-  if (!big) {
+  if (big)
+    cpu::unpack_signs(item, {.big = true}, threads);
+  else
     backend.unpack_signs({&item, 1}, threads, stream);
-    return;
-  }
-  check(item);
-  const auto room = static_cast<size_t>(std::min(bytes, kPieceBytes));
-  std::vector<std::byte> piece(room), marks(zeros.data() ? room : 0);
-  for (int64_t first = 0; first < bytes; first += kPieceBytes) {
-    const int64_t here = std::min(kPieceBytes, bytes - first);
-    reverse_bits(bits.data() + first, piece.data(), here);
-    if (zeros.data()) reverse_bits(zeros.data() + first, marks.data(), here);
-    item.count = std::min(8 * here, count - 8 * first);
-    item.values = static_cast<std::byte*>(values) + 8 * first * dtype_bytes(dtype);
-    item.bits = piece.data();
-    item.zeros = zeros.data() ? marks.data() : nullptr;
-    backend.unpack_signs({&item, 1}, threads, stream);
-  }
 }
 
 void majority_on(Backend& backend, void* stream, const Vote& vote, std::span<std::byte> result,

@@ -18,6 +18,8 @@ Backend& host_backend();
 
 void pack_on(Backend& backend, void* stream, DType dtype, const void* values, int64_t count, std::span<std::byte> bits,
              const Options& options);
+// The sign bits themselves of host memory, 1 where one is clear, whatever the value: -0 and NaNs by theirs.
+void pack_sign_bits(DType dtype, const void* values, int64_t count, std::span<std::byte> bits, const Options& options);
 void unpack_on(Backend& backend, void* stream, std::span<const std::byte> bits, DType dtype, void* values,
                int64_t count, std::span<const std::byte> zeros, const Options& options);
 void majority_on(Backend& backend, void* stream, const Vote& vote, std::span<std::byte> result,

@@ -1,5 +1,5 @@
 // Signs by the public functions: both bit orders against the definition, results on top of ballots, what is refused,
-// and callers at the same time.
+// and callers at the same time. Sign bits, too.
 #include "lowtide/sign.h"
 
 #include <gtest/gtest.h>
@@ -80,6 +80,35 @@ TEST(Sign, PacksAndUnpacksInBothOrders) {
               static_cast<long long>(elements), static_cast<long long>(zeros_seen), static_cast<long long>(differing));
   EXPECT_EQ(differing, 0);
   EXPECT_GT(zeros_seen, 10000);
+}
+
+TEST(Sign, SignBitsWhateverTheValue) {
+  auto rng = testing::seeded("sign bits", 504);
+  constexpr int kCases = 1500;
+  int64_t differing = 0, elements = 0, not_signs = 0;
+  for (int c = 0; c < kCases; ++c) {
+    const bool last = c + 1 == kCases;
+    const int64_t count = last ? kLarge : rng.below(400);
+    const auto dtype = static_cast<DType>(rng.below(3));
+    const auto width = static_cast<size_t>(dtype_bytes(dtype));
+    const Options options{last || rng.chance(0.5) ? BitOrder::kBig : BitOrder::kLittle, static_cast<int>(rng.below(4))};
+    const Bits values = testing::random_elements(dtype, count, rng);  // zeros and NaNs of both signs among them
+    Bits wanted(testing::sign_bytes(count)), signs = wanted, bits = random_bytes(wanted.size(), rng);
+    for (int64_t i = 0; i < count; ++i) {
+      const bool clear = !(values[(static_cast<size_t>(i) + 1) * width - 1] & 0x80);  // little-endian
+      auto& byte = wanted[static_cast<size_t>(i / 8)];
+      byte = static_cast<unsigned char>(byte | clear << i % 8);
+    }
+    pack_sign_bits(dtype, values.data(), count, span_of(bits), options);
+    differing += bits != in_order(wanted, options.order);
+    testing::reference_pack(dtype, values, 0, count, &signs);
+    not_signs += signs != wanted;
+    elements += count;
+  }
+  std::printf("%d arrays of %lld elements: %lld differ; in %lld the signs are others\n", kCases,
+              static_cast<long long>(elements), static_cast<long long>(differing), static_cast<long long>(not_signs));
+  EXPECT_EQ(differing, 0);
+  EXPECT_GT(not_signs, 1000);
 }
 
 TEST(Sign, MajoritiesInBothOrdersWhereverTheResultIs) {

@@ -15,7 +15,7 @@ import lowtide
 import pytest
 import torch
 from lowtide import _core
-from lowtide.devices import places
+from lowtide.devices import arrays, bit_order, places
 from lowtide.optimizers import clipping
 
 DEVICE, SHARED = 0, 2  # lt_memory_kind
@@ -54,6 +54,10 @@ class StandIn:
         monkeypatch.setattr(places, "device_of", self._device_of)
         self._new_norm = clipping.new_norm
         monkeypatch.setattr(clipping, "new_norm", self._norm_at)  # torch has no memory of the device
+        self._empty = arrays.Array.empty
+        monkeypatch.setattr(arrays.Array, "empty", lambda array, *of: self._empty_beside(array, *of))
+        table = bit_order._table  # torch's operations are the CPU's, and wait for no queue
+        monkeypatch.setattr(bit_order, "_table", lambda device: (self.synchronize(), table(device))[1])
 
     @property
     def backend(self) -> str:
@@ -81,6 +85,10 @@ class StandIn:
         if place is None or place.on_host:
             return self._new_norm(place)
         return self.tensor(torch.zeros(()), place.device.index)
+
+    def _empty_beside(self, array: arrays.Array, shape: tuple[int, ...], dtype: str) -> Any:
+        new = self._empty(array, shape, dtype)
+        return new if array.place.on_host else self.tensor(torch.zeros_like(new), array.place.device.index)
 
     def parameters(self, like: Sequence[torch.Tensor], index: int = 0) -> list[torch.nn.Parameter]:
         return [torch.nn.Parameter(self.tensor(param, index)) for param in like]

@@ -51,13 +51,52 @@ def test_shapes_and_autograd_do_not_matter() -> None:
     assert np.array_equal(deepspeed.packbits(x, 24, 3).numpy(), definition(x))
 
 
+def test_elements_or_bytes_by_what_fits(seed: int, figure: Figure) -> None:
+    packer = deepspeed.PackbitsBuilder().load()
+    calls = 0
+    for n in range(1, 200):
+        x = torch.randn(n)
+        packed = deepspeed.packbits(x, n, 0)
+        signs = torch.where(torch.signbit(x), -1.0, 1.0)
+        assert torch.equal(deepspeed.xpu_packbits.unpackbits(packed, n, rank=0), signs)
+        for module in (deepspeed, packer):
+            # One byte that counts 1: the document counts elements, DeepSpeed bytes.
+            assert torch.equal(module.unpackbits(packed, n, 0)[:n], signs)
+            assert module.unpackbits(packed, n, 0).numel() == (n if n > 1 else 8)
+            assert module.unpackbits(packed, packed.numel(), 0).numel() == 8 * packed.numel()
+        for wrong in {0, n - 8, 8 * packed.numel() + 1, -1} - {packed.numel(), n}:
+            with pytest.raises(ValueError, match=f"input_size: got {wrong} for {packed.numel()} bytes, wanted {8 * packed.numel() - 7} to"):
+                deepspeed.unpackbits(packed, wrong, 0)
+        calls += 1
+    none = deepspeed.packbits(torch.empty(0), 0, 0)
+    assert none.shape == deepspeed.unpackbits(none, 0, 0).shape == (0,)
+    figure(f"{calls} sizes: unpacked by their elements and by their bytes; other counts are refused")
+
+
+def test_the_shape_comes_back_where_the_module_counts_elements() -> None:
+    packer = deepspeed.xpu_packbits
+    x = torch.randn(6, 5)
+    packed = packer.packbits(x, 30, 0)
+    assert packer.unpackbits(packed, 30, 0).shape == (6, 5)
+    assert packer.unpackbits(packed, 4, 0).shape == (32,)  # bytes, of which the last has padding
+    assert packer.unpackbits(packed.clone(), 30, 0).shape == (30,)
+    assert deepspeed.unpackbits(packed, 30, 0).shape == (30,)
+
+
+def test_the_names_are_those_of_deepspeeds_builder() -> None:
+    builder = deepspeed.PackbitsBuilder()
+    assert builder.NAME == "pack_bits" and builder.is_compatible()
+    packer = builder.load(verbose=False)
+    assert packer.packbits is deepspeed.packbits and packer.unpackbits is deepspeed.unpackbits
+
+
 def test_what_would_be_read_out_of_bounds_is_an_error() -> None:
     x = torch.randn(4, 16)
     packed = deepspeed.packbits(x, 64, 0)
     anything: Any = None
     cases: list[tuple[type[Exception], str, Callable[[], object]]] = [
-        # One name, two meanings: elements to pack, and bytes to unpack.
-        (ValueError, "got 64 for 8 bytes", lambda: deepspeed.unpackbits(packed, 64, 0)),
+        (ValueError, "got 65 for 8 bytes, wanted 57 to 64 elements, or 8 bytes", lambda: deepspeed.unpackbits(packed, 65, 0)),
+        (ValueError, "got 7 for 8 bytes", lambda: deepspeed.unpackbits(packed, 7, 0)),
         (ValueError, "got 8 for 64 elements", lambda: deepspeed.packbits(x, 8, 0)),
         (ValueError, "got 65 for 64 elements", lambda: deepspeed.packbits(x, 65, 0)),
         (ValueError, "got torch.float16, wanted torch.float32", lambda: deepspeed.packbits(x.half(), 64, 0)),

@@ -9,6 +9,7 @@
 #include <span>
 
 #include "backend/cpu/kernel_tables.h"
+#include "backend/cpu/sign_form.h"
 #include "backend/signs.h"
 
 namespace lowtide::cpu {
@@ -45,13 +46,18 @@ struct CountRun {
   const Voters& voters;
   int64_t begin, end;
 };
+struct PackRun {
+  SignItem item;
+  SignForm form = {};
+};
 struct UnpackRun {
   SignItem item;
   bool stream;  // values are more than a cache holds: store them past it
+  SignForm form = {};
 };
 
 struct SignKernels {
-  void (*pack[kDTypes])(const SignItem&);
+  void (*pack[kDTypes])(const PackRun&);
   void (*unpack[kDTypes])(const UnpackRun&);
   void (*vote)(const VoteRun&);
   void (*count)(const CountRun&);
@@ -120,8 +126,8 @@ class BallotTile {
 
 // With several threads: cut into pieces, which the kernels of one instruction set do. Throw kInvalidArgument for items
 // that make no sense.
-void pack_signs(const SignKernels& kernels, std::span<const SignItem> items, int threads);
-void unpack_signs(const SignKernels& kernels, std::span<const SignItem> items, int threads);
+void pack_signs(const SignKernels& kernels, std::span<const SignItem> items, SignForm form, int threads);
+void unpack_signs(const SignKernels& kernels, std::span<const SignItem> items, SignForm form, int threads);
 void vote_signs(const SignKernels& kernels, const VoteItem& item, int threads);
 void count_signs(const SignKernels& kernels, const CountItem& item, int threads);
 void apply_signs(const SignStepKernels& kernels, std::span<const ApplyItem> items, int threads);

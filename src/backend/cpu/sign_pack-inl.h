@@ -27,10 +27,16 @@ LT_FN u64 load_word(const std::byte* bits, u64 at) {
   std::memcpy(&word, bits + at / 8, sizeof word);
   return word;
 }
-// Keeps those before them in their first byte, and clears those behind in their last.
+// Each byte's bits the other way round: between the orders "little" and "big".
+LT_FN u64 mirrored(u64 word) {
+  word = (word >> 4 & 0x0f0f0f0f0f0f0f0full) | (word & 0x0f0f0f0f0f0f0f0full) << 4;
+  word = (word >> 2 & 0x3333333333333333ull) | (word & 0x3333333333333333ull) << 2;
+  return (word >> 1 & 0x5555555555555555ull) | (word & 0x5555555555555555ull) << 1;
+}
+// Keeps those before them in their first byte, and clears those behind in their last. word: of n signs, 0 behind them.
 LT_FN void store_signs(u64 word, std::byte* bits, u64 at, u64 n) {
   const u64 shift = at % 8, before = std::to_integer<u64>(bits[at / 8]) & ((u64{1} << shift) - 1);
-  word = (word & ((u64{1} << n) - 1)) << shift | before;
+  word = word << shift | before;
   std::memcpy(bits + at / 8, &word, (shift + n + 7) / 8);
 }
 
@@ -46,24 +52,28 @@ struct Elements {
 };
 
 // is_plus(x, zero_is_plus) for vectors: `low` <= x <= infinity, with `low` moved to the least signed number, or x is
-// `also`.
+// `also`. By the sign bit: 0 <= x <= the largest signed number.
 template <class T>
 struct PlusTest {
   using E = Elements<T>;
   using B = SignBits<T>;
-  explicit PlusTest(bool zero_is_plus)
-      : move(E::set(static_cast<typename B::Raw>(B::kMinusZero - !zero_is_plus))),
-        end(E::set(static_cast<typename B::Raw>(B::kMinusZero + B::kInfinity - !zero_is_plus + 1))),
-        also(E::set(zero_is_plus ? B::kMinusZero : typename B::Raw{1})) {}
+  PlusTest(bool zero_is_plus, bool sign_bit)
+      : move(E::set(static_cast<typename B::Raw>(B::kMinusZero - !(zero_is_plus || sign_bit)))),
+        end(E::set(static_cast<typename B::Raw>(sign_bit ? 0 : B::kMinusZero + B::kInfinity - !zero_is_plus + 1))),
+        also(E::set(static_cast<typename B::Raw>(sign_bit       ? 0
+                                                 : zero_is_plus ? B::kMinusZero
+                                                                : 1))) {}
   HWY_INLINE auto operator()(typename E::Vec x) const { return hn::Or(hn::Lt(hn::Add(x, move), end), hn::Eq(x, also)); }
   typename E::Vec move, end, also;
 };
 
 template <class T, bool kPresence, bool kFinite>
-void pack_as(const SignItem& item) {
+void pack_as(const PackRun& run) {
   using E = Elements<T>;
   using Lane = typename E::Lane;
-  const PlusTest<T> plus(item.zero_is_plus);
+  const SignItem& item = run.item;
+  const PlusTest<T> plus(item.zero_is_plus, run.form.sign_bit);
+  const bool big = run.form.big;
   const auto magnitude = E::set(static_cast<typename E::Raw>(~SignBits<T>::kMinusZero));
   auto largest = hn::Zero(E::d);
   bool some = false;  // of the last word's values is not zero
@@ -97,12 +107,14 @@ void pack_as(const SignItem& item) {
     if (n < kWordSigns) {
       alignas(64) Lane padded[kWordSigns] = {};
       std::memcpy(padded, from, n * sizeof(Lane));
-      store_signs(pack_word(padded), bits, at, n);
+      const u64 word = pack_word(padded) & ((u64{1} << n) - 1);
+      store_signs(big ? mirrored(word) : word, bits, at, n);
       if constexpr (kPresence) note(at, n);
       return;
     }
     for (const u64 stop = at + n; at < stop; at += kWordSigns, from += kWordSigns) {
-      const u64 word = pack_word(from);
+      u64 word = pack_word(from);
+      if (big) word = mirrored(word);
       std::memcpy(bits + at / 8, &word, sizeof word);
       if constexpr (kPresence) note(at, kWordSigns);
     }
@@ -114,11 +126,11 @@ void pack_as(const SignItem& item) {
 }
 
 template <class T>
-void pack_run(const SignItem& item) {
-  if (item.presence)
-    item.nonfinite ? pack_as<T, true, true>(item) : pack_as<T, true, false>(item);
+void pack_run(const PackRun& run) {
+  if (run.item.presence)
+    run.item.nonfinite ? pack_as<T, true, true>(run) : pack_as<T, true, false>(run);
   else
-    item.nonfinite ? pack_as<T, false, true>(item) : pack_as<T, false, false>(item);
+    run.item.nonfinite ? pack_as<T, false, true>(run) : pack_as<T, false, false>(run);
 }
 
 // A word's values to memory: past the cache, where it must be aligned, if kStream.
@@ -151,9 +163,11 @@ HWY_INLINE typename Elements<T>::Vec as_elements(float x) {
 }
 
 template <class T, bool kStream>
-void unpack_as(const SignItem& item) {
+void unpack_as(const UnpackRun& run) {
   using E = Elements<T>;
   using Lane = typename E::Lane;
+  const SignItem& item = run.item;
+  const auto in_order = [big = run.form.big](u64 word) { return big ? mirrored(word) : word; };
   auto plus = E::set(SignBits<T>::kOne), minus = E::set(SignBits<T>::kOne | SignBits<T>::kMinusZero);
   auto* values = static_cast<Lane*>(item.values);
   const std::byte *const bits = item.bits, *const zeros = item.zeros, *const presence = item.presence;
@@ -170,18 +184,19 @@ void unpack_as(const SignItem& item) {
     Lane* to = values + (at - first);
     if (n < kWordSigns) {
       alignas(64) Lane padded[kWordSigns];
-      const u64 zero = absent(at) | (zeros ? load_signs(zeros, at, n) : 0);
-      expand<T, false, true>(load_signs(bits, at, n), zero, plus, minus, padded);
+      const u64 zero = absent(at) | (zeros ? in_order(load_signs(zeros, at, n)) : 0);
+      expand<T, false, true>(in_order(load_signs(bits, at, n)), zero, plus, minus, padded);
       std::memcpy(to, padded, n * sizeof(Lane));
       return;
     }
     const u64 stop = at + n;
     if (zeros || presence) {
       for (; at < stop; at += kWordSigns, to += kWordSigns)
-        expand<T, kStream, true>(load_word(bits, at), absent(at) | (zeros ? load_word(zeros, at) : 0), plus, minus, to);
+        expand<T, kStream, true>(in_order(load_word(bits, at)),
+                                 absent(at) | (zeros ? in_order(load_word(zeros, at)) : 0), plus, minus, to);
     } else {
       for (; at < stop; at += kWordSigns, to += kWordSigns)
-        expand<T, kStream, false>(load_word(bits, at), 0, plus, minus, to);
+        expand<T, kStream, false>(in_order(load_word(bits, at)), 0, plus, minus, to);
     }
   });
   if constexpr (kStream) hwy::FlushStream();
@@ -192,5 +207,5 @@ void unpack_run(const UnpackRun& run) {
   // The first whole word's values; all others lie as it does.
   const auto first_word = reinterpret_cast<uintptr_t>(run.item.values) +
                           static_cast<uintptr_t>(-run.item.first & (kWordSigns - 1)) * sizeof(T);
-  run.stream&& first_word % HWY_MAX_BYTES == 0 ? unpack_as<T, true>(run.item) : unpack_as<T, false>(run.item);
+  run.stream&& first_word % HWY_MAX_BYTES == 0 ? unpack_as<T, true>(run) : unpack_as<T, false>(run);
 }

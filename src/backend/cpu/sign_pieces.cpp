@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "backend/catalog.h"
+#include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/pieces.h"
 
 namespace lowtide::cpu {
@@ -40,6 +41,11 @@ void for_each_cut(int64_t signs, size_t voters, int threads, Fn&& work) {
 int64_t cache_bytes() {
   static const int64_t bytes = last_cache_bytes();
   return bytes;
+}
+
+const SignKernels& best() {
+  static const SignKernels kernels = pick_signs(target_bit(""));
+  return kernels;
 }
 
 // A piece of a sign item (pieces.h) is whole blocks of feedback, and whole bytes of presence.
@@ -112,24 +118,27 @@ Voters::Voters(std::span<const std::byte* const> all, std::span<const uint32_t> 
   planes = std::bit_width(sum);
 }
 
-void pack_signs(const SignKernels& kernels, std::span<const SignItem> items, int threads) {
+void pack_signs(const SignKernels& kernels, std::span<const SignItem> items, SignForm form, int threads) {
   for_each_sign_piece(items, threads, count_of, [&](const SignItem& item, int64_t from, int64_t count) {
     SignItem part = part_of(item, from, count);
     uint32_t nonfinite = 0;  // items may share theirs
     if (item.nonfinite) part.nonfinite = &nonfinite;
-    kernels.pack[static_cast<int>(item.dtype)](part);
+    kernels.pack[static_cast<int>(item.dtype)]({part, form});
     if (nonfinite) std::atomic_ref(*item.nonfinite).store(1, std::memory_order_relaxed);
   });
 }
 
-void unpack_signs(const SignKernels& kernels, std::span<const SignItem> items, int threads) {
+void unpack_signs(const SignKernels& kernels, std::span<const SignItem> items, SignForm form, int threads) {
   int64_t bytes = 0;
   for (const SignItem& item : items) check(item), bytes += item.count * dtype_bytes(item.dtype);
   const bool stream = bytes > cache_bytes();
   for_each_sign_piece(items, threads, count_of, [&](const SignItem& item, int64_t from, int64_t count) {
-    kernels.unpack[static_cast<int>(item.dtype)]({part_of(item, from, count), stream});
+    kernels.unpack[static_cast<int>(item.dtype)]({part_of(item, from, count), stream, form});
   });
 }
+
+void pack_signs(const SignItem& item, SignForm form, int threads) { pack_signs(best(), {&item, 1}, form, threads); }
+void unpack_signs(const SignItem& item, SignForm form, int threads) { unpack_signs(best(), {&item, 1}, form, threads); }
 
 void vote_signs(const SignKernels& kernels, const VoteItem& item, int threads) {
   check(item);

@@ -1,0 +1,20 @@
+"""Signs as DeepSpeed packs them, and majorities of such bytes.
+
+    packer = PackbitsBuilder().load()            →  packer = lowtide.compat.deepspeed.PackbitsBuilder().load()
+    import deepspeed.ops.xpu_packbits as packer  →  import lowtide.compat.deepspeed.xpu_packbits as packer
+
+    packer.packbits(buffer, buffer.numel(), rank)
+    packer.unpackbits(packed, packed.numel(), rank)     # of all bits, or
+    packer.unpackbits(packed, buffer.numel(), rank)     # of as many elements
+
+docs/sign.md has the layout of the bytes.
+"""
+
+from typing import TYPE_CHECKING
+
+from lowtide.checks.late import names_of
+
+if TYPE_CHECKING:
+    from lowtide.compat.deepspeed.interface import *  # noqa: F403
+
+__getattr__, __dir__ = names_of(__name__)

@@ -1,0 +1,79 @@
+"""Ballots of `packbits`, of the order "big", joined into one: by their majority, or by sums and parities that are none."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Literal, get_args
+
+import torch
+import torch.distributed as dist
+
+from lowtide import sign
+from lowtide.checks.values import check_tensor, expect
+
+_Ties = Literal["hash", "plus", "minus"]  # those that end in bits alone
+
+
+def majority(
+    ballots: torch.Tensor | Sequence[torch.Tensor], input_size: int, *, ties: _Ties = "hash", seed: int = 0, step: int = 0
+) -> torch.Tensor:
+    """The signs of `input_size` elements that most ballots have, packed as they are: uint8 [ceil(input_size / 8)].
+
+    Args:
+        ballots: of 1 to 65,535 voters: uint8 [voters, ceil(input_size / 8)], or a sequence of rows.
+        input_size: number of elements.
+        ties, seed, step: as in `lowtide.sign.majority`; not "zero" and not "previous", which take more than bits.
+    """
+    expect(ties in get_args(_Ties), "ties", repr(ties), "'hash', 'plus' or 'minus'")
+    vote: torch.Tensor = sign.majority(ballots, input_size, ties=ties, seed=seed, step=step, bitorder="big")
+    return vote
+
+
+def all_reduce_majority(
+    packed: torch.Tensor, input_size: int, group: dist.ProcessGroup | None = None, *,
+    ties: _Ties = "hash", seed: int = 0, step: int = 0,
+) -> torch.Tensor:  # fmt: skip
+    """Makes `packed` the majority of all ranks, the same on each, and returns it: what `dist.all_reduce(packed)` does not.
+
+    Each rank gets the ballots of the others, ceil(input_size / 8) bytes each. `lowtide.distributed` votes on shares, which
+    takes less of the network from three ranks on.
+
+    Args:
+        packed: uint8 [ceil(input_size / 8)], contiguous, of `packbits`.
+        group: of torch.distributed, whose backend takes tensors of that device; default: all ranks.
+        input_size, ties, seed, step: as in `majority`, equal on all ranks.
+    """
+    _check(packed, "packed")
+    ballots = packed.new_empty(dist.get_world_size(group), packed.numel())
+    dist.all_gather(list(ballots.unbind()), packed, group=group)
+    return packed.copy_(majority(ballots, input_size, ties=ties, seed=seed, step=step))
+
+
+def byte_sum(ballots: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Sums of bytes modulo 256, as `dist.all_reduce(packed, op=SUM)` leaves them. They carry from one sign into the next:
+    warns, because this is no vote. Take `majority`."""
+    return _joined(ballots, torch.add, "byte_sum adds bytes, and carries from one sign into the next")
+
+
+def parity(ballots: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Whether an odd number of ballots has a 1, as `accumulated ^= packed` leaves it: warns, because this is neither a sum
+    nor a vote. Take `majority`, or `lowtide.distributed.SignAccumulator` for gradients of several passes."""
+    return _joined(ballots, torch.bitwise_xor, "parity tells whether an odd number of ballots has a 1")
+
+
+def _joined(ballots: Sequence[torch.Tensor], join: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], why: str) -> torch.Tensor:
+    expect(len(ballots) > 0, "ballots", "none", "one or more")
+    for number, ballot in enumerate(ballots):
+        _check(ballot, f"ballots[{number}]")
+        expect(ballot.shape == ballots[0].shape, f"ballots[{number}]", tuple(ballot.shape), tuple(ballots[0].shape))
+    warnings.warn(f"{why}: this is no majority. Use lowtide.compat.deepspeed.majority", stacklevel=3)
+    result: torch.Tensor = reduce(join, ballots[1:], ballots[0].clone())
+    return result
+
+
+def _check(packed: torch.Tensor, where: str) -> None:
+    check_tensor(packed, where)
+    expect(packed.dtype == torch.uint8, where, packed.dtype, "uint8: packed signs")
+    expect(packed.is_contiguous() and packed.ndim == 1, where, f"shape {tuple(packed.shape)}", "contiguous bytes [n]")

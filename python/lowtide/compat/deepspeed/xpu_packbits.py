@@ -1,0 +1,32 @@
+"""`packbits` and `unpackbits` under the name `xpu_packbits`, for code that counts elements in both.
+
+They are those of `lowtide.compat.deepspeed`, which are DeepSpeed's, but for two things:
+
+* `unpackbits(packed, 1, rank)` of one byte is one element here; there it is one byte.
+* What `packbits` returned becomes a tensor of the shape that was packed, as long as it is that very tensor; there it is flat.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+import lowtide.compat.deepspeed.bits as bits
+
+__all__ = ["packbits", "unpackbits"]
+
+_shapes = WeakTensorKeyDictionary()  # of what was packed, by its bits
+
+
+def packbits(tensor: torch.Tensor, input_size: int, rank: int) -> torch.Tensor:
+    """See `lowtide.compat.deepspeed.packbits`."""
+    packed = bits.packbits(tensor, input_size, rank)
+    _shapes[packed] = tensor.shape
+    return packed
+
+
+def unpackbits(tensor: torch.Tensor, input_size: int, rank: int) -> torch.Tensor:
+    """See `lowtide.compat.deepspeed.unpackbits`."""
+    values = bits.unpacked(tensor, input_size, rank, prefer_elements=True)
+    shape: torch.Size = _shapes[tensor] if tensor in _shapes else values.shape
+    return values.view(shape) if shape.numel() == values.numel() else values

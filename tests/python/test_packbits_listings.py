@@ -1,0 +1,165 @@
+"""Each listing of the document on packbits runs as it stands (packbits_listings.py), and does what its code says: also where its
+words promise more, for which the right function stands beside it."""
+
+import builtins
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from distributed_support import shared_ranks
+from lowtide.compat.deepspeed import byte_sum, majority, packbits, parity, unpackbits
+from lowtide.distributed import SignAccumulator
+from packbits_jobs import Squares, train_step
+from packbits_listings import LISTINGS, adapted
+
+Figure = Callable[[str], None]
+SIZES = ((64, 64), (1000,), (3, 7), (1,))
+VOTERS = 3
+
+
+def run(heading: str, **given: Any) -> dict[str, Any]:
+    """The names that a listing leaves, run with these there before it."""
+    names: dict[str, Any] = dict(given)
+    exec(adapted(heading), names)
+    return names
+
+
+def agreement(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a == b).float().mean())
+
+
+def test_basic_gradient_compression(capsys: pytest.CaptureFixture[str], figure: Figure) -> None:
+    run("Basic Gradient Compression")
+    lines = capsys.readouterr().out.splitlines()
+    # One bit for 32: the document's comment says 8×.
+    wanted = ["Original size: 16777216 bytes", "Packed size: 524288 bytes", "Compression: 32.0×", "Sign accuracy: 100.00%"]
+    assert lines == wanted
+    figure("; ".join(lines))
+
+
+def test_sign_sgd_communication(seed: int, figure: Figure) -> None:
+    model = Squares(SIZES)
+    model(seed).backward()
+    before = [part.detach().clone() for part in model.parts]
+    run("SignSGD Communication", model=model, learning_rate=0.125)
+    for part, old in zip(model.parts, before, strict=True):
+        assert torch.equal(part, old - 0.125 * torch.sign(part.grad))
+    figure(f"{sum(part.numel() for part in model.parts)} elements, of a parameter of one too: each moved by 0.125 sign(gradient)")
+
+
+def test_distributed_training_integration(figure: Figure) -> None:
+    answers = shared_ranks().run(VOTERS, train_step, SIZES)
+    right = wrong = elements = 0.0
+    for number, size in enumerate(SIZES):
+        n = torch.Size(size).numel()
+        ballots = [answer[number][0] for answer in answers]
+        with pytest.warns(UserWarning, match="byte_sum adds bytes.*no majority"):
+            summed = byte_sum(ballots)
+        signs = torch.stack([unpackbits(ballot, ballot.numel(), 0)[:n] for ballot in ballots]).sum(0).sign()
+        for _, grad, vote in (answer[number] for answer in answers):
+            # The document's trainer does what `byte_sum` says; the vote is that of counting.
+            assert torch.equal(grad.view(-1), unpackbits(summed, summed.numel(), 0)[:n])
+            assert torch.equal(vote, majority(ballots, n))
+            found = unpackbits(vote, vote.numel(), 0)[:n]
+            right, wrong = right + n * agreement(found, signs), wrong + n * agreement(grad.view(-1), signs)
+            elements += n
+    assert right == elements and wrong < 0.9 * elements
+    figure(f"{VOTERS} ranks: signs as of the majority {wrong / elements:.1%} by the sum of bytes, 100 % by all_reduce_majority")
+
+
+def test_memory_efficient_gradient_accumulation(figure: Figure) -> None:
+    steps = 5
+
+    class Kept:
+        """An optimizer that keeps what it was given."""
+
+        def step(self) -> None:
+            self.grads = [part.grad.clone() for part in model.parts]
+
+    model, kept = Squares(SIZES), Kept()
+    left = run("Memory-Efficient Gradient Accumulation", model=model, gradient_accumulation_steps=steps, optimizer=kept)
+    assert not any(bool(packed.any()) for packed in left["accumulator"].accumulated.values()), "zero() has been called"
+    counts = SignAccumulator(model.parameters(), most=steps)
+    ballots: list[list[torch.Tensor]] = [[] for _ in SIZES]
+    for batch in range(steps):
+        model.zero_grad()
+        model(batch).backward()
+        for part, packed in zip(model.parts, ballots, strict=True):
+            packed.append(packbits(part.grad, part.numel(), 0))
+        counts.add()
+    counts.finish()
+    wrong = elements = 0.0
+    for part, grad, packed in zip(model.parts, kept.grads, ballots, strict=True):
+        n = part.numel()
+        with pytest.warns(UserWarning, match="odd number.*no majority"):
+            odd = parity(packed)
+        # The document's accumulator does what `parity` says; the vote is that of SignAccumulator.
+        assert torch.equal(grad.view(-1), unpackbits(odd, odd.numel(), 0)[:n])
+        vote = unpackbits(majority(packed, n), -(-n // 8), 0)[:n]
+        assert torch.equal(part.grad.sign().view(-1), vote)
+        wrong, elements = wrong + n * agreement(grad.view(-1), vote), elements + n
+    assert wrong < 0.9 * elements
+    figure(f"{steps} passes: signs as of the majority {wrong / elements:.1%} by XOR, 100 % by SignAccumulator")
+
+
+def test_benchmarking_compression_speed(capsys: pytest.CaptureFixture[str], share: float, figure: Figure) -> None:
+    def repeats(count: int) -> range:
+        """All of them where there is time for that: 220 passes over 400 MiB."""
+        return builtins.range(count if share == 1 else max(1, count // 100))
+
+    run("Benchmarking Compression Speed", range=repeats)
+    found = re.findall(r"Size: ([\d,]+) elements\nPack time: .*?GB/s\)\nUnpack time: .*?GB/s\)\n", capsys.readouterr().out)
+    assert found == ["1,048,576", "10,485,760", "104,857,600"]
+    figure("times of packing and unpacking at 1, 10 and 100 Mi elements are printed")
+
+
+def test_error_feedback_for_improved_accuracy(seed: int, figure: Figure) -> None:
+    model = Squares(SIZES)
+    feedback = run("Error Feedback for Improved Accuracy")["ErrorFeedbackSignSGD"](model, 0)
+    error = [torch.zeros_like(part) for part in model.parts]
+    turned = 0
+    for batch in range(3):
+        model.zero_grad()
+        model(seed + batch).backward()
+        grads = [part.grad.clone() for part in model.parts]
+        feedback.compress_and_communicate(model)
+        for number, (part, grad, kept) in enumerate(zip(model.parts, grads, feedback.error_buffer.values(), strict=True)):
+            assert torch.equal(part.grad, torch.where(torch.signbit(grad + error[number]), -1.0, 1.0))
+            assert torch.equal(kept, grad - part.grad)
+            turned += int((part.grad != grad.sign()).sum())
+            error[number] = kept
+    assert turned > 0
+    figure(f"gradient + error becomes ±1, the error gradient - sign, in 3 steps; {turned} signs are not the gradient's own")
+
+
+def test_the_listings_are_the_documents_but_for_import_and_device(figure: Figure) -> None:
+    changed = 0
+    for heading, text in LISTINGS.items():
+        now = adapted(heading).splitlines()
+        was = text.splitlines()
+        differing = [line for line in now[len(now) - len(was) :] if line not in was]
+        assert all("xpu_packbits" in line or '"cpu"' in line or "torch.cpu." in line for line in differing), differing
+        changed += len(differing)
+    assert len(LISTINGS) == 6
+    figure(f"6 listings, {changed} of {sum(len(text.splitlines()) for text in LISTINGS.values())} lines changed: import and device")
+
+
+def test_a_vote_warns_of_nothing_and_bad_ballots_are_refused() -> None:
+    one, two = torch.tensor([0x80], dtype=torch.uint8), torch.tensor([0x80, 0], dtype=torch.uint8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert majority([one, one, one ^ 0xFF], 8).tolist() == [0x80]
+        assert majority([one, one ^ 0xFF], 8, ties="plus").tolist() == [0xFF]
+    cases: list[tuple[str, Callable[[], object]]] = [
+        ("ballots: got none, wanted one or more", lambda: byte_sum([])),
+        (r"ballots\[1\]: got \(2,\), wanted \(1,\)", lambda: parity([one, two])),
+        (r"ballots\[0\]: got torch.int32, wanted uint8", lambda: byte_sum([one.int()])),
+        ("ties: got 'zero', wanted 'hash'", lambda: majority([one], 8, ties="zero")),
+        ("got 1 bytes for n=64 signs, wanted 8", lambda: majority([one], 64)),
+    ]
+    for words, call in cases:
+        with pytest.raises(ValueError, match=words):
+            call()
