@@ -67,6 +67,24 @@ def test_state_of_this_weight_alone_is_float32(rule, cls, seed, figure):
     assert big == {"0.weight": "fp32", "1.weight": "dynamic8", "2.weight": "dynamic8"}
 
 
+@pytest.mark.parametrize("build", [lowtide.AdamW, lowtide.compat.bitsandbytes.optim.AdamW8bit], ids=["lowtide", "compat"])
+def test_one_line_keeps_the_whole_layer_in_float32_and_no_other(build, seed, figure):
+    """A model of a stable embedding, wide enough for its norm's state to be quantized, and layers of all kinds behind it."""
+    width = 4096
+    model = torch.nn.Sequential(
+        lowtide.StableEmbedding(32, width), torch.nn.LayerNorm(width), torch.nn.Linear(width, 16), torch.nn.Linear(16, 8)
+    )
+    opt = build(model.parameters())  # the one line
+    model(torch.randint(32, (4, 8))).square().mean().backward()
+    opt.step()
+    codecs = {name: opt._core.state_codec(i) for i, (name, _) in enumerate(model.named_parameters())}
+    layer = {"0.weight": "fp32", "0.norm.weight": "fp32", "0.norm.bias": "fp32"}
+    rest = {"1.weight": "dynamic8", "1.bias": "dynamic8", "2.weight": "dynamic8"}
+    small = {"2.bias": "fp32", "3.weight": "fp32", "3.bias": "fp32"}  # below min_quantized_numel
+    assert codecs == {**layer, **rest, **small}
+    figure(f"{codecs}")
+
+
 def test_types(seed):
     for cls in CLASSES:
         layer = cls(8, 16, dtype=torch.bfloat16, device="cpu")

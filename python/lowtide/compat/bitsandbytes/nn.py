@@ -1,4 +1,4 @@
-"""Embedding layers for training with quantized state: their weight's state stays float32, in any optimizer of Lowtide."""
+"""Embedding layers for training with quantized state: their own state stays float32, in any optimizer of Lowtide."""
 
 from __future__ import annotations
 
@@ -70,13 +70,15 @@ class Embedding(torch.nn.Embedding):
 class StableEmbedding(Embedding):
     """The embedding of 8-bit optimizers (Dettmers et al., arXiv 2110.02861, section 2.3), as
     bitsandbytes.nn.StableEmbedding: `Embedding`, and a layer norm of what is looked up, in torch's default type, before
-    positions are added. The result has the weight's type.
+    positions are added, whose state stays float32, too. The result has the weight's type.
 
     Args: those of `torch.nn.Embedding`. Attributes: norm, a `torch.nn.LayerNorm` over embedding_dim.
     """
 
     def _add_layers(self, device: Any) -> None:
         self.norm = torch.nn.LayerNorm(self.embedding_dim, device=device)
+        for name in ("weight", "bias"):  # of 4096 elements and more their state would have 8 bits
+            override(self.norm, name, state="fp32")
 
     def forward(self, input: Tensor) -> Tensor:
         """Looks up indices of any shape; the result is [*input.shape, embedding_dim]."""
