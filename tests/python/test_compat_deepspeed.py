@@ -65,7 +65,8 @@ def test_elements_or_bytes_by_what_fits(seed: int, figure: Figure) -> None:
             assert module.unpackbits(packed, n, 0).numel() == (n if n > 1 else 8)
             assert module.unpackbits(packed, packed.numel(), 0).numel() == 8 * packed.numel()
         for wrong in {0, n - 8, 8 * packed.numel() + 1, -1} - {packed.numel(), n}:
-            with pytest.raises(ValueError, match=f"input_size: got {wrong} for {packed.numel()} bytes, wanted {8 * packed.numel() - 7} to"):
+            count = packed.numel()
+            with pytest.raises(ValueError, match=f"input_size: got {wrong} for {count} bytes, wanted {8 * count - 7} to"):
                 deepspeed.unpackbits(packed, wrong, 0)
         calls += 1
     none = deepspeed.packbits(torch.empty(0), 0, 0)

@@ -1,5 +1,5 @@
-"""Each listing of the document on packbits runs as it stands (packbits_listings.py), and does what its code says: also where its
-words promise more, for which the right function stands beside it."""
+"""Each listing of the document on packbits runs as it stands (packbits_listings.py), and does what its code says: also
+where its words promise more, for which the right function stands beside it."""
 
 import builtins
 import re
@@ -47,7 +47,8 @@ def test_sign_sgd_communication(seed: int, figure: Figure) -> None:
     run("SignSGD Communication", model=model, learning_rate=0.125)
     for part, old in zip(model.parts, before, strict=True):
         assert torch.equal(part, old - 0.125 * torch.sign(part.grad))
-    figure(f"{sum(part.numel() for part in model.parts)} elements, of a parameter of one too: each moved by 0.125 sign(gradient)")
+    elements = sum(part.numel() for part in model.parts)
+    figure(f"{elements} elements, of a parameter of one too: each moved by 0.125 sign(gradient)")
 
 
 def test_distributed_training_integration(figure: Figure) -> None:
@@ -144,7 +145,8 @@ def test_the_listings_are_the_documents_but_for_import_and_device(figure: Figure
         assert all("xpu_packbits" in line or '"cpu"' in line or "torch.cpu." in line for line in differing), differing
         changed += len(differing)
     assert len(LISTINGS) == 6
-    figure(f"6 listings, {changed} of {sum(len(text.splitlines()) for text in LISTINGS.values())} lines changed: import and device")
+    lines = sum(len(text.splitlines()) for text in LISTINGS.values())
+    figure(f"6 listings, {changed} of {lines} lines changed: import and device")
 
 
 def test_a_vote_warns_of_nothing_and_bad_ballots_are_refused() -> None:

@@ -63,7 +63,9 @@ def parity(ballots: Sequence[torch.Tensor]) -> torch.Tensor:
     return _joined(ballots, torch.bitwise_xor, "parity tells whether an odd number of ballots has a 1")
 
 
-def _joined(ballots: Sequence[torch.Tensor], join: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], why: str) -> torch.Tensor:
+def _joined(
+    ballots: Sequence[torch.Tensor], join: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], why: str
+) -> torch.Tensor:
     expect(len(ballots) > 0, "ballots", "none", "one or more")
     for number, ballot in enumerate(ballots):
         _check(ballot, f"ballots[{number}]")
