@@ -1,4 +1,5 @@
-"""`bitsandbytes.functional`, as far as it quantizes block by block: any code book of 256 values, any block size.
+"""`bitsandbytes.functional`, as far as it quantizes block by block, any code book of 256 values, any block size, and pages
+(lowtide/compat/bitsandbytes/paged.py).
 
 Codes are exactly those of the nearest entry (lowtide/state/blockwise.py has the rule), on every kind of device, which
 bitsandbytes' own are on a GPU; on a CPU it takes the entry nearest to one of 65,536 points.
@@ -12,8 +13,23 @@ from typing import Any
 import torch
 
 from lowtide.checks.values import check_tensor, expect
+from lowtide.compat.bitsandbytes.paged import (
+    FIRST_CUDA_DEVICE,
+    GlobalPageManager,
+    arange,
+    elementwise_func,
+    fill,
+    get_paged,
+    get_ptr,
+    prefetch_tensor,
+)
 from lowtide.state import blockwise
 from lowtide.state.entries import check_book, check_scales
+
+__all__ = [
+    "FIRST_CUDA_DEVICE", "GlobalPageManager", "QuantState", "arange", "create_dynamic_map", "dequantize_blockwise",
+    "elementwise_func", "fill", "get_paged", "get_ptr", "prefetch_tensor", "quantize_blockwise",
+]  # fmt: skip
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -1,5 +1,5 @@
 """All names of `lowtide.compat.bitsandbytes`."""
 
-from lowtide.compat.bitsandbytes import functional, nn, optim
+from lowtide.compat.bitsandbytes import cextension, functional, nn, optim
 
-__all__ = ["functional", "nn", "optim"]
+__all__ = ["cextension", "functional", "nn", "optim"]

@@ -55,8 +55,9 @@ class Pages:
 
 class BitsandbytesOptimizer(Optimizer):
     """Base class. Beside bitsandbytes' arguments all take options of `lowtide.Options` by name, but state and
-    min_quantized_numel, which optim_bits and min_8bit_size decide. `state_dict` is Lowtide's, which resumes bit for
-    bit; `bitsandbytes_state_dict` is bitsandbytes', and `load_state_dict` takes both."""
+    min_quantized_numel, which optim_bits and min_8bit_size decide; and `synchronous` (False): whether `step` returns when
+    all is done that it has queued on a device. `state_dict` is Lowtide's, which resumes bit for bit;
+    `bitsandbytes_state_dict` is bitsandbytes', and `load_state_dict` takes both."""
 
     _rule: ClassVar[str]
     _bits: ClassVar[int | None] = None  # of a class that has always 8 or 32
@@ -78,6 +79,7 @@ class BitsandbytesOptimizer(Optimizer):
                 raise TypeError(f"{name}: got {key!r}, wanted {instead!r}")
         for key, (wanted, reason) in self._required.items():
             expect(bool(given.pop(key)) == wanted, f"{name}: {key}", not wanted, f"{wanted}{reason}")
+        self.synchronous = bool(options.pop("synchronous", False))
         options |= self._options(given, name)
         options.setdefault("rounding", ROUNDING)
         paged = given.pop("is_paged", False)
@@ -125,6 +127,20 @@ class BitsandbytesOptimizer(Optimizer):
     def _begin_engine(self, *args: Any, **kwargs: Any) -> None:
         super()._begin_engine(*args, **kwargs)
         self.engine.entry = Entry
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """As `Optimizer.step`, then, with `synchronous`, `Optimizer.synchronize` (not while a step is recorded)."""
+        loss = super().step(closure)
+        if self.synchronous and not self.engine.capturing:
+            self.synchronize()
+        return loss
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "synchronous": self.synchronous}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.synchronous = state.get("synchronous", False)
+        super().__setstate__(state)
 
     @property
     def args(self) -> Args:

@@ -1,0 +1,152 @@
+"""bitsandbytes' paged memory: CPU tensors of memory that the device and the host address alike, by `cextension.lib`.
+
+No optimizer here needs them: those of `optim` page by themselves (`memory=`). They are for code that pages tensors of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes as ct
+import weakref
+from collections.abc import Callable, Collection
+from math import prod
+from typing import Any, ClassVar
+
+import torch
+
+from lowtide.checks.values import check_tensor, expect
+from lowtide.compat.bitsandbytes.cextension import lib
+
+FIRST_CUDA_DEVICE = torch.device("cuda", index=0)
+
+# Names in the library, and the kind of number that it takes.
+_FILLS: dict[torch.dtype, tuple[str, Callable[[float], Any]]] = {
+    torch.float32: ("fp32", ct.c_float),
+    torch.uint8: ("uint8", lambda value: ct.c_uint8(int(value))),
+}
+_FUNCTIONS: dict[str, Collection[torch.dtype]] = {"fill": _FILLS, "arange": [torch.float32], "_mul": [torch.float32]}
+
+
+class GlobalPageManager:
+    """The list of paged tensors that code wants to prefetch together; `get_instance()` is the one of the process. State of
+    Lowtide's optimizers is not in it: `opt.page_mng` prefetches that."""
+
+    paged_tensors: list[torch.Tensor]
+    _instance: ClassVar[GlobalPageManager | None] = None
+
+    def __init__(self) -> None:
+        raise RuntimeError("GlobalPageManager: got a call of the class, wanted GlobalPageManager.get_instance()")
+
+    @classmethod
+    def get_instance(cls) -> GlobalPageManager:
+        if cls._instance is None:
+            cls._instance = cls.__new__(cls)
+            cls._instance.initialize()
+        return cls._instance
+
+    def initialize(self) -> None:
+        """Forgets all tensors."""
+        self.paged_tensors = []
+
+    def prefetch_all(self, to_cpu: bool = False) -> None:
+        """`prefetch_tensor` of each, the one that was added first last, so that it is the last to be evicted."""
+        for tensor in reversed(self.paged_tensors):
+            prefetch_tensor(tensor, to_cpu)
+
+
+def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: torch.device = FIRST_CUDA_DEVICE) -> torch.Tensor:
+    """A CPU tensor of zeros in managed memory, with `is_paged` and `page_deviceid`, as bitsandbytes' paged state is.
+
+    The memory is where `lib.lt_bnb_place()` says; host memory where there is no device. It is freed with the last tensor
+    that uses it (bitsandbytes keeps it for good).
+
+    Args:
+        shape: sizes.
+        dtype: of the elements.
+        device: where `prefetch_tensor` brings it, by its index; its type does not matter.
+
+    Raises RuntimeError where memory is short, ValueError for a size below 0.
+    """
+    expect(all(size >= 0 for size in shape), "shape", shape, "sizes of 0 and more")
+    size = dtype.itemsize * prod(shape)
+    if size:
+        address = lib.cget_managed_ptr(size)
+        memory = (ct.c_uint8 * size).from_address(address)
+        weakref.finalize(memory, lib.cfree_managed_ptr, address).atexit = False
+        out = torch.frombuffer(memory, dtype=dtype).view(shape)
+    else:
+        out = torch.empty(shape, dtype=dtype, device="cpu")
+    return _marked(out, device.index or 0)
+
+
+def prefetch_tensor(A: torch.Tensor, to_cpu: bool = False) -> None:
+    """Hints that a paged tensor is wanted on its device, or (to_cpu) on the host. Values are the same without.
+
+    Raises ValueError for a tensor that is not paged, RuntimeError for a device that is not there."""
+    expect(_is_paged(A), "A", "a tensor that is not paged", "one of get_paged()")
+    if A.numel():
+        lib.cprefetch(A.data_ptr(), A.nbytes, -1 if to_cpu else getattr(A, "page_deviceid", 0))
+
+
+def elementwise_func(func_name: str, A: torch.Tensor, B: torch.Tensor | None, value: float, prefetch: bool = True) -> None:
+    """Sets each element of A, in place, and is done when it returns.
+
+    Args:
+        func_name: "fill": to `value`; "arange": to its index; "_mul": to its product with B's element.
+        A: float32 (or uint8, for "fill"), contiguous, in memory that the host can read.
+        B: as A, for "_mul"; else None.
+        prefetch: whether tensors that have a true `is_managed` are prefetched before.
+
+    Raises NotImplementedError for another function or type, ValueError for tensors that do not fit.
+    """
+    check_tensor(A, "A")
+    if A.dtype not in _FUNCTIONS.get(func_name, ()):
+        raise NotImplementedError(
+            f"got {func_name} of {A.dtype}, wanted fill of float32 or uint8, or arange or _mul of float32"
+        )
+    expect((B is not None) == (func_name == "_mul"), "B", type(B).__name__, "a tensor for _mul, else None")
+    for tensor, name in ((A, "A"), (B, "B")):
+        if tensor is None:
+            continue
+        check_tensor(tensor, name)
+        expect(tensor.device.type == "cpu", name, f"a tensor on {tensor.device}", "one of get_paged(), or on the CPU")
+        expect(tensor.is_contiguous() and tensor.dtype == A.dtype and tensor.shape == A.shape, name,
+               f"{tensor.dtype} of shape {tuple(tensor.shape)}", f"contiguous {A.dtype} of shape {tuple(A.shape)}")  # fmt: skip
+        if prefetch and getattr(tensor, "is_managed", False):
+            prefetch_tensor(tensor)
+    with torch.no_grad():
+        if func_name == "_mul":
+            A.mul_(B)  # type: ignore[arg-type]
+        elif func_name == "arange":
+            torch.arange(A.numel(), out=A.view(-1))
+        elif _is_paged(A) and A.numel():
+            suffix, of_type = _FILLS[A.dtype]
+            lib[f"cfill_{suffix}"](A.data_ptr(), None, of_type(value), A.numel())
+        else:
+            A.fill_(value)
+
+
+def fill(A: torch.Tensor, value: float, device: Any = None, prefetch: bool = True) -> None:
+    """Sets all elements to `value`; device has no effect. See `elementwise_func`."""
+    del device
+    elementwise_func("fill", A, None, value, prefetch)
+
+
+def arange(A: torch.Tensor, device: Any = None) -> None:
+    """Sets each element to its index; device has no effect. See `elementwise_func`. (bitsandbytes had it until 0.45.)"""
+    del device
+    elementwise_func("arange", A, None, 0)
+
+
+def get_ptr(A: torch.Tensor | None) -> ct.c_void_p | None:
+    """The address of the first element, for functions of `cextension.lib`; None for None."""
+    return None if A is None else ct.c_void_p(A.data_ptr())
+
+
+def _is_paged(tensor: torch.Tensor) -> bool:
+    return bool(getattr(tensor, "is_paged", False))
+
+
+def _marked(tensor: torch.Tensor, device: int) -> torch.Tensor:
+    marks: Any = tensor
+    marks.is_paged, marks.page_deviceid = True, device
+    return tensor
