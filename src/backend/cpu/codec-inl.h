@@ -106,15 +106,17 @@ HWY_INLINE void random_tile(u32 index, const TileRounding& of, vu (&out)[kTileVe
 #elif HWY_TARGET == HWY_AVX2
   if (HWY_LIKELY(index % 4 == 0)) {
     const __m256i upper = _mm256_broadcastsi128_si256(upper_bytes_twice());
+    // Interleaves work within 128-bit lanes. Four elements are a hash's: each lane holds every second hash.
+    const vu lanes(vu::Vec{_mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7)});
+    const __m256i zero = _mm256_setzero_si256();
     for (int i = 0; i < kTileVectors; i += 4) {
-      const vu number = iota(index / 4 + static_cast<u32>(i / 4 * kLanes)), half = random_half(number, of.key);
+      const vu number = vu(index / 4 + static_cast<u32>(i / 4 * kLanes)) + lanes, half = random_half(number, of.key);
       const __m256i low = _mm256_shuffle_epi8(half.v.raw, upper), high = random_rest(half, of.key).v.raw;
-      // The two 128-bit lanes of an interleave are 16 elements apart.
       const __m256i first = _mm256_unpacklo_epi8(low, high), second = _mm256_unpackhi_epi8(low, high);
-      out[i] = vu(vu::Vec{_mm256_cvtepu16_epi32(_mm256_castsi256_si128(first))});
-      out[i + 1] = vu(vu::Vec{_mm256_cvtepu16_epi32(_mm256_castsi256_si128(second))});
-      out[i + 2] = vu(vu::Vec{_mm256_cvtepu16_epi32(_mm256_extracti128_si256(first, 1))});
-      out[i + 3] = vu(vu::Vec{_mm256_cvtepu16_epi32(_mm256_extracti128_si256(second, 1))});
+      out[i] = vu(vu::Vec{_mm256_unpacklo_epi16(first, zero)});
+      out[i + 1] = vu(vu::Vec{_mm256_unpackhi_epi16(first, zero)});
+      out[i + 2] = vu(vu::Vec{_mm256_unpacklo_epi16(second, zero)});
+      out[i + 3] = vu(vu::Vec{_mm256_unpackhi_epi16(second, zero)});
     }
     return;
   }
