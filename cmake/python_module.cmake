@@ -18,6 +18,7 @@ nanobind_add_module(
   python/collective_binding.cpp
   python/core_module.cpp
   python/error_binding.cpp
+  python/gradient_signs_binding.cpp
   python/measured_gradients.cpp
   python/optimizer_binding.cpp
   python/param_binding.cpp
@@ -26,6 +27,7 @@ nanobind_add_module(
   python/py_optimizer.cpp
   python/python_allocator.cpp
   python/sign_binding.cpp
+  python/sign_memory.cpp
   python/spec_binding.cpp
   python/tensor_reader.cpp)
 target_compile_definitions(_core PRIVATE LOWTIDE_VERSION="${PROJECT_VERSION}")

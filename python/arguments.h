@@ -100,12 +100,13 @@ inline std::optional<WholeParam> whole_from(const GivenWhole& given) {
 
 // -- The parts of the module lowtide._core, each in x_binding.cpp.
 
-void bind_checkpoint(nanobind::module_& m);  // the contents of a checkpoint file in numbers
-void bind_collective(nanobind::module_& m);  // the collective over two Python functions; gradients to bits and back
-void bind_optimizer(nanobind::module_& m);   // the class Optimizer; saving and loading several
-void bind_planning(nanobind::module_& m);    // planning and measured rates
-void bind_sign(nanobind::module_& m);        // signs as bits
-void bind_spec(nanobind::module_& m);        // answers about groups, parameters and codecs that need no optimizer
+void bind_checkpoint(nanobind::module_& m);      // the contents of a checkpoint file in numbers
+void bind_collective(nanobind::module_& m);      // the collective over two Python functions
+void bind_gradient_signs(nanobind::module_& m);  // gradients to bits and back
+void bind_optimizer(nanobind::module_& m);       // the class Optimizer; saving and loading several
+void bind_planning(nanobind::module_& m);        // planning and measured rates
+void bind_sign(nanobind::module_& m);            // signs as bits
+void bind_spec(nanobind::module_& m);            // answers about groups, parameters and codecs that need no optimizer
 
 // Translates errors of the core to Python exceptions. An OSError has `complete`: whether the call did all it should but
 // for the disk. Errors of a collective have `cause`: "disagreement", "digest", "damage" or "rank failed".

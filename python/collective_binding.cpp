@@ -1,75 +1,24 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/function.h>
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <functional>
 #include <memory>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "arguments.h"
-#include "backend/catalog.h"
-#include "backend/signs.h"
 #include "lowtide/optimizer.h"
 #include "lowtide/sign_accumulator.h"
 #include "lowtide/sign_collective.h"
-#include "sign/sign_on.h"
 #include "tensor_reader.h"
 
 namespace lowtide::python {
 namespace {
 
 using namespace nb::literals;
-
-// Gradients: address, number of elements (contiguous, on the CPU) and number of the first sign of each, a multiple of
-// SIGN_ALIGNMENT.
-using Gradients = std::vector<std::tuple<Address, int64_t, int64_t>>;
-
-// For each gradient an item like this one.
-std::vector<SignItem> items_of(const Gradients& gradients, const std::string& dtype, SignItem item) {
-  std::vector<SignItem> items;
-  item.dtype = dtype_named(dtype);
-  for (const auto& [address, count, first] : gradients) {
-    item.values = address, item.count = count, item.first = first;
-    items.push_back(item);
-  }
-  return items;
-}
-
-bool pack_gradients(const Gradients& gradients, const std::string& dtype, Address bits, Address presence,
-                    bool zero_is_plus, int threads) {
-  uint32_t nonfinite = 0;
-  const SignItem item{.bits = bits, .presence = presence, .zero_is_plus = zero_is_plus, .nonfinite = &nonfinite};
-  sign::host_backend().pack_signs(items_of(gradients, dtype, item), threads, nullptr);
-  return nonfinite != 0;
-}
-
-void unpack_gradients(const Gradients& gradients, const std::string& dtype, Address bits, Address presence,
-                      Address zeros, Address scales, int threads) {
-  const SignItem item{.bits = bits, .zeros = zeros, .presence = presence, .scales = scales};
-  sign::host_backend().unpack_signs(items_of(gradients, dtype, item), threads, nullptr);
-}
-
-void feed_back(const Gradients& gradients, const std::string& dtype, float value_scale, const std::string& codec,
-               const std::vector<std::pair<Address, Address>>& residuals, Address bits, Address scales, int threads) {
-  if (residuals.size() != gradients.size()) refuse_value("got other numbers of residuals and gradients");
-  std::vector<FeedbackItem> items;
-  FeedbackItem item;
-  item.dtype = dtype_named(dtype), item.value_scale = value_scale;
-  item.codec = find_codec(codec);
-  item.bits = bits, item.bit_scales = scales;
-  for (size_t i = 0; i < gradients.size(); ++i) {
-    std::tie(item.values, item.count, item.first) = gradients[i];
-    std::tie(item.codes, item.scales) = residuals[i];
-    items.push_back(item);
-  }
-  sign::host_backend().feedback(items, threads, nullptr);
-}
 
 // From addresses to send and to receive, and the bytes for each rank.
 using Exchange = std::function<void(uintptr_t, uintptr_t, int64_t)>;
@@ -142,23 +91,6 @@ class PyCollective {
 }  // namespace
 
 void bind_collective(nb::module_& m) {
-  m.attr("SIGN_ALIGNMENT") = kSignAlignment;
-  m.attr("SIGN_BLOCK") = kSignBlock;
-  m.attr("FEEDBACK_BLOCK") = kFeedbackSigns;
-  m.def(
-      "pack_gradients", &pack_gradients, "gradients"_a, "dtype"_a, "bits"_a, "presence"_a, "zero_is_plus"_a,
-      "threads"_a, kReleased,
-      "Signs into `bits` and, unless 0, blocks that are not all zeros into `presence`. Whether a value is not finite.");
-  m.def(
-      "unpack_gradients", &unpack_gradients, "gradients"_a, "dtype"_a, "bits"_a, "presence"_a, "zeros"_a, "scales"_a,
-      "threads"_a, kReleased,
-      R"(Writes +1 and -1, times bfloat16 `scales` (one for FEEDBACK_BLOCK signs) unless 0; and 0 where `zeros` has a 1 or
-`presence` a 0.)");
-  m.def(
-      "feed_back", &feed_back, "gradients"_a, "dtype"_a, "value_scale"_a, "codec"_a, "residuals"_a, "bits"_a,
-      "scales"_a, "threads"_a, kReleased,
-      R"(Gradients times `value_scale`, plus their residuals (codes and, unless 0, scales of `codec`), as bits and scales;
-residuals become what these leave out.)");
   nb::class_<SignAccumulator>(m, "SignAccumulator", "See `lowtide::SignAccumulator`.")
       .def(nb::init<int64_t, int, int>(), "count"_a, "most"_a, "threads"_a)
       .def(

@@ -116,6 +116,7 @@ NB_MODULE(_core, m) {
   bind_checkpoint(m);
   bind_collective(m);
   bind_sign(m);
+  bind_gradient_signs(m);
   bind_spec(m);
   bind_optimizer(m);
 }

@@ -2,16 +2,15 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "arguments.h"
-#include "backend/registry.h"
 #include "core/error.h"
 #include "sign/sign_on.h"
 #include "sign/ties.h"
+#include "signer.h"
 #include "tensor_reader.h"
 
 namespace nb = nanobind;
@@ -28,27 +27,21 @@ sign::BitOrder order_from(const std::string& name) {
 
 std::span<std::byte> span_of(std::byte* address, size_t bytes) { return {address, bytes}; }
 
-// Computes signs on the CPU backend that the process shares, or on one device.
-class PySigner {
+// Computes signs at one place.
+class PySigner : public SignPlace {
  public:
-  PySigner(const std::string& backend, Address stream, const std::string& target) {
-    if (backend == "cpu") {
-      backend_ = &sign::host_backend();
-      return;
-    }
-    own_ = open_backend(backend, target, stream);
-    backend_ = own_.get();
-  }
+  PySigner(const std::string& backend, Address stream, const std::string& target)
+      : SignPlace(backend, stream, target) {}
 
   void pack(Address values, const std::string& dtype, int64_t count, Address bits, size_t bits_bytes,
             const std::string& order, int threads, Address stream) {
-    sign::pack_on(*backend_, stream, dtype_named(dtype), values, count, span_of(bits, bits_bytes),
+    sign::pack_on(backend(), stream, dtype_named(dtype), values, count, span_of(bits, bits_bytes),
                   {order_from(order), threads});
   }
 
   void unpack(Address bits, size_t bits_bytes, Address values, const std::string& dtype, int64_t count, Address zeros,
               size_t zeros_bytes, const std::string& order, int threads, Address stream) {
-    sign::unpack_on(*backend_, stream, span_of(bits, bits_bytes), dtype_named(dtype), values, count,
+    sign::unpack_on(backend(), stream, span_of(bits, bits_bytes), dtype_named(dtype), values, count,
                     span_of(zeros, zeros_bytes), {order_from(order), threads});
   }
 
@@ -67,12 +60,15 @@ class PySigner {
     vote.offset = offset;
     vote.previous = previous;
     vote.options = {order_from(order), threads};
-    sign::majority_on(*backend_, stream, vote, span_of(result, result_bytes), span_of(zeros, zeros_bytes));
+    sign::majority_on(backend(), stream, vote, span_of(result, result_bytes), span_of(zeros, zeros_bytes));
   }
 
- private:
-  std::unique_ptr<Backend> own_;
-  Backend* backend_ = nullptr;
+  void read(Address address, Address host, int64_t bytes, Address stream) {
+    Device* const device = backend().device();
+    if (!device) fail(ErrorKind::kInvalidArgument, "got the CPU's memory to read, wanted a device's");
+    device->copy(stream, host, static_cast<const std::byte*>(address), bytes);
+    device->host_wait(device->record(stream));
+  }
 };
 
 void pack_sign_bits(Address values, const std::string& dtype, int64_t count, Address bits, size_t bits_bytes,
@@ -85,7 +81,29 @@ void pack_sign_bits(Address values, const std::string& dtype, int64_t count, Add
 void bind_sign(nb::module_& m) {
   m.def("pack_sign_bits", &pack_sign_bits, "values"_a, "dtype"_a, "count"_a, "bits"_a, "bits_bytes"_a, "order"_a,
         "threads"_a, kReleased, "As Signer.pack on the CPU, with a 1 where the sign bit is clear, whatever the value.");
-  nb::class_<PySigner>(m, "Signer", R"(Where signs are computed: the CPU, or the device of a queue.
+  nb::class_<SignPlace>(m, "SignPlace", "Where signs are computed: see `Signer`.");
+  nb::class_<SignMemory>(m, "SignMemory",
+                         R"(The same bytes on the host and on the device of a signer, zero at first; on the
+CPU, once. It keeps the device, and waits for what uses the memory when it goes.)")
+      .def(nb::init<const SignPlace&, int64_t>(), "place"_a, "bytes"_a)
+      .def("host", [](const SignMemory& of) { return reinterpret_cast<uintptr_t>(of.host()); })
+      .def("there", [](const SignMemory& of) { return reinterpret_cast<uintptr_t>(of.there()); })
+      .def(
+          "clear", [](SignMemory& of, int64_t first, int64_t n, Address on) { of.clear(first, n, on); }, "first"_a,
+          "bytes"_a, "stream"_a, kReleased, "Bytes of the device's become 0.")
+      .def(
+          "fetch", [](SignMemory& of, int64_t first, int64_t n, Address on) { of.fetch(first, n, on); }, "first"_a,
+          "bytes"_a, "stream"_a, kReleased, "To the host; waits for them.")
+      .def(
+          "send", [](SignMemory& of, int64_t first, int64_t n, Address on) { of.send(first, n, on); }, "first"_a,
+          "bytes"_a, "stream"_a, kReleased, "To the device. The next `fetch` waits for it.")
+      .def(
+          "follow", [](SignMemory& of, Address on) { of.follow(on); }, "stream"_a, kReleased,
+          "What is queued next comes behind what has used the device's memory, on whatever queue.")
+      .def(
+          "note_use", [](SignMemory& of, Address on) { of.note_use(on); }, "stream"_a, kReleased,
+          "What is queued so far may use the device's memory.");
+  nb::class_<PySigner, SignPlace>(m, "Signer", R"(Where signs are computed: the CPU, or the device of a queue.
 
 Arrays are addresses with their bytes, contiguous and alive until the call returns (on a device: until what it queued is
 done); 0: none. stream: the queue.)")
@@ -97,7 +115,9 @@ done); 0: none. stream: the queue.)")
            "zeros_bytes"_a, "order"_a, "threads"_a, "stream"_a = 0, kReleased)
       .def("majority", &PySigner::majority, "ballots"_a, "count"_a, "weights"_a.none(), "ties"_a, "seed"_a, "step"_a,
            "offset"_a, "previous"_a, "result"_a, "result_bytes"_a, "zeros"_a, "zeros_bytes"_a, "order"_a, "threads"_a,
-           "stream"_a = 0, kReleased);
+           "stream"_a = 0, kReleased)
+      .def("read", &PySigner::read, "address"_a, "host"_a, "bytes"_a, "stream"_a, kReleased,
+           "Copies memory of the device to the host's, and waits for it.");
 }
 
 }  // namespace lowtide::python

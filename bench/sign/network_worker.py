@@ -17,9 +17,9 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
 from cluster.network import bytes_sent  # noqa: E402
 
 import lowtide  # noqa: E402
-from lowtide import _core  # noqa: E402
 from lowtide.distributed import Collective, DistributedLion  # noqa: E402
-from lowtide.distributed.layout import SignBuffers, address, aligned  # noqa: E402
+from lowtide.distributed.buffers import SignBuffers  # noqa: E402
+from lowtide.distributed.layout import aligned  # noqa: E402
 
 
 class Sign:
@@ -35,14 +35,15 @@ class Sign:
         self.phases: dict[str, list[float]] = {"pack": [], "apply": []}
 
     def __call__(self) -> None:
-        places = address(self.buffers.bits), address(self.buffers.presence)
         begin = time.perf_counter()
         items = [(self.gradient.data_ptr(), self.gradient.numel(), 0)]
-        bad = _core.pack_gradients(items, str(self.gradient.dtype), *places, True, torch.get_num_threads())
+        self.buffers.clear_mark(0)
+        self.buffers.pack(items, str(self.gradient.dtype), True, torch.get_num_threads(), 0)
+        bad = self.buffers.fetch(0)
         packed = time.perf_counter()
         outcome = self.collective.vote(self.buffers, None, step=self.votes, nonfinite=bad)
         voted = time.perf_counter()
-        self.optimizer._core.apply_signs(*places, 0, 0)
+        self.optimizer._core.apply_signs(self.buffers.there.bits, self.buffers.there.presence, 0, 0)
         self.phases["apply"].append(time.perf_counter() - voted)
         self.phases["pack"].append(packed - begin)
         for phase, seconds in outcome.seconds.items():

@@ -58,6 +58,8 @@ class StandIn:
         monkeypatch.setattr(arrays.Array, "empty", lambda array, *of: self._empty_beside(array, *of))
         table = bit_order._table  # torch's operations are the CPU's, and wait for no queue
         monkeypatch.setattr(bit_order, "_table", lambda device: (self.synchronize(), table(device))[1])
+        self._zero_outside = places.new_zero
+        monkeypatch.setattr(places, "new_zero", self._zero_beside)  # torch's new_zeros() is the CPU's
 
     @property
     def backend(self) -> str:
@@ -89,6 +91,12 @@ class StandIn:
     def _empty_beside(self, array: arrays.Array, shape: tuple[int, ...], dtype: str) -> Any:
         new = self._empty(array, shape, dtype)
         return new if array.place.on_host else self.tensor(torch.zeros_like(new), array.place.device.index)
+
+    def _zero_beside(self, like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        for first, last, index in self._ranges:
+            if first <= like.data_ptr() <= last:
+                return self.tensor(torch.zeros((), dtype=dtype or like.dtype), index)
+        return self._zero_outside(like, dtype)
 
     def parameters(self, like: Sequence[torch.Tensor], index: int = 0) -> list[torch.nn.Parameter]:
         return [torch.nn.Parameter(self.tensor(param, index)) for param in like]

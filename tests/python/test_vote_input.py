@@ -8,7 +8,7 @@ import pytest
 import torch
 import vote_input_jobs as jobs
 from distributed_support import shared_ranks
-from lowtide.distributed.layout import SignBuffers
+from lowtide.distributed.buffers import SignBuffers
 
 
 @pytest.mark.parametrize("world", [1, 2])

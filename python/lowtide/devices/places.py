@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -187,6 +188,20 @@ def check_parameter(param: torch.Tensor, where: str, anywhere: bool = False) -> 
 def may_stand_aside(param: torch.Tensor) -> bool:
     """Whether an optimizer takes this parameter along even if it cannot be stepped: it is frozen, or has no memory yet."""
     return isinstance(param, torch.nn.Parameter) and (param.is_meta or not param.requires_grad)
+
+
+def new_zero(like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A zero without dimensions on the device of `like`, of its type unless another is given."""
+    return like.new_zeros((), dtype=dtype)
+
+
+def stream_of(tensor: torch.Tensor) -> Callable[[], AbstractContextManager[object]]:
+    """Contexts, for any thread, in which torch works on the tensor's device in the order of now's current stream."""
+    if tensor.device.type == "cpu":
+        return nullcontext
+    module = torch.get_device_module(tensor.device)
+    stream = module.current_stream(tensor.device)
+    return lambda: module.stream(stream)
 
 
 def stand_in(place: Place) -> torch.Tensor:

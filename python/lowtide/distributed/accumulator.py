@@ -31,7 +31,7 @@ class SignAccumulator:
         expect(bool(self._params), "params", "none that requires a gradient", "one")
         expect(isinstance(most, int) and 1 <= most <= 65535, "most", repr(most), "an integer from 1 to 65535")
         for number, param in enumerate(self._params):
-            check_gradients_of(param, f"parameter {number}")
+            _check(param, f"parameter {number}")
         self._most = most
         self._counts = [_core.SignAccumulator(param.numel(), most, torch.get_num_threads()) for param in self._params]
         self._finite = True
@@ -48,7 +48,7 @@ class SignAccumulator:
         for number, (param, counts) in enumerate(zip(self._params, self._counts, strict=True)):
             if param.grad is None:
                 continue
-            check_gradients_of(param.grad, f"gradient of parameter {number}")
+            _check(param.grad, f"gradient of parameter {number}")
             if counts.added() >= self._most:
                 raise ValueError(f"got more than {self._most} gradients to count, wanted finish() or most= above that")
             found.append((param, param.grad.detach(), counts))
@@ -71,3 +71,9 @@ class SignAccumulator:
             param.grad = mean.view(param.shape).to(param.dtype)
             counts.reset()
         self._finite = True
+
+
+def _check(tensor: torch.Tensor, where: str) -> None:
+    place = check_gradients_of(tensor, where)
+    if not place.on_host:
+        raise NotImplementedError(f"{where}: got a tensor on {place.device}, wanted one on the CPU, where counters are")

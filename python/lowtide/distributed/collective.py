@@ -11,8 +11,9 @@ from typing_extensions import TypedDict
 
 from lowtide import _core
 from lowtide.checks.values import expect, hint
+from lowtide.distributed.buffers import SignBuffers
 from lowtide.distributed.groups import Transport, new_group
-from lowtide.distributed.layout import SignBuffers, address, digest
+from lowtide.distributed.layout import address, digest
 from lowtide.sign import Ties
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class Collective:
     def vote(
         self,
         buffers: SignBuffers,
-        fill: Callable[[], None] | None,
+        fill: Callable[[], object] | None,
         *,
         step: int,
         residual: _core.SignResidual | None = None,

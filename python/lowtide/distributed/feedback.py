@@ -11,9 +11,10 @@ from typing_extensions import Unpack
 
 from lowtide import _core
 from lowtide.checks.values import expect
+from lowtide.distributed.buffers import SignBuffers
 from lowtide.distributed.collective import Outcome, VoteOptions
 from lowtide.distributed.hooks import Arrived, SignHook, votes_of
-from lowtide.distributed.layout import SignBuffers, address, digest
+from lowtide.distributed.layout import address, digest
 
 
 class Residual:
@@ -98,6 +99,9 @@ class ErrorFeedbackSign(SignHook):
             raise TypeError(f"loss_scale: got {loss_scale!r}, wanted a function such as scaler.get_scale, or None")
         super().__init__(model, vote)
         self._codec, self._loss_scale = residual, loss_scale
+        if not self._place.on_host:
+            got = f"got parameters on {self._place.device}"
+            raise NotImplementedError(f"model: {got}, wanted some on the CPU, where residuals are")
         self._buffers = SignBuffers(self._layout.count, None)
         transport = self._collective.transport
         # This refuses formats whose codes are not whole bytes, which a Residual would take.
@@ -106,11 +110,13 @@ class ErrorFeedbackSign(SignHook):
 
     def _exchange(self, arrived: list[Arrived]) -> Outcome:
         buffers, threads = self._buffers, self._threads
-        scale, nonfinite, failure = 1.0, False, None
+        scale, nonfinite, failure, queue = 1.0, False, None, arrived[-1].queue
         try:
             scale = self._scale()
+            buffers.clear_mark(queue)
             for bucket in arrived:  # only looks: `fill` writes the bits again
-                nonfinite |= _core.pack_gradients(bucket.items, bucket.dtype, address(buffers.bits), 0, True, threads)
+                buffers.pack(bucket.items, bucket.dtype, True, threads, bucket.queue)
+            nonfinite = buffers.fetch(queue)
         except BaseException as error:  # whatever it is: the others are waiting
             failure = error
 
@@ -118,10 +124,12 @@ class ErrorFeedbackSign(SignHook):
             for bucket in arrived:
                 kept = [self._residuals[number] for number in bucket.numbers]
                 residuals = [(address(one.codes), address(one.scales)) for one in kept]
-                _core.feed_back(
-                    bucket.items, bucket.dtype, 1.0 / scale, self._codec, residuals,
-                    address(buffers.bits), address(buffers.scales), threads,
-                )  # fmt: skip
+                with buffers.using(bucket.queue):
+                    _core.feed_back(
+                        buffers.signer, bucket.items, bucket.dtype, 1.0 / scale, self._codec, residuals,
+                        buffers.there.bits, buffers.there.scales, threads, bucket.queue,
+                    )  # fmt: skip
+            buffers.fetch(queue)
             assert buffers.scales is not None
             if not bool(buffers.scales.view(torch.bfloat16).isfinite().all()):
                 for residual in self._residuals:
@@ -138,10 +146,9 @@ class ErrorFeedbackSign(SignHook):
             mantissa, exponent = math.frexp(scale)
             assert buffers.scales is not None
             buffers.scales.view(torch.bfloat16).mul_(2.0 ** (exponent - 1))
+            buffers.send(queue)
             for bucket in arrived:
-                _core.unpack_gradients(
-                    bucket.items, bucket.dtype, address(buffers.bits), 0, 0, address(buffers.scales), threads
-                )
+                buffers.unpack(bucket.items, bucket.dtype, threads, bucket.queue)
                 if mantissa != 0.5:
                     bucket.buffer.mul_(2 * mantissa)
         return outcome

@@ -1,17 +1,21 @@
 """Communication hooks of DistributedDataParallel: the majority of signs in place of the mean of gradients."""
 
 # No `from __future__ import annotations`: torch looks at a hook's annotations, and wants types.
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from typing_extensions import Unpack
 
-from lowtide import _core
 from lowtide.checks.values import expect
+from lowtide.devices import places
+from lowtide.devices.places import Place
+from lowtide.distributed.buffers import SignBuffers
 from lowtide.distributed.collective import Collective, Outcome, VoteOptions, check_vote_options
-from lowtide.distributed.layout import Layout, SignBuffers, address, check_gradients_of, checksum_of
+from lowtide.distributed.layout import Layout, check_gradients_of, checksum_of
 
 BucketFuture = torch.futures.Future[torch.Tensor]
 
@@ -23,6 +27,8 @@ class Arrived(NamedTuple):
     items: list[tuple[int, int, int]]  # of each gradient: address, elements, number of its first sign
     numbers: list[int]  # of the parameters
     future: BucketFuture
+    queue: int  # that the gradients were computed on
+    same_stream: Callable[[], AbstractContextManager[object]]  # torch's for that queue, in another thread
 
     @property
     def dtype(self) -> str:
@@ -49,7 +55,8 @@ class SignHook:
     checks, skips the step everywhere. Errors come out of `backward()`, as RuntimeError with the text of
     `Collective.vote`'s, which is kept in `last_error`.
 
-    model: the DDP model or the one inside, on the CPU. Every worker of the group makes its hook. It cannot be copied or
+    model: the DDP model or the one inside, on the CPU or one device, where everything is computed on the stream that torch
+    calls the hook on. Every worker of the group makes its hook. It cannot be copied or
     pickled: see `state_dict`.
     """
 
@@ -61,8 +68,7 @@ class SignHook:
         inner = model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
         named = [(name, param) for name, param in inner.named_parameters() if param.requires_grad]
         expect(bool(named), "model", "no parameter that requires a gradient", "one")
-        for name, param in named:
-            check_gradients_of(param, name)
+        self._place = _place_of(named)
         self._layout = Layout(named)
         self._params = [param for _, param in named]
         self._numbers = {id(param): number for number, param in enumerate(self._params)}
@@ -87,7 +93,9 @@ class SignHook:
         if bucket.index() == 0:
             self._arrived = []  # of a pass that was broken off
             self._threads = torch.get_num_threads()
-        buffer, future = bucket.buffer(), BucketFuture()
+        buffer = bucket.buffer()
+        on_device = buffer.device.type != "cpu"
+        future = BucketFuture(devices=[buffer.device]) if on_device else BucketFuture()
         items, numbers = [], []
         for param, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
             number = self._numbers.get(id(param))
@@ -95,7 +103,7 @@ class SignHook:
                 raise ValueError("got a bucket with a parameter that the hook's model did not have; make the hook anew")
             numbers.append(number)
             items.append((grad.data_ptr(), grad.numel(), self._layout.offsets[number]))
-        self._arrived.append(Arrived(buffer, items, numbers, future))
+        self._arrived.append(Arrived(buffer, items, numbers, future, self._place.queue(), places.stream_of(buffer)))
         if bucket.is_last():
             arrived, self._arrived = self._arrived, []
             self._thread.submit(self._finish, arrived)
@@ -109,7 +117,8 @@ class SignHook:
                 self.votes += 1
             else:
                 for bucket in arrived:
-                    bucket.buffer.fill_(float("nan"))
+                    with bucket.same_stream():
+                        bucket.buffer.fill_(float("nan"))
         except BaseException as error:
             self.last_error = error
             # A future takes no others, and backward() would wait for it for ever.
@@ -118,7 +127,8 @@ class SignHook:
                 bucket.future.set_exception(told)  # type: ignore[arg-type]  # says torch, and takes exceptions
             return
         for bucket in arrived:
-            bucket.future.set_result(bucket.buffer)
+            with bucket.same_stream():  # whoever waits for it goes on behind what is queued there
+                bucket.future.set_result(bucket.buffer)
 
     def _values(self) -> dict[str, int]:
         """The values of the parameters, if workers compare them in this vote."""
@@ -128,6 +138,15 @@ class SignHook:
     def _exchange(self, arrived: list[Arrived]) -> Outcome:
         """Replaces the gradients if the vote was applied."""
         raise NotImplementedError
+
+
+def _place_of(named: Sequence[tuple[str, torch.nn.Parameter]]) -> Place:
+    """Where the parameters are, all of them."""
+    found = {check_gradients_of(param, name): name for name, param in reversed(named)}
+    if len(found) > 1:
+        got = " and ".join(f"{name} on {place.device}" for place, name in found.items())
+        raise NotImplementedError(f"model: got {got}, wanted all parameters on one device")
+    return next(iter(found))
 
 
 class SignVote(SignHook):
@@ -141,23 +160,25 @@ class SignVote(SignHook):
 
     def __init__(self, model: torch.nn.Module, **vote: Unpack[VoteOptions]) -> None:
         super().__init__(model, vote)
-        self._buffers = SignBuffers(self._layout.count, self._collective.ties)
+        self._buffers = SignBuffers(self._layout.count, self._collective.ties, self._place)
 
     def _exchange(self, arrived: list[Arrived]) -> Outcome:
         buffers, threads = self._buffers, self._threads
-        places = address(buffers.bits), address(buffers.presence)
-        nonfinite, failure = False, None
+        nonfinite, failure, queue = False, None, arrived[-1].queue
         try:
+            buffers.clear_mark(queue)
             for bucket in arrived:
-                nonfinite |= _core.pack_gradients(bucket.items, bucket.dtype, *places, self.votes % 2 == 0, threads)
+                buffers.pack(bucket.items, bucket.dtype, self.votes % 2 == 0, threads, bucket.queue)
+            nonfinite = buffers.fetch(queue)
         except BaseException as error:  # whatever it is: the others are waiting
             failure = error
         outcome = self._collective.vote(
             buffers, None, step=self.votes, alike=self._values(), nonfinite=nonfinite, failure=failure
         )
         if outcome.applied:
+            buffers.send(queue)
             for bucket in arrived:
-                _core.unpack_gradients(bucket.items, bucket.dtype, *places, address(buffers.zeros), 0, threads)
+                buffers.unpack(bucket.items, bucket.dtype, threads, bucket.queue)
         return outcome
 
     def state_dict(self) -> dict[str, Any]:

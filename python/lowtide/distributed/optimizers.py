@@ -11,11 +11,12 @@ from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
 from lowtide.checks.values import expect
-from lowtide.devices.places import Place
+from lowtide.devices.places import HOST, Place
 from lowtide.devices.sharding import Sharding
+from lowtide.distributed.buffers import SignBuffers
 from lowtide.distributed.collective import Collective, Outcome, VoteOptions, check_vote_options
 from lowtide.distributed.groups import broadcast_parameters
-from lowtide.distributed.layout import NO_DEVICES, SignBuffers, address, checksum_of, digest
+from lowtide.distributed.layout import checksum_of, digest
 from lowtide.engine.engine import RESIDUAL
 from lowtide.engine.family import Family
 from lowtide.optimizers.backward import OPTIONS
@@ -27,16 +28,15 @@ NO_NORM = "workers keep gradients of their own and vote with signs, which no pos
 
 
 class VotingFamily(Family):
-    """Plain parameters on the CPU; all workers learn of gradients that are not finite before one of them raises."""
+    """Plain parameters on the CPU or one device; all workers learn of gradients that are not finite before one of them raises."""
 
     MAY_WAIT = False  # a ballot has a place for every parameter from the start
+    SEVERAL = False
 
     def core_nonfinite(self, nonfinite: str) -> str:
         return "skip" if nonfinite == "raise" else nonfinite
 
     def check_members(self, place: Place, shardings: Sequence[Sharding | None]) -> None:
-        if not place.on_host:
-            raise NotImplementedError(f"got tensors on {place.device}, wanted some on the CPU: {NO_DEVICES}")
         if any(shardings):
             raise NotImplementedError("got a DTensor, wanted plain tensors: see ShardVote for shards")
 
@@ -48,7 +48,8 @@ class SignOptimizer(Optimizer):
     majority, p = p - lr (sign + weight_decay p). Give it gradients that are *not* averaged: a plain model, or
     `DistributedDataParallel` under `no_sync()`. Parameters must start alike on all workers (`broadcast_parameters`);
     the first step checks that, and every step that workers have the same options. Every worker must call `step()`: with
-    a GradScaler, which decides by its own worker's gradients, take amp_scaling=True. Plain parameters on the CPU.
+    a GradScaler, which decides by its own worker's gradients, take amp_scaling=True. Plain parameters, all on the CPU or on
+    one device: there, ballots and steps are computed on torch's current stream, and bits alone cross to the host.
 
     A block of 64 elements (of a parameter, in row-major order) that is zero on every worker does not move or decay at
     all; elements of other blocks whose update is exactly zero on all workers swing by lr around where they are, + in
@@ -108,8 +109,10 @@ class SignOptimizer(Optimizer):
         if self.engine.awaited:
             self._adopt_new_state()
         if outcome.applied:
-            places = address(buffers.bits), address(buffers.presence), address(buffers.zeros)
-            self._core.apply_signs(*places, self.engine.queue())
+            queue, there = self.engine.queue(), buffers.there
+            buffers.send(queue)
+            with buffers.using(queue):
+                self._core.apply_signs(there.bits, there.presence, there.zeros, queue)
             for group in self.param_groups:
                 group["votes"] = votes + 1
         elif self.engine.settings.nonfinite == "raise" and not self.engine.settings.amp_scaling:
@@ -129,11 +132,16 @@ class SignOptimizer(Optimizer):
         """A vote is over: all workers were alike."""
         self._agreed = True
 
-    def _prepare(self) -> tuple[bool, Callable[[], None] | None]:
+    def _prepare(self) -> tuple[bool, Callable[[], object]]:
         """Whether a gradient is not finite, and what makes this worker's ballot. Raises if it cannot vote."""
         self._push_options()
         scale, bad = self._check_gradients()
-        return bad, lambda: self._ballots(scale)
+
+        def fill() -> None:
+            self._ballots(scale)
+            self._room().fetch(self.engine.queue())
+
+        return bad, fill
 
     def _check_gradients(self) -> tuple[float, bool]:
         """The factor of the gradients, and whether one of them is not finite."""
@@ -143,20 +151,19 @@ class SignOptimizer(Optimizer):
         return scale, bad
 
     def _ballots(self, scale: float) -> None:
-        """Steps the state, and fills the buffers."""
-        buffers = self._room()
-        self._core.ballots(
-            address(buffers.bits), address(buffers.presence), self._votes % 2 == 0, scale, True, self.engine.queue()
-        )
+        """Steps the state, and fills the buffers where the parameters are."""
+        buffers, queue = self._room(), self.engine.queue()
+        with buffers.using(queue):
+            self._core.ballots(buffers.there.bits, buffers.there.presence, self._votes % 2 == 0, scale, True, queue)
 
     @property
     def _votes(self) -> int:
         return int(self.param_groups[0]["votes"])
 
     def _room(self) -> SignBuffers:
-        count = self._core.sign_count()
-        if self._buffers is None or self._buffers.count != count:
-            self._buffers = SignBuffers(count, self._collective.ties)
+        count, place = self._core.sign_count(), self.engine.place or HOST
+        if self._buffers is None or (self._buffers.count, self._buffers.place) != (count, place):
+            self._buffers = SignBuffers(count, self._collective.ties, place)
         return self._buffers
 
     def _alike(self) -> dict[str, int | float]:
@@ -245,6 +252,7 @@ class SignOptimizer(Optimizer):
             "the optimizer's class": digest(type(self).__name__), "the parameters' shapes and types": self._shapes
         })  # fmt: skip
         group = collective.transport.group
+        self.synchronize()
         try:
             votes = collective.transport.gather(torch.tensor([self._votes])).flatten().tolist()
             source = votes.index(max(votes))

@@ -7,12 +7,13 @@ import hashlib
 import torch
 from typing_extensions import Unpack
 
-from lowtide import _core
 from lowtide.checks.values import expect
+from lowtide.devices.places import HOST, Place
 from lowtide.devices.sharding import local_of
+from lowtide.distributed.buffers import SignBuffers
 from lowtide.distributed.collective import Collective, Outcome, VoteOptions, check_vote_options
 from lowtide.distributed.groups import require_initialized
-from lowtide.distributed.layout import SignBuffers, address, aligned, check_gradients_of, checksum_of
+from lowtide.distributed.layout import aligned, check_gradients_of, checksum_of
 
 
 class ShardVote:
@@ -36,7 +37,7 @@ class ShardVote:
         if vote.get("ties") == "previous":
             raise ValueError("ties: got 'previous', wanted another rule: tensors of one size cannot be told apart")
         self._collective = Collective(**vote)
-        self._buffers: dict[int, SignBuffers] = {}
+        self._buffers: dict[tuple[int, Place], SignBuffers] = {}
         self.votes = 0
         self.last_outcome: Outcome | None = None
 
@@ -54,21 +55,23 @@ class ShardVote:
 
     @torch.no_grad()
     def __call__(self, tensor: torch.Tensor) -> None:
-        """Contiguous CPU tensor of float32, bfloat16 or float16: becomes +1, -1 and, where every worker has a block of
-        64 zeros (or ties are), 0; NaN on all workers if any has a value that is not finite. An exact zero among others
-        counts as + or -, by a fair bit of the vote's number. Raises as `Collective.vote`."""
-        failure = _refusal(tensor)
+        """Contiguous tensor of float32, bfloat16 or float16, on the CPU or a device (on torch's current stream): becomes +1, -1
+        and, where every worker has a block of 64 zeros (or ties are), 0; NaN on all workers if any has a value that is not
+        finite. An exact zero among others counts as + or -, by a fair bit of the vote's number. Raises as
+        `Collective.vote`."""
+        failure, place = _refusal(tensor)
         numel = 0 if failure else tensor.numel()
-        count = aligned(numel)
-        if count not in self._buffers:
-            self._buffers[count] = SignBuffers(count, self._collective.ties)
-        buffers, threads, dtype = self._buffers[count], torch.get_num_threads(), str(tensor.dtype)
+        count, queue = aligned(numel), place.queue()
+        if (count, place) not in self._buffers:
+            self._buffers[count, place] = SignBuffers(count, self._collective.ties, place)
+        buffers, threads, dtype = self._buffers[count, place], torch.get_num_threads(), str(tensor.dtype)
         items = [(0 if failure else tensor.data_ptr(), numel, 0)]
-        places = address(buffers.bits), address(buffers.presence)
         nonfinite = False
         try:
             if not failure:
-                nonfinite = _core.pack_gradients(items, dtype, *places, _fair_bit(self.votes), threads)
+                buffers.clear_mark(queue)
+                buffers.pack(items, dtype, _fair_bit(self.votes), threads, queue)
+                nonfinite = buffers.fetch(queue)
         except Exception as error:  # whatever it is: the others are waiting
             failure = error
         outcome = self._collective.vote(
@@ -77,18 +80,20 @@ class ShardVote:
         self.last_outcome = outcome
         self.votes += 1
         if outcome.applied:
-            _core.unpack_gradients(items, dtype, *places, address(buffers.zeros), 0, threads)
+            buffers.send(queue)
+            buffers.unpack(items, dtype, threads, queue)
         else:
             tensor.fill_(float("nan"))
 
 
-def _refusal(tensor: torch.Tensor) -> Exception | None:
+def _refusal(tensor: torch.Tensor) -> tuple[Exception | None, Place]:
+    """Why a tensor has no signs to vote on, if so; and where it is."""
     try:
-        check_gradients_of(tensor, "tensor")
+        place = check_gradients_of(tensor, "tensor")
         expect(tensor.is_contiguous(), "tensor", f"strides {tensor.stride()}", "a contiguous one")
     except (ValueError, NotImplementedError) as error:
-        return error
-    return None
+        return error, HOST
+    return None, place
 
 
 def _fair_bit(number: int) -> bool:

@@ -12,8 +12,10 @@ from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
 from lowtide.checks.values import expect, number
+from lowtide.devices import places
+from lowtide.distributed.buffers import BLOCK
 from lowtide.distributed.collective import VoteOptions
-from lowtide.distributed.layout import BLOCK, aligned
+from lowtide.distributed.layout import aligned
 from lowtide.distributed.optimizers import SignOptimizer, VotingFamily
 from lowtide.engine.groups import CoreGroup
 from lowtide.options.options import Options
@@ -107,11 +109,17 @@ class Signum(SignOptimizer):
         if begun and (late := now - self._touched):
             self._decay(late)
         # The ballots of this one are written over those of all others.
-        earlier = [(part, part.clone()) for part in self._parts(self._touched - now)]
+        buffers, queue, over = self._room(), self.engine.queue(), self._touched - now
+        if over:
+            buffers.fetch(queue)
+        earlier = [(part, part.clone()) for part in self._parts(over)]
         with self._core_momentum(lambda beta: (1.0 if begun else beta, (1 - beta) / micro_batches)):
             self._ballots(scale)
-        for part, ballot in earlier:
-            part.copy_(ballot)
+        if over:
+            buffers.fetch(queue)
+            for part, ballot in earlier:
+                part.copy_(ballot)
+            buffers.send(queue)
         self._touched |= now
 
     def _decay(self, numbers: set[int]) -> None:
@@ -119,7 +127,7 @@ class Signum(SignOptimizer):
         grads = [param.grad for param in self.engine.params]
         try:
             for number, param in enumerate(self.engine.params):
-                param.grad = param.new_zeros(()).expand_as(param) if number in numbers else None
+                param.grad = places.new_zero(param).expand_as(param) if number in numbers else None
             with self._core_momentum(lambda beta: (beta, 0.0)):
                 self._ballots(1.0)
         finally:
@@ -183,13 +191,13 @@ class Signum(SignOptimizer):
             for group, hyper in enumerate(hypers):
                 self._core.set_hyper(group, hyper)
 
-    def _prepare(self) -> tuple[bool, Callable[[], None] | None]:
+    def _prepare(self) -> tuple[bool, Callable[[], object]]:
         if not self._folded:
             return super()._prepare()
         self._push_options()
         if any(param.grad is not None for param in self.engine.params):
             raise ValueError("got gradients beside those folded in, wanted fold() for them, too, or none")
-        return self._fold_bad, None  # the last fold has made the ballot
+        return self._fold_bad, lambda: self._room().fetch(self.engine.queue())  # the last fold has made the ballot
 
     def _voted(self) -> None:
         super()._voted()

@@ -111,8 +111,12 @@ class Registry:
         return Registered([*self.members, params], now, overridden, [*self.memories, memory])
 
     def shares_of(self, groups: Sequence[dict[str, Any]], of: Registered) -> Shares:
-        """The budgets with these parameters."""
-        return shares_of(self.family, self.settings.memory, groups, of, self.wanted_places(of.params.places))
+        """The budgets with these parameters. NotImplementedError where the class cannot have them on several devices."""
+        wanted = self.wanted_places(of.params.places)
+        if len(wanted) > 1 and not self.family.SEVERAL:
+            got = " and ".join(str(place.device) for place in wanted)
+            raise NotImplementedError(f"{self.family.name}: got parameters on {got}, wanted all of them on one device")
+        return shares_of(self.family, self.settings.memory, groups, of, wanted)
 
     def add(self, groups: Sequence[dict[str, Any]], of: Registered, shares: Shares) -> None:
         """Takes in the last one of the optimizer's parameter groups; of: see `with_group`. The cores that there are keep the

@@ -1,0 +1,122 @@
+"""Memory for the signs of a vote: where gradients are, for the kernels, and on the host, for the collective."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+
+from lowtide import _core
+from lowtide.devices.places import EXACT, HOST, Place
+
+BLOCK: int = _core.SIGN_BLOCK  # signs of one presence bit
+FEEDBACK_BLOCK: int = _core.FEEDBACK_BLOCK  # signs of one scale
+_MARK = 64  # bytes before the bits: a word that says whether a value is not finite
+_DTYPES = {"bits": torch.uint8, "presence": torch.uint8, "scales": torch.int16, "zeros": torch.uint8}
+
+Items = Sequence[tuple[int, int, int]]  # of each gradient: address, elements, number of its first sign
+
+
+class Parts(NamedTuple):
+    """Addresses of what `SignBuffers` has, where kernels read and write it; 0 for what is not there."""
+
+    bits: int
+    presence: int
+    scales: int
+    zeros: int
+
+
+def signer_at(place: Place) -> _core.Signer:
+    """A signer of its own, for one thread at a time."""
+    return _core.Signer(place.kind.backend, place.queue(), place.target(EXACT))
+
+
+class SignBuffers:
+    """Room for `count` signs, a multiple of `ALIGNMENT`: uint8 CPU tensors `bits`, and `presence` or, for error
+    feedback, `scales` (bfloat16 as int16). `zeros` and `previous` (the result before) as the rule of ties wants them.
+
+    Kernels have the same in memory of `place`, at the addresses `there`; on the CPU these are the tensors. `fetch` and
+    `send` move between the two, in one copy each. queue: of the place, which the work is ordered on.
+    """
+
+    def __init__(self, count: int, ties: str | None, place: Place = HOST) -> None:
+        """ties: None for error feedback."""
+        self.count, self.place = count, place
+        sizes = {
+            "bits": count // 8,
+            "presence": count // (8 * BLOCK) if ties else 0,
+            "scales": 0 if ties else count // FEEDBACK_BLOCK * 2,
+            "zeros": count // 8 if ties == "zero" else 0,
+        }
+        self.signer = signer_at(place)
+        self._ballot, self._all = sum(sizes.values()) - sizes["zeros"], sum(sizes.values())
+        self._memory = _core.SignMemory(self.signer, _MARK + self._all)
+        found: dict[str, torch.Tensor] = {}
+        first, there = _MARK, dict.fromkeys(sizes, 0)
+        for name, size in sizes.items():
+            found[name] = _tensor_at(self._memory.host() + first, size).view(_DTYPES[name])
+            there[name] = self._memory.there() + first if size else 0
+            first += size
+        self._mark = ctypes.c_uint32.from_address(self._memory.host())
+        self.there = Parts(**there)
+        self.bits = found["bits"]
+        self.presence = found["presence"] if ties else None
+        self.scales = None if ties else found["scales"]
+        self.zeros = found["zeros"] if ties == "zero" else None
+        self.previous = torch.zeros(count // 8, dtype=torch.uint8) if ties == "previous" else None
+
+    def pack(self, items: Items, dtype: str, zero_is_plus: bool, threads: int, queue: int) -> None:
+        """The signs of gradients, presence where there is any, and the mark if a value is not finite."""
+        with self.using(queue):
+            there, mark = self.there, self._memory.there()
+            _core.pack_gradients(
+                self.signer, items, dtype, there.bits, there.presence, mark, zero_is_plus, threads, queue
+            )  # fmt: skip
+
+    def unpack(self, items: Items, dtype: str, threads: int, queue: int) -> None:
+        """Gradients become the result: +1, -1 and 0, times the scales where there are any."""
+        there = self.there
+        with self.using(queue):
+            _core.unpack_gradients(
+                self.signer, items, dtype, there.bits, there.presence, there.zeros, there.scales, threads, queue
+            )  # fmt: skip
+
+    def clear_mark(self, queue: int) -> None:
+        """Forgets values that were not finite."""
+        self._memory.clear(0, _MARK, queue)
+
+    def fetch(self, queue: int) -> bool:
+        """Brings the ballot to the host, and waits for it. Whether a value was not finite."""
+        self._memory.fetch(0, _MARK + self._ballot, queue)
+        return bool(self._mark.value)
+
+    def send(self, queue: int) -> None:
+        """Brings the result, or what the host has made of the ballot, to where gradients are."""
+        self._memory.send(_MARK, self._all, queue)
+
+    @contextmanager
+    def using(self, queue: int) -> Iterator[None]:
+        """Work that is queued here uses the memory, behind what used it before on other queues."""
+        self._memory.follow(queue)
+        try:
+            yield
+        finally:
+            self._memory.note_use(queue)
+
+
+def _tensor_at(address: int, size: int) -> torch.Tensor:
+    if not size:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
+
+
+def read_bytes(tensor: torch.Tensor, place: Place) -> ctypes.Array[ctypes.c_char]:
+    """The bytes of a contiguous tensor, which must stay; copied from a device, which is waited for."""
+    if place.on_host:
+        return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    copy = (ctypes.c_char * tensor.nbytes)()
+    signer_at(place).read(tensor.data_ptr(), ctypes.addressof(copy), tensor.nbytes, place.queue())
+    return copy

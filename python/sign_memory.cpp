@@ -1,0 +1,80 @@
+#include <cstring>
+
+#include "backend/registry.h"
+#include "core/error.h"
+#include "sign/sign_on.h"
+#include "signer.h"
+
+namespace lowtide::python {
+
+SignPlace::SignPlace(const std::string& backend, void* stream, const std::string& target)
+    : backend_(backend == "cpu" ? std::shared_ptr<Backend>(std::shared_ptr<Backend>(), &sign::host_backend())
+                                : open_backend(backend, target, stream)) {}
+
+SignMemory::SignMemory(const SignPlace& place, int64_t bytes)
+    : backend_(place.share()), device_(backend_->device()), bytes_(bytes) {
+  LT_REQUIRE(bytes >= 0, "got %lld bytes, wanted 0 or more", ll(bytes));
+  const int64_t room = std::max<int64_t>(bytes, 1);
+  if (!device_) {
+    both_ = std::make_unique<std::byte[]>(static_cast<size_t>(room));
+    host_ = there_ = both_.get();
+    return;
+  }
+  on_host_ = DeviceBytes(*device_, MemoryKind::kPinned, room);
+  on_device_ = DeviceBytes(*device_, MemoryKind::kDevice, room);
+  host_ = on_host_.data(), there_ = on_device_.data();
+  std::memset(host_, 0, static_cast<size_t>(room));
+  device_->fill(nullptr, there_, 0, 1, room);
+  device_->host_wait(device_->record(nullptr));  // any queue may come next
+}
+
+SignMemory::~SignMemory() {
+  if (!used_) return;
+  try {
+    device_->host_wait(used_);
+  } catch (const Error&) {  // the device is lost, and uses nothing
+  }
+}
+
+void SignMemory::clear(int64_t first, int64_t bytes, void* stream) {
+  check(first, bytes);
+  if (!device_) {
+    std::memset(there_ + first, 0, static_cast<size_t>(bytes));
+    return;
+  }
+  follow(stream);
+  device_->fill(stream, there_ + first, 0, 1, bytes);
+  note_use(stream);
+}
+
+void SignMemory::fetch(int64_t first, int64_t bytes, void* stream) {
+  check(first, bytes);
+  if (!device_) return;
+  follow(stream);
+  device_->copy(stream, host_ + first, there_ + first, bytes);
+  note_use(stream);
+  device_->host_wait(used_);
+}
+
+void SignMemory::send(int64_t first, int64_t bytes, void* stream) {
+  check(first, bytes);
+  if (!device_) return;
+  follow(stream);
+  device_->copy(stream, there_ + first, host_ + first, bytes);
+  note_use(stream);
+}
+
+void SignMemory::follow(void* stream) {
+  if (device_) device_->wait(stream, used_);
+}
+
+void SignMemory::note_use(void* stream) {
+  if (device_) used_ = device_->record(stream);
+}
+
+void SignMemory::check(int64_t first, int64_t bytes) const {
+  LT_REQUIRE(first >= 0 && bytes >= 0 && first <= bytes_ - bytes, "got bytes %lld and %lld more, wanted some of %lld",
+             ll(first), ll(bytes), ll(bytes_));
+}
+
+}  // namespace lowtide::python

@@ -1,0 +1,259 @@
+"""The ranks' jobs in test_vote_devices.py: the same votes of parameters on the CPU and on a device that stands in for one
+(stand_in.py), in one process each."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import lowtide
+import pytest
+import torch
+import torch.distributed as dist
+from emulated_cuda import EmulatedCuda, prepare
+from lowtide.distributed import DistributedLion, ShardVote, SignOptimizer, Signum
+from stand_in import StandIn, missing
+from support import DTYPES, bits
+from usm import Usm
+from vote_jobs import raised
+
+CLASSES: dict[str, type[SignOptimizer]] = {"lion": DistributedLion, "signum": Signum}
+
+
+@dataclass
+class Case:
+    """One run of equal workers on both. Random gradients and formats follow `seed`."""
+
+    seed: int
+    rule: str = "lion"
+    ties: str = "hash"
+    weighted: bool = False
+    dtype: torch.dtype = torch.float32
+    state: str = "fp32"
+    master: str = ""
+    shapes: tuple[tuple[int, ...], ...] = ((7, 13), (1000,), ())
+    steps: int = 3
+    momentum: float = 0.9
+    folds: int = 0  # micro-batches; 0: none
+    bad: int = -1  # step in which the last rank has a NaN
+
+
+@contextmanager
+def device_of(kind: str) -> Iterator[StandIn]:
+    """The device in this process; an AssertionError where there is none."""
+    patches = pytest.MonkeyPatch()
+    try:
+        reason = prepare(patches) if kind == "cuda" else missing("sycl")
+        assert not reason, reason
+        device = EmulatedCuda(patches) if kind == "cuda" else Usm(patches)
+        try:
+            yield device
+        finally:
+            gc.collect()
+            device.close()
+    finally:
+        patches.undo()
+
+
+def _gradient(case: Case, random: torch.Generator, shape: Sequence[int], step: int) -> torch.Tensor | None:
+    """Few values: ties, zeros of both signs, blocks of them; sometimes none at all."""
+    kind = int(torch.randint(0, 6, (), generator=random))
+    spoilt = step == case.bad and dist.get_rank() == dist.get_world_size() - 1
+    if kind == 0 and not spoilt:
+        return None
+    values = torch.randint(-1, 2, tuple(shape), generator=random).float()
+    if kind == 1:
+        values = torch.randn(tuple(shape), generator=random)
+    if values.numel() > 128 and kind == 2:
+        values.view(-1)[:128] = -0.0
+    if kind == 3:
+        values.zero_()
+    if spoilt and values.numel():
+        values.view(-1)[-1] = float("nan")
+    return values.to(case.dtype)
+
+
+def _optimizer(case: Case, params: Sequence[torch.nn.Parameter]) -> SignOptimizer:
+    weight = (3, 1, 0, 2)[dist.get_rank()] if case.weighted else 1
+    vote = {"ties": case.ties, "seed": case.seed % 1000, "weight": weight, "algorithm": "two_phase"}
+    options: dict[str, Any] = {"state": case.state, "min_quantized_numel": 0}
+    if case.master:
+        options["master"] = case.master
+    if case.rule == "signum":
+        options["momentum"] = case.momentum
+    return CLASSES[case.rule](params, lr=0.01, weight_decay=0.1, vote=vote, **options)
+
+
+def votes_of(kind: str, cases: Sequence[Case]) -> dict[str, Any]:
+    """Steps on both, and what differs: parameters after each step, the results of votes, and state at the end."""
+    found: dict[str, Any] = {"differing": [], "votes": 0, "signs": 0, "skipped": 0}
+    with device_of(kind) as device:
+        for case in cases:
+            wrong = _compare(case, device, found)
+            if wrong:
+                found["differing"].append((case, wrong))
+    return found
+
+
+def _compare(case: Case, device: StandIn, found: dict[str, Any]) -> list[str]:
+    random = torch.Generator().manual_seed(case.seed)
+    mine = torch.Generator().manual_seed(case.seed * 7919 + dist.get_rank())
+    here = [torch.nn.Parameter(torch.randn(shape, generator=random).to(case.dtype)) for shape in case.shapes]
+    there = device.parameters(here)
+    first, second = _optimizer(case, here), _optimizer(case, there)
+    wrong = []
+    for step in range(case.steps):
+        for fold in range(max(case.folds, 1)):
+            for param, other in zip(here, there, strict=True):
+                param.grad = _gradient(case, mine, param.shape, step)
+                other.grad = None if param.grad is None else device.tensor(param.grad)
+            if case.folds:
+                first.fold(case.folds)  # type: ignore[attr-defined]
+                second.fold(case.folds)  # type: ignore[attr-defined]
+        first.step()
+        second.step()
+        device.synchronize()
+        same = [bits(a) == bits(b) for a, b in zip(here, there, strict=True)]
+        outcomes = [opt.last_outcome._replace(seconds={}) for opt in (first, second) if opt.last_outcome]
+        if not all(same) or outcomes[0] != outcomes[1]:
+            wrong.append(f"step {step}: {same}, {outcomes}")
+        assert first._buffers and second._buffers
+        if outcomes[0].applied and bits(first._buffers.bits) != bits(second._buffers.bits):
+            wrong.append(f"step {step}: results")
+        found["votes"] += 1
+        found["signs"] += sum(param.numel() for param in here)
+    found["skipped"] += first.skipped_steps
+    states = [opt.state_dict()["state"] for opt in (first, second)]
+    for number, entry in states[0].items():
+        if any(bits(value) != bits(states[1][number][name]) for name, value in entry.items()):
+            wrong.append(f"state {number}")
+    return wrong
+
+
+def shards_of(kind: str, cases: Sequence[tuple[int, int, torch.dtype, str]]) -> dict[str, Any]:
+    """Votes of ShardVote on tensors: what differs. Each case: seed, elements, type, ties."""
+    found: dict[str, Any] = {"differing": [], "votes": 0, "signs": 0, "nan": 0}
+    with device_of(kind) as device:
+        votes: dict[str, tuple[ShardVote, ShardVote]] = {}
+        for seed, numel, dtype, ties in cases:
+            if ties not in votes:
+                group = dist.group.WORLD
+                votes[ties] = ShardVote(group=group, ties=ties), ShardVote(group=group, ties=ties)
+            random = torch.Generator().manual_seed(seed * 31 + dist.get_rank())
+            tensor = torch.randint(-1, 2, (numel,), generator=random).to(dtype)
+            if numel and seed % 7 == 0 and dist.get_rank() == 0:
+                tensor[numel // 2] = float("inf")
+            other = device.tensor(tensor)
+            votes[ties][0](tensor)
+            votes[ties][1](other)
+            device.synchronize()
+            if bits(tensor) != bits(other):
+                found["differing"].append((seed, numel, dtype, ties))
+            found["votes"] += 1
+            found["nan"] += int(numel > 0 and bool(tensor.isnan().all()))
+            found["signs"] += numel
+        votes.clear()
+    return found
+
+
+class Bucket:
+    """As torch's GradBucket, of gradients one after another in a buffer."""
+
+    def __init__(self, index: int, last: bool, params: Sequence[torch.nn.Parameter], buffer: torch.Tensor) -> None:
+        self._index, self._last, self._params, self._buffer = index, last, params, buffer
+
+    def index(self) -> int:
+        return self._index
+
+    def is_last(self) -> bool:
+        return self._last
+
+    def buffer(self) -> torch.Tensor:
+        return self._buffer
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        return list(self._params)
+
+    def gradients(self) -> list[torch.Tensor]:
+        parts = self._buffer.split([param.numel() for param in self._params])
+        return [part.view_as(param) for part, param in zip(parts, self._params, strict=True)]
+
+
+def _pass(hook: Any, params: Sequence[torch.nn.Parameter], buffers: Sequence[torch.Tensor], cut: int) -> list[bytes]:
+    """One backward pass, as DistributedDataParallel calls the hook: the last parameters' bucket first."""
+    parts = [(params[cut:], buffers[0]), (params[:cut], buffers[1])]
+    futures = [hook(None, Bucket(i, i == 1, part, buffer)) for i, (part, buffer) in enumerate(parts)]
+    for future in futures:
+        future.wait()
+    return [bits(buffer) for buffer in buffers]
+
+
+def hooks_of(kind: str, seed: int, passes: int, hooks: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    """Hooks of equal models on both, over random gradients in two buckets: what differs. hooks: class and options."""
+    found: dict[str, Any] = {"differing": [], "votes": 0, "signs": 0, "nan": 0}
+    with device_of(kind) as device:
+        for number, (name, options) in enumerate(hooks):
+            dtype = DTYPES[number % 3]
+            random = torch.Generator().manual_seed(seed + 99 * number + dist.get_rank())
+            here = torch.nn.ParameterList(torch.zeros(n, dtype=dtype) for n in (1000, 65, 1, 2049))
+            there = torch.nn.ParameterList(device.parameters(list(here)))
+            cls = getattr(lowtide.distributed, name)
+            pair = cls(here, **options), cls(there, **options)
+            for step in range(passes):
+                sizes = [sum(p.numel() for p in part) for part in (list(here)[2:], list(here)[:2])]
+                mine = [torch.randn(n, generator=random).mul(2).round().div(4).to(dtype) for n in sizes]
+                mine[0][:128] = 0
+                if step % 5 == 3 and dist.get_rank() == 0:
+                    mine[step % 2][7] = float("nan")
+                other = [device.tensor(one) for one in mine]
+                first = _pass(pair[0], list(here), mine, 2)
+                second = _pass(pair[1], list(there), other, 2)
+                device.synchronize()
+                if first != [bits(one) for one in other] or pair[0].votes != pair[1].votes:
+                    found["differing"].append((name, options, step))
+                found["votes"] += 1
+                found["signs"] += sum(sizes)
+                found["nan"] += bool(mine[0].isnan().all())
+            del pair, second
+            gc.collect()
+    return found
+
+
+def refusals(kind: str) -> list[tuple[str, str]]:
+    """Errors for parameters that are not in one place, and of one worker that cannot vote; then a step."""
+    out: list[tuple[str, str]] = []
+    with device_of(kind) as device:
+        values = [torch.ones(100), torch.ones(30)]
+        two = [*device.parameters(values[:1], 0), *device.parameters(values[1:], 1)]
+        mixed = [*device.parameters(values[:1]), torch.nn.Parameter(values[1])]
+        out += [raised(lambda: DistributedLion(params)) for params in (two, mixed)]
+        model = torch.nn.Linear(3, 3)
+        model.weight = device.parameters([model.weight])[0]
+        out.append(raised(lambda: lowtide.distributed.SignVote(model)))
+        del model
+        params = device.parameters(values)
+        opt: Any = DistributedLion(params, lr=0.1)
+
+        def step(broken: bool) -> tuple[str, str]:
+            for param, value in zip(params, values, strict=True):
+                param.grad = device.tensor(value)
+            fetch: Callable[[], None] = opt._ballots
+            if broken:
+                opt._ballots = lambda scale: [][1]
+            try:
+                return raised(opt.step)
+            finally:
+                opt._ballots = fetch
+
+        before = [bits(param) for param in params]
+        out.append(step(dist.get_rank() == 1))
+        device.synchronize()
+        out.append(("untouched", str([bits(param) for param in params] == before)))
+        out.append(step(False))
+        device.synchronize()
+        out.append(("moved", str([bits(param) for param in params] != before)))
+        del opt, params, two, mixed
+    return out
