@@ -83,10 +83,11 @@ void bind_sign(nb::module_& m) {
         "threads"_a, kReleased, "As Signer.pack on the CPU, with a 1 where the sign bit is clear, whatever the value.");
   nb::class_<SignPlace>(m, "SignPlace", "Where signs are computed: see `Signer`.");
   nb::class_<SignMemory>(m, "SignMemory",
-                         R"(The same bytes on the host and on the device of a signer, zero at first; on the
-CPU, once. It keeps the device, and waits for what uses the memory when it goes.)")
+                         R"(The same bytes on the device of a signer, zero at first, and on the host, from
+when these are asked for; on the CPU, once. It keeps the device, and waits for what uses the memory when it goes.)")
       .def(nb::init<const SignPlace&, int64_t>(), "place"_a, "bytes"_a)
-      .def("host", [](const SignMemory& of) { return reinterpret_cast<uintptr_t>(of.host()); })
+      .def("host", [](SignMemory& of) { return reinterpret_cast<uintptr_t>(of.host()); })
+      .def("drop_host", &SignMemory::drop_host, kReleased)
       .def("there", [](const SignMemory& of) { return reinterpret_cast<uintptr_t>(of.there()); })
       .def(
           "clear", [](SignMemory& of, int64_t first, int64_t n, Address on) { of.clear(first, n, on); }, "first"_a,

@@ -20,10 +20,8 @@ SignMemory::SignMemory(const SignPlace& place, int64_t bytes)
     host_ = there_ = both_.get();
     return;
   }
-  on_host_ = DeviceBytes(*device_, MemoryKind::kPinned, room);
   on_device_ = DeviceBytes(*device_, MemoryKind::kDevice, room);
-  host_ = on_host_.data(), there_ = on_device_.data();
-  std::memset(host_, 0, static_cast<size_t>(room));
+  there_ = on_device_.data();
   device_->fill(nullptr, there_, 0, 1, room);
   device_->host_wait(device_->record(nullptr));  // any queue may come next
 }
@@ -34,6 +32,19 @@ SignMemory::~SignMemory() {
     device_->host_wait(used_);
   } catch (const Error&) {  // the device is lost, and uses nothing
   }
+}
+
+std::byte* SignMemory::host() {
+  if (host_) return host_;
+  on_host_ = DeviceBytes(*device_, MemoryKind::kPinned, on_device_.bytes());
+  std::memset(on_host_.data(), 0, static_cast<size_t>(on_host_.bytes()));
+  return host_ = on_host_.data();
+}
+
+void SignMemory::drop_host() {
+  if (!device_ || !host_) return;
+  device_->host_wait(used_);
+  on_host_ = {}, host_ = nullptr;
 }
 
 void SignMemory::clear(int64_t first, int64_t bytes, void* stream) {
@@ -51,7 +62,7 @@ void SignMemory::fetch(int64_t first, int64_t bytes, void* stream) {
   check(first, bytes);
   if (!device_) return;
   follow(stream);
-  device_->copy(stream, host_ + first, there_ + first, bytes);
+  device_->copy(stream, host() + first, there_ + first, bytes);
   note_use(stream);
   device_->host_wait(used_);
 }
@@ -60,7 +71,7 @@ void SignMemory::send(int64_t first, int64_t bytes, void* stream) {
   check(first, bytes);
   if (!device_) return;
   follow(stream);
-  device_->copy(stream, there_ + first, host_ + first, bytes);
+  device_->copy(stream, there_ + first, host() + first, bytes);
   note_use(stream);
 }
 

@@ -23,8 +23,8 @@ class SignPlace {
   std::shared_ptr<Backend> backend_;
 };
 
-// The same bytes twice, zero at first: pinned on the host, and in memory of the device; on the CPU, once. Copies are
-// queued on `stream`.
+// The same bytes twice: zero in memory of the device at first, and pinned on the host from when they are asked for; on
+// the CPU, once. Copies are queued on `stream`.
 class SignMemory {
  public:
   SignMemory(const SignPlace& place, int64_t bytes);
@@ -33,7 +33,9 @@ class SignMemory {
   SignMemory(const SignMemory&) = delete;
   SignMemory& operator=(const SignMemory&) = delete;
 
-  std::byte* host() const { return host_; }
+  std::byte* host();
+  // Gives the host's bytes back, where they are others than the device's.
+  void drop_host();
   std::byte* there() const { return there_; }
   // Sets bytes of the device's to 0.
   void clear(int64_t first, int64_t bytes, void* stream);

@@ -82,6 +82,7 @@ def test_votes_on_tensors(kind: str, world: int, seed: int, share: float, figure
 def test_votes_of_hooks(kind: str, world: int, seed: int, share: float, figure: Figure) -> None:
     """DistributedDataParallel has no such device: the hooks are called as it calls them."""
     hooks = [("SignVote", {"ties": ties}) for ties in TIES]
+    hooks += [("ErrorFeedbackSign", {"residual": residual}) for residual in ("fp32", "bf16", "dynamic8")]
     passes = max(10, int(PASSES[kind] * share))
     answers = shared_ranks().run(world, jobs.hooks_of, kind, seed % 2**20, passes, hooks)
     for found in answers:

@@ -217,6 +217,13 @@ def hooks_of(kind: str, seed: int, passes: int, hooks: Sequence[tuple[str, dict[
                 found["votes"] += 1
                 found["signs"] += sum(sizes)
                 found["nan"] += bool(mine[0].isnan().all())
+            if name == "ErrorFeedbackSign":
+                saved = [hook.state_dict() for hook in pair]
+                pair[1].load_state_dict(saved[0])
+                saved.append(pair[1].state_dict())
+                kept = [[bits(part) for one in each["residual"].values() for part in one.values()] for each in saved]
+                if kept[0] != kept[1] or kept[0] != kept[2] or not any(map(any, kept[0])):
+                    found["differing"].append((name, options, "residuals"))
             del pair, second
             gc.collect()
     return found

@@ -76,7 +76,7 @@ def left_out(run: Run, weights: list[int]) -> list[torch.Tensor]:
     """The residuals of each parameter: the weighted mean of the workers', and the shards'."""
     layout, share = run.hook._layout, weights[dist.get_rank()] / sum(weights)
     found = torch.zeros(layout.count)
-    for kept, offset in zip(run.hook._residuals, layout.offsets, strict=True):
+    for kept, offset in zip(run.hook._residuals.parts, layout.offsets, strict=True):
         found[offset : offset + kept.numel] += kept.values() * share
     values = run.hook._shard.values()
     found[run.hook._shard.first : run.hook._shard.first + len(values)] += values
@@ -95,7 +95,7 @@ def sums_of(residual: str, passes: int, feedback: bool, weights: list[int]) -> d
         add(sent, out)
         add(due, mean(number, weights))
         if not feedback:
-            for kept, numel in zip(run.hook._residuals, run.hook._layout.numels, strict=True):
+            for kept, numel in zip(run.hook._residuals.parts, run.hook._layout.numels, strict=True):
                 kept.put(torch.zeros(numel))
             run.hook._shard.clear()
     found = {"errors": errors(sent, due), "last": b"".join(part.numpy().tobytes() for part in out)}
@@ -165,7 +165,7 @@ def first_half(path: str, passes: int, weights: list[int]) -> tuple[float, float
     before = left_out(run, weights)
     run.hook.average_state()
     moved = size = 0.0
-    for kept, value in zip(run.hook._residuals, before, strict=True):
+    for kept, value in zip(run.hook._residuals.parts, before, strict=True):
         moved = max(moved, float((kept.values() - value.view(-1)).abs().max()))
         size = max(size, float(kept.values().abs().max()))
     if dist.get_rank() == 0:

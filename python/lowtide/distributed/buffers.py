@@ -57,7 +57,7 @@ class SignBuffers:
         found: dict[str, torch.Tensor] = {}
         first, there = _MARK, dict.fromkeys(sizes, 0)
         for name, size in sizes.items():
-            found[name] = _tensor_at(self._memory.host() + first, size).view(_DTYPES[name])
+            found[name] = tensor_at(self._memory.host() + first, size).view(_DTYPES[name])
             there[name] = self._memory.there() + first if size else 0
             first += size
         self._mark = ctypes.c_uint32.from_address(self._memory.host())
@@ -107,7 +107,8 @@ class SignBuffers:
             self._memory.note_use(queue)
 
 
-def _tensor_at(address: int, size: int) -> torch.Tensor:
+def tensor_at(address: int, size: int) -> torch.Tensor:
+    """Bytes of the host as a tensor, which does not keep them."""
     if not size:
         return torch.empty(0, dtype=torch.uint8)
     return torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)

@@ -1,5 +1,4 @@
-"""The communication hook that sends signs with scales, and the residuals, encoded as optimizer state is, that keep what
-they leave out."""
+"""The communication hook that sends signs with scales."""
 
 # No `from __future__ import annotations`: torch looks at a hook's annotations, and wants types.
 import math
@@ -14,65 +13,8 @@ from lowtide.checks.values import expect
 from lowtide.distributed.buffers import SignBuffers
 from lowtide.distributed.collective import Outcome, VoteOptions
 from lowtide.distributed.hooks import Arrived, SignHook, votes_of
-from lowtide.distributed.layout import address, digest
-
-
-class Residual:
-    """`numel` values in a state format: `codes`, and `scales` (float32, one for each block) where it has them. Zero at
-    first."""
-
-    def __init__(self, numel: int, codec: str) -> None:
-        dtype, (_, codes), scales = _core.code_sizes(codec, True, 1, numel)
-        self.codec, self.numel = codec, numel
-        self.codes = torch.empty(codes, dtype=getattr(torch, dtype))
-        self.scales = torch.empty(scales[1]) if scales else None
-        self.put(torch.zeros(numel))
-
-    def put(self, values: torch.Tensor) -> None:
-        """Encodes float32 [numel], contiguous."""
-        _core.encode(self.codec, True, address(values), 1, self.numel, address(self.codes), address(self.scales))
-
-    def values(self) -> torch.Tensor:
-        """Decoded to float32 [numel]."""
-        out = torch.empty(self.numel)
-        _core.decode(self.codec, True, address(self.codes), address(self.scales), 1, self.numel, address(out))
-        return out
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """As stored, by name; live."""
-        return {"codes": self.codes} | ({} if self.scales is None else {"scales": self.scales})
-
-
-class ShardResidual:
-    """That of the shard that this worker averages; see `lowtide::SignResidual`."""
-
-    def __init__(self, count: int, rank: int, size: int, codec: str) -> None:
-        self.core = _core.SignResidual(count, rank, size, codec)
-        self.first = self.core.first()  # number of the shard's first sign
-
-    def values(self) -> torch.Tensor:
-        """Decoded to float32, one for each sign of the shard."""
-        out = torch.zeros(self.core.count())
-        self.core.read_values(address(out))
-        return out
-
-    def clear(self) -> None:
-        """All of it becomes zero."""
-        zeros = torch.zeros(self.core.count())
-        self.core.replace_values(address(zeros))
-
-    def read(self) -> torch.Tensor:
-        """A copy, as stored: uint8."""
-        out = torch.empty(self.core.bytes(), dtype=torch.uint8)
-        self.core.read(address(out))
-        return out
-
-    def replace(self, stored: torch.Tensor) -> None:
-        """By what `read` gave. ValueError for another size or type."""
-        wanted = (self.core.bytes(),)
-        fits = stored.dtype == torch.uint8 and tuple(stored.shape) == wanted
-        expect(fits, "shard", f"{stored.dtype} {tuple(stored.shape)}", f"torch.uint8 {wanted}")
-        self.core.replace(address(stored.contiguous()))
+from lowtide.distributed.layout import digest
+from lowtide.distributed.residuals import Residuals, ShardResidual
 
 
 class ErrorFeedbackSign(SignHook):
@@ -99,14 +41,11 @@ class ErrorFeedbackSign(SignHook):
             raise TypeError(f"loss_scale: got {loss_scale!r}, wanted a function such as scaler.get_scale, or None")
         super().__init__(model, vote)
         self._codec, self._loss_scale = residual, loss_scale
-        if not self._place.on_host:
-            got = f"got parameters on {self._place.device}"
-            raise NotImplementedError(f"model: {got}, wanted some on the CPU, where residuals are")
-        self._buffers = SignBuffers(self._layout.count, None)
+        self._buffers = SignBuffers(self._layout.count, None, self._place)
         transport = self._collective.transport
         # This refuses formats whose codes are not whole bytes, which a Residual would take.
         self._shard = ShardResidual(self._layout.count, transport.rank, transport.size, residual)
-        self._residuals = [Residual(numel, residual) for numel in self._layout.numels]
+        self._residuals = Residuals(self._layout.numels, residual, self._place)
 
     def _exchange(self, arrived: list[Arrived]) -> Outcome:
         buffers, threads = self._buffers, self._threads
@@ -122,9 +61,8 @@ class ErrorFeedbackSign(SignHook):
 
         def fill() -> None:
             for bucket in arrived:
-                kept = [self._residuals[number] for number in bucket.numbers]
-                residuals = [(address(one.codes), address(one.scales)) for one in kept]
-                with buffers.using(bucket.queue):
+                residuals = [self._residuals.addresses[number] for number in bucket.numbers]
+                with buffers.using(bucket.queue), self._residuals.using(bucket.queue):
                     _core.feed_back(
                         buffers.signer, bucket.items, bucket.dtype, 1.0 / scale, self._codec, residuals,
                         buffers.there.bits, buffers.there.scales, threads, bucket.queue,
@@ -132,9 +70,10 @@ class ErrorFeedbackSign(SignHook):
             buffers.fetch(queue)
             assert buffers.scales is not None
             if not bool(buffers.scales.view(torch.bfloat16).isfinite().all()):
-                for residual in self._residuals:
-                    if not bool(residual.values().isfinite().all()):
-                        residual.put(torch.zeros(residual.numel))
+                with self._residuals.on_host(changed=True) as parts:
+                    for residual in parts:
+                        if not bool(residual.values().isfinite().all()):
+                            residual.put(torch.zeros(residual.numel))
                 raise ValueError("got gradients too large for the float32 sum of 1024 of them, wanted a loss_scale")
 
         outcome = self._collective.vote(
@@ -150,7 +89,8 @@ class ErrorFeedbackSign(SignHook):
             for bucket in arrived:
                 buffers.unpack(bucket.items, bucket.dtype, threads, bucket.queue)
                 if mantissa != 0.5:
-                    bucket.buffer.mul_(2 * mantissa)
+                    with bucket.same_stream():
+                        bucket.buffer.mul_(2 * mantissa)
         return outcome
 
     def _scale(self) -> float:
@@ -160,8 +100,7 @@ class ErrorFeedbackSign(SignHook):
 
     def residual_bytes(self) -> int:
         """That this worker keeps."""
-        own = sum(part.nbytes for residual in self._residuals for part in residual.tensors().values())
-        return own + self._shard.core.allocated_bytes()
+        return self._residuals.nbytes + self._shard.core.allocated_bytes()
 
     @torch.no_grad()
     def average_state(self) -> None:
@@ -171,26 +110,28 @@ class ErrorFeedbackSign(SignHook):
         transport, weight = self._collective.transport, self._collective.weight
         share = weight / int(transport.gather(torch.tensor([weight])).sum())
         first, values = self._shard.first, self._shard.values()
-        for number, numel in enumerate(self._layout.numels):
-            begin = self._layout.offsets[number]
-            mean = self._residuals[number].values() * share
-            low, high = max(begin, first), min(begin + numel, first + values.numel())
-            if low < high:
-                mean[low - begin : high - begin] += values[low - first : high - first]
-            self._residuals[number].put(transport.sum(mean))
+        with self._residuals.on_host(changed=True) as parts:
+            for residual, begin in zip(parts, self._layout.offsets, strict=True):
+                mean = residual.values() * share
+                low, high = max(begin, first), min(begin + residual.numel, first + values.numel())
+                if low < high:
+                    mean[low - begin : high - begin] += values[low - first : high - first]
+                residual.put(transport.sum(mean))
         self._shard.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """votes, and this worker's residuals by parameter name, "shard" being the second one; tensors are copies. For
         the same rank of as many workers; after `average_state()`, for any (every rank then loads the same dict)."""
+        with self._residuals.on_host() as parts:
+            residuals = {
+                name: {key: part.clone() for key, part in residual.tensors().items()}
+                for name, residual in zip(self._layout.names, parts, strict=True)
+            }
         return {
             "votes": self.votes,
             "codec": self._codec,
             "workers": self._workers(),
-            "residual": {
-                name: {key: part.clone() for key, part in residual.tensors().items()}
-                for name, residual in zip(self._layout.names, self._residuals, strict=True)
-            },
+            "residual": residuals,
             "shard": self._shard.read(),
             "shard_empty": not bool(self._shard.values().any()),
         }
@@ -212,20 +153,21 @@ class ErrorFeedbackSign(SignHook):
         if differing := sorted(set(saved) ^ set(self._layout.names)):
             names = ", ".join(differing[:5])
             raise ValueError(f"got residuals of other parameters: {names}; wanted those of the model")
-        pairs = []
-        for name, residual in zip(self._layout.names, self._residuals, strict=True):
-            for key, mine in residual.tensors().items():
-                given = saved[name].get(key)
-                got = "nothing" if given is None else f"{given.dtype} {tuple(given.shape)}"
-                wanted = f"{mine.dtype} {tuple(mine.shape)}"
-                expect(got == wanted, f"{name}, {key}", got, wanted)
-                pairs.append((mine, given))
-        if here == there:
-            self._shard.replace(state_dict["shard"])  # or refuses it
-        else:
-            self._shard.clear()
-        for mine, given in pairs:
-            mine.copy_(given)
+        with self._residuals.on_host(changed=True) as parts:
+            pairs = []
+            for name, residual in zip(self._layout.names, parts, strict=True):
+                for key, mine in residual.tensors().items():
+                    given = saved[name].get(key)
+                    got = "nothing" if given is None else f"{given.dtype} {tuple(given.shape)}"
+                    wanted = f"{mine.dtype} {tuple(mine.shape)}"
+                    expect(got == wanted, f"{name}, {key}", got, wanted)
+                    pairs.append((mine, given))
+            if here == there:
+                self._shard.replace(state_dict["shard"])  # or refuses it
+            else:
+                self._shard.clear()
+            for mine, given in pairs:
+                mine.copy_(given)
         self.votes = votes
 
     def _workers(self) -> list[int]:

@@ -1,0 +1,134 @@
+"""Residuals of error feedback: what signs with scales leave out, encoded as optimizer state is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from lowtide import _core
+from lowtide.checks.values import expect
+from lowtide.devices.places import Place
+from lowtide.distributed.buffers import signer_at, tensor_at
+from lowtide.distributed.layout import address
+
+
+class Residual:
+    """`numel` values in a state format, in memory of the host: `codes`, and `scales` (float32, one for each block) where it has
+    them."""
+
+    def __init__(self, numel: int, codec: str, codes: torch.Tensor, scales: torch.Tensor | None) -> None:
+        self.codec, self.numel, self.codes, self.scales = codec, numel, codes, scales
+
+    def put(self, values: torch.Tensor) -> None:
+        """Encodes float32 [numel], contiguous."""
+        _core.encode(self.codec, True, address(values), 1, self.numel, address(self.codes), address(self.scales))
+
+    def values(self) -> torch.Tensor:
+        """Decoded to float32 [numel]."""
+        out = torch.empty(self.numel)
+        _core.decode(self.codec, True, address(self.codes), address(self.scales), 1, self.numel, address(out))
+        return out
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """As stored, by name; live."""
+        return {"codes": self.codes} | ({} if self.scales is None else {"scales": self.scales})
+
+
+class Residuals:
+    """One of each parameter, zero at first, where the gradients are. `addresses`: of codes and scales there."""
+
+    def __init__(self, numels: Sequence[int], codec: str, place: Place) -> None:
+        self._codec, self._numels, self._place = codec, numels, place
+        self._sizes = [_core.code_sizes(codec, True, 1, numel) for numel in numels]
+        self._firsts: list[tuple[int, int]] = []  # bytes before codes and scales
+        self.nbytes = room = 0
+        for dtype, (_, codes), scales in self._sizes:
+            size, more = codes * getattr(torch, dtype).itemsize, scales[1] * 4 if scales else 0
+            self._firsts.append((room, room + _aligned(size)))
+            room += _aligned(size) + _aligned(more)
+            self.nbytes += size + more
+        self._room = room
+        self._memory = _core.SignMemory(signer_at(place), room)
+        there = self._memory.there()
+        self.addresses = [
+            (there + codes, there + scales if sizes[2] else 0)
+            for (codes, scales), sizes in zip(self._firsts, self._sizes, strict=True)
+        ]
+        self.parts: list[Residual] = []  # on the host; always there on the CPU
+        with self.on_host(changed=True) as parts:
+            for part in parts:
+                part.put(torch.zeros(part.numel))
+
+    @contextmanager
+    def on_host(self, changed: bool = False) -> Iterator[list[Residual]]:
+        """All of them, in memory of the host for as long. changed: they go back. Waits for the device."""
+        queue = self._place.queue()
+        self._memory.fetch(0, self._room, queue)
+        host = self._memory.host()
+        if not self.parts:
+            self.parts = [
+                self._part(host, numel, firsts, sizes)
+                for numel, firsts, sizes in zip(self._numels, self._firsts, self._sizes, strict=True)
+            ]
+        try:
+            yield self.parts
+            if changed:
+                self._memory.send(0, self._room, queue)
+        finally:
+            if not self._place.on_host:
+                self.parts = []
+                self._memory.drop_host()
+
+    def _part(self, host: int, numel: int, firsts: tuple[int, int], sizes: Any) -> Residual:
+        name, (_, codes), scales = sizes
+        dtype = getattr(torch, name)
+        stored = tensor_at(host + firsts[0], codes * dtype.itemsize).view(dtype)
+        return Residual(numel, self._codec, stored, tensor_at(host + firsts[1], scales[1] * 4).view(torch.float32) if scales else None)
+
+    @contextmanager
+    def using(self, queue: int) -> Iterator[None]:
+        """Work that is queued here uses them, behind what used them before on other queues."""
+        self._memory.follow(queue)
+        try:
+            yield
+        finally:
+            self._memory.note_use(queue)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // 256) * 256
+
+
+class ShardResidual:
+    """That of the shard that this worker averages; see `lowtide::SignResidual`."""
+
+    def __init__(self, count: int, rank: int, size: int, codec: str) -> None:
+        self.core = _core.SignResidual(count, rank, size, codec)
+        self.first = self.core.first()  # number of the shard's first sign
+
+    def values(self) -> torch.Tensor:
+        """Decoded to float32, one for each sign of the shard."""
+        out = torch.zeros(self.core.count())
+        self.core.read_values(address(out))
+        return out
+
+    def clear(self) -> None:
+        """All of it becomes zero."""
+        zeros = torch.zeros(self.core.count())
+        self.core.replace_values(address(zeros))
+
+    def read(self) -> torch.Tensor:
+        """A copy, as stored: uint8."""
+        out = torch.empty(self.core.bytes(), dtype=torch.uint8)
+        self.core.read(address(out))
+        return out
+
+    def replace(self, stored: torch.Tensor) -> None:
+        """By what `read` gave. ValueError for another size or type."""
+        wanted = (self.core.bytes(),)
+        fits = stored.dtype == torch.uint8 and tuple(stored.shape) == wanted
+        expect(fits, "shard", f"{stored.dtype} {tuple(stored.shape)}", f"torch.uint8 {wanted}")
+        self.core.replace(address(stored.contiguous()))
