@@ -259,15 +259,17 @@ class LT_API Optimizer {
   // Reads these gradients once, for their norm and whether all are finite; writes nothing and keeps nothing. norm_type:
   // 2, or infinity for the largest magnitude. Sums are exact: the norm depends neither on threads nor on the
   // instruction set, nor on how tensors are cut. This is torch.nn.utils.clip_grad_norm_ with the multiplication left to
-  // the step. Waits, on a device for all that is queued on options.stream. Throws kInvalidArgument.
+  // the step. Waits, on a device for all that is queued on options.stream. Throws kInvalidArgument, and kUnsupported
+  // for a backend that finds no norms.
   ClippedNorm clip_grad_norm(std::span<const Gradient> grads, double max_norm, double norm_type = 2,
                              const StepOptions& options = {});
   // The same for a step that is given the result as StepOptions::clip, of which only the norm, as float32, comes to
   // `norm` (memory of the parameters' device, or nullptr). On CUDA nothing waits: the reading is queued on
-  // options.stream, and the step finds the factor on the device. The gradients must stay until the step has read them.
+  // options.stream, and the step finds the factor on the device. The gradients must stay until the step has
+  // read them. Throws as clip_grad_norm; one thread at a time, as for step().
   std::shared_ptr<QueuedClip> queue_clip_grad_norm(std::span<const Gradient> grads, double max_norm, double norm_type,
                                                    float* norm, const StepOptions& options = {});
-  // Waits for it.
+  // The norm that was queued: waits for it. Any thread, while the optimizer exists. Throws kDeviceLost.
   static ClippedNorm clipped(QueuedClip& clip);
 
   // Takes one step of all parameters; grads[i] belongs to parameter i. Either all parameters and states are stepped or,
