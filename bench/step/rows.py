@@ -54,8 +54,10 @@ class Line:
     @property
     def checks_gradients(self) -> bool:
         """Reads the gradients once before anything is stored, to skip a step with a non-finite one."""
-        if self.clips or self.contender == "lowtide_bnb":
-            return not self.clips
+        if self.clips:  # what finds the norm finds them
+            return False
+        if self.contender == "lowtide_bnb":
+            return True
         return self.contender == "lowtide" and self.options.get("nonfinite", "skip") != "propagate"
 
     @property
