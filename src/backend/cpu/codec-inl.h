@@ -62,6 +62,13 @@ struct RandomShorts {
 #endif
   }
 
+  // A half for every element, as rounding to nearest has it.
+  HWY_INLINE static RandomShorts one_half() {
+    RandomShorts all;
+    all.words[0] = all.words[1] = _mm512_set1_epi16(static_cast<short>(0x8000));
+    return all;
+  }
+
   // Which of 64 values carry out of their lower 16 bits when these are added.
   HWY_INLINE __mmask64 carries(const __m512i (&value)[4]) const {
     __mmask32 carry[2];
@@ -73,6 +80,7 @@ struct RandomShorts {
   }
 
  private:
+  RandomShorts() = default;
   struct Bytes {
     alignas(64) u8 of[2][64];
   };
@@ -206,6 +214,23 @@ struct GenericCodec {
     }
   }
 };
+
+// Encoding in two halves, of which all states of a tile take the first before one takes the second: each is a chain of
+// operations, and the processor finds work for the waits of one in the other. A codec that has them names what is
+// between them Begun; its second half, end(), returns which elements are left to encode_exactly().
+template <class Codec>
+inline constexpr bool kHasHalves = requires {
+  typename Codec::Begun;
+};
+
+struct NotBegun {};
+template <class Codec>
+HWY_INLINE auto begin_encoding(const Codec& codec, const float* values, float inverse) {
+  if constexpr (kHasHalves<Codec>)
+    return codec.begin(values, inverse);
+  else
+    return NotBegun{};
+}
 
 // The drivers use this one. A codec that stores states of a kind as another does has that one's form.
 template <class C, bool kSigned>

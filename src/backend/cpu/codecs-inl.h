@@ -3,6 +3,7 @@
 #include "backend/cpu/codec-inl.h"
 #include "backend/cpu/dynamic8_lines-inl.h"
 #include "backend/cpu/dynamic8_avx2-inl.h"
+#include "backend/cpu/dynamic8_roof-inl.h"
 #include "backend/cpu/dynamic8_vbmi-inl.h"
 #include "backend/cpu/dynamic8_words-inl.h"
 #include "backend/cpu/dynamic8_avx512-inl.h"

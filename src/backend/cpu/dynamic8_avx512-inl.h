@@ -1,138 +1,131 @@
 // dynamic8 with AVX-512: no gathers. Decoding looks codes up in planes held in registers (dynamic8_vbmi-inl.h,
-// dynamic8_words-inl.h); encoding uses the lines of dynamic8_lines-inl.h, found by the exponent.
+// dynamic8_words-inl.h); encoding uses the lines of dynamic8_roof-inl.h, found by the exponent.
 // A dynamic8 AdamW step in cache runs at twice the speed of the gather form.
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
 
 template <bool kSigned>
-struct Dynamic8Rows {
+struct Dynamic8Tables512 {
   Dynamic8Planes<kSigned> planes;
-  // Row e (exponent & 31) holds the decade that is current at the start of binade e. Where a decade ends inside the
-  // binade, adding `carry` to the bits of a value above that joint carries into the exponent: row e + 1.
-  alignas(64) u32 carry[32];
-  alignas(64) float slope[32], count[32];
+  Dynamic8Roof<kSigned> roof;
 };
 
 template <bool kSigned>
-const Dynamic8Rows<kSigned>& dynamic8_rows() {
-  static const Dynamic8Rows<kSigned> tables = [] {
-    Dynamic8Rows<kSigned> t{.planes = Dynamic8Planes<kSigned>(codec_tables<Dynamic8>().side[kSigned])};
-    const Dynamic8Lines& lines = dynamic8_lines<kSigned>();
-    int decade = 0;
-    for (int binade = 127 - 30; binade <= 127; ++binade) {
-      const int row = binade & 31;
-      t.slope[row] = lines.slope[decade];
-      t.count[row] = lines.count[decade];
-      t.carry[row] = 0;
-      const u32 joint = bits(lines.joint[decade]);
-      if (static_cast<int>(joint >> 23) == binade) t.carry[row] = 0x7fffffu - (joint & 0x7fffffu), ++decade;
-    }
-    t.slope[0] = t.slope[31], t.count[0] = t.count[31], t.carry[0] = 0;  // not reached: values are at most 1
-    return t;
+const Dynamic8Tables512<kSigned>& dynamic8_tables512() {
+  static const Dynamic8Tables512<kSigned> tables = [] {
+    const Dynamic8Table& map = codec_tables<Dynamic8>().side[kSigned];
+    return Dynamic8Tables512<kSigned>{Dynamic8Planes<kSigned>(map), Dynamic8Roof<kSigned>(map)};
   }();
   return tables;
 }
 
 template <bool kSigned>
 struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
-  const Dynamic8Rows<kSigned>& t = dynamic8_rows<kSigned>();
+  const Dynamic8Planes<kSigned>& planes = dynamic8_tables512<kSigned>().planes;
+  const Dynamic8Roof<kSigned>& roof = dynamic8_tables512<kSigned>().roof;
+
+  // Words whose byte 2 is the rank on the roof (second moments: rank + 1), above 16 bits behind the point.
+  struct Begun {
+    __m512i word[kTileVectors];
+  };
 
   HWY_INLINE void decode(const u8* codes, float scale, vf (&out)[kTileVectors]) const {
-    t.planes.decode(codes, scale, out);
+    planes.decode(codes, scale, out);
   }
 
   HWY_INLINE void encode(const float* values, float inverse, const TileRounding& rounding, u32 index, u8* codes) const {
-    if (rounding.stochastic) return encode_stochastic(values, inverse, rounding, index, codes);
-    using L = Dynamic8Lines;
+    const u64 unsure = end(begin(values, inverse), values, rounding, index, codes);
+    if (HWY_UNLIKELY(unsure)) encode_exactly(unsure, values, inverse, rounding, index, codes);
+  }
+
+  HWY_INLINE Begun begin(const float* values, float inverse) const {
     // Step by step for all four vectors: a chain is longer than what the processor looks ahead.
     constexpr int n = kTileVectors;
-    __m512 value[n], a[n], z[n];
-    __m512i row[n], word[n];
-    __mmask16 sure = 0xffff;
-    for (int i = 0; i < n; ++i) value[i] = _mm512_loadu_ps(values + 16 * i);
-    for (int i = 0; i < n; ++i) a[i] = _mm512_mul_ps(value[i], _mm512_set1_ps(inverse));
-    for (int i = 0; i < n; ++i) a[i] = _mm512_range_ps(a[i], _mm512_set1_ps(L::lowest(kSigned)), kLargerMagnitude);
-    for (int i = 0; i < n; ++i) row[i] = _mm512_srli_epi32(_mm512_castps_si512(a[i]), 23);
-    for (int i = 0; i < n; ++i) row[i] = _mm512_add_epi32(_mm512_castps_si512(a[i]), pick(t.carry, row[i]));
-    // A joint itself belongs to the lower index: for negative values that is the larger magnitude.
-    if constexpr (kSigned)
-      for (int i = 0; i < n; ++i)
-        row[i] = _mm512_add_epi32(row[i], _mm512_srli_epi32(_mm512_castps_si512(value[i]), 31));
+    const __m512 factor = _mm512_set1_ps(inverse);
+    __m512 x[n], y[n];
+    __m512i row[n];
+    for (int i = 0; i < n; ++i) x[i] = _mm512_loadu_ps(values + 16 * i);
+    for (int i = 0; i < n; ++i) {
+      if constexpr (kSigned)
+        x[i] = _mm512_fmadd_ps(_mm512_range_ps(x[i], _mm512_setzero_ps(), kLargerMagnitude), factor,
+                               _mm512_load_ps(roof.shift));
+      else
+        x[i] = _mm512_max_ps(_mm512_mul_ps(x[i], factor), _mm512_load_ps(roof.lowest));  // of a NaN too
+    }
+    for (int i = 0; i < n; ++i) row[i] = _mm512_srli_epi32(_mm512_castps_si512(x[i]), 23);  // picks by the lower 5 bits
+    for (int i = 0; i < n; ++i) row[i] = _mm512_add_epi32(_mm512_castps_si512(x[i]), pick(roof.carry, row[i]));
     for (int i = 0; i < n; ++i) row[i] = _mm512_srli_epi32(row[i], 23);
-    for (int i = 0; i < n; ++i) z[i] = _mm512_fmadd_ps(a[i], pick(t.slope, row[i]), _mm512_set1_ps(L::kIntercept));
-    for (int i = 0; i < n; ++i) z[i] = _mm512_min_ps(z[i], _mm512_set1_ps(L::kLargestZ));
-    for (int i = 0; i < n; ++i) z[i] = _mm512_fmadd_ps(z[i], pick(t.count, row[i]), _mm512_set1_ps(L::offset(kSigned)));
-    for (int i = 0; i < n; ++i) word[i] = _mm512_cvttps_epi32(z[i]);
-    for (int i = 0; i < n; ++i) sure = _mm512_mask_test_epi32_mask(sure, word[i], _mm512_set1_epi32(L::kFraction));
-    if (HWY_UNLIKELY(!_kortestc_mask16_u8(sure, sure))) return encode_generic(values, inverse, rounding, index, codes);
-    __m512i packed = t.planes.ranks(word);
+    for (int i = 0; i < n; ++i) y[i] = _mm512_fmadd_ps(x[i], pick(roof.slope, row[i]), pick(roof.intercept, row[i]));
+    Begun begun;
+    for (int i = 0; i < n; ++i) {
+      const __m512i word = _mm512_castps_si512(y[i]);
+      begun.word[i] = kSigned ? word : _mm512_add_epi32(word, word);  // 2^-15 to 2^-16
+    }
+    return begun;
+  }
+
+  // Returns which elements are for encode_exactly.
+  HWY_INLINE u64 end(const Begun& begun, const float* values, const TileRounding& rounding, u32 index,
+                     u8* codes) const {
+    constexpr int n = kTileVectors;
+    const RandomShorts random = rounding.stochastic ? RandomShorts(index, rounding) : RandomShorts::one_half();
+    const __m512i one = _mm512_load_si512(roof.one);
+    const __m512i rank = planes.ranks(begun.word);
+    // Ranks before a joint of two decades. Saturation leaves out the one below that of 1; there is none before 0.
+    __mmask64 joint;
+    if constexpr (kSigned)
+      joint = _mm512_mask_testn_epi8_mask(_mm512_test_epi8_mask(rank, rank), rank, _mm512_adds_epi8(rank, one));
+    else
+      joint = _mm512_testn_epi8_mask(rank, _mm512_adds_epu8(rank, one));
+    __m512i sum[2];
+    __mmask32 up[2];
+    for (int i = 0; i < 2; ++i) {
+      const __m512i f = halves(begun.word[2 * i], begun.word[2 * i + 1], 0);
+      // The lesser of f and 1 - f is the magnitude of f as a signed number.
+      const __m512i less = _mm512_mulhi_epu16(_mm512_abs_epi16(f), _mm512_load_si512(roof.two_thirds));
+      const __m512i p = _mm512_mask_sub_epi16(f, static_cast<__mmask32>(joint >> (32 * i)), f, less);
+      sum[i] = _mm512_add_epi16(p, random.words[i]);
+      up[i] = _mm512_cmplt_epu16_mask(sum[i], random.words[i]);
+    }
+    const __mmask64 carries = _mm512_kunpackd(up[1], up[0]);
+    const __m512i unsure = _mm512_load_si512(roof.unsure);
+    __m512i packed;
+    __m512 value[n];
+    for (int i = 0; i < n; ++i) value[i] = _mm512_loadu_ps(values + 16 * i);
     if constexpr (kSigned) {
-      const __mmask64 negative = t.planes.negative(value);
-      const __m512i middle = _mm512_set1_epi8(Dynamic8::kSignedZero);
-      const __m512i above = _mm512_add_epi8(middle, packed);
+      const __m512i to = _mm512_mask_add_epi8(rank, carries, rank, one), middle = _mm512_load_si512(roof.middle);
       // There is no entry at -1.
-      packed = _mm512_mask_sub_epi8(above, negative, middle, _mm512_min_epu8(packed, middle));
+      packed = _mm512_mask_sub_epi8(_mm512_add_epi8(middle, to), planes.negative(value), middle,
+                                    _mm512_min_epu8(to, middle));
     } else {
-      u64 positive = 0;  // an exact zero alone is 0
+      packed = _mm512_mask_sub_epi8(rank, ~carries, rank, one);
+      // An exact zero alone is 0. With 1 less as a whole number, it is above all finite values.
+      __m512i most = _mm512_setzero_si512();
       for (int i = 0; i < n; ++i)
-        positive |= static_cast<u64>(_mm512_cmp_ps_mask(value[i], _mm512_setzero_ps(), _CMP_GT_OQ)) << (16 * i);
-      packed = _mm512_maskz_mov_epi8(positive, packed);
+        most = _mm512_max_epu32(most, _mm512_add_epi32(_mm512_castps_si512(value[i]), _mm512_set1_epi32(-1)));
+      if (HWY_UNLIKELY(_mm512_cmpge_epu32_mask(most, _mm512_load_si512(roof.infinity)) != 0)) {
+        u64 positive = 0;
+        for (int i = 0; i < n; ++i)
+          positive |= static_cast<u64>(_mm512_cmp_ps_mask(value[i], _mm512_setzero_ps(), _CMP_GT_OQ)) << (16 * i);
+        packed = _mm512_maskz_mov_epi8(positive, packed);
+      }
     }
     _mm512_storeu_si512(codes, packed);
+    if (HWY_UNLIKELY(rounding.stochastic && index % 4)) return ~u64{0};
+    return _mm512_kunpackd(_mm512_cmplt_epu16_mask(sum[1], unsure), _mm512_cmplt_epu16_mask(sum[0], unsure));
+  }
+
+  // By the portable code, the arbiter near boundaries. Out of line: it is rare.
+  HWY_NOINLINE void encode_exactly(u64 which, const float* values, float inverse, const TileRounding& rounding,
+                                   u32 index, u8* codes) const {
+    if (which == ~u64{0}) return GenericCodec<Dynamic8, kSigned>::encode(values, inverse, rounding, index, codes);
+    for (; which; which &= which - 1) {
+      const auto e = static_cast<u32>(__builtin_ctzll(which));
+      codes[e] = static_cast<u8>(encode_at<Dynamic8, kSigned>(this->tables, values[e], inverse, rounding, index + e));
+    }
   }
 
  private:
   static constexpr int kLargerMagnitude = 0b1011;  // of range_ps: the other operand where one is a NaN
-
-  // the portable stochastic_rank with its rows in registers. Out of line, for the other form is as long.
-  HWY_NOINLINE void encode_stochastic(const float* values, float inverse, const TileRounding& rounding, u32 index,
-                                      u8* codes) const {
-    constexpr int n = kTileVectors;
-    const Dynamic8Table& map = this->tables.side[kSigned];
-    if (HWY_UNLIKELY(index % 4)) return encode_generic(values, inverse, rounding, index, codes);
-    const RandomShorts random(index, rounding);
-    __m512 x[n], a[n], y[n], joint[n];
-    __m512i row[n], word[n];
-    for (int i = 0; i < n; ++i) x[i] = _mm512_mul_ps(_mm512_loadu_ps(values + 16 * i), _mm512_set1_ps(inverse));
-    for (int i = 0; i < n; ++i)
-      a[i] = _mm512_range_ps(x[i], _mm512_set1_ps(kSigned ? 0.f : map.lowest), kLargerMagnitude);
-    for (int i = 0; i < n; ++i) a[i] = _mm512_min_ps(a[i], _mm512_set1_ps(1.f));
-    for (int i = 0; i < n; ++i) {
-      const __m512i bits = _mm512_castps_si512(a[i]);
-      word[i] = kSigned ? _mm512_max_epu32(bits, _mm512_set1_epi32(map.kFirstExponent << 23)) : bits;
-    }
-    for (int i = 0; i < n; ++i) row[i] = _mm512_srli_epi32(word[i], 23);  // permutations look at the lower 5 bits
-    for (int i = 0; i < n; ++i) row[i] = _mm512_add_epi32(word[i], pick(map.carry, row[i]));
-    for (int i = 0; i < n; ++i) row[i] = _mm512_srli_epi32(row[i], 23);
-    for (int i = 0; i < n; ++i) y[i] = _mm512_mul_ps(a[i], pick(map.slope, row[i]));
-    for (int i = 0; i < n; ++i) y[i] = _mm512_add_ps(y[i], pick(map.intercept, row[i]));
-    for (int i = 0; i < n; ++i) joint[i] = _mm512_mul_ps(a[i], pick(map.joint_slope, row[i]));
-    for (int i = 0; i < n; ++i) joint[i] = _mm512_add_ps(joint[i], pick(map.joint_intercept, row[i]));
-    for (int i = 0; i < n; ++i) word[i] = _mm512_cvttps_epi32(_mm512_min_ps(y[i], joint[i]));
-    __m512i packed = t.planes.ranks(word);
-    packed = _mm512_mask_sub_epi8(packed, random.carries(word), packed, _mm512_set1_epi8(-1));
-    if constexpr (kSigned) {
-      u64 negative = 0;
-      for (int i = 0; i < n; ++i)
-        negative |= static_cast<u64>(_mm512_cmp_ps_mask(x[i], _mm512_setzero_ps(), _CMP_LT_OQ)) << (16 * i);
-      const __m512i middle = _mm512_set1_epi8(Dynamic8::kSignedZero);
-      const __m512i above = _mm512_add_epi8(middle, packed);
-      packed = _mm512_mask_sub_epi8(above, negative, middle, _mm512_min_epu8(packed, middle));
-    } else {
-      u64 positive = 0;
-      for (int i = 0; i < n; ++i)
-        positive |=
-            static_cast<u64>(_mm512_cmp_ps_mask(_mm512_loadu_ps(values + 16 * i), _mm512_setzero_ps(), _CMP_GT_OQ))
-            << (16 * i);
-      packed = _mm512_maskz_mov_epi8(positive, packed);
-    }
-    _mm512_storeu_si512(codes, packed);
-  }
-
-  // The same tile by the generic code: the arbiter near boundaries. Out of line: it is rare.
-  HWY_NOINLINE void encode_generic(const float* values, float inverse, const TileRounding& rounding, u32 index,
-                                   u8* codes) const {
-    GenericCodec<Dynamic8, kSigned>::encode(values, inverse, rounding, index, codes);
-  }
 
   HWY_INLINE static __m512 pick(const float (&table)[32], __m512i row) {
     return _mm512_permutex2var_ps(_mm512_load_ps(table), row, _mm512_load_ps(table + 16));

@@ -1,4 +1,4 @@
-// How the vector encoders of dynamic8 find a rank without looking it up: within a decade of the map the entries are
+// How the AVX2 encoder of dynamic8 finds a rank without looking it up: within a decade of the map the entries are
 // equally spaced, so the rank is a linear function of the value.
 //
 // Decade i (0..6) covers values up to joint[i] and holds count[i] entries at 10^(i-6) (0.1 + 0.9 (k + 0.5) / count);
@@ -7,7 +7,7 @@
 // is exact unless z * count is within kGuard / 2^16 of an integer: what the coefficients, the two fused operations and
 // the map itself lose to rounding moves it by 1 / 2^16 at most (computed at every midpoint). There the portable code
 // decides, for about 0.4 % of tiles of 64. A test compares the two over every float.
-#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+#if HWY_TARGET == HWY_AVX2
 
 struct Dynamic8Lines {
   static constexpr float kUnit = 65536, kGuard = 2;

@@ -37,12 +37,11 @@ struct Dynamic8Planes {
     }
   }
 
-  // Byte 2 of each of 64 words, whose byte 3 is 0.
+  // Byte 2 of each of 64 words.
   HWY_INLINE __m512i ranks(const __m512i (&words)[kTileVectors]) const {
-    const auto rank = [&](int i) { return _mm512_srli_epi32(words[i], 16); };
-    const __m512i first = _mm512_packus_epi32(rank(0), rank(1)), second = _mm512_packus_epi32(rank(2), rank(3));
-    const __m512i transpose = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    return _mm512_permutexvar_epi32(transpose, _mm512_packus_epi16(first, second));
+    const __m512i low = _mm512_set1_epi16(0xff), order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+    const auto two = [&](int i) { return _mm512_and_si512(halves(words[i], words[i + 1], 1), low); };
+    return _mm512_permutexvar_epi64(order, _mm512_packus_epi16(two(0), two(2)));
   }
 
   HWY_INLINE __mmask64 negative(const __m512 (&x)[kTileVectors]) const {

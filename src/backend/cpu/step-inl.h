@@ -122,12 +122,49 @@ struct StepDriver {
     return kParts<k> == kMostParts ? part : 0;
   }
 
-  HWY_INLINE void encode_tile(const Stage& stage, int t, int part) const {
-    each<K>([&](auto k) {
-      const int at = t * kTile;
-      std::get<k>(codecs).encode(stage.values[k] + at, C::kScaled ? stage.inverse[k][part_of<k>(part)] : 0.f,
-                                 rounding[k], stage.index + static_cast<u32>(at), code_at<k>(stage.codes[k], at));
-    });
+  // All states begin before the first one ends (codec-inl.h). What the vector code leaves to encode_exactly comes last:
+  // a call between them, as rare as it is, would keep what they have in registers in memory. begun: of the first
+  // states.
+  template <class... Begun>
+  HWY_INLINE void encode_tile(const Stage& stage, int t, int part, const Begun&... begun) const {
+    if constexpr (constexpr int k = sizeof...(Begun); k < K) {
+      const auto next = begin_encoding(std::get<k>(codecs), stage.values[k] + t * kTile, inverse_of<k>(stage, part));
+      encode_tile(stage, t, part, begun..., next);
+    } else {
+      u64 unsure[kStored] = {}, any = 0;
+      end_encoding<0>(stage, t, part, unsure, begun...);
+      for (int i = 0; i < K; ++i) any |= unsure[i];
+      if (HWY_UNLIKELY(any != 0)) {
+        each<K>([&](auto i) {
+          if constexpr (kHasHalves<StateCodec<R, C, i>>)
+            std::get<i>(codecs).encode_exactly(unsure[i], stage.values[i] + t * kTile, inverse_of<i>(stage, part),
+                                               rounding[i], stage.index + static_cast<u32>(t * kTile),
+                                               code_at<i>(stage.codes[i], t * kTile));
+        });
+      }
+    }
+  }
+
+  template <int k>
+  HWY_INLINE void end_encoding(const Stage&, int, int, u64 (&)[kStored]) const {}
+  // State k and those behind it.
+  template <int k, class Begun, class... Others>
+  HWY_INLINE void end_encoding(const Stage& stage, int t, int part, u64 (&unsure)[kStored], const Begun& begun,
+                               const Others&... others) const {
+    const auto& codec = std::get<k>(codecs);
+    const int at = t * kTile;
+    const u32 index = stage.index + static_cast<u32>(at);
+    if constexpr (kHasHalves<StateCodec<R, C, k>>)
+      unsure[k] = codec.end(begun, stage.values[k] + at, rounding[k], index, code_at<k>(stage.codes[k], at));
+    else
+      codec.encode(stage.values[k] + at, inverse_of<k>(stage, part), rounding[k], index,
+                   code_at<k>(stage.codes[k], at));
+    end_encoding<k + 1>(stage, t, part, unsure, others...);
+  }
+
+  template <int k>
+  HWY_INLINE static float inverse_of(const Stage& stage, int part) {
+    return C::kScaled ? stage.inverse[k][part_of<k>(part)] : 0.f;
   }
 
   HWY_INLINE void encode(const Stage& stage, int tiles) const {

@@ -1,0 +1,65 @@
+// How the AVX-512 encoders of dynamic8 find a rank and what is behind its point without looking a table of entries up.
+//
+// Decade i (0..6) of the map covers (10^(i-7), 10^(i-6)] with n = 2^i entries, of ranks n to 2 n - 1, evenly spaced:
+//   rank + 1/2 = n (8/9 + a 10^(6-i) / 0.9)
+// for magnitude a (second moments: n = 2^(i+1), and it is rank + 1 on the left). The lines of two decades meet on their
+// border, at 2 n - 1/2. With two more, from 0 to the first entry (signed) and from the last but one to 1, they make the
+// roof. Off it the portable stochastic_rank is only between the last entry of a decade and the first of the next one,
+// where it is a straight line. Seen from there, the roof's lower half is 1/6 of the way and its upper half 5/6: with
+// the fraction f of the roof
+//   p = f - 2/3 min(f, 1 - f),
+// for those ranks that are one less than a power of two.
+//
+// This is exact but for rounding: in units of 2^-16 of a rank, what is found here lies 1 to 12 above the portable
+// definition (computed for every float), because intercepts are lifted by kLift; rounding of value * inverse moves that
+// by less than 1. So only an element whose sum of p and the random bits is within kUnsure of a carry can have another
+// code; the portable code decides those, one in 70 tiles of 64. Rounding to nearest is the same with 1/2 for the random
+// bits. Tests compare both with the portable code over dense sweeps.
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+
+template <bool kSigned>
+struct Dynamic8Roof {
+  // Added to signed magnitudes, so that the exponents of all fit into the 32 rows. Second moments are clamped.
+  static constexpr float kShift = kSigned ? 0x1p-30f : 0.f;
+  // Sums with 2^23 are floats whose lower bits are the rank: in units of 2^-16, 2^-15 for second moments, whose ranks
+  // take a bit more.
+  static constexpr float kMagic = 0x1p23f, kUnits = kSigned ? 0x1p16f : 0x1p15f;
+  static constexpr int kLift = 5, kUnsure = 14;
+
+  // Row e (exponent & 31) holds the line that is current at the start of binade e. Where it ends inside the binade,
+  // adding `carry` to the bits of a value above that point carries into the exponent: row e + 1.
+  alignas(64) u32 carry[32];
+  alignas(64) float slope[32], intercept[32];
+  // Constants of all lanes: from memory they cost nothing, compilers would make them anew in general registers.
+  alignas(64) u8 one[64], middle[64];
+  alignas(64) u16 two_thirds[32], unsure[32];
+  alignas(64) u32 infinity[16];
+  alignas(64) float shift[16], lowest[16];
+
+  explicit Dynamic8Roof(const Dynamic8Table& map) {
+    const float* entry = map.value + (kSigned ? Dynamic8::kSignedZero : 0u);
+    const int last = kSigned ? 127 : 254;  // the rank below that of 1
+    int line = kSigned ? -1 : 0;           // -1: up to the first entry; 0 to 6: decades; 7: up to 1
+    for (int binade = 127 - 30; binade <= 127; ++binade) {
+      const int decade = line < 0 ? 0 : line;
+      const double n = Dynamic8::first_rank(kSigned, decade) + !kSigned;
+      double end = power(10, decade - 6), slope_of = n / (0.9 * end), at_zero = n * 8 / 9 - 0.5;
+      if (line == -1) slope_of = 1 / double{entry[1]}, at_zero = 0, end = entry[1];
+      if (line == 6) end = entry[last];
+      if (line == 7) slope_of = 1 / (1 - double{entry[last]}), at_zero = last + 1 + !kSigned - slope_of, end = 2;
+      const int row = binade & 31;
+      slope[row] = static_cast<float>(slope_of * kUnits);
+      intercept[row] = static_cast<float>((at_zero - slope_of * kShift + kLift * 0x1p-16) * kUnits + kMagic);
+      const u32 joint = bits(static_cast<float>(end + kShift));
+      const bool ends = static_cast<int>(joint >> 23) == binade;
+      carry[row] = ends ? 0x7fffffu - (joint & 0x7fffffu) : 0;
+      line += ends;
+    }
+    slope[0] = slope[31], intercept[0] = intercept[31], carry[0] = 0;  // not reached: values are below 2
+    for (int i = 0; i < 64; ++i) one[i] = 1, middle[i] = Dynamic8::kSignedZero;
+    for (int i = 0; i < 32; ++i) two_thirds[i] = 43691, unsure[i] = kUnsure;
+    for (int i = 0; i < 16; ++i) infinity[i] = 0x7f800000u, shift[i] = kShift, lowest[i] = map.lowest;
+  }
+};
+
+#endif
