@@ -22,9 +22,9 @@ LT_FN u64 load_signs(const std::byte* bits, u64 at, u64 n) {
   std::memcpy(&word, bits + at / 8, (at % 8 + n + 7) / 8);
   return word >> (at % 8);
 }
-LT_FN u64 load_word(const std::byte* bits, u64 at) {
+LT_FN u64 load_word(const std::byte* bits) {
   u64 word;
-  std::memcpy(&word, bits + at / 8, sizeof word);
+  std::memcpy(&word, bits, sizeof word);
   return word;
 }
 // Each byte's bits the other way round: between the orders "little" and "big".
@@ -32,6 +32,27 @@ LT_FN u64 mirrored(u64 word) {
   word = (word >> 4 & 0x0f0f0f0f0f0f0f0full) | (word & 0x0f0f0f0f0f0f0f0full) << 4;
   word = (word >> 2 & 0x3333333333333333ull) | (word & 0x3333333333333333ull) << 2;
   return (word >> 1 & 0x5555555555555555ull) | (word & 0x5555555555555555ull) << 1;
+}
+// The same for whole words. `to` may be `from`.
+HWY_INLINE void mirror(const std::byte* from, std::byte* to, u64 bytes) {
+  u64 i = 0;
+#if HWY_TARGET != HWY_SCALAR
+  const hn::ScalableTag<u8> d;
+  alignas(16) static constexpr u8 kHalves[16] = {0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15};
+  const auto low = hn::LoadDup128(d, kHalves), high = hn::ShiftLeft<4>(low), mask = hn::Set(d, u8{15});
+  for (; i + hn::MaxLanes(d) <= bytes; i += hn::MaxLanes(d)) {
+    const auto x = hn::LoadU(d, reinterpret_cast<const u8*>(from + i));
+    const auto turned =
+        hn::Or(hn::TableLookupBytes(high, hn::And(x, mask)), hn::TableLookupBytes(low, hn::ShiftRight<4>(x)));
+    hn::StoreU(turned, d, reinterpret_cast<u8*>(to + i));
+  }
+#endif
+  for (; i < bytes; i += sizeof(u64)) {
+    u64 word;
+    std::memcpy(&word, from + i, sizeof word);
+    word = mirrored(word);
+    std::memcpy(to + i, &word, sizeof word);
+  }
 }
 // Keeps those before them in their first byte, and clears those behind in their last. word: of n signs, 0 behind them.
 LT_FN void store_signs(u64 word, std::byte* bits, u64 at, u64 n) {
@@ -112,12 +133,13 @@ void pack_as(const PackRun& run) {
       if constexpr (kPresence) note(at, n);
       return;
     }
+    std::byte* const to = bits + at / 8;
     for (const u64 stop = at + n; at < stop; at += kWordSigns, from += kWordSigns) {
-      u64 word = pack_word(from);
-      if (big) word = mirrored(word);
+      const u64 word = pack_word(from);
       std::memcpy(bits + at / 8, &word, sizeof word);
       if constexpr (kPresence) note(at, kWordSigns);
     }
+    if (big) mirror(to, to, n / 8);
   });
   if constexpr (kFinite) {
     const auto most = E::set(static_cast<typename E::Raw>(SignBits<T>::kInfinity - 1));
@@ -167,7 +189,8 @@ void unpack_as(const UnpackRun& run) {
   using E = Elements<T>;
   using Lane = typename E::Lane;
   const SignItem& item = run.item;
-  const auto in_order = [big = run.form.big](u64 word) { return big ? mirrored(word) : word; };
+  const bool big = run.form.big;
+  const auto in_order = [big](u64 word) { return big ? mirrored(word) : word; };
   auto plus = E::set(SignBits<T>::kOne), minus = E::set(SignBits<T>::kOne | SignBits<T>::kMinusZero);
   auto* values = static_cast<Lane*>(item.values);
   const std::byte *const bits = item.bits, *const zeros = item.zeros, *const presence = item.presence;
@@ -190,13 +213,19 @@ void unpack_as(const UnpackRun& run) {
       return;
     }
     const u64 stop = at + n;
+    alignas(64) std::byte turned[kFeedbackBlock / 8];
+    const std::byte* from = bits + at / 8;
+    if (big) {
+      mirror(from, turned, n / 8);
+      from = turned;
+    }
     if (zeros || presence) {
-      for (; at < stop; at += kWordSigns, to += kWordSigns)
-        expand<T, kStream, true>(in_order(load_word(bits, at)),
-                                 absent(at) | (zeros ? in_order(load_word(zeros, at)) : 0), plus, minus, to);
+      for (; at < stop; at += kWordSigns, to += kWordSigns, from += sizeof(u64))
+        expand<T, kStream, true>(load_word(from), absent(at) | (zeros ? in_order(load_word(zeros + at / 8)) : 0), plus,
+                                 minus, to);
     } else {
-      for (; at < stop; at += kWordSigns, to += kWordSigns)
-        expand<T, kStream, false>(in_order(load_word(bits, at)), 0, plus, minus, to);
+      for (; at < stop; at += kWordSigns, to += kWordSigns, from += sizeof(u64))
+        expand<T, kStream, false>(load_word(from), 0, plus, minus, to);
     }
   });
   if constexpr (kStream) hwy::FlushStream();

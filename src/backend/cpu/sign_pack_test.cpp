@@ -257,6 +257,46 @@ TEST(CpuSignKernels, ManyItemsInOneCall) {
   EXPECT_GT(items_seen, 500);
 }
 
+// Bits of bytes the other way round, sign bits in place of signs, and zeros of that order.
+TEST(CpuSignKernels, TheOrderBigAndSignBitsOnEveryTarget) {
+  auto rng = testing::seeded("forms of signs", 95);
+  const auto bit_of = [](const Bits& bits, int64_t i, bool big) {
+    return (bits[static_cast<size_t>(i / 8)] >> (big ? 7 - i % 8 : i % 8) & 1) != 0;
+  };
+  int64_t apart = 0, elements = 0;
+  for (const auto& name : cpu::make_backend("")->targets()) {
+    const cpu::SignKernels kernels = cpu::pick_signs(cpu::target_bit(name));
+    for (int turn = 0; turn < 1000; ++turn) {
+      const auto dtype = static_cast<DType>(rng.below(3));
+      const auto width = static_cast<size_t>(dtype_bytes(dtype));
+      const int64_t count = any_count(rng, turn);
+      const cpu::SignForm form{rng.chance(0.7), rng.chance(0.5)};
+      const int threads = 1 + turn % 3;
+      Bits values = testing::random_elements(dtype, count, rng), back(values.size());
+      Bits bits(testing::sign_bytes(count) + 1, 0x5a), zeros(bits.size());
+      for (auto& byte : zeros) byte = static_cast<unsigned char>(rng.next());
+      SignItem item{dtype, 0, count, values.data(), reinterpret_cast<std::byte*>(bits.data())};
+      pack_signs(kernels, {&item, 1}, form, threads);
+      item.values = back.data();
+      if (rng.chance(0.5)) item.zeros = reinterpret_cast<const std::byte*>(zeros.data());
+      unpack_signs(kernels, {&item, 1}, form, threads);
+      for (int64_t i = 0; i < count; ++i) {
+        const unsigned char* x = values.data() + static_cast<size_t>(i) * width;
+        const bool plus = form.sign_bit ? !(x[width - 1] & 0x80) : testing::value_of(dtype, x) >= 0;
+        const bool zero = item.zeros && bit_of(zeros, i, form.big);
+        apart += bit_of(bits, i, form.big) != plus;
+        apart += testing::value_of(dtype, back.data() + static_cast<size_t>(i) * width) != (zero ? 0 : plus ? 1 : -1);
+      }
+      for (int64_t i = count; i % 8; ++i) apart += bit_of(bits, i, form.big);
+      apart += bits.back() != 0x5a;
+      elements += count;
+    }
+  }
+  std::printf("%lld elements: %lld differ\n", static_cast<long long>(elements), static_cast<long long>(apart));
+  EXPECT_EQ(apart, 0);
+  EXPECT_GT(elements, 100000);
+}
+
 // Large outputs are stored past the cache, where they are aligned: the same values.
 TEST(CpuSignKernels, ValuesStoredPastTheCache) {
   auto rng = testing::seeded("values past the cache", 94);
