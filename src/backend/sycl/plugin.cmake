@@ -12,6 +12,7 @@ lt_plugin_host_sources(sycl lt_sycl_sources)
 file(GLOB lt_spirv_files CONFIGURE_DEPENDS "${lt_spirv}/*.spv")
 # Objects, since its tests reach inside.
 add_library(lowtide_sycl_objects OBJECT ${lt_sycl_sources})
+lt_unite(lowtide_sycl_objects sycl_host ${lt_sycl_sources})
 set_target_properties(lowtide_sycl_objects PROPERTIES POSITION_INDEPENDENT_CODE ON)
 add_library(${lt_sycl} MODULE $<TARGET_OBJECTS:lowtide_sycl_objects> ${lt_plugin_core_sources})
 set_source_files_properties("${lt_src}/backend/sycl/host/programs.cpp"
