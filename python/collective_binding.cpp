@@ -71,10 +71,11 @@ class PyCollective {
 
   FieldDict vote(int64_t count, uint64_t step, uint64_t digest, bool nonfinite, bool failed,
                  const std::function<bool()>& ready, Address bits, Address presence, Address scales, Address zeros,
-                 Address previous, SignResidual* residual) {
+                 Address previous, SignResidual* residual, uint64_t first_index) {
     SignBallot ballot;
     ballot.count = count, ballot.step = step, ballot.digest = digest;
     ballot.bits = bits, ballot.presence = presence, ballot.scales = scales, ballot.previous = previous;
+    ballot.first_index = first_index;
     ballot.nonfinite = nonfinite, ballot.failed = failed;
     ballot.prepare = ready;
     const SignResult result{bits, presence, zeros, scales};
@@ -123,7 +124,7 @@ the call that made them. Calls return the fields of `lowtide.distributed.Outcome
            "weight"_a, "threads"_a, "commit"_a = true)
       .def(
           "vote", &PyCollective::vote, "count"_a, "step"_a, "digest"_a, "nonfinite"_a, "failed"_a, "ready"_a, "bits"_a,
-          "presence"_a, "scales"_a, "zeros"_a, "previous"_a, "residual"_a.none(),
+          "presence"_a, "scales"_a, "zeros"_a, "previous"_a, "residual"_a.none(), "first_index"_a,
           R"(bits, presence, scales: the ballot, and the result in its place. residual: None for a vote; else the mean of
 sign times scale. ready: called when all workers have agreed to go on, before anything is read; whether this one can.
 What it raises comes out here. ValueError where workers differ, ConnectionError where messages came damaged or one was

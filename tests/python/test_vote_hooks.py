@@ -54,6 +54,21 @@ def test_weighted_votes(world: int, figure: Callable[[str], None]) -> None:
     figure(f"{world} workers: {found['compared']} elements equal, {found['ties']} ties that are 0")
 
 
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("ties", ["hash", "plus", "minus", "zero", "previous"])
+def test_buckets_change_no_bit(ties: str, world: int, seed: int, share: float, figure: Callable[[str], None]) -> None:
+    """Buckets are voted on one by one, as they come: the result is that of one vote on all gradients."""
+    for wrong, compared, skipped in shared_ranks().run(world, jobs.buckets, ties, max(8, int(40 * share)), seed):
+        assert wrong == 0 and skipped >= 2
+    figure(f"{ties}, {world} workers: {compared} elements in {len(jobs.CUTS)} sets of buckets, {wrong} differ; {skipped} passes NaN")
+
+
+def test_workers_with_other_buckets() -> None:
+    for first, second in shared_ranks().run(3, jobs.other_buckets):
+        assert first[0] == "ValueError" and "2" in first[1], first
+        assert second == ("nothing", "")
+
+
 @pytest.mark.parametrize("world", [2, 3])
 def test_nan_on_one_rank(world: int, figure: Callable[[str], None]) -> None:
     for found in shared_ranks().run(world, jobs.not_finite):

@@ -18,6 +18,7 @@ from lowtide.distributed import DistributedLion, ShardVote, SignOptimizer, Signu
 from stand_in import StandIn, missing
 from support import DTYPES, bits
 from usm import Usm
+from vote_hook_jobs import one_pass
 from vote_jobs import raised
 
 CLASSES: dict[str, type[SignOptimizer]] = {"lion": DistributedLion, "signum": Signum}
@@ -159,38 +160,6 @@ def shards_of(kind: str, cases: Sequence[tuple[int, int, torch.dtype, str]]) -> 
     return found
 
 
-class Bucket:
-    """As torch's GradBucket, of gradients one after another in a buffer."""
-
-    def __init__(self, index: int, last: bool, params: Sequence[torch.nn.Parameter], buffer: torch.Tensor) -> None:
-        self._index, self._last, self._params, self._buffer = index, last, params, buffer
-
-    def index(self) -> int:
-        return self._index
-
-    def is_last(self) -> bool:
-        return self._last
-
-    def buffer(self) -> torch.Tensor:
-        return self._buffer
-
-    def parameters(self) -> list[torch.nn.Parameter]:
-        return list(self._params)
-
-    def gradients(self) -> list[torch.Tensor]:
-        parts = self._buffer.split([param.numel() for param in self._params])
-        return [part.view_as(param) for part, param in zip(parts, self._params, strict=True)]
-
-
-def _pass(hook: Any, params: Sequence[torch.nn.Parameter], buffers: Sequence[torch.Tensor], cut: int) -> list[bytes]:
-    """One backward pass, as DistributedDataParallel calls the hook: the last parameters' bucket first."""
-    parts = [(params[cut:], buffers[0]), (params[:cut], buffers[1])]
-    futures = [hook(None, Bucket(i, i == 1, part, buffer)) for i, (part, buffer) in enumerate(parts)]
-    for future in futures:
-        future.wait()
-    return [bits(buffer) for buffer in buffers]
-
-
 def hooks_of(kind: str, seed: int, passes: int, hooks: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
     """Hooks of equal models on both, over random gradients in two buckets: what differs. hooks: class and options."""
     found: dict[str, Any] = {"differing": [], "votes": 0, "signs": 0, "nan": 0}
@@ -203,19 +172,17 @@ def hooks_of(kind: str, seed: int, passes: int, hooks: Sequence[tuple[str, dict[
             cls = getattr(lowtide.distributed, name)
             pair = cls(here, **options), cls(there, **options)
             for step in range(passes):
-                sizes = [sum(p.numel() for p in part) for part in (list(here)[2:], list(here)[:2])]
-                mine = [torch.randn(n, generator=random).mul(2).round().div(4).to(dtype) for n in sizes]
-                mine[0][:128] = 0
+                grads = [torch.randn(p.numel(), generator=random).mul(2).round().div(4).to(dtype) for p in here]
+                grads[3][:128] = 0
                 if step % 5 == 3 and dist.get_rank() == 0:
-                    mine[step % 2][7] = float("nan")
-                other = [device.tensor(one) for one in mine]
-                first = _pass(pair[0], list(here), mine, 2)
-                second = _pass(pair[1], list(there), other, 2)
+                    grads[step % 2][0] = float("nan")
+                mine = one_pass(pair[0], list(here), grads, ((2, 3), (0, 1)))
+                other = one_pass(pair[1], list(there), grads, ((2, 3), (0, 1)), device.tensor)
                 device.synchronize()
-                if first != [bits(one) for one in other] or pair[0].votes != pair[1].votes:
+                if [*map(bits, mine)] != [*map(bits, other)] or pair[0].votes != pair[1].votes:
                     found["differing"].append((name, options, step))
                 found["votes"] += 1
-                found["signs"] += sum(sizes)
+                found["signs"] += sum(grad.numel() for grad in grads)
                 found["nan"] += bool(mine[0].isnan().all())
             if name == "ErrorFeedbackSign":
                 saved = [hook.state_dict() for hook in pair]
@@ -224,7 +191,7 @@ def hooks_of(kind: str, seed: int, passes: int, hooks: Sequence[tuple[str, dict[
                 kept = [[bits(part) for one in each["residual"].values() for part in one.values()] for each in saved]
                 if kept[0] != kept[1] or kept[0] != kept[2] or not any(map(any, kept[0])):
                     found["differing"].append((name, options, "residuals"))
-            del pair, second
+            del pair
             gc.collect()
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,6 +13,7 @@ from lowtide.distributed import ShardVote, SignVote
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from vote_jobs import raised
 from vote_reference import aligned, elect, generator, tie_bits
 
 
@@ -115,6 +116,82 @@ def votes_of_signs(
                 same -= 0.01 * want
     counts = {"wrong": wrong, "compared": compared, "ties": tied, "unused": unused, "votes": hook.votes}
     return {**counts, "buckets": buckets}
+
+
+class Bucket:
+    """As torch's GradBucket, of gradients one after another in a buffer."""
+
+    def __init__(self, index: int, last: bool, params: Sequence[torch.nn.Parameter], buffer: torch.Tensor) -> None:
+        self._index, self._last, self._params, self._buffer = index, last, params, buffer
+
+    def index(self) -> int:
+        return self._index
+
+    def is_last(self) -> bool:
+        return self._last
+
+    def buffer(self) -> torch.Tensor:
+        return self._buffer
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        return list(self._params)
+
+    def gradients(self) -> list[torch.Tensor]:
+        parts = self._buffer.split([param.numel() for param in self._params])
+        return [part.view_as(param) for part, param in zip(parts, self._params, strict=True)]
+
+
+def one_pass(
+    hook: Callable[..., Any], params: Sequence[torch.nn.Parameter], grads: Sequence[torch.Tensor], cuts: Sequence[Sequence[int]],
+    placed: Callable[[torch.Tensor], torch.Tensor] = lambda buffer: buffer,
+) -> list[torch.Tensor]:  # fmt: skip
+    """The gradients after a pass whose buckets have these parameters each, as DistributedDataParallel calls the hook."""
+    futures, out = [], list(grads)
+    for index, numbers in enumerate(cuts):
+        buffer = placed(torch.cat([grads[number].reshape(-1) for number in numbers]))
+        bucket = Bucket(index, index + 1 == len(cuts), [params[number] for number in numbers], buffer)
+        for number, grad in zip(numbers, bucket.gradients(), strict=True):
+            out[number] = grad
+        futures.append(hook(None, bucket))
+    for future in futures:
+        future.wait()
+    return out
+
+
+SIZES = (1000, 65, 1, 2049, 1024, 7)
+# Contiguous from the last on, as torch's; in runs of their own; one for each parameter; one for all.
+CUTS = (((4, 5), (2, 3), (0, 1)), ((5, 3, 1), (0, 4, 2)), ((5,), (4,), (3,), (2,), (1,), (0,)), (range(6),))
+
+
+def buckets(ties: str, passes: int, seed: int) -> tuple[int, int, int]:
+    """Passes of hooks of equal models whose buckets differ: elements that differ from those of one bucket for all, elements in
+    all, and passes that were not applied."""
+    params = [torch.nn.Parameter(torch.zeros(size)) for size in SIZES]
+    hooks = [SignVote(torch.nn.ParameterList(params), ties=ties, seed=seed, weight=1 + dist.get_rank()) for _ in CUTS]
+    wrong = compared = skipped = 0
+    for number in range(passes):
+        random = generator(seed, dist.get_rank(), number)
+        grads = [torch.randint(-1, 2, (size,), generator=random).float() for size in SIZES]
+        grads[3][:192] = 0
+        if number % 4 == 2:
+            grads[number % 6][0] = float("nan") if dist.get_rank() == dist.get_world_size() - 1 else 1.0
+        found = [torch.cat(one_pass(hook, params, grads, cuts)) for hook, cuts in zip(hooks, CUTS, strict=True)]
+        for other, hook in zip(found, hooks, strict=True):
+            wrong += int((other.nan_to_num(5) != found[-1].nan_to_num(5)).sum())
+            wrong += hook.last_outcome.nonfinite_ranks != hooks[-1].last_outcome.nonfinite_ranks
+            wrong += hook.votes != hooks[-1].votes
+            compared += other.numel()
+        skipped += not hooks[0].last_outcome.applied
+    return wrong, compared, skipped
+
+
+def other_buckets() -> list[tuple[str, str]]:
+    """Errors where the last rank has other buckets, and of a pass in which it has those of the others."""
+    params = [torch.nn.Parameter(torch.zeros(size)) for size in SIZES]
+    hook = SignVote(torch.nn.ParameterList(params), timeout=15)
+    odd = dist.get_rank() == dist.get_world_size() - 1
+    grads = [torch.ones(size) for size in SIZES]
+    return [raised(lambda: one_pass(hook, params, grads, CUTS[2 if odd and first else 0])) for first in (True, False)]
 
 
 def not_finite() -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -34,6 +35,19 @@ def signer_at(place: Place) -> _core.Signer:
     return _core.Signer(place.kind.backend, place.queue(), place.target(EXACT))
 
 
+@dataclass(frozen=True)
+class SignPart:
+    """Signs of `SignBuffers` from number `first` on."""
+
+    first: int
+    count: int
+    bits: torch.Tensor
+    presence: torch.Tensor | None
+    zeros: torch.Tensor | None
+    previous: torch.Tensor | None
+    scales: torch.Tensor | None = None
+
+
 class SignBuffers:
     """Room for `count` signs, a multiple of `ALIGNMENT`: uint8 CPU tensors `bits`, and `presence` or, for error
     feedback, `scales` (bfloat16 as int16). `zeros` and `previous` (the result before) as the rule of ties wants them.
@@ -41,6 +55,8 @@ class SignBuffers:
     Kernels have the same in memory of `place`, at the addresses `there`; on the CPU these are the tensors. `fetch` and
     `send` move between the two, in one copy each. queue: of the place, which the work is ordered on.
     """
+
+    first = 0  # number of the first sign
 
     def __init__(self, count: int, ties: str | None, place: Place = HOST) -> None:
         """ties: None for error feedback."""
@@ -88,14 +104,36 @@ class SignBuffers:
         """Forgets values that were not finite."""
         self._memory.clear(0, _MARK, queue)
 
-    def fetch(self, queue: int) -> bool:
-        """Brings the ballot to the host, and waits for it. Whether a value was not finite."""
-        self._memory.fetch(0, _MARK + self._ballot, queue)
+    def fetch(self, queue: int, part: SignPart | None = None) -> bool:
+        """Brings the ballot, or a part of it, to the host, and waits for it. Whether a value was not finite."""
+        if part is None:
+            self._memory.fetch(0, _MARK + self._ballot, queue)
+        else:
+            for first, size in [(0, _MARK), *self._bytes_of(part)]:
+                self._memory.fetch(first, size, queue)
         return bool(self._mark.value)
 
-    def send(self, queue: int) -> None:
-        """Brings the result, or what the host has made of the ballot, to where gradients are."""
-        self._memory.send(_MARK, self._all, queue)
+    def send(self, queue: int, part: SignPart | None = None) -> None:
+        """Brings the result, or what the host has made of the ballot, to where gradients are; or a part of it."""
+        for first, size in [(_MARK, self._all)] if part is None else self._bytes_of(part):
+            self._memory.send(first, size, queue)
+
+    def part(self, first: int, count: int) -> SignPart:
+        """The signs from `first` on, multiples of `ALIGNMENT`; not of error feedback."""
+
+        def cut(tensor: torch.Tensor | None, signs: int) -> torch.Tensor | None:
+            return None if tensor is None else tensor[first // signs : (first + count) // signs]
+
+        return SignPart(
+            first, count, self.bits[first // 8 : (first + count) // 8], cut(self.presence, 8 * BLOCK), cut(self.zeros, 8),
+            cut(self.previous, 8),
+        )  # fmt: skip
+
+    def _bytes_of(self, part: SignPart) -> list[tuple[int, int]]:
+        """The first byte, and how many, of each of the part's tensors."""
+        base = self._memory.host()
+        tensors = (part.bits, part.presence, part.zeros)
+        return [(tensor.data_ptr() - base, tensor.nbytes) for tensor in tensors if tensor is not None and tensor.nbytes]
 
     @contextmanager
     def using(self, queue: int) -> Iterator[None]:

@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 
 from lowtide import _core
 from lowtide.checks.values import expect, hint
-from lowtide.distributed.buffers import SignBuffers
+from lowtide.distributed.buffers import SignBuffers, SignPart
 from lowtide.distributed.groups import Transport, new_group
 from lowtide.distributed.layout import address, digest
 from lowtide.sign import Ties
@@ -55,6 +55,15 @@ class Outcome(NamedTuple):
     sent_bytes: int  # by this worker, messages without the transport's own
     seconds: dict[str, float]  # of each phase, on this worker
 
+    def joined(self, other: Outcome) -> Outcome:
+        """The outcome of two parts of a vote."""
+        seconds = {phase: taken + other.seconds[phase] for phase, taken in self.seconds.items()}
+        return Outcome(
+            self.applied and other.applied, sorted({*self.nonfinite_ranks, *other.nonfinite_ranks}),
+            sorted({*self.failed_ranks, *other.failed_ranks}), {**self.rejected, **other.rejected}, other.algorithm,
+            self.sent_bytes + other.sent_bytes, seconds,
+        )  # fmt: skip
+
 
 class Collective:
     """Votes over `group`, one after another; every worker of the group makes the same calls in the same order.
@@ -95,7 +104,7 @@ class Collective:
 
     def vote(
         self,
-        buffers: SignBuffers,
+        buffers: SignBuffers | SignPart,
         fill: Callable[[], object] | None,
         *,
         step: int,
@@ -105,7 +114,7 @@ class Collective:
         failure: BaseException | None = None,
     ) -> Outcome:
         """Workers tell each other what they are about to do; if all can, `fill` writes this one's ballot into
-        `buffers`, and the majority replaces it there: with the `residual` of this worker's shard, and buffers with
+        `buffers` (or a part of them, of a vote in parts: see `complete`), and the majority replaces it there: with the `residual` of this worker's shard, and buffers with
         scales, the mean of sign times scale. alike: what must be the same on all, by name; floats are named with their
         values. failure: this worker cannot; it says so to the others, and raises it.
 
@@ -128,7 +137,7 @@ class Collective:
         arguments = (
             buffers.count, step, digest(alike) if alike else 0, nonfinite, failure is not None, ballot,
             address(buffers.bits), address(buffers.presence), address(buffers.scales), address(buffers.zeros),
-            address(buffers.previous), residual,
+            address(buffers.previous), residual, buffers.first,
         )  # fmt: skip
         try:
             found = self._core.vote(*arguments)
@@ -148,11 +157,15 @@ class Collective:
         outcome = Outcome(**found)
         if outcome.failed_ranks:
             raise RuntimeError(f"vote {step}: ranks {outcome.failed_ranks} failed, and say why; nothing was applied")
-        if outcome.applied:
-            self.completed = step
-        if outcome.applied and buffers.previous is not None:
-            buffers.previous.copy_(buffers.bits)
+        if outcome.applied and isinstance(buffers, SignBuffers):
+            self.complete(step, buffers)
         return outcome
+
+    def complete(self, step: int, buffers: SignBuffers) -> None:
+        """A vote was applied, with all its parts."""
+        self.completed = step
+        if buffers.previous is not None:
+            buffers.previous.copy_(buffers.bits)
 
     def lost(self, what: str, error: Exception) -> ConnectionError:
         """The error to raise when a collective did not come to its end."""

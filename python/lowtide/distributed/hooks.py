@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 from lowtide.checks.values import expect
 from lowtide.devices import places
 from lowtide.devices.places import Place
-from lowtide.distributed.buffers import SignBuffers
+from lowtide.distributed.buffers import SignBuffers, SignPart
 from lowtide.distributed.collective import Collective, Outcome, VoteOptions, check_vote_options
 from lowtide.distributed.layout import Layout, check_gradients_of, checksum_of
 
@@ -46,8 +46,8 @@ class SignHook:
     """Base class; use `SignVote` or `ErrorFeedbackSign`. Register with `ddp.register_comm_hook(None, hook)`, or
     `register`.
 
-    The buckets of a backward pass wait for each other and travel together when the last one is there, in a thread and a
-    process group of their own. Where a parameter's signs lie depends on the order of the model's parameters alone:
+    Work goes on in a thread and a process group of their own; gradients are replaced when the last bucket of a backward
+    pass is there. Where a parameter's signs lie depends on the order of the model's parameters alone:
     torch may lay its buckets anew. Under `no_sync()` torch calls no hook: gradients add up, and the next pass votes on
     the sum.
 
@@ -104,10 +104,14 @@ class SignHook:
             numbers.append(number)
             items.append((grad.data_ptr(), grad.numel(), self._layout.offsets[number]))
         self._arrived.append(Arrived(buffer, items, numbers, future, self._place.queue(), places.stream_of(buffer)))
+        self._thread.submit(self._begin, self._arrived[-1], bucket.index() == 0)
         if bucket.is_last():
             arrived, self._arrived = self._arrived, []
             self._thread.submit(self._finish, arrived)
         return future
+
+    def _begin(self, bucket: Arrived, first: bool) -> None:
+        """Does what can be done before the others of the pass are there. Raises nothing."""
 
     def _finish(self, arrived: list[Arrived]) -> None:
         try:
@@ -154,32 +158,57 @@ class SignVote(SignHook):
     -1, that most workers' have. 1/32 of the bytes of float32 gradients. For optimizers that use signs
     (`torch.optim.SGD` with a learning rate for signs is signSGD); magnitudes are gone.
 
-    0 where every worker has a block of 64 zeros; other exact zeros count as + in one vote and - in the next.
+    Every bucket is voted on as soon as it is there, while backward goes on; the result is that of one vote on all. 0 where
+    every worker has a block of 64 zeros; other exact zeros count as + in one vote and - in the next.
     `vote`: see `VoteOptions`; weight for workers with batches of different sizes.
     """
 
     def __init__(self, model: torch.nn.Module, **vote: Unpack[VoteOptions]) -> None:
         super().__init__(model, vote)
         self._buffers = SignBuffers(self._layout.count, self._collective.ties, self._place)
+        self._outcome: Outcome | None = None  # of this pass so far
+        self._failure: BaseException | None = None
 
-    def _exchange(self, arrived: list[Arrived]) -> Outcome:
-        buffers, threads = self._buffers, self._threads
-        nonfinite, failure, queue = False, None, arrived[-1].queue
+    def _begin(self, bucket: Arrived, first: bool) -> None:
+        if first:
+            self._outcome, self._failure = None, None
+        if self._failure:
+            return  # all workers know, and vote no more in this pass
+        try:
+            for run in self._layout.runs(bucket.numbers):
+                outcome = self._vote(bucket, self._buffers.part(*run), self._values() if not self._outcome else {})
+                self._outcome = self._outcome.joined(outcome) if self._outcome else outcome
+        except BaseException as error:
+            self._failure = error
+
+    def _vote(self, bucket: Arrived, part: SignPart, values: dict[str, int]) -> Outcome:
+        """Votes on those of a bucket's gradients that are in the part; they become the result."""
+        buffers, threads, queue = self._buffers, self._threads, bucket.queue
+        items = [item for item in bucket.items if 0 <= item[2] - part.first < part.count]
+        nonfinite, failure = False, None
         try:
             buffers.clear_mark(queue)
-            for bucket in arrived:
-                buffers.pack(bucket.items, bucket.dtype, self.votes % 2 == 0, threads, bucket.queue)
-            nonfinite = buffers.fetch(queue)
+            buffers.pack(items, bucket.dtype, self.votes % 2 == 0, threads, queue)
+            nonfinite = buffers.fetch(queue, part)
         except BaseException as error:  # whatever it is: the others are waiting
             failure = error
         outcome = self._collective.vote(
-            buffers, None, step=self.votes, alike=self._values(), nonfinite=nonfinite, failure=failure
+            part, None, step=self.votes, alike=values, nonfinite=nonfinite, failure=failure
         )
         if outcome.applied:
-            buffers.send(queue)
-            for bucket in arrived:
-                buffers.unpack(bucket.items, bucket.dtype, threads, bucket.queue)
+            buffers.send(queue, part)
+            buffers.unpack(items, bucket.dtype, threads, queue)
         return outcome
+
+    def _exchange(self, arrived: list[Arrived]) -> Outcome:
+        """Joins the votes on buckets."""
+        if self._failure:
+            raise self._failure
+        if self._outcome is None:  # nothing has any elements
+            self._outcome = self._vote(arrived[-1], self._buffers.part(0, 0), self._values())
+        if self._outcome.applied:
+            self._collective.complete(self.votes, self._buffers)
+        return self._outcome
 
     def state_dict(self) -> dict[str, Any]:
         """{"votes": how many there were}: what ties and zeros depend on."""

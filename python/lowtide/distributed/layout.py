@@ -30,6 +30,17 @@ def aligned(count: int) -> int:
 class Layout:
     """names: of the parameters, unique; offsets: number of each one's first sign; count: signs in all."""
 
+    def runs(self, numbers: Iterable[int]) -> list[tuple[int, int]]:
+        """The first sign, and how many, of each run of parameters that follow one another."""
+        found: list[tuple[int, int]] = []
+        for number in sorted(numbers):
+            first, count = self.offsets[number], aligned(self.numels[number])
+            if found and sum(found[-1]) == first:
+                found[-1] = found[-1][0], found[-1][1] + count
+            else:
+                found.append((first, count))
+        return [run for run in found if run[1]]
+
     def __init__(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         named = list(named)
         self.names: Sequence[str] = [name for name, _ in named]

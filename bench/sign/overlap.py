@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""Measures what a hook gains by voting on buckets while backward goes on: backward with `SignVote` on a limited network, and
+with a hook that waits for the last bucket, which take turns.
+
+    .venv/bin/python bench/sign/overlap.py [--workers 4] [--rate 1gbit] [--width 1000] [--layers 10] [--batch 16] [--rounds 9]
+
+Workers are as in network.py. A figure is the median over rounds of the slowest worker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])
+sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
+
+from cluster.network import Network  # noqa: E402
+from common import machine  # noqa: E402
+
+MUST = 0.8  # of the time without overlap: 4 workers, 1 Gb/s
+
+
+def work(width: int, layers: int, batch: int, rounds: int) -> None:
+    """One worker: prints seconds of backward, by hook, as JSON."""
+    import torch
+    import torch.distributed as dist
+    from lowtide.distributed import Outcome, SignVote
+    from torch.nn.parallel import DistributedDataParallel
+
+    class Waiting(SignVote):
+        """One vote on all buckets, when the last is there."""
+
+        def _begin(self, bucket: Any, first: bool) -> None:
+            pass
+
+        def _exchange(self, arrived: Any) -> Outcome:
+            buffers, threads = self._buffers, self._threads
+            buffers.clear_mark(0)
+            for bucket in arrived:
+                buffers.pack(bucket.items, bucket.dtype, self.votes % 2 == 0, threads, 0)
+            outcome = self._collective.vote(buffers, None, step=self.votes, nonfinite=buffers.fetch(0))
+            for bucket in arrived:
+                buffers.unpack(bucket.items, bucket.dtype, threads, 0)
+            return outcome
+
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    models: dict[str, DistributedDataParallel] = {}
+    for name, hook in (("waits", Waiting), ("overlaps", SignVote)):
+        model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(layers)))
+        models[name] = DistributedDataParallel(model, bucket_cap_mb=8 * width * width / 2**20)
+        hook(models[name]).register(models[name])
+    alone = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(layers)))
+    found: dict[str, list[float]] = {name: [] for name in [*models, "alone"]}
+    for turn in range(rounds + 3):  # torch lays its buckets anew after the first
+        for name, model in {**models, "alone": alone}.items():
+            loss = model(torch.randn(batch, width)).square().mean()
+            dist.barrier()
+            begin = time.perf_counter()
+            loss.backward()
+            seconds = time.perf_counter() - begin
+            if turn >= 3:
+                found[name].append(seconds)
+            model.zero_grad()
+    print(json.dumps(found), flush=True)
+    os._exit(0)  # gloo's threads take their time
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--rate", default="1gbit")
+    for name, default in (("width", 1000), ("layers", 10), ("batch", 16), ("rounds", 9)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    shape = (args.width, args.layers, args.batch, args.rounds)
+    if args.worker:
+        return work(*shape)
+    options = [f"--{name}={value}" for name, value in zip(("width", "layers", "batch", "rounds"), shape, strict=True)]
+    with Network(args.workers, args.rate) as network:
+        command = [sys.executable, str(Path(__file__).resolve()), "--worker", *options]
+        started = [network.start(rank, command, {"OMP_NUM_THREADS": "1"}) for rank in range(args.workers)]
+        outputs = [process.communicate(timeout=600) for process in started]
+    for rank, process in enumerate(started):
+        if process.returncode:
+            raise SystemExit(f"worker {rank}: exit {process.returncode}\n{outputs[rank][1][-3000:]}")
+    found = [json.loads(out.splitlines()[-1]) for out, _ in outputs]
+    ms = {
+        name: statistics.median(max(one[name][r] for one in found) for r in range(args.rounds)) * 1e3 for name in found[0]
+    }
+    print(machine.describe(["torch", "lowtide"]))
+    print(f"{args.workers} workers, {args.rate}, {args.layers} x {args.width}^2 elements, batch {args.batch}; ms of backward:")
+    print("  ".join(f"{name} {value:.1f}" for name, value in ms.items()))
+    print(f"overlaps / waits {ms['overlaps'] / ms['waits']:.2f} (must: {MUST} or less)")
+
+
+if __name__ == "__main__":
+    main()
