@@ -84,7 +84,7 @@ TEST(DeviceSigns, PackingGivesTheBitsOfTheCpu) {
   EXPECT_EQ(differing, 0);
   EXPECT_GT(plus, elements / 4);
   EXPECT_LT(plus, elements * 2 / 3);
-  EXPECT_GT(absent, testing::share_of(1000));
+  EXPECT_GT(absent, cases / 6);  // enough for a wrong presence to show; a third on average, with a long tail
   EXPECT_GT(nonfinite, looked / 4);
   EXPECT_LT(nonfinite, looked * 3 / 4);
 }
