@@ -10,7 +10,6 @@ import random
 from collections.abc import Callable
 
 import pytest
-import torch
 import vote_device_jobs as jobs
 from distributed_support import shared_ranks
 from emulated_cuda import prepare

@@ -198,36 +198,40 @@ def hooks_of(kind: str, seed: int, passes: int, hooks: Sequence[tuple[str, dict[
 
 def refusals(kind: str) -> list[tuple[str, str]]:
     """Errors for parameters that are not in one place, and of one worker that cannot vote; then a step."""
-    out: list[tuple[str, str]] = []
     with device_of(kind) as device:
-        values = [torch.ones(100), torch.ones(30)]
-        two = [*device.parameters(values[:1], 0), *device.parameters(values[1:], 1)]
-        mixed = [*device.parameters(values[:1]), torch.nn.Parameter(values[1])]
-        out += [raised(lambda: DistributedLion(params)) for params in (two, mixed)]
-        model = torch.nn.Linear(3, 3)
-        model.weight = device.parameters([model.weight])[0]
-        out.append(raised(lambda: lowtide.distributed.SignVote(model)))
-        del model
-        params = device.parameters(values)
-        opt: Any = DistributedLion(params, lr=0.1)
+        return [*_misplaced(device), *_one_cannot_vote(device)]
 
-        def step(broken: bool) -> tuple[str, str]:
-            for param, value in zip(params, values, strict=True):
-                param.grad = device.tensor(value)
-            fetch: Callable[[], None] = opt._ballots
-            if broken:
-                opt._ballots = lambda scale: [][1]
-            try:
-                return raised(opt.step)
-            finally:
-                opt._ballots = fetch
 
-        before = [bits(param) for param in params]
-        out.append(step(dist.get_rank() == 1))
+def _misplaced(device: StandIn) -> list[tuple[str, str]]:
+    values = [torch.ones(100), torch.ones(30)]
+    two = [*device.parameters(values[:1], 0), *device.parameters(values[1:], 1)]
+    mixed = [*device.parameters(values[:1]), torch.nn.Parameter(values[1])]
+    model = torch.nn.Linear(3, 3)
+    model.weight = device.parameters([model.weight])[0]
+    return [
+        raised(lambda: DistributedLion(two)),
+        raised(lambda: DistributedLion(mixed)),
+        raised(lambda: lowtide.distributed.SignVote(model)),
+    ]
+
+
+def _one_cannot_vote(device: StandIn) -> list[tuple[str, str]]:
+    values = [torch.ones(100), torch.ones(30)]
+    params = device.parameters(values)
+    opt: Any = DistributedLion(params, lr=0.1)
+    fetch: Callable[[], None] = opt._ballots
+
+    def step(broken: bool) -> tuple[str, str]:
+        for param, value in zip(params, values, strict=True):
+            param.grad = device.tensor(value)
+        opt._ballots = (lambda scale: [][1]) if broken else fetch
+        return raised(opt.step)
+
+    out: list[tuple[str, str]] = []
+    before = [bits(param) for param in params]
+    for broken, what in ((dist.get_rank() == 1, "untouched"), (False, "moved")):
+        out.append(step(broken))
         device.synchronize()
-        out.append(("untouched", str([bits(param) for param in params] == before)))
-        out.append(step(False))
-        device.synchronize()
-        out.append(("moved", str([bits(param) for param in params] != before)))
-        del opt, params, two, mixed
+        unchanged = [bits(param) for param in params] == before
+        out.append((what, str(unchanged == (what == "untouched"))))
     return out
