@@ -207,6 +207,8 @@ if ! "$venv/bin/python" -c 'import pip' >/dev/null 2>&1; then
   logged venv python3 -m venv --clear "$venv"
 fi
 readonly python="$PWD/$venv/bin/python"
+# Modules are compiled when they are first imported: of gigabytes of packages most never are.
+readonly install=("$python" -m pip install --no-input --disable-pip-version-check --no-compile)
 
 # The requirements that pyproject.toml names, one a line: to build, to run, and each extra of the list; with "only",
 # those of the extras; with "alone", the groups EXTRA-alone of the extras, which are installed without what they require.
@@ -243,7 +245,7 @@ cpu_torch() {
   say "no GPU is seen: looking for torch without CUDA at $cpu_index"
   if shown cpu-index "$python" -c "import urllib.request as u; u.urlopen('$cpu_index/torch/', timeout=5).close()"; then
     say "installing torch without CUDA"
-    logged pip-torch "$python" -m pip install --no-input --disable-pip-version-check --index-url "$cpu_index" \
+    logged pip-torch "${install[@]}" --index-url "$cpu_index" \
       "$(grep '^torch[><=~ ]*' <<<"$wanted")"
   else
     say "$cpu_index cannot be reached: torch comes from pip's index, with CUDA, gigabytes more"
@@ -254,11 +256,10 @@ if [[ ! -f $stamp || $(<"$stamp") != "$wanted$alone" ]]; then
   if [[ $(uname -s) == Linux ]] && grep -q '^torch' <<<"$wanted" && ! sees_gpu && ! has_module torch; then cpu_torch; fi
   say "installing Python requirements (torch and intel-* are large the first time): $(tr '\n' ' ' <<<"$wanted $alone")"
   printf '%s\n' "$wanted" >"$logs/requirements.txt"
-  logged pip-requirements "$python" -m pip install --no-input --disable-pip-version-check -r "$logs/requirements.txt"
+  logged pip-requirements "${install[@]}" -r "$logs/requirements.txt"
   if [[ -n $alone ]]; then
     printf '%s\n' "$alone" >"$logs/requirements-alone.txt"
-    logged pip-requirements-alone "$python" -m pip install --no-input --disable-pip-version-check --no-deps \
-      -r "$logs/requirements-alone.txt"
+    logged pip-requirements-alone "${install[@]}" --no-deps -r "$logs/requirements-alone.txt"
   fi
   printf '%s\n' "$wanted$alone" >"$stamp"
 fi
@@ -327,7 +328,7 @@ if [[ ! -f $stamp || $(<"$stamp") != "$hash" || -z $(version_of lowtide) ]]; the
     [[ -f $build_dir/options && $(<"$build_dir/options") == "$asked" ]] || rm -f "$build_dir/CMakeCache.txt"
     mkdir -p "$build_dir" && printf '%s\n' "$asked" >"$build_dir/options"
   fi
-  logged pip-package "$python" -m pip install -v --no-input --disable-pip-version-check --no-build-isolation --no-deps \
-    --force-reinstall -C build-dir="$build_dir" -C cmake.define.LOWTIDE_PYTHON=ON "${options[@]}" .
+  logged pip-package "${install[@]}" -v --no-build-isolation --no-deps --force-reinstall \
+    -C build-dir="$build_dir" -C cmake.define.LOWTIDE_PYTHON=ON "${options[@]}" .
   printf '%s\n' "$hash" >"$stamp"
 fi
