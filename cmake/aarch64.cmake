@@ -1,5 +1,5 @@
 # Toolchain of `make arm`: Debian's cross compiler, and qemu-user for what it makes. Libraries and headers come from
-# CMAKE_FIND_ROOT_PATH, where tools/make_arm.py unpacks those of ARM64; none of this machine's.
+# CMAKE_FIND_ROOT_PATH, where tools/arm_packages.py unpacks those of ARM64; none of this machine's.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)

@@ -5,7 +5,8 @@ exits 1.
 C++: portable -> nothing; core -> nothing; backend -> both; then memory, optim, sign, capi and python, each on those before
 it. Public headers (include/lowtide) include only each other, and all but portable may include them. Python: a room
 (a folder of python/lowtide) imports only the rooms before it in ROOMS, for types, too, and no file uses a name with an
-underscore that a class of another file has. Files that ask Linux alone, not POSIX, are listed. In both languages no file reaches itself through what it includes or imports.
+underscore that a class of another file has. Files that ask Linux alone, not POSIX, are listed. In both languages no file reaches
+itself through what it includes or imports.
 """
 
 from __future__ import annotations

@@ -298,10 +298,11 @@ LT_API lt_status lt_optimizer_step(lt_optimizer* optimizer, const lt_gradient* g
 LT_API lt_status lt_optimizer_clip_grad_norm(lt_optimizer* optimizer, const lt_gradient* gradients, int64_t count,
                                              double max_norm, double norm_type, const lt_step_options* options,
                                              lt_clip_report* report);
-/* The same for a step that is given *clip in its options: no call waits for the norm. On CUDA the reading is queued on
- * options->stream and the step finds the factor on the device; elsewhere the norm is known when the call returns.
- * Gradients stay until the step has read them. *norm, a float32 in memory of the parameters' device, gets the norm
- * there; NULL: not wanted. *clip is the caller's, for lt_queued_clip_destroy; NULL after a failure. */
+/* The same for a step that is given *clip in its options: no call waits for the norm, but steps of LAMB and LARS. On
+ * CUDA the reading is queued on options->stream and the step finds the factor on the device; elsewhere the norm is
+ * known when the call returns. Gradients stay until the step has read them. *norm, a float32 in memory of the
+ * parameters' device, gets the norm there; NULL: not wanted. *clip is the caller's, for lt_queued_clip_destroy; NULL
+ * after a failure. */
 LT_API lt_status lt_optimizer_queue_clip_grad_norm(lt_optimizer* optimizer, const lt_gradient* gradients, int64_t count,
                                                    double max_norm, double norm_type, const lt_step_options* options,
                                                    float* norm, lt_queued_clip** clip);

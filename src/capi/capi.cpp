@@ -285,8 +285,9 @@ lt_status lt_optimizer_clip_grad_norm(lt_optimizer* optimizer, const lt_gradient
 lt_status lt_optimizer_queue_clip_grad_norm(lt_optimizer* optimizer, const lt_gradient* gradients, int64_t count,
                                             double max_norm, double norm_type, const lt_step_options* options,
                                             float* norm, lt_queued_clip** clip) {
+  if (clip) *clip = nullptr;
   return on(optimizer, [&](lowtide::Optimizer& core) {
-    *require(clip, "clip") = nullptr;
+    require(clip, "clip");
     const lowtide::StepOptions given = step_options_from(options);
     auto made = std::make_unique<lt_queued_clip>();
     made->clip = core.queue_clip_grad_norm(gradients_from(core, gradients, count), max_norm, norm_type, norm, given);

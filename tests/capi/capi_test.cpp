@@ -162,6 +162,9 @@ TEST_F(CApi, QueuedClipsGoIntoTheStep) {
   expect_refused(lt_optimizer_queue_clip_grad_norm(handle_.optimizer, &gradient_, 1, -1, 2, nullptr, nullptr, &none),
                  "max_norm=-1");
   EXPECT_EQ(none, nullptr);
+  none = queued.clip;
+  expect_refused(lt_optimizer_queue_clip_grad_norm(nullptr, &gradient_, 1, 1, 2, nullptr, nullptr, &none), "optimizer");
+  EXPECT_EQ(none, nullptr);
   expect_refused(lt_optimizer_queue_clip_grad_norm(handle_.optimizer, &gradient_, 1, 1, 2, nullptr, nullptr, nullptr),
                  "clip");
   lt_queued_clip_destroy(nullptr);

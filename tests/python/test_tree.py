@@ -1,4 +1,5 @@
-"""Claim: tools/check_tree.py finds circles, imports and includes against the order, Linux's own calls, and uses of other files' private names."""
+"""Claim: tools/check_tree.py finds circles, imports and includes against the order, Linux's own calls, and uses of
+other files' private names."""
 
 from __future__ import annotations
 

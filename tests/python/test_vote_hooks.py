@@ -69,6 +69,14 @@ def test_workers_with_other_buckets() -> None:
         assert second == ("nothing", "")
 
 
+@pytest.mark.parametrize("where", ["pack", "values"])
+def test_a_worker_that_fails_in_the_middle_of_a_pass(where: str) -> None:
+    """The others hear of it at once, no gradient is replaced anywhere, and the next pass goes on."""
+    for rank, (error, untouched, after) in enumerate(shared_ranks().run(2, jobs.one_cannot, where)):
+        assert ("none left" if rank == 0 else "[0] failed") in error, error
+        assert untouched == [True] * 3 and after == "nothing"
+
+
 @pytest.mark.parametrize("world", [2, 3])
 def test_nan_on_one_rank(world: int, figure: Callable[[str], None]) -> None:
     for found in shared_ranks().run(world, jobs.not_finite):

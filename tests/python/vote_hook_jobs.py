@@ -194,6 +194,38 @@ def other_buckets() -> list[tuple[str, str]]:
     return [raised(lambda: one_pass(hook, params, grads, CUTS[2 if odd and first else 0])) for first in (True, False)]
 
 
+def one_cannot(where: str) -> tuple[str, list[bool], str]:
+    """Rank 0 fails in the second bucket's ballot, or when it looks at the parameters' values: the error of each worker,
+    which gradients it has left as they were, and the error of the next pass."""
+    params = [torch.nn.Parameter(torch.zeros(size)) for size in SIZES]
+    hook: Any = SignVote(torch.nn.ParameterList(params), timeout=30, check_every=1)
+    buffers, pack, values = hook._buffers, hook._buffers.pack, hook._values
+    kept: list[torch.Tensor] = []
+    calls = 0
+
+    def failing(*given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if dist.get_rank() == 0 and (where == "values" or calls == 2):
+            raise MemoryError("none left")
+        return pack(*given) if where == "pack" else values()
+
+    if where == "pack":
+        buffers.pack = failing
+    else:
+        hook._values = failing
+    grads = [torch.full((size,), -0.5) for size in SIZES]
+
+    def placed(buffer: torch.Tensor) -> torch.Tensor:
+        kept.append(buffer)
+        return buffer
+
+    error = raised(lambda: one_pass(hook, params, grads, CUTS[0], placed))
+    untouched = [bool((buffer == -0.5).all()) for buffer in kept]
+    buffers.pack, hook._values = pack, values
+    return error[1], untouched, raised(lambda: one_pass(hook, params, grads, CUTS[0]))[0]
+
+
 def not_finite() -> dict[str, Any]:
     """A NaN on rank 1 in the second of four passes; then a hook that takes over its state."""
     model = network("plain")

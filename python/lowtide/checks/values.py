@@ -40,7 +40,7 @@ def number(name: str, value: object) -> float:
         try:
             return float(value)
         except OverflowError:
-            raise ValueError(f"{name}: got {str(value)[:20]}..., wanted a number that a double holds") from None
+            raise ValueError(f"{name}: got a {type(value).__name__} above 1.8e308, wanted one that a double holds") from None
     raise TypeError(f"{name}: got {value!r} ({type(value).__name__}), wanted a number or a tensor of one element")
 
 

@@ -53,7 +53,8 @@ class SignBuffers:
     feedback, `scales` (bfloat16 as int16). `zeros` and `previous` (the result before) as the rule of ties wants them.
 
     Kernels have the same in memory of `place`, at the addresses `there`; on the CPU these are the tensors. `fetch` and
-    `send` move between the two, in one copy each. queue: of the place, which the work is ordered on.
+    `send` move between the two: all in one copy, a part in one for each of its tensors. queue: of the place,
+    which the work is ordered on.
     """
 
     first = 0  # number of the first sign
@@ -152,10 +153,15 @@ def tensor_at(address: int, size: int) -> torch.Tensor:
     return torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
 
 
-def read_bytes(tensor: torch.Tensor, place: Place) -> ctypes.Array[ctypes.c_char]:
-    """The bytes of a contiguous tensor, which must stay; copied from a device, which is waited for."""
+def read_bytes(
+    tensor: torch.Tensor, place: Place, signers: dict[Place, _core.Signer]
+) -> ctypes.Array[ctypes.c_char]:
+    """The bytes of a contiguous tensor, which must stay; copied from a device, which is waited for. signers: those that are
+    open, to which this adds."""
     if place.on_host:
         return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
     copy = (ctypes.c_char * tensor.nbytes)()
-    signer_at(place).read(tensor.data_ptr(), ctypes.addressof(copy), tensor.nbytes, place.queue())
+    if place not in signers:
+        signers[place] = signer_at(place)
+    signers[place].read(tensor.data_ptr(), ctypes.addressof(copy), tensor.nbytes, place.queue())
     return copy

@@ -114,9 +114,9 @@ class Collective:
         failure: BaseException | None = None,
     ) -> Outcome:
         """Workers tell each other what they are about to do; if all can, `fill` writes this one's ballot into
-        `buffers` (or a part of them, of a vote in parts: see `complete`), and the majority replaces it there: with the `residual` of this worker's shard, and buffers with
-        scales, the mean of sign times scale. alike: what must be the same on all, by name; floats are named with their
-        values. failure: this worker cannot; it says so to the others, and raises it.
+        `buffers` (or a part of them, of a vote in parts: see `complete`), and the majority replaces it there: with the
+        `residual` of this worker's shard, and buffers with scales, the mean of sign times scale.
+        alike: what must be the same on all, by name; floats are named with their values. failure: this worker cannot; it says so to the others, and raises it.
 
         Raises ValueError if workers differ in step, size, rules or `alike` (named), RuntimeError if another one failed,
         ConnectionError if one cannot be reached or the result did not arrive whole everywhere.
@@ -202,7 +202,9 @@ class Collective:
             raise self.lost("comparison", error) from error
         if any(one.keys() != every[0].keys() for one in every):
             others = [rank for rank, one in enumerate(every) if one.keys() != every[0].keys()]
-            raise ValueError(f"got workers that vote on different things: ranks {others} from rank 0; wanted the same kind of optimizer or hook")
+            raise ValueError(
+                f"got workers that vote on different things: ranks {others} from rank 0; wanted the same kind of optimizer or hook"
+            )
         for what, value in values.items():
             found = [one[1 + digest(what)] for one in every]
             if len(set(found)) == 1:

@@ -50,8 +50,11 @@ class ErrorFeedbackSign(SignHook):
     def _exchange(self, arrived: list[Arrived]) -> Outcome:
         buffers, threads = self._buffers, self._threads
         scale, nonfinite, failure, queue = 1.0, False, None, arrived[-1].queue
+        values: dict[str, int] = {}
         try:
             scale = self._scale()
+            with arrived[-1].same_stream():
+                values = self._values()
             buffers.clear_mark(queue)
             for bucket in arrived:  # only looks: `fill` writes the bits again
                 buffers.pack(bucket.items, bucket.dtype, True, threads, bucket.queue)
@@ -78,7 +81,7 @@ class ErrorFeedbackSign(SignHook):
 
         outcome = self._collective.vote(
             buffers, fill, step=self.votes, residual=self._shard.core, nonfinite=nonfinite, failure=failure,
-            alike={"loss_scale": digest(scale), **self._values()},
+            alike={"loss_scale": digest(scale), **values},
         )  # fmt: skip
         if outcome.applied:
             # The power of two goes into the scales, exactly: float16 may have no room for what is not scaled.

@@ -158,8 +158,9 @@ class SignVote(SignHook):
     -1, that most workers' have. 1/32 of the bytes of float32 gradients. For optimizers that use signs
     (`torch.optim.SGD` with a learning rate for signs is signSGD); magnitudes are gone.
 
-    Every bucket is voted on as soon as it is there, while backward goes on; the result is that of one vote on all. 0 where
-    every worker has a block of 64 zeros; other exact zeros count as + in one vote and - in the next.
+    Every bucket is voted on as soon as it is there, while backward goes on; gradients become the result after the last, and
+    it is that of one vote on all. 0 where every worker has a block of 64 zeros; other exact zeros count as +
+    in one vote and - in the next.
     `vote`: see `VoteOptions`; weight for workers with batches of different sizes.
     """
 
@@ -176,38 +177,43 @@ class SignVote(SignHook):
             return  # all workers know, and vote no more in this pass
         try:
             for run in self._layout.runs(bucket.numbers):
-                outcome = self._vote(bucket, self._buffers.part(*run), self._values() if not self._outcome else {})
-                self._outcome = self._outcome.joined(outcome) if self._outcome else outcome
+                self._vote(bucket, self._buffers.part(*run))
         except BaseException as error:
             self._failure = error
 
-    def _vote(self, bucket: Arrived, part: SignPart, values: dict[str, int]) -> Outcome:
-        """Votes on those of a bucket's gradients that are in the part; they become the result."""
-        buffers, threads, queue = self._buffers, self._threads, bucket.queue
+    def _vote(self, bucket: Arrived, part: SignPart) -> None:
+        """Votes on those of a bucket's gradients that are in the part. The result stays in the host's buffers: gradients
+        are left alone until the pass is complete."""
+        buffers, queue, values = self._buffers, bucket.queue, {}
         items = [item for item in bucket.items if 0 <= item[2] - part.first < part.count]
         nonfinite, failure = False, None
         try:
+            if not self._outcome:
+                with bucket.same_stream():
+                    values = self._values()
             buffers.clear_mark(queue)
-            buffers.pack(items, bucket.dtype, self.votes % 2 == 0, threads, queue)
+            buffers.pack(items, bucket.dtype, self.votes % 2 == 0, self._threads, queue)
             nonfinite = buffers.fetch(queue, part)
         except BaseException as error:  # whatever it is: the others are waiting
             failure = error
         outcome = self._collective.vote(
             part, None, step=self.votes, alike=values, nonfinite=nonfinite, failure=failure
         )
-        if outcome.applied:
-            buffers.send(queue, part)
-            buffers.unpack(items, bucket.dtype, threads, queue)
-        return outcome
+        self._outcome = self._outcome.joined(outcome) if self._outcome else outcome
 
     def _exchange(self, arrived: list[Arrived]) -> Outcome:
-        """Joins the votes on buckets."""
+        """Joins the votes on buckets; gradients become the result of all."""
+        if not self._failure and self._outcome is None:  # nothing has any elements
+            self._vote(arrived[-1], self._buffers.part(0, 0))
         if self._failure:
             raise self._failure
-        if self._outcome is None:  # nothing has any elements
-            self._outcome = self._vote(arrived[-1], self._buffers.part(0, 0), self._values())
+        assert self._outcome is not None
         if self._outcome.applied:
-            self._collective.complete(self.votes, self._buffers)
+            buffers = self._buffers
+            buffers.send(arrived[-1].queue)
+            for bucket in arrived:
+                buffers.unpack(bucket.items, bucket.dtype, self._threads, bucket.queue)
+            self._collective.complete(self.votes, buffers)
         return self._outcome
 
     def state_dict(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ NO_NORM = "workers keep gradients of their own and vote with signs, which no pos
 
 
 class VotingFamily(Family):
-    """Plain parameters on the CPU or one device; all workers learn of gradients that are not finite before one of them raises."""
+    """Plain parameters on the CPU or one device; all workers learn of gradients that are not finite before one raises."""
 
     MAY_WAIT = False  # a ballot has a place for every parameter from the start
     SEVERAL = False

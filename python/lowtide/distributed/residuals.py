@@ -86,7 +86,8 @@ class Residuals:
         name, (_, codes), scales = sizes
         dtype = getattr(torch, name)
         stored = tensor_at(host + firsts[0], codes * dtype.itemsize).view(dtype)
-        return Residual(numel, self._codec, stored, tensor_at(host + firsts[1], scales[1] * 4).view(torch.float32) if scales else None)
+        scaled = tensor_at(host + firsts[1], scales[1] * 4).view(torch.float32) if scales else None
+        return Residual(numel, self._codec, stored, scaled)
 
     @contextmanager
     def using(self, queue: int) -> Iterator[None]:

@@ -38,8 +38,14 @@ class ShardVote:
             raise ValueError("ties: got 'previous', wanted another rule: tensors of one size cannot be told apart")
         self._collective = Collective(**vote)
         self._buffers: dict[tuple[int, Place], SignBuffers] = {}
+        self._nothing = SignBuffers(0, self._collective.ties)  # for a vote that this worker cannot take part in
         self.votes = 0
         self.last_outcome: Outcome | None = None
+
+    def _room(self, count: int, place: Place) -> SignBuffers:
+        if (count, place) not in self._buffers:
+            self._buffers[count, place] = SignBuffers(count, self._collective.ties, place)
+        return self._buffers[count, place]
 
     def register(self, model: torch.nn.Module) -> None:
         """Makes this the hook of every FSDP2 module within `model`; on every worker of the group. ValueError if there is
@@ -61,14 +67,12 @@ class ShardVote:
         `Collective.vote`."""
         failure, place = _refusal(tensor)
         numel = 0 if failure else tensor.numel()
-        count, queue = aligned(numel), place.queue()
-        if (count, place) not in self._buffers:
-            self._buffers[count, place] = SignBuffers(count, self._collective.ties, place)
-        buffers, threads, dtype = self._buffers[count, place], torch.get_num_threads(), str(tensor.dtype)
-        items = [(0 if failure else tensor.data_ptr(), numel, 0)]
+        queue, threads, dtype = place.queue(), torch.get_num_threads(), str(tensor.dtype)
+        buffers, items = self._nothing, [(0 if failure else tensor.data_ptr(), numel, 0)]
         nonfinite = False
         try:
             if not failure:
+                buffers = self._room(aligned(numel), place)
                 buffers.clear_mark(queue)
                 buffers.pack(items, dtype, _fair_bit(self.votes), threads, queue)
                 nonfinite = buffers.fetch(queue)

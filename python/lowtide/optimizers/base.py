@@ -162,9 +162,9 @@ class SteppingOptimizer(ClippingOptimizer):
         (`report()["moved_per_step"]` is 0) and stay there; parameters and gradients keep their memory
         (zero_grad(set_to_none=False)). Gradients that are not finite do to a replay what they do to a step. Raises
         ValueError if no step has been captured or memory has moved, for a second call without a replay between, for a
-        replay that was not prepared (it has changed nothing), after clip_grad_norm_ or with max_grad_norm and, with nonfinite="raise", for the replay before if a
-        gradient of it was not finite. With nonfinite="propagate" this does not wait for the last replay; what is wrong
-        with it may then be raised by a later call."""
+        replay that was not prepared (it has changed nothing), after clip_grad_norm_ or with max_grad_norm, and, with
+        nonfinite="raise", for the replay before if a gradient of it was not finite. With nonfinite="propagate" this does not
+        wait for the last replay; what is wrong with it may then be raised by a later call."""
         if self._clips():
             raise ValueError("prepare_replay: got gradients to clip, wanted none: a captured step does not clip")
         self._push_options()

@@ -50,8 +50,9 @@ class ClippingOptimizer(PushingOptimizer):
         element on one of its ranks; DTensors know their meshes. Every rank of these must make the call.
 
         The norm is exact before it is rounded to float32: the same bits for all threads, instruction sets, devices and ways to
-        shard. One that float32 cannot hold is returned as inf, and clips as it is. On one CUDA device nothing waits: the norm is a tensor there, as torch's. Otherwise the call waits for what is
-        queued on devices, and the step that follows waits for nothing.
+        shard. One that float32 cannot hold is returned as inf, and clips as it is. On one CUDA device nothing waits: the norm
+        is a tensor there, as torch's. Otherwise the call waits for what is queued on devices, and the step that follows waits for
+        nothing.
 
         A step without this call before it clips nothing, and so does one for which all gradients have been replaced since
         (`zero_grad()` and another backward). A step raises ValueError if gradients were changed in place since, or some of them

@@ -16,7 +16,7 @@ from lowtide import _core
 from lowtide.checks.values import expect, number
 from lowtide.devices.flattened import first_flattened
 from lowtide.devices.places import Place
-from lowtide.devices.sharding import Sharding
+from lowtide.devices.sharding import Sharding, local_of
 from lowtide.engine.engine import Engine
 
 if TYPE_CHECKING:
@@ -117,7 +117,9 @@ def measure(
         ((place, core),) = engine.cores.items()
         norm = new_norm(place)
         return Queued(core.queue_clip(max_norm, norm_type, scale, norm.data_ptr(), place.queue())), norm
-    clip = _measured(engine, max_norm, norm_type, scale, group, first.device if first else torch.device("cpu"))
+    # A rank whose parameters are all frozen still takes part, on the device where they are.
+    device = first.device if first else local_of(engine.params[0]).device if engine.params else torch.device("cpu")
+    clip = _measured(engine, max_norm, norm_type, scale, group, device)
     return clip, new_norm(first).copy_(torch.tensor(clip.norm, dtype=torch.float64))
 
 

@@ -64,8 +64,11 @@ def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: torch.dev
         dtype: of the elements.
         device: where `prefetch_tensor` brings it, by its index; its type does not matter.
 
-    Raises RuntimeError where memory is short, ValueError for a size below 0.
+    Raises RuntimeError where memory is short, ValueError for a size below 0, TypeError for one that is no integer.
     """
+    for size in shape:
+        if not isinstance(size, int):
+            raise TypeError(f"shape: got {size!r} ({type(size).__name__}), wanted integers: get_paged(2, 3)")
     expect(all(size >= 0 for size in shape), "shape", shape, "sizes of 0 and more")
     size = dtype.itemsize * prod(shape)
     if size:
@@ -96,7 +99,8 @@ def elementwise_func(func_name: str, A: torch.Tensor, B: torch.Tensor | None, va
         B: as A, for "_mul"; else None.
         prefetch: whether tensors that have a true `is_managed` are prefetched before.
 
-    Raises NotImplementedError for another function or type, ValueError for tensors that do not fit.
+    Raises NotImplementedError for another function or type, ValueError for tensors that do not fit, RuntimeError for a value
+    that the type does not hold.
     """
     check_tensor(A, "A")
     if A.dtype not in _FUNCTIONS.get(func_name, ()):
@@ -114,6 +118,8 @@ def elementwise_func(func_name: str, A: torch.Tensor, B: torch.Tensor | None, va
         if prefetch and getattr(tensor, "is_managed", False):
             prefetch_tensor(tensor)
     with torch.no_grad():
+        if func_name == "fill":
+            torch.empty((), dtype=A.dtype).fill_(value)  # raises what a plain tensor does, where the value does not fit
         if func_name == "_mul":
             A.mul_(B)  # type: ignore[arg-type]
         elif func_name == "arange":

@@ -49,7 +49,7 @@ def packbits(tensor: torch.Tensor, input_size: int, rank: int) -> torch.Tensor:
         _core.pack_sign_bits(values.address, values.dtype, n, out.data_ptr(), out.numel(), "big", torch.get_num_threads())
         return out
     # The upper halves, whose highest bit is the sign: shifted, they are 0 or a NaN, and so + or - by any predicate.
-    upper = values.value.detach().view(-1).view(torch.int16)[1::2]
+    upper = values.value.detach().as_strided((n,), (1,)).view(torch.int16)[1::2]
     for first in range(0, n, _PIECE):
         piece = upper[first : first + _PIECE]
         signs: torch.Tensor = values.empty((piece.numel(),), "bfloat16")
@@ -74,6 +74,7 @@ def unpacked(tensor: torch.Tensor, input_size: int, rank: int, prefer_elements: 
     """`unpackbits`, where prefer_elements decides what 1 counts for one byte."""
     packed = _checked(tensor, torch.uint8, rank)
     size, count = _integer("input_size", input_size), packed.numel
+    expect(size >= 0, "input_size", input_size, "0 or more")
     are_elements, are_bytes = packed_bytes(size) == count, size == count
     if not are_elements and not are_bytes:
         wanted = f"{8 * count - 7} to {8 * count} elements, or {count} bytes" if count else "0"
