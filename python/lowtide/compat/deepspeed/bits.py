@@ -74,8 +74,7 @@ def unpacked(tensor: torch.Tensor, input_size: int, rank: int, prefer_elements: 
     """`unpackbits`, where prefer_elements decides what 1 counts for one byte."""
     packed = _checked(tensor, torch.uint8, rank)
     size, count = _integer("input_size", input_size), packed.numel
-    expect(size >= 0, "input_size", input_size, "0 or more")
-    are_elements, are_bytes = packed_bytes(size) == count, size == count
+    are_elements, are_bytes = size >= 0 and packed_bytes(size) == count, size == count
     if not are_elements and not are_bytes:
         wanted = f"{8 * count - 7} to {8 * count} elements, or {count} bytes" if count else "0"
         expect(False, "input_size", f"{input_size} for {count} bytes", wanted)
