@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -53,8 +53,8 @@ class SignBuffers:
     feedback, `scales` (bfloat16 as int16). `zeros` and `previous` (the result before) as the rule of ties wants them.
 
     Kernels have the same in memory of `place`, at the addresses `there`; on the CPU these are the tensors. `fetch` and
-    `send` move between the two: all in one copy, a part in one for each of its tensors. queue: of the place,
-    which the work is ordered on.
+    `send` move between the two, in one copy; a part is fetched in one for each of its tensors. queue: of the place, which
+    the work is ordered on.
     """
 
     first = 0  # number of the first sign
@@ -110,14 +110,15 @@ class SignBuffers:
         if part is None:
             self._memory.fetch(0, _MARK + self._ballot, queue)
         else:
-            for first, size in [(0, _MARK), *self._bytes_of(part)]:
+            base = self._memory.host()
+            ballot = [tensor for tensor in (part.bits, part.presence) if tensor is not None and tensor.nbytes]
+            for first, size in [(0, _MARK), *((tensor.data_ptr() - base, tensor.nbytes) for tensor in ballot)]:
                 self._memory.fetch(first, size, queue)
         return bool(self._mark.value)
 
-    def send(self, queue: int, part: SignPart | None = None) -> None:
-        """Brings the result, or what the host has made of the ballot, to where gradients are; or a part of it."""
-        for first, size in [(_MARK, self._all)] if part is None else self._bytes_of(part):
-            self._memory.send(first, size, queue)
+    def send(self, queue: int) -> None:
+        """Brings the result, or what the host has made of the ballot, to where gradients are."""
+        self._memory.send(_MARK, self._all, queue)
 
     def part(self, first: int, count: int) -> SignPart:
         """The signs from `first` on, multiples of `ALIGNMENT`; not of error feedback."""
@@ -130,20 +131,19 @@ class SignBuffers:
             cut(self.previous, 8),
         )  # fmt: skip
 
-    def _bytes_of(self, part: SignPart) -> list[tuple[int, int]]:
-        """The first byte, and how many, of each of the part's tensors."""
-        base = self._memory.host()
-        tensors = (part.bits, part.presence, part.zeros)
-        return [(tensor.data_ptr() - base, tensor.nbytes) for tensor in tensors if tensor is not None and tensor.nbytes]
+    def using(self, queue: int) -> AbstractContextManager[None]:
+        """See `using`."""
+        return using(self._memory, queue)
 
-    @contextmanager
-    def using(self, queue: int) -> Iterator[None]:
-        """Work that is queued here uses the memory, behind what used it before on other queues."""
-        self._memory.follow(queue)
-        try:
-            yield
-        finally:
-            self._memory.note_use(queue)
+
+@contextmanager
+def using(memory: _core.SignMemory, queue: int) -> Iterator[None]:
+    """Work that is queued here uses the memory, behind what used it before on other queues."""
+    memory.follow(queue)
+    try:
+        yield
+    finally:
+        memory.note_use(queue)
 
 
 def tensor_at(address: int, size: int) -> torch.Tensor:

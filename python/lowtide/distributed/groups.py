@@ -3,7 +3,6 @@ errors that say what did not come through."""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -13,6 +12,7 @@ import torch.distributed as dist
 
 from lowtide.checks.values import expect
 from lowtide.devices.sharding import is_dtensor
+from lowtide.distributed.buffers import tensor_at
 
 # Bytes of all ranks together. gloo gathers around a ring, in as many hops as there are other ranks; straight from each to
 # each there is one hop, for the same bytes. (4 workers: 1.2 to 2 times as fast, up to the size of a result of 10 M signs.)
@@ -43,7 +43,7 @@ class Transport:
     def all_gather(self, send: int, receive: int, each: int) -> None:
         """`each` bytes of every rank, by rank."""
         if self._ring and each * self.size <= STRAIGHT:
-            copies = _bytes_at(send, each).repeat(self.size)
+            copies = tensor_at(send, each).repeat(self.size)
             self.all_to_all(copies.data_ptr(), receive, each)
         else:
             self._run(self._gather, send, each, receive, each * self.size)
@@ -62,19 +62,13 @@ class Transport:
         return total.cpu()
 
     def _run(self, collective: Any, send: int, sent: int, receive: int, received: int) -> None:
-        here, there = _bytes_at(send, sent), _bytes_at(receive, received)
+        here, there = tensor_at(send, sent), tensor_at(receive, received)
         if self.device.type == "cpu":
             collective(there, here, group=self.group)
             return
         staged = torch.empty(received, dtype=torch.uint8, device=self.device)
         collective(staged, here.to(self.device), group=self.group)
         there.copy_(staged)
-
-
-def _bytes_at(address: int, count: int) -> torch.Tensor:
-    if not count:
-        return torch.empty(0, dtype=torch.uint8)
-    return torch.frombuffer((ctypes.c_uint8 * count).from_address(address), dtype=torch.uint8)
 
 
 def _memory_of(group: dist.ProcessGroup) -> torch.device:

@@ -30,6 +30,13 @@ def aligned(count: int) -> int:
 class Layout:
     """names: of the parameters, unique; offsets: number of each one's first sign; count: signs in all."""
 
+    def __init__(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+        named = list(named)
+        self.names: Sequence[str] = [name for name, _ in named]
+        self.numels = [param.numel() for _, param in named]
+        *self.offsets, self.count = accumulate(map(aligned, self.numels), initial=0)
+        self.digest = digest(*((name, tuple(param.shape), str(param.dtype)) for name, param in named))
+
     def runs(self, numbers: Iterable[int]) -> list[tuple[int, int]]:
         """The first sign, and how many, of each run of parameters that follow one another."""
         found: list[tuple[int, int]] = []
@@ -41,19 +48,10 @@ class Layout:
                 found.append((first, count))
         return [run for run in found if run[1]]
 
-    def __init__(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
-        named = list(named)
-        self.names: Sequence[str] = [name for name, _ in named]
-        self.numels = [param.numel() for _, param in named]
-        *self.offsets, self.count = accumulate(map(aligned, self.numels), initial=0)
-        self.digest = digest(*((name, tuple(param.shape), str(param.dtype)) for name, param in named))
-
 
 def digest(*values: object) -> int:
     """32 bits of plain values, the same in every process."""
     return zlib.crc32(repr(values).encode())
-
-
 
 
 def checksum_of(tensors: Iterable[torch.Tensor]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from lowtide import _core
 from lowtide.checks.values import expect
 from lowtide.devices.places import Place
-from lowtide.distributed.buffers import signer_at, tensor_at
+from lowtide.distributed.buffers import signer_at, tensor_at, using
 from lowtide.distributed.layout import address
 
 
@@ -89,14 +89,9 @@ class Residuals:
         scaled = tensor_at(host + firsts[1], scales[1] * 4).view(torch.float32) if scales else None
         return Residual(numel, self._codec, stored, scaled)
 
-    @contextmanager
-    def using(self, queue: int) -> Iterator[None]:
-        """Work that is queued here uses them, behind what used them before on other queues."""
-        self._memory.follow(queue)
-        try:
-            yield
-        finally:
-            self._memory.note_use(queue)
+    def using(self, queue: int) -> AbstractContextManager[None]:
+        """See `using`."""
+        return using(self._memory, queue)
 
 
 def _aligned(size: int) -> int:
