@@ -110,7 +110,7 @@ class ClippingOptimizer(PushingOptimizer):
         else:
             return scale, bad, None
         if isinstance(clip, Queued):
-            if self._take is None and len(self.engine.cores) == 1:
+            if self._take is None:
                 return clip.scale, bad, clip.clip
             clip = clip.wait()
         return clip.factor, False if clip.finite else bad, None

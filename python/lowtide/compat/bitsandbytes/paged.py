@@ -118,13 +118,12 @@ def elementwise_func(func_name: str, A: torch.Tensor, B: torch.Tensor | None, va
         if prefetch and getattr(tensor, "is_managed", False):
             prefetch_tensor(tensor)
     with torch.no_grad():
-        if func_name == "fill":
-            torch.empty((), dtype=A.dtype).fill_(value)  # raises what a plain tensor does, where the value does not fit
         if func_name == "_mul":
             A.mul_(B)  # type: ignore[arg-type]
         elif func_name == "arange":
             torch.arange(A.numel(), out=A.view(-1))
         elif _is_paged(A) and A.numel():
+            torch.empty((), dtype=A.dtype).fill_(value)  # raises what a plain tensor does, where the value does not fit
             suffix, of_type = _FILLS[A.dtype]
             lib[f"cfill_{suffix}"](A.data_ptr(), None, of_type(value), A.numel())
         else:
