@@ -92,11 +92,11 @@ class StandIn:
         new = self._empty(array, shape, dtype)
         return new if array.place.on_host else self.tensor(torch.zeros_like(new), array.place.device.index)
 
-    def _zero_beside(self, like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def _zero_beside(self, like: torch.Tensor) -> torch.Tensor:
         for first, last, index in self._ranges:
             if first <= like.data_ptr() <= last:
-                return self.tensor(torch.zeros((), dtype=dtype or like.dtype), index)
-        return self._zero_outside(like, dtype)
+                return self.tensor(torch.zeros((), dtype=like.dtype), index)
+        return self._zero_outside(like)
 
     def parameters(self, like: Sequence[torch.Tensor], index: int = 0) -> list[torch.nn.Parameter]:
         return [torch.nn.Parameter(self.tensor(param, index)) for param in like]

@@ -190,9 +190,9 @@ def may_stand_aside(param: torch.Tensor) -> bool:
     return isinstance(param, torch.nn.Parameter) and (param.is_meta or not param.requires_grad)
 
 
-def new_zero(like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A zero without dimensions on the device of `like`, of its type unless another is given."""
-    return like.new_zeros((), dtype=dtype)
+def new_zero(like: torch.Tensor) -> torch.Tensor:
+    """A zero without dimensions on the device of `like`, of its type."""
+    return like.new_zeros(())
 
 
 def stream_of(tensor: torch.Tensor) -> Callable[[], AbstractContextManager[object]]:
