@@ -11,10 +11,10 @@
 // for those ranks that are one less than a power of two.
 //
 // This is exact but for rounding: in units of 2^-16 of a rank, what is found here lies 1 to 12 above the portable
-// definition (computed for every float), because intercepts are lifted by kLift; rounding of value * inverse moves that
-// by less than 1. So only an element whose sum of p and the random bits is within kUnsure of a carry can have another
-// code; the portable code decides those, one in 70 tiles of 64. Rounding to nearest is the same with 1/2 for the random
-// bits. Tests compare both with the portable code over dense sweeps.
+// definition (computed over all floats, by a program that is not kept), because intercepts are lifted by kLift;
+// rounding of value * inverse moves that by less than 1. So only an element whose sum of p and the random bits is
+// within kUnsure of a carry can have another code; the portable code decides those, one in 70 tiles of 64. Rounding to
+// nearest is the same with 1/2 for the random bits. Tests compare both with the portable code over dense sweeps.
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
 
 template <bool kSigned>
