@@ -167,8 +167,13 @@ struct StepDriver {
     return C::kScaled ? stage.inverse[k][part_of<k>(part)] : 0.f;
   }
 
-  HWY_INLINE void encode(const Stage& stage, int tiles) const {
+  // The parts that a run does once are not inlined: they would be a third of the code of each kernel.
+  HWY_NOINLINE void encode(const Stage& stage, int tiles) const {
     for (int t = 0; t < tiles; ++t) encode_tile(stage, t, t * kMostParts / (kBlock / kTile));
+  }
+  HWY_NOINLINE void first_block(P* p, const G* g, u8* const (&codes)[kStored], float* const (&scales)[kStored],
+                                int tiles, u32 index, Stage& stage) const {
+    block<false>(p, g, codes, scales, tiles, index, stage, nullptr);
   }
 
   // The tile kAhead bytes on; may point past the end. A block's arithmetic takes longer than the processor looks ahead,
@@ -197,7 +202,7 @@ struct StepDriver {
   void short_block(P* p, const G* g, u8* const (&codes)[kStored], float* const (&scales)[kStored], int tiles,
                    u32 index) const {
     Stage stage;
-    block<false>(p, g, codes, scales, tiles, index, stage, nullptr);
+    first_block(p, g, codes, scales, tiles, index, stage);
     if constexpr (C::kScaled) encode(stage, tiles);
   }
 
@@ -239,18 +244,22 @@ struct StepDriver {
     Stage stages[2];
     Stage *stage = stages, *last = stages + 1;
     int64_t done = 0;
-    const auto full_block = [&](auto have_last) {
-      driver.template block<have_last>(p + done, g + done, codes, scales, kBlock / kTile,
-                                       run.index + static_cast<u32>(done), *stage, last);
+    const auto next_block = [&] {
       each<K>([&](auto k) { codes[k] += kCodeBytes<k>, scales[k] += kParts<k>; });
       done += kBlock;
       std::swap(stage, last);
     };
-    if (run.n >= kBlock) {
-      full_block(std::false_type());
-      while (done + kBlock <= run.n) full_block(std::bool_constant<C::kScaled>());
-      if constexpr (C::kScaled) driver.encode(*last, kBlock / kTile);
+    const bool full = run.n >= kBlock;
+    if (C::kScaled && full) {
+      driver.first_block(p, g, codes, scales, kBlock / kTile, run.index, *stage);
+      next_block();
     }
+    while (done + kBlock <= run.n) {
+      driver.template block<C::kScaled>(p + done, g + done, codes, scales, kBlock / kTile,
+                                        run.index + static_cast<u32>(done), *stage, last);
+      next_block();
+    }
+    if (C::kScaled && full) driver.encode(*last, kBlock / kTile);
     const int rest = static_cast<int>(run.n - done);
     const u32 index = run.index + static_cast<u32>(done);
     if (rest % kTile)
