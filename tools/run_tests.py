@@ -219,6 +219,8 @@ def main() -> int:
     parser.add_argument("pytest", nargs="*", help="arguments for pytest, after --")
     options = parser.parse_args()
 
+    # bootstrap.sh leaves compiling modules to their first import, whose result has to be kept: torch's takes two seconds.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     tally = Tally()
     if run("system packages", BOOTSTRAP, "--system-only", "--extras", EXTRAS) != 0:
         tally.failures.append("system packages")

@@ -62,17 +62,17 @@ def final_loss(job: tuple[Config, Tokens], label: str, seed: int, factor: float 
 def test_dynamic8_reaches_the_loss_of_fp32(
     job: tuple[Config, Tokens], share: float, figure: Callable[[str], None]
 ) -> None:
-    """The mean is judged where all seeds run."""
+    """The mean is judged where all seeds run, and so is the control."""
     seeds = SEEDS[: max(1, round(share * len(SEEDS)))]
     reference = {seed: final_loss(job, "torch", seed) for seed in seeds}
     gaps = [1e3 * (final_loss(job, "lowtide:dynamic8", seed) - reference[seed]) for seed in seeds]
-    control = 1e3 * (final_loss(job, "torch", SEEDS[0], CONTROL_FACTOR) - reference[SEEDS[0]])
     for seed, gap in zip(seeds, gaps, strict=True):
         figure(f"seed {seed}: torch fp32 {reference[seed]:.4f}, lowtide dynamic8 {gap:+.1f} thousandths of a nat")
-    figure(f"mean {statistics.fmean(gaps):+.1f}; control with lr x {CONTROL_FACTOR}: {control:+.1f}")
     if len(seeds) == len(SEEDS):
+        control = 1e3 * (final_loss(job, "torch", SEEDS[0], CONTROL_FACTOR) - reference[SEEDS[0]])
+        figure(f"mean {statistics.fmean(gaps):+.1f}; control with lr x {CONTROL_FACTOR}: {control:+.1f}")
         between = 1e3 * statistics.stdev(reference.values())
         figure(f"spread (sd) {statistics.stdev(gaps):.1f}, that of seeds {between:.1f}")
         assert abs(statistics.fmean(gaps)) < BOUND_MEAN
-    assert control > BOUND_EACH, "the bound could not tell a wrong learning rate from the right one"
+        assert control > BOUND_EACH, "the bound could not tell a wrong learning rate from the right one"
     assert max(map(abs, gaps)) < BOUND_EACH

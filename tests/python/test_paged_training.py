@@ -8,7 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "paged_training.py"
+import pytest
+from llama_support import EXAMPLES  # puts the example on the path
+
+import paged_training
+
+EXAMPLE = EXAMPLES / "paged_training.py"
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -29,13 +34,15 @@ def test_paged_and_unpaged_give_the_same_bits(tmp_path: Path, figure) -> None:
     assert not [name for name in os.listdir(tmp_path) if name.startswith("tmp")], "scratch is gone"
 
 
-def test_what_cannot_be_is_said(tmp_path: Path) -> None:
+def test_what_cannot_be_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for arguments, part in (
         (("--device", "cuda"), "cuda"),
         (("--device", "xpu"), "xpu"),
         (("--data", tmp_path / "none.json"), "none.json"),
         (("--disk", tmp_path / "missing", "--steps", 1, "--out", tmp_path), "missing"),
     ):
-        done = run(*arguments)
-        assert done.returncode == 2, done.stderr
-        assert part in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
+        monkeypatch.setattr(sys, "argv", ["paged_training.py", *map(str, arguments)])
+        status, said = paged_training.main(), capsys.readouterr().err
+        assert status == 2 and part in said and len(said.strip().splitlines()) == 1, said

@@ -31,9 +31,10 @@ except ImportError:
     HAVE_LOWTIDE = False
 needs_lowtide = pytest.mark.skipif(not HAVE_LOWTIDE, reason="the lowtide package is not installed")
 Figure = Callable[[str], None]
-EACH = ["torch", pytest.param("lowtide", marks=needs_lowtide)]
+EACH = [pytest.param("lowtide", marks=needs_lowtide), "torch"]
 
 
+@pytest.mark.share
 @pytest.mark.parametrize("label", EACH)
 def test_resume_gives_the_same_bits(tmp_path: Path, text: Path, label: str, figure: Figure) -> None:
     whole = train_llama.run(tiny(tmp_path / "whole", text, optimizers=(label,)))["runs"][label]
