@@ -1,4 +1,4 @@
-// Trains a small network to tell two interleaved spirals apart, with AdamW and 8-bit state: 2 -> 96 -> 96 -> 1, tanh,
+// Trains a small network to tell two interleaved spirals apart, with AdamW and 8-bit state: 2 -> 64 -> 64 -> 1, tanh,
 // backpropagation by hand. Prints the loss as it falls; exits with 1 if fewer than 99 % of the points come out right.
 //
 // Against an installed library:
@@ -107,16 +107,16 @@ Points two_spirals(int per_class, std::mt19937& rng) {
 
 int main() try {
   std::mt19937 rng(1);
-  const Points points = two_spirals(250, rng);
-  Network network(96, rng);
+  const Points points = two_spirals(60, rng);
+  Network network(64, rng);
 
-  // One group; parameters of fewer than 4096 elements keep float state, so the 96 x 96 matrix is what is quantized.
+  // One group; parameters of fewer than 4096 elements keep float state, so the 64 x 64 matrix is what is quantized.
   lowtide::OptimizerOptions options;
   options.rule = "adamw";
   lowtide::Optimizer optimizer(options);
   lowtide::GroupOptions group;
   group.hyper = lowtide::default_hyper("adamw");
-  group.hyper.lr = 5e-3;
+  group.hyper.lr = 1e-2;
   optimizer.add_group(group);
   std::vector<lowtide::Gradient> gradients;
   for (Linear* layer : network.layers()) {
@@ -125,10 +125,10 @@ int main() try {
     gradients.push_back({layer->w_grad.data(), lowtide::DType::kF32, nullptr});
     gradients.push_back({layer->b_grad.data(), lowtide::DType::kF32, nullptr});
   }
-  std::printf("state of the 96 x 96 matrix: %s\n", optimizer.state_codec(2));
+  std::printf("state of the 64 x 64 matrix: %s\n", optimizer.state_codec(2));
 
   double accuracy = 0;
-  for (int epoch = 0; epoch <= 400; ++epoch) {
+  for (int epoch = 0; epoch <= 150; ++epoch) {
     for (Linear* layer : network.layers()) {
       layer->w_grad.assign(layer->w_grad.size(), 0);
       layer->b_grad.assign(layer->b_grad.size(), 0);
