@@ -12,6 +12,7 @@
 #include "core/error.h"
 #include "lowtide/planning.h"
 #include "support/random.h"
+#include "support/share.h"
 
 namespace lowtide::testing {
 namespace {
@@ -127,7 +128,7 @@ TEST(ParamSpec, OptimizerAndPlanTakeAndRefuseTheSame) {
   for_each_case([&](const Case& c) {
     ++cases;
     // The masters and least sizes multiply what is alike: a sixteenth of the product, spread over all of it.
-    if (cases % 16 != (cases / 16) % 16) return;
+    if (cases % 16 != (cases / 16) % 16 || !in_share(cases / 16)) return;
     const std::string made = optimizer_says(c), planned = refusal_of([&] { plan_of(c); });
     taken += made.empty();
     if (!made.empty()) texts.insert(made);
@@ -137,7 +138,7 @@ TEST(ParamSpec, OptimizerAndPlanTakeAndRefuseTheSame) {
   EXPECT_EQ(differ, 0);
   EXPECT_GT(taken, 0);
   EXPECT_GT(texts.size(), 20u);
-  std::printf("a sixteenth of %lld cases: %lld taken, the others refused with %zu texts, %lld differ\n",
+  std::printf("at most a sixteenth of %lld cases: %lld taken, the others refused with %zu texts, %lld differ\n",
               static_cast<long long>(cases), static_cast<long long>(taken), texts.size(),
               static_cast<long long>(differ));
 }

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "shared_copy.h"
+#include "support/share.h"
 
 namespace lowtide::testing {
 namespace {
@@ -12,8 +13,10 @@ TEST(BnbOnDevice, StepsHaveTheBitsOfTheHost) {
   if (lt_bnb_use_backend("sycl", nullptr, nullptr) != 0) GTEST_SKIP() << lt_bnb_last_error();
   auto rng = seeded("bnb on a device", 804);
   int steps = 0, differing = 0;
+  int64_t grid = 0;
   for (const BnbSymbol& symbol : bnb_symbols()) {
     for (const bool skip_zeros : {false, true}) {
+      if (!in_share(grid++)) continue;  // some runtimes compile a kernel for seconds when it first runs
       BnbCase c(symbol, 3000);
       c.u.skip_zeros = skip_zeros;
       c.set_random_parameter(rng);

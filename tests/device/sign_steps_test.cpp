@@ -210,7 +210,7 @@ TEST(DeviceSignSteps, BallotsAndStepsShareACall) {
   std::deque<Trio> bits;
   std::deque<BallotTarget> targets;
   std::vector<StepItem> on_cpu, on_device;
-  for (int i = 0; i < 300; ++i) {
+  for (int i = 0; i < testing::share_of(300); ++i) {
     got.emplace_back(testing::any_rule(rng), static_cast<int>(rng.below(std::ssize(codecs()))),
                      static_cast<DType>(rng.below(3)), static_cast<DType>(rng.below(3)), rng.between(1, 3),
                      rng.between(1, 700), rng);
@@ -234,7 +234,7 @@ TEST(DeviceSignSteps, BallotsAndStepsShareACall) {
   std::printf("%zu items, %zu of them ballots of %lld signs +: %lld bytes or bits differ\n", got.size(), bits.size(),
               ll(set), ll(differing));
   EXPECT_EQ(differing, 0);
-  EXPECT_GT(set, 10000);
+  EXPECT_GT(set, testing::share_of(10000));
 }
 
 }  // namespace

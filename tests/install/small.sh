@@ -10,7 +10,7 @@ shift 6
 
 "$cmake" -S "$source/examples/fetch_content" -B "$build" -G "$generator" -DLOWTIDE_SOURCE="$source" \
   -DCMAKE_C_COMPILER="$cc" -DCMAKE_CXX_COMPILER="$cxx" "$@"
-"$cmake" --build "$build" --parallel
+"$cmake" --build "$build"
 
 echo "-- two rules, and a refusal of a third"
 "$build/fetched" | tee "$build/said"

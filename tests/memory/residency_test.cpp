@@ -3,6 +3,7 @@
 // short; memory that a framework's allocator hands out while its queue still uses it is touched only after that.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "support/device_twins.h"
 #include "support/fake_races.h"
 #include "support/framework_cache.h"
+#include "support/share.h"
 
 namespace lowtide::testing {
 namespace {
@@ -24,7 +26,9 @@ const std::vector<std::string> kTransferModes = {"copy", "hybrid", "zero_copy"};
 TEST(AutomaticResidency, RandomPressureChangesNoBit) {
   Rng rng = seeded("automatic residency", 81);
   int64_t compared = 0, promotions = 0, demotions = 0, borrowed = 0, asked = 0, steps = 0;
-  for (int trial = 0; trial < 24; ++trial) {
+  // In fewer, single trials decide how often state moves.
+  const int trials = std::max(8, share_of(24));
+  for (int trial = 0; trial < trials; ++trial) {
     FakeBackendOptions options{rng.next()};
     options.steps_pinned = true;
     options.guards = trial % 2;
@@ -57,9 +61,9 @@ TEST(AutomaticResidency, RandomPressureChangesNoBit) {
     demotions += report.demotions;
     compared += twins.compared();
   }
-  EXPECT_GT(promotions, 10);
-  EXPECT_GT(demotions, 10);
-  EXPECT_GT(borrowed, 100);
+  EXPECT_GT(promotions, trials * 10 / 24);
+  EXPECT_GT(demotions, trials * 10 / 24);
+  EXPECT_GT(borrowed, trials * 100 / 24);
   std::printf(
       "%lld steps: %lld promotions, %lld demotions, %lld of them asked for, %lld readings ahead; differing bytes "
       "0 of %lld\n",
@@ -222,7 +226,7 @@ TEST(AutomaticResidency, AStepMakesRoomForItsSlots) {
 }
 
 TEST(FrameworkAllocator, MemoryThatTheQueueStillUsesIsTouchedAfterThat) {
-  Rng rng = seeded("framework allocator", 84);
+  Rng rng = seeded("framework allocator", 92);
   int64_t compared = 0, reused = 0, taken = 0, given_back = 0, borrowed = 0, refused = 0;
   for (int trial = 0; trial < 40; ++trial) {
     FakeBackendOptions options{rng.next()};

@@ -75,12 +75,13 @@ std::vector<std::byte> everything(const Optimizer& optimizer, const Model& model
 TEST(Tiers, DiskAndRamGiveTheSameBits) {
   Rng rng = seeded("tiers", 90);
   const TemporaryDirectory directory;
-  const int variants = share_of(3);
   int plans = 0, streamed = 0;
+  int64_t grid = 0;
   int64_t parameters = 0, compared = 0, differing = 0, moved = 0, planned = 0;
   for (const std::string& rule : rule_names())
     for (const std::string& codec : codec_names())
-      for (int variant = 0; variant < variants; ++variant) {
+      for (int variant = 0; variant < 3; ++variant) {
+        if (!in_share(grid++)) continue;
         Config config;
         config.rule = rule;
         config.hyper = random_variant(rule, rng);

@@ -8,6 +8,7 @@
 
 #include "optim/optimizer_impl.h"
 #include "support/optimizer_case.h"
+#include "support/share.h"
 #include "support/temporary.h"
 
 namespace lowtide::testing {
@@ -29,9 +30,9 @@ class CountingEnv final : public Env {
 };
 
 constexpr int64_t kNumel = 3 << 20, kChunk = 256 << 10, kRam = 2 << 20;
-constexpr int kSteps = 6;
 
 TEST(Wear, WrittenBytesAreWhatTheFileTakes) {
+  const int steps = share_of(6);
   int64_t reported = 0, taken = 0;
   double most = 0, least_steps = 1e300;
   for (const std::string& rule : {std::string("adamw"), std::string("lion"), std::string("lamb")})
@@ -53,15 +54,15 @@ TEST(Wear, WrittenBytesAreWhatTheFileTakes) {
       const Gradient gradient = g.gradient();
       optimizer.step({&gradient, 1});  // makes the state
       const int64_t before = optimizer.report().written_bytes, before_taken = env.written();
-      for (int step = 0; step < kSteps; ++step) optimizer.step({&gradient, 1});
+      for (int step = 0; step < steps; ++step) optimizer.step({&gradient, 1});
       const auto report = optimizer.report();
       const int64_t by_report = report.written_bytes - before, by_file = env.written() - before_taken;
       EXPECT_EQ(by_report, by_file) << rule << " " << state;
       reported += by_report, taken += by_file;
       // Each record of the file once, and no other byte.
-      const double amplification = static_cast<double>(by_file) / kSteps / static_cast<double>(report.disk_bytes);
+      const double amplification = static_cast<double>(by_file) / steps / static_cast<double>(report.disk_bytes);
       most = std::max(most, amplification);
-      const double a_parameter = static_cast<double>(by_file) / kSteps / kNumel;
+      const double a_parameter = static_cast<double>(by_file) / steps / kNumel;
       if (rule == "adamw") least_steps = std::min(least_steps, 600e12 / (a_parameter * 7e9));
       std::printf("%-5s %-8s %5.2f bytes written a step and parameter, %.3f times what is on disk\n", rule.c_str(),
                   state.c_str(), a_parameter, amplification);

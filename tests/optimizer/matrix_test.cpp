@@ -2,6 +2,8 @@
 // of the plainest instruction set with all state in memory, or is refused by name.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "support/matrix.h"
 #include "support/plainest_target.h"
 #include "support/temporary.h"
@@ -22,8 +24,9 @@ TEST(Matrix, EveryCellIsCorrectOrRefusedByName) {
   const int64_t state = wanted.optimizer().report().state_bytes, page = 4096;
 
   const TemporaryDirectory directory;
-  constexpr int64_t kChunk = 16 * 4096;
-  Memory half{state / 2 / page * page, directory.path(), -1, kChunk}, least{4 * kChunk, directory.path(), -1, kChunk};
+  // A share's state, too, is many chunks.
+  const int64_t chunk = std::clamp<int64_t>(state / 40 / page, 1, 16) * page;
+  Memory half{state / 2 / page * page, directory.path(), -1, chunk}, least{4 * chunk, directory.path(), -1, chunk};
   MatrixCounts counts;
   int places = 0;
   int64_t streamed = 0;

@@ -19,6 +19,8 @@
 #include "optim/hyper.h"
 #include "support/optimizer_case.h"
 #include "support/random.h"
+#include "support/share.h"
+#include "support/tested_rules.h"
 
 namespace lowtide::testing {
 
@@ -77,22 +79,27 @@ inline std::vector<std::pair<Hyper, std::string>> rule_options(const std::string
   return out;
 }
 
+// All cells of the rules that are tested, or a share, spread over them.
 inline std::vector<MatrixCell> matrix_cells() {
   std::vector<MatrixCell> cells;
+  int64_t grid = 0;
   for (const std::string& rule : rule_names())
-    for (const auto& [hyper, options] : rule_options(rule))
+    for (const auto& [hyper, options] : rule_options(rule)) {
+      if (!is_tested(effective_rule(find_rule(rule), hyper))) continue;
       for (const std::string& codec : codec_names())
         for (const char* rounding : {"auto", "nearest", "stochastic"})
           for (const DType param : kDTypes)
             for (const DType grad : kDTypes)
               for (const MasterInfo& master : masters()) {
                 if (*master.name && param == DType::kF32) continue;  // nothing to make more precise
+                if (!in_share(grid++)) continue;
                 MatrixCell& cell = cells.emplace_back();
                 cell.options = options, cell.param = param, cell.grad = grad;
                 cell.group.hyper = hyper, cell.group.state = codec, cell.group.rounding = rounding;
                 cell.group.master = master.name, cell.group.rule = rule;
                 cell.group.min_quantized_numel = 0;
               }
+    }
   return cells;
 }
 
@@ -261,9 +268,8 @@ struct MatrixCounts {
     size_t variants = 0;
     for (const std::string& rule : rule_names()) variants += rule_options(rule).size();
     std::printf(
-        "%s: %zu rules and options x %zu formats x 3 roundings x 9 pairs of types x %zu masters of 16-bit weights = "
-        "%zu "
-        "cells, in %d places %lld: %lld correct, %lld refused by name, %lld differ, %lld unsound\n",
+        "%s: %zu rules and options x %zu formats x 3 roundings x 9 pairs of types x %zu masters of 16-bit weights: "
+        "%zu cells, in %d places %lld: %lld correct, %lld refused by name, %lld differ, %lld unsound\n",
         backend, variants, codecs().size(), masters().size(), all.size(), places, ll(cells), ll(correct), ll(refused),
         ll(differing), ll(unsound));
     for (const auto& [message, count] : refusals) std::printf("  %lld: %s\n", ll(count), message.c_str());

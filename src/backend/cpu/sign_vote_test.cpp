@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "backend/cpu/cpu_backend.h"
+#include "support/share.h"
 #include "support/sign_reference.h"
 
 namespace lowtide {
@@ -161,9 +162,9 @@ TEST(CpuSignKernels, VotesAndCountsWithEveryOption) {
   std::vector<std::unique_ptr<Backend>> backends;
   for (const auto& name : targets) backends.push_back(cpu::make_backend(name));
   constexpr int64_t kSizes[] = {0, 1, 7, 8, 63, 64, 65, 127, 128, 255, 256, 257, 511, 512, 513, 1023, 1024, 1025, 4097};
-  constexpr int kCases = 20000;
+  const int cases = testing::share_of(20000);
   int64_t apart = 0, votes = 0, ties = 0, seen = 0, turned = 0, large = 0;
-  for (int turn = 0; turn < kCases; ++turn) {
+  for (int turn = 0; turn < cases; ++turn) {
     int64_t voters = rng.chance(0.8) ? rng.below(20) : rng.below(301);
     int64_t count = rng.chance(0.3) ? kSizes[rng.below(std::size(kSizes))] : rng.below(600);
     if (turn % 1000 == 7) voters = rng.below(40), count = rng.between(100000, 200000), ++large;  // several pieces
@@ -189,12 +190,12 @@ TEST(CpuSignKernels, VotesAndCountsWithEveryOption) {
   std::printf(
       "%d votes with counts on %zu targets, %lld ballots' signs, %lld ties: %lld bits differ; "
       "%lld of %lld turned bits seen\n",
-      kCases, targets.size(), static_cast<long long>(votes), static_cast<long long>(ties),
-      static_cast<long long>(apart), static_cast<long long>(seen), static_cast<long long>(turned));
+      cases, targets.size(), static_cast<long long>(votes), static_cast<long long>(ties), static_cast<long long>(apart),
+      static_cast<long long>(seen), static_cast<long long>(turned));
   EXPECT_EQ(apart, 0);
-  EXPECT_GT(ties, 100000);
-  EXPECT_GE(large, 20);
-  EXPECT_GT(turned, 3000);
+  EXPECT_GT(ties, testing::share_of(100000));
+  EXPECT_GE(large, testing::share_of(20));
+  EXPECT_GT(turned, testing::share_of(3000));
   EXPECT_EQ(seen, turned);
 }
 
