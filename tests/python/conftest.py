@@ -1,6 +1,7 @@
 """Fixtures: `share` says how much of a long test to run; `figure` records what a test has proved, in numbers, for the summary; `seed` makes random tests repeat;
 `device` lends memory of a SYCL device and then of a CUDA device; `cuda` of the latter only; `machine` of all at once."""
 
+import gc
 import os
 import random
 import sys
@@ -46,6 +47,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=left_out)
     items[:] = taken
     items.sort(key=lambda item: SLOW.index(item.path.stem) if item.path.stem in SLOW else len(SLOW))
+
+
+def pytest_collection_finish() -> None:
+    """Imports stay: collections, of which tests ask hundreds, look at newer objects alone."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure() -> None:

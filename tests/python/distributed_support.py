@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import os
 import tempfile
 import traceback
@@ -62,6 +63,7 @@ def _serve(rank: int, pipe: Connection) -> None:
     """Calls what comes by the pipe and sends back whether it returned, and what; a job ends with its process group."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
+    gc.freeze()  # what was preloaded is for good
     while True:
         try:
             function, args, kwargs = pipe.recv()
