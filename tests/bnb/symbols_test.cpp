@@ -119,7 +119,7 @@ void check_step(BnbCase& c, Checked& checked) {
 }
 
 TEST(BnbSymbols, EachIsItsFormula) {
-  auto rng = seeded("bnb symbols", 801);
+  auto rng = seeded("bnb symbols", 806);
   Checked all;
   int steps = 0;
   for (const BnbSymbol& symbol : bnb_symbols()) {
