@@ -75,8 +75,9 @@ LT_API int lt_bnb_use_backend(const char* backend, const char* target, void* que
 LT_API int lt_bnb_set_threads(int threads);
 
 /* Memory of paged optimizers: shared between host and device through the CUDA backend (managed memory) or the SYCL
- * backend, the first of them that can be opened, else the host's. The first of these calls decides; lt_bnb_place() says
- * which.
+ * backend, the first of them that can be opened, else the host's. On CUDA devices without concurrentManagedAccess,
+ * whose driver moves all managed memory before each kernel, it is pinned host memory. The first of these calls decides;
+ * lt_bnb_place() says which.
  *
  * Returns `bytes` (at least 1) bytes, all zero, aligned to a page; NULL if there is no memory. The host may touch it
  * when no device does. Free it with cfree_managed_ptr() only. */
@@ -94,8 +95,9 @@ LT_API void cprefetch(void* ptr, size_t bytes, int device);
 LT_API void cfill_fp32(float* A, float* B, float value, long n);
 LT_API void cfill_uint8(unsigned char* A, unsigned char* B, unsigned char value, long n);
 
-/* Says in words where memory comes from: "cuda: exact", "sycl: gpu", "sycl: cpu", or "host: " and why there is neither a
- * CUDA nor a SYCL device. The text lives as long as the process. */
+/* Says in words where memory comes from: "cuda: exact" (with ", in pinned host memory: " and why, where it is not
+ * managed), "sycl: gpu", "sycl: cpu", or "host: " and why there is neither a CUDA nor a SYCL device. The text lives as
+ * long as the process. */
 LT_API const char* lt_bnb_place(void);
 
 /* Says why this thread's last failing call failed; "" if none has failed since lt_bnb_clear_error(). The text is valid

@@ -103,7 +103,7 @@ struct Table {
   Call<void, Device, Handle<Event>*> device_host_wait;
   Call<bool, Device, Handle<Event>*> device_has_happened;
   Call<void, Event> event_release;
-  Call<bool, Device> device_steps_pinned;
+  Call<bool, Device> device_steps_pinned, device_pages_shared;
   Call<bool, Device, void*> device_is_capturing;
   Call<void, Device, Text> device_describe;
   Call<bool, Device> device_is_lost;

@@ -164,6 +164,7 @@ inline constexpr Table kTable = [] {
   table.device_has_happened = Exported<&Device::has_happened>{};
   table.event_release = release;
   table.device_steps_pinned = Exported<&Device::steps_pinned>{};
+  table.device_pages_shared = Exported<&Device::pages_shared>{};
   table.device_is_capturing = Exported<&Device::is_capturing>{};
   table.device_describe = [](Outcome* outcome, Handle<Device>* device, Text text) noexcept {
     attempt(outcome, [&] { text.add(text.context, self(device).describe().c_str()); });

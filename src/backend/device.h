@@ -51,6 +51,9 @@ class Device {
 
   // Whether steps may be given codes and scales in pinned memory: kernels then reach it over the link.
   virtual bool steps_pinned() const { return false; }
+  // Whether the driver moves shared memory page by page, as it is touched, so that prefetches help and the host may
+  // touch it while kernels run. Else all of it moves before each kernel, whatever that uses.
+  virtual bool pages_shared() const { return true; }
   // Whether what is queued there is recorded for later replays (a CUDA graph) instead of run.
   virtual bool is_capturing(void* /*queue*/) { return false; }
   // Its name and its driver's version, for what is remembered of it; "": not known.

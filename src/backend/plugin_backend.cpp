@@ -146,6 +146,7 @@ class PluginDevice final : public Device {
     return call(table_.device_has_happened, device_, handle_of(event.get()));
   }
   bool steps_pinned() const override { return call(table_.device_steps_pinned, device_); }
+  bool pages_shared() const override { return call(table_.device_pages_shared, device_); }
   bool is_capturing(void* queue) override { return call(table_.device_is_capturing, device_, queue); }
   std::string describe() const override {
     std::string text;

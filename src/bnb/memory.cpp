@@ -22,6 +22,8 @@ Memory::Memory(std::span<OpenDevice* const> backends) {
   for (OpenDevice* const open : backends) try {
       std::unique_ptr<Backend> first = open(0);
       place_ = format("%s: %s", first->name(), first->target());
+      if (!first->device()->pages_shared())
+        place_ += ", in pinned host memory: the driver does not move managed memory page by page";
       devices_.emplace(0, std::move(first));
       open_ = open;
       return;
@@ -37,7 +39,7 @@ void* Memory::allocate(size_t bytes) {
   const auto size = static_cast<int64_t>(bytes);
   void* memory = nullptr;
   if (device()) {
-    memory = device()->allocate(MemoryKind::kShared, size);
+    memory = device()->allocate(is_shared() ? MemoryKind::kShared : MemoryKind::kPinned, size);
   } else {
     memory = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
     if (!memory) fail(ErrorKind::kOutOfMemory, "%zu bytes of host memory could not be had", bytes);
@@ -68,7 +70,7 @@ void Memory::prefetch(const void* memory, size_t bytes, int number) {
   if (!device() || number == -1 || bytes == 0) return;
   auto found = devices_.find(number);
   if (found == devices_.end()) found = devices_.emplace(number, open_(number)).first;
-  found->second->device()->prefetch(nullptr, memory, static_cast<int64_t>(bytes));
+  if (is_shared()) found->second->device()->prefetch(nullptr, memory, static_cast<int64_t>(bytes));
 }
 
 void Memory::fill(void* memory, uint32_t pattern, int pattern_bytes, int64_t count) {
@@ -81,7 +83,7 @@ void Memory::fill(void* memory, uint32_t pattern, int pattern_bytes, int64_t cou
 }
 
 void Memory::set(void* memory, uint32_t pattern, int pattern_bytes, int64_t count) {
-  if (device()) {
+  if (is_shared()) {
     device()->fill(nullptr, memory, pattern, pattern_bytes, count);
     device()->host_wait(device()->record(nullptr));
   } else if (pattern_bytes == 1) {

@@ -1,4 +1,5 @@
-// Memory that is shared between host and device, or the host's where there is no device; and all that is allocated.
+// Memory that is shared between host and device, pinned host memory where the device's driver does not page what is
+// shared, or the host's where there is no device; and all that is allocated.
 #pragma once
 
 #include <cstddef>
@@ -30,6 +31,7 @@ class Memory {
 
  private:
   Device* device() { return devices_.empty() ? nullptr : devices_.begin()->second->device(); }
+  bool is_shared() { return device() && device()->pages_shared(); }
   // Throws kInvalidArgument unless the bytes are of one allocation.
   void require_ours(const void* memory, int64_t bytes) const;
   void set(void* memory, uint32_t pattern, int pattern_bytes, int64_t count);

@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "backend/registry.h"
+#include "bnb/memory.h"
+#include "core/error.h"
 #include "cuda_emulator.h"
 #include "shared_copy.h"
 
@@ -33,6 +36,32 @@ TEST_F(BnbOnCuda, PagedMemoryIsManaged) {
   EXPECT_STREQ(lt_bnb_last_error(), "");
   cfree_managed_ptr(memory);
   EXPECT_EQ(cuda_emulator::held().managed_bytes, before);
+}
+
+// Without concurrentManagedAccess, managed memory would move as a whole before each kernel.
+TEST_F(BnbOnCuda, PagedMemoryIsTheHostsWhereManagedMemoryIsNotPaged) {
+  static constexpr bnb::OpenDevice* kCuda[] = {[](int number) { return open_backend("cuda", format(":%d", number)); }};
+  const cuda_emulator::Settings before = cuda_emulator::settings();
+  for (const bool managed : {true, false}) {
+    cuda_emulator::Settings settings = before;
+    settings.managed = managed;
+    cuda_emulator::change(settings);
+    bnb::Memory memory(kCuda);
+    EXPECT_EQ(memory.place().rfind("cuda: ", 0), 0u) << memory.place();
+    EXPECT_EQ(memory.place().find("pinned host memory") == std::string::npos, managed) << memory.place();
+    auto* const data = static_cast<unsigned char*>(memory.allocate(10000));
+    cudaPointerAttributes seen;
+    ASSERT_EQ(cudaPointerGetAttributes(&seen, data), cudaSuccess);
+    EXPECT_EQ(seen.type, managed ? cudaMemoryTypeManaged : cudaMemoryTypeHost);
+    EXPECT_EQ(std::count(data, data + 10000, 0), 10000);
+    memory.fill(data, 0x3f800000, 4, 2500);
+    EXPECT_EQ(reinterpret_cast<float*>(data)[2499], 1.0f);
+    memory.prefetch(data, 10000, 0);
+    memory.prefetch(data, 10000, -1);
+    memory.free(data);
+    std::printf("concurrentManagedAccess %d: %s\n", managed, memory.place().c_str());
+  }
+  cuda_emulator::change(before);
 }
 
 // For the maps, the scales and the search together, and for the step; and no copy passes through pageable memory, where

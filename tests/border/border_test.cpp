@@ -204,7 +204,8 @@ void check_device(Device& device) {
     CHECK(seen->items == inside);
   }
   CHECK(seen->live == live && !device.record(nullptr) && device.has_happened(nullptr));
-  CHECK(device.steps_pinned() && device.is_capturing(there) && !device.is_capturing(kStream) && !device.is_lost());
+  CHECK(device.steps_pinned() && !device.pages_shared());
+  CHECK(device.is_capturing(there) && !device.is_capturing(kStream) && !device.is_lost());
   CHECK(device.describe() == LT_ECHO_TEXT);
   device.use_allocator({there, [](void* context, int64_t bytes) -> void* { return bytes == 5 ? context : nullptr; }});
   CHECK(seen->items == there);

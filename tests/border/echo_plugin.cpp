@@ -96,6 +96,7 @@ struct EchoDevice final : Device {
   void wait(void*, const Event& event) override { seen.items = event.get(); }
   void host_wait(const Event& event) override { seen.items = event.get(); }
   bool steps_pinned() const override { return true; }
+  bool pages_shared() const override { return false; }
   bool is_capturing(void* queue) override { return queue == this; }
   std::string describe() const override { return LT_ECHO_TEXT; }
   void use_allocator(const Allocator& allocator) override { seen.items = allocator.allocate(allocator.context, 5); }

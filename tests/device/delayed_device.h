@@ -81,6 +81,7 @@ class DelayedDevice final : public Backend, public Device {
 
   bool has_happened(const Event& event) override { return device_.has_happened(event); }
   bool steps_pinned() const override { return device_.steps_pinned(); }
+  bool pages_shared() const override { return device_.pages_shared(); }
   bool is_lost() const override { return device_.is_lost(); }
 
   int64_t delays() const { return delays_; }

@@ -37,6 +37,7 @@ class CudaDevice final : public Device {
   void host_wait(const Event& event) override;
   bool has_happened(const Event& event) override;
   bool steps_pinned() const override { return info_.reaches_pinned || info_.reaches_all; }
+  bool pages_shared() const override { return info_.concurrent_managed; }
   bool is_capturing(void* queue) override;
   std::string describe() const override;
   bool is_lost() const override;

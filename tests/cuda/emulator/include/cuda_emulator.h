@@ -31,8 +31,8 @@ struct Settings {
 // Begins anew: nothing is allocated, queued or lost. Handles and memory of before are no more.
 LT_CUDA_CONTROL void reset(const Settings& settings);
 LT_CUDA_CONTROL Settings settings();
-// Changes what can change at any time: pin_limit, other_use, seed, strict, registers, pageable, memory (of all
-// devices).
+// Changes what can change at any time: pin_limit, other_use, seed, strict, registers, pageable, managed, memory (of
+// all devices).
 LT_CUDA_CONTROL void change(const Settings& settings);
 
 struct Injection {
