@@ -3,7 +3,7 @@ PYTHON := .venv/bin/python
 ARGS ?=
 FUZZERS := cmake --preset fuzz && cmake --build --preset fuzz
 
-.PHONY: help wheels train test soak trust fuzz bench bench-paging bench-sign bench-sign-network bench-quality gpu-check gpu-bundle docs build clang asan tsan arm format clean
+.PHONY: help wheels train test soak trust fuzz bench bench-paging bench-memory bench-sign bench-sign-network bench-quality gpu-check gpu-bundle docs build clang asan tsan arm format clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s  %s\n", $$1, $$2 }'
@@ -36,6 +36,10 @@ bench: ## measure a step against other optimizers (ARGS="..." goes to the script
 bench-paging: ## measure what state on disk costs and saves (ARGS="--disk DIR --rows os")
 	@tools/bootstrap.sh --extras bench,examples
 	@$(PYTHON) bench/paging/run.py $(ARGS)
+
+bench-memory: ## train a LLaMA of 220 M parameters with paged and unpaged optimizers: memory, losses (ARGS="--device cuda")
+	@tools/bootstrap.sh --extras bench,examples
+	@$(PYTHON) bench/memory/run.py $(ARGS)
 
 bench-sign: ## measure signs to bits, back, and votes against memory, numpy and torch (ARGS="--json FILE")
 	@tools/bootstrap.sh --extras bench

@@ -11,15 +11,14 @@ from there, with torch's AdamW and with bitsandbytes' PagedAdamW8bit as Lowtide 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llama import memory
 from llama.adapters import PACKAGES, add_arguments, config_of, with_adapters
 from llama.config import Config
 from llama.errors import ExampleError, require_packages
@@ -64,7 +63,6 @@ def quantized_model(config: Config, vocab: int) -> Any:
 def train(config: Config, budget: str | None, disk: str) -> Run:
     """Trains in this process; `budget`: for Lowtide's optimizer, None: torch's."""
     import torch
-    from llama import memory
     from llama.data import load_corpus
     from llama.model import next_token_loss
     from llama.tokens import Batches, prepare
@@ -108,12 +106,6 @@ def train(config: Config, budget: str | None, disk: str) -> Run:
     return Run(losses, trained, sum(p.nbytes for p in params if not p.requires_grad), state, on_disk, peak)
 
 
-def in_process(*arguments: Any) -> Run:
-    """`train` in a fresh process, so that no memory of another run is left in it."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(train, *arguments).result()
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 1 if a loss did not fall."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -130,7 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = config_of(args, lr=2e-3)
         with tempfile.TemporaryDirectory(dir=args.disk) as disk:
             lowtide.Memory(host=args.budget, disk=disk)  # refuses what cannot be used, before anything runs
-            runs = {"torch's AdamW": in_process(config, None, disk), "PagedAdamW8bit": in_process(config, args.budget, disk)}
+            budgets = {"torch's AdamW": None, "PagedAdamW8bit": args.budget}
+            runs = {name: memory.alone(train, config, budget, disk) for name, budget in budgets.items()}
     except (ExampleError, ValueError, OSError) as error:
         print(f"qlora: {error}", file=sys.stderr)
         return 2

@@ -1,0 +1,60 @@
+"""One run, and the runs that are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from common import machine
+from llama import memory, paged
+from llama.config import Config
+from llama.data import load_corpus
+from llama.errors import ExampleError
+from quality.store import Store
+
+from memory.variants import VARIANTS, Variant
+
+
+def text_of(data: str) -> bytes:
+    """The instructions, one after another; a byte is a token."""
+    records = load_corpus(Config(data=data, batch=1, context=16)).records
+    return "\n\n".join(record.text for record in records).encode()
+
+
+def measure(job: paged.Job, variant: Variant, text: bytes, disk: str | None) -> dict[str, Any]:
+    """One run, in this process. Every variant begins with the same weights and sees the same batches."""
+    import numpy
+    import torch
+    from quality.corpus import windows
+
+    source = torch.from_numpy(numpy.frombuffer(text, dtype=numpy.uint8).copy())
+    if source.numel() <= job.seq_len + 1:
+        raise ExampleError(f"--seq_len: got {job.seq_len}, wanted less than the text, which has {source.numel()} bytes")
+    generator = torch.Generator().manual_seed(0)
+    batches = [windows(source, job.batch_size, job.seq_len + 1, generator) for _ in range(job.train_steps)]
+    found = paged.train(job, lambda params, memory: variant.make(params, job.lr, memory), batches, disk)
+    return {"api": variant.api, "name": variant.name, "load_average": machine.load_average(), "peak_bytes": found.peak_bytes,
+            **asdict(found)}  # fmt: skip
+
+
+def chosen(wanted: str) -> list[Variant]:
+    """Those of these names, separated by commas; "": all."""
+    names = [name for name in wanted.split(",") if name]
+    known = [variant.id for variant in VARIANTS]
+    if unknown := [name for name in names if name not in known]:
+        raise ExampleError(f"--variants: got {', '.join(unknown)}, wanted some of {', '.join(known)}")
+    return [variant for variant in VARIANTS if not names or variant.id in names]
+
+
+def collect(
+    job: paged.Job, text: bytes, variants: list[Variant], folder: Path, disk: str | None, told: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Runs the variants that have no stored result, each in a process of its own; all that are stored then."""
+    store = Store(folder, {"job": asdict(job), "text": len(text)})
+    for variant in variants:
+        if store.make(variant.id, partial(memory.alone, measure, job, variant, text, disk)):
+            told(f"{variant.id}: {store.get(variant.id)}")
+    return [found for variant in VARIANTS if (found := store.get(variant.id))]

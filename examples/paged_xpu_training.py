@@ -1,0 +1,220 @@
+#!/usr/bin/env python3
+"""Fine-tune a LLaMA on instructions with a paged optimizer: bitsandbytes' example of that name, on any device.
+
+    python examples/paged_xpu_training.py                                              # a minute on two cores
+    python examples/paged_xpu_training.py --optimizer paged_adamw8bit --steps 50
+    python examples/paged_xpu_training.py --compare                                    # beside the unpaged class
+    python examples/paged_xpu_training.py --use_trainer --optimizer paged_adamw8bit    # transformers' Trainer
+    python examples/paged_xpu_training.py --model JackFram/llama-68m --dataset alpaca.json
+
+Without --model the model has the shape of JackFram/llama-68m and random weights, and a tokenizer is made from the text:
+nothing is downloaded. --dataset is a file in Alpaca's form, or the name of a data set that the package `datasets` loads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llama import paged
+from llama.config import Config
+from llama.data import load_corpus
+from llama.errors import ExampleError, require_packages
+from llama.files import write_json
+
+PACKAGES = ("torch", "numpy", "transformers", "tokenizers")
+DATA = Path(__file__).resolve().parent / "data" / "instructions.json"
+NAMES = {"adamw": "AdamW", "adam": "Adam", "lion": "Lion"}
+CLASSES = {  # of bitsandbytes, by the name of the option
+    f"{prefix.lower()}{name}{bits}": f"{prefix.removesuffix('_')}{title}{bits}"
+    for prefix in ("Paged_", "")
+    for name, title in NAMES.items()
+    for bits in ("", "8bit", "32bit")
+}
+IGNORED = -100  # the label of padding, which the loss leaves out
+
+
+@dataclass(frozen=True)
+class Task:
+    """The options, the text, and the model that every run begins with."""
+
+    args: argparse.Namespace
+    device: str
+    tokenizer: Any
+    rows: list[dict[str, Any]]  # "input_ids", "attention_mask" and "labels": int64 tensors of max_length
+
+    def model(self) -> Any:
+        """From the seed, or as it was saved; the same every time."""
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        if self.args.model is None:
+            shape = [int(size) for size in self.args.shape.split("x")]
+            if len(shape) != 5:
+                raise ExampleError(f"--shape: got {self.args.shape}, wanted five numbers, as in 768x2x3072x12x32000")
+            return paged.build(paged.Job(*shape, seq_len=self.args.max_length, dtype=self.args.dtype, device=self.device))
+        dtype = getattr(torch, paged.DTYPES[self.args.dtype])
+        return AutoModelForCausalLM.from_pretrained(self.args.model, dtype=dtype).to(self.device)
+
+    def optimizer(self, name: str, model: Any, scratch: str) -> Any:
+        from lowtide.compat import bitsandbytes as bnb  # was: import bitsandbytes as bnb
+
+        job = paged.Job(device=self.device, budget=self.args.budget)
+        options = {"memory": paged.budget(job, scratch)} if name.startswith("paged_") else {}
+        return getattr(bnb.optim, CLASSES[name])(model.parameters(), lr=self.args.lr, **options)
+
+
+def tokenizer_of(args: argparse.Namespace, corpus: Any) -> Any:
+    """That of the model, or one made from the text."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    if args.model is not None:
+        found = AutoTokenizer.from_pretrained(args.model)
+        if found.pad_token is None:
+            found.pad_token = found.eos_token
+        return found
+    from llama.tokens import END_OF_TEXT, prepare
+
+    prepare(Config(out=args.out, data=str(DATA), vocab=512, batch=1, context=16), corpus)
+    file = Path(args.out) / "data" / "tokenizer.json"
+    return PreTrainedTokenizerFast(tokenizer_file=str(file), eos_token=END_OF_TEXT, pad_token=END_OF_TEXT)
+
+
+def task_of(args: argparse.Namespace, device: str) -> Task:
+    """Reads and encodes the text."""
+    is_file = Path(args.dataset).suffix in (".json", ".jsonl", ".txt") or Path(args.dataset).exists()
+    source = {"data": args.dataset} if is_file else {"hf_dataset": args.dataset}
+    corpus = load_corpus(Config(batch=1, context=16, **source))
+    tokenizer = tokenizer_of(args, corpus)
+    rows = []
+    for record in corpus.records:
+        encoded = tokenizer(record.text, truncation=True, max_length=args.max_length, padding="max_length", return_tensors="pt")
+        ids, mask = encoded["input_ids"][0], encoded["attention_mask"][0]
+        rows.append({"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, IGNORED)})
+    return Task(args, device, tokenizer, rows)
+
+
+def train(task: Task, name: str, scratch: str) -> list[float]:
+    """The loss of each step."""
+    import torch
+
+    args = task.args
+    model = task.model()
+    optimizer = task.optimizer(name, model, scratch)
+    order = torch.Generator().manual_seed(42)
+    loader = torch.utils.data.DataLoader(task.rows, batch_size=args.batch_size, shuffle=True, generator=order)
+    losses: list[float] = []
+    start = time.perf_counter()
+    while len(losses) < args.steps:
+        for batch in loader:
+            loss = model(**{key: value.to(task.device) for key, value in batch.items()}).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+            if (len(losses) - 1) % args.log_interval == 0:
+                print(f"  step {len(losses) - 1:4d} | loss {losses[-1]:.4f} | {time.perf_counter() - start:.1f} s")
+            if len(losses) == args.steps:
+                break
+    report = optimizer.report()
+    place = "disk_bytes" if task.device == "cpu" else "allocated_bytes"
+    print(f"  state: {report['state_bytes'] / 1e6:.1f} MB, of which {report[place] / 1e6:.1f} MB paged out")
+    return losses
+
+
+def single(task: Task, scratch: str) -> bool:
+    """One optimizer; whether the loss fell."""
+    losses = train(task, task.args.optimizer, scratch)
+    print(f"loss {losses[0]:.4f} → {losses[-1]:.4f}")
+    write_json(Path(task.args.out) / "report.json", {task.args.optimizer: losses})
+    return losses[-1] < losses[0]
+
+
+def compare(task: Task, scratch: str) -> bool:
+    """The paged class and the one without pages; whether all losses are the same bits."""
+    plain = task.args.optimizer.removeprefix("paged_")
+    runs = {}
+    for name in (plain, f"paged_{plain}"):
+        print(f"{name}:")
+        runs[name] = train(task, name, scratch)
+    a, b = runs.values()
+    print(f"{'step':>5s} | {plain:>14s} | {'paged_' + plain:>16s} | {'difference':>10s}")
+    for step in range(0, len(a), task.args.log_interval):
+        print(f"{step:5d} | {a[step]:14.4f} | {b[step]:16.4f} | {abs(a[step] - b[step]):10.6f}")
+    print(f"largest difference: {max(abs(x - y) for x, y in zip(a, b, strict=True)):g}")
+    write_json(Path(task.args.out) / "report.json", runs)
+    return a == b
+
+
+def with_trainer(task: Task, scratch: str) -> bool:
+    """transformers' Trainer; whether the model that it saved is the one that it trained."""
+    import torch
+    from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+    args = task.args
+    model = task.model()
+    optimizer = task.optimizer(args.optimizer, model, scratch)
+    folder = Path(args.out) / "trainer"
+    settings = TrainingArguments(
+        output_dir=str(folder), per_device_train_batch_size=args.batch_size, max_steps=args.steps,
+        logging_steps=args.log_interval, save_strategy="no", report_to="none", use_cpu=task.device == "cpu",
+        dataloader_pin_memory=False, disable_tqdm=True, seed=42,
+    )  # fmt: skip
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+    trainer = Trainer(model=model, args=settings, train_dataset=task.rows, optimizers=(optimizer, scheduler))
+    result = trainer.train()
+    print(f"mean loss {result.training_loss:.4f} over {result.global_step} steps")
+    trainer.save_model(str(folder / "final"))
+    task.tokenizer.save_pretrained(str(folder / "final"))
+    loaded = AutoModelForCausalLM.from_pretrained(folder / "final", dtype=model.dtype)
+    same = all(torch.equal(a.cpu(), b) for a, b in zip(model.parameters(), loaded.parameters(), strict=True))
+    print(f"saved to {folder / 'final'}, and loaded: {'the same weights' if same else 'OTHER WEIGHTS'}")
+    return same
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 1 if a loss did not fall, paging changed one, or a saved model is another."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=None, help="folder or name of a LLaMA (default: random weights of --shape)")
+    parser.add_argument("--shape", default="768x2x3072x12x32000", help="width x layers x inner width x heads x vocabulary")
+    parser.add_argument("--dataset", default=str(DATA), help="instructions in Alpaca's form (.json, .jsonl), or a name")
+    parser.add_argument("--optimizer", default="paged_adamw", choices=[*CLASSES])
+    parser.add_argument("--lr", type=float, default=2e-4)
+    parser.add_argument("--batch_size", type=int, default=2)
+    parser.add_argument("--max_length", type=int, default=128, help="tokens of a row")
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--log_interval", type=int, default=5)
+    parser.add_argument("--compare", action="store_true", help="train with and without pages, and compare the losses")
+    parser.add_argument("--use_trainer", action="store_true", help="transformers' Trainer instead of a loop")
+    parser.add_argument("--device", default=None, choices=[*paged.BACKENDS], help="default: the first of xpu, cuda, cpu")
+    parser.add_argument("--dtype", default="bf16", choices=[*paged.DTYPES])
+    parser.add_argument("--budget", default="4MiB", help="of fast memory (RAM, or the device's), for paged state")
+    parser.add_argument("--disk", default=None, help="folder for scratch files (default: the system's temporary one)")
+    parser.add_argument("--out", default="out/paged_xpu", help="folder for report.json, the tokenizer and saved models")
+    args = parser.parse_args(arguments)
+    try:
+        require_packages((*PACKAGES, "accelerate") if args.use_trainer else PACKAGES)
+        device = args.device or paged.best_device()
+        paged.check_device(device)
+        for name in ("batch_size", "max_length", "steps", "log_interval"):
+            if getattr(args, name) < 1:
+                raise ExampleError(f"--{name}: got {getattr(args, name)}, wanted 1 or more")
+        print(f"{args.optimizer} on {device}, {args.dtype}: {args.steps} steps of {args.batch_size} x {args.max_length} tokens")
+        task = task_of(args, device)
+        run = compare if args.compare else with_trainer if args.use_trainer else single
+        with tempfile.TemporaryDirectory(dir=args.disk) as scratch:
+            right = run(task, scratch)
+    except (ExampleError, ValueError, OSError) as error:
+        print(f"paged_xpu_training: {error}", file=sys.stderr)
+        return 2
+    return 0 if right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
