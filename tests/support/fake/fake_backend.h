@@ -11,6 +11,7 @@
 
 #include "backend/backend.h"
 #include "support/fake/fake_device.h"
+#include "support/fake/managed_pages.h"
 
 namespace lowtide::fake {
 
@@ -21,6 +22,8 @@ struct FakeBackendOptions {
   int64_t says_total = -1;    // not -1: what limits() calls the device's bytes, saying nothing of what is free
   bool steps_pinned = false;  // else a kernel that touches pinned memory is an error
   bool guards = false;        // queue_guard() gives one
+  // Not nullptr: moves what kernels touch of shared memory. Without capturing, and outlives the backend.
+  ManagedPages* managed = nullptr;
   std::string description = "";
 };
 
@@ -96,6 +99,7 @@ class FakeBackend final : public Backend, public Device {
     int region;
     int64_t begin;  // of data, within the region
     MemoryKind kind;
+    int64_t managed_at = 0;  // its address for `managed`
   };
   struct Batch;
   struct Kernel {
@@ -106,6 +110,8 @@ class FakeBackend final : public Backend, public Device {
   };
   class QueuedGuard;
   class Recorded;
+  // Returns what it runs, with its touches of shared memory before that.
+  std::function<void()> with_pages(Kernel& kernel) const;
   // Late, or into the recording that is being made.
   void launch(void* queue, Kernel kernel);
   // All but what it runs.
@@ -116,7 +122,8 @@ class FakeBackend final : public Backend, public Device {
   // The device's bytes that a kernel touches; throws kInternal for other memory.
   Span touched(const void* memory, int64_t bytes) const;
   int stream_of(void* queue) const { return queue ? *static_cast<int*>(queue) : 0; }
-  MemoryKind kind_of(const Span& span) const;
+  const Allocation& allocation_of(const Span& span) const;
+  MemoryKind kind_of(const Span& span) const { return allocation_of(span).kind; }
   // False for memory that is not this device's.
   bool find(const void* memory, int64_t bytes, Span* span) const;
   void finish(void* queue);
