@@ -27,6 +27,8 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "memory-tables.md"
 BETAS = "0.9,0.95"  # 4-bit formats take no longer averages
 FORMATS = ("fp32", "bf16", "dynamic8", "mixed12", "dynamic4")
 RAM = "16GiB"
+SIZES = (8, 16, 24, 48, 80)  # GB, of the table of largest models
+SCALED = "7 B"  # of MODELS: how many bytes a parameter takes
 SCRATCH = "DIR"
 
 
@@ -91,6 +93,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     yield ""
 
 
+def largest(size: int, bytes_each: float) -> str:
+    """Parameters in billions, rounded down."""
+    return f"{int(10 * size / bytes_each) / 10:.1f}"
+
+
 def page() -> str:
     plans = {model: plan(model, "--betas", BETAS)["plans"] for model in MODELS}
     lion = {model: plan(model, "--rule", "lion")["plans"]["dynamic8"] for model in MODELS}
@@ -100,6 +107,18 @@ def page() -> str:
 
     def state(model: Model, form: str) -> float:
         return float(plans[model][form]["state_bytes"])
+
+    scaled = next(model for model in MODELS if model.name == SCALED)
+    state8 = state(scaled, "dynamic8") / count[scaled]
+    takes = {  # of fast memory: bytes a parameter
+        "float32, `torch.optim.AdamW`": 8 + state(scaled, "fp32") / count[scaled],
+        "float32, `lowtide.AdamW`": 8 + state8,
+        "bfloat16, `lowtide.AdamW(master=\"residual16\")`": 6 + state8,
+        "bfloat16, `lowtide.AdamW(master=\"stochastic\")`": 4 + state8,
+        "bfloat16, `lowtide.Lion(master=\"stochastic\")`": 4 + lion[scaled]["state_bytes"] / count[scaled],
+        "float32, state paged": 8.0,
+        "bfloat16, state and residual paged": 4.0,
+    }
 
     lines = [
         "# Memory tables",
@@ -137,6 +156,14 @@ def page() -> str:
         "float32 weights and gradients take 8 bytes per parameter. bfloat16 takes 4, and 4 more for float32 copies of the weights, or 2 for",
         "the residual, which keeps the same bits ([weights of 16 bits](numerics.md#weights-of-16-bits)).",
         "",
+        "## The largest model that can be trained",
+        "",
+        f"Billions of parameters of a LLaMA whose weights, gradients and state fit into so much memory, with the bytes of {scaled.published}.",
+        "Activations come on top. *Paged*: state elsewhere, on disk or, of a device, in host memory, less a few MB of buffers.",
+        "",
+        *table(["weights and gradients, optimizer", "bytes each", *(f"{size}\u00a0GB" for size in SIZES)], [
+            [name, f"{each:.2f}", *(largest(size, each) for size in SIZES)] for name, each in takes.items()
+        ]),
         f"## A budget of {RAM.replace('GiB', ' GiB')} of RAM, the rest on disk",
         "",
         *table(["AdamW, GB", *names], [

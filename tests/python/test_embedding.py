@@ -85,6 +85,51 @@ def test_one_line_keeps_the_whole_layer_in_float32_and_no_other(build, seed, fig
     figure(f"{codecs}")
 
 
+class Language(torch.nn.Module):
+    """Words in bfloat16 behind a stable embedding, which normalizes before positions are added."""
+
+    def __init__(self, vocabulary=256, width=64, length=16):
+        super().__init__()
+        self.words = lowtide.StableEmbedding(vocabulary, width)
+        self.positions = torch.nn.Embedding(length, width, dtype=torch.bfloat16)
+        self.layers = torch.nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True, dtype=torch.bfloat16)
+        self.head = torch.nn.Linear(width, vocabulary, dtype=torch.bfloat16)
+
+    def forward(self, words):
+        x = self.words(words).bfloat16() + self.positions(torch.arange(words.shape[1]))
+        return self.head(self.layers(x)).float()
+
+
+@pytest.mark.parametrize("name", ["Adam8bit", "PagedAdamW8bit"])
+def test_one_line_makes_a_model_of_all_kinds_train_in_8_bits(name, seed, figure):
+    """torch's class gives way to bitsandbytes', and nothing else changes: the stable embedding and what is small keep float32, all
+    else has 8 bits, and the loss falls as far to within a hundredth of the fall. (Over twelve seeds it fell 0.27 to 0.38 % further: torch's
+    state is bfloat16 here.)"""
+    torch_class = torch.optim.Adam if name == "Adam8bit" else torch.optim.AdamW
+    tokens = torch.randint(256, (8, 17))
+    losses, sizes = {}, {}
+    for cls in (torch_class, getattr(lowtide.compat.bitsandbytes.optim, name)):
+        torch.manual_seed(seed)
+        model = Language()
+        opt = cls(model.parameters(), lr=1e-3)  # the one line
+        found = losses[cls] = []
+        for _ in range(30):
+            loss = torch.nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+            loss.backward()
+            opt.step()
+            opt.zero_grad()
+            found.append(loss.item())
+        sizes[cls] = sum(value.nbytes for entry in opt.state.values() for value in entry.values() if isinstance(value, torch.Tensor))
+    formats = {name: opt._core.state_codec(i) for i, (name, _) in enumerate(model.named_parameters())}
+    wide = {name for name, param in model.named_parameters() if param.numel() >= 4096}
+    assert {name for name, codec in formats.items() if codec == "dynamic8"} == wide - {"words.weight"}
+    theirs, ours = losses.values()
+    fall = theirs[0] - theirs[-1]
+    figure(f"{len(wide) - 1} tensors of {len(formats)} in 8 bits; loss {theirs[0]:.3f} → {ours[-1]:.3f} (torch {theirs[-1]:.3f}); "
+           f"state of {[*sizes.values()][0]} → {[*sizes.values()][1]} bytes")  # fmt: skip
+    assert fall > 1 and abs(ours[-1] - theirs[-1]) < 0.01 * fall
+
+
 def test_types(seed):
     for cls in CLASSES:
         layer = cls(8, 16, dtype=torch.bfloat16, device="cpu")
