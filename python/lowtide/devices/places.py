@@ -61,6 +61,22 @@ def _xpu_memory(device: torch.device) -> int:
     return int(torch.xpu.get_device_properties(device).total_memory)
 
 
+def _xpu_free(device: torch.device) -> int:
+    """Bytes that the driver could give: state is not torch's memory there, so what torch's cache keeps unused does not count."""
+    try:
+        return int(torch.xpu.mem_get_info(device)[0])
+    except (AttributeError, RuntimeError):  # an older torch; a driver that does not tell
+        return -1
+
+
+def _xpu_room(device: torch.device) -> int:
+    free = _xpu_free(device)
+    if free < 0:
+        return free
+    # The cache takes again what it had at most, and has given back since.
+    return max(free - max(torch.xpu.max_memory_reserved(device) - torch.xpu.memory_reserved(device), 0), 0)
+
+
 def _cuda_queue(device: torch.device) -> int:  # a cudaStream_t; 0 is a stream too, the legacy default one
     return int(torch.cuda.current_stream(device).cuda_stream)
 
@@ -93,7 +109,9 @@ KINDS: dict[str, Kind] = {
         empty_cache=lambda: torch.cuda.empty_cache(),
         automatic=True,
     ),
-    "xpu": Kind("sycl", _xpu_queue, _xpu_memory, empty_cache=lambda: torch.xpu.empty_cache()),
+    "xpu": Kind(
+        "sycl", _xpu_queue, _xpu_memory, free=_xpu_free, room=_xpu_room, empty_cache=lambda: torch.xpu.empty_cache()
+    ),
 }
 
 
