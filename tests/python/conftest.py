@@ -30,6 +30,7 @@ SLOW = (
     "test_gpu_check", "test_planning", "test_gpu_measurements", "test_promises", "test_device_steps", "test_muon_sharded",
     "test_fsdp1", "test_deepspeed", "test_distributed_checkpoints", "test_train_llama_budget", "test_distributed_meshes",
     "test_loss_parity", "test_memory", "test_types", "test_train_llama", "test_train_ddp_sign", "test_paged_training",
+    "test_paged_examples",
 )  # fmt: skip
 
 
