@@ -208,7 +208,9 @@ TEST(SignMean, WhatIsNotAppliedLeavesTheResidual) {
     for (int sender = 0; sender < 5; ++sender)
       for (const char* state : {"fp32", "bf16", "dynamic8"})
         for (const int what : {0, 1, 2}) {  // a flipped bit at one rank, at all others; a scale that is not finite
-          if (!testing::in_share(grid++)) continue;
+          // Every share has each call with each damage.
+          const bool always = sender == 0 && std::string(state) == "fp32";
+          if (!always && !testing::in_share(grid++)) continue;
           MeanCase of = random_case(5, rng);
           of.count = 5 * 1024 - 3, of.state = state, of.weights = {1, 1, 1, 1, 1};
           of.draw(rng);
