@@ -28,18 +28,18 @@ struct WordExtremes {
   }
 };
 
-// (Not inlined: compilers would keep both in memory, also while elements are added.)
+LT_FN u16 smallest_of(__m512i words) {
+  const __m256i half = _mm256_min_epu16(_mm512_castsi512_si256(words), _mm512_extracti64x4_epi64(words, 1));
+  const __m128i quarter = _mm_min_epu16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+  return static_cast<u16>(_mm_cvtsi128_si32(_mm_minpos_epu16(quarter)));
+}
+
 template <class G>
-HWY_NOINLINE Magnitudes magnitudes_of(__m512i largest, __m512i smallest, const G* g) {
-  alignas(64) u16 most[32], least[32];
-  _mm512_store_si512(most, largest);
-  _mm512_store_si512(least, smallest);
-  for (int k = 1; k < 32; ++k) {
-    most[0] = most[0] > most[k] ? most[0] : most[k];
-    least[0] = least[0] < least[k] ? least[0] : least[k];
-  }
-  Magnitudes found{float_bits(most[0], g), 0xffffffffu};
-  if (least[0] != 0xffff) found.smallest = float_bits(static_cast<u16>(least[0] + 1), g) - 1;
+LT_FN Magnitudes magnitudes_of(const WordExtremes& seen, const G* g) {
+  const auto most = static_cast<u16>(~smallest_of(_mm512_xor_si512(seen.largest, _mm512_set1_epi16(-1))));
+  const u16 least = smallest_of(seen.smallest);
+  Magnitudes found{float_bits(most, g), 0xffffffffu};
+  if (least != 0xffff) found.smallest = float_bits(static_cast<u16>(least + 1), g) - 1;
   return found;
 }
 
@@ -48,15 +48,20 @@ template <class G, class Fn>
 HWY_INLINE WordExtremes for_words(const G* g, int64_t n, Fn&& add) {
   constexpr int kWords = 32;
   WordExtremes seen;
-  alignas(64) G padded[kWords] = {};
-  const int64_t whole = n / kWords * kWords;
-  if (whole < n) __builtin_memcpy(padded, g + whole, static_cast<size_t>(n - whole) * sizeof(G));
-  for (int64_t i = 0; i < n; i += kWords) {
-    prefetch(g + i);
-    const G* const at = i < whole ? g + i : padded;
+  const auto take = [&](const G* at) {
     const __m512i words = _mm512_and_si512(_mm512_loadu_si512(at), _mm512_set1_epi16(0x7fff));
     seen.merge(WordExtremes(words));
     add(words);
+  };
+  int64_t i = 0;
+  for (; i + kWords <= n; i += kWords) {
+    prefetch(g + i);
+    take(g + i);
+  }
+  if (i < n) {
+    alignas(64) G padded[kWords] = {};
+    __builtin_memcpy(padded, g + i, static_cast<size_t>(n - i) * sizeof(G));
+    take(padded);
   }
   return seen;
 }
@@ -95,8 +100,7 @@ class ShortSums {
   }
 
   void add_to(ExactSum& total) const {
-    for (const __m512i sums : {first_even_, first_odd_, other_even_, other_odd_})
-      add_lanes(sums, 2 * (top_ - kBits), total);
+    add_lanes(2 * (top_ - kBits), total, first_even_, first_odd_, other_even_, other_odd_);
   }
 
  private:
@@ -141,6 +145,7 @@ HWY_INLINE Magnitudes try_words(const G* g, int64_t n, const Window& window, Exa
   WordExtremes seen;
   const bool is_taken = ShortSums<G>::takes(window.top);
   bool fits = is_taken;  // if the piece before did, this one likely does
+  bool is_any_whole = false;
   for (int64_t at = 0; at < n; at += kPiece) {
     const int64_t count = n - at < kPiece ? n - at : kPiece;
     WordExtremes here;
@@ -151,12 +156,17 @@ HWY_INLINE Magnitudes try_words(const G* g, int64_t n, const Window& window, Exa
       is_added = sums.holds(here);
       if (is_added) sums = longer;
     }
-    if (!is_added) here = add_whole(g + at, count, whole, other_whole);
+    if (!is_added) {
+      here = add_whole(g + at, count, whole, other_whole);
+      is_any_whole = true;
+    }
     fits = is_taken && sums.holds(here);
     seen.merge(here);
   }
-  const Magnitudes found = magnitudes_of(seen.largest, seen.smallest, g);
-  if (found.largest < window.high && found.smallest >= window.low - 1)
-    sums.add_to(total), whole.add_to(total), other_whole.add_to(total);
+  const Magnitudes found = magnitudes_of(seen, g);
+  if (found.largest < window.high && found.smallest >= window.low - 1) {
+    sums.add_to(total);
+    if (is_any_whole) whole.add_to(total), other_whole.add_to(total);
+  }
   return found;
 }
