@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <mutex>
+#include <vector>
 
 #include "backend/cpu/cpu_backend.h"
-#include "core/thread_pool.h"
+#include "backend/cpu/pieces.h"
 
 namespace lowtide::cpu {
 namespace {
@@ -41,26 +41,23 @@ GradientSums gradient_sums(std::span<const GradientView> gradients, int threads,
     total += gradient.layout->numel;
   }
   starts.push_back(total);
-  GradientSums all;
-  std::mutex mutex;
-  std::atomic<int64_t> next{0};
   const int64_t pieces = (total + kAtOnce - 1) / kAtOnce;
-  run_parallel(static_cast<int>(std::clamp<int64_t>(pieces, 1, threads)), [&](int) {
-    SumsRun run;
-    for (int64_t piece; (piece = next.fetch_add(1, std::memory_order_relaxed)) < pieces;) {
-      int64_t at = piece * kAtOnce;
-      const int64_t end = std::min(total, at + kAtOnce);
-      auto i = static_cast<size_t>(std::upper_bound(starts.begin(), starts.end(), at) - starts.begin()) - 1;
-      for (; at < end; ++i) {
-        const int64_t stop = std::min(end, starts[i + 1]);
-        const GradientView& gradient = gradients[i];
-        if (stop > at) add(gradient, at - starts[i], stop - at, kernels.of[static_cast<int>(gradient.dtype)], run);
-        at = stop;
-      }
+  std::vector<SumsRun> runs(static_cast<size_t>(std::clamp<int64_t>(pieces, 1, std::max(threads, 1))));
+  for_ranges(pieces, static_cast<int>(runs.size()), [&](int worker, int64_t piece) {
+    int64_t at = piece * kAtOnce;
+    const int64_t end = std::min(total, at + kAtOnce);
+    auto i = static_cast<size_t>(std::upper_bound(starts.begin(), starts.end(), at) - starts.begin()) - 1;
+    for (; at < end; ++i) {
+      const int64_t stop = std::min(end, starts[i + 1]);
+      const GradientView& gradient = gradients[i];
+      SumsRun& run = runs[static_cast<size_t>(worker)];
+      if (stop > at) add(gradient, at - starts[i], stop - at, kernels.of[static_cast<int>(gradient.dtype)], run);
+      at = stop;
     }
-    const std::lock_guard lock(mutex);
-    all.merge(run.sums);
+    return true;
   });
+  GradientSums all;
+  for (const SumsRun& run : runs) all.merge(run.sums);
   return all;
 }
 

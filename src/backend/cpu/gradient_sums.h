@@ -30,7 +30,7 @@ struct GradientSums {
 };
 
 // A thread's sums. top: every magnitude of the last run was below 2^top, which the next one is tried with.
-struct SumsRun {
+struct alignas(64) SumsRun {
   GradientSums sums;
   int top = 0;
 };

@@ -29,13 +29,14 @@ inline int64_t piece_units(int64_t units, Grain grain, int workers) {
   return workers == 1 ? grain.most : std::clamp(units / (workers * kPiecesEach), grain.least, grain.most);
 }
 
-// Calls work(piece) once for every piece in [0, pieces), from `workers` threads. Those of one range come in increasing
-// order; a false result ends the range that the piece is of: what follows there need not be done.
+// Calls work(worker, piece) once for every piece in [0, pieces), from `workers` threads, numbered from 0. Those of one
+// range come in increasing order; a false result ends the range that the piece is of: what follows there need not be
+// done.
 template <class Work>
 void for_ranges(int64_t pieces, int workers, Work&& work) {
   if (workers == 1) {  // without ranges, which are 16 KiB
     return run_parallel(1, [&](int) {
-      for (int64_t piece = 0; piece < pieces && work(piece);) ++piece;
+      for (int64_t piece = 0; piece < pieces && work(0, piece);) ++piece;
     });
   }
   const MemoryNodes& nodes = process_nodes();
@@ -43,7 +44,7 @@ void for_ranges(int64_t pieces, int workers, Work&& work) {
   run_parallel(workers, [&](int worker) {
     PieceRanges::Place at = ranges.begin(worker, nodes.cores.size() > 1 ? nodes.of(current_core()) : 0);
     for (int64_t piece; (piece = ranges.take(at)) >= 0;)
-      if (!work(piece)) ranges.drop_rest(at);
+      if (!work(worker, piece)) ranges.drop_rest(at);
   });
 }
 
@@ -64,7 +65,7 @@ void for_each_piece(std::span<const Item> items, Grain grain, int threads, std::
   if (total == 0) return;
   const int workers = workers_for(total, grain, threads);
   const int64_t at_once = piece_units(total, grain, workers);
-  for_ranges((total + at_once - 1) / at_once, workers, [&](int64_t piece) {
+  for_ranges((total + at_once - 1) / at_once, workers, [&](int, int64_t piece) {
     int64_t unit = piece * at_once;
     const int64_t end = std::min(total, unit + at_once);
     size_t i = static_cast<size_t>(std::upper_bound(starts.begin(), starts.end(), unit) - starts.begin()) - 1;
