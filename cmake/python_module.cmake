@@ -27,7 +27,6 @@ nanobind_add_module(
   python/py_optimizer.cpp
   python/python_allocator.cpp
   python/sign_binding.cpp
-  python/sign_memory.cpp
   python/spec_binding.cpp
   python/tensor_reader.cpp)
 target_compile_definitions(_core PRIVATE LOWTIDE_VERSION="${PROJECT_VERSION}")

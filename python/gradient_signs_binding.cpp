@@ -1,4 +1,4 @@
-// Gradients at one place to bits and back.
+// Gradients at one place to bits and back; votes, means and counts of those bits there.
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -12,6 +12,8 @@
 #include "arguments.h"
 #include "backend/catalog.h"
 #include "backend/signs.h"
+#include "sign/sign_counts.h"
+#include "sign/ties.h"
 #include "signer.h"
 #include "tensor_reader.h"
 
@@ -64,9 +66,79 @@ void feed_back(const SignPlace& place, const Gradients& gradients, const std::st
   place.backend().feedback(items, threads, stream);
 }
 
+std::vector<const std::byte*> rows_of(const std::vector<Address>& addresses) {
+  return {addresses.begin(), addresses.end()};
+}
+
+void vote_ballots(const SignPlace& place, int64_t count, const std::vector<Address>& ballots,
+                  const std::vector<Address>& presence, const std::vector<uint32_t>& weights, const std::string& ties,
+                  uint64_t seed, uint64_t step, uint64_t first_index, Address previous, Address result, Address zeros,
+                  Address result_presence, Address stream) {
+  const std::vector<const std::byte*> rows = rows_of(ballots), presences = rows_of(presence);
+  VoteItem item;
+  item.count = count;
+  item.ballots = rows, item.presence = presences, item.weights = weights;
+  item.ties = find_tie_rule(ties);
+  item.seed = seed, item.step = step, item.first_index = first_index;
+  item.previous = previous, item.result = result, item.zeros = zeros, item.result_presence = result_presence;
+  place.backend().vote_signs(item, 1, stream);
+}
+
+void average_ballots(const SignPlace& place, int64_t count, const std::vector<Address>& ballots,
+                     const std::vector<Address>& scales, const std::vector<uint32_t>& weights, const std::string& codec,
+                     const std::pair<Address, Address>& residual, Address result, Address result_scales,
+                     Address stream) {
+  const std::vector<const std::byte*> rows = rows_of(ballots);
+  const std::vector<const uint16_t*> of_rows(scales.begin(), scales.end());
+  FeedbackItem item;
+  item.count = count;
+  item.ballots = rows, item.ballot_scales = of_rows, item.weights = weights;
+  item.codec = find_codec(codec);
+  item.codes = residual.first, item.scales = residual.second;
+  item.bits = result, item.bit_scales = result_scales;
+  place.backend().feedback({&item, 1}, 1, stream);
+}
+
+void bind_counts(nb::module_& m) {
+  using sign::CountRoom, sign::SignCounts;
+  nb::class_<CountRoom>(m, "CountRoom", "What additions to `SignCounts` of up to `count` values need beside these.")
+      .def(
+          "__init__",
+          [](CountRoom* made, const SignPlace& place, int64_t count, int most) {
+            new (made) CountRoom(place.share(), count, most);
+          },
+          "place"_a, "count"_a, "most"_a)
+      .def(
+          "take_nonfinite", [](CountRoom& of, Address on) { return of.take_nonfinite(on); }, "stream"_a, kReleased,
+          "Whether a value was not finite since it was last asked; waits for the additions.");
+  nb::class_<SignCounts>(m, "SignCounts",
+                         "Counts of signs in bit planes, where the values are: see sign/sign_counts.h.")
+      .def(
+          "__init__",
+          [](SignCounts* made, const SignPlace& place, int64_t count, int most) {
+            new (made) SignCounts(place.share(), count, most);
+          },
+          "place"_a, "count"_a, "most"_a)
+      .def(
+          "add",
+          [](SignCounts& of, Address values, const std::string& dtype, CountRoom& room, int threads, Address on) {
+            of.add(values, dtype_named(dtype), room, threads, on);
+          },
+          "values"_a, "dtype"_a, "room"_a, "threads"_a, "stream"_a, kReleased)
+      .def(
+          "read", [](SignCounts& of, Address out, int threads, Address on) { of.read(out, threads, on); }, "out"_a,
+          "threads"_a, "stream"_a, kReleased, "The number of + of each value, as float32.")
+      .def(
+          "clear", [](SignCounts& of, Address on) { of.clear(on); }, "stream"_a, kReleased)
+      .def("added", &SignCounts::added)
+      .def("bytes", &SignCounts::bytes);
+  m.def("means_of", &sign::means_of, "added"_a, "The mean of `added` signs for each number of +, rounded to float32.");
+}
+
 }  // namespace
 
 void bind_gradient_signs(nb::module_& m) {
+  bind_counts(m);
   m.attr("SIGN_ALIGNMENT") = kSignAlignment;
   m.attr("SIGN_BLOCK") = kSignBlock;
   m.attr("FEEDBACK_BLOCK") = kFeedbackSigns;
@@ -85,6 +157,14 @@ value is not finite.)");
       "scales"_a, "threads"_a, "stream"_a, kReleased,
       R"(Gradients times `value_scale`, plus their residuals (codes and, unless 0, scales of `codec`), as bits and scales;
 residuals become what these leave out.)");
+  m.def("vote_ballots", &vote_ballots, "place"_a, "count"_a, "ballots"_a, "presence"_a, "weights"_a, "ties"_a, "seed"_a,
+        "step"_a, "first_index"_a, "previous"_a, "result"_a, "zeros"_a, "result_presence"_a, "stream"_a, kReleased,
+        "The majority of ballots with presence, 0 where theirs is: see `lowtide::VoteItem`.");
+  m.def(
+      "average_ballots", &average_ballots, "place"_a, "count"_a, "ballots"_a, "scales"_a, "weights"_a, "codec"_a,
+      "residual"_a, "result"_a, "result_scales"_a, "stream"_a, kReleased,
+      R"(The mean of ballots times scales, plus the residual (codes and, unless 0, scales of `codec`), as bits and scales; the
+residual becomes what these leave out.)");
 }
 
 }  // namespace lowtide::python

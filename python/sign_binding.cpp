@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "arguments.h"
+#include "backend/registry.h"
 #include "core/error.h"
+#include "sign/sign_memory.h"
 #include "sign/sign_on.h"
 #include "sign/ties.h"
 #include "signer.h"
@@ -17,7 +19,14 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace lowtide::python {
+
+SignPlace::SignPlace(const std::string& backend, void* stream, const std::string& target)
+    : backend_(backend == "cpu" ? std::shared_ptr<Backend>(std::shared_ptr<Backend>(), &sign::host_backend())
+                                : open_backend(backend, target, stream)) {}
+
 namespace {
+
+using sign::SignMemory;
 
 sign::BitOrder order_from(const std::string& name) {
   if (name == "little") return sign::BitOrder::kLittle;
@@ -85,7 +94,16 @@ void bind_sign(nb::module_& m) {
   nb::class_<SignMemory>(m, "SignMemory",
                          R"(The same bytes on the device of a signer, zero at first, and on the host, from
 when these are asked for; on the CPU, once. It keeps the device, and waits for what uses the memory when it goes.)")
-      .def(nb::init<const SignPlace&, int64_t>(), "place"_a, "bytes"_a)
+      .def(
+          "__init__",
+          [](SignMemory* made, const SignPlace& place, int64_t bytes, Address there) {
+            if (there.value)
+              new (made) SignMemory(place.share(), static_cast<std::byte*>(there), bytes);
+            else
+              new (made) SignMemory(place.share(), bytes);
+          },
+          "place"_a, "bytes"_a, "there"_a = 0,
+          "there: memory of the device that the caller keeps; 0: memory of its own.")
       .def("host", [](SignMemory& of) { return reinterpret_cast<uintptr_t>(of.host()); })
       .def("drop_host", &SignMemory::drop_host, kReleased)
       .def("there", [](const SignMemory& of) { return reinterpret_cast<uintptr_t>(of.there()); })
@@ -98,6 +116,9 @@ when these are asked for; on the CPU, once. It keeps the device, and waits for w
       .def(
           "send", [](SignMemory& of, int64_t first, int64_t n, Address on) { of.send(first, n, on); }, "first"_a,
           "bytes"_a, "stream"_a, kReleased, "To the device. The next `fetch` waits for it.")
+      .def(
+          "copy", [](SignMemory& of, SignMemory& from, Address on) { of.copy(from, on); }, "other"_a, "stream"_a,
+          kReleased, "Takes the bytes of another of the same place and size, on the device.")
       .def(
           "follow", [](SignMemory& of, Address on) { of.follow(on); }, "stream"_a, kReleased,
           "What is queued next comes behind what has used the device's memory, on whatever queue.")

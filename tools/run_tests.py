@@ -38,7 +38,10 @@ SOAK_OPTIONS = (
 )  # fmt: skip
 # The tests of CUDA devices once more, on kernels that the executor of their PTX runs: minutes, so --soak alone has them.
 PTX_PLUGIN = "liblowtide_cuda_ptx.so"
-PTX_TESTS = ("tests/python/test_cuda.py", "tests/python/test_device_steps.py", "-k", "cuda")
+PTX_TESTS = (
+    "tests/python/test_cuda.py", "tests/python/test_device_steps.py", "tests/python/test_vote_devices.py",
+    "tests/python/test_accumulator_devices.py", "-k", "cuda",
+)  # fmt: skip
 
 
 @dataclass

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Measures what a hook gains by voting on buckets while backward goes on: backward with `SignVote` on a limited network, and
-with a hook that waits for the last bucket, which take turns.
+"""Measures what a hook gains by voting on buckets while backward goes on: backward with `SignVote` on a limited network, with
+overlap and without, which take turns.
 
     .venv/bin/python bench/sign/overlap.py [--workers 4] [--rate 1gbit] [--width 1000] [--layers 10] [--batch 16] [--rounds 9]
 
@@ -16,7 +16,6 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
@@ -31,32 +30,16 @@ def work(width: int, layers: int, batch: int, rounds: int) -> None:
     """One worker: prints seconds of backward, by hook, as JSON."""
     import torch
     import torch.distributed as dist
-    from lowtide.distributed import Outcome, SignVote
+    from lowtide.distributed import SignVote
     from torch.nn.parallel import DistributedDataParallel
-
-    class Waiting(SignVote):
-        """One vote on all buckets, when the last is there."""
-
-        def _begin(self, bucket: Any, first: bool) -> None:
-            pass
-
-        def _exchange(self, arrived: Any) -> Outcome:
-            buffers, threads = self._buffers, self._threads
-            buffers.clear_mark(0)
-            for bucket in arrived:
-                buffers.pack(bucket.items, bucket.dtype, self.votes % 2 == 0, threads, 0)
-            outcome = self._collective.vote(buffers, None, step=self.votes, nonfinite=buffers.fetch(0))
-            for bucket in arrived:
-                buffers.unpack(bucket.items, bucket.dtype, threads, 0)
-            return outcome
 
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     models: dict[str, DistributedDataParallel] = {}
-    for name, hook in (("waits", Waiting), ("overlaps", SignVote)):
+    for name, overlap in (("waits", False), ("overlaps", True)):
         model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(layers)))
         models[name] = DistributedDataParallel(model, bucket_cap_mb=8 * width * width / 2**20)
-        hook(models[name]).register(models[name])
+        SignVote(models[name], overlap=overlap).register(models[name])
     alone = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(layers)))
     found: dict[str, list[float]] = {name: [] for name in [*models, "alone"]}
     for turn in range(rounds + 3):  # torch lays its buckets anew after the first

@@ -286,8 +286,9 @@ class LT_API Optimizer {
   int64_t sign_offset(int64_t param) const;
   // Takes a step as step() does, with all its promises, but moves no parameter: `out` gets the sign of each element's
   // direction (see StepOptions::directions; for Lion, of the interpolation). An exact zero is + if zero_is_plus. Blocks
-  // of 64 zeros and parameters without a gradient have no presence. bits and presence are written whole; zeros must be
-  // nullptr. A step that is skipped leaves all bits 0; one that throws may leave any.
+  // of 64 zeros and parameters without a gradient have no presence. bits and presence are written whole, on a device in
+  // the aligned words of 4 bytes that hold them; zeros must be nullptr. A step that is skipped leaves all bits 0; one
+  // that throws may leave any.
   StepResult ballots(std::span<const Gradient> grads, const SignBuffer& out, bool zero_is_plus = true,
                      const StepOptions& options = {});
   // Moves all parameters by signs, as a vote gives them: p = p - (p lr weight_decay + lr sign), with the group's lr and

@@ -280,6 +280,7 @@ class LT_API SignCollective {
   double bytes_per_s() const;
 
  private:
+  friend struct OwnExchange;  // the library's own, for payloads in memory of a device
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

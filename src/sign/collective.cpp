@@ -47,7 +47,9 @@ struct SignCollective::Impl {
   wire::Announcement announcement(const SignBallot& ballot, const ResidualState* residual) const;
   SignAlgorithm choose(const SignBallot& ballot) const;
   Agreement agree(const wire::Announcement& mine);
-  SignOutcome call(const SignBallot& ballot, const SignResult& result, ResidualState* residual);
+  // own: the caller's exchange; nullptr: that of the algorithm.
+  SignOutcome call(const SignBallot& ballot, const SignResult& result, ResidualState* residual,
+                   Exchange* own = nullptr);
 
   SignCollectiveOptions options;
   Channel channel;
@@ -124,12 +126,13 @@ Agreement SignCollective::Impl::agree(const wire::Announcement& mine) {
   }
 }
 
-SignOutcome SignCollective::Impl::call(const SignBallot& ballot, const SignResult& result, ResidualState* residual) {
+SignOutcome SignCollective::Impl::call(const SignBallot& ballot, const SignResult& result, ResidualState* residual,
+                                       Exchange* own) {
   SignOutcome outcome;
   Stopwatch watch;
   channel.reset_traffic();
   ++calls;
-  if (options.algorithm == SignAlgorithm::kAuto && !residual && !channel.two_level() && channel.size() > 1 &&
+  if (options.algorithm == SignAlgorithm::kAuto && !own && !residual && !channel.two_level() && channel.size() > 1 &&
       !cost.known()) {
     cost = measure(channel);
     outcome.control_sent = outcome.control_received = channel.traffic().payload + channel.traffic().control;
@@ -137,24 +140,28 @@ SignOutcome SignCollective::Impl::call(const SignBallot& ballot, const SignResul
     watch.lap(&outcome.seconds.measure);
   }
   // An error on this rank alone is announced to the others before it is thrown.
-  std::exception_ptr own;
-  std::unique_ptr<Exchange> exchange;
+  std::exception_ptr failure;
+  std::unique_ptr<Exchange> made;
+  Exchange* exchange = own;
   wire::Announcement mine = announcement(ballot, residual);
   if (!ballot.failed) try {
       check(ballot, result, residual);
-      outcome.algorithm = residual ? SignAlgorithm::kTwoPhase : choose(ballot);
+      outcome.algorithm = residual || own ? SignAlgorithm::kTwoPhase : choose(ballot);
       const ExchangeCall with{channel, *backend,     scratch,           ballot,  result,  residual,
                               ties,    options.seed, weight_of(ballot), threads, &outcome};
-      exchange = outcome.algorithm == SignAlgorithm::kOnePhase ? make_one_phase(with) : make_two_phase(with);
+      if (!own) {
+        made = outcome.algorithm == SignAlgorithm::kOnePhase ? make_one_phase(with) : make_two_phase(with);
+        exchange = made.get();
+      }
       exchange->prepare();
     } catch (const std::exception&) {
-      own = std::current_exception();
+      failure = std::current_exception();
       mine.failed = 1;
     }
   mine.algorithm = static_cast<int32_t>(outcome.algorithm);
   const Agreement agreed = agree(mine);
   watch.lap(&outcome.seconds.announce);
-  if (own) std::rethrow_exception(own);
+  if (failure) std::rethrow_exception(failure);
   outcome.nonfinite = agreed.nonfinite, outcome.failed = agreed.failed;
   outcome.applied = agreed.nonfinite.empty() && agreed.failed.empty();
   if (outcome.applied) {  // also without signs: a rank whose prepare() fails must be heard
@@ -162,16 +169,17 @@ SignOutcome SignCollective::Impl::call(const SignBallot& ballot, const SignResul
     if (ballot.prepare) try {
         ready = ballot.prepare();
       } catch (...) {
-        own = std::current_exception();
+        failure = std::current_exception();
         ready = false;
       }
     Found found = exchange->run(agreed);
+    if (own) reject_unannounced(agreed, &outcome);
     if (!ready) found.reason = wire::Reason::kSenderFailed, found.culprit = channel.rank();
     watch = {};
     try {
       confirm(channel, agreed, found);
     } catch (const CollectiveError&) {
-      if (own) std::rethrow_exception(own);
+      if (failure) std::rethrow_exception(failure);
       throw;
     }
     watch.lap(&outcome.seconds.confirm);
@@ -182,6 +190,11 @@ SignOutcome SignCollective::Impl::call(const SignBallot& ballot, const SignResul
   outcome.payload_sent = outcome.payload_received = traffic.payload;
   outcome.control_sent += traffic.control, outcome.control_received += traffic.control;
   return outcome;
+}
+
+SignOutcome OwnExchange::call(SignCollective& collective, const SignBallot& ballot, const SignResult& result,
+                              ResidualState* residual, Exchange& exchange) {
+  return collective.impl_->call(ballot, result, residual, &exchange);
 }
 
 SignCollective::SignCollective(std::shared_ptr<Transport> transport, const SignCollectiveOptions& options)

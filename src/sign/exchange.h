@@ -82,6 +82,14 @@ class Exchange {
   virtual void deliver() = 0;
 };
 
+// The rounds of a call around an exchange of the caller's, for payloads that are not in host memory. Pointers of ballot
+// and result say what there is, and are not followed; of the residual only its format and shard are looked at, nullptr:
+// a vote. Errors as SignCollective's.
+struct OwnExchange {
+  static SignOutcome call(SignCollective& collective, const SignBallot& ballot, const SignResult& result,
+                          ResidualState* residual, Exchange& exchange);
+};
+
 std::unique_ptr<Exchange> make_one_phase(const ExchangeCall& call);
 // On one level or two, as the channel has; a mean where the call has a residual.
 std::unique_ptr<Exchange> make_two_phase(const ExchangeCall& call);

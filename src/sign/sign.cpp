@@ -17,25 +17,6 @@ namespace {
 #include "portable/ties.def"
 #undef LT_TIE
 
-// Bytes of bits that are mirrored at a time: 8 Mi signs, enough to keep threads busy.
-constexpr int64_t kPieceBytes = 1 << 20;
-
-// Mirrors the bits of each byte, between the orders "little" and "big". `to` may be `from`.
-void reverse_bits(const std::byte* from, std::byte* to, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; ++i) {
-    auto b = std::to_integer<unsigned char>(from[i]);
-    b = static_cast<unsigned char>((b & 0xf0) >> 4 | (b & 0x0f) << 4);
-    b = static_cast<unsigned char>((b & 0xcc) >> 2 | (b & 0x33) << 2);
-    b = static_cast<unsigned char>((b & 0xaa) >> 1 | (b & 0x55) << 1);
-    to[i] = std::byte{b};
-  }
-}
-
-// Clears the bits behind the last of `count` signs in its byte.
-void clear_tail(std::byte* bits, int64_t count) {
-  if (const int64_t used = count % 8) bits[count / 8] &= std::byte{static_cast<unsigned char>(0xff << (8 - used))};
-}
-
 bool is_big(Backend& backend, const Options& options) {
   LT_REQUIRE(options.order == BitOrder::kLittle || options.order == BitOrder::kBig, "got bit order %d, wanted 0 or 1",
              static_cast<int>(options.order));
@@ -120,35 +101,6 @@ void check_vote(const Vote& vote, std::span<std::byte> result, std::span<std::by
     check_same_or_apart("earlier signs", vote.previous, "a part of the result", result.data(), bytes);
 }
 
-// Votes on a part of the signs in the order "big", from byte `first`. A vote looks at bits one by one, so their place
-// in a byte matters only to the hash and at the end. The bits of the hash are the result of a vote in which nobody
-// takes part; mirrored, they serve as the earlier result that decides ties.
-void vote_big(Backend& backend, void* stream, const VoteItem& whole, int64_t first, int64_t signs, int threads,
-              std::vector<const std::byte*>& ballots, std::vector<std::byte>& hash) {
-  const int64_t bytes = packed_bytes(signs);
-  VoteItem item = whole;
-  item.count = 8 * bytes;
-  item.result += first;
-  if (item.zeros) item.zeros += first;
-  if (item.previous) item.previous += first;
-  for (size_t v = 0; v < ballots.size(); ++v) ballots[v] = whole.ballots[v] ? whole.ballots[v] + first : nullptr;
-  item.ballots = ballots;
-  if (item.ties == TieRule::kHash) {
-    VoteItem nobody;
-    nobody.count = item.count;
-    nobody.seed = item.seed, nobody.step = item.step;
-    nobody.first_index = item.first_index + 8 * static_cast<uint64_t>(first);
-    nobody.result = hash.data();
-    backend.vote_signs(nobody, threads, stream);
-    reverse_bits(hash.data(), hash.data(), bytes);
-    item.ties = TieRule::kPrevious;
-    item.previous = hash.data();
-  }
-  backend.vote_signs(item, threads, stream);
-  clear_tail(item.result, signs);
-  if (item.zeros) clear_tail(item.zeros, signs);
-}
-
 }  // namespace
 
 Backend& host_backend() {
@@ -211,16 +163,10 @@ void majority_on(Backend& backend, void* stream, const Vote& vote, std::span<std
   item.previous = vote.previous;
   item.result = result.data();
   item.zeros = zeros.empty() ? nullptr : zeros.data();
-  if (!big) {
+  if (big)
+    cpu::vote_signs(item, {.big = true}, threads);
+  else
     backend.vote_signs(item, threads, stream);
-    return;
-  }
-  check(item);
-  const int64_t bytes = packed_bytes(vote.count);
-  std::vector<const std::byte*> ballots(vote.ballots.size());
-  std::vector<std::byte> hash(vote.ties == Ties::kHash ? static_cast<size_t>(std::min(bytes, kPieceBytes)) : 0);
-  for (int64_t first = 0; first < bytes; first += kPieceBytes)
-    vote_big(backend, stream, item, first, std::min(8 * kPieceBytes, vote.count - 8 * first), threads, ballots, hash);
 }
 
 void pack(DType dtype, const void* values, int64_t count, std::span<std::byte> bits, const Options& options) {

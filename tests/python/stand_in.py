@@ -7,7 +7,9 @@ and emulated_cuda.py say what stands in for torch's part.
 
 from __future__ import annotations
 
+import bisect
 import ctypes
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +17,7 @@ import lowtide
 import pytest
 import torch
 from lowtide import _core
-from lowtide.devices import arrays, bit_order, places
+from lowtide.devices import arrays, places
 from lowtide.optimizers import clipping
 
 DEVICE, SHARED = 0, 2  # lt_memory_kind
@@ -49,17 +51,19 @@ class StandIn:
             self._call("lt_device_queue", device, ctypes.byref(queue))
             self.queues.append(queue.value or 0)
         self.asked: list[int] = []  # indices of the devices that Lowtide asked for the current queue of
-        self._ranges: list[tuple[int, int, int]] = []  # first and last byte, index of the device
+        self._ranges: list[tuple[int, int, int]] = []  # first and last byte, index of the device; ascending
         self._outside = places.device_of  # that of a stand-in before this one
         monkeypatch.setattr(places, "device_of", self._device_of)
         self._new_norm = clipping.new_norm
         monkeypatch.setattr(clipping, "new_norm", self._norm_at)  # torch has no memory of the device
         self._empty = arrays.Array.empty
         monkeypatch.setattr(arrays.Array, "empty", lambda array, *of: self._empty_beside(array, *of))
-        table = bit_order._table  # torch's operations are the CPU's, and wait for no queue
-        monkeypatch.setattr(bit_order, "_table", lambda device: (self.synchronize(), table(device))[1])
+        look_up = places.look_up  # torch's operations are the CPU's, and wait for no queue
+        monkeypatch.setattr(places, "look_up", lambda *of, **out: (self.synchronize(), look_up(*of, **out))[1])
         self._zero_outside = places.new_zero
         monkeypatch.setattr(places, "new_zero", self._zero_beside)  # torch's new_zeros() is the CPU's
+        self._new_bytes = places.new_bytes
+        monkeypatch.setattr(places, "new_bytes", self._bytes_at)
 
     @property
     def backend(self) -> str:
@@ -78,10 +82,27 @@ class StandIn:
         """A copy of a tensor in memory of the device."""
         bytes_ = max(like.numel(), 1) * like.element_size()
         memory = self.allocate(SHARED, bytes_, index)
-        self._ranges.append((memory, memory + bytes_ - 1, index))
+        bisect.insort(self._ranges, (memory, memory + bytes_ - 1, index))
         raw = (ctypes.c_uint8 * bytes_).from_address(memory)
         out = torch.frombuffer(raw, dtype=like.dtype)[: like.numel()].reshape(like.shape)
         return out.copy_(like.detach())
+
+    def forget_tensors(self) -> None:
+        """Frees the memory of all tensors, of which none may be used any more."""
+        self.synchronize()
+        for first, _, index in self._ranges:
+            self.free(first, index)
+        self._ranges.clear()
+
+    def _index_of(self, address: int) -> int | None:
+        """The device whose tensor that is in."""
+        at = bisect.bisect_right(self._ranges, (address, sys.maxsize, 0)) - 1
+        return self._ranges[at][2] if at >= 0 and address <= self._ranges[at][1] else None
+
+    def _bytes_at(self, place: places.Place, count: int) -> torch.Tensor:
+        if place.device.type != self.kind:
+            return self._new_bytes(place, count)
+        return self.tensor(torch.zeros(count, dtype=torch.uint8), place.device.index)
 
     def _norm_at(self, place: places.Place | None) -> torch.Tensor:
         if place is None or place.on_host:
@@ -93,10 +114,8 @@ class StandIn:
         return new if array.place.on_host else self.tensor(torch.zeros_like(new), array.place.device.index)
 
     def _zero_beside(self, like: torch.Tensor) -> torch.Tensor:
-        for first, last, index in self._ranges:
-            if first <= like.data_ptr() <= last:
-                return self.tensor(torch.zeros((), dtype=like.dtype), index)
-        return self._zero_outside(like)
+        index = self._index_of(like.data_ptr())
+        return self._zero_outside(like) if index is None else self.tensor(torch.zeros((), dtype=like.dtype), index)
 
     def parameters(self, like: Sequence[torch.Tensor], index: int = 0) -> list[torch.nn.Parameter]:
         return [torch.nn.Parameter(self.tensor(param, index)) for param in like]
@@ -137,10 +156,8 @@ class StandIn:
 
     def _device_of(self, tensor: torch.Tensor) -> torch.device:
         address = tensor.data_ptr() or tensor.untyped_storage().data_ptr()  # 0: it has no elements
-        for first, last, index in self._ranges:
-            if first <= address <= last:
-                return torch.device(self.kind, index)
-        return self._outside(tensor)
+        index = self._index_of(address)
+        return self._outside(tensor) if index is None else torch.device(self.kind, index)
 
     def _call(self, name: str, *args: Any) -> None:
         if getattr(self._lib, name)(*args) != 0:

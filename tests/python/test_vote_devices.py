@@ -1,32 +1,99 @@
-"""Votes of parameters on a device: the bits of the CPU's, for workers of gloo that each have a device of their own.
+"""Votes of parameters on a device: the bits of the CPU's, for workers that each have parameters there.
 
 Torch's part of a device is a stand-in (stand_in.py), so this shows what Lowtide's kernels and copies do, and nothing of
-torch's streams. The CPU's votes are compared with plain torch elsewhere (test_votes.py)."""
+torch's streams. Ranks are threads of one process (rank_threads.py), but for a few cases over gloo. The CPU's votes are compared
+with plain torch elsewhere (test_votes.py)."""
 
 from __future__ import annotations
 
-import itertools
-import random
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import vote_device_jobs as jobs
 from distributed_support import shared_ranks
 from emulated_cuda import prepare
-from stand_in import missing
-from support import DTYPES
+from lowtide import _core
+from lowtide.distributed import buffers, device_vote
+from rank_threads import Between, RankThreads
+from stand_in import StandIn, missing
+from vote_device_cases import VOTES_EACH, cases_of
 
 Figure = Callable[[str], None]
-TIES = ("hash", "plus", "minus", "zero", "previous")
-MOST = {"xpu": 1200, "cuda": 600}  # votes on tensors
-PASSES = {"xpu": 100, "cuda": 40}  # of each hook
-CASES = {"xpu": 160, "cuda": 60}  # of each number of workers; votes are three times as many
-SIZES = (0, 1, 7, 8, 63, 64, 65, 511, 1000, 1023, 1024, 1025, 2049)
+CASES = 1200  # of each number of workers, each of three votes: 10,800 in all
+STAYING = 240  # of votes whose bits a group moves between devices
+FEW = 6  # where a share of them is asked for
+AT_A_TIME = 20  # cases, after which the device's memory is freed
 
 
-@pytest.fixture(params=["xpu", "cuda"])
+def run(ranks: RankThreads, device: StandIn, cases: Sequence[Any]) -> jobs.Found:
+    """The first rank's findings; what another one's differ in is a failure."""
+    total = jobs.Found()
+    for first in range(0, len(cases), AT_A_TIME):
+        for rank, found in enumerate(ranks.run(jobs.compared, device, cases[first : first + AT_A_TIME])):
+            assert not found.differing, (rank, found.differing[:3])
+        total.join(found)
+        gc.collect()
+        device.forget_tensors()
+    return total
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_votes(
+    device: StandIn, world: int, seed: int, share: float, monkeypatch: pytest.MonkeyPatch, figure: Figure
+) -> None:
+    """Optimizers, tensors and hooks; ties, weights, masters, folds, values that are not finite."""
+    cases = cases_of(seed + world, CASES if share == 1 else FEW)
+    found = run(RankThreads(monkeypatch, world), device, cases)
+    assert found.votes == VOTES_EACH * len(cases) and found.skipped > 0
+    figure(f"{device.kind}, {world} workers: {found.votes} votes on {found.signs} signs, 0 bits differ from the CPU's")
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_votes_whose_bits_stay_on_the_device(
+    device: StandIn, world: int, seed: int, share: float, monkeypatch: pytest.MonkeyPatch, figure: Figure
+) -> None:
+    """As of a group of NCCL or XCCL: bits, presence and scales travel in tensors of the device. The threads stand in for the
+    collectives of torch.distributed, and a wait for torch's order on the stream."""
+    fetched, between = _watch(monkeypatch, device)
+    cases = cases_of(seed + 10 * world, STAYING if share == 1 else FEW)
+    found = run(RankThreads(monkeypatch, world, moved=device.kind), device, cases)
+    assert found.votes == VOTES_EACH * len(cases) and found.skipped > 0
+    moved = sum(one.moved_bytes for one in between)
+    assert moved > 0 and fetched and max(fetched) == buffers._MARK
+    figure(
+        f"{device.kind}, {world} workers: {found.votes} votes on {found.signs} signs, 0 bits differ; {moved} bytes between "
+        f"devices, {len(fetched)} marks of {buffers._MARK} bytes to the host, and no ballot"
+    )
+
+
+def _watch(patches: pytest.MonkeyPatch, device: StandIn) -> tuple[list[int], list[Between]]:
+    """Bytes of each copy to the host that a vote's buffers make, and all transports to come. Torch's operations on the
+    stand-in's memory wait for the device."""
+    run_there = device_vote.DeviceVote.run
+    patches.setattr(device_vote.DeviceVote, "run", lambda *of: (device.synchronize(), run_there(*of))[1])
+    for name in ("vote_ballots", "average_ballots"):
+        kernel = getattr(_core, name)
+        patches.setattr(_core, name, lambda *of, kernel=kernel: (kernel(*of), device.synchronize())[0])
+    fetched: list[int] = []
+    fetch = buffers.SignBuffers.fetch
+
+    def watched(self: buffers.SignBuffers, *of: Any) -> bool:
+        if not self.place.on_host:
+            fetched.append(buffers._MARK if self.stay else self.bits.nbytes)
+        return fetch(self, *of)
+
+    patches.setattr(buffers.SignBuffers, "fetch", watched)
+    between: list[Between] = []
+    made = Between.__init__
+    patches.setattr(Between, "__init__", lambda self, *of: (made(self, *of), between.append(self))[0])
+    return fetched, between
+
+
+@pytest.fixture(params=["cuda", "xpu"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, figure: Figure) -> str:
-    """A kind of device that the workers can have; skipped, with the reason, where there is none."""
+    """A kind of device that processes can have; skipped, with the reason, where there is none."""
     reason = prepare(monkeypatch) if request.param == "cuda" else missing("sycl")
     if reason:
         figure(f"skipped: {reason}")
@@ -34,65 +101,18 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, figure
     return str(request.param)
 
 
-def cases_of(seed: int, count: int) -> list[jobs.Case]:
-    """Every rule of ties with every type, and the rest at random."""
-    choose = random.Random(seed)
-    cases = []
-    for number, (ties, dtype) in zip(range(count), itertools.cycle(itertools.product(TIES, DTYPES)), strict=False):
-        rule = choose.choice(("lion", "signum"))
-        momentum, spoilt = choose.choice((0.0, 0.9)), number % 5 == 1
-        sizes = [choose.choice(SIZES) for _ in range(choose.randint(1, 3))] + [65] * spoilt
-        cases.append(
-            jobs.Case(
-                seed=seed % 2**20 * 1000 + number, rule=rule, ties=ties, dtype=dtype, weighted=choose.random() < 0.3,
-                state=choose.choice(("fp32", "bf16", "dynamic8")), momentum=momentum,
-                shapes=tuple((size,) for size in sizes),
-                folds=2 if rule == "signum" and momentum and choose.random() < 0.3 else 0,
-                bad=1 if spoilt else -1,
-            )
-        )  # fmt: skip
-    return cases
-
-
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
-def test_votes_of_optimizers(kind: str, world: int, seed: int, share: float, figure: Figure) -> None:
-    cases = cases_of(seed, max(15, int(CASES[kind] * share)))
-    answers = shared_ranks().run(world, jobs.votes_of, kind, cases)
-    for found in answers:
-        assert not found["differing"], found["differing"][:3]
-    assert found["votes"] >= 3 * len(cases) and found["skipped"] > 0
-    figure(f"{kind}, {world} workers: {found['votes']} votes on {found['signs']} signs, 0 bits differ from the CPU's")
-
-
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
-def test_votes_on_tensors(kind: str, world: int, seed: int, share: float, figure: Figure) -> None:
-    choose = random.Random(seed)
-    rules = itertools.cycle(itertools.product(TIES[:-1], DTYPES))
-    count = max(24, int(MOST[kind] * share))
-    cases = [(seed % 2**20 + i, choose.choice(SIZES), dtype, ties) for i, (ties, dtype) in zip(range(count), rules, strict=False)]
-    answers = shared_ranks().run(world, jobs.shards_of, kind, cases)
-    for found in answers:
-        assert not found["differing"], found["differing"][:3]
-    assert found["votes"] == count and found["nan"] > 0
-    figure(f"{kind}, {world} workers: {count} votes on {found['signs']} signs, 0 bits differ; {found['nan']} are NaN")
-
-
-@pytest.mark.parametrize("world", [1, 2, 4])
-def test_votes_of_hooks(kind: str, world: int, seed: int, share: float, figure: Figure) -> None:
-    """DistributedDataParallel has no such device: the hooks are called as it calls them."""
-    hooks = [("SignVote", {"ties": ties}) for ties in TIES]
-    hooks += [("ErrorFeedbackSign", {"residual": residual}) for residual in ("fp32", "bf16", "dynamic8")]
-    passes = max(10, int(PASSES[kind] * share))
-    answers = shared_ranks().run(world, jobs.hooks_of, kind, seed % 2**20, passes, hooks)
-    for found in answers:
-        assert not found["differing"], found["differing"][:3]
-    assert found["votes"] == passes * len(hooks) and found["nan"] >= 2 * len(hooks)
-    figure(f"{kind}, {world} workers: {found['votes']} votes on {found['signs']} signs, 0 bits differ; {found['nan']} are NaN")
+@pytest.mark.share  # every process compiles kernels for xpu
+def test_votes_of_processes(kind: str, seed: int, share: float, figure: Figure) -> None:
+    """Over gloo, each process with a device, and hooks with threads of their own."""
+    cases = cases_of(seed, max(4, int(40 * share)))
+    for found in shared_ranks().run(2, jobs.in_process, kind, jobs.compared, cases):
+        assert not found.differing, found.differing[:3]
+    figure(f"{kind}, 2 processes: {found.votes} votes on {found.signs} signs, 0 bits differ from the CPU's")
 
 
 def test_what_cannot_vote_there(kind: str) -> None:
     name = f"{kind}:"
-    for rank, found in enumerate(shared_ranks().run(2, jobs.refusals, kind)):
+    for rank, found in enumerate(shared_ranks().run(2, jobs.in_process, kind, jobs.refusals)):
         two, mixed, model, broken, untouched, after, moved = found
         assert two[0] == mixed[0] == model[0] == "NotImplementedError"
         assert f"{name}0 and {name}1" in two[1] and f"{name}0 and cpu" in mixed[1]

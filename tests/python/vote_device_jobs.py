@@ -1,12 +1,12 @@
-"""The ranks' jobs in test_vote_devices.py: the same votes of parameters on the CPU and on a device that stands in for one
-(stand_in.py), in one process each."""
+"""The ranks' jobs in test_vote_devices.py: the same votes on the CPU and on a device that stands in for one (stand_in.py). A
+job runs on every rank, whether that is a process or a thread (rank_threads.py)."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import lowtide
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from emulated_cuda import EmulatedCuda, prepare
 from lowtide.distributed import DistributedLion, ShardVote, SignOptimizer, Signum
 from stand_in import StandIn, missing
-from support import DTYPES, bits
+from support import bits
 from usm import Usm
 from vote_hook_jobs import one_pass
 from vote_jobs import raised
@@ -34,12 +34,50 @@ class Case:
     weighted: bool = False
     dtype: torch.dtype = torch.float32
     state: str = "fp32"
-    master: str = ""
+    master: str | None = None
     shapes: tuple[tuple[int, ...], ...] = ((7, 13), (1000,), ())
     steps: int = 3
     momentum: float = 0.9
     folds: int = 0  # micro-batches; 0: none
     bad: int = -1  # step in which the last rank has a NaN
+
+
+@dataclass
+class Shards:
+    """Votes of a ShardVote on tensors of these sizes, one after another."""
+
+    seed: int
+    ties: str
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+
+
+@dataclass
+class Hooks:
+    """Passes of a hook of equal models, whose parameters have these sizes, in two buckets."""
+
+    seed: int
+    name: str
+    options: dict[str, Any]
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    passes: int = 3
+
+
+@dataclass
+class Found:
+    """The findings of one rank."""
+
+    differing: list[Any] = field(default_factory=list)
+    votes: int = 0
+    signs: int = 0
+    skipped: int = 0  # for a value that is not finite
+
+    def join(self, other: Found) -> None:
+        self.differing += other.differing
+        self.votes += other.votes
+        self.signs += other.signs
+        self.skipped += other.skipped
 
 
 @contextmanager
@@ -57,6 +95,23 @@ def device_of(kind: str) -> Iterator[StandIn]:
             device.close()
     finally:
         patches.undo()
+
+
+def in_process(kind: str, job: Callable[..., Any], *args: Any) -> Any:
+    """The job of a rank that is a process, on a device of its own."""
+    with device_of(kind) as device:
+        return job(device, *args)
+
+
+def compared(device: StandIn, cases: Sequence[Case | Shards | Hooks]) -> Found:
+    """The findings over all cases."""
+    found = Found()
+    for case in cases:
+        compare = {Case: _votes_of_optimizers, Shards: _votes_on_tensors, Hooks: _votes_of_hooks}[type(case)]
+        wrong = compare(case, device, found)
+        if wrong:
+            found.differing.append((case, wrong))
+    return found
 
 
 def _gradient(case: Case, random: torch.Generator, shape: Sequence[int], step: int) -> torch.Tensor | None:
@@ -80,26 +135,14 @@ def _gradient(case: Case, random: torch.Generator, shape: Sequence[int], step: i
 def _optimizer(case: Case, params: Sequence[torch.nn.Parameter]) -> SignOptimizer:
     weight = (3, 1, 0, 2)[dist.get_rank()] if case.weighted else 1
     vote = {"ties": case.ties, "seed": case.seed % 1000, "weight": weight, "algorithm": "two_phase"}
-    options: dict[str, Any] = {"state": case.state, "min_quantized_numel": 0}
-    if case.master:
-        options["master"] = case.master
+    options: dict[str, Any] = {"state": case.state, "min_quantized_numel": 0, "master": case.master}
     if case.rule == "signum":
         options["momentum"] = case.momentum
     return CLASSES[case.rule](params, lr=0.01, weight_decay=0.1, vote=vote, **options)
 
 
-def votes_of(kind: str, cases: Sequence[Case]) -> dict[str, Any]:
-    """Steps on both, and what differs: parameters after each step, the results of votes, and state at the end."""
-    found: dict[str, Any] = {"differing": [], "votes": 0, "signs": 0, "skipped": 0}
-    with device_of(kind) as device:
-        for case in cases:
-            wrong = _compare(case, device, found)
-            if wrong:
-                found["differing"].append((case, wrong))
-    return found
-
-
-def _compare(case: Case, device: StandIn, found: dict[str, Any]) -> list[str]:
+def _votes_of_optimizers(case: Case, device: StandIn, found: Found) -> list[str]:
+    """Parameters after each step, the results of votes, and state at the end."""
     random = torch.Generator().manual_seed(case.seed)
     mine = torch.Generator().manual_seed(case.seed * 7919 + dist.get_rank())
     here = [torch.nn.Parameter(torch.randn(shape, generator=random).to(case.dtype)) for shape in case.shapes]
@@ -107,7 +150,7 @@ def _compare(case: Case, device: StandIn, found: dict[str, Any]) -> list[str]:
     first, second = _optimizer(case, here), _optimizer(case, there)
     wrong = []
     for step in range(case.steps):
-        for fold in range(max(case.folds, 1)):
+        for _ in range(max(case.folds, 1)):
             for param, other in zip(here, there, strict=True):
                 param.grad = _gradient(case, mine, param.shape, step)
                 other.grad = None if param.grad is None else device.tensor(param.grad)
@@ -118,15 +161,15 @@ def _compare(case: Case, device: StandIn, found: dict[str, Any]) -> list[str]:
         second.step()
         device.synchronize()
         same = [bits(a) == bits(b) for a, b in zip(here, there, strict=True)]
-        outcomes = [opt.last_outcome._replace(seconds={}) for opt in (first, second) if opt.last_outcome]
+        outcomes = [opt.last_outcome._replace(seconds={}, sent_bytes=0) for opt in (first, second) if opt.last_outcome]
         if not all(same) or outcomes[0] != outcomes[1]:
             wrong.append(f"step {step}: {same}, {outcomes}")
         assert first._buffers and second._buffers
         if outcomes[0].applied and bits(first._buffers.bits) != bits(second._buffers.bits):
             wrong.append(f"step {step}: results")
-        found["votes"] += 1
-        found["signs"] += sum(param.numel() for param in here)
-    found["skipped"] += first.skipped_steps
+        found.votes += 1
+        found.signs += sum(param.numel() for param in here)
+    found.skipped += first.skipped_steps
     states = [opt.state_dict()["state"] for opt in (first, second)]
     for number, entry in states[0].items():
         if any(bits(value) != bits(states[1][number][name]) for name, value in entry.items()):
@@ -134,72 +177,66 @@ def _compare(case: Case, device: StandIn, found: dict[str, Any]) -> list[str]:
     return wrong
 
 
-def shards_of(kind: str, cases: Sequence[tuple[int, int, torch.dtype, str]]) -> dict[str, Any]:
-    """Votes of ShardVote on tensors: what differs. Each case: seed, elements, type, ties."""
-    found: dict[str, Any] = {"differing": [], "votes": 0, "signs": 0, "nan": 0}
-    with device_of(kind) as device:
-        votes: dict[str, tuple[ShardVote, ShardVote]] = {}
-        for seed, numel, dtype, ties in cases:
-            if ties not in votes:
-                group = dist.group.WORLD
-                votes[ties] = ShardVote(group=group, ties=ties), ShardVote(group=group, ties=ties)
-            random = torch.Generator().manual_seed(seed * 31 + dist.get_rank())
-            tensor = torch.randint(-1, 2, (numel,), generator=random).to(dtype)
-            if numel and seed % 7 == 0 and dist.get_rank() == 0:
-                tensor[numel // 2] = float("inf")
-            other = device.tensor(tensor)
-            votes[ties][0](tensor)
-            votes[ties][1](other)
-            device.synchronize()
-            if bits(tensor) != bits(other):
-                found["differing"].append((seed, numel, dtype, ties))
-            found["votes"] += 1
-            found["nan"] += int(numel > 0 and bool(tensor.isnan().all()))
-            found["signs"] += numel
-        votes.clear()
-    return found
+def _votes_on_tensors(case: Shards, device: StandIn, found: Found) -> list[str]:
+    group = dist.group.WORLD or object()
+    here, there = (ShardVote(group=group, ties=case.ties, seed=case.seed % 1000) for _ in range(2))  # type: ignore[typeddict-item]
+    random = torch.Generator().manual_seed(case.seed * 31 + dist.get_rank())
+    wrong = []
+    for number, numel in enumerate(case.sizes):
+        tensor = torch.randint(-1, 2, (numel,), generator=random).to(case.dtype)
+        if numel and (case.seed + number) % 7 == 0 and dist.get_rank() == 0:
+            tensor[numel // 2] = float("inf")
+        other = device.tensor(tensor)
+        here(tensor)
+        there(other)
+        device.synchronize()
+        if bits(tensor) != bits(other):
+            wrong.append(f"vote {number}")
+        found.votes += 1
+        found.skipped += int(numel > 0 and bool(tensor.isnan().all()))
+        found.signs += numel
+    return wrong
 
 
-def hooks_of(kind: str, seed: int, passes: int, hooks: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
-    """Hooks of equal models on both, over random gradients in two buckets: what differs. hooks: class and options."""
-    found: dict[str, Any] = {"differing": [], "votes": 0, "signs": 0, "nan": 0}
-    with device_of(kind) as device:
-        for number, (name, options) in enumerate(hooks):
-            dtype = DTYPES[number % 3]
-            random = torch.Generator().manual_seed(seed + 99 * number + dist.get_rank())
-            here = torch.nn.ParameterList(torch.zeros(n, dtype=dtype) for n in (1000, 65, 1, 2049))
-            there = torch.nn.ParameterList(device.parameters(list(here)))
-            cls = getattr(lowtide.distributed, name)
-            pair = cls(here, **options), cls(there, **options)
-            for step in range(passes):
-                grads = [torch.randn(p.numel(), generator=random).mul(2).round().div(4).to(dtype) for p in here]
-                grads[3][:128] = 0
-                if step % 5 == 3 and dist.get_rank() == 0:
-                    grads[step % 2][0] = float("nan")
-                mine = one_pass(pair[0], list(here), grads, ((2, 3), (0, 1)))
-                other = one_pass(pair[1], list(there), grads, ((2, 3), (0, 1)), device.tensor)
-                device.synchronize()
-                if [*map(bits, mine)] != [*map(bits, other)] or pair[0].votes != pair[1].votes:
-                    found["differing"].append((name, options, step))
-                found["votes"] += 1
-                found["signs"] += sum(grad.numel() for grad in grads)
-                found["nan"] += bool(mine[0].isnan().all())
-            if name == "ErrorFeedbackSign":
-                saved = [hook.state_dict() for hook in pair]
-                pair[1].load_state_dict(saved[0])
-                saved.append(pair[1].state_dict())
-                kept = [[bits(part) for one in each["residual"].values() for part in one.values()] for each in saved]
-                if kept[0] != kept[1] or kept[0] != kept[2] or not any(map(any, kept[0])):
-                    found["differing"].append((name, options, "residuals"))
-            del pair
-            gc.collect()
-    return found
+def _votes_of_hooks(case: Hooks, device: StandIn, found: Found) -> list[str]:
+    """DistributedDataParallel has no such device: the hooks are called as it calls them."""
+    random = torch.Generator().manual_seed(case.seed * 97 + dist.get_rank())
+    here = torch.nn.ParameterList(torch.zeros(n, dtype=case.dtype) for n in case.sizes)
+    there = torch.nn.ParameterList(device.parameters(list(here)))
+    cls = getattr(lowtide.distributed, case.name)
+    pair = cls(here, **case.options), cls(there, **case.options)
+    half = len(case.sizes) // 2
+    cuts = range(half, len(case.sizes)), range(half)
+    wrong = []
+    for step in range(case.passes):
+        grads = [torch.randn(n, generator=random).mul(2).round().div(4).to(case.dtype) for n in case.sizes]
+        grads[-1][:128] = 0
+        if (case.seed + step) % 5 == 3 and dist.get_rank() == 0:
+            grads[step % len(grads)][:1] = float("nan")
+        mine = one_pass(pair[0], list(here), grads, cuts)
+        other = one_pass(pair[1], list(there), grads, cuts, device.tensor)
+        device.synchronize()
+        if [*map(bits, mine)] != [*map(bits, other)] or pair[0].votes != pair[1].votes:
+            wrong.append(f"pass {step}")
+        found.votes += 1
+        found.signs += sum(grad.numel() for grad in grads)
+        found.skipped += bool(mine[0].isnan().all())
+    if case.name == "ErrorFeedbackSign":
+        saved = [hook.state_dict() for hook in pair]
+        pair[1].load_state_dict(saved[0])
+        saved.append(pair[1].state_dict())
+        kept = [
+            [bits(part) for one in each["residual"].values() for part in one.values()] + [bits(each["shard"])]
+            for each in saved
+        ]
+        if kept[0] != kept[1] or kept[0] != kept[2] or not any(map(any, kept[0])):
+            wrong.append("residuals")
+    return wrong
 
 
-def refusals(kind: str) -> list[tuple[str, str]]:
+def refusals(device: StandIn) -> list[tuple[str, str]]:
     """Errors for parameters that are not in one place, and of one worker that cannot vote; then a step."""
-    with device_of(kind) as device:
-        return [*_misplaced(device), *_one_cannot_vote(device)]
+    return [*_misplaced(device), *_one_cannot_vote(device)]
 
 
 def _misplaced(device: StandIn) -> list[tuple[str, str]]:

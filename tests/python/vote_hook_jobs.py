@@ -164,10 +164,16 @@ CUTS = (((4, 5), (2, 3), (0, 1)), ((5, 3, 1), (0, 4, 2)), ((5,), (4,), (3,), (2,
 
 
 def buckets(ties: str, passes: int, seed: int) -> tuple[int, int, int]:
-    """Passes of hooks of equal models whose buckets differ: elements that differ from those of one bucket for all, elements in
-    all, and passes that were not applied."""
+    """Passes of hooks of equal models whose buckets differ, the first without overlap: elements that differ from those of one
+    bucket for all, elements in all, and passes that were not applied."""
     params = [torch.nn.Parameter(torch.zeros(size)) for size in SIZES]
-    hooks = [SignVote(torch.nn.ParameterList(params), ties=ties, seed=seed, weight=1 + dist.get_rank()) for _ in CUTS]
+    all_cuts = (CUTS[0], *CUTS)
+    hooks = [
+        SignVote(
+            torch.nn.ParameterList(params), ties=ties, seed=seed, weight=1 + dist.get_rank(), overlap=number > 0
+        )
+        for number in range(len(all_cuts))
+    ]  # fmt: skip
     wrong = compared = skipped = 0
     for number in range(passes):
         random = generator(seed, dist.get_rank(), number)
@@ -175,7 +181,7 @@ def buckets(ties: str, passes: int, seed: int) -> tuple[int, int, int]:
         grads[3][:192] = 0
         if number % 4 == 2:
             grads[number % 6][0] = float("nan") if dist.get_rank() == dist.get_world_size() - 1 else 1.0
-        found = [torch.cat(one_pass(hook, params, grads, cuts)) for hook, cuts in zip(hooks, CUTS, strict=True)]
+        found = [torch.cat(one_pass(hook, params, grads, cuts)) for hook, cuts in zip(hooks, all_cuts, strict=True)]
         for other, hook in zip(found, hooks, strict=True):
             wrong += int((other.nan_to_num(5) != found[-1].nan_to_num(5)).sum())
             wrong += hook.last_outcome.nonfinite_ranks != hooks[-1].last_outcome.nonfinite_ranks

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lowtide.devices import arrays
+from lowtide.devices import arrays, places
 from lowtide.devices.arrays import Array
 
 
@@ -20,7 +20,7 @@ def turned(bits: Array) -> Array:
     """Each byte's bits the other way round, in new memory of the same device; queued on torch's current stream."""
     value: torch.Tensor = bits.value
     out = bits.empty(bits.shape, "uint8")
-    torch.index_select(_table(value.device), 0, value.reshape(-1).int(), out=out.view(-1))
+    places.look_up(_table(value.device), value, out=out)
     return arrays.read(out, "bits")
 
 

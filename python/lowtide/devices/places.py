@@ -213,6 +213,18 @@ def new_zero(like: torch.Tensor) -> torch.Tensor:
     return like.new_zeros(())
 
 
+def new_bytes(place: Place, count: int) -> torch.Tensor:
+    """uint8 [count], zero, on the device."""
+    return torch.zeros(count, dtype=torch.uint8, device=place.reads)
+
+
+def look_up(table: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> None:
+    """out[i] = table[index[i]], in the order of torch's current stream. table: of the host or the device; index: of whole numbers, of any
+    type, and contiguous, as `out` is, which may be the index."""
+    there = table.to(index.device)
+    out.view(-1).copy_(torch.index_select(there, 0, index.reshape(-1).int()))
+
+
 def stream_of(tensor: torch.Tensor) -> Callable[[], AbstractContextManager[object]]:
     """Contexts, for any thread, in which torch works on the tensor's device in the order of now's current stream."""
     if tensor.device.type == "cpu":

@@ -8,6 +8,9 @@ import torch
 
 from lowtide import _core
 from lowtide.checks.values import expect
+from lowtide.devices import arrays, places
+from lowtide.devices.places import Place
+from lowtide.distributed.buffers import signer_at
 from lowtide.distributed.layout import address, check_gradients_of
 
 
@@ -24,17 +27,24 @@ class SignAccumulator:
 
     It keeps no magnitudes: the majority of k signs is worth 2/π of the sign of the mean, for noise much larger than the
     gradient (1.57 times as many micro-batches for the same certainty). `Signum.fold` keeps magnitudes and needs no
-    buffer at all. Dense gradients on the CPU. An exact zero counts as + in one pass and - in the next."""
+    buffer at all. Dense gradients on the CPU or on devices, where they are counted on torch's current stream. An exact zero
+    counts as + in one pass and - in the next."""
 
     def __init__(self, params: Iterable[torch.Tensor], most: int = 15) -> None:
         self._params = [param for param in params if param.requires_grad]
         expect(bool(self._params), "params", "none that requires a gradient", "one")
         expect(isinstance(most, int) and 1 <= most <= 65535, "most", repr(most), "an integer from 1 to 65535")
-        for number, param in enumerate(self._params):
-            _check(param, f"parameter {number}")
+        self._places = [check_gradients_of(param, f"parameter {number}") for number, param in enumerate(self._params)]
         self._most = most
-        self._counts = [_core.SignAccumulator(param.numel(), most, torch.get_num_threads()) for param in self._params]
-        self._finite = True
+        largest: dict[Place, int] = {}
+        for param, place in zip(self._params, self._places, strict=True):
+            largest[place] = max(largest.get(place, 0), param.numel())
+        signers = {place: signer_at(place) for place in largest}
+        self._rooms = {place: _core.CountRoom(signers[place], count, most) for place, count in largest.items()}
+        self._counts = [
+            _core.SignCounts(signers[place], param.numel(), most)
+            for param, place in zip(self._params, self._places, strict=True)
+        ]
 
     @property
     def nbytes(self) -> int:
@@ -45,35 +55,40 @@ class SignAccumulator:
         """Counts every `.grad` that there is, and sets it to None. Raises ValueError after `most` times, or for a
         gradient that cannot be counted; nothing has changed then."""
         found = []
-        for number, (param, counts) in enumerate(zip(self._params, self._counts, strict=True)):
+        for number, (param, place, counts) in enumerate(zip(self._params, self._places, self._counts, strict=True)):
             if param.grad is None:
                 continue
-            _check(param.grad, f"gradient of parameter {number}")
+            there = check_gradients_of(param.grad, f"gradient of parameter {number}")
+            expect(there == place, f"gradient of parameter {number}", there.device, place.device)
             if counts.added() >= self._most:
                 raise ValueError(f"got more than {self._most} gradients to count, wanted finish() or most= above that")
-            found.append((param, param.grad.detach(), counts))
-        for param, grad, counts in found:
+            found.append((param, param.grad.detach(), place, counts))
+        threads = torch.get_num_threads()
+        for param, grad, place, counts in found:
             grad = grad.contiguous()
-            self._finite &= counts.add(address(grad), str(grad.dtype))
+            counts.add(address(grad), str(grad.dtype), self._rooms[place], threads, place.queue())
             param.grad = None
 
     @torch.no_grad()
     def finish(self) -> None:
         """Gives every parameter that had a gradient the mean of its signs as `.grad`, and begins anew. NaN everywhere
-        if a gradient was not finite, so that whoever looks skips the step."""
-        for param, counts in zip(self._params, self._counts, strict=True):
+        if a gradient was not finite, so that whoever looks skips the step. Waits for devices."""
+        bad = [room.take_nonfinite(place.queue()) for place, room in self._rooms.items()]
+        for param, place, counts in zip(self._params, self._places, self._counts, strict=True):
             if not counts.added():
                 continue
-            mean = torch.empty(param.numel())
-            counts.mean(address(mean))
-            if not self._finite:
+            mean = _mean(param, place, counts)
+            if any(bad):
                 mean.fill_(float("nan"))
             param.grad = mean.view(param.shape).to(param.dtype)
-            counts.reset()
-        self._finite = True
+            counts.clear(place.queue())
 
 
-def _check(tensor: torch.Tensor, where: str) -> None:
-    place = check_gradients_of(tensor, where)
-    if not place.on_host:
-        raise NotImplementedError(f"{where}: got a tensor on {place.device}, wanted one on the CPU, where counters are")
+def _mean(param: torch.Tensor, place: Place, counts: _core.SignCounts) -> torch.Tensor:
+    """The mean of the signs counted, as float32 beside the parameter."""
+    found: torch.Tensor = arrays.read(param.detach(), "parameter").empty((param.numel(),), "float32")
+    counts.read(address(found), torch.get_num_threads(), place.queue())
+    # A table has the host's own quotients: not every device divides as exactly.
+    means = torch.tensor(_core.means_of(counts.added()), dtype=torch.float32)
+    places.look_up(means, found, out=found)
+    return found

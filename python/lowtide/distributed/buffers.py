@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from lowtide import _core
+from lowtide.devices import places
 from lowtide.devices.places import EXACT, HOST, Place
 
 BLOCK: int = _core.SIGN_BLOCK  # signs of one presence bit
@@ -39,6 +40,7 @@ def signer_at(place: Place) -> _core.Signer:
 class SignPart:
     """Signs of `SignBuffers` from number `first` on."""
 
+    of: SignBuffers
     first: int
     count: int
     bits: torch.Tensor
@@ -54,14 +56,15 @@ class SignBuffers:
 
     Kernels have the same in memory of `place`, at the addresses `there`; on the CPU these are the tensors. `fetch` and
     `send` move between the two, in one copy; a part is fetched in one for each of its tensors. queue: of the place, which
-    the work is ordered on.
+    the work is ordered on. stay: the tensors are the device's, whose group moves them: only the mark is fetched, and nothing
+    sent.
     """
 
     first = 0  # number of the first sign
 
-    def __init__(self, count: int, ties: str | None, place: Place = HOST) -> None:
+    def __init__(self, count: int, ties: str | None, place: Place = HOST, stay: bool = False) -> None:
         """ties: None for error feedback."""
-        self.count, self.place = count, place
+        self.of, self.count, self.place, self.stay = self, count, place, stay
         sizes = {
             "bits": count // 8,
             "presence": count // (8 * BLOCK) if ties else 0,
@@ -70,25 +73,34 @@ class SignBuffers:
         }
         self.signer = signer_at(place)
         self._ballot, self._all = sum(sizes.values()) - sizes["zeros"], sum(sizes.values())
-        self._memory = _core.SignMemory(self.signer, _MARK + self._all)
+        room = _MARK + -(-self._all // 4) * 4  # a device's steps set bits in whole words of 4 bytes
+        if stay:
+            whole = places.new_bytes(place, room)
+            self._memory = _core.SignMemory(self.signer, room, whole.data_ptr())
+            self._marked = _core.SignMemory(self.signer, _MARK)
+        else:
+            self._marked = self._memory = _core.SignMemory(self.signer, room)
+            whole = tensor_at(self._memory.host(), room)
         found: dict[str, torch.Tensor] = {}
         first, there = _MARK, dict.fromkeys(sizes, 0)
         for name, size in sizes.items():
-            found[name] = tensor_at(self._memory.host() + first, size).view(_DTYPES[name])
+            found[name] = whole[first : first + size].view(_DTYPES[name])
             there[name] = self._memory.there() + first if size else 0
             first += size
-        self._mark = ctypes.c_uint32.from_address(self._memory.host())
+        self._mark = ctypes.c_uint32.from_address(self._marked.host())
         self.there = Parts(**there)
         self.bits = found["bits"]
         self.presence = found["presence"] if ties else None
         self.scales = None if ties else found["scales"]
         self.zeros = found["zeros"] if ties == "zero" else None
-        self.previous = torch.zeros(count // 8, dtype=torch.uint8) if ties == "previous" else None
+        self.previous = None
+        if ties == "previous":
+            self.previous = places.new_bytes(place if stay else HOST, count // 8)
 
     def pack(self, items: Items, dtype: str, zero_is_plus: bool, threads: int, queue: int) -> None:
         """The signs of gradients, presence where there is any, and the mark if a value is not finite."""
-        with self.using(queue):
-            there, mark = self.there, self._memory.there()
+        with self.using(queue), using(self._marked, queue):
+            there, mark = self.there, self._marked.there()
             _core.pack_gradients(
                 self.signer, items, dtype, there.bits, there.presence, mark, zero_is_plus, threads, queue
             )  # fmt: skip
@@ -103,11 +115,13 @@ class SignBuffers:
 
     def clear_mark(self, queue: int) -> None:
         """Forgets values that were not finite."""
-        self._memory.clear(0, _MARK, queue)
+        self._marked.clear(0, _MARK, queue)
 
     def fetch(self, queue: int, part: SignPart | None = None) -> bool:
         """Brings the ballot, or a part of it, to the host, and waits for it. Whether a value was not finite."""
-        if part is None:
+        if self.stay:
+            self._marked.fetch(0, _MARK, queue)
+        elif part is None:
             self._memory.fetch(0, _MARK + self._ballot, queue)
         else:
             base = self._memory.host()
@@ -118,7 +132,8 @@ class SignBuffers:
 
     def send(self, queue: int) -> None:
         """Brings the result, or what the host has made of the ballot, to where gradients are."""
-        self._memory.send(_MARK, self._all, queue)
+        if not self.stay:
+            self._memory.send(_MARK, self._all, queue)
 
     def part(self, first: int, count: int) -> SignPart:
         """The signs from `first` on, multiples of `ALIGNMENT`; not of error feedback."""
@@ -127,7 +142,7 @@ class SignBuffers:
             return None if tensor is None else tensor[first // signs : (first + count) // signs]
 
         return SignPart(
-            first, count, self.bits[first // 8 : (first + count) // 8], cut(self.presence, 8 * BLOCK), cut(self.zeros, 8),
+            self, first, count, self.bits[first // 8 : (first + count) // 8], cut(self.presence, 8 * BLOCK), cut(self.zeros, 8),
             cut(self.previous, 8),
         )  # fmt: skip
 

@@ -11,9 +11,12 @@ from typing_extensions import TypedDict
 
 from lowtide import _core
 from lowtide.checks.values import expect, hint
+from lowtide.devices.places import Place
 from lowtide.distributed.buffers import SignBuffers, SignPart
+from lowtide.distributed.device_vote import DeviceVote, Rules
 from lowtide.distributed.groups import Transport, new_group
 from lowtide.distributed.layout import address, digest
+from lowtide.distributed.residuals import DeviceShardResidual, ShardResidual
 from lowtide.sign import Ties
 
 if TYPE_CHECKING:
@@ -93,14 +96,20 @@ class Collective:
         expect(limited, "timeout", f"{timeout!r} ({type(timeout).__name__})", "seconds above 0, or None")
         if own_group or timeout is not None:
             group = new_group(group, timeout)
-        self.ties, self.weight, self.check_every = ties, weight, check_every
+        self.ties, self.seed, self.weight, self.check_every = ties, seed, weight, check_every
         self.completed: int | None = None  # the last vote that was applied
         self._lost_in = ""  # what broke the group
         self.transport = Transport(group)
+        if self.transport.moves_some:
+            algorithm = "two_phase"  # of votes on a device; and a worker that fails before it has one must go along
         self._core = _core.SignCollective(
             self.transport.rank, self.transport.size, self.transport.all_to_all, self.transport.all_gather,
             ties=ties, seed=seed, weight=weight, algorithm=algorithm, threads=torch.get_num_threads(), commit=commit,
         )  # fmt: skip
+
+    def buffers(self, count: int, place: Place, scales: bool = False) -> SignBuffers:
+        """Room for the signs of its votes; scales: for error feedback."""
+        return SignBuffers(count, None if scales else self.ties, place, self.transport.moves(place))
 
     def vote(
         self,
@@ -108,7 +117,7 @@ class Collective:
         fill: Callable[[], object] | None,
         *,
         step: int,
-        residual: _core.SignResidual | None = None,
+        residual: ShardResidual | DeviceShardResidual | None = None,
         alike: Mapping[str, int | float] | None = None,
         nonfinite: bool = False,
         failure: BaseException | None = None,
@@ -134,13 +143,25 @@ class Collective:
 
         if self._lost_in:
             raise ConnectionError(f"vote {step}: workers were lost in {self._lost_in}; {self._standing()}")
+        there: DeviceVote | None = None
+        if buffers.of.stay and not failure:
+            assert not isinstance(residual, ShardResidual)
+            try:
+                there = DeviceVote(self.transport, buffers, Rules(self.ties, self.seed, step), residual)
+            except Exception as error:  # whatever it is: the others are waiting
+                failure = error
         arguments = (
             buffers.count, step, digest(alike) if alike else 0, nonfinite, failure is not None, ballot,
             address(buffers.bits), address(buffers.presence), address(buffers.scales), address(buffers.zeros),
-            address(buffers.previous), residual, buffers.first,
+            address(buffers.previous),
         )  # fmt: skip
         try:
-            found = self._core.vote(*arguments)
+            if there:
+                codec = residual.codec if isinstance(residual, DeviceShardResidual) else ""
+                found = self._core.vote_there(*arguments, codec, buffers.first, there.run, there.deliver)
+            else:
+                core = residual.core if isinstance(residual, ShardResidual) else None
+                found = self._core.vote(*arguments, core, buffers.first)
         except Exception as error:
             if failure:
                 raise failure from None
@@ -155,6 +176,8 @@ class Collective:
         if failure:
             raise failure
         outcome = Outcome(**found)
+        if there and outcome.applied:
+            outcome = outcome._replace(sent_bytes=outcome.sent_bytes + there.sent_bytes)
         if outcome.failed_ranks:
             raise RuntimeError(f"vote {step}: ranks {outcome.failed_ranks} failed, and say why; nothing was applied")
         if outcome.applied and isinstance(buffers, SignBuffers):

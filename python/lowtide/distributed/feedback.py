@@ -10,11 +10,11 @@ from typing_extensions import Unpack
 
 from lowtide import _core
 from lowtide.checks.values import expect
-from lowtide.distributed.buffers import SignBuffers
 from lowtide.distributed.collective import Outcome, VoteOptions
+from lowtide.distributed.device_vote import shard_of
 from lowtide.distributed.hooks import Arrived, SignHook, votes_of
 from lowtide.distributed.layout import digest
-from lowtide.distributed.residuals import Residuals, ShardResidual
+from lowtide.distributed.residuals import DeviceShardResidual, Residuals, ShardResidual
 
 
 class ErrorFeedbackSign(SignHook):
@@ -41,10 +41,14 @@ class ErrorFeedbackSign(SignHook):
             raise TypeError(f"loss_scale: got {loss_scale!r}, wanted a function such as scaler.get_scale, or None")
         super().__init__(model, vote)
         self._codec, self._loss_scale = residual, loss_scale
-        self._buffers = SignBuffers(self._layout.count, None, self._place)
+        self._buffers = self._collective.buffers(self._layout.count, self._place, scales=True)
         transport = self._collective.transport
         # This refuses formats whose codes are not whole bytes, which a Residual would take.
-        self._shard = ShardResidual(self._layout.count, transport.rank, transport.size, residual)
+        shard = ShardResidual(self._layout.count, transport.rank, transport.size, residual)
+        self._shard: ShardResidual | DeviceShardResidual = shard
+        if self._buffers.stay:
+            count = shard_of(self._layout.count, transport.rank, transport.size)[2]
+            self._shard = DeviceShardResidual(shard.first, count, residual, self._place)
         self._residuals = Residuals(self._layout.numels, residual, self._place)
 
     def _exchange(self, arrived: list[Arrived]) -> Outcome:
@@ -79,15 +83,17 @@ class ErrorFeedbackSign(SignHook):
                             residual.put(torch.zeros(residual.numel))
                 raise ValueError("got gradients too large for the float32 sum of 1024 of them, wanted a loss_scale")
 
-        outcome = self._collective.vote(
-            buffers, fill, step=self.votes, residual=self._shard.core, nonfinite=nonfinite, failure=failure,
-            alike={"loss_scale": digest(scale), **values},
-        )  # fmt: skip
+        mantissa, exponent = math.frexp(scale)
+        with arrived[-1].same_stream():  # where a device votes
+            outcome = self._collective.vote(
+                buffers, fill, step=self.votes, residual=self._shard, nonfinite=nonfinite, failure=failure,
+                alike={"loss_scale": digest(scale), **values},
+            )  # fmt: skip
+            if outcome.applied:
+                # The power of two goes into the scales, exactly: float16 may have no room for what is not scaled.
+                assert buffers.scales is not None
+                buffers.scales.view(torch.bfloat16).mul_(2.0 ** (exponent - 1))
         if outcome.applied:
-            # The power of two goes into the scales, exactly: float16 may have no room for what is not scaled.
-            mantissa, exponent = math.frexp(scale)
-            assert buffers.scales is not None
-            buffers.scales.view(torch.bfloat16).mul_(2.0 ** (exponent - 1))
             buffers.send(queue)
             for bucket in arrived:
                 buffers.unpack(bucket.items, bucket.dtype, threads, bucket.queue)
@@ -103,7 +109,7 @@ class ErrorFeedbackSign(SignHook):
 
     def residual_bytes(self) -> int:
         """That this worker keeps."""
-        return self._residuals.nbytes + self._shard.core.allocated_bytes()
+        return self._residuals.nbytes + self._shard.nbytes
 
     @torch.no_grad()
     def average_state(self) -> None:

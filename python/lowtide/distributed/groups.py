@@ -11,19 +11,23 @@ import torch
 import torch.distributed as dist
 
 from lowtide.checks.values import expect
+from lowtide.devices.places import Place
 from lowtide.devices.sharding import is_dtensor
 from lowtide.distributed.buffers import tensor_at
 
 # Bytes of all ranks together. gloo gathers around a ring, in as many hops as there are other ranks; straight from each to
 # each there is one hop, for the same bytes. (4 workers: 1.2 to 2 times as fast, up to the size of a result of 10 M signs.)
 STRAIGHT = 4 << 20
+# These move a device's memory through the host's, or may: Lowtide votes there.
+_BY_HOST = {"gloo", "mpi", "ucc"}
 
 
 class Transport:
     """`all_to_all` and `all_gather` of host bytes over a `torch.distributed` process group, given by addresses.
 
     Any backend with these two collectives on uint8 tensors will do (gloo, MPI, NCCL, XCCL). A backend that moves device
-    memory only gets copies on the group's device; bits are few.
+    memory only gets copies on the group's device of what is small; ballots and results of votes there are moved as they
+    are, between tensors of the device (`moves`, `exchange`, `collect`).
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
@@ -32,9 +36,28 @@ class Transport:
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
         assert self.group is not None  # there is a default group
         self.device = _memory_of(self.group)
+        self._movers = {kind for kind, backend in backends_of(self.group).items() if backend not in _BY_HOST}
         self._ring = dist.get_backend(self.group) == "gloo"
         # torch renames it; both names take the same arguments.
         self._gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+    def moves(self, place: Place) -> bool:
+        """Whether the group moves memory of that device without the host."""
+        return not place.on_host and place.device.type in self._movers
+
+    @property
+    def moves_some(self) -> bool:
+        """Whether it does for any device."""
+        return bool(self._movers - {"cpu"})
+
+    def exchange(self, send: torch.Tensor, receive: torch.Tensor) -> None:
+        """Row r of `send` goes to rank r; row s of `receive` comes from rank s. Contiguous uint8 [ranks, bytes] of a device,
+        ordered on torch's current stream."""
+        dist.all_to_all_single(receive, send, group=self.group)
+
+    def collect(self, mine: torch.Tensor, every: torch.Tensor) -> None:
+        """`mine`, uint8 [bytes], of every rank into the rows of `every`; as `exchange`."""
+        self._gather(every.view(-1), mine, group=self.group)
 
     def all_to_all(self, send: int, receive: int, each: int) -> None:
         """Block r of `send`, `each` bytes, goes to rank r; block s of `receive` comes from rank s."""
@@ -69,6 +92,12 @@ class Transport:
         staged = torch.empty(received, dtype=torch.uint8, device=self.device)
         collective(staged, here.to(self.device), group=self.group)
         there.copy_(staged)
+
+
+def backends_of(group: dist.ProcessGroup) -> dict[str, str]:
+    """The name of the backend for each kind of device."""
+    pairs = (one.partition(":") for one in str(dist.get_backend_config(group)).split(",") if ":" in one)
+    return {kind: backend for kind, _, backend in pairs}
 
 
 def _memory_of(group: dist.ProcessGroup) -> torch.device:

@@ -163,7 +163,7 @@ class SignOptimizer(Optimizer):
     def _room(self) -> SignBuffers:
         count, place = self._core.sign_count(), self.engine.place or HOST
         if self._buffers is None or (self._buffers.count, self._buffers.place) != (count, place):
-            self._buffers = SignBuffers(count, self._collective.ties, place)
+            self._buffers = self._collective.buffers(count, place)
         return self._buffers
 
     def _alike(self) -> dict[str, int | float]:

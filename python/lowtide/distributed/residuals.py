@@ -40,7 +40,9 @@ class Residual:
 class Residuals:
     """One of each parameter, zero at first, where the gradients are. `addresses`: of codes and scales there."""
 
-    def __init__(self, numels: Sequence[int], codec: str, place: Place) -> None:
+    def __init__(
+        self, numels: Sequence[int], codec: str, place: Place, signer: _core.Signer | None = None
+    ) -> None:
         self._codec, self._numels, self._place = codec, numels, place
         self._sizes = [_core.code_sizes(codec, True, 1, numel) for numel in numels]
         self._firsts: list[tuple[int, int]] = []  # bytes before codes and scales
@@ -51,7 +53,7 @@ class Residuals:
             room += _aligned(size) + _aligned(more)
             self.nbytes += size + more
         self._room = room
-        self._memory = _core.SignMemory(signer_at(place), room)
+        self._memory = _core.SignMemory(signer or signer_at(place), room)
         there = self._memory.there()
         self.addresses = [
             (there + codes, there + scales if sizes[2] else 0)
@@ -93,6 +95,10 @@ class Residuals:
         """See `using`."""
         return using(self._memory, queue)
 
+    def copy(self, other: Residuals, queue: int) -> None:
+        """Takes the values of others of the same sizes, where the gradients are."""
+        self._memory.copy(other._memory, queue)
+
 
 def _aligned(size: int) -> int:
     return -(-size // 256) * 256
@@ -116,6 +122,11 @@ class ShardResidual:
         zeros = torch.zeros(self.core.count())
         self.core.replace_values(address(zeros))
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it takes."""
+        return int(self.core.allocated_bytes())
+
     def read(self) -> torch.Tensor:
         """A copy, as stored: uint8."""
         out = torch.empty(self.core.bytes(), dtype=torch.uint8)
@@ -128,3 +139,55 @@ class ShardResidual:
         fits = stored.dtype == torch.uint8 and tuple(stored.shape) == wanted
         expect(fits, "shard", f"{stored.dtype} {tuple(stored.shape)}", f"torch.uint8 {wanted}")
         self.core.replace(address(stored.contiguous()))
+
+
+class DeviceShardResidual:
+    """The same in memory of a device, stored alike. `begin_next` and `take_next`: a mean that is not applied leaves it as
+    it was."""
+
+    def __init__(self, first: int, count: int, codec: str, place: Place) -> None:
+        """first, count: of the shard's signs."""
+        self.first, self.codec, self._place = first, codec, place
+        signer = signer_at(place)
+        self._now, self._next = (Residuals([count], codec, place, signer) for _ in range(2))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it takes."""
+        return self._now.nbytes + self._next.nbytes
+
+    def begin_next(self, queue: int) -> tuple[int, int]:
+        """Addresses of codes and scales that the mean under way may change; they begin as those of now."""
+        self._next.copy(self._now, queue)
+        return self._next.addresses[0]
+
+    def take_next(self) -> None:
+        """The mean was applied."""
+        self._now, self._next = self._next, self._now
+
+    def values(self) -> torch.Tensor:
+        """Decoded to float32, one for each sign of the shard; on the host."""
+        with self._now.on_host() as (part,):
+            return part.values()
+
+    def clear(self) -> None:
+        """All of it becomes zero."""
+        with self._now.on_host(changed=True) as (part,):
+            part.put(torch.zeros(part.numel))
+
+    def read(self) -> torch.Tensor:
+        """A copy, as stored: uint8, codes and then scales."""
+        with self._now.on_host() as (part,):
+            return torch.cat([one.reshape(-1).view(torch.uint8) for one in part.tensors().values()])
+
+    def replace(self, stored: torch.Tensor) -> None:
+        """By what `read` gave. ValueError for another size or type."""
+        with self._now.on_host(changed=True) as (part,):
+            parts = [one.view(torch.uint8) for one in part.tensors().values()]
+            wanted = (sum(one.numel() for one in parts),)
+            fits = stored.dtype == torch.uint8 and tuple(stored.shape) == wanted
+            expect(fits, "shard", f"{stored.dtype} {tuple(stored.shape)}", f"torch.uint8 {wanted}")
+            first = 0
+            for one in parts:
+                one.copy_(stored[first : first + one.numel()].view(one.shape))
+                first += one.numel()

@@ -44,7 +44,7 @@ class ShardVote:
 
     def _room(self, count: int, place: Place) -> SignBuffers:
         if (count, place) not in self._buffers:
-            self._buffers[count, place] = SignBuffers(count, self._collective.ties, place)
+            self._buffers[count, place] = self._collective.buffers(count, place)
         return self._buffers[count, place]
 
     def register(self, model: torch.nn.Module) -> None:

@@ -10,8 +10,10 @@ struct SignForm {
   bool sign_bit = false;  // for packing: 1 is a clear sign bit, whatever the value: -0 and NaNs by theirs
 };
 
-// Packs or unpacks one item by the best kernels that run here. Throw kInvalidArgument for an item that makes no sense.
+// One item, by the best kernels that run here; a vote has no presence in the order "big". Throw kInvalidArgument for an
+// item that makes no sense.
 void pack_signs(const SignItem& item, SignForm form, int threads);
 void unpack_signs(const SignItem& item, SignForm form, int threads);
+void vote_signs(const VoteItem& item, SignForm form, int threads);
 
 }  // namespace lowtide::cpu

@@ -40,6 +40,7 @@ struct VoteRun {
   const VoteItem& item;
   const Voters& voters;
   int64_t begin, end;
+  SignForm form = {};
 };
 struct CountRun {
   const CountItem& item;
@@ -128,7 +129,7 @@ class BallotTile {
 // that make no sense.
 void pack_signs(const SignKernels& kernels, std::span<const SignItem> items, SignForm form, int threads);
 void unpack_signs(const SignKernels& kernels, std::span<const SignItem> items, SignForm form, int threads);
-void vote_signs(const SignKernels& kernels, const VoteItem& item, int threads);
+void vote_signs(const SignKernels& kernels, const VoteItem& item, SignForm form, int threads);
 void count_signs(const SignKernels& kernels, const CountItem& item, int threads);
 void apply_signs(const SignStepKernels& kernels, std::span<const ApplyItem> items, int threads);
 void feedback(const SignStepKernels& kernels, std::span<const FeedbackItem> items, int threads);

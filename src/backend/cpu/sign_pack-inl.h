@@ -33,19 +33,22 @@ LT_FN u64 mirrored(u64 word) {
   word = (word >> 2 & 0x3333333333333333ull) | (word & 0x3333333333333333ull) << 2;
   return (word >> 1 & 0x5555555555555555ull) | (word & 0x5555555555555555ull) << 1;
 }
+#if HWY_TARGET != HWY_SCALAR
+// The same for a vector.
+inline constexpr hn::ScalableTag<uint8_t> kBytes;
+HWY_INLINE hn::Vec<decltype(kBytes)> mirrored_bytes(hn::Vec<decltype(kBytes)> x) {
+  alignas(16) static constexpr uint8_t kHalves[16] = {0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15};
+  const auto low = hn::LoadDup128(kBytes, kHalves), high = hn::ShiftLeft<4>(low), mask = hn::Set(kBytes, uint8_t{15});
+  return hn::Or(hn::TableLookupBytes(high, hn::And(x, mask)), hn::TableLookupBytes(low, hn::ShiftRight<4>(x)));
+}
+#endif
 // The same for whole words. `to` may be `from`.
 HWY_INLINE void mirror(const std::byte* from, std::byte* to, u64 bytes) {
   u64 i = 0;
 #if HWY_TARGET != HWY_SCALAR
-  const hn::ScalableTag<u8> d;
-  alignas(16) static constexpr u8 kHalves[16] = {0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15};
-  const auto low = hn::LoadDup128(d, kHalves), high = hn::ShiftLeft<4>(low), mask = hn::Set(d, u8{15});
-  for (; i + hn::MaxLanes(d) <= bytes; i += hn::MaxLanes(d)) {
-    const auto x = hn::LoadU(d, reinterpret_cast<const u8*>(from + i));
-    const auto turned =
-        hn::Or(hn::TableLookupBytes(high, hn::And(x, mask)), hn::TableLookupBytes(low, hn::ShiftRight<4>(x)));
-    hn::StoreU(turned, d, reinterpret_cast<u8*>(to + i));
-  }
+  for (; i + hn::MaxLanes(kBytes) <= bytes; i += hn::MaxLanes(kBytes))
+    hn::StoreU(mirrored_bytes(hn::LoadU(kBytes, reinterpret_cast<const uint8_t*>(from + i))), kBytes,
+               reinterpret_cast<uint8_t*>(to + i));
 #endif
   for (; i < bytes; i += sizeof(u64)) {
     u64 word;
@@ -133,13 +136,12 @@ void pack_as(const PackRun& run) {
       if constexpr (kPresence) note(at, n);
       return;
     }
-    std::byte* const to = bits + at / 8;
     for (const u64 stop = at + n; at < stop; at += kWordSigns, from += kWordSigns) {
-      const u64 word = pack_word(from);
+      u64 word = pack_word(from);
+      if (big) word = mirrored(word);
       std::memcpy(bits + at / 8, &word, sizeof word);
       if constexpr (kPresence) note(at, kWordSigns);
     }
-    if (big) mirror(to, to, n / 8);
   });
   if constexpr (kFinite) {
     const auto most = E::set(static_cast<typename E::Raw>(SignBits<T>::kInfinity - 1));

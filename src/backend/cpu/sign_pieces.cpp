@@ -139,12 +139,13 @@ void unpack_signs(const SignKernels& kernels, std::span<const SignItem> items, S
 
 void pack_signs(const SignItem& item, SignForm form, int threads) { pack_signs(best(), {&item, 1}, form, threads); }
 void unpack_signs(const SignItem& item, SignForm form, int threads) { unpack_signs(best(), {&item, 1}, form, threads); }
+void vote_signs(const VoteItem& item, SignForm form, int threads) { vote_signs(best(), item, form, threads); }
 
-void vote_signs(const SignKernels& kernels, const VoteItem& item, int threads) {
+void vote_signs(const SignKernels& kernels, const VoteItem& item, SignForm form, int threads) {
   check(item);
   const Voters voters(item.ballots, item.weights, true);
   for_each_cut(item.count, item.ballots.size(), threads, [&](int64_t begin, int64_t end) {
-    kernels.vote({item, voters, begin, end});
+    kernels.vote({item, voters, begin, end, form});
   });
 }
 

@@ -43,11 +43,19 @@ LT_FN void store_column(vw x, void* p, int bytes) {
   std::memcpy(p, padded, static_cast<size_t>(bytes));
 }
 // Ones for the first n signs.
-LT_FN vw inside(int64_t n) {
+LT_FN vw inside(int64_t n, bool big = false) {
   alignas(64) unsigned char mask[kColumn] = {};
   std::memset(mask, 0xff, static_cast<size_t>(n / 8));
-  if (n % 8) mask[n / 8] = static_cast<unsigned char>((1u << (n % 8)) - 1);
+  if (n % 8) mask[n / 8] = static_cast<unsigned char>(big ? 0xff00u >> (n % 8) : (1u << (n % 8)) - 1);
   return load_column(mask);
+}
+// Between the orders "little" and "big".
+LT_FN vw mirrored(vw x) {
+#if HWY_TARGET == HWY_SCALAR
+  return mirrored(static_cast<u64>(hn::GetLane(x.v)));
+#else
+  return vw(hn::BitCast(kW, mirrored_bytes(hn::BitCast(kBytes, x.v))));
+#endif
 }
 // Ones for the signs of the blocks whose bits are set.
 LT_FN vw of_blocks(u64 blocks) {
@@ -232,7 +240,7 @@ LT_FN void decide(const VoteRun& run, const vw* plane, int planes, const BlockVo
     of = {of.plus & kept, of.tie & kept};
   }
   if (n < kColumnSigns) {
-    const vw mask = inside(n);
+    const vw mask = inside(n, run.form.big);
     of = {of.plus & mask, of.tie & mask};
   }
   vw result = of.plus;
@@ -241,7 +249,10 @@ LT_FN void decide(const VoteRun& run, const vw* plane, int planes, const BlockVo
       result = result | of.tie;
       break;
     case TieRule::kHash:
-      if (!none(of.tie)) result = result | (of.tie & hashed(item, item.first_index + static_cast<u64>(sign), ties));
+      if (!none(of.tie)) {
+        const vw random = hashed(item, item.first_index + static_cast<u64>(sign), ties);
+        result = result | (of.tie & (run.form.big ? mirrored(random) : random));
+      }
       break;
     case TieRule::kPrevious:
       result = result | (of.tie & load_column(item.previous + byte, bytes));

@@ -1,18 +1,15 @@
+#include "sign/sign_memory.h"
+
+#include <algorithm>
 #include <cstring>
+#include <utility>
 
-#include "backend/registry.h"
 #include "core/error.h"
-#include "sign/sign_on.h"
-#include "signer.h"
 
-namespace lowtide::python {
+namespace lowtide::sign {
 
-SignPlace::SignPlace(const std::string& backend, void* stream, const std::string& target)
-    : backend_(backend == "cpu" ? std::shared_ptr<Backend>(std::shared_ptr<Backend>(), &sign::host_backend())
-                                : open_backend(backend, target, stream)) {}
-
-SignMemory::SignMemory(const SignPlace& place, int64_t bytes)
-    : backend_(place.share()), device_(backend_->device()), bytes_(bytes) {
+SignMemory::SignMemory(std::shared_ptr<Backend> backend, int64_t bytes)
+    : backend_(std::move(backend)), device_(backend_->device()), bytes_(bytes) {
   LT_REQUIRE(bytes >= 0, "got %lld bytes, wanted 0 or more", ll(bytes));
   const int64_t room = std::max<int64_t>(bytes, 1);
   if (!device_) {
@@ -26,6 +23,12 @@ SignMemory::SignMemory(const SignPlace& place, int64_t bytes)
   device_->host_wait(device_->record(nullptr));  // any queue may come next
 }
 
+SignMemory::SignMemory(std::shared_ptr<Backend> backend, std::byte* there, int64_t bytes)
+    : backend_(std::move(backend)), device_(backend_->device()), there_(there), bytes_(bytes) {
+  LT_REQUIRE(device_ && there && bytes > 0, "got memory of %lld bytes at %p, wanted a device's", ll(bytes),
+             static_cast<void*>(there));
+}
+
 SignMemory::~SignMemory() {
   if (!used_) return;
   try {
@@ -36,7 +39,7 @@ SignMemory::~SignMemory() {
 
 std::byte* SignMemory::host() {
   if (host_) return host_;
-  on_host_ = DeviceBytes(*device_, MemoryKind::kPinned, on_device_.bytes());
+  on_host_ = DeviceBytes(*device_, MemoryKind::kPinned, std::max<int64_t>(bytes_, 1));
   std::memset(on_host_.data(), 0, static_cast<size_t>(on_host_.bytes()));
   return host_ = on_host_.data();
 }
@@ -75,6 +78,20 @@ void SignMemory::send(int64_t first, int64_t bytes, void* stream) {
   note_use(stream);
 }
 
+void SignMemory::copy(SignMemory& from, void* stream) {
+  LT_REQUIRE(from.backend_ == backend_ && from.bytes_ == bytes_,
+             "got memory of another backend or of %lld bytes, wanted %lld", ll(from.bytes_), ll(bytes_));
+  if (!device_) {
+    std::memcpy(there_, from.there_, static_cast<size_t>(bytes_));
+    return;
+  }
+  from.follow(stream);
+  follow(stream);
+  device_->copy(stream, there_, from.there_, bytes_);
+  note_use(stream);
+  from.note_use(stream);
+}
+
 void SignMemory::follow(void* stream) {
   if (device_) device_->wait(stream, used_);
 }
@@ -88,4 +105,4 @@ void SignMemory::check(int64_t first, int64_t bytes) const {
              ll(first), ll(bytes), ll(bytes_));
 }
 
-}  // namespace lowtide::python
+}  // namespace lowtide::sign

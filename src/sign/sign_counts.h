@@ -1,0 +1,69 @@
+// Counts of the signs of values in bit planes, in memory of any backend: what SignAccumulator is made of.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "backend/backend.h"
+#include "sign/sign_memory.h"
+
+namespace lowtide::sign {
+
+// Room that additions need beside the counters, and the word that says whether a value was not finite. Additions one
+// after another may share it.
+class CountRoom {
+ public:
+  // For counts of up to `count` values and `most` additions. Throws as SignMemory.
+  CountRoom(std::shared_ptr<Backend> backend, int64_t count, int most);
+
+  // Whether a value was not finite since the room was made, or last asked; waits for the additions.
+  bool take_nonfinite(void* stream);
+
+ private:
+  friend class SignCounts;
+  int64_t window_;  // bytes of signs that are counted at a time
+  int planes_;
+  SignMemory memory_;
+};
+
+class SignCounts {
+ public:
+  // count: 0 to 2^60 values; most: 1 to 65,535 additions. Keeps the backend. Throws kInvalidArgument, and as
+  // SignMemory.
+  SignCounts(std::shared_ptr<Backend> backend, int64_t count, int most);
+
+  int64_t count() const { return count_; }
+  int added() const { return added_; }  // since clear()
+  int most() const { return most_; }
+  int planes() const { return planes_; }
+  int64_t bytes() const { return planes_ * plane_bytes_; }
+  // Bit j of every counter, in memory of the backend.
+  const std::byte* plane(int j) const { return memory_.there() + j * plane_bytes_; }
+
+  // Adds the signs of values[count], contiguous memory of the backend: + is x >= 0. Exact zeros are + in one addition
+  // and
+  // - in the next, also across clear(). Queued on `stream`; throws kInvalidArgument if there are `most` already.
+  void add(const void* values, DType dtype, CountRoom& room, int threads, void* stream);
+  void clear(void* stream);
+  // The number of + of each value, float32 out[count], memory of the backend; queued on `stream`.
+  void read(float* out, int threads, void* stream);
+
+ private:
+  void add_window(const void* values, DType dtype, int64_t first, int64_t signs, CountRoom& room, int threads,
+                  void* stream);
+
+  std::shared_ptr<Backend> backend_;
+  int64_t count_;
+  int most_, planes_, added_ = 0;
+  bool zero_is_plus_ = true;  // in the next addition
+  int64_t plane_bytes_;
+  SignMemory memory_;
+};
+
+// The mean of `added` signs for each number of +: float32 (number of + minus number of -) / added, rounded to nearest;
+// 0 without additions.
+std::vector<float> means_of(int added);
+
+}  // namespace lowtide::sign
