@@ -76,8 +76,9 @@ LT_API int lt_bnb_set_threads(int threads);
 
 /* Memory of paged optimizers: shared between host and device through the CUDA backend (managed memory) or the SYCL
  * backend, the first of them that can be opened, else the host's. On CUDA devices without concurrentManagedAccess,
- * whose driver moves all managed memory before each kernel, it is pinned host memory. The first of these calls decides;
- * lt_bnb_place() says which.
+ * whose driver moves all managed memory before each kernel, it is pinned host memory, or the host's alone where kernels
+ * cannot reach that. A copy of pinned memory must not cross a multiple of 1 GiB from its begin, and a forked process has
+ * none of it. The first of these calls decides; lt_bnb_place() says which.
  *
  * Returns `bytes` (at least 1) bytes, all zero, aligned to a page; NULL if there is no memory. The host may touch it
  * when no device does. Free it with cfree_managed_ptr() only. */

@@ -21,8 +21,12 @@ Memory::Memory(std::span<OpenDevice* const> backends) {
   std::string reasons;
   for (OpenDevice* const open : backends) try {
       std::unique_ptr<Backend> first = open(0);
+      const Device& device = *first->device();
       place_ = format("%s: %s", first->name(), first->target());
-      if (!first->device()->pages_shared())
+      if (!device.pages_shared() && !device.steps_pinned())
+        fail(ErrorKind::kUnsupported, "%s moves no managed memory page by page, and its kernels reach no pinned memory",
+             place_.c_str());
+      if (!device.pages_shared())
         place_ += ", in pinned host memory: the driver does not move managed memory page by page";
       devices_.emplace(0, std::move(first));
       open_ = open;
@@ -70,7 +74,8 @@ void Memory::prefetch(const void* memory, size_t bytes, int number) {
   if (!device() || number == -1 || bytes == 0) return;
   auto found = devices_.find(number);
   if (found == devices_.end()) found = devices_.emplace(number, open_(number)).first;
-  if (is_shared()) found->second->device()->prefetch(nullptr, memory, static_cast<int64_t>(bytes));
+  if (found->second->device()->pages_shared())
+    found->second->device()->prefetch(nullptr, memory, static_cast<int64_t>(bytes));
 }
 
 void Memory::fill(void* memory, uint32_t pattern, int pattern_bytes, int64_t count) {

@@ -22,6 +22,17 @@ class BnbOnCuda : public ::testing::Test {
   }
 };
 
+class RestoredSettings {
+ public:
+  RestoredSettings() = default;
+  ~RestoredSettings() { cuda_emulator::change(before_); }
+  RestoredSettings(const RestoredSettings&) = delete;
+  RestoredSettings& operator=(const RestoredSettings&) = delete;
+
+ private:
+  cuda_emulator::Settings before_ = cuda_emulator::settings();
+};
+
 TEST_F(BnbOnCuda, PagedMemoryIsManaged) {
   EXPECT_EQ(std::string(lt_bnb_place()).rfind("cuda: ", 0), 0u) << lt_bnb_place();
   const int64_t before = cuda_emulator::held().managed_bytes;
@@ -41,27 +52,35 @@ TEST_F(BnbOnCuda, PagedMemoryIsManaged) {
 // Without concurrentManagedAccess, managed memory would move as a whole before each kernel.
 TEST_F(BnbOnCuda, PagedMemoryIsTheHostsWhereManagedMemoryIsNotPaged) {
   static constexpr bnb::OpenDevice* kCuda[] = {[](int number) { return open_backend("cuda", format(":%d", number)); }};
-  const cuda_emulator::Settings before = cuda_emulator::settings();
-  for (const bool managed : {true, false}) {
-    cuda_emulator::Settings settings = before;
-    settings.managed = managed;
+  const RestoredSettings restored;
+  struct Place {
+    bool managed, reaches;
+    const char *begin, *part;
+    cudaMemoryType type;
+  };
+  for (const Place& wanted : {Place{true, true, "cuda: ", "", cudaMemoryTypeManaged},
+                              {false, true, "cuda: ", "in pinned host memory", cudaMemoryTypeHost},
+                              {false, false, "host: ", "reach no pinned memory", cudaMemoryTypeUnregistered}}) {
+    cuda_emulator::Settings settings = cuda_emulator::settings();
+    settings.managed = wanted.managed, settings.reaches = wanted.reaches;
     cuda_emulator::change(settings);
     bnb::Memory memory(kCuda);
-    EXPECT_EQ(memory.place().rfind("cuda: ", 0), 0u) << memory.place();
-    EXPECT_EQ(memory.place().find("pinned host memory") == std::string::npos, managed) << memory.place();
+    EXPECT_EQ(memory.place().rfind(wanted.begin, 0), 0u) << memory.place();
+    EXPECT_NE(memory.place().find(wanted.part), std::string::npos) << memory.place();
     auto* const data = static_cast<unsigned char*>(memory.allocate(10000));
     cudaPointerAttributes seen;
-    ASSERT_EQ(cudaPointerGetAttributes(&seen, data), cudaSuccess);
-    EXPECT_EQ(seen.type, managed ? cudaMemoryTypeManaged : cudaMemoryTypeHost);
+    EXPECT_EQ(cudaPointerGetAttributes(&seen, data), cudaSuccess);
+    EXPECT_EQ(seen.type, wanted.type);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(data) % 4096, 0u);
     EXPECT_EQ(std::count(data, data + 10000, 0), 10000);
     memory.fill(data, 0x3f800000, 4, 2500);
     EXPECT_EQ(reinterpret_cast<float*>(data)[2499], 1.0f);
     memory.prefetch(data, 10000, 0);
     memory.prefetch(data, 10000, -1);
     memory.free(data);
-    std::printf("concurrentManagedAccess %d: %s\n", managed, memory.place().c_str());
+    std::printf("concurrentManagedAccess %d, canUseHostPointerForRegisteredMem %d: %s\n", wanted.managed,
+                wanted.reaches, memory.place().c_str());
   }
-  cuda_emulator::change(before);
 }
 
 // For the maps, the scales and the search together, and for the step; and no copy passes through pageable memory, where

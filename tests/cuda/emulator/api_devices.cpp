@@ -39,8 +39,9 @@ int attribute(const Settings& settings, cudaDeviceAttr which, bool& known) {
     case cudaDevAttrCanMapHostMemory:
     case cudaDevAttrUnifiedAddressing:
     case cudaDevAttrManagedMemory:
-    case cudaDevAttrCanUseHostPointerForRegisteredMem:
       return 1;
+    case cudaDevAttrCanUseHostPointerForRegisteredMem:
+      return settings.reaches;
     case cudaDevAttrHostRegisterSupported:
       return settings.registers;
     case cudaDevAttrConcurrentManagedAccess:

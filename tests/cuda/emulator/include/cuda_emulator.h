@@ -22,6 +22,7 @@ struct Settings {
   int driver = CUDART_VERSION;  // version of CUDA that the driver knows; 0: there is none
   bool managed = true;          // concurrentManagedAccess
   bool registers = true;        // hostRegisterSupported
+  bool reaches = true;          // canUseHostPointerForRegisteredMem
   // How kernels reach pageable host memory: not; as pages that migrate when they are touched (heterogeneous memory
   // management); or by the host's own page tables (address translation services).
   enum class Pageable { kNever, kMigrates, kHostTables } pageable = Pageable::kNever;
@@ -31,7 +32,7 @@ struct Settings {
 // Begins anew: nothing is allocated, queued or lost. Handles and memory of before are no more.
 LT_CUDA_CONTROL void reset(const Settings& settings);
 LT_CUDA_CONTROL Settings settings();
-// Changes what can change at any time: pin_limit, other_use, seed, strict, registers, pageable, managed, memory (of
+// Changes what can change at any time: pin_limit, other_use, seed, strict, registers, reaches, pageable, managed, memory (of
 // all devices).
 LT_CUDA_CONTROL void change(const Settings& settings);
 
