@@ -73,8 +73,8 @@ def compare(config: Config, device: str, states: list[str], budget: str, disk: s
     found = lowtide.backends()[backend]
     if not found["available"]:
         raise ExampleError(f"--device {device}: {found['detail']}")
-    if device == "xpu" and not torch.xpu.is_available():
-        raise ExampleError("--device xpu: this torch has no XPU device")
+    if device != "cpu" and not getattr(torch, device).is_available():
+        raise ExampleError(f"--device {device}: this torch has no {device.upper()} device")
     tokens = prepare(config, load_corpus(config))
     rows = []
     for state in states:

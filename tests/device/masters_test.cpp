@@ -56,6 +56,7 @@ TEST(DeviceMasters, GiveTheBitsOfTheCpu) {
   int64_t parameters = 0;
   for (const char* rule : {"adamw", "lion", "sgd", "lamb"})
     for (const char* codec : {"fp32", "dynamic8"}) {
+      if (!testing::is_tested(find_rule(rule))) continue;
       const std::vector<StepCase> start = make_cases(find_rule(rule), find_codec(codec), rng);
       std::vector<StepCase> wanted = start, got = start;
       const uint64_t seed = rng.next();
@@ -95,7 +96,7 @@ TEST(DeviceMasters, ComparisonSeesTheSmallestDifference) {
   auto rng = seeded("masters, control", 38);
   TestDevice& device = TestDevice::get();
   for (int master = 1; master < master_count(); ++master) {
-    StepCase wanted(find_rule("lion"), find_codec("fp32"), DType::kBF16, DType::kF32, 2, 300, rng);
+    StepCase wanted(find_rule("adamw"), find_codec("fp32"), DType::kBF16, DType::kF32, 2, 300, rng);
     wanted.set_master(master, rng);
     StepCase got = wanted;
     if (got.residual.empty())

@@ -26,11 +26,13 @@ WIDTH, RANK = 128, 32
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """The model is too small for more; and the frameworks' process-wide settings do not stay."""
+    """The model is too small for more; and no process-wide settings of the frameworks come or stay."""
     torch.set_num_threads(1)
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    for after in (False, True):
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+        if not after:
+            yield
 
 
 def adapted(
