@@ -306,6 +306,7 @@ TEST(DeviceSteps, TakeStridedTensors) {
         for (int64_t i = 0; i < n; ++i) testing::put(data, type, i, rng.over_binades(-8, 2));
         return data;
       };
+      wanted.lr = 8;  // moves values of 16 bits, too
       wanted.set_master(round % 4, rng);
       wanted.param = values(p_type, p.extent), wanted.grad = values(g_type, g.extent);
       const std::vector<std::byte> before = wanted.param;

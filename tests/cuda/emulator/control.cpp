@@ -26,7 +26,8 @@ void change(const Settings& to) {
   Settings& now = machine->settings;
   if (to.seed != now.seed) machine->random = Random(to.seed);
   now.pin_limit = to.pin_limit, now.other_use = to.other_use, now.seed = to.seed, now.strict = to.strict;
-  now.memory = to.memory, now.registers = to.registers, now.pageable = to.pageable, now.managed = to.managed;
+  now.memory = to.memory, now.registers = to.registers, now.reaches = to.reaches;
+  now.pageable = to.pageable, now.managed = to.managed;
   for (const auto& device : machine->devices) device->arena.set_capacity(to.memory);
 }
 
