@@ -286,6 +286,8 @@ TEST(DeviceSteps, PartsGiveTheWhole) {
 // Parameter and gradient as views with strides of their own.
 TEST(DeviceSteps, TakeStridedTensors) {
   LT_NEEDS_DEVICE();
+  // Either moves values of any type by its first step.
+  const int rule = find_rule(testing::is_tested(find_rule("lion")) ? "lion" : "sgd_plain");
   auto rng = testing::seeded("strides", 34);
   TestDevice& device = TestDevice::get();
   int64_t views = 0, bytes = 0, differing = 0, moved = 0;
@@ -300,13 +302,12 @@ TEST(DeviceSteps, TakeStridedTensors) {
       };
       const Layout p = view(), g = view();
       const auto p_type = static_cast<DType>(pair / 3), g_type = static_cast<DType>(pair % 3);
-      StepCase wanted(find_rule("adamw"), find_codec("dynamic8"), p_type, g_type, sizes[0], sizes[1] * sizes[2], rng);
+      StepCase wanted(rule, find_codec("dynamic8"), p_type, g_type, sizes[0], sizes[1] * sizes[2], rng);
       const auto values = [&](DType type, int64_t n) {
         std::vector<std::byte> data(static_cast<size_t>(n * dtype_bytes(type)));
         for (int64_t i = 0; i < n; ++i) testing::put(data, type, i, rng.over_binades(-8, 2));
         return data;
       };
-      wanted.lr = 8;  // moves values of 16 bits, too
       wanted.set_master(round % 4, rng);
       wanted.param = values(p_type, p.extent), wanted.grad = values(g_type, g.extent);
       const std::vector<std::byte> before = wanted.param;
