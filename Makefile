@@ -37,7 +37,7 @@ bench-paging: ## measure what state on disk costs and saves (ARGS="--disk DIR --
 	@tools/bootstrap.sh --extras bench,examples
 	@$(PYTHON) bench/paging/run.py $(ARGS)
 
-bench-memory: ## train a LLaMA of 220 M parameters with paged and unpaged optimizers: memory, losses (ARGS="--device cuda")
+bench-memory: ## train a LLaMA of 217 M parameters with paged and unpaged optimizers: memory, losses (ARGS="--device cuda")
 	@tools/bootstrap.sh --extras bench,examples
 	@$(PYTHON) bench/memory/run.py $(ARGS)
 

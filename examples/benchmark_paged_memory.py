@@ -51,14 +51,14 @@ def train(job: paged.Job, name: str, disk: str | None) -> paged.Run:
 
 def show(runs: dict[str, paged.Run]) -> None:
     """A table on the terminal, in MiB as bitsandbytes' has them."""
-    print(f"{'':24s}" + "".join(f"{name:>18s}" for name in runs))
+    print(f"{'':24s}" + "".join(f"{name:>20s}" for name in runs))
     for title, field in ROWS.items():
         sizes = [getattr(run, field) if field else run.weight_bytes + run.gradient_bytes for run in runs.values()]
-        print(f"{title:24s}" + "".join(f"{size / 2**20:14.1f} MiB" for size in sizes))
+        print(f"{title:24s}" + "".join(f"{size / 2**20:16.1f} MiB" for size in sizes))
     base = runs[BASELINE].peak_bytes
     saved = [base - run.peak_bytes for run in runs.values()]
     cells = (f"{size / 2**20:.1f} MiB ({100 * size / base:.1f} %)" for size in saved[1:])
-    print(f"{'saved against AdamW':24s}{'':18s}" + "".join(f"{cell:>18s}" for cell in cells))
+    print(f"{'saved against AdamW':24s}{'':20s}" + "".join(f"{cell:>20s}" for cell in cells))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -37,7 +37,19 @@ CLASSES = {  # of bitsandbytes, by the name of the option
     for name, title in NAMES.items()
     for bits in ("", "8bit", "32bit")
 }
+SHAPE = {"hidden_size": "width", "num_layers": "layers", "intermediate_size": "inner width", "num_heads": "heads",
+         "vocab_size": "vocabulary"}  # of --shape, in this order: the first fields of a Job  # fmt: skip
 IGNORED = -100  # the label of padding, which the loss leaves out
+
+
+def job_of(args: argparse.Namespace, device: str) -> paged.Job:
+    """The job of --shape. Raises ExampleError for what cannot be."""
+    shape = args.shape.split("x")
+    if len(shape) != len(SHAPE) or not all(size.isascii() and size.isdigit() for size in shape):
+        raise ExampleError(f"--shape: got {args.shape}, wanted five numbers, as in 768x2x3072x12x32000")
+    job = paged.Job(*map(int, shape), seq_len=args.max_length, batch_size=args.batch_size, dtype=args.dtype, device=device)
+    paged.check_sizes(job, {"seq_len": "--max_length", **{field: f"--shape, {name}" for field, name in SHAPE.items()}})
+    return job
 
 
 @dataclass(frozen=True)
@@ -55,12 +67,15 @@ class Task:
         from transformers import AutoModelForCausalLM
 
         if self.args.model is None:
-            shape = [int(size) for size in self.args.shape.split("x")]
-            if len(shape) != 5:
-                raise ExampleError(f"--shape: got {self.args.shape}, wanted five numbers, as in 768x2x3072x12x32000")
-            return paged.build(paged.Job(*shape, seq_len=self.args.max_length, dtype=self.args.dtype, device=self.device))
-        dtype = getattr(torch, paged.DTYPES[self.args.dtype])
-        return AutoModelForCausalLM.from_pretrained(self.args.model, dtype=dtype).to(self.device)
+            model = paged.build(job_of(self.args, self.device))
+        else:
+            dtype = getattr(torch, paged.DTYPES[self.args.dtype])
+            model = AutoModelForCausalLM.from_pretrained(self.args.model, dtype=dtype).to(self.device)
+        wanted, vocabulary = 1 + max(int(row["input_ids"].max()) for row in self.rows), model.get_input_embeddings().num_embeddings
+        if vocabulary < wanted:
+            raise ExampleError(f"{'--shape' if self.args.model is None else '--model'}: got a vocabulary of {vocabulary}, "
+                               f"wanted {wanted} or more: the tokenizer gives tokens up to {wanted - 1}")  # fmt: skip
+        return model
 
     def optimizer(self, name: str, model: Any, scratch: str) -> Any:
         from lowtide.compat import bitsandbytes as bnb  # was: import bitsandbytes as bnb
@@ -182,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 1 if a loss did not fall, paging changed one, or a saved model is another."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=None, help="folder or name of a LLaMA (default: random weights of --shape)")
-    parser.add_argument("--shape", default="768x2x3072x12x32000", help="width x layers x inner width x heads x vocabulary")
+    parser.add_argument("--shape", default="768x2x3072x12x32000", help=" x ".join(SHAPE.values()))
     parser.add_argument("--dataset", default=str(DATA), help="instructions in Alpaca's form (.json, .jsonl), or a name")
     parser.add_argument("--optimizer", default="paged_adamw", choices=[*CLASSES])
     parser.add_argument("--lr", type=float, default=2e-4)
@@ -190,8 +205,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--max_length", type=int, default=128, help="tokens of a row")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--log_interval", type=int, default=5)
-    parser.add_argument("--compare", action="store_true", help="train with and without pages, and compare the losses")
-    parser.add_argument("--use_trainer", action="store_true", help="transformers' Trainer instead of a loop")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--compare", action="store_true", help="train with and without pages, and compare the losses")
+    instead.add_argument("--use_trainer", action="store_true", help="transformers' Trainer instead of a loop")
     parser.add_argument("--device", default=None, choices=[*paged.BACKENDS], help="default: the first of xpu, cuda, cpu")
     parser.add_argument("--dtype", default="bf16", choices=[*paged.DTYPES])
     parser.add_argument("--budget", default="4MiB", help="of fast memory (RAM, or the device's), for paged state")
@@ -205,6 +221,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in ("batch_size", "max_length", "steps", "log_interval"):
             if getattr(args, name) < 1:
                 raise ExampleError(f"--{name}: got {getattr(args, name)}, wanted 1 or more")
+        if args.steps < 2 and not (args.compare or args.use_trainer):
+            raise ExampleError(f"--steps: got {args.steps}, wanted 2 or more: the last loss must be below the first")
+        if args.model is None:
+            job_of(args, device)  # refuses a shape before the text is read
         print(f"{args.optimizer} on {device}, {args.dtype}: {args.steps} steps of {args.batch_size} x {args.max_length} tokens")
         task = task_of(args, device)
         run = compare if args.compare else with_trainer if args.use_trainer else single

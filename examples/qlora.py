@@ -84,7 +84,7 @@ def train(config: Config, budget: str | None, disk: str) -> Run:
     one = torch.nn.Parameter(torch.ones(1))
     one.grad = torch.ones(1)
     optimizer_of([one]).step()
-    memory.reset_peak()
+    memory.require_reset_peak()
     before = memory.resident_bytes()
     optimizer = optimizer_of(model.parameters())
     losses = []

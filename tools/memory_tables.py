@@ -158,8 +158,8 @@ def page() -> str:
         "",
         "## The largest model that can be trained",
         "",
-        f"Billions of parameters of a LLaMA whose weights, gradients and state fit into so much memory, with the bytes of {scaled.published}.",
-        "Activations come on top. *Paged*: state elsewhere, on disk or, of a device, in host memory, less a few MB of buffers.",
+        "Billions of parameters, rounded down, of a LLaMA whose weights, gradients and state fit into so much memory, with the bytes of",
+        f"{scaled.published}. Activations come on top. *Paged*: state elsewhere, on disk or, of a device, in host memory, less a few MB of buffers.",
         "",
         *table(["weights and gradients, optimizer", "bytes each", *(f"{size}\u00a0GB" for size in SIZES)], [
             [name, f"{each:.2f}", *(largest(size, each) for size in SIZES)] for name, each in takes.items()

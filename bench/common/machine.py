@@ -33,6 +33,11 @@ def _first_line(*command: str) -> str:
     return (done.stdout.splitlines() or ["unknown"])[0]
 
 
+def revision() -> str:
+    """The commit of this repository, with "-dirty" where tracked files have changes that are not committed."""
+    return _first_line("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty")
+
+
 def load_average() -> list[float]:
     return [round(value, 2) for value in os.getloadavg()]
 
@@ -60,7 +65,7 @@ def describe(packages: list[str]) -> dict[str, object]:
         "huge_pages": _read("/sys/kernel/mm/transparent_hugepage/enabled"),
         "torch_instruction_set": torch.backends.cpu.get_cpu_capability(),
         "compiler": _first_line("g++", "--version"),
-        "revision": _first_line("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"),
+        "revision": revision(),
         "environment": {key: os.environ.get(key, "") for key in threads.BOUND},
         "versions": versions(packages),
     }

@@ -26,7 +26,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     runs = by_variant(result)
     figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5.2), layout="constrained", width_ratios=(3, 2))
     _bars(left, result, runs)
-    _losses(right, runs)
+    _losses(right, result, runs)
     for axis in (left, right):
         axis.grid(alpha=0.25, axis="y")
         axis.set_axisbelow(True)
@@ -64,7 +64,7 @@ def _bars(axis: plt.Axes, result: dict[str, Any], runs: dict[Variant, dict[str, 
     axis.legend(handles=handles, frameon=False, fontsize=8.5, loc="upper right")
 
 
-def _losses(axis: plt.Axes, runs: dict[Variant, dict[str, Any]]) -> None:
+def _losses(axis: plt.Axes, result: dict[str, Any], runs: dict[Variant, dict[str, Any]]) -> None:
     for variant, run in runs.items():
         if variant.api != "compat":
             continue
@@ -74,7 +74,7 @@ def _losses(axis: plt.Axes, runs: dict[Variant, dict[str, Any]]) -> None:
             axis.plot(steps, run["losses"], color=colour, ls="none", marker="o", ms=5, mfc="white", label=variant.name)
         else:
             axis.plot(steps, run["losses"], color=colour, ls=dash, lw=2, label=variant.name)
-    found = pairs(runs)
+    found = pairs(result)
     if found:
         largest = max(pair.largest_difference for pair in found)
         axis.set_title(f"Loss; paged - unpaged: {largest:g} in each of {len(found)} pairs", loc="left", fontsize=10)

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Trains a LLaMA of 220 million parameters with paged and unpaged optimizers, and counts memory where it is.
+"""Trains a LLaMA of 217 million parameters with paged and unpaged optimizers, and counts memory where it is.
 
     .venv/bin/python bench/memory/run.py                                  all that is not there yet, then the report
     .venv/bin/python bench/memory/run.py --train_steps 5 --variants compat.AdamW,compat.PagedAdamW
     .venv/bin/python bench/memory/run.py --device cuda                    or xpu
     .venv/bin/python bench/memory/run.py --report                         no run, only the report of what is there
 
-Each run has a process of its own, and its result is stored as it is found: stop it, and it goes on from there.
+Each run has a process of its own, and its result is stored as it is found: stop it, and it goes on from there,
+unless the revision, the build or the text has changed.
 docs/benchmarks/method.md says how the figures are read.
 """
 
@@ -20,6 +21,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
 
 import argparse  # noqa: E402
 import os  # noqa: E402
+from collections.abc import Sequence  # noqa: E402
 from dataclasses import asdict  # noqa: E402
 from datetime import date  # noqa: E402
 from functools import partial  # noqa: E402
@@ -36,8 +38,8 @@ DATA = ROOT / "examples" / "data" / "instructions.json"
 PACKAGES = ["torch", "transformers", "numpy", "lowtide"]
 
 
-def main() -> int:
-    """Returns the exit status: 1 if paging changed a loss or a weight, or saved less of fp32 state than it must."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 1 if paging changed a loss or a weight, or saved less than it must (report.must_save)."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     paged.add_arguments(parser)
     parser.set_defaults(train_steps=12)
@@ -45,17 +47,18 @@ def main() -> int:
     parser.add_argument("--variants", default="", help="names, separated by commas (default: all)")
     parser.add_argument("--report", action="store_true", help="run nothing, report what is there")
     parser.add_argument("--out", type=Path, default=OUT, help="folder of results and of memory.{json,md,png}")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the model has random weights
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin take a busy machine's cores from each other
     try:
         job, text = paged.job_of(args), text_of(args.data)
         variants = [] if args.report else chosen(args.variants)
         runs = collect(job, text, variants, args.out, args.disk, partial(print, file=sys.stderr, flush=True))
-    except (ExampleError, ValueError) as error:
+    except (ExampleError, ValueError, OSError) as error:
         print(f"bench/memory: {error}", file=sys.stderr)
         return 2
-    result = {"date": date.today().isoformat(), "machine": machine.describe(PACKAGES), "job": asdict(job),
+    day = max((run["date"] for run in runs), default=date.today().isoformat())  # when the last of them ran
+    result = {"date": day, "machine": machine.describe(PACKAGES), "job": asdict(job),
               "text_bytes": len(text), "runs": runs}  # fmt: skip
     return 0 if report.write(result, args.out) else 1
 

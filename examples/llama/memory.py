@@ -7,8 +7,11 @@ import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import TypeVar
+
+from .errors import ExampleError
 
 Result = TypeVar("Result")
 
@@ -44,8 +47,15 @@ def reset_peak() -> bool:
     return True
 
 
+def require_reset_peak() -> None:
+    """``reset_peak``, for figures that mean nothing without it. Raises ExampleError where the system cannot."""
+    if not reset_peak():
+        raise ExampleError("the peak of a step cannot be told from that of the whole process: /proc/self/clear_refs cannot be "
+                           "written; run this where it can, on Linux itself or in a container that allows it")  # fmt: skip
+
+
 def alone(function: Callable[..., Result], *arguments: object) -> Result:
-    """Calls it in a fresh process, so that no memory of another run is left there."""
+    """Calls it in a fresh process, so that no memory of another run is left there. Raises ExampleError if that process was killed."""
     # Buffers from 64 KiB up then return to the system when they are freed; glibc would keep those below a size that it
     # raises by itself, more in one run than in the next.
     before = os.environ.get("MALLOC_MMAP_THRESHOLD_")
@@ -53,6 +63,9 @@ def alone(function: Callable[..., Result], *arguments: object) -> Result:
     try:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             return pool.submit(function, *arguments).result()
+    except BrokenProcessPool as error:
+        raise ExampleError("the process of this run ended without a result: memory ran out, or it was killed or crashed; "
+                           "free memory or make the run smaller")  from error  # fmt: skip
     finally:
         if before is None:
             del os.environ["MALLOC_MMAP_THRESHOLD_"]

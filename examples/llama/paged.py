@@ -6,7 +6,7 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # only what trains imports it: it takes seconds
     import torch
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+SIZES = ("hidden_size", "num_layers", "intermediate_size", "num_heads", "vocab_size", "seq_len", "batch_size", "train_steps")
 BACKENDS = {"cpu": "cpu", "xpu": "sycl", "cuda": "cuda"}
 
 Make = Callable[[list[Any], Any], Any]  # an optimizer of parameters; with the budget, if it is paged
@@ -78,9 +79,21 @@ def job_of(args: argparse.Namespace) -> Job:
     """The job of these options. Raises ExampleError for what cannot be."""
     job = Job(**{**{field.name: getattr(args, field.name) for field in fields(Job)}, "device": args.device or best_device()})
     check_device(job.device)
-    if job.train_steps < 1:
-        raise ExampleError(f"--train_steps: got {job.train_steps}, wanted 1 or more")
+    check_sizes(job)
     return job
+
+
+def check_sizes(job: Job, options: Mapping[str, str] | None = None) -> None:
+    """Raises ExampleError for sizes that cannot be. options: what gives a field, where that is not the option of its name."""
+
+    def said(name: str) -> str:
+        return f"{(options or {}).get(name, f'--{name}')}: got {getattr(job, name)}"
+
+    for name in SIZES:
+        if getattr(job, name) < 1:
+            raise ExampleError(f"{said(name)}, wanted 1 or more")
+    if job.hidden_size % (2 * job.num_heads):
+        raise ExampleError(f"{said('hidden_size')}, wanted a multiple of {2 * job.num_heads}: {job.num_heads} heads of an even width")
 
 
 def check_device(device: str) -> None:
@@ -127,7 +140,7 @@ def build(job: Job) -> torch.nn.Module:
 class Ram:
     """Fast memory of a model on the CPU: what the process has resident."""
 
-    reset = staticmethod(memory.reset_peak)
+    reset = staticmethod(memory.require_reset_peak)
     peak = staticmethod(memory.peak_bytes)
     now = staticmethod(memory.resident_bytes)
 
@@ -157,7 +170,7 @@ def train(job: Job, make: Make, batches: Sequence[torch.Tensor], disk: str | Non
     To be called in a process of its own, where no memory of another run is left."""
     from .model import weights_sha256
 
-    # A pass and a step of one layer first: what the first of their kind load and allocate for good is in no peak.
+    # A pass and a step of one layer first, so that one-time loads and allocations are in no peak.
     small = replace(job, num_layers=1, vocab_size=320)
     fast = Ram() if job.device == "cpu" else OfDevice(job.device)
     with tempfile.TemporaryDirectory(dir=disk) as scratch:

@@ -4,6 +4,7 @@ process. What they count of memory means nothing here."""
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,6 +23,7 @@ from llama.errors import ExampleError  # noqa: E402
 from memory import report, runs  # noqa: E402
 from memory.variants import VARIANTS, Variant  # noqa: E402
 
+ALONE = memory.alone
 Figure = Callable[[str], None]
 TINY = paged.Job(hidden_size=64, num_layers=1, intermediate_size=128, num_heads=2, vocab_size=512, seq_len=16, train_steps=2,
                  budget="64KiB", device="cpu")  # fmt: skip
@@ -32,6 +34,8 @@ OPTIONS = [f"--{name}={getattr(TINY, name)}" for name in ("hidden_size", "num_la
 @pytest.fixture(autouse=True)
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "alone", lambda function, *arguments: function(*arguments))
+    if not memory.reset_peak():  # some containers forbid it; no test here reads a peak
+        monkeypatch.setattr(memory, "reset_peak", lambda: True)
 
 
 def test_the_benchmark_counts_state_where_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str], figure: Figure) -> None:
@@ -96,19 +100,40 @@ def test_devices_that_are_not_there_are_refused(device: str, capsys: pytest.Capt
 
 
 def test_what_cannot_be_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from memory.run import main as bench
+
     cases: list[tuple[Any, list[str], str]] = [
         (paged_xpu_training.main, ["--steps=0"], "--steps: got 0, wanted 1 or more"),
+        (paged_xpu_training.main, ["--steps=1"], "--steps: got 1, wanted 2 or more: the last loss must be below the first"),
         (paged_xpu_training.main, ["--shape=64x1"], "wanted five numbers"),
+        (paged_xpu_training.main, ["--shape=64x1xax2x512"], "--shape: got 64x1xax2x512, wanted five numbers"),
+        (paged_xpu_training.main, ["--shape=64x1x128x0x512"], "--shape, heads: got 0, wanted 1 or more"),
+        (paged_xpu_training.main, ["--shape=64x1x128x3x512"], "--shape, width: got 64, wanted a multiple of 6"),
+        (paged_xpu_training.main, ["--shape=64x1x128x2x100"], "--shape: got a vocabulary of 100, wanted 51"),
         (paged_xpu_training.main, [f"--dataset={tmp_path / 'none.json'}"], "none.json"),
-        (benchmark_paged_memory.main, ["--train_steps=0"], "--train_steps: got 0"),
+        *((benchmark_paged_memory.main, [f"--{name}=0"], f"--{name}: got 0, wanted 1 or more") for name in paged.SIZES),
+        (benchmark_paged_memory.main, ["--hidden_size=100"], "--hidden_size: got 100, wanted a multiple of 32"),
         (benchmark_paged_memory.main, [*OPTIONS, "--budget=much"], "much"),
+        (bench, [*OPTIONS, "--vocab_size=255"], "--vocab_size: got 255, wanted 256 or more: a byte of the text is a token"),
+        (bench, [*OPTIONS, f"--disk={tmp_path / 'none'}"], "none"),
     ]
     for main, arguments, part in cases:
         assert main(["--device=cpu", f"--out={tmp_path}", *arguments]) == 2
         assert part in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        paged_xpu_training.main(["--compare", "--use_trainer"])
+    assert "not allowed with argument --compare" in capsys.readouterr().err
 
 
-def test_the_bench_resumes_and_compares_pairs(tmp_path: Path, figure: Figure) -> None:
+def test_a_run_without_an_honest_peak_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ExampleError, match="memory ran out, or it was killed"):
+        ALONE(signal.raise_signal, signal.SIGKILL)
+    monkeypatch.setattr(memory, "reset_peak", lambda: False)
+    with pytest.raises(ExampleError, match="clear_refs cannot be written"):
+        paged.Ram.reset()
+
+
+def test_the_bench_resumes_and_compares_pairs(tmp_path: Path, figure: Figure, monkeypatch: pytest.MonkeyPatch) -> None:
     text = runs.text_of(str(ROOT / "examples" / "data" / "instructions.json"))
     wanted = [Variant(api, name) for api in ("compat", "native") for name in ("AdamW", "PagedAdamW", "AdamW8bit")]
     told: list[str] = []
@@ -117,12 +142,20 @@ def test_the_bench_resumes_and_compares_pairs(tmp_path: Path, figure: Figure) ->
     assert [line.split(":")[0] for line in told] == [variant.id for variant in wanted], "the first two ran once"
     result = {"date": "", "machine": {"cpu": "", "cores": 2, "versions": {}, "revision": ""}, "text_bytes": len(text), "runs": found,
               "job": vars(TINY)}  # fmt: skip
-    pairs = report.pairs(report.by_variant(result))
+    pairs = report.pairs(result)
     assert [pair.variant for pair in pairs] == [wanted[1], wanted[4]]
     assert all(pair.same_bits and pair.largest_difference == 0 for pair in pairs)
     assert "PagedAdamW | " in report.markdown(result)
-    # A paged run that differs in its last weight, or saves too little, is not good.
-    spoiled = replace(pairs[0], saved=report.WANTED, same_bits=False)
+    # Another text of that length, or another revision, has no stored run.
+    assert not runs.collect(TINY, text[::-1], [], tmp_path, None, told.append)
+    monkeypatch.setattr(runs.machine, "revision", lambda: "other")
+    assert not runs.collect(TINY, text, [], tmp_path, None, told.append)
+    # A paged run that differs in its last weight, or saves too little where that is asked, is not good.
+    published = vars(replace(paged.Job(), train_steps=12))
+    asked = [{}, {"dtype": "fp32"}, {"num_layers": 2}, {"budget": "1GiB"}]
+    assert [report.must_save({**published, **other}, wanted[1]) for other in asked] == [True, False, False, False]
+    assert not any(pair.must_save for pair in pairs) and not report.must_save(published, Variant("compat", "PagedAdamW8bit"))
+    spoiled = replace(pairs[0], saved=report.WANTED, same_bits=False, must_save=True)
     assert not spoiled.good and replace(spoiled, same_bits=True).good and not replace(spoiled, same_bits=True, saved=0.6589).good
     figure(f"{len(found)} runs of {len(VARIANTS)}, {len(pairs)} pairs alike")
     with pytest.raises(ExampleError, match="wanted some of compat.AdamW"):
