@@ -167,7 +167,7 @@ struct StepDriver {
     return C::kScaled ? stage.inverse[k][part_of<k>(part)] : 0.f;
   }
 
-  // The parts that a run does once are not inlined: they would be a third of the code of each kernel.
+  // The parts that a run does once are not inlined: they would be a fifth of the code of each kernel.
   HWY_NOINLINE void encode(const Stage& stage, int tiles) const {
     for (int t = 0; t < tiles; ++t) encode_tile(stage, t, t * kMostParts / (kBlock / kTile));
   }
