@@ -173,10 +173,12 @@ TEST(Strided, RefusesParametersThatShareAddresses) {
 // Two parameters with memory in common (tied weights) are stepped one after another, in order, as two optimizers would.
 TEST(Strided, StepsOverlappingParametersInOrder) {
   auto rng = seeded("overlap", 52);
-  int64_t grid = 0, compared = 0;
-  for (const std::string& rule : rule_names())
-    for (const std::string& target : cpu_targets()) {
-      if (!in_share(grid++)) continue;
+  int64_t compared = 0;
+  const std::vector<std::string> names = rule_names(), targets = cpu_targets();
+  for (int64_t i = 0; i < std::ssize(names); ++i)
+    for (int64_t j = 0; j < std::ssize(targets); ++j) {
+      if (!in_share(i, j, std::ssize(targets))) continue;
+      const std::string &rule = names[static_cast<size_t>(i)], &target = targets[static_cast<size_t>(j)];
       Config setup;
       setup.rule = rule, setup.target = target, setup.hyper.momentum = 0.9, setup.hyper.lr = 0.1, setup.threads = 2;
       setup.rounding = "nearest";

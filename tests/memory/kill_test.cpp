@@ -157,7 +157,7 @@ TEST(Killed, AtAnyTime) {
   const std::string path = files.file("c");
   Judge judge;
   Rng rng = seeded("kill -9", 61);
-  // Each hits a save or misses all by chance: of fewer than 20, all may.
+  // Whether a kill hits a save is chance; fewer than 20 might all miss.
   const int kills = std::max(20, share_of(60));
   int killed = 0, wrong = 0, left = 0, unusable = 0, others = 0, saves = 0, kept = 0;
   int held[kTrialSteps + 1] = {};

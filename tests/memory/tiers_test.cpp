@@ -76,45 +76,47 @@ TEST(Tiers, DiskAndRamGiveTheSameBits) {
   Rng rng = seeded("tiers", 90);
   const TemporaryDirectory directory;
   int plans = 0, streamed = 0;
-  int64_t grid = 0;
   int64_t parameters = 0, compared = 0, differing = 0, moved = 0, planned = 0;
-  for (const std::string& rule : rule_names())
-    for (const std::string& codec : codec_names())
-      for (int variant = 0; variant < 3; ++variant) {
-        if (!in_share(grid++)) continue;
-        Config config;
-        config.rule = rule;
-        config.hyper = random_variant(rule, rng);
-        const auto states = codec_names_of(rule, config.hyper);
-        config.state = std::find(states.begin(), states.end(), codec) == states.end() ? "dynamic8" : codec;
-        config.threads = static_cast<int>(rng.between(1, 2));
-        const uint64_t seed = rng.next() % 100000;
-        const DType p = kDTypes[rng.below(3)], g = kDTypes[rng.below(3)];
-        Rng one(seed), two(seed);
-        Model in_ram(one, p, g), on_disk(two, p, g);
-        Optimizer a = build(config, {}, in_ram);
-        // From what the ring alone needs to everything.
-        const int64_t chunk = 4096 * rng.between(1, 4);
-        const auto share = static_cast<int64_t>(rng.uniform() * double(a.report().state_bytes));
-        const Memory memory{3 * chunk + share / 4096 * 4096, directory.path(), -1, chunk};
-        Optimizer b = build(config, memory, on_disk);
-        run(a, in_ram, seed, 0, kSteps);
-        const int64_t before = b.report().read_bytes + b.report().written_bytes;
-        run(b, on_disk, seed, 0, kSteps);
-        const MemoryReport report = b.report();
-        EXPECT_LE(report.allocated_bytes, memory.ram_bytes) << rule << " " << codec;
-        const auto x = everything(a, in_ram), y = everything(b, on_disk);
-        ASSERT_EQ(x.size(), y.size());
-        int64_t bad = 0;
-        for (size_t i = 0; i < x.size(); ++i) bad += x[i] != y[i];
-        EXPECT_EQ(bad, 0) << rule << " " << codec << " seed " << seed;
-        differing += bad, compared += static_cast<int64_t>(x.size());
-        parameters += static_cast<int64_t>(in_ram.params.size());
-        moved += report.read_bytes + report.written_bytes - before;
-        planned += report.moved_per_step;
-        streamed += report.disk_bytes > 0;
-        ++plans;
-      }
+  constexpr int kVariants = 3;
+  const std::vector<std::string> names = rule_names(), codecs = codec_names();
+  for (int64_t i = 0; i < std::ssize(names); ++i)
+    for (int64_t j = 0; j < std::ssize(codecs) * kVariants; ++j) {
+      if (!in_share(i, j, std::ssize(codecs) * kVariants)) continue;
+      const std::string& rule = names[static_cast<size_t>(i)];
+      const std::string& codec = codecs[static_cast<size_t>(j / kVariants)];
+      Config config;
+      config.rule = rule;
+      config.hyper = random_variant(rule, rng);
+      const auto states = codec_names_of(rule, config.hyper);
+      config.state = std::find(states.begin(), states.end(), codec) == states.end() ? "dynamic8" : codec;
+      config.threads = static_cast<int>(rng.between(1, 2));
+      const uint64_t seed = rng.next() % 100000;
+      const DType p = kDTypes[rng.below(3)], g = kDTypes[rng.below(3)];
+      Rng one(seed), two(seed);
+      Model in_ram(one, p, g), on_disk(two, p, g);
+      Optimizer a = build(config, {}, in_ram);
+      // From what the ring alone needs to everything.
+      const int64_t chunk = 4096 * rng.between(1, 4);
+      const auto share = static_cast<int64_t>(rng.uniform() * double(a.report().state_bytes));
+      const Memory memory{3 * chunk + share / 4096 * 4096, directory.path(), -1, chunk};
+      Optimizer b = build(config, memory, on_disk);
+      run(a, in_ram, seed, 0, kSteps);
+      const int64_t before = b.report().read_bytes + b.report().written_bytes;
+      run(b, on_disk, seed, 0, kSteps);
+      const MemoryReport report = b.report();
+      EXPECT_LE(report.allocated_bytes, memory.ram_bytes) << rule << " " << codec;
+      const auto x = everything(a, in_ram), y = everything(b, on_disk);
+      ASSERT_EQ(x.size(), y.size());
+      int64_t bad = 0;
+      for (size_t i = 0; i < x.size(); ++i) bad += x[i] != y[i];
+      EXPECT_EQ(bad, 0) << rule << " " << codec << " seed " << seed;
+      differing += bad, compared += static_cast<int64_t>(x.size());
+      parameters += static_cast<int64_t>(in_ram.params.size());
+      moved += report.read_bytes + report.written_bytes - before;
+      planned += report.moved_per_step;
+      streamed += report.disk_bytes > 0;
+      ++plans;
+    }
   EXPECT_EQ(differing, 0);
   EXPECT_GT(streamed, plans / 3) << "control: too few plans used the disk";
   std::printf(
