@@ -21,6 +21,7 @@ from typing import Any
 from llama.config import Config
 from llama.errors import ExampleError, require_packages
 from llama.files import write_json
+from llama.paged import BACKENDS, check_device
 
 DEFAULT_DATA = Path(__file__).resolve().parent / "data" / "instructions.json"
 PACKAGES = ("torch", "numpy", "transformers", "tokenizers")
@@ -65,16 +66,10 @@ def train(config: Config, tokens: Any, device: str, state: str, memory: Any) -> 
 def compare(config: Config, device: str, states: list[str], budget: str, disk: str | None) -> list[dict[str, Any]]:
     """Trains with every state format, unpaged and paged; a row for each."""
     import lowtide
-    import torch
     from llama.data import load_corpus
     from llama.tokens import prepare
 
-    backend = {"cpu": "cpu", "xpu": "sycl", "cuda": "cuda"}[device]
-    found = lowtide.backends()[backend]
-    if not found["available"]:
-        raise ExampleError(f"--device {device}: {found['detail']}")
-    if device != "cpu" and not getattr(torch, device).is_available():
-        raise ExampleError(f"--device {device}: this torch has no {device.upper()} device")
+    check_device(device)
     tokens = prepare(config, load_corpus(config))
     rows = []
     for state in states:
@@ -109,7 +104,7 @@ def show(rows: list[dict[str, Any]], device: str) -> None:
 def main() -> int:
     """Returns the exit status: 1 if paging changed anything."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda", "xpu"), help="where the model is")
+    parser.add_argument("--device", default="cpu", choices=[*BACKENDS], help="where the model is")
     parser.add_argument("--data", default=str(DEFAULT_DATA), help="instructions in Alpaca's form (.json, .jsonl), or text")
     parser.add_argument("--states", default="fp32,dynamic8", help="state formats")
     parser.add_argument("--budget", default="1MiB", help="fast memory for the paged state")

@@ -27,10 +27,12 @@ from datetime import date  # noqa: E402
 from functools import partial  # noqa: E402
 
 from common import machine  # noqa: E402
+from common.options import chosen  # noqa: E402
 from llama import paged  # noqa: E402
 from llama.errors import ExampleError  # noqa: E402
 from memory import report  # noqa: E402
-from memory.runs import chosen, collect, text_of  # noqa: E402
+from memory.runs import collect, text_of  # noqa: E402
+from memory.variants import VARIANTS  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "build" / "bench" / "memory"
@@ -44,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     paged.add_arguments(parser)
     parser.set_defaults(train_steps=12)
     parser.add_argument("--data", default=str(DATA), help="instructions in Alpaca's form, or text")
-    parser.add_argument("--variants", default="", help="names, separated by commas (default: all)")
+    names = "names, separated by commas (default: all)"
+    parser.add_argument("--variants", default="", type=partial(chosen, VARIANTS), help=names)
     parser.add_argument("--report", action="store_true", help="run nothing, report what is there")
     parser.add_argument("--out", type=Path, default=OUT, help="folder of results and of memory.{json,md,png}")
     args = parser.parse_args(arguments)
@@ -52,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin take a busy machine's cores from each other
     try:
         job, text = paged.job_of(args), text_of(args.data)
-        variants = [] if args.report else chosen(args.variants)
+        variants = [] if args.report else args.variants
         runs = collect(job, text, variants, args.out, args.disk, partial(print, file=sys.stderr, flush=True))
     except (ExampleError, ValueError, OSError) as error:
         print(f"bench/memory: {error}", file=sys.stderr)

@@ -54,15 +54,6 @@ def measure(job: paged.Job, variant: Variant, text: bytes, disk: str | None) -> 
             "peak_bytes": found.peak_bytes, **asdict(found)}  # fmt: skip
 
 
-def chosen(wanted: str) -> list[Variant]:
-    """Those of these names, separated by commas; "": all."""
-    names = [name for name in wanted.split(",") if name]
-    known = [variant.id for variant in VARIANTS]
-    if unknown := [name for name in names if name not in known]:
-        raise ExampleError(f"--variants: got {', '.join(unknown)}, wanted some of {', '.join(known)}")
-    return [variant for variant in VARIANTS if not names or variant.id in names]
-
-
 def collect(
     job: paged.Job, text: bytes, variants: list[Variant], folder: Path, disk: str | None, told: Callable[[str], None]
 ) -> list[dict[str, Any]]:

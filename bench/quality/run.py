@@ -25,6 +25,7 @@ from typing import Any  # noqa: E402
 
 import torch  # noqa: E402
 from common import machine  # noqa: E402
+from common.options import chosen  # noqa: E402
 from quality import corpus, fidelity, report  # noqa: E402
 from quality.store import Store  # noqa: E402
 from quality.training import Settings, train  # noqa: E402
@@ -42,14 +43,6 @@ def run_name(variant: Variant, seed: int, beta2: float) -> str:
 
 def fidelity_name(variant: Variant, beta2: float) -> str:
     return f"fidelity-{variant.id}-{beta2}"
-
-
-def chosen(wanted: str) -> list[Variant]:
-    names = [name for name in wanted.split(",") if name]
-    known = [variant.id for variant in VARIANTS]
-    if unknown := [name for name in names if name not in known]:
-        raise SystemExit(f"--variants: got {', '.join(unknown)}, wanted some of {', '.join(known)}")
-    return [variant for variant in VARIANTS if not names or variant.id in names]
 
 
 def run_all(
@@ -98,7 +91,7 @@ def collect(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Trains a small model with every state format.")
-    parser.add_argument("--variants", default="", help="names, separated by commas (default: all)")
+    parser.add_argument("--variants", default="", type=partial(chosen, VARIANTS), help="names, separated by commas (default: all)")
     parser.add_argument("--report", action="store_true", help="run nothing, report what is there")
     parser.add_argument("--quick", action="store_true", help="tiny runs: shows that it runs, measures nothing")
     parser.add_argument("--out", type=Path, default=OUT, help="folder of results and of quality.{json,md,png}")
@@ -109,7 +102,7 @@ def main() -> int:
     trained = Store(args.out, {"settings": dataclasses.asdict(settings), "corpus": text.sha256})
     units = Store(args.out, {"sizes": dataclasses.asdict(sizes), "beside": fidelity.BESIDE})
     if not args.report:
-        run_all(chosen(args.variants), settings, sizes, text, trained, units)
+        run_all(args.variants, settings, sizes, text, trained, units)
     report.write(collect(settings, sizes, text, trained, units), args.out)
     return 0
 
