@@ -12,7 +12,7 @@ set(lt_bnb_inner_objects $<TARGET_OBJECTS:lowtide_bnb_inner>)
 # The library's objects of core and backend, and of the rules in src/bnb/step_table.cpp, which stands for the table of
 # all of them.
 set(lt_bnb_rules "adamw|sgd|rmsprop|lion|adagrad|ademamix")
-set(lt_bnb_parts "lowtide_objects[.]dir/.*(core/|unity_core_|backend/|hwy/|rules/steps?_(${lt_bnb_rules})[.])")
+set(lt_bnb_parts "lowtide_objects[.]dir/.*(core/|unity_core_|backend/|hwy/|rules/step_(${lt_bnb_rules})[.])")
 set(lt_bnb_objects "$<FILTER:$<TARGET_OBJECTS:lowtide_objects>,INCLUDE,${lt_bnb_parts}>")
 set(lt_bnb_objects "$<FILTER:${lt_bnb_objects},EXCLUDE,/cpu/step_table[.]>")
 add_library(lowtide_bnb SHARED "${lt_src}/bnb/bnb.cpp" ${lt_bnb_inner_objects} ${lt_bnb_objects})
