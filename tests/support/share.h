@@ -20,17 +20,18 @@ inline double share() {
 // So many cases, and what is expected of so many.
 inline int share_of(int count) { return std::max(1, static_cast<int>(std::lround(share() * count))); }
 
-// Whether the share has case `n` of a grid. Multiples of the golden ratio spread it evenly over long runs of n; a short
-// row may get none.
-inline bool in_share(int64_t n) {
+// Multiples of the golden ratio, less their whole parts: spread evenly over [0, 1) by any run of n.
+inline double spread_at(int64_t n) {
   const double at = static_cast<double>(n) * 0.6180339887498949;
-  return at - std::floor(at) < share();
+  return at - std::floor(at);
 }
+
+// Whether the share has case `n` of a grid. A short row may get none.
+inline bool in_share(int64_t n) { return spread_at(n) < share(); }
 
 // The same of row x column, but every share has a case of each row, in columns that take turns.
 inline bool in_share(int64_t row, int64_t column, int64_t columns) {
-  const double at = static_cast<double>(row) * 0.6180339887498949;
-  return column == static_cast<int64_t>((at - std::floor(at)) * static_cast<double>(columns)) ||
+  return column == static_cast<int64_t>(spread_at(row) * static_cast<double>(columns)) ||
          in_share(row * columns + column);
 }
 
