@@ -2,11 +2,13 @@
 #include <nanobind/stl/function.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <functional>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -161,6 +163,14 @@ class PyCollective {
 }  // namespace
 
 void bind_collective(nb::module_& m) {
+  m.def(
+      "vote_shard",
+      [](int64_t count, int rank, int size) {
+        const int64_t each = shard_signs(count, size);
+        return std::make_tuple(each, rank * each, signs_in_shard(count, rank * each, each));
+      },
+      "count"_a, "rank"_a, "size"_a,
+      "Signs of each of `size` workers' shards of `count` signs, the first one of a rank's, and how many are in that.");
   nb::class_<SignResidual>(m, "SignResidual", "See `lowtide::SignResidual`.")
       .def(nb::init<int64_t, int, int, const std::string&>(), "count"_a, "rank"_a, "size"_a, "state"_a)
       .def("first", &SignResidual::first)

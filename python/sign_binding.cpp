@@ -21,8 +21,7 @@ using namespace nb::literals;
 namespace lowtide::python {
 
 SignPlace::SignPlace(const std::string& backend, void* stream, const std::string& target)
-    : backend_(backend == "cpu" ? std::shared_ptr<Backend>(std::shared_ptr<Backend>(), &sign::host_backend())
-                                : open_backend(backend, target, stream)) {}
+    : backend_(backend == "cpu" ? sign::shared_host_backend() : open_backend(backend, target, stream)) {}
 
 namespace {
 

@@ -11,17 +11,11 @@
 #include "sign/sign_on.h"
 
 namespace lowtide {
-namespace {
-// Signs that are voted on at a time.
-constexpr int64_t kWindow = 1 << 20;
-
-// The backend lives as long as the process.
-std::shared_ptr<Backend> host() { return {std::shared_ptr<Backend>(), &sign::host_backend()}; }
-}  // namespace
-
 struct SignAccumulator::Impl {
   Impl(int64_t count, int most, int of_threads)
-      : counts(host(), count, most), room(host(), count, most), threads(of_threads) {}
+      : counts(sign::shared_host_backend(), count, most),
+        room(sign::shared_host_backend(), count, most),
+        threads(of_threads) {}
 
   sign::SignCounts counts;
   sign::CountRoom room;
@@ -55,16 +49,16 @@ void SignAccumulator::majority(std::byte* bits, const std::string& ties, uint64_
   LT_REQUIRE(bits || counts.count() == 0, "got no memory for the signs");
   // A counter c wins with 2 c > added, but the planes' weights add up to 2^P - 1 votes. One more voter, + everywhere
   // and with x = 2^P - 1 - added votes, moves the border there: 2 (c + x) > 2^P - 1 + x is the same as 2 c > added.
-  std::vector<uint32_t> weights;
-  for (int j = 0; j < counts.planes(); ++j) weights.push_back(uint32_t{1} << j);
+  std::vector<uint32_t> weights = counts.plane_weights();
   weights.push_back((uint32_t{1} << counts.planes()) - 1 - static_cast<uint32_t>(counts.added()));
-  const std::vector<std::byte> all(static_cast<size_t>(sign_bytes(std::min(kWindow, counts.count()))), std::byte{0xff});
-  for (int64_t first = 0; first < counts.count(); first += kWindow) {
+  const std::vector<std::byte> all(static_cast<size_t>(sign_bytes(std::min(sign::kCountWindow, counts.count()))),
+                                   std::byte{0xff});
+  for (int64_t first = 0; first < counts.count(); first += sign::kCountWindow) {
     std::vector<const std::byte*> ballots;
     for (int j = 0; j < counts.planes(); ++j) ballots.push_back(counts.plane(j) + first / 8);
     ballots.push_back(all.data());
     VoteItem item;
-    item.count = std::min(kWindow, counts.count() - first), item.first_index = static_cast<uint64_t>(first);
+    item.count = std::min(sign::kCountWindow, counts.count() - first), item.first_index = static_cast<uint64_t>(first);
     item.ballots = ballots, item.weights = weights;
     item.ties = ties == "hash" ? TieRule::kHash : ties == "plus" ? TieRule::kPlus : TieRule::kMinus;
     item.seed = seed, item.step = step;

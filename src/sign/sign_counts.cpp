@@ -12,15 +12,12 @@ namespace lowtide::sign {
 namespace {
 
 constexpr int kMost = (1 << 16) - 1;
-// Signs that are counted at a time: few enough for their new counts to stay in a CPU's cache.
-constexpr int64_t kWindow = 1 << 20;
-static_assert(kWindow % kSignAlignment == 0);
 constexpr int64_t kMarkBytes = 64;  // before the signs: the word for values that are not finite
 
 int planes_of(int most) { return std::bit_width(static_cast<unsigned>(most)); }
 
 int64_t window_bytes(int64_t count) {
-  const int64_t bytes = sign_bytes(std::min(kWindow, count));
+  const int64_t bytes = sign_bytes(std::min(kCountWindow, count));
   return (bytes + kMarkBytes - 1) / kMarkBytes * kMarkBytes;
 }
 
@@ -36,9 +33,7 @@ int checked_planes(int64_t count, int most) {
 CountRoom::CountRoom(std::shared_ptr<Backend> backend, int64_t count, int most)
     : window_(window_bytes(count)),
       planes_(checked_planes(count, most)),
-      memory_(std::move(backend), kMarkBytes + (planes_ + 2) * window_) {
-  memory_.clear(0, kMarkBytes, nullptr);
-}
+      memory_(std::move(backend), kMarkBytes + (planes_ + 2) * window_) {}
 
 bool CountRoom::take_nonfinite(void* stream) {
   memory_.fetch(0, kMarkBytes, stream);
@@ -54,9 +49,7 @@ SignCounts::SignCounts(std::shared_ptr<Backend> backend, int64_t count, int most
       most_(most),
       planes_(checked_planes(count, most)),
       plane_bytes_(sign_bytes(count)),
-      memory_(std::move(backend), planes_ * plane_bytes_) {
-  clear(nullptr);
-}
+      memory_(std::move(backend), planes_ * plane_bytes_) {}
 
 void SignCounts::clear(void* stream) {
   added_ = 0;
@@ -69,8 +62,8 @@ void SignCounts::add(const void* values, DType dtype, CountRoom& room, int threa
   LT_REQUIRE(room.planes_ == planes_ && room.window_ >= window_bytes(count_), "got room for other counts");
   with_memory(memory_, stream, [&] {
     with_memory(room.memory_, stream, [&] {
-      for (int64_t first = 0; first < count_; first += kWindow)
-        add_window(values, dtype, first, std::min(kWindow, count_ - first), room, threads, stream);
+      for (int64_t first = 0; first < count_; first += kCountWindow)
+        add_window(values, dtype, first, std::min(kCountWindow, count_ - first), room, threads, stream);
     });
   });
   ++added_;
@@ -91,12 +84,9 @@ void SignCounts::add_window(const void* values, DType dtype, int64_t first, int6
   // the sum of weights calls for, but counts never reach.
   std::vector<const std::byte*> ballots;
   std::vector<std::byte*> sums;
-  std::vector<uint32_t> weights;
-  for (int j = 0; j < planes_; ++j) {
-    ballots.push_back(plane(j) + first / 8);
-    weights.push_back(uint32_t{1} << j);
-  }
+  for (int j = 0; j < planes_; ++j) ballots.push_back(plane(j) + first / 8);
   ballots.push_back(bits);
+  std::vector<uint32_t> weights = plane_weights();
   weights.push_back(1);
   for (int j = 0; j <= planes_; ++j) sums.push_back(bits + (j + 1) * room.window_);
   CountItem sum;
@@ -110,6 +100,12 @@ void SignCounts::add_window(const void* values, DType dtype, int64_t first, int6
     else
       std::memcpy(to, sums[static_cast<size_t>(j)], static_cast<size_t>(sign_bytes(signs)));
   }
+}
+
+std::vector<uint32_t> SignCounts::plane_weights() const {
+  std::vector<uint32_t> weights;
+  for (int j = 0; j < planes_; ++j) weights.push_back(uint32_t{1} << j);
+  return weights;
 }
 
 void SignCounts::read(float* out, int threads, void* stream) {

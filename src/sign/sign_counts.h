@@ -11,6 +11,10 @@
 
 namespace lowtide::sign {
 
+// Signs that are counted at a time: few enough for their new counts to stay in a CPU's cache.
+inline constexpr int64_t kCountWindow = 1 << 20;
+static_assert(kCountWindow % kSignAlignment == 0);
+
 // Room that additions need beside the counters, and the word that says whether a value was not finite. Additions one
 // after another may share it.
 class CountRoom {
@@ -41,10 +45,12 @@ class SignCounts {
   int64_t bytes() const { return planes_ * plane_bytes_; }
   // Bit j of every counter, in memory of the backend.
   const std::byte* plane(int j) const { return memory_.there() + j * plane_bytes_; }
+  // The votes of a sign of each plane: 1, 2, 4, ...
+  std::vector<uint32_t> plane_weights() const;
 
-  // Adds the signs of values[count], contiguous memory of the backend: + is x >= 0. Exact zeros are + in one addition
-  // and
-  // - in the next, also across clear(). Queued on `stream`; throws kInvalidArgument if there are `most` already.
+  // Adds the signs of values[count], contiguous memory of the backend: + is x >= 0. Exact zeros are + in one
+  // addition and - in the next, also across clear(). Queued on `stream`; throws kInvalidArgument if there are `most`
+  // already.
   void add(const void* values, DType dtype, CountRoom& room, int threads, void* stream);
   void clear(void* stream);
   // The number of + of each value, float32 out[count], memory of the backend; queued on `stream`.

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "backend/backend.h"
@@ -15,6 +16,8 @@ namespace lowtide::sign {
 // The CPU backend that the process shares; the first call makes it. Use only its operations on signs, decode and
 // encode: they keep nothing between calls, so any number of threads may call them at a time.
 Backend& host_backend();
+// The same, for what keeps its backend; it lives as long as the process.
+inline std::shared_ptr<Backend> shared_host_backend() { return {std::shared_ptr<Backend>(), &host_backend()}; }
 
 void pack_on(Backend& backend, void* stream, DType dtype, const void* values, int64_t count, std::span<std::byte> bits,
              const Options& options);

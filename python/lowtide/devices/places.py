@@ -222,7 +222,7 @@ def look_up(table: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> None
     """out[i] = table[index[i]], in the order of torch's current stream. table: of the host or the device; index: of whole numbers, of any
     type, and contiguous, as `out` is, which may be the index."""
     there = table.to(index.device)
-    out.view(-1).copy_(torch.index_select(there, 0, index.reshape(-1).int()))
+    torch.index_select(there, 0, index.reshape(-1).int(), out=out.view(-1))
 
 
 def stream_of(tensor: torch.Tensor) -> Callable[[], AbstractContextManager[object]]:

@@ -12,7 +12,7 @@ from lowtide import _core
 from lowtide.devices import places
 from lowtide.distributed.buffers import BLOCK, SignBuffers, SignPart
 from lowtide.distributed.groups import Transport
-from lowtide.distributed.layout import ALIGNMENT, address
+from lowtide.distributed.layout import address
 from lowtide.distributed.residuals import DeviceShardResidual
 
 _INFINITY = 0x7F80  # bfloat16 as int16; negative numbers are below 0
@@ -27,12 +27,6 @@ class Rules(NamedTuple):
     step: int
 
 
-def shard_of(count: int, rank: int, size: int) -> tuple[int, int, int]:
-    """Signs of each shard, a multiple of `ALIGNMENT`; the first one of a rank's, and how many of `count` are in that."""
-    each = -(-count // (ALIGNMENT * size)) * ALIGNMENT
-    return each, rank * each, min(max(count - rank * each, 0), each)
-
-
 class DeviceVote:
     """One vote on `part`, whose tensors are the device's: its result is in memory of its own until `deliver`. A message has
     the bits of a shard and their presence or scales, a result the marks of ties, too. Everything is ordered on torch's
@@ -43,7 +37,7 @@ class DeviceVote:
     ) -> None:
         self._transport, self._part, self._rules, self._residual = transport, part, rules, residual
         size = transport.size
-        self._each, self._first, self._count = shard_of(part.count, transport.rank, size)
+        self._each, self._first, self._count = _core.vote_shard(part.count, transport.rank, size)
         self._bits, self._extra = self._each // 8, self._each // (8 * BLOCK)  # bytes; scales take as many as presence
         message = self._bits + self._extra
         result = message + self._bits * (part.zeros is not None)

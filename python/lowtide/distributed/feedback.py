@@ -11,7 +11,6 @@ from typing_extensions import Unpack
 from lowtide import _core
 from lowtide.checks.values import expect
 from lowtide.distributed.collective import Outcome, VoteOptions
-from lowtide.distributed.device_vote import shard_of
 from lowtide.distributed.hooks import Arrived, SignHook, votes_of
 from lowtide.distributed.layout import digest
 from lowtide.distributed.residuals import DeviceShardResidual, Residuals, ShardResidual
@@ -47,8 +46,7 @@ class ErrorFeedbackSign(SignHook):
         shard = ShardResidual(self._layout.count, transport.rank, transport.size, residual)
         self._shard: ShardResidual | DeviceShardResidual = shard
         if self._buffers.stay:
-            count = shard_of(self._layout.count, transport.rank, transport.size)[2]
-            self._shard = DeviceShardResidual(shard.first, count, residual, self._place)
+            self._shard = DeviceShardResidual(shard.first, shard.core.count(), residual, self._place)
         self._residuals = Residuals(self._layout.numels, residual, self._place)
 
     def _exchange(self, arrived: list[Arrived]) -> Outcome:
