@@ -148,7 +148,7 @@ std::pair<int, Choice> divide(const PlanInput& input, std::span<const SizeClass>
   LT_REQUIRE(input.has_disk,
              "state takes %s, the RAM budget is %s and there is no disk for the rest; give at least %lld bytes of RAM, "
              "or a directory on disk",
-             exact(total).c_str(), exact(input.ram_budget).c_str(), ll(total));
+             exact(total).c_str(), exact(input.ram_budget).c_str(), ll(std::max(total, input.whole_bytes)));
   if (input.max_slots == 0) {
     Choice choice = fill(classes, input.ram_budget);
     check_far(input, total, total - choice.bytes);
@@ -156,7 +156,7 @@ std::pair<int, Choice> divide(const PlanInput& input, std::span<const SizeClass>
   }
   LT_REQUIRE(input.ram_budget >= largest,
              "the %s budget is %s, and the largest chunk of state must be in %s while it is stepped; give at least "
-             "%lld bytes of %s, or make chunks smaller",
+             "%lld bytes of %s, or make chunks smaller (chunk_bytes; in Python, Memory's chunk)",
              input.near, exact(input.ram_budget).c_str(), input.near, ll(largest), input.near);
   const auto streamed = [&](const Choice& choice) { return total - choice.bytes; };
   int slots = 0;

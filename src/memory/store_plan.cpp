@@ -14,6 +14,9 @@ constexpr int64_t kSmallestChunk = 64 << 10;
 constexpr int64_t kMostChunks = int64_t{1} << 22;  // a gigabyte of bookkeeping
 constexpr int kSlots = 4;
 
+// Bytes of all chunks.
+int64_t sum_of(const std::vector<int64_t>& chunks) { return std::accumulate(chunks.begin(), chunks.end(), int64_t{0}); }
+
 // Large enough for the disk to run at its rate, small enough that the ring leaves most of the budget to residents.
 int64_t chunk_bytes_for(const StoreOptions& options, int64_t total) {
   if (options.chunk_bytes > 0) return options.chunk_bytes;
@@ -29,7 +32,8 @@ int64_t chunk_bytes_for(const StoreOptions& options, int64_t total) {
 
 StorePlan plan_store(const StoreOptions& options, std::vector<int64_t> before, std::span<const ShapedParam> params,
                      const StoreRates& rates) {
-  int64_t total = std::accumulate(before.begin(), before.end(), int64_t{0});
+  const int64_t known = sum_of(before);
+  int64_t total = known;
   for (const ShapedParam& p : params)
     for (int k = 0; k < p.shape.states; ++k) total += p.shape.format[k].code_bytes(p.shape.rows * p.shape.row_length);
   const int64_t chunk_bytes = chunk_bytes_for(options, total);
@@ -51,6 +55,13 @@ StorePlan plan_store(const StoreOptions& options, std::vector<int64_t> before, s
   input.disk_budget = options.disk_bytes;
   input.has_disk = options.on_device || !options.disk.empty();
   if (options.on_device) input.near = "device memory", input.far = "host memory";
+  if (!input.has_disk && sum_of(input.chunk_bytes) > input.ram_budget) {
+    // Chunks follow the budget, and so does what is added to fill their pages: this is of the one to ask for.
+    StoreOptions whole = options;
+    whole.ram_bytes = total;
+    input.whole_bytes = known;
+    for (const Chunk& chunk : cut_chunks(params, chunk_bytes_for(whole, total))) input.whole_bytes += chunk.bytes;
+  }
   input.max_slots = options.in_place ? 0 : kSlots;
   input.read_rate = rates.read;
   input.write_rate = rates.write;

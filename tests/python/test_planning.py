@@ -197,6 +197,23 @@ def test_what_does_not_fit_says_how_much_is_needed():
     assert plan.problem in str(plan) and "does not fit" in str(plan)
 
 
+def test_what_it_takes_is_enough_whatever_was_given(seed, figure):
+    """Chunks, and so what fills their pages, follow the budget: the figure of the message holds for itself."""
+    rng, most = random.Random(seed), 0.0
+    for _ in range(200):
+        shapes = [(rng.randint(1, 3000), rng.randint(1, 6000)) for _ in range(rng.randint(1, 4))]
+        state = rng.choice(["fp32", "dynamic8", "float8"])
+        given = int(2 ** rng.uniform(4, 26))
+        refused = lowtide.plan(shapes, state=state, memory=lowtide.Memory(host=given))
+        if refused.fits:
+            continue
+        needed = int(refused.problem.split("at least ")[1].split()[0])
+        assert lowtide.plan(shapes, state=state, memory=lowtide.Memory(host=needed)).fits, (shapes, state, given)
+        most = max(most, needed / refused.state_bytes)
+    figure(f"200 budgets: the one asked for fits, and is at most {most:.2f} times the state")
+    assert most > 1
+
+
 def test_seconds_follow_the_rates():
     shapes, memory = [(4096, 4096)] * 4, lowtide.Memory(host="64MiB", disk="/nowhere")
     unknown = lowtide.plan(shapes, memory=memory)
