@@ -42,6 +42,25 @@ def stepped(name, shape, steps=2, **options):
     return p, opt, opt.state[p]
 
 
+@pytest.mark.parametrize("name", ["AdamW8bit", "AdamW", "PagedAdamW8bit", "PagedAdamW32bit", "Adam8bit", "Adam"])
+def test_the_dict_of_torchs_class_is_read(name, seed, figure):
+    """Of AdamW, as weights decay in both of bitsandbytes' classes: the dict of torch's Adam is refused."""
+    p = torch.nn.Parameter(torch.randn(64, 256))
+    p.grad = torch.randn_like(p)
+    theirs = torch.optim.AdamW([p], lr=1e-3)
+    theirs.step()
+    opt = build(name, [torch.nn.Parameter(p.detach().clone())], min_8bit_size=0)
+    with pytest.raises(ValueError, match="decoupled_weight_decay"):
+        opt.load_state_dict(torch.optim.Adam([p]).state_dict())
+    opt.load_state_dict(theirs.state_dict())
+    (own,) = opt.param_groups[0]["params"]
+    found, wanted = opt.state[own], theirs.state[p]["exp_avg"]
+    codes = values(found, 1) if "absmax1" in found else found["state1"]
+    off = ((codes.view_as(wanted) - wanted).abs() / wanted.abs().amax()).max().item()
+    figure(f"{name}: the first moment of torch.optim.AdamW, off by {off:.1e} of its largest")
+    assert off <= (HALF + ROUNDING if "absmax1" in found else 0)
+
+
 def values(state, k, dequantize=functional.dequantize_blockwise):
     codes = state[f"state{k}"]
     return dequantize(codes, absmax=state[f"absmax{k}"], code=state[f"qmap{k}"], blocksize=256)

@@ -27,7 +27,7 @@ _UNCOUNTED = ("sgd", "muon")  # of classes that keep no number of steps
 
 def class_of(rule: str, group: Mapping[str, Any]) -> str | None:
     """The class of torch.optim that computes what `rule` does with the options of `group`; None if there is none."""
-    cls = "NAdam" if rule in ("adam", "adamw") and group["nesterov"] else _CLASSES.get(rule, "")
+    cls = "NAdam" if rule in ("adam", "adamw") and group.get("nesterov") else _CLASSES.get(rule, "")
     return cls if hasattr(torch.optim, cls) else None
 
 
