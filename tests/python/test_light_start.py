@@ -66,6 +66,8 @@ def test_names_are_there_when_they_are_used(code, torch_too):
 def test_the_package_has_the_names_of_its_list_and_no_others():
     assert {"AdamW", "Muon", "Backend", "backends", "sign", "hf", "__version__"} <= set(lowtide.__all__) <= set(dir(lowtide))
     assert all(getattr(lowtide, name) is not None for name in lowtide.__all__)
+    with pytest.raises(AttributeError, match="'PagedAdamW8bit': lowtide.compat.bitsandbytes.optim has"):
+        lowtide.PagedAdamW8bit  # noqa: B018
     with pytest.raises(AttributeError, match="module 'lowtide' has no attribute 'AdamX'"):
         _ = lowtide.AdamX
     with pytest.raises(ImportError, match="AdamX"):

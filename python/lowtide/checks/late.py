@@ -13,6 +13,12 @@ from typing import Any
 _SPECIAL = ("__all__", "__version__")
 
 
+def _elsewhere(name: str) -> str:
+    """Words for an error about a name that is bitsandbytes'; "" for another."""
+    words = ": lowtide.compat.bitsandbytes.optim has bitsandbytes' names; the classes here take state="
+    return words if name.endswith(("8bit", "32bit")) else ""
+
+
 def names_of(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """`__getattr__` and `__dir__` of a package: the names of its module `interface`, and its modules. Until a name is used,
     importing the package imports nothing. From then on all of them are there, and what others have put in the place of a name
@@ -29,6 +35,8 @@ def names_of(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]
         module = f"{package}.{name}"
         if name.isidentifier() and not name.startswith("__") and (sys.modules.get(module) or find_spec(module)):
             return import_module(module)
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        error = AttributeError(f"module {package!r} has no attribute {name!r}{_elsewhere(name)}")
+        error.name, error.obj = name, sys.modules[package]  # Python looks for names that are much alike
+        raise error
 
     return find, lambda: sorted({*own, *find("__all__")})

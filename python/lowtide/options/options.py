@@ -1,5 +1,6 @@
 """The options of optimizers and parameter groups: their names, types and meaning."""
 
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from numbers import Integral
@@ -113,7 +114,15 @@ def warn_of_misspelt(group: Mapping[str, Any], known: Sequence[str], where: str)
     """Warns of keys of a parameter group that are almost those of options. Others are for schedulers and the like."""
     for key in group:
         if key not in known and (words := hint(key, known, likeness=0.85)):
-            warnings.warn(f"{where}: got {key!r}, which is no option and changes nothing{words}", stacklevel=4)
+            warnings.warn(f"{where}: got {key!r}, which is no option and changes nothing{words}", stacklevel=_of_the_caller())
+
+
+def _of_the_caller() -> int:
+    """The stacklevel, for the function that calls this, of the line that called into Lowtide or torch."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("lowtide", "torch"):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def check_kinds(options: Mapping[str, Any], where: str) -> None:

@@ -46,7 +46,7 @@ def load(
     """Copies `state_dict` into live state; then `taken` gets the new parameter groups. ValueError: nothing has changed."""
     check_dict(state_dict)
     for key, kind in (("state", dict), ("param_groups", list)):
-        expect(key in state_dict, "state_dict", f"keys {sorted(map(str, state_dict))}", f"{key!r} among them")
+        expect(key in state_dict, "state_dict", f"keys {sorted(map(str, state_dict))}", f"{key!r} among them: is it of an optimizer?")
         expect(isinstance(state_dict[key], kind), key, type(state_dict[key]).__name__, f"a {kind.__name__}")
     state, saved = state_dict["state"], state_dict["param_groups"]
     dicts = all(isinstance(part, dict) for part in [*state.values(), *saved])

@@ -31,8 +31,10 @@ Plugin load(const std::string& path) {
 CudaDriver find_cuda_driver(const char* library) {
   void* const driver = dlopen(library, RTLD_NOW | RTLD_LOCAL);  // stays loaded: the CUDA runtime opens it, too
   if (!driver)
-    return {0, format("no CUDA driver, %s: install NVIDIA's, %s or newer; in a container, start it with its GPUs",
-                      dlerror(), kOldest.driver)};
+    return {0,
+            format("no CUDA driver, %s: install NVIDIA's, %s or newer (%s for a build with CUDA %d); in a container, "
+                   "start it with its GPUs",
+                   dlerror(), kMajors[0].driver, kOldest.driver, kOldest.number)};
   auto* const ask = reinterpret_cast<int (*)(int*)>(dlsym(driver, "cuDriverGetVersion"));
   int version = 0;
   if (!ask || ask(&version) != 0 || version <= 0)
