@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <system_error>
 #include <utility>
 
@@ -37,15 +38,32 @@ std::shared_ptr<AsyncSave> AsyncSave::begin(const Tables& tables, const std::str
   return save;
 }
 
+namespace {
+
+// Wherever the process is when the file is written. A name that is refused stays as it is.
+std::string absolute_path(const std::string& path) {
+  if (path.empty() || path.find('\0') != std::string::npos) return path;
+  std::error_code error;  // without a working directory: as it is given
+  const std::filesystem::path whole = std::filesystem::absolute(path, error);
+  return error ? path : whole.string();
+}
+
+}  // namespace
+
 AsyncSave::AsyncSave(const Tables& tables, const std::string& path, const std::string& metadata, int64_t copy_bytes)
     : env_(tables.env()),
       copy_bytes_(copy_bytes < 0 ? INT64_MAX : copy_bytes),
-      writer_(env_, path, describe(tables, metadata)),
+      writer_(env_, absolute_path(path), describe(tables, metadata)),
       parts_(tables, writer_),
       taken_(parts_.all().size()) {}
 
-AsyncSave::~AsyncSave() {
-  if (thread_.joinable()) thread_.join();
+AsyncSave::~AsyncSave() { join(); }
+
+// By the one who lets the object go, or by the exit of the process.
+void AsyncSave::join() {
+  std::call_once(joined_, [this] {
+    if (thread_.joinable()) thread_.join();
+  });
 }
 
 void AsyncSave::watch() {
@@ -221,7 +239,7 @@ bool AsyncSave::wait(double seconds) {
   std::unique_lock lock(mutex_);
   const auto is_done = [&] { return done_; };
   constexpr double kLongest = 1e9;  // beyond it the clock's count overflows
-  if (seconds < 0 || seconds > kLongest)
+  if (!(seconds >= 0 && seconds <= kLongest))
     changed_.wait(lock, is_done);
   else if (!changed_.wait_for(lock, std::chrono::duration<double>(seconds), is_done))
     return false;
@@ -259,6 +277,9 @@ void AsyncSave::finish_for_exit() noexcept {
   if (is_of_parent()) return;
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return done_ || inside_ > 0; });
+  if (!done_) return;
+  lock.unlock();
+  join();
 }
 
 }  // namespace lowtide

@@ -76,6 +76,7 @@ class AsyncSave {
   const SavedPart& at(size_t part) const { return parts_.all()[part]; }
   void keep(size_t part, const std::byte* memory) noexcept;
   void end(std::exception_ptr failure) noexcept;
+  void join();
   bool is_of_parent() const { return forks() != forks_; }
   void check_process() const;
 
@@ -97,6 +98,7 @@ class AsyncSave {
   int64_t kept_ = 0, most_kept_ = 0, copied_ = 0;
   std::exception_ptr failure_;
   bool done_ = false, raised_ = false;
+  std::once_flag joined_;
   std::thread thread_;  // the last member: it uses all others
 };
 

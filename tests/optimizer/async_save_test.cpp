@@ -144,7 +144,7 @@ TEST(AsyncSave, FilesAreThoseOfASynchronousSave) {
         gone = true, ++destroyed;
       }
       EXPECT_TRUE(save.wait());
-      const std::string a = file_bytes(wanted), b = file_bytes(got);
+      const std::string a = read_file(wanted), b = read_file(got);
       EXPECT_FALSE(a.empty());
       differing += a != b;
       bytes += static_cast<int64_t>(a.size());
@@ -202,7 +202,7 @@ TEST(AsyncSave, CopiesStayWithinTheirLimit) {
       EXPECT_LE(extra, bound);
       EXPECT_LE(save.most_kept_bytes(), std::max(copy_bytes, part));
       most = std::max(most, static_cast<double>(extra) / static_cast<double>(bound));
-      differing += file_bytes(files.file("sync")) != file_bytes(files.file("async"));
+      differing += read_file(files.file("sync")) != read_file(files.file("async"));
       ++saves;
       std::printf(
           "%s, copy_bytes %lld: state %lld, mapped beside at most %lld, bound max(copy_bytes, %lld) + %lld + %lld = "

@@ -1,11 +1,9 @@
-// Shared by tests of saves beside steps: an Env with slow checkpoint files that measures memory, and files as bytes.
+// Shared by tests of saves beside steps: an Env with slow checkpoint files that measures memory.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <fstream>
-#include <iterator>
 #include <mutex>
 #include <set>
 #include <string>
@@ -13,14 +11,10 @@
 #include <vector>
 
 #include "core/env.h"
+#include "support/checkpoint_case.h"
 #include "support/faulty_env.h"
 
 namespace lowtide::testing {
-
-inline std::string file_bytes(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 // Writes to checkpoints take `microseconds` each, so that steps overtake them.
 class SlowEnv : public FaultyEnv {

@@ -53,7 +53,7 @@ struct DeviceAsyncSaves {
           twins.step(0.8);
         }
         EXPECT_TRUE(save.wait());
-        const std::string a = file_bytes(wanted), b = file_bytes(got);
+        const std::string a = read_file(wanted), b = read_file(got);
         EXPECT_FALSE(a.empty());
         differing += a != b;
         bytes += static_cast<int64_t>(a.size());
