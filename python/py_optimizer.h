@@ -120,7 +120,7 @@ class PyOptimizer {
   SaveHandle save_async(const std::string& path, const std::string& metadata, int64_t copy_bytes) {
     return together({this}, [&](const auto& cores) { return cores[0]->save_async(path, metadata, copy_bytes); });
   }
-  // Of each optimizer: it waits for the save, when it goes, without the GIL.
+  // Each optimizer waits for the save, when it goes, without the GIL.
   static SaveHandle note_save(const std::vector<PyOptimizer*>& all, SaveHandle save) {
     for (PyOptimizer* const each : all) each->shared_->save = save;
     return save;

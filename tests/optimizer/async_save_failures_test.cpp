@@ -94,7 +94,7 @@ TEST(AsyncSaveFailures, AnyFailedCallLeavesTheOldOrTheNew) {
             step_failed = true;
           }
           std::string failure;
-          const bool waits = n % 2;
+          const bool waits = points % 2;
           if (!waits)
             while (!save.done()) std::this_thread::yield();
           struck = env.struck();

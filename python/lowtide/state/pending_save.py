@@ -14,7 +14,7 @@ atexit.register(_core.finish_saves)  # while the memory and the devices of optim
 
 
 class PendingSave:
-    """What `Optimizer.save(path, asynchronous=True)` returns. It may outlive the optimizer; any thread may use it. In a
+    """The save that `Optimizer.save(path, asynchronous=True)` has begun. It may outlive the optimizer; any thread may use it. In a
     forked child, which has nothing of the save, its methods raise ValueError.
 
     Attributes:
