@@ -52,6 +52,12 @@ void bind_optimizer(nb::module_& m) {
           "among", &MeasuredGradients::among, "params"_a, nb::sig("def among(self, params: list[Any]) -> str"),
           R"("same": these parameters have those gradients, unchanged in place as far as torch's versions tell; "changed":
 those tensors, changed; "replaced": none of them; "mixed": some of them.)");
+  nb::class_<SaveHandle>(m, "SaveHandle", "A save that runs beside steps.")
+      .def("done", &SaveHandle::done)
+      .def("wait", &SaveHandle::wait, "seconds"_a, kReleased,
+           "Whether it was done within so many seconds (below 0: for good). Raises what has made it fail.")
+      .def("copied_bytes", &SaveHandle::copied_bytes)
+      .def("most_kept_bytes", &SaveHandle::most_kept_bytes);
   nb::class_<PyOptimizer>(
       m, "Optimizer", nb::type_slots(kSlots),
       "lowtide::Optimizer and the parameters' tensors. Bad values raise ValueError and change nothing.")
@@ -129,6 +135,12 @@ where the codec has scales.)")
       .def("write_state", &PyOptimizer::write_state, "param"_a, "tensors"_a,
            "Takes back what `read_state` gave, but for the step count: contiguous tensors of those types and shapes.")
       .def("save", PyOptimizer::core_alone(&Optimizer::save), "path"_a, "metadata"_a)
+      .def(
+          "save_async",
+          [](PyOptimizer& self, const std::string& path, const std::string& metadata, int64_t copy_bytes) {
+            return PyOptimizer::note_save({&self}, self.save_async(path, metadata, copy_bytes));
+          },
+          "path"_a, "metadata"_a, "copy_bytes"_a)
       .def("load", PyOptimizer::core_alone(&Optimizer::load), "path"_a)
       .def("export_state", &PyOptimizer::export_state, "param"_a, "k"_a,
            "State k decoded to float32, with the parameter's sizes (a copy).")
@@ -151,6 +163,16 @@ where the codec has scales.)")
       "optimizers"_a, "owner"_a, "path"_a, "metadata"_a,
       R"(One file for optimizers with the same groups and numbers of parameters. owner: of each parameter, the place in
 `optimizers` of the one that has it; it is a tensor without elements in the others.)");
+  m.def(
+      "save_together_async",
+      [](const std::vector<PyOptimizer*>& all, const std::vector<int>& owner, const std::string& path,
+         const std::string& metadata, int64_t copy_bytes) {
+        return PyOptimizer::note_save(all, PyOptimizer::together(all, [&](const auto& cores) {
+                                        return save_together_async(cores, owner, path, metadata, copy_bytes);
+                                      }));
+      },
+      "optimizers"_a, "owner"_a, "path"_a, "metadata"_a, "copy_bytes"_a);
+  m.def("finish_saves", &finish_saves, kReleased, "Waits for all saves of this process that run beside steps.");
   m.def(
       "load_together",
       [](const std::vector<PyOptimizer*>& all, const std::vector<int>& owner, const std::string& path) {

@@ -33,8 +33,18 @@ struct Core {
           options.allocator = allocator.callbacks();
           return options;
         }()) {}
+  // The optimizer would wait for a save that runs with the GIL, and keep all other threads waiting.
+  ~Core() {
+    if (!save) return;
+    const nanobind::gil_scoped_release released;
+    try {
+      save->wait();
+    } catch (...) {  // its handle says so
+    }
+  }
   PythonAllocator allocator;
   Optimizer optimizer;
+  std::optional<SaveHandle> save;  // the last
 };
 
 // Tensors of state keep this alive: the memory without the parameters. If they kept the whole optimizer, a parameter
@@ -104,6 +114,16 @@ class PyOptimizer {
   std::invoke_result_t<Fn> alone(Fn&& fn) {
     const Busy busy(*this);
     return released(fn);
+  }
+
+  // See Optimizer::save_async and save_together_async, and `together`.
+  SaveHandle save_async(const std::string& path, const std::string& metadata, int64_t copy_bytes) {
+    return together({this}, [&](const auto& cores) { return cores[0]->save_async(path, metadata, copy_bytes); });
+  }
+  // Each optimizer waits for the save, when it goes, without the GIL.
+  static SaveHandle note_save(const std::vector<PyOptimizer*>& all, SaveHandle save) {
+    for (PyOptimizer* const each : all) each->shared_->save = save;
+    return save;
   }
 
   // Methods of the core as functions to bind; core_alone: called as alone() says.

@@ -60,7 +60,7 @@ def run(check: Check, programs: str, log: Path) -> kept.Result:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rows", nargs="*", help="T1 to T27, or bugs: those alone, again")
+    parser.add_argument("rows", nargs="*", help="T1 to T28, or bugs: those alone, again")
     parser.add_argument("--all", action="store_true", help="run again what has a result")
     parser.add_argument("--page", action="store_true", help="run nothing")
     parser.add_argument("--programs", default=PROGRAMS, help="the folder of the C++ tests (default: %(default)s)")

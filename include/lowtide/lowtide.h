@@ -63,6 +63,9 @@ typedef struct lt_optimizer lt_optimizer;
 /* A norm of gradients that may still be on its way. */
 typedef struct lt_queued_clip lt_queued_clip;
 
+/* A save that runs beside steps. */
+typedef struct lt_save lt_save;
+
 /* A tensor that the caller owns. */
 typedef struct lt_tensor {
   void* data;
@@ -362,6 +365,21 @@ LT_API lt_status lt_optimizer_set_steps(lt_optimizer* optimizer, int64_t param, 
  * with it; NULL: none. After LT_IO_ERROR a file that was there before is untouched (or lt_last_error() says that the
  * new one is in place). Hyper-parameters, rounding and seed are not in the file. */
 LT_API lt_status lt_optimizer_save(const lt_optimizer* optimizer, const char* path, const char* metadata);
+/* Begins such a save, of the state of now: a thread of the library writes the file while steps go on. A step copies
+ * what it is about to change and is not written yet, chunk by chunk: copy_bytes at most, or one chunk where that is
+ * more; -1: no limit. A step that finds no room waits for the writer. LT_SAVE_COPY_BYTES is the default elsewhere.
+ * On any failure the file that was there before is untouched; it comes out of lt_save_wait() or, if nobody has waited,
+ * of the next save, which then does nothing else. A save waits for the one before, and lt_optimizer_destroy for a save
+ * that runs; lt_optimizer_load is refused meanwhile. *save is the caller's, for lt_save_destroy; NULL after a
+ * failure. */
+#define LT_SAVE_COPY_BYTES ((int64_t)256 << 20)
+LT_API lt_status lt_optimizer_save_async(const lt_optimizer* optimizer, const char* path, const char* metadata,
+                                         int64_t copy_bytes, lt_save** save);
+/* Waits until the file is written, at most so many seconds; below 0: for good. *done (may be NULL): 0 if they have
+ * passed before, else 1. Returns what has made the save fail. Any thread; the optimizer may be gone. */
+LT_API lt_status lt_save_wait(const lt_save* save, double seconds, int32_t* done);
+/* Does not wait, and does not end the save. NULL: does nothing. */
+LT_API void lt_save_destroy(lt_save* save);
 /* Reads such a file of an optimizer with the same rule, parameters and state formats. The whole file is checked before
  * anything changes; a disk that fails after that leaves state as a failed lt_optimizer_write_state does. *metadata (may
  * be NULL) gets the text, valid until the next load or destroy of this optimizer. */

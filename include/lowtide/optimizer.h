@@ -210,6 +210,32 @@ struct StateInfo {
   bool is_signed = true;  // false: a second moment, never negative
 };
 
+class AsyncSave;
+
+// A save that runs beside steps: Optimizer::save_async(). Copies are of the same save. Any thread; it may outlive the
+// optimizer. In a forked child, which has nothing of the save, each call throws kInvalidArgument.
+class LT_API SaveHandle {
+ public:
+  explicit SaveHandle(std::shared_ptr<AsyncSave> save);  // the library's
+
+  // Whether the file is written, or cannot be.
+  bool done() const;
+  // Waits for that, at most so many seconds; below 0: for good. False if they have passed before. Throws what has made
+  // the save fail, whatever save() throws: the file that was there before is then untouched. Not in a call of the
+  // optimizer.
+  bool wait(double seconds = -1) const;
+
+  // Bytes of state that steps had to copy because the writer had not come to them, and the most that were kept at once.
+  int64_t copied_bytes() const;
+  int64_t most_kept_bytes() const;
+
+ private:
+  std::shared_ptr<AsyncSave> save_;
+};
+
+// Waits for all saves of this process that run beside steps. exit() does, too, from a call of none of their optimizers.
+LT_API void finish_saves();
+
 class LT_API Optimizer {
  public:
   // Makes an optimizer without parameters; opens its backend, and the scratch file of its budget when that is needed.
@@ -360,6 +386,21 @@ class LT_API Optimizer {
   // metadata: any text of the caller's, kept with it. Throws kIo; a file that was there before is then untouched.
   // docs/checkpoint-format.md describes the format.
   void save(const std::string& path, const std::string& metadata = "") const;
+  // Begins such a save, of the state of now, and returns: a thread of the library writes the file while steps go on.
+  // The file is, bit for bit, what save() would write now. A step copies what it is about to change and the thread has
+  // not written yet, chunk by chunk (in pieces of 4 MiB where state is directly addressable). Copies take copy_bytes at
+  // most, or one chunk where that is more (-1: no limit); a step that finds no room waits for the thread, whose own
+  // buffer takes one chunk or 4 MiB, whichever is more.
+  // On any failure, and if the process is killed, the file that was there before is untouched. A failure comes out of
+  // the handle's wait() or, if nobody has waited, of the next save() or save_async(), which then does nothing else;
+  // steps go on. Both wait for a save that runs, and so does the destructor; load() refuses while one runs. Calls that
+  // move or replace state (offload, import_state, write_state, prepare_replay) wait until all that is left is copied or
+  // written. Do not write to memory that state() shows meanwhile.
+  // Throws kInvalidArgument, kOutOfMemory (also where no thread can be started), and whatever waiting for a device
+  // does.
+  SaveHandle save_async(const std::string& path, const std::string& metadata = "",
+                        int64_t copy_bytes = kDefaultCopyBytes) const;
+  static constexpr int64_t kDefaultCopyBytes = int64_t{256} << 20;
   // Reads such a file of an optimizer with the same rule, parameters and state formats into this one, and returns the
   // metadata. State goes where this one's budget says. The whole file is checked before anything changes. Throws
   // kInvalidArgument or kIo; a disk that fails after that check leaves the state as a failed write_state does.

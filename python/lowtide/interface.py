@@ -18,12 +18,13 @@ from lowtide.options.options import Options
 from lowtide.options.overrides import Override, override
 from lowtide.planning.plan import Plan, plan
 from lowtide.planning.rates import Rates, measure_rates
+from lowtide.state.pending_save import PendingSave
 
 __version__: str = _core.__version__
 
 __all__ = [
     "LAMB", "LARS", "SGD", "AdEMAMix", "Adagrad", "Adam", "AdamW", "Backend", "DeviceLostError", "Embedding", "Lion", "Memory",
-    "Muon", "NAdam", "Optimizer", "Options", "Override", "Plan", "RMSprop", "Rates", "StableEmbedding", "__version__",
+    "Muon", "NAdam", "Optimizer", "Options", "Override", "PendingSave", "Plan", "RMSprop", "Rates", "StableEmbedding", "__version__",
     "backends", "compat", "export_fp32", "hf", "master", "measure_rates", "override", "plan", "sign",
 ]  # fmt: skip
 # Classes that another module of optimizers/ adds to the list.

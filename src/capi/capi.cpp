@@ -18,6 +18,10 @@ struct lt_queued_clip {
   std::shared_ptr<lowtide::QueuedClip> clip;
 };
 
+struct lt_save {
+  lowtide::SaveHandle handle;
+};
+
 struct lt_optimizer {
   lowtide::Optimizer optimizer;
   std::string rule;
@@ -382,6 +386,24 @@ lt_status lt_optimizer_set_steps(lt_optimizer* optimizer, int64_t param, int64_t
 lt_status lt_optimizer_save(const lt_optimizer* optimizer, const char* path, const char* metadata) {
   return on(optimizer, [&](const lowtide::Optimizer& core) { core.save(require(path, "path"), text(metadata)); });
 }
+
+lt_status lt_optimizer_save_async(const lt_optimizer* optimizer, const char* path, const char* metadata,
+                                  int64_t copy_bytes, lt_save** save) {
+  if (save) *save = nullptr;
+  return on(optimizer, [&](const lowtide::Optimizer& core) {
+    require(save, "save");
+    auto made = std::make_unique<lt_save>(lowtide::SaveHandle(nullptr));
+    made->handle = core.save_async(require(path, "path"), text(metadata), copy_bytes);
+    *save = made.release();
+  });
+}
+
+lt_status lt_save_wait(const lt_save* save, double seconds, int32_t* done) {
+  if (done) *done = 1;
+  return lowtide::capi::on(save, "save", [&](const lt_save& of) { give(int32_t{of.handle.wait(seconds)}, done); });
+}
+
+void lt_save_destroy(lt_save* save) { delete save; }
 
 lt_status lt_optimizer_load(lt_optimizer* optimizer, const char* path, const char** metadata) {
   return on(optimizer, [&](lowtide::Optimizer& core) {

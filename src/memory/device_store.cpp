@@ -1,6 +1,7 @@
 // Steps, and what parameters are added with.
 #include "memory/device_store.h"
 
+#include <cstring>
 #include <utility>
 
 #include "core/error.h"
@@ -197,17 +198,47 @@ void DeviceStore::transfer_behind(void* queue) {
   if (options_.shared_allocator) device_.wait(queues_.transfer_queue(), device_.record(queue));
 }
 
-std::byte* DeviceStore::bring(size_t chunk) {
+void DeviceStore::check_process() const {
   if (forks() != forks_)
     fail(ErrorKind::kDeviceLost,
          "got state on a device to read in a forked child of its process, which has neither the device nor its pinned "
          "memory; read or save the state before the fork");
+}
+
+std::byte* DeviceStore::bring(size_t chunk) {
+  check_process();
   if (device_.is_lost()) return bring_from_lost(chunk);
   onload();
   if (!stage_.holds(chunk)) catch_up();
   const DeviceRecord& record = chunks_[chunk];
   if (record.kind != MemoryKind::kDevice) return record.memory.data();
   return stage_.bring(chunk, env_, stage_memory_, record.chunk.bytes);
+}
+
+void DeviceStore::settle() {
+  check_process();
+  settled_ = !device_.is_lost();
+  if (settled_) catch_up();
+}
+
+// No step has changed the chunk since it was settled: the host reads it where it can, whatever is queued for others.
+void DeviceStore::peek(size_t chunk, std::byte* to) {
+  const DeviceRecord& record = chunks_[chunk];
+  if (!settled_ || record.kind == MemoryKind::kPinned) {
+    const std::byte* const from = settled_ ? record.memory.data() : bring_from_lost(chunk);
+    return void(std::memcpy(to, from, static_cast<size_t>(record.chunk.bytes)));
+  }
+  void* const queue = queues_.transfer_queue();
+  try {
+    device_.copy(queue, to, record.memory.data(), record.chunk.bytes);
+    device_.host_wait(device_.record(queue));
+  } catch (...) {
+    try {
+      queues_.finish();  // the caller frees the memory
+    } catch (...) {      // a device that is lost uses nothing
+    }
+    throw;
+  }
 }
 
 std::byte* DeviceStore::bring_from_lost(size_t chunk) {

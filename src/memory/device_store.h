@@ -79,6 +79,7 @@ class DeviceStore final : public Store {
   void add(std::span<const ShapedParam> params) override;
   void check_written() override { stage_.write_back(); }
   void synchronize() override;
+  void peek(size_t chunk, std::byte* to) override;
 
   // -- What moves between steps
   // All state out of device memory to host memory, and back. No-ops where it is already so. Throws kInvalidArgument
@@ -131,7 +132,10 @@ class DeviceStore final : public Store {
   };
   using Copies = std::vector<DeviceBytes>;  // by chunk, on the other side; empty: the chunk stays
 
+  size_t chunks() const override { return chunks_.size(); }
   const Chunk& chunk_at(size_t chunk) const override { return chunks_[chunk].chunk; }
+  const std::byte* host_memory(std::byte*) const override { return nullptr; }  // it may be the device's
+  void settle() override;
   void pass(const Work& work, bool changes, int threads, const std::vector<int64_t>& wanted, void* stream) override;
   void queue_step(const Work& work, bool changes, const std::vector<int64_t>& wanted, void* stream);
   void end_step(const std::vector<int64_t>& wanted);
@@ -140,6 +144,7 @@ class DeviceStore final : public Store {
   // The host waits, reads and changes.
   std::byte* bring(size_t chunk) override;
   std::byte* bring_from_lost(size_t chunk);
+  void check_process() const;
   void before_queueing();
   void catch_up();
   void break_off() noexcept;
@@ -181,6 +186,7 @@ class DeviceStore final : public Store {
   DeviceQueues queues_;
   Queued queued_ = Queued::kNothing;
   HostWrites host_writes_;
+  bool settled_ = true;  // chunks are what they were at the last settle(), until they are told of
   Buffer stage_memory_;
   Residency residency_;
   std::optional<int64_t> room_;  // for state, as the caller says; -1: not known; nothing: no step has come

@@ -152,18 +152,38 @@ void ScratchFile::check_process() const {
              "got a scratch file used in a forked child of its process, wanted one that the child has made itself");
 }
 
-ScratchFile::Ticket ScratchFile::start(bool write, int64_t offset, std::byte* memory, int64_t bytes) {
+void ScratchFile::check_transfer(bool write, int64_t offset, const std::byte* memory, int64_t bytes) const {
   check_process();
   const char* const operation = write ? "write" : "read";
   const auto address = reinterpret_cast<uintptr_t>(memory);
   LT_REQUIRE(offset % kAlignment == 0 && bytes % kAlignment == 0 && address % kAlignment == 0,
              "got a %s of %lld bytes at offset %lld, memory %p, wanted multiples of %lld", operation, ll(bytes),
-             ll(offset), static_cast<void*>(memory), ll(kAlignment));
+             ll(offset), static_cast<const void*>(memory), ll(kAlignment));
   LT_REQUIRE(offset >= 0 && bytes >= 0 && bytes <= bytes_ && offset <= bytes_ - bytes,
              "got a %s of %lld bytes at offset %lld, wanted it within the %lld bytes of the scratch file", operation,
              ll(bytes), ll(offset), ll(bytes_));
   LT_REQUIRE(memory || bytes == 0, "got a %s of %lld bytes at no address, wanted memory", operation, ll(bytes));
+}
+
+ScratchFile::Ticket ScratchFile::start(bool write, int64_t offset, std::byte* memory, int64_t bytes) {
+  check_transfer(write, offset, memory, bytes);
   return transfers_->start(write, offset, memory, bytes);
+}
+
+void ScratchFile::read_now(int64_t offset, std::byte* to, int64_t bytes) const {
+  check_transfer(false, offset, to, bytes);
+  for (int64_t all = 0; all < bytes;) {
+    const int64_t done =
+        retry_interrupted([&] { return env_.pread(file_.get(), to + all, bytes - all, offset + all); });
+    const int64_t begin = all;
+    all += std::max<int64_t>(done, 0);
+    if (direct_ && all < bytes) all = all / kAlignment * kAlignment;  // whole pages alone can be read
+    if (all == begin)
+      fail_transfer({.failed = true,
+                     .system_error = static_cast<int>(-std::min<int64_t>(done, 0)),
+                     .offset = offset,
+                     .bytes = bytes});
+  }
 }
 
 void ScratchFile::grow(int64_t bytes) {
@@ -182,7 +202,10 @@ void ScratchFile::wait(Ticket ticket) {
   check_process();
   LT_REQUIRE(transfers_->knows(ticket), "got ticket %lld, wanted one that has not been waited for", ll(ticket));
   const Transfers::Outcome outcome = transfers_->wait(ticket);
-  if (!outcome.failed) return;
+  if (outcome.failed) fail_transfer(outcome);
+}
+
+void ScratchFile::fail_transfer(const Transfers::Outcome& outcome) const {
   const char* const reason = outcome.system_error ? "" : ": the file has been made shorter by another";
   fail_io(outcome.system_error, "cannot %s %lld bytes at offset %lld of the scratch file in %s%s",
           outcome.write ? "write" : "read", ll(outcome.bytes), ll(outcome.offset), path_.c_str(), reason);

@@ -63,11 +63,16 @@ class ScratchFile {
   // system says.
   void wait(Ticket ticket);
 
+  // Reads at once, beside transfers that are under way elsewhere in the file. Any thread. Throws kIo as wait().
+  void read_now(int64_t offset, std::byte* to, int64_t bytes) const;
+
   bool direct() const { return direct_; }
   const char* engine() const { return transfers_->engine().name(); }  // "io_uring" or "threads"
 
  private:
   void check_process() const;
+  void check_transfer(bool write, int64_t offset, const std::byte* memory, int64_t bytes) const;
+  [[noreturn]] void fail_transfer(const Transfers::Outcome& outcome) const;
   Ticket start(bool write, int64_t offset, std::byte* memory, int64_t bytes);
 
   // In the order in which they are made; taken down the other way round.

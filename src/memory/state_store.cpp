@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <utility>
 
 #include "core/error.h"
@@ -194,6 +195,15 @@ std::byte* StateStore::bring(size_t chunk) {
   drop_prefetched();
   if (std::byte* const memory = chunks_[chunk].memory.data()) return memory;
   return stage_.bring(chunk, env_, slots_[0], pager_.plan().slot_bytes);
+}
+
+// Not by the file's queue of transfers, in which a step's own may be under way.
+void StateStore::peek(size_t chunk, std::byte* to) {
+  const ChunkRecord& record = chunks_[chunk];
+  if (const std::byte* const memory = record.memory.data())
+    return void(std::memcpy(to, memory, static_cast<size_t>(record.chunk.bytes)));
+  file_->read_now(record.file_offset, to, record.chunk.bytes);
+  record.check(to, chunk);
 }
 
 std::vector<const Buffer*> StateStore::shrink() {

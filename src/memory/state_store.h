@@ -24,13 +24,18 @@ class StateStore final : public Store {
   void check_written() override;
   void forget_unwritten() override { unwritten_ = nullptr; }
 
+  void peek(size_t chunk, std::byte* to) override;
+
   // The memory of chunks in RAM; the slots' is freed first (they are allocated again when they are used).
   std::vector<const Buffer*> shrink();
 
   MemoryReport report() const override;
 
  private:
+  size_t chunks() const override { return chunks_.size(); }
   const Chunk& chunk_at(size_t chunk) const override { return chunks_[chunk].chunk; }
+  const std::byte* host_memory(std::byte* memory) const override { return memory; }
+  void settle() override { stage_.write_back(); }
   void pass(const Work& work, bool changes, int threads, const std::vector<int64_t>& wanted, void* stream) override;
   std::byte* bring(size_t chunk) override;
   std::vector<bool> due_chunks(const std::vector<int64_t>& wanted) const;

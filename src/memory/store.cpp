@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "core/error.h"
 
@@ -26,6 +27,18 @@ std::vector<bool> Store::chunks_of(const std::vector<int64_t>& wanted, size_t ch
     if (const auto found = pieces_.find(param); found != pieces_.end())
       for (const Place& place : found->second) out[place.chunk] = true;
   return out;
+}
+
+void Store::watch(Told told) {
+  settle();
+  told_ = std::move(told);
+}
+
+void Store::tell(std::span<const PlacedChunk> chunks) const {
+  for (const PlacedChunk& placed : chunks) {
+    const Piece& first = placed.pieces.front();
+    told_(pieces_.at(first.param)[first.number].chunk, host_memory(placed.memory));
+  }
 }
 
 void Store::visit(int64_t param, bool change, const Visit& visit) {

@@ -54,13 +54,33 @@ class Store {
   // `work` has returned are changed, the others are not, and the caller's own count says which. KeptInMemory comes
   // after the last chunk.
   void step(const Work& work, int threads = 1, const std::vector<int64_t>& wanted = {}, void* stream = nullptr) {
-    pass(work, true, threads, wanted, stream);
+    if (!told_) return pass(work, true, threads, wanted, stream);
+    const Work told = [&](std::span<const PlacedChunk> chunks) {
+      tell(chunks);
+      work(chunks);
+    };
+    pass(told, true, threads, wanted, stream);
   }
   // The same for work that changes nothing: chunks are read and not written. Throws before the first chunk or after the
   // last.
   void look(const Work& work, int threads = 1, const std::vector<int64_t>& wanted = {}, void* stream = nullptr) {
     pass(work, false, threads, wanted, stream);
   }
+
+  // -- Copies of chunks as they are now, while steps go on
+
+  // Waits for what is queued: from here on, until `told` is called for it, peek() of a chunk gives what it is now.
+  // told(chunk, memory) is called by step() before each change of a chunk, with its bytes where the host has them, else
+  // nullptr. It throws nothing. Empty: nobody is told any more. Other changes, by visit() or copy(), are told to
+  // nobody.
+  using Told = std::function<void(size_t chunk, const std::byte* memory)>;
+  void watch(Told told);
+  void unwatch() { told_ = nullptr; }
+  size_t chunk_count() const { return chunks(); }
+  const Chunk& chunk(size_t number) const { return chunk_at(number); }
+  // Copies all bytes of a chunk to page-aligned host memory. Changes nothing of the store and forgets nothing that it
+  // has read ahead. Any thread, while no other is in a call of this store. Throws kIo or kDeviceLost.
+  virtual void peek(size_t chunk, std::byte* to) = 0;
 
   // Visits the pieces of one parameter in order, in host memory, and with `change` puts them back. The memory is valid
   // during the call of `visit`. Throws if a piece cannot be read: those before it have been visited.
@@ -102,10 +122,18 @@ class Store {
   std::vector<bool> chunks_of(const std::vector<int64_t>& wanted, size_t chunks) const;
 
   virtual void pass(const Work& work, bool changes, int threads, const std::vector<int64_t>& wanted, void* stream) = 0;
+  virtual size_t chunks() const = 0;
   virtual const Chunk& chunk_at(size_t chunk) const = 0;
+  // The bytes of a chunk that is to be stepped at `memory`, if the host has them there.
+  virtual const std::byte* host_memory(std::byte* memory) const = 0;
+  // All that is queued has happened, and changes by the host are where their chunk is.
+  virtual void settle() = 0;
   // The chunk where the host can read and write it, until the next call for another chunk: its own memory, or stage_.
   virtual std::byte* bring(size_t chunk) = 0;
 
+  void tell(std::span<const PlacedChunk> chunks) const;
+
+  Told told_;
   Index pieces_;
   Pager pager_{Plan{}};
   StepOrder order_;

@@ -1,6 +1,4 @@
-#include <pthread.h>
 #include <semaphore.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <exception>
@@ -8,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/signals.h"
 #include "memory/io_engine.h"
 
 namespace lowtide {
@@ -22,20 +21,6 @@ IoRequest* take_first(std::vector<IoRequest*>& from) {
   from.erase(from.begin());
   return request;
 }
-
-// New threads inherit the signal mask: signals of the application are handled by threads of the application.
-class AllSignalsBlocked {
- public:
-  AllSignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~AllSignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_;
-};
 
 // A POSIX semaphore. (Not a condition variable: those of glibc before 2.41 can lose a signal, bug 25847, and did.)
 class Semaphore {

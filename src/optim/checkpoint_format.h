@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -67,6 +68,49 @@ Lock lock_temporary(Env& env, int fd);
 
 // Removes the temporary files of `path` whose writers are gone. What cannot be removed stays.
 void remove_abandoned(Env& env, const std::string& path) noexcept;
+
+// Writes a checkpoint whose data come in any order. One thread at a time uses it.
+class Writer {
+ public:
+  // Checks the name and every value, and touches no file. env outlives this object. Throws kInvalidArgument.
+  Writer(Env& env, std::string path, const Checkpoint& checkpoint, int64_t piece_bytes = kPieceBytes);
+  // Unless commit() has returned, the file that was there before is untouched and nothing is left behind.
+  ~Writer();
+  Writer(const Writer&) = delete;
+  Writer& operator=(const Writer&) = delete;
+
+  const std::vector<Array>& arrays() const { return arrays_; }
+  const std::string& path() const { return path_; }
+  int64_t piece_bytes() const { return prefix_.piece_bytes; }
+
+  // In this order, once each; write() for every byte of the data once. Each throws kIo. What is written of a piece in
+  // parts is read back by commit(), against a checksum of each part, to make the piece's own.
+  void open();
+  // Bytes [at, at + bytes) of the arrays()[array].
+  void write(size_t array, int64_t at, const std::byte* from, int64_t bytes);
+  void commit();
+  // Gives up what is not committed: nothing is left behind.
+  void close() noexcept;
+
+ private:
+  class Replacement;
+  struct Part {                // of a piece, written by itself
+    int64_t piece, at, bytes;  // at: in the data
+    uint64_t checksum;
+  };
+  void write_data(int64_t at, const std::byte* from, int64_t bytes);
+  void join_parts();
+
+  Env& env_;
+  const std::string path_;
+  const std::vector<Array> arrays_;
+  std::vector<int64_t> first_piece_;  // of each array
+  Prefix prefix_;
+  std::string head_;
+  std::vector<uint64_t> table_;
+  std::vector<Part> parts_;
+  std::unique_ptr<Replacement> file_;
+};
 
 // save_checkpoint() with pieces of another size.
 void save(Env& env, const std::string& path, const Checkpoint& checkpoint, const StateReader& read,

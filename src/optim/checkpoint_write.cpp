@@ -5,6 +5,7 @@
 #include <memory>
 #include <utility>
 
+#include "core/buffer.h"
 #include "core/error.h"
 #include "memory/descriptor.h"
 #include "optim/checkpoint_format.h"
@@ -18,8 +19,10 @@ std::string directory_of(const std::string& path) {
   return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
 }
 
+}  // namespace
+
 // A new file beside `path` that takes its name, or leaves nothing.
-class Replacement {
+class Writer::Replacement {
  public:
   Replacement(Env& env, const std::string& path) : env_(env), path_(path) {
     remove_abandoned(env, path);  // first: they may take the room that this one needs
@@ -40,18 +43,15 @@ class Replacement {
     if (result < 0) fail_io(-result, "no room for %lld bytes in '%s'", ll(bytes), name());
   }
 
-  void append(const void* data, int64_t bytes) {
-    const auto* from = static_cast<const char*>(data);
-    while (bytes > 0) {
-      const int64_t done = retry_interrupted([&] { return env_.pwrite(file_.get(), from, bytes, at_); });
-      if (done <= 0) {
-        fail_io(done == 0 ? EIO : static_cast<int>(-done), "could not write %lld bytes at %lld of '%s'", ll(bytes),
-                ll(at_), name());
-      }
-      from += done;
-      bytes -= done;
-      at_ += done;
-    }
+  void write(const void* data, int64_t at, int64_t bytes) {
+    const auto* const from = static_cast<const char*>(data);
+    transfer("write", at, bytes,
+             [&](int64_t done) { return env_.pwrite(file_.get(), from + done, bytes - done, at + done); });
+  }
+  void read(void* data, int64_t at, int64_t bytes) {
+    auto* const to = static_cast<char*>(data);
+    transfer("read back", at, bytes,
+             [&](int64_t done) { return env_.pread(file_.get(), to + done, bytes - done, at + done); });
   }
 
   void commit() {
@@ -76,6 +76,19 @@ class Replacement {
  private:
   static constexpr int kMostTries = 100;
 
+  // call(bytes done so far) until all are.
+  template <class Call>
+  void transfer(const char* what, int64_t at, int64_t bytes, Call&& call) {
+    for (int64_t all = 0; all < bytes;) {
+      const int64_t done = retry_interrupted([&] { return call(all); });
+      if (done <= 0) {
+        fail_io(done == 0 ? EIO : static_cast<int>(-done), "could not %s %lld bytes at %lld of '%s'", what,
+                ll(bytes - all), ll(at + all), name());
+      }
+      all += done;
+    }
+  }
+
   const char* name() const { return temporary_.c_str(); }
 
   void remove() {
@@ -85,7 +98,7 @@ class Replacement {
   // Leaves nothing, and exists_ false, if the name is taken or another save has taken the new file for abandoned.
   void create() {
     temporary_ = temporary_name(path_);
-    file_ = Descriptor::open(env_, temporary_, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    file_ = Descriptor::open(env_, temporary_, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (file_.get() == -EEXIST) return;
     if (file_.get() < 0) fail_io(-file_.get(), "could not write '%s': no file '%s' there", path_.c_str(), name());
     // A descriptor of its own: the lock has to outlive the closing of the file, before the rename.
@@ -102,46 +115,97 @@ class Replacement {
   std::string temporary_;
   Descriptor file_, lock_;
   bool exists_ = false;
-  int64_t at_ = 0;
 };
 
-}  // namespace
+Writer::Writer(Env& env, std::string path, const Checkpoint& checkpoint, int64_t piece_bytes)
+    : env_(env), path_(std::move(path)), arrays_(arrays_of(checkpoint)) {
+  LT_REQUIRE(!path_.empty() && path_.back() != '/' && path_.find('\0') == std::string::npos,
+             "'%s' is not the name of a file", path_.c_str());
+  prefix_.piece_bytes = piece_bytes;
+  for (const Array& array : arrays_) {
+    first_piece_.push_back(prefix_.pieces);
+    prefix_.data_bytes += array.bytes;
+    prefix_.pieces += array.pieces(piece_bytes);
+  }
+  head_ = encode_header(checkpoint);
+  prefix_.header_bytes = static_cast<int64_t>(head_.size());
+  head_.insert(0, encode(prefix_));
+  head_.resize(static_cast<size_t>(prefix_.data_offset()), '\0');
+  table_.reserve(static_cast<size_t>(prefix_.pieces) + 1);
+  table_.resize(static_cast<size_t>(prefix_.pieces));
+}
+
+Writer::~Writer() = default;
+
+void Writer::close() noexcept { file_.reset(); }
+
+void Writer::open() {
+  file_ = std::make_unique<Replacement>(env_, path_);
+  file_->allocate(prefix_.file_bytes());
+  file_->write(head_.data(), 0, static_cast<int64_t>(head_.size()));
+}
+
+void Writer::write_data(int64_t at, const std::byte* from, int64_t bytes) {
+  file_->write(from, prefix_.data_offset() + at, bytes);
+}
+
+void Writer::write(size_t array, int64_t at, const std::byte* from, int64_t bytes) {
+  const Array& of = arrays_[array];
+  for (const int64_t end = at + bytes; at < end;) {
+    const int64_t number = at / prefix_.piece_bytes, begin = number * prefix_.piece_bytes;
+    const int64_t stop = std::min(begin + prefix_.piece_bytes, of.bytes), n = std::min(stop, end) - at;
+    const int64_t piece = first_piece_[array] + number;
+    if (n == stop - begin)
+      table_[static_cast<size_t>(piece)] = piece_checksum(from, n, piece);
+    else
+      parts_.push_back({piece, of.offset + at, n, piece_checksum(from, n, of.offset + at)});
+    write_data(of.offset + at, from, n);
+    from += n;
+    at += n;
+  }
+}
+
+void Writer::join_parts() {
+  if (parts_.empty()) return;
+  std::sort(parts_.begin(), parts_.end(), [](const Part& a, const Part& b) { return a.at < b.at; });
+  const Buffer memory(env_, static_cast<size_t>(prefix_.piece_bytes));
+  for (auto part = parts_.begin(); part != parts_.end();) {
+    const int64_t piece = part->piece, begin = part->at;
+    int64_t bytes = 0;
+    for (; part != parts_.end() && part->piece == piece; ++part, bytes = part[-1].at + part[-1].bytes - begin) {
+      std::byte* const to = memory.data() + (part->at - begin);
+      file_->read(to, prefix_.data_offset() + part->at, part->bytes);
+      if (piece_checksum(to, part->bytes, part->at) != part->checksum)
+        fail_io(0, "%lld bytes of '%s' read back are not what was written; the disk was damaged", ll(part->bytes),
+                path_.c_str());
+    }
+    table_[static_cast<size_t>(piece)] = piece_checksum(memory.data(), bytes, piece);
+  }
+}
+
+void Writer::commit() {
+  join_parts();
+  table_.push_back(root_checksum(head_, table_));
+  file_->write(table_.data(), prefix_.table_offset(), static_cast<int64_t>(table_.size()) * 8);
+  file_->commit();
+}
 
 void save(Env& env, const std::string& path, const Checkpoint& checkpoint, const StateReader& read,
           int64_t piece_bytes) {
-  LT_REQUIRE(!path.empty() && path.back() != '/' && path.find('\0') == std::string::npos,
-             "'%s' is not the name of a file", path.c_str());
-  const std::vector<Array> arrays = arrays_of(checkpoint);
-  Prefix prefix;
-  prefix.piece_bytes = piece_bytes;
+  Writer writer(env, path, checkpoint, piece_bytes);
   int64_t largest = 0;
-  for (const Array& array : arrays) {
-    prefix.data_bytes += array.bytes;
-    prefix.pieces += array.pieces(piece_bytes);
-    largest = std::max(largest, array.bytes);
-  }
-  std::string head = encode_header(checkpoint);
-  prefix.header_bytes = static_cast<int64_t>(head.size());
-  head.insert(0, encode(prefix));
-  head.resize(static_cast<size_t>(prefix.data_offset()), '\0');
+  for (const Array& array : writer.arrays()) largest = std::max(largest, array.bytes);
   const auto piece = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(std::min(piece_bytes, largest)));
-  std::vector<uint64_t> table;
-  table.reserve(static_cast<size_t>(prefix.pieces) + 1);
-
-  Replacement file(env, path);
-  file.allocate(prefix.file_bytes());
-  file.append(head.data(), static_cast<int64_t>(head.size()));
-  for (const Array& array : arrays) {
+  writer.open();
+  for (size_t i = 0; i < writer.arrays().size(); ++i) {
+    const Array& array = writer.arrays()[i];
     for (int64_t at = 0; at < array.bytes; at += piece_bytes) {
       const int64_t bytes = std::min(piece_bytes, array.bytes - at);
       read(array.part, at, piece.get(), bytes);
-      table.push_back(piece_checksum(piece.get(), bytes, static_cast<int64_t>(table.size())));
-      file.append(piece.get(), bytes);
+      writer.write(i, at, piece.get(), bytes);
     }
   }
-  table.push_back(root_checksum(head, table));
-  file.append(table.data(), static_cast<int64_t>(table.size()) * 8);
-  file.commit();
+  writer.commit();
 }
 
 }  // namespace checkpoint

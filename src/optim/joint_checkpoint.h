@@ -11,10 +11,13 @@
 
 namespace lowtide {
 
-// all: distinct, borrowed for the call; each refuses other calls meanwhile. owner: of each parameter, the place in `all`
-// of the optimizer that has it. They throw what Optimizer::save and load throw, and leave as little changed.
+// all: distinct, borrowed for the call; each refuses other calls meanwhile. owner: of each parameter, the place in
+// `all` of the optimizer that has it. They throw what Optimizer::save, save_async and load throw, and leave as little
+// changed.
 void save_together(std::span<Optimizer* const> all, std::span<const int> owner, const std::string& path,
                    const std::string& metadata);
+SaveHandle save_together_async(std::span<Optimizer* const> all, std::span<const int> owner, const std::string& path,
+                               const std::string& metadata, int64_t copy_bytes);
 std::string load_together(std::span<Optimizer* const> all, std::span<const int> owner, const std::string& path);
 
 }  // namespace lowtide

@@ -47,6 +47,7 @@ void correct_arguments(const Hyper& hyper, int64_t t, double before, std::byte* 
 
 double mu_product(const Optimizer& of, int64_t param) {
   auto& impl = OptimizerEnv::impl(const_cast<Optimizer&>(of));
+  const OptimizerEnv::Inside inside(impl);
   impl.resolve();
   const Parameter& at = impl.table.at(param);
   if (!has_mu_product(at.rule) || at.mu_product != kAsNow) return at.mu_product;

@@ -172,6 +172,7 @@ void Optimizer::offload() {
   const Impl::Call call(*impl_);
   impl_->resolve();
   for (const auto& residence : impl_->table.residences) residence->check_offload();  // all of them, or none
+  if (impl_->table.saving) impl_->table.saving->before_any_change();
   for (const auto& residence : impl_->table.residences) residence->offload(impl_->table.on.threads);
 }
 
@@ -190,6 +191,7 @@ void Optimizer::set_nonfinite(NonFinite policy) {
 const char* Optimizer::cpu_target() const { return impl_->table.on.host->target(); }
 
 MemoryReport Optimizer::report() const {
+  const Impl::Inside inside(*impl_);
   impl_->resolve();
   const ParamTable& table = impl_->table;
   MemoryReport report;

@@ -4,65 +4,19 @@
 
 #include "optim/checkpoint.h"
 #include "optim/joint_checkpoint.h"
+#include "optim/async_save.h"
 #include "optim/optimizer_impl.h"
+#include "optim/running_saves.h"
+#include "optim/saved_tables.h"
 #include "optim/state_parts.h"
 
 namespace lowtide {
 namespace {
 
-// The tables that have an optimizer's parameters between them. All count the same parameters and groups.
-class Tables {
- public:
-  explicit Tables(ParamTable& only) : all_{&only} {}
-  // owner: of each parameter, the table that steps it.
-  Tables(std::vector<ParamTable*> all, std::vector<int> owner) : all_(std::move(all)), owner_(std::move(owner)) {}
-
-  size_t params() const { return all_.front()->params.size(); }
-  ParamTable& of(size_t param) const { return *all_[owner_.empty() ? 0 : static_cast<size_t>(owner_[param])]; }
-  Parameter& at(size_t param) const { return of(param).params[param]; }
-  const char* rule() const { return rule_info(all_.front()->rule).name; }
-  Env& env() const { return all_.front()->env; }
-  const std::vector<ParamTable*>& all() const { return all_; }
-
- private:
-  std::vector<ParamTable*> all_;
-  std::vector<int> owner_;  // empty: there is one table
-};
-
 std::string sizes_text(const std::vector<int64_t>& sizes) {
   std::string text;
   for (const int64_t size : sizes) text += (text.empty() ? "" : ", ") + std::to_string(size);
   return text;
-}
-
-// of_rule -1: without state.
-CheckpointParam describe(const Parameter& param, int of_rule) {
-  const CodecInfo& codec = codec_info(param.codec);
-  CheckpointParam out;
-  out.sizes = param.sizes;
-  out.group = param.group;
-  out.steps = param.steps;
-  out.codec = codec.name;
-  out.block = codec.scaled ? kBlockElements : 0;
-  if (of_rule < 0) return out;
-  for (int k = 0; k < param.arrays(of_rule); ++k)
-    out.states.push_back({param.view(of_rule, k).name, param.is_signed(of_rule, k), param.code_bytes(of_rule, k),
-                          param.scale_bytes(of_rule, k)});
-  return out;
-}
-
-// The state as it is now.
-Checkpoint describe(const Tables& tables, const std::string& metadata) {
-  Checkpoint out;
-  out.rule = tables.rule();
-  out.metadata = metadata;
-  for (size_t i = 0; i < tables.params(); ++i) {
-    const Parameter& param = tables.at(i);
-    tables.of(i).require_whole(param, i);
-    out.params.push_back(describe(param, param.has_state && !param.uninitialized ? param.state_rule : -1));
-    out.params.back().name = std::to_string(i);
-  }
-  return out;
 }
 
 void copy_state(const Tables& tables, const StatePart& part, int64_t offset, int64_t bytes, std::byte* to,
@@ -138,20 +92,43 @@ void commit(const Tables& tables, const Checkpoint& saved) {
   for (size_t i = 0; i < tables.params(); ++i) tables.at(i).partially_written = 0;
 }
 
+// One save after another: waits for the one before, and throws its failure if nobody has heard of it.
+void wait_for_save(const ParamTable& table) {
+  if (!table.saving) return;
+  table.saving->before_any_change();  // in a call, state can be read by this thread alone
+  table.saving->finish();
+  table.saving->raise_unraised();
+}
+
 void save_tables(const Tables& tables, const std::string& path, const std::string& metadata) {
+  for (ParamTable* const table : tables.all()) wait_for_save(*table);
   for (ParamTable* const table : tables.all()) table->onload();
   save_checkpoint(tables.env(), path, describe(tables, metadata),
                   [&](const StatePart& part, int64_t offset, std::byte* to, int64_t bytes) {
                     copy_state(tables, part, offset, bytes, to, nullptr);
                   });
-  // The file has one count for each parameter: what goes on here is what is loaded from it.
-  for (size_t i = 0; i < tables.params(); ++i) {
-    Parameter& param = tables.at(i);
-    for (Progress& piece : param.progress) piece = {0, param.uninitialized};
-  }
+  count_as_saved(tables);
+}
+
+void refuse_load(const ParamTable& table) {
+  LT_REQUIRE(!table.saving || table.saving->done(),
+             "got a file to load while a save of this optimizer to '%s' runs, wanted it after the save: call wait() of "
+             "the save's handle first",
+             table.saving->path().c_str());
+}
+
+std::shared_ptr<AsyncSave> save_tables_async(const Tables& tables, const std::string& path, const std::string& metadata,
+                                             int64_t copy_bytes) {
+  for (ParamTable* const table : tables.all()) wait_for_save(*table);
+  for (ParamTable* const table : tables.all()) table->onload();
+  std::shared_ptr<AsyncSave> save = AsyncSave::begin(tables, path, metadata, copy_bytes);
+  for (ParamTable* const table : tables.all()) table->saving = save;
+  count_as_saved(tables);
+  return save;
 }
 
 std::string load_tables(const Tables& tables, const std::string& path) {
+  for (ParamTable* const table : tables.all()) refuse_load(*table);
   std::deque<StateChange> changes;
   for (ParamTable* const table : tables.all()) changes.emplace_back(*table);
   const CheckpointFile file(tables.env(), path);
@@ -179,6 +156,14 @@ std::string load_tables(const Tables& tables, const std::string& path) {
   return metadata;
 }
 
+void begin_calls(std::span<Optimizer* const> all, std::deque<OptimizerEnv::Call>& calls) {
+  for (Optimizer* const each : all) {
+    auto& impl = OptimizerEnv::impl(*each);
+    calls.emplace_back(impl);
+    if (impl.on_device) impl.on_device->resolve_and_raise();
+  }
+}
+
 Tables tables_of(std::span<Optimizer* const> all, std::span<const int> owner) {
   LT_REQUIRE(!all.empty(), "got no optimizer, wanted one or more");
   std::vector<ParamTable*> tables;
@@ -200,6 +185,20 @@ void Optimizer::save(const std::string& path, const std::string& metadata) const
   save_tables(Tables(impl_->table), path, metadata);
 }
 
+SaveHandle Optimizer::save_async(const std::string& path, const std::string& metadata, int64_t copy_bytes) const {
+  const Impl::Call call(*impl_);
+  if (impl_->on_device) impl_->on_device->resolve_and_raise();
+  return SaveHandle(save_tables_async(Tables(impl_->table), path, metadata, copy_bytes));
+}
+
+SaveHandle::SaveHandle(std::shared_ptr<AsyncSave> save) : save_(std::move(save)) {}
+bool SaveHandle::done() const { return save_->done(); }
+bool SaveHandle::wait(double seconds) const { return save_->wait(seconds); }
+int64_t SaveHandle::copied_bytes() const { return save_->copied_bytes(); }
+int64_t SaveHandle::most_kept_bytes() const { return save_->most_kept_bytes(); }
+
+void finish_saves() { running_saves::finish_all(); }
+
 std::string Optimizer::load(const std::string& path) {
   const Impl::StateCall call(*impl_);
   return load_tables(Tables(impl_->table), path);
@@ -209,12 +208,16 @@ void save_together(std::span<Optimizer* const> all, std::span<const int> owner, 
                    const std::string& metadata) {
   const Tables tables = tables_of(all, owner);
   std::deque<OptimizerEnv::Call> calls;
-  for (Optimizer* const each : all) {
-    auto& impl = OptimizerEnv::impl(*each);
-    calls.emplace_back(impl);
-    if (impl.on_device) impl.on_device->resolve_and_raise();
-  }
+  begin_calls(all, calls);
   save_tables(tables, path, metadata);
+}
+
+SaveHandle save_together_async(std::span<Optimizer* const> all, std::span<const int> owner, const std::string& path,
+                               const std::string& metadata, int64_t copy_bytes) {
+  const Tables tables = tables_of(all, owner);
+  std::deque<OptimizerEnv::Call> calls;
+  begin_calls(all, calls);
+  return SaveHandle(save_tables_async(tables, path, metadata, copy_bytes));
 }
 
 std::string load_together(std::span<Optimizer* const> all, std::span<const int> owner, const std::string& path) {

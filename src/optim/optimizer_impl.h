@@ -4,8 +4,10 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 
 #include "core/error.h"
+#include "optim/async_save.h"
 #include "optim/device_steps.h"
 #include "optim/param_table.h"
 #include "optim/step_plan.h"
@@ -16,6 +18,25 @@ struct Optimizer::Impl {
   Impl(const OptimizerOptions& options, Env& env, std::unique_ptr<Backend> device)
       : table(options, env, std::move(device)),
         on_device(table.on.device ? std::make_unique<DeviceSteps>(table, buffers) : nullptr) {}
+  ~Impl() {
+    if (table.saving) table.saving->finish();
+  }
+
+  // A save beside steps reads nothing for as long as this lives.
+  class Inside {
+   public:
+    explicit Inside(Impl& impl) : saving_(impl.table.saving) {
+      if (saving_) saving_->enter();
+    }
+    ~Inside() {
+      if (saving_) saving_->leave();
+    }
+    Inside(const Inside&) = delete;
+    Inside& operator=(const Inside&) = delete;
+
+   private:
+    const std::shared_ptr<AsyncSave> saving_;
+  };
 
   // Refuses a second call while one is under way (another thread, or a callback of this one).
   class Call {
@@ -23,13 +44,19 @@ struct Optimizer::Impl {
     explicit Call(Impl& impl) : impl_(impl) {
       LT_REQUIRE(!impl.busy.test_and_set(std::memory_order_acquire),
                  "this optimizer is in use by another thread; wait for its call to return");
+      inside_.emplace(impl);
+      impl.forget_save();
     }
-    ~Call() { impl_.busy.clear(std::memory_order_release); }
+    ~Call() {
+      inside_.reset();
+      impl_.busy.clear(std::memory_order_release);
+    }
     Call(const Call&) = delete;
     Call& operator=(const Call&) = delete;
 
    private:
     Impl& impl_;
+    std::optional<Inside> inside_;
   };
 
   // A call that touches state: what the last step did is known, and state that was put aside is back.
@@ -44,6 +71,12 @@ struct Optimizer::Impl {
   void resolve() {
     if (on_device) on_device->resolve();
   }
+  // Once nobody has to hear of it any more.
+  void forget_save() {
+    if (!table.saving || !table.saving->is_over()) return;
+    table.saving->let_go(table);
+    table.saving.reset();
+  }
 
   ParamTable table;
   StepBuffers buffers;
@@ -54,11 +87,12 @@ struct Optimizer::Impl {
 // The rest of the library looks into an Optimizer with this. Not part of the public interface.
 struct OptimizerEnv {
   using Call = Optimizer::Impl::Call;
+  using Inside = Optimizer::Impl::Inside;
   using StateCall = Optimizer::Impl::StateCall;
   static Optimizer::Impl& impl(Optimizer& of) { return *of.impl_; }
 
-  // An Optimizer whose files and state memory go through a given Env: the seam where tests fail any call of a whole one.
-  // As Optimizer(options). env outlives the optimizer. device: where parameters are, if not in host memory.
+  // An Optimizer whose files and state memory go through a given Env: the seam where tests fail any call of a whole
+  // one. As Optimizer(options). env outlives the optimizer. device: where parameters are, if not in host memory.
   static Optimizer make(const OptimizerOptions& options, Env& env, std::unique_ptr<Backend> device = nullptr);
 };
 

@@ -34,6 +34,7 @@ void Optimizer::allocate_state(int64_t param) {
 }
 
 int64_t Optimizer::steps(int64_t param) const {
+  const Impl::Inside inside(*impl_);
   impl_->resolve();
   return impl_->table.at(param).steps;
 }

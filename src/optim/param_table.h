@@ -18,6 +18,8 @@ namespace lowtide {
 // The most that a parameter can be said to have taken: rules count in double.
 inline constexpr int64_t kMostSteps = int64_t{1} << 53;
 
+class AsyncSave;
+
 struct ParamTable {
   ParamTable(const OptimizerOptions& options, Env& env, std::unique_ptr<Backend> device);
 
@@ -61,6 +63,7 @@ struct ParamTable {
   bool needs_norms = false;      // a rule of theirs needs norms of whole parameters before each step
   std::deque<Parameter> params;  // stable addresses: items and callers point into them
   int64_t steps = 0, skipped_steps = 0;
+  std::shared_ptr<AsyncSave> saving;  // told before state changes; nullptr: none runs, and none has failed unheard
   // Counts changes of the rule, the memory or the state's memory of any parameter: what a step works out from them
   // stays true while it stands still.
   uint64_t changes = 0;

@@ -3,6 +3,7 @@
 
 #include "backend/replays.h"
 #include "core/error.h"
+#include "optim/async_save.h"
 #include "optim/device_steps.h"
 
 namespace lowtide {
@@ -69,6 +70,7 @@ StepResult DeviceSteps::prepare_replay(const StepOptions& options) {
   announce(options);
   table_.onload();
   require_in_place();
+  if (table_.saving) table_.saving->before_any_change();
   plan.gather();
   plan.set_guard(recording.guard.get());
   std::vector<StepItem> parts;

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "optim/async_save.h"
 #include "optim/param_table.h"
 
 namespace lowtide {
@@ -19,6 +20,7 @@ class StateChange {
   explicit StateChange(ParamTable& table) : table_(table) {
     for (const std::unique_ptr<Residence>& residence : table_.residences)
       if (residence->store()) residence->store()->forget_unwritten();
+    if (table_.saving) table_.saving->before_any_change();
   }
   // Throws kIo if state that was replaced could not be written: it is complete, and kept in RAM.
   void check_written() const {

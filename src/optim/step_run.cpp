@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <exception>
 
+#include "optim/async_save.h"
 #include "optim/step_plan.h"
 
 namespace lowtide {
@@ -14,6 +15,8 @@ StepResult StepPlan::take(bool guarded) {
     ++table_.skipped_steps;
     return found;
   }
+  if (table_.saving)
+    for (const int64_t number : params()) table_.saving->before_change(static_cast<size_t>(number));
   const int threads = table_.on.threads;
   void* const stream = options_.stream;
   const bool norms = table_.needs_norms;

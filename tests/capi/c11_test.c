@@ -30,6 +30,8 @@ int lt_test_c11(const char* target);
 int lt_test_c11(const char* target) {
   int line = 0;
   lt_optimizer* optimizer = NULL;
+  lt_save* save = NULL;
+  int32_t done = 0;
   lt_optimizer_options options = LT_OPTIMIZER_OPTIONS_INIT;
   lt_group_options group_options = LT_GROUP_OPTIONS_INIT;
   lt_memory_options memory = LT_MEMORY_OPTIONS_INIT;
@@ -77,6 +79,13 @@ int lt_test_c11(const char* target) {
   CHECK(strstr(lt_last_error(), "lr") != NULL);
   CHECK(lt_optimizer_report(optimizer, &report) == LT_OK && report.disk_bytes == 0 && report.steps == 3);
   CHECK(lt_optimizer_save(optimizer, "/does/not/exist/c", NULL) == LT_IO_ERROR && lt_last_os_error() == ENOENT);
+  CHECK(lt_optimizer_save_async(optimizer, "/does/not/exist/c", NULL, LT_SAVE_COPY_BYTES, &save) == LT_OK && save);
+  CHECK(lt_save_wait(save, -1, &done) == LT_IO_ERROR && lt_last_os_error() == ENOENT && done == 1);
+  lt_save_destroy(save);
+  lt_save_destroy(NULL);
+  CHECK(lt_optimizer_save_async(optimizer, "/c", NULL, -2, &save) == LT_INVALID_ARGUMENT && save == NULL);
+  CHECK(lt_optimizer_save_async(optimizer, "/c", NULL, 0, NULL) == LT_INVALID_ARGUMENT);
+  CHECK(lt_save_wait(NULL, 0, &done) == LT_INVALID_ARGUMENT);
   memory.ram_bytes = -2;
   group_options.memory = &memory;
   CHECK(lt_optimizer_add_group(optimizer, &group_options, &group) == LT_INVALID_ARGUMENT && lt_last_os_error() == 0);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lowtide/lowtide.h"
+#include "support/checkpoint_case.h"
 #include "support/optimizer_case.h"
 #include "support/plainest_target.h"
 #include "support/temporary.h"
@@ -407,6 +408,14 @@ TEST_F(CApi, StateUnderABudget) {
   const std::string path = directory.file("c");
   const char* metadata = nullptr;
   ASSERT_EQ(lt_optimizer_save(a.optimizer, path.c_str(), "three steps"), LT_OK) << lt_last_error();
+  lt_save* save = nullptr;
+  int32_t done = 0;
+  const std::string beside = directory.file("beside");
+  ASSERT_EQ(lt_optimizer_save_async(a.optimizer, beside.c_str(), "three steps", 0, &save), LT_OK) << lt_last_error();
+  ASSERT_EQ(lt_save_wait(save, -1, &done), LT_OK) << lt_last_error();
+  EXPECT_EQ(done, 1);
+  lt_save_destroy(save);
+  EXPECT_EQ(read_file(beside), read_file(path));
   ASSERT_EQ(lt_optimizer_load(c.optimizer, path.c_str(), &metadata), LT_OK) << lt_last_error();
   EXPECT_STREQ(metadata, "three steps");
   ASSERT_EQ(lt_optimizer_allocate_state(c.optimizer, 0), LT_OK);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -89,6 +90,7 @@ class DelayedDevice final : public Backend, public Device {
  private:
   void* given(void* queue) { return queue ? queue : own_; }
   void delay(void* queue) {
+    const std::lock_guard lock(mutex_);  // a save beside steps copies in a thread of its own
     if (!rng_.chance(0.5)) return;
     ++delays_;
     queue = given(queue);
@@ -104,6 +106,7 @@ class DelayedDevice final : public Backend, public Device {
   static constexpr int64_t kMost = 2 << 20;
   std::unique_ptr<Backend> backend_;
   Device& device_;
+  std::mutex mutex_;  // of all below
   Rng rng_;
   void* own_;
   std::vector<DeviceBytes> scratch_;

@@ -189,4 +189,22 @@ STORAGE = (
                 "takes {steps:,} steps of AdamW on 7e9 parameters with fp32 state"),
         ),
     ),
+    Promise(
+        "T28",
+        "A save beside steps writes the file of its call, bit for bit, in bounded memory, or leaves the old one.",
+        "Random optimizers in RAM, on disk and on a fake device are saved while steps, moves and imports go on, and twins "
+        "at once. The n-th call fails, or ends the process. Bytes mapped meanwhile are measured.",
+        (
+            cpp(CROSS, "AsyncSave.FilesAreThoseOfASynchronousSave:AsyncSaveOnAFakeDevice.FilesAreThoseOfTheHost",
+                r"(?P<saves>\d+) saves beside steps \(.*: (?P<differ>\d+) files differ .*of (?P<bytes>\d+) bytes",
+                "{saves} saves: {differ} files differ, of {bytes:,} bytes"),
+            cpp(CROSS, "AsyncSave.CopiesStayWithinTheirLimit",
+                r"(?P<saves>\d+) saves: above the bound (?P<above>\d+), most", "memory: {above} of {saves} above the bound"),
+            cpp(CROSS, "AsyncSaveFailures.AnyFailedCallLeavesTheOldOrTheNew",
+                r"(?P<points>\d+) points, .* lost (?P<lost>\d+), files neither old nor new (?P<wrong>\d+)",
+                "{points} failed calls: {lost} failures lost, {wrong} files neither old nor new"),
+            cpp(CROSS, "AsyncSaveFailures.KilledAnywhere", r"killed at (?P<killed>\d+) of .*neither (?P<wrong>\d+);",
+                "{killed} kills: {wrong} files neither old nor new"),
+        ),
+    ),
 )  # fmt: skip

@@ -193,6 +193,9 @@ class Cores:
     def save(self, path: str, metadata: str) -> None:
         _core.save_together(self._cores, self._owners, path, metadata)
 
+    def save_async(self, path: str, metadata: str, copy_bytes: int) -> _core.SaveHandle:
+        return _core.save_together_async(self._cores, self._owners, path, metadata, copy_bytes)
+
     def load(self, path: str) -> str:
         return _core.load_together(self._cores, self._owners, path)
 

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 
@@ -17,6 +17,7 @@ from lowtide.report.fields import Report
 from lowtide.state import dicts, files, restore, spread, torch_dict
 from lowtide.state.foreign import bitsandbytes
 from lowtide.state.format import HIDDEN_KEYS, SEED, SPREAD
+from lowtide.state.pending_save import PendingSave
 from lowtide.state.products import PRODUCT, as_tensor, own_products
 from lowtide.state.restore import States
 
@@ -181,14 +182,32 @@ class Optimizer(SteppingOptimizer):
         super().zero_grad(set_to_none)
         self._clip_request = None
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    @overload
+    def save(self, path: str | os.PathLike[str], asynchronous: Literal[False] = False) -> None: ...
+    @overload
+    def save(
+        self, path: str | os.PathLike[str], asynchronous: Literal[True], copies: int | str = "256MiB"
+    ) -> PendingSave: ...
+    def save(
+        self, path: str | os.PathLike[str], asynchronous: bool = False, copies: int | str = "256MiB"
+    ) -> PendingSave | None:
         """Writes state and options to one file, durably and all or nothing, straight from wherever the state lives:
         without a second copy in memory. The format is docs/checkpoint-format.md (no pickle).
 
-        Raises OSError (a file that was there before is untouched) or ValueError."""
+        asynchronous: returns at once, and the file, of the state and options of now, is written while steps go on. A
+        step copies what it is about to change and is not written yet, chunk by chunk: `copies` bytes at most, or one
+        chunk where that is more. A step that finds no room waits for the writer. A second save waits for the first;
+        `load` is refused meanwhile; an optimizer that goes, and the end of the process, wait for the file. What
+        `state[p]` shows must not be written meanwhile. Other options: docs/checkpoints.md.
+
+        Raises OSError (a file that was there before is untouched) or ValueError. The failure of an asynchronous save
+        comes out of its `wait()` or, if nobody has waited, of the next `save`, which then writes nothing."""
         self._follow_groups()
         self._follow_overrides()
-        files.save(self.engine, self.param_groups, path)
+        if not asynchronous:
+            files.save(self.engine, self.param_groups, path)
+            return None
+        return files.save_beside(self.engine, self.param_groups, path, copies)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Reads what `save` wrote from an optimizer of the same class, parameters and state formats; the state goes

@@ -20,7 +20,8 @@ from lowtide import _core
 from lowtide.checks.kept_errors import KeptErrors
 from lowtide.checks.values import expect
 from lowtide.engine.engine import Engine
-from lowtide.memory.budgets import path_of
+from lowtide.memory.budgets import path_of, size_of
+from lowtide.state.pending_save import PendingSave
 from lowtide.state.groups import check_count, read_groups
 from lowtide.state.products import checked, own_products, product_as_now
 
@@ -33,13 +34,25 @@ _MOST_CONTAINERS, _MOST_VALUES = 1 << 20, 1 << 22
 
 def save(engine: Engine, param_groups: Sequence[dict[str, Any]], path: str | os.PathLike[str]) -> None:
     """See `Optimizer.save`."""
+    engine.core.save(path_of("path", path), _metadata(engine, param_groups))
+
+
+def save_beside(
+    engine: Engine, param_groups: Sequence[dict[str, Any]], path: str | os.PathLike[str], copies: int | str
+) -> PendingSave:
+    """See `Optimizer.save`."""
+    name, most = os.path.abspath(path_of("path", path)), size_of("copies", copies)
+    return PendingSave(engine.core.save_async(name, _metadata(engine, param_groups), most), name)
+
+
+def _metadata(engine: Engine, param_groups: Sequence[dict[str, Any]]) -> str:
     groups = []
     for group in param_groups:
         options = {key: _plain(value) for key, value in group.items() if key != "params"}
         groups.append({**options, "params": len(group["params"])})
     products = own_products(engine, param_groups)
     metadata = {_KEY: groups, **_shards(engine), **({_PRODUCTS: products} if products else {})}
-    engine.core.save(path_of("path", path), json.dumps(metadata, default=_refuse))
+    return json.dumps(metadata, default=_refuse)
 
 
 def load(

@@ -202,6 +202,7 @@ Device::Limits FakeBackend::limits() const {
 }
 
 void* FakeBackend::allocate(MemoryKind kind, int64_t bytes) {
+  const std::lock_guard lock(mutex_);
   require_alive();
   if (kind != MemoryKind::kDevice || !allocator_.allocate) return allocate_own(kind, bytes);
   void* const memory = allocator_.allocate(allocator_.context, bytes);
@@ -223,6 +224,7 @@ void* FakeBackend::allocate_own(MemoryKind kind, int64_t bytes) {
 }
 
 void FakeBackend::free(void* memory) noexcept {
+  const std::lock_guard lock(mutex_);
   if (lost_) return;
   if (from_allocator_.erase(memory))
     allocator_.free(allocator_.context, memory);
@@ -238,11 +240,13 @@ void FakeBackend::free_own(void* memory) noexcept {
 }
 
 void* FakeBackend::make_queue() {
+  const std::lock_guard lock(mutex_);
   queues_.push_back(device_.add_stream("queue " + std::to_string(queues_.size())));
   return &queues_.back();
 }
 
 void FakeBackend::copy(void* queue, void* to, const void* from, int64_t bytes) {
+  const std::lock_guard lock(mutex_);
   Span to_span, from_span;
   const bool to_here = find(to, bytes, &to_span), from_here = find(from, bytes, &from_span);
   if (to_here && from_here && !is_capturing(queue)) {
@@ -259,6 +263,7 @@ void FakeBackend::copy(void* queue, void* to, const void* from, int64_t bytes) {
 }
 
 void FakeBackend::fill(void* queue, void* to, uint32_t pattern, int pattern_bytes, int64_t count) {
+  const std::lock_guard lock(mutex_);
   const int64_t bytes = pattern_bytes * count;
   Span span;
   if (!find(to, bytes, &span)) fail(ErrorKind::kInternal, "fill of memory that is not the device's");
@@ -277,6 +282,7 @@ void FakeBackend::prefetch(void*, const void* shared, int64_t bytes) {
 }
 
 Device::Event FakeBackend::record(void* queue) {
+  const std::lock_guard lock(mutex_);
   require_alive();
   require_not_capturing(queue);
   const int event = device_.new_event();
@@ -286,6 +292,7 @@ Device::Event FakeBackend::record(void* queue) {
 }
 
 void FakeBackend::wait(void* queue, const Event& event) {
+  const std::lock_guard lock(mutex_);
   require_alive();
   if (!event) return;
   require_not_capturing(queue);
@@ -298,11 +305,13 @@ void FakeBackend::wait(void* queue, const Event& event) {
 }
 
 void FakeBackend::host_wait(const Event& event) {
+  const std::lock_guard lock(mutex_);
   require_alive();
   if (event) device_.host_wait(*static_cast<int*>(event.get()));
 }
 
 bool FakeBackend::has_happened(const Event& event) {
+  const std::lock_guard lock(mutex_);
   require_alive();
   return !event || device_.has_happened(*static_cast<int*>(event.get()));
 }

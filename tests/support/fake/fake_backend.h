@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <string>
 #include <vector>
@@ -27,6 +28,7 @@ struct FakeBackendOptions {
   std::string description = "";
 };
 
+// As a driver is, the device's calls are for any thread: a save beside steps reads chunks in one of its own.
 class FakeBackend final : public Backend, public Device {
  public:
   explicit FakeBackend(const FakeBackendOptions& options);
@@ -130,6 +132,7 @@ class FakeBackend final : public Backend, public Device {
   void pack(const SignItem& item, void* stream);
   void unpack(const SignItem& item, void* stream);
 
+  std::recursive_mutex mutex_;  // of the device's calls, and of the work that they run
   FakeBackendOptions options_;
   mutable FakeDevice device_;  // asking may be the call in which it is lost
   std::unique_ptr<Backend> cpu_;

@@ -104,6 +104,7 @@ std::shared_ptr<RecordedStep> FakeBackend::record_step(std::span<const StepItem>
 }
 
 void FakeBackend::launch(void* queue, Kernel kernel) {
+  const std::lock_guard lock(mutex_);
   require_alive();
   if (const auto found = capturing_.find(stream_of(queue)); found != capturing_.end()) {
     found->second.push_back(std::move(kernel));

@@ -1,0 +1,25 @@
+// Threads of the library take no signals: those of the application are handled by threads of the application.
+#pragma once
+
+#include <pthread.h>
+#include <signal.h>
+
+namespace lowtide {
+
+// Blocks all signals of this thread for as long as it lives; threads that are made meanwhile inherit that.
+class AllSignalsBlocked {
+ public:
+  AllSignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~AllSignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  AllSignalsBlocked(const AllSignalsBlocked&) = delete;
+  AllSignalsBlocked& operator=(const AllSignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+}  // namespace lowtide

@@ -1,0 +1,105 @@
+// A save that runs beside steps: a thread writes the state of the call to the file, part by part. What a step is about
+// to change, and the thread has not come to, is copied first; a step that finds no room for the copy waits until the
+// thread has written an earlier one. The thread reads state where it lives only between the optimizer's calls.
+//
+// Memory beyond the lists: kept copies, max(copy_bytes, largest part) at most, and the thread's own buffer, the larger
+// of the largest part and a piece of the file.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/buffer.h"
+#include "core/forks.h"
+#include "optim/saved_parts.h"
+
+namespace lowtide {
+
+class AsyncSave {
+ public:
+  // Takes the state as it is now: waits for what is queued, and has the stores tell it of changes. Nothing is written
+  // yet. The tables' optimizers are in a call, and outlive the thread: each ends with finish(). copy_bytes -1: no
+  // limit. Throws kInvalidArgument, kDeviceLost, kIo, kOutOfMemory; then no store tells it of anything.
+  static std::shared_ptr<AsyncSave> begin(const Tables& tables, const std::string& path, const std::string& metadata,
+                                          int64_t copy_bytes);
+  ~AsyncSave();
+  AsyncSave(const AsyncSave&) = delete;
+  AsyncSave& operator=(const AsyncSave&) = delete;
+
+  // -- The optimizer's calls, which come one at a time. None throws; a failure is the save's.
+
+  // Around each call: the thread reads nothing meanwhile.
+  void enter() noexcept;
+  void leave() noexcept;
+  // Before state of the kind changes: what is directly addressable of a parameter, and all that is left.
+  void before_change(size_t param) noexcept;
+  void before_any_change() noexcept;
+  // Waits until the file is written, or has failed. Not between enter() and leave().
+  void finish() noexcept;
+  // No store tells it of changes any more. In a call, once it is done.
+  void let_go(const ParamTable& table) const noexcept;
+
+  // -- Any thread
+
+  bool done() const;
+  // Whether it was done within so many seconds (below 0: for good). Throws what made the save fail.
+  bool wait(double seconds);
+  // A failure that wait() has not thrown yet is thrown, once; nothing is waited for.
+  void raise_unraised();
+  // Whether nobody has to hear of it any more.
+  bool is_over() const;
+  const std::string& path() const { return writer_.path(); }
+  // Bytes of state that steps have copied so far, and the most that were kept at a time.
+  int64_t copied_bytes() const;
+  int64_t most_kept_bytes() const;
+  // As finish(), but gives up where an optimizer is in a call: the process exits in the middle of it.
+  void finish_for_exit() noexcept;
+
+ private:
+  struct Copy {
+    size_t part = 0;
+    Buffer memory;
+  };
+  enum class Next { kCopy, kLive, kNothing };
+
+  AsyncSave(const Tables& tables, const std::string& path, const std::string& metadata, int64_t copy_bytes);
+  void watch();
+  void run() noexcept;
+  Next next(size_t& part, Copy& copy);
+  const SavedPart& at(size_t part) const { return parts_.all()[part]; }
+  void keep(size_t part, const std::byte* memory) noexcept;
+  void end(std::exception_ptr failure) noexcept;
+  void join();
+  bool is_of_parent() const { return forks() != forks_; }
+  void check_process() const;
+
+  const int64_t forks_ = forks();
+  Env& env_;
+  const int64_t copy_bytes_;
+  checkpoint::Writer writer_;
+  const SavedParts parts_;
+
+  mutable std::mutex mutex_;  // of all below
+  // Always notify_all(): glibc before 2.41 can lose what notify_one() says (bug 25847).
+  std::condition_variable changed_;
+  std::vector<bool> taken_;  // by part: read or copied, or about to be
+  int inside_ = 0;           // calls of optimizers under way
+  bool reading_ = false;     // the thread reads state where it lives
+  int filling_ = 0;          // copies that are being made
+  size_t cursor_ = 0;        // all parts before it are taken
+  std::deque<Copy> copies_;
+  int64_t kept_ = 0, most_kept_ = 0, copied_ = 0;
+  std::exception_ptr failure_;
+  bool done_ = false, raised_ = false;
+  std::once_flag joined_;
+  std::thread thread_;  // the last member: it uses all others
+};
+
+}  // namespace lowtide

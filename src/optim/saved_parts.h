@@ -1,0 +1,68 @@
+// Where the bytes of a checkpoint's data are, in parts that are read, or copied, one at a time: chunks, and pieces of
+// arrays that are directly addressable. Each byte of the data is in one part.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <unordered_map>
+#include <vector>
+
+#include "optim/checkpoint_format.h"
+#include "optim/saved_tables.h"
+
+namespace lowtide {
+
+struct SavedPart {
+  struct Range {
+    size_t array;             // of the file
+    int64_t at, from, bytes;  // in the array; in the part
+  };
+  Store* store = nullptr;  // of the chunk; or nullptr: at `memory`
+  size_t chunk = 0;
+  const std::byte* memory = nullptr;
+  int64_t bytes = 0;
+  std::vector<Range> ranges;
+
+  // As Store::peek.
+  void read(std::byte* to) const;
+  void write(checkpoint::Writer& file, const std::byte* from) const;
+};
+
+class SavedParts {
+ public:
+  SavedParts(const Tables& tables, const checkpoint::Writer& file);
+
+  // Pieces in file order, then chunks in the order of their stores.
+  const std::vector<SavedPart>& all() const { return all_; }
+  int64_t largest() const { return largest_; }
+  // Calls fn(number) for the pieces of a parameter. One that was added since has none, and so has a chunk.
+  template <class Fn>
+  void of_param(size_t param, Fn&& fn) const {
+    if (param >= of_param_.size()) return;
+    for (size_t i = 0; i < of_param_[param].count; ++i) fn(of_param_[param].first + i);
+  }
+  static constexpr size_t kNone = static_cast<size_t>(-1);
+  size_t of_chunk(Store* store, size_t chunk) const {
+    const std::vector<size_t>& of = of_chunk_.at(store);
+    return chunk < of.size() ? of[chunk] : kNone;
+  }
+  template <class Fn>
+  void for_each_store(Fn&& fn) const {
+    for (const auto& [store, of_chunk] : of_chunk_) fn(*store);
+  }
+
+ private:
+  struct Pieces {
+    size_t first = 0, count = 0;
+  };
+  void add_direct(const Tables& tables, const checkpoint::Writer& file);
+  void add_chunks(const Tables& tables, const checkpoint::Writer& file);
+
+  std::vector<SavedPart> all_;
+  std::vector<Pieces> of_param_;
+  std::unordered_map<Store*, std::vector<size_t>> of_chunk_;  // by number; kNone: the file takes nothing of it
+  int64_t largest_ = 0;
+};
+
+}  // namespace lowtide
