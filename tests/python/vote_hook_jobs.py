@@ -200,6 +200,25 @@ def other_buckets() -> list[tuple[str, str]]:
     return [raised(lambda: one_pass(hook, params, grads, CUTS[2 if odd and first else 0])) for first in (True, False)]
 
 
+def broken_off(alone: bool) -> tuple[list[str], int]:
+    """All workers, or the last one alone, break a pass off after two of three buckets and begin the next: errors of the others'
+    pass and of the two that follow, and elements of the last one's result that are not the majority."""
+    params = [torch.nn.Parameter(torch.zeros(size)) for size in SIZES]
+    hook = SignVote(torch.nn.ParameterList(params), timeout=30)
+    grads = [torch.full((size,), -0.5) for size in SIZES]
+    breaks = not alone or dist.get_rank() == dist.get_world_size() - 1
+    errors = []
+    if breaks:
+        for index, numbers in enumerate(CUTS[0][:2]):
+            buffer = torch.cat([torch.full((SIZES[number],), 2.0) for number in numbers])
+            hook(None, Bucket(index, False, [params[number] for number in numbers], buffer))
+    if alone:  # the one is a pass ahead: its first bucket meets the others' third
+        errors.append(raised(lambda: one_pass(hook, params, grads, CUTS[0]))[0])
+    found: list[torch.Tensor] = []
+    errors.append(raised(lambda: found.extend(one_pass(hook, params, grads, CUTS[0])))[0])
+    return errors, sum(int((one != -1).sum()) for one in found) if found else -1
+
+
 def one_cannot(where: str) -> tuple[str, list[bool], str]:
     """Rank 0 fails in the second bucket's ballot, or when it looks at the parameters' values: the error of each worker,
     which gradients it has left as they were, and the error of the next pass."""

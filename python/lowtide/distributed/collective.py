@@ -118,6 +118,8 @@ class Collective:
         *,
         step: int,
         residual: ShardResidual | DeviceShardResidual | None = None,
+        part: int = 0,
+        more: bool = False,
         alike: Mapping[str, int | float] | None = None,
         nonfinite: bool = False,
         failure: BaseException | None = None,
@@ -125,6 +127,9 @@ class Collective:
         """Workers tell each other what they are about to do; if all can, `fill` writes this one's ballot into
         `buffers` (or a part of them, of a vote in parts: see `complete`), and the majority replaces it there: with the
         `residual` of this worker's shard, and buffers with scales, the mean of sign times scale.
+        part, more: of a vote in parts, which takes its last rounds once: the parts before this one (0: it begins), and whether
+        others follow, without `fill`. The parts' results are void unless the last one is applied: one that is not, or an error in
+        any, ends the vote on all workers.
         alike: what must be the same on all, by name; floats are named with their values. failure: this worker cannot; it says so to the others, and raises it.
 
         Raises ValueError if workers differ in step, size, rules or `alike` (named), RuntimeError if another one failed,
@@ -141,6 +146,7 @@ class Collective:
                 failure = error
             return failure is None
 
+        assert not (more and fill), "an error of fill would reach the other workers with the next part"
         if self._lost_in:
             raise ConnectionError(f"vote {step}: workers were lost in {self._lost_in}; {self._standing()}")
         there: DeviceVote | None = None
@@ -158,10 +164,10 @@ class Collective:
         try:
             if there:
                 codec = residual.codec if isinstance(residual, DeviceShardResidual) else ""
-                found = self._core.vote_there(*arguments, codec, buffers.first, there.run, there.deliver)
+                found = self._core.vote_there(*arguments, codec, buffers.first, part, more, there.run, there.deliver)
             else:
                 core = residual.core if isinstance(residual, ShardResidual) else None
-                found = self._core.vote(*arguments, core, buffers.first)
+                found = self._core.vote(*arguments, core, buffers.first, part, more)
         except Exception as error:
             if failure:
                 raise failure from None

@@ -104,13 +104,13 @@ class SignHook:
             numbers.append(number)
             items.append((grad.data_ptr(), grad.numel(), self._layout.offsets[number]))
         self._arrived.append(Arrived(buffer, items, numbers, future, self._place.queue(), places.stream_of(buffer)))
-        self._thread.submit(self._begin, self._arrived[-1], bucket.index() == 0)
+        self._thread.submit(self._begin, self._arrived[-1], bucket.index() == 0, bucket.is_last())
         if bucket.is_last():
             arrived, self._arrived = self._arrived, []
             self._thread.submit(self._finish, arrived)
         return future
 
-    def _begin(self, bucket: Arrived, first: bool) -> None:
+    def _begin(self, bucket: Arrived, first: bool, last: bool) -> None:
         """Does what can be done before the others of the pass are there. Raises nothing."""
 
     def _finish(self, arrived: list[Arrived]) -> None:
@@ -172,21 +172,27 @@ class SignVote(SignHook):
         self._buffers = self._collective.buffers(self._layout.count, self._place)
         self._outcome: Outcome | None = None  # of this pass so far
         self._failure: BaseException | None = None
+        self._parts = 0  # of this pass's vote so far
 
-    def _begin(self, bucket: Arrived, first: bool) -> None:
+    def _begin(self, bucket: Arrived, first: bool, last: bool) -> None:
         if first:
-            self._outcome, self._failure = None, None
-        if self._failure or not self._overlap:
-            return  # all workers know, and vote no more in this pass
+            self._outcome, self._failure, self._parts = None, None, 0
+        if not self._overlap:
+            return
         try:
-            for run in self._layout.runs(bucket.numbers):
-                self._vote([bucket], self._buffers.part(*run))
+            runs = list(self._layout.runs(bucket.numbers))
+            if last and not runs:
+                runs = [(0, 0)]  # what ends the vote
+            for number, run in enumerate(runs):
+                if self._failure or (self._outcome and not self._outcome.applied):
+                    return  # all workers know, and vote no more in this pass
+                self._vote([bucket], self._buffers.part(*run), more=not last or number + 1 < len(runs))
         except BaseException as error:
             self._failure = error
 
-    def _vote(self, arrived: Sequence[Arrived], part: SignBuffers | SignPart) -> None:
+    def _vote(self, arrived: Sequence[Arrived], part: SignBuffers | SignPart, more: bool = False) -> None:
         """Votes on those of the buckets' gradients that are in the part. The result stays in the buffers: gradients are left
-        alone until the pass is complete."""
+        alone until the pass is complete. more: other parts of the pass follow."""
         buffers, last, values = self._buffers, arrived[-1], {}
         nonfinite, failure = False, None
         try:
@@ -202,17 +208,17 @@ class SignVote(SignHook):
             failure = error
         with last.same_stream():  # where a device votes
             outcome = self._collective.vote(
-                part, None, step=self.votes, alike=values, nonfinite=nonfinite, failure=failure
-            )
+                part, None, step=self.votes, part=self._parts, more=more, alike=values, nonfinite=nonfinite,
+                failure=failure,
+            )  # fmt: skip
+        self._parts += 1
         self._outcome = self._outcome.joined(outcome) if self._outcome else outcome
 
     def _exchange(self, arrived: list[Arrived]) -> Outcome:
         """Joins the votes on buckets; gradients become the result of all."""
         if not self._overlap:
-            self._outcome = self._failure = None
+            self._outcome, self._failure, self._parts = None, None, 0
             self._vote(arrived, self._buffers)
-        elif not self._failure and self._outcome is None:  # nothing has any elements
-            self._vote(arrived[-1:], self._buffers.part(0, 0))
         if self._failure:
             raise self._failure
         assert self._outcome is not None
