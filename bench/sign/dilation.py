@@ -40,7 +40,7 @@ def pinned(command: Sequence[str], rank: int) -> list[str]:
 
 
 def words(rate: str | None, by: int) -> str:
-    """What a row is of."""
+    """Names the network of a row."""
     if by == 1:
         return rate or "no limit"
     return f"{rate or 'no limit'} dilated {by} times (tc: {slowed(rate, by) or 'none'}; {by} workers pinned to a core; ms are real)"
