@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from lowtide.distributed import ShardVote, SignVote
+from lowtide.distributed import ShardVote, SignVote, hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -207,6 +207,22 @@ def other_buckets() -> list[tuple[str, str]]:
     odd = dist.get_rank() == dist.get_world_size() - 1
     grads = [torch.ones(size) for size in SIZES]
     return [raised(lambda: one_pass(hook, params, grads, CUTS[2 if odd and first else 0])) for first in (True, False)]
+
+
+def algorithms() -> list[str]:
+    """How bits travelled: of a hook for a large model, one for a small model, and one that does not overlap."""
+    params = [torch.nn.Parameter(torch.zeros(size)) for size in SIZES]
+    grads = [torch.full((size,), -0.5) for size in SIZES]
+    found, least = [], hooks.LEAST
+    for large, overlap in ((True, True), (False, True), (True, False)):
+        hooks.LEAST = 1 if large else least
+        try:
+            hook = SignVote(torch.nn.ParameterList(params), overlap=overlap)
+        finally:
+            hooks.LEAST = least
+        one_pass(hook, params, grads, CUTS[0])
+        found.append(hook.last_outcome.algorithm + (", measured" if hook.last_outcome.seconds["measure"] else ""))
+    return found
 
 
 def broken_off(alone: bool) -> tuple[list[str], int]:

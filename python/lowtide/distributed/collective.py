@@ -72,7 +72,8 @@ class Collective:
     """Votes over `group`, one after another; every worker of the group makes the same calls in the same order.
 
     Arguments as in `VoteOptions`. own_group: take a new group of the same workers, so that a thread may vote while
-    others use `group`; so does a timeout. Cannot be copied or pickled."""
+    others use `group`; so does a timeout. beside_computing: of large votes while the worker computes, where "auto" would measure
+    that and not the link: it is two_phase for more than two workers, whose bytes then count, else one_phase. Cannot be copied or pickled."""
 
     def __init__(
         self,
@@ -86,6 +87,7 @@ class Collective:
         commit: bool = True,
         check_every: int = 0,
         own_group: bool = False,
+        beside_computing: bool = False,
     ) -> None:
         _one_of("ties", ties, TIES)
         _one_of("algorithm", algorithm, ALGORITHMS)
@@ -100,6 +102,8 @@ class Collective:
         self.completed: int | None = None  # the last vote that was applied
         self._lost_in = ""  # what broke the group
         self.transport = Transport(group)
+        if algorithm == "auto" and beside_computing:
+            algorithm = "two_phase" if self.transport.size > 2 else "one_phase"
         if self.transport.moves_some:
             algorithm = "two_phase"  # of votes on a device; and a worker that fails before it has one must go along
         self._core = _core.SignCollective(

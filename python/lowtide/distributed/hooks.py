@@ -76,7 +76,7 @@ class SignHook:
         self._layout = Layout(named)
         self._params = [param for _, param in named]
         self._numbers = {id(param): number for number, param in enumerate(self._params)}
-        self._collective = Collective(**vote, own_group=True)
+        self._collective = Collective(**vote, own_group=True, beside_computing=self._beside_computing())
         self._collective.require_same({"the model's parameters": self._layout.digest})
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lowtide-vote")
         self._threads = torch.get_num_threads()  # of computations, as the thread of backward() has it
@@ -84,6 +84,10 @@ class SignHook:
         self.votes = 0
         self.last_outcome: Outcome | None = None
         self.last_error: BaseException | None = None
+
+    def _beside_computing(self) -> bool:
+        """Whether large votes are taken while backward goes on."""
+        return False
 
     def __reduce_ex__(self, protocol: object) -> Any:
         return self._collective.__reduce_ex__(protocol)  # refuses
@@ -171,14 +175,17 @@ class SignVote(SignHook):
 
     def __init__(self, model: torch.nn.Module, *, overlap: bool = True, **vote: Unpack[VoteOptions]) -> None:
         expect(isinstance(overlap, bool), "overlap", repr(overlap), "True or False")
-        super().__init__(model, vote)
         self._overlap = overlap
+        super().__init__(model, vote)
         self._buffers = self._collective.buffers(self._layout.count, self._place)
         self._outcome: Outcome | None = None  # of this pass so far
         self._failure: BaseException | None = None
         self._parts = 0  # of this pass's vote so far
         self._waiting: list[Arrived] = []  # buckets, for more of them
         self._least = LEAST
+
+    def _beside_computing(self) -> bool:
+        return self._overlap and self._layout.count >= LEAST
 
     def _begin(self, bucket: Arrived, first: bool, last: bool) -> None:
         if first:
