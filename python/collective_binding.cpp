@@ -113,9 +113,9 @@ class PyCollective {
 
   FieldDict vote(int64_t count, uint64_t step, uint64_t digest, bool nonfinite, bool failed,
                  const std::function<bool()>& ready, Address bits, Address presence, Address scales, Address zeros,
-                 Address previous, SignResidual* residual, uint64_t first_index) {
-    const Call call =
-        call_of(count, step, digest, nonfinite, failed, ready, bits, presence, scales, zeros, previous, first_index);
+                 Address previous, SignResidual* residual, uint64_t first_index, uint32_t part, bool more) {
+    const Call call = call_of(count, step, digest, nonfinite, failed, ready, bits, presence, scales, zeros, previous,
+                              first_index, part, more);
     const SignOutcome outcome = released([&] {
       return residual ? core_.mean(call.ballot, call.result, *residual) : core_.vote(call.ballot, call.result);
     });
@@ -125,9 +125,9 @@ class PyCollective {
   FieldDict vote_there(int64_t count, uint64_t step, uint64_t digest, bool nonfinite, bool failed,
                        const std::function<bool()>& ready, Address bits, Address presence, Address scales,
                        Address zeros, Address previous, const std::string& residual, uint64_t first_index,
-                       const Run& run, const Deliver& deliver) {
-    const Call call =
-        call_of(count, step, digest, nonfinite, failed, ready, bits, presence, scales, zeros, previous, first_index);
+                       uint32_t part, bool more, const Run& run, const Deliver& deliver) {
+    const Call call = call_of(count, step, digest, nonfinite, failed, ready, bits, presence, scales, zeros, previous,
+                              first_index, part, more);
     ResidualState state;
     if (!residual.empty()) state.codec = find_codec(residual);
     state.total = count, state.rank = rank_, state.size = size_;
@@ -146,13 +146,14 @@ class PyCollective {
 
   static Call call_of(int64_t count, uint64_t step, uint64_t digest, bool nonfinite, bool failed,
                       const std::function<bool()>& ready, Address bits, Address presence, Address scales, Address zeros,
-                      Address previous, uint64_t first_index) {
+                      Address previous, uint64_t first_index, uint32_t part, bool more) {
     SignBallot ballot;
     ballot.count = count, ballot.step = step, ballot.digest = digest;
     ballot.bits = bits, ballot.presence = presence, ballot.scales = scales, ballot.previous = previous;
     ballot.first_index = first_index;
     ballot.nonfinite = nonfinite, ballot.failed = failed;
     ballot.prepare = ready;
+    ballot.part = part, ballot.more = more;
     return {ballot, {bits, presence, zeros, scales}};
   }
 
@@ -191,15 +192,16 @@ the call that made them. Calls return the fields of `lowtide.distributed.Outcome
            "weight"_a, "threads"_a, "commit"_a = true)
       .def(
           "vote", &PyCollective::vote, "count"_a, "step"_a, "digest"_a, "nonfinite"_a, "failed"_a, "ready"_a, "bits"_a,
-          "presence"_a, "scales"_a, "zeros"_a, "previous"_a, "residual"_a.none(), "first_index"_a,
+          "presence"_a, "scales"_a, "zeros"_a, "previous"_a, "residual"_a.none(), "first_index"_a, "part"_a, "more"_a,
           R"(bits, presence, scales: the ballot, and the result in its place. residual: None for a vote; else the mean of
 sign times scale. ready: called when all workers have agreed to go on, before anything is read; whether this one can.
-What it raises comes out here. ValueError where workers differ, ConnectionError where messages came damaged or one was
+What it raises comes out here. part, more: of a vote in parts, the parts before this one, and whether others follow, until
+which results are provisional. ValueError where workers differ, ConnectionError where messages came damaged or one was
 not `ready`; the same on all.)")
       .def(
           "vote_there", &PyCollective::vote_there, "count"_a, "step"_a, "digest"_a, "nonfinite"_a, "failed"_a,
           "ready"_a, "bits"_a, "presence"_a, "scales"_a, "zeros"_a, "previous"_a, "residual"_a, "first_index"_a,
-          "run"_a, "deliver"_a,
+          "part"_a, "more"_a, "run"_a, "deliver"_a,
           R"(As `vote`, of bits in memory of a device, whose addresses say only what there is. run: moves ballots, votes on
 them and moves the results, by everybody's number of votes (0: left out); gives a checksum of what this worker then
 holds, and whether it is sound. What it raises is a transport's failure. deliver: called if all hold the same. residual: the

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures a step's communication over a real, limited network: bytes from the interfaces' counters, and time.
 
-    .venv/bin/python bench/sign/network.py [--workers 2,4,8] [--rates 1gbit,none] [--elements 10000000] [--rounds 9]
+    .venv/bin/python bench/sign/network.py [--workers 2,4,8] [--rates 1gbit,none] [--elements 10000000] [--rounds 9] [--dilate]
 
 Every worker is a process in a network namespace of its own (root, iproute2). Contenders take turns within every round:
 
@@ -9,6 +9,7 @@ Every worker is a process in a network namespace of its own (root, iproute2). Co
     sign                 float32 gradients -> bits, vote, float32 parameters moved by the result
     lion                 lowtide.DistributedLion(state="dynamic8").step(), all of it
 
+--dilate: workers that share cores compute at a part of their speed, so links get that part of their rate (dilation.py).
 A row is the median over rounds of the slowest worker. docs/benchmarks/method.md says how figures are taken and read.
 """
 
@@ -22,7 +23,9 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
+sys.path.append(str(Path(__file__).resolve().parent))
 
+import dilation  # noqa: E402
 from cluster.network import Network  # noqa: E402
 from common import machine  # noqa: E402
 
@@ -31,11 +34,12 @@ MUST = {"fp32": 20, "bf16": 10, "int8": 5}  # times ours, 4 workers, 1 Gb/s, 10 
 RATIO_AT = (4, "1gbit", 10_000_000)
 
 
-def measure(workers: int, rate: str | None, elements: int, rounds: int) -> dict[str, dict[str, float]]:
-    """By contender: ms, and bytes sent by the worker that sent most."""
-    with Network(workers, rate) as network:
+def measure(workers: int, rate: str | None, elements: int, rounds: int, by: int) -> dict[str, dict[str, float]]:
+    """By contender: ms, and bytes sent by the worker that sent most. by: how much everything is slowed."""
+    with Network(workers, dilation.slowed(rate, by)) as network:
         command = [sys.executable, str(WORKER), str(elements), str(rounds)]
-        started = [network.start(rank, command, {"OMP_NUM_THREADS": "1"}) for rank in range(workers)]
+        commands = [dilation.pinned(command, rank) if by > 1 else command for rank in range(workers)]
+        started = [network.start(rank, each, {"OMP_NUM_THREADS": "1"}) for rank, each in enumerate(commands)]
         outputs = [process.communicate(timeout=1800) for process in started]
         for rank, process in enumerate(started):
             if process.returncode:
@@ -53,9 +57,11 @@ def measure(workers: int, rate: str | None, elements: int, rounds: int) -> dict[
     return table
 
 
-def show(workers: int, rate: str | None, elements: int, table: dict[str, dict[str, float]]) -> list[dict[str, object]]:
+def show(
+    workers: int, rate: str | None, elements: int, by: int, table: dict[str, dict[str, float]]
+) -> list[dict[str, object]]:
     """Prints the table of one network; returns the rows with a target."""
-    print(f"\n{workers} workers, {rate or 'no limit'}, {elements / 1e6:g} M elements", flush=True)
+    print(f"\n{workers} workers, {dilation.words(rate, by)}, {elements / 1e6:g} M elements", flush=True)
     bits = elements / 8
     for name, row in table.items():
         line = f"  {name:<16} {row['ms']:9.2f} ms  {row['sent'] / 1e6:9.3f} MB sent  ({row['sent'] / bits:6.2f} x n/8)"
@@ -71,7 +77,8 @@ def show(workers: int, rate: str | None, elements: int, table: dict[str, dict[st
     if (workers, rate, elements) == RATIO_AT:
         for name, must in MUST.items():
             got = table[name]["ms"] / table["sign"]["ms"]
-            rows.append({"what": f"{name} all-reduce / ours", "must": f">= {must}", "got": round(got, 1), "ok": got >= must})
+            dilated = f", dilated {by} times" if by > 1 else ""
+            rows.append({"what": f"{name} all-reduce / ours{dilated}", "must": f">= {must}", "got": round(got, 1), "ok": got >= must})
     for row in rows:
         print(f"  {row['what']}: must {row['must']}, got {row['got']}: {'ok' if row['ok'] else 'MISSED'}")
     return rows
@@ -83,6 +90,7 @@ def main() -> None:
     parser.add_argument("--rates", default="1gbit,none", help="as tc has them; none: no limit")
     parser.add_argument("--elements", type=int, default=10_000_000)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--dilate", action="store_true", help="slow links as much as workers that share cores")
     parser.add_argument("--out", type=Path, default=Path("out/bench/sign-network.json"))
     args = parser.parse_args()
     if why := Network.missing():
@@ -91,9 +99,10 @@ def main() -> None:
     networks, rows = [], []
     for rate in (None if rate == "none" else rate for rate in args.rates.split(",")):
         for workers in map(int, args.workers.split(",")):
-            table = measure(workers, rate, args.elements, args.rounds)
-            rows += show(workers, rate, args.elements, table)
-            networks.append({"workers": workers, "rate": rate, "contenders": table})
+            by = dilation.factor(workers) if args.dilate else 1
+            table = measure(workers, rate, args.elements, args.rounds, by)
+            rows += show(workers, rate, args.elements, by, table)
+            networks.append({"workers": workers, "rate": rate, "dilation": by, "contenders": table})
     result |= {"networks": networks, "rows": rows}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(result, indent=1) + "\n")

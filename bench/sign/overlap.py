@@ -3,8 +3,9 @@
 overlap and without, which take turns.
 
     .venv/bin/python bench/sign/overlap.py [--workers 4] [--rate 1gbit] [--width 1000] [--layers 10] [--batch 16] [--rounds 9]
+        [--dilate]
 
-Workers are as in network.py. A figure is the median over rounds of the slowest worker.
+Workers and --dilate are as in network.py. A figure is the median over rounds of the slowest worker.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
+sys.path.append(str(Path(__file__).resolve().parent))
 
+import dilation  # noqa: E402
 from cluster.network import Network  # noqa: E402
 from common import machine  # noqa: E402
 
@@ -62,15 +65,18 @@ def main() -> None:
     parser.add_argument("--rate", default="1gbit")
     for name, default in (("width", 1000), ("layers", 10), ("batch", 16), ("rounds", 9)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--dilate", action="store_true", help="slow links as much as workers that share cores")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     shape = (args.width, args.layers, args.batch, args.rounds)
     if args.worker:
         return work(*shape)
     options = [f"--{name}={value}" for name, value in zip(("width", "layers", "batch", "rounds"), shape, strict=True)]
-    with Network(args.workers, args.rate) as network:
+    by = dilation.factor(args.workers) if args.dilate else 1
+    with Network(args.workers, dilation.slowed(args.rate, by)) as network:
         command = [sys.executable, str(Path(__file__).resolve()), "--worker", *options]
-        started = [network.start(rank, command, {"OMP_NUM_THREADS": "1"}) for rank in range(args.workers)]
+        commands = [dilation.pinned(command, rank) if by > 1 else command for rank in range(args.workers)]
+        started = [network.start(rank, each, {"OMP_NUM_THREADS": "1"}) for rank, each in enumerate(commands)]
         outputs = [process.communicate(timeout=600) for process in started]
     for rank, process in enumerate(started):
         if process.returncode:
@@ -80,7 +86,8 @@ def main() -> None:
         name: statistics.median(max(one[name][r] for one in found) for r in range(args.rounds)) * 1e3 for name in found[0]
     }
     print(machine.describe(["torch", "lowtide"]))
-    print(f"{args.workers} workers, {args.rate}, {args.layers} x {args.width}^2 elements, batch {args.batch}; ms of backward:")
+    where = dilation.words(args.rate, by)
+    print(f"{args.workers} workers, {where}, {args.layers} x {args.width}^2 elements, batch {args.batch}; ms of backward:")
     print("  ".join(f"{name} {value:.1f}" for name, value in ms.items()))
     print(f"overlaps / waits {ms['overlaps'] / ms['waits']:.2f} (must: {MUST} or less)")
 

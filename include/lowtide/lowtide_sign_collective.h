@@ -73,9 +73,12 @@ typedef struct lt_sign_ballot {
   uint64_t step, digest;  /* compared; digest: a hash of whatever else must agree */
   uint64_t first_index;   /* index of sign 0 in the whole, a multiple of 1024; compared */
   int64_t weight;         /* votes; 0: none, and the bits are not read; -1: the collective's */
+  /* A vote in parts, a call each: parts before this one (0: it begins), and 1 if another follows; compared. Results are
+   * provisional until the last part is applied, and void if it is not or a call fails. Not for a mean. */
+  int32_t part, more;
 } lt_sign_ballot;
 #define LT_SIGN_BALLOT_INIT \
-  { sizeof(lt_sign_ballot), 0, 0, 0, 0, 0, LT_F32, 0, 0, 0, 0, 0, -1 }
+  { sizeof(lt_sign_ballot), 0, 0, 0, 0, 0, LT_F32, 0, 0, 0, 0, 0, -1, 0, 0 }
 
 /* Memory of the caller for the result, with the sizes of the ballot's; written only when the result is applied. */
 typedef struct lt_sign_result {

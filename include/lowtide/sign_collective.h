@@ -12,6 +12,10 @@
 //   3 confirm   all_gather of 128 bytes: whether each rank holds the whole result, and its checksum.
 //   4 commit    all_gather of 128 bytes: what each rank saw in round 3, so that one damaged message, or one damaged
 //               rank, cannot make some ranks apply what others do not (SignCollectiveOptions::commit).
+// A vote in parts (SignBallot::part, more) takes rounds 1 and 2 for each part, and rounds 3 and 4 once, after the last:
+// they cover all parts. Until the last part's call returns with SignOutcome::applied, what the parts before have
+// written is provisional. If it is not applied, or any of the calls throws, the results of all parts are void, on all
+// ranks. The bits are those of one vote on all.
 // One case is beyond any protocol: if a process dies or a connection breaks in the last round, the others cannot know
 // of each other. Some may have applied the step where others throw TransportError. Their step numbers then differ, and
 // the first announce after a restart refuses, naming both.
@@ -21,7 +25,7 @@
 //
 // Errors: a call throws CollectiveError on all ranks alike, TransportError where the transport failed, Error
 // (kInvalidArgument) on the one rank whose arguments are wrong, and std::bad_alloc. Memory for results is written only
-// when a call returns with SignOutcome::applied.
+// when a call returns with SignOutcome::applied; in a vote in parts, when each of the calls does.
 #pragma once
 
 #include <chrono>
@@ -187,11 +191,17 @@ struct SignBallot {
   // Called once, in the thread of the call, when all ranks have announced that they go on and before any pointer is
   // read: for a ballot whose making changes something that must not change in vain. False: this rank cannot take part
   // after all; the call goes on to its end, where all ranks throw CollectiveError. The same happens if it throws, but
-  // this rank then rethrows what it threw.
+  // this rank then rethrows what it threw. If more parts follow, it announces with the next one that it failed.
   std::function<bool()> prepare = nullptr;
+  // A vote in parts: how many of its parts have been voted on before this one (0: it begins, and one that was not
+  // finished is forgotten), and whether another follows, in the next call of vote(). Both compared. All parts have one
+  // step, and each may have signs of any number, also none. mean() can only be the last part.
+  uint32_t part = 0;
+  bool more = false;
 };
 
-// Where the result goes: the caller's memory, written only when the result is applied.
+// Where the result goes: the caller's memory, written only when the result is applied (a part's: when the call
+// returns).
 struct SignResult {
   std::byte* bits = nullptr;      // [sign_bits_bytes(count)]; bits behind the last sign become 0
   std::byte* presence = nullptr;  // if ballots have presence: [sign_presence_bytes(count)], 1 where someone had a say
@@ -207,7 +217,7 @@ struct RejectedBallot {
 
 // How a call went; the same on all ranks, but for bytes and seconds.
 struct SignOutcome {
-  bool applied = false;
+  bool applied = false;                  // of a part that others follow: nothing has stopped the vote so far
   std::vector<int> nonfinite, failed;    // the ranks that said so, ascending; if there are any, nothing was applied
   std::vector<RejectedBallot> rejected;  // the vote was applied without these
   SignAlgorithm algorithm = SignAlgorithm::kTwoPhase;

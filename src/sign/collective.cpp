@@ -1,6 +1,7 @@
 // The collective itself: checks what its caller gives, and takes a call through its rounds.
 #include <cmath>
 #include <exception>
+#include <utility>
 
 #include "backend/cpu/cpu_backend.h"
 #include "core/error.h"
@@ -43,7 +44,18 @@ struct SignCollective::Impl {
     return ballot.weight < 0 ? options.weight : static_cast<uint32_t>(ballot.weight);
   }
 
-  void check(const SignBallot& ballot, const SignResult& result, const ResidualState* residual) const;
+  // The parts of a vote so far, whose results wait for the last part's rounds. Every call takes it, and leaves one only
+  // if it comes to its end with more parts to follow: whatever else ends a call ends the vote.
+  struct Pending {
+    uint32_t parts = 0;
+    uint64_t step = 0;
+    Found found;
+    bool failed = false;         // prepare() said so, or threw:
+    std::exception_ptr failure;  // this
+  };
+
+  void check(const SignBallot& ballot, const SignResult& result, const ResidualState* residual,
+             const Pending& before) const;
   wire::Announcement announcement(const SignBallot& ballot, const ResidualState* residual) const;
   SignAlgorithm choose(const SignBallot& ballot) const;
   Agreement agree(const wire::Announcement& mine);
@@ -59,10 +71,11 @@ struct SignCollective::Impl {
   Cost cost;
   Scratches scratch;
   uint64_t calls = 0;
+  Pending pending;
 };
 
-void SignCollective::Impl::check(const SignBallot& ballot, const SignResult& result,
-                                 const ResidualState* residual) const {
+void SignCollective::Impl::check(const SignBallot& ballot, const SignResult& result, const ResidualState* residual,
+                                 const Pending& before) const {
   LT_REQUIRE(ballot.count >= 0 && ballot.count <= kMostSigns, "got %lld signs, wanted 0 to 2^60", ll(ballot.count));
   LT_REQUIRE(ballot.weight >= -1, "got weight=%lld, wanted votes, or -1 for those of the collective",
              ll(ballot.weight));
@@ -70,7 +83,12 @@ void SignCollective::Impl::check(const SignBallot& ballot, const SignResult& res
   LT_REQUIRE(ballot.first_index % static_cast<uint64_t>(kSignAlignment) == 0,
              "got signs from index %llu, wanted a multiple of %lld",
              static_cast<unsigned long long>(ballot.first_index), ll(kSignAlignment));
+  LT_REQUIRE(ballot.part == before.parts, "got part %u of a vote after %u parts; 0 begins anew", ballot.part,
+             before.parts);
+  LT_REQUIRE(ballot.part == 0 || ballot.step == before.step, "got a part of step %llu, wanted step %llu of the first",
+             static_cast<unsigned long long>(ballot.step), static_cast<unsigned long long>(before.step));
   if (residual) {
+    LT_REQUIRE(!ballot.more, "got a mean with more parts to follow, wanted a vote: its residual would have changed");
     LT_REQUIRE(!channel.two_level(), "got a mean over nodes, wanted one transport");
     LT_REQUIRE(!ballot.presence, "got presence for a mean, wanted scales only");
     LT_REQUIRE(residual->total == ballot.count && residual->rank == channel.rank() && residual->size == channel.size(),
@@ -106,6 +124,7 @@ wire::Announcement SignCollective::Impl::announcement(const SignBallot& ballot, 
   out.commit = options.commit;
   out.nonfinite = ballot.nonfinite;
   out.failed = ballot.failed;
+  out.part = ballot.part, out.more = ballot.more;
   return out;
 }
 
@@ -132,6 +151,8 @@ SignOutcome SignCollective::Impl::call(const SignBallot& ballot, const SignResul
   Stopwatch watch;
   channel.reset_traffic();
   ++calls;
+  Pending so_far = std::exchange(pending, {});
+  if (ballot.part == 0) so_far = {};
   if (options.algorithm == SignAlgorithm::kAuto && !own && !residual && !channel.two_level() && channel.size() > 1 &&
       !cost.known()) {
     cost = measure(channel);
@@ -144,8 +165,9 @@ SignOutcome SignCollective::Impl::call(const SignBallot& ballot, const SignResul
   std::unique_ptr<Exchange> made;
   Exchange* exchange = own;
   wire::Announcement mine = announcement(ballot, residual);
-  if (!ballot.failed) try {
-      check(ballot, result, residual);
+  if (so_far.failed) mine.failed = 1, failure = so_far.failure;
+  if (!mine.failed) try {
+      check(ballot, result, residual, so_far);
       outcome.algorithm = residual || own ? SignAlgorithm::kTwoPhase : choose(ballot);
       const ExchangeCall with{channel, *backend,     scratch,           ballot,  result,  residual,
                               ties,    options.seed, weight_of(ballot), threads, &outcome};
@@ -175,16 +197,23 @@ SignOutcome SignCollective::Impl::call(const SignBallot& ballot, const SignResul
     Found found = exchange->run(agreed);
     if (own) reject_unannounced(agreed, &outcome);
     if (!ready) found.reason = wire::Reason::kSenderFailed, found.culprit = channel.rank();
+    const bool whole = found.reason == wire::Reason::kFine;
+    join(&so_far.found, agreed, found);
     watch = {};
-    try {
-      confirm(channel, agreed, found);
-    } catch (const CollectiveError&) {
-      if (failure) std::rethrow_exception(failure);
-      throw;
-    }
+    if (!ballot.more) try {
+        confirm(channel, agreed, so_far.found);
+      } catch (const CollectiveError&) {
+        if (failure) std::rethrow_exception(failure);
+        throw;
+      }
     watch.lap(&outcome.seconds.confirm);
-    exchange->deliver();
+    if (whole) exchange->deliver();
     watch.lap(&outcome.seconds.results);
+    if (ballot.more) {
+      so_far.parts = ballot.part + 1, so_far.step = ballot.step;
+      so_far.failed = !ready, so_far.failure = failure;
+      pending = std::move(so_far);
+    }
   }
   const Channel::Traffic& traffic = channel.traffic();
   outcome.payload_sent = outcome.payload_received = traffic.payload;

@@ -61,6 +61,8 @@ const Compared kCompared[] = {
     {"algorithm", [](const Announcement& a) { return algorithm_name(a.algorithm); }},
     {"presence", [](const Announcement& a) { return yes_no(a.has_presence); }},
     {"commit", [](const Announcement& a) { return yes_no(a.commit); }},
+    {"parts before", [](const Announcement& a) { return number(a.part); }},
+    {"whether more parts follow", [](const Announcement& a) { return yes_no(a.more); }},
     {"residual format", [](const Announcement& a) { return codec_name(a.residual); }},
 };
 
@@ -242,13 +244,20 @@ std::vector<wire::Measurement> gather_measurements(Channel& channel, wire::Measu
   return out;
 }
 
+void join(Found* all, const Agreement& agreed, const Found& part) {
+  all->result = wire::checksum(&part.result, sizeof part.result, all->result);
+  if (all->reason == Reason::kFine) all->reason = part.reason, all->culprit = part.culprit;
+  if (all->suspicion != Reason::kFine) return;
+  all->suspect = part.suspect, all->suspicion = part.suspicion;
+  const auto damaged = std::find(agreed.reasons.begin(), agreed.reasons.end(), Reason::kNoAnnouncement);
+  if (damaged != agreed.reasons.end())
+    all->suspect = static_cast<int>(damaged - agreed.reasons.begin()), all->suspicion = *damaged;
+}
+
 void confirm(Channel& channel, const Agreement& agreed, const Found& found) {
   Verdict mine = verdict(channel, agreed, Round::kConfirm);
   mine.result = found.result;
   mine.suspect = found.suspect, mine.suspicion = found.suspicion;
-  const auto damaged = std::find(agreed.reasons.begin(), agreed.reasons.end(), Reason::kNoAnnouncement);
-  if (damaged != agreed.reasons.end())
-    mine.suspect = static_cast<int32_t>(damaged - agreed.reasons.begin()), mine.suspicion = *damaged;
   if (found.reason != Reason::kFine) accuse(&mine, found.reason, Round::kResult, found.culprit, channel.rank());
   wire::seal_record(&mine);
   std::vector<bool> sound;

@@ -50,8 +50,12 @@ struct Found {
   wire::Reason suspicion = wire::Reason::kFine;
 };
 
-// Returns if all ranks found the same result and, unless the call does without the commit round, know that of each
-// other.
+// Adds what a rank found in one part of a vote to what it found in the parts before, none at first. The first fault
+// stays, and an announcement that did not arrive is one.
+void join(Found* all, const Agreement& agreed, const Found& part);
+
+// Returns if all ranks found the same result, in all parts, and, unless the call does without the commit round, know
+// that of each other.
 void confirm(Channel& channel, const Agreement& agreed, const Found& found);
 
 }  // namespace lowtide

@@ -14,7 +14,7 @@
 namespace lowtide::wire {
 
 inline constexpr uint32_t kMagic = 0x4e47534cu;  // "LSGN"
-inline constexpr uint16_t kVersion = 2;
+inline constexpr uint16_t kVersion = 3;
 
 enum class Round : uint8_t {
   kMeasure = 1,
@@ -71,7 +71,9 @@ struct Announcement {
   int32_t residual = -1;              // codec of a mean
   uint32_t weight = 0;
   uint8_t has_presence = 0, commit = 0, nonfinite = 0, failed = 0;
-  uint8_t reserved[32] = {};
+  uint32_t part = 0;  // parts of the vote before this one
+  uint8_t more = 0;   // another part follows, so none of the later rounds do
+  uint8_t reserved[27] = {};
   uint32_t checksum = 0;
 };
 

@@ -76,6 +76,21 @@ TEST(CSignCollective, VotesAndMeans) {
     EXPECT_TRUE(outcome.applied == 1 && outcome.algorithm == LT_SIGN_TWO_PHASE && outcome.rejected_count == 0);
     EXPECT_GT(outcome.payload_sent, 2 * 2 * kCount / 8 / kRanks);
 
+    // The same in two parts.
+    std::vector<uint8_t> parts(results[at].size());
+    for (const int part : {0, 1}) {
+      lt_sign_ballot piece = ballot;
+      piece.part = part, piece.more = part == 0;
+      piece.count = part ? kCount - 1024 : 1024;
+      piece.bits = bits[at].data() + part * 128;
+      piece.first_index = static_cast<uint64_t>(part) * 1024;
+      lt_sign_result there = LT_SIGN_RESULT_INIT;
+      there.bits = parts.data() + part * 128;
+      ASSERT_EQ(lt_sign_vote(collective, &piece, &there, &outcome), LT_OK) << lt_last_error();
+      EXPECT_EQ(outcome.control_sent, (part ? 3 : 1) * 2 * 128);
+    }
+    EXPECT_EQ(parts, results[at]);
+
     std::vector<uint16_t> scales(3, static_cast<uint16_t>(0x3f80 + 0x80 * r)), mean_scales(3);
     lt_sign_residual* residual = nullptr;
     int64_t first = -1, count = -1, bytes = -1;

@@ -133,7 +133,8 @@ void call(const uint8_t* data, size_t size) {
   mine.algorithm = static_cast<int32_t>(one_phase ? SignAlgorithm::kOnePhase : SignAlgorithm::kTwoPhase);
   const Agreement agreed = announce(channel, mine);
   if (!agreed.nonfinite.empty() || !agreed.failed.empty()) return;
-  const Found found = exchange->run(agreed);
+  Found found;
+  join(&found, agreed, exchange->run(agreed));
   for (const auto& each : outcome.rejected)
     if (each.sender < 0 || each.sender >= ranks || each.owner >= ranks) __builtin_trap();
   confirm(channel, agreed, found);

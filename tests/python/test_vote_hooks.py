@@ -69,6 +69,19 @@ def test_workers_with_other_buckets() -> None:
         assert second == ("nothing", "")
 
 
+@pytest.mark.parametrize(("world", "wanted"), [(2, "one_phase"), (3, "two_phase")])
+def test_nothing_is_measured_beside_computing(world: int, wanted: str) -> None:
+    for large, small, waiting in shared_ranks().run(world, jobs.algorithms):
+        assert large == wanted and "measured" in small and "measured" in waiting
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_pass_that_is_broken_off(alone: bool) -> None:
+    """The next one has nothing of its parts; where one worker alone is there, all are refused, and the pass after it is right."""
+    for errors, wrong in shared_ranks().run(3, jobs.broken_off, alone):
+        assert errors == (["ValueError", "nothing"] if alone else ["nothing"]) and wrong == 0, errors
+
+
 @pytest.mark.parametrize("where", ["pack", "values"])
 def test_a_worker_that_fails_in_the_middle_of_a_pass(where: str) -> None:
     """The others hear of it at once, no gradient is replaced anywhere, and the next pass goes on."""

@@ -18,7 +18,7 @@ from lowtide.distributed import DistributedLion, ShardVote, SignOptimizer, Signu
 from stand_in import StandIn, missing
 from support import bits
 from usm import Usm
-from vote_hook_jobs import one_pass
+from vote_hook_jobs import by_bucket, one_pass
 from vote_jobs import raised
 
 CLASSES: dict[str, type[SignOptimizer]] = {"lion": DistributedLion, "signum": Signum}
@@ -204,7 +204,7 @@ def _votes_of_hooks(case: Hooks, device: StandIn, found: Found) -> list[str]:
     here = torch.nn.ParameterList(torch.zeros(n, dtype=case.dtype) for n in case.sizes)
     there = torch.nn.ParameterList(device.parameters(list(here)))
     cls = getattr(lowtide.distributed, case.name)
-    pair = cls(here, **case.options), cls(there, **case.options)
+    pair = by_bucket(cls(here, **case.options)), by_bucket(cls(there, **case.options))
     half = len(case.sizes) // 2
     cuts = range(half, len(case.sizes)), range(half)
     wrong = []

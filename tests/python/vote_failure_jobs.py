@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lowtide.distributed import DistributedLion, SignVote, Signum
+from vote_hook_jobs import by_bucket
 
 
 def train(rank: int, world: int, store: str, kind: str, timeout: float, pipe: Connection) -> None:
@@ -27,7 +28,7 @@ def train(rank: int, world: int, store: str, kind: str, timeout: float, pipe: Co
     opt: torch.optim.Optimizer
     if kind == "hook":
         forward = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.002)
-        SignVote(forward, timeout=timeout).register(forward)
+        by_bucket(SignVote(forward, timeout=timeout)).register(forward)
         opt = torch.optim.SGD(model.parameters(), lr=1e-3)
     else:
         opt = {"lion": DistributedLion, "signum": Signum}[kind](model.parameters(), lr=1e-3, vote={"timeout": timeout})

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from lowtide.distributed import ShardVote, SignVote
+from lowtide.distributed import ShardVote, SignVote, hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -69,6 +69,12 @@ def reference(
     return out, ties
 
 
+def by_bucket(hook: Any) -> Any:
+    """A SignVote whose buckets do not wait for one another, however small they are."""
+    hook._least = 1
+    return hook
+
+
 def watch_buckets(hook: SignVote) -> list[int]:
     """Numbers of buckets of each pass to come."""
     found: list[int] = []
@@ -91,7 +97,7 @@ def votes_of_signs(
     ddp = DistributedDataParallel(model, bucket_cap_mb=0.002, **ddp_options)
     weights = (1, 2, 3, 2) if weighted else (1, 1, 1, 1)
     ties = "zero" if weighted else "hash"
-    hook = SignVote(ddp, timeout=15, weight=weights[dist.get_rank()], ties=ties)
+    hook = by_bucket(SignVote(ddp, timeout=15, weight=weights[dist.get_rank()], ties=ties))
     hook.register(ddp)
     buckets = watch_buckets(hook)
     wrong = compared = tied = unused = 0
@@ -164,16 +170,19 @@ CUTS = (((4, 5), (2, 3), (0, 1)), ((5, 3, 1), (0, 4, 2)), ((5,), (4,), (3,), (2,
 
 
 def buckets(ties: str, passes: int, seed: int) -> tuple[int, int, int]:
-    """Passes of hooks of equal models whose buckets differ, the first without overlap: elements that differ from those of one
+    """Passes of hooks of equal models whose buckets differ, the first without overlap, the second with buckets that wait for
+    more: elements that differ from those of one
     bucket for all, elements in all, and passes that were not applied."""
     params = [torch.nn.Parameter(torch.zeros(size)) for size in SIZES]
-    all_cuts = (CUTS[0], *CUTS)
+    all_cuts = (CUTS[0], CUTS[2], *CUTS)
     hooks = [
         SignVote(
             torch.nn.ParameterList(params), ties=ties, seed=seed, weight=1 + dist.get_rank(), overlap=number > 0
         )
         for number in range(len(all_cuts))
     ]  # fmt: skip
+    for number, hook in enumerate(hooks):
+        hook._least = 1500 if number == 1 else 1
     wrong = compared = skipped = 0
     for number in range(passes):
         random = generator(seed, dist.get_rank(), number)
@@ -194,17 +203,52 @@ def buckets(ties: str, passes: int, seed: int) -> tuple[int, int, int]:
 def other_buckets() -> list[tuple[str, str]]:
     """Errors where the last rank has other buckets, and of a pass in which it has those of the others."""
     params = [torch.nn.Parameter(torch.zeros(size)) for size in SIZES]
-    hook = SignVote(torch.nn.ParameterList(params), timeout=15)
+    hook = by_bucket(SignVote(torch.nn.ParameterList(params), timeout=15))
     odd = dist.get_rank() == dist.get_world_size() - 1
     grads = [torch.ones(size) for size in SIZES]
     return [raised(lambda: one_pass(hook, params, grads, CUTS[2 if odd and first else 0])) for first in (True, False)]
+
+
+def algorithms() -> list[str]:
+    """How bits travelled: of a hook for a large model, one for a small model, and one that does not overlap."""
+    params = [torch.nn.Parameter(torch.zeros(size)) for size in SIZES]
+    grads = [torch.full((size,), -0.5) for size in SIZES]
+    found, least = [], hooks.LEAST
+    for large, overlap in ((True, True), (False, True), (True, False)):
+        hooks.LEAST = 1 if large else least
+        try:
+            hook = SignVote(torch.nn.ParameterList(params), overlap=overlap)
+        finally:
+            hooks.LEAST = least
+        one_pass(hook, params, grads, CUTS[0])
+        found.append(hook.last_outcome.algorithm + (", measured" if hook.last_outcome.seconds["measure"] else ""))
+    return found
+
+
+def broken_off(alone: bool) -> tuple[list[str], int]:
+    """All workers, or the last one alone, break a pass off after two of three buckets and begin the next: errors of the others'
+    pass and of the two that follow, and elements of the last one's result that are not the majority."""
+    params = [torch.nn.Parameter(torch.zeros(size)) for size in SIZES]
+    hook = by_bucket(SignVote(torch.nn.ParameterList(params), timeout=30))
+    grads = [torch.full((size,), -0.5) for size in SIZES]
+    breaks = not alone or dist.get_rank() == dist.get_world_size() - 1
+    errors = []
+    if breaks:
+        for index, numbers in enumerate(CUTS[0][:2]):
+            buffer = torch.cat([torch.full((SIZES[number],), 2.0) for number in numbers])
+            hook(None, Bucket(index, False, [params[number] for number in numbers], buffer))
+    if alone:  # the one is a pass ahead: its first bucket meets the others' third
+        errors.append(raised(lambda: one_pass(hook, params, grads, CUTS[0]))[0])
+    found: list[torch.Tensor] = []
+    errors.append(raised(lambda: found.extend(one_pass(hook, params, grads, CUTS[0])))[0])
+    return errors, sum(int((one != -1).sum()) for one in found) if found else -1
 
 
 def one_cannot(where: str) -> tuple[str, list[bool], str]:
     """Rank 0 fails in the second bucket's ballot, or when it looks at the parameters' values: the error of each worker,
     which gradients it has left as they were, and the error of the next pass."""
     params = [torch.nn.Parameter(torch.zeros(size)) for size in SIZES]
-    hook: Any = SignVote(torch.nn.ParameterList(params), timeout=30, check_every=1)
+    hook = by_bucket(SignVote(torch.nn.ParameterList(params), timeout=30, check_every=1))
     buffers, pack, values = hook._buffers, hook._buffers.pack, hook._values
     kept: list[torch.Tensor] = []
     calls = 0
@@ -236,7 +280,7 @@ def not_finite() -> dict[str, Any]:
     """A NaN on rank 1 in the second of four passes; then a hook that takes over its state."""
     model = network("plain")
     ddp = DistributedDataParallel(model, bucket_cap_mb=0.004)
-    hook = SignVote(model)
+    hook = by_bucket(SignVote(model))
     hook.register(ddp)
     nans, values = [], []
     for step in range(4):

@@ -72,7 +72,8 @@ class Collective:
     """Votes over `group`, one after another; every worker of the group makes the same calls in the same order.
 
     Arguments as in `VoteOptions`. own_group: take a new group of the same workers, so that a thread may vote while
-    others use `group`; so does a timeout. Cannot be copied or pickled."""
+    others use `group`; so does a timeout. beside_computing: of large votes while the worker computes, where "auto" would measure
+    that and not the link: it is two_phase for more than two workers, whose bytes then count, else one_phase. Cannot be copied or pickled."""
 
     def __init__(
         self,
@@ -86,6 +87,7 @@ class Collective:
         commit: bool = True,
         check_every: int = 0,
         own_group: bool = False,
+        beside_computing: bool = False,
     ) -> None:
         _one_of("ties", ties, TIES)
         _one_of("algorithm", algorithm, ALGORITHMS)
@@ -100,6 +102,8 @@ class Collective:
         self.completed: int | None = None  # the last vote that was applied
         self._lost_in = ""  # what broke the group
         self.transport = Transport(group)
+        if algorithm == "auto" and beside_computing:
+            algorithm = "two_phase" if self.transport.size > 2 else "one_phase"
         if self.transport.moves_some:
             algorithm = "two_phase"  # of votes on a device; and a worker that fails before it has one must go along
         self._core = _core.SignCollective(
@@ -118,6 +122,8 @@ class Collective:
         *,
         step: int,
         residual: ShardResidual | DeviceShardResidual | None = None,
+        part: int = 0,
+        more: bool = False,
         alike: Mapping[str, int | float] | None = None,
         nonfinite: bool = False,
         failure: BaseException | None = None,
@@ -125,6 +131,9 @@ class Collective:
         """Workers tell each other what they are about to do; if all can, `fill` writes this one's ballot into
         `buffers` (or a part of them, of a vote in parts: see `complete`), and the majority replaces it there: with the
         `residual` of this worker's shard, and buffers with scales, the mean of sign times scale.
+        part, more: of a vote in parts, which takes its last rounds once: the parts before this one (0: it begins), and whether
+        others follow, without `fill`. The parts' results are void unless the last one is applied: one that is not, or an error in
+        any, ends the vote on all workers.
         alike: what must be the same on all, by name; floats are named with their values. failure: this worker cannot; it says so to the others, and raises it.
 
         Raises ValueError if workers differ in step, size, rules or `alike` (named), RuntimeError if another one failed,
@@ -141,6 +150,7 @@ class Collective:
                 failure = error
             return failure is None
 
+        assert not (more and fill), "an error of fill would reach the other workers with the next part"
         if self._lost_in:
             raise ConnectionError(f"vote {step}: workers were lost in {self._lost_in}; {self._standing()}")
         there: DeviceVote | None = None
@@ -158,10 +168,10 @@ class Collective:
         try:
             if there:
                 codec = residual.codec if isinstance(residual, DeviceShardResidual) else ""
-                found = self._core.vote_there(*arguments, codec, buffers.first, there.run, there.deliver)
+                found = self._core.vote_there(*arguments, codec, buffers.first, part, more, there.run, there.deliver)
             else:
                 core = residual.core if isinstance(residual, ShardResidual) else None
-                found = self._core.vote(*arguments, core, buffers.first)
+                found = self._core.vote(*arguments, core, buffers.first, part, more)
         except Exception as error:
             if failure:
                 raise failure from None

@@ -17,6 +17,10 @@ from lowtide.distributed.buffers import SignBuffers, SignPart
 from lowtide.distributed.collective import Collective, Outcome, VoteOptions, check_vote_options
 from lowtide.distributed.layout import Layout, check_gradients_of, checksum_of
 
+# Elements of a part of a pass's vote, at least, but for the last part: buckets wait until there are as many. A part has three
+# rounds of messages, of a millisecond or more each where workers compute beside them; 4 M signs take 6 ms of 1 Gb/s.
+LEAST = 4_000_000
+
 BucketFuture = torch.futures.Future[torch.Tensor]
 
 
@@ -72,7 +76,7 @@ class SignHook:
         self._layout = Layout(named)
         self._params = [param for _, param in named]
         self._numbers = {id(param): number for number, param in enumerate(self._params)}
-        self._collective = Collective(**vote, own_group=True)
+        self._collective = Collective(**vote, own_group=True, beside_computing=self._beside_computing())
         self._collective.require_same({"the model's parameters": self._layout.digest})
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lowtide-vote")
         self._threads = torch.get_num_threads()  # of computations, as the thread of backward() has it
@@ -80,6 +84,10 @@ class SignHook:
         self.votes = 0
         self.last_outcome: Outcome | None = None
         self.last_error: BaseException | None = None
+
+    def _beside_computing(self) -> bool:
+        """Whether large votes are taken while backward goes on."""
+        return False
 
     def __reduce_ex__(self, protocol: object) -> Any:
         return self._collective.__reduce_ex__(protocol)  # refuses
@@ -104,13 +112,13 @@ class SignHook:
             numbers.append(number)
             items.append((grad.data_ptr(), grad.numel(), self._layout.offsets[number]))
         self._arrived.append(Arrived(buffer, items, numbers, future, self._place.queue(), places.stream_of(buffer)))
-        self._thread.submit(self._begin, self._arrived[-1], bucket.index() == 0)
+        self._thread.submit(self._begin, self._arrived[-1], bucket.index() == 0, bucket.is_last())
         if bucket.is_last():
             arrived, self._arrived = self._arrived, []
             self._thread.submit(self._finish, arrived)
         return future
 
-    def _begin(self, bucket: Arrived, first: bool) -> None:
+    def _begin(self, bucket: Arrived, first: bool, last: bool) -> None:
         """Does what can be done before the others of the pass are there. Raises nothing."""
 
     def _finish(self, arrived: list[Arrived]) -> None:
@@ -158,8 +166,8 @@ class SignVote(SignHook):
     -1, that most workers' have. 1/32 of the bytes of float32 gradients. For optimizers that use signs
     (`torch.optim.SGD` with a learning rate for signs is signSGD); magnitudes are gone.
 
-    overlap: every bucket is voted on as soon as it is there, while backward goes on; False: all at once after the last, in
-    fewer messages, for networks that are not what a step waits for. The result is the same, gradients become it after the
+    overlap: buckets are voted on as soon as 4 M elements are there, while backward goes on; False: all at once after the last,
+    in fewer messages, for networks that are not what a step waits for. The result is the same, gradients become it after the
     last bucket, and all workers must have the same value. 0 where every worker has a block of 64 zeros; other exact zeros count as +
     in one vote and - in the next.
     `vote`: see `VoteOptions`; weight for workers with batches of different sizes.
@@ -167,26 +175,41 @@ class SignVote(SignHook):
 
     def __init__(self, model: torch.nn.Module, *, overlap: bool = True, **vote: Unpack[VoteOptions]) -> None:
         expect(isinstance(overlap, bool), "overlap", repr(overlap), "True or False")
-        super().__init__(model, vote)
         self._overlap = overlap
+        super().__init__(model, vote)
         self._buffers = self._collective.buffers(self._layout.count, self._place)
         self._outcome: Outcome | None = None  # of this pass so far
         self._failure: BaseException | None = None
+        self._parts = 0  # of this pass's vote so far
+        self._waiting: list[Arrived] = []  # buckets, for more of them
+        self._least = LEAST
 
-    def _begin(self, bucket: Arrived, first: bool) -> None:
+    def _beside_computing(self) -> bool:
+        return self._overlap and self._layout.count >= LEAST
+
+    def _begin(self, bucket: Arrived, first: bool, last: bool) -> None:
         if first:
-            self._outcome, self._failure = None, None
-        if self._failure or not self._overlap:
-            return  # all workers know, and vote no more in this pass
+            self._outcome, self._failure, self._parts, self._waiting = None, None, 0, []
+        if not self._overlap:
+            return
+        self._waiting.append(bucket)
+        if not last and sum(one.buffer.numel() for one in self._waiting) < self._least:
+            return
+        arrived, self._waiting = self._waiting, []
         try:
-            for run in self._layout.runs(bucket.numbers):
-                self._vote([bucket], self._buffers.part(*run))
+            runs = self._layout.runs([number for one in arrived for number in one.numbers])
+            if last and not runs:
+                runs = [(0, 0)]  # what ends the vote
+            for number, run in enumerate(runs):
+                if self._failure or (self._outcome and not self._outcome.applied):
+                    return  # all workers know, and vote no more in this pass
+                self._vote(arrived, self._buffers.part(*run), more=not last or number + 1 < len(runs))
         except BaseException as error:
             self._failure = error
 
-    def _vote(self, arrived: Sequence[Arrived], part: SignBuffers | SignPart) -> None:
+    def _vote(self, arrived: Sequence[Arrived], part: SignBuffers | SignPart, more: bool = False) -> None:
         """Votes on those of the buckets' gradients that are in the part. The result stays in the buffers: gradients are left
-        alone until the pass is complete."""
+        alone until the pass is complete. more: other parts of the pass follow."""
         buffers, last, values = self._buffers, arrived[-1], {}
         nonfinite, failure = False, None
         try:
@@ -202,17 +225,17 @@ class SignVote(SignHook):
             failure = error
         with last.same_stream():  # where a device votes
             outcome = self._collective.vote(
-                part, None, step=self.votes, alike=values, nonfinite=nonfinite, failure=failure
-            )
+                part, None, step=self.votes, part=self._parts, more=more, alike=values, nonfinite=nonfinite,
+                failure=failure,
+            )  # fmt: skip
+        self._parts += 1
         self._outcome = self._outcome.joined(outcome) if self._outcome else outcome
 
     def _exchange(self, arrived: list[Arrived]) -> Outcome:
         """Joins the votes on buckets; gradients become the result of all."""
         if not self._overlap:
-            self._outcome = self._failure = None
+            self._outcome, self._failure, self._parts = None, None, 0
             self._vote(arrived, self._buffers)
-        elif not self._failure and self._outcome is None:  # nothing has any elements
-            self._vote(arrived[-1:], self._buffers.part(0, 0))
         if self._failure:
             raise self._failure
         assert self._outcome is not None
