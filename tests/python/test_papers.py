@@ -87,7 +87,7 @@ def test_ruff_finds_nothing(figure):
 
 def test_the_module_alone_is_lowtide_info(monkeypatch, capsys, share):
     """`python -m lowtide` takes the same arguments as `lowtide`, and is `lowtide info` without any."""
-    if share < 1:  # half a minute of processors goes to rates, which test_cli.py and test_planning.py look at
+    if share < 1:  # nearly all of the time goes to rates, which test_cli.py and test_planning.py look at
         rates = lowtide.measure_rates(elements=4096, seconds=0.001)
         monkeypatch.setattr("lowtide.cli.commands.measure_rates", lambda *_: rates)
     monkeypatch.setattr(sys, "argv", ["python -m lowtide"])
