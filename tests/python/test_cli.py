@@ -5,12 +5,13 @@ import os
 import subprocess
 import sys
 import tracemalloc
+from dataclasses import replace
 
 import lowtide
 import pytest
 import torch
 from lowtide import _core
-from lowtide.cli import core_model
+from lowtide.cli import core_model, quick_bench
 from lowtide.cli.main import app, main
 from lowtide.cli.text import count_of
 from typer.testing import CliRunner
@@ -73,7 +74,8 @@ def test_plan_agrees_with_the_library(run, tmp_path):
 
 def test_plan_that_does_not_fit_has_status_1(run, tmp_path, monkeypatch):
     text = run("plan", "--params", "1e6", "--ram", "1MiB", status=1)
-    assert "dynamic8 does not fit" in text and "at least" in text
+    assert "dynamic8 does not fit" in text and "at least" in text and "--state" not in text
+    assert "fits: --state dynamic4" in run("plan", "--params", "1e6", "--ram", "1200KiB", status=1)
     disk = ("--disk", tmp_path, "--disk-limit", "4KiB")
     found = run("plan", "--params", "1e6", "--ram", "1MiB", *disk, "--json", status=1)
     assert not found["fits"] and "disk" in found["plans"]["dynamic8"]["problem"]
@@ -150,9 +152,22 @@ def test_cores_that_saturate_memory(nanoseconds, one, every, threads, saturating
     assert model.saturating == saturating and model.element_seconds == pytest.approx(best * 1e-9)
 
 
+def test_bench_doubts_what_an_idle_machine_would_not_show():
+    memory, unchecked, checked = (quick_bench.Line(name, 1.0, 1.0, 0.1, 100) for name in ("memory", "unchecked", "checked"))
+    assert quick_bench.doubts_of([memory, unchecked, checked]) == ()
+    for lines, words in (
+        ([memory, replace(unchecked, spread=0.4), checked], "spread by up to 40%"),
+        ([memory, replace(unchecked, moved=201), checked], "201% of what the memory gave"),
+        ([memory, replace(unchecked, seconds=1.1), checked], "faster than the unchecked"),
+    ):
+        (found,) = quick_bench.doubts_of(lines)
+        assert words in found
+    assert quick_bench.spread_of([1, 2, 3, 4, 100]) == 2 / 3 and quick_bench.spread_of([7.0]) == 0
+
+
 def test_bench_on_disk(run, tmp_path):
     text = run("bench", "--elements", "1Mi", "--rounds", "2", "--disk", tmp_path)
-    assert "in the cache of one core" in text and "cores that saturate" in text
+    assert "Medians of 2 rounds" in text and "in the cache of one core" in text and "cores that saturate" in text
     assert "all state on disk" in text and "the file alone" in text and "predicted" in text
     assert [path.name for path in tmp_path.iterdir()] == [".lowtide.lock"]
 
@@ -254,6 +269,8 @@ def test_bad_arguments_have_status_2_and_one_line(run, tmp_path, figure):
         "parameters, wanted": ["plan", "--params", "9e18"],
         "adamax": [*plan, "--rule", "adamax"],
         "int3": [*plan, "--state", "int3"],
+        "mean 16GiB": [*plan, "--ram", "16"],
+        "mean 5GiB": [*plan, "--ram", "1GiB", "--disk", tmp_path, "--disk-limit", "5"],
         "2GB ?": [*plan, "--ram", "2GB ?"],
         'host: got ""': [*plan, "--ram", ""],
         "empty path": [*plan, "--ram", "1GiB", "--disk", ""],
@@ -286,10 +303,23 @@ def test_bad_arguments_have_status_2_and_one_line(run, tmp_path, figure):
         "int3'": ["bench", "--state", "int3"],
         "missing'": ["bench", "--disk", tmp_path / "missing'"],
         "FILE": ["inspect"],
+        f"lowtide: checkpoint '{tmp_path / 'no'}'": ["inspect", tmp_path / "no"],
     }
     for part, arguments in cases.items():
         assert part.lower() in run(*arguments, status=2).lower(), part
     figure(f"bad command lines: {len(cases)}, each with status 2 and one line")
+
+
+def test_without_torch_a_command_says_so_in_one_line():
+    program = "import sys; sys.modules['torch'] = None; from lowtide.cli.main import main; main(['plan', '--params', '1e6'])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.count("\n") == 1 and "pip install torch" in done.stderr, done.stderr
+
+
+def test_help_has_whole_sentences(run):
+    text = run("--help")
+    assert "..." not in text.split("Commands:")[1] and "Print the version." in text
 
 
 def test_numbers_are_read_exactly():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -48,18 +49,19 @@ def measure(
     try:
         torch.set_num_threads(1)
         steps = {rows: make([parameter(rows)]).step for rows in (small, large)}
-        fastest = dict.fromkeys(steps, math.inf)
+        times: dict[int, list[float]] = {rows: [] for rows in steps}
         for turn in range(_ROUNDS + 2):
             for rows, step in steps.items():
                 seconds = seconds_of(step)
                 if turn >= 2:  # the first allocate and warm up
-                    fastest[rows] = min(fastest[rows], seconds)
+                    times[rows].append(seconds)
         # The difference leaves out what a step costs whatever its size.
-        cache_seconds = (fastest[large] - fastest[small]) / ((large - small) * row)
+        median = {rows: statistics.median(times[rows]) for rows in steps}
+        cache_seconds = (median[large] - median[small]) / ((large - small) * row)
         if cache_seconds <= 0:  # a machine too busy for it
-            cache_seconds = fastest[large] / (large * row)
+            cache_seconds = median[large] / (large * row)
         add, added = adder(elements)
-        one_rate = added / min(seconds_of(add) for _ in range(5))
+        one_rate = added / statistics.median(seconds_of(add) for _ in range(5))
     finally:
         torch.set_num_threads(threads)
     return model_of(cache_seconds, moved, one_rate, max(all_rate, one_rate), threads)

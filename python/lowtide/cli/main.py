@@ -30,7 +30,13 @@ class _Commands(TyperGroup):
         standalone = more.get("standalone_mode", True)
         try:
             status = super().main(*args, **{**more, "standalone_mode": False})
-        except (ValueError, TypeError, OSError, MemoryError, NotImplementedError) as error:
+        except OSError as error:
+            status = _complain(str(error).removeprefix(f"[Errno {error.errno}] "))  # which the text says in words
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            status = _complain("this command needs PyTorch, which is not installed: pip install torch")
+        except (ValueError, TypeError, MemoryError, NotImplementedError) as error:
             status = _complain(str(error))
         except Exception as error:
             if not hasattr(error, "format_message"):  # what click raises for arguments
@@ -73,14 +79,14 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _lowtide(
-    version: Annotated[bool, typer.Option("--version", help="Print it.", callback=_version, is_eager=True)] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)] = False,
 ) -> None:
     """Optimizers for training large models on little memory."""
 
 
 @app.command()
 def info(disk: Disk = None, as_json: Json = False) -> None:
-    """Show the abilities of this installation and this machine; measures rates for about four seconds."""
+    """Show what this installation and machine can do. Measures rates for about four seconds."""
     from lowtide.cli import commands, render
 
     found = commands.describe_machine(disk)
@@ -115,7 +121,7 @@ def plan(
     measure: Annotated[bool, typer.Option("--measure", help="Measure this machine, for seconds per step.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Will the optimizer's state fit, and what does each state format take? Status 1 if the chosen one does not fit."""
+    """Say whether the optimizer's state will fit. Shows what each state format takes; status 1 if the chosen one does not fit."""
     models = {"--params": params, "--hf-config": hf_config, "--shapes": shapes_file}
     given = [name for name, value in models.items() if value is not None]
     if len(given) != 1:
@@ -124,6 +130,8 @@ def plan(
     pair = None if betas is None else text.numbers_of("--betas", betas)
     text.check_name("--rule", rule, _PLANNED_RULES)
     text.check_name("--state", state, _STATES)
+    for name, size in (("--ram", ram), ("--disk-limit", disk_limit)):
+        text.check_unit(name, size)
     if disk is not None and ram is None:
         raise ValueError("got --disk without --ram, wanted --ram SIZE too: without it all state stays in RAM")
 
@@ -164,7 +172,7 @@ def bench(
     momentum: Momentum = 0.9,
     as_json: Json = False,
 ) -> None:
-    """A step against torch's fused one and against the memory's rate, in the same run; --disk: with state on disk."""
+    """Time a step beside torch's fused one and the memory's rate. All in the same run; --disk: with state on disk, too."""
     count = text.count_of("--elements", elements)
     text.check_name("--rule", rule, _RULES)
     text.check_name("--state", state, _STATES)
@@ -177,7 +185,7 @@ def bench(
 
 @app.command()
 def inspect(file: Annotated[Path, typer.Argument(help="What Optimizer.save wrote.")], as_json: Json = False) -> None:
-    """Show the contents of a checkpoint file; checks its header, not its data."""
+    """Show the contents of a checkpoint file. Checks its header, not its data."""
     from lowtide.cli import commands, render
 
     found = commands.describe_checkpoint(file)

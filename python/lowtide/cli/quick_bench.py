@@ -1,14 +1,14 @@
 """A quick measurement of a step, beside torch's fused step and what the memory gives, in the same run.
 
-Every contender runs once in each round, so that a slow moment hits all; medians are compared, and only ratios mean
-something: other runs, other minutes.
+Every contender runs once in each round, so that a slow moment hits all. All times are medians, and only ratios mean something: other
+runs, other minutes. `doubts` says where a busy machine shows.
 """
 
 from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,6 +24,7 @@ from lowtide.planning.plan import plan
 from lowtide.planning.rates import Rates
 
 _ROW = 4096
+_LARGE_SPREAD = 0.2  # chosen: from here on the rounds of two contenders overlap where they differ by less
 _FUSED = {
     "adamw": torch.optim.AdamW,
     "adam": torch.optim.Adam,
@@ -39,7 +40,12 @@ class Line:
     name: str
     seconds: float  # median
     fastest: float
+    spread: float  # between the quartiles of the rounds, as a share of the median
     moved: int
+
+    @property
+    def rate(self) -> float:
+        return self.moved / self.seconds
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,7 @@ class OnDisk:
     engine: str
     direct: bool
     seconds: float  # median
+    spread: float  # as of a line
     moved: int  # bytes of the disk
     read_rate: float
     write_rate: float
@@ -64,9 +71,10 @@ class Bench:
     elements: int
     threads: int
     rounds: int
-    lines: tuple[Line, ...]  # the first one moves memory and computes next to nothing
+    lines: tuple[Line, ...]  # memory alone, torch if it has the rule, then Lowtide unchecked and checked
     model: core_model.Model  # of unchecked steps
     disk: OnDisk | None
+    doubts: tuple[str, ...]  # what an idle machine would not show
 
 
 def run(elements: int, rule: str, state: str, disk: str | None, rounds: int, momentum: float) -> Bench:
@@ -108,18 +116,38 @@ def run(elements: int, rule: str, state: str, disk: str | None, rounds: int, mom
     for name, (_, moved) in steps.items():
         format_of = "fp32" if name.startswith("torch") else state
         must = moved or _moved(rows, rule, format_of, momentum)
-        lines.append(Line(name, statistics.median(times[name]), min(times[name]), must))
+        lines.append(Line(name, statistics.median(times[name]), min(times[name]), spread_of(times[name]), must))
     steps.clear()
     each = _moved(rows, rule, state, momentum) / (rows * _ROW)
     make = partial(ours_of, lr=1e-3, state=state, nonfinite="propagate", min_quantized_numel=0, **hyper)
-    all_rate = lines[0].moved / lines[0].fastest
-    model = core_model.measure(parameter, make, _ROW, each, rows * _ROW, all_rate)
+    model = core_model.measure(parameter, make, _ROW, each, rows * _ROW, lines[0].rate)
     on_disk = None
     if disk is not None and disk_info is not None:
         param = parameter()
         step_rate = plan([param], rule, state, momentum=momentum).state_bytes / lines[-1].seconds
         on_disk = _disk(disk, param, rule, state, hyper, rounds, step_rate)
-    return Bench(rule, state, rows * _ROW, torch.get_num_threads(), rounds, tuple(lines), model, on_disk)
+    doubts = doubts_of(lines, on_disk)
+    return Bench(rule, state, rows * _ROW, torch.get_num_threads(), rounds, tuple(lines), model, on_disk, doubts)
+
+
+def spread_of(times: Sequence[float]) -> float:
+    """The distance between the quartiles over the median; of one time 0."""
+    ordered, n = sorted(times), len(times)
+    return (ordered[3 * n // 4] - ordered[n // 4]) / statistics.median(ordered)
+
+
+def doubts_of(lines: Sequence[Line], disk: OnDisk | None = None) -> tuple[str, ...]:
+    """A phrase for each thing that an idle machine would not show. lines: as in Bench."""
+    found = []
+    spreads = [line.spread for line in lines] + ([disk.spread] if disk else [])
+    if max(spreads) > _LARGE_SPREAD:
+        found.append(f"rounds spread by up to {max(spreads):.0%} of their median")
+    share = max(line.rate for line in lines) / lines[0].rate
+    if round(share, 2) > 1:
+        found.append(f"a step moved {share:.0%} of what the memory gave")
+    if lines[-1].seconds < lines[-2].seconds:
+        found.append("the checked step was faster than the unchecked one")
+    return tuple(found)
 
 
 def _moved(rows: int, rule: str, state: str, momentum: float) -> int:
@@ -144,14 +172,15 @@ def _disk(
     optimizer = make([param], lr=1e-3, state=state, memory=memory, **hyper)
     for _ in range(2):
         optimizer.step()
-    seconds = statistics.median(seconds_of(optimizer.step) for _ in range(rounds))
+    times = [seconds_of(optimizer.step) for _ in range(rounds)]
     half = planned.moved_per_step / 2
     raw = half / found["read"] + half / found["write"]
     return OnDisk(
         directory,
         found["engine"],
         found["direct"],
-        seconds,
+        statistics.median(times),
+        spread_of(times),
         planned.moved_per_step,
         found["read"],
         found["write"],

@@ -96,7 +96,11 @@ def formats(found: Formats, assumed: str) -> None:
 def _verdict(found: Formats) -> list[str]:
     chosen = found.chosen
     if not chosen.fits:
-        return [f"{found.state} does not fit: {chosen.problem}"]
+        advice = [f"{found.state} does not fit: {chosen.problem}"]
+        if fitting := [name for name, plan in found.plans.items() if plan.fits and plan.state_bytes < chosen.state_bytes]:
+            formats = " or ".join(f"--state {name}" for name in fitting)
+            advice.append(f"A smaller state format fits: {formats} (docs/formats.md has what each loses).")
+        return advice
     verdict = [f"* {found.state} fits: {_where(chosen)}"]
     if not found.rates.step:
         return [*verdict, "Seconds are not predicted without --measure."]
@@ -115,23 +119,23 @@ def _where(plan: Plan) -> str:
 
 def bench(found: Bench) -> None:
     of_state = f"{found.rule}, {found.state}, {found.elements:,} elements"
-    head = f"{of_state}, {found.threads} threads, medians of {found.rounds} rounds\n"
-    ceiling = found.lines[0].moved / found.lines[0].seconds
+    head = f"{of_state}, {found.threads} threads\nMedians of {found.rounds} rounds; spread: their middle half over the median.\n"
     reference = next((line for line in found.lines if line.name.startswith("torch")), None)
-    table = _table("step", "ms", "GB/s", "of memory", "against torch")
+    table = _table("step", "ms", "spread", "GB/s", "of memory", "x torch")
     for line in found.lines:
-        rate = line.moved / line.seconds
-        against = f"{reference.seconds / line.seconds:.2f} x" if reference and line is not found.lines[0] else "-"
-        _row(table, line.name, f"{line.seconds * 1e3:.2f}", f"{rate / 1e9:.1f}", f"{rate / ceiling:.0%}", against)
-    _show(head, table, *_model(found))
+        against = f"{reference.seconds / line.seconds:.2f}" if reference and line is not found.lines[0] else "-"
+        share = f"{line.rate / found.lines[0].rate:.0%}"
+        _row(table, line.name, f"{line.seconds * 1e3:.2f}", f"{line.spread:.0%}", f"{line.rate / 1e9:.1f}", share, against)
+    doubts = f"Busy machine? {'; '.join(found.doubts)}. Run it again when idle." if found.doubts else ""
+    _show(head, table, *(["", doubts] if doubts else []), *_model(found))
     if not (disk := found.disk):
         return
     way = f"{disk.engine}, {'past the page cache' if disk.direct else 'through the page cache'}"
-    table = _table(f"all state on disk in {disk.directory}, {way}", "ms")
-    _row(table, f"step, {_size(disk.moved)} moved", f"{disk.seconds * 1e3:.1f}")
-    _row(table, "predicted", f"{disk.predicted_seconds * 1e3:.1f}")
+    table = _table(f"all state on disk in {disk.directory}, {way}", "ms", "spread")
+    _row(table, f"step, {_size(disk.moved)} moved", f"{disk.seconds * 1e3:.1f}", f"{disk.spread:.0%}")
+    _row(table, "predicted", f"{disk.predicted_seconds * 1e3:.1f}", "-")
     raw = f"the file alone: {_rate(disk.read_rate)} read, {_rate(disk.write_rate)} written"
-    _row(table, raw, f"{disk.raw_seconds * 1e3:.1f}")
+    _row(table, raw, f"{disk.raw_seconds * 1e3:.1f}", "-")
     _show("", table)
 
 

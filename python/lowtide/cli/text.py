@@ -30,6 +30,12 @@ def numbers_of(name: str, text: str) -> tuple[float, ...]:
         raise ValueError(f"{name}: got {text!r}, wanted numbers such as 0.9,0.95") from None
 
 
+def check_unit(name: str, text: str | None) -> None:
+    """ValueError, naming `name`, for a number of bytes without a unit that is too small to be meant, as in "--ram 16"."""
+    if text is not None and text.strip().isdecimal() and 0 < int(text) < 1 << 20:
+        raise ValueError(f"{name}: got {text!r}, which is that many bytes; did you mean {text.strip()}GiB?")
+
+
 def check_name(name: str, text: str, known: Sequence[str]) -> None:
     """ValueError, naming `name`, unless `text` is one of the `known`."""
     if text not in known:

@@ -16,7 +16,7 @@ _ADVICE = "wanted .clone() or .to() of it, which copy its values, or load_state_
 class Elsewhere(torch.Tensor):
     """A tensor with the shape, element type, bytes and device of state, without memory.
 
-    What reads values has them copied to its device first, the values of then: `.to()` and `.cpu()` return tensors of other
+    What reads values has them copied to its device first, the current values: `.to()` and `.cpu()` return tensors of other
     devices, `+` and `.sum()` results. Writing, and what would share memory (`.view()`, indexing), raises RuntimeError.
     `.detach()`, and `.to()` the device on which it is, return it as it is, as for every tensor."""
 
