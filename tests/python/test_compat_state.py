@@ -44,7 +44,7 @@ def stepped(name, shape, steps=2, **options):
 
 @pytest.mark.parametrize("name", ["AdamW8bit", "AdamW", "PagedAdamW8bit", "PagedAdamW32bit", "Adam8bit", "Adam"])
 def test_the_dict_of_torchs_class_is_read(name, seed, figure):
-    """Of AdamW, as weights decay in both of bitsandbytes' classes: the dict of torch's Adam is refused."""
+    """The dict is AdamW's, as weights decay in both of bitsandbytes' classes; that of torch's Adam is refused."""
     p = torch.nn.Parameter(torch.randn(64, 256))
     p.grad = torch.randn_like(p)
     theirs = torch.optim.AdamW([p], lr=1e-3)
