@@ -119,14 +119,16 @@ class Place(NamedTuple):
     """Where the parameters of one optimizer are."""
 
     device: torch.device
-    reads: str  # what their .device says, for the core to check them by
+    reads: str  # what .device says of the tensors that the core steps
+    mirrored: bool = False  # whether the device has no kernels, so that the CPU steps copies of them (`engine.mirrors`)
 
     @property
     def kind(self) -> Kind:
-        return KINDS[self.device.type]
+        return KINDS["cpu" if self.mirrored else self.device.type]
 
     @property
     def on_host(self) -> bool:
+        """Whether the CPU steps them, from memory of the host."""
         return self.kind.backend == "cpu"
 
     def queue(self) -> int:
@@ -172,17 +174,34 @@ class Place(NamedTuple):
 HOST = Place(torch.device("cpu"), "cpu")
 
 
+def require_kernels(place: Place, name: str) -> None:
+    """NotImplementedError for a class, of that name, which computes where parameters are, if nothing can do so there."""
+    if place.mirrored:
+        raise NotImplementedError(f"{name}: got parameters on {place.device}, wanted them on {' or '.join(KINDS)}")
+
+
 def device_of(tensor: torch.Tensor) -> torch.device:
     """The device that a tensor's memory belongs to."""
     return tensor.device
 
 
+def has_kernels(device: torch.device) -> bool:
+    """Whether Lowtide has a backend for this kind of device. It has none for AMD's GPUs, which torch calls "cuda" as well."""
+    return device.type in KINDS and not (device.type == "cuda" and torch.version.hip)
+
+
 def place_of(tensor: torch.Tensor, where: str) -> Place:
-    """Where a (local) tensor is. ValueError, beginning with `where`, for a device that there is no backend for."""
+    """Where a (local) tensor is. ValueError, beginning with `where`, for one that is nowhere ("meta") or on a device that
+    torch has no module for."""
     device = device_of(tensor)
-    if device.type not in KINDS:
-        raise ValueError(f"{where}: got a tensor on {device}, wanted one on {' or '.join(KINDS)}")
-    return HOST if device.type == "cpu" else Place(device, str(tensor.device))
+    if has_kernels(device):
+        return HOST if device.type == "cpu" else Place(device, str(tensor.device))
+    try:
+        torch.get_device_module(device)
+    except RuntimeError:
+        wanted = f"one on {' or '.join(KINDS)}, or on another accelerator of torch's"
+        raise ValueError(f"{where}: got a tensor on {device}, wanted {wanted}") from None
+    return Place(device, HOST.reads, mirrored=True)
 
 
 def check_parameter(param: torch.Tensor, where: str, anywhere: bool = False) -> None:

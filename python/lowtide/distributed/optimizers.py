@@ -11,7 +11,7 @@ from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
 from lowtide.checks.values import expect
-from lowtide.devices.places import HOST, Place
+from lowtide.devices.places import HOST, Place, require_kernels
 from lowtide.devices.sharding import Sharding
 from lowtide.distributed.buffers import SignBuffers
 from lowtide.distributed.collective import Collective, Outcome, VoteOptions, check_vote_options
@@ -37,6 +37,7 @@ class VotingFamily(Family):
         return "skip" if nonfinite == "raise" else nonfinite
 
     def check_members(self, place: Place, shardings: Sequence[Sharding | None]) -> None:
+        require_kernels(place, self.name)
         if any(shardings):
             raise NotImplementedError("got a DTensor, wanted plain tensors: see ShardVote for shards")
 

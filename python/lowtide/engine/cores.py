@@ -129,7 +129,7 @@ class Cores:
         return freed
 
     def synchronize(self) -> None:
-        self._each(_core.Optimizer.synchronize)
+        self._each(lambda core: core.synchronize())
 
     def place_states(self) -> None:
         for place, core in zip(self._places, self._cores, strict=True):

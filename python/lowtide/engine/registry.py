@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,7 @@ from lowtide.engine.cores import Core, Cores, register_all
 from lowtide.engine.examined import Examined, Registered, examine, examine_all, stood_in
 from lowtide.engine.family import Family
 from lowtide.engine.groups import CoreGroup, Format, Members
+from lowtide.engine.mirrors import MirrorCore
 from lowtide.engine.shares import Shares, shares_of
 from lowtide.memory.budgets import Memory, budget_at
 from lowtide.options import overrides
@@ -81,7 +83,8 @@ class Registry:
         """A core without groups, under the budget of the optimizer at its place."""
         settings, target = self.settings, place.target(self.settings.arithmetic)
         place.require_backend()
-        return _core.Optimizer(
+        make = partial(MirrorCore, place) if place.mirrored else _core.Optimizer
+        return make(
             self.family.core_rule,
             self.family.core_nonfinite(settings.nonfinite),
             threads,

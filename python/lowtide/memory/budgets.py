@@ -78,6 +78,8 @@ class Memory:
         tiers = "device and host alone: there is no disk tier behind a device yet"
         expect(self.disk is None or place.on_host, "memory", f"disk for parameters on {place.device}", tiers)
         auto = self.device == "auto"
+        there = f"device={self.device!r} for parameters on {place.device}, which Lowtide has no kernels for"
+        expect(not place.mirrored or auto or not self.device, "memory", there, "host=BYTES: the CPU steps them, with state in its memory")
         if auto and self.managed:
             raise ValueError("memory: got managed with device='auto', wanted one of them: a driver moves managed state")
         automatic = not place.on_host and not self.managed and (auto or (self.device is None and place.kind.automatic))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, Literal, NamedTuple
 
@@ -14,6 +14,8 @@ from typing_extensions import Unpack
 
 from lowtide.checks.values import expect, number
 from lowtide.devices.pieces import route_of
+from lowtide.devices.places import Place, require_kernels
+from lowtide.devices.sharding import Sharding
 from lowtide.engine.family import Family
 from lowtide.engine.groups import CoreGroup
 from lowtide.optimizers.batches import Batch, Matrix, batches_of
@@ -67,6 +69,9 @@ class MuonFamily(Family):
 
     def overridable(self) -> list[str]:
         return self.given
+
+    def check_members(self, place: Place, shardings: Sequence[Sharding | None]) -> None:
+        require_kernels(place, self.name)
 
 
 class Communication(NamedTuple):

@@ -279,7 +279,7 @@ class Optimizer(SteppingOptimizer):
         settings = self.engine.settings
         lines = [f"{type(self).__name__} (", f"lowtide {_core.__version__}, {self.engine.core.cpu_target()}"]
         for place in self.engine.cores:
-            lines[1] += "" if place.on_host else f", {place.kind.backend} for {place.device}"
+            lines[1] += "" if place.on_host and not place.mirrored else f", {place.kind.backend} for {place.device}"
         lines.extend([f"memory: {settings.memory}"] if settings.memory else [])
         for number, (group, memory) in enumerate(zip(self.param_groups, self.engine.memories, strict=True)):
             lines.append(f"Parameter Group {number}: {len(group['params'])} tensors")

@@ -1,0 +1,188 @@
+"""Parameters on an accelerator that Lowtide has no kernels for: the CPU steps copies of them.
+
+A step copies weights and gradients to host memory, steps there, and copies the weights back, all with torch's own copies. State and
+masters are those of parameters on the CPU, with the same bits, and so is everything else of an optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import ref
+
+import torch
+
+from lowtide import _core
+from lowtide.checks.values import expect
+from lowtide.devices.places import Place
+from lowtide.devices.sharding import local_of
+
+
+class _Mirror:
+    """A parameter's copy in host memory, and that of its gradient."""
+
+    def __init__(self, param: torch.Tensor, number: int) -> None:
+        local = local_of(param)
+        self.param, self.number = param, number
+        # Nothing is copied before a step: a frozen parameter takes no memory that is touched.
+        weights = _host_memory(local, local.device if param.requires_grad else None)
+        self.host = torch.nn.Parameter(weights, requires_grad=param.requires_grad)
+        self.returns = False  # whether the host has weights that the device has not
+        self._buffer: torch.Tensor | None = None  # of gradients
+        self._fetched: ref[torch.Tensor] | None = None  # the gradient that the buffer has a copy of
+        self._at = -1  # its version
+
+    def fetch(self) -> None:
+        """Queues the copy of the gradient, unless it is there."""
+        grad = self.param.grad
+        if grad is None:
+            self.host.grad = self._fetched = None
+            return
+        self._check(grad)
+        if self._fetched is not None and self._fetched() is grad and self._at == grad._version:
+            return
+        local = local_of(grad).detach()
+        if self._buffer is None:
+            self._buffer = _host_memory(local, local.device)
+        self._fetched = None
+        self._buffer.copy_(local, non_blocking=True)
+        self._fetched, self._at = ref(grad), grad._version
+        self.host.grad = self._buffer
+
+    def fetch_weights(self) -> None:
+        """Queues the copy of the weights, which users may have changed since the last step."""
+        self.host.detach().copy_(local_of(self.param).detach(), non_blocking=True)
+
+    def push(self) -> None:
+        """Queues the copy of the weights to the device."""
+        local_of(self.param).detach().copy_(self.host.detach(), non_blocking=True)
+        self.returns = False
+
+    def forget(self) -> None:
+        """The gradient is copied once more when it is next asked for."""
+        self._fetched = None
+
+    def _check(self, grad: torch.Tensor) -> None:
+        local, where = local_of(self.param), f"parameter {self.number}"
+        for name, got, wanted in (
+            ("dtype", local.dtype, self.host.dtype),
+            ("shape", tuple(local.shape), tuple(self.host.shape)),
+        ):
+            expect(got == wanted, where, f"{name} {got}", f"{wanted}, as when the optimizer was built")
+        layout = local_of(grad).layout
+        expect(layout == torch.strided, f"gradient of {where}", f"layout {layout}", "a dense gradient")
+
+
+class MirrorCore(_core.Optimizer):
+    """A core of the CPU for parameters elsewhere. Stands for `_core.Optimizer` in every call.
+
+    Threads and streams: copies are queued on torch's current stream of the device, and waited for before the CPU steps. What a
+    step has changed is queued back there when it returns."""
+
+    def __init__(self, place: Place, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._device = place.device
+        self._mirrors: list[_Mirror | None] = []  # by number; None: a stand-in
+        self._queue: Any = None  # torch's stream that weights were queued on
+
+    def add_param(self, group: int, param: torch.Tensor, with_state: bool = True, whole: Any = None) -> int:
+        local = local_of(param)
+        if local.device.type == "cpu":
+            number = super().add_param(group, param, with_state, whole)
+            self._mirrors.append(None)
+            return number
+        mirror = _Mirror(param, len(self._mirrors))
+        number = super().add_param(group, mirror.host, with_state, whole)
+        self._mirrors.append(mirror)
+        return number
+
+    def check(self, grad_scale: float = 1.0, stream: int = 0, assume_finite: bool = False, free_bytes: int = -1,
+              only: Sequence[int] | None = None) -> int:  # fmt: skip
+        self._fetch(only)
+        return super().check(grad_scale, stream, assume_finite, free_bytes, only)
+
+    def gradient_sums(self, only: Sequence[int] | None = None, stream: int = 0) -> Any:
+        self._fetch(only)
+        return super().gradient_sums(only, stream)
+
+    def step(
+        self, grad_scale: float = 1.0, assume_finite: bool = False, stream: int = 0, free_bytes: int = -1,
+        only: Sequence[int] | None = None, directions: Sequence[int] | None = None, clip: Any = None,
+    ) -> int:  # fmt: skip
+        """As `_core.Optimizer.step`. Raises RuntimeError if the device fails: before the step nothing has changed; after it, the
+        weights that could not be copied back wait in host memory for `synchronize` or the next step."""
+        if directions is not None:
+            raise NotImplementedError(f"got parameters on {self._device}, wanted cpu, cuda or xpu for this rule")
+        self._return()
+        taken = self._fetch(only, weights=True)
+        try:
+            bad = super().step(grad_scale, assume_finite, stream, free_bytes, only, None, clip)
+        finally:
+            for mirror in taken:
+                mirror.forget()
+        if bad < 0:
+            for mirror in taken:
+                mirror.returns = True
+            self._return()
+        return bad
+
+    def synchronize(self) -> None:
+        super().synchronize()
+        self._return()
+        self._wait()
+
+    def _of(self, only: Sequence[int] | None) -> list[_Mirror]:
+        numbers = range(len(self._mirrors)) if only is None else only
+        return [mirror for number in numbers if (mirror := self._mirrors[number]) is not None]
+
+    def _fetch(self, only: Sequence[int] | None, weights: bool = False) -> list[_Mirror]:
+        """Brings gradients to the host and, if asked for, the weights that have one. Returns the parameters with gradients."""
+        with self._told("copying gradients and weights to the host: nothing was changed"):
+            self._wait()  # the host's memory may still be read
+            for mirror in self._of(only):
+                mirror.fetch()
+            taken = [mirror for mirror in self._of(only) if mirror.host.grad is not None]
+            for mirror in taken if weights else ():
+                mirror.fetch_weights()
+            self._queue = _stream(self._device)
+            self._wait()
+        return taken
+
+    def _return(self) -> None:
+        """Brings the weights to the device that it does not have yet."""
+        left = [mirror for mirror in self._of(None) if mirror.returns]
+        if not left:
+            return
+        with self._told("copying weights back after the step: synchronize(), or the next step, tries again"):
+            for mirror in left:
+                mirror.push()
+            self._queue = _stream(self._device)
+
+    def _wait(self) -> None:
+        queue, self._queue = self._queue, None
+        if queue is not None:
+            queue.synchronize()
+
+    @contextmanager
+    def _told(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise RuntimeError(f"{self._device} failed in {doing} ({error})") from error
+
+
+def _host_memory(like: torch.Tensor, device: torch.device | None) -> torch.Tensor:
+    """Uninitialized host memory for a copy; page-locked, so that copies are queued, where `device` can do that."""
+    if device is not None and hasattr(torch.get_device_module(device), "current_stream"):
+        try:
+            return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
+        except RuntimeError:  # the device has no page-locked memory
+            pass
+    return torch.empty(like.shape, dtype=like.dtype)
+
+
+def _stream(device: torch.device) -> Any:
+    """torch's current stream; None where copies wait by themselves, there being none."""
+    current = getattr(torch.get_device_module(device), "current_stream", None)
+    return current(device) if current else None
