@@ -57,11 +57,16 @@ def check(opt: lowtide.Optimizer, device: torch.device, shown: Callable[[str], N
         for name, value in entry.items():
             there = value.cpu()
             assert bits(there.clone()) == bits(saved[number][name]) and value.tolist() == saved[number][name].tolist()
-            # As frameworks move state to the CPU between phases, and back.
-            entry[name] = there
-            entry.update({name: there})
-            entry.update([(name, there)], **{name: there})
-            entry |= {name: there}
+            # As loops move state to the CPU between phases, and back: a copy that no step changes is refused.
+            for assign in (
+                lambda: entry.__setitem__(name, there), lambda: entry.update({name: there}),
+                lambda: entry.update([(name, there)], **{name: there}), lambda: entry.__ior__({name: there}),
+            ):  # fmt: skip
+                if there is value:
+                    assign()
+                else:
+                    with pytest.raises(RuntimeError, match=r"on cpu in the place of .* wanted opt.offload\(\) and opt.onload"):
+                        assign()
             assert entry[name] is value is entry.setdefault(name, there) and opt.state[param] is entry
             if isinstance(value, Elsewhere) and device.type == "cpu":
                 assert there is value.to("cpu") is value and torch.empty(value.shape).copy_(value).equal(there.float())

@@ -69,13 +69,20 @@ class Elsewhere(torch.Tensor):
 
 
 class Shown(dict[str, Any]):
-    """An entry of `Optimizer.state` with stand-ins. Other tensors do not take their place: frameworks assign what `.to()`
-    returned, to move state between phases, and would keep copies that no step changes. A pickle or a copy is a plain
-    dict."""
+    """An entry of `Optimizer.state` with stand-ins. Other tensors do not take their place (RuntimeError): loops that move
+    state between phases assign what `.to()` returned, and would keep copies that no step changes. A pickle or a copy is a
+    plain dict."""
 
     def __setitem__(self, name: str, value: Any) -> None:
-        if not isinstance(self.get(name), Elsewhere):
+        had = self.get(name)
+        if not isinstance(had, Elsewhere):
             super().__setitem__(name, value)
+        elif value is not had:
+            got = f"a {type(value).__name__}" + (f" on {value.device}" if isinstance(value, torch.Tensor) else "")
+            raise RuntimeError(
+                f"state[...][{name!r}]: got {got} in the place of state that streams or is on a device, wanted opt.offload() and "
+                "opt.onload(), which move it, or load_state_dict(), which replaces it"
+            )
 
     # dict's own would not ask the above.
     def update(self, *given: Any, **named: Any) -> None:
