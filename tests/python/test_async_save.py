@@ -75,8 +75,34 @@ def test_failures_are_heard_of(tmp_path):
     for bad in ("many", -1, 1.5, True):
         with pytest.raises((TypeError, ValueError)):
             opt.save(tmp_path / "kept", asynchronous=True, copies=bad)
-    with pytest.raises(ValueError, match="timeout"):
-        opt.save(tmp_path / "kept", asynchronous=True).wait(-1)
+    for bad in (-1, float("nan"), "10"):
+        with pytest.raises(ValueError, match="timeout: got .*, wanted seconds"):
+            opt.save(tmp_path / "kept", asynchronous=True).wait(bad)
+    assert opt.save(tmp_path / "kept", asynchronous=True).wait(1 << 2000)
+    for bad in ("256MiB", 1, None):
+        with pytest.raises(ValueError, match="asynchronous: got .*, wanted True or False"):
+            opt.save(tmp_path / "kept", bad)
+
+
+def test_paths_are_those_of_a_synchronous_save(tmp_path, monkeypatch):
+    """Names of no file are refused at once, and `..` behind a link is the directory above the link's target."""
+    params, opt = make()
+    step(params, opt, 0)
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("a/b")
+    monkeypatch.chdir(tmp_path / "a")
+    for name in ("", "new/", f"{tmp_path}/new/"):
+        for options in ({}, {"asynchronous": True}):
+            with pytest.raises(ValueError, match="is not the name of a file"):
+                opt.save(name, **options)
+    for name, at in [(f"{tmp_path}/link/../one", "one"), ("../link/../two", "two"), ("three", "three")]:
+        save = opt.save(name, asynchronous=True)
+        monkeypatch.chdir(tmp_path)
+        assert save.wait() and sorted(path.name for path in (tmp_path / "a").iterdir()) == sorted(["b", at])
+        opt.load(save.path)
+        (tmp_path / "a" / at).unlink()
+        monkeypatch.chdir(tmp_path / "a")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "link"]
 
 
 def test_other_threads_go_on_while_one_waits(tmp_path):
@@ -118,6 +144,7 @@ if sys.argv[2] == "fork":
         try:
             save.wait()
         except ValueError:
+            assert repr(save).endswith("/got', of the parent process)"), repr(save)
             opt.step()
             opt.save(sys.argv[1] + "/child", asynchronous=True).wait()
             os._exit(0)

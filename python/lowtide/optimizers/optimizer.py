@@ -8,6 +8,7 @@ from typing import Any, Literal, overload
 import torch
 
 from lowtide import _core
+from lowtide.checks.values import expect
 from lowtide.engine.registry import Settings
 from lowtide.memory.budgets import size_of
 from lowtide.optimizers.base import SteppingOptimizer
@@ -204,6 +205,7 @@ class Optimizer(SteppingOptimizer):
         comes out of its `wait()` or, if nobody has waited, of the next `save`, which then writes nothing."""
         self._follow_groups()
         self._follow_overrides()
+        expect(isinstance(asynchronous, bool), "asynchronous", repr(asynchronous), "True or False")
         if not asynchronous:
             files.save(self.engine, self.param_groups, path)
             return None

@@ -41,8 +41,10 @@ def save_beside(
     engine: Engine, param_groups: Sequence[dict[str, Any]], path: str | os.PathLike[str], copies: int | str
 ) -> PendingSave:
     """See `Optimizer.save`."""
-    name, most = os.path.abspath(path_of("path", path)), size_of("copies", copies)
-    return PendingSave(engine.core.save_async(name, _metadata(engine, param_groups), most), name)
+    name, most = path_of("path", path), size_of("copies", copies)
+    # Nothing but the directory is added: os.path.abspath takes "" for a directory, drops a "/" at the end, and ".." behind a link.
+    whole = name if os.path.isabs(name) else os.path.join(os.getcwd(), name)
+    return PendingSave(engine.core.save_async(name, _metadata(engine, param_groups), most), whole)
 
 
 def _metadata(engine: Engine, param_groups: Sequence[dict[str, Any]]) -> str:

@@ -7,8 +7,10 @@ import math
 import time
 
 from lowtide import _core
+from lowtide.checks.values import expect
 
 _SLICE = 0.1  # seconds after which a wait looks for Ctrl-C
+_LONGEST = 1e9  # seconds: more is for good
 
 atexit.register(_core.finish_saves)  # while the memory and the devices of optimizers are still there
 
@@ -33,9 +35,11 @@ class PendingSave:
 
         Raises OSError (disk full, another failure of the file or of a disk that holds state), MemoryError or
         DeviceLostError if the save has failed: a file that was there before is then untouched."""
-        if timeout is not None and not 0 <= timeout <= math.inf:
-            raise ValueError(f"timeout: got {timeout!r}, wanted seconds from 0, or None for no limit")
-        end = math.inf if timeout is None else time.monotonic() + timeout
+        expect(
+            timeout is None or (isinstance(timeout, (int, float)) and 0 <= timeout),
+            "timeout", f"{timeout!r} ({type(timeout).__name__})", "seconds from 0, or None for no limit",
+        )  # fmt: skip
+        end = math.inf if timeout is None or timeout > _LONGEST else time.monotonic() + timeout
         while not self._handle.wait(max(0.0, min(_SLICE, end - time.monotonic()))):
             if time.monotonic() >= end:
                 return False
@@ -47,4 +51,8 @@ class PendingSave:
         return self._handle.copied_bytes()
 
     def __repr__(self) -> str:
-        return f"PendingSave({self.path!r}, {'done' if self.done() else 'running'})"
+        try:
+            standing = "done" if self.done() else "running"
+        except ValueError:  # in a forked child, whose logs and debuggers show it, too
+            standing = "of the parent process"
+        return f"PendingSave({self.path!r}, {standing})"
