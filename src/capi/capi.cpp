@@ -19,6 +19,7 @@ struct lt_queued_clip {
 };
 
 struct lt_save {
+  explicit lt_save(lowtide::SaveHandle of) : handle(std::move(of)) {}
   lowtide::SaveHandle handle;
 };
 
@@ -392,9 +393,7 @@ lt_status lt_optimizer_save_async(const lt_optimizer* optimizer, const char* pat
   if (save) *save = nullptr;
   return on(optimizer, [&](const lowtide::Optimizer& core) {
     require(save, "save");
-    auto made = std::make_unique<lt_save>(lowtide::SaveHandle(nullptr));
-    made->handle = core.save_async(require(path, "path"), text(metadata), copy_bytes);
-    *save = made.release();
+    *save = std::make_unique<lt_save>(core.save_async(require(path, "path"), text(metadata), copy_bytes)).release();
   });
 }
 

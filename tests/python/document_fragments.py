@@ -32,6 +32,10 @@ model = OnCpu(8, 8)
     ("docs/devices.md", 1): "import lowtide\n" + LLAMA,
     ("docs/devices.md", 3): """
 import lowtide, torch
+params = [torch.nn.Parameter(torch.ones(64, 64))]
+""",
+    ("docs/devices.md", 4): """
+import lowtide, torch
 model = torch.nn.Linear(64, 64)
 opt = lowtide.AdamW(model.parameters())
 def forward_backward(x, y):

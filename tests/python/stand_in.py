@@ -11,6 +11,7 @@ import bisect
 import ctypes
 import sys
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import lowtide
@@ -18,6 +19,7 @@ import pytest
 import torch
 from lowtide import _core
 from lowtide.devices import arrays, places
+from lowtide.engine import mirrors
 from lowtide.optimizers import clipping
 
 DEVICE, SHARED = 0, 2  # lt_memory_kind
@@ -60,6 +62,8 @@ class StandIn:
         monkeypatch.setattr(arrays.Array, "empty", lambda array, *of: self._empty_beside(array, *of))
         look_up = places.look_up  # torch's operations are the CPU's, and wait for no queue
         monkeypatch.setattr(places, "look_up", lambda *of, **out: (self.synchronize(), look_up(*of, **out))[1])
+        # Torch's copies are the CPU's, which wait for no queue.
+        monkeypatch.setattr(mirrors, "_mark_of", lambda device: SimpleNamespace(synchronize=self.synchronize))
         self._zero_outside = places.new_zero
         monkeypatch.setattr(places, "new_zero", self._zero_beside)  # torch's new_zeros() is the CPU's
         self._new_bytes = places.new_bytes
@@ -105,7 +109,7 @@ class StandIn:
         return self.tensor(torch.zeros(count, dtype=torch.uint8), place.device.index)
 
     def _norm_at(self, place: places.Place | None) -> torch.Tensor:
-        if place is None or place.on_host:
+        if place is None or place.device.type != self.kind:
             return self._new_norm(place)
         return self.tensor(torch.zeros(()), place.device.index)
 

@@ -77,7 +77,7 @@ def test_the_disk_is_for_the_cpu(machine: Machine, seed: int, tmp_path: Path, fi
     for host, disk in ((1 << 30, None), (0, tmp_path)):
         twins = Twins(machine, names)
         host = host or sum(taken[0][name] for name in names[1:3]) + (8 << 10)
-        memory = lowtide.Memory(device=DEVICE, host=host, disk=disk, chunk=4096)
+        memory = lowtide.Memory(device=DEVICE, host=host, disk=disk, chunk=4096, step="device")
         first, second = optimizer(twins.here, None), optimizer(twins.there, memory)
         twins.step(first, second)
         taken.append(host_bytes(second))

@@ -120,7 +120,7 @@ class Place(NamedTuple):
 
     device: torch.device
     reads: str  # what .device says of the tensors that the core steps
-    mirrored: bool = False  # whether the device has no kernels, so that the CPU steps copies of them (`engine.mirrors`)
+    mirrored: bool = False  # whether the CPU steps copies of them (`engine.mirrors`)
 
     @property
     def kind(self) -> Kind:
@@ -130,6 +130,10 @@ class Place(NamedTuple):
     def on_host(self) -> bool:
         """Whether the CPU steps them, from memory of the host."""
         return self.kind.backend == "cpu"
+
+    def by_host(self) -> Place:
+        """The same device, where the CPU steps copies of the parameters."""
+        return Place(self.device, HOST.reads, mirrored=True)
 
     def queue(self) -> int:
         """That the next step is ordered on; 0 for the CPU."""
@@ -148,7 +152,7 @@ class Place(NamedTuple):
 
     def capturing(self) -> bool:
         """Whether a step would be recorded, for replays, instead of taken."""
-        return self.kind.capturing(self.device)
+        return has_kernels(self.device) and KINDS[self.device.type].capturing(self.device)
 
     def allocator(self) -> Allocator | None:
         return self.kind.allocator(self.device)

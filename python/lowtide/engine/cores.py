@@ -6,7 +6,7 @@ elements, which are never stepped. A parameter's number is the same wherever the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,8 +14,7 @@ import torch
 
 from lowtide import _core
 from lowtide.checks.kept_errors import KeptErrors
-from lowtide.devices.places import Place, place_of, stand_in
-from lowtide.devices.sharding import local_of
+from lowtide.devices.places import Place, stand_in
 from lowtide.engine.family import Family
 from lowtide.engine.groups import CoreGroup, Members, register
 from lowtide.memory.budgets import Memory
@@ -27,12 +26,13 @@ _Result = TypeVar("_Result")
 class CoreAmongOthers:
     """One of several cores, for `groups.register`."""
 
-    def __init__(self, core: _core.Optimizer, place: Place) -> None:
-        self._core, self._place = core, place
+    def __init__(self, core: _core.Optimizer, place: Place, mine: Container[int]) -> None:
+        """mine: id()s of the parameters that it steps."""
+        self._core, self._place, self._mine = core, place, mine
         self.add_group = core.add_group
 
     def add_param(self, group: int, param: Any, requires_grad: bool, whole: Any) -> object:
-        if place_of(local_of(param), "parameter") == self._place:
+        if id(param) in self._mine:
             return self._core.add_param(group, param, requires_grad, whole)
         return self._core.add_param(group, stand_in(self._place), False)
 
@@ -103,8 +103,9 @@ class Cores:
             self._cores[owner].step(grad_scale, False, place.queue(), self._room(place), only, directions)
             return bad
         asked = self._asked(only)
+        # A device works on while the host takes its steps, which those of devices therefore go before.
         with KeptErrors() as kept:
-            for place, core in asked:
+            for place, core in sorted(asked, key=lambda each: each[0].on_host):
                 kept.call(core.step, grad_scale, True, place.queue(), self._room(place), only, directions)
         self.steps_beside += not asked or asked[0][1] is not self._cores[0]
         return -1
@@ -260,14 +261,15 @@ def register_all(
     members: Members,
     first: int,
     own: Callable[[int, Place, Memory], Memory | None],
+    at: Sequence[Place | None],
 ) -> list[CoreGroup]:
     """As `groups.register`, with each of these cores; the groups have the same numbers in all. several: there are others
-    beside them. own: see `Shares.own`."""
+    beside them. own: see `Shares.own`. at: the places of the members."""
     made: list[CoreGroup] = []
     for place, core in cores.items():
         if not several:
             return register(core, family, place, number, group, members, first)
-        made = register(
-            CoreAmongOthers(core, place), family, place, number, group, members, first, partial(own, number, place)
-        )
+        mine = {id(param) for param, where in zip(members.params, at, strict=True) if where == place}
+        among = CoreAmongOthers(core, place, mine)
+        made = register(among, family, place, number, group, members, first, partial(own, number, place))
     return made

@@ -10,7 +10,7 @@ import torch
 
 from lowtide import _core
 from lowtide.devices.flattened import shard_of
-from lowtide.devices.places import Place
+from lowtide.devices.places import HOST, Place
 from lowtide.devices.sharding import local_of
 from lowtide.engine.elsewhere import Elsewhere, Shown
 from lowtide.engine.family import Family
@@ -42,7 +42,7 @@ class Engine(Registry):
         if self.shows_sizes and place and (not place.on_host or self.has_budget()):  # else all of it is in RAM
             tensors = self._tensors(number, fullest=False)
             away = {name: like for name, like in tensors.items() if name not in views}
-            stood_in = {name: Elsewhere(like, place.device, self._reader(number, name)) for name, like in away.items()}
+            stood_in = {name: Elsewhere(like, HOST.device if place.on_host else place.device, self._reader(number, name)) for name, like in away.items()}
             views = Shown({**views, **stood_in}) if away else views
         return self.entry(self, number, views) if self.entry else views
 

@@ -1,4 +1,5 @@
-"""Parameters on an accelerator that Lowtide has no kernels for: the CPU steps copies of them.
+"""Parameters on a device that the CPU steps: those of an accelerator that Lowtide has no kernels for, and those that a budget leaves
+to it (`engine.host_steps`).
 
 A step copies weights and gradients to host memory, steps there, and copies the weights back, all with torch's own copies. State and
 masters are those of parameters on the CPU, with the same bits, and so is everything else of an optimizer.
@@ -15,6 +16,7 @@ import torch
 
 from lowtide import _core
 from lowtide.checks.values import expect
+from lowtide.devices import places
 from lowtide.devices.places import Place
 from lowtide.devices.sharding import local_of
 
@@ -22,46 +24,58 @@ from lowtide.devices.sharding import local_of
 class _Mirror:
     """A parameter's copy in host memory, and that of its gradient."""
 
-    def __init__(self, param: torch.Tensor, number: int) -> None:
+    def __init__(self, param: torch.Tensor, number: int, device: torch.device) -> None:
         local = local_of(param)
-        self.param, self.number = param, number
+        self.param, self.number, self._device = param, number, device
         # Nothing is copied before a step: a frozen parameter takes no memory that is touched.
-        weights = _host_memory(local, local.device if param.requires_grad else None)
+        weights = _host_memory(local, device if param.requires_grad else None)
         self.host = torch.nn.Parameter(weights, requires_grad=param.requires_grad)
+        self._came = -1  # version of the weights that a check has brought for the step after it
         self.returns = False  # whether the host has weights that the device has not
         self._buffer: torch.Tensor | None = None  # of gradients
         self._fetched: ref[torch.Tensor] | None = None  # the gradient that the buffer has a copy of
         self._at = -1  # its version
 
-    def fetch(self) -> None:
-        """Queues the copy of the gradient, unless it is there."""
+    def fetch(self) -> bool:
+        """Queues the copy of the gradient, unless it is there. Returns whether it has queued one."""
         grad = self.param.grad
         if grad is None:
             self.host.grad = self._fetched = None
-            return
+            return False
         self._check(grad)
         if self._fetched is not None and self._fetched() is grad and self._at == grad._version:
-            return
+            return False
         local = local_of(grad).detach()
         if self._buffer is None:
-            self._buffer = _host_memory(local, local.device)
+            self._buffer = _host_memory(local, self._device)
         self._fetched = None
-        self._buffer.copy_(local, non_blocking=True)
+        _copy(self._buffer, local)
         self._fetched, self._at = ref(grad), grad._version
         self.host.grad = self._buffer
+        return True
 
     def fetch_weights(self) -> None:
         """Queues the copy of the weights, which users may have changed since the last step."""
-        self.host.detach().copy_(local_of(self.param).detach(), non_blocking=True)
+        _copy(self.host.detach(), local_of(self.param).detach())
+        self._came = self.param._version
+
+    @property
+    def came(self) -> bool:
+        """Whether the copy has the weights, for the step that is under way."""
+        return self._came == self.param._version
 
     def push(self) -> None:
         """Queues the copy of the weights to the device."""
-        local_of(self.param).detach().copy_(self.host.detach(), non_blocking=True)
+        _copy(local_of(self.param).detach(), self.host.detach())
         self.returns = False
 
+    def leave_weights(self) -> None:
+        """The weights are copied when they are next asked for, for version counters miss what users write through `.data`."""
+        self._came = -1
+
     def forget(self) -> None:
-        """The gradient is copied once more when it is next asked for."""
-        self._fetched = None
+        """Gradient and weights are copied once more when they are next asked for."""
+        self._fetched, self._came = None, -1
 
     def _check(self, grad: torch.Tensor) -> None:
         local, where = local_of(self.param), f"parameter {self.number}"
@@ -84,22 +98,24 @@ class MirrorCore(_core.Optimizer):
         super().__init__(*arguments)
         self._device = place.device
         self._mirrors: list[_Mirror | None] = []  # by number; None: a stand-in
-        self._queue: Any = None  # torch's stream that weights were queued on
+        self._marks: list[Any] = []  # of copies that may be under way
 
     def add_param(self, group: int, param: torch.Tensor, with_state: bool = True, whole: Any = None) -> int:
         local = local_of(param)
-        if local.device.type == "cpu":
+        if places.device_of(local).type == "cpu":
             number = super().add_param(group, param, with_state, whole)
             self._mirrors.append(None)
             return number
-        mirror = _Mirror(param, len(self._mirrors))
+        mirror = _Mirror(param, len(self._mirrors), self._device)
         number = super().add_param(group, mirror.host, with_state, whole)
         self._mirrors.append(mirror)
         return number
 
     def check(self, grad_scale: float = 1.0, stream: int = 0, assume_finite: bool = False, free_bytes: int = -1,
               only: Sequence[int] | None = None) -> int:  # fmt: skip
-        self._fetch(only)
+        for mirror in self._of(only):
+            mirror.leave_weights()
+        self._fetch(only, weights=True, wait_for_weights=False)
         return super().check(grad_scale, stream, assume_finite, free_bytes, only)
 
     def gradient_sums(self, only: Sequence[int] | None = None, stream: int = 0) -> Any:
@@ -136,17 +152,23 @@ class MirrorCore(_core.Optimizer):
         numbers = range(len(self._mirrors)) if only is None else only
         return [mirror for number in numbers if (mirror := self._mirrors[number]) is not None]
 
-    def _fetch(self, only: Sequence[int] | None, weights: bool = False) -> list[_Mirror]:
+    def _fetch(self, only: Sequence[int] | None, weights: bool = False, wait_for_weights: bool = True) -> list[_Mirror]:
         """Brings gradients to the host and, if asked for, the weights that have one. Returns the parameters with gradients."""
         with self._told("copying gradients and weights to the host: nothing was changed"):
-            self._wait()  # the host's memory may still be read
-            for mirror in self._of(only):
-                mirror.fetch()
-            taken = [mirror for mirror in self._of(only) if mirror.host.grad is not None]
-            for mirror in taken if weights else ():
+            mirrors = self._of(only)
+            if not weights or not all(mirror.came for mirror in mirrors if mirror.host.grad is not None):
+                self._wait()  # the host's memory may still be read
+            queued = [mirror.fetch() for mirror in mirrors]
+            if any(queued) and not wait_for_weights:
+                self._mark()
+            of_gradients = len(self._marks)
+            taken = [mirror for mirror in mirrors if mirror.host.grad is not None]
+            missing = [mirror for mirror in taken if not mirror.came] if weights else []
+            for mirror in missing:
                 mirror.fetch_weights()
-            self._queue = _stream(self._device)
-            self._wait()
+            if missing or (any(queued) and wait_for_weights):
+                self._mark()
+            self._wait(None if wait_for_weights else of_gradients)
         return taken
 
     def _return(self) -> None:
@@ -157,12 +179,17 @@ class MirrorCore(_core.Optimizer):
         with self._told("copying weights back after the step: synchronize(), or the next step, tries again"):
             for mirror in left:
                 mirror.push()
-            self._queue = _stream(self._device)
+            self._mark()
 
-    def _wait(self) -> None:
-        queue, self._queue = self._queue, None
-        if queue is not None:
-            queue.synchronize()
+    def _mark(self) -> None:
+        if (mark := _mark_of(self._device)) is not None:
+            self._marks.append(mark)
+
+    def _wait(self, first: int | None = None) -> None:
+        """Waits for the first so many marks; None: for all."""
+        while self._marks[:first]:
+            self._marks.pop(0).synchronize()
+            first = None if first is None else first - 1
 
     @contextmanager
     def _told(self, doing: str) -> Iterator[None]:
@@ -182,7 +209,20 @@ def _host_memory(like: torch.Tensor, device: torch.device | None) -> torch.Tenso
     return torch.empty(like.shape, dtype=like.dtype)
 
 
-def _stream(device: torch.device) -> Any:
-    """torch's current stream; None where copies wait by themselves, there being none."""
-    current = getattr(torch.get_device_module(device), "current_stream", None)
-    return current(device) if current else None
+def _copy(to: torch.Tensor, source: torch.Tensor) -> None:
+    """Queues a copy on torch's current stream."""
+    to.copy_(source, non_blocking=True)
+
+
+def _mark_of(device: torch.device) -> Any:
+    """Something to `synchronize()` with what is on torch's current stream now; None where copies wait by themselves, there being no
+    streams."""
+    module = torch.get_device_module(device)
+    if not hasattr(module, "current_stream"):
+        return None
+    stream = module.current_stream(device)
+    if not hasattr(module, "Event"):
+        return stream
+    event = module.Event()
+    event.record(stream)
+    return event

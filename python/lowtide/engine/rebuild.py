@@ -23,8 +23,7 @@ def add_group(
 ) -> None:
     """Takes in the last one of the parameter groups, whose own budget is `memory`. Where it changes what devices have of the
     optimizer's, the cores are built anew, and `show` is called. On an error nothing has changed."""
-    of = engine.with_group(groups, memory)
-    shares = engine.shares_of(groups, of)
+    of, shares = engine.settle(groups, engine.with_group(groups, memory), len(engine.params))
     before = engine.shares.of_all
     if all(share == before[place] for place, share in shares.of_all.items() if place in before):
         engine.add(groups, of, shares)
@@ -81,9 +80,10 @@ def follow_moves(engine: Engine, groups: Sequence[dict[str, Any]], show: Callabl
     for number, param in enumerate(engine.params):
         if now.places[number]:
             now.shardings[number], now.places[number] = examine(param, f"parameter {number}")
-    if now.places == engine.places:
+    of, _ = engine.settle(groups, engine.registered()._replace(params=now))
+    if of.params.places == engine.places:
         return False
-    rebuild(engine, groups, engine.registered()._replace(params=now))
+    rebuild(engine, groups, of)
     show()
     return True
 
@@ -111,10 +111,10 @@ def rebuild(
 ) -> None:
     """Gives `engine` other cores, and these parameters. sources: the numbers that they have had, in order, whose state and
     steps go with them; None: the same ones. Numbers of -1 begin anew. On an error nothing has changed."""
+    of, shares = engine.settle(groups, of)
     now = of.params
     sources = range(len(of.overridden)) if sources is None else sources
     old = engine.core
-    shares = engine.shares_of(groups, of)
     cores = {place: engine.new_core(engine.threads, place, shares) for place in engine.wanted_places(now.places)}
     core_groups = engine.register(cores, len(cores) > 1, groups, of, shares)
     core = Cores(cores, now.places, core_groups, False, shares.told) if len(cores) > 1 else next(iter(cores.values()))

@@ -19,6 +19,7 @@ from lowtide.engine.cores import Core, Cores, register_all
 from lowtide.engine.examined import Examined, Registered, examine, examine_all, stood_in
 from lowtide.engine.family import Family
 from lowtide.engine.groups import CoreGroup, Format, Members
+from lowtide.engine.host_steps import settle
 from lowtide.engine.mirrors import MirrorCore
 from lowtide.engine.shares import Shares, shares_of
 from lowtide.memory.budgets import Memory, budget_at
@@ -113,13 +114,15 @@ class Registry:
         now = Examined([*self.places, *found], [*self.shardings, *shardings])
         return Registered([*self.members, params], now, overridden, [*self.memories, memory])
 
-    def shares_of(self, groups: Sequence[dict[str, Any]], of: Registered) -> Shares:
-        """The budgets with these parameters. NotImplementedError where the class cannot have them on several devices."""
+    def settle(self, groups: Sequence[dict[str, Any]], of: Registered, kept: int = 0) -> tuple[Registered, Shares]:
+        """These parameters where they are stepped, and the budgets. kept: of so many it is settled. NotImplementedError where the
+        class cannot have them on several devices."""
+        of = settle(self.family, self.settings.memory, groups, of, kept)
         wanted = self.wanted_places(of.params.places)
         if len(wanted) > 1 and not self.family.SEVERAL:
-            got = " and ".join(str(place.device) for place in wanted)
+            got = " and ".join(map(str, wanted))
             raise NotImplementedError(f"{self.family.name}: got parameters on {got}, wanted all of them on one device")
-        return shares_of(self.family, self.settings.memory, groups, of, wanted)
+        return of, shares_of(self.family, self.settings.memory, groups, of, wanted)
 
     def add(self, groups: Sequence[dict[str, Any]], of: Registered, shares: Shares) -> None:
         """Takes in the last one of the optimizer's parameter groups; of: see `with_group`. The cores that there are keep the
@@ -130,7 +133,7 @@ class Registry:
         known = stood_in(of.members[-1], of.params.places[first:], wanted[0])
         own = [one.options() for one in of.overridden[first:]]
         members = Members(known, of.params.shardings[first:], own, of.memories[-1])
-        arguments = (several, self.family, number, groups[-1], members, first, shares.own)
+        arguments = (several, self.family, number, groups[-1], members, first, shares.own, of.params.places[first:])
         if self.groups:  # A core cannot forget a group: one added during training is tried out on another.
             register_all({place: self.new_core(1, place, shares) for place in wanted}, *arguments)
         cores = {place: self.cores.get(place) or self._core_at(place, several, groups, shares) for place in wanted}
@@ -147,6 +150,7 @@ class Registry:
         later = sum(map(len, self.members[number + 1 :]))
         expect(not later, where, f"it after {later} parameters of later groups", "parameters in the order of the groups")
         of, here = examine(param, where)
+        here = here.by_host() if here.by_host() in self.cores else here
         wanted = f"{', '.join(str(place.device) for place in self.cores)} as the parameters before it, and one device"
         expect([here] == [*self.cores], where, f"a tensor on {here.device}", wanted)
         at = next(n for n, each in enumerate(self.groups) if each.of == number)  # the first has no overrides
@@ -202,7 +206,8 @@ class Registry:
         for number, params in enumerate(of.members):
             these = slice(first, first + len(params))
             members = Members(known[these], shardings[these], own[these], of.memories[number])
-            made += register_all(cores, several, self.family, number, groups[number], members, first, shares.own)
+            arguments = (self.family, number, groups[number], members, first, shares.own, found[these])
+            made += register_all(cores, several, *arguments)
             first += len(params)
         return made
 

@@ -44,7 +44,7 @@ class Shares(NamedTuple):
         return any(budget.automatic for budget in every if budget)
 
 
-class _Sizes:
+class Sizes:
     """Takes groups as a core does, for planning the state of some parameters that are trained."""
 
     def __init__(self, some: Collection[int]) -> None:
@@ -63,6 +63,17 @@ class _Sizes:
         if requires_grad and id(param) in self._some:
             local = local_of(param)
             self.groups[group][0].append((list(local.shape), whole, str(local.dtype).removeprefix("torch.")))
+
+
+def planned(sizes: Sizes, family: Family, groups: Sequence[Mapping[str, Any]], of: Registered, place: Place) -> None:
+    """Has `sizes` take all groups in."""
+    first = 0
+    for number, params in enumerate(of.members):
+        these = slice(first, first + len(params))
+        own = [overridden.options() for overridden in of.overridden[these]]
+        members = Members(stood_in(params, of.params.places[these], place), of.params.shardings[these], own, None)
+        register(sizes, family, place, number, groups[number], members, first, lambda _: None)
+        first += len(params)
 
 
 class _Takes(NamedTuple):
@@ -89,7 +100,7 @@ def shares_of(
     def divided(own: Memory, owner: Owner) -> dict[Place, Memory]:
         there = found[owner]
         if len(there) < 2:
-            return dict.fromkeys(there, own)
+            return {place: own.part(place, own.host) if place.mirrored else own for place in there}
         if own.host is None:
             return {place: own.part(place, None) for place in there}
         try:
@@ -129,16 +140,8 @@ def _shares(host: int, takes: Mapping[Place, _Takes], on_disk: bool) -> dict[Pla
 def _takes(
     family: Family, memory: Memory, groups: Sequence[Mapping[str, Any]], of: Registered, place: Place, some: set[int]
 ) -> _Takes:
-    sizes = _Sizes(some)
-    first = 0
-    for number, params in enumerate(of.members):
-        these = slice(first, first + len(params))
-        own = [overridden.options() for overridden in of.overridden[these]]
-        members = Members(
-            stood_in(params, of.params.places[these], place), of.params.shardings[these], own, None
-        )
-        register(sizes, family, place, number, groups[number], members, first, lambda _: None)
-        first += len(params)
+    sizes = Sizes(some)
+    planned(sizes, family, groups, of, place)
 
     def plan(near: int) -> Mapping[str, Any]:
         return _core.plan_memory(family.core_rule, Budget(near, ".", -1, budget.chunk_bytes), sizes.groups)[0]

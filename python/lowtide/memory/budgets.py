@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from lowtide import _core
 from lowtide.checks.values import expect
-from lowtide.devices.places import HOST, Place
+from lowtide.devices.places import HOST, Place, has_kernels
 
 
 class Budget(NamedTuple):
@@ -46,8 +46,8 @@ class Memory:
         host: bytes of host memory, streaming buffers included. Neither given: no limit, all state of CPU parameters
             stays in RAM.
         disk: a directory, best on a local SSD, for a scratch file without a name: nothing is left behind, whatever
-            happens to the process. One process at a time. None: no disk, and state that does not fit is refused. For
-            CPU parameters only.
+            happens to the process. One process at a time. None: no disk, and state that does not fit is refused. The
+            CPU steps the parameters whose state is there.
         disk_limit: bytes on disk at most.
         chunk: the unit of moving; by default chosen from the budget.
         managed: all state in memory that the driver moves between a device and the host as it is used, instead of what
@@ -55,6 +55,11 @@ class Memory:
         transfer: how state that does not fit on a device reaches it: "copy" (through buffers there), "zero_copy" (kernels
             read and write host memory), "hybrid" (copied in, written by kernels). None: the fastest of those that the
             device can do, which is measured once and remembered. For parameters on a device only.
+        step: where parameters on a device are stepped. "device". "host": by the CPU, to which gradients and weights are
+            copied; all state and masters are in host memory and on disk. "auto": those whose state does not fit there
+            by the device or by the CPU, so that both end at the same time, by rates that are measured once in a process
+            (`lowtide.engine.host_steps`). None: "auto" with a disk, "host" with device=0, else "device". With "device"
+            the disk is for CPU parameters alone. No bit of a result depends on it.
     """
 
     device: int | str | None = None
@@ -64,6 +69,40 @@ class Memory:
     chunk: int | str | None = None
     managed: bool = False
     transfer: str | None = None
+    step: str | None = None
+
+    def steps_at(self, place: Place) -> str:
+        """Where parameters of a device are stepped: "device", "host" or "auto". ValueError or TypeError for a combination that
+        means nothing."""
+        if self.step is not None and not isinstance(self.step, str):
+            raise TypeError(f"memory: step: got {self.step!r} ({type(self.step).__name__}), wanted a str or None")
+        ways = ("device", "host", "auto")
+        expect(self.step is None or self.step in ways, "memory: step", repr(self.step), f"one of {', '.join(ways)}, or None")
+        if place.device.type == "cpu":
+            return "device"
+        given = self.device if self.device != "auto" else None
+        nothing = given is not None and not size_of("device", given, place)
+        if not has_kernels(place.device):
+            there = f"for parameters on {place.device}, which Lowtide has no kernels for"
+            expect(self.step != "device", "memory", f"step='device' {there}", "'host' or None: the CPU steps them")
+            wanted = "host=BYTES: the CPU steps them, with state in its memory"
+            expect(nothing or given is None, "memory", f"device={self.device!r} {there}", wanted)
+            expect(not self.managed, "memory", f"managed {there}", "it for those that a device steps")
+            return "host"
+        way = self.step or ("host" if nothing and not self.transfer else "auto" if self.disk is not None else "device")
+        if way == "device":
+            contradiction = f"device={self.device!r} with step='device'"
+            wanted = "room for state that passes through, or step='host'"
+            expect(not nothing or bool(self.transfer) or self.step is None, "memory", contradiction, wanted)
+            return way
+        because = f"step={self.step!r}" if self.step else f"device={self.device!r}" if nothing else "disk"
+        moved = "none of them: they are about state that a device steps"
+        expect(not self.managed, "memory", f"managed with {because} for parameters on {place.device}", moved)
+        if way == "host":
+            expect(not self.transfer, "memory", f"transfer with {because} for parameters on {place.device}", moved)
+            no_state = "step='auto', or no device: the CPU's steps leave no state there"
+            expect(nothing or given is None, "memory", f"device={self.device!r} with step='host'", no_state)
+        return "host" if nothing else way
 
     def budget(self, place: Place = HOST) -> Budget:
         """In bytes, for parameters at `place`. Raises ValueError or TypeError for a size or a combination that means
@@ -75,15 +114,12 @@ class Memory:
         if self.transfer is not None and not isinstance(self.transfer, str):
             raise TypeError(f"memory: transfer: got {self.transfer!r} ({type(self.transfer).__name__}), wanted a str or None")
         expect(self.transfer is None or not place.on_host, "memory", "transfer for parameters on cpu", elsewhere)
-        tiers = "device and host alone: there is no disk tier behind a device yet"
-        expect(self.disk is None or place.on_host, "memory", f"disk for parameters on {place.device}", tiers)
+        self.steps_at(place)
         auto = self.device == "auto"
-        there = f"device={self.device!r} for parameters on {place.device}, which Lowtide has no kernels for"
-        expect(not place.mirrored or auto or not self.device, "memory", there, "host=BYTES: the CPU steps them, with state in its memory")
         if auto and self.managed:
             raise ValueError("memory: got managed with device='auto', wanted one of them: a driver moves managed state")
         automatic = not place.on_host and not self.managed and (auto or (self.device is None and place.kind.automatic))
-        limits = {"device": None if auto else self.device, "host": self.host}
+        limits = {"device": None if auto or place.mirrored else self.device, "host": self.host}
         here = limits.pop("device") if not place.on_host else None
         device = -1 if here is None else size_of("device", here, place)
         ram = [size_of(name, limit) for name, limit in limits.items() if limit is not None]
@@ -98,15 +134,19 @@ class Memory:
         if self.disk is not None and not disk:
             raise ValueError("memory: got an empty path as disk, wanted a directory, or None for no disk")
         limit = -1 if self.disk_limit is None else size_of("disk_limit", self.disk_limit)
+        if not place.on_host:  # it has no disk: what is there the CPU steps (`engine.host_steps`)
+            disk, limit = "", -1
         total = sum(ram) if ram else -1
         expect(total < 2**63, "memory", f"{total} bytes as device + host", "less than 2^63")
         return Budget(total, disk, limit, chunk, device, self.managed, self.transfer or "", automatic)
 
-    def part(self, place: Place, host: int | None) -> Memory:
+    def part(self, place: Place, host: int | str | None) -> Memory:
         """The budget of those parameters at `place`, where others are elsewhere. host: their share of it in bytes."""
+        if place.mirrored:
+            return replace(self, device=None, host=host, managed=False, transfer=None, step="host")
         if place.on_host:
             return replace(self, host=host, managed=False, transfer=None)
-        return replace(self, host=host, disk=None, disk_limit=None)
+        return replace(self, host=host, disk=None, disk_limit=None, step="device")
 
 
 def budget_at(memory: Memory | None, place: Place) -> Budget | None:

@@ -143,6 +143,8 @@ class SteppingOptimizer(ClippingOptimizer):
         if isinstance(cores, Cores):
             got, advice = f"parameters on {cores.names()} while a graph is captured", "make an optimizer for each device"
             raise ValueError(f"step: got {got}, wanted one device: {advice}, or step without a graph")
+        if any(place.mirrored for place in self.engine.cores):
+            raise ValueError("step: got parameters that the CPU steps while a graph is captured, wanted Memory(step='device')")
         if settings.amp_scaling or (self.engine.meshes and self._agrees()):
             raise ValueError(
                 "step: got amp_scaling, or DTensor parameters whose gradients are checked, while a graph is captured; "

@@ -1,0 +1,196 @@
+"""Which parameters on a device the CPU steps (`Memory(step=)`).
+
+Of a budget with step="auto", state that the device has no room for either streams through it in every step, or is stepped where it is.
+Parameters are given to the CPU from the last one on, whose gradients come first in backward, as long as that makes the longer of the
+two ends shorter:
+
+    device: (2 bytes of streaming state and what is copied for the CPU) / rate of the link
+    CPU:    what is copied for it / rate of the link + the longer of its steps and its disk
+
+and, whatever the times, until what streams takes no more than half of the host memory, if there is a disk for the rest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+from math import inf
+from typing import Any, NamedTuple
+
+import torch
+
+from lowtide import _core
+from lowtide.devices.places import Place, place_of
+from lowtide.devices.sharding import local_of
+from lowtide.engine.examined import Registered
+from lowtide.engine.family import Family
+from lowtide.engine.shares import Sizes, planned
+from lowtide.memory.budgets import Budget, Memory, path_of
+
+_LINK_BYTES = 64 << 20
+
+
+class Speeds(NamedTuple):
+    """Bytes per second."""
+
+    link: float  # between the device and pinned host memory, each way
+    step: float  # of state that the CPU steps
+    disk: float = inf  # the slower of reading and writing; inf: there is none
+
+
+class Load(NamedTuple):
+    """The bytes of a parameter."""
+
+    number: int
+    state: int
+    weights: int
+
+
+def settle(
+    family: Family, memory: Memory | None, groups: Sequence[Mapping[str, Any]], of: Registered, kept: int
+) -> Registered:
+    """The same parameters at the places where they are stepped; of the first `kept` that is known. memory: the optimizer's budget."""
+    places = list(of.params.places)
+    params = [(group, param) for group, members in enumerate(of.members) for param in members]
+    undecided: dict[tuple[int, Memory, Place], list[int]] = {}
+    for i, (group, param) in enumerate(params):
+        if (found := places[i]) is None or found.device.type == "cpu":
+            continue
+        raw = place_of(local_of(param), "parameter") if found.mirrored else found
+        own: Memory | None = of.overridden[i].options().get("memory", of.memories[group])
+        budget = own or memory
+        way = budget.steps_at(raw) if budget else "device"
+        if way == "auto" and budget:
+            undecided.setdefault((group if own else -1, budget, raw), []).append(i)
+        if i >= kept:
+            places[i] = raw.by_host() if way == "host" else raw
+    for (_, budget, place), numbers in undecided.items():
+        trained = [i for i in numbers if params[i][1].requires_grad]
+        loads = _loads(family, groups, of, place, [params[i] for i in trained], trained)
+        before = {i for i in trained if i < kept and of.params.places[i] == place.by_host()}
+        sizes = Sizes({id(params[i][1]) for i in trained})
+        planned(sizes, family, groups, of, place)
+        for i in _chosen(family, groups, budget, place, sizes, loads, kept, before):
+            places[i] = place.by_host()
+    return of._replace(params=of.params._replace(places=places))
+
+
+def share_of_host(
+    loads: Sequence[Load], device: int, host: int, speeds: Speeds, fixed: int = 0, before: frozenset[int] = frozenset()
+) -> set[int]:
+    """The numbers of the parameters that the CPU steps. device, host: bytes for state; fixed: of the parameters with smaller numbers it
+    is known, `before` are the CPU's."""
+    here = {load.number for load in loads if load.number in before}
+    streams = sum(load.state for load in loads if load.number not in here) - device
+    stepped = sum(load.state for load in loads if load.number in here)
+    copied = sum(load.weights for load in loads if load.number in here)
+
+    def ends(streams: float, stepped: float, copied: float) -> float:
+        streams = max(streams, 0)
+        on_disk = max(stepped - max(host - streams, 0), 0)
+        down = 2 * copied / speeds.link  # gradients and weights
+        by_device = streams / speeds.link + down
+        by_host = down + copied / speeds.link + max(stepped / speeds.step, 2 * on_disk / speeds.disk) if stepped else 0.0
+        return max(by_device, by_host)
+
+    for load in reversed(loads):
+        if streams <= 0:
+            break
+        if load.number < fixed or load.number in here or not load.state:
+            continue
+        then = streams - load.state, stepped + load.state, copied + load.weights
+        if (streams > host // 2 and speeds.disk < inf) or ends(*then) < ends(streams, stepped, copied):
+            here.add(load.number)
+            streams, stepped, copied = then
+    return here
+
+
+def _chosen(
+    family: Family,
+    groups: Sequence[Mapping[str, Any]],
+    memory: Memory,
+    place: Place,
+    sizes: Sizes,
+    loads: Sequence[Load],
+    kept: int,
+    before: set[int],
+) -> set[int]:
+    budget = memory.part(place, memory.host).budget(place)
+    host = budget.ram_bytes if budget.ram_bytes >= 0 else 2**62
+    room = budget.device_bytes
+    if room < 0:  # what the device has beside weights and gradients; state may have to give way to the host, all of it
+        free = place.room()
+        gradients = sum(load.weights for load in loads)
+        room = max((free if free >= 0 else place.memory()) * 7 // 8 - gradients, 0)
+        if sum(load.state for load in loads) > host:
+            room = 0
+    if sum(load.state for load in loads) <= room:
+        return before
+    slots = _core.plan_memory(family.core_rule, Budget(room, ".", -1, budget.chunk_bytes), sizes.groups)[0]["slot_bytes"]
+    room = max(room - int(slots), 0)  # that streaming state passes through
+    formats = sorted({str(group["state"]) for group in groups})
+    disk = "" if memory.disk is None else path_of("memory: disk", memory.disk)
+    speeds = speeds_of(place.device, family.core_rule, family.hyper_of("", groups[0]), formats, disk)
+    return share_of_host(loads, room, host, speeds, kept, frozenset(before))
+
+
+def _loads(
+    family: Family,
+    groups: Sequence[Mapping[str, Any]],
+    of: Registered,
+    place: Place,
+    params: Sequence[tuple[int, torch.Tensor]],
+    numbers: Sequence[int],
+) -> list[Load]:
+    """In the order of numbers. Parameters of one group, shape and type are planned once."""
+    bytes_of: dict[Any, int] = {}
+    loads = []
+    for number, (group, param) in zip(numbers, params, strict=True):
+        local = local_of(param)
+        key = group, tuple(of.overridden[number].options().items()), tuple(local.shape), local.dtype
+        if key not in bytes_of:
+            sizes = Sizes({id(param)})
+            planned(sizes, family, groups, of, place)
+            everything = Budget(2**62, ".", -1, 0)
+            bytes_of[key] = int(_core.plan_memory(family.core_rule, everything, sizes.groups)[0]["direct_bytes"])
+        loads.append(Load(number, bytes_of[key], local.numel() * local.element_size()))
+    return loads
+
+
+def speeds_of(device: torch.device, rule: str, hyper: Mapping[str, float], formats: Sequence[str], disk: str) -> Speeds:
+    """Measured once in a process: a fraction of a second for the link, half a second for each format, a second for the disk. disk: a
+    directory, or ""."""
+    given = tuple(sorted(hyper.items()))
+    rates = [rate for state in formats if (rate := _step_rate(rule, state, given, torch.get_num_threads())) > 0]
+    return Speeds(link_rate(device), min(rates, default=inf), _disk_rate(disk) if disk else inf)
+
+
+@cache
+def _step_rate(rule: str, state: str, hyper: tuple[tuple[str, float], ...], threads: int) -> float:
+    return _core.measure_step_rate(rule, state, dict(hyper), threads)
+
+
+@cache
+def _disk_rate(directory: str) -> float:
+    found = _core.measure_disk_rates(directory)
+    return float(min(found["read"], found["write"]))
+
+
+@cache
+def link_rate(device: torch.device) -> float:
+    """Bytes per second of torch's copies between the device and pinned host memory: the slower way, the best of three."""
+    module = torch.get_device_module(device)
+    there = torch.zeros(_LINK_BYTES, dtype=torch.uint8, device=device)
+    here = torch.zeros(_LINK_BYTES, dtype=torch.uint8, pin_memory=True)
+    seconds = []
+    for to, source in ((there, here), (here, there)):
+        best = inf
+        for _ in range(4):  # the first one counts as slow as it is
+            module.synchronize(device)
+            start = time.perf_counter()
+            to.copy_(source, non_blocking=True)
+            module.synchronize(device)
+            best = min(best, time.perf_counter() - start)
+        seconds.append(best)
+    return _LINK_BYTES / max(seconds)

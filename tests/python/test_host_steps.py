@@ -1,0 +1,253 @@
+"""Parameters on a device that the CPU steps, all of them or some: `Memory(step=)` and disks behind devices.
+
+They are shared memory of a stand-in for a device (stand_in.py), which torch copies as it copies the CPU's; skipped where there is none."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import lowtide
+import pytest
+import torch
+from lowtide.engine import host_steps, mirrors
+from lowtide.engine.host_steps import Load, Speeds, share_of_host
+from stand_in import StandIn
+from support import CODECS, DTYPES, RULES, bits, make, parameter, random_gradients
+from twins import Twins
+
+SHAPES = ((32, 300), (7, 100), (3, 5, 257), (9,), (), (64, 256))  # emulated kernels are slow
+
+
+@pytest.fixture(autouse=True)
+def speeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rates of a machine that steps on both sides."""
+    monkeypatch.setattr(host_steps, "speeds_of", lambda *of: Speeds(1e9, 4e9, 1e8) if of[-1] else Speeds(1e9, 4e9))
+
+
+def memories(folder: Path) -> dict[str, lowtide.Memory]:
+    return {
+        "host": lowtide.Memory(step="host"),
+        "device=0": lowtide.Memory(device=0, host="1MiB"),
+        "disk": lowtide.Memory(device="24KiB", host="40KiB", disk=folder, chunk=4096),
+        "host, disk": lowtide.Memory(device=0, host="12KiB", disk=folder, chunk=4096),
+        "auto": lowtide.Memory(device="24KiB", step="auto", chunk=4096),
+    }
+
+
+@pytest.mark.parametrize("way", memories(Path()))
+def test_bits_of_cpu_parameters(device: StandIn, way: str, tmp_path: Path, seed: int, figure: Callable[[str], None]) -> None:
+    cases = compared = by_host = by_device = on_disk = 0
+    for rule in RULES:
+        for codec in CODECS:
+            here = [parameter(*shape, dtype=DTYPES[i % 3]) for i, shape in enumerate(SHAPES)]
+            there = device.parameters(here)
+            first = make(rule, [{"params": here[:2]}, {"params": here[2:], "lr": 0.01}], state=codec)
+            memory = memories(tmp_path)[way]
+            second = make(rule, [{"params": there[:2]}, {"params": there[2:], "lr": 0.01}], state=codec, memory=memory)
+            twins = Twins(device, here, there)
+            twins.step(first, second)
+            twins.compare_state(first, second)
+            assert twins.differing == 0, (rule, codec)
+            compared += twins.compared
+            by_host += sum(place.mirrored for place in second.engine.places)
+            by_device += sum(not place.mirrored for place in second.engine.places)
+            on_disk += second.report()["disk_bytes"] > 0
+            cases += 1
+    figure(f"{cases} rules x formats: {compared} bytes alike; stepped by the CPU {by_host}, the device {by_device}; on disk {on_disk}")
+
+
+def test_random_plans(device: StandIn, tmp_path: Path, seed: int, share: float, figure: Callable[[str], None]) -> None:
+    """Random shapes, rules, formats, budgets and rates; clipped, saved, loaded into another random budget, and another group added."""
+    random = Random(seed)
+    cases = max(round(300 * share), 10)
+    compared = 0
+    split = set()
+
+    def memory() -> lowtide.Memory:
+        chunk = random.choice((4096, 8192))
+        kib = {name: f"{random.randint(*of)}KiB" for name, of in {"device": (24, 200), "host": (48, 200)}.items()}
+        ways: list[dict[str, Any]] = [{"step": "host"}, {"device": 0, "disk": tmp_path, "host": kib["host"]}]
+        ways += 3 * [{**kib, "disk": tmp_path}]
+        ways.append({"device": kib["device"], "step": "auto"})
+        return lowtide.Memory(chunk=chunk, **random.choice(ways))
+
+    for _ in range(cases):
+        shapes = [(random.choice((1, 7, 32)), random.choice((1, 257, 300, 512))) for _ in range(random.randint(2, 9))]
+        here = [parameter(*shape, dtype=random.choice([*DTYPES])) for shape in shapes]
+        there = device.parameters(here)
+        rule, codec = random.choice([*RULES]), random.choice([*CODECS])
+        cut = random.randint(1, len(here) - 1)
+        first = make(rule, here[:cut], state=codec)
+        second = make(rule, there[:cut], state=codec, memory=memory())
+        twins = Twins(device, here[:cut], there[:cut])
+        twins.step(first, second)
+        for opt, params in ((first, here), (second, there)):
+            opt.add_param_group({"params": params[cut:]})
+        twins = Twins(device, here, there)
+        twins.step(first, second)
+        second.save(tmp_path / "file")
+        third = make(rule, there[:cut], state=codec, memory=memory())
+        third.add_param_group({"params": there[cut:]})
+        third.load(tmp_path / "file")
+        split |= {tuple(any(p.mirrored is way for p in opt.engine.places) for way in (True, False)) for opt in (second, third)}
+        twins.step(first, third)
+        twins.compare_state(first, third)
+        assert twins.differing == 0, (rule, codec, shapes)
+        compared += twins.compared
+    assert split >= {(True, False), (True, True)}
+    figure(f"{cases} plans: {compared} bytes alike, 0 differ")
+
+
+def test_gradients_are_clipped_as_on_the_cpu(device: StandIn, tmp_path: Path, seed: int, figure: Callable[[str], None]) -> None:
+    for way, memory in memories(tmp_path).items():
+        here = [parameter(*shape) for shape in SHAPES]
+        there = device.parameters(here)
+        first, second = lowtide.AdamW(here, lr=0.01), lowtide.AdamW(there, lr=0.01, memory=memory)
+        twins = Twins(device, here, there)
+        for _ in range(3):
+            random_gradients(here)
+            device.give_gradients(there, here)
+            norms = [float(opt.clip_grad_norm_(0.5)) for opt in (first, second)]
+            first.step()
+            second.step()
+            device.synchronize()
+            twins.compare(here, there)
+            assert norms[0] == norms[1] > 0.5
+        assert twins.differing == 0, way
+    figure(f"{len(memories(tmp_path))} budgets: the same norms and weights")
+
+
+class LateCopies:
+    """A stream whose copies happen when somebody waits for them, or not at all."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, dropped: int) -> None:
+        """dropped: the wait, by number, that does not happen."""
+        self.queued: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.waits, self._dropped = 0, dropped
+        self.step: list[int] = []  # the first wait of each step
+        self.mattered = False  # whether the wait that was dropped was for copies
+        monkeypatch.setattr(mirrors, "_copy", lambda to, source: self.queued.append((to, source)))
+        monkeypatch.setattr(mirrors, "_mark_of", self.mark)
+
+    def mark(self, _: torch.device) -> SimpleNamespace:
+        return SimpleNamespace(synchronize=partial(self.wait, len(self.queued)))
+
+    def wait(self, last: int) -> None:
+        self.waits += 1
+        if self.waits - 1 == self._dropped:
+            self.mattered = any(self.queued[:last])
+            return
+        self.finish(last)
+
+    def finish(self, last: int) -> None:
+        for i, copy in enumerate(self.queued[:last]):
+            if copy:
+                copy[0].copy_(copy[1])
+                self.queued[i] = ()  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("ways", ["host", "auto"])
+def test_every_wait_matters(
+    cuda: StandIn, ways: str, monkeypatch: pytest.MonkeyPatch, seed: int, figure: Callable[[str], None]
+) -> None:
+    """With copies that happen as late as they may, bits are those of the CPU, and a NaN in the second step skips it. Each wait of a step,
+    by its place in the step, is dropped in each later step, and shows in one of them at least."""
+    memory = lowtide.Memory(step="host") if ways == "host" else lowtide.Memory(device="24KiB", step="auto", chunk=4096)
+    here = [parameter(*shape) for shape in SHAPES]
+    first = lowtide.AdamW(here, lr=0.01, state="fp32")
+    began = [param.detach().clone() for param in here]
+    gradients = []
+    for step in range(4):
+        random_gradients(here)
+        if step == 1:
+            here[-1].grad.view(-1)[0] = torch.nan
+        gradients.append([param.grad.clone() for param in here])
+        first.step()
+
+    def run(dropped: int) -> tuple[LateCopies, bool]:
+        there = cuda.parameters(began)
+        late = LateCopies(monkeypatch, dropped)
+        second = lowtide.AdamW(there, lr=0.01, state="fp32", memory=memory)
+        assert second.engine.places[-1].mirrored
+        for each in gradients:
+            late.finish(len(late.queued))  # what comes after a step on the device's stream finds its weights there
+            for param, grad in zip(there, each, strict=True):
+                param.grad = cuda.tensor(grad)
+            late.step.append(late.waits)
+            second.step()
+        late.step.append(late.waits)
+        second.synchronize()
+        cuda.synchronize()
+        return late, all(bits(a) == bits(b) for a, b in zip(here, there, strict=True))
+
+    late, same = run(-1)
+    assert same
+    kinds: dict[int, list[bool]] = {}
+    idle = 0
+    for begin, end in itertools.pairwise(late.step[1:]):  # the first step has no copies of one before it to wait for
+        for dropped in range(begin, end):
+            broken, same = run(dropped)
+            if broken.mattered:
+                kinds.setdefault(dropped - begin, []).append(not same)
+            idle += not broken.mattered
+    assert kinds and all(map(any, kinds.values())), kinds
+    caught = sum(map(sum, kinds.values()))
+    figure(f"{ways}: {late.waits} waits of {len(kinds)} kinds with copies; {caught} dropped ones show, {idle} had nothing to wait for")
+
+
+def test_budgets_that_contradict(device: StandIn, tmp_path: Path, figure: Callable[[str], None]) -> None:
+    params = device.parameters([parameter(32, 300)])
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"device": 0, "step": "device"}, "device=0 with step='device'"),
+        ({"device": "1MiB", "step": "host"}, "device='1MiB' with step='host'"),
+        ({"step": "host", "managed": True}, "managed with step='host'"),
+        ({"step": "auto", "managed": True}, "managed with step='auto'"),
+        ({"host": "1MiB", "disk": tmp_path, "managed": True}, "managed with disk"),
+        ({"step": "host", "transfer": "copy"}, "transfer with step='host'"),
+        ({"disk": tmp_path, "step": "host"}, "disk without host"),
+        ({"step": "cpu"}, "step: got 'cpu', wanted one of device, host, auto"),
+    ]
+    for options, words in refused:
+        with pytest.raises(ValueError, match=words.replace("(", r"\(")):
+            lowtide.AdamW(params, memory=lowtide.Memory(**options))
+    with pytest.raises(TypeError, match="step: got 1"):
+        lowtide.AdamW(params, memory=lowtide.Memory(step=1))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="wanted an existing directory"):
+        opt = lowtide.AdamW(params, memory=lowtide.Memory(device=0, host="4KiB", disk=tmp_path / "none"))
+        params[0].grad = device.tensor(torch.ones(32, 300))
+        opt.step()
+    figure(f"{len(refused) + 2} refused")
+
+
+def ends(loads: list[Load], here: set[int], device: int, host: int, speeds: Speeds) -> float:
+    """The longer of the two ends, as the page has it: written down once more, for what is chosen."""
+    streams = max(sum(load.state for load in loads if load.number not in here) - device, 0)
+    state = sum(load.state for load in loads if load.number in here)
+    weights = sum(load.weights for load in loads if load.number in here)
+    disk = max(state - max(host - streams, 0), 0)
+    cpu = 3 * weights / speeds.link + max(state / speeds.step, 2 * disk / speeds.disk) if here else 0.0
+    return max(streams / speeds.link + 2 * weights / speeds.link, cpu)
+
+
+def test_both_ends_come_at_the_same_time(figure: Callable[[str], None]) -> None:
+    """200 equal layers of 32-bit state and 16-bit weights: no other number of them ends before; where a link is slow enough for
+    the CPU to take part, both sides end within a layer of each other."""
+    loads = [Load(i, 8 << 20, 2 << 20) for i in range(200)]
+    taken = []
+    for link, step in ((1e9, 1e9), (8e9, 8e9), (25e9, 20e9), (25e9, 2e9), (50e9, 1e8)):
+        for device in (0, 400 << 20, 1200 << 20, 2000 << 20):
+            speeds = Speeds(link, step)
+            here = share_of_host(loads, device, 2**62, speeds)
+            best = min(ends(loads, set(range(200 - n, 200)), device, 2**62, speeds) for n in range(201))
+            assert ends(loads, here, device, 2**62, speeds) <= best * (1 + 1e-9), (link, step, device)
+            assert here == set(range(200 - len(here), 200)) and (len(here) == 0 or device < 1600 << 20)
+            taken.append(len(here))
+    assert min(taken) == 0 < max(taken)
+    assert share_of_host(loads, 400 << 20, 600 << 20, Speeds(25e9, 1e9, 1e9)) >= set(range(200 - (1600 - 400 - 300) // 8, 200))
+    figure(f"layers of 200 stepped by the CPU: {taken}; no other number is faster")
