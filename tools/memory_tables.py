@@ -29,6 +29,7 @@ FORMATS = ("fp32", "bf16", "dynamic8", "mixed12", "dynamic4")
 RAM = "16GiB"
 SIZES = (8, 16, 24, 48, 80)  # GB, of the table of largest models
 SCALED = "7 B"  # of MODELS: how many bytes a parameter takes
+BUCKET = 64 << 20  # bytes of gradients that step_in_backward steps together
 SCRATCH = "DIR"
 
 
@@ -63,6 +64,7 @@ class Model:
 
 MODELS = (
     Model("1 B", "Llama 3.2 1B", 16, 2048, 8192, 128256, heads_share=4, tied=True),
+    Model("3 B", "Llama 3.2 3B", 28, 3072, 8192, 128256, heads_share=3, tied=True),
     Model("7 B", "Llama 2 7B", 32, 4096, 11008, 32000),
     Model("13 B", "Llama 2 13B", 40, 5120, 13824, 32000),
     Model("32 B", "Qwen2.5 32B", 64, 5120, 27648, 152064, heads_share=5, qkv_bias=True),
@@ -96,6 +98,13 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
 def largest(size: int, bytes_each: float) -> str:
     """Parameters in billions, rounded down."""
     return f"{int(10 * size / bytes_each) / 10:.1f}"
+
+
+def beyond(model: Model, size: int, state: float, elements: int) -> str:
+    """GB of state that a device of `size` GB has no room for; "-" if the weights alone have none."""
+    gradients = 2 * max(a * b for a, b in (shape for shape in model.shapes().values() if len(shape) == 2)) + BUCKET
+    room = size * 1e9 * 7 / 8 - 2 * elements - gradients
+    return "-" if room < 0 else gb(max(state - room, 0)) if state > room else "0"
 
 
 def page() -> str:
@@ -164,6 +173,19 @@ def page() -> str:
         *table(["weights and gradients, optimizer", "bytes each", *(f"{size}\u00a0GB" for size in SIZES)], [
             [name, f"{each:.2f}", *(largest(size, each) for size in SIZES)] for name, each in takes.items()
         ]),
+        "## What a device trains, with the rest in host memory or on a disk",
+        "",
+        "GB of state that a device has no room for, by its memory; 0: all state is there, -: the weights do not fit. Weights are bfloat16 with",
+        "`master=\"stochastic\"`, state is the default, and gradients are stepped in backward (`step_in_backward=True`): the largest one and 64 MiB",
+        "are alive at once. An eighth of the device is left for activations and torch.",
+        "",
+        *table(["model", *(f"{size}\u00a0GB" for size in SIZES)], [
+            [name, *(beyond(model, size, state(model, "dynamic8"), count[model]) for size in SIZES)]
+            for name, model in zip(names, MODELS, strict=True)
+        ]),
+        "32, 64 or 128 GB of RAM hold as much of that as they have free: `Memory(device=, host=)`. What is more goes to a disk:",
+        "`Memory(device=, host=, disk=)`, and the CPU steps it ([devices.md](devices.md#steps-by-the-cpu)).",
+        "",
         f"## A budget of {RAM.replace('GiB', ' GiB')} of RAM, the rest on disk",
         "",
         *table(["AdamW, GB", *names], [
