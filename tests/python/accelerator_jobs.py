@@ -74,6 +74,10 @@ def train(device: str, steps: int, way: str, cut: int = -1) -> list[bytes]:
 
     if way == "backward":
         options = {"step_in_backward": True}
+    if way.startswith("offload") and device != "cpu":
+        options = {"offload_in_backward": True}
+    if way == "offload, option":
+        options["max_grad_norm"] = 0.1
 
     def optimizer() -> lowtide.AdamW:
         return lowtide.AdamW(model.parameters(), lr=1e-2, memory=memories()[1], **options)
@@ -86,7 +90,9 @@ def train(device: str, steps: int, way: str, cut: int = -1) -> list[bytes]:
         for _ in range(1 if way == "backward" else 2):
             loss = model(torch.randn(8, 32, generator=data).to(device)).square().mean()
             (scaler.scale(loss) if scaler else loss).backward()
-        if way == "call":
+        if "offload" in way:
+            assert all((param.grad is None) == (device != "cpu") for param in model.parameters()), "gradients left the device"
+        if way in ("call", "offload"):
             opt.clip_grad_norm_(0.1)
         scaler.step(opt) if scaler else opt.step()
         if scaler:
@@ -107,7 +113,7 @@ def train(device: str, steps: int, way: str, cut: int = -1) -> list[bytes]:
 
 
 def training() -> str:
-    ways = ("call", "option", "scaler", "backward")
+    ways = ("call", "option", "scaler", "backward", "offload", "offload, option")
     for way in ways:
         assert train("toy", 6, way) == train("cpu", 6, way), way
     assert train("toy", 6, "call", cut=2) == train("cpu", 6, "call"), "resumed"
@@ -191,6 +197,10 @@ def inputs() -> str:
         lowtide.AdamW(there, memory=lowtide.Memory(device="1MiB"))
     with refused(ValueError, "managed"):
         lowtide.AdamW(there, memory=lowtide.Memory(managed=True))
+    with refused(ValueError, "offload_in_backward", "GradScaler"):
+        lowtide.AdamW(there, offload_in_backward=True, amp_scaling=True)
+    with refused(ValueError, "step_in_backward and offload_in_backward"):
+        lowtide.AdamW(there, offload_in_backward=True, step_in_backward=True)
     with refused(ValueError, "arithmetic: got 'fast'"):
         lowtide.AdamW(there, arithmetic="fast")
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
@@ -222,7 +232,7 @@ def inputs() -> str:
         for opt in opts:
             opt.step()
     assert weight_bits(mixed) == weight_bits(alone)
-    return "8 refusals and changes; 0 bits differ with parameters on both devices"
+    return "10 refusals and changes; 0 bits differ with parameters on both devices"
 
 
 JOBS = (every_rule, training, failures, traffic, inputs)

@@ -14,6 +14,7 @@ from lowtide.devices.places import HOST, Place
 from lowtide.devices.sharding import local_of
 from lowtide.engine.elsewhere import Elsewhere, Shown
 from lowtide.engine.family import Family
+from lowtide.engine.mirrors import MirrorCore
 from lowtide.engine.registry import Registry, Settings
 from lowtide.report.fields import CoreReport
 from lowtide.report.log import logger
@@ -142,6 +143,24 @@ class Engine(Registry):
     def prefetch_at(self, place: Place, size: int) -> int:
         """As `prefetch`, on one of the devices, after what torch works on there on this thread."""
         return _logged(self.cores[place].prefetch(size, place.queue()))
+
+    def take_gradient(self, number: int) -> bool:
+        """As `MirrorCore.take`; False for a parameter that the CPU does not step."""
+        place = self.places[number]
+        core = self.cores[place] if place else None
+        return isinstance(core, MirrorCore) and core.take(number)
+
+    def drop_gradients(self) -> None:
+        """Lets the gradients go that were taken."""
+        for core in self.cores.values():
+            if isinstance(core, MirrorCore):
+                core.drop()
+
+    def holders(self) -> list[torch.Tensor]:
+        """Tensors whose `.grad` are the gradients, by number: the parameters, or those of the host where gradients were taken."""
+        cores = [core for core in self.cores.values() if isinstance(core, MirrorCore)]
+        taken = {number: holder for core in cores for number, holder in core.holders().items()}
+        return [taken.get(number, param) for number, param in enumerate(self.params)] if taken else self.params
 
     def report(self) -> CoreReport:
         """The core's report, with the steps of cores before."""

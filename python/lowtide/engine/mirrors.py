@@ -35,10 +35,54 @@ class _Mirror:
         self._buffer: torch.Tensor | None = None  # of gradients
         self._fetched: ref[torch.Tensor] | None = None  # the gradient that the buffer has a copy of
         self._at = -1  # its version
+        self.taken = 0  # gradients since the last step that only the host has, added up in the buffer
+        self._staged: torch.Tensor | None = None  # the last of them, until it is added
+        self._staging: torch.Tensor | None = None  # its memory
+        self._mark: Any = None  # of its copy
+
+    def take(self) -> None:
+        """Queues the copy of the gradient, which is added to those taken before. The device's may go."""
+        grad = self.param.grad
+        assert grad is not None
+        self._check(grad)
+        self.gather()
+        local = local_of(grad).detach()
+        if self._buffer is None:
+            self._buffer = _host_memory(local, self._device)
+        if self.taken and self._staging is None:
+            self._staging = _host_memory(local, self._device)
+        target = self._staging if self.taken else self._buffer
+        assert target is not None
+        _copy(target, local)
+        self._mark, self._staged = _mark_of(self._device), target if self.taken else None
+        if not self.taken:
+            self.host.grad = self._buffer.view_as(self._buffer)  # another object than that of the step before
+        self.taken += 1
+
+    def gather(self) -> None:
+        """Waits for the copy of the last gradient, and adds it to those before it, as autograd adds them on the device."""
+        if self._mark is not None:
+            self._mark.synchronize()
+            self._mark = None
+        if self._staged is not None and self.host.grad is not None:
+            self.host.grad.add_(self._staged)
+        self._staged = None
+
+    def drop(self) -> None:
+        """Lets the gradients go that were taken."""
+        if self.taken:
+            self.gather()
+            self.taken, self.host.grad = 0, None
 
     def fetch(self) -> bool:
         """Queues the copy of the gradient, unless it is there. Returns whether it has queued one."""
         grad = self.param.grad
+        if self.taken:
+            if grad is not None:  # it has come past the hook
+                self.take()
+                self.param.grad = None
+            self.gather()
+            return False
         if grad is None:
             self.host.grad = self._fetched = None
             return False
@@ -147,6 +191,28 @@ class MirrorCore(_core.Optimizer):
         super().synchronize()
         self._return()
         self._wait()
+
+    def take(self, number: int) -> bool:
+        """Queues the copy of a parameter's gradient, to be added to those that were taken since the last step; the device's may go then.
+        Returns whether the parameter is one of the device's. RuntimeError if the device fails: the gradient is where it was."""
+        if (mirror := self._mirrors[number]) is None:
+            return False
+        with self._told("copying a gradient to the host: it is on the device still"):
+            mirror.take()
+        return True
+
+    def holders(self) -> dict[int, torch.Tensor]:
+        """By number, what has the gradient of a parameter whose gradients were taken as its `.grad`. Waits for their copies."""
+        taken = {i: mirror for i, mirror in enumerate(self._mirrors) if mirror is not None and mirror.taken}
+        with self._told("copying gradients to the host: nothing was changed"):
+            for mirror in taken.values():
+                mirror.gather()
+        return {i: mirror.host for i, mirror in taken.items()}
+
+    def drop(self) -> None:
+        """Lets the gradients go that were taken."""
+        for mirror in self._of(None):
+            mirror.drop()
 
     def _of(self, only: Sequence[int] | None) -> list[_Mirror]:
         numbers = range(len(self._mirrors)) if only is None else only

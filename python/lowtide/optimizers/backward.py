@@ -24,7 +24,7 @@ from lowtide.engine.engine import Engine
 from lowtide.memory.budgets import size_of
 from lowtide.options.options import Options
 
-OPTIONS = ("prefetch_in_backward", "step_in_backward")
+OPTIONS = ("prefetch_in_backward", "step_in_backward", "offload_in_backward")
 _BUCKET = 64 << 20  # bytes: a call for each small gradient would cost more than stepping it
 _ASK_AFTER = 16 << 20  # bytes of gradients: what is free is asked for once in so many
 _KEEP_FREE = 32  # 1 / that of the device's memory stays free: activations and gradients are not cut to measure
@@ -194,10 +194,7 @@ class StepInBackward(InBackward):
         return bool(self._stepped)
 
     def check(self, params: Sequence[torch.Tensor], where: str) -> None:
-        wanted = "a plain tensor: ranks decide on a step together, when all gradients are there"
-        for i, param in enumerate(params):
-            plain = not sharding.is_dtensor(param)
-            expect(plain, f"{where}, parameter {i}", "a DTensor with step_in_backward", wanted)
+        _expect_plain(params, where, self.option, "ranks decide on a step together, when all gradients are there")
 
     def before_step(self, closure: Callable[[], float] | None) -> None:
         expect(closure is None, "step", "a closure with step_in_backward", "backward() before step()")
@@ -236,11 +233,7 @@ class StepInBackward(InBackward):
             self._flush(bucket)
 
     def _begin(self, bucket: _Bucket) -> None:
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            size = torch.distributed.get_world_size()
-            added = "are added (by DistributedDataParallel) after they would have been stepped"
-            got, wanted = f"a process group of {size} processes", f"none: gradients of the others {added}"
-            expect(size <= 1, "step_in_backward", got, wanted)
+        _expect_alone(self.option, "stepped")
         torch.autograd.Variable._execution_engine.queue_callback(partial(self._flush, bucket))
 
     def _flush(self, bucket: _Bucket) -> None:
@@ -254,6 +247,51 @@ class StepInBackward(InBackward):
         bucket.clear()
 
 
+class OffloadInBackward(InBackward):
+    """Has gradients of the parameters that the CPU steps go to the host as soon as they are there, where those of several passes
+    are added up, and frees them on the device. A step that was taken lets them go."""
+
+    option = OPTIONS[2]
+
+    def check(self, params: Sequence[torch.Tensor], where: str) -> None:
+        _expect_plain(params, where, self.option, "wrappers look for the gradients of shards on the device")
+
+    @property
+    def under_way(self) -> bool:  # type: ignore[override]
+        engine = self._of()
+        return engine is not None and engine.holders() is not engine.params
+
+    def after_step(self, taken: bool) -> None:
+        super().after_step(taken)
+        if taken:
+            self.drop()
+
+    def drop(self) -> None:
+        """Lets the gradients go."""
+        if (engine := self._of()) is not None:
+            engine.drop_gradients()
+
+    def arrived(self, engine: Engine, number: int, param: torch.Tensor) -> None:
+        if param.grad is None:
+            return
+        expect(not param.grad.requires_grad, self.option, "create_graph=True", "False: gradients leave the device")
+        _expect_alone(self.option, "copied")
+        if engine.take_gradient(number):
+            param.grad = None
+
+
+def _expect_plain(params: Sequence[torch.Tensor], where: str, option: str, why: str) -> None:
+    for i, param in enumerate(params):
+        expect(not sharding.is_dtensor(param), f"{where}, parameter {i}", f"a DTensor with {option}", f"a plain tensor: {why}")
+
+
+def _expect_alone(option: str, done: str) -> None:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        size = torch.distributed.get_world_size()
+        added = f"are added (by DistributedDataParallel) after they would have been {done}"
+        expect(size <= 1, option, f"a process group of {size} processes", f"none: gradients of the others {added}")
+
+
 def options_of(options: Options) -> dict[str, Any]:
     """Those that `in_backward` reads."""
     return {name: options[name] for name in OPTIONS if name in options}  # type: ignore[literal-required]
@@ -264,9 +302,14 @@ def in_backward(
 ) -> InBackward | None:
     """The hooks that the options ask for; `step`: see `StepInBackward`. Raises ValueError or TypeError for options that
     cannot be had."""
-    prefetch, at_once = (options.get(name, False) for name in OPTIONS)
-    if prefetch is not False and at_once is not False:
-        raise ValueError("got both prefetch_in_backward and step_in_backward, wanted one: steps read ahead themselves")
+    prefetch, at_once, away = (options.get(name, False) for name in OPTIONS)
+    asked = [name for name in OPTIONS if options.get(name, False) is not False]
+    if len(asked) > 1:
+        raise ValueError(f"got both {' and '.join(asked)}, wanted one: steps read ahead themselves, and free gradients")
+    if away is not False:
+        wanted = "False: GradScaler looks for gradients on the device"
+        expect(not engine.settings.amp_scaling, "offload_in_backward", "amp_scaling=True", wanted)
+        return OffloadInBackward(engine)
     if at_once is not False:
         wanted = "False: the scale's verdict comes after backward"
         expect(not engine.settings.amp_scaling, "step_in_backward", "amp_scaling=True", wanted)

@@ -69,7 +69,7 @@ class ClippingOptimizer(PushingOptimizer):
         expect(not self.engine.capturing, "clip_grad_norm_", "a graph that is captured", "none: see docs/devices.md")
         self._clip_request = None
         self._push_options()
-        gradients = gradients_of(self.engine.params)
+        gradients = gradients_of(self.engine.holders())
         clip = self._measure(limit, kind, 1.0, process_group)
         if error_if_nonfinite:
             known = clip.wait() if isinstance(clip, Queued) else clip
@@ -100,7 +100,7 @@ class ClippingOptimizer(PushingOptimizer):
         """The factor of the gradients with what clips them, and whether one is known not to be finite (None: unknown); what
         clips them besides, on a device."""
         request, limit = self._clip_request, self.engine.settings.max_grad_norm
-        if request is not None and request.stands(self.engine.params):
+        if request is not None and request.stands(self.engine.holders()):
             clip = request.clip.times(scale)
         elif limit is not None:
             expect(not self._partitioned, "max_grad_norm", *_ZERO)

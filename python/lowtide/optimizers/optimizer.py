@@ -182,6 +182,7 @@ class Optimizer(SteppingOptimizer):
             pass
         super().zero_grad(set_to_none)
         self._clip_request = None
+        self.engine.drop_gradients()
 
     @overload
     def save(self, path: str | os.PathLike[str], asynchronous: Literal[False] = False) -> None: ...

@@ -21,6 +21,7 @@ REFUSED = {
 # Options of the whole optimizer, which a parameter group cannot set for itself.
 WHOLE_OPTIMIZER = (
     "nonfinite", "seed", "amp_scaling", "max_grad_norm", "cpu_target", "arithmetic", "prefetch_in_backward", "step_in_backward",
+    "offload_in_backward",
 )  # fmt: skip
 # Options that are accepted and mean nothing.
 IGNORED = ("foreach", "fused")
@@ -39,6 +40,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "arithmetic": ((str,), "'exact' or 'fast'"),
     "prefetch_in_backward": ((bool, int, str), "a bool or bytes as an int or '2GiB'"),
     "step_in_backward": ((bool, int, str), "a bool or bytes as an int or '64MiB'"),
+    "offload_in_backward": ((bool,), "a bool"),
     "foreach": ((bool, NoneType), "a bool or None"),
     "fused": ((bool, NoneType), "a bool or None"),
 }
@@ -68,6 +70,8 @@ class Options(TypedDict, total=False):
         arithmetic: on devices that have a choice (CUDA): "exact", the bits of the CPU (the default), or "fast".
         prefetch_in_backward: read streaming state during backward, into at most that many bytes.
         step_in_backward: step and free gradients during backward, whenever there are that many bytes.
+        offload_in_backward: gradients of parameters on a device that the CPU steps (`Memory(step=)`) go to host memory during
+            backward, are added up there until the step, and take no memory of the device.
         foreach: accepted for code written for torch.optim, and ignored: a step is always one fused call.
         fused: likewise.
         capturable: must be False.
@@ -89,6 +93,7 @@ class Options(TypedDict, total=False):
     arithmetic: str
     prefetch_in_backward: bool | int | str
     step_in_backward: bool | int | str
+    offload_in_backward: bool
     foreach: bool | None
     fused: bool | None
     capturable: bool
