@@ -66,8 +66,8 @@ class Run:
     peak_process: int = 0
     peak_group: int = 0  # of the control group; 0: not known
     group_limit: int = 0
-    read_bytes: int = 0
-    written_bytes: int = 0
+    read_bytes: list[int] = field(default_factory=list)  # of each step
+    written_bytes: list[int] = field(default_factory=list)
     disk_bytes: int = 0
     largest_gradients: int = 0  # bytes that were alive at once
     weights: str = ""  # a hash of all weights
@@ -148,6 +148,7 @@ def train(shape: Shape, args: argparse.Namespace, run: Run) -> None:
     for param in params:
         param.register_post_accumulate_grad_hook(lambda _: watch.after(params))
     random = torch.Generator().manual_seed(args.seed)
+    before = (0, 0)
     for number in range(args.steps):
         tokens = torch.randint(shape.vocab, (args.batch, args.sequence + 1), generator=random)
         watch.seconds, times = 0.0, [time.perf_counter()]
@@ -161,10 +162,13 @@ def train(shape: Shape, args: argparse.Namespace, run: Run) -> None:
         forward, backward, rest = (b - a for a, b in zip(times, times[1:], strict=False))
         run.seconds.append({"forward": forward, "backward": backward - watch.seconds, "step": watch.seconds + rest})
         run.losses.append(float(loss.detach()))
+        report = optimizer.report()
+        run.read_bytes.append(report["read_bytes"] - before[0])
+        run.written_bytes.append(report["written_bytes"] - before[1])
+        before = report["read_bytes"], report["written_bytes"]
         shown = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in run.seconds[-1].items())
         print(f"step {number + 1}: loss {run.losses[-1]:.4f}; {shown}", flush=True)
-    report = optimizer.report()
-    run.read_bytes, run.written_bytes, run.disk_bytes = (int(report[name]) for name in ("read_bytes", "written_bytes", "disk_bytes"))  # type: ignore[literal-required]
+    run.disk_bytes = optimizer.report()["disk_bytes"]
     run.largest_gradients = watch.most
     run.peak_process = peak_bytes()
     run.group_limit, run.peak_group = group_memory()
@@ -191,8 +195,8 @@ def show(run: Run) -> None:
     gib = 2.0**30
     limit = f"{run.group_limit / gib:.2f} GiB" if run.group_limit else "none"
     print(f"peak memory: {run.peak_process / gib:.2f} GiB of this process; its control group {run.peak_group / gib:.2f}, limit {limit}")
-    print(f"state on disk: {run.disk_bytes / 1e9:.2f} GB; a step reads {run.read_bytes / len(run.losses) / 1e9:.2f} GB and writes "
-          f"{run.written_bytes / len(run.losses) / 1e9:.2f} GB")  # fmt: skip
+    print(f"state on disk: {run.disk_bytes / 1e9:.2f} GB; the last step reads {run.read_bytes[-1] / 1e9:.2f} GB and writes "
+          f"{run.written_bytes[-1] / 1e9:.2f} GB")  # fmt: skip
     print(f"gradients alive at once: {run.largest_gradients / 1e6:.0f} MB at most, of {2 * run.params / 1e6:.0f} MB in all")
     print(f"torch's AdamW with float32 weights and state would take {16 * run.params / gib:.1f} GiB (16 bytes a parameter, computed)")
     print(f"weights: sha256 {run.weights[:16]}")

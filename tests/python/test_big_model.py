@@ -29,13 +29,15 @@ def test_a_disk_changes_no_bit(
     disk, ram = runs
     assert disk["weights"] == ram["weights"] and disk["losses"] == ram["losses"]
     assert disk["disk_bytes"] > 500_000 and ram["disk_bytes"] == 0
+    moved = disk["read_bytes"][-1] / disk["disk_bytes"]
+    assert disk["read_bytes"][1:] == disk["written_bytes"][1:] and 1 <= moved <= 2, moved
     shape = big_model.SHAPES["1e6"]
     assert disk["params"] == shape.elements
     largest = 2 * shape.vocab * shape.width
     assert disk["largest_gradients"] <= largest + 100_000, "a gradient and a bucket that it found not full"
     assert "of 2 MB in all" in capsys.readouterr().out
     figure(f"{master}: {disk['disk_bytes']} bytes on disk, gradients {disk['largest_gradients']} of {2 * shape.elements} bytes at once; "
-           "weights and losses alike")  # fmt: skip
+           f"{moved:.2f} of the disk moved a step; weights and losses alike")  # fmt: skip
 
 
 def test_what_cannot_be_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,10 +12,10 @@ and, whatever the times, until what streams takes no more than half of the host 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
-from math import inf
 from typing import Any, NamedTuple
 
 import torch
@@ -36,7 +36,7 @@ class Speeds(NamedTuple):
 
     link: float  # between the device and pinned host memory, each way
     step: float  # of state that the CPU steps
-    disk: float = inf  # the slower of reading and writing; inf: there is none
+    disk: float = math.inf  # the slower of reading and writing; math.inf: there is none
 
 
 class Load(NamedTuple):
@@ -100,7 +100,7 @@ def share_of_host(
         if load.number < fixed or load.number in here or not load.state:
             continue
         then = streams - load.state, stepped + load.state, copied + load.weights
-        if (streams > host // 2 and speeds.disk < inf) or ends(*then) < ends(streams, stepped, copied):
+        if (streams > host // 2 and speeds.disk < math.inf) or ends(*then) < ends(streams, stepped, copied):
             here.add(load.number)
             streams, stepped, copied = then
     return here
@@ -125,10 +125,20 @@ def _chosen(
         room = max((free if free >= 0 else place.memory()) * 7 // 8 - gradients, 0)
         if sum(load.state for load in loads) > host:
             room = 0
-    if sum(load.state for load in loads) <= room:
+
+    def plan(near: int) -> Mapping[str, Any]:
+        return _core.plan_memory(family.core_rule, Budget(near, ".", -1, budget.chunk_bytes), sizes.groups)[0]
+
+    everything = int(plan(2**62)["direct_bytes"])
+    found = plan(everything * 3 // 4)
+    in_chunks = found["resident_bytes"] + found["disk_bytes"] if found["fits"] else everything
+    if room >= max(in_chunks, everything):
         return before
-    slots = _core.plan_memory(family.core_rule, Budget(room, ".", -1, budget.chunk_bytes), sizes.groups)[0]["slot_bytes"]
-    room = max(room - int(slots), 0)  # that streaming state passes through
+    found = plan(min(room, everything - 1))
+    if found["fits"]:  # chunks are larger than the state in them, and some of the room is for what passes through
+        room = int(found["resident_bytes"])
+        larger = (found["resident_bytes"] + found["disk_bytes"]) / sum(load.state for load in loads)
+        loads = [load._replace(state=math.ceil(load.state * larger)) for load in loads]
     formats = sorted({str(group["state"]) for group in groups})
     disk = "" if memory.disk is None else path_of("memory: disk", memory.disk)
     speeds = speeds_of(place.device, family.core_rule, family.hyper_of("", groups[0]), formats, disk)
@@ -163,7 +173,7 @@ def speeds_of(device: torch.device, rule: str, hyper: Mapping[str, float], forma
     directory, or ""."""
     given = tuple(sorted(hyper.items()))
     rates = [rate for state in formats if (rate := _step_rate(rule, state, given, torch.get_num_threads())) > 0]
-    return Speeds(link_rate(device), min(rates, default=inf), _disk_rate(disk) if disk else inf)
+    return Speeds(link_rate(device), min(rates, default=math.inf), _disk_rate(disk) if disk else math.inf)
 
 
 @cache
@@ -185,7 +195,7 @@ def link_rate(device: torch.device) -> float:
     here = torch.zeros(_LINK_BYTES, dtype=torch.uint8, pin_memory=True)
     seconds = []
     for to, source in ((there, here), (here, there)):
-        best = inf
+        best = math.inf
         for _ in range(4):  # the first one counts as slow as it is
             module.synchronize(device)
             start = time.perf_counter()

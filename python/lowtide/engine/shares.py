@@ -152,11 +152,12 @@ def _takes(
         return _Takes(max(everything - budget.ram_bytes, 0), everything)
     if budget.managed:
         return _Takes(0, everything)
-    if budget.device_bytes >= everything:
-        return _Takes(0, everything)
-    if budget.device_bytes >= 0 and (found := plan(budget.device_bytes))["fits"]:
-        return _Takes(int(found["disk_bytes"]), everything)
-    # All of it may have to go to the host, in chunks.
     found = plan(everything * 3 // 4)
-    chunks = int(found["disk_bytes"] + found["resident_bytes"]) if found["fits"] else everything + _PAGE
-    return _Takes(max(chunks, everything), everything)
+    in_chunks = int(found["disk_bytes"] + found["resident_bytes"]) if found["fits"] else everything + _PAGE
+    if budget.device_bytes >= max(in_chunks, everything):
+        return _Takes(0, everything)
+    # A device's state is in chunks, which may not fit where its bytes would.
+    if budget.device_bytes >= 0 and (found := plan(min(budget.device_bytes, everything - 1)))["fits"]:
+        return _Takes(int(found["disk_bytes"]), everything)
+    # All of it may have to go to the host.
+    return _Takes(max(in_chunks, everything), everything)
