@@ -4,6 +4,7 @@ They are shared memory of a stand-in for a device (stand_in.py), which torch cop
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Callable
 from functools import partial
@@ -63,11 +64,11 @@ def test_bits_of_cpu_parameters(device: StandIn, way: str, tmp_path: Path, seed:
 
 
 def test_random_plans(device: StandIn, tmp_path: Path, seed: int, share: float, figure: Callable[[str], None]) -> None:
-    """Random shapes, rules, formats, budgets and rates; clipped, saved, loaded into another random budget, and another group added."""
+    """Random shapes, rules, formats and budgets: another group is added, and all of it saved and loaded into another budget."""
     random = Random(seed)
     cases = max(round(300 * share), 10)
-    compared = 0
-    split = set()
+    compared = refused = 0
+    split: set[tuple[bool, ...]] = set()
 
     def memory() -> lowtide.Memory:
         chunk = random.choice((4096, 8192))
@@ -77,7 +78,7 @@ def test_random_plans(device: StandIn, tmp_path: Path, seed: int, share: float, 
         ways.append({"device": kib["device"], "step": "auto"})
         return lowtide.Memory(chunk=chunk, **random.choice(ways))
 
-    for _ in range(cases):
+    def run() -> int:
         shapes = [(random.choice((1, 7, 32)), random.choice((1, 257, 300, 512))) for _ in range(random.randint(2, 9))]
         here = [parameter(*shape, dtype=random.choice([*DTYPES])) for shape in shapes]
         there = device.parameters(here)
@@ -95,13 +96,23 @@ def test_random_plans(device: StandIn, tmp_path: Path, seed: int, share: float, 
         third = make(rule, there[:cut], state=codec, memory=memory())
         third.add_param_group({"params": there[cut:]})
         third.load(tmp_path / "file")
-        split |= {tuple(any(p.mirrored is way for p in opt.engine.places) for way in (True, False)) for opt in (second, third)}
+        split.update({tuple(any(p.mirrored is way for p in opt.engine.places) for way in (True, False)) for opt in (second, third)})
         twins.step(first, third)
         twins.compare_state(first, third)
         assert twins.differing == 0, (rule, codec, shapes)
-        compared += twins.compared
+        return twins.compared
+
+    for _ in range(cases):
+        try:
+            compared += run()
+        except ValueError as error:  # a group is added where the state before it has left too little room, as on the CPU
+            assert "give at least" in str(error)
+            refused += 1
+            device.synchronize()
+            gc.collect()
+    assert 4 * refused <= cases
     assert split >= {(True, False), (True, True)}
-    figure(f"{cases} plans: {compared} bytes alike, 0 differ")
+    figure(f"{cases} plans, {refused} refused for want of room: {compared} bytes alike, 0 differ")
 
 
 def test_gradients_are_clipped_as_on_the_cpu(device: StandIn, tmp_path: Path, seed: int, figure: Callable[[str], None]) -> None:
