@@ -48,8 +48,14 @@ def _leave() -> None:
 def _loops() -> int:
     """Threads that gloo's process groups have left. Torch and frameworks keep some groups for good, and the thread of one
     whose other ranks are gone keeps a core busy."""
-    names = (task / "comm" for task in Path("/proc/self/task").iterdir())
-    return sum(name.read_text().startswith("gloo") for name in names)
+
+    def name(task: Path) -> str:
+        try:
+            return (task / "comm").read_text()
+        except OSError:  # the thread ended after it was listed
+            return ""
+
+    return sum(name(task).startswith("gloo") for task in Path("/proc/self/task").iterdir())
 
 
 def _answer(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[bool, Any]:

@@ -1,6 +1,7 @@
 // A backend on the fake device: the CPU backend's kernels, run late. For tests of all that queues work on a device.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <map>
@@ -144,8 +145,8 @@ class FakeBackend final : public Backend, public Device {
   std::map<int, int> recorded_on_;              // stream, by event
   std::map<int, std::vector<int>> waited_for_;  // streams, by the one that waits
   bool dropped_mattered_ = false;
-  mutable bool lost_ = false;
-  mutable int64_t lose_at_ = 0;
+  mutable std::atomic<bool> lost_ = false;
+  mutable std::atomic<int64_t> lose_at_ = 0;  // set while another thread, of a save, makes calls
   Allocator allocator_;
   std::set<const void*> from_allocator_;
   std::map<int, std::vector<Kernel>> capturing_;  // by stream
