@@ -13,7 +13,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import itertools
 import json
+import math
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -21,13 +23,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lowtide.cli.main import main as lowtide
+import lowtide
+import torch
+from lowtide.cli.main import main as command
+from lowtide.planning.rates import seconds_text
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "memory-tables.md"
 BETAS = "0.9,0.95"  # 4-bit formats take no longer averages
 FORMATS = ("fp32", "bf16", "dynamic8", "mixed12", "dynamic4")
 RAM = "16GiB"
 SIZES = (8, 16, 24, 48, 80)  # GB, of the table of largest models
+HOSTS = (32, 64, 128)  # GB of RAM
+RATES = lowtide.Rates(step=4e9, read=3e9, write=3e9, link=25e9)  # of the same table
 SCALED = "7 B"  # of MODELS: how many bytes a parameter takes
 BUCKET = 64 << 20  # bytes of gradients that step_in_backward steps together
 SCRATCH = "DIR"
@@ -79,7 +86,7 @@ def plan(model: Model, *options: str) -> Any:
         shapes.write_text(json.dumps(model.shapes()))
         said = io.StringIO()
         with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
-            lowtide(["plan", "--shapes", str(shapes), "--json", *(folder if word == SCRATCH else word for word in options)])
+            command(["plan", "--shapes", str(shapes), "--json", *(folder if word == SCRATCH else word for word in options)])
         return json.loads(said.getvalue())
 
 
@@ -100,11 +107,34 @@ def largest(size: int, bytes_each: float) -> str:
     return f"{int(10 * size / bytes_each) / 10:.1f}"
 
 
-def beyond(model: Model, size: int, state: float, elements: int) -> str:
-    """GB of state that a device of `size` GB has no room for; "-" if the weights alone have none."""
-    gradients = 2 * max(a * b for a, b in (shape for shape in model.shapes().values() if len(shape) == 2)) + BUCKET
-    room = size * 1e9 * 7 / 8 - 2 * elements - gradients
-    return "-" if room < 0 else gb(max(state - room, 0)) if state > room else "0"
+def spread(model: Model, size: int, ram: int) -> str:
+    """Where the state is of a model that a device of `size` GB steps, beside `ram` GB of host memory, and the seconds of a step."""
+    shapes = list(model.shapes().values())
+    elements = sum(math.prod(shape) for shape in shapes)
+    gradients = 2 * max(math.prod(shape) for shape in shapes) + BUCKET
+    room = int(size * 1e9 * 7 / 8 - 2 * elements - gradients)
+    if room < 0:
+        return "-"
+    found = None
+    for host, disk in ((ram * 3 // 4, None), (ram // 2, tempfile.gettempdir())):
+        memory = lowtide.Memory(device=room, host=f"{host} GB", disk=disk)
+        found = lowtide.plan([tuple(shape) for shape in shapes], memory=memory, on="cuda", dtype=torch.bfloat16, rates=RATES)
+        assert isinstance(found, lowtide.DevicePlan)
+        copies = found.copy_bytes if disk else 0
+        if found.fits and found.host_bytes + copies <= ram * 1e9:
+            break
+    else:
+        return "-"
+    where = "device" if not found.host_bytes else "RAM" if not found.disk_bytes else f"{gb(found.disk_bytes)}\u00a0GB on disk"
+    return where if not found.link_per_step else f"{where}, {seconds_text(found.seconds).replace(' ', chr(160))}"
+
+
+def by_ram(model: Model) -> Iterator[list[str]]:
+    """Rows of where the state is, from so much RAM on; those alike are one."""
+    rows = [(f"{ram}\u00a0GB", [spread(model, size, ram) for size in SIZES]) for ram in HOSTS]
+    for _, alike in itertools.groupby(rows, lambda row: row[1]):
+        same = list(alike)
+        yield [same[0][0] if len(same) == 1 else f"{same[0][0]} to {same[-1][0]}", *same[0][1]]
 
 
 def page() -> str:
@@ -175,16 +205,18 @@ def page() -> str:
         ]),
         "## What a device trains, with the rest in host memory or on a disk",
         "",
-        "GB of state that a device has no room for, by its memory; 0: all state is there, -: the weights do not fit. Weights are bfloat16 with",
-        "`master=\"stochastic\"`, state is the default, and gradients are stepped in backward (`step_in_backward=True`): the largest one and 64 MiB",
-        "are alive at once. An eighth of the device is left for activations and torch.",
+        "Where the state is, by the memory of the device and of the host: all on the device, the rest in RAM, or so much on a disk; -: the weights",
+        "do not fit, or the CPU's copies of weights and gradients do not. Behind it are the seconds of an optimizer step, at least, by",
+        f"`lowtide.plan(on=\"cuda\")` for a link of {RATES.link / 1e9:g} GB/s each way, a CPU that steps {RATES.step_of('dynamic8') / 1e9:g} GB of state a second and a disk of",
+        f"{RATES.read / 1e9:g} GB/s: give your own rates, for they decide. Weights are bfloat16 with `master=\"stochastic\"`, state is the default, and gradients are",
+        "stepped in backward (`step_in_backward=True`): the largest one and 64 MiB are alive at once. An eighth of the device is left for activations",
+        "and torch, and a quarter of the RAM for the rest of the program.",
         "",
-        *table(["model", *(f"{size}\u00a0GB" for size in SIZES)], [
-            [name, *(beyond(model, size, state(model, "dynamic8"), count[model]) for size in SIZES)]
-            for name, model in zip(names, MODELS, strict=True)
+        *table(["model", "RAM", *(f"{size}\u00a0GB" for size in SIZES)], [
+            [name, *row] for name, model in zip(names, MODELS, strict=True) for row in by_ram(model)
         ]),
-        "32, 64 or 128 GB of RAM hold as much of that as they have free: `Memory(device=, host=)`. What is more goes to a disk:",
-        "`Memory(device=, host=, disk=)`, and the CPU steps it ([devices.md](devices.md#steps-by-the-cpu)).",
+        "`Memory(device=, host=)` gives the first two, `Memory(device=, host=, disk=)` the last, whose state the CPU steps",
+        "([devices.md](devices.md#steps-by-the-cpu)).",
         "",
         f"## A budget of {RAM.replace('GiB', ' GiB')} of RAM, the rest on disk",
         "",

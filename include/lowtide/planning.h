@@ -27,7 +27,9 @@ struct PlannedGroup {
 };
 
 struct PlanRequest {
-  OptimizerOptions options;  // rule and memory are read
+  // Rule and memory are read. Budgets with device_bytes or managed memory are those of parameters on a device: what the
+  // plan calls RAM is the device's memory, what it calls disk is the host's, and the rates are those of the link.
+  OptimizerOptions options;
   std::vector<PlannedGroup> groups;
   double read_rate = 0, write_rate = 0;  // of the disk, bytes per second; 0: unknown
 };

@@ -16,6 +16,7 @@ from lowtide.optimizers.classes import CLASSES
 from lowtide.optimizers.rules import LAMB, LARS, SGD, Adagrad, Lion, RMSprop
 from lowtide.options.options import Options
 from lowtide.options.overrides import Override, override
+from lowtide.planning.on_device import DevicePlan
 from lowtide.planning.plan import Plan, plan
 from lowtide.planning.rates import Rates, measure_rates
 from lowtide.state.pending_save import PendingSave
@@ -23,7 +24,7 @@ from lowtide.state.pending_save import PendingSave
 __version__: str = _core.__version__
 
 __all__ = [
-    "LAMB", "LARS", "SGD", "AdEMAMix", "Adagrad", "Adam", "AdamW", "Backend", "DeviceLostError", "Embedding", "Lion", "Memory",
+    "LAMB", "LARS", "SGD", "AdEMAMix", "Adagrad", "Adam", "AdamW", "Backend", "DeviceLostError", "DevicePlan", "Embedding", "Lion", "Memory",
     "Muon", "NAdam", "Optimizer", "Options", "Override", "PendingSave", "Plan", "RMSprop", "Rates", "StableEmbedding", "__version__",
     "backends", "compat", "export_fp32", "hf", "master", "measure_rates", "override", "plan", "sign",
 ]  # fmt: skip

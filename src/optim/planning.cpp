@@ -7,6 +7,7 @@
 #include "backend/catalog.h"
 #include "core/error.h"
 #include "memory/arena.h"
+#include "memory/transfer_mode.h"
 #include "optim/param_spec.h"
 #include "optim/residence.h"
 
@@ -37,9 +38,16 @@ struct Members {
   }
 };
 
+bool is_on_device(const Memory& memory) { return memory.device_bytes >= 0 || memory.managed; }
+
 // All at once for a store, or where a limit holds them; one by one without a limit.
 void predict_bytes(const Memory& memory, const Members& members, const StoreRates& rates, BudgetPlan& out) {
-  const Placement placement = placement_of(memory, 0, members.shaped);
+  Placement placement = placement_of(memory, 0, members.shaped);
+  if (is_on_device(memory)) {
+    placement.direct = false;
+    placement.store = {memory.managed ? -1 : memory.device_bytes, "", memory.ram_bytes, memory.chunk_bytes, true};
+    placement.store.in_place = find_transfer_mode(memory.transfer) == TransferMode::kZeroCopy;
+  }
   Plan plan;
   if (placement.direct) {
     ArenaSizes arena;
@@ -143,7 +151,8 @@ MemoryPlan plan_memory(const PlanRequest& request) {
       LT_REQUIRE(spec.shape.numel <= kMostElements - elements, "got more than 2^52 elements in all");
       elements += spec.shape.numel;
       // Under a limit, state comes with the first step, and there is nothing to step here.
-      if (spec.shape.numel > 0 || memories[group.budget].ram_bytes < 0)
+      const Memory& memory = memories[group.budget];
+      if (spec.shape.numel > 0 || (memory.ram_bytes < 0 && !is_on_device(memory)))
         members[group.budget].add(spec, planned.step_rate);
     }
   }

@@ -10,6 +10,8 @@
 #include <cstdio>
 #include <limits>
 
+#include "support/device_twins.h"
+#include "support/fake/fake_backend.h"
 #include "support/optimizer_case.h"
 #include "support/random.h"
 #include "support/scratch_support.h"
@@ -21,7 +23,7 @@ namespace {
 
 using Budget = lowtide::Memory;
 
-std::vector<int64_t> random_sizes(Rng& rng) {
+std::vector<int64_t> planned_sizes(Rng& rng) {
   switch (rng.below(7)) {
     case 0:
       return {rng.between(1, 5), rng.between(1, 3000)};
@@ -83,7 +85,7 @@ PlanRequest random_request(Rng& rng, const std::string& disk) {
     else if (g > 0 && rng.chance(0.3))
       group.options.budget_of = static_cast<int>(rng.below(g));
     const int64_t count = rng.between(0, 10);
-    for (int64_t i = 0; i < count; ++i) group.params.push_back({random_sizes(rng)});
+    for (int64_t i = 0; i < count; ++i) group.params.push_back({planned_sizes(rng)});
   }
   return request;
 }
@@ -158,6 +160,75 @@ TEST(Planning, BytesAreThoseOfTheReport) {
       "the optimizer too\n",
       static_cast<long long>(fits), kCases, static_cast<long long>(on_disk), static_cast<long long>(params),
       static_cast<long long>(state), static_cast<long long>(most_off), static_cast<long long>(refused));
+}
+
+// The report after a step on a device that runs late.
+MemoryReport report_on_device(const PlanRequest& request, uint64_t seed) {
+  auto fake = std::make_unique<fake::FakeBackend>(fake::FakeBackendOptions{.seed = seed, .steps_pinned = true});
+  Device& device = *fake;
+  Optimizer optimizer = OptimizerEnv::make(request.options, system_env(), std::move(fake));
+  void* const queue = device.make_queue();
+  DeviceTensors tensors(device, queue);
+  std::vector<Gradient> gradients;
+  for (const PlannedGroup& group : request.groups) {
+    const int number = optimizer.add_group(group.options);
+    for (const PlannedParam& param : group.params) {
+      const Tensor tensor(DType::kBF16, param.sizes);
+      optimizer.add_param(number, {tensors.put(tensor), DType::kBF16, param.sizes, {}});
+      gradients.push_back({tensors.put(tensor), DType::kBF16, nullptr});
+    }
+  }
+  StepOptions on_queue;
+  on_queue.stream = queue;
+  optimizer.step(gradients, on_queue);
+  optimizer.synchronize();
+  return optimizer.report();
+}
+
+TEST(Planning, BytesOnADeviceAreThoseOfTheReport) {
+  Rng rng = seeded("plans of a device", 20261124);
+  constexpr int kCases = 300;
+  int64_t streams = 0, refused = 0, most_off = 0, moved = 0;
+  for (int i = 0; i < kCases; ++i) {
+    SCOPED_TRACE(i);
+    PlanRequest request = random_request(rng, "");
+    for (PlannedGroup& group : request.groups) {
+      group.options.memory.reset(), group.options.budget_of = -1;
+      std::erase_if(group.params, [](const PlannedParam& param) {
+        return std::find(param.sizes.begin(), param.sizes.end(), 0) != param.sizes.end();
+      });
+    }
+    Budget memory;
+    memory.device_bytes = int64_t{1} << rng.between(12, 22);
+    memory.device_bytes += rng.below(memory.device_bytes);
+    if (rng.chance(0.4)) memory.ram_bytes = int64_t{1} << rng.between(14, 23);
+    if (rng.chance(0.5)) memory.chunk_bytes = 4096 * rng.between(1, 16);
+    memory.transfer = rng.chance(0.3) ? "zero_copy" : "copy";
+    request.options.memory = memory;
+    const BudgetPlan plan = plan_memory(request).total;
+    const auto seed = static_cast<uint64_t>(i);
+    if (!plan.fits) {
+      ++refused;
+      const auto real = error_of([&] { report_on_device(request, seed); });
+      ASSERT_TRUE(real) << "predicted: " << plan.problem;
+      EXPECT_STREQ(real->what(), plan.problem.c_str());
+      continue;
+    }
+    const MemoryReport report = report_on_device(request, seed);
+    for (const int64_t off : {plan.state_bytes - report.state_bytes, plan.ram_bytes() - report.device_bytes,
+                              plan.disk_bytes - report.allocated_bytes, plan.chunks - report.chunks,
+                              plan.moved_per_step - report.moved_per_step})
+      most_off = std::max(most_off, std::abs(off));
+    streams += plan.moved_per_step > 0, moved += plan.moved_per_step;
+  }
+  EXPECT_EQ(most_off, 0);
+  EXPECT_GT(streams, kCases / 5);
+  EXPECT_GT(refused, kCases / 50);
+  std::printf(
+      "%d budgets of a device: state streams under %lld, %lld bytes a step; %lld are refused in the same words; "
+      "bytes, chunks and traffic off by %lld at most\n",
+      kCases, static_cast<long long>(streams), static_cast<long long>(moved), static_cast<long long>(refused),
+      static_cast<long long>(most_off));
 }
 
 // The bytes that a refusal asks for are enough, and one page less is not.

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import tracemalloc
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import lowtide
 import pytest
@@ -14,6 +14,7 @@ from lowtide import _core
 from lowtide.cli import core_model, quick_bench
 from lowtide.cli.main import app, main
 from lowtide.cli.text import count_of
+from lowtide.planning.shapes import of_count
 from typer.testing import CliRunner
 
 from support import CODECS, FOUR_BITS, trained
@@ -70,6 +71,22 @@ def test_plan_agrees_with_the_library(run, tmp_path):
     for codec, got in found["plans"].items():
         wanted = lowtide.plan(shapes, state=codec, memory=memory)
         assert got == {key: getattr(wanted, key) for key in got} and got["elements"] == 1000003
+
+
+def test_plan_of_a_device(run, tmp_path, monkeypatch):
+    there = ("plan", "--params", "1e9", "--dtype", "bfloat16", "--device", "1GiB")
+    text = run(*there, "--link", "25GB")
+    assert "the device steps all parameters" in text and "A step, at least: the link" in text
+    assert "Seconds are not predicted without --link." in run(*there)
+    found = run(*there, "--link", "25GB", "--json")
+    memory, rates = lowtide.Memory(device="1GiB"), lowtide.Rates(link=25e9)
+    plan = lowtide.plan(of_count(10**9), memory=memory, on="cuda", dtype=torch.bfloat16, rates=rates)
+    assert found["plans"]["dynamic8"] == {key: value for key, value in asdict(plan).items() if key not in ("by_host", "rule")}
+    fast = lowtide.Rates(dict.fromkeys(CODECS + FOUR_BITS, 1e9), 1e9, 1e9)
+    monkeypatch.setattr("lowtide.cli.commands.measure_rates", lambda *of, **more: fast)
+    text = run(*there, "--ram", "512MiB", "--disk", tmp_path, "--link", "25GB", "--measure")
+    assert "the CPU steps" in text and "the CPU and its disk" in text
+    assert "device memory budget" in run(*there, "--ram", "512MiB", status=1)
 
 
 def test_plan_that_does_not_fit_has_status_1(run, tmp_path, monkeypatch):
@@ -261,6 +278,15 @@ def test_bad_arguments_have_status_2_and_one_line(run, tmp_path, figure):
         "--bad": [*plan, "--bad"],
         "one of --params": ["plan"],
         "--params and --shapes": [*plan, "--shapes", "x"],
+        "--step without --device": [*plan, "--step", "auto"],
+        "--link without --device": [*plan, "--link", "25GB"],
+        "'25%', wanted bytes": [*plan, "--device", "25%"],
+        "mean 8GiB": [*plan, "--device", "8"],
+        "on: got 'gpu'": [*plan, "--device", "1GiB", "--on", "gpu"],
+        "--link and --measure": [*plan, "--device", "1GiB", "--step", "auto"],
+        "step='device'": [*plan, "--device", "0", "--step", "device"],
+        "step: got 'both'": [*plan, "--device", "1GiB", "--step", "both"],
+        "--dtype": [*plan, "--dtype", "int8"],
         "'many'": ["plan", "--params", "many"],
         "'0'": ["plan", "--params", "0"],
         "'-5'": ["plan", "--params", "-5"],

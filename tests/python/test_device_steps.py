@@ -311,23 +311,3 @@ def test_refused(device: StandIn, figure: Callable[[str], None]) -> None:
             tight.step()
         assert bits(zero) == before and int(tight.state[zero]["step"]) == 0
     figure(f"{len(refusals) + 2} refused; a step after them is taken")
-
-
-@pytest.mark.parametrize("state", ["fp32", "dynamic8"])
-def test_a_plan_with_the_device_as_ram_predicts_what_moves(
-    device: StandIn, state: str, tmp_path: Path, figure: Callable[[str], None]
-) -> None:
-    """`lowtide.plan` knows no devices: `host=` stands for the device's memory, and `disk=` for the host's."""
-    here = [parameter(64, 96), parameter(4096), parameter(48, 80), parameter(3, 5)]
-    random_gradients(here)
-    moved = []
-    for budget in ("24KiB", "64KiB", "1MiB"):
-        planned = lowtide.plan(here, state=state, memory=lowtide.Memory(host=budget, disk=str(tmp_path), chunk="4KiB"))
-        there = device.parameters(here)
-        opt = lowtide.AdamW(there, state=state, memory=lowtide.Memory(device=budget, chunk="4KiB", transfer="copy"))
-        device.give_gradients(there, here)
-        opt.step()
-        report = opt.report()
-        moved.append((planned.moved_per_step, report["moved_per_step"]))
-    figure(f"{state}: planned and moved per step {moved}")
-    assert all(a == b for a, b in moved) and moved[0][0] > 0

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import lowtide
+from lowtide.engine import host_steps
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
@@ -89,6 +90,26 @@ def test_side_streams_have_the_bits_of_the_cpu(state: str, streams: bool, figure
     figure(f"{sum(p.numel() for p in params)} parameters, {STEPS} steps: 0 differing bytes")
 
 
+@pytest.mark.parametrize("way", ["host", "split", "disk"])
+def test_steps_by_the_cpu_have_the_bits_of_the_cpu(way: str, tmp_path: Path, figure: Callable[[str], None]) -> None:
+    budgets: dict[str, dict[str, Any]] = {
+        "host": {"step": "host"},
+        "split": {"device": "4MiB", "host": "64MiB", "step": "auto"},
+        "disk": {"device": "2MiB", "host": "6MiB", "disk": tmp_path},
+    }
+    params = made(GPU.device)
+    optimizer = adamw(params, memory=lowtide.Memory(**budgets[way]))
+    take_steps(params, optimizer, range(STEPS))
+    report = optimizer.report()
+    assert differing(params, on_cpu()) == 0
+    by_host = sum(place.mirrored for place in optimizer.engine.places)
+    assert REHEARSED or (by_host > 0 and (way == "host") == (by_host == len(params)))
+    assert way != "disk" or report["disk_bytes"] > 0
+    where = {name: report[name] for name in ("device_bytes", "allocated_bytes", "disk_bytes")}
+    link = "" if REHEARSED else f"; link {host_steps.link_rate(params[0].device) / 1e9:.1f} GB/s"
+    figure(f"{by_host} of {len(params)} parameters stepped by the CPU, state {where}: 0 differing bytes{link}")
+
+
 def test_parameters_on_several_devices_have_the_bits_of_the_cpu(tmp_path: Path, figure: Callable[[str], None]) -> None:
     """The CPU and every GPU that there is, in one optimizer; its file goes on with the CPU alone."""
     places = [torch.device("cpu"), GPU.device, *(torch.device("cuda", i) for i in range(1, torch.cuda.device_count()))]
@@ -122,13 +143,13 @@ def test_a_replayed_graph_has_the_bits_of_the_cpu(figure: Callable[[str], None])
     figure(f"{STEPS - 1} replays: 0 differing bytes")
 
 
-@pytest.mark.parametrize("option", ["step_in_backward", "prefetch_in_backward"])
+@pytest.mark.parametrize("option", ["step_in_backward", "prefetch_in_backward", "offload_in_backward"])
 def test_backward_options_change_no_bit(option: str, figure: Callable[[str], None]) -> None:
     results = []
     for options in ({}, {option: True}):
         torch.manual_seed(5)
         model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024, bias=False) for _ in range(6)]).to(GPU.device)
-        memory = contenders.budget(GPU, device="2MiB")
+        memory = lowtide.Memory(step="host") if option.startswith("offload") else contenders.budget(GPU, device="2MiB")
         try:
             optimizer = lowtide.AdamW(model.parameters(), lr=1e-3, memory=memory, **options)
         except (TypeError, ValueError) as error:

@@ -265,6 +265,21 @@ def test_rates_of_what_is_refused_elsewhere_are_unknown():
         ({"rates": lowtide.Rates(1.0, write=math.inf)}, ValueError, "write_rate=inf"),
         ({"rates": lowtide.Rates("fast")}, TypeError, "fast"),
         ({"momentum": math.nan}, ValueError, "momentum"),
+        ({"on": 3}, TypeError, "on: got 3"),
+        ({"on": "gpu"}, ValueError, "on: got 'gpu'"),
+        ({"on": "meta"}, ValueError, "on: got 'meta'"),
+        ({"on": "cuda"}, ValueError, "device=None, wanted bytes"),
+        ({"on": "cuda", "memory": lowtide.Memory(device="auto")}, ValueError, "device='auto', wanted bytes"),
+        ({"on": "xpu", "memory": lowtide.Memory(device="25%")}, ValueError, "device='25%', wanted bytes"),
+        ({"on": "cuda", "memory": lowtide.Memory(managed=True)}, ValueError, "managed"),
+        ({"on": "mps", "memory": lowtide.Memory(device=4096)}, ValueError, "no kernels"),
+        ({"on": "cuda", "memory": lowtide.Memory(device=0, step="device")}, ValueError, "device=0 with step='device'"),
+        ({"on": "cuda", "memory": lowtide.Memory(device=1), "rates": "measure"}, ValueError, "rates='measure' on cuda"),
+        ({"on": "cuda", "memory": lowtide.Memory(device=1), "rates": lowtide.Rates(link=math.nan)}, ValueError, "nan"),
+        ({"on": "cuda", "memory": lowtide.Memory(device=1, step="auto")}, ValueError, "rates: link: got 0"),
+        ({"on": "cuda", "memory": lowtide.Memory(device=1, host=1, disk="/tmp"), "rates": lowtide.Rates(1, link=1)}, ValueError, "read and"),
+        ({"on": "cuda", "memory": lowtide.Memory(device=1), "model_or_params": [{"params": [(8,)], "memory": lowtide.Memory(device=2)}]},
+         NotImplementedError, "one for all"),
         ({"model_or_params": 7}, TypeError, "int"),
         ({"model_or_params": torch.zeros(3)}, TypeError, "Tensor"),
         ({"model_or_params": "model"}, TypeError, "str"),
@@ -297,6 +312,8 @@ def test_nothing_is_a_plan_too():
     for empty in ([], [(0, 5)], [(0,)], torch.nn.Identity()):
         plan = lowtide.plan(empty, memory=lowtide.Memory(host=0))
         assert plan.fits and plan.ram_bytes == plan.state_bytes == plan.params == 0
+        there = lowtide.plan(empty, memory=lowtide.Memory(device=0), on="cuda", rates=lowtide.Rates(link=1e9))
+        assert there.fits and there.host_bytes == there.state_bytes == there.seconds == 0 and str(there)
 
 
 def test_bad_directories_are_refused(tmp_path):
@@ -314,3 +331,30 @@ def test_bad_directories_are_refused(tmp_path):
 def test_rates_of_every_format_are_asked_for_by_default():
     rates = lowtide.measure_rates(elements=4096, seconds=0.001)
     assert set(rates.step) == set(_core.codec_names()) and rates.read == rates.write == 0
+
+
+def test_a_gigabyte_that_leaves_a_device_takes_an_eighth_of_a_second_of_sixteen_lanes(figure):
+    """The rule of thumb for PCIe 3.0 with 16 lanes: 16 GB/s, and half of that where both ways take turns."""
+    gigabyte = [(15259, 16384)]  # 2 GB of 32-bit state
+    plan = lowtide.plan(gigabyte, state="fp32", memory=lowtide.Memory(device="1GB"), on="cuda", rates=lowtide.Rates(link=16e9))
+    seconds = plan.streamed_per_step / 16e9
+    assert seconds == pytest.approx(0.125, rel=0.08)  # beside a gigabyte are buffers of three or four chunks of 16 MiB
+    assert plan.seconds == seconds / 2
+    figure(f"{plan.host_bytes / 1e9:.3f} GB beyond the device: {seconds * 1e3:.0f} ms one way after the other, {plan.seconds * 1e3:.0f} ms at once")
+
+
+def test_a_plan_of_a_device_is_a_table(figure):
+    rates = lowtide.Rates(step=4e9, read=1e9, write=1e9, link=25e9)
+    memory = lowtide.Memory(device="8GiB", host="2GiB", disk="/tmp")
+    plan = lowtide.plan([(4096, 4096)] * 400, memory=memory, on="cuda", dtype=torch.bfloat16, rates=rates)
+    by_host = len(plan.by_host)
+    assert plan.fits and 0 < by_host == plan.host_params < 400 and plan.by_host == tuple(range(400 - by_host, 400))
+    assert plan.copy_bytes == 4 * plan.host_elements and plan.gradients_per_step == plan.weights_per_step == 2 * plan.host_elements
+    assert plan.link_per_step == plan.streamed_per_step + 6 * plan.host_elements
+    copies = 4 * plan.host_elements / 25e9
+    assert plan.device_seconds == pytest.approx(plan.streamed_per_step / 50e9 + copies)
+    assert plan.host_seconds >= 1.5 * copies + plan.disk_per_step / 1e9
+    assert plan.seconds == max(plan.device_seconds, plan.host_seconds)
+    lines = str(plan).splitlines()
+    assert len(lines) == 14 and "400 parameters" in lines[0] and len({len(line) for line in lines[1:]}) == 1
+    figure(str(plan))

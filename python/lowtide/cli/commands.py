@@ -7,12 +7,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from lowtide import _core
 from lowtide.memory.budgets import Memory, path_of
+from lowtide.planning.on_device import DevicePlan
 from lowtide.planning.plan import Plan
 from lowtide.planning.plan import plan as predict
 from lowtide.planning.rates import Rates, family_of, measure_rates
@@ -58,23 +59,34 @@ def memory_rate() -> float:
     return moved / min(seconds_of(add) for _ in range(10))
 
 
+AnyPlan: TypeAlias = Plan | DevicePlan
+
+
+class Where(NamedTuple):
+    """Where the parameters of a plan are."""
+
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
+    link: float = 0.0  # bytes per second, each way; 0: unknown
+
+
 @dataclass(frozen=True)
 class Formats:
     """Plans of one model with every state format."""
 
-    plans: dict[str, Plan]
+    plans: dict[str, AnyPlan]
     state: str
     memory: Memory | None
     rates: Rates
     free_on_disk: int  # -1: no directory was given
 
     @property
-    def chosen(self) -> Plan:
+    def chosen(self) -> AnyPlan:
         return self.plans[self.state]
 
 
 def plan_formats(
-    model: Sequence[Shape], rule: str, state: str, memory: Memory | None, hyper: dict[str, Any], measure: bool
+    model: Sequence[Shape], rule: str, state: str, memory: Memory | None, hyper: dict[str, Any], measure: bool, on: Where
 ) -> Formats:
     """For `lowtide plan`. ValueError, TypeError or OSError for bad arguments; what does not fit says so itself."""
     known = family_of(rule)[1]
@@ -86,14 +98,18 @@ def plan_formats(
         directory = memory.budget().disk
         if directory:
             free = _core.disk_info(directory)["free_bytes"]
-    # First without rates: bad arguments show before anything is measured.
-    predict(model, rule, state, memory, **hyper)
+    more: dict[str, Any] = {**hyper, "on": on.device, "dtype": on.dtype}
+    # First with any rates: bad arguments show before anything is measured.
+    predict(model, rule, state, memory, rates=Rates(1, 1, 1, link=1), **more)
     rates = measure_rates(memory.disk if memory else None, rule, **hyper) if measure else Rates()
-    plans = {}
+    rates = dataclasses.replace(rates, link=on.link)
+    plans: dict[str, AnyPlan] = {}
     for each in _core.codec_names():
         try:
-            plan = predict(model, rule, each, memory, rates=rates, **hyper)
+            plan = predict(model, rule, each, memory, rates=rates, **more)
         except ValueError:  # a format that the rule cannot have; what else may be wrong has shown above
+            if each == state:
+                raise
             continue
         if plan.fits and 0 <= free < plan.disk_bytes:
             problem = (

@@ -107,6 +107,15 @@ def plan(
     ram: Annotated[
         str | None, typer.Option(help="RAM for state, e.g. 8GiB or 50%; without: no limit.", metavar="SIZE")
     ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Memory of the device for state, e.g. 8GiB: parameters are there.", metavar="SIZE")
+    ] = None,
+    on: Annotated[str, typer.Option(help="The device, by torch's name.", metavar="NAME")] = "cuda",
+    step: Annotated[str | None, typer.Option(help="Who steps: device, host (the CPU) or auto.", metavar="NAME")] = None,
+    link: Annotated[
+        str | None, typer.Option(help="Rate of the device's link each way, e.g. 25GB a second.", metavar="SIZE")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Of the parameters: float32, bfloat16 or float16.", metavar="NAME")] = "float32",
     disk: Disk = None,
     disk_limit: Annotated[str | None, typer.Option(help="At most this much on disk.", metavar="SIZE")] = None,
     chunk: Annotated[str | None, typer.Option(help="Unit of moving; without: chosen.", metavar="SIZE")] = None,
@@ -130,13 +139,22 @@ def plan(
     pair = None if betas is None else text.numbers_of("--betas", betas)
     text.check_name("--rule", rule, _PLANNED_RULES)
     text.check_name("--state", state, _STATES)
-    for name, size in (("--ram", ram), ("--disk-limit", disk_limit)):
+    text.check_name("--dtype", dtype, ["float32", "bfloat16", "float16"])
+    if device is None and (step is not None or link is not None):
+        raise ValueError(f"got {'--step' if step is not None else '--link'} without --device, wanted --device SIZE too")
+    if device is not None and "%" in device:
+        raise ValueError(f"--device: got {device!r}, wanted bytes such as 8GiB: the device need not be here")
+    if device is not None and (disk is not None or step == "auto") and not (measure and link is not None):
+        raise ValueError("got --device with --disk or --step auto, wanted --link and --measure too: who steps what depends on rates")
+    for name, size in (("--ram", ram), ("--disk-limit", disk_limit), ("--device", device), ("--link", link)):
         text.check_unit(name, size)
     if disk is not None and ram is None:
         raise ValueError("got --disk without --ram, wanted --ram SIZE too: without it all state stays in RAM")
 
+    import torch
+
     from lowtide.cli import commands, render
-    from lowtide.memory.budgets import Memory
+    from lowtide.memory.budgets import Memory, size_of
     from lowtide.planning import shapes
 
     assumed = ""
@@ -145,11 +163,15 @@ def plan(
         assumed = f"{count:,} parameters are taken for matrices of 4096 by 4096 and a rest of rows of 4096"
     else:
         model = shapes.of_hf_config(hf_config) if hf_config else shapes.of_file(str(shapes_file))
-    limited = any(value is not None for value in (ram, disk, disk_limit, chunk))
-    memory = Memory(host=ram, disk=disk, disk_limit=disk_limit, chunk=chunk) if limited else None
+    limited = any(value is not None for value in (ram, disk, disk_limit, chunk, device))
+    # As bytes, 0 may mean that no state is on the device.
+    there = None if device is None else size_of("--device", device)
+    memory = Memory(device=there, host=ram, disk=disk, disk_limit=disk_limit, chunk=chunk, step=step) if limited else None
+    rate = 0.0 if link is None else float(size_of("--link", link))
+    where = commands.Where("cpu" if device is None else on, getattr(torch, dtype), rate)
     hyper = {"momentum": momentum, "amsgrad": amsgrad, "centered": centered, "max_unorm": max_unorm, "betas": pair,
              "alpha": alpha}  # fmt: skip
-    found = commands.plan_formats(model, rule, state, memory, hyper, measure)
+    found = commands.plan_formats(model, rule, state, memory, hyper, measure, where)
     if as_json:
         plans = {name: _plan_dict(one) for name, one in found.plans.items()}
         _out({
@@ -193,7 +215,7 @@ def inspect(file: Annotated[Path, typer.Argument(help="What Optimizer.save wrote
 
 
 def _plan_dict(one: Any) -> dict[str, Any]:
-    hidden = ("rates", "memories", "budgets", "names", "rule")
+    hidden = ("rates", "memories", "budgets", "names", "rule", "by_host")
     return {key: value for key, value in asdict(one).items() if key not in hidden}
 
 

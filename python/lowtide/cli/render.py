@@ -10,7 +10,9 @@ from rich.text import Text
 
 from lowtide import _core
 from lowtide.cli.text import printable
-from lowtide.planning.plan import seconds_text
+from lowtide.memory.budgets import size_of
+from lowtide.planning.on_device import DevicePlan
+from lowtide.planning.rates import seconds_text
 
 if TYPE_CHECKING:
     from lowtide.cli.commands import Formats
@@ -78,18 +80,28 @@ def machine(found: dict[str, Any]) -> None:
 def formats(found: Formats, assumed: str) -> None:
     chosen = found.chosen
     head = f"{chosen.rule}, {chosen.params:,} tensors, {chosen.elements:,} elements"
-    limits = [f"{_size(found.memory.budget().ram_bytes)} of RAM"] if found.memory else ["no limit of RAM"]
+    ram = found.memory.host if found.memory else None
+    limits = ["no limit of RAM" if ram is None else f"{_size(size_of('--ram', ram))} of RAM"]
+    if found.memory and found.memory.device is not None:
+        limits.insert(0, f"{_size(int(found.memory.device))} of the device for state")
     if found.free_on_disk >= 0 and found.memory:
         limits.append(f"{found.memory.disk} with {_size(found.free_on_disk)} free")
     given = f"given: {', '.join(limits)}\n"
-    table = _table("  state", "B/param", "state", "RAM", "disk", "moved/step", "s/step", "fits")
+    there = isinstance(chosen, DevicePlan)
+    where = ["device", "RAM", "disk", "link/step"] if there else ["RAM", "disk", "moved/step"]
+    table = _table("  state", "B/param", *([] if there else ["state"]), *where, "s/step", "fits")
     for state, plan in found.plans.items():
         per = f"{plan.state_bytes / plan.elements:.2f}" if plan.elements else "-"
         seconds = f"{plan.seconds:.3g}" if plan.seconds > 0 else "-"
-        cells = [_size(plan.ram_bytes), _size(plan.disk_bytes), _size(plan.moved_per_step), seconds]
-        cells = cells if plan.fits else ["-"] * 4
+        if isinstance(plan, DevicePlan):
+            cells = [_size(plan.device_bytes), _size(plan.host_bytes), _size(plan.disk_bytes), _size(plan.link_per_step), seconds]
+        else:
+            cells = [_size(plan.ram_bytes), _size(plan.disk_bytes), _size(plan.moved_per_step), seconds]
+        cells = cells if plan.fits else ["-"] * len(cells)
+        if not there:
+            cells.insert(0, _size(plan.state_bytes))
         mark = "*" if state == found.state else " "
-        _row(table, f"{mark} {state}", per, _size(plan.state_bytes), *cells, "yes" if plan.fits else "no")
+        _row(table, f"{mark} {state}", per, *cells, "yes" if plan.fits else "no")
     _show(*([head, f"({assumed})"] if assumed else [head]), given, table, "", *_verdict(found))
 
 
@@ -101,11 +113,32 @@ def _verdict(found: Formats) -> list[str]:
             formats = " or ".join(f"--state {name}" for name in fitting)
             advice.append(f"A smaller state format fits: {formats} (docs/formats.md has what each loses).")
         return advice
+    if isinstance(chosen, DevicePlan):
+        return [f"* {found.state} fits: {_who(chosen)}", *_ends(chosen)]
     verdict = [f"* {found.state} fits: {_where(chosen)}"]
     if not found.rates.step:
         return [*verdict, "Seconds are not predicted without --measure."]
     disk = f", the disk {seconds_text(chosen.disk_seconds)}; the two overlap" if chosen.moved_per_step else ""
     return [*verdict, f"A step: computing {seconds_text(chosen.step_seconds)}{disk}."]
+
+
+def _who(plan: DevicePlan) -> str:
+    """Who steps what."""
+    if not plan.host_params:
+        streams = f", {_size(plan.streamed_per_step)} stream in a step" if plan.streamed_per_step else ""
+        return f"the device steps all parameters{streams}."
+    share = plan.host_elements / plan.elements
+    copies = f"{_size(plan.copy_bytes)} more of host memory have copies of weights and gradients"
+    return f"the CPU steps {plan.host_params:,} of {plan.params:,} tensors, {share:.1%} of the elements; {copies}."
+
+
+def _ends(plan: DevicePlan) -> list[str]:
+    if not plan.link_per_step:
+        return []
+    if plan.seconds <= 0:
+        return ["Seconds are not predicted without --link" + (" and --measure." if plan.host_params else ".")]
+    cpu = f", the CPU and its disk {seconds_text(plan.host_seconds)}" if plan.host_params else ""
+    return [f"A step, at least: the link {seconds_text(plan.device_seconds)}{cpu}; the device's own kernels are not counted."]
 
 
 def _where(plan: Plan) -> str:

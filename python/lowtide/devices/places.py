@@ -199,12 +199,19 @@ def place_of(tensor: torch.Tensor, where: str) -> Place:
     torch has no module for."""
     device = device_of(tensor)
     if has_kernels(device):
-        return HOST if device.type == "cpu" else Place(device, str(tensor.device))
+        return place_on(device)._replace(reads=str(tensor.device))
     try:
         torch.get_device_module(device)
     except RuntimeError:
         wanted = f"one on {' or '.join(KINDS)}, or on another accelerator of torch's"
         raise ValueError(f"{where}: got a tensor on {device}, wanted {wanted}") from None
+    return place_on(device)
+
+
+def place_on(device: torch.device) -> Place:
+    """Where tensors on this device would be, whether or not there is one here."""
+    if has_kernels(device):
+        return HOST if device.type == "cpu" else Place(device, str(device))
     return Place(device, HOST.reads, mirrored=True)
 
 

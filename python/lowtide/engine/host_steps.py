@@ -4,8 +4,8 @@ Of a budget with step="auto", state that the device has no room for either strea
 Parameters are given to the CPU from the last one on, whose gradients come first in backward, as long as that makes the longer of the
 two ends shorter:
 
-    device: (2 bytes of streaming state and what is copied for the CPU) / rate of the link
-    CPU:    what is copied for it / rate of the link + the longer of its steps and its disk
+    device: (what streams + the gradients and weights that are copied for the CPU) / rate of the link
+    CPU:    (these copies + the weights that go back) / rate of the link + the longer of its steps and its disk
 
 and, whatever the times, until what streams takes no more than half of the host memory, if there is a disk for the rest.
 """
@@ -14,18 +14,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 
 from lowtide import _core
-from lowtide.devices.places import Place, place_of
+from lowtide.devices.places import Place, has_kernels, place_of
 from lowtide.devices.sharding import local_of
 from lowtide.engine.examined import Registered
 from lowtide.engine.family import Family
-from lowtide.engine.shares import Sizes, planned
+from lowtide.engine.shares import Sizes, planned, state_on_device
 from lowtide.memory.budgets import Budget, Memory, path_of
 
 _LINK_BYTES = 64 << 20
@@ -34,7 +34,7 @@ _LINK_BYTES = 64 << 20
 class Speeds(NamedTuple):
     """Bytes per second."""
 
-    link: float  # between the device and pinned host memory, each way
+    link: float  # between the device and pinned host memory, each way: both are used at a time
     step: float  # of state that the CPU steps
     disk: float = math.inf  # the slower of reading and writing; math.inf: there is none
 
@@ -47,17 +47,37 @@ class Load(NamedTuple):
     weights: int
 
 
+class Ends(NamedTuple):
+    """Seconds until each has done its part of a step, if what can overlap does."""
+
+    device: float
+    host: float
+
+
+def ends(streams: float, copied: float, steps: float, link: float) -> Ends:
+    """streams: bytes of state that pass through the device; copied: bytes of the weights that the CPU steps, with gradients of the same
+    type; steps: seconds that it and its disk take; link: bytes per second."""
+    come = 2 * copied / link
+    return Ends(streams / link + come, come + copied / link + steps)
+
+
 def settle(
-    family: Family, memory: Memory | None, groups: Sequence[Mapping[str, Any]], of: Registered, kept: int
+    family: Family,
+    memory: Memory | None,
+    groups: Sequence[Mapping[str, Any]],
+    of: Registered,
+    kept: int,
+    speeds: Callable[..., Speeds] | None = None,
 ) -> Registered:
-    """The same parameters at the places where they are stepped; of the first `kept` that is known. memory: the optimizer's budget."""
+    """The same parameters at the places where they are stepped; of the first `kept` that is known. memory: the optimizer's budget.
+    speeds: says what `speeds_of` measures."""
     places = list(of.params.places)
     params = [(group, param) for group, members in enumerate(of.members) for param in members]
     undecided: dict[tuple[int, Memory, Place], list[int]] = {}
     for i, (group, param) in enumerate(params):
         if (found := places[i]) is None or found.device.type == "cpu":
             continue
-        raw = place_of(local_of(param), "parameter") if found.mirrored else found
+        raw = place_of(local_of(param), "parameter") if found.mirrored and has_kernels(found.device) else found
         own: Memory | None = of.overridden[i].options().get("memory", of.memories[group])
         budget = own or memory
         way = budget.steps_at(raw) if budget else "device"
@@ -71,7 +91,7 @@ def settle(
         before = {i for i in trained if i < kept and of.params.places[i] == place.by_host()}
         sizes = Sizes({id(params[i][1]) for i in trained})
         planned(sizes, family, groups, of, place)
-        for i in _chosen(family, groups, budget, place, sizes, loads, kept, before):
+        for i in _chosen(family, groups, budget, place, sizes, loads, kept, before, speeds or speeds_of):
             places[i] = place.by_host()
     return of._replace(params=of.params._replace(places=places))
 
@@ -86,13 +106,11 @@ def share_of_host(
     stepped = sum(load.state for load in loads if load.number in here)
     copied = sum(load.weights for load in loads if load.number in here)
 
-    def ends(streams: float, stepped: float, copied: float) -> float:
+    def end(streams: float, stepped: float, copied: float) -> float:
         streams = max(streams, 0)
         on_disk = max(stepped - max(host - streams, 0), 0)
-        down = 2 * copied / speeds.link  # gradients and weights
-        by_device = streams / speeds.link + down
-        by_host = down + copied / speeds.link + max(stepped / speeds.step, 2 * on_disk / speeds.disk) if stepped else 0.0
-        return max(by_device, by_host)
+        steps = max(stepped / speeds.step, 2 * on_disk / speeds.disk)
+        return max(ends(streams, copied, steps, speeds.link))
 
     for load in reversed(loads):
         if streams <= 0:
@@ -100,7 +118,7 @@ def share_of_host(
         if load.number < fixed or load.number in here or not load.state:
             continue
         then = streams - load.state, stepped + load.state, copied + load.weights
-        if (streams > host // 2 and speeds.disk < math.inf) or ends(*then) < ends(streams, stepped, copied):
+        if (streams > host // 2 and speeds.disk < math.inf) or end(*then) < end(streams, stepped, copied):
             here.add(load.number)
             streams, stepped, copied = then
     return here
@@ -115,6 +133,7 @@ def _chosen(
     loads: Sequence[Load],
     kept: int,
     before: set[int],
+    speeds: Callable[..., Speeds],
 ) -> set[int]:
     budget = memory.part(place, memory.host).budget(place)
     host = budget.ram_bytes if budget.ram_bytes >= 0 else 2**62
@@ -126,23 +145,17 @@ def _chosen(
         if sum(load.state for load in loads) > host:
             room = 0
 
-    def plan(near: int) -> Mapping[str, Any]:
-        return _core.plan_memory(family.core_rule, Budget(near, ".", -1, budget.chunk_bytes), sizes.groups)[0]
-
-    everything = int(plan(2**62)["direct_bytes"])
-    found = plan(everything * 3 // 4)
-    in_chunks = found["resident_bytes"] + found["disk_bytes"] if found["fits"] else everything
-    if room >= max(in_chunks, everything):
+    state = state_on_device(family, sizes, budget._replace(device_bytes=room))
+    if not state.problem and not state.beyond:
         return before
-    found = plan(min(room, everything - 1))
-    if found["fits"]:  # chunks are larger than the state in them, and some of the room is for what passes through
-        room = int(found["resident_bytes"])
-        larger = (found["resident_bytes"] + found["disk_bytes"]) / sum(load.state for load in loads)
+    if not state.problem:  # chunks are larger than the state in them, and some of the room is for what passes through
+        room = state.resident
+        larger = state.all / sum(load.state for load in loads)
         loads = [load._replace(state=math.ceil(load.state * larger)) for load in loads]
     formats = sorted({str(group["state"]) for group in groups})
     disk = "" if memory.disk is None else path_of("memory: disk", memory.disk)
-    speeds = speeds_of(place.device, family.core_rule, family.hyper_of("", groups[0]), formats, disk)
-    return share_of_host(loads, room, host, speeds, kept, frozenset(before))
+    found_speeds = speeds(place.device, family.core_rule, family.hyper_of("", groups[0]), formats, disk)
+    return share_of_host(loads, room, host, found_speeds, kept, frozenset(before))
 
 
 def _loads(

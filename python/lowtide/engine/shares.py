@@ -20,7 +20,6 @@ from lowtide.engine.family import Family
 from lowtide.engine.groups import Members, register
 from lowtide.memory.budgets import Budget, Memory, budget_at, size_of
 
-_PAGE = 4096  # chunks are so many bytes, or a multiple
 _ENOUGH = 2**62  # bytes: no limit, but state is put together as under one
 Owner = tuple[int, Memory | None]  # a parameter group and the budget that it brings, or `_OPTIMIZER`
 _OPTIMIZER: Owner = (-1, None)
@@ -142,22 +141,41 @@ def _takes(
 ) -> _Takes:
     sizes = Sizes(some)
     planned(sizes, family, groups, of, place)
-
-    def plan(near: int) -> Mapping[str, Any]:
-        return _core.plan_memory(family.core_rule, Budget(near, ".", -1, budget.chunk_bytes), sizes.groups)[0]
-
     budget = memory.part(place, 0).budget(place)
-    everything = int(plan(_ENOUGH)["direct_bytes"])
-    if place.on_host:
-        return _Takes(max(everything - budget.ram_bytes, 0), everything)
-    if budget.managed:
-        return _Takes(0, everything)
-    found = plan(everything * 3 // 4)
-    in_chunks = int(found["disk_bytes"] + found["resident_bytes"]) if found["fits"] else everything + _PAGE
-    if budget.device_bytes >= max(in_chunks, everything):
-        return _Takes(0, everything)
-    # A device's state is in chunks, which may not fit where its bytes would.
-    if budget.device_bytes >= 0 and (found := plan(min(budget.device_bytes, everything - 1)))["fits"]:
-        return _Takes(int(found["disk_bytes"]), everything)
-    # All of it may have to go to the host.
-    return _Takes(max(in_chunks, everything), everything)
+    if not place.on_host:
+        state = state_on_device(family, sizes, budget)
+        return _Takes(state.beyond, state.all)
+    everything = Budget(_ENOUGH, ".", -1, budget.chunk_bytes)
+    needed = int(_core.plan_memory(family.core_rule, everything, sizes.groups)[0]["direct_bytes"])
+    return _Takes(max(needed - budget.ram_bytes, 0), needed)
+
+
+class StateOnDevice(NamedTuple):
+    """Bytes of the state of a device's parameters, which is in chunks."""
+
+    all: int
+    codes: int  # and scales: less than that
+    near: int  # on the device, with the buffers that the others stream through
+    resident: int  # of that, the state that stays
+    beyond: int  # in host memory
+    moved: int  # in a step, both ways
+    problem: str  # why there is no such plan; all state may have to be beyond then
+
+
+def state_on_device(family: Family, sizes: Sizes, budget: Budget, host: int = -1) -> StateOnDevice:
+    """Plans the parameters in `sizes` under the budget of their device. host: bytes of its memory; -1: enough."""
+
+    def plan(there: int) -> Mapping[str, Any]:
+        given = Budget(host, "", -1, budget.chunk_bytes, there, transfer=budget.transfer)
+        return _core.plan_memory(family.core_rule, given, sizes.groups)[0]
+
+    there = budget.device_bytes
+    found = plan(_ENOUGH if budget.managed else max(there, 0))
+    if found["fits"] and (there >= 0 or budget.managed):
+        near, resident, beyond, moved = (
+            int(found[name]) for name in ("ram_bytes", "resident_bytes", "disk_bytes", "moved_per_step")
+        )
+        return StateOnDevice(resident + beyond, int(found["state_bytes"]), near, resident, beyond, moved, "")
+    everything = plan(_ENOUGH)  # nothing is beyond
+    all_of_it = int(everything["resident_bytes"])
+    return StateOnDevice(all_of_it, int(everything["state_bytes"]), 0, 0, all_of_it, 0, str(found["problem"]))

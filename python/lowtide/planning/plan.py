@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, overload
+
+import torch
 
 from lowtide import _core
-from lowtide.checks.values import number
+from lowtide.checks.values import expect, number
 from lowtide.engine.family import Family
 from lowtide.engine.groups import group_defaults
 from lowtide.memory.budgets import Memory
 from lowtide.options.hyper import BETAS, hyper_values
 from lowtide.options.options import check_kinds
-from lowtide.planning.rates import Rates, family_of, step_rates
-from lowtide.planning.shapes import PlannedGroup, groups_of
+from lowtide.planning.on_device import DevicePlan
+from lowtide.planning.on_device import predict as predict_on
+from lowtide.planning.rates import Rates, family_of, seconds_text, step_rates
+from lowtide.planning.shapes import PlannedGroup, groups_of, members_of
 
 _AVERAGES = (*BETAS, "alpha")  # how long averages are
 _MEASURED = (*_AVERAGES, "momentum", "amsgrad", "centered", "max_unorm")  # decide what a step takes
@@ -95,14 +99,22 @@ def _column(budget: BudgetPlan, memory: Memory | None, limit: str = "none") -> t
     )  # fmt: skip
 
 
-def seconds_text(seconds: float) -> str:
-    """ "1.23 s", "4.56 ms"; "unknown" for 0."""
-    if seconds <= 0:
-        return "unknown"
-    for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
-        if seconds * scale >= 1 or unit == "us":
-            break
-    return f"{seconds * scale:.3g} {unit}" if seconds * scale < 1000 else f"{seconds * scale:,.0f} {unit}"
+@overload
+def plan(
+    model_or_params: Any, rule: str = ..., state: str = ..., memory: Memory | None = ..., min_quantized_numel: int = ...,
+    rates: Rates | Literal["measure"] | None = ..., momentum: float | None = ..., amsgrad: bool = ..., centered: bool = ...,
+    master: str | None = ..., max_unorm: float = ..., betas: tuple[float, ...] | None = ..., alpha: float | None = ...,
+    on: Literal["cpu"] = ..., dtype: torch.dtype = ...,
+) -> Plan: ...  # fmt: skip
+
+
+@overload
+def plan(
+    model_or_params: Any, rule: str = ..., state: str = ..., memory: Memory | None = ..., min_quantized_numel: int = ...,
+    rates: Rates | Literal["measure"] | None = ..., momentum: float | None = ..., amsgrad: bool = ..., centered: bool = ...,
+    master: str | None = ..., max_unorm: float = ..., betas: tuple[float, ...] | None = ..., alpha: float | None = ...,
+    *, on: str | torch.device, dtype: torch.dtype = ...,
+) -> Plan | DevicePlan: ...  # fmt: skip
 
 
 def plan(
@@ -119,7 +131,9 @@ def plan(
     max_unorm: float = 0.0,
     betas: tuple[float, ...] | None = None,
     alpha: float | None = None,
-) -> Plan:
+    on: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Plan | DevicePlan:
     """Predicts what an optimizer will take, with the code that it decides with. Allocates no state, touches no disk.
 
     Args:
@@ -137,12 +151,17 @@ def plan(
         master: as for the optimizer: residuals of bfloat16 and float16 parameters are planned with their state.
         max_unorm: of LAMB and LARS: LARS then reads its state twice a step, as LAMB always does.
         betas, alpha: as for the optimizer; state of 4 bits takes short averages alone. None: the rule's defaults.
+        on: the device that the parameters will be on: "cuda", "xpu", another accelerator of torch's, or "cpu". It need not be
+            here. Its plan needs Memory(device=) in bytes, unless the CPU takes all steps; `rates` must be given where the
+            CPU may take some (Memory(step="auto"), or a disk); state streams as with transfer="copy".
+        dtype: of the parameters where shapes are given.
 
-    Returns a Plan, whether it fits or not. Raises ValueError or TypeError for what an optimizer would refuse whatever
+    Returns a Plan or, for parameters on a device, a DevicePlan, whether it fits or not. Raises ValueError or TypeError for what an optimizer would refuse whatever
     its budgets, for rates that are no numbers and for more than 2^52 elements; with rates="measure" also OSError.
     """
     given = {"state": state, "memory": memory, "min_quantized_numel": min_quantized_numel, "master": master}
     check_kinds(given, "plan")
+    device = _device(on)
     if not isinstance(rule, str):
         raise TypeError(f"plan: rule: got {rule!r} ({type(rule).__name__}), wanted one of {_core.rule_names()}")
     if not (rates is None or rates == "measure" or isinstance(rates, Rates)):
@@ -154,10 +173,27 @@ def plan(
     hyper |= options if betas is None else {**options, "betas": betas}
     defaults = {**group_defaults(hyper, {}), **given, "min_quantized_numel": int(min_quantized_numel)}
     del defaults["memory"]  # of the whole optimizer
-    groups = groups_of(model_or_params, defaults, family, extra)
+    if device.type != "cpu":
+        if rates == "measure":
+            raise ValueError(f"plan: got rates='measure' on {device}, wanted lowtide.Rates(link=, step=, ...): measure_rates() measures them")
+        return predict_on(device, family, memory or Memory(), {**defaults, **extra}, members_of(model_or_params, dtype), rates or Rates())
+    groups = groups_of(model_or_params, defaults, family, extra, dtype)
     if rates == "measure":
         rates = _measure_for(family, _predict(family, memory, groups, Rates()), groups)
     return _predict(family, memory, groups, rates or Rates())
+
+
+def _device(on: str | torch.device) -> torch.device:
+    """ValueError for what torch does not know as a device, TypeError for another type."""
+    if not isinstance(on, (str, torch.device)):
+        raise TypeError(f"plan: on: got {on!r} ({type(on).__name__}), wanted a device such as 'cuda'")
+    wanted = "a device that torch knows, such as 'cpu', 'cuda', 'xpu' or 'mps'"
+    try:
+        device = torch.device(on)
+    except RuntimeError as error:
+        raise ValueError(f"plan: on: got {on!r}, wanted {wanted}") from error
+    expect(device.type != "meta", "plan: on", repr(str(on)), f"{wanted}: where the parameters will be")
+    return device
 
 
 def _predict(family: Family, memory: Memory | None, groups: list[PlannedGroup], rates: Rates) -> Plan:

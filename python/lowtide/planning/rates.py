@@ -12,6 +12,7 @@ import torch
 from lowtide import _core
 from lowtide.checks.values import number
 from lowtide.engine.family import Family
+from lowtide.engine.host_steps import link_rate
 from lowtide.memory.budgets import path_of, size_of
 from lowtide.optimizers.classes import CLASSES
 from lowtide.optimizers.registry import hyper_of
@@ -27,6 +28,7 @@ class Rates:
         read, write: bytes per second of the disk.
         engine: how the disk was measured: "io_uring" or "threads".
         direct: past the page cache; if not, read and write are partly rates of the page cache.
+        link: bytes per second between a device and host memory, each way.
     """
 
     step: float | Mapping[str, float] = 0.0
@@ -34,11 +36,22 @@ class Rates:
     write: float = 0.0
     engine: str = ""
     direct: bool = False
+    link: float = 0.0
 
     def step_of(self, state: str) -> float:
         """Bytes per second of this state format."""
         rate = self.step.get(state, 0.0) if isinstance(self.step, Mapping) else self.step
         return number(f"rates: step of {state}", rate)
+
+
+def seconds_text(seconds: float) -> str:
+    """ "1.23 s", "4.56 ms"; "unknown" for 0."""
+    if seconds <= 0:
+        return "unknown"
+    for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        if seconds * scale >= 1 or unit == "us":
+            break
+    return f"{seconds * scale:.3g} {unit}" if seconds * scale < 1000 else f"{seconds * scale:,.0f} {unit}"
 
 
 def measure_rates(
@@ -54,8 +67,9 @@ def measure_rates(
     max_unorm: float = 0.0,
     betas: tuple[float, ...] | None = None,
     alpha: float | None = None,
+    link: str | torch.device | None = None,
 ) -> Rates:
-    """Measures this machine: takes about seconds + 0.5 for each state format and 2 x seconds + 0.3 for the disk.
+    """Measures this machine: takes about seconds + 0.5 for each state format, 2 x seconds + 0.3 for the disk, and less for the link.
 
     Args:
         disk: a directory, whose scratch file's rates are measured with the requests that streaming uses; nothing stays
@@ -66,6 +80,7 @@ def measure_rates(
         elements: of the parameter that is stepped; 0: enough to be out of the cache. Takes 16 bytes of RAM for each.
         disk_bytes: size of the scratch file at most; half of what is free, if that is less.
         seconds: to measure for, more than 0.
+        link: a device such as "cuda", whose copies to and from page-locked memory are measured (64 MiB there and here). None: link is 0.
 
     Raises ValueError (a rule, state or directory that there is none of, numbers out of range), OSError, MemoryError.
     """
@@ -79,6 +94,8 @@ def measure_rates(
     if disk is not None:
         found = _core.measure_disk_rates(path_of("disk", disk), size_of("disk_bytes", disk_bytes), 2 * seconds)
     step = step_rates(core_rule, None if states is None else list(states), hyper, elements, seconds)
+    if link is not None:
+        found["link"] = link_rate(torch.device(link))
     return Rates(step, **{f.name: found[f.name] for f in fields(Rates) if f.name in found})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -37,6 +38,12 @@ class ShapedParam(NamedTuple):
     @property
     def ndim(self) -> int:
         return len(self.shape)
+
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    def element_size(self) -> int:
+        return self.dtype.itemsize
 
 
 @dataclass
@@ -80,13 +87,28 @@ class Planned:
         of.params.append((shape, whole, dtype))
 
 
-def groups_of(source: Any, defaults: Mapping[str, Any], family: Family, extra: dict[str, float]) -> list[PlannedGroup]:
+def groups_of(
+    source: Any, defaults: Mapping[str, Any], family: Family, extra: dict[str, float], dtype: torch.dtype = torch.float32
+) -> list[PlannedGroup]:
     """The groups that an optimizer of this family would make of `source`, in order. `defaults` give the options that a
-    group lacks; extra: see `Planned`.
+    group lacks; extra: see `Planned`; dtype: of bare shapes.
 
     Frozen parameters (`torch.nn.Parameter`s that require no gradient) are left out: they never get state.
     Raises ValueError, TypeError or NotImplementedError for what an optimizer would refuse, wherever the tensors are.
     """
+    planned = Planned(family.core_rule, extra)
+    for number, (options, members) in enumerate(members_of(source, dtype)):
+        first = len(planned.groups)
+        made = register(planned, family, HOST, number, {**defaults, **options}, members, 0)
+        for group, core_group in zip(planned.groups[first:], made, strict=True):
+            own = core_group.overrides.get("memory", members.memory)
+            group.number, group.memory = number, own if group.budget else None
+    return planned.groups
+
+
+def members_of(source: Any, dtype: torch.dtype = torch.float32) -> list[tuple[Mapping[str, Any], Members]]:
+    """The parameter groups: the options of each, and its parameters that are not frozen. dtype: of bare shapes. Raises as
+    `groups_of`."""
     if isinstance(source, torch.nn.Module):
         source = source.parameters()
     if isinstance(source, (torch.Tensor, str, bytes, Mapping)) or not isinstance(source, Iterable):
@@ -95,18 +117,10 @@ def groups_of(source: Any, defaults: Mapping[str, Any], family: Family, extra: d
     if not any(isinstance(entry, Mapping) for entry in entries):
         entries = [{"params": entries}]
     seen: set[int] = set()
-    planned = Planned(family.core_rule, extra)
-    for number, entry in enumerate(entries):
-        members = _members(entry, number, seen)
-        first = len(planned.groups)
-        made = register(planned, family, HOST, number, {**defaults, **entry}, members, 0)
-        for group, core_group in zip(planned.groups[first:], made, strict=True):
-            own = core_group.overrides.get("memory", members.memory)
-            group.number, group.memory = number, own if group.budget else None
-    return planned.groups
+    return [(entry, _members(entry, number, seen, dtype)) for number, entry in enumerate(entries)]
 
 
-def _members(entry: Any, number: int, seen: set[int]) -> Members:
+def _members(entry: Any, number: int, seen: set[int], dtype: torch.dtype) -> Members:
     """The parameters of one group that are not frozen."""
     where = f"parameter group {number}"
     if not isinstance(entry, Mapping) or "params" not in entry:
@@ -128,7 +142,7 @@ def _members(entry: Any, number: int, seen: set[int]) -> Members:
                 continue
             check_parameter(sharding.local_of(member), here, anywhere=True)
         else:
-            member = ShapedParam(_shape(member, here))
+            member = ShapedParam(_shape(member, here), dtype)
         params.append(member)
         shardings.append(sharding.sharding_of(member, here))
     return Members(params, shardings, options_of(params), entry.get("memory"))

@@ -1,0 +1,206 @@
+"""Predicts a run whose parameters are on a device: who steps them, where their state is, what moves, and how long that takes.
+
+The engine's own functions decide (`engine.host_steps`, `engine.shares`), on shapes instead of tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from lowtide import _core
+from lowtide.checks.values import expect, number
+from lowtide.devices.places import Place, place_on
+from lowtide.engine.examined import Examined, Registered
+from lowtide.engine.family import Family
+from lowtide.engine.groups import Members
+from lowtide.engine.host_steps import Speeds, ends, settle
+from lowtide.engine.shares import Sizes, planned, shares_of, state_on_device
+from lowtide.memory.budgets import Memory
+from lowtide.options.overrides import Overridden
+from lowtide.planning.rates import Rates, seconds_text
+
+
+@dataclass(frozen=True)
+class DevicePlan:
+    """Parameters on a device. Bytes are those of `Optimizer.report()` after a first step in which every parameter had a gradient;
+    where the state does not fit, those below `problem` are 0. `str()` is a table to read."""
+
+    rule: str
+    device: str  # torch's name
+    params: int  # with and without state
+    elements: int
+    state_bytes: int  # codes + scales
+    fits: bool
+    problem: str  # why it does not fit: what was given and how much is needed
+    host_params: int = 0  # that the CPU steps
+    host_elements: int = 0
+    device_bytes: int = 0  # of state there, streaming buffers included
+    host_bytes: int = 0  # of state in host memory, streaming buffers included
+    copy_bytes: int = 0  # of host memory for copies of weights and gradients, beside `Memory(host=)`
+    disk_bytes: int = 0
+    streamed_per_step: int = 0  # state from host memory to the device and back
+    gradients_per_step: int = 0  # copied to the host, where the CPU steps; as large as the weights, which are copied, too,
+    weights_per_step: int = 0  # and back
+    disk_per_step: int = 0  # read and written
+    device_seconds: float = 0.0  # until the device has done its part; 0: a rate is unknown, here and below
+    host_seconds: float = 0.0  # until the CPU, its copies and its disk have
+    seconds: float = 0.0  # of a step: a lower bound, if all that can overlaps
+    by_host: tuple[int, ...] = field(default=(), repr=False)  # numbers of the parameters that the CPU steps
+
+    @property
+    def link_per_step(self) -> int:
+        """Bytes over the link, both ways."""
+        return self.streamed_per_step + self.gradients_per_step + 2 * self.weights_per_step
+
+    def __str__(self) -> str:
+        verdict = "fits" if self.fits else "does not fit"
+        head = f"{self.rule} on {self.device}: {self.params} parameters, {self.elements:,} elements: {verdict}"
+        if not self.fits:
+            return f"{head}\n{self.problem}"
+        size = _core.format_bytes
+        rows = [
+            ("state", size(self.state_bytes)),
+            ("  on the device", size(self.device_bytes)),
+            ("  in host memory", size(self.host_bytes)),
+            ("  on disk", size(self.disk_bytes)),
+            ("stepped by the CPU", f"{self.host_elements / max(self.elements, 1):.1%} of the elements"),
+            ("  copies in host memory", size(self.copy_bytes)),
+            ("over the link a step", size(self.link_per_step)),
+            ("  state, both ways", size(self.streamed_per_step)),
+            ("  gradients and weights", size(self.gradients_per_step + 2 * self.weights_per_step)),
+            ("read and written on disk", size(self.disk_per_step)),
+            ("seconds a step, at least", seconds_text(self.seconds)),
+            ("  device", seconds_text(self.device_seconds)),
+            ("  CPU and disk", seconds_text(self.host_seconds) if self.host_params else "0 s"),
+        ]
+        names, cells = max(len(name) for name, _ in rows), max(len(cell) for _, cell in rows)
+        return "\n".join([head, *(f"{name.ljust(names)}  {cell.rjust(cells)}" for name, cell in rows)])
+
+
+def predict(
+    device: torch.device,
+    family: Family,
+    memory: Memory,
+    defaults: Mapping[str, Any],
+    entries: Sequence[tuple[Mapping[str, Any], Members]],
+    rates: Rates,
+) -> DevicePlan:
+    """entries: see `shapes.members_of`. ValueError or TypeError for what an optimizer would refuse, and for a budget that depends on
+    what is free when it runs."""
+    expect(0 <= number("rates: link", rates.link) < math.inf, "rates: link", rates.link, "bytes per second, or 0 for unknown")
+    place = place_on(device)
+    groups = [{**defaults, **options} for options, _ in entries]
+    params = [param for _, members in entries for param in members.params]
+    of = Registered(
+        [list(members.params) for _, members in entries],
+        Examined([place] * len(params), [cut for _, members in entries for cut in members.shardings]),
+        [_Own(own) for _, members in entries for own in members.overrides],
+        [members.memory for _, members in entries],
+    )
+    for budget in (memory, *of.memories, *(own.options().get("memory") for own in of.overridden)):
+        _check(budget, memory, place)
+
+    def speeds(_: object, rule: str, hyper: object, formats: Sequence[str], disk: str) -> Speeds:
+        steps = [rates.step_of(state) for state in formats]
+        needed = {"link": rates.link, "step": min(steps, default=0.0)}
+        if disk:
+            needed["read and write"] = min(rates.read, rates.write)
+        for name, rate in needed.items():
+            wanted = f"bytes per second (lowtide.measure_rates): who steps what {device} has no room for depends on it"
+            expect(rate > 0, f"rates: {name}", "0" if not rate else rate, wanted)
+        return Speeds(rates.link, min(steps), min(rates.read, rates.write) if disk else math.inf)
+
+    of = settle(family, memory, groups, of, 0, speeds)
+    return _Prediction(family, memory, groups, of, rates, device).plan()
+
+
+class _Own(Overridden):
+    """The overrides of a parameter, by name."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._options = dict(options)
+
+    def options(self) -> dict[str, Any]:
+        return self._options
+
+
+def _check(budget: Memory | None, whole: Memory, place: Place) -> None:
+    if budget is None:
+        return
+    if budget is not whole:
+        raise NotImplementedError(f"plan: got a budget of some parameters on {place.device}, wanted one for all of them")
+    where = f"plan of parameters on {place.device}: memory"
+    expect(not budget.managed, where, "managed=True", "device=BYTES: a driver moves managed state as it likes")
+    wanted = "bytes such as '8GiB': what is there, and free, is known when it runs"
+    expect("%" not in str(budget.device), where, f"device={budget.device!r}", wanted)
+    known = budget.steps_at(place) == "host" or budget.device not in (None, "auto")
+    expect(known, where, f"device={budget.device!r}", wanted)
+
+
+class _Prediction:
+    def __init__(
+        self, family: Family, memory: Memory, groups: Sequence[Mapping[str, Any]], of: Registered, rates: Rates, device: torch.device
+    ) -> None:
+        self._family, self._memory, self._groups, self._of, self._rates = family, memory, groups, of, rates
+        self._device = device
+        self._params = [param for members in of.members for param in members]
+
+    def plan(self) -> DevicePlan:
+        at = list(dict.fromkeys(place for place in self._of.params.places if place))
+        shares = shares_of(self._family, self._memory, self._groups, self._of, at)
+        parts = [self._part(place, shares.of_all[place] or Memory()) for place in at]
+        found: dict[str, Any] = {"state_bytes": sum(part["state_bytes"] for part in parts)}
+        problems = [part["problem"] for part in parts if part["problem"]]
+        if not problems:
+            for part in parts:
+                for name in part.keys() - {"problem", "state_bytes"}:
+                    found[name] = found[name] + part[name] if name in found else part[name]
+        total = DevicePlan(
+            self._family.rule, str(self._device), len(self._params), sum(param.numel() for param in self._params),
+            fits=not problems, problem="; ".join(problems), **found,
+        )  # fmt: skip
+        return total if problems or not self._rates.link else self._timed(total)
+
+    def _sizes(self, place: Place) -> tuple[list[int], Sizes]:
+        here = [i for i, at in enumerate(self._of.params.places) if at == place]
+        sizes = Sizes({id(self._params[i]) for i in here})
+        planned(sizes, self._family, self._groups, self._of, place)
+        sizes.groups = [(*group[:5], self._rates.step_of(group[1]), *group[6:]) for group in sizes.groups]
+        return here, sizes
+
+    def _part(self, place: Place, memory: Memory) -> dict[str, Any]:
+        """The fields of the plan that parameters at one place add to."""
+        here, sizes = self._sizes(place)
+        budget = memory.budget(place)
+        if place.mirrored:
+            read, write = number("rates: read", self._rates.read), number("rates: write", self._rates.write)
+            found = _core.plan_memory(self._family.core_rule, budget, sizes.groups, read, write)[0]
+            weights = sum(self._params[i].numel() * self._params[i].element_size() for i in here)
+            return {
+                "state_bytes": found["state_bytes"], "problem": found["problem"], "host_params": len(here),
+                "host_elements": sum(self._params[i].numel() for i in here), "host_bytes": found["ram_bytes"],
+                "copy_bytes": 2 * weights, "disk_bytes": found["disk_bytes"], "gradients_per_step": weights,
+                "weights_per_step": weights, "disk_per_step": found["moved_per_step"], "by_host": tuple(here),
+                "host_seconds": max(found["step_seconds"], found["disk_seconds"]),
+            }  # fmt: skip
+        state = state_on_device(self._family, sizes, budget, budget.ram_bytes)
+        problem = state.problem and f"{place.device}: {state.problem}"
+        return {
+            "state_bytes": state.codes, "problem": problem, "device_bytes": state.near, "host_bytes": state.beyond,
+            "streamed_per_step": state.moved,
+        }  # fmt: skip
+
+    def _timed(self, total: DevicePlan) -> DevicePlan:
+        steps = total.host_seconds
+        device, host = ends(total.streamed_per_step / 2, total.weights_per_step, steps, self._rates.link)
+        if not total.host_params:
+            host = 0.0
+        elif not steps and total.host_bytes + total.disk_bytes:
+            return replace(total, host_seconds=0.0)
+        return replace(total, device_seconds=device, host_seconds=host, seconds=max(device, host))
