@@ -78,7 +78,7 @@ def main() -> None:
                     if turn >= 2:
                         taken[name].append(one)
             cpu = [(h[1] - c[1]) / r[1] for h, c, r in zip(taken["host"], taken["copies"], taken["resident"], strict=True)]
-            # What the plan knows: a rate of the CPU's steps, and of copies one after the other.
+            # The plan is told the rate of the CPU's steps and that of copies one after the other.
             seconds = {name: statistics.median(one[0] for one in times) for name, times in taken.items()}
             moved = sum(3 * param.numel() * param.element_size() for param in here)
             rates = lowtide.Rates(step=resident.report()["state_bytes"] / seconds["resident"], link=moved / seconds["copies"])

@@ -1,6 +1,7 @@
 """Shared by several Python tests: every rule by name, bit-for-bit snapshots, trained optimizers, spoilt dicts."""
 
 import io
+import resource
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -50,6 +51,17 @@ def bits(tensor: torch.Tensor) -> bytes:
     """The tensor's elements in row-major order, as bytes."""
     flat = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+@contextmanager
+def disk_that_refuses() -> Iterator[None]:
+    """Writes beyond the first page of any file fail, as on a disk that has gone bad."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def state_bits(opt: torch.optim.Optimizer) -> list[dict[str, bytes]]:

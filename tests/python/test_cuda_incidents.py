@@ -11,7 +11,7 @@ import pytest
 from emulated_cuda import EmulatedCuda
 
 
-@pytest.mark.parametrize("job", ["lost", "leave"])
+@pytest.mark.parametrize("job", ["lost", "lost_beside_the_cpu", "leave"])
 def test_incidents(cuda: EmulatedCuda, job: str, tmp_path: Path, figure: Callable[[str], None]) -> None:
     """`cuda`: skips where there is none."""
     script = Path(__file__).with_name("cuda_jobs.py")

@@ -4,8 +4,10 @@ They are shared memory of a stand-in for a device (stand_in.py), which torch cop
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,8 +21,8 @@ import torch
 from lowtide.engine import host_steps, mirrors
 from lowtide.engine.host_steps import Load, Speeds, share_of_host
 from stand_in import StandIn
-from support import CODECS, DTYPES, RULES, bits, make, parameter, random_gradients
-from twins import Twins
+from support import CODECS, DTYPES, RULES, bits, disk_that_refuses, make, parameter, random_gradients
+from twins import Count, Twins
 
 SHAPES = ((32, 300), (7, 100), (3, 5, 257), (9,), (), (64, 256))  # emulated kernels are slow
 
@@ -210,6 +212,124 @@ def test_every_wait_matters(
     assert kinds and all(map(any, kinds.values())), kinds
     caught = sum(map(sum, kinds.values()))
     figure(f"{ways}: {late.waits} waits of {len(kinds)} kinds with copies; {caught} dropped ones show, {idle} had nothing to wait for")
+
+
+def three_tiers(folder: Path) -> lowtide.Memory:
+    return lowtide.Memory(device="128KiB", host="64KiB", disk=folder, chunk=4096)
+
+
+def test_a_copy_that_fails_leaves_all_tiers_whole(
+    device: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, figure: Callable[[str], None]
+) -> None:
+    """State is on the device, in host memory and on the disk. Each copy of the second step fails once: nothing has changed in any tier and
+    the step can be taken again, or it is taken and the weights come back later. The end is that of a run without failures."""
+    here = [parameter(16, 257) for _ in range(12)]
+    began = [param.detach().clone() for param in here]
+    first = lowtide.AdamW(here, lr=0.01, state="fp32")
+    gradients = []
+    for _ in range(3):
+        random_gradients(here)
+        gradients.append([param.grad.clone() for param in here])
+        first.step()
+    left = -1  # copies that still work
+
+    def copy(to: torch.Tensor, source: torch.Tensor) -> None:
+        nonlocal left
+        if left == 0:
+            raise RuntimeError("the device does not answer")
+        left -= 1
+        to.copy_(source)
+
+    monkeypatch.setattr(mirrors, "_copy", copy)
+    before = after = 0
+    for good in itertools.count():
+        there = device.parameters(began)
+        second = lowtide.AdamW(there, lr=0.01, state="fp32", memory=three_tiers(tmp_path))
+        failed = False
+        for step, each in enumerate(gradients):
+            for param, grad in zip(there, each, strict=True):
+                param.grad = device.tensor(grad)
+            device.synchronize()
+            old, counted = [bits(param) for param in there], second.report()["steps"]
+            left = good if step == 1 else -1
+            try:
+                second.step()
+            except RuntimeError as error:
+                left, failed = -1, True
+                device.synchronize()
+                if "nothing was changed" in str(error):
+                    assert [bits(param) for param in there] == old and second.report()["steps"] == counted
+                    second.step()
+                    before += 1
+                else:
+                    assert "copying weights back" in str(error) and second.report()["steps"] == counted + 1
+                    second.synchronize()
+                    after += 1
+            left = -1
+        report = second.report()
+        assert report["device_bytes"] > 0 and report["allocated_bytes"] > 0 and report["disk_bytes"] > 0
+        second.synchronize()
+        device.synchronize()
+        same = Count()
+        same.compare(here, there)
+        same.compare_state(first, second)
+        assert same.differing == 0, good
+        if not failed:
+            break
+    assert before > after > 0
+    figure(f"{before} copies failed before a step and {after} after it: {before + after} of {before + after} whole")
+
+
+def test_a_disk_that_refuses_leaves_all_tiers_whole(
+    device: StandIn, tmp_path: Path, seed: int, figure: Callable[[str], None]
+) -> None:
+    here = [parameter(16, 257) for _ in range(12)]
+    there = device.parameters(here)
+    first, second = lowtide.AdamW(here, lr=0.01, state="fp32"), lowtide.AdamW(there, lr=0.01, state="fp32", memory=three_tiers(tmp_path))
+    twins = Twins(device, here, there)
+    twins.step(first, second, 1)
+    random_gradients(here)
+    device.give_gradients(there, here)
+    first.step()
+    with disk_that_refuses(), pytest.raises(OSError, match="is complete and nothing is lost"):
+        second.step()
+    kept = second.report()["kept_bytes"]
+    assert kept > 0
+    twins.step(first, second, 2)
+    twins.compare_state(first, second)
+    assert twins.differing == 0 and second.report()["kept_bytes"] == 0
+    figure(f"{kept} bytes kept in RAM, the step is complete on all tiers, and the next ones are as without")
+
+
+def test_a_step_that_a_lost_disk_stops_has_gone_as_far_as_on_the_cpu(
+    device: StandIn, tmp_path: Path, seed: int, figure: Callable[[str], None]
+) -> None:
+    """The scratch files of both are emptied under them: the steps of chunks that could still be read are taken, and the device has them."""
+    here = [parameter(16, 257) for _ in range(12)]
+    there = device.parameters(here)
+    began = [bits(param) for param in here]
+    opts = []
+    for name, params, near in (("cpu", here, {}), ("device", there, {"device": 0})):
+        (tmp_path / name).mkdir()
+        opts.append(lowtide.AdamW(params, state="fp32", memory=lowtide.Memory(host="128KiB", disk=tmp_path / name, chunk=4096, **near)))
+    twins = Twins(device, here, there)
+    twins.step(*opts, 1)
+    after_one = [bits(param) for param in here]
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if str(link.readlink()).startswith(str(tmp_path)) and "deleted" in str(link.readlink()):
+                os.truncate(link, 0)
+    random_gradients(here)
+    device.give_gradients(there, here)
+    for opt in opts:
+        with pytest.raises(OSError):
+            opt.step()
+    device.synchronize()
+    now = [bits(param) for param in here]
+    assert [bits(param) for param in there] == now
+    moved = sum(a != b for a, b in zip(now, after_one, strict=True))
+    assert 0 < moved < len(here) and began != after_one
+    figure(f"{moved} of {len(here)} parameters were stepped, at least in part, before the disk failed: the same bits on both")
 
 
 def test_budgets_that_contradict(device: StandIn, tmp_path: Path, figure: Callable[[str], None]) -> None:

@@ -2,13 +2,11 @@
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import torch
 import lowtide
 from lowtide import _core
 from lowtide.cli import commands, render
+from support import disk_that_refuses
 
 
 def parameters(count: int = 6, seed: int = 1) -> list[torch.nn.Parameter]:
@@ -30,17 +29,6 @@ def parameters(count: int = 6, seed: int = 1) -> list[torch.nn.Parameter]:
 
 def on_disk(path: Path | str) -> lowtide.Memory:
     return lowtide.Memory(host="48KiB", disk=path, chunk="16KiB")
-
-
-@contextmanager
-def disk_that_refuses() -> Iterator[None]:
-    """Writes beyond the first page of any file fail, as on a disk that has gone bad."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("way", ["load", "load_state_dict", "of torch"])

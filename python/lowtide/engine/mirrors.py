@@ -170,20 +170,20 @@ class MirrorCore(_core.Optimizer):
         self, grad_scale: float = 1.0, assume_finite: bool = False, stream: int = 0, free_bytes: int = -1,
         only: Sequence[int] | None = None, directions: Sequence[int] | None = None, clip: Any = None,
     ) -> int:  # fmt: skip
-        """As `_core.Optimizer.step`. Raises RuntimeError if the device fails: before the step nothing has changed; after it, the
-        weights that could not be copied back wait in host memory for `synchronize` or the next step."""
+        """As `_core.Optimizer.step`; what a step has changed before a disk failed goes back, too. Raises RuntimeError if the device
+        fails: before the step nothing has changed; after it, the weights that could not be copied back wait in host memory for
+        `synchronize` or the next step."""
         if directions is not None:
             raise NotImplementedError(f"got parameters on {self._device}, wanted cpu, cuda or xpu for this rule")
         self._return()
         taken = self._fetch(only, weights=True)
+        bad = -1
         try:
             bad = super().step(grad_scale, assume_finite, stream, free_bytes, only, None, clip)
         finally:
             for mirror in taken:
                 mirror.forget()
-        if bad < 0:
-            for mirror in taken:
-                mirror.returns = True
+                mirror.returns = bad < 0
             self._return()
         return bad
 
