@@ -12,6 +12,8 @@
 //   3 confirm   all_gather of 128 bytes: whether each rank holds the whole result, and its checksum.
 //   4 commit    all_gather of 128 bytes: what each rank saw in round 3, so that one damaged message, or one damaged
 //               rank, cannot make some ranks apply what others do not (SignCollectiveOptions::commit).
+// A vote in two phases like the last one that was applied takes rounds 1 and 2 in one: announcements travel in front of
+// ballots, unless a ballot has `prepare`. docs/sign-collective.md says when. All ranks make collectives anew together.
 // A vote in parts (SignBallot::part, more) takes rounds 1 and 2 for each part, and rounds 3 and 4 once, after the last:
 // they cover all parts. Until the last part's call returns with SignOutcome::applied, what the parts before have
 // written is provisional. If it is not applied, or any of the calls throws, the results of all parts are void, on all

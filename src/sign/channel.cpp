@@ -72,8 +72,11 @@ void Channel::gather_records(const void* record, std::byte* all) {
   gather(Level::kBetween, of_node.data(), all, static_cast<int64_t>(of_node.size()));
 }
 
-void Channel::all_to_all(Level level, const std::byte* send, std::byte* receive, int64_t bytes_each) {
-  transfer(level, &Transport::all_to_all, send, receive, bytes_each, &traffic_.payload);
+void Channel::all_to_all(Level level, const std::byte* send, std::byte* receive, int64_t bytes_each, int64_t control) {
+  int64_t sent = 0;
+  transfer(level, &Transport::all_to_all, send, receive, bytes_each, &sent);
+  const int64_t of_control = bytes_each ? sent / bytes_each * control : 0;
+  traffic_.control += of_control, traffic_.payload += sent - of_control;
 }
 
 void Channel::all_gather(Level level, const std::byte* send, std::byte* receive, int64_t bytes) {

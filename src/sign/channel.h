@@ -31,9 +31,10 @@ class Channel {
   // Gathers the records of a control round: all[size() * wire::kRecordBytes], by rank.
   void gather_records(const void* record, std::byte* all);
 
-  // Payload messages. A level of one rank copies, and communicates nothing.
+  // Payload messages. A level of one rank copies, and communicates nothing. control: bytes of each message that are not
+  // payload.
   enum class Level { kInside, kBetween };
-  void all_to_all(Level level, const std::byte* send, std::byte* receive, int64_t bytes_each);
+  void all_to_all(Level level, const std::byte* send, std::byte* receive, int64_t bytes_each, int64_t control = 0);
   void all_gather(Level level, const std::byte* send, std::byte* receive, int64_t bytes);
 
   struct Traffic {

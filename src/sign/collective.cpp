@@ -1,7 +1,9 @@
 // The collective itself: checks what its caller gives, and takes a call through its rounds.
 #include <cmath>
 #include <exception>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "backend/cpu/cpu_backend.h"
 #include "core/error.h"
@@ -9,6 +11,7 @@
 #include "lowtide/sign_collective.h"
 #include "sign/channel.h"
 #include "sign/exchange.h"
+#include "sign/expected.h"
 #include "sign/shard_messages.h"
 #include "sign/ties.h"
 
@@ -58,7 +61,8 @@ struct SignCollective::Impl {
              const Pending& before) const;
   wire::Announcement announcement(const SignBallot& ballot, const ResidualState* residual) const;
   SignAlgorithm choose(const SignBallot& ballot) const;
-  Agreement agree(const wire::Announcement& mine);
+  // parts: of the vote so far, as all ranks know it; exchange: nullptr if this rank has failed.
+  Agreement agree(uint32_t parts, wire::Announcement mine, Exchange* exchange);
   // own: the caller's exchange; nullptr: that of the algorithm.
   SignOutcome call(const SignBallot& ballot, const SignResult& result, ResidualState* residual,
                    Exchange* own = nullptr);
@@ -72,6 +76,7 @@ struct SignCollective::Impl {
   Scratches scratch;
   uint64_t calls = 0;
   Pending pending;
+  Expected expected;
 };
 
 void SignCollective::Impl::check(const SignBallot& ballot, const SignResult& result, const ResidualState* residual,
@@ -125,6 +130,7 @@ wire::Announcement SignCollective::Impl::announcement(const SignBallot& ballot, 
   out.nonfinite = ballot.nonfinite;
   out.failed = ballot.failed;
   out.part = ballot.part, out.more = ballot.more;
+  out.late = static_cast<bool>(ballot.prepare);
   return out;
 }
 
@@ -135,8 +141,25 @@ SignAlgorithm SignCollective::Impl::choose(const SignBallot& ballot) const {
   return faster(cost, channel.size(), whole.ballot_bytes());
 }
 
-Agreement SignCollective::Impl::agree(const wire::Announcement& mine) {
+Agreement SignCollective::Impl::agree(uint32_t parts, wire::Announcement mine, Exchange* exchange) {
   try {
+    if (const ExpectedPart* const part = expected.part(parts)) {
+      const bool has_ballot = exchange && !mine.nonfinite;
+      const bool is_expected = mine.part == parts && mine.prefix.kind == wire::Kind::kVote && !mine.late &&
+                               mine.algorithm == static_cast<int32_t>(SignAlgorithm::kTwoPhase) &&
+                               mine.count == part->count && (mine.has_presence != 0) == part->presence;
+      mine.apart = has_ballot && !is_expected;
+      seal_announcement(channel, &mine);
+      std::vector<std::byte> records(static_cast<size_t>(channel.size() * wire::kRecordBytes));
+      if (has_ballot && is_expected)
+        exchange->send_early(mine, records.data());
+      else
+        announce_alone(channel, scratch, *part, mine, records.data());
+      if (std::optional<Agreement> agreed = announced_with_ballots(channel, mine, records.data()))
+        return std::move(*agreed);
+      mine.apart = 0;
+    }
+    seal_announcement(channel, &mine);
     return announce(channel, mine);
   } catch (const CollectiveError&) {
     // All ranks are here. They may differ because a measurement was damaged, so the next call measures anew.
@@ -152,7 +175,8 @@ SignOutcome SignCollective::Impl::call(const SignBallot& ballot, const SignResul
   channel.reset_traffic();
   ++calls;
   Pending so_far = std::exchange(pending, {});
-  if (ballot.part == 0) so_far = {};
+  const uint32_t parts = so_far.parts;
+  if (ballot.part == 0) so_far = {}, expected.begin();
   if (options.algorithm == SignAlgorithm::kAuto && !own && !residual && !channel.two_level() && channel.size() > 1 &&
       !cost.known()) {
     cost = measure(channel);
@@ -181,8 +205,10 @@ SignOutcome SignCollective::Impl::call(const SignBallot& ballot, const SignResul
       mine.failed = 1;
     }
   mine.algorithm = static_cast<int32_t>(outcome.algorithm);
-  const Agreement agreed = agree(mine);
+  mine.late = mine.late || own;
+  const Agreement agreed = agree(parts, mine, mine.failed ? nullptr : exchange);
   watch.lap(&outcome.seconds.announce);
+  outcome.seconds.announce -= outcome.seconds.ballots;
   if (failure) std::rethrow_exception(failure);
   outcome.nonfinite = agreed.nonfinite, outcome.failed = agreed.failed;
   outcome.applied = agreed.nonfinite.empty() && agreed.failed.empty();
@@ -207,6 +233,8 @@ SignOutcome SignCollective::Impl::call(const SignBallot& ballot, const SignResul
         throw;
       }
     watch.lap(&outcome.seconds.confirm);
+    expected.note(agreed, agreed.call());
+    if (!ballot.more) expected.take();
     if (whole) exchange->deliver();
     watch.lap(&outcome.seconds.results);
     if (ballot.more) {

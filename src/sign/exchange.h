@@ -14,13 +14,12 @@
 
 namespace lowtide {
 
-// Memory that is kept from call to call, and holds anything. need() may move it: what it held is then lost.
+// Memory that is kept from call to call, and holds anything. need() may move it: what it held is then lost. If it
+// throws, what there was is still there.
 class Scratch {
  public:
   std::byte* need(int64_t bytes) {
     if (bytes > bytes_) {
-      bytes_ = 0;
-      data_.reset();
       data_ = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(bytes));
       bytes_ = bytes;
     }
@@ -74,6 +73,10 @@ class Exchange {
   virtual ~Exchange() = default;
   // Allocates all that run() needs, knowing this rank's ballot alone. Throws std::bad_alloc; communicates nothing.
   virtual void prepare() = 0;
+  // Sends this rank's ballots behind its announcement, before it knows those of the others (Agreement::with_ballots).
+  // Fills records[size * wire::kRecordBytes] with the announcements of all. Of votes in two phases on one level. Throws
+  // TransportError.
+  virtual void send_early(const wire::Announcement& mine, std::byte* records);
   // Takes the rounds. Afterwards the result is in scratch memory, and the ballots left out are in the outcome. Throws
   // TransportError, and CollectiveError on all ranks alike; what fails on this rank alone is in Found instead, so that
   // the others hear of it.

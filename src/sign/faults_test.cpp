@@ -28,15 +28,23 @@ struct Tally {
 
 // Deaths -------------------------------------------------------------------------------------------------------------
 
-// One rank dies at one call of one of its transports.
-void expect_survived(const VoteCase& of, int dead, bool between, int64_t call, bool after_sending, Tally* tally) {
+// One rank dies at one call of one of its transports, in the first vote or in the one after it.
+void expect_survived(const VoteCase& of, int dead, bool between, int64_t call, bool after_sending, bool first,
+                     Tally* tally) {
   Ranks ranks(of, std::chrono::milliseconds(900));
   const int inside = of.nodes ? of.ranks / of.nodes : of.ranks;
   ThreadGroup& group =
       between ? *ranks.between[static_cast<size_t>(dead % inside)] : *ranks.inside[static_cast<size_t>(dead / inside)];
-  group.kill(between ? dead / inside : dead % inside, call, after_sending);
-  std::vector<VoteResult> results;
-  const std::vector<Ended> ended = testing::take_vote(of, ranks, &results);
+  group.kill(between ? dead / inside : dead % inside, call + (first ? 0 : of.calls(true)), after_sending);
+  std::vector<VoteResult> results(static_cast<size_t>(of.ranks), VoteResult(of.count));
+  const std::vector<Ended> ended = testing::run_ranks(of.ranks, [&](int r) {
+    SignCollective collective = ranks.collective(r, of.options);
+    if (!first) {
+      VoteResult earlier(of.count);
+      EXPECT_TRUE(collective.vote(of.ballot(r), earlier.memory()).applied);
+    }
+    return collective.vote(of.ballot(r), results[static_cast<size_t>(r)].memory());
+  });
   const VoteResult wanted = reference_vote(of);
   int64_t succeeded = 0, named = 0;
   for (int r = 0; r < of.ranks; ++r) {
@@ -56,7 +64,7 @@ void expect_survived(const VoteCase& of, int dead, bool between, int64_t call, b
       ++succeeded;
     }
   }
-  const int64_t last = of.options.algorithm == SignAlgorithm::kOnePhase ? 3 : 4;
+  const int64_t last = of.calls(first) - 1;
   if (!of.nodes) {
     // Over one transport all others see the same; they succeed where the dead had said all it had to say.
     ASSERT_EQ(succeeded, call == last && after_sending ? of.ranks - 1 : 0) << "call " << call;
@@ -78,12 +86,15 @@ TEST(SignFaults, ARankThatDiesAtAnyCallHangsNobody) {
     bool between;
     int64_t call;
     bool after_sending;
+    bool first = true;
   };
   std::vector<Death> deaths;
   for (const bool after : {false, true}) {
     for (int dead = 0; dead < 5; ++dead) {
-      for (int64_t call = 0; call < 4; ++call)
+      for (int64_t call = 0; call < 4; ++call) {
         deaths.push_back({SignAlgorithm::kOnePhase, 5, 0, dead, false, call, after});
+        deaths.push_back({SignAlgorithm::kTwoPhase, 5, 0, dead, false, call, after, false});
+      }
       for (int64_t call = 0; call < 5; ++call)
         deaths.push_back({SignAlgorithm::kTwoPhase, 5, 0, dead, false, call, after});
     }
@@ -95,7 +106,7 @@ TEST(SignFaults, ARankThatDiesAtAnyCallHangsNobody) {
   // Every share keeps those of the first rank at the last call, of which two leave the others the right result.
   int64_t grid = 0;
   std::erase_if(deaths, [&](const Death& d) {
-    const int64_t last = d.algorithm == SignAlgorithm::kOnePhase ? 3 : 4;
+    const int64_t last = d.algorithm == SignAlgorithm::kOnePhase || !d.first ? 3 : 4;
     return !(d.nodes == 0 && d.dead == 0 && d.call == last) && !testing::in_share(grid++);
   });
   // They mostly wait: many at a time.
@@ -111,7 +122,7 @@ TEST(SignFaults, ARankThatDiesAtAnyCallHangsNobody) {
         Rng rng(i);
         const VoteCase of = vote_of(d.ranks, d.nodes, d.algorithm, 5000, rng);
         Tally mine;
-        expect_survived(of, d.dead, d.between, d.call, d.after_sending, &mine);
+        expect_survived(of, d.dead, d.between, d.call, d.after_sending, d.first, &mine);
         const std::lock_guard lock(mutex);
         tally.cases += mine.cases, tally.right += mine.right, tally.timed_out += mine.timed_out;
       }
@@ -129,7 +140,8 @@ TEST(SignFaults, ARankThatDiesAtAnyCallHangsNobody) {
 
 // Damage -------------------------------------------------------------------------------------------------------------
 
-// Two votes over the same transports, the second of which is damaged.
+// Votes over the same transports, the last of which is damaged. Before it are one that announces by itself and, where
+// announcements come with ballots, one whose messages are as large.
 void damaged_vote(const VoteCase& of, const Where& where, Damage damage, int sender, Damager::Receivers receivers,
                   Rng& rng, Tally* tally) {
   const bool late_announcement = damage == Damage::kLate && where.call == 0;
@@ -140,17 +152,19 @@ void damaged_vote(const VoteCase& of, const Where& where, Damage damage, int sen
                                      : *ranks.inside[static_cast<size_t>(sender / inside)];
   const int group_size = where.between ? of.nodes : inside;
   const int group_sender = where.between ? sender / inside : sender % inside;
-  const int64_t calls = of.options.algorithm == SignAlgorithm::kOnePhase ? 4 : 5;
+  const int64_t calls = of.calls(false), calls_before = of.calls(true) + (of.early() ? calls : 0);
   const int group_receiver = static_cast<int>((group_sender + 1 + rng.below(group_size - 1)) % group_size);
-  Damager damager(group, damage, group_sender, group_receiver, receivers, calls + where.call, calls, rng);
+  Damager damager(group, damage, group_sender, group_receiver, receivers, calls_before + where.call, calls, rng);
 
   VoteCase before = of;
   before.step = of.step - 1;
   std::vector<VoteResult> results(static_cast<size_t>(of.ranks), VoteResult(of.count));
   const std::vector<Ended> ended = testing::run_ranks(of.ranks, [&](int r) {
     SignCollective collective = ranks.collective(r, of.options);
-    VoteResult first(of.count);
-    EXPECT_TRUE(collective.vote(before.ballot(r), first.memory()).applied);
+    for (int votes = of.early() ? 2 : 1; votes > 0; --votes) {
+      VoteResult earlier(of.count);
+      EXPECT_TRUE(collective.vote(before.ballot(r), earlier.memory()).applied);
+    }
     return collective.vote(of.ballot(r), results[static_cast<size_t>(r)].memory());
   });
   ASSERT_GT(damager.changed(), 0) << "nothing was damaged at " << where.name;
@@ -191,7 +205,7 @@ void damaged_vote(const VoteCase& of, const Where& where, Damage damage, int sen
 }
 
 void damage_everything(const char* name, int ranks, int nodes, SignAlgorithm algorithm,
-                       const std::vector<Where>& places, const std::vector<int>& senders) {
+                       const std::vector<Where>& places, const std::vector<int>& senders, bool late = true) {
   Rng rng = testing::seeded(name, 5);
   Tally all;
   constexpr Damager::Receivers kReceivers[] = {Damager::kOne, Damager::kOthers, Damager::kAll};
@@ -207,7 +221,8 @@ void damage_everything(const char* name, int ranks, int nodes, SignAlgorithm alg
           // Waits for a timeout: once for each place is enough.
           if (damage == Damage::kLate && where.call == 0 && (sender != 1 || receivers != Damager::kOne)) continue;
           if (!taken) continue;
-          const VoteCase of = vote_of(ranks, nodes, algorithm, 3000 + rng.below(6000), rng);
+          VoteCase of = vote_of(ranks, nodes, algorithm, 3000 + rng.below(6000), rng);
+          of.late = late;
           damaged_vote(of, where, damage, sender, receivers, rng, &tally);
           if (::testing::Test::HasFatalFailure()) {
             std::printf("at %s, sender %d, damage %d, receivers %d\n", where.name, sender, static_cast<int>(damage),
@@ -247,6 +262,13 @@ TEST(SignFaults, DamageInTwoPhases) {
                      {false, 3, "confirm"},
                      {false, 4, "commit"}},
                     {0, 1, 2, 3, 4});
+}
+
+TEST(SignFaults, DamageWhereAnnouncementsComeWithBallots) {
+  damage_everything(
+      "with ballots", 5, 0, SignAlgorithm::kTwoPhase,
+      {{false, 0, "announce and ballots"}, {false, 1, "results"}, {false, 2, "confirm"}, {false, 3, "commit"}},
+      {0, 1, 2, 3, 4}, false);
 }
 
 TEST(SignFaults, DamageInOnePhase) {

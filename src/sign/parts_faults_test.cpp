@@ -26,9 +26,9 @@ using testing::VoteResult;
 
 constexpr int kParts = 3;
 
-// Calls of each transport: rounds of a part, and of a vote.
-int64_t part_calls(const VoteCase& of) { return of.options.algorithm == SignAlgorithm::kOnePhase ? 2 : 3; }
-int64_t vote_calls(const VoteCase& of) { return kParts * part_calls(of) + 2; }
+// Calls of each transport: rounds of a part, and of a vote; of those that are damaged, which come after others.
+int64_t vote_calls(const VoteCase& of) { return of.calls(false, kParts); }
+int64_t part_calls(const VoteCase& of) { return (vote_calls(of) - 2) / kParts; }
 
 // Equal parts have messages of equal sizes: those of one can come in place of another's.
 std::vector<VoteCase> three_parts(const VoteCase& of, bool equal, Rng& rng) {
@@ -50,7 +50,8 @@ struct PartsDamage {
   Damager::Receivers receivers;
 };
 
-// A vote in parts, the same again with damage, and one in one call, over the same transports.
+// A vote in parts, another where its announcements come with ballots, the same again with damage, and one in one call,
+// over the same transports.
 void expect_all_or_none(const VoteCase& of, const PartsDamage& d, Rng& rng, PartsTally* tally) {
   const bool announces = d.call % part_calls(of) == 0 && d.call < kParts * part_calls(of);
   const bool stops_some = announces && d.damage == Damage::kLate;  // the others find out by waiting for them
@@ -60,7 +61,8 @@ void expect_all_or_none(const VoteCase& of, const PartsDamage& d, Rng& rng, Part
                                  : *ranks.inside[static_cast<size_t>(d.sender / inside)];
   const int size = d.between ? of.nodes : inside, sender = d.between ? d.sender / inside : d.sender % inside;
   const int receiver = static_cast<int>((sender + 1 + rng.below(size - 1)) % size);
-  Damager damager(group, d.damage, sender, receiver, d.receivers, vote_calls(of) + d.call,
+  const int64_t calls_before = of.calls(true, kParts) + (of.early() ? vote_calls(of) : 0);
+  Damager damager(group, d.damage, sender, receiver, d.receivers, calls_before + d.call,
                   d.of_part_before ? part_calls(of) : vote_calls(of), rng);
   const std::vector<VoteCase> parts = three_parts(of, d.damage == Damage::kLate || rng.chance(0.5), rng);
   std::vector<VoteCase> before = parts;
@@ -72,8 +74,10 @@ void expect_all_or_none(const VoteCase& of, const PartsDamage& d, Rng& rng, Part
   const std::vector<Ended> ended = testing::run_ranks(of.ranks, [&](int r) {
     const auto at = static_cast<size_t>(r);
     SignCollective collective = ranks.collective(r, of.options);
-    PartResults room = room_for(parts);
-    EXPECT_TRUE(vote_in_parts(collective, before, r, room).applied);
+    for (int votes = of.early() ? 2 : 1; votes > 0; --votes) {
+      PartResults room = room_for(parts);
+      EXPECT_TRUE(vote_in_parts(collective, before, r, room).applied);
+    }
     SignOutcome outcome;
     std::exception_ptr own;
     try {
@@ -120,13 +124,15 @@ void expect_all_or_none(const VoteCase& of, const PartsDamage& d, Rng& rng, Part
   ++(transport ? tally->timed_out : threw ? tally->refused : rejected ? tally->without : tally->right);
 }
 
-void damage_parts(const char* name, int ranks, int nodes, SignAlgorithm algorithm, const std::vector<int>& senders) {
+void damage_parts(const char* name, int ranks, int nodes, SignAlgorithm algorithm, const std::vector<int>& senders,
+                  bool late = true) {
   Rng rng = testing::seeded(name, 6);
   PartsTally tally;
   constexpr Damager::Receivers kReceivers[] = {Damager::kOne, Damager::kOthers, Damager::kAll};
   const auto columns = std::ssize(senders) * std::ssize(kReceivers);
   int64_t row = 0, waits = 0;
-  const VoteCase any = testing::vote_of(ranks, nodes, algorithm, 1, rng);
+  VoteCase any = testing::vote_of(ranks, nodes, algorithm, 1, rng);
+  any.late = late;
   for (const bool between : {false, true}) {
     if (between && !nodes) continue;
     for (int64_t call = 0; call < vote_calls(any); ++call)
@@ -143,7 +149,8 @@ void damage_parts(const char* name, int ranks, int nodes, SignAlgorithm algorith
               if (waits_here && (sender != 1 || receivers != Damager::kOne || !testing::in_share(waits++))) continue;
               if (!taken && !waits_here) continue;
               const int64_t count = damage == Damage::kLate ? 3072 * rng.between(1, 3) : 4096 + rng.below(6000);
-              const VoteCase of = testing::vote_of(ranks, nodes, algorithm, count, rng);
+              VoteCase of = testing::vote_of(ranks, nodes, algorithm, count, rng);
+              of.late = late;
               expect_all_or_none(of, {between, call, damage, of_part_before, sender, receivers}, rng, &tally);
               if (::testing::Test::HasFatalFailure()) {
                 std::printf("%s: between %d, call %lld, sender %d, damage %d, receivers %d, of the part before %d\n",
@@ -168,6 +175,9 @@ void damage_parts(const char* name, int ranks, int nodes, SignAlgorithm algorith
 TEST(SignPartsFaults, DamageInTwoPhases) {
   damage_parts("parts, two phases", 4, 0, SignAlgorithm::kTwoPhase, {0, 1, 3});
 }
+TEST(SignPartsFaults, DamageWhereAnnouncementsComeWithBallots) {
+  damage_parts("parts, with ballots", 4, 0, SignAlgorithm::kTwoPhase, {0, 1, 3}, false);
+}
 TEST(SignPartsFaults, DamageInOnePhase) { damage_parts("parts, one phase", 4, 0, SignAlgorithm::kOnePhase, {0, 1, 3}); }
 TEST(SignPartsFaults, DamageOnNodes) { damage_parts("parts, nodes", 4, 2, SignAlgorithm::kTwoPhase, {0, 1, 3}); }
 
@@ -184,7 +194,7 @@ TEST(SignPartsFaults, ARankThatDiesAtAnyCallHangsNobody) {
     for (const bool after : {false, true})
       for (int dead = 0; dead < 4; ++dead) {
         Rng rng(0);
-        const int64_t last = vote_calls(testing::vote_of(4, 0, algorithm, 1, rng)) - 1;
+        const int64_t last = testing::vote_of(4, 0, algorithm, 1, rng).calls(true, kParts) - 1;
         for (int64_t call = 0; call <= last; ++call)
           if ((dead == 0 && call == last) || testing::in_share(row++)) deaths.push_back({algorithm, dead, call, after});
       }
@@ -218,7 +228,7 @@ TEST(SignPartsFaults, ARankThatDiesAtAnyCallHangsNobody) {
           EXPECT_EQ(testing::joined(results[at]), reference_vote(of));
           ++succeeded;
         }
-        const bool said_all = d.call == vote_calls(of) - 1 && d.after_sending;
+        const bool said_all = d.call == of.calls(true, kParts) - 1 && d.after_sending;
         EXPECT_EQ(succeeded, said_all ? 3 : 0) << "call " << d.call;
         EXPECT_EQ(named, said_all ? 1 : 4);
         const std::lock_guard lock(mutex);

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cinttypes>
+#include <cstring>
 #include <iterator>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "backend/catalog.h"
 #include "core/error.h"
@@ -105,13 +107,11 @@ const RoundWords& words_of(Round round) {
   return kWords[round <= Round::kCommit ? static_cast<size_t>(round) : 0];
 }
 
-// The records of all ranks; a damaged one is zeroed. A rank in another round is an error as long as the call has not
+// Zeroes damaged ones among the records of all ranks. A rank in another round is an error as long as the call has not
 // begun; later only a stray message can look like one.
 template <class Record>
-std::vector<Record> gather(Channel& channel, const Record& mine, std::vector<bool>* sound) {
-  std::vector<Record> all(static_cast<size_t>(channel.size()));
-  channel.gather_records(&mine, reinterpret_cast<std::byte*>(all.data()));
-  all[static_cast<size_t>(channel.rank())] = mine;
+std::vector<Record> check(std::vector<Record> all, const Record& mine, std::vector<bool>* sound) {
+  all[static_cast<size_t>(mine.prefix.rank)] = mine;
   sound->assign(all.size(), true);
   const Round round = mine.prefix.round;
   const bool begins = round == Round::kMeasure || round == Round::kAnnounce;
@@ -126,6 +126,14 @@ std::vector<Record> gather(Channel& channel, const Record& mine, std::vector<boo
   }
   require_one("where they are in the call", rounds);
   return all;
+}
+
+// The records of all ranks, as check() leaves them.
+template <class Record>
+std::vector<Record> gather(Channel& channel, const Record& mine, std::vector<bool>* sound) {
+  std::vector<Record> all(static_cast<size_t>(channel.size()));
+  channel.gather_records(&mine, reinterpret_cast<std::byte*>(all.data()));
+  return check(std::move(all), mine, sound);
 }
 
 Verdict verdict(const Channel& channel, const Agreement& agreed, Round round) {
@@ -160,15 +168,18 @@ void judge(const Agreement& agreed, const std::vector<Verdict>& all, const std::
   uint32_t most = all[0].result;
   for (const Verdict& each : all)
     if (results[each.result] > results[most]) most = each.result;
-  for (size_t r = 0; r < all.size(); ++r) {
-    if (all[r].result == most) continue;
-    const auto rank = static_cast<int>(r);
-    const Reason suspicion = all[r].suspicion;
-    if (suspicion != Reason::kFine)
-      return accuse(view, suspicion, suspicion == Reason::kNoAnnouncement ? Round::kAnnounce : Round::kBallot,
-                    all[r].suspect, rank);
-    return accuse(view, Reason::kDiffers, Round::kResult, rank, rank);
-  }
+  // What a rank has left out is the cause, though more ranks have done so than have not.
+  for (const bool of_all : {false, true})
+    for (size_t r = 0; r < all.size() && results.size() > 1; ++r) {
+      const auto rank = static_cast<int>(r);
+      const Reason suspicion = all[r].suspicion;
+      if (suspicion != Reason::kFine && (of_all || all[r].result != most))
+        return accuse(view, suspicion, suspicion == Reason::kNoAnnouncement ? Round::kAnnounce : Round::kBallot,
+                      all[r].suspect, rank);
+    }
+  for (size_t r = 0; r < all.size(); ++r)
+    if (all[r].result != most)
+      return accuse(view, Reason::kDiffers, Round::kResult, static_cast<int>(r), static_cast<int>(r));
 }
 
 // Throws if a view is not fine. Ranks that got the same views throw the same text.
@@ -191,27 +202,11 @@ void require_fine(const std::vector<Verdict>& views) {
                         {culprits.begin(), culprits.end()});
 }
 
-}  // namespace
-
-const Announcement& Agreement::call() const {
-  return of[static_cast<size_t>(std::find(reasons.begin(), reasons.end(), Reason::kFine) - reasons.begin())];
-}
-
-uint32_t Agreement::weights_checksum() const {
-  uint32_t sum = 0;
-  for (const Announcement& each : of) sum = wire::checksum(&each.weight, sizeof each.weight, sum);
-  return sum;
-}
-
-Agreement announce(Channel& channel, Announcement mine) {
-  mine.prefix.round = Round::kAnnounce;
-  mine.prefix.rank = channel.rank(), mine.prefix.size = channel.size();
-  wire::seal_record(&mine);
+// Checks that all ranks do the same. sound: which records are.
+Agreement agree(std::vector<Announcement> all, const std::vector<bool>& sound) {
   Agreement agreed;
-  std::vector<bool> sound;
-  agreed.of = gather(channel, mine, &sound);
+  agreed.of = std::move(all);
   uint64_t votes = 0;
-  std::vector<int> damaged;
   for (size_t r = 0; r < agreed.of.size(); ++r) {
     const Announcement& a = agreed.of[r];
     agreed.reasons.push_back(sound[r] ? Reason::kFine : Reason::kNoAnnouncement);
@@ -230,6 +225,59 @@ Agreement announce(Channel& channel, Announcement mine) {
   if (votes == 0 || votes >= uint64_t{1} << 31)
     throw CollectiveError(Cause::kDisagreement,
                           format("got weights of %" PRIu64 " votes in all, wanted from 1 to 2^31 - 1", votes), {});
+  return agreed;
+}
+
+}  // namespace
+
+const Announcement& Agreement::call() const {
+  return of[static_cast<size_t>(std::find(reasons.begin(), reasons.end(), Reason::kFine) - reasons.begin())];
+}
+
+uint32_t Agreement::weights_checksum() const {
+  uint32_t sum = 0;
+  for (const Announcement& each : of) {
+    const uint32_t counted[] = {each.weight, each.late};
+    sum = wire::checksum(counted, sizeof counted, sum);
+  }
+  return sum;
+}
+
+bool Agreement::any_late() const {
+  return std::any_of(of.begin(), of.end(), [](const Announcement& each) { return each.late != 0; });
+}
+
+Agreement Agreement::of_one(const Announcement& mine) {
+  Agreement out;
+  out.of.resize(static_cast<size_t>(mine.prefix.size));
+  out.reasons.assign(out.of.size(), Reason::kNoAnnouncement);
+  const auto me = static_cast<size_t>(mine.prefix.rank);
+  out.of[me] = mine, out.reasons[me] = Reason::kFine;
+  return out;
+}
+
+void seal_announcement(const Channel& channel, Announcement* mine) {
+  mine->prefix.round = Round::kAnnounce;
+  mine->prefix.rank = channel.rank(), mine->prefix.size = channel.size();
+  wire::seal_record(mine);
+}
+
+Agreement announce(Channel& channel, const Announcement& mine) {
+  std::vector<bool> sound;
+  std::vector<Announcement> all = gather(channel, mine, &sound);
+  return agree(std::move(all), sound);
+}
+
+std::optional<Agreement> announced_with_ballots(const Channel& channel, const Announcement& mine,
+                                                const std::byte* records) {
+  std::vector<Announcement> all(static_cast<size_t>(channel.size()));
+  std::memcpy(all.data(), records, all.size() * sizeof all[0]);
+  std::vector<bool> sound;
+  all = check(std::move(all), mine, &sound);
+  for (const Announcement& each : all)
+    if (each.apart) return std::nullopt;
+  Agreement agreed = agree(std::move(all), sound);
+  agreed.with_ballots = true;
   return agreed;
 }
 

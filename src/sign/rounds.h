@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "sign/channel.h"
@@ -19,6 +20,7 @@ struct Agreement {
   std::vector<wire::Announcement> of;  // [size]; a damaged one is zeroed: no votes
   std::vector<wire::Reason> reasons;   // kFine or kNoAnnouncement
   std::vector<int> nonfinite, failed;  // if there are any, nothing is to be applied
+  bool with_ballots = false;           // those of all ranks came with the announcements
 
   // An announcement that arrived sound; all of those agree on the call.
   const wire::Announcement& call() const;
@@ -28,14 +30,24 @@ struct Agreement {
     return reasons[r] == wire::Reason::kFine ? of[r].checksum : 0;
   }
   uint32_t weight(int rank) const { return of[static_cast<size_t>(rank)].weight; }
-  // The same on all ranks unless an announcement was damaged.
+  // Covers weights, and which ballots are late. The same on all ranks unless an announcement was damaged.
   uint32_t weights_checksum() const;
+  bool any_late() const;
+
+  // That of a rank which knows its own announcement alone.
+  static Agreement of_one(const wire::Announcement& mine);
 };
 
-// Tells all ranks what this one is about to do, and checks that all do the same. Fills in the round, rank, size and
-// checksum of `mine`. Ranks that failed or hold values that are not finite are named in the agreement; that is no
-// error.
-Agreement announce(Channel& channel, wire::Announcement mine);
+// Fills in the round, rank, size and checksum.
+void seal_announcement(const Channel& channel, wire::Announcement* mine);
+
+// Tells all ranks what this one is about to do, and checks that all do the same. Ranks that failed or hold values that
+// are not finite are named in the agreement; that is no error.
+Agreement announce(Channel& channel, const wire::Announcement& mine);
+// The same of announcements that came with ballots: records[size() * wire::kRecordBytes]. nullopt if a rank's call is
+// another than was expected: then all announce.
+std::optional<Agreement> announced_with_ballots(const Channel& channel, const wire::Announcement& mine,
+                                                const std::byte* records);
 
 // All ranks' measurements that arrived sound.
 std::vector<wire::Measurement> gather_measurements(Channel& channel, wire::Measurement mine);

@@ -14,6 +14,7 @@
 #include "core/error.h"
 #include "core/thread_pool.h"
 #include "sign/exchange.h"
+#include "sign/expected.h"
 #include "sign/shard_messages.h"
 
 namespace lowtide {
@@ -56,20 +57,33 @@ class TwoPhase final : public Exchange {
 
   void prepare() override {
     // The results may overwrite what was sent: it is not needed by then.
-    send_ = call_.scratch.first.need(
-        std::max(shard_.ballot_bytes() * ranks_, part_.result_bytes() * (part_.ranks + nodes_ + 1)));
+    const int64_t with_records = (wire::kRecordBytes + shard_.ballot_bytes()) * ranks_;
+    send_ = call_.scratch.first.need(std::max(with_records, part_.result_bytes() * (part_.ranks + nodes_ + 1)));
     results_ = send_;
-    ballots_ = call_.scratch.second.need(shard_.ballot_bytes() * ranks_);
+    ballots_ = call_.scratch.second.need(with_records);
     // A guess that is right if all ranks weigh the same: the number of planes follows from all weights.
     if (counts_votes_) need_counts(uint64_t{call_.weight} * static_cast<uint64_t>(ranks_));
     if (call_.residual) call_.residual->next = call_.residual->now;
+  }
+
+  void send_early(const wire::Announcement& mine, std::byte* records) override {
+    Stopwatch watch;
+    write_ballots(Agreement::of_one(mine), wire::kRecordBytes);
+    const int64_t each = wire::kRecordBytes + shard_.ballot_bytes();
+    for (int l = 0; l < ranks_; ++l) std::memcpy(send_ + l * each, &mine, sizeof mine);
+    call_.channel.all_to_all(Channel::Level::kInside, send_, ballots_, each, wire::kRecordBytes);
+    take_records(ballots_, ranks_, shard_.ballot_bytes(), records);
+    watch.lap(&call_.outcome->seconds.ballots);
   }
 
   Found run(const Agreement& agreed) override {
     SignOutcome::Seconds& seconds = call_.outcome->seconds;
     Stopwatch watch;
     if (counts_votes_) need_counts(most_votes_of_a_node(agreed));
-    send_ballots(agreed);
+    if (!agreed.with_ballots) {
+      write_ballots(agreed, 0);
+      call_.channel.all_to_all(Channel::Level::kInside, send_, ballots_, shard_.ballot_bytes());
+    }
     watch.lap(&seconds.ballots);
     if (counts_votes_) {
       count_ballots(agreed);
@@ -131,13 +145,13 @@ class TwoPhase final : public Exchange {
     return most;
   }
 
-  void send_ballots(const Agreement& agreed) {
-    const int64_t bytes = shard_.ballot_bytes();
+  // Into send_, each behind `before` bytes.
+  void write_ballots(const Agreement& agreed, int64_t before) {
+    const int64_t each = before + shard_.ballot_bytes();
     parallel_for(ranks_, call_.threads, [&](int64_t l) {
       const auto local = static_cast<int>(l);
-      write_ballot(call_, agreed, shard_, rank_of(node_, local), first_of(local, 0), send_ + l * bytes);
+      write_ballot(call_, agreed, shard_, rank_of(node_, local), first_of(local, 0), send_ + l * each + before);
     });
-    call_.channel.all_to_all(Channel::Level::kInside, send_, ballots_, bytes);
   }
 
   // Those of this rank's shard, from its node.
@@ -293,6 +307,10 @@ class TwoPhase final : public Exchange {
 };
 
 }  // namespace
+
+void Exchange::send_early(const wire::Announcement&, std::byte*) {
+  fail(ErrorKind::kInternal, "ballots of this exchange cannot be sent early");
+}
 
 std::unique_ptr<Exchange> make_two_phase(const ExchangeCall& call) { return std::make_unique<TwoPhase>(call); }
 

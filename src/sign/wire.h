@@ -14,7 +14,7 @@
 namespace lowtide::wire {
 
 inline constexpr uint32_t kMagic = 0x4e47534cu;  // "LSGN"
-inline constexpr uint16_t kVersion = 3;
+inline constexpr uint16_t kVersion = 4;
 
 enum class Round : uint8_t {
   kMeasure = 1,
@@ -73,7 +73,9 @@ struct Announcement {
   uint8_t has_presence = 0, commit = 0, nonfinite = 0, failed = 0;
   uint32_t part = 0;  // parts of the vote before this one
   uint8_t more = 0;   // another part follows, so none of the later rounds do
-  uint8_t reserved[27] = {};
+  uint8_t late = 0;   // the ballot is not there before all have announced
+  uint8_t apart = 0;  // with ballots alone: the call is another than was expected, so all announce once more
+  uint8_t reserved[25] = {};
   uint32_t checksum = 0;
 };
 

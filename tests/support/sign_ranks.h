@@ -74,9 +74,18 @@ struct VoteCase {
   bool with_presence = false;
   SignCollectiveOptions options;
   uint64_t step = 0, first_index = 0;
+  bool late = false;  // ballots are there when all have announced, and not before
   std::vector<uint32_t> weights;
   std::vector<Bits> ballots, presence;
   Bits previous;
+
+  // Whether announcements come with ballots after a vote like this one.
+  bool early() const { return !nodes && !late && options.algorithm == SignAlgorithm::kTwoPhase; }
+  // Calls of each transport: of a vote of so many parts, the first or a later one.
+  int64_t calls(bool first, int64_t parts = 1) const {
+    const int64_t of_part = options.algorithm == SignAlgorithm::kOnePhase || (early() && !first) ? 2 : 3;
+    return parts * of_part + 2;
+  }
 
   SignBallot ballot(int rank) const {
     const auto r = static_cast<size_t>(rank);
@@ -87,6 +96,7 @@ struct VoteCase {
     out.previous = as_bytes(previous);
     out.step = step, out.first_index = first_index, out.digest = 77;
     out.weight = weights[r];
+    if (late) out.prepare = [] { return true; };
     return out;
   }
 };

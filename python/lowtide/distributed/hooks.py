@@ -17,8 +17,8 @@ from lowtide.distributed.buffers import SignBuffers, SignPart
 from lowtide.distributed.collective import Collective, Outcome, VoteOptions, check_vote_options
 from lowtide.distributed.layout import Layout, check_gradients_of, checksum_of
 
-# Elements of a part of a pass's vote, at least, but for the last part: buckets wait until there are as many. A part has three
-# rounds of messages, of a millisecond or more each where workers compute beside them; 4 M signs take 6 ms of 1 Gb/s.
+# Elements of a part of a pass's vote, at least, but for the last part: buckets wait until there are as many. A part has two or
+# three rounds of messages, of a millisecond or more each where workers compute beside them; 4 M signs take 6 ms of 1 Gb/s.
 LEAST = 4_000_000
 
 BucketFuture = torch.futures.Future[torch.Tensor]
