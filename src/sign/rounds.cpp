@@ -168,7 +168,7 @@ void judge(const Agreement& agreed, const std::vector<Verdict>& all, const std::
   uint32_t most = all[0].result;
   for (const Verdict& each : all)
     if (results[each.result] > results[most]) most = each.result;
-  // What a rank has left out is the cause, though more ranks have done so than have not.
+  // A message that some left out is the cause, though more ranks may have left it out than not.
   for (const bool of_all : {false, true})
     for (size_t r = 0; r < all.size() && results.size() > 1; ++r) {
       const auto rank = static_cast<int>(r);
