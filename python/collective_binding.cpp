@@ -191,16 +191,18 @@ the call that made them. Calls return the fields of `lowtide.distributed.Outcome
            "rank"_a, "size"_a, "all_to_all"_a, "all_gather"_a, nb::kw_only(), "ties"_a, "seed"_a, "algorithm"_a,
            "weight"_a, "threads"_a, "commit"_a = true)
       .def(
-          "vote", &PyCollective::vote, "count"_a, "step"_a, "digest"_a, "nonfinite"_a, "failed"_a, "ready"_a.none(), "bits"_a,
-          "presence"_a, "scales"_a, "zeros"_a, "previous"_a, "residual"_a.none(), "first_index"_a, "part"_a, "more"_a,
+          "vote", &PyCollective::vote, "count"_a, "step"_a, "digest"_a, "nonfinite"_a, "failed"_a, "ready"_a.none(),
+          "bits"_a, "presence"_a, "scales"_a, "zeros"_a, "previous"_a, "residual"_a.none(), "first_index"_a, "part"_a,
+          "more"_a,
           R"(bits, presence, scales: the ballot, and the result in its place. residual: None for a vote; else the mean of
-sign times scale. ready: called when all workers have agreed to go on, before anything is read; whether this one can; None:
-it can, and a vote like the last one takes a round less. What it raises comes out here. part, more: of a vote in parts, the parts before this one, and whether others follow, until
-which results are provisional. ValueError where workers differ, ConnectionError where messages came damaged or one was
+sign times scale. ready: called when all workers have agreed to go on, before anything is read; whether this one can.
+None: it can, and a vote like the last one takes a round less. What ready raises comes out here. part, more: of a vote in
+parts, the parts before this one, and whether others follow, until which results are provisional. ValueError where
+workers differ, ConnectionError where messages came damaged or one was
 not `ready`; the same on all.)")
       .def(
           "vote_there", &PyCollective::vote_there, "count"_a, "step"_a, "digest"_a, "nonfinite"_a, "failed"_a,
-          "ready"_a, "bits"_a, "presence"_a, "scales"_a, "zeros"_a, "previous"_a, "residual"_a, "first_index"_a,
+          "ready"_a.none(), "bits"_a, "presence"_a, "scales"_a, "zeros"_a, "previous"_a, "residual"_a, "first_index"_a,
           "part"_a, "more"_a, "run"_a, "deliver"_a,
           R"(As `vote`, of bits in memory of a device, whose addresses say only what there is. run: moves ballots, votes on
 them and moves the results, by everybody's number of votes (0: left out); gives a checksum of what this worker then

@@ -1,7 +1,7 @@
 // The next vote is expected to have parts like those of the last one that was applied. All ranks have the same
-// expectation, for all have confirmed that vote to each other; so the announcements of a part that is expected travel in
-// front of its ballots, which saves a round. A rank whose call is another sends messages of the expected size that say
-// so, and all ranks announce once more (docs/sign-collective.md).
+// expectation, for all have confirmed that vote to each other; so the announcements of a part that is expected travel
+// in front of its ballots, which saves a round. A rank whose call is another sends messages of the expected size that
+// say so, and all ranks announce once more (docs/sign-collective.md).
 //
 // Used by the collective's thread.
 #pragma once

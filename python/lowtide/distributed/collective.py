@@ -161,7 +161,7 @@ class Collective:
             except Exception as error:  # whatever it is: the others are waiting
                 failure = error
         arguments = (
-            buffers.count, step, digest(alike) if alike else 0, nonfinite, failure is not None, ballot if fill or there else None,
+            buffers.count, step, digest(alike) if alike else 0, nonfinite, failure is not None, ballot if fill else None,
             address(buffers.bits), address(buffers.presence), address(buffers.scales), address(buffers.zeros),
             address(buffers.previous),
         )  # fmt: skip
