@@ -76,9 +76,10 @@ TEST(CSignCollective, VotesAndMeans) {
     EXPECT_TRUE(outcome.applied == 1 && outcome.algorithm == LT_SIGN_TWO_PHASE && outcome.rejected_count == 0);
     EXPECT_GT(outcome.payload_sent, 2 * 2 * kCount / 8 / kRanks);
 
-    // The same in two parts.
+    // The same in two parts, twice. Ranks announce twice where the vote before was another, and with ballots where not.
     std::vector<uint8_t> parts(results[at].size());
-    for (const int part : {0, 1}) {
+    for (const int call : {0, 1, 2, 3}) {
+      const int part = call % 2;
       lt_sign_ballot piece = ballot;
       piece.part = part, piece.more = part == 0;
       piece.count = part ? kCount - 1024 : 1024;
@@ -87,7 +88,7 @@ TEST(CSignCollective, VotesAndMeans) {
       lt_sign_result there = LT_SIGN_RESULT_INIT;
       there.bits = parts.data() + part * 128;
       ASSERT_EQ(lt_sign_vote(collective, &piece, &there, &outcome), LT_OK) << lt_last_error();
-      EXPECT_EQ(outcome.control_sent, (part ? 3 : 1) * 2 * 128);
+      EXPECT_EQ(outcome.control_sent, (part ? 3 : call ? 1 : 2) * 2 * 128);
     }
     EXPECT_EQ(parts, results[at]);
 

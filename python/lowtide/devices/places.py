@@ -127,6 +127,11 @@ class Place(NamedTuple):
         return KINDS["cpu" if self.mirrored else self.device.type]
 
     @property
+    def name(self) -> str:
+        """For errors."""
+        return f"{self.device} (by the CPU)" if self.mirrored and has_kernels(self.device) else str(self.device)
+
+    @property
     def on_host(self) -> bool:
         """Whether the CPU steps them, from memory of the host."""
         return self.kind.backend == "cpu"

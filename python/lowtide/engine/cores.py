@@ -115,7 +115,7 @@ class Cores:
         raise ValueError(f"prepare_replay: got parameters on {self.names()}, wanted one device: {advice}")
 
     def names(self) -> str:
-        return " and ".join(str(place.device) for place in self._places)
+        return " and ".join(place.name for place in self._places)
 
     def prefetch(self, size: int, stream: int = 0) -> int:
         taken = 0

@@ -61,7 +61,7 @@ def examine_all(
             if not aside:
                 raise
             continue
-        if not aside or not known or here in known:
+        if not aside or not known or here in known or here.by_host() in known:
             now.places[i], now.shardings[i] = here, of
             known.add(here)
     return now

@@ -93,6 +93,11 @@ def settle(
         planned(sizes, family, groups, of, place)
         for i in _chosen(family, groups, budget, place, sizes, loads, kept, before, speeds or speeds_of):
             places[i] = place.by_host()
+    # A frozen parameter needs no core of its own.
+    stepped = {place for place, (_, param) in zip(places, params, strict=True) if place and param.requires_grad}
+    for i in range(kept, len(places)):
+        if (here := places[i]) and here not in stepped and here.by_host() in stepped:
+            places[i] = here.by_host()
     return of._replace(params=of.params._replace(places=places))
 
 

@@ -19,6 +19,7 @@ from lowtide.checks.values import expect
 from lowtide.devices import places
 from lowtide.devices.places import Place
 from lowtide.devices.sharding import local_of
+from lowtide.memory.budgets import Budget
 
 
 class _Mirror:
@@ -138,9 +139,12 @@ class MirrorCore(_core.Optimizer):
     Threads and streams: copies are queued on torch's current stream of the device, and waited for before the CPU steps. What a
     step has changed is queued back there when it returns."""
 
-    def __init__(self, place: Place, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._device = place.device
+    def __init__(
+        self, place: Place, rule: str, nonfinite: str, threads: int, cpu_target: str, budget: Budget | None, *more: Any
+    ) -> None:
+        """place: of the parameters. The others are those of `_core.Optimizer`."""
+        super().__init__(rule, nonfinite, threads, cpu_target, budget, *more)
+        self._device, self._has_disk = place.device, bool(budget and budget.disk)
         self._mirrors: list[_Mirror | None] = []  # by number; None: a stand-in
         self._marks: list[Any] = []  # of copies that may be under way
 
@@ -191,6 +195,11 @@ class MirrorCore(_core.Optimizer):
         super().synchronize()
         self._return()
         self._wait()
+
+    def offload(self) -> None:
+        """As `_core.Optimizer.offload`. Without a disk all state is off the device as it is."""
+        if self._has_disk:
+            super().offload()
 
     def take(self, number: int) -> bool:
         """Queues the copy of a parameter's gradient, to be added to those that were taken since the last step; the device's may go then.

@@ -120,7 +120,7 @@ class Registry:
         of = settle(self.family, self.settings.memory, groups, of, kept)
         wanted = self.wanted_places(of.params.places)
         if len(wanted) > 1 and not self.family.SEVERAL:
-            got = " and ".join(f"{place.device}{' (by the CPU)' * place.mirrored}" for place in wanted)
+            got = " and ".join(place.name for place in wanted)
             raise NotImplementedError(f"{self.family.name}: got parameters on {got}, wanted all of them on one device")
         return of, shares_of(self.family, self.settings.memory, groups, of, wanted)
 

@@ -110,11 +110,11 @@ def shares_of(
             raise with_context(f"parameter group {owner[0]}", error) from error
         takes = {place: _takes(family, own, groups, of, place, some) for place, some in there.items()}
         shares = _shares(host, takes, own.disk is not None)
-        names = " and ".join(str(place.device) for place in there)
+        names = " and ".join(place.name for place in there)
         of_group = f" of parameter group {owner[0]}" if owner[1] else ""
         for place, share in shares.items():
             whole = f"memory{of_group} has host={own.host!r} for {names} together"
-            told.setdefault(place, []).append(f"{whole}, of which {place.device} has {share} bytes")
+            told.setdefault(place, []).append(f"{whole}, of which {place.name} has {share} bytes")
         return {place: own.part(place, share) for place, share in shares.items()}
 
     everywhere: dict[Place, Memory | None] = dict.fromkeys(found[_OPTIMIZER])
