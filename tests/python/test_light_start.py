@@ -90,7 +90,7 @@ def test_what_others_put_in_the_place_of_a_name_stays(monkeypatch):
 
 
 IMPORTS_AT_ONCE = """
-import random, sys, threading
+import faulthandler, random, sys, threading, traceback
 from importlib import import_module
 from pathlib import Path
 import torch, torch.distributed.tensor
@@ -112,9 +112,10 @@ def use(name, gate):
         else:
             import_module(name)
     except BaseException as error:
-        failures.append(f"{name}: {type(error).__name__}: {error}")
+        failures.append(name + ": " + "".join(traceback.format_exception(error)))
 
 tries = int(sys.argv[2])
+faulthandler.dump_traceback_later(240, exit=True)
 for _ in range(tries):
     for name in [name for name in sys.modules if name.split(".")[0] == "lowtide" and name != "lowtide._core"]:
         del sys.modules[name]
