@@ -38,6 +38,9 @@ FieldDict budget_dict(const BudgetPlan& plan) {
   out["step_seconds"] = plan.step_seconds;
   out["disk_seconds"] = plan.disk_seconds;
   out["seconds"] = plan.seconds;
+  out["behind_slot_bytes"] = plan.behind_slot_bytes;
+  out["behind_bytes"] = plan.behind_bytes;
+  out["behind_moved_per_step"] = plan.behind_moved_per_step;
   return out;
 }
 

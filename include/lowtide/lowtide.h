@@ -89,7 +89,9 @@ typedef struct lt_gradient {
  *
  * For parameters in host memory, state that does not fit into ram_bytes lives in a scratch file and streams through RAM
  * in every step. For parameters on a device, state that does not fit into device_bytes lives in pinned host memory
- * (ram_bytes) and streams through the device; disk must be NULL there. */
+ * (ram_bytes) and streams through the device, and what has no room there either in a scratch file, which comes through
+ * pinned memory: give device_bytes and ram_bytes with it, and transfer "copy" or NULL. A step with state there returns
+ * when that has been written. */
 typedef struct lt_memory_options {
   int64_t struct_size;
   int64_t ram_bytes; /* host memory for state, buffers included; -1: no limit */
@@ -205,7 +207,7 @@ typedef struct lt_memory_report {
 #undef LT_REPORT_TEXT
 } lt_memory_report;
 #define LT_MEMORY_REPORT_INIT \
-  { sizeof(lt_memory_report), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(lt_memory_report), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* One state of one parameter, in memory of the optimizer that stays where it is as long as the optimizer. A value is
  * map[code] * scale, with one scale for each `block` elements of a row. codes and scales are NULL if the state is not

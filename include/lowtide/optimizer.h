@@ -45,7 +45,9 @@ enum class NonFinite : int32_t {
 //
 // For parameters in host memory, state that does not fit into `ram_bytes` lives in a scratch file and streams through
 // RAM in every step. For parameters on a device, state that does not fit into `device_bytes` lives in pinned host
-// memory (`ram_bytes`) and streams through the device; there is no disk tier behind that yet.
+// memory (`ram_bytes`) and streams through the device. What has no room there either is in the scratch file and comes
+// through pinned memory; a step then returns when that has been written. It needs device_bytes (or 7/8 of what is free)
+// and ram_bytes, and transfer "copy" or "".
 struct Memory {
   int64_t ram_bytes = -1;   // host memory for state, buffers included; -1: no limit
   std::string disk = "";    // directory of a scratch file that has no name and leaves nothing behind; "": no disk

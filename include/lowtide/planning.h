@@ -28,7 +28,8 @@ struct PlannedGroup {
 
 struct PlanRequest {
   // Rule and memory are read. Budgets with device_bytes or managed memory are those of parameters on a device: what the
-  // plan calls RAM is the device's memory, what it calls disk is the host's, and the rates are those of the link.
+  // plan calls RAM is the device's memory, what it calls disk is the host's, and the rates are those of the link. What
+  // is behind that, in a scratch file, is `behind_bytes`.
   OptimizerOptions options;
   std::vector<PlannedGroup> groups;
   double read_rate = 0, write_rate = 0;  // of the disk, bytes per second; 0: unknown
@@ -51,6 +52,10 @@ struct BudgetPlan {
   // Seconds of a step: of stepping, of the disk, and of both, a lower bound that assumes full overlap and leaves out
   // checksums, the first read and the last write. Each is 0 if a rate that it depends on is unknown.
   double step_seconds = 0, disk_seconds = 0, seconds = 0;
+  // A disk behind a device takes these: host memory of the slots through which chunks come from there (in
+  // disk_bytes, too), bytes of the scratch file, and those read and written in a step. If there are any, `seconds` are
+  // unknown.
+  int64_t behind_slot_bytes = 0, behind_bytes = 0, behind_moved_per_step = 0;
 
   int64_t ram_bytes() const { return direct_bytes + resident_bytes + slot_bytes; }
 };

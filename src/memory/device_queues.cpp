@@ -37,8 +37,10 @@ void DeviceQueues::step_waiting() {
 
 void DeviceQueues::read(int chunk, int slot) {
   const DeviceRecord& record = chunks_[static_cast<size_t>(chunk)];
-  device_.copy(queue_of(Queue::kIn), slots_[static_cast<size_t>(slot)].data(), record.memory.data(),
-               record.chunk.bytes);
+  const bool on_disk = record.tier() == Tier::kDisk;
+  const std::byte* const from = on_disk ? ring_.bring(chunk) : record.memory.data();
+  device_.copy(queue_of(Queue::kIn), slots_[static_cast<size_t>(slot)].data(), from, record.chunk.bytes);
+  if (on_disk) ring_.leaves(device_.record(queue_of(Queue::kIn)));
   read_bytes_ += record.chunk.bytes;
 }
 
@@ -73,8 +75,10 @@ void DeviceQueues::step(int chunk, int slot) {
 void DeviceQueues::write(int chunk, int slot) {
   if (!changes_) return;
   const DeviceRecord& record = chunks_[static_cast<size_t>(chunk)];
-  device_.copy(queue_of(Queue::kOut), record.memory.data(), slots_[static_cast<size_t>(slot)].data(),
-               record.chunk.bytes);
+  const bool on_disk = record.tier() == Tier::kDisk;
+  std::byte* const to = on_disk ? ring_.room_for() : record.memory.data();
+  device_.copy(queue_of(Queue::kOut), to, slots_[static_cast<size_t>(slot)].data(), record.chunk.bytes);
+  if (on_disk) ring_.arrives(chunk, device_.record(queue_of(Queue::kOut)));
   written_bytes_ += record.chunk.bytes;
   unwritten_ = -1;
 }

@@ -1,5 +1,6 @@
-// The pager's queues on a device: chunks in host memory, slots and resident chunks in device memory. Reads and writes
-// are queued on two device queues of their own, steps on the caller's; only finish() waits.
+// The pager's queues on a device: chunks in host memory or on disk, slots and resident chunks in device memory. Reads
+// and writes are queued on two device queues of their own, steps on the caller's. Only finish() waits, and what passes
+// through a DiskRing.
 #pragma once
 
 #include <array>
@@ -8,22 +9,21 @@
 
 #include "backend/device.h"
 #include "memory/chunk.h"
+#include "memory/device_record.h"
+#include "memory/disk_ring.h"
 #include "memory/pager.h"
 
 namespace lowtide {
 
-// A chunk as it is kept.
-struct DeviceRecord {
-  Chunk chunk;
-  MemoryKind kind = MemoryKind::kPinned;  // of `memory`; kShared: the driver migrates it
-  DeviceBytes memory;
-};
-
 class DeviceQueues final : public Queues {
  public:
   // All borrowed for the object's life.
-  DeviceQueues(Device& device, std::vector<DeviceRecord>& chunks, std::vector<DeviceBytes>& slots)
-      : device_(device), chunks_(chunks), slots_(slots), queues_{device.make_queue(), nullptr, device.make_queue()} {}
+  DeviceQueues(Device& device, std::vector<DeviceRecord>& chunks, std::vector<DeviceBytes>& slots, DiskRing& ring)
+      : device_(device),
+        chunks_(chunks),
+        slots_(slots),
+        ring_(ring),
+        queues_{device.make_queue(), nullptr, device.make_queue()} {}
   // The owner has called finish().
   ~DeviceQueues() override = default;
 
@@ -62,6 +62,7 @@ class DeviceQueues final : public Queues {
   Device& device_;
   std::vector<DeviceRecord>& chunks_;
   std::vector<DeviceBytes>& slots_;
+  DiskRing& ring_;
   void* queues_[3];  // by Queue
   const ChunkWork* work_ = nullptr;
   // Chunks that are stepped where they are wait for those behind them, to be one call of the work: until a chunk in a

@@ -15,15 +15,14 @@ constexpr int64_t kLargestDeviceChunk = int64_t{2} << 30;
 }  // namespace
 
 DeviceStore::DeviceStore(Env& env, Device& device, DeviceStoreOptions options)
-    : Store([this](size_t i, std::byte* to) { copy_now(to, chunks_[i].memory.data(), chunks_[i].chunk.bytes); },
-            [this](size_t i, const std::byte* from) {
-              copy_now(chunks_[i].memory.data(), from, chunks_[i].chunk.bytes);
-            }),
+    : Store([this](size_t i, std::byte* to) { read_record(i, to); },
+            [this](size_t i, const std::byte* from) { write_record(i, from); }),
       env_(env),
       device_(device),
       options_(std::move(options)),
       transfer_(options_.transfer),
-      queues_(device, chunks_, slots_) {}
+      ring_(device, chunks_),
+      queues_(device, chunks_, slots_, ring_) {}
 
 DeviceStore::~DeviceStore() {
   if (queued_ == Queued::kNothing) return;
@@ -45,13 +44,14 @@ void DeviceStore::add(std::span<const ShapedParam> params) {
   // Everything that can fail comes before the first change. The slots' room first: a step takes it again.
   const size_t before = chunks_.size();
   Index places = index_of(planned.added, before);
+  const FilePlaces file = make_places(planned);
   slots_.clear();
   forget_stage();
   pager_.forget();
-  Copies moved(before);
+  Moves moved(before);
   for (size_t i = 0; i < before; ++i)
-    if (planned.plan.resident[i] != pager_.plan().resident[i]) moved[i] = copy_across(chunks_[i]);
-  std::vector<DeviceRecord> added = make_zeros(planned, before);
+    if (planned.tier(i) != chunks_[i].tier()) moved[i] = copy_to(i, planned.tier(i));
+  std::vector<DeviceRecord> added = make_zeros(planned, file);
   Pager pager(planned.plan, transfer());
   pieces_.reserve(pieces_.size() + places.size());
   chunks_.reserve(before + added.size());
@@ -61,26 +61,32 @@ void DeviceStore::add(std::span<const ShapedParam> params) {
   pieces_.merge(places);
   for (DeviceRecord& record : added) chunks_.push_back(std::move(record));
   pager_ = std::move(pager);
+  fit_ring(planned.host.slots);
 }
 
-void DeviceStore::pass(const Work& work, bool changes, int, const std::vector<int64_t>& wanted, void* stream) {
+void DeviceStore::pass(const Work& work, bool changes, int threads, const std::vector<int64_t>& wanted, void* stream) {
   if (chunks_.empty()) return;
-  queue_step(work, changes, wanted, stream);
+  queue_step(work, changes, threads, wanted, stream);
   if (changes) end_step(wanted);
+  raise_kept(ring_.take_failure(), "step", kept_bytes());
 }
 
-void DeviceStore::queue_step(const Work& work, bool changes, const std::vector<int64_t>& wanted, void* stream) {
+void DeviceStore::queue_step(const Work& work, bool changes, int threads, const std::vector<int64_t>& wanted,
+                             void* stream) {
   onload();
   note_what_happened();
   before_queueing();
   take_slots(stream);
-  const std::vector<bool> chunks = chunks_of(wanted, chunks_.size());
+  unwritten_ = nullptr;  // what is kept in host memory is part of this step
+  const std::vector<bool> chunks = due_chunks(wanted);
+  begin_ring(chunks, threads);
   queued_ = Queued::kWork;
   if (changes) host_writes_.begin(pager_.plan().streamed);
   queues_.begin_step(stream, transfer() == TransferMode::kHybrid, changes, work);
   try {
     pager_.step(queues_, chunks);
     queues_.end_step();
+    ring_.finish();
   } catch (...) {
     break_off();
     throw;
@@ -95,7 +101,7 @@ void DeviceStore::end_step(const std::vector<int64_t>& wanted) {
     const std::vector<int64_t>* const next = order_.next_after(wanted, true);
     if (options_.automatic) follow_residency();
     queued_ = Queued::kWork;
-    if (!next || slots_.size() < pager_.slots()) return;
+    if (!next || slots_.size() < pager_.slots() || ring_.slots() > 0) return;
     pager_.expect(queues_, chunks_of(*next, chunks_.size()));
     pager_.prefetch(queues_);
   } catch (...) {  // the next step queues it again, or says what is wrong
@@ -124,6 +130,14 @@ MemoryReport DeviceStore::report() const {
     (record.kind == MemoryKind::kShared   ? report.managed_bytes
      : record.kind == MemoryKind::kDevice ? report.device_bytes
                                           : report.allocated_bytes) += record.memory.bytes();
+  report.kept_bytes = kept_bytes();
+  report.allocated_bytes += ring_.bytes() + report.kept_bytes;
+  report.disk_bytes = file_ ? file_->bytes() : 0;
+  for (const DeviceRecord& record : chunks_)
+    if (record.tier() == Tier::kDisk) report.disk_moved_per_step += 2 * record.chunk.bytes;
+  report.disk_read_bytes = ring_.traffic().read_bytes;
+  report.disk_written_bytes = ring_.traffic().written_bytes;
+  report.waited_seconds = ring_.traffic().waited_seconds;
   for (const DeviceBytes& slot : slots_) report.device_bytes += slot.bytes();
   for (const Returning& slot : returning_) report.device_bytes += slot.memory.bytes();
   report.moved_per_step = plan.read_bytes + plan.written_bytes;
@@ -148,6 +162,7 @@ void DeviceStore::catch_up() {
   stage_.write_back();
   if (queued_ == Queued::kNothing) return;
   queues_.finish();  // if it throws, all is as it was: it has to be waited for again
+  ring_.finish();
   queued_ = Queued::kNothing;
   pager_.forget();  // what was read ahead is out of date when the host has changed it
   host_writes_.all_happened();
@@ -211,7 +226,8 @@ std::byte* DeviceStore::bring(size_t chunk) {
   onload();
   if (!stage_.holds(chunk)) catch_up();
   const DeviceRecord& record = chunks_[chunk];
-  if (record.kind != MemoryKind::kDevice) return record.memory.data();
+  if (record.memory.data() && record.kind != MemoryKind::kDevice) return record.memory.data();
+  if (std::byte* const kept = record.kept_data(); kept && record.tier() == Tier::kDisk) return kept;
   return stage_.bring(chunk, env_, stage_memory_, record.chunk.bytes);
 }
 
@@ -224,8 +240,14 @@ void DeviceStore::settle() {
 // No step has changed the chunk since it was settled: the host reads it where it can, whatever is queued for others.
 void DeviceStore::peek(size_t chunk, std::byte* to) {
   const DeviceRecord& record = chunks_[chunk];
+  if (settled_ && record.tier() == Tier::kDisk && !record.kept_data()) {
+    file_->read_now(record.file_offset, to, record.chunk.bytes);
+    return record.check(to, chunk);
+  }
   if (!settled_ || record.kind == MemoryKind::kPinned) {
-    const std::byte* const from = settled_ ? record.memory.data() : bring_from_lost(chunk);
+    const std::byte* const from = !settled_                      ? bring_from_lost(chunk)
+                                  : record.tier() == Tier::kDisk ? record.kept_data()
+                                                                 : record.memory.data();
     return void(std::memcpy(to, from, static_cast<size_t>(record.chunk.bytes)));
   }
   void* const queue = queues_.transfer_queue();
@@ -244,15 +266,17 @@ void DeviceStore::peek(size_t chunk, std::byte* to) {
 std::byte* DeviceStore::bring_from_lost(size_t chunk) {
   const DeviceRecord& record = chunks_[chunk];
   const auto param = ll(record.chunk.pieces.front().param);
-  if (record.kind != MemoryKind::kPinned)
+  if (record.tier() == Tier::kDevice)
     fail(ErrorKind::kDeviceLost, "the device is lost, and with it the state of parameter %lld, which was in its memory",
          param);
   if (host_writes_.may_change(chunk))
     fail(ErrorKind::kDeviceLost,
-         "the device is lost, and a step may have been changing the state of parameter %lld, which is in host memory, "
-         "when that happened",
-         param);
-  return record.memory.data();
+         "the device is lost, and a step may have been changing the state of parameter %lld, which is in %s, when that "
+         "happened",
+         param, record.tier() == Tier::kDisk ? "a scratch file" : "host memory");
+  if (record.tier() == Tier::kHost) return record.memory.data();
+  if (std::byte* const kept = record.kept_data()) return kept;
+  return stage_.bring(chunk, env_, stage_memory_, record.chunk.bytes);
 }
 
 void DeviceStore::forget_stage() {

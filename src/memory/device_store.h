@@ -1,23 +1,29 @@
 // A store on a device, under a budget of device memory: as many chunks as fit stay on the device, and the rest lives in
-// pinned host memory and reaches the device in every step, as transfer_mode.h says. Or, if asked for, all of it lives
-// in managed memory, which the driver migrates.
+// pinned host memory and reaches the device in every step, as transfer_mode.h says. What host memory has no room for
+// either is in a scratch file, and comes by way of pinned slots (disk_ring.h). Or, if asked for, all of it lives in
+// managed memory, which the driver migrates.
 //
-// A step is queued, not waited for: it is ordered on the caller's queue, and after all of the step before it. An error
-// of the device passes through; memory that is short is found before a step begins. Host memory outlives a device that
-// is lost: visit() and copy() still read the chunks there that no step may have been changing. A forked child can read
-// nothing of it, and says so: devices do not survive a fork, and pinned memory need not be mapped in the child.
+// A step is queued, not waited for: it is ordered on the caller's queue, and after all of the step before it. But where
+// chunks are on disk it returns when they have been written, and what cannot be written stays in host memory, as in a
+// StateStore. An error of the device passes through; memory that is short is found before a step begins. Host memory
+// and the file outlive a device that is lost: visit() and copy() still read the chunks there that no step may have been
+// changing. A forked child can read nothing of it, and says so: devices do not survive a fork, and pinned memory need
+// not be mapped in the child.
 #pragma once
 
 #include <deque>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "backend/device.h"
 #include "core/buffer.h"
 #include "core/forks.h"
 #include "memory/device_queues.h"
+#include "memory/disk_ring.h"
 #include "memory/residency.h"
 #include "memory/store.h"
 #include "memory/store_plan.h"
@@ -58,7 +64,7 @@ struct DeviceStoreOptions {
   int64_t device_bytes = -1;  // for state, slots included; -1: 7/8 of what is free when parameters are added (of all,
                               // where that is not known)
   int64_t host_bytes = -1;    // likewise; -1: no limit
-  int64_t chunk_bytes = 0;    // 0: chosen from the budget
+  int64_t chunk_bytes = 0;    // 0: chosen from the budgets
   bool managed = false;
   bool automatic = false;  // instead of device_bytes: see Residency
   // How chunks that do not fit are stepped; nothing: as choose_transfer_mode says when it first matters.
@@ -69,6 +75,9 @@ struct DeviceStoreOptions {
   // Keeps memory that is freed next from being handed out before what is queued on this queue has happened. If it
   // returns false, or without it, such memory is freed when that has happened.
   std::function<bool(void* memory, void* queue)> note_use = {};
+  // A directory for what fits into neither; "": none. Then transfer is kCopy, and managed and automatic are false.
+  std::string disk = "";
+  int64_t disk_bytes = -1;  // -1: no limit
 };
 
 class DeviceStore final : public Store {
@@ -77,13 +86,15 @@ class DeviceStore final : public Store {
   ~DeviceStore() override;
 
   void add(std::span<const ShapedParam> params) override;
-  void check_written() override { stage_.write_back(); }
+  void check_written() override;
+  void forget_unwritten() override { unwritten_ = nullptr; }
   void synchronize() override;
   void peek(size_t chunk, std::byte* to) override;
 
   // -- What moves between steps
-  // All state out of device memory to host memory, and back. No-ops where it is already so. Throws kInvalidArgument
-  // (the host's budget) or kOutOfMemory, and changes nothing. Everything that needs the state brings it back.
+  // All state out of device memory to host memory (what has no room there, to the disk), and back. No-ops where it is
+  // already so. Throws kInvalidArgument (the budgets), kOutOfMemory or kIo, and changes nothing. Everything that needs
+  // the state brings it back.
   void check_offload() const;
   void offload();
   void onload();
@@ -130,14 +141,18 @@ class DeviceStore final : public Store {
     std::vector<Device::Event> used;
     DeviceBytes memory;
   };
-  using Copies = std::vector<DeviceBytes>;  // by chunk, on the other side; empty: the chunk stays
+  struct Move {
+    Tier to;
+    DeviceBytes memory;  // none: on disk
+  };
+  using Moves = std::vector<std::optional<Move>>;  // by chunk; nothing: it stays
 
   size_t chunks() const override { return chunks_.size(); }
   const Chunk& chunk_at(size_t chunk) const override { return chunks_[chunk].chunk; }
   const std::byte* host_memory(std::byte*) const override { return nullptr; }  // it may be the device's
   void settle() override;
   void pass(const Work& work, bool changes, int threads, const std::vector<int64_t>& wanted, void* stream) override;
-  void queue_step(const Work& work, bool changes, const std::vector<int64_t>& wanted, void* stream);
+  void queue_step(const Work& work, bool changes, int threads, const std::vector<int64_t>& wanted, void* stream);
   void end_step(const std::vector<int64_t>& wanted);
   TransferMode transfer() const { return transfer_.value_or(TransferMode::kCopy); }
 
@@ -158,14 +173,26 @@ class DeviceStore final : public Store {
   StoreOptions limits() const;
   int64_t device_budget() const;
   void check_managed(int64_t bytes);
-  std::vector<DeviceRecord> make_zeros(StorePlan& planned, size_t before);
-  DeviceRecord make_zero(const Chunk& chunk, bool resident);
-  DeviceBytes copy_across(const DeviceRecord& record);
-  void adopt(Copies copies) noexcept;
+  std::vector<DeviceRecord> make_zeros(StorePlan& planned, const FilePlaces& places);
+  DeviceRecord make_zero(const Chunk& chunk, Tier tier, size_t number, int64_t file_offset);
+  Move copy_to(size_t chunk, Tier to);
+  void adopt(Moves moves) noexcept;
   int ring_of(const Plan& plan) const;
-  void move_to(const Plan& plan);
+  void move_to(const StorePlan& planned);
+  std::vector<Tier> offloaded_tiers() const;
   Residency::Seen seen() const;
   void follow_residency();
+
+  // device_store_disk.cpp
+  FilePlaces places_for(const std::vector<Tier>& tiers) const;
+  FilePlaces make_places(const StorePlan& planned);
+  void make_places(const FilePlaces& places);
+  void fit_ring(int slots) noexcept;
+  std::vector<bool> due_chunks(const std::vector<int64_t>& wanted) const;
+  void begin_ring(const std::vector<bool>& wanted, int threads);
+  void read_record(size_t chunk, std::byte* to);
+  void write_record(size_t chunk, const std::byte* from);
+  int64_t kept_bytes() const;
 
   // device_store_slots.cpp
   void take_slots(void* stream);
@@ -180,7 +207,10 @@ class DeviceStore final : public Store {
   std::optional<TransferMode> transfer_;  // nothing: not chosen yet
   std::optional<int64_t> budget_;         // in place of options_.device_bytes
   std::vector<DeviceRecord> chunks_;
-  bool offloaded_ = false;          // chunks that the plan keeps on the device are in host memory until onload()
+  bool offloaded_ = false;             // chunks that the plan keeps on the device are elsewhere until onload()
+  std::unique_ptr<ScratchFile> file_;  // nullptr: nothing has been on disk
+  DiskRing ring_;
+  std::exception_ptr unwritten_;    // the first change by visit() or copy() that could not be written
   std::vector<DeviceBytes> slots_;  // the plan's, and behind them those that prefetch() has borrowed
   std::deque<Returning> returning_;
   DeviceQueues queues_;

@@ -1,4 +1,4 @@
-// Which chunks are on the device and which in host memory, and moving them.
+// Which chunks are on the device, which in host memory and which on disk, and moving them.
 #include <algorithm>
 #include <exception>
 #include <utility>
@@ -26,7 +26,12 @@ void DeviceStore::choose_first_budget() {
 }
 
 StoreOptions DeviceStore::limits() const {
-  StoreOptions out{options_.managed ? -1 : device_budget(), "", options_.host_bytes, options_.chunk_bytes, true};
+  StoreOptions out{options_.managed ? -1 : device_budget(),
+                   options_.disk,
+                   options_.host_bytes,
+                   options_.chunk_bytes,
+                   true,
+                   options_.disk_bytes};
   out.in_place = transfer() == TransferMode::kZeroCopy;
   out.at_least_slots = !options_.managed && (options_.automatic || budget_);
   out.ram_limit = options_.device_bytes;
@@ -46,21 +51,23 @@ StorePlan DeviceStore::plan(std::span<const ShapedParam> params) {
 
 // The new chunks of a plan, with states that decode to zero. Under `automatic` what was to go to the device begins on
 // the host where memory there is short after all; the plan then says so.
-std::vector<DeviceRecord> DeviceStore::make_zeros(StorePlan& planned, size_t before) {
+std::vector<DeviceRecord> DeviceStore::make_zeros(StorePlan& planned, const FilePlaces& places) {
   std::vector<DeviceRecord> added;
+  const size_t before = chunks_.size();
   const auto first = planned.plan.resident.begin() + static_cast<ptrdiff_t>(before);
   const bool fills =
       !options_.managed && std::find(first, planned.plan.resident.end(), true) != planned.plan.resident.end();
   bool is_full = false;
   try {
     for (const Chunk& chunk : planned.added) {
-      const bool resident = planned.plan.resident[before + added.size()] && !is_full;
+      const size_t number = before + added.size();
+      const Tier tier = is_full ? Tier::kHost : planned.tier(number);
       try {
-        added.push_back(make_zero(chunk, resident));
+        added.push_back(make_zero(chunk, tier, number, places.offsets[number]));
       } catch (const Error& error) {
-        if (error.kind() != ErrorKind::kOutOfMemory || !options_.automatic || !resident) throw;
+        if (error.kind() != ErrorKind::kOutOfMemory || !options_.automatic || tier != Tier::kDevice) throw;
         is_full = true;
-        added.push_back(make_zero(chunk, false));
+        added.push_back(make_zero(chunk, Tier::kHost, number, -1));
       }
     }
     if (fills) device_.host_wait(device_.record(queues_.transfer_queue()));
@@ -79,9 +86,18 @@ std::vector<DeviceRecord> DeviceStore::make_zeros(StorePlan& planned, size_t bef
   return added;
 }
 
-DeviceRecord DeviceStore::make_zero(const Chunk& chunk, bool resident) {
-  const MemoryKind kind = options_.managed ? MemoryKind::kShared : resident ? MemoryKind::kDevice : MemoryKind::kPinned;
-  DeviceRecord record{chunk, kind, DeviceBytes(device_, kind, chunk.bytes)};
+DeviceRecord DeviceStore::make_zero(const Chunk& chunk, Tier tier, size_t number, int64_t file_offset) {
+  const MemoryKind kind = options_.managed        ? MemoryKind::kShared
+                          : tier == Tier::kDevice ? MemoryKind::kDevice
+                                                  : MemoryKind::kPinned;
+  DeviceRecord record{{chunk, file_offset}, kind};
+  if (tier == Tier::kDisk) {
+    const Buffer zeroed(env_, static_cast<size_t>(chunk.bytes));
+    fill_zero(chunk, zeroed.data());
+    record.write(*file_, number, zeroed.data());
+    return record;
+  }
+  record.memory = DeviceBytes(device_, kind, chunk.bytes);
   std::byte* const memory = record.memory.data();
   if (kind != MemoryKind::kDevice) {
     fill_zero(chunk, memory);
@@ -97,20 +113,33 @@ DeviceRecord DeviceStore::make_zero(const Chunk& chunk, bool resident) {
   return record;
 }
 
-// A chunk moves between device and host memory in two steps: it is copied, which may fail, and then the copies of all
-// chunks that move take the place of the originals.
-DeviceBytes DeviceStore::copy_across(const DeviceRecord& record) {
-  const bool to_host = record.kind == MemoryKind::kDevice;
-  DeviceBytes copy(device_, to_host ? MemoryKind::kPinned : MemoryKind::kDevice, record.chunk.bytes);
-  copy_now(copy.data(), record.memory.data(), record.chunk.bytes);
-  return copy;
+// A chunk moves in two steps: it is copied, which may fail, and then the copies of all chunks that move take the place
+// of the originals.
+DeviceStore::Move DeviceStore::copy_to(size_t chunk, Tier to) {
+  DeviceRecord& record = chunks_[chunk];
+  const int64_t bytes = record.chunk.bytes;
+  Move move{to, {}};
+  if (to != Tier::kDisk)
+    move.memory = DeviceBytes(device_, to == Tier::kDevice ? MemoryKind::kDevice : MemoryKind::kPinned, bytes);
+  if (to != Tier::kDisk && record.tier() != Tier::kDisk) {
+    copy_now(move.memory.data(), record.memory.data(), bytes);
+    return move;
+  }
+  const Buffer between(env_, static_cast<size_t>(bytes));
+  read_record(chunk, between.data());
+  if (to == Tier::kDisk)
+    record.write(*file_, chunk, between.data());
+  else
+    copy_now(move.memory.data(), between.data(), bytes);
+  return move;
 }
 
-void DeviceStore::adopt(Copies copies) noexcept {
-  for (size_t i = 0; i < copies.size(); ++i) {
-    if (!copies[i].data()) continue;
-    chunks_[i].kind = chunks_[i].kind == MemoryKind::kDevice ? MemoryKind::kPinned : MemoryKind::kDevice;
-    chunks_[i].memory = std::move(copies[i]);
+void DeviceStore::adopt(Moves moves) noexcept {
+  for (size_t i = 0; i < moves.size(); ++i) {
+    if (!moves[i]) continue;
+    chunks_[i].kind = moves[i]->to == Tier::kDevice ? MemoryKind::kDevice : MemoryKind::kPinned;
+    chunks_[i].memory = std::move(moves[i]->memory);
+    chunks_[i].forget_kept();
   }
 }
 
@@ -136,32 +165,35 @@ int DeviceStore::ring_of(const Plan& plan) const {
   return transfer() == TransferMode::kZeroCopy ? 0 : plan.slots > 0 ? plan.slots : kOverlappingSlots;
 }
 
-// Chunks that leave the device go first, all or none; then the others come, as far as there is memory.
-void DeviceStore::move_to(const Plan& plan) {
+// Chunks that go away from the device come first, all or none; then the others come, as far as there is memory.
+void DeviceStore::move_to(const StorePlan& planned) {
   catch_up();
+  const Plan& plan = planned.plan;
+  make_places(planned);
   std::vector<int64_t> bytes;
   for (const DeviceRecord& record : chunks_) bytes.push_back(record.chunk.bytes);
   const int slots = ring_of(plan);
-  const auto copies_of = [&](bool to_device, Copies& copies) {
-    for (size_t i = 0; i < copies.size(); ++i)
-      if (plan.resident[i] == to_device && (chunks_[i].kind == MemoryKind::kDevice) != to_device)
-        copies[i] = copy_across(chunks_[i]);
+  const auto copies_of = [&](bool nearer, Moves& moves) {
+    for (size_t i = 0; i < moves.size(); ++i)
+      if (const Tier to = planned.tier(i), from = chunks_[i].tier(); to != from && (to < from) == nearer)
+        moves[i] = copy_to(i, to);
   };
   // Whether something has moved.
-  const auto commit = [&](Copies& copies) {
-    std::vector<bool> resident(copies.size());
+  const auto commit = [&](Moves& moves) {
+    std::vector<bool> resident(moves.size());
     bool moved = false;
-    for (size_t i = 0; i < copies.size(); ++i) {
-      resident[i] = (chunks_[i].kind == MemoryKind::kDevice) != (copies[i].data() != nullptr);
-      moved |= copies[i].data() != nullptr;
+    for (size_t i = 0; i < moves.size(); ++i) {
+      resident[i] = (moves[i] ? moves[i]->to : chunks_[i].tier()) == Tier::kDevice;
+      moved |= moves[i].has_value();
     }
     Pager pager(plan_keeping(std::move(resident), bytes, slots), transfer());
-    adopt(std::move(copies));
+    adopt(std::move(moves));
     forget_stage();
     pager_ = std::move(pager);
+    fit_ring(planned.host.slots);
     return moved;
   };
-  Copies down(chunks_.size()), up(chunks_.size());
+  Moves down(chunks_.size()), up(chunks_.size());
   copies_of(false, down);
   slots_.clear();
   demotions_ += commit(down);
@@ -188,8 +220,10 @@ void DeviceStore::set_device_budget(int64_t bytes) {
   const std::optional<int64_t> before = std::exchange(budget_, bytes);
   if (options_.managed || chunks_.empty()) return;
   try {
-    const Plan now = plan({}).plan;
-    if (now.resident != pager_.plan().resident || now.slots != pager_.plan().slots) move_to(now);
+    const StorePlan now = plan({});
+    bool moves = now.plan.slots != pager_.plan().slots;
+    for (size_t i = 0; i < chunks_.size(); ++i) moves |= now.tier(i) != chunks_[i].tier();
+    if (moves) move_to(now);
   } catch (...) {
     budget_ = before;
     throw;
@@ -227,7 +261,27 @@ void DeviceStore::follow_residency() {
   }
 }
 
+// Host memory first, as far as it has room beside what is there and its slots.
+std::vector<Tier> DeviceStore::offloaded_tiers() const {
+  const int64_t limit = options_.host_bytes;
+  int64_t room = limit < 0 ? INT64_MAX : limit - static_cast<int64_t>(ring_.slots()) * ring_.slot_bytes();
+  for (const DeviceRecord& record : chunks_)
+    if (record.tier() == Tier::kHost) room -= record.chunk.bytes;
+  std::vector<Tier> tiers;
+  for (const DeviceRecord& record : chunks_) {
+    Tier tier = record.tier();
+    if (tier == Tier::kDevice) {
+      tier = options_.disk.empty() || record.chunk.bytes <= room ? Tier::kHost : Tier::kDisk;
+      if (tier == Tier::kHost) room -= record.chunk.bytes;
+    }
+    tiers.push_back(tier);
+  }
+  return tiers;
+}
+
 void DeviceStore::check_offload() const {
+  if (offloaded_) return;
+  if (!options_.disk.empty()) return places_for(offloaded_tiers()).check(options_.disk_bytes);
   const Plan& plan = pager_.plan();
   LT_REQUIRE(options_.host_bytes < 0 || plan.total_bytes <= options_.host_bytes,
              "got a host memory budget of %lld bytes, wanted at least %lld to put all state there",
@@ -238,9 +292,11 @@ void DeviceStore::offload() {
   if (offloaded_ || options_.managed || chunks_.empty()) return;
   check_offload();
   catch_up();
-  Copies down(chunks_.size());
+  const std::vector<Tier> to = offloaded_tiers();
+  make_places(places_for(to));
+  Moves down(chunks_.size());
   for (size_t i = 0; i < chunks_.size(); ++i)
-    if (pager_.plan().resident[i]) down[i] = copy_across(chunks_[i]);
+    if (to[i] != chunks_[i].tier()) down[i] = copy_to(i, to[i]);
   adopt(std::move(down));
   offloaded_ = true;
   slots_.clear();
@@ -250,9 +306,9 @@ void DeviceStore::offload() {
 
 void DeviceStore::onload() {
   if (!offloaded_ || device_.is_lost()) return;
-  Copies back(chunks_.size());
+  Moves back(chunks_.size());
   for (size_t i = 0; i < chunks_.size(); ++i)
-    if (pager_.plan().resident[i]) back[i] = copy_across(chunks_[i]);
+    if (pager_.plan().resident[i]) back[i] = copy_to(i, Tier::kDevice);
   adopt(std::move(back));
   offloaded_ = false;
 }
@@ -260,7 +316,7 @@ void DeviceStore::onload() {
 int64_t DeviceStore::offloaded_bytes() const {
   int64_t bytes = 0;
   for (size_t i = 0; i < chunks_.size() && offloaded_; ++i)
-    if (pager_.plan().resident[i]) bytes += chunks_[i].memory.bytes();
+    if (pager_.plan().resident[i]) bytes += chunks_[i].chunk.bytes;
   return bytes;
 }
 

@@ -39,6 +39,7 @@ bool DeviceStore::demote_for_slots(int64_t bytes) {
 }
 
 int64_t DeviceStore::prefetch(int64_t bytes, void* stream) {
+  if (ring_.slots() > 0) return 0;  // reads of a file would be waited for
   if (chunks_.empty() || offloaded_ || queued_ == Queued::kBrokenStep || pager_.plan().slots == 0) return 0;
   free_returned();
   const int64_t each = pager_.plan().slot_bytes;

@@ -1,38 +1,12 @@
 #include "memory/file_queues.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <utility>
 
 #include "core/error.h"
 
 namespace lowtide {
-namespace {
-
-// Adds the seconds of its life.
-class Stopwatch {
- public:
-  explicit Stopwatch(double& seconds) : seconds_(seconds) {}
-  ~Stopwatch() { seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
-  Stopwatch(const Stopwatch&) = delete;
-  Stopwatch& operator=(const Stopwatch&) = delete;
-
- private:
-  double& seconds_;
-  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-};
-
-}  // namespace
-
-void ChunkRecord::check(const std::byte* got, size_t number, int threads) const {
-  if (checksum_of(got, number, generation, threads) != checksum)
-    fail_io(0,
-            "chunk %zu of the optimizer's state (%lld bytes) read back from the disk is not what was written; the file "
-            "or the disk was damaged",
-            number, ll(chunk.bytes));
-}
-
 void FileQueues::begin_step(const ChunkWork& work, int threads, bool changes) {
   // A transfer that is under way must not be forgotten for lack of memory: one read and one write of each chunk, and
   // what is read ahead before and after.

@@ -6,31 +6,15 @@
 #include <vector>
 
 #include "core/buffer.h"
-#include "memory/checksum.h"
-#include "memory/chunk.h"
+#include "memory/filed_chunk.h"
 #include "memory/pager.h"
-#include "memory/scratch_file.h"
+#include "memory/traffic.h"
 
 namespace lowtide {
 
 // A chunk as it is kept.
-struct ChunkRecord {
-  Chunk chunk;
-  Buffer memory;             // resident, or kept because it could not be written
-  int64_t file_offset = -1;  // -1: has never been in the file
-  uint64_t generation = 0;   // times it was written
-  uint64_t checksum = 0;     // of what was written last
-
-  uint64_t checksum_of(const std::byte* bytes, size_t number, uint64_t of_generation, int threads = 1) const {
-    return chunk_checksum(bytes, chunk.bytes, static_cast<int64_t>(number), of_generation, threads);
-  }
-  // Throws kIo if `got`, read back, is not what was written last.
-  void check(const std::byte* got, size_t number, int threads = 1) const;
-};
-
-struct Traffic {
-  int64_t read_bytes = 0, written_bytes = 0;
-  double waited_seconds = 0;  // that steps stood still for reads and writes
+struct ChunkRecord : FiledChunk {
+  Buffer memory;  // resident, or kept because it could not be written
 };
 
 class FileQueues final : public Queues {

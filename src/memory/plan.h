@@ -26,7 +26,8 @@ struct PlanInput {
   int64_t ram_budget = -1;   // bytes of RAM for state, slots included; -1 = no limit
   int64_t disk_budget = -1;  // bytes on disk, for the streamed chunks; -1 = no limit
   bool has_disk = false;
-  // For the message where there is no disk for what does not fit: what RAM must have, if that is more than the chunks take.
+  // For the message where there is no disk for what does not fit: what RAM must have, if that is more than the chunks
+  // take.
   int64_t whole_bytes = 0;
   // For messages: where chunks are stepped, and where the others wait.
   const char* near = "RAM";

@@ -1,39 +1,15 @@
 #include "memory/state_store.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <utility>
 
 #include "core/error.h"
-#include "core/sizes.h"
 
 namespace lowtide {
-namespace {
-
-// Throws KeptInMemory if `failure` is one. `done`: the call that is complete all the same.
-void raise_kept(std::exception_ptr failure, const char* done, int64_t kept_bytes) {
-  if (!failure) return;
-  std::string reason = "out of memory";
-  int os_error = ENOMEM;
-  try {
-    std::rethrow_exception(failure);
-  } catch (const Error& error) {
-    reason = error.what();
-    os_error = error.os_error();
-  } catch (...) {  // std::bad_alloc
-  }
-  throw KeptInMemory(ErrorKind::kIo,
-                     format("%s. The %s is complete and nothing is lost: what could not be written (%s) is kept in "
-                            "RAM, and the next step tries again",
-                            reason.c_str(), done, format_bytes(kept_bytes).c_str()),
-                     os_error);
-}
-
-}  // namespace
 
 StateStore::StateStore(Env& env, StoreOptions options)
-    : Store([this](size_t chunk, std::byte* to) { read(chunks_[chunk], chunk, to); },
+    : Store([this](size_t chunk, std::byte* to) { chunks_[chunk].read(*file_, chunk, to); },
             [this](size_t chunk, const std::byte* from) { write_staged(chunk, from); }),
       env_(env),
       options_(std::move(options)) {}
@@ -59,26 +35,13 @@ void StateStore::add(std::span<const ShapedParam> params) {
   }
   std::vector<Buffer> slots(static_cast<size_t>(plan.slots));
   for (Buffer& slot : slots) slot = Buffer(env_, static_cast<size_t>(plan.slot_bytes));
-  // A chunk keeps its place in the file once it has one.
-  std::vector<int64_t> offsets(plan.resident.size(), -1);
-  int64_t file_bytes = 0;
-  for (size_t i = 0; i < before; ++i)
-    if (offsets[i] = chunks_[i].file_offset; offsets[i] >= 0)
-      file_bytes = std::max(file_bytes, offsets[i] + chunks_[i].chunk.bytes);
-  for (size_t i = 0; i < offsets.size(); ++i)
-    if (offsets[i] < 0 && !plan.resident[i])
-      offsets[i] = std::exchange(file_bytes, file_bytes + planned.chunk_bytes[i]);
+  std::vector<bool> to_disk = plan.resident;
+  to_disk.flip();
+  const FilePlaces file = places_of(chunks_, planned.chunk_bytes, to_disk);
   // The plan counts what streams; places of chunks that have become resident since are still in the file.
-  LT_REQUIRE(plan.slots == 0 || options_.disk_bytes < 0 || file_bytes <= options_.disk_bytes,
-             "the scratch file, in which chunks keep their places, would grow to %lld bytes, and the disk budget is "
-             "%lld bytes; give at least %lld bytes of disk, or save and load into an optimizer that has all "
-             "parameters from the start",
-             ll(file_bytes), ll(options_.disk_bytes), ll(file_bytes));
   if (plan.slots > 0) {
-    if (!file_)
-      file_ = std::make_unique<ScratchFile>(env_, options_.disk, file_bytes);
-    else if (file_bytes > file_->bytes())
-      file_->grow(file_bytes);
+    file.check(options_.disk_bytes);
+    file.fit(file_, env_, options_.disk);
   }
 
   // Memory for the bookkeeping, too.
@@ -89,10 +52,10 @@ void StateStore::add(std::span<const ShapedParam> params) {
 
   // New chunks first: nobody misses them if one cannot be written.
   for (size_t i = 0; i < added.size(); ++i) {
-    added[i].file_offset = offsets[before + i];
+    added[i].file_offset = file.offsets[before + i];
     if (plan.resident[before + i]) continue;
     fill_zero(added[i].chunk, slots[0].data());
-    write(added[i], before + i, slots[0].data());
+    added[i].write(*file_, before + i, slots[0].data());
   }
   // Then chunks of before that change places. Memory is given up when nothing can fail any more: until then the old
   // plan must find what it calls resident, and takes what it does not for a record that could not be written.
@@ -100,12 +63,12 @@ void StateStore::add(std::span<const ShapedParam> params) {
     ChunkRecord& record = chunks_[i];
     if (plan.resident[i] && !record.memory.data()) {
       Buffer memory(env_, static_cast<size_t>(record.chunk.bytes));
-      read(record, i, memory.data());
+      record.read(*file_, i, memory.data());
       record.memory = std::move(memory);
     }
     if (!plan.resident[i] && record.memory.data()) {
-      record.file_offset = offsets[i];
-      write(record, i, record.memory.data());
+      record.file_offset = file.offsets[i];
+      record.write(*file_, i, record.memory.data());
     }
   }
   for (size_t i = 0; i < before; ++i)
@@ -160,22 +123,10 @@ void StateStore::check_written() {
   raise_kept(std::exchange(unwritten_, nullptr), "change", report().kept_bytes);
 }
 
-void StateStore::read(const ChunkRecord& record, size_t chunk, std::byte* to) {
-  file_->wait(file_->read(record.file_offset, to, record.chunk.bytes));
-  record.check(to, chunk);
-}
-
-void StateStore::write(ChunkRecord& record, size_t chunk, const std::byte* from) {
-  const uint64_t checksum = record.checksum_of(from, chunk, record.generation + 1);
-  file_->wait(file_->write(record.file_offset, from, record.chunk.bytes));
-  ++record.generation;
-  record.checksum = checksum;
-}
-
 // If it cannot be written, it stays in RAM; see check_written().
 void StateStore::write_staged(size_t chunk, const std::byte* from) {
   try {
-    write(chunks_[chunk], chunk, from);
+    chunks_[chunk].write(*file_, chunk, from);
   } catch (...) {
     if (!unwritten_) unwritten_ = std::current_exception();
     chunks_[chunk].memory = std::exchange(slots_[0], Buffer());
@@ -231,6 +182,9 @@ MemoryReport StateStore::report() const {
   report.moved_per_step = plan.read_bytes + plan.written_bytes;
   report.read_bytes = traffic_.read_bytes;
   report.written_bytes = traffic_.written_bytes;
+  report.disk_moved_per_step = report.moved_per_step;
+  report.disk_read_bytes = report.read_bytes;
+  report.disk_written_bytes = report.written_bytes;
   report.waited_seconds = traffic_.waited_seconds;
   return report;
 }

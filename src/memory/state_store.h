@@ -39,9 +39,6 @@ class StateStore final : public Store {
   void pass(const Work& work, bool changes, int threads, const std::vector<int64_t>& wanted, void* stream) override;
   std::byte* bring(size_t chunk) override;
   std::vector<bool> due_chunks(const std::vector<int64_t>& wanted) const;
-  // At once, and checked. On an error `record` is as it was.
-  void read(const ChunkRecord& record, size_t chunk, std::byte* to);
-  void write(ChunkRecord& record, size_t chunk, const std::byte* from);
   void write_staged(size_t chunk, const std::byte* from);
   void drop_prefetched();
 

@@ -1,12 +1,32 @@
 #include "memory/store.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <utility>
 
 #include "core/error.h"
+#include "core/sizes.h"
 
 namespace lowtide {
+
+void raise_kept(std::exception_ptr failure, const char* done, int64_t kept_bytes) {
+  if (!failure) return;
+  std::string reason = "out of memory";
+  int os_error = ENOMEM;
+  try {
+    std::rethrow_exception(failure);
+  } catch (const Error& error) {
+    reason = error.what();
+    os_error = error.os_error();
+  } catch (...) {  // std::bad_alloc
+  }
+  throw KeptInMemory(ErrorKind::kIo,
+                     format("%s. The %s is complete and nothing is lost: what could not be written (%s) is kept in "
+                            "RAM, and the next step tries again",
+                            reason.c_str(), done, format_bytes(kept_bytes).c_str()),
+                     os_error);
+}
 
 Store::Index Store::index_of(std::span<const Chunk> chunks, size_t before) const {
   Index places;

@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <span>
 #include <unordered_map>
@@ -34,6 +35,9 @@ class KeptInMemory : public Error {
  public:
   using Error::Error;
 };
+
+// Throws KeptInMemory if `failure` is one. done: the call that is complete all the same ("step").
+void raise_kept(std::exception_ptr failure, const char* done, int64_t kept_bytes);
 
 class Store {
  public:

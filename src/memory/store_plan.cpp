@@ -17,13 +17,17 @@ constexpr int kSlots = 4;
 // Bytes of all chunks.
 int64_t sum_of(const std::vector<int64_t>& chunks) { return std::accumulate(chunks.begin(), chunks.end(), int64_t{0}); }
 
+bool has_third(const StoreOptions& options) { return options.on_device && !options.disk.empty(); }
+
 // Large enough for the disk to run at its rate, small enough that the ring leaves most of the budget to residents.
 int64_t chunk_bytes_for(const StoreOptions& options, int64_t total) {
   if (options.chunk_bytes > 0) return options.chunk_bytes;
-  if (options.ram_bytes < 0) return kLargestChunk;
-  const int64_t budget = !options.at_least_slots ? options.ram_bytes
-                         : options.ram_limit < 0 ? total
-                                                 : options.ram_limit;
+  int64_t budget = !options.at_least_slots ? options.ram_bytes : options.ram_limit;
+  if (has_third(options) && options.disk_bytes >= 0)  // the slots of either must leave room
+    budget = budget < 0 ? options.disk_bytes : std::min(budget, options.disk_bytes);
+  else if (options.ram_bytes < 0)
+    return kLargestChunk;
+  if (budget < 0) budget = total;
   const int64_t share = std::min(budget, total) / (4 * kSlots) / kPageBytes * kPageBytes;
   return std::clamp(share, kSmallestChunk, kLargestChunk);
 }
@@ -66,7 +70,15 @@ StorePlan plan_store(const StoreOptions& options, std::vector<int64_t> before, s
   input.read_rate = rates.read;
   input.write_rate = rates.write;
   input.step_rate = rates.step;
-  out.plan = make_plan(input);
+  if (has_third(options)) {
+    TierPlan tiers =
+        plan_tiers(input.chunk_bytes, {input.ram_budget, options.disk_bytes, options.behind_bytes}, kSlots);
+    for (const Tier tier : tiers.tier) out.on_disk.push_back(tier == Tier::kDisk);
+    out.plan = std::move(tiers.device);
+    out.host = std::move(tiers.host);
+  } else {
+    out.plan = make_plan(input);
+  }
   out.chunk_bytes = std::move(input.chunk_bytes);
   return out;
 }

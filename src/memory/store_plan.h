@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "memory/chunk.h"
-#include "memory/plan.h"
+#include "memory/tier_plan.h"
 
 namespace lowtide {
 
@@ -17,8 +17,10 @@ struct StoreOptions {
   std::string disk;         // directory for the scratch file; "": no disk
   int64_t disk_bytes = -1;  // where the others wait (DeviceStore: of the host); -1: no limit
   int64_t chunk_bytes = 0;  // 0: chosen from the budget
-  bool on_device = false;   // device and host, instead of RAM and disk
-  bool in_place = false;    // chunks that are not resident are stepped where they wait, without slots
+  // Device and host, instead of RAM and disk; with a disk, that comes behind them.
+  bool on_device = false;
+  int64_t behind_bytes = -1;  // on_device: on disk; -1: no limit
+  bool in_place = false;      // chunks that are not resident are stepped where they wait, without slots
   // ram_bytes is raised to what three slots of the largest chunk take, or to `ram_limit` (-1: none) if that is less,
   // and has no part in the size of chunks.
   bool at_least_slots = false;
@@ -34,6 +36,13 @@ struct StorePlan {
   std::vector<Chunk> added;          // the chunks of the new parameters
   std::vector<int64_t> chunk_bytes;  // of all chunks: those there were, then the new ones
   Plan plan;                         // over all chunks
+  // TierPlan::host, for a device with a disk; else it has no chunks.
+  Plan host;
+  std::vector<bool> on_disk;  // by chunk; empty: none
+
+  Tier tier(size_t chunk) const {
+    return plan.resident[chunk] ? Tier::kDevice : !on_disk.empty() && on_disk[chunk] ? Tier::kDisk : Tier::kHost;
+  }
 };
 
 constexpr int64_t kLargestChunk = 16 << 20;  // where chunk_bytes is 0

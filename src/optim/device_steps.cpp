@@ -1,6 +1,7 @@
 #include "optim/device_steps.h"
 
 #include <algorithm>
+#include <exception>
 
 #include "backend/gradient_reader.h"
 #include "backend/replays.h"
@@ -85,11 +86,18 @@ StepResult DeviceSteps::step(std::span<const Gradient> grads, const StepOptions&
   const bool pending = guard && searches;
   if (guard) plan.set_guard(guard.get());
   if (pending) begin_pending(plan, guard, false);
-  const StepResult taken = plan.take(pending);
+  StepResult taken{true, -1, pending};
+  std::exception_ptr kept;
+  try {
+    taken = plan.take(pending);
+  } catch (const KeptInMemory&) {  // the step is complete
+    kept = std::current_exception();
+  }
   borrowed.end();
   if (!taken.applied) return taken;
   note_queued(options.stream);
   if (pending_) pending_->queued = queued_;
+  if (kept) std::rethrow_exception(kept);
   return taken;
 }
 

@@ -211,7 +211,8 @@ MemoryReport Optimizer::report() const {
       return &table.residence_of(param) == residence.get() && param.paged && param.norms_read_arrays();
     });
     MemoryReport store = residence->store()->report();
-    if (twice) store.moved_per_step += store.moved_per_step / 2;
+    if (twice)
+      for (int64_t* const moved : {&store.moved_per_step, &store.disk_moved_per_step}) *moved += *moved / 2;
 #define LT_REPORT_FIELD(type, name, unit, meaning) add_field(store.name, report.name);
 #include "lowtide/report.def"
   }

@@ -45,7 +45,12 @@ void predict_bytes(const Memory& memory, const Members& members, const StoreRate
   Placement placement = placement_of(memory, 0, members.shaped);
   if (is_on_device(memory)) {
     placement.direct = false;
-    placement.store = {memory.managed ? -1 : memory.device_bytes, "", memory.ram_bytes, memory.chunk_bytes, true};
+    placement.store = {memory.managed ? -1 : memory.device_bytes,
+                       memory.disk,
+                       memory.ram_bytes,
+                       memory.chunk_bytes,
+                       true,
+                       memory.disk_bytes};
     placement.store.in_place = find_transfer_mode(memory.transfer) == TransferMode::kZeroCopy;
   }
   Plan plan;
@@ -63,7 +68,10 @@ void predict_bytes(const Memory& memory, const Members& members, const StoreRate
     plan = std::move(store.plan);
     out.resident_bytes = plan.resident_bytes;
     out.slot_bytes = plan.slots * plan.slot_bytes;
-    out.disk_bytes = plan.streamed_bytes;
+    out.behind_slot_bytes = store.host.slots * store.host.slot_bytes;
+    out.behind_bytes = store.host.streamed_bytes;
+    out.behind_moved_per_step = store.host.read_bytes + store.host.written_bytes;
+    out.disk_bytes = plan.streamed_bytes - out.behind_bytes + out.behind_slot_bytes;
     out.chunks = static_cast<int64_t>(store.chunk_bytes.size());
     out.moved_per_step = plan.read_bytes + plan.written_bytes;
     if (members.read_twice) {
@@ -71,7 +79,9 @@ void predict_bytes(const Memory& memory, const Members& members, const StoreRate
       const double again = rates.read > 0 ? static_cast<double>(plan.read_bytes) / rates.read : 0;
       if (plan.disk_seconds > 0) plan.disk_seconds += again;
       if (plan.seconds > 0) plan.seconds += again;
+      out.behind_moved_per_step += store.host.read_bytes;
     }
+    if (out.behind_bytes > 0) plan.seconds = 0;
   }
   out.step_seconds = plan.step_seconds;
   out.disk_seconds = plan.disk_seconds;
@@ -107,8 +117,10 @@ BudgetPlan sum(const std::vector<BudgetPlan>& budgets) {
     total.fits = total.fits && budget.fits;
   }
   if (!total.fits) return total;
-  for (const auto field : {&BudgetPlan::direct_bytes, &BudgetPlan::resident_bytes, &BudgetPlan::slot_bytes,
-                           &BudgetPlan::disk_bytes, &BudgetPlan::chunks, &BudgetPlan::moved_per_step})
+  for (const auto field :
+       {&BudgetPlan::direct_bytes, &BudgetPlan::resident_bytes, &BudgetPlan::slot_bytes, &BudgetPlan::disk_bytes,
+        &BudgetPlan::chunks, &BudgetPlan::moved_per_step, &BudgetPlan::behind_slot_bytes, &BudgetPlan::behind_bytes,
+        &BudgetPlan::behind_moved_per_step})
     add(field);
   // Known if those of all budgets are that have bytes to step or to move.
   const auto add_seconds = [&](double BudgetPlan::*seconds, int64_t BudgetPlan::*bytes) {

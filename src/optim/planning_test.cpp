@@ -187,8 +187,9 @@ MemoryReport report_on_device(const PlanRequest& request, uint64_t seed) {
 
 TEST(Planning, BytesOnADeviceAreThoseOfTheReport) {
   Rng rng = seeded("plans of a device", 20261124);
-  constexpr int kCases = 300;
-  int64_t streams = 0, refused = 0, most_off = 0, moved = 0;
+  constexpr int kCases = 400;
+  const TemporaryDirectory directory;
+  int64_t streams = 0, on_disk = 0, refused = 0, most_off = 0, moved = 0;
   for (int i = 0; i < kCases; ++i) {
     SCOPED_TRACE(i);
     PlanRequest request = random_request(rng, "");
@@ -201,9 +202,13 @@ TEST(Planning, BytesOnADeviceAreThoseOfTheReport) {
     Budget memory;
     memory.device_bytes = int64_t{1} << rng.between(12, 22);
     memory.device_bytes += rng.below(memory.device_bytes);
-    if (rng.chance(0.4)) memory.ram_bytes = int64_t{1} << rng.between(14, 23);
+    if (rng.chance(0.5)) memory.ram_bytes = int64_t{1} << rng.between(14, 22);
     if (rng.chance(0.5)) memory.chunk_bytes = 4096 * rng.between(1, 16);
     memory.transfer = rng.chance(0.3) ? "zero_copy" : "copy";
+    if (memory.ram_bytes >= 0 && memory.transfer == "copy" && rng.chance(0.7)) {
+      memory.disk = directory.path();
+      if (rng.chance(0.2)) memory.disk_bytes = int64_t{1} << rng.between(14, 23);
+    }
     request.options.memory = memory;
     const BudgetPlan plan = plan_memory(request).total;
     const auto seed = static_cast<uint64_t>(i);
@@ -217,18 +222,21 @@ TEST(Planning, BytesOnADeviceAreThoseOfTheReport) {
     const MemoryReport report = report_on_device(request, seed);
     for (const int64_t off : {plan.state_bytes - report.state_bytes, plan.ram_bytes() - report.device_bytes,
                               plan.disk_bytes - report.allocated_bytes, plan.chunks - report.chunks,
-                              plan.moved_per_step - report.moved_per_step})
+                              plan.moved_per_step - report.moved_per_step, plan.behind_bytes - report.disk_bytes,
+                              plan.behind_moved_per_step - report.disk_moved_per_step})
       most_off = std::max(most_off, std::abs(off));
-    streams += plan.moved_per_step > 0, moved += plan.moved_per_step;
+    streams += plan.moved_per_step > 0, moved += plan.moved_per_step, on_disk += plan.behind_bytes > 0;
   }
   EXPECT_EQ(most_off, 0);
   EXPECT_GT(streams, kCases / 5);
+  EXPECT_GT(on_disk, kCases / 40);
   EXPECT_GT(refused, kCases / 50);
   std::printf(
-      "%d budgets of a device: state streams under %lld, %lld bytes a step; %lld are refused in the same words; "
-      "bytes, chunks and traffic off by %lld at most\n",
-      kCases, static_cast<long long>(streams), static_cast<long long>(moved), static_cast<long long>(refused),
-      static_cast<long long>(most_off));
+      "%d budgets of a device: state streams under %lld, from a disk under %lld, %lld bytes a step; %lld are refused "
+      "in "
+      "the same words; bytes, chunks and traffic off by %lld at most\n",
+      kCases, static_cast<long long>(streams), static_cast<long long>(on_disk), static_cast<long long>(moved),
+      static_cast<long long>(refused), static_cast<long long>(most_off));
 }
 
 // The bytes that a refusal asks for are enough, and one page less is not.

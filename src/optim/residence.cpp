@@ -34,21 +34,25 @@ Residence::Residence(Env& env, const Memory& memory, Backend& backend, const Dev
                    device_->steps_pinned(),
                "got transfer='%s' on a %s device, whose kernels do not reach pinned host memory, wanted 'copy' or ''",
                memory.transfer.c_str(), backend.name());
-    LT_REQUIRE(memory.disk.empty(),
-               "got a disk ('%s') for the state of parameters on a device, wanted budgets of device and host memory",
-               memory.disk.c_str());
+    LT_REQUIRE(
+        memory.disk.empty() ||
+            (!memory.managed && !memory.automatic &&
+             find_transfer_mode(memory.transfer).value_or(TransferMode::kCopy) == TransferMode::kCopy),
+        "got a disk ('%s') with managed=%d, automatic=%d and transfer='%s' for parameters on a device, wanted it "
+        "with device_bytes and ram_bytes, and transfer 'copy' or ''",
+        memory.disk.c_str(), memory.managed, memory.automatic, memory.transfer.c_str());
   } else {
     LT_REQUIRE(
         memory.device_bytes < 0 && !memory.managed && !memory.automatic && memory.transfer.empty(),
         "got device_bytes=%lld, managed=%d, automatic=%d and transfer='%s' for parameters in host memory, wanted "
         "ram_bytes alone",
         ll(memory.device_bytes), memory.managed, memory.automatic, memory.transfer.c_str());
-    if (memory.disk.empty()) return;
-    std::error_code error;  // without a working directory: as it is given, which will be refused
-    if (std::filesystem::path whole = std::filesystem::absolute(memory.disk, error); !error)
-      memory_.disk = whole.string();
-    check_scratch_directory(env, memory_.disk);  // now, not when the first step needs it
   }
+  if (memory.disk.empty()) return;
+  std::error_code error;  // without a working directory: as it is given, which will be refused
+  if (std::filesystem::path whole = std::filesystem::absolute(memory.disk, error); !error)
+    memory_.disk = whole.string();
+  check_scratch_directory(env, memory_.disk);  // now, not when the first step needs it
 }
 
 Placement placement_of(const Memory& memory, int64_t taken, std::span<const ShapedParam> params) {
@@ -71,6 +75,9 @@ void Residence::add_to_store(const Placement& placement) {
                                memory_.automatic};
     options.transfer = find_transfer_mode(memory_.transfer);
     options.choose_transfer_mode = [this] { return fastest_transfer_mode(env_, backend_); };
+    options.disk = memory_.disk;
+    options.disk_bytes = memory_.disk_bytes;
+    if (!memory_.disk.empty()) options.transfer = TransferMode::kCopy;
     options.shared_allocator = allocator_.allocate != nullptr;
     if (allocator_.note_use)
       options.note_use = [from = allocator_](void* memory, void* queue) {

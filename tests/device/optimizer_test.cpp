@@ -9,6 +9,8 @@
 #include "device/device_support.h"
 #include "support/device_twins.h"
 #include "support/message_of.h"
+#include "support/share.h"
+#include "support/temporary.h"
 
 namespace lowtide::testing {
 namespace {
@@ -61,6 +63,57 @@ TEST(DeviceOptimizer, EveryBudgetGivesTheBitsOfTheHost) {
       static_cast<long long>(plans), static_cast<long long>(streamed), static_cast<long long>(managed),
       static_cast<long long>(steps), static_cast<long long>(delays), static_cast<long long>(compared),
       static_cast<long long>(above));
+}
+
+// State on the device, in host memory and on a disk.
+TEST(DeviceOptimizer, ThreeTiersGiveTheBitsOfTheHost) {
+  LT_NEEDS_DEVICE();
+  Rng rng = seeded("three tiers behind a device", 84);
+  const TemporaryDirectory disk;
+  int64_t compared = 0, steps = 0, plans = 0, on_disk = 0, refused = 0, above = 0;
+  const int trials = std::max(6, share_of(320));
+  for (int trial = 0; trial < trials; ++trial) {
+    const Config setup = random_setup(rng);
+    lowtide::Memory memory;
+    memory.chunk_bytes = rng.between(1, 4) * 4096;
+    memory.device_bytes = rng.between(1, 10) * memory.chunk_bytes;
+    memory.ram_bytes = rng.between(1, 10) * memory.chunk_bytes;
+    memory.disk = disk.path();
+    std::unique_ptr<Backend> backend = TestDevice::get().open();
+    if (trial % 2) backend = std::make_unique<DelayedDevice>(std::move(backend), rng.next());
+    Twins twins(rng, setup, memory, std::move(backend));
+    for (int64_t n = rng.between(1, 6); n > 0; --n)
+      twins.add(pick(rng, std::vector{DType::kF32, DType::kBF16, DType::kF16}), random_sizes(rng));
+    try {
+      for (int step = 0; step < 5; ++step) {
+        twins.step(rng.chance(0.3) ? 0.5 : 1);
+        const MemoryReport report = twins.on_device().report();
+        // Pinned memory that is not aligned to pages takes one more.
+        above += report.device_bytes > memory.device_bytes || report.allocated_bytes > memory.ram_bytes + 4 * 4096;
+        if (rng.chance(0.2)) {
+          EXPECT_EQ(twins.differing(), 0) << "trial " << trial;
+        }
+        if (rng.chance(0.1)) twins.on_device().offload();
+        if (rng.chance(0.1)) twins.add(DType::kF32, random_sizes(rng));
+      }
+      twins.on_device().place_states();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument) << error.what();
+      EXPECT_NE(std::string(error.what()).find("budget"), std::string::npos) << error.what();
+      ++refused;
+      continue;
+    }
+    EXPECT_EQ(twins.differing(), 0) << "trial " << trial << " " << setup.rule << " " << setup.state;
+    on_disk += twins.on_device().report().disk_moved_per_step > 0;
+    ++plans;
+    compared += twins.compared();
+    steps += twins.steps();
+  }
+  EXPECT_EQ(above, 0);
+  EXPECT_GE(on_disk, trials / 8);
+  std::printf("%lld plans (%lld with chunks on disk, %lld more refused), %lld steps: differing bytes 0 of %lld\n",
+              static_cast<long long>(plans), static_cast<long long>(on_disk), static_cast<long long>(refused),
+              static_cast<long long>(steps), static_cast<long long>(compared));
 }
 
 TEST(DeviceOptimizer, ClipsToTheBitsOfTheHost) {

@@ -153,7 +153,7 @@ TEST(Device, BudgetsThatCannotBeAreRefused) {
   small.device_bytes = 4096, small.chunk_bytes = 8192;
   host.device_bytes = 16384, host.chunk_bytes = 4096, host.ram_bytes = 8192;
   managed.managed = true, managed.device_bytes = 16384;
-  both.disk = "/tmp", both.ram_bytes = 0;
+  both.disk = "/tmp", both.ram_bytes = 0, both.automatic = true;
   int refused = 0;
   for (const Case& one : {Case{small, "at least 8192 bytes of device memory"}, Case{host, "bytes of host memory"},
                           Case{managed, "managed memory must not exceed"}, Case{both, "got a disk"}}) {

@@ -59,6 +59,8 @@ TEST(LostDevice, HostMemoryStaysReadable) {
     memory.transfer = pick(rng, std::vector<std::string>{"copy", "hybrid", "zero_copy"});
     memory.automatic = rng.chance(0.5);
     if (!memory.automatic) memory.device_bytes = rng.between(3, 12) * 4096;
+    if (!memory.automatic && memory.transfer == "copy" && rng.chance(0.7))
+      memory.disk = directory.path(), memory.ram_bytes = rng.between(3, 12) * 4096;
     fake::FakeBackendOptions options{rng.next()};
     options.steps_pinned = true;
     options.guards = rng.chance(0.5);

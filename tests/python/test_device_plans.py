@@ -25,12 +25,13 @@ def test_random_plans(
 ) -> None:
     monkeypatch.setattr(host_steps, "speeds_of", lambda *of: SPEEDS if of[-1] else SPEEDS._replace(disk=float("inf")))
     random = Random(seed)
-    cases, refused, kinds = max(round(300 * share), 30), 0, {"device": 0, "CPU": 0, "both": 0, "disk": 0}
+    cases, refused, kinds = max(round(300 * share), 30), 0, {"device": 0, "CPU": 0, "both": 0, "disk": 0, "device's disk": 0}
     for case in range(cases):
         kib = {name: f"{random.randint(*of)}KiB" for name, of in {"device": (24, 300), "host": (48, 300)}.items()}
         budgets: list[dict[str, Any]] = [
             {**kib, "disk": tmp_path}, {"device": 0, "host": kib["host"], "disk": tmp_path}, {"device": "24KiB", "host": "48KiB", "disk": tmp_path},
             {"step": "host"}, {"device": kib["device"], "step": "auto"}, {"device": kib["device"]}, {**kib, "transfer": "copy"},
+            {"device": "32KiB", "host": "48KiB", "disk": tmp_path, "step": "device"},
         ]  # fmt: skip
         budget = budgets[case % len(budgets)]
         memory = lowtide.Memory(chunk=random.choice((4096, 8192)), **budget)
@@ -61,12 +62,15 @@ def test_random_plans(
         report = optimizer.report()
         by_host = tuple(i for i, place in enumerate(optimizer.engine.places) if place.mirrored)
         assert plan.by_host == by_host, (rule, codec, shapes, memory)
-        got = {name: report[name] for name in ("state_bytes", "device_bytes", "allocated_bytes", "disk_bytes", "moved_per_step")}
-        wanted = (plan.state_bytes, plan.device_bytes, plan.host_bytes, plan.disk_bytes, plan.streamed_per_step + plan.disk_per_step)
+        names = ("state_bytes", "device_bytes", "allocated_bytes", "disk_bytes", "moved_per_step", "disk_moved_per_step")
+        got = {name: report[name] for name in names}
+        moved = plan.streamed_per_step + (plan.disk_per_step if by_host else 0)
+        wanted = (plan.state_bytes, plan.device_bytes, plan.host_bytes, plan.disk_bytes, moved, plan.disk_per_step)
         assert tuple(got.values()) == wanted, (got, plan, rule, codec, shapes, memory)
         weights = sum(here[i].numel() * here[i].element_size() for i in by_host)
         assert (plan.gradients_per_step, plan.weights_per_step, plan.copy_bytes) == (weights, weights, 2 * weights)
         kinds["device" if not by_host else "CPU" if len(by_host) == len(here) else "both"] += 1
         kinds["disk"] += plan.disk_bytes > 0
+        kinds["device's disk"] += plan.disk_bytes > 0 and not by_host
     assert min(kinds.values()) > 0
     figure(f"{cases} budgets, {refused} refused by both: plan and report alike to the byte; stepped by {kinds}")

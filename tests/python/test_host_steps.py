@@ -40,6 +40,7 @@ def memories(folder: Path) -> dict[str, lowtide.Memory]:
         "disk": lowtide.Memory(device="24KiB", host="40KiB", disk=folder, chunk=4096),
         "host, disk": lowtide.Memory(device=0, host="12KiB", disk=folder, chunk=4096),
         "auto": lowtide.Memory(device="24KiB", step="auto", chunk=4096),
+        "device, disk": lowtide.Memory(device="24KiB", host="24KiB", disk=folder, chunk=4096, step="device"),
     }
 
 
@@ -78,6 +79,7 @@ def test_random_plans(device: StandIn, tmp_path: Path, seed: int, share: float, 
         ways: list[dict[str, Any]] = [{"step": "host"}, {"device": 0, "disk": tmp_path, "host": kib["host"]}]
         ways += 3 * [{**kib, "disk": tmp_path}]
         ways.append({"device": kib["device"], "step": "auto"})
+        ways.append({"device": "32KiB", "host": "32KiB", "disk": tmp_path, "step": "device"})
         return lowtide.Memory(chunk=chunk, **random.choice(ways))
 
     def run() -> int:
@@ -126,10 +128,11 @@ def test_gradients_are_clipped_as_on_the_cpu(device: StandIn, tmp_path: Path, se
         for _ in range(3):
             random_gradients(here)
             device.give_gradients(there, here)
-            norms = [float(opt.clip_grad_norm_(0.5)) for opt in (first, second)]
+            queued = [opt.clip_grad_norm_(0.5) for opt in (first, second)]
             first.step()
             second.step()
             device.synchronize()
+            norms = [*map(float, queued)]
             twins.compare(here, there)
             assert norms[0] == norms[1] > 0.5
         assert twins.differing == 0, way
@@ -342,6 +345,8 @@ def test_budgets_that_contradict(device: StandIn, tmp_path: Path, figure: Callab
         ({"host": "1MiB", "disk": tmp_path, "managed": True}, "managed with disk"),
         ({"step": "host", "transfer": "copy"}, "transfer with step='host'"),
         ({"disk": tmp_path, "step": "host"}, "disk without host"),
+        ({"device": "auto", "host": "1MiB", "disk": tmp_path, "step": "device"}, "device='auto' with a disk"),
+        ({"host": "1MiB", "disk": tmp_path, "step": "device", "transfer": "hybrid"}, "disk with managed=False, transfer='hybrid'"),
         ({"step": "cpu"}, "step: got 'cpu', wanted one of device, host, auto"),
     ]
     for options, words in refused:

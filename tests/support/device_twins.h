@@ -54,7 +54,7 @@ class DeviceTensors {
 class Twins {
  public:
   Twins(Rng& rng, Config setup, const lowtide::Memory& memory, std::unique_ptr<Backend> backend,
-        const DeviceAllocator& allocator = {})
+        const DeviceAllocator& allocator = {}, Env& env = system_env())
       : rng_(rng), on_host_(make_optimizer(setup)), device_(*backend->device()) {
     queue_ = device_.make_queue();
     tensors_.emplace(device_, queue_);
@@ -64,7 +64,7 @@ class Twins {
     options.threads = 1;
     options.memory = memory;
     options.allocator = allocator;
-    on_device_.emplace(OptimizerEnv::make(options, system_env(), std::move(backend)));
+    on_device_.emplace(OptimizerEnv::make(options, env, std::move(backend)));
     group_.hyper = setup.hyper;
     group_.state = setup.state;
     group_.min_quantized_numel = setup.min_quantized_numel;

@@ -157,8 +157,11 @@ class StateOnDevice(NamedTuple):
     codes: int  # and scales: less than that
     near: int  # on the device, with the buffers that the others stream through
     resident: int  # of that, the state that stays
-    beyond: int  # in host memory
+    beyond: int  # in host memory, and on a disk
     moved: int  # in a step, both ways
+    host: int  # host memory, with the buffers that come between it and a disk
+    disk: int
+    disk_moved: int  # in a step, read and written
     problem: str  # why there is no such plan; all state may have to be beyond then
 
 
@@ -166,16 +169,21 @@ def state_on_device(family: Family, sizes: Sizes, budget: Budget, host: int = -1
     """Plans the parameters in `sizes` under the budget of their device. host: bytes of its memory; -1: enough."""
 
     def plan(there: int) -> Mapping[str, Any]:
-        given = Budget(host, "", -1, budget.chunk_bytes, there, transfer=budget.transfer)
+        disk = (budget.disk, budget.disk_bytes) if host >= 0 else ("", -1)
+        given = Budget(host, *disk, budget.chunk_bytes, there, transfer=budget.transfer)
         return _core.plan_memory(family.core_rule, given, sizes.groups)[0]
 
     there = budget.device_bytes
     found = plan(_ENOUGH if budget.managed else max(there, 0))
     if found["fits"] and (there >= 0 or budget.managed):
-        near, resident, beyond, moved = (
-            int(found[name]) for name in ("ram_bytes", "resident_bytes", "disk_bytes", "moved_per_step")
+        resident, in_host, buffers, on_disk = (
+            int(found[name]) for name in ("resident_bytes", "disk_bytes", "behind_slot_bytes", "behind_bytes")
         )
-        return StateOnDevice(resident + beyond, int(found["state_bytes"]), near, resident, beyond, moved, "")
+        beyond = in_host - buffers + on_disk
+        return StateOnDevice(
+            resident + beyond, found["state_bytes"], found["ram_bytes"], resident, beyond, found["moved_per_step"], in_host, on_disk,
+            found["behind_moved_per_step"], "",
+        )  # fmt: skip
     everything = plan(_ENOUGH)  # nothing is beyond
     all_of_it = int(everything["resident_bytes"])
-    return StateOnDevice(all_of_it, int(everything["state_bytes"]), 0, 0, all_of_it, 0, str(found["problem"]))
+    return StateOnDevice(all_of_it, int(everything["state_bytes"]), 0, 0, all_of_it, 0, all_of_it, 0, 0, str(found["problem"]))

@@ -34,8 +34,8 @@ class Memory:
     device.
 
     For parameters on several devices, `host` is one amount for all of them, and each device has a share of it
-    (docs/devices.md); `disk` and `disk_limit` are for those on the CPU, `managed` and `transfer` for the others, and the
-    rest holds for each device by itself.
+    (docs/devices.md); `managed` and `transfer` are not for those on the CPU, and the rest holds for each device by
+    itself.
 
     Attributes:
         device: bytes on the parameters' device, streaming buffers included. For CPU parameters that is RAM: `device`
@@ -46,8 +46,8 @@ class Memory:
         host: bytes of host memory, streaming buffers included. Neither given: no limit, all state of CPU parameters
             stays in RAM.
         disk: a directory, best on a local SSD, for a scratch file without a name: nothing is left behind, whatever
-            happens to the process. One process at a time. None: no disk, and state that does not fit is refused. The
-            CPU steps the parameters whose state is there.
+            happens to the process. One process at a time. None: no disk, and state that does not fit is refused.
+            `step` says who steps the parameters whose state is there.
         disk_limit: bytes on disk at most.
         chunk: the unit of moving; by default chosen from the budget.
         managed: all state in memory that the driver moves between a device and the host as it is used, instead of what
@@ -59,7 +59,8 @@ class Memory:
             copied; all state and masters are in host memory and on disk. "auto": those whose state does not fit there
             by the device or by the CPU, so that both end at the same time, by rates that are measured once in a process
             (`lowtide.engine.host_steps`). None: "auto" with a disk, "host" with device=0, else "device". With "device"
-            the disk is for CPU parameters alone. No bit of a result depends on it.
+            and a disk, what has no room in `host` comes from the disk through pinned memory in every step, which
+            returns when it has been written back. No bit of a result depends on it.
     """
 
     device: int | str | None = None
@@ -91,6 +92,9 @@ class Memory:
             return "host"
         way = self.step or ("host" if nothing and not self.transfer else "auto" if self.disk is not None else "device")
         if way == "device":
+            through = "transfer='copy' or none, and not managed: it comes through pinned memory"
+            contradicts = self.disk is not None and (self.managed or self.transfer not in (None, "copy"))
+            expect(not contradicts, "memory", f"disk with managed={self.managed}, transfer={self.transfer!r}", through)
             contradiction = f"device={self.device!r} with step='device'"
             wanted = "room for state that passes through, or step='host'"
             expect(not nothing or bool(self.transfer) or self.step is None, "memory", contradiction, wanted)
@@ -118,7 +122,11 @@ class Memory:
         auto = self.device == "auto"
         if auto and self.managed:
             raise ValueError("memory: got managed with device='auto', wanted one of them: a driver moves managed state")
+        on_disk = self.disk is not None and (place.on_host or self.step == "device")
         automatic = not place.on_host and not self.managed and (auto or (self.device is None and place.kind.automatic))
+        if not place.on_host and on_disk:
+            expect(not auto, "memory", "device='auto' with a disk and step='device'", "device=BYTES, or step='auto'")
+            automatic = False
         limits = {"device": None if auto or place.mirrored else self.device, "host": self.host}
         here = limits.pop("device") if not place.on_host else None
         device = -1 if here is None else size_of("device", here, place)
@@ -134,7 +142,7 @@ class Memory:
         if self.disk is not None and not disk:
             raise ValueError("memory: got an empty path as disk, wanted a directory, or None for no disk")
         limit = -1 if self.disk_limit is None else size_of("disk_limit", self.disk_limit)
-        if not place.on_host:  # it has no disk: what is there the CPU steps (`engine.host_steps`)
+        if not on_disk:  # what is there the CPU steps (`engine.host_steps`)
             disk, limit = "", -1
         total = sum(ram) if ram else -1
         expect(total < 2**63, "memory", f"{total} bytes as device + host", "less than 2^63")
@@ -146,6 +154,8 @@ class Memory:
             return replace(self, device=None, host=host, managed=False, transfer=None, step="host")
         if place.on_host:
             return replace(self, host=host, managed=False, transfer=None)
+        if self.step == "device":
+            return replace(self, host=host)
         return replace(self, host=host, disk=None, disk_limit=None, step="device")
 
 

@@ -43,11 +43,11 @@ class DevicePlan:
     host_bytes: int = 0  # of state in host memory, streaming buffers included
     copy_bytes: int = 0  # of host memory for copies of weights and gradients, beside `Memory(host=)`
     disk_bytes: int = 0
-    streamed_per_step: int = 0  # state from host memory to the device and back
+    streamed_per_step: int = 0  # state from host memory or the disk to the device and back
     gradients_per_step: int = 0  # copied to the host, where the CPU steps; as large as the weights, which are copied, too,
     weights_per_step: int = 0  # and back
     disk_per_step: int = 0  # read and written
-    device_seconds: float = 0.0  # until the device has done its part; 0: a rate is unknown, here and below
+    device_seconds: float = 0.0  # until the device has done its part, its disk too; 0: a rate is unknown, here and below
     host_seconds: float = 0.0  # until the CPU, its copies and its disk have
     seconds: float = 0.0  # of a step: a lower bound, if all that can overlaps
     by_host: tuple[int, ...] = field(default=(), repr=False)  # numbers of the parameters that the CPU steps
@@ -192,8 +192,8 @@ class _Prediction:
         state = state_on_device(self._family, sizes, budget, budget.ram_bytes)
         problem = state.problem and f"{place.device}: {state.problem}"
         return {
-            "state_bytes": state.codes, "problem": problem, "device_bytes": state.near, "host_bytes": state.beyond,
-            "streamed_per_step": state.moved,
+            "state_bytes": state.codes, "problem": problem, "device_bytes": state.near, "host_bytes": state.host,
+            "streamed_per_step": state.moved, "disk_bytes": state.disk, "disk_per_step": state.disk_moved,
         }  # fmt: skip
 
     def _timed(self, total: DevicePlan) -> DevicePlan:
@@ -201,6 +201,11 @@ class _Prediction:
         device, host = ends(total.streamed_per_step / 2, total.weights_per_step, steps, self._rates.link)
         if not total.host_params:
             host = 0.0
+            if total.disk_per_step:  # by way of host memory to the device
+                read, write = self._rates.read, self._rates.write
+                if not read or not write:
+                    return total
+                device = max(device, total.disk_per_step / 2 * (1 / read + 1 / write))
         elif not steps and total.host_bytes + total.disk_bytes:
             return replace(total, host_seconds=0.0)
         return replace(total, device_seconds=device, host_seconds=host, seconds=max(device, host))

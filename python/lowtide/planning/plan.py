@@ -209,6 +209,9 @@ def _predict(family: Family, memory: Memory | None, groups: list[PlannedGroup], 
     total, budgets = _core.plan_memory(family.core_rule, budget, described, read, write)
     own = [(f"group {group.number}", group.memory) for group in groups if group.memory]
     names, memories = zip(("optimizer", memory), *own, strict=True)
+    for found in (total, *budgets):  # nothing is behind the disk of parameters on the CPU
+        for name in [name for name in found if name.startswith("behind_")]:
+            del found[name]
     parts = tuple(BudgetPlan(**budget) for budget in budgets)
     return Plan(**total, rule=family.rule, names=names, budgets=parts, memories=memories, rates=rates)
 

@@ -29,6 +29,9 @@ class CoreReport(TypedDict):
     promotions: int
     demotions: int
     transfer: str
+    disk_moved_per_step: int
+    disk_read_bytes: int
+    disk_written_bytes: int
 
 
 class Report(CoreReport):

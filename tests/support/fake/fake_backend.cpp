@@ -307,7 +307,18 @@ void FakeBackend::wait(void* queue, const Event& event) {
 void FakeBackend::host_wait(const Event& event) {
   const std::lock_guard lock(mutex_);
   require_alive();
-  if (event) device_.host_wait(*static_cast<int*>(event.get()));
+  if (!event) return;
+  const int number = *static_cast<int*>(event.get());
+  if (host_waits_++ == options_.drop_host_wait)
+    dropped_mattered_ = !device_.has_happened(number);
+  else
+    device_.host_wait(number);
+}
+
+void FakeBackend::host_touches(const void* memory, int64_t bytes, bool writes) {
+  const std::lock_guard lock(mutex_);
+  Span span;
+  if (!lost_ && find(memory, bytes, &span)) device_.host_touches(span, writes);
 }
 
 bool FakeBackend::has_happened(const Event& event) {

@@ -27,6 +27,7 @@ struct FakeBackendOptions {
   // Not nullptr: moves what kernels touch of shared memory. Without capturing, and outlives the backend.
   ManagedPages* managed = nullptr;
   std::string description = "";
+  int64_t drop_host_wait = -1;  // the host_wait() call (from 0) that is ignored
 };
 
 // As a driver is, the device's calls are for any thread: a save beside steps reads chunks in one of its own.
@@ -91,6 +92,10 @@ class FakeBackend final : public Backend, public Device {
   int64_t queues() const { return static_cast<int64_t>(queues_.size()); }
   int64_t prefetches() const { return prefetches_; }
   int64_t waits() const { return waits_; }
+  int64_t host_waits() const { return host_waits_; }
+  // The host, in a file's transfer say, reads or writes memory of the device, if it is that: checked for races. Any
+  // thread.
+  void host_touches(const void* memory, int64_t bytes, bool writes);
   // Waits of this queue for another one on which a copy from device to pinned memory was queued: for write-back.
   int64_t waits_for_write_back(void* queue) const;
   bool dropped_mattered() const { return dropped_mattered_; }  // it ordered something that was not ordered already
@@ -140,7 +145,7 @@ class FakeBackend final : public Backend, public Device {
   int near_, far_;
   std::deque<int> queues_;  // numbers of streams, at stable addresses
   std::vector<Allocation> allocations_;
-  int64_t prefetches_ = 0, waits_ = 0;
+  int64_t prefetches_ = 0, waits_ = 0, host_waits_ = 0;
   std::set<int> writing_back_;                  // streams
   std::map<int, int> recorded_on_;              // stream, by event
   std::map<int, std::vector<int>> waited_for_;  // streams, by the one that waits

@@ -43,7 +43,7 @@ int FakeDevice::allocate(int memory, int64_t bytes) {
          static_cast<long long>(m.capacity));
   m.used += bytes;
   m.peak = std::max(m.peak, m.used);
-  regions_.push_back({static_cast<size_t>(memory), true, std::vector<uint8_t>(static_cast<size_t>(bytes), kAllocated)});
+  regions_.push_back({static_cast<size_t>(memory), true, PageBytes(static_cast<size_t>(bytes), kAllocated)});
   return static_cast<int>(regions_.size()) - 1;
 }
 
@@ -70,6 +70,12 @@ std::vector<uint8_t> FakeDevice::host_read(const Span& from) {
   checker_.begin_operation(kHost);
   checker_.access(kHost, "host read", from, false);
   return {data(from), data(from) + from.bytes};
+}
+
+void FakeDevice::host_touches(const Span& span, bool writes) {
+  require_live(span, "host");
+  checker_.begin_operation(kHost);
+  checker_.access(kHost, writes ? "host write" : "host read", span, writes);
 }
 
 void FakeDevice::copy(int stream, std::string name, const Span& to, const Span& from) {

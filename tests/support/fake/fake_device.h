@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <new>
 #include <random>
 #include <string>
 #include <vector>
@@ -14,6 +15,20 @@
 #include "support/fake/race_checker.h"
 
 namespace lowtide::fake {
+
+// As drivers give it: aligned to pages.
+template <class T>
+struct PageAllocator {
+  using value_type = T;
+  static constexpr std::align_val_t kPage{4096};
+  PageAllocator() = default;
+  template <class U>
+  explicit PageAllocator(const PageAllocator<U>&) {}
+  T* allocate(size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), kPage)); }
+  void deallocate(T* at, size_t) { ::operator delete(at, kPage); }
+  bool operator==(const PageAllocator&) const { return true; }
+};
+using PageBytes = std::vector<uint8_t, PageAllocator<uint8_t>>;
 
 class FakeDevice {
  public:
@@ -36,6 +51,7 @@ class FakeDevice {
   // Accesses of the host, at once, checked for races.
   void host_write(const Span& to, const uint8_t* from);
   std::vector<uint8_t> host_read(const Span& from);
+  void host_touches(const Span& span, bool writes);
 
   // In two or three fragments, in random order, with work of other streams between them.
   void copy(int stream, std::string name, const Span& to, const Span& from);
@@ -94,7 +110,7 @@ class FakeDevice {
   struct Region {
     size_t memory;
     bool live = true;
-    std::vector<uint8_t> bytes;  // kept when freed: a late operation must find poison, not a crash
+    PageBytes bytes;  // kept when freed: a late operation must find poison, not a crash
   };
 
   static int actor(int stream) { return stream + 1; }  // in the race checker; the host is 0

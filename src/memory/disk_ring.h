@@ -1,0 +1,96 @@
+// The way between a disk and a device: slots in pinned host memory, through which chunks on disk pass in a step.
+//
+//   file --read--> slot --copy--> device          device --copy--> slot --write--> file
+//
+// The device's copies run late, and nothing but the host can start a read or a write behind one, so the host waits: for
+// a chunk's read before its copy is queued, and for its copy back before it is written. While it waits the device steps
+// what was queued before, reads ahead are under way, and so are writes.
+//
+// Used by one thread at a time; borrows all that it is made with.
+#pragma once
+
+#include <cstddef>
+#include <exception>
+#include <vector>
+
+#include "backend/device.h"
+#include "memory/device_record.h"
+#include "memory/scratch_file.h"
+#include "memory/traffic.h"
+
+namespace lowtide {
+
+class DiskRing {
+ public:
+  DiskRing(Device& device, std::vector<DeviceRecord>& chunks) : device_(device), chunks_(chunks) {}
+  ~DiskRing();
+  DiskRing(const DiskRing&) = delete;
+  DiskRing& operator=(const DiskRing&) = delete;
+
+  // Between steps: so many slots, of so many bytes each, of this file; 0: nothing is on disk. Their memory comes with
+  // the next step.
+  void resize(ScratchFile* file, int slots, int64_t slot_bytes);
+  size_t slots() const { return slots_.size(); }
+  int64_t slot_bytes() const { return slot_bytes_; }
+  int64_t bytes() const;  // of host memory, taken
+  const Traffic& traffic() const { return traffic_; }
+
+  // A step of these chunks, which are on disk, in this order. Takes memory. Throws kOutOfMemory and changes nothing.
+  void begin_step(std::vector<int> chunks, int threads);
+  // Waits until a chunk is in a slot. Its copy to the device is queued next, and leaves() says when that has happened.
+  // Throws kIo if it cannot be read, and kOutOfMemory.
+  const std::byte* bring(int chunk);
+  void leaves(Device::Event copied);
+  // A slot for a chunk that bring() has brought: its copy from the device is queued next, and arrives() says when that
+  // has happened. It is written then, whatever else is asked for. Throws kOutOfMemory only if the disk has refused all
+  // slots there were and the host has no memory for another.
+  std::byte* room_for();
+  void arrives(int chunk, Device::Event copied);
+
+  // Waits for all that is under way, also for what is left when waiting for some of it throws. The device has finished
+  // its copies, or does with time. Chunks that could not be written stay in host memory.
+  void finish();
+  // The first write that failed since this was asked last (see KeptInMemory).
+  std::exception_ptr take_failure() noexcept { return std::exchange(failure_, nullptr); }
+
+ private:
+  enum class Use {
+    kNothing,
+    kReading,   // from the file
+    kTaken,     // by bring(), until leaves()
+    kLeaving,   // for the device
+    kArriving,  // from the device
+    kWriting,   // to the file
+  };
+  struct Slot {
+    PinnedPages memory;
+    Use use = Use::kNothing;
+    int chunk = -1;
+    bool read = false;  // kReading: it is over
+    ScratchFile::Ticket ticket = 0;
+    Device::Event copied;
+    int64_t since = 0;  // the use began, in the counting of all slots
+  };
+  void begin(Slot& slot, Use use, int chunk);
+  Slot& free_slot();
+  Slot* oldest();
+  void note_what_happened();
+  void read(Slot& slot, int chunk);
+  void read_ahead();
+  void write(Slot& slot) noexcept;
+  void end(Slot& slot);
+  void keep(Slot& slot) noexcept;
+
+  Device& device_;
+  std::vector<DeviceRecord>& chunks_;
+  ScratchFile* file_ = nullptr;
+  std::vector<Slot> slots_;
+  int64_t slot_bytes_ = 0, uses_ = 0;
+  std::vector<int> coming_;  // in this step
+  size_t begun_ = 0;         // the first of them: their reads have begun
+  int threads_ = 1;          // for checksums
+  Traffic traffic_;
+  std::exception_ptr failure_;
+};
+
+}  // namespace lowtide

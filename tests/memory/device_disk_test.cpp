@@ -1,0 +1,410 @@
+// Claims: behind a device that runs everything late, in any legal order, state in host memory and on a disk gives the
+// bits of an optimizer in host memory; no budget is exceeded; each link carries what the plan says, to the byte; the
+// host waits for what the device has not done, no less; a disk that refuses writes loses nothing; any call of the
+// device, of the disk and for memory may fail.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <map>
+#include <string>
+
+#include "core/buffer.h"
+#include "core/error.h"
+#include "support/device_twins.h"
+#include "support/fake/fake_backend.h"
+#include "support/fake_races.h"
+#include "support/faulty_env.h"
+#include "support/share.h"
+#include "support/temporary.h"
+
+namespace lowtide::testing {
+namespace {
+
+using fake::FakeBackend;
+
+// All transfers of files by pread and pwrite, checked for races with what the device was told.
+class WatchedEnv final : public FaultyEnv {
+ public:
+  FakeBackend* backend = nullptr;
+  int64_t pread(int fd, void* to, int64_t bytes, int64_t offset) override {
+    if (backend) backend->host_touches(to, bytes, true);
+    return FaultyEnv::pread(fd, to, bytes, offset);
+  }
+  int64_t pwrite(int fd, const void* from, int64_t bytes, int64_t offset) override {
+    if (backend) backend->host_touches(from, bytes, false);
+    return FaultyEnv::pwrite(fd, from, bytes, offset);
+  }
+};
+
+struct ThreeTiers {
+  Config setup;
+  lowtide::Memory memory;
+  TemporaryDirectory disk;
+  WatchedEnv env;
+  FakeBackend* fake = nullptr;
+  std::optional<Twins> twins;
+
+  void begin(Rng& rng, fake::FakeBackendOptions options = {}) {
+    options.seed = rng.next();
+    memory.disk = disk.path();
+    auto backend = std::make_unique<FakeBackend>(options);
+    env.backend = fake = backend.get();
+    twins.emplace(rng, setup, memory, std::move(backend), DeviceAllocator{}, env);
+  }
+};
+
+Config adamw(const char* state = "bf16") {
+  Config setup;
+  setup.state = state, setup.hyper = default_hyper("adamw");
+  setup.nonfinite = NonFinite::kPropagate;
+  return setup;
+}
+
+TEST(DeviceDisk, EveryBudgetGivesTheBitsOfTheHost) {
+  Rng rng = seeded("device, host and disk", 371);
+  int64_t compared = 0, steps = 0, plans = 0, on_disk = 0, refused = 0, above = 0, moved = 0, offloaded = 0;
+  const int trials = std::max(20, share_of(360));
+  for (int trial = 0; trial < trials; ++trial) {
+    ThreeTiers one;
+    one.setup = random_setup(rng);
+    const int64_t chunk = rng.between(1, 4) * kPageBytes;
+    one.memory.chunk_bytes = chunk;
+    one.memory.device_bytes = rng.between(1, 10) * chunk;
+    one.memory.ram_bytes = rng.between(1, 10) * chunk;
+    if (rng.chance(0.2)) one.memory.disk_bytes = rng.between(0, 60) * chunk;
+    fake::FakeBackendOptions options;
+    options.steps_pinned = true;
+    options.guards = rng.chance(0.5);
+    one.begin(rng, options);
+    Twins& twins = *one.twins;
+    for (int64_t n = rng.between(1, 6); n > 0; --n)
+      twins.add(pick(rng, std::vector{DType::kF32, DType::kBF16, DType::kF16}), random_sizes(rng));
+    const bool some = rng.chance(0.3);
+    bool replanned = false;
+    try {
+      for (int step = 0; step < 8; ++step) {
+        const bool ahead =
+            rng.chance(0.1) && twins.on_device().prefetch(rng.between(0, 8) * kPageBytes, twins.queue()) > 0;
+        if (rng.chance(0.1)) {
+          const int64_t freed = twins.on_device().demote(rng.between(0, 10) * kPageBytes);
+          moved += freed > 0;
+          replanned = true;
+        }
+        twins.step(some ? 0.5 : 1);
+        if (ahead) twins.on_device().synchronize();  // which gives back what was borrowed
+        const MemoryReport report = twins.on_device().report();
+        above += report.device_bytes > one.memory.device_bytes && !replanned;
+        above += report.allocated_bytes > one.memory.ram_bytes && !replanned;
+        if (rng.chance(0.2)) {
+          EXPECT_EQ(twins.differing(), 0) << "trial " << trial;
+        }
+        if (rng.chance(0.1)) {
+          twins.on_device().offload();
+          EXPECT_EQ(twins.on_device().report().device_bytes, 0);
+          EXPECT_LE(twins.on_device().report().allocated_bytes, one.memory.ram_bytes);
+          ++offloaded;
+          if (rng.chance(0.5)) twins.on_device().onload();
+        }
+        if (rng.chance(0.1)) twins.add(DType::kF32, random_sizes(rng));
+      }
+      twins.on_device().place_states();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument) << error.what();
+      EXPECT_NE(std::string(error.what()).find("budget"), std::string::npos) << error.what();
+      ++refused;
+      continue;
+    }
+    EXPECT_EQ(twins.differing(), 0) << "trial " << trial << " " << one.setup.rule << " " << one.setup.state;
+    const MemoryReport report = twins.on_device().report();
+    on_disk += report.disk_moved_per_step > 0;
+    EXPECT_EQ(report.kept_bytes, 0);
+    expect_no_race(*one.fake);
+    ++plans;
+    compared += twins.compared();
+    steps += twins.steps();
+  }
+  EXPECT_EQ(above, 0);
+  EXPECT_GT(on_disk, plans / 4);
+  std::printf(
+      "%lld plans (%lld with chunks on disk, %lld more refused), %lld steps, %lld demotions, %lld offloaded: differing "
+      "bytes 0 of %lld, above a budget %lld\n",
+      ll(plans), ll(on_disk), ll(refused), ll(steps), ll(moved), ll(offloaded), ll(compared), ll(above));
+}
+
+TEST(DeviceDisk, EachLinkCarriesWhatIsPlanned) {
+  Rng rng = seeded("traffic of three tiers", 372);
+  int64_t link = 0, disk = 0, cases = 0;
+  const int trials = std::max(10, share_of(100));
+  for (int trial = 0; trial < trials; ++trial) {
+    ThreeTiers one;
+    one.setup = adamw("fp32");
+    one.memory.chunk_bytes = kPageBytes;
+    one.memory.device_bytes = rng.between(1, 20) * kPageBytes;
+    one.memory.ram_bytes = rng.between(1, 20) * kPageBytes;
+    one.begin(rng);
+    for (int64_t n = rng.between(1, 4); n > 0; --n) one.twins->add(DType::kF32, {rng.between(1, 20), 500});
+    constexpr int kSteps = 3;
+    for (int step = 0; step < kSteps; ++step) one.twins->step();
+    const MemoryReport report = one.twins->on_device().report();
+    if (report.disk_moved_per_step == 0) continue;  // what streams is read ahead of the next step
+    EXPECT_EQ(report.read_bytes + report.written_bytes, kSteps * report.moved_per_step);
+    EXPECT_EQ(report.disk_read_bytes + report.disk_written_bytes, kSteps * report.disk_moved_per_step);
+    link += report.moved_per_step, disk += report.disk_moved_per_step, ++cases;
+  }
+  EXPECT_GT(disk, 0);
+  std::printf("%lld plans: over the link %lld bytes a step, over the disk's %lld: moved / planned = 1 on both\n",
+              ll(cases), ll(link), ll(disk));
+}
+
+// Without any one wait of the host, the transfers of the file race with the device's, or the wait had nothing to wait
+// for.
+TEST(DeviceDisk, TheHostWaitsForWhatItMust) {
+  Rng rng = seeded("host waits", 373);
+  int64_t dropped = 0, raced = 0;
+  for (int trial = 0; trial < 6; ++trial) {
+    const uint64_t seed = rng.next();
+    int64_t waits = 1;
+    for (int64_t drop = -1; drop < waits; ++drop) {
+      Rng own(seed);
+      ThreeTiers one;
+      one.setup = adamw();
+      one.memory.chunk_bytes = kPageBytes;
+      one.memory.device_bytes = (1 + trial % 3) * kPageBytes;
+      one.memory.ram_bytes = (1 + trial % 4) * kPageBytes;
+      fake::FakeBackendOptions options;
+      options.drop_host_wait = drop;
+      one.begin(own, options);
+      one.twins->add(DType::kF32, {3, 1500});
+      one.twins->add(DType::kBF16, {2000});
+      one.twins->on_device().place_states();
+      const int64_t before = one.fake->host_waits();
+      int64_t after = 0, differing = -1;
+      try {
+        for (int step = 0; step < 2; ++step) one.twins->step();
+        after = one.fake->host_waits();
+        differing = one.twins->differing();
+      } catch (const Error& error) {  // a chunk was written, or its checksum made, too early
+        EXPECT_EQ(error.kind(), ErrorKind::kIo) << error.what();
+        EXPECT_GE(drop, 0);
+      }
+      const bool found = differing != 0 || !one.fake->fake().race_checker().races().empty();
+      if (drop < 0) {
+        EXPECT_FALSE(found) << "control";
+        waits = after;
+        continue;
+      }
+      if (drop < before) continue;  // not of a step
+      ++dropped;
+      raced += found;
+    }
+  }
+  EXPECT_GT(raced, 0);
+  std::printf("%lld waits of the host dropped in steps: %lld raced, of the others 0 bytes differ\n", ll(dropped),
+              ll(raced));
+}
+
+// Writes that fail, once or from then on: the step is complete, and says what is kept.
+TEST(DeviceDisk, ADiskThatRefusesWritesLosesNothing) {
+  Rng rng = seeded("refused writes behind a device", 374);
+  int64_t refused = 0, kept = 0, compared = 0;
+  for (const bool persistent : {false, true})
+    for (const bool guards : {false, true})
+      for (int64_t n = 1; n <= 12; ++n) {
+        SCOPED_TRACE("write " + std::to_string(n) + (persistent ? " and all after" : ""));
+        ThreeTiers one;
+        one.setup = adamw();
+        if (guards) one.setup.nonfinite = NonFinite::kSkip;
+        one.memory.chunk_bytes = kPageBytes;
+        one.memory.device_bytes = 3 * kPageBytes;
+        one.memory.ram_bytes = (2 + n % 4) * kPageBytes;
+        fake::FakeBackendOptions options;
+        options.guards = guards;
+        one.begin(rng, options);
+        Twins& twins = *one.twins;
+        twins.add(DType::kF32, {5, 1500});
+        twins.add(DType::kBF16, {4000});
+        twins.step();
+        one.env.arm({Call::kPwrite, n, persistent, ENOSPC});
+        int64_t here = 0;
+        for (int step = 0; step < 3; ++step) {
+          try {
+            twins.step();
+          } catch (const Error& error) {
+            EXPECT_EQ(error.kind(), ErrorKind::kIo);
+            EXPECT_EQ(error.os_error(), ENOSPC);
+            EXPECT_NE(std::string(error.what()).find("nothing is lost"), std::string::npos) << error.what();
+            ++here;
+          }
+          EXPECT_EQ(twins.on_device().report().steps, 2 + step);
+          kept += twins.on_device().report().kept_bytes > 0;
+          EXPECT_EQ(twins.differing(), 0) << "step " << step;
+        }
+        EXPECT_EQ(here > 0, one.env.struck() > 0);
+        one.env.disarm();
+        twins.step();
+        EXPECT_EQ(twins.on_device().report().kept_bytes, 0);
+        EXPECT_EQ(twins.differing(), 0);
+        refused += here;
+        compared += twins.compared();
+        expect_no_race(*one.fake);
+      }
+  EXPECT_GT(refused, 40);
+  EXPECT_GT(kept, 40);
+  std::printf("%lld steps told of a write that failed; differing bytes 0 of %lld\n", ll(refused), ll(compared));
+}
+
+// The n-th call, for every n: of the device, a read, a write, memory of the host. What was to be kept is kept, and the
+// optimizer works on; a step that was stopped is made good by loading.
+TEST(DeviceDisk, AnyCallMayFail) {
+  const TemporaryDirectory files;
+  int64_t compared = 0;
+  enum class At { kStep, kAdd, kOffload, kOnload };
+  const char* const names[] = {"step", "add", "offload", "onload"};
+  for (const At at : {At::kStep, At::kAdd, At::kOffload, At::kOnload})
+    for (const Call call : {Call::kAny, Call::kPread, Call::kPwrite, Call::kMap}) {
+      int64_t faults = 0, wholes = 0, runs = 0;
+      const int64_t every = call == Call::kAny ? spread() : 1;
+      for (int64_t n = 1, silent = 0; silent < 12; n += every, ++runs) {
+        SCOPED_TRACE(std::string(names[static_cast<int>(at)]) + ", call " + std::to_string(n) + " of kind " +
+                     std::to_string(static_cast<int>(call)));
+        Rng rng(9100 + static_cast<uint64_t>(n));
+        ThreeTiers one;
+        one.setup = adamw();
+        one.memory.chunk_bytes = kPageBytes;
+        one.memory.device_bytes = (n % 2 ? 3 : 5) * kPageBytes;
+        one.memory.ram_bytes = (n % 3 ? 4 : 2) * kPageBytes;
+        one.begin(rng);
+        Twins& twins = *one.twins;
+        twins.add(DType::kF32, {5, 900});
+        twins.add(DType::kF32, {4000});
+        for (int i = 0; i < 2; ++i) twins.step();
+        if (at == At::kOnload) twins.on_device().offload();
+        if (at == At::kAdd) twins.add(DType::kF32, {3000});
+        const auto arm = [&] {
+          if (call == Call::kAny)
+            one.fake->fake().fail_at(n);
+          else
+            one.env.arm({call, n, false, EIO});
+        };
+        if (at == At::kStep)
+          twins.before_device_step = arm;
+        else
+          arm();
+        bool failed = false;
+        try {
+          at == At::kStep      ? twins.step()
+          : at == At::kAdd     ? twins.on_device().place_states()
+          : at == At::kOffload ? twins.on_device().offload()
+                               : twins.on_device().onload();
+        } catch (const Error& error) {
+          EXPECT_TRUE(error.kind() == ErrorKind::kIo || error.kind() == ErrorKind::kOutOfMemory) << error.what();
+          failed = true;
+        }
+        twins.before_device_step = nullptr;
+        one.fake->fake().fail_at(0);
+        one.env.disarm();
+        if (failed && at == At::kStep) {
+          const bool whole = twins.on_device().report().steps == 3;
+          if (whole) {
+            EXPECT_EQ(twins.differing(), 0);
+          }
+          wholes += whole;
+          twins.restore(files.file("state"));
+        }
+        twins.step();
+        EXPECT_EQ(twins.differing(), 0);
+        for (int i = 0; i < 2; ++i) twins.step();
+        EXPECT_EQ(twins.differing(), 0);
+        expect_no_race(*one.fake);
+        compared += twins.compared();
+        faults += failed;
+        silent = failed ? 0 : silent + 1;
+        if (HasFailure()) return;
+      }
+      std::printf("%s, %s: %lld of %lld runs failed (%lld after all was done)\n", names[static_cast<int>(at)],
+                  call == Call::kAny     ? "device"
+                  : call == Call::kPread ? "read"
+                  : call == Call::kMap   ? "memory"
+                                         : "write",
+                  ll(faults), ll(runs), ll(wholes));
+      if (call == Call::kAny) {
+        EXPECT_GT(faults, 0);
+      }
+    }
+  std::printf("differing bytes 0 of %lld\n", ll(compared));
+}
+
+// A step that a read stops half way goes on where it was stopped, as in host memory: pieces that fell behind catch up.
+TEST(DeviceDisk, AReadThatFailsStopsTheStepHalfWay) {
+  Rng rng = seeded("failed reads behind a device", 375);
+  int64_t stopped = 0;
+  for (int64_t n = 1; n <= 8; ++n) {
+    ThreeTiers one;
+    one.setup = adamw();
+    one.memory.chunk_bytes = kPageBytes;
+    one.memory.device_bytes = 3 * kPageBytes;
+    one.memory.ram_bytes = 3 * kPageBytes;
+    one.begin(rng);
+    Twins& twins = *one.twins;
+    for (int i = 0; i < 6; ++i) twins.add(DType::kF32, {1024});
+    twins.step();
+    one.env.arm({Call::kPread, n, false, EIO});
+    try {
+      twins.step();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kIo);
+      ++stopped;
+    }
+    one.env.disarm();
+    twins.step();  // works, and is a step of every chunk
+    EXPECT_EQ(twins.on_device().report().kept_bytes, 0);
+    expect_no_race(*one.fake);
+  }
+  EXPECT_GT(stopped, 3);
+  std::printf("%lld of 8 steps stopped by a read, and all optimizers went on\n", ll(stopped));
+}
+
+TEST(DeviceDisk, BudgetsThatContradictAreRefused) {
+  Rng rng = seeded("budgets of three tiers", 376);
+  struct Bad {
+    lowtide::Memory memory;
+    const char* says;
+  };
+  const auto with = [](auto&& change) {
+    lowtide::Memory memory;
+    memory.chunk_bytes = 2 * kPageBytes, memory.device_bytes = 6 * kPageBytes, memory.ram_bytes = 6 * kPageBytes;
+    change(memory);
+    return memory;
+  };
+  const Bad all[] = {
+      {with([](auto& m) { m.automatic = true, m.device_bytes = -1; }), "automatic=1"},
+      {with([](auto& m) { m.managed = true; }), "managed=1"},
+      {with([](auto& m) { m.transfer = "hybrid"; }), "transfer='hybrid'"},
+      {with([](auto& m) { m.ram_bytes = -1; }), "without a limit for RAM"},
+      {with([](auto& m) { m.ram_bytes = kPageBytes; }), "at least 8192 bytes of host memory"},
+      {with([](auto& m) { m.device_bytes = kPageBytes; }), "at least 8192 bytes of device memory"},
+      {with([](auto& m) { m.disk_bytes = kPageBytes; }), "bytes of disk"},
+  };
+  int refused = 0;
+  for (const Bad& bad : all) {
+    ThreeTiers one;
+    one.setup = adamw("fp32");
+    one.memory = bad.memory;
+    try {
+      fake::FakeBackendOptions options;
+      options.steps_pinned = true;
+      one.begin(rng, options);
+      one.twins->add(DType::kF32, {20, 1000});
+      one.twins->step();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
+      EXPECT_NE(std::string(error.what()).find(bad.says), std::string::npos) << error.what();
+      ++refused;
+    }
+  }
+  EXPECT_EQ(refused, 7);
+  std::printf("refused %d/7\n", refused);
+}
+
+}  // namespace
+}  // namespace lowtide::testing
