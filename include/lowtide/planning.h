@@ -28,7 +28,8 @@ struct PlannedGroup {
 
 struct PlanRequest {
   // Rule and memory are read. Budgets with device_bytes or managed memory are those of parameters on a device: what the
-  // plan calls RAM is the device's memory, what it calls disk is the host's, and the rates are those of the link. What
+  // plan calls RAM is the device's memory, what it calls disk is the host's, and the rates are those of the link, which
+  // carries both ways at once. What
   // is behind that, in a scratch file, is `behind_bytes`.
   OptimizerOptions options;
   std::vector<PlannedGroup> groups;

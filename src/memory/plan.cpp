@@ -125,12 +125,15 @@ int64_t checked_total(const PlanInput& input) {
 void predict_seconds(const PlanInput& input, Plan& plan) {
   const bool disk_known = input.read_rate > 0 && input.write_rate > 0;
   if (input.step_rate > 0) plan.step_seconds = static_cast<double>(plan.total_bytes) / input.step_rate;
-  if (disk_known)
-    plan.disk_seconds = static_cast<double>(plan.read_bytes) / input.read_rate +
-                        static_cast<double>(plan.written_bytes) / input.write_rate;
+  const double read = disk_known ? static_cast<double>(plan.read_bytes) / input.read_rate : 0;
+  const double write = disk_known ? static_cast<double>(plan.written_bytes) / input.write_rate : 0;
+  plan.disk_seconds = input.both_ways ? std::max(read, write) : read + write;
   if (input.step_rate == 0 || (plan.slots > 0 && !disk_known)) return;
-  plan.seconds =
-      plan.slots == 1 ? plan.step_seconds + plan.disk_seconds : std::max(plan.step_seconds, plan.disk_seconds);
+  plan.seconds = std::max(plan.step_seconds, plan.disk_seconds);
+  if (plan.slots == 1) plan.seconds = plan.step_seconds + read + write;
+  if (plan.slots > 1)
+    plan.seconds = std::max(plan.seconds, (read + static_cast<double>(plan.streamed_bytes) / input.step_rate + write) /
+                                              static_cast<double>(plan.slots));
 }
 
 // streamed: the fewest bytes that there can be.

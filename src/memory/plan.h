@@ -37,6 +37,7 @@ struct PlanInput {
   int max_slots = 4;
   // Bytes of state per second, for the predicted time; 0 = unknown.
   double read_rate = 0, write_rate = 0, step_rate = 0;
+  bool both_ways = false;  // reads and writes do not take turns: a device's link, not a disk
 };
 
 struct Plan {
@@ -48,8 +49,9 @@ struct Plan {
   int64_t ram_bytes = 0;                      // resident + slots: never above the budget
   int64_t read_bytes = 0, written_bytes = 0;  // per step: streamed_bytes each
   // Predicted for a step, where the first read and the last write take little time. Reads and writes share one disk and
-  // take turns. With two slots or more stepping overlaps both: max(step, read + write); with one slot the three add up.
-  // 0 if a rate that the figure depends on is unknown.
+  // take turns: disk = read + write; over a link they go both ways at once: disk = max(read, write). With one slot, step,
+  // read and write add up. With n slots stepping overlaps both, and a slot is read, stepped and written in turn:
+  // max(step, disk, (read + step of what streams + write) / n). 0 if a rate that the figure depends on is unknown.
   double step_seconds = 0, disk_seconds = 0, seconds = 0;
 };
 

@@ -70,6 +70,7 @@ StorePlan plan_store(const StoreOptions& options, std::vector<int64_t> before, s
   input.read_rate = rates.read;
   input.write_rate = rates.write;
   input.step_rate = rates.step;
+  input.both_ways = options.on_device;
   if (has_third(options)) {
     TierPlan tiers =
         plan_tiers(input.chunk_bytes, {input.ram_budget, options.disk_bytes, options.behind_bytes}, kSlots);

@@ -3,10 +3,12 @@
 // next, on the same queue, sees the step done.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdio>
 #include <map>
 
 #include "support/fake/fake_backend.h"
+#include "lowtide/planning.h"
 #include "memory/residency.h"
 #include "support/device_twins.h"
 #include "support/fake_races.h"
@@ -92,6 +94,58 @@ TEST(Device, EveryBudgetGivesTheBitsOfTheHost) {
       static_cast<long long>(managed), static_cast<long long>(refused), static_cast<long long>(steps),
       static_cast<long long>(borrowed), static_cast<long long>(demoted), static_cast<long long>(compared),
       static_cast<long long>(above));
+}
+
+// On the virtual clock, of steps that come one after the other: what plan_memory() predicts.
+TEST(Device, StepsTakeAsLongAsPredicted) {
+  Rng rng = seeded("seconds on the fake device", 78);
+  double least = 1e9, most = 0;
+  int64_t cases = 0, by_link = 0, by_slots = 0;
+  while (cases < 60) {
+    PlanRequest request;
+    request.options.rule = "adamw";
+    request.options.memory.chunk_bytes = 4096;
+    request.options.memory.device_bytes = rng.between(2, 40) * 4096;
+    request.options.memory.transfer = "copy";
+    PlannedGroup& group = request.groups.emplace_back();
+    group.options.state = "fp32";
+    for (int64_t n = rng.between(2, 5); n > 0; --n) group.params.push_back({{rng.between(10, 40), 512}});
+    request.read_rate = request.write_rate = 1e9;
+    group.step_rate = std::exp2(static_cast<double>(rng.between(-3, 3))) * 1e9;
+    const BudgetPlan plan = plan_memory(request).total;
+    if (!plan.fits || plan.moved_per_step == 0 || plan.slot_bytes < 2 * 4096) continue;
+
+    fake::FakeBackendOptions options{rng.next()};
+    options.link_rate = 1e9;
+    options.step_rate = group.step_rate;
+    auto backend = std::make_unique<FakeBackend>(options);
+    FakeBackend& fake = *backend;
+    Config setup;
+    setup.state = "fp32", setup.hyper = default_hyper("adamw"), setup.nonfinite = NonFinite::kPropagate;
+    Twins twins(rng, setup, request.options.memory, std::move(backend));
+    for (const PlannedParam& param : group.params) twins.add(DType::kF32, param.sizes);
+    const auto now = [&] {
+      twins.on_device().synchronize();
+      return fake.fake().now();
+    };
+    twins.same_gradients = true;
+    twins.step();
+    const double begun = now();
+    constexpr int kSteps = 6;
+    for (int step = 0; step < kSteps; ++step) twins.step();
+    const double ratio = (now() - begun) / (kSteps * plan.seconds);
+    EXPECT_EQ(twins.differing(), 0);
+    EXPECT_GT(ratio, 0.85);
+    EXPECT_LT(ratio, 1.15) << plan.seconds << " step " << plan.step_seconds << " link " << plan.disk_seconds
+                           << " slots " << plan.slot_bytes / 4096;
+    least = std::min(least, ratio), most = std::max(most, ratio);
+    by_link += plan.disk_seconds > plan.step_seconds, by_slots += plan.slot_bytes == 2 * 4096;
+    ++cases;
+  }
+  EXPECT_GT(by_link, cases / 5);
+  std::printf("%lld plans (the link slower in %lld, two slots in %lld): measured / predicted %.3f to %.3f\n",
+              static_cast<long long>(cases), static_cast<long long>(by_link), static_cast<long long>(by_slots), least,
+              most);
 }
 
 // Every wait is needed or a no-op: without it there is a race.

@@ -104,9 +104,10 @@ class Twins {
         there.emplace_back();
         continue;
       }
-      grads_[i].randomize(rng_);
+      if (!same_gradients || steps_ == 0) grads_[i].randomize(rng_);
       if (spoil) spoil(grads_[i]);
-      tensors_->set(device_grads_[i], grads_[i]);  // after the step before, which the caller has not waited for
+      if (!same_gradients || steps_ == 0)
+        tensors_->set(device_grads_[i], grads_[i]);  // after the step before, which the caller has not waited for
       here.push_back(grads_[i].gradient());
       if (grads_[i].numel == 0) here.back().data = this;  // any address: it counts as stepped, as on the device
       there.push_back({device_grads_[i], grads_[i].dtype, nullptr});
@@ -149,6 +150,7 @@ class Twins {
   }
   const std::vector<Gradient>& last_gradients() const { return last_; }
   std::function<void(Tensor&)> spoil;  // gradients, before they are used
+  bool same_gradients = false;         // as in the first step: they take no time on the device's queue
   double max_norm = 0;                 // above 0: steps clip to it
   double norm_scale = 1;               // of the gradients that the norm is made of
   double grad_scale = 1;               // of steps that clip, too

@@ -11,6 +11,7 @@
 
 #include "lowtide/lowtide_device.h"
 #include "support/random.h"
+#include "support/temporary.h"
 #include "sycl_support.h"
 
 namespace lowtide::testing {
@@ -64,10 +65,11 @@ TEST(SyclCApi, StepsOnADeviceWithTheBitsOfTheCpu) {
   Rng rng = seeded("the C interface on a SYCL device", 11);
   const int64_t sizes[2] = {37, 555};
   const size_t count = 37 * 555;
-  int64_t cases = 0, differing = 0, streamed = 0, managed = 0;
+  const TemporaryDirectory directory;
+  int64_t cases = 0, differing = 0, streamed = 0, on_disk = 0, managed = 0;
   for (const int kind : {LT_MEMORY_DEVICE, LT_MEMORY_SHARED})
     for (const char* state : {"fp32", "bf16", "dynamic8"})
-      for (const int budget : {0, 1, 2}) {
+      for (const int budget : {0, 1, 2, 3}) {
         std::vector<float> param(count), grad(count);
         for (float& value : param) value = static_cast<float>(rng.between(-1000, 1000)) / 256;
         Opened opened;
@@ -75,7 +77,8 @@ TEST(SyclCApi, StepsOnADeviceWithTheBitsOfTheCpu) {
         void* const grad_there = opened.copy_of(param, kind);
         lt_memory_options memory = LT_MEMORY_OPTIONS_INIT;
         memory.chunk_bytes = 4096;
-        if (budget == 1) memory.device_bytes = 5 * 4096;
+        if (budget == 1 || budget == 3) memory.device_bytes = 5 * 4096;
+        if (budget == 3) memory.ram_bytes = 3 * 4096, memory.disk = directory.path().c_str();
         memory.managed = budget == 2;
         lt_optimizer_options options = LT_OPTIMIZER_OPTIONS_INIT;
         Handle host(state, options);
@@ -113,19 +116,21 @@ TEST(SyclCApi, StepsOnADeviceWithTheBitsOfTheCpu) {
         lt_memory_report report = LT_MEMORY_REPORT_INIT;
         ASSERT_EQ(lt_optimizer_report(device.optimizer, &report), LT_OK);
         EXPECT_GT(report.device_bytes + report.managed_bytes, 0);
-        if (budget == 1) {
+        if (memory.device_bytes >= 0) {
           EXPECT_LE(report.device_bytes, memory.device_bytes);
         }
+        on_disk += report.disk_bytes > 0 && report.disk_read_bytes == report.disk_written_bytes;
         streamed += report.moved_per_step > 0;
         managed += report.managed_bytes > 0;
         ++cases;
       }
   EXPECT_EQ(differing, 0);
-  EXPECT_EQ(managed, cases / 3);
-  EXPECT_EQ(streamed, cases / 3);
-  std::printf("%lld cases (%lld streaming, %lld managed): parameters and states that differ: %lld\n",
-              static_cast<long long>(cases), static_cast<long long>(streamed), static_cast<long long>(managed),
-              static_cast<long long>(differing));
+  EXPECT_EQ(managed, cases / 4);
+  EXPECT_EQ(streamed, cases / 2);
+  EXPECT_EQ(on_disk, cases / 4);
+  std::printf("%lld cases (%lld streaming, %lld from a disk, %lld managed): parameters and states that differ: %lld\n",
+              static_cast<long long>(cases), static_cast<long long>(streamed), static_cast<long long>(on_disk),
+              static_cast<long long>(managed), static_cast<long long>(differing));
 }
 
 TEST(SyclCApi, RefusesWhatCannotBe) {

@@ -66,7 +66,6 @@ FakeBackend::Kernel FakeBackend::step_kernel(std::span<const StepItem> items) co
     const Span span = touched(memory, size);
     if (read) kernel.reads.push_back(span);
     if (write) kernel.writes.push_back(span);
-    kernel.bytes += size;
   };
   for (const StepItem& item : items) {
     if (const BallotTarget* ballot = item.ballot) {
@@ -82,6 +81,7 @@ FakeBackend::Kernel FakeBackend::step_kernel(std::span<const StepItem> items) co
     const bool elsewhere = item.write_offset != 0;
     for_each_array(item, true, [&](auto* at, int64_t bytes) {
       touch(at, bytes, true, !elsewhere);
+      if (at) kernel.bytes += bytes;
       if (elsewhere) touch(moved(at, item.write_offset), bytes, item.guard, true);
     });
   }
@@ -241,7 +241,8 @@ void FakeBackend::free_own(void* memory) noexcept {
 
 void* FakeBackend::make_queue() {
   const std::lock_guard lock(mutex_);
-  queues_.push_back(device_.add_stream("queue " + std::to_string(queues_.size())));
+  const double rate = queues_.empty() ? options_.step_rate : options_.link_rate;
+  queues_.push_back(device_.add_stream("queue " + std::to_string(queues_.size()), rate));
   return &queues_.back();
 }
 

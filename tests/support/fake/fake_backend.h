@@ -27,6 +27,9 @@ struct FakeBackendOptions {
   // Not nullptr: moves what kernels touch of shared memory. Without capturing, and outlives the backend.
   ManagedPages* managed = nullptr;
   std::string description = "";
+  // Bytes per second of the virtual clock; 0: no time. step: of state, by the first queue that is made; link: by the
+  // others.
+  double step_rate = 0, link_rate = 0;
   int64_t drop_host_wait = -1;  // the host_wait() call (from 0) that is ignored
 };
 
