@@ -52,6 +52,7 @@ std::vector<bool> DeviceStore::due_chunks(const std::vector<int64_t>& wanted) co
 
 void DeviceStore::begin_ring(const std::vector<bool>& wanted, int threads) {
   if (ring_.slots() == 0) return;
+  ring_.take_failure();  // of a step that was broken off: what is kept is part of this one
   std::vector<int> on_disk;
   for (const int chunk : pager_.plan().streamed)
     if (const auto i = static_cast<size_t>(chunk); chunks_[i].tier() == Tier::kDisk && (wanted.empty() || wanted[i]))

@@ -92,6 +92,13 @@ StepResult DeviceSteps::step(std::span<const Gradient> grads, const StepOptions&
     taken = plan.take(pending);
   } catch (const KeptInMemory&) {  // the step is complete
     kept = std::current_exception();
+  } catch (...) {  // state under other budgets may have been stepped
+    try {
+      note_queued(options.stream);
+      if (pending_) pending_->queued = queued_;
+    } catch (...) {  // a device that is lost uses nothing
+    }
+    throw;
   }
   borrowed.end();
   if (!taken.applied) return taken;
