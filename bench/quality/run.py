@@ -27,12 +27,24 @@ import torch  # noqa: E402
 from common import machine  # noqa: E402
 from common.options import chosen  # noqa: E402
 from quality import corpus, fidelity, report  # noqa: E402
+from quality.model import Size  # noqa: E402
 from quality.store import Store  # noqa: E402
 from quality.training import Settings, train  # noqa: E402
 from quality.variants import VARIANTS, Variant, why_not  # noqa: E402
 
 BETA2 = (0.999, 0.95)
 OUT = Path(__file__).resolve().parents[2] / "build" / "bench" / "quality"
+SCALES = {
+    "1M": Settings(),
+    "25M": Settings(
+        size=Size(width=512, layers=8, heads=8, hidden=1376), steps=3000, batch=4, context=128, lr=1e-3, warmup=200,
+        validation_windows=2048, watch_every=25,
+    ),
+    "110M": Settings(
+        size=Size(width=768, layers=15, heads=12, hidden=2048), steps=500, batch=4, context=128, lr=6e-4, warmup=50,
+        validation_windows=1024, watch_every=25,
+    ),
+}  # fmt: skip
 QUICK = dataclasses.replace(Settings(), steps=30, warmup=5, validation_windows=64)
 PACKAGES = ["torch", "numpy", "bitsandbytes", "lowtide"]
 
@@ -93,16 +105,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Trains a small model with every state format.")
     parser.add_argument("--variants", default="", type=partial(chosen, VARIANTS), help="names, separated by commas (default: all)")
     parser.add_argument("--report", action="store_true", help="run nothing, report what is there")
+    parser.add_argument("--scale", choices=SCALES, default="1M", help="parameters; results of each scale are kept apart")
+    parser.add_argument("--seeds", type=int, default=99, help="of each variant, at most (default: as many as it has)")
+    parser.add_argument("--beta1", type=float, default=Settings.beta1, help="of all runs; results of another one are kept apart")
     parser.add_argument("--quick", action="store_true", help="tiny runs: shows that it runs, measures nothing")
     parser.add_argument("--out", type=Path, default=OUT, help="folder of results and of quality.{json,md,png}")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    settings, sizes = (QUICK, fidelity.QUICK) if args.quick else (Settings(), fidelity.Sizes())
+    settings, sizes = (QUICK, fidelity.QUICK) if args.quick else (SCALES[args.scale], fidelity.Sizes())
+    settings = dataclasses.replace(settings, beta1=args.beta1)
     text = corpus.load()
     trained = Store(args.out, {"settings": dataclasses.asdict(settings), "corpus": text.sha256})
     units = Store(args.out, {"sizes": dataclasses.asdict(sizes), "beside": fidelity.BESIDE})
     if not args.report:
-        run_all(args.variants, settings, sizes, text, trained, units)
+        run_all([dataclasses.replace(one, seeds=min(one.seeds, args.seeds)) for one in args.variants], settings, sizes, text, trained, units)
     report.write(collect(settings, sizes, text, trained, units), args.out)
     return 0
 

@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+from quality.studied import AdamW as StudiedAdamW
+from quality.studied import Format, Rounding
+
 Maker = Callable[..., torch.optim.Optimizer]  # (params, lr=, betas=, eps=, weight_decay=)
 
 
@@ -23,6 +26,7 @@ class Variant:
     noise: bool = False  # exact, on a way of its own from the start: what such runs differ by is the noise of any run
     moments: Callable[[torch.optim.Optimizer, torch.Tensor], torch.Tensor] | None = field(default=None, compare=False)
     """The second moment of a parameter, decoded; None: not watched."""
+    studied: bool = False  # a format that Lowtide does not have
 
 
 def torch_adamw(params: Iterable[torch.Tensor], **hyper: Any) -> torch.optim.Optimizer:
@@ -83,6 +87,24 @@ def _weights(id: str, label: str, **options: Any) -> Variant:
     return Variant(id, label, lowtide(**options), weights=torch.bfloat16)
 
 
+def _studied(id: str, label: str, first: Format, second: Format) -> Variant:
+    def make(params: Iterable[torch.Tensor], **hyper: Any) -> torch.optim.Optimizer:
+        return StudiedAdamW(params, first, second, **hyper)
+
+    return Variant(id, label, make, seeds=6, moments=_rule_moment, studied=True)
+
+
+def _error_to_momentum(params: Iterable[torch.Tensor], **hyper: Any) -> torch.optim.Optimizer:
+    exact = Format("nearest", exact=True)
+    return StudiedAdamW(params, exact, exact, error_to_momentum=True, **hyper)
+
+
+def _four_bits(name: str, label: str, rounding: Rounding, **options: Any) -> Variant:
+    """Uniform, second moments by their root."""
+    formats = Format(rounding, **options), Format(rounding, power=0.5, **options)
+    return _studied(name, label, *formats)
+
+
 MANY = 12  # seeds, of what is compared most closely
 
 # In the order in which they are run and shown.
@@ -107,6 +129,16 @@ VARIANTS = (
     _ours("bf16_states_nearest", "bf16 state, nearest", state="bf16", rounding="nearest"),
     Variant("bnb_cpu", "bitsandbytes AdamW8bit on the CPU", bitsandbytes_cpu, moments=_cpu_moment),
     _ours("fp32_ours", "fp32 (Lowtide)", state="fp32"),
+    Variant("bf16_momentum", "bf16 weights, error to momentum", _error_to_momentum, weights=torch.bfloat16),
+    _four_bits("dither4", "4 bits, dithered", "dither"),
+    _four_bits("stochastic4", "4 bits, stochastic", "stochastic"),
+    _four_bits("nearest4", "4 bits, nearest", "nearest"),
+    _four_bits("dither4_32", "4 bits, dithered, blocks of 32", "dither", block=32),
+    _four_bits("dither4_256", "4 bits, dithered, blocks of 256", "dither", block=256),
+    _four_bits("dither4_two", "4 bits, dithered, scales of two", "dither", power_of_two=True),
+    _studied("dither4_root", "4 bits, dithered in the root (2nd: 4th root)", Format("dither", 0.5), Format("dither", 0.25)),
+    _studied("dither4_first", "4 bits, dithered, 2nd moment fp32", Format("dither"), Format("nearest", exact=True)),
+    _studied("dither4_second", "4 bits, dithered, 1st moment fp32", Format("nearest", exact=True), Format("dither", 0.5)),
 )
 
 
