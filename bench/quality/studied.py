@@ -42,6 +42,7 @@ class Format:
     block: int = 128
     power_of_two: bool = False  # scales
     exact: bool = False  # no codes: float32
+    debiased: bool = False  # power 1/2, dither: less the variance of u, by which the square of the root is too large on average
 
     def noise(self, like: torch.Tensor, key: int) -> torch.Tensor | float:
         if self.rounding == "nearest":
@@ -94,6 +95,8 @@ def decode(kept: Kept, form: Format, shape: torch.Size) -> torch.Tensor:
     x = torch.where(zero, 0.0, y * kept.scales)
     if form.power != 1.0:
         x = x.sign() * x.abs() ** (1 / form.power)
+    if form.debiased:
+        x = torch.where(zero, 0.0, x - kept.scales.square() / 12)
     return x.reshape(-1)[: shape.numel()].view(shape)
 
 

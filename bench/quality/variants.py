@@ -137,6 +137,9 @@ VARIANTS = (
     _four_bits("dither4_256", "4 bits, dithered, blocks of 256", "dither", block=256),
     _four_bits("dither4_two", "4 bits, dithered, scales of two", "dither", power_of_two=True),
     _studied("dither4_root", "4 bits, dithered in the root (2nd: 4th root)", Format("dither", 0.5), Format("dither", 0.25)),
+    _studied("dither4_debiased", "4 bits, dithered, less the root's bias", Format("dither"), Format("dither", 0.5, debiased=True)),
+    _studied("dither4_linear", "4 bits, dithered, 2nd moment linear", Format("dither"), Format("dither")),
+    _studied("dither4_stochastic", "4 bits, 1st dithered, 2nd stochastic", Format("dither"), Format("stochastic", 0.5)),
     _studied("dither4_first", "4 bits, dithered, 2nd moment fp32", Format("dither"), Format("nearest", exact=True)),
     _studied("dither4_second", "4 bits, dithered, 1st moment fp32", Format("nearest", exact=True), Format("dither", 0.5)),
 )

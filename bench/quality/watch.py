@@ -1,6 +1,6 @@
 """Compares every update of a run with the one that exact state would have made of the same gradients.
 
-A loss curve hardly shows what state does (docs/numerics.md), so the updates themselves are looked at: parameters before and
+A loss curve hardly shows what state does (docs/evidence.md), so the updates themselves are looked at: parameters before and
 after a step, whatever the optimizer, against Adam's moments kept in float32 beside it.
 """
 
